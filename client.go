@@ -1,0 +1,277 @@
+package redlatch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+// Client hands out every object and owns what they share: the connection, the
+// pub/sub hub, the watchdog and the identity of their owners. A process usually
+// has one. Its methods may be called concurrently.
+type Client struct {
+	conn  rueidis.Client
+	owned bool
+	s     *session.Session
+}
+
+// Open connects to the servers at the given URLs. The schemes are redis,
+// rediss (TLS), valkey, valkeys and unix; the forms are those of
+// [rueidis.ParseURL]. Several URLs, or several addr parameters in one, are
+// nodes of one cluster; the parameter master_set makes them sentinels. Settings
+// other than the address are taken from the first URL.
+//
+// It blocks until the server has answered and fails if none does, or ctx ends
+// first. For options use New with [ParseURL].
+func Open(ctx context.Context, urls ...string) (*Client, error) {
+	opt, err := ParseURL(urls...)
+	if err != nil {
+		return nil, err
+	}
+	return New(ctx, opt)
+}
+
+// ParseURL turns the URLs that Open takes into options for New. It returns an
+// error that matches lock.ErrInvalid if one of them is wrong, or none is given.
+func ParseURL(urls ...string) (rueidis.ClientOption, error) {
+	var opt rueidis.ClientOption
+	if len(urls) == 0 {
+		return opt, fmt.Errorf("%w: no server URL", lock.ErrInvalid)
+	}
+	for i, url := range urls {
+		o, err := rueidis.ParseURL(url)
+		if err != nil {
+			// Not the URL itself: it may hold a password.
+			return rueidis.ClientOption{}, fmt.Errorf("%w: server URL number %d: %v", lock.ErrInvalid, i+1, withoutURL(err, url))
+		}
+		if i == 0 {
+			opt = o
+		} else {
+			opt.InitAddress = append(opt.InitAddress, o.InitAddress...)
+		}
+	}
+	return opt, nil
+}
+
+func withoutURL(err error, url string) string {
+	return strings.ReplaceAll(err.Error(), url, "(the URL)")
+}
+
+// Defaults for connections that New makes, where they differ from those of
+// rueidis.
+const (
+	// A server that does not answer for this long is given up: well under a
+	// third of the default lease.
+	defaultResponseTimeout = 3 * time.Second
+	defaultRedirections    = 16
+	sentinelRefresh        = 5 * time.Second
+)
+
+// New connects as opt says and returns a client that owns the connection. It
+// blocks until the server has answered and fails if none does, or ctx ends
+// first. Where opt leaves a field at its zero value, New chooses what suits
+// locks: a response timeout of 3 s (ConnWriteTimeout), one connection for
+// pipelined commands (PipelineMultiplex), a bound on redirections, a regular
+// look at the sentinels. It always turns off client-side caching and the
+// resending of commands.
+func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client, error) {
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	if ctx == nil {
+		return nil, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	if opt.ReplicaOnly {
+		return nil, fmt.Errorf("%w: locks cannot be taken on replicas (ReplicaOnly)", lock.ErrInvalid)
+	}
+	opt.DisableCache = true
+	opt.DisableRetry = true
+	opt.SendToReplicas = nil // a replica may not know yet who holds a lock
+	if opt.ConnWriteTimeout == 0 {
+		opt.ConnWriteTimeout = defaultResponseTimeout
+	}
+	if opt.PipelineMultiplex == 0 {
+		// Commands of one connection run in the order they were sent: a release
+		// cannot overtake the acquisition it follows.
+		opt.PipelineMultiplex = -1
+	}
+	if opt.ClusterOption.MaxMovedRedirections == 0 {
+		opt.ClusterOption.MaxMovedRedirections = defaultRedirections
+	}
+	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
+		opt.Sentinel.TopologyRefreshInterval = sentinelRefresh
+	}
+	conn, err := connect(ctx, opt)
+	if err != nil {
+		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
+	}
+	c, err := start(ctx, conn, cfg)
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	c.owned = true
+	return c, nil
+}
+
+// connect is rueidis.NewClient, which knows no context.
+func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, error) {
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	if ctx.Done() == nil {
+		return rueidis.NewClient(opt)
+	}
+	type result struct {
+		conn rueidis.Client
+		err  error
+	}
+	connected := make(chan result, 1)
+	go func() {
+		conn, err := rueidis.NewClient(opt)
+		connected <- result{conn, err}
+	}()
+	select {
+	case r := <-connected:
+		return r.conn, r.err
+	case <-ctx.Done():
+		go func() { // ends when the dialer gives up
+			if r := <-connected; r.err == nil {
+				r.conn.Close()
+			}
+		}()
+		return nil, context.Cause(ctx)
+	}
+}
+
+// Wrap returns a client on a connection that stays the caller's: Close leaves
+// it open. It blocks for one round trip and fails if the server does not
+// answer. The connection may be shared with anything else; renewals do not
+// queue behind its commands. It should not send commands to replicas: locks are
+// looked at where they are taken.
+func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
+	cfg, err := newConfig(opts)
+	if err != nil {
+		return nil, err
+	}
+	if conn == nil {
+		return nil, fmt.Errorf("%w: the connection is nil", lock.ErrInvalid)
+	}
+	if ctx == nil {
+		return nil, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	return start(ctx, conn, cfg)
+}
+
+func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
+	if err := conn.Do(ctx, conn.B().Ping().Build()).Error(); err != nil {
+		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
+	}
+	sharded, err := sharded(ctx, conn, cfg.mode)
+	if err != nil {
+		return nil, err
+	}
+	t, err := telemetry.New(cfg.tracers, cfg.meters)
+	if err != nil {
+		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
+	}
+	return &Client{
+		conn: conn,
+		s: session.New(session.Config{
+			Client:          conn,
+			ID:              uuid.NewString(),
+			WatchdogTimeout: cfg.watchdogTimeout,
+			FairWait:        cfg.fairWait,
+			HandOffs:        cfg.handOffs,
+			MapName:         cfg.mapName,
+			Sharded:         sharded,
+			Logger:          cfg.logger,
+			Telemetry:       t,
+		}),
+	}, nil
+}
+
+// sharded decides which kind of pub/sub to use, by the same probe as Redisson:
+// a cluster whose nodes answer PUBSUB SHARDNUMSUB shards.
+func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, error) {
+	cluster := conn.Mode() == rueidis.ClientModeCluster
+	switch {
+	case mode == pubsub.Plain, mode == pubsub.Auto && !cluster:
+		return false, nil
+	case !cluster:
+		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
+	}
+	err := conn.Do(ctx, conn.B().PubsubShardnumsub().Build()).Error()
+	if err == nil {
+		return true, nil
+	}
+	if _, isReply := rueidis.IsRedisErr(err); !isReply {
+		return false, fmt.Errorf("redlatch: ask for sharded pub/sub: %w", err)
+	}
+	if mode == pubsub.Sharded {
+		return false, errors.Join(lock.ErrUnsupported, err)
+	}
+	return false, nil
+}
+
+// Close ends every wait and every hold of this client with lock.ErrClosed and
+// waits for its goroutines; a connection that New or Open made is closed too.
+// The locks still held are not released: the work under them may not have
+// noticed yet. They become free when their leases are over. Calling Close again
+// does nothing.
+func (c *Client) Close() {
+	c.s.Close()
+	if c.owned {
+		c.conn.Close()
+	}
+}
+
+// ID returns the UUID that all owners of this client begin with.
+func (c *Client) ID() string { return c.s.ID }
+
+// NewOwner returns an owner that nobody else has, for lock.WithOwner. It sends
+// nothing.
+func (c *Client) NewOwner() lock.Owner { return c.s.NewOwner() }
+
+// Ping asks the server for a sign of life and blocks until it comes. It returns
+// the error of the connection, or lock.ErrClosed.
+func (c *Client) Ping(ctx context.Context) error {
+	if err := c.s.Err(); err != nil {
+		return err
+	}
+	return c.conn.Do(ctx, c.conn.B().Ping().Build()).Error()
+}
+
+// PubSub returns a snapshot of the hub that wakes this client's waiters.
+func (c *Client) PubSub() pubsub.Stats { return c.s.Hub.Stats() }
+
+// Lock returns the reentrant lock of that name. It sends nothing and does not
+// fail: a name that is empty, or whose braces would spread its keys over
+// cluster slots, is an error of every method that asks the server.
+func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
+	return rlock.New(c.s, name, opts...)
+}
+
+// FencedLock returns the fenced lock of that name: its holds have a fencing
+// token. Names are as for Lock.
+func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
+	return rlock.NewFenced(c.s, name, opts...)
+}
+
+// SpinLock returns the spin lock of that name, which polls instead of using
+// pub/sub. Names are as for Lock.
+func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
+	return rlock.NewSpin(c.s, name, opts...)
+}

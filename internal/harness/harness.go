@@ -1,0 +1,166 @@
+// Package harness is what the tests of several packages share: real servers,
+// processes of the test program itself, and the checks that nothing is left.
+package harness
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+var servers = map[string]*testserver.Server{}
+
+// Main is the TestMain of a package that uses this one: it runs a worker if
+// this process was started as one, else the tests, and fails them if they leave
+// a goroutine.
+func Main(m *testing.M, workers map[string]func(args []string) error) {
+	flag.Parse()
+	runWorker(workers)
+	code := m.Run()
+	for _, s := range servers {
+		s.Stop()
+	}
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
+			code = 1
+		}
+	}
+	os.Exit(code)
+}
+
+// programs are the servers every test runs on. REDLATCH_SERVERS names those
+// that must be there; otherwise it is those that are, and one at least.
+func programs(t testing.TB) []string {
+	if want := os.Getenv("REDLATCH_SERVERS"); want != "" {
+		return strings.Split(want, ",")
+	}
+	found := testserver.Find()
+	require.NotEmpty(t, found, "no redis-server and no valkey-server: run 'make deps'")
+	return found
+}
+
+// Each runs a test on every server program, on an empty server.
+func Each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
+	t.Helper()
+	for _, program := range programs(t) {
+		t.Run(strings.TrimSuffix(program, "-server"), func(t *testing.T) {
+			test(t, Server(t, program))
+		})
+	}
+}
+
+// Server returns the package's shared server of that program, emptied. Tests
+// that use it do not run in parallel.
+func Server(t testing.TB, program string) *testserver.Server {
+	t.Helper()
+	s := servers[program]
+	if s == nil {
+		var err error
+		s, err = testserver.Start(program)
+		require.NoError(t, err)
+		servers[program] = s
+	}
+	Do(t, s.Addr, "FLUSHALL")
+	return s
+}
+
+// Own returns a server that only this test uses, and may kill.
+func Own(t testing.TB, program string, args ...string) *testserver.Server {
+	t.Helper()
+	s, err := testserver.Start(program, args...)
+	require.NoError(t, err)
+	t.Cleanup(s.Stop)
+	return s
+}
+
+// Do sends one command apart from the client under test and returns the first
+// line of its reply.
+func Do(t testing.TB, addr string, words ...string) string {
+	t.Helper()
+	reply, err := testserver.Command(addr, words...)
+	require.NoError(t, err, "%v", words)
+	require.False(t, strings.HasPrefix(reply, "-"), "%v: %s", words, reply)
+	return reply
+}
+
+// Client returns a client on a server, closed when the test ends.
+func Client(t testing.TB, s *testserver.Server, opts ...redlatch.Option) *redlatch.Client {
+	t.Helper()
+	return ClientAt(t, []string{s.Addr}, opts...)
+}
+
+// ClientAt is Client for the nodes of a cluster.
+func ClientAt(t testing.TB, addrs []string, opts ...redlatch.Option) *redlatch.Client {
+	t.Helper()
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: addrs}, opts...)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// Conn returns a bare connection to a server, closed when the test ends.
+func Conn(t testing.TB, addr string) rueidis.Client {
+	t.Helper()
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+// PTTL returns the time to live of a key in milliseconds, as Redis counts it.
+func PTTL(t testing.TB, addr, key string) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(strings.TrimPrefix(Do(t, addr, "PTTL", key), ":"), 10, 64)
+	require.NoError(t, err)
+	return n
+}
+
+// Eventually fails the test unless cond comes true within d. It is for what
+// another process or server does in its own time.
+func Eventually(t testing.TB, d time.Duration, what string, cond func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(d); !cond(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			require.FailNow(t, "not within "+d.String()+": "+what)
+		}
+	}
+}
+
+// NothingLeft fails the test unless the server is empty and nobody is
+// subscribed soon.
+func NothingLeft(t testing.TB, addr string) {
+	t.Helper()
+	Eventually(t, 10*time.Second, "no key left", func() bool { return Do(t, addr, "DBSIZE") == ":0" })
+}
+
+// Commands returns how often each command was called since CONFIG RESETSTAT, by
+// its name in lower case.
+func Commands(t testing.TB, conn rueidis.Client) map[string]int {
+	t.Helper()
+	info, err := conn.Do(context.Background(), conn.B().Info().Section("commandstats").Build()).ToString()
+	require.NoError(t, err)
+	calls := map[string]int{}
+	for line := range strings.Lines(info) {
+		name, rest, ok := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":calls=")
+		if !ok {
+			continue
+		}
+		n, _, _ := strings.Cut(rest, ",")
+		calls[name], err = strconv.Atoi(n)
+		require.NoError(t, err)
+	}
+	return calls
+}

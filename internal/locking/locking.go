@@ -1,0 +1,242 @@
+package locking
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+//go:embed renew.lua
+var renewLua string
+
+// Lock is a lock of some kind: a name and a protocol. It is immutable.
+type Lock struct {
+	s    *session.Session
+	p    Protocol
+	name string
+	key  string
+	err  error // of the name
+}
+
+// New returns the lock of that name. A bad name is an error of every operation.
+func New(s *session.Session, p Protocol, name string) *Lock {
+	l := &Lock{s: s, p: p, name: name, err: wire.CheckName(name)}
+	if l.err == nil {
+		l.key = s.MapName(name)
+		if err := wire.CheckName(l.key); err != nil {
+			l.err = fmt.Errorf("name mapped to %q: %w", l.key, err)
+		}
+	}
+	return l
+}
+
+// Name is lock.Locker's.
+func (l *Lock) Name() string { return l.name }
+
+// Key is the name as it stands on the server.
+func (l *Lock) Key() string { return l.key }
+
+// Check returns why no operation on the lock can work, or nil.
+func (l *Lock) Check(ctx context.Context) error {
+	if l.err != nil {
+		return l.err
+	}
+	if ctx == nil {
+		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	return l.s.Err()
+}
+
+// Lock is lock.Locker's.
+func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	o, err := lock.Resolve(opts...)
+	if err != nil {
+		return nil, err
+	}
+	return l.acquire(ctx, o, o.Bounded && o.Wait == 0)
+}
+
+// TryLock is lock.Locker's.
+func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	o, err := lock.Resolve(opts...)
+	if err != nil {
+		return nil, err
+	}
+	if o.Bounded {
+		return nil, fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
+	}
+	return l.acquire(ctx, o, true)
+}
+
+func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
+	if err := l.Check(ctx); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+	}
+	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0}
+	h.claim.Key, h.claim.Lease = l.key, o.Lease
+	if !h.fixed {
+		h.claim.Lease = l.s.WatchdogTimeout
+	}
+	h.claim.Owner, h.named = lock.OwnerFrom(ctx)
+	h.freshClaim()
+	req := queue.Request{
+		Key:       queue.Key{Kind: l.p.Kind(), Name: l.key},
+		Acquirer:  h,
+		Channel:   l.p.Channel(l.key),
+		Once:      once,
+		MayHold:   h.named,
+		NoHandOff: h.named,
+	}
+	if req.Channel == "" {
+		req.Backoff = l.p.Backoff
+	}
+	if o.Bounded && !once {
+		h.deadline = time.Now().Add(o.Wait)
+		req.Deadline = h.deadline
+	}
+
+	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.p.Kind(), l.name)
+	err := l.s.Queues.Acquire(spanCtx, req)
+	if err == nil {
+		err = h.begin(ctx)
+	}
+	span.End(ctx, h.attempts, h.waited || h.attempts == 0, err)
+	if err != nil {
+		return nil, err
+	}
+	return newHandle(h), nil
+}
+
+// UnlockOwner gives back one hold of the owner that ctx names. It blocks like
+// Hold.Unlock and returns the same errors; ErrInvalid if ctx names none.
+func (l *Lock) UnlockOwner(ctx context.Context) error {
+	if err := l.Check(ctx); err != nil {
+		return err
+	}
+	o, ok := lock.OwnerFrom(ctx)
+	if !ok {
+		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, l.name)
+	}
+	// A hold of this process ends with its renewal and its context.
+	if h := l.s.Latest(session.HeldKey{Kind: l.p.Kind(), Key: l.key, Owner: o}); h != nil {
+		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+			return err
+		}
+	}
+	c := Claim{Key: l.key, Owner: o, Lease: l.s.WatchdogTimeout, Ticket: wire.NewRequestID()}
+	released, err := l.release(context.WithoutCancel(ctx), &c)
+	if err == nil && released.State == NotHeld {
+		return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.name, o)
+	}
+	return err
+}
+
+// Wake makes this process's waiters look again after the lock was forced open.
+func (l *Lock) Wake() {
+	l.s.Queues.Wake(queue.Key{Kind: l.p.Kind(), Name: l.key})
+}
+
+const (
+	// unlockPatience is for how long a release is tried while the caller waits.
+	unlockPatience = 5 * time.Second
+	minReleaseWait = 20 * time.Millisecond
+	maxReleaseWait = time.Second
+)
+
+// release gives a claim's hold back, again and again if the server does not
+// answer: it can be repeated. It returns an error that matches ErrIndeterminate
+// when it gives up, and leaves the rest to the background.
+func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
+	var lastErr error
+	began := time.Now()
+	for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
+		released, err := l.p.Release(ctx, c, false)
+		switch {
+		case err == nil && released.State == Shared:
+			// Somebody has used the owner of this claim as a name since. From
+			// here on it is one.
+			c.Ticket = wire.NewRequestID()
+			continue
+		case err == nil && released.State == NotHeld && lastErr != nil && outcomeOf(lastErr) == unknown:
+			return Released{State: Free, Told: -1}, nil // an earlier try did it
+		case err == nil:
+			l.forget(c)
+			return released, nil
+		case l.s.Err() != nil:
+			return Released{}, errors.Join(lock.ErrClosed, err)
+		case outcomeOf(err) == refused:
+			return Released{}, err
+		}
+		if lastErr == nil || outcomeOf(lastErr) != unknown {
+			lastErr = err
+		}
+		if time.Since(began)+pause > unlockPatience {
+			l.settle(*c, false)
+			return Released{}, errors.Join(lock.ErrIndeterminate, err)
+		}
+		time.Sleep(pause)
+	}
+}
+
+// forget removes the ticket of a claim whose release is known to have been
+// answered: there will be no repetition that needs it.
+func (l *Lock) forget(c *Claim) {
+	if !c.Named() {
+		return
+	}
+	ticket := wire.UnlockLatch(c.Key, c.Ticket)
+	l.s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, unlockPatience)
+		defer cancel()
+		// On failure the ticket expires by itself.
+		l.s.Client.Do(ctx, l.s.Client.B().Del().Key(ticket).Build())
+	})
+}
+
+// settlePauses are the pauses before each further release of a claim that was
+// not there: the request that takes it may still be on its way, on a connection
+// that was given up.
+var settlePauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond, time.Second, 3 * time.Second}
+
+// settle sees to it, in the background, that a claim with an unknown outcome
+// comes to nothing. It stops at the latest when the lease is over. void is for
+// an acquisition, which may even run after the release.
+func (l *Lock) settle(c Claim, void bool) {
+	l.s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, c.Lease)
+		defer cancel()
+		misses, pause := 0, minReleaseWait
+		for {
+			released, err := l.p.Release(ctx, &c, void)
+			switch {
+			case err != nil && outcomeOf(err) == refused:
+				return
+			case err != nil:
+				pause = min(2*pause, maxReleaseWait)
+			case released.State == Shared:
+				c.Ticket = wire.NewRequestID()
+				continue
+			case released.State != NotHeld, !void, c.Named(), misses == len(settlePauses):
+				return
+			default:
+				pause = settlePauses[misses]
+				misses++
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+}

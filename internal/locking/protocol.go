@@ -1,0 +1,147 @@
+// Package locking is what the kinds of lock share: how an acquisition is made,
+// held, lost and given back. A kind brings its scripts as a [Protocol] and says
+// nothing about when they are called.
+package locking
+
+import (
+	"context"
+	"errors"
+	"net"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Claim is an acquisition as the server sees it.
+type Claim struct {
+	Key   string
+	Owner lock.Owner
+	Lease time.Duration
+	// Ticket is the request id of a claim whose owner was named by the caller
+	// and may hold more than once, in more than one process: it makes each of
+	// its requests take effect once. It is empty for an owner made for this
+	// claim alone, whose requests can be repeated as they are.
+	Ticket string
+}
+
+// Named reports whether the caller named the owner.
+func (c *Claim) Named() bool { return c.Ticket != "" }
+
+// Answer is what the server says to an acquisition or a hand-off.
+type Answer struct {
+	Acquired  bool
+	Token     int64         // of a fenced kind
+	FreeIn    time.Duration // if not acquired; less than 0 if unknown
+	Reentered bool          // refused because the owner holds it and must not again
+}
+
+// Released is what a release found.
+type Released struct {
+	State ReleaseState
+	// Told is how many subscribers were told that the lock is free, less than 0
+	// if that is not known.
+	Told int
+}
+
+// ReleaseState is what became of the lock.
+type ReleaseState int
+
+// What a release found.
+const (
+	NotHeld   ReleaseState = iota // the owner had no hold
+	StillHeld                     // one of several holds is gone
+	Free                          // the lock is free, and waiters were told
+	Shared                        // the owner, though not named, holds more than once: nothing was done
+)
+
+// Protocol is what a kind of lock says to the server. Its methods block for one
+// round trip. An error that is a reply of the server says that nothing was done.
+type Protocol interface {
+	// Kind names the kind for queues, logs and telemetry.
+	Kind() string
+	// Channel is where releases of the key are published, or "".
+	Channel(key string) string
+	// Backoff is the pause after the n-th attempt where there is no channel.
+	Backoff(n int) time.Duration
+	// Acquire makes one attempt.
+	Acquire(ctx context.Context, c *Claim) (Answer, error)
+	// HandOff passes a hold on from one unnamed claim to another, if from holds
+	// it, once; otherwise the answer is not acquired and nothing was done.
+	HandOff(ctx context.Context, from, to *Claim) (Answer, error)
+	// Release gives one hold back. With void set it is for a claim whose
+	// acquisition has an unknown outcome: should that request run later than
+	// this one, it must not acquire any more.
+	Release(ctx context.Context, c *Claim, void bool) (Released, error)
+	// Extend gives the hold at least lease from now and reports whether the
+	// owner has it.
+	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
+	// Renewer renews leases of this kind. It is comparable.
+	Renewer() watchdog.Renewer
+}
+
+// outcome is what is known of a request after its error.
+type outcome int
+
+const (
+	refused outcome = iota // it had no effect, and will not have any if repeated
+	passing                // it had no effect, but the reason may pass
+	unknown                // it may have had its effect, or have it later
+)
+
+// outcomeOf classifies the error of a script.
+func outcomeOf(err error) outcome {
+	if reply, ok := rueidis.IsRedisErr(err); ok {
+		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
+			return passing
+		}
+		for _, code := range []string{"BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK", "ERR max number of clients"} {
+			if strings.HasPrefix(reply.Error(), code) {
+				return passing
+			}
+		}
+		return refused
+	}
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+		return passing // never sent
+	}
+	return unknown
+}
+
+func isWrongType(err error) bool {
+	reply, ok := rueidis.IsRedisErr(err)
+	return ok && strings.HasPrefix(reply.Error(), "WRONGTYPE")
+}
+
+// hashRenew renews locks whose key is a hash with a field for each owner.
+var hashRenew = wire.NewScript(renewLua)
+
+// HashRenewer renews the locks that are a hash with one field per owner.
+type HashRenewer struct{ Client rueidis.Client }
+
+// Renew implements watchdog.Renewer.
+func (r HashRenewer) Renew(ctx context.Context, batch []*watchdog.Lease, ttl time.Duration) ([]bool, error) {
+	keys := make([]string, len(batch))
+	args := make([]string, 1, len(batch)+1)
+	args[0] = wire.Millis(ttl)
+	for i, l := range batch {
+		keys[i] = l.Key
+		args = append(args, l.Owner)
+	}
+	reply, err := hashRenew.ExecApart(ctx, r.Client, keys, args).AsIntSlice()
+	if err != nil {
+		return nil, err
+	}
+	if len(reply) != len(batch) {
+		return nil, errors.New("redlatch: the server's answer to a renewal has the wrong length")
+	}
+	held := make([]bool, len(reply))
+	for i, n := range reply {
+		held[i] = n == 1
+	}
+	return held, nil
+}

@@ -1,0 +1,116 @@
+package testserver
+
+import (
+	"fmt"
+	"net"
+	"strings"
+	"time"
+)
+
+// Cluster is a running cluster.
+type Cluster struct {
+	Primaries []*Server
+}
+
+// StartCluster runs a cluster of n primaries without replicas and blocks until
+// all of them serve. Stop ends it.
+func StartCluster(program string, n int) (*Cluster, error) {
+	c := &Cluster{}
+	for range n {
+		s, err := startNode(program)
+		if err != nil {
+			c.Stop()
+			return nil, err
+		}
+		c.Primaries = append(c.Primaries, s)
+	}
+	if err := c.join(); err != nil {
+		c.Stop()
+		return nil, err
+	}
+	return c, nil
+}
+
+// startNode starts a cluster node, whose bus needs a second free port.
+func startNode(program string) (*Server, error) {
+	bus, err := freeAddr()
+	if err != nil {
+		return nil, err
+	}
+	_, port, _ := net.SplitHostPort(bus)
+	return Start(program, "--cluster-enabled", "yes", "--cluster-port", port,
+		"--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1")
+}
+
+const slotCount = 16384
+
+func (c *Cluster) join() error {
+	first, firstPort, _ := net.SplitHostPort(c.Primaries[0].Addr)
+	for i, s := range c.Primaries {
+		from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
+		commands := [][]string{{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)}}
+		if i > 0 {
+			bus := argOf(c.Primaries[0].args, "--cluster-port")
+			commands = append(commands, []string{"CLUSTER", "MEET", first, firstPort, bus})
+		}
+		for _, words := range commands {
+			if reply, err := Command(s.Addr, words...); err != nil || reply != "+OK" {
+				return fmt.Errorf("%s: %s: %w", strings.Join(words, " "), reply, err)
+			}
+		}
+	}
+	deadline := time.Now().Add(startTimeout)
+	for _, s := range c.Primaries {
+		for !c.serves(s) {
+			if time.Now().After(deadline) {
+				return fmt.Errorf("the cluster did not form within %v", startTimeout)
+			}
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// serves reports whether a node sees the whole cluster: it then answers for
+// keys it does not own with the address of the node that does.
+func (c *Cluster) serves(s *Server) bool {
+	for slot := range len(c.Primaries) {
+		reply, err := Command(s.Addr, "GET", keyOfSlotRange(slot, len(c.Primaries)))
+		if err != nil || !strings.HasPrefix(reply, "$-1") && !strings.HasPrefix(reply, "-MOVED") {
+			return false
+		}
+	}
+	return true
+}
+
+// keyOfSlotRange returns a key whose slot lies in the i-th of n ranges.
+func keyOfSlotRange(i, n int) string {
+	// Their slots are 3300, 7365 and 15495.
+	keys := []string{"b", "c", "a"}
+	return keys[i*len(keys)/n]
+}
+
+func argOf(args []string, name string) string {
+	for i, a := range args {
+		if a == name && i+1 < len(args) {
+			return args[i+1]
+		}
+	}
+	return ""
+}
+
+// URLs returns the addresses of all nodes as redlatch.Open takes them.
+func (c *Cluster) URLs() []string {
+	urls := make([]string, len(c.Primaries))
+	for i, s := range c.Primaries {
+		urls[i] = s.URL()
+	}
+	return urls
+}
+
+// Stop ends every node.
+func (c *Cluster) Stop() {
+	for _, s := range c.Primaries {
+		s.Stop()
+	}
+}

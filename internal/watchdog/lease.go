@@ -1,0 +1,384 @@
+package watchdog
+
+import (
+	"context"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+const (
+	// batchSize is how many leases one script renews at most. A script blocks
+	// the server while it runs: a hundred keys take it well under a millisecond.
+	batchSize = 100
+	// maxBatches is how many scripts of renewal are under way at once at most.
+	maxBatches = 8
+	// maxRenewTimeout bounds one try, so that there is time for several within
+	// a lease even when the server does not answer.
+	maxRenewTimeout = 2 * time.Second
+)
+
+// Holder is told when a lease ends before Forget. Lost is called once at most,
+// on a goroutine of the watchdog, and must not block.
+type Holder interface {
+	Lost(reason lock.Reason, cause error)
+}
+
+// Renewer extends leases of one kind on the server.
+type Renewer interface {
+	// Renew gives every lease of the batch ttl from now and reports for each
+	// whether its owner still has it. A key of the wrong type is a lease its
+	// owner does not have; an error is for the batch as a whole and leaves the
+	// outcome of all of them unknown. All keys are of one slot.
+	Renew(ctx context.Context, batch []*Lease, ttl time.Duration) (held []bool, err error)
+}
+
+// Lease is the time for which somebody owns something on the server, to be
+// embedded in that somebody. Its states:
+//
+//	        Watch                 due            Renew says yes
+//	(zero) ─────▶ watched ─────────────▶ renewing ─────▶ watched
+//	                 │                      │
+//	                 │ Forget               │ Forget        ▶ over
+//	                 │ local deadline       │ local deadline, or Renew says no
+//
+// Over is final: nothing renews a lease that has been over.
+type Lease struct {
+	Key   string
+	Owner string
+
+	timer Timer
+
+	mu       sync.Mutex
+	dog      *Dog
+	holder   Holder
+	renewer  Renewer   // nil: a fixed lease
+	deadline time.Time // until when ownership is certain
+	renewAt  time.Time
+	end      time.Time // of MaxHold; zero: none
+	state    leaseState
+	failures int
+	lastErr  error
+}
+
+type leaseState uint8
+
+const (
+	_ leaseState = iota
+	watched
+	renewing
+	over
+)
+
+// Config is what a Dog needs to know.
+type Config struct {
+	// Timeout is the lease of what is renewed; renewal is due after a third.
+	Timeout time.Duration
+	// Slot tells which keys one script can touch; nil where any can.
+	Slot func(key string) int
+	// OnRenew is called after each confirmed renewal with what was left of the
+	// lease then, and after each failed try with the error. It may be nil.
+	OnRenew func(remaining time.Duration, err error)
+}
+
+// Dog watches leases: it renews those that want it and ends those whose time
+// is over.
+type Dog struct {
+	cfg   Config
+	wheel *Wheel
+	due   []*Lease // only touched by the wheel's goroutine
+
+	ctx    context.Context // of the renewals
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	pending [][]*Lease
+	workers int
+	closed  bool
+	done    sync.WaitGroup
+}
+
+// NewDog returns a watchdog that runs until Close.
+func NewDog(cfg Config) *Dog {
+	d := &Dog{cfg: cfg}
+	d.ctx, d.cancel = context.WithCancel(context.Background())
+	d.wheel = NewWheel(d.dispatch)
+	return d
+}
+
+// Wheel returns the wheel that the leases hang on, for others to share.
+func (d *Dog) Wheel() *Wheel { return d.wheel }
+
+// Terms are the conditions under which a lease is watched.
+type Terms struct {
+	Sent    time.Time     // when the request that took it was sent
+	TTL     time.Duration // its length
+	Renewer Renewer       // nil: it ends with TTL
+	MaxHold time.Duration // 0: no bound
+}
+
+// Watch begins to watch l, which nobody watches yet. It reports false if the
+// watchdog is closed, in which case h hears nothing.
+func (d *Dog) Watch(l *Lease, h Holder, terms Terms) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return false
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dog, l.holder, l.renewer, l.state = d, h, terms.Renewer, watched
+	l.deadline = terms.Sent.Add(terms.TTL)
+	l.renewAt = d.renewalTime(terms.Sent, terms.TTL)
+	if terms.MaxHold > 0 {
+		l.end = terms.Sent.Add(terms.MaxHold)
+	}
+	l.schedule()
+	return true
+}
+
+// renewalTime is a third into the lease, moved forward to the next of 32 marks
+// in that third: leases that were taken at nearly the same time are renewed by
+// one script.
+func (d *Dog) renewalTime(sent time.Time, ttl time.Duration) time.Time {
+	grid := ttl / 96
+	at := sent.Add(ttl / 3)
+	if grid < tick {
+		return at
+	}
+	return at.Add(-(at.Sub(d.wheel.start) % grid))
+}
+
+// Forget ends the watch: no renewal is begun any more, and its holder hears no
+// more of it, unless Lost has been called already. It is called before a
+// release is sent.
+func (l *Lease) Forget() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == watched || l.state == renewing {
+		l.state = over
+		l.dog.wheel.Cancel(&l.timer)
+	}
+}
+
+// Remaining returns for how long ownership is still certain, 0 if it is not.
+func (l *Lease) Remaining() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != watched && l.state != renewing {
+		return 0
+	}
+	until := l.deadline
+	if !l.end.IsZero() && l.end.Before(until) {
+		until = l.end
+	}
+	return max(0, time.Until(until))
+}
+
+// Extended notes that a request sent at sent gave the lease at least ttl.
+func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state != watched && l.state != renewing {
+		return
+	}
+	if until := sent.Add(ttl); until.After(l.deadline) {
+		l.deadline = until
+		// Not before the rest is down to what a fresh lease has when its renewal
+		// is due: an earlier one could only shorten what was asked for.
+		if at := until.Add(-l.dog.cfg.Timeout * 2 / 3); at.After(l.renewAt) {
+			l.renewAt = at
+		}
+	}
+	l.schedule()
+}
+
+// Expire is called by the wheel.
+func (l *Lease) Expire(now time.Time) {
+	l.mu.Lock()
+	switch {
+	case l.state != watched && l.state != renewing:
+		l.mu.Unlock()
+	case !l.end.IsZero() && !now.Before(l.end):
+		l.finish(lock.ReasonMaxHold, nil)
+	case !now.Before(l.deadline):
+		l.finish(lock.ReasonExpired, l.lastErr)
+	default:
+		if l.state == watched && l.renewer != nil && !now.Before(l.renewAt) {
+			l.state = renewing
+			l.dog.due = append(l.dog.due, l)
+		}
+		l.schedule()
+		l.mu.Unlock()
+	}
+}
+
+// schedule puts the lease on the wheel for the next thing that happens to it.
+// l.mu is held.
+func (l *Lease) schedule() {
+	at := l.deadline
+	if l.state == watched && l.renewer != nil && l.renewAt.Before(at) {
+		at = l.renewAt
+	}
+	if !l.end.IsZero() && l.end.Before(at) {
+		at = l.end
+	}
+	l.dog.wheel.Schedule(&l.timer, at, l)
+}
+
+// finish ends the lease as lost. l.mu is held, and released.
+func (l *Lease) finish(reason lock.Reason, cause error) {
+	l.state = over
+	l.dog.wheel.Cancel(&l.timer)
+	h := l.holder
+	l.mu.Unlock()
+	h.Lost(reason, cause)
+}
+
+// dispatch runs on the wheel's goroutine after each of its wake-ups: it cuts
+// what has become due into batches of one kind and slot.
+func (d *Dog) dispatch() {
+	if len(d.due) == 0 {
+		return
+	}
+	type group struct {
+		renewer Renewer
+		slot    int
+	}
+	groups := make(map[group][]*Lease)
+	var batches [][]*Lease
+	for _, l := range d.due {
+		g := group{renewer: l.renewer}
+		if d.cfg.Slot != nil {
+			g.slot = d.cfg.Slot(l.Key)
+		}
+		batch := append(groups[g], l)
+		if len(batch) == batchSize {
+			batches, batch = append(batches, batch), nil
+		}
+		groups[g] = batch
+	}
+	for _, batch := range groups {
+		if len(batch) > 0 {
+			batches = append(batches, batch)
+		}
+	}
+	clear(d.due)
+	d.due = d.due[:0]
+
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return
+	}
+	d.pending = append(d.pending, batches...)
+	for d.workers < min(maxBatches, len(d.pending)) {
+		d.workers++
+		d.done.Go(d.work)
+	}
+}
+
+// work renews batches until none is pending. Workers live only while there is
+// something to renew.
+func (d *Dog) work() {
+	for {
+		d.mu.Lock()
+		if len(d.pending) == 0 || d.closed {
+			d.workers--
+			d.mu.Unlock()
+			return
+		}
+		batch := d.pending[0]
+		d.pending[0] = nil
+		d.pending = d.pending[1:]
+		d.mu.Unlock()
+		d.renew(batch)
+	}
+}
+
+func (d *Dog) renew(batch []*Lease) {
+	live := batch[:0]
+	for _, l := range batch {
+		l.mu.Lock()
+		if l.state == renewing {
+			live = append(live, l)
+		}
+		l.mu.Unlock()
+	}
+	if len(live) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(d.ctx, min(maxRenewTimeout, d.cfg.Timeout/6))
+	defer cancel()
+	sent := time.Now()
+	held, err := live[0].renewer.Renew(ctx, live, d.cfg.Timeout)
+	now := time.Now()
+	for i, l := range live {
+		l.mu.Lock()
+		left := l.deadline.Sub(now)
+		switch {
+		case l.state != renewing: // forgotten or expired meanwhile
+			l.mu.Unlock()
+			continue
+		case err != nil:
+			l.state, l.lastErr = watched, err
+			l.failures++
+			l.renewAt = now.Add(retryDelay(l.failures, left))
+			l.schedule()
+			l.mu.Unlock()
+		case !held[i]:
+			l.finish(lock.ReasonGone, nil)
+			continue
+		default:
+			l.state, l.lastErr, l.failures = watched, nil, 0
+			if until := sent.Add(d.cfg.Timeout); until.After(l.deadline) {
+				l.deadline = until
+			}
+			l.renewAt = d.renewalTime(sent, d.cfg.Timeout)
+			l.schedule()
+			l.mu.Unlock()
+		}
+		if d.cfg.OnRenew != nil {
+			d.cfg.OnRenew(left, err)
+		}
+	}
+}
+
+// retryDelay spreads the tries after a failure: doubling from 100 ms to a
+// second, at most a quarter of what is left of the lease, with half of it
+// random so that many holders do not come back together.
+func retryDelay(failures int, left time.Duration) time.Duration {
+	d := min(100*time.Millisecond<<min(failures-1, 4), time.Second, left/4)
+	if d < tick {
+		return tick
+	}
+	return d/2 + rand.N(d/2)
+}
+
+// Close stops everything, tells the holders of all leases still watched that
+// they are lost because the client is closed, and waits for renewals under way.
+// It must not be called from a Holder or Renewer.
+func (d *Dog) Close() {
+	d.mu.Lock()
+	closed := d.closed
+	d.closed = true
+	d.pending = nil
+	d.mu.Unlock()
+	d.cancel()
+	d.wheel.Stop()
+	if !closed {
+		for _, target := range d.wheel.drain() {
+			if l, ok := target.(*Lease); ok {
+				l.mu.Lock()
+				if l.state == watched || l.state == renewing {
+					l.finish(lock.ReasonClosed, nil)
+				} else {
+					l.mu.Unlock()
+				}
+			}
+		}
+	}
+	d.done.Wait()
+}

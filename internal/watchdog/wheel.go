@@ -1,0 +1,224 @@
+// Package watchdog keeps time for everything that expires: leases that must be
+// renewed, leases that end, and waiters that must look again. A hashed timer
+// wheel with one goroutine serves them all, so a hold or a waiter costs no
+// goroutine and no runtime timer.
+package watchdog
+
+import (
+	"math/bits"
+	"sync"
+	"time"
+)
+
+const (
+	// tick is the wheel's resolution: a timer fires at most one tick late, and
+	// never early.
+	tick = 5 * time.Millisecond
+	// slotCount is how many ticks one turn of the wheel has, about ten seconds.
+	slotCount = 2048
+)
+
+// An Expirer is told when its timer is due. Expire runs on the goroutine of
+// the wheel and must not block.
+type Expirer interface {
+	Expire(now time.Time)
+}
+
+// Timer is a place on the wheel, to be embedded in what it wakes. The zero
+// Timer is ready to be scheduled. A Timer belongs to one wheel at a time.
+type Timer struct {
+	next, prev *Timer
+	target     Expirer
+	due        int64 // in ticks since the wheel's start
+	slot       int32
+	scheduled  bool
+}
+
+// Wheel is a hashed timer wheel (Varghese and Lauck, "Hashed and Hierarchical
+// Timing Wheels", SOSP 1987, scheme 6): a timer hangs in the slot of its due
+// tick modulo the number of slots, and is passed over in earlier turns. Adding
+// and removing one is O(1).
+type Wheel struct {
+	start time.Time
+	after func()        // called after the timers of a wake-up have fired; may be nil
+	rearm chan struct{} // tells run that its next wake-up has moved forward
+	stop  chan struct{}
+	done  chan struct{}
+
+	mu       sync.Mutex
+	slots    [slotCount]Timer // heads of rings
+	occupied [slotCount / 64]uint64
+	passed   int64 // the last tick whose timers have fired
+	wakeAt   int64 // the tick run sleeps until
+	stopped  bool
+	expired  []Expirer // reused by advance
+}
+
+// never is a tick that does not come.
+const never = int64(1) << 62
+
+// NewWheel returns a wheel that turns until Stop. After the timers that are due
+// together have fired it calls after, if that is not nil, which must not block
+// either.
+func NewWheel(after func()) *Wheel {
+	w := &Wheel{
+		start:  time.Now(),
+		after:  after,
+		rearm:  make(chan struct{}, 1),
+		stop:   make(chan struct{}),
+		done:   make(chan struct{}),
+		wakeAt: never,
+	}
+	for i := range w.slots {
+		head := &w.slots[i]
+		head.next, head.prev = head, head
+	}
+	go w.run()
+	return w
+}
+
+// Schedule makes t fire at the given time, or at the next tick if that has
+// passed, and forgets any earlier schedule of t. On a stopped wheel it does
+// nothing.
+func (w *Wheel) Schedule(t *Timer, at time.Time, target Expirer) {
+	due := int64((at.Sub(w.start) + tick - 1) / tick)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.stopped {
+		return
+	}
+	w.remove(t)
+	due = max(due, w.passed+1)
+	t.due, t.slot, t.target, t.scheduled = due, int32(due%slotCount), target, true
+	head := &w.slots[t.slot]
+	t.prev, t.next = head.prev, head
+	head.prev.next, head.prev = t, t
+	w.occupied[t.slot/64] |= 1 << (t.slot % 64)
+	if due < w.wakeAt {
+		w.wakeAt = due
+		select {
+		case w.rearm <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Cancel takes t off the wheel. An Expire that has begun may still be running
+// when it returns: what it does must be harmless then.
+func (w *Wheel) Cancel(t *Timer) {
+	w.mu.Lock()
+	w.remove(t)
+	w.mu.Unlock()
+}
+
+func (w *Wheel) remove(t *Timer) {
+	if !t.scheduled {
+		return
+	}
+	t.prev.next, t.next.prev = t.next, t.prev
+	t.next, t.prev, t.scheduled = nil, nil, false
+	if head := &w.slots[t.slot]; head.next == head {
+		w.occupied[t.slot/64] &^= 1 << (t.slot % 64)
+	}
+}
+
+// Stop ends the wheel's goroutine and waits for it. No timer fires afterwards.
+// It must not be called from an Expire.
+func (w *Wheel) Stop() {
+	w.mu.Lock()
+	if !w.stopped {
+		w.stopped = true
+		close(w.stop)
+	}
+	w.mu.Unlock()
+	<-w.done
+}
+
+func (w *Wheel) run() {
+	defer close(w.done)
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	for {
+		w.mu.Lock()
+		w.wakeAt = w.nextOccupied()
+		sleep := time.Hour
+		if w.wakeAt != never {
+			sleep = time.Until(w.start.Add(time.Duration(w.wakeAt) * tick))
+		}
+		w.mu.Unlock()
+
+		timer.Reset(sleep)
+		select {
+		case <-timer.C:
+		case <-w.rearm:
+		case <-w.stop:
+			return
+		}
+		w.advance(time.Now())
+	}
+}
+
+// nextOccupied returns the next tick whose slot holds a timer, of this turn or
+// a later one, or never.
+func (w *Wheel) nextOccupied() int64 {
+	from := (w.passed + 1) % slotCount
+	for i := range int64(len(w.occupied) + 1) {
+		word := (from/64 + i) % int64(len(w.occupied))
+		set := w.occupied[word]
+		if i == 0 {
+			set &= ^uint64(0) << (from % 64)
+		}
+		if set != 0 {
+			slot := word*64 + int64(bits.TrailingZeros64(set))
+			return w.passed + 1 + (slot-from+slotCount)%slotCount
+		}
+	}
+	return never
+}
+
+// advance fires what is due at now.
+func (w *Wheel) advance(now time.Time) {
+	current := int64(now.Sub(w.start) / tick)
+	w.mu.Lock()
+	// After a pause longer than a turn every slot is looked at, once.
+	for at := max(w.passed+1, current-slotCount+1); at <= current; at++ {
+		slot := at % slotCount
+		if w.occupied[slot/64]&(1<<(slot%64)) == 0 {
+			continue
+		}
+		head := &w.slots[slot]
+		for t := head.next; t != head; {
+			next := t.next
+			if t.due <= current {
+				w.remove(t)
+				w.expired = append(w.expired, t.target)
+			}
+			t = next
+		}
+	}
+	w.passed = max(w.passed, current)
+	w.mu.Unlock()
+
+	for i, target := range w.expired {
+		target.Expire(now)
+		w.expired[i] = nil
+	}
+	if w.after != nil && len(w.expired) > 0 {
+		w.after()
+	}
+	w.expired = w.expired[:0]
+}
+
+// drain empties a stopped wheel and returns the targets that were on it.
+func (w *Wheel) drain() []Expirer {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var targets []Expirer
+	for i := range w.slots {
+		for head := &w.slots[i]; head.next != head; {
+			targets = append(targets, head.next.target)
+			w.remove(head.next)
+		}
+	}
+	return targets
+}

@@ -1,0 +1,122 @@
+package wire
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+const client = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"
+
+func owner(t *testing.T) lock.Owner {
+	t.Helper()
+	o, err := lock.NewOwner(client, 42)
+	require.NoError(t, err)
+	return o
+}
+
+func TestNames(t *testing.T) {
+	o := owner(t)
+	const id = "00112233445566778899aabbccddeeff"
+	kinds := []struct {
+		kind   string
+		of     func(name string) string
+		plain  string // for "orders"
+		braced string // for "{shop}orders"
+	}{
+		{"lock channel", LockChannel, "redisson_lock__channel:{orders}", "redisson_lock__channel:{shop}orders"},
+		{"fencing token", FencingToken, "redisson_lock_token:{orders}", "redisson_lock_token:{shop}orders"},
+		{"unlock latch", func(n string) string { return UnlockLatch(n, id) },
+			"redisson_unlock_latch:{orders}:" + id, "redisson_unlock_latch:{shop}orders:" + id},
+		{"fair queue", FairQueue, "redisson_lock_queue:{orders}", "redisson_lock_queue:{shop}orders"},
+		{"fair timeouts", FairTimeouts, "redisson_lock_timeout:{orders}", "redisson_lock_timeout:{shop}orders"},
+		{"fair channel", func(n string) string { return FairChannel(n, o) },
+			"redisson_lock__channel:{orders}:" + client + ":42", "redisson_lock__channel:{shop}orders:" + client + ":42"},
+		{"read-write channel", RWChannel, "redisson_rwlock:{orders}", "redisson_rwlock:{shop}orders"},
+		{"read hold timeout", func(n string) string { return ReadHoldTimeout(n, o, 2) },
+			"{orders}:" + client + ":42:rwlock_timeout:2", "{shop}orders:" + client + ":42:rwlock_timeout:2"},
+		{"semaphore channel", SemaphoreChannel, "redisson_sc:{orders}", "redisson_sc:{shop}orders"},
+		{"permit timeouts", PermitTimeouts, "{orders}:timeout", "{shop}orders:timeout"},
+		{"latch channel", LatchChannel,
+			"redisson_countdownlatch__channel__{orders}", "redisson_countdownlatch__channel__{{shop}orders}"},
+	}
+	for _, k := range kinds {
+		t.Run(k.kind, func(t *testing.T) {
+			assert.Equal(t, k.plain, k.of("orders"))
+			assert.Equal(t, k.braced, k.of("{shop}orders"))
+		})
+	}
+	assert.Equal(t, client+":42:write", WriteOwner(o))
+}
+
+func TestNamesShareTheSlotOfTheirObject(t *testing.T) {
+	o := owner(t)
+	for _, name := range []string{"orders", "{shop}orders", "a b", "x:y:z", "ключ", "a{b}c", "{a}{b}", "a}b{c}"} {
+		if CheckName(name) != nil {
+			continue
+		}
+		for _, key := range []string{
+			LockChannel(name), FencingToken(name), UnlockLatch(name, "id"), FairQueue(name), FairTimeouts(name),
+			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o, 1), SemaphoreChannel(name), PermitTimeouts(name),
+		} {
+			assert.Equal(t, Slot(name), Slot(key), key)
+		}
+	}
+}
+
+func TestCheckName(t *testing.T) {
+	tests := []struct {
+		name        string
+		ok, latchOK bool
+	}{
+		{"orders", true, true},
+		{"a:b:c", true, true},
+		{"{a}b", true, false},
+		{"b{a}", true, false},
+		{"a{b}c", true, false},
+		{"a}b{c}", true, false},
+		{"", false, false},
+		{"a{b", false, false},
+		{"a{}b", false, false},
+		{"x}y", false, false},
+		{"}a", false, false},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			check := func(err error, ok bool) {
+				if ok {
+					require.NoError(t, err)
+				} else {
+					require.ErrorIs(t, err, lock.ErrInvalid)
+				}
+			}
+			check(CheckName(tt.name), tt.ok)
+			check(CheckLatchName(tt.name), tt.latchOK)
+		})
+	}
+}
+
+func TestSlot(t *testing.T) {
+	// The first is the check value of the cluster specification; the others were
+	// answered by CLUSTER KEYSLOT.
+	assert.Equal(t, 0x31C3, Slot("123456789"))
+	assert.Equal(t, Slot("user1000"), Slot("{user1000}.following"))
+	assert.Equal(t, 15495, Slot("{a}b"))
+	assert.Equal(t, 10276, Slot("redisson_countdownlatch__channel__{{a}b}"))
+}
+
+func TestRequestID(t *testing.T) {
+	a, b := NewRequestID(), NewRequestID()
+	assert.Regexp(t, "^[0-9a-f]{32}$", a)
+	assert.NotEqual(t, a, b)
+}
+
+func TestMillisRoundsUp(t *testing.T) {
+	assert.Equal(t, "1", Millis(time.Millisecond))
+	assert.Equal(t, "2", Millis(time.Millisecond+1))
+	assert.Equal(t, "30000", Millis(30*time.Second))
+}

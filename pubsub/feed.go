@@ -1,0 +1,355 @@
+package pubsub
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// feed is one subscriber connection and the channels on it. It lives as long
+// as its connection; a lost one is replaced by a new feed. Its fields belong to
+// the hub's mutex.
+type feed struct {
+	hub      *Hub
+	addr     string
+	channels map[*channel]struct{}
+	changed  map[*channel]struct{} // to subscribe or to unsubscribe
+	kick     chan struct{}
+	up       bool
+}
+
+// place puts channels that are on no connection onto the right one, and opens
+// it where needed. It is the hub's only goroutine besides one per connection.
+func (h *Hub) place() {
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+	var topo topology
+	for {
+		select {
+		case <-h.kick:
+		case <-timer.C:
+		case <-h.ctx.Done():
+			return
+		}
+		// The look-up may block for a round trip, so it is done before the lock.
+		nodes := h.client.Nodes()
+		if h.opts.Sharded {
+			topo.refresh(h.ctx, nodes)
+		}
+		h.mu.Lock()
+		next := h.placeAll(&topo, nodes, time.Now())
+		h.mu.Unlock()
+		if !next.IsZero() {
+			timer.Reset(max(time.Until(next), minBackoff))
+		}
+	}
+}
+
+// placeAll places what can be placed now and returns when to try the rest.
+func (h *Hub) placeAll(topo *topology, nodes map[string]rueidis.Client, now time.Time) (next time.Time) {
+	later := func(at time.Time) {
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	for ch := range h.homeless {
+		if ch.notBefore.After(now) {
+			later(ch.notBefore)
+			continue
+		}
+		addr := h.anyAddr(nodes)
+		if h.opts.Sharded {
+			addr = topo.primary(ch.name)
+		}
+		node, known := nodes[addr]
+		if !known {
+			later(now.Add(maxBackoff))
+			continue
+		}
+		if r, ok := h.retries[addr]; ok && r.at.After(now) {
+			later(r.at)
+			continue
+		}
+		f := h.feeds[addr]
+		if f == nil {
+			f = &feed{
+				hub: h, addr: addr, kick: make(chan struct{}, 1),
+				channels: make(map[*channel]struct{}), changed: make(map[*channel]struct{}),
+			}
+			h.feeds[addr] = f
+			h.done.Go(func() { f.run(node) })
+		}
+		delete(h.homeless, ch)
+		ch.feed = f
+		f.channels[ch] = struct{}{}
+		f.change(ch)
+	}
+	return next
+}
+
+// anyAddr picks the node for plain pub/sub: the one that is connected, or any
+// that has not just failed. In a cluster a plain message reaches every node.
+func (h *Hub) anyAddr(nodes map[string]rueidis.Client) string {
+	if h.opts.Sharded {
+		return ""
+	}
+	for addr := range h.feeds {
+		return addr
+	}
+	best := ""
+	for addr := range nodes {
+		if best == "" || h.retries[addr].at.Before(h.retries[best].at) {
+			best = addr
+		}
+	}
+	return best
+}
+
+// change tells the feed to bring ch in line with whether it is wanted. The
+// hub's mutex is held.
+func (f *feed) change(ch *channel) {
+	f.changed[ch] = struct{}{}
+	select {
+	case f.kick <- struct{}{}:
+	default:
+	}
+}
+
+// run serves one connection until it breaks or the hub is closed.
+func (f *feed) run(node rueidis.Client) {
+	h := f.hub
+	conn, _ := node.Dedicate()
+	// Close, not the release function: a connection with subscriptions must not
+	// go back to the pool.
+	defer conn.Close()
+	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
+		OnMessage:      func(m rueidis.PubSubMessage) { h.deliver(m.Channel, m.Message) },
+		OnSubscription: f.confirmed,
+	})
+	err := f.serve(conn, broken)
+
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.feeds, f.addr)
+	for ch := range f.channels {
+		f.evict(ch)
+	}
+	if h.closed {
+		return
+	}
+	r := h.retries[f.addr]
+	r.failures++
+	delay := min(minBackoff<<min(r.failures-1, 10), maxBackoff)
+	r.at = time.Now().Add(delay/2 + rand.N(delay/2))
+	h.retries[f.addr] = r
+	if r.failures == 1 {
+		h.log.Warn("redlatch: subscriber connection lost, waiters poll until it is back", "addr", f.addr, "error", err)
+	}
+	h.wakePlacer()
+}
+
+// evict takes a channel off the feed; it needs another place if somebody
+// listens. The hub's mutex is held.
+func (f *feed) evict(ch *channel) {
+	h := f.hub
+	delete(f.channels, ch)
+	delete(f.changed, ch)
+	ch.feed, ch.state = nil, off
+	if len(ch.listeners) == 0 {
+		delete(h.channels, ch.name)
+		return
+	}
+	h.homeless[ch] = struct{}{}
+}
+
+func (f *feed) serve(conn rueidis.DedicatedClient, broken <-chan error) error {
+	h := f.hub
+	for {
+		select {
+		case err := <-broken:
+			if err == nil {
+				err = errors.New("connection closed")
+			}
+			return err
+		case <-h.ctx.Done():
+			return h.ctx.Err()
+		case <-f.kick:
+		}
+		subscribe, unsubscribe := f.takeChanges()
+		if err := f.unsubscribe(conn, unsubscribe); err != nil {
+			return err
+		}
+		if err := f.subscribe(conn, subscribe); err != nil {
+			return err
+		}
+	}
+}
+
+func (f *feed) takeChanges() (subscribe, unsubscribe []*channel) {
+	f.hub.mu.Lock()
+	defer f.hub.mu.Unlock()
+	for ch := range f.changed {
+		delete(f.changed, ch)
+		wanted := len(ch.listeners) > 0
+		switch {
+		case ch.state == off && wanted:
+			ch.state = asked
+			subscribe = append(subscribe, ch)
+		case ch.state == off:
+			f.evict(ch)
+		case ch.state == on && !wanted:
+			ch.state = leaving
+			unsubscribe = append(unsubscribe, ch)
+		case ch.state == asked && !wanted:
+			// Looked at again when the confirmation comes.
+		}
+	}
+	return subscribe, unsubscribe
+}
+
+// chunk is how many channels travel in one pipeline at most.
+const chunk = 256
+
+// subscribe sends one command per channel: in a cluster channels of different
+// slots cannot share one, and a refusal then concerns one channel alone. The
+// confirmation arrives at confirmed.
+func (f *feed) subscribe(conn rueidis.DedicatedClient, chs []*channel) error {
+	return f.send(chs, func(ctx context.Context, part []*channel) error {
+		cmds := make(rueidis.Commands, len(part))
+		for i, ch := range part {
+			if f.hub.opts.Sharded {
+				cmds[i] = conn.B().Ssubscribe().Channel(ch.name).Build()
+			} else {
+				cmds[i] = conn.B().Subscribe().Channel(ch.name).Build()
+			}
+		}
+		for i, resp := range conn.DoMulti(ctx, cmds...) {
+			err := resp.Error()
+			if err == nil {
+				continue
+			}
+			refusal, isReply := rueidis.IsRedisErr(err)
+			if !isReply {
+				return err
+			}
+			f.refused(part[i], refusal)
+		}
+		return nil
+	})
+}
+
+func (f *feed) unsubscribe(conn rueidis.DedicatedClient, chs []*channel) error {
+	return f.send(chs, func(ctx context.Context, part []*channel) error {
+		cmds := make(rueidis.Commands, len(part))
+		for i, ch := range part {
+			if f.hub.opts.Sharded {
+				cmds[i] = conn.B().Sunsubscribe().Channel(ch.name).Build()
+			} else {
+				cmds[i] = conn.B().Unsubscribe().Channel(ch.name).Build()
+			}
+		}
+		for _, resp := range conn.DoMulti(ctx, cmds...) {
+			if err := resp.Error(); err != nil {
+				return err
+			}
+		}
+		f.hub.mu.Lock()
+		defer f.hub.mu.Unlock()
+		for _, ch := range part {
+			// Somebody may have come meanwhile: then it is placed again.
+			if ch.feed == f {
+				f.evict(ch)
+			}
+			if len(ch.listeners) > 0 {
+				f.hub.wakePlacer()
+			}
+		}
+		return nil
+	})
+}
+
+func (f *feed) send(chs []*channel, do func(ctx context.Context, part []*channel) error) error {
+	for len(chs) > 0 {
+		part := chs[:min(chunk, len(chs))]
+		chs = chs[len(part):]
+		ctx, cancel := context.WithTimeout(f.hub.ctx, commandTimeout)
+		err := do(ctx, part)
+		cancel()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// confirmed runs on the reading goroutine for every confirmation.
+func (f *feed) confirmed(s rueidis.PubSubSubscription) {
+	h := f.hub
+	h.mu.Lock()
+	ch := h.channels[s.Channel]
+	if ch == nil || ch.feed != f {
+		h.mu.Unlock()
+		return
+	}
+	switch s.Kind {
+	case "subscribe", "ssubscribe":
+		if ch.state != asked {
+			break
+		}
+		ch.state = on
+		ch.notBefore = time.Time{}
+		if !f.up {
+			f.up = true
+			if h.retries[f.addr].failures > 0 {
+				delete(h.retries, f.addr)
+				h.stats.Reconnects++
+				h.log.Info("redlatch: subscriber connection is back", "addr", f.addr)
+				if h.opts.OnReconnect != nil {
+					h.opts.OnReconnect()
+				}
+			}
+		}
+		if len(ch.listeners) == 0 {
+			if ch.idleSince.IsZero() || h.opts.KeepWarm < 0 || time.Since(ch.idleSince) >= h.opts.KeepWarm {
+				f.change(ch)
+			}
+			break
+		}
+		h.notify(ch, Event{Subscribed: true}) // releases the mutex
+		return
+	case "unsubscribe", "sunsubscribe":
+		// Unasked for: the slot has moved to another node.
+		if ch.state == on || ch.state == asked {
+			f.evict(ch)
+			h.wakePlacer()
+		}
+	}
+	h.mu.Unlock()
+}
+
+// refused handles an error reply to a subscription: the slot lives elsewhere,
+// or the server does not want it.
+func (f *feed) refused(ch *channel, err *rueidis.RedisError) {
+	h := f.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if ch.feed != f {
+		return
+	}
+	f.evict(ch)
+	_, moved := err.IsMoved()
+	if moved || err.IsClusterDown() || err.IsLoading() || err.IsTryAgain() {
+		ch.notBefore = time.Now().Add(minBackoff)
+	} else {
+		ch.notBefore = time.Now().Add(deniedBackoff)
+		if !h.denied {
+			h.denied = true
+			h.log.Warn("redlatch: the server refuses a subscription, waiters poll instead: "+
+				"grant the channel patterns of the documentation to this user", "channel", ch.name, "error", err)
+		}
+	}
+	h.wakePlacer()
+}

@@ -1,0 +1,24 @@
+-- Takes the lock for an owner made for this one acquisition.
+-- KEYS[1]  lock hash: a field per owner, its value how often that owner holds
+-- KEYS[2]  fencing counter, for a fenced lock only
+-- ARGV[1]  lease in ms
+-- ARGV[2]  owner
+-- Reply: acquired, the fencing token or 0; taken, -2 - PTTL, which is negative
+-- also when the key has no expiry (PTTL -1).
+
+if redis.call('EXISTS', KEYS[1]) == 0 then
+	redis.call('HSET', KEYS[1], ARGV[2], 1)
+	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+	if KEYS[2] then
+		return redis.call('INCR', KEYS[2])
+	end
+	return 0
+end
+if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
+	return -2 - redis.call('PTTL', KEYS[1])
+end
+-- Nobody else has this owner, so this is the same request delivered twice.
+if KEYS[2] then
+	return tonumber(redis.call('GET', KEYS[2]))
+end
+return 0

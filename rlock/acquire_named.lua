@@ -1,0 +1,31 @@
+-- Takes the lock, or takes it once more, for an owner that the caller named.
+-- KEYS[1]  lock hash
+-- KEYS[2]  ticket: what became of this request, so that it counts once
+-- KEYS[3]  fencing counter, for a fenced lock only
+-- ARGV[1]  lease in ms
+-- ARGV[2]  owner
+-- ARGV[3]  1 if the owner may hold more than once
+-- Reply: as acquire.lua; nil if the owner holds and may not hold again.
+
+local ticket = redis.call('GET', KEYS[2])
+if ticket == 'held' then -- the same request delivered twice
+	return KEYS[3] and tonumber(redis.call('GET', KEYS[3])) or 0
+end
+if ticket then
+	return -1 -- its release has overtaken it: nobody waits for this any more
+end
+if redis.call('EXISTS', KEYS[1]) == 1 then
+	if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
+		return -2 - redis.call('PTTL', KEYS[1])
+	end
+	if ARGV[3] ~= '1' then
+		return false
+	end
+end
+redis.call('HINCRBY', KEYS[1], ARGV[2], 1)
+-- Re-entry does not cut short what the owner has asked for before.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
+	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
+redis.call('SET', KEYS[2], 'held', 'PX', ARGV[1])
+return KEYS[3] and redis.call('INCR', KEYS[3]) or 0

@@ -1,0 +1,210 @@
+// Package rlock is the reentrant lock of Redisson and its variations: the lock
+// itself, the fenced lock, the spin lock, and the lock that refuses re-entry.
+// Java services on the same server contend for the same locks.
+//
+// Objects are made by a client:
+//
+//	h, err := client.Lock("orders").Lock(ctx)
+//	if err != nil {
+//		return err
+//	}
+//	defer h.Unlock(ctx)
+//
+// By default every acquisition is an owner of its own and a lock taken twice
+// waits for itself, like a sync.Mutex. Re-entry is asked for with
+// lock.WithOwner.
+//
+// Waiters of one process are served first come, first served; between
+// processes the order is that of chance. A lock passes on inside a process a
+// bounded number of times before other processes get their turn.
+package rlock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Option changes a lock object.
+type Option func(*protocol)
+
+// NonReentrant makes a second acquisition by the same owner fail with an error
+// that matches lock.ErrReentered, instead of counting it. It is on the server
+// what a reentrant lock is, and excludes one of the same name.
+func NonReentrant() Option {
+	return func(p *protocol) { p.nonReentrant = true }
+}
+
+// Lock is a reentrant lock. It is made by Client.Lock.
+type Lock struct{ base }
+
+// New returns the lock of that name. It is called by the client.
+func New(s *session.Session, name string, opts ...Option) *Lock {
+	return &Lock{newBase(s, newProtocol(s, "lock"), name, opts)}
+}
+
+// Fenced is a lock whose every acquisition gets a fencing token: a number one
+// higher than that of the acquisition before, re-entries included. The token
+// belongs to the hold (Hold.Token) and is at least 1. A resource that remembers
+// the highest token it has seen can refuse whoever comes late; see Guard.
+//
+// The counter is a key of its own without expiry, which outlives the lock. It
+// is as durable as the server: a failover to a replica that has not seen the
+// last increments can issue a token twice.
+type Fenced struct{ base }
+
+// NewFenced returns the fenced lock of that name. It is called by the client.
+func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
+	p := newProtocol(s, "fenced")
+	p.fenced = true
+	return &Fenced{newBase(s, p, name, opts)}
+}
+
+// Spin is a lock without pub/sub: its release tells nobody, and waiters try
+// again after a pause that grows. It suits locks that are held very briefly on
+// servers where publishing is dear. Within a process waiters still queue, and
+// only the first one tries.
+type Spin struct{ base }
+
+// NewSpin returns the spin lock of that name. It is called by the client.
+func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
+	p := newProtocol(s, "spin")
+	p.silent = true
+	p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
+	return &Spin{newBase(s, p, name, opts)}
+}
+
+// base is what the kinds have in common.
+type base struct {
+	l *locking.Lock
+	s *session.Session
+	p *protocol
+}
+
+func newBase(s *session.Session, p *protocol, name string, opts []Option) base {
+	for _, opt := range opts {
+		if opt != nil {
+			opt(p)
+		}
+	}
+	return base{locking.New(s, p, name), s, p}
+}
+
+// Name returns the name the lock was asked for with.
+func (b base) Name() string { return b.l.Name() }
+
+// Lock takes the lock, waiting until it is free, ctx ends, or lock.Wait runs
+// out. See lock.Locker for its errors. With NonReentrant it fails at once with
+// lock.ErrReentered if the owner holds the lock already.
+func (b base) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return b.l.Lock(ctx, opts...)
+}
+
+// TryLock makes one attempt, which blocks for one round trip, and returns an
+// error that matches lock.ErrNotAcquired if somebody else holds the lock. See
+// lock.Locker for other errors.
+func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return b.l.TryLock(ctx, opts...)
+}
+
+// Do runs fn while it holds the lock. See lock.Locker.
+func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return lock.Do(ctx, b, fn, opts...)
+}
+
+// Unlock gives back one hold of the owner that ctx names (see lock.WithOwner),
+// wherever it was taken: in this process, where the latest such hold ends, or
+// in another. It blocks until the server has answered. It returns an error that
+// matches lock.ErrInvalid if ctx names no owner, lock.ErrNotHeld if that owner
+// does not hold the lock, and otherwise those of Hold.Unlock.
+func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
+
+// ForceUnlock opens the lock, whoever holds it, and tells the waiters. It
+// reports whether the lock was held. The holder hears of it at its next renewal,
+// a third of its lease later at most; until then it believes that it holds the
+// lock. It blocks for one round trip; a key that is no lock is left alone and
+// is an error.
+func (b base) ForceUnlock(ctx context.Context) (bool, error) {
+	if err := b.l.Check(ctx); err != nil {
+		return false, err
+	}
+	n, err := forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
+		[]string{b.p.publish(), b.p.Channel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
+	if err != nil {
+		return false, fmt.Errorf("redlatch: force unlock %q: %w", b.Name(), err)
+	}
+	b.l.Wake()
+	return n == 1, nil
+}
+
+// IsLocked reports whether anybody holds the lock. It blocks for one round
+// trip.
+func (b base) IsLocked(ctx context.Context) (bool, error) {
+	ttl, err := b.pttl(ctx)
+	return ttl != absent, err
+}
+
+// absent and noExpiry are replies of PTTL.
+const (
+	absent   = -2
+	noExpiry = -1
+)
+
+// NoExpiry is what TTL returns for a lock that never expires. No client of
+// redlatch or Redisson leaves one like that.
+const NoExpiry time.Duration = -1
+
+// TTL returns after what time the lock will be free if nobody renews or
+// releases it: 0 if it is free now, NoExpiry if never. It blocks for one round
+// trip.
+func (b base) TTL(ctx context.Context) (time.Duration, error) {
+	ttl, err := b.pttl(ctx)
+	switch ttl {
+	case absent:
+		return 0, err
+	case noExpiry:
+		return NoExpiry, err
+	default:
+		return time.Duration(ttl) * time.Millisecond, err
+	}
+}
+
+func (b base) pttl(ctx context.Context) (int64, error) {
+	if err := b.l.Check(ctx); err != nil {
+		return absent, err
+	}
+	ttl, err := b.s.Client.Do(ctx, b.s.Client.B().Pttl().Key(b.l.Key()).Build()).AsInt64()
+	if err != nil {
+		return absent, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
+	}
+	return ttl, nil
+}
+
+// HoldCount returns how often owner holds the lock, 0 if it does not. It blocks
+// for one round trip.
+func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
+	if err := b.l.Check(ctx); err != nil {
+		return 0, err
+	}
+	if owner.IsZero() {
+		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
+	}
+	n, err := b.s.Client.Do(ctx, b.s.Client.B().Hget().Key(b.l.Key()).Field(owner.String()).Build()).AsInt64()
+	if err != nil && !rueidis.IsRedisNil(err) {
+		return 0, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
+	}
+	return int(n), nil
+}
+
+// IsHeldBy reports whether owner holds the lock. It blocks for one round trip.
+func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
+	n, err := b.HoldCount(ctx, owner)
+	return n > 0, err
+}
