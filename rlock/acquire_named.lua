@@ -11,8 +11,8 @@ local ticket = redis.call('GET', KEYS[2])
 if ticket == 'held' then -- the same request delivered twice
 	return KEYS[3] and tonumber(redis.call('GET', KEYS[3])) or 0
 end
-if ticket then
-	return -1 -- its release has overtaken it: nobody waits for this any more
+if ticket then -- and released since
+	return -1
 end
 if redis.call('EXISTS', KEYS[1]) == 1 then
 	if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then

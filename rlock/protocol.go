@@ -138,17 +138,17 @@ func (p *protocol) HandOff(ctx context.Context, from, to *locking.Claim) (lockin
 	return locking.Answer{Acquired: err == nil, Token: n}, err
 }
 
-func (p *protocol) Release(ctx context.Context, c *locking.Claim, void bool) (locking.Released, error) {
+func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
 	channel := p.Channel(c.Key)
 	var reply rueidis.RedisResult
 	if c.Named() {
-		life, flag := latchLife, "0"
-		if void {
-			life, flag = max(life, c.Lease), "1"
+		flag := "0"
+		if undo {
+			flag = "1"
 		}
 		reply = releaseNamedScript.Exec(ctx, p.s.Client,
 			[]string{c.Key, wire.UnlockLatch(c.Key, c.Ticket)},
-			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked, wire.Millis(life), flag})
+			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked, wire.Millis(latchLife), flag})
 	} else {
 		reply = releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
 			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked})

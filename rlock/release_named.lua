@@ -6,27 +6,32 @@
 -- ARGV[3]  channel
 -- ARGV[4]  payload
 -- ARGV[5]  for how long the ticket is kept, in ms
--- ARGV[6]  1 to void an acquisition of which nothing is known
+-- ARGV[6]  1 to undo an acquisition of which nothing is known, if it has run
 -- Reply: free, 2 plus the number of subscribers told; 1 still held; 0 not held.
 
+local undo = ARGV[6] == '1'
 local ticket = redis.call('GET', KEYS[2])
 if ticket == '0' or ticket == '1' then
 	-- The result of an earlier delivery, as Redisson's unlock latch keeps it:
 	-- 1 for free, 0 for still held.
 	return 1 + tonumber(ticket)
 end
-if ticket == 'void' then
+if undo and not ticket or redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 	return 0
 end
-if ARGV[6] == '1' and not ticket then
-	redis.call('SET', KEYS[2], 'void', 'PX', ARGV[5])
-	return 0
+
+-- What became of this request, for its repetitions. An acquisition that is
+-- undone has none to come.
+local function note(result)
+	if undo then
+		redis.call('DEL', KEYS[2])
+	else
+		redis.call('SET', KEYS[2], result, 'PX', ARGV[5])
+	end
 end
-if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-	return 0
-end
+
 if redis.call('HINCRBY', KEYS[1], ARGV[1], -1) > 0 then
-	redis.call('SET', KEYS[2], '0', 'PX', ARGV[5])
+	note('0')
 	return 1
 end
 redis.call('DEL', KEYS[1])
@@ -34,5 +39,5 @@ local told = 0
 if ARGV[2] ~= '' then
 	told = redis.call(ARGV[2], ARGV[3], ARGV[4])
 end
-redis.call('SET', KEYS[2], '1', 'PX', ARGV[5])
+note('1')
 return 2 + told

@@ -209,15 +209,15 @@ func (l *Lock) forget(c *Claim) {
 var settlePauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond, time.Second, 3 * time.Second}
 
 // settle sees to it, in the background, that a claim with an unknown outcome
-// comes to nothing. It stops at the latest when the lease is over. void is for
+// comes to nothing. It stops at the latest when the lease is over. undo is for
 // an acquisition, which may even run after the release.
-func (l *Lock) settle(c Claim, void bool) {
+func (l *Lock) settle(c Claim, undo bool) {
 	l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, c.Lease)
 		defer cancel()
 		misses, pause := 0, minReleaseWait
 		for {
-			released, err := l.p.Release(ctx, &c, void)
+			released, err := l.p.Release(ctx, &c, undo)
 			switch {
 			case err != nil && outcomeOf(err) == refused:
 				return
@@ -226,7 +226,7 @@ func (l *Lock) settle(c Claim, void bool) {
 			case released.State == Shared:
 				c.Ticket = wire.NewRequestID()
 				continue
-			case released.State != NotHeld, !void, c.Named(), misses == len(settlePauses):
+			case released.State != NotHeld, !undo, misses == len(settlePauses):
 				return
 			default:
 				pause = settlePauses[misses]

@@ -73,10 +73,10 @@ type Protocol interface {
 	// HandOff passes a hold on from one unnamed claim to another, if from holds
 	// it, once; otherwise the answer is not acquired and nothing was done.
 	HandOff(ctx context.Context, from, to *Claim) (Answer, error)
-	// Release gives one hold back. With void set it is for a claim whose
-	// acquisition has an unknown outcome: should that request run later than
-	// this one, it must not acquire any more.
-	Release(ctx context.Context, c *Claim, void bool) (Released, error)
+	// Release gives one hold back. With undo set it is for a claim whose
+	// acquisition has an unknown outcome, and does nothing unless that request
+	// has run.
+	Release(ctx context.Context, c *Claim, undo bool) (Released, error)
 	// Extend gives the hold at least lease from now and reports whether the
 	// owner has it.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)

@@ -1,0 +1,707 @@
+package redlatch_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.uber.org/goleak"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, nil) }
+
+func nothing(context.Context) error { return nil }
+
+// works takes a lock twice at once, so that one of them waits and is woken.
+func works(t *testing.T, c *redlatch.Client, name string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	h, err := c.Lock(name).Lock(ctx)
+	require.NoError(t, err)
+	waited := make(chan error, 1)
+	go func() { waited <- c.Lock(name).Do(ctx, nothing) }()
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waited)
+	locked, err := c.Lock(name).IsLocked(ctx)
+	require.NoError(t, err)
+	require.False(t, locked)
+}
+
+func TestOpen(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, err := redlatch.Open(t.Context(), s.URL())
+		require.NoError(t, err)
+		defer c.Close()
+		require.NoError(t, c.Ping(t.Context()))
+		works(t, c, "orders")
+	})
+}
+
+func TestOpenFailsFast(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	silent := l.Addr().String()
+	defer l.Close()
+	closed, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	nobody := closed.Addr().String()
+	require.NoError(t, closed.Close())
+
+	begin := time.Now()
+	_, err = redlatch.Open(t.Context(), "redis://"+nobody)
+	require.ErrorContains(t, err, nobody)
+
+	// A server that accepts and says nothing: the context bounds the wait.
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	_, err = redlatch.Open(ctx, "redis://"+silent)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Less(t, time.Since(begin), 4*time.Second)
+
+	ctx, cancel = context.WithCancel(t.Context())
+	cancel()
+	_, err = redlatch.Open(ctx, "redis://"+nobody)
+	require.ErrorIs(t, err, context.Canceled)
+
+	// The attempt that was abandoned ends with its dialer's timeout.
+	l.Close()
+	harness.Eventually(t, 20*time.Second, "the dialer gives up", func() bool {
+		return goleak.Find(goleak.IgnoreCurrent()) == nil
+	})
+}
+
+func TestOpenRefusesBadURLs(t *testing.T) {
+	for _, urls := range [][]string{nil, {""}, {"http://localhost"}, {"redis://localhost/x"}, {"redis://localhost", "://secret@"}} {
+		_, err := redlatch.Open(t.Context(), urls...)
+		require.ErrorIs(t, err, lock.ErrInvalid, "%q", urls)
+		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for name, opt := range map[string]redlatch.Option{
+			"no watchdog timeout":       redlatch.WithWatchdogTimeout(0),
+			"negative watchdog timeout": redlatch.WithWatchdogTimeout(-time.Second),
+			"tiny watchdog timeout":     redlatch.WithWatchdogTimeout(time.Millisecond),
+			"no fair wait":              redlatch.WithFairWaitTimeout(0),
+			"negative hand-offs":        redlatch.WithHandOffLimit(-1),
+			"nil name mapper":           redlatch.WithNameMapper(nil),
+			"nil logger":                redlatch.WithLogger(nil),
+			"unknown mode":              redlatch.WithPubSubMode(99),
+			"sharded without a cluster": redlatch.WithPubSubMode(pubsub.Sharded),
+			"nil":                       nil,
+		} {
+			_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}}, opt)
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+		}
+		_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		_, err = redlatch.Wrap(t.Context(), nil)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+	})
+}
+
+func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		for _, name := range []string{"", "a{b", "a{}b", "x}y", "}a"} {
+			l := c.Lock(name)
+			_, err := l.Lock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			_, err = l.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			require.ErrorIs(t, l.Do(t.Context(), nothing), lock.ErrInvalid, name)
+			require.ErrorIs(t, l.Unlock(t.Context()), lock.ErrInvalid, name)
+			_, err = l.ForceUnlock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			_, err = l.IsLocked(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			_, err = l.TTL(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			_, err = l.HoldCount(t.Context(), c.NewOwner())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+		}
+
+		l := c.Lock("orders")
+		for _, opts := range [][]lock.Option{
+			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)},
+			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {{}},
+			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
+		} {
+			_, err := l.Lock(t.Context(), opts...)
+			require.ErrorIs(t, err, lock.ErrInvalid, "%v", opts)
+		}
+		_, err := l.TryLock(t.Context(), lock.Wait(time.Second))
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		_, err = l.Lock(nil) //nolint:staticcheck // what it is about
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		_, err = l.HoldCount(t.Context(), lock.Owner{})
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+	})
+}
+
+func TestNameMapper(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "test::" + name }))
+		h, err := c.FencedLock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, "orders", h.Name())
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "HLEN", "test::orders"))
+		require.Equal(t, "$1", harness.Do(t, s.Addr, "GET", "redisson_lock_token:{test::orders}"))
+		require.NoError(t, h.Unlock(t.Context()))
+
+		c = harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "}" }))
+		_, err = c.Lock("orders").TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrInvalid)
+	})
+}
+
+func TestCloseEndsWhatIsOwnAndReleasesNothing(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		other := harness.Client(t, s)
+		hold, err := c.Lock("mine").Lock(t.Context())
+		require.NoError(t, err)
+		fixed, err := c.Lock("mine too").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		theirs, err := other.Lock("theirs").Lock(t.Context())
+		require.NoError(t, err)
+		var waiters sync.WaitGroup
+		for _, name := range []string{"mine", "theirs", "theirs"} {
+			waiters.Go(func() {
+				_, err := c.Lock(name).Lock(context.Background())
+				assert.ErrorIs(t, err, lock.ErrClosed)
+			})
+		}
+		harness.Eventually(t, 10*time.Second, "waiters listen", func() bool { return c.PubSub().Subscribed == 2 })
+
+		c.Close()
+		c.Close()
+		waiters.Wait()
+		for _, h := range []lock.Hold{hold, fixed} {
+			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrClosed)
+			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrClosed)
+			require.Zero(t, h.Remaining())
+		}
+		_, err = c.Lock("new").TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrClosed)
+		_, err = c.Lock("new").IsLocked(t.Context())
+		require.ErrorIs(t, err, lock.ErrClosed)
+		require.ErrorIs(t, c.Ping(t.Context()), lock.ErrClosed)
+
+		require.NoError(t, theirs.Context().Err())
+		require.NoError(t, theirs.Unlock(t.Context()))
+		// What was held is free when its lease is over.
+		begin := time.Now()
+		require.NoError(t, other.Lock("mine").Do(t.Context(), nothing))
+		require.Less(t, time.Since(begin), timeout+time.Second)
+	})
+}
+
+func TestWrapLeavesTheConnectionOpen(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn := harness.Conn(t, s.Addr)
+		c, err := redlatch.Wrap(t.Context(), conn)
+		require.NoError(t, err)
+		works(t, c, "orders")
+		c.Close()
+		require.NoError(t, conn.Do(t.Context(), conn.B().Ping().Build()).Error())
+	})
+}
+
+func TestUncontendedPairIsTwoCommands(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
+		require.NoError(t, c.Lock("orders").Do(t.Context(), nothing)) // loads the scripts
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		const pairs = 50
+		for range pairs {
+			require.NoError(t, c.Lock("orders").Do(t.Context(), nothing))
+		}
+		calls := harness.Commands(t, conn)
+		assert.Equal(t, 2*pairs, calls["evalsha"])
+		for _, name := range []string{"eval", "subscribe", "get", "del|latch", "script|load"} {
+			assert.Zero(t, calls[name], name)
+		}
+		assert.LessOrEqual(t, calls["set"], 0)
+	})
+}
+
+func TestHandOffIsOneCommand(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const waiters = 10 // fewer than the limit of hand-offs
+		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
+		l := c.Lock("orders")
+		works(t, c, "orders") // loads the scripts
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		holds := make(chan lock.Hold)
+		for range waiters {
+			go func() {
+				h, err := l.Lock(context.Background())
+				assert.NoError(t, err)
+				holds <- h
+			}()
+		}
+		harness.Eventually(t, 5*time.Second, "all wait and the subscription is confirmed", func() bool {
+			return c.PubSub().Subscribed == 1 && goroutinesIn("(*Waiter).wait") == waiters
+		})
+		harness.Eventually(t, 5*time.Second, "the attempt after the subscription is over", func() bool {
+			return goroutinesIn("(*hold).Try") == 0
+		})
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		for range waiters {
+			require.NoError(t, h.Unlock(t.Context()))
+			h = <-holds
+		}
+		calls := harness.Commands(t, conn)
+		assert.Equal(t, waiters, calls["evalsha"])
+		assert.Zero(t, calls["publish"])
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+// goroutinesIn counts the goroutines with a frame of that function.
+func goroutinesIn(function string) int {
+	buf := make([]byte, 1<<20)
+	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
+}
+
+func TestHandOffsGiveOtherProcessesTheirTurn(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const limit = 4
+		c := harness.Client(t, s, redlatch.WithHandOffLimit(limit))
+		other := harness.Client(t, s)
+		stop, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var wg sync.WaitGroup
+		for range 3 { // always one to hand over to
+			wg.Go(func() {
+				for stop.Err() == nil {
+					_ = c.Lock("orders").Do(stop, nothing)
+				}
+			})
+		}
+		for range 20 {
+			ctx, cancel := context.WithTimeout(stop, 20*time.Second)
+			require.NoError(t, other.Lock("orders").Do(ctx, nothing))
+			cancel()
+		}
+		cancel()
+		wg.Wait()
+	})
+}
+
+func TestAnIdleWaiterIsQuiet(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		holder, c, conn := harness.Client(t, s), harness.Client(t, s), harness.Conn(t, s.Addr)
+		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		for range 8 {
+			wg.Go(func() { _, _ = c.Lock("orders").Lock(ctx) })
+		}
+		harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Subscribed == 1 })
+		harness.Eventually(t, 5*time.Second, "all attempts are over", func() bool { return goroutinesIn("(*hold).Try") == 0 })
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		const watch = 6 * time.Second // longer than the safety poll
+		<-time.After(watch)
+		calls := harness.Commands(t, conn)
+		assert.Less(t, calls["evalsha"]+calls["eval"]+calls["subscribe"], int(watch/time.Second))
+		cancel()
+		wg.Wait()
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+func TestServerStopped(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s)
+		works(t, c, "orders")
+		s.Kill()
+		_, err := c.Lock("orders").Lock(t.Context(), lock.Wait(5*time.Second), lock.Lease(10*time.Second))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, lock.ErrNotAcquired)
+		_, err = c.Lock("orders").TryLock(t.Context())
+		require.Error(t, err)
+		require.NotErrorIs(t, err, lock.ErrNotAcquired)
+		require.NoError(t, s.Restart())
+		harness.Eventually(t, 10*time.Second, "the connection is back", func() bool { return c.Ping(t.Context()) == nil })
+		works(t, c, "orders")
+	})
+}
+
+// A restarted server is empty: what was held is lost, and the watchdog renews
+// what is taken afterwards, again and again.
+func TestWatchdogAfterARestart(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		l := c.Lock("orders")
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		s.Kill()
+		require.NoError(t, s.Restart())
+		select {
+		case <-h.Context().Done():
+		case <-time.After(2 * timeout):
+			require.Fail(t, "the hold does not end")
+		}
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(h.Context()), &lost)
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+		harness.Eventually(t, 10*time.Second, "the connection is back", func() bool { return c.Ping(t.Context()) == nil })
+		for range 2 {
+			h, err = l.Lock(t.Context())
+			require.NoError(t, err)
+			select {
+			case <-h.Context().Done():
+				require.Fail(t, "lost", context.Cause(h.Context()))
+			case <-time.After(2 * timeout):
+			}
+			require.Greater(t, h.Remaining(), timeout/3)
+			require.NoError(t, h.Unlock(t.Context()))
+			<-time.After(timeout) // the watchdog has nothing to do meanwhile
+		}
+	})
+}
+
+func TestWaitersSurviveARestart(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		holder, c := harness.Client(t, s), harness.Client(t, s)
+		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		waiter := make(chan error, 1)
+		go func() { waiter <- c.Lock("orders").Do(context.Background(), nothing) }()
+		harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Subscribed == 1 })
+		s.Kill()
+		require.NoError(t, s.Restart())
+		select {
+		case err := <-waiter:
+			require.NoError(t, err)
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "the waiter hangs")
+		}
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	})
+}
+
+func TestScriptFlush(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		for range 3 {
+			harness.Do(t, s.Addr, "SCRIPT", "FLUSH")
+			h, err := c.Lock("orders").Lock(t.Context())
+			require.NoError(t, err)
+			harness.Do(t, s.Addr, "SCRIPT", "FLUSH")
+			require.NoError(t, h.Extend(t.Context(), time.Minute))
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+	})
+}
+
+func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var mu sync.Mutex
+		var log bytes.Buffer
+		logger := slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil))
+		c := harness.Client(t, s, redlatch.WithLogger(logger))
+		drop := func() {
+			h, err := c.Lock("orders").Lock(t.Context())
+			require.NoError(t, err)
+			require.NotNil(t, h.Context())
+		}
+		drop()
+		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
+			runtime.GC()
+			locked, err := c.Lock("orders").IsLocked(t.Context())
+			return err == nil && !locked
+		})
+		mu.Lock()
+		defer mu.Unlock()
+		require.Contains(t, log.String(), "dropped without Unlock")
+		require.Contains(t, log.String(), "client_test.go")
+	})
+}
+
+type lockedWriter struct {
+	mu *sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (w *lockedWriter) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.w.Write(b)
+}
+
+func TestManyHoldsAreRenewedTogether(t *testing.T) {
+	const timeout, holds = 2 * time.Second, 500
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, conn := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Conn(t, s.Addr)
+		all := make([]lock.Hold, holds)
+		for i := range all {
+			var err error
+			all[i], err = c.Lock(fmt.Sprint("lock ", i)).Lock(t.Context())
+			require.NoError(t, err)
+		}
+		// One of them becomes something else: it alone is lost.
+		harness.Do(t, s.Addr, "SET", "lock 7", "precious")
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		<-time.After(2 * timeout)
+		calls := harness.Commands(t, conn)
+		// Each is renewed six times meanwhile.
+		assert.Less(t, calls["evalsha"]+calls["eval"], 6*holds/4, "renewals are not batched")
+		for i, h := range all {
+			if i == 7 {
+				assert.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+				assert.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+				continue
+			}
+			assert.NoError(t, h.Context().Err())
+			assert.NoError(t, h.Unlock(t.Context()))
+		}
+	})
+}
+
+func TestRESP2(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, AlwaysRESP2: true})
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "orders")
+		h, err := c.FencedLock("fenced").Lock(t.Context())
+		require.NoError(t, err)
+		// Woken by message, from a client that speaks RESP3.
+		other := harness.Client(t, s)
+		theirs, err := other.Lock("theirs").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		waited := make(chan error, 1)
+		go func() { waited <- c.Lock("theirs").Do(context.Background(), nothing) }()
+		harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Subscribed >= 1 })
+		require.NoError(t, theirs.Unlock(t.Context()))
+		require.NoError(t, <-waited)
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "on", ">secret", "resetchannels", "-@all",
+			"~app:*", "~redisson_*:{app:*", "&redisson_*:{app:*",
+			"+@connection", "+@scripting", "+@pubsub", "+@hash", "+@string", "+@keyspace", "+@read")
+		c, err := redlatch.Open(t.Context(), "redis://app:secret@"+s.Addr)
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "app:orders")
+		require.NoError(t, c.FencedLock("app:fenced").Do(t.Context(), nothing))
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		require.NoError(t, c.Lock("app:named").Do(ctx, nothing))
+		_, err = c.Lock("elsewhere").TryLock(t.Context())
+		require.ErrorContains(t, err, "NOPERM")
+		_, err = redlatch.Open(t.Context(), "redis://app:wrong@"+s.Addr)
+		require.ErrorContains(t, err, "WRONGPASS")
+	})
+}
+
+func TestSubscribingForbidden(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
+		c, err := redlatch.Open(t.Context(), "redis://mute:secret@"+s.Addr)
+		require.NoError(t, err)
+		defer c.Close()
+		h, err := harness.Client(t, s).Lock("orders").Lock(t.Context(), lock.Lease(700*time.Millisecond))
+		require.NoError(t, err)
+		begin := time.Now()
+		require.NoError(t, c.Lock("orders").Do(t.Context(), nothing))
+		require.Less(t, time.Since(begin), 5*time.Second)
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	})
+}
+
+func TestUnixSocket(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		dir, err := os.MkdirTemp("", "redlatch") // a short path: sockets allow about 100 characters
+		require.NoError(t, err)
+		defer os.RemoveAll(dir)
+		socket := filepath.Join(dir, "s")
+		harness.Own(t, shared.Program, "--unixsocket", socket)
+		c, err := redlatch.Open(t.Context(), "unix://"+socket)
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "orders")
+	})
+}
+
+func TestTLS(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		dir := t.TempDir()
+		cert, key, pool := selfSigned(t, dir)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		addr := l.Addr().String()
+		_, port, _ := net.SplitHostPort(addr)
+		require.NoError(t, l.Close())
+		harness.Own(t, shared.Program, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
+			"--tls-auth-clients", "no", "--tls-ca-cert-file", cert)
+		opt, err := redlatch.ParseURL("rediss://" + addr)
+		require.NoError(t, err)
+		opt.TLSConfig.RootCAs = pool
+		c, err := redlatch.New(t.Context(), opt)
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "orders")
+		_, err = redlatch.Open(t.Context(), "rediss://"+addr) // nobody vouches for the certificate
+		require.ErrorContains(t, err, "certificate")
+	})
+}
+
+func selfSigned(t *testing.T, dir string) (certFile, keyFile string, pool *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	require.NoError(t, os.WriteFile(certFile, certPEM, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	pool = x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(certPEM))
+	return certFile, keyFile, pool
+}
+
+func TestSentinel(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		primary := harness.Own(t, shared.Program)
+		host, port, _ := net.SplitHostPort(primary.Addr)
+		conf := filepath.Join(t.TempDir(), "sentinel.conf")
+		require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil, "sentinel monitor main %s %s 1\n", host, port), 0o600))
+		sentinel := harness.Sentinel(t, shared.Program, conf)
+		c, err := redlatch.Open(t.Context(), "redis://"+sentinel+"?master_set=main")
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "orders")
+	})
+}
+
+func TestCluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		for _, mode := range []pubsub.Mode{pubsub.Auto, pubsub.Sharded, pubsub.Plain} {
+			t.Run(mode.String(), func(t *testing.T) {
+				var addrs []string
+				for _, p := range cluster.Primaries {
+					addrs = append(addrs, p.Addr)
+				}
+				c := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
+				other := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
+				// Enough names for every primary to have some.
+				var wg sync.WaitGroup
+				for i := range 12 {
+					name := fmt.Sprint("orders-", i)
+					for range 3 {
+						works(t, c, name)
+					}
+					require.NoError(t, c.FencedLock(name+":fenced").Do(t.Context(), nothing))
+					ctx := lock.WithOwner(t.Context(), c.NewOwner())
+					require.NoError(t, c.Lock("{"+name+"}:named").Do(ctx, nothing))
+
+					// A waiter elsewhere is woken by message: the lease is no help.
+					h, err := c.Lock(name).Lock(t.Context(), lock.Lease(time.Hour))
+					require.NoError(t, err)
+					wg.Go(func() { assert.NoError(t, other.Lock(name).Do(context.Background(), nothing)) })
+					harness.Eventually(t, 10*time.Second, "subscribed", func() bool { return other.PubSub().Subscribed == i+1 })
+					begin := time.Now()
+					require.NoError(t, h.Unlock(t.Context()))
+					wg.Wait()
+					require.Less(t, time.Since(begin), 3*time.Second, "woken by the safety poll")
+				}
+				want := len(addrs)
+				if mode == pubsub.Plain {
+					want = 1
+				}
+				require.Equal(t, want, other.PubSub().Connections)
+			})
+		}
+	})
+}
+
+func TestClusterRenewsAcrossSlots(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		c := harness.ClientAt(t, []string{cluster.Primaries[0].Addr}, redlatch.WithWatchdogTimeout(timeout))
+		holds := make([]lock.Hold, 50)
+		for i := range holds {
+			var err error
+			holds[i], err = c.Lock(fmt.Sprint("held-", i)).Lock(t.Context())
+			require.NoError(t, err)
+		}
+		<-time.After(2 * timeout)
+		for _, h := range holds {
+			require.NoError(t, h.Context().Err())
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+	})
+}
+
+func TestGuardRefusesTheHolderThatWasOvertaken(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		var guard rlock.Guard
+		late, err := c.FencedLock("orders").Lock(t.Context(), lock.Lease(100*time.Millisecond))
+		require.NoError(t, err)
+		<-late.Context().Done() // and its holder does not look
+		require.NoError(t, c.FencedLock("orders").Do(t.Context(), nothing))
+		h, err := c.FencedLock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, guard.Check(h.Token()))
+		require.ErrorIs(t, guard.Check(late.Token()), rlock.ErrStaleToken)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.True(t, errors.Is(late.Unlock(t.Context()), lock.ErrLost))
+	})
+}
