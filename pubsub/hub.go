@@ -312,8 +312,9 @@ func (h *Hub) sweep() {
 }
 
 func (h *Hub) coolDown(w warmed) {
-	// A channel that was used again meanwhile has a later entry, or none.
-	if w.ch.idleSince.Equal(w.since) {
+	// A channel that was used again meanwhile has a later entry, or none; one
+	// that went with its connection may have a successor of the same name.
+	if w.ch.idleSince.Equal(w.since) && h.channels[w.ch.name] == w.ch {
 		h.drop(w.ch)
 	}
 }

@@ -33,12 +33,23 @@ func Main(m *testing.M, workers map[string]func(args []string) error) {
 		s.Stop()
 	}
 	if code == 0 {
-		if err := goleak.Find(); err != nil {
+		if err := leaked(); err != nil {
 			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
 			code = 1
 		}
 	}
 	os.Exit(code)
+}
+
+// leaked returns the goroutines that do not end. It is patient: rueidis has
+// some that sleep for a second before they see that their client is closed.
+func leaked() (err error) {
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		if err = goleak.Find(); err == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // programs are the servers every test runs on. REDLATCH_SERVERS names those

@@ -89,7 +89,8 @@ type Request struct {
 // Config is what Queues needs to know.
 type Config struct {
 	Wheel *watchdog.Wheel
-	Hub   *pubsub.Hub
+	// Subscribe is the hub's, and returns how to end the subscription.
+	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
 	// HandOffs is how often in a row a key may be passed on within the process
 	// before other processes get a chance.
 	HandOffs int
@@ -141,7 +142,7 @@ type keyState struct {
 	holders int
 
 	first, last *Waiter
-	sub         *pubsub.Subscription
+	unsubscribe func() // nil: not subscribed
 	attempting  bool
 	again       bool // something has happened since the last attempt began
 	polled      bool // and it was the timer
@@ -244,7 +245,9 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 			return nil
 		}
 		if err != nil || req.Once {
-			e.nudge()
+			if inTurn {
+				e.nudge() // whoever came meanwhile has waited for this attempt
+			}
 			e.leave()
 			s.mu.Unlock()
 			if err == nil {
@@ -304,7 +307,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 					return attemptErr
 				}
 				continue
-			case e.sub == nil && w.req.Channel != "":
+			case e.unsubscribe == nil && w.req.Channel != "":
 				e.subscribe(w.req.Channel)
 				continue
 			}
@@ -383,7 +386,7 @@ func (w *Waiter) attempt(ctx context.Context) (done bool, err error) {
 // nobody back from here.
 func (e *entry) subscribe(channel string) {
 	var confirmed bool
-	e.sub, confirmed = e.queues.cfg.Hub.Subscribe(channel, e)
+	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
 	if confirmed && e.holders == 0 {
 		// A message may have passed between the last attempt and now.
 		e.again = true
@@ -460,7 +463,7 @@ func (e *entry) Notify(ev pubsub.Event) {
 	defer e.shard.mu.Unlock()
 	if !ev.Subscribed && e.turns.letPass() {
 		if e.first != nil {
-			e.lookAt(time.Now().Add(yieldFor))
+			e.lookAt(time.Now().Add(e.turns.patience()))
 		}
 		return
 	}
@@ -512,9 +515,9 @@ func (e *entry) unlink(w *Waiter) {
 	w.next, w.prev = nil, nil
 	if e.first != nil {
 		e.arm() // the next head sleeps through its promotion
-	} else if e.sub != nil {
-		e.sub.Close()
-		e.sub = nil
+	} else if e.unsubscribe != nil {
+		e.unsubscribe()
+		e.unsubscribe = nil
 	}
 }
 
@@ -594,7 +597,7 @@ func (q *Queues) Released(key Key, told int) {
 	case e.holders > 0:
 		// The same owner holds on.
 	case e.first != nil && !e.attempting && e.turns.released(told):
-		e.lookAt(time.Now().Add(yieldFor))
+		e.lookAt(time.Now().Add(e.turns.patience()))
 	default:
 		e.turns.yielding = false
 		e.nudge()

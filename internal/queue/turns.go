@@ -1,5 +1,7 @@
 package queue
 
+import "time"
+
 // turns shares a key between processes. Without it the process that has just
 // released the key would usually take it again: its goroutines run already,
 // while those of the others have to be woken; and of these the same one would
@@ -11,9 +13,9 @@ package queue
 // How many others there are is what PUBLISH returns, and that is too many:
 // some are subscribed and not waiting. Standing back for them leaves the key
 // idle until a timer ends it. Therefore the number of releases to let pass
-// grows by one at a time and falls back to none when it was too high, and
-// growth becomes slower each time; and if nobody comes at all, standing back is
-// left out for a while.
+// grows by one at a time and shrinks by one when it was too high, and growth
+// becomes slower each time; and if nobody comes at all, standing back is left
+// out for a while.
 type turns struct {
 	yielding bool
 	echo     bool // the message of the own release is still to come
@@ -67,6 +69,13 @@ func (t *turns) letPass() bool {
 	return false
 }
 
+// patience is how long to wait for a sign of others. Who lets more others pass
+// gives up sooner: when the key lies idle, it is more likely the one that waits
+// for too many.
+func (t *turns) patience() time.Duration {
+	return yieldFor / time.Duration(1+t.sitOut)
+}
+
 // attempted is called after an attempt, with whether the timer caused it.
 func (t *turns) attempted(byTimer, acquired bool) {
 	if !t.yielding {
@@ -79,7 +88,7 @@ func (t *turns) attempted(byTimer, acquired bool) {
 		return
 	case !byTimer:
 	case t.sitOut > 0:
-		t.sitOut, t.streak, t.calm = 0, 0, min(max(4, 2*t.calm), maxDoubt)
+		t.sitOut, t.streak, t.calm = t.sitOut-1, 0, min(max(4, 2*t.calm), maxDoubt)
 	default:
 		t.lonely = min(max(1, 2*t.lonely), maxDoubt)
 		t.skip = t.lonely

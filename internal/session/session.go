@@ -79,10 +79,15 @@ func New(cfg Config) *Session {
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
 	s.Queues = queue.New(queue.Config{
-		Wheel: s.Dog.Wheel(), Hub: s.Hub, HandOffs: cfg.HandOffs,
+		Wheel: s.Dog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
 		Patience: cfg.WatchdogTimeout, OnPoll: cfg.Telemetry.Poll,
 	})
 	return s
+}
+
+func (s *Session) subscribe(channel string, l pubsub.Listener) (func(), bool) {
+	sub, confirmed := s.Hub.Subscribe(channel, l)
+	return sub.Close, confirmed
 }
 
 // Cluster reports whether the server is a cluster.

@@ -1,10 +1,14 @@
 package testserver
 
 import (
+	"context"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"time"
+
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 // Cluster is a running cluster.
@@ -88,6 +92,49 @@ func keyOfSlotRange(i, n int) string {
 	// Their slots are 3300, 7365 and 15495.
 	keys := []string{"b", "c", "a"}
 	return keys[i*len(keys)/n]
+}
+
+// MoveSlotOf gives the slot of an empty key to another primary.
+func (c *Cluster) MoveSlotOf(ctx context.Context, key string) error {
+	slot := strconv.Itoa(wire.Slot(key))
+	ids := make([]string, len(c.Primaries))
+	owner := -1
+	for i, s := range c.Primaries {
+		var err error
+		if ids[i], err = commandBulk(s.Addr, "CLUSTER", "MYID"); err != nil {
+			return err
+		}
+		reply, err := Command(s.Addr, "GET", key)
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(reply, "-MOVED") {
+			owner = i
+		}
+	}
+	if owner < 0 {
+		return fmt.Errorf("nobody has slot %s", slot)
+	}
+	to := (owner + 1) % len(c.Primaries)
+	steps := []struct {
+		node  int
+		words []string
+	}{
+		{to, []string{"CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner]}},
+		{owner, []string{"CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]}},
+		{to, []string{"CLUSTER", "SETSLOT", slot, "NODE", ids[to]}},
+		{owner, []string{"CLUSTER", "SETSLOT", slot, "NODE", ids[to]}},
+	}
+	for _, step := range steps {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		reply, err := Command(c.Primaries[step.node].Addr, step.words...)
+		if err != nil || reply != "+OK" {
+			return fmt.Errorf("%s: %s: %w", strings.Join(step.words, " "), reply, err)
+		}
+	}
+	return nil
 }
 
 func argOf(args []string, name string) string {

@@ -156,9 +156,21 @@ func (s *Server) launch() error {
 // line of the reply. It serves to set a server up and to look after it without
 // the client under test.
 func Command(addr string, words ...string) (string, error) {
+	lines, err := command(addr, 1, words)
+	return lines[0], err
+}
+
+// commandBulk is Command for a reply that is a bulk string.
+func commandBulk(addr string, words ...string) (string, error) {
+	lines, err := command(addr, 2, words)
+	return lines[1], err
+}
+
+func command(addr string, lines int, words []string) ([]string, error) {
+	reply := make([]string, lines)
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
-		return "", err
+		return reply, err
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
@@ -168,8 +180,15 @@ func Command(addr string, words ...string) (string, error) {
 		fmt.Fprintf(&req, "$%d\r\n%s\r\n", len(w), w)
 	}
 	if _, err := conn.Write([]byte(req.String())); err != nil {
-		return "", err
+		return reply, err
 	}
-	line, err := bufio.NewReader(conn).ReadString('\n')
-	return strings.TrimRight(line, "\r\n"), err
+	r := bufio.NewReader(conn)
+	for i := range reply {
+		line, err := r.ReadString('\n')
+		if err != nil {
+			return reply, err
+		}
+		reply[i] = strings.TrimRight(line, "\r\n")
+	}
+	return reply, nil
 }

@@ -1,0 +1,540 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+const (
+	handOffs = 4
+	patience = 30 * time.Second
+	latency  = time.Millisecond
+)
+
+var key = Key{Kind: "lock", Name: "orders"}
+
+// world is a server with one key, the hub, and the queues of one process.
+type world struct {
+	*Queues
+	t *testing.T
+
+	mu        sync.Mutex
+	taken     bool
+	freeIn    time.Duration // what a failed attempt is told
+	err       error
+	attempts  int
+	inFlight  int
+	listeners map[pubsub.Listener]bool
+	deaf      bool // subscriptions are never confirmed and hear nothing
+}
+
+func run(t *testing.T, test func(w *world)) {
+	synctest.Test(t, func(t *testing.T) {
+		wheel := watchdog.NewWheel(nil)
+		defer wheel.Stop()
+		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}}
+		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, Patience: patience})
+		test(w)
+		synctest.Wait()
+		for i := range w.shards {
+			assert.Empty(t, w.shards[i].entries, "entries are left")
+		}
+		assert.Empty(t, w.listeners, "subscriptions are left")
+	})
+}
+
+func (w *world) subscribe(_ string, l pubsub.Listener) (func(), bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.listeners[l] = true
+	if !w.deaf {
+		time.AfterFunc(latency, func() { w.notify(pubsub.Event{Subscribed: true}) })
+	}
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.listeners, l)
+	}, false
+}
+
+func (w *world) notify(ev pubsub.Event) {
+	w.mu.Lock()
+	var all []pubsub.Listener
+	for l := range w.listeners {
+		all = append(all, l)
+	}
+	deaf := w.deaf
+	w.mu.Unlock()
+	for _, l := range all {
+		if !deaf {
+			l.Notify(ev)
+		}
+	}
+}
+
+// set changes the world between attempts.
+func (w *world) set(change func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	change()
+}
+
+func (w *world) tries() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.attempts
+}
+
+// caller is somebody who wants the key.
+type caller struct {
+	w    *world
+	name string
+	done chan error
+}
+
+func (c *caller) Try(ctx context.Context) (Verdict, error) {
+	w := c.w
+	w.set(func() { w.inFlight++; w.attempts++ })
+	defer w.set(func() { w.inFlight-- })
+	assert.Equal(w.t, 1, w.inFlightNow(), "attempts of one key at once")
+	select {
+	case <-time.After(latency):
+	case <-ctx.Done():
+		return Verdict{}, &Unavailable{ctx.Err()}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.err != nil {
+		return Verdict{}, w.err
+	}
+	if w.taken {
+		return Verdict{FreeIn: w.freeIn}, nil
+	}
+	w.taken = true
+	return Verdict{Acquired: true}, nil
+}
+
+func (w *world) inFlightNow() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.inFlight
+}
+
+// ask starts an acquisition.
+func (w *world) ask(ctx context.Context, name string, change ...func(*Request)) *caller {
+	c := &caller{w: w, name: name, done: make(chan error, 1)}
+	req := Request{Key: key, Acquirer: c, Channel: "channel"}
+	for _, f := range change {
+		f(&req)
+	}
+	go func() { c.done <- w.Acquire(ctx, req) }()
+	synctest.Wait()
+	return c
+}
+
+func (c *caller) has() bool {
+	synctest.Wait()
+	select {
+	case err := <-c.done:
+		require.NoError(c.w.t, err, c.name)
+		return true
+	default:
+		return false
+	}
+}
+
+// release gives the key back as a holder does: to the next waiter, or for all.
+func (w *world) release() {
+	for {
+		next := w.Successor(key)
+		if next == nil {
+			break
+		}
+		time.Sleep(latency)
+		if next.Grant() {
+			return
+		}
+	}
+	time.Sleep(latency)
+	w.set(func() { w.taken = false })
+	w.notify(pubsub.Event{Payload: "0"})
+	w.Released(key, -1)
+}
+
+// elsewhere is another process that has the key.
+func (w *world) takeElsewhere() { w.set(func() { w.taken = true }) }
+
+func (w *world) releaseElsewhere() {
+	w.set(func() { w.taken = false })
+	w.notify(pubsub.Event{Payload: "0"})
+}
+
+func TestWaitersAreServedInTheOrderTheyCame(t *testing.T) {
+	run(t, func(w *world) {
+		var all []*caller
+		for range 3 * handOffs {
+			all = append(all, w.ask(w.t.Context(), "waiter"))
+			time.Sleep(time.Second)
+		}
+		for i, c := range all {
+			time.Sleep(time.Second)
+			require.True(t, c.has(), "waiter %d", i)
+			for _, later := range all[i+1:] {
+				require.False(t, later.has())
+			}
+			w.release()
+		}
+	})
+}
+
+func TestHandOffsCostNoAttempt(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		var rest []*caller
+		for range handOffs {
+			rest = append(rest, w.ask(w.t.Context(), "rest"))
+		}
+		time.Sleep(10 * latency)
+		before := w.tries()
+		require.True(t, first.has())
+		for _, c := range rest {
+			w.release()
+			require.True(t, c.has())
+		}
+		assert.Equal(t, before, w.tries())
+		w.release()
+	})
+}
+
+func TestAfterItsHandOffsAProcessStandsBack(t *testing.T) {
+	run(t, func(w *world) {
+		c := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		var rest []*caller
+		for range handOffs + 1 {
+			rest = append(rest, w.ask(w.t.Context(), "rest"))
+		}
+		time.Sleep(10 * latency)
+		require.True(t, c.has())
+		for _, c := range rest[:handOffs] {
+			w.release()
+			require.True(t, c.has())
+		}
+		before := w.tries()
+		w.release() // the limit: now it is for all
+		last := rest[handOffs]
+		time.Sleep(latency)
+		w.takeElsewhere()
+		time.Sleep(yieldFor / 2)
+		require.False(t, last.has())
+		assert.Equal(t, before, w.tries())
+		w.releaseElsewhere()
+		time.Sleep(2 * latency)
+		require.True(t, last.has())
+		w.release()
+	})
+}
+
+func TestALostMessageDelaysAndDoesNotStrand(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		freeIn time.Duration
+		within time.Duration
+	}{
+		{"known expiry", time.Second, time.Second + 10*time.Millisecond},
+		{"no expiry", -1, safetyPoll + 10*time.Millisecond},
+		{"far expiry", time.Hour, safetyPoll + 10*time.Millisecond},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, func(w *world) {
+				w.deaf, w.freeIn = true, tt.freeIn
+				w.takeElsewhere()
+				c := w.ask(w.t.Context(), "waiter")
+				time.Sleep(2 * latency)
+				w.releaseElsewhere()
+				time.Sleep(tt.within)
+				require.True(t, c.has())
+				w.release()
+			})
+		})
+	}
+}
+
+func TestAMessageWakesTheHeadAlone(t *testing.T) {
+	run(t, func(w *world) {
+		w.takeElsewhere()
+		a, b := w.ask(w.t.Context(), "a"), w.ask(w.t.Context(), "b")
+		time.Sleep(time.Second)
+		before := w.tries()
+		w.notify(pubsub.Event{Payload: "0"}) // and it is still taken
+		time.Sleep(time.Second)
+		assert.Equal(t, before+1, w.tries())
+		w.releaseElsewhere()
+		time.Sleep(2 * latency)
+		require.True(t, a.has())
+		require.False(t, b.has())
+		w.release()
+		require.True(t, b.has())
+		w.release()
+	})
+}
+
+func TestTheNextWaiterTakesOverWhenTheHeadLeaves(t *testing.T) {
+	for _, how := range []string{"waiting", "trying", "deadline"} {
+		t.Run(how, func(t *testing.T) {
+			run(t, func(w *world) {
+				w.takeElsewhere()
+				ctx, cancel := context.WithCancelCause(w.t.Context())
+				head := w.ask(ctx, "head", func(r *Request) {
+					if how == "deadline" {
+						r.Deadline = time.Now().Add(2 * time.Second)
+					}
+				})
+				next := w.ask(w.t.Context(), "next")
+				time.Sleep(time.Second)
+				boom := errors.New("boom")
+				switch how {
+				case "waiting":
+					cancel(boom)
+				case "trying":
+					w.releaseElsewhere()
+					synctest.Wait()
+					cancel(boom)
+				case "deadline":
+					time.Sleep(time.Second + 10*time.Millisecond)
+				}
+				err := <-head.done
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				if how != "deadline" {
+					require.ErrorIs(t, err, boom)
+				}
+				if how != "trying" {
+					w.releaseElsewhere()
+				}
+				time.Sleep(5 * latency)
+				require.True(t, next.has())
+				w.release()
+				cancel(nil)
+			})
+		})
+	}
+}
+
+func TestAWaiterWhoLeavesDuringItsHandOffPassesItOn(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		ctx, cancel := context.WithCancel(w.t.Context())
+		leaver, next := w.ask(ctx, "leaver"), w.ask(w.t.Context(), "next")
+		time.Sleep(10 * latency)
+		require.True(t, first.has())
+		s := w.Successor(key)
+		require.Same(t, leaver, s.Acquirer())
+		cancel()
+		require.ErrorIs(t, <-leaver.done, context.Canceled)
+		require.False(t, s.Grant())
+		w.release() // in its name
+		require.True(t, next.has())
+		w.release()
+	})
+}
+
+func TestAHandOffThatFailedLeavesTheWaiterFirst(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		head, next := w.ask(w.t.Context(), "head"), w.ask(w.t.Context(), "next")
+		time.Sleep(10 * latency)
+		require.True(t, first.has())
+		s := w.Successor(key)
+		s.Return()
+		w.set(func() { w.taken = false })
+		w.Released(key, 0)
+		time.Sleep(2 * latency)
+		require.True(t, head.has())
+		require.False(t, next.has())
+		w.release()
+		require.True(t, next.has())
+		w.release()
+	})
+}
+
+func TestNobodyIsHandedWhatTheServerMustDecide(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		second := w.ask(w.t.Context(), "second", func(r *Request) { r.NoHandOff = true })
+		time.Sleep(10 * latency)
+		require.True(t, first.has())
+		require.Nil(t, w.Successor(key))
+		w.release()
+		time.Sleep(2 * latency)
+		require.True(t, second.has())
+		w.release()
+	})
+}
+
+func TestOnceAndMayHoldDoNotQueue(t *testing.T) {
+	run(t, func(w *world) {
+		w.takeElsewhere()
+		waiter := w.ask(w.t.Context(), "waiter")
+		time.Sleep(time.Second)
+		before := w.tries()
+		require.ErrorIs(t, w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
+		require.Equal(t, before+1, w.tries())
+		again := w.ask(w.t.Context(), "again", func(r *Request) { r.MayHold = true })
+		time.Sleep(time.Second)
+		require.Equal(t, before+2, w.tries())
+		w.releaseElsewhere()
+		time.Sleep(2 * latency)
+		require.True(t, waiter.has())
+		w.release()
+		time.Sleep(2 * latency)
+		require.True(t, again.has())
+		w.release()
+	})
+}
+
+func TestAnErrorOfTheFirstAttemptIsReturned(t *testing.T) {
+	run(t, func(w *world) {
+		boom := errors.New("boom")
+		w.set(func() { w.err = &Unavailable{boom} })
+		err := w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}})
+		require.ErrorIs(t, err, boom)
+		require.Equal(t, 1, w.tries())
+		var u *Unavailable
+		require.False(t, errors.As(err, &u), "the wrapper stays inside")
+	})
+}
+
+func TestAWaiterRidesOutAnOutage(t *testing.T) {
+	boom := errors.New("boom")
+	for _, tt := range []struct {
+		name   string
+		outage time.Duration
+		err    error
+		want   error
+	}{
+		{"short", patience / 2, &Unavailable{boom}, nil},
+		{"long", 2 * patience, &Unavailable{boom}, boom},
+		{"refused", time.Hour, boom, boom},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, func(w *world) {
+				w.takeElsewhere()
+				w.freeIn = time.Second
+				c := w.ask(w.t.Context(), "waiter")
+				time.Sleep(10 * time.Millisecond)
+				before := w.tries()
+				w.set(func() { w.err = tt.err })
+				time.AfterFunc(tt.outage, func() { w.set(func() { w.err, w.taken = nil, false }) })
+				err := <-c.done
+				if tt.want == nil {
+					require.NoError(t, err)
+					// Neither hot nor asleep.
+					assert.Greater(t, w.tries()-before, int(tt.outage/maxRetry)-2)
+					assert.Less(t, w.tries()-before, int(tt.outage/minRetry))
+					w.release()
+					return
+				}
+				require.ErrorIs(t, err, tt.want)
+				var u *Unavailable
+				require.False(t, errors.As(err, &u), "the wrapper stays inside")
+			})
+		})
+	}
+}
+
+func TestBackoffWhereNothingIsPublished(t *testing.T) {
+	run(t, func(w *world) {
+		w.takeElsewhere()
+		var asked []int
+		c := w.ask(w.t.Context(), "waiter", func(r *Request) {
+			r.Channel = ""
+			r.Backoff = func(n int) time.Duration {
+				asked = append(asked, n)
+				return 100 * time.Millisecond
+			}
+		})
+		time.Sleep(450 * time.Millisecond)
+		w.set(func() { w.taken = false })
+		time.Sleep(110 * time.Millisecond)
+		require.True(t, c.has())
+		require.Equal(t, []int{1, 2, 3, 4, 5}[:len(asked)], asked)
+		require.GreaterOrEqual(t, len(asked), 4)
+		w.release()
+	})
+}
+
+func TestCloseEndsEveryWait(t *testing.T) {
+	run(t, func(w *world) {
+		w.takeElsewhere()
+		a, b := w.ask(w.t.Context(), "a"), w.ask(w.t.Context(), "b")
+		time.Sleep(time.Second)
+		w.Close()
+		require.ErrorIs(t, <-a.done, lock.ErrClosed)
+		require.ErrorIs(t, <-b.done, lock.ErrClosed)
+	})
+}
+
+func TestLostHoldsWakeTheQueue(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		second := w.ask(w.t.Context(), "second")
+		time.Sleep(10 * latency)
+		require.True(t, first.has())
+		w.set(func() { w.taken = false })
+		w.Released(key, 0) // its lease was over
+		time.Sleep(2 * latency)
+		require.True(t, second.has())
+		w.release()
+	})
+}
+
+// Whatever happens, every caller is answered, nobody holds together with
+// another, and nothing is left.
+func TestManyCallersWithRandomFates(t *testing.T) {
+	run(t, func(w *world) {
+		var holding int
+		var wg sync.WaitGroup
+		for range 60 {
+			wg.Go(func() {
+				for range 30 {
+					ctx, cancel := context.WithCancel(w.t.Context())
+					if rand.N(3) == 0 {
+						time.AfterFunc(rand.N(20*latency), cancel)
+					}
+					c := &caller{w: w}
+					req := Request{Key: key, Acquirer: c, Channel: "channel", NoHandOff: rand.N(10) == 0}
+					if rand.N(3) == 0 {
+						req.Deadline = time.Now().Add(rand.N(20 * latency))
+					}
+					if err := w.Acquire(ctx, req); err == nil {
+						w.set(func() { holding++; assert.Equal(t, 1, holding) })
+						time.Sleep(rand.N(3 * latency))
+						w.set(func() { holding-- })
+						w.release()
+					}
+					cancel()
+					time.Sleep(rand.N(30 * latency))
+				}
+			})
+		}
+		wg.Wait()
+		time.Sleep(time.Minute)
+	})
+}

@@ -1,0 +1,328 @@
+package pubsub_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, nil) }
+
+// ear is a listener that keeps what it hears.
+type ear chan pubsub.Event
+
+func newEar() ear { return make(ear, 10_000) }
+
+func (e ear) Notify(ev pubsub.Event) { e <- ev }
+
+func (e ear) next(t *testing.T) pubsub.Event {
+	t.Helper()
+	select {
+	case ev := <-e:
+		return ev
+	case <-time.After(10 * time.Second):
+		require.FailNow(t, "nothing is heard")
+		return pubsub.Event{}
+	}
+}
+
+var (
+	subscribed = pubsub.Event{Subscribed: true}
+	message    = func(payload string) pubsub.Event { return pubsub.Event{Payload: payload} }
+)
+
+func newHub(t *testing.T, s *testserver.Server, opts pubsub.Options) (*pubsub.Hub, rueidis.Client) {
+	t.Helper()
+	conn := harness.Conn(t, s.Addr)
+	h := pubsub.New(conn, opts)
+	t.Cleanup(h.Close)
+	return h, conn
+}
+
+func numsub(t *testing.T, conn rueidis.Client, channel string) int64 {
+	t.Helper()
+	counts, err := conn.Do(t.Context(), conn.B().PubsubNumsub().Channel(channel).Build()).AsIntMap()
+	require.NoError(t, err)
+	return counts[channel]
+}
+
+func TestListenersShareASubscription(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, conn := newHub(t, s, pubsub.Options{})
+		a, b, c := newEar(), newEar(), newEar()
+		subA, confirmed := h.Subscribe("ch", a)
+		require.False(t, confirmed)
+		require.Equal(t, subscribed, a.next(t))
+		subB, confirmed := h.Subscribe("ch", b)
+		require.True(t, confirmed)
+		subC, _ := h.Subscribe("other", c)
+		require.Equal(t, subscribed, c.next(t))
+
+		require.Equal(t, int64(1), numsub(t, conn, "ch"))
+		harness.Do(t, s.Addr, "PUBLISH", "ch", "7")
+		require.Equal(t, message("7"), a.next(t))
+		require.Equal(t, message("7"), b.next(t))
+
+		subA.Close()
+		subA.Close()
+		harness.Do(t, s.Addr, "PUBLISH", "ch", "8")
+		require.Equal(t, message("8"), b.next(t))
+		assert.Empty(t, a)
+		assert.Empty(t, c)
+		require.Equal(t, pubsub.Stats{Listeners: 2, Channels: 2, Subscribed: 2, Connections: 1, Messages: 2}, h.Stats())
+		subB.Close()
+		subC.Close()
+	})
+}
+
+func TestAChannelStaysWarmForAWhile(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const warm = 300 * time.Millisecond
+		h, conn := newHub(t, s, pubsub.Options{KeepWarm: warm})
+		e := newEar()
+		sub, _ := h.Subscribe("ch", e)
+		require.Equal(t, subscribed, e.next(t))
+		sub.Close()
+		require.Equal(t, int64(1), numsub(t, conn, "ch"))
+		sub, confirmed := h.Subscribe("ch", e)
+		require.True(t, confirmed)
+		<-time.After(2 * warm) // in use: it does not cool down
+		require.Equal(t, int64(1), numsub(t, conn, "ch"))
+		sub.Close()
+		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool {
+			return numsub(t, conn, "ch") == 0 && h.Stats().Channels == 0
+		})
+		sub, confirmed = h.Subscribe("ch", e)
+		require.False(t, confirmed)
+		require.Equal(t, subscribed, e.next(t))
+		sub.Close()
+	})
+}
+
+func TestWithoutWarmthSubscribingAndLeavingAlternate(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
+		for range 200 {
+			e := newEar()
+			sub, confirmed := h.Subscribe("ch", e)
+			if !confirmed {
+				require.Equal(t, subscribed, e.next(t))
+			}
+			sub.Close()
+		}
+		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool {
+			return numsub(t, conn, "ch") == 0 && h.Stats().Channels == 0
+		})
+	})
+}
+
+func TestEveryReconnectTellsEveryListener(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const channels = 600 // more than fit one pipeline
+		var reconnects sync.WaitGroup
+		reconnects.Add(2)
+		h, _ := newHub(t, s, pubsub.Options{OnReconnect: reconnects.Done})
+		ears := make([]ear, channels)
+		for i := range ears {
+			ears[i] = newEar()
+			sub, _ := h.Subscribe(fmt.Sprint("ch", i), ears[i])
+			defer sub.Close()
+		}
+		for range 2 {
+			for _, e := range ears {
+				require.Equal(t, subscribed, e.next(t))
+			}
+			harness.Do(t, s.Addr, "CLIENT", "KILL", "TYPE", "pubsub")
+		}
+		for _, e := range ears {
+			require.Equal(t, subscribed, e.next(t))
+		}
+		reconnects.Wait()
+		harness.Do(t, s.Addr, "PUBLISH", "ch599", "1")
+		require.Equal(t, message("1"), ears[599].next(t))
+		require.Equal(t, uint64(2), h.Stats().Reconnects)
+	})
+}
+
+func TestAServerThatComesBackIsFound(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h, _ := newHub(t, s, pubsub.Options{})
+		e, late := newEar(), newEar()
+		sub, _ := h.Subscribe("ch", e)
+		require.Equal(t, subscribed, e.next(t))
+		s.Kill()
+		subLate, _ := h.Subscribe("late", late)
+		harness.Eventually(t, 5*time.Second, "the loss is noticed", func() bool { return h.Stats().Connections == 0 })
+		require.NoError(t, s.Restart())
+		require.Equal(t, subscribed, e.next(t))
+		require.Equal(t, subscribed, late.next(t))
+		sub.Close()
+		subLate.Close()
+	})
+}
+
+func TestAServerThatWasNeverThere(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h, _ := newHub(t, s, pubsub.Options{})
+		s.Kill()
+		e := newEar()
+		sub, confirmed := h.Subscribe("ch", e)
+		require.False(t, confirmed)
+		<-time.After(200 * time.Millisecond)
+		require.Empty(t, e)
+		sub.Close()
+		h.Close()
+	})
+}
+
+func TestARefusedSubscriptionIsLoggedOnceAndTheOthersWork(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "on", ">secret", "+@all", "allkeys", "resetchannels", "&allowed*")
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{s.Addr}, Username: "app", Password: "secret", DisableCache: true,
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		var mu sync.Mutex
+		var log bytes.Buffer
+		h := pubsub.New(conn, pubsub.Options{Logger: slog.New(slog.NewTextHandler(writer{&mu, &log}, nil))})
+		defer h.Close()
+		ok, refused := newEar(), newEar()
+		for i := range 5 {
+			h.Subscribe(fmt.Sprint("forbidden", i), refused)
+			h.Subscribe(fmt.Sprint("allowed", i), ok)
+		}
+		for range 5 {
+			require.Equal(t, subscribed, ok.next(t))
+		}
+		harness.Eventually(t, 5*time.Second, "logged", func() bool {
+			mu.Lock()
+			defer mu.Unlock()
+			return strings.Contains(log.String(), "refuses")
+		})
+		require.Empty(t, refused)
+		mu.Lock()
+		defer mu.Unlock()
+		require.Equal(t, 1, strings.Count(log.String(), "\n"))
+	})
+}
+
+type writer struct {
+	mu *sync.Mutex
+	w  *bytes.Buffer
+}
+
+func (w writer) Write(b []byte) (int, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.w.Write(b)
+}
+
+func TestAClosedHubIsSilent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, conn := newHub(t, s, pubsub.Options{})
+		e := newEar()
+		sub, _ := h.Subscribe("ch", e)
+		require.Equal(t, subscribed, e.next(t))
+		h.Close()
+		h.Close()
+		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool { return numsub(t, conn, "ch") == 0 })
+		sub.Close()
+		sub, confirmed := h.Subscribe("ch", e)
+		require.False(t, confirmed)
+		sub.Close()
+		require.Empty(t, e)
+	})
+}
+
+// TestChurn subscribes and leaves from many goroutines while connections are
+// killed: afterwards everybody hears, and nothing is left.
+func TestChurn(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, conn := newHub(t, s, pubsub.Options{KeepWarm: time.Millisecond})
+		stop, cancel := context.WithCancel(t.Context())
+		var killer, wg sync.WaitGroup
+		killer.Go(func() {
+			for stop.Err() == nil {
+				_, _ = testserver.Command(s.Addr, "CLIENT", "KILL", "TYPE", "pubsub")
+				<-time.After(20 * time.Millisecond)
+			}
+		})
+		for g := range 8 {
+			wg.Go(func() {
+				for i := range 100 {
+					e := newEar()
+					sub, confirmed := h.Subscribe(fmt.Sprint("ch", (g+i)%5), e)
+					if i%3 == 0 && !confirmed {
+						assert.Equal(t, subscribed, e.next(t))
+					}
+					sub.Close()
+				}
+			})
+		}
+		wg.Wait()
+		cancel()
+		killer.Wait()
+		e := newEar()
+		sub, confirmed := h.Subscribe("ch1", e)
+		if !confirmed {
+			require.Equal(t, subscribed, e.next(t))
+		}
+		sub.Close()
+		harness.Eventually(t, 10*time.Second, "nothing is subscribed", func() bool {
+			st := h.Stats()
+			return st.Listeners == 0 && st.Channels == 0 && numsub(t, conn, "ch1") == 0
+		})
+	})
+}
+
+func TestShardedChannelsFollowTheirSlots(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{cluster.Primaries[0].Addr}, DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		h := pubsub.New(conn, pubsub.Options{Sharded: true})
+		defer h.Close()
+		ears := map[string]ear{}
+		for i := range 30 {
+			name := fmt.Sprint("ch", i)
+			ears[name] = newEar()
+			h.Subscribe(name, ears[name])
+		}
+		for _, e := range ears {
+			require.Equal(t, subscribed, e.next(t))
+		}
+		require.Equal(t, 3, h.Stats().Connections)
+		publish := func(name string) error {
+			return conn.Do(t.Context(), conn.B().Spublish().Channel(name).Message("1").Build()).Error()
+		}
+		for name, e := range ears {
+			require.NoError(t, publish(name))
+			require.Equal(t, message("1"), e.next(t))
+		}
+
+		// A slot moves: its listeners are told, and hear again at its new home.
+		moved := cluster.MoveSlotOf(t.Context(), "ch7")
+		require.NoError(t, moved)
+		require.Equal(t, subscribed, ears["ch7"].next(t))
+		require.NoError(t, publish("ch7"))
+		require.Equal(t, message("1"), ears["ch7"].next(t))
+	})
+}
