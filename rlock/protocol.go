@@ -28,6 +28,8 @@ var (
 	extendLua string
 	//go:embed force_unlock.lua
 	forceUnlockLua string
+	//go:embed reset_tokens.lua
+	resetTokensLua string
 
 	acquireScript      = wire.NewScript(acquireLua)
 	acquireNamedScript = wire.NewScript(acquireNamedLua)
@@ -36,6 +38,7 @@ var (
 	handOffScript      = wire.NewScript(handOffLua)
 	extendScript       = wire.NewScript(extendLua)
 	forceUnlockScript  = wire.NewScript(forceUnlockLua)
+	resetTokensScript  = wire.NewScript(resetTokensLua)
 )
 
 // The replies of the release scripts.

@@ -67,6 +67,22 @@ func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
 	return &Fenced{newBase(s, p, name, opts)}
 }
 
+// ResetTokens removes the counter, unless the lock is held, and reports whether
+// it did. It is for names that are not used any more: the counters of locks
+// whose names are made up, such as one per order, would otherwise add up. The
+// next token is 1 again, so whatever remembers a higher one refuses it. It
+// blocks for one round trip.
+func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
+	if err := f.l.Check(ctx); err != nil {
+		return false, err
+	}
+	n, err := resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil).AsInt64()
+	if err != nil {
+		return false, fmt.Errorf("redlatch: reset the tokens of %q: %w", f.Name(), err)
+	}
+	return n == 1, nil
+}
+
 // Spin is a lock without pub/sub: its release tells nobody, and waiters try
 // again after a pause that grows. It suits locks that are held very briefly on
 // servers where publishing is dear. Within a process waiters still queue, and

@@ -416,6 +416,17 @@ func TestFencingTokens(t *testing.T) {
 		require.Equal(t, fmt.Sprintf("$%d", len(fmt.Sprint(want))), harness.Do(t, s.Addr, "GET", "redisson_lock_token:{orders}"))
 		require.Equal(t, int64(-1), harness.PTTL(t, s.Addr, "redisson_lock_token:{orders}"))
 		require.Zero(t, mustLock(t, c.Lock("plain")).Token())
+
+		h = check(l.Lock(t.Context()))
+		reset, err := l.ResetTokens(t.Context())
+		require.NoError(t, err)
+		require.False(t, reset, "of a lock that is held")
+		require.NoError(t, h.Unlock(t.Context()))
+		reset, err = l.ResetTokens(t.Context())
+		require.NoError(t, err)
+		require.True(t, reset)
+		want = 0
+		check(l.TryLock(t.Context()))
 	})
 }
 

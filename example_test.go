@@ -1,0 +1,88 @@
+package redlatch_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+func Example() {
+	server, err := redlatchtest.Start() // in place of a server of yours
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+
+	ctx := context.Background()
+	client, err := redlatch.Open(ctx, server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	err = client.Lock("orders").Do(ctx, func(ctx context.Context) error {
+		fmt.Println("shipping, and nobody else is")
+		return ctx.Err() // ctx ends if the lock is lost
+	})
+	fmt.Println(err)
+	// Output:
+	// shipping, and nobody else is
+	// <nil>
+}
+
+func ExampleNew() {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+
+	ctx := context.Background()
+	opt, err := redlatch.ParseURL(server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := redlatch.New(ctx, opt,
+		redlatch.WithWatchdogTimeout(10*time.Second), // how long the locks of a dead process stay
+		redlatch.WithNameMapper(func(name string) string { return "shop:" + name }),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	fmt.Println(client.Ping(ctx))
+	// Output: <nil>
+}
+
+func ExampleClient_Lock() {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	ctx := context.Background()
+	client, err := redlatch.Open(ctx, server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	h, err := client.Lock("orders").Lock(ctx, lock.Wait(time.Second), lock.Lease(time.Minute))
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = client.Lock("orders").TryLock(ctx)
+	fmt.Println("taken:", errors.Is(err, lock.ErrNotAcquired))
+	fmt.Println("certain for nearly a minute:", h.Remaining() > 50*time.Second)
+	fmt.Println(h.Unlock(ctx))
+	// Output:
+	// taken: true
+	// certain for nearly a minute: true
+	// <nil>
+}

@@ -1,0 +1,44 @@
+// Boundedwait does not wait for ever: it gives a lock two tries of different
+// patience and does something else if both fail.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+	l := client.Lock("printer")
+
+	busy, err := l.Lock(ctx, lock.Lease(time.Second)) // somebody prints for a second
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = busy.Unlock(ctx) }()
+
+	if _, err := l.TryLock(ctx); errors.Is(err, lock.ErrNotAcquired) {
+		fmt.Println("the printer is busy; waiting for a moment")
+	}
+	// Wait bounds the wait alone. A deadline on ctx would also end the hold.
+	h, err := l.Lock(ctx, lock.Wait(100*time.Millisecond))
+	if errors.Is(err, lock.ErrNotAcquired) {
+		fmt.Println("still busy; coming back with more patience")
+		h, err = l.Lock(ctx, lock.Wait(5*time.Second))
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("printing")
+	if err := h.Unlock(ctx); err != nil {
+		log.Fatal(err)
+	}
+}

@@ -1,0 +1,64 @@
+// Cache rebuilds an expensive value once, however many processes find it
+// missing at the same time: look, take the lock, look again, build.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// cache stands for what the processes share: a table, a file, a Redis key.
+type cache struct {
+	value  atomic.Pointer[string]
+	builds atomic.Int32
+}
+
+func (c *cache) get(ctx context.Context, client *redlatch.Client) (string, error) {
+	if v := c.value.Load(); v != nil {
+		return *v, nil
+	}
+	// A lease is enough here: if the builder takes longer, the value is built
+	// twice, which costs time and harms nobody.
+	err := client.Lock("cache:catalogue").Do(ctx, func(ctx context.Context) error {
+		if c.value.Load() != nil {
+			return nil // somebody built it while we waited
+		}
+		v := c.build()
+		c.value.Store(&v)
+		return nil
+	}, lock.Lease(10*time.Second), lock.Wait(30*time.Second))
+	if err != nil {
+		return "", err
+	}
+	return *c.value.Load(), nil
+}
+
+func (c *cache) build() string {
+	time.Sleep(200 * time.Millisecond)
+	return fmt.Sprintf("catalogue, build %d", c.builds.Add(1))
+}
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+	var c cache
+	var wg sync.WaitGroup
+	for range 20 {
+		wg.Go(func() {
+			if _, err := c.get(ctx, client); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Printf("20 asked, and it was built %d time(s): %s\n", c.builds.Load(), *c.value.Load())
+}

@@ -1,0 +1,61 @@
+// Fencing shows what a lock alone cannot do: a holder is stopped for longer than
+// its lease, somebody else takes over, and then the first one goes on and
+// writes. The storage refuses it, because its token is older than one it has
+// seen.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+// storage is the protected resource. It checks tokens itself, with each write:
+// a holder cannot know whether it is late, the storage can.
+type storage struct {
+	guard rlock.Guard
+	text  string
+}
+
+func (s *storage) write(token int64, text string) error {
+	if err := s.guard.Check(token); err != nil {
+		return err
+	}
+	s.text = text
+	return nil
+}
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+	var file storage
+	l := client.FencedLock("file")
+
+	late, err := l.Lock(ctx, lock.Lease(100*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("the first holder has token %d and falls asleep\n", late.Token())
+
+	next, err := l.Lock(ctx) // waits until the lease is over
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("the second holder has token %d and writes: %v\n", next.Token(), file.write(next.Token(), "second"))
+
+	// The first one wakes up. It could look at late.Context(), and be stopped
+	// again right after; so it is the storage that decides.
+	err = file.write(late.Token(), "first")
+	fmt.Printf("the first holder writes: %v\n", err)
+	if !errors.Is(err, rlock.ErrStaleToken) {
+		log.Fatal("the stale write got through")
+	}
+	fmt.Printf("the file says %q; unlocking says: %v, %v\n", file.text, errors.Is(late.Unlock(ctx), lock.ErrLost), next.Unlock(ctx))
+}

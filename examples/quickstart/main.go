@@ -1,0 +1,254 @@
+// Quickstart shows the main job of redlatch with real processes: several of
+// them increment a counter in a file, one at a time because they hold a lock,
+// and one is killed while it holds it. The final count is exact.
+//
+//	go run ./examples/quickstart
+//
+// It uses the server at REDIS_URL if that is set; otherwise it starts a
+// redis-server or valkey-server if one is installed, and an embedded server if
+// not.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+const (
+	// watchdogTimeout is for how long the lock of a dead process stays: short, so
+	// that nobody has to watch this program for half a minute.
+	watchdogTimeout = 2 * time.Second
+	workTime        = 60 * time.Millisecond
+	restTime        = 30 * time.Millisecond
+)
+
+func main() {
+	worker := flag.String("worker", "", "internal: be the worker of that name")
+	url := flag.String("url", "", "internal: server of the worker")
+	name := flag.String("lock", "", "internal: lock of the worker")
+	file := flag.String("file", "", "internal: counter of the worker")
+	processes := flag.Int("processes", 4, "how many processes")
+	rounds := flag.Int("rounds", 5, "how often each increments the counter")
+	flag.Parse()
+	// What the library has to say about trouble is told below in other words.
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+
+	err := error(nil)
+	if *worker != "" {
+		err = work(*worker, *url, *name, *file, *rounds)
+	} else {
+		err = run(*processes, *rounds)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "quickstart:", err)
+		os.Exit(1)
+	}
+}
+
+// work is a worker process: it increments the counter under the lock.
+func work(me, url, name, file string, rounds int) error {
+	ctx := context.Background()
+	opt, err := redlatch.ParseURL(url)
+	if err != nil {
+		return err
+	}
+	client, err := redlatch.New(ctx, opt, redlatch.WithWatchdogTimeout(watchdogTimeout))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	lock := client.FencedLock(name)
+	for range rounds {
+		asked := time.Now()
+		h, err := lock.Lock(ctx)
+		if err != nil {
+			return err
+		}
+		tell("got", h.Token(), time.Since(asked).Milliseconds())
+		count, err := read(file)
+		if err != nil {
+			return err
+		}
+		time.Sleep(workTime) // whoever came in now would read the same count
+		if err := h.Context().Err(); err != nil {
+			return context.Cause(h.Context())
+		}
+		if err := os.WriteFile(file, []byte(strconv.Itoa(count+1)), 0o600); err != nil {
+			return err
+		}
+		tell("put", count+1)
+		if err := h.Unlock(ctx); err != nil {
+			return err
+		}
+		time.Sleep(restTime) // something else that needs no lock
+	}
+	return nil
+}
+
+// tell reports to the parent process.
+func tell(words ...any) { fmt.Println(words...) }
+
+func read(file string) (int, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return 0, err
+	}
+	return strconv.Atoi(string(text))
+}
+
+func run(processes, rounds int) error {
+	if processes < 2 || rounds < 1 {
+		return errors.New("needs two processes or more, and a round or more")
+	}
+	url, kind := os.Getenv("REDIS_URL"), "the server at REDIS_URL"
+	if url == "" {
+		server, err := redlatchtest.Start()
+		if err != nil {
+			return err
+		}
+		defer server.Close()
+		url, kind = server.URL(), "a "+server.Kind()+" of our own"
+		if strings.HasPrefix(server.Kind(), "embedded") {
+			kind = "an " + server.Kind() + " (no redis-server or valkey-server is installed)"
+		}
+	}
+	ctx := context.Background()
+	client, err := redlatch.Open(ctx, url) // fails here, once, if nobody answers
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	dir, err := os.MkdirTemp("", "redlatch-quickstart-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	s := &stage{
+		url: url, lock: "quickstart:" + filepath.Base(dir), file: filepath.Join(dir, "counter"),
+		rounds: rounds, begin: time.Now(), results: make(chan error, processes),
+	}
+	defer client.FencedLock(s.lock).ResetTokens(ctx) // nobody needs this name again
+	if err := os.WriteFile(s.file, []byte("0"), 0o600); err != nil {
+		return err
+	}
+	fmt.Printf("%d processes increment one counter file, %d times each, on %s.\n", processes, rounds, kind)
+	fmt.Printf("The first one is killed in the middle of its second turn, while it holds the lock.\n\n")
+	fmt.Printf("    time  process  token\n")
+
+	for i := range processes {
+		if err := s.start(string(rune('A'+i%26)), i == 0); err != nil {
+			return err
+		}
+	}
+	var errs []error
+	for range processes {
+		errs = append(errs, <-s.results)
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
+	}
+	count, err := read(s.file)
+	if err != nil {
+		return err
+	}
+	want := (processes-1)*rounds + 1
+	fmt.Printf("\nThe counter stands at %d. %d processes made %d increments each, and the killed one 1 before it died: %d.\n",
+		count, processes-1, rounds, want)
+	if count != want {
+		return errors.New("that is not what it should be")
+	}
+	fmt.Printf("Exact. The tokens only ever grew, and the lock of the dead process was free again %v after the kill.\n",
+		s.recovery.Round(10*time.Millisecond))
+	return nil
+}
+
+// stage is what the parent process sees.
+type stage struct {
+	url, lock, file string
+	rounds          int
+	begin           time.Time
+	results         chan error
+
+	mu       sync.Mutex
+	killed   time.Time
+	recovery time.Duration
+}
+
+// start runs a worker and follows what it tells. A victim is killed in its
+// second turn.
+func (s *stage) start(name string, victim bool) error {
+	cmd := exec.Command(os.Args[0], "-worker", name, "-url", s.url, "-lock", s.lock,
+		"-file", s.file, "-rounds", strconv.Itoa(s.rounds))
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	go func() {
+		turns, dead := 0, false
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			words := strings.Fields(lines.Text())
+			if len(words) == 0 || dead {
+				continue
+			}
+			turns += s.show(name, words)
+			if victim && turns == 2 {
+				dead = true
+				_ = cmd.Process.Kill()
+				s.line(name, "", "killed, holding the lock and half done")
+				s.mu.Lock()
+				s.killed = time.Now()
+				s.mu.Unlock()
+			}
+		}
+		err := cmd.Wait()
+		if dead {
+			err = nil
+		}
+		if err != nil {
+			err = fmt.Errorf("process %s: %w", name, err)
+		}
+		s.results <- err
+	}()
+	return nil
+}
+
+// show prints what a worker tells and returns 1 if a turn of it has begun.
+func (s *stage) show(name string, words []string) int {
+	switch {
+	case words[0] == "got" && len(words) == 3:
+		s.mu.Lock()
+		note := ""
+		if !s.killed.IsZero() && s.recovery == 0 {
+			s.recovery = time.Since(s.killed)
+			note = "   <- the lease of the dead process is over"
+		}
+		s.mu.Unlock()
+		s.line(name, words[1], fmt.Sprintf("holds the lock after waiting %s ms%s", words[2], note))
+		return 1
+	case words[0] == "put" && len(words) == 2:
+		s.line(name, "", "counter is now "+words[1])
+	}
+	return 0
+}
+
+func (s *stage) line(process, token, text string) {
+	fmt.Printf("%6d ms    %s    %5s    %s\n", time.Since(s.begin).Milliseconds(), process, token, text)
+}

@@ -1,0 +1,48 @@
+// Reentry takes a lock again further down the call stack. That is asked for
+// with an owner in the context: everything done under it is one logical thread.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+
+	ctx = lock.WithOwner(ctx, client.NewOwner())
+	if err := transfer(ctx, client); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// transfer holds the account while it books twice.
+func transfer(ctx context.Context, client *redlatch.Client) error {
+	return client.Lock("account:7").Do(ctx, func(ctx context.Context) error {
+		if err := book(ctx, client, -100); err != nil {
+			return err
+		}
+		return book(ctx, client, +40)
+	})
+}
+
+// book needs the account too, whether its caller has it or not.
+func book(ctx context.Context, client *redlatch.Client, amount int) error {
+	l := client.Lock("account:7")
+	return l.Do(ctx, func(ctx context.Context) error {
+		owner, _ := lock.OwnerFrom(ctx)
+		holds, err := l.HoldCount(ctx, owner)
+		if err != nil {
+			return err
+		}
+		fmt.Printf("booking %+d, holding the account %d times\n", amount, holds)
+		return nil
+	})
+}

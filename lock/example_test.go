@@ -1,0 +1,73 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+// Whoever is given an owner in the context holds a lock as one logical thread.
+func ExampleWithOwner() {
+	client, stop := connect()
+	defer stop()
+	l := client.Lock("account")
+
+	ctx := lock.WithOwner(context.Background(), client.NewOwner())
+	outer, err := l.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	inner, err := l.Lock(ctx) // does not wait for itself
+	if err != nil {
+		log.Fatal(err)
+	}
+	n, _ := l.HoldCount(ctx, outer.Owner())
+	fmt.Println("held", n, "times by one owner:", outer.Owner() == inner.Owner())
+	fmt.Println(inner.Unlock(ctx), outer.Unlock(ctx))
+	// Output:
+	// held 2 times by one owner: true
+	// <nil> <nil>
+}
+
+// A hold says by itself when it has lost the lock.
+func ExampleLostError() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+
+	h, err := client.Lock("orders").Lock(ctx, lock.Lease(50*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	<-h.Context().Done()
+	var lost *lock.LostError
+	if errors.As(context.Cause(h.Context()), &lost) {
+		fmt.Println(lost.Name, "-", lost.Reason)
+	}
+	fmt.Println("Unlock says so too:", errors.Is(h.Unlock(ctx), lock.ErrLost))
+	// Output:
+	// orders - lease expired
+	// Unlock says so too: true
+}
+
+// connect returns a client on a server for this example.
+func connect() (*redlatch.Client, func()) {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := redlatch.Open(context.Background(), server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		client.Close()
+		server.Close()
+	}
+}

@@ -1,0 +1,125 @@
+package lock_test
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+const client = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"
+
+func TestOwner(t *testing.T) {
+	o, err := lock.NewOwner(client, 42)
+	require.NoError(t, err)
+	require.Equal(t, client+":42", o.String())
+	same, err := lock.ParseOwner(o.String())
+	require.NoError(t, err)
+	require.Equal(t, o, same)
+	require.False(t, o.IsZero())
+	require.True(t, lock.Owner{}.IsZero())
+
+	for _, s := range []string{"", ":", client, client + ":", client + ":x", client + ":-1", client + ":1:write", "x" + client[1:] + ":1", "42"} {
+		_, err := lock.ParseOwner(s)
+		require.ErrorIs(t, err, lock.ErrInvalid, s)
+	}
+	_, err = lock.NewOwner("me", 1)
+	require.ErrorIs(t, err, lock.ErrInvalid)
+}
+
+func TestOwnerInContext(t *testing.T) {
+	_, ok := lock.OwnerFrom(t.Context())
+	require.False(t, ok)
+	o, err := lock.NewOwner(client, 1)
+	require.NoError(t, err)
+	ctx := lock.WithOwner(t.Context(), o)
+	got, ok := lock.OwnerFrom(ctx)
+	require.True(t, ok)
+	require.Equal(t, o, got)
+	_, ok = lock.OwnerFrom(lock.WithOwner(ctx, lock.Owner{}))
+	require.False(t, ok)
+}
+
+func TestResolve(t *testing.T) {
+	o, err := lock.Resolve(lock.Lease(time.Second), lock.Wait(0), lock.Lease(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, lock.Options{Lease: time.Minute, Bounded: true}, o)
+	o, err = lock.Resolve()
+	require.NoError(t, err)
+	require.Equal(t, lock.Options{}, o)
+	for _, opt := range []lock.Option{
+		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0),
+	} {
+		_, err := lock.Resolve(opt)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+	}
+	_, err = lock.Resolve(lock.MaxHold(time.Second), lock.Lease(time.Second))
+	require.ErrorIs(t, err, lock.ErrInvalid)
+}
+
+func TestLostError(t *testing.T) {
+	boom := errors.New("boom")
+	err := error(&lock.LostError{Name: "orders", Reason: lock.ReasonExpired, Err: boom})
+	require.ErrorIs(t, err, lock.ErrLost)
+	require.ErrorIs(t, err, boom)
+	require.NotErrorIs(t, err, lock.ErrClosed)
+	require.ErrorContains(t, err, `"orders"`)
+	require.ErrorContains(t, err, "boom")
+	require.ErrorIs(t, &lock.LostError{Reason: lock.ReasonClosed}, lock.ErrClosed)
+}
+
+// fake is a Locker without a server.
+type fake struct {
+	lock.Locker
+	unlocked int
+	err      error
+}
+
+func (f *fake) Name() string { return "fake" }
+
+func (f *fake) Lock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
+	return fakeHold{f: f, ctx: ctx}, nil
+}
+
+type fakeHold struct {
+	lock.Hold
+	f   *fake
+	ctx context.Context //nolint:containedctx // a hold has one
+}
+
+func (h fakeHold) Context() context.Context { return h.ctx }
+
+func (h fakeHold) Unlock(context.Context) error {
+	h.f.unlocked++
+	return h.f.err
+}
+
+func TestDoUnlocksWhateverHappens(t *testing.T) {
+	boom := errors.New("boom")
+	f := &fake{err: lock.ErrLost}
+	err := lock.Do(t.Context(), f, func(context.Context) error { return boom })
+	require.ErrorIs(t, err, boom)
+	require.ErrorIs(t, err, lock.ErrLost)
+	require.Equal(t, 1, f.unlocked)
+
+	require.PanicsWithValue(t, "boom", func() {
+		_ = lock.Do(t.Context(), f, func(context.Context) error { panic("boom") })
+	})
+	require.Equal(t, 2, f.unlocked)
+
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = lock.Do(t.Context(), f, func(context.Context) error { runtime.Goexit(); return nil })
+	}()
+	<-done
+	require.Equal(t, 3, f.unlocked)
+
+	require.ErrorIs(t, lock.Do(t.Context(), f, nil), lock.ErrInvalid)
+	require.Equal(t, 3, f.unlocked)
+}

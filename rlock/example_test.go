@@ -1,0 +1,77 @@
+package rlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+// The resource refuses whoever comes with an older token than somebody before.
+func ExampleGuard() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	l := client.FencedLock("file")
+	var guard rlock.Guard // beside the resource, not beside the lock
+
+	late, err := l.Lock(ctx, lock.Lease(50*time.Millisecond))
+	if err != nil {
+		log.Fatal(err)
+	}
+	next, err := l.Lock(ctx) // when the lease of the first is over
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(next.Token(), guard.Check(next.Token()))
+	fmt.Println(late.Token(), errors.Is(guard.Check(late.Token()), rlock.ErrStaleToken))
+	fmt.Println(next.Unlock(ctx))
+	// Output:
+	// 2 <nil>
+	// 1 true
+	// <nil>
+}
+
+func ExampleNonReentrant() {
+	client, stop := connect()
+	defer stop()
+	ctx := lock.WithOwner(context.Background(), client.NewOwner())
+	l := client.Lock("orders", rlock.NonReentrant())
+	err := l.Do(ctx, func(ctx context.Context) error {
+		_, err := l.Lock(ctx)
+		return err
+	})
+	fmt.Println(errors.Is(err, lock.ErrReentered))
+	// Output: true
+}
+
+func ExampleWithBackoff() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	l := client.SpinLock("counter", rlock.WithBackoff(rlock.ConstantBackoff(5*time.Millisecond)))
+	fmt.Println(l.Do(ctx, func(context.Context) error { return nil }))
+	// Output: <nil>
+}
+
+// connect returns a client on a server for an example.
+func connect() (*redlatch.Client, func()) {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := redlatch.Open(context.Background(), server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		client.Close()
+		server.Close()
+	}
+}
