@@ -160,7 +160,8 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 		}
 		_, err := l.TryLock(t.Context(), lock.Wait(time.Second))
 		require.ErrorIs(t, err, lock.ErrInvalid)
-		_, err = l.Lock(nil) //nolint:staticcheck // what it is about
+		//lint:ignore SA1012 what it is about
+		_, err = l.Lock(nil)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		_, err = l.HoldCount(t.Context(), lock.Owner{})
 		require.ErrorIs(t, err, lock.ErrInvalid)

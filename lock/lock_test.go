@@ -89,7 +89,7 @@ func (f *fake) Lock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
 type fakeHold struct {
 	lock.Hold
 	f   *fake
-	ctx context.Context //nolint:containedctx // a hold has one
+	ctx context.Context // a hold has one
 }
 
 func (h fakeHold) Context() context.Context { return h.ctx }

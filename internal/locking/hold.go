@@ -47,8 +47,8 @@ type hold struct {
 	mu     sync.Mutex
 	state  holdState
 	lost   *lock.LostError
-	parent context.Context //nolint:containedctx // Context is a child of it, made when asked for
-	ctx    context.Context //nolint:containedctx // what Context returns
+	parent context.Context // Context is a child of it, made when asked for
+	ctx    context.Context // what Context returns
 	cancel context.CancelCauseFunc
 	span   telemetry.Hold
 }

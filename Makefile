@@ -1,0 +1,17 @@
+# The servers the tests run on; all of them must be installed.
+SERVERS = redis-server,valkey-server
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+
+.PHONY: test deps lint
+
+# Everything that must hold: lint, and all tests on all servers.
+test: deps lint
+	REDLATCH_SERVERS=$(SERVERS) go test -race -timeout 30m ./...
+
+deps:
+	./scripts/deps
+
+lint:
+	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'not formatted: run gofmt -w .'; exit 1; }
+	go vet ./...
+	go run $(STATICCHECK) ./...

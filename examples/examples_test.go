@@ -1,0 +1,48 @@
+package examples_test
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestExamples runs every example as a user would, on a real server and on the
+// embedded one.
+func TestExamples(t *testing.T) {
+	bin := t.TempDir()
+	out, err := exec.Command("go", "build", "-o", bin+string(filepath.Separator), "./...").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	wants := map[string][]string{
+		"quickstart":  {"killed, holding the lock and half done", "Exact."},
+		"do":          {"done"},
+		"boundedwait": {"still busy", "printing"},
+		"reentry":     {"booking -100, holding the account 2 times", "booking +40, holding the account 2 times"},
+		"fencing":     {"stale fencing token: 1, after 2 was seen", `the file says "second"`},
+		"cache":       {"20 asked, and it was built 1 time(s)"},
+	}
+	programs, err := os.ReadDir(bin)
+	require.NoError(t, err)
+	require.Len(t, programs, len(wants))
+	for name, want := range wants {
+		for server, path := range map[string]string{"real": os.Getenv("PATH"), "embedded": "/nowhere"} {
+			t.Run(name+"/"+server, func(t *testing.T) {
+				cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name))
+				cmd.WaitDelay = time.Second
+				cmd.Env = append(os.Environ(), "PATH="+path, "REDIS_URL=")
+				out, err := cmd.CombinedOutput()
+				require.NoError(t, err, "%s", out)
+				for _, w := range want {
+					require.Contains(t, string(out), w)
+				}
+				if name == "quickstart" {
+					require.Equal(t, server == "embedded", strings.Contains(string(out), "embedded server"))
+				}
+			})
+		}
+	}
+}
