@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/rlock"
@@ -74,8 +75,11 @@ const (
 	// A server that does not answer for this long is given up: well under a
 	// third of the default lease.
 	defaultResponseTimeout = 3 * time.Second
-	defaultRedirections    = 16
-	sentinelRefresh        = 5 * time.Second
+	// A connection that takes longer to notice that nobody answers, or of which
+	// that is not known, is not waited for.
+	maxResponseTimeout  = 5 * time.Second
+	defaultRedirections = 16
+	sentinelRefresh     = 5 * time.Second
 )
 
 // New connects as opt says and returns a client that owns the connection. It
@@ -98,7 +102,10 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	}
 	opt.DisableCache = true
 	opt.DisableRetry = true
-	opt.SendToReplicas = nil // a replica may not know yet who holds a lock
+	// A replica may not know yet who holds a lock.
+	//lint:ignore SA1019 it is turned off, and rueidis wants that as long as it has it
+	opt.SendToReplicas, opt.ReplicaSelector, opt.ReadNodeSelector = nil, nil, nil
+	opt.Standalone.ReplicaAddress = nil
 	if opt.ConnWriteTimeout == 0 {
 		opt.ConnWriteTimeout = defaultResponseTimeout
 	}
@@ -116,6 +123,9 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	conn, err := connect(ctx, opt)
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
+	}
+	if opt.ConnWriteTimeout <= maxResponseTimeout && opt.Dialer.KeepAlive >= 0 {
+		cfg.replyTimeout = 0 // the connection sees to it
 	}
 	c, err := start(ctx, conn, cfg)
 	if err != nil {
@@ -176,7 +186,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
-	if err := conn.Do(ctx, conn.B().Ping().Build()).Error(); err != nil {
+	if err := conn.Do(wire.Shared(ctx), conn.B().Ping().Build()).Error(); err != nil {
 		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
 	}
 	sharded, err := sharded(ctx, conn, cfg.mode)
@@ -197,6 +207,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 			HandOffs:        cfg.handOffs,
 			MapName:         cfg.mapName,
 			Sharded:         sharded,
+			ReplyTimeout:    cfg.replyTimeout,
 			Logger:          cfg.logger,
 			Telemetry:       t,
 		}),
@@ -213,7 +224,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	case !cluster:
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
-	err := conn.Do(ctx, conn.B().PubsubShardnumsub().Build()).Error()
+	err := conn.Do(wire.Shared(ctx), conn.B().PubsubShardnumsub().Build()).Error()
 	if err == nil {
 		return true, nil
 	}
@@ -251,7 +262,7 @@ func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
 		return err
 	}
-	return c.conn.Do(ctx, c.conn.B().Ping().Build()).Error()
+	return c.conn.Do(wire.Shared(ctx), c.conn.B().Ping().Build()).Error()
 }
 
 // PubSub returns a snapshot of the hub that wakes this client's waiters.

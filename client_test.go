@@ -490,7 +490,9 @@ func TestManyHoldsAreRenewedTogether(t *testing.T) {
 		assert.Less(t, calls["evalsha"]+calls["eval"], 6*holds/4, "renewals are not batched")
 		for i, h := range all {
 			if i == 7 {
-				assert.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+				var lost *lock.LostError
+				assert.ErrorAs(t, context.Cause(h.Context()), &lost)
+				assert.Equal(t, lock.ReasonGone, lost.Reason)
 				assert.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 				continue
 			}

@@ -25,6 +25,7 @@ type config struct {
 	logger          *slog.Logger
 	tracers         trace.TracerProvider
 	meters          metric.MeterProvider
+	replyTimeout    time.Duration // not an option: see New and Wrap
 }
 
 // The defaults are those of Redisson where it has the setting.
@@ -45,6 +46,7 @@ func newConfig(opts []Option) (config, error) {
 		handOffs:        DefaultHandOffLimit,
 		mapName:         func(name string) string { return name },
 		logger:          slog.Default(),
+		replyTimeout:    defaultResponseTimeout,
 	}
 	for _, opt := range opts {
 		if opt == nil {
@@ -63,7 +65,7 @@ func newConfig(opts []Option) (config, error) {
 // lockWatchdogTimeout; clients with different timeouts go together.
 func WithWatchdogTimeout(d time.Duration) Option {
 	return func(c *config) error {
-		if d < minWatchdogTimeout {
+		if d < minWatchdogTimeout || d > lock.MaxLease {
 			return fmt.Errorf("%w: watchdog timeout %v: must be %v or more", lock.ErrInvalid, d, minWatchdogTimeout)
 		}
 		c.watchdogTimeout = d

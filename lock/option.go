@@ -22,8 +22,8 @@ const (
 
 // Lease takes the lock for d and no longer: it is not renewed, and the hold
 // ends after d unless Unlock comes first. Without Lease the lock is renewed
-// until Unlock. d is at least a millisecond, the server's unit. It is what
-// Redisson calls leaseTime.
+// until Unlock. d is from a millisecond, the server's unit, to MaxLease. It is
+// what Redisson calls leaseTime.
 func Lease(d time.Duration) Option { return Option{optionLease, d} }
 
 // Wait bounds how long Lock waits, without touching the life of the hold. With
@@ -77,11 +77,15 @@ func Resolve(opts ...Option) (Options, error) {
 	return o, nil
 }
 
+// MaxLease is the longest lease: far longer than any that makes sense, and
+// short enough for the arithmetic of every clock involved.
+const MaxLease = 100 * 365 * 24 * time.Hour
+
 // CheckLease returns an error that matches ErrInvalid unless d is a lease the
-// server can keep: a millisecond or more.
+// server can keep: from a millisecond to MaxLease.
 func CheckLease(d time.Duration) error {
-	if d < time.Millisecond {
-		return fmt.Errorf("%w: lease %v: must be a millisecond or more", ErrInvalid, d)
+	if d < time.Millisecond || d > MaxLease {
+		return fmt.Errorf("%w: lease %v: must be from a millisecond to %v", ErrInvalid, d, MaxLease)
 	}
 	return nil
 }

@@ -15,16 +15,22 @@ import (
 type feed struct {
 	hub      *Hub
 	addr     string
+	ctx      context.Context // ends with the hub, or when the node is gone
+	cancel   context.CancelFunc
 	channels map[*channel]struct{}
 	changed  map[*channel]struct{} // to subscribe or to unsubscribe
 	kick     chan struct{}
 	up       bool
 }
 
+// lookAround is how often the nodes of a cluster are looked at while nothing
+// has to be placed.
+const lookAround = 10 * time.Second
+
 // place puts channels that are on no connection onto the right one, and opens
 // it where needed. It is the hub's only goroutine besides one per connection.
 func (h *Hub) place() {
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(lookAround)
 	defer timer.Stop()
 	var topo topology
 	for {
@@ -34,17 +40,23 @@ func (h *Hub) place() {
 		case <-h.ctx.Done():
 			return
 		}
+		next := time.Now().Add(lookAround)
 		// The look-up may block for a round trip, so it is done before the lock.
 		nodes := h.client.Nodes()
 		if h.opts.Sharded {
 			topo.refresh(h.ctx, nodes)
 		}
 		h.mu.Lock()
-		next := h.placeAll(&topo, nodes, time.Now())
-		h.mu.Unlock()
-		if !next.IsZero() {
-			timer.Reset(max(time.Until(next), minBackoff))
+		for addr, f := range h.feeds {
+			if _, known := nodes[addr]; !known {
+				f.cancel() // it may live on, outside the cluster, and hear nothing
+			}
 		}
+		if at := h.placeAll(&topo, nodes, time.Now()); !at.IsZero() && at.Before(next) {
+			next = at
+		}
+		h.mu.Unlock()
+		timer.Reset(max(time.Until(next), minBackoff))
 	}
 }
 
@@ -79,6 +91,7 @@ func (h *Hub) placeAll(topo *topology, nodes map[string]rueidis.Client, now time
 				hub: h, addr: addr, kick: make(chan struct{}, 1),
 				channels: make(map[*channel]struct{}), changed: make(map[*channel]struct{}),
 			}
+			f.ctx, f.cancel = context.WithCancel(h.ctx)
 			h.feeds[addr] = f
 			h.done.Go(func() { f.run(node) })
 		}
@@ -97,7 +110,9 @@ func (h *Hub) anyAddr(nodes map[string]rueidis.Client) string {
 		return ""
 	}
 	for addr := range h.feeds {
-		return addr
+		if _, known := nodes[addr]; known {
+			return addr
+		}
 	}
 	best := ""
 	for addr := range nodes {
@@ -118,26 +133,20 @@ func (f *feed) change(ch *channel) {
 	}
 }
 
-// run serves one connection until it breaks or the hub is closed.
+// run serves one connection until it breaks, its node is gone, or the hub is
+// closed.
 func (f *feed) run(node rueidis.Client) {
-	h := f.hub
-	conn, _ := node.Dedicate()
-	// Close, not the release function: a connection with subscriptions must not
-	// go back to the pool.
-	defer conn.Close()
-	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
-		OnMessage:      func(m rueidis.PubSubMessage) { h.deliver(m.Channel, m.Message) },
-		OnSubscription: f.confirmed,
-	})
-	err := f.serve(conn, broken)
+	defer f.cancel()
+	err := f.connect(node)
 
+	h := f.hub
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	delete(h.feeds, f.addr)
 	for ch := range f.channels {
 		f.evict(ch)
 	}
 	if h.closed {
+		h.mu.Unlock()
 		return
 	}
 	r := h.retries[f.addr]
@@ -145,10 +154,36 @@ func (f *feed) run(node rueidis.Client) {
 	delay := min(minBackoff<<min(r.failures-1, 10), maxBackoff)
 	r.at = time.Now().Add(delay/2 + rand.N(delay/2))
 	h.retries[f.addr] = r
+	h.wakePlacer()
+	h.mu.Unlock()
 	if r.failures == 1 {
 		h.log.Warn("redlatch: subscriber connection lost, waiters poll until it is back", "addr", f.addr, "error", err)
 	}
-	h.wakePlacer()
+}
+
+// connect takes a connection for the feed alone and serves it.
+func (f *feed) connect(node rueidis.Client) error {
+	// Dedicate knows no context, and waits for as long as the pool is exhausted.
+	dedicated := make(chan rueidis.DedicatedClient, 1)
+	go func() {
+		conn, _ := node.Dedicate()
+		dedicated <- conn
+	}()
+	var conn rueidis.DedicatedClient
+	select {
+	case conn = <-dedicated:
+	case <-f.ctx.Done():
+		go func() { (<-dedicated).Close() }()
+		return f.ctx.Err()
+	}
+	// Close, not the release function: a connection with subscriptions must not
+	// go back to the pool.
+	defer conn.Close()
+	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
+		OnMessage:      func(m rueidis.PubSubMessage) { f.hub.deliver(m.Channel, m.Message) },
+		OnSubscription: f.confirmed,
+	})
+	return f.serve(conn, broken)
 }
 
 // evict takes a channel off the feed; it needs another place if somebody
@@ -166,7 +201,6 @@ func (f *feed) evict(ch *channel) {
 }
 
 func (f *feed) serve(conn rueidis.DedicatedClient, broken <-chan error) error {
-	h := f.hub
 	for {
 		select {
 		case err := <-broken:
@@ -174,8 +208,8 @@ func (f *feed) serve(conn rueidis.DedicatedClient, broken <-chan error) error {
 				err = errors.New("connection closed")
 			}
 			return err
-		case <-h.ctx.Done():
-			return h.ctx.Err()
+		case <-f.ctx.Done():
+			return f.ctx.Err()
 		case <-f.kick:
 		}
 		subscribe, unsubscribe := f.takeChanges()
@@ -275,7 +309,7 @@ func (f *feed) send(chs []*channel, do func(ctx context.Context, part []*channel
 	for len(chs) > 0 {
 		part := chs[:min(chunk, len(chs))]
 		chs = chs[len(part):]
-		ctx, cancel := context.WithTimeout(f.hub.ctx, commandTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, commandTimeout)
 		err := do(ctx, part)
 		cancel()
 		if err != nil {
@@ -301,24 +335,21 @@ func (f *feed) confirmed(s rueidis.PubSubSubscription) {
 		}
 		ch.state = on
 		ch.notBefore = time.Time{}
-		if !f.up {
-			f.up = true
-			if h.retries[f.addr].failures > 0 {
-				delete(h.retries, f.addr)
-				h.stats.Reconnects++
-				h.log.Info("redlatch: subscriber connection is back", "addr", f.addr)
-				if h.opts.OnReconnect != nil {
-					h.opts.OnReconnect()
-				}
-			}
-		}
-		if len(ch.listeners) == 0 {
-			if ch.idleSince.IsZero() || h.opts.KeepWarm < 0 || time.Since(ch.idleSince) >= h.opts.KeepWarm {
+		back := f.isUp()
+		if len(ch.listeners) > 0 {
+			h.notify(ch, Event{Subscribed: true}) // releases the mutex
+		} else {
+			if h.opts.KeepWarm < 0 || time.Since(ch.idleSince) >= h.opts.KeepWarm {
 				f.change(ch)
 			}
-			break
+			h.mu.Unlock()
 		}
-		h.notify(ch, Event{Subscribed: true}) // releases the mutex
+		if back {
+			h.log.Info("redlatch: subscriber connection is back", "addr", f.addr)
+			if h.opts.OnReconnect != nil {
+				h.opts.OnReconnect()
+			}
+		}
 		return
 	case "unsubscribe", "sunsubscribe":
 		// Unasked for: the slot has moved to another node.
@@ -330,26 +361,44 @@ func (f *feed) confirmed(s rueidis.PubSubSubscription) {
 	h.mu.Unlock()
 }
 
+// isUp notes that the connection works, and reports whether it replaces one
+// that was lost. The hub's mutex is held.
+func (f *feed) isUp() bool {
+	if f.up {
+		return false
+	}
+	f.up = true
+	if h := f.hub; h.retries[f.addr].failures > 0 {
+		delete(h.retries, f.addr)
+		h.stats.Reconnects++
+		return true
+	}
+	return false
+}
+
 // refused handles an error reply to a subscription: the slot lives elsewhere,
 // or the server does not want it.
 func (f *feed) refused(ch *channel, err *rueidis.RedisError) {
 	h := f.hub
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	if ch.feed != f {
+		h.mu.Unlock()
 		return
 	}
 	f.evict(ch)
+	h.wakePlacer()
 	_, moved := err.IsMoved()
 	if moved || err.IsClusterDown() || err.IsLoading() || err.IsTryAgain() {
 		ch.notBefore = time.Now().Add(minBackoff)
-	} else {
-		ch.notBefore = time.Now().Add(deniedBackoff)
-		if !h.denied {
-			h.denied = true
-			h.log.Warn("redlatch: the server refuses a subscription, waiters poll instead: "+
-				"grant the channel patterns of the documentation to this user", "channel", ch.name, "error", err)
-		}
+		h.mu.Unlock()
+		return
 	}
-	h.wakePlacer()
+	ch.notBefore = time.Now().Add(deniedBackoff)
+	first := !h.denied
+	h.denied = true
+	h.mu.Unlock()
+	if first {
+		h.log.Warn("redlatch: the server refuses a subscription, waiters poll instead: "+
+			"let this user subscribe to the channels of its locks", "channel", ch.name, "error", err)
+	}
 }

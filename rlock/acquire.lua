@@ -7,12 +7,11 @@
 -- also when the key has no expiry (PTTL -1).
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
+	-- The counter comes first: it alone can fail, and then nothing is taken.
+	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 	redis.call('HSET', KEYS[1], ARGV[2], 1)
 	redis.call('PEXPIRE', KEYS[1], ARGV[1])
-	if KEYS[2] then
-		return redis.call('INCR', KEYS[2])
-	end
-	return 0
+	return token
 end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	return -2 - redis.call('PTTL', KEYS[1])

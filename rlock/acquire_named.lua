@@ -22,10 +22,12 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
 		return false
 	end
 end
+-- The counter comes first: it alone can fail, and then nothing is taken.
+local token = KEYS[3] and redis.call('INCR', KEYS[3]) or 0
 redis.call('HINCRBY', KEYS[1], ARGV[2], 1)
 -- Re-entry does not cut short what the owner has asked for before.
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[1])
 end
 redis.call('SET', KEYS[2], 'held', 'PX', ARGV[1])
-return KEYS[3] and redis.call('INCR', KEYS[3]) or 0
+return token

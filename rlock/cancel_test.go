@@ -159,35 +159,3 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		})
 	}
 }
-
-// TestALostReplyIsIndeterminate is TryLock on a connection that dies between
-// the request and the reply.
-func TestALostReplyIsIndeterminate(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, named := range []bool{false, true} {
-			c, g := harness.GatedClient(t, s)
-			ctx := t.Context()
-			if named {
-				ctx = lock.WithOwner(ctx, c.NewOwner())
-			}
-			require.NoError(t, c.Lock("other").Do(ctx, func(context.Context) error { return nil }))
-			reached := g.Shut("EVALSHA", 1)
-			result := make(chan error, 1)
-			go func() {
-				_, err := c.Lock("orders").TryLock(ctx)
-				result <- err
-			}()
-			<-reached
-			harness.Do(t, s.Addr, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-			g.Open()
-			// The reply may have got through before the connection was cut.
-			if err := <-result; err != nil {
-				require.ErrorIs(t, err, lock.ErrIndeterminate)
-				require.NotErrorIs(t, err, lock.ErrNotAcquired)
-				harness.NothingLeft(t, s.Addr)
-			}
-			c.Close()
-			harness.Do(t, s.Addr, "FLUSHALL")
-		}
-	})
-}

@@ -11,6 +11,6 @@ if redis.call('HLEN', KEYS[1]) == 0 then
 end
 redis.call('DEL', KEYS[1])
 if ARGV[1] ~= '' then
-	redis.call(ARGV[1], ARGV[2], ARGV[3])
+	redis.pcall(ARGV[1], ARGV[2], ARGV[3])
 end
 return 1

@@ -10,10 +10,9 @@
 if redis.call('HGET', KEYS[1], ARGV[1]) ~= '1' then
 	return false
 end
+-- The counter comes first: it alone can fail, and then nothing has moved.
+local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 redis.call('HSET', KEYS[1], ARGV[2], 1)
 redis.call('HDEL', KEYS[1], ARGV[1])
 redis.call('PEXPIRE', KEYS[1], ARGV[3])
-if KEYS[2] then
-	return redis.call('INCR', KEYS[2])
-end
-return 0
+return token

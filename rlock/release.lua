@@ -17,6 +17,10 @@ end
 redis.call('DEL', KEYS[1])
 local told = 0
 if ARGV[2] ~= '' then
-	told = redis.call(ARGV[2], ARGV[3], ARGV[4])
+	-- pcall: who may not publish has released all the same, and waiters poll.
+	told = redis.pcall(ARGV[2], ARGV[3], ARGV[4])
+	if type(told) ~= 'number' then
+		told = 0
+	end
 end
 return 2 + told

@@ -16,7 +16,8 @@ if ticket == '0' or ticket == '1' then
 	-- 1 for free, 0 for still held.
 	return 1 + tonumber(ticket)
 end
-if undo and not ticket or redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+local count = redis.call('HGET', KEYS[1], ARGV[1])
+if undo and not ticket or not count then
 	return 0
 end
 
@@ -30,14 +31,20 @@ local function note(result)
 	end
 end
 
-if redis.call('HINCRBY', KEYS[1], ARGV[1], -1) > 0 then
+if count ~= '1' then
+	redis.call('HINCRBY', KEYS[1], ARGV[1], -1)
 	note('0')
 	return 1
 end
+-- DEL comes first: a server that is out of memory allows it, and what follows.
 redis.call('DEL', KEYS[1])
 local told = 0
 if ARGV[2] ~= '' then
-	told = redis.call(ARGV[2], ARGV[3], ARGV[4])
+	-- pcall: who may not publish has released all the same, and waiters poll.
+	told = redis.pcall(ARGV[2], ARGV[3], ARGV[4])
+	if type(told) ~= 'number' then
+		told = 0
+	end
 end
 note('1')
 return 2 + told

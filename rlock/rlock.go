@@ -143,10 +143,11 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, whoever holds it, and tells the waiters. It
-// reports whether the lock was held. The holder hears of it at its next renewal,
-// a third of its lease later at most; until then it believes that it holds the
-// lock. It blocks for one round trip; a key that is no lock is left alone and
-// is an error.
+// reports whether the lock was held. Holds of this client end at once, as lost.
+// One of another client hears of it at its next renewal, a third of its lease
+// later at most, or, if its lease is fixed, when that is over; until then its
+// holder believes that it holds the lock. It blocks for one round trip; a key
+// that is no lock is left alone and is an error.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return false, err
@@ -156,7 +157,7 @@ func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", b.Name(), err)
 	}
-	b.l.Wake()
+	b.l.Forced()
 	return n == 1, nil
 }
 
@@ -196,7 +197,7 @@ func (b base) pttl(ctx context.Context) (int64, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return absent, err
 	}
-	ttl, err := b.s.Client.Do(ctx, b.s.Client.B().Pttl().Key(b.l.Key()).Build()).AsInt64()
+	ttl, err := b.s.Client.Do(wire.Shared(ctx), b.s.Client.B().Pttl().Key(b.l.Key()).Build()).AsInt64()
 	if err != nil {
 		return absent, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
 	}
@@ -212,7 +213,7 @@ func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	if owner.IsZero() {
 		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
 	}
-	n, err := b.s.Client.Do(ctx, b.s.Client.B().Hget().Key(b.l.Key()).Field(owner.String()).Build()).AsInt64()
+	n, err := b.s.Client.Do(wire.Shared(ctx), b.s.Client.B().Hget().Key(b.l.Key()).Field(owner.String()).Build()).AsInt64()
 	if err != nil && !rueidis.IsRedisNil(err) {
 		return 0, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
 	}

@@ -1,9 +1,11 @@
 package rlock_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -598,6 +600,12 @@ func TestBackoff(t *testing.T) {
 	require.Equal(t, 100*time.Millisecond, exponential(1_000_000))
 	require.Equal(t, time.Millisecond, rlock.ExponentialBackoff(-1, -1, -1)(5))
 	require.Equal(t, time.Millisecond, rlock.ConstantBackoff(0)(1))
+}
+
+// goroutinesIn counts the goroutines with a frame of that function.
+func goroutinesIn(function string) int {
+	buf := make([]byte, 1<<20)
+	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
 }
 
 // splitName cuts the name of a subtest of eachKind into the server's and the

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
+	"io"
 	"net"
 	"sync"
 	"testing"
@@ -15,16 +16,25 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Gate stands between a client and its server and can keep the replies back
-// after a certain request went through: the server has acted on it, and the
-// client does not know.
+// Gate stands between a client and its server and does things to one request:
+// it keeps its reply back, loses the reply with the connection, or loses the
+// request with the connection.
 type Gate struct {
 	mu      sync.Mutex
+	fate    fate
 	match   []byte
 	skip    int
 	reached chan struct{}
 	shut    chan struct{} // closed when replies may pass; nil: they may
 }
+
+type fate int
+
+const (
+	keepReply fate = iota
+	loseReply
+	loseRequest
+)
 
 // GatedClient returns a client whose replies the gate can keep back.
 func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*redlatch.Client, *Gate) {
@@ -34,7 +44,7 @@ func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*
 		InitAddress: []string{s.Addr},
 		DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 			conn, err := d.DialContext(ctx, "tcp", addr)
-			return &gatedConn{conn, g}, err
+			return &gatedConn{Conn: conn, g: g}, err
 		},
 	}, opts...)
 	require.NoError(t, err)
@@ -44,11 +54,26 @@ func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*
 }
 
 // Shut keeps replies back from when the n-th request, from 1, that contains
-// match has been written. The channel is closed then.
-func (g *Gate) Shut(match string, n int) (reached <-chan struct{}) {
+// match has been written: the server has acted on it, and the client does not
+// know. The channel is closed then.
+func (g *Gate) Shut(match string, n int) (reached <-chan struct{}) { return g.arm(keepReply, match, n) }
+
+// LoseReply breaks the connection when the reply to the n-th request that
+// contains match has arrived, before the client sees it.
+func (g *Gate) LoseReply(match string, n int) (reached <-chan struct{}) {
+	return g.arm(loseReply, match, n)
+}
+
+// LoseRequest breaks the connection in the place of the n-th request that
+// contains match: the server never sees it, and the client cannot know.
+func (g *Gate) LoseRequest(match string, n int) (reached <-chan struct{}) {
+	return g.arm(loseRequest, match, n)
+}
+
+func (g *Gate) arm(f fate, match string, n int) <-chan struct{} {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.match, g.skip, g.reached = []byte(match), n-1, make(chan struct{})
+	g.fate, g.match, g.skip, g.reached = f, []byte(match), n-1, make(chan struct{})
 	return g.reached
 }
 
@@ -65,29 +90,48 @@ func (g *Gate) Open() {
 
 type gatedConn struct {
 	net.Conn
-	g *Gate
+	g    *Gate
+	lose bool // the next reply; belongs to the gate's mutex
 }
 
 func (c *gatedConn) Write(b []byte) (int, error) {
 	g := c.g
 	g.mu.Lock()
+	hit := false
 	if g.match != nil {
-		if n := bytes.Count(b, g.match); n > g.skip {
-			g.match, g.shut = nil, make(chan struct{})
-			defer close(g.reached)
-		} else {
-			g.skip -= n
-		}
+		n := bytes.Count(b, g.match)
+		hit = n > g.skip
+		g.skip -= n
+	}
+	if !hit {
+		g.mu.Unlock()
+		return c.Conn.Write(b)
+	}
+	g.match = nil
+	reached, fate := g.reached, g.fate
+	switch fate {
+	case keepReply:
+		g.shut = make(chan struct{})
+	case loseReply:
+		c.lose = true
 	}
 	g.mu.Unlock()
+	defer close(reached)
+	if fate == loseRequest {
+		return len(b), c.Conn.Close()
+	}
 	return c.Conn.Write(b)
 }
 
 func (c *gatedConn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
 	c.g.mu.Lock()
-	shut := c.g.shut
+	shut, lose := c.g.shut, c.lose
 	c.g.mu.Unlock()
+	if lose {
+		c.Conn.Close()
+		return 0, io.ErrUnexpectedEOF
+	}
 	if shut != nil {
 		<-shut
 	}

@@ -40,6 +40,7 @@ type hold struct {
 	token    int64
 	attempts int
 	waited   bool
+	left     time.Time // when a claim was abandoned last
 	site     [siteDepth]uintptr
 
 	lease watchdog.Lease
@@ -87,6 +88,9 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 	switch {
 	case err != nil:
 		return queue.Verdict{}, h.failed(err)
+	case a.Reentered && time.Since(h.left) < h.claim.Lease:
+		// What holds may be the claim that was abandoned, on its way out.
+		return queue.Verdict{FreeIn: minReleaseWait}, nil
 	case a.Reentered:
 		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, h.lock.name, h.claim.Owner)
 	case !a.Acquired:
@@ -120,6 +124,7 @@ func (h *hold) failed(err error) error {
 // abandon gives up the claim as it stands, whatever became of it on the server,
 // and goes on under a new one.
 func (h *hold) abandon() {
+	h.left = time.Now()
 	h.lock.settle(h.claim, true)
 	h.freshClaim()
 }
@@ -128,20 +133,20 @@ func (h *hold) abandon() {
 func (h *hold) begin(ctx context.Context) error {
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.p.Kind(), h.lock.name, h.claim.Owner.String(), h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
-	h.state = held
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
 		terms.Renewer = h.p.Renewer()
 	}
-	if h.named {
-		h.s.Remember(h.heldKey(), h)
-	}
 	runtime.Callers(siteSkip, h.site[:])
-	if !h.s.Dog.Watch(&h.lease, h, terms) {
-		h.Lost(lock.ReasonClosed, nil)
-		return lock.ErrClosed
-	}
+	// In one step: whoever finds this hold by its owner finds it watched, or not
+	// yet held.
+	h.mu.Lock()
+	watched := h.s.Dog.Watch(&h.lease, h, terms)
+	h.state = held
+	h.mu.Unlock()
 	switch {
+	case !watched: // the client is being closed, and waits for this
+		return errors.Join(lock.ErrClosed, h.unlock(ctx))
 	case ctx.Err() != nil:
 		// Handed over in the moment the caller left.
 		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlock(ctx))
@@ -152,12 +157,11 @@ func (h *hold) begin(ctx context.Context) error {
 	return nil
 }
 
-func (h *hold) heldKey() session.HeldKey {
-	return session.HeldKey{Kind: h.p.Kind(), Key: h.claim.Key, Owner: h.claim.Owner}
-}
-
-func (h *hold) queueKey() queue.Key {
-	return queue.Key{Kind: h.p.Kind(), Name: h.claim.Key}
+// isOf reports whether h is held now, by that owner.
+func (h *hold) isOf(o lock.Owner) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.state == held && h.claim.Owner == o
 }
 
 // Lost implements watchdog.Holder.
@@ -169,22 +173,25 @@ func (h *hold) Lost(reason lock.Reason, cause error) {
 	}
 	h.state = lost
 	h.lost = h.lostError(reason, cause)
-	h.end(h.lost)
+	h.endContext(h.lost)
+	lostErr := h.lost
 	h.mu.Unlock()
-	h.letGo()
-	h.s.Queues.Released(h.queueKey(), 0)
+	h.s.Queues.Released(h.lock.queueKey(), h, 0)
+	// Not here: this may be the watchdog's goroutine, and an exporter may block.
+	if !h.s.Go(func(context.Context) { h.span.End(lostErr) }) {
+		h.span.End(lostErr)
+	}
 }
 
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: h.lock.name, Owner: h.claim.Owner, Reason: reason, When: time.Now(), Err: cause}
 }
 
-// end ends the hold's context and span. h.mu is held.
-func (h *hold) end(lost *lock.LostError) {
+// endContext ends the hold's context. h.mu is held.
+func (h *hold) endContext(lost *lock.LostError) {
 	if h.cancel != nil {
 		h.cancel(endCause(lost))
 	}
-	h.span.End(lost)
 }
 
 func endCause(lost *lock.LostError) error {
@@ -192,13 +199,6 @@ func endCause(lost *lock.LostError) error {
 		return context.Canceled
 	}
 	return lost
-}
-
-// letGo forgets the hold in this process.
-func (h *hold) letGo() {
-	if h.named {
-		h.s.Drop(h.heldKey(), h)
-	}
 }
 
 // context returns what Hold.Context promises. It is made when first asked for:
@@ -248,22 +248,24 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	return nil
 }
 
-// Unlock implements session.Unlocker.
-func (h *hold) Unlock(ctx context.Context) error { return h.unlock(ctx) }
-
 func (h *hold) unlock(ctx context.Context) error {
 	h.mu.Lock()
 	switch h.state {
 	case held:
 		h.state = ended
+		h.endContext(nil) // before anybody else can have the lock
 		h.mu.Unlock()
 	case lost:
 		h.state = ended
 		err := h.lost
 		h.mu.Unlock()
 		if err.Reason == lock.ReasonExpired || err.Reason == lock.ReasonMaxHold {
-			// The server may still keep it for this owner, who is done with it.
-			h.lock.settle(h.claim, false)
+			// The server may still keep it for this owner, who is done with it. A
+			// named one may have taken it again since: then only a ticket that is
+			// still there tells which hold is meant.
+			h.lock.settle(h.claim, h.named)
+		} else {
+			h.lock.forget(&h.claim)
 		}
 		return err
 	default:
@@ -271,15 +273,12 @@ func (h *hold) unlock(ctx context.Context) error {
 		return fmt.Errorf("%w: Unlock %q", lock.ErrNotHeld, h.lock.name)
 	}
 	h.lease.Forget()
-	h.letGo()
 	ctx, done := h.s.Telemetry.StartRelease(ctx, h.p.Kind(), h.lock.name)
 	err := h.release(context.WithoutCancel(ctx))
 	done(err)
-
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	errors.As(err, &h.lost)
-	h.end(h.lost)
+	var lostErr *lock.LostError
+	errors.As(err, &lostErr)
+	h.span.End(lostErr)
 	return err
 }
 
@@ -287,8 +286,9 @@ func (h *hold) unlock(ctx context.Context) error {
 // What it returns is about this hold alone.
 func (h *hold) release(ctx context.Context) error {
 	from := h // who holds the lock on the server, and is done with it
-	for !from.named {
-		w := h.s.Queues.Successor(h.queueKey())
+	var passedOn bool
+	for {
+		w := h.s.Queues.Successor(h.lock.queueKey(), !from.named)
 		if w == nil {
 			break
 		}
@@ -298,13 +298,14 @@ func (h *hold) release(ctx context.Context) error {
 		if err == nil && a.Acquired {
 			to.sent, to.token = sent, a.Token
 			h.s.Telemetry.HandOff(ctx, h.p.Kind())
-			if w.Grant() {
+			if w.Grant(h) {
 				return nil
 			}
 			from = to // who has left: pass it on in that name
 			continue
 		}
 		if err != nil && outcomeOf(err) == unknown {
+			passedOn = true // perhaps
 			to.abandon()
 		}
 		w.Return()
@@ -312,10 +313,10 @@ func (h *hold) release(ctx context.Context) error {
 	}
 
 	released, err := h.lock.release(ctx, &from.claim)
-	h.s.Queues.Released(h.queueKey(), released.Told)
+	h.s.Queues.Released(h.lock.queueKey(), h, released.Told)
 	switch {
-	case from != h:
-		return nil // this hold was passed on; what followed is not its business
+	case from != h, passedOn && err == nil:
+		return nil // what became of the lock after this hold is not its business
 	case err == nil && released.State == NotHeld:
 		return h.lostError(lock.ReasonGone, nil)
 	case isWrongType(err):

@@ -5,6 +5,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/queue"
@@ -90,7 +91,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 	h.claim.Owner, h.named = lock.OwnerFrom(ctx)
 	h.freshClaim()
 	req := queue.Request{
-		Key:       queue.Key{Kind: l.p.Kind(), Name: l.key},
+		Key:       l.queueKey(),
 		Acquirer:  h,
 		Channel:   l.p.Channel(l.key),
 		Once:      once,
@@ -105,6 +106,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		req.Deadline = h.deadline
 	}
 
+	if !l.s.Enter() {
+		return nil, lock.ErrClosed
+	}
+	defer l.s.Leave()
 	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.p.Kind(), l.name)
 	err := l.s.Queues.Acquire(spanCtx, req)
 	if err == nil {
@@ -128,9 +133,11 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, l.name)
 	}
 	// A hold of this process ends with its renewal and its context.
-	if h := l.s.Latest(session.HeldKey{Kind: l.p.Kind(), Key: l.key, Owner: o}); h != nil {
-		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
-			return err
+	for _, a := range slices.Backward(l.s.Queues.Holders(l.queueKey())) {
+		if h := a.(*hold); h.isOf(o) {
+			if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+				return err
+			}
 		}
 	}
 	c := Claim{Key: l.key, Owner: o, Lease: l.s.WatchdogTimeout, Ticket: wire.NewRequestID()}
@@ -141,9 +148,18 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	return err
 }
 
-// Wake makes this process's waiters look again after the lock was forced open.
-func (l *Lock) Wake() {
-	l.s.Queues.Wake(queue.Key{Kind: l.p.Kind(), Name: l.key})
+// Forced ends the holds of this process after the lock was forced open.
+func (l *Lock) Forced() {
+	for _, a := range l.s.Queues.Holders(l.queueKey()) {
+		h := a.(*hold)
+		h.lease.Forget()
+		h.Lost(lock.ReasonGone, nil)
+	}
+	l.s.Queues.Wake(l.queueKey())
+}
+
+func (l *Lock) queueKey() queue.Key {
+	return queue.Key{Kind: l.p.Kind(), Name: l.key}
 }
 
 const (
@@ -154,21 +170,22 @@ const (
 )
 
 // release gives a claim's hold back, again and again if the server does not
-// answer: it can be repeated. It returns an error that matches ErrIndeterminate
-// when it gives up, and leaves the rest to the background.
+// answer: it can be repeated. When it gives up it leaves the rest to the
+// background, and the error matches ErrIndeterminate if some try may have
+// worked.
 func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
-	var lastErr error
+	maybe := false // whether an earlier try may have done it
 	began := time.Now()
 	for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
-		released, err := l.p.Release(ctx, c, false)
+		released, err := l.tryRelease(ctx, c)
 		switch {
 		case err == nil && released.State == Shared:
 			// Somebody has used the owner of this claim as a name since. From
 			// here on it is one.
 			c.Ticket = wire.NewRequestID()
 			continue
-		case err == nil && released.State == NotHeld && lastErr != nil && outcomeOf(lastErr) == unknown:
-			return Released{State: Free, Told: -1}, nil // an earlier try did it
+		case err == nil && released.State == NotHeld && maybe && !c.Named():
+			return Released{State: Free, Told: -1}, nil // a ticket would have told
 		case err == nil:
 			l.forget(c)
 			return released, nil
@@ -177,15 +194,27 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 		case outcomeOf(err) == refused:
 			return Released{}, err
 		}
-		if lastErr == nil || outcomeOf(lastErr) != unknown {
-			lastErr = err
-		}
+		maybe = maybe || outcomeOf(err) == unknown
 		if time.Since(began)+pause > unlockPatience {
 			l.settle(*c, false)
-			return Released{}, errors.Join(lock.ErrIndeterminate, err)
+			if maybe {
+				err = errors.Join(lock.ErrIndeterminate, err)
+			}
+			return Released{}, err
 		}
 		time.Sleep(pause)
 	}
+}
+
+// tryRelease is one try, which does not outlast the patience of the caller by
+// much whatever the connection does.
+func (l *Lock) tryRelease(ctx context.Context, c *Claim) (Released, error) {
+	if d := l.s.ReplyTimeout; d > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, d)
+		defer cancel()
+	}
+	return l.p.Release(ctx, c, false)
 }
 
 // forget removes the ticket of a claim whose release is known to have been

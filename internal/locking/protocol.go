@@ -123,25 +123,29 @@ var hashRenew = wire.NewScript(renewLua)
 // HashRenewer renews the locks that are a hash with one field per owner.
 type HashRenewer struct{ Client rueidis.Client }
 
-// Renew implements watchdog.Renewer.
-func (r HashRenewer) Renew(ctx context.Context, batch []*watchdog.Lease, ttl time.Duration) ([]bool, error) {
-	keys := make([]string, len(batch))
-	args := make([]string, 1, len(batch)+1)
-	args[0] = wire.Millis(ttl)
-	for i, l := range batch {
-		keys[i] = l.Key
-		args = append(args, l.Owner)
+// Renew implements watchdog.Renewer. It uses connections that no other command
+// delays, and the one of all other commands where that has failed.
+func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, again bool) []watchdog.Renewed {
+	calls := make([]wire.Call, len(batches))
+	for b, batch := range batches {
+		keys, args := make([]string, len(batch)), make([]string, 1, len(batch)+1)
+		args[0] = wire.Millis(ttl)
+		for i, l := range batch {
+			keys[i] = l.Key
+			args = append(args, l.Owner)
+		}
+		calls[b] = wire.Call{Keys: keys, Args: args}
 	}
-	reply, err := hashRenew.ExecApart(ctx, r.Client, keys, args).AsIntSlice()
-	if err != nil {
-		return nil, err
+	results := make([]watchdog.Renewed, len(batches))
+	for b, reply := range hashRenew.ExecMany(ctx, r.Client, calls, !again) {
+		held, err := reply.AsIntSlice()
+		if err == nil && len(held) != len(batches[b]) {
+			err = errors.New("redlatch: the server's answer to a renewal has the wrong length")
+		}
+		results[b].Err = err
+		for _, n := range held {
+			results[b].Held = append(results[b].Held, n == 1)
+		}
 	}
-	if len(reply) != len(batch) {
-		return nil, errors.New("redlatch: the server's answer to a renewal has the wrong length")
-	}
-	held := make([]bool, len(reply))
-	for i, n := range reply {
-		held[i] = n == 1
-	}
-	return held, nil
+	return results
 }

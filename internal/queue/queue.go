@@ -14,6 +14,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -73,7 +74,7 @@ type Request struct {
 	// Channel is where releases are published; "" if they are not.
 	Channel string
 	// Backoff gives the pause after the n-th attempt, from 1, where there is no
-	// Channel.
+	// Channel. It may be the user's.
 	Backoff func(n int) time.Duration
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
@@ -138,14 +139,15 @@ type entry struct {
 
 type keyState struct {
 	key     Key
-	refs    int // holders, waiters, and attempts outside the queue
-	holders int
+	refs    int        // holders, waiters, and attempts outside the queue
+	holders []Acquirer // several if one owner holds more than once
 
 	first, last *Waiter
 	unsubscribe func() // nil: not subscribed
 	attempting  bool
 	again       bool // something has happened since the last attempt began
 	polled      bool // and it was the timer
+	passed      bool // a message was let pass since the last attempt began
 	pollAt      time.Time
 	armed       bool // whether the timer is set, to pollAt
 
@@ -211,7 +213,8 @@ func (e *entry) leave() {
 	delete(s.entries, e.key)
 	// An event still on its way to this entry may find it in use for another
 	// key: it costs an attempt there and does no harm.
-	e.keyState = keyState{}
+	clear(e.holders[:cap(e.holders)])
+	e.keyState = keyState{holders: e.holders[:0]}
 	if len(s.free) < maxFree {
 		s.free = append(s.free, e)
 	}
@@ -226,21 +229,21 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	s := q.shardOf(req.Key)
 	s.mu.Lock()
 	e := s.enter(q, req.Key)
-	idle := e.holders == 0 && e.first == nil && !e.attempting
+	idle := len(e.holders) == 0 && e.first == nil && !e.attempting
 	var w *Waiter
 	if idle || req.Once || req.MayHold {
 		inTurn := idle && !req.Once
 		if inTurn {
-			e.attempting, e.again, e.turns.yielding = true, false, false
+			e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
 		}
 		s.mu.Unlock()
-		v, err := req.Acquirer.Try(ctx)
+		v, err := req.try(ctx, 1)
 		s.mu.Lock()
 		if inTurn {
 			e.attempting = false
 		}
 		if err == nil && v.Acquired {
-			e.holders++
+			e.holders = append(e.holders, req.Acquirer)
 			s.mu.Unlock()
 			return nil
 		}
@@ -266,7 +269,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 			e.pushBack(w)
 		}
 		if e.first == w {
-			e.busy(w, v)
+			e.busy(v)
 		}
 	} else {
 		w = newWaiter(e, &req)
@@ -349,22 +352,22 @@ func (w *Waiter) attempt(ctx context.Context) (done bool, err error) {
 		e.queues.cfg.OnPoll()
 	}
 	byTimer := e.polled
-	e.attempting, e.again, e.polled = true, false, false
+	e.attempting, e.again, e.polled, e.passed = true, false, false, false
 	e.shard.mu.Unlock()
-	v, err := w.req.Acquirer.Try(ctx)
+	w.tries++
+	v, err := w.req.try(ctx, w.tries)
 	e.shard.mu.Lock()
 	e.attempting = false
 	e.turns.attempted(byTimer, err == nil && v.Acquired)
-	w.tries++
 	var unavailable *Unavailable
 	switch {
 	case err == nil && v.Acquired:
 		e.unlink(w)
-		e.holders++
+		e.holders = append(e.holders, w.req.Acquirer)
 		return true, nil
 	case err == nil:
 		w.troubled = time.Time{}
-		e.busy(w, v)
+		e.busy(v)
 		return false, nil
 	case !errors.As(err, &unavailable):
 		w.giveUp()
@@ -387,7 +390,7 @@ func (w *Waiter) attempt(ctx context.Context) (done bool, err error) {
 func (e *entry) subscribe(channel string) {
 	var confirmed bool
 	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
-	if confirmed && e.holders == 0 {
+	if confirmed && len(e.holders) == 0 {
 		// A message may have passed between the last attempt and now.
 		e.again = true
 	}
@@ -421,14 +424,24 @@ func (w *Waiter) signal() {
 	}
 }
 
+// try makes the n-th attempt. No lock is held: what it calls is not ours.
+func (r *Request) try(ctx context.Context, n int) (Verdict, error) {
+	v, err := r.Acquirer.Try(ctx)
+	if err == nil && !v.Acquired && r.Channel == "" && r.Backoff != nil {
+		v.FreeIn = r.Backoff(n)
+	}
+	return v, err
+}
+
 // busy decides when to look again after the server said that the key is taken.
-func (e *entry) busy(w *Waiter, v Verdict) {
+func (e *entry) busy(v Verdict) {
 	pause := safetyPoll
-	switch {
-	case w.req.Channel == "" && w.req.Backoff != nil:
-		pause = w.req.Backoff(w.tries)
-	case v.FreeIn >= 0:
+	if v.FreeIn >= 0 {
 		pause = min(pause, v.FreeIn)
+	}
+	if e.passed {
+		// The message may have been of that very holder.
+		pause = min(pause, e.turns.patience())
 	}
 	e.lookAt(time.Now().Add(pause))
 }
@@ -462,7 +475,8 @@ func (e *entry) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	if !ev.Subscribed && e.turns.letPass() {
-		if e.first != nil {
+		e.passed = true
+		if e.first != nil && !e.attempting {
 			e.lookAt(time.Now().Add(e.turns.patience()))
 		}
 		return
@@ -522,9 +536,9 @@ func (e *entry) unlink(w *Waiter) {
 }
 
 // Successor claims the waiter to whom the only holder of key can pass it on, or
-// returns nil if it has to be released for all. The caller tells how that went
-// with Grant or Return.
-func (q *Queues) Successor(key Key) *Waiter {
+// returns nil if it has to be released for all; passable says whether it may be
+// passed on at all. The caller tells how that went with Grant or Return.
+func (q *Queues) Successor(key Key, passable bool) *Waiter {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -533,10 +547,10 @@ func (q *Queues) Successor(key Key) *Waiter {
 		return nil
 	}
 	w := e.first
-	if w == nil || w.req.NoHandOff || e.holders != 1 || e.attempting {
+	if w == nil || len(e.holders) != 1 || e.attempting {
 		return nil
 	}
-	if e.handOffs >= q.cfg.HandOffs {
+	if !passable || w.req.NoHandOff || e.handOffs >= q.cfg.HandOffs {
 		e.turns.begin()
 		return nil
 	}
@@ -549,17 +563,18 @@ func (q *Queues) Successor(key Key) *Waiter {
 // Acquirer returns what the waiter wants to acquire with.
 func (w *Waiter) Acquirer() Acquirer { return w.req.Acquirer }
 
-// Grant makes w the holder in the caller's place. It reports false if w has
-// given up meanwhile: then the key is still the caller's to pass on, under w's
-// name.
-func (w *Waiter) Grant() bool {
+// Grant makes w the holder in the place of from. It reports false if w has
+// given up meanwhile: then the key is still from's to pass on, under w's name.
+func (w *Waiter) Grant(from Acquirer) bool {
 	e := w.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	defer e.leave() // the caller's reference, or that of the waiter who left
+	defer e.leave() // from's reference, or that of the waiter who left
 	if w.state == gone {
 		return false
 	}
+	e.drop(from)
+	e.holders = append(e.holders, w.req.Acquirer)
 	w.state = granted
 	w.signal()
 	return true
@@ -579,11 +594,29 @@ func (w *Waiter) Return() {
 	e.pushFront(w)
 }
 
-// Released ends a hold on key, given back or lost. told is how many subscribers
-// of all processes have heard of it, less than 0 if that is not known. If others
-// may be waiting and this process has had its share, its own head stands back;
-// otherwise it tries at once.
-func (q *Queues) Released(key Key, told int) {
+// drop takes a holder off the list.
+func (e *entry) drop(a Acquirer) {
+	if i := slices.Index(e.holders, a); i >= 0 {
+		e.holders = slices.Delete(e.holders, i, i+1)
+	}
+}
+
+// Holders returns those of this process who hold key, the latest last.
+func (q *Queues) Holders(key Key) []Acquirer {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		return slices.Clone(e.holders)
+	}
+	return nil
+}
+
+// Released ends a's hold on key, given back or lost. told is how many
+// subscribers of all processes have heard of it, less than 0 if that is not
+// known. If others may be waiting and this process has had its share, its own
+// head stands back; otherwise it tries at once.
+func (q *Queues) Released(key Key, a Acquirer, told int) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -591,10 +624,10 @@ func (q *Queues) Released(key Key, told int) {
 	if e == nil {
 		return
 	}
-	e.holders--
+	e.drop(a)
 	e.handOffs = 0
 	switch {
-	case e.holders > 0:
+	case len(e.holders) > 0:
 		// The same owner holds on.
 	case e.first != nil && !e.attempting && e.turns.released(told):
 		e.lookAt(time.Now().Add(e.turns.patience()))

@@ -109,11 +109,21 @@ func (c *caller) Try(ctx context.Context) (Verdict, error) {
 	w.set(func() { w.inFlight++; w.attempts++ })
 	defer w.set(func() { w.inFlight-- })
 	assert.Equal(w.t, 1, w.inFlightNow(), "attempts of one key at once")
-	select {
-	case <-time.After(latency):
+	time.Sleep(latency / 2) // the request is on its way
+	v, err := w.judge()
+	select { // and now the answer
+	case <-time.After(latency / 2):
+		return v, err
 	case <-ctx.Done():
+		if v.Acquired { // it sees to it that nothing is left
+			w.releaseElsewhere()
+		}
 		return Verdict{}, &Unavailable{ctx.Err()}
 	}
+}
+
+// judge is the server's part of an attempt.
+func (w *world) judge() (Verdict, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
@@ -158,19 +168,26 @@ func (c *caller) has() bool {
 // release gives the key back as a holder does: to the next waiter, or for all.
 func (w *world) release() {
 	for {
-		next := w.Successor(key)
+		next := w.Successor(key, true)
 		if next == nil {
 			break
 		}
 		time.Sleep(latency)
-		if next.Grant() {
+		if next.Grant(w.holder()) {
 			return
 		}
 	}
 	time.Sleep(latency)
 	w.set(func() { w.taken = false })
 	w.notify(pubsub.Event{Payload: "0"})
-	w.Released(key, -1)
+	w.Released(key, w.holder(), -1)
+}
+
+// holder is who holds the key in this process.
+func (w *world) holder() Acquirer {
+	holders := w.Holders(key)
+	require.Len(w.t, holders, 1)
+	return holders[0]
 }
 
 // elsewhere is another process that has the key.
@@ -341,11 +358,11 @@ func TestAWaiterWhoLeavesDuringItsHandOffPassesItOn(t *testing.T) {
 		leaver, next := w.ask(ctx, "leaver"), w.ask(w.t.Context(), "next")
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		s := w.Successor(key)
+		s := w.Successor(key, true)
 		require.Same(t, leaver, s.Acquirer())
 		cancel()
 		require.ErrorIs(t, <-leaver.done, context.Canceled)
-		require.False(t, s.Grant())
+		require.False(t, s.Grant(w.holder()))
 		w.release() // in its name
 		require.True(t, next.has())
 		w.release()
@@ -359,10 +376,10 @@ func TestAHandOffThatFailedLeavesTheWaiterFirst(t *testing.T) {
 		head, next := w.ask(w.t.Context(), "head"), w.ask(w.t.Context(), "next")
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		s := w.Successor(key)
+		s := w.Successor(key, true)
 		s.Return()
 		w.set(func() { w.taken = false })
-		w.Released(key, 0)
+		w.Released(key, w.holder(), 0)
 		time.Sleep(2 * latency)
 		require.True(t, head.has())
 		require.False(t, next.has())
@@ -379,9 +396,9 @@ func TestNobodyIsHandedWhatTheServerMustDecide(t *testing.T) {
 		second := w.ask(w.t.Context(), "second", func(r *Request) { r.NoHandOff = true })
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		require.Nil(t, w.Successor(key))
+		require.Nil(t, w.Successor(key, true))
 		w.release()
-		time.Sleep(2 * latency)
+		time.Sleep(yieldFor + 10*latency) // other processes come first
 		require.True(t, second.has())
 		w.release()
 	})
@@ -490,6 +507,58 @@ func TestCloseEndsEveryWait(t *testing.T) {
 	})
 }
 
+// The timer has fired for a head that left at the same moment: the next head
+// must not be left without one.
+func TestANewHeadHasATimer(t *testing.T) {
+	run(t, func(w *world) {
+		w.deaf = true
+		w.takeElsewhere()
+		ctx, cancel := context.WithCancel(w.t.Context())
+		w.freeIn = time.Second
+		head := w.ask(ctx, "head")
+		time.Sleep(2 * latency)
+		next := w.ask(w.t.Context(), "next")
+		s := w.shardOf(key)
+		s.mu.Lock()
+		s.entries[key].armed = false // as Expire leaves it
+		w.cfg.Wheel.Cancel(&s.entries[key].timer)
+		s.mu.Unlock()
+		cancel()
+		require.ErrorIs(t, <-head.done, context.Canceled)
+		w.releaseElsewhere()
+		time.Sleep(safetyPoll + 10*time.Millisecond)
+		require.True(t, next.has())
+		w.release()
+	})
+}
+
+// A message is let pass while an attempt is under way: the holder that the
+// server's answer speaks of may be gone already.
+func TestAMessageLetPassDuringAnAttemptIsNotForgotten(t *testing.T) {
+	run(t, func(w *world) {
+		first := w.ask(w.t.Context(), "first")
+		time.Sleep(2 * latency)
+		second := w.ask(w.t.Context(), "second", func(r *Request) { r.NoHandOff = true })
+		time.Sleep(10 * latency)
+		require.True(t, first.has())
+		s := w.shardOf(key)
+		s.mu.Lock()
+		s.entries[key].turns.sitOut = 1
+		s.mu.Unlock()
+		require.Nil(t, w.Successor(key, true))
+		w.notify(pubsub.Event{Payload: "0"}) // its own
+		w.Released(key, w.holder(), 3)       // and another process has it at once
+		for w.inFlightNow() == 0 {
+			time.Sleep(latency / 100)
+		}
+		time.Sleep(latency * 3 / 4) // the server has judged; its answer is under way
+		w.releaseElsewhere()
+		time.Sleep(10 * yieldFor)
+		require.True(t, second.has())
+		w.release()
+	})
+}
+
 func TestLostHoldsWakeTheQueue(t *testing.T) {
 	run(t, func(w *world) {
 		first := w.ask(w.t.Context(), "first")
@@ -498,7 +567,7 @@ func TestLostHoldsWakeTheQueue(t *testing.T) {
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
 		w.set(func() { w.taken = false })
-		w.Released(key, 0) // its lease was over
+		w.Released(key, w.holder(), 0) // its lease was over
 		time.Sleep(2 * latency)
 		require.True(t, second.has())
 		w.release()

@@ -28,8 +28,11 @@ type Config struct {
 	HandOffs        int
 	MapName         func(string) string
 	Sharded         bool
-	Logger          *slog.Logger
-	Telemetry       *telemetry.Telemetry // nil: off
+	// ReplyTimeout bounds requests that must not wait for longer than the
+	// connection allows by itself; 0 where that is short enough.
+	ReplyTimeout time.Duration
+	Logger       *slog.Logger
+	Telemetry    *telemetry.Telemetry // nil: off
 }
 
 // Session is the shared state of a client's objects. Its fields are not
@@ -45,27 +48,20 @@ type Session struct {
 	owners atomic.Uint64
 
 	mu     sync.Mutex
-	held   map[HeldKey][]Unlocker
 	closed bool
 	ctx    context.Context // of what runs in the background
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
-}
+	warned time.Time // when a failed renewal was logged last
 
-// HeldKey names what an owner holds.
-type HeldKey struct {
-	Kind, Key string
-	Owner     lock.Owner
-}
-
-// Unlocker is a hold, as another part of the process can end it.
-type Unlocker interface {
-	Unlock(ctx context.Context) error
+	// callers is held for reading by whoever is acquiring something, so that
+	// Close can let them clean up before the connection goes.
+	callers sync.RWMutex
 }
 
 // New returns a running session.
 func New(cfg Config) *Session {
-	s := &Session{Config: cfg, Publish: "PUBLISH", held: make(map[HeldKey][]Unlocker)}
+	s := &Session{Config: cfg, Publish: "PUBLISH"}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	dog := watchdog.Config{Timeout: cfg.WatchdogTimeout, OnRenew: s.renewed}
 	if s.Cluster() {
@@ -94,10 +90,19 @@ func (s *Session) subscribe(channel string, l pubsub.Listener) (func(), bool) {
 func (s *Session) Cluster() bool { return s.Client.Mode() == rueidis.ClientModeCluster }
 
 func (s *Session) renewed(remaining time.Duration, err error) {
-	if err != nil {
+	s.Telemetry.Renewal(remaining, err)
+	if err == nil {
+		return
+	}
+	s.mu.Lock()
+	quiet := time.Since(s.warned) < time.Second // an outage fails many at once
+	if !quiet {
+		s.warned = time.Now()
+	}
+	s.mu.Unlock()
+	if !quiet {
 		s.Logger.Warn("redlatch: renewal failed, will try again", "remaining", remaining, "error", err)
 	}
-	s.Telemetry.Renewal(remaining, err)
 }
 
 // NewOwner returns an owner that no other acquisition has.
@@ -117,49 +122,29 @@ func (s *Session) Err() error {
 	return nil
 }
 
+// Enter is called before an acquisition and reports whether the session is
+// open; Leave is called after it then.
+func (s *Session) Enter() bool {
+	s.callers.RLock()
+	if s.Err() != nil {
+		s.callers.RUnlock()
+		return false
+	}
+	return true
+}
+
+// Leave ends what Enter began.
+func (s *Session) Leave() { s.callers.RUnlock() }
+
 // Go runs f in the background with a context that ends when the session
-// closes. On a closed session f does not run.
-func (s *Session) Go(f func(ctx context.Context)) {
+// closes, and reports whether it does: on a closed session f does not run.
+func (s *Session) Go(f func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.tasks.Go(func() { f(s.ctx) })
 	}
-}
-
-// Remember notes that a named owner has one more hold in this process.
-func (s *Session) Remember(k HeldKey, h Unlocker) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.held[k] = append(s.held[k], h)
-}
-
-// Latest returns the hold that the owner took last in this process, or nil.
-func (s *Session) Latest(k HeldKey) Unlocker {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if holds := s.held[k]; len(holds) > 0 {
-		return holds[len(holds)-1]
-	}
-	return nil
-}
-
-// Drop forgets what Remember noted, if it did.
-func (s *Session) Drop(k HeldKey, h Unlocker) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	holds := s.held[k]
-	for i, other := range holds {
-		if other == h {
-			holds = append(holds[:i], holds[i+1:]...)
-			break
-		}
-	}
-	if len(holds) == 0 {
-		delete(s.held, k)
-	} else {
-		s.held[k] = holds
-	}
+	return !s.closed
 }
 
 // Close ends every wait and every hold with lock.ErrClosed and waits for the
@@ -175,6 +160,10 @@ func (s *Session) Close() {
 	s.mu.Unlock()
 	s.cancel()
 	s.Queues.Close()
+	// Waiters leave at once, attempts under way when they have their answer.
+	s.callers.Lock()
+	//lint:ignore SA2001 it is the waiting that counts
+	s.callers.Unlock()
 	s.Dog.Close()
 	s.Hub.Close()
 	s.tasks.Wait()

@@ -3,6 +3,7 @@ package watchdog
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -13,8 +14,10 @@ const (
 	// batchSize is how many leases one script renews at most. A script blocks
 	// the server while it runs: a hundred keys take it well under a millisecond.
 	batchSize = 100
-	// maxBatches is how many scripts of renewal are under way at once at most.
-	maxBatches = 8
+	// maxWave is how many batches are sent together at most.
+	maxWave = 64
+	// maxWorkers is how many waves of a lane are under way at once at most.
+	maxWorkers = 8
 	// maxRenewTimeout bounds one try, so that there is time for several within
 	// a lease even when the server does not answer.
 	maxRenewTimeout = 2 * time.Second
@@ -26,13 +29,21 @@ type Holder interface {
 	Lost(reason lock.Reason, cause error)
 }
 
-// Renewer extends leases of one kind on the server.
+// Renewer extends leases of one kind on the server. It is comparable.
 type Renewer interface {
-	// Renew gives every lease of the batch ttl from now and reports for each
-	// whether its owner still has it. A key of the wrong type is a lease its
-	// owner does not have; an error is for the batch as a whole and leaves the
-	// outcome of all of them unknown. All keys are of one slot.
-	Renew(ctx context.Context, batch []*Lease, ttl time.Duration) (held []bool, err error)
+	// Renew gives every lease of every batch ttl from now. The keys of a batch
+	// are of one slot. again is set for leases whose last renewal has failed: it
+	// should go another way, if there is one.
+	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, again bool) []Renewed
+}
+
+// Renewed is what became of a batch.
+type Renewed struct {
+	// Held says for each lease whether its owner still has it. A key of the
+	// wrong type is a lease its owner does not have.
+	Held []bool
+	// Err is set if the outcome of the whole batch is not known.
+	Err error
 }
 
 // Lease is the time for which somebody owns something on the server, to be
@@ -78,8 +89,9 @@ type Config struct {
 	Timeout time.Duration
 	// Slot tells which keys one script can touch; nil where any can.
 	Slot func(key string) int
-	// OnRenew is called after each confirmed renewal with what was left of the
-	// lease then, and after each failed try with the error. It may be nil.
+	// OnRenew is called after each confirmed batch with what was left of the
+	// lease that had least, and after each that failed with the error. It may be
+	// nil.
 	OnRenew func(remaining time.Duration, err error)
 }
 
@@ -93,16 +105,26 @@ type Dog struct {
 	ctx    context.Context // of the renewals
 	cancel context.CancelFunc
 
-	mu      sync.Mutex
-	pending [][]*Lease
+	mu     sync.Mutex
+	lanes  [2]lane // for leases as they fall due, and for those that failed
+	closed bool
+	done   sync.WaitGroup
+}
+
+// lane is renewals that share workers. Those that have failed have their own:
+// a node that does not answer holds them up, and must not hold up the rest.
+type lane struct {
+	again   bool
+	pending map[Renewer][][]*Lease
 	workers int
-	closed  bool
-	done    sync.WaitGroup
 }
 
 // NewDog returns a watchdog that runs until Close.
 func NewDog(cfg Config) *Dog {
 	d := &Dog{cfg: cfg}
+	for i := range d.lanes {
+		d.lanes[i] = lane{again: i == 1, pending: make(map[Renewer][][]*Lease)}
+	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.wheel = NewWheel(d.dispatch)
 	return d
@@ -186,13 +208,8 @@ func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 	}
 	if until := sent.Add(ttl); until.After(l.deadline) {
 		l.deadline = until
-		// Not before the rest is down to what a fresh lease has when its renewal
-		// is due: an earlier one could only shorten what was asked for.
-		if at := until.Add(-l.dog.cfg.Timeout * 2 / 3); at.After(l.renewAt) {
-			l.renewAt = at
-		}
+		l.schedule()
 	}
-	l.schedule()
 }
 
 // Expire is called by the wheel.
@@ -246,24 +263,18 @@ func (d *Dog) dispatch() {
 	type group struct {
 		renewer Renewer
 		slot    int
+		lane    int
 	}
 	groups := make(map[group][]*Lease)
-	var batches [][]*Lease
 	for _, l := range d.due {
 		g := group{renewer: l.renewer}
 		if d.cfg.Slot != nil {
 			g.slot = d.cfg.Slot(l.Key)
 		}
-		batch := append(groups[g], l)
-		if len(batch) == batchSize {
-			batches, batch = append(batches, batch), nil
+		if l.failed() {
+			g.lane = 1
 		}
-		groups[g] = batch
-	}
-	for _, batch := range groups {
-		if len(batch) > 0 {
-			batches = append(batches, batch)
-		}
+		groups[g] = append(groups[g], l)
 	}
 	clear(d.due)
 	d.due = d.due[:0]
@@ -273,39 +284,54 @@ func (d *Dog) dispatch() {
 	if d.closed {
 		return
 	}
-	d.pending = append(d.pending, batches...)
-	for d.workers < min(maxBatches, len(d.pending)) {
-		d.workers++
-		d.done.Go(d.work)
+	for g, leases := range groups {
+		la := &d.lanes[g.lane]
+		la.pending[g.renewer] = slices.AppendSeq(la.pending[g.renewer], slices.Chunk(leases, batchSize))
+		if la.workers < maxWorkers {
+			la.workers++
+			d.done.Go(func() { d.work(la) })
+		}
 	}
 }
 
-// work renews batches until none is pending. Workers live only while there is
-// something to renew.
-func (d *Dog) work() {
+// work renews what is pending in a lane, all of it together, until nothing is.
+// Workers live only while there is something to renew.
+func (d *Dog) work(la *lane) {
 	for {
-		d.mu.Lock()
-		if len(d.pending) == 0 || d.closed {
-			d.workers--
-			d.mu.Unlock()
+		renewer, wave := d.next(la)
+		if wave == nil {
 			return
 		}
-		batch := d.pending[0]
-		d.pending[0] = nil
-		d.pending = d.pending[1:]
-		d.mu.Unlock()
-		d.renew(batch)
+		d.renew(renewer, wave, la.again)
 	}
 }
 
-func (d *Dog) renew(batch []*Lease) {
-	live := batch[:0]
-	for _, l := range batch {
-		l.mu.Lock()
-		if l.state == renewing {
-			live = append(live, l)
+func (d *Dog) next(la *lane) (Renewer, [][]*Lease) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if !d.closed {
+		for renewer, batches := range la.pending {
+			wave := batches[:min(maxWave, len(batches))]
+			if len(wave) == len(batches) {
+				delete(la.pending, renewer)
+			} else {
+				la.pending[renewer] = batches[len(wave):]
+			}
+			return renewer, wave
 		}
-		l.mu.Unlock()
+	}
+	la.workers--
+	return nil, nil
+}
+
+func (d *Dog) renew(renewer Renewer, wave [][]*Lease, again bool) {
+	live := make([][]*Lease, 0, len(wave))
+	for _, batch := range wave {
+		// What was forgotten while it was pending is not renewed any more.
+		batch = slices.DeleteFunc(batch, func(l *Lease) bool { return !l.isRenewing() })
+		if len(batch) > 0 {
+			live = append(live, batch)
+		}
 	}
 	if len(live) == 0 {
 		return
@@ -313,37 +339,59 @@ func (d *Dog) renew(batch []*Lease) {
 	ctx, cancel := context.WithTimeout(d.ctx, min(maxRenewTimeout, d.cfg.Timeout/6))
 	defer cancel()
 	sent := time.Now()
-	held, err := live[0].renewer.Renew(ctx, live, d.cfg.Timeout)
+	results := renewer.Renew(ctx, live, d.cfg.Timeout, again)
 	now := time.Now()
-	for i, l := range live {
-		l.mu.Lock()
-		left := l.deadline.Sub(now)
-		switch {
-		case l.state != renewing: // forgotten or expired meanwhile
-			l.mu.Unlock()
-			continue
-		case err != nil:
-			l.state, l.lastErr = watched, err
-			l.failures++
-			l.renewAt = now.Add(retryDelay(l.failures, left))
-			l.schedule()
-			l.mu.Unlock()
-		case !held[i]:
-			l.finish(lock.ReasonGone, nil)
-			continue
-		default:
-			l.state, l.lastErr, l.failures = watched, nil, 0
-			if until := sent.Add(d.cfg.Timeout); until.After(l.deadline) {
-				l.deadline = until
+	for b, batch := range live {
+		r := results[b]
+		var least time.Duration // that was left in this batch
+		for i, l := range batch {
+			left := d.settle(l, sent, now, r.Err, r.Err == nil && r.Held[i])
+			if i == 0 || left < least {
+				least = left
 			}
-			l.renewAt = d.renewalTime(sent, d.cfg.Timeout)
-			l.schedule()
-			l.mu.Unlock()
 		}
 		if d.cfg.OnRenew != nil {
-			d.cfg.OnRenew(left, err)
+			d.cfg.OnRenew(least, r.Err)
 		}
 	}
+}
+
+// settle notes the outcome of a renewal and returns what was left of the lease.
+func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.Duration {
+	l.mu.Lock()
+	left := l.deadline.Sub(now)
+	switch {
+	case l.state != renewing: // forgotten or expired meanwhile
+	case err != nil:
+		l.state, l.lastErr = watched, err
+		l.failures++
+		l.renewAt = now.Add(retryDelay(l.failures, left))
+		l.schedule()
+	case !held:
+		l.finish(lock.ReasonGone, nil)
+		return left
+	default:
+		l.state, l.lastErr, l.failures = watched, nil, 0
+		if until := sent.Add(d.cfg.Timeout); until.After(l.deadline) {
+			l.deadline = until
+		}
+		l.renewAt = d.renewalTime(sent, d.cfg.Timeout)
+		l.schedule()
+	}
+	l.mu.Unlock()
+	return left
+}
+
+func (l *Lease) isRenewing() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.state == renewing
+}
+
+func (l *Lease) failed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.failures > 0
 }
 
 // retryDelay spreads the tries after a failure: doubling from 100 ms to a
@@ -364,7 +412,6 @@ func (d *Dog) Close() {
 	d.mu.Lock()
 	closed := d.closed
 	d.closed = true
-	d.pending = nil
 	d.mu.Unlock()
 	d.cancel()
 	d.wheel.Stop()

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -25,25 +27,42 @@ type server struct {
 	err     error
 	gone    map[string]bool
 	latency time.Duration
+	again   bool
+	hung    func(key string) bool // whose node does not answer
 }
 
-func (s *server) Renew(ctx context.Context, batch []*Lease, ttl time.Duration) ([]bool, error) {
+func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, again bool) []Renewed {
 	s.mu.Lock()
-	var keys []string
-	held := make([]bool, len(batch))
-	for i, l := range batch {
-		keys = append(keys, l.Key)
-		held[i] = !s.gone[l.Key]
+	results := make([]Renewed, len(batches))
+	for b, batch := range batches {
+		var keys []string
+		for _, l := range batch {
+			keys = append(keys, l.Key)
+			results[b].Held = append(results[b].Held, !s.gone[l.Key])
+		}
+		results[b].Err = s.err
+		s.batches, s.at = append(s.batches, keys), append(s.at, time.Now())
 	}
-	s.batches, s.at = append(s.batches, keys), append(s.at, time.Now())
-	err, latency := s.err, s.latency
+	s.again = again
+	latency := s.latency
+	if s.hung != nil {
+		for _, batch := range batches {
+			if s.hung(batch[0].Key) {
+				latency = time.Hour
+			}
+		}
+	}
 	s.mu.Unlock()
 	select {
 	case <-time.After(latency):
 	case <-ctx.Done():
-		return nil, ctx.Err()
+		for b, batch := range batches {
+			if s.hung == nil || s.hung(batch[0].Key) {
+				results[b].Err = ctx.Err()
+			}
+		}
 	}
-	return held, err
+	return results
 }
 
 func (s *server) set(change func(*server)) {
@@ -281,7 +300,7 @@ func TestExtendedLeasesAreNotCutShortByTheirRenewal(t *testing.T) {
 		h.Extended(time.Now(), 10*time.Minute)
 		time.Sleep(9 * time.Minute)
 		synctest.Wait()
-		assert.Zero(t, s.renewals())
+		assert.Positive(t, s.renewals()) // so that a loss is noticed
 		assert.Greater(t, h.Remaining(), 55*time.Second)
 		h.Extended(time.Now(), time.Second)
 		assert.Greater(t, h.Remaining(), 55*time.Second)
@@ -314,6 +333,54 @@ func TestCloseTellsEveryHolderOnce(t *testing.T) {
 		var late holder
 		assert.False(t, d.Watch(&late.Lease, &late, Terms{Sent: time.Now(), TTL: timeout}))
 	})
+}
+
+// One node of a cluster that does not answer costs only what lives there.
+func TestANodeThatHangsDoesNotStarveTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		slot := func(key string) int { // each key has its own
+			node, n, _ := strings.Cut(key, " ")
+			i, _ := strconv.Atoi(n)
+			return 2*i + len(node)%2
+		}
+		d := NewDog(Config{Timeout: timeout, Slot: slot})
+		defer d.Close()
+		s := &server{hung: func(key string) bool { return key[0] == 'h' }}
+		var healthy, hung []*holder
+		for i := range 2000 {
+			for _, node := range []string{"fine", "hangs"} {
+				h := watch(t, d, fmt.Sprintf("%s %d", node, i), Terms{Renewer: s})
+				if node == "fine" {
+					healthy = append(healthy, h)
+				} else {
+					hung = append(hung, h)
+				}
+			}
+			if i%10 == 0 {
+				time.Sleep(50 * time.Millisecond)
+			}
+		}
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		for _, h := range healthy {
+			require.Zero(t, h.loss().times, h.Key)
+		}
+		for _, h := range hung {
+			require.Equal(t, lock.ReasonExpired, h.loss().reason)
+		}
+	})
+}
+
+func TestCloseTellsAHolderWhoseTimerIsFiring(t *testing.T) {
+	// The wheel has taken the timer off, and its goroutine is yet to call Expire
+	// when the watchdog is closed.
+	d := NewDog(Config{Timeout: timeout})
+	h := watch(t, d, "a", Terms{TTL: time.Hour})
+	d.wheel.Cancel(&h.timer)
+	d.wheel.Stop()
+	h.Expire(time.Now())
+	d.Close()
+	assert.Equal(t, lock.ReasonClosed, h.loss().reason)
 }
 
 func TestOnRenewHearsOfSuccessAndFailure(t *testing.T) {

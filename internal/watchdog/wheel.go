@@ -8,6 +8,8 @@ import (
 	"math/bits"
 	"sync"
 	"time"
+
+	"github.com/redlatch/redlatch/lock"
 )
 
 const (
@@ -78,15 +80,14 @@ func NewWheel(after func()) *Wheel {
 }
 
 // Schedule makes t fire at the given time, or at the next tick if that has
-// passed, and forgets any earlier schedule of t. On a stopped wheel it does
-// nothing.
+// passed, and forgets any earlier schedule of t. On a stopped wheel it never
+// fires.
 func (w *Wheel) Schedule(t *Timer, at time.Time, target Expirer) {
-	due := int64((at.Sub(w.start) + tick - 1) / tick)
+	// Far enough ahead the sum would overflow; a timer that is looked at once a
+	// century is as good as one that never fires.
+	due := int64((min(at.Sub(w.start), lock.MaxLease) + tick - 1) / tick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.stopped {
-		return
-	}
 	w.remove(t)
 	due = max(due, w.passed+1)
 	t.due, t.slot, t.target, t.scheduled = due, int32(due%slotCount), target, true
@@ -94,7 +95,7 @@ func (w *Wheel) Schedule(t *Timer, at time.Time, target Expirer) {
 	t.prev, t.next = head.prev, head
 	head.prev.next, head.prev = t, t
 	w.occupied[t.slot/64] |= 1 << (t.slot % 64)
-	if due < w.wakeAt {
+	if due < w.wakeAt && !w.stopped {
 		w.wakeAt = due
 		select {
 		case w.rearm <- struct{}{}:

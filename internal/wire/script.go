@@ -28,6 +28,7 @@ func NewScript(source string) *Script {
 // with the client's other commands, and blocks for its reply. All keys are of
 // one slot.
 func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string) rueidis.RedisResult {
+	ctx = Shared(ctx)
 	n := int64(len(keys))
 	resp := c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
 	if isNoScript(resp) {
@@ -36,16 +37,52 @@ func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string
 	return resp
 }
 
-// ExecApart is Exec on a connection that no other command uses meanwhile,
-// taken from the pool that rueidis keeps for blocking commands: a flood of
-// commands cannot delay it. ctx should have a deadline.
-func (s *Script) ExecApart(ctx context.Context, c rueidis.Client, keys, args []string) rueidis.RedisResult {
-	n := strconv.Itoa(len(keys))
-	resp := c.Do(ctx, c.B().Arbitrary("EVALSHA", s.sha, n).Keys(keys...).Args(args...).Blocking())
-	if isNoScript(resp) {
-		resp = c.Do(ctx, c.B().Arbitrary("EVAL", s.source, n).Keys(keys...).Args(args...).Blocking())
+// Shared returns ctx for a command on a connection that others use too. rueidis
+// takes the deadline of a context for one of the connection where nothing else
+// is under way, and closes it when it passes, with whatever others have sent
+// meanwhile. The context that is returned still ends then, but does not say
+// when.
+func Shared(ctx context.Context) context.Context {
+	if _, ok := ctx.Deadline(); ok {
+		return noDeadline{ctx}
 	}
-	return resp
+	return ctx
+}
+
+type noDeadline struct{ context.Context }
+
+func (noDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
+
+// Call is one execution of a script. Its keys are of one slot.
+type Call struct{ Keys, Args []string }
+
+// ExecMany runs the script for every call, all sent together, and blocks until
+// each has a reply or an error. With apart set they go over connections that no
+// other command uses meanwhile, taken from the pool that rueidis keeps for
+// blocking commands: a flood of commands cannot delay them. ctx should have a
+// deadline.
+func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
+	if !apart {
+		ctx = Shared(ctx)
+	}
+	build := func(call Call, command, script string) rueidis.Completed {
+		cmd := c.B().Arbitrary(command, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
+		if apart {
+			return cmd.Blocking()
+		}
+		return cmd.Build()
+	}
+	cmds := make(rueidis.Commands, len(calls))
+	for i, call := range calls {
+		cmds[i] = build(call, "EVALSHA", s.sha)
+	}
+	replies := c.DoMulti(ctx, cmds...)
+	for i, reply := range replies {
+		if isNoScript(reply) {
+			replies[i] = c.Do(ctx, build(calls[i], "EVAL", s.source))
+		}
+	}
+	return replies
 }
 
 func isNoScript(resp rueidis.RedisResult) bool {

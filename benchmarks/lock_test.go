@@ -1,0 +1,129 @@
+package benchmarks
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+var server *redlatchtest.Server
+
+func TestMain(m *testing.M) {
+	var err error
+	if server, err = redlatchtest.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	server.Close()
+	os.Exit(code)
+}
+
+// The floor is the work of an uncontended pair on the server and nothing else:
+// two scripts that do what acquire.lua and release.lua do, through rueidis.
+var (
+	floorAcquire = rueidis.NewLuaScript(`if redis.call('EXISTS', KEYS[1]) == 0 then
+redis.call('HSET', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 0 end return 1`)
+	floorRelease = rueidis.NewLuaScript(`if redis.call('HGET', KEYS[1], ARGV[1]) == '1' then
+redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[2], '0') end return -1`)
+)
+
+func conn(b *testing.B) rueidis.Client {
+	b.Helper()
+	opt, err := rueidis.ParseURL(server.URL())
+	if err != nil {
+		b.Fatal(err)
+	}
+	opt.DisableCache, opt.PipelineMultiplex = true, -1
+	c, err := rueidis.NewClient(opt)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(c.Close)
+	return c
+}
+
+// pairs runs b.N lock-unlock pairs on as many goroutines as asked, each on a key
+// of its own.
+func pairs(b *testing.B, goroutines int, pair func(g int) error) {
+	b.ReportAllocs()
+	b.ResetTimer()
+	var wg sync.WaitGroup
+	var left atomic.Int64
+	left.Store(int64(b.N))
+	for g := range goroutines {
+		wg.Go(func() {
+			for left.Add(-1) >= 0 {
+				if err := pair(g); err != nil {
+					b.Error(err)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// BenchmarkUncontended is a lock and an unlock that nobody else wants.
+func BenchmarkUncontended(b *testing.B) {
+	for _, goroutines := range []int{1, 8, 64} {
+		b.Run(fmt.Sprintf("floor/goroutines=%d", goroutines), func(b *testing.B) {
+			c, ctx := conn(b), context.Background()
+			var n atomic.Uint64
+			pairs(b, goroutines, func(g int) error {
+				key := "floor-" + strconv.Itoa(g)
+				owner := "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11:" + strconv.FormatUint(n.Add(1), 10)
+				if err := floorAcquire.Exec(ctx, c, []string{key}, []string{"30000", owner}).Error(); err != nil {
+					return err
+				}
+				return floorRelease.Exec(ctx, c, []string{key}, []string{owner, "redisson_lock__channel:{" + key + "}"}).Error()
+			})
+		})
+		b.Run(fmt.Sprintf("redlatch/goroutines=%d", goroutines), func(b *testing.B) {
+			ctx := context.Background()
+			client, err := redlatch.Open(ctx, server.URL())
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(client.Close)
+			pairs(b, goroutines, func(g int) error {
+				h, err := client.Lock("redlatch-" + strconv.Itoa(g)).Lock(ctx)
+				if err != nil {
+					return err
+				}
+				return h.Unlock(ctx)
+			})
+		})
+	}
+}
+
+// BenchmarkContended is many goroutines of one process on one lock.
+func BenchmarkContended(b *testing.B) {
+	for _, goroutines := range []int{2, 16, 128, 1024} {
+		b.Run(fmt.Sprintf("redlatch/goroutines=%d", goroutines), func(b *testing.B) {
+			ctx := context.Background()
+			client, err := redlatch.Open(ctx, server.URL())
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.Cleanup(client.Close)
+			l := client.Lock("contended")
+			pairs(b, goroutines, func(int) error {
+				h, err := l.Lock(ctx)
+				if err != nil {
+					return err
+				}
+				return h.Unlock(ctx)
+			})
+		})
+	}
+}

@@ -1,0 +1,398 @@
+package rlock_test
+
+import (
+	"context"
+	"math"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+func nothing(context.Context) error { return nil }
+
+// warmUp makes a client's server know the scripts, so that a request is one
+// command.
+func warmUp(t *testing.T, c *redlatch.Client) {
+	t.Helper()
+	ctx := lock.WithOwner(t.Context(), c.NewOwner())
+	require.NoError(t, c.Lock("warm").Do(ctx, nothing))
+	h := mustLock(t, c.Lock("warm"))
+	waiter := waitFor(t, c, c.Lock("warm"))
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, <-waiter)
+}
+
+// waitFor starts a waiter and returns once it is asleep.
+func waitFor(t *testing.T, c *redlatch.Client, l anyLock) <-chan error {
+	t.Helper()
+	before := c.PubSub().Listeners
+	done := make(chan error, 1)
+	go func() { done <- l.Do(context.Background(), nothing) }()
+	harness.Eventually(t, 5*time.Second, "the waiter listens", func() bool {
+		return c.PubSub().Listeners == before+1 && c.PubSub().Subscribed == c.PubSub().Channels
+	})
+	return done
+}
+
+// eachOwner runs a test with an owner made for the acquisition and with one that
+// the caller names.
+func eachOwner(t *testing.T, test func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for name, owner := range map[string]func(*redlatch.Client) context.Context{
+			"unnamed": func(*redlatch.Client) context.Context { return t.Context() },
+			"named":   func(c *redlatch.Client) context.Context { return lock.WithOwner(t.Context(), c.NewOwner()) },
+		} {
+			t.Run(name, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				test(t, s, owner)
+			})
+		}
+	})
+}
+
+func TestTheReplyToAnAcquisitionIsLost(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
+			c, g := harness.GatedClient(t, s)
+			warmUp(t, c)
+			harness.NothingLeft(t, s.Addr)
+			lose(g, "EVALSHA", 1)
+			_, err := c.Lock("orders").TryLock(owner(c))
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			require.NotErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NothingLeft(t, s.Addr)
+			require.NoError(t, c.Lock("orders").Do(owner(c), nothing))
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+// A second acquisition by the same owner whose fate is unknown must not cost the
+// owner its first.
+func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
+			c, g := harness.GatedClient(t, s)
+			warmUp(t, c)
+			l := c.Lock("orders")
+			ctx := lock.WithOwner(t.Context(), c.NewOwner())
+			h, err := l.Lock(ctx)
+			require.NoError(t, err)
+			lose(g, "EVALSHA", 1)
+			_, err = l.TryLock(ctx)
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			harness.Eventually(t, 10*time.Second, "one hold is left, and no attempt to undo the other is", func() bool {
+				return holdCount(t, l, h.Owner()) == 1 && goroutinesIn("settle") == 0
+			})
+			require.NoError(t, h.Unlock(ctx))
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+func TestTheReplyToAReleaseIsLost(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
+			c, g := harness.GatedClient(t, s)
+			warmUp(t, c)
+			ctx := owner(c)
+			l := c.Lock("orders")
+			h, err := l.Lock(ctx)
+			require.NoError(t, err)
+			var again lock.Hold
+			if h2, err := l.TryLock(ctx); err == nil {
+				again = h2 // one hold of the named owner stays
+			}
+			lose(g, "EVALSHA", 1)
+			require.NoError(t, h.Unlock(ctx))
+			if again != nil {
+				require.Equal(t, 1, holdCount(t, l, h.Owner()))
+				require.NoError(t, again.Unlock(ctx))
+			}
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+func TestTheReplyToAHandOffIsLost(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
+			c, g := harness.GatedClient(t, s)
+			warmUp(t, c)
+			h := mustLock(t, c.Lock("orders"))
+			waiter := waitFor(t, c, c.Lock("orders"))
+			harness.Eventually(t, 5*time.Second, "no attempt is under way", func() bool { return goroutinesIn("(*hold).Try") == 0 })
+			lose(g, "EVALSHA", 1)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, <-waiter)
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.Lock("orders")
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		h1, err := l.Lock(ctx, lock.Lease(100*time.Millisecond))
+		require.NoError(t, err)
+		<-h1.Context().Done()
+		h2, err := l.Lock(ctx)
+		require.NoError(t, err)
+		harness.Eventually(t, 5*time.Second, "the first lease is over on the server", func() bool {
+			return holdCount(t, l, h2.Owner()) == 1 || h2.Owner() != h1.Owner()
+		})
+		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrLost)
+		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return goroutinesIn("settle") == 0 })
+		_, err = harness.Client(t, s).Lock("orders").TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.NoError(t, h2.Unlock(ctx))
+	})
+}
+
+func TestUnlockByOwnerEndsAnUnnamedHoldToo(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+		c := harness.Client(t, s)
+		h := mustLock(t, of(c, "orders"))
+		require.NoError(t, of(c, "orders").Unlock(lock.WithOwner(t.Context(), h.Owner())))
+		require.Error(t, h.Context().Err())
+		require.Zero(t, h.Remaining())
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+	})
+}
+
+func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		warmUp(t, c)
+		h := mustLock(t, c.Lock("orders"))
+		ctx := h.Context()
+		reached := g.Shut("EVALSHA", 1)
+		done := make(chan error, 1)
+		go func() { done <- h.Unlock(context.Background()) }()
+		<-reached
+		require.ErrorIs(t, ctx.Err(), context.Canceled)
+		require.Zero(t, h.Remaining())
+		g.Open()
+		require.NoError(t, <-done)
+	})
+}
+
+func TestHugeLeases(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		c := harness.Client(t, s)
+		l, ctx := c.Lock("orders"), owner(c)
+		for _, d := range []time.Duration{math.MaxInt64, lock.MaxLease + 1} {
+			_, err := l.TryLock(ctx, lock.Lease(d))
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		h, err := l.TryLock(ctx, lock.Lease(lock.MaxLease), lock.Lease(lock.MaxLease))
+		require.NoError(t, err)
+		require.ErrorIs(t, h.Extend(ctx, math.MaxInt64), lock.ErrInvalid)
+		_, err = l.Lock(t.Context(), lock.Wait(0))
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(99*365*24)*3_600_000)
+		require.NoError(t, h.Unlock(ctx))
+		h, err = l.Lock(ctx, lock.Wait(math.MaxInt64), lock.MaxHold(math.MaxInt64))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(ctx))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestPublishingForbidden(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "+@all", "allkeys", "resetchannels")
+		c, err := redlatch.Open(t.Context(), "redis://mute:secret@"+s.Addr)
+		require.NoError(t, err)
+		defer c.Close()
+		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
+			require.NoError(t, c.Lock("orders").Do(ctx, nothing))
+			h, err := c.Lock("orders").Lock(ctx)
+			require.NoError(t, err)
+			forced, err := c.Lock("orders").ForceUnlock(ctx)
+			require.NoError(t, err)
+			require.True(t, forced)
+			require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestOutOfMemory(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s)
+		warmUp(t, c)
+		named := lock.WithOwner(t.Context(), c.NewOwner())
+		h1, err := c.Lock("one").Lock(t.Context())
+		require.NoError(t, err)
+		h2, err := c.Lock("two").Lock(named)
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
+		for _, ctx := range []context.Context{t.Context(), named} {
+			_, err := c.Lock("three").TryLock(ctx)
+			require.ErrorContains(t, err, "OOM")
+			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+		}
+		require.NoError(t, h1.Extend(t.Context(), time.Minute))
+		require.NoError(t, h1.Unlock(t.Context()))
+		require.NoError(t, h2.Unlock(named))
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestABadFencingCounterTakesNothing(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		c := harness.Client(t, s)
+		const counter = "redisson_lock_token:{orders}"
+		for _, set := range [][]string{{"SET", counter, "9223372036854775807"}, {"SET", counter, "x"}, {"RPUSH", counter, "x"}} {
+			harness.Do(t, s.Addr, "DEL", counter)
+			harness.Do(t, s.Addr, set...)
+			_, err := c.FencedLock("orders").TryLock(owner(c))
+			require.Error(t, err)
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		}
+	})
+}
+
+// What one caller's deadline does to the connection must not fail another's
+// call.
+func TestADeadlineFailsNobodyElse(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		conn := harness.Conn(t, s.Addr)
+		c, err := redlatch.Wrap(context.Background(), conn) // no context so far that could end
+		require.NoError(t, err)
+		defer c.Close()
+		ctx := context.Background()
+		require.NoError(t, c.Lock("warm").Do(ctx, nothing))
+		harness.Do(t, s.Addr, "CLIENT", "PAUSE", "400")
+		short := make(chan error, 1)
+		go func() {
+			_, err := c.Lock("a").Lock(ctx, lock.Wait(100*time.Millisecond))
+			short <- err
+		}()
+		harness.Eventually(t, time.Second, "the first call is under way", func() bool { return goroutinesIn("(*hold).Try") == 1 })
+		h, err := c.Lock("b").Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(ctx))
+		err = <-short
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestCloseAndRenewalWithAnExhaustedPool(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{s.Addr}, DisableCache: true, BlockingPoolSize: 1,
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		c, err := redlatch.Wrap(t.Context(), conn, redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		h := mustLock(t, c.Lock("orders"))
+		blocked := make(chan error, 1)
+		go func() {
+			blocked <- conn.Do(context.Background(), conn.B().Blpop().Key("never").Timeout(0).Build()).Error()
+		}()
+		harness.Eventually(t, 5*time.Second, "the pool is exhausted", func() bool {
+			info, err := conn.Do(t.Context(), conn.B().Info().Section("clients").Build()).ToString()
+			return err == nil && strings.Contains(info, "blocked_clients:1")
+		})
+		select {
+		case <-h.Context().Done():
+			require.Fail(t, "lost", context.Cause(h.Context()))
+		case <-time.After(3 * timeout):
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+
+		theirs := mustLock(t, harness.Client(t, s).Lock("theirs"))
+		ctx, cancel := context.WithCancel(t.Context())
+		waiter := make(chan error, 1)
+		go func() {
+			_, err := c.Lock("theirs").Lock(ctx)
+			waiter <- err
+		}()
+		harness.Eventually(t, 5*time.Second, "the waiter wants to subscribe", func() bool { return c.PubSub().Listeners == 1 })
+		closed := make(chan struct{})
+		go func() {
+			c.Close()
+			close(closed)
+		}()
+		select {
+		case <-closed:
+		case <-time.After(5 * time.Second):
+			require.Fail(t, "Close hangs")
+		}
+		require.ErrorIs(t, <-waiter, lock.ErrClosed)
+		cancel()
+		harness.Do(t, s.Addr, "RPUSH", "never", "ever")
+		require.NoError(t, <-blocked)
+		require.NoError(t, theirs.Unlock(t.Context()))
+	})
+}
+
+func TestCloseDuringAcquisitionsLeavesNothing(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		for range 50 {
+			c, err := redlatch.Open(t.Context(), s.URL())
+			require.NoError(t, err)
+			ctx := owner(c)
+			started, done := make(chan struct{}), make(chan lock.Hold, 1)
+			go func() {
+				close(started)
+				h, err := c.Lock("orders").Lock(ctx)
+				if err != nil {
+					assert.ErrorIs(t, err, lock.ErrClosed)
+				}
+				done <- h
+			}()
+			<-started
+			c.Close()
+			if h := <-done; h != nil {
+				// Acquired before: then it is lost, and left to its lease.
+				require.ErrorIs(t, context.Cause(h.Context()), lock.ErrClosed)
+				harness.Do(t, s.Addr, "FLUSHALL")
+			}
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		}
+	})
+}
+
+func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		warmUp(t, c)
+		theirs := mustLock(t, harness.Client(t, s).Lock("orders"))
+		l := c.Lock("orders", rlock.NonReentrant())
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		done := make(chan error, 1)
+		go func() { done <- l.Do(ctx, nothing) }()
+		harness.Eventually(t, 5*time.Second, "it waits", func() bool {
+			return c.PubSub().Listeners == 1 && c.PubSub().Subscribed == c.PubSub().Channels && goroutinesIn("(*hold).Try") == 0
+		})
+		reached := g.LoseReply("EVALSHA", 1)
+		require.NoError(t, theirs.Unlock(t.Context()))
+		<-reached
+		require.NoError(t, <-done)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
