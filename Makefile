@@ -6,7 +6,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
-	REDLATCH_SERVERS=$(SERVERS) go test -race -timeout 30m ./...
+	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -timeout 30m ./...
 
 deps:
 	./scripts/deps

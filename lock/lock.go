@@ -64,9 +64,10 @@ type Hold interface {
 
 	// Context returns a child of the context given to Lock that ends when the
 	// hold ends. context.Cause says why: a *LostError when the lock was lost,
-	// context.Canceled after Unlock, the parent's cause when the parent ended.
-	// The end of the parent does not release the lock: Unlock does. It never
-	// blocks and returns the same context at every call.
+	// context.Canceled when Unlock was called (before the release is sent: by the
+	// time somebody else has the lock, the context has ended), the parent's cause
+	// when the parent ended. The end of the parent does not release the lock:
+	// Unlock does. It never blocks and returns the same context at every call.
 	//
 	// The context does not keep the hold alive: keep the Hold itself for as
 	// long as the lock is needed.

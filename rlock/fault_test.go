@@ -2,8 +2,12 @@ package rlock_test
 
 import (
 	"context"
+	"log/slog"
 	"math"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -275,7 +279,11 @@ func TestABadFencingCounterTakesNothing(t *testing.T) {
 func TestADeadlineFailsNobodyElse(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		conn := harness.Conn(t, s.Addr)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{s.Addr}, DisableCache: true, PipelineMultiplex: -1,
+		})
+		require.NoError(t, err)
+		defer conn.Close()
 		c, err := redlatch.Wrap(context.Background(), conn) // no context so far that could end
 		require.NoError(t, err)
 		defer c.Close()
@@ -394,5 +402,84 @@ func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 		<-reached
 		require.NoError(t, <-done)
 		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Connections are killed all the time, of every kind. Calls may fail, and say
+// so; nobody holds together with another, no waiter hangs, and nothing is left.
+func TestConnectionsKilledInALoop(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const clients, goroutines, rounds = 4, 4, 60
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+		defer cancel()
+		all := make([]*redlatch.Client, clients)
+		for i := range all {
+			all[i] = harness.Client(t, s, redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+		}
+		stop := make(chan struct{})
+		var killer, wg sync.WaitGroup
+		killer.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(15 * time.Millisecond):
+					_, _ = testserver.Command(s.Addr, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+					_, _ = testserver.Command(s.Addr, "CLIENT", "KILL", "TYPE", "pubsub")
+				}
+			}
+		})
+		var inside atomic.Int32
+		var held atomic.Int32
+		for _, c := range all {
+			for g := range goroutines {
+				wg.Go(func() {
+					for range rounds {
+						ctx := ctx
+						if g == 0 {
+							ctx = lock.WithOwner(ctx, c.NewOwner())
+						}
+						h, err := c.Lock("orders").Lock(ctx)
+						if err != nil {
+							assert.NoError(t, ctx.Err(), "a waiter hangs")
+							continue
+						}
+						assert.Equal(t, int32(1), inside.Add(1))
+						held.Add(1)
+						inside.Add(-1)
+						if err := h.Unlock(ctx); err != nil {
+							assert.ErrorIs(t, err, lock.ErrIndeterminate)
+						}
+					}
+				})
+			}
+		}
+		wg.Wait()
+		close(stop)
+		killer.Wait()
+		t.Logf("%d of %d acquisitions succeeded", held.Load(), clients*goroutines*rounds)
+		assert.Positive(t, held.Load())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Many goroutines, many names, little patience.
+func TestLoad(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		var wg sync.WaitGroup
+		for g := range 20 {
+			wg.Go(func() {
+				for i := range 500 {
+					err := c.Lock("orders-"+strconv.Itoa(i%50)).Do(t.Context(), nothing, lock.Wait(time.Duration(g%10)*time.Millisecond))
+					if err != nil {
+						assert.ErrorIs(t, err, lock.ErrNotAcquired)
+					}
+				}
+			})
+		}
+		wg.Wait()
+		harness.NothingLeft(t, s.Addr)
+		assert.Zero(t, c.PubSub().Listeners)
 	})
 }

@@ -14,9 +14,12 @@
 // waits for itself, like a sync.Mutex. Re-entry is asked for with
 // lock.WithOwner.
 //
-// Waiters of one process are served first come, first served; between
-// processes the order is that of chance. A lock passes on inside a process a
-// bounded number of times before other processes get their turn.
+// Waiters of one process are served first come, first served, and a lock passes
+// on inside a process a bounded number of times; then processes take turns. Whoever
+// asks for a lock just when it is free does not queue, though: a process that
+// takes a lock again at once after it gave it back competes with the waiters of
+// other processes by chance. Spin locks do not hear of each other's releases, so
+// between processes theirs is by chance altogether.
 package rlock
 
 import (

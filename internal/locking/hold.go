@@ -145,7 +145,7 @@ func (h *hold) begin(ctx context.Context) error {
 	h.state = held
 	h.mu.Unlock()
 	switch {
-	case !watched: // the client is being closed, and waits for this
+	case !watched || h.s.Err() != nil: // the client is being closed, and waits for this
 		return errors.Join(lock.ErrClosed, h.unlock(ctx))
 	case ctx.Err() != nil:
 		// Handed over in the moment the caller left.
@@ -294,7 +294,9 @@ func (h *hold) release(ctx context.Context) error {
 		}
 		to := w.Acquirer().(*hold)
 		sent := time.Now()
-		a, err := h.p.HandOff(ctx, &from.claim, &to.claim)
+		reqCtx, cancel := h.lock.bounded(ctx)
+		a, err := h.p.HandOff(reqCtx, &from.claim, &to.claim)
+		cancel()
 		if err == nil && a.Acquired {
 			to.sent, to.token = sent, a.Token
 			h.s.Telemetry.HandOff(ctx, h.p.Kind())

@@ -206,15 +206,19 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 	}
 }
 
-// tryRelease is one try, which does not outlast the patience of the caller by
-// much whatever the connection does.
 func (l *Lock) tryRelease(ctx context.Context, c *Claim) (Released, error) {
-	if d := l.s.ReplyTimeout; d > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, d)
-		defer cancel()
-	}
+	ctx, cancel := l.bounded(ctx)
+	defer cancel()
 	return l.p.Release(ctx, c, false)
+}
+
+// bounded returns the context for one request of an Unlock, which must not
+// outlast the caller's patience by much whatever the connection does.
+func (l *Lock) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if l.s.ReplyTimeout > 0 {
+		return context.WithTimeout(ctx, l.s.ReplyTimeout)
+	}
+	return ctx, func() {}
 }
 
 // forget removes the ticket of a claim whose release is known to have been
@@ -227,8 +231,13 @@ func (l *Lock) forget(c *Claim) {
 	l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, unlockPatience)
 		defer cancel()
-		// On failure the ticket expires by itself.
-		l.s.Client.Do(ctx, l.s.Client.B().Del().Key(ticket).Build())
+		// A few tries: should all fail, the ticket expires by itself.
+		for range 3 {
+			err := l.s.Client.Do(wire.Shared(ctx), l.s.Client.B().Del().Key(ticket).Build()).Error()
+			if err == nil || outcomeOf(err) == refused {
+				return
+			}
+		}
 	})
 }
 

@@ -15,7 +15,7 @@ const (
 	// the server while it runs: a hundred keys take it well under a millisecond.
 	batchSize = 100
 	// maxWave is how many batches are sent together at most.
-	maxWave = 64
+	maxWave = 512
 	// maxWorkers is how many waves of a lane are under way at once at most.
 	maxWorkers = 8
 	// maxRenewTimeout bounds one try, so that there is time for several within
