@@ -2,7 +2,7 @@
 SERVERS = redis-server,valkey-server
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: test deps lint
+.PHONY: test deps lint bench
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
@@ -15,3 +15,8 @@ lint:
 	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'not formatted: run gofmt -w .'; exit 1; }
 	go vet ./...
 	go run $(STATICCHECK) ./...
+	cd benchmarks && go vet ./...
+
+# What a lock costs here, beside the floor: the same scripts and nothing else.
+bench:
+	cd benchmarks && go test -run '^$$' -bench . -benchtime 2s .
