@@ -263,9 +263,10 @@ func TestHandOffIsOneCommand(t *testing.T) {
 		const waiters = 10 // fewer than the limit of hand-offs
 		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
 		l := c.Lock("orders")
-		works(t, c, "orders") // loads the scripts
+		works(t, c, "other") // loads the scripts
 		h, err := l.Lock(t.Context())
 		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		holds := make(chan lock.Hold)
 		for range waiters {
 			go func() {
@@ -274,11 +275,8 @@ func TestHandOffIsOneCommand(t *testing.T) {
 				holds <- h
 			}()
 		}
-		harness.Eventually(t, 5*time.Second, "all wait and the subscription is confirmed", func() bool {
-			return c.PubSub().Subscribed == 1 && goroutinesIn("(*Waiter).wait") == waiters
-		})
-		harness.Eventually(t, 5*time.Second, "the attempt after the subscription is over", func() bool {
-			return goroutinesIn("(*hold).Try") == 0
+		harness.Eventually(t, 5*time.Second, "all wait, and the attempt after the subscription is over", func() bool {
+			return goroutinesIn("(*Waiter).wait") == waiters && harness.Commands(t, conn)["evalsha"] == 1 && goroutinesIn("(*hold).Try") == 0
 		})
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		for range waiters {
@@ -328,13 +326,15 @@ func TestAnIdleWaiterIsQuiet(t *testing.T) {
 		holder, c, conn := harness.Client(t, s), harness.Client(t, s), harness.Conn(t, s.Addr)
 		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		ctx, cancel := context.WithCancel(t.Context())
 		var wg sync.WaitGroup
 		for range 8 {
 			wg.Go(func() { _, _ = c.Lock("orders").Lock(ctx) })
 		}
-		harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Subscribed == 1 })
-		harness.Eventually(t, 5*time.Second, "all attempts are over", func() bool { return goroutinesIn("(*hold).Try") == 0 })
+		harness.Eventually(t, 5*time.Second, "all wait, and the attempt after the subscription is over", func() bool {
+			return harness.Commands(t, conn)["evalsha"] == 2 && goroutinesIn("(*hold).Try") == 0
+		})
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		const watch = 6 * time.Second // longer than the safety poll
 		<-time.After(watch)

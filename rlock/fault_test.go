@@ -26,25 +26,25 @@ func nothing(context.Context) error { return nil }
 
 // warmUp makes a client's server know the scripts, so that a request is one
 // command.
-func warmUp(t *testing.T, c *redlatch.Client) {
+func warmUp(t *testing.T, s *testserver.Server, c *redlatch.Client) {
 	t.Helper()
 	ctx := lock.WithOwner(t.Context(), c.NewOwner())
 	require.NoError(t, c.Lock("warm").Do(ctx, nothing))
 	h := mustLock(t, c.Lock("warm"))
-	waiter := waitFor(t, c, c.Lock("warm"))
+	waiter := waitFor(t, s, c.Lock("warm"), 1)
 	require.NoError(t, h.Unlock(t.Context()))
 	require.NoError(t, <-waiter)
 }
 
-// waitFor starts a waiter and returns once it is asleep.
-func waitFor(t *testing.T, c *redlatch.Client, l anyLock) <-chan error {
+// waitFor starts a waiter behind a holder and returns once it is asleep, after
+// that many attempts: one after the subscription, and one before if the holder
+// is elsewhere.
+func waitFor(t *testing.T, s *testserver.Server, l anyLock, attempts int) <-chan error {
 	t.Helper()
-	before := c.PubSub().Listeners
+	harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 	done := make(chan error, 1)
 	go func() { done <- l.Do(context.Background(), nothing) }()
-	harness.Eventually(t, 5*time.Second, "the waiter listens", func() bool {
-		return c.PubSub().Listeners == before+1 && c.PubSub().Subscribed == c.PubSub().Channels
-	})
+	asleep(t, s, attempts)
 	return done
 }
 
@@ -68,7 +68,7 @@ func TestTheReplyToAnAcquisitionIsLost(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, c)
+			warmUp(t, s, c)
 			harness.NothingLeft(t, s.Addr)
 			lose(g, "EVALSHA", 1)
 			_, err := c.Lock("orders").TryLock(owner(c))
@@ -87,7 +87,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, c)
+			warmUp(t, s, c)
 			l := c.Lock("orders")
 			ctx := lock.WithOwner(t.Context(), c.NewOwner())
 			h, err := l.Lock(ctx)
@@ -108,7 +108,7 @@ func TestTheReplyToAReleaseIsLost(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, c)
+			warmUp(t, s, c)
 			ctx := owner(c)
 			l := c.Lock("orders")
 			h, err := l.Lock(ctx)
@@ -132,12 +132,12 @@ func TestTheReplyToAHandOffIsLost(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, c)
+			warmUp(t, s, c)
 			h := mustLock(t, c.Lock("orders"))
-			waiter := waitFor(t, c, c.Lock("orders"))
-			harness.Eventually(t, 5*time.Second, "no attempt is under way", func() bool { return goroutinesIn("(*hold).Try") == 0 })
-			lose(g, "EVALSHA", 1)
+			waiter := waitFor(t, s, c.Lock("orders"), 1)
+			reached := lose(g, "EVALSHA", 1)
 			require.NoError(t, h.Unlock(t.Context()))
+			<-reached
 			require.NoError(t, <-waiter)
 			harness.NothingLeft(t, s.Addr)
 		}
@@ -179,7 +179,7 @@ func TestUnlockByOwnerEndsAnUnnamedHoldToo(t *testing.T) {
 func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, c)
+		warmUp(t, s, c)
 		h := mustLock(t, c.Lock("orders"))
 		ctx := h.Context()
 		reached := g.Shut("EVALSHA", 1)
@@ -239,7 +239,7 @@ func TestOutOfMemory(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		c := harness.Client(t, s)
-		warmUp(t, c)
+		warmUp(t, s, c)
 		named := lock.WithOwner(t.Context(), c.NewOwner())
 		h1, err := c.Lock("one").Lock(t.Context())
 		require.NoError(t, err)
@@ -388,15 +388,14 @@ func TestCloseDuringAcquisitionsLeavesNothing(t *testing.T) {
 func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, c)
+		warmUp(t, s, c)
 		theirs := mustLock(t, harness.Client(t, s).Lock("orders"))
 		l := c.Lock("orders", rlock.NonReentrant())
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		done := make(chan error, 1)
 		go func() { done <- l.Do(ctx, nothing) }()
-		harness.Eventually(t, 5*time.Second, "it waits", func() bool {
-			return c.PubSub().Listeners == 1 && c.PubSub().Subscribed == c.PubSub().Channels && goroutinesIn("(*hold).Try") == 0
-		})
+		asleep(t, s, 2)
 		reached := g.LoseReply("EVALSHA", 1)
 		require.NoError(t, theirs.Unlock(t.Context()))
 		<-reached

@@ -608,6 +608,18 @@ func goroutinesIn(function string) int {
 	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
 }
 
+// asleep waits until n attempts were made since the server's statistics were
+// reset, and none is under way.
+func asleep(t *testing.T, s *testserver.Server, n int) {
+	t.Helper()
+	conn := harness.Conn(t, s.Addr)
+	defer conn.Close()
+	harness.Eventually(t, 5*time.Second, fmt.Sprintf("%d attempts, and then quiet", n), func() bool {
+		calls := harness.Commands(t, conn)
+		return calls["evalsha"] >= n && goroutinesIn("(*hold).Try") == 0
+	})
+}
+
 // splitName cuts the name of a subtest of eachKind into the server's and the
 // kind's.
 func splitName(name string) (server, kind string) {
