@@ -8,7 +8,9 @@
 //
 //   - A process can be stopped (by a garbage collector, a debugger, a busy host)
 //     between looking at its lease and acting on it. When it goes on, the lease
-//     may be over and somebody else may hold the lock.
+//     may be over and somebody else may hold the lock. A machine that is
+//     suspended stops its monotonic clock too, and then even looking does not
+//     tell.
 //   - Replication is asynchronous. A failover can bring up a server that has
 //     not heard of a lock it acknowledged.
 //   - Leases assume that clocks run at about the same rate. A server whose wall
@@ -21,8 +23,9 @@
 // # What is promised
 //
 //   - While a hold's own monotonic clock says that its lease runs, no other
-//     client holds the lock, as long as the one primary keeps its data. Past that
-//     point the hold says so itself: its context ends with a *lock.LostError.
+//     client holds the lock, as long as the one primary keeps its data and nobody
+//     opens the lock by force. Past that point the hold says so itself: its
+//     context ends with a *lock.LostError.
 //   - An acquisition that fails or is cancelled leaves nothing behind: no key,
 //     no subscription, no renewal. If the server cannot be reached to clean up,
 //     the lease bounds how long that takes.

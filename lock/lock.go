@@ -31,7 +31,8 @@ type Locker interface {
 	//
 	// On failure nothing stays behind on the server. The error matches
 	// ErrNotAcquired when the wait ended first, joined with context.Cause(ctx)
-	// if ctx ended it; ErrIndeterminate when a request was sent and its outcome
+	// if ctx ended it, or when the process was stopped for so long that the lease
+	// was over before the call could return; ErrIndeterminate when a request was sent and its outcome
 	// never came back; ErrClosed when the client was closed; ErrInvalid for a
 	// bad name or option. Other errors come from the connection or the server.
 	//

@@ -52,6 +52,11 @@ func (h *Hub) place() {
 				f.cancel() // it may live on, outside the cluster, and hear nothing
 			}
 		}
+		for addr := range h.retries {
+			if _, known := nodes[addr]; !known {
+				delete(h.retries, addr)
+			}
+		}
 		if at := h.placeAll(&topo, nodes, time.Now()); !at.IsZero() && at.Before(next) {
 			next = at
 		}
@@ -145,7 +150,8 @@ func (f *feed) run(node rueidis.Client) {
 	for ch := range f.channels {
 		f.evict(ch)
 	}
-	if h.closed {
+	h.wakePlacer()
+	if f.ctx.Err() != nil { // no fault of the connection
 		h.mu.Unlock()
 		return
 	}
@@ -154,7 +160,6 @@ func (f *feed) run(node rueidis.Client) {
 	delay := min(minBackoff<<min(r.failures-1, 10), maxBackoff)
 	r.at = time.Now().Add(delay/2 + rand.N(delay/2))
 	h.retries[f.addr] = r
-	h.wakePlacer()
 	h.mu.Unlock()
 	if r.failures == 1 {
 		h.log.Warn("redlatch: subscriber connection lost, waiters poll until it is back", "addr", f.addr, "error", err)
@@ -339,9 +344,7 @@ func (f *feed) confirmed(s rueidis.PubSubSubscription) {
 		if len(ch.listeners) > 0 {
 			h.notify(ch, Event{Subscribed: true}) // releases the mutex
 		} else {
-			if h.opts.KeepWarm < 0 || time.Since(ch.idleSince) >= h.opts.KeepWarm {
-				f.change(ch)
-			}
+			f.change(ch) // whoever asked has left already
 			h.mu.Unlock()
 		}
 		if back {

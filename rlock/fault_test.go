@@ -482,3 +482,46 @@ func TestLoad(t *testing.T) {
 		assert.Zero(t, c.PubSub().Listeners)
 	})
 }
+
+// Locks are forced open all the time while they are taken and given back: a hold
+// that is told it is lost is not kept alive, and nothing is left.
+func TestForcedOpenInALoop(t *testing.T) {
+	const timeout = 300 * time.Millisecond
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		l := c.Lock("orders")
+		stop := make(chan struct{})
+		var forcers, lockers sync.WaitGroup
+		for range 2 {
+			forcers.Go(func() {
+				for {
+					select {
+					case <-stop:
+						return
+					default:
+						_, err := l.ForceUnlock(t.Context())
+						assert.NoError(t, err)
+					}
+				}
+			})
+		}
+		for range 2 {
+			lockers.Go(func() {
+				for range 2000 {
+					h, err := l.Lock(t.Context())
+					if !assert.NoError(t, err) {
+						return
+					}
+					if err := h.Unlock(t.Context()); err != nil {
+						assert.ErrorIs(t, err, lock.ErrLost)
+					}
+					assert.Zero(t, h.Remaining())
+				}
+			})
+		}
+		lockers.Wait()
+		close(stop)
+		forcers.Wait()
+		harness.NothingLeft(t, s.Addr)
+	})
+}

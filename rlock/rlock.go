@@ -139,29 +139,34 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 }
 
 // Unlock gives back one hold of the owner that ctx names (see lock.WithOwner),
-// wherever it was taken: in this process, where the latest such hold ends, or
-// in another. It blocks until the server has answered. It returns an error that
+// wherever it was taken: by this client through a lock of the same kind, where
+// the latest such hold ends, or anywhere else, where its holder hears of it at
+// its next renewal. The server counts the holds of an owner and does not tell
+// them apart. It blocks until the server has answered. It returns an error that
 // matches lock.ErrInvalid if ctx names no owner, lock.ErrNotHeld if that owner
 // does not hold the lock, and otherwise those of Hold.Unlock.
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, whoever holds it, and tells the waiters. It
-// reports whether the lock was held. Holds of this client end at once, as lost.
-// One of another client hears of it at its next renewal, a third of its lease
-// later at most, or, if its lease is fixed, when that is over; until then its
-// holder believes that it holds the lock. It blocks for one round trip; a key
-// that is no lock is left alone and is an error.
+// reports whether the lock was held. Holds that this client had taken through a
+// lock of the same kind end at once, as lost. Any other hears of it at its next
+// renewal, a third of its lease later at most, or, if its lease is fixed, when
+// that is over; until then its holder believes that it holds the lock. It blocks
+// for one round trip; a key that is no lock is left alone and is an error.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return false, err
 	}
-	n, err := forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
-		[]string{b.p.publish(), b.p.Channel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
+	var held int64
+	err := b.l.Force(func() (err error) {
+		held, err = forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
+			[]string{b.p.publish(), b.p.Channel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
+		return err
+	})
 	if err != nil {
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", b.Name(), err)
 	}
-	b.l.Forced()
-	return n == 1, nil
+	return held == 1, nil
 }
 
 // IsLocked reports whether anybody holds the lock. It blocks for one round

@@ -88,13 +88,13 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 	switch {
 	case err != nil:
 		return queue.Verdict{}, h.failed(err)
-	case a.Reentered && time.Since(h.left) < h.claim.Lease:
+	case a.Reentered && time.Since(h.left) < settleTime:
 		// What holds may be the claim that was abandoned, on its way out.
 		return queue.Verdict{FreeIn: minReleaseWait}, nil
 	case a.Reentered:
 		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, h.lock.name, h.claim.Owner)
 	case !a.Acquired:
-		h.waited = true
+		h.waited, h.left = true, time.Time{}
 		return queue.Verdict{FreeIn: a.FreeIn}, nil
 	case time.Since(sent) >= h.claim.Lease:
 		// The lease was over before its confirmation came.
@@ -150,7 +150,7 @@ func (h *hold) begin(ctx context.Context) error {
 	case ctx.Err() != nil:
 		// Handed over in the moment the caller left.
 		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlock(ctx))
-	case h.lease.Remaining() <= 0:
+	case time.Since(h.sent) >= h.claim.Lease:
 		// This process slept through the lease.
 		return errors.Join(lock.ErrNotAcquired, h.unlock(ctx))
 	}
@@ -172,6 +172,7 @@ func (h *hold) Lost(reason lock.Reason, cause error) {
 		return
 	}
 	h.state = lost
+	h.lease.Forget()
 	h.lost = h.lostError(reason, cause)
 	h.endContext(h.lost)
 	lostErr := h.lost
@@ -235,7 +236,6 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 		return fmt.Errorf("redlatch: extend %q: %w", h.lock.name, err)
 	}
 	if !ok {
-		h.lease.Forget()
 		h.Lost(lock.ReasonGone, nil)
 		h.mu.Lock()
 		defer h.mu.Unlock()
@@ -259,13 +259,12 @@ func (h *hold) unlock(ctx context.Context) error {
 		h.state = ended
 		err := h.lost
 		h.mu.Unlock()
-		if err.Reason == lock.ReasonExpired || err.Reason == lock.ReasonMaxHold {
-			// The server may still keep it for this owner, who is done with it. A
-			// named one may have taken it again since: then only a ticket that is
-			// still there tells which hold is meant.
-			h.lock.settle(h.claim, h.named)
-		} else {
+		if h.named {
+			// It may have taken the lock again since, and the server counts its holds
+			// without telling them apart: this one is left to its lease.
 			h.lock.forget(&h.claim)
+		} else {
+			h.lock.settle(h.claim, false) // should the server still keep it
 		}
 		return err
 	default:

@@ -148,14 +148,18 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	return err
 }
 
-// Forced ends the holds of this process after the lock was forced open.
-func (l *Lock) Forced() {
-	for _, a := range l.s.Queues.Holders(l.queueKey()) {
-		h := a.(*hold)
-		h.lease.Forget()
-		h.Lost(lock.ReasonGone, nil)
+// Force runs open, which opens the lock by force, and ends the holds of this
+// process that were there before.
+func (l *Lock) Force(open func() error) error {
+	before := l.s.Queues.Holders(l.queueKey())
+	if err := open(); err != nil {
+		return err
+	}
+	for _, a := range before {
+		a.(*hold).Lost(lock.ReasonGone, nil)
 	}
 	l.s.Queues.Wake(l.queueKey())
+	return nil
 }
 
 func (l *Lock) queueKey() queue.Key {
@@ -245,6 +249,10 @@ func (l *Lock) forget(c *Claim) {
 // not there: the request that takes it may still be on its way, on a connection
 // that was given up.
 var settlePauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond, time.Second, 3 * time.Second}
+
+// settleTime is longer than the pauses together: by then an abandoned claim is
+// undone, unless the server does not answer.
+const settleTime = 10 * time.Second
 
 // settle sees to it, in the background, that a claim with an unknown outcome
 // comes to nothing. It stops at the latest when the lease is over. undo is for

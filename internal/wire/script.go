@@ -77,9 +77,17 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 		cmds[i] = build(call, "EVALSHA", s.sha)
 	}
 	replies := c.DoMulti(ctx, cmds...)
+	var missing []int
+	cmds = cmds[:0]
 	for i, reply := range replies {
 		if isNoScript(reply) {
-			replies[i] = c.Do(ctx, build(calls[i], "EVAL", s.source))
+			missing = append(missing, i)
+			cmds = append(cmds, build(calls[i], "EVAL", s.source))
+		}
+	}
+	if len(missing) > 0 {
+		for j, reply := range c.DoMulti(ctx, cmds...) {
+			replies[missing[j]] = reply
 		}
 	}
 	return replies
