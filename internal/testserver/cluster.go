@@ -42,8 +42,10 @@ func startNode(program string) (*Server, error) {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(bus)
+	// The timeout is generous: on a busy machine a node that is merely late would
+	// be cut off, and with it the plain messages that nodes pass on to each other.
 	return Start(program, "--cluster-enabled", "yes", "--cluster-port", port,
-		"--cluster-node-timeout", "2000", "--cluster-announce-ip", "127.0.0.1")
+		"--cluster-node-timeout", "15000", "--cluster-announce-ip", "127.0.0.1")
 }
 
 const slotCount = 16384
@@ -76,8 +78,18 @@ func (c *Cluster) join() error {
 }
 
 // serves reports whether a node sees the whole cluster: it then answers for
-// keys it does not own with the address of the node that does.
+// keys it does not own with the address of the node that does, and is connected
+// to every other, without which plain messages between them are dropped.
 func (c *Cluster) serves(s *Server) bool {
+	nodes, err := command(s.Addr, 1+len(c.Primaries), []string{"CLUSTER", "NODES"})
+	if err != nil {
+		return false
+	}
+	for _, node := range nodes[1:] {
+		if !strings.Contains(node, " connected ") || strings.Contains(node, "handshake") {
+			return false
+		}
+	}
 	for slot := range len(c.Primaries) {
 		reply, err := Command(s.Addr, "GET", keyOfSlotRange(slot, len(c.Primaries)))
 		if err != nil || !strings.HasPrefix(reply, "$-1") && !strings.HasPrefix(reply, "-MOVED") {
