@@ -51,13 +51,12 @@ func startNode(program string) (*Server, error) {
 const slotCount = 16384
 
 func (c *Cluster) join() error {
-	first, firstPort, _ := net.SplitHostPort(c.Primaries[0].Addr)
 	for i, s := range c.Primaries {
 		from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
 		commands := [][]string{{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)}}
-		if i > 0 {
-			bus := argOf(c.Primaries[0].args, "--cluster-port")
-			commands = append(commands, []string{"CLUSTER", "MEET", first, firstPort, bus})
+		for _, other := range c.Primaries[:i] { // all pairs: gossip would take its time
+			host, port, _ := net.SplitHostPort(other.Addr)
+			commands = append(commands, []string{"CLUSTER", "MEET", host, port, argOf(other.args, "--cluster-port")})
 		}
 		for _, words := range commands {
 			if reply, err := Command(s.Addr, words...); err != nil || reply != "+OK" {
