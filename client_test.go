@@ -1,7 +1,6 @@
 package redlatch_test
 
 import (
-	"bytes"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -10,7 +9,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -276,7 +274,7 @@ func TestHandOffIsOneCommand(t *testing.T) {
 			}()
 		}
 		harness.Eventually(t, 5*time.Second, "all wait, and the attempt after the subscription is over", func() bool {
-			return goroutinesIn("(*Waiter).wait") == waiters && harness.Commands(t, conn)["evalsha"] == 1 && goroutinesIn("(*hold).Try") == 0
+			return harness.GoroutinesIn("(*Waiter).wait") == waiters && harness.Commands(t, conn)["evalsha"] == 1 && harness.GoroutinesIn("(*hold).Try") == 0
 		})
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		for range waiters {
@@ -288,12 +286,6 @@ func TestHandOffIsOneCommand(t *testing.T) {
 		assert.Zero(t, calls["publish"])
 		require.NoError(t, h.Unlock(t.Context()))
 	})
-}
-
-// goroutinesIn counts the goroutines with a frame of that function.
-func goroutinesIn(function string) int {
-	buf := make([]byte, 1<<20)
-	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
 }
 
 func TestHandOffsGiveOtherProcessesTheirTurn(t *testing.T) {
@@ -333,7 +325,7 @@ func TestAnIdleWaiterIsQuiet(t *testing.T) {
 			wg.Go(func() { _, _ = c.Lock("orders").Lock(ctx) })
 		}
 		harness.Eventually(t, 5*time.Second, "all wait, and the attempt after the subscription is over", func() bool {
-			return harness.Commands(t, conn)["evalsha"] == 2 && goroutinesIn("(*hold).Try") == 0
+			return harness.Commands(t, conn)["evalsha"] == 2 && harness.GoroutinesIn("(*hold).Try") == 0
 		})
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		const watch = 6 * time.Second // longer than the safety poll
@@ -438,10 +430,8 @@ func TestScriptFlush(t *testing.T) {
 
 func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		var mu sync.Mutex
-		var log bytes.Buffer
-		logger := slog.New(slog.NewTextHandler(&lockedWriter{mu: &mu, w: &log}, nil))
-		c := harness.Client(t, s, redlatch.WithLogger(logger))
+		var log harness.Log
+		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
 		drop := func() {
 			h, err := c.Lock("orders").Lock(t.Context())
 			require.NoError(t, err)
@@ -453,22 +443,9 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 			locked, err := c.Lock("orders").IsLocked(t.Context())
 			return err == nil && !locked
 		})
-		mu.Lock()
-		defer mu.Unlock()
 		require.Contains(t, log.String(), "dropped without Unlock")
 		require.Contains(t, log.String(), "client_test.go")
 	})
-}
-
-type lockedWriter struct {
-	mu *sync.Mutex
-	w  *bytes.Buffer
-}
-
-func (w *lockedWriter) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return w.w.Write(b)
 }
 
 func TestManyHoldsAreRenewedTogether(t *testing.T) {

@@ -96,7 +96,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 			_, err = l.TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 			harness.Eventually(t, 10*time.Second, "one hold is left, and no attempt to undo the other is", func() bool {
-				return holdCount(t, l, h.Owner()) == 1 && goroutinesIn("settle") == 0
+				return holdCount(t, l, h.Owner()) == 1 && harness.GoroutinesIn("settle") == 0
 			})
 			require.NoError(t, h.Unlock(ctx))
 			harness.NothingLeft(t, s.Addr)
@@ -158,7 +158,7 @@ func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 			return holdCount(t, l, h2.Owner()) == 1 || h2.Owner() != h1.Owner()
 		})
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrLost)
-		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return goroutinesIn("settle") == 0 })
+		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return harness.GoroutinesIn("settle") == 0 })
 		_, err = harness.Client(t, s).Lock("orders").TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.NoError(t, h2.Unlock(ctx))
@@ -295,7 +295,7 @@ func TestADeadlineFailsNobodyElse(t *testing.T) {
 			_, err := c.Lock("a").Lock(ctx, lock.Wait(100*time.Millisecond))
 			short <- err
 		}()
-		harness.Eventually(t, time.Second, "the first call is under way", func() bool { return goroutinesIn("(*hold).Try") == 1 })
+		harness.Eventually(t, time.Second, "the first call is under way", func() bool { return harness.GoroutinesIn("(*hold).Try") == 1 })
 		h, err := c.Lock("b").Lock(ctx)
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(ctx))

@@ -1,11 +1,9 @@
 package rlock_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -602,12 +600,6 @@ func TestBackoff(t *testing.T) {
 	require.Equal(t, time.Millisecond, rlock.ConstantBackoff(0)(1))
 }
 
-// goroutinesIn counts the goroutines with a frame of that function.
-func goroutinesIn(function string) int {
-	buf := make([]byte, 1<<20)
-	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
-}
-
 // asleep waits until n attempts were made since the server's statistics were
 // reset, and none is under way.
 func asleep(t *testing.T, s *testserver.Server, n int) {
@@ -616,7 +608,7 @@ func asleep(t *testing.T, s *testserver.Server, n int) {
 	defer conn.Close()
 	harness.Eventually(t, 5*time.Second, fmt.Sprintf("%d attempts, and then quiet", n), func() bool {
 		calls := harness.Commands(t, conn)
-		return calls["evalsha"] >= n && goroutinesIn("(*hold).Try") == 0
+		return calls["evalsha"] >= n && harness.GoroutinesIn("(*hold).Try") == 0
 	})
 }
 

@@ -157,15 +157,6 @@ func argOf(args []string, name string) string {
 	return ""
 }
 
-// URLs returns the addresses of all nodes as redlatch.Open takes them.
-func (c *Cluster) URLs() []string {
-	urls := make([]string, len(c.Primaries))
-	for i, s := range c.Primaries {
-		urls[i] = s.URL()
-	}
-	return urls
-}
-
 // Stop ends every node.
 func (c *Cluster) Stop() {
 	for _, s := range c.Primaries {

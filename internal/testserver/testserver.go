@@ -85,13 +85,6 @@ func freeAddr() (string, error) {
 // URL returns the address as redlatch.Open takes it.
 func (s *Server) URL() string { return "redis://" + s.Addr }
 
-// Pid returns the id of the server's process.
-func (s *Server) Pid() int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.cmd.Process.Pid
-}
-
 // Kill ends the server at once, as a crash would. What it held is lost.
 func (s *Server) Kill() { s.end(syscall.SIGKILL) }
 
