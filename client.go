@@ -193,7 +193,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	if err != nil {
 		return nil, err
 	}
-	t, err := telemetry.New(cfg.tracers, cfg.meters)
+	t, err := telemetry.New(cfg.tracers, cfg.meters, cfg.metricName)
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}

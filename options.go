@@ -25,6 +25,7 @@ type config struct {
 	logger          *slog.Logger
 	tracers         trace.TracerProvider
 	meters          metric.MeterProvider
+	metricName      func(string) string
 	replyTimeout    time.Duration // not an option: see New and Wrap
 }
 
@@ -153,6 +154,20 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(c *config) error {
 		c.meters = p
+		return nil
+	}
+}
+
+// WithMetricName puts the names of locks into metrics, as the attribute
+// redlatch.name, where they are left out by default: each name is a time series
+// of its own. f turns a name into what stands for it, for example the name
+// without the number of an order; it must be fast, and "" leaves the name out.
+func WithMetricName(f func(name string) string) Option {
+	return func(c *config) error {
+		if f == nil {
+			return fmt.Errorf("%w: the function for names in metrics is nil", lock.ErrInvalid)
+		}
+		c.metricName = f
 		return nil
 	}
 }

@@ -2,11 +2,17 @@ package redlatch_test
 
 import (
 	"context"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
 	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
@@ -18,65 +24,287 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-func TestTelemetry(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		spans := tracetest.NewInMemoryExporter()
-		tracers := trace.NewTracerProvider(trace.WithSyncer(spans))
-		reader := metric.NewManualReader()
-		meters := metric.NewMeterProvider(metric.WithReader(reader))
-		c := harness.Client(t, s, redlatch.WithTracerProvider(tracers), redlatch.WithMeterProvider(meters))
+// recorder keeps what a client traces and measures.
+type recorder struct {
+	t      *testing.T
+	spans  *tracetest.InMemoryExporter
+	tracer *trace.TracerProvider
+	reader *metric.ManualReader
+	meter  *metric.MeterProvider
+}
 
-		require.NoError(t, c.FencedLock("orders").Do(t.Context(), func(ctx context.Context) error {
-			_, work := tracers.Tracer("test").Start(ctx, "work")
-			work.End()
-			return nil
-		}))
-		h, err := c.Lock("orders").Lock(t.Context(), lock.Lease(50*time.Millisecond))
-		require.NoError(t, err)
-		_, err = c.Lock("orders").TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		<-h.Context().Done()
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+func record(t *testing.T) *recorder {
+	r := &recorder{t: t, spans: tracetest.NewInMemoryExporter(), reader: metric.NewManualReader()}
+	r.tracer = trace.NewTracerProvider(trace.WithSyncer(r.spans))
+	r.meter = metric.NewMeterProvider(metric.WithReader(r.reader))
+	return r
+}
 
-		// The span of a lost hold ends in the background.
-		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(spans.GetSpans()) == 7 })
-		byName := map[string][]tracetest.SpanStub{}
-		for _, span := range spans.GetSpans() {
-			byName[span.Name] = append(byName[span.Name], span)
-		}
-		require.Len(t, byName["redlatch.acquire"], 3)
-		require.Len(t, byName["redlatch.hold"], 2)
-		require.Len(t, byName["redlatch.release"], 1)
-		work := byName["work"][0]
-		require.Equal(t, byName["redlatch.hold"][0].SpanContext.SpanID(), work.Parent.SpanID(), "work nests in the hold")
-		require.Len(t, byName["redlatch.hold"][1].Events, 1)
-		require.Equal(t, "lost", byName["redlatch.hold"][1].Events[0].Name)
+func (r *recorder) options(more ...redlatch.Option) []redlatch.Option {
+	return append(more, redlatch.WithTracerProvider(r.tracer), redlatch.WithMeterProvider(r.meter))
+}
 
-		var data metricdata.ResourceMetrics
-		require.NoError(t, reader.Collect(t.Context(), &data))
-		sums := map[string]int64{}
-		units := map[string]string{}
-		for _, scope := range data.ScopeMetrics {
-			for _, m := range scope.Metrics {
-				units[m.Name] = m.Unit
-				switch d := m.Data.(type) {
-				case metricdata.Sum[int64]:
-					for _, p := range d.DataPoints {
-						sums[m.Name] += p.Value
-					}
-				case metricdata.Histogram[float64]:
-					for _, p := range d.DataPoints {
-						sums[m.Name] += int64(p.Count)
-					}
-				}
+// under runs f in a span.
+func (r *recorder) under(ctx context.Context, name string, f func(ctx context.Context)) {
+	ctx, span := r.tracer.Tracer("test").Start(ctx, name)
+	defer span.End()
+	f(ctx)
+}
+
+// tree returns the spans that have ended, a line each, indented under their
+// parents, in the order they began.
+func (r *recorder) tree() string {
+	spans := r.spans.GetSpans()
+	slices.SortStableFunc(spans, func(a, b tracetest.SpanStub) int { return a.StartTime.Compare(b.StartTime) })
+	var b strings.Builder
+	var print func(parent tracetest.SpanStub, depth int)
+	print = func(parent tracetest.SpanStub, depth int) {
+		for _, s := range spans {
+			if s.Parent.SpanID() != parent.SpanContext.SpanID() {
+				continue
 			}
+			fmt.Fprintf(&b, "%s%s%s", strings.Repeat("  ", depth), s.Name, printed(s.Attributes))
+			for _, e := range s.Events {
+				fmt.Fprintf(&b, " +%s%s", e.Name, printed(e.Attributes))
+			}
+			if s.Status.Code == codes.Error {
+				b.WriteString(" FAILED")
+			}
+			b.WriteString("\n")
+			print(s, depth+1)
 		}
-		assert.Equal(t, int64(3), sums["redlatch.acquisitions"])
-		assert.Equal(t, int64(3), sums["redlatch.acquire.duration"])
-		assert.Equal(t, int64(2), sums["redlatch.hold.duration"])
-		assert.Equal(t, int64(1), sums["redlatch.losses"])
-		assert.Zero(t, sums["redlatch.holds"])
-		assert.Zero(t, sums["redlatch.waiters"])
-		assert.Equal(t, "s", units["redlatch.acquire.duration"])
+	}
+	print(tracetest.SpanStub{}, 0)
+	return b.String()
+}
+
+// printed returns attributes sorted, without those that differ from run to run.
+func printed(attrs []attribute.KeyValue) string {
+	var all []string
+	for _, a := range attrs {
+		switch key := strings.TrimPrefix(string(a.Key), "redlatch."); key {
+		case "owner", "remaining", "error":
+			all = append(all, key)
+		default:
+			all = append(all, key+"="+a.Value.String())
+		}
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	slices.Sort(all)
+	return "{" + strings.Join(all, " ") + "}"
+}
+
+func TestSpans(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
+		asleep := func(attempts int) {
+			harness.Eventually(t, 5*time.Second, "the waiter has tried and sleeps", func() bool {
+				calls := harness.Commands(t, conn)
+				return calls["evalsha"] == attempts && harness.GoroutinesIn("(*hold).Try") == 0
+			})
+		}
+		work := func(ctx context.Context) error {
+			r.under(ctx, "work", func(context.Context) {})
+			return nil
+		}
+
+		// Woken by message, and then by hand-off.
+		require.NoError(t, c.Lock("warm").Do(lock.WithOwner(t.Context(), c.NewOwner()), nothing))
+		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
+		r.spans.Reset()
+		theirs, err := harness.Client(t, s).Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		done := make(chan error, 2)
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			go func() { done <- c.Lock("orders").Do(ctx, work) }()
+			asleep(2)
+			require.NoError(t, theirs.Unlock(t.Context()))
+			require.NoError(t, <-done)
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=3 contended=true kind=lock name=orders outcome=acquired} +subscribed +woken{wake=message}
+  redlatch.hold{kind=lock name=orders owner}
+    work
+    redlatch.release{kind=lock name=orders}
+`, r.tree())
+
+		r.spans.Reset()
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			h, err := c.FencedLock("orders").Lock(ctx)
+			require.NoError(t, err)
+			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+			go func() { done <- c.FencedLock("orders").Do(ctx, nothing) }()
+			asleep(0)
+			harness.Eventually(t, 5*time.Second, "the waiter is queued and has heard of its subscription", func() bool {
+				return harness.GoroutinesIn("(*Waiter).wait") == 1
+			})
+			_, err = c.FencedLock("orders").TryLock(ctx)
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, <-done)
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=1 contended=false kind=fenced name=orders outcome=acquired}
+  redlatch.hold{kind=fenced name=orders owner token=1}
+    redlatch.release{kind=fenced name=orders}
+  redlatch.acquire{attempts=0 contended=true kind=fenced name=orders outcome=acquired} +woken{wake=hand-off}
+  redlatch.acquire{attempts=1 contended=true kind=fenced name=orders outcome=not_acquired}
+  redlatch.hold{kind=fenced name=orders owner token=2}
+    redlatch.release{kind=fenced name=orders}
+`, r.tree())
 	})
+}
+
+func TestSpansOfTrouble(t *testing.T) {
+	const timeout = 600 * time.Millisecond
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		r := record(t)
+		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(timeout))...)
+		gone, err := c.Lock("gone").Lock(t.Context())
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "DEL", "gone")
+		<-gone.Context().Done()
+		require.ErrorIs(t, gone.Unlock(t.Context()), lock.ErrLost)
+		stuck, err := c.Lock("stuck").Lock(t.Context())
+		require.NoError(t, err)
+		s.Kill()
+		<-stuck.Context().Done()
+		require.ErrorIs(t, stuck.Unlock(t.Context()), lock.ErrLost)
+		_, err = c.Lock("stuck").TryLock(t.Context())
+		require.Error(t, err)
+
+		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(r.spans.GetSpans()) == 5 })
+		lines := strings.Split(r.tree(), "\n")
+		assert.Equal(t, "redlatch.hold{kind=lock name=gone owner} +lost{reason=gone from the server} FAILED", lines[1])
+		assert.Regexp(t, `^redlatch\.hold\{kind=lock name=stuck owner\}( \+renewal failed\{error remaining\})+ \+lost\{reason=lease expired\} FAILED$`, lines[3])
+		assert.Regexp(t, `^redlatch\.acquire\{attempts=1 contended=false kind=lock name=stuck outcome=(error|indeterminate)\} FAILED$`, lines[4])
+	})
+}
+
+// measured returns each metric's name, unit and points, printed.
+func (r *recorder) measured() map[string]string {
+	var data metricdata.ResourceMetrics
+	require.NoError(r.t, r.reader.Collect(r.t.Context(), &data))
+	all := map[string]string{}
+	for _, scope := range data.ScopeMetrics {
+		assert.Equal(r.t, "github.com/redlatch/redlatch", scope.Scope.Name)
+		for _, m := range scope.Metrics {
+			assert.NotEmpty(r.t, m.Description, m.Name)
+			var points []string
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				kind := "gauge"
+				if d.IsMonotonic {
+					kind = "counter"
+				}
+				for _, p := range d.DataPoints {
+					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Value))
+				}
+				all[m.Name] = kind + " " + m.Unit
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Count))
+				}
+				all[m.Name] = "histogram " + m.Unit
+			}
+			slices.Sort(points)
+			all[m.Name] += " " + strings.Join(points, " ")
+		}
+	}
+	return all
+}
+
+func TestMetrics(t *testing.T) {
+	const timeout = 600 * time.Millisecond
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		r := record(t)
+		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(timeout))...)
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() { done <- c.Lock("orders").Do(context.Background(), nothing) }()
+		harness.Eventually(t, 5*time.Second, "the waiter is queued", func() bool { return harness.GoroutinesIn("(*Waiter).wait") == 1 })
+		_, err = c.FencedLock("orders").TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		during := r.measured()
+		assert.Equal(t, "gauge {hold} {kind=lock}=1", during["redlatch.holds"])
+		assert.Equal(t, "gauge {waiter} {kind=fenced}=0 {kind=lock}=1", during["redlatch.waiters"])
+		harness.Eventually(t, 5*time.Second, "a renewal", func() bool { return r.measured()["redlatch.renewal.remaining"] != "" })
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, <-done)
+
+		doomed, err := c.Lock("doomed").Lock(t.Context())
+		require.NoError(t, err)
+		theirs, err := harness.Client(t, s).Lock("theirs").Lock(t.Context(), lock.Lease(100*time.Millisecond))
+		require.NoError(t, err)
+		require.NoError(t, c.Lock("theirs").Do(t.Context(), nothing)) // the expiry makes it try
+		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+		s.Kill()
+		harness.Eventually(t, 10*time.Second, "the loss", func() bool { return r.measured()["redlatch.losses"] != "" })
+		require.ErrorIs(t, doomed.Unlock(t.Context()), lock.ErrLost)
+		require.NoError(t, s.Restart())
+		theirs, err = harness.Client(t, s).Lock("theirs").Lock(t.Context())
+		require.NoError(t, err)
+		defer func() { require.NoError(t, theirs.Unlock(t.Context())) }()
+		harness.Eventually(t, 20*time.Second, "a new subscriber connection", func() bool {
+			_ = c.Lock("theirs").Do(t.Context(), nothing, lock.Wait(100*time.Millisecond))
+			return r.measured()["redlatch.hub.reconnects"] != ""
+		})
+
+		got := r.measured()
+		for name, want := range map[string]string{
+			"redlatch.acquisitions":      `^counter {acquisition} {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
+			"redlatch.acquire.duration":  `^histogram s {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
+			"redlatch.hold.duration":     `^histogram s {kind=lock}=\d+$`,
+			"redlatch.holds":             `^gauge {hold} {kind=lock}=0$`,
+			"redlatch.waiters":           `^gauge {waiter} {kind=fenced}=0 {kind=lock}=0$`,
+			"redlatch.losses":            `^counter {hold} {kind=lock reason=lease expired}=1$`,
+			"redlatch.handoffs":          `^counter {handoff} {kind=lock}=1$`,
+			"redlatch.polls":             `^counter {attempt} {kind=lock}=\d+$`,
+			"redlatch.hub.reconnects":    `^counter {reconnect} =[1-9]\d*$`,
+			"redlatch.renewal.remaining": `^histogram s =\d+$`,
+			"redlatch.renewal.failures":  `^counter {batch} =[1-9]\d*$`,
+		} {
+			assert.Regexp(t, want, got[name], name)
+			delete(got, name)
+		}
+		assert.Empty(t, got, "metrics without an expectation")
+	})
+}
+
+func TestNamesInMetricsAreAskedFor(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		template := func(name string) string {
+			template, _, _ := strings.Cut(name, ":")
+			return strings.TrimPrefix(template, "private")
+		}
+		c := harness.Client(t, s, r.options(redlatch.WithMetricName(template))...)
+		for _, name := range []string{"order:1", "order:2", "private:1"} {
+			require.NoError(t, c.Lock(name).Do(t.Context(), nothing))
+		}
+		assert.Equal(t, "histogram s {kind=lock name=order}=2 {kind=lock}=1", r.measured()["redlatch.hold.duration"])
+	})
+}
+
+// The documentation names everything that the code emits.
+func TestTelemetryIsDocumented(t *testing.T) {
+	source, err := os.ReadFile("internal/telemetry/telemetry.go")
+	require.NoError(t, err)
+	doc, err := os.ReadFile("docs/observability.md")
+	require.NoError(t, err)
+	names := 0
+	for _, quoted := range strings.Split(string(source), `"`) {
+		if strings.HasPrefix(quoted, "redlatch.") {
+			names++
+			assert.Contains(t, string(doc), "`"+quoted+"`")
+		}
+	}
+	assert.Greater(t, names, 20)
 }

@@ -131,7 +131,7 @@ func (h *hold) abandon() {
 
 // begin makes a hold of an acquisition that the queue says has succeeded.
 func (h *hold) begin(ctx context.Context) error {
-	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.p.Kind(), h.lock.name, h.claim.Owner.String(), h.token)
+	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
@@ -183,6 +183,9 @@ func (h *hold) Lost(reason lock.Reason, cause error) {
 		h.span.End(lostErr)
 	}
 }
+
+// RenewalFailed implements watchdog.Holder.
+func (h *hold) RenewalFailed(err error, left time.Duration) { h.span.RenewalFailed(err, left) }
 
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: h.lock.name, Owner: h.claim.Owner, Reason: reason, When: time.Now(), Err: cause}
@@ -272,7 +275,7 @@ func (h *hold) unlock(ctx context.Context) error {
 		return fmt.Errorf("%w: Unlock %q", lock.ErrNotHeld, h.lock.name)
 	}
 	h.lease.Forget()
-	ctx, done := h.s.Telemetry.StartRelease(ctx, h.p.Kind(), h.lock.name)
+	ctx, done := h.span.StartRelease(ctx)
 	err := h.release(context.WithoutCancel(ctx))
 	done(err)
 	var lostErr *lock.LostError
@@ -298,7 +301,7 @@ func (h *hold) release(ctx context.Context) error {
 		cancel()
 		if err == nil && a.Acquired {
 			to.sent, to.token = sent, a.Token
-			h.s.Telemetry.HandOff(ctx, h.p.Kind())
+			h.s.Telemetry.HandOff(ctx, h.lock.described())
 			if w.Grant(h) {
 				return nil
 			}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -110,7 +111,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		return nil, lock.ErrClosed
 	}
 	defer l.s.Leave()
-	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.p.Kind(), l.name)
+	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
+	if l.s.Telemetry != nil { // a method value is an allocation
+		req.OnWake = span.Woken
+	}
 	err := l.s.Queues.Acquire(spanCtx, req)
 	if err == nil {
 		err = h.begin(ctx)
@@ -160,6 +164,10 @@ func (l *Lock) Force(open func() error) error {
 	}
 	l.s.Queues.Wake(l.queueKey())
 	return nil
+}
+
+func (l *Lock) described() telemetry.Lock {
+	return telemetry.Lock{Kind: l.p.Kind(), Name: l.name}
 }
 
 func (l *Lock) queueKey() queue.Key {

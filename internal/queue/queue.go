@@ -67,6 +67,23 @@ type Unavailable struct{ Err error }
 func (u *Unavailable) Error() string { return u.Err.Error() }
 func (u *Unavailable) Unwrap() error { return u.Err }
 
+// Cause is why a waiter tries again.
+type Cause uint8
+
+// The causes of an attempt after the first.
+const (
+	Subscribed Cause = iota + 1 // the subscription stands: messages before it may have been missed
+	Message                     // something was released elsewhere, or perhaps
+	Local                       // something was released here, or the waiter before left
+	Timer                       // an expiry that the server told, or the safety poll
+	HandedOver                  // no attempt: it was passed on within the process
+)
+
+// String returns the cause as it stands in traces.
+func (c Cause) String() string {
+	return [...]string{"", "subscribed", "message", "local", "timer", "hand-off"}[c]
+}
+
 // Request is one wish to acquire something.
 type Request struct {
 	Key      Key
@@ -85,6 +102,9 @@ type Request struct {
 	MayHold bool
 	// NoHandOff is set where nobody but the server may choose who is next.
 	NoHandOff bool
+	// OnWake is called on the waiter's goroutine whenever it is about to try
+	// again, or was handed the key. It may be nil.
+	OnWake func(Cause)
 }
 
 // Config is what Queues needs to know.
@@ -99,7 +119,7 @@ type Config struct {
 	Patience time.Duration
 	// OnPoll is called when the head of a queue tries because of the safety poll
 	// or an expiry, not a message. It may be nil and must not block.
-	OnPoll func()
+	OnPoll func(Key)
 }
 
 // Queues is the queues of one client, by key.
@@ -145,9 +165,9 @@ type keyState struct {
 	first, last *Waiter
 	unsubscribe func() // nil: not subscribed
 	attempting  bool
-	again       bool // something has happened since the last attempt began
-	polled      bool // and it was the timer
-	passed      bool // a message was let pass since the last attempt began
+	again       bool  // something has happened since the last attempt began
+	cause       Cause // what it was, the first of several
+	passed      bool  // a message was let pass since the last attempt began
 	pollAt      time.Time
 	armed       bool // whether the timer is set, to pollAt
 
@@ -249,7 +269,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 		}
 		if err != nil || req.Once {
 			if inTurn {
-				e.nudge() // whoever came meanwhile has waited for this attempt
+				e.nudge(Local) // whoever came meanwhile has waited for this attempt
 			}
 			e.leave()
 			s.mu.Unlock()
@@ -294,6 +314,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 	for {
 		if w.state == granted {
 			mu.Unlock()
+			w.req.woken(HandedOver)
 			return nil
 		}
 		if err := q.over(ctx, w.req); err != nil {
@@ -348,17 +369,18 @@ func (q *Queues) over(ctx context.Context, req *Request) error {
 // outcome matters to the caller has failed with.
 func (w *Waiter) attempt(ctx context.Context) (done bool, err error) {
 	e := w.entry
-	if e.polled && e.queues.cfg.OnPoll != nil {
-		e.queues.cfg.OnPoll()
-	}
-	byTimer := e.polled
-	e.attempting, e.again, e.polled, e.passed = true, false, false, false
+	key, cause := e.key, e.cause
+	e.attempting, e.again, e.passed = true, false, false
 	e.shard.mu.Unlock()
+	if cause == Timer && e.queues.cfg.OnPoll != nil {
+		e.queues.cfg.OnPoll(key)
+	}
+	w.req.woken(cause)
 	w.tries++
 	v, err := w.req.try(ctx, w.tries)
 	e.shard.mu.Lock()
 	e.attempting = false
-	e.turns.attempted(byTimer, err == nil && v.Acquired)
+	e.turns.attempted(cause == Timer, err == nil && v.Acquired)
 	var unavailable *Unavailable
 	switch {
 	case err == nil && v.Acquired:
@@ -392,7 +414,7 @@ func (e *entry) subscribe(channel string) {
 	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
 	if confirmed && len(e.holders) == 0 {
 		// A message may have passed between the last attempt and now.
-		e.again = true
+		e.mark(Subscribed)
 	}
 }
 
@@ -409,7 +431,7 @@ func (w *Waiter) giveUp() {
 	e.unlink(w)
 	if wasHead {
 		// What woke this waiter, or would have, is now for the next one.
-		e.nudge()
+		e.nudge(Local)
 	}
 	e.leave()
 }
@@ -431,6 +453,12 @@ func (r *Request) try(ctx context.Context, n int) (Verdict, error) {
 		v.FreeIn = r.Backoff(n)
 	}
 	return v, err
+}
+
+func (r *Request) woken(c Cause) {
+	if r.OnWake != nil {
+		r.OnWake(c)
+	}
 }
 
 // busy decides when to look again after the server said that the key is taken.
@@ -466,28 +494,38 @@ func (e *entry) Expire(now time.Time) {
 	if !e.armed || now.Before(e.pollAt) {
 		return
 	}
-	e.armed, e.polled = false, true
-	e.nudge()
+	e.armed = false
+	e.nudge(Timer)
 }
 
 // Notify is called by the hub.
 func (e *entry) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	if !ev.Subscribed && e.turns.letPass() {
+	switch {
+	case ev.Subscribed:
+		e.nudge(Subscribed)
+	case !e.turns.letPass():
+		e.nudge(Message)
+	default:
 		e.passed = true
 		if e.first != nil && !e.attempting {
 			e.lookAt(time.Now().Add(e.turns.patience()))
 		}
-		return
 	}
-	e.nudge()
+}
+
+// mark notes that there is a reason to try. The mutex is held.
+func (e *entry) mark(c Cause) {
+	if !e.again {
+		e.again, e.cause = true, c
+	}
 }
 
 // nudge makes the head try. The mutex is held.
-func (e *entry) nudge() {
+func (e *entry) nudge(c Cause) {
 	if e.attempting || e.first != nil {
-		e.again = true
+		e.mark(c)
 	}
 	if e.first != nil {
 		e.first.signal()
@@ -633,7 +671,7 @@ func (q *Queues) Released(key Key, a Acquirer, told int) {
 		e.lookAt(time.Now().Add(e.turns.patience()))
 	default:
 		e.turns.yielding = false
-		e.nudge()
+		e.nudge(Local)
 	}
 	e.leave()
 }
@@ -645,6 +683,6 @@ func (q *Queues) Wake(key Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil {
-		e.nudge()
+		e.nudge(Local)
 	}
 }

@@ -309,6 +309,40 @@ func TestAMessageWakesTheHeadAlone(t *testing.T) {
 	})
 }
 
+func TestAWaiterHearsWhyItTriesAgain(t *testing.T) {
+	run(t, func(w *world) {
+		var polls int
+		w.cfg.OnPoll = func(k Key) { assert.Equal(w.t, key, k); polls++ }
+		hears := func(causes *[]Cause) func(*Request) {
+			return func(r *Request) { r.OnWake = func(c Cause) { *causes = append(*causes, c) } }
+		}
+		w.takeElsewhere()
+		var first, second []Cause
+		ctx, cancel := context.WithCancel(w.t.Context())
+		a := w.ask(ctx, "a", hears(&first))
+		b := w.ask(w.t.Context(), "b", hears(&second))
+		time.Sleep(10 * latency)
+		w.notify(pubsub.Event{Payload: "0"})
+		time.Sleep(safetyPoll + 10*latency)
+		cancel()
+		require.ErrorIs(w.t, <-a.done, lock.ErrNotAcquired)
+		time.Sleep(10 * latency)
+		w.releaseElsewhere()
+		time.Sleep(10 * latency)
+		require.True(w.t, b.has())
+		var third []Cause
+		c := w.ask(w.t.Context(), "c", hears(&third))
+		time.Sleep(10 * latency)
+		w.release()
+		require.True(w.t, c.has())
+		w.release()
+		assert.Equal(w.t, []Cause{Subscribed, Message, Timer}, first)
+		assert.Equal(w.t, []Cause{Local, Message}, second)
+		assert.Equal(w.t, []Cause{Subscribed, HandedOver}, third)
+		assert.Equal(w.t, 1, polls)
+	})
+}
+
 func TestTheNextWaiterTakesOverWhenTheHeadLeaves(t *testing.T) {
 	for _, how := range []string{"waiting", "trying", "deadline"} {
 		t.Run(how, func(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -28,13 +29,15 @@ var (
 
 // Telemetry is the instruments of one client.
 type Telemetry struct {
-	tracer trace.Tracer
+	tracer  trace.Tracer
+	nameFor func(name string) string // for metrics; nil: names are left out
 
 	acquisitions metric.Int64Counter
 	losses       metric.Int64Counter
 	handOffs     metric.Int64Counter
 	polls        metric.Int64Counter
 	reconnects   metric.Int64Counter
+	failures     metric.Int64Counter
 	holds        metric.Int64UpDownCounter
 	waiters      metric.Int64UpDownCounter
 	wait         metric.Float64Histogram
@@ -44,7 +47,9 @@ type Telemetry struct {
 
 // New returns the instruments of the given providers, where nil stands for the
 // global one. It returns nil if neither is given and no global one was set.
-func New(tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry, error) {
+// nameFor turns the name of a lock into the attribute of metrics; nil leaves it
+// out.
+func New(tracers trace.TracerProvider, meters metric.MeterProvider, nameFor func(string) string) (*Telemetry, error) {
 	if tracers == nil && meters == nil &&
 		otel.GetTracerProvider() == initialTracers && otel.GetMeterProvider() == initialMeters {
 		return nil, nil
@@ -56,7 +61,7 @@ func New(tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry,
 		meters = otel.GetMeterProvider()
 	}
 	m := meters.Meter(scope)
-	t := &Telemetry{tracer: tracers.Tracer(scope)}
+	t := &Telemetry{tracer: tracers.Tracer(scope), nameFor: nameFor}
 	var errs []error
 	counter := func(name, unit, what string) metric.Int64Counter {
 		c, err := m.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
@@ -79,6 +84,7 @@ func New(tracers trace.TracerProvider, meters metric.MeterProvider) (*Telemetry,
 	t.handOffs = counter("redlatch.handoffs", "{handoff}", "Locks passed on inside the process.")
 	t.polls = counter("redlatch.polls", "{attempt}", "Attempts of a waiter that no message caused.")
 	t.reconnects = counter("redlatch.hub.reconnects", "{reconnect}", "Subscriber connections made anew.")
+	t.failures = counter("redlatch.renewal.failures", "{batch}", "Batches of renewals that failed, to be tried again.")
 	t.holds = gauge("redlatch.holds", "{hold}", "Holds at the moment.")
 	t.waiters = gauge("redlatch.waiters", "{waiter}", "Calls of Lock and TryLock under way.")
 	t.wait = seconds("redlatch.acquire.duration", "How long Lock and TryLock took.",
@@ -100,25 +106,58 @@ const (
 	contendedKey = attribute.Key("redlatch.contended")
 	reasonKey    = attribute.Key("redlatch.reason")
 	tokenKey     = attribute.Key("redlatch.token")
+	wakeKey      = attribute.Key("redlatch.wake")
+	remainingKey = attribute.Key("redlatch.remaining")
+	errorKey     = attribute.Key("redlatch.error")
 )
+
+// Lock is the lock that something happens to.
+type Lock struct{ Kind, Name string }
+
+// spanAttributes describe l, and more, in a span.
+func (l Lock) spanAttributes(more ...attribute.KeyValue) trace.SpanStartEventOption {
+	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(l.Name))...)
+}
+
+// attributes describe l, and more, in a metric.
+func (t *Telemetry) attributes(l Lock, more ...attribute.KeyValue) metric.MeasurementOption {
+	more = append(more, kindKey.String(l.Kind))
+	if t.nameFor != nil {
+		if name := t.nameFor(l.Name); name != "" {
+			more = append(more, nameKey.String(name))
+		}
+	}
+	return metric.WithAttributes(more...)
+}
 
 // Acquire is an acquisition under way.
 type Acquire struct {
 	t     *Telemetry
-	kind  string
+	lock  Lock
 	start time.Time
 	span  trace.Span
 }
 
 // StartAcquire begins the span of an acquisition.
-func (t *Telemetry) StartAcquire(ctx context.Context, kind, name string) (context.Context, Acquire) {
+func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, Acquire) {
 	if t == nil {
 		return ctx, Acquire{}
 	}
-	a := Acquire{t: t, kind: kind, start: time.Now()}
-	t.waiters.Add(ctx, 1, metric.WithAttributes(kindKey.String(kind)))
-	ctx, a.span = t.tracer.Start(ctx, "redlatch.acquire", trace.WithAttributes(kindKey.String(kind), nameKey.String(name)))
+	a := Acquire{t: t, lock: l, start: time.Now()}
+	t.waiters.Add(ctx, 1, t.attributes(l))
+	ctx, a.span = t.tracer.Start(ctx, "redlatch.acquire", l.spanAttributes())
 	return ctx, a
+}
+
+// Woken notes that the subscription stands, or why there is another attempt.
+func (a Acquire) Woken(c queue.Cause) {
+	switch {
+	case a.t == nil:
+	case c == queue.Subscribed:
+		a.span.AddEvent("subscribed")
+	default:
+		a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))
+	}
 }
 
 // End ends it.
@@ -126,12 +165,12 @@ func (a Acquire) End(ctx context.Context, attempts int, contended bool, err erro
 	if a.t == nil {
 		return
 	}
-	outcome := outcomeOf(err)
-	attrs := metric.WithAttributes(kindKey.String(a.kind), outcomeKey.String(outcome))
-	a.t.waiters.Add(ctx, -1, metric.WithAttributes(kindKey.String(a.kind)))
+	outcome := outcomeKey.String(outcomeOf(err))
+	a.t.waiters.Add(ctx, -1, a.t.attributes(a.lock))
+	attrs := a.t.attributes(a.lock, outcome)
 	a.t.acquisitions.Add(ctx, 1, attrs)
 	a.t.wait.Record(ctx, time.Since(a.start).Seconds(), attrs)
-	a.span.SetAttributes(outcomeKey.String(outcome), attemptsKey.Int(attempts), contendedKey.Bool(contended))
+	a.span.SetAttributes(outcome, attemptsKey.Int(attempts), contendedKey.Bool(contended))
 	if err != nil && !errors.Is(err, lock.ErrNotAcquired) {
 		a.span.SetStatus(codes.Error, err.Error())
 	}
@@ -142,10 +181,10 @@ func outcomeOf(err error) string {
 	switch {
 	case err == nil:
 		return "acquired"
-	case errors.Is(err, lock.ErrNotAcquired):
-		return "not_acquired"
 	case errors.Is(err, lock.ErrIndeterminate):
 		return "indeterminate"
+	case errors.Is(err, lock.ErrNotAcquired):
+		return "not_acquired"
 	default:
 		return "error"
 	}
@@ -154,24 +193,32 @@ func outcomeOf(err error) string {
 // Hold is a lock being held.
 type Hold struct {
 	t     *Telemetry
-	kind  string
+	lock  Lock
 	start time.Time
 	span  trace.Span
 }
 
 // StartHold begins the span of a hold, to be the parent of the work under it.
-func (t *Telemetry) StartHold(ctx context.Context, kind, name, owner string, token int64) (context.Context, Hold) {
+func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, token int64) (context.Context, Hold) {
 	if t == nil {
 		return ctx, Hold{}
 	}
-	h := Hold{t: t, kind: kind, start: time.Now()}
-	attrs := []attribute.KeyValue{kindKey.String(kind), nameKey.String(name), ownerKey.String(owner)}
+	h := Hold{t: t, lock: l, start: time.Now()}
+	attrs := []attribute.KeyValue{ownerKey.String(owner.String())}
 	if token != 0 {
 		attrs = append(attrs, tokenKey.Int64(token))
 	}
-	t.holds.Add(ctx, 1, metric.WithAttributes(kindKey.String(kind)))
-	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", trace.WithAttributes(attrs...))
+	t.holds.Add(ctx, 1, t.attributes(l))
+	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(attrs...))
 	return ctx, h
+}
+
+// RenewalFailed notes that a renewal has failed, with what is left of the lease.
+func (h Hold) RenewalFailed(err error, left time.Duration) {
+	if h.t != nil {
+		h.span.AddEvent("renewal failed", trace.WithAttributes(
+			errorKey.String(err.Error()), remainingKey.Float64(left.Seconds())))
+	}
 }
 
 // End ends it; lost is nil after an Unlock.
@@ -180,24 +227,24 @@ func (h Hold) End(lost *lock.LostError) {
 		return
 	}
 	ctx := context.Background()
-	kind := kindKey.String(h.kind)
-	h.t.holds.Add(ctx, -1, metric.WithAttributes(kind))
-	h.t.held.Record(ctx, time.Since(h.start).Seconds(), metric.WithAttributes(kind))
+	h.t.holds.Add(ctx, -1, h.t.attributes(h.lock))
+	h.t.held.Record(ctx, time.Since(h.start).Seconds(), h.t.attributes(h.lock))
 	if lost != nil {
 		reason := reasonKey.String(string(lost.Reason))
-		h.t.losses.Add(ctx, 1, metric.WithAttributes(kind, reason))
+		h.t.losses.Add(ctx, 1, h.t.attributes(h.lock, reason))
 		h.span.AddEvent("lost", trace.WithAttributes(reason))
 		h.span.SetStatus(codes.Error, lost.Error())
 	}
 	h.span.End()
 }
 
-// StartRelease begins the span of a release and returns what ends it.
-func (t *Telemetry) StartRelease(ctx context.Context, kind, name string) (context.Context, func(error)) {
-	if t == nil {
+// StartRelease begins the span of a release, inside that of the hold, and
+// returns what ends it.
+func (h Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
+	if h.t == nil {
 		return ctx, noRelease
 	}
-	ctx, span := t.tracer.Start(ctx, "redlatch.release", trace.WithAttributes(kindKey.String(kind), nameKey.String(name)))
+	ctx, span := h.t.tracer.Start(trace.ContextWithSpan(ctx, h.span), "redlatch.release", h.lock.spanAttributes())
 	return ctx, func(err error) {
 		if err != nil {
 			span.SetStatus(codes.Error, err.Error())
@@ -209,16 +256,16 @@ func (t *Telemetry) StartRelease(ctx context.Context, kind, name string) (contex
 func noRelease(error) {}
 
 // HandOff counts a lock passed on inside the process.
-func (t *Telemetry) HandOff(ctx context.Context, kind string) {
+func (t *Telemetry) HandOff(ctx context.Context, l Lock) {
 	if t != nil {
-		t.handOffs.Add(ctx, 1, metric.WithAttributes(kindKey.String(kind)))
+		t.handOffs.Add(ctx, 1, t.attributes(l))
 	}
 }
 
 // Poll counts an attempt that no message caused.
-func (t *Telemetry) Poll() {
+func (t *Telemetry) Poll(key queue.Key) {
 	if t != nil {
-		t.polls.Add(context.Background(), 1)
+		t.polls.Add(context.Background(), 1, metric.WithAttributes(kindKey.String(key.Kind)))
 	}
 }
 
@@ -229,9 +276,14 @@ func (t *Telemetry) Reconnect() {
 	}
 }
 
-// Renewal notes what was left of a lease when its renewal was confirmed.
-func (t *Telemetry) Renewal(remaining time.Duration, err error) {
-	if t != nil && err == nil {
-		t.remaining.Record(context.Background(), remaining.Seconds())
+// Renewal notes what was left of the shortest lease of a batch when its renewal
+// was confirmed, or that it has failed.
+func (t *Telemetry) Renewal(left time.Duration, err error) {
+	switch {
+	case t == nil:
+	case err != nil:
+		t.failures.Add(context.Background(), 1)
+	default:
+		t.remaining.Record(context.Background(), left.Seconds())
 	}
 }

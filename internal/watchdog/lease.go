@@ -23,10 +23,14 @@ const (
 	maxRenewTimeout = 2 * time.Second
 )
 
-// Holder is told when a lease ends before Forget. Lost is called once at most,
-// on a goroutine of the watchdog, and must not block.
+// Holder is told what becomes of its lease, until Forget, on a goroutine of the
+// watchdog. Its methods must not block.
 type Holder interface {
+	// Lost is called once at most, when the lease has ended.
 	Lost(reason lock.Reason, cause error)
+	// RenewalFailed is called when a renewal has failed, with what is left of the
+	// lease. It is tried again.
+	RenewalFailed(err error, left time.Duration)
 }
 
 // Renewer extends leases of one kind on the server. It is comparable.
@@ -367,6 +371,10 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 		l.failures++
 		l.renewAt = now.Add(retryDelay(l.failures, left))
 		l.schedule()
+		h := l.holder
+		l.mu.Unlock()
+		h.RenewalFailed(err, left)
+		return left
 	case !held:
 		l.finish(lock.ReasonGone, nil)
 		return left

@@ -80,8 +80,14 @@ func (s *server) renewals() int {
 // holder remembers its loss.
 type holder struct {
 	Lease
-	mu sync.Mutex
-	l  loss
+	mu       sync.Mutex
+	l        loss
+	failures []failure
+}
+
+type failure struct {
+	err  error
+	left time.Duration
 }
 
 type loss struct {
@@ -95,6 +101,12 @@ func (h *holder) Lost(reason lock.Reason, cause error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.l = loss{h.l.times + 1, reason, cause, time.Now()}
+}
+
+func (h *holder) RenewalFailed(err error, left time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.failures = append(h.failures, failure{err, left})
 }
 
 func (h *holder) loss() loss {
@@ -192,6 +204,9 @@ func TestRenewalIsTriedAgainWithinTheLease(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
 		assert.Greater(t, s.renewals(), 15) // at most a second apart, for 19 seconds
+		require.Len(t, h.failures, s.renewals())
+		assert.Equal(t, boom, h.failures[0].err)
+		assert.InDelta(t, timeout*2/3, h.failures[0].left, float64(timeout/96+tick))
 		s.set(func(s *server) { s.err = nil })
 		time.Sleep(time.Second)
 		synctest.Wait()

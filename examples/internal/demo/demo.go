@@ -1,4 +1,4 @@
-// Package demo gives the examples a client.
+// Package demo gives the examples a server and a client.
 package demo
 
 import (
@@ -10,16 +10,25 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Client returns a client on the server at REDIS_URL, or on one that it starts,
-// and what ends both. It ends the program if there is no server to be had.
+// Server returns the URL of the server at REDIS_URL, or of one that it starts,
+// and what ends it.
+func Server() (url string, stop func(), err error) {
+	if url := os.Getenv("REDIS_URL"); url != "" {
+		return url, func() {}, nil
+	}
+	server, err := redlatchtest.Start()
+	if err != nil {
+		return "", nil, err
+	}
+	return server.URL(), server.Close, nil
+}
+
+// Client returns a client on that server, and what ends both. It ends the
+// program if there is no server to be had.
 func Client(ctx context.Context) (*redlatch.Client, func()) {
-	url, stop := os.Getenv("REDIS_URL"), func() {}
-	if url == "" {
-		server, err := redlatchtest.Start()
-		if err != nil {
-			log.Fatal(err)
-		}
-		url, stop = server.URL(), server.Close
+	url, stop, err := Server()
+	if err != nil {
+		log.Fatal(err)
 	}
 	client, err := redlatch.Open(ctx, url)
 	if err != nil {

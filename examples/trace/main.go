@@ -1,0 +1,200 @@
+// Trace prints the trace of two processes that contend for a lock. The first
+// holds it; the second waits, is woken by the message of its release, and works
+// in turn. Each process records its spans with the OpenTelemetry SDK; the trace
+// context travels from this program to both, so all of it is one trace.
+//
+//	go run ./examples/trace
+//
+// It uses the server at REDIS_URL if that is set, and one that it starts
+// otherwise.
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"time"
+
+	"go.opentelemetry.io/otel/propagation"
+	sdk "go.opentelemetry.io/otel/sdk/trace"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+)
+
+func main() {
+	worker := flag.String("worker", "", "internal: be the worker of that name")
+	flag.Parse()
+	err := error(nil)
+	if *worker != "" {
+		err = work(context.Background(), *worker)
+	} else {
+		err = run(context.Background())
+	}
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+
+// span is what the program prints of one.
+type span struct {
+	ID, Parent string
+	Name       string
+	Start, End time.Time
+	Notes      []string
+	Events     []span
+}
+
+func (s span) said() string { return strings.Join(append([]string{s.Name}, s.Notes...), " ") }
+
+// collector is an exporter that keeps the spans that have ended.
+type collector struct{ spans []span }
+
+func (c *collector) ExportSpans(_ context.Context, ended []sdk.ReadOnlySpan) error {
+	for _, s := range ended {
+		out := span{
+			ID: s.SpanContext().SpanID().String(), Parent: s.Parent().SpanID().String(),
+			Name: s.Name(), Start: s.StartTime(), End: s.EndTime(),
+		}
+		for _, a := range s.Attributes() {
+			out.Notes = append(out.Notes, strings.TrimPrefix(string(a.Key), "redlatch.")+"="+a.Value.String())
+		}
+		for _, e := range s.Events() {
+			event := span{Name: e.Name, Start: e.Time}
+			for _, a := range e.Attributes {
+				event.Notes = append(event.Notes, "by "+a.Value.String())
+			}
+			out.Events = append(out.Events, event)
+		}
+		c.spans = append(c.spans, out)
+	}
+	return nil
+}
+
+func (c *collector) Shutdown(context.Context) error { return nil }
+
+// The trace context travels as a W3C traceparent, in the environment.
+const traceparent = "TRACEPARENT"
+
+var propagator = propagation.TraceContext{}
+
+// work is a worker process: it works under the lock until it may end, and then
+// prints its spans.
+func work(ctx context.Context, name string) error {
+	var spans collector
+	tracers := sdk.NewTracerProvider(sdk.WithSyncer(&spans))
+	tracer := tracers.Tracer("example")
+	ctx = propagator.Extract(ctx, propagation.MapCarrier{"traceparent": os.Getenv(traceparent)})
+	opt, err := redlatch.ParseURL(os.Getenv("REDIS_URL"))
+	if err != nil {
+		return err
+	}
+	client, err := redlatch.New(ctx, opt, redlatch.WithTracerProvider(tracers))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+
+	ctx, process := tracer.Start(ctx, "process "+name)
+	err = client.Lock("orders").Do(ctx, func(ctx context.Context) error {
+		fmt.Println("holding")
+		_, step := tracer.Start(ctx, "work")
+		time.Sleep(100 * time.Millisecond)
+		step.End()
+		return nil
+	})
+	process.End()
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(spans.spans)
+}
+
+// run starts the processes and prints their trace.
+func run(ctx context.Context) error {
+	url, stop, err := demo.Server()
+	if err != nil {
+		return err
+	}
+	defer stop()
+	var mine collector
+	tracer := sdk.NewTracerProvider(sdk.WithSyncer(&mine)).Tracer("example")
+	ctx, root := tracer.Start(ctx, "main")
+	carrier := propagation.MapCarrier{}
+	propagator.Inject(ctx, carrier)
+
+	start := func(name string) (*exec.Cmd, *bufio.Reader, error) {
+		cmd := exec.CommandContext(ctx, os.Args[0], "-worker", name)
+		cmd.Env = append(os.Environ(), "REDIS_URL="+url, traceparent+"="+carrier["traceparent"])
+		cmd.Stderr = os.Stderr
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			return nil, nil, err
+		}
+		return cmd, bufio.NewReader(out), cmd.Start()
+	}
+	var spans []span
+	var outputs []*bufio.Reader
+	var commands []*exec.Cmd
+	for _, name := range []string{"1", "2"} {
+		cmd, out, err := start(name)
+		if err != nil {
+			return err
+		}
+		commands, outputs = append(commands, cmd), append(outputs, out)
+		if name == "1" { // the second is to find the lock taken
+			if _, err := out.ReadString('\n'); err != nil {
+				return err
+			}
+		}
+	}
+	for i, out := range outputs {
+		for {
+			line, err := out.ReadBytes('\n')
+			if err != nil {
+				return fmt.Errorf("process %d: %w", i+1, err)
+			}
+			if bytes.HasPrefix(line, []byte("[")) {
+				var theirs []span
+				if err := json.Unmarshal(line, &theirs); err != nil {
+					return err
+				}
+				spans = append(spans, theirs...)
+				break
+			}
+		}
+		if err := commands[i].Wait(); err != nil {
+			return err
+		}
+	}
+	root.End()
+	spans = append(spans, mine.spans...)
+	slices.SortFunc(spans, func(a, b span) int { return a.Start.Compare(b.Start) })
+	fmt.Printf("trace %s\n\n%10s %10s\n", root.SpanContext().TraceID(), "from ms", "to ms")
+	show(spans, root.SpanContext().SpanID().String(), "", spans[0].Start)
+	return nil
+}
+
+// show prints the spans under a parent, their events among their children.
+func show(spans []span, parent, indent string, zero time.Time) {
+	for _, s := range spans {
+		if s.Parent != parent {
+			continue
+		}
+		fmt.Printf("%10.1f %10.1f  %s%s\n", ms(s.Start.Sub(zero)), ms(s.End.Sub(zero)), indent, s.said())
+		for _, e := range s.Events {
+			fmt.Printf("%10.1f %10s  %s  · %s\n", ms(e.Start.Sub(zero)), "", indent, e.said())
+		}
+		show(spans, s.ID, indent+"  ", zero)
+	}
+}
+
+func ms(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -1,0 +1,64 @@
+package telemetry_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metricnoop "go.opentelemetry.io/otel/metric/noop"
+	tracenoop "go.opentelemetry.io/otel/trace/noop"
+
+	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// life is everything that is called in the life of a lock.
+func life(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom error, lost *lock.LostError) {
+	ctx, acquire := t.StartAcquire(ctx, l)
+	acquire.Woken(queue.Subscribed)
+	acquire.Woken(queue.Message)
+	acquire.End(ctx, 3, true, nil)
+	ctx, hold := t.StartHold(ctx, l, lock.Owner{}, 1)
+	hold.RenewalFailed(errBoom, time.Second)
+	ctx, released := hold.StartRelease(ctx)
+	t.HandOff(ctx, l)
+	released(errBoom)
+	hold.End(lost)
+	t.Poll(queue.Key{Kind: l.Kind, Name: l.Name})
+	t.Reconnect()
+	t.Renewal(time.Second, nil)
+	t.Renewal(time.Second, errBoom)
+}
+
+var (
+	orders  = telemetry.Lock{Kind: "lock", Name: "orders"}
+	errBoom = errors.New("boom")
+	lost    = &lock.LostError{Name: "orders", Reason: lock.ReasonGone}
+)
+
+func TestOffUnlessAProviderWasGiven(t *testing.T) {
+	off, err := telemetry.New(nil, nil, nil)
+	require.NoError(t, err)
+	require.Nil(t, off)
+	on, err := telemetry.New(tracenoop.NewTracerProvider(), nil, nil)
+	require.NoError(t, err)
+	require.NotNil(t, on)
+	on, err = telemetry.New(nil, metricnoop.NewMeterProvider(), nil)
+	require.NoError(t, err)
+	require.NotNil(t, on)
+	life(t.Context(), on, orders, errBoom, lost) // one provider is enough for all
+}
+
+func TestOffAllocatesNothing(t *testing.T) {
+	require.Zero(t, testing.AllocsPerRun(100, func() { life(t.Context(), nil, orders, errBoom, lost) }))
+}
+
+func BenchmarkOff(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		life(b.Context(), nil, orders, errBoom, lost)
+	}
+}
