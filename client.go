@@ -197,7 +197,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}
-	return &Client{
+	c := &Client{
 		conn: conn,
 		s: session.New(session.Config{
 			Client:          conn,
@@ -211,7 +211,11 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 			Logger:          cfg.logger,
 			Telemetry:       t,
 		}),
-	}, nil
+	}
+	if cfg.startupChecks {
+		c.checkAtStartup(ctx)
+	}
+	return c, nil
 }
 
 // sharded decides which kind of pub/sub to use, by the same probe as Redisson:

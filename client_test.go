@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -500,23 +501,105 @@ func TestRESP2(t *testing.T) {
 	})
 }
 
+// documentedRights returns the words of the first ACL SETUSER in the
+// documentation after that text, and what the rows of a table add that begin
+// with the others.
+func documentedRights(t *testing.T, after string, rows ...string) []string {
+	t.Helper()
+	text, err := os.ReadFile("docs/operations.md")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), after)
+	require.True(t, found, after)
+	_, rest, found = strings.Cut(rest, "    ACL SETUSER ")
+	require.True(t, found)
+	block, _, _ := strings.Cut(rest, "\n\n")
+	words := append([]string{"ACL", "SETUSER"}, strings.Fields(block)...)
+	for _, row := range rows {
+		_, rest, found := strings.Cut(string(text), "| "+row)
+		require.True(t, found, row)
+		line, _, _ := strings.Cut(rest, "\n")
+		for i, quoted := range strings.Split(line, "`") {
+			if i%2 == 1 {
+				words = append(words, strings.Fields(quoted)...)
+			}
+		}
+	}
+	return words
+}
+
+// everythingWorks uses all that needs a right.
+func everythingWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
+	t.Helper()
+	works(t, c, "app:orders")
+	require.NoError(t, c.FencedLock("app:fenced").Do(t.Context(), nothing))
+	named := lock.WithOwner(t.Context(), c.NewOwner())
+	require.NoError(t, c.FencedLock("app:named").Do(named, nothing))
+	h, err := c.Lock("app:orders").Lock(t.Context())
+	require.NoError(t, err)
+	count, err := c.Lock("app:orders").HoldCount(t.Context(), h.Owner())
+	require.NoError(t, err)
+	require.Equal(t, 1, count)
+	require.NoError(t, h.Extend(t.Context(), time.Minute))
+	forced, err := c.Lock("app:orders").ForceUnlock(t.Context())
+	require.NoError(t, err)
+	require.True(t, forced)
+	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	_, err = c.FencedLock("app:fenced").ResetTokens(t.Context())
+	require.NoError(t, err)
+
+	// Woken by message: the lease is no help.
+	h, err = other.Lock("app:theirs").Lock(t.Context(), lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- c.Lock("app:theirs").Do(context.Background(), nothing) }()
+	before := c.PubSub().Messages
+	harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Listeners == 1 && c.PubSub().Subscribed >= 1 })
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, <-waiter)
+	require.Greater(t, c.PubSub().Messages, before)
+	_, err = c.Lock("elsewhere").TryLock(t.Context())
+	require.ErrorContains(t, err, "NOPERM")
+}
+
 func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "on", ">secret", "resetchannels", "-@all",
-			"~app:*", "~redisson_*:{app:*", "&redisson_*:{app:*",
-			"+@connection", "+@scripting", "+@pubsub", "+@hash", "+@string", "+@keyspace", "+@read")
-		c, err := redlatch.Open(t.Context(), "redis://app:secret@"+s.Addr)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "the startup checks")...)
+		var log harness.Log
+		opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
+		require.NoError(t, err)
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
 		require.NoError(t, err)
 		defer c.Close()
-		works(t, c, "app:orders")
-		require.NoError(t, c.FencedLock("app:fenced").Do(t.Context(), nothing))
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		require.NoError(t, c.Lock("app:named").Do(ctx, nothing))
-		_, err = c.Lock("elsewhere").TryLock(t.Context())
-		require.ErrorContains(t, err, "NOPERM")
+		everythingWorks(t, c, harness.Client(t, s))
+		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Empty(t, r.Findings)
+		require.Empty(t, log.String())
 		_, err = redlatch.Open(t.Context(), "redis://app:wrong@"+s.Addr)
 		require.ErrorContains(t, err, "WRONGPASS")
+	})
+}
+
+func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		var addrs []string
+		for _, p := range cluster.Primaries {
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "a cluster", "the startup checks")...)
+			addrs = append(addrs, p.Addr)
+		}
+		var log harness.Log
+		opt := rueidis.ClientOption{InitAddress: addrs, Username: "app", Password: "password"}
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
+		require.NoError(t, err)
+		defer c.Close()
+		everythingWorks(t, c, harness.ClientAt(t, addrs))
+		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Empty(t, r.Findings)
+		require.Len(t, r.Nodes, len(addrs))
+		require.Empty(t, log.String())
 	})
 }
 
@@ -605,6 +688,16 @@ func TestSentinel(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		works(t, c, "orders")
+
+		harness.Do(t, primary.Addr, documentedRights(t, "## Rights", "servers that sentinels watch")...)
+		harness.Do(t, sentinel, documentedRights(t, "On sentinels")...)
+		opt, err := redlatch.ParseURL("redis://app:password@" + sentinel + "?master_set=main")
+		require.NoError(t, err)
+		opt.Sentinel.Username, opt.Sentinel.Password = "app", "password"
+		restricted, err := redlatch.New(t.Context(), opt)
+		require.NoError(t, err)
+		defer restricted.Close()
+		everythingWorks(t, restricted, c)
 	})
 }
 

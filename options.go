@@ -26,6 +26,7 @@ type config struct {
 	tracers         trace.TracerProvider
 	meters          metric.MeterProvider
 	metricName      func(string) string
+	startupChecks   bool
 	replyTimeout    time.Duration // not an option: see New and Wrap
 }
 
@@ -47,6 +48,7 @@ func newConfig(opts []Option) (config, error) {
 		handOffs:        DefaultHandOffLimit,
 		mapName:         func(name string) string { return name },
 		logger:          slog.Default(),
+		startupChecks:   true,
 		replyTimeout:    defaultResponseTimeout,
 	}
 	for _, opt := range opts {
@@ -168,6 +170,18 @@ func WithMetricName(f func(name string) string) Option {
 			return fmt.Errorf("%w: the function for names in metrics is nil", lock.ErrInvalid)
 		}
 		c.metricName = f
+		return nil
+	}
+}
+
+// WithoutStartupChecks leaves out what New, Open and Wrap ask every server
+// before they return: whether it may evict locks, is too old, has a clock that
+// is far off, or does not let this user take locks. They log what they find, as
+// warnings, and never fail for it. It is for programs that live too briefly to
+// spend two round trips; Client.Probe does the same on demand.
+func WithoutStartupChecks() Option {
+	return func(c *config) error {
+		c.startupChecks = false
 		return nil
 	}
 }

@@ -99,8 +99,8 @@ func outcomeOf(err error) outcome {
 		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
 			return passing
 		}
-		for _, code := range []string{"BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK", "ERR max number of clients"} {
-			if strings.HasPrefix(reply.Error(), code) {
+		for _, reason := range []string{"BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK", "max number of clients"} {
+			if says(reply.Error(), reason) {
 				return passing
 			}
 		}
@@ -114,7 +114,17 @@ func outcomeOf(err error) outcome {
 
 func isWrongType(err error) bool {
 	reply, ok := rueidis.IsRedisErr(err)
-	return ok && strings.HasPrefix(reply.Error(), "WRONGTYPE")
+	return ok && says(reply.Error(), "WRONGTYPE")
+}
+
+// says reports whether the text of a server's error, without the code ERR,
+// begins with reason. Servers before 7.0 put the error of a command in a script
+// behind where it happened.
+func says(text, reason string) bool {
+	if where, what, ok := strings.Cut(text, "@user_script"); ok && strings.HasPrefix(where, "Error running script") {
+		return strings.Contains(what, ": "+reason) || strings.Contains(what, ": -"+reason)
+	}
+	return strings.HasPrefix(text, reason)
 }
 
 // hashRenew renews locks whose key is a hash with a field for each owner.

@@ -1,0 +1,51 @@
+package redlatch
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestANodeIsJudged(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		info   string
+		change func(*Node)
+		want   Check // "" for nothing
+	}{
+		{name: "redis 6.2", info: "redis_version:6.2.14"},
+		{name: "redis 8", info: "redis_version:8.4.0"},
+		{name: "redis 6.0", info: "redis_version:6.0.16", want: CheckVersion},
+		{name: "valkey 7.2", info: "redis_version:7.2.4 server_name:valkey valkey_version:7.2.5"},
+		{name: "valkey 10", info: "redis_version:7.2.4 server_name:valkey valkey_version:10.0.0"},
+		{name: "somebody else", info: "redis_version:1.0.0 server_name:other"},
+		{name: "nothing told", info: ""},
+		{name: "a strange version", info: "redis_version:unstable"},
+		{name: "evicts", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:master", want: CheckEviction},
+		{name: "does not evict", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:noeviction role:master"},
+		{name: "has no bound", info: "redis_version:7.0.0 maxmemory:0 maxmemory_policy:volatile-ttl role:master"},
+		{name: "is a replica", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:slave"},
+		{name: "clock ahead", change: func(n *Node) { n.ClockOffset = 1100 * time.Millisecond }, want: CheckClock},
+		{name: "clock behind", change: func(n *Node) { n.ClockOffset = -1100 * time.Millisecond }, want: CheckClock},
+		{name: "clock about right", change: func(n *Node) { n.ClockOffset = 900 * time.Millisecond }},
+		{name: "clock not known well enough", change: func(n *Node) { n.ClockOffset, n.RoundTrip = 1100*time.Millisecond, time.Second }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := Node{Addr: "addr"}
+			n.readInfo(strings.ReplaceAll(tt.info, " ", "\r\n"))
+			if tt.change != nil {
+				tt.change(&n)
+			}
+			found := n.findings()
+			if tt.want == "" {
+				require.Empty(t, found)
+				return
+			}
+			require.Len(t, found, 1)
+			require.Equal(t, tt.want, found[0].Check)
+			require.Equal(t, "addr", found[0].Addr)
+		})
+	}
+}
