@@ -239,6 +239,62 @@ func TestWrapLeavesTheConnectionOpen(t *testing.T) {
 	})
 }
 
+// rueidis resends what only reads for as long as the context allows.
+func TestABorrowedConnectionThatRetriesDoesNotHang(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		c, err := redlatch.Wrap(t.Context(), conn)
+		require.NoError(t, err)
+		defer c.Close()
+		works(t, c, "orders")
+		s.Kill()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			ctx := context.Background()
+			for _, err := range []error{
+				c.Ping(ctx),
+				second(c.Lock("orders").IsLocked(ctx)),
+				second(c.Lock("orders").TTL(ctx)),
+				second(c.Lock("orders").HoldCount(ctx, c.NewOwner())),
+				second(c.Lock("orders").ForceUnlock(ctx)),
+				second(c.Lock("orders").TryLock(ctx)),
+			} {
+				assert.Error(t, err)
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "a call hangs")
+		}
+	})
+}
+
+func second[T any](_ T, err error) error { return err }
+
+// Connections are replaced all the time: nothing is lost with them.
+func TestShortLivedConnections(t *testing.T) {
+	const lifetime, timeout = 150 * time.Millisecond, 600 * time.Millisecond
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ConnLifetime: lifetime},
+			redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		defer c.Close()
+		h, err := c.Lock("held").Lock(t.Context())
+		require.NoError(t, err)
+		for end := time.Now().Add(3 * timeout); time.Now().Before(end); {
+			works(t, c, "orders")
+		}
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
 func TestUncontendedPairIsTwoCommands(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)

@@ -205,7 +205,7 @@ func (b base) pttl(ctx context.Context) (int64, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return absent, err
 	}
-	ttl, err := b.s.Client.Do(wire.Shared(ctx), b.s.Client.B().Pttl().Key(b.l.Key()).Build()).AsInt64()
+	ttl, err := wire.Read(ctx, b.s.Client, "PTTL", b.l.Key()).AsInt64()
 	if err != nil {
 		return absent, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
 	}
@@ -221,7 +221,7 @@ func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	if owner.IsZero() {
 		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
 	}
-	n, err := b.s.Client.Do(wire.Shared(ctx), b.s.Client.B().Hget().Key(b.l.Key()).Field(owner.String()).Build()).AsInt64()
+	n, err := wire.Read(ctx, b.s.Client, "HGET", b.l.Key(), owner.String()).AsInt64()
 	if err != nil && !rueidis.IsRedisNil(err) {
 		return 0, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
 	}

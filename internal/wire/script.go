@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"crypto/fips140"
 	"crypto/sha1" // the server names scripts by their SHA-1
 	"encoding/hex"
 	"strconv"
@@ -11,8 +12,9 @@ import (
 )
 
 // Script is a Lua script, sent by its SHA-1 and in full only where the server
-// does not have it. It is never resent after any other error: a script whose
-// reply was lost may have run.
+// does not have it, or where FIPS 140-3 mode forbids to compute that. It is
+// never resent after any other error: a script whose reply was lost may have
+// run.
 type Script struct {
 	source string
 	sha    string
@@ -20,8 +22,20 @@ type Script struct {
 
 // NewScript prepares a script. It sends nothing.
 func NewScript(source string) *Script {
-	sum := sha1.Sum([]byte(source))
-	return &Script{source: source, sha: hex.EncodeToString(sum[:])}
+	s := &Script{source: source}
+	if !fips140.Enabled() { // there SHA-1 may be forbidden, also as a mere name
+		sum := sha1.Sum([]byte(source))
+		s.sha = hex.EncodeToString(sum[:])
+	}
+	return s
+}
+
+// command is what runs a script: by its name, or in full.
+func (s *Script) command(inFull bool) (command, script string) {
+	if inFull {
+		return "EVAL", s.source
+	}
+	return "EVALSHA", s.sha
 }
 
 // Exec runs the script on the server that has keys, on a connection shared
@@ -30,11 +44,21 @@ func NewScript(source string) *Script {
 func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string) rueidis.RedisResult {
 	ctx = Shared(ctx)
 	n := int64(len(keys))
-	resp := c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
-	if isNoScript(resp) {
-		resp = c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
+	if s.sha != "" {
+		resp := c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
+		if !isNoScript(resp) {
+			return resp
+		}
 	}
-	return resp
+	return c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
+}
+
+// Read sends a command that only reads, to the primary, on a connection shared
+// with others, and blocks for its reply. rueidis does not know it for one: on a
+// borrowed client it would resend such commands until ctx ends, and might ask a
+// replica.
+func Read(ctx context.Context, c rueidis.Client, command, key string, args ...string) rueidis.RedisResult {
+	return c.Do(Shared(ctx), c.B().Arbitrary(command).Keys(key).Args(args...).Build())
 }
 
 // Shared returns ctx for a command on a connection that others use too. rueidis
@@ -65,7 +89,8 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	if !apart {
 		ctx = Shared(ctx)
 	}
-	build := func(call Call, command, script string) rueidis.Completed {
+	build := func(call Call, inFull bool) rueidis.Completed {
+		command, script := s.command(inFull)
 		cmd := c.B().Arbitrary(command, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
 		if apart {
 			return cmd.Blocking()
@@ -74,7 +99,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	}
 	cmds := make(rueidis.Commands, len(calls))
 	for i, call := range calls {
-		cmds[i] = build(call, "EVALSHA", s.sha)
+		cmds[i] = build(call, s.sha == "")
 	}
 	replies := c.DoMulti(ctx, cmds...)
 	var missing []int
@@ -82,7 +107,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	for i, reply := range replies {
 		if isNoScript(reply) {
 			missing = append(missing, i)
-			cmds = append(cmds, build(calls[i], "EVAL", s.source))
+			cmds = append(cmds, build(calls[i], true))
 		}
 	}
 	if len(missing) > 0 {
