@@ -735,12 +735,7 @@ func selfSigned(t *testing.T, dir string) (certFile, keyFile string, pool *x509.
 
 func TestSentinel(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		primary := harness.Own(t, shared.Program)
-		host, port, _ := net.SplitHostPort(primary.Addr)
-		conf := filepath.Join(t.TempDir(), "sentinel.conf")
-		require.NoError(t, os.WriteFile(conf, fmt.Appendf(nil, "sentinel monitor main %s %s 1\n", host, port), 0o600))
-		sentinel := harness.Sentinel(t, shared.Program, conf)
-		c, err := redlatch.Open(t.Context(), "redis://"+sentinel+"?master_set=main")
+		c, err := redlatch.Open(t.Context(), harness.Sentinels(t, shared.Program, 0, 1).URL())
 		require.NoError(t, err)
 		defer c.Close()
 		works(t, c, "orders")
@@ -762,10 +757,7 @@ func TestCluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		for _, mode := range []pubsub.Mode{pubsub.Auto, pubsub.Sharded, pubsub.Plain} {
 			t.Run(mode.String(), func(t *testing.T) {
-				var addrs []string
-				for _, p := range cluster.Primaries {
-					addrs = append(addrs, p.Addr)
-				}
+				addrs := cluster.Addrs()
 				c := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
 				other := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
 				// Enough names for every primary to have some.

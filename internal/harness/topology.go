@@ -1,8 +1,6 @@
 package harness
 
 import (
-	"net"
-	"os/exec"
 	"testing"
 	"time"
 
@@ -11,33 +9,36 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Cluster returns a cluster of three primaries that only this test uses.
+// Cluster returns a cluster of three primaries that only this test uses. Its
+// node timeout is generous: on a busy machine a node that is merely late would
+// be cut off, and with it the plain messages that nodes pass on to each other.
 func Cluster(t testing.TB, program string) *testserver.Cluster {
 	t.Helper()
-	c, err := testserver.StartCluster(program, 3)
+	return startCluster(t, program, false, 15*time.Second)
+}
+
+// ReplicatedCluster returns a cluster of three primaries with a replica each
+// that only this test uses. A node that fails is replaced as soon as a busy
+// machine allows.
+func ReplicatedCluster(t testing.TB, program string) *testserver.Cluster {
+	t.Helper()
+	return startCluster(t, program, true, 2*time.Second)
+}
+
+func startCluster(t testing.TB, program string, replicas bool, nodeTimeout time.Duration) *testserver.Cluster {
+	t.Helper()
+	c, err := testserver.StartCluster(program, 3, replicas, nodeTimeout)
 	require.NoError(t, err)
 	t.Cleanup(c.Stop)
 	return c
 }
 
-// Sentinel runs a sentinel with a configuration file, which it may rewrite, and
-// returns its address.
-func Sentinel(t testing.TB, program, conf string) string {
+// Sentinels returns a primary with replicas and sentinels that only this test
+// uses.
+func Sentinels(t testing.TB, program string, replicas, sentinels int) *testserver.Sentinels {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	s, err := testserver.StartSentinels(program, replicas, sentinels)
 	require.NoError(t, err)
-	addr := l.Addr().String()
-	_, port, _ := net.SplitHostPort(addr)
-	require.NoError(t, l.Close())
-	cmd := exec.Command(program, conf, "--sentinel", "--port", port, "--bind", "127.0.0.1")
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	Eventually(t, 20*time.Second, "the sentinel answers", func() bool {
-		reply, err := testserver.Command(addr, "PING")
-		return err == nil && reply == "+PONG"
-	})
-	return addr
+	t.Cleanup(s.Stop)
+	return s
 }

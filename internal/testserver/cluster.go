@@ -1,9 +1,10 @@
 package testserver
 
 import (
-	"context"
+	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,22 +14,34 @@ import (
 
 // Cluster is a running cluster.
 type Cluster struct {
+	// The roles are those at the start: failovers change them.
 	Primaries []*Server
+	Replicas  []*Server // the i-th is of the i-th primary
 }
 
-// StartCluster runs a cluster of n primaries without replicas and blocks until
-// all of them serve. Stop ends it.
-func StartCluster(program string, n int) (*Cluster, error) {
+// StartCluster runs a cluster of n primaries, each with a replica if replicas is
+// set, and blocks until all of them serve. A primary that is not heard of for
+// nodeTimeout is replaced. Stop ends it.
+func StartCluster(program string, n int, replicas bool, nodeTimeout time.Duration) (*Cluster, error) {
 	c := &Cluster{}
-	for range n {
-		s, err := startNode(program)
-		if err != nil {
-			c.Stop()
-			return nil, err
+	start := func(nodes *[]*Server) error {
+		for range n {
+			s, err := startNode(program, nodeTimeout)
+			if err != nil {
+				return err
+			}
+			*nodes = append(*nodes, s)
 		}
-		c.Primaries = append(c.Primaries, s)
+		return nil
 	}
-	if err := c.join(); err != nil {
+	err := start(&c.Primaries)
+	if err == nil && replicas {
+		err = start(&c.Replicas)
+	}
+	if err == nil {
+		err = c.join()
+	}
+	if err != nil {
 		c.Stop()
 		return nil, err
 	}
@@ -36,62 +49,103 @@ func StartCluster(program string, n int) (*Cluster, error) {
 }
 
 // startNode starts a cluster node, whose bus needs a second free port.
-func startNode(program string) (*Server, error) {
+func startNode(program string, timeout time.Duration) (*Server, error) {
 	bus, err := freeAddr()
 	if err != nil {
 		return nil, err
 	}
 	_, port, _ := net.SplitHostPort(bus)
-	// The timeout is generous: on a busy machine a node that is merely late would
-	// be cut off, and with it the plain messages that nodes pass on to each other.
 	return Start(program, "--cluster-enabled", "yes", "--cluster-port", port,
-		"--cluster-node-timeout", "15000", "--cluster-announce-ip", "127.0.0.1")
+		"--cluster-node-timeout", strconv.FormatInt(timeout.Milliseconds(), 10),
+		"--cluster-announce-ip", "127.0.0.1",
+		// Whatever happens to one primary is its own affair, and that of its replica.
+		"--cluster-require-full-coverage", "no", "--cluster-allow-replica-migration", "no",
+		"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0")
 }
 
 const slotCount = 16384
 
+// Nodes returns all servers of the cluster.
+func (c *Cluster) Nodes() []*Server { return slices.Concat(c.Primaries, c.Replicas) }
+
+// Addrs returns the addresses of all of them.
+func (c *Cluster) Addrs() []string {
+	var addrs []string
+	for _, s := range c.Nodes() {
+		addrs = append(addrs, s.Addr)
+	}
+	return addrs
+}
+
 func (c *Cluster) join() error {
-	for i, s := range c.Primaries {
-		from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
-		commands := [][]string{{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)}}
-		for _, other := range c.Primaries[:i] { // all pairs: gossip would take its time
+	nodes := c.Nodes()
+	for i, s := range nodes {
+		var commands [][]string
+		if i < len(c.Primaries) {
+			from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
+			commands = append(commands, []string{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)})
+		}
+		for _, other := range nodes[:i] { // all pairs: gossip would take its time
 			host, port, _ := net.SplitHostPort(other.Addr)
 			commands = append(commands, []string{"CLUSTER", "MEET", host, port, argOf(other.args, "--cluster-port")})
 		}
 		for _, words := range commands {
-			if reply, err := Command(s.Addr, words...); err != nil || reply != "+OK" {
-				return fmt.Errorf("%s: %s: %w", strings.Join(words, " "), reply, err)
+			if _, err := Query(s.Addr, words...); err != nil {
+				return fmt.Errorf("%s: %w", strings.Join(words, " "), err)
 			}
 		}
 	}
-	deadline := time.Now().Add(startTimeout)
-	for _, s := range c.Primaries {
-		for !c.serves(s) {
-			if time.Now().After(deadline) {
-				return fmt.Errorf("the cluster did not form within %v", startTimeout)
+	if err := eventually("the nodes meet", func() bool { return c.agree(0) }); err != nil {
+		return err
+	}
+	for i, s := range c.Replicas {
+		id, err := c.Primaries[i].id()
+		if err != nil {
+			return err
+		}
+		if _, err := Query(s.Addr, "CLUSTER", "REPLICATE", id); err != nil {
+			return err
+		}
+	}
+	return eventually("the cluster serves", func() bool {
+		for i, s := range c.Replicas {
+			if s.ReplicaOf() != c.Primaries[i].Addr {
+				return false
 			}
-			time.Sleep(20 * time.Millisecond)
+		}
+		return c.agree(len(c.Replicas)) && !slices.ContainsFunc(nodes, func(s *Server) bool { return !c.serves(s) })
+	})
+}
+
+func eventually(what string, cond func() bool) error {
+	for deadline := time.Now().Add(startTimeout); !cond(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			return fmt.Errorf("not within %v: %s", startTimeout, what)
 		}
 	}
 	return nil
 }
 
-// serves reports whether a node sees the whole cluster: it then answers for
-// keys it does not own with the address of the node that does, and is connected
-// to every other, without which plain messages between them are dropped.
-func (c *Cluster) serves(s *Server) bool {
-	nodes, err := command(s.Addr, 1+len(c.Primaries), []string{"CLUSTER", "NODES"})
-	if err != nil {
-		return false
-	}
-	for _, node := range nodes[1:] {
-		if !strings.Contains(node, " connected ") || strings.Contains(node, "handshake") {
+// agree reports whether every node is connected to every other, without which
+// plain messages between them are dropped, and knows of that many replicas.
+func (c *Cluster) agree(replicas int) bool {
+	nodes := c.Nodes()
+	for _, s := range nodes {
+		reply, err := Query(s.Addr, "CLUSTER", "NODES")
+		if err != nil || strings.Contains(reply[0], "handshake") ||
+			strings.Count(reply[0], " connected") != len(nodes) || strings.Count(reply[0], "slave ") != replicas {
 			return false
 		}
 	}
-	for slot := range len(c.Primaries) {
-		reply, err := Command(s.Addr, "GET", keyOfSlotRange(slot, len(c.Primaries)))
-		if err != nil || !strings.HasPrefix(reply, "$-1") && !strings.HasPrefix(reply, "-MOVED") {
+	return true
+}
+
+// serves reports whether a node sees the whole cluster: it then answers for
+// keys it does not own with the address of the node that does.
+func (c *Cluster) serves(s *Server) bool {
+	for i := range c.Primaries {
+		reply, err := Command(s.Addr, "EXISTS", keyOfSlotRange(i, len(c.Primaries)))
+		if err != nil || !strings.HasPrefix(reply, ":") && !strings.HasPrefix(reply, "-MOVED") {
 			return false
 		}
 	}
@@ -105,47 +159,113 @@ func keyOfSlotRange(i, n int) string {
 	return keys[i*len(keys)/n]
 }
 
-// MoveSlotOf gives the slot of an empty key to another primary.
-func (c *Cluster) MoveSlotOf(ctx context.Context, key string) error {
-	slot := strconv.Itoa(wire.Slot(key))
-	ids := make([]string, len(c.Primaries))
-	owner := -1
-	for i, s := range c.Primaries {
-		var err error
-		if ids[i], err = commandBulk(s.Addr, "CLUSTER", "MYID"); err != nil {
-			return err
+// Owner returns the server that answers for a key, or nil if none that is up
+// does.
+func (c *Cluster) Owner(key string) *Server {
+	for _, s := range c.Nodes() {
+		if !s.Up() {
+			continue
 		}
-		reply, err := Command(s.Addr, "GET", key)
-		if err != nil {
-			return err
-		}
-		if !strings.HasPrefix(reply, "-MOVED") {
-			owner = i
-		}
-	}
-	if owner < 0 {
-		return fmt.Errorf("nobody has slot %s", slot)
-	}
-	to := (owner + 1) % len(c.Primaries)
-	steps := []struct {
-		node  int
-		words []string
-	}{
-		{to, []string{"CLUSTER", "SETSLOT", slot, "IMPORTING", ids[owner]}},
-		{owner, []string{"CLUSTER", "SETSLOT", slot, "MIGRATING", ids[to]}},
-		{to, []string{"CLUSTER", "SETSLOT", slot, "NODE", ids[to]}},
-		{owner, []string{"CLUSTER", "SETSLOT", slot, "NODE", ids[to]}},
-	}
-	for _, step := range steps {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		reply, err := Command(c.Primaries[step.node].Addr, step.words...)
-		if err != nil || reply != "+OK" {
-			return fmt.Errorf("%s: %s: %w", strings.Join(step.words, " "), reply, err)
+		if reply, err := Command(s.Addr, "EXISTS", key); err == nil && strings.HasPrefix(reply, ":") {
+			return s
 		}
 	}
 	return nil
+}
+
+// Move is a slot on its way from one primary to another.
+type Move struct {
+	cluster  *Cluster
+	slot     string
+	from, to *Server
+}
+
+// BeginMove begins to move the slot of a key to another primary.
+func (c *Cluster) BeginMove(key string) (*Move, error) {
+	m := &Move{cluster: c, slot: strconv.Itoa(wire.Slot(key)), from: c.Owner(key)}
+	if m.from == nil {
+		return nil, errors.New("nobody has slot " + m.slot)
+	}
+	for i := range c.Primaries {
+		if s := c.Owner(keyOfSlotRange(i, len(c.Primaries))); s != nil && s != m.from {
+			m.to = s
+		}
+	}
+	if m.to == nil {
+		return nil, errors.New("nobody can take slot " + m.slot)
+	}
+	return m, errors.Join(m.set(m.to, "IMPORTING", m.from), m.set(m.from, "MIGRATING", m.to))
+}
+
+// Keys returns the keys that have not been moved yet.
+func (m *Move) Keys() ([]string, error) {
+	return Query(m.from.Addr, "CLUSTER", "GETKEYSINSLOT", m.slot, "1000000")
+}
+
+// Migrate moves one key, if it is still there.
+func (m *Move) Migrate(key string) error {
+	host, port, _ := net.SplitHostPort(m.to.Addr)
+	_, err := Query(m.from.Addr, "MIGRATE", host, port, key, "0", "5000")
+	return err
+}
+
+// Finish gives the slot to its new owner and blocks until every primary knows.
+// Keys that were not moved are lost.
+func (m *Move) Finish() error {
+	if err := m.set(m.to, "NODE", m.to); err != nil {
+		return err
+	}
+	// The old owner refuses while it has keys. It hears of its loss from the new
+	// one then, and drops them.
+	for _, s := range m.cluster.Nodes() {
+		if s.Up() && s != m.to {
+			_ = m.set(s, "NODE", m.to)
+		}
+	}
+	return eventually("slot "+m.slot+" has moved", func() bool {
+		keys, err := m.Keys()
+		return err == nil && len(keys) == 0
+	})
+}
+
+func (m *Move) set(on *Server, state string, node *Server) error {
+	id, err := node.id()
+	if err != nil {
+		return err
+	}
+	_, err = Query(on.Addr, "CLUSTER", "SETSLOT", m.slot, state, id)
+	return err
+}
+
+// MoveSlotOf moves the slot of a key to another primary, with all its keys.
+func (c *Cluster) MoveSlotOf(key string) error {
+	m, err := c.BeginMove(key)
+	if err != nil {
+		return err
+	}
+	for {
+		keys, err := m.Keys()
+		if err != nil {
+			return err
+		}
+		if len(keys) == 0 {
+			return m.Finish()
+		}
+		for _, key := range keys {
+			if err := m.Migrate(key); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// id returns the name of a cluster node.
+func (s *Server) id() (string, error) {
+	reply, err := Query(s.Addr, "CLUSTER", "MYID")
+	if err != nil {
+		return "", err
+	}
+	return reply[0], nil
 }
 
 func argOf(args []string, name string) string {
@@ -159,7 +279,7 @@ func argOf(args []string, name string) string {
 
 // Stop ends every node.
 func (c *Cluster) Stop() {
-	for _, s := range c.Primaries {
+	for _, s := range c.Nodes() {
 		s.Stop()
 	}
 }

@@ -8,9 +8,12 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -45,6 +48,7 @@ type Server struct {
 	mu     sync.Mutex
 	cmd    *exec.Cmd
 	exited chan struct{}
+	up     bool
 	output bytes.Buffer
 }
 
@@ -92,6 +96,43 @@ func (s *Server) Kill() { s.end(syscall.SIGKILL) }
 // it.
 func (s *Server) Restart() error { return s.launch() }
 
+// Pause stops the server's process, which keeps its connections open and is
+// silent on them, as behind a network that is cut. Resume lets it go on.
+func (s *Server) Pause() { s.signal(syscall.SIGSTOP, false) }
+
+// Resume undoes Pause.
+func (s *Server) Resume() { s.signal(syscall.SIGCONT, true) }
+
+// Up reports whether the server is neither killed nor paused.
+func (s *Server) Up() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.up
+}
+
+// ReplicaOf returns the address of the primary that the server is in step with,
+// or "" if there is none.
+func (s *Server) ReplicaOf() string {
+	info, err := Info(s.Addr, "replication")
+	if err != nil || info["master_link_status"] != "up" {
+		return ""
+	}
+	return net.JoinHostPort(info["master_host"], info["master_port"])
+}
+
+// CutReplicas ends the replication from this server, until it is restarted.
+func (s *Server) CutReplicas() error {
+	for _, words := range [][]string{
+		{"ACL", "SETUSER", "default", "-psync", "-sync"},
+		{"CLIENT", "KILL", "TYPE", "replica"},
+	} {
+		if _, err := Query(s.Addr, words...); err != nil {
+			return fmt.Errorf("%s: %w", strings.Join(words, " "), err)
+		}
+	}
+	return nil
+}
+
 // Stop ends the server and removes its files.
 func (s *Server) Stop() {
 	s.end(syscall.SIGKILL)
@@ -99,22 +140,31 @@ func (s *Server) Stop() {
 }
 
 func (s *Server) end(sig os.Signal) {
-	s.mu.Lock()
-	cmd, exited := s.cmd, s.exited
-	s.mu.Unlock()
-	if cmd == nil {
-		return
+	if exited := s.signal(sig, false); exited != nil {
+		<-exited
 	}
-	_ = cmd.Process.Signal(sig)
-	<-exited
+}
+
+// signal sends the process a signal, after which it is up or not, and returns
+// how to wait for its end, nil if it was never started.
+func (s *Server) signal(sig os.Signal, up bool) (exited <-chan struct{}) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cmd == nil {
+		return nil
+	}
+	_ = s.cmd.Process.Signal(sig)
+	s.up = up
+	return s.exited
 }
 
 func (s *Server) launch() error {
 	_, port, _ := net.SplitHostPort(s.Addr)
-	args := append([]string{
+	// A configuration file among the arguments comes first.
+	args := slices.Concat(s.args, []string{
 		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
-	}, s.args...)
+	})
 	cmd := exec.Command(s.Program, args...)
 	s.output.Reset()
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
@@ -127,7 +177,7 @@ func (s *Server) launch() error {
 		close(exited)
 	}()
 	s.mu.Lock()
-	s.cmd, s.exited = cmd, exited
+	s.cmd, s.exited, s.up = cmd, exited, true
 	s.mu.Unlock()
 
 	deadline := time.Now().Add(startTimeout)
@@ -148,22 +198,40 @@ func (s *Server) launch() error {
 // Command sends one command on a connection of its own and returns the first
 // line of the reply. It serves to set a server up and to look after it without
 // the client under test.
-func Command(addr string, words ...string) (string, error) {
-	lines, err := command(addr, 1, words)
-	return lines[0], err
+func Command(addr string, words ...string) (reply string, err error) {
+	err = command(addr, words, func(r *bufio.Reader) error {
+		reply, err = readLine(r)
+		return err
+	})
+	return reply, err
 }
 
-// commandBulk is Command for a reply that is a bulk string.
-func commandBulk(addr string, words ...string) (string, error) {
-	lines, err := command(addr, 2, words)
-	return lines[1], err
+// Query is Command for a reply that matters as a whole: it returns the strings
+// of an array, however nested, or the only one. A reply that is an error is one.
+func Query(addr string, words ...string) (reply []string, err error) {
+	err = command(addr, words, func(r *bufio.Reader) error { return readReply(r, &reply) })
+	return reply, err
 }
 
-func command(addr string, lines int, words []string) ([]string, error) {
-	reply := make([]string, lines)
+// Info returns the fields of a section of INFO.
+func Info(addr, section string) (map[string]string, error) {
+	reply, err := Query(addr, "INFO", section)
+	if err != nil {
+		return nil, err
+	}
+	fields := make(map[string]string)
+	for line := range strings.Lines(reply[0]) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			fields[name] = value
+		}
+	}
+	return fields, nil
+}
+
+func command(addr string, words []string, read func(r *bufio.Reader) error) error {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
-		return reply, err
+		return err
 	}
 	defer conn.Close()
 	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
@@ -173,15 +241,41 @@ func command(addr string, lines int, words []string) ([]string, error) {
 		fmt.Fprintf(&req, "$%d\r\n%s\r\n", len(w), w)
 	}
 	if _, err := conn.Write([]byte(req.String())); err != nil {
-		return reply, err
+		return err
 	}
-	r := bufio.NewReader(conn)
-	for i := range reply {
-		line, err := r.ReadString('\n')
-		if err != nil {
-			return reply, err
+	return read(bufio.NewReader(conn))
+}
+
+func readLine(r *bufio.Reader) (string, error) {
+	line, err := r.ReadString('\n')
+	return strings.TrimRight(line, "\r\n"), err
+}
+
+func readReply(r *bufio.Reader, reply *[]string) error {
+	line, err := readLine(r)
+	if err != nil || line == "" {
+		return errors.Join(err, io.ErrUnexpectedEOF)
+	}
+	n, _ := strconv.Atoi(line[1:])
+	switch line[0] {
+	case '-':
+		return errors.New(line[1:])
+	case '*':
+		for range n {
+			if err := readReply(r, reply); err != nil {
+				return err
+			}
 		}
-		reply[i] = strings.TrimRight(line, "\r\n")
+	case '$':
+		text := make([]byte, max(n, 0)+len("\r\n"))
+		if n >= 0 {
+			if _, err := io.ReadFull(r, text); err != nil {
+				return err
+			}
+		}
+		*reply = append(*reply, string(text[:max(n, 0)]))
+	default:
+		*reply = append(*reply, line[1:])
 	}
-	return reply, nil
+	return nil
 }

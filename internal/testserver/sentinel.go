@@ -1,0 +1,113 @@
+package testserver
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// Sentinels is a primary with replicas, watched by sentinels that replace it no
+// sooner than two seconds after it was heard of last.
+type Sentinels struct {
+	Servers   []*Server // the first is the primary at the start
+	Sentinels []*Server
+
+	dir string
+}
+
+// StartSentinels runs a primary with that many replicas and that many sentinels,
+// more than half of which have to agree, and blocks until all know each other.
+// Stop ends them.
+func StartSentinels(program string, replicas, sentinels int) (*Sentinels, error) {
+	s := &Sentinels{}
+	if err := s.start(program, replicas, sentinels); err != nil {
+		s.Stop()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Sentinels) start(program string, replicas, sentinels int) error {
+	var host, port string
+	for i := range 1 + replicas {
+		args := []string{"--repl-diskless-sync-delay", "0"}
+		if i > 0 {
+			args = append(args, "--replicaof", host, port)
+		}
+		server, err := Start(program, args...)
+		if err != nil {
+			return err
+		}
+		s.Servers = append(s.Servers, server)
+		host, port, _ = net.SplitHostPort(s.Servers[0].Addr)
+	}
+	var err error
+	if s.dir, err = os.MkdirTemp("", "redlatch-"); err != nil {
+		return err
+	}
+	for i := range sentinels {
+		// A file of its own: a sentinel keeps its state in it.
+		file := filepath.Join(s.dir, fmt.Sprint("sentinel-", i))
+		conf := fmt.Sprintf("sentinel monitor main %s %s %d\n"+
+			"sentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 5000\n", host, port, sentinels/2+1)
+		if err := os.WriteFile(file, []byte(conf), 0o600); err != nil {
+			return err
+		}
+		sentinel, err := Start(program, file, "--sentinel")
+		if err != nil {
+			return err
+		}
+		s.Sentinels = append(s.Sentinels, sentinel)
+	}
+	want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", s.Servers[0].Addr, replicas, sentinels)
+	return eventually("the sentinels know all servers", func() bool {
+		for _, sentinel := range s.Sentinels {
+			if info, err := Info(sentinel.Addr, "sentinel"); err != nil || !strings.HasSuffix(info["master0"], want) {
+				return false
+			}
+		}
+		return !slices.ContainsFunc(s.Servers[1:], func(r *Server) bool { return r.ReplicaOf() != s.Servers[0].Addr })
+	})
+}
+
+// Primary returns the server that all sentinels name as the primary, or nil
+// while they do not agree.
+func (s *Sentinels) Primary() *Server {
+	var named string
+	for _, sentinel := range s.Sentinels {
+		addr, err := Query(sentinel.Addr, "SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main")
+		if err != nil || len(addr) != 2 {
+			return nil
+		}
+		if a := net.JoinHostPort(addr[0], addr[1]); named == "" || named == a {
+			named = a
+		} else {
+			return nil
+		}
+	}
+	i := slices.IndexFunc(s.Servers, func(server *Server) bool { return server.Addr == named })
+	if i < 0 {
+		return nil
+	}
+	return s.Servers[i]
+}
+
+// URL returns the sentinels' addresses as redlatch.Open takes them.
+func (s *Sentinels) URL() string {
+	url := s.Sentinels[0].URL() + "?master_set=main"
+	for _, sentinel := range s.Sentinels[1:] {
+		url += "&addr=" + sentinel.Addr
+	}
+	return url
+}
+
+// Stop ends all of them.
+func (s *Sentinels) Stop() {
+	for _, server := range slices.Concat(s.Sentinels, s.Servers) {
+		server.Stop()
+	}
+	_ = os.RemoveAll(s.dir)
+}
