@@ -6,6 +6,8 @@ import (
 	"crypto/sha1" // the server names scripts by their SHA-1
 	"encoding/hex"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -28,14 +30,6 @@ func NewScript(source string) *Script {
 		s.sha = hex.EncodeToString(sum[:])
 	}
 	return s
-}
-
-// command is what runs a script: by its name, or in full.
-func (s *Script) command(inFull bool) (command, script string) {
-	if inFull {
-		return "EVAL", s.source
-	}
-	return "EVALSHA", s.sha
 }
 
 // Exec runs the script on the server that has keys, on a connection shared
@@ -80,26 +74,28 @@ func (noDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
 // Call is one execution of a script. Its keys are of one slot.
 type Call struct{ Keys, Args []string }
 
-// ExecMany runs the script for every call, all sent together, and blocks until
-// each has a reply or an error. With apart set they go over connections that no
-// other command uses meanwhile, taken from the pool that rueidis keeps for
-// blocking commands: a flood of commands cannot delay them. ctx should have a
-// deadline.
+// How many of the calls that ExecMany sends to a cluster are under way at once:
+// on connections of their own, of which a node may get as many, and on the one
+// that others use too.
+const (
+	maxApart    = 16
+	maxTogether = 256
+)
+
+// ExecMany runs the script for every call and blocks until each has a reply or
+// an error. With apart set they go over connections that no other command uses
+// meanwhile, taken from the pool that rueidis keeps for blocking commands: a
+// flood of commands cannot delay them. ctx should have a deadline.
 func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
 	if !apart {
 		ctx = Shared(ctx)
 	}
-	build := func(call Call, inFull bool) rueidis.Completed {
-		command, script := s.command(inFull)
-		cmd := c.B().Arbitrary(command, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
-		if apart {
-			return cmd.Blocking()
-		}
-		return cmd.Build()
+	if c.Mode() == rueidis.ClientModeCluster {
+		return s.execEach(ctx, c, calls, apart)
 	}
 	cmds := make(rueidis.Commands, len(calls))
 	for i, call := range calls {
-		cmds[i] = build(call, s.sha == "")
+		cmds[i] = s.command(c, call, apart, s.sha == "")
 	}
 	replies := c.DoMulti(ctx, cmds...)
 	var missing []int
@@ -107,7 +103,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	for i, reply := range replies {
 		if isNoScript(reply) {
 			missing = append(missing, i)
-			cmds = append(cmds, build(calls[i], true))
+			cmds = append(cmds, s.command(c, calls[i], apart, true))
 		}
 	}
 	if len(missing) > 0 {
@@ -116,6 +112,48 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 		}
 	}
 	return replies
+}
+
+// execEach sends every call by itself. A slot that nobody serves fails
+// everything that rueidis is given together with it, and a pipeline of blocking
+// commands that ASK redirects makes it panic.
+func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
+	limit := maxTogether
+	if apart {
+		limit = maxApart
+	}
+	replies := make([]rueidis.RedisResult, len(calls))
+	var next atomic.Int64
+	var workers sync.WaitGroup
+	for range min(limit, len(calls)) {
+		workers.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= len(calls) {
+					return
+				}
+				replies[i] = c.Do(ctx, s.command(c, calls[i], apart, s.sha == ""))
+				if isNoScript(replies[i]) {
+					replies[i] = c.Do(ctx, s.command(c, calls[i], apart, true))
+				}
+			}
+		})
+	}
+	workers.Wait()
+	return replies
+}
+
+// command runs the script by its name, or in full.
+func (s *Script) command(c rueidis.Client, call Call, apart, inFull bool) rueidis.Completed {
+	name, script := "EVALSHA", s.sha
+	if inFull {
+		name, script = "EVAL", s.source
+	}
+	cmd := c.B().Arbitrary(name, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
+	if apart {
+		return cmd.Blocking()
+	}
+	return cmd.Build()
 }
 
 func isNoScript(resp rueidis.RedisResult) bool {
