@@ -4,9 +4,11 @@
 package locking
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
+	"slices"
 	"strings"
 	"time"
 
@@ -136,6 +138,22 @@ type HashRenewer struct{ Client rueidis.Client }
 // Renew implements watchdog.Renewer. It uses connections that no other command
 // delays, and the one of all other commands where that has failed.
 func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, again bool) []watchdog.Renewed {
+	results := r.renew(ctx, batches, ttl, !again)
+	for b, batch := range batches {
+		// The slot is being moved, and has keys on either side: one by one they
+		// are found.
+		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
+			results[b] = watchdog.Renewed{}
+			for _, one := range r.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), ttl, false) {
+				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
+				results[b].Err = cmp.Or(results[b].Err, one.Err)
+			}
+		}
+	}
+	return results
+}
+
+func (r HashRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, apart bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
 		keys, args := make([]string, len(batch)), make([]string, 1, len(batch)+1)
@@ -147,7 +165,7 @@ func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 		calls[b] = wire.Call{Keys: keys, Args: args}
 	}
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range hashRenew.ExecMany(ctx, r.Client, calls, !again) {
+	for b, reply := range hashRenew.ExecMany(ctx, r.Client, calls, apart) {
 		held, err := reply.AsIntSlice()
 		if err == nil && len(held) != len(batches[b]) {
 			err = errors.New("redlatch: the server's answer to a renewal has the wrong length")
