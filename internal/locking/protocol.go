@@ -108,7 +108,7 @@ func outcomeOf(err error) outcome {
 		}
 		return refused
 	}
-	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" {
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" || errors.Is(err, rueidis.ErrNoSlot) {
 		return passing // never sent
 	}
 	return unknown
