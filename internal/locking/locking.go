@@ -183,8 +183,8 @@ const (
 
 // release gives a claim's hold back, again and again if the server does not
 // answer: it can be repeated. When it gives up it leaves the rest to the
-// background, and the error matches ErrIndeterminate if some try may have
-// worked.
+// background, and the error matches ErrIndeterminate: even if no try has worked
+// so far, one may at any time.
 func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 	maybe := false // whether an earlier try may have done it
 	began := time.Now()
@@ -209,10 +209,7 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 		maybe = maybe || outcomeOf(err) == unknown
 		if time.Since(began)+pause > unlockPatience {
 			l.settle(*c, false)
-			if maybe {
-				err = errors.Join(lock.ErrIndeterminate, err)
-			}
-			return Released{}, err
+			return Released{}, errors.Join(lock.ErrIndeterminate, err)
 		}
 		time.Sleep(pause)
 	}
