@@ -41,12 +41,14 @@ func (h *Hub) place() {
 			return
 		}
 		next := time.Now().Add(lookAround)
-		// The look-up may block for a round trip, so it is done before the lock.
 		nodes := h.client.Nodes()
-		if h.opts.Sharded {
-			topo.refresh(h.ctx, nodes)
-		}
 		h.mu.Lock()
+		if h.opts.Sharded && h.stale {
+			h.stale = false
+			h.mu.Unlock()
+			topo.refresh(h.ctx, nodes) // blocks for a round trip
+			h.mu.Lock()
+		}
 		for addr, f := range h.feeds {
 			if _, known := nodes[addr]; !known {
 				f.cancel() // it may live on, outside the cluster, and hear nothing
@@ -83,6 +85,7 @@ func (h *Hub) placeAll(topo *topology, nodes map[string]rueidis.Client, now time
 		}
 		node, known := nodes[addr]
 		if !known {
+			h.stale = true
 			later(now.Add(maxBackoff))
 			continue
 		}
@@ -203,6 +206,7 @@ func (f *feed) evict(ch *channel) {
 		return
 	}
 	h.homeless[ch] = struct{}{}
+	h.stale = true
 }
 
 func (f *feed) serve(conn rueidis.DedicatedClient, broken <-chan error) error {

@@ -122,6 +122,7 @@ type Hub struct {
 	warm     []warmed              // channels without listeners, oldest first
 	sweeper  *time.Timer
 	stats    Stats
+	stale    bool // slots may have moved since the nodes were asked
 	denied   bool // a refused subscription was logged
 	started  bool
 	closed   bool
@@ -184,6 +185,7 @@ func New(client rueidis.Client, opts Options) *Hub {
 		homeless: make(map[*channel]struct{}),
 		feeds:    make(map[string]*feed),
 		retries:  make(map[string]retry),
+		stale:    true,
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)

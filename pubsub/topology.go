@@ -27,21 +27,30 @@ type slotRange struct {
 // homeless in bursts.
 const refreshInterval = 100 * time.Millisecond
 
-// refresh asks one node after the other until one answers; if none does, what
-// was known stays.
+// refresh asks all nodes and believes the first that answers: one that hangs
+// must not hold up the channels of the others. If none answers, what was known
+// stays.
 func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client) {
 	if time.Since(t.asked) < refreshInterval {
 		return
 	}
+	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	defer cancel()
+	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
-		ctx, cancel := context.WithTimeout(ctx, commandTimeout)
-		reply, err := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
-		cancel()
-		if err != nil {
-			continue
-		}
-		if ranges := parseSlots(reply, addr); len(ranges) > 0 {
-			t.ranges, t.asked = ranges, time.Now()
+		go func() {
+			reply, _ := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
+			answers <- parseSlots(reply, addr)
+		}()
+	}
+	for range nodes {
+		select {
+		case ranges := <-answers:
+			if len(ranges) > 0 {
+				t.ranges, t.asked = ranges, time.Now()
+				return
+			}
+		case <-ctx.Done():
 			return
 		}
 	}
