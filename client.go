@@ -186,7 +186,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
-	if err := conn.Do(wire.Shared(ctx), conn.B().Ping().Build()).Error(); err != nil {
+	if err := ping(ctx, conn); err != nil {
 		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
 	}
 	sharded, err := sharded(ctx, conn, cfg.mode)
@@ -218,6 +218,24 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	return c, nil
 }
 
+func ping(ctx context.Context, conn rueidis.Client) error {
+	return anyNode(conn, func(node rueidis.Client) error {
+		return node.Do(wire.Shared(ctx), node.B().Ping().Build()).Error()
+	})
+}
+
+// anyNode asks one node after the other until one answers: some of a cluster may
+// be down.
+func anyNode(conn rueidis.Client, ask func(node rueidis.Client) error) (err error) {
+	for _, node := range conn.Nodes() {
+		err = ask(node)
+		if _, isReply := rueidis.IsRedisErr(err); err == nil || isReply {
+			return err
+		}
+	}
+	return err
+}
+
 // sharded decides which kind of pub/sub to use, by the same probe as Redisson:
 // a cluster whose nodes answer PUBSUB SHARDNUMSUB shards.
 func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, error) {
@@ -228,7 +246,9 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	case !cluster:
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
-	err := conn.Do(wire.Shared(ctx), conn.B().PubsubShardnumsub().Build()).Error()
+	err := anyNode(conn, func(node rueidis.Client) error {
+		return node.Do(wire.Shared(ctx), node.B().PubsubShardnumsub().Build()).Error()
+	})
 	if err == nil {
 		return true, nil
 	}
@@ -260,13 +280,14 @@ func (c *Client) ID() string { return c.s.ID }
 // nothing.
 func (c *Client) NewOwner() lock.Owner { return c.s.NewOwner() }
 
-// Ping asks the server for a sign of life and blocks until it comes. It returns
-// the error of the connection, or lock.ErrClosed.
+// Ping asks the server for a sign of life and blocks until it comes; in a
+// cluster that of any node will do. It returns the error of the connection, or
+// lock.ErrClosed.
 func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
 		return err
 	}
-	return c.conn.Do(wire.Shared(ctx), c.conn.B().Ping().Build()).Error()
+	return ping(ctx, c.conn)
 }
 
 // PubSub returns a snapshot of the hub that wakes this client's waiters.
