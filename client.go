@@ -72,8 +72,8 @@ func withoutURL(err error, url string) string {
 // Defaults for connections that New makes, where they differ from those of
 // rueidis.
 const (
-	// A server that does not answer for this long is given up: well under a
-	// third of the default lease.
+	// A server that does not answer for this long is given up, on a connection or
+	// on the way to one: well under a third of the default lease.
 	defaultResponseTimeout = 3 * time.Second
 	// A connection that takes longer to notice that nobody answers, or of which
 	// that is not known, is not waited for.
@@ -85,10 +85,10 @@ const (
 // New connects as opt says and returns a client that owns the connection. It
 // blocks until the server has answered and fails if none does, or ctx ends
 // first. Where opt leaves a field at its zero value, New chooses what suits
-// locks: a response timeout of 3 s (ConnWriteTimeout), one connection for
-// pipelined commands (PipelineMultiplex), a bound on redirections, a regular
-// look at the sentinels. It always turns off client-side caching and the
-// resending of commands.
+// locks: timeouts of 3 s for responses (ConnWriteTimeout) and for connecting
+// (Dialer.Timeout, and that of Sentinel), one connection for pipelined commands
+// (PipelineMultiplex), a bound on redirections, a regular look at the sentinels.
+// It always turns off client-side caching and the resending of commands.
 func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(opts)
 	if err != nil {
@@ -108,6 +108,12 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	opt.Standalone.ReplicaAddress = nil
 	if opt.ConnWriteTimeout == 0 {
 		opt.ConnWriteTimeout = defaultResponseTimeout
+	}
+	if opt.Dialer.Timeout == 0 {
+		opt.Dialer.Timeout = defaultResponseTimeout
+	}
+	if opt.Sentinel.Dialer.Timeout == 0 { // which would be for as long as the system likes
+		opt.Sentinel.Dialer.Timeout = opt.Dialer.Timeout
 	}
 	if opt.PipelineMultiplex == 0 {
 		// Commands of one connection run in the order they were sent: a release
