@@ -107,14 +107,22 @@ func (c *Cluster) join() error {
 			return err
 		}
 	}
-	return eventually("the cluster serves", func() bool {
-		for i, s := range c.Replicas {
-			if s.ReplicaOf() != c.Primaries[i].Addr {
-				return false
-			}
+	return eventually("the cluster serves", c.Whole)
+}
+
+// Whole reports whether every node sees the whole cluster, and every primary has
+// a replica that is in step with it if there are replicas.
+func (c *Cluster) Whole() bool {
+	inStep := 0
+	for _, s := range c.Nodes() {
+		if s.ReplicaOf() != "" {
+			inStep++
 		}
-		return c.agree(len(c.Replicas)) && !slices.ContainsFunc(nodes, func(s *Server) bool { return !c.serves(s) })
-	})
+		if !c.serves(s) {
+			return false
+		}
+	}
+	return inStep == len(c.Replicas) && c.agree(inStep)
 }
 
 func eventually(what string, cond func() bool) error {
@@ -132,7 +140,7 @@ func (c *Cluster) agree(replicas int) bool {
 	nodes := c.Nodes()
 	for _, s := range nodes {
 		reply, err := Query(s.Addr, "CLUSTER", "NODES")
-		if err != nil || strings.Contains(reply[0], "handshake") ||
+		if err != nil || strings.Contains(reply[0], "handshake") || strings.Contains(reply[0], "fail") ||
 			strings.Count(reply[0], " connected") != len(nodes) || strings.Count(reply[0], "slave ") != replicas {
 			return false
 		}
@@ -197,16 +205,30 @@ func (c *Cluster) BeginMove(key string) (*Move, error) {
 	return m, errors.Join(m.set(m.to, "IMPORTING", m.from), m.set(m.from, "MIGRATING", m.to))
 }
 
-// Keys returns the keys that have not been moved yet.
-func (m *Move) Keys() ([]string, error) {
-	return Query(m.from.Addr, "CLUSTER", "GETKEYSINSLOT", m.slot, "1000000")
-}
-
 // Migrate moves one key, if it is still there.
 func (m *Move) Migrate(key string) error {
 	host, port, _ := net.SplitHostPort(m.to.Addr)
 	_, err := Query(m.from.Addr, "MIGRATE", host, port, key, "0", "5000")
 	return err
+}
+
+// MigrateAll moves what has not been moved yet.
+func (m *Move) MigrateAll() error {
+	for {
+		keys, err := m.keys()
+		if err != nil || len(keys) == 0 {
+			return err
+		}
+		for _, key := range keys {
+			if err := m.Migrate(key); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (m *Move) keys() ([]string, error) {
+	return Query(m.from.Addr, "CLUSTER", "GETKEYSINSLOT", m.slot, "1000")
 }
 
 // Finish gives the slot to its new owner and blocks until every primary knows.
@@ -223,7 +245,7 @@ func (m *Move) Finish() error {
 		}
 	}
 	return eventually("slot "+m.slot+" has moved", func() bool {
-		keys, err := m.Keys()
+		keys, err := m.keys()
 		return err == nil && len(keys) == 0
 	})
 }
@@ -243,20 +265,10 @@ func (c *Cluster) MoveSlotOf(key string) error {
 	if err != nil {
 		return err
 	}
-	for {
-		keys, err := m.Keys()
-		if err != nil {
-			return err
-		}
-		if len(keys) == 0 {
-			return m.Finish()
-		}
-		for _, key := range keys {
-			if err := m.Migrate(key); err != nil {
-				return err
-			}
-		}
+	if err := m.MigrateAll(); err != nil {
+		return err
 	}
+	return m.Finish()
 }
 
 // id returns the name of a cluster node.

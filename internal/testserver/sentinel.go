@@ -1,6 +1,7 @@
 package testserver
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -62,15 +63,23 @@ func (s *Sentinels) start(program string, replicas, sentinels int) error {
 		}
 		s.Sentinels = append(s.Sentinels, sentinel)
 	}
-	want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", s.Servers[0].Addr, replicas, sentinels)
-	return eventually("the sentinels know all servers", func() bool {
-		for _, sentinel := range s.Sentinels {
-			if info, err := Info(sentinel.Addr, "sentinel"); err != nil || !strings.HasSuffix(info["master0"], want) {
-				return false
-			}
+	return eventually("the sentinels know all servers", s.Whole)
+}
+
+// Whole reports whether every sentinel knows of all servers and sentinels, and
+// every replica is in step with the primary.
+func (s *Sentinels) Whole() bool {
+	primary := s.Primary()
+	if primary == nil {
+		return false
+	}
+	want := fmt.Sprintf("status=ok,address=%s,slaves=%d,sentinels=%d", primary.Addr, len(s.Servers)-1, len(s.Sentinels))
+	for _, sentinel := range s.Sentinels {
+		if info, err := Info(sentinel.Addr, "sentinel"); err != nil || !strings.HasSuffix(info["master0"], want) {
+			return false
 		}
-		return !slices.ContainsFunc(s.Servers[1:], func(r *Server) bool { return r.ReplicaOf() != s.Servers[0].Addr })
-	})
+	}
+	return !slices.ContainsFunc(s.Servers, func(r *Server) bool { return r != primary && r.ReplicaOf() != primary.Addr })
 }
 
 // Primary returns the server that all sentinels name as the primary, or nil
@@ -93,6 +102,18 @@ func (s *Sentinels) Primary() *Server {
 		return nil
 	}
 	return s.Servers[i]
+}
+
+// Rejoin makes a server that was away a replica of the primary, which the
+// sentinels would do too, after a while.
+func (s *Sentinels) Rejoin(server *Server) error {
+	primary := s.Primary()
+	if primary == nil {
+		return errors.New("the sentinels do not agree on a primary")
+	}
+	host, port, _ := net.SplitHostPort(primary.Addr)
+	_, err := Query(server.Addr, "REPLICAOF", host, port)
+	return err
 }
 
 // URL returns the sentinels' addresses as redlatch.Open takes them.
