@@ -735,14 +735,15 @@ func selfSigned(t *testing.T, dir string) (certFile, keyFile string, pool *x509.
 
 func TestSentinel(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		c, err := redlatch.Open(t.Context(), harness.Sentinels(t, shared.Program, 0, 1).URL())
+		servers := harness.Sentinels(t, shared.Program, 0, 1)
+		c, err := redlatch.Open(t.Context(), servers.URL())
 		require.NoError(t, err)
 		defer c.Close()
 		works(t, c, "orders")
 
-		harness.Do(t, primary.Addr, documentedRights(t, "## Rights", "servers that sentinels watch")...)
-		harness.Do(t, sentinel, documentedRights(t, "On sentinels")...)
-		opt, err := redlatch.ParseURL("redis://app:password@" + sentinel + "?master_set=main")
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "servers that sentinels watch")...)
+		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
+		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
 		require.NoError(t, err)
 		opt.Sentinel.Username, opt.Sentinel.Password = "app", "password"
 		restricted, err := redlatch.New(t.Context(), opt)
