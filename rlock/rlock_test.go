@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -555,6 +556,28 @@ func TestExtend(t *testing.T) {
 		require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 	})
+}
+
+// What ends a hold is its time, not when somebody notices.
+func TestAHoldWhoseTimeIsOverIsLostAtOnce(t *testing.T) {
+	for what, end := range map[string]func(lock.Hold) error{
+		"Unlock": func(h lock.Hold) error { return h.Unlock(context.Background()) },
+		"Extend": func(h lock.Hold) error { return h.Extend(context.Background(), time.Second) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, s *testserver.Server) {
+				c := harness.Client(t, s)
+				for range 20 {
+					h := mustLock(t, c.Lock("orders"), lock.Lease(20*time.Millisecond))
+					for h.Remaining() > 0 {
+						runtime.Gosched()
+					}
+					require.ErrorIs(t, end(h), lock.ErrLost)
+					require.Error(t, h.Context().Err())
+				}
+			})
+		})
+	}
 }
 
 func TestMaxHold(t *testing.T) {

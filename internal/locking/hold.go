@@ -223,6 +223,7 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	if err := lock.CheckLease(lease); err != nil {
 		return err
 	}
+	h.lease.Check()
 	h.mu.Lock()
 	state, lostErr := h.state, h.lost
 	h.mu.Unlock()
@@ -238,20 +239,27 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	if err != nil {
 		return fmt.Errorf("redlatch: extend %q: %w", h.lock.name, err)
 	}
-	if !ok {
+	if ok {
+		h.lease.Extended(sent, lease)
+	} else {
 		h.Lost(lock.ReasonGone, nil)
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.lost != nil {
-			return h.lost
-		}
-		return fmt.Errorf("%w: Extend %q", lock.ErrNotHeld, h.lock.name) // unlocked meanwhile
 	}
-	h.lease.Extended(sent, lease)
-	return nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.lost != nil:
+		return h.lost
+	case !ok: // unlocked meanwhile
+		return fmt.Errorf("%w: Extend %q", lock.ErrNotHeld, h.lock.name)
+	default:
+		return nil
+	}
 }
 
 func (h *hold) unlock(ctx context.Context) error {
+	// A named owner may have taken the lock again the moment this lease was over:
+	// what the server has then is not this hold's to release.
+	h.lease.Check()
 	h.mu.Lock()
 	switch h.state {
 	case held:

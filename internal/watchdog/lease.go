@@ -26,7 +26,8 @@ const (
 // Holder is told what becomes of its lease, until Forget, on a goroutine of the
 // watchdog. Its methods must not block.
 type Holder interface {
-	// Lost is called once at most, when the lease has ended.
+	// Lost is called once at most, when the lease has ended; also on the goroutine
+	// of who calls Check.
 	Lost(reason lock.Reason, cause error)
 	// RenewalFailed is called when a renewal has failed, with what is left of the
 	// lease. It is tried again.
@@ -203,8 +204,20 @@ func (l *Lease) Remaining() time.Duration {
 	return max(0, time.Until(until))
 }
 
-// Extended notes that a request sent at sent gave the lease at least ttl.
+// Check ends the lease if its time is over and the wheel has not come to it yet.
+func (l *Lease) Check() {
+	l.mu.Lock()
+	if reason, cause := l.overdue(time.Now()); reason != "" {
+		l.finish(reason, cause)
+		return
+	}
+	l.mu.Unlock()
+}
+
+// Extended notes that a request sent at sent gave the lease at least ttl, unless
+// it is over by now.
 func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
+	l.Check()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != watched && l.state != renewing {
@@ -219,20 +232,33 @@ func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 // Expire is called by the wheel.
 func (l *Lease) Expire(now time.Time) {
 	l.mu.Lock()
+	if reason, cause := l.overdue(now); reason != "" {
+		l.finish(reason, cause)
+		return
+	}
+	defer l.mu.Unlock()
+	if l.state != watched && l.state != renewing {
+		return
+	}
+	if l.state == watched && l.renewer != nil && !now.Before(l.renewAt) {
+		l.state = renewing
+		l.dog.due = append(l.dog.due, l)
+	}
+	l.schedule()
+}
+
+// overdue returns how a lease that is not over yet should be by now, "" if it
+// should not. l.mu is held.
+func (l *Lease) overdue(now time.Time) (lock.Reason, error) {
 	switch {
 	case l.state != watched && l.state != renewing:
-		l.mu.Unlock()
+		return "", nil
 	case !l.end.IsZero() && !now.Before(l.end):
-		l.finish(lock.ReasonMaxHold, nil)
+		return lock.ReasonMaxHold, nil
 	case !now.Before(l.deadline):
-		l.finish(lock.ReasonExpired, l.lastErr)
+		return lock.ReasonExpired, l.lastErr
 	default:
-		if l.state == watched && l.renewer != nil && !now.Before(l.renewAt) {
-			l.state = renewing
-			l.dog.due = append(l.dog.due, l)
-		}
-		l.schedule()
-		l.mu.Unlock()
+		return "", nil
 	}
 }
 
@@ -364,6 +390,11 @@ func (d *Dog) renew(renewer Renewer, wave [][]*Lease, again bool) {
 func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.Duration {
 	l.mu.Lock()
 	left := l.deadline.Sub(now)
+	if reason, cause := l.overdue(now); reason != "" {
+		// Somebody may have seen that it is over, or have had the lock.
+		l.finish(reason, cause)
+		return left
+	}
 	switch {
 	case l.state != renewing: // forgotten or expired meanwhile
 	case err != nil:

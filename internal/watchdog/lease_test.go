@@ -272,6 +272,33 @@ func TestAFixedLeaseIsNotRenewed(t *testing.T) {
 	})
 }
 
+func TestNothingBringsBackALeaseThatIsOver(t *testing.T) {
+	for what, happens := range map[string]func(d *Dog, h *holder){
+		"somebody looks": func(_ *Dog, h *holder) { h.Check() },
+		"it is extended": func(_ *Dog, h *holder) { h.Extended(time.Now(), time.Minute) },
+		"it was renewed": func(d *Dog, h *holder) {
+			h.Lease.mu.Lock()
+			h.state = renewing
+			h.Lease.mu.Unlock()
+			d.settle(&h.Lease, time.Now(), time.Now(), nil, true)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			run(t, func(t *testing.T, d *Dog, s *server) {
+				h := watch(t, d, "a", Terms{TTL: time.Minute + tick/5})
+				time.Sleep(time.Minute + tick/2)
+				synctest.Wait()
+				require.Zero(t, h.loss().times, "the wheel has come to it")
+				happens(d, h)
+				assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+				assert.Zero(t, h.Remaining())
+				time.Sleep(time.Second)
+				assert.Equal(t, 1, h.loss().times)
+			})
+		})
+	}
+}
+
 func TestMaxHoldEndsALeaseThatIsRenewed(t *testing.T) {
 	run(t, func(t *testing.T, d *Dog, s *server) {
 		h := watch(t, d, "a", Terms{Renewer: s, MaxHold: time.Minute})
