@@ -26,6 +26,8 @@ type Gate struct {
 	skip    int
 	reached chan struct{}
 	shut    chan struct{} // closed when replies may pass; nil: they may
+	lost    []byte        // the request that was lost last
+	server  string
 }
 
 type fate int
@@ -39,7 +41,7 @@ const (
 // GatedClient returns a client whose replies the gate can keep back.
 func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*redlatch.Client, *Gate) {
 	t.Helper()
-	g := &Gate{}
+	g := &Gate{server: s.Addr}
 	c, err := redlatch.New(t.Context(), rueidis.ClientOption{
 		InitAddress: []string{s.Addr},
 		DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
@@ -68,6 +70,22 @@ func (g *Gate) LoseReply(match string, n int) (reached <-chan struct{}) {
 // contains match: the server never sees it, and the client cannot know.
 func (g *Gate) LoseRequest(match string, n int) (reached <-chan struct{}) {
 	return g.arm(loseRequest, match, n)
+}
+
+// DeliverLost sends the request that was lost after all, as a network does that
+// held it up, and waits for its reply.
+func (g *Gate) DeliverLost(t testing.TB) {
+	t.Helper()
+	conn, err := net.Dial("tcp", g.server)
+	require.NoError(t, err)
+	defer conn.Close()
+	g.mu.Lock()
+	request := g.lost
+	g.mu.Unlock()
+	_, err = conn.Write(request)
+	require.NoError(t, err)
+	_, err = conn.Read(make([]byte, 1))
+	require.NoError(t, err)
 }
 
 func (g *Gate) arm(f fate, match string, n int) <-chan struct{} {
@@ -114,6 +132,8 @@ func (c *gatedConn) Write(b []byte) (int, error) {
 		g.shut = make(chan struct{})
 	case loseReply:
 		c.lose = true
+	case loseRequest:
+		g.lost = bytes.Clone(b)
 	}
 	g.mu.Unlock()
 	defer close(reached)

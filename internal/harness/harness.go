@@ -157,6 +157,23 @@ func NothingLeft(t testing.TB, addr string) {
 	Eventually(t, 10*time.Second, "no key left", func() bool { return Do(t, addr, "DBSIZE") == ":0" })
 }
 
+// NothingStays fails the test unless the server soon keeps nothing but tickets
+// of releases that go by themselves.
+func NothingStays(t testing.TB, addr string) {
+	t.Helper()
+	conn := Conn(t, addr)
+	Eventually(t, 10*time.Second, "no key left that stays", func() bool {
+		keys, err := conn.Do(context.Background(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
+		require.NoError(t, err)
+		for _, key := range keys {
+			if !strings.HasPrefix(key, "redisson_unlock_latch:") || PTTL(t, addr, key) == -1 {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // Commands returns how often each command was called since CONFIG RESETSTAT, by
 // its name in lower case.
 func Commands(t testing.TB, conn rueidis.Client) map[string]int {

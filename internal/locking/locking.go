@@ -199,7 +199,9 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 		case err == nil && released.State == NotHeld && maybe && !c.Named():
 			return Released{State: Free, Told: -1}, nil // a ticket would have told
 		case err == nil:
-			l.forget(c)
+			if !maybe { // else that try may arrive yet, and find the ticket
+				l.forget(c)
+			}
 			return released, nil
 		case l.s.Err() != nil:
 			return Released{}, errors.Join(lock.ErrClosed, err)
@@ -230,8 +232,8 @@ func (l *Lock) bounded(ctx context.Context) (context.Context, context.CancelFunc
 	return ctx, func() {}
 }
 
-// forget removes the ticket of a claim whose release is known to have been
-// answered: there will be no repetition that needs it.
+// forget removes the ticket of a claim of which no request is on its way any
+// more: there will be no repetition that needs it.
 func (l *Lock) forget(c *Claim) {
 	if !c.Named() {
 		return
