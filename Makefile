@@ -2,11 +2,16 @@
 SERVERS = redis-server,valkey-server
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 
-.PHONY: test deps lint bench
+# For how long robustness runs on each server, and its first seed if it is given.
+FOR = 1m
+SEED =
+
+.PHONY: test deps lint bench robustness
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
 	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -timeout 30m ./...
+	$(MAKE) robustness
 
 deps:
 	./scripts/deps
@@ -16,6 +21,12 @@ lint:
 	go vet ./...
 	go run $(STATICCHECK) ./...
 	cd benchmarks && go vet ./...
+
+# Histories of locks that are contended for while everything fails, checked
+# against a model. See robustness/doc.go.
+robustness: deps
+	REDLATCH_SERVERS=$(SERVERS) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
+		go test -race -count=1 -timeout 0 -v -run TestHistories ./robustness/
 
 # What a lock costs here, beside the floor: the same scripts and nothing else.
 bench:

@@ -2,6 +2,7 @@ package harness
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,28 +39,33 @@ type Process struct {
 	t     testing.TB
 	cmd   *exec.Cmd
 	lines chan string
+
+	ended chan struct{} // closed when the process has ended, with err
+	err   error
 }
 
 // Spawn starts a worker, to be killed when the test ends.
 func Spawn(t testing.TB, worker string, args ...string) *Process {
 	t.Helper()
-	p := &Process{t: t, cmd: exec.Command(os.Args[0]), lines: make(chan string, 1024)}
+	p := &Process{t: t, cmd: exec.Command(os.Args[0]), lines: make(chan string, 1024), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), workerEnv+"="+worker, workerEnv+"_ARGS="+strings.Join(args, "\n"))
 	p.cmd.Stderr = os.Stderr
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, p.cmd.Start())
 	go func() {
-		defer close(p.lines)
 		for s := bufio.NewScanner(out); s.Scan(); {
 			p.lines <- s.Text()
 		}
+		close(p.lines)
+		p.err = p.cmd.Wait()
+		close(p.ended)
 	}()
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Kill()
 		for range p.lines { // until the pipe is closed
 		}
-		_ = p.cmd.Wait()
+		<-p.ended
 	})
 	return p
 }
@@ -78,8 +84,34 @@ func (p *Process) Line(d time.Duration) string {
 	}
 }
 
-// Signal sends the process a signal.
+// Signal sends the process a signal, unless it has ended.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
-	require.NoError(p.t, p.cmd.Process.Signal(sig))
+	if err := p.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
+		require.NoError(p.t, err)
+	}
+}
+
+// Ended waits until the worker has ended by itself. The test fails if that takes
+// longer than d, with the worker's goroutines on the standard error, or if the
+// worker failed.
+func (p *Process) Ended(d time.Duration) {
+	p.t.Helper()
+	select {
+	case <-p.ended:
+		require.NoError(p.t, p.err, "the worker")
+	case <-time.After(d):
+		_ = p.cmd.Process.Signal(syscall.SIGQUIT)
+		select {
+		case <-p.ended:
+		case <-time.After(5 * time.Second):
+		}
+		require.FailNow(p.t, "the worker did not end within "+d.String())
+	}
+}
+
+// Kill ends the process at once and waits until it is gone.
+func (p *Process) Kill() {
+	p.Signal(syscall.SIGKILL)
+	<-p.ended
 }

@@ -1,0 +1,49 @@
+package robustness
+
+import (
+	"bytes"
+	"crypto/sha1"
+	"encoding/hex"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+// A lock whose release does not ask whose it is does not get through: the same
+// workers, on a link that puts another script in the place of release.lua. No
+// fault is needed. Some leases run out in any round, and the Unlock that comes
+// too late takes the lock from whoever has it then.
+func TestABrokenReleaseIsCaught(t *testing.T) {
+	const rounds = 5
+	source, err := os.ReadFile("../rlock/release.lua")
+	require.NoError(t, err)
+	const ofOwner, ofAnybody = "redis.call('HGET', KEYS[1], ARGV[1])", "redis.call('HVALS', KEYS[1])[1]"
+	require.Equal(t, 1, strings.Count(string(source), ofOwner))
+	broken := strings.Replace(string(source), ofOwner, ofAnybody, 1)
+	right, instead := scriptHash(string(source)), scriptHash(broken)
+
+	_, seed, parent := settings(t)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.Do(t, s.Addr, "SCRIPT", "LOAD", broken)
+		links := newLinks(t, s, func(request []byte) []byte { return bytes.ReplaceAll(request, right, instead) })
+		for i := range uint64(rounds) {
+			r := &round{seed: seed + i, server: s, links: links, dir: journals(t, parent)}
+			if wrongs := r.run(t).check(r.dir, checkTimeout); len(wrongs) > 0 {
+				t.Logf("caught in round %d: %s", i+1, strings.Join(wrongs, "; "))
+				return
+			}
+		}
+		require.Fail(t, "not caught", "seeds from %d", seed)
+	})
+}
+
+// scriptHash is the name of a script on the wire.
+func scriptHash(source string) []byte {
+	sum := sha1.Sum([]byte(source))
+	return []byte(hex.EncodeToString(sum[:]))
+}

@@ -1,0 +1,254 @@
+package robustness
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// claim is what is known of one acquisition.
+type claim struct {
+	id, lock string
+	owner    string // known from the call on if it is named
+	named    bool
+	token    int64
+	wait     time.Duration
+
+	// Times; 0: it did not come to that.
+	called, returned    int64 // Lock
+	certain             int64 // up to when ownership was certain, as far as was seen
+	unlocking, unlocked int64
+	lost                int64
+
+	failure outcome // of Lock
+	release outcome // of Unlock
+	err     string
+	silent  bool
+}
+
+// history is everything that happened in a round.
+type history struct {
+	claims []*claim // by the time of their call
+	wipes  []event
+}
+
+func newHistory(events []event) *history {
+	h := &history{}
+	claims := map[string]*claim{}
+	for _, e := range events {
+		c := claims[e.Claim]
+		if c == nil {
+			c = &claim{id: e.Claim}
+			claims[e.Claim] = c
+		}
+		switch e.What {
+		case locking:
+			c.lock, c.called, c.wait, c.owner, c.named = e.Lock, e.At, e.Wait, e.Owner, e.Named
+		case locked:
+			c.returned, c.owner, c.token = e.At, e.Owner, e.Token
+		case notLocked:
+			c.returned, c.failure, c.err = e.At, e.Outcome, e.Err
+		case seen:
+			c.certain = max(c.certain, e.Until)
+		case silent:
+			c.silent = true
+		case unlocking:
+			c.unlocking = e.At
+		case unlocked:
+			c.unlocked, c.release, c.lost, c.err = e.At, e.Outcome, e.Lost, e.Err
+		case wiped:
+			h.wipes = append(h.wipes, e)
+		}
+	}
+	for _, c := range claims {
+		if c.called > 0 {
+			h.claims = append(h.claims, c)
+		}
+	}
+	slices.SortFunc(h.claims, func(a, b *claim) int { return cmp.Compare(a.called, b.called) })
+	return h
+}
+
+// acquired reports whether the claim is known to have taken the lock.
+func (c *claim) acquired() bool { return c.returned > 0 && c.failure == "" }
+
+// locks returns the names of the locks, sorted.
+func (h *history) locks() []string {
+	names := map[string]bool{}
+	for _, c := range h.claims {
+		names[c.lock] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// partition returns the operations on one lock.
+func (h *history) partition(lock string) []porcupine.Operation {
+	var ops []porcupine.Operation
+	clients := map[string]int{}
+	add := func(client string, o operation, call, ret int64) {
+		id, ok := clients[client]
+		if !ok {
+			id = len(clients)
+			clients[client] = id
+		}
+		ops = append(ops, porcupine.Operation{ClientId: id, Input: o, Call: call, Return: ret})
+	}
+	var wipes []event
+	for _, w := range h.wipes {
+		if w.Lock == "" || w.Lock == lock {
+			wipes = append(wipes, w)
+			add("nemesis", operation{step: wipe, counter: w.Lock == ""}, w.At, w.Until)
+		}
+	}
+	since := map[string]int64{} // since when an owner is known to be about
+	for _, c := range h.claims {
+		if c.lock != lock {
+			continue
+		}
+		if since[c.owner] == 0 {
+			since[c.owner] = c.called
+		}
+		if !c.acquired() {
+			continue
+		}
+		promise := c.certain > 0
+		for _, w := range wipes {
+			if c.named && w.Until > since[c.owner] && w.At < c.returned {
+				promise = false
+			}
+		}
+		client, _, _ := strings.Cut(c.id, "#")
+		add(client, operation{step: acquire, claim: c.id, owner: c.owner, token: c.token, promise: promise}, c.called, c.returned)
+		if !promise {
+			continue
+		}
+		over := c.certain
+		if c.release == gone {
+			add(client, operation{step: isGone, claim: c.id}, c.lost, c.lost)
+		} else if c.unlocking > 0 {
+			over = min(over, c.unlocking)
+		}
+		add(client, operation{step: end, claim: c.id}, over, over)
+	}
+	return ops
+}
+
+const (
+	// checkTimeout is far more than the check of one lock's history in a round takes.
+	checkTimeout = 20 * time.Second
+	// lockSlack is what Lock may need beyond its Wait: a reply that does not come
+	// (3 s), then passing on what came too late (3 s), then giving it back (8 s),
+	// and the time for which its process is stopped.
+	lockSlack = 20 * time.Second
+)
+
+// check returns what is wrong with a history, and writes pictures of it to dir.
+// It spends no more than timeout on one lock.
+func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
+	for _, c := range h.claims {
+		switch {
+		case c.returned > 0 && time.Duration(c.returned-c.called) > c.wait+lockSlack:
+			wrongs = append(wrongs, fmt.Sprintf("%s: Lock with a Wait of %v took %v", c.id, c.wait, time.Duration(c.returned-c.called)))
+		case c.failure == wrong || c.release == wrong:
+			wrongs = append(wrongs, fmt.Sprintf("%s: an error that should not come up: %s", c.id, c.err))
+		case c.silent:
+			wrongs = append(wrongs, c.id+": the lease was over and the hold's context did not end")
+		}
+	}
+	for _, lock := range h.locks() {
+		ops := h.partition(lock)
+		verdict := porcupine.CheckOperationsTimeout(model, ops, timeout)
+		if verdict == porcupine.Ok {
+			continue
+		}
+		w := fmt.Sprintf("the history of %s (%d operations) is %s", lock, len(ops), verdict)
+		_, info := porcupine.CheckOperationsVerbose(model, ops, timeout)
+		info.AddAnnotations(h.annotations(lock))
+		path := filepath.Join(dir, lock+".html")
+		if err := porcupine.VisualizePath(model, info, path); err != nil {
+			w += ": " + err.Error()
+		} else {
+			w += ": see " + path
+		}
+		wrongs = append(wrongs, w)
+	}
+	return wrongs
+}
+
+// annotations is what a reader of the picture wants to see and the model does
+// not need.
+func (h *history) annotations(lock string) []porcupine.Annotation {
+	var notes []porcupine.Annotation
+	for _, c := range h.claims {
+		if c.lock != lock {
+			continue
+		}
+		client, _, _ := strings.Cut(c.id, "#")
+		switch {
+		case !c.acquired() && c.returned == 0:
+			notes = append(notes, porcupine.Annotation{Tag: client + " failed", Start: c.called, Description: c.id + ": never returned"})
+		case !c.acquired() && c.failure != refused:
+			notes = append(notes, porcupine.Annotation{Tag: client + " failed", Start: c.called, End: c.returned, Description: fmt.Sprintf("%s: %s", c.id, c.failure), Details: c.err})
+		case c.unlocking > 0:
+			notes = append(notes, porcupine.Annotation{Tag: client + " unlock", Start: c.unlocking, End: c.unlocked, Description: fmt.Sprintf("%s: %s", c.id, c.release), Details: c.err})
+		}
+	}
+	return notes
+}
+
+// figures sums histories up.
+type figures struct {
+	rounds, calls, holds, reentries, expired, gone, unpromised int
+	unknownLocks, unknownUnlocks, killed, wipes                int
+	longest                                                    time.Duration // beyond its Wait, of any Lock
+}
+
+func (f *figures) add(h *history) {
+	f.rounds++
+	f.wipes += len(h.wipes)
+	holding := map[string]bool{}
+	for _, c := range h.claims {
+		f.calls++
+		switch {
+		case c.acquired():
+			f.holds++
+			if holding[c.owner] {
+				f.reentries++
+			}
+			holding[c.owner] = true
+			if c.certain == 0 {
+				f.unpromised++
+			}
+		case c.returned == 0:
+			f.killed++
+		case c.failure == unknown:
+			f.unknownLocks++
+		}
+		switch {
+		case c.release == expired:
+			f.expired++
+		case c.release == gone:
+			f.gone++
+		case c.release == unknown:
+			f.unknownUnlocks++
+		case c.acquired() && c.unlocked == 0:
+			f.killed++
+		}
+		if c.returned > 0 {
+			f.longest = max(f.longest, time.Duration(c.returned-c.called)-c.wait)
+		}
+	}
+}
+
+func (f *figures) String() string {
+	return fmt.Sprintf("%d rounds: %d calls of Lock, %d holds (%d by re-entry, %d over at once), lost: %d expired, %d gone; "+
+		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; Lock at most %v beyond its Wait",
+		f.rounds, f.calls, f.holds, f.reentries, f.unpromised, f.expired, f.gone,
+		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.longest.Round(time.Millisecond))
+}

@@ -1,0 +1,126 @@
+package robustness
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// clock reads CLOCK_MONOTONIC, which all processes of a machine share, in
+// nanoseconds. The deadlines of holds are counted by it too.
+func clock() int64 {
+	var ts unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
+		panic(err)
+	}
+	return ts.Nano()
+}
+
+// event is a line of a journal. Times are by clock.
+type event struct {
+	What  kind   `json:"what"`
+	At    int64  `json:"at"`
+	Claim string `json:"claim,omitempty"` // which acquisition; unique in a round
+	Lock  string `json:"lock,omitempty"`  // its name; of wiped: "" for all
+
+	Wait time.Duration `json:"wait,omitempty"` // of locking
+
+	Owner string `json:"owner,omitempty"` // of locked, and of locking if it is named
+	Named bool   `json:"named,omitempty"` // of locking
+	Token int64  `json:"token,omitempty"`
+
+	// Until is, of seen, the time up to which ownership was certain; of wiped,
+	// when the wipe was over.
+	Until int64 `json:"until,omitempty"`
+	// Lost is when the hold was noticed to be lost; of unlocked.
+	Lost int64 `json:"lost,omitempty"`
+
+	Outcome outcome `json:"outcome,omitempty"` // of notLocked and unlocked
+	Err     string  `json:"err,omitempty"`
+}
+
+type kind string
+
+const (
+	locking   kind = "locking" // Lock or TryLock is called
+	locked    kind = "locked"
+	notLocked kind = "not locked"
+	seen      kind = "seen"      // Remaining was positive
+	silent    kind = "silent"    // Remaining was 0, and the context did not end
+	unlocking kind = "unlocking" // Unlock is called
+	unlocked  kind = "unlocked"  // it has returned, whatever it says
+	wiped     kind = "wiped"
+)
+
+type outcome string
+
+const (
+	fine    outcome = "ok"
+	refused outcome = "not acquired"
+	expired outcome = "expired"
+	gone    outcome = "gone"
+	unknown outcome = "unknown"
+	failed  outcome = "failed" // the connection, the server or the client is down
+	wrong   outcome = "wrong"  // an error that should not come up here
+)
+
+// journal is the file a process writes its events to. What was written stays,
+// however the process ends.
+type journal struct {
+	mu sync.Mutex
+	f  *os.File
+}
+
+func openJournal(path string) (*journal, error) {
+	f, err := os.Create(path)
+	return &journal{f: f}, err
+}
+
+func (j *journal) write(e event) {
+	line, err := json.Marshal(e)
+	if err != nil {
+		panic(err)
+	}
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if _, err := j.f.Write(append(line, '\n')); err != nil {
+		panic(err)
+	}
+}
+
+func (j *journal) close() error { return j.f.Close() }
+
+const journalExt = ".jsonl"
+
+// readJournals returns the events of all journals in a directory, each in the
+// order it was written.
+func readJournals(dir string) ([]event, error) {
+	paths, err := filepath.Glob(filepath.Join(dir, "*"+journalExt))
+	if err != nil {
+		return nil, err
+	}
+	var events []event
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		for line := range bytes.Lines(data) {
+			if !bytes.HasSuffix(line, []byte("\n")) {
+				break // its process was killed in the middle
+			}
+			var e event
+			if err := json.Unmarshal(line, &e); err != nil {
+				return nil, fmt.Errorf("%s: %w", path, err)
+			}
+			events = append(events, e)
+		}
+	}
+	return events, nil
+}

@@ -1,0 +1,101 @@
+package robustness
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/anishathalye/porcupine"
+)
+
+// operation is one step of a lock's history. See the package documentation.
+type operation struct {
+	step    step
+	claim   string
+	owner   string // of acquire
+	token   int64  // of acquire; 0 if the lock issues none
+	promise bool   // of acquire: whether exclusion is promised from here on
+	counter bool   // of wipe: whether the fencing counter went too
+}
+
+type step string
+
+const (
+	acquire step = "acquire"
+	end     step = "end"
+	wipe    step = "wipe"
+	isGone  step = "gone"
+)
+
+// state is what a lock is in the model. It is not changed once made.
+type state struct {
+	owner  string
+	claims []string // of the owner, sorted; empty: the lock is free
+	token  int64
+}
+
+func (s state) String() string {
+	if len(s.claims) == 0 {
+		return fmt.Sprintf("free, token %d", s.token)
+	}
+	return fmt.Sprintf("%s by %s, token %d", s.owner, strings.Join(s.claims, "+"), s.token)
+}
+
+func (o operation) String() string {
+	switch o.step {
+	case acquire:
+		s := fmt.Sprintf("%s: acquire by %s", o.claim, o.owner)
+		if o.token > 0 {
+			s += fmt.Sprintf(", token %d", o.token)
+		}
+		if !o.promise {
+			s += ", without promise"
+		}
+		return s
+	case wipe:
+		return "wipe"
+	default:
+		return fmt.Sprintf("%s: %s", o.claim, o.step)
+	}
+}
+
+// next returns the state after o, and whether o is legal.
+func (s state) next(o operation) (bool, state) {
+	at, holds := slices.BinarySearch(s.claims, o.claim)
+	switch o.step {
+	case acquire:
+		if len(s.claims) > 0 && s.owner != o.owner || o.token > 0 && o.token <= s.token {
+			return false, s
+		}
+		s.token = max(s.token, o.token)
+		if o.promise {
+			s.owner, s.claims = o.owner, slices.Insert(slices.Clone(s.claims), at, o.claim)
+		}
+	case end:
+		if holds {
+			s.claims = slices.Delete(slices.Clone(s.claims), at, at+1)
+		}
+	case wipe:
+		s.claims = nil
+		if o.counter {
+			s.token = 0
+		}
+	case isGone:
+		return !holds, s
+	}
+	if len(s.claims) == 0 {
+		s.owner = ""
+	}
+	return true, s
+}
+
+var model = porcupine.Model{
+	Init: func() any { return state{} },
+	Step: func(s, input, _ any) (bool, any) { return s.(state).next(input.(operation)) },
+	Equal: func(a, b any) bool {
+		x, y := a.(state), b.(state)
+		return x.owner == y.owner && x.token == y.token && slices.Equal(x.claims, y.claims)
+	},
+	DescribeOperation: func(input, _ any) string { return input.(operation).String() },
+	DescribeState:     func(s any) string { return s.(state).String() },
+}

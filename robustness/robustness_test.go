@@ -1,0 +1,167 @@
+package robustness
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func TestMain(m *testing.M) {
+	harness.Main(m, map[string]func(args []string) error{"contend": contend})
+}
+
+const (
+	workers    = 3 // at a time
+	roundTime  = 3 * time.Second
+	mostFaults = 8 // of a round
+	// endTime is what workers may need after a round for the last Lock, and to give
+	// back what they hold.
+	endTime = time.Minute
+)
+
+// settings are what the environment asks for.
+func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
+	runFor, seed = roundTime, uint64(time.Now().UnixMilli())
+	var err error
+	if s := os.Getenv("REDLATCH_ROBUSTNESS_FOR"); s != "" {
+		runFor, err = time.ParseDuration(s)
+		require.NoError(t, err)
+	}
+	if s := os.Getenv("REDLATCH_ROBUSTNESS_SEED"); s != "" {
+		seed, err = strconv.ParseUint(s, 10, 64)
+		require.NoError(t, err)
+	}
+	if dir = os.Getenv("REDLATCH_ROBUSTNESS_DIR"); dir == "" {
+		dir = os.TempDir()
+	}
+	return runFor, seed, dir
+}
+
+// round is a few seconds of contention on new locks.
+type round struct {
+	seed   uint64
+	server *testserver.Server
+	links  []*link // of each worker
+	dir    string  // of the journals
+	faults int     // at most
+}
+
+// run plays the round and returns its history.
+func (r *round) run(t *testing.T) *history {
+	j, err := openJournal(filepath.Join(r.dir, "nemesis"+journalExt))
+	require.NoError(t, err)
+	defer j.close()
+	until := time.Now().Add(roundTime)
+	end := clock() + int64(roundTime)
+	spawned := 0
+	n := &nemesis{
+		t: t, rng: rand.New(rand.NewPCG(r.seed, 0)), server: r.server, links: r.links, seed: r.seed, journal: j,
+		spawn: func(worker int) *harness.Process {
+			spawned++
+			return harness.Spawn(t, "contend", r.links[worker].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
+		},
+	}
+	for i := range r.links {
+		n.workers = append(n.workers, n.spawn(i))
+	}
+	n.run(until, r.faults)
+	t.Logf("faults: %s", strings.Join(n.log, ", "))
+	for _, w := range n.workers {
+		w.Ended(endTime)
+	}
+	r.takeAll(t)
+	events, err := readJournals(r.dir)
+	require.NoError(t, err)
+	return newHistory(events)
+}
+
+// newLinks returns a link for each worker.
+func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) []*link {
+	links := make([]*link, workers)
+	for i := range links {
+		l, err := newLink(s.Addr, rewrite)
+		require.NoError(t, err)
+		t.Cleanup(l.close)
+		links[i] = l
+	}
+	return links
+}
+
+// takeAll takes and releases every lock: whatever has happened, none is stuck.
+func (r *round) takeAll(t *testing.T) {
+	j, err := openJournal(filepath.Join(r.dir, "last"+journalExt))
+	require.NoError(t, err)
+	defer j.close()
+	c, err := connect(r.server.Addr)
+	require.NoError(t, err)
+	defer c.Close()
+	w := &worker{id: "last", client: c, journal: j}
+	for _, k := range kinds {
+		p := player{worker: w}
+		l := k.of(c, lockName(r.seed, k.name))
+		const wait = 10 * watchdogTimeout
+		h, err := p.acquire(t.Context(), l, l.Lock, wait, []lock.Option{lock.Wait(wait)})
+		require.NoError(t, err, k.name)
+		p.unlock(h)
+	}
+}
+
+func TestHistories(t *testing.T) {
+	runFor, seed, dir := settings(t)
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		t.Logf("from seed %d, for %v", seed, runFor)
+		s := harness.Own(t, shared.Program)
+		links := newLinks(t, s, nil)
+		var sum figures
+		begin := time.Now()
+		for seed, ok := seed, true; ok && (sum.rounds == 0 || time.Since(begin) < runFor); seed++ {
+			ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+				dir := journals(t, dir)
+				h := (&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}).run(t)
+				sum.add(h)
+				for _, w := range h.check(dir, checkTimeout) {
+					assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
+				}
+			})
+		}
+		t.Logf("in %v: %v", time.Since(begin).Round(time.Second), &sum)
+		if t.Failed() {
+			return
+		}
+		assert.Positive(t, sum.holds)
+		c, err := connect(s.Addr)
+		require.NoError(t, err)
+		defer c.Close()
+		for i := range sum.rounds {
+			_, err := c.FencedLock(lockName(seed+uint64(i), "fenced")).ResetTokens(t.Context())
+			require.NoError(t, err)
+		}
+		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// journals returns a new directory, which stays if the test fails.
+func journals(t *testing.T, parent string) string {
+	dir, err := os.MkdirTemp(parent, "redlatch-robustness-")
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("journals in %s", dir)
+		} else {
+			_ = os.RemoveAll(dir)
+		}
+	})
+	return dir
+}

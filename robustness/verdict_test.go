@@ -1,0 +1,210 @@
+package robustness
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/anishathalye/porcupine"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// verdict checks what one lock's journals say.
+func verdict(events []event) porcupine.CheckResult {
+	return porcupine.CheckOperationsTimeout(model, newHistory(events).partition("orders"), checkTimeout)
+}
+
+// tale is a history in the making. Times are small numbers. A claim is of an
+// owner of its own unless said otherwise.
+type tale []event
+
+func (s tale) calls(claim string, at int64) tale {
+	return append(s, event{What: locking, At: at, Claim: claim, Lock: "orders"})
+}
+
+// as makes the claim called last one of a named owner.
+func (s tale) as(owner string) tale {
+	s[len(s)-1].Owner, s[len(s)-1].Named = owner, true
+	return s
+}
+
+// gets ends the call of a claim, whose lease then runs until certain.
+func (s tale) gets(claim string, at, certain int64) tale {
+	owner := "owner of " + claim
+	for _, e := range s {
+		if e.Claim == claim && e.Named {
+			owner = e.Owner
+		}
+	}
+	s = append(s, event{What: locked, At: at, Claim: claim, Owner: owner})
+	if certain == 0 {
+		return s
+	}
+	return append(s, event{What: seen, At: at, Claim: claim, Until: certain})
+}
+
+// token gives the claim that got the lock last a fencing token.
+func (s tale) token(n int64) tale {
+	for i := len(s) - 1; ; i-- {
+		if s[i].What == locked {
+			s[i].Token = n
+			return s
+		}
+	}
+}
+
+func (s tale) sees(claim string, at, certain int64) tale {
+	return append(s, event{What: seen, At: at, Claim: claim, Until: certain})
+}
+
+func (s tale) fails(claim string, at int64, o outcome) tale {
+	return append(s, event{What: notLocked, At: at, Claim: claim, Outcome: o})
+}
+
+func (s tale) unlocks(claim string, at int64) tale {
+	return append(s, event{What: unlocking, At: at, Claim: claim})
+}
+
+func (s tale) unlocked(claim string, at int64, o outcome) tale {
+	return append(s, event{What: unlocked, At: at, Claim: claim, Outcome: o})
+}
+
+// lost ends an Unlock with a loss that was noticed at when.
+func (s tale) lost(claim string, at int64, o outcome, when int64) tale {
+	return append(s, event{What: unlocked, At: at, Claim: claim, Outcome: o, Lost: when})
+}
+
+func (s tale) wiped(from, to int64, lock string) tale {
+	return append(s, event{What: wiped, At: from, Until: to, Lock: lock})
+}
+
+func TestTheModelAccepts(t *testing.T) {
+	for name, s := range map[string]tale{
+		"one after the other": tale{}.
+			calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine).
+			calls("b", 5).gets("b", 6, 100).unlocks("b", 7).unlocked("b", 8, fine),
+		"a waiter gets in while the release is under way": tale{}.
+			calls("a", 1).gets("a", 2, 100).calls("b", 3).
+			unlocks("a", 10).gets("b", 11, 100).unlocked("a", 12, fine),
+		"calls that overlap": tale{}.
+			calls("a", 1).calls("b", 2).gets("b", 3, 100).unlocks("b", 4).gets("a", 5, 100),
+		"the lease ran out": tale{}.
+			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 21, 100).
+			unlocks("a", 30).lost("a", 31, expired, 20),
+		"the lease ran out, and nobody looked since it was renewed": tale{}.
+			calls("a", 1).gets("a", 2, 20).sees("a", 10, 30).calls("b", 3).gets("b", 31, 100).
+			unlocks("a", 40).lost("a", 41, expired, 35),
+		"the server says that an expired hold is gone": tale{}.
+			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 21, 100).
+			unlocks("a", 10).lost("a", 30, gone, 25),
+		"over before it could be looked at": tale{}.
+			calls("a", 1).gets("a", 2, 0).calls("b", 3).gets("b", 4, 100),
+		"the lock was deleted": tale{}.
+			calls("a", 1).gets("a", 2, 100).wiped(5, 7, "orders").calls("b", 3).gets("b", 6, 100).
+			unlocks("a", 8).lost("a", 9, gone, 9),
+		"another lock was deleted": tale{}.
+			calls("a", 1).gets("a", 2, 100).wiped(5, 7, "others").unlocks("a", 8).unlocked("a", 9, fine),
+		"a wipe before which nobody held": tale{}.
+			calls("a", 1).wiped(2, 3, "").gets("a", 4, 100).unlocks("a", 5).unlocked("a", 6, fine),
+		"an acquisition with an unknown outcome": tale{}.
+			calls("a", 1).fails("a", 2, unknown).calls("b", 3).gets("b", 4, 100),
+		"a release with an unknown outcome": tale{}.
+			calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, unknown).calls("b", 5).gets("b", 6, 100),
+		"killed while holding": tale{}.
+			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 21, 100),
+		"killed in Lock": tale{}.
+			calls("a", 1).calls("b", 3).gets("b", 4, 100),
+		"killed in Unlock": tale{}.
+			calls("a", 1).gets("a", 2, 100).unlocks("a", 3).calls("b", 4).gets("b", 5, 100),
+		"re-entry": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).calls("a2", 3).as("A").gets("a2", 4, 100).
+			unlocks("a1", 5).unlocked("a1", 6, fine).calls("b", 7).unlocks("a2", 8).unlocked("a2", 9, fine).gets("b", 10, 100),
+		"re-entry outlives the first lease": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 20).calls("a2", 3).as("A").gets("a2", 4, 50).
+			calls("b", 5).unlocks("a1", 30).lost("a1", 31, expired, 20).gets("b", 51, 100).
+			unlocks("a2", 60).lost("a2", 61, expired, 50),
+		"a named owner's release after a wipe ends its next hold": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).wiped(3, 4, "").
+			calls("a2", 5).as("A").gets("a2", 6, 100).unlocks("a1", 7).unlocked("a1", 8, fine).
+			calls("b", 9).gets("b", 10, 100).unlocks("a2", 11).lost("a2", 12, gone, 12),
+		"tokens grow": tale{}.
+			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
+			calls("b", 5).gets("b", 6, 100).token(5),
+		"tokens start again without their counter": tale{}.
+			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "").
+			calls("b", 5).gets("b", 6, 100).token(1),
+	} {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, porcupine.Ok, verdict(s)) })
+	}
+}
+
+func TestTheModelRejects(t *testing.T) {
+	for name, s := range map[string]tale{
+		"two who are certain": tale{}.
+			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 19, 100),
+		"two who are certain, of whom one releases later": tale{}.
+			calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 19, 100).unlocks("a", 20).unlocked("a", 21, fine),
+		"two who are certain, and one hears later that it is gone": tale{}.
+			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 10, 100).unlocks("a", 30).lost("a", 31, gone, 31),
+		"a renewed lease is certain too": tale{}.
+			calls("a", 1).gets("a", 2, 20).sees("a", 10, 30).calls("b", 3).gets("b", 25, 100),
+		"taken from a process that was killed later": tale{}.
+			calls("a", 1).gets("a", 2, 50).calls("b", 3).gets("b", 4, 100),
+		"taken away by a release of somebody else": tale{}.
+			calls("a", 1).gets("a", 2, 20).unlocks("a", 30).lost("a", 31, expired, 20).
+			calls("b", 21).gets("b", 22, 100).unlocks("b", 32).lost("b", 33, gone, 33),
+		"gone though another lock was deleted": tale{}.
+			calls("a", 1).gets("a", 2, 100).wiped(3, 4, "others").unlocks("a", 5).lost("a", 6, gone, 6),
+		"gone though the wipe came first": tale{}.
+			wiped(1, 2, "").calls("a", 3).gets("a", 4, 100).unlocks("a", 5).lost("a", 6, gone, 6),
+		"two after a wipe": tale{}.
+			calls("a", 1).gets("a", 2, 100).wiped(3, 4, "").
+			calls("b", 5).gets("b", 6, 100).calls("c", 5).gets("c", 7, 100),
+		"somebody else re-enters": tale{}.
+			calls("a", 1).as("A").gets("a", 2, 100).calls("b", 3).as("B").gets("b", 4, 100),
+		"the first of two releases frees the lock": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).calls("a2", 3).as("A").gets("a2", 4, 100).
+			unlocks("a1", 5).unlocked("a1", 6, fine).calls("b", 7).gets("b", 8, 100),
+		"without promise does not mean without asking": tale{}.
+			calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 0),
+		"a token twice": tale{}.
+			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
+			calls("b", 5).gets("b", 6, 100).token(3),
+		"a token of a re-entry that does not grow": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).calls("a2", 3).as("A").gets("a2", 4, 100).token(3),
+		"tokens start again though only the lock was deleted": tale{}.
+			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "orders").
+			calls("b", 5).gets("b", 6, 100).token(1),
+	} {
+		t.Run(name, func(t *testing.T) { assert.Equal(t, porcupine.Illegal, verdict(s)) })
+	}
+}
+
+func TestTheCheckReports(t *testing.T) {
+	for what, s := range map[string]tale{
+		"Illegal":             tale{}.calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),
+		"took":                tale{}.calls("a", 1).fails("a", time.Minute.Nanoseconds(), refused),
+		"should not come up":  tale{}.calls("a", 1).fails("a", 2, wrong),
+		"context did not end": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: silent, At: 3, Claim: "a"}),
+	} {
+		wrongs := newHistory(s).check(t.TempDir(), checkTimeout)
+		require.Len(t, wrongs, 1, what)
+		assert.Contains(t, wrongs[0], what)
+	}
+	ordinary := tale{}.calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine)
+	assert.Empty(t, newHistory(ordinary).check(t.TempDir(), checkTimeout))
+}
+
+// Whoever gets no verdict in time has not passed.
+func TestTheCheckReportsThatItTakesTooLong(t *testing.T) {
+	var s tale
+	for i := range 40 { // in any order, and none of them helps
+		claim := fmt.Sprint(i)
+		s = s.calls(claim, 1).gets(claim, 10, 0)
+	}
+	s = s.calls("a", 11).gets("a", 12, 100).calls("b", 13).gets("b", 14, 100)
+	wrongs := newHistory(s).check(t.TempDir(), 50*time.Millisecond)
+	require.Len(t, wrongs, 1)
+	assert.Contains(t, wrongs[0], "Unknown")
+}

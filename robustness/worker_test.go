@@ -1,0 +1,278 @@
+package robustness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+const (
+	// watchdogTimeout is short, so that what goes wrong for a second loses holds.
+	watchdogTimeout = time.Second
+	goroutines      = 6 // of a worker
+	maxDepth        = 3 // of re-entry
+)
+
+// kinds are the locks that workers contend for: how they are made, and how
+// often, of 100 acquisitions, the owner is named.
+var kinds = []struct {
+	name  string
+	of    func(c *redlatch.Client, name string) lock.Locker
+	named int
+}{
+	{"plain", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name, rlock.NonReentrant()) }, 0},
+	{"reentrant", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }, 75},
+	{"fenced", func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }, 25},
+}
+
+// lockName is the name of a kind's lock in the round of that seed.
+func lockName(seed uint64, kind string) string { return fmt.Sprintf("%s-%d", kind, seed) }
+
+// contend is the worker: several goroutines take and release the round's locks
+// in every way until a time is reached.
+func contend(args []string) error {
+	addr, dir, id := args[0], args[1], "w"+args[3]
+	seed, errSeed := strconv.ParseUint(args[2], 10, 64)
+	number, errNumber := strconv.ParseUint(args[3], 10, 32)
+	until, errUntil := strconv.ParseInt(args[4], 10, 64)
+	j, err := openJournal(filepath.Join(dir, id+journalExt))
+	if err := errors.Join(errSeed, errNumber, errUntil, err); err != nil {
+		return err
+	}
+	var c *redlatch.Client
+	for c == nil {
+		if clock() >= until {
+			return j.close()
+		}
+		// The server may be down.
+		if c, err = connect(addr); err != nil {
+			time.Sleep(10 * time.Millisecond)
+		}
+	}
+	w := &worker{id: id, client: c, journal: j}
+	var wg sync.WaitGroup
+	for g := range goroutines {
+		wg.Go(func() {
+			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*goroutines+uint64(g)))}
+			k := kinds[g%len(kinds)] // one kind, so that none is idle while another is held
+			for clock() < until {
+				p.play(k.of(c, lockName(seed, k.name)), p.chance(k.named))
+			}
+		})
+	}
+	wg.Wait()
+	c.Close()
+	return j.close()
+}
+
+func connect(addr string) (*redlatch.Client, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	return redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}},
+		redlatch.WithWatchdogTimeout(watchdogTimeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+}
+
+// worker is what the goroutines of a process share.
+type worker struct {
+	id      string
+	client  *redlatch.Client
+	journal *journal
+	claims  atomic.Int64
+}
+
+// player is one goroutine of a worker.
+type player struct {
+	*worker
+	rng *rand.Rand
+}
+
+func (p *player) chance(percent int) bool { return p.rng.IntN(100) < percent }
+
+func (p *player) between(from, to time.Duration) time.Duration {
+	return from + time.Duration(p.rng.Int64N(int64(to-from)))
+}
+
+// taken is a hold with the claim it is known by in the journal.
+type taken struct {
+	lock.Hold
+	claim string
+}
+
+// play takes a lock once, or several times if the owner is named, holds it for
+// a while and gives it back.
+func (p *player) play(l lock.Locker, named bool) {
+	ctx, depth := context.Background(), 1
+	if named {
+		ctx, depth = lock.WithOwner(ctx, p.client.NewOwner()), 1+p.rng.IntN(maxDepth)
+	}
+	var holds []taken
+	for range depth {
+		if h, ok := p.lock(ctx, l); ok {
+			holds = append(holds, h)
+			p.hold(h)
+		}
+	}
+	// Not only the last one first: the server counts and does not care.
+	p.rng.Shuffle(len(holds), func(i, j int) { holds[i], holds[j] = holds[j], holds[i] })
+	for i, h := range holds {
+		if i > 0 {
+			p.hold(h)
+		}
+		p.unlock(h)
+	}
+}
+
+// lock makes one acquisition, in one of the ways there are.
+func (p *player) lock(ctx context.Context, l lock.Locker) (taken, bool) {
+	var opts []lock.Option
+	if p.chance(40) {
+		opts = append(opts, lock.Lease(p.between(5*time.Millisecond, 60*time.Millisecond)))
+	}
+	if p.chance(20) {
+		h, err := p.acquire(ctx, l, l.TryLock, 0, opts)
+		return h, err == nil
+	}
+	if p.chance(20) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		defer time.AfterFunc(p.between(0, 300*time.Millisecond), cancel).Stop()
+	}
+	wait := p.between(0, 1500*time.Millisecond)
+	h, err := p.acquire(ctx, l, l.Lock, wait, append(opts, lock.Wait(wait)))
+	return h, err == nil
+}
+
+type call func(context.Context, ...lock.Option) (lock.Hold, error)
+
+// acquire makes a call of Lock or TryLock.
+func (p *player) acquire(ctx context.Context, l lock.Locker, call call, wait time.Duration, opts []lock.Option) (taken, error) {
+	claim := fmt.Sprintf("%s#%d", p.id, p.claims.Add(1))
+	e := event{What: locking, Claim: claim, Lock: l.Name(), Wait: wait}
+	if o, ok := lock.OwnerFrom(ctx); ok {
+		e.Owner, e.Named = o.String(), true
+	}
+	e.At = clock()
+	p.journal.write(e)
+	h, err := call(ctx, opts...)
+	at := clock()
+	if err != nil {
+		p.journal.write(event{What: notLocked, At: at, Claim: claim, Outcome: outcomeOfLock(err), Err: err.Error()})
+		return taken{}, err
+	}
+	p.journal.write(event{What: locked, At: at, Claim: claim, Owner: h.Owner().String(), Token: h.Token()})
+	t := taken{h, claim}
+	p.look(t)
+	return t, nil
+}
+
+// look notes how long ownership is certain and reports whether it is.
+func (p *player) look(h taken) bool {
+	now := clock() // before: the deadline is not earlier than this makes it
+	left := h.Remaining()
+	if left > 0 {
+		p.journal.write(event{What: seen, At: now, Claim: h.claim, Until: now + int64(left)})
+	}
+	return left > 0
+}
+
+// silence is for how long a hold may be over without its context being so.
+const silence = 10 * time.Second
+
+// hold passes the time for which a lock is held.
+func (p *player) hold(h taken) {
+	var d time.Duration
+	switch n := p.rng.IntN(100); {
+	case n < 85:
+		d = p.between(0, 3*time.Millisecond)
+	case n < 99: // past the end of many a fixed lease
+		d = p.between(5*time.Millisecond, 80*time.Millisecond)
+	default: // through some renewals
+		d = p.between(300*time.Millisecond, 1300*time.Millisecond)
+	}
+	for end := time.Now().Add(d); time.Now().Before(end); {
+		if p.chance(5) {
+			_ = h.Extend(context.Background(), p.between(20*time.Millisecond, 1200*time.Millisecond)) // look tells
+		}
+		if !p.look(h) {
+			select {
+			case <-h.Context().Done():
+			case <-time.After(silence):
+				p.journal.write(event{What: silent, At: clock(), Claim: h.claim})
+			}
+			// Unlock is then for somebody else's lock.
+			time.Sleep(p.between(0, 20*time.Millisecond))
+			return
+		}
+		time.Sleep(min(time.Until(end), p.between(time.Millisecond, 20*time.Millisecond)))
+	}
+}
+
+func (p *player) unlock(h taken) {
+	p.look(h)
+	p.journal.write(event{What: unlocking, At: clock(), Claim: h.claim})
+	err := h.Unlock(context.Background())
+	e := event{What: unlocked, Claim: h.claim, Outcome: fine}
+	var lost *lock.LostError
+	if errors.As(err, &lost) {
+		since := time.Since(lost.When) // first: the loss is not later than this makes it
+		e.Lost = clock() - int64(since)
+	}
+	if err != nil {
+		e.Outcome, e.Err = outcomeOfUnlock(err, lost), err.Error()
+	}
+	e.At = clock()
+	p.journal.write(e)
+}
+
+func outcomeOfLock(err error) outcome {
+	switch {
+	case isWrong(err), errors.Is(err, lock.ErrNotHeld):
+		return wrong
+	case errors.Is(err, lock.ErrIndeterminate):
+		return unknown
+	case errors.Is(err, lock.ErrNotAcquired):
+		return refused
+	default:
+		return failed
+	}
+}
+
+func outcomeOfUnlock(err error, lost *lock.LostError) outcome {
+	switch {
+	case lost != nil && lost.Reason == lock.ReasonExpired:
+		return expired
+	case lost != nil && lost.Reason == lock.ReasonGone:
+		return gone
+	case lost != nil, isWrong(err), errors.Is(err, lock.ErrNotHeld):
+		return wrong
+	case errors.Is(err, lock.ErrIndeterminate):
+		return unknown
+	default:
+		return failed
+	}
+}
+
+// isWrong reports whether err is one that neither Lock nor Unlock has a reason
+// for here, whatever the nemesis does.
+func isWrong(err error) bool {
+	for _, target := range []error{lock.ErrReentered, lock.ErrInvalid, lock.ErrClosed, lock.ErrUnsupported} {
+		if errors.Is(err, target) {
+			return true
+		}
+	}
+	_, isReply := rueidis.IsRedisErr(err)
+	return isReply
+}
