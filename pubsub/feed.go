@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -395,14 +396,16 @@ func (f *feed) refused(ch *channel, err *rueidis.RedisError) {
 	f.evict(ch)
 	h.wakePlacer()
 	_, moved := err.IsMoved()
-	if moved || err.IsClusterDown() || err.IsLoading() || err.IsTryAgain() {
+	first := false
+	switch text := err.Error(); {
+	case moved || err.IsClusterDown() || err.IsTryAgain():
 		ch.notBefore = time.Now().Add(minBackoff)
-		h.mu.Unlock()
-		return
+	case !strings.HasPrefix(text, "NOPERM") && !strings.HasPrefix(text, "unknown command"):
+		ch.notBefore = time.Now().Add(maxBackoff) // it is busy, or loading
+	default:
+		ch.notBefore = time.Now().Add(deniedBackoff)
+		first, h.denied = !h.denied, true
 	}
-	ch.notBefore = time.Now().Add(deniedBackoff)
-	first := !h.denied
-	h.denied = true
 	h.mu.Unlock()
 	if first {
 		h.log.Warn("redlatch: the server refuses a subscription, waiters poll instead: "+

@@ -88,8 +88,8 @@ const (
 	commandTimeout = 3 * time.Second
 	minBackoff     = 50 * time.Millisecond
 	maxBackoff     = time.Second
-	// deniedBackoff is for an error reply, such as a missing ACL right: it will
-	// not go away in a second.
+	// deniedBackoff is for a missing right or command, which will not be there in
+	// a second.
 	deniedBackoff = 30 * time.Second
 )
 

@@ -214,6 +214,31 @@ func TestARefusedSubscriptionIsLoggedOnceAndTheOthersWork(t *testing.T) {
 	})
 }
 
+func TestAServerThatIsBusyIsAskedAgainSoon(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--lua-time-limit", "50")
+		var log harness.Log
+		h, conn := newHub(t, s, pubsub.Options{Logger: log.Logger()})
+		e := newEar()
+		h.Subscribe("first", e) // the connection is there
+		require.Equal(t, subscribed, e.next(t))
+		script := make(chan error, 1)
+		go func() {
+			script <- conn.Do(context.Background(), conn.B().Eval().Script("while true do end").Numkeys(0).Build()).Error()
+		}()
+		harness.Eventually(t, 5*time.Second, "busy", func() bool {
+			reply, err := testserver.Command(s.Addr, "PING")
+			return err == nil && strings.HasPrefix(reply, "-BUSY")
+		})
+		h.Subscribe("second", e)
+		harness.Eventually(t, 5*time.Second, "refused", func() bool { return h.Refused() == 1 })
+		harness.Do(t, s.Addr, "SCRIPT", "KILL")
+		require.Error(t, <-script)
+		require.Equal(t, subscribed, e.next(t))
+		require.Empty(t, log.String())
+	})
+}
+
 func TestAClosedHubIsSilent(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		h, conn := newHub(t, s, pubsub.Options{})
