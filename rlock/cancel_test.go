@@ -30,7 +30,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		{
 			name: "first attempt, which succeeds", indeterminate: true,
 			at: func(_ *testing.T, g *harness.Gate, start func(), _ func(int), _ lock.Hold) {
-				reached := g.Shut("EVALSHA", 1)
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 				start()
 				<-reached
 			},
@@ -38,7 +38,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		{
 			name: "first attempt, which fails", held: true, indeterminate: true,
 			at: func(_ *testing.T, g *harness.Gate, start func(), _ func(int), _ lock.Hold) {
-				reached := g.Shut("EVALSHA", 1)
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 				start()
 				<-reached
 			},
@@ -46,7 +46,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		{
 			name: "subscription", held: true,
 			at: func(_ *testing.T, g *harness.Gate, start func(), _ func(int), _ lock.Hold) {
-				reached := g.Shut("\r\nSUBSCRIBE", 1)
+				reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
 				start()
 				<-reached
 			},
@@ -54,7 +54,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		{
 			name: "second attempt, after the subscription", held: true, indeterminate: true,
 			at: func(_ *testing.T, g *harness.Gate, start func(), _ func(int), _ lock.Hold) {
-				reached := g.Shut("EVALSHA", 2)
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 2)
 				start()
 				<-reached
 			},
@@ -71,7 +71,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 			at: func(t *testing.T, g *harness.Gate, start func(), asleep func(int), h lock.Hold) {
 				start()
 				asleep(2)
-				reached := g.Shut("EVALSHA", 1)
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 				require.NoError(t, h.Unlock(t.Context()))
 				<-reached
 			},
@@ -88,7 +88,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 			at: func(_ *testing.T, g *harness.Gate, start func(), asleep func(int), h lock.Hold) {
 				start()
 				asleep(1)
-				reached := g.Shut("EVALSHA", 1)
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 				go func() { _ = h.Unlock(context.Background()) }()
 				<-reached
 			},
@@ -101,12 +101,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 					for _, bounded := range []bool{false, true} {
 						harness.Do(t, s.Addr, "FLUSHALL")
 						c, g := harness.GatedClient(t, s)
-						for _, name := range []string{"a", "b"} { // the scripts are known then
-							ctx := lock.WithOwner(t.Context(), c.NewOwner())
-							require.NoError(t, c.Lock(name).Do(ctx, func(context.Context) error { return nil }))
-							require.NoError(t, c.Lock(name).Do(t.Context(), func(context.Context) error { return nil }))
-						}
-						harness.NothingLeft(t, s.Addr)
+						warmUp(t, s)
 						holder := harness.Client(t, s)
 						if p.here {
 							holder = c
@@ -150,7 +145,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 						case <-time.After(soon):
 							require.Fail(t, "the call did not return")
 						}
-						g.Open()
+						require.NoError(t, g.Open())
 						if h != nil {
 							_ = h.Unlock(context.WithoutCancel(t.Context()))
 						}

@@ -2,8 +2,12 @@ package rlock_test
 
 import (
 	"context"
+	"crypto/sha1" // the server names scripts by their SHA-1
+	"encoding/hex"
 	"log/slog"
 	"math"
+	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -24,16 +28,27 @@ import (
 
 func nothing(context.Context) error { return nil }
 
-// warmUp makes a client's server know the scripts, so that a request is one
-// command.
-func warmUp(t *testing.T, s *testserver.Server, c *redlatch.Client) {
+// warmUp makes a server know the scripts, so that a request is one command.
+func warmUp(t *testing.T, s *testserver.Server) {
 	t.Helper()
-	ctx := lock.WithOwner(t.Context(), c.NewOwner())
-	require.NoError(t, c.Lock("warm").Do(ctx, nothing))
-	h := mustLock(t, c.Lock("warm"))
-	waiter := waitFor(t, s, c.Lock("warm"), 1)
-	require.NoError(t, h.Unlock(t.Context()))
-	require.NoError(t, <-waiter)
+	for _, pattern := range []string{"*.lua", "../internal/locking/*.lua"} {
+		files, err := filepath.Glob(pattern)
+		require.NoError(t, err)
+		require.NotEmpty(t, files)
+		for _, file := range files {
+			source, _ := script(t, file)
+			harness.Do(t, s.Addr, "SCRIPT", "LOAD", source)
+		}
+	}
+}
+
+// script returns a script and the name that the server has for it.
+func script(t *testing.T, file string) (source, sha string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	require.NoError(t, err)
+	sum := sha1.Sum(b)
+	return string(b), hex.EncodeToString(sum[:])
 }
 
 // waitFor starts a waiter behind a holder and returns once it is asleep, after
@@ -64,35 +79,18 @@ func eachOwner(t *testing.T, test func(t *testing.T, s *testserver.Server, owner
 	})
 }
 
-func TestTheReplyToAnAcquisitionIsLost(t *testing.T) {
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
-			c, g := harness.GatedClient(t, s)
-			warmUp(t, s, c)
-			harness.NothingLeft(t, s.Addr)
-			lose(g, "EVALSHA", 1)
-			_, err := c.Lock("orders").TryLock(owner(c))
-			require.ErrorIs(t, err, lock.ErrIndeterminate)
-			require.NotErrorIs(t, err, lock.ErrNotAcquired)
-			harness.NothingLeft(t, s.Addr)
-			require.NoError(t, c.Lock("orders").Do(owner(c), nothing))
-			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
 // A second acquisition by the same owner whose fate is unknown must not cost the
 // owner its first.
 func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
+		for _, fate := range []harness.Fate{harness.LoseReply, harness.LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, s, c)
+			warmUp(t, s)
 			l := c.Lock("orders")
 			ctx := lock.WithOwner(t.Context(), c.NewOwner())
 			h, err := l.Lock(ctx)
 			require.NoError(t, err)
-			lose(g, "EVALSHA", 1)
+			g.Arm(fate, "EVALSHA", 1)
 			_, err = l.TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 			harness.Eventually(t, 10*time.Second, "one hold is left, and no attempt to undo the other is", func() bool {
@@ -100,30 +98,6 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 			})
 			require.NoError(t, h.Unlock(ctx))
 			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
-func TestTheReplyToAReleaseIsLost(t *testing.T) {
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
-			c, g := harness.GatedClient(t, s)
-			warmUp(t, s, c)
-			ctx := owner(c)
-			l := c.Lock("orders")
-			h, err := l.Lock(ctx)
-			require.NoError(t, err)
-			var again lock.Hold
-			if h2, err := l.TryLock(ctx); err == nil {
-				again = h2 // one hold of the named owner stays
-			}
-			lose(g, "EVALSHA", 1)
-			require.NoError(t, h.Unlock(ctx))
-			if again != nil {
-				require.Equal(t, 1, holdCount(t, l, h.Owner()))
-				require.NoError(t, again.Unlock(ctx))
-			}
-			harness.NothingStays(t, s.Addr)
 		}
 	})
 }
@@ -137,32 +111,16 @@ func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
 		l := c.Lock("orders")
 		h, err := l.Lock(ctx)
 		require.NoError(t, err)
-		reached := g.LoseRequest("EVALSHA", 1)
+		reached := g.Arm(harness.DelayRequest, "EVALSHA", 1)
 		require.NoError(t, h.Unlock(ctx))
 		<-reached
 		next, err := l.Lock(ctx)
 		require.NoError(t, err)
 		harness.Eventually(t, 5*time.Second, "nothing is under way", func() bool { return harness.GoroutinesIn("forget") == 0 })
-		g.DeliverLost(t)
+		require.NoError(t, g.Open())
 		require.Equal(t, 1, holdCount(t, l, next.Owner()))
 		require.NoError(t, next.Unlock(ctx))
 		harness.NothingStays(t, s.Addr)
-	})
-}
-
-func TestTheReplyToAHandOffIsLost(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, lose := range []func(*harness.Gate, string, int) <-chan struct{}{(*harness.Gate).LoseReply, (*harness.Gate).LoseRequest} {
-			c, g := harness.GatedClient(t, s)
-			warmUp(t, s, c)
-			h := mustLock(t, c.Lock("orders"))
-			waiter := waitFor(t, s, c.Lock("orders"), 1)
-			reached := lose(g, "EVALSHA", 1)
-			require.NoError(t, h.Unlock(t.Context()))
-			<-reached
-			require.NoError(t, <-waiter)
-			harness.NothingLeft(t, s.Addr)
-		}
 	})
 }
 
@@ -201,16 +159,16 @@ func TestUnlockByOwnerEndsAnUnnamedHoldToo(t *testing.T) {
 func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s, c)
+		warmUp(t, s)
 		h := mustLock(t, c.Lock("orders"))
 		ctx := h.Context()
-		reached := g.Shut("EVALSHA", 1)
+		reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 		done := make(chan error, 1)
 		go func() { done <- h.Unlock(context.Background()) }()
 		<-reached
 		require.ErrorIs(t, ctx.Err(), context.Canceled)
 		require.Zero(t, h.Remaining())
-		g.Open()
+		require.NoError(t, g.Open())
 		require.NoError(t, <-done)
 	})
 }
@@ -261,7 +219,7 @@ func TestOutOfMemory(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		c := harness.Client(t, s)
-		warmUp(t, s, c)
+		warmUp(t, s)
 		named := lock.WithOwner(t.Context(), c.NewOwner())
 		h1, err := c.Lock("one").Lock(t.Context())
 		require.NoError(t, err)
@@ -410,7 +368,7 @@ func TestCloseDuringAcquisitionsLeavesNothing(t *testing.T) {
 func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s, c)
+		warmUp(t, s)
 		theirs := mustLock(t, harness.Client(t, s).Lock("orders"))
 		l := c.Lock("orders", rlock.NonReentrant())
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
@@ -418,7 +376,7 @@ func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 		done := make(chan error, 1)
 		go func() { done <- l.Do(ctx, nothing) }()
 		asleep(t, s, 2)
-		reached := g.LoseReply("EVALSHA", 1)
+		reached := g.Arm(harness.LoseReply, "EVALSHA", 1)
 		require.NoError(t, theirs.Unlock(t.Context()))
 		<-reached
 		require.NoError(t, <-done)

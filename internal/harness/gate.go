@@ -1,11 +1,12 @@
 package harness
 
 import (
+	"bufio"
 	"bytes"
-	"context"
-	"crypto/tls"
+	"fmt"
 	"io"
 	"net"
+	"strconv"
 	"sync"
 	"testing"
 
@@ -16,144 +17,341 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Gate stands between a client and its server and does things to one request:
-// it keeps its reply back, loses the reply with the connection, or loses the
-// request with the connection.
-type Gate struct {
-	mu      sync.Mutex
-	fate    fate
-	match   []byte
-	skip    int
-	reached chan struct{}
-	shut    chan struct{} // closed when replies may pass; nil: they may
-	lost    []byte        // the request that was lost last
-	server  string
-}
+// Fate is what becomes of a request.
+type Fate int
 
-type fate int
-
+// What can become of a request.
 const (
-	keepReply fate = iota
-	loseReply
-	loseRequest
+	// LoseRequest breaks the connection in the place of the request, which the
+	// server never sees.
+	LoseRequest Fate = iota
+	// DelayRequest does the same, but the request arrives in the end, at Open.
+	DelayRequest
+	// LoseReply breaks the connection in the place of the reply.
+	LoseReply
+	// KeepReply keeps the reply, and what comes after it on that connection, back
+	// until Open.
+	KeepReply
+	// Silence drops the reply and everything after it on that connection, which
+	// stays open.
+	Silence
+	// Repeat delivers the request twice and passes on the first reply.
+	Repeat
+	// Resend delivers the request twice and passes on the second reply, as
+	// whoever sends it again for want of a reply does.
+	Resend
 )
 
-// GatedClient returns a client whose replies the gate can keep back.
+// Fates are all of them.
+var Fates = []Fate{LoseRequest, DelayRequest, LoseReply, KeepReply, Silence, Repeat, Resend}
+
+func (f Fate) String() string {
+	return [...]string{"request lost", "request delayed", "reply lost", "reply kept back", "silence", "repeated", "sent again"}[f]
+}
+
+// Unknown reports whether the client is left without an answer.
+func (f Fate) Unknown() bool {
+	return f == LoseRequest || f == DelayRequest || f == LoseReply || f == Silence
+}
+
+// Gate is a proxy before a server. It passes everything on, but for one request
+// that Arm has marked, and for messages if Mute says so.
+type Gate struct {
+	Addr string // for clients
+
+	server   string
+	listener net.Listener
+	done     sync.WaitGroup
+
+	mu      sync.Mutex
+	conns   map[*gateConn]struct{}
+	fate    Fate
+	match   []byte // nil: nothing is marked
+	skip    int
+	reached chan struct{}
+	opened  chan struct{} // closed by Open
+	delayed []byte        // what Open delivers
+	mute    bool
+	closed  bool
+}
+
+// NewGate returns a gate before s, closed when the test ends.
+func NewGate(t testing.TB, s *testserver.Server) *Gate {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	g := &Gate{
+		Addr: l.Addr().String(), server: s.Addr, listener: l,
+		conns: make(map[*gateConn]struct{}), opened: make(chan struct{}),
+	}
+	g.done.Go(g.accept)
+	t.Cleanup(g.close)
+	return g
+}
+
+// GatedClient returns a client behind a gate of its own.
 func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*redlatch.Client, *Gate) {
 	t.Helper()
-	g := &Gate{server: s.Addr}
-	c, err := redlatch.New(t.Context(), rueidis.ClientOption{
-		InitAddress: []string{s.Addr},
-		DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
-			conn, err := d.DialContext(ctx, "tcp", addr)
-			return &gatedConn{Conn: conn, g: g}, err
-		},
-	}, opts...)
+	g := NewGate(t, s)
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{g.Addr}}, opts...)
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
-	t.Cleanup(g.Open)
+	t.Cleanup(func() { g.open() })
 	return c, g
 }
 
-// Shut keeps replies back from when the n-th request, from 1, that contains
-// match has been written: the server has acted on it, and the client does not
-// know. The channel is closed then.
-func (g *Gate) Shut(match string, n int) (reached <-chan struct{}) { return g.arm(keepReply, match, n) }
-
-// LoseReply breaks the connection when the reply to the n-th request that
-// contains match has arrived, before the client sees it.
-func (g *Gate) LoseReply(match string, n int) (reached <-chan struct{}) {
-	return g.arm(loseReply, match, n)
-}
-
-// LoseRequest breaks the connection in the place of the n-th request that
-// contains match: the server never sees it, and the client cannot know.
-func (g *Gate) LoseRequest(match string, n int) (reached <-chan struct{}) {
-	return g.arm(loseRequest, match, n)
-}
-
-// DeliverLost sends the request that was lost after all, as a network does that
-// held it up, and waits for its reply.
-func (g *Gate) DeliverLost(t testing.TB) {
-	t.Helper()
-	conn, err := net.Dial("tcp", g.server)
-	require.NoError(t, err)
-	defer conn.Close()
-	g.mu.Lock()
-	request := g.lost
-	g.mu.Unlock()
-	_, err = conn.Write(request)
-	require.NoError(t, err)
-	_, err = conn.Read(make([]byte, 1))
-	require.NoError(t, err)
-}
-
-func (g *Gate) arm(f fate, match string, n int) <-chan struct{} {
+// Arm marks the n-th request from now, from 1, that contains match. The channel
+// is closed when that one's fate has come: where the server acts on it, after
+// the server has.
+func (g *Gate) Arm(f Fate, match string, n int) (reached <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.fate, g.match, g.skip, g.reached = f, []byte(match), n-1, make(chan struct{})
 	return g.reached
 }
 
-// Open lets everything pass, what was kept back included.
-func (g *Gate) Open() {
+// Mute drops every message to a subscriber from now on. Subscriptions are
+// confirmed as ever.
+func (g *Gate) Mute() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.match = nil
-	if g.shut != nil {
-		close(g.shut)
-		g.shut = nil
+	g.mute = true
+}
+
+// Open lets everything pass, what was kept back included, and blocks until what
+// was delayed has been delivered.
+func (g *Gate) Open() error {
+	if request := g.open(); request != nil {
+		return g.deliver(request)
+	}
+	return nil
+}
+
+func (g *Gate) open() (delayed []byte) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delayed = g.delayed
+	g.match, g.delayed = nil, nil
+	close(g.opened)
+	g.opened = make(chan struct{})
+	return delayed
+}
+
+// deliver sends a copy of a request on a connection of its own and waits for
+// the reply.
+func (g *Gate) deliver(request []byte) error {
+	conn, err := net.Dial("tcp", g.server)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	if _, err := conn.Write(request); err != nil {
+		return err
+	}
+	_, err = readValue(bufio.NewReader(conn))
+	return err
+}
+
+func (g *Gate) close() {
+	g.open()
+	g.mu.Lock()
+	g.closed = true
+	for c := range g.conns {
+		c.close()
+	}
+	g.mu.Unlock()
+	g.listener.Close()
+	g.done.Wait()
+}
+
+func (g *Gate) accept() {
+	for {
+		client, err := g.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial("tcp", g.server)
+		if err != nil { // as if nobody listened
+			client.Close()
+			continue
+		}
+		c := &gateConn{g: g, client: client, server: server}
+		g.mu.Lock()
+		if g.closed {
+			c.close()
+		} else {
+			g.conns[c] = struct{}{}
+			g.done.Go(c.up)
+			g.done.Go(c.down)
+		}
+		g.mu.Unlock()
 	}
 }
 
-type gatedConn struct {
-	net.Conn
-	g    *Gate
-	lose bool // the next reply; belongs to the gate's mutex
+// marks reports whether a request is the marked one. g.mu is held.
+func (g *Gate) marks(request []byte) bool {
+	if g.match == nil || !bytes.Contains(request, g.match) {
+		return false
+	}
+	if g.skip > 0 {
+		g.skip--
+		return false
+	}
+	g.match = nil
+	return true
 }
 
-func (c *gatedConn) Write(b []byte) (int, error) {
+// gateConn is one connection through the gate.
+type gateConn struct {
+	g              *Gate
+	client, server net.Conn
+
+	// What follows belongs to the gate's mutex.
+	sent, got int // requests and replies
+	marked    int // which of the replies is that to the marked request; 0: none
+	fate      Fate
+	request   []byte
+	reached   chan struct{}
+}
+
+func (c *gateConn) close() {
+	c.client.Close()
+	c.server.Close()
+}
+
+// up passes on requests.
+func (c *gateConn) up() {
+	defer func() {
+		c.close()
+		c.g.mu.Lock()
+		delete(c.g.conns, c)
+		c.g.mu.Unlock()
+	}()
+	for r := bufio.NewReader(c.client); ; {
+		request, err := readValue(r)
+		if err != nil || !c.passUp(request) {
+			return
+		}
+		if _, err := c.server.Write(request); err != nil {
+			return
+		}
+	}
+}
+
+// passUp looks at a request and reports whether it goes on.
+func (c *gateConn) passUp(request []byte) bool {
 	g := c.g
 	g.mu.Lock()
-	hit := false
-	if g.match != nil {
-		n := bytes.Count(b, g.match)
-		hit = n > g.skip
-		g.skip -= n
-	}
-	if !hit {
+	c.sent++
+	if !g.marks(request) {
 		g.mu.Unlock()
-		return c.Conn.Write(b)
+		return true
 	}
-	g.match = nil
-	reached, fate := g.reached, g.fate
+	fate, reached := g.fate, g.reached
 	switch fate {
-	case keepReply:
-		g.shut = make(chan struct{})
-	case loseReply:
-		c.lose = true
-	case loseRequest:
-		g.lost = bytes.Clone(b)
+	case LoseRequest, Resend:
+	case DelayRequest:
+		g.delayed = request
+	default:
+		c.marked, c.fate, c.request, c.reached = c.sent, fate, request, reached
+		g.mu.Unlock()
+		return true
 	}
 	g.mu.Unlock()
 	defer close(reached)
-	if fate == loseRequest {
-		return len(b), c.Conn.Close()
+	if fate == Resend {
+		return g.deliver(request) == nil
 	}
-	return c.Conn.Write(b)
+	c.close()
+	return false
 }
 
-func (c *gatedConn) Read(b []byte) (int, error) {
-	n, err := c.Conn.Read(b)
-	c.g.mu.Lock()
-	shut, lose := c.g.shut, c.lose
-	c.g.mu.Unlock()
-	if lose {
-		c.Conn.Close()
-		return 0, io.ErrUnexpectedEOF
+// down passes on replies and messages.
+func (c *gateConn) down() {
+	defer c.close()
+	for r := bufio.NewReader(c.server); ; {
+		reply, err := readValue(r)
+		if err != nil {
+			return
+		}
+		if !c.passDown(reply) {
+			continue
+		}
+		if _, err := c.client.Write(reply); err != nil {
+			return
+		}
 	}
-	if shut != nil {
-		<-shut
+}
+
+// passDown looks at a reply or message and reports whether it goes on.
+func (c *gateConn) passDown(reply []byte) bool {
+	g := c.g
+	g.mu.Lock()
+	if bytes.HasPrefix(reply, []byte(">3\r\n$7\r\nmessage\r\n")) {
+		defer g.mu.Unlock()
+		silent := c.fate == Silence && c.marked > 0 && c.got >= c.marked
+		return !silent && !g.mute
 	}
-	return n, err
+	c.got++
+	if c.marked == 0 || c.got < c.marked {
+		g.mu.Unlock()
+		return true
+	}
+	first, fate, request, reached, opened := c.got == c.marked, c.fate, c.request, c.reached, g.opened
+	g.mu.Unlock()
+	pass := fate == KeepReply || fate == Repeat
+	if !first {
+		return pass
+	}
+	switch fate {
+	case LoseReply:
+		c.close()
+	case Repeat:
+		pass = g.deliver(request) == nil
+	}
+	close(reached)
+	if fate == KeepReply {
+		<-opened
+	}
+	return pass
+}
+
+// readValue reads one value of the RESP protocol, of a request or a reply, as it
+// is on the wire.
+func readValue(r *bufio.Reader) ([]byte, error) {
+	value, err := r.ReadBytes('\n')
+	if err != nil {
+		return nil, err
+	}
+	if len(value) < 3 {
+		return nil, fmt.Errorf("harness: not RESP: %q", value)
+	}
+	kind, line := value[0], value[1:len(value)-2]
+	switch kind {
+	case '+', '-', ':', '_', ',', '#', '(':
+		return value, nil
+	}
+	n, err := strconv.Atoi(string(line))
+	if err != nil {
+		return nil, fmt.Errorf("harness: not RESP: %q", value)
+	}
+	switch kind {
+	case '$', '=', '!':
+		if n < 0 {
+			return value, nil
+		}
+		value = append(value, make([]byte, n+2)...)
+		_, err := io.ReadFull(r, value[len(value)-n-2:])
+		return value, err
+	case '%':
+		n *= 2
+	}
+	for range n {
+		element, err := readValue(r)
+		if err != nil {
+			return nil, err
+		}
+		value = append(value, element...)
+	}
+	return value, nil
 }
