@@ -106,7 +106,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s, c)
+		warmUp(t, s)
 		ctx := owner(c)
 		l := c.Lock("orders")
 		h, err := l.Lock(ctx)
