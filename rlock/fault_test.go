@@ -36,19 +36,20 @@ func warmUp(t *testing.T, s *testserver.Server) {
 		require.NoError(t, err)
 		require.NotEmpty(t, files)
 		for _, file := range files {
-			source, _ := script(t, file)
-			harness.Do(t, s.Addr, "SCRIPT", "LOAD", source)
+			source, err := os.ReadFile(file)
+			require.NoError(t, err)
+			harness.Do(t, s.Addr, "SCRIPT", "LOAD", string(source))
 		}
 	}
 }
 
-// script returns a script and the name that the server has for it.
-func script(t *testing.T, file string) (source, sha string) {
+// sha returns the name that the server has for a script.
+func sha(t *testing.T, file string) string {
 	t.Helper()
-	b, err := os.ReadFile(file)
+	source, err := os.ReadFile(file)
 	require.NoError(t, err)
-	sum := sha1.Sum(b)
-	return string(b), hex.EncodeToString(sum[:])
+	sum := sha1.Sum(source)
+	return hex.EncodeToString(sum[:])
 }
 
 // waitFor starts a waiter behind a holder and returns once it is asleep, after

@@ -1,0 +1,224 @@
+package rlock_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const ambiguityTimeout = 2 * time.Second // of the watchdog
+
+// ambiguity is one case of TestEveryFateOfEveryRequest.
+type ambiguity struct {
+	*testing.T
+	s     *testserver.Server
+	other *redlatch.Client // not behind the gate
+	g     *harness.Gate
+	l     anyLock
+	ctx   context.Context
+	named bool
+	fate  harness.Fate
+	file  string // of the script whose request meets the fate
+}
+
+// during runs what sends the request, and opens the gate: after it, or once a
+// reply is kept back that it waits for.
+func (a *ambiguity) during(operation func()) {
+	a.Helper()
+	reached := a.g.Arm(a.fate, sha(a.T, a.file), 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		operation()
+	}()
+	select {
+	case <-reached:
+	case <-time.After(10 * time.Second):
+		require.FailNow(a, "the request was not sent")
+	}
+	if a.fate == harness.KeepReply {
+		require.NoError(a, a.g.Open())
+	}
+	<-done
+	harness.Eventually(a, 5*time.Second, "no ticket is being removed", func() bool { return harness.GoroutinesIn("(*Lock).forget") == 0 })
+	require.NoError(a, a.g.Open())
+}
+
+// held checks that the lock has one hold, h's, in the end, and that h is not
+// more certain of it than the server.
+func (a *ambiguity) held(h lock.Hold) {
+	a.Helper()
+	harness.Eventually(a, 10*time.Second, "there is one hold", func() bool {
+		return holdCount(a.T, a.l, h.Owner()) == 1 && harness.Do(a, a.s.Addr, "HLEN", a.l.Name()) == ":1"
+	})
+	require.NoError(a, h.Context().Err())
+	ttl := time.Duration(harness.PTTL(a, a.s.Addr, a.l.Name())) * time.Millisecond
+	require.LessOrEqual(a, h.Remaining(), ttl+time.Millisecond)
+}
+
+// waiter starts a waiter and returns once it sleeps, after that many attempts.
+func (a *ambiguity) waiter(file string, attempts int) <-chan lock.Hold {
+	a.Helper()
+	reached := a.g.Arm(harness.KeepReply, sha(a.T, file), attempts)
+	next := make(chan lock.Hold, 1)
+	go func() {
+		h, err := a.l.Lock(a.ctx)
+		assert.NoError(a, err)
+		next <- h
+	}()
+	<-reached
+	require.NoError(a, a.g.Open())
+	harness.Eventually(a, 5*time.Second, "the waiter sleeps", func() bool {
+		return harness.GoroutinesIn("(*Waiter).attempt") == 0
+	})
+	return next
+}
+
+// released gives the last hold back.
+func (a *ambiguity) released(h lock.Hold) {
+	a.Helper()
+	require.NotNil(a, h)
+	a.held(h)
+	require.NoError(a, h.Unlock(a.ctx))
+}
+
+func TestEveryFateOfEveryRequest(t *testing.T) {
+	operations := []struct {
+		name           string
+		unnamed, named string // the script; "" where none is sent
+		alone          bool   // not while other cases run: it looks at goroutines
+		run            func(a *ambiguity)
+	}{
+		{"try", "acquire.lua", "acquire_named.lua", false, func(a *ambiguity) {
+			var h lock.Hold
+			var err error
+			a.during(func() { h, err = a.l.TryLock(a.ctx) })
+			if a.fate.Unknown() {
+				require.ErrorIs(a, err, lock.ErrIndeterminate)
+				require.NotErrorIs(a, err, lock.ErrNotAcquired)
+				return
+			}
+			require.NoError(a, err)
+			a.released(h)
+		}},
+		{"wait", "acquire.lua", "acquire_named.lua", true, func(a *ambiguity) {
+			theirs := mustLock(a.T, a.other.Lock(a.l.Name()))
+			next := a.waiter(a.file, 2)
+			a.during(func() { require.NoError(a, theirs.Unlock(a.ctx)) })
+			a.released(<-next)
+		}},
+		{"hand-off", "hand_off.lua", "", true, func(a *ambiguity) {
+			h := mustLock(a.T, a.l)
+			next := a.waiter("acquire.lua", 1)
+			var err error
+			a.during(func() { err = h.Unlock(a.ctx) })
+			require.NoError(a, err)
+			a.released(<-next)
+		}},
+		{"release", "release.lua", "release_named.lua", false, func(a *ambiguity) {
+			h, err := a.l.Lock(a.ctx)
+			require.NoError(a, err)
+			var again lock.Hold
+			if a.named {
+				again, err = a.l.Lock(a.ctx)
+				require.NoError(a, err)
+			}
+			a.during(func() { err = h.Unlock(a.ctx) })
+			if a.fate == harness.Resend && !a.named {
+				// All that the client hears is that its owner does not hold the lock.
+				require.ErrorIs(a, err, lock.ErrLost)
+			} else {
+				require.NoError(a, err)
+			}
+			if a.named {
+				a.released(again)
+			}
+		}},
+		{"renewal", "../internal/locking/renew.lua", "../internal/locking/renew.lua", false, func(a *ambiguity) {
+			h, err := a.l.Lock(a.ctx)
+			require.NoError(a, err)
+			first := time.Now().Add(h.Remaining())
+			a.during(func() {
+				harness.Eventually(a, ambiguityTimeout, "the lease is renewed", func() bool {
+					return time.Now().Add(h.Remaining()).After(first.Add(ambiguityTimeout / 4))
+				})
+			})
+			a.released(h)
+		}},
+		{"extension", "extend.lua", "extend.lua", false, func(a *ambiguity) {
+			h, err := a.l.Lock(a.ctx, lock.Lease(30*time.Second))
+			require.NoError(a, err)
+			a.during(func() { err = h.Extend(a.ctx, time.Minute) })
+			if a.fate.Unknown() {
+				require.Error(a, err)
+				require.NotErrorIs(a, err, lock.ErrLost)
+				require.NotErrorIs(a, err, lock.ErrNotHeld)
+				a.held(h)
+				require.NoError(a, h.Extend(a.ctx, time.Minute))
+			} else {
+				require.NoError(a, err)
+			}
+			require.Greater(a, h.Remaining(), 40*time.Second)
+			a.released(h)
+		}},
+	}
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		other := harness.Client(t, s)
+		for _, op := range operations {
+			t.Run(op.name, func(parent *testing.T) {
+				for _, fate := range harness.Fates {
+					for named, file := range map[bool]string{false: op.unnamed, true: op.named} {
+						if file == "" {
+							continue
+						}
+						name := fmt.Sprintf("%s, %v, named %v", op.name, fate, named)
+						// Both live until all is done: nothing should be renewed then.
+						g := harness.NewGate(t, s)
+						c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+							// A server that is silent is noticed soon.
+							InitAddress: []string{g.Addr}, ConnWriteTimeout: time.Second, Dialer: net.Dialer{KeepAlive: 200 * time.Millisecond},
+						}, redlatch.WithWatchdogTimeout(ambiguityTimeout))
+						require.NoError(t, err)
+						t.Cleanup(c.Close)
+						parent.Run(name, func(t *testing.T) {
+							if !op.alone {
+								t.Parallel()
+							}
+							a := &ambiguity{T: t, s: s, other: other, g: g, l: c.Lock(name), ctx: context.Background(), named: named, fate: fate, file: file}
+							if named {
+								a.ctx = lock.WithOwner(a.ctx, c.NewOwner())
+							}
+							op.run(a)
+							// Whatever is still there is given back well before its lease is over.
+							harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !isLocked(t, other.Lock(name)) })
+							require.NoError(t, other.Lock(name).Do(t.Context(), nothing))
+						})
+					}
+				}
+			})
+		}
+		harness.Eventually(t, 20*time.Second, "nothing is under way", func() bool { return harness.GoroutinesIn("(*Lock).settle") == 0 })
+		conn := harness.Conn(t, s.Addr)
+		keys, err := conn.Do(t.Context(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
+		require.NoError(t, err)
+		for _, key := range keys { // tickets of releases that were not all answered
+			require.Contains(t, key, "redisson_unlock_latch:")
+			require.NotEqual(t, int64(-1), harness.PTTL(t, s.Addr, key), "%s does not expire", key)
+		}
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		<-time.After(ambiguityTimeout) // some renewal periods
+		require.Zero(t, harness.Commands(t, conn)["evalsha"], "something is renewed")
+	})
+}
