@@ -3,6 +3,7 @@ package rlock_test
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -139,7 +140,8 @@ func TestProcessesIncrementACounterExactly(t *testing.T) {
 	})
 }
 
-// holdWorker takes the lock, says so, and waits to be killed.
+// holdWorker takes the lock, says so, and waits to be killed. If it loses the lock
+// it says when, and how.
 func holdWorker(args []string) error {
 	addr, kind := args[0], args[1]
 	timeout, err := time.ParseDuration(args[2])
@@ -161,6 +163,7 @@ func holdWorker(args []string) error {
 		}
 		fmt.Println("holding")
 		<-h.Context().Done()
+		fmt.Println(time.Now().UnixNano())
 		fmt.Println(context.Cause(h.Context()))
 		fmt.Println(h.Unlock(ctx))
 	}
@@ -188,18 +191,42 @@ func TestAWaiterGetsInWhenTheHolderWasKilled(t *testing.T) {
 }
 
 func TestAHolderStoppedPastItsLeaseHearsOfIt(t *testing.T) {
-	const timeout = time.Second
+	const (
+		timeout = time.Second
+		// bound is how soon a holder that goes on hears that its lease is over. All
+		// it takes is one turn of its scheduler; where the machine has no time for
+		// that, another try is as good.
+		bound = 100 * time.Millisecond
+		tries = 5
+	)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		p := harness.Spawn(t, "hold", s.Addr, "lock", timeout.String())
-		require.Equal(t, "holding", p.Line(30*time.Second))
 		l := harness.Client(t, s).Lock("orders")
-		p.Signal(syscall.SIGSTOP)
-		h := mustLock(t, l)
-		p.Signal(syscall.SIGCONT)
-		require.Contains(t, p.Line(5*time.Second), "lock lost")
-		require.Contains(t, p.Line(5*time.Second), "lock lost")
-		// Whoever has it now has noticed nothing.
-		require.Equal(t, 1, holdCount(t, l, h.Owner()))
-		require.NoError(t, h.Unlock(t.Context()))
+		best := time.Duration(math.MaxInt64)
+		for try := 0; try < tries && best > bound; try++ {
+			p := harness.Spawn(t, "hold", s.Addr, "lock", timeout.String())
+			require.Equal(t, "holding", p.Line(30*time.Second))
+			p.Signal(syscall.SIGSTOP)
+			h := mustLock(t, l)
+			before := harness.PTTL(t, s.Addr, "orders")
+			began := time.Now()
+			p.Signal(syscall.SIGCONT)
+			told, err := strconv.ParseInt(p.Line(5*time.Second), 10, 64)
+			require.NoError(t, err)
+			heard := time.Unix(0, told).Sub(began)
+			require.Positive(t, heard)
+			best = min(best, heard)
+			require.Contains(t, p.Line(5*time.Second), lock.ErrLost.Error())
+			require.Contains(t, p.Line(5*time.Second), lock.ErrLost.Error())
+			// Whoever has it now has noticed nothing.
+			after, passed := harness.PTTL(t, s.Addr, "orders"), time.Since(began)
+			require.LessOrEqual(t, after, before)
+			require.GreaterOrEqual(t, after, before-passed.Milliseconds()-2) // both are rounded
+			require.Equal(t, ":1", harness.Do(t, s.Addr, "HLEN", "orders"))
+			require.Equal(t, 1, holdCount(t, l, h.Owner()))
+			require.NoError(t, h.Context().Err())
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		t.Logf("told %v after it went on", best)
+		require.LessOrEqual(t, best, bound)
 	})
 }
