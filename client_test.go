@@ -660,18 +660,44 @@ func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
 }
 
 func TestSubscribingForbidden(t *testing.T) {
+	const (
+		locks, waiters = 5, 3
+		lease          = 700 * time.Millisecond
+	)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
-		c, err := redlatch.Open(t.Context(), "redis://mute:secret@"+s.Addr)
+		opt, err := redlatch.ParseURL("redis://mute:secret@" + s.Addr)
+		require.NoError(t, err)
+		var log harness.Log
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
 		require.NoError(t, err)
 		defer c.Close()
-		h, err := harness.Client(t, s).Lock("orders").Lock(t.Context(), lock.Lease(700*time.Millisecond))
-		require.NoError(t, err)
-		begin := time.Now()
-		require.NoError(t, c.Lock("orders").Do(t.Context(), nothing))
-		require.Less(t, time.Since(begin), 5*time.Second)
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		holder := harness.Client(t, s)
+		for round := range 2 {
+			var holds []lock.Hold
+			var wg sync.WaitGroup
+			for i := range locks {
+				name := fmt.Sprint("orders ", i)
+				h, err := holder.Lock(name).Lock(t.Context(), lock.Lease(lease))
+				require.NoError(t, err)
+				holds = append(holds, h)
+				for range waiters {
+					wg.Go(func() { assert.NoError(t, c.Lock(name).Do(context.Background(), nothing)) })
+				}
+			}
+			begin := time.Now()
+			wg.Wait()
+			// By the lease alone: before any safety poll.
+			require.Less(t, time.Since(begin), lease+2*time.Second, "round %d", round)
+			for _, h := range holds {
+				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			}
+		}
+		require.Zero(t, c.PubSub().Subscribed)
+		require.Equal(t, 1, strings.Count(log.String(), "refuses a subscription"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		harness.NothingLeft(t, s.Addr)
 	})
 }
 

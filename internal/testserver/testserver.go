@@ -93,7 +93,7 @@ func (s *Server) URL() string { return "redis://" + s.Addr }
 func (s *Server) Kill() { s.end(syscall.SIGKILL) }
 
 // Restart starts a server that was killed, on the same port and with nothing in
-// it.
+// it but what SAVE has saved. While it loads that it answers LOADING.
 func (s *Server) Restart() error { return s.launch() }
 
 // Pause stops the server's process, which keeps its connections open and is
@@ -187,7 +187,7 @@ func (s *Server) launch() error {
 			return fmt.Errorf("%s ended at once:\n%s", s.Program, s.output.String())
 		case <-time.After(10 * time.Millisecond):
 		}
-		if reply, err := Command(s.Addr, "PING"); err == nil && reply == "+PONG" {
+		if reply, err := Command(s.Addr, "PING"); err == nil && (reply == "+PONG" || strings.HasPrefix(reply, "-LOADING")) {
 			return nil
 		}
 	}
