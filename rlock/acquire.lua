@@ -16,7 +16,11 @@ end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	return -2 - redis.call('PTTL', KEYS[1])
 end
--- Nobody else has this owner, so this is the same request delivered twice.
+-- Nobody else has this owner, so an attempt was delivered twice: this one, or an
+-- earlier one of the same wait. The caller counts the lease from this one.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
+	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+end
 if KEYS[2] then
 	return tonumber(redis.call('GET', KEYS[2]))
 end

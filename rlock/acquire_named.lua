@@ -7,11 +7,22 @@
 -- ARGV[3]  1 if the owner may hold more than once
 -- Reply: as acquire.lua; nil if the owner holds and may not hold again.
 
+-- Neither re-entry nor a repetition cuts short what the owner has asked for
+-- before.
+local function expire()
+	if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
+		redis.call('PEXPIRE', KEYS[1], ARGV[1])
+	end
+end
+
 local ticket = redis.call('GET', KEYS[2])
-if ticket == 'held' then -- the same request delivered twice
+if ticket == 'held' and redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then
+	-- An attempt was delivered twice: this one, or an earlier one of the same wait.
+	-- The caller counts the lease from this one.
+	expire()
 	return KEYS[3] and tonumber(redis.call('GET', KEYS[3])) or 0
 end
-if ticket then -- and released since
+if ticket and ticket ~= 'held' then -- released since
 	return -1
 end
 if redis.call('EXISTS', KEYS[1]) == 1 then
@@ -25,9 +36,6 @@ end
 -- The counter comes first: it alone can fail, and then nothing is taken.
 local token = KEYS[3] and redis.call('INCR', KEYS[3]) or 0
 redis.call('HINCRBY', KEYS[1], ARGV[2], 1)
--- Re-entry does not cut short what the owner has asked for before.
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
-	redis.call('PEXPIRE', KEYS[1], ARGV[1])
-end
+expire()
 redis.call('SET', KEYS[2], 'held', 'PX', ARGV[1])
 return token

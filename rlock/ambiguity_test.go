@@ -222,3 +222,57 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 		require.Zero(t, harness.Commands(t, conn)["evalsha"], "something is renewed")
 	})
 }
+
+// An attempt was answered: somebody else has the lock. A copy of it that arrives
+// later takes the lock for a waiter that does not know. When the waiter tries
+// again it must not be more certain of its lease than the server, nor believe
+// that it has the lock when that was lost in between.
+func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		for _, lost := range []bool{false, true} {
+			warmUp(t, s)
+			c, g := harness.GatedClient(t, s)
+			other := harness.Client(t, s)
+			first := mustLock(t, other.Lock("orders"))
+			reached := g.Arm(harness.Echo, "EVALSHA", 2)
+			next := make(chan lock.Hold, 1)
+			go func() {
+				h, err := c.Lock("orders").Lock(owner(c))
+				assert.NoError(t, err)
+				next <- h
+			}()
+			<-reached
+			asleep := func() {
+				harness.Eventually(t, 5*time.Second, "the waiter sleeps", func() bool { return harness.GoroutinesIn("(*Waiter).attempt") == 0 })
+			}
+			asleep()
+			harness.Do(t, s.Addr, "DEL", "orders")
+			require.NoError(t, g.Open())
+			require.Equal(t, ":1", harness.Do(t, s.Addr, "HLEN", "orders"))
+			wake := func() { harness.Do(t, s.Addr, "PUBLISH", "redisson_lock__channel:{orders}", "0") }
+			if lost {
+				harness.Do(t, s.Addr, "DEL", "orders")
+				second := mustLock(t, other.Lock("orders"))
+				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
+				wake()
+				<-reached
+				require.NoError(t, g.Open())
+				asleep()
+				require.Empty(t, next)
+				require.NoError(t, second.Unlock(t.Context())) // and wakes it
+			} else {
+				lease := redlatch.DefaultWatchdogTimeout.Milliseconds()
+				harness.Eventually(t, 5*time.Second, "time passes", func() bool { return harness.PTTL(t, s.Addr, "orders") < lease-200 })
+				wake()
+			}
+			h := <-next
+			require.NotNil(t, h)
+			ttl := time.Duration(harness.PTTL(t, s.Addr, "orders")) * time.Millisecond
+			require.LessOrEqual(t, h.Remaining(), ttl+time.Millisecond)
+			require.Equal(t, 1, holdCount(t, other.Lock("orders"), h.Owner()))
+			require.NoError(t, h.Unlock(t.Context()))
+			require.ErrorIs(t, first.Unlock(t.Context()), lock.ErrLost)
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}

@@ -40,13 +40,17 @@ const (
 	// Resend delivers the request twice and passes on the second reply, as
 	// whoever sends it again for want of a reply does.
 	Resend
+	// Echo passes request and reply on, and delivers the request a second time at
+	// Open.
+	Echo
 )
 
-// Fates are all of them.
+// Fates are all of them but Echo: requests need not be safe against a copy that
+// arrives after their answer.
 var Fates = []Fate{LoseRequest, DelayRequest, LoseReply, KeepReply, Silence, Repeat, Resend}
 
 func (f Fate) String() string {
-	return [...]string{"request lost", "request delayed", "reply lost", "reply kept back", "silence", "repeated", "sent again"}[f]
+	return [...]string{"request lost", "request delayed", "reply lost", "reply kept back", "silence", "repeated", "sent again", "echoed"}[f]
 }
 
 // Unknown reports whether the client is left without an answer.
@@ -248,10 +252,11 @@ func (c *gateConn) passUp(request []byte) bool {
 		return true
 	}
 	fate, reached := g.fate, g.reached
-	switch fate {
-	case LoseRequest, Resend:
-	case DelayRequest:
+	if fate == DelayRequest || fate == Echo {
 		g.delayed = request
+	}
+	switch fate {
+	case LoseRequest, DelayRequest, Resend:
 	default:
 		c.marked, c.fate, c.request, c.reached = c.sent, fate, request, reached
 		g.mu.Unlock()
@@ -299,7 +304,7 @@ func (c *gateConn) passDown(reply []byte) bool {
 	}
 	first, fate, request, reached, opened := c.got == c.marked, c.fate, c.request, c.reached, g.opened
 	g.mu.Unlock()
-	pass := fate == KeepReply || fate == Repeat
+	pass := fate == KeepReply || fate == Repeat || fate == Echo
 	if !first {
 		return pass
 	}
