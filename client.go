@@ -126,6 +126,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
 		opt.Sentinel.TopologyRefreshInterval = sentinelRefresh
 	}
+	polite(&opt)
 	conn, err := connect(ctx, opt)
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)

@@ -5,6 +5,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/tls"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -16,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -533,6 +535,55 @@ func TestManyHoldsAreRenewedTogether(t *testing.T) {
 			assert.NoError(t, h.Context().Err())
 			assert.NoError(t, h.Unlock(t.Context()))
 		}
+	})
+}
+
+// A server without a place for another client says so before it is asked. A call
+// whose context has ended by then gives the new connection up unused.
+func TestTheServerSpeaksFirst(t *testing.T) {
+	full, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer full.Close()
+	go func() {
+		for {
+			conn, err := full.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+			conn.Close()
+		}
+	}()
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var leave atomic.Pointer[context.CancelFunc] // of the call under way, when the server is full
+		var dials atomic.Int32
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+			InitAddress: []string{s.Addr},
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if leave := leave.Load(); leave != nil {
+					defer (*leave)()
+					dials.Add(1)
+					addr = full.Addr().String()
+				}
+				return d.DialContext(ctx, "tcp", addr)
+			},
+		})
+		require.NoError(t, err)
+		defer c.Close()
+		ping := func() error {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			leave.Store(&cancel)
+			return c.Ping(ctx)
+		}
+		require.NoError(t, ping())
+		harness.Do(t, s.Addr, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		harness.Eventually(t, 10*time.Second, "many connections were given up", func() bool {
+			require.True(t, ping() != nil || dials.Load() == 0)
+			return dials.Load() >= 100
+		})
+		leave.Store(nil)
+		works(t, c, "orders")
 	})
 }
 
