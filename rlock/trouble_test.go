@@ -279,7 +279,7 @@ func TestAllMessagesAreLost(t *testing.T) {
 		waitersEach int
 		perHandOver time.Duration // from client to client
 	}{
-		{name: "short leases", timeout: time.Second, clients: 4, waitersEach: 5, perHandOver: time.Second},
+		{name: "short leases", timeout: time.Second, clients: 2, waitersEach: 10, perHandOver: time.Second},
 		{name: "long leases", timeout: 30 * time.Second, clients: 2, waitersEach: 2, perHandOver: safetyPoll},
 	} {
 		t.Run(m.name, func(t *testing.T) {
