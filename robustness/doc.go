@@ -30,7 +30,7 @@
 // page by porcupine. The page shows operations as bars from call to return; the
 // longest order that fits is drawn through them, and the first operation it
 // cannot contain is marked. REDLATCH_ROBUSTNESS_DIR chooses where the
-// directories are made. A verdict "unknown" means that the checker ran out of
+// directories are made. A verdict "Unknown" means that the checker ran out of
 // time; it is a failure too, and asks for shorter rounds.
 //
 // # The model
@@ -67,4 +67,8 @@
 // owner that existed already when the lock was wiped. The server counts the
 // holds of an owner and cannot tell one that was wiped from its successor, so
 // the Unlock of the former may end the latter.
+//
+// For the same reason a worker uses an owner from one goroutine only. With
+// several, an Unlock that is under way while its lease ends may end what another
+// goroutine has taken as that owner in that moment.
 package robustness

@@ -104,7 +104,7 @@ func (r *round) takeAll(t *testing.T) {
 	j, err := openJournal(filepath.Join(r.dir, "last"+journalExt))
 	require.NoError(t, err)
 	defer j.close()
-	c, err := connect(r.server.Addr)
+	c, err := connect(t.Context(), r.server.Addr)
 	require.NoError(t, err)
 	defer c.Close()
 	w := &worker{id: "last", client: c, journal: j}
@@ -141,7 +141,7 @@ func TestHistories(t *testing.T) {
 			return
 		}
 		assert.Positive(t, sum.holds)
-		c, err := connect(s.Addr)
+		c, err := connect(t.Context(), s.Addr)
 		require.NoError(t, err)
 		defer c.Close()
 		for i := range sum.rounds {

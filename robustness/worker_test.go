@@ -57,10 +57,12 @@ func contend(args []string) error {
 		if clock() >= until {
 			return j.close()
 		}
-		// The server may be down.
-		if c, err = connect(addr); err != nil {
+		// The server may be down, or paused.
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		if c, err = connect(ctx, addr); err != nil {
 			time.Sleep(10 * time.Millisecond)
 		}
+		cancel()
 	}
 	w := &worker{id: id, client: c, journal: j}
 	var wg sync.WaitGroup
@@ -78,9 +80,7 @@ func contend(args []string) error {
 	return j.close()
 }
 
-func connect(addr string) (*redlatch.Client, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-	defer cancel()
+func connect(ctx context.Context, addr string) (*redlatch.Client, error) {
 	return redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}},
 		redlatch.WithWatchdogTimeout(watchdogTimeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 }
