@@ -136,9 +136,9 @@ var hashRenew = wire.NewScript(renewLua)
 type HashRenewer struct{ Client rueidis.Client }
 
 // Renew implements watchdog.Renewer. It uses connections that no other command
-// delays, and the one of all other commands where that has failed.
-func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, again bool) []watchdog.Renewed {
-	results := r.renew(ctx, batches, ttl, !again)
+// delays; its detour is the connection of all other commands.
+func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
+	results := r.renew(ctx, batches, ttl, !detour)
 	for b, batch := range batches {
 		// The slot is being moved, and has keys on either side: one by one they
 		// are found.

@@ -14,8 +14,11 @@ const (
 	// batchSize is how many leases one script renews at most. A script blocks
 	// the server while it runs: a hundred keys take it well under a millisecond.
 	batchSize = 100
-	// maxWave is how many batches are sent together at most.
-	maxWave = 512
+	// maxWave is how many batches are sent together at most, and maxWaveLeases
+	// how many leases are in them: a wave that is too much for its time is late
+	// as a whole.
+	maxWave       = 512
+	maxWaveLeases = 5000
 	// maxWorkers is how many waves of a lane are under way at once at most.
 	maxWorkers = 8
 	// maxRenewTimeout bounds one try, so that there is time for several within
@@ -37,9 +40,9 @@ type Holder interface {
 // Renewer extends leases of one kind on the server. It is comparable.
 type Renewer interface {
 	// Renew gives every lease of every batch ttl from now. The keys of a batch
-	// are of one slot. again is set for leases whose last renewal has failed: it
+	// are of one slot. detour is set for every second try after a failure: it
 	// should go another way, if there is one.
-	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, again bool) []Renewed
+	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, detour bool) []Renewed
 }
 
 // Renewed is what became of a batch.
@@ -119,16 +122,21 @@ type Dog struct {
 // lane is renewals that share workers. Those that have failed have their own:
 // a node that does not answer holds them up, and must not hold up the rest.
 type lane struct {
-	again   bool
-	pending map[Renewer][][]*Lease
+	pending map[way][][]*Lease
 	workers int
+}
+
+// way is how a batch is renewed.
+type way struct {
+	renewer Renewer
+	detour  bool
 }
 
 // NewDog returns a watchdog that runs until Close.
 func NewDog(cfg Config) *Dog {
 	d := &Dog{cfg: cfg}
 	for i := range d.lanes {
-		d.lanes[i] = lane{again: i == 1, pending: make(map[Renewer][][]*Lease)}
+		d.lanes[i] = lane{pending: make(map[way][][]*Lease)}
 	}
 	d.ctx, d.cancel = context.WithCancel(context.Background())
 	d.wheel = NewWheel(d.dispatch)
@@ -291,17 +299,18 @@ func (d *Dog) dispatch() {
 		return
 	}
 	type group struct {
-		renewer Renewer
-		slot    int
-		lane    int
+		way
+		slot int
+		lane int
 	}
 	groups := make(map[group][]*Lease)
 	for _, l := range d.due {
-		g := group{renewer: l.renewer}
+		failures := l.failed()
+		g := group{way: way{l.renewer, failures%2 == 1}}
 		if d.cfg.Slot != nil {
 			g.slot = d.cfg.Slot(l.Key)
 		}
-		if l.failed() {
+		if failures > 0 {
 			g.lane = 1
 		}
 		groups[g] = append(groups[g], l)
@@ -316,8 +325,8 @@ func (d *Dog) dispatch() {
 	}
 	for g, leases := range groups {
 		la := &d.lanes[g.lane]
-		la.pending[g.renewer] = slices.AppendSeq(la.pending[g.renewer], slices.Chunk(leases, batchSize))
-		if la.workers < maxWorkers {
+		la.pending[g.way] = slices.AppendSeq(la.pending[g.way], slices.Chunk(leases, batchSize))
+		for begun := 0; begun < len(leases) && la.workers < maxWorkers; begun += maxWaveLeases {
 			la.workers++
 			d.done.Go(func() { d.work(la) })
 		}
@@ -328,33 +337,36 @@ func (d *Dog) dispatch() {
 // Workers live only while there is something to renew.
 func (d *Dog) work(la *lane) {
 	for {
-		renewer, wave := d.next(la)
+		by, wave := d.next(la)
 		if wave == nil {
 			return
 		}
-		d.renew(renewer, wave, la.again)
+		d.renew(by, wave)
 	}
 }
 
-func (d *Dog) next(la *lane) (Renewer, [][]*Lease) {
+func (d *Dog) next(la *lane) (way, [][]*Lease) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if !d.closed {
-		for renewer, batches := range la.pending {
-			wave := batches[:min(maxWave, len(batches))]
-			if len(wave) == len(batches) {
-				delete(la.pending, renewer)
-			} else {
-				la.pending[renewer] = batches[len(wave):]
+		for by, batches := range la.pending {
+			n := 0
+			for leases := 0; n < min(maxWave, len(batches)) && leases < maxWaveLeases; n++ {
+				leases += len(batches[n])
 			}
-			return renewer, wave
+			if n == len(batches) {
+				delete(la.pending, by)
+			} else {
+				la.pending[by] = batches[n:]
+			}
+			return by, batches[:n]
 		}
 	}
 	la.workers--
-	return nil, nil
+	return way{}, nil
 }
 
-func (d *Dog) renew(renewer Renewer, wave [][]*Lease, again bool) {
+func (d *Dog) renew(by way, wave [][]*Lease) {
 	live := make([][]*Lease, 0, len(wave))
 	for _, batch := range wave {
 		// What was forgotten while it was pending is not renewed any more.
@@ -369,7 +381,7 @@ func (d *Dog) renew(renewer Renewer, wave [][]*Lease, again bool) {
 	ctx, cancel := context.WithTimeout(d.ctx, min(maxRenewTimeout, d.cfg.Timeout/6))
 	defer cancel()
 	sent := time.Now()
-	results := renewer.Renew(ctx, live, d.cfg.Timeout, again)
+	results := by.renewer.Renew(ctx, live, d.cfg.Timeout, by.detour)
 	now := time.Now()
 	for b, batch := range live {
 		r := results[b]
@@ -427,10 +439,11 @@ func (l *Lease) isRenewing() bool {
 	return l.state == renewing
 }
 
-func (l *Lease) failed() bool {
+// failed returns how often in a row its renewal has failed.
+func (l *Lease) failed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.failures > 0
+	return l.failures
 }
 
 // retryDelay spreads the tries after a failure: doubling from 100 ms to a

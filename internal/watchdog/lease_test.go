@@ -27,13 +27,15 @@ type server struct {
 	err     error
 	gone    map[string]bool
 	latency time.Duration
-	again   bool
+	detours []bool                // of each wave
+	waves   []int                 // leases in each
 	hung    func(key string) bool // whose node does not answer
 }
 
-func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, again bool) []Renewed {
+func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, detour bool) []Renewed {
 	s.mu.Lock()
 	results := make([]Renewed, len(batches))
+	leases := 0
 	for b, batch := range batches {
 		var keys []string
 		for _, l := range batch {
@@ -41,9 +43,10 @@ func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration,
 			results[b].Held = append(results[b].Held, !s.gone[l.Key])
 		}
 		results[b].Err = s.err
+		leases += len(batch)
 		s.batches, s.at = append(s.batches, keys), append(s.at, time.Now())
 	}
-	s.again = again
+	s.detours, s.waves = append(s.detours, detour), append(s.waves, leases)
 	latency := s.latency
 	if s.hung != nil {
 		for _, batch := range batches {
@@ -212,6 +215,40 @@ func TestRenewalIsTriedAgainWithinTheLease(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
 		assert.Greater(t, h.Remaining(), timeout-2*time.Second)
+	})
+}
+
+func TestAfterAFailureEverySecondTryIsADetour(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		s.set(func(s *server) { s.err = errors.New("boom") })
+		h := watch(t, d, "a", Terms{Renewer: s})
+		for s.renewals() < 4 {
+			time.Sleep(tick)
+		}
+		s.set(func(s *server) { s.err = nil })
+		time.Sleep(timeout)
+		synctest.Wait()
+		assert.Zero(t, h.loss().times)
+		assert.Equal(t, []bool{false, true, false, true, false, false}, s.detours[:6])
+	})
+}
+
+func TestManyLeasesAreRenewedInWaves(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		s.set(func(s *server) { s.latency = time.Second })
+		const leases = 3 * maxWorkers * maxWaveLeases / 2
+		for i := range leases {
+			watch(t, d, strconv.Itoa(i), Terms{Renewer: s})
+		}
+		time.Sleep(timeout/3 + 2*time.Second + time.Millisecond) // two rounds of all workers
+		synctest.Wait()
+		renewed := 0
+		for _, n := range s.waves {
+			assert.LessOrEqual(t, n, maxWaveLeases)
+			renewed += n
+		}
+		assert.Equal(t, leases, renewed)
+		assert.Equal(t, leases/batchSize, len(s.batches))
 	})
 }
 
