@@ -319,7 +319,7 @@ func (f *feed) send(chs []*channel, do func(ctx context.Context, part []*channel
 	for len(chs) > 0 {
 		part := chs[:min(chunk, len(chs))]
 		chs = chs[len(part):]
-		ctx, cancel := context.WithTimeout(f.ctx, commandTimeout)
+		ctx, cancel := context.WithTimeout(f.ctx, subscribeTimeout)
 		err := do(ctx, part)
 		cancel()
 		if err != nil {

@@ -85,9 +85,14 @@ const (
 	// maxWarm bounds how many channels stay subscribed without a listener.
 	maxWarm = 4096
 
-	commandTimeout = 3 * time.Second
-	minBackoff     = 50 * time.Millisecond
-	maxBackoff     = time.Second
+	lookTimeout = 3 * time.Second
+	// subscribeTimeout gives a connection up, and with it all subscriptions on
+	// it. That a server is silent rueidis notices by itself and sooner; one that
+	// is merely slow, with very many channels to subscribe, is better waited for.
+	subscribeTimeout = 15 * time.Second
+
+	minBackoff = 50 * time.Millisecond
+	maxBackoff = time.Second
 	// deniedBackoff is for a missing right or command, which will not be there in
 	// a second.
 	deniedBackoff = 30 * time.Second

@@ -34,7 +34,7 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 	if time.Since(t.asked) < refreshInterval {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, commandTimeout)
+	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
 	defer cancel()
 	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
