@@ -4,13 +4,36 @@ import (
 	"bytes"
 	"log/slog"
 	"runtime"
+	"runtime/pprof"
+	"strconv"
+	"strings"
 	"sync"
 )
 
 // GoroutinesIn counts the goroutines with a frame of that function.
 func GoroutinesIn(function string) int {
-	buf := make([]byte, 1<<20)
-	return bytes.Count(buf[:runtime.Stack(buf, true)], []byte(function))
+	var profile strings.Builder
+	_ = pprof.Lookup("goroutine").WriteTo(&profile, 1)
+	// "<number of goroutines> @ <addresses>", a line for each frame, an empty line.
+	_, stacks, _ := strings.Cut(profile.String(), "\n")
+	sum := 0
+	for stack := range strings.SplitSeq(stacks, "\n\n") {
+		if strings.Contains(stack, function) {
+			number, _, _ := strings.Cut(stack, " @")
+			n, _ := strconv.Atoi(number)
+			sum += n
+		}
+	}
+	return sum
+}
+
+// HeapInUse returns how many bytes of the heap are reachable.
+func HeapInUse() int64 {
+	runtime.GC()
+	runtime.GC() // what a sync.Pool holds outlives one collection
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // Log keeps what is logged. The zero Log is empty.

@@ -1,0 +1,368 @@
+package redlatch_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+const (
+	// noise is by how much the heap may differ between two looks at the same
+	// state.
+	noise = 1 << 20
+	// few is how many goroutines a client and its connections may have.
+	few = 64
+	// patience is for what takes a moment on an idle machine.
+	patience = 30 * time.Second
+	// warmth is when nobody listens any more to channels that were left.
+	warmth = pubsub.DefaultKeepWarm + patience
+)
+
+// crowd runs f(0) to f(n-1), on so many goroutines.
+func crowd(goroutines, n int, f func(i int)) {
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range goroutines {
+		wg.Go(func() {
+			for i := next.Add(1) - 1; i < int64(n); i = next.Add(1) - 1 {
+				f(int(i))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// names returns n names of locks.
+func names(n int) []string {
+	all := make([]string, n)
+	for i := range all {
+		all[i] = "lock " + strconv.Itoa(i)
+	}
+	return all
+}
+
+// takeAll takes a lock of each name.
+func takeAll(t *testing.T, c *redlatch.Client, names []string, opts ...lock.Option) []lock.Hold {
+	t.Helper()
+	all := make([]lock.Hold, len(names))
+	crowd(64, len(names), func(i int) {
+		var err error
+		all[i], err = c.Lock(names[i]).Lock(context.Background(), opts...)
+		assert.NoError(t, err)
+	})
+	require.NotContains(t, all, nil)
+	return all
+}
+
+func unlockAll(t *testing.T, all []lock.Hold) {
+	t.Helper()
+	crowd(64, len(all), func(i int) { assert.NoError(t, all[i].Unlock(context.Background())) })
+}
+
+// subscribed returns the channels somebody is subscribed to.
+func subscribed(t *testing.T, conn rueidis.Client) []string {
+	t.Helper()
+	all, err := conn.Do(context.Background(), conn.B().PubsubChannels().Build()).AsStrSlice()
+	require.NoError(t, err)
+	return all
+}
+
+func TestManyWaitersOnOneLock(t *testing.T) {
+	const waiters = 10_000
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+		works(t, c, "other") // loads the scripts, and connects the subscriber
+		harness.Eventually(t, warmth, "no channel", func() bool { return c.PubSub().Channels == 0 })
+		messages := c.PubSub().Messages
+		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		before := lookAround(waiters)
+
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		leave := enqueue(t, c, waiters, func(int) string { return "orders" })
+		asleep := func(attempts int) {
+			t.Helper()
+			harness.Eventually(t, patience, "all wait, and the attempt is over", func() bool {
+				return harness.Commands(t, conn)["evalsha"] >= attempts &&
+					harness.GoroutinesIn("(*Waiter).wait") == waiters && harness.GoroutinesIn("(*hold).Try") == 0
+			})
+		}
+		asleep(2) // the one that found the lock taken, and the one after the subscription
+		require.Equal(t, 2, harness.Commands(t, conn)["evalsha"])
+		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: messages}, c.PubSub())
+		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, conn))
+		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
+
+		// polls is how often the first waiter may have looked by itself.
+		polls := func(since time.Time) int { return 1 + int(time.Since(since)/(5*time.Second)) }
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		began := time.Now()
+		<-time.After(6 * time.Second)
+		calls := harness.Commands(t, conn)
+		require.LessOrEqual(t, calls["evalsha"], polls(began))
+		require.Zero(t, calls["eval"]+calls["subscribe"]+calls["publish"], "%v", calls)
+
+		// A message makes the first waiter try, and nobody else.
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		const told = 20
+		began = time.Now()
+		for i := range told {
+			harness.Do(t, s.Addr, "PUBLISH", "redisson_lock__channel:{orders}", "0")
+			asleep(i + 1)
+		}
+		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], told+polls(began))
+
+		leave()
+		nobodyIsLeft(t, c, conn, before)
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestManyWaitersOnManyLocks(t *testing.T) {
+	const waiters = 10_000
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+		held := takeAll(t, holder, names(waiters), lock.Lease(time.Hour))
+		var before state
+		for round := range 2 {
+			// Maps keep the size they had once, and the queues some entries for the
+			// next locks: it is the second time that must cost nothing more.
+			if before = lookAround(waiters); round == 0 {
+				before.heap = math.MaxInt64 - noise
+			}
+			leave := enqueue(t, c, waiters, func(i int) string { return held[i].Name() })
+			harness.Eventually(t, 3*patience, "all have subscribed and wait", func() bool {
+				return c.PubSub().Subscribed == waiters && harness.GoroutinesIn("(*Waiter).wait") == waiters
+			})
+			require.Equal(t, pubsub.Stats{Listeners: waiters, Channels: waiters, Subscribed: waiters, Connections: 1}, c.PubSub())
+			require.Len(t, subscribed(t, conn), waiters)
+			require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
+			leave()
+			nobodyIsLeft(t, c, conn, before)
+		}
+		unlockAll(t, held)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// enqueue makes n goroutines wait for locks, every second one with a deadline,
+// and returns how to make them leave, which waits until they have.
+func enqueue(t *testing.T, c *redlatch.Client, n int, name func(i int) string) (leave func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	var all sync.WaitGroup
+	for i := range n {
+		all.Go(func() {
+			var opts []lock.Option
+			if i%2 == 0 {
+				opts = append(opts, lock.Wait(time.Hour))
+			}
+			_, err := c.Lock(name(i)).Lock(ctx, opts...)
+			assert.ErrorIs(t, err, context.Canceled)
+		})
+	}
+	leave = func() {
+		cancel()
+		all.Wait()
+	}
+	t.Cleanup(leave)
+	return leave
+}
+
+// state is what this process uses.
+type state struct {
+	heap       int64
+	goroutines int
+}
+
+// lookAround returns the state, after n goroutines have slept together: the
+// runtime keeps what it needed for them.
+func lookAround(n int) state {
+	var asleep, all sync.WaitGroup
+	wake := make(chan struct{})
+	asleep.Add(n)
+	for range n {
+		all.Go(func() {
+			asleep.Done()
+			<-wake
+		})
+	}
+	asleep.Wait()
+	close(wake)
+	all.Wait()
+	return state{harness.HeapInUse(), runtime.NumGoroutine()}
+}
+
+// nobodyIsLeft fails the test unless the waiters of a client, who have all gone,
+// leave no channel, no goroutine and no memory.
+func nobodyIsLeft(t *testing.T, c *redlatch.Client, conn rueidis.Client, before state) {
+	t.Helper()
+	require.Zero(t, c.PubSub().Listeners)
+	harness.Eventually(t, warmth, "no channel", func() bool {
+		return c.PubSub().Channels == 0 && len(subscribed(t, conn)) == 0
+	})
+	harness.Eventually(t, patience, "no goroutine", func() bool {
+		return runtime.NumGoroutine() <= before.goroutines+few && harness.GoroutinesIn("internal/locking") == 0
+	})
+	harness.Eventually(t, patience, "no memory", func() bool { return harness.HeapInUse() <= before.heap+noise })
+}
+
+// A million waits end before their time, at the head of a queue or behind it, and
+// some get the lock.
+func TestAMillionShortWaits(t *testing.T) {
+	const (
+		waits, callers = 1_000_000, 1000
+		longest        = 20 * time.Millisecond
+		locks          = 400
+		// atOnce is how many locks are wanted at a time: few, so that most waits end
+		// before they come to an attempt.
+		atOnce = 20
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+		all := names(locks)
+		held := takeAll(t, holder, all, lock.Lease(time.Hour))
+		var acquired, timedOut, cancelled atomic.Int64
+		wait := func(n int) state {
+			crowd(callers, n, func(i int) {
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				name := all[(i*locks/n+rand.N(atOnce))%locks]
+				var opts []lock.Option
+				switch {
+				case i%50 == 0:
+					name = "free " + name
+				case i%2 == 0:
+					defer time.AfterFunc(rand.N(longest), cancel).Stop()
+				default:
+					opts = append(opts, lock.Wait(1+rand.N(longest)))
+				}
+				h, err := c.Lock(name).Lock(ctx, opts...)
+				switch {
+				case err == nil:
+					acquired.Add(1)
+					assert.NoError(t, h.Unlock(context.Background()))
+				case !errors.Is(err, lock.ErrNotAcquired):
+					assert.NoError(t, err)
+				case ctx.Err() != nil:
+					cancelled.Add(1)
+				default:
+					timedOut.Add(1)
+				}
+			})
+			// Attempts that were under way when their caller left are undone.
+			harness.Eventually(t, patience, "nothing goes on in the background", func() bool {
+				return harness.GoroutinesIn("internal/locking") == 0
+			})
+			return state{harness.HeapInUse(), runtime.NumGoroutine()}
+		}
+		before := wait(waits / 5)
+		after := wait(waits - waits/5)
+		// A connection that is replaced meanwhile counts twice for a while.
+		require.LessOrEqual(t, after.heap, before.heap+2*noise)
+		require.LessOrEqual(t, after.goroutines, before.goroutines+few)
+		require.EqualValues(t, waits/50, acquired.Load())
+		require.Greater(t, timedOut.Load(), int64(waits/3))
+		require.Greater(t, cancelled.Load(), int64(waits/3))
+		t.Logf("heap %d and %d KiB, %d goroutines", before.heap>>10, after.heap>>10, after.goroutines)
+
+		unlockAll(t, held)
+		harness.NothingLeft(t, s.Addr)
+		nobodyIsLeft(t, c, conn, after)
+	})
+}
+
+// A client holds very many locks for more than three watchdog timeouts: in
+// peace, then while others flood its connections, then while some of the keys
+// become something else.
+func TestAHundredThousandHolds(t *testing.T) {
+	const holds, timeout = 100_000, 20 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn := harness.Conn(t, s.Addr)
+		c, err := redlatch.Wrap(t.Context(), conn, redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		defer c.Close()
+		goroutines := runtime.NumGoroutine()
+		all := takeAll(t, c, names(holds))
+
+		// keep looks at the holds for a watchdog timeout: none of them is lost.
+		keep := func(all []lock.Hold) {
+			t.Helper()
+			least := timeout
+			for end := time.Now().Add(timeout); time.Now().Before(end); <-time.After(timeout / 10) {
+				for _, h := range all {
+					least = min(least, h.Remaining())
+				}
+			}
+			t.Logf("of %d holds one had %v left, none less", len(all), least)
+			require.Positive(t, least, "a hold was lost")
+		}
+
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		keep(all)
+		calls := harness.Commands(t, conn)
+		require.GreaterOrEqual(t, calls["hexists"], 2*holds, "keys renewed")
+		require.Greater(t, calls["hexists"]/calls["evalsha"], 90, "keys renewed by one script")
+		require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+few)
+
+		flood, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		var flooding sync.WaitGroup
+		for range 16 {
+			flooding.Go(func() {
+				for flood.Err() == nil {
+					cmds := make(rueidis.Commands, 200)
+					for i := range cmds {
+						cmds[i] = conn.B().Incr().Key("flood").Build()
+					}
+					for _, reply := range conn.DoMulti(context.Background(), cmds...) {
+						if !assert.NoError(t, reply.Error()) {
+							return
+						}
+					}
+				}
+			})
+		}
+		keep(all)
+		cancel()
+		flooding.Wait()
+
+		var others, kept []lock.Hold
+		for i, h := range all {
+			if i%100 == 0 {
+				others = append(others, h)
+				require.NoError(t, conn.Do(t.Context(), conn.B().Set().Key(h.Name()).Value("precious").Build()).Error())
+			} else {
+				kept = append(kept, h)
+			}
+		}
+		keep(kept)
+		for _, h := range others {
+			var lost *lock.LostError
+			require.ErrorAs(t, context.Cause(h.Context()), &lost)
+			require.Equal(t, lock.ReasonGone, lost.Reason)
+			require.ErrorIs(t, h.Unlock(t.Context()), lost)
+		}
+
+		unlockAll(t, kept)
+		require.Equal(t, ":"+strconv.Itoa(len(others)+1), harness.Do(t, s.Addr, "DBSIZE"), "and the counter of the flood")
+	})
+}
