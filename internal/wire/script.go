@@ -78,7 +78,7 @@ type Call struct{ Keys, Args []string }
 // on connections of their own, of which a node may get as many, and on the one
 // that others use too.
 const (
-	maxApart    = 16
+	maxApart    = 4
 	maxTogether = 256
 )
 
