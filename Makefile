@@ -6,7 +6,7 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FOR = 1m
 SEED =
 
-.PHONY: test deps lint bench robustness
+.PHONY: test deps lint bench cost robustness
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
@@ -31,3 +31,7 @@ robustness: deps
 # What a lock costs here, beside the floor: the same scripts and nothing else.
 bench:
 	cd benchmarks && go test -run '^$$' -bench . -benchtime 2s .
+
+# What locks cost while they are held or waited for: memory and processor time.
+cost:
+	cd benchmarks && go run ./cost
