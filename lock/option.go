@@ -34,9 +34,8 @@ func Wait(d time.Duration) Option { return Option{optionWait, d} }
 
 // MaxHold stops renewing after d: the hold then ends as lost, with the reason
 // ReasonMaxHold, so that work that is stuck cannot keep a lock for ever. The
-// lock itself becomes free at Unlock or, for an owner named with WithOwner, when
-// its last lease is over. d is greater than zero. It excludes Lease, which is
-// never renewed anyway.
+// lock itself becomes free at Unlock, or when its last lease is over. d is
+// greater than zero. It excludes Lease, which is never renewed anyway.
 func MaxHold(d time.Duration) Option { return Option{optionMaxHold, d} }
 
 // Options is what a list of Option says, for those who implement a Locker.

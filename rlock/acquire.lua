@@ -7,10 +7,14 @@
 -- also when the key has no expiry (PTTL -1).
 
 if redis.call('EXISTS', KEYS[1]) == 0 then
-	-- The counter comes first: it alone can fail, and then nothing is taken.
+	-- What can fail comes first, and leaves nothing.
 	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 	redis.call('HSET', KEYS[1], ARGV[2], 1)
-	redis.call('PEXPIRE', KEYS[1], ARGV[1])
+	local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
+	if expires ~= 1 then -- a user without that right must not take it for ever
+		redis.call('DEL', KEYS[1])
+		return expires
+	end
 	return token
 end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then

@@ -139,7 +139,7 @@ func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 			return holdCount(t, l, h2.Owner()) == 1 || h2.Owner() != h1.Owner()
 		})
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrLost)
-		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return harness.GoroutinesIn("settle") == 0 })
+		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return harness.GoroutinesIn("(*Lock).release") == 0 })
 		_, err = harness.Client(t, s).Lock("orders").TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.NoError(t, h2.Unlock(ctx))

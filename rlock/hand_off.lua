@@ -7,18 +7,20 @@
 -- Reply: passed on, the fencing token or 0; nil if the first owner does not
 -- hold it exactly once, and nothing was done.
 
-local token = 0
 if redis.call('HGET', KEYS[1], ARGV[1]) == '1' then
 	-- The counter comes first: it alone can fail, and then nothing has moved.
-	token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
+	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 	redis.call('HSET', KEYS[1], ARGV[2], 1)
 	redis.call('HDEL', KEYS[1], ARGV[1])
-elseif redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1 then
-	-- Nobody else has the second owner, so this is the same request delivered
-	-- twice.
-	token = KEYS[2] and tonumber(redis.call('GET', KEYS[2])) or 0
-else
+	redis.call('PEXPIRE', KEYS[1], ARGV[3])
+	return token
+end
+if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	return false
 end
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
-return token
+-- Nobody else has the second owner, so this is the same request delivered twice,
+-- and the lease may have been extended since.
+if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+	redis.call('PEXPIRE', KEYS[1], ARGV[3])
+end
+return KEYS[2] and tonumber(redis.call('GET', KEYS[2])) or 0

@@ -145,13 +145,16 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (lo
 	channel := p.Channel(c.Key)
 	var reply rueidis.RedisResult
 	if c.Named() {
-		flag := "0"
-		if undo {
-			flag = "1"
+		which := "hold"
+		switch {
+		case c.AnyHold:
+			which = "any"
+		case undo:
+			which = "undo"
 		}
 		reply = releaseNamedScript.Exec(ctx, p.s.Client,
 			[]string{c.Key, wire.UnlockLatch(c.Key, c.Ticket)},
-			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked, wire.Millis(latchLife), flag})
+			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked, wire.Millis(latchLife), which})
 	} else {
 		reply = releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
 			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked})
@@ -172,6 +175,10 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (lo
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	n, err := extendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
+	keys := []string{c.Key}
+	if c.Named() {
+		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
+	}
+	n, err := extendScript.Exec(ctx, p.s.Client, keys, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
 	return n == 1, err
 }

@@ -1,4 +1,5 @@
--- Gives one hold back for an owner that the caller named, once per ticket.
+-- Gives one hold back for an owner that the caller named, once per ticket. The
+-- server counts an owner's holds and does not tell them apart; the tickets do.
 -- KEYS[1]  lock hash
 -- KEYS[2]  ticket
 -- ARGV[1]  owner
@@ -6,10 +7,11 @@
 -- ARGV[3]  channel
 -- ARGV[4]  payload
 -- ARGV[5]  for how long the ticket is kept, in ms
--- ARGV[6]  1 to undo an acquisition of which nothing is known, if it has run
+-- ARGV[6]  hold: the hold of this ticket, if it is still there; undo: the same,
+--          after an acquisition of which nothing is known; any: the owner's, for a
+--          ticket made for this release
 -- Reply: free, 2 plus the number of subscribers told; 1 still held; 0 not held.
 
-local undo = ARGV[6] == '1'
 local ticket = redis.call('GET', KEYS[2])
 if ticket == '0' or ticket == '1' then
 	-- The result of an earlier delivery, as Redisson's unlock latch keeps it:
@@ -17,14 +19,18 @@ if ticket == '0' or ticket == '1' then
 	return 1 + tonumber(ticket)
 end
 local count = redis.call('HGET', KEYS[1], ARGV[1])
-if undo and not ticket or not count then
+if ARGV[6] ~= 'any' and ticket ~= 'held' then
+	return 0
+end
+if not count then
+	redis.call('DEL', KEYS[2])
 	return 0
 end
 
 -- What became of this request, for its repetitions. An acquisition that is
 -- undone has none to come.
 local function note(result)
-	if undo then
+	if ARGV[6] == 'undo' then
 		redis.call('DEL', KEYS[2])
 	else
 		redis.call('SET', KEYS[2], result, 'PX', ARGV[5])

@@ -133,6 +133,9 @@ func (h *hold) abandon() {
 func (h *hold) begin(ctx context.Context) error {
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
+	if h.named {
+		h.lease.Ticket = wire.UnlockLatch(h.claim.Key, h.claim.Ticket)
+	}
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
 		terms.Renewer = h.p.Renewer()
@@ -249,7 +252,7 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	switch {
 	case h.lost != nil:
 		return h.lost
-	case !ok: // unlocked meanwhile
+	case h.state != held: // unlocked meanwhile
 		return fmt.Errorf("%w: Extend %q", lock.ErrNotHeld, h.lock.name)
 	default:
 		return nil
@@ -270,13 +273,8 @@ func (h *hold) unlock(ctx context.Context) error {
 		h.state = ended
 		err := h.lost
 		h.mu.Unlock()
-		if h.named {
-			// It may have taken the lock again since, and the server counts its holds
-			// without telling them apart: this one is left to its lease.
-			h.lock.forget(&h.claim)
-		} else {
-			h.lock.settle(h.claim, false) // should the server still keep it
-		}
+		// Should the server still keep it.
+		h.s.Go(func(ctx context.Context) { _, _ = h.lock.release(ctx, &h.claim) })
 		return err
 	default:
 		h.mu.Unlock()

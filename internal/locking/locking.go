@@ -144,7 +144,7 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 			}
 		}
 	}
-	c := Claim{Key: l.key, Owner: o, Lease: l.s.WatchdogTimeout, Ticket: wire.NewRequestID()}
+	c := Claim{Key: l.key, Owner: o, Lease: l.s.WatchdogTimeout, Ticket: wire.NewRequestID(), AnyHold: true}
 	released, err := l.release(context.WithoutCancel(ctx), &c)
 	if err == nil && released.State == NotHeld {
 		return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.name, o)
@@ -194,7 +194,7 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 		case err == nil && released.State == Shared:
 			// Somebody has used the owner of this claim as a name since. From
 			// here on it is one.
-			c.Ticket = wire.NewRequestID()
+			c.Ticket, c.AnyHold = wire.NewRequestID(), true
 			continue
 		case err == nil && released.State == NotHeld && maybe && !c.Named():
 			return Released{State: Free, Told: -1}, nil // a ticket would have told
@@ -277,7 +277,7 @@ func (l *Lock) settle(c Claim, undo bool) {
 			case err != nil:
 				pause = min(2*pause, maxReleaseWait)
 			case released.State == Shared:
-				c.Ticket = wire.NewRequestID()
+				c.Ticket, c.AnyHold = wire.NewRequestID(), true
 				continue
 			case released.State != NotHeld, !undo, misses == len(settlePauses):
 				return

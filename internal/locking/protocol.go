@@ -9,6 +9,7 @@ import (
 	"errors"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -26,9 +27,12 @@ type Claim struct {
 	Lease time.Duration
 	// Ticket is the request id of a claim whose owner was named by the caller
 	// and may hold more than once, in more than one process: it makes each of
-	// its requests take effect once. It is empty for an owner made for this
-	// claim alone, whose requests can be repeated as they are.
+	// its requests take effect once, and on this hold alone. It is empty for an
+	// owner made for this claim alone, whose requests can be repeated as they are.
 	Ticket string
+	// AnyHold is set for a release that is not of a hold of its own but of
+	// whichever the owner has. Its Ticket was made for it.
+	AnyHold bool
 }
 
 // Named reports whether the caller named the owner.
@@ -156,11 +160,16 @@ func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 func (r HashRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, apart bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
-		keys, args := make([]string, len(batch)), make([]string, 1, len(batch)+1)
+		keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
 		args[0] = wire.Millis(ttl)
 		for i, l := range batch {
 			keys[i] = l.Key
-			args = append(args, l.Owner)
+			ticket := 0
+			if l.Ticket != "" {
+				keys = append(keys, l.Ticket)
+				ticket = len(keys)
+			}
+			args = append(args, l.Owner, strconv.Itoa(ticket))
 		}
 		calls[b] = wire.Call{Keys: keys, Args: args}
 	}

@@ -33,7 +33,7 @@ type Holder interface {
 	// of who calls Check.
 	Lost(reason lock.Reason, cause error)
 	// RenewalFailed is called when a renewal has failed, with what is left of the
-	// lease. It is tried again.
+	// lease. It is tried again. The call may come just after Forget.
 	RenewalFailed(err error, left time.Duration)
 }
 
@@ -65,8 +65,9 @@ type Renewed struct {
 //
 // Over is final: nothing renews a lease that has been over.
 type Lease struct {
-	Key   string
-	Owner string
+	Key    string
+	Owner  string
+	Ticket string // a key that lives as long as the lease; "" if there is none
 
 	timer Timer
 
@@ -402,6 +403,9 @@ func (d *Dog) renew(by way, wave [][]*Lease) {
 func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.Duration {
 	l.mu.Lock()
 	left := l.deadline.Sub(now)
+	if err != nil && l.state == renewing {
+		l.lastErr = err
+	}
 	if reason, cause := l.overdue(now); reason != "" {
 		// Somebody may have seen that it is over, or have had the lock.
 		l.finish(reason, cause)
@@ -410,7 +414,7 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 	switch {
 	case l.state != renewing: // forgotten or expired meanwhile
 	case err != nil:
-		l.state, l.lastErr = watched, err
+		l.state = watched
 		l.failures++
 		l.renewAt = now.Add(retryDelay(l.failures, left))
 		l.schedule()
