@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"strconv"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -74,12 +73,12 @@ func (noDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
 // Call is one execution of a script. Its keys are of one slot.
 type Call struct{ Keys, Args []string }
 
-// How many of the calls that ExecMany sends to a cluster are under way at once:
-// on connections of their own, of which a node may get as many, and on the one
-// that others use too.
+// In how many stripes of slots ExecMany cuts what it sends to a cluster: on
+// connections of their own, of which a node may get as many, and on the one that
+// others use too.
 const (
-	maxApart    = 4
-	maxTogether = 256
+	stripesApart    = 12
+	stripesTogether = 256
 )
 
 // ExecMany runs the script for every call and blocks until each has a reply or
@@ -116,22 +115,24 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 
 // execEach sends every call by itself. A slot that nobody serves fails
 // everything that rueidis is given together with it, and a pipeline of blocking
-// commands that ASK redirects makes it panic.
+// commands that ASK redirects makes it panic. The calls of a stripe of slots, which
+// is mostly of one node, are sent one after the other, those of others meanwhile:
+// a node that does not answer holds up its own.
 func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
-	limit := maxTogether
+	stripes := stripesTogether
 	if apart {
-		limit = maxApart
+		stripes = stripesApart
+	}
+	of := make(map[int][]int) // calls by stripe
+	for i, call := range calls {
+		n := Slot(call.Keys[0]) * stripes / slots
+		of[n] = append(of[n], i)
 	}
 	replies := make([]rueidis.RedisResult, len(calls))
-	var next atomic.Int64
-	var workers sync.WaitGroup
-	for range min(limit, len(calls)) {
-		workers.Go(func() {
-			for {
-				i := int(next.Add(1)) - 1
-				if i >= len(calls) {
-					return
-				}
+	var done sync.WaitGroup
+	for _, stripe := range of {
+		done.Go(func() {
+			for _, i := range stripe {
 				replies[i] = c.Do(ctx, s.command(c, calls[i], apart, s.sha == ""))
 				if isNoScript(replies[i]) {
 					replies[i] = c.Do(ctx, s.command(c, calls[i], apart, true))
@@ -139,7 +140,7 @@ func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, a
 			}
 		})
 	}
-	workers.Wait()
+	done.Wait()
 	return replies
 }
 
