@@ -397,11 +397,11 @@ func (f *feed) refused(ch *channel, err *rueidis.RedisError) {
 	h.wakePlacer()
 	_, moved := err.IsMoved()
 	first := false
-	switch text := err.Error(); {
+	switch {
 	case moved || err.IsClusterDown() || err.IsTryAgain():
 		ch.notBefore = time.Now().Add(minBackoff)
-	case !strings.HasPrefix(text, "NOPERM") && !strings.HasPrefix(text, "unknown command"):
-		ch.notBefore = time.Now().Add(maxBackoff) // it is busy, or loading
+	case err.IsLoading() || strings.HasPrefix(err.Error(), "BUSY") || strings.HasPrefix(err.Error(), "MASTERDOWN"):
+		ch.notBefore = time.Now().Add(maxBackoff)
 	default:
 		ch.notBefore = time.Now().Add(deniedBackoff)
 		first, h.denied = !h.denied, true

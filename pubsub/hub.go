@@ -93,8 +93,8 @@ const (
 
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = time.Second
-	// deniedBackoff is for a missing right or command, which will not be there in
-	// a second.
+	// deniedBackoff is for a missing right or command and the like, which will
+	// not be there in a second.
 	deniedBackoff = 30 * time.Second
 )
 

@@ -39,7 +39,7 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
 		go func() {
-			reply, _ := node.Do(ctx, node.B().ClusterSlots().Build()).ToArray()
+			reply, _ := node.Do(wire.Shared(ctx), node.B().ClusterSlots().Build()).ToArray()
 			answers <- parseSlots(reply, addr)
 		}()
 	}
