@@ -174,8 +174,7 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 }
 
 // Wrap returns a client on a connection that stays the caller's: Close leaves
-// it open. It blocks for one round trip and fails if the server does not
-// answer. The connection may be shared with anything else; renewals do not
+// it open. It blocks for a few round trips and fails if no server answers. The connection may be shared with anything else; renewals do not
 // queue behind its commands, and no command is resent or sent to a replica,
 // whatever conn is set to do.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
@@ -226,18 +225,34 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 }
 
 func ping(ctx context.Context, conn rueidis.Client) error {
-	return anyNode(conn, func(node rueidis.Client) error {
+	return anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(wire.Shared(ctx), node.B().Ping().Build()).Error()
 	})
 }
 
-// anyNode asks one node after the other until one answers: some of a cluster may
-// be down.
-func anyNode(conn rueidis.Client, ask func(node rueidis.Client) error) (err error) {
-	for _, node := range conn.Nodes() {
-		err = ask(node)
-		if _, isReply := rueidis.IsRedisErr(err); err == nil || isReply {
-			return err
+// anyNode asks all nodes at once until one answers well: some of a cluster may be
+// down, or hang. If none does, it returns what one has replied, or else the error
+// of a connection.
+func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Client) error) error {
+	nodes := conn.Nodes()
+	answers := make(chan error, len(nodes))
+	for _, node := range nodes {
+		go func() { answers <- ask(node) }()
+	}
+	err := errors.New("no node is known")
+	replied := false
+	for range nodes {
+		select {
+		case answer := <-answers:
+			if answer == nil {
+				return nil
+			}
+			if !replied {
+				err = answer
+				_, replied = rueidis.IsRedisErr(answer)
+			}
+		case <-ctx.Done():
+			return context.Cause(ctx)
 		}
 	}
 	return err
@@ -253,7 +268,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	case !cluster:
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
-	err := anyNode(conn, func(node rueidis.Client) error {
+	err := anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(wire.Shared(ctx), node.B().PubsubShardnumsub().Build()).Error()
 	})
 	if err == nil {

@@ -178,7 +178,7 @@ func WithMetricName(f func(name string) string) Option {
 // before they return: whether it may evict locks, is too old, has a clock that
 // is far off, or does not let this user take locks. They log what they find, as
 // warnings, and never fail for it. It is for programs that live too briefly to
-// spend two round trips; Client.Probe does the same on demand.
+// spend a few round trips; Client.Probe does the same on demand.
 func WithoutStartupChecks() Option {
 	return func(c *config) error {
 		c.startupChecks = false

@@ -5,11 +5,9 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -45,10 +43,15 @@ type Finding struct {
 	Addr    string // of the node
 	Problem string
 	Advice  string
-	// Missing is, for CheckCommands, the commands with the key or channel that
-	// they were to be used on.
-	Missing []string
+	// Missing is, for CheckCommands, what the server does not know or allow.
+	Missing []Right
 }
+
+// Right is a command, and the key or channel it was to be used on, if any.
+type Right struct{ Command, On string }
+
+// String returns the command and the key or channel.
+func (r Right) String() string { return strings.TrimSpace(r.Command + " " + r.On) }
 
 // String describes the finding.
 func (f Finding) String() string {
@@ -91,9 +94,11 @@ const maxClockOffset = time.Second
 
 // Probe asks every node what it is and whether the locks of the given names can
 // be used there by this client's user, and returns what it found. It changes
-// nothing. It blocks for a few round trips; nodes are asked concurrently. It
-// returns an error that matches lock.ErrInvalid for a bad name, or the error of
-// a connection; what a server refuses to tell is not an error.
+// nothing; without names it does not look at rights. It blocks for a few round
+// trips, and not beyond ctx; nodes are asked at the same time. It returns an
+// error that matches lock.ErrInvalid for a bad name, or the errors of nodes that
+// did not answer, with what the others said; what a server refuses to tell is not
+// an error.
 //
 // New, Open and Wrap do the same with a made-up name, and log the findings.
 func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
@@ -129,22 +134,38 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 	if wire.CheckName(key) != nil {
 		return // the first use of a lock will tell
 	}
-	report, err := c.probe(ctx, c.usesOf(key))
+	uses := c.usesOf(key)
+	report, err := c.probe(ctx, uses)
 	if err != nil {
 		c.s.Logger.Warn("redlatch: startup check: not complete", "error", err)
 	}
+	ofKey := func(r Right) bool { return r.On == key }
 	for _, f := range report.Findings {
-		if f.Check == CheckCommands && slices.Contains(f.Missing, "EXISTS "+key) {
-			continue // this user's locks have other names
+		if len(f.Missing) > 0 && countFunc(f.Missing, ofKey) == countFunc(uses, func(u use) bool { return ofKey(u.Right) }) {
+			// This user's locks have other names.
+			f.Missing = slices.DeleteFunc(f.Missing, func(r Right) bool { return r.On != "" })
+			if len(f.Missing) == 0 {
+				continue
+			}
+			f.Problem = denied(f.Missing)
 		}
 		c.s.Logger.Warn("redlatch: startup check: "+f.Problem, "check", string(f.Check), "addr", f.Addr, "advice", f.Advice)
 	}
 }
 
+func countFunc[T any](all []T, f func(T) bool) (n int) {
+	for _, v := range all {
+		if f(v) {
+			n++
+		}
+	}
+	return n
+}
+
 // use is a command as a lock uses it.
 type use struct {
+	Right
 	words []string
-	on    string // the key or channel, "" if none
 }
 
 // usesOf returns what the locks of a key send, from scripts and otherwise.
@@ -164,58 +185,70 @@ func (c *Client) usesOf(key string) []use {
 			case "EVALSHA", "EVAL":
 				words = []string{command, "script", "1", on}
 			}
-			all = append(all, use{words, on})
+			all = append(all, use{Right{command, on}, words})
+		}
+	}
+	bare := func(commands ...string) {
+		for _, command := range commands {
+			all = append(all, use{Right{Command: command}, strings.Fields(command)})
 		}
 	}
 	add(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
-	add(ticket, "GET", "SET", "DEL")
+	add(ticket, "GET", "SET", "DEL", "PTTL", "PEXPIRE")
 	add(token, "INCR", "GET", "DEL")
+	bare("PING")
+	if c.s.Cluster() {
+		bare("CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING")
+	}
 	if c.s.Sharded {
 		add(channel, "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
+		bare("PUBSUB SHARDNUMSUB")
 	} else {
 		add(channel, "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
-	}
-	all = append(all, use{words: []string{"PING"}})
-	if c.s.Cluster() {
-		all = append(all, use{words: []string{"CLUSTER", "SLOTS"}})
 	}
 	return all
 }
 
-func (u use) String() string {
-	if u.on == "" {
-		return strings.Join(u.words, " ")
-	}
-	return u.words[0] + " " + u.on
-}
-
-// probe asks every node.
+// probe asks all nodes at once. A node that hangs is left behind when ctx ends.
 func (c *Client) probe(ctx context.Context, uses []use) (Report, error) {
+	type answer struct {
+		node     Node
+		findings []Finding
+		err      error
+	}
 	nodes := c.conn.Nodes()
-	addrs := slices.Sorted(maps.Keys(nodes))
-	reports, errs := make([]Report, len(addrs)), make([]error, len(addrs))
-	var wg sync.WaitGroup
-	for i, addr := range addrs {
-		wg.Go(func() { reports[i], errs[i] = probeNode(ctx, addr, nodes[addr], uses) })
+	answers := make(chan answer, len(nodes))
+	for addr, conn := range nodes {
+		go func() {
+			var a answer
+			a.node, a.findings, a.err = probeNode(ctx, addr, conn, uses)
+			answers <- a
+		}()
 	}
-	wg.Wait()
-	var all Report
-	for _, r := range reports {
-		all.Nodes = append(all.Nodes, r.Nodes...)
-		all.Findings = append(all.Findings, r.Findings...)
+	var r Report
+	var errs []error
+	for range nodes {
+		select {
+		case a := <-answers:
+			r.Nodes = append(r.Nodes, a.node)
+			r.Findings = append(r.Findings, a.findings...)
+			errs = append(errs, a.err)
+			continue
+		case <-ctx.Done():
+			errs = append(errs, fmt.Errorf("redlatch: probe: %w", context.Cause(ctx)))
+		}
+		break
 	}
-	return all, errors.Join(errs...)
+	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Addr, b.Addr) })
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return strings.Compare(a.Addr, b.Addr) })
+	return r, errors.Join(errs...)
 }
 
-func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use) (Report, error) {
-	var r Report
-	lacks := func(problem, advice string, missing ...string) {
-		r.Findings = append(r.Findings, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing})
-	}
+func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use) (Node, []Finding, error) {
 	n := Node{Addr: addr}
 	info, err := conn.Do(wire.Shared(ctx), conn.B().Info().Build()).ToString()
 	if err != nil && !forbidden(err) {
-		return r, fmt.Errorf("redlatch: probe %s: %w", addr, err)
+		return n, nil, fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	}
 	n.readInfo(info)
 
@@ -226,38 +259,50 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	asked := time.Now()
 	answer, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
 	n.RoundTrip = time.Since(asked)
+	var found []Finding
+	lacks := func(problem, advice string, missing ...Right) {
+		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing})
+	}
 	switch {
 	case forbidden(err):
-		lacks("scripts are forbidden: "+err.Error(), "allow this user the category @scripting", "EVALSHA", "EVAL")
+		err = nil
+		lacks("this user may not run scripts", "allow this user the category @scripting, on a server that has it",
+			Right{Command: "EVALSHA"}, Right{Command: "EVAL"})
+	case err == nil && len(answer) < 3:
+		err = fmt.Errorf("redlatch: probe %s: the answer has %d parts", addr, len(answer))
 	case err != nil:
-		return r, fmt.Errorf("redlatch: probe %s: %w", addr, err)
-	case len(answer) < 3:
-		return r, fmt.Errorf("redlatch: probe %s: the answer has %d parts", addr, len(answer))
+		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	default:
 		if answer[0] != 0 {
 			n.ClockOffset = time.UnixMicro(answer[0]*1e6 + answer[1]).Sub(asked.Add(n.RoundTrip / 2))
 		}
 		n.RightsKnown = answer[2] == 1
-		var unknown, denied []string
+		var unknown, forbids []Right
 		for _, number := range answer[3:] {
 			if number < 0 {
-				unknown = append(unknown, uses[-number-1].String())
+				unknown = append(unknown, uses[-number-1].Right)
 			} else {
-				denied = append(denied, uses[number-1].String())
+				forbids = append(forbids, uses[number-1].Right)
 			}
 		}
 		if len(unknown) > 0 {
-			lacks("the server does not know "+strings.Join(unknown, ", "),
-				"use a server that has these commands, and does not rename them", unknown...)
+			lacks("the server does not know "+joined(unknown), "use a server that has these commands, and does not rename them", unknown...)
 		}
-		if len(denied) > 0 {
-			lacks("this user may not "+strings.Join(denied, ", "),
-				"allow the user these commands, keys and channels (ACL SETUSER)", denied...)
+		if len(forbids) > 0 {
+			lacks(denied(forbids), "allow the user these commands, keys and channels (ACL SETUSER)", forbids...)
 		}
 	}
+	return n, append(found, n.findings()...), err
+}
 
-	r.Nodes, r.Findings = []Node{n}, append(r.Findings, n.findings()...)
-	return r, nil
+func denied(rights []Right) string { return "this user may not " + joined(rights) }
+
+func joined(rights []Right) string {
+	words := make([]string, len(rights))
+	for i, r := range rights {
+		words[i] = r.String()
+	}
+	return strings.Join(words, ", ")
 }
 
 // findings judges what the server says of itself.
@@ -283,7 +328,7 @@ func (n *Node) findings() (all []Finding) {
 // forbidden reports whether err is the server's refusal of a command for good.
 func forbidden(err error) bool {
 	reply, isReply := rueidis.IsRedisErr(err)
-	return isReply && (strings.HasPrefix(reply.Error(), "NOPERM") || strings.HasPrefix(reply.Error(), "ERR unknown command"))
+	return isReply && (strings.HasPrefix(reply.Error(), "NOPERM") || strings.HasPrefix(reply.Error(), "unknown command"))
 }
 
 // readInfo reads the reply of INFO.

@@ -68,20 +68,29 @@ func TestStartupChecks(t *testing.T) {
 			{
 				name:    "no scripts",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-@scripting"}},
-				logged:  "scripts are forbidden",
+				logged:  "may not run scripts",
 				missing: []string{"EVALSHA", "EVAL"},
 			},
 			{
 				name:    "a command is missing",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-pexpire"}},
 				logged:  "may not PEXPIRE redlatch-startup-check",
-				missing: []string{"PEXPIRE app:orders"},
+				missing: []string{"PEXPIRE app:orders", "PEXPIRE redisson_unlock_latch:{app:orders}:id"},
 			},
 			{
 				name:   "no channels",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetchannels"}},
 				logged: "may not PUBLISH redisson_lock__channel:{redlatch-startup-check}",
 				missing: []string{
+					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
+				},
+			},
+			{
+				name:   "no channels, and not all commands",
+				server: [][]string{{"ACL", "SETUSER", "default", "resetchannels", "-exists", "-hset"}},
+				logged: "may not EXISTS redlatch-startup-check, HSET redlatch-startup-check, PUBLISH",
+				missing: []string{
+					"EXISTS app:orders", "HSET app:orders",
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
 				},
 			},
@@ -95,10 +104,21 @@ func TestStartupChecks(t *testing.T) {
 				server:  [][]string{{"ACL", "SETUSER", "default", "resetkeys", "~app:*"}},
 				options: []redlatch.Option{redlatch.WithNameMapper(func(name string) string { return "app:" + name })},
 				logged:  "may not GET redisson_unlock_latch:{app:redlatch-startup-check}:id",
+				missing: []string{ // of app:app:orders
+					"GET redisson_unlock_latch:{app:app:orders}:id", "SET redisson_unlock_latch:{app:app:orders}:id",
+					"DEL redisson_unlock_latch:{app:app:orders}:id", "PTTL redisson_unlock_latch:{app:app:orders}:id",
+					"PEXPIRE redisson_unlock_latch:{app:app:orders}:id", "INCR redisson_lock_token:{app:app:orders}",
+					"GET redisson_lock_token:{app:app:orders}", "DEL redisson_lock_token:{app:app:orders}",
+				},
 			},
 			{
 				name:   "nothing to be asked",
 				server: [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
+			},
+			{
+				name:   "nothing known",
+				server: [][]string{{"ACL", "SETUSER", "default", "-@all", "+ping", "+hello", "+acl", "+config"}},
+				logged: "may not run scripts", missing: []string{"EVALSHA", "EVAL"},
 			},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
@@ -126,11 +146,11 @@ func TestStartupChecks(t *testing.T) {
 					assert.Equal(t, s.Addr, f.Addr)
 					assert.NotEmpty(t, f.Advice)
 					assert.Contains(t, f.String(), f.Problem)
-					missing = append(missing, f.Missing...)
+					for _, right := range f.Missing {
+						missing = append(missing, right.String())
+					}
 				}
-				if tt.missing != nil {
-					assert.Equal(t, tt.missing, missing)
-				}
+				assert.Equal(t, tt.missing, missing)
 			})
 		}
 	})
