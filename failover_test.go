@@ -322,7 +322,7 @@ func (l *ledger) handOvers(t *testing.T, s service, names []string) (stop func()
 		done := make(chan error, 1)
 		go func() { done <- l.use(to, name) }()
 		for !s.heard(name) && time.Since(begin) < 2*soon {
-			<-time.After(time.Millisecond)
+			<-time.After(20 * time.Millisecond) // it asks many nodes
 		}
 		assert.NoError(t, l.unlock(h))
 		assert.NoError(t, <-done)
@@ -638,8 +638,8 @@ func shardIsGone(t *testing.T, s service) {
 			server.Kill()
 		}
 	}
-	victim.Kill()
 	begin := time.Now()
+	victim.Kill()
 	for range 10 {
 		s.open(t, lease).Close()
 	}
