@@ -95,7 +95,10 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 		require.NoError(t, err)
 		before := lookAround(waiters)
 
+		// polls is how often the first waiter may have looked by itself.
+		polls := func(since time.Time) int { return 1 + int(time.Since(since)/(5*time.Second)) }
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		began := time.Now()
 		leave := enqueue(t, c, waiters, func(int) string { return "orders" })
 		asleep := func(attempts int) {
 			t.Helper()
@@ -105,15 +108,13 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 			})
 		}
 		asleep(2) // the one that found the lock taken, and the one after the subscription
-		require.Equal(t, 2, harness.Commands(t, conn)["evalsha"])
+		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], 2+polls(began))
 		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: messages}, c.PubSub())
 		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, conn))
 		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 
-		// polls is how often the first waiter may have looked by itself.
-		polls := func(since time.Time) int { return 1 + int(time.Since(since)/(5*time.Second)) }
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		began := time.Now()
+		began = time.Now()
 		<-time.After(6 * time.Second)
 		calls := harness.Commands(t, conn)
 		require.LessOrEqual(t, calls["evalsha"], polls(began))
