@@ -125,6 +125,113 @@ func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
 	})
 }
 
+// The release of a named owner arrives when its hold is over and the owner has
+// another, which the server cannot tell from the first but by its ticket.
+func TestAReleaseThatArrivesAfterItsHoldEndsNoOtherHold(t *testing.T) {
+	const timeout, lease = 2 * time.Second, time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+		other := harness.Client(t, s)
+		warmUp(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		l := c.Lock("orders")
+		h, err := l.Lock(ctx, lock.Lease(lease))
+		require.NoError(t, err)
+		reached := g.Arm(harness.DelayRequest, sha(t, "release_named.lua"), 1)
+		// What is sent in the place of the delayed request waits for the lease's end.
+		harness.Do(t, s.Addr, "CLIENT", "PAUSE", strconv.FormatInt((lease+lease/4).Milliseconds(), 10), "WRITE")
+		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+		<-reached
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+
+		next, err := l.Lock(ctx)
+		require.NoError(t, err)
+		first := time.Now().Add(next.Remaining())
+		require.NoError(t, g.Open())
+		require.Equal(t, 1, holdCount(t, l, next.Owner()))
+		_, err = other.Lock("orders").TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.Eventually(t, timeout, "the lease is renewed", func() bool {
+			return time.Now().Add(next.Remaining()).After(first.Add(timeout / 4))
+		})
+		require.NoError(t, context.Cause(next.Context()))
+		require.NoError(t, next.Unlock(ctx))
+		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// ticketOf returns the key of the only ticket on the server.
+func ticketOf(t *testing.T, s *testserver.Server, name string) string {
+	t.Helper()
+	tickets, err := testserver.Query(s.Addr, "KEYS", "redisson_unlock_latch:{"+name+"}:*")
+	require.NoError(t, err)
+	require.Len(t, tickets, 1)
+	return tickets[0]
+}
+
+func TestAHoldIsLostWithItsTicket(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		h, err := c.Lock("orders").Lock(ctx)
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "DEL", ticketOf(t, s, "orders"))
+		select {
+		case <-h.Context().Done():
+		case <-time.After(timeout + time.Second):
+			require.FailNow(t, "the hold does not end")
+		}
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(h.Context()), &lost)
+		require.Equal(t, lock.ReasonGone, lost.Reason)
+		require.Equal(t, error(lost), h.Unlock(ctx))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestATicketLivesAsLongAsItsHold(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		h, err := c.Lock("orders").Lock(ctx)
+		require.NoError(t, err)
+		ticket := ticketOf(t, s, "orders")
+		<-time.After(3 * timeout)
+		require.Equal(t, ticket, ticketOf(t, s, "orders"))
+		require.NoError(t, context.Cause(h.Context()))
+		require.NoError(t, h.Unlock(ctx))
+		require.False(t, isLocked(t, c.Lock("orders")))
+
+		h, err = c.Lock("orders").Lock(ctx, lock.Lease(timeout))
+		require.NoError(t, err)
+		harness.Eventually(t, 5*time.Second, "the first ticket is removed", func() bool { return harness.GoroutinesIn("forget") == 0 })
+		require.NoError(t, h.Extend(ctx, time.Minute))
+		require.Greater(t, harness.PTTL(t, s.Addr, ticketOf(t, s, "orders")), (50 * time.Second).Milliseconds())
+		require.NoError(t, h.Unlock(ctx))
+		require.False(t, isLocked(t, c.Lock("orders")))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestUnlockOfANamedHoldThatIsOverdueFreesTheLock(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		h, err := c.Lock("orders").Lock(ctx, lock.MaxHold(100*time.Millisecond))
+		require.NoError(t, err)
+		<-h.Context().Done()
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(h.Context()), &lost)
+		require.Equal(t, lock.ReasonMaxHold, lost.Reason)
+		require.Equal(t, error(lost), h.Unlock(ctx))
+		// Well before its lease of 30 s is over.
+		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !isLocked(t, c.Lock("orders")) })
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
 func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
