@@ -323,6 +323,27 @@ func TestPublishingForbidden(t *testing.T) {
 	})
 }
 
+// Who may not set an expiry must not take a lock for ever.
+func TestExpiryForbidden(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "timeless", "on", ">secret", "+@all", "allkeys", "allchannels", "-pexpire")
+		c, err := redlatch.Open(t.Context(), "redis://timeless:secret@"+s.Addr)
+		require.NoError(t, err)
+		defer c.Close()
+		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
+			for _, l := range []anyLock{c.Lock("orders"), c.FencedLock("orders")} {
+				_, err := l.TryLock(ctx)
+				require.Error(t, err)
+				require.NotErrorIs(t, err, lock.ErrNotAcquired)
+				require.NotErrorIs(t, err, lock.ErrIndeterminate)
+				harness.Do(t, s.Addr, "DEL", "redisson_lock_token:{orders}") // it has counted all the same
+				require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+			}
+		}
+	})
+}
+
 func TestOutOfMemory(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
