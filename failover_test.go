@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -487,6 +488,47 @@ func TestClusterFailover(t *testing.T) {
 		// A replica may keep such keys: what follows does not count them.
 		t.Run("a slot moves without its keys", func(t *testing.T) { slotIsLost(t, s, cluster) })
 		t.Run("nobody takes over", func(t *testing.T) { shardIsGone(t, s) })
+	})
+}
+
+// A primary hangs for longer than a lease. The renewals that it does not answer
+// hold up none of the others, of which there are many.
+func TestANodeThatHangsCostsNoHoldElsewhere(t *testing.T) {
+	const holds, timeout = 3000, 6 * time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		s := clusterService(cluster)
+		victim := s.serving("any")
+		require.NotNil(t, victim)
+		c := s.open(t, timeout)
+		of := map[*testserver.Server][]lock.Hold{}
+		// Taken in turn, and so renewed together.
+		for _, h := range takeAll(t, c, names(holds)) {
+			at := s.serving(h.Name())
+			of[at] = append(of[at], h)
+		}
+		hung := of[victim]
+		delete(of, victim)
+		others := slices.Concat(slices.Collect(maps.Values(of))...)
+		require.Len(t, of, 2)
+
+		victim.Pause()
+		least := timeout
+		for end := time.Now().Add(timeout * 3 / 2); time.Now().Before(end); <-time.After(timeout / 100) {
+			for _, h := range others {
+				least = min(least, h.Remaining())
+			}
+		}
+		victim.Resume()
+		t.Logf("of %d holds elsewhere one had %v left, none less", len(others), least)
+		require.Positive(t, least, "a hold elsewhere was lost")
+		for _, h := range hung {
+			isLost(t, timeout, h, lock.ReasonExpired)
+		}
+		unlockAll(t, others)
+		for _, server := range cluster.Primaries {
+			harness.NothingLeft(t, server.Addr)
+		}
 	})
 }
 
