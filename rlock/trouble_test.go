@@ -114,6 +114,9 @@ func TestServerInTrouble(t *testing.T) {
 		impatient, short, long = 300 * time.Millisecond, 1500 * time.Millisecond, 6 * time.Second
 		// soon is after the trouble has begun, and well before it ends.
 		soon = 700 * time.Millisecond
+		// retryPause is the longest pause of a waiter between two attempts that fail.
+		retryPause = time.Second
+		slack      = 3 * time.Second
 	)
 	for _, tr := range troubles {
 		t.Run(tr.name, func(t *testing.T) {
@@ -143,9 +146,19 @@ func TestServerInTrouble(t *testing.T) {
 				}
 				free := mustLock(t, brief.Lock("free soon"), lock.Lease(soon))
 				waiters["of a lock whose lease is over"] = behind(waiting, "free soon")
-				gone := behind(hurried, "free soon")
-				lease := time.Now().Add(lost.Remaining())
+				left := behind(hurried, "free soon")
+				gone, gaveUp := make(chan error, 1), time.Time{}
+				go func() {
+					err := <-left
+					gaveUp = time.Now()
+					gone <- err
+				}()
+				lease, looks := time.Now().Add(lost.Remaining()), time.Now().Add(free.Remaining())
+				begin := time.Now()
 				end := tr.begin(t, s)
+				if now := time.Now(); now.After(looks) {
+					looks = now
+				}
 
 				_, err = curt.Lock("new").TryLock(t.Context())
 				require.Error(t, err)
@@ -170,11 +183,13 @@ func TestServerInTrouble(t *testing.T) {
 				} else {
 					select {
 					case err = <-gone:
-					case <-time.After(long):
+					case <-time.After(time.Until(looks) + impatient + retryPause + slack):
 						require.FailNow(t, "a waiter is too patient")
 					}
 					require.Error(t, err)
 					require.NotErrorIs(t, err, lock.ErrNotAcquired)
+					require.GreaterOrEqual(t, gaveUp.Sub(begin), impatient)
+					require.Less(t, gaveUp.Sub(looks), impatient+retryPause+slack)
 				}
 				end()
 
