@@ -15,6 +15,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -280,18 +281,61 @@ func second[T any](_ T, err error) error { return err }
 
 // Connections are replaced all the time: nothing is lost with them.
 func TestShortLivedConnections(t *testing.T) {
-	const lifetime, timeout = 150 * time.Millisecond, 600 * time.Millisecond
+	const lifetime, timeout = 150 * time.Millisecond, 2 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		connections := func() int {
+			stats, err := testserver.Info(s.Addr, "stats")
+			require.NoError(t, err)
+			n, err := strconv.Atoi(stats["total_connections_received"])
+			require.NoError(t, err)
+			return n
+		}
 		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ConnLifetime: lifetime},
 			redlatch.WithWatchdogTimeout(timeout))
 		require.NoError(t, err)
 		defer c.Close()
 		h, err := c.Lock("held").Lock(t.Context())
 		require.NoError(t, err)
+		works(t, c, "orders") // has every kind of connection made
+		before := connections()
 		for end := time.Now().Add(3 * timeout); time.Now().Before(end); {
 			works(t, c, "orders")
 		}
+		const looks = 1 // are connections too
+		require.GreaterOrEqual(t, connections()-before-looks, 5, "connections replaced")
 		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The connection of all other commands is stuck for longer than the lease:
+// renewals do not queue behind them.
+func TestRenewalsDoNotQueueBehindOtherCommands(t *testing.T) {
+	const timeout = 2 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := harness.NewGate(t, s)
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+			// No ping but that of the test, and nobody gives the connection up.
+			InitAddress: []string{g.Addr}, ConnWriteTimeout: time.Minute, Dialer: net.Dialer{KeepAlive: -1},
+		}, redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+		t.Cleanup(func() { _ = g.Open() })
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		reached := g.Arm(harness.KeepReply, "PING", 1)
+		answered := make(chan error, 1)
+		go func() { answered <- c.Ping(context.Background()) }()
+		<-reached
+		stuck := time.Now()
+		harness.Eventually(t, 3*timeout, "the lease is renewed again and again", func() bool {
+			return time.Now().Add(h.Remaining()).After(stuck.Add(timeout*5/2)) || h.Context().Err() != nil
+		})
+		require.NoError(t, context.Cause(h.Context()))
+		require.Empty(t, answered)
+		require.NoError(t, g.Open())
+		require.NoError(t, <-answered)
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
 	})
