@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -28,8 +30,10 @@ type ambiguity struct {
 	l     anyLock
 	ctx   context.Context
 	named bool
-	fate  harness.Fate
-	file  string // of the script whose request meets the fate
+	// fenced is set if the holds have tokens.
+	fenced bool
+	fate   harness.Fate
+	file   string // of the script whose request meets the fate
 }
 
 // during runs what sends the request, and opens the gate: after it, or once a
@@ -65,6 +69,12 @@ func (a *ambiguity) held(h lock.Hold) {
 	require.NoError(a, h.Context().Err())
 	ttl := time.Duration(harness.PTTL(a, a.s.Addr, a.l.Name())) * time.Millisecond
 	require.LessOrEqual(a, h.Remaining(), ttl+time.Millisecond)
+	if a.fenced {
+		require.Positive(a, h.Token())
+		token, err := testserver.Query(a.s.Addr, "GET", "redisson_lock_token:{"+a.l.Name()+"}")
+		require.NoError(a, err)
+		require.Equal(a, []string{strconv.FormatInt(h.Token(), 10)}, token)
+	}
 }
 
 // waiter starts a waiter and returns once it sleeps, after that many attempts.
@@ -97,10 +107,11 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 	operations := []struct {
 		name           string
 		unnamed, named string // the script; "" where none is sent
+		tokens         bool   // the request gives a fenced hold its token
 		alone          bool   // not while other cases run: it looks at goroutines
 		run            func(a *ambiguity)
 	}{
-		{"try", "acquire.lua", "acquire_named.lua", false, func(a *ambiguity) {
+		{"try", "acquire.lua", "acquire_named.lua", true, false, func(a *ambiguity) {
 			var h lock.Hold
 			var err error
 			a.during(func() { h, err = a.l.TryLock(a.ctx) })
@@ -112,13 +123,13 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			require.NoError(a, err)
 			a.released(h)
 		}},
-		{"wait", "acquire.lua", "acquire_named.lua", true, func(a *ambiguity) {
+		{"wait", "acquire.lua", "acquire_named.lua", true, true, func(a *ambiguity) {
 			theirs := mustLock(a.T, a.other.Lock(a.l.Name()))
 			next := a.waiter(a.file, 2)
 			a.during(func() { require.NoError(a, theirs.Unlock(a.ctx)) })
 			a.released(<-next)
 		}},
-		{"hand-off", "hand_off.lua", "", true, func(a *ambiguity) {
+		{"hand-off", "hand_off.lua", "", true, true, func(a *ambiguity) {
 			h := mustLock(a.T, a.l)
 			next := a.waiter("acquire.lua", 1)
 			var err error
@@ -126,7 +137,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			require.NoError(a, err)
 			a.released(<-next)
 		}},
-		{"release", "release.lua", "release_named.lua", false, func(a *ambiguity) {
+		{"release", "release.lua", "release_named.lua", false, false, func(a *ambiguity) {
 			h, err := a.l.Lock(a.ctx)
 			require.NoError(a, err)
 			var again lock.Hold
@@ -145,7 +156,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 				a.released(again)
 			}
 		}},
-		{"renewal", "../internal/locking/renew.lua", "../internal/locking/renew.lua", false, func(a *ambiguity) {
+		{"renewal", "../internal/locking/renew.lua", "../internal/locking/renew.lua", false, false, func(a *ambiguity) {
 			h, err := a.l.Lock(a.ctx)
 			require.NoError(a, err)
 			first := time.Now().Add(h.Remaining())
@@ -156,7 +167,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			})
 			a.released(h)
 		}},
-		{"extension", "extend.lua", "extend.lua", false, func(a *ambiguity) {
+		{"extension", "extend.lua", "extend.lua", false, false, func(a *ambiguity) {
 			h, err := a.l.Lock(a.ctx, lock.Lease(30*time.Second))
 			require.NoError(a, err)
 			a.during(func() { err = h.Extend(a.ctx, time.Minute) })
@@ -179,11 +190,20 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 		for _, op := range operations {
 			t.Run(op.name, func(parent *testing.T) {
 				for _, fate := range harness.Fates {
-					for named, file := range map[bool]string{false: op.unnamed, true: op.named} {
-						if file == "" {
-							continue
+					for _, kind := range []struct {
+						name          string
+						named, fenced bool
+						file          string
+					}{
+						{"unnamed", false, false, op.unnamed},
+						{"named", true, false, op.named},
+						{"fenced", false, true, op.unnamed},
+						{"fenced, named", true, true, op.named},
+					} {
+						if kind.file == "" || kind.fenced && !op.tokens || kind.fenced && kind.named && op.alone {
+							continue // the last for the sake of time
 						}
-						name := fmt.Sprintf("%s, %v, named %v", op.name, fate, named)
+						name := fmt.Sprintf("%s, %v, %s", op.name, fate, kind.name)
 						// Both live until all is done: nothing should be renewed then.
 						g := harness.NewGate(t, s)
 						c, err := redlatch.New(t.Context(), rueidis.ClientOption{
@@ -196,8 +216,14 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 							if !op.alone {
 								t.Parallel()
 							}
-							a := &ambiguity{T: t, s: s, other: other, g: g, l: c.Lock(name), ctx: context.Background(), named: named, fate: fate, file: file}
-							if named {
+							a := &ambiguity{
+								T: t, s: s, other: other, g: g, l: c.Lock(name), ctx: context.Background(),
+								named: kind.named, fenced: kind.fenced, fate: fate, file: kind.file,
+							}
+							if kind.fenced {
+								a.l = c.FencedLock(name)
+							}
+							if kind.named {
 								a.ctx = lock.WithOwner(a.ctx, c.NewOwner())
 							}
 							op.run(a)
@@ -214,6 +240,9 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 		keys, err := conn.Do(t.Context(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
 		require.NoError(t, err)
 		for _, key := range keys { // tickets of releases that were not all answered
+			if strings.HasPrefix(key, "redisson_lock_token:") {
+				continue // counts on for the next holds
+			}
 			require.Contains(t, key, "redisson_unlock_latch:")
 			require.NotEqual(t, int64(-1), harness.PTTL(t, s.Addr, key), "%s does not expire", key)
 		}
