@@ -246,6 +246,20 @@ func (f *figures) add(h *history) {
 	}
 }
 
+// missing returns what has not come up, of that which makes a long run worth it.
+func (f *figures) missing() []string {
+	var missing []string
+	for what, n := range map[string]int{
+		"re-entry": f.reentries, "a lease that expired": f.expired, "a hold that was gone": f.gone,
+		"a call cut short by a kill": f.killed, "a wipe": f.wipes,
+	} {
+		if n == 0 {
+			missing = append(missing, what)
+		}
+	}
+	return missing
+}
+
 func (f *figures) String() string {
 	return fmt.Sprintf("%d rounds: %d calls of Lock, %d holds (%d by re-entry, %d over at once), lost: %d expired, %d gone; "+
 		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; Lock at most %v beyond its Wait",

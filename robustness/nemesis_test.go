@@ -59,12 +59,19 @@ var faults = []struct {
 	{"restart the server empty", (*nemesis).restart},
 }
 
-// run brings about some faults, most at most, and has undone them when it
-// returns, some time after until.
-func (n *nemesis) run(until time.Time, most int) {
+// draw returns what a seed decides: first how many faults a round has, most at
+// most, then everything else.
+func draw(seed uint64, most int) (faults int, rng *rand.Rand) {
+	rng = rand.New(rand.NewPCG(seed, 0))
+	return rng.IntN(most + 1), rng
+}
+
+// run brings about so many faults, as far as there is time, and has undone them
+// when it returns, some time after until.
+func (n *nemesis) run(until time.Time, count int) {
 	n.begin = time.Now()
 	n.stopped = make([]bool, len(n.workers))
-	for range n.rng.IntN(most + 1) {
+	for range count {
 		next := time.Now().Add(n.between(20*time.Millisecond, time.Second))
 		if next.After(until) {
 			break

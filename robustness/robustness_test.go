@@ -2,7 +2,6 @@ package robustness
 
 import (
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -26,6 +25,8 @@ const (
 	workers    = 3 // at a time
 	roundTime  = 3 * time.Second
 	mostFaults = 8 // of a round
+	// longRun is long enough for everything to come up that can.
+	longRun = time.Minute
 	// endTime is what workers may need after a round for the last Lock, and to give
 	// back what they hold.
 	endTime = time.Minute
@@ -34,6 +35,10 @@ const (
 // settings are what the environment asks for.
 func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
 	runFor, seed = roundTime, uint64(time.Now().UnixMilli())
+	for faults := 0; faults == 0; { // its round may be the only one
+		seed++
+		faults, _ = draw(seed, mostFaults)
+	}
 	var err error
 	if s := os.Getenv("REDLATCH_ROBUSTNESS_FOR"); s != "" {
 		runFor, err = time.ParseDuration(s)
@@ -66,8 +71,9 @@ func (r *round) run(t *testing.T) *history {
 	until := time.Now().Add(roundTime)
 	end := clock() + int64(roundTime)
 	spawned := 0
+	count, rng := draw(r.seed, r.faults)
 	n := &nemesis{
-		t: t, rng: rand.New(rand.NewPCG(r.seed, 0)), server: r.server, links: r.links, seed: r.seed, journal: j,
+		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j,
 		spawn: func(worker int) *harness.Process {
 			spawned++
 			return harness.Spawn(t, "contend", r.links[worker].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
@@ -76,7 +82,7 @@ func (r *round) run(t *testing.T) *history {
 	for i := range r.links {
 		n.workers = append(n.workers, n.spawn(i))
 	}
-	n.run(until, r.faults)
+	n.run(until, count)
 	t.Logf("faults: %s", strings.Join(n.log, ", "))
 	for _, w := range n.workers {
 		w.Ended(endTime)
@@ -126,7 +132,12 @@ func TestHistories(t *testing.T) {
 		links := newLinks(t, s, nil)
 		var sum figures
 		begin := time.Now()
-		for seed, ok := seed, true; ok && (sum.rounds == 0 || time.Since(begin) < runFor); seed++ {
+		goOn := func() bool {
+			soFar := time.Since(begin)
+			// It may be a while until everything has come up.
+			return sum.rounds == 0 || soFar < runFor || runFor >= longRun && soFar < 3*runFor && len(sum.missing()) > 0
+		}
+		for seed, ok := seed, true; ok && goOn(); seed++ {
 			ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 				dir := journals(t, dir)
 				h := (&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}).run(t)
@@ -141,6 +152,9 @@ func TestHistories(t *testing.T) {
 			return
 		}
 		assert.Positive(t, sum.holds)
+		if runFor >= longRun {
+			assert.Empty(t, sum.missing(), "has not come up")
+		}
 		c, err := connect(t.Context(), s.Addr)
 		require.NoError(t, err)
 		defer c.Close()
