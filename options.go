@@ -69,7 +69,7 @@ func newConfig(opts []Option) (config, error) {
 func WithWatchdogTimeout(d time.Duration) Option {
 	return func(c *config) error {
 		if d < minWatchdogTimeout || d > lock.MaxLease {
-			return fmt.Errorf("%w: watchdog timeout %v: must be %v or more", lock.ErrInvalid, d, minWatchdogTimeout)
+			return fmt.Errorf("%w: watchdog timeout %v: must be from %v to %v", lock.ErrInvalid, d, minWatchdogTimeout, lock.MaxLease)
 		}
 		c.watchdogTimeout = d
 		return nil
@@ -164,6 +164,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // redlatch.name, where they are left out by default: each name is a time series
 // of its own. f turns a name into what stands for it, for example the name
 // without the number of an order; it must be fast, and "" leaves the name out.
+// redlatch.polls, and metrics that are of no one lock, go without.
 func WithMetricName(f func(name string) string) Option {
 	return func(c *config) error {
 		if f == nil {

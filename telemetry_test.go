@@ -139,7 +139,7 @@ func TestSpans(t *testing.T) {
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FencedLock("orders").Do(ctx, nothing) }()
 			asleep(0)
-			harness.Eventually(t, 5*time.Second, "the waiter is queued and has heard of its subscription", func() bool {
+			harness.Eventually(t, 5*time.Second, "the waiter is queued; its channel is warm", func() bool {
 				return harness.GoroutinesIn("(*Waiter).wait") == 1
 			})
 			_, err = c.FencedLock("orders").TryLock(ctx)
@@ -160,7 +160,7 @@ func TestSpans(t *testing.T) {
 }
 
 func TestSpansOfTrouble(t *testing.T) {
-	const timeout = 600 * time.Millisecond
+	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		r := record(t)
@@ -178,8 +178,15 @@ func TestSpansOfTrouble(t *testing.T) {
 		_, err = c.Lock("stuck").TryLock(t.Context())
 		require.Error(t, err)
 
-		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(r.spans.GetSpans()) == 5 })
+		require.NoError(t, s.Restart())
+		harness.Eventually(t, 10*time.Second, "the connection is back", func() bool { return c.Ping(t.Context()) == nil })
+		harness.Do(t, s.Addr, "CLIENT", "PAUSE", "1000")
+		_, err = c.Lock("late").Lock(t.Context(), lock.Wait(100*time.Millisecond)) // and nobody knows
+		require.ErrorIs(t, err, lock.ErrIndeterminate)
+
+		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(r.spans.GetSpans()) == 6 })
 		lines := strings.Split(r.tree(), "\n")
+		assert.Equal(t, "redlatch.acquire{attempts=1 contended=false kind=lock name=late outcome=indeterminate} FAILED", lines[5])
 		assert.Equal(t, "redlatch.hold{kind=lock name=gone owner} +lost{reason=gone from the server} FAILED", lines[1])
 		assert.Regexp(t, `^redlatch\.hold\{kind=lock name=stuck owner\}( \+renewal failed\{error remaining\})+ \+lost\{reason=lease expired\} FAILED$`, lines[3])
 		assert.Regexp(t, `^redlatch\.acquire\{attempts=1 contended=false kind=lock name=stuck outcome=(error|indeterminate)\} FAILED$`, lines[4])
@@ -220,7 +227,7 @@ func (r *recorder) measured() map[string]string {
 }
 
 func TestMetrics(t *testing.T) {
-	const timeout = 600 * time.Millisecond
+	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		r := record(t)

@@ -114,26 +114,33 @@ const (
 // Lock is the lock that something happens to.
 type Lock struct{ Kind, Name string }
 
+// attrs are the attributes of metrics of a lock.
+type attrs []attribute.KeyValue
+
+func (t *Telemetry) attrsOf(l Lock) attrs {
+	a := attrs{kindKey.String(l.Kind)}
+	if t.nameFor != nil {
+		if name := t.nameFor(l.Name); name != "" {
+			a = append(a, nameKey.String(name))
+		}
+	}
+	return a
+}
+
+// with returns the attributes, and more, for a measurement.
+func (a attrs) with(more ...attribute.KeyValue) metric.MeasurementOption {
+	return metric.WithAttributes(append(more, a...)...)
+}
+
 // spanAttributes describe l, and more, in a span.
 func (l Lock) spanAttributes(more ...attribute.KeyValue) trace.SpanStartEventOption {
 	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(l.Name))...)
 }
 
-// attributes describe l, and more, in a metric.
-func (t *Telemetry) attributes(l Lock, more ...attribute.KeyValue) metric.MeasurementOption {
-	more = append(more, kindKey.String(l.Kind))
-	if t.nameFor != nil {
-		if name := t.nameFor(l.Name); name != "" {
-			more = append(more, nameKey.String(name))
-		}
-	}
-	return metric.WithAttributes(more...)
-}
-
 // Acquire is an acquisition under way.
 type Acquire struct {
 	t     *Telemetry
-	lock  Lock
+	attrs attrs
 	start time.Time
 	span  trace.Span
 }
@@ -143,8 +150,8 @@ func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, 
 	if t == nil {
 		return ctx, Acquire{}
 	}
-	a := Acquire{t: t, lock: l, start: time.Now()}
-	t.waiters.Add(ctx, 1, t.attributes(l))
+	a := Acquire{t: t, attrs: t.attrsOf(l), start: time.Now()}
+	t.waiters.Add(ctx, 1, a.attrs.with())
 	ctx, a.span = t.tracer.Start(ctx, "redlatch.acquire", l.spanAttributes())
 	return ctx, a
 }
@@ -166,25 +173,30 @@ func (a Acquire) End(ctx context.Context, attempts int, contended bool, err erro
 		return
 	}
 	outcome := outcomeKey.String(outcomeOf(err))
-	a.t.waiters.Add(ctx, -1, a.t.attributes(a.lock))
-	attrs := a.t.attributes(a.lock, outcome)
-	a.t.acquisitions.Add(ctx, 1, attrs)
-	a.t.wait.Record(ctx, time.Since(a.start).Seconds(), attrs)
+	a.t.waiters.Add(ctx, -1, a.attrs.with())
+	a.t.acquisitions.Add(ctx, 1, a.attrs.with(outcome))
+	a.t.wait.Record(ctx, time.Since(a.start).Seconds(), a.attrs.with(outcome))
 	a.span.SetAttributes(outcome, attemptsKey.Int(attempts), contendedKey.Bool(contended))
-	if err != nil && !errors.Is(err, lock.ErrNotAcquired) {
+	if o := outcome.Value.AsString(); o != acquired && o != notAcquired {
 		a.span.SetStatus(codes.Error, err.Error())
 	}
 	a.span.End()
 }
 
+// Outcomes of an acquisition that are not errors.
+const (
+	acquired    = "acquired"
+	notAcquired = "not_acquired"
+)
+
 func outcomeOf(err error) string {
 	switch {
 	case err == nil:
-		return "acquired"
+		return acquired
 	case errors.Is(err, lock.ErrIndeterminate):
 		return "indeterminate"
 	case errors.Is(err, lock.ErrNotAcquired):
-		return "not_acquired"
+		return notAcquired
 	default:
 		return "error"
 	}
@@ -194,6 +206,7 @@ func outcomeOf(err error) string {
 type Hold struct {
 	t     *Telemetry
 	lock  Lock
+	attrs attrs
 	start time.Time
 	span  trace.Span
 }
@@ -203,13 +216,13 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if t == nil {
 		return ctx, Hold{}
 	}
-	h := Hold{t: t, lock: l, start: time.Now()}
-	attrs := []attribute.KeyValue{ownerKey.String(owner.String())}
+	h := Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
+	of := []attribute.KeyValue{ownerKey.String(owner.String())}
 	if token != 0 {
-		attrs = append(attrs, tokenKey.Int64(token))
+		of = append(of, tokenKey.Int64(token))
 	}
-	t.holds.Add(ctx, 1, t.attributes(l))
-	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(attrs...))
+	t.holds.Add(ctx, 1, h.attrs.with())
+	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
 	return ctx, h
 }
 
@@ -227,11 +240,11 @@ func (h Hold) End(lost *lock.LostError) {
 		return
 	}
 	ctx := context.Background()
-	h.t.holds.Add(ctx, -1, h.t.attributes(h.lock))
-	h.t.held.Record(ctx, time.Since(h.start).Seconds(), h.t.attributes(h.lock))
+	h.t.holds.Add(ctx, -1, h.attrs.with())
+	h.t.held.Record(ctx, time.Since(h.start).Seconds(), h.attrs.with())
 	if lost != nil {
 		reason := reasonKey.String(string(lost.Reason))
-		h.t.losses.Add(ctx, 1, h.t.attributes(h.lock, reason))
+		h.t.losses.Add(ctx, 1, h.attrs.with(reason))
 		h.span.AddEvent("lost", trace.WithAttributes(reason))
 		h.span.SetStatus(codes.Error, lost.Error())
 	}
@@ -258,7 +271,7 @@ func noRelease(error) {}
 // HandOff counts a lock passed on inside the process.
 func (t *Telemetry) HandOff(ctx context.Context, l Lock) {
 	if t != nil {
-		t.handOffs.Add(ctx, 1, t.attributes(l))
+		t.handOffs.Add(ctx, 1, t.attrsOf(l).with())
 	}
 }
 
