@@ -34,7 +34,9 @@ type Client struct {
 // other than the address are taken from the first URL.
 //
 // It blocks until the server has answered and fails if none does, or ctx ends
-// first. For options use New with [ParseURL].
+// first, and then looks at the servers for two seconds at most and logs what locks
+// would suffer from (see WithoutStartupChecks). For options use New with
+// [ParseURL].
 func Open(ctx context.Context, urls ...string) (*Client, error) {
 	opt, err := ParseURL(urls...)
 	if err != nil {

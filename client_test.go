@@ -729,6 +729,14 @@ func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 		require.Empty(t, log.String())
 		_, err = redlatch.Open(t.Context(), "redis://app:wrong@"+s.Addr)
 		require.ErrorContains(t, err, "WRONGPASS")
+
+		_, err = redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
+		require.ErrorContains(t, err, "NOPERM")
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "a database other than 0 (`redis://host/1`)")...)
+		other, err := redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
+		require.NoError(t, err)
+		defer other.Close()
+		works(t, other, "app:orders")
 	})
 }
 

@@ -31,10 +31,11 @@ type Locker interface {
 	//
 	// On failure nothing stays behind on the server. The error matches
 	// ErrNotAcquired when the wait ended first, joined with context.Cause(ctx)
-	// if ctx ended it, or when the process was stopped for so long that the lease
-	// was over before the call could return; ErrIndeterminate when a request was sent and its outcome
-	// never came back; ErrClosed when the client was closed; ErrInvalid for a
-	// bad name or option. Other errors come from the connection or the server.
+	// if ctx ended it, or when the process was stopped for so long that the
+	// lease was over before the call could return; ErrIndeterminate when a
+	// request was sent and its outcome never came back; ErrClosed when the client
+	// was closed; ErrInvalid for a bad name or option. Other errors come from the
+	// connection or the server.
 	//
 	// ctx bounds the wait and is also the parent of the hold's context. To
 	// bound the wait alone, use [Wait].
@@ -91,8 +92,9 @@ type Hold interface {
 	Extend(ctx context.Context, lease time.Duration) error
 
 	// Unlock ends the hold and releases the lock. It always tries, also when
-	// ctx has ended already, within a timeout of its own, and blocks until the
-	// server has answered or that timeout is over.
+	// ctx has ended already, and blocks until the server has answered. While it
+	// does not, Unlock begins tries for 5 s, and each may take as long as the
+	// connection allows (3 s where the client made it).
 	//
 	// It returns ErrNotHeld if this hold was unlocked before, an error that
 	// matches ErrLost (a *LostError) if the lock was lost before, and one that

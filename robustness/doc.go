@@ -20,7 +20,8 @@
 // Of every round: the history of each lock, by the model below; that no call of
 // Lock outlasts its Wait by much; that a lease which has run out ends the
 // hold's context; that calls return only errors they may return; and that
-// every lock can be taken at the end. Of every run: that no key is left.
+// every lock can be taken at the end. Of every run: that no key is left that does
+// not expire.
 //
 // # Reading a failure
 //
