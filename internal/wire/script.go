@@ -5,6 +5,7 @@ import (
 	"crypto/fips140"
 	"crypto/sha1" // the server names scripts by their SHA-1
 	"encoding/hex"
+	"errors"
 	"strconv"
 	"sync"
 	"time"
@@ -14,8 +15,7 @@ import (
 
 // Script is a Lua script, sent by its SHA-1 and in full only where the server
 // does not have it, or where FIPS 140-3 mode forbids to compute that. It is
-// never resent after any other error: a script whose reply was lost may have
-// run.
+// never resent if it may have run.
 type Script struct {
 	source string
 	sha    string
@@ -38,12 +38,29 @@ func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string
 	ctx = Shared(ctx)
 	n := int64(len(keys))
 	if s.sha != "" {
-		resp := c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
+		resp := unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+			return c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
+		})
 		if !isNoScript(resp) {
 			return resp
 		}
 	}
-	return c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
+	return unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+		return c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
+	})
+}
+
+// unlessCancelledElsewhere sends again what was not sent because another caller
+// has left: rueidis connects under the context of whoever needs the connection
+// first, and its end is the error of all who wait for it.
+func unlessCancelledElsewhere(ctx context.Context, send func() rueidis.RedisResult) rueidis.RedisResult {
+	const tries = 3
+	for range tries - 1 {
+		if resp := send(); ctx.Err() != nil || !errors.Is(resp.Error(), context.Canceled) {
+			return resp
+		}
+	}
+	return send()
 }
 
 // Read sends a command that only reads, to the primary, on a connection shared
@@ -51,7 +68,10 @@ func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string
 // borrowed client it would resend such commands until ctx ends, and might ask a
 // replica.
 func Read(ctx context.Context, c rueidis.Client, command, key string, args ...string) rueidis.RedisResult {
-	return c.Do(Shared(ctx), c.B().Arbitrary(command).Keys(key).Args(args...).Build())
+	ctx = Shared(ctx)
+	return unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+		return c.Do(ctx, c.B().Arbitrary(command).Keys(key).Args(args...).Build())
+	})
 }
 
 // Shared returns ctx for a command on a connection that others use too. rueidis
