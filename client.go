@@ -176,9 +176,10 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 }
 
 // Wrap returns a client on a connection that stays the caller's: Close leaves
-// it open. It blocks for a few round trips and fails if no server answers. The connection may be shared with anything else; renewals do not
-// queue behind its commands, and no command is resent or sent to a replica,
-// whatever conn is set to do.
+// it open. It blocks for a few round trips and fails if no server answers. The
+// connection may be shared with anything else; renewals do not queue behind its
+// commands, and no command is resent or sent to a replica, whatever conn is set
+// to do.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(opts)
 	if err != nil {

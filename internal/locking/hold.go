@@ -307,7 +307,7 @@ func (h *hold) release(ctx context.Context) error {
 		cancel()
 		if err == nil && a.Acquired {
 			to.sent, to.token = sent, a.Token
-			h.s.Telemetry.HandOff(ctx, h.lock.described())
+			h.span.HandOff(ctx)
 			if w.Grant(h) {
 				return nil
 			}

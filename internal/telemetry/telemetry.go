@@ -269,9 +269,9 @@ func (h Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
 func noRelease(error) {}
 
 // HandOff counts a lock passed on inside the process.
-func (t *Telemetry) HandOff(ctx context.Context, l Lock) {
-	if t != nil {
-		t.handOffs.Add(ctx, 1, t.attrsOf(l).with())
+func (h Hold) HandOff(ctx context.Context) {
+	if h.t != nil {
+		h.t.handOffs.Add(ctx, 1, h.attrs.with())
 	}
 }
 

@@ -24,7 +24,7 @@ func life(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom
 	ctx, hold := t.StartHold(ctx, l, lock.Owner{}, 1)
 	hold.RenewalFailed(errBoom, time.Second)
 	ctx, released := hold.StartRelease(ctx)
-	t.HandOff(ctx, l)
+	hold.HandOff(ctx)
 	released(errBoom)
 	hold.End(lost)
 	t.Poll(queue.Key{Kind: l.Kind, Name: l.Name})
