@@ -103,6 +103,10 @@ type Hold interface {
 	Unlock(ctx context.Context) error
 }
 
+// NoExpiry is what TTL of the kinds of lock returns for one that never expires.
+// No client of redlatch or Redisson leaves one like that.
+const NoExpiry time.Duration = -1
+
 // Do runs fn while holding l: it is what [Locker.Do] promises, for those who
 // implement a Locker. A nil fn is an error that matches ErrInvalid, and the
 // lock is not taken.

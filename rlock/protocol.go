@@ -72,13 +72,13 @@ func newProtocol(s *session.Session, kind string) *protocol {
 	return &protocol{s: s, kind: kind, partialCounts: s.Cluster() && !s.Sharded}
 }
 
-func (p *protocol) Kind() string { return p.kind }
+func (p *protocol) Traits() locking.Traits { return locking.Traits{Kind: p.kind, Queue: p.kind} }
 
-func (p *protocol) Channel(key string) string {
+func (p *protocol) Channel(c *locking.Claim) string {
 	if p.silent {
 		return ""
 	}
-	return wire.LockChannel(key)
+	return wire.LockChannel(c.Key)
 }
 
 func (p *protocol) Backoff(n int) time.Duration { return p.backoff(n) }
@@ -128,21 +128,21 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	}
 }
 
-func (p *protocol) HandOff(ctx context.Context, from, to *locking.Claim) (locking.Answer, error) {
+func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	keys := []string{from.Key}
 	if p.fenced {
 		keys = append(keys, wire.FencingToken(from.Key))
 	}
 	n, err := handOffScript.Exec(ctx, p.s.Client, keys,
-		[]string{from.Owner.String(), to.Owner.String(), wire.Millis(to.Lease)}).AsInt64()
+		[]string{from.Owner.String(), to[0].Owner.String(), wire.Millis(to[0].Lease)}).AsInt64()
 	if rueidis.IsRedisNil(err) {
-		return locking.Answer{}, nil
+		return locking.Passed{}, nil
 	}
-	return locking.Answer{Acquired: err == nil, Token: n}, err
+	return locking.Passed{Answer: locking.Answer{Acquired: err == nil, Token: n}}, err
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
-	channel := p.Channel(c.Key)
+	channel := p.Channel(c)
 	var reply rueidis.RedisResult
 	if c.Named() {
 		which := "hold"

@@ -27,8 +27,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -154,82 +152,33 @@ func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 // that is over; until then its holder believes that it holds the lock. It blocks
 // for one round trip; a key that is no lock is left alone and is an error.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
-	if err := b.l.Check(ctx); err != nil {
-		return false, err
-	}
-	var held int64
-	err := b.l.Force(func() (err error) {
-		held, err = forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
-			[]string{b.p.publish(), b.p.Channel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
-		return err
+	return b.l.Force(ctx, func() (bool, error) {
+		held, err := forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
+			[]string{b.p.publish(), wire.LockChannel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
+		return held == 1, err
 	})
-	if err != nil {
-		return false, fmt.Errorf("redlatch: force unlock %q: %w", b.Name(), err)
-	}
-	return held == 1, nil
 }
 
 // IsLocked reports whether anybody holds the lock. It blocks for one round
 // trip.
 func (b base) IsLocked(ctx context.Context) (bool, error) {
-	ttl, err := b.pttl(ctx)
-	return ttl != absent, err
+	ttl, err := b.l.TTL(ctx)
+	return ttl != 0, err
 }
-
-// absent and noExpiry are replies of PTTL.
-const (
-	absent   = -2
-	noExpiry = -1
-)
-
-// NoExpiry is what TTL returns for a lock that never expires. No client of
-// redlatch or Redisson leaves one like that.
-const NoExpiry time.Duration = -1
 
 // TTL returns after what time the lock will be free if nobody renews or
-// releases it: 0 if it is free now, NoExpiry if never. It blocks for one round
-// trip.
-func (b base) TTL(ctx context.Context) (time.Duration, error) {
-	ttl, err := b.pttl(ctx)
-	switch ttl {
-	case absent:
-		return 0, err
-	case noExpiry:
-		return NoExpiry, err
-	default:
-		return time.Duration(ttl) * time.Millisecond, err
-	}
-}
-
-func (b base) pttl(ctx context.Context) (int64, error) {
-	if err := b.l.Check(ctx); err != nil {
-		return absent, err
-	}
-	ttl, err := wire.Read(ctx, b.s.Client, "PTTL", b.l.Key()).AsInt64()
-	if err != nil {
-		return absent, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
-	}
-	return ttl, nil
-}
+// releases it: 0 if it is free now, lock.NoExpiry if never. It blocks for one
+// round trip.
+func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(ctx) }
 
 // HoldCount returns how often owner holds the lock, 0 if it does not. It blocks
 // for one round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	if err := b.l.Check(ctx); err != nil {
-		return 0, err
-	}
-	if owner.IsZero() {
-		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
-	}
-	n, err := wire.Read(ctx, b.s.Client, "HGET", b.l.Key(), owner.String()).AsInt64()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
-	}
-	return int(n), nil
+	return b.l.HoldCount(ctx, owner)
 }
 
 // IsHeldBy reports whether owner holds the lock. It blocks for one round trip.
 func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := b.HoldCount(ctx, owner)
+	n, err := b.l.HoldCount(ctx, owner)
 	return n > 0, err
 }

@@ -261,7 +261,7 @@ func TestAKeyWithoutExpiryIsNotMistakenForSuccess(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		ttl, err := l.TTL(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, rlock.NoExpiry, ttl)
+		require.Equal(t, lock.NoExpiry, ttl)
 	})
 }
 

@@ -303,7 +303,7 @@ func (h *hold) release(ctx context.Context) error {
 		to := w.Acquirer().(*hold)
 		sent := time.Now()
 		reqCtx, cancel := h.lock.bounded(ctx)
-		a, err := h.p.HandOff(reqCtx, &from.claim, &to.claim)
+		a, err := h.p.HandOff(reqCtx, &from.claim, []*Claim{&to.claim})
 		cancel()
 		if err == nil && a.Acquired {
 			to.sent, to.token = sent, a.Token
@@ -358,7 +358,7 @@ func dropped(h *hold) {
 		return
 	}
 	h.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
-		"name", h.lock.name, "kind", h.p.Kind(), "owner", h.claim.Owner.String(), "acquired", h.acquiredAt())
+		"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.claim.Owner.String(), "acquired", h.acquiredAt())
 	h.s.Go(func(ctx context.Context) { _ = h.unlock(ctx) })
 }
 

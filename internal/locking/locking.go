@@ -8,6 +8,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -94,7 +96,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 	req := queue.Request{
 		Key:       l.queueKey(),
 		Acquirer:  h,
-		Channel:   l.p.Channel(l.key),
+		Channel:   l.p.Channel(&h.claim),
 		Once:      once,
 		MayHold:   h.named,
 		NoHandOff: h.named,
@@ -152,26 +154,78 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	return err
 }
 
-// Force runs open, which opens the lock by force, and ends the holds of this
-// process that were there before.
-func (l *Lock) Force(open func() error) error {
+// Force runs open, which opens the lock by force and reports whether anybody
+// held it, and ends the holds of this process and kind that were there before.
+func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, error) {
+	if err := l.Check(ctx); err != nil {
+		return false, err
+	}
 	before := l.s.Queues.Holders(l.queueKey())
-	if err := open(); err != nil {
-		return err
+	held, err := open()
+	if err != nil {
+		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
 	for _, a := range before {
-		a.(*hold).Lost(lock.ReasonGone, nil)
+		if h := a.(*hold); h.p.Traits().Kind == l.p.Traits().Kind {
+			h.Lost(lock.ReasonGone, nil)
+		}
 	}
 	l.s.Queues.Wake(l.queueKey())
-	return nil
+	return held, nil
+}
+
+// Replies of PTTL.
+const (
+	absent   = -2
+	noExpiry = -1
+)
+
+// TTL returns after what time the lock will be free if nobody renews or releases
+// it: 0 if it is free now, lock.NoExpiry if never.
+func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
+	if err := l.Check(ctx); err != nil {
+		return 0, err
+	}
+	ttl, err := wire.Read(ctx, l.s.Client, "PTTL", l.key).AsInt64()
+	switch {
+	case err != nil:
+		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
+	case ttl == absent:
+		return 0, nil
+	case ttl == noExpiry:
+		return lock.NoExpiry, nil
+	default:
+		return max(time.Duration(ttl)*time.Millisecond, 1), nil // it is there
+	}
+}
+
+// HoldCount returns how often owner holds the lock.
+func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
+	return l.Count(ctx, owner, owner.String())
+}
+
+// Count returns the number in the field of the lock's hash that belongs to owner,
+// 0 if there is none.
+func (l *Lock) Count(ctx context.Context, owner lock.Owner, field string) (int, error) {
+	if err := l.Check(ctx); err != nil {
+		return 0, err
+	}
+	if owner.IsZero() {
+		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
+	}
+	n, err := wire.Read(ctx, l.s.Client, "HGET", l.key, field).AsInt64()
+	if err != nil && !rueidis.IsRedisNil(err) {
+		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
+	}
+	return int(n), nil
 }
 
 func (l *Lock) described() telemetry.Lock {
-	return telemetry.Lock{Kind: l.p.Kind(), Name: l.name}
+	return telemetry.Lock{Kind: l.p.Traits().Kind, Name: l.name}
 }
 
 func (l *Lock) queueKey() queue.Key {
-	return queue.Key{Kind: l.p.Kind(), Name: l.key}
+	return queue.Key{Kind: l.p.Traits().Queue, Name: l.key}
 }
 
 const (

@@ -33,6 +33,9 @@ type Claim struct {
 	// AnyHold is set for a release that is not of a hold of its own but of
 	// whichever the owner has. Its Ticket was made for it.
 	AnyHold bool
+	// Waits is set for an acquisition that goes on trying, and may take a place
+	// on the server meanwhile.
+	Waits bool
 }
 
 // Named reports whether the caller named the owner.
@@ -44,6 +47,19 @@ type Answer struct {
 	Token     int64         // of a fenced kind
 	FreeIn    time.Duration // if not acquired; less than 0 if unknown
 	Reentered bool          // refused because the owner holds it and must not again
+	Upgrade   bool          // refused because the owner is a reader and would wait for itself
+	// Placed is set if the claim has a place on the server now, to be given up
+	// with Leave; Moved, if that is behind all others, as after its first attempt.
+	Placed, Moved bool
+}
+
+// Passed is what became of a hand-off.
+type Passed struct {
+	// Answer is for every claim it was for. If it is not acquired, and Released
+	// says that the hold was not there, nothing was done.
+	Answer
+	// Released is what was done instead.
+	Released
 }
 
 // Released is what a release found.
@@ -65,29 +81,62 @@ const (
 	Shared                        // the owner, though not named, holds more than once: nothing was done
 )
 
+// Traits are what the acquire loop has to know of a kind of lock.
+type Traits struct {
+	Kind  string // its name in logs and telemetry
+	Queue string // kinds with the same one wait in the same queue of a process
+	// Shared is set if several owners can hold at once, so that a hold of this
+	// process does not make an attempt useless.
+	Shared bool
+	// Group is set if waiters that stand behind one another try together.
+	Group bool
+	// Ordered is set if the server keeps all waiters in order, so that each has to
+	// make an attempt when it comes.
+	Ordered bool
+}
+
 // Protocol is what a kind of lock says to the server. Its methods block for one
 // round trip. An error that is a reply of the server says that nothing was done.
 type Protocol interface {
-	// Kind names the kind for queues, logs and telemetry.
-	Kind() string
-	// Channel is where releases of the key are published, or "".
-	Channel(key string) string
+	Traits() Traits
+	// Channel is where the claim is told of a release, or "".
+	Channel(c *Claim) string
 	// Backoff is the pause after the n-th attempt where there is no channel.
 	Backoff(n int) time.Duration
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)
-	// HandOff passes a hold on from one unnamed claim to another, if from holds
-	// it, once; otherwise the answer is not acquired and nothing was done.
-	HandOff(ctx context.Context, from, to *Claim) (Answer, error)
-	// Release gives one hold back. With undo set it is for a claim whose
-	// acquisition has an unknown outcome, and does nothing unless that request
-	// has run.
+	// HandOff passes a hold on from one unnamed claim to others, if from holds it,
+	// once. They are unnamed, and several only if Group is set.
+	HandOff(ctx context.Context, from *Claim, to []*Claim) (Passed, error)
+	// Release gives one hold back, or a place. With undo set it is for a claim
+	// whose acquisition has an unknown outcome, and does nothing unless that
+	// request has run.
 	Release(ctx context.Context, c *Claim, undo bool) (Released, error)
 	// Extend gives the hold at least lease from now and reports whether the
 	// owner has it.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
 	// Renewer renews leases of this kind. It is comparable.
 	Renewer() watchdog.Renewer
+}
+
+// Grouped is a Protocol that can make one attempt for several claims: one whose
+// Traits say Group or Ordered.
+type Grouped interface {
+	// AcquireAll makes one attempt for unnamed claims that all wait, in their
+	// order, and returns an answer for each. An error is about all of them.
+	AcquireAll(ctx context.Context, claims []*Claim) ([]Answer, error)
+}
+
+// Placed is a Protocol whose waiters have a place on the server.
+type Placed interface {
+	// Leave gives up the place of a claim that does not wait any more. It can be
+	// repeated.
+	Leave(ctx context.Context, c *Claim) error
+	// PlaceKeeper keeps the places of live waiters, and PlaceTime is for how long
+	// after its last sign of life a place is kept. Nil if they keep themselves, by
+	// attempts.
+	PlaceKeeper() watchdog.Renewer
+	PlaceTime() time.Duration
 }
 
 // outcome is what is known of a request after its error.

@@ -54,6 +54,10 @@ func FairChannel(name string, owner lock.Owner) string {
 	return LockChannel(name) + ":" + owner.String()
 }
 
+// FairAlive is the sorted set of the waiters that give signs of life, with the
+// time at which each is taken for dead. Redisson does not know it.
+func FairAlive(name string) string { return prefixName("redlatch_lock_alive", name) }
+
 // RWChannel is where the release of a read or write lock is published.
 func RWChannel(name string) string { return prefixName("redisson_rwlock", name) }
 
@@ -64,6 +68,13 @@ func WriteOwner(o lock.Owner) string { return o.String() + ":write" }
 func ReadHoldTimeout(name string, o lock.Owner, n int) string {
 	return suffixName(name, o.String()) + ":rwlock_timeout:" + strconv.Itoa(n)
 }
+
+// ReadHoldTimeouts is what the keys of all read holds of a name begin with.
+func ReadHoldTimeouts(name string) string { return suffixName(name, "") }
+
+// WriterWaits is the key that keeps new readers out while a writer waits.
+// Redisson does not know it.
+func WriterWaits(name string) string { return prefixName("redlatch_rwlock_writer", name) }
 
 // SemaphoreChannel is where both kinds of semaphore publish released permits.
 func SemaphoreChannel(name string) string { return prefixName("redisson_sc", name) }
