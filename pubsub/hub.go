@@ -225,7 +225,13 @@ func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed boo
 
 // Close ends the subscription; calling it again does nothing. It does not
 // block. An event that is being delivered may still arrive.
-func (s *Subscription) Close() {
+func (s *Subscription) Close() { s.close(true) }
+
+// Discard is Close for a channel that will not be needed again: it is not kept
+// warm.
+func (s *Subscription) Discard() { s.close(false) }
+
+func (s *Subscription) close(warm bool) {
 	h := s.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -244,8 +250,13 @@ func (s *Subscription) Close() {
 			break
 		}
 	}
-	if len(ch.listeners) == 0 && !h.closed {
+	switch {
+	case len(ch.listeners) > 0 || h.closed:
+	case warm:
 		h.keepWarm(ch)
+	default:
+		ch.idleSince = time.Now()
+		h.drop(ch)
 	}
 }
 

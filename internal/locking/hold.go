@@ -40,12 +40,17 @@ type hold struct {
 	token    int64
 	attempts int
 	waited   bool
-	left     time.Time // when a claim was abandoned last
 	site     [siteDepth]uintptr
 
 	lease watchdog.Lease
 
-	mu     sync.Mutex
+	mu sync.Mutex // of all above while acquiring: others may try for it too
+
+	left    time.Time // when a claim was abandoned last
+	tainted bool      // an attempt has an unknown outcome, and the claim was kept
+	placed  bool      // the claim has a place on the server
+	place   *place    // to be kept there, or nil
+
 	state  holdState
 	lost   *lock.LostError
 	parent context.Context // Context is a child of it, made when asked for
@@ -77,14 +82,52 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 	if err := h.s.Err(); err != nil {
 		return queue.Verdict{}, err
 	}
-	if !h.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, h.deadline)
-		defer cancel()
-	}
-	h.attempts++
+	ctx, cancel := h.untilDeadline(ctx)
+	defer cancel()
 	sent := time.Now()
 	a, err := h.p.Acquire(ctx, &h.claim)
+	return h.answered(sent, a, err)
+}
+
+// TryAll implements queue.Grouped.
+func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result {
+	results := make([]queue.Result, len(all))
+	err := h.s.Err()
+	if err != nil {
+		for i := range results {
+			results[i].Err = err
+		}
+		return results
+	}
+	ctx, cancel := h.untilDeadline(ctx)
+	defer cancel()
+	claims := make([]*Claim, len(all))
+	for i, a := range all {
+		claims[i] = &a.(*hold).claim
+	}
+	sent := time.Now()
+	answers, err := h.p.(Grouped).AcquireAll(ctx, claims)
+	if err != nil {
+		answers = make([]Answer, len(all))
+	}
+	for i, a := range all {
+		results[i].Verdict, results[i].Err = a.(*hold).answered(sent, answers[i], err)
+	}
+	return results
+}
+
+func (h *hold) untilDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
+	if h.deadline.IsZero() {
+		return ctx, func() {}
+	}
+	return context.WithDeadline(ctx, h.deadline)
+}
+
+// answered says what the outcome of an attempt means for the wait.
+func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.attempts++
 	switch {
 	case err != nil:
 		return queue.Verdict{}, h.failed(err)
@@ -93,19 +136,34 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 		return queue.Verdict{FreeIn: minReleaseWait}, nil
 	case a.Reentered:
 		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, h.lock.name, h.claim.Owner)
+	case a.Upgrade:
+		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, h.lock.name, h.claim.Owner)
 	case !a.Acquired:
 		h.waited, h.left = true, time.Time{}
-		return queue.Verdict{FreeIn: a.FreeIn}, nil
+		if a.Placed {
+			h.keepPlace(sent)
+		}
+		return queue.Verdict{FreeIn: a.FreeIn, Moved: a.Moved}, nil
+	case time.Since(sent) >= h.claim.Lease && h.p.Traits().Ordered:
+		h.tainted = true // and retire gives it back
+		return queue.Verdict{}, fmt.Errorf("%w: %q: the lease was over before its confirmation came", lock.ErrNotAcquired, h.lock.name)
 	case time.Since(sent) >= h.claim.Lease:
 		// The lease was over before its confirmation came.
 		h.abandon()
 		return queue.Verdict{FreeIn: 0}, nil
 	}
-	h.sent, h.token = sent, a.Token
+	h.acquired(sent, a)
 	return queue.Verdict{Acquired: true}, nil
 }
 
-// failed turns the error of an attempt into what it means for the wait.
+// acquired notes the success of a request. h.mu is held.
+func (h *hold) acquired(sent time.Time, a Answer) {
+	h.sent, h.token = sent, a.Token
+	h.forgetPlace()
+}
+
+// failed turns the error of an attempt into what it means for the wait. h.mu is
+// held.
 func (h *hold) failed(err error) error {
 	if h.s.Err() != nil {
 		return errors.Join(lock.ErrClosed, err)
@@ -116,17 +174,97 @@ func (h *hold) failed(err error) error {
 	case passing:
 		return &queue.Unavailable{Err: fmt.Errorf("redlatch: acquire %q: %w", h.lock.name, err)}
 	default:
-		h.abandon()
+		h.doubt()
 		return &queue.Unavailable{Err: fmt.Errorf("%w: acquire %q: %w", lock.ErrIndeterminate, h.lock.name, err)}
 	}
 }
 
+// doubt is called when nothing is known of a request for the claim. An unnamed
+// one that may have a place on the server keeps it: the next attempt finds out,
+// and what else has become of the request is seen to when the claim is done with.
+// h.mu is held.
+func (h *hold) doubt() {
+	if h.p.Traits().Ordered && !h.named {
+		h.tainted = true
+		return
+	}
+	h.abandon()
+}
+
 // abandon gives up the claim as it stands, whatever became of it on the server,
-// and goes on under a new one.
+// and goes on under a new one. h.mu is held.
 func (h *hold) abandon() {
 	h.left = time.Now()
 	h.lock.settle(h.claim, true)
 	h.freshClaim()
+}
+
+// Abandon implements queue.Grouped.
+func (h *hold) Abandon() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.forgetPlace()
+	h.lock.settle(h.claim, true)
+}
+
+// retire gives back what a wait that has failed may have left on the server.
+func (h *hold) retire() {
+	h.mu.Lock()
+	placed, tainted, claim := h.placed, h.tainted, h.claim
+	h.forgetPlace()
+	h.mu.Unlock()
+	switch {
+	case tainted:
+		h.lock.settle(claim, true)
+	case placed:
+		h.lock.leave(claim)
+	}
+}
+
+// effort returns how many attempts there were and whether others were in the way.
+func (h *hold) effort() (attempts int, waited bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.attempts, h.waited
+}
+
+// place is the place of a waiter on the server, for as long as it shows signs of
+// life.
+type place struct {
+	h     *hold
+	lease watchdog.Lease
+}
+
+// Lost implements watchdog.Holder: the place is gone, or it is the waiter's turn.
+func (p *place) Lost(lock.Reason, error) { p.h.s.Queues.Displaced(p.h.lock.queueKey(), p.h) }
+
+// RenewalFailed implements watchdog.Holder. There is nobody to tell: if it goes on
+// the place is lost, and the attempts that follow say why.
+func (p *place) RenewalFailed(error, time.Duration) {}
+
+// keepPlace notes that the claim has a place on the server, as of a request sent
+// then. h.mu is held.
+func (h *hold) keepPlace(sent time.Time) {
+	h.forgetPlace()
+	h.placed = true
+	places := h.p.(Placed)
+	keeper := places.PlaceKeeper()
+	if keeper == nil {
+		return
+	}
+	h.place = &place{h: h}
+	h.place.lease.Key, h.place.lease.Owner = h.claim.Key, h.claim.Owner.String()
+	h.s.Dog.Watch(&h.place.lease, h.place, watchdog.Terms{Sent: sent, TTL: places.PlaceTime(), Renewer: keeper, Quiet: true})
+}
+
+// forgetPlace is called when the claim has no place any more, or soon will not.
+// h.mu is held.
+func (h *hold) forgetPlace() {
+	if h.place != nil {
+		h.place.lease.Forget()
+		h.place = nil
+	}
+	h.placed = false
 }
 
 // begin makes a hold of an acquisition that the queue says has succeeded.
@@ -180,7 +318,7 @@ func (h *hold) Lost(reason lock.Reason, cause error) {
 	h.endContext(h.lost)
 	lostErr := h.lost
 	h.mu.Unlock()
-	h.s.Queues.Released(h.lock.queueKey(), h, 0)
+	h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
 	if !h.s.Go(func(context.Context) { h.span.End(lostErr) }) {
 		h.span.End(lostErr)
@@ -283,6 +421,9 @@ func (h *hold) unlock(ctx context.Context) error {
 	h.lease.Forget()
 	ctx, done := h.span.StartRelease(ctx)
 	err := h.release(context.WithoutCancel(ctx))
+	if h.tainted {
+		h.lock.settle(h.claim, true) // what has not arrived yet
+	}
 	done(err)
 	var lostErr *lock.LostError
 	errors.As(err, &lostErr)
@@ -290,40 +431,49 @@ func (h *hold) unlock(ctx context.Context) error {
 	return err
 }
 
-// release passes the lock on to the next waiter of this process, or frees it.
+// release passes the lock on to the next waiters of this process, or frees it.
 // What it returns is about this hold alone.
 func (h *hold) release(ctx context.Context) error {
+	key := h.lock.queueKey()
 	from := h // who holds the lock on the server, and is done with it
-	var passedOn bool
+	passedOn := false
 	for {
-		w := h.s.Queues.Successor(h.lock.queueKey(), !from.named)
-		if w == nil {
+		heirs := h.s.Queues.Successors(key, !from.named)
+		if heirs == nil {
 			break
 		}
-		to := w.Acquirer().(*hold)
+		to := make([]*Claim, len(heirs))
+		for i, w := range heirs {
+			to[i] = &w.Acquirer().(*hold).claim
+		}
 		sent := time.Now()
 		reqCtx, cancel := h.lock.bounded(ctx)
-		a, err := h.p.HandOff(reqCtx, &from.claim, []*Claim{&to.claim})
+		passed, err := from.p.HandOff(reqCtx, &from.claim, to)
 		cancel()
-		if err == nil && a.Acquired {
-			to.sent, to.token = sent, a.Token
-			h.span.HandOff(ctx)
-			if w.Grant(h) {
+		if err == nil && passed.Acquired {
+			if from = h.passTo(ctx, heirs, sent, passed.Answer); from == nil {
 				return nil
 			}
-			from = to // who has left: pass it on in that name
-			continue
+			continue // to others, in the name of one who has left
 		}
 		if err != nil && outcomeOf(err) == unknown {
 			passedOn = true // perhaps
-			to.abandon()
+			for _, w := range heirs {
+				w.Acquirer().(*hold).doubted()
+			}
 		}
-		w.Return()
+		h.s.Queues.Return(heirs)
+		if err == nil && passed.State != NotHeld {
+			h.s.Queues.Released(key, h, queue.Release{
+				Told: passed.Told, Kept: passed.State == StillHeld, Elsewhere: h.p.Traits().Ordered,
+			})
+			return nil
+		}
 		break
 	}
 
-	released, err := h.lock.release(ctx, &from.claim)
-	h.s.Queues.Released(h.lock.queueKey(), h, released.Told)
+	released, err := from.lock.release(ctx, &from.claim)
+	h.s.Queues.Released(key, h, queue.Release{Told: released.Told, Kept: released.State == StillHeld})
 	switch {
 	case from != h, passedOn && err == nil:
 		return nil // what became of the lock after this hold is not its business
@@ -335,6 +485,41 @@ func (h *hold) release(ctx context.Context) error {
 		return fmt.Errorf("redlatch: unlock %q: %w", h.lock.name, err)
 	}
 	return nil
+}
+
+// passTo makes the heirs holders of what the server has passed on to them. It
+// returns one who has left in whose name it is to be passed on or released, or
+// nil.
+func (h *hold) passTo(ctx context.Context, heirs []*queue.Waiter, sent time.Time, a Answer) *hold {
+	for _, w := range heirs {
+		w.Acquirer().(*hold).inherit(sent, a)
+	}
+	h.span.HandOff(ctx)
+	gave := h.s.Queues.Grant(heirs, h)
+	if len(gave) == 1 && len(heirs) == 1 {
+		return gave[0].(*hold)
+	}
+	for _, left := range gave {
+		left.(*hold).Abandon()
+	}
+	if len(gave) == len(heirs) {
+		h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{Kept: true})
+	}
+	return nil
+}
+
+// inherit notes that a hand-off to the claim has succeeded.
+func (h *hold) inherit(sent time.Time, a Answer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.acquired(sent, a)
+}
+
+// doubted is doubt for a claim that somebody else has made a request for.
+func (h *hold) doubted() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.doubt()
 }
 
 // handle is what the caller holds.

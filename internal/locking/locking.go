@@ -87,7 +87,8 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
 	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0}
-	h.claim.Key, h.claim.Lease = l.key, o.Lease
+	traits := l.p.Traits()
+	h.claim.Key, h.claim.Lease, h.claim.Kind, h.claim.Waits = l.key, o.Lease, traits.Kind, !once
 	if !h.fixed {
 		h.claim.Lease = l.s.WatchdogTimeout
 	}
@@ -98,8 +99,12 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		Acquirer:  h,
 		Channel:   l.p.Channel(&h.claim),
 		Once:      once,
-		MayHold:   h.named,
+		MayHold:   h.named && !traits.Ordered, // else it tries at once anyway
 		NoHandOff: h.named,
+		Eager:     traits.Eager,
+		Shared:    traits.Shared,
+		Group:     traits.Group && !h.named,
+		Ordered:   traits.Ordered,
 	}
 	if req.Channel == "" {
 		req.Backoff = l.p.Backoff
@@ -120,8 +125,11 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 	err := l.s.Queues.Acquire(spanCtx, req)
 	if err == nil {
 		err = h.begin(ctx)
+	} else {
+		h.retire()
 	}
-	span.End(ctx, h.attempts, h.waited || h.attempts == 0, err)
+	attempts, waited := h.effort()
+	span.End(ctx, attempts, waited || attempts == 0, err)
 	if err != nil {
 		return nil, err
 	}
@@ -140,13 +148,16 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	}
 	// A hold of this process ends with its renewal and its context.
 	for _, a := range slices.Backward(l.s.Queues.Holders(l.queueKey())) {
-		if h := a.(*hold); h.isOf(o) {
+		if h := a.(*hold); h.lock.sameKind(l) && h.isOf(o) {
 			if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 				return err
 			}
 		}
 	}
-	c := Claim{Key: l.key, Owner: o, Lease: l.s.WatchdogTimeout, Ticket: wire.NewRequestID(), AnyHold: true}
+	c := Claim{
+		Key: l.key, Kind: l.p.Traits().Kind, Owner: o, Lease: l.s.WatchdogTimeout,
+		Ticket: wire.NewRequestID(), AnyHold: true,
+	}
 	released, err := l.release(context.WithoutCancel(ctx), &c)
 	if err == nil && released.State == NotHeld {
 		return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.name, o)
@@ -166,7 +177,7 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
 	for _, a := range before {
-		if h := a.(*hold); h.p.Traits().Kind == l.p.Traits().Kind {
+		if h := a.(*hold); h.lock.sameKind(l) {
 			h.Lost(lock.ReasonGone, nil)
 		}
 	}
@@ -223,6 +234,9 @@ func (l *Lock) Count(ctx context.Context, owner lock.Owner, field string) (int, 
 func (l *Lock) described() telemetry.Lock {
 	return telemetry.Lock{Kind: l.p.Traits().Kind, Name: l.name}
 }
+
+// sameKind reports whether other, of the same name, is of the same kind.
+func (l *Lock) sameKind(other *Lock) bool { return l.p.Traits().Kind == other.p.Traits().Kind }
 
 func (l *Lock) queueKey() queue.Key {
 	return queue.Key{Kind: l.p.Traits().Queue, Name: l.key}
@@ -304,6 +318,31 @@ func (l *Lock) forget(c *Claim) {
 			}
 		}
 	})
+}
+
+// leave gives up, in the background, the place on the server of a claim that does
+// not wait any more. It is tried for as long as others may wait for it.
+func (l *Lock) leave(c Claim) {
+	places := l.p.(Placed)
+	started := l.s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, l.s.FairWait)
+		defer cancel()
+		for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
+			if err := places.Leave(ctx, &c); err == nil || outcomeOf(err) == refused {
+				return
+			}
+			select {
+			case <-time.After(pause):
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	if !started { // the client is being closed, and waits for this
+		ctx, cancel := context.WithTimeout(context.Background(), maxReleaseWait)
+		defer cancel()
+		_ = places.Leave(ctx, &c)
+	}
 }
 
 // settlePauses are the pauses before each further release of a claim that was

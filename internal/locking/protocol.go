@@ -23,6 +23,7 @@ import (
 // Claim is an acquisition as the server sees it.
 type Claim struct {
 	Key   string
+	Kind  string // of lock, where those of several stand in one queue
 	Owner lock.Owner
 	Lease time.Duration
 	// Ticket is the request id of a claim whose owner was named by the caller
@@ -85,9 +86,9 @@ const (
 type Traits struct {
 	Kind  string // its name in logs and telemetry
 	Queue string // kinds with the same one wait in the same queue of a process
-	// Shared is set if several owners can hold at once, so that a hold of this
-	// process does not make an attempt useless.
-	Shared bool
+	// Eager is set if an attempt is of use although this process has a hold, and
+	// Shared if others may get in beside a hold of this kind.
+	Eager, Shared bool
 	// Group is set if waiters that stand behind one another try together.
 	Group bool
 	// Ordered is set if the server keeps all waiters in order, so that each has to

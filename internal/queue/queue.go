@@ -4,9 +4,13 @@
 //
 // The queue is first in, first out, and one attempt is in flight per key and
 // process: only the head of a queue talks to the server, and a message wakes
-// nobody else. Whoever gives something back while others of the same process
-// wait can pass it straight to the head (Successor): no message, no gap, one
-// round trip.
+// nobody else. What it says can be said for several waiters at once (Grouped).
+// Whoever gives something back while others of the same process wait can pass it
+// straight to the next of them (Successors): no message, no gap, one round trip.
+//
+// Where the server itself keeps the order of all waiters (Request.Ordered) each
+// makes an attempt when it comes, which gives it its place there, and from then on
+// this queue has the same order.
 package queue
 
 import (
@@ -39,6 +43,9 @@ const (
 	shardCount = 32
 	// maxFree is how many unused entries a shard keeps for the next keys.
 	maxFree = 64
+	// maxGroup is how many waiters one attempt or hand-off is for at most: it
+	// bounds for how long a script keeps the server.
+	maxGroup = 100
 )
 
 // Key names a queue. Objects of different kinds do not share one.
@@ -50,6 +57,15 @@ type Verdict struct {
 	// FreeIn is when trying again may help, less than 0 if only a message can
 	// tell. It means nothing when Acquired is set.
 	FreeIn time.Duration
+	// Moved is set if the waiter's place on the server is now behind all others of
+	// this process. It is for requests that are Ordered.
+	Moved bool
+}
+
+// Result is what became of an attempt for one of several.
+type Result struct {
+	Verdict
+	Err error
 }
 
 // Acquirer makes attempts.
@@ -58,6 +74,18 @@ type Acquirer interface {
 	// word for a waiter; any other ends its wait. A failed attempt leaves
 	// nothing behind, or sees to it itself.
 	Try(ctx context.Context) (Verdict, error)
+}
+
+// Grouped is an Acquirer that can make one attempt for several, and is one if
+// its request says Group.
+type Grouped interface {
+	Acquirer
+	// TryAll makes one attempt for all of them, of which it is one, and returns
+	// the result for each.
+	TryAll(ctx context.Context, all []Acquirer) []Result
+	// Abandon gives back, in the background, what an attempt that another has made
+	// for it may have got it: it does not wait any more. It must not block.
+	Abandon()
 }
 
 // Unavailable wraps the error of an attempt that failed for a reason that may
@@ -102,6 +130,16 @@ type Request struct {
 	MayHold bool
 	// NoHandOff is set where nobody but the server may choose who is next.
 	NoHandOff bool
+	// Eager is set if an attempt is of use although this process holds the key.
+	Eager bool
+	// Shared is set if others may get in beside it once it has acquired.
+	Shared bool
+	// Group is set if it can be tried for together with others. Its Acquirer is
+	// Grouped then.
+	Group bool
+	// Ordered is set if the server keeps the order of the waiters. Its Channel is
+	// its own then.
+	Ordered bool
 	// OnWake is called on the waiter's goroutine whenever it is about to try
 	// again, or was handed the key. It may be nil.
 	OnWake func(Cause)
@@ -110,16 +148,14 @@ type Request struct {
 // Config is what Queues needs to know.
 type Config struct {
 	Wheel *watchdog.Wheel
-	// Subscribe is the hub's, and returns how to end the subscription.
-	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
+	// Subscribe is the hub's, and returns how to end the subscription. A channel
+	// that is own to a waiter will not be needed again.
+	Subscribe func(channel string, l pubsub.Listener, own bool) (unsubscribe func(), confirmed bool)
 	// HandOffs is how often in a row a key may be passed on within the process
 	// before other processes get a chance.
 	HandOffs int
 	// Patience is for how long a waiter rides out a server that is Unavailable.
 	Patience time.Duration
-	// OnPoll is called when the head of a queue tries because of the safety poll
-	// or an expiry, not a message. It may be nil and must not block.
-	OnPoll func(Key)
 }
 
 // Queues is the queues of one client, by key.
@@ -163,7 +199,10 @@ type keyState struct {
 	holders []Acquirer // several if one owner holds more than once
 
 	first, last *Waiter
-	unsubscribe func() // nil: not subscribed
+	strangers   int     // waiters that are Ordered and have no place on the server yet
+	failed      int     // waiters whose attempt to get one has failed; the timer makes them strangers
+	unsubscribe func()  // nil: not subscribed
+	subscriber  *Waiter // whose own channel it is; nil: the channel of all
 	attempting  bool
 	again       bool  // something has happened since the last attempt began
 	cause       Cause // what it was, the first of several
@@ -175,11 +214,12 @@ type keyState struct {
 	turns    turns
 }
 
-// Waiter is a place in a queue. Its states:
+// Waiter is a place in a queue. It is claimed while somebody else tries for it or
+// passes something on to it. Its states:
 //
-//	waiting ──Successor──▶ claimed ──Grant──▶ granted
-//	   ▲                      │ │
-//	   └───────Return─────────┘ └─(gives up)─▶ gone
+//	waiting ◀──▶ claimed ──▶ granted, or ended with err
+//	   │             └─────▶ gone (gave up meanwhile)
+//	   └─▶ granted, ended, gone
 type Waiter struct {
 	entry      *entry
 	next, prev *Waiter
@@ -187,9 +227,21 @@ type Waiter struct {
 	wake       chan struct{}
 	timer      watchdog.Timer
 	state      waiterState
+	place      place
+	handed     bool // granted without an attempt
 	tries      int
 	troubled   time.Time // since when the server is Unavailable
+	err        error     // of the last attempt, if it had no answer
 }
+
+// place is what the server knows of a waiter that is Ordered.
+type place uint8
+
+const (
+	placed   place = iota // it has a place, or needs none
+	stranger              // it has to make an attempt
+	unplaced              // its attempt has failed
+)
 
 type waiterState uint8
 
@@ -197,6 +249,7 @@ const (
 	waiting waiterState = iota
 	claimed
 	granted
+	ended
 	gone
 )
 
@@ -249,52 +302,57 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	s := q.shardOf(req.Key)
 	s.mu.Lock()
 	e := s.enter(q, req.Key)
-	idle := len(e.holders) == 0 && e.first == nil && !e.attempting
-	var w *Waiter
-	if idle || req.Once || req.MayHold {
-		inTurn := idle && !req.Once
-		if inTurn {
-			e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
+	idle := e.first == nil && !e.attempting && (len(e.holders) == 0 || req.Eager)
+	if !idle && !req.Once && !req.MayHold {
+		w := newWaiter(e, &req)
+		e.pushBack(w)
+		if req.Ordered {
+			w.setPlace(stranger)
 		}
+		return w.wait(ctx)
+	}
+
+	inTurn := idle && !req.Once
+	if inTurn {
+		e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
+	}
+	s.mu.Unlock()
+	v, err := req.try(ctx, 1)
+	s.mu.Lock()
+	if inTurn {
+		e.attempting = false
+	}
+	if err == nil && v.Acquired {
+		e.holders = append(e.holders, req.Acquirer)
+		e.joined(&req)
 		s.mu.Unlock()
-		v, err := req.try(ctx, 1)
-		s.mu.Lock()
+		return nil
+	}
+	if err != nil || req.Once {
 		if inTurn {
-			e.attempting = false
+			e.nudge(Local) // whoever came meanwhile has waited for this attempt
 		}
-		if err == nil && v.Acquired {
-			e.holders = append(e.holders, req.Acquirer)
-			s.mu.Unlock()
-			return nil
+		e.leave()
+		s.mu.Unlock()
+		if err == nil {
+			return lock.ErrNotAcquired
 		}
-		if err != nil || req.Once {
-			if inTurn {
-				e.nudge(Local) // whoever came meanwhile has waited for this attempt
-			}
-			e.leave()
-			s.mu.Unlock()
-			if err == nil {
-				return lock.ErrNotAcquired
-			}
-			if u := (*Unavailable)(nil); errors.As(err, &u) {
-				err = u.Err
-			}
-			return errors.Join(q.over(ctx, &req), err)
+		if u := (*Unavailable)(nil); errors.As(err, &u) {
+			err = u.Err
 		}
-		w = newWaiter(e, &req)
-		w.tries = 1
-		if inTurn {
-			e.pushFront(w)
-		} else {
-			e.pushBack(w)
-		}
-		if e.first == w {
-			e.busy(v)
-		}
+		return errors.Join(q.over(ctx, &req), err)
+	}
+	w := newWaiter(e, &req)
+	w.tries = 1
+	if inTurn {
+		e.pushFront(w)
 	} else {
-		w = newWaiter(e, &req)
 		e.pushBack(w)
 	}
+	if e.first == w {
+		e.busy(v)
+	}
+	e.wakeStranger()
 	return w.wait(ctx)
 }
 
@@ -310,32 +368,36 @@ func (w *Waiter) wait(ctx context.Context) error {
 		q.cfg.Wheel.Schedule(&w.timer, w.req.Deadline, w)
 		defer q.cfg.Wheel.Cancel(&w.timer)
 	}
-	var attemptErr error
 	for {
-		if w.state == granted {
+		switch w.state {
+		case granted:
 			mu.Unlock()
-			w.req.woken(HandedOver)
+			if w.handed {
+				w.req.woken(HandedOver)
+			}
 			return nil
+		case ended:
+			mu.Unlock()
+			return w.err
 		}
 		if err := q.over(ctx, w.req); err != nil {
+			err = errors.Join(err, w.err)
 			w.giveUp()
 			mu.Unlock()
-			return errors.Join(err, attemptErr)
+			return err
 		}
-		if w.state == waiting && e.first == w {
-			switch {
-			case e.again && !e.attempting:
-				var done bool
-				if done, attemptErr = w.attempt(ctx); done {
-					mu.Unlock()
-					return attemptErr
-				}
-				continue
-			case e.unsubscribe == nil && w.req.Channel != "":
-				e.subscribe(w.req.Channel)
+		if w.state == waiting {
+			if w.due() {
+				w.attempt(ctx)
 				continue
 			}
-			e.arm()
+			if e.first == w {
+				if e.wantsChannel() {
+					e.subscribe()
+					continue
+				}
+				e.arm()
+			}
 		}
 		mu.Unlock()
 		select {
@@ -345,6 +407,12 @@ func (w *Waiter) wait(ctx context.Context) error {
 		}
 		mu.Lock()
 	}
+}
+
+// due reports whether w should make an attempt now.
+func (w *Waiter) due() bool {
+	e := w.entry
+	return !e.attempting && (w.place == stranger || e.first == w && e.again)
 }
 
 // over returns why there is no more time for req, if there is none.
@@ -363,63 +431,212 @@ func (q *Queues) over(ctx context.Context, req *Request) error {
 	return nil
 }
 
-// attempt asks the server. The mutex is held on entry and on return, not in
-// between; the waiter stays the head meanwhile. It reports whether the wait is
-// over, acquired if err is nil. If it is not, err is what an attempt whose
-// outcome matters to the caller has failed with.
-func (w *Waiter) attempt(ctx context.Context) (done bool, err error) {
+// attempt asks the server, for w and perhaps others. The mutex is held on entry
+// and on return, not in between; they stay where they are meanwhile.
+func (w *Waiter) attempt(ctx context.Context) {
 	e := w.entry
-	key, cause := e.key, e.cause
-	e.attempting, e.again, e.passed = true, false, false
-	e.shard.mu.Unlock()
-	if cause == Timer && e.queues.cfg.OnPoll != nil {
-		e.queues.cfg.OnPoll(key)
+	var cause Cause // none: it has just come
+	party := e.party(w)
+	if slices.Contains(party, e.first) {
+		if e.again {
+			cause = e.cause
+		}
+		e.again, e.passed = false, false
 	}
-	w.req.woken(cause)
-	w.tries++
-	v, err := w.req.try(ctx, w.tries)
+	e.attempting = true
+	for _, other := range party {
+		other.tries++
+		if other != w {
+			other.state = claimed
+		}
+	}
+	e.shard.mu.Unlock()
+	if cause != 0 {
+		w.req.woken(cause)
+	}
+	results := w.try(ctx, party)
 	e.shard.mu.Lock()
 	e.attempting = false
-	e.turns.attempted(cause == Timer, err == nil && v.Acquired)
+	acquired := false
+	for i, r := range results {
+		acquired = party[i].take(r) || acquired
+	}
+	e.turns.attempted(cause == Timer, acquired)
+	if e.first != nil {
+		if i := slices.Index(party, e.first); i >= 0 && results[i].Err == nil {
+			e.busy(results[i].Verdict)
+		} else if e.again {
+			e.first.signal()
+		}
+	}
+	e.wakeStranger()
+}
+
+// party returns those for whom w makes an attempt, in their order.
+func (e *entry) party(w *Waiter) []*Waiter {
+	party := []*Waiter{w}
+	switch {
+	case !w.req.Group:
+	case w.req.Ordered:
+		// The head, if it has a reason, and those who came since: they are at the end.
+		party = party[:0]
+		for other, n := e.last, e.strangers; other != nil && n > 0; other = other.prev {
+			if other.place == stranger {
+				n--
+				if other.req.Group && other != e.first {
+					party = append(party, other)
+				}
+			}
+		}
+		if e.first.req.Group && (e.again || e.first.place == stranger) {
+			party = append(party, e.first)
+		}
+		slices.Reverse(party)
+		party = party[:min(len(party), maxGroup)]
+	default:
+		for other := w.next; other != nil && other.req.Group && len(party) < maxGroup; other = other.next {
+			party = append(party, other)
+		}
+	}
+	return party
+}
+
+// try makes the attempt.
+func (w *Waiter) try(ctx context.Context, party []*Waiter) []Result {
+	if len(party) == 1 && party[0] == w {
+		v, err := w.req.try(ctx, w.tries)
+		return []Result{{v, err}}
+	}
+	all := make([]Acquirer, len(party))
+	for i, other := range party {
+		all[i] = other.req.Acquirer
+	}
+	return w.req.Acquirer.(Grouped).TryAll(ctx, all)
+}
+
+// take gives a waiter the result of an attempt and reports whether that was
+// acquired. The mutex is held.
+func (w *Waiter) take(r Result) bool {
+	e := w.entry
+	if w.state == gone {
+		e.unlink(w)
+		e.leave()
+		w.req.Acquirer.(Grouped).Abandon()
+		return false
+	}
+	w.state, w.err = waiting, nil
 	var unavailable *Unavailable
 	switch {
-	case err == nil && v.Acquired:
+	case r.Err == nil && r.Acquired:
 		e.unlink(w)
 		e.holders = append(e.holders, w.req.Acquirer)
-		return true, nil
-	case err == nil:
+		e.joined(w.req)
+		w.state = granted
+	case r.Err == nil:
 		w.troubled = time.Time{}
-		e.busy(v)
-		return false, nil
-	case !errors.As(err, &unavailable):
-		w.giveUp()
-		return true, err
+		w.setPlace(placed)
+		if r.Moved {
+			e.unlink(w)
+			e.pushBack(w)
+			e.first.signal() // to subscribe, if it is another now
+		}
+	case !errors.As(r.Err, &unavailable):
+		w.end(r.Err)
+	default:
+		now := time.Now()
+		if w.troubled.IsZero() {
+			w.troubled = now
+		}
+		if now.Sub(w.troubled) >= e.queues.cfg.Patience {
+			w.end(unavailable.Err)
+			break
+		}
+		w.err = unavailable.Err
+		if w.req.Ordered {
+			w.setPlace(unplaced)
+		}
+		e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
 	}
-	now := time.Now()
-	if w.troubled.IsZero() {
-		w.troubled = now
+	w.signal()
+	return w.state == granted
+}
+
+// joined is called when somebody has acquired. The mutex is held.
+func (e *entry) joined(req *Request) {
+	if req.Shared {
+		e.nudge(Local)
 	}
-	if now.Sub(w.troubled) >= e.queues.cfg.Patience {
-		w.giveUp()
-		return true, unavailable.Err
+	e.wakeStranger()
+}
+
+// end ends the wait with an error. The mutex is held.
+func (w *Waiter) end(err error) {
+	w.giveUp()
+	w.state, w.err = ended, err
+}
+
+// setPlace notes what the server knows of w. The mutex is held.
+func (w *Waiter) setPlace(p place) {
+	count := func(p place, n int) {
+		switch p {
+		case stranger:
+			w.entry.strangers += n
+		case unplaced:
+			w.entry.failed += n
+		}
 	}
-	e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
-	return false, unavailable.Err
+	count(w.place, -1)
+	count(p, 1)
+	w.place = p
+}
+
+// wakeStranger makes the first stranger try. The mutex is held.
+func (e *entry) wakeStranger() {
+	if e.strangers == 0 || e.attempting {
+		return
+	}
+	for w := e.first; w != nil; w = w.next {
+		if w.place == stranger {
+			w.signal()
+			return
+		}
+	}
+}
+
+// wantsChannel reports whether the head should subscribe. Where the server
+// chooses who is next, nobody is told while this process holds: it will know.
+// The mutex is held.
+func (e *entry) wantsChannel() bool {
+	req := e.first.req
+	return e.unsubscribe == nil && req.Channel != "" &&
+		(!req.Ordered || len(e.holders) == 0 && e.first.place == placed)
 }
 
 // subscribe gives the entry its subscription. The mutex is held: the hub calls
 // nobody back from here.
-func (e *entry) subscribe(channel string) {
+func (e *entry) subscribe() {
+	req := e.first.req
+	if req.Ordered {
+		e.subscriber = e.first
+	}
 	var confirmed bool
-	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
-	if confirmed && len(e.holders) == 0 {
+	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Channel, e, req.Ordered)
+	if confirmed && (len(e.holders) == 0 || req.Eager) {
 		// A message may have passed between the last attempt and now.
 		e.mark(Subscribed)
 	}
 }
 
-// giveUp takes the waiter out. If a hand-off to it is under way, whoever runs
-// that finds out at Grant. The mutex is held.
+// unsubscribeUnused ends a subscription that nobody needs. The mutex is held.
+func (e *entry) unsubscribeUnused() {
+	if e.unsubscribe != nil && (e.first == nil || e.subscriber != nil && e.subscriber != e.first) {
+		e.unsubscribe()
+		e.unsubscribe, e.subscriber = nil, nil
+	}
+}
+
+// giveUp takes the waiter out. Whoever has claimed it finds out. The mutex is
+// held.
 func (w *Waiter) giveUp() {
 	e := w.entry
 	if w.state == claimed {
@@ -495,7 +712,13 @@ func (e *entry) Expire(now time.Time) {
 		return
 	}
 	e.armed = false
+	for w := e.first; w != nil && e.failed > 0; w = w.next {
+		if w.place == unplaced {
+			w.setPlace(stranger)
+		}
+	}
 	e.nudge(Timer)
+	e.wakeStranger()
 }
 
 // Notify is called by the hub.
@@ -550,10 +773,12 @@ func (e *entry) pushFront(w *Waiter) {
 		e.last = w
 	}
 	e.first = w
+	e.unsubscribeUnused()
 }
 
 // unlink takes w out of the list; with the last waiter goes the subscription.
 func (e *entry) unlink(w *Waiter) {
+	w.setPlace(placed)
 	if w.prev != nil {
 		w.prev.next = w.next
 	} else {
@@ -567,16 +792,15 @@ func (e *entry) unlink(w *Waiter) {
 	w.next, w.prev = nil, nil
 	if e.first != nil {
 		e.arm() // the next head sleeps through its promotion
-	} else if e.unsubscribe != nil {
-		e.unsubscribe()
-		e.unsubscribe = nil
 	}
+	e.unsubscribeUnused()
 }
 
-// Successor claims the waiter to whom the only holder of key can pass it on, or
-// returns nil if it has to be released for all; passable says whether it may be
+// Successors claims the waiters to whom the only holder of key can pass it on:
+// one, or several that wait behind one another and can have it together. It
+// returns none if it has to be released for all; passable says whether it may be
 // passed on at all. The caller tells how that went with Grant or Return.
-func (q *Queues) Successor(key Key, passable bool) *Waiter {
+func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -588,48 +812,73 @@ func (q *Queues) Successor(key Key, passable bool) *Waiter {
 	if w == nil || len(e.holders) != 1 || e.attempting {
 		return nil
 	}
-	if !passable || w.req.NoHandOff || e.handOffs >= q.cfg.HandOffs {
-		e.turns.begin()
+	if !w.req.Ordered {
+		if !passable || w.req.NoHandOff || e.handOffs >= q.cfg.HandOffs {
+			e.turns.begin()
+			return nil
+		}
+		e.handOffs++
+	} else if !passable || w.req.NoHandOff {
 		return nil
 	}
-	e.unlink(w)
-	w.state = claimed
-	e.handOffs++
-	return w
+	heirs := []*Waiter{w}
+	for other := w.next; w.req.Shared && other != nil && other.req.Group && len(heirs) < maxGroup; other = other.next {
+		heirs = append(heirs, other)
+	}
+	for _, heir := range heirs {
+		e.unlink(heir)
+		heir.state = claimed
+	}
+	return heirs
 }
 
 // Acquirer returns what the waiter wants to acquire with.
 func (w *Waiter) Acquirer() Acquirer { return w.req.Acquirer }
 
-// Grant makes w the holder in the place of from. It reports false if w has
-// given up meanwhile: then the key is still from's to pass on, under w's name.
-func (w *Waiter) Grant(from Acquirer) bool {
-	e := w.entry
+// Grant makes the heirs holders in the place of from. It returns those who have
+// given up meanwhile. If that is all of them, from is still on record, and what
+// they were given still has to be passed on or given back.
+func (q *Queues) Grant(heirs []*Waiter, from Acquirer) (gave []Acquirer) {
+	e := heirs[0].entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	defer e.leave() // from's reference, or that of the waiter who left
-	if w.state == gone {
-		return false
+	shared := false
+	for _, w := range heirs {
+		if w.state == gone {
+			gave = append(gave, w.req.Acquirer)
+			e.leave()
+			continue
+		}
+		e.holders = append(e.holders, w.req.Acquirer)
+		w.state, w.handed = granted, true
+		w.signal()
+		shared = shared || w.req.Shared
+	}
+	if len(gave) == len(heirs) {
+		return gave
 	}
 	e.drop(from)
-	e.holders = append(e.holders, w.req.Acquirer)
-	w.state = granted
-	w.signal()
-	return true
+	if shared {
+		e.nudge(Local)
+	}
+	e.leave()
+	return gave
 }
 
-// Return puts w back at the head after a hand-off that did not happen. It is
-// followed by Released.
-func (w *Waiter) Return() {
-	e := w.entry
+// Return puts the heirs back in front after a hand-off that did not happen. It
+// is followed by Released.
+func (q *Queues) Return(heirs []*Waiter) {
+	e := heirs[0].entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	if w.state == gone {
-		e.leave()
-		return
+	for _, w := range slices.Backward(heirs) {
+		if w.state == gone {
+			e.leave()
+			continue
+		}
+		w.state = waiting
+		e.pushFront(w)
 	}
-	w.state = waiting
-	e.pushFront(w)
 }
 
 // drop takes a holder off the list.
@@ -650,11 +899,21 @@ func (q *Queues) Holders(key Key) []Acquirer {
 	return nil
 }
 
-// Released ends a's hold on key, given back or lost. told is how many
-// subscribers of all processes have heard of it, less than 0 if that is not
-// known. If others may be waiting and this process has had its share, its own
-// head stands back; otherwise it tries at once.
-func (q *Queues) Released(key Key, a Acquirer, told int) {
+// Release is how a hold has ended.
+type Release struct {
+	// Told is how many subscribers of all processes have heard of it, less than 0
+	// if that is not known.
+	Told int
+	// Kept is set if others still hold, so that there is nothing to be had.
+	Kept bool
+	// Elsewhere is set if the server has chosen somebody of another process.
+	Elsewhere bool
+}
+
+// Released ends a's hold on key, given back or lost. If others may be waiting and
+// this process has had its share, its own head stands back; otherwise it tries at
+// once, if that can be of use.
+func (q *Queues) Released(key Key, a Acquirer, how Release) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -665,15 +924,40 @@ func (q *Queues) Released(key Key, a Acquirer, told int) {
 	e.drop(a)
 	e.handOffs = 0
 	switch {
-	case len(e.holders) > 0:
-		// The same owner holds on.
-	case e.first != nil && !e.attempting && e.turns.released(told):
+	case how.Kept || e.first != nil && len(e.holders) > 0 && !e.first.req.Eager:
+		// The same owner holds on, or others beside it.
+	case how.Elsewhere:
+		e.turns.yielding = false
+		if e.first != nil {
+			e.first.signal() // to subscribe
+		}
+	case e.first != nil && !e.attempting && e.turns.released(how.Told):
 		e.lookAt(time.Now().Add(e.turns.patience()))
 	default:
 		e.turns.yielding = false
 		e.nudge(Local)
 	}
 	e.leave()
+}
+
+// Displaced tells that a waiter may have lost its place on the server.
+func (q *Queues) Displaced(key Key, a Acquirer) {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	if e == nil {
+		return
+	}
+	for w := e.first; w != nil; w = w.next {
+		if w.req.Acquirer == a {
+			if w.state == waiting {
+				w.setPlace(stranger)
+				w.signal()
+			}
+			return
+		}
+	}
 }
 
 // Wake makes the head of a queue look again, for whatever reason the caller

@@ -63,7 +63,7 @@ type Session struct {
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH"}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	dog := watchdog.Config{Timeout: cfg.WatchdogTimeout, OnRenew: s.renewed}
+	dog := watchdog.Config{OnRenew: s.renewed}
 	if s.Cluster() {
 		dog.Slot = wire.Slot
 	}
@@ -76,13 +76,16 @@ func New(cfg Config) *Session {
 	})
 	s.Queues = queue.New(queue.Config{
 		Wheel: s.Dog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
-		Patience: cfg.WatchdogTimeout, OnPoll: cfg.Telemetry.Poll,
+		Patience: cfg.WatchdogTimeout,
 	})
 	return s
 }
 
-func (s *Session) subscribe(channel string, l pubsub.Listener) (func(), bool) {
+func (s *Session) subscribe(channel string, l pubsub.Listener, own bool) (func(), bool) {
 	sub, confirmed := s.Hub.Subscribe(channel, l)
+	if own {
+		return sub.Discard, confirmed
+	}
 	return sub.Close, confirmed
 }
 

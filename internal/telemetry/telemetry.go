@@ -160,11 +160,14 @@ func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, 
 func (a Acquire) Woken(c queue.Cause) {
 	switch {
 	case a.t == nil:
+		return
 	case c == queue.Subscribed:
 		a.span.AddEvent("subscribed")
-	default:
-		a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))
+		return
+	case c == queue.Timer: // no message has caused it
+		a.t.polls.Add(context.Background(), 1, a.attrs.with())
 	}
+	a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))
 }
 
 // End ends it.
@@ -272,13 +275,6 @@ func noRelease(error) {}
 func (h Hold) HandOff(ctx context.Context) {
 	if h.t != nil {
 		h.t.handOffs.Add(ctx, 1, h.attrs.with())
-	}
-}
-
-// Poll counts an attempt that no message caused.
-func (t *Telemetry) Poll(key queue.Key) {
-	if t != nil {
-		t.polls.Add(context.Background(), 1, metric.WithAttributes(kindKey.String(key.Kind)))
 	}
 }
 

@@ -74,7 +74,9 @@ type Lease struct {
 	mu       sync.Mutex
 	dog      *Dog
 	holder   Holder
-	renewer  Renewer   // nil: a fixed lease
+	renewer  Renewer       // nil: a fixed lease
+	ttl      time.Duration // what a renewal gives it
+	quiet    bool
 	deadline time.Time // until when ownership is certain
 	renewAt  time.Time
 	end      time.Time // of MaxHold; zero: none
@@ -94,13 +96,11 @@ const (
 
 // Config is what a Dog needs to know.
 type Config struct {
-	// Timeout is the lease of what is renewed; renewal is due after a third.
-	Timeout time.Duration
 	// Slot tells which keys one script can touch; nil where any can.
 	Slot func(key string) int
 	// OnRenew is called after each confirmed batch with what was left of the
-	// lease that had least, and after each that failed with the error. It may be
-	// nil.
+	// lease that had least, and after each that failed with the error, but not for
+	// leases that are Quiet. It may be nil.
 	OnRenew func(remaining time.Duration, err error)
 }
 
@@ -130,6 +130,8 @@ type lane struct {
 // way is how a batch is renewed.
 type way struct {
 	renewer Renewer
+	ttl     time.Duration
+	quiet   bool
 	detour  bool
 }
 
@@ -150,9 +152,10 @@ func (d *Dog) Wheel() *Wheel { return d.wheel }
 // Terms are the conditions under which a lease is watched.
 type Terms struct {
 	Sent    time.Time     // when the request that took it was sent
-	TTL     time.Duration // its length
+	TTL     time.Duration // its length, after a third of which renewal is due
 	Renewer Renewer       // nil: it ends with TTL
 	MaxHold time.Duration // 0: no bound
+	Quiet   bool          // OnRenew is not to hear of it
 }
 
 // Watch begins to watch l, which nobody watches yet. It reports false if the
@@ -166,6 +169,7 @@ func (d *Dog) Watch(l *Lease, h Holder, terms Terms) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.dog, l.holder, l.renewer, l.state = d, h, terms.Renewer, watched
+	l.ttl, l.quiet = terms.TTL, terms.Quiet
 	l.deadline = terms.Sent.Add(terms.TTL)
 	l.renewAt = d.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
@@ -307,7 +311,7 @@ func (d *Dog) dispatch() {
 	groups := make(map[group][]*Lease)
 	for _, l := range d.due {
 		failures := l.failed()
-		g := group{way: way{l.renewer, failures%2 == 1}}
+		g := group{way: way{l.renewer, l.ttl, l.quiet, failures%2 == 1}}
 		if d.cfg.Slot != nil {
 			g.slot = d.cfg.Slot(l.Key)
 		}
@@ -379,10 +383,10 @@ func (d *Dog) renew(by way, wave [][]*Lease) {
 	if len(live) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(d.ctx, min(maxRenewTimeout, d.cfg.Timeout/6))
+	ctx, cancel := context.WithTimeout(d.ctx, min(maxRenewTimeout, by.ttl/6))
 	defer cancel()
 	sent := time.Now()
-	results := by.renewer.Renew(ctx, live, d.cfg.Timeout, by.detour)
+	results := by.renewer.Renew(ctx, live, by.ttl, by.detour)
 	now := time.Now()
 	for b, batch := range live {
 		r := results[b]
@@ -393,7 +397,7 @@ func (d *Dog) renew(by way, wave [][]*Lease) {
 				least = left
 			}
 		}
-		if d.cfg.OnRenew != nil {
+		if d.cfg.OnRenew != nil && !by.quiet {
 			d.cfg.OnRenew(least, r.Err)
 		}
 	}
@@ -427,10 +431,10 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 		return left
 	default:
 		l.state, l.lastErr, l.failures = watched, nil, 0
-		if until := sent.Add(d.cfg.Timeout); until.After(l.deadline) {
+		if until := sent.Add(l.ttl); until.After(l.deadline) {
 			l.deadline = until
 		}
-		l.renewAt = d.renewalTime(sent, d.cfg.Timeout)
+		l.renewAt = d.renewalTime(sent, l.ttl)
 		l.schedule()
 	}
 	l.mu.Unlock()

@@ -133,7 +133,7 @@ func watch(t *testing.T, d *Dog, key string, terms Terms) *holder {
 
 func run(t *testing.T, test func(t *testing.T, d *Dog, s *server)) {
 	synctest.Test(t, func(t *testing.T) {
-		d := NewDog(Config{Timeout: timeout})
+		d := NewDog(Config{})
 		defer d.Close()
 		test(t, d, &server{gone: map[string]bool{}})
 	})
@@ -161,7 +161,7 @@ func TestALeaseIsRenewedEveryThird(t *testing.T) {
 func TestLeasesAreRenewedInBatchesOfOneSlot(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slot := func(key string) int { return int(key[0]) }
-		d := NewDog(Config{Timeout: timeout, Slot: slot})
+		d := NewDog(Config{Slot: slot})
 		defer d.Close()
 		s := &server{}
 		for i := range 350 {
@@ -392,7 +392,7 @@ func TestExtendedLeasesAreNotCutShortByTheirRenewal(t *testing.T) {
 
 func TestCloseTellsEveryHolderOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := NewDog(Config{Timeout: timeout})
+		d := NewDog(Config{})
 		s := &server{latency: time.Second}
 		var all []*holder
 		for i := range 50 {
@@ -422,7 +422,7 @@ func TestANodeThatHangsDoesNotStarveTheOthers(t *testing.T) {
 			i, _ := strconv.Atoi(n)
 			return 2*i + len(node)%2
 		}
-		d := NewDog(Config{Timeout: timeout, Slot: slot})
+		d := NewDog(Config{Slot: slot})
 		defer d.Close()
 		s := &server{hung: func(key string) bool { return key[0] == 'h' }}
 		var healthy, hung []*holder
@@ -453,7 +453,7 @@ func TestANodeThatHangsDoesNotStarveTheOthers(t *testing.T) {
 func TestCloseTellsAHolderWhoseTimerIsFiring(t *testing.T) {
 	// The wheel has taken the timer off, and its goroutine is yet to call Expire
 	// when the watchdog is closed.
-	d := NewDog(Config{Timeout: timeout})
+	d := NewDog(Config{})
 	h := watch(t, d, "a", Terms{TTL: time.Hour})
 	d.wheel.Cancel(&h.timer)
 	d.wheel.Stop()
@@ -466,7 +466,7 @@ func TestOnRenewHearsOfSuccessAndFailure(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var left []time.Duration
 		var failed int
-		d := NewDog(Config{Timeout: timeout, OnRenew: func(remaining time.Duration, err error) {
+		d := NewDog(Config{OnRenew: func(remaining time.Duration, err error) {
 			if err != nil {
 				failed++
 				return

@@ -1,0 +1,496 @@
+package queue
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+// yard is a server with one key that members of a process ask for, alone or
+// together.
+type yard struct {
+	*Queues
+	t *testing.T
+
+	mu        sync.Mutex
+	judge     func(names []string) []Result // the server's part of an attempt
+	attempts  []string                      // the names in each, with commas
+	abandoned []string
+	channels  map[string]pubsub.Listener
+}
+
+func inYard(t *testing.T, test func(y *yard)) {
+	synctest.Test(t, func(t *testing.T) {
+		wheel := watchdog.NewWheel(nil)
+		defer wheel.Stop()
+		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
+		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, Patience: patience,
+			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
+				y.mu.Lock()
+				defer y.mu.Unlock()
+				y.channels[channel] = l
+				time.AfterFunc(latency, func() { y.publish(channel, pubsub.Event{Subscribed: true}) })
+				return func() {
+					y.mu.Lock()
+					defer y.mu.Unlock()
+					delete(y.channels, channel)
+				}, false
+			}})
+		test(y)
+		synctest.Wait()
+		for i := range y.shards {
+			assert.Empty(t, y.shards[i].entries, "entries are left")
+			for _, e := range y.shards[i].free {
+				assert.Zero(t, e.strangers+e.failed, "counted waiters are left")
+			}
+		}
+		assert.Empty(t, y.channels, "subscriptions are left")
+	})
+}
+
+func (y *yard) publish(channel string, ev pubsub.Event) {
+	y.mu.Lock()
+	l := y.channels[channel]
+	y.mu.Unlock()
+	if l != nil {
+		l.Notify(ev)
+	}
+}
+
+func (y *yard) answers(judge func(names []string) []Result) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.judge = judge
+}
+
+// seen returns the attempts since it was called last.
+func (y *yard) seen() []string {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	seen := y.attempts
+	y.attempts = nil
+	return seen
+}
+
+func (y *yard) subscribed() (channels []string) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	for channel := range y.channels {
+		channels = append(channels, channel)
+	}
+	return channels
+}
+
+// Answers of a server.
+func everybody(names []string) []Result { return same(names, Result{Verdict: Verdict{Acquired: true}}) }
+func nobody(names []string) []Result    { return same(names, Result{Verdict: Verdict{FreeIn: -1}}) }
+
+func same(names []string, r Result) []Result {
+	results := make([]Result, len(names))
+	for i := range results {
+		results[i] = r
+	}
+	return results
+}
+
+// member is somebody of the process who asks.
+type member struct {
+	y      *yard
+	name   string
+	done   chan error
+	cancel context.CancelFunc
+}
+
+func (m *member) Try(ctx context.Context) (Verdict, error) {
+	r := m.TryAll(ctx, []Acquirer{m})[0]
+	return r.Verdict, r.Err
+}
+
+func (m *member) TryAll(_ context.Context, all []Acquirer) []Result {
+	names := make([]string, len(all))
+	for i, a := range all {
+		names[i] = a.(*member).name
+	}
+	time.Sleep(latency)
+	m.y.mu.Lock()
+	defer m.y.mu.Unlock()
+	m.y.attempts = append(m.y.attempts, strings.Join(names, ","))
+	return m.y.judge(names)
+}
+
+func (m *member) Abandon() {
+	m.y.mu.Lock()
+	defer m.y.mu.Unlock()
+	m.y.abandoned = append(m.y.abandoned, m.name)
+}
+
+func (y *yard) ask(name string, change func(*Request)) *member {
+	m := &member{y: y, name: name, done: make(chan error, 1)}
+	var ctx context.Context
+	ctx, m.cancel = context.WithCancel(y.t.Context())
+	req := Request{Key: key, Acquirer: m, Channel: "all"}
+	change(&req)
+	go func() { m.done <- y.Acquire(ctx, req) }()
+	synctest.Wait()
+	return m
+}
+
+func reader(r *Request) { r.Eager, r.Shared, r.Group = true, true, true }
+func writer(r *Request) { r.Eager = true }
+func inLine(r *Request) {
+	r.Ordered, r.Group, r.Channel = true, true, "of "+r.Acquirer.(*member).name
+}
+
+func (y *yard) readers(names ...string) (all []*member) {
+	for _, name := range names {
+		all = append(all, y.ask(name, reader))
+	}
+	return all
+}
+
+func (y *yard) free(all ...*member) {
+	y.t.Helper()
+	for _, m := range all {
+		y.Released(key, m, Release{})
+	}
+}
+
+func (y *yard) in(all ...*member) {
+	y.t.Helper()
+	synctest.Wait()
+	for _, m := range all {
+		select {
+		case err := <-m.done:
+			require.NoError(y.t, err, m.name)
+		default:
+			require.Fail(y.t, m.name+" still waits")
+		}
+	}
+}
+
+func (y *yard) waits(all ...*member) {
+	y.t.Helper()
+	synctest.Wait()
+	for _, m := range all {
+		require.Empty(y.t, m.done, m.name)
+	}
+}
+
+func TestThoseWhoWaitBehindOneAnotherTryTogether(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		all := y.readers("a", "b", "c")
+		time.Sleep(10 * latency) // a has tried, and again when it was subscribed
+		w := y.ask("w", writer)
+		d := y.ask("d", reader)
+		y.waits(append(all, w, d)...)
+		y.seen()
+
+		y.answers(func(names []string) []Result {
+			if names[0] == "w" {
+				return nobody(names)
+			}
+			return everybody(names)
+		})
+		y.publish("all", pubsub.Event{})
+		time.Sleep(10 * latency)
+		y.in(all...)
+		y.waits(w, d) // d came after a writer
+		require.Equal(t, []string{"a,b,c", "w"}, y.seen())
+
+		y.free(all[0])
+		y.answers(everybody)
+		y.free(all[1:]...)
+		time.Sleep(10 * latency)
+		y.in(w)
+		y.answers(everybody)
+		y.free(w)
+		time.Sleep(10 * latency)
+		y.in(d)
+		y.free(d)
+	})
+}
+
+func TestAReaderGetsInBesideAReaderOfItsProcess(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(everybody)
+		a := y.ask("a", reader)
+		time.Sleep(2 * latency)
+		b := y.ask("b", reader)
+		time.Sleep(2 * latency)
+		y.in(a, b)
+		require.Equal(t, []string{"a", "b"}, y.seen())
+		y.free(a, b)
+	})
+}
+
+func TestAnAttemptForManyHasALimit(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		var all []*member
+		for range 2*maxGroup + 1 {
+			all = append(all, y.ask("r", reader))
+		}
+		time.Sleep(10 * latency)
+		y.seen()
+		y.answers(everybody)
+		y.publish("all", pubsub.Event{})
+		time.Sleep(10 * latency)
+		y.in(all...)
+		seen := y.seen()
+		require.Len(t, seen, 3)
+		require.Equal(t, maxGroup, strings.Count(seen[0], "r"))
+		y.free(all...)
+	})
+}
+
+func TestWhoLeavesDuringTheAttemptOfAnotherIsGivenBack(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		all := y.readers("a", "b", "c")
+		time.Sleep(10 * latency)
+		y.answers(everybody)
+		y.publish("all", pubsub.Event{})
+		time.Sleep(latency / 2) // the attempt is under way
+		all[1].cancel()
+		require.ErrorIs(t, <-all[1].done, lock.ErrNotAcquired)
+		time.Sleep(latency)
+		y.in(all[0], all[2])
+		require.Equal(t, []string{"b"}, y.abandoned)
+		y.free(all[0], all[2])
+	})
+}
+
+func TestAnErrorIsForAllWhoTriedTogether(t *testing.T) {
+	errBoom := errors.New("boom")
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		all := y.readers("a", "b")
+		time.Sleep(10 * latency)
+		y.answers(func(names []string) []Result { return same(names, Result{Err: &Unavailable{errBoom}}) })
+		y.publish("all", pubsub.Event{})
+		time.Sleep(10 * latency)
+		y.waits(all...)
+		all[1].cancel()
+		err := <-all[1].done
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.ErrorIs(t, err, errBoom)
+		all[1] = y.ask("c", reader)
+
+		y.answers(func(names []string) []Result { return same(names, Result{Err: errBoom}) })
+		time.Sleep(2 * maxRetry)
+		for _, m := range all {
+			require.Equal(t, errBoom, <-m.done, m.name)
+		}
+	})
+}
+
+func TestAKeyIsPassedToAllWhoCanHaveItTogether(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(everybody)
+		w := y.ask("w", writer)
+		time.Sleep(2 * latency)
+		y.in(w)
+		y.answers(nobody)
+		all := y.readers("a", "b", "c")
+		next := y.ask("next", writer)
+		last := y.ask("last", reader)
+		time.Sleep(10 * latency)
+		y.seen()
+
+		heirs := y.Successors(key, true)
+		require.Len(t, heirs, 3)
+		all[2].cancel()
+		require.ErrorIs(t, <-all[2].done, lock.ErrNotAcquired)
+		require.Equal(t, []Acquirer{all[2]}, y.Grant(heirs, w))
+		y.in(all[:2]...)
+		require.ElementsMatch(t, []Acquirer{all[0], all[1]}, y.Holders(key))
+		y.waits(next, last)
+		time.Sleep(10 * latency)
+		require.Equal(t, []string{"next"}, y.seen(), "the next one makes known that it waits")
+		require.Nil(t, y.Successors(key, true), "not while several hold")
+		y.Released(key, all[0], Release{Kept: true})
+		time.Sleep(10 * latency)
+		require.Empty(t, y.seen())
+
+		heirs = y.Successors(key, true)
+		require.Len(t, heirs, 1)
+		y.Return(heirs)
+		y.answers(everybody)
+		y.Released(key, all[1], Release{})
+		time.Sleep(10 * latency)
+		y.in(next)
+		heirs = y.Successors(key, true)
+		require.Len(t, heirs, 1)
+		require.Empty(t, y.Grant(heirs, next))
+		y.in(last)
+		y.free(last)
+	})
+}
+
+// line is a server that keeps waiters in order.
+type line struct {
+	y      *yard
+	holder string
+	names  []string
+}
+
+func newLine(y *yard) *line {
+	l := &line{y: y, holder: "elsewhere"}
+	y.answers(l.judge)
+	return l
+}
+
+func (l *line) order() []string {
+	l.y.mu.Lock()
+	defer l.y.mu.Unlock()
+	return slices.Clone(l.names)
+}
+
+// becomes sets who holds and, if names are given, who waits.
+func (l *line) becomes(holder string, names ...string) {
+	l.y.mu.Lock()
+	defer l.y.mu.Unlock()
+	l.holder = holder
+	if names != nil {
+		l.names = names
+	}
+}
+
+func (l *line) judge(names []string) []Result {
+	results := make([]Result, len(names))
+	for i, name := range names {
+		at := -1
+		for j, n := range l.names {
+			if n == name {
+				at = j
+			}
+		}
+		switch {
+		case l.holder == "" && (at == 0 || len(l.names) == 0):
+			l.holder = name
+			if at == 0 {
+				l.names = l.names[1:]
+			}
+			results[i].Acquired = true
+		case at < 0:
+			l.names = append(l.names, name)
+			results[i].Moved = true
+			fallthrough
+		default:
+			results[i].FreeIn = -1
+		}
+	}
+	return results
+}
+
+func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		var all []*member
+		for _, name := range []string{"a", "b", "c", "d"} {
+			all = append(all, y.ask(name, inLine))
+		}
+		time.Sleep(5 * latency)
+		require.Equal(t, []string{"a", "b", "c", "d"}, l.order())
+		require.Equal(t, []string{"a", "b,c,d", "a"}, y.seen(), "those who came together try together")
+		require.Equal(t, []string{"of a"}, y.subscribed(), "only the first of this process can be told")
+
+		all[1].cancel()
+		require.ErrorIs(t, <-all[1].done, lock.ErrNotAcquired)
+		l.becomes("", "a", "c", "d")
+		y.publish("of a", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.in(all[0])
+		require.Empty(t, y.subscribed(), "nobody needs to be told while this process holds")
+		require.Equal(t, []string{"a"}, y.seen())
+
+		// The server prefers somebody elsewhere: the next one here listens.
+		l.becomes("elsewhere")
+		y.Released(key, all[0], Release{Told: 1, Elsewhere: true})
+		time.Sleep(5 * latency)
+		require.Equal(t, []string{"of c"}, y.subscribed())
+		require.Equal(t, []string{"c"}, y.seen())
+
+		l.becomes("")
+		y.publish("of c", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.in(all[2])
+		heirs := y.Successors(key, true)
+		require.Len(t, heirs, 1)
+		require.Empty(t, y.Grant(heirs, all[2]))
+		y.in(all[3])
+		y.free(all[3])
+	})
+}
+
+func TestAWaiterWhoLostItsPlaceQueuesAnew(t *testing.T) {
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		a, b, c := y.ask("a", inLine), y.ask("b", inLine), y.ask("c", inLine)
+		time.Sleep(5 * latency)
+		y.seen()
+
+		y.Displaced(key, b)
+		time.Sleep(5 * latency)
+		require.Equal(t, []string{"b"}, y.seen())
+		require.Equal(t, []string{"a", "b", "c"}, l.order())
+
+		l.becomes("elsewhere", "b", "c")
+		y.Displaced(key, a)
+		time.Sleep(5 * latency)
+		require.Equal(t, []string{"b", "c", "a"}, l.order())
+		require.Equal(t, []string{"of b"}, y.subscribed(), "b is the first now")
+		y.publish("of b", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.seen()
+		l.becomes("")
+		for _, m := range []*member{b, c, a} {
+			y.publish("of "+m.name, pubsub.Event{})
+			time.Sleep(5 * latency)
+			y.in(m)
+			l.becomes("")
+			y.free(m)
+			time.Sleep(5 * latency)
+		}
+	})
+}
+
+func TestWhoGotNoPlaceInAnOutageTriesAgain(t *testing.T) {
+	errBoom := errors.New("boom")
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		a := y.ask("a", inLine)
+		time.Sleep(5 * latency)
+		y.answers(func(names []string) []Result { return same(names, Result{Err: &Unavailable{errBoom}}) })
+		b := y.ask("b", func(r *Request) { inLine(r); r.Group = false })
+		c := y.ask("c", inLine)
+		time.Sleep(5 * latency)
+		y.waits(a, b, c)
+		y.seen()
+		y.answers(l.judge)
+		time.Sleep(2 * maxRetry)
+		require.ElementsMatch(t, []string{"a", "b", "c"}, l.order())
+		b.cancel()
+		c.cancel()
+		<-b.done
+		<-c.done
+		l.becomes("", "a")
+		y.publish("of a", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.in(a)
+		y.free(a)
+	})
+}
