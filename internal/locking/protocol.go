@@ -187,18 +187,32 @@ func says(text, reason string) bool {
 var hashRenew = wire.NewScript(renewLua)
 
 // HashRenewer renews the locks that are a hash with one field per owner.
-type HashRenewer struct{ Client rueidis.Client }
+type HashRenewer struct {
+	Client rueidis.Client
+	Suffix string // what a field has behind the owner
+}
 
-// Renew implements watchdog.Renewer. It uses connections that no other command
-// delays; its detour is the connection of all other commands.
+// Renew implements watchdog.Renewer.
 func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
-	results := r.renew(ctx, batches, ttl, !detour)
+	return RenewBatches(ctx, r.Client, hashRenew, batches, ttl, detour, func(args []string, l *watchdog.Lease) []string {
+		return append(args, l.Owner+r.Suffix)
+	})
+}
+
+// RenewBatches runs a script with the interface of renew.lua for every batch. about
+// appends what the script is to know of a lease, before which of its keys is the
+// ticket. It uses connections that no other command delays; its detour is the
+// connection of all other commands.
+func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, detour bool,
+	about func(args []string, l *watchdog.Lease) []string) []watchdog.Renewed {
+	r := renewal{c, script, ttl, about}
+	results := r.run(ctx, batches, !detour)
 	for b, batch := range batches {
 		// The slot is being moved, and has keys on either side: one by one they
 		// are found.
 		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
 			results[b] = watchdog.Renewed{}
-			for _, one := range r.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), ttl, false) {
+			for _, one := range r.run(ctx, slices.Collect(slices.Chunk(batch, 1)), false) {
 				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
 				results[b].Err = cmp.Or(results[b].Err, one.Err)
 			}
@@ -207,11 +221,19 @@ func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 	return results
 }
 
-func (r HashRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, apart bool) []watchdog.Renewed {
+// renewal is what the requests of RenewBatches have in common.
+type renewal struct {
+	client rueidis.Client
+	script *wire.Script
+	ttl    time.Duration
+	about  func(args []string, l *watchdog.Lease) []string
+}
+
+func (r renewal) run(ctx context.Context, batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
-		keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
-		args[0] = wire.Millis(ttl)
+		keys, args := make([]string, len(batch)), make([]string, 1, 1+3*len(batch))
+		args[0] = wire.Millis(r.ttl)
 		for i, l := range batch {
 			keys[i] = l.Key
 			ticket := 0
@@ -219,12 +241,12 @@ func (r HashRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 				keys = append(keys, l.Ticket)
 				ticket = len(keys)
 			}
-			args = append(args, l.Owner, strconv.Itoa(ticket))
+			args = append(r.about(args, l), strconv.Itoa(ticket))
 		}
 		calls[b] = wire.Call{Keys: keys, Args: args}
 	}
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range hashRenew.ExecMany(ctx, r.Client, calls, apart) {
+	for b, reply := range r.script.ExecMany(ctx, r.client, calls, apart) {
 		held, err := reply.AsIntSlice()
 		if err == nil && len(held) != len(batches[b]) {
 			err = errors.New("redlatch: the server's answer to a renewal has the wrong length")

@@ -61,8 +61,11 @@ func FairAlive(name string) string { return prefixName("redlatch_lock_alive", na
 // RWChannel is where the release of a read or write lock is published.
 func RWChannel(name string) string { return prefixName("redisson_rwlock", name) }
 
+// WriteSuffix is what the field of an owner that holds the write lock ends with.
+const WriteSuffix = ":write"
+
 // WriteOwner is the field of an owner that holds the write lock.
-func WriteOwner(o lock.Owner) string { return o.String() + ":write" }
+func WriteOwner(o lock.Owner) string { return o.String() + WriteSuffix }
 
 // ReadHoldTimeout is the key whose expiry is that of an owner's n-th read hold.
 func ReadHoldTimeout(name string, o lock.Owner, n int) string {

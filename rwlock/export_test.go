@@ -1,0 +1,31 @@
+package rwlock
+
+import (
+	"context"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+)
+
+// Protocol is one of the two, with all that it can do.
+type Protocol interface {
+	locking.Protocol
+	Force(ctx context.Context, key string) (bool, error)
+	IsLocked(ctx context.Context, key string) (bool, error)
+}
+
+func (p *protocol) Force(ctx context.Context, key string) (bool, error) { return p.force(ctx, key) }
+func (p *protocol) IsLocked(ctx context.Context, key string) (bool, error) {
+	return p.isLocked(ctx, key)
+}
+
+// Protocols returns that of readers and that of writers.
+func Protocols(s *session.Session) (read, write Protocol) {
+	return newReadProtocol(s), newWriteProtocol(s)
+}
+
+const (
+	WriterLife  = writerLife
+	WriterPause = writerPause
+	LatchLife   = latchLife
+)

@@ -1,0 +1,329 @@
+package rwlock
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+)
+
+var (
+	//go:embed holds.lua
+	holdsLua string
+	//go:embed acquire_read.lua
+	acquireReadLua string
+	//go:embed acquire_read_named.lua
+	acquireReadNamedLua string
+	//go:embed acquire_write.lua
+	acquireWriteLua string
+	//go:embed leave.lua
+	leaveLua string
+	//go:embed release_read.lua
+	releaseReadLua string
+	//go:embed release_write.lua
+	releaseWriteLua string
+	//go:embed hand_off.lua
+	handOffLua string
+	//go:embed extend.lua
+	extendLua string
+	//go:embed renew_read.lua
+	renewReadLua string
+	//go:embed force_unlock.lua
+	forceUnlockLua string
+	//go:embed is_locked.lua
+	isLockedLua string
+
+	acquireReadScript      = wire.NewScript(holdsLua + acquireReadLua)
+	acquireReadNamedScript = wire.NewScript(holdsLua + acquireReadNamedLua)
+	acquireWriteScript     = wire.NewScript(holdsLua + acquireWriteLua)
+	leaveScript            = wire.NewScript(leaveLua)
+	releaseReadScript      = wire.NewScript(holdsLua + releaseReadLua)
+	releaseWriteScript     = wire.NewScript(holdsLua + releaseWriteLua)
+	handOffScript          = wire.NewScript(holdsLua + handOffLua)
+	extendScript           = wire.NewScript(holdsLua + extendLua)
+	renewReadScript        = wire.NewScript(holdsLua + renewReadLua)
+	forceUnlockScript      = wire.NewScript(holdsLua + forceUnlockLua)
+	isLockedScript         = wire.NewScript(isLockedLua)
+)
+
+// The kinds of this package, as its scripts name them too.
+const (
+	kindRead  = "read"
+	kindWrite = "write"
+)
+
+// The replies of the release scripts, and of the hand-off that may be one.
+const (
+	replyPassed    = -1 // of a hand-off
+	replyShared    = -1 // of a release
+	replyNotHeld   = 0
+	replyStillHeld = 1
+	replyFree      = 2 // and more
+)
+
+// The replies of acquire_write.lua.
+const (
+	replyAcquired = 1
+	replyPlaced   = 2
+	replyUpgrade  = 3
+)
+
+const (
+	// latchLife is for how long the result of a release is kept for its
+	// repetitions: longer than they go on.
+	latchLife = 16 * time.Second
+	// writerLife is for how long a writer that waits keeps new readers out after
+	// its last attempt, and writerPause how long it is quiet at most: an attempt
+	// may be late, or fail, before they enter.
+	writerLife  = 5 * time.Second
+	writerPause = 2 * time.Second
+)
+
+// protocol is what readers and writers say alike.
+type protocol struct {
+	s       *session.Session
+	kind    string
+	payload string // of the message that the last hold of this kind is gone
+	// partialCounts is set where PUBLISH does not know all subscribers: those of
+	// other nodes of a cluster.
+	partialCounts bool
+}
+
+// readProtocol is the protocol of readers. While readers hold, the writers of ours
+// that wait keep new ones out: Redisson's do not, and can starve.
+type readProtocol struct{ protocol }
+
+// writeProtocol is the protocol of writers. One that waits for readers has a place
+// on the server: it is in the set that keeps new readers out.
+type writeProtocol struct{ protocol }
+
+func newProtocol(s *session.Session, kind, payload string) protocol {
+	return protocol{s: s, kind: kind, payload: payload, partialCounts: s.Cluster() && !s.Sharded}
+}
+
+func newReadProtocol(s *session.Session) *readProtocol {
+	return &readProtocol{newProtocol(s, kindRead, wire.PayloadUnlocked)}
+}
+
+func newWriteProtocol(s *session.Session) *writeProtocol {
+	return &writeProtocol{newProtocol(s, kindWrite, wire.PayloadWriteFree)}
+}
+
+// Readers and writers are one queue: whoever comes first is served first.
+const queueKind = "rwlock"
+
+func (p *readProtocol) Traits() locking.Traits {
+	return locking.Traits{Kind: kindRead, Queue: queueKind, Shared: true, Group: true}
+}
+
+// Shared, although nobody shares with a writer: what keeps it waiting can be holds of
+// this process that it does not hear of.
+func (p *writeProtocol) Traits() locking.Traits {
+	return locking.Traits{Kind: kindWrite, Queue: queueKind, Shared: true}
+}
+
+func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
+
+// Backoff is not used: there is a channel.
+func (p *protocol) Backoff(int) time.Duration { return 0 }
+
+// lockAndWriters are the keys of scripts that care for writers that wait, and the
+// ticket if the claim has one.
+func lockAndWriters(c *locking.Claim) []string {
+	return withTicket(c, c.Key, wire.WriterWaits(c.Key))
+}
+
+func withTicket(c *locking.Claim, keys ...string) []string {
+	if c.Named() {
+		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
+	}
+	return keys
+}
+
+func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+	if !c.Named() {
+		answers, err := p.AcquireAll(ctx, []*locking.Claim{c})
+		if err != nil {
+			return locking.Answer{}, err
+		}
+		return answers[0], nil
+	}
+	n, err := acquireReadNamedScript.Exec(ctx, p.s.Client, lockAndWriters(c),
+		[]string{wire.ReadHoldTimeouts(c.Key), wire.Millis(c.Lease), c.Owner.String()}).AsInt64()
+	return readAnswer(n), err
+}
+
+// AcquireAll implements locking.Grouped.
+func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
+	args := make([]string, 1, 1+2*len(claims))
+	args[0] = wire.ReadHoldTimeouts(claims[0].Key)
+	for _, c := range claims {
+		args = append(args, wire.Millis(c.Lease), c.Owner.String())
+	}
+	replies, err := acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0]), args).AsIntSlice()
+	if err == nil && len(replies) != len(claims) {
+		err = errLength
+	}
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]locking.Answer, len(replies))
+	for i, n := range replies {
+		answers[i] = readAnswer(n)
+	}
+	return answers, nil
+}
+
+var errLength = errors.New("redlatch: the server's answer has the wrong length")
+
+func readAnswer(n int64) locking.Answer {
+	if n == 0 {
+		return locking.Answer{Acquired: true}
+	}
+	return locking.Answer{FreeIn: millis(-2 - n)}
+}
+
+func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+	waits := "0"
+	if c.Waits {
+		waits = "1"
+	}
+	reply, err := acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c),
+		[]string{wire.Millis(c.Lease), c.Owner.String(), waits, wire.Millis(writerLife), wire.Millis(writerPause)}).AsIntSlice()
+	if err == nil && len(reply) != 2 {
+		err = errLength
+	}
+	if err != nil {
+		return locking.Answer{}, err
+	}
+	switch reply[0] {
+	case replyAcquired:
+		return locking.Answer{Acquired: true}, nil
+	case replyUpgrade:
+		return locking.Answer{Upgrade: true}, nil
+	default:
+		return locking.Answer{FreeIn: millis(reply[1]), Placed: reply[0] == replyPlaced}, nil
+	}
+}
+
+// Leave implements locking.Placed.
+func (p *writeProtocol) Leave(ctx context.Context, c *locking.Claim) error {
+	return leaveScript.Exec(ctx, p.s.Client, []string{wire.WriterWaits(c.Key)},
+		[]string{c.Owner.String(), p.s.Publish, p.Channel(c), p.payload}).Error()
+}
+
+// PlaceKeeper implements locking.Placed: attempts keep the places.
+func (p *writeProtocol) PlaceKeeper() watchdog.Renewer { return nil }
+
+// PlaceTime implements locking.Placed.
+func (p *writeProtocol) PlaceTime() time.Duration { return 0 }
+
+// HandOff passes from on to readers, or to one writer.
+func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
+	args := []string{wire.ReadHoldTimeouts(from.Key), from.Owner.String(), p.s.Publish, p.Channel(from), p.payload, p.kind, to[0].Kind}
+	for _, c := range to {
+		args = append(args, wire.Millis(c.Lease), c.Owner.String())
+	}
+	n, err := handOffScript.Exec(ctx, p.s.Client, lockAndWriters(from), args).AsInt64()
+	switch {
+	case err != nil:
+		return locking.Passed{}, err
+	case n == replyPassed:
+		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
+	default:
+		return locking.Passed{Released: p.released(n)}, nil
+	}
+}
+
+func (p *readProtocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
+	return p.release(ctx, releaseReadScript, withTicket(c, c.Key), c, undo)
+}
+
+func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
+	return p.release(ctx, releaseWriteScript, lockAndWriters(c), c, undo)
+}
+
+func (p *protocol) release(ctx context.Context, script *wire.Script, keys []string, c *locking.Claim, undo bool) (locking.Released, error) {
+	which := "hold"
+	switch {
+	case c.AnyHold:
+		which = "any"
+	case undo:
+		which = "undo"
+	}
+	n, err := script.Exec(ctx, p.s.Client, keys, []string{
+		wire.ReadHoldTimeouts(c.Key), c.Owner.String(), p.s.Publish, p.Channel(c), p.payload, wire.Millis(latchLife), which}).AsInt64()
+	switch {
+	case err != nil:
+		return locking.Released{}, err
+	case n == replyShared:
+		return locking.Released{State: locking.Shared}, nil
+	default:
+		return p.released(n), nil
+	}
+}
+
+// released reads what release scripts and hand-offs have in common.
+func (p *protocol) released(n int64) locking.Released {
+	switch {
+	case n == replyNotHeld:
+		return locking.Released{}
+	case n == replyStillHeld:
+		return locking.Released{State: locking.StillHeld}
+	case p.partialCounts:
+		return locking.Released{State: locking.Free, Told: -1}
+	default:
+		return locking.Released{State: locking.Free, Told: int(n - replyFree)}
+	}
+}
+
+func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+	return p.extend(ctx, c, []string{c.Owner.String(), wire.Millis(lease), wire.ReadHoldTimeouts(c.Key)})
+}
+
+func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+	return p.extend(ctx, c, []string{wire.WriteOwner(c.Owner), wire.Millis(lease)})
+}
+
+func (p *protocol) extend(ctx context.Context, c *locking.Claim, args []string) (bool, error) {
+	n, err := extendScript.Exec(ctx, p.s.Client, withTicket(c, c.Key), args).AsInt64()
+	return n == 1, err
+}
+
+func (p *readProtocol) Renewer() watchdog.Renewer { return readRenewer{p.s.Client} }
+
+func (p *writeProtocol) Renewer() watchdog.Renewer {
+	return locking.HashRenewer{Client: p.s.Client, Suffix: wire.WriteSuffix}
+}
+
+// readRenewer renews read holds.
+type readRenewer struct{ client rueidis.Client }
+
+// Renew implements watchdog.Renewer.
+func (r readRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
+	return locking.RenewBatches(ctx, r.client, renewReadScript, batches, ttl, detour, func(args []string, l *watchdog.Lease) []string {
+		return append(args, l.Owner, wire.ReadHoldTimeouts(l.Key))
+	})
+}
+
+// force opens a lock that is held in this protocol's way, and reports whether it was.
+func (p *protocol) force(ctx context.Context, key string) (bool, error) {
+	n, err := forceUnlockScript.Exec(ctx, p.s.Client, []string{key},
+		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}).AsInt64()
+	return n == 1, err
+}
+
+// isLocked reports whether anybody holds the lock in this protocol's way.
+func (p *protocol) isLocked(ctx context.Context, key string) (bool, error) {
+	n, err := isLockedScript.Exec(ctx, p.s.Client, []string{key}, []string{p.kind}).AsInt64()
+	return n == 1, err
+}
