@@ -16,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/rlock"
+	"github.com/redlatch/redlatch/rwlock"
 )
 
 // Client hands out every object and owns what they share: the connection, the
@@ -330,6 +331,9 @@ func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
 func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
 	return rlock.NewFenced(c.s, name, opts...)
 }
+
+// RWLock returns the read-write lock of that name. Names are as for Lock.
+func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
 
 // SpinLock returns the spin lock of that name, which polls instead of using
 // pub/sub. Names are as for Lock.

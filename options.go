@@ -76,9 +76,11 @@ func WithWatchdogTimeout(d time.Duration) Option {
 	}
 }
 
-// WithFairWaitTimeout sets for how long a fair lock keeps the place of a waiter
-// it hears nothing from. The default is 5 minutes, the least a second. It is
-// what Redisson calls fairLockWaitTimeout.
+// WithFairWaitTimeout sets what a place in the queue of a fair lock adds to the
+// deadlines that Java clients compute and go by. It should be what their
+// fairLockWaitTimeout is; the default, 5 minutes, is Redisson's, the least a
+// second. A waiter of redlatch that died loses its place much sooner, as far as
+// redlatch is concerned: see package fairlock.
 func WithFairWaitTimeout(d time.Duration) Option {
 	return func(c *config) error {
 		if d < time.Second {

@@ -120,13 +120,13 @@ func newWriteProtocol(s *session.Session) *writeProtocol {
 const queueKind = "rwlock"
 
 func (p *readProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindRead, Queue: queueKind, Shared: true, Group: true}
+	return locking.Traits{Kind: kindRead, Queue: queueKind, Eager: true, Shared: true, Group: true}
 }
 
-// Shared, although nobody shares with a writer: what keeps it waiting can be holds of
-// this process that it does not hear of.
+// Eager, because readers of this process do not know of those of others, whom an
+// attempt keeps out.
 func (p *writeProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindWrite, Queue: queueKind, Shared: true}
+	return locking.Traits{Kind: kindWrite, Queue: queueKind, Eager: true}
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }

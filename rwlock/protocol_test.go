@@ -223,4 +223,3 @@ func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 		l.empty()
 	})
 }
-

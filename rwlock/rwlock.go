@@ -35,10 +35,12 @@ package rwlock
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -49,7 +51,11 @@ type RWLock struct {
 
 // New returns the read-write lock of that name. It is called by the client.
 func New(s *session.Session, name string) *RWLock {
-	return &RWLock{newBase(newProtocol(s, false), name), newBase(newProtocol(s, true), name)}
+	r, w := newReadProtocol(s), newWriteProtocol(s)
+	return &RWLock{
+		read:  base{locking.New(s, r, name), &r.protocol},
+		write: base{locking.New(s, w, name), &w.protocol},
+	}
 }
 
 // Name returns the name the lock was asked for with.
@@ -74,8 +80,6 @@ type base struct {
 	l *locking.Lock
 	p *protocol
 }
-
-func newBase(p *protocol, name string) base { return base{locking.New(p.s, p, name), p} }
 
 // Name returns the name the lock was asked for with.
 func (b base) Name() string { return b.l.Name() }
@@ -124,7 +128,11 @@ func (b base) IsLocked(ctx context.Context) (bool, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return false, err
 	}
-	return b.p.isLocked(ctx, b.l.Key())
+	locked, err := b.p.isLocked(ctx, b.l.Key())
+	if err != nil {
+		return false, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
+	}
+	return locked, nil
 }
 
 // TTL returns after what time the lock, whichever side of it is held, will be
@@ -135,7 +143,10 @@ func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(c
 // HoldCount returns how often owner holds this side of the lock, 0 if it does
 // not. It blocks for one round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return b.l.Count(ctx, owner, b.p.field(owner))
+	if b.p.kind == kindWrite {
+		return b.l.Count(ctx, owner, wire.WriteOwner(owner))
+	}
+	return b.l.HoldCount(ctx, owner)
 }
 
 // IsHeldBy reports whether owner holds this side of the lock. It blocks for one

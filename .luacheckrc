@@ -1,0 +1,10 @@
+-- What scripts find on the server.
+std = "lua51"
+read_globals = {"redis", "KEYS", "ARGV"}
+max_line_length = 120
+
+-- Common functions that Go puts before each script of a package.
+files["fairlock/*.lua"] = {read_globals = {"places"}}
+files["rwlock/*.lua"] = {read_globals = {"holds"}}
+files["fairlock/places.lua"] = {ignore = {"241"}}
+files["rwlock/holds.lua"] = {ignore = {"241"}}
