@@ -1,0 +1,68 @@
+-- Keeps the places of live waiters.
+-- KEYS[4l-3..4l]  those of the l-th lock, as acquire.lua
+-- ARGV[1]         Redisson's fairLockWaitTimeout in ms
+-- ARGV[2]         how long a place is kept after a sign of life, in ms
+-- ARGV[3]         command that publishes
+-- ARGV[4]         payload
+-- ARGV[5..]       for each lock its channel, the number of its owners, and those
+-- Reply: for each owner 1 if it has a place, else 0.
+
+local reply = {}
+
+-- order returns the place of each in the list, from 1.
+local function order(q)
+	local place = {}
+	for i, owner in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
+		place[owner] = i
+	end
+	return place
+end
+
+-- beat serves the owners from ARGV[first] to ARGV[last].
+local function beat(q, channel, first, last)
+	-- A write that a server out of memory allows comes first: it allows those that
+	-- follow, and they take no more.
+	redis.pcall('PEXPIRE', q.alive, ARGV[1])
+	places.purge(q)
+	local place = order(q)
+	for i = last, first, -1 do -- so that the first comes first
+		if not place[ARGV[i]] and places.evicted(q, ARGV[i]) then
+			places.restore(q, ARGV[i], ARGV[2])
+		end
+	end
+	if q.grown then
+		place = order(q)
+	end
+	for i = first, last do
+		local owner = ARGV[i]
+		if place[owner] then
+			places.state(q, owner, place[owner], ARGV[2])
+		end
+		reply[#reply + 1] = place[owner] and 1 or 0
+	end
+	for _, owner in ipairs(redis.call('ZRANGEBYSCORE', q.alive, '-inf', q.now)) do
+		if not place[owner] then -- evicted, and dead
+			redis.call('ZREM', q.alive, owner)
+		end
+	end
+	q.grown = true -- or shorter: how long its keys live is stated anew
+	places.close(q, ARGV[3], channel, ARGV[4])
+end
+
+local at = 5
+for l = 1, #KEYS / 4 do
+	local first = at + 2
+	local last = at + 1 + ARGV[at + 1]
+	-- pcall: a key that has become another type is a queue without places, and must
+	-- not take the rest of the batch with it.
+	local opened, q = pcall(places.open, 4 * l - 3, ARGV[1])
+	if opened then
+		beat(q, ARGV[at], first, last)
+	else
+		for _ = first, last do
+			reply[#reply + 1] = 0
+		end
+	end
+	at = last + 1
+end
+return reply

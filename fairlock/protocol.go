@@ -1,0 +1,385 @@
+// Package fairlock is the fair lock of Redisson: whoever asks first has it first,
+// in whatever process. Java services on the same server stand in the same queue.
+package fairlock
+
+import (
+	"cmp"
+	"context"
+	_ "embed"
+	"errors"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+var (
+	//go:embed places.lua
+	placesLua string
+	//go:embed acquire.lua
+	acquireLua string
+	//go:embed acquire_named.lua
+	acquireNamedLua string
+	//go:embed release.lua
+	releaseLua string
+	//go:embed release_named.lua
+	releaseNamedLua string
+	//go:embed extend.lua
+	extendLua string
+	//go:embed leave.lua
+	leaveLua string
+	//go:embed beat.lua
+	beatLua string
+	//go:embed force_unlock.lua
+	forceUnlockLua string
+	//go:embed queue.lua
+	queueLua string
+
+	acquireScript      = wire.NewScript(placesLua + acquireLua)
+	acquireNamedScript = wire.NewScript(placesLua + acquireNamedLua)
+	releaseScript      = wire.NewScript(placesLua + releaseLua)
+	releaseNamedScript = wire.NewScript(placesLua + releaseNamedLua)
+	extendScript       = wire.NewScript(extendLua)
+	leaveScript        = wire.NewScript(placesLua + leaveLua)
+	beatScript         = wire.NewScript(placesLua + beatLua)
+	forceUnlockScript  = wire.NewScript(placesLua + forceUnlockLua)
+	queueScript        = wire.NewScript(placesLua + queueLua)
+)
+
+// What the acquire scripts say of a claim.
+const (
+	replyAcquired  = 0
+	replyRefused   = 1
+	replyWaits     = 2
+	replyEntered   = 3 // waits, behind all others
+	replyReentered = 4
+)
+
+// The replies of the release scripts.
+const (
+	replyPassed    = -2
+	replyShared    = -1
+	replyNotHeld   = 0
+	replyStillHeld = 1
+	replyFree      = 2 // and more
+)
+
+const (
+	// latchLife is for how long the result of a release is kept for its
+	// repetitions: longer than they go on.
+	latchLife = 16 * time.Second
+	// maxPlaceTime bounds for how long a waiter whose process has died holds up
+	// those behind it.
+	maxPlaceTime = 10 * time.Second
+)
+
+// Option changes a lock object.
+type Option func(*protocol)
+
+// NonReentrant makes a second acquisition by the same owner fail with an error
+// that matches lock.ErrReentered, instead of counting it. It is on the server
+// what a reentrant fair lock is, and excludes one of the same name.
+func NonReentrant() Option {
+	return func(p *protocol) { p.nonReentrant = true }
+}
+
+// Waiter is a place in the queue of a fair lock.
+type Waiter struct {
+	// Owner is who waits, or the zero Owner if it is none that lock.ParseOwner
+	// knows.
+	Owner lock.Owner
+	// Deadline is when the waiter loses its place, by the server's clock, unless it
+	// gives a sign of life before. A waiter of this library gives them for as long
+	// as it waits, so its deadline moves on; a waiter in Java gives none.
+	Deadline time.Time
+}
+
+// protocol is the hash lock with a queue beside it.
+type protocol struct {
+	s            *session.Session
+	nonReentrant bool
+	// partialCounts is set where PUBLISH does not know all subscribers: those of
+	// other nodes of a cluster.
+	partialCounts bool
+}
+
+func newProtocol(s *session.Session) *protocol {
+	return &protocol{s: s, partialCounts: s.Cluster() && !s.Sharded}
+}
+
+func (p *protocol) Traits() locking.Traits {
+	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true}
+}
+
+func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.Owner) }
+
+// Backoff is not asked for: there is a channel.
+func (p *protocol) Backoff(int) time.Duration { return 0 }
+
+func (p *protocol) Renewer() watchdog.Renewer {
+	return locking.HashRenewer{Client: p.s.Client}
+}
+
+// PlaceTime is short, because it is what a dead waiter costs those behind it, and
+// never longer than the user wants to wait for one.
+func (p *protocol) PlaceTime() time.Duration {
+	return min(maxPlaceTime, p.s.WatchdogTimeout/3, p.s.FairWait)
+}
+
+func (p *protocol) PlaceKeeper() watchdog.Renewer {
+	return placeKeeper{client: p.s.Client, wait: p.s.FairWait, life: p.PlaceTime(), publish: p.s.Publish}
+}
+
+// keys are those of the lock and its queue.
+func keys(key string) []string {
+	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
+}
+
+// ticketed adds the ticket of a named claim.
+func ticketed(c *locking.Claim) []string {
+	return append(keys(c.Key), wire.UnlockLatch(c.Key, c.Ticket))
+}
+
+// args are what nearly every script has first, and more.
+func (p *protocol) args(key string, more ...string) []string {
+	return append([]string{
+		wire.Millis(p.s.FairWait), wire.Millis(p.PlaceTime()), p.s.Publish, wire.LockChannel(key), wire.PayloadUnlocked,
+	}, more...)
+}
+
+func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+	var answers []locking.Answer
+	var err error
+	if c.Named() {
+		again := "1"
+		if p.nonReentrant {
+			again = "0"
+		}
+		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, ticketed(c),
+			p.args(c.Key, c.Owner.String(), wire.Millis(c.Lease), waits(c), again)))
+	} else {
+		answers, err = p.AcquireAll(ctx, []*locking.Claim{c})
+	}
+	if err != nil {
+		return locking.Answer{}, err
+	}
+	return answers[0], nil
+}
+
+func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
+	args := p.args(claims[0].Key)
+	for _, c := range claims {
+		args = append(args, c.Owner.String(), wire.Millis(c.Lease), waits(c))
+	}
+	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, keys(claims[0].Key), args))
+}
+
+func waits(c *locking.Claim) string {
+	if c.Waits {
+		return "1"
+	}
+	return "0"
+}
+
+func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
+	said, err := reply.AsIntSlice()
+	if err == nil && len(said) != 2*claims {
+		err = errors.New("redlatch: the server's answer to an attempt has the wrong length")
+	}
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]locking.Answer, claims)
+	for i := range answers {
+		what, freeIn := said[2*i], time.Duration(said[2*i+1])*time.Millisecond
+		switch what {
+		case replyAcquired:
+			answers[i].Acquired = true
+		case replyReentered:
+			answers[i].Reentered = true
+		default:
+			answers[i].FreeIn = freeIn
+			answers[i].Placed = what == replyWaits || what == replyEntered
+			answers[i].Moved = what == replyEntered
+		}
+	}
+	return answers, nil
+}
+
+// HandOff passes the lock on to the waiter that is first in the queue, if that is
+// the one it is called for, and frees it otherwise. Without one it frees it too.
+func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
+	next, lease := "", ""
+	if len(to) > 0 {
+		next, lease = to[0].Owner.String(), wire.Millis(to[0].Lease)
+	}
+	n, err := p.release(ctx, from, next, lease)
+	switch {
+	case err != nil, n == replyShared:
+		return locking.Passed{}, err
+	case n == replyPassed:
+		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
+	default:
+		return locking.Passed{Released: p.released(n)}, nil
+	}
+}
+
+func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
+	var n int64
+	var err error
+	if c.Named() {
+		which := "hold"
+		switch {
+		case c.AnyHold:
+			which = "any"
+		case undo:
+			which = "undo"
+		}
+		n, err = releaseNamedScript.Exec(ctx, p.s.Client, ticketed(c),
+			p.args(c.Key, c.Owner.String(), wire.Millis(latchLife), which)).AsInt64()
+	} else {
+		n, err = p.release(ctx, c, "", "")
+	}
+	if err != nil {
+		return locking.Released{}, err
+	}
+	return p.released(n), nil
+}
+
+func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease string) (int64, error) {
+	return releaseScript.Exec(ctx, p.s.Client, keys(from.Key), p.args(from.Key, from.Owner.String(), to, lease)).AsInt64()
+}
+
+func (p *protocol) released(n int64) locking.Released {
+	switch {
+	case n == replyNotHeld:
+		return locking.Released{}
+	case n == replyShared:
+		return locking.Released{State: locking.Shared}
+	case n == replyStillHeld:
+		return locking.Released{State: locking.StillHeld}
+	case p.partialCounts:
+		return locking.Released{State: locking.Free, Told: -1}
+	default:
+		return locking.Released{State: locking.Free, Told: int(n - replyFree)}
+	}
+}
+
+func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+	keys := []string{c.Key}
+	if c.Named() {
+		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
+	}
+	n, err := extendScript.Exec(ctx, p.s.Client, keys, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
+	return n == 1, err
+}
+
+// Leave gives up the place of the claim's owner, who may be that of other waiters
+// if it was named.
+func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
+	return leaveScript.Exec(ctx, p.s.Client, keys(c.Key), p.args(c.Key, c.Owner.String())).Error()
+}
+
+// Force opens the lock, whoever holds it, and reports whether anybody did.
+func (p *protocol) Force(ctx context.Context, key string) (bool, error) {
+	n, err := forceUnlockScript.Exec(ctx, p.s.Client, keys(key), p.args(key)).AsInt64()
+	return n == 1, err
+}
+
+// Queue returns who waits and is alive, the first first.
+func (p *protocol) Queue(ctx context.Context, key string) ([]Waiter, error) {
+	reply, err := queueScript.Exec(ctx, p.s.Client, keys(key), []string{wire.Millis(p.s.FairWait)}).ToArray()
+	if err != nil {
+		return nil, err
+	}
+	waiters := make([]Waiter, 0, len(reply)/2)
+	for pair := range slices.Chunk(reply, 2) {
+		name, err := pair[0].ToString()
+		if err != nil {
+			return nil, err
+		}
+		dies, err := pair[len(pair)-1].AsInt64()
+		if err != nil {
+			return nil, err
+		}
+		owner, _ := lock.ParseOwner(name) // else the zero Owner
+		waiters = append(waiters, Waiter{Owner: owner, Deadline: time.UnixMilli(dies)})
+	}
+	return waiters, nil
+}
+
+// placeKeeper gives signs of life for waiters. A lease of it is a place: its key is
+// that of the lock.
+type placeKeeper struct {
+	client  rueidis.Client
+	wait    time.Duration
+	life    time.Duration
+	publish string
+}
+
+// Renew implements watchdog.Renewer, for the time that a place is kept, whatever
+// the time of a lease.
+func (k placeKeeper) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, detour bool) []watchdog.Renewed {
+	results := k.renew(ctx, batches, !detour)
+	for b, batch := range batches {
+		// The slot is being moved, and has keys on either side: lock by lock those
+		// are found that are on one.
+		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
+			results[b] = watchdog.Renewed{}
+			for _, one := range k.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), false) {
+				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
+				results[b].Err = cmp.Or(results[b].Err, one.Err)
+			}
+		}
+	}
+	return results
+}
+
+func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
+	calls := make([]wire.Call, len(batches))
+	order := make([][]int, len(batches)) // of the leases of a batch, as the script has them
+	for b, batch := range batches {
+		of := make(map[string][]int) // leases by lock
+		var locks []string
+		for i, l := range batch {
+			if of[l.Key] == nil {
+				locks = append(locks, l.Key)
+			}
+			of[l.Key] = append(of[l.Key], i)
+		}
+		args := []string{wire.Millis(k.wait), wire.Millis(k.life), k.publish, wire.PayloadUnlocked}
+		var all []string
+		for _, key := range locks {
+			all = append(all, keys(key)...)
+			args = append(args, wire.LockChannel(key), strconv.Itoa(len(of[key])))
+			for _, i := range of[key] {
+				args = append(args, batch[i].Owner)
+			}
+			order[b] = append(order[b], of[key]...)
+		}
+		calls[b] = wire.Call{Keys: all, Args: args}
+	}
+	results := make([]watchdog.Renewed, len(batches))
+	for b, reply := range beatScript.ExecMany(ctx, k.client, calls, apart) {
+		alive, err := reply.AsIntSlice()
+		if err == nil && len(alive) != len(batches[b]) {
+			err = errors.New("redlatch: the server's answer to signs of life has the wrong length")
+		}
+		results[b].Err = err
+		if err != nil {
+			continue
+		}
+		results[b].Held = make([]bool, len(alive))
+		for n, i := range order[b] {
+			results[b].Held[i] = alive[n] == 1
+		}
+	}
+	return results
+}
