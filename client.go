@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -330,6 +331,12 @@ func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
 // token. Names are as for Lock.
 func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
 	return rlock.NewFenced(c.s, name, opts...)
+}
+
+// FairLock returns the fair lock of that name, which waiters of all processes get
+// in the order in which they came. Names are as for Lock.
+func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
+	return fairlock.New(c.s, name, opts...)
 }
 
 // RWLock returns the read-write lock of that name. Names are as for Lock.

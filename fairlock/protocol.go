@@ -1,5 +1,3 @@
-// Package fairlock is the fair lock of Redisson: whoever asks first has it first,
-// in whatever process. Java services on the same server stand in the same queue.
 package fairlock
 
 import (

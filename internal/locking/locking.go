@@ -103,7 +103,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		NoHandOff: h.named,
 		Eager:     traits.Eager,
 		Shared:    traits.Shared,
-		Group:     traits.Group && !h.named,
+		Group:     (traits.Group || traits.Ordered) && !h.named,
 		Ordered:   traits.Ordered,
 	}
 	if req.Channel == "" {
