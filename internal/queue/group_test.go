@@ -229,7 +229,7 @@ func TestAReaderGetsInBesideAReaderOfItsProcess(t *testing.T) {
 		a := y.ask("a", reader)
 		time.Sleep(2 * latency)
 		b := y.ask("b", reader)
-		time.Sleep(2 * latency)
+		time.Sleep(latency + latency/2) // it does not subscribe before
 		y.in(a, b)
 		require.Equal(t, []string{"a", "b"}, y.seen())
 		y.free(a, b)
@@ -492,5 +492,64 @@ func TestWhoGotNoPlaceInAnOutageTriesAgain(t *testing.T) {
 		time.Sleep(5 * latency)
 		y.in(a)
 		y.free(a)
+	})
+}
+
+func TestAPlaceBeingTakenDoesNotDelayTheHandOff(t *testing.T) {
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		a := y.ask("a", inLine)
+		time.Sleep(5 * latency)
+		l.becomes("")
+		y.publish("of a", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.in(a)
+		b := y.ask("b", inLine)
+		time.Sleep(5 * latency)
+		c := y.ask("c", inLine)
+		heirs := y.Successors(key, true) // while c tries
+		require.Len(t, heirs, 1)
+		require.Empty(t, y.Grant(heirs, a))
+		l.becomes("b")
+		y.in(b)
+		require.Nil(t, y.Successors(key, true), "what c tries for may be what would be passed on to it")
+		time.Sleep(5 * latency)
+		heirs = y.Successors(key, true)
+		require.Len(t, heirs, 1)
+		require.Empty(t, y.Grant(heirs, b))
+		y.in(c)
+		y.free(c)
+	})
+}
+
+func TestAHandOffThatFailedToOneWithoutAPlaceLetsItTakeOne(t *testing.T) {
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		l.becomes("")
+		a := y.ask("a", inLine)
+		time.Sleep(5 * latency)
+		y.in(a)
+		s := y.shardOf(key)
+		s.mu.Lock()
+		s.entries[key].attempting = true // somebody else's, just now
+		s.mu.Unlock()
+		b := y.ask("b", inLine)
+		s.mu.Lock()
+		s.entries[key].attempting = false
+		s.mu.Unlock()
+		y.seen()
+		heirs := y.Successors(key, true)
+		require.Len(t, heirs, 1)
+		y.Return(heirs)
+		l.becomes("elsewhere")
+		y.Released(key, a, Release{Elsewhere: true})
+		time.Sleep(2 * latency)
+		require.Equal(t, []string{"b"}, y.seen())
+		require.Equal(t, []string{"b"}, l.order())
+		l.becomes("")
+		y.publish("of b", pubsub.Event{})
+		time.Sleep(5 * latency)
+		y.in(b)
+		y.free(b)
 	})
 }

@@ -305,10 +305,10 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	idle := e.first == nil && !e.attempting && (len(e.holders) == 0 || req.Eager)
 	if !idle && !req.Once && !req.MayHold {
 		w := newWaiter(e, &req)
-		e.pushBack(w)
 		if req.Ordered {
-			w.setPlace(stranger)
+			w.place = stranger
 		}
+		e.pushBack(w)
 		return w.wait(ctx)
 	}
 
@@ -446,9 +446,7 @@ func (w *Waiter) attempt(ctx context.Context) {
 	e.attempting = true
 	for _, other := range party {
 		other.tries++
-		if other != w {
-			other.state = claimed
-		}
+		other.state = claimed
 	}
 	e.shard.mu.Unlock()
 	if cause != 0 {
@@ -575,19 +573,22 @@ func (w *Waiter) end(err error) {
 	w.state, w.err = ended, err
 }
 
-// setPlace notes what the server knows of w. The mutex is held.
+// setPlace notes what the server knows of a waiter in the list. The mutex is held.
 func (w *Waiter) setPlace(p place) {
-	count := func(p place, n int) {
-		switch p {
-		case stranger:
-			w.entry.strangers += n
-		case unplaced:
-			w.entry.failed += n
-		}
-	}
-	count(w.place, -1)
-	count(p, 1)
+	w.entry.count(w, -1)
 	w.place = p
+	w.entry.count(w, 1)
+}
+
+// count counts w by its place: n is 1 when it comes into the list, -1 when it
+// leaves it.
+func (e *entry) count(w *Waiter, n int) {
+	switch w.place {
+	case stranger:
+		e.strangers += n
+	case unplaced:
+		e.failed += n
+	}
 }
 
 // wakeStranger makes the first stranger try. The mutex is held.
@@ -756,6 +757,7 @@ func (e *entry) nudge(c Cause) {
 }
 
 func (e *entry) pushBack(w *Waiter) {
+	e.count(w, 1)
 	w.prev, w.next = e.last, nil
 	if e.last != nil {
 		e.last.next = w
@@ -766,6 +768,7 @@ func (e *entry) pushBack(w *Waiter) {
 }
 
 func (e *entry) pushFront(w *Waiter) {
+	e.count(w, 1)
 	w.prev, w.next = nil, e.first
 	if e.first != nil {
 		e.first.prev = w
@@ -778,7 +781,7 @@ func (e *entry) pushFront(w *Waiter) {
 
 // unlink takes w out of the list; with the last waiter goes the subscription.
 func (e *entry) unlink(w *Waiter) {
-	w.setPlace(placed)
+	e.count(w, -1)
 	if w.prev != nil {
 		w.prev.next = w.next
 	} else {
@@ -809,7 +812,12 @@ func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 		return nil
 	}
 	w := e.first
-	if w == nil || len(e.holders) != 1 || e.attempting {
+	if w == nil || len(e.holders) != 1 {
+		return nil
+	}
+	// An attempt may acquire what is to be passed on; not so where the server keeps
+	// the order, unless it is for this waiter itself.
+	if e.attempting && !(w.req.Ordered && w.state == waiting) {
 		return nil
 	}
 	if !w.req.Ordered {
