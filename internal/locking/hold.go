@@ -216,9 +216,18 @@ func (h *hold) retire() {
 	switch {
 	case tainted:
 		h.lock.settle(claim, true)
-	case placed:
+	case placed && !h.sharesPlace():
 		h.lock.leave(claim)
 	}
+}
+
+// sharesPlace reports whether the place of the claim is that of another waiter of
+// this process too: a named owner has one, however often it waits.
+func (h *hold) sharesPlace() bool {
+	return h.named && h.s.Queues.Waits(h.lock.queueKey(), func(a queue.Acquirer) bool {
+		other := a.(*hold)
+		return other != h && other.named && other.claim.Owner == h.claim.Owner && other.lock.sameKind(h.lock)
+	})
 }
 
 // effort returns how many attempts there were and whether others were in the way.

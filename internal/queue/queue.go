@@ -889,6 +889,21 @@ func (q *Queues) Return(heirs []*Waiter) {
 	}
 }
 
+// Waits reports whether anybody in the queue of key is as asked for.
+func (q *Queues) Waits(key Key, is func(Acquirer) bool) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		for w := e.first; w != nil; w = w.next {
+			if is(w.req.Acquirer) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // drop takes a holder off the list.
 func (e *entry) drop(a Acquirer) {
 	if i := slices.Index(e.holders, a); i >= 0 {
