@@ -1,0 +1,121 @@
+package redlatch_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+// exclusive are locks that one owner holds at once and that leave nothing behind.
+var exclusive = map[string]func(c *redlatch.Client, name string) lock.Locker{
+	"lock":  func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) },
+	"fair":  func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) },
+	"write": func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() },
+}
+
+func TestEveryKindInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+			t.Run(mode.String(), func(t *testing.T) {
+				here := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				there := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				for kind, of := range exclusive {
+					for i := range 6 { // enough names for every primary to have some
+						name := fmt.Sprint(kind, "-", i)
+						wokenByMessage(t, here, there, of(here, name), of(there, name))
+					}
+				}
+				for i := range 6 {
+					name := fmt.Sprint("rw-", i)
+					wokenByMessage(t, here, there, here.RWLock(name).Write(), there.RWLock(name).Read())
+					wokenByMessage(t, here, there, here.RWLock(name).Read(), there.RWLock(name).Write())
+				}
+			})
+		}
+		t.Run("renewed", func(t *testing.T) { everyKindIsRenewed(t, cluster.Addrs()) })
+		for _, node := range cluster.Primaries {
+			harness.NothingLeft(t, node.Addr)
+		}
+	})
+}
+
+// wokenByMessage has a waiter there get what is released here. The lease is no
+// help.
+func wokenByMessage(t *testing.T, here, there *redlatch.Client, ours, theirs lock.Locker) {
+	t.Helper()
+	for _, named := range []bool{false, true} {
+		ctx := t.Context()
+		if named {
+			ctx = lock.WithOwner(ctx, here.NewOwner())
+		}
+		h, err := ours.Lock(ctx, lock.Lease(time.Hour))
+		require.NoError(t, err)
+		_, err = theirs.TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		before := there.PubSub()
+		waited := make(chan error, 1)
+		waiterCtx := context.Background()
+		if named {
+			waiterCtx = lock.WithOwner(waiterCtx, there.NewOwner())
+		}
+		go func() { waited <- theirs.Do(waiterCtx, nothing) }()
+		harness.Eventually(t, 10*time.Second, "the waiter listens", func() bool {
+			now := there.PubSub()
+			return now.Listeners > before.Listeners && now.Subscribed == now.Channels
+		})
+		begin := time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, <-waited)
+		require.Less(t, time.Since(begin), 3*time.Second, "woken by the safety poll")
+	}
+}
+
+func TestEveryKindIsRenewed(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		everyKindIsRenewed(t, []string{s.Addr})
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func everyKindIsRenewed(t *testing.T, addrs []string) {
+	t.Helper()
+	const timeout = time.Second
+	c := harness.ClientAt(t, addrs, redlatch.WithWatchdogTimeout(timeout))
+	var holds []lock.Hold
+	take := func(ctx context.Context, l lock.Locker) {
+		h, err := l.Lock(ctx)
+		require.NoError(t, err)
+		holds = append(holds, h)
+	}
+	for i := range 10 {
+		owner := lock.WithOwner(t.Context(), c.NewOwner())
+		for kind, of := range exclusive {
+			take(t.Context(), of(c, fmt.Sprint(kind, i)))
+			take(owner, of(c, fmt.Sprint(kind, "-named", i)))
+			take(owner, of(c, fmt.Sprint(kind, "-named", i)))
+		}
+		rw := c.RWLock(fmt.Sprint("read", i))
+		take(t.Context(), rw.Read())
+		take(t.Context(), rw.Read())
+		take(owner, rw.Read())
+		take(owner, rw.Read())
+		down := c.RWLock(fmt.Sprint("down", i))
+		take(owner, down.Write())
+		take(owner, down.Read())
+	}
+	<-time.After(2 * timeout)
+	for _, h := range holds {
+		require.NoError(t, h.Context().Err(), h.Name())
+		require.NoError(t, h.Unlock(t.Context()), h.Name())
+	}
+}
