@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
@@ -73,6 +74,27 @@ func pairs(b *testing.B, goroutines int, pair func(g int) error) {
 	wg.Wait()
 }
 
+// kinds are the locks that are measured.
+var kinds = []struct {
+	name string
+	of   func(c *redlatch.Client, name string) lock.Locker
+}{
+	{"lock", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }},
+	{"fair", func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) }},
+	{"read", func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Read() }},
+	{"write", func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }},
+}
+
+func open(b *testing.B) *redlatch.Client {
+	b.Helper()
+	client, err := redlatch.Open(context.Background(), server.URL())
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(client.Close)
+	return client
+}
+
 // BenchmarkUncontended is a lock and an unlock that nobody else wants.
 func BenchmarkUncontended(b *testing.B) {
 	for _, goroutines := range []int{1, 8, 64} {
@@ -88,42 +110,35 @@ func BenchmarkUncontended(b *testing.B) {
 				return floorRelease.Exec(ctx, c, []string{key}, []string{owner, "redisson_lock__channel:{" + key + "}"}).Error()
 			})
 		})
-		b.Run(fmt.Sprintf("redlatch/goroutines=%d", goroutines), func(b *testing.B) {
-			ctx := context.Background()
-			client, err := redlatch.Open(ctx, server.URL())
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(client.Close)
-			pairs(b, goroutines, func(g int) error {
-				h, err := client.Lock("redlatch-" + strconv.Itoa(g)).Lock(ctx)
-				if err != nil {
-					return err
-				}
-				return h.Unlock(ctx)
+		for _, kind := range kinds {
+			b.Run(fmt.Sprintf("%s/goroutines=%d", kind.name, goroutines), func(b *testing.B) {
+				ctx, client := context.Background(), open(b)
+				pairs(b, goroutines, func(g int) error {
+					h, err := kind.of(client, kind.name+strconv.Itoa(g)).Lock(ctx)
+					if err != nil {
+						return err
+					}
+					return h.Unlock(ctx)
+				})
 			})
-		})
+		}
 	}
 }
 
 // BenchmarkContended is many goroutines of one process on one lock.
 func BenchmarkContended(b *testing.B) {
 	for _, goroutines := range []int{2, 16, 128, 1024} {
-		b.Run(fmt.Sprintf("redlatch/goroutines=%d", goroutines), func(b *testing.B) {
-			ctx := context.Background()
-			client, err := redlatch.Open(ctx, server.URL())
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.Cleanup(client.Close)
-			l := client.Lock("contended")
-			pairs(b, goroutines, func(int) error {
-				h, err := l.Lock(ctx)
-				if err != nil {
-					return err
-				}
-				return h.Unlock(ctx)
+		for _, kind := range kinds {
+			b.Run(fmt.Sprintf("%s/goroutines=%d", kind.name, goroutines), func(b *testing.B) {
+				ctx, l := context.Background(), kind.of(open(b), "contended")
+				pairs(b, goroutines, func(int) error {
+					h, err := l.Lock(ctx)
+					if err != nil {
+						return err
+					}
+					return h.Unlock(ctx)
+				})
 			})
-		})
+		}
 	}
 }
