@@ -20,17 +20,18 @@ end
 
 -- beat serves the owners from ARGV[first] to ARGV[last].
 local function beat(q, channel, first, last)
-	-- A write that a server out of memory allows comes first: it allows those that
-	-- follow, and they take no more.
-	redis.pcall('PEXPIRE', q.alive, ARGV[1])
+	-- A server out of memory lets a script go on that has written something that
+	-- takes none, and what follows hardly takes any. This has no other effect.
+	redis.call('ZREM', q.alive, '')
 	places.purge(q)
-	local place = order(q)
+	local place, restored = order(q), false
 	for i = last, first, -1 do -- so that the first comes first
 		if not place[ARGV[i]] and places.evicted(q, ARGV[i]) then
 			places.restore(q, ARGV[i], ARGV[2])
+			restored = true
 		end
 	end
-	if q.grown then
+	if restored then
 		place = order(q)
 	end
 	for i = first, last do
@@ -45,7 +46,6 @@ local function beat(q, channel, first, last)
 			redis.call('ZREM', q.alive, owner)
 		end
 	end
-	q.grown = true -- or shorter: how long its keys live is stated anew
 	places.close(q, ARGV[3], channel, ARGV[4])
 end
 

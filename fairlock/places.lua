@@ -19,7 +19,7 @@ function places.open(first, wait)
 		alive = KEYS[first + 3],
 		wait = tonumber(wait),
 		moved = false, -- whether another one than before is at the head
-		grown = false, -- whether a place was made
+		stated = false, -- whether a place was made or kept
 	}
 	-- A key of another type is an error here, before anything is changed.
 	redis.call('LLEN', q.list)
@@ -112,6 +112,7 @@ end
 function places.state(q, owner, place, life)
 	redis.call('ZADD', q.alive, q.now + life, owner)
 	redis.call('ZADD', q.deadlines, q.now + q.ttl + place * q.wait, owner)
+	q.stated = true
 end
 
 -- evicted tells whether a waiter of ours is alive and not in the list. Then it was
@@ -126,7 +127,7 @@ end
 function places.restore(q, owner, life)
 	places.state(q, owner, 1, life)
 	redis.call('LPUSH', q.list, owner)
-	q.moved, q.grown = true, true
+	q.moved = true
 end
 
 -- leave gives up the place of a waiter of ours and tells whether it had one.
@@ -169,7 +170,7 @@ function places.close(q, publish, channel, payload)
 		redis.call('DEL', q.list, q.deadlines, q.alive)
 		return 0
 	end
-	if q.grown then
+	if q.stated then
 		bound(q)
 	end
 	if not (q.free and q.moved) then
@@ -224,7 +225,6 @@ function places.wait(q, owner, life)
 	-- The list comes last: without it the rest is nothing.
 	places.state(q, owner, place + 1, life)
 	redis.call('RPUSH', q.list, owner)
-	q.grown = true
 	return {3, turn(q, place)}
 end
 

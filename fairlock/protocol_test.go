@@ -99,4 +99,3 @@ func TestFirstComeFirstServed(t *testing.T) {
 		harness.NothingLeft(t, s.Addr)
 	})
 }
-
