@@ -1,0 +1,459 @@
+package fairlock_test
+
+import (
+	"fmt"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+)
+
+// timeless is a world whose time only the test moves, with Java's clients in it.
+type timeless struct {
+	*world
+	conn rueidis.Client
+	now  int64
+	wait time.Duration
+}
+
+func eachTimeless(t *testing.T, wait time.Duration, test func(t *testing.T, w *timeless)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		defer fairlock.Preceded(virtualLua)()
+		w := &timeless{world: newWorld(t, s, wait), conn: harness.Conn(t, s.Addr), now: begin, wait: wait}
+		w.pass(0)
+		test(t, w)
+	})
+}
+
+func (w *timeless) pass(d time.Duration) {
+	w.now += d.Milliseconds()
+	harness.Do(w.t, w.addr, "SET", "test:clock", strconv.FormatInt(w.now, 10))
+}
+
+// waiter is somebody who wants the lock, in Go or in Java.
+type waiter struct {
+	w     *timeless
+	claim *locking.Claim // nil in Java
+	owner string
+	wait  time.Duration // in Java
+	ahead time.Duration // the clock of its client, in Java
+}
+
+func (w *timeless) ours() *waiter {
+	c := w.claim()
+	return &waiter{w: w, claim: c, owner: c.Owner.String()}
+}
+
+func (w *timeless) java(number int) *waiter {
+	return &waiter{w: w, owner: fmt.Sprintf("%s:%d", javaID, number), wait: w.wait}
+}
+
+// poll makes an attempt and returns for how long Redisson would sleep, if it is not
+// acquired.
+func (u *waiter) poll(lease time.Duration) (acquired bool, ttl time.Duration) {
+	u.w.t.Helper()
+	if u.claim != nil {
+		u.claim.Lease = lease
+		a := u.w.acquire(u.claim)
+		return a.Acquired, a.FreeIn
+	}
+	reply, err := javaAcquireScript.Exec(u.w.t.Context(), u.w.conn, javaKeys(orders), []string{wire.Millis(lease), u.owner,
+		wire.Millis(u.wait), fmt.Sprint(u.w.now + u.ahead.Milliseconds()), "1"}).AsInt64()
+	if rueidis.IsRedisNil(err) {
+		return true, 0
+	}
+	require.NoError(u.w.t, err)
+	return false, time.Duration(reply) * time.Millisecond
+}
+
+func (u *waiter) mustAcquire(lease time.Duration) {
+	u.w.t.Helper()
+	acquired, _ := u.poll(lease)
+	require.True(u.w.t, acquired)
+}
+
+func (u *waiter) mustWait() {
+	u.w.t.Helper()
+	acquired, _ := u.poll(lease)
+	require.False(u.w.t, acquired)
+}
+
+func (u *waiter) leave() {
+	u.w.t.Helper()
+	if u.claim != nil {
+		require.NoError(u.w.t, u.w.p.Leave(u.w.t.Context(), u.claim))
+		return
+	}
+	err := javaLeaveScript.Exec(u.w.t.Context(), u.w.conn, javaKeys(orders), []string{u.owner, wire.Millis(u.wait)}).Error()
+	require.True(u.w.t, rueidis.IsRedisNil(err), "%v", err)
+}
+
+func (u *waiter) release() {
+	u.w.t.Helper()
+	if u.claim != nil {
+		require.Equal(u.w.t, locking.Free, u.w.release(u.claim).State)
+		return
+	}
+	n, err := javaReleaseScript.Exec(u.w.t.Context(), u.w.conn, javaKeys(orders), []string{
+		wire.Millis(lease), u.owner, fmt.Sprint(u.w.now), wire.LockChannel(orders)}).AsInt64()
+	require.NoError(u.w.t, err)
+	require.EqualValues(u.w.t, 1, n)
+}
+
+// deadline is by when Redisson would evict the waiter.
+func (u *waiter) deadline() time.Duration {
+	u.w.t.Helper()
+	score, err := u.w.conn.Do(u.w.t.Context(), u.w.conn.B().Zscore().Key(wire.FairTimeouts(orders)).Member(u.owner).Build()).AsFloat64()
+	require.NoError(u.w.t, err)
+	return time.Duration(int64(score)-u.w.now) * time.Millisecond
+}
+
+// beat gives signs of life for waiters of ours and tells who has a place.
+func (w *timeless) beat(of ...*waiter) []bool {
+	w.t.Helper()
+	leases := make([]*watchdog.Lease, len(of))
+	for i, u := range of {
+		leases[i] = &watchdog.Lease{Key: orders, Owner: u.owner}
+	}
+	renewed := w.p.PlaceKeeper().Renew(w.t.Context(), [][]*watchdog.Lease{leases}, lease, false)[0]
+	require.NoError(w.t, renewed.Err)
+	return renewed.Held
+}
+
+// live lets time pass in which waiters of ours are alive.
+func (w *timeless) live(d time.Duration, of ...*waiter) {
+	w.t.Helper()
+	for third := (w.p.PlaceTime() / 3).Truncate(time.Millisecond); d > 0; d -= third {
+		w.pass(min(third, d))
+		for _, kept := range w.beat(of...) {
+			require.True(w.t, kept, "a live waiter has lost its place")
+		}
+	}
+}
+
+// queue is who waits, in order.
+func (w *timeless) queue() []string {
+	w.t.Helper()
+	owners, err := w.conn.Do(w.t.Context(), w.conn.B().Lrange().Key(wire.FairQueue(orders)).Start(0).Stop(-1).Build()).AsStrSlice()
+	require.NoError(w.t, err)
+	return owners
+}
+
+func (w *timeless) inOrder(of ...*waiter) {
+	w.t.Helper()
+	want := make([]string, len(of))
+	for i, u := range of {
+		want[i] = u.owner
+	}
+	require.Equal(w.t, want, w.queue())
+}
+
+// nothingLeft fails the test if any key but those of the clock is there.
+func (w *timeless) nothingLeft() {
+	w.t.Helper()
+	left, err := dumpScript.Exec(w.t.Context(), w.conn, nil, nil).ToString()
+	require.NoError(w.t, err)
+	require.NotContains(w.t, left, " until ")
+}
+
+// mixtures runs a test with every mixture of n waiters in Go and in Java.
+func (w *timeless) mixtures(n int, test func(holder *waiter, waiters []*waiter)) {
+	for mix := range 2 << n {
+		of := func(i int) *waiter {
+			if mix&(1<<i) != 0 {
+				return w.java(i)
+			}
+			return w.ours()
+		}
+		var waiters []*waiter
+		for i := range n {
+			waiters = append(waiters, of(i))
+		}
+		harness.Do(w.t, w.addr, "FLUSHALL")
+		w.pass(time.Hour)
+		test(of(n), waiters)
+	}
+}
+
+// Redisson tells a waiter to sleep for the ttl of the lock and a wait for each
+// before it, and its deadline is a wait later. Those of ours fit in, whoever came
+// in what order, and the waits do not add up when somebody leaves.
+func TestDeadlinesFitRedissonsArithmetic(t *testing.T) {
+	const wait, lease = 5 * time.Second, 30 * time.Second
+	eachTimeless(t, wait, func(t *testing.T, w *timeless) {
+		w.mixtures(4, func(holder *waiter, waiters []*waiter) {
+			holder.mustAcquire(lease)
+			for i, u := range waiters {
+				acquired, ttl := u.poll(lease)
+				require.False(t, acquired)
+				if u.claim == nil {
+					require.Equal(t, lease+time.Duration(i)*wait, ttl)
+				}
+				require.Equal(t, lease+time.Duration(i+1)*wait, u.deadline())
+			}
+
+			waiters[1].leave()
+			left := []*waiter{waiters[0], waiters[2], waiters[3]}
+			for i, u := range left {
+				acquired, ttl := u.poll(lease)
+				require.False(t, acquired)
+				if u.claim == nil || i == 0 {
+					require.Equal(t, lease, ttl, "the time of the lock, not of the queue")
+				}
+				require.Equal(t, lease+time.Duration(i+1)*wait, u.deadline())
+			}
+
+			holder.release()
+			left[0].mustAcquire(lease)
+			for i, u := range left[1:] {
+				acquired, ttl := u.poll(lease)
+				require.False(t, acquired)
+				if u.claim == nil || i == 0 {
+					require.Equal(t, lease, ttl)
+				}
+			}
+			w.inOrder(left[1:]...)
+			left[0].release()
+			left[1].mustAcquire(lease)
+			left[1].release()
+			left[2].mustAcquire(lease)
+			left[2].release()
+			w.nothingLeft()
+		})
+	})
+}
+
+func TestOneAttemptNeverQueues(t *testing.T) {
+	const wait, lease = 100 * time.Millisecond, 500 * time.Millisecond
+	eachTimeless(t, wait, func(t *testing.T, w *timeless) {
+		holder := w.ours()
+		holder.mustAcquire(lease)
+		for range 3 {
+			once := w.ours()
+			once.claim.Waits, once.claim.Lease = false, lease
+			a := w.acquire(once.claim)
+			require.Equal(t, locking.Answer{FreeIn: lease}, a)
+			require.Empty(t, w.queue())
+		}
+		holder.release()
+		second := w.ours()
+		second.claim.Waits = false
+		second.mustAcquire(lease)
+		third := w.ours()
+		third.mustWait()
+		w.live(lease, third)
+		w.pass(time.Millisecond)
+		third.mustAcquire(lease)
+		third.release()
+		w.nothingLeft()
+	})
+}
+
+// However many waiters come and go, or die, no deadline is further away than a wait
+// for each place and the ttl of the lock.
+func TestDeadlinesDoNotDrift(t *testing.T) {
+	const wait, lease = 5 * time.Minute, 30 * time.Second
+	eachTimeless(t, wait, func(t *testing.T, w *timeless) {
+		bounded := func() {
+			t.Helper()
+			scores, err := w.conn.Do(t.Context(), w.conn.B().Zrange().Key(wire.FairTimeouts(orders)).Min("0").Max("-1").Withscores().Build()).AsZScores()
+			require.NoError(t, err)
+			for i, s := range scores {
+				require.LessOrEqual(t, int64(s.Score)-w.now, (lease + time.Duration(i+1)*wait).Milliseconds())
+			}
+		}
+		holder := w.java(0)
+		holder.mustAcquire(lease)
+		for range 50 { // short tries of three, one after the other, and one who stays
+			for i := range 3 {
+				u := w.ours()
+				if i == 1 {
+					u = w.java(1)
+				}
+				u.mustWait()
+				bounded()
+				w.pass(100 * time.Millisecond)
+				u.leave()
+				bounded()
+			}
+			w.java(2).mustWait()
+		}
+		for range 10 { // who die where they stand, between Java's waiters
+			w.ours().mustWait()
+			w.java(3).mustWait()
+			bounded()
+			w.pass(wait / 20)
+			w.ours().mustWait()
+			bounded()
+		}
+	})
+}
+
+// A waiter that is alive keeps its place, however long the lock is held.
+func TestOrderOutlivesTheDeadlines(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, first, second := w.ours(), w.ours(), w.ours()
+		holder.mustAcquire(time.Hour)
+		first.mustWait()
+		second.mustWait()
+		w.live(20*time.Minute, first, second)
+		first.mustWait()
+		w.java(1).mustWait()
+		w.inOrder(first, second, w.java(1))
+	})
+}
+
+// One that has died holds up the others for as long as a place is kept, and no
+// longer.
+func TestAGhostIsGoneSoon(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, ghost, second := w.ours(), w.ours(), w.ours()
+		holder.mustAcquire(lease)
+		ghost.mustWait()
+		second.mustWait()
+		w.live(time.Second, second)
+		holder.release()
+		acquired, freeIn := second.poll(lease)
+		require.False(t, acquired)
+		require.Equal(t, w.p.PlaceTime()-time.Second, freeIn, "until the ghost is known for one")
+		w.pass(freeIn)
+		second.mustAcquire(lease)
+		second.release()
+		w.nothingLeft()
+	})
+}
+
+// Redisson subtracts the wait of whoever acquires from all deadlines.
+func TestALongWaitOfOursEvictsNobody(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, next := w.ours(), w.ours()
+		short := w.java(1)
+		short.wait = 7 * time.Second
+		holder.mustAcquire(lease)
+		next.mustWait()
+		short.mustWait()
+		require.Equal(t, lease+w.wait+short.wait, short.deadline())
+		holder.release()
+		next.mustAcquire(lease)
+		require.Equal(t, lease+w.wait, short.deadline(), "not 7 s, in which the lock may not even be free")
+		w.pass(20 * time.Second)
+		next.release()
+		short.mustAcquire(lease)
+	})
+}
+
+// A Java client whose clock is ahead evicts no waiter that is alive, unless it is
+// ahead by more than a wait; and then the waiter is back soon, where it was.
+func TestClocksThatAreAhead(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, first, second, early := w.ours(), w.ours(), w.ours(), w.java(1)
+		holder.mustAcquire(time.Hour)
+		first.mustWait()
+		second.mustWait()
+		early.ahead = time.Minute
+		early.mustWait()
+		w.inOrder(first, second, early)
+
+		early.ahead = 2 * time.Hour
+		early.mustWait()
+		require.NotContains(t, w.queue(), first.owner)
+		require.NotContains(t, w.queue(), second.owner)
+		require.Equal(t, []bool{true, true}, w.beat(first, second))
+		require.Equal(t, []string{first.owner, second.owner}, w.queue()[:2])
+	})
+}
+
+// An evicted waiter is back where it was with its next attempt too, and when the
+// lock is handed to it.
+func TestAnEvictedWaiterIsFirstAgain(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		for _, handOff := range []bool{false, true} {
+			harness.Do(t, w.addr, "FLUSHALL")
+			w.pass(time.Minute)
+			holder, evicted, other, early := w.ours(), w.ours(), w.java(2), w.java(1)
+			holder.mustAcquire(2 * time.Hour)
+			evicted.mustWait()
+			other.wait = time.Hour
+			other.mustWait()
+			early.ahead, early.wait = 2*time.Hour+6*time.Minute, time.Hour
+			early.mustWait()
+			w.inOrder(other, early)
+			if handOff {
+				passed, err := w.p.HandOff(t.Context(), holder.claim, []*locking.Claim{evicted.claim})
+				require.NoError(t, err)
+				require.True(t, passed.Acquired)
+			} else {
+				holder.release()
+				evicted.mustAcquire(lease)
+			}
+			w.inOrder(other, early)
+		}
+	})
+}
+
+// A lock that is handed over is given to who is first, whoever asks for it.
+func TestHandOffGoesByTheQueue(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, first, second, java := w.ours(), w.ours(), w.ours(), w.java(1)
+		holder.mustAcquire(lease)
+		first.mustWait()
+		java.mustWait()
+		second.mustWait()
+
+		pass := func(from, to *waiter) locking.Passed {
+			t.Helper()
+			passed, err := w.p.HandOff(t.Context(), from.claim, []*locking.Claim{to.claim})
+			require.NoError(t, err)
+			return passed
+		}
+		require.True(t, pass(holder, first).Acquired)
+		w.inOrder(java, second)
+		require.True(t, pass(holder, first).Acquired, "the same request, delivered twice")
+		require.Equal(t, locking.Passed{}, pass(holder, second), "who has handed over has nothing to hand over")
+
+		passed := pass(first, second)
+		require.False(t, passed.Acquired)
+		require.Equal(t, locking.Released{State: locking.Free, Told: 1}, passed.Released)
+		second.mustWait()
+		java.mustAcquire(lease)
+		java.release()
+		second.mustAcquire(lease)
+
+		passed, err := w.p.HandOff(t.Context(), second.claim, nil)
+		require.NoError(t, err)
+		require.Equal(t, locking.Released{State: locking.Free}, passed.Released)
+		w.nothingLeft()
+	})
+}
+
+// The keys of a queue whose processes have all died go by themselves, unless a Java
+// client is in it, as Redisson's do not.
+func TestAQueueOfTheDeadGoesByItself(t *testing.T) {
+	eachTimeless(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, a, b := w.ours(), w.ours(), w.ours()
+		holder.mustAcquire(lease)
+		a.mustWait()
+		b.mustWait()
+		w.pass(lease + 3*w.wait + time.Millisecond)
+		w.nothingLeft()
+
+		holder, a = w.ours(), w.ours()
+		holder.mustAcquire(lease)
+		a.mustWait()
+		w.java(1).mustWait()
+		w.beat(a)
+		w.pass(24 * time.Hour)
+		w.inOrder(a, w.java(1))
+		w.ours().mustAcquire(lease)
+		require.Empty(t, w.queue())
+	})
+}
