@@ -201,25 +201,31 @@ func TestKeysOfAnotherType(t *testing.T) {
 	})
 }
 
+// as returns the protocol as a user has it who may do anything but what is given.
+func (w *world) as(rules ...string) *fairlock.Protocol {
+	harness.Do(w.t, w.addr, append([]string{"ACL", "SETUSER", "less", "reset", "on", ">secret", "+@all", "allkeys", "allchannels"}, rules...)...)
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{w.addr}, Username: "less", Password: "secret", DisableCache: true})
+	require.NoError(w.t, err)
+	w.t.Cleanup(conn.Close)
+	return fairlock.NewProtocol(newSession(w.t, conn, 5*time.Minute))
+}
+
 // Who may not set an expiry must not take a lock for ever, nor leave the queue.
 func TestExpiryForbidden(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "timeless", "on", ">secret", "+@all", "allkeys", "allchannels", "-pexpire")
-		w := newWorld(t, s, 5*time.Minute)
-		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "timeless", Password: "secret", DisableCache: true})
-		require.NoError(t, err)
-		t.Cleanup(conn.Close)
-		less := fairlock.NewProtocol(newSession(t, conn, 5*time.Minute))
+		w := newWorld(t, harness.Own(t, shared.Program), 5*time.Minute)
+		less := w.as("-pexpire")
 		named := w.named(ownerOf(t, clientID, 77_777))
 		for _, c := range []*locking.Claim{w.claim(), named} {
 			_, err := less.Acquire(t.Context(), c)
 			require.Error(t, err)
-			require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+			require.Equal(t, ":0", harness.Do(t, w.addr, "DBSIZE"))
 		}
 		holder, waiter := w.claim(), w.claim()
 		require.True(t, w.acquire(holder).Acquired)
-		w.acquire(waiter)
+		a, err := less.Acquire(t.Context(), waiter)
+		require.NoError(t, err)
+		require.True(t, a.Placed)
 		w.release(holder)
 		_, err = less.Acquire(t.Context(), waiter)
 		require.Error(t, err)
@@ -232,15 +238,24 @@ func TestExpiryForbidden(t *testing.T) {
 	})
 }
 
+// A place is made as a whole or not at all.
+func TestQueueingForbidden(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		w := newWorld(t, harness.Own(t, shared.Program), 5*time.Minute)
+		less := w.as("-zadd")
+		require.True(t, w.acquire(w.claim()).Acquired)
+		for _, c := range []*locking.Claim{w.claim(), w.named(ownerOf(t, clientID, 77_777))} {
+			_, err := less.Acquire(t.Context(), c)
+			require.Error(t, err)
+			require.Equal(t, ":1", harness.Do(t, w.addr, "DBSIZE"))
+		}
+	})
+}
+
 func TestPublishingForbidden(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "+@all", "allkeys", "resetchannels")
-		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "mute", Password: "secret", DisableCache: true})
-		require.NoError(t, err)
-		t.Cleanup(conn.Close)
-		sess := newSession(t, conn, 5*time.Minute)
-		w := &world{t, sess, fairlock.NewProtocol(sess), s.Addr}
+		w := newWorld(t, harness.Own(t, shared.Program), 5*time.Minute)
+		w.p = w.as("resetchannels")
 		holder, named, first, second := w.claim(), w.named(ownerOf(t, clientID, 77_777)), w.claim(), w.claim()
 		require.True(t, w.acquire(holder).Acquired)
 		w.acquire(named)
@@ -251,7 +266,7 @@ func TestPublishingForbidden(t *testing.T) {
 		require.Equal(t, locking.Released{State: locking.Free}, w.release(named))
 		require.NoError(t, w.p.Leave(t.Context(), first))
 		require.True(t, w.acquire(second).Acquired)
-		_, err = w.p.Force(t.Context(), orders)
+		_, err := w.p.Force(t.Context(), orders)
 		require.NoError(t, err)
 	})
 }

@@ -222,7 +222,7 @@ function places.wait(q, owner, life)
 		return {2, turn(q, place)}
 	end
 	place = redis.call('LLEN', q.list)
-	-- The list comes last: without it the rest is nothing.
+	-- The list comes last: who is in it without times would be there for long.
 	places.state(q, owner, place + 1, life)
 	redis.call('RPUSH', q.list, owner)
 	return {3, turn(q, place)}
