@@ -13,6 +13,10 @@ local free, not_held, shared, passed = 2, 0, -1, -2
 
 local from, to = ARGV[6], ARGV[7]
 local count = redis.call('HGET', KEYS[1], from)
+if count == '1' and to == '' and redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 then
+	redis.call('DEL', KEYS[1]) -- nobody waits
+	return free
+end
 local q = places.open(1, ARGV[1])
 if count and count ~= '1' then
 	return shared
