@@ -20,11 +20,11 @@ elseif not open then
 end
 for i = 2, #ARGV, 2 do
 	local lease, owner = tonumber(ARGV[i]), ARGV[i + 1]
-	local answer = 0
-	if mode and redis.call('HEXISTS', KEYS[1], owner) == 1 then
+	local answer, count = 0, mode and redis.call('HGET', KEYS[1], owner)
+	if count then
 		-- Nobody else has this owner, so an attempt was delivered twice: this one, or
 		-- an earlier one of the same wait. The caller counts the lease from this one.
-		holds.prolong(KEYS[1], ARGV[1], owner, 1, lease)
+		holds.prolong(KEYS[1], ARGV[1], owner, count, lease)
 	elseif open or mode == 'write' and redis.call('HEXISTS', KEYS[1], owner .. ':write') == 1 then
 		readers[#readers + 1] = {owner = owner, n = 1, lease = lease}
 	else

@@ -12,7 +12,6 @@ if not mode or not count or KEYS[2] and redis.call('GET', KEYS[2]) ~= 'held' the
 end
 local lease = tonumber(ARGV[2])
 if ARGV[3] then
-	-- Which of its keys is this hold's is not known.
 	holds.prolong(KEYS[1], ARGV[3], ARGV[1], count, lease)
 else
 	holds.raise(KEYS[1], lease)

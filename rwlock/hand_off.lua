@@ -21,15 +21,16 @@ end
 
 local has = field(owner, from)
 local mode, count = unpack(redis.call('HMGET', lock, 'mode', has))
-if not mode or from == 'write' and mode ~= 'write' or count and count ~= '1' then
+if not mode or count and count ~= '1' then
 	return 0
 end
 
 -- Splits the next into those who are there and those who are to come.
 local here, coming, longest = {}, {}, 0
 for i = 8, #ARGV, 2 do
-	local next = {lease = tonumber(ARGV[i]), owner = ARGV[i + 1], n = 1}
-	local known = redis.call('HEXISTS', lock, field(next.owner, to)) == 1
+	local next = {lease = tonumber(ARGV[i]), owner = ARGV[i + 1]}
+	local known = redis.call('HGET', lock, field(next.owner, to))
+	next.n = known or 1
 	if i == 8 and not count and not known then
 		return 0
 	end
@@ -44,7 +45,7 @@ for _, next in ipairs(here) do
 	if to == 'write' then
 		holds.raise(lock, next.lease)
 	else
-		holds.prolong(lock, prefix, next.owner, 1, next.lease)
+		holds.prolong(lock, prefix, next.owner, next.n, next.lease)
 	end
 end
 if not count then

@@ -26,8 +26,8 @@ function holds.raise(key, ttl)
 	return 1
 end
 
--- Makes the first count read holds of an owner, and with them the lock, last at
--- least ttl ms.
+-- Makes all read holds of an owner who has count of them, and with them the lock, last
+-- at least ttl ms: which of the keys is that of one hold is not known.
 function holds.prolong(lock, prefix, owner, count, ttl)
 	holds.raise(lock, ttl)
 	for n = 1, tonumber(count) do
@@ -103,9 +103,9 @@ function holds.end_read(lock, prefix, owner, count, left)
 	local rest = redis.call('PTTL', last)
 	local key, gone = last, rest
 	if left then
-		for n = 1, count - 1 do
+		for n = count - 1, 1, -1 do
 			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= left - slack and (ttl < gone or gone < left - slack) then
+			if ttl >= left - slack and (ttl < gone - slack or gone < left - slack) then
 				key, gone = holds.key(prefix, owner, n), ttl
 			end
 		end
