@@ -106,6 +106,7 @@ type walk struct {
 	java  bool
 	w     *world
 	slots []*slot
+	cast  []int // which of them most steps are for
 	ids   int
 	at    int64 // the server's clock when the expiries were set last
 	took  int64 // how long the last step took, by that clock, in ms
@@ -136,9 +137,6 @@ const (
 	unnamedWrite = 11
 )
 
-// alike are the slots that use the owner of the first unnamed reader or writer.
-var alike = [...]int{9, 10, 20, 21}
-
 // op is one step. What it means depends on what was before, so that it means
 // something in any sequence.
 type op struct {
@@ -157,6 +155,8 @@ func (x *walk) random(r *rand.Rand) (ops []op, err error) {
 	if err := x.reset(); err != nil {
 		return nil, err
 	}
+	// Few are more likely to meet.
+	x.cast = r.Perm(len(x.slots))[:4+r.IntN(len(x.slots)-3)]
 	for range walkSteps {
 		o := x.choose(r)
 		ops = append(ops, o)
@@ -172,7 +172,7 @@ func (x *walk) random(r *rand.Rand) (ops []op, err error) {
 // choose prefers what has an effect.
 func (x *walk) choose(r *rand.Rand) op {
 	o := op{lease: 10 + r.IntN(30), waits: r.IntN(2) == 0}
-	any := func() int { return r.IntN(len(x.slots)) }
+	any := func() int { return x.cast[r.IntN(len(x.cast))] }
 	held := func() int { // perhaps
 		n := any()
 		for range 20 {
@@ -184,11 +184,14 @@ func (x *walk) choose(r *rand.Rand) op {
 		return n
 	}
 	switch n := r.IntN(100); {
-	case n < 6:
-		o.do, o.slots = "acquire", []int{alike[r.IntN(len(alike))]}
+	case n < 30 && x.live(x.slots[unnamedWrite]) && x.live(x.slots[unnamedWrite-1]):
+		// A writer whose owner reads.
+		o.do, o.slots = "hand off", []int{unnamedWrite, unnamedWrite + 1}
+	case n < 10:
+		o.do, o.slots = "acquire", []int{x.companion(held(), r)}
 	case n < 25:
 		o.do, o.slots = "acquire", []int{any()}
-	case n < 30:
+	case n < 28:
 		o.do, o.waits = "acquire all", true
 		for n := range unnamed {
 			if r.IntN(2) == 0 {
@@ -212,9 +215,6 @@ func (x *walk) choose(r *rand.Rand) op {
 				break
 			}
 			from = held()
-		}
-		if w := x.slots[unnamedWrite]; x.live(w) && x.live(x.slots[alike[1]]) {
-			from = unnamedWrite // whose owner reads
 		}
 		o.slots = []int{from}
 		if r.IntN(2) == 0 {
@@ -251,6 +251,20 @@ func (x *walk) choose(r *rand.Rand) op {
 		o.do, o.slots = "is locked", []int{any()}
 	}
 	return o
+}
+
+// companion returns a slot that may use the same owner as another.
+func (x *walk) companion(n int, r *rand.Rand) int {
+	var found []int
+	for i, s := range x.slots {
+		if i != n && (s.like == n+1 || s.named > 0 && s.named == x.slots[n].named) {
+			found = append(found, i)
+		}
+	}
+	if len(found) == 0 {
+		return n
+	}
+	return found[r.IntN(len(found))]
 }
 
 // over is a promise that is no more: the claim is not used again.
