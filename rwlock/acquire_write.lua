@@ -53,21 +53,21 @@ end
 if KEYS[3] then
 	redis.call('SET', KEYS[3], 'held', 'PX', ARGV[1])
 end
-redis.call('HSET', KEYS[1], 'mode', 'write', field, (writes or 0) + 1)
+local done = redis.pcall('HSET', KEYS[1], 'mode', 'write', field, (writes or 0) + 1)
 -- Re-entry does not cut short what the owner has asked for before.
-if redis.call('PTTL', KEYS[1]) < lease then
-	local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
-	if expires ~= 1 then -- a user without that right must not take it for ever
-		if KEYS[3] then
-			redis.call('DEL', KEYS[3])
-		end
-		if writes then
-			redis.call('HSET', KEYS[1], field, writes)
-		else
-			redis.call('DEL', KEYS[1])
-		end
-		return expires
+if type(done) == 'number' and redis.call('PTTL', KEYS[1]) < lease then
+	done = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
+end
+if type(done) ~= 'number' then -- a user without these rights must not take it for ever
+	if KEYS[3] then
+		redis.call('DEL', KEYS[3])
 	end
+	if writes then
+		redis.pcall('HSET', KEYS[1], field, writes)
+	else
+		redis.call('DEL', KEYS[1])
+	end
+	return done
 end
 -- Whoever else waits to write says so again once there are readers: those who were
 -- kept out have their turn before.

@@ -1,6 +1,8 @@
 package rwlock_test
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -41,18 +43,20 @@ type lab struct {
 
 const key = "lock"
 
-func newLab(t *testing.T, s *testserver.Server, configure ...func(*session.Session)) *lab {
+func newLab(t *testing.T, s *testserver.Server) *lab {
 	t.Helper()
-	conn := harness.Conn(t, s.Addr)
+	return newLabOf(t, s, harness.Conn(t, s.Addr), "RPUSH")
+}
+
+// newLabOf is newLab for a connection, and a command that publishes.
+func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client, publish string) *lab {
+	t.Helper()
 	sess := session.New(session.Config{
 		Client: conn, ID: clientID, WatchdogTimeout: 30 * time.Second, HandOffs: 16,
 		MapName: func(name string) string { return name },
 	})
 	t.Cleanup(sess.Close)
-	sess.Publish = "RPUSH"
-	for _, f := range configure {
-		f(sess)
-	}
+	sess.Publish = publish
 	l := &lab{t: t, s: s, conn: conn}
 	l.read, l.write = rwlock.Protocols(sess)
 	return l
@@ -62,6 +66,13 @@ func newLab(t *testing.T, s *testserver.Server, configure ...func(*session.Sessi
 func (l *lab) claim(p rwlock.Protocol, lease time.Duration) *locking.Claim {
 	l.owners++
 	return &locking.Claim{Key: key, Kind: p.Traits().Kind, Owner: owner(1000 + l.owners), Lease: lease}
+}
+
+// waiter returns the claim of a writer that waits.
+func (l *lab) waiter() *locking.Claim {
+	c := l.claim(l.write, time.Minute)
+	c.Waits = true
+	return c
 }
 
 // named returns one more claim of a named owner.
@@ -94,6 +105,12 @@ func (l *lab) release(c *locking.Claim) locking.Released {
 	l.t.Helper()
 	r, err := l.of(c).Release(l.t.Context(), c, false)
 	require.NoError(l.t, err)
+	return once(r)
+}
+
+// once takes the messages before from what a release says were told.
+func once(r locking.Released) locking.Released {
+	r.Told = min(r.Told, 1)
 	return r
 }
 
@@ -101,6 +118,7 @@ func (l *lab) handOff(from *locking.Claim, to ...*locking.Claim) locking.Passed 
 	l.t.Helper()
 	p, err := l.of(from).HandOff(l.t.Context(), from, to)
 	require.NoError(l.t, err)
+	p.Released = once(p.Released)
 	return p
 }
 
@@ -139,6 +157,16 @@ func (l *lab) hash() map[string]string {
 	fields, err := l.conn.Do(l.t.Context(), l.conn.B().Hgetall().Key(key).Build()).AsStrMap()
 	require.NoError(l.t, err)
 	return fields
+}
+
+// has requires a mode, and owners of claims with how often they hold, and nothing else.
+func (l *lab) has(mode string, claims ...any) {
+	l.t.Helper()
+	want := map[string]string{"mode": mode}
+	for i := 0; i < len(claims); i += 2 {
+		want[fieldOf(claims[i].(*locking.Claim))] = itoa(claims[i+1].(int))
+	}
+	require.Equal(l.t, want, l.hash())
 }
 
 func (l *lab) isLocked(p rwlock.Protocol) bool {
@@ -184,6 +212,17 @@ func (l *lab) holdKey(c *locking.Claim, n int) string {
 	return wire.ReadHoldTimeout(key, c.Owner, n)
 }
 
+// onlyTickets requires that nothing else is left, and removes them.
+func (l *lab) onlyTickets() {
+	l.t.Helper()
+	keys, err := l.conn.Do(l.t.Context(), l.conn.B().Keys().Pattern("*").Build()).AsStrSlice()
+	require.NoError(l.t, err)
+	for _, k := range keys {
+		require.True(l.t, strings.HasPrefix(k, "redisson_unlock_latch:"), k)
+	}
+	harness.Do(l.t, l.s.Addr, "FLUSHALL")
+}
+
 func (l *lab) empty() {
 	l.t.Helper()
 	require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "DBSIZE"))
@@ -205,7 +244,7 @@ func each(t *testing.T, test func(l *lab)) {
 func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 	each(t, func(l *lab) {
 		r1, r2 := l.take(l.claim(l.read, 10*time.Second)), l.take(l.claim(l.read, 20*time.Second))
-		require.Equal(l.t, map[string]string{"mode": "read", r1.Owner.String(): "1", r2.Owner.String(): "1"}, l.hash())
+		l.has("read", r1, 1, r2, 1)
 		l.ttl(key, 20*time.Second)
 		l.ttl(l.holdKey(r1, 1), 10*time.Second)
 		l.ttl(l.holdKey(r2, 1), 20*time.Second)
@@ -218,8 +257,701 @@ func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 		require.Equal(l.t, []string{"0"}, l.told())
 		l.empty()
 		l.take(w)
+		l.has("write", w, 1)
+		l.ttl(key, 10*time.Second)
 		require.Equal(l.t, free, l.release(w))
 		require.Equal(l.t, []string{"1"}, l.told())
+		l.empty()
+	})
+}
+
+func TestWhoDoesNotHoldReleasesNothing(t *testing.T) {
+	each(t, func(l *lab) {
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			for _, other := range []rwlock.Protocol{nil, l.read, l.write} {
+				harness.Do(l.t, l.s.Addr, "FLUSHALL")
+				if other != nil {
+					l.take(l.claim(other, 10*time.Second))
+				}
+				before := l.hash()
+				any := l.named(p, owner(1), time.Second)
+				any.AnyHold = true
+				for _, c := range []*locking.Claim{l.claim(p, time.Second), l.named(p, owner(1), time.Second), any} {
+					require.Equal(l.t, notHeld, l.release(c))
+					undone, err := p.Release(l.t.Context(), c, true)
+					require.NoError(l.t, err)
+					require.Equal(l.t, notHeld, undone)
+					held, err := p.Extend(l.t.Context(), c, time.Minute)
+					require.NoError(l.t, err)
+					require.False(l.t, held)
+					require.Equal(l.t, []bool{false}, l.renew(time.Minute, c))
+				}
+				require.Equal(l.t, before, l.hash())
+				require.Empty(l.t, l.told(), "a release of what is not held wakes nobody")
+			}
+		}
+	})
+}
+
+func TestAWriterExcludesAllButItself(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.named(l.write, owner(1), 20*time.Second))
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			for _, c := range []*locking.Claim{l.claim(p, time.Second), l.named(p, owner(2), time.Second)} {
+				for _, waits := range []bool{false, true} {
+					c.Waits = waits
+					a := l.acquire(c)
+					require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
+					require.InDelta(l.t, 20*time.Second, a.FreeIn, float64(3*time.Second))
+				}
+			}
+		}
+		again := l.take(l.named(l.write, owner(1), 10*time.Second))
+		l.has("write", w, 2)
+		require.Equal(l.t, stillHeld, l.release(again))
+		require.Equal(l.t, free, l.release(w))
+	})
+}
+
+func TestAWriterGoesOnAsAReader(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.named(l.write, owner(1), time.Minute))
+		r := l.take(l.named(l.read, owner(1), 20*time.Second))
+		l.has("write", w, 1, r, 1)
+		require.True(l.t, l.isLocked(l.write))
+		require.Equal(l.t, free, l.release(w))
+		require.Equal(l.t, []string{"1"}, l.told(), "readers elsewhere can enter")
+		l.has("read", r, 1)
+		l.ttl(key, 20*time.Second)
+		require.False(l.t, l.isLocked(l.write))
+		require.True(l.t, l.isLocked(l.read))
+		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(l.named(l.write, owner(1), time.Second)))
+		other := l.take(l.claim(l.read, 10*time.Second))
+		require.Equal(l.t, stillHeld, l.release(other))
+		require.Equal(l.t, free, l.release(r))
+		again := l.take(l.named(l.write, owner(1), time.Second))
+		require.Equal(l.t, free, l.release(again))
+	})
+}
+
+func TestAReadHoldThatIsOverEndsWithTheWriteHold(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.named(l.write, owner(1), time.Minute))
+		l.take(l.named(l.read, owner(1), 10*time.Second))
+		l.passes(11 * time.Second)
+		require.Equal(l.t, free, l.release(w))
+		require.Empty(l.t, l.hash())
+	})
+}
+
+func TestAReaderWouldWaitForItself(t *testing.T) {
+	each(t, func(l *lab) {
+		r := l.take(l.named(l.read, owner(1), 20*time.Second))
+		w := l.named(l.write, owner(1), time.Second)
+		w.Waits = true
+		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(w))
+		other := l.take(l.claim(l.read, time.Second))
+		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(w), "also among others, and it keeps nobody out")
+		third := l.take(l.claim(l.read, time.Second))
+		l.has("read", r, 1, other, 1, third, 1)
+	})
+}
+
+func TestWhatIsLocked(t *testing.T) {
+	each(t, func(l *lab) {
+		is := func(reads, writes bool) {
+			l.t.Helper()
+			require.Equal(l.t, reads, l.isLocked(l.read))
+			require.Equal(l.t, writes, l.isLocked(l.write))
+		}
+		is(false, false)
+		w := l.take(l.named(l.write, owner(1), time.Minute))
+		is(false, true)
+		r := l.take(l.named(l.read, owner(1), time.Minute))
+		is(true, true)
+		l.release(w)
+		is(true, false)
+		l.release(r)
+		is(false, false)
+	})
+}
+
+func TestForceIsForOneMode(t *testing.T) {
+	each(t, func(l *lab) {
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			require.False(l.t, l.force(p), "nobody holds")
+		}
+		l.take(l.claim(l.read, time.Minute))
+		l.take(l.named(l.read, owner(1), time.Minute))
+		l.take(l.named(l.read, owner(1), time.Minute))
+		before := l.hash()
+		require.False(l.t, l.force(l.write))
+		require.Equal(l.t, before, l.hash())
+		require.Empty(l.t, l.told())
+		require.True(l.t, l.force(l.read))
+		require.Equal(l.t, []string{"0"}, l.told())
+		l.onlyTickets()
+
+		l.take(l.named(l.write, owner(1), time.Minute))
+		l.take(l.named(l.read, owner(1), time.Minute))
+		before = l.hash()
+		require.False(l.t, l.force(l.read))
+		require.Equal(l.t, before, l.hash())
+		require.Empty(l.t, l.told())
+		require.True(l.t, l.force(l.write))
+		require.Equal(l.t, []string{"1"}, l.told())
+		l.onlyTickets()
+	})
+}
+
+func TestTheLockFallsBackToTheHoldsThatStay(t *testing.T) {
+	each(t, func(l *lab) {
+		first := l.take(l.named(l.read, owner(1), 40*time.Second))
+		l.passes(30 * time.Second)
+		again := l.take(l.named(l.read, owner(1), 40*time.Second))
+		l.ttl(key, 40*time.Second)
+		require.Equal(l.t, stillHeld, l.release(again))
+		l.ttl(key, 10*time.Second)
+		l.ttl(l.holdKey(first, 1), 10*time.Second)
+		w := l.claim(l.write, time.Second)
+		a := l.acquire(w)
+		require.False(l.t, a.Acquired)
+		require.InDelta(l.t, 10*time.Second, a.FreeIn, float64(3*time.Second))
+		l.passes(10 * time.Second)
+		l.take(w)
+	})
+}
+
+// The server counts the holds of an owner and does not tell them apart: the one that
+// stays has its time whichever is released.
+func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
+	second := time.Second
+	for _, tt := range []struct {
+		name    string
+		leases  []time.Duration
+		release int
+		stay    []time.Duration // by the number of the key
+		lock    time.Duration
+	}{
+		{"the last", []time.Duration{60 * second, 20 * second}, 1, []time.Duration{60 * second}, 60 * second},
+		{"the first, and the longest", []time.Duration{60 * second, 20 * second}, 0, []time.Duration{20 * second}, 20 * second},
+		{"the first, and the shortest", []time.Duration{20 * second, 60 * second}, 0, []time.Duration{60 * second}, 60 * second},
+		{"the middle", []time.Duration{20 * second, 40 * second, 60 * second}, 1, []time.Duration{20 * second, 60 * second}, 60 * second},
+		{"one of equals", []time.Duration{20 * second, 20 * second, 60 * second}, 0, []time.Duration{20 * second, 60 * second}, 60 * second},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			each(t, func(l *lab) {
+				var claims []*locking.Claim
+				for _, lease := range tt.leases {
+					claims = append(claims, l.take(l.named(l.read, owner(1), lease)))
+				}
+				require.Equal(l.t, stillHeld, l.release(claims[tt.release]))
+				l.has("read", claims[0], len(tt.stay))
+				for n, want := range tt.stay {
+					l.ttl(l.holdKey(claims[0], n+1), want)
+				}
+				require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(claims[0], len(tt.leases))))
+				l.ttl(key, tt.lock)
+			})
+		})
+	}
+}
+
+func TestAWriteHoldIsNotCutShort(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.named(l.write, owner(1), time.Minute))
+		again := l.take(l.named(l.write, owner(1), 10*time.Second))
+		l.ttl(key, time.Minute)
+		require.Equal(l.t, stillHeld, l.release(again))
+		l.ttl(key, time.Minute)
+		r := l.take(l.named(l.read, owner(1), 10*time.Second))
+		l.ttl(key, time.Minute)
+		require.Equal(l.t, stillHeld, l.release(r), "of a reader that writes")
+		l.ttl(key, time.Minute)
+		longer := l.take(l.named(l.write, owner(1), 2*time.Minute))
+		l.ttl(key, 2*time.Minute)
+		require.Equal(l.t, stillHeld, l.release(longer))
+		require.Equal(l.t, free, l.release(w))
+	})
+}
+
+func TestAReaderThatGoesDoesNotDisturbOthers(t *testing.T) {
+	each(t, func(l *lab) {
+		first, second := l.take(l.claim(l.read, 20*time.Second)), l.take(l.claim(l.read, time.Minute))
+		require.Equal(l.t, stillHeld, l.release(second))
+		l.ttl(key, 20*time.Second)
+		l.ttl(l.holdKey(first, 1), 20*time.Second)
+		l.has("read", first, 1)
+		require.Equal(l.t, free, l.release(first))
+	})
+}
+
+func TestReadersThatDiedGoWithTheLastThatLives(t *testing.T) {
+	each(t, func(l *lab) {
+		l.take(l.claim(l.read, 10*time.Second))
+		l.take(l.claim(l.read, 10*time.Second))
+		last := l.take(l.claim(l.read, time.Minute))
+		l.passes(20 * time.Second)
+		require.Len(l.t, l.hash(), 4)
+		require.Equal(l.t, free, l.release(last))
+		require.Equal(l.t, []string{"0"}, l.told())
+		l.empty()
+	})
+}
+
+func TestReadAndWriteHoldsOfAnOwnerAreRenewedApart(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.named(l.write, owner(1), 30*time.Second))
+		r := l.take(l.named(l.read, owner(1), 30*time.Second))
+		for range 3 {
+			l.passes(10 * time.Second)
+			require.Equal(l.t, []bool{true}, l.renew(30*time.Second, w))
+			require.Equal(l.t, []bool{true}, l.renew(30*time.Second, r))
+		}
+		l.ttl(key, 30*time.Second)
+		require.Equal(l.t, free, l.release(w))
+		for range 3 {
+			l.passes(10 * time.Second)
+			require.Equal(l.t, []bool{false}, l.renew(30*time.Second, w))
+			require.Equal(l.t, []bool{true}, l.renew(30*time.Second, r))
+		}
+		l.ttl(key, 30*time.Second)
+		l.ttl(l.holdKey(r, 1), 30*time.Second)
+		require.Equal(l.t, free, l.release(r))
+	})
+}
+
+func TestRenewalCutsNothingShort(t *testing.T) {
+	each(t, func(l *lab) {
+		long, short := l.take(l.claim(l.read, time.Hour)), l.take(l.claim(l.read, 10*time.Second))
+		require.Equal(l.t, []bool{true, true}, l.renew(30*time.Second, long, short))
+		l.ttl(l.holdKey(long, 1), time.Hour)
+		l.ttl(l.holdKey(short, 1), 30*time.Second)
+		l.ttl(key, time.Hour)
+		for _, c := range []*locking.Claim{long, short} {
+			held, err := l.read.Extend(l.t.Context(), c, 20*time.Second)
+			require.NoError(l.t, err)
+			require.True(l.t, held)
+		}
+		l.ttl(l.holdKey(long, 1), time.Hour)
+		l.ttl(l.holdKey(short, 1), 30*time.Second)
+		l.ttl(key, time.Hour)
+	})
+}
+
+func TestARenewalKeepsAReaderWhoseKeyWasEvicted(t *testing.T) {
+	each(t, func(l *lab) {
+		kept, other := l.take(l.claim(l.read, 20*time.Second)), l.take(l.claim(l.read, 20*time.Second))
+		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(kept, 1))
+		require.Equal(l.t, []bool{true}, l.renew(20*time.Second, kept))
+		require.Equal(l.t, stillHeld, l.release(other))
+		l.has("read", kept, 1)
+	})
+}
+
+func TestABadKeyDoesNotFailTheBatch(t *testing.T) {
+	each(t, func(l *lab) {
+		var claims []*locking.Claim
+		for _, name := range []string{"a", "b", "c"} {
+			c := l.claim(l.read, 20*time.Second)
+			c.Key = name
+			claims = append(claims, l.take(c))
+		}
+		harness.Do(l.t, l.s.Addr, "SET", "b", "no lock")
+		require.Equal(l.t, []bool{true, false, true}, l.renew(time.Minute, claims...))
+		l.ttl("a", time.Minute)
+		l.ttl("c", time.Minute)
+	})
+}
+
+func TestAWriterThatWaitsKeepsNewReadersOut(t *testing.T) {
+	each(t, func(l *lab) {
+		r := l.take(l.named(l.read, owner(1), 20*time.Second))
+		once := l.claim(l.write, time.Second)
+		require.False(l.t, l.acquire(once).Placed, "it does not wait")
+		w, w2 := l.waiter(), l.waiter()
+		require.Equal(l.t, locking.Answer{Placed: true, FreeIn: rwlock.WriterPause}, l.acquire(w))
+		l.ttl(wire.WriterWaits(key), rwlock.WriterLife)
+		for _, c := range []*locking.Claim{l.claim(l.read, time.Second), l.named(l.read, owner(2), time.Second)} {
+			a := l.acquire(c)
+			require.False(l.t, a.Acquired)
+			require.InDelta(l.t, rwlock.WriterLife, a.FreeIn, float64(time.Second))
+		}
+		again := l.take(l.named(l.read, owner(1), 20*time.Second)) // who holds already passes
+		require.Equal(l.t, stillHeld, l.release(again))
+
+		require.True(l.t, l.acquire(w2).Placed)
+		l.leave(w)
+		require.Empty(l.t, l.told(), "another waits")
+		require.False(l.t, l.acquire(l.claim(l.read, time.Second)).Acquired)
+		require.Equal(l.t, free, l.release(r))
+		l.told()
+		require.False(l.t, l.acquire(l.claim(l.read, time.Second)).Acquired, "it was the writer who was told")
+		l.leave(w2)
+		require.Equal(l.t, []string{"1"}, l.told())
+		l.leave(w2)
+		require.Empty(l.t, l.told())
+		reader := l.take(l.claim(l.read, time.Second))
+
+		require.True(l.t, l.acquire(w).Placed)
+		l.release(reader)
+		l.take(w)
+		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", wire.WriterWaits(key)), "its turn has come")
+	})
+}
+
+func TestAWriterThatDiedLetsReadersIn(t *testing.T) {
+	each(t, func(l *lab) {
+		l.take(l.claim(l.read, time.Minute))
+		w, dead := l.waiter(), l.waiter()
+		l.acquire(dead)
+		for range 5 {
+			l.passes(rwlock.WriterPause)
+			require.True(l.t, l.acquire(w).Placed)
+			require.False(l.t, l.acquire(l.claim(l.read, time.Second)).Acquired)
+		}
+		l.passes(rwlock.WriterLife)
+		l.take(l.claim(l.read, time.Second))
+	})
+}
+
+func TestAWriterWhoseAttemptIsUndoneLetsReadersIn(t *testing.T) {
+	each(t, func(l *lab) {
+		l.take(l.claim(l.read, time.Minute))
+		named := l.named(l.write, owner(2), time.Second)
+		named.Waits = true
+		for _, w := range []*locking.Claim{l.waiter(), named} {
+			require.True(l.t, l.acquire(w).Placed)
+			undone, err := l.write.Release(l.t.Context(), w, true)
+			require.NoError(l.t, err)
+			require.Equal(l.t, notHeld, undone)
+			require.Equal(l.t, []string{"1"}, l.told())
+			l.take(l.claim(l.read, time.Second))
+		}
+	})
+}
+
+func TestAnAttemptThatIsRepeated(t *testing.T) {
+	each(t, func(l *lab) {
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			for _, c := range []*locking.Claim{l.claim(p, 20*time.Second), l.named(p, owner(1), 20*time.Second)} {
+				l.take(c)
+				l.passes(10 * time.Second)
+				l.take(c)
+				require.Len(l.t, l.hash(), 2)
+				l.ttl(key, 20*time.Second)
+				if c.Named() {
+					l.ttl(wire.UnlockLatch(key, c.Ticket), 20*time.Second)
+				}
+				held, err := p.Extend(l.t.Context(), c, time.Minute)
+				require.NoError(l.t, err)
+				require.True(l.t, held)
+				l.take(c) // late
+				l.ttl(key, time.Minute)
+				if c.Named() {
+					l.ttl(wire.UnlockLatch(key, c.Ticket), time.Minute)
+				}
+				require.Equal(l.t, free, l.release(c))
+				require.Empty(l.t, l.hash())
+				if c.Named() { // later still
+					require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(c))
+					require.Equal(l.t, locking.Released{State: locking.Free}, l.release(c))
+				}
+			}
+		}
+	})
+}
+
+func TestAGroupOfReadersEntersTogether(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.claim(l.write, 20*time.Second))
+		var claims []*locking.Claim
+		for n := range 100 {
+			claims = append(claims, l.claim(l.read, time.Duration(30+n)*time.Second))
+		}
+		all := func() []locking.Answer {
+			answers, err := l.read.(locking.Grouped).AcquireAll(l.t.Context(), claims)
+			require.NoError(l.t, err)
+			require.Len(l.t, answers, len(claims))
+			return answers
+		}
+		for _, a := range all() {
+			require.False(l.t, a.Acquired)
+			require.InDelta(l.t, 20*time.Second, a.FreeIn, float64(3*time.Second))
+		}
+		l.release(w)
+		for range 2 { // and again, delivered twice
+			for _, a := range all() {
+				require.True(l.t, a.Acquired)
+			}
+			require.Len(l.t, l.hash(), 101)
+			l.ttl(key, 129*time.Second)
+			l.ttl(l.holdKey(claims[0], 1), 30*time.Second)
+		}
+		l.told()
+		for _, c := range claims[1:] {
+			require.Equal(l.t, stillHeld, l.release(c))
+		}
+		require.Equal(l.t, free, l.release(claims[0]))
+		l.told()
+		l.empty()
+	})
+}
+
+func TestHandOff(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.claim(l.write, time.Hour))
+		r1, r2 := l.claim(l.read, 20*time.Second), l.claim(l.read, 10*time.Second)
+		for range 2 { // and delivered twice
+			require.Equal(l.t, passed, l.handOff(w, r1, r2))
+			l.has("read", r1, 1, r2, 1)
+			l.ttl(key, 20*time.Second)
+			l.ttl(l.holdKey(r2, 1), 10*time.Second)
+		}
+		require.Equal(l.t, []string{"1"}, l.told(), "readers elsewhere can enter too")
+
+		w = l.claim(l.write, 30*time.Second)
+		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(r1, w), "another reads")
+		l.has("read", r2, 1)
+		require.Equal(l.t, locking.Passed{}, l.handOff(r1, w), "it was released")
+		for range 2 {
+			require.Equal(l.t, passed, l.handOff(r2, w))
+			l.has("write", w, 1)
+			l.ttl(key, 30*time.Second)
+			require.Empty(l.t, l.told())
+		}
+		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(r2, 1)))
+
+		next := l.claim(l.write, 10*time.Second)
+		for range 2 {
+			require.Equal(l.t, passed, l.handOff(w, next))
+			l.has("write", next, 1)
+			l.ttl(key, 10*time.Second)
+			require.Empty(l.t, l.told())
+		}
+		require.Equal(l.t, free, l.release(next))
+		require.Equal(l.t, locking.Passed{}, l.handOff(next, w))
+		require.Equal(l.t, locking.Passed{}, l.handOff(r1, r2))
+		l.told()
+		l.empty()
+	})
+}
+
+func TestAHandOffThatArrivesLateTakesNothingBack(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.claim(l.write, time.Minute))
+		r1, r2 := l.claim(l.read, 20*time.Second), l.claim(l.read, 20*time.Second)
+		require.Equal(l.t, passed, l.handOff(w, r1, r2))
+		l.release(r2)
+		require.Equal(l.t, passed, l.handOff(w, r1, r2))
+		l.has("read", r1, 1)
+		l.release(r1)
+		require.Equal(l.t, locking.Passed{}, l.handOff(w, r1, r2))
+		require.Empty(l.t, l.hash())
+	})
+}
+
+func TestAReaderPassesOnOverReadersThatDied(t *testing.T) {
+	each(t, func(l *lab) {
+		l.take(l.claim(l.read, 10*time.Second))
+		last := l.take(l.claim(l.read, time.Minute))
+		l.passes(20 * time.Second)
+		w := l.claim(l.write, 20*time.Second)
+		require.Equal(l.t, passed, l.handOff(last, w))
+		l.has("write", w, 1)
+	})
+}
+
+func TestAReaderDoesNotPassOnPastAWriterThatWaits(t *testing.T) {
+	each(t, func(l *lab) {
+		r, other := l.take(l.claim(l.read, time.Minute)), l.take(l.claim(l.read, 20*time.Second))
+		next := l.claim(l.read, 20*time.Second)
+		require.Equal(l.t, passed, l.handOff(r, next))
+		l.has("read", next, 1, other, 1)
+		l.ttl(key, 20*time.Second)
+		l.acquire(l.waiter())
+		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(next, l.claim(l.read, time.Second)))
+		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(other, l.claim(l.read, time.Second)))
+		require.Equal(l.t, []string{"0"}, l.told())
+		require.Empty(l.t, l.hash())
+	})
+}
+
+func TestAHandOffIsOfOneHoldOfAnOwnerUsedOnce(t *testing.T) {
+	each(t, func(l *lab) {
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			c := l.take(l.claim(p, 20*time.Second))
+			again := l.take(l.named(p, c.Owner, 20*time.Second)) // somebody uses it as a name
+			before := l.hash()
+			require.Equal(l.t, locking.Passed{}, l.handOff(c, l.claim(l.write, time.Second)))
+			require.Equal(l.t, shared, l.release(c))
+			require.Equal(l.t, before, l.hash())
+			require.Equal(l.t, stillHeld, l.release(again))
+			require.Equal(l.t, free, l.release(c))
+		}
+		// A writer whose owner reads besides cannot make way for another.
+		w := l.take(l.claim(l.write, time.Minute))
+		r := l.take(l.named(l.read, w.Owner, 20*time.Second))
+		l.told()
+		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(w, l.claim(l.write, time.Second)))
+		l.has("read", r, 1)
+	})
+}
+
+func TestALockOfAnotherKindIsNotTouched(t *testing.T) {
+	each(t, func(l *lab) {
+		o := owner(1)
+		harness.Do(l.t, l.s.Addr, "HSET", key, o.String(), "1")
+		harness.Do(l.t, l.s.Addr, "PEXPIRE", key, "20000")
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			unnamed := l.claim(p, time.Second)
+			unnamed.Owner = o
+			for _, c := range []*locking.Claim{unnamed, l.named(p, o, time.Second), l.claim(p, time.Second)} {
+				c.Waits = true
+				a := l.acquire(c)
+				require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
+				require.InDelta(l.t, 20*time.Second, a.FreeIn, float64(3*time.Second))
+				require.Equal(l.t, notHeld, l.release(c))
+				require.Equal(l.t, []bool{false}, l.renew(time.Minute, l.named(l.read, o, time.Second)))
+			}
+			require.False(l.t, l.force(p))
+			require.False(l.t, l.isLocked(p))
+			require.Equal(l.t, locking.Passed{}, l.handOff(unnamed, l.claim(l.write, time.Second)))
+		}
+		require.Equal(l.t, map[string]string{o.String(): "1"}, l.hash())
+		l.ttl(key, 20*time.Second)
+	})
+}
+
+func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
+	each(t, func(l *lab) {
+		harness.Do(l.t, l.s.Addr, "SET", key, "something")
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			for _, c := range []*locking.Claim{l.claim(p, time.Second), l.named(p, owner(1), time.Second)} {
+				_, err := p.Acquire(l.t.Context(), c)
+				require.ErrorContains(l.t, err, "WRONGTYPE")
+				_, err = p.Release(l.t.Context(), c, false)
+				require.ErrorContains(l.t, err, "WRONGTYPE")
+				_, err = p.Extend(l.t.Context(), c, time.Second)
+				require.ErrorContains(l.t, err, "WRONGTYPE")
+				_, err = p.HandOff(l.t.Context(), c, []*locking.Claim{l.claim(p, time.Second)})
+				require.ErrorContains(l.t, err, "WRONGTYPE")
+			}
+			_, err := p.Force(l.t.Context(), key)
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+			_, err = p.IsLocked(l.t.Context(), key)
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+		}
+		require.Equal(l.t, ":1", harness.Do(l.t, l.s.Addr, "DBSIZE"))
+		require.Equal(l.t, "$9", harness.Do(l.t, l.s.Addr, "GET", key))
+	})
+}
+
+// What a user must not do comes first, or is undone: it takes nothing for ever, and keeps
+// nobody out.
+func TestAnAttemptThatFailsLeavesNothing(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := newLab(t, s)
+		for _, right := range []string{"pexpire", "set", "hset", "sadd"} {
+			harness.Do(t, s.Addr, "ACL", "SETUSER", right, "on", ">secret", "+@all", "allkeys", "allchannels", "-"+right)
+			t.Cleanup(func() { harness.Do(t, s.Addr, "ACL", "DELUSER", right) })
+			conn, err := rueidis.NewClient(rueidis.ClientOption{
+				InitAddress: []string{s.Addr}, Username: right, Password: "secret", DisableCache: true})
+			require.NoError(t, err)
+			t.Cleanup(conn.Close)
+			less := newLabOf(t, s, conn, "RPUSH")
+			for _, tt := range []struct {
+				name   string
+				before *locking.Claim
+				claim  *locking.Claim
+				needs  string
+			}{
+				{"reader", nil, l.claim(l.read, time.Minute), "pexpire set hset"},
+				{"named reader", nil, l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
+				{"reader among others", l.claim(l.read, time.Second), l.claim(l.read, time.Minute), "pexpire set hset"},
+				{"named reader among others", l.claim(l.read, time.Second), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
+				{"reader again", l.named(l.read, owner(1), time.Second), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
+				{"reader who writes", l.named(l.write, owner(1), time.Second), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
+				{"writer", nil, l.claim(l.write, time.Minute), "pexpire hset"},
+				{"named writer", nil, l.named(l.write, owner(1), time.Minute), "pexpire set hset"},
+				{"writer again", l.named(l.write, owner(1), time.Second), l.named(l.write, owner(1), time.Minute), "pexpire set hset"},
+				{"writer that waits", l.claim(l.read, time.Second), l.waiter(), "pexpire sadd"},
+			} {
+				if !slices.Contains(strings.Fields(tt.needs), right) {
+					continue
+				}
+				harness.Do(t, s.Addr, "FLUSHALL")
+				if tt.before != nil {
+					tt.before.Lease = 10 * time.Second
+					l.take(tt.before)
+				}
+				keys, hash := harness.Do(t, s.Addr, "DBSIZE"), l.hash()
+				_, err := less.of(tt.claim).Acquire(t.Context(), tt.claim)
+				require.Error(t, err, "%s without %s", tt.name, right)
+				require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"), "%s without %s", tt.name, right)
+				require.Equal(t, hash, l.hash(), "%s without %s", tt.name, right)
+				if tt.before != nil {
+					l.ttl(key, 10*time.Second)
+				}
+			}
+		}
+	})
+}
+
+func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, group := range []bool{false, true} {
+			harness.Do(t, s.Addr, "FLUSHALL")
+			l := newLab(t, s)
+			r, named := l.take(l.claim(l.read, 10*time.Second)), l.take(l.named(l.read, owner(1), 10*time.Second))
+			again := l.take(l.named(l.read, owner(1), 10*time.Second))
+			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory-policy", "noeviction")
+			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
+			t.Cleanup(func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") })
+			keys := harness.Do(t, s.Addr, "DBSIZE")
+			for _, c := range []*locking.Claim{
+				l.claim(l.read, time.Minute), l.named(l.read, owner(1), time.Minute), l.named(l.read, owner(2), time.Minute), l.waiter(),
+			} {
+				_, err := l.of(c).Acquire(t.Context(), c)
+				require.ErrorContains(t, err, "OOM")
+			}
+			if group {
+				_, err := l.read.(locking.Grouped).AcquireAll(t.Context(), []*locking.Claim{l.claim(l.read, time.Minute), l.claim(l.read, time.Minute)})
+				require.ErrorContains(t, err, "OOM")
+			}
+			require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
+			require.Equal(t, []bool{true, true}, l.renew(time.Minute, r, named))
+			held, err := l.read.Extend(t.Context(), r, 2*time.Minute)
+			require.NoError(t, err)
+			require.True(t, held)
+			require.Equal(t, stillHeld, l.release(r))
+			require.Equal(t, stillHeld, l.release(again))
+			require.Equal(t, locking.Free, l.release(named).State)
+			_, err = l.write.Acquire(t.Context(), l.claim(l.write, time.Minute))
+			require.ErrorContains(t, err, "OOM")
+			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
+			w := l.take(l.claim(l.write, time.Minute))
+			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
+			require.Equal(t, locking.Free, l.release(w).State)
+			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
+		}
+	})
+}
+
+func TestWhoMayNotPublishReleasesAllTheSame(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := newLabOf(t, s, harness.Conn(t, s.Addr), "NONSENSE")
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			c := l.take(l.claim(p, time.Second))
+			require.Equal(t, locking.Released{State: locking.Free}, l.release(c))
+			l.empty()
+		}
+		l.take(l.claim(l.read, time.Minute))
+		w := l.waiter()
+		l.acquire(w)
+		l.leave(w)
+		l.take(l.claim(l.read, time.Minute))
+		require.True(t, l.force(l.read))
 		l.empty()
 	})
 }
