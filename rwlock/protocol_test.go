@@ -955,3 +955,18 @@ func TestWhoMayNotPublishReleasesAllTheSame(t *testing.T) {
 		l.empty()
 	})
 }
+
+func TestWhereNotAllSubscribersAreKnownNoneAreCounted(t *testing.T) {
+	each(t, func(l *lab) {
+		for _, p := range []rwlock.Protocol{l.read, l.write} {
+			p = rwlock.WithPartialCounts(p)
+			for _, c := range []*locking.Claim{l.claim(p, time.Second), l.named(p, owner(1), time.Second)} {
+				l.take(c)
+				require.Equal(l.t, locking.Released{State: locking.Free, Told: -1}, l.release(c))
+			}
+		}
+		w := l.take(l.claim(l.write, time.Minute))
+		l.take(l.named(l.read, w.Owner, time.Minute))
+		require.Equal(l.t, locking.Passed{Released: locking.Released{State: locking.Free, Told: -1}}, l.handOff(w, l.claim(l.write, time.Second)))
+	})
+}
