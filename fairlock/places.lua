@@ -161,8 +161,12 @@ local function bound(q)
 	redis.pcall('PEXPIRE', q.alive, life)
 end
 
+-- A waiter looks again after this time, in ms, whatever it was told.
+local poll = 5000
+
 -- close ends a script that may have changed something: it tells a new head if the
--- lock is free, and leaves no key of an empty queue. It returns how many
+-- lock is free, or will be before it looks again: so far it has gone by the life of
+-- the one before it. It leaves no key of an empty queue, and returns how many
 -- subscribers were told.
 function places.close(q, publish, channel, payload)
 	local owner = places.head(q)
@@ -173,7 +177,7 @@ function places.close(q, publish, channel, payload)
 	if q.stated then
 		bound(q)
 	end
-	if not (q.free and q.moved) then
+	if not (q.moved and q.ttl < poll) then
 		return 0
 	end
 	-- pcall: who may not publish has done the rest all the same, and waiters poll.
