@@ -16,7 +16,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, nil) }
+func TestMain(m *testing.M) { harness.Main(m, workers) }
 
 const (
 	clientID = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"

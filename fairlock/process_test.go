@@ -1,0 +1,3 @@
+package fairlock_test
+
+var workers = map[string]func(args []string) error{}
