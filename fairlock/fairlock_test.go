@@ -127,6 +127,21 @@ func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opt
 	return w
 }
 
+// asleep is queue for a waiter that is the first of its process, which does not
+// hold the lock: it returns when that has made its second attempt, after its
+// subscription, and sleeps. Nobody else asks the server meanwhile.
+func asleep(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *waiter {
+	t.Helper()
+	conn := harness.Conn(t, addr)
+	defer conn.Close()
+	before := harness.Commands(t, conn)["evalsha"]
+	w := queue(t, ctx, addr, l, opts...)
+	harness.Eventually(t, soon, "it sleeps", func() bool {
+		return harness.Commands(t, conn)["evalsha"] >= before+2 && harness.GoroutinesIn("(*hold).Try") == 0
+	})
+	return w
+}
+
 // end waits for the end of the call.
 func (w *waiter) end() error {
 	w.t.Helper()
@@ -471,8 +486,8 @@ func TestTheLeaseRunsOutWhenTheFirstWaiterHasLeft(t *testing.T) {
 		all := clients(t, s, 3)
 		begin := time.Now()
 		h := mustLock(t, all[0].FairLock("orders"), lock.Lease(lease))
-		first := queue(t, t.Context(), s.Addr, all[1].FairLock("orders"))
-		second := queue(t, t.Context(), s.Addr, all[2].FairLock("orders"))
+		first := asleep(t, t.Context(), s.Addr, all[1].FairLock("orders"))
+		second := asleep(t, t.Context(), s.Addr, all[2].FairLock("orders"))
 		first.cancel(nil)
 		require.ErrorIs(t, first.end(), lock.ErrNotAcquired)
 		next := second.acquired()
