@@ -5,7 +5,8 @@
 -- ARGV[3]         command that publishes
 -- ARGV[4]         payload
 -- ARGV[5..]       for each lock its channel, the number of its owners, and those
--- Reply: for each owner 1 if it has a place, else 0.
+-- Reply: for each owner 1 if it has a place and has to wait on; 0 if it has none, or
+-- it is its turn.
 
 local reply = {}
 
@@ -39,7 +40,10 @@ local function beat(q, channel, first, last)
 		if place[owner] then
 			places.state(q, owner, place[owner], ARGV[2])
 		end
-		reply[#reply + 1] = place[owner] and 1 or 0
+		-- Whose turn it is may not have heard of it, and not look for itself either: a
+		-- client takes its waiters to be in the order in which they came, which is not
+		-- so after a request that was late, or an eviction.
+		reply[#reply + 1] = place[owner] and not (q.free and place[owner] == 1) and 1 or 0
 	end
 	for _, owner in ipairs(redis.call('ZRANGEBYSCORE', q.alive, '-inf', q.now)) do
 		if not place[owner] then -- evicted, and dead
