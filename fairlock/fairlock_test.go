@@ -85,8 +85,8 @@ func noTrace(t testing.TB, addr, name, owner string) {
 	})
 }
 
-// waiter is a call of Lock that waits.
-type waiter struct {
+// caller is a call of Lock that is under way.
+type caller struct {
 	t     testing.TB
 	owner string // that has the place
 
@@ -98,8 +98,8 @@ type waiter struct {
 }
 
 // start calls Lock.
-func start(t testing.TB, ctx context.Context, l *fairlock.Lock, opts ...lock.Option) *waiter {
-	w := &waiter{t: t, ended: make(chan struct{})}
+func start(t testing.TB, ctx context.Context, l *fairlock.Lock, opts ...lock.Option) *caller {
+	w := &caller{t: t, ended: make(chan struct{})}
 	ctx, w.cancel = context.WithCancelCause(ctx)
 	go func() {
 		defer close(w.ended)
@@ -112,7 +112,7 @@ func start(t testing.TB, ctx context.Context, l *fairlock.Lock, opts ...lock.Opt
 
 // queue calls Lock and returns when the caller has a place behind all others. The
 // lock is held, and nobody else comes meanwhile.
-func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *waiter {
+func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *caller {
 	t.Helper()
 	before := len(line(t, addr, l.Name()))
 	w := start(t, ctx, l, opts...)
@@ -130,7 +130,7 @@ func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opt
 // asleep is queue for a waiter that is the first of its process, which does not
 // hold the lock: it returns when that has made its second attempt, after its
 // subscription, and sleeps. Nobody else asks the server meanwhile.
-func asleep(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *waiter {
+func asleep(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *caller {
 	t.Helper()
 	conn := harness.Conn(t, addr)
 	defer conn.Close()
@@ -143,7 +143,7 @@ func asleep(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, op
 }
 
 // end waits for the end of the call.
-func (w *waiter) end() error {
+func (w *caller) end() error {
 	w.t.Helper()
 	select {
 	case <-w.ended:
@@ -155,14 +155,14 @@ func (w *waiter) end() error {
 }
 
 // acquired waits until the waiter has the lock.
-func (w *waiter) acquired() lock.Hold {
+func (w *caller) acquired() lock.Hold {
 	w.t.Helper()
 	require.NoError(w.t, w.end())
 	return w.hold
 }
 
 // waiting reports whether the call goes on.
-func (w *waiter) waiting() bool {
+func (w *caller) waiting() bool {
 	select {
 	case <-w.ended:
 		return false
@@ -173,7 +173,7 @@ func (w *waiter) waiting() bool {
 
 // inOrder checks that the waiters get the lock one after the other, and gives it
 // back for each.
-func inOrder(t testing.TB, waiters ...*waiter) {
+func inOrder(t testing.TB, waiters ...*caller) {
 	t.Helper()
 	for i, w := range waiters {
 		h := w.acquired()
@@ -455,7 +455,7 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 			"one process": clients(t, s, 1), "several": clients(t, s, waiters),
 		} {
 			t.Run(name, func(t *testing.T) {
-				var line []*waiter
+				var line []*caller
 				begin := time.Now()
 				first := mustLock(t, all[0].FairLock("orders"), lock.Lease(time.Second))
 				for i := range waiters {
@@ -556,7 +556,7 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := clients(t, s, 3)
 		h := mustLock(t, all[0].FairLock("orders"))
-		var stay, leave []*waiter
+		var stay, leave []*caller
 		for i := range 9 {
 			l := all[i%len(all)].FairLock("orders")
 			if i%2 == 0 {
@@ -666,7 +666,7 @@ func TestQueue(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := clients(t, s, 3, redlatch.WithWatchdogTimeout(timeout))
 		l := all[0].FairLock("orders")
-		queued := func(want ...*waiter) {
+		queued := func(want ...*caller) {
 			t.Helper()
 			var owners []string
 			for _, w := range want {
@@ -687,7 +687,7 @@ func TestQueue(t *testing.T) {
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
 		h := mustLock(t, l)
 		queued()
-		var line []*waiter
+		var line []*caller
 		for i := range 5 {
 			ctx := t.Context()
 			if i == 3 {
@@ -735,7 +735,7 @@ func TestNamedOwnersWait(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := clients(t, s, 2)
 		h := mustLock(t, all[0].FairLock("orders"))
-		var line []*waiter
+		var line []*caller
 		for i := range 6 {
 			c := all[i/2%2]
 			ctx := t.Context()
@@ -832,7 +832,7 @@ func TestAKeyBecomesTheWrongType(t *testing.T) {
 		there := queue(t, t.Context(), s.Addr, harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)).FairLock("orders"))
 		harness.Do(t, s.Addr, "SET", "orders", "precious")
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		for _, w := range []*waiter{here, there} {
+		for _, w := range []*caller{here, there} {
 			require.ErrorContains(t, w.end(), "WRONGTYPE")
 			noTrace(t, s.Addr, "orders", w.owner)
 		}
@@ -1044,7 +1044,7 @@ func TestArrivalOrder(t *testing.T) {
 		for _, n := range []int{1, 2, waiters} { // clients
 			all := clients(t, s, n)
 			h := mustLock(t, all[0].FairLock("orders"))
-			var line []*waiter
+			var line []*caller
 			for i := range waiters {
 				line = append(line, queue(t, t.Context(), s.Addr, all[i%n].FairLock("orders")))
 			}
@@ -1095,7 +1095,7 @@ func TestInACluster(t *testing.T) {
 			l := here.FairLock(name)
 			h := mustLock(t, l)
 			require.True(t, isLocked(t, l))
-			var line []*waiter
+			var line []*caller
 			for n, c := range []*redlatch.Client{there, here, there} {
 				line = append(line, start(t, t.Context(), c.FairLock(name)))
 				harness.Eventually(t, soon, "it has a place", func() bool {

@@ -566,7 +566,7 @@ func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 		j1, j2, last := newJava(t, s.Addr, 1, fairWait), newJava(t, s.Addr, 2, fairWait), newJava(t, s.Addr, 3, fairWait)
 		require.False(t, j1.acquire())
 		require.False(t, j2.acquire())
-		var ours []*waiter
+		var ours []*caller
 		for i := range 4 {
 			ours = append(ours, queue(t, t.Context(), s.Addr, all[i%2].FairLock("orders")))
 		}
@@ -607,7 +607,7 @@ func TestEvictedWaitersComeBack(t *testing.T) {
 			h := mustLock(t, harness.Client(t, s).FairLock("orders"))
 			j1, j2 := newJava(t, s.Addr, 1, time.Hour), newJava(t, s.Addr, 2, fairWait)
 			require.False(t, j1.acquire())
-			var ours []*waiter
+			var ours []*caller
 			var owners []string
 			for i := range 4 {
 				enter := asleep // the first of a process
