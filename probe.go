@@ -43,9 +43,18 @@ type Finding struct {
 	Addr    string // of the node
 	Problem string
 	Advice  string
-	// Missing is, for CheckCommands, what the server does not know or allow.
+	// Missing is, for CheckCommands, what the server does not know or allow, and
+	// Kind is of the locks that need it: KindFair, KindReadWrite, or "" for those of
+	// package rlock, without which the others do not work either.
 	Missing []Right
+	Kind    string
 }
+
+// Kinds of lock that need more rights than those of package rlock.
+const (
+	KindFair      = "fair"
+	KindReadWrite = "read-write"
+)
 
 // Right is a command, and the key or channel it was to be used on, if any.
 type Right struct{ Command, On string }
@@ -93,14 +102,17 @@ var oldest = map[string][2]int{"redis": {6, 2}, "valkey": {7, 2}}
 const maxClockOffset = time.Second
 
 // Probe asks every node what it is and whether the locks of the given names can
-// be used there by this client's user, and returns what it found. It changes
-// nothing; without names it does not look at rights. It blocks for a few round
-// trips, and not beyond ctx; nodes are asked at the same time. It returns an
-// error that matches lock.ErrInvalid for a bad name, or the errors of nodes that
-// did not answer, with what the others said; what a server refuses to tell is not
-// an error.
+// be used there by this client's user, and returns what it found. It looks at the
+// rights that locks of any kind need; what fair or read-write locks need in
+// addition is a finding of its own (see Finding.Kind), which does not matter to
+// who uses none. It changes nothing; without names it does not look at rights. It
+// blocks for a few round trips, and not beyond ctx; nodes are asked at the same
+// time. It returns an error that matches lock.ErrInvalid for a bad name, or the
+// errors of nodes that did not answer, with what the others said; what a server
+// refuses to tell is not an error.
 //
-// New, Open and Wrap do the same with a made-up name, and log the findings.
+// New, Open and Wrap do the same with a made-up name, for the locks of package
+// rlock, and log the findings.
 func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	if err := c.s.Err(); err != nil {
 		return Report{}, err
@@ -115,6 +127,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 			return Report{}, err
 		}
 		uses = append(uses, c.usesOf(key)...)
+		uses = append(uses, c.otherUsesOf(key)...)
 	}
 	return c.probe(ctx, uses)
 }
@@ -162,51 +175,102 @@ func countFunc[T any](all []T, f func(T) bool) (n int) {
 	return n
 }
 
-// use is a command as a lock uses it.
+// use is a command as a lock of a kind uses it.
 type use struct {
 	Right
 	words []string
+	kind  string
 }
 
-// usesOf returns what the locks of a key send, from scripts and otherwise.
-func (c *Client) usesOf(key string) []use {
-	ticket, token, channel := wire.UnlockLatch(key, "id"), wire.FencingToken(key), wire.LockChannel(key)
-	var all []use
-	add := func(on string, commands ...string) {
-		for _, command := range commands {
-			words := []string{command, on}
-			switch command {
-			case "HSET", "HINCRBY":
-				words = append(words, "field", "1")
-			case "HEXISTS", "HGET", "HDEL":
-				words = append(words, "field")
-			case "PEXPIRE", "SET", "PUBLISH", "SPUBLISH":
-				words = append(words, "1")
-			case "EVALSHA", "EVAL":
-				words = []string{command, "script", "1", on}
-			}
-			all = append(all, use{Right{command, on}, words})
+// useList is what one kind of lock uses.
+type useList struct {
+	kind string
+	all  []use
+}
+
+// on adds commands on a key or channel.
+func (u *useList) on(on string, commands ...string) {
+	for _, command := range commands {
+		words := []string{command, on}
+		switch command {
+		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZRANGEBYSCORE":
+			words = append(words, "1", "1")
+		case "HEXISTS", "HGET", "HMGET", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
+			"PUBLISH", "SPUBLISH":
+			words = append(words, "1")
+		case "EVALSHA", "EVAL":
+			words = []string{command, "script", "1", on}
 		}
+		u.all = append(u.all, use{Right{command, on}, words, u.kind})
 	}
-	bare := func(commands ...string) {
-		for _, command := range commands {
-			all = append(all, use{Right{Command: command}, strings.Fields(command)})
-		}
+}
+
+// bare adds commands without a key.
+func (u *useList) bare(commands ...string) {
+	for _, command := range commands {
+		u.all = append(u.all, use{Right{Command: command}, strings.Fields(command), u.kind})
 	}
-	add(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
-	add(ticket, "GET", "SET", "DEL", "PTTL", "PEXPIRE")
-	add(token, "INCR", "GET", "DEL")
-	bare("PING")
-	if c.s.Cluster() {
-		bare("CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING")
-	}
-	if c.s.Sharded {
-		add(channel, "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
-		bare("PUBSUB SHARDNUMSUB")
+}
+
+// channel adds what is done with a channel.
+func (u *useList) channel(sharded bool, channel string) {
+	if sharded {
+		u.on(channel, "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
 	} else {
-		add(channel, "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
+		u.on(channel, "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
 	}
-	return all
+}
+
+// usesOf returns what the locks of a key that are of package rlock send, from
+// scripts and otherwise.
+func (c *Client) usesOf(key string) []use {
+	u := lockUses(key)
+	u.bare("PING")
+	if c.s.Cluster() {
+		u.bare("CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING")
+	}
+	u.channel(c.s.Sharded, wire.LockChannel(key))
+	if c.s.Sharded {
+		u.bare("PUBSUB SHARDNUMSUB")
+	}
+	return u.all
+}
+
+// otherUsesOf returns what locks of other kinds send besides.
+func (c *Client) otherUsesOf(key string) []use {
+	owner, _ := lock.NewOwner(c.s.ID, 0) // who holds nothing
+	fair, rw := fairUses(key), rwUses(key, owner)
+	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
+	rw.channel(c.s.Sharded, wire.RWChannel(key))
+	return append(fair.all, rw.all...)
+}
+
+// lockUses returns what scripts of package rlock do.
+func lockUses(key string) *useList {
+	u := &useList{}
+	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
+	u.on(wire.UnlockLatch(key, "id"), "GET", "SET", "DEL", "PTTL", "PEXPIRE")
+	u.on(wire.FencingToken(key), "INCR", "GET", "DEL")
+	return u
+}
+
+// fairUses returns what those of a fair lock do besides.
+func fairUses(key string) *useList {
+	u := &useList{kind: KindFair}
+	u.on(wire.FairQueue(key), "EXISTS", "LLEN", "LINDEX", "LPOS", "LRANGE", "RPUSH", "LPUSH", "LPOP", "LREM", "PEXPIRE", "PERSIST", "DEL")
+	u.on(wire.FairTimeouts(key), "EXISTS", "ZCARD", "ZSCORE", "ZADD", "ZREM", "PEXPIRE", "PERSIST", "DEL")
+	u.on(wire.FairAlive(key), "EXISTS", "ZCARD", "ZSCORE", "ZRANGEBYSCORE", "ZADD", "ZREM", "PEXPIRE", "DEL")
+	u.bare("TIME")
+	return u
+}
+
+// rwUses returns what those of a read-write lock do besides.
+func rwUses(key string, owner lock.Owner) *useList {
+	u := &useList{kind: KindReadWrite}
+	u.on(key, "HMGET", "HGETALL", "HKEYS")
+	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
+	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
+	return u
 }
 
 // probe asks all nodes at once. A node that hangs is left behind when ctx ends.
@@ -260,13 +324,19 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	answer, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
 	n.RoundTrip = time.Since(asked)
 	var found []Finding
-	lacks := func(problem, advice string, missing ...Right) {
-		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing})
+	lacks := func(kind, problem, advice string, missing ...Right) {
+		if len(missing) == 0 {
+			return
+		}
+		if kind != "" {
+			problem = "for " + kind + " locks: " + problem
+		}
+		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing, Kind: kind})
 	}
 	switch {
 	case forbidden(err):
 		err = nil
-		lacks("this user may not run scripts", "allow this user the category @scripting, on a server that has it",
+		lacks("", "this user may not run scripts", "allow this user the category @scripting, on a server that has it",
 			Right{Command: "EVALSHA"}, Right{Command: "EVAL"})
 	case err == nil && len(answer) < 3:
 		err = fmt.Errorf("redlatch: probe %s: the answer has %d parts", addr, len(answer))
@@ -277,19 +347,18 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			n.ClockOffset = time.UnixMicro(answer[0]*1e6 + answer[1]).Sub(asked.Add(n.RoundTrip / 2))
 		}
 		n.RightsKnown = answer[2] == 1
-		var unknown, forbids []Right
+		unknown, forbids := map[string][]Right{}, map[string][]Right{}
 		for _, number := range answer[3:] {
+			missing := forbids
 			if number < 0 {
-				unknown = append(unknown, uses[-number-1].Right)
-			} else {
-				forbids = append(forbids, uses[number-1].Right)
+				missing, number = unknown, -number
 			}
+			u := uses[number-1]
+			missing[u.kind] = append(missing[u.kind], u.Right)
 		}
-		if len(unknown) > 0 {
-			lacks("the server does not know "+joined(unknown), "use a server that has these commands, and does not rename them", unknown...)
-		}
-		if len(forbids) > 0 {
-			lacks(denied(forbids), "allow the user these commands, keys and channels (ACL SETUSER)", forbids...)
+		for _, kind := range []string{"", KindFair, KindReadWrite} {
+			lacks(kind, "the server does not know "+joined(unknown[kind]), "use a server that has these commands, and does not rename them", unknown[kind]...)
+			lacks(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
 		}
 	}
 	return n, append(found, n.findings()...), err

@@ -1,12 +1,58 @@
 package redlatch
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/lock"
 )
+
+// Client.Probe asks for what the scripts do, and for no more.
+func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
+	command := regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
+	ofAll := map[string]bool{}
+	for _, kind := range []struct {
+		scripts []string
+		uses    *useList
+	}{
+		{[]string{"rlock/*.lua", "internal/locking/*.lua"}, lockUses("orders")},
+		{[]string{"fairlock/*.lua"}, fairUses("orders")},
+		{[]string{"rwlock/*.lua"}, rwUses("orders", lock.Owner{})},
+	} {
+		sent, asked := map[string]bool{}, map[string]bool{}
+		for _, pattern := range kind.scripts {
+			files, err := filepath.Glob(pattern)
+			require.NoError(t, err)
+			require.NotEmpty(t, files)
+			for _, file := range files {
+				source, err := os.ReadFile(file)
+				require.NoError(t, err)
+				for _, m := range command.FindAllSubmatch(source, -1) {
+					sent[string(m[1])] = true
+				}
+			}
+		}
+		for _, u := range kind.uses.all {
+			asked[u.Command] = true
+		}
+		for name := range sent {
+			assert.True(t, asked[name] || ofAll[name], "%v: %s is not asked for", kind.scripts, name)
+		}
+		for name := range asked {
+			if kind.uses.kind == "" {
+				ofAll[name] = true
+			}
+			assert.True(t, sent[name] || strings.HasPrefix(name, "EVAL"), "%v: %s is asked for and not used", kind.scripts, name)
+		}
+	}
+}
 
 func TestANodeIsJudged(t *testing.T) {
 	for _, tt := range []struct {

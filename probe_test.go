@@ -1,6 +1,7 @@
 package redlatch_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -72,10 +73,15 @@ func TestStartupChecks(t *testing.T) {
 				missing: []string{"EVALSHA", "EVAL"},
 			},
 			{
-				name:    "a command is missing",
-				server:  [][]string{{"ACL", "SETUSER", "default", "-pexpire"}},
-				logged:  "may not PEXPIRE redlatch-startup-check",
-				missing: []string{"PEXPIRE app:orders", "PEXPIRE redisson_unlock_latch:{app:orders}:id"},
+				name:   "a command is missing",
+				server: [][]string{{"ACL", "SETUSER", "default", "-pexpire"}},
+				logged: "may not PEXPIRE redlatch-startup-check",
+				missing: []string{
+					"PEXPIRE app:orders", "PEXPIRE redisson_unlock_latch:{app:orders}:id",
+					"fair: PEXPIRE redisson_lock_queue:{app:orders}", "fair: PEXPIRE redisson_lock_timeout:{app:orders}",
+					"fair: PEXPIRE redlatch_lock_alive:{app:orders}",
+					"read-write: PEXPIRE {app:orders}:<client>:0:rwlock_timeout:1", "read-write: PEXPIRE redlatch_rwlock_writer:{app:orders}",
+				},
 			},
 			{
 				name:   "no channels",
@@ -83,6 +89,8 @@ func TestStartupChecks(t *testing.T) {
 				logged: "may not PUBLISH redisson_lock__channel:{redlatch-startup-check}",
 				missing: []string{
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
+					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
+					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
 				},
 			},
 			{
@@ -92,16 +100,32 @@ func TestStartupChecks(t *testing.T) {
 				missing: []string{
 					"EXISTS app:orders", "HSET app:orders",
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
+					"fair: EXISTS redisson_lock_queue:{app:orders}", "fair: EXISTS redisson_lock_timeout:{app:orders}",
+					"fair: EXISTS redlatch_lock_alive:{app:orders}",
+					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
+					"read-write: EXISTS redlatch_rwlock_writer:{app:orders}",
+					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
+				},
+			},
+			{
+				// Nothing is known of other locks at startup.
+				name:   "locks of package rlock only",
+				server: [][]string{{"ACL", "SETUSER", "default", "-time", "-zadd", "-sadd"}},
+				missing: []string{
+					"fair: ZADD redisson_lock_timeout:{app:orders}", "fair: ZADD redlatch_lock_alive:{app:orders}", "fair: TIME",
+					"read-write: SADD redlatch_rwlock_writer:{app:orders}",
 				},
 			},
 			{
 				// The name that is tried at startup is none of this user's.
-				name:   "keys of its own",
-				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys", "resetchannels", "~app:*", "~redisson_*:{app:*", "&redisson_*:{app:*"}},
+				name: "keys of its own",
+				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys", "resetchannels",
+					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*"}},
 			},
 			{
-				name:    "keys of its own and a prefix, without the helper keys",
-				server:  [][]string{{"ACL", "SETUSER", "default", "resetkeys", "~app:*"}},
+				name: "keys of its own and a prefix, without tickets and tokens",
+				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys",
+					"~app:*", "~{app:*", "~redisson_lock_queue:*", "~redisson_lock_timeout:*", "~redlatch_*"}},
 				options: []redlatch.Option{redlatch.WithNameMapper(func(name string) string { return "app:" + name })},
 				logged:  "may not GET redisson_unlock_latch:{app:redlatch-startup-check}:id",
 				missing: []string{ // of app:app:orders
@@ -112,8 +136,9 @@ func TestStartupChecks(t *testing.T) {
 				},
 			},
 			{
-				name:   "nothing to be asked",
-				server: [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
+				name:    "nothing to be asked",
+				server:  [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
+				missing: []string{"fair: TIME"},
 			},
 			{
 				name:   "nothing known",
@@ -146,8 +171,13 @@ func TestStartupChecks(t *testing.T) {
 					assert.Equal(t, s.Addr, f.Addr)
 					assert.NotEmpty(t, f.Advice)
 					assert.Contains(t, f.String(), f.Problem)
+					kind := ""
+					if f.Kind != "" {
+						assert.Contains(t, f.Problem, "for "+f.Kind+" locks: ")
+						kind = f.Kind + ": "
+					}
 					for _, right := range f.Missing {
-						missing = append(missing, right.String())
+						missing = append(missing, kind+strings.Replace(right.String(), c.ID(), "<client>", 1))
 					}
 				}
 				assert.Equal(t, tt.missing, missing)
