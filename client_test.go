@@ -710,6 +710,109 @@ func everythingWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
 	require.Greater(t, c.PubSub().Messages, before)
 	_, err = c.Lock("elsewhere").TryLock(t.Context())
 	require.ErrorContains(t, err, "NOPERM")
+
+	fairWorks(t, c, other)
+	rwWorks(t, c, other)
+}
+
+// listening waits until that many waiters have their subscriptions.
+func listening(t *testing.T, c *redlatch.Client, waiters int) {
+	t.Helper()
+	harness.Eventually(t, 5*time.Second, "subscribed", func() bool {
+		s := c.PubSub()
+		return s.Listeners == waiters && s.Subscribed == s.Channels
+	})
+}
+
+// fairWorks uses all of a fair lock that needs a right.
+func fairWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	l := c.FairLock("app:fair")
+	h, err := other.FairLock("app:fair").Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	served := make(chan int, 3)
+	var wg sync.WaitGroup
+	for i := range cap(served) {
+		wg.Go(func() {
+			assert.NoError(t, l.Do(ctx, func(context.Context) error { served <- i; return nil }))
+		})
+		harness.Eventually(t, 5*time.Second, "a place", func() bool {
+			queue, err := l.Queue(ctx)
+			require.NoError(t, err)
+			return len(queue) == i+1
+		})
+	}
+	_, err = l.Lock(ctx, lock.Wait(50*time.Millisecond)) // gives its place up
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	_, err = l.TryLock(ctx)
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	listening(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	wg.Wait()
+	for i := range cap(served) {
+		require.Equal(t, i, <-served)
+	}
+	require.Greater(t, c.PubSub().Messages, before)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	require.NoError(t, l.Do(named, func(ctx context.Context) error { return l.Do(ctx, nothing) }))
+	h, err = l.Lock(ctx)
+	require.NoError(t, err)
+	require.NoError(t, h.Extend(ctx, time.Minute))
+	forced, err := l.ForceUnlock(ctx)
+	require.NoError(t, err)
+	require.True(t, forced)
+	require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+}
+
+// rwWorks uses all of a read-write lock that needs a right.
+func rwWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	rw, theirs := c.RWLock("app:rw"), other.RWLock("app:rw")
+	h, err := theirs.Write().Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- rw.Read().Do(ctx, nothing) }()
+	listening(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+	require.Greater(t, c.PubSub().Messages, before)
+
+	h, err = theirs.Read().Lock(ctx)
+	require.NoError(t, err)
+	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond)) // keeps readers out meanwhile
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	go func() { waiter <- rw.Write().Do(ctx, nothing) }()
+	listening(t, c, 1)
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err = rw.Write().Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
+		require.NoError(t, h.Unlock(ctx))
+		reading, err := rw.Read().IsLocked(ctx)
+		require.NoError(t, err)
+		require.True(t, reading)
+		return nil
+	}))
+	for _, side := range []interface {
+		lock.Locker
+		ForceUnlock(ctx context.Context) (bool, error)
+	}{rw.Read(), rw.Write()} {
+		h, err := side.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, h.Extend(ctx, time.Minute))
+		forced, err := side.ForceUnlock(ctx)
+		require.NoError(t, err)
+		require.True(t, forced)
+		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+	}
 }
 
 func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
@@ -722,8 +825,14 @@ func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
 		require.NoError(t, err)
 		defer c.Close()
-		everythingWorks(t, c, harness.Client(t, s))
 		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Len(t, r.Findings, 2)
+		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
+		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks")...)
+		everythingWorks(t, c, harness.Client(t, s))
+		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
 		require.Empty(t, r.Findings)
 		require.Empty(t, log.String())
@@ -745,7 +854,7 @@ func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log
@@ -870,7 +979,7 @@ func TestSentinel(t *testing.T) {
 		defer c.Close()
 		works(t, c, "orders")
 
-		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "servers that sentinels watch")...)
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "servers that sentinels watch")...)
 		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
 		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
 		require.NoError(t, err)
