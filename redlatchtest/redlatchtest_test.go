@@ -2,9 +2,12 @@ package redlatchtest_test
 
 import (
 	"context"
+	"errors"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.uber.org/goleak"
 
@@ -73,4 +76,75 @@ func TestEmbedded(t *testing.T) {
 	c.Close()
 	s.Close()
 	s.Close()
+}
+
+// It keeps the queue of a fair lock too, and both sides of a read-write lock.
+func TestEmbeddedOtherKinds(t *testing.T) {
+	s, err := redlatchtest.StartEmbedded()
+	require.NoError(t, err)
+	defer s.Close()
+	const timeout = time.Second
+	c := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	other := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	ctx := t.Context()
+	nothing := func(context.Context) error { return nil }
+	named := lock.WithOwner(ctx, c.NewOwner())
+
+	// First come, first served, also after signs of life were needed.
+	fair := c.FairLock("orders")
+	h, err := fair.Lock(ctx)
+	require.NoError(t, err)
+	served := make(chan int, 4)
+	var wg sync.WaitGroup
+	for i := range cap(served) {
+		from := []*redlatch.Client{c, other}[i%2].FairLock("orders")
+		wg.Go(func() {
+			assert.NoError(t, from.Do(ctx, func(context.Context) error { served <- i; return nil }))
+		})
+		require.Eventually(t, func() bool {
+			queue, err := fair.Queue(ctx)
+			return err == nil && len(queue) == i+1
+		}, 5*time.Second, time.Millisecond)
+	}
+	_, err = fair.Lock(ctx, lock.Wait(timeout))
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	require.NoError(t, h.Unlock(ctx))
+	wg.Wait()
+	for i := range cap(served) {
+		require.Equal(t, i, <-served)
+	}
+	require.NoError(t, fair.Do(named, func(ctx context.Context) error { return fair.Do(ctx, nothing) }))
+
+	// Readers together, renewed; a writer that waits keeps others out.
+	rw := c.RWLock("catalogue")
+	first, err := rw.Read().Lock(ctx)
+	require.NoError(t, err)
+	second, err := other.RWLock("catalogue").Read().Lock(ctx)
+	require.NoError(t, err)
+	_, err = rw.Write().Lock(ctx, lock.Wait(2*timeout))
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	wg.Go(func() { assert.NoError(t, rw.Write().Do(ctx, nothing)) })
+	require.Eventually(t, func() bool {
+		h, err := other.RWLock("catalogue").Read().TryLock(ctx)
+		if err == nil {
+			assert.NoError(t, h.Unlock(ctx))
+		}
+		return errors.Is(err, lock.ErrNotAcquired)
+	}, 5*time.Second, time.Millisecond)
+	require.NoError(t, first.Unlock(ctx))
+	require.NoError(t, second.Unlock(ctx))
+	wg.Wait()
+
+	// A downgrade.
+	h, err = rw.Write().Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
+		require.NoError(t, h.Unlock(ctx))
+		_, err := rw.Write().TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrUpgrade)
+		return other.RWLock("catalogue").Read().Do(t.Context(), nothing)
+	}))
+	locked, err := rw.Read().IsLocked(ctx)
+	require.NoError(t, err)
+	require.False(t, locked)
 }

@@ -1,0 +1,85 @@
+// Catalogue is read by many at a time and changed by one alone. Who changes it
+// goes on reading what it has written, with no other change in between: a
+// downgrade, for which the owner has to be named.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// catalogue stands for what the processes share: a table, a file, a Redis key.
+// Nothing but the lock protects it.
+type catalogue struct {
+	client *redlatch.Client
+	prices map[string]int
+}
+
+// read looks a price up, side by side with others. Once all readers of the
+// program are in, they go on.
+func (c *catalogue) read(ctx context.Context, all *sync.WaitGroup) error {
+	return c.client.RWLock("catalogue").Read().Do(ctx, func(context.Context) error {
+		_ = c.prices["lamp"]
+		all.Done()
+		all.Wait()
+		return nil
+	})
+}
+
+// update changes a price. It goes on reading while others can read already and
+// nobody can write.
+func (c *catalogue) update(ctx context.Context, price int) (err error) {
+	rw := c.client.RWLock("catalogue")
+	ctx = lock.WithOwner(ctx, c.client.NewOwner())
+	writing, err := rw.Write().Lock(ctx)
+	if err != nil {
+		return err
+	}
+	c.prices["lamp"] = price
+	reading, err := rw.Read().Lock(ctx) // the same owner: it need not wait
+	if err != nil {
+		return errors.Join(err, writing.Unlock(ctx))
+	}
+	defer func() { err = errors.Join(err, reading.Unlock(ctx)) }()
+	if err := writing.Unlock(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("wrote %d, and reads %d\n", price, c.prices["lamp"])
+	return nil
+}
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+	c := &catalogue{client: client, prices: map[string]int{"lamp": 20}}
+
+	const readers = 10
+	var all, wg sync.WaitGroup
+	all.Add(readers)
+	for range readers {
+		wg.Go(func() {
+			if err := c.read(ctx, &all); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Printf("%d have read at the same time\n", readers)
+
+	for _, price := range []int{25, 30} {
+		wg.Go(func() {
+			if err := c.update(ctx, price); err != nil {
+				log.Fatal(err)
+			}
+		})
+	}
+	wg.Wait()
+}

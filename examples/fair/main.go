@@ -1,0 +1,61 @@
+// Fair serves whoever has waited longest: three workers ask for the printer one
+// after the other, and have it in that order. The server keeps the queue, so it
+// is one for all processes.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+)
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+
+	printer := client.FairLock("printer")
+	hold, err := printer.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	for worker := 1; worker <= 3; worker++ {
+		wg.Go(func() {
+			if err := work(ctx, client, worker); err != nil {
+				log.Fatal(err)
+			}
+		})
+		if err := waiting(ctx, client, worker); err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("worker %d is in the queue\n", worker)
+	}
+	if err := hold.Unlock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	wg.Wait()
+}
+
+func work(ctx context.Context, client *redlatch.Client, worker int) error {
+	return client.FairLock("printer").Do(ctx, func(ctx context.Context) error {
+		fmt.Printf("worker %d prints\n", worker)
+		return ctx.Err() // ctx ends if the lock is lost
+	})
+}
+
+// waiting returns when so many are in the queue.
+func waiting(ctx context.Context, client *redlatch.Client, workers int) error {
+	for {
+		queue, err := client.FairLock("printer").Queue(ctx)
+		if err != nil || len(queue) >= workers {
+			return err
+		}
+		time.Sleep(time.Millisecond)
+	}
+}
