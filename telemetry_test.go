@@ -159,6 +159,81 @@ func TestSpans(t *testing.T) {
 	})
 }
 
+// A fair lock passes from one waiter to the next; a writer lets in readers, of
+// whom one has made the attempts for both.
+func TestSpansOfOtherKinds(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
+		other := harness.Client(t, s)
+		asleep := func(waiters, attempts int) {
+			t.Helper()
+			harness.Eventually(t, 5*time.Second, "the waiters have tried and sleep", func() bool {
+				calls := harness.Commands(t, conn)
+				return calls["evalsha"] == attempts && harness.GoroutinesIn("(*Waiter).wait") == waiters &&
+					harness.GoroutinesIn("(*Waiter).attempt") == 0
+			})
+		}
+		done := make(chan error, 2)
+
+		theirs, err := other.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			release := make(chan struct{})
+			go func() {
+				done <- c.FairLock("orders").Do(ctx, func(context.Context) error { <-release; return nil })
+			}()
+			asleep(1, 2) // when it comes, and when it has subscribed
+			require.NoError(t, theirs.Unlock(t.Context()))
+			harness.Eventually(t, 5*time.Second, "it has the lock", func() bool {
+				held, err := c.FairLock("orders").IsLocked(t.Context())
+				return err == nil && held
+			})
+			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+			go func() { done <- c.FairLock("orders").Do(ctx, nothing) }()
+			asleep(1, 1) // when it comes: it is told of nothing while this process holds
+			close(release)
+			require.NoError(t, <-done)
+			require.NoError(t, <-done)
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=3 contended=true kind=fair name=orders outcome=acquired} +subscribed +woken{wake=message}
+  redlatch.hold{kind=fair name=orders owner}
+    redlatch.release{kind=fair name=orders}
+  redlatch.acquire{attempts=1 contended=true kind=fair name=orders outcome=acquired} +woken{wake=hand-off}
+  redlatch.hold{kind=fair name=orders owner}
+    redlatch.release{kind=fair name=orders}
+`, r.tree())
+
+		require.NoError(t, c.RWLock("catalogue").Read().Do(t.Context(), nothing)) // loads the scripts
+		r.spans.Reset()
+		theirs, err = other.RWLock("catalogue").Write().Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
+			asleep(1, 2)
+			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
+			asleep(2, 2)
+			require.NoError(t, theirs.Unlock(t.Context()))
+			require.NoError(t, <-done)
+			require.NoError(t, <-done)
+			require.NoError(t, c.RWLock("catalogue").Write().Do(ctx, nothing))
+		})
+		tree := r.tree()
+		for _, line := range []string{
+			"redlatch.acquire{attempts=3 contended=true kind=read name=catalogue outcome=acquired} +subscribed +woken{wake=message}",
+			"redlatch.acquire{attempts=1 contended=false kind=read name=catalogue outcome=acquired}",
+			"redlatch.acquire{attempts=1 contended=false kind=write name=catalogue outcome=acquired}",
+			"redlatch.hold{kind=write name=catalogue owner}\n    redlatch.release{kind=write name=catalogue}",
+		} {
+			assert.Contains(t, tree, "  "+line+"\n")
+		}
+		assert.Equal(t, 2, strings.Count(tree, "  redlatch.hold{kind=read name=catalogue owner}\n    redlatch.release{kind=read name=catalogue}\n"), tree)
+	})
+}
+
 func TestSpansOfTrouble(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
@@ -285,6 +360,66 @@ func TestMetrics(t *testing.T) {
 	})
 }
 
+func TestMetricsOfOtherKinds(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const place = 500 * time.Millisecond
+		r := record(t)
+		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(3*place))...)
+		done := make(chan error, 3)
+		waiting := func(n int) {
+			t.Helper()
+			harness.Eventually(t, 5*time.Second, "waiters", func() bool { return harness.GoroutinesIn("(*Waiter).wait") == n })
+		}
+
+		// Places are kept by signs of life, which are neither polls nor renewals.
+		h, err := c.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		go func() { done <- c.FairLock("orders").Do(context.Background(), nothing) }()
+		waiting(1)
+		queue, err := c.FairLock("orders").Queue(t.Context())
+		require.NoError(t, err)
+		harness.Eventually(t, 10*place, "a sign of life", func() bool {
+			later, err := c.FairLock("orders").Queue(t.Context())
+			return err == nil && len(later) == 1 && later[0].Deadline.After(queue[0].Deadline)
+		})
+		assert.Equal(t, "gauge {waiter} {kind=fair}=1", r.measured()["redlatch.waiters"])
+		assert.Empty(t, r.measured()["redlatch.renewal.remaining"])
+		assert.Empty(t, r.measured()["redlatch.polls"])
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, <-done)
+
+		// A writer passes its hold on to all readers that are next, in one.
+		rw := c.RWLock("catalogue")
+		h, err = rw.Write().Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		for range cap(done) {
+			go func() { done <- rw.Read().Do(context.Background(), nothing) }()
+		}
+		waiting(cap(done))
+		// Each has tried, or one for them, so that none is busy when the lock is passed on.
+		harness.Eventually(t, 5*time.Second, "no attempt", func() bool {
+			return c.PubSub().Listeners == 1 && c.PubSub().Subscribed == c.PubSub().Channels && harness.GoroutinesIn("(*Waiter).attempt") == 0
+		})
+		require.NoError(t, h.Unlock(t.Context()))
+		for range cap(done) {
+			require.NoError(t, <-done)
+		}
+		_, err = rw.Read().TryLock(lock.WithOwner(t.Context(), c.NewOwner()))
+		require.NoError(t, err)
+
+		got := r.measured()
+		for name, want := range map[string]string{
+			"redlatch.acquisitions":  "counter {acquisition} {kind=fair outcome=acquired}=2 {kind=read outcome=acquired}=4 {kind=write outcome=acquired}=1",
+			"redlatch.holds":         "gauge {hold} {kind=fair}=0 {kind=read}=1 {kind=write}=0",
+			"redlatch.waiters":       "gauge {waiter} {kind=fair}=0 {kind=read}=0 {kind=write}=0",
+			"redlatch.hold.duration": "histogram s {kind=fair}=2 {kind=read}=3 {kind=write}=1",
+			"redlatch.handoffs":      "counter {handoff} {kind=fair}=1 {kind=write}=1",
+		} {
+			assert.Equal(t, want, got[name], name)
+		}
+	})
+}
+
 func TestNamesInMetricsAreAskedFor(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
@@ -297,6 +432,12 @@ func TestNamesInMetricsAreAskedFor(t *testing.T) {
 			require.NoError(t, c.Lock(name).Do(t.Context(), nothing))
 		}
 		assert.Equal(t, "histogram s {kind=lock name=order}=2 {kind=lock}=1", r.measured()["redlatch.hold.duration"])
+
+		theirs, err := harness.Client(t, s).Lock("order:3").Lock(t.Context(), lock.Lease(100*time.Millisecond))
+		require.NoError(t, err)
+		require.NoError(t, c.Lock("order:3").Do(t.Context(), nothing)) // the expiry makes it try
+		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+		assert.Regexp(t, `^counter {attempt} {kind=lock name=order}=\d+$`, r.measured()["redlatch.polls"])
 	})
 }
 
