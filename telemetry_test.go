@@ -414,6 +414,7 @@ func TestMetricsOfOtherKinds(t *testing.T) {
 			"redlatch.waiters":       "gauge {waiter} {kind=fair}=0 {kind=read}=0 {kind=write}=0",
 			"redlatch.hold.duration": "histogram s {kind=fair}=2 {kind=read}=3 {kind=write}=1",
 			"redlatch.handoffs":      "counter {handoff} {kind=fair}=1 {kind=write}=1",
+			"redlatch.polls":         "",
 		} {
 			assert.Equal(t, want, got[name], name)
 		}
