@@ -22,9 +22,11 @@ import (
 const (
 	// watchdogTimeout is short, so that what goes wrong for a second loses holds.
 	watchdogTimeout = time.Second
-	goroutines      = 6 // of a worker
 	maxDepth        = 3 // of re-entry
 )
+
+// goroutines is how many a worker has: two for each kind.
+var goroutines = 2 * len(kinds)
 
 // kinds are the locks that workers contend for: how they are made, and how
 // often, of 100 acquisitions, the owner is named.
@@ -36,6 +38,8 @@ var kinds = []struct {
 	{"plain", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name, rlock.NonReentrant()) }, 0},
 	{"reentrant", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }, 75},
 	{"fenced", func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }, 25},
+	{"fair", func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) }, 25},
+	{"write", func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }, 25},
 }
 
 // lockName is the name of a kind's lock in the round of that seed.
@@ -68,7 +72,7 @@ func contend(args []string) error {
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
-			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*goroutines+uint64(g)))}
+			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*uint64(goroutines)+uint64(g)))}
 			k := kinds[g%len(kinds)] // one kind, so that none is idle while another is held
 			for clock() < until {
 				p.play(k.of(c, lockName(seed, k.name)), p.chance(k.named))
