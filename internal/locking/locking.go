@@ -177,7 +177,8 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
 	for _, a := range before {
-		if h := a.(*hold); h.lock.sameKind(l) {
+		// If it was not opened, they may be holds of a writer who also reads.
+		if h := a.(*hold); held && h.lock.sameKind(l) {
 			h.Lost(lock.ReasonGone, nil)
 		}
 	}
