@@ -139,7 +139,7 @@ func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, err
 	case a.Upgrade:
 		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, h.lock.name, h.claim.Owner)
 	case !a.Acquired:
-		h.waited, h.left = true, time.Time{}
+		h.waited, h.left, h.claim.Waits = true, time.Time{}, true
 		if a.Placed {
 			h.keepPlace(sent)
 		}

@@ -88,18 +88,22 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 	}
 	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0}
 	traits := l.p.Traits()
-	h.claim.Key, h.claim.Lease, h.claim.Kind, h.claim.Waits = l.key, o.Lease, traits.Kind, !once
+	h.claim.Key, h.claim.Lease, h.claim.Kind = l.key, o.Lease, traits.Kind
 	if !h.fixed {
 		h.claim.Lease = l.s.WatchdogTimeout
 	}
 	h.claim.Owner, h.named = lock.OwnerFrom(ctx)
 	h.freshClaim()
+	mayHold := h.named && !traits.Ordered
+	// Its first attempt may be out of turn: a place then would be before those whom
+	// it has to wait for here, and might keep them out.
+	h.claim.Waits = !once && !mayHold
 	req := queue.Request{
 		Key:       l.queueKey(),
 		Acquirer:  h,
 		Channel:   l.p.Channel(&h.claim),
 		Once:      once,
-		MayHold:   h.named && !traits.Ordered, // else it tries at once anyway
+		MayHold:   mayHold, // who is Ordered tries at once anyway
 		NoHandOff: h.named,
 		Eager:     traits.Eager,
 		Shared:    traits.Shared,
