@@ -887,6 +887,9 @@ func (q *Queues) Return(heirs []*Waiter) {
 		w.state = waiting
 		e.pushFront(w)
 	}
+	if e.first != nil {
+		e.first.signal() // the subscription may have ended meanwhile
+	}
 }
 
 // Waits reports whether anybody in the queue of key is as asked for.
