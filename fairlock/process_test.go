@@ -426,7 +426,7 @@ const javaEvict = `
 		redis.call('LPOP', list)
 	end`
 
-var javaAcquire = rueidis.NewLuaScript(javaEvict + `
+var peerAcquire = rueidis.NewLuaScript(javaEvict + `
 	local lease, wait = ARGV[3], tonumber(ARGV[4])
 	local head = redis.call('LINDEX', list, 0)
 	if redis.call('EXISTS', lock) == 0 and (not head or head == me) then
@@ -447,7 +447,7 @@ var javaAcquire = rueidis.NewLuaScript(javaEvict + `
 	end
 	return 0`)
 
-var javaRelease = rueidis.NewLuaScript(javaEvict + `
+var peerRelease = rueidis.NewLuaScript(javaEvict + `
 	redis.call('DEL', lock)
 	local head = redis.call('LINDEX', list, 0)
 	return head and redis.call('PUBLISH', 'redisson_lock__channel:{' .. lock .. '}:' .. head, '0') or 0`)
@@ -464,12 +464,12 @@ func (j *java) exec(script *rueidis.Lua, more ...string) int64 {
 func (j *java) acquire() bool {
 	j.t.Helper()
 	const lease = "30000"
-	return j.exec(javaAcquire, lease, strconv.FormatInt(j.wait.Milliseconds(), 10)) == 1
+	return j.exec(peerAcquire, lease, strconv.FormatInt(j.wait.Milliseconds(), 10)) == 1
 }
 
 func (j *java) release() {
 	j.t.Helper()
-	j.exec(javaRelease)
+	j.exec(peerRelease)
 }
 
 // listen returns what is published for it.

@@ -19,7 +19,7 @@ import (
 	"github.com/redlatch/redlatch/rwlock"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, nil) }
+func TestMain(m *testing.M) { harness.Main(m, workers) }
 
 const clientID = "11111111-2222-3333-4444-555555555555"
 
