@@ -232,13 +232,13 @@ func (m *model) end(l *lockModel, stated, moved bool) int {
 		}
 		l.tidy()
 	}
-	if moved && l.free() {
+	if moved && (l.free() || l.ends != never && m.ttl(l) < 5000) {
 		return m.tell(l)
 	}
 	return 0
 }
 
-// tell tells the first of the queue that the lock is free.
+// tell tells the first of the queue that the lock is free, or will be soon.
 func (m *model) tell(l *lockModel) int {
 	m.told = append(m.told, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
 	return 1
@@ -302,7 +302,7 @@ func (m *model) acquire(l *lockModel, claims []claimModel) []said {
 		}
 	}
 	if holder >= 0 {
-		m.leave(l, claims[holder].owner)
+		moved = m.leave(l, claims[holder].owner) || moved
 	}
 	answers := make([]said, len(claims))
 	for i, c := range claims {
@@ -341,7 +341,7 @@ func (m *model) acquireNamed(l *lockModel, c claimModel, reentrant bool) said {
 		l.counts[c.owner]++
 	}
 	m.atLeast(l, c.lease)
-	m.leave(l, c.owner)
+	moved = m.leave(l, c.owner) || moved
 	m.end(l, stated, moved)
 	return said{acquired: true}
 }
@@ -389,14 +389,14 @@ func (m *model) handOff(l *lockModel, from, to claimModel) string {
 	case l.counts[from.owner] == 0:
 		return notHeld
 	}
-	m.purge(l)
+	moved := m.purge(l)
 	stated := m.restore(l, to.owner)
 	if len(l.queue) > 0 && l.queue[0] != to.owner {
 		return m.open(l)
 	}
 	m.hold(l, to.owner, to.lease)
-	m.leave(l, to.owner)
-	m.end(l, stated, false)
+	moved = m.leave(l, to.owner) || stated || moved
+	m.end(l, stated, moved)
 	return passedOn
 }
 
@@ -453,7 +453,7 @@ func (m *model) force(l *lockModel) bool {
 	return held
 }
 
-// beat gives signs of life for owners and tells which have a place.
+// beat gives signs of life for owners and tells which have a place and must wait on.
 func (m *model) beat(l *lockModel, owners []string) []bool {
 	moved, stated := m.purge(l), false
 	for _, owner := range slices.Backward(owners) {
@@ -463,7 +463,7 @@ func (m *model) beat(l *lockModel, owners []string) []bool {
 	for i, owner := range owners {
 		if n := lastIndex(l.queue, owner); n >= 0 {
 			m.state(l, n)
-			kept[i], stated = true, true
+			kept[i], stated = n > 0 || !l.free(), true
 		}
 	}
 	for owner, dies := range l.alive {

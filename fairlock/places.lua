@@ -177,7 +177,7 @@ function places.close(q, publish, channel, payload)
 	if q.stated then
 		bound(q)
 	end
-	if not (q.moved and q.ttl < poll) then
+	if not (q.moved and q.expires and q.ttl < poll) then
 		return 0
 	end
 	-- pcall: who may not publish has done the rest all the same, and waiters poll.
