@@ -641,7 +641,8 @@ func (l *lockstep) broken() string {
 		if len(after.counts) > 1 && !l.wild {
 			return fmt.Sprintf("%s has %d holders", name, len(after.counts))
 		}
-		if !l.javaly && len(after.queue) == 0 && len(after.deadlines)+len(after.alive) > 0 && before.dump() != after.dump() {
+		// What Java's clients have left is not for those who do not look at the queue.
+		if !l.javaly && len(after.queue) == 0 && before.places() != after.places() && len(after.deadlines)+len(after.alive) > 0 {
 			return fmt.Sprintf("%s: an empty queue leaves keys", name)
 		}
 		for owner, deadline := range after.deadlines {
@@ -685,8 +686,9 @@ func (l *lockstep) broken() string {
 	return ""
 }
 
-func (l *lockModel) dump() string {
-	return fmt.Sprint(l.counts, l.queue, pairs(l.deadlines), pairs(l.alive), l.ends, l.queueEnds, l.deadlinesEnds, l.aliveEnds)
+// places is the queue as text.
+func (l *lockModel) places() string {
+	return fmt.Sprint(l.queue, pairs(l.deadlines), pairs(l.alive))
 }
 
 // drained lets everybody die and takes the lock as the next one would: it must come
@@ -723,7 +725,7 @@ func (l *lockstep) drained() string {
 			return what
 		}
 		if left := l.model.locks[l.names[n]]; len(left.queue)+len(left.alive)+len(left.deadlines)+len(left.counts) > 0 {
-			return "something is left: " + left.dump()
+			return fmt.Sprint("something is left: ", left.counts, left.places())
 		}
 	}
 	return ""
