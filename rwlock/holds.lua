@@ -45,8 +45,8 @@ end
 function holds.longest(lock, prefix, except)
 	local longest, fields = 0, redis.call('HGETALL', lock)
 	for i = 1, #fields, 2 do
-		local owner, count = fields[i], tonumber(fields[i + 1]) -- nil for mode
-		if count and owner ~= except and string.sub(owner, -6) ~= ':write' then
+		local owner, count = fields[i], tonumber(fields[i + 1]) -- no number for mode
+		if count and owner ~= except then
 			for n = 1, count do
 				longest = math.max(longest, redis.call('PTTL', holds.key(prefix, owner, n)))
 			end

@@ -20,7 +20,6 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
 )
 
 // The scripts and the model take the same random steps. After each, replies and
@@ -194,7 +193,9 @@ func (x *walk) choose(r *rand.Rand) op {
 		o.do, o.slots = "acquire", []int{x.companion(held(), r)}
 	case n < 25:
 		o.do, o.slots = "acquire", []int{any()}
-	case n < 28:
+	case n < 26:
+		o.do, o.slots = "acquire late", []int{any()}
+	case n < 29:
 		o.do, o.waits = "acquire all", true
 		for n := range unnamed {
 			if r.IntN(2) == 0 {
@@ -285,16 +286,14 @@ func (s *slot) unnamed() bool { return s.named == 0 && s.like == 0 }
 // live reports whether a slot has a hold that is promised to be there.
 func (x *walk) live(s *slot) bool { return s.promise > x.w.now }
 
-func (x *walk) owner(n int) lock.Owner { return owner(n) }
-
 // fresh gives a slot a new claim.
 func (x *walk) fresh(s *slot) {
 	x.ids++
 	s.promise, s.placed, s.doubt = 0, 0, false
-	s.claim = &locking.Claim{Key: key, Kind: s.kind, Owner: x.owner(100 + x.ids)}
+	s.claim = &locking.Claim{Key: key, Kind: s.kind, Owner: owner(100 + x.ids), Lease: 20 * time.Second}
 	switch {
 	case s.named > 0:
-		s.claim.Owner = x.owner(s.named)
+		s.claim.Owner = owner(s.named)
 	case s.like > 0 && x.live(x.slots[s.like-1]): // or nobody can know it
 		s.claim.Owner = x.slots[s.like-1].claim.Owner
 	}
@@ -341,6 +340,12 @@ func (x *walk) do(o op) error {
 	switch {
 	case o.do == "acquire":
 		return x.request(x.acquire(slots[0], lease, o.waits))
+	case o.do == "acquire late": // a copy of an attempt
+		c := slots[0].claim
+		if c == nil || !c.Named() && x.w.counts[c.Owner.String()]+x.w.counts[wire.WriteOwner(c.Owner)] > 0 {
+			return nil
+		}
+		return x.request(x.attempt(slots[0], c))
 	case o.do == "acquire all":
 		return x.request(x.acquireAll(slots, lease))
 	case o.do == "release":
@@ -452,6 +457,10 @@ func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 func (x *walk) acquire(s *slot, lease time.Duration, waits bool) func() error {
 	c := x.trying(s)
 	c.Lease, c.Waits = lease, waits
+	return x.attempt(s, c)
+}
+
+func (x *walk) attempt(s *slot, c *locking.Claim) func() error {
 	return func() error {
 		got, err := x.l.of(c).Acquire(x.l.t.Context(), c)
 		want := x.w.acquire(c)
@@ -464,7 +473,7 @@ func (x *walk) acquireAll(slots []*slot, lease time.Duration) func() error {
 	var claims []*locking.Claim
 	for i, s := range slots {
 		c := x.trying(s)
-		c.Lease, c.Waits = lease+time.Duration(i)*time.Second, true
+		c.Lease, c.Waits = unlike(lease, i), true
 		claims = append(claims, c)
 	}
 	return func() error {
@@ -494,6 +503,11 @@ func (x *walk) acquireAll(slots []*slot, lease time.Duration) func() error {
 		}
 		return nil
 	}
+}
+
+// unlike returns a lease for the i-th of several, which are not in order.
+func unlike(lease time.Duration, i int) time.Duration {
+	return lease + time.Duration((3-2*i)*(i%2))*time.Second
 }
 
 func (x *walk) released(c *locking.Claim, what string, r locking.Released) {
@@ -577,7 +591,7 @@ func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) func() error
 			continue
 		}
 		c := x.trying(s)
-		c.Lease = lease + time.Duration(len(claims))*time.Second
+		c.Lease = unlike(lease, len(claims))
 		claims, next = append(claims, c), append(next, s)
 	}
 	if len(claims) == 0 {

@@ -430,7 +430,7 @@ func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
 		name    string
 		leases  []time.Duration
 		release int
-		stay    []time.Duration // by the number of the key
+		stay    []time.Duration
 		lock    time.Duration
 	}{
 		{"the last", []time.Duration{60 * second, 20 * second}, 1, []time.Duration{60 * second}, 60 * second},
@@ -447,8 +447,15 @@ func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
 				}
 				require.Equal(l.t, stillHeld, l.release(claims[tt.release]))
 				l.has("read", claims[0], len(tt.stay))
+				var keys []string // by their time, as the holds that stay
+				for n := range tt.stay {
+					keys = append(keys, l.holdKey(claims[0], n+1))
+				}
+				slices.SortFunc(keys, func(a, b string) int {
+					return int(harness.PTTL(l.t, l.s.Addr, a) - harness.PTTL(l.t, l.s.Addr, b))
+				})
 				for n, want := range tt.stay {
-					l.ttl(l.holdKey(claims[0], n+1), want)
+					l.ttl(keys[n], want)
 				}
 				require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(claims[0], len(tt.leases))))
 				l.ttl(key, tt.lock)
@@ -496,6 +503,41 @@ func TestReadersThatDiedGoWithTheLastThatLives(t *testing.T) {
 		require.Equal(l.t, free, l.release(last))
 		require.Equal(l.t, []string{"0"}, l.told())
 		l.empty()
+	})
+}
+
+func TestAReaderWhoseKeyWasEvictedLeavesItsTimeToNobody(t *testing.T) {
+	each(t, func(l *lab) {
+		long, short := l.take(l.claim(l.read, time.Minute)), l.take(l.claim(l.read, 20*time.Second))
+		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(long, 1))
+		require.Equal(l.t, stillHeld, l.release(long))
+		l.ttl(key, 20*time.Second)
+		// Who is last frees the lock, whatever time it has.
+		harness.Do(l.t, l.s.Addr, "PEXPIRE", key, "3600000")
+		require.Equal(l.t, free, l.release(short))
+		l.told()
+		l.empty()
+	})
+}
+
+func TestALockWithoutExpiry(t *testing.T) {
+	each(t, func(l *lab) {
+		r := l.take(l.claim(l.read, time.Minute))
+		other := l.take(l.claim(l.read, 20*time.Second))
+		harness.Do(l.t, l.s.Addr, "PERSIST", key)
+		require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(l.claim(l.write, time.Second)))
+		require.Equal(l.t, locking.Answer{Placed: true, FreeIn: rwlock.WriterPause}, l.acquire(l.waiter()))
+		require.Equal(l.t, stillHeld, l.release(r))
+		l.ttl(key, 20*time.Second)
+		require.Equal(l.t, free, l.release(other))
+
+		w := l.take(l.claim(l.write, time.Minute))
+		harness.Do(l.t, l.s.Addr, "PERSIST", key)
+		for _, c := range []*locking.Claim{l.claim(l.read, time.Second), l.named(l.read, owner(1), time.Second), l.waiter()} {
+			require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(c))
+		}
+		require.Equal(l.t, []bool{true}, l.renew(time.Minute, w))
+		l.ttl(key, time.Minute)
 	})
 }
 
@@ -667,7 +709,7 @@ func TestAGroupOfReadersEntersTogether(t *testing.T) {
 		w := l.take(l.claim(l.write, 20*time.Second))
 		var claims []*locking.Claim
 		for n := range 100 {
-			claims = append(claims, l.claim(l.read, time.Duration(30+n)*time.Second))
+			claims = append(claims, l.claim(l.read, time.Duration(129-n)*time.Second))
 		}
 		all := func() []locking.Answer {
 			answers, err := l.read.(locking.Grouped).AcquireAll(l.t.Context(), claims)
@@ -686,13 +728,14 @@ func TestAGroupOfReadersEntersTogether(t *testing.T) {
 			}
 			require.Len(l.t, l.hash(), 101)
 			l.ttl(key, 129*time.Second)
-			l.ttl(l.holdKey(claims[0], 1), 30*time.Second)
+			l.ttl(l.holdKey(claims[99], 1), 30*time.Second)
 		}
 		l.told()
-		for _, c := range claims[1:] {
+		for _, c := range claims[:99] {
 			require.Equal(l.t, stillHeld, l.release(c))
 		}
-		require.Equal(l.t, free, l.release(claims[0]))
+		l.ttl(key, 30*time.Second)
+		require.Equal(l.t, free, l.release(claims[99]))
 		l.told()
 		l.empty()
 	})
@@ -795,6 +838,37 @@ func TestAHandOffIsOfOneHoldOfAnOwnerUsedOnce(t *testing.T) {
 		l.told()
 		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(w, l.claim(l.write, time.Second)))
 		l.has("read", r, 1)
+		require.Equal(l.t, free, l.release(r))
+		// Nor can a reader whose owner writes.
+		w = l.take(l.claim(l.write, time.Minute))
+		both := l.claim(l.read, 20*time.Second)
+		both.Owner = w.Owner
+		l.take(both)
+		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(both, l.claim(l.write, time.Second)))
+		l.has("write", w, 1)
+	})
+}
+
+func TestAHandOffToReadersTellsNobodyWhoIsKeptOut(t *testing.T) {
+	each(t, func(l *lab) {
+		w := l.take(l.claim(l.write, time.Minute))
+		harness.Do(l.t, l.s.Addr, "SADD", wire.WriterWaits(key), owner(1).String())
+		r := l.claim(l.read, time.Minute)
+		require.Equal(l.t, passed, l.handOff(w, r))
+		l.has("read", r, 1)
+		require.Empty(l.t, l.told())
+	})
+}
+
+func TestAWriteHoldInReadModeIsNone(t *testing.T) {
+	each(t, func(l *lab) {
+		r, w := l.take(l.claim(l.read, time.Minute)), l.claim(l.write, time.Minute)
+		harness.Do(l.t, l.s.Addr, "HSET", key, wire.WriteOwner(w.Owner), "1")
+		before := l.hash()
+		require.Equal(l.t, notHeld, l.release(w))
+		require.False(l.t, l.acquire(w).Acquired)
+		require.Equal(l.t, before, l.hash())
+		l.has("read", r, 1, w, 1)
 	})
 }
 
