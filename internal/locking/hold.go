@@ -184,9 +184,13 @@ func (h *hold) failed(err error) error {
 // and what else has become of the request is seen to when the claim is done with.
 // h.mu is held.
 func (h *hold) doubt() {
-	if h.p.Traits().Ordered && !h.named {
+	ordered := h.p.Traits().Ordered
+	if ordered && !h.named {
 		h.tainted = true
 		return
+	}
+	if ordered && h.claim.Waits {
+		h.placed = true // perhaps: under this owner, which stays
 	}
 	h.abandon()
 }
