@@ -689,7 +689,11 @@ func (e *entry) busy(v Verdict) {
 		// The message may have been of that very holder.
 		pause = min(pause, e.turns.patience())
 	}
-	e.lookAt(time.Now().Add(pause))
+	at := time.Now().Add(pause)
+	if e.failed > 0 && e.armed && e.pollAt.Before(at) {
+		return // others are to try again before
+	}
+	e.lookAt(at)
 }
 
 // lookAt makes the head look again at the given time.
