@@ -334,12 +334,13 @@ func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
 }
 
 // FairLock returns the fair lock of that name, which waiters of all processes get
-// in the order in which they came. Names are as for Lock.
+// in the order in which they came. Names are as for Lock. It sends nothing.
 func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
 	return fairlock.New(c.s, name, opts...)
 }
 
-// RWLock returns the read-write lock of that name. Names are as for Lock.
+// RWLock returns the read-write lock of that name, which many can hold to read or
+// one to write. Names are as for Lock. It sends nothing.
 func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
 
 // SpinLock returns the spin lock of that name, which polls instead of using

@@ -47,5 +47,8 @@
 //		return ship(ctx) // ctx ends if the lock is lost
 //	})
 //
-// The contract of all locks is in package lock.
+// Besides the reentrant lock there are a fenced and a spin lock (package rlock), a
+// fair lock, which serves the waiters of all processes in the order in which they
+// came (package fairlock), and a read-write lock (package rwlock). The contract of
+// all of them is in package lock.
 package redlatch

@@ -166,7 +166,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // redlatch.name, where they are left out by default: each name is a time series
 // of its own. f turns a name into what stands for it, for example the name
 // without the number of an order; it must be fast, and "" leaves the name out.
-// redlatch.polls, and metrics that are of no one lock, go without.
+// Metrics that are of no one lock go without.
 func WithMetricName(f func(name string) string) Option {
 	return func(c *config) error {
 		if f == nil {

@@ -18,10 +18,10 @@ import (
 	"time"
 )
 
-// Locker takes a lock by name. Every kind of lock in redlatch is one. A Locker
-// is an immutable value: it can be shared, copied and made anew at will, and
-// all its methods may be called concurrently. What belongs to one acquisition
-// lives in the [Hold].
+// Locker takes a lock by name. Every kind of lock in redlatch is one; of a
+// read-write lock, each side is. A Locker is an immutable value: it can be shared,
+// copied and made anew at will, and all its methods may be called concurrently.
+// What belongs to one acquisition lives in the [Hold].
 type Locker interface {
 	// Name returns the name the lock was asked for with.
 	Name() string
