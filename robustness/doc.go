@@ -36,6 +36,9 @@
 //
 // # The model
 //
+// Fair locks take part, and the write lock of a read-write lock, as exclusive
+// locks like the others. Their order, and readers, are not in the model.
+//
 // The state of a lock is who holds it, by which acquisitions (several if a named
 // owner has re-entered), and the last fencing token. An operation takes effect
 // at one moment between its call and its return:
