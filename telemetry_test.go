@@ -378,15 +378,16 @@ func TestMetricsOfOtherKinds(t *testing.T) {
 		waiting(1)
 		queue, err := c.FairLock("orders").Queue(t.Context())
 		require.NoError(t, err)
-		harness.Eventually(t, 10*place, "a sign of life", func() bool {
+		harness.Eventually(t, 10*place, "signs of life", func() bool {
 			later, err := c.FairLock("orders").Queue(t.Context())
-			return err == nil && len(later) == 1 && later[0].Deadline.After(queue[0].Deadline)
+			return err == nil && len(later) == 1 && later[0].Deadline.After(queue[0].Deadline.Add(place))
 		})
 		assert.Equal(t, "gauge {waiter} {kind=fair}=1", r.measured()["redlatch.waiters"])
 		assert.Empty(t, r.measured()["redlatch.renewal.remaining"])
 		assert.Empty(t, r.measured()["redlatch.polls"])
 		require.NoError(t, h.Unlock(t.Context()))
 		require.NoError(t, <-done)
+		assert.Contains(t, r.tree(), "redlatch.acquire{attempts=1 contended=true kind=fair name=orders outcome=acquired}")
 
 		// A writer passes its hold on to all readers that are next, in one.
 		rw := c.RWLock("catalogue")
