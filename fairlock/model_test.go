@@ -216,7 +216,8 @@ func (m *model) leave(l *lockModel, owner string) bool {
 }
 
 // end ends an operation of ours: stated says whether somebody gave a sign of life,
-// moved whether the head is another one. It returns how many were told.
+// moved whether the head is another one, which is told if it has not long to wait. It
+// returns how many were told.
 func (m *model) end(l *lockModel, stated, moved bool) int {
 	if len(l.queue) == 0 {
 		clear(l.deadlines)
@@ -232,13 +233,13 @@ func (m *model) end(l *lockModel, stated, moved bool) int {
 		}
 		l.tidy()
 	}
-	if moved && (l.free() || l.ends != never && m.ttl(l) < 5000) {
+	if moved && (l.free() || l.ends != never && m.ttl(l) < 5_000) {
 		return m.tell(l)
 	}
 	return 0
 }
 
-// tell tells the first of the queue that the lock is free, or will be soon.
+// tell tells the first of the queue that the lock is free.
 func (m *model) tell(l *lockModel) int {
 	m.told = append(m.told, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
 	return 1
@@ -395,7 +396,7 @@ func (m *model) handOff(l *lockModel, from, to claimModel) string {
 		return m.open(l)
 	}
 	m.hold(l, to.owner, to.lease)
-	moved = m.leave(l, to.owner) || stated || moved
+	moved = m.leave(l, to.owner) || moved
 	m.end(l, stated, moved)
 	return passedOn
 }
@@ -453,7 +454,8 @@ func (m *model) force(l *lockModel) bool {
 	return held
 }
 
-// beat gives signs of life for owners and tells which have a place and must wait on.
+// beat gives signs of life for owners and tells which have a place and have to wait
+// on.
 func (m *model) beat(l *lockModel, owners []string) []bool {
 	moved, stated := m.purge(l), false
 	for _, owner := range slices.Backward(owners) {
