@@ -9,8 +9,11 @@
 
 local holds = {}
 
--- By how many ms two expiries set in one script may differ.
-local slack = 5
+-- By how many ms two times may differ that are the same: while a script runs, the
+-- clock goes on, on servers before Redis 7.2 even for it.
+local slack = 100
+-- With so many holders it is worth while not to look at all of them.
+local many = 4
 
 -- The key of an owner's n-th read hold. prefix is what all such keys of the lock
 -- begin with.
@@ -103,9 +106,9 @@ function holds.end_read(lock, prefix, owner, count, left)
 	local rest = redis.call('PTTL', last)
 	local key, gone = last, rest
 	if left then
-		for n = count - 1, 1, -1 do
+		for n = 1, count - 1 do
 			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= left - slack and (ttl < gone - slack or gone < left - slack) then
+			if ttl >= left - slack and (ttl < gone or gone < left - slack) then
 				key, gone = holds.key(prefix, owner, n), ttl
 			end
 		end
@@ -121,7 +124,8 @@ function holds.end_read(lock, prefix, owner, count, left)
 	else
 		redis.call('HDEL', lock, owner)
 	end
-	if redis.call('HLEN', lock) == 1 then
+	local others = redis.call('HLEN', lock) - 1
+	if others == 0 then
 		redis.call('DEL', lock)
 		return true
 	end
@@ -129,11 +133,11 @@ function holds.end_read(lock, prefix, owner, count, left)
 		return false -- the owner writes: its lock is not cut short
 	end
 	-- The lock has been given the time of every hold, and no more, so if the one
-	-- that has ended had less than the lock has, it is another's that is the
-	-- longest, and there is no need to look at all of them. (A Java writer that goes
-	-- on reading leaves the lock more time than any hold has. It keeps that.)
+	-- that has ended had less than the lock has, it is another's that is the longest.
+	-- It can have been given more by a Java writer that goes on reading, or by a
+	-- server that was slow: that is put right when there are few.
 	local ttl = redis.call('PTTL', lock)
-	if gone >= 0 and gone < ttl - slack then
+	if others >= many and gone >= 0 and gone < ttl - slack then
 		return false
 	end
 	local longest = holds.longest(lock, prefix)

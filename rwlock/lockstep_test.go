@@ -797,6 +797,8 @@ func (x *walk) compare() error {
 		return err
 	}
 	want := x.w.entries()
+	x.inOrder(found)
+	x.inOrder(want)
 	for name, e := range found {
 		if _, ok := want[name]; !ok {
 			return fmt.Errorf("%q = %q is there, and ought not to be", name, e.value)
@@ -819,6 +821,26 @@ func (x *walk) compare() error {
 		}
 	}
 	return nil
+}
+
+// inOrder sorts the times of each owner's read holds: which of them has which number is
+// not told where they are alike.
+func (x *walk) inOrder(entries map[string]entry) {
+	for owner, count := range x.w.counts {
+		var untils []int64
+		for n := range count {
+			if e, ok := entries[holdKeyOf(owner, n+1)]; ok {
+				untils = append(untils, e.until)
+			}
+		}
+		slices.Sort(untils)
+		for n := range count {
+			if _, ok := entries[holdKeyOf(owner, n+1)]; ok {
+				entries[holdKeyOf(owner, n+1)] = entry{"1", untils[0]}
+				untils = untils[1:]
+			}
+		}
+	}
 }
 
 // promises fails if a lock would break its promise. It looks at the model, which the

@@ -234,6 +234,9 @@ func (w *world) endWrite(c *locking.Claim) locking.Released {
 	return w.tell("1")
 }
 
+// manyHolders is how many there have to be for a reader not to look at all that stay.
+const manyHolders = 4
+
 func (w *world) endRead(c *locking.Claim) locking.Released {
 	field := fieldOf(c)
 	count := w.counts[field]
@@ -259,7 +262,7 @@ func (w *world) endRead(c *locking.Claim) locking.Released {
 	switch {
 	case w.mode == "write":
 		return stillHeld
-	case len(w.counts) > 0 && until > 0 && until < w.until:
+	case len(w.counts) >= manyHolders && until > 0 && until < w.until:
 		return stillHeld // another is the longest
 	case w.longest("") > 0:
 		w.until = min(w.until, w.longest(""))
