@@ -97,6 +97,10 @@ func java(l *lab, do, me string) error {
 	if script == nil {
 		return fmt.Errorf("there is no step %q", do)
 	}
+	lease := "30000"
+	if do == "java write" {
+		lease = "60000"
+	}
 	return script.Exec(l.t.Context(), l.conn, []string{key, wire.RWChannel(key)},
-		[]string{wire.ReadHoldTimeouts(key), me, "30000"}).Error()
+		[]string{wire.ReadHoldTimeouts(key), me, lease}).Error()
 }

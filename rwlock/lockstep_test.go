@@ -816,7 +816,7 @@ func (x *walk) compare() error {
 		if e.until != 0 {
 			ttl = e.until - x.w.now
 		}
-		if d := ttl - got.until; d < -1 || d > x.took+1 {
+		if d := ttl - got.until; max(d, -d) > x.took+1 {
 			return fmt.Errorf("%q has %d ms left, and ought to have %d (the step took %d ms)", name, got.until, ttl, x.took)
 		}
 	}
