@@ -95,6 +95,19 @@ function holds.admit(lock, prefix, readers, mode)
 	return done
 end
 
+-- Tells, without looking at all of them, whether there is a read hold that lasts as
+-- long as the lock. Readers that came together, or are renewed together, all do.
+local function another_lasts(lock, prefix, ttl)
+	-- pcall: without this right all are looked at.
+	local some = redis.pcall('HRANDFIELD', lock, many)
+	for _, owner in ipairs(some) do
+		if redis.call('PTTL', holds.key(prefix, owner, 1)) >= ttl - slack then
+			return true
+		end
+	end
+	return false
+end
+
 -- Ends one read hold of an owner who has count of them, and returns whether the lock
 -- is free. left is how many ms that hold had, if it is known.
 function holds.end_read(lock, prefix, owner, count, left)
@@ -106,9 +119,9 @@ function holds.end_read(lock, prefix, owner, count, left)
 	local rest = redis.call('PTTL', last)
 	local key, gone = last, rest
 	if left then
-		for n = 1, count - 1 do
+		for n = count - 1, 1, -1 do
 			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= left - slack and (ttl < gone or gone < left - slack) then
+			if ttl >= left - slack and (ttl < gone - slack or gone < left - slack) then
 				key, gone = holds.key(prefix, owner, n), ttl
 			end
 		end
@@ -137,7 +150,7 @@ function holds.end_read(lock, prefix, owner, count, left)
 	-- It can have been given more by a Java writer that goes on reading, or by a
 	-- server that was slow: that is put right when there are few.
 	local ttl = redis.call('PTTL', lock)
-	if others >= many and gone >= 0 and gone < ttl - slack then
+	if others >= many and (gone >= 0 and gone < ttl - slack or another_lasts(lock, prefix, ttl)) then
 		return false
 	end
 	local longest = holds.longest(lock, prefix)
