@@ -5,8 +5,8 @@
 // The server keeps the queue. A waiter takes its place with its first attempt and
 // keeps it for as long as it waits, whatever its lock.Wait: its client gives signs
 // of life, and a waiter whose process died or hangs loses its place within
-// seconds (10 s, or a third of the watchdog timeout if that is less), so that the
-// next one is served. A waiter that leaves, because its context ended or its time
+// seconds (10 s, or a third of the watchdog timeout, or the fair wait timeout, if
+// that is less), so that the next one is served. A waiter that leaves, because its context ended or its time
 // was over, gives its place up at once. One whose process was stopped for longer
 // than that has lost its place and queues anew, at the end.
 //

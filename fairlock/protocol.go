@@ -37,6 +37,8 @@ var (
 	beatLua string
 	//go:embed force_unlock.lua
 	forceUnlockLua string
+	//go:embed rename.lua
+	renameLua string
 	//go:embed queue.lua
 	queueLua string
 
@@ -48,6 +50,7 @@ var (
 	leaveScript        = wire.NewScript(placesLua + leaveLua)
 	beatScript         = wire.NewScript(placesLua + beatLua)
 	forceUnlockScript  = wire.NewScript(placesLua + forceUnlockLua)
+	renameScript       = wire.NewScript(renameLua)
 	queueScript        = wire.NewScript(placesLua + queueLua)
 )
 
@@ -276,6 +279,12 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
 	}
 	n, err := extendScript.Exec(ctx, p.s.Client, keys, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
+	return n == 1, err
+}
+
+// Rename implements locking.Renamer.
+func (p *protocol) Rename(ctx context.Context, from, to *locking.Claim) (bool, error) {
+	n, err := renameScript.Exec(ctx, p.s.Client, []string{from.Key}, []string{from.Owner.String(), to.Owner.String()}).AsInt64()
 	return n == 1, err
 }
 

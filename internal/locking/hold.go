@@ -82,8 +82,11 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 	if err := h.s.Err(); err != nil {
 		return queue.Verdict{}, err
 	}
-	ctx, cancel := h.untilDeadline(ctx)
-	defer cancel()
+	if !h.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, h.deadline)
+		defer cancel()
+	}
 	sent := time.Now()
 	a, err := h.p.Acquire(ctx, &h.claim)
 	return h.answered(sent, a, err)
@@ -99,7 +102,7 @@ func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result 
 		}
 		return results
 	}
-	ctx, cancel := h.untilDeadline(ctx)
+	ctx, cancel := h.lock.bounded(ctx)
 	defer cancel()
 	claims := make([]*Claim, len(all))
 	for i, a := range all {
@@ -114,13 +117,6 @@ func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result 
 		results[i].Verdict, results[i].Err = a.(*hold).answered(sent, answers[i], err)
 	}
 	return results
-}
-
-func (h *hold) untilDeadline(ctx context.Context) (context.Context, context.CancelFunc) {
-	if h.deadline.IsZero() {
-		return ctx, func() {}
-	}
-	return context.WithDeadline(ctx, h.deadline)
 }
 
 // answered says what the outcome of an attempt means for the wait.
@@ -218,10 +214,11 @@ func (h *hold) retire() {
 	h.forgetPlace()
 	h.mu.Unlock()
 	switch {
+	case tainted && h.lock.settle(claim, true):
 	case tainted:
-		h.lock.settle(claim, true)
-	case placed && !h.sharesPlace():
-		h.lock.leave(claim)
+		h.lock.closing(func(ctx context.Context) { _, _ = h.p.Release(ctx, &claim, true) })
+	case placed:
+		h.lock.leave(claim, h.sharesPlace)
 	}
 }
 
@@ -280,8 +277,35 @@ func (h *hold) forgetPlace() {
 	h.placed = false
 }
 
+// shed puts the hold of a tainted claim under a fresh owner. The old one has to be
+// released again and again, for what may still be under way, and the caller could
+// come to know it and use it as a name.
+func (h *hold) shed(ctx context.Context) error {
+	old, fresh := h.claim, h.claim
+	fresh.Owner = h.s.NewOwner()
+	reqCtx, cancel := h.lock.bounded(context.WithoutCancel(ctx))
+	defer cancel()
+	ok, err := h.p.(Renamer).Rename(reqCtx, &old, &fresh)
+	h.lock.settle(old, true)
+	if err == nil && ok {
+		h.claim, h.tainted = fresh, false
+		return nil
+	}
+	h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
+	if err == nil {
+		return fmt.Errorf("%w: %q was lost before Lock could return", lock.ErrNotAcquired, h.lock.name)
+	}
+	h.lock.settle(fresh, true)
+	return fmt.Errorf("%w: acquire %q: %w", lock.ErrIndeterminate, h.lock.name, err)
+}
+
 // begin makes a hold of an acquisition that the queue says has succeeded.
 func (h *hold) begin(ctx context.Context) error {
+	if h.tainted {
+		if err := h.shed(ctx); err != nil {
+			return err
+		}
+	}
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
 	if h.named {
@@ -434,9 +458,6 @@ func (h *hold) unlock(ctx context.Context) error {
 	h.lease.Forget()
 	ctx, done := h.span.StartRelease(ctx)
 	err := h.release(context.WithoutCancel(ctx))
-	if h.tainted {
-		h.lock.settle(h.claim, true) // what has not arrived yet
-	}
 	done(err)
 	var lostErr *lock.LostError
 	errors.As(err, &lostErr)
@@ -469,13 +490,18 @@ func (h *hold) release(ctx context.Context) error {
 			}
 			continue // to others, in the name of one who has left
 		}
-		if err != nil && outcomeOf(err) == unknown {
+		lost := err != nil && outcomeOf(err) == unknown
+		if lost {
 			passedOn = true // perhaps
 			for _, w := range heirs {
 				w.Acquirer().(*hold).doubted()
 			}
 		}
-		h.s.Queues.Return(heirs)
+		for _, left := range h.s.Queues.Return(heirs) {
+			if lost {
+				left.(*hold).Abandon()
+			}
+		}
 		if err == nil && passed.State != NotHeld {
 			h.s.Queues.Released(key, h, queue.Release{
 				Told: passed.Told, Kept: passed.State == StillHeld, Elsewhere: h.p.Traits().Ordered,

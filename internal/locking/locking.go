@@ -326,13 +326,14 @@ func (l *Lock) forget(c *Claim) {
 }
 
 // leave gives up, in the background, the place on the server of a claim that does
-// not wait any more. It is tried for as long as others may wait for it.
-func (l *Lock) leave(c Claim) {
+// not wait any more, unless others have the same. It is tried for as long as
+// somebody may wait for it.
+func (l *Lock) leave(c Claim, shared func() bool) {
 	places := l.p.(Placed)
 	started := l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, l.s.FairWait)
 		defer cancel()
-		for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
+		for pause := minReleaseWait; !shared(); pause = min(2*pause, maxReleaseWait) {
 			if err := places.Leave(ctx, &c); err == nil || outcomeOf(err) == refused {
 				return
 			}
@@ -343,11 +344,16 @@ func (l *Lock) leave(c Claim) {
 			}
 		}
 	})
-	if !started { // the client is being closed, and waits for this
-		ctx, cancel := context.WithTimeout(context.Background(), maxReleaseWait)
-		defer cancel()
-		_ = places.Leave(ctx, &c)
+	if !started {
+		l.closing(func(ctx context.Context) { _ = places.Leave(ctx, &c) })
 	}
+}
+
+// closing runs one last request: the client is being closed, and waits for it.
+func (l *Lock) closing(request func(ctx context.Context)) {
+	ctx, cancel := context.WithTimeout(context.Background(), maxReleaseWait)
+	defer cancel()
+	request(ctx)
 }
 
 // settlePauses are the pauses before each further release of a claim that was
@@ -361,9 +367,10 @@ const settleTime = 10 * time.Second
 
 // settle sees to it, in the background, that a claim with an unknown outcome
 // comes to nothing. It stops at the latest when the lease is over. undo is for
-// an acquisition, which may even run after the release.
-func (l *Lock) settle(c Claim, undo bool) {
-	l.s.Go(func(ctx context.Context) {
+// an acquisition, which may even run after the release. It reports whether it does:
+// not if the client is being closed.
+func (l *Lock) settle(c Claim, undo bool) bool {
+	return l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, c.Lease)
 		defer cancel()
 		misses, pause := 0, minReleaseWait

@@ -128,6 +128,13 @@ type Grouped interface {
 	AcquireAll(ctx context.Context, claims []*Claim) ([]Answer, error)
 }
 
+// Renamer is a Protocol whose Traits say Ordered.
+type Renamer interface {
+	// Rename puts the hold of one unnamed claim under the owner of another, if from
+	// has it, once, and reports whether to has it now. It can be repeated.
+	Rename(ctx context.Context, from, to *Claim) (bool, error)
+}
+
 // Placed is a Protocol whose waiters have a place on the server.
 type Placed interface {
 	// Leave gives up the place of a claim that does not wait any more. It can be

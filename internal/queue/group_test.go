@@ -36,7 +36,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
-		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, Patience: patience,
+		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, Patience: patience, Go: background(t),
 			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
 				y.mu.Lock()
 				defer y.mu.Unlock()

@@ -18,6 +18,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -81,7 +82,7 @@ type Acquirer interface {
 type Grouped interface {
 	Acquirer
 	// TryAll makes one attempt for all of them, of which it is one, and returns
-	// the result for each.
+	// the result for each. ctx is of none of them.
 	TryAll(ctx context.Context, all []Acquirer) []Result
 	// Abandon gives back, in the background, what an attempt that another has made
 	// for it may have got it: it does not wait any more. It must not block.
@@ -154,6 +155,9 @@ type Config struct {
 	// HandOffs is how often in a row a key may be passed on within the process
 	// before other processes get a chance.
 	HandOffs int
+	// Go runs f in the background, unless everything is being closed. The context
+	// ends then.
+	Go func(f func(ctx context.Context)) bool
 	// Patience is for how long a waiter rides out a server that is Unavailable.
 	Patience time.Duration
 }
@@ -452,8 +456,34 @@ func (w *Waiter) attempt(ctx context.Context) {
 	if cause != 0 {
 		w.req.woken(cause)
 	}
-	results := w.try(ctx, party)
+	if len(party) == 1 && party[0] == w {
+		v, err := w.req.try(ctx, w.tries)
+		e.shard.mu.Lock()
+		e.attempted(party, []Result{{v, err}}, cause)
+		return
+	}
+	// Not here: if w left, nobody would know what became of the others.
+	all := make([]Acquirer, len(party))
+	for i, other := range party {
+		all[i] = other.req.Acquirer
+	}
+	began := e.queues.cfg.Go(func(ctx context.Context) {
+		results := w.req.Acquirer.(Grouped).TryAll(ctx, all)
+		e.shard.mu.Lock()
+		e.attempted(party, results, cause)
+		e.shard.mu.Unlock()
+	})
+	if !began {
+		runtime.Gosched() // every wait is about to be ended
+	}
 	e.shard.mu.Lock()
+	if !began {
+		e.attempted(party, make([]Result, len(party)), cause)
+	}
+}
+
+// attempted is called after an attempt for party. The mutex is held.
+func (e *entry) attempted(party []*Waiter, results []Result, cause Cause) {
 	e.attempting = false
 	acquired := false
 	for i, r := range results {
@@ -497,19 +527,6 @@ func (e *entry) party(w *Waiter) []*Waiter {
 		}
 	}
 	return party
-}
-
-// try makes the attempt.
-func (w *Waiter) try(ctx context.Context, party []*Waiter) []Result {
-	if len(party) == 1 && party[0] == w {
-		v, err := w.req.try(ctx, w.tries)
-		return []Result{{v, err}}
-	}
-	all := make([]Acquirer, len(party))
-	for i, other := range party {
-		all[i] = other.req.Acquirer
-	}
-	return w.req.Acquirer.(Grouped).TryAll(ctx, all)
 }
 
 // take gives a waiter the result of an attempt and reports whether that was
@@ -647,6 +664,9 @@ func (w *Waiter) giveUp() {
 	wasHead := e.first == w
 	w.state = gone
 	e.unlink(w)
+	if w.place == stranger {
+		e.wakeStranger() // it may have been woken to try for all
+	}
 	if wasHead {
 		// What woke this waiter, or would have, is now for the next one.
 		e.nudge(Local)
@@ -877,14 +897,15 @@ func (q *Queues) Grant(heirs []*Waiter, from Acquirer) (gave []Acquirer) {
 	return gave
 }
 
-// Return puts the heirs back in front after a hand-off that did not happen. It
-// is followed by Released.
-func (q *Queues) Return(heirs []*Waiter) {
+// Return puts the heirs back in front after a hand-off that did not happen, and
+// returns those who have given up meanwhile. It is followed by Released.
+func (q *Queues) Return(heirs []*Waiter) (gave []Acquirer) {
 	e := heirs[0].entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	for _, w := range slices.Backward(heirs) {
 		if w.state == gone {
+			gave = append(gave, w.req.Acquirer)
 			e.leave()
 			continue
 		}
@@ -894,6 +915,7 @@ func (q *Queues) Return(heirs []*Waiter) {
 	if e.first != nil {
 		e.first.signal() // the subscription may have ended meanwhile
 	}
+	return gave
 }
 
 // Waits reports whether anybody in the queue of key is as asked for.
@@ -952,7 +974,11 @@ func (q *Queues) Released(key Key, a Acquirer, how Release) {
 		return
 	}
 	e.drop(a)
-	e.handOffs = 0
+	if how.Kept {
+		e.turns.yielding = false // there is no message to let pass
+	} else {
+		e.handOffs = 0
+	}
 	switch {
 	case how.Kept || e.first != nil && len(e.holders) > 0 && !e.first.req.Eager:
 		// The same owner holds on, or others beside it.

@@ -45,7 +45,7 @@ func run(t *testing.T, test func(w *world)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}}
-		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, Patience: patience})
+		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, Patience: patience, Go: background(t)})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -53,6 +53,14 @@ func run(t *testing.T, test func(w *world)) {
 		}
 		assert.Empty(t, w.listeners, "subscriptions are left")
 	})
+}
+
+// background runs what is to run on.
+func background(t *testing.T) func(func(context.Context)) bool {
+	return func(f func(ctx context.Context)) bool {
+		go f(t.Context())
+		return true
+	}
 }
 
 func (w *world) subscribe(_ string, l pubsub.Listener, _ bool) (func(), bool) {

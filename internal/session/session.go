@@ -76,7 +76,7 @@ func New(cfg Config) *Session {
 	})
 	s.Queues = queue.New(queue.Config{
 		Wheel: s.Dog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
-		Patience: cfg.WatchdogTimeout,
+		Patience: cfg.WatchdogTimeout, Go: s.Go,
 	})
 	return s
 }
