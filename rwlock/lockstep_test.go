@@ -277,7 +277,7 @@ const over = -1
 // lost ends a promise, if there is one.
 func (s *slot) lost() {
 	if s.promise != 0 {
-		s.promise = over
+		s.promise, s.doubt = over, true // and its ticket does not know
 	}
 }
 
@@ -316,6 +316,9 @@ var errSlow = errors.New("the machine is too slow for this walk")
 func (x *walk) step(o op) error {
 	before := x.w.clone()
 	if err := x.do(o); err != nil {
+		if _, slow := x.sync(nil); errors.Is(slow, errSlow) {
+			return slow
+		}
 		return fmt.Errorf("%v: %w", o, err)
 	}
 	if o.do == "time passes" || strings.HasPrefix(o.do, "java") {
@@ -436,7 +439,7 @@ func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 	case a.Acquired:
 		x.see(kindOf(c), "acquired")
 		s.placed = 0
-		if s.claim == c {
+		if s.claim == c && !s.doubt { // what it has may be of another claim
 			s.promise = max(s.promise, x.w.now+ms(c.Lease))
 		}
 		if c.Kind == "write" {
@@ -556,7 +559,6 @@ func (x *walk) lostWith(c *locking.Claim) {
 	for _, s := range x.slots {
 		if s.claim != nil && s.claim.Owner == c.Owner && s.kind == c.Kind {
 			s.lost()
-			s.doubt = true
 		}
 	}
 }
@@ -692,8 +694,7 @@ func (x *walk) force(kind string) func() error {
 		if want {
 			x.see("forced")
 			for _, s := range x.slots {
-				s.lost() // and its ticket does not know
-				s.doubt = true
+				s.lost()
 			}
 		} else {
 			x.see("not forced")
@@ -741,7 +742,6 @@ func (x *walk) peer(do string, _ *slot, n int) error {
 		case s.claim == nil || !x.live(s):
 		case x.w.counts[fieldOf(s.claim)] == 0:
 			s.lost()
-			s.doubt = true
 		case s.promise > x.w.until: // a peer has cut it short
 			s.promise, s.doubt = x.w.until, true
 		}
@@ -796,9 +796,8 @@ func (x *walk) compare() error {
 	if err != nil {
 		return err
 	}
+	took, again := x.took, x.renumber(found)
 	want := x.w.entries()
-	x.inOrder(found)
-	x.inOrder(want)
 	for name, e := range found {
 		if _, ok := want[name]; !ok {
 			return fmt.Errorf("%q = %q is there, and ought not to be", name, e.value)
@@ -816,31 +815,50 @@ func (x *walk) compare() error {
 		if e.until != 0 {
 			ttl = e.until - x.w.now
 		}
-		if d := ttl - got.until; max(d, -d) > x.took+1 {
-			return fmt.Errorf("%q has %d ms left, and ought to have %d (the step took %d ms)", name, got.until, ttl, x.took)
+		if d := ttl - got.until; max(d, -d) > took+1 {
+			return fmt.Errorf("%q has %d ms left, and ought to have %d (the step took %d ms)", name, got.until, ttl, took)
 		}
 	}
-	return nil
+	if again { // and so have other expiries
+		x.w.told = nil
+		_, err = x.sync(nil)
+	}
+	return err
 }
 
-// inOrder sorts the times of each owner's read holds: which of them has which number is
-// not told where they are alike.
-func (x *walk) inOrder(entries map[string]entry) {
+// renumber gives the read holds of an owner the numbers that they have on the server, by
+// their time: where some are alike, it is not told which is ended. It reports whether
+// that changes any.
+func (x *walk) renumber(found map[string]entry) (changed bool) {
 	for owner, count := range x.w.counts {
+		var there []string
 		var untils []int64
 		for n := range count {
-			if e, ok := entries[holdKeyOf(owner, n+1)]; ok {
-				untils = append(untils, e.until)
+			name := holdKeyOf(owner, n+1)
+			if _, ok := found[name]; ok {
+				there = append(there, name)
+			}
+			if until, ok := x.w.keys[name]; ok {
+				untils = append(untils, until)
 			}
 		}
+		if len(there) != len(untils) {
+			continue // and compare will tell
+		}
+		slices.SortStableFunc(there, func(a, b string) int { return int(found[a].until - found[b].until) })
 		slices.Sort(untils)
+		renumbered := maps.Clone(x.w.keys)
 		for n := range count {
-			if _, ok := entries[holdKeyOf(owner, n+1)]; ok {
-				entries[holdKeyOf(owner, n+1)] = entry{"1", untils[0]}
-				untils = untils[1:]
-			}
+			delete(renumbered, holdKeyOf(owner, n+1))
+		}
+		for i, name := range there {
+			renumbered[name] = untils[i]
+		}
+		if !maps.Equal(renumbered, x.w.keys) {
+			x.w.keys, changed = renumbered, true
 		}
 	}
+	return changed
 }
 
 // promises fails if a lock would break its promise. It looks at the model, which the
