@@ -362,7 +362,7 @@ func TestMetrics(t *testing.T) {
 
 func TestMetricsOfOtherKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const place = time.Second
+		const place = 2 * time.Second
 		r := record(t)
 		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(3*place))...)
 		done := make(chan error, 3)

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
 )
@@ -83,17 +84,16 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 	s, err := redlatchtest.StartEmbedded()
 	require.NoError(t, err)
 	defer s.Close()
-	const timeout = time.Second
-	c := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
-	other := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	c, other := redlatchtest.NewClient(t, s), redlatchtest.NewClient(t, s)
 	ctx := t.Context()
 	nothing := func(context.Context) error { return nil }
 	named := lock.WithOwner(ctx, c.NewOwner())
 
-	// First come, first served, also after signs of life were needed.
+	// First come, first served, by places that signs of life keep.
 	fair := c.FairLock("orders")
 	h, err := fair.Lock(ctx)
 	require.NoError(t, err)
+	var queue []fairlock.Waiter
 	served := make(chan int, 4)
 	var wg sync.WaitGroup
 	for i := range cap(served) {
@@ -102,11 +102,16 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 			assert.NoError(t, from.Do(ctx, func(context.Context) error { served <- i; return nil }))
 		})
 		require.Eventually(t, func() bool {
-			queue, err := fair.Queue(ctx)
+			queue, err = fair.Queue(ctx)
 			return err == nil && len(queue) == i+1
-		}, 5*time.Second, time.Millisecond)
+		}, 5*time.Second, 5*time.Millisecond)
 	}
-	_, err = fair.Lock(ctx, lock.Wait(timeout))
+	last := len(queue) - 1
+	require.Eventually(t, func() bool {
+		later, err := fair.Queue(ctx)
+		return err == nil && len(later) == len(queue) && later[last].Deadline.After(queue[last].Deadline)
+	}, 10*time.Second, 50*time.Millisecond)
+	_, err = fair.Lock(ctx, lock.Wait(100*time.Millisecond))
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	require.NoError(t, h.Unlock(ctx))
 	wg.Wait()
@@ -116,12 +121,23 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 	require.NoError(t, fair.Do(named, func(ctx context.Context) error { return fair.Do(ctx, nothing) }))
 
 	// Readers together, renewed; a writer that waits keeps others out.
+	const timeout = 6 * time.Second
+	c = redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	other = redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
 	rw := c.RWLock("catalogue")
 	first, err := rw.Read().Lock(ctx)
 	require.NoError(t, err)
 	second, err := other.RWLock("catalogue").Read().Lock(ctx)
 	require.NoError(t, err)
-	_, err = rw.Write().Lock(ctx, lock.Wait(2*timeout))
+	before, err := rw.Read().TTL(ctx)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		ttl, err := rw.Read().TTL(ctx)
+		longer := ttl > before
+		before = ttl
+		return err == nil && longer
+	}, 10*time.Second, 10*time.Millisecond)
+	_, err = rw.Write().Lock(ctx, lock.Wait(100*time.Millisecond))
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	wg.Go(func() { assert.NoError(t, rw.Write().Do(ctx, nothing)) })
 	require.Eventually(t, func() bool {
@@ -130,7 +146,7 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 			assert.NoError(t, h.Unlock(ctx))
 		}
 		return errors.Is(err, lock.ErrNotAcquired)
-	}, 5*time.Second, time.Millisecond)
+	}, 5*time.Second, 5*time.Millisecond)
 	require.NoError(t, first.Unlock(ctx))
 	require.NoError(t, second.Unlock(ctx))
 	wg.Wait()
