@@ -195,7 +195,7 @@ func (u *useList) on(on string, commands ...string) {
 		switch command {
 		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZRANGEBYSCORE":
 			words = append(words, "1", "1")
-		case "HEXISTS", "HGET", "HMGET", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
+		case "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
 			"PUBLISH", "SPUBLISH":
 			words = append(words, "1")
 		case "EVALSHA", "EVAL":
@@ -267,7 +267,7 @@ func fairUses(key string) *useList {
 // rwUses returns what those of a read-write lock do besides.
 func rwUses(key string, owner lock.Owner) *useList {
 	u := &useList{kind: KindReadWrite}
-	u.on(key, "HMGET", "HGETALL", "HKEYS")
+	u.on(key, "HMGET", "HGETALL", "HKEYS", "HRANDFIELD")
 	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
 	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
 	return u
