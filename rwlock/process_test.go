@@ -2,14 +2,31 @@ package rwlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 var workers = map[string]func(args []string) error{
 	"wait to write": waitWorker,
+	"hold":          holdWorker,
+	"increment":     incrementWorker,
+	"contend":       contendWorker,
 }
 
 // waitWorker waits for the write lock, for ever, and says when it does.
@@ -27,4 +44,462 @@ func waitWorker(args []string) error {
 	}()
 	_, err = c.RWLock("orders").Write().Lock(ctx)
 	return err
+}
+
+// holdWorker takes one side of the lock and says so. If it loses it, it says when,
+// and how.
+func holdWorker(args []string) error {
+	timeout, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{args[0]}}, redlatch.WithWatchdogTimeout(timeout))
+	if err != nil {
+		return err
+	}
+	for _, side := range sides {
+		if side.name != args[1] {
+			continue
+		}
+		h, err := side.of(c, "orders").Lock(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println("holding")
+		<-h.Context().Done()
+		fmt.Println(time.Now().UnixNano())
+		fmt.Println(context.Cause(h.Context()))
+		fmt.Println(h.Unlock(ctx))
+	}
+	return nil
+}
+
+const goroutinesPerProcess = 8
+
+// incrementWorker adds one to the counter under the write lock until it has reached
+// the goal, and looks at it under the read lock in between. It prints how often it
+// did either.
+func incrementWorker(args []string) error {
+	addr := args[0]
+	goal, err := strconv.ParseInt(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := redlatch.Open(ctx, "redis://"+addr)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	counter := func() (int64, error) {
+		return conn.Do(ctx, conn.B().Get().Key("counter").Build()).AsInt64()
+	}
+	fmt.Println("ready")
+	for { // until all are ready
+		if n, err := conn.Do(ctx, conn.B().Exists().Key("go").Build()).AsInt64(); err != nil {
+			return err
+		} else if n == 1 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	var writes, reads atomic.Int64
+	errs := make(chan error, goroutinesPerProcess)
+	var wg sync.WaitGroup
+	for g := range goroutinesPerProcess {
+		wg.Go(func() {
+			for done := false; !done; {
+				ctx := ctx
+				if g == 0 {
+					ctx = lock.WithOwner(ctx, c.NewOwner())
+				}
+				err := writing(c, "counter:lock").Do(ctx, func(context.Context) error {
+					n, err := counter()
+					if err != nil || n >= goal {
+						done = true
+						return err
+					}
+					writes.Add(1)
+					return conn.Do(ctx, conn.B().Set().Key("counter").Value(strconv.FormatInt(n+1, 10)).Build()).Error()
+				})
+				if err == nil {
+					err = reading(c, "counter:lock").Do(ctx, func(context.Context) error {
+						before, err := counter()
+						after, err2 := counter()
+						if before != after {
+							err = fmt.Errorf("the counter went from %d to %d under the read lock", before, after)
+						}
+						reads.Add(1)
+						return errors.Join(err, err2)
+					})
+				}
+				if err != nil {
+					errs <- err
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	close(errs)
+	for err := range errs {
+		return err
+	}
+	fmt.Println(writes.Load())
+	fmt.Println(reads.Load())
+	return nil
+}
+
+func TestProcessesIncrementACounterExactly(t *testing.T) {
+	const processes, goal = 4, 2000
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		t.Parallel()
+		harness.Do(t, s.Addr, "SET", "counter", "0")
+		var procs []*harness.Process
+		for range processes {
+			p := harness.Spawn(t, "increment", s.Addr, strconv.Itoa(goal))
+			require.Equal(t, "ready", p.Line(30*time.Second))
+			procs = append(procs, p)
+		}
+		harness.Do(t, s.Addr, "SET", "go", "1")
+		sum := 0
+		for _, p := range procs {
+			writes, err := strconv.Atoi(p.Line(2 * time.Minute))
+			require.NoError(t, err)
+			reads, err := strconv.Atoi(p.Line(10 * time.Second))
+			require.NoError(t, err)
+			t.Logf("%d writes, %d reads", writes, reads)
+			sum += writes
+			p.Ended(10 * time.Second)
+		}
+		// A write that was lost would have had to be made again.
+		require.Equal(t, goal, sum)
+		value, err := testserver.Query(s.Addr, "GET", "counter")
+		require.NoError(t, err)
+		require.Equal(t, []string{strconv.Itoa(goal)}, value)
+		harness.Do(t, s.Addr, "DEL", "counter", "go")
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// What contenders keep outside the lock.
+const (
+	contended = "contended"
+	entrants  = "contended:entrants" // those inside, with the time until which their lease surely runs
+	tally     = "contended:tally"    // how often each side was entered
+	wrongs    = "contended:wrongs"   // what must not be
+)
+
+// inspect is run by who holds the lock, when it enters and before it leaves.
+// KEYS     the four above
+// ARGV[1]  enter or leave
+// ARGV[2]  read or write
+// ARGV[3]  owner
+// ARGV[4]  what tells the holds of an owner apart
+// ARGV[5]  until when the lease surely runs, in ms of the wall clock
+// Reply: 1; 0 if the lease may be over.
+var inspect = wire.NewScript(`
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
+local side, owner = ARGV[2], ARGV[3]
+local me = side .. ' ' .. owner .. ' ' .. ARGV[4]
+if tonumber(ARGV[5]) <= now then
+	redis.call('ZREM', KEYS[2], me)
+	return 0
+end
+
+local fields, list = {}, redis.call('HGETALL', KEYS[1])
+for i = 1, #list, 2 do
+	fields[list[i]] = list[i + 1]
+end
+local function wrong(what)
+	local inside = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1), ', ')
+	redis.call('RPUSH', KEYS[4], me .. ' at ' .. ARGV[1] .. ': ' .. what .. '; lock: ' .. table.concat(list, ' ') .. '; inside: ' .. inside)
+end
+local function inHash(side, owner)
+	local field = side == 'write' and owner .. ':write' or owner
+	local mode = side == 'write' and 'write' or fields[owner .. ':write'] and 'write' or 'read'
+	return fields[field] and fields.mode == mode
+end
+if not inHash(side, owner) then
+	wrong('not in the hash')
+end
+if side == 'write' then
+	for field in pairs(fields) do
+		if field ~= 'mode' and field ~= owner and field ~= owner .. ':write' then
+			wrong('somebody else is in the hash of a writer')
+		end
+	end
+end
+for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+	local s, o = string.match(other, '^(%S+) (%S+) ')
+	if o ~= owner and (s == 'write' or side == 'write') then
+		wrong('together with ' .. other)
+	end
+	if not inHash(s, o) then
+		wrong('holds, and is not in the hash: ' .. other)
+	end
+end
+
+if ARGV[1] == 'enter' then
+	redis.call('ZADD', KEYS[2], ARGV[5], me)
+	redis.call('HINCRBY', KEYS[3], side, 1)
+else
+	redis.call('ZREM', KEYS[2], me)
+end
+return 1`)
+
+// contender is a goroutine that takes both sides of the lock in every way there is.
+type contender struct {
+	c     *redlatch.Client
+	conn  rueidis.Client
+	rng   *rand.Rand
+	holds int
+}
+
+func (k *contender) inspect(event, side, id string, h lock.Hold) error {
+	// The server rounds its clock to a millisecond.
+	until := time.Now().Add(h.Remaining()).UnixMilli() - 2
+	return inspect.Exec(context.Background(), k.conn, []string{contended, entrants, tally, wrongs},
+		[]string{event, side, h.Owner().String(), id, strconv.FormatInt(until, 10)}).Error()
+}
+
+// inside runs what is done with a hold, and inspects before and after.
+func (k *contender) inside(side string, h lock.Hold, do func() error) error {
+	k.holds++
+	id := strconv.Itoa(k.holds)
+	err := k.inspect("enter", side, id, h)
+	if err == nil {
+		err = do()
+	}
+	return errors.Join(err, k.inspect("leave", side, id, h), k.unlock(h))
+}
+
+func (k *contender) unlock(h lock.Hold) error {
+	if err := h.Unlock(context.Background()); err != nil && !errors.Is(err, lock.ErrLost) {
+		return err
+	}
+	return nil
+}
+
+func (k *contender) upTo(d time.Duration) time.Duration { return time.Duration(k.rng.Int64N(int64(d))) }
+
+// pause passes the time inside.
+func (k *contender) pause() error {
+	switch n := k.rng.IntN(100); {
+	case n == 0:
+		time.Sleep(k.upTo(400 * time.Millisecond)) // more than most leases
+	case n < 50:
+		time.Sleep(k.upTo(5 * time.Millisecond))
+	}
+	return nil
+}
+
+// take acquires one side and reports whether it has it.
+func (k *contender) take(ctx context.Context, side string) (lock.Hold, bool, error) {
+	l := reading(k.c, contended)
+	if side == "write" {
+		l = writing(k.c, contended)
+	}
+	var opts []lock.Option
+	if k.rng.IntN(3) == 0 {
+		opts = append(opts, lock.Lease(30*time.Millisecond+k.upTo(300*time.Millisecond)))
+	}
+	const patience = 20 * time.Second // far more than it takes
+	began := time.Now()
+	var h lock.Hold
+	var err error
+	switch k.rng.IntN(5) {
+	case 0:
+		h, err = l.TryLock(ctx, opts...)
+	case 1:
+		h, err = l.Lock(ctx, append(opts, lock.Wait(k.upTo(200*time.Millisecond)))...)
+	case 2:
+		ctx, cancel := context.WithTimeout(ctx, k.upTo(50*time.Millisecond))
+		h, err = l.Lock(ctx, opts...)
+		cancel()
+	default:
+		h, err = l.Lock(ctx, append(opts, lock.Wait(patience))...)
+	}
+	switch {
+	case err == nil:
+		return h, true, nil
+	case time.Since(began) >= patience:
+		return nil, false, fmt.Errorf("a waiter hangs: %w", err)
+	case errors.Is(err, lock.ErrNotAcquired):
+		return nil, false, nil
+	default:
+		return nil, false, err
+	}
+}
+
+func (k *contender) round() error {
+	ctx := context.Background()
+	side := "read"
+	if k.rng.IntN(3) == 0 {
+		side = "write"
+	}
+	if k.rng.IntN(3) > 0 {
+		h, ok, err := k.take(ctx, side)
+		if !ok {
+			return err
+		}
+		return k.inside(side, h, k.pause)
+	}
+	// A named owner takes it again, or reads what it writes and goes on reading.
+	ctx = lock.WithOwner(ctx, k.c.NewOwner())
+	h, ok, err := k.take(ctx, side)
+	if !ok {
+		return err
+	}
+	again := side
+	if k.rng.IntN(2) == 0 {
+		again = "read"
+	}
+	var after lock.Hold
+	err = k.inside(side, h, func() error {
+		var err error
+		after, _, err = k.take(ctx, again)
+		return errors.Join(err, k.pause())
+	})
+	if after == nil {
+		return err
+	}
+	return errors.Join(err, k.inside(again, after, k.pause))
+}
+
+// contendWorker contends with others for a time.
+func contendWorker(args []string) error {
+	addr := args[0]
+	seed, err := strconv.ParseUint(args[1], 10, 64)
+	if err != nil {
+		return err
+	}
+	timeout, err := time.ParseDuration(args[2])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, redlatch.WithWatchdogTimeout(timeout))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	var wg sync.WaitGroup
+	for g := range goroutinesPerProcess {
+		wg.Go(func() {
+			k := &contender{c: c, conn: conn, rng: rand.New(rand.NewPCG(seed, uint64(g)))}
+			for {
+				if n, err := conn.Do(ctx, conn.B().Exists().Key("stop").Build()).AsInt64(); err == nil && n == 1 {
+					return
+				}
+				if err := k.round(); err != nil {
+					_ = conn.Do(ctx, conn.B().Rpush().Key(wrongs).Element(err.Error()).Build()).Error()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	fmt.Println("done")
+	return nil
+}
+
+// Processes contend for both sides, and are killed and stopped all the time. What
+// they see inside is checked against what the others have seen.
+func TestProcessesAreNeverInsideTogether(t *testing.T) {
+	const (
+		processes = 4
+		timeout   = 600 * time.Millisecond // of the watchdog
+		lasts     = 15 * time.Second
+		// longest is for how long nobody may get in: a dead writer's sign, a lease.
+		longest = 8 * time.Second
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		t.Parallel()
+		seed := rand.Uint64N(1_000_000)
+		t.Log("seed", seed)
+		rng := rand.New(rand.NewPCG(seed, 0))
+		spawned := uint64(0)
+		spawn := func() *harness.Process {
+			spawned++
+			return harness.Spawn(t, "contend", s.Addr, strconv.FormatUint(seed+spawned, 10), timeout.String())
+		}
+		entered := func() (n int) {
+			counts, err := testserver.Query(s.Addr, "HVALS", tally)
+			require.NoError(t, err)
+			for _, count := range counts {
+				c, err := strconv.Atoi(count)
+				require.NoError(t, err)
+				n += c
+			}
+			return n
+		}
+		var procs []*harness.Process
+		for range processes {
+			procs = append(procs, spawn())
+		}
+		harness.Eventually(t, 30*time.Second, "they have begun", func() bool { return entered() > 0 })
+		kills, stops := 0, 0
+		last, progress, idle := 0, time.Now(), time.Duration(0)
+		var stopped *harness.Process
+		for end := time.Now().Add(lasts); time.Now().Before(end); {
+			<-time.After(time.Duration(rng.Int64N(int64(600 * time.Millisecond))))
+			if n := entered(); n > last {
+				last, progress = n, time.Now()
+			}
+			idle = max(idle, time.Since(progress))
+			require.Less(t, idle, longest, "nobody gets in")
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "LLEN", wrongs))
+			if stopped != nil {
+				stopped.Signal(syscall.SIGCONT)
+				stopped = nil
+			}
+			switch i := rng.IntN(processes); rng.IntN(3) {
+			case 0:
+				kills++
+				procs[i].Kill()
+				procs[i] = spawn()
+			case 1:
+				stops++
+				stopped = procs[i]
+				stopped.Signal(syscall.SIGSTOP)
+			}
+		}
+		if stopped != nil {
+			stopped.Signal(syscall.SIGCONT)
+		}
+		harness.Do(t, s.Addr, "SET", "stop", "1")
+		for _, p := range procs {
+			require.Equal(t, "done", p.Line(30*time.Second))
+			p.Ended(10 * time.Second)
+		}
+		what, err := testserver.Query(s.Addr, "LRANGE", wrongs, "0", "9")
+		require.NoError(t, err)
+		require.Empty(t, what)
+		counts, err := testserver.Query(s.Addr, "HMGET", tally, "read", "write")
+		require.NoError(t, err)
+		t.Logf("%d killed, %d stopped, %v times inside to read and to write, nobody for %v at most", kills, stops, counts, idle)
+		require.Greater(t, entered(), 200)
+
+		harness.Do(t, s.Addr, "DEL", entrants, tally, "stop")
+		c := harness.Client(t, s)
+		for _, side := range sides {
+			h, err := side.of(c, contended).Lock(t.Context(), lock.Wait(longest))
+			require.NoError(t, err)
+			unlock(t, h)
+		}
+		harness.NothingStays(t, s.Addr)
+	})
 }

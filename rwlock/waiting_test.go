@@ -109,20 +109,16 @@ func TestAllReadersEnterWhenAWriterLeaves(t *testing.T) {
 					holder = harness.Client(t, s)
 					w = mustLock(t, writing(holder, "orders"), lock.Lease(time.Minute))
 				}
-				for range clients {
+				for n := range clients {
 					c := harness.Client(t, s)
 					if w == nil {
 						w = mustLock(t, writing(c, "orders"), lock.Lease(time.Minute))
 					}
-					for i := range readersEach {
-						if i == 0 { // who is not tried for with the others
-							waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()})
-						} else {
-							waiting.add(1, reading(c, "orders"))
-						}
-					}
+					waiting.add(readersEach-1, reading(c, "orders"))
+					quiet(t, s, waiting.size, 3*n+2)
+					waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()}) // who is not tried for with the others
+					quiet(t, s, waiting.size, 3*n+3)
 				}
-				quiet(t, s, waiting.size, 2*clients)
 				unlock(t, w)
 				waiting.allIn(time.Second)
 				waiting.out()
@@ -183,6 +179,23 @@ func TestFirstComeFirstServedInAProcess(t *testing.T) {
 	})
 }
 
+// The second time the process listens to the channel already.
+func TestAWriterKeepsReadersElsewhereOutAtOnce(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		for range 2 {
+			r := mustLock(t, reading(c, "orders"))
+			entered, leave := inBackground(t.Context(), writing(c, "orders"))
+			harness.Eventually(t, time.Second, "a writer waits", func() bool { return exists(t, s, writerWaits) })
+			require.False(t, tries(t, t.Context(), reading(other, "orders")))
+			unlock(t, r)
+			enters(t, entered, time.Second)
+			close(leave)
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
 // A hand-off that turns out to be a release, because others read on, leaves the
 // waiter it was for listening.
 func TestTheWaiterOfAFailedHandOffListens(t *testing.T) {
@@ -199,6 +212,38 @@ func TestTheWaiterOfAFailedHandOffListens(t *testing.T) {
 		unlock(t, there)
 		enters(t, entered, time.Second)
 		close(leave)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// While such a hand-off is under way, the message that all others are gone reaches
+// the waiter behind, whom it does not help.
+func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		warmUp(t, s)
+		here, there := mustLock(t, reading(c, "orders")), mustLock(t, reading(harness.Client(t, s), "orders"))
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		writer, leaveWriter := inBackground(t.Context(), writing(c, "orders"))
+		quiet(t, s, 1, 2)
+		reader, leaveReader := inBackground(t.Context(), reading(c, "orders"))
+		quiet(t, s, 2, 2)
+		reached := g.Arm(harness.KeepReply, sha(t, "hand_off.lua"), 1)
+		released := make(chan error, 1)
+		go func() { released <- here.Unlock(context.Background()) }()
+		<-reached
+		heard := c.PubSub().Messages
+		unlock(t, there)
+		harness.Eventually(t, time.Second, "the reader tries", func() bool {
+			return c.PubSub().Messages > heard && harness.GoroutinesIn("(*Waiter).attempt") == 1
+		})
+		require.NoError(t, g.Open())
+		enters(t, released, time.Second)
+		enters(t, writer, time.Second)
+		require.Empty(t, reader)
+		close(leaveWriter)
+		enters(t, reader, time.Second)
+		close(leaveReader)
 		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -912,8 +912,12 @@ func (q *Queues) Return(heirs []*Waiter) (gave []Acquirer) {
 		w.state = waiting
 		e.pushFront(w)
 	}
-	if e.first != nil {
-		e.first.signal() // the subscription may have ended meanwhile
+	switch {
+	case e.first == nil:
+	case e.first.req.Ordered:
+		e.first.signal() // to subscribe
+	default:
+		e.nudge(Local) // a message may have come that was for them
 	}
 	return gave
 }

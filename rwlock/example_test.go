@@ -1,0 +1,103 @@
+package rwlock_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+	"github.com/redlatch/redlatch/rwlock"
+)
+
+// Readers are together, a writer is alone.
+func ExampleRWLock() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	rw := client.RWLock("catalogue")
+
+	first, err := rw.Read().Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	second, err := rw.Read().Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond))
+	fmt.Println("while two read:", err)
+	fmt.Println(first.Unlock(ctx), second.Unlock(ctx))
+
+	err = rw.Write().Do(ctx, func(ctx context.Context) error {
+		_, err := rw.Read().TryLock(ctx)
+		fmt.Println("while one writes:", err)
+		return nil
+	})
+	fmt.Println(err)
+	// Output:
+	// while two read: redlatch: lock not acquired
+	// <nil> <nil>
+	// while one writes: redlatch: lock not acquired
+	// <nil>
+}
+
+// A writer that goes on reading lets other readers in, and no writer in between.
+func ExampleRWLock_downgrade() {
+	client, stop := connect()
+	defer stop()
+	// Both holds are of one owner.
+	ctx := lock.WithOwner(context.Background(), client.NewOwner())
+	rw := client.RWLock("catalogue")
+
+	write, err := rw.Write().Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	read, err := rw.Read().Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("both:", locked(rw))
+	fmt.Println(write.Unlock(ctx))
+	fmt.Println("reads on:", locked(rw))
+	fmt.Println(read.Unlock(ctx))
+	fmt.Println("done:", locked(rw))
+	// Output:
+	// both: true true
+	// <nil>
+	// reads on: true false
+	// <nil>
+	// done: false false
+}
+
+// locked tells whether anybody reads, and whether anybody writes.
+func locked(rw *rwlock.RWLock) string {
+	reads, err := rw.Read().IsLocked(context.Background())
+	if err != nil {
+		log.Fatal(err)
+	}
+	writes, err := rw.Write().IsLocked(context.Background())
+	if err != nil {
+		log.Fatal(err)
+	}
+	return fmt.Sprint(reads, " ", writes)
+}
+
+// connect returns a client on a server for an example.
+func connect() (*redlatch.Client, func()) {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := redlatch.Open(context.Background(), server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		client.Close()
+		server.Close()
+	}
+}
