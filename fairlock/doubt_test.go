@@ -19,7 +19,6 @@ const settled = 5 * time.Second
 // released until nothing of it can be under way any more. The hold has another owner,
 // so that it can be used as a name meanwhile.
 func TestAHoldAfterADoubtIsOfAFreshOwner(t *testing.T) {
-	t.Parallel()
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, gate := harness.GatedClient(t, s)
 		elsewhere := harness.Client(t, s).FairLock("doubt")
@@ -62,7 +61,6 @@ func TestAHoldAfterADoubtIsOfAFreshOwner(t *testing.T) {
 // The waiter to whom the lock was passed leaves before anybody knows of it, and the
 // answer to the hand-off never comes.
 func TestAHandOffInDoubtToWhoHasLeftIsUndone(t *testing.T) {
-	t.Parallel()
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, gate := harness.GatedClient(t, s)
 		elsewhere := harness.Client(t, s).FairLock("left")
@@ -93,7 +91,6 @@ func TestAHandOffInDoubtToWhoHasLeftIsUndone(t *testing.T) {
 }
 
 func TestCloseTakesAWaiterInDoubtOutOfTheQueue(t *testing.T) {
-	t.Parallel()
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, gate := harness.GatedClient(t, s)
 		l := c.FairLock("closed")

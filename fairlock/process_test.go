@@ -23,6 +23,7 @@ import (
 
 var workers = map[string]func(args []string) error{
 	"wait": waitWorker,
+	"hold": holdWorker,
 }
 
 // What waitWorker reads and writes.
@@ -173,13 +174,12 @@ func (c *crowd) tell(process int, words string) {
 	require.NoError(c, c.conn.Do(c.Context(), c.conn.B().Rpush().Key(ordersKey+strconv.Itoa(process)).Element(words).Build()).Error())
 }
 
-// lastOnes returns who is last in the queue, who had the lock last, and who left last.
-var lastOnes = rueidis.NewLuaScriptReadOnly(`
-	local last = {}
-	for i, key in ipairs(KEYS) do
-		last[i] = redis.call('LINDEX', key, -1) or ''
-	end
-	return last`)
+// latest returns who is last in the queue and who had the lock lately, and whether the
+// waiter of a number has left.
+var latest = rueidis.NewLuaScriptReadOnly(`
+	local owners = redis.call('LRANGE', KEYS[2], -64, -1)
+	owners[#owners + 1] = redis.call('LINDEX', KEYS[1], -1) or ''
+	return {owners, redis.call('LPOS', KEYS[3], ARGV[1]) and 1 or 0}`)
 
 // queue makes a process wait and returns once the server has its waiter, or it has
 // left again.
@@ -189,15 +189,19 @@ func (c *crowd) queue(process int, o order) {
 	o.number = c.sent
 	c.tell(process, o.String())
 	harness.Eventually(c, soon, "the next one comes", func() bool {
-		last, err := lastOnes.Exec(c.Context(), c.conn, []string{listKey("orders"), logKey, leftKey}, nil).AsStrSlice()
+		reply, err := latest.Exec(c.Context(), c.conn, []string{listKey("orders"), logKey, leftKey}, []string{strconv.Itoa(o.number)}).ToArray()
 		require.NoError(c, err)
-		for _, owner := range last[:2] {
+		owners, err := reply[0].AsStrSlice()
+		require.NoError(c, err)
+		for _, owner := range owners {
 			if owner != "" && !c.known[owner] {
 				c.arrivals, c.known[owner], c.numbers[o.number] = append(c.arrivals, owner), true, owner
 				return true
 			}
 		}
-		return last[2] == strconv.Itoa(o.number)
+		left, err := reply[1].AsInt64()
+		require.NoError(c, err)
+		return left == 1
 	})
 }
 
@@ -351,7 +355,7 @@ func TestKilledProcessesLoseTheirPlaces(t *testing.T) {
 func TestTheQueueOfTheDeadExpires(t *testing.T) {
 	const fairWait = time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := newCrowd(t, s, 1, processTimeout, fairWait)
+		c := newCrowd(t, s, 1, time.Second, fairWait)
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"), lock.Lease(time.Second))
 		c.queue(0, order{})
 		c.queue(0, order{})
