@@ -113,7 +113,7 @@ end
 function holds.end_read(lock, prefix, owner, count, left)
 	-- Its key is the one with the least time that is enough for it. The last number
 	-- goes, so the last key takes the place of that one: what stays is enough for the
-	-- holds that stay.
+	-- holds that stay. Not even by the slack may it be less.
 	count = tonumber(count)
 	local last = holds.key(prefix, owner, count)
 	local rest = redis.call('PTTL', last)
@@ -121,7 +121,7 @@ function holds.end_read(lock, prefix, owner, count, left)
 	if left then
 		for n = count - 1, 1, -1 do
 			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= left - slack and (ttl < gone - slack or gone < left - slack) then
+			if ttl >= left - slack and (ttl < gone or gone < left - slack) then
 				key, gone = holds.key(prefix, owner, n), ttl
 			end
 		end

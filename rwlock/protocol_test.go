@@ -470,6 +470,23 @@ func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
 	}
 }
 
+// Two holds that were taken at nearly the same time are told apart all the same: the
+// one that stays does not end before its time.
+func TestTheLaterOfTwoHoldsKeepsItsTime(t *testing.T) {
+	each(t, func(l *lab) {
+		first := l.take(l.named(l.read, owner(1), 20*time.Second))
+		l.passes(50 * time.Millisecond)
+		l.take(l.named(l.read, owner(1), 20*time.Second))
+		began := time.Now()
+		later := harness.PTTL(l.t, l.s.Addr, l.holdKey(first, 2))
+		require.Equal(l.t, stillHeld, l.release(first))
+		for _, name := range []string{key, l.holdKey(first, 1)} {
+			left := harness.PTTL(l.t, l.s.Addr, name)
+			require.GreaterOrEqual(l.t, left+ms(time.Since(began))+1, later, name)
+		}
+	})
+}
+
 func TestAWriteHoldIsNotCutShort(t *testing.T) {
 	each(t, func(l *lab) {
 		w := l.take(l.named(l.write, owner(1), time.Minute))
