@@ -10,7 +10,7 @@ SEED =
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
-	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -timeout 30m ./...
+	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -p 1 -timeout 40m ./...
 	$(MAKE) robustness
 
 deps:

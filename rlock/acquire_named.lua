@@ -12,7 +12,7 @@ local ticket = redis.call('GET', KEYS[2])
 if ticket and ticket ~= 'held' then -- released since
 	return -1
 end
-local token = 0
+local token
 -- Else an attempt was delivered twice: this one, or an earlier one of the same
 -- wait. The caller counts the lease from this one.
 local again = ticket == 'held' and redis.call('HEXISTS', KEYS[1], ARGV[2]) == 1
