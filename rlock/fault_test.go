@@ -201,6 +201,9 @@ func TestATicketLivesAsLongAsItsHold(t *testing.T) {
 		<-time.After(3 * timeout)
 		require.NoError(t, context.Cause(h.Context()))
 		require.Equal(t, ticket, ticketOf(t, s, "orders"))
+		require.NoError(t, h.Extend(ctx, time.Hour))
+		<-time.After(timeout) // it is renewed meanwhile
+		require.Greater(t, harness.PTTL(t, s.Addr, ticket), (59 * time.Minute).Milliseconds())
 		require.NoError(t, h.Unlock(ctx))
 		require.False(t, isLocked(t, c.Lock("orders")))
 

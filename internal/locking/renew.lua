@@ -15,7 +15,7 @@ for i = 1, (#ARGV - 1) / 2 do
 	if held[i] == 1 and ticket then
 		-- Without its ticket it is another hold of this owner that is there.
 		held[i] = redis.pcall('GET', ticket) == 'held' and 1 or 0
-		if held[i] == 1 then
+		if held[i] == 1 and redis.call('PTTL', ticket) < lease then
 			redis.call('PEXPIRE', ticket, ARGV[1])
 		end
 	end
