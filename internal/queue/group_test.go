@@ -553,3 +553,92 @@ func TestAHandOffThatFailedToOneWithoutAPlaceLetsItTakeOne(t *testing.T) {
 		y.free(b)
 	})
 }
+
+func TestTheOthersGoOnWhenWhoTriesForThemLeaves(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		all := y.readers("a", "b", "c")
+		time.Sleep(10 * latency)
+		y.answers(everybody)
+		y.publish("all", pubsub.Event{})
+		time.Sleep(latency / 2) // the attempt is under way
+		all[0].cancel()
+		synctest.Wait()
+		require.ErrorIs(t, <-all[0].done, lock.ErrNotAcquired) // at once
+		y.waits(all[1:]...)
+		time.Sleep(latency)
+		y.in(all[1:]...)
+		require.Equal(t, []string{"a"}, y.abandoned)
+		y.free(all[1:]...)
+	})
+}
+
+func TestTheNextWithoutAPlaceTriesWhenTheFirstLeaves(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(nobody)
+		first := y.ask("first", inLine)
+		time.Sleep(10 * latency)
+		alone := y.ask("alone", func(r *Request) { inLine(r); r.Group = false })
+		// It is over when the attempt under way is, and this one would be the next to try.
+		leaver := y.ask("leaver", func(r *Request) { inLine(r); r.Deadline = time.Now().Add(latency) })
+		last := y.ask("last", inLine)
+		y.seen()
+		time.Sleep(10 * latency)
+		require.ErrorIs(t, <-leaver.done, lock.ErrNotAcquired)
+		seen := y.seen()
+		require.Contains(t, seen[len(seen)-1], "last")
+		for _, m := range []*member{first, alone, last} {
+			m.cancel()
+			require.ErrorIs(t, <-m.done, lock.ErrNotAcquired)
+		}
+	})
+}
+
+func TestWhoLeavesDuringAHandOffThatFailedIsNamed(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(everybody)
+		w := y.ask("w", writer)
+		time.Sleep(2 * latency)
+		y.in(w)
+		y.answers(nobody)
+		all := y.readers("a", "b")
+		time.Sleep(10 * latency)
+		heirs := y.Successors(key, true)
+		require.Len(t, heirs, 2)
+		all[0].cancel()
+		require.ErrorIs(t, <-all[0].done, lock.ErrNotAcquired)
+		require.Equal(t, []Acquirer{all[0]}, y.Return(heirs))
+		y.answers(everybody)
+		y.free(w)
+		time.Sleep(2 * latency)
+		y.in(all[1])
+		y.free(all[1])
+	})
+}
+
+func TestAHandOffCountsUntilNobodyOfTheProcessHolds(t *testing.T) {
+	inYard(t, func(y *yard) {
+		y.answers(everybody)
+		w := y.ask("w", writer)
+		time.Sleep(2 * latency)
+		y.in(w)
+		y.answers(nobody)
+		all := y.readers("a", "b")
+		time.Sleep(10 * latency)
+		require.Empty(t, y.Grant(y.Successors(key, true), w))
+		y.in(all...)
+		next := y.ask("next", writer)
+		time.Sleep(10 * latency)
+		y.Released(key, all[0], Release{Kept: true})
+		require.Empty(t, y.Grant(y.Successors(key, true), all[1]))
+		y.in(next)
+		handedOn := func() int {
+			s := y.shardOf(key)
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.entries[key].handOffs
+		}
+		require.Equal(t, 2, handedOn())
+		y.free(next)
+	})
+}
