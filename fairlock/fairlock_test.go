@@ -640,8 +640,9 @@ func TestForceUnlockElsewhereWakesTheWaiterBehindAHolderHere(t *testing.T) {
 
 func TestTryLockNeverQueuesNorOvertakes(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
+		c, other, conn := harness.Client(t, s), harness.Client(t, s), harness.Conn(t, s.Addr)
 		h := mustLock(t, c.FairLock("orders"))
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		refused := func(keys string) {
 			t.Helper()
 			for _, c := range []*redlatch.Client{c, other} {
@@ -653,6 +654,7 @@ func TestTryLockNeverQueuesNorOvertakes(t *testing.T) {
 				}
 			}
 			require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
+			require.Zero(t, harness.Commands(t, conn)["rpush"], "not even for a moment")
 		}
 		refused(":1")
 		_, err := c.FairLock("orders").TryLock(t.Context(), lock.Wait(time.Second))
@@ -666,6 +668,7 @@ func TestTryLockNeverQueuesNorOvertakes(t *testing.T) {
 		harness.Do(t, s.Addr, "RPUSH", listKey("orders"), o)
 		harness.Do(t, s.Addr, "ZADD", deadlinesKey("orders"), far, o)
 		harness.Do(t, s.Addr, "ZADD", aliveKey("orders"), far, o)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		refused(":3")
 		require.Equal(t, []string{o}, line(t, s.Addr, "orders"))
 	})

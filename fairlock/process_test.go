@@ -476,10 +476,11 @@ func (j *java) release() {
 	j.exec(peerRelease)
 }
 
-// listen returns what is published for it.
-func (j *java) listen() <-chan string {
+// listen returns what waits for the next message that is published for it.
+func (j *java) listen() (heard chan string, next func() string) {
 	j.t.Helper()
-	heard, confirmed := make(chan string, 10), make(chan struct{})
+	heard = make(chan string, 10)
+	confirmed := make(chan struct{})
 	ctx, cancel := context.WithCancel(context.Background())
 	j.t.Cleanup(cancel)
 	ctx = rueidis.WithOnSubscriptionHook(ctx, func(rueidis.PubSubSubscription) { close(confirmed) })
@@ -488,7 +489,16 @@ func (j *java) listen() <-chan string {
 			func(m rueidis.PubSubMessage) { heard <- m.Message })
 	}()
 	<-confirmed
-	return heard
+	return heard, func() string {
+		j.t.Helper()
+		select {
+		case message := <-heard:
+			return message
+		case <-time.After(soon):
+			require.FailNow(j.t, "Java is not told")
+			return ""
+		}
+	}
 }
 
 func TestJavaWaitsInTheSameQueue(t *testing.T) {
@@ -496,7 +506,8 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 		c := harness.Client(t, s)
 		j1 := newJava(t, s.Addr, 1, redlatch.DefaultFairWaitTimeout)
 		j2 := newJava(t, s.Addr, 2, redlatch.DefaultFairWaitTimeout)
-		heard1, heard2 := j1.listen(), j2.listen()
+		heard1, next1 := j1.listen()
+		heard2, next2 := j2.listen()
 		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
 			h, err := c.FairLock("orders").Lock(ctx)
 			require.NoError(t, err)
@@ -508,7 +519,7 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 
 			// One of this process waits, and is not the first.
 			require.NoError(t, h.Unlock(ctx))
-			require.Equal(t, "0", <-heard1)
+			require.Equal(t, "0", next1())
 			require.False(t, j2.acquire())
 			_, err = c.FairLock("orders").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
@@ -522,7 +533,7 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 			require.NoError(t, h.Unlock(t.Context()))
 			h = there.acquired()
 			require.NoError(t, h.Unlock(t.Context()))
-			require.Equal(t, "0", <-heard2)
+			require.Equal(t, "0", next2())
 			require.True(t, j2.acquire())
 			j2.release()
 			require.Empty(t, heard1)
