@@ -1,7 +1,6 @@
 package fairlock
 
 import (
-	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -334,19 +333,9 @@ type placeKeeper struct {
 // Renew implements watchdog.Renewer, for the time that a place is kept, whatever
 // the time of a lease.
 func (k placeKeeper) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, detour bool) []watchdog.Renewed {
-	results := k.renew(ctx, batches, !detour)
-	for b, batch := range batches {
-		// The slot is being moved, and has keys on either side: lock by lock those
-		// are found that are on one.
-		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
-			results[b] = watchdog.Renewed{}
-			for _, one := range k.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), false) {
-				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
-				results[b].Err = cmp.Or(results[b].Err, one.Err)
-			}
-		}
-	}
-	return results
+	return locking.RenewApart(batches, detour, func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
+		return k.renew(ctx, batches, apart)
+	})
 }
 
 func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {

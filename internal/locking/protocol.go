@@ -208,18 +208,25 @@ func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 
 // RenewBatches runs a script with the interface of renew.lua for every batch. about
 // appends what the script is to know of a lease, before which of its keys is the
-// ticket. It uses connections that no other command delays; its detour is the
-// connection of all other commands.
+// ticket.
 func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, detour bool,
 	about func(args []string, l *watchdog.Lease) []string) []watchdog.Renewed {
 	r := renewal{c, script, ttl, about}
-	results := r.run(ctx, batches, !detour)
+	return RenewApart(batches, detour, func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
+		return r.run(ctx, batches, apart)
+	})
+}
+
+// RenewApart calls renew for the batches, and for the leases of one again, each by
+// itself, if its slot is being moved and has keys on either side. With apart set
+// renew uses connections that no other command delays; a detour is the connection
+// of all other commands.
+func RenewApart(batches [][]*watchdog.Lease, detour bool, renew func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed) []watchdog.Renewed {
+	results := renew(batches, !detour)
 	for b, batch := range batches {
-		// The slot is being moved, and has keys on either side: one by one they
-		// are found.
 		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
 			results[b] = watchdog.Renewed{}
-			for _, one := range r.run(ctx, slices.Collect(slices.Chunk(batch, 1)), false) {
+			for _, one := range renew(slices.Collect(slices.Chunk(batch, 1)), false) {
 				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
 				results[b].Err = cmp.Or(results[b].Err, one.Err)
 			}
