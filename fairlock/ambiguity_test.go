@@ -99,6 +99,14 @@ func (a *ambiguity) acts() bool {
 // theirs is the same lock for the client that is not behind the gate.
 func (a *ambiguity) theirs() *fairlock.Lock { return a.other.FairLock(a.l.Name()) }
 
+// doubted is called for a waiter who may have the lock without having heard of it:
+// then it has it under another owner than it waited with.
+func (a *ambiguity) doubted(w *caller) {
+	if a.fate.Unknown() {
+		w.owner = ""
+	}
+}
+
 // behind queues a waiter of the other client.
 func (a *ambiguity) behind() *caller {
 	a.Helper()
@@ -238,6 +246,7 @@ var ambiguities = []struct {
 		}
 		require.NoError(a, a.g.Open())
 		if !a.fate.Unknown() || !a.named {
+			a.doubted(w)
 			inOrder(a, w, last)
 			return
 		}
@@ -254,6 +263,7 @@ var ambiguities = []struct {
 		last := a.behind()
 		a.quiet()
 		a.during(func() { assert.NoError(a, h.Unlock(a.ctx)) })
+		a.doubted(w)
 		inOrder(a, w, last)
 	}},
 	{"the release", "release.lua", "release_named.lua", func(a *ambiguity) {
