@@ -653,9 +653,6 @@ func (x *walk) renew(slots []*slot, lease time.Duration) func() error {
 			held := x.w.holds(c)
 			if held {
 				x.w.atLeast(c, lease)
-				if c.Kind == "write" { // by the script of all locks, which sets the ticket
-					x.w.setTicket(c, "held", lease)
-				}
 			}
 			want = append(want, held)
 			x.see(map[bool]string{true: "held", false: "lost"}[held], "renewed")

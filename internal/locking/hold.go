@@ -102,7 +102,8 @@ func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result 
 		}
 		return results
 	}
-	ctx, cancel := h.lock.bounded(ctx)
+	// Those who close the client leave it to this request to give back what it gets.
+	ctx, cancel := h.lock.bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	claims := make([]*Claim, len(all))
 	for i, a := range all {
@@ -202,9 +203,18 @@ func (h *hold) abandon() {
 // Abandon implements queue.Grouped.
 func (h *hold) Abandon() {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.forgetPlace()
-	h.lock.settle(h.claim, true)
+	claim := h.claim
+	h.mu.Unlock()
+	h.giveBack(claim)
+}
+
+// giveBack undoes a claim of which nothing is known, in the background, or with one
+// request if the client is being closed.
+func (h *hold) giveBack(c Claim) {
+	if !h.lock.settle(c, true) {
+		h.lock.closing(func(ctx context.Context) { _, _ = h.p.Release(ctx, &c, true) })
+	}
 }
 
 // retire gives back what a wait that has failed may have left on the server.
@@ -214,9 +224,8 @@ func (h *hold) retire() {
 	h.forgetPlace()
 	h.mu.Unlock()
 	switch {
-	case tainted && h.lock.settle(claim, true):
 	case tainted:
-		h.lock.closing(func(ctx context.Context) { _, _ = h.p.Release(ctx, &claim, true) })
+		h.giveBack(claim)
 	case placed:
 		h.lock.leave(claim, h.sharesPlace)
 	}

@@ -85,7 +85,8 @@ type Grouped interface {
 	// the result for each. ctx is of none of them.
 	TryAll(ctx context.Context, all []Acquirer) []Result
 	// Abandon gives back, in the background, what an attempt that another has made
-	// for it may have got it: it does not wait any more. It must not block.
+	// for it may have got it: it does not wait any more. It blocks for a request only
+	// if everything is being closed.
 	Abandon()
 }
 
@@ -470,8 +471,11 @@ func (w *Waiter) attempt(ctx context.Context) {
 	began := e.queues.cfg.Go(func(ctx context.Context) {
 		results := w.req.Acquirer.(Grouped).TryAll(ctx, all)
 		e.shard.mu.Lock()
-		e.attempted(party, results, cause)
+		left := e.attempted(party, results, cause)
 		e.shard.mu.Unlock()
+		for _, a := range left {
+			a.(Grouped).Abandon()
+		}
 	})
 	if !began {
 		runtime.Gosched() // every wait is about to be ended
@@ -482,12 +486,19 @@ func (w *Waiter) attempt(ctx context.Context) {
 	}
 }
 
-// attempted is called after an attempt for party. The mutex is held.
-func (e *entry) attempted(party []*Waiter, results []Result, cause Cause) {
+// attempted is called after an attempt for party, and returns those who have left
+// meanwhile. The mutex is held.
+func (e *entry) attempted(party []*Waiter, results []Result, cause Cause) (left []Acquirer) {
 	e.attempting = false
 	acquired := false
 	for i, r := range results {
-		acquired = party[i].take(r) || acquired
+		if w := party[i]; w.state == gone {
+			left = append(left, w.req.Acquirer)
+			e.unlink(w)
+			e.leave()
+		} else {
+			acquired = w.take(r) || acquired
+		}
 	}
 	e.turns.attempted(cause == Timer, acquired)
 	if e.first != nil {
@@ -498,6 +509,7 @@ func (e *entry) attempted(party []*Waiter, results []Result, cause Cause) {
 		}
 	}
 	e.wakeStranger()
+	return left
 }
 
 // party returns those for whom w makes an attempt, in their order.
@@ -533,12 +545,6 @@ func (e *entry) party(w *Waiter) []*Waiter {
 // acquired. The mutex is held.
 func (w *Waiter) take(r Result) bool {
 	e := w.entry
-	if w.state == gone {
-		e.unlink(w)
-		e.leave()
-		w.req.Acquirer.(Grouped).Abandon()
-		return false
-	}
 	w.state, w.err = waiting, nil
 	var unavailable *Unavailable
 	switch {
