@@ -165,10 +165,10 @@ func (h *hold) failed(err error) error {
 	if h.s.Err() != nil {
 		return errors.Join(lock.ErrClosed, err)
 	}
-	switch outcomeOf(err) {
-	case refused:
+	switch wire.OutcomeOf(err) {
+	case wire.Refused:
 		return fmt.Errorf("redlatch: acquire %q: %w", h.lock.name, err)
-	case passing:
+	case wire.Passing:
 		return &queue.Unavailable{Err: fmt.Errorf("redlatch: acquire %q: %w", h.lock.name, err)}
 	default:
 		h.doubt()
@@ -499,7 +499,7 @@ func (h *hold) release(ctx context.Context) error {
 			}
 			continue // to others, in the name of one who has left
 		}
-		lost := err != nil && outcomeOf(err) == unknown
+		lost := err != nil && wire.OutcomeOf(err) == wire.Unknown
 		if lost {
 			passedOn = true // perhaps
 			for _, w := range heirs {
@@ -527,7 +527,7 @@ func (h *hold) release(ctx context.Context) error {
 		return nil // what became of the lock after this hold is not its business
 	case err == nil && released.State == NotHeld:
 		return h.lostError(lock.ReasonGone, nil)
-	case isWrongType(err):
+	case wire.IsWrongType(err):
 		return h.lostError(lock.ReasonGone, err) // whatever is there now is not this lock
 	case err != nil:
 		return fmt.Errorf("redlatch: unlock %q: %w", h.lock.name, err)

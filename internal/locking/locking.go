@@ -278,10 +278,10 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 			return released, nil
 		case l.s.Err() != nil:
 			return Released{}, errors.Join(lock.ErrClosed, err)
-		case outcomeOf(err) == refused:
+		case wire.OutcomeOf(err) == wire.Refused:
 			return Released{}, err
 		}
-		maybe = maybe || outcomeOf(err) == unknown
+		maybe = maybe || wire.OutcomeOf(err) == wire.Unknown
 		if time.Since(began)+pause > unlockPatience {
 			l.settle(*c, false)
 			return Released{}, errors.Join(lock.ErrIndeterminate, err)
@@ -318,7 +318,7 @@ func (l *Lock) forget(c *Claim) {
 		// A few tries: should all fail, the ticket expires by itself.
 		for range 3 {
 			err := l.s.Client.Do(wire.Shared(ctx), l.s.Client.B().Del().Key(ticket).Build()).Error()
-			if err == nil || outcomeOf(err) == refused {
+			if err == nil || wire.OutcomeOf(err) == wire.Refused {
 				return
 			}
 		}
@@ -334,7 +334,7 @@ func (l *Lock) leave(c Claim, shared func() bool) {
 		ctx, cancel := context.WithTimeout(ctx, l.s.FairWait)
 		defer cancel()
 		for pause := minReleaseWait; !shared(); pause = min(2*pause, maxReleaseWait) {
-			if err := places.Leave(ctx, &c); err == nil || outcomeOf(err) == refused {
+			if err := places.Leave(ctx, &c); err == nil || wire.OutcomeOf(err) == wire.Refused {
 				return
 			}
 			select {
@@ -377,7 +377,7 @@ func (l *Lock) settle(c Claim, undo bool) bool {
 		for {
 			released, err := l.p.Release(ctx, &c, undo)
 			switch {
-			case err != nil && outcomeOf(err) == refused:
+			case err != nil && wire.OutcomeOf(err) == wire.Refused:
 				return
 			case err != nil:
 				pause = min(2*pause, maxReleaseWait)

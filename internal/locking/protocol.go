@@ -7,10 +7,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"net"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -145,49 +143,6 @@ type Placed interface {
 	// attempts.
 	PlaceKeeper() watchdog.Renewer
 	PlaceTime() time.Duration
-}
-
-// outcome is what is known of a request after its error.
-type outcome int
-
-const (
-	refused outcome = iota // it had no effect, and will not have any if repeated
-	passing                // it had no effect, but the reason may pass
-	unknown                // it may have had its effect, or have it later
-)
-
-// outcomeOf classifies the error of a script.
-func outcomeOf(err error) outcome {
-	if reply, ok := rueidis.IsRedisErr(err); ok {
-		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
-			return passing
-		}
-		for _, reason := range []string{"BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK", "max number of clients"} {
-			if says(reply.Error(), reason) {
-				return passing
-			}
-		}
-		return refused
-	}
-	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" || errors.Is(err, rueidis.ErrNoSlot) {
-		return passing // never sent
-	}
-	return unknown
-}
-
-func isWrongType(err error) bool {
-	reply, ok := rueidis.IsRedisErr(err)
-	return ok && says(reply.Error(), "WRONGTYPE")
-}
-
-// says reports whether the text of a server's error, without the code ERR,
-// begins with reason. Servers before 7.0 put the error of a command in a script
-// behind where it happened.
-func says(text, reason string) bool {
-	if where, what, ok := strings.Cut(text, "@user_script"); ok && strings.HasPrefix(where, "Error running script") {
-		return strings.Contains(what, ": "+reason) || strings.Contains(what, ": -"+reason)
-	}
-	return strings.HasPrefix(text, reason)
 }
 
 // hashRenew renews locks whose key is a hash with a field for each owner.

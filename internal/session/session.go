@@ -5,6 +5,7 @@ package session
 import (
 	"context"
 	"log/slog"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,8 @@ type Session struct {
 	tasks  sync.WaitGroup
 	warned time.Time // when a failed renewal was logged last
 
+	shared sync.Map // by type: see Of
+
 	// callers is held for reading by whoever is acquiring something, so that
 	// Close can let them clean up before the connection goes.
 	callers sync.RWMutex
@@ -87,6 +90,17 @@ func (s *Session) subscribe(channel string, l pubsub.Listener, own bool) (func()
 		return sub.Discard, confirmed
 	}
 	return sub.Close, confirmed
+}
+
+// Of returns the T of the session, which begins as its zero value: what a package
+// keeps for all objects of one client.
+func Of[T any](s *Session) *T {
+	key := reflect.TypeFor[T]()
+	if t, ok := s.shared.Load(key); ok {
+		return t.(*T)
+	}
+	t, _ := s.shared.LoadOrStore(key, new(T))
+	return t.(*T)
 }
 
 // Cluster reports whether the server is a cluster.
