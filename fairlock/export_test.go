@@ -44,6 +44,3 @@ func Preceded(lua string) (undo func()) {
 		}
 	}
 }
-
-// LatchLife is for how long the result of a release is kept.
-const LatchLife = latchLife

@@ -242,7 +242,7 @@ func (l *lockstep) reset() {
 	l.names = []string{"orders", "{app}:stock"}
 	l.model = newModel(l.names...)
 	l.model.wait, l.model.life = l.wait, l.p.PlaceTime().Milliseconds()
-	l.model.latch = fairlock.LatchLife.Milliseconds()
+	l.model.latch = locking.LatchLife.Milliseconds()
 	l.model.now = begin
 	l.claims, l.javas, l.generation, l.again = nil, nil, 0, nil
 	for n := range l.names {

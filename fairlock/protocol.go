@@ -62,23 +62,12 @@ const (
 	replyReentered = 4
 )
 
-// The replies of the release scripts.
-const (
-	replyPassed    = -2
-	replyShared    = -1
-	replyNotHeld   = 0
-	replyStillHeld = 1
-	replyFree      = 2 // and more
-)
+// replyPassed is what release.lua says of a hold that it has passed on.
+const replyPassed = -2
 
-const (
-	// latchLife is for how long the result of a release is kept for its
-	// repetitions: longer than they go on.
-	latchLife = 16 * time.Second
-	// maxPlaceTime bounds for how long a waiter whose process has died holds up
-	// those behind it.
-	maxPlaceTime = 10 * time.Second
-)
+// maxPlaceTime bounds for how long a waiter whose process has died holds up those
+// behind it.
+const maxPlaceTime = 10 * time.Second
 
 // Option changes a lock object.
 type Option func(*protocol)
@@ -105,13 +94,10 @@ type Waiter struct {
 type protocol struct {
 	s            *session.Session
 	nonReentrant bool
-	// partialCounts is set where PUBLISH does not know all subscribers: those of
-	// other nodes of a cluster.
-	partialCounts bool
 }
 
 func newProtocol(s *session.Session) *protocol {
-	return &protocol{s: s, partialCounts: s.Cluster() && !s.Sharded}
+	return &protocol{s: s}
 }
 
 func (p *protocol) Traits() locking.Traits {
@@ -142,11 +128,6 @@ func keys(key string) []string {
 	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
 }
 
-// ticketed adds the ticket of a named claim.
-func ticketed(c *locking.Claim) []string {
-	return append(keys(c.Key), wire.UnlockLatch(c.Key, c.Ticket))
-}
-
 // args are what nearly every script has first, and more.
 func (p *protocol) args(key string, more ...string) []string {
 	return append([]string{
@@ -162,7 +143,7 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 		if p.nonReentrant {
 			again = "0"
 		}
-		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, ticketed(c),
+		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, c.Keys(keys(c.Key)...),
 			p.args(c.Key, c.Owner.String(), wire.Millis(c.Lease), waits(c), again)))
 	} else {
 		answers, err = p.AcquireAll(ctx, []*locking.Claim{c})
@@ -221,64 +202,34 @@ func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locki
 		next, lease = to[0].Owner.String(), wire.Millis(to[0].Lease)
 	}
 	n, err := p.release(ctx, from, next, lease)
-	switch {
-	case err != nil, n == replyShared:
-		return locking.Passed{}, err
-	case n == replyPassed:
+	if n == replyPassed {
 		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
-	default:
-		return locking.Passed{Released: p.released(n)}, nil
 	}
+	released := locking.ReleaseReply(n, p.s.PartialCounts)
+	if released.State == locking.Shared {
+		return locking.Passed{}, nil // nothing was done
+	}
+	return locking.Passed{Released: released}, err
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
 	var n int64
 	var err error
 	if c.Named() {
-		which := "hold"
-		switch {
-		case c.AnyHold:
-			which = "any"
-		case undo:
-			which = "undo"
-		}
-		n, err = releaseNamedScript.Exec(ctx, p.s.Client, ticketed(c),
-			p.args(c.Key, c.Owner.String(), wire.Millis(latchLife), which)).AsInt64()
+		args := p.args(c.Key, append([]string{c.Owner.String()}, c.ReleaseArgs(undo)...)...)
+		n, err = releaseNamedScript.Exec(ctx, p.s.Client, c.Keys(keys(c.Key)...), args).AsInt64()
 	} else {
 		n, err = p.release(ctx, c, "", "")
 	}
-	if err != nil {
-		return locking.Released{}, err
-	}
-	return p.released(n), nil
+	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 
 func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease string) (int64, error) {
 	return releaseScript.Exec(ctx, p.s.Client, keys(from.Key), p.args(from.Key, from.Owner.String(), to, lease)).AsInt64()
 }
 
-func (p *protocol) released(n int64) locking.Released {
-	switch {
-	case n == replyNotHeld:
-		return locking.Released{}
-	case n == replyShared:
-		return locking.Released{State: locking.Shared}
-	case n == replyStillHeld:
-		return locking.Released{State: locking.StillHeld}
-	case p.partialCounts:
-		return locking.Released{State: locking.Free, Told: -1}
-	default:
-		return locking.Released{State: locking.Free, Told: int(n - replyFree)}
-	}
-}
-
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	keys := []string{c.Key}
-	if c.Named() {
-		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
-	}
-	n, err := extendScript.Exec(ctx, p.s.Client, keys, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
-	return n == 1, err
+	return extendScript.Exec(ctx, p.s.Client, c.Keys(c.Key), []string{c.Owner.String(), wire.Millis(lease)}).AsBool()
 }
 
 // Rename implements locking.Renamer.

@@ -41,18 +41,6 @@ var (
 	resetTokensScript  = wire.NewScript(resetTokensLua)
 )
 
-// The replies of the release scripts.
-const (
-	replyShared    = -1
-	replyNotHeld   = 0
-	replyStillHeld = 1
-	replyFree      = 2 // and more
-)
-
-// latchLife is for how long the result of a release is kept for its
-// repetitions: longer than they go on.
-const latchLife = 16 * time.Second
-
 // protocol is the plain hash lock with its variations: all kinds of this
 // package are the same on the server but for the fencing counter and the
 // message of a release.
@@ -63,13 +51,10 @@ type protocol struct {
 	silent       bool // publishes nothing and hears nothing
 	nonReentrant bool
 	backoff      Backoff // if silent
-	// partialCounts is set where PUBLISH does not know all subscribers: those of
-	// other nodes of a cluster.
-	partialCounts bool
 }
 
 func newProtocol(s *session.Session, kind string) *protocol {
-	return &protocol{s: s, kind: kind, partialCounts: s.Cluster() && !s.Sharded}
+	return &protocol{s: s, kind: kind}
 }
 
 func (p *protocol) Traits() locking.Traits { return locking.Traits{Kind: p.kind, Queue: p.kind} }
@@ -95,23 +80,24 @@ func (p *protocol) publish() string {
 	return p.s.Publish
 }
 
-func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	lease := wire.Millis(c.Lease)
-	if !c.Named() {
-		if p.fenced {
-			return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, []string{c.Key, wire.FencingToken(c.Key)}, []string{lease, c.Owner.String()}))
-		}
-		return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{lease, c.Owner.String()}))
-	}
-	keys := []string{c.Key, wire.UnlockLatch(c.Key, c.Ticket)}
+// counted adds the counter of a fenced lock.
+func (p *protocol) counted(key string, keys []string) []string {
 	if p.fenced {
-		keys = append(keys, wire.FencingToken(c.Key))
+		keys = append(keys, wire.FencingToken(key))
+	}
+	return keys
+}
+
+func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+	keys, args := p.counted(c.Key, c.Keys(c.Key)), []string{wire.Millis(c.Lease), c.Owner.String()}
+	if !c.Named() {
+		return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, args))
 	}
 	again := "1"
 	if p.nonReentrant {
 		again = "0"
 	}
-	return acquireAnswer(acquireNamedScript.Exec(ctx, p.s.Client, keys, []string{lease, c.Owner.String(), again}))
+	return acquireAnswer(acquireNamedScript.Exec(ctx, p.s.Client, keys, append(args, again)))
 }
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
@@ -129,11 +115,7 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 }
 
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
-	keys := []string{from.Key}
-	if p.fenced {
-		keys = append(keys, wire.FencingToken(from.Key))
-	}
-	n, err := handOffScript.Exec(ctx, p.s.Client, keys,
+	n, err := handOffScript.Exec(ctx, p.s.Client, p.counted(from.Key, []string{from.Key}),
 		[]string{from.Owner.String(), to[0].Owner.String(), wire.Millis(to[0].Lease)}).AsInt64()
 	if rueidis.IsRedisNil(err) {
 		return locking.Passed{}, nil
@@ -142,43 +124,14 @@ func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locki
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
-	channel := p.Channel(c)
-	var reply rueidis.RedisResult
+	script, args := releaseScript, []string{c.Owner.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}
 	if c.Named() {
-		which := "hold"
-		switch {
-		case c.AnyHold:
-			which = "any"
-		case undo:
-			which = "undo"
-		}
-		reply = releaseNamedScript.Exec(ctx, p.s.Client,
-			[]string{c.Key, wire.UnlockLatch(c.Key, c.Ticket)},
-			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked, wire.Millis(latchLife), which})
-	} else {
-		reply = releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
-			[]string{c.Owner.String(), p.publish(), channel, wire.PayloadUnlocked})
+		script, args = releaseNamedScript, append(args, c.ReleaseArgs(undo)...)
 	}
-	n, err := reply.AsInt64()
-	switch {
-	case err != nil, n == replyNotHeld:
-		return locking.Released{}, err
-	case n == replyShared:
-		return locking.Released{State: locking.Shared}, nil
-	case n == replyStillHeld:
-		return locking.Released{State: locking.StillHeld}, nil
-	case p.silent || p.partialCounts:
-		return locking.Released{State: locking.Free, Told: -1}, nil
-	default:
-		return locking.Released{State: locking.Free, Told: int(n - replyFree)}, nil
-	}
+	n, err := script.Exec(ctx, p.s.Client, c.Keys(c.Key), args).AsInt64()
+	return locking.ReleaseReply(n, p.silent || p.s.PartialCounts), err
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	keys := []string{c.Key}
-	if c.Named() {
-		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
-	}
-	n, err := extendScript.Exec(ctx, p.s.Client, keys, []string{c.Owner.String(), wire.Millis(lease)}).AsInt64()
-	return n == 1, err
+	return extendScript.Exec(ctx, p.s.Client, c.Keys(c.Key), []string{c.Owner.String(), wire.Millis(lease)}).AsBool()
 }

@@ -24,19 +24,7 @@ func Protocols(s *session.Session) (read, write Protocol) {
 	return newReadProtocol(s), newWriteProtocol(s)
 }
 
-// WithPartialCounts makes a protocol one of a cluster where messages go to all nodes.
-func WithPartialCounts(p Protocol) Protocol {
-	switch p := p.(type) {
-	case *readProtocol:
-		p.partialCounts = true
-	case *writeProtocol:
-		p.partialCounts = true
-	}
-	return p
-}
-
 const (
 	WriterLife  = writerLife
 	WriterPause = writerPause
-	LatchLife   = latchLife
 )

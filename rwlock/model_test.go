@@ -206,9 +206,9 @@ func (w *world) release(c *locking.Claim, undo bool) locking.Released {
 	case undo:
 		delete(w.tickets, wire.UnlockLatch(key, c.Ticket))
 	case r.State == locking.Free:
-		w.setTicket(c, "1", rwlock.LatchLife)
+		w.setTicket(c, "1", locking.LatchLife)
 	default:
-		w.setTicket(c, "0", rwlock.LatchLife)
+		w.setTicket(c, "0", locking.LatchLife)
 	}
 	return r
 }

@@ -59,14 +59,9 @@ const (
 	kindWrite = "write"
 )
 
-// The replies of the release scripts, and of the hand-off that may be one.
-const (
-	replyPassed    = -1 // of a hand-off
-	replyShared    = -1 // of a release
-	replyNotHeld   = 0
-	replyStillHeld = 1
-	replyFree      = 2 // and more
-)
+// replyPassed is what hand_off.lua says of a hold that it has passed on; its other
+// replies are those of a release.
+const replyPassed = -1
 
 // The replies of acquire_write.lua.
 const (
@@ -76,9 +71,6 @@ const (
 )
 
 const (
-	// latchLife is for how long the result of a release is kept for its
-	// repetitions: longer than they go on.
-	latchLife = 16 * time.Second
 	// writerLife is for how long a writer that waits keeps new readers out after
 	// its last attempt, and writerPause how long it is quiet at most: an attempt
 	// may be late, or fail, before they enter.
@@ -91,9 +83,6 @@ type protocol struct {
 	s       *session.Session
 	kind    string
 	payload string // of the message that the last hold of this kind is gone
-	// partialCounts is set where PUBLISH does not know all subscribers: those of
-	// other nodes of a cluster.
-	partialCounts bool
 }
 
 // readProtocol is the protocol of readers. While readers hold, the writers of ours
@@ -105,7 +94,7 @@ type readProtocol struct{ protocol }
 type writeProtocol struct{ protocol }
 
 func newProtocol(s *session.Session, kind, payload string) protocol {
-	return protocol{s: s, kind: kind, payload: payload, partialCounts: s.Cluster() && !s.Sharded}
+	return protocol{s: s, kind: kind, payload: payload}
 }
 
 func newReadProtocol(s *session.Session) *readProtocol {
@@ -137,14 +126,7 @@ func (p *protocol) Backoff(int) time.Duration { return 0 }
 // lockAndWriters are the keys of scripts that care for writers that wait, and the
 // ticket if the claim has one.
 func lockAndWriters(c *locking.Claim) []string {
-	return withTicket(c, c.Key, wire.WriterWaits(c.Key))
-}
-
-func withTicket(c *locking.Claim, keys ...string) []string {
-	if c.Named() {
-		keys = append(keys, wire.UnlockLatch(c.Key, c.Ticket))
-	}
-	return keys
+	return c.Keys(c.Key, wire.WriterWaits(c.Key))
 }
 
 func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
@@ -234,18 +216,14 @@ func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locki
 		args = append(args, wire.Millis(c.Lease), c.Owner.String())
 	}
 	n, err := handOffScript.Exec(ctx, p.s.Client, lockAndWriters(from), args).AsInt64()
-	switch {
-	case err != nil:
-		return locking.Passed{}, err
-	case n == replyPassed:
+	if n == replyPassed {
 		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
-	default:
-		return locking.Passed{Released: p.released(n)}, nil
 	}
+	return locking.Passed{Released: locking.ReleaseReply(n, p.s.PartialCounts)}, err
 }
 
 func (p *readProtocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
-	return p.release(ctx, releaseReadScript, withTicket(c, c.Key), c, undo)
+	return p.release(ctx, releaseReadScript, c.Keys(c.Key), c, undo)
 }
 
 func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
@@ -253,37 +231,11 @@ func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim, undo bool
 }
 
 func (p *protocol) release(ctx context.Context, script *wire.Script, keys []string, c *locking.Claim, undo bool) (locking.Released, error) {
-	which := "hold"
-	switch {
-	case c.AnyHold:
-		which = "any"
-	case undo:
-		which = "undo"
-	}
-	n, err := script.Exec(ctx, p.s.Client, keys, []string{
-		wire.ReadHoldTimeouts(c.Key), c.Owner.String(), p.s.Publish, p.Channel(c), p.payload, wire.Millis(latchLife), which}).AsInt64()
-	switch {
-	case err != nil:
-		return locking.Released{}, err
-	case n == replyShared:
-		return locking.Released{State: locking.Shared}, nil
-	default:
-		return p.released(n), nil
-	}
-}
-
-// released reads what release scripts and hand-offs have in common.
-func (p *protocol) released(n int64) locking.Released {
-	switch {
-	case n == replyNotHeld:
-		return locking.Released{}
-	case n == replyStillHeld:
-		return locking.Released{State: locking.StillHeld}
-	case p.partialCounts:
-		return locking.Released{State: locking.Free, Told: -1}
-	default:
-		return locking.Released{State: locking.Free, Told: int(n - replyFree)}
-	}
+	args := append([]string{
+		wire.ReadHoldTimeouts(c.Key), c.Owner.String(), p.s.Publish, p.Channel(c), p.payload,
+	}, c.ReleaseArgs(undo)...)
+	n, err := script.Exec(ctx, p.s.Client, keys, args).AsInt64()
+	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 
 func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
@@ -295,8 +247,7 @@ func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time
 }
 
 func (p *protocol) extend(ctx context.Context, c *locking.Claim, args []string) (bool, error) {
-	n, err := extendScript.Exec(ctx, p.s.Client, withTicket(c, c.Key), args).AsInt64()
-	return n == 1, err
+	return extendScript.Exec(ctx, p.s.Client, c.Keys(c.Key), args).AsBool()
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer { return readRenewer{p.s.Client} }

@@ -317,9 +317,7 @@ func (h *hold) begin(ctx context.Context) error {
 	}
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
-	if h.named {
-		h.lease.Ticket = wire.UnlockLatch(h.claim.Key, h.claim.Ticket)
-	}
+	h.lease.Ticket = h.claim.latch()
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
 		terms.Renewer = h.p.Renewer()

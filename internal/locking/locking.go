@@ -311,7 +311,7 @@ func (l *Lock) forget(c *Claim) {
 	if !c.Named() {
 		return
 	}
-	ticket := wire.UnlockLatch(c.Key, c.Ticket)
+	ticket := c.latch()
 	l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, unlockPatience)
 		defer cancel()

@@ -40,6 +40,40 @@ type Claim struct {
 // Named reports whether the caller named the owner.
 func (c *Claim) Named() bool { return c.Ticket != "" }
 
+// latch is the key of the claim's ticket, or "" if it has none.
+func (c *Claim) latch() string {
+	if !c.Named() {
+		return ""
+	}
+	return wire.UnlockLatch(c.Key, c.Ticket)
+}
+
+// Keys are those of a script about the claim: the given ones, and behind them that
+// of its ticket if it has one.
+func (c *Claim) Keys(keys ...string) []string {
+	if c.Named() {
+		keys = append(keys, c.latch())
+	}
+	return keys
+}
+
+// LatchLife is for how long the result of a release is kept for its repetitions:
+// longer than they go on.
+const LatchLife = 16 * time.Second
+
+// ReleaseArgs are what a script that gives back a hold by its ticket has last: for
+// how long the ticket is kept, and which hold it is to end.
+func (c *Claim) ReleaseArgs(undo bool) []string {
+	which := "hold"
+	switch {
+	case c.AnyHold:
+		which = "any"
+	case undo:
+		which = "undo"
+	}
+	return []string{wire.Millis(LatchLife), which}
+}
+
 // Answer is what the server says to an acquisition or a hand-off.
 type Answer struct {
 	Acquired  bool
@@ -79,6 +113,31 @@ const (
 	Free                          // the lock is free, and waiters were told
 	Shared                        // the owner, though not named, holds more than once: nothing was done
 )
+
+// The replies of release scripts.
+const (
+	replyShared    = -1
+	replyNotHeld   = 0
+	replyStillHeld = 1
+	replyFree      = 2 // and more: the number of subscribers told
+)
+
+// ReleaseReply returns what the reply of a release script means. With uncounted set
+// it does not know all who were told.
+func ReleaseReply(n int64, uncounted bool) Released {
+	switch {
+	case n == replyShared:
+		return Released{State: Shared}
+	case n == replyNotHeld:
+		return Released{State: NotHeld}
+	case n == replyStillHeld:
+		return Released{State: StillHeld}
+	case uncounted:
+		return Released{State: Free, Told: -1}
+	default:
+		return Released{State: Free, Told: int(n - replyFree)}
+	}
+}
 
 // Traits are what the acquire loop has to know of a kind of lock.
 type Traits struct {

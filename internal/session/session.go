@@ -42,9 +42,12 @@ type Session struct {
 	Config
 	// Publish is the command that tells other processes of a release.
 	Publish string
-	Dog     *watchdog.Dog
-	Hub     *pubsub.Hub
-	Queues  *queue.Queues
+	// PartialCounts is set where its reply does not count all subscribers: not those
+	// of other nodes of a cluster.
+	PartialCounts bool
+	Dog           *watchdog.Dog
+	Hub           *pubsub.Hub
+	Queues        *queue.Queues
 
 	owners atomic.Uint64
 
@@ -73,6 +76,7 @@ func New(cfg Config) *Session {
 	if cfg.Sharded {
 		s.Publish = "SPUBLISH"
 	}
+	s.PartialCounts = s.Cluster() && !cfg.Sharded
 	s.Dog = watchdog.NewDog(dog)
 	s.Hub = pubsub.New(cfg.Client, pubsub.Options{
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
