@@ -317,7 +317,7 @@ var ambiguities = []struct {
 		require.NoError(a, h.Unlock(a.ctx))
 		inOrder(a, last)
 	}},
-	{"the extension", "extend.lua", "extend.lua", func(a *ambiguity) {
+	{"the extension", "../internal/locking/extend.lua", "../internal/locking/extend.lua", func(a *ambiguity) {
 		h, err := a.l.Lock(a.ctx, lock.Lease(30*time.Second))
 		require.NoError(a, err)
 		last := a.behind()

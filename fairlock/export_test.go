@@ -1,6 +1,7 @@
 package fairlock
 
 import (
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 )
@@ -27,7 +28,7 @@ func Preceded(lua string) (undo func()) {
 		{&acquireNamedScript, placesLua + acquireNamedLua},
 		{&releaseScript, placesLua + releaseLua},
 		{&releaseNamedScript, placesLua + releaseNamedLua},
-		{&extendScript, extendLua},
+		{&extendScript, locking.ExtendLua},
 		{&leaveScript, placesLua + leaveLua},
 		{&beatScript, placesLua + beatLua},
 		{&forceUnlockScript, placesLua + forceUnlockLua},

@@ -3,7 +3,6 @@ package fairlock
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"slices"
 	"strconv"
 	"time"
@@ -28,8 +27,6 @@ var (
 	releaseLua string
 	//go:embed release_named.lua
 	releaseNamedLua string
-	//go:embed extend.lua
-	extendLua string
 	//go:embed leave.lua
 	leaveLua string
 	//go:embed beat.lua
@@ -45,7 +42,7 @@ var (
 	acquireNamedScript = wire.NewScript(placesLua + acquireNamedLua)
 	releaseScript      = wire.NewScript(placesLua + releaseLua)
 	releaseNamedScript = wire.NewScript(placesLua + releaseNamedLua)
-	extendScript       = wire.NewScript(extendLua)
+	extendScript       = wire.NewScript(locking.ExtendLua)
 	leaveScript        = wire.NewScript(placesLua + leaveLua)
 	beatScript         = wire.NewScript(placesLua + beatLua)
 	forceUnlockScript  = wire.NewScript(placesLua + forceUnlockLua)
@@ -139,12 +136,8 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 	var answers []locking.Answer
 	var err error
 	if c.Named() {
-		again := "1"
-		if p.nonReentrant {
-			again = "0"
-		}
 		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, c.Keys(keys(c.Key)...),
-			p.args(c.Key, c.Owner.String(), wire.Millis(c.Lease), waits(c), again)))
+			p.args(c.Key, c.Owner.String(), wire.Millis(c.Lease), wire.Flag(c.Waits), wire.Flag(!p.nonReentrant))))
 	} else {
 		answers, err = p.AcquireAll(ctx, []*locking.Claim{c})
 	}
@@ -157,23 +150,13 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
 	args := p.args(claims[0].Key)
 	for _, c := range claims {
-		args = append(args, c.Owner.String(), wire.Millis(c.Lease), waits(c))
+		args = append(args, c.Owner.String(), wire.Millis(c.Lease), wire.Flag(c.Waits))
 	}
 	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, keys(claims[0].Key), args))
 }
 
-func waits(c *locking.Claim) string {
-	if c.Waits {
-		return "1"
-	}
-	return "0"
-}
-
 func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
-	said, err := reply.AsIntSlice()
-	if err == nil && len(said) != 2*claims {
-		err = errors.New("redlatch: the server's answer to an attempt has the wrong length")
-	}
+	said, err := wire.Numbers(reply, 2*claims)
 	if err != nil {
 		return nil, err
 	}
@@ -234,8 +217,7 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 
 // Rename implements locking.Renamer.
 func (p *protocol) Rename(ctx context.Context, from, to *locking.Claim) (bool, error) {
-	n, err := renameScript.Exec(ctx, p.s.Client, []string{from.Key}, []string{from.Owner.String(), to.Owner.String()}).AsInt64()
-	return n == 1, err
+	return renameScript.Exec(ctx, p.s.Client, []string{from.Key}, []string{from.Owner.String(), to.Owner.String()}).AsBool()
 }
 
 // Leave gives up the place of the claim's owner, who may be that of other waiters
@@ -246,8 +228,7 @@ func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
 
 // Force opens the lock, whoever holds it, and reports whether anybody did.
 func (p *protocol) Force(ctx context.Context, key string) (bool, error) {
-	n, err := forceUnlockScript.Exec(ctx, p.s.Client, keys(key), p.args(key)).AsInt64()
-	return n == 1, err
+	return forceUnlockScript.Exec(ctx, p.s.Client, keys(key), p.args(key)).AsBool()
 }
 
 // Queue returns who waits and is alive, the first first.
@@ -315,10 +296,7 @@ func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apa
 	}
 	results := make([]watchdog.Renewed, len(batches))
 	for b, reply := range beatScript.ExecMany(ctx, k.client, calls, apart) {
-		alive, err := reply.AsIntSlice()
-		if err == nil && len(alive) != len(batches[b]) {
-			err = errors.New("redlatch: the server's answer to signs of life has the wrong length")
-		}
+		alive, err := wire.Numbers(reply, len(batches[b]))
 		results[b].Err = err
 		if err != nil {
 			continue

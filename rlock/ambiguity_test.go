@@ -167,7 +167,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			})
 			a.released(h)
 		}},
-		{"extension", "extend.lua", "extend.lua", false, false, func(a *ambiguity) {
+		{"extension", "../internal/locking/extend.lua", "../internal/locking/extend.lua", false, false, func(a *ambiguity) {
 			h, err := a.l.Lock(a.ctx, lock.Lease(30*time.Second))
 			require.NoError(a, err)
 			a.during(func() { err = h.Extend(a.ctx, time.Minute) })

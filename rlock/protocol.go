@@ -24,8 +24,6 @@ var (
 	releaseNamedLua string
 	//go:embed hand_off.lua
 	handOffLua string
-	//go:embed extend.lua
-	extendLua string
 	//go:embed force_unlock.lua
 	forceUnlockLua string
 	//go:embed reset_tokens.lua
@@ -36,7 +34,7 @@ var (
 	releaseScript      = wire.NewScript(releaseLua)
 	releaseNamedScript = wire.NewScript(releaseNamedLua)
 	handOffScript      = wire.NewScript(handOffLua)
-	extendScript       = wire.NewScript(extendLua)
+	extendScript       = wire.NewScript(locking.ExtendLua)
 	forceUnlockScript  = wire.NewScript(forceUnlockLua)
 	resetTokensScript  = wire.NewScript(resetTokensLua)
 )
@@ -93,11 +91,7 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 	if !c.Named() {
 		return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, args))
 	}
-	again := "1"
-	if p.nonReentrant {
-		again = "0"
-	}
-	return acquireAnswer(acquireNamedScript.Exec(ctx, p.s.Client, keys, append(args, again)))
+	return acquireAnswer(acquireNamedScript.Exec(ctx, p.s.Client, keys, append(args, wire.Flag(!p.nonReentrant))))
 }
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {

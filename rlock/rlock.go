@@ -77,11 +77,11 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	if err := f.l.Check(ctx); err != nil {
 		return false, err
 	}
-	n, err := resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil).AsInt64()
+	reset, err := resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil).AsBool()
 	if err != nil {
 		return false, fmt.Errorf("redlatch: reset the tokens of %q: %w", f.Name(), err)
 	}
-	return n == 1, nil
+	return reset, nil
 }
 
 // Spin is a lock without pub/sub: its release tells nobody, and waiters try
@@ -153,9 +153,8 @@ func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 // for one round trip; a key that is no lock is left alone and is an error.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	return b.l.Force(ctx, func() (bool, error) {
-		held, err := forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
-			[]string{b.p.publish(), wire.LockChannel(b.l.Key()), wire.PayloadUnlocked}).AsInt64()
-		return held == 1, err
+		return forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
+			[]string{b.p.publish(), wire.LockChannel(b.l.Key()), wire.PayloadUnlocked}).AsBool()
 	})
 }
 

@@ -3,7 +3,6 @@ package rwlock
 import (
 	"context"
 	_ "embed"
-	"errors"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -149,10 +148,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	for _, c := range claims {
 		args = append(args, wire.Millis(c.Lease), c.Owner.String())
 	}
-	replies, err := acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0]), args).AsIntSlice()
-	if err == nil && len(replies) != len(claims) {
-		err = errLength
-	}
+	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0]), args), len(claims))
 	if err != nil {
 		return nil, err
 	}
@@ -162,8 +158,6 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	}
 	return answers, nil
 }
-
-var errLength = errors.New("redlatch: the server's answer has the wrong length")
 
 func readAnswer(n int64) locking.Answer {
 	if n == 0 {
@@ -175,15 +169,9 @@ func readAnswer(n int64) locking.Answer {
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	waits := "0"
-	if c.Waits {
-		waits = "1"
-	}
-	reply, err := acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c),
-		[]string{wire.Millis(c.Lease), c.Owner.String(), waits, wire.Millis(writerLife), wire.Millis(writerPause)}).AsIntSlice()
-	if err == nil && len(reply) != 2 {
-		err = errLength
-	}
+	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c), []string{
+		wire.Millis(c.Lease), c.Owner.String(), wire.Flag(c.Waits), wire.Millis(writerLife), wire.Millis(writerPause),
+	}), 2)
 	if err != nil {
 		return locking.Answer{}, err
 	}
@@ -268,13 +256,11 @@ func (r readRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 
 // force opens a lock that is held in this protocol's way, and reports whether it was.
 func (p *protocol) force(ctx context.Context, key string) (bool, error) {
-	n, err := forceUnlockScript.Exec(ctx, p.s.Client, []string{key},
-		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}).AsInt64()
-	return n == 1, err
+	return forceUnlockScript.Exec(ctx, p.s.Client, []string{key},
+		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}).AsBool()
 }
 
 // isLocked reports whether anybody holds the lock in this protocol's way.
 func (p *protocol) isLocked(ctx context.Context, key string) (bool, error) {
-	n, err := isLockedScript.Exec(ctx, p.s.Client, []string{key}, []string{p.kind}).AsInt64()
-	return n == 1, err
+	return isLockedScript.Exec(ctx, p.s.Client, []string{key}, []string{p.kind}).AsBool()
 }

@@ -2,7 +2,6 @@ package locking
 
 import (
 	"context"
-	_ "embed"
 	"errors"
 	"fmt"
 	"slices"
@@ -16,9 +15,6 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-//go:embed renew.lua
-var renewLua string
 
 // Lock is a lock of some kind: a name and a protocol. It is immutable.
 type Lock struct {

@@ -6,7 +6,7 @@ package locking
 import (
 	"cmp"
 	"context"
-	"errors"
+	_ "embed"
 	"slices"
 	"strconv"
 	"time"
@@ -204,8 +204,16 @@ type Placed interface {
 	PlaceTime() time.Duration
 }
 
-// hashRenew renews locks whose key is a hash with a field for each owner.
-var hashRenew = wire.NewScript(renewLua)
+var (
+	//go:embed renew.lua
+	renewLua string
+	// ExtendLua extends a hold of a lock that is a hash with one field per owner.
+	//
+	//go:embed extend.lua
+	ExtendLua string
+
+	hashRenew = wire.NewScript(renewLua)
+)
 
 // HashRenewer renews the locks that are a hash with one field per owner.
 type HashRenewer struct {
@@ -275,10 +283,7 @@ func (r renewal) run(ctx context.Context, batches [][]*watchdog.Lease, apart boo
 	}
 	results := make([]watchdog.Renewed, len(batches))
 	for b, reply := range r.script.ExecMany(ctx, r.client, calls, apart) {
-		held, err := reply.AsIntSlice()
-		if err == nil && len(held) != len(batches[b]) {
-			err = errors.New("redlatch: the server's answer to a renewal has the wrong length")
-		}
+		held, err := wire.Numbers(reply, len(batches[b]))
 		results[b].Err = err
 		for _, n := range held {
 			results[b].Held = append(results[b].Held, n == 1)

@@ -6,6 +6,7 @@ import (
 	"crypto/sha1" // the server names scripts by their SHA-1
 	"encoding/hex"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -186,4 +187,24 @@ func isNoScript(resp rueidis.RedisResult) bool {
 // that a lease on the server never ends before the one counted here.
 func Millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+// Flag is a yes or no as scripts take it.
+func Flag(yes bool) string {
+	if yes {
+		return "1"
+	}
+	return "0"
+}
+
+// Numbers reads a reply of n numbers.
+func Numbers(reply rueidis.RedisResult, n int) ([]int64, error) {
+	numbers, err := reply.AsIntSlice()
+	if err == nil && len(numbers) != n {
+		err = fmt.Errorf("redlatch: the server's answer has %d numbers, not %d", len(numbers), n)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return numbers, nil
 }
