@@ -2,13 +2,9 @@ package fairlock_test
 
 import (
 	"context"
-	"crypto/sha1" // the server names scripts by their SHA-1
-	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -29,39 +25,6 @@ import (
 // ambiguityTimeout is that of the watchdog: a sign of life that is lost in silence is
 // given again before the place is gone.
 const ambiguityTimeout = 12 * time.Second
-
-// script returns what the server is sent for a file.
-func script(t testing.TB, file string) string {
-	t.Helper()
-	source, err := os.ReadFile(file)
-	require.NoError(t, err)
-	if strings.Contains(string(source), "places.") {
-		common, err := os.ReadFile("places.lua")
-		require.NoError(t, err)
-		return string(common) + string(source)
-	}
-	return string(source)
-}
-
-// warmUp makes a server know the scripts, so that a request is one command.
-func warmUp(t testing.TB, s *testserver.Server) {
-	t.Helper()
-	for _, pattern := range []string{"*.lua", "../internal/locking/*.lua"} {
-		files, err := filepath.Glob(pattern)
-		require.NoError(t, err)
-		require.NotEmpty(t, files)
-		for _, file := range files {
-			harness.Do(t, s.Addr, "SCRIPT", "LOAD", script(t, file))
-		}
-	}
-}
-
-// sha returns the name that the server has for a script.
-func sha(t testing.TB, file string) string {
-	t.Helper()
-	sum := sha1.Sum([]byte(script(t, file)))
-	return hex.EncodeToString(sum[:])
-}
 
 // gatedClient returns a client behind a gate that soon notices a server that is
 // silent. Its logs are of no interest.
@@ -121,7 +84,7 @@ func (a *ambiguity) asleep(named bool) *caller {
 	if named {
 		ctx = a.ctx
 	}
-	reached := a.g.Arm(harness.KeepReply, sha(a, acquireOf(named)), 2)
+	reached := a.g.Arm(harness.KeepReply, harness.SHA(a, acquireOf(named)), 2)
 	w := queue(a, ctx, a.s.Addr, a.l)
 	a.after(reached)
 	require.NoError(a, a.g.Open())
@@ -143,7 +106,9 @@ func acquireOf(named bool) string {
 }
 
 // arm marks the next request of the script.
-func (a *ambiguity) arm() (reached <-chan struct{}) { return a.g.Arm(a.fate, sha(a, a.file), 1) }
+func (a *ambiguity) arm() (reached <-chan struct{}) {
+	return a.g.Arm(a.fate, harness.SHA(a, a.file), 1)
+}
 
 // after waits until the request has met its fate.
 func (a *ambiguity) after(reached <-chan struct{}) {
@@ -331,7 +296,7 @@ var ambiguities = []struct {
 			require.NoError(a, err)
 		}
 		require.Greater(a, h.Remaining(), 40*time.Second)
-		require.Equal(a, 1, holdCount(a, a.theirs(), h.Owner()))
+		require.Equal(a, 1, harness.HoldCount(a, a.theirs(), h.Owner()))
 		require.NoError(a, h.Unlock(a.ctx))
 		inOrder(a, last)
 	}},
@@ -341,7 +306,7 @@ var ambiguities = []struct {
 // not know it, and nothing is left. Who may not have been heard yet may come later.
 func TestEveryFateOfEveryRequestInTheQueue(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		other := harness.Client(t, s, redlatch.WithWatchdogTimeout(ambiguityTimeout))
 		for _, op := range ambiguities {
 			t.Run(op.name, func(t *testing.T) {
@@ -369,7 +334,7 @@ func TestEveryFateOfEveryRequestInTheQueue(t *testing.T) {
 								op.run(a)
 								require.NoError(t, a.g.Open())
 								// Whatever is still there is given back well before its lease is over.
-								harness.Eventually(t, soon, "the lock is free", func() bool { return !isLocked(t, a.theirs()) })
+								harness.Eventually(t, soon, "the lock is free", func() bool { return !harness.IsLocked(t, a.theirs()) })
 								require.NoError(t, a.theirs().Do(context.Background(), nothing))
 								noQueue(t, s, name)
 							})
@@ -396,7 +361,7 @@ func noQueue(t testing.TB, s *testserver.Server, name string) {
 // One attempt is for several waiters.
 func TestEveryFateOfAnAttemptForSeveral(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		other := harness.Client(t, s)
 		for _, fate := range harness.Fates {
 			t.Run(fate.String(), func(t *testing.T) {
@@ -405,7 +370,7 @@ func TestEveryFateOfAnAttemptForSeveral(t *testing.T) {
 				c, outer := gatedClient(t, &testserver.Server{Addr: inner.Addr})
 				h := mustLock(t, other.FairLock(name))
 				first, several := together(t, outer, c.FairLock(name), 3)
-				reached := inner.Arm(fate, sha(t, "acquire.lua"), 1)
+				reached := inner.Arm(fate, harness.SHA(t, "acquire.lua"), 1)
 				require.NoError(t, outer.Open())
 				<-reached
 				harness.Eventually(t, soon, "the first has its place", func() bool { return len(line(t, s.Addr, name)) > 0 })
@@ -439,7 +404,7 @@ func tail(owners []string) []string { return owners[max(len(owners)-1, 0):] }
 // by the gate. When that opens, one attempt is made for all of them.
 func together(t *testing.T, g *harness.Gate, l *fairlock.Lock, n int) (first *caller, several []*caller) {
 	t.Helper()
-	reached := g.Arm(harness.KeepReply, sha(t, "acquire.lua"), 1)
+	reached := g.Arm(harness.KeepReply, harness.SHA(t, "acquire.lua"), 1)
 	first = start(t, context.Background(), l)
 	<-reached
 	for i := range n {
@@ -454,12 +419,12 @@ func together(t *testing.T, g *harness.Gate, l *fairlock.Lock, n int) (first *ca
 // both get in.
 func TestARequestForAPlaceArrivesLate(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		c, g := gatedClient(t, s)
 		l := c.FairLock("orders")
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"))
 		first := asleep(t, t.Context(), s.Addr, l)
-		reached := g.Arm(harness.DelayRequest, sha(t, "acquire.lua"), 1)
+		reached := g.Arm(harness.DelayRequest, harness.SHA(t, "acquire.lua"), 1)
 		late := start(t, t.Context(), l)
 		<-reached
 		next := queue(t, t.Context(), s.Addr, l)

@@ -35,7 +35,7 @@ func (x *cancellation) keep(match string, n int) <-chan struct{} {
 	return x.g.Arm(harness.KeepReply, match, n)
 }
 
-func (x *cancellation) attempt() string { return sha(x, acquireOf(x.named)) }
+func (x *cancellation) attempt() string { return harness.SHA(x, acquireOf(x.named)) }
 
 func (x *cancellation) reached(c <-chan struct{}) {
 	x.Helper()
@@ -61,7 +61,7 @@ func (x *cancellation) asleep(attempts int) {
 // another is a waiter of the same process that sleeps.
 func (x *cancellation) another() *caller {
 	x.Helper()
-	reached := x.keep(sha(x, acquireOf(false)), 2)
+	reached := x.keep(harness.SHA(x, acquireOf(false)), 2)
 	w := start(x, context.Background(), x.lock())
 	x.reached(reached)
 	require.NoError(x, x.g.Open())
@@ -138,17 +138,17 @@ func TestCancelledAnywhereLeavesNoPlace(t *testing.T) {
 		{name: "hand-off, or the release in its place", where: "here", at: func(x *cancellation) {
 			x.asleep(1)
 			file := "release.lua"
-			reached := x.keep(sha(x, file), 1)
+			reached := x.keep(harness.SHA(x, file), 1)
 			go func() { _ = x.held.Unlock(context.Background()) }()
 			x.reached(reached)
 		}},
 		{name: "sign of life", where: "there", beats: true, at: func(x *cancellation) {
 			x.asleep(2)
-			x.reached(x.keep(sha(x, "beat.lua"), 1))
+			x.reached(x.keep(harness.SHA(x, "beat.lua"), 1))
 		}},
 		{name: "sign of life, which arrives when it has left", where: "there", beats: true, at: func(x *cancellation) {
 			x.asleep(2)
-			x.reached(x.g.Arm(harness.DelayRequest, sha(x, "beat.lua"), 1))
+			x.reached(x.g.Arm(harness.DelayRequest, harness.SHA(x, "beat.lua"), 1))
 		}},
 	}
 	for _, p := range points {
@@ -159,7 +159,7 @@ func TestCancelledAnywhereLeavesNoPlace(t *testing.T) {
 						continue
 					}
 					harness.Do(t, s.Addr, "FLUSHALL")
-					warmUp(t, s)
+					harness.WarmUp(t, s.Addr)
 					t.Run(map[bool]string{false: "unnamed", true: "named"}[named], func(t *testing.T) {
 						timeout := redlatch.WithWatchdogTimeout(time.Minute)
 						if p.beats {

@@ -14,7 +14,7 @@ import (
 // A client is closed while one attempt is under way for several of its waiters.
 func TestCloseDuringAnAttemptForSeveral(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"))
 		c, g := harness.GatedClient(t, s)
 		first, several := together(t, g, c.FairLock("orders"), 3)

@@ -50,7 +50,7 @@ func TestAHoldAfterADoubtIsOfAFreshOwner(t *testing.T) {
 		again, err := l.Lock(lock.WithOwner(t.Context(), h.Owner()))
 		require.NoError(t, err)
 		for end := time.Now().Add(settled); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-			require.Equal(t, 2, holdCount(t, elsewhere, h.Owner()))
+			require.Equal(t, 2, harness.HoldCount(t, elsewhere, h.Owner()))
 		}
 		require.NoError(t, inner.Unlock(t.Context()))
 		require.NoError(t, again.Unlock(t.Context()))

@@ -38,23 +38,6 @@ func mustLock(t testing.TB, l *fairlock.Lock, opts ...lock.Option) lock.Hold {
 	return h
 }
 
-func isLocked(t testing.TB, l *fairlock.Lock) bool {
-	t.Helper()
-	locked, err := l.IsLocked(context.Background())
-	require.NoError(t, err)
-	return locked
-}
-
-func holdCount(t testing.TB, l *fairlock.Lock, o lock.Owner) int {
-	t.Helper()
-	n, err := l.HoldCount(context.Background(), o)
-	require.NoError(t, err)
-	held, err := l.IsHeldBy(context.Background(), o)
-	require.NoError(t, err)
-	require.Equal(t, n > 0, held)
-	return n
-}
-
 // The keys of the queue of a lock.
 func listKey(name string) string      { return "redisson_lock_queue:{" + name + "}" }
 func deadlinesKey(name string) string { return "redisson_lock_timeout:{" + name + "}" }
@@ -211,16 +194,16 @@ func TestLockAndUnlockAgainAndAgain(t *testing.T) {
 		l := harness.Client(t, s).FairLock("orders")
 		require.Equal(t, "orders", l.Name())
 		for range 3 {
-			require.False(t, isLocked(t, l))
+			require.False(t, harness.IsLocked(t, l))
 			h := mustLock(t, l)
-			require.True(t, isLocked(t, l))
-			require.Equal(t, 1, holdCount(t, l, h.Owner()))
+			require.True(t, harness.IsLocked(t, l))
+			require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
 			require.Zero(t, h.Token())
 			require.NoError(t, h.Unlock(t.Context()))
-			require.Zero(t, holdCount(t, l, h.Owner()))
+			require.Zero(t, harness.HoldCount(t, l, h.Owner()))
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 		}
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
 	})
 }
@@ -230,15 +213,15 @@ func TestTheHoldIsOfNobodyElse(t *testing.T) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		h := mustLock(t, c.FairLock("orders"))
 		for _, stranger := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
-			assert.Zero(t, holdCount(t, other.FairLock("orders"), stranger))
+			assert.Zero(t, harness.HoldCount(t, other.FairLock("orders"), stranger))
 			assert.ErrorIs(t, other.FairLock("orders").Unlock(lock.WithOwner(t.Context(), stranger)), lock.ErrNotHeld)
 		}
 		for _, c := range []*redlatch.Client{c, other} {
-			assert.True(t, isLocked(t, c.FairLock("orders")))
+			assert.True(t, harness.IsLocked(t, c.FairLock("orders")))
 			_, err := c.FairLock("orders").TryLock(t.Context())
 			assert.ErrorIs(t, err, lock.ErrNotAcquired)
 		}
-		assert.Equal(t, 1, holdCount(t, c.FairLock("orders"), h.Owner()))
+		assert.Equal(t, 1, harness.HoldCount(t, c.FairLock("orders"), h.Owner()))
 		_, err := c.FairLock("orders").HoldCount(t.Context(), lock.Owner{})
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		require.NoError(t, h.Unlock(t.Context()))
@@ -259,14 +242,14 @@ func TestReentry(t *testing.T) {
 		require.NoError(t, err)
 		h3, err := l.Lock(ctx, lock.Wait(time.Minute))
 		require.NoError(t, err)
-		require.Equal(t, 3, holdCount(t, l, o))
+		require.Equal(t, 3, harness.HoldCount(t, l, o))
 		require.NoError(t, h2.Unlock(ctx))
 		require.NoError(t, h3.Unlock(ctx))
-		require.Equal(t, 1, holdCount(t, l, o))
+		require.Equal(t, 1, harness.HoldCount(t, l, o))
 		_, err = l.TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.NoError(t, h1.Unlock(ctx))
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrNotHeld)
 		harness.NothingLeft(t, s.Addr)
 	})
@@ -322,7 +305,7 @@ func TestNonReentrant(t *testing.T) {
 			_, err = l.Lock(ctx, lock.Wait(time.Minute))
 			require.ErrorIs(t, err, lock.ErrReentered)
 			require.Less(t, time.Since(begin), soon)
-			require.Equal(t, 1, holdCount(t, l, o))
+			require.Equal(t, 1, harness.HoldCount(t, l, o))
 		}
 
 		// Others wait as ever, and the owner itself where others do.
@@ -332,7 +315,7 @@ func TestNonReentrant(t *testing.T) {
 		require.Equal(t, []string{w.owner}, line(t, s.Addr, "orders"))
 		require.NoError(t, h.Unlock(ctx)) // one is enough
 		inOrder(t, w)
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -384,9 +367,9 @@ func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
 		w := queue(t, t.Context(), s.Addr, l)
 		h2, err := l.Lock(lock.WithOwner(t.Context(), h1.Owner()))
 		require.NoError(t, err)
-		require.Equal(t, 2, holdCount(t, l, h1.Owner()))
+		require.Equal(t, 2, harness.HoldCount(t, l, h1.Owner()))
 		require.NoError(t, h1.Unlock(t.Context()))
-		require.Equal(t, 1, holdCount(t, l, h1.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, l, h1.Owner()))
 		require.True(t, w.waiting())
 		require.NoError(t, h2.Unlock(t.Context()))
 		inOrder(t, w)
@@ -449,7 +432,7 @@ func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
 			assert.ErrorIs(t, context.Cause(h1.Context()), lock.ErrLost)
 			assert.Zero(t, h1.Remaining())
 			assert.ErrorIs(t, h1.Unlock(t.Context()), lock.ErrLost)
-			assert.Equal(t, 1, holdCount(t, c.FairLock("orders"), h2.Owner()))
+			assert.Equal(t, 1, harness.HoldCount(t, c.FairLock("orders"), h2.Owner()))
 			assert.NoError(t, h2.Unlock(t.Context()))
 			harness.NothingLeft(t, s.Addr)
 		}
@@ -613,7 +596,7 @@ func TestForceUnlock(t *testing.T) {
 			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
 			inOrder(t, first, second)
 			require.Less(t, time.Since(begin), 3*time.Second) // well before any poll
-			require.False(t, isLocked(t, l))
+			require.False(t, harness.IsLocked(t, l))
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 			harness.NothingLeft(t, s.Addr)
 		}
@@ -784,7 +767,7 @@ func TestTwoGoroutinesOfOneNamedOwnerWait(t *testing.T) {
 		require.Equal(t, []string{o.String(), last.owner}, line(t, s.Addr, "orders"))
 		require.NoError(t, h.Unlock(t.Context()))
 		h1, h2 := w1.acquired(), w2.acquired()
-		require.Equal(t, 2, holdCount(t, c.FairLock("orders"), o))
+		require.Equal(t, 2, harness.HoldCount(t, c.FairLock("orders"), o))
 		require.True(t, last.waiting())
 		require.NoError(t, h1.Unlock(ctx))
 		require.True(t, last.waiting())
@@ -908,14 +891,14 @@ func TestDo(t *testing.T) {
 		l := harness.Client(t, s).FairLock("orders")
 		boom := errors.New("boom")
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			require.True(t, isLocked(t, l))
+			require.True(t, harness.IsLocked(t, l))
 			return ctx.Err()
 		}))
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return boom }), boom)
 		require.PanicsWithValue(t, "boom", func() {
 			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
 		})
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		err := l.Do(t.Context(), func(context.Context) error {
 			harness.Do(t, s.Addr, "DEL", "orders")
 			return boom
@@ -1107,7 +1090,7 @@ func TestInACluster(t *testing.T) {
 			name := "orders " + strconv.Itoa(i)
 			l := here.FairLock(name)
 			h := mustLock(t, l)
-			require.True(t, isLocked(t, l))
+			require.True(t, harness.IsLocked(t, l))
 			var line []*caller
 			for n, c := range []*redlatch.Client{there, here, there} {
 				line = append(line, start(t, t.Context(), c.FairLock(name)))
@@ -1121,7 +1104,7 @@ func TestInACluster(t *testing.T) {
 			require.NoError(t, h.Unlock(t.Context()))
 			inOrder(t, line...)
 			require.Less(t, time.Since(begin), 3*time.Second) // messages arrive: well before any poll
-			require.False(t, isLocked(t, l))
+			require.False(t, harness.IsLocked(t, l))
 		}
 	})
 }

@@ -242,7 +242,7 @@ func TestAHolderStoppedPastItsLease(t *testing.T) {
 				p.Signal(syscall.SIGCONT)
 				require.Contains(t, p.Line(soon), lock.ErrLost.Error())
 				require.Contains(t, p.Line(soon), lock.ErrLost.Error())
-				require.Equal(t, 1, holdCount(t, all[0].FairLock("orders"), h.Owner()))
+				require.Equal(t, 1, harness.HoldCount(t, all[0].FairLock("orders"), h.Owner()))
 			}
 			require.NoError(t, h.Unlock(t.Context()))
 			inOrder(t, line[1:]...)

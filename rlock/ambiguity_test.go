@@ -27,7 +27,7 @@ type ambiguity struct {
 	s     *testserver.Server
 	other *redlatch.Client // not behind the gate
 	g     *harness.Gate
-	l     anyLock
+	l     harness.Lock
 	ctx   context.Context
 	named bool
 	// fenced is set if the holds have tokens.
@@ -40,7 +40,7 @@ type ambiguity struct {
 // reply is kept back that it waits for.
 func (a *ambiguity) during(operation func()) {
 	a.Helper()
-	reached := a.g.Arm(a.fate, sha(a.T, a.file), 1)
+	reached := a.g.Arm(a.fate, harness.SHA(a.T, a.file), 1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -64,7 +64,7 @@ func (a *ambiguity) during(operation func()) {
 func (a *ambiguity) held(h lock.Hold) {
 	a.Helper()
 	harness.Eventually(a, 10*time.Second, "there is one hold", func() bool {
-		return holdCount(a.T, a.l, h.Owner()) == 1 && harness.Do(a, a.s.Addr, "HLEN", a.l.Name()) == ":1"
+		return harness.HoldCount(a.T, a.l, h.Owner()) == 1 && harness.Do(a, a.s.Addr, "HLEN", a.l.Name()) == ":1"
 	})
 	require.NoError(a, h.Context().Err())
 	ttl := time.Duration(harness.PTTL(a, a.s.Addr, a.l.Name())) * time.Millisecond
@@ -80,7 +80,7 @@ func (a *ambiguity) held(h lock.Hold) {
 // waiter starts a waiter and returns once it sleeps, after that many attempts.
 func (a *ambiguity) waiter(file string, attempts int) <-chan lock.Hold {
 	a.Helper()
-	reached := a.g.Arm(harness.KeepReply, sha(a.T, file), attempts)
+	reached := a.g.Arm(harness.KeepReply, harness.SHA(a.T, file), attempts)
 	next := make(chan lock.Hold, 1)
 	go func() {
 		h, err := a.l.Lock(a.ctx)
@@ -185,7 +185,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 		}},
 	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		other := harness.Client(t, s)
 		for _, op := range operations {
 			t.Run(op.name, func(parent *testing.T) {
@@ -228,7 +228,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 							}
 							op.run(a)
 							// Whatever is still there is given back well before its lease is over.
-							harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !isLocked(t, other.Lock(name)) })
+							harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !harness.IsLocked(t, other.Lock(name)) })
 							require.NoError(t, other.Lock(name).Do(t.Context(), nothing))
 						})
 					}
@@ -259,7 +259,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		for _, lost := range []bool{false, true} {
-			warmUp(t, s)
+			harness.WarmUp(t, s.Addr)
 			c, g := harness.GatedClient(t, s)
 			other := harness.Client(t, s)
 			first := mustLock(t, other.Lock("orders"))
@@ -298,7 +298,7 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 			require.NotNil(t, h)
 			ttl := time.Duration(harness.PTTL(t, s.Addr, "orders")) * time.Millisecond
 			require.LessOrEqual(t, h.Remaining(), ttl+time.Millisecond)
-			require.Equal(t, 1, holdCount(t, other.Lock("orders"), h.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, other.Lock("orders"), h.Owner()))
 			require.NoError(t, h.Unlock(t.Context()))
 			require.ErrorIs(t, first.Unlock(t.Context()), lock.ErrLost)
 			harness.NothingLeft(t, s.Addr)

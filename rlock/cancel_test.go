@@ -101,7 +101,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 					for _, bounded := range []bool{false, true} {
 						harness.Do(t, s.Addr, "FLUSHALL")
 						c, g := harness.GatedClient(t, s)
-						warmUp(t, s)
+						harness.WarmUp(t, s.Addr)
 						holder := harness.Client(t, s)
 						if p.here {
 							holder = c

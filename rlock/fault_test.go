@@ -2,12 +2,8 @@ package rlock_test
 
 import (
 	"context"
-	"crypto/sha1" // the server names scripts by their SHA-1
-	"encoding/hex"
 	"log/slog"
 	"math"
-	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,34 +24,10 @@ import (
 
 func nothing(context.Context) error { return nil }
 
-// warmUp makes a server know the scripts, so that a request is one command.
-func warmUp(t *testing.T, s *testserver.Server) {
-	t.Helper()
-	for _, pattern := range []string{"*.lua", "../internal/locking/*.lua"} {
-		files, err := filepath.Glob(pattern)
-		require.NoError(t, err)
-		require.NotEmpty(t, files)
-		for _, file := range files {
-			source, err := os.ReadFile(file)
-			require.NoError(t, err)
-			harness.Do(t, s.Addr, "SCRIPT", "LOAD", string(source))
-		}
-	}
-}
-
-// sha returns the name that the server has for a script.
-func sha(t *testing.T, file string) string {
-	t.Helper()
-	source, err := os.ReadFile(file)
-	require.NoError(t, err)
-	sum := sha1.Sum(source)
-	return hex.EncodeToString(sum[:])
-}
-
 // waitFor starts a waiter behind a holder and returns once it is asleep, after
 // that many attempts: one after the subscription, and one before if the holder
 // is elsewhere.
-func waitFor(t *testing.T, s *testserver.Server, l anyLock, attempts int) <-chan error {
+func waitFor(t *testing.T, s *testserver.Server, l harness.Lock, attempts int) <-chan error {
 	t.Helper()
 	harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 	done := make(chan error, 1)
@@ -86,7 +58,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for _, fate := range []harness.Fate{harness.LoseReply, harness.LoseRequest} {
 			c, g := harness.GatedClient(t, s)
-			warmUp(t, s)
+			harness.WarmUp(t, s.Addr)
 			l := c.Lock("orders")
 			ctx := lock.WithOwner(t.Context(), c.NewOwner())
 			h, err := l.Lock(ctx)
@@ -95,7 +67,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 			_, err = l.TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 			harness.Eventually(t, 10*time.Second, "one hold is left, and no attempt to undo the other is", func() bool {
-				return holdCount(t, l, h.Owner()) == 1 && harness.GoroutinesIn("settle") == 0
+				return harness.HoldCount(t, l, h.Owner()) == 1 && harness.GoroutinesIn("settle") == 0
 			})
 			require.NoError(t, h.Unlock(ctx))
 			harness.NothingLeft(t, s.Addr)
@@ -107,7 +79,7 @@ func TestAnUnknownReentryLeavesTheFirstHold(t *testing.T) {
 func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		ctx := owner(c)
 		l := c.Lock("orders")
 		h, err := l.Lock(ctx)
@@ -119,7 +91,7 @@ func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
 		require.NoError(t, err)
 		harness.Eventually(t, 5*time.Second, "nothing is under way", func() bool { return harness.GoroutinesIn("forget") == 0 })
 		require.NoError(t, g.Open())
-		require.Equal(t, 1, holdCount(t, l, next.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, l, next.Owner()))
 		require.NoError(t, next.Unlock(ctx))
 		harness.NothingStays(t, s.Addr)
 	})
@@ -132,12 +104,12 @@ func TestAReleaseThatArrivesAfterItsHoldEndsNoOtherHold(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout))
 		other := harness.Client(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		l := c.Lock("orders")
 		h, err := l.Lock(ctx, lock.Lease(lease))
 		require.NoError(t, err)
-		reached := g.Arm(harness.DelayRequest, sha(t, "release_named.lua"), 1)
+		reached := g.Arm(harness.DelayRequest, harness.SHA(t, "release_named.lua"), 1)
 		// What is sent in the place of the delayed request waits for the lease's end.
 		harness.Do(t, s.Addr, "CLIENT", "PAUSE", strconv.FormatInt((lease+lease/4).Milliseconds(), 10), "WRITE")
 		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
@@ -148,7 +120,7 @@ func TestAReleaseThatArrivesAfterItsHoldEndsNoOtherHold(t *testing.T) {
 		require.NoError(t, err)
 		first := time.Now().Add(next.Remaining())
 		require.NoError(t, g.Open())
-		require.Equal(t, 1, holdCount(t, l, next.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, l, next.Owner()))
 		_, err = other.Lock("orders").TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		harness.Eventually(t, timeout, "the lease is renewed", func() bool {
@@ -205,7 +177,7 @@ func TestATicketLivesAsLongAsItsHold(t *testing.T) {
 		<-time.After(timeout) // it is renewed meanwhile
 		require.Greater(t, harness.PTTL(t, s.Addr, ticket), (59 * time.Minute).Milliseconds())
 		require.NoError(t, h.Unlock(ctx))
-		require.False(t, isLocked(t, c.Lock("orders")))
+		require.False(t, harness.IsLocked(t, c.Lock("orders")))
 
 		h, err = c.Lock("orders").Lock(ctx, lock.Lease(timeout))
 		require.NoError(t, err)
@@ -213,7 +185,7 @@ func TestATicketLivesAsLongAsItsHold(t *testing.T) {
 		require.NoError(t, h.Extend(ctx, time.Minute))
 		require.Greater(t, harness.PTTL(t, s.Addr, ticketOf(t, s, "orders")), (50 * time.Second).Milliseconds())
 		require.NoError(t, h.Unlock(ctx))
-		require.False(t, isLocked(t, c.Lock("orders")))
+		require.False(t, harness.IsLocked(t, c.Lock("orders")))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -230,7 +202,7 @@ func TestUnlockOfANamedHoldThatIsOverdueFreesTheLock(t *testing.T) {
 		require.Equal(t, lock.ReasonMaxHold, lost.Reason)
 		require.Equal(t, error(lost), h.Unlock(ctx))
 		// Well before its lease of 30 s is over.
-		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !isLocked(t, c.Lock("orders")) })
+		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !harness.IsLocked(t, c.Lock("orders")) })
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -246,7 +218,7 @@ func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 		h2, err := l.Lock(ctx)
 		require.NoError(t, err)
 		harness.Eventually(t, 5*time.Second, "the first lease is over on the server", func() bool {
-			return holdCount(t, l, h2.Owner()) == 1 || h2.Owner() != h1.Owner()
+			return harness.HoldCount(t, l, h2.Owner()) == 1 || h2.Owner() != h1.Owner()
 		})
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrLost)
 		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return harness.GoroutinesIn("(*Lock).release") == 0 })
@@ -257,7 +229,7 @@ func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 }
 
 func TestUnlockByOwnerEndsAnUnnamedHoldToo(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		c := harness.Client(t, s)
 		h := mustLock(t, of(c, "orders"))
 		require.NoError(t, of(c, "orders").Unlock(lock.WithOwner(t.Context(), h.Owner())))
@@ -270,7 +242,7 @@ func TestUnlockByOwnerEndsAnUnnamedHoldToo(t *testing.T) {
 func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		h := mustLock(t, c.Lock("orders"))
 		ctx := h.Context()
 		reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
@@ -335,7 +307,7 @@ func TestExpiryForbidden(t *testing.T) {
 		require.NoError(t, err)
 		defer c.Close()
 		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
-			for _, l := range []anyLock{c.Lock("orders"), c.FencedLock("orders")} {
+			for _, l := range []harness.Lock{c.Lock("orders"), c.FencedLock("orders")} {
 				_, err := l.TryLock(ctx)
 				require.Error(t, err)
 				require.NotErrorIs(t, err, lock.ErrNotAcquired)
@@ -351,7 +323,7 @@ func TestOutOfMemory(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		c := harness.Client(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		named := lock.WithOwner(t.Context(), c.NewOwner())
 		h1, err := c.Lock("one").Lock(t.Context())
 		require.NoError(t, err)
@@ -500,7 +472,7 @@ func TestCloseDuringAcquisitionsLeavesNothing(t *testing.T) {
 func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		theirs := mustLock(t, harness.Client(t, s).Lock("orders"))
 		l := c.Lock("orders", rlock.NonReentrant())
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())

@@ -104,7 +104,7 @@ func TestEveryWayToLoseAHold(t *testing.T) {
 				harness.Do(a, a.s.Addr, "PEXPIRE", h.Name(), "1")
 				theirs := mustLock(a.T, a.other.Lock(h.Name()))
 				return func() {
-					require.Equal(a, 1, holdCount(a.T, a.other.Lock(h.Name()), theirs.Owner()))
+					require.Equal(a, 1, harness.HoldCount(a.T, a.other.Lock(h.Name()), theirs.Owner()))
 					require.NoError(a, theirs.Context().Err())
 					require.NoError(a, theirs.Unlock(a.Context()))
 				}

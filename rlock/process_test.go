@@ -23,7 +23,7 @@ import (
 
 var workers = map[string]func(args []string) error{
 	"increment": incrementWorker,
-	"hold":      holdWorker,
+	"hold":      harness.HoldWorker(func(kind string, c *redlatch.Client) lock.Locker { return ofKind(kind)(c, "orders") }),
 }
 
 const goroutinesPerProcess = 64
@@ -47,12 +47,7 @@ func incrementWorker(args []string) error {
 		return err
 	}
 	defer conn.Close()
-	var l lock.Locker
-	for _, k := range kinds {
-		if k.name == kind {
-			l = k.of(c, "counter:lock")
-		}
-	}
+	l := ofKind(kind)(c, "counter:lock")
 	fmt.Println("ready")
 
 	// All processes are ready before the first of them may win.
@@ -140,39 +135,9 @@ func TestProcessesIncrementACounterExactly(t *testing.T) {
 	})
 }
 
-// holdWorker takes the lock, says so, and waits to be killed. If it loses the lock
-// it says when, and how.
-func holdWorker(args []string) error {
-	addr, kind := args[0], args[1]
-	timeout, err := time.ParseDuration(args[2])
-	if err != nil {
-		return err
-	}
-	ctx := context.Background()
-	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, redlatch.WithWatchdogTimeout(timeout))
-	if err != nil {
-		return err
-	}
-	for _, k := range kinds {
-		if k.name != kind {
-			continue
-		}
-		h, err := k.of(c, "orders").Lock(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Println("holding")
-		<-h.Context().Done()
-		fmt.Println(time.Now().UnixNano())
-		fmt.Println(context.Cause(h.Context()))
-		fmt.Println(h.Unlock(ctx))
-	}
-	return nil
-}
-
 func TestAWaiterGetsInWhenTheHolderWasKilled(t *testing.T) {
 	const timeout = 2 * time.Second
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		_, kind := splitName(t.Name())
 		p := harness.Spawn(t, "hold", s.Addr, kind, timeout.String())
 		require.Equal(t, "holding", p.Line(30*time.Second))
@@ -222,7 +187,7 @@ func TestAHolderStoppedPastItsLeaseHearsOfIt(t *testing.T) {
 			require.LessOrEqual(t, after, before)
 			require.GreaterOrEqual(t, after, before-passed.Milliseconds()-2) // both are rounded
 			require.Equal(t, ":1", harness.Do(t, s.Addr, "HLEN", "orders"))
-			require.Equal(t, 1, holdCount(t, l, h.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
 			require.NoError(t, h.Context().Err())
 			require.NoError(t, h.Unlock(t.Context()))
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -23,29 +24,25 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m, workers) }
 
-// anyLock is what the kinds of this package have in common.
-type anyLock interface {
-	lock.Locker
-	Unlock(ctx context.Context) error
-	ForceUnlock(ctx context.Context) (bool, error)
-	IsLocked(ctx context.Context) (bool, error)
-	IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
-	HoldCount(ctx context.Context, owner lock.Owner) (int, error)
-	TTL(ctx context.Context) (time.Duration, error)
+type kind struct {
+	name string
+	of   func(c *redlatch.Client, name string) harness.Lock
 }
 
-var kinds = []struct {
-	name string
-	of   func(c *redlatch.Client, name string) anyLock
-}{
-	{"lock", func(c *redlatch.Client, name string) anyLock { return c.Lock(name) }},
-	{"non-reentrant", func(c *redlatch.Client, name string) anyLock { return c.Lock(name, rlock.NonReentrant()) }},
-	{"fenced", func(c *redlatch.Client, name string) anyLock { return c.FencedLock(name) }},
-	{"spin", func(c *redlatch.Client, name string) anyLock { return c.SpinLock(name) }},
+var kinds = []kind{
+	{"lock", func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name) }},
+	{"non-reentrant", func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name, rlock.NonReentrant()) }},
+	{"fenced", func(c *redlatch.Client, name string) harness.Lock { return c.FencedLock(name) }},
+	{"spin", func(c *redlatch.Client, name string) harness.Lock { return c.SpinLock(name) }},
+}
+
+// ofKind returns how to get at a lock of that kind.
+func ofKind(name string) func(c *redlatch.Client, name string) harness.Lock {
+	return kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })].of
 }
 
 // eachKind runs a test for every kind on every server.
-func eachKind(t *testing.T, test func(t *testing.T, s *testserver.Server, of func(c *redlatch.Client, name string) anyLock)) {
+func eachKind(t *testing.T, test func(t *testing.T, s *testserver.Server, of func(c *redlatch.Client, name string) harness.Lock)) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for _, k := range kinds {
 			t.Run(k.name, func(t *testing.T) {
@@ -63,58 +60,41 @@ func mustLock(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 	return h
 }
 
-func isLocked(t *testing.T, l anyLock) bool {
-	t.Helper()
-	locked, err := l.IsLocked(t.Context())
-	require.NoError(t, err)
-	return locked
-}
-
-func holdCount(t *testing.T, l anyLock, o lock.Owner) int {
-	t.Helper()
-	n, err := l.HoldCount(t.Context(), o)
-	require.NoError(t, err)
-	held, err := l.IsHeldBy(t.Context(), o)
-	require.NoError(t, err)
-	require.Equal(t, n > 0, held)
-	return n
-}
-
 func TestLockAndUnlockAgainAndAgain(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		l := of(harness.Client(t, s), "orders")
 		for range 3 {
-			require.False(t, isLocked(t, l))
+			require.False(t, harness.IsLocked(t, l))
 			h := mustLock(t, l)
-			require.True(t, isLocked(t, l))
-			require.Equal(t, 1, holdCount(t, l, h.Owner()))
+			require.True(t, harness.IsLocked(t, l))
+			require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
 			require.NoError(t, h.Unlock(t.Context()))
-			require.Zero(t, holdCount(t, l, h.Owner()))
+			require.Zero(t, harness.HoldCount(t, l, h.Owner()))
 		}
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 	})
 }
 
 func TestTheHoldIsOfNobodyElse(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		h := mustLock(t, of(c, "orders"))
 		defer h.Unlock(t.Context())
 		for _, stranger := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
-			assert.Zero(t, holdCount(t, of(other, "orders"), stranger))
+			assert.Zero(t, harness.HoldCount(t, of(other, "orders"), stranger))
 			assert.ErrorIs(t, of(other, "orders").Unlock(lock.WithOwner(t.Context(), stranger)), lock.ErrNotHeld)
 		}
 		for _, c := range []*redlatch.Client{c, other} {
-			assert.True(t, isLocked(t, of(c, "orders")))
+			assert.True(t, harness.IsLocked(t, of(c, "orders")))
 			_, err := of(c, "orders").TryLock(t.Context())
 			assert.ErrorIs(t, err, lock.ErrNotAcquired)
 		}
-		assert.Equal(t, 1, holdCount(t, of(c, "orders"), h.Owner()))
+		assert.Equal(t, 1, harness.HoldCount(t, of(c, "orders"), h.Owner()))
 	})
 }
 
 func TestReentry(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		c := harness.Client(t, s)
 		l := of(c, "orders")
 		o := c.NewOwner()
@@ -130,19 +110,19 @@ func TestReentry(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrReentered)
 			_, err = l.Lock(ctx, lock.Wait(time.Minute))
 			require.ErrorIs(t, err, lock.ErrReentered)
-			require.Equal(t, 1, holdCount(t, l, o))
+			require.Equal(t, 1, harness.HoldCount(t, l, o))
 			require.NoError(t, h1.Unlock(ctx))
-			require.False(t, isLocked(t, l))
+			require.False(t, harness.IsLocked(t, l))
 			return
 		}
 		require.NoError(t, err)
-		require.Equal(t, 2, holdCount(t, l, o))
+		require.Equal(t, 2, harness.HoldCount(t, l, o))
 		require.NoError(t, h2.Unlock(ctx))
-		require.Equal(t, 1, holdCount(t, l, o))
+		require.Equal(t, 1, harness.HoldCount(t, l, o))
 		_, err = l.TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.NoError(t, h1.Unlock(ctx))
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrNotHeld)
 	})
 }
@@ -181,13 +161,13 @@ func TestReentryNeitherShortensTheLeaseNorDoesItsUnlock(t *testing.T) {
 }
 
 func TestUnlockByOwnerInAnotherProcess(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		here, there := harness.Client(t, s), harness.Client(t, s)
 		h := mustLock(t, of(here, "orders"), lock.Lease(time.Minute))
 		o, err := lock.ParseOwner(h.Owner().String())
 		require.NoError(t, err)
 		require.NoError(t, of(there, "orders").Unlock(lock.WithOwner(t.Context(), o)))
-		require.False(t, isLocked(t, of(here, "orders")))
+		require.False(t, harness.IsLocked(t, of(here, "orders")))
 		var lost *lock.LostError
 		require.ErrorAs(t, h.Unlock(t.Context()), &lost)
 		require.Equal(t, lock.ReasonGone, lost.Reason)
@@ -223,16 +203,16 @@ func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
 		h1 := mustLock(t, l)
 		h2, err := l.Lock(lock.WithOwner(t.Context(), h1.Owner()))
 		require.NoError(t, err)
-		require.Equal(t, 2, holdCount(t, l, h1.Owner()))
+		require.Equal(t, 2, harness.HoldCount(t, l, h1.Owner()))
 		require.NoError(t, h1.Unlock(t.Context()))
-		require.Equal(t, 1, holdCount(t, l, h1.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, l, h1.Owner()))
 		require.NoError(t, h2.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
 func TestTTL(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		l := of(harness.Client(t, s), "orders")
 		h := mustLock(t, l, lock.Lease(time.Hour))
 		ttl, err := l.TTL(t.Context())
@@ -252,7 +232,7 @@ func TestTTL(t *testing.T) {
 }
 
 func TestAKeyWithoutExpiryIsNotMistakenForSuccess(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		l := of(harness.Client(t, s), "orders")
 		harness.Do(t, s.Addr, "HSET", "orders", "somebody", "1")
 		_, err := l.TryLock(t.Context())
@@ -266,7 +246,7 @@ func TestAKeyWithoutExpiryIsNotMistakenForSuccess(t *testing.T) {
 }
 
 func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		const lease = 700 * time.Millisecond
 		l, other := of(harness.Client(t, s), "orders"), of(harness.Client(t, s), "orders")
 		begin := time.Now()
@@ -284,10 +264,10 @@ func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
 }
 
 func TestWaitIsBounded(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		l := of(harness.Client(t, s), "orders")
 		h := mustLock(t, l)
-		for _, l := range []anyLock{l, of(harness.Client(t, s), "orders")} {
+		for _, l := range []harness.Lock{l, of(harness.Client(t, s), "orders")} {
 			const wait = 300 * time.Millisecond
 			begin := time.Now()
 			_, err := l.Lock(t.Context(), lock.Wait(wait))
@@ -308,12 +288,12 @@ func TestWaitIsBounded(t *testing.T) {
 			require.ErrorIs(t, err, boom)
 		}
 		require.NoError(t, h.Unlock(t.Context()))
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 	})
 }
 
 func TestForceUnlock(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		c := harness.Client(t, s)
 		l := of(c, "orders")
 		forced, err := l.ForceUnlock(t.Context())
@@ -326,7 +306,7 @@ func TestForceUnlock(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, forced)
 		require.NoError(t, <-waiter)
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 
 		harness.Do(t, s.Addr, "SET", "orders", "precious")
@@ -356,7 +336,7 @@ func TestForceUnlockElsewhereWakesTheWaiterBehindAHolderHere(t *testing.T) {
 }
 
 func TestAKeyOfTheWrongType(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		c := harness.Client(t, s)
 		l := of(c, "orders")
 		h := mustLock(t, l)
@@ -432,7 +412,7 @@ func TestFencingTokens(t *testing.T) {
 }
 
 func TestTwoGoroutinesWithOneLockAndOneContextNeverHoldTogether(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		l := of(harness.Client(t, s), "orders")
 		ctx := t.Context()
 		var inside, entered atomic.Int32
@@ -453,12 +433,12 @@ func TestTwoGoroutinesWithOneLockAndOneContextNeverHoldTogether(t *testing.T) {
 		}
 		wg.Wait()
 		require.Equal(t, int32(200), entered.Load())
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 	})
 }
 
 func TestManyClientsExcludeEachOther(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anyLock) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
 		const clients, passes = 16, 25
 		counter := 0 // protected by the lock alone
 		var wg sync.WaitGroup
@@ -484,16 +464,16 @@ func TestDo(t *testing.T) {
 		boom := errors.New("boom")
 
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			require.True(t, isLocked(t, l))
+			require.True(t, harness.IsLocked(t, l))
 			return ctx.Err()
 		}))
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return boom }), boom)
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 
 		require.PanicsWithValue(t, "boom", func() {
 			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
 		})
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 
 		// A loss while fn ran is joined to what fn returned.
 		err := l.Do(t.Context(), func(context.Context) error {
@@ -504,7 +484,7 @@ func TestDo(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrLost)
 
 		require.ErrorIs(t, l.Do(t.Context(), nil), lock.ErrInvalid)
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 	})
 }
 
@@ -529,9 +509,9 @@ func TestHoldContext(t *testing.T) {
 		cancel()
 		require.Error(t, h.Context().Err())
 		require.Greater(t, h.Remaining(), 20*time.Second)
-		require.True(t, isLocked(t, l))
+		require.True(t, harness.IsLocked(t, l))
 		require.NoError(t, h.Unlock(parent))
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		require.ErrorIs(t, h.Unlock(parent), lock.ErrNotHeld)
 		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
 	})

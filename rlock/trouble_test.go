@@ -200,7 +200,7 @@ func TestServerInTrouble(t *testing.T) {
 				}
 				require.ErrorIs(t, free.Unlock(t.Context()), lock.ErrLost)
 				harness.Eventually(t, long, "the other lease is renewed", func() bool { return kept.Remaining() > long*9/10 })
-				require.Equal(t, 1, holdCount(t, waiting.Lock("kept"), kept.Owner()))
+				require.Equal(t, 1, harness.HoldCount(t, waiting.Lock("kept"), kept.Owner()))
 				require.NoError(t, kept.Unlock(t.Context()))
 				for name, done := range waiters {
 					select {

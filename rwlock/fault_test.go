@@ -2,16 +2,11 @@ package rwlock_test
 
 import (
 	"context"
-	"crypto/sha1" // the server names scripts by their SHA-1
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
 	"net"
-	"os"
-	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -29,39 +24,6 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
-
-// source returns a script as it is sent.
-func source(t *testing.T, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	if slices.Contains([]string{"leave.lua", "is_locked.lua", renewWriteLua}, file) {
-		return string(text)
-	}
-	prelude, err := os.ReadFile("holds.lua")
-	require.NoError(t, err)
-	return string(prelude) + string(text)
-}
-
-const renewWriteLua = "../internal/locking/renew.lua"
-
-// warmUp makes a server know the scripts, so that a request is one command.
-func warmUp(t *testing.T, s *testserver.Server) {
-	t.Helper()
-	files, err := filepath.Glob("*.lua")
-	require.NoError(t, err)
-	require.NotEmpty(t, files)
-	for _, file := range append(files, renewWriteLua) {
-		harness.Do(t, s.Addr, "SCRIPT", "LOAD", source(t, file))
-	}
-}
-
-// sha returns the name that the server has for a script.
-func sha(t *testing.T, file string) string {
-	t.Helper()
-	sum := sha1.Sum([]byte(source(t, file)))
-	return hex.EncodeToString(sum[:])
-}
 
 // TestCancelledAnywhereLeavesNothing cancels an acquisition at every point where
 // it waits for something.
@@ -158,7 +120,7 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 						t.Run(pair.name+", "+name, func(t *testing.T) {
 							harness.Do(t, s.Addr, "FLUSHALL")
 							c, g := harness.GatedClient(t, s)
-							warmUp(t, s)
+							harness.WarmUp(t, s.Addr)
 							holder := harness.Client(t, s)
 							if p.here {
 								holder = c
@@ -221,8 +183,8 @@ type ambiguity struct {
 	s           *testserver.Server
 	c, other    *redlatch.Client // behind the gate, and not
 	g           *harness.Gate
-	name        string // of the lock
-	read, write side   // of c
+	name        string       // of the lock
+	read, write harness.Lock // of c
 	ctx         context.Context
 	fate        harness.Fate
 	file        string // of the script whose request meets the fate
@@ -238,7 +200,7 @@ type ambiguity struct {
 // reply is kept back that it waits for.
 func (a *ambiguity) during(operation func()) {
 	a.Helper()
-	reached := a.g.Arm(a.fate, sha(a.T, a.file), 1)
+	reached := a.g.Arm(a.fate, harness.SHA(a.T, a.file), 1)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
@@ -277,7 +239,7 @@ func (a *ambiguity) theirs(of sideOf) {
 func (a *ambiguity) last() lock.Hold { return a.holds[len(a.holds)-1] }
 
 // acquireFile is the script that takes a side of the lock.
-func (a *ambiguity) acquireFile(l side) string {
+func (a *ambiguity) acquireFile(l harness.Lock) string {
 	switch {
 	case l == a.write:
 		return "acquire_write.lua"
@@ -289,9 +251,9 @@ func (a *ambiguity) acquireFile(l side) string {
 }
 
 // wait starts waiters and returns once they sleep, after two attempts of the first.
-func (a *ambiguity) wait(l side, waiters int) {
+func (a *ambiguity) wait(l harness.Lock, waiters int) {
 	a.Helper()
-	reached := a.g.Arm(harness.KeepReply, sha(a.T, a.acquireFile(l)), 2)
+	reached := a.g.Arm(harness.KeepReply, harness.SHA(a.T, a.acquireFile(l)), 2)
 	for i := range waiters {
 		next := make(chan lock.Hold, 1)
 		go func() {
@@ -319,7 +281,7 @@ func (a *ambiguity) wait(l side, waiters int) {
 
 // held checks that the lock has the holds of one side, and no others, in the end,
 // and that none is more certain of its lease than the server.
-func (a *ambiguity) held(l side, holds ...lock.Hold) {
+func (a *ambiguity) held(l harness.Lock, holds ...lock.Hold) {
 	a.Helper()
 	seen := reading(a.other, a.name)
 	if l == a.write {
@@ -327,7 +289,7 @@ func (a *ambiguity) held(l side, holds ...lock.Hold) {
 	}
 	harness.Eventually(a, 10*time.Second, "these holds are there, once", func() bool {
 		for _, h := range holds {
-			if holdCount(a.T, seen, h.Owner()) != 1 {
+			if harness.HoldCount(a.T, seen, h.Owner()) != 1 {
 				return false
 			}
 		}
@@ -347,7 +309,7 @@ func (a *ambiguity) held(l side, holds ...lock.Hold) {
 }
 
 // released gives the last holds back.
-func (a *ambiguity) released(l side, holds ...lock.Hold) {
+func (a *ambiguity) released(l harness.Lock, holds ...lock.Hold) {
 	a.Helper()
 	for _, h := range holds {
 		require.NotNil(a, h)
@@ -381,7 +343,7 @@ type operation struct {
 	run            func(a *ambiguity)
 }
 
-func try(of func(a *ambiguity) side) func(a *ambiguity) {
+func try(of func(a *ambiguity) harness.Lock) func(a *ambiguity) {
 	return func(a *ambiguity) {
 		var h lock.Hold
 		var err error
@@ -397,7 +359,7 @@ func try(of func(a *ambiguity) side) func(a *ambiguity) {
 }
 
 // pass is a hold that ends while others of a side wait.
-func pass(of func(a *ambiguity) side) func(a *ambiguity) {
+func pass(of func(a *ambiguity) harness.Lock) func(a *ambiguity) {
 	return func(a *ambiguity) {
 		var err error
 		a.during(func() { err = a.last().Unlock(a.ctx) })
@@ -406,7 +368,7 @@ func pass(of func(a *ambiguity) side) func(a *ambiguity) {
 	}
 }
 
-func release(of func(a *ambiguity) side) func(a *ambiguity) {
+func release(of func(a *ambiguity) harness.Lock) func(a *ambiguity) {
 	return func(a *ambiguity) {
 		var err error
 		a.during(func() { err = a.last().Unlock(a.ctx) })
@@ -422,7 +384,7 @@ func release(of func(a *ambiguity) side) func(a *ambiguity) {
 	}
 }
 
-func renewal(of func(a *ambiguity) side) func(a *ambiguity) {
+func renewal(of func(a *ambiguity) harness.Lock) func(a *ambiguity) {
 	return func(a *ambiguity) {
 		h := mustLockAs(a.T, a.ctx, of(a))
 		first := time.Now().Add(h.Remaining())
@@ -435,7 +397,7 @@ func renewal(of func(a *ambiguity) side) func(a *ambiguity) {
 	}
 }
 
-func extension(of func(a *ambiguity) side) func(a *ambiguity) {
+func extension(of func(a *ambiguity) harness.Lock) func(a *ambiguity) {
 	return func(a *ambiguity) {
 		h := a.last()
 		var err error
@@ -454,8 +416,8 @@ func extension(of func(a *ambiguity) side) func(a *ambiguity) {
 	}
 }
 
-func theRead(a *ambiguity) side  { return a.read }
-func theWrite(a *ambiguity) side { return a.write }
+func theRead(a *ambiguity) harness.Lock  { return a.read }
+func theWrite(a *ambiguity) harness.Lock { return a.write }
 
 var operations = []operation{
 	{"try to read", "acquire_read.lua", "acquire_read_named.lua", nil, try(theRead)},
@@ -527,7 +489,7 @@ var operations = []operation{
 		a.released(a.read, r)
 	}},
 	{"renewal of a read hold", "renew_read.lua", "renew_read.lua", nil, renewal(theRead)},
-	{"renewal of a write hold", renewWriteLua, renewWriteLua, nil, renewal(theWrite)},
+	{"renewal of a write hold", "../internal/locking/renew.lua", "../internal/locking/renew.lua", nil, renewal(theWrite)},
 	{"extension of a read hold", "extend.lua", "extend.lua", func(a *ambiguity) { a.lock(a.read, lock.Lease(30*time.Second)) }, extension(theRead)},
 	{"extension of a write hold", "extend.lua", "extend.lua", func(a *ambiguity) { a.lock(a.write, lock.Lease(30*time.Second)) }, extension(theWrite)},
 	{"a writer leaves", "leave.lua", "leave.lua", func(a *ambiguity) {
@@ -548,7 +510,7 @@ var operations = []operation{
 // Everything happens to every request, of owners made for it and of named ones.
 func TestEveryFateOfEveryRequest(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		other := harness.Client(t, s)
 		for _, op := range operations {
 			t.Run(op.name, func(parent *testing.T) {
@@ -602,7 +564,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 							op.run(a)
 							// Whatever is still there is given back well before its lease is over.
 							harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
-								return !isLocked(t, reading(other, a.name)) && !isLocked(t, writing(other, a.name))
+								return !harness.IsLocked(t, reading(other, a.name)) && !harness.IsLocked(t, writing(other, a.name))
 							})
 							require.NoError(t, writing(other, a.name).Do(t.Context(), nothing))
 						})
@@ -622,7 +584,7 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
 		for _, name := range []string{"unnamed", "named"} {
 			t.Run(name, func(t *testing.T) {
-				warmUp(t, s)
+				harness.WarmUp(t, s.Addr)
 				c, g := harness.GatedClient(t, s)
 				first := mustLock(t, writing(harness.Client(t, s), "orders"))
 				ctx := t.Context()
@@ -649,7 +611,7 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 				require.NotNil(t, h)
 				ttl := time.Duration(harness.PTTL(t, s.Addr, "orders")) * time.Millisecond
 				require.LessOrEqual(t, h.Remaining(), ttl+time.Millisecond)
-				require.Equal(t, 1, holdCount(t, of(c, "orders"), h.Owner()))
+				require.Equal(t, 1, harness.HoldCount(t, of(c, "orders"), h.Owner()))
 				unlock(t, h)
 				require.ErrorIs(t, first.Unlock(t.Context()), lock.ErrLost)
 				harness.NothingLeft(t, s.Addr)
@@ -669,10 +631,10 @@ func TestAReleaseThatArrivesAfterItsHoldEndsNoOtherHold(t *testing.T) {
 		}{{reading, "release_read.lua"}, {writing, "release_write.lua"}} {
 			c, g := harness.GatedClient(t, s)
 			other := harness.Client(t, s)
-			warmUp(t, s)
+			harness.WarmUp(t, s.Addr)
 			ctx, l := named(t, c), side.of(c, "orders")
 			h := mustLockAs(t, ctx, l, lock.Lease(lease))
-			reached := g.Arm(harness.DelayRequest, sha(t, side.file), 1)
+			reached := g.Arm(harness.DelayRequest, harness.SHA(t, side.file), 1)
 			// What is sent in the place of the delayed request waits for the lease's end.
 			harness.Do(t, s.Addr, "CLIENT", "PAUSE", strconv.FormatInt((lease+lease/4).Milliseconds(), 10), "WRITE")
 			require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
@@ -681,7 +643,7 @@ func TestAReleaseThatArrivesAfterItsHoldEndsNoOtherHold(t *testing.T) {
 
 			next := mustLockAs(t, ctx, l)
 			require.NoError(t, g.Open())
-			require.Equal(t, 1, holdCount(t, l, next.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, l, next.Owner()))
 			require.False(t, tries(t, t.Context(), writing(other, "orders")))
 			require.NoError(t, next.Unlock(ctx))
 			require.True(t, tries(t, t.Context(), writing(other, "orders")))
@@ -696,11 +658,11 @@ func TestUnlockOfALostHoldSparesTheNextHoldOfItsOwner(t *testing.T) {
 		l, ctx := of(c, "orders"), named(t, c)
 		h1 := mustLockAs(t, ctx, l, lock.Lease(100*time.Millisecond))
 		<-h1.Context().Done()
-		harness.Eventually(t, time.Second, "its lease is over on the server", func() bool { return !isLocked(t, l) })
+		harness.Eventually(t, time.Second, "its lease is over on the server", func() bool { return !harness.IsLocked(t, l) })
 		h2 := mustLockAs(t, ctx, l)
 		require.ErrorIs(t, h1.Unlock(ctx), lock.ErrLost)
 		harness.Eventually(t, 10*time.Second, "no release is under way", func() bool { return harness.GoroutinesIn("(*Lock).release") == 0 })
-		require.Equal(t, 1, holdCount(t, l, h2.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, l, h2.Owner()))
 		require.False(t, tries(t, t.Context(), writing(c, "orders")))
 		unlock(t, h2)
 		harness.NothingLeft(t, s.Addr)

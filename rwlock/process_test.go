@@ -24,7 +24,7 @@ import (
 
 var workers = map[string]func(args []string) error{
 	"wait to write": waitWorker,
-	"hold":          holdWorker,
+	"hold":          harness.HoldWorker(ofSide),
 	"increment":     incrementWorker,
 	"contend":       contendWorker,
 }
@@ -44,35 +44,6 @@ func waitWorker(args []string) error {
 	}()
 	_, err = c.RWLock("orders").Write().Lock(ctx)
 	return err
-}
-
-// holdWorker takes one side of the lock and says so. If it loses it, it says when,
-// and how.
-func holdWorker(args []string) error {
-	timeout, err := time.ParseDuration(args[2])
-	if err != nil {
-		return err
-	}
-	ctx := context.Background()
-	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{args[0]}}, redlatch.WithWatchdogTimeout(timeout))
-	if err != nil {
-		return err
-	}
-	for _, side := range sides {
-		if side.name != args[1] {
-			continue
-		}
-		h, err := side.of(c, "orders").Lock(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Println("holding")
-		<-h.Context().Done()
-		fmt.Println(time.Now().UnixNano())
-		fmt.Println(context.Cause(h.Context()))
-		fmt.Println(h.Unlock(ctx))
-	}
-	return nil
 }
 
 const goroutinesPerProcess = 8

@@ -23,27 +23,24 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// side is what both sides of a read-write lock can do.
-type side interface {
-	lock.Locker
-	Unlock(ctx context.Context) error
-	ForceUnlock(ctx context.Context) (bool, error)
-	IsLocked(ctx context.Context) (bool, error)
-	IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
-	HoldCount(ctx context.Context, owner lock.Owner) (int, error)
-	TTL(ctx context.Context) (time.Duration, error)
-}
-
-func reading(c *redlatch.Client, name string) side { return c.RWLock(name).Read() }
-func writing(c *redlatch.Client, name string) side { return c.RWLock(name).Write() }
+func reading(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Read() }
+func writing(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Write() }
 
 // sideOf is how to get at one side of a lock.
-type sideOf func(c *redlatch.Client, name string) side
+type sideOf func(c *redlatch.Client, name string) harness.Lock
 
 var sides = []struct {
 	name string
 	of   sideOf
 }{{"read", reading}, {"write", writing}}
+
+// ofSide returns the side of the lock orders that is told.
+func ofSide(name string, c *redlatch.Client) lock.Locker {
+	if name == "read" {
+		return reading(c, "orders")
+	}
+	return writing(c, "orders")
+}
 
 // eachSide runs a test for both sides on every server.
 func eachSide(t *testing.T, test func(t *testing.T, s *testserver.Server, of sideOf)) {
@@ -76,23 +73,6 @@ func mustLockAs(t *testing.T, ctx context.Context, l lock.Locker, opts ...lock.O
 func unlock(t *testing.T, h lock.Hold) {
 	t.Helper()
 	require.NoError(t, h.Unlock(t.Context()))
-}
-
-func isLocked(t *testing.T, l side) bool {
-	t.Helper()
-	locked, err := l.IsLocked(t.Context())
-	require.NoError(t, err)
-	return locked
-}
-
-func holdCount(t *testing.T, l side, o lock.Owner) int {
-	t.Helper()
-	n, err := l.HoldCount(t.Context(), o)
-	require.NoError(t, err)
-	held, err := l.IsHeldBy(t.Context(), o)
-	require.NoError(t, err)
-	require.Equal(t, n > 0, held)
-	return n
 }
 
 // tries makes one attempt and reports whether it succeeded, after giving the lock
@@ -164,18 +144,18 @@ func TestLockedWhileItIsHeld(t *testing.T) {
 		l := of(c, "orders")
 		require.Equal(t, "orders", l.Name())
 		for range 3 {
-			require.False(t, isLocked(t, l))
-			require.False(t, isLocked(t, of(other, "orders")))
+			require.False(t, harness.IsLocked(t, l))
+			require.False(t, harness.IsLocked(t, of(other, "orders")))
 			h := mustLock(t, l)
 			require.Equal(t, "orders", h.Name())
 			require.Zero(t, h.Token())
-			require.True(t, isLocked(t, l))
-			require.True(t, isLocked(t, of(other, "orders")))
+			require.True(t, harness.IsLocked(t, l))
+			require.True(t, harness.IsLocked(t, of(other, "orders")))
 			unlock(t, h)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 			require.Equal(t, context.Canceled, context.Cause(h.Context()))
 		}
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -187,14 +167,14 @@ func TestTheHoldIsOfNobodyElse(t *testing.T) {
 		before := fields(t, s)
 		for _, stranger := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
 			for _, side := range sides {
-				require.Zero(t, holdCount(t, side.of(other, "orders"), stranger))
+				require.Zero(t, harness.HoldCount(t, side.of(other, "orders"), stranger))
 				require.ErrorIs(t, side.of(other, "orders").Unlock(lock.WithOwner(t.Context(), stranger)), lock.ErrNotHeld)
 				require.ErrorIs(t, side.of(c, "orders").Unlock(lock.WithOwner(t.Context(), stranger)), lock.ErrNotHeld)
 			}
 		}
 		require.Equal(t, before, fields(t, s))
 		for _, c := range []*redlatch.Client{c, other} {
-			require.Equal(t, 1, holdCount(t, of(c, "orders"), h.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, of(c, "orders"), h.Owner()))
 			require.False(t, tries(t, t.Context(), writing(c, "orders")))
 		}
 		require.ErrorIs(t, of(c, "orders").Unlock(t.Context()), lock.ErrInvalid)
@@ -210,18 +190,18 @@ func TestHoldsOfANamedOwnerAreCounted(t *testing.T) {
 		o, _ := lock.OwnerFrom(ctx)
 		for _, holds := range []int{1, 2, 3} {
 			var all []lock.Hold
-			require.Zero(t, holdCount(t, l, o))
+			require.Zero(t, harness.HoldCount(t, l, o))
 			for n := range holds {
 				h, err := l.TryLock(ctx)
 				require.NoError(t, err)
 				require.Equal(t, o, h.Owner())
 				all = append(all, h)
-				require.Equal(t, n+1, holdCount(t, l, o))
+				require.Equal(t, n+1, harness.HoldCount(t, l, o))
 			}
 			for n, h := range all {
 				require.False(t, tries(t, t.Context(), writing(other, "orders")))
 				unlock(t, h)
-				require.Equal(t, holds-n-1, holdCount(t, l, o))
+				require.Equal(t, holds-n-1, harness.HoldCount(t, l, o))
 			}
 			require.True(t, tries(t, t.Context(), writing(other, "orders")))
 		}
@@ -241,11 +221,11 @@ func TestReadersShareAndKeepWritersOut(t *testing.T) {
 		h := mustLockAs(t, named(t, c), reading(c, "orders"))
 		holds = append(holds, h)
 		for _, h := range holds {
-			require.Equal(t, 1, holdCount(t, reading(other, "orders"), h.Owner()))
-			require.Zero(t, holdCount(t, writing(other, "orders"), h.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, reading(other, "orders"), h.Owner()))
+			require.Zero(t, harness.HoldCount(t, writing(other, "orders"), h.Owner()))
 			for _, c := range []*redlatch.Client{c, other} {
 				require.False(t, tries(t, t.Context(), writing(c, "orders")))
-				require.False(t, isLocked(t, writing(c, "orders")))
+				require.False(t, harness.IsLocked(t, writing(c, "orders")))
 			}
 			require.False(t, exists(t, s, writerWaits), "of a writer that does not wait")
 			unlock(t, h)
@@ -262,8 +242,8 @@ func TestAWriterIsAlone(t *testing.T) {
 		ctx := named(t, c)
 		w := mustLockAs(t, ctx, writing(c, "orders"))
 		for _, c := range []*redlatch.Client{c, other} {
-			require.True(t, isLocked(t, writing(c, "orders")))
-			require.False(t, isLocked(t, reading(c, "orders")), "the write lock alone is held")
+			require.True(t, harness.IsLocked(t, writing(c, "orders")))
+			require.False(t, harness.IsLocked(t, reading(c, "orders")), "the write lock alone is held")
 			for _, ctx := range []context.Context{t.Context(), named(t, c)} {
 				require.False(t, tries(t, ctx, reading(c, "orders")))
 				require.False(t, tries(t, ctx, writing(c, "orders")))
@@ -283,17 +263,17 @@ func TestDowngrade(t *testing.T) {
 		ctx := named(t, c)
 		o, _ := lock.OwnerFrom(ctx)
 		w := mustLockAs(t, ctx, writing(c, "orders"))
-		require.False(t, isLocked(t, reading(c, "orders")))
+		require.False(t, harness.IsLocked(t, reading(c, "orders")))
 		r := mustLockAs(t, ctx, reading(c, "orders"))
-		require.True(t, isLocked(t, reading(c, "orders")), "a writer reads")
-		require.True(t, isLocked(t, writing(other, "orders")))
+		require.True(t, harness.IsLocked(t, reading(c, "orders")), "a writer reads")
+		require.True(t, harness.IsLocked(t, writing(other, "orders")))
 		require.False(t, tries(t, t.Context(), reading(other, "orders")))
 		unlock(t, w)
 
-		require.False(t, isLocked(t, writing(other, "orders")))
-		require.True(t, isLocked(t, reading(other, "orders")))
-		require.Zero(t, holdCount(t, writing(c, "orders"), o))
-		require.Equal(t, 1, holdCount(t, reading(c, "orders"), o))
+		require.False(t, harness.IsLocked(t, writing(other, "orders")))
+		require.True(t, harness.IsLocked(t, reading(other, "orders")))
+		require.Zero(t, harness.HoldCount(t, writing(c, "orders"), o))
+		require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), o))
 		require.False(t, tries(t, t.Context(), writing(c, "orders")))
 		require.False(t, tries(t, t.Context(), writing(other, "orders")))
 		require.True(t, tries(t, t.Context(), reading(other, "orders")))
@@ -370,7 +350,7 @@ func TestAReaderThatWantsToWriteIsToldAtOnce(t *testing.T) {
 				require.Less(t, time.Since(begin), 2*time.Second)
 			}
 			require.False(t, exists(t, s, writerWaits))
-			require.Equal(t, 1, holdCount(t, reading(c, "orders"), r.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), r.Owner()))
 			unlock(t, r)
 		}
 	})
@@ -527,7 +507,7 @@ func TestHoldsOfANamedOwnerEndInAnyOrder(t *testing.T) {
 					ttl = harness.PTTL(t, s.Addr, "orders")
 					require.GreaterOrEqual(t, time.Duration(ttl+1)*time.Millisecond, all[rest].Remaining())
 					require.NoError(t, all[rest].Context().Err())
-					require.Equal(t, 1, holdCount(t, holds.of[rest](other, "orders"), all[rest].Owner()))
+					require.Equal(t, 1, harness.HoldCount(t, holds.of[rest](other, "orders"), all[rest].Owner()))
 					require.False(t, tries(t, t.Context(), writing(other, "orders")))
 					require.NoError(t, all[rest].Extend(t.Context(), 2*long))
 					require.Greater(t, harness.PTTL(t, s.Addr, "orders"), (2*long - 3*time.Second).Milliseconds())
@@ -614,7 +594,7 @@ func TestAReaderBesideOneWhoNeverUnlocks(t *testing.T) {
 		second := mustLock(t, reading(other, "orders"))
 		require.Less(t, time.Since(begin), time.Second)
 		unlock(t, second)
-		require.Equal(t, 1, holdCount(t, reading(c, "orders"), first.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), first.Owner()))
 		require.False(t, tries(t, t.Context(), writing(other, "orders")))
 		require.NoError(t, first.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
@@ -828,7 +808,7 @@ func TestUnlockByOwner(t *testing.T) {
 			require.Equal(t, context.Canceled, context.Cause(h2.Context()))
 			require.ErrorIs(t, h2.Unlock(t.Context()), lock.ErrNotHeld)
 			require.NoError(t, h1.Context().Err())
-			require.Equal(t, 1, holdCount(t, of(there, "orders"), h1.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, of(there, "orders"), h1.Owner()))
 			require.NoError(t, of(here, "orders").Unlock(owner))
 			require.ErrorIs(t, of(here, "orders").Unlock(owner), lock.ErrNotHeld)
 			require.ErrorIs(t, h1.Unlock(t.Context()), lock.ErrNotHeld)
@@ -836,7 +816,7 @@ func TestUnlockByOwner(t *testing.T) {
 			// And elsewhere.
 			h := mustLockAs(t, ctx, of(here, "orders"), lock.Lease(time.Minute))
 			require.NoError(t, of(there, "orders").Unlock(lock.WithOwner(t.Context(), h.Owner())))
-			require.False(t, isLocked(t, of(here, "orders")))
+			require.False(t, harness.IsLocked(t, of(here, "orders")))
 			var lost *lock.LostError
 			require.ErrorAs(t, h.Unlock(t.Context()), &lost)
 			require.Equal(t, lock.ReasonGone, lost.Reason)
@@ -856,12 +836,12 @@ func TestUnlockByOwnerIsOfItsSide(t *testing.T) {
 			require.NoError(t, reading(c, "orders").Unlock(ctx))
 			require.ErrorIs(t, reading(c, "orders").Unlock(ctx), lock.ErrNotHeld)
 			require.NoError(t, w.Context().Err())
-			require.Equal(t, 1, holdCount(t, writing(there, "orders"), w.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, writing(there, "orders"), w.Owner()))
 			r2 := mustLockAs(t, ctx, reading(here, "orders"))
 			require.NoError(t, writing(c, "orders").Unlock(ctx))
 			require.ErrorIs(t, writing(c, "orders").Unlock(ctx), lock.ErrNotHeld)
 			require.NoError(t, r2.Context().Err())
-			require.Equal(t, 1, holdCount(t, reading(there, "orders"), w.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, reading(there, "orders"), w.Owner()))
 			unlock(t, r2)
 			for _, h := range []lock.Hold{r, w} {
 				if c == here {
@@ -886,7 +866,7 @@ func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
 				again := mustLockAs(t, lock.WithOwner(t.Context(), h.Owner()), pair[1](c, "orders"))
 				holds := []lock.Hold{h, again}
 				unlock(t, holds[first])
-				require.Equal(t, 1, holdCount(t, pair[1-first](c, "orders"), h.Owner()))
+				require.Equal(t, 1, harness.HoldCount(t, pair[1-first](c, "orders"), h.Owner()))
 				require.False(t, tries(t, t.Context(), writing(c, "orders")))
 				unlock(t, holds[1-first])
 				harness.NothingLeft(t, s.Addr)
@@ -895,7 +875,7 @@ func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
 	})
 }
 
-func forceUnlock(t *testing.T, l side) bool {
+func forceUnlock(t *testing.T, l harness.Lock) bool {
 	t.Helper()
 	forced, err := l.ForceUnlock(t.Context())
 	require.NoError(t, err)
@@ -911,10 +891,10 @@ func TestForceUnlockIsOfItsSide(t *testing.T) {
 				require.False(t, forceUnlock(t, side.of(from, "orders")))
 				h := mustLock(t, side.of(c, "orders"))
 				require.False(t, forceUnlock(t, opposite(from, "orders")))
-				require.True(t, isLocked(t, side.of(from, "orders")))
+				require.True(t, harness.IsLocked(t, side.of(from, "orders")))
 				require.NoError(t, h.Context().Err())
 				require.True(t, forceUnlock(t, side.of(from, "orders")))
-				require.False(t, isLocked(t, side.of(from, "orders")))
+				require.False(t, harness.IsLocked(t, side.of(from, "orders")))
 				if from == c {
 					require.Error(t, h.Context().Err(), "a hold of the same client ends at once")
 				}
@@ -1112,14 +1092,14 @@ func TestDo(t *testing.T) {
 		l := of(harness.Client(t, s), "orders")
 		boom := errors.New("boom")
 		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			require.True(t, isLocked(t, l))
+			require.True(t, harness.IsLocked(t, l))
 			return ctx.Err()
 		}))
 		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return boom }), boom)
 		require.PanicsWithValue(t, "boom", func() {
 			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
 		})
-		require.False(t, isLocked(t, l))
+		require.False(t, harness.IsLocked(t, l))
 		err := l.Do(t.Context(), func(context.Context) error {
 			harness.Do(t, s.Addr, "FLUSHALL")
 			return boom
@@ -1196,7 +1176,7 @@ func TestADroppedHoldIsReleased(t *testing.T) {
 		func() { require.NotNil(t, mustLock(t, of(c, "orders")).Context()) }()
 		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
 			runtime.GC()
-			return !isLocked(t, of(c, "orders"))
+			return !harness.IsLocked(t, of(c, "orders"))
 		})
 		require.Contains(t, log.String(), "dropped without Unlock")
 		require.Contains(t, log.String(), "rwlock_test.go")

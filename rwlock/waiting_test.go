@@ -78,7 +78,7 @@ func TestReadersOfAProcessEnterWithOneRequest(t *testing.T) {
 				if released.where == "elsewhere" {
 					holder = harness.Client(t, s)
 				}
-				warmUp(t, s)
+				harness.WarmUp(t, s.Addr)
 				w := mustLock(t, writing(holder, "orders"))
 				harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 				waiting := newCrowd(t)
@@ -221,14 +221,14 @@ func TestTheWaiterOfAFailedHandOffListens(t *testing.T) {
 func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		warmUp(t, s)
+		harness.WarmUp(t, s.Addr)
 		here, there := mustLock(t, reading(c, "orders")), mustLock(t, reading(harness.Client(t, s), "orders"))
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		writer, leaveWriter := inBackground(t.Context(), writing(c, "orders"))
 		quiet(t, s, 1, 2)
 		reader, leaveReader := inBackground(t.Context(), reading(c, "orders"))
 		quiet(t, s, 2, 2)
-		reached := g.Arm(harness.KeepReply, sha(t, "hand_off.lua"), 1)
+		reached := g.Arm(harness.KeepReply, harness.SHA(t, "hand_off.lua"), 1)
 		released := make(chan error, 1)
 		go func() { released <- here.Unlock(context.Background()) }()
 		<-reached
@@ -312,14 +312,14 @@ func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
 		const looks = 100
 		locked := 0
 		for range looks {
-			if isLocked(t, reading(all[0], "orders")) {
+			if harness.IsLocked(t, reading(all[0], "orders")) {
 				locked++
 			}
 			<-time.After(time.Millisecond)
 		}
 		require.Greater(t, locked, looks*9/10, "there is no stream of readers")
 
-		writers := []side{writing(all[0], "orders"), writing(harness.Client(t, s), "orders")}
+		writers := []harness.Lock{writing(all[0], "orders"), writing(harness.Client(t, s), "orders")}
 		var longest [2]time.Duration
 		for range rounds {
 			before := reads.Load()
