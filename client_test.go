@@ -130,47 +130,6 @@ func TestBadOptions(t *testing.T) {
 	})
 }
 
-func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		for _, name := range []string{"", "a{b", "a{}b", "x}y", "}a"} {
-			l := c.Lock(name)
-			_, err := l.Lock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.TryLock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			require.ErrorIs(t, l.Do(t.Context(), nothing), lock.ErrInvalid, name)
-			require.ErrorIs(t, l.Unlock(t.Context()), lock.ErrInvalid, name)
-			_, err = l.ForceUnlock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.IsLocked(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.TTL(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.HoldCount(t.Context(), c.NewOwner())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-		}
-
-		l := c.Lock("orders")
-		for _, opts := range [][]lock.Option{
-			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)},
-			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {{}},
-			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
-		} {
-			_, err := l.Lock(t.Context(), opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, "%v", opts)
-		}
-		_, err := l.TryLock(t.Context(), lock.Wait(time.Second))
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		//lint:ignore SA1012 what it is about
-		_, err = l.Lock(nil)
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		_, err = l.HoldCount(t.Context(), lock.Owner{})
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
-	})
-}
-
 func TestNameMapper(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "test::" + name }))

@@ -2,7 +2,6 @@ package rwlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -138,28 +137,6 @@ func exists(t *testing.T, s *testserver.Server, key string) bool {
 	return harness.Do(t, s.Addr, "EXISTS", key) == ":1"
 }
 
-func TestLockedWhileItIsHeld(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		l := of(c, "orders")
-		require.Equal(t, "orders", l.Name())
-		for range 3 {
-			require.False(t, harness.IsLocked(t, l))
-			require.False(t, harness.IsLocked(t, of(other, "orders")))
-			h := mustLock(t, l)
-			require.Equal(t, "orders", h.Name())
-			require.Zero(t, h.Token())
-			require.True(t, harness.IsLocked(t, l))
-			require.True(t, harness.IsLocked(t, of(other, "orders")))
-			unlock(t, h)
-			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-			require.Equal(t, context.Canceled, context.Cause(h.Context()))
-		}
-		require.False(t, harness.IsLocked(t, l))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 func TestTheHoldIsOfNobodyElse(t *testing.T) {
 	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
@@ -179,32 +156,6 @@ func TestTheHoldIsOfNobodyElse(t *testing.T) {
 		}
 		require.ErrorIs(t, of(c, "orders").Unlock(t.Context()), lock.ErrInvalid)
 		unlock(t, h)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-func TestHoldsOfANamedOwnerAreCounted(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		l, ctx := of(c, "orders"), named(t, c)
-		o, _ := lock.OwnerFrom(ctx)
-		for _, holds := range []int{1, 2, 3} {
-			var all []lock.Hold
-			require.Zero(t, harness.HoldCount(t, l, o))
-			for n := range holds {
-				h, err := l.TryLock(ctx)
-				require.NoError(t, err)
-				require.Equal(t, o, h.Owner())
-				all = append(all, h)
-				require.Equal(t, n+1, harness.HoldCount(t, l, o))
-			}
-			for n, h := range all {
-				require.False(t, tries(t, t.Context(), writing(other, "orders")))
-				unlock(t, h)
-				require.Equal(t, holds-n-1, harness.HoldCount(t, l, o))
-			}
-			require.True(t, tries(t, t.Context(), writing(other, "orders")))
-		}
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -796,35 +747,6 @@ func TestMixedContention(t *testing.T) {
 	})
 }
 
-func TestUnlockByOwner(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
-		here, there := harness.Client(t, s), harness.Client(t, s)
-		for _, ctx := range []context.Context{t.Context(), named(t, here)} {
-			// Here, where the latest hold ends.
-			h1 := mustLockAs(t, ctx, of(here, "orders"))
-			owner := lock.WithOwner(t.Context(), h1.Owner())
-			h2 := mustLockAs(t, owner, of(here, "orders"))
-			require.NoError(t, of(here, "orders").Unlock(owner))
-			require.Equal(t, context.Canceled, context.Cause(h2.Context()))
-			require.ErrorIs(t, h2.Unlock(t.Context()), lock.ErrNotHeld)
-			require.NoError(t, h1.Context().Err())
-			require.Equal(t, 1, harness.HoldCount(t, of(there, "orders"), h1.Owner()))
-			require.NoError(t, of(here, "orders").Unlock(owner))
-			require.ErrorIs(t, of(here, "orders").Unlock(owner), lock.ErrNotHeld)
-			require.ErrorIs(t, h1.Unlock(t.Context()), lock.ErrNotHeld)
-
-			// And elsewhere.
-			h := mustLockAs(t, ctx, of(here, "orders"), lock.Lease(time.Minute))
-			require.NoError(t, of(there, "orders").Unlock(lock.WithOwner(t.Context(), h.Owner())))
-			require.False(t, harness.IsLocked(t, of(here, "orders")))
-			var lost *lock.LostError
-			require.ErrorAs(t, h.Unlock(t.Context()), &lost)
-			require.Equal(t, lock.ReasonGone, lost.Reason)
-			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
 // An owner's holds on one side are not those on the other.
 func TestUnlockByOwnerIsOfItsSide(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -855,22 +777,22 @@ func TestUnlockByOwnerIsOfItsSide(t *testing.T) {
 	})
 }
 
-// An owner made for one acquisition can be taken over as a name. Its first hold
-// then shares the lock and must not take the second one's share with it.
-func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
+// An owner made for one acquisition can be taken over as a name, on the other side
+// too. Its first hold then shares the lock and must not take the second one's share
+// with it.
+func TestAnOwnerUsedAgainOnTheOtherSideIsCounted(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, pair := range [][2]sideOf{{reading, reading}, {writing, writing}, {writing, reading}} {
-			for _, first := range []int{0, 1} {
-				c := harness.Client(t, s)
-				h := mustLock(t, pair[0](c, "orders"))
-				again := mustLockAs(t, lock.WithOwner(t.Context(), h.Owner()), pair[1](c, "orders"))
-				holds := []lock.Hold{h, again}
-				unlock(t, holds[first])
-				require.Equal(t, 1, harness.HoldCount(t, pair[1-first](c, "orders"), h.Owner()))
-				require.False(t, tries(t, t.Context(), writing(c, "orders")))
-				unlock(t, holds[1-first])
-				harness.NothingLeft(t, s.Addr)
-			}
+		pair := []sideOf{writing, reading}
+		for _, first := range []int{0, 1} {
+			c := harness.Client(t, s)
+			h := mustLock(t, writing(c, "orders"))
+			again := mustLockAs(t, lock.WithOwner(t.Context(), h.Owner()), reading(c, "orders"))
+			holds := []lock.Hold{h, again}
+			unlock(t, holds[first])
+			require.Equal(t, 1, harness.HoldCount(t, pair[1-first](c, "orders"), h.Owner()))
+			require.False(t, tries(t, t.Context(), writing(c, "orders")))
+			unlock(t, holds[1-first])
+			harness.NothingLeft(t, s.Addr)
 		}
 	})
 }
@@ -1003,167 +925,36 @@ func TestAHashThatIsNoReadWriteLock(t *testing.T) {
 	})
 }
 
-func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
-		c := harness.Client(t, s)
-		for _, name := range []string{"", "a{b", "a{}b", "x}y", "}a"} {
-			l := of(c, name)
-			_, err := l.Lock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.TryLock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			require.ErrorIs(t, l.Do(t.Context(), nothing), lock.ErrInvalid, name)
-			require.ErrorIs(t, l.Unlock(named(t, c)), lock.ErrInvalid, name)
-			_, err = l.ForceUnlock(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.IsLocked(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.TTL(t.Context())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.HoldCount(t.Context(), c.NewOwner())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			_, err = l.IsHeldBy(t.Context(), c.NewOwner())
-			require.ErrorIs(t, err, lock.ErrInvalid, name)
-			require.Equal(t, name, l.Name())
-		}
-		l := of(c, "orders")
-		for _, opts := range [][]lock.Option{
-			{lock.Lease(0)}, {lock.Lease(lock.MaxLease + 1)}, {lock.Wait(-1)}, {lock.MaxHold(0)}, {{}},
-			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
-		} {
-			_, err := l.Lock(t.Context(), opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, "%v", opts)
-		}
-		_, err := l.TryLock(t.Context(), lock.Wait(time.Second))
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		var none context.Context
-		_, err = l.Lock(none)
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		_, err = l.TryLock(none)
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		_, err = l.IsLocked(none)
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		_, err = l.ForceUnlock(none)
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		require.ErrorIs(t, l.Unlock(none), lock.ErrInvalid)
-		require.ErrorIs(t, l.Unlock(t.Context()), lock.ErrInvalid)
-		require.ErrorIs(t, l.Do(t.Context(), nil), lock.ErrInvalid)
-		_, err = l.HoldCount(t.Context(), lock.Owner{})
-		require.ErrorIs(t, err, lock.ErrInvalid)
-
-		ended, cancel := context.WithCancelCause(t.Context())
-		boom := errors.New("boom")
-		cancel(boom)
-		_, err = l.Lock(ended)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.ErrorIs(t, err, boom)
-		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
-	})
-}
-
-func TestWaitIsBounded(t *testing.T) {
+func TestTheWaitOfReadersIsBounded(t *testing.T) {
+	const wait = 200 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, held := range sides {
-			c, other := harness.Client(t, s), harness.Client(t, s)
-			h := mustLock(t, held.of(c, "orders"))
-			for _, c := range []*redlatch.Client{c, other} {
-				for _, waits := range sides {
-					if held.name == "read" && waits.name == "read" {
-						continue
-					}
-					const wait = 200 * time.Millisecond
-					begin := time.Now()
-					_, err := waits.of(c, "orders").Lock(t.Context(), lock.Wait(wait))
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
-					require.GreaterOrEqual(t, time.Since(begin), wait)
-					require.Less(t, time.Since(begin), wait+time.Second)
-					_, err = waits.of(c, "orders").Lock(t.Context(), lock.Wait(0))
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
-				}
-			}
-			unlock(t, h)
-			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
-func TestDo(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
-		l := of(harness.Client(t, s), "orders")
-		boom := errors.New("boom")
-		require.NoError(t, l.Do(t.Context(), func(ctx context.Context) error {
-			require.True(t, harness.IsLocked(t, l))
-			return ctx.Err()
-		}))
-		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return boom }), boom)
-		require.PanicsWithValue(t, "boom", func() {
-			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
-		})
-		require.False(t, harness.IsLocked(t, l))
-		err := l.Do(t.Context(), func(context.Context) error {
-			harness.Do(t, s.Addr, "FLUSHALL")
-			return boom
-		})
-		require.ErrorIs(t, err, boom)
-		require.ErrorIs(t, err, lock.ErrLost)
-	})
-}
-
-func TestExtend(t *testing.T) {
-	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
 		c := harness.Client(t, s)
-		for _, ctx := range []context.Context{t.Context(), named(t, c)} {
-			h := mustLockAs(t, ctx, of(c, "orders"), lock.Lease(time.Second))
-			keys := []string{"orders"}
-			if exists(t, s, holdKey(h.Owner(), 1)) {
-				keys = append(keys, holdKey(h.Owner(), 1))
-			}
-			for _, lease := range []time.Duration{time.Minute, time.Second} { // at least, not at most
-				require.NoError(t, h.Extend(t.Context(), lease))
-				require.Greater(t, h.Remaining(), 50*time.Second)
-				for _, key := range keys {
-					require.Greater(t, harness.PTTL(t, s.Addr, key), int64(50_000), key)
-				}
-			}
-			ttl, err := of(c, "orders").TTL(t.Context())
-			require.NoError(t, err)
-			require.InDelta(t, time.Minute, ttl, float64(5*time.Second))
-			require.ErrorIs(t, h.Extend(t.Context(), 0), lock.ErrInvalid)
-			var none context.Context
-			require.ErrorIs(t, h.Extend(none, time.Second), lock.ErrInvalid)
-			require.ErrorIs(t, h.Unlock(none), lock.ErrInvalid)
-			unlock(t, h)
-			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
-
-			h = mustLockAs(t, ctx, of(c, "orders"))
-			harness.Do(t, s.Addr, "FLUSHALL")
-			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
-			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
-			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		h := mustLock(t, writing(c, "orders"))
+		for _, c := range []*redlatch.Client{c, harness.Client(t, s)} {
+			begin := time.Now()
+			_, err := reading(c, "orders").Lock(t.Context(), lock.Wait(wait))
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.GreaterOrEqual(t, time.Since(begin), wait)
+			require.Less(t, time.Since(begin), wait+time.Second)
+			_, err = reading(c, "orders").Lock(t.Context(), lock.Wait(0))
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
 		}
+		unlock(t, h)
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
-func TestMaxHold(t *testing.T) {
-	const timeout, most = 600 * time.Millisecond, 800 * time.Millisecond
+// The key of a read hold is extended with the lock.
+func TestExtendOfAReadHold(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		t.Parallel()
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-		var holds []lock.Hold
-		for _, side := range sides {
-			holds = append(holds, mustLock(t, side.of(c, side.name), lock.MaxHold(most)))
-		}
-		for _, h := range holds {
-			select {
-			case <-h.Context().Done():
-			case <-time.After(5 * time.Second):
-				require.FailNow(t, "the hold does not end")
+		c := harness.Client(t, s)
+		for _, ctx := range []context.Context{t.Context(), named(t, c)} {
+			h := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(time.Second))
+			for _, lease := range []time.Duration{time.Minute, time.Second} { // at least, not at most
+				require.NoError(t, h.Extend(t.Context(), lease))
+				require.Greater(t, harness.PTTL(t, s.Addr, holdKey(h.Owner(), 1)), int64(50_000))
 			}
-			var lost *lock.LostError
-			require.ErrorAs(t, context.Cause(h.Context()), &lost)
-			require.Equal(t, lock.ReasonMaxHold, lost.Reason)
-			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			unlock(t, h)
 		}
 		harness.NothingLeft(t, s.Addr)
 	})
