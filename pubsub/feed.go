@@ -189,7 +189,7 @@ func (f *feed) connect(node rueidis.Client) error {
 	// go back to the pool.
 	defer conn.Close()
 	broken := conn.SetPubSubHooks(rueidis.PubSubHooks{
-		OnMessage:      func(m rueidis.PubSubMessage) { f.hub.deliver(m.Channel, m.Message) },
+		OnMessage:      func(m rueidis.PubSubMessage) { f.deliver(m.Channel, m.Message) },
 		OnSubscription: f.confirmed,
 	})
 	return f.serve(conn, broken)
@@ -201,7 +201,7 @@ func (f *feed) evict(ch *channel) {
 	h := f.hub
 	delete(f.channels, ch)
 	delete(f.changed, ch)
-	ch.feed, ch.state = nil, off
+	ch.feed, ch.state, ch.syncing = nil, off, false
 	if len(ch.listeners) == 0 {
 		delete(h.channels, ch.name)
 		return
@@ -249,9 +249,39 @@ func (f *feed) takeChanges() (subscribe, unsubscribe []*channel) {
 			unsubscribe = append(unsubscribe, ch)
 		case ch.state == asked && !wanted:
 			// Looked at again when the confirmation comes.
+		case ch.state == on && !ch.syncing && ch.takeSyncs():
+			subscribe = append(subscribe, ch)
 		}
 	}
 	return subscribe, unsubscribe
+}
+
+// takeSyncs reports whether a listener has called Sync since the last time. The
+// channel is subscribed once more then: the confirmation stands in line with the
+// messages. The hub's mutex is held.
+func (ch *channel) takeSyncs() bool {
+	for _, s := range ch.listeners {
+		if s.sync == syncDue {
+			s.sync, ch.syncing = syncSent, true
+		}
+	}
+	return ch.syncing
+}
+
+// synced returns the listeners whose Sync is answered. One who has called it again
+// since gets the next answer. The hub's mutex is held.
+func (ch *channel) synced(f *feed) (subs []*Subscription) {
+	ch.syncing = false
+	for _, s := range ch.listeners {
+		switch s.sync {
+		case syncSent:
+			s.sync = synced
+			subs = append(subs, s)
+		case syncDue:
+			f.change(ch)
+		}
+	}
+	return subs
 }
 
 // chunk is how many channels travel in one pipeline at most.
@@ -340,14 +370,21 @@ func (f *feed) confirmed(s rueidis.PubSubSubscription) {
 	}
 	switch s.Kind {
 	case "subscribe", "ssubscribe":
+		if ch.state == on && ch.syncing {
+			h.notify(ch.synced(f), Event{CaughtUp: true}) // releases the mutex
+			return
+		}
 		if ch.state != asked {
 			break
 		}
 		ch.state = on
 		ch.notBefore = time.Time{}
 		back := f.isUp()
+		for _, s := range ch.listeners {
+			s.sync = synced // of the connection before
+		}
 		if len(ch.listeners) > 0 {
-			h.notify(ch, Event{Subscribed: true}) // releases the mutex
+			h.notify(ch.listeners, Event{Subscribed: true}) // releases the mutex
 		} else {
 			f.change(ch) // whoever asked has left already
 			h.mu.Unlock()

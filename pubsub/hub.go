@@ -50,9 +50,12 @@ func (m Mode) String() string {
 type Event struct {
 	// Subscribed is true when the subscription has just been confirmed by the
 	// server, for the first time or again after a disconnection: anything
-	// published before may have been missed. It is false for a message.
+	// published before may have been missed.
 	Subscribed bool
-	// Payload is the text of the message.
+	// CaughtUp is true for the answer to Subscription.Sync: what is heard from here
+	// on was published after that call.
+	CaughtUp bool
+	// Payload is the text of the message, if it is one.
 	Payload string
 }
 
@@ -154,6 +157,7 @@ type channel struct {
 	listeners []*Subscription
 	feed      *feed
 	state     channelState
+	syncing   bool      // it is on, and was asked for once more
 	idleSince time.Time // zero while it has listeners
 	notBefore time.Time // when to ask again after a refusal
 }
@@ -173,7 +177,17 @@ type Subscription struct {
 	ch       *channel
 	listener Listener
 	closed   bool
+	sync     syncState
 }
+
+// syncState is how far a call of Sync has come.
+type syncState uint8
+
+const (
+	synced   syncState = iota // or never called
+	syncDue                   // to be sent
+	syncSent                  // its answer is on the way
+)
 
 // New returns a hub on client, which stays the caller's. It connects when
 // somebody subscribes first.
@@ -258,6 +272,23 @@ func (s *Subscription) close(warm bool) {
 		ch.idleSince = time.Now()
 		h.drop(ch)
 	}
+}
+
+// Sync asks how far the messages of the channel have come: an event with CaughtUp
+// follows those that were published before the call, and comes after the last of
+// several calls. It does not block. Where the channel is not confirmed, or its
+// connection is lost before the answer, an event with Subscribed comes instead. It
+// is an order of one server: a message that another node of a cluster passes on
+// (Plain), or that comes from a replica, may still arrive later.
+func (s *Subscription) Sync() {
+	h := s.hub
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if s.closed || h.closed || s.ch.state != on {
+		return
+	}
+	s.sync = syncDue
+	s.ch.feed.change(s.ch)
 }
 
 // Stats returns a snapshot.
@@ -359,29 +390,32 @@ func (h *Hub) wakePlacer() {
 }
 
 // deliver hands a message to the channel's listeners. It runs on the reading
-// goroutine of a feed.
-func (h *Hub) deliver(name, payload string) {
+// goroutine of a feed. What a feed hears that has lost the channel is dropped: it is
+// in no order with what its successor hears, and that one's confirmation makes
+// everybody look.
+func (f *feed) deliver(name, payload string) {
+	h := f.hub
 	h.mu.Lock()
 	h.stats.Messages++
 	ch := h.channels[name]
-	if ch == nil {
+	if ch == nil || ch.feed != f {
 		h.mu.Unlock()
 		return
 	}
-	h.notify(ch, Event{Payload: payload})
+	h.notify(ch.listeners, Event{Payload: payload})
 }
 
-// notify tells every listener of ch. h.mu is held, and released before the
-// listeners are called: they may hold locks under which they call the hub.
-func (h *Hub) notify(ch *channel, ev Event) {
-	if len(ch.listeners) == 1 {
-		l := ch.listeners[0].listener
+// notify tells all of some listeners. h.mu is held, and released before they are
+// called: they may hold locks under which they call the hub.
+func (h *Hub) notify(subs []*Subscription, ev Event) {
+	if len(subs) == 1 {
+		l := subs[0].listener
 		h.mu.Unlock()
 		l.Notify(ev)
 		return
 	}
-	listeners := make([]Listener, len(ch.listeners))
-	for i, s := range ch.listeners {
+	listeners := make([]Listener, len(subs))
+	for i, s := range subs {
 		listeners[i] = s.listener
 	}
 	h.mu.Unlock()

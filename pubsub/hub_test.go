@@ -39,6 +39,7 @@ func (e ear) next(t *testing.T) pubsub.Event {
 
 var (
 	subscribed = pubsub.Event{Subscribed: true}
+	caughtUp   = pubsub.Event{CaughtUp: true}
 	message    = func(payload string) pubsub.Event { return pubsub.Event{Payload: payload} }
 )
 
@@ -328,5 +329,120 @@ func TestShardedChannelsFollowTheirSlots(t *testing.T) {
 		require.Equal(t, subscribed, ears["ch7"].next(t))
 		require.NoError(t, publish("ch7"))
 		require.Equal(t, message("1"), ears["ch7"].next(t))
+	})
+}
+
+// withRESP2 returns a connection that speaks the old protocol.
+func withRESP2(t *testing.T, s *testserver.Server) rueidis.Client {
+	t.Helper()
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, DisableCache: true, AlwaysRESP2: true})
+	require.NoError(t, err)
+	t.Cleanup(conn.Close)
+	return conn
+}
+
+func TestSyncStandsInLineWithTheMessages(t *testing.T) {
+	inLine := func(t *testing.T, conn rueidis.Client, sharded bool) {
+		h := pubsub.New(conn, pubsub.Options{Sharded: sharded})
+		defer h.Close()
+		e := newEar()
+		sub, _ := h.Subscribe("ch", e)
+		require.Equal(t, subscribed, e.next(t))
+		for round := range 50 {
+			for i := range 20 {
+				publish := conn.B().Publish().Channel("ch").Message(fmt.Sprint(i)).Build()
+				if sharded {
+					publish = conn.B().Spublish().Channel("ch").Message(fmt.Sprint(i)).Build()
+				}
+				require.NoError(t, conn.Do(t.Context(), publish).Error())
+			}
+			sub.Sync()
+			for i := range 20 {
+				require.Equal(t, message(fmt.Sprint(i)), e.next(t), "round %d", round)
+			}
+			require.Equal(t, caughtUp, e.next(t))
+		}
+		sub.Close()
+		require.Empty(t, e)
+	}
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		t.Run("RESP3", func(t *testing.T) { inLine(t, harness.Conn(t, s.Addr), false) })
+		t.Run("RESP2", func(t *testing.T) { inLine(t, withRESP2(t, s), false) })
+		t.Run("sharded", func(t *testing.T) {
+			cluster := harness.Cluster(t, s.Program)
+			inLine(t, harness.Conn(t, cluster.Primaries[0].Addr), true)
+		})
+	})
+}
+
+func TestSyncAnswersWhoHasAsked(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s) // for its gate
+		c.Close()
+		conn := harness.Conn(t, g.Addr)
+		h := pubsub.New(conn, pubsub.Options{KeepWarm: -1})
+		defer h.Close()
+		a, b := newEar(), newEar()
+		subA, _ := h.Subscribe("ch", a)
+		require.Equal(t, subscribed, a.next(t))
+		subB, _ := h.Subscribe("ch", b)
+		subA.Sync()
+		require.Equal(t, caughtUp, a.next(t))
+
+		// Who calls while an answer is on the way gets the next one, and who calls again
+		// gets that alone.
+		reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
+		subA.Sync()
+		<-reached
+		subA.Sync()
+		subB.Sync()
+		require.NoError(t, g.Open())
+		require.Equal(t, caughtUp, a.next(t))
+		require.Equal(t, caughtUp, b.next(t))
+		harness.Do(t, s.Addr, "PUBLISH", "ch", "7")
+		require.Equal(t, message("7"), a.next(t))
+		require.Equal(t, message("7"), b.next(t))
+
+		// A connection that is lost takes the answer with it.
+		reached = g.Arm(harness.LoseReply, "\r\nSUBSCRIBE", 1)
+		subA.Sync()
+		<-reached
+		require.Equal(t, subscribed, a.next(t))
+		require.Equal(t, subscribed, b.next(t))
+		subA.Sync()
+		require.Equal(t, caughtUp, a.next(t))
+
+		// One who leaves meanwhile leaves nothing.
+		reached = g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
+		subA.Sync()
+		<-reached
+		subA.Close()
+		subB.Close()
+		subA.Sync()
+		require.NoError(t, g.Open())
+		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool {
+			return numsub(t, harness.Conn(t, s.Addr), "ch") == 0 && h.Stats().Channels == 0
+		})
+		sub, _ := h.Subscribe("ch", b)
+		require.Equal(t, subscribed, b.next(t))
+		sub.Sync()
+		require.Equal(t, caughtUp, b.next(t))
+		require.Empty(t, a)
+		require.Empty(t, b)
+	})
+}
+
+func TestSyncWithoutASubscriptionIsAnsweredByIt(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, _ := newHub(t, s, pubsub.Options{})
+		e := newEar()
+		sub, _ := h.Subscribe("ch", e)
+		sub.Sync() // hardly confirmed so soon
+		require.Equal(t, subscribed, e.next(t))
+		sub.Sync()
+		require.Equal(t, caughtUp, e.next(t))
+		h.Close()
+		sub.Sync()
+		require.Empty(t, e)
 	})
 }
