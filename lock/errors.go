@@ -31,7 +31,8 @@ var (
 
 	// ErrIndeterminate says that a request was sent and its outcome is not
 	// known. A lock that it may have taken is being given back in the
-	// background, and its lease bounds how long that can take.
+	// background, and its lease bounds how long that can take. What it may have
+	// done to something that is no lock stays.
 	ErrIndeterminate = errors.New("redlatch: outcome unknown")
 
 	// ErrClosed says that the client was closed.

@@ -143,6 +143,9 @@ func (s *Session) Err() error {
 	return nil
 }
 
+// Done is closed when the session is.
+func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
+
 // Enter is called before an acquisition and reports whether the session is
 // open; Leave is called after it then.
 func (s *Session) Enter() bool {

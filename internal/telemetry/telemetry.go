@@ -205,6 +205,37 @@ func outcomeOf(err error) string {
 	}
 }
 
+// Wait is a wait for a latch.
+type Wait struct{ span trace.Span }
+
+// StartWait begins the span of a wait for a latch.
+func (t *Telemetry) StartWait(ctx context.Context, l Lock) Wait {
+	if t == nil {
+		return Wait{}
+	}
+	_, span := t.tracer.Start(ctx, "redlatch.wait", l.spanAttributes())
+	return Wait{span}
+}
+
+// End ends it. The error is nil if the latch was open, and else that of ctx or of
+// something that went wrong.
+func (w Wait) End(ctx context.Context, attempts int, err error) {
+	if w.span == nil {
+		return
+	}
+	outcome := "open"
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		outcome = "not_open"
+	default:
+		outcome = "error"
+		w.span.SetStatus(codes.Error, err.Error())
+	}
+	w.span.SetAttributes(outcomeKey.String(outcome), attemptsKey.Int(attempts))
+	w.span.End()
+}
+
 // Hold is a lock being held.
 type Hold struct {
 	t     *Telemetry

@@ -91,6 +91,10 @@ func LatchChannel(name string) string {
 	return "redisson_countdownlatch__channel__{" + name + "}"
 }
 
+// LatchRound is the key that tells one round of a count-down latch from the next.
+// Redisson does not know it.
+func LatchRound(name string) string { return prefixName("redlatch_latch_round", name) }
+
 // Payloads of the channels, decimal like all numbers on the wire.
 const (
 	PayloadUnlocked  = "0" // a lock, a fair lock, or the last read lock is free

@@ -43,6 +43,7 @@ func TestNames(t *testing.T) {
 		{"permit timeouts", PermitTimeouts, "{orders}:timeout", "{shop}orders:timeout"},
 		{"latch channel", LatchChannel,
 			"redisson_countdownlatch__channel__{orders}", "redisson_countdownlatch__channel__{{shop}orders}"},
+		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_round:{shop}orders"},
 	}
 	for _, k := range kinds {
 		t.Run(k.kind, func(t *testing.T) {
@@ -64,6 +65,10 @@ func TestNamesShareTheSlotOfTheirObject(t *testing.T) {
 			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o, 1), SemaphoreChannel(name), PermitTimeouts(name),
 		} {
 			assert.Equal(t, Slot(name), Slot(key), key)
+		}
+		if CheckLatchName(name) == nil {
+			assert.Equal(t, Slot(name), Slot(LatchChannel(name)))
+			assert.Equal(t, Slot(name), Slot(LatchRound(name)))
 		}
 	}
 }
