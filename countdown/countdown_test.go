@@ -1,0 +1,454 @@
+package countdown_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, workers) }
+
+const (
+	// key is the name of the latch in most tests.
+	key = "import"
+	// soon is well under the safety poll.
+	soon = 3 * time.Second
+)
+
+func setCount(t testing.TB, l *countdown.Latch, n int) {
+	t.Helper()
+	set, err := l.TrySetCount(context.Background(), n)
+	require.NoError(t, err)
+	require.True(t, set)
+}
+
+func countDown(t testing.TB, l *countdown.Latch, left int) {
+	t.Helper()
+	got, err := l.CountDown(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, left, got)
+}
+
+func requireCount(t testing.TB, l *countdown.Latch, want int) {
+	t.Helper()
+	got, err := l.Count(context.Background())
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
+// wait begins to wait.
+func wait(ctx context.Context, l *countdown.Latch) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- l.Wait(ctx) }()
+	return done
+}
+
+// released fails unless a wait ends without an error within d.
+func released(t testing.TB, done <-chan error, d time.Duration) {
+	t.Helper()
+	require.NoError(t, ended(t, done, d))
+}
+
+func ended(t testing.TB, done <-chan error, d time.Duration) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(d):
+		require.FailNow(t, "still waiting after "+d.String())
+		return nil
+	}
+}
+
+func waits(t testing.TB, done <-chan error) {
+	t.Helper()
+	select {
+	case err := <-done:
+		require.FailNow(t, "the wait has ended", "%v", err)
+	default:
+	}
+}
+
+// settled returns once so many waiters of a client wait for messages alone.
+func settled(t testing.TB, c *redlatch.Client, name string, waiters int) {
+	t.Helper()
+	harness.Eventually(t, 10*time.Second, "the waiters are settled", func() bool {
+		return countdown.Settled(c.CountDownLatch(name)) == waiters
+	})
+}
+
+func TestTheCountIsSetOnce(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		requireCount(t, l, 0)
+		setCount(t, l, 1)
+		requireCount(t, l, 1)
+		set, err := l.TrySetCount(t.Context(), 2)
+		require.NoError(t, err)
+		require.False(t, set)
+		requireCount(t, l, 1)
+		countDown(t, l, 0)
+		setCount(t, l, countdown.MaxCount)
+		requireCount(t, l, countdown.MaxCount)
+	})
+}
+
+func TestACountOfZeroIsNone(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		set, err := l.TrySetCount(t.Context(), 0)
+		require.NoError(t, err)
+		require.True(t, set)
+		harness.NothingLeft(t, s.Addr)
+		setCount(t, l, 1)
+		set, err = l.TrySetCount(t.Context(), 0)
+		require.NoError(t, err)
+		require.False(t, set)
+		requireCount(t, l, 1)
+		countDown(t, l, 0)
+		// As Redisson leaves it.
+		harness.Do(t, s.Addr, "SET", key, "0")
+		requireCount(t, l, 0)
+		require.NoError(t, l.Wait(t.Context()))
+		setCount(t, l, 2)
+		requireCount(t, l, 2)
+	})
+}
+
+func TestCountingDownToTheEnd(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 2)
+		countDown(t, l, 1)
+		countDown(t, l, 0)
+		require.NoError(t, l.Wait(t.Context()))
+		for range 3 {
+			countDown(t, l, 0)
+			require.NoError(t, l.Wait(t.Context()))
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestCountingDownByMore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 10)
+		left, err := l.CountDownN(t.Context(), 4)
+		require.NoError(t, err)
+		require.Equal(t, 6, left)
+		left, err = l.CountDownN(t.Context(), math.MaxInt) // more than there is
+		require.NoError(t, err)
+		require.Zero(t, left)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestALatchThatWasNeverSet(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		require.NoError(t, l.Wait(t.Context()))
+		countDown(t, l, 0)
+		requireCount(t, l, 0)
+		deleted, err := l.Delete(t.Context())
+		require.NoError(t, err)
+		require.False(t, deleted)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestWaitingIsBoundedByTheContext(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		begin := time.Now()
+		err := l.Wait(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.GreaterOrEqual(t, time.Since(begin), 300*time.Millisecond)
+		require.Less(t, time.Since(begin), soon)
+		require.ErrorIs(t, l.Wait(ctx), context.DeadlineExceeded)
+
+		gone := errors.New("gone")
+		cancelled, giveUp := context.WithCancelCause(t.Context())
+		done := wait(cancelled, l)
+		settled(t, c, key, 1)
+		giveUp(gone)
+		require.ErrorIs(t, ended(t, done, soon), gone)
+
+		// In time.
+		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		done = wait(ctx, l)
+		settled(t, c, key, 1)
+		waits(t, done)
+		countDown(t, l, 0)
+		released(t, done, soon)
+		harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
+		require.Zero(t, countdown.Gates(l))
+	})
+}
+
+func TestDelete(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 5)
+		here, there := wait(t.Context(), l), wait(t.Context(), other.CountDownLatch(key))
+		settled(t, c, key, 1)
+		settled(t, other, key, 1)
+		deleted, err := other.CountDownLatch(key).Delete(t.Context())
+		require.NoError(t, err)
+		require.True(t, deleted)
+		released(t, here, soon)
+		released(t, there, soon)
+		deleted, err = l.Delete(t.Context())
+		require.NoError(t, err)
+		require.False(t, deleted)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestEverybodyGoesOnTogether(t *testing.T) {
+	const waiters = 24
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, waiters)
+		var wg sync.WaitGroup
+		for range waiters {
+			wg.Go(func() {
+				assert.NoError(t, l.Wait(context.Background()))
+				n, err := l.Count(context.Background())
+				assert.NoError(t, err)
+				assert.Zero(t, n)
+			})
+			wg.Go(func() {
+				_, err := l.CountDown(context.Background())
+				assert.NoError(t, err)
+			})
+		}
+		wg.Wait()
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// What is on the server, and what is published, is Redisson's.
+func TestWhatRedissonSees(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		heard := subscriber(t, s, wire.LatchChannel(key))
+		setCount(t, l, 2)
+		require.Equal(t, "1", heard())
+		value, err := testserver.Query(s.Addr, "GET", key)
+		require.NoError(t, err)
+		require.Equal(t, []string{"2"}, value)
+		require.EqualValues(t, -1, harness.PTTL(t, s.Addr, key))
+		life := harness.PTTL(t, s.Addr, wire.LatchRound(key))
+		require.Greater(t, life, int64(3_500_000))
+		require.LessOrEqual(t, life, int64(3_600_000))
+		countDown(t, l, 1)
+		_, err = l.TrySetCount(t.Context(), 3) // tells nothing
+		require.NoError(t, err)
+		countDown(t, l, 0)
+		require.Equal(t, "0", heard())
+		countDown(t, l, 0) // tells nothing
+		_, err = l.Delete(t.Context())
+		require.NoError(t, err)
+		_, err = l.TrySetCount(t.Context(), 0)
+		require.NoError(t, err)
+		setCount(t, l, 1)
+		require.Equal(t, "1", heard())
+		deleted, err := l.Delete(t.Context())
+		require.NoError(t, err)
+		require.True(t, deleted)
+		require.Equal(t, "1", heard())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// subscriber returns what returns the next message of a channel.
+func subscriber(t *testing.T, s *testserver.Server, channel string) func() string {
+	t.Helper()
+	conn := harness.Conn(t, s.Addr)
+	messages := make(chan string, 1000)
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = conn.Receive(ctx, conn.B().Subscribe().Channel(channel).Build(), func(m redisMessage) { messages <- m.Message })
+	}()
+	t.Cleanup(func() { cancel(); <-done })
+	harness.Eventually(t, soon, "subscribed", func() bool {
+		n, err := conn.Do(context.Background(), conn.B().PubsubNumsub().Channel(channel).Build()).AsIntMap()
+		return err == nil && n[channel] > 0
+	})
+	return func() string {
+		select {
+		case m := <-messages:
+			return m
+		case <-time.After(soon):
+			require.FailNow(t, "nothing is published")
+			return ""
+		}
+	}
+}
+
+func TestAKeyThatIsNoLatch(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		for _, words := range [][]string{
+			{"RPUSH", key, "1"}, {"HSET", key, "a", "1"}, {"SET", key, "one"}, {"SET", key, "1.5"}, {"SET", key, "007"},
+			{"SET", key, ""}, {"SET", key, "-0"}, {"SET", key, "+1"}, {"SET", key, "0x10"}, {"SET", key, " 1"}, {"SET", key, "99999999999999999999"},
+		} {
+			t.Run(fmt.Sprint(words), func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				harness.Do(t, s.Addr, words...)
+				before := dump(t, s)
+				ops := operations(l)
+				if words[2] == "99999999999999999999" { // looks like one, and is not to be taken off
+					delete(ops, "TrySetCount")
+					delete(ops, "Delete")
+				}
+				for what, op := range ops {
+					err := op(t.Context())
+					require.Error(t, err, what)
+					require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+				}
+				require.Equal(t, before, dump(t, s))
+			})
+		}
+	})
+}
+
+// operations are all that ask the server.
+func operations(l *countdown.Latch) map[string]func(ctx context.Context) error {
+	return map[string]func(ctx context.Context) error{
+		"TrySetCount": func(ctx context.Context) error { _, err := l.TrySetCount(ctx, 1); return err },
+		"CountDown":   func(ctx context.Context) error { _, err := l.CountDown(ctx); return err },
+		"CountDownN":  func(ctx context.Context) error { _, err := l.CountDownN(ctx, 2); return err },
+		"Count":       func(ctx context.Context) error { _, err := l.Count(ctx); return err },
+		"Delete":      func(ctx context.Context) error { _, err := l.Delete(ctx); return err },
+		"Wait":        l.Wait,
+	}
+}
+
+// dump returns everything on the server.
+func dump(t testing.TB, s *testserver.Server) []string {
+	t.Helper()
+	keys, err := testserver.Query(s.Addr, "KEYS", "*")
+	require.NoError(t, err)
+	var all []string
+	for _, k := range keys {
+		value, err := testserver.Query(s.Addr, "DUMP", k)
+		require.NoError(t, err)
+		all = append(all, fmt.Sprint(k, value))
+	}
+	return all
+}
+
+func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		for _, name := range []string{"", "{a}b", "a{b", "x}y"} {
+			for what, op := range operations(c.CountDownLatch(name)) {
+				require.ErrorIs(t, op(t.Context()), lock.ErrInvalid, "%s of %q", what, name)
+			}
+		}
+		mapped := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "{app}:" + name }), redlatch.WithoutStartupChecks())
+		for what, op := range operations(mapped.CountDownLatch(key)) {
+			require.ErrorContains(t, op(t.Context()), `mapped to "{app}:import"`, what)
+		}
+		l := c.CountDownLatch(key)
+		require.Equal(t, key, l.Name())
+		for what, op := range operations(l) {
+			require.ErrorIs(t, op(nil), lock.ErrInvalid, what)
+		}
+		ctx := t.Context()
+		_, err := l.TrySetCount(ctx, -1)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		_, err = l.TrySetCount(ctx, countdown.MaxCount+1)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		for _, n := range []int{0, -1, math.MinInt} {
+			_, err = l.CountDownN(ctx, n)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		cancelled, cancel := context.WithCancel(ctx)
+		cancel()
+		for what, op := range operations(l) {
+			err := op(cancelled)
+			require.ErrorIs(t, err, context.Canceled, what)
+			require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+		}
+		c.Close()
+		for what, op := range operations(l) {
+			require.ErrorIs(t, op(ctx), lock.ErrClosed, what)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestNameMapper(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "app:" + name }))
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		require.Equal(t, ":2", harness.Do(t, s.Addr, "EXISTS", "app:"+key, "redlatch_latch_round:{app:"+key+"}"))
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		countDown(t, harness.Client(t, s).CountDownLatch("app:"+key), 0)
+		released(t, done, soon)
+	})
+}
+
+func TestCloseEndsEveryWait(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		var waiting []<-chan error
+		for i := range 3 {
+			l := c.CountDownLatch(fmt.Sprint(key, i))
+			setCount(t, l, 1)
+			for range 10 {
+				waiting = append(waiting, wait(t.Context(), l))
+			}
+		}
+		settled(t, c, key+"0", 10)
+		c.Close()
+		for _, done := range waiting {
+			require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)
+		}
+		require.Equal(t, ":6", harness.Do(t, s.Addr, "DBSIZE"))
+	})
+}
+
+// Expiry ends a round, though nobody publishes it.
+func TestAnExpiryReleases(t *testing.T) {
+	const life = 700 * time.Millisecond
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		harness.Do(t, s.Addr, "PEXPIRE", key, "700")
+		begin := time.Now()
+		require.NoError(t, l.Wait(t.Context()))
+		require.GreaterOrEqual(t, time.Since(begin), life-50*time.Millisecond)
+		require.Less(t, time.Since(begin), life+soon)
+	})
+}
