@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -342,6 +343,12 @@ func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
 // RWLock returns the read-write lock of that name, which many can hold to read or
 // one to write. Names are as for Lock. It sends nothing.
 func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
+
+// CountDownLatch returns the count-down latch of that name, at which some wait until
+// others have counted to zero. It sends nothing. A name that is empty, or has braces,
+// is an error of every method that asks the server: in a cluster its channel would be
+// of another slot.
+func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
 
 // SpinLock returns the spin lock of that name, which polls instead of using
 // pub/sub. Names are as for Lock.
