@@ -26,7 +26,7 @@ type stage uint8
 const (
 	// fresh: no look has begun since it came.
 	fresh stage = iota
-	// asked: the look that is under way is its first.
+	// asked: no look has had an answer yet; the one under way, or the next, is its first.
 	asked
 	// closed: it has seen the latch closed. A message may be older than that.
 	closed
@@ -75,7 +75,7 @@ type gate struct {
 	waiters map[*waiter]struct{}
 	looking bool
 	again   bool  // something has happened since the look began
-	last    sight // what those who have seen the latch closed saw last
+	last    sight // what the last look that had an answer has seen
 
 	subscribed bool
 	standing   bool // the subscription was confirmed
@@ -132,7 +132,7 @@ func (g *gate) look() {
 // saw is called when a look has an answer.
 func (g *gate) saw(s sight) {
 	another := g.last.another(s)
-	seen := false // whether anybody stays who has seen it closed
+	g.last = s
 	for w := range g.waiters {
 		if w.stage == fresh {
 			continue
@@ -143,18 +143,9 @@ func (g *gate) saw(s sight) {
 			g.release(w, nil)
 			continue
 		}
-		seen = true
 		if w.stage == asked {
 			w.stage = closed
 		}
-	}
-	switch {
-	case !seen:
-		g.last = sight{}
-	case s.round == "" && !another:
-		g.last.count = s.count // its round is the one that was known
-	default:
-		g.last = s
 	}
 	pause := safetyPoll
 	if s.ttl >= 0 {
@@ -179,8 +170,6 @@ func (g *gate) failed(err error, passing bool, pause time.Duration) {
 		}
 		if !passing || now.Sub(w.troubled) >= g.patience {
 			g.release(w, err)
-		} else if w.stage == asked {
-			w.stage = fresh
 		}
 	}
 	g.looked(pause)
@@ -216,11 +205,9 @@ func (g *gate) settle() {
 	}
 }
 
-// heard is called with what the subscription brings.
+// heard is called with what the subscription brings, until it is ended.
 func (g *gate) heard(ev pubsub.Event) {
 	switch {
-	case !g.subscribed:
-		// Of a subscription that has ended.
 	case ev.Subscribed:
 		// Messages may have been missed, and the answer to a sync does not come.
 		g.standing, g.inSync = true, false

@@ -24,9 +24,16 @@ type door struct {
 	all   *gates
 	s     *session.Session
 	key   string
-	sub   *pubsub.Subscription
+	sub   *subscription
 	timer watchdog.Timer
 	wake  time.Time // what the timer is set to; zero if it is not
+}
+
+// subscription is one of a door, which may have had others: what they bring is
+// nothing to it.
+type subscription struct {
+	*pubsub.Subscription
+	d *door
 }
 
 // lookTimeout bounds one look at the server, whatever the connection does.
@@ -97,7 +104,8 @@ func (d *door) look() {
 
 // subscribe implements effects.
 func (d *door) subscribe() (standing bool) {
-	d.sub, standing = d.s.Hub.Subscribe(wire.LatchChannel(d.key), d)
+	d.sub = &subscription{d: d}
+	d.sub.Subscription, standing = d.s.Hub.Subscribe(wire.LatchChannel(d.key), d.sub)
 	return standing
 }
 
@@ -129,4 +137,10 @@ func (d *door) Expire(now time.Time) {
 }
 
 // Notify is called by the hub.
-func (d *door) Notify(ev pubsub.Event) { d.do(func() { d.heard(ev) }) }
+func (s *subscription) Notify(ev pubsub.Event) {
+	s.d.do(func() {
+		if s.d.sub == s {
+			s.d.heard(ev)
+		}
+	})
+}
