@@ -319,6 +319,9 @@ func (p *play) arrive() bool {
 }
 
 func (p *play) hear(ev pubsub.Event) {
+	if !p.gate.subscribed {
+		return
+	}
 	p.note("heard ", fmt.Sprintf("%+v", ev))
 	p.gate.heard(ev)
 }

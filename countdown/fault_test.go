@@ -1,0 +1,861 @@
+package countdown_test
+
+import (
+	"context"
+	"crypto/sha1" // the server names scripts by their SHA-1
+	"encoding/hex"
+	"errors"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const (
+	safetyPoll = 5 * time.Second
+	slack      = 2 * time.Second
+)
+
+// source returns a script as it is sent.
+func source(t testing.TB, file string) string {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	require.NoError(t, err)
+	if file == lookLua {
+		return string(text)
+	}
+	prelude, err := os.ReadFile("count.lua")
+	require.NoError(t, err)
+	return string(prelude) + string(text)
+}
+
+const (
+	lookLua      = "look.lua"
+	setLua       = "try_set_count.lua"
+	countDownLua = "count_down.lua"
+	deleteLua    = "delete.lua"
+)
+
+// sha returns the name that the server has for a script.
+func sha(t testing.TB, file string) string {
+	t.Helper()
+	sum := sha1.Sum([]byte(source(t, file)))
+	return hex.EncodeToString(sum[:])
+}
+
+// warmUp makes a server know the scripts, so that a request is one command.
+func warmUp(t testing.TB, s *testserver.Server) {
+	t.Helper()
+	files, err := filepath.Glob("*.lua")
+	require.NoError(t, err)
+	require.Len(t, files, 5)
+	for _, file := range files {
+		harness.Do(t, s.Addr, "SCRIPT", "LOAD", source(t, file))
+	}
+}
+
+// reach waits for a gate.
+func reach(t testing.TB, reached <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-reached:
+	case <-time.After(10 * time.Second):
+		require.FailNow(t, "the request was not sent")
+	}
+}
+
+// java does what a Java client would do.
+func java(t testing.TB, s *testserver.Server, do string, n int) int64 {
+	t.Helper()
+	script, err := os.ReadFile("testdata/java.lua")
+	require.NoError(t, err)
+	conn := harness.Conn(t, s.Addr)
+	defer conn.Close()
+	reply, err := wire.NewScript(string(script)).Exec(context.Background(), conn, []string{key},
+		[]string{do, wire.LatchChannel(key), strconv.Itoa(n)}).AsInt64()
+	require.NoError(t, err)
+	return reply
+}
+
+// TestEveryFateOfEveryRequest does everything to every request that can be done to it.
+func TestEveryFateOfEveryRequest(t *testing.T) {
+	const before = 5
+	for _, op := range []struct {
+		name string
+		file string
+		set  int // the count before
+		do   func(l *countdown.Latch) (int, error)
+		// What is there once it has run, what it says then, and the same if a proxy has
+		// delivered it twice.
+		after, reply, twice, resent int
+	}{
+		{
+			name: "set", file: setLua, after: before, reply: 1, twice: before, resent: 1,
+			do: func(l *countdown.Latch) (int, error) {
+				set, err := l.TrySetCount(context.Background(), before)
+				return number(set), err
+			},
+		},
+		{
+			name: "count down", file: countDownLua, set: before, after: 4, reply: 4, twice: 3, resent: 3,
+			do: func(l *countdown.Latch) (int, error) { return l.CountDown(context.Background()) },
+		},
+		{
+			name: "count down by more", file: countDownLua, set: before, after: 3, reply: 3, twice: 1, resent: 1,
+			do: func(l *countdown.Latch) (int, error) { return l.CountDownN(context.Background(), 2) },
+		},
+		{
+			name: "count down to zero", file: countDownLua, set: 1,
+			do: func(l *countdown.Latch) (int, error) { return l.CountDown(context.Background()) },
+		},
+		{
+			name: "delete", file: deleteLua, set: before, reply: 1,
+			do: func(l *countdown.Latch) (int, error) {
+				deleted, err := l.Delete(context.Background())
+				return number(deleted), err
+			},
+		},
+	} {
+		for _, fate := range harness.Fates {
+			t.Run(op.name+", "+fate.String(), func(t *testing.T) {
+				harness.Each(t, func(t *testing.T, s *testserver.Server) {
+					warmUp(t, s)
+					c, g := harness.GatedClient(t, s)
+					seen := harness.Client(t, s).CountDownLatch(key)
+					if op.set > 0 {
+						setCount(t, seen, op.set)
+					}
+					harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+					reached := g.Arm(fate, sha(t, op.file), 1)
+					type result struct {
+						reply int
+						err   error
+					}
+					done := make(chan result, 1)
+					go func() {
+						reply, err := op.do(c.CountDownLatch(key))
+						done <- result{reply, err}
+					}()
+					reach(t, reached)
+					if fate == harness.KeepReply {
+						require.NoError(t, g.Open())
+					}
+					r := <-done
+					after, sent := op.after, 1
+					switch {
+					case fate == harness.DelayRequest:
+						requireCount(t, seen, op.set)
+						require.NoError(t, g.Open())
+					case fate == harness.LoseRequest:
+						after, sent = op.set, 0
+					case fate == harness.Repeat, fate == harness.Resend:
+						after, sent = op.twice, 2
+					}
+					require.Equal(t, fate.Unknown(), errors.Is(r.err, lock.ErrIndeterminate), "%v", r.err)
+					if fate.Unknown() {
+						require.ErrorContains(t, r.err, "may or may not have")
+					} else {
+						require.NoError(t, r.err)
+						want := op.reply
+						if fate == harness.Resend {
+							want = op.resent
+						}
+						require.Equal(t, want, r.reply)
+					}
+					requireCount(t, seen, after)
+					conn := harness.Conn(t, s.Addr)
+					require.Equal(t, sent, harness.Commands(t, conn)["evalsha"], "it is never sent again")
+				})
+			})
+		}
+	}
+}
+
+func number(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Whatever becomes of a look, whoever waits is released when the latch opens.
+func TestEveryFateOfEveryLook(t *testing.T) {
+	for _, fate := range harness.Fates {
+		for n := 1; n <= 2; n++ { // before and after the subscription
+			t.Run(fate.String()+" "+strconv.Itoa(n), func(t *testing.T) {
+				harness.Each(t, func(t *testing.T, s *testserver.Server) {
+					warmUp(t, s)
+					c, g := harness.GatedClient(t, s)
+					other := harness.Client(t, s).CountDownLatch(key)
+					setCount(t, other, 1)
+					reached := g.Arm(fate, sha(t, lookLua), n)
+					done := wait(t.Context(), c.CountDownLatch(key))
+					reach(t, reached)
+					waits(t, done)
+					require.NoError(t, g.Open())
+					settled(t, c, key, 1)
+					waits(t, done)
+					countDown(t, other, 0)
+					released(t, done, soon)
+				})
+			})
+		}
+	}
+}
+
+// Whatever becomes of a subscription or a sync, too.
+func TestEveryFateOfEverySubscription(t *testing.T) {
+	for _, fate := range []harness.Fate{harness.LoseRequest, harness.LoseReply, harness.KeepReply, harness.Silence} {
+		for n := 1; n <= 2; n++ {
+			t.Run(fate.String()+" "+strconv.Itoa(n), func(t *testing.T) {
+				harness.Each(t, func(t *testing.T, s *testserver.Server) {
+					t.Parallel()
+					own := harness.Own(t, s.Program)
+					c, g := harness.GatedClient(t, own)
+					other := harness.Client(t, own).CountDownLatch(key)
+					setCount(t, other, 1)
+					reached := g.Arm(fate, "\r\nSUBSCRIBE", n)
+					done := wait(t.Context(), c.CountDownLatch(key))
+					reach(t, reached)
+					<-time.After(20 * time.Millisecond)
+					waits(t, done)
+					countDown(t, other, 0)
+					require.NoError(t, g.Open())
+					released(t, done, safetyPoll+slack)
+				})
+			})
+		}
+	}
+}
+
+func TestACountThatCannotBeRead(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, fate := range harness.Fates {
+			c, g := harness.GatedClient(t, s)
+			harness.Do(t, s.Addr, "SET", key, "3")
+			reached := g.Arm(fate, "\r\nGET\r\n", 1)
+			done := make(chan error, 1)
+			var n int
+			go func() {
+				var err error
+				n, err = c.CountDownLatch(key).Count(context.Background())
+				done <- err
+			}()
+			reach(t, reached)
+			require.NoError(t, g.Open())
+			if err := <-done; fate.Unknown() {
+				require.Error(t, err)
+				require.NotErrorIs(t, err, lock.ErrIndeterminate)
+			} else {
+				require.NoError(t, err)
+				require.Equal(t, 3, n)
+			}
+		}
+	})
+}
+
+// A caller who leaves while a request is under way does not know what became of it.
+func TestCancelledInFlight(t *testing.T) {
+	gone := errors.New("gone")
+	files := map[string]string{"TrySetCount": setLua, "CountDown": countDownLua, "CountDownN": countDownLua, "Delete": deleteLua}
+	for what, file := range files {
+		t.Run(what, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, s *testserver.Server) {
+				warmUp(t, s)
+				c, g := harness.GatedClient(t, s)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				reached := g.Arm(harness.KeepReply, sha(t, file), 1)
+				done := make(chan error, 1)
+				go func() { done <- operations(c.CountDownLatch(key))[what](ctx) }()
+				reach(t, reached)
+				cancel(gone)
+				err := ended(t, done, soon)
+				require.ErrorIs(t, err, lock.ErrIndeterminate)
+				require.ErrorIs(t, err, gone)
+				require.ErrorContains(t, err, "may or may not have")
+			})
+		})
+	}
+}
+
+func TestClosedInFlight(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		c, g := harness.GatedClient(t, s)
+		reached := g.Arm(harness.KeepReply, sha(t, countDownLua), 1)
+		done := make(chan error, 1)
+		go func() { _, err := c.CountDownLatch(key).CountDown(context.Background()); done <- err }()
+		reach(t, reached)
+		closed := make(chan struct{})
+		go func() { defer close(closed); c.Close() }()
+		err := ended(t, done, 10*time.Second)
+		require.NoError(t, g.Open())
+		<-closed
+		if err != nil { // rueidis waits for a moment for what is under way
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			require.ErrorIs(t, err, lock.ErrClosed)
+		}
+	})
+}
+
+// point is where a Wait is, with others that wait beside it.
+type point struct {
+	name string
+	at   func(t *testing.T, s *testserver.Server, c *redlatch.Client, g *harness.Gate, start func())
+}
+
+var points = []point{
+	{"first look", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
+		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		start()
+		reach(t, reached)
+	}},
+	{"subscription", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
+		reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
+		start()
+		reach(t, reached)
+	}},
+	{"second look", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
+		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 2)
+		start()
+		reach(t, reached)
+	}},
+	{"sync", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
+		reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 2)
+		start()
+		reach(t, reached)
+	}},
+	{"asleep", func(t *testing.T, _ *testserver.Server, c *redlatch.Client, _ *harness.Gate, start func()) {
+		start()
+		settled(t, c, key, 2)
+	}},
+	{"look after a message", func(t *testing.T, s *testserver.Server, c *redlatch.Client, g *harness.Gate, start func()) {
+		start()
+		settled(t, c, key, 2)
+		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "what is this")
+		reach(t, reached)
+	}},
+}
+
+// TestCancelledAnywhere cancels a Wait at every point where it waits for something.
+// Another that waits beside it does not notice.
+func TestCancelledAnywhere(t *testing.T) {
+	gone := errors.New("gone")
+	for _, p := range points {
+		t.Run(p.name, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, s *testserver.Server) {
+				warmUp(t, s)
+				c, g := harness.GatedClient(t, s)
+				l, other := c.CountDownLatch(key), harness.Client(t, s).CountDownLatch(key)
+				setCount(t, other, 1)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				var done, beside <-chan error
+				p.at(t, s, c, g, func() { done, beside = wait(ctx, l), wait(t.Context(), l) })
+				cancel(gone)
+				require.ErrorIs(t, ended(t, done, soon), gone)
+				waits(t, beside)
+				require.NoError(t, g.Open())
+				settled(t, c, key, 1)
+				countDown(t, other, 0)
+				released(t, beside, soon)
+				harness.Eventually(t, soon, "nothing is left", func() bool {
+					return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0 && harness.GoroutinesIn("countdown.(*door)") == 0
+				})
+				harness.NothingLeft(t, s.Addr)
+
+				// Alone, it leaves nothing either.
+				setCount(t, other, 1)
+				ctx, cancel = context.WithCancelCause(t.Context())
+				done = wait(ctx, l)
+				cancel(gone)
+				require.ErrorIs(t, ended(t, done, soon), gone)
+				harness.Eventually(t, soon, "nothing is left", func() bool {
+					return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0
+				})
+			})
+		})
+	}
+}
+
+func TestClosedAnywhere(t *testing.T) {
+	for _, p := range points {
+		t.Run(p.name, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, s *testserver.Server) {
+				warmUp(t, s)
+				c, g := harness.GatedClient(t, s)
+				l := c.CountDownLatch(key)
+				setCount(t, harness.Client(t, s).CountDownLatch(key), 1)
+				var done, beside <-chan error
+				p.at(t, s, c, g, func() { done, beside = wait(t.Context(), l), wait(t.Context(), l) })
+				go c.Close()
+				require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)
+				require.ErrorIs(t, ended(t, beside, soon), lock.ErrClosed)
+				require.NoError(t, g.Open())
+				c.Close()
+			})
+		})
+	}
+}
+
+// Who comes while the server is being looked at shares the next look with all others
+// who come meanwhile.
+func TestLooksAreShared(t *testing.T) {
+	const waiters = 200
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		c, g := harness.GatedClient(t, s)
+		l, other := c.CountDownLatch(key), harness.Client(t, s).CountDownLatch(key)
+		setCount(t, other, 1)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		all := []<-chan error{wait(t.Context(), l)}
+		reach(t, reached)
+		for range waiters - 1 {
+			all = append(all, wait(t.Context(), l))
+		}
+		harness.Eventually(t, soon, "all are there", func() bool { return countdown.Fresh(l) == waiters })
+		require.NoError(t, g.Open())
+		settled(t, c, key, waiters)
+		conn := harness.Conn(t, s.Addr)
+		// Each look is a script; a look for the first, for the others, and for what was
+		// published before the subscription.
+		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], 4)
+		require.LessOrEqual(t, harness.Commands(t, conn)["subscribe"], 4)
+		countDown(t, other, 0)
+		for _, done := range all {
+			released(t, done, soon)
+		}
+	})
+}
+
+// Who was released does not wait again because the latch is set again, whoever does it
+// and however soon.
+func TestAResetReleasesWhoWaited(t *testing.T) {
+	const waiters, rounds = 5, 40
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
+		l := c.CountDownLatch(key)
+		for _, how := range []struct {
+			name  string
+			reset func()
+		}{
+			{"by Java, at once", func() { java(t, s, "reset", 2) }},
+			{"by Java, to more", func() { java(t, s, "reset", 3) }},
+			{"by Java, to less", func() { java(t, s, "reset", 1) }},
+			{"deleted by Java, and set", func() { java(t, s, "delete", 0); java(t, s, "set", 2) }},
+			{"counted down, and set", func() {
+				_, err := other.CountDownN(t.Context(), 10)
+				require.NoError(t, err)
+				setCount(t, other, 2)
+			}},
+			{"deleted, and set", func() {
+				_, err := other.Delete(t.Context())
+				require.NoError(t, err)
+				setCount(t, other, 2)
+			}},
+		} {
+			t.Run(how.name, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				setCount(t, other, 2)
+				for range rounds {
+					var all []<-chan error
+					for range waiters {
+						all = append(all, wait(t.Context(), l))
+					}
+					settled(t, c, key, waiters)
+					begin := time.Now()
+					how.reset()
+					for _, done := range all {
+						released(t, done, soon)
+					}
+					require.Less(t, time.Since(begin), soon, "released by the safety poll")
+				}
+			})
+		}
+	})
+}
+
+// Waiters come whenever they like while ours set the latch again at once.
+func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
+	const waiters, rounds = 8, 300
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
+		l := c.CountDownLatch(key)
+		setCount(t, other, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		type turn struct {
+			n   int
+			err error
+		}
+		turns := make(chan turn, waiters)
+		for range waiters {
+			go func() {
+				n := 0
+				for ctx.Err() == nil {
+					if err := l.Wait(ctx); err != nil && ctx.Err() == nil {
+						turns <- turn{n, err}
+						return
+					}
+					n++
+				}
+				turns <- turn{n, nil}
+			}()
+		}
+		for range rounds {
+			countDown(t, other, 1)
+			countDown(t, other, 0)
+			setCount(t, other, 2)
+		}
+		_, err := other.Delete(t.Context())
+		require.NoError(t, err)
+		harness.Eventually(t, safetyPoll+slack, "everybody goes on", func() bool { return countdown.Settled(l) == 0 })
+		cancel()
+		for range waiters {
+			turn := <-turns
+			require.NoError(t, turn.err)
+			require.Positive(t, turn.n)
+		}
+	})
+}
+
+// No message arrives: the next look finds that the round is over, also if another has
+// begun, as long as there is something to tell it by.
+func TestAllMessagesAreLost(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		first func(t *testing.T, s *testserver.Server, l *countdown.Latch)
+		over  func(t *testing.T, s *testserver.Server, l *countdown.Latch)
+	}{
+		{
+			"counted down", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0) },
+		},
+		{
+			"deleted", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) {
+				_, err := l.Delete(t.Context())
+				require.NoError(t, err)
+			},
+		},
+		{
+			"counted down and set again", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
+		},
+		{
+			"counted down by Java and set again", func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "set", 1) },
+			func(t *testing.T, s *testserver.Server, l *countdown.Latch) { java(t, s, "down", 0); setCount(t, l, 1) },
+		},
+		{
+			"set again after the identity of the round has expired", func(t *testing.T, s *testserver.Server, l *countdown.Latch) {
+				setCount(t, l, 1)
+				harness.Do(t, s.Addr, "DEL", wire.LatchRound(key))
+			},
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
+		},
+		{
+			"set by Java to more", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "reset", 2) },
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+				t.Parallel()
+				s := harness.Own(t, shared.Program)
+				c, g := harness.GatedClient(t, s)
+				g.Mute()
+				other := harness.Client(t, s).CountDownLatch(key)
+				tt.first(t, s, other)
+				done := wait(t.Context(), c.CountDownLatch(key))
+				settled(t, c, key, 1)
+				tt.over(t, s, other)
+				released(t, done, safetyPoll+slack)
+				require.Zero(t, c.PubSub().Messages)
+			})
+		})
+	}
+}
+
+// A message that says something else makes waiters look, and releases nobody.
+func TestAMessageThatMeansNothing(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		conn := harness.Conn(t, s.Addr)
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		harness.Eventually(t, soon, "it looks", func() bool { return harness.Commands(t, conn)["evalsha"] == 1 })
+		waits(t, done)
+		harness.Do(t, s.Addr, "DEL", key)
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		released(t, done, soon)
+	})
+}
+
+func TestTheKeyIsReplacedWhileWaiting(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		for _, words := range [][]string{{"RPUSH", key, "1"}, {"SET", key, "one"}} {
+			setCount(t, l, 1)
+			done := wait(t.Context(), l)
+			settled(t, c, key, 1)
+			harness.Do(t, s.Addr, "DEL", key)
+			harness.Do(t, s.Addr, words...)
+			harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+			require.Error(t, ended(t, done, soon))
+			harness.Do(t, s.Addr, "DEL", key)
+		}
+	})
+}
+
+func TestConnectionsCut(t *testing.T) {
+	const rounds = 20
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
+		for range rounds {
+			setCount(t, other, 1)
+			done := wait(t.Context(), c.CountDownLatch(key))
+			settled(t, c, key, 1)
+			// The message finds nobody.
+			conn := harness.Conn(t, s.Addr)
+			for _, resp := range conn.DoMulti(t.Context(),
+				conn.B().Arbitrary("MULTI").Build(),
+				conn.B().Arbitrary("CLIENT", "KILL", "TYPE", "pubsub").Build(),
+				conn.B().Arbitrary("EVAL").Args(source(t, countDownLua), "2").Keys(key, wire.LatchRound(key)).
+					Args("1", "PUBLISH", wire.LatchChannel(key), "0").Build(),
+				conn.B().Arbitrary("EXEC").Build(),
+			) {
+				require.NoError(t, resp.Error())
+			}
+			released(t, done, soon)
+			conn.Close()
+		}
+	})
+}
+
+func TestServerRestartedEmpty(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		s.Kill()
+		require.NoError(t, s.Restart())
+		released(t, done, 10*time.Second)
+	})
+}
+
+func TestServerRestartedWithItsData(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--appendonly", "yes", "--appendfsync", "always")
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		before := c.PubSub().Reconnects
+		s.Kill()
+		harness.Eventually(t, soon, "the loss is noticed", func() bool { return c.PubSub().Connections == 0 })
+		require.NoError(t, s.Restart())
+		harness.Eventually(t, 10*time.Second, "it listens again", func() bool { return c.PubSub().Reconnects > before })
+		waits(t, done)
+		countDown(t, harness.Client(t, s).CountDownLatch(key), 0)
+		released(t, done, soon)
+	})
+}
+
+// A server that does not come back ends a wait when the patience is over.
+func TestServerGoneForGood(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		s.Kill()
+		begin := time.Now()
+		late := wait(bounded, l)
+		err := ended(t, late, timeout+10*time.Second)
+		require.GreaterOrEqual(t, time.Since(begin), timeout)
+		require.Error(t, err)
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		require.Error(t, ended(t, done, safetyPoll+timeout+10*time.Second))
+		// Whoever gives up before is told why it has waited.
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		defer cancel()
+		err = l.Wait(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "refused")
+	})
+}
+
+func TestScriptFlush(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		flush := func() { harness.Do(t, s.Addr, "SCRIPT", "FLUSH") }
+		flush()
+		setCount(t, l, 2)
+		flush()
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		flush()
+		countDown(t, l, 1)
+		flush()
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		flush()
+		deleted, err := l.Delete(t.Context())
+		require.NoError(t, err)
+		require.True(t, deleted)
+		released(t, done, soon)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A server that cannot serve at the moment has done nothing, and is asked again.
+func TestARefusalThatPasses(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		l := harness.Client(t, s).CountDownLatch(key)
+		other := harness.Client(t, s).CountDownLatch(key)
+		full := func(bytes string) { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", bytes) }
+		during := func(op func() error) {
+			t.Helper()
+			full("1")
+			done := make(chan error, 1)
+			go func() { done <- op() }()
+			select {
+			case err := <-done:
+				require.FailNow(t, "it was not tried again", "%v", err)
+			case <-time.After(300 * time.Millisecond):
+			}
+			full("0")
+			released(t, done, soon)
+		}
+		during(func() error { _, err := l.TrySetCount(context.Background(), 3); return err })
+		requireCount(t, other, 3)
+		during(func() error { _, err := l.CountDown(context.Background()); return err })
+		requireCount(t, other, 2)
+
+		full("1")
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		defer cancel()
+		_, err := l.CountDown(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "OOM")
+		require.NotErrorIs(t, err, lock.ErrIndeterminate)
+		begin := time.Now()
+		_, err = l.CountDown(t.Context())
+		require.ErrorContains(t, err, "OOM")
+		require.NotErrorIs(t, err, lock.ErrIndeterminate)
+		require.Less(t, time.Since(begin), 5*time.Second+slack)
+		// The end needs no memory.
+		deleted, err := l.Delete(t.Context())
+		require.NoError(t, err)
+		require.True(t, deleted)
+		full("0")
+		requireCount(t, other, 0)
+	})
+}
+
+// A request that cannot be sent is sent when the server is back.
+func TestCountingDownOnAServerThatComesBack(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--appendonly", "yes", "--appendfsync", "always")
+		l := harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 2)
+		s.Kill()
+		harness.Eventually(t, soon, "the loss is noticed", func() bool {
+			_, err := l.Count(context.Background())
+			return err != nil && wire.OutcomeOf(err) == wire.Passing
+		})
+		done := make(chan error, 1)
+		go func() { _, err := l.CountDown(context.Background()); done <- err }()
+		select {
+		case err := <-done:
+			require.FailNow(t, "it was not tried again", "%v", err)
+		case <-time.After(200 * time.Millisecond):
+		}
+		require.NoError(t, s.Restart())
+		if err := ended(t, done, 10*time.Second); err != nil {
+			// The server may go on loading for as long as it is tried.
+			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+			return
+		}
+		requireCount(t, l, 1)
+	})
+}
+
+func TestForbidden(t *testing.T) {
+	all := []string{"TrySetCount", "CountDown", "CountDownN", "Delete", "Wait"}
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		for _, tt := range []struct {
+			name    string
+			rules   []string
+			refused []string // of all that it works, if more slowly, where it is empty
+		}{
+			{"nothing to be published", []string{"-publish"}, nil},
+			{"nothing to be heard", []string{"-subscribe"}, nil},
+			{"no channel", []string{"resetchannels"}, nil},
+			{"no look", []string{"-pttl"}, []string{"Wait"}},
+			{"no scripts", []string{"-@scripting"}, all},
+			{"no round", []string{"resetkeys", "~" + key}, all},
+			{"no end", []string{"-del"}, []string{"CountDown", "CountDownN", "Delete"}},
+		} {
+			t.Run(tt.name, func(t *testing.T) {
+				t.Parallel()
+				s := harness.Own(t, shared.Program)
+				harness.Do(t, s.Addr, append([]string{"ACL", "SETUSER", "app", "on", ">secret", "+@all", "allkeys", "allchannels"}, tt.rules...)...)
+				c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "app", Password: "secret"},
+					redlatch.WithLogger(slog.New(slog.DiscardHandler)), redlatch.WithoutStartupChecks())
+				require.NoError(t, err)
+				defer c.Close()
+				l := c.CountDownLatch(key)
+				if len(tt.refused) > 0 {
+					setCount(t, harness.Client(t, s).CountDownLatch(key), 1)
+					before := dump(t, s)
+					for _, what := range tt.refused {
+						begin := time.Now()
+						err := operations(l)[what](t.Context())
+						require.ErrorContains(t, err, "NOPERM", what)
+						require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+						require.Less(t, time.Since(begin), soon, what)
+						require.Equal(t, before, dump(t, s), what)
+					}
+					return
+				}
+				setCount(t, l, 2)
+				countDown(t, l, 1)
+				done := wait(t.Context(), l)
+				harness.Eventually(t, soon, "it waits", func() bool { return countdown.Gates(l) == 1 && countdown.Fresh(l) == 0 })
+				waits(t, done)
+				countDown(t, l, 0)
+				released(t, done, safetyPoll+slack)
+				harness.NothingLeft(t, s.Addr)
+			})
+		}
+	})
+}

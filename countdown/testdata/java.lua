@@ -1,0 +1,46 @@
+-- What a Java client does to a latch, in our words, with its faults.
+-- KEYS[1]  count
+-- ARGV[1]  what
+-- ARGV[2]  channel
+-- ARGV[3]  count to set
+-- Reply: that of the Java client; what is left of a count down may be negative.
+
+local key, what, channel = KEYS[1], ARGV[1], ARGV[2]
+
+local function down()
+	local left = redis.call('DECR', key)
+	if left <= 0 then
+		redis.call('DEL', key)
+	end
+	if left == 0 then
+		redis.call('PUBLISH', channel, '0')
+	end
+	return left
+end
+
+local function set()
+	if redis.call('EXISTS', key) == 1 then
+		return 0
+	end
+	redis.call('SET', key, ARGV[3])
+	redis.call('PUBLISH', channel, '1')
+	return 1
+end
+
+if what == 'down' then
+	return down()
+elseif what == 'set' then
+	return set()
+elseif what == 'delete' then
+	local deleted = redis.call('DEL', key)
+	if deleted == 1 then
+		redis.call('PUBLISH', channel, '1')
+	end
+	return deleted
+elseif what == 'reset' then -- a coordinator that is as quick as can be
+	while redis.call('EXISTS', key) == 1 do
+		down()
+	end
+	return set()
+end
+return redis.error_reply('ERR there is no step ' .. what)
