@@ -1,7 +1,166 @@
 package countdown_test
 
-import "github.com/redis/rueidis"
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+)
 
 type redisMessage = rueidis.PubSubMessage
 
-var workers = map[string]func(args []string) error{}
+var workers = map[string]func(args []string) error{
+	"wait":  waitWorker,
+	"count": countWorker,
+}
+
+// waitWorker waits many times over. It says when all are settled, and when all were
+// released, with the time between the first and the last.
+func waitWorker(args []string) error {
+	waiters, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := redlatch.Open(ctx, "redis://"+args[0])
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	l := c.CountDownLatch(key)
+	ends := make(chan error, waiters)
+	for range waiters {
+		go func() { ends <- l.Wait(ctx) }()
+	}
+	for countdown.Settled(l) < waiters {
+		time.Sleep(time.Millisecond)
+	}
+	fmt.Println("settled")
+	var first time.Time
+	for i := range waiters {
+		if err := <-ends; err != nil {
+			return err
+		}
+		if i == 0 {
+			first = time.Now()
+		}
+	}
+	fmt.Println("released", time.Since(first))
+	return nil
+}
+
+// A thousand waiters of four processes hear of the end by one message, and nobody has
+// to ask.
+func TestOneMessageReleasesAThousand(t *testing.T) {
+	const processes, waiters = 4, 250
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 2)
+		var all []*harness.Process
+		for range processes {
+			all = append(all, harness.Spawn(t, "wait", s.Addr, strconv.Itoa(waiters)))
+		}
+		for _, p := range all {
+			require.Equal(t, "settled", p.Line(30*time.Second))
+		}
+		countDown(t, l, 1)
+		conn := harness.Conn(t, s.Addr)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		begin := time.Now()
+		countDown(t, l, 0)
+		for _, p := range all {
+			t.Log(p.Line(soon))
+		}
+		require.Less(t, time.Since(begin), soon)
+		t.Log("all after", time.Since(begin))
+		calls := harness.Commands(t, conn)
+		require.Equal(t, 1, calls["publish"])
+		// A script that counts, and none that looks.
+		require.Equal(t, 1, calls["evalsha"])
+		require.LessOrEqual(t, calls["get"], 1)
+		for _, p := range all {
+			p.Ended(10 * time.Second)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// countWorker counts down so many times, as a worker would that does its parts.
+func countWorker(args []string) error {
+	parts, err := strconv.Atoi(args[1])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	c, err := redlatch.Open(ctx, "redis://"+args[0])
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	var wg sync.WaitGroup
+	errs := make(chan error, parts)
+	zeros := make(chan struct{}, parts)
+	for range parts {
+		wg.Go(func() {
+			left, err := c.CountDownLatch(key).CountDown(ctx)
+			errs <- err
+			if left == 0 {
+				zeros <- struct{}{}
+			}
+		})
+	}
+	wg.Wait()
+	for range parts {
+		if err := <-errs; err != nil {
+			return err
+		}
+	}
+	fmt.Println(len(zeros))
+	return nil
+}
+
+func TestProcessesCountDownExactly(t *testing.T) {
+	const processes, parts = 4, 500
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, processes*parts+1)
+		done := wait(t.Context(), l)
+		var all []*harness.Process
+		for range processes {
+			all = append(all, harness.Spawn(t, "count", s.Addr, strconv.Itoa(parts)))
+		}
+		for _, p := range all {
+			require.Equal(t, "0", p.Line(30*time.Second), "nobody has counted to zero")
+			p.Ended(10 * time.Second)
+		}
+		requireCount(t, l, 1)
+		waits(t, done)
+		countDown(t, l, 0)
+		released(t, done, soon)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A process that waits and is killed leaves nothing.
+func TestAWaiterIsKilled(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		l := harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 1)
+		p := harness.Spawn(t, "wait", s.Addr, "10")
+		require.Equal(t, "settled", p.Line(30*time.Second))
+		p.Kill()
+		countDown(t, l, 0)
+		harness.NothingLeft(t, s.Addr)
+	})
+}

@@ -1,11 +1,12 @@
 -- What a Java client does to a latch, in our words, with its faults.
 -- KEYS[1]  count
 -- ARGV[1]  what
--- ARGV[2]  channel
--- ARGV[3]  count to set
+-- ARGV[2]  command that publishes
+-- ARGV[3]  channel
+-- ARGV[4]  count to set
 -- Reply: that of the Java client; what is left of a count down may be negative.
 
-local key, what, channel = KEYS[1], ARGV[1], ARGV[2]
+local key, what, publish, channel, count = KEYS[1], unpack(ARGV)
 
 local function down()
 	local left = redis.call('DECR', key)
@@ -13,7 +14,7 @@ local function down()
 		redis.call('DEL', key)
 	end
 	if left == 0 then
-		redis.call('PUBLISH', channel, '0')
+		redis.call(publish, channel, '0')
 	end
 	return left
 end
@@ -22,8 +23,8 @@ local function set()
 	if redis.call('EXISTS', key) == 1 then
 		return 0
 	end
-	redis.call('SET', key, ARGV[3])
-	redis.call('PUBLISH', channel, '1')
+	redis.call('SET', key, count)
+	redis.call(publish, channel, '1')
 	return 1
 end
 
@@ -34,7 +35,7 @@ elseif what == 'set' then
 elseif what == 'delete' then
 	local deleted = redis.call('DEL', key)
 	if deleted == 1 then
-		redis.call('PUBLISH', channel, '1')
+		redis.call(publish, channel, '1')
 	end
 	return deleted
 elseif what == 'reset' then -- a coordinator that is as quick as can be
