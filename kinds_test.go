@@ -40,6 +40,9 @@ func TestEveryKindInACluster(t *testing.T) {
 					wokenByMessage(t, here, there, here.RWLock(name).Write(), there.RWLock(name).Read())
 					wokenByMessage(t, here, there, here.RWLock(name).Read(), there.RWLock(name).Write())
 				}
+				for i := range 6 {
+					latchReleases(t, here, there, fmt.Sprint("latch-", i))
+				}
 			})
 		}
 		t.Run("renewed", func(t *testing.T) { everyKindIsRenewed(t, cluster.Addrs()) })
@@ -78,6 +81,38 @@ func wokenByMessage(t *testing.T, here, there *redlatch.Client, ours, theirs loc
 		require.NoError(t, <-waited)
 		require.Less(t, time.Since(begin), 3*time.Second, "woken by the safety poll")
 	}
+}
+
+// latchReleases has a waiter there go on when the count here has come to its end, also
+// if the next round begins at once.
+func latchReleases(t *testing.T, here, there *redlatch.Client, name string) {
+	t.Helper()
+	l, theirs := here.CountDownLatch(name), there.CountDownLatch(name)
+	set := func() {
+		ok, err := l.TrySetCount(t.Context(), 1)
+		require.NoError(t, err)
+		require.True(t, ok)
+	}
+	set()
+	for range 10 {
+		before := there.PubSub()
+		waited := make(chan error, 1)
+		go func() { waited <- theirs.Wait(context.Background()) }()
+		harness.Eventually(t, 10*time.Second, "the waiter listens", func() bool {
+			now := there.PubSub()
+			return now.Listeners > before.Listeners && now.Subscribed == now.Channels
+		})
+		begin := time.Now()
+		left, err := l.CountDown(t.Context())
+		require.NoError(t, err)
+		require.Zero(t, left)
+		set()
+		require.NoError(t, <-waited)
+		require.Less(t, time.Since(begin), 3*time.Second, "released by the safety poll")
+	}
+	deleted, err := l.Delete(t.Context())
+	require.NoError(t, err)
+	require.True(t, deleted)
 }
 
 func TestEveryKindIsRenewed(t *testing.T) {
