@@ -672,6 +672,37 @@ func everythingWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
 
 	fairWorks(t, c, other)
 	rwWorks(t, c, other)
+	latchWorks(t, c, other)
+}
+
+// latchWorks uses all of a count-down latch that needs a right.
+func latchWorks(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	l, theirs := c.CountDownLatch("app:import"), other.CountDownLatch("app:import")
+	set, err := l.TrySetCount(t.Context(), 2)
+	require.NoError(t, err)
+	require.True(t, set)
+	n, err := l.Count(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	before := c.PubSub().Messages
+	waiter := make(chan error, 1)
+	go func() { waiter <- l.Wait(context.Background()) }()
+	listening(t, c, 1)
+	n, err = l.CountDown(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	_, err = theirs.CountDown(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, <-waiter)
+	harness.Eventually(t, 5*time.Second, "it is told", func() bool { return c.PubSub().Messages > before })
+	_, err = l.TrySetCount(t.Context(), 1)
+	require.NoError(t, err)
+	deleted, err := l.Delete(t.Context())
+	require.NoError(t, err)
+	require.True(t, deleted)
+	_, err = c.CountDownLatch("elsewhere").Count(t.Context())
+	require.ErrorContains(t, err, "NOPERM")
 }
 
 // listening waits until that many waiters have their subscriptions.
@@ -786,10 +817,11 @@ func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 		defer c.Close()
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
-		require.Len(t, r.Findings, 2)
+		require.Len(t, r.Findings, 3)
 		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
 		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks")...)
+		require.Equal(t, redlatch.KindLatch, r.Findings[2].Kind)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "count-down latches")...)
 		everythingWorks(t, c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -813,7 +845,7 @@ func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "count-down latches", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log

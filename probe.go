@@ -44,8 +44,8 @@ type Finding struct {
 	Problem string
 	Advice  string
 	// Missing is, for CheckCommands, what the server does not know or allow, and
-	// Kind is of the locks that need it: KindFair, KindReadWrite, or "" for those of
-	// package rlock, without which the others do not work either.
+	// Kind is of the locks that need it: KindFair, KindReadWrite, KindLatch, or "" for
+	// those of package rlock, without which the others do not work either.
 	Missing []Right
 	Kind    string
 }
@@ -54,7 +54,16 @@ type Finding struct {
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
+	KindLatch     = "count-down latch"
 )
+
+// many is how a finding names the kind.
+func many(kind string) string {
+	if kind == KindLatch {
+		return kind + "es"
+	}
+	return kind + " locks"
+}
 
 // Right is a command, and the key or channel it was to be used on, if any.
 type Right struct{ Command, On string }
@@ -103,9 +112,9 @@ const maxClockOffset = time.Second
 
 // Probe asks every node what it is and whether the locks of the given names can
 // be used there by this client's user, and returns what it found. It looks at the
-// rights that locks of any kind need; what fair or read-write locks need in
-// addition is a finding of its own (see Finding.Kind), which does not matter to
-// who uses none. It changes nothing; without names it does not look at rights. It
+// rights that locks of any kind need; what fair locks, read-write locks or count-down
+// latches need in addition is a finding of its own (see Finding.Kind), which does not
+// matter to who uses none. It changes nothing; without names it does not look at rights. It
 // blocks for a few round trips, and not beyond ctx; nodes are asked at the same
 // time. It returns an error that matches lock.ErrInvalid for a bad name, or the
 // errors of nodes that did not answer, with what the others said; what a server
@@ -195,7 +204,7 @@ func (u *useList) on(on string, commands ...string) {
 		switch command {
 		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZRANGEBYSCORE":
 			words = append(words, "1", "1")
-		case "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
+		case "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "DECRBY", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
 			"PUBLISH", "SPUBLISH":
 			words = append(words, "1")
 		case "EVALSHA", "EVAL":
@@ -242,7 +251,18 @@ func (c *Client) otherUsesOf(key string) []use {
 	fair, rw := fairUses(key), rwUses(key, owner)
 	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
 	rw.channel(c.s.Sharded, wire.RWChannel(key))
-	return append(fair.all, rw.all...)
+	return append(append(fair.all, rw.all...), c.latchUsesOf(key)...)
+}
+
+// latchUsesOf returns what count-down latches send besides: nothing if none can have
+// that name.
+func (c *Client) latchUsesOf(key string) []use {
+	if wire.CheckLatchName(key) != nil {
+		return nil
+	}
+	u := latchUses(key)
+	u.channel(c.s.Sharded, wire.LatchChannel(key))
+	return u.all
 }
 
 // lockUses returns what scripts of package rlock do.
@@ -270,6 +290,14 @@ func rwUses(key string, owner lock.Owner) *useList {
 	u.on(key, "HMGET", "HGETALL", "HKEYS", "HRANDFIELD")
 	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
 	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
+	return u
+}
+
+// latchUses returns what those of a count-down latch do besides.
+func latchUses(key string) *useList {
+	u := &useList{kind: KindLatch}
+	u.on(key, "GET", "SET", "DECRBY")
+	u.on(wire.LatchRound(key), "GET", "SET", "DEL")
 	return u
 }
 
@@ -329,7 +357,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			return
 		}
 		if kind != "" {
-			problem = "for " + kind + " locks: " + problem
+			problem = "for " + many(kind) + ": " + problem
 		}
 		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing, Kind: kind})
 	}
@@ -356,7 +384,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			u := uses[number-1]
 			missing[u.kind] = append(missing[u.kind], u.Right)
 		}
-		for _, kind := range []string{"", KindFair, KindReadWrite} {
+		for _, kind := range []string{"", KindFair, KindReadWrite, KindLatch} {
 			lacks(kind, "the server does not know "+joined(unknown[kind]), "use a server that has these commands, and does not rename them", unknown[kind]...)
 			lacks(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
 		}

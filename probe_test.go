@@ -91,6 +91,8 @@ func TestStartupChecks(t *testing.T) {
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
 					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
 					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
+					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
+					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 				},
 			},
 			{
@@ -105,6 +107,8 @@ func TestStartupChecks(t *testing.T) {
 					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
 					"read-write: EXISTS redlatch_rwlock_writer:{app:orders}",
 					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
+					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
+					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 				},
 			},
 			{
@@ -120,7 +124,7 @@ func TestStartupChecks(t *testing.T) {
 				// The name that is tried at startup is none of this user's.
 				name: "keys of its own",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys", "resetchannels",
-					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*"}},
+					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*", "&redisson_countdownlatch__channel__{app:*"}},
 			},
 			{
 				name: "keys of its own and a prefix, without tickets and tokens",
@@ -173,7 +177,7 @@ func TestStartupChecks(t *testing.T) {
 					assert.Contains(t, f.String(), f.Problem)
 					kind := ""
 					if f.Kind != "" {
-						assert.Contains(t, f.Problem, "for "+f.Kind+" locks: ")
+						assert.Contains(t, f.Problem, "for "+f.Kind)
 						kind = f.Kind + ": "
 					}
 					for _, right := range f.Missing {
