@@ -25,6 +25,7 @@ func TestExamples(t *testing.T) {
 		"fencing":     {"stale fencing token: 1, after 2 was seen", `the file says "second"`},
 		"cache":       {"20 asked, and it was built 1 time(s)"},
 		"fair":        {"worker 1 prints\nworker 2 prints\nworker 3 prints\n"},
+		"fanin":       {", 3 left\n", ", 0 left\n", "all parts are done: 1 4 9 16\n"},
 		"catalogue":   {"10 have read at the same time", "wrote 25, and reads 25", "wrote 30, and reads 30"},
 		"trace":       {"process 1", "process 2", "contended=true", "woken by message", "redlatch.release"},
 	}

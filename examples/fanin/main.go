@@ -1,0 +1,71 @@
+// Fanin cuts a job into parts, has workers do them, and goes on when all are done. The
+// workers could as well be other processes: all they need to know is the name of the
+// job.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const parts = 4
+
+// results has one for each part. To store it twice does no harm.
+var results sync.Map
+
+func main() {
+	ctx := context.Background()
+	client, stop := demo.Client(ctx)
+	defer stop()
+
+	latch := client.CountDownLatch("job:42")
+	if _, err := latch.TrySetCount(ctx, parts); err != nil {
+		log.Fatal(err)
+	}
+	var workers sync.WaitGroup
+	for part := 1; part <= parts; part++ {
+		workers.Go(func() { work(ctx, client, part) })
+	}
+	defer workers.Wait()
+
+	// Not without a deadline: a worker that dies does not count.
+	bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if err := latch.Wait(bounded); err != nil && !errors.Is(err, context.DeadlineExceeded) {
+		log.Fatal(err)
+	}
+	// What was done the results say, and not the count.
+	line := "all parts are done:"
+	for part := 1; part <= parts; part++ {
+		result, ok := results.Load(part)
+		if !ok {
+			log.Fatalf("part %d is missing", part)
+		}
+		line += fmt.Sprint(" ", result)
+	}
+	fmt.Println(line)
+}
+
+func work(ctx context.Context, client *redlatch.Client, part int) {
+	results.Store(part, part*part) // before it counts
+	left, err := client.CountDownLatch("job:42").CountDown(ctx)
+	switch {
+	case errors.Is(err, lock.ErrIndeterminate):
+		// It may have counted. To count again might end the wait before another part
+		// is done; if it has not, the wait ends with its deadline, and the result is
+		// there.
+		fmt.Printf("part %d is done, and may have been counted\n", part)
+	case err != nil:
+		log.Fatal(err)
+	default:
+		fmt.Printf("part %d is done, %d left\n", part, left)
+	}
+}
