@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
@@ -163,4 +164,39 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 	locked, err := rw.Read().IsLocked(ctx)
 	require.NoError(t, err)
 	require.False(t, locked)
+}
+
+// Count-down latches work on it as well.
+func TestEmbeddedLatch(t *testing.T) {
+	s, err := redlatchtest.StartEmbedded()
+	require.NoError(t, err)
+	defer s.Close()
+	c, other := redlatchtest.NewClient(t, s), redlatchtest.NewClient(t, s)
+	ctx := t.Context()
+	l, theirs := c.CountDownLatch("import"), other.CountDownLatch("import")
+	require.NoError(t, l.Wait(ctx))
+	for range 20 {
+		set, err := l.TrySetCount(ctx, 2)
+		require.NoError(t, err)
+		require.True(t, set)
+		set, err = theirs.TrySetCount(ctx, 3)
+		require.NoError(t, err)
+		require.False(t, set)
+		waited := make(chan error, 10)
+		for i := range cap(waited) {
+			go func() { waited <- []*countdown.Latch{l, theirs}[i%2].Wait(context.Background()) }()
+		}
+		require.Eventually(t, func() bool { return other.PubSub().Listeners == 1 }, 5*time.Second, time.Millisecond)
+		left, err := l.CountDown(ctx)
+		require.NoError(t, err)
+		require.Equal(t, 1, left)
+		_, err = theirs.CountDown(ctx)
+		require.NoError(t, err)
+		for range cap(waited) {
+			require.NoError(t, <-waited)
+		}
+	}
+	deleted, err := l.Delete(ctx)
+	require.NoError(t, err)
+	require.False(t, deleted)
 }
