@@ -234,6 +234,29 @@ func TestSpansOfOtherKinds(t *testing.T) {
 	})
 }
 
+// A wait is a span of its own, whatever its end.
+func TestSpansOfWaits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c, other := harness.Client(t, s, r.options()...), harness.Client(t, s).CountDownLatch("import")
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			require.NoError(t, c.CountDownLatch("import").Wait(ctx))
+			_, err := other.TrySetCount(ctx, 1)
+			require.NoError(t, err)
+			bounded, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			require.ErrorIs(t, c.CountDownLatch("import").Wait(bounded), context.DeadlineExceeded)
+			harness.Do(t, s.Addr, "SET", "import", "one")
+			require.Error(t, c.CountDownLatch("import").Wait(ctx))
+		})
+		require.Equal(t, `request
+  redlatch.wait{attempts=1 kind=latch name=import outcome=open}
+  redlatch.wait{attempts=2 kind=latch name=import outcome=not_open}
+  redlatch.wait{attempts=1 kind=latch name=import outcome=error} FAILED
+`, r.tree())
+	})
+}
+
 func TestSpansOfTrouble(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
