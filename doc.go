@@ -50,5 +50,6 @@
 // Besides the reentrant lock there are a fenced and a spin lock (package rlock), a
 // fair lock, which serves the waiters of all processes in the order in which they
 // came (package fairlock), and a read-write lock (package rwlock). The contract of
-// all of them is in package lock.
+// all of them is in package lock. A count-down latch has some wait for what others do
+// (package countdown).
 package redlatch
