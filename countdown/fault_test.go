@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -21,6 +22,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
 )
 
 const (
@@ -855,6 +857,73 @@ func TestForbidden(t *testing.T) {
 				countDown(t, l, 0)
 				released(t, done, safetyPoll+slack)
 				harness.NothingLeft(t, s.Addr)
+			})
+		}
+	})
+}
+
+// A connection that is lent to the client, and waits for ever, does not make it wait so.
+func TestALentConnectionIsNotWaitedForForEver(t *testing.T) {
+	const replyTimeout = 3 * time.Second // at most, of what the client asks
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		g := harness.NewGate(t, s)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{g.Addr}, DisableCache: true, ConnWriteTimeout: time.Hour, Dialer: net.Dialer{KeepAlive: -1},
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		c, err := redlatch.Wrap(t.Context(), conn)
+		require.NoError(t, err)
+		defer c.Close()
+		l, other := c.CountDownLatch(key), harness.Client(t, s).CountDownLatch(key)
+		setCount(t, l, 2)
+
+		reached := g.Arm(harness.KeepReply, sha(t, countDownLua), 1)
+		begin := time.Now()
+		_, err = l.CountDown(t.Context())
+		require.ErrorIs(t, err, lock.ErrIndeterminate)
+		require.NotErrorIs(t, err, lock.ErrClosed)
+		require.Less(t, time.Since(begin), replyTimeout+slack)
+		reach(t, reached)
+		require.NoError(t, g.Open())
+		requireCount(t, other, 1)
+
+		// Nor does it keep a waiter from looking again.
+		reached = g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		done := wait(t.Context(), l)
+		reach(t, reached)
+		harness.Eventually(t, replyTimeout+slack, "the look is given up", func() bool {
+			return harness.GoroutinesIn("countdown.look") == 0
+		})
+		require.NoError(t, g.Open())
+		settled(t, c, key, 1)
+		countDown(t, other, 0)
+		released(t, done, soon)
+	})
+}
+
+// With sharded pub/sub a message comes from the node that has the key, and in order.
+// With plain pub/sub it may be passed on by another, so it makes waiters look.
+func TestClusterKnowsTheOrderOfMessagesOnlyWhereThereIsOne(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+			t.Run(mode.String(), func(t *testing.T) {
+				c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				other := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode)).CountDownLatch(key)
+				l := c.CountDownLatch(key)
+				setCount(t, other, 1)
+				done := wait(t.Context(), l)
+				if mode == pubsub.Sharded {
+					settled(t, c, key, 1)
+				} else {
+					harness.Eventually(t, soon, "it listens", func() bool { return c.PubSub().Subscribed == 1 })
+					<-time.After(200 * time.Millisecond) // and has looked
+					require.Zero(t, countdown.Settled(l))
+				}
+				countDown(t, other, 0)
+				released(t, done, soon)
 			})
 		}
 	})
