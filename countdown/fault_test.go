@@ -841,8 +841,8 @@ func TestForbidden(t *testing.T) {
 					for _, what := range tt.refused {
 						begin := time.Now()
 						err := operations(l)[what](t.Context())
-						require.Error(t, err, what)
-						require.Equal(t, wire.Refused, wire.OutcomeOf(err), "%s: %v", what, err)
+						var refusal *rueidis.RedisError
+						require.ErrorAs(t, err, &refusal, what)
 						require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
 						require.Less(t, time.Since(begin), soon, what)
 						require.Equal(t, before, dump(t, s), what)
