@@ -627,6 +627,25 @@ func TestTheKeyIsReplacedWhileWaiting(t *testing.T) {
 	})
 }
 
+// What is under the name of a round's identity and is none makes no difference.
+func TestAnIdentityThatIsNone(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		java(t, s, "set", 2)
+		harness.Do(t, s.Addr, "RPUSH", wire.LatchRound(key), "1")
+		done := wait(t.Context(), l)
+		settled(t, c, key, 1)
+		set, err := l.TrySetCount(t.Context(), 3)
+		require.NoError(t, err)
+		require.False(t, set)
+		countDown(t, l, 1)
+		countDown(t, l, 0)
+		released(t, done, soon)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
 func TestConnectionsCut(t *testing.T) {
 	const rounds = 20
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
