@@ -17,9 +17,13 @@
 // nothing is left of it, when it is deleted or when its key expires; then the latch can
 // be set again. Wait waits for the end of the round that it finds, also if the next one
 // has begun by then. Messages that were lost make no difference where redlatch set the
-// next count, or where that is higher than what was left. Otherwise, where Java did so at once,
-// Wait may take the next round for its own: also without any loss, if all that falls into
-// the moment in which it begins to wait, or if the cluster uses plain pub/sub.
+// next count, or where that is higher than what was left. Otherwise, where Java did so at
+// once, Wait may take the next round for its own: also without any loss, if all that falls
+// into the moment in which it begins to wait, or if a cluster uses plain pub/sub.
+//
+// Whoever waits takes a message on the latch's channel for the end of the round. Channels
+// know no databases: give latches in different databases of one server different names,
+// and publish nothing there by hand.
 //
 // # When a count may have come down
 //
