@@ -12,3 +12,6 @@ func (h *Hub) Refused() int {
 	}
 	return n
 }
+
+// HeardElsewhere has a message arrive on a connection that is not the channel's.
+func (h *Hub) HeardElsewhere(channel, payload string) { (&feed{hub: h}).deliver(channel, payload) }

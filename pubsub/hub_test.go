@@ -409,8 +409,13 @@ func TestSyncAnswersWhoHasAsked(t *testing.T) {
 		<-reached
 		require.Equal(t, subscribed, a.next(t))
 		require.Equal(t, subscribed, b.next(t))
+		subB.Sync()
+		require.Equal(t, caughtUp, b.next(t))
 		subA.Sync()
 		require.Equal(t, caughtUp, a.next(t))
+		harness.Do(t, s.Addr, "PUBLISH", "ch", "8")
+		require.Equal(t, message("8"), a.next(t))
+		require.Equal(t, message("8"), b.next(t))
 
 		// One who leaves meanwhile leaves nothing.
 		reached = g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
@@ -443,6 +448,23 @@ func TestSyncWithoutASubscriptionIsAnsweredByIt(t *testing.T) {
 		require.Equal(t, caughtUp, e.next(t))
 		h.Close()
 		sub.Sync()
+		late, _ := h.Subscribe("ch", e)
+		late.Sync()
 		require.Empty(t, e)
+	})
+}
+
+// What a connection hears that has lost the channel is in no order with what the next
+// one hears.
+func TestAMessageOfALostConnectionIsNotHeard(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, _ := newHub(t, s, pubsub.Options{})
+		e := newEar()
+		sub, _ := h.Subscribe("ch", e)
+		require.Equal(t, subscribed, e.next(t))
+		h.HeardElsewhere("ch", "late")
+		harness.Do(t, s.Addr, "PUBLISH", "ch", "7")
+		require.Equal(t, message("7"), e.next(t))
+		sub.Close()
 	})
 }
