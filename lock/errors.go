@@ -71,7 +71,8 @@ const (
 // hold's context and matches ErrLost.
 type LostError struct {
 	Name   string
-	Owner  Owner
+	Owner  Owner  // of a lock
+	Permit string // of a semaphore: its id
 	Reason Reason
 	// When is when the loss was noticed.
 	When time.Time
@@ -81,7 +82,11 @@ type LostError struct {
 
 // Error describes the loss.
 func (e *LostError) Error() string {
-	s := fmt.Sprintf("%v: %q (owner %v): %s", ErrLost, e.Name, e.Owner, e.Reason)
+	what := "owner " + e.Owner.String()
+	if e.Permit != "" {
+		what = "permit " + e.Permit
+	}
+	s := fmt.Sprintf("%v: %q (%s): %s", ErrLost, e.Name, what, e.Reason)
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

@@ -49,11 +49,21 @@ type Options struct {
 // Resolve reads opts; of two options of a kind the later one counts. It
 // returns an error that matches ErrInvalid and names the option that is wrong.
 func Resolve(opts ...Option) (Options, error) {
+	o, err := ResolvePermit(opts...)
+	if err == nil && o.Lease == NoExpiry {
+		return Options{}, CheckLease(o.Lease)
+	}
+	return o, err
+}
+
+// ResolvePermit is Resolve for what may be held without end, as the permits of a
+// semaphore may: there Lease(NoExpiry) is valid, and Options.Lease says so.
+func ResolvePermit(opts ...Option) (Options, error) {
 	var o Options
 	for _, opt := range opts {
 		switch opt.kind {
 		case optionLease:
-			if err := CheckLease(opt.d); err != nil {
+			if err := CheckLease(opt.d); err != nil && opt.d != NoExpiry {
 				return Options{}, err
 			}
 			o.Lease = opt.d
@@ -71,7 +81,7 @@ func Resolve(opts ...Option) (Options, error) {
 			return Options{}, fmt.Errorf("%w: the zero lock.Option", ErrInvalid)
 		}
 	}
-	if o.Lease > 0 && o.MaxHold > 0 {
+	if o.Lease != 0 && o.MaxHold > 0 {
 		return Options{}, fmt.Errorf("%w: MaxHold bounds the renewal of a hold, and one with a Lease is not renewed", ErrInvalid)
 	}
 	return o, nil

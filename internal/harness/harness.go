@@ -166,7 +166,7 @@ func NothingLeft(t testing.TB, addr string) {
 }
 
 // NothingStays fails the test unless the server soon keeps nothing but tickets
-// of releases that go by themselves.
+// of requests that go by themselves.
 func NothingStays(t testing.TB, addr string) {
 	t.Helper()
 	conn := Conn(t, addr)
@@ -174,7 +174,8 @@ func NothingStays(t testing.TB, addr string) {
 		keys, err := conn.Do(context.Background(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
 		require.NoError(t, err)
 		for _, key := range keys {
-			if !strings.HasPrefix(key, "redisson_unlock_latch:") || PTTL(t, addr, key) == -1 {
+			ticket := strings.HasPrefix(key, "redisson_unlock_latch:") || strings.HasPrefix(key, "redlatch_sc_request:")
+			if !ticket || PTTL(t, addr, key) == -1 {
 				return false
 			}
 		}

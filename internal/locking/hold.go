@@ -5,10 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -40,7 +40,7 @@ type hold struct {
 	token    int64
 	attempts int
 	waited   bool
-	site     [siteDepth]uintptr
+	site     callsite.Site
 
 	lease watchdog.Lease
 
@@ -322,7 +322,7 @@ func (h *hold) begin(ctx context.Context) error {
 	if !h.fixed {
 		terms.Renewer = h.p.Renewer()
 	}
-	runtime.Callers(siteSkip, h.site[:])
+	h.site = callsite.Here()
 	// In one step: whoever finds this hold by its owner finds it watched, or not
 	// yet held.
 	h.mu.Lock()
@@ -589,7 +589,7 @@ func dropped(h *hold) {
 		return
 	}
 	h.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
-		"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.claim.Owner.String(), "acquired", h.acquiredAt())
+		"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.claim.Owner.String(), "acquired", h.site.String())
 	h.s.Go(func(ctx context.Context) { _ = h.unlock(ctx) })
 }
 
@@ -621,28 +621,4 @@ func (hd *handle) Unlock(ctx context.Context) error {
 	err := hd.h.unlock(ctx)
 	runtime.KeepAlive(hd)
 	return err
-}
-
-const (
-	siteDepth = 8
-	siteSkip  = 4 // runtime.Callers, begin, acquire, Lock or TryLock
-)
-
-// acquiredAt returns the first line outside this module on the stack of the
-// acquisition.
-func (h *hold) acquiredAt() string {
-	n := 0
-	for n < siteDepth && h.site[n] != 0 {
-		n++
-	}
-	if n == 0 {
-		return "unknown"
-	}
-	frames := runtime.CallersFrames(h.site[:n])
-	for {
-		f, more := frames.Next()
-		if !strings.HasPrefix(f.Function, "github.com/redlatch/redlatch/") || strings.HasSuffix(f.File, "_test.go") || !more {
-			return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
-		}
-	}
 }

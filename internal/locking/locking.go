@@ -27,13 +27,8 @@ type Lock struct {
 
 // New returns the lock of that name. A bad name is an error of every operation.
 func New(s *session.Session, p Protocol, name string) *Lock {
-	l := &Lock{s: s, p: p, name: name, err: wire.CheckName(name)}
-	if l.err == nil {
-		l.key = s.MapName(name)
-		if err := wire.CheckName(l.key); err != nil {
-			l.err = fmt.Errorf("name mapped to %q: %w", l.key, err)
-		}
-	}
+	l := &Lock{s: s, p: p, name: name}
+	l.key, l.err = s.Key(name)
 	return l
 }
 

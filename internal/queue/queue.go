@@ -136,6 +136,9 @@ type Request struct {
 	Eager bool
 	// Shared is set if others may get in beside it once it has acquired.
 	Shared bool
+	// Unheld is set if the queue has no more to do with it once it has acquired: what
+	// it acquires is not the key, but some of what others have, too.
+	Unheld bool
 	// Group is set if it can be tried for together with others. Its Acquirer is
 	// Grouped then.
 	Group bool
@@ -328,8 +331,10 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 		e.attempting = false
 	}
 	if err == nil && v.Acquired {
-		e.holders = append(e.holders, req.Acquirer)
-		e.joined(&req)
+		if inTurn || !req.Unheld {
+			e.joined(&req)
+		}
+		e.enlist(&req)
 		s.mu.Unlock()
 		return nil
 	}
@@ -448,10 +453,9 @@ func (w *Waiter) attempt(ctx context.Context) {
 		}
 		e.again, e.passed = false, false
 	}
-	e.attempting = true
+	e.claim(party)
 	for _, other := range party {
 		other.tries++
-		other.state = claimed
 	}
 	e.shard.mu.Unlock()
 	if cause != 0 {
@@ -464,10 +468,7 @@ func (w *Waiter) attempt(ctx context.Context) {
 		return
 	}
 	// Not here: if w left, nobody would know what became of the others.
-	all := make([]Acquirer, len(party))
-	for i, other := range party {
-		all[i] = other.req.Acquirer
-	}
+	all := acquirers(party)
 	began := e.queues.cfg.Go(func(ctx context.Context) {
 		results := w.req.Acquirer.(Grouped).TryAll(ctx, all)
 		e.shard.mu.Lock()
@@ -486,21 +487,42 @@ func (w *Waiter) attempt(ctx context.Context) {
 	}
 }
 
+// claim begins an attempt for party. The mutex is held.
+func (e *entry) claim(party []*Waiter) {
+	e.attempting = true
+	for _, w := range party {
+		w.state = claimed
+	}
+}
+
+func acquirers(party []*Waiter) []Acquirer {
+	all := make([]Acquirer, len(party))
+	for i, w := range party {
+		all[i] = w.req.Acquirer
+	}
+	return all
+}
+
 // attempted is called after an attempt for party, and returns those who have left
 // meanwhile. The mutex is held.
 func (e *entry) attempted(party []*Waiter, results []Result, cause Cause) (left []Acquirer) {
 	e.attempting = false
-	acquired := false
+	acquired, shared := false, false
 	for i, r := range results {
-		if w := party[i]; w.state == gone {
+		switch w := party[i]; {
+		case w.state == gone:
 			left = append(left, w.req.Acquirer)
 			e.unlink(w)
 			e.leave()
-		} else {
-			acquired = w.take(r) || acquired
+		case w.take(r):
+			acquired, shared = true, shared || w.req.Shared
+			w.handed = cause == HandedOver
 		}
 	}
 	e.turns.attempted(cause == Timer, acquired)
+	if shared && !slices.Contains(party, e.first) {
+		e.nudge(Local)
+	}
 	if e.first != nil {
 		if i := slices.Index(party, e.first); i >= 0 && results[i].Err == nil {
 			e.busy(results[i].Verdict)
@@ -550,8 +572,7 @@ func (w *Waiter) take(r Result) bool {
 	switch {
 	case r.Err == nil && r.Acquired:
 		e.unlink(w)
-		e.holders = append(e.holders, w.req.Acquirer)
-		e.joined(w.req)
+		e.enlist(w.req)
 		w.state = granted
 	case r.Err == nil:
 		w.troubled = time.Time{}
@@ -582,7 +603,17 @@ func (w *Waiter) take(r Result) bool {
 	return w.state == granted
 }
 
-// joined is called when somebody has acquired. The mutex is held.
+// enlist puts who has acquired on record, unless there is no need. The mutex is
+// held.
+func (e *entry) enlist(req *Request) {
+	if req.Unheld {
+		e.leave()
+	} else {
+		e.holders = append(e.holders, req.Acquirer)
+	}
+}
+
+// joined is called when somebody has acquired who did not wait. The mutex is held.
 func (e *entry) joined(req *Request) {
 	if req.Shared {
 		e.nudge(Local)
@@ -926,6 +957,37 @@ func (q *Queues) Return(heirs []*Waiter) (gave []Acquirer) {
 		e.nudge(Local) // a message may have come that was for them
 	}
 	return gave
+}
+
+// Offer has try make an attempt for those at the head of key's queue, on behalf of
+// somebody who gives back some of what they wait for: one request can do both. It
+// reports false, and does not call try, if nobody waits whom it could be made for,
+// an attempt is under way, or it is time to release for all. Requests of that key
+// are Grouped and Unheld.
+func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	e := s.entries[key]
+	if e == nil || e.first == nil || e.attempting || e.handOffs >= q.cfg.HandOffs {
+		if e != nil {
+			e.handOffs = 0
+		}
+		s.mu.Unlock()
+		return false
+	}
+	e.handOffs++
+	e.again, e.passed = false, false
+	party := e.party(e.first)
+	e.claim(party)
+	s.mu.Unlock()
+	results := try(acquirers(party))
+	s.mu.Lock()
+	left := e.attempted(party, results, HandedOver)
+	s.mu.Unlock()
+	for _, a := range left {
+		a.(Grouped).Abandon()
+	}
+	return true
 }
 
 // Waits reports whether anybody in the queue of key is as asked for.

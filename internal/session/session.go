@@ -4,6 +4,7 @@ package session
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"reflect"
 	"sync"
@@ -133,6 +134,18 @@ func (s *Session) NewOwner() lock.Owner {
 		panic("redlatch: the id of a session is not a UUID: " + err.Error())
 	}
 	return o
+}
+
+// Key returns the key of an object of that name, or why there can be none.
+func (s *Session) Key(name string) (string, error) {
+	if err := wire.CheckName(name); err != nil {
+		return "", err
+	}
+	key := s.MapName(name)
+	if err := wire.CheckName(key); err != nil {
+		return "", fmt.Errorf("name mapped to %q: %w", key, err)
+	}
+	return key, nil
 }
 
 // Err returns lock.ErrClosed once the session is closed.

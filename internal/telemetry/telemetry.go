@@ -105,6 +105,7 @@ const (
 	attemptsKey  = attribute.Key("redlatch.attempts")
 	contendedKey = attribute.Key("redlatch.contended")
 	reasonKey    = attribute.Key("redlatch.reason")
+	permitKey    = attribute.Key("redlatch.permit")
 	tokenKey     = attribute.Key("redlatch.token")
 	wakeKey      = attribute.Key("redlatch.wake")
 	remainingKey = attribute.Key("redlatch.remaining")
@@ -250,11 +251,23 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if t == nil {
 		return ctx, Hold{}
 	}
-	h := Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	of := []attribute.KeyValue{ownerKey.String(owner.String())}
 	if token != 0 {
 		of = append(of, tokenKey.Int64(token))
 	}
+	return t.startHold(ctx, l, of)
+}
+
+// StartPermit is StartHold for a permit of a semaphore.
+func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context.Context, Hold) {
+	if t == nil {
+		return ctx, Hold{}
+	}
+	return t.startHold(ctx, l, []attribute.KeyValue{permitKey.String(id)})
+}
+
+func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyValue) (context.Context, Hold) {
+	h := Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	t.holds.Add(ctx, 1, h.attrs.with())
 	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
 	return ctx, h
@@ -306,6 +319,14 @@ func noRelease(error) {}
 func (h Hold) HandOff(ctx context.Context) {
 	if h.t != nil {
 		h.t.handOffs.Add(ctx, 1, h.attrs.with())
+	}
+}
+
+// HandedOver counts requests for permits of a semaphore that were served inside
+// the process.
+func (t *Telemetry) HandedOver(ctx context.Context, l Lock, n int) {
+	if t != nil && n > 0 {
+		t.handOffs.Add(ctx, int64(n), t.attrsOf(l).with())
 	}
 }
 

@@ -74,7 +74,8 @@ type Lease struct {
 	mu       sync.Mutex
 	dog      *Dog
 	holder   Holder
-	renewer  Renewer       // nil: a fixed lease
+	renewer  Renewer       // nil: it ends with its time
+	fixed    bool          // so that it ends, though there is a renewer
 	ttl      time.Duration // what a renewal gives it
 	quiet    bool
 	deadline time.Time // until when ownership is certain
@@ -242,6 +243,18 @@ func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 	}
 }
 
+// Fix makes the lease end ttl after sent, whatever it was before. It is not renewed
+// any more.
+func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
+	l.Check()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == watched || l.state == renewing {
+		l.fixed, l.deadline = true, sent.Add(ttl)
+		l.schedule()
+	}
+}
+
 // Expire is called by the wheel.
 func (l *Lease) Expire(now time.Time) {
 	l.mu.Lock()
@@ -253,7 +266,7 @@ func (l *Lease) Expire(now time.Time) {
 	if l.state != watched && l.state != renewing {
 		return
 	}
-	if l.state == watched && l.renewer != nil && !now.Before(l.renewAt) {
+	if l.renews() && !now.Before(l.renewAt) {
 		l.state = renewing
 		l.dog.due = append(l.dog.due, l)
 	}
@@ -275,11 +288,21 @@ func (l *Lease) overdue(now time.Time) (lock.Reason, error) {
 	}
 }
 
+// Renewed reports whether the lease is one that is renewed.
+func (l *Lease) Renewed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewer != nil && !l.fixed
+}
+
+// renews reports whether the lease is to be renewed when it is time. l.mu is held.
+func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil && !l.fixed }
+
 // schedule puts the lease on the wheel for the next thing that happens to it.
 // l.mu is held.
 func (l *Lease) schedule() {
 	at := l.deadline
-	if l.state == watched && l.renewer != nil && l.renewAt.Before(at) {
+	if l.renews() && l.renewAt.Before(at) {
 		at = l.renewAt
 	}
 	if !l.end.IsZero() && l.end.Before(at) {
@@ -431,6 +454,10 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 		return left
 	default:
 		l.state, l.lastErr, l.failures = watched, nil, 0
+		if l.fixed { // meanwhile
+			l.schedule()
+			break
+		}
 		if until := sent.Add(l.ttl); until.After(l.deadline) {
 			l.deadline = until
 		}

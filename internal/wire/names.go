@@ -85,6 +85,20 @@ func SemaphoreChannel(name string) string { return prefixName("redisson_sc", nam
 // PermitTimeouts is the sorted set of the permits of an expirable semaphore.
 func PermitTimeouts(name string) string { return suffixName(name, "timeout") }
 
+// SemaphoreRequest is the key that remembers the last request of a lane of a client
+// and what became of it. Redisson does not know it.
+func SemaphoreRequest(name, client string, lane int) string {
+	return prefixName("redlatch_sc_request", name) + ":" + client + ":" + strconv.Itoa(lane)
+}
+
+// SemaphoreWaiting is the sorted set of the clients whose first request has waited
+// for long, with the time since when, and SemaphoreAlive that of the times at which
+// each is taken for dead. Redisson does not know them.
+func SemaphoreWaiting(name string) string { return prefixName("redlatch_sc_waiting", name) }
+
+// SemaphoreAlive: see SemaphoreWaiting.
+func SemaphoreAlive(name string) string { return prefixName("redlatch_sc_alive", name) }
+
 // LatchChannel is where a count-down latch publishes. Unlike all others it gets
 // its braces even when the name has some.
 func LatchChannel(name string) string {

@@ -1,0 +1,187 @@
+package watchdog
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+func TestAFixedLeaseEndsWithItsTime(t *testing.T) {
+	for name, c := range map[string]struct {
+		terms Terms
+		ttl   time.Duration
+	}{
+		"renewed, sooner":       {Terms{}, timeout / 2},
+		"renewed, later":        {Terms{}, 4 * timeout},
+		"not renewed, sooner":   {Terms{TTL: time.Hour}, time.Minute},
+		"not renewed, later":    {Terms{TTL: time.Minute}, time.Hour},
+		"before it was renewed": {Terms{}, timeout / 10},
+		"with a MaxHold later":  {Terms{MaxHold: time.Hour}, timeout},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, d *Dog, s *server) {
+				if c.terms.TTL == 0 {
+					c.terms.Renewer = s
+				}
+				h := watch(t, d, "a", c.terms)
+				assert.Equal(t, c.terms.Renewer != nil, h.Renewed())
+				time.Sleep(timeout / 20)
+				sent := time.Now()
+				h.Fix(sent, c.ttl)
+				assert.False(t, h.Renewed())
+				assert.Equal(t, c.ttl, h.Remaining())
+				time.Sleep(c.ttl - time.Millisecond)
+				synctest.Wait()
+				assert.Zero(t, h.loss().times)
+				assert.Equal(t, time.Millisecond, h.Remaining())
+				time.Sleep(2 * tick)
+				synctest.Wait()
+				assert.Equal(t, 1, h.loss().times)
+				assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+				assert.LessOrEqual(t, h.loss().when.Sub(sent), c.ttl+tick)
+				assert.Zero(t, h.Remaining())
+				assert.Zero(t, s.renewals())
+			})
+		})
+	}
+}
+
+func TestAFixedLeaseCountsFromWhenItWasSent(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		h := watch(t, d, "a", Terms{Renewer: s})
+		sent := time.Now()
+		time.Sleep(time.Second)
+		h.Fix(sent, 3*time.Second)
+		assert.Equal(t, 2*time.Second, h.Remaining())
+		time.Sleep(2*time.Second + tick)
+		synctest.Wait()
+		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+	})
+}
+
+// It was fixed for a time that is over when that is known.
+func TestALeaseThatIsFixedTooLateIsLost(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		h := watch(t, d, "a", Terms{Renewer: s})
+		sent := time.Now()
+		time.Sleep(time.Second)
+		h.Fix(sent, time.Millisecond)
+		assert.Zero(t, h.Remaining())
+		time.Sleep(2 * tick)
+		synctest.Wait()
+		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+	})
+}
+
+func TestMaxHoldEndsAFixedLease(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		h := watch(t, d, "a", Terms{Renewer: s, MaxHold: time.Minute})
+		h.Fix(time.Now(), time.Hour)
+		assert.Equal(t, time.Minute, h.Remaining())
+		time.Sleep(time.Minute + tick)
+		synctest.Wait()
+		assert.Equal(t, lock.ReasonMaxHold, h.loss().reason)
+	})
+}
+
+func TestAFixedLeaseCanBeFixedAgainAndExtended(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		h := watch(t, d, "a", Terms{Renewer: s})
+		h.Fix(time.Now(), time.Second)
+		h.Fix(time.Now(), time.Minute)
+		assert.Equal(t, time.Minute, h.Remaining())
+		h.Fix(time.Now(), time.Second)
+		assert.Equal(t, time.Second, h.Remaining())
+		h.Extended(time.Now(), time.Minute)
+		assert.Equal(t, time.Minute, h.Remaining())
+		h.Extended(time.Now(), time.Second) // at least
+		assert.Equal(t, time.Minute, h.Remaining())
+		assert.False(t, h.Renewed())
+		time.Sleep(time.Minute - time.Millisecond)
+		synctest.Wait()
+		assert.Zero(t, h.loss().times)
+		time.Sleep(2 * tick)
+		synctest.Wait()
+		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+		assert.Zero(t, s.renewals())
+	})
+}
+
+// A renewal that was under way when the lease was fixed changes nothing, however it
+// ends, unless it says that the lease is gone.
+func TestALeaseIsFixedDuringItsRenewal(t *testing.T) {
+	const latency = 500 * time.Millisecond
+	for name, c := range map[string]struct {
+		change func(*server)
+		gone   bool
+	}{
+		"that succeeds":   {func(*server) {}, false},
+		"that fails":      {func(s *server) { s.err = errors.New("boom") }, false},
+		"that finds none": {func(s *server) { s.gone["a"] = true }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, d *Dog, s *server) {
+				s.set(func(s *server) { s.latency = latency })
+				s.set(c.change)
+				h := watch(t, d, "a", Terms{Renewer: s})
+				for s.renewals() == 0 {
+					time.Sleep(tick)
+				}
+				const ttl = timeout / 5 // less than the renewal gives
+				h.Fix(time.Now(), ttl)
+				time.Sleep(latency)
+				synctest.Wait()
+				if c.gone {
+					assert.Equal(t, lock.ReasonGone, h.loss().reason)
+					return
+				}
+				assert.Zero(t, h.loss().times)
+				assert.Equal(t, ttl-latency, h.Remaining())
+				time.Sleep(ttl - latency - time.Millisecond)
+				synctest.Wait()
+				assert.Zero(t, h.loss().times)
+				time.Sleep(2 * tick)
+				synctest.Wait()
+				assert.Equal(t, lock.ReasonExpired, h.loss().reason)
+				assert.Equal(t, 1, s.renewals())
+			})
+		})
+	}
+}
+
+func TestNothingIsFixedThatIsOver(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		forgotten := watch(t, d, "a", Terms{Renewer: s})
+		forgotten.Forget()
+		forgotten.Fix(time.Now(), time.Minute)
+		assert.Zero(t, forgotten.Remaining())
+
+		// The wheel has not come to it yet.
+		late := watch(t, d, "b", Terms{TTL: time.Minute + tick/5})
+		time.Sleep(time.Minute + tick/2)
+		synctest.Wait()
+		assert.Zero(t, late.loss().times)
+		late.Fix(time.Now(), time.Minute)
+		assert.Equal(t, lock.ReasonExpired, late.loss().reason)
+		assert.Zero(t, late.Remaining())
+		assert.False(t, forgotten.timer.scheduled || late.timer.scheduled, "nothing waits for what is over")
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		assert.Zero(t, forgotten.loss().times)
+		assert.Equal(t, 1, late.loss().times)
+	})
+}
+
+func TestAFixedLeaseIsLostWhenTheWatchdogIsClosed(t *testing.T) {
+	run(t, func(t *testing.T, d *Dog, s *server) {
+		h := watch(t, d, "a", Terms{Renewer: s})
+		h.Fix(time.Now(), time.Hour)
+		d.Close()
+		assert.Equal(t, lock.ReasonClosed, h.loss().reason)
+	})
+}
