@@ -19,6 +19,7 @@ import (
 	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/rwlock"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // Client hands out every object and owns what they share: the connection, the
@@ -343,6 +344,16 @@ func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
 // RWLock returns the read-write lock of that name, which many can hold to read or
 // one to write. Names are as for Lock. It sends nothing.
 func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
+
+// Semaphore returns the semaphore of that name: a number of permits without identity.
+// Names are as for Lock. It sends nothing.
+func (c *Client) Semaphore(name string) *semaphore.Semaphore { return semaphore.New(c.s, name) }
+
+// PermitSemaphore returns the permit-expirable semaphore of that name: its permits
+// come back when their process dies. Names are as for Lock. It sends nothing.
+func (c *Client) PermitSemaphore(name string) *semaphore.Expirable {
+	return semaphore.NewExpirable(c.s, name)
+}
 
 // CountDownLatch returns the count-down latch of that name, at which some wait until
 // others have counted to zero. It sends nothing. A name that is empty, or has braces,

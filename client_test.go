@@ -672,7 +672,75 @@ func everythingWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
 
 	fairWorks(t, c, other)
 	rwWorks(t, c, other)
+	semaphoresWork(t, c, other)
 	latchWorks(t, c, other)
+}
+
+// semaphoresWork uses all of both semaphores that needs a right.
+func semaphoresWork(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	s, e := c.Semaphore("app:semaphore"), c.PermitSemaphore("app:permits")
+	for _, try := range []func(context.Context, int) (bool, error){s.TrySetPermits, e.TrySetPermits} {
+		set, err := try(ctx, 2)
+		require.NoError(t, err)
+		require.True(t, set)
+	}
+	require.NoError(t, s.AddPermits(ctx, 1))
+	n, err := s.Drain(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+
+	// Woken by message, when it has waited for long enough to be in the line; and who
+	// leaves the line lets the next pass.
+	for range 2 {
+		waitCtx, leave := context.WithCancel(ctx)
+		listeners := c.PubSub().Listeners
+		left, served := make(chan error, 1), make(chan error, 1)
+		go func() { left <- s.Acquire(waitCtx, 3) }()
+		go func() { served <- s.Acquire(ctx, 3) }()
+		harness.Eventually(t, 5*time.Second, "subscribed", func() bool { return c.PubSub().Listeners > listeners })
+		time.Sleep(200 * time.Millisecond)
+		leave()
+		require.ErrorIs(t, <-left, lock.ErrNotAcquired)
+		require.NoError(t, other.Semaphore("app:semaphore").Release(ctx, 3))
+		require.NoError(t, <-served)
+	}
+	exists, err := s.ReleaseIfExists(ctx, 3)
+	require.NoError(t, err)
+	require.True(t, exists)
+	n, err = s.Available(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+
+	require.NoError(t, e.SetPermits(ctx, 3))
+	require.NoError(t, e.AddPermits(ctx, 1))
+	p, err := e.Acquire(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, p.Extend(ctx, 2*time.Hour))
+	updated, err := e.UpdateLeaseTime(ctx, p.ID(), time.Minute)
+	require.NoError(t, err)
+	require.True(t, updated)
+	_, err = e.LeaseTime(ctx, p.ID())
+	require.NoError(t, err)
+	waiting := make(chan error, 1)
+	go func() {
+		permits, err := e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
+		if err == nil {
+			<-permits[0].Context().Done()
+		}
+		waiting <- err
+	}()
+	require.NoError(t, p.Release(ctx))
+	require.NoError(t, <-waiting)
+	n, err = e.Permits(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	permits, err := e.AcquireN(ctx, 4) // takes expired ones back
+	require.NoError(t, err)
+	for _, p := range permits {
+		require.NoError(t, p.Release(ctx))
+	}
 }
 
 // latchWorks uses all of a count-down latch that needs a right.
@@ -817,11 +885,12 @@ func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 		defer c.Close()
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
-		require.Len(t, r.Findings, 3)
+		require.Len(t, r.Findings, 4)
 		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
 		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
-		require.Equal(t, redlatch.KindLatch, r.Findings[2].Kind)
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "count-down latches")...)
+		require.Equal(t, redlatch.KindSemaphore, r.Findings[2].Kind)
+		require.Equal(t, redlatch.KindLatch, r.Findings[3].Kind)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches")...)
 		everythingWorks(t, c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -845,7 +914,7 @@ func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "count-down latches", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log
@@ -970,7 +1039,7 @@ func TestSentinel(t *testing.T) {
 		defer c.Close()
 		works(t, c, "orders")
 
-		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "servers that sentinels watch")...)
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "servers that sentinels watch")...)
 		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
 		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
 		require.NoError(t, err)

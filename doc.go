@@ -50,6 +50,8 @@
 // Besides the reentrant lock there are a fenced and a spin lock (package rlock), a
 // fair lock, which serves the waiters of all processes in the order in which they
 // came (package fairlock), and a read-write lock (package rwlock). The contract of
-// all of them is in package lock. A count-down latch has some wait for what others do
-// (package countdown).
+// all of them is in package lock.
+//
+// Semaphores limit how much of something is in use at once (package semaphore), and a
+// count-down latch has some wait for what others do (package countdown).
 package redlatch

@@ -13,6 +13,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // exclusive are locks that one owner holds at once and that leave nothing behind.
@@ -49,7 +50,66 @@ func TestEveryKindInACluster(t *testing.T) {
 		for _, node := range cluster.Primaries {
 			harness.NothingLeft(t, node.Addr)
 		}
+		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+			t.Run("semaphores/"+mode.String(), func(t *testing.T) {
+				semaphoresAreShared(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+			})
+		}
 	})
+}
+
+// semaphoresAreShared has waiters of one client served by messages of another, and
+// permits renewed, on as many names as it takes for every primary to have some.
+func semaphoresAreShared(t *testing.T, addrs []string, mode redlatch.Option) {
+	t.Helper()
+	const timeout = 2 * time.Second
+	here := harness.ClientAt(t, addrs, mode, redlatch.WithWatchdogTimeout(timeout))
+	there := harness.ClientAt(t, addrs, mode)
+	ctx := t.Context()
+	var kept []*semaphore.Permit
+	for i := range 6 {
+		name := fmt.Sprint("permits-", i)
+		e := here.PermitSemaphore(name)
+		require.NoError(t, e.SetPermits(ctx, 2))
+		p, err := e.Acquire(ctx)
+		require.NoError(t, err)
+		kept = append(kept, p)
+		served := make(chan error, 1)
+		p, err = e.Acquire(ctx, lock.Lease(time.Hour))
+		require.NoError(t, err)
+		go func() {
+			p, err := there.PermitSemaphore(name).Acquire(context.Background())
+			if err == nil {
+				err = p.Release(context.Background())
+			}
+			served <- err
+		}()
+		servedByMessage(t, there, served, func() error { return p.Release(ctx) })
+
+		s := here.Semaphore("plain-" + name)
+		require.NoError(t, s.Release(ctx, 1))
+		require.NoError(t, s.Acquire(ctx, 1))
+		go func() { served <- there.Semaphore("plain-"+name).Acquire(context.Background(), 1) }()
+		servedByMessage(t, there, served, func() error { return s.Release(ctx, 1) })
+	}
+	time.Sleep(timeout + timeout/2)
+	for _, p := range kept {
+		require.NoError(t, p.Context().Err(), "renewed")
+		require.NoError(t, p.Release(ctx))
+	}
+}
+
+// servedByMessage releases when the waiter there listens.
+func servedByMessage(t *testing.T, there *redlatch.Client, served <-chan error, release func() error) {
+	t.Helper()
+	harness.Eventually(t, 10*time.Second, "the waiter listens", func() bool {
+		now := there.PubSub()
+		return now.Listeners > 0 && now.Subscribed == now.Channels
+	})
+	before := there.PubSub().Messages
+	require.NoError(t, release())
+	require.NoError(t, <-served)
+	require.Greater(t, there.PubSub().Messages, before)
 }
 
 // wokenByMessage has a waiter there get what is released here. The lease is no

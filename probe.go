@@ -44,26 +44,30 @@ type Finding struct {
 	Problem string
 	Advice  string
 	// Missing is, for CheckCommands, what the server does not know or allow, and
-	// Kind is of the locks that need it: KindFair, KindReadWrite, KindLatch, or "" for
-	// those of package rlock, without which the others do not work either.
+	// Kind is of the objects that need it: KindFair, KindReadWrite, KindSemaphore,
+	// KindLatch, or "" for the locks of package rlock, without which other locks do not
+	// work either.
 	Missing []Right
 	Kind    string
 }
 
-// Kinds of lock that need more rights than those of package rlock.
+// Kinds of object that need other rights than the locks of package rlock: fair locks,
+// read-write locks, semaphores of either kind, count-down latches.
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
+	KindSemaphore = "semaphore"
 	KindLatch     = "count-down latch"
 )
 
-// many is how a finding names the kind.
-func many(kind string) string {
-	if kind == KindLatch {
-		return kind + "es"
+// kinds are all kinds, "" for the locks of package rlock, and objects what they are
+// called.
+var (
+	kinds   = []string{"", KindFair, KindReadWrite, KindSemaphore, KindLatch}
+	objects = map[string]string{
+		KindFair: "fair locks", KindReadWrite: "read-write locks", KindSemaphore: "semaphores", KindLatch: "count-down latches",
 	}
-	return kind + " locks"
-}
+)
 
 // Right is a command, and the key or channel it was to be used on, if any.
 type Right struct{ Command, On string }
@@ -112,9 +116,9 @@ const maxClockOffset = time.Second
 
 // Probe asks every node what it is and whether the locks of the given names can
 // be used there by this client's user, and returns what it found. It looks at the
-// rights that locks of any kind need; what fair locks, read-write locks or count-down
-// latches need in addition is a finding of its own (see Finding.Kind), which does not
-// matter to who uses none. It changes nothing; without names it does not look at rights. It
+// rights that objects of any kind need; what all but the locks of package rlock need
+// in addition are findings of their own (see Finding.Kind), which do not matter to
+// who uses none. It changes nothing; without names it does not look at rights. It
 // blocks for a few round trips, and not beyond ctx; nodes are asked at the same
 // time. It returns an error that matches lock.ErrInvalid for a bad name, or the
 // errors of nodes that did not answer, with what the others said; what a server
@@ -202,9 +206,9 @@ func (u *useList) on(on string, commands ...string) {
 	for _, command := range commands {
 		words := []string{command, on}
 		switch command {
-		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZRANGEBYSCORE":
+		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE":
 			words = append(words, "1", "1")
-		case "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "DECRBY", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
+		case "INCRBY", "DECRBY", "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
 			"PUBLISH", "SPUBLISH":
 			words = append(words, "1")
 		case "EVALSHA", "EVAL":
@@ -245,17 +249,18 @@ func (c *Client) usesOf(key string) []use {
 	return u.all
 }
 
-// otherUsesOf returns what locks of other kinds send besides.
+// otherUsesOf returns what objects of other kinds send besides.
 func (c *Client) otherUsesOf(key string) []use {
 	owner, _ := lock.NewOwner(c.s.ID, 0) // who holds nothing
-	fair, rw := fairUses(key), rwUses(key, owner)
+	fair, rw, sc := fairUses(key), rwUses(key, owner), semaphoreUses(key, c.s.ID)
 	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
 	rw.channel(c.s.Sharded, wire.RWChannel(key))
-	return append(append(fair.all, rw.all...), c.latchUsesOf(key)...)
+	sc.channel(c.s.Sharded, wire.SemaphoreChannel(key))
+	return slices.Concat(fair.all, rw.all, sc.all, c.latchUsesOf(key))
 }
 
-// latchUsesOf returns what count-down latches send besides: nothing if none can have
-// that name.
+// latchUsesOf returns what count-down latches send: nothing if none can have that
+// name.
 func (c *Client) latchUsesOf(key string) []use {
 	if wire.CheckLatchName(key) != nil {
 		return nil
@@ -293,7 +298,20 @@ func rwUses(key string, owner lock.Owner) *useList {
 	return u
 }
 
-// latchUses returns what those of a count-down latch do besides.
+// semaphoreUses returns what those of semaphores of either kind do.
+func semaphoreUses(key, client string) *useList {
+	u := &useList{kind: KindSemaphore}
+	u.on(key, "GET", "SET", "EXISTS", "INCRBY", "PTTL")
+	u.on(wire.SemaphoreRequest(key, client, 1), "GET", "SET")
+	for _, line := range []string{wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key)} {
+		u.on(line, "ZRANGE", "ZSCORE", "ZADD", "ZREM", "PTTL", "PEXPIRE")
+	}
+	u.on(wire.PermitTimeouts(key), "ZRANGE", "ZRANGEBYSCORE", "ZSCORE", "ZCARD", "ZCOUNT", "ZADD", "ZREM", "PEXPIRE")
+	u.bare("TIME")
+	return u
+}
+
+// latchUses returns what those of a count-down latch do.
 func latchUses(key string) *useList {
 	u := &useList{kind: KindLatch}
 	u.on(key, "GET", "SET", "DECRBY")
@@ -357,7 +375,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			return
 		}
 		if kind != "" {
-			problem = "for " + many(kind) + ": " + problem
+			problem = "for " + objects[kind] + ": " + problem
 		}
 		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing, Kind: kind})
 	}
@@ -384,7 +402,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			u := uses[number-1]
 			missing[u.kind] = append(missing[u.kind], u.Right)
 		}
-		for _, kind := range []string{"", KindFair, KindReadWrite, KindLatch} {
+		for _, kind := range kinds {
 			lacks(kind, "the server does not know "+joined(unknown[kind]), "use a server that has these commands, and does not rename them", unknown[kind]...)
 			lacks(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
 		}

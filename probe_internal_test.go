@@ -25,6 +25,7 @@ func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
 		{[]string{"rlock/*.lua", "internal/locking/*.lua"}, lockUses("orders")},
 		{[]string{"fairlock/*.lua"}, fairUses("orders")},
 		{[]string{"rwlock/*.lua"}, rwUses("orders", lock.Owner{})},
+		{[]string{"semaphore/*.lua"}, semaphoreUses("orders", "client")},
 		{[]string{"countdown/*.lua"}, latchUses("orders")},
 	} {
 		sent, asked := map[string]bool{}, map[string]bool{}

@@ -81,6 +81,8 @@ func TestStartupChecks(t *testing.T) {
 					"fair: PEXPIRE redisson_lock_queue:{app:orders}", "fair: PEXPIRE redisson_lock_timeout:{app:orders}",
 					"fair: PEXPIRE redlatch_lock_alive:{app:orders}",
 					"read-write: PEXPIRE {app:orders}:<client>:0:rwlock_timeout:1", "read-write: PEXPIRE redlatch_rwlock_writer:{app:orders}",
+					"semaphore: PEXPIRE redlatch_sc_waiting:{app:orders}", "semaphore: PEXPIRE redlatch_sc_alive:{app:orders}",
+					"semaphore: PEXPIRE {app:orders}:timeout",
 				},
 			},
 			{
@@ -91,6 +93,7 @@ func TestStartupChecks(t *testing.T) {
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
 					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
 					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
+					"semaphore: PUBLISH redisson_sc:{app:orders}", "semaphore: SUBSCRIBE redisson_sc:{app:orders}",
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 				},
@@ -107,6 +110,8 @@ func TestStartupChecks(t *testing.T) {
 					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
 					"read-write: EXISTS redlatch_rwlock_writer:{app:orders}",
 					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
+					"semaphore: EXISTS app:orders",
+					"semaphore: PUBLISH redisson_sc:{app:orders}", "semaphore: SUBSCRIBE redisson_sc:{app:orders}",
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 				},
@@ -118,6 +123,8 @@ func TestStartupChecks(t *testing.T) {
 				missing: []string{
 					"fair: ZADD redisson_lock_timeout:{app:orders}", "fair: ZADD redlatch_lock_alive:{app:orders}", "fair: TIME",
 					"read-write: SADD redlatch_rwlock_writer:{app:orders}",
+					"semaphore: ZADD redlatch_sc_waiting:{app:orders}", "semaphore: ZADD redlatch_sc_alive:{app:orders}",
+					"semaphore: ZADD {app:orders}:timeout", "semaphore: TIME",
 				},
 			},
 			{
@@ -142,7 +149,7 @@ func TestStartupChecks(t *testing.T) {
 			{
 				name:    "nothing to be asked",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
-				missing: []string{"fair: TIME"},
+				missing: []string{"fair: TIME", "semaphore: TIME"},
 			},
 			{
 				name:   "nothing known",

@@ -142,3 +142,44 @@ func BenchmarkContended(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkSemaphore is an acquisition and a release of one permit: of as many as
+// there are goroutines, and of ten that they contend for.
+func BenchmarkSemaphore(b *testing.B) {
+	ctx := context.Background()
+	pair := map[string]func(c *redlatch.Client, name string, permits int) (func() error, error){
+		"semaphore": func(c *redlatch.Client, name string, permits int) (func() error, error) {
+			s := c.Semaphore(name)
+			_, err := s.TrySetPermits(ctx, permits)
+			return func() error {
+				if err := s.Acquire(ctx, 1); err != nil {
+					return err
+				}
+				return s.Release(ctx, 1)
+			}, err
+		},
+		"permits": func(c *redlatch.Client, name string, permits int) (func() error, error) {
+			e := c.PermitSemaphore(name)
+			_, err := e.TrySetPermits(ctx, permits)
+			return func() error {
+				p, err := e.Acquire(ctx)
+				if err != nil {
+					return err
+				}
+				return p.Release(ctx)
+			}, err
+		},
+	}
+	for kind, of := range pair {
+		for _, run := range []struct{ permits, goroutines int }{{1, 1}, {64, 64}, {10, 128}} {
+			name := fmt.Sprintf("%s/permits=%d/goroutines=%d", kind, run.permits, run.goroutines)
+			b.Run(name, func(b *testing.B) {
+				do, err := of(open(b), name, run.permits)
+				if err != nil {
+					b.Fatal(err)
+				}
+				pairs(b, run.goroutines, func(int) error { return do() })
+			})
+		}
+	}
+}

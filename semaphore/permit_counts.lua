@@ -1,0 +1,13 @@
+-- Tells how many permits there are. It writes nothing.
+-- KEYS[1]  permits that are free
+-- KEYS[2]  permits that are taken
+-- Reply: free, taken; expired ones are free.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local free = redis.call('GET', KEYS[1]) or '0'
+if not tonumber(free) then
+	return redis.error_reply('ERR value is not an integer or out of range')
+end
+local expired = redis.call('ZCOUNT', KEYS[2], '-inf', now)
+return {free + expired, redis.call('ZCARD', KEYS[2]) - expired}
