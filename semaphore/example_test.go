@@ -1,0 +1,133 @@
+package semaphore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+// Two machines work on the same jobs, with no more than three workers at a time
+// between them.
+func ExampleExpirable() {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+	ctx := context.Background()
+
+	const limit, machines, jobs = 3, 2, 10
+	var running, most, done atomic.Int32
+	work := func(ctx context.Context) error {
+		most.Store(max(most.Load(), running.Add(1)))
+		defer running.Add(-1)
+		time.Sleep(5 * time.Millisecond)
+		done.Add(1)
+		return context.Cause(ctx) // it ends if the permit is lost
+	}
+
+	var all sync.WaitGroup
+	for range machines {
+		client, err := redlatch.Open(ctx, server.URL())
+		if err != nil {
+			log.Fatal(err)
+		}
+		defer client.Close()
+		workers := client.PermitSemaphore("workers")
+		if _, err := workers.TrySetPermits(ctx, limit); err != nil { // the first makes it
+			log.Fatal(err)
+		}
+		for range jobs {
+			all.Go(func() {
+				permit, err := workers.Acquire(ctx)
+				if err != nil {
+					log.Fatal(err)
+				}
+				defer permit.Release(ctx)
+				if err := work(permit.Context()); err != nil {
+					log.Fatal(err)
+				}
+			})
+		}
+	}
+	all.Wait()
+	fmt.Println(done.Load(), "jobs, never more than the limit at once:", most.Load() <= limit)
+	// Output: 20 jobs, never more than the limit at once: true
+}
+
+// A permit can be given back by its id, by whoever has that.
+func ExampleExpirable_Release() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	seats := client.PermitSemaphore("seats")
+	if err := seats.SetPermits(ctx, 2); err != nil {
+		log.Fatal(err)
+	}
+
+	seat, err := seats.Acquire(ctx, lock.Lease(time.Hour)) // booked for an hour
+	if err != nil {
+		log.Fatal(err)
+	}
+	free, err := seats.Available(ctx)
+	fmt.Println(free, err)
+
+	// Some other time, in some other process.
+	fmt.Println(seats.Release(ctx, seat.ID()))
+	free, err = seats.Available(ctx)
+	fmt.Println(free, err)
+	fmt.Println(errors.Is(seats.Release(ctx, seat.ID()), lock.ErrNotHeld))
+	// Output:
+	// 1 <nil>
+	// <nil>
+	// 2 <nil>
+	// true
+}
+
+func ExampleSemaphore() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	memory := client.Semaphore("memory") // 1024 megabytes, for all processes
+	if _, err := memory.TrySetPermits(ctx, 1024); err != nil {
+		log.Fatal(err)
+	}
+
+	if err := memory.Acquire(ctx, 700, lock.Wait(time.Minute)); err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(errors.Is(memory.TryAcquire(ctx, 700), lock.ErrNotAcquired))
+	fmt.Println(memory.Release(ctx, 700))
+	fmt.Println(memory.TryAcquire(ctx, 700))
+	free, err := memory.Available(ctx)
+	fmt.Println(free, err)
+	// Output:
+	// true
+	// <nil>
+	// <nil>
+	// 324 <nil>
+}
+
+// connect returns a client on a server for an example.
+func connect() (*redlatch.Client, func()) {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err := redlatch.Open(context.Background(), server.URL())
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		client.Close()
+		server.Close()
+	}
+}

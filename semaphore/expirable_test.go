@@ -1,0 +1,347 @@
+package semaphore_test
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// unknown is the id of no permit.
+const unknown = "0123456789abcdef0123456789abcdef"
+
+// counts are what an Expirable says of itself.
+type counts struct{ permits, free, taken int }
+
+func countsOf(t testing.TB, e *semaphore.Expirable) (n counts) {
+	t.Helper()
+	var err error
+	n.permits, err = e.Permits(context.Background())
+	require.NoError(t, err)
+	n.free = available(t, e)
+	n.taken, err = e.Acquired(context.Background())
+	require.NoError(t, err)
+	return n
+}
+
+// permitSemaphore returns one of a new client, made with so many permits.
+func permitSemaphore(t testing.TB, s *testserver.Server, permits int, opts ...redlatch.Option) *semaphore.Expirable {
+	t.Helper()
+	return limited(t, expirable{harness.Client(t, s, opts...).PermitSemaphore("orders")}, permits).Expirable
+}
+
+func take(t testing.TB, e *semaphore.Expirable, n int, opts ...lock.Option) []*semaphore.Permit {
+	t.Helper()
+	permits, err := e.AcquireN(context.Background(), n, patient(opts)...)
+	require.NoError(t, err)
+	require.Len(t, permits, n)
+	keep(t, permits...)
+	return permits
+}
+
+// keep keeps permits from being dropped before the test ends.
+func keep(t testing.TB, permits ...*semaphore.Permit) {
+	t.Cleanup(func() { runtime.KeepAlive(permits) })
+}
+
+func leaseTime(t testing.TB, e *semaphore.Expirable, id string) time.Duration {
+	t.Helper()
+	left, err := e.LeaseTime(context.Background(), id)
+	require.NoError(t, err)
+	return left
+}
+
+func TestANewPermitSemaphoreIsEmpty(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := harness.Client(t, s).PermitSemaphore("orders")
+		require.Equal(t, counts{}, countsOf(t, e))
+		released, err := e.TryRelease(t.Context(), unknown)
+		require.NoError(t, err)
+		require.False(t, released)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+	})
+}
+
+func TestPermitsHaveIDs(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 10)
+		permits := take(t, e, 6)
+		seen := map[string]bool{}
+		for _, p := range permits {
+			require.Len(t, p.ID(), 32)
+			require.Empty(t, strings.Trim(p.ID(), "0123456789abcdef"))
+			require.Equal(t, "orders", p.Name())
+			seen[p.ID()] = true
+		}
+		require.Len(t, seen, 6)
+		require.Equal(t, counts{10, 4, 6}, countsOf(t, e))
+		require.NoError(t, e.Release(t.Context(), idsOf(permits)...))
+		require.Equal(t, counts{10, 10, 0}, countsOf(t, e))
+		require.ErrorIs(t, e.Release(t.Context(), idsOf(permits)...), lock.ErrNotHeld)
+		require.Equal(t, counts{10, 10, 0}, countsOf(t, e))
+
+		permits = take(t, e, 6)
+		require.NoError(t, e.Release(t.Context(), idsOf(permits[:4])...))
+		require.Equal(t, 8, available(t, e))
+		released, err := e.TryRelease(t.Context(), idsOf(permits[4:])...)
+		require.NoError(t, err)
+		require.True(t, released)
+		require.Equal(t, 10, available(t, e))
+
+		a, err := e.TryAcquireN(t.Context(), 4)
+		require.NoError(t, err)
+		require.Len(t, a, 4)
+		b, err := e.TryAcquireN(t.Context(), 5)
+		require.NoError(t, err)
+		require.Len(t, b, 5)
+		_, err = e.TryAcquireN(t.Context(), 2)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		p, err := e.TryAcquire(t.Context())
+		require.NoError(t, err)
+		require.NotNil(t, p)
+		keep(t, append(append(a, b...), p)...)
+		require.Equal(t, counts{10, 0, 10}, countsOf(t, e))
+	})
+}
+
+func TestPermitsComeBackWhenTheirLeaseIsOver(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const lease = 700 * time.Millisecond
+		e := permitSemaphore(t, s, 2)
+		other := harness.Client(t, s).PermitSemaphore("orders")
+		begin := time.Now()
+		permits := take(t, e, 2, lock.Lease(lease))
+		_, err := e.Acquire(t.Context(), lock.Wait(100*time.Millisecond))
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.Equal(t, counts{2, 0, 2}, countsOf(t, e))
+
+		// No message tells of it.
+		p, err := other.Acquire(t.Context(), lock.Lease(lease))
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(begin), lease-5*time.Millisecond)
+		require.Less(t, time.Since(begin), lease+slack)
+		for _, expired := range permits {
+			released, err := other.TryRelease(t.Context(), expired.ID())
+			require.NoError(t, err)
+			require.False(t, released)
+		}
+		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
+		harness.Eventually(t, lease+slack, "the other's is free as well", func() bool {
+			return countsOf(t, e) == counts{2, 2, 0}
+		})
+		require.ErrorIs(t, other.Release(t.Context(), p.ID()), lock.ErrNotHeld)
+		require.Equal(t, counts{2, 2, 0}, countsOf(t, e))
+		require.Len(t, take(t, e, 2), 2)
+	})
+}
+
+// Six have expired, of which an acquisition needs only some, or none.
+func TestExpiredPermitsAreNotHandedOutTwice(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const lease = 100 * time.Millisecond
+		e := permitSemaphore(t, s, 10)
+		take(t, e, 6, lock.Lease(lease))
+		harness.Eventually(t, lease+slack, "they have expired", func() bool { return available(t, e) == 10 })
+		p := take(t, e, 1, lock.Lease(time.Minute))[0]
+		require.Equal(t, counts{10, 9, 1}, countsOf(t, e))
+		require.NoError(t, p.Release(t.Context()))
+		require.Equal(t, counts{10, 10, 0}, countsOf(t, e))
+		permits := take(t, e, 10)
+		_, err := e.TryAcquire(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.NoError(t, e.Release(t.Context(), idsOf(permits)...))
+		require.Equal(t, counts{10, 10, 0}, countsOf(t, e))
+	})
+}
+
+func TestAListIsReleasedAsAWhole(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 10)
+		expired := take(t, e, 1, lock.Lease(50*time.Millisecond))[0]
+		released := take(t, e, 1)[0]
+		require.NoError(t, released.Release(t.Context()))
+		ours := take(t, e, 4)
+		theirs := take(t, harness.Client(t, s).PermitSemaphore("orders"), 1)
+		harness.Eventually(t, slack, "it has expired", func() bool { return available(t, e) == 5 })
+		for what, id := range map[string]string{"expired": expired.ID(), "released": released.ID(), "unknown": unknown} {
+			for at := range len(ours) + 1 { // wherever it stands in the list
+				list := append(idsOf(ours[:at]), id)
+				list = append(list, idsOf(ours[at:])...)
+				list = append(list, idsOf(theirs)...)
+				ok, err := e.TryRelease(t.Context(), list...)
+				require.NoError(t, err, what)
+				require.False(t, ok, what)
+				require.ErrorIs(t, e.Release(t.Context(), list...), lock.ErrNotHeld, what)
+			}
+		}
+		require.Equal(t, counts{10, 5, 5}, countsOf(t, e))
+		for _, p := range append(ours, theirs...) {
+			require.NoError(t, p.Context().Err())
+			require.Positive(t, p.Remaining())
+		}
+		require.NoError(t, e.Release(t.Context(), append(idsOf(ours), idsOf(theirs)...)...))
+		require.Equal(t, counts{10, 10, 0}, countsOf(t, e))
+	})
+}
+
+func TestLeaseTime(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const lease = time.Second
+		e := permitSemaphore(t, s, 3)
+		_, err := e.LeaseTime(t.Context(), unknown)
+		require.ErrorIs(t, err, lock.ErrNotHeld)
+
+		forever := take(t, e, 1, semaphore.Forever)[0]
+		require.Equal(t, lock.NoExpiry, leaseTime(t, e, forever.ID()))
+		renewed := take(t, e, 1)[0]
+		require.InDelta(t, redlatch.DefaultWatchdogTimeout, leaseTime(t, e, renewed.ID()), float64(slack))
+
+		p := take(t, e, 1, lock.Lease(lease))[0]
+		before := leaseTime(t, e, p.ID())
+		require.LessOrEqual(t, before, lease)
+		require.Positive(t, before)
+		harness.Eventually(t, slack, "it grows less", func() bool { return leaseTime(t, e, p.ID()) < before })
+		harness.Eventually(t, lease+slack, "it comes back", func() bool { return available(t, e) == 1 })
+		_, err = e.LeaseTime(t.Context(), p.ID())
+		require.ErrorIs(t, err, lock.ErrNotHeld)
+		require.NoError(t, forever.Release(t.Context()))
+		_, err = e.LeaseTime(t.Context(), forever.ID())
+		require.ErrorIs(t, err, lock.ErrNotHeld)
+	})
+}
+
+func TestUpdateLeaseTime(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 1)
+		update := func(id string, lease time.Duration) bool {
+			updated, err := e.UpdateLeaseTime(t.Context(), id, lease)
+			require.NoError(t, err)
+			return updated
+		}
+		require.False(t, update(unknown, time.Second))
+		p := take(t, e, 1, lock.Lease(500*time.Millisecond))[0]
+		begin := time.Now()
+		require.True(t, update(p.ID(), 1500*time.Millisecond))
+		for time.Since(begin) < 1200*time.Millisecond {
+			require.Zero(t, available(t, e))
+			time.Sleep(50 * time.Millisecond)
+		}
+		harness.Eventually(t, 300*time.Millisecond+slack, "it comes back", func() bool { return available(t, e) == 1 })
+		require.GreaterOrEqual(t, time.Since(begin), 1495*time.Millisecond)
+		require.False(t, update(p.ID(), time.Minute))
+		require.Equal(t, 1, available(t, e))
+
+		// It makes a lease shorter as well.
+		p = take(t, e, 1, lock.Lease(time.Hour))[0]
+		require.True(t, update(p.ID(), time.Minute))
+		require.LessOrEqual(t, leaseTime(t, e, p.ID()), time.Minute)
+		require.True(t, update(p.ID(), lock.NoExpiry))
+		require.Equal(t, lock.NoExpiry, leaseTime(t, e, p.ID()))
+		require.True(t, update(p.ID(), 50*time.Millisecond))
+		harness.Eventually(t, slack, "it comes back", func() bool { return available(t, e) == 1 })
+	})
+}
+
+func TestSetPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := harness.Client(t, s).PermitSemaphore("orders")
+		for _, n := range []int{10, 15, 15, 5, 0, 5} {
+			require.NoError(t, e.SetPermits(t.Context(), n))
+			require.Equal(t, counts{n, n, 0}, countsOf(t, e))
+		}
+		permits := take(t, e, 3)
+		require.Equal(t, counts{5, 2, 3}, countsOf(t, e))
+		require.NoError(t, e.SetPermits(t.Context(), 3))
+		require.Equal(t, counts{3, 0, 3}, countsOf(t, e))
+		require.NoError(t, e.SetPermits(t.Context(), 2))
+		require.Equal(t, counts{2, -1, 3}, countsOf(t, e))
+		require.NoError(t, permits[0].Release(t.Context()))
+		require.Equal(t, counts{2, 0, 2}, countsOf(t, e))
+		require.NoError(t, permits[1].Release(t.Context()))
+		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
+		require.NoError(t, permits[2].Release(t.Context()))
+
+		made, err := e.TrySetPermits(t.Context(), 7)
+		require.NoError(t, err)
+		require.False(t, made)
+		require.NoError(t, harness.Client(t, s).PermitSemaphore("none").SetPermits(t.Context(), 0))
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "EXISTS", "none"))
+	})
+}
+
+func TestAddPermitsToAPermitSemaphore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := harness.Client(t, s).PermitSemaphore("orders")
+		sum := 0
+		for _, n := range []int{10, 5, -10, 0, -10} {
+			require.NoError(t, e.AddPermits(t.Context(), n))
+			sum += n
+			require.Equal(t, counts{sum, sum, 0}, countsOf(t, e))
+		}
+		require.Equal(t, -5, sum)
+		_, err := e.TryAcquire(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+	})
+}
+
+func TestAcquireIsQuickWhenPermitsAreFree(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 100)
+		for _, opts := range [][]lock.Option{{lock.Lease(time.Minute)}, {lock.Wait(time.Minute)}, {semaphore.Forever}, nil} {
+			begin := time.Now()
+			take(t, e, 1, opts...)
+			take(t, e, 10, opts...)
+			require.Less(t, time.Since(begin), slack)
+		}
+	})
+}
+
+// Names are mapped, and all keys of a semaphore are of one slot.
+func TestSemaphoresInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		mapped := redlatch.WithNameMapper(func(name string) string { return "test::" + name })
+		here := harness.ClientAt(t, cluster.Addrs(), mapped)
+		there := harness.ClientAt(t, cluster.Addrs(), mapped)
+		for _, k := range kinds {
+			for _, name := range []string{"a", "b", "c", "d", "{tag}e"} { // of different primaries
+				ours, theirs := limited(t, k.of(here, k.name+name), 3), k.of(there, k.name+name)
+				require.Equal(t, k.name+name, ours.Name())
+				held := mustAcquire(t, ours, 3)
+				require.Zero(t, available(t, theirs))
+				before := there.PubSub()
+				w := start(t, theirs, 2)
+				harness.Eventually(t, soon, "the waiter listens", func() bool {
+					now := there.PubSub()
+					return now.Listeners > before.Listeners && now.Subscribed == now.Channels
+				})
+				begin := time.Now()
+				held.back(t)
+				w.got().back(t)
+				require.Less(t, w.at.Sub(begin), slack, "woken by a poll")
+				require.Equal(t, 3, available(t, ours))
+			}
+		}
+		e := here.PermitSemaphore(kinds[1].name + "a")
+		p := take(t, e, 1, lock.Lease(time.Minute))[0]
+		require.Equal(t, counts{3, 2, 1}, countsOf(t, e))
+		updated, err := e.UpdateLeaseTime(t.Context(), p.ID(), time.Hour)
+		require.NoError(t, err)
+		require.True(t, updated)
+		assert.Greater(t, leaseTime(t, e, p.ID()), 50*time.Minute)
+		require.NoError(t, e.SetPermits(t.Context(), 5))
+		require.NoError(t, e.AddPermits(t.Context(), 1))
+		require.NoError(t, p.Release(t.Context()))
+		require.Equal(t, counts{6, 6, 0}, countsOf(t, e))
+	})
+}

@@ -1,0 +1,519 @@
+package semaphore_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"math"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// call is a method that asks the server, with arguments that are right.
+type call struct {
+	name string
+	do   func(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.Expirable) error
+	// sends is set if it always tries, whatever has become of the context.
+	sends bool
+}
+
+// calls are all methods of a Semaphore, if sem is not nil, and of an Expirable.
+var calls = []call{
+	{name: "TrySetPermits", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			_, err := s.TrySetPermits(ctx, 1)
+			return err
+		}
+		_, err := e.TrySetPermits(ctx, 1)
+		return err
+	}},
+	{name: "AddPermits", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return s.AddPermits(ctx, 1)
+		}
+		return e.AddPermits(ctx, 1)
+	}},
+	{name: "Available", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			_, err := s.Available(ctx)
+			return err
+		}
+		_, err := e.Available(ctx)
+		return err
+	}},
+	{name: "Acquire", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return s.Acquire(ctx, 1)
+		}
+		_, err := e.Acquire(ctx)
+		return err
+	}},
+	{name: "TryAcquire", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return s.TryAcquire(ctx, 1)
+		}
+		_, err := e.TryAcquire(ctx)
+		return err
+	}},
+	{name: "Release", sends: true, do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return s.Release(ctx, 1)
+		}
+		return e.Release(ctx, unknown)
+	}},
+	{name: "TrySetPermitsFor", do: func(ctx context.Context, s *semaphore.Semaphore, _ *semaphore.Expirable) error {
+		if s == nil {
+			return errNoSuchMethod
+		}
+		_, err := s.TrySetPermitsFor(ctx, 1, time.Minute)
+		return err
+	}},
+	{name: "Drain", do: func(ctx context.Context, s *semaphore.Semaphore, _ *semaphore.Expirable) error {
+		if s == nil {
+			return errNoSuchMethod
+		}
+		_, err := s.Drain(ctx)
+		return err
+	}},
+	{name: "ReleaseIfExists", sends: true, do: func(ctx context.Context, s *semaphore.Semaphore, _ *semaphore.Expirable) error {
+		if s == nil {
+			return errNoSuchMethod
+		}
+		_, err := s.ReleaseIfExists(ctx, 1)
+		return err
+	}},
+	{name: "SetPermits", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		return e.SetPermits(ctx, 1)
+	}},
+	{name: "AcquireN", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.AcquireN(ctx, 1)
+		return err
+	}},
+	{name: "TryAcquireN", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.TryAcquireN(ctx, 1)
+		return err
+	}},
+	{name: "TryRelease", sends: true, do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.TryRelease(ctx, unknown)
+		return err
+	}},
+	{name: "Permits", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.Permits(ctx)
+		return err
+	}},
+	{name: "Acquired", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.Acquired(ctx)
+		return err
+	}},
+	{name: "LeaseTime", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.LeaseTime(ctx, unknown)
+		return err
+	}},
+	{name: "UpdateLeaseTime", do: func(ctx context.Context, s *semaphore.Semaphore, e *semaphore.Expirable) error {
+		if s != nil {
+			return errNoSuchMethod
+		}
+		_, err := e.UpdateLeaseTime(ctx, unknown, time.Minute)
+		return err
+	}},
+}
+
+var errNoSuchMethod = errors.New("no such method")
+
+// eachCall makes every call on both kinds and hands on its error.
+func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.Expirable, check func(what string, c call, err error)) {
+	for _, c := range calls {
+		if err := c.do(ctx, sem, nil); !errors.Is(err, errNoSuchMethod) {
+			check("Semaphore."+c.name, c, err)
+		}
+		if err := c.do(ctx, nil, e); !errors.Is(err, errNoSuchMethod) {
+			check("Expirable."+c.name, c, err)
+		}
+	}
+}
+
+// noRequests fails the test if anything between the two calls is sent to the server
+// but what the test itself asks.
+func noRequests(t *testing.T, s *testserver.Server) (check func()) {
+	t.Helper()
+	conn := harness.Conn(t, s.Addr)
+	harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+	return func() {
+		t.Helper()
+		for command, n := range harness.Commands(t, conn) {
+			switch command {
+			case "config|resetstat", "config", "info", "hello", "client|setinfo", "client", "ping":
+			default:
+				require.Zero(t, n, command)
+			}
+		}
+	}
+}
+
+func TestBadNames(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		check := noRequests(t, s)
+		for _, name := range []string{"", "a{b", "a{}b", "x}y", "}a"} {
+			eachCall(t.Context(), c.Semaphore(name), c.PermitSemaphore(name), func(what string, _ call, err error) {
+				require.ErrorIs(t, err, lock.ErrInvalid, "%s of %q", what, name)
+			})
+		}
+		check()
+	})
+}
+
+func TestNoContext(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		p := take(t, permitSemaphore(t, s, 1), 1)[0]
+		check := noRequests(t, s)
+		var none context.Context
+		eachCall(none, c.Semaphore("orders"), c.PermitSemaphore("orders"), func(what string, _ call, err error) {
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+		})
+		require.ErrorIs(t, p.Release(none), lock.ErrInvalid)
+		require.ErrorIs(t, p.Extend(none, time.Minute), lock.ErrInvalid)
+		check()
+		require.NoError(t, p.Context().Err())
+		require.NoError(t, p.Release(t.Context()))
+	})
+}
+
+func TestAClosedClient(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
+		c.Close()
+		check := noRequests(t, s)
+		for _, late := range []bool{false, true} {
+			if late { // made when it was closed already
+				sem, e = c.Semaphore("plain"), c.PermitSemaphore("orders")
+			}
+			eachCall(t.Context(), sem, e, func(what string, _ call, err error) {
+				require.ErrorIs(t, err, lock.ErrClosed, what)
+			})
+		}
+		check()
+	})
+}
+
+func TestAContextThatHasEnded(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem := limited(t, plain{c.Semaphore("plain")}, 5)
+		e := permitSemaphore(t, s, 5)
+		p := take(t, e, 1)[0]
+		boom := errors.New("boom")
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(boom)
+		eachCall(ctx, sem.Semaphore, e, func(what string, c call, err error) {
+			switch {
+			case !c.sends:
+				require.Error(t, err, what)
+				if c.name == "Acquire" || c.name == "TryAcquire" || c.name == "AcquireN" || c.name == "TryAcquireN" {
+					require.ErrorIs(t, err, lock.ErrNotAcquired, what)
+					require.ErrorIs(t, err, boom, what)
+				}
+				require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+			case what == "Expirable.Release":
+				require.ErrorIs(t, err, lock.ErrNotHeld, what)
+			default:
+				require.NoError(t, err, what)
+			}
+		})
+		require.Equal(t, 7, available(t, sem), "two releases, and nothing else")
+		require.Equal(t, counts{5, 4, 1}, countsOf(t, e))
+		require.Error(t, p.Extend(ctx, time.Hour))
+		require.NoError(t, p.Release(ctx))
+		require.Equal(t, counts{5, 5, 0}, countsOf(t, e))
+	})
+}
+
+// For no permits nobody is asked.
+func TestNoPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
+		ctx := t.Context()
+		check := noRequests(t, s)
+		require.NoError(t, sem.Acquire(ctx, 0))
+		require.NoError(t, sem.Acquire(ctx, 0, lock.Wait(10*time.Minute)))
+		require.NoError(t, sem.TryAcquire(ctx, 0))
+		require.NoError(t, sem.Release(ctx, 0))
+		there, err := sem.ReleaseIfExists(ctx, 0)
+		require.NoError(t, err)
+		require.False(t, there)
+		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {semaphore.Forever}, {lock.Wait(time.Minute)}} {
+			permits, err := e.AcquireN(ctx, 0, opts...)
+			require.NoError(t, err)
+			require.Empty(t, permits)
+		}
+		permits, err := e.TryAcquireN(ctx, 0)
+		require.NoError(t, err)
+		require.Empty(t, permits)
+		require.NoError(t, e.Release(ctx))
+		released, err := e.TryRelease(ctx)
+		require.NoError(t, err)
+		require.False(t, released)
+		check()
+		require.Zero(t, available(t, sem))
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+	})
+}
+
+func TestNumbersThatAreWrong(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
+		ctx := t.Context()
+		check := noRequests(t, s)
+		invalid := func(err error) {
+			t.Helper()
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		tooMany := []int{-1, math.MinInt}
+		if strconv.IntSize == 64 {
+			tooMany = append(tooMany, semaphore.MaxPermits+1, math.MaxInt)
+		}
+		for _, n := range tooMany {
+			_, err := sem.TrySetPermits(ctx, n)
+			invalid(err)
+			_, err = sem.TrySetPermitsFor(ctx, n, time.Minute)
+			invalid(err)
+			invalid(sem.Acquire(ctx, n))
+			invalid(sem.TryAcquire(ctx, n))
+			invalid(sem.Release(ctx, n))
+			_, err = sem.ReleaseIfExists(ctx, n)
+			invalid(err)
+			_, err = e.TrySetPermits(ctx, n)
+			invalid(err)
+			invalid(e.SetPermits(ctx, n))
+			if n != -1 {
+				invalid(sem.AddPermits(ctx, n))
+				invalid(e.AddPermits(ctx, n))
+			}
+		}
+		for _, n := range append(tooMany, semaphore.MaxBatch+1) {
+			_, err := e.AcquireN(ctx, n)
+			invalid(err)
+			_, err = e.TryAcquireN(ctx, n)
+			invalid(err)
+		}
+		for _, ttl := range []time.Duration{0, -1, time.Millisecond - 1, lock.MaxLease + 1, lock.NoExpiry} {
+			_, err := sem.TrySetPermitsFor(ctx, 1, ttl)
+			invalid(err)
+			if ttl != lock.NoExpiry {
+				_, err = e.UpdateLeaseTime(ctx, unknown, ttl)
+				invalid(err)
+			}
+		}
+		check()
+	})
+}
+
+func TestOptionsThatAreWrong(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
+		ctx := t.Context()
+		check := noRequests(t, s)
+		bad := map[string][]lock.Option{
+			"zero option": {{}}, "no lease": {lock.Lease(0)}, "lease too short": {lock.Lease(time.Millisecond - 1)},
+			"lease too long": {lock.Lease(lock.MaxLease + 1)}, "negative wait": {lock.Wait(-1)}, "no MaxHold": {lock.MaxHold(0)},
+			"MaxHold with a lease": {lock.MaxHold(time.Minute), lock.Lease(time.Hour)}, "MaxHold for ever": {lock.MaxHold(time.Minute), semaphore.Forever},
+		}
+		for what, opts := range bad {
+			require.ErrorIs(t, sem.Acquire(ctx, 1, opts...), lock.ErrInvalid, what)
+			_, err := e.Acquire(ctx, opts...)
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+			_, err = e.AcquireN(ctx, 2, opts...)
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+			_, err = e.TryAcquire(ctx, opts...)
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+			_, err = e.TryAcquireN(ctx, 0, opts...)
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+		}
+		for what, opt := range map[string]lock.Option{
+			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever,
+		} {
+			require.ErrorIs(t, sem.Acquire(ctx, 1, opt), lock.ErrInvalid, what)
+		}
+		for _, wait := range []time.Duration{0, time.Minute} {
+			_, err := e.TryAcquire(ctx, lock.Wait(wait))
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			_, err = e.TryAcquireN(ctx, 2, lock.Wait(wait))
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		check()
+
+		p := take(t, permitSemaphore(t, s, 1), 1)[0]
+		for _, lease := range []time.Duration{0, -time.Second, time.Millisecond - 1, lock.MaxLease + 1, lock.NoExpiry} {
+			require.ErrorIs(t, p.Extend(ctx, lease), lock.ErrInvalid)
+		}
+		require.NoError(t, p.Context().Err())
+	})
+}
+
+func TestIDsThatAreWrong(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 2)
+		p := take(t, e, 1)[0]
+		ctx := t.Context()
+		check := noRequests(t, s)
+		invalid := func(ids ...string) {
+			t.Helper()
+			require.ErrorIs(t, e.Release(ctx, ids...), lock.ErrInvalid)
+			released, err := e.TryRelease(ctx, ids...)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			require.False(t, released)
+		}
+		for _, id := range []string{"", "1234", unknown[1:], unknown + "0", unknown + "00", "g" + unknown[1:], raw(t, unknown)} {
+			invalid(id)
+			invalid(p.ID(), id)
+			invalid(id, p.ID())
+			_, err := e.LeaseTime(ctx, id)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			_, err = e.UpdateLeaseTime(ctx, id, time.Minute)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		invalid(p.ID(), p.ID())
+		invalid(p.ID(), unknown, unknown)
+		many := make([]string, semaphore.MaxBatch+1)
+		for i := range many {
+			many[i] = hex.EncodeToString([]byte(fmt.Sprintf("permit %09d", i)))
+		}
+		invalid(many...)
+		check()
+		released, err := e.TryRelease(ctx, many[1:]...)
+		require.NoError(t, err)
+		require.False(t, released)
+		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
+		require.NoError(t, p.Context().Err())
+
+		// The case of its digits does not matter, and two cases are one id.
+		upper := fmt.Sprintf("%X", raw(t, p.ID()))
+		invalid(p.ID(), upper)
+		require.NoError(t, e.Release(ctx, upper))
+		require.ErrorIs(t, p.Release(ctx), lock.ErrNotHeld)
+	})
+}
+
+func TestMoreThanThereCanBe(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ctx := t.Context()
+		sem := limited(t, plain{c.Semaphore("plain")}, semaphore.MaxPermits)
+		unchanged := func(n int, err error) {
+			t.Helper()
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			require.Equal(t, n, available(t, sem))
+		}
+		unchanged(semaphore.MaxPermits, sem.Release(ctx, 1))
+		_, err := sem.ReleaseIfExists(ctx, semaphore.MaxPermits)
+		unchanged(semaphore.MaxPermits, err)
+		unchanged(semaphore.MaxPermits, sem.AddPermits(ctx, 1))
+		mustAcquire(t, sem, 1)
+		unchanged(semaphore.MaxPermits-1, sem.Release(ctx, 2))
+		require.NoError(t, sem.Release(ctx, 1))
+		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))
+		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))
+		unchanged(-semaphore.MaxPermits, sem.AddPermits(ctx, -1))
+		require.NoError(t, sem.Release(ctx, semaphore.MaxPermits))
+		require.Zero(t, available(t, sem))
+
+		e := c.PermitSemaphore("orders")
+		require.NoError(t, e.SetPermits(ctx, semaphore.MaxPermits))
+		require.ErrorIs(t, e.AddPermits(ctx, 1), lock.ErrInvalid)
+		require.Equal(t, counts{semaphore.MaxPermits, semaphore.MaxPermits, 0}, countsOf(t, e))
+	})
+}
+
+// What is in the place of a semaphore and is none is left alone.
+func TestKeysThatAreNoSemaphore(t *testing.T) {
+	keys := map[string][]string{
+		"another type": {"HSET", "orders", "a", "1"},
+		"no number":    {"SET", "orders", "precious"},
+	}
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for what, make := range keys {
+			t.Run(what, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				harness.Do(t, s.Addr, make...)
+				before, err := testserver.Query(s.Addr, "DUMP", "orders")
+				require.NoError(t, err)
+				c := harness.Client(t, s)
+				eachCall(t.Context(), c.Semaphore("orders"), c.PermitSemaphore("orders"), func(name string, call call, err error) {
+					switch name {
+					case "Semaphore.TrySetPermits", "Semaphore.TrySetPermitsFor", "Expirable.TrySetPermits":
+						require.NoError(t, err, name) // it is there already
+					case "Expirable.Release":
+						require.ErrorIs(t, err, lock.ErrNotHeld, name)
+					case "Expirable.LeaseTime":
+						require.ErrorIs(t, err, lock.ErrNotHeld, name)
+					case "Expirable.UpdateLeaseTime", "Expirable.TryRelease":
+						require.NoError(t, err, name) // such a permit is not taken, that is all
+					default:
+						require.Error(t, err, name)
+						require.NotErrorIs(t, err, lock.ErrNotAcquired, name)
+						require.NotErrorIs(t, err, lock.ErrIndeterminate, name)
+					}
+				})
+				after, err := testserver.Query(s.Addr, "DUMP", "orders")
+				require.NoError(t, err)
+				require.Equal(t, before, after)
+				harness.Do(t, s.Addr, "DEL", "orders")
+				require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"), "nothing was begun")
+			})
+		}
+		t.Run("the set of permits", func(t *testing.T) {
+			harness.Do(t, s.Addr, "FLUSHALL")
+			e := permitSemaphore(t, s, 3)
+			p := take(t, e, 1, lock.Lease(time.Hour))[0]
+			harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
+			for _, c := range calls {
+				if c.name == "TrySetPermits" || c.name == "AddPermits" {
+					continue // they need not know of it
+				}
+				if err := c.do(t.Context(), nil, e); !errors.Is(err, errNoSuchMethod) {
+					require.ErrorContains(t, err, "WRONGTYPE", c.name)
+				}
+			}
+			var lost *lock.LostError
+			require.ErrorAs(t, p.Release(t.Context()), &lost)
+			require.Equal(t, lock.ReasonGone, lost.Reason)
+			require.Equal(t, "$1", harness.Do(t, s.Addr, "GET", "orders"))
+			require.Equal(t, "$8", harness.Do(t, s.Addr, "GET", timeoutsKey("orders")))
+		})
+	})
+}

@@ -1,0 +1,444 @@
+package semaphore_test
+
+import (
+	"context"
+	"math"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+const (
+	// soon is enough for what takes a few round trips, on a busy machine.
+	soon = 10 * time.Second
+	// slack is how late a busy machine does what has a time. It is less than any
+	// poll.
+	slack = 2500 * time.Millisecond
+)
+
+// anySemaphore is what the kinds of this package have in common.
+type anySemaphore interface {
+	Name() string
+	TrySetPermits(ctx context.Context, permits int) (bool, error)
+	AddPermits(ctx context.Context, delta int) error
+	Available(ctx context.Context) (int, error)
+	acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error)
+	tryAcquire(ctx context.Context, n int) (taken, error)
+}
+
+// taken is permits that were taken, by how to give them back.
+type taken func(ctx context.Context) error
+
+type plain struct{ *semaphore.Semaphore }
+
+func (p plain) acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error) {
+	return p.taken(n, p.Acquire(ctx, n, opts...))
+}
+
+func (p plain) tryAcquire(ctx context.Context, n int) (taken, error) {
+	return p.taken(n, p.TryAcquire(ctx, n))
+}
+
+func (p plain) taken(n int, err error) (taken, error) {
+	return func(ctx context.Context) error { return p.Release(ctx, n) }, err
+}
+
+type expirable struct{ *semaphore.Expirable }
+
+func (e expirable) acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error) {
+	return e.taken(e.AcquireN(ctx, n, opts...))
+}
+
+func (e expirable) tryAcquire(ctx context.Context, n int) (taken, error) {
+	return e.taken(e.TryAcquireN(ctx, n))
+}
+
+func (e expirable) taken(permits []*semaphore.Permit, err error) (taken, error) {
+	return func(ctx context.Context) error {
+		defer runtime.KeepAlive(permits)
+		return e.Release(ctx, idsOf(permits)...)
+	}, err
+}
+
+var kinds = []struct {
+	name string
+	of   func(c *redlatch.Client, name string) anySemaphore
+}{
+	{"semaphore", func(c *redlatch.Client, name string) anySemaphore { return plain{c.Semaphore(name)} }},
+	{"permit semaphore", func(c *redlatch.Client, name string) anySemaphore { return expirable{c.PermitSemaphore(name)} }},
+}
+
+// eachKind runs a test for both kinds on every server.
+func eachKind(t *testing.T, test func(t *testing.T, s *testserver.Server, of func(c *redlatch.Client, name string) anySemaphore)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, k := range kinds {
+			t.Run(k.name, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				test(t, s, k.of)
+			})
+		}
+	})
+}
+
+func idsOf(permits []*semaphore.Permit) []string {
+	ids := make([]string, len(permits))
+	for i, p := range permits {
+		ids[i] = p.ID()
+	}
+	return ids
+}
+
+// limited returns a semaphore that was made with so many permits.
+func limited[S anySemaphore](t testing.TB, s S, permits int) S {
+	t.Helper()
+	made, err := s.TrySetPermits(context.Background(), permits)
+	require.NoError(t, err)
+	require.True(t, made)
+	return s
+}
+
+func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.Option) taken {
+	t.Helper()
+	back, err := s.acquire(context.Background(), n, patient(opts)...)
+	require.NoError(t, err)
+	return back
+}
+
+// patient bounds a wait that does not end, if opts do not.
+func patient(opts []lock.Option) []lock.Option {
+	return append([]lock.Option{lock.Wait(2 * soon)}, opts...)
+}
+
+func (give taken) back(t testing.TB) {
+	t.Helper()
+	require.NoError(t, give(context.Background()))
+}
+
+func available(t testing.TB, s interface {
+	Available(ctx context.Context) (int, error)
+}) int {
+	t.Helper()
+	n, err := s.Available(context.Background())
+	require.NoError(t, err)
+	return n
+}
+
+func TestASemaphoreIsMadeOnce(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		sem := of(harness.Client(t, s), "orders")
+		require.Equal(t, "orders", sem.Name())
+		require.Zero(t, available(t, sem))
+		_, err := sem.tryAcquire(t.Context(), 1)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		limited(t, sem, 10)
+		require.Equal(t, 10, available(t, sem))
+		for _, c := range []*redlatch.Client{harness.Client(t, s), harness.Client(t, s)} {
+			made, err := of(c, "orders").TrySetPermits(t.Context(), 15)
+			require.NoError(t, err)
+			require.False(t, made)
+			require.Equal(t, 10, available(t, of(c, "orders")))
+		}
+		require.Equal(t, int64(-1), harness.PTTL(t, s.Addr, "orders"))
+
+		// None is a number of permits too.
+		none := limited(t, of(harness.Client(t, s), "none"), 0)
+		made, err := none.TrySetPermits(t.Context(), 1)
+		require.NoError(t, err)
+		require.False(t, made)
+	})
+}
+
+func TestASemaphoreForATime(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const ttl = 700 * time.Millisecond
+		sem := harness.Client(t, s).Semaphore("orders")
+		begin := time.Now()
+		made, err := sem.TrySetPermitsFor(t.Context(), 3, ttl)
+		require.NoError(t, err)
+		require.True(t, made)
+		require.Equal(t, 3, available(t, sem))
+		made, err = sem.TrySetPermitsFor(t.Context(), 5, time.Hour)
+		require.NoError(t, err)
+		require.False(t, made)
+
+		// Nothing that is done with it prolongs its time, or ends it.
+		require.NoError(t, sem.Acquire(t.Context(), 2))
+		require.NoError(t, sem.AddPermits(t.Context(), 1))
+		require.NoError(t, sem.Release(t.Context(), 1))
+		n, err := sem.Drain(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, 3, n)
+		require.NoError(t, sem.Release(t.Context(), 1))
+		ttlLeft := harness.PTTL(t, s.Addr, "orders")
+		require.Positive(t, ttlLeft)
+		require.LessOrEqual(t, ttlLeft, ttl.Milliseconds())
+
+		harness.Eventually(t, ttl+slack, "it is gone", func() bool { return available(t, sem) == 0 })
+		require.GreaterOrEqual(t, time.Since(begin), ttl-5*time.Millisecond)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		limited(t, plain{sem}, 1)
+	})
+}
+
+func TestReleaseMakesTheSemaphore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		sem := harness.Client(t, s).Semaphore("orders")
+		require.NoError(t, sem.Release(t.Context(), 1))
+		require.Equal(t, 1, available(t, sem))
+		require.NoError(t, sem.Release(t.Context(), 1))
+		require.NoError(t, sem.Acquire(t.Context(), 2))
+		require.Zero(t, available(t, sem))
+	})
+}
+
+func TestPermitsAreCounted(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		sem := limited(t, plain{harness.Client(t, s).Semaphore("orders")}, 10)
+		other := harness.Client(t, s).Semaphore("orders")
+		ctx := t.Context()
+		require.NoError(t, sem.Acquire(ctx, 9))
+		require.Equal(t, 1, available(t, sem))
+		require.NoError(t, other.Release(ctx, 9)) // whoever took them
+		require.Equal(t, 10, available(t, sem))
+		require.NoError(t, sem.Acquire(ctx, 5))
+		require.Equal(t, 5, available(t, sem))
+		require.NoError(t, sem.Release(ctx, 5))
+		require.Equal(t, 10, available(t, sem))
+
+		require.ErrorIs(t, sem.TryAcquire(ctx, 11), lock.ErrNotAcquired)
+		require.ErrorIs(t, sem.Acquire(ctx, 11, lock.Wait(0)), lock.ErrNotAcquired)
+		require.NoError(t, sem.TryAcquire(ctx, 10))
+		require.ErrorIs(t, other.TryAcquire(ctx, 1), lock.ErrNotAcquired)
+		require.Zero(t, available(t, sem))
+	})
+}
+
+func TestAddPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx := t.Context()
+		sem := limited(t, plain{harness.Client(t, s).Semaphore("more")}, 10)
+		mustAcquire(t, sem, 10)
+		require.Zero(t, available(t, sem))
+		require.NoError(t, sem.AddPermits(ctx, 4))
+		require.Equal(t, 4, available(t, sem))
+		require.NoError(t, sem.Release(ctx, 10))
+		require.Equal(t, 14, available(t, sem))
+		mustAcquire(t, sem, 5)
+		require.Equal(t, 9, available(t, sem))
+
+		sem = limited(t, plain{harness.Client(t, s).Semaphore("fewer")}, 10)
+		mustAcquire(t, sem, 10)
+		require.NoError(t, sem.AddPermits(ctx, -5))
+		require.Equal(t, -5, available(t, sem))
+		require.ErrorIs(t, sem.TryAcquire(ctx, 1), lock.ErrNotAcquired)
+		require.NoError(t, sem.Release(ctx, 10))
+		require.Equal(t, 5, available(t, sem))
+		mustAcquire(t, sem, 5)
+		require.Zero(t, available(t, sem))
+
+		sem = plain{harness.Client(t, s).Semaphore("new")}
+		require.NoError(t, sem.AddPermits(ctx, 2))
+		require.Equal(t, 2, available(t, sem))
+	})
+}
+
+func TestDrain(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		sem := plain{harness.Client(t, s).Semaphore("orders")}
+		drained := func() int {
+			n, err := sem.Drain(t.Context())
+			require.NoError(t, err)
+			return n
+		}
+		require.Zero(t, drained())
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		limited(t, sem, 10)
+		mustAcquire(t, sem, 3)
+		require.Equal(t, 7, drained())
+		require.Zero(t, available(t, sem))
+		require.Zero(t, drained())
+		require.NoError(t, sem.AddPermits(t.Context(), -4))
+		require.Equal(t, -4, drained())
+		require.Zero(t, available(t, sem))
+	})
+}
+
+func TestReleaseIfExists(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		sem := plain{harness.Client(t, s).Semaphore("orders")}
+		there, err := sem.ReleaseIfExists(t.Context(), 1)
+		require.NoError(t, err)
+		require.False(t, there)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		limited(t, sem, 9)
+		there, err = sem.ReleaseIfExists(t.Context(), 1)
+		require.NoError(t, err)
+		require.True(t, there)
+		require.Equal(t, 10, available(t, sem))
+	})
+}
+
+func TestAcquireWaitsForARelease(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		const after = 300 * time.Millisecond
+		here := limited(t, of(harness.Client(t, s), "orders"), 1)
+		for _, there := range []anySemaphore{here, of(harness.Client(t, s), "orders")} {
+			held := mustAcquire(t, here, 1)
+			begin := time.Now()
+			time.AfterFunc(after, func() { assert.NoError(t, held(context.Background())) })
+			got := mustAcquire(t, there, 1)
+			require.GreaterOrEqual(t, time.Since(begin), after)
+			require.Less(t, time.Since(begin), after+slack)
+			_, err := here.tryAcquire(t.Context(), 1)
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.Zero(t, available(t, here))
+			got.back(t)
+			require.Equal(t, 1, available(t, here))
+		}
+	})
+}
+
+func TestSeveralReleasesAddUpForAWaiter(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		const pause = 300 * time.Millisecond
+		here := limited(t, of(harness.Client(t, s), "orders"), 5)
+		for _, there := range []anySemaphore{here, of(harness.Client(t, s), "orders")} {
+			var held []taken
+			for range 3 {
+				held = append(held, mustAcquire(t, here, 1))
+			}
+			begin := time.Now()
+			for i, held := range held[:2] {
+				time.AfterFunc(time.Duration(i+1)*pause, func() { assert.NoError(t, held(context.Background())) })
+			}
+			got, err := there.acquire(t.Context(), 4, lock.Wait(2*pause+slack))
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, time.Since(begin), 2*pause)
+			require.Zero(t, available(t, here))
+			got.back(t)
+			held[2].back(t)
+		}
+	})
+}
+
+func TestWaitIsBounded(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		here := limited(t, of(harness.Client(t, s), "orders"), 2)
+		held := mustAcquire(t, here, 1)
+		for _, there := range []anySemaphore{here, of(harness.Client(t, s), "orders")} {
+			for _, wait := range []time.Duration{20 * time.Millisecond, 300 * time.Millisecond} {
+				begin := time.Now()
+				_, err := there.acquire(t.Context(), 2, lock.Wait(wait))
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				require.GreaterOrEqual(t, time.Since(begin), wait)
+				require.Less(t, time.Since(begin), wait+slack)
+			}
+			begin := time.Now()
+			_, err := there.acquire(t.Context(), 2, lock.Wait(0))
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.Less(t, time.Since(begin), slack)
+		}
+		held.back(t)
+		require.Equal(t, 2, available(t, here))
+	})
+}
+
+func TestOnePermitIsAMutex(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		const clients, goroutines, passes = 16, 2, 25
+		limited(t, of(harness.Client(t, s), "orders"), 1)
+		counter := 0 // protected by the semaphore alone
+		var wg sync.WaitGroup
+		for range clients {
+			sem := of(harness.Client(t, s), "orders")
+			for range goroutines {
+				wg.Go(func() {
+					for range passes {
+						back, err := sem.acquire(context.Background(), 1)
+						if !assert.NoError(t, err) {
+							return
+						}
+						counter++
+						assert.NoError(t, back(context.Background()))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		require.Equal(t, clients*goroutines*passes, counter)
+		require.Equal(t, 1, available(t, of(harness.Client(t, s), "orders")))
+	})
+}
+
+// Whoever wants all of them gets its turn among those who want one.
+func TestAllPermitsThereCanBe(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const clients, loops = 4, 10
+		sem := limited(t, plain{harness.Client(t, s).Semaphore("orders")}, math.MaxInt32)
+		var wg sync.WaitGroup
+		for range clients {
+			sem := plain{harness.Client(t, s).Semaphore("orders")}
+			for i := range loops {
+				n := []int{math.MaxInt32, 1}[i%2]
+				wg.Go(func() {
+					back, err := sem.acquire(context.Background(), n, lock.Wait(time.Minute))
+					if assert.NoError(t, err) {
+						time.Sleep(5 * time.Millisecond)
+						assert.NoError(t, back(context.Background()))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		require.Equal(t, math.MaxInt32, available(t, sem))
+	})
+}
+
+func TestNeverMoreThanTheLimitAtOnce(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		const permits, clients, goroutines, passes = 7, 4, 6, 10
+		all := limited(t, of(harness.Client(t, s), "orders"), permits)
+		var mu sync.Mutex
+		used, most := 0, 0
+		use := func(n int) {
+			mu.Lock()
+			defer mu.Unlock()
+			used += n
+			most = max(most, used)
+		}
+		var wg sync.WaitGroup
+		for range clients {
+			sem := of(harness.Client(t, s), "orders")
+			for g := range goroutines {
+				wg.Go(func() {
+					for i := range passes {
+						n := []int{1, 2, 1, permits}[(g+i)%4]
+						back, err := sem.acquire(context.Background(), n)
+						if !assert.NoError(t, err) {
+							return
+						}
+						use(n)
+						time.Sleep(time.Millisecond)
+						use(-n)
+						assert.NoError(t, back(context.Background()))
+					}
+				})
+			}
+		}
+		wg.Wait()
+		require.Equal(t, permits, most)
+		require.Equal(t, permits, available(t, all))
+		harness.Do(t, s.Addr, "DEL", "orders")
+		harness.NothingStays(t, s.Addr)
+	})
+}
