@@ -883,7 +883,10 @@ func TestForbidden(t *testing.T) {
 
 // A connection that is lent to the client, and waits for ever, does not make it wait so.
 func TestALentConnectionIsNotWaitedForForEver(t *testing.T) {
-	const replyTimeout = 3 * time.Second // at most, of what the client asks
+	const (
+		replyTimeout = 3 * time.Second // at most, of what the client asks
+		maxRetry     = time.Second     // before it asks again
+	)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		warmUp(t, s)
 		g := harness.NewGate(t, s)
@@ -912,8 +915,10 @@ func TestALentConnectionIsNotWaitedForForEver(t *testing.T) {
 		reached = g.Arm(harness.KeepReply, sha(t, lookLua), 1)
 		done := wait(t.Context(), l)
 		reach(t, reached)
-		harness.Eventually(t, replyTimeout+slack, "the look is given up", func() bool {
-			return harness.GoroutinesIn("countdown.look") == 0
+		direct := harness.Conn(t, s.Addr)
+		before := harness.Commands(t, direct)["evalsha"]
+		harness.Eventually(t, replyTimeout+maxRetry+slack, "the look is given up, and there is another", func() bool {
+			return harness.Commands(t, direct)["evalsha"] > before
 		})
 		require.NoError(t, g.Open())
 		settled(t, c, key, 1)

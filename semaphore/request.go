@@ -330,11 +330,7 @@ const (
 func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
 	own := g.ids
 	if !p.expirable() {
-		only := "0"
-		if ifExists {
-			only = "1"
-		}
-		own = []string{only}
+		own = []string{wire.Flag(ifExists)}
 	}
 	own = append([]string{strconv.Itoa(g.permits)}, own...)
 	n := p.numbers.next()
