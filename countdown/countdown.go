@@ -78,13 +78,8 @@ type Latch struct {
 
 // New returns the latch of that name. It is called by the client.
 func New(s *session.Session, name string) *Latch {
-	l := &Latch{s: s, name: name, err: wire.CheckLatchName(name)}
-	if l.err == nil {
-		l.key = s.MapName(name)
-		if err := wire.CheckLatchName(l.key); err != nil {
-			l.err = fmt.Errorf("name mapped to %q: %w", l.key, err)
-		}
-	}
+	l := &Latch{s: s, name: name}
+	l.key, l.err = s.Key(name, wire.CheckLatchName)
 	return l
 }
 
@@ -222,10 +217,7 @@ func (l *Latch) check(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	return l.s.Err()
+	return l.s.Check(ctx)
 }
 
 const (
@@ -270,11 +262,8 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, what, may string,
 }
 
 func (l *Latch) send(ctx context.Context, script *wire.Script, args []string) (int, error) {
-	if l.s.ReplyTimeout > 0 {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, l.s.ReplyTimeout)
-		defer cancel()
-	}
+	ctx, cancel := l.s.Bounded(ctx)
+	defer cancel()
 	n, err := script.Exec(ctx, l.s.Client, []string{l.key, wire.LatchRound(l.key)}, args).AsInt64()
 	return int(min(n, math.MaxInt)), err
 }

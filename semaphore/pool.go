@@ -82,7 +82,7 @@ type scripts struct{ acquire, undo, release *wire.Script }
 
 func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	p := pool{s: s, numbers: session.Of[numbers](s), kind: kind, name: name, scripts: scripts}
-	p.key, p.err = s.Key(name)
+	p.key, p.err = s.Key(name, wire.CheckName)
 	return p
 }
 
@@ -94,10 +94,7 @@ func (p *pool) check(ctx context.Context) error {
 	if p.err != nil {
 		return p.err
 	}
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	return p.s.Err()
+	return p.s.Check(ctx)
 }
 
 func checkPermits(n int) error {
@@ -129,15 +126,6 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, n number, args []s
 	return reply, err
 }
 
-// bounded returns the context for one request that must not wait for much longer
-// than the connection allows by itself.
-func (p *pool) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if p.s.ReplyTimeout > 0 {
-		return context.WithTimeout(ctx, p.s.ReplyTimeout)
-	}
-	return ctx, func() {}
-}
-
 // call makes a request that takes effect once, and sends it again until there is an
 // answer, ctx ends, or patience does. An error that matches lock.ErrIndeterminate
 // says that it may have taken effect or may do so yet.
@@ -156,7 +144,7 @@ func (p *pool) callAs(ctx context.Context, n number, patience time.Duration, scr
 	began := time.Now()
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		closed := p.s.Err() // then this try is the last
-		tryCtx, cancel := p.bounded(ctx)
+		tryCtx, cancel := p.s.Bounded(ctx)
 		reply, err := p.exec(tryCtx, script, n, args)
 		cancel()
 		if err == nil {

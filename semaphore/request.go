@@ -98,7 +98,7 @@ func (r *request) Try(ctx context.Context) (queue.Verdict, error) {
 // TryAll implements queue.Grouped.
 func (r *request) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result {
 	// Those who close the client leave it to this request to give back what it gets.
-	ctx, cancel := r.pool.bounded(context.WithoutCancel(ctx))
+	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	return resultsFor(len(all), r.pool.attempt(ctx, partyOf(all), true))
 }

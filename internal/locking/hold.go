@@ -103,7 +103,7 @@ func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result 
 		return results
 	}
 	// Those who close the client leave it to this request to give back what it gets.
-	ctx, cancel := h.lock.bounded(context.WithoutCancel(ctx))
+	ctx, cancel := h.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	claims := make([]*Claim, len(all))
 	for i, a := range all {
@@ -292,7 +292,7 @@ func (h *hold) forgetPlace() {
 func (h *hold) shed(ctx context.Context) error {
 	old, fresh := h.claim, h.claim
 	fresh.Owner = h.s.NewOwner()
-	reqCtx, cancel := h.lock.bounded(context.WithoutCancel(ctx))
+	reqCtx, cancel := h.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	ok, err := h.p.(Renamer).Rename(reqCtx, &old, &fresh)
 	h.lock.settle(old, true)
@@ -488,7 +488,7 @@ func (h *hold) release(ctx context.Context) error {
 			to[i] = &w.Acquirer().(*hold).claim
 		}
 		sent := time.Now()
-		reqCtx, cancel := h.lock.bounded(ctx)
+		reqCtx, cancel := h.s.Bounded(ctx)
 		passed, err := from.p.HandOff(reqCtx, &from.claim, to)
 		cancel()
 		if err == nil && passed.Acquired {

@@ -28,7 +28,7 @@ type Lock struct {
 // New returns the lock of that name. A bad name is an error of every operation.
 func New(s *session.Session, p Protocol, name string) *Lock {
 	l := &Lock{s: s, p: p, name: name}
-	l.key, l.err = s.Key(name)
+	l.key, l.err = s.Key(name, wire.CheckName)
 	return l
 }
 
@@ -43,10 +43,7 @@ func (l *Lock) Check(ctx context.Context) error {
 	if l.err != nil {
 		return l.err
 	}
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	return l.s.Err()
+	return l.s.Check(ctx)
 }
 
 // Lock is lock.Locker's.
@@ -282,18 +279,9 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 }
 
 func (l *Lock) tryRelease(ctx context.Context, c *Claim) (Released, error) {
-	ctx, cancel := l.bounded(ctx)
+	ctx, cancel := l.s.Bounded(ctx)
 	defer cancel()
 	return l.p.Release(ctx, c, false)
-}
-
-// bounded returns the context for one request of an Unlock, which must not
-// outlast the caller's patience by much whatever the connection does.
-func (l *Lock) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if l.s.ReplyTimeout > 0 {
-		return context.WithTimeout(ctx, l.s.ReplyTimeout)
-	}
-	return ctx, func() {}
 }
 
 // forget removes the ticket of a claim of which no request is on its way any

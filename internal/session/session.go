@@ -136,16 +136,35 @@ func (s *Session) NewOwner() lock.Owner {
 	return o
 }
 
-// Key returns the key of an object of that name, or why there can be none.
-func (s *Session) Key(name string) (string, error) {
-	if err := wire.CheckName(name); err != nil {
+// Key returns the key of an object of that name, or why there can be none: check says
+// so of names and keys.
+func (s *Session) Key(name string, check func(string) error) (string, error) {
+	if err := check(name); err != nil {
 		return "", err
 	}
 	key := s.MapName(name)
-	if err := wire.CheckName(key); err != nil {
+	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
 	}
 	return key, nil
+}
+
+// Bounded returns the context for one request that must not wait for much longer than
+// the connection allows by itself, whatever that does.
+func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if s.ReplyTimeout > 0 {
+		return context.WithTimeout(ctx, s.ReplyTimeout)
+	}
+	return ctx, func() {}
+}
+
+// Check returns why no request can be made under ctx, or nil: there is none, or the
+// session is closed.
+func (s *Session) Check(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	return s.Err()
 }
 
 // Err returns lock.ErrClosed once the session is closed.
