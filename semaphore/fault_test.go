@@ -224,7 +224,7 @@ func requireExact(t testing.TB, total int, clients ...*taker) {
 func settled(t testing.TB) {
 	t.Helper()
 	harness.Eventually(t, time.Minute, "nothing is done in the background", func() bool {
-		return harness.GoroutinesIn("(*pool).settle") == 0
+		return harness.GoroutinesNotBegun() == 0 && harness.GoroutinesIn("(*pool).settle") == 0
 	})
 }
 
