@@ -6,11 +6,12 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FOR = 1m
 SEED =
 
-.PHONY: test deps lint bench cost robustness
+.PHONY: test deps lint interop bench cost robustness
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
 	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -p 1 -timeout 40m ./...
+	$(MAKE) interop
 	$(MAKE) robustness
 
 deps:
@@ -22,6 +23,11 @@ lint:
 	go run $(STATICCHECK) ./...
 	luacheck --no-color -q .
 	cd benchmarks && go vet ./...
+	cd interop && go vet ./...
+
+# Plain locks beside those of redsync and redislock.
+interop: deps
+	cd interop && REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -timeout 15m ./...
 
 # Histories of locks that are contended for while everything fails, checked
 # against a model. See robustness/doc.go.

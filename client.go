@@ -361,6 +361,13 @@ func (c *Client) PermitSemaphore(name string) *semaphore.Expirable {
 // of another slot.
 func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
 
+// PlainLock returns the plain lock of that name, which excludes those of redsync,
+// redislock and others that set a key. Names are as for Lock. Of the options only
+// rlock.WithBackoff means anything to it. It sends nothing.
+func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
+	return rlock.NewPlain(c.s, name, opts...)
+}
+
 // SpinLock returns the spin lock of that name, which polls instead of using
 // pub/sub. Names are as for Lock.
 func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {

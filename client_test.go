@@ -674,6 +674,44 @@ func everythingWorks(t *testing.T, c *redlatch.Client, other *redlatch.Client) {
 	rwWorks(t, c, other)
 	semaphoresWork(t, c, other)
 	latchWorks(t, c, other)
+	plainWorks(t, c, other)
+}
+
+// plainWorks uses all of a plain lock that needs a right.
+func plainWorks(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	l, theirs := c.PlainLock("app:plain"), other.PlainLock("app:plain")
+	h, err := theirs.Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- l.Do(context.Background(), nothing) }()
+	listening(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+	harness.Eventually(t, 5*time.Second, "it is told", func() bool { return c.PubSub().Messages > before })
+
+	h, err = l.Lock(ctx)
+	require.NoError(t, err)
+	go func() { waiter <- l.Do(context.Background(), nothing) }()
+	listening(t, c, 1)
+	require.NoError(t, h.Unlock(ctx)) // hands it over
+	require.NoError(t, <-waiter)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err = l.Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, h.Extend(ctx, time.Minute))
+	require.NoError(t, theirs.Unlock(named))
+	require.ErrorIs(t, l.Unlock(named), lock.ErrLost)
+	_, err = l.Lock(ctx)
+	require.NoError(t, err)
+	forced, err := l.ForceUnlock(ctx)
+	require.NoError(t, err)
+	require.True(t, forced)
+	_, err = c.PlainLock("elsewhere").TryLock(ctx)
+	require.ErrorContains(t, err, "NOPERM")
 }
 
 // semaphoresWork uses all of both semaphores that needs a right.
@@ -885,12 +923,13 @@ func TestUserWithTheRightsOfTheDocumentation(t *testing.T) {
 		defer c.Close()
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
-		require.Len(t, r.Findings, 4)
+		require.Len(t, r.Findings, 5)
 		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
 		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
 		require.Equal(t, redlatch.KindSemaphore, r.Findings[2].Kind)
 		require.Equal(t, redlatch.KindLatch, r.Findings[3].Kind)
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches")...)
+		require.Equal(t, redlatch.KindPlain, r.Findings[4].Kind)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks")...)
 		everythingWorks(t, c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -914,7 +953,7 @@ func TestUserWithTheRightsOfTheDocumentationInACluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log
@@ -1039,7 +1078,7 @@ func TestSentinel(t *testing.T) {
 		defer c.Close()
 		works(t, c, "orders")
 
-		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "servers that sentinels watch")...)
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "servers that sentinels watch")...)
 		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
 		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
 		require.NoError(t, err)

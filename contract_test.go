@@ -34,17 +34,18 @@ type kind struct {
 	rival  lockOf
 	shared bool // but of this kind others can
 	once   bool // an owner cannot hold it more than once
-	// stored is the hash of a lock that somebody holds.
+	// stored is the command that stores a lock that somebody holds.
 	stored []string
 }
 
 // kindOf returns a kind of lock that is a hash of owners, of which one holds it.
 func kindOf(name string, once bool, of lockOf) kind {
-	return kind{name: name, of: of, rival: of, once: once, stored: []string{"somebody", "1"}}
+	return kind{name: name, of: of, rival: of, once: once, stored: []string{"HSET", "orders", "somebody", "1"}}
 }
 
 func reading(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Read() }
 func writing(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Write() }
+func plain(c *redlatch.Client, name string) harness.Lock   { return c.PlainLock(name) }
 
 var kinds = []kind{
 	kindOf("lock", false, func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name) }),
@@ -55,8 +56,9 @@ var kinds = []kind{
 	kindOf("non-reentrant fair", true, func(c *redlatch.Client, name string) harness.Lock {
 		return c.FairLock(name, fairlock.NonReentrant())
 	}),
-	{name: "read", of: reading, rival: writing, shared: true, stored: []string{"mode", "read", "somebody", "1"}},
-	{name: "write", of: writing, rival: writing, stored: []string{"mode", "write", "somebody:write", "1"}},
+	{name: "read", of: reading, rival: writing, shared: true, stored: []string{"HSET", "orders", "mode", "read", "somebody", "1"}},
+	{name: "write", of: writing, rival: writing, stored: []string{"HSET", "orders", "mode", "write", "somebody:write", "1"}},
+	{name: "plain", of: plain, rival: plain, once: true, stored: []string{"SET", "orders", "somebody"}},
 }
 
 // eachKind runs a test for every kind that is asked for, on every server. The test
@@ -312,7 +314,7 @@ func TestTTL(t *testing.T) {
 func TestAKeyWithoutExpiryIsNotMistakenForSuccess(t *testing.T) {
 	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
-		harness.Do(t, s.Addr, append([]string{"HSET", "orders"}, k.stored...)...)
+		harness.Do(t, s.Addr, k.stored...)
 		isTaken(t, k.rival(c, "orders"))
 		_, err := k.rival(c, "orders").Lock(t.Context(), lock.Wait(50*time.Millisecond))
 		require.ErrorIs(t, err, lock.ErrNotAcquired)

@@ -45,27 +45,29 @@ type Finding struct {
 	Advice  string
 	// Missing is, for CheckCommands, what the server does not know or allow, and
 	// Kind is of the objects that need it: KindFair, KindReadWrite, KindSemaphore,
-	// KindLatch, or "" for the locks of package rlock, without which other locks do not
-	// work either.
+	// KindLatch, KindPlain, or "" for the other locks of package rlock, without which
+	// fair locks and read-write locks do not work either.
 	Missing []Right
 	Kind    string
 }
 
-// Kinds of object that need other rights than the locks of package rlock: fair locks,
-// read-write locks, semaphores of either kind, count-down latches.
+// Kinds of object that need other rights than most locks of package rlock: fair locks,
+// read-write locks, semaphores of either kind, count-down latches, plain locks.
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
 	KindSemaphore = "semaphore"
 	KindLatch     = "count-down latch"
+	KindPlain     = "plain"
 )
 
-// kinds are all kinds, "" for the locks of package rlock, and objects what they are
+// kinds are all kinds, "" for the other locks of package rlock, and objects what they are
 // called.
 var (
-	kinds   = []string{"", KindFair, KindReadWrite, KindSemaphore, KindLatch}
+	kinds   = []string{"", KindFair, KindReadWrite, KindSemaphore, KindLatch, KindPlain}
 	objects = map[string]string{
 		KindFair: "fair locks", KindReadWrite: "read-write locks", KindSemaphore: "semaphores", KindLatch: "count-down latches",
+		KindPlain: "plain locks",
 	}
 )
 
@@ -116,7 +118,7 @@ const maxClockOffset = time.Second
 
 // Probe asks every node what it is and whether the locks of the given names can
 // be used there by this client's user, and returns what it found. It looks at the
-// rights that objects of any kind need; what all but the locks of package rlock need
+// rights that objects of any kind need; what all but most locks of package rlock need
 // in addition are findings of their own (see Finding.Kind), which do not matter to
 // who uses none. It changes nothing; without names it does not look at rights. It
 // blocks for a few round trips, and not beyond ctx; nodes are asked at the same
@@ -124,7 +126,7 @@ const maxClockOffset = time.Second
 // errors of nodes that did not answer, with what the others said; what a server
 // refuses to tell is not an error.
 //
-// New, Open and Wrap do the same with a made-up name, for the locks of package
+// New, Open and Wrap do the same with a made-up name, for most locks of package
 // rlock, and log the findings.
 func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	if err := c.s.Err(); err != nil {
@@ -235,7 +237,7 @@ func (u *useList) channel(sharded bool, channel string) {
 }
 
 // usesOf returns what the locks of a key that are of package rlock send, from
-// scripts and otherwise.
+// scripts and otherwise, but for plain ones.
 func (c *Client) usesOf(key string) []use {
 	u := lockUses(key)
 	u.bare("PING")
@@ -252,11 +254,12 @@ func (c *Client) usesOf(key string) []use {
 // otherUsesOf returns what objects of other kinds send besides.
 func (c *Client) otherUsesOf(key string) []use {
 	owner, _ := lock.NewOwner(c.s.ID, 0) // who holds nothing
-	fair, rw, sc := fairUses(key), rwUses(key, owner), semaphoreUses(key, c.s.ID)
+	fair, rw, sc, plain := fairUses(key), rwUses(key, owner), semaphoreUses(key, c.s.ID), plainUses(key)
 	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
 	rw.channel(c.s.Sharded, wire.RWChannel(key))
 	sc.channel(c.s.Sharded, wire.SemaphoreChannel(key))
-	return slices.Concat(fair.all, rw.all, sc.all, c.latchUsesOf(key))
+	plain.channel(c.s.Sharded, wire.PlainChannel(key))
+	return slices.Concat(fair.all, rw.all, sc.all, c.latchUsesOf(key), plain.all)
 }
 
 // latchUsesOf returns what count-down latches send: nothing if none can have that
@@ -270,7 +273,7 @@ func (c *Client) latchUsesOf(key string) []use {
 	return u.all
 }
 
-// lockUses returns what scripts of package rlock do.
+// lockUses returns what scripts of package rlock do, but those of plain locks.
 func lockUses(key string) *useList {
 	u := &useList{}
 	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
@@ -308,6 +311,13 @@ func semaphoreUses(key, client string) *useList {
 	}
 	u.on(wire.PermitTimeouts(key), "ZRANGE", "ZRANGEBYSCORE", "ZSCORE", "ZCARD", "ZCOUNT", "ZADD", "ZREM", "PEXPIRE")
 	u.bare("TIME")
+	return u
+}
+
+// plainUses returns what those of a plain lock do.
+func plainUses(key string) *useList {
+	u := &useList{kind: KindPlain}
+	u.on(key, "SET", "GET", "PTTL", "PEXPIRE", "DEL")
 	return u
 }
 

@@ -22,7 +22,8 @@ func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
 		scripts []string
 		uses    *useList
 	}{
-		{[]string{"rlock/*.lua", "internal/locking/*.lua"}, lockUses("orders")},
+		{[]string{"rlock/[^p]*.lua", "internal/locking/*.lua"}, lockUses("orders")},
+		{[]string{"rlock/plain_*.lua"}, plainUses("orders")},
 		{[]string{"fairlock/*.lua"}, fairUses("orders")},
 		{[]string{"rwlock/*.lua"}, rwUses("orders", lock.Owner{})},
 		{[]string{"semaphore/*.lua"}, semaphoreUses("orders", "client")},

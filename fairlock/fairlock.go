@@ -30,8 +30,11 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
+type member = locking.Member
+
 // Lock is a fair lock. It is made by Client.FairLock.
 type Lock struct {
+	member
 	l *locking.Lock
 	p *protocol
 }
@@ -44,7 +47,8 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 			opt(p)
 		}
 	}
-	return &Lock{locking.New(s, p, name), p}
+	l := locking.New(s, p, name)
+	return &Lock{l.Member(), l, p}
 }
 
 // Name returns the name the lock was asked for with.

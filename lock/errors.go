@@ -71,7 +71,7 @@ const (
 // hold's context and matches ErrLost.
 type LostError struct {
 	Name   string
-	Owner  Owner  // of a lock
+	Owner  Owner  // of a lock; zero where each of several locks has its own
 	Permit string // of a semaphore: its id
 	Reason Reason
 	// When is when the loss was noticed.
@@ -82,11 +82,14 @@ type LostError struct {
 
 // Error describes the loss.
 func (e *LostError) Error() string {
-	what := "owner " + e.Owner.String()
-	if e.Permit != "" {
-		what = "permit " + e.Permit
+	s := fmt.Sprintf("%v: %q", ErrLost, e.Name)
+	switch {
+	case e.Permit != "":
+		s += " (permit " + e.Permit + ")"
+	case !e.Owner.IsZero():
+		s += " (owner " + e.Owner.String() + ")"
 	}
-	s := fmt.Sprintf("%v: %q (%s): %s", ErrLost, e.Name, what, e.Reason)
+	s += ": " + string(e.Reason)
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}

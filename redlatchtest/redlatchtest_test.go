@@ -63,6 +63,25 @@ func TestEmbedded(t *testing.T) {
 	require.NoError(t, h.Unlock(t.Context()))
 	require.NoError(t, <-waited)
 
+	// A plain lock: expiry, renewal, a message, a hand-over.
+	h, err = c.PlainLock("plain").Lock(t.Context(), lock.Lease(200*time.Millisecond))
+	require.NoError(t, err)
+	begin = time.Now()
+	require.NoError(t, other.PlainLock("plain").Do(t.Context(), nothing))
+	require.GreaterOrEqual(t, time.Since(begin), 150*time.Millisecond)
+	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	h, err = c.PlainLock("plain").Lock(t.Context())
+	require.NoError(t, err)
+	_, err = other.PlainLock("plain").Lock(t.Context(), lock.Wait(3*timeout))
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	for _, waiting := range []*redlatch.Client{c, other} {
+		go func() { waited <- waiting.PlainLock("plain").Do(context.Background(), nothing) }()
+	}
+	require.Eventually(t, func() bool { return c.PubSub().Listeners == 1 && other.PubSub().Listeners == 1 }, 5*time.Second, time.Millisecond)
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, <-waited)
+	require.NoError(t, <-waited)
+
 	// Re-entry.
 	ctx := lock.WithOwner(t.Context(), c.NewOwner())
 	h1, err := c.Lock("orders").Lock(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -17,6 +18,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 const ambiguityTimeout = 2 * time.Second // of the watchdog
@@ -30,10 +32,28 @@ type ambiguity struct {
 	l     harness.Lock
 	ctx   context.Context
 	named bool
-	// fenced is set if the holds have tokens.
-	fenced bool
-	fate   harness.Fate
-	file   string // of the script whose request meets the fate
+	// fenced is set if the holds have tokens, plain if there are no tickets, and an
+	// owner holds once.
+	fenced, plain bool
+	fate          harness.Fate
+	file          string // of the script whose request meets the fate
+}
+
+// ofKind returns the lock of the case as a client sees it. Nobody polls.
+func (a *ambiguity) ofKind(c *redlatch.Client, name string) harness.Lock {
+	switch {
+	case a.plain:
+		return c.PlainLock(name, rlock.WithBackoff(rlock.ConstantBackoff(time.Minute)))
+	case a.fenced:
+		return c.FencedLock(name)
+	default:
+		return c.Lock(name)
+	}
+}
+
+// plainScript is what a plain lock has in the place of a script.
+func plainScript(file string) string {
+	return "plain_" + strings.Replace(filepath.Base(file), "_named", "", 1)
 }
 
 // during runs what sends the request, and opens the gate: after it, or once a
@@ -64,7 +84,7 @@ func (a *ambiguity) during(operation func()) {
 func (a *ambiguity) held(h lock.Hold) {
 	a.Helper()
 	harness.Eventually(a, 10*time.Second, "there is one hold", func() bool {
-		return harness.HoldCount(a.T, a.l, h.Owner()) == 1 && harness.Do(a, a.s.Addr, "HLEN", a.l.Name()) == ":1"
+		return harness.HoldCount(a.T, a.l, h.Owner()) == 1 && (a.plain || harness.Do(a, a.s.Addr, "HLEN", a.l.Name()) == ":1")
 	})
 	require.NoError(a, h.Context().Err())
 	ttl := time.Duration(harness.PTTL(a, a.s.Addr, a.l.Name())) * time.Millisecond
@@ -124,14 +144,18 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			a.released(h)
 		}},
 		{"wait", "acquire.lua", "acquire_named.lua", true, true, func(a *ambiguity) {
-			theirs := mustLock(a.T, a.other.Lock(a.l.Name()))
+			theirs := mustLock(a.T, a.ofKind(a.other, a.l.Name()))
 			next := a.waiter(a.file, 2)
 			a.during(func() { require.NoError(a, theirs.Unlock(a.ctx)) })
 			a.released(<-next)
 		}},
 		{"hand-off", "hand_off.lua", "", true, true, func(a *ambiguity) {
 			h := mustLock(a.T, a.l)
-			next := a.waiter("acquire.lua", 1)
+			first := "acquire.lua"
+			if a.plain {
+				first = plainScript(first)
+			}
+			next := a.waiter(first, 1)
 			var err error
 			a.during(func() { err = h.Unlock(a.ctx) })
 			require.NoError(a, err)
@@ -141,18 +165,18 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			h, err := a.l.Lock(a.ctx)
 			require.NoError(a, err)
 			var again lock.Hold
-			if a.named {
+			if a.named && !a.plain {
 				again, err = a.l.Lock(a.ctx)
 				require.NoError(a, err)
 			}
 			a.during(func() { err = h.Unlock(a.ctx) })
-			if a.fate == harness.Resend && !a.named {
+			if a.fate == harness.Resend && (!a.named || a.plain) {
 				// All that the client hears is that its owner does not hold the lock.
 				require.ErrorIs(a, err, lock.ErrLost)
 			} else {
 				require.NoError(a, err)
 			}
-			if a.named {
+			if again != nil {
 				a.released(again)
 			}
 		}},
@@ -191,15 +215,20 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 			t.Run(op.name, func(parent *testing.T) {
 				for _, fate := range harness.Fates {
 					for _, kind := range []struct {
-						name          string
-						named, fenced bool
-						file          string
+						name                 string
+						named, fenced, plain bool
+						file                 string
 					}{
-						{"unnamed", false, false, op.unnamed},
-						{"named", true, false, op.named},
-						{"fenced", false, true, op.unnamed},
-						{"fenced, named", true, true, op.named},
+						{"unnamed", false, false, false, op.unnamed},
+						{"named", true, false, false, op.named},
+						{"fenced", false, true, false, op.unnamed},
+						{"fenced, named", true, true, false, op.named},
+						{"plain", false, false, true, op.unnamed},
+						{"plain, named", true, false, true, op.named},
 					} {
+						if kind.plain && kind.file != "" {
+							kind.file = plainScript(kind.file)
+						}
 						if kind.file == "" || kind.fenced && !op.tokens || kind.fenced && kind.named && op.alone {
 							continue // the last for the sake of time
 						}
@@ -217,19 +246,17 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 								t.Parallel()
 							}
 							a := &ambiguity{
-								T: t, s: s, other: other, g: g, l: c.Lock(name), ctx: context.Background(),
-								named: kind.named, fenced: kind.fenced, fate: fate, file: kind.file,
+								T: t, s: s, other: other, g: g, ctx: context.Background(),
+								named: kind.named, fenced: kind.fenced, plain: kind.plain, fate: fate, file: kind.file,
 							}
-							if kind.fenced {
-								a.l = c.FencedLock(name)
-							}
+							a.l = a.ofKind(c, name)
 							if kind.named {
 								a.ctx = lock.WithOwner(a.ctx, c.NewOwner())
 							}
 							op.run(a)
 							// Whatever is still there is given back well before its lease is over.
 							harness.Eventually(t, 10*time.Second, "the lock is free", func() bool { return !harness.IsLocked(t, other.Lock(name)) })
-							require.NoError(t, other.Lock(name).Do(t.Context(), nothing))
+							require.NoError(t, a.ofKind(other, name).Do(t.Context(), nothing))
 						})
 					}
 				}
@@ -258,15 +285,21 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 // that it has the lock when that was lost in between.
 func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		for _, lost := range []bool{false, true} {
+		for _, m := range []struct{ lost, plain bool }{{false, false}, {true, false}, {false, true}, {true, true}} {
+			lost, channel := m.lost, "redisson_lock__channel:{orders}"
+			of := func(c *redlatch.Client) harness.Lock { return c.Lock("orders") }
+			if m.plain {
+				channel = "redlatch_plain__channel:{orders}"
+				of = func(c *redlatch.Client) harness.Lock { return plainQuiet(c, "orders") }
+			}
 			harness.WarmUp(t, s.Addr)
 			c, g := harness.GatedClient(t, s)
 			other := harness.Client(t, s)
-			first := mustLock(t, other.Lock("orders"))
+			first := mustLock(t, of(other))
 			reached := g.Arm(harness.Echo, "EVALSHA", 2)
 			next := make(chan lock.Hold, 1)
 			go func() {
-				h, err := c.Lock("orders").Lock(owner(c))
+				h, err := of(c).Lock(owner(c))
 				assert.NoError(t, err)
 				next <- h
 			}()
@@ -277,11 +310,11 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 			asleep()
 			harness.Do(t, s.Addr, "DEL", "orders")
 			require.NoError(t, g.Open())
-			require.Equal(t, ":1", harness.Do(t, s.Addr, "HLEN", "orders"))
-			wake := func() { harness.Do(t, s.Addr, "PUBLISH", "redisson_lock__channel:{orders}", "0") }
+			require.Equal(t, ":1", harness.Do(t, s.Addr, "EXISTS", "orders"))
+			wake := func() { harness.Do(t, s.Addr, "PUBLISH", channel, "0") }
 			if lost {
 				harness.Do(t, s.Addr, "DEL", "orders")
-				second := mustLock(t, other.Lock("orders"))
+				second := mustLock(t, of(other))
 				reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
 				wake()
 				<-reached
@@ -298,7 +331,7 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 			require.NotNil(t, h)
 			ttl := time.Duration(harness.PTTL(t, s.Addr, "orders")) * time.Millisecond
 			require.LessOrEqual(t, h.Remaining(), ttl+time.Millisecond)
-			require.Equal(t, 1, harness.HoldCount(t, other.Lock("orders"), h.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, of(other), h.Owner()))
 			require.NoError(t, h.Unlock(t.Context()))
 			require.ErrorIs(t, first.Unlock(t.Context()), lock.ErrLost)
 			harness.NothingLeft(t, s.Addr)

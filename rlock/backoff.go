@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// Backoff gives the pause of a spin lock's waiter after its n-th failed
-// attempt, n counting from 1. It may be called concurrently.
+// Backoff gives the pause of a waiter for a spin lock or a plain lock after its n-th
+// failed attempt, n counting from 1. It may be called concurrently.
 type Backoff func(n int) time.Duration
 
-// WithBackoff sets the pauses of a spin lock. Other locks do not pause.
+// WithBackoff sets the pauses of a spin lock, or those at most of a plain lock, whose
+// waiters are woken by messages too. Other locks do not pause.
 func WithBackoff(b Backoff) Option {
 	return func(p *protocol) {
 		if b != nil {

@@ -9,9 +9,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 // TestCancelledAnywhereLeavesNothing cancels an acquisition at every point where
@@ -94,68 +96,84 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 			},
 		},
 	}
+	type lockOf = func(*redlatch.Client) harness.Lock
+	kinds := []lockOf{
+		func(c *redlatch.Client) harness.Lock { return c.Lock("orders") },
+		func(c *redlatch.Client) harness.Lock { // which does not poll meanwhile
+			return c.PlainLock("orders", rlock.WithBackoff(rlock.ConstantBackoff(time.Minute)))
+		},
+	}
+	type variant struct {
+		of             lockOf
+		named, bounded bool
+	}
+	var variants []variant
+	for _, of := range kinds {
+		for _, named := range []bool{false, true} {
+			variants = append(variants, variant{of, named, false}, variant{of, named, true})
+		}
+	}
 	for _, p := range points {
 		t.Run(p.name, func(t *testing.T) {
 			harness.Each(t, func(t *testing.T, s *testserver.Server) {
-				for _, named := range []bool{false, true} {
-					for _, bounded := range []bool{false, true} {
-						harness.Do(t, s.Addr, "FLUSHALL")
-						c, g := harness.GatedClient(t, s)
-						harness.WarmUp(t, s.Addr)
-						holder := harness.Client(t, s)
-						if p.here {
-							holder = c
-						}
-						var h lock.Hold
-						if p.held || p.here {
-							h = mustLock(t, holder.Lock("orders"))
-						}
-
-						gone := errors.New("gone")
-						ctx, cancel := context.WithCancelCause(t.Context())
-						if named {
-							ctx = lock.WithOwner(ctx, c.NewOwner())
-						}
-						var opts []lock.Option
-						if bounded {
-							opts = append(opts, lock.Wait(time.Minute))
-						}
-						result := make(chan error, 1)
-						start := func() {
-							harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-							go func() {
-								_, err := c.Lock("orders").Lock(ctx, opts...)
-								result <- err
-							}()
-						}
-						p.at(t, g, start, func(n int) {
-							if p.here && named {
-								n++ // its owner might hold the lock already: it asks at once
-							}
-							asleep(t, s, n)
-						}, h)
-						cancel(gone)
-						select {
-						case err := <-result:
-							assert.ErrorIs(t, err, gone)
-							assert.ErrorIs(t, err, lock.ErrNotAcquired)
-							if p.indeterminate {
-								assert.ErrorIs(t, err, lock.ErrIndeterminate)
-							}
-						case <-time.After(soon):
-							require.Fail(t, "the call did not return")
-						}
-						require.NoError(t, g.Open())
-						if h != nil {
-							_ = h.Unlock(context.WithoutCancel(t.Context()))
-						}
-						harness.NothingLeft(t, s.Addr)
-						harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
-						// And the lock works as if nothing had been.
-						require.NoError(t, c.Lock("orders").Do(t.Context(), func(context.Context) error { return nil }))
-						holder.Close()
-						c.Close()
+				for _, v := range variants {
+					named, bounded := v.named, v.bounded
+					harness.Do(t, s.Addr, "FLUSHALL")
+					c, g := harness.GatedClient(t, s)
+					harness.WarmUp(t, s.Addr)
+					holder := harness.Client(t, s)
+					if p.here {
+						holder = c
 					}
+					var h lock.Hold
+					if p.held || p.here {
+						h = mustLock(t, v.of(holder))
+					}
+
+					gone := errors.New("gone")
+					ctx, cancel := context.WithCancelCause(t.Context())
+					if named {
+						ctx = lock.WithOwner(ctx, c.NewOwner())
+					}
+					var opts []lock.Option
+					if bounded {
+						opts = append(opts, lock.Wait(time.Minute))
+					}
+					result := make(chan error, 1)
+					start := func() {
+						harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+						go func() {
+							_, err := v.of(c).Lock(ctx, opts...)
+							result <- err
+						}()
+					}
+					p.at(t, g, start, func(n int) {
+						if p.here && named {
+							n++ // its owner might hold the lock already: it asks at once
+						}
+						asleep(t, s, n)
+					}, h)
+					cancel(gone)
+					select {
+					case err := <-result:
+						assert.ErrorIs(t, err, gone)
+						assert.ErrorIs(t, err, lock.ErrNotAcquired)
+						if p.indeterminate {
+							assert.ErrorIs(t, err, lock.ErrIndeterminate)
+						}
+					case <-time.After(soon):
+						require.Fail(t, "the call did not return")
+					}
+					require.NoError(t, g.Open())
+					if h != nil {
+						_ = h.Unlock(context.WithoutCancel(t.Context()))
+					}
+					harness.NothingLeft(t, s.Addr)
+					harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
+					// And the lock works as if nothing had been.
+					require.NoError(t, v.of(c).Do(t.Context(), func(context.Context) error { return nil }))
+					holder.Close()
+					c.Close()
 				}
 			})
 		})

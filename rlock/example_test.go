@@ -60,6 +60,24 @@ func ExampleWithBackoff() {
 	// Output: <nil>
 }
 
+// Programs that use redsync, redislock or SET NX on the same key are kept out.
+func ExamplePlain() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	l := client.PlainLock("orders")
+	h, err := l.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	_, err = l.TryLock(ctx)
+	fmt.Println(errors.Is(err, lock.ErrNotAcquired))
+	fmt.Println(h.Unlock(ctx))
+	// Output:
+	// true
+	// <nil>
+}
+
 // connect returns a client on a server for an example.
 func connect() (*redlatch.Client, func()) {
 	server, err := redlatchtest.Start()

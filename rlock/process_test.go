@@ -100,7 +100,7 @@ func TestProcessesIncrementACounterExactly(t *testing.T) {
 			kind string
 			goal int
 			fair bool // whether every process gets its share
-		}{{"lock", 20_000, true}, {"fenced", 4_000, true}, {"spin", 2_000, false}} {
+		}{{"lock", 20_000, true}, {"fenced", 4_000, true}, {"spin", 2_000, false}, {"plain", 20_000, true}} {
 			t.Run(k.kind, func(t *testing.T) {
 				harness.Do(t, s.Addr, "FLUSHALL")
 				harness.Do(t, s.Addr, "SET", "counter", "0")

@@ -16,10 +16,14 @@ import (
 var (
 	//go:embed acquire.lua
 	acquireLua string
+	//go:embed acquire_each.lua
+	acquireEachLua string
 	//go:embed acquire_named.lua
 	acquireNamedLua string
 	//go:embed release.lua
 	releaseLua string
+	//go:embed release_each.lua
+	releaseEachLua string
 	//go:embed release_named.lua
 	releaseNamedLua string
 	//go:embed hand_off.lua
@@ -30,8 +34,10 @@ var (
 	resetTokensLua string
 
 	acquireScript      = wire.NewScript(acquireLua)
+	acquireEachScript  = wire.NewScript(acquireEachLua)
 	acquireNamedScript = wire.NewScript(acquireNamedLua)
 	releaseScript      = wire.NewScript(releaseLua)
+	releaseEachScript  = wire.NewScript(releaseEachLua)
 	releaseNamedScript = wire.NewScript(releaseNamedLua)
 	handOffScript      = wire.NewScript(handOffLua)
 	extendScript       = wire.NewScript(locking.ExtendLua)
@@ -55,7 +61,9 @@ func newProtocol(s *session.Session, kind string) *protocol {
 	return &protocol{s: s, kind: kind}
 }
 
-func (p *protocol) Traits() locking.Traits { return locking.Traits{Kind: p.kind, Queue: p.kind} }
+func (p *protocol) Traits() locking.Traits {
+	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent}
+}
 
 func (p *protocol) Channel(c *locking.Claim) string {
 	if p.silent {
@@ -108,6 +116,24 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	}
 }
 
+func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) ([]locking.Answer, error) {
+	keys, args := make([]string, len(claims)), make([]string, 2, 2+len(claims))
+	args[0], args[1] = wire.Millis(claims[0].Lease), wire.Flag(all)
+	for i, c := range claims {
+		keys[i], args = c.Key, append(args, c.Owner.String())
+	}
+	reply, err := wire.Numbers(acquireEachScript.Exec(ctx, p.s.Client, keys, args), 2)
+	if err != nil {
+		return nil, err
+	}
+	answers := make([]locking.Answer, len(claims))
+	for i := range answers {
+		answers[i].Acquired = int64(i) < reply[0]
+		answers[i].FreeIn = time.Duration(-2-reply[1]) * time.Millisecond
+	}
+	return answers, nil
+}
+
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	n, err := handOffScript.Exec(ctx, p.s.Client, p.counted(from.Key, []string{from.Key}),
 		[]string{from.Owner.String(), to[0].Owner.String(), wire.Millis(to[0].Lease)}).AsInt64()
@@ -124,6 +150,23 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (lo
 	}
 	n, err := script.Exec(ctx, p.s.Client, c.Keys(c.Key), args).AsInt64()
 	return locking.ReleaseReply(n, p.silent || p.s.PartialCounts), err
+}
+
+func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]locking.Released, error) {
+	keys, args := make([]string, len(claims)), make([]string, 2, 2+2*len(claims))
+	args[0], args[1] = p.publish(), wire.PayloadUnlocked
+	for i, c := range claims {
+		keys[i], args = c.Key, append(args, c.Owner.String(), p.Channel(c))
+	}
+	replies, err := wire.Numbers(releaseEachScript.Exec(ctx, p.s.Client, keys, args), len(claims))
+	if err != nil {
+		return nil, err
+	}
+	released := make([]locking.Released, len(claims))
+	for i, n := range replies {
+		released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
+	}
+	return released, nil
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {

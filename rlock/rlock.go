@@ -1,6 +1,7 @@
 // Package rlock is the reentrant lock of Redisson and its variations: the lock
 // itself, the fenced lock, the spin lock, and the lock that refuses re-entry.
-// Java services on the same server contend for the same locks.
+// Java services on the same server contend for the same locks. Besides there is the
+// plain lock, for which others contend: redsync, redislock, and locks written by hand.
 //
 // Objects are made by a client:
 //
@@ -98,9 +99,19 @@ func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
 	return &Spin{newBase(s, p, name, opts)}
 }
 
-// base is what the kinds have in common.
-type base struct {
+type member = locking.Member
+
+// object is what all kinds have in common.
+type object struct {
+	member
 	l *locking.Lock
+}
+
+func newObject(l *locking.Lock) object { return object{l.Member(), l} }
+
+// base is what those have in common that are a hash.
+type base struct {
+	object
 	s *session.Session
 	p *protocol
 }
@@ -111,29 +122,29 @@ func newBase(s *session.Session, p *protocol, name string, opts []Option) base {
 			opt(p)
 		}
 	}
-	return base{locking.New(s, p, name), s, p}
+	return base{newObject(locking.New(s, p, name)), s, p}
 }
 
 // Name returns the name the lock was asked for with.
-func (b base) Name() string { return b.l.Name() }
+func (o object) Name() string { return o.l.Name() }
 
 // Lock takes the lock, waiting until it is free, ctx ends, or lock.Wait runs
-// out. See lock.Locker for its errors. With NonReentrant it fails at once with
-// lock.ErrReentered if the owner holds the lock already.
-func (b base) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return b.l.Lock(ctx, opts...)
+// out. See lock.Locker for its errors. With NonReentrant, and a plain lock, it fails
+// at once with lock.ErrReentered if the owner holds the lock already.
+func (o object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return o.l.Lock(ctx, opts...)
 }
 
 // TryLock makes one attempt, which blocks for one round trip, and returns an
 // error that matches lock.ErrNotAcquired if somebody else holds the lock. See
 // lock.Locker for other errors.
-func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return b.l.TryLock(ctx, opts...)
+func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return o.l.TryLock(ctx, opts...)
 }
 
 // Do runs fn while it holds the lock. See lock.Locker.
-func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, b, fn, opts...)
+func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return lock.Do(ctx, o, fn, opts...)
 }
 
 // Unlock gives back one hold of the owner that ctx names (see lock.WithOwner),
@@ -160,15 +171,15 @@ func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 
 // IsLocked reports whether anybody holds the lock. It blocks for one round
 // trip.
-func (b base) IsLocked(ctx context.Context) (bool, error) {
-	ttl, err := b.l.TTL(ctx)
+func (o object) IsLocked(ctx context.Context) (bool, error) {
+	ttl, err := o.l.TTL(ctx)
 	return ttl != 0, err
 }
 
 // TTL returns after what time the lock will be free if nobody renews or
 // releases it: 0 if it is free now, lock.NoExpiry if never. It blocks for one
 // round trip.
-func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(ctx) }
+func (o object) TTL(ctx context.Context) (time.Duration, error) { return o.l.TTL(ctx) }
 
 // HoldCount returns how often owner holds the lock, 0 if it does not. It blocks
 // for one round trip.

@@ -29,6 +29,7 @@ var kinds = []kind{
 	{"non-reentrant", func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name, rlock.NonReentrant()) }},
 	{"fenced", func(c *redlatch.Client, name string) harness.Lock { return c.FencedLock(name) }},
 	{"spin", func(c *redlatch.Client, name string) harness.Lock { return c.SpinLock(name) }},
+	{"plain", func(c *redlatch.Client, name string) harness.Lock { return c.PlainLock(name) }},
 }
 
 // ofKind returns how to get at a lock of that kind.
@@ -97,7 +98,8 @@ func TestAKeyOfTheWrongType(t *testing.T) {
 		c := harness.Client(t, s)
 		l := of(c, "orders")
 		h := mustLock(t, l)
-		harness.Do(t, s.Addr, "SET", "orders", "precious")
+		harness.Do(t, s.Addr, "DEL", "orders")
+		harness.Do(t, s.Addr, "RPUSH", "orders", "precious")
 		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
 			_, err := l.TryLock(ctx)
 			require.ErrorContains(t, err, "WRONGTYPE")
@@ -108,7 +110,7 @@ func TestAKeyOfTheWrongType(t *testing.T) {
 		_, err = l.ForceUnlock(t.Context())
 		require.ErrorContains(t, err, "WRONGTYPE")
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		require.Equal(t, "$8", harness.Do(t, s.Addr, "GET", "orders"))
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "orders"))
 	})
 }
 

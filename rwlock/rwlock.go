@@ -53,8 +53,8 @@ type RWLock struct {
 func New(s *session.Session, name string) *RWLock {
 	r, w := newReadProtocol(s), newWriteProtocol(s)
 	return &RWLock{
-		read:  base{locking.New(s, r, name), &r.protocol},
-		write: base{locking.New(s, w, name), &w.protocol},
+		read:  newBase(locking.New(s, r, name), &r.protocol),
+		write: newBase(locking.New(s, w, name), &w.protocol),
 	}
 }
 
@@ -75,11 +75,16 @@ type ReadLock struct{ base }
 // matches lock.ErrUpgrade: it would wait for itself.
 type WriteLock struct{ base }
 
+type member = locking.Member
+
 // base is what both sides have in common.
 type base struct {
+	member
 	l *locking.Lock
 	p *protocol
 }
+
+func newBase(l *locking.Lock, p *protocol) base { return base{l.Member(), l, p} }
 
 // Name returns the name the lock was asked for with.
 func (b base) Name() string { return b.l.Name() }

@@ -59,7 +59,8 @@ func (f Fate) Unknown() bool {
 }
 
 // Gate is a proxy before a server. It passes everything on, but for one request
-// that Arm has marked, and for messages if Mute says so.
+// that Arm has marked, for messages if Mute says so, and for everything between
+// Stall and Open.
 type Gate struct {
 	Addr string // for clients
 
@@ -75,6 +76,7 @@ type Gate struct {
 	reached chan struct{}
 	opened  chan struct{} // closed by Open
 	delayed []byte        // what Open delivers
+	stalled chan struct{} // what opened was at Stall; nil: everything passes
 	mute    bool
 	closed  bool
 }
@@ -122,6 +124,24 @@ func (g *Gate) Mute() {
 	g.mute = true
 }
 
+// Stall keeps everything back until Open, in both directions and on new connections
+// too, as a network that is cut does.
+func (g *Gate) Stall() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.stalled = g.opened
+}
+
+// passing blocks while the gate is stalled.
+func (g *Gate) passing() {
+	g.mu.Lock()
+	stalled := g.stalled
+	g.mu.Unlock()
+	if stalled != nil {
+		<-stalled
+	}
+}
+
 // Open lets everything pass, what was kept back included, and blocks until what
 // was delayed has been delivered.
 func (g *Gate) Open() error {
@@ -135,7 +155,7 @@ func (g *Gate) open() (delayed []byte) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delayed = g.delayed
-	g.match, g.delayed = nil, nil
+	g.match, g.delayed, g.stalled = nil, nil, nil
 	close(g.opened)
 	g.opened = make(chan struct{})
 	return delayed
@@ -236,6 +256,7 @@ func (c *gateConn) up() {
 		if err != nil || !c.passUp(request) {
 			return
 		}
+		c.g.passing()
 		if _, err := c.server.Write(request); err != nil {
 			return
 		}
@@ -282,6 +303,7 @@ func (c *gateConn) down() {
 		if !c.passDown(reply) {
 			continue
 		}
+		c.g.passing()
 		if _, err := c.client.Write(reply); err != nil {
 			return
 		}

@@ -57,6 +57,7 @@ type hold struct {
 	ctx    context.Context // what Context returns
 	cancel context.CancelCauseFunc
 	span   telemetry.Hold
+	whole  Whole // what it is part of, if anything
 }
 
 type holdState uint8
@@ -316,7 +317,7 @@ func (h *hold) begin(ctx context.Context) error {
 		}
 	}
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
-	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Owner.String()
+	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Holder()
 	h.lease.Ticket = h.claim.latch()
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
@@ -381,6 +382,7 @@ func (h *hold) endContext(lost *lock.LostError) {
 	if h.cancel != nil {
 		h.cancel(endCause(lost))
 	}
+	h.tellWhole(lost)
 }
 
 func endCause(lost *lock.LostError) error {
@@ -404,20 +406,27 @@ func (h *hold) context() context.Context {
 	return h.ctx
 }
 
+// current returns nil if h is held now, and else why it is not.
+func (h *hold) current(op string) error {
+	h.lease.Check()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch h.state {
+	case held:
+		return nil
+	case lost:
+		return h.lost
+	default:
+		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, h.lock.name)
+	}
+}
+
 func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	if err := lock.CheckLease(lease); err != nil {
 		return err
 	}
-	h.lease.Check()
-	h.mu.Lock()
-	state, lostErr := h.state, h.lost
-	h.mu.Unlock()
-	switch state {
-	case held:
-	case lost:
-		return lostErr
-	default:
-		return fmt.Errorf("%w: Extend %q", lock.ErrNotHeld, h.lock.name)
+	if err := h.current("Extend"); err != nil {
+		return err
 	}
 	sent := time.Now()
 	ok, err := h.p.Extend(ctx, &h.claim, lease)
@@ -429,19 +438,20 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	} else {
 		h.Lost(lock.ReasonGone, nil)
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case h.lost != nil:
-		return h.lost
-	case h.state != held: // unlocked meanwhile
-		return fmt.Errorf("%w: Extend %q", lock.ErrNotHeld, h.lock.name)
-	default:
-		return nil
-	}
+	return h.current("Extend") // it may have been unlocked meanwhile
 }
 
 func (h *hold) unlock(ctx context.Context) error {
+	e, err := h.startUnlock(ctx)
+	if err != nil {
+		return err
+	}
+	heirs := h.s.Queues.Successors(h.lock.queueKey(), !h.named)
+	return e.done(h.release(e.ctx, heirs, false))
+}
+
+// end ends the hold here, which leaves its release, or returns why there is none.
+func (h *hold) end() error {
 	// A named owner may have taken the lock again the moment this lease was over:
 	// what the server has then is not this hold's to release.
 	h.lease.Check()
@@ -451,38 +461,29 @@ func (h *hold) unlock(ctx context.Context) error {
 		h.state = ended
 		h.endContext(nil) // before anybody else can have the lock
 		h.mu.Unlock()
+		h.lease.Forget()
+		return nil
 	case lost:
 		h.state = ended
 		err := h.lost
 		h.mu.Unlock()
 		// Should the server still keep it.
-		h.s.Go(func(ctx context.Context) { _, _ = h.lock.release(ctx, &h.claim) })
+		h.s.Go(func(ctx context.Context) { _, _ = h.lock.release(ctx, &h.claim, false) })
 		return err
 	default:
 		h.mu.Unlock()
 		return fmt.Errorf("%w: Unlock %q", lock.ErrNotHeld, h.lock.name)
 	}
-	h.lease.Forget()
-	ctx, done := h.span.StartRelease(ctx)
-	err := h.release(context.WithoutCancel(ctx))
-	done(err)
-	var lostErr *lock.LostError
-	errors.As(err, &lostErr)
-	h.span.End(lostErr)
-	return err
 }
 
-// release passes the lock on to the next waiters of this process, or frees it.
-// What it returns is about this hold alone.
-func (h *hold) release(ctx context.Context) error {
+// release passes the lock on to the next waiters of this process, the heirs, or frees
+// it if there are none. With maybe set an earlier request may have freed it. What it
+// returns is about this hold alone.
+func (h *hold) release(ctx context.Context, heirs []*queue.Waiter, maybe bool) error {
 	key := h.lock.queueKey()
 	from := h // who holds the lock on the server, and is done with it
 	passedOn := false
-	for {
-		heirs := h.s.Queues.Successors(key, !from.named)
-		if heirs == nil {
-			break
-		}
+	for heirs != nil {
 		to := make([]*Claim, len(heirs))
 		for i, w := range heirs {
 			to[i] = &w.Acquirer().(*hold).claim
@@ -495,7 +496,9 @@ func (h *hold) release(ctx context.Context) error {
 			if from = h.passTo(ctx, heirs, sent, passed.Answer); from == nil {
 				return nil
 			}
-			continue // to others, in the name of one who has left
+			// To others, in the name of one who has left.
+			heirs = h.s.Queues.Successors(key, !from.named)
+			continue
 		}
 		lost := err != nil && wire.OutcomeOf(err) == wire.Unknown
 		if lost {
@@ -518,11 +521,20 @@ func (h *hold) release(ctx context.Context) error {
 		break
 	}
 
-	released, err := from.lock.release(ctx, &from.claim)
+	if h.p.Traits().Polled {
+		from.claim.LeftOpen = h.s.Queues.LeavesOpen(key)
+	}
+	released, err := from.lock.release(ctx, &from.claim, maybe)
 	h.s.Queues.Released(key, h, queue.Release{Told: released.Told, Kept: released.State == StillHeld})
-	switch {
-	case from != h, passedOn && err == nil:
+	if from != h || passedOn && err == nil {
 		return nil // what became of the lock after this hold is not its business
+	}
+	return h.releaseError(released, err)
+}
+
+// releaseError returns what a release that found that, or failed, says of the hold.
+func (h *hold) releaseError(released Released, err error) error {
+	switch {
 	case err == nil && released.State == NotHeld:
 		return h.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):

@@ -52,7 +52,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err != nil {
 		return nil, err
 	}
-	return l.acquire(ctx, o, o.Bounded && o.Wait == 0)
+	return handled(l.acquire(ctx, o, o.Bounded && o.Wait == 0, o.Lease > 0))
 }
 
 // TryLock is lock.Locker's.
@@ -64,24 +64,39 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 	if o.Bounded {
 		return nil, fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
 	}
-	return l.acquire(ctx, o, true)
+	return handled(l.acquire(ctx, o, true, o.Lease > 0))
 }
 
-func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
+// handled returns the handle of a hold that has been acquired, for its caller.
+func handled(h *hold, err error) (lock.Hold, error) {
+	if err != nil {
+		return nil, err
+	}
+	return newHandle(h), nil
+}
+
+// newHold returns a hold that is to be acquired. A fixed one is not renewed.
+func (l *Lock) newHold(ctx context.Context, o lock.Options, fixed bool) *hold {
+	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: fixed}
+	traits := l.p.Traits()
+	h.claim.Key, h.claim.Lease, h.claim.Kind, h.claim.Single = l.key, o.Lease, traits.Kind, traits.Single
+	if o.Lease == 0 {
+		h.claim.Lease = l.s.WatchdogTimeout
+	}
+	h.claim.Owner, h.named = lock.OwnerFrom(ctx)
+	h.freshClaim()
+	return h
+}
+
+func (l *Lock) acquire(ctx context.Context, o lock.Options, once, fixed bool) (*hold, error) {
 	if err := l.Check(ctx); err != nil {
 		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
-	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0}
+	h := l.newHold(ctx, o, fixed)
 	traits := l.p.Traits()
-	h.claim.Key, h.claim.Lease, h.claim.Kind = l.key, o.Lease, traits.Kind
-	if !h.fixed {
-		h.claim.Lease = l.s.WatchdogTimeout
-	}
-	h.claim.Owner, h.named = lock.OwnerFrom(ctx)
-	h.freshClaim()
 	mayHold := h.named && !traits.Ordered
 	// Its first attempt may be out of turn: a place then would be before those whom
 	// it has to wait for here, and might keep them out.
@@ -98,8 +113,11 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 		Group:     (traits.Group || traits.Ordered) && !h.named,
 		Ordered:   traits.Ordered,
 	}
-	if req.Channel == "" {
+	if req.Channel == "" || traits.Polled {
 		req.Backoff = l.p.Backoff
+	}
+	if traits.Polled {
+		req.LeftOpen = wire.PayloadLeftOpen
 	}
 	if o.Bounded && !once {
 		h.deadline = time.Now().Add(o.Wait)
@@ -125,7 +143,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hol
 	if err != nil {
 		return nil, err
 	}
-	return newHandle(h), nil
+	return h, nil
 }
 
 // UnlockOwner gives back one hold of the owner that ctx names. It blocks like
@@ -146,11 +164,12 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 			}
 		}
 	}
+	traits := l.p.Traits()
 	c := Claim{
-		Key: l.key, Kind: l.p.Traits().Kind, Owner: o, Lease: l.s.WatchdogTimeout,
+		Key: l.key, Kind: traits.Kind, Single: traits.Single, Owner: o, Lease: l.s.WatchdogTimeout,
 		Ticket: wire.NewRequestID(), AnyHold: true,
 	}
-	released, err := l.release(context.WithoutCancel(ctx), &c)
+	released, err := l.release(context.WithoutCancel(ctx), &c, false)
 	if err == nil && released.State == NotHeld {
 		return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.name, o)
 	}
@@ -243,11 +262,10 @@ const (
 )
 
 // release gives a claim's hold back, again and again if the server does not
-// answer: it can be repeated. When it gives up it leaves the rest to the
-// background, and the error matches ErrIndeterminate: even if no try has worked
-// so far, one may at any time.
-func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
-	maybe := false // whether an earlier try may have done it
+// answer: it can be repeated. With maybe set an earlier try may have done it. When
+// it gives up it leaves the rest to the background, and the error matches
+// ErrIndeterminate: even if no try has worked so far, one may at any time.
+func (l *Lock) release(ctx context.Context, c *Claim, maybe bool) (Released, error) {
 	began := time.Now()
 	for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
 		released, err := l.tryRelease(ctx, c)
@@ -257,7 +275,7 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 			// here on it is one.
 			c.Ticket, c.AnyHold = wire.NewRequestID(), true
 			continue
-		case err == nil && released.State == NotHeld && maybe && !c.Named():
+		case err == nil && released.State == NotHeld && maybe && (!c.Named() || c.Single):
 			return Released{State: Free, Told: -1}, nil // a ticket would have told
 		case err == nil:
 			if !maybe { // else that try may arrive yet, and find the ticket
@@ -269,7 +287,8 @@ func (l *Lock) release(ctx context.Context, c *Claim) (Released, error) {
 		case wire.OutcomeOf(err) == wire.Refused:
 			return Released{}, err
 		}
-		maybe = maybe || wire.OutcomeOf(err) == wire.Unknown
+		// A Single one of any hold has so far only been looked for.
+		maybe = maybe || wire.OutcomeOf(err) == wire.Unknown && !(c.Single && c.AnyHold)
 		if time.Since(began)+pause > unlockPatience {
 			l.settle(*c, false)
 			return Released{}, errors.Join(lock.ErrIndeterminate, err)
@@ -287,10 +306,10 @@ func (l *Lock) tryRelease(ctx context.Context, c *Claim) (Released, error) {
 // forget removes the ticket of a claim of which no request is on its way any
 // more: there will be no repetition that needs it.
 func (l *Lock) forget(c *Claim) {
-	if !c.Named() {
+	ticket := c.latch()
+	if ticket == "" {
 		return
 	}
-	ticket := c.latch()
 	l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, unlockPatience)
 		defer cancel()

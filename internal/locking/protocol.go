@@ -35,14 +35,28 @@ type Claim struct {
 	// Waits is set for an acquisition that goes on trying, and may take a place
 	// on the server meanwhile.
 	Waits bool
+	// Single is set if what the server stores is of one claim, not of an owner. Its
+	// Ticket is a part of that then, and no key.
+	Single bool
+	// LeftOpen is set for a release after which who hears of it stays away for a
+	// while, for the sake of those who do not.
+	LeftOpen bool
 }
 
 // Named reports whether the caller named the owner.
 func (c *Claim) Named() bool { return c.Ticket != "" }
 
+// Holder is what the server has for the claim while it holds.
+func (c *Claim) Holder() string {
+	if c.Single && c.Named() {
+		return c.Owner.String() + ":" + c.Ticket
+	}
+	return c.Owner.String()
+}
+
 // latch is the key of the claim's ticket, or "" if it has none.
 func (c *Claim) latch() string {
-	if !c.Named() {
+	if !c.Named() || c.Single {
 		return ""
 	}
 	return wire.UnlockLatch(c.Key, c.Ticket)
@@ -51,8 +65,8 @@ func (c *Claim) latch() string {
 // Keys are those of a script about the claim: the given ones, and behind them that
 // of its ticket if it has one.
 func (c *Claim) Keys(keys ...string) []string {
-	if c.Named() {
-		keys = append(keys, c.latch())
+	if latch := c.latch(); latch != "" {
+		keys = append(keys, latch)
 	}
 	return keys
 }
@@ -151,6 +165,14 @@ type Traits struct {
 	// Ordered is set if the server keeps all waiters in order, so that each has to
 	// make an attempt when it comes.
 	Ordered bool
+	// Batch is set if one script can take, or release, several locks of this kind.
+	Batch bool
+	// Single is set if the server stores one claim and no owners: see Claim.
+	Single bool
+	// Polled is set if others release without a message and wait without hearing
+	// any: waiters try again after a Backoff, too, and the lock is left open to
+	// others from time to time.
+	Polled bool
 }
 
 // Protocol is what a kind of lock says to the server. Its methods block for one
@@ -159,7 +181,8 @@ type Protocol interface {
 	Traits() Traits
 	// Channel is where the claim is told of a release, or "".
 	Channel(c *Claim) string
-	// Backoff is the pause after the n-th attempt where there is no channel.
+	// Backoff is the pause after the n-th attempt where there is no channel, or
+	// Traits say Polled.
 	Backoff(n int) time.Duration
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)
@@ -183,6 +206,17 @@ type Grouped interface {
 	// AcquireAll makes one attempt for unnamed claims that all wait, in their
 	// order, and returns an answer for each. An error is about all of them.
 	AcquireAll(ctx context.Context, claims []*Claim) ([]Answer, error)
+}
+
+// Batched is a Protocol whose Traits say Batch.
+type Batched interface {
+	// AcquireEach takes the locks of unnamed claims, in their order, up to the first
+	// that somebody else has, or with all set none if there is one. It returns an
+	// answer for each.
+	AcquireEach(ctx context.Context, claims []*Claim, all bool) ([]Answer, error)
+	// ReleaseEach is Release for several unnamed claims. Shared says that one has to be
+	// released by itself, for whatever reason.
+	ReleaseEach(ctx context.Context, claims []*Claim) ([]Released, error)
 }
 
 // Renamer is a Protocol whose Traits say Ordered.

@@ -38,6 +38,12 @@ const (
 	// maxDoubt bounds how rarely standing back is tried after it was in vain.
 	maxDoubt = 64
 
+	// A key that others poll for is left open to them for openFor when it was not
+	// for openEvery: longer than those pause who are in common use, and before they
+	// give up. Nothing tells that there are any.
+	openEvery = 3 * time.Second
+	openFor   = 300 * time.Millisecond
+
 	minRetry = 100 * time.Millisecond
 	maxRetry = time.Second
 
@@ -61,6 +67,8 @@ type Verdict struct {
 	// Moved is set if the waiter's place on the server is now behind all others of
 	// this process. It is for requests that are Ordered.
 	Moved bool
+
+	poll time.Duration // when to try again where others release without a message
 }
 
 // Result is what became of an attempt for one of several.
@@ -121,8 +129,11 @@ type Request struct {
 	// Channel is where releases are published; "" if they are not.
 	Channel string
 	// Backoff gives the pause after the n-th attempt, from 1, where there is no
-	// Channel. It may be the user's.
+	// Channel, or others release without a message. It may be the user's.
 	Backoff func(n int) time.Duration
+	// LeftOpen is the message of a release after which nobody who hears of it tries
+	// for a while, so that others can who poll; "" where there are none.
+	LeftOpen string
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
 	// Once makes one attempt, at once, whoever waits.
@@ -220,6 +231,10 @@ type keyState struct {
 
 	handOffs int // in a row
 	turns    turns
+
+	leaves    bool      // the release that comes is to leave the key open
+	opened    time.Time // when it was left open last, or began to be waited for
+	openUntil time.Time // until when nobody here tries
 }
 
 // Waiter is a place in a queue. It is claimed while somebody else tries for it or
@@ -310,7 +325,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	s := q.shardOf(req.Key)
 	s.mu.Lock()
 	e := s.enter(q, req.Key)
-	idle := e.first == nil && !e.attempting && (len(e.holders) == 0 || req.Eager)
+	idle := e.idle(&req)
 	if !idle && !req.Once && !req.MayHold {
 		w := newWaiter(e, &req)
 		if req.Ordered {
@@ -322,7 +337,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 
 	inTurn := idle && !req.Once
 	if inTurn {
-		e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
+		e.begin()
 	}
 	s.mu.Unlock()
 	v, err := req.try(ctx, 1)
@@ -364,6 +379,66 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	}
 	e.wakeStranger()
 	return w.wait(ctx)
+}
+
+// idle reports whether nobody in this process is in the way of req. The mutex is held.
+func (e *entry) idle(req *Request) bool {
+	return e.first == nil && !e.attempting && (len(e.holders) == 0 || req.Eager)
+}
+
+// begin begins an attempt of somebody who does not wait yet. The mutex is held.
+func (e *entry) begin() {
+	e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
+}
+
+// Together makes one attempt for requests of different keys: in their order, for those
+// before the first that somebody in this process is in the way of, or for all of them
+// if they say Once. It calls try with how many these are, unless there are none, and try
+// returns a result for each, those that have acquired first. It returns how many
+// these are: their requesters are holders, until Released.
+func (q *Queues) Together(reqs []Request, try func(n int) []Result) (acquired int) {
+	entries := make([]*entry, 0, len(reqs))
+	for i := range reqs {
+		req := &reqs[i]
+		s := q.shardOf(req.Key)
+		s.mu.Lock()
+		e := s.enter(q, req.Key)
+		free := req.Once || e.idle(req)
+		switch {
+		case !free:
+			e.leave()
+		case !req.Once:
+			e.begin()
+		}
+		s.mu.Unlock()
+		if !free {
+			break
+		}
+		entries = append(entries, e)
+	}
+	if len(entries) == 0 {
+		return 0
+	}
+	results := try(len(entries))
+	for i, e := range entries {
+		req, r := &reqs[i], results[i]
+		e.shard.mu.Lock()
+		if !req.Once {
+			e.attempting = false
+		}
+		if r.Err == nil && r.Acquired {
+			acquired++
+			e.joined(req)
+			e.enlist(req)
+		} else {
+			if !req.Once {
+				e.nudge(Local) // whoever came meanwhile has waited for this attempt
+			}
+			e.leave()
+		}
+		e.shard.mu.Unlock()
+	}
+	return acquired
 }
 
 func newWaiter(e *entry, req *Request) *Waiter {
@@ -422,7 +497,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 // due reports whether w should make an attempt now.
 func (w *Waiter) due() bool {
 	e := w.entry
-	return !e.attempting && (w.place == stranger || e.first == w && e.again)
+	return !e.attempting && (w.place == stranger || e.first == w && e.again && !e.isOpen())
 }
 
 // over returns why there is no more time for req, if there is none.
@@ -724,8 +799,12 @@ func (w *Waiter) signal() {
 // try makes the n-th attempt. No lock is held: what it calls is not ours.
 func (r *Request) try(ctx context.Context, n int) (Verdict, error) {
 	v, err := r.Acquirer.Try(ctx)
-	if err == nil && !v.Acquired && r.Channel == "" && r.Backoff != nil {
-		v.FreeIn = r.Backoff(n)
+	if err == nil && !v.Acquired && r.Backoff != nil {
+		if pause := r.Backoff(n); r.Channel == "" {
+			v.FreeIn = pause
+		} else {
+			v.poll = max(pause, time.Millisecond)
+		}
 	}
 	return v, err
 }
@@ -741,6 +820,9 @@ func (e *entry) busy(v Verdict) {
 	pause := safetyPoll
 	if v.FreeIn >= 0 {
 		pause = min(pause, v.FreeIn)
+	}
+	if v.poll > 0 && len(e.holders) == 0 { // else this process will know
+		pause = min(pause, v.poll)
 	}
 	if e.passed {
 		// The message may have been of that very holder.
@@ -790,6 +872,8 @@ func (e *entry) Notify(ev pubsub.Event) {
 	switch {
 	case ev.Subscribed:
 		e.nudge(Subscribed)
+	case e.first != nil && e.first.req.LeftOpen != "" && ev.Payload == e.first.req.LeftOpen:
+		e.leaveOpen()
 	case !e.turns.letPass():
 		e.nudge(Message)
 	default:
@@ -807,15 +891,31 @@ func (e *entry) mark(c Cause) {
 	}
 }
 
-// nudge makes the head try. The mutex is held.
+// nudge makes the head try, later if the key is left open. The mutex is held.
 func (e *entry) nudge(c Cause) {
 	if e.attempting || e.first != nil {
 		e.mark(c)
 	}
-	if e.first != nil {
+	switch {
+	case e.first == nil:
+	case e.isOpen():
+		e.lookAt(e.openUntil)
+	default:
 		e.first.signal()
 	}
 }
+
+// leaveOpen keeps this process from trying for a while. The mutex is held.
+func (e *entry) leaveOpen() {
+	now := time.Now()
+	e.opened, e.openUntil, e.turns.yielding = now, now.Add(openFor), false
+	if e.first != nil {
+		e.lookAt(e.openUntil)
+	}
+}
+
+// isOpen reports whether the key is left open. The mutex is held.
+func (e *entry) isOpen() bool { return !e.openUntil.IsZero() && time.Now().Before(e.openUntil) }
 
 func (e *entry) pushBack(w *Waiter) {
 	e.count(w, 1)
@@ -881,6 +981,15 @@ func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 	if e.attempting && !(w.req.Ordered && w.state == waiting) {
 		return nil
 	}
+	if w.req.LeftOpen != "" {
+		now := time.Now()
+		if e.opened.IsZero() {
+			e.opened = now
+		}
+		if e.leaves = now.Sub(e.opened) >= openEvery; e.leaves {
+			return nil
+		}
+	}
 	if !w.req.Ordered {
 		if !passable || w.req.NoHandOff || e.handOffs >= q.cfg.HandOffs {
 			e.turns.begin()
@@ -899,6 +1008,30 @@ func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 		heir.state = claimed
 	}
 	return heirs
+}
+
+// Turn is called before the release of what nobody can pass on. The next waiter of this
+// process may have it at once, as by a hand-off, but not more often in a row.
+func (q *Queues) Turn(key Key) {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil && e.first != nil {
+		if e.handOffs++; e.handOffs >= q.cfg.HandOffs {
+			e.handOffs = 0
+			e.turns.begin()
+		}
+	}
+}
+
+// LeavesOpen reports whether the release that follows leaves the key to those who
+// poll: its message is to be LeftOpen.
+func (q *Queues) LeavesOpen(key Key) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	return e != nil && e.leaves
 }
 
 // Acquirer returns what the waiter wants to acquire with.
@@ -1032,6 +1165,8 @@ type Release struct {
 	Kept bool
 	// Elsewhere is set if the server has chosen somebody of another process.
 	Elsewhere bool
+	// Turn is set if Turn was called before.
+	Turn bool
 }
 
 // Released ends a's hold on key, given back or lost. If others may be waiting and
@@ -1046,9 +1181,14 @@ func (q *Queues) Released(key Key, a Acquirer, how Release) {
 		return
 	}
 	e.drop(a)
-	if how.Kept {
+	if e.leaves {
+		e.leaves = false
+		e.leaveOpen()
+	}
+	switch {
+	case how.Kept:
 		e.turns.yielding = false // there is no message to let pass
-	} else {
+	case !how.Turn:
 		e.handOffs = 0
 	}
 	switch {

@@ -50,7 +50,8 @@ type Session struct {
 	Hub           *pubsub.Hub
 	Queues        *queue.Queues
 
-	owners atomic.Uint64
+	owners   atomic.Uint64
+	identity atomic.Pointer[identity]
 
 	mu     sync.Mutex
 	closed bool
@@ -202,6 +203,27 @@ func (s *Session) Go(f func(ctx context.Context)) bool {
 	}
 	return !s.closed
 }
+
+// Join is for what uses the objects of several sessions: this one is not closed
+// altogether before leave is called, and onClose is called when it begins to be. It reports
+// false if it has begun; leave is nil then.
+func (s *Session) Join(onClose func()) (leave func(), open bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, false
+	}
+	s.tasks.Add(1)
+	stop := context.AfterFunc(s.ctx, onClose)
+	return func() {
+		stop()
+		s.tasks.Done()
+	}, true
+}
+
+// OnClose calls f, on a goroutine of its own, when the session begins to be closed, unless
+// stop is called before.
+func (s *Session) OnClose(f func()) (stop func() bool) { return context.AfterFunc(s.ctx, f) }
 
 // Close ends every wait and every hold with lock.ErrClosed and waits for the
 // session's goroutines. The keys of its holds are left to their leases: the

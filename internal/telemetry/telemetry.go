@@ -251,7 +251,10 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if t == nil {
 		return ctx, Hold{}
 	}
-	of := []attribute.KeyValue{ownerKey.String(owner.String())}
+	var of []attribute.KeyValue
+	if !owner.IsZero() {
+		of = append(of, ownerKey.String(owner.String()))
+	}
 	if token != 0 {
 		of = append(of, tokenKey.Int64(token))
 	}

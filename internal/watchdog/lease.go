@@ -204,6 +204,13 @@ func (l *Lease) Forget() {
 	}
 }
 
+// Holder returns who was given to Watch.
+func (l *Lease) Holder() Holder {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.holder
+}
+
 // Remaining returns for how long ownership is still certain, 0 if it is not.
 func (l *Lease) Remaining() time.Duration {
 	l.mu.Lock()
@@ -251,6 +258,17 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	defer l.mu.Unlock()
 	if l.state == watched || l.state == renewing {
 		l.fixed, l.deadline = true, sent.Add(ttl)
+		l.schedule()
+	}
+}
+
+// EndAt ends the lease at that time, whatever is renewed until then: it is a MaxHold
+// that was not known to Watch.
+func (l *Lease) EndAt(at time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == watched || l.state == renewing {
+		l.end = at
 		l.schedule()
 	}
 }

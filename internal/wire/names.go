@@ -109,12 +109,20 @@ func LatchChannel(name string) string {
 // Redisson does not know it.
 func LatchRound(name string) string { return prefixName("redlatch_latch_round", name) }
 
+// ServerMark is the key that tells servers apart that do not say who they are. Redisson
+// does not know it.
+const ServerMark = "redlatch_server_mark"
+
+// PlainChannel is where the release of a plain lock is published, by redlatch only.
+func PlainChannel(name string) string { return prefixName("redlatch_plain__channel", name) }
+
 // Payloads of the channels, decimal like all numbers on the wire.
 const (
 	PayloadUnlocked  = "0" // a lock, a fair lock, or the last read lock is free
 	PayloadWriteFree = "1" // the write lock is free: every waiter may try
 	PayloadLatchOpen = "0"
 	PayloadLatchShut = "1"
+	PayloadLeftOpen  = "1" // a plain lock is free, and left to those who poll for a while
 )
 
 // NewRequestID returns a random id in its text form, 32 hexadecimal digits.

@@ -44,6 +44,7 @@ func TestNames(t *testing.T) {
 		{"latch channel", LatchChannel,
 			"redisson_countdownlatch__channel__{orders}", "redisson_countdownlatch__channel__{{shop}orders}"},
 		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_round:{shop}orders"},
+		{"plain channel", PlainChannel, "redlatch_plain__channel:{orders}", "redlatch_plain__channel:{shop}orders"},
 	}
 	for _, k := range kinds {
 		t.Run(k.kind, func(t *testing.T) {
@@ -63,6 +64,7 @@ func TestNamesShareTheSlotOfTheirObject(t *testing.T) {
 		for _, key := range []string{
 			LockChannel(name), FencingToken(name), UnlockLatch(name, "id"), FairQueue(name), FairTimeouts(name),
 			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o, 1), SemaphoreChannel(name), PermitTimeouts(name),
+			PlainChannel(name),
 		} {
 			assert.Equal(t, Slot(name), Slot(key), key)
 		}

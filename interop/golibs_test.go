@@ -1,0 +1,435 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/bsm/redislock"
+	"github.com/go-redsync/redsync/v4"
+	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const (
+	ourCap  = 250 * time.Millisecond // of the pauses of our waiters
+	syncCap = 250 * time.Millisecond // of those of redsync
+	// openEvery is how long waiters of one process of ours keep a lock among
+	// themselves, and openFor for how long they leave it then.
+	openEvery = 3 * time.Second
+	openFor   = 300 * time.Millisecond
+	slack     = time.Second // of a busy machine
+	long      = time.Hour   // of leases that are no help
+)
+
+func TestMain(m *testing.M) { harness.Main(m, nil) }
+
+// locker takes the lock orders, waiting for it, and holds it for lease unless it is
+// released.
+type locker interface {
+	name() string
+	lock(ctx context.Context, lease time.Duration) (held, error)
+	try(ctx context.Context, lease time.Duration) (held, error) // taken is an error
+}
+
+// held is a hold. Its errors say that it is none any more.
+type held interface {
+	unlock(ctx context.Context) error
+	extend(ctx context.Context) error
+}
+
+type ours struct{ c *redlatch.Client }
+
+type ourHold struct{ lock.Hold }
+
+func (o ours) name() string { return "redlatch" }
+
+func (o ours) lock(ctx context.Context, lease time.Duration) (held, error) {
+	h, err := o.c.PlainLock("orders").Lock(ctx, lock.Lease(lease))
+	return ourHold{h}, err
+}
+
+func (o ours) try(ctx context.Context, lease time.Duration) (held, error) {
+	h, err := o.c.PlainLock("orders").TryLock(ctx, lock.Lease(lease))
+	return ourHold{h}, err
+}
+
+func (h ourHold) unlock(ctx context.Context) error { return h.Unlock(ctx) }
+func (h ourHold) extend(ctx context.Context) error { return h.Extend(ctx, long) }
+
+type syncs struct{ rs *redsync.Redsync }
+
+type syncHold struct{ m *redsync.Mutex }
+
+func (s syncs) name() string { return "redsync" }
+
+func (s syncs) lock(ctx context.Context, lease time.Duration) (held, error) {
+	m := s.rs.NewMutex("orders", redsync.WithExpiry(lease))
+	return syncHold{m}, m.LockContext(ctx)
+}
+
+func (s syncs) try(ctx context.Context, lease time.Duration) (held, error) {
+	m := s.rs.NewMutex("orders", redsync.WithExpiry(lease))
+	return syncHold{m}, m.TryLockContext(ctx)
+}
+
+func (h syncHold) unlock(ctx context.Context) error { return said(h.m.UnlockContext(ctx)) }
+func (h syncHold) extend(ctx context.Context) error { return said(h.m.ExtendContext(ctx)) }
+
+// said makes an error of a no.
+func said(ok bool, err error) error {
+	if err == nil && !ok {
+		return errors.New("no")
+	}
+	return err
+}
+
+type redislocks struct{ c *redislock.Client }
+
+type redislockHold struct{ l *redislock.Lock }
+
+func (r redislocks) name() string { return "redislock" }
+
+func (r redislocks) lock(ctx context.Context, lease time.Duration) (held, error) {
+	l, err := r.c.Obtain(ctx, "orders", lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
+	return redislockHold{l}, err
+}
+
+func (r redislocks) try(ctx context.Context, lease time.Duration) (held, error) {
+	l, err := r.c.Obtain(ctx, "orders", lease, nil)
+	return redislockHold{l}, err
+}
+
+func (h redislockHold) unlock(ctx context.Context) error { return h.l.Release(ctx) }
+func (h redislockHold) extend(ctx context.Context) error { return h.l.Refresh(ctx, long, nil) }
+
+// conn returns a connection of the others' driver.
+func conn(t *testing.T, s *testserver.Server) *redis.Client {
+	t.Helper()
+	c := redis.NewClient(&redis.Options{Addr: s.Addr})
+	t.Cleanup(func() { require.NoError(t, c.Close()) })
+	return c
+}
+
+// strangers are the locks of others.
+func strangers(t *testing.T, s *testserver.Server) []locker {
+	c := conn(t, s)
+	return []locker{syncs{redsync.New(goredis.NewPool(c))}, redislocks{redislock.New(c)}}
+}
+
+// eachPair runs a test with a lock of ours and one of a stranger, either way round.
+func eachPair(t *testing.T, test func(t *testing.T, s *testserver.Server, first, second locker)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, theirs := range strangers(t, s) {
+			pair := [2]locker{ours{harness.Client(t, s)}, theirs}
+			for i := range pair {
+				first, second := pair[i], pair[1-i]
+				t.Run(first.name()+", then "+second.name(), func(t *testing.T) {
+					test(t, s, first, second)
+					harness.NothingLeft(t, s.Addr)
+				})
+			}
+		}
+	})
+}
+
+func TestTheyExcludeEachOther(t *testing.T) {
+	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
+		ctx := t.Context()
+		for range 3 {
+			h, err := first.try(ctx, long)
+			require.NoError(t, err)
+			_, err = second.try(ctx, long)
+			require.Error(t, err)
+			if second.name() == "redlatch" {
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+			}
+			require.NoError(t, h.extend(ctx))
+			require.NoError(t, h.unlock(ctx))
+			h, err = second.try(ctx, long)
+			require.NoError(t, err)
+			require.NoError(t, h.unlock(ctx))
+		}
+	})
+}
+
+// The lease is no help.
+func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
+	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
+		h, err := first.try(t.Context(), long)
+		require.NoError(t, err)
+		var got time.Time
+		waited := make(chan error, 1)
+		go func() {
+			h, err := second.lock(context.Background(), long)
+			got = time.Now()
+			if err == nil {
+				err = h.unlock(context.Background())
+			}
+			waited <- err
+		}()
+		time.Sleep(3 * ourCap) // by then the pauses are the longest
+		require.Empty(t, waited)
+		began := time.Now()
+		require.NoError(t, h.unlock(t.Context()))
+		require.NoError(t, <-waited)
+		require.Less(t, got.Sub(began), max(ourCap, syncCap)+slack)
+	})
+}
+
+func TestAWaiterGetsInWhenALeaseIsOver(t *testing.T) {
+	const lease = 600 * time.Millisecond
+	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
+		began := time.Now()
+		h, err := first.try(t.Context(), lease)
+		require.NoError(t, err)
+		next, err := second.lock(t.Context(), long)
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, time.Since(began), lease-5*time.Millisecond)
+		require.Less(t, time.Since(began), lease+syncCap+slack)
+		require.Error(t, h.unlock(t.Context()))
+		require.NoError(t, next.unlock(t.Context()))
+	})
+}
+
+// A hold that is gone neither releases nor extends what another has now.
+func TestNobodyTouchesAnothersHold(t *testing.T) {
+	eachPair(t, func(t *testing.T, s *testserver.Server, first, second locker) {
+		ctx := t.Context()
+		h, err := first.try(ctx, time.Minute)
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "DEL", "orders")
+		next, err := second.try(ctx, 30*time.Second)
+		require.NoError(t, err)
+		require.Error(t, h.extend(ctx))
+		require.Error(t, h.unlock(ctx))
+		require.LessOrEqual(t, harness.PTTL(t, s.Addr, "orders"), int64(30_000))
+		require.Positive(t, harness.PTTL(t, s.Addr, "orders"))
+		c := harness.Client(t, s)
+		require.ErrorIs(t, c.PlainLock("orders").Unlock(lock.WithOwner(ctx, c.NewOwner())), lock.ErrNotHeld)
+		require.NoError(t, next.extend(ctx))
+		require.NoError(t, next.unlock(ctx))
+	})
+}
+
+// Three plain locks taken by hand are what redsync takes with three pools.
+func TestOneOfThreeServersIsNotEnough(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx := t.Context()
+		servers := []*testserver.Server{s, harness.Own(t, s.Program), harness.Own(t, s.Program)}
+		var mine []ours
+		pools := redsync.New(goredis.NewPool(conn(t, servers[0])), goredis.NewPool(conn(t, servers[1])), goredis.NewPool(conn(t, servers[2])))
+		for _, s := range servers {
+			mine = append(mine, ours{harness.Client(t, s)})
+		}
+		theirs := syncs{pools}
+		for held := range len(servers) + 1 {
+			var holds []heldAt
+			for i := range held {
+				h, err := mine[i].try(ctx, long)
+				require.NoError(t, err)
+				holds = append(holds, heldAt{h, servers[i]})
+			}
+			h, err := theirs.try(ctx, long)
+			if held >= 2 {
+				require.Error(t, err, "with %d of ours", held)
+			} else {
+				require.NoError(t, err, "with %d of ours", held)
+				for i := held; i < len(mine); i++ {
+					_, err := mine[i].try(ctx, long)
+					require.ErrorIs(t, err, lock.ErrNotAcquired)
+				}
+				require.NoError(t, h.unlock(ctx))
+			}
+			for i, h := range holds {
+				require.Positive(t, harness.PTTL(t, h.s.Addr, "orders"), "hold %d", i)
+				require.NoError(t, h.unlock(ctx))
+			}
+			for _, s := range servers {
+				harness.NothingLeft(t, s.Addr)
+			}
+		}
+	})
+}
+
+type heldAt struct {
+	held
+	s *testserver.Server
+}
+
+// crowd has goroutines of a client take the lock all the time, for hold each, until
+// the test ends or stop is called, which returns how often they did.
+func crowd(t *testing.T, c *redlatch.Client, goroutines int, work func()) (stop func() int) {
+	t.Helper()
+	var wg sync.WaitGroup
+	var n atomic.Int64
+	ctx, cancel := context.WithCancel(context.Background())
+	for range goroutines {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				assert.NoError(t, c.PlainLock("orders").Do(context.Background(), func(context.Context) error {
+					work()
+					n.Add(1)
+					return nil
+				}))
+			}
+		})
+	}
+	stop = func() int {
+		cancel()
+		wg.Wait()
+		return int(n.Load())
+	}
+	t.Cleanup(func() { stop() })
+	return stop
+}
+
+// redsync with its default options asks 32 times, for 4.7 s or so, and then gives up.
+// Waiters of ours that pass the lock on all the time leave it open before.
+func TestACrowdDoesNotStarveAPoller(t *testing.T) {
+	for _, m := range []struct {
+		name    string
+		clients int
+		hold    time.Duration
+	}{{"one process", 1, time.Millisecond}, {"one process, long holds", 1, 100 * time.Millisecond}, {"three processes", 3, 2 * time.Millisecond}} {
+		t.Run(m.name, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, s *testserver.Server) {
+				var stops []func() int
+				for range m.clients {
+					stops = append(stops, crowd(t, harness.Client(t, s), 16, func() { time.Sleep(m.hold) }))
+				}
+				began := time.Now()
+				for _, theirs := range strangers(t, s) {
+					for range 2 {
+						asked := time.Now()
+						ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
+						h, err := theirs.lock(ctx, 8*time.Second)
+						require.NoError(t, err, theirs.name())
+						t.Logf("%s got in after %v", theirs.name(), time.Since(asked))
+						// To the next time it is left open, and then one of its pauses.
+						require.Less(t, time.Since(asked), openEvery+m.hold+openFor+slack)
+						require.NoError(t, h.unlock(ctx))
+						cancel()
+						time.Sleep(openFor) // which may last from this time
+					}
+				}
+				took, n := time.Since(began), 0
+				for _, stop := range stops {
+					n += stop()
+				}
+				t.Logf("%d passes of ours in %v", n, took)
+				harness.NothingLeft(t, s.Addr)
+			})
+		})
+	}
+}
+
+// A counter that nothing but the lock protects. All three go on until the two that
+// poll have added one often enough. At least one of those who poll gets in whenever
+// we leave the lock open, and in 0.3 s, of which each needs an instant, mostly all.
+func TestAllCountTogether(t *testing.T) {
+	const (
+		goroutines = 4 // of each
+		often      = 12
+		most       = 30 * time.Second
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		counter := conn(t, s)
+		ctx := context.Background()
+		require.NoError(t, counter.Set(ctx, "counter", 0, 0).Err())
+		add := func() {
+			n, err := counter.Get(ctx, "counter").Int()
+			assert.NoError(t, err)
+			assert.NoError(t, counter.Set(ctx, "counter", strconv.Itoa(n+1), 0).Err())
+		}
+		stop := crowd(t, harness.Client(t, s), goroutines, add)
+		began := time.Now()
+		var wg sync.WaitGroup
+		var all atomic.Int64
+		for _, theirs := range strangers(t, s) {
+			var mine atomic.Int64
+			for range goroutines {
+				wg.Go(func() {
+					for mine.Load() < often && time.Since(began) < most {
+						ctx, cancel := context.WithTimeout(ctx, most)
+						h, err := theirs.lock(ctx, most)
+						switch {
+						case err == nil:
+							add()
+							mine.Add(1)
+							all.Add(1)
+							assert.NoError(t, h.unlock(ctx), theirs.name())
+						case theirs.name() == "redsync": // 32 tries are over: it asks again
+						default:
+							assert.NoError(t, err, theirs.name())
+						}
+						cancel()
+					}
+					assert.GreaterOrEqual(t, mine.Load(), int64(often), "%s is starved", theirs.name())
+				})
+			}
+		}
+		wg.Wait()
+		took := time.Since(began)
+		n := stop()
+		t.Logf("in %v: %d of ours, %d of theirs", took, n, all.Load())
+		require.Greater(t, n, 10*often)
+		total, err := counter.Get(ctx, "counter").Int()
+		require.NoError(t, err)
+		require.Equal(t, n+int(all.Load()), total)
+		require.NoError(t, counter.Del(ctx, "counter").Err())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Where those who poll have the lock for three quarters of the time at most, each
+// attempt of ours succeeds with a chance of a quarter at least, whoever of them is
+// next: that a hundred fail in a row is out of the question.
+func TestACrowdOfPollersDoesNotStarveUs(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx, cancel := context.WithCancel(context.Background())
+		var wg sync.WaitGroup
+		var passes atomic.Int64
+		rs := syncs{redsync.New(goredis.NewPool(conn(t, s)))}
+		for range 3 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					h, err := rs.lock(ctx, long)
+					if err != nil {
+						continue // it has given up
+					}
+					time.Sleep(10 * time.Millisecond)
+					passes.Add(1)
+					assert.NoError(t, h.unlock(context.Background()))
+					time.Sleep(30 * time.Millisecond)
+				}
+			})
+		}
+		c := harness.Client(t, s)
+		harness.Eventually(t, 5*time.Second, "they have begun", func() bool { return passes.Load() > 3 })
+		began := time.Now()
+		const often = 20
+		for range often {
+			h, err := c.PlainLock("orders").Lock(t.Context(), lock.Wait(100*ourCap))
+			if assert.NoError(t, err) {
+				assert.NoError(t, h.Unlock(t.Context()))
+			}
+			time.Sleep(50 * time.Millisecond)
+		}
+		t.Logf("%d of ours beside %d of theirs in %v", often, passes.Load(), time.Since(began))
+		cancel()
+		wg.Wait()
+		harness.NothingLeft(t, s.Addr)
+	})
+}

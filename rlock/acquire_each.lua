@@ -1,0 +1,39 @@
+-- Takes several locks in their order, each for an owner made for this one
+-- acquisition, up to the first that somebody else has.
+-- KEYS[i]    lock hash
+-- ARGV[1]    lease in ms
+-- ARGV[2]    1 to take all of them or none
+-- ARGV[2+i]  owner
+-- Reply: how many are acquired; of the first that is taken, -2 - PTTL, 0 if none is.
+
+local count, taken = #KEYS, 0
+local old = {} -- those that an earlier delivery of this request has taken
+for i, key in ipairs(KEYS) do
+	if redis.call('EXISTS', key) == 1 then
+		if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then
+			count, taken = i - 1, -2 - redis.call('PTTL', key)
+			break
+		end
+		old[i] = true
+	end
+end
+if count < #KEYS and ARGV[2] == '1' then
+	return {0, taken}
+end
+for i = 1, count do
+	if not old[i] then
+		redis.call('HSET', KEYS[i], ARGV[2 + i], 1)
+	end
+	if not old[i] or redis.call('PTTL', KEYS[i]) < tonumber(ARGV[1]) then
+		local expires = redis.pcall('PEXPIRE', KEYS[i], ARGV[1])
+		if expires ~= 1 then -- a user without that right must not take them for ever
+			for j = 1, i do
+				if not old[j] then
+					redis.call('DEL', KEYS[j])
+				end
+			end
+			return expires
+		end
+	end
+end
+return {count, taken}
