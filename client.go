@@ -16,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/rwlock"
@@ -372,4 +373,19 @@ func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
 // pub/sub. Names are as for Lock.
 func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
 	return rlock.NewSpin(c.s, name, opts...)
+}
+
+// MultiLock returns the lock that is all of the given ones, which may be of any kind and
+// of any client. It sends nothing and does not fail: a member that is nil or there twice,
+// or none at all, is an error of every method.
+func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
+	return multilock.New(c.s, members...)
+}
+
+// RedLock returns the lock that is a majority of the given ones, of which each is of
+// another client, on a server of its own. Usually they have one name. It sends nothing
+// and does not fail, as MultiLock. Take an odd number of servers: an even one, which is
+// logged, survives the loss of no more of them than one less.
+func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
+	return multilock.NewRed(c.s, members...)
 }

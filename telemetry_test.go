@@ -235,6 +235,63 @@ func TestSpansOfOtherKinds(t *testing.T) {
 }
 
 // A wait is a span of its own, whatever its end.
+// What is made of several locks has spans of its own, and those of its members are in them.
+func TestSpansOfSeveralLocks(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c := harness.Client(t, s, r.options()...)
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			both := c.MultiLock(c.Lock("b"), c.Lock("a"), c.FencedLock("c"))
+			require.NoError(t, both.Do(ctx, func(ctx context.Context) error {
+				r.under(ctx, "work", func(context.Context) {})
+				_, err := both.TryLock(ctx)
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				return nil
+			}))
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=1 contended=false kind=multi name=b,a,c outcome=acquired}
+    redlatch.hold{kind=lock name=a owner}
+      redlatch.release{kind=lock name=a}
+    redlatch.hold{kind=lock name=b owner}
+      redlatch.release{kind=lock name=b}
+    redlatch.acquire{attempts=1 contended=false kind=fenced name=c outcome=acquired}
+    redlatch.hold{kind=fenced name=c owner token=1}
+      redlatch.release{kind=fenced name=c}
+  redlatch.hold{kind=multi name=b,a,c}
+    work
+    redlatch.acquire{attempts=1 contended=true kind=multi name=b,a,c outcome=not_acquired}
+    redlatch.release{kind=multi name=b,a,c}
+`, r.tree())
+
+		r.spans.Reset()
+		members := []lock.Locker{c.Lock("orders")}
+		for range 2 {
+			members = append(members, harness.Client(t, harness.Own(t, s.Program), r.options()...).Lock("orders"))
+		}
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			red := c.RedLock(members...)
+			require.NoError(t, red.Do(ctx, func(ctx context.Context) error {
+				_, err := red.TryLock(ctx)
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				return nil
+			}))
+		})
+		var whole strings.Builder
+		for line := range strings.Lines(r.tree()) {
+			if !strings.Contains(line, "kind=lock") { // these come in any order
+				whole.WriteString(line)
+			}
+		}
+		require.Equal(t, `request
+  redlatch.acquire{attempts=1 contended=false kind=red name=orders outcome=acquired}
+  redlatch.hold{kind=red name=orders}
+    redlatch.acquire{attempts=1 contended=true kind=red name=orders outcome=not_acquired}
+    redlatch.release{kind=red name=orders}
+`, whole.String())
+	})
+}
+
 func TestSpansOfWaits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)

@@ -28,6 +28,8 @@ func TestExamples(t *testing.T) {
 		"fanin":       {", 3 left\n", ", 0 left\n", "all parts are done: 1 4 9 16\n"},
 		"catalogue":   {"10 have read at the same time", "wrote 25, and reads 25", "wrote 30, and reads 30"},
 		"workerpool":  {"worked: 1 of 3 permits are free", "96 jobs are done, 3 at once at most", "3 of 3 permits are free again"},
+		"transfer":    {"200 transfers between 3 accounts, and 300 is still there"},
+		"quorum":      {"with 3 of 3 servers: locked", "with 2 of 3 servers: locked", "with 1 of 3 servers: not acquired"},
 		"trace":       {"process 1", "process 2", "contended=true", "woken by message", "redlatch.release"},
 	}
 	programs, err := os.ReadDir(bin)

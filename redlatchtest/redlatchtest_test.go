@@ -219,3 +219,44 @@ func TestEmbeddedLatch(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, deleted)
 }
+
+// Several locks as one work on it as well.
+func TestEmbeddedSeveralLocks(t *testing.T) {
+	const n = 3
+	var (
+		servers []*redlatchtest.Server
+		clients []*redlatch.Client
+		members []lock.Locker
+	)
+	for range n {
+		s, err := redlatchtest.StartEmbedded()
+		require.NoError(t, err)
+		defer s.Close()
+		c := redlatchtest.NewClient(t, s)
+		servers, clients, members = append(servers, s), append(clients, c), append(members, c.Lock("report"))
+	}
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	counters := map[string]*int{}
+	for kind, l := range map[string]lock.Locker{
+		"multi": clients[0].MultiLock(clients[0].Lock("a"), clients[0].Lock("b"), clients[1].Lock("a")),
+		"red":   clients[0].RedLock(members...),
+	} {
+		h, err := l.TryLock(ctx)
+		require.NoError(t, err, kind)
+		_, err = l.TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrNotAcquired, kind)
+		require.NoError(t, h.Unlock(ctx), kind)
+		counters[kind] = new(int)
+		for range 10 {
+			wg.Go(func() {
+				assert.NoError(t, l.Do(ctx, func(context.Context) error { *counters[kind]++; return nil }), kind)
+			})
+		}
+		wg.Wait()
+		require.Equal(t, 10, *counters[kind], kind)
+	}
+	// Two clients of one server, which says neither who it is nor what database it uses.
+	twin := clients[0].RedLock(members[0], redlatchtest.NewClient(t, servers[0]).Lock("report"), members[1])
+	require.ErrorIs(t, twin.Do(ctx, func(context.Context) error { return nil }), lock.ErrInvalid)
+}

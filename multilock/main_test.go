@@ -1,0 +1,17 @@
+package multilock_test
+
+import (
+	"testing"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, workers) }
+
+// workers are what processes that tests start can do, by name. The files with those tests
+// add theirs.
+var workers = map[string]func(args []string) error{}
+
+var _, _ lock.Locker = (*multilock.Multi)(nil), (*multilock.Red)(nil)

@@ -1,0 +1,249 @@
+package multilock_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func init() {
+	workers["multi increment"] = multiIncrementWorker
+	workers["multi hold"] = multiHoldWorker
+}
+
+// multiOn returns the locks a, b and c of clients on those servers, one after the other.
+func multiOn(ctx context.Context, addrs []string, opts ...redlatch.Option) (clients []*redlatch.Client, members []lock.Locker, err error) {
+	for _, addr := range addrs {
+		c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, opts...)
+		if err != nil {
+			return nil, nil, err
+		}
+		clients = append(clients, c)
+	}
+	for i, name := range []string{"a", "b", "c"} {
+		members = append(members, clients[i%len(clients)].Lock(name))
+	}
+	return clients, members, nil
+}
+
+// multiIncrementWorker adds one to the counter on the first server under all three
+// locks, which it takes in a random order each time, until that has reached the goal,
+// and prints how often it did, and the longest that it has waited, in milliseconds.
+func multiIncrementWorker(args []string) error {
+	goal, err := strconv.Atoi(args[0])
+	if err != nil {
+		return err
+	}
+	const goroutines = 4
+	ctx := context.Background()
+	clients, members, err := multiOn(ctx, args[1:])
+	if err != nil {
+		return err
+	}
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: args[1:2], DisableCache: true})
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	fmt.Println("ready")
+	for { // until all are
+		if n, err := conn.Do(ctx, conn.B().Exists().Key("go").Build()).AsInt64(); err != nil {
+			return err
+		} else if n == 1 {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	type result struct {
+		mine    int
+		longest time.Duration
+		err     error
+	}
+	results := make(chan result)
+	for range goroutines {
+		go func() {
+			mine, longest := 0, time.Duration(0)
+			for done := false; !done; {
+				mixed := make([]lock.Locker, len(members))
+				for i, j := range rand.Perm(len(members)) {
+					mixed[i] = members[j]
+				}
+				begin := time.Now()
+				err := clients[0].MultiLock(mixed...).Do(ctx, func(ctx context.Context) error {
+					longest = max(longest, time.Since(begin))
+					n, err := conn.Do(ctx, conn.B().Get().Key("counter").Build()).AsInt64()
+					if err != nil {
+						return err
+					}
+					if done = n >= int64(goal); done {
+						return nil
+					}
+					mine++
+					return conn.Do(ctx, conn.B().Set().Key("counter").Value(strconv.FormatInt(n+1, 10)).Build()).Error()
+				})
+				if err != nil {
+					results <- result{err: err}
+					return
+				}
+			}
+			results <- result{mine: mine, longest: longest}
+		}()
+	}
+	mine, longest := 0, time.Duration(0)
+	for range goroutines {
+		r := <-results
+		if r.err != nil {
+			return r.err
+		}
+		mine, longest = mine+r.mine, max(longest, r.longest)
+	}
+	for _, c := range clients {
+		c.Close()
+	}
+	fmt.Println(mine, longest.Milliseconds())
+	return nil
+}
+
+// Many take the same locks in any order: each has them in turn, and nobody waits for
+// one who waits for it.
+func TestMultiProcessesIncrementACounterExactly(t *testing.T) {
+	const (
+		processes = 8
+		// Two that block each other are idle for 5 s, until one of them stands back: if
+		// that happened in one round of a hundred they would take ten times as long.
+		perRound, start = 10 * time.Millisecond, 20 * time.Second
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		several := []string{s.Addr, harness.Own(t, s.Program).Addr, harness.Own(t, s.Program).Addr}
+		for _, run := range []struct {
+			goal  int
+			addrs []string
+		}{{10_000, several[:1]}, {2_000, several}} {
+			t.Run(fmt.Sprint(len(run.addrs), " servers"), func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				harness.Do(t, s.Addr, "SET", "counter", "0")
+				var procs []*harness.Process
+				for range processes {
+					p := harness.Spawn(t, "multi increment", append([]string{strconv.Itoa(run.goal)}, run.addrs...)...)
+					require.Equal(t, "ready", p.Line(30*time.Second))
+					procs = append(procs, p)
+				}
+				begin := time.Now()
+				harness.Do(t, s.Addr, "SET", "go", "1")
+				bound := start + time.Duration(run.goal)*perRound
+				sum, longest := 0, 0
+				for _, p := range procs {
+					var n, wait int
+					_, err := fmt.Sscan(p.Line(bound), &n, &wait)
+					require.NoError(t, err)
+					sum, longest = sum+n, max(longest, wait)
+				}
+				t.Logf("%d rounds in %v, the longest wait %d ms", run.goal, time.Since(begin), longest)
+				require.Less(t, time.Since(begin), bound)
+				// An increment that was lost would have had to be made again.
+				require.Equal(t, run.goal, sum)
+				counter, err := testserver.Query(s.Addr, "GET", "counter")
+				require.NoError(t, err)
+				require.Equal(t, []string{strconv.Itoa(run.goal)}, counter)
+				harness.Do(t, s.Addr, "DEL", "counter", "go")
+				for _, addr := range run.addrs {
+					harness.NothingLeft(t, addr)
+				}
+			})
+		}
+	})
+}
+
+// multiHoldWorker takes the locks, says so, and waits to be killed. If it loses them it says
+// how.
+func multiHoldWorker(args []string) error {
+	timeout, err := time.ParseDuration(args[0])
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	clients, members, err := multiOn(ctx, strings.Fields(args[1]), redlatch.WithWatchdogTimeout(timeout))
+	if err != nil {
+		return err
+	}
+	h, err := clients[0].MultiLock(members...).Lock(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println("holding")
+	<-h.Context().Done()
+	fmt.Println(context.Cause(h.Context()))
+	fmt.Println(h.Unlock(ctx))
+	return nil
+}
+
+// The locks of one who was killed while it held them all, or while it waited for the
+// last, are free when their leases are over.
+func TestMultiOfAProcessThatWasKilled(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, waits := range []bool{false, true} {
+			c := harness.Client(t, s)
+			m := c.MultiLock(c.Lock("c"), c.Lock("b"), c.Lock("a"))
+			var theirs lock.Hold
+			if waits {
+				theirs = multiMust(t, c.Lock("c"))
+			}
+			p := harness.Spawn(t, "multi hold", timeout.String(), s.Addr)
+			if waits {
+				harness.Eventually(t, 30*time.Second, "it has two of them", func() bool {
+					return harness.IsLocked(t, c.Lock("a")) && harness.IsLocked(t, c.Lock("b"))
+				})
+			} else {
+				require.Equal(t, "holding", p.Line(30*time.Second))
+			}
+			// What it has is renewed past its first lease.
+			<-time.After(timeout * 3 / 2)
+			for _, name := range []string{"a", "b"} {
+				_, err := c.Lock(name).TryLock(t.Context())
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+			}
+			p.Signal(syscall.SIGKILL)
+			begin := time.Now()
+			if waits {
+				require.NoError(t, theirs.Unlock(t.Context()))
+			}
+			require.NoError(t, m.Do(t.Context(), multiNothing, lock.Wait(10*time.Second)))
+			require.Less(t, time.Since(begin), timeout+time.Second)
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+// One that was stopped past its lease hears that it has lost the locks, and takes nothing
+// from who has them now.
+func TestMultiOfAProcessThatWasStopped(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		p := harness.Spawn(t, "multi hold", timeout.String(), s.Addr)
+		require.Equal(t, "holding", p.Line(30*time.Second))
+		p.Signal(syscall.SIGSTOP)
+		h, err := c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")).Lock(t.Context(), lock.Wait(10*time.Second))
+		require.NoError(t, err)
+		p.Signal(syscall.SIGCONT)
+		require.Contains(t, p.Line(5*time.Second), lock.ErrLost.Error())
+		require.Contains(t, p.Line(5*time.Second), lock.ErrLost.Error())
+		p.Ended(5 * time.Second)
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
