@@ -47,10 +47,13 @@
 //		return ship(ctx) // ctx ends if the lock is lost
 //	})
 //
-// Besides the reentrant lock there are a fenced and a spin lock (package rlock), a
-// fair lock, which serves the waiters of all processes in the order in which they
+// Besides the reentrant lock there are a fenced and a spin lock, and the plain lock of
+// other libraries (package rlock), a fair lock, which serves the waiters of all processes in the order in which they
 // came (package fairlock), and a read-write lock (package rwlock). The contract of
 // all of them is in package lock.
+//
+// Several locks can be taken as one: all of them, or a majority of independent servers
+// (package multilock).
 //
 // Semaphores limit how much of something is in use at once (package semaphore), and a
 // count-down latch has some wait for what others do (package countdown).

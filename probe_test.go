@@ -82,7 +82,7 @@ func TestStartupChecks(t *testing.T) {
 					"fair: PEXPIRE redlatch_lock_alive:{app:orders}",
 					"read-write: PEXPIRE {app:orders}:<client>:0:rwlock_timeout:1", "read-write: PEXPIRE redlatch_rwlock_writer:{app:orders}",
 					"semaphore: PEXPIRE redlatch_sc_waiting:{app:orders}", "semaphore: PEXPIRE redlatch_sc_alive:{app:orders}",
-					"semaphore: PEXPIRE {app:orders}:timeout",
+					"semaphore: PEXPIRE {app:orders}:timeout", "plain: PEXPIRE app:orders",
 				},
 			},
 			{
@@ -96,6 +96,7 @@ func TestStartupChecks(t *testing.T) {
 					"semaphore: PUBLISH redisson_sc:{app:orders}", "semaphore: SUBSCRIBE redisson_sc:{app:orders}",
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
+					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
 				},
 			},
 			{
@@ -114,6 +115,7 @@ func TestStartupChecks(t *testing.T) {
 					"semaphore: PUBLISH redisson_sc:{app:orders}", "semaphore: SUBSCRIBE redisson_sc:{app:orders}",
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
+					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
 				},
 			},
 			{
@@ -131,7 +133,7 @@ func TestStartupChecks(t *testing.T) {
 				// The name that is tried at startup is none of this user's.
 				name: "keys of its own",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys", "resetchannels",
-					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*", "&redisson_countdownlatch__channel__{app:*"}},
+					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*", "&redlatch_*:{app:*", "&redisson_countdownlatch__channel__{app:*"}},
 			},
 			{
 				name: "keys of its own and a prefix, without tickets and tokens",
