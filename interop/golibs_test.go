@@ -11,6 +11,7 @@ import (
 
 	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
+	syncpool "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
@@ -259,6 +260,73 @@ func TestOneOfThreeServersIsNotEnough(t *testing.T) {
 			for _, s := range servers {
 				harness.NothingLeft(t, s.Addr)
 			}
+		}
+	})
+}
+
+// A red lock of plain locks is the one of redsync: either is kept out while the other has
+// it, also by a majority, and they count together.
+func TestARedLockIsTheirs(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx := t.Context()
+		servers := []*testserver.Server{s, harness.Own(t, s.Program), harness.Own(t, s.Program)}
+		var (
+			clients []*redlatch.Client
+			members []lock.Locker
+			pools   []syncpool.Pool
+		)
+		for _, s := range servers {
+			c := harness.Client(t, s)
+			clients, members = append(clients, c), append(members, c.PlainLock("orders"))
+			pools = append(pools, goredis.NewPool(conn(t, s)))
+		}
+		mine, theirs := clients[0].RedLock(members...), syncs{redsync.New(pools...)}
+
+		h, err := mine.Lock(ctx)
+		require.NoError(t, err)
+		_, err = theirs.try(ctx, long)
+		require.Error(t, err)
+		harness.Do(t, servers[2].Addr, "DEL", "orders") // a majority is left
+		_, err = theirs.try(ctx, long)
+		require.Error(t, err)
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(ctx))
+
+		their, err := theirs.try(ctx, long)
+		require.NoError(t, err)
+		_, err = mine.TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.Do(t, servers[0].Addr, "DEL", "orders")
+		_, err = mine.TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.NoError(t, their.unlock(ctx))
+
+		const each = 20
+		var wg sync.WaitGroup
+		var counter atomic.Int64 // not added to, so that a second holder costs a count
+		count := func() { counter.Store(counter.Load() + 1) }
+		wg.Go(func() {
+			for range each {
+				assert.NoError(t, mine.Do(ctx, func(context.Context) error { count(); return nil }))
+			}
+		})
+		wg.Go(func() {
+			for n := 0; n < each; {
+				h, err := theirs.try(ctx, long)
+				if err != nil {
+					time.Sleep(time.Millisecond) // it has no more patience
+					continue
+				}
+				count()
+				n++
+				assert.NoError(t, h.unlock(ctx))
+				time.Sleep(time.Millisecond) // for those who poll
+			}
+		})
+		wg.Wait()
+		require.EqualValues(t, 2*each, counter.Load())
+		for _, s := range servers {
+			harness.NothingLeft(t, s.Addr)
 		}
 	})
 }

@@ -625,6 +625,7 @@ func TestRedKinds(t *testing.T) {
 		"lock":   func(c *redlatch.Client) lock.Locker { return c.Lock("orders") },
 		"fenced": func(c *redlatch.Client) lock.Locker { return c.FencedLock("orders") },
 		"spin":   func(c *redlatch.Client) lock.Locker { return c.SpinLock("orders") },
+		"plain":  func(c *redlatch.Client) lock.Locker { return c.PlainLock("orders") },
 		"fair":   func(c *redlatch.Client) lock.Locker { return c.FairLock("orders") },
 		"write":  func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Write() },
 		"read":   func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Read() },
