@@ -731,7 +731,14 @@ func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
 }
 
 func (h *multiHold) unlock(ctx context.Context) error {
-	if err := h.end(); err != nil {
+	err := h.end()
+	for _, p := range h.parts {
+		locking.Unwatch(p)
+	}
+	for _, stop := range h.stops {
+		stop()
+	}
+	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			<-h.freed
 			_ = locking.UnlockTogether(context.WithoutCancel(ctx), h.parts) // what is left of them
@@ -739,14 +746,8 @@ func (h *multiHold) unlock(ctx context.Context) error {
 		return err
 	}
 	h.forget()
-	for _, p := range h.parts {
-		locking.Unwatch(p)
-	}
-	for _, stop := range h.stops {
-		stop()
-	}
 	ctx, done := h.span.StartRelease(ctx)
-	err := locking.UnlockTogether(context.WithoutCancel(ctx), h.parts)
+	err = locking.UnlockTogether(context.WithoutCancel(ctx), h.parts)
 	done(err)
 	var lostErr *lock.LostError
 	errors.As(err, &lostErr)
