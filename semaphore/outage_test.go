@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"strings"
 	"sync"
 	"syscall"
@@ -244,7 +245,7 @@ func TestPauseLongerThanTheLease(t *testing.T) {
 		k := made(t, s, expirableKind, 2, redlatch.WithWatchdogTimeout(timeout))
 		require.NoError(t, k.acquire(t.Context(), 1))
 		require.NoError(t, k.acquire(t.Context(), 1, lock.Lease(timeout)))
-		_, done := waiters(t, s, expirableKind, 1)
+		waiting, done := waiters(t, s, expirableKind, 1)
 		harness.Do(t, s.Addr, "CLIENT", "PAUSE", "2500", "WRITE")
 		for _, p := range k.permits {
 			select {
@@ -266,6 +267,7 @@ func TestPauseLongerThanTheLease(t *testing.T) {
 			require.NoError(t, err)
 			return free == 1 && taken == 1
 		})
+		runtime.KeepAlive(waiting) // a permit that is dropped is given back
 	})
 }
 
