@@ -129,7 +129,7 @@ func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error
 // of them it gives back those it has got, and the error matches lock.ErrNotAcquired.
 // See Lock.
 func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := tryOptions(opts)
+	o, err := locking.TryOptions(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -747,10 +747,5 @@ func (h *multiHold) unlock(ctx context.Context) error {
 	}
 	h.forget()
 	ctx, done := h.span.StartRelease(ctx)
-	err = locking.UnlockTogether(context.WithoutCancel(ctx), h.parts)
-	done(err)
-	var lostErr *lock.LostError
-	errors.As(err, &lostErr)
-	h.span.End(lostErr)
-	return err
+	return h.released(locking.UnlockTogether(context.WithoutCancel(ctx), h.parts), done)
 }

@@ -165,7 +165,7 @@ func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) 
 // the error matches lock.ErrNotAcquired. It blocks for the slowest server that it has to
 // wait for, but not longer than twice the time that WithTimeout is about. See Lock.
 func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := tryOptions(opts)
+	o, err := locking.TryOptions(opts)
 	if err != nil {
 		return nil, err
 	}
@@ -670,11 +670,7 @@ func (h *redHold) unlock(ctx context.Context) error {
 	h.r.s.Queues.Turn(h.key())
 	err := h.free(context.WithoutCancel(ctx))
 	h.r.s.Queues.Released(h.key(), h, queue.Release{Told: -1, Turn: true})
-	done(err)
-	var lostErr *lock.LostError
-	errors.As(err, &lostErr)
-	h.span.End(lostErr)
-	return err
+	return h.released(err, done)
 }
 
 // grace is for how long servers that are a little slower than the majority are waited for

@@ -67,15 +67,6 @@ func (w *whole) check(ctx context.Context) error {
 	return nil
 }
 
-// tryOptions are the options of a TryLock.
-func tryOptions(opts []lock.Option) (lock.Options, error) {
-	o, err := lock.Resolve(opts...)
-	if err == nil && o.Bounded {
-		err = fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
-	}
-	return o, err
-}
-
 // life is that of a hold on the whole:
 //
 //	held ──end──▶ ended
@@ -149,6 +140,15 @@ func (l *life) end() error {
 	default:
 		return fmt.Errorf("%w: Unlock %q", lock.ErrNotHeld, l.of.is.Name)
 	}
+}
+
+// released ends the spans of a release that has come to err, and returns that.
+func (l *life) released(err error, done func(error)) error {
+	done(err)
+	var lostErr *lock.LostError
+	errors.As(err, &lostErr)
+	l.span.End(lostErr)
+	return err
 }
 
 // current returns nil while it is held, and else why it is not.

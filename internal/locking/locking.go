@@ -57,14 +57,20 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 
 // TryLock is lock.Locker's.
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
+	o, err := TryOptions(opts)
 	if err != nil {
 		return nil, err
 	}
-	if o.Bounded {
-		return nil, fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
-	}
 	return handled(l.acquire(ctx, o, true, o.Lease > 0))
+}
+
+// TryOptions reads the options of a TryLock.
+func TryOptions(opts []lock.Option) (lock.Options, error) {
+	o, err := lock.Resolve(opts...)
+	if err == nil && o.Bounded {
+		err = fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
+	}
+	return o, err
 }
 
 // handled returns the handle of a hold that has been acquired, for its caller.
