@@ -25,9 +25,11 @@ lint:
 	cd benchmarks && go vet ./...
 	cd interop && go vet ./...
 
-# Plain locks beside those of redsync and redislock.
+# Beside others: all locks with those of Redisson, in Java; plain locks with those of
+# redsync and redislock.
 interop: deps
-	cd interop && REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -timeout 15m ./...
+	mvn -q -B -ntp -f interop/redisson clean compile
+	cd interop && REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -parallel 8 -timeout 20m ./...
 
 # Histories of locks that are contended for while everything fails, checked
 # against a model. See robustness/doc.go.

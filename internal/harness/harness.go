@@ -7,6 +7,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -20,7 +21,14 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-var servers = map[string]*testserver.Server{}
+var (
+	servers = map[string]*testserver.Server{}
+	finally []func()
+)
+
+// Finally has f run when the tests of the package have ended, after what was
+// registered later.
+func Finally(f func()) { finally = append(finally, f) }
 
 // Main is the TestMain of a package that uses this one: it runs a worker if
 // this process was started as one, else the tests, and fails them if they leave
@@ -29,6 +37,9 @@ func Main(m *testing.M, workers map[string]func(args []string) error) {
 	flag.Parse()
 	runWorker(workers)
 	code := m.Run()
+	for _, f := range slices.Backward(finally) {
+		f()
+	}
 	for _, s := range servers {
 		s.Stop()
 	}

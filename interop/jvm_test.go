@@ -1,0 +1,264 @@
+package interop
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// The versions of Redisson, by the folder with the program that is built with each.
+const (
+	newest    = "4"
+	before    = "3"
+	latchless = "3.23" // the newest that stores no unlock latch
+)
+
+// answers is how long a call may take that waits for nothing.
+const answers = 10 * time.Second
+
+// jvm is a process with a version of Redisson. It does what it is told.
+type jvm struct {
+	cmd   *exec.Cmd
+	ended chan struct{}
+
+	mu    sync.Mutex
+	in    io.WriteCloser
+	last  int64
+	calls map[int64]chan<- answer // of those that have not been answered
+}
+
+// answer is how a command of a jvm ended.
+type answer struct {
+	ID      int64           `json:"id"`
+	Value   json.RawMessage `json:"value"`
+	Error   string          `json:"error"`
+	Message string          `json:"message"`
+	at      time.Time
+}
+
+// javaError is an exception that Redisson threw.
+type javaError struct{ class, message string }
+
+func (e *javaError) Error() string { return e.class + ": " + e.message }
+
+// Is says which of our errors the exception stands for.
+func (e *javaError) Is(target error) bool {
+	return e.class == "IllegalMonitorStateException" && target == lock.ErrNotHeld ||
+		e.class == "CancellationException" && target == errCancelled
+}
+
+// newJVM starts a process with that version, to be ended by stop.
+func newJVM(version string) (*jvm, error) {
+	dir := filepath.Join("redisson", version, "target")
+	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
+		return nil, fmt.Errorf("%w: run 'make interop'", err)
+	}
+	j := &jvm{calls: map[int64]chan<- answer{}, ended: make(chan struct{})}
+	j.cmd = exec.Command("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+		"-cp", filepath.Join(dir, "classes")+":"+filepath.Join(dir, "lib", "*"), "interop.Main")
+	j.cmd.Stderr = os.Stderr
+	in, err := j.cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := j.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	j.in = in
+	if err := j.cmd.Start(); err != nil {
+		return nil, err
+	}
+	go j.read(out)
+	return j, nil
+}
+
+// read passes answers on until the process has ended.
+func (j *jvm) read(out io.Reader) {
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		a := answer{at: time.Now()}
+		if err := json.Unmarshal(lines.Bytes(), &a); err != nil {
+			fmt.Fprintln(os.Stderr, "Redisson:", lines.Text())
+			continue
+		}
+		j.mu.Lock()
+		c := j.calls[a.ID]
+		delete(j.calls, a.ID)
+		j.mu.Unlock()
+		if c != nil {
+			c <- a
+		}
+	}
+	j.mu.Lock()
+	for id, c := range j.calls {
+		c <- answer{Error: "process ended", at: time.Now()}
+		delete(j.calls, id)
+	}
+	j.calls = nil
+	j.mu.Unlock()
+	_ = j.cmd.Wait()
+	close(j.ended)
+}
+
+// stop ends the process and waits until it is gone.
+func (j *jvm) stop() {
+	_ = j.in.Close()
+	j.kill()
+}
+
+func (j *jvm) kill() {
+	_ = j.cmd.Process.Kill()
+	<-j.ended
+}
+
+// call is a command that was given.
+type call struct {
+	j    *jvm
+	id   int64
+	what string
+	done <-chan answer
+	sent time.Time
+}
+
+// command is a command for a process with Redisson: see Main.java.
+type command map[string]any
+
+// give gives the process a command and does not wait for the answer.
+func (j *jvm) give(t testing.TB, c command) *call {
+	t.Helper()
+	done := make(chan answer, 1)
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	require.NotNil(t, j.calls, "the process with Redisson has ended")
+	j.last++
+	c["id"] = j.last
+	j.calls[j.last] = done
+	line, err := json.Marshal(c)
+	require.NoError(t, err)
+	sent := time.Now()
+	_, err = j.in.Write(append(line, '\n'))
+	require.NoError(t, err)
+	return &call{j: j, id: j.last, what: string(line), done: done, sent: sent}
+}
+
+// within waits for the answer. Its error is the exception, if there was one. The
+// test fails if no answer comes within d.
+func (c *call) within(t testing.TB, d time.Duration) (answer, error) {
+	t.Helper()
+	select {
+	case a := <-c.done:
+		if a.Error != "" {
+			return a, &javaError{a.Error, a.Message}
+		}
+		return a, nil
+	case <-time.After(d):
+		require.FailNow(t, "no answer within "+d.String(), c.what)
+		return answer{}, nil
+	}
+}
+
+// must waits for the answer of a command that neither waits nor fails, and puts it
+// into value unless that is nil.
+func (c *call) must(t testing.TB, value any) {
+	t.Helper()
+	a, err := c.within(t, answers)
+	require.NoError(t, err, c.what)
+	if value != nil {
+		require.NoError(t, json.Unmarshal(a.Value, value), c.what)
+	}
+}
+
+// cancel cancels the call's future.
+func (c *call) cancel(t testing.TB) {
+	t.Helper()
+	c.j.give(t, command{"do": "cancel", "call": c.id}).must(t, nil)
+}
+
+var jvms = map[string]*jvm{}
+
+// shared returns the process with that version that all tests share.
+func shared(t testing.TB, version string) *jvm {
+	t.Helper()
+	if jvms[version] == nil {
+		j, err := newJVM(version)
+		require.NoError(t, err)
+		jvms[version] = j
+		harness.Finally(j.stop)
+	}
+	return jvms[version]
+}
+
+// spawnJVM starts a process that only this test uses, and may kill.
+func spawnJVM(t testing.TB, version string) *jvm {
+	t.Helper()
+	j, err := newJVM(version)
+	require.NoError(t, err)
+	t.Cleanup(j.stop)
+	return j
+}
+
+// redisson is a client of Redisson.
+type redisson struct {
+	j    *jvm
+	name string // of the client in its process
+	id   string
+}
+
+// client opens a client of Redisson, shut down when the test ends.
+func (j *jvm) client(t testing.TB, p *place, more ...string) *redisson {
+	t.Helper()
+	c := &redisson{j: j, name: fmt.Sprint(t.Name(), "/", time.Now().UnixNano())}
+	j.give(t, command{"do": "open", "client": c.name, "config": p.config(more)}).must(t, &c.id)
+	t.Cleanup(func() {
+		j.mu.Lock()
+		alive := j.calls != nil
+		j.mu.Unlock()
+		if alive {
+			j.give(t, command{"do": "close", "client": c.name}).must(t, nil)
+		}
+	})
+	return c
+}
+
+// object describes an object of a client to its process.
+func (c *redisson) object(kind, name string) command {
+	return command{"client": c.name, "kind": kind, "name": name}
+}
+
+// of calls a method of an object.
+func (c *redisson) of(t testing.TB, object command, method string, args ...any) *call {
+	t.Helper()
+	if args == nil {
+		args = []any{}
+	}
+	return c.j.give(t, command{"do": "call", "object": object, "method": method, "args": args})
+}
+
+// on calls a method of the object of that kind and name.
+func (c *redisson) on(t testing.TB, kind, name, method string, args ...any) *call {
+	t.Helper()
+	return c.of(t, c.object(kind, name), method, args...)
+}
+
+const ms = "MILLISECONDS"
+
+// has reports whether a version of Redisson has a kind of lock.
+func has(version, kind string) bool {
+	return version == newest || !strings.HasPrefix(kind, "non-reentrant")
+}

@@ -1,0 +1,170 @@
+package interop
+
+import (
+	"bufio"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+)
+
+// monitor lists the commands that a server runs.
+type monitor struct {
+	addr string
+	mu   sync.Mutex
+	seen []monitored
+	told int // how many of them since has returned
+}
+
+// monitored is a command that a server has run.
+type monitored struct {
+	words  []string
+	script bool // as part of a script
+}
+
+var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
+
+// newMonitor returns a monitor of the commands that are wanted, which ends with the test.
+func newMonitor(t testing.TB, addr string, wanted func(c monitored) bool) *monitor {
+	t.Helper()
+	m := &monitor{addr: addr}
+	conn, err := net.Dial("tcp", addr)
+	require.NoError(t, err)
+	done := make(chan struct{})
+	t.Cleanup(func() {
+		_ = conn.Close()
+		<-done
+	})
+	_, err = conn.Write([]byte("MONITOR\r\n"))
+	require.NoError(t, err)
+	in := bufio.NewReader(conn)
+	ok, err := in.ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "+OK\r\n", ok)
+	go func() {
+		defer close(done)
+		for {
+			line, err := in.ReadString('\n')
+			if err != nil {
+				return
+			}
+			source, _, _ := strings.Cut(line, "]")
+			c := monitored{script: strings.HasSuffix(source, " lua")}
+			for _, q := range quoted.FindAllString(line, -1) {
+				word, err := strconv.Unquote(q)
+				if err != nil {
+					word = q
+				}
+				c.words = append(c.words, word)
+			}
+			if len(c.words) > 0 && wanted(c) {
+				m.mu.Lock()
+				m.seen = append(m.seen, c)
+				m.mu.Unlock()
+			}
+		}
+	}()
+	return m
+}
+
+// settle waits until the monitor has all that the server has run so far.
+func (m *monitor) settle(t testing.TB) {
+	t.Helper()
+	here := "monitored " + strconv.FormatInt(time.Now().UnixNano(), 10)
+	harness.Do(t, m.addr, "ECHO", here)
+	harness.Eventually(t, answers, "the server tells what it runs", func() bool {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		return slices.ContainsFunc(m.seen, func(c monitored) bool { return c.words[len(c.words)-1] == here })
+	})
+}
+
+// since returns what the server has run since it was called last.
+func (m *monitor) since(t testing.TB) []monitored {
+	t.Helper()
+	m.settle(t)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	told := m.told
+	m.told = len(m.seen)
+	return m.seen[told:]
+}
+
+// attempts counts how often somebody has tried to get what has that name, or has
+// given it back.
+type attempts struct {
+	name     string
+	monitors []*monitor
+}
+
+// watch counts attempts from now on: all of them, or those of the owners that begin so.
+func (p *place) watch(t testing.TB, name string, owners ...string) *attempts {
+	t.Helper()
+	a := &attempts{name: name}
+	tries := func(c monitored) bool {
+		command := strings.ToUpper(c.words[0])
+		if c.script || command != "EVAL" && command != "EVALSHA" && command != "GET" || !slices.Contains(c.words, name) {
+			return false
+		}
+		return owners == nil || slices.ContainsFunc(owners, func(o string) bool {
+			return slices.ContainsFunc(c.words, func(w string) bool { return strings.HasPrefix(w, o) })
+		})
+	}
+	for _, addr := range p.addrs() {
+		a.monitors = append(a.monitors, newMonitor(t, addr, tries))
+	}
+	return a
+}
+
+func (a *attempts) count() (n int) {
+	for _, m := range a.monitors {
+		m.mu.Lock()
+		n += len(m.seen)
+		m.mu.Unlock()
+	}
+	return n
+}
+
+// reach waits until there were so many.
+func (a *attempts) reach(t testing.TB, n int) {
+	t.Helper()
+	harness.Eventually(t, answers, strconv.Itoa(n)+" attempts at "+a.name, func() bool { return a.count() >= n })
+}
+
+// asleep waits until so many of that side, who all began to wait since it is watched,
+// sleep: each in Java has tried, subscribed, and tried again, and of ours in one process
+// at least one has. What has been released before that is had without a message.
+func (a *attempts) asleep(t testing.TB, of side, waiters int) {
+	t.Helper()
+	java, is := of.(javaSide)
+	if !is {
+		a.reach(t, 2)
+		return
+	}
+	a.reach(t, 2*waiters)
+	// Redisson misses a message to all that comes between the answer to the second try
+	// and the sleep, with less to do there than this takes.
+	for range 3 {
+		java.c.on(t, "lock", a.name, "remainTimeToLiveAsync").must(t, nil)
+	}
+}
+
+// quiet waits until nobody tries any more.
+func (a *attempts) quiet(t testing.TB) {
+	t.Helper()
+	last, since := -1, time.Now()
+	harness.Eventually(t, answers, "an end of attempts at "+a.name, func() bool {
+		if n := a.count(); n != last {
+			last, since = n, time.Now()
+		}
+		return time.Since(since) > 2*shortly
+	})
+}

@@ -1,0 +1,409 @@
+package interop
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+// side is a client of either language.
+type side interface {
+	String() string
+	id() string // of the client
+	lock(kind, name string) door
+}
+
+// door is a lock as one side sees it. Threads are numbers: the owner is the id of
+// the client with that number.
+type door interface {
+	// take begins to take the lock. It does not wait for it if wait is 0, and
+	// waits without end if wait is negative. A lease of 0 is renewed.
+	take(t testing.TB, thread uint64, wait, lease time.Duration) *entry
+	release(t testing.TB, thread uint64) error
+	locked(t testing.TB) bool
+	holds(t testing.TB, thread uint64) int
+	ttl(t testing.TB) time.Duration // 0 if it is free
+	force(t testing.TB) bool
+}
+
+var errCancelled = errors.New("cancelled")
+
+// forever is a wait without end.
+const forever time.Duration = -1
+
+// entry is an attempt to take a lock.
+type entry struct {
+	outcome func(t testing.TB, d time.Duration) (got bool, at time.Time, err error)
+	ended   func() bool // whether outcome has something to return
+	cancel  func()
+}
+
+// gets fails the test unless the attempt has the lock within d. It returns when that
+// was.
+func (e *entry) gets(t testing.TB, d time.Duration) time.Time {
+	t.Helper()
+	got, at, err := e.outcome(t, d)
+	require.NoError(t, err)
+	require.True(t, got, "the lock is taken")
+	return at
+}
+
+// fails fails the test unless the attempt ends within d without the lock. It returns
+// when that was.
+func (e *entry) fails(t testing.TB, d time.Duration) time.Time {
+	t.Helper()
+	got, at, err := e.outcome(t, d)
+	require.NoError(t, err)
+	require.False(t, got, "it has the lock, which is taken")
+	return at
+}
+
+// waits fails the test if the attempt ends in a while that is long enough for one.
+func (e *entry) waits(t testing.TB) {
+	t.Helper()
+	time.Sleep(shortly)
+	require.False(t, e.ended(), "it does not wait")
+}
+
+// kinds are the kinds of lock.
+var kinds = []string{"lock", "non-reentrant", "fenced", "spin", "fair", "non-reentrant fair", "read", "write"}
+
+// rival returns the kind of lock of the same name that no other owner can have.
+func rival(kind string) string {
+	if kind == "read" {
+		return "write"
+	}
+	return kind
+}
+
+// goSide is a client of redlatch.
+type goSide struct {
+	c *redlatch.Client
+	// named has threads be owners with a name, which can re-enter; else every
+	// acquisition has an owner of its own.
+	named bool
+}
+
+func (g goSide) String() string {
+	if g.named {
+		return "Go, named"
+	}
+	return "Go"
+}
+
+func (g goSide) id() string { return g.c.ID() }
+
+func goLock(c *redlatch.Client, kind, name string) harness.Lock {
+	switch kind {
+	case "lock":
+		return c.Lock(name)
+	case "non-reentrant":
+		return c.Lock(name, rlock.NonReentrant())
+	case "fenced":
+		return c.FencedLock(name)
+	case "spin":
+		return c.SpinLock(name)
+	case "fair":
+		return c.FairLock(name)
+	case "non-reentrant fair":
+		return c.FairLock(name, fairlock.NonReentrant())
+	case "read":
+		return c.RWLock(name).Read()
+	case "write":
+		return c.RWLock(name).Write()
+	}
+	panic("no kind " + kind)
+}
+
+func (g goSide) lock(kind, name string) door {
+	return &goDoor{side: g, l: goLock(g.c, kind, name), held: map[uint64][]lock.Hold{}}
+}
+
+type goDoor struct {
+	side goSide
+	l    harness.Lock
+	mu   sync.Mutex
+	held map[uint64][]lock.Hold // the latest last
+}
+
+func (d *goDoor) as(t testing.TB, thread uint64) context.Context {
+	if !d.side.named {
+		return context.Background()
+	}
+	o, err := lock.NewOwner(d.side.id(), thread)
+	require.NoError(t, err)
+	return lock.WithOwner(context.Background(), o)
+}
+
+func (d *goDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
+	t.Helper()
+	t.Cleanup(d.close)
+	return begun(t, d.as(t, thread), func(ctx context.Context) error {
+		acquire := d.l.Lock
+		if wait == 0 {
+			acquire = d.l.TryLock
+		}
+		h, err := acquire(ctx, options(wait, lease)...)
+		if err == nil {
+			d.mu.Lock()
+			d.held[thread] = append(d.held[thread], h)
+			d.mu.Unlock()
+		}
+		return err
+	})
+}
+
+// close gives back what is held still. Until then nothing is lost: a hold that nobody
+// refers to is released.
+func (d *goDoor) close() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, holds := range d.held {
+		for _, h := range holds {
+			_ = h.Unlock(context.Background()) // it may be over
+		}
+	}
+	clear(d.held)
+}
+
+// options are those of an acquisition with that wait and lease, as a door has them.
+func options(wait, lease time.Duration) (opts []lock.Option) {
+	if lease != 0 {
+		opts = append(opts, lock.Lease(lease))
+	}
+	if wait > 0 {
+		opts = append(opts, lock.Wait(wait))
+	}
+	return opts
+}
+
+// begun runs a function of Go that waits until its context ends.
+func begun(t testing.TB, ctx context.Context, f func(ctx context.Context) error) *entry {
+	t.Helper()
+	ctx, cancel := context.WithCancel(ctx)
+	t.Cleanup(cancel)
+	type result struct {
+		err error
+		at  time.Time
+	}
+	done := make(chan result, 1)
+	go func() {
+		err := f(ctx)
+		done <- result{err, time.Now()}
+	}()
+	ended := func() bool { return len(done) > 0 }
+	return &entry{ended: ended, cancel: cancel, outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
+		t.Helper()
+		select {
+		case r := <-done:
+			switch {
+			case errors.Is(r.err, context.Canceled):
+				return false, r.at, errCancelled
+			case errors.Is(r.err, lock.ErrNotAcquired), errors.Is(r.err, context.DeadlineExceeded):
+				return false, r.at, nil
+			}
+			return r.err == nil, r.at, r.err
+		case <-time.After(within):
+			require.FailNow(t, "Go waits for longer than "+within.String())
+			return false, time.Time{}, nil
+		}
+	}}
+}
+
+func (d *goDoor) release(t testing.TB, thread uint64) error {
+	t.Helper()
+	if d.side.named {
+		return d.l.Unlock(d.as(t, thread))
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	holds := d.held[thread]
+	if len(holds) == 0 {
+		return lock.ErrNotHeld
+	}
+	d.held[thread] = holds[:len(holds)-1]
+	return holds[len(holds)-1].Unlock(context.Background())
+}
+
+func (d *goDoor) locked(t testing.TB) bool {
+	t.Helper()
+	return harness.IsLocked(t, d.l)
+}
+
+func (d *goDoor) holds(t testing.TB, thread uint64) int {
+	t.Helper()
+	o, err := lock.NewOwner(d.side.id(), thread)
+	require.NoError(t, err)
+	if !d.side.named {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		if len(d.held[thread]) == 0 {
+			return 0
+		}
+		o = d.held[thread][0].Owner()
+	}
+	return harness.HoldCount(t, d.l, o)
+}
+
+func (d *goDoor) ttl(t testing.TB) time.Duration {
+	t.Helper()
+	ttl, err := d.l.TTL(context.Background())
+	require.NoError(t, err)
+	return ttl
+}
+
+func (d *goDoor) force(t testing.TB) bool {
+	t.Helper()
+	was, err := d.l.ForceUnlock(context.Background())
+	require.NoError(t, err)
+	return was
+}
+
+// javaSide is a client of Redisson.
+type javaSide struct{ c *redisson }
+
+func (s javaSide) String() string { return "Java" }
+func (s javaSide) id() string     { return s.c.id }
+
+func (s javaSide) lock(kind, name string) door {
+	return &javaDoor{c: s.c, object: s.c.object(kind, name)}
+}
+
+type javaDoor struct {
+	c      *redisson
+	object command
+}
+
+func (d *javaDoor) call(t testing.TB, method string, args ...any) *call {
+	t.Helper()
+	return d.c.of(t, d.object, method, args...)
+}
+
+// inJava is a lease of a door in milliseconds, as Redisson wants it.
+func inJava(lease time.Duration) int64 {
+	if lease == 0 {
+		return -1
+	}
+	return lease.Milliseconds()
+}
+
+func (d *javaDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
+	t.Helper()
+	var c *call
+	switch {
+	case wait == 0 && lease == 0:
+		c = d.call(t, "tryLockAsync", thread)
+	case wait >= 0:
+		c = d.call(t, "tryLockAsync", wait.Milliseconds(), inJava(lease), ms, thread)
+	default:
+		c = d.call(t, "lockAsync", inJava(lease), ms, thread)
+	}
+	return c.entry(t, func(value json.RawMessage) bool { return string(value) != "false" }) // that of lockAsync is null
+}
+
+// entry returns the call as an attempt, and got says of a value whether it succeeded.
+func (c *call) entry(t testing.TB, got func(value json.RawMessage) bool) *entry {
+	return &entry{
+		ended:  func() bool { return len(c.done) > 0 },
+		cancel: func() { c.cancel(t) },
+		outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
+			t.Helper()
+			a, err := c.within(t, within)
+			return err == nil && got(a.Value), a.at, err
+		},
+	}
+}
+
+func (d *javaDoor) release(t testing.TB, thread uint64) error {
+	t.Helper()
+	_, err := d.call(t, "unlockAsync", thread).within(t, answers)
+	return err
+}
+
+func (d *javaDoor) locked(t testing.TB) bool {
+	t.Helper()
+	var is bool
+	d.call(t, "isLocked").must(t, &is) // isLockedAsync of a read or write lock means both
+	return is
+}
+
+// commander is the thread in Java that makes asynchronous calls.
+const commander = 1
+
+func (d *javaDoor) holds(t testing.TB, thread uint64) int {
+	t.Helper()
+	require.EqualValues(t, commander, thread, "Java tells a thread how often it holds a lock, and no other")
+	var n int
+	d.call(t, "getHoldCountAsync").must(t, &n)
+	var held bool
+	d.call(t, "isHeldByThread", thread).must(t, &held)
+	require.Equal(t, n > 0, held)
+	return n
+}
+
+func (d *javaDoor) ttl(t testing.TB) time.Duration {
+	t.Helper()
+	var left json.Number
+	d.call(t, "remainTimeToLiveAsync").must(t, &left)
+	n, err := left.Int64()
+	require.NoError(t, err)
+	return max(time.Duration(n)*time.Millisecond, 0)
+}
+
+func (d *javaDoor) force(t testing.TB) bool {
+	t.Helper()
+	var was bool
+	d.call(t, "forceUnlockAsync").must(t, &was)
+	return was
+}
+
+// pair is two sides of different languages.
+type pair struct{ first, second side }
+
+// eachPair runs a test with Go first and Java second, the other way round, and with
+// both kinds of owner in Go.
+func (p *place) eachPair(t *testing.T, test func(t *testing.T, first, second side)) {
+	t.Helper()
+	java, ours := javaSide{p.theirs(t)}, p.ours(t)
+	for _, s := range []pair{
+		{goSide{ours, false}, java}, {java, goSide{ours, false}},
+		{goSide{ours, true}, java}, {java, goSide{ours, true}},
+	} {
+		t.Run(s.first.String()+", then "+s.second.String(), func(t *testing.T) { test(t, s.first, s.second) })
+	}
+}
+
+// eachKind runs a test for each kind of lock that the version of Redisson has, with a
+// name that no other has, all at the same time.
+func (p *place) eachKind(t *testing.T, test func(t *testing.T, kind, name string)) {
+	t.Helper()
+	for _, kind := range kinds {
+		if has(p.version, kind) {
+			t.Run(kind, func(t *testing.T) {
+				t.Parallel()
+				test(t, kind, p.nameFor(t))
+			})
+		}
+	}
+}
+
+// nameFor returns a name that only this test has. On a cluster it has a hash tag, as names
+// often have there.
+func (p *place) nameFor(t testing.TB) string {
+	name := "orders of " + t.Name()
+	if p.cluster {
+		name = "{" + name + "}:1"
+	}
+	return name
+}
