@@ -34,7 +34,10 @@ const (
 	long      = time.Hour   // of leases that are no help
 )
 
-func TestMain(m *testing.M) { harness.Main(m, nil) }
+// workers are what this program does as a process of its own.
+var workers = map[string]func(args []string) error{"hold": holdWorker, "line": lineWorker}
+
+func TestMain(m *testing.M) { harness.Main(m, workers) }
 
 // locker takes the lock orders, waiting for it, and holds it for lease unless it is
 // released.
