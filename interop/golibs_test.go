@@ -35,7 +35,7 @@ const (
 )
 
 // workers are what this program does as a process of its own.
-var workers = map[string]func(args []string) error{"hold": holdWorker, "line": lineWorker}
+var workers = map[string]func(args []string) error{"hold": holdWorker, "line": lineWorker, "contend": contendWorker}
 
 func TestMain(m *testing.M) { harness.Main(m, workers) }
 
