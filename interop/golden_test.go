@@ -371,15 +371,11 @@ func (r *recorder) outcome(e *entry) string {
 // gives says what comes of releasing a lock.
 func (r *recorder) gives(d door, thread uint64) string {
 	r.t.Helper()
-	var err error
 	var held lock.Hold
 	if g, ours := d.(*goDoor); ours {
-		g.mu.Lock()
-		if last := len(g.held[thread]) - 1; last >= 0 {
-			held, g.held[thread] = g.held[thread][last], g.held[thread][:last]
-		}
-		g.mu.Unlock()
+		held = g.latest(thread) // which knows if it was lost, also for a named owner
 	}
+	var err error
 	if held != nil {
 		err = held.Unlock(context.Background())
 	} else {

@@ -133,7 +133,6 @@ type call struct {
 	id   int64
 	what string
 	done <-chan answer
-	sent time.Time
 }
 
 // command is a command for a process with Redisson: see Main.java.
@@ -151,10 +150,9 @@ func (j *jvm) give(t testing.TB, c command) *call {
 	j.calls[j.last] = done
 	line, err := json.Marshal(c)
 	require.NoError(t, err)
-	sent := time.Now()
 	_, err = j.in.Write(append(line, '\n'))
 	require.NoError(t, err)
-	return &call{j: j, id: j.last, what: string(line), done: done, sent: sent}
+	return &call{j: j, id: j.last, what: string(line), done: done}
 }
 
 // within waits for the answer. Its error is the exception, if there was one. The

@@ -20,8 +20,7 @@ import (
 type monitor struct {
 	addr string
 	mu   sync.Mutex
-	seen []monitored
-	told int // how many of them since has returned
+	seen []monitored // but for what since has returned
 }
 
 // monitored is a command that a server has run.
@@ -93,9 +92,9 @@ func (m *monitor) since(t testing.TB) []monitored {
 	m.settle(t)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	told := m.told
-	m.told = len(m.seen)
-	return m.seen[told:]
+	seen := m.seen
+	m.seen = nil
+	return seen
 }
 
 // attempts counts how often somebody has tried to get what has that name, or has

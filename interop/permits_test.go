@@ -40,22 +40,42 @@ func poolOf(s side, kind, name string) pool {
 	switch s := s.(type) {
 	case goSide:
 		if kind == "semaphore" {
-			return goNumber{s.c.Semaphore(name)}
+			of := s.c.Semaphore(name)
+			return goNumber{goPool{of}, of}
 		}
-		return goPermits{s.c.PermitSemaphore(name)}
+		of := s.c.PermitSemaphore(name)
+		return goPermits{goPool{of}, of}
 	case javaSide:
 		return &javaPool{s.c, s.c.object(kind, name), kind == "permits"}
 	}
 	panic("no side " + s.String())
 }
 
-type goNumber struct{ s *semaphore.Semaphore }
+// goPool is what both kinds of semaphore of ours have.
+type goPool struct {
+	of interface {
+		TrySetPermits(ctx context.Context, permits int) (bool, error)
+		Available(ctx context.Context) (int, error)
+	}
+}
 
-func (p goNumber) set(t testing.TB, permits int) bool {
+func (p goPool) set(t testing.TB, permits int) bool {
 	t.Helper()
-	set, err := p.s.TrySetPermits(context.Background(), permits)
+	set, err := p.of.TrySetPermits(context.Background(), permits)
 	require.NoError(t, err)
 	return set
+}
+
+func (p goPool) free(t testing.TB) int {
+	t.Helper()
+	n, err := p.of.Available(context.Background())
+	require.NoError(t, err)
+	return n
+}
+
+type goNumber struct {
+	goPool
+	s *semaphore.Semaphore
 }
 
 func (p goNumber) take(t testing.TB, permits int, wait, _ time.Duration) *taking {
@@ -73,20 +93,9 @@ func (p goNumber) give(t testing.TB, permits int, _ ...string) error {
 	return p.s.Release(context.Background(), permits)
 }
 
-func (p goNumber) free(t testing.TB) int {
-	t.Helper()
-	n, err := p.s.Available(context.Background())
-	require.NoError(t, err)
-	return n
-}
-
-type goPermits struct{ e *semaphore.Expirable }
-
-func (p goPermits) set(t testing.TB, permits int) bool {
-	t.Helper()
-	set, err := p.e.TrySetPermits(context.Background(), permits)
-	require.NoError(t, err)
-	return set
+type goPermits struct {
+	goPool
+	e *semaphore.Expirable
 }
 
 func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *taking {
@@ -109,13 +118,6 @@ func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *t
 func (p goPermits) give(t testing.TB, _ int, ids ...string) error {
 	t.Helper()
 	return p.e.Release(context.Background(), ids...)
-}
-
-func (p goPermits) free(t testing.TB) int {
-	t.Helper()
-	n, err := p.e.Available(context.Background())
-	require.NoError(t, err)
-	return n
 }
 
 type javaPool struct {

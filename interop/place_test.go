@@ -158,10 +158,7 @@ func (p *place) theirs(t testing.TB, lines ...string) *redisson {
 // conn returns a bare connection, closed when the test ends.
 func (p *place) conn(t testing.TB) rueidis.Client {
 	t.Helper()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: p.addrs(), DisableCache: true})
-	require.NoError(t, err)
-	t.Cleanup(conn.Close)
-	return conn
+	return harness.ConnAt(t, p.addrs())
 }
 
 // do sends a command about a key and returns its reply.

@@ -226,14 +226,23 @@ func (d *goDoor) release(t testing.TB, thread uint64) error {
 	if d.side.named {
 		return d.l.Unlock(d.as(t, thread))
 	}
+	if h := d.latest(thread); h != nil {
+		return h.Unlock(context.Background())
+	}
+	return lock.ErrNotHeld
+}
+
+// latest returns the hold that the thread has taken last, to be given back, or nil.
+func (d *goDoor) latest(thread uint64) lock.Hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	holds := d.held[thread]
-	if len(holds) == 0 {
-		return lock.ErrNotHeld
+	last := len(d.held[thread]) - 1
+	if last < 0 {
+		return nil
 	}
-	d.held[thread] = holds[:len(holds)-1]
-	return holds[len(holds)-1].Unlock(context.Background())
+	h := d.held[thread][last]
+	d.held[thread] = d.held[thread][:last]
+	return h
 }
 
 func (d *goDoor) locked(t testing.TB) bool {

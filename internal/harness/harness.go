@@ -136,7 +136,13 @@ func ClientAt(t testing.TB, addrs []string, opts ...redlatch.Option) *redlatch.C
 // Conn returns a bare connection to a server, closed when the test ends.
 func Conn(t testing.TB, addr string) rueidis.Client {
 	t.Helper()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, DisableCache: true})
+	return ConnAt(t, []string{addr})
+}
+
+// ConnAt is Conn for the nodes of a cluster.
+func ConnAt(t testing.TB, addrs []string) rueidis.Client {
+	t.Helper()
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, DisableCache: true})
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return conn
