@@ -2,7 +2,9 @@ package pubsub_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
+	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -329,6 +331,46 @@ func TestShardedChannelsFollowTheirSlots(t *testing.T) {
 		require.Equal(t, subscribed, ears["ch7"].next(t))
 		require.NoError(t, publish("ch7"))
 		require.Equal(t, message("1"), ears["ch7"].next(t))
+	})
+}
+
+// The hub asks all nodes of a cluster where the slots are, and rueidis connects to
+// each under the context of who needs it first: whoever else needs that node then
+// must not be cut short because another node has answered.
+func TestTheFirstAnswerEndsNoOtherConnection(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		fast, slow := cluster.Primaries[0].Addr, cluster.Primaries[1].Addr
+		dialled, release := make(chan context.Context, 10), make(chan struct{})
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{fast}, DisableCache: true,
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if addr == slow {
+					dialled <- ctx
+					select {
+					case <-release:
+					case <-ctx.Done():
+					}
+				}
+				return d.DialContext(ctx, "tcp", addr)
+			},
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		name := ""
+		for i := 0; name == ""; i++ {
+			if k := fmt.Sprint("ch", i); cluster.Owner(k).Addr == fast {
+				name = k
+			}
+		}
+		h := pubsub.New(conn, pubsub.Options{Sharded: true})
+		defer h.Close()
+		e := newEar()
+		h.Subscribe(name, e)
+		dial := <-dialled
+		require.Equal(t, subscribed, e.next(t))
+		require.NoError(t, dial.Err())
+		close(release)
 	})
 }
 

@@ -29,20 +29,24 @@ const refreshInterval = 100 * time.Millisecond
 
 // refresh asks all nodes and believes the first that answers: one that hangs
 // must not hold up the channels of the others. If none answers, what was known
-// stays.
+// stays. Nobody else is cut short by its end: rueidis connects to a node under
+// the context of who needs it first, for all who need it, so every question has
+// a context of its own, which the first answer does not end.
 func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client) {
 	if time.Since(t.asked) < refreshInterval {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, lookTimeout)
-	defer cancel()
 	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
 		go func() {
+			ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+			defer cancel()
 			reply, _ := node.Do(wire.Shared(ctx), node.B().ClusterSlots().Build()).ToArray()
 			answers <- parseSlots(reply, addr)
 		}()
 	}
+	patience, cancel := context.WithTimeout(ctx, lookTimeout)
+	defer cancel()
 	for range nodes {
 		select {
 		case ranges := <-answers:
@@ -50,7 +54,7 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 				t.ranges, t.asked = ranges, time.Now()
 				return
 			}
-		case <-ctx.Done():
+		case <-patience.Done():
 			return
 		}
 	}
