@@ -200,7 +200,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
-	if err := ping(ctx, conn); err != nil {
+	if err := ping(ctx, endless(ctx), conn); err != nil {
 		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
 	}
 	sharded, err := sharded(ctx, conn, cfg.mode)
@@ -232,9 +232,10 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	return c, nil
 }
 
-func ping(ctx context.Context, conn rueidis.Client) error {
+// ping asks in requests with a context of their own.
+func ping(ctx, request context.Context, conn rueidis.Client) error {
 	return anyNode(ctx, conn, func(node rueidis.Client) error {
-		return node.Do(wire.Shared(ctx), node.B().Ping().Build()).Error()
+		return node.Do(request, node.B().Ping().Build()).Error()
 	})
 }
 
@@ -266,6 +267,12 @@ func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Cli
 	return err
 }
 
+// endless returns the context for a request that is left behind when ctx ends. With the
+// first request whose context can end rueidis gives a connection two goroutines, through
+// which all go from then on: whoever takes one lock after the other waits for those, too.
+// So what is asked of every new connection is asked without.
+func endless(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+
 // sharded decides which kind of pub/sub to use, by the same probe as Redisson:
 // a cluster whose nodes answer PUBSUB SHARDNUMSUB shards.
 func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, error) {
@@ -277,7 +284,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
 	err := anyNode(ctx, conn, func(node rueidis.Client) error {
-		return node.Do(wire.Shared(ctx), node.B().PubsubShardnumsub().Build()).Error()
+		return node.Do(endless(ctx), node.B().PubsubShardnumsub().Build()).Error()
 	})
 	if err == nil {
 		return true, nil
@@ -317,7 +324,7 @@ func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
 		return err
 	}
-	return ping(ctx, c.conn)
+	return ping(ctx, wire.Shared(ctx), c.conn)
 }
 
 // PubSub returns a snapshot of the hub that wakes this client's waiters.

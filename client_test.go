@@ -10,6 +10,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -509,6 +510,47 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 		require.Contains(t, log.String(), "client_test.go")
 	})
 }
+
+// A hold is noticed by a finalizer, and those of a process run one after the other.
+func TestALoggerThatBlocksHoldsUpNoFinalizers(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		logging, blocked := make(chan struct{}, 1), make(chan struct{})
+		goOn := sync.OnceFunc(func() { close(blocked) })
+		defer goOn()
+		log := slog.New(slog.NewTextHandler(writerFunc(func(b []byte) (int, error) {
+			logging <- struct{}{}
+			<-blocked
+			return len(b), nil
+		}), nil))
+		c := harness.Client(t, s, redlatch.WithLogger(log), redlatch.WithoutStartupChecks())
+		_, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		harness.Eventually(t, 10*time.Second, "it is logged", func() bool {
+			runtime.GC()
+			return len(logging) > 0
+		})
+		other := make(chan struct{})
+		func() { runtime.SetFinalizer(new([1]*int), func(*[1]*int) { close(other) }) }()
+		harness.Eventually(t, 10*time.Second, "another finalizer runs", func() bool {
+			runtime.GC()
+			select {
+			case <-other:
+				return true
+			default:
+				return false
+			}
+		})
+		goOn()
+		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
+			locked, err := c.Lock("orders").IsLocked(t.Context())
+			return err == nil && !locked
+		})
+	})
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
 
 func TestManyHoldsAreRenewedTogether(t *testing.T) {
 	const timeout, holds = 2 * time.Second, 500

@@ -144,7 +144,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 		uses = append(uses, c.usesOf(key)...)
 		uses = append(uses, c.otherUsesOf(key)...)
 	}
-	return c.probe(ctx, uses)
+	return c.probe(ctx, wire.Shared(ctx), uses)
 }
 
 // startupName is of a lock that nobody has: what the user may do with it tells
@@ -163,7 +163,7 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 		return // the first use of a lock will tell
 	}
 	uses := c.usesOf(key)
-	report, err := c.probe(ctx, uses)
+	report, err := c.probe(ctx, endless(ctx), uses)
 	if err != nil {
 		c.s.Logger.Warn("redlatch: startup check: not complete", "error", err)
 	}
@@ -329,8 +329,9 @@ func latchUses(key string) *useList {
 	return u
 }
 
-// probe asks all nodes at once. A node that hangs is left behind when ctx ends.
-func (c *Client) probe(ctx context.Context, uses []use) (Report, error) {
+// probe asks all nodes at once, in requests with a context of their own. A node that hangs
+// is left behind when ctx ends.
+func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error) {
 	type answer struct {
 		node     Node
 		findings []Finding
@@ -341,7 +342,7 @@ func (c *Client) probe(ctx context.Context, uses []use) (Report, error) {
 	for addr, conn := range nodes {
 		go func() {
 			var a answer
-			a.node, a.findings, a.err = probeNode(ctx, addr, conn, uses)
+			a.node, a.findings, a.err = probeNode(request, addr, conn, uses)
 			answers <- a
 		}()
 	}
@@ -366,7 +367,7 @@ func (c *Client) probe(ctx context.Context, uses []use) (Report, error) {
 
 func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use) (Node, []Finding, error) {
 	n := Node{Addr: addr}
-	info, err := conn.Do(wire.Shared(ctx), conn.B().Info().Build()).ToString()
+	info, err := conn.Do(ctx, conn.B().Info().Build()).ToString()
 	if err != nil && !forbidden(err) {
 		return n, nil, fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	}

@@ -1,10 +1,12 @@
 package redlatch_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -196,5 +198,36 @@ func TestStartupChecks(t *testing.T) {
 				assert.Equal(t, tt.missing, missing)
 			})
 		}
+	})
+}
+
+// endless fails the test if a request can end before it has an answer.
+type endless struct {
+	rueidis.Client
+	t *testing.T
+}
+
+func (e endless) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	assert.Nil(e.t, ctx.Done(), cmd.Commands())
+	return e.Client.Do(ctx, cmd)
+}
+
+func (e endless) Nodes() map[string]rueidis.Client {
+	nodes := e.Client.Nodes()
+	for addr, node := range nodes {
+		nodes[addr] = endless{node, e.t}
+	}
+	return nodes
+}
+
+// Such a request would have rueidis use the connection in another way from then on,
+// which is slower for those who use it alone.
+func TestANewClientAsksNothingThatCanEnd(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		c, err := redlatch.Wrap(ctx, endless{harness.Conn(t, s.Addr), t})
+		require.NoError(t, err)
+		c.Close()
 	})
 }
