@@ -3,6 +3,8 @@ package redlatch_test
 import (
 	"context"
 	"fmt"
+	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -216,4 +218,51 @@ func everyKindIsRenewed(t *testing.T, addrs []string) {
 		require.NoError(t, h.Context().Err(), h.Name())
 		require.NoError(t, h.Unlock(t.Context()), h.Name())
 	}
+}
+
+// TestWhoDropsAHoldIsNamed has holds of every kind collected: the log says where each
+// was acquired, however it was.
+func TestWhoDropsAHoldIsNamed(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var log harness.Log
+		c, ctx := harness.Client(t, s, redlatch.WithLogger(log.Logger())), t.Context()
+		permits := c.PermitSemaphore("permits")
+		require.NoError(t, permits.SetPermits(ctx, 4))
+		errOf := func(_ any, err error) error { return err }
+		drops := map[string]func() error{
+			"permit":      func() error { return errOf(permits.Acquire(ctx)) },
+			"permits":     func() error { return errOf(permits.AcquireN(ctx, 1)) },
+			"try permit":  func() error { return errOf(permits.TryAcquire(ctx)) },
+			"try permits": func() error { return errOf(permits.TryAcquireN(ctx, 1)) },
+			"no Locker":   func() error { return errOf(c.Lock("no Locker").Lock(ctx)) },
+		}
+		for kind, of := range map[string]func(name string) lock.Locker{
+			"lock":   func(name string) lock.Locker { return c.Lock(name) },
+			"fenced": func(name string) lock.Locker { return c.FencedLock(name) },
+			"spin":   func(name string) lock.Locker { return c.SpinLock(name) },
+			"plain":  func(name string) lock.Locker { return c.PlainLock(name) },
+			"fair":   func(name string) lock.Locker { return c.FairLock(name) },
+			"read":   func(name string) lock.Locker { return c.RWLock(name).Read() },
+			"write":  func(name string) lock.Locker { return c.RWLock(name).Write() },
+			"multi":  func(name string) lock.Locker { return c.MultiLock(c.Lock(name), c.FairLock("fair "+name)) },
+			"red":    func(name string) lock.Locker { return c.RedLock(c.Lock(name)) },
+		} {
+			l, try := of("a "+kind), of("another "+kind)
+			drops[kind] = func() error { return errOf(l.Lock(ctx)) }
+			drops["try "+kind] = func() error { return errOf(try.TryLock(ctx)) }
+		}
+		for kind, drop := range drops {
+			t.Run(kind, func(t *testing.T) {
+				before := len(log.String())
+				require.NoError(t, drop())
+				dropped := ""
+				harness.Eventually(t, 10*time.Second, "it is logged", func() bool {
+					runtime.GC()
+					dropped = log.String()[before:]
+					return strings.Contains(dropped, "dropped without")
+				})
+				require.Regexp(t, `acquired="github.com/redlatch/redlatch_test\.\S*TestWhoDropsAHoldIsNamed\S* \(\S*kinds_test.go:\d+\)"`, dropped)
+			})
+		}
+	})
 }

@@ -120,8 +120,8 @@ func WithPubSubMode(m pubsub.Mode) Option {
 
 // WithHandOffLimit sets how many times in a row a lock may be passed from one
 // waiter of this process to the next before it is released for all. Passing on
-// costs one round trip instead of three; the limit is what other processes wait
-// for. The default is 16; 0 never passes on.
+// costs one round trip at most instead of three; the limit is what other processes
+// wait for. The default is 16; 0 never passes on.
 func WithHandOffLimit(n int) Option {
 	return func(c *config) error {
 		if n < 0 {

@@ -48,6 +48,7 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 		}
 	}
 	l := locking.New(s, p, name)
+	p.own = p.about(l.Key())
 	return &Lock{l.Member(), l, p}
 }
 

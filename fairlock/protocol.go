@@ -91,6 +91,13 @@ type Waiter struct {
 type protocol struct {
 	s            *session.Session
 	nonReentrant bool
+	own          common // of the lock that it is the protocol of
+}
+
+// common is what the scripts about a lock have in common: the keys, and the first args.
+type common struct {
+	key        string
+	keys, args []string
 }
 
 func newProtocol(s *session.Session) *protocol {
@@ -107,7 +114,7 @@ func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.
 func (p *protocol) Backoff(int) time.Duration { return 0 }
 
 func (p *protocol) Renewer() watchdog.Renewer {
-	return locking.HashRenewer{Client: p.s.Client}
+	return locking.Renewer(p.s)
 }
 
 // PlaceTime is short, because it is what a dead waiter costs those behind it, and
@@ -125,19 +132,31 @@ func keys(key string) []string {
 	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
 }
 
-// args are what nearly every script has first, and more.
-func (p *protocol) args(key string, more ...string) []string {
-	return append([]string{
+// about returns what nearly every script about a lock has first.
+func (p *protocol) about(key string) common {
+	if key == p.own.key {
+		return p.own
+	}
+	return common{key, keys(key), []string{
 		wire.Millis(p.s.FairWait), wire.Millis(p.PlaceTime()), p.s.Publish, wire.LockChannel(key), wire.PayloadUnlocked,
-	}, more...)
+	}}
+}
+
+// withKeys returns the keys, and behind them that of the claim's ticket if it has one.
+func (a common) withKeys(c *locking.Claim) []string { return c.Keys(slices.Clip(a.keys)...) }
+
+// with returns the args, and more.
+func (a common) with(more ...string) []string {
+	return append(append(make([]string, 0, len(a.args)+len(more)), a.args...), more...)
 }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	var answers []locking.Answer
 	var err error
 	if c.Named() {
-		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, c.Keys(keys(c.Key)...),
-			p.args(c.Key, c.Owner.String(), wire.Millis(c.Lease), wire.Flag(c.Waits), wire.Flag(!p.nonReentrant))))
+		about := p.about(c.Key)
+		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, about.withKeys(c),
+			about.with(c.Owner.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits), wire.Flag(!p.nonReentrant))))
 	} else {
 		answers, err = p.AcquireAll(ctx, []*locking.Claim{c})
 	}
@@ -148,11 +167,12 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 }
 
 func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
-	args := p.args(claims[0].Key)
+	about := p.about(claims[0].Key)
+	args := append(make([]string, 0, len(about.args)+3*len(claims)), about.args...)
 	for _, c := range claims {
-		args = append(args, c.Owner.String(), wire.Millis(c.Lease), wire.Flag(c.Waits))
+		args = append(args, c.Owner.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
 	}
-	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, keys(claims[0].Key), args))
+	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, about.keys, args))
 }
 
 func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
@@ -182,7 +202,7 @@ func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, er
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	next, lease := "", ""
 	if len(to) > 0 {
-		next, lease = to[0].Owner.String(), wire.Millis(to[0].Lease)
+		next, lease = to[0].Owner.String(), p.s.Millis(to[0].Lease)
 	}
 	n, err := p.release(ctx, from, next, lease)
 	if n == replyPassed {
@@ -199,8 +219,9 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (lo
 	var n int64
 	var err error
 	if c.Named() {
-		args := p.args(c.Key, append([]string{c.Owner.String()}, c.ReleaseArgs(undo)...)...)
-		n, err = releaseNamedScript.Exec(ctx, p.s.Client, c.Keys(keys(c.Key)...), args).AsInt64()
+		about := p.about(c.Key)
+		args := about.with(append([]string{c.Owner.String()}, c.ReleaseArgs(undo)...)...)
+		n, err = releaseNamedScript.Exec(ctx, p.s.Client, about.withKeys(c), args).AsInt64()
 	} else {
 		n, err = p.release(ctx, c, "", "")
 	}
@@ -208,7 +229,8 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (lo
 }
 
 func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease string) (int64, error) {
-	return releaseScript.Exec(ctx, p.s.Client, keys(from.Key), p.args(from.Key, from.Owner.String(), to, lease)).AsInt64()
+	about := p.about(from.Key)
+	return releaseScript.Exec(ctx, p.s.Client, about.keys, about.with(from.Owner.String(), to, lease)).AsInt64()
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
@@ -223,12 +245,14 @@ func (p *protocol) Rename(ctx context.Context, from, to *locking.Claim) (bool, e
 // Leave gives up the place of the claim's owner, who may be that of other waiters
 // if it was named.
 func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
-	return leaveScript.Exec(ctx, p.s.Client, keys(c.Key), p.args(c.Key, c.Owner.String())).Error()
+	about := p.about(c.Key)
+	return leaveScript.Exec(ctx, p.s.Client, about.keys, about.with(c.Owner.String())).Error()
 }
 
 // Force opens the lock, whoever holds it, and reports whether anybody did.
 func (p *protocol) Force(ctx context.Context, key string) (bool, error) {
-	return forceUnlockScript.Exec(ctx, p.s.Client, keys(key), p.args(key)).AsBool()
+	about := p.about(key)
+	return forceUnlockScript.Exec(ctx, p.s.Client, about.keys, about.args).AsBool()
 }
 
 // Queue returns who waits and is alive, the first first.

@@ -61,7 +61,8 @@ type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
 
-	// Owner returns the owner the lock is held by on the server.
+	// Owner returns the owner the lock is held by on the server. Asked for only after
+	// Unlock it may be one that never held anything.
 	Owner() Owner
 
 	// Context returns a child of the context given to Lock that ends when the
@@ -94,12 +95,15 @@ type Hold interface {
 	// Unlock ends the hold and releases the lock. It always tries, also when
 	// ctx has ended already, and blocks until the server has answered. While it
 	// does not, Unlock begins tries for 5 s, and each may take as long as the
-	// connection allows (3 s where the client made it).
+	// connection allows (3 s where the client made it). If others of this process
+	// had the lock just before, or wait for it, that may be three times as long: they
+	// share their requests, one after the other.
 	//
 	// It returns ErrNotHeld if this hold was unlocked before, an error that
 	// matches ErrLost (a *LostError) if the lock was lost before, and one that
 	// matches ErrIndeterminate if the server never answered; the release is
-	// then tried further in the background, and the lease bounds it.
+	// then tried further in the background, and the lease bounds it, unless the next
+	// waiter of this process has the lock by then.
 	Unlock(ctx context.Context) error
 }
 

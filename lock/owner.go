@@ -19,7 +19,11 @@ type Owner struct{ id string }
 // matches ErrInvalid for any other id. Most callers want Client.NewOwner,
 // which picks a number nobody else has.
 func NewOwner(clientID string, number uint64) (Owner, error) {
-	return ParseOwner(clientID + ":" + strconv.FormatUint(number, 10))
+	if _, err := uuid.Parse(clientID); len(clientID) != uuidLen || err != nil {
+		return Owner{}, fmt.Errorf("%w: client id %q is not a UUID", ErrInvalid, clientID)
+	}
+	id := make([]byte, 0, uuidLen+len(":18446744073709551615"))
+	return Owner{id: string(strconv.AppendUint(append(append(id, clientID...), ':'), number, 10))}, nil
 }
 
 // uuidLen is the length of a UUID's text form with hyphens.

@@ -25,6 +25,7 @@ import (
 // when to use it.
 type Red struct {
 	whole
+	known   []*locking.Lock // what the members stand on, nil where that is not known
 	quorum  int
 	timeout time.Duration // 0: as serverTimeout says
 	queue   string        // the name of the local queue
@@ -50,6 +51,7 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 		}
 		l, ok := locking.Find(m)
 		if !ok {
+			r.known = append(r.known, nil)
 			if slices.ContainsFunc(members[:i], func(other lock.Locker) bool { return same(m, other) }) {
 				r.err = fmt.Errorf("%w: lock %q is there twice in a red lock", lock.ErrInvalid, m.Name())
 				return r
@@ -65,12 +67,13 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 			r.err = fmt.Errorf("%w: two members of the red lock %q are of one client: each needs a server of its own", lock.ErrInvalid, r.is.Name)
 			return r
 		}
+		r.known = append(r.known, l)
 		sessions = append(sessions, l.Session())
 		if l.Session() == s {
 			r.channel = l.Channel()
 		}
 		r.shared = r.shared && l.Shared()
-		fmt.Fprintf(&id, "%s %q;", l.Session().ID, l.Key())
+		fmt.Fprintf(&id, "%s %s %q;", l.Kind(), l.Session().ID, l.Key())
 	}
 	r.queue = id.String()
 	if n := len(members); n%2 == 0 {
@@ -188,24 +191,26 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
-	for _, m := range r.members {
-		if l, ok := locking.Find(m); ok {
-			if err := l.Check(ctx); errors.Is(err, lock.ErrInvalid) {
-				return nil, err
-			}
+	for _, l := range r.known {
+		if l == nil {
+			continue
+		}
+		if err := l.Check(ctx); errors.Is(err, lock.ErrInvalid) {
+			return nil, err
 		}
 	}
 	h := &redHold{
 		life: life{of: &r.whole}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
-		members: make([]redMember, len(r.members)), changed: make(chan struct{}, 1),
+		ballot: &ballot{r: r, members: make([]redMember, len(r.members)), changed: make(chan struct{}, 1)},
 	}
 	if h.ttl <= drift(h.ttl) {
 		return nil, fmt.Errorf("%w: lease %v: that of a red lock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
-	_, named := lock.OwnerFrom(ctx)
+	_, h.named = lock.OwnerFrom(ctx)
+	h.fixed = o.Lease > 0
 	req := queue.Request{
 		Key: h.key(), Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
-		Once: once, MayHold: named, NoHandOff: true, Eager: r.shared, Shared: r.shared,
+		Once: once, MayHold: h.named, NoHandOff: !h.plain(), Eager: r.shared, Shared: r.shared,
 	}
 	if o.Bounded && !once {
 		h.deadline = time.Now().Add(o.Wait)
@@ -235,6 +240,8 @@ type redHold struct {
 	life
 	r        *Red
 	once     bool
+	named    bool
+	fixed    bool          // not renewed
 	deadline time.Time     // of Wait
 	ttl      time.Duration // of the members' leases
 	rounds   int
@@ -242,7 +249,16 @@ type redHold struct {
 	again    time.Time // when the next round may begin
 	sent     time.Time // when the round that succeeded began
 	lease    watchdog.Lease
+	relay    *locking.Relay // of the members, if they are passed on as they are
+	extended atomic.Bool    // by the caller
 
+	*ballot
+}
+
+// ballot is what the members have answered. It goes from hold to hold when these are
+// passed on as they are.
+type ballot struct {
+	r       *Red
 	votes   sync.Mutex
 	round   int // the current one; what answers to an earlier one is given back
 	members []redMember
@@ -299,7 +315,7 @@ func (h *redHold) Try(ctx context.Context) (queue.Verdict, error) {
 func (h *redHold) poll(ctx context.Context) (yes int, decided bool) {
 	patience, cancel := context.WithTimeout(ctx, h.soon(h.r.serverTimeout(h.ttl)))
 	defer cancel()
-	round := h.newRound()
+	round, b := h.newRound(), h.ballot
 	for i := range h.members {
 		h.ask(ctx, i, round, h.ttl)
 	}
@@ -309,7 +325,7 @@ func (h *redHold) poll(ctx context.Context) (yes int, decided bool) {
 	after := func(over *atomic.Bool, d time.Duration) *time.Timer {
 		return time.AfterFunc(max(d, 4*time.Since(began)), func() {
 			over.Store(true)
-			h.tell()
+			b.tell()
 		})
 	}
 	var hurry, met struct {
@@ -383,17 +399,17 @@ func (h *redHold) soon(d time.Duration) time.Duration {
 
 // twins returns an error if two members are known to be on one server.
 func (r *Red) twins() error {
-	servers := make(map[string]bool)
-	for i, m := range r.members {
-		l, ok := locking.Find(m)
-		if !ok {
-			continue
+	id := func(l *locking.Lock) string {
+		if l == nil {
+			return ""
 		}
-		id := l.Session().KnownServer().ID
-		if id != "" && servers[id] {
+		return l.Session().KnownServer().ID
+	}
+	for i, l := range r.known {
+		server := id(l)
+		if server != "" && slices.ContainsFunc(r.known[:i], func(other *locking.Lock) bool { return id(other) == server }) {
 			return fmt.Errorf("%w: red lock %q: server %d is one of those before it", lock.ErrInvalid, r.is.Name, i+1)
 		}
-		servers[id] = true
 	}
 	return nil
 }
@@ -435,52 +451,51 @@ func isTaken(err error) bool {
 // ask makes an attempt for one member in the background. What it gets is given back
 // unless the round is still the current one.
 func (h *redHold) ask(ctx context.Context, i, round int, lease time.Duration) {
+	b := h.ballot // of this hold now
 	asked := h.r.s.Go(func(context.Context) {
 		// Who asks may leave: what comes of it is given back then. And the hold of a member
 		// may outlive its context, which nobody looks at.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.r.serverTimeout(h.ttl))
 		defer cancel()
-		if l, ok := locking.Find(h.r.members[i]); ok {
-			// Before it has a vote: twins have only one. If that is refused nobody knows.
-			if !l.Session().AskedServer() {
-				_, _ = l.Session().Server(ctx)
-				h.tell()
-			}
+		// Before it has a vote: twins have only one. If that is refused nobody knows.
+		if l := h.r.known[i]; l != nil && !l.Session().AskedServer() {
+			_, _ = l.Session().Server(ctx)
+			b.tell()
 		}
 		hold, err := h.r.members[i].TryLock(ctx, lock.Lease(lease))
-		h.answered(ctx, i, round, hold, err)
+		b.answered(ctx, i, round, hold, err)
 	})
 	if !asked {
-		h.answered(ctx, i, round, nil, lock.ErrClosed)
+		b.answered(ctx, i, round, nil, lock.ErrClosed)
 	}
 }
 
 // answered notes what an attempt for a member has brought.
-func (h *redHold) answered(ctx context.Context, i, round int, hold lock.Hold, err error) {
-	h.votes.Lock()
-	if round != h.round {
-		h.votes.Unlock()
+func (b *ballot) answered(ctx context.Context, i, round int, hold lock.Hold, err error) {
+	b.votes.Lock()
+	if round != b.round {
+		b.votes.Unlock()
 		if err == nil {
 			unlock := func(ctx context.Context) { _ = hold.Unlock(ctx) }
-			if !h.inBackground(i, unlock) {
+			if !b.r.inBackground(i, unlock) {
 				unlock(ctx) // the client is being closed, and waits for this
 			}
 		}
 		return
 	}
-	m := &h.members[i]
+	m := &b.members[i]
 	m.asking, m.err = false, err
 	if err == nil {
 		m.part = &redPart{hold}
 	}
-	h.votes.Unlock()
-	h.tell()
+	b.votes.Unlock()
+	b.tell()
 }
 
 // tell tells poll that something has changed.
-func (h *redHold) tell() {
+func (b *ballot) tell() {
 	select {
-	case h.changed <- struct{}{}:
+	case b.changed <- struct{}{}:
 	default:
 	}
 }
@@ -491,7 +506,7 @@ func (h *redHold) strangers() bool {
 	h.votes.Lock()
 	defer h.votes.Unlock()
 	for i, m := range h.members {
-		if l, ok := locking.Find(h.r.members[i]); ok && m.asking && !l.Session().AskedServer() {
+		if l := h.r.known[i]; l != nil && m.asking && !l.Session().AskedServer() {
 			return true
 		}
 	}
@@ -501,9 +516,9 @@ func (h *redHold) strangers() bool {
 // inBackground runs f, which is about a member, as a task of the client of that member: the
 // one of the red lock may be closed before f ends. It reports whether it does: not on a
 // client that is closed.
-func (h *redHold) inBackground(i int, f func(ctx context.Context)) bool {
-	s := h.r.s
-	if l, ok := locking.Find(h.r.members[i]); ok {
+func (r *Red) inBackground(i int, f func(ctx context.Context)) bool {
+	s := r.s
+	if l := r.known[i]; l != nil {
 		s = l.Session()
 	}
 	return s.Go(f)
@@ -589,12 +604,19 @@ func isFinal(err error) bool {
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	h.life.begin(ctx)
+	if h.relay != nil && o.MaxHold > 0 {
+		o.MaxHold += time.Since(h.sent) // it counts from when it was passed on
+	}
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.ttl - drift(h.ttl), MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = redRenewer{}
 	}
 	h.lease.Key = h.r.queue
 	watched := h.r.s.Dog.Watch(&h.lease, h, terms)
+	if h.relay != nil && h.relay.Gone() {
+		h.Lost(lock.ReasonGone, nil)
+		h.lease.Forget() // it may have been lost before it was watched
+	}
 	switch {
 	case !watched || h.r.s.Err() != nil:
 		return errors.Join(lock.ErrClosed, exceptLost(h.unlock(ctx)))
@@ -617,14 +639,37 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	if reason == lock.ReasonMaxHold || reason == lock.ReasonClosed {
 		// The work under it may not have noticed yet: what is held is left to its lease, or
 		// to Unlock.
-		h.votes.Lock()
-		h.round++
-		h.votes.Unlock()
+		h.lateIsOver()
 	} else {
-		members := h.take()
-		h.r.s.Go(func(context.Context) { h.unlockEach(context.Background(), members) }) // the watchdog does not wait
+		h.r.s.Go(func(context.Context) { h.giveBack(context.Background()) }) // the watchdog does not wait
 	}
 	h.r.s.Queues.Released(h.key(), h, queue.Release{Told: -1})
+}
+
+// lateIsOver has members given back that are got from now on.
+func (h *redHold) lateIsOver() {
+	h.votes.Lock()
+	defer h.votes.Unlock()
+	h.round++
+}
+
+// giveBack gives back what there may be of a hold that is lost, in the background. Those
+// who have passed the members on before have their answers first.
+func (h *redHold) giveBack(ctx context.Context) {
+	if h.relay == nil {
+		h.unlockEach(ctx, h.take())
+		return
+	}
+	h.lateIsOver()
+	free := func(context.Context) {
+		_ = h.relay.Finish(func() error {
+			_, err := h.free(ctx)
+			return err
+		})
+	}
+	if !h.r.s.Go(free) {
+		free(ctx) // members may be of clients that are open
+	}
 }
 
 // RenewalFailed implements watchdog.Holder.
@@ -637,20 +682,29 @@ func (h *redHold) remaining() time.Duration { return h.lease.Remaining() }
 // freeing is members on the way to be free.
 type freeing struct {
 	n    int
-	each chan error // one for each, with room for all
+	each chan freed // one for each, with room for all
+}
+
+// freed is what became of one.
+type freed struct {
+	err  error
+	told int
 }
 
 // unlockEach gives back the members that are held, in the background. What is of a client
 // that is being closed is given back before it returns.
 func (h *redHold) unlockEach(ctx context.Context, members []redMember) freeing {
-	f := freeing{each: make(chan error, len(members))}
+	f := freeing{each: make(chan freed, len(members))}
 	for i, m := range members {
 		if m.part == nil {
 			continue
 		}
 		f.n++
-		unlock := func(context.Context) { f.each <- m.part.Unlock(ctx) }
-		if !h.inBackground(i, unlock) {
+		unlock := func(context.Context) {
+			err := m.part.Unlock(ctx)
+			f.each <- freed{err, locking.Told(m.part.Hold)}
+		}
+		if !h.r.inBackground(i, unlock) {
 			defer unlock(ctx)
 		}
 	}
@@ -661,16 +715,111 @@ func (h *redHold) unlock(ctx context.Context) error {
 	h.lease.Check()
 	if err := h.end(); err != nil {
 		if errors.Is(err, lock.ErrLost) {
-			h.unlockEach(context.WithoutCancel(ctx), h.take())
+			h.giveBack(context.WithoutCancel(ctx))
 		}
 		return err
 	}
 	h.lease.Forget()
 	ctx, done := h.span.StartRelease(ctx)
-	h.r.s.Queues.Turn(h.key())
-	err := h.free(context.WithoutCancel(ctx))
-	h.r.s.Queues.Released(h.key(), h, queue.Release{Told: -1, Turn: true})
-	return h.released(err, done)
+	return h.released(h.pass(context.WithoutCancel(ctx)), done)
+}
+
+// pass passes the members on to the next waiter of this process if that one can have them
+// as they are (see locking.Relay), or gives them back.
+func (h *redHold) pass(ctx context.Context) error {
+	queues, key := h.r.s.Queues, h.key()
+	if h.relay != nil && queues.Next(key) == nil {
+		h.relay.Await() // whoever passed them on is about to be back
+	}
+	for h.relaysTo(queues.Next(key)) {
+		heirs := queues.Successors(key, true)
+		if heirs == nil {
+			return h.finish(ctx, false)
+		}
+		leg := h.relay.Join()
+		if h.passTo(ctx, heirs) {
+			return h.confirm(ctx, leg)
+		}
+	}
+	queues.Turn(key)
+	return h.finish(ctx, true)
+}
+
+// relaysTo reports whether the next waiter can have the members as they are.
+func (h *redHold) relaysTo(next queue.Acquirer) bool {
+	if next == nil || !h.plain() || !next.(*redHold).plain() || h.extended.Load() {
+		return false
+	}
+	if h.relay == nil {
+		h.relay = locking.NewRelay(h.sent)
+	}
+	_, ok := h.relay.Trusted()
+	return ok
+}
+
+// plain reports whether the hold has nothing of its own but its lease, which is renewed.
+func (h *redHold) plain() bool { return !h.named && !h.fixed && !h.r.shared }
+
+// passTo makes the heir hold what is held of the members. It reports false if it has
+// left.
+func (h *redHold) passTo(ctx context.Context, heirs []*queue.Waiter) bool {
+	heir := heirs[0].Acquirer().(*redHold)
+	heir.ballot, heir.relay = h.ballot, h.relay
+	heir.sent, _ = h.relay.Trusted()
+	if len(h.r.s.Queues.Grant(heirs, h)) > 0 {
+		return false
+	}
+	h.span.HandOff(ctx)
+	return true
+}
+
+// confirm asks the members whether they were held when they were passed on. If there was
+// no majority, whoever has them now has lost them too.
+func (h *redHold) confirm(ctx context.Context, leg *locking.Leg) error {
+	err := h.relay.Confirm(leg, func() error {
+		err := locking.Insist(h.r.s, func() error {
+			return extendMajorities(ctx, []*redHold{h}, h.ttl, true, true)[0]
+		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || h.fewAway(err) })
+		if err != nil && !errors.Is(err, lock.ErrLost) {
+			err = fmt.Errorf("redlatch: unlock %q: %w", h.r.is.Name, err)
+		}
+		return err
+	})
+	if h.fewAway(err) {
+		return nil
+	}
+	if errors.Is(err, lock.ErrLost) {
+		for _, a := range h.r.s.Queues.Holders(h.key()) {
+			if other := a.(*redHold); other.ballot == h.ballot {
+				other.Lost(lock.ReasonGone, nil)
+			}
+		}
+	}
+	return err
+}
+
+// fewAway reports whether no majority has confirmed the hold only because servers are away
+// that are no majority themselves: Unlock does not wait for those, and nothing says that the
+// lock was lost. It is not passed on without an answer for that.
+func (h *redHold) fewAway(err error) bool {
+	unconfirmed := (*unconfirmedError)(nil)
+	return h.r.s.Err() == nil && errors.As(err, &unconfirmed) && unconfirmed.away <= len(h.members)-h.r.quorum
+}
+
+// finish gives the members back.
+func (h *redHold) finish(ctx context.Context, turn bool) (err error) {
+	how := queue.Release{Turn: turn}
+	end := func() (err error) {
+		how.Told, err = h.free(ctx)
+		return err
+	}
+	if h.relay == nil {
+		err = end()
+	} else {
+		err = h.relay.Finish(end)
+	}
+	h.r.s.Queues.Released(h.key(), h, how)
+	return err
 }
 
 // grace is for how long servers that are a little slower than the majority are waited for
@@ -678,8 +827,11 @@ func (h *redHold) unlock(ctx context.Context) error {
 const grace = 2 * time.Millisecond
 
 // free gives back all members and returns when a majority is free, also of some that were
-// not held.
-func (h *redHold) free(ctx context.Context) error {
+// not held, and how many subscribers were told, less than 0 if that is not known of all.
+func (h *redHold) free(ctx context.Context) (told int, err error) {
+	if h.relay != nil {
+		h.awaitLate()
+	}
 	f := h.unlockEach(ctx, h.take())
 	var (
 		errs          []error
@@ -687,33 +839,68 @@ func (h *redHold) free(ctx context.Context) error {
 		free          = len(h.members) - f.n
 		waitForOthers <-chan time.Time
 	)
-	for answers := 0; answers < f.n; answers++ {
+	answers := 0
+	for ; answers < f.n; answers++ {
 		if free >= h.r.quorum && waitForOthers == nil {
 			timer := time.NewTimer(grace)
 			defer timer.Stop()
 			waitForOthers = timer.C
 		}
 		select {
-		case err := <-f.each:
+		case m := <-f.each:
 			switch {
-			case errors.Is(err, lock.ErrLost), errors.Is(err, lock.ErrNotHeld):
+			case errors.Is(m.err, lock.ErrLost), errors.Is(m.err, lock.ErrNotHeld):
 				gone++
 				free++
-			case err != nil:
-				errs = append(errs, err)
+			case m.err != nil:
+				errs = append(errs, m.err)
 			default:
 				free++
+				told = sum(told, m.told)
 			}
 			continue
 		case <-waitForOthers:
 		}
 		break
 	}
+	if h.r.channel == "" || answers < len(h.members) || len(errs) > 0 {
+		told = -1 // who listens elsewhere, or does not listen, has not been counted
+	}
 	switch {
 	case f.n-gone < h.r.quorum:
-		return &lock.LostError{Name: h.r.is.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: errors.Join(errs...)}
+		return told, &lock.LostError{Name: h.r.is.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: errors.Join(errs...)}
 	case free < h.r.quorum:
-		return fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.is.Name, errors.Join(errs...))
+		return told, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.is.Name, errors.Join(errs...))
 	}
-	return nil
+	return told, nil
+}
+
+// awaitLate waits for a moment for servers that have yet to say whether their member is held.
+// What they grant after the others have been given back splits the votes of those who come
+// next. It is for holds that have been passed on: others wait, here and elsewhere, for them.
+func (h *redHold) awaitLate() {
+	var moment <-chan time.Time
+	for {
+		if _, _, open := h.count(); open == 0 {
+			return
+		}
+		if moment == nil {
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			moment = timer.C
+		}
+		select {
+		case <-h.changed:
+		case <-moment:
+			return
+		}
+	}
+}
+
+// sum adds numbers of which less than 0 is not known.
+func sum(a, b int) int {
+	if a < 0 || b < 0 {
+		return -1
+	}
+	return a + b
 }

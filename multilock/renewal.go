@@ -29,7 +29,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 		}
 	}
 	sent := time.Now()
-	errs := extendMajorities(ctx, holds, holds[0].ttl, detour)
+	errs := extendMajorities(ctx, holds, holds[0].ttl, detour, false)
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		r := &results[b]
@@ -91,7 +91,7 @@ func (h *redHold) drop(i int, part *redPart) {
 		return // it is being given back
 	}
 	// Should the server still keep it.
-	h.inBackground(i, func(ctx context.Context) { _ = part.Unlock(ctx) })
+	h.r.inBackground(i, func(ctx context.Context) { _ = part.Unlock(ctx) })
 }
 
 // share is a member of a hold.
@@ -104,14 +104,15 @@ type share struct {
 // extendMajorities gives the members of holds of one client at least lease from now.
 // Those of different holds that are of one client go together. It returns what became of
 // each hold as soon as that is known of all, or ctx ends: nil if a majority has confirmed, an
-// error that matches lock.ErrLost if none can.
-func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, detour bool) []error {
+// error that matches lock.ErrLost if none can. With all set it waits for all if there can
+// be no majority.
+func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, detour, all bool) []error {
 	type group struct {
 		s     *session.Session
 		alone int // a number for each member that is of nobody known
 	}
 	groups := make(map[group][]share)
-	t := tallies{holds: holds, each: make([]tally, len(holds)), changed: make(chan struct{}, 1)}
+	t := tallies{holds: holds, all: all, each: make([]tally, len(holds)), changed: make(chan struct{}, 1)}
 	for of, h := range holds {
 		h.votes.Lock()
 		for i, m := range h.members {
@@ -119,7 +120,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 				continue
 			}
 			g := group{}
-			if l, ok := locking.Find(h.r.members[i]); ok {
+			if l := h.r.known[i]; l != nil {
 				g.s = l.Session()
 			} else {
 				g.alone = len(groups) + 1
@@ -161,9 +162,19 @@ type tally struct {
 	errs      []error // but for members that are gone
 }
 
+// unconfirmedError says that no majority has confirmed a hold, which may be held all the
+// same by those that are away.
+type unconfirmedError struct {
+	error
+	away int
+}
+
+func (e *unconfirmedError) Unwrap() error { return e.error }
+
 // tallies are those of several holds.
 type tallies struct {
 	holds   []*redHold
+	all     bool // who has answered is of interest also if there can be no majority
 	changed chan struct{}
 
 	mu   sync.Mutex
@@ -197,7 +208,7 @@ func (t *tallies) decided() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for of, c := range t.each {
-		if q := t.holds[of].r.quorum; c.yes < q && c.yes+c.open >= q {
+		if q := t.holds[of].r.quorum; c.yes < q && (c.yes+c.open >= q || t.all && c.open > 0) {
 			return false
 		}
 	}
@@ -215,7 +226,9 @@ func (t *tallies) errors() []error {
 		case c.yes+c.open+len(c.errs) < h.r.quorum:
 			errs[of] = &lock.LostError{Name: h.r.is.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now()}
 		default:
-			errs[of] = errors.Join(append(c.errs, fmt.Errorf("redlatch: extend %q: no majority has confirmed it", h.r.is.Name))...)
+			errs[of] = &unconfirmedError{
+				errors.Join(append(c.errs, fmt.Errorf("redlatch: extend %q: no majority has confirmed it", h.r.is.Name))...), c.open + len(c.errs),
+			}
 		}
 	}
 	return errs
@@ -223,11 +236,12 @@ func (t *tallies) errors() []error {
 
 func (h *redHold) extend(ctx context.Context, lease time.Duration) error {
 	h.lease.Check()
+	h.extended.Store(true) // before it is looked whether it is held: who ends it looks at this
 	if err := h.current("Extend"); err != nil {
 		return err
 	}
 	sent := time.Now()
-	err := extendMajorities(ctx, []*redHold{h}, lease, true)[0]
+	err := extendMajorities(ctx, []*redHold{h}, lease, true, false)[0]
 	switch {
 	case err == nil:
 		h.lease.Extended(sent, lease-drift(lease))

@@ -76,7 +76,7 @@ type life struct {
 	of    *whole
 	owner lock.Owner
 	site  callsite.Site
-	span  telemetry.Hold
+	span  *telemetry.Hold
 
 	mu     sync.Mutex
 	state  lifeState
@@ -97,7 +97,7 @@ const (
 // begin is called when the whole is held.
 func (l *life) begin(ctx context.Context) {
 	l.owner, _ = lock.OwnerFrom(ctx)
-	l.site = callsite.Here()
+	l.site = callsite.Here(3, 3) // begin, that of the hold, and acquire
 	parent, span := l.of.s.Telemetry.StartHold(ctx, l.of.is, l.owner, 0)
 	l.span = span
 	l.ctx, l.cancel = context.WithCancelCause(parent)

@@ -156,6 +156,7 @@ func TestEveryFateOfEveryRequest(t *testing.T) {
 				first = plainScript(first)
 			}
 			next := a.waiter(first, 1)
+			_ = h.Owner() // who is known is not passed on without the server
 			var err error
 			a.during(func() { err = h.Unlock(a.ctx) })
 			require.NoError(a, err)

@@ -48,7 +48,7 @@ type plainProtocol struct {
 }
 
 func (p *plainProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindPlain, Queue: kindPlain, Single: true, Polled: true}
+	return locking.Traits{Kind: kindPlain, Queue: kindPlain, Single: true, Polled: true, Relayed: true}
 }
 
 func (p *plainProtocol) Channel(c *locking.Claim) string { return wire.PlainChannel(c.Key) }
@@ -59,12 +59,12 @@ func (p *plainProtocol) Renewer() watchdog.Renewer { return plainRenewer{p.s.Cli
 
 func (p *plainProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	return acquireAnswer(plainAcquireScript.Exec(ctx, p.s.Client, []string{c.Key},
-		[]string{wire.Millis(c.Lease), c.Holder(), c.Owner.String()}))
+		[]string{p.s.Millis(c.Lease), c.Holder(), c.Owner.String()}))
 }
 
 func (p *plainProtocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	passed, err := plainHandOffScript.Exec(ctx, p.s.Client, []string{from.Key},
-		[]string{from.Holder(), to[0].Holder(), wire.Millis(to[0].Lease)}).AsBool()
+		[]string{from.Holder(), to[0].Holder(), p.s.Millis(to[0].Lease)}).AsBool()
 	return locking.Passed{Answer: locking.Answer{Acquired: passed}}, err
 }
 

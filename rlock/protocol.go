@@ -55,27 +55,21 @@ type protocol struct {
 	silent       bool // publishes nothing and hears nothing
 	nonReentrant bool
 	backoff      Backoff // if silent
-}
-
-func newProtocol(s *session.Session, kind string) *protocol {
-	return &protocol{s: s, kind: kind}
+	channel      string  // of the lock, unless silent
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent}
+	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Relayed: !p.fenced}
 }
 
-func (p *protocol) Channel(c *locking.Claim) string {
-	if p.silent {
-		return ""
-	}
-	return wire.LockChannel(c.Key)
+func (p *protocol) Channel(*locking.Claim) string {
+	return p.channel
 }
 
 func (p *protocol) Backoff(n int) time.Duration { return p.backoff(n) }
 
 func (p *protocol) Renewer() watchdog.Renewer {
-	return locking.HashRenewer{Client: p.s.Client}
+	return locking.Renewer(p.s)
 }
 
 // publish is the command that a release script publishes with.
@@ -95,7 +89,7 @@ func (p *protocol) counted(key string, keys []string) []string {
 }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	keys, args := p.counted(c.Key, c.Keys(c.Key)), []string{wire.Millis(c.Lease), c.Owner.String()}
+	keys, args := p.counted(c.Key, c.Keys(c.Key)), []string{p.s.Millis(c.Lease), c.Owner.String()}
 	if !c.Named() {
 		return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, args))
 	}
@@ -118,7 +112,7 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 
 func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) ([]locking.Answer, error) {
 	keys, args := make([]string, len(claims)), make([]string, 2, 2+len(claims))
-	args[0], args[1] = wire.Millis(claims[0].Lease), wire.Flag(all)
+	args[0], args[1] = p.s.Millis(claims[0].Lease), wire.Flag(all)
 	for i, c := range claims {
 		keys[i], args = c.Key, append(args, c.Owner.String())
 	}
@@ -136,7 +130,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	n, err := handOffScript.Exec(ctx, p.s.Client, p.counted(from.Key, []string{from.Key}),
-		[]string{from.Owner.String(), to[0].Owner.String(), wire.Millis(to[0].Lease)}).AsInt64()
+		[]string{from.Owner.String(), to[0].Owner.String(), p.s.Millis(to[0].Lease)}).AsInt64()
 	if rueidis.IsRedisNil(err) {
 		return locking.Passed{}, nil
 	}
@@ -156,7 +150,7 @@ func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]
 	keys, args := make([]string, len(claims)), make([]string, 2, 2+2*len(claims))
 	args[0], args[1] = p.publish(), wire.PayloadUnlocked
 	for i, c := range claims {
-		keys[i], args = c.Key, append(args, c.Owner.String(), p.Channel(c))
+		keys[i], args = c.Key, append(args, c.Owner.String(), wire.LockChannel(c.Key))
 	}
 	replies, err := wire.Numbers(releaseEachScript.Exec(ctx, p.s.Client, keys, args), len(claims))
 	if err != nil {

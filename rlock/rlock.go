@@ -49,7 +49,12 @@ type Lock struct{ base }
 
 // New returns the lock of that name. It is called by the client.
 func New(s *session.Session, name string, opts ...Option) *Lock {
-	return &Lock{newBase(s, newProtocol(s, "lock"), name, opts)}
+	m := &struct {
+		Lock
+		parts
+	}{}
+	m.base = m.assemble(s, "lock", name, opts)
+	return &m.Lock
 }
 
 // Fenced is a lock whose every acquisition gets a fencing token: a number one
@@ -64,9 +69,13 @@ type Fenced struct{ base }
 
 // NewFenced returns the fenced lock of that name. It is called by the client.
 func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
-	p := newProtocol(s, "fenced")
-	p.fenced = true
-	return &Fenced{newBase(s, p, name, opts)}
+	m := &struct {
+		Fenced
+		parts
+	}{}
+	m.p.fenced = true
+	m.base = m.assemble(s, "fenced", name, opts)
+	return &m.Fenced
 }
 
 // ResetTokens removes the counter, unless the lock is held, and reports whether
@@ -93,10 +102,14 @@ type Spin struct{ base }
 
 // NewSpin returns the spin lock of that name. It is called by the client.
 func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
-	p := newProtocol(s, "spin")
-	p.silent = true
-	p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
-	return &Spin{newBase(s, p, name, opts)}
+	m := &struct {
+		Spin
+		parts
+	}{}
+	m.p.silent = true
+	m.p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
+	m.base = m.assemble(s, "spin", name, opts)
+	return &m.Spin
 }
 
 type member = locking.Member
@@ -116,13 +129,26 @@ type base struct {
 	p *protocol
 }
 
-func newBase(s *session.Session, p *protocol, name string, opts []Option) base {
+// parts are what a base points to. They are allocated with it: a lock is often made for
+// one acquisition.
+type parts struct {
+	p protocol
+	l locking.Lock
+}
+
+// assemble returns the base of the parts.
+func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) base {
+	m.p.s, m.p.kind = s, kind
 	for _, opt := range opts {
 		if opt != nil {
-			opt(p)
+			opt(&m.p)
 		}
 	}
-	return base{newObject(locking.New(s, p, name)), s, p}
+	m.l = locking.Make(s, &m.p, name)
+	if !m.p.silent {
+		m.p.channel = wire.LockChannel(m.l.Key())
+	}
+	return base{newObject(&m.l), s, &m.p}
 }
 
 // Name returns the name the lock was asked for with.

@@ -137,7 +137,7 @@ func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.A
 		return answers[0], nil
 	}
 	n, err := acquireReadNamedScript.Exec(ctx, p.s.Client, lockAndWriters(c),
-		[]string{wire.ReadHoldTimeouts(c.Key), wire.Millis(c.Lease), c.Owner.String()}).AsInt64()
+		[]string{wire.ReadHoldTimeouts(c.Key), p.s.Millis(c.Lease), c.Owner.String()}).AsInt64()
 	return readAnswer(n), err
 }
 
@@ -146,7 +146,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	args := make([]string, 1, 1+2*len(claims))
 	args[0] = wire.ReadHoldTimeouts(claims[0].Key)
 	for _, c := range claims {
-		args = append(args, wire.Millis(c.Lease), c.Owner.String())
+		args = append(args, p.s.Millis(c.Lease), c.Owner.String())
 	}
 	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0]), args), len(claims))
 	if err != nil {
@@ -170,7 +170,7 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c), []string{
-		wire.Millis(c.Lease), c.Owner.String(), wire.Flag(c.Waits), wire.Millis(writerLife), wire.Millis(writerPause),
+		p.s.Millis(c.Lease), c.Owner.String(), wire.Flag(c.Waits), wire.Millis(writerLife), wire.Millis(writerPause),
 	}), 2)
 	if err != nil {
 		return locking.Answer{}, err
@@ -201,7 +201,7 @@ func (p *writeProtocol) PlaceTime() time.Duration { return 0 }
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	args := []string{wire.ReadHoldTimeouts(from.Key), from.Owner.String(), p.s.Publish, p.Channel(from), p.payload, p.kind, to[0].Kind}
 	for _, c := range to {
-		args = append(args, wire.Millis(c.Lease), c.Owner.String())
+		args = append(args, p.s.Millis(c.Lease), c.Owner.String())
 	}
 	n, err := handOffScript.Exec(ctx, p.s.Client, lockAndWriters(from), args).AsInt64()
 	if n == replyPassed {

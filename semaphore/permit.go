@@ -107,7 +107,7 @@ type permit struct {
 	parent    context.Context // Context is a child of it, made when asked for
 	ctx       context.Context // what Context returns
 	cancel    context.CancelCauseFunc
-	span      telemetry.Hold
+	span      *telemetry.Hold
 }
 
 type permitState uint8
@@ -146,7 +146,7 @@ func (e *Expirable) begin(ctx context.Context, r *request, o lock.Options) ([]*P
 	if o.Lease == 0 {
 		terms.Renewer = renewer{e.s.Client}
 	}
-	site := callsite.Here()
+	site := callsite.Here(2, 3) // begin and take
 	permits := make([]*Permit, len(g.ids))
 	watched := true
 	for i, raw := range g.ids {

@@ -75,6 +75,9 @@ type pool struct {
 	key     string
 	err     error // of the name
 	scripts scripts
+
+	channel string
+	beside  []string // the keys beside that of the permits
 }
 
 // scripts are those that differ between the kinds.
@@ -83,6 +86,11 @@ type scripts struct{ acquire, undo, release *wire.Script }
 func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	p := pool{s: s, numbers: session.Of[numbers](s), kind: kind, name: name, scripts: scripts}
 	p.key, p.err = s.Key(name, wire.CheckName)
+	p.channel = wire.SemaphoreChannel(p.key)
+	p.beside = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key)}
+	if p.expirable() {
+		p.beside = append(p.beside, wire.PermitTimeouts(p.key))
+	}
 	return p
 }
 
@@ -114,11 +122,8 @@ func (p *pool) place() time.Duration { return min(maxPlace, p.s.WatchdogTimeout/
 
 // exec runs a script that begins with pool.lua.
 func (p *pool) exec(ctx context.Context, script *wire.Script, n number, args []string) ([]int64, error) {
-	keys := []string{p.key, n.ticket(p.key, p.s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key)}
-	if p.expirable() {
-		keys = append(keys, wire.PermitTimeouts(p.key))
-	}
-	args = append([]string{n.String(), wire.Millis(ticketLife), p.s.Publish, wire.SemaphoreChannel(p.key)}, args...)
+	keys := append(append(make([]string, 0, 2+len(p.beside)), p.key, n.ticket(p.key, p.s.ID)), p.beside...)
+	args = append(append(make([]string, 0, 4+len(args)), n.String(), wire.Millis(ticketLife), p.s.Publish, p.channel), args...)
 	reply, err := script.Exec(ctx, p.s.Client, keys, args).AsIntSlice()
 	if err == nil && len(reply) == 0 {
 		err = errors.New("redlatch: the server has an answer to a later request")

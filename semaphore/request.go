@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"sync"
@@ -48,7 +49,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	req := queue.Request{
 		Key:      p.queueKey(),
 		Acquirer: r,
-		Channel:  wire.SemaphoreChannel(p.key),
+		Channel:  p.channel,
 		Once:     once,
 		Eager:    true,
 		Shared:   true,
@@ -91,7 +92,7 @@ func (r *request) Try(ctx context.Context) (queue.Verdict, error) {
 		ctx, cancel = context.WithDeadline(ctx, r.deadline)
 		defer cancel()
 	}
-	result := r.pool.attempt(ctx, []*request{r}, !r.once)[0]
+	result := r.pool.attempt(ctx, []*request{r}, 1, !r.once)[0]
 	return result.Verdict, result.Err
 }
 
@@ -100,7 +101,8 @@ func (r *request) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Resu
 	// Those who close the client leave it to this request to give back what it gets.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	return resultsFor(len(all), r.pool.attempt(ctx, partyOf(all), true))
+	party := requestsOf(all)
+	return r.pool.attempt(ctx, party, asking(party, math.MaxInt), true)
 }
 
 // Abandon implements queue.Grouped.
@@ -114,45 +116,54 @@ func (r *request) Abandon() {
 	}
 }
 
-// partyOf returns the first of some requests, for which one attempt is made: together
-// they want no more than one call can, unless it is only one of them.
-func partyOf(all []queue.Acquirer) []*request {
-	var party []*request
-	permits := 0
-	for _, a := range all {
-		r := a.(*request)
-		permits += r.grant.permits // which does not change
-		if r.pool.expirable() && permits > MaxBatch && len(party) > 0 {
-			break
-		}
-		party = append(party, r)
+func requestsOf(all []queue.Acquirer) []*request {
+	party := make([]*request, len(all))
+	for i, a := range all {
+		party[i] = a.(*request)
 	}
 	return party
 }
 
-// resultsFor adds the results for those of n who were left out of the party. They try
-// at once if they are first now.
-func resultsFor(n int, party []queue.Result) []queue.Result {
-	return append(party, make([]queue.Result, n-len(party))...)
+// fewest is for how many requests a release asks, if there are as many: others may have
+// given something back, too.
+const fewest = 8
+
+// asking returns for how many of a party, from the first on, one attempt is made that
+// may find so many permits free. One more than these are enough for is among them: only
+// who gets nothing is told when to try again. Together they want no more than one call
+// can, unless it is only one of them.
+func asking(party []*request, free int) int {
+	permits := 0
+	for n, r := range party {
+		permits += r.grant.permits // which does not change
+		switch {
+		case r.pool.expirable() && permits > MaxBatch && n > 0:
+			return n
+		case permits > free && n+1 >= fewest:
+			return n + 1
+		}
+	}
+	return len(party)
 }
 
-// attempt asks once for all requests of a party, which wait behind one another if
+// attempt asks once for the first requests of a party, which wait behind one another if
 // waits is set.
-func (p *pool) attempt(ctx context.Context, party []*request, waits bool) []queue.Result {
+func (p *pool) attempt(ctx context.Context, party []*request, asked int, waits bool) []queue.Result {
+	rest := make([]queue.Result, len(party)-asked) // they try at once if they are first now
 	if err := p.s.Err(); err != nil {
-		return failed(len(party), err)
+		return append(failed(asked, err), rest...)
 	}
 	n := p.numbers.next()
 	sent := time.Now()
-	grants, args := p.asked(party, sent, waits)
+	grants, args := p.asked(party[:asked], sent, waits)
 	reply, err := p.exec(ctx, p.scripts.acquire, n, args)
 	if err == nil {
 		p.numbers.answered(n)
-		return p.answered(party, sent, reply)
+		return p.answered(party, asked, sent, reply)
 	}
 	outcome := wire.OutcomeOf(err)
 	if outcome == wire.Unknown {
-		p.doubt(party)
+		p.doubt(party[:asked])
 		p.undo(n, grants)
 		err = errors.Join(lock.ErrIndeterminate, err)
 	} else {
@@ -165,7 +176,7 @@ func (p *pool) attempt(ctx context.Context, party []*request, waits bool) []queu
 	case outcome != wire.Refused:
 		err = &queue.Unavailable{Err: err}
 	}
-	return failed(len(party), err)
+	return append(failed(asked, err), rest...)
 }
 
 func failed(n int, err error) []queue.Result {
@@ -208,15 +219,18 @@ func leaseArg(lease time.Duration, forever bool) string {
 	return wire.Millis(lease)
 }
 
-// answered says what the server's answer means for each of a party. reply is how many
-// were served, when trying again may help, and whether the next is in the line.
-func (p *pool) answered(party []*request, sent time.Time, reply []int64) []queue.Result {
+// answered says what the server's answer means for each of a party of which the first
+// have asked. reply is how many were served, when trying again may help, and whether the
+// next is in the line. If all who asked were served, the others try at once.
+func (p *pool) answered(party []*request, asked int, sent time.Time, reply []int64) []queue.Result {
 	served, again, placed := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
 	results := make([]queue.Result, len(party))
 	var late []grant
 	for i, r := range party {
 		r.mu.Lock()
-		r.attempts++
+		if i < asked {
+			r.attempts++
+		}
 		switch {
 		case i < served && p.expirable() && !r.grant.forever && time.Since(sent) >= r.grant.lease:
 			// The lease was over before its confirmation came.
@@ -225,6 +239,8 @@ func (p *pool) answered(party []*request, sent time.Time, reply []int64) []queue
 		case i < served:
 			r.served, r.sent, r.placed = true, sent, false
 			results[i].Acquired = true
+		case served == asked:
+			r.waited = true
 		default:
 			r.waited = true
 			r.placed = placed && i == served
@@ -338,19 +354,20 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	var outcome wire.Outcome
 	var err error
 	offered := p.s.Queues.Offer(p.queueKey(), func(all []queue.Acquirer) []queue.Result {
-		party := partyOf(all)
+		party := requestsOf(all)
+		asked := asking(party, g.permits)
 		sent := time.Now() // of the first try: later ones may find it done
-		grants, args := p.asked(party, sent, true)
+		grants, args := p.asked(party[:asked], sent, true)
 		args = append(slices.Clip(own), args...)
 		reply, outcome, err = p.callAs(ctx, n, patience, p.scripts.release, args)
 		switch {
 		case err == nil && reply[0] == releaseDone:
 			p.s.Telemetry.HandedOver(ctx, p.described(), int(reply[2]))
-			return resultsFor(len(all), p.answered(party, sent, reply[2:]))
+			return p.answered(party, asked, sent, reply[2:])
 		case err == nil:
-			return resultsFor(len(all), nil)
+			return make([]queue.Result, len(all)) // they try themselves
 		case outcome != wire.Refused:
-			p.doubt(party)
+			p.doubt(party[:asked])
 			p.finish(n, args, grants)
 		}
 		return failed(len(all), &queue.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"strconv"
 	"strings"
 	"testing"
@@ -782,5 +783,46 @@ func TestLargeRequestsThatWaitTogetherAreAllServed(t *testing.T) {
 			w.got().back(t)
 		}
 		require.Equal(t, waiters*each, available(t, e))
+	})
+}
+
+// A release tells the server of those who may be served by it, however many wait: what
+// it says and how often is the same for a hundred.
+func TestAReleaseDoesNotSpeakForAllWhoWait(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) anySemaphore) {
+		const waiters, releases = 100, 10
+		sem := limited(t, of(harness.Client(t, s), "orders"), 1)
+		held := mustAcquire(t, sem, 1)
+		got := make(chan taken, waiters)
+		for range waiters {
+			go func() {
+				if back, err := sem.acquire(t.Context(), 1); err == nil {
+					got <- back
+				}
+			}()
+		}
+		harness.Eventually(t, soon, "all wait", func() bool { return harness.GoroutinesIn("(*Waiter).wait") == waiters })
+		<-time.After(2 * overtaking) // the first is in the line
+		bytes := func() int {
+			info, err := testserver.Info(s.Addr, "stats")
+			require.NoError(t, err)
+			n, err := strconv.Atoi(info["total_net_input_bytes"])
+			require.NoError(t, err)
+			return n
+		}
+		since, least := attempts(t, s.Addr), math.MaxInt
+		for range releases {
+			before := bytes()
+			held.back(t)
+			held = <-got
+			least = min(least, bytes()-before) // the first shows signs of life besides
+		}
+		require.LessOrEqual(t, since(), releases+3)
+		require.Less(t, least, 1500)
+		held.back(t)
+		for range waiters - releases {
+			(<-got).back(t)
+		}
+		require.Equal(t, 1, available(t, sem))
 	})
 }

@@ -7,12 +7,15 @@ import (
 	"strings"
 )
 
-// Site is the innermost frames of a stack.
-type Site [8]uintptr
+// Site is a few frames of a stack. They are paid for with every acquisition, and hardly
+// ever looked at.
+type Site [3]uintptr
 
-// Here returns the stack of whoever called the function that calls Here.
-func Here() (s Site) {
-	runtime.Callers(3, s[:]) // not runtime.Callers, Here, and that function
+// Here returns so many frames of the stack, from so many calls above the function that
+// calls it. They are calls of this module: one that is the user's has to follow among
+// these frames.
+func Here(above, frames int) (s Site) {
+	runtime.Callers(2+above, s[:frames]) // nor runtime.Callers and Here
 	return s
 }
 

@@ -30,16 +30,18 @@ type hold struct {
 	s       *session.Session
 	p       Protocol
 	claim   Claim
-	named   bool
-	fixed   bool
 	maxHold time.Duration
+	named   bool
+	fixed   bool // not renewed
+	part    bool // of several that are taken as one
 
-	// Of the acquisition, and not changed after begin.
+	// Of the acquisition, and not changed while the caller has it.
+	waited   bool
+	told     int32     // how many have heard of its release
 	deadline time.Time // of Wait
 	sent     time.Time // when the request that succeeded was sent
 	token    int64
 	attempts int
-	waited   bool
 	site     callsite.Site
 
 	lease watchdog.Lease
@@ -51,12 +53,18 @@ type hold struct {
 	placed  bool      // the claim has a place on the server
 	place   *place    // to be kept there, or nil
 
+	relay     *Relay     // of the claim, if it is passed on as it is
+	formerly  lock.Owner // the owner that is shown once another has it
+	passed    bool       // another has it now
+	shown     bool       // the caller knows the owner
+	stretched bool       // the lease was extended
+
 	state  holdState
 	lost   *lock.LostError
 	parent context.Context // Context is a child of it, made when asked for
 	ctx    context.Context // what Context returns
 	cancel context.CancelCauseFunc
-	span   telemetry.Hold
+	span   *telemetry.Hold
 	whole  Whole // what it is part of, if anything
 }
 
@@ -142,16 +150,17 @@ func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, err
 			h.keepPlace(sent)
 		}
 		return queue.Verdict{FreeIn: a.FreeIn, Moved: a.Moved}, nil
-	case time.Since(sent) >= h.claim.Lease && h.p.Traits().Ordered:
+	case time.Since(sent) < h.claim.Lease:
+		h.acquired(sent, a)
+		return queue.Verdict{Acquired: true}, nil
+	case h.p.Traits().Ordered:
 		h.tainted = true // and retire gives it back
 		return queue.Verdict{}, fmt.Errorf("%w: %q: the lease was over before its confirmation came", lock.ErrNotAcquired, h.lock.name)
-	case time.Since(sent) >= h.claim.Lease:
+	default:
 		// The lease was over before its confirmation came.
 		h.abandon()
 		return queue.Verdict{FreeIn: 0}, nil
 	}
-	h.acquired(sent, a)
-	return queue.Verdict{Acquired: true}, nil
 }
 
 // acquired notes the success of a request. h.mu is held.
@@ -319,17 +328,22 @@ func (h *hold) begin(ctx context.Context) error {
 	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Holder()
 	h.lease.Ticket = h.claim.latch()
+	if h.relay != nil && h.maxHold > 0 {
+		h.maxHold += time.Since(h.sent) // it counts from when it was passed on
+	}
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
 		terms.Renewer = h.p.Renewer()
 	}
-	h.site = callsite.Here()
 	// In one step: whoever finds this hold by its owner finds it watched, or not
 	// yet held.
 	h.mu.Lock()
 	watched := h.s.Dog.Watch(&h.lease, h, terms)
 	h.state = held
 	h.mu.Unlock()
+	if h.relay != nil && h.relay.Gone() {
+		h.Lost(lock.ReasonGone, nil)
+	}
 	switch {
 	case !watched || h.s.Err() != nil: // the client is being closed, and waits for this
 		return errors.Join(lock.ErrClosed, h.unlock(ctx))
@@ -428,6 +442,9 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	if err := h.current("Extend"); err != nil {
 		return err
 	}
+	if !h.stretch() {
+		return h.current("Extend")
+	}
 	sent := time.Now()
 	ok, err := h.p.Extend(ctx, &h.claim, lease)
 	if err != nil {
@@ -441,13 +458,135 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	return h.current("Extend") // it may have been unlocked meanwhile
 }
 
+// stretch notes that the lease is the hold's own from here on, and reports whether it is
+// held.
+func (h *hold) stretch() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.stretched = h.stretched || h.state == held
+	return h.state == held
+}
+
 func (h *hold) unlock(ctx context.Context) error {
 	e, err := h.startUnlock(ctx)
 	if err != nil {
 		return err
 	}
-	heirs := h.s.Queues.Successors(h.lock.queueKey(), !h.named)
-	return e.done(h.release(e.ctx, heirs, false))
+	key := h.lock.queueKey()
+	if h.relay != nil && h.s.Queues.Next(key) == nil {
+		h.relay.Await() // whoever passed it on is about to be back
+	}
+	for {
+		heirs := h.s.Queues.Successors(key, !h.named)
+		if !h.relays(heirs) {
+			return e.done(h.finish(e.ctx, heirs))
+		}
+		leg := h.relay.Join()
+		if h.passOn(e.ctx, heirs) {
+			return e.done(h.confirm(e.ctx, leg))
+		}
+	}
+}
+
+// relays reports whether the heirs can go on with the claim as it is: they want the same,
+// and nobody out there knows its owner as that of this hold. From then on nobody will.
+func (h *hold) relays(heirs []*queue.Waiter) bool {
+	if len(heirs) != 1 || !h.p.Traits().Relayed || !h.plain() {
+		return false
+	}
+	if heir := heirs[0].Acquirer().(*hold); !heir.plain() {
+		return false
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shown || h.stretched {
+		return false
+	}
+	if h.relay == nil {
+		h.relay = NewRelay(h.sent)
+	}
+	_, h.passed = h.relay.Trusted()
+	return h.passed
+}
+
+// plain reports whether the hold has nothing of its own but its lease, which is renewed.
+func (h *hold) plain() bool { return !h.named && !h.fixed && !h.part }
+
+// passOn makes the heir the holder of the claim as it is. It reports false if it has left.
+func (h *hold) passOn(ctx context.Context, heirs []*queue.Waiter) bool {
+	heir := heirs[0].Acquirer().(*hold)
+	confirmed, _ := h.relay.Trusted()
+	heir.mu.Lock()
+	heir.claim.Owner, heir.relay = h.claim.Owner, h.relay
+	heir.acquired(confirmed, Answer{})
+	heir.mu.Unlock()
+	if len(h.s.Queues.Grant(heirs, h)) == 0 {
+		h.span.HandOff(ctx)
+		return true
+	}
+	h.mu.Lock()
+	h.passed = false
+	h.mu.Unlock()
+	return false
+}
+
+// owner returns who has the claim. Whoever has asked may use it as a name: the claim is
+// passed on by the server from then on, to an owner of its own. And who asks only after it
+// was passed on as it is must not learn the name of another.
+func (h *hold) owner() lock.Owner {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.passed && h.formerly.IsZero() {
+		h.formerly = h.s.NewOwner()
+	}
+	if !h.formerly.IsZero() {
+		return h.formerly
+	}
+	h.shown = true
+	return h.claim.Owner
+}
+
+// confirm asks whether the claim was there when it was passed on. If not, whoever has it
+// now has lost it too.
+func (h *hold) confirm(ctx context.Context, leg *Leg) error {
+	err := h.relay.Confirm(leg, func() error {
+		ok, err := h.lock.confirm(ctx, &h.claim)
+		if ok {
+			return nil
+		}
+		return h.releaseError(Released{State: NotHeld}, err)
+	})
+	lost := (*lock.LostError)(nil)
+	if !errors.As(err, &lost) {
+		return err
+	}
+	for _, a := range h.s.Queues.Holders(h.lock.queueKey()) {
+		if other := a.(*hold); other.isOf(h.claim.Owner) {
+			other.Lost(lock.ReasonGone, nil)
+		}
+	}
+	mine := *lost
+	mine.Owner = h.owner()
+	return &mine
+}
+
+// finish is release for the last who has the claim.
+func (h *hold) finish(ctx context.Context, heirs []*queue.Waiter) error {
+	return h.inTurn(func() error { return h.release(ctx, heirs, false) })
+}
+
+// inTurn runs what gives the claim back, after those who have passed it on before have
+// their answer.
+func (h *hold) inTurn(end func() error) error {
+	if h.relay == nil {
+		return end()
+	}
+	return h.relay.Finish(end)
+}
+
+// free releases the claim, and tells nobody in this process.
+func (h *hold) free(ctx context.Context) error {
+	return h.releaseError(h.lock.release(ctx, &h.claim, false))
 }
 
 // end ends the hold here, which leaves its release, or returns why there is none.
@@ -468,7 +607,7 @@ func (h *hold) end() error {
 		err := h.lost
 		h.mu.Unlock()
 		// Should the server still keep it.
-		h.s.Go(func(ctx context.Context) { _, _ = h.lock.release(ctx, &h.claim, false) })
+		h.s.Go(func(ctx context.Context) { _ = h.inTurn(func() error { return h.free(ctx) }) })
 		return err
 	default:
 		h.mu.Unlock()
@@ -525,6 +664,7 @@ func (h *hold) release(ctx context.Context, heirs []*queue.Waiter, maybe bool) e
 		from.claim.LeftOpen = h.s.Queues.LeavesOpen(key)
 	}
 	released, err := from.lock.release(ctx, &from.claim, maybe)
+	h.told = int32(released.Told)
 	h.s.Queues.Released(key, h, queue.Release{Told: released.Told, Kept: released.State == StillHeld})
 	if from != h || passedOn && err == nil {
 		return nil // what became of the lock after this hold is not its business
@@ -581,32 +721,37 @@ func (h *hold) doubted() {
 }
 
 // handle is what the caller holds.
-type handle struct {
-	h       *hold
-	cleanup runtime.Cleanup
-}
+type handle struct{ h *hold }
 
-func newHandle(h *hold) *handle {
+func newHandle(h *hold, site callsite.Site) *handle {
+	h.site = site
 	hd := &handle{h: h}
-	hd.cleanup = runtime.AddCleanup(hd, dropped, h)
+	runtime.SetFinalizer(hd, (*handle).dropped) // a cleanup would be two more allocations
 	return hd
 }
 
-// dropped runs when a handle was collected.
-func dropped(h *hold) {
+// givenBack is called when the hold is unlocked: it will not be dropped.
+func (hd *handle) givenBack() { runtime.SetFinalizer(hd, nil) }
+
+// dropped runs when nobody refers to the handle any more. The finalizers of a process
+// wait for each other, so it leaves what may block to others.
+func (hd *handle) dropped() {
+	h := hd.h
 	h.mu.Lock()
 	state := h.state
 	h.mu.Unlock()
 	if state != held {
 		return
 	}
-	h.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
-		"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.claim.Owner.String(), "acquired", h.site.String())
-	h.s.Go(func(ctx context.Context) { _ = h.unlock(ctx) })
+	h.s.Go(func(ctx context.Context) {
+		h.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+			"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.owner().String(), "acquired", h.site.String())
+		_ = h.unlock(ctx)
+	})
 }
 
 func (hd *handle) Name() string             { return hd.h.lock.name }
-func (hd *handle) Owner() lock.Owner        { return hd.h.claim.Owner }
+func (hd *handle) Owner() lock.Owner        { return hd.h.owner() }
 func (hd *handle) Token() int64             { return hd.h.token }
 func (hd *handle) Context() context.Context { return hd.h.context() }
 
@@ -629,7 +774,7 @@ func (hd *handle) Unlock(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
-	hd.cleanup.Stop()
+	hd.givenBack()
 	err := hd.h.unlock(ctx)
 	runtime.KeepAlive(hd)
 	return err

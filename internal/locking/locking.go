@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -27,7 +28,13 @@ type Lock struct {
 
 // New returns the lock of that name. A bad name is an error of every operation.
 func New(s *session.Session, p Protocol, name string) *Lock {
-	l := &Lock{s: s, p: p, name: name}
+	l := Make(s, p, name)
+	return &l
+}
+
+// Make is New for a lock that is part of something else.
+func Make(s *session.Session, p Protocol, name string) Lock {
+	l := Lock{s: s, p: p, name: name}
 	l.key, l.err = s.Key(name, wire.CheckName)
 	return l
 }
@@ -52,7 +59,11 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err != nil {
 		return nil, err
 	}
-	return handled(l.acquire(ctx, o, o.Bounded && o.Wait == 0, o.Lease > 0))
+	h, err := l.acquire(ctx, o, o.Bounded && o.Wait == 0, false)
+	if err != nil {
+		return nil, err
+	}
+	return newHandle(h, callsite.Here(1, 2)), nil // who has called this, and the user
 }
 
 // TryLock is lock.Locker's.
@@ -61,7 +72,11 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 	if err != nil {
 		return nil, err
 	}
-	return handled(l.acquire(ctx, o, true, o.Lease > 0))
+	h, err := l.acquire(ctx, o, true, false)
+	if err != nil {
+		return nil, err
+	}
+	return newHandle(h, callsite.Here(1, 2)), nil
 }
 
 // TryOptions reads the options of a TryLock.
@@ -73,17 +88,10 @@ func TryOptions(opts []lock.Option) (lock.Options, error) {
 	return o, err
 }
 
-// handled returns the handle of a hold that has been acquired, for its caller.
-func handled(h *hold, err error) (lock.Hold, error) {
-	if err != nil {
-		return nil, err
-	}
-	return newHandle(h), nil
-}
-
-// newHold returns a hold that is to be acquired. A fixed one is not renewed.
-func (l *Lock) newHold(ctx context.Context, o lock.Options, fixed bool) *hold {
-	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: fixed}
+// newHold returns a hold that is to be acquired. One that is part of another is renewed,
+// whatever its lease.
+func (l *Lock) newHold(ctx context.Context, o lock.Options, part bool) *hold {
+	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0 && !part, part: part}
 	traits := l.p.Traits()
 	h.claim.Key, h.claim.Lease, h.claim.Kind, h.claim.Single = l.key, o.Lease, traits.Kind, traits.Single
 	if o.Lease == 0 {
@@ -94,14 +102,14 @@ func (l *Lock) newHold(ctx context.Context, o lock.Options, fixed bool) *hold {
 	return h
 }
 
-func (l *Lock) acquire(ctx context.Context, o lock.Options, once, fixed bool) (*hold, error) {
+func (l *Lock) acquire(ctx context.Context, o lock.Options, once, part bool) (*hold, error) {
 	if err := l.Check(ctx); err != nil {
 		return nil, err
 	}
 	if ctx.Err() != nil {
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
-	h := l.newHold(ctx, o, fixed)
+	h := l.newHold(ctx, o, part)
 	traits := l.p.Traits()
 	mayHold := h.named && !traits.Ordered
 	// Its first attempt may be out of turn: a place then would be before those whom
@@ -307,6 +315,36 @@ func (l *Lock) tryRelease(ctx context.Context, c *Claim) (Released, error) {
 	ctx, cancel := l.s.Bounded(ctx)
 	defer cancel()
 	return l.p.Release(ctx, c, false)
+}
+
+// confirm reports whether the server has a claim. The claim lasts for its lease from then
+// on.
+func (l *Lock) confirm(ctx context.Context, c *Claim) (ok bool, err error) {
+	err = Insist(l.s, func() (err error) {
+		ctx, cancel := l.s.Bounded(ctx)
+		defer cancel()
+		ok, err = l.p.Extend(ctx, c, c.Lease)
+		return err
+	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	return ok, err
+}
+
+// Insist makes a request that can be repeated, again and again if it fails, for as long as a
+// release is tried. An error that is final is returned at once.
+func Insist(s *session.Session, request func() error, final func(error) bool) error {
+	began := time.Now()
+	for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
+		err := request()
+		switch {
+		case err == nil || final(err):
+			return err
+		case s.Err() != nil:
+			return errors.Join(lock.ErrClosed, err)
+		case time.Since(began)+pause > unlockPatience:
+			return errors.Join(lock.ErrIndeterminate, err)
+		}
+		time.Sleep(pause)
+	}
 }
 
 // forget removes the ticket of a claim of which no request is on its way any

@@ -9,10 +9,12 @@ import (
 	_ "embed"
 	"slices"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -167,6 +169,9 @@ type Traits struct {
 	Ordered bool
 	// Batch is set if one script can take, or release, several locks of this kind.
 	Batch bool
+	// Relayed is set if a claim can be passed on inside the process as it is: nothing
+	// that the server stores or counts is of one acquisition alone.
+	Relayed bool
 	// Single is set if the server stores one claim and no owners: see Claim.
 	Single bool
 	// Polled is set if others release without a message and wait without hearing
@@ -253,6 +258,20 @@ var (
 type HashRenewer struct {
 	Client rueidis.Client
 	Suffix string // what a field has behind the owner
+}
+
+// hashRenewers are those of a client.
+type hashRenewers struct {
+	once  sync.Once
+	plain watchdog.Renewer
+}
+
+// Renewer returns the HashRenewer without a suffix, which is the same for all locks of
+// a client.
+func Renewer(s *session.Session) watchdog.Renewer {
+	r := session.Of[hashRenewers](s)
+	r.once.Do(func() { r.plain = HashRenewer{Client: s.Client} })
+	return r.plain
 }
 
 // Renew implements watchdog.Renewer.

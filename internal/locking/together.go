@@ -48,6 +48,9 @@ func packageOf(v any) string {
 // Session returns the session of the client that has made the lock.
 func (l *Lock) Session() *session.Session { return l.s }
 
+// Kind returns the kind of lock, as it stands in logs and telemetry.
+func (l *Lock) Kind() string { return l.p.Traits().Kind }
+
 // Channel is where the release of the lock is published, "" if that is not the same
 // for all waiters.
 func (l *Lock) Channel() string {
@@ -65,7 +68,7 @@ func (l *Lock) Shared() bool { return l.p.Traits().Shared }
 // there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (lock.Hold, error) {
 	o.MaxHold = 0
-	h, err := l.acquire(ctx, o, once, false)
+	h, err := l.acquire(ctx, o, once, true)
 	if err != nil {
 		return nil, err
 	}
@@ -80,6 +83,16 @@ func part(h *hold) lock.Hold { return &handle{h: h} }
 func Waited(h lock.Hold) bool {
 	hd, ok := h.(*handle)
 	return ok && hd.h.waited
+}
+
+// Told returns how many subscribers heard of the release of a hold that was unlocked, less
+// than 0 if that is not known, or others may wait for it who do not hear of it.
+func Told(h lock.Hold) int {
+	hd, ok := h.(*handle)
+	if !ok || hd.h.lock.Channel() == "" || hd.h.p.Traits().Polled {
+		return -1
+	}
+	return int(hd.h.told)
 }
 
 // Whole is what a hold is part of.
@@ -174,7 +187,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	holds := make([]*hold, len(locks))
 	reqs := make([]queue.Request, len(locks))
 	for i, l := range locks {
-		holds[i] = l.newHold(ctx, o, false)
+		holds[i] = l.newHold(ctx, o, true)
 		reqs[i] = queue.Request{Key: l.queueKey(), Acquirer: holds[i], Once: all}
 	}
 	var err error
@@ -397,7 +410,7 @@ func unlockReversed(ctx context.Context, holds []lock.Hold) error {
 		hd, ok := h.(*handle)
 		switch {
 		case ok && hd.h.p.Traits().Batch && !hd.h.named:
-			hd.cleanup.Stop()
+			hd.givenBack()
 			e, err := hd.h.startUnlock(ctx)
 			if err != nil {
 				errs = append(errs, err)
@@ -442,10 +455,12 @@ type ending struct {
 // done is called with what became of the release, and returns it.
 func (e ending) done(err error) error {
 	e.released(err)
-	var lostErr *lock.LostError
-	if err != nil {
-		errors.As(err, &lostErr)
+	if err == nil {
+		e.h.span.End(nil)
+		return nil
 	}
+	var lostErr *lock.LostError
+	errors.As(err, &lostErr)
 	e.h.span.End(lostErr)
 	return err
 }
@@ -505,5 +520,8 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 		return ending{}, err
 	}
 	ctx, released := h.span.StartRelease(ctx)
-	return ending{h, context.WithoutCancel(ctx), released}, nil
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return ending{h, ctx, released}, nil
 }

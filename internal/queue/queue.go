@@ -226,13 +226,13 @@ type keyState struct {
 	again       bool  // something has happened since the last attempt began
 	cause       Cause // what it was, the first of several
 	passed      bool  // a message was let pass since the last attempt began
+	leaves      bool  // the release that comes is to leave the key open
+	armed       bool  // whether the timer is set, to pollAt
 	pollAt      time.Time
-	armed       bool // whether the timer is set, to pollAt
 
 	handOffs int // in a row
 	turns    turns
 
-	leaves    bool      // the release that comes is to leave the key open
 	opened    time.Time // when it was left open last, or began to be waited for
 	openUntil time.Time // until when nobody here tries
 }
@@ -246,7 +246,7 @@ type keyState struct {
 type Waiter struct {
 	entry      *entry
 	next, prev *Waiter
-	req        *Request
+	req        Request
 	wake       chan struct{}
 	timer      watchdog.Timer
 	state      waiterState
@@ -442,7 +442,7 @@ func (q *Queues) Together(reqs []Request, try func(n int) []Result) (acquired in
 }
 
 func newWaiter(e *entry, req *Request) *Waiter {
-	return &Waiter{entry: e, req: req, wake: make(chan struct{}, 1)}
+	return &Waiter{entry: e, req: *req, wake: make(chan struct{}, 1)} // not the request itself, which most never need
 }
 
 // wait is the life of a waiter. The shard's mutex is held, and released.
@@ -465,7 +465,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 			mu.Unlock()
 			return w.err
 		}
-		if err := q.over(ctx, w.req); err != nil {
+		if err := q.over(ctx, &w.req); err != nil {
 			err = errors.Join(err, w.err)
 			w.giveUp()
 			mu.Unlock()
@@ -631,7 +631,12 @@ func (e *entry) party(w *Waiter) []*Waiter {
 		slices.Reverse(party)
 		party = party[:min(len(party), maxGroup)]
 	default:
-		for other := w.next; other != nil && other.req.Group && len(party) < maxGroup; other = other.next {
+		n := 1
+		for other := w.next; other != nil && other.req.Group && n < maxGroup; other = other.next {
+			n++
+		}
+		party = slices.Grow(party, n-1)
+		for other := w.next; len(party) < n; other = other.next {
 			party = append(party, other)
 		}
 	}
@@ -643,11 +648,10 @@ func (e *entry) party(w *Waiter) []*Waiter {
 func (w *Waiter) take(r Result) bool {
 	e := w.entry
 	w.state, w.err = waiting, nil
-	var unavailable *Unavailable
 	switch {
 	case r.Err == nil && r.Acquired:
 		e.unlink(w)
-		e.enlist(w.req)
+		e.enlist(&w.req)
 		w.state = granted
 	case r.Err == nil:
 		w.troubled = time.Time{}
@@ -657,25 +661,34 @@ func (w *Waiter) take(r Result) bool {
 			e.pushBack(w)
 			e.first.signal() // to subscribe, if it is another now
 		}
-	case !errors.As(r.Err, &unavailable):
-		w.end(r.Err)
 	default:
-		now := time.Now()
-		if w.troubled.IsZero() {
-			w.troubled = now
-		}
-		if now.Sub(w.troubled) >= e.queues.cfg.Patience {
-			w.end(unavailable.Err)
-			break
-		}
-		w.err = unavailable.Err
-		if w.req.Ordered {
-			w.setPlace(unplaced)
-		}
-		e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
+		w.failed(r.Err)
 	}
 	w.signal()
 	return w.state == granted
+}
+
+// failed is called when an attempt has come to an error. The mutex is held.
+func (w *Waiter) failed(err error) {
+	e := w.entry
+	var unavailable *Unavailable
+	if !errors.As(err, &unavailable) {
+		w.end(err)
+		return
+	}
+	now := time.Now()
+	if w.troubled.IsZero() {
+		w.troubled = now
+	}
+	if now.Sub(w.troubled) >= e.queues.cfg.Patience {
+		w.end(unavailable.Err)
+		return
+	}
+	w.err = unavailable.Err
+	if w.req.Ordered {
+		w.setPlace(unplaced)
+	}
+	e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
 }
 
 // enlist puts who has acquired on record, unless there is no need. The mutex is
@@ -737,7 +750,7 @@ func (e *entry) wakeStranger() {
 // chooses who is next, nobody is told while this process holds: it will know.
 // The mutex is held.
 func (e *entry) wantsChannel() bool {
-	req := e.first.req
+	req := &e.first.req
 	return e.unsubscribe == nil && req.Channel != "" &&
 		(!req.Ordered || len(e.holders) == 0 && e.first.place == placed)
 }
@@ -745,7 +758,7 @@ func (e *entry) wantsChannel() bool {
 // subscribe gives the entry its subscription. The mutex is held: the hub calls
 // nobody back from here.
 func (e *entry) subscribe() {
-	req := e.first.req
+	req := &e.first.req
 	if req.Ordered {
 		e.subscriber = e.first
 	}
@@ -1121,6 +1134,17 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
 		a.(Grouped).Abandon()
 	}
 	return true
+}
+
+// Next returns the head of the queue of key, nil if nobody waits.
+func (q *Queues) Next(key Key) Acquirer {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil && e.first != nil {
+		return e.first.req.Acquirer
+	}
+	return nil
 }
 
 // Waits reports whether anybody in the queue of key is as asked for.

@@ -62,6 +62,8 @@ type Session struct {
 
 	shared sync.Map // by type: see Of
 
+	watchdogMillis string // the watchdog timeout
+
 	// callers is held for reading by whoever is acquiring something, so that
 	// Close can let them clean up before the connection goes.
 	callers sync.RWMutex
@@ -69,7 +71,7 @@ type Session struct {
 
 // New returns a running session.
 func New(cfg Config) *Session {
-	s := &Session{Config: cfg, Publish: "PUBLISH"}
+	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	dog := watchdog.Config{OnRenew: s.renewed}
 	if s.Cluster() {
@@ -137,6 +139,14 @@ func (s *Session) NewOwner() lock.Owner {
 	return o
 }
 
+// Millis is wire.Millis, which for the lease of most holds is known already.
+func (s *Session) Millis(d time.Duration) string {
+	if d == s.WatchdogTimeout {
+		return s.watchdogMillis
+	}
+	return wire.Millis(d)
+}
+
 // Key returns the key of an object of that name, or why there can be none: check says
 // so of names and keys.
 func (s *Session) Key(name string, check func(string) error) (string, error) {
@@ -144,6 +154,9 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 		return "", err
 	}
 	key := s.MapName(name)
+	if key == name {
+		return key, nil
+	}
 	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
 	}

@@ -237,7 +237,7 @@ func (w Wait) End(ctx context.Context, attempts int, err error) {
 	w.span.End()
 }
 
-// Hold is a lock being held.
+// Hold is a lock being held. A nil one tells nobody.
 type Hold struct {
 	t     *Telemetry
 	lock  Lock
@@ -247,9 +247,9 @@ type Hold struct {
 }
 
 // StartHold begins the span of a hold, to be the parent of the work under it.
-func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, token int64) (context.Context, Hold) {
+func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, token int64) (context.Context, *Hold) {
 	if t == nil {
-		return ctx, Hold{}
+		return ctx, nil
 	}
 	var of []attribute.KeyValue
 	if !owner.IsZero() {
@@ -262,31 +262,31 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 }
 
 // StartPermit is StartHold for a permit of a semaphore.
-func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context.Context, Hold) {
+func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context.Context, *Hold) {
 	if t == nil {
-		return ctx, Hold{}
+		return ctx, nil
 	}
 	return t.startHold(ctx, l, []attribute.KeyValue{permitKey.String(id)})
 }
 
-func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyValue) (context.Context, Hold) {
-	h := Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
+func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyValue) (context.Context, *Hold) {
+	h := &Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	t.holds.Add(ctx, 1, h.attrs.with())
 	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
 	return ctx, h
 }
 
 // RenewalFailed notes that a renewal has failed, with what is left of the lease.
-func (h Hold) RenewalFailed(err error, left time.Duration) {
-	if h.t != nil {
+func (h *Hold) RenewalFailed(err error, left time.Duration) {
+	if h != nil {
 		h.span.AddEvent("renewal failed", trace.WithAttributes(
 			errorKey.String(err.Error()), remainingKey.Float64(left.Seconds())))
 	}
 }
 
 // End ends it; lost is nil after an Unlock.
-func (h Hold) End(lost *lock.LostError) {
-	if h.t == nil {
+func (h *Hold) End(lost *lock.LostError) {
+	if h == nil {
 		return
 	}
 	ctx := context.Background()
@@ -303,8 +303,8 @@ func (h Hold) End(lost *lock.LostError) {
 
 // StartRelease begins the span of a release, inside that of the hold, and
 // returns what ends it.
-func (h Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
-	if h.t == nil {
+func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
+	if h == nil {
 		return ctx, noRelease
 	}
 	ctx, span := h.t.tracer.Start(trace.ContextWithSpan(ctx, h.span), "redlatch.release", h.lock.spanAttributes())
@@ -319,8 +319,8 @@ func (h Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
 func noRelease(error) {}
 
 // HandOff counts a lock passed on inside the process.
-func (h Hold) HandOff(ctx context.Context) {
-	if h.t != nil {
+func (h *Hold) HandOff(ctx context.Context) {
+	if h != nil {
 		h.t.handOffs.Add(ctx, 1, h.attrs.with())
 	}
 }

@@ -140,7 +140,9 @@ func CheckName(name string) error {
 	if name == "" {
 		return fmt.Errorf("%w: the name is empty", lock.ErrInvalid)
 	}
-	if tag := hashTag(name); hashTag(prefixName("p", name)) != tag || hashTag(suffixName(name, "s")) != tag {
+	// A name gets a pair of braces around it unless it has a tag of its own. One brace of
+	// its own would keep that from being the tag.
+	if strings.ContainsAny(name, "{}") && hashTag(name) == name {
 		return fmt.Errorf("%w: name %q: its braces would put its keys into different cluster slots", lock.ErrInvalid, name)
 	}
 	return nil

@@ -1,0 +1,161 @@
+package locking_test
+
+import (
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// slow is a request that is under way until it is answered.
+type slow struct {
+	sent   chan struct{}
+	answer chan error
+}
+
+func newSlow() slow { return slow{make(chan struct{}), make(chan error)} }
+
+func (s slow) ask() error {
+	close(s.sent)
+	return <-s.answer
+}
+
+func TestOneRequestAnswersForAllWhoPassedOnBefore(t *testing.T) {
+	r := locking.NewRelay(time.Now())
+	first, second := newSlow(), newSlow()
+	results := make(chan error, 3)
+	confirm := func(l *locking.Leg, ask func() error) { go func() { results <- r.Confirm(l, ask) }() }
+	confirm(r.Join(), first.ask)
+	<-first.sent
+	a, b := r.Join(), r.Join()
+	confirm(a, second.ask)
+	first.answer <- nil
+	require.NoError(t, <-results)
+	<-second.sent
+	confirm(b, func() error { panic("b has joined before the second was sent") })
+	gone := &lock.LostError{}
+	second.answer <- gone
+	require.Equal(t, error(gone), <-results)
+	require.Equal(t, error(gone), <-results)
+	require.True(t, r.Gone())
+	_, ok := r.Trusted()
+	require.False(t, ok)
+}
+
+func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
+	r := locking.NewRelay(time.Now())
+	first := newSlow()
+	result := make(chan error, 1)
+	l := r.Join()
+	go func() { result <- r.Confirm(l, first.ask) }()
+	<-first.sent
+	late := r.Join()
+	failed := errors.New("failed")
+	finished := make(chan error, 1)
+	go func() { finished <- r.Finish(func() error { return failed }) }()
+	select {
+	case <-finished:
+		require.Fail(t, "the claim was given back while somebody asked for it")
+	case <-time.After(20 * time.Millisecond):
+	}
+	first.answer <- nil
+	require.NoError(t, <-result)
+	require.Equal(t, failed, <-finished)
+	require.Equal(t, failed, r.Confirm(late, func() error { panic("it is over") }))
+	require.False(t, r.Gone())
+}
+
+func TestAwaitIsForTheRequestUnderWay(t *testing.T) {
+	r := locking.NewRelay(time.Now())
+	r.Await() // none
+	first := newSlow()
+	l := r.Join()
+	go func() { _ = r.Confirm(l, first.ask) }()
+	<-first.sent
+	awaited := make(chan struct{})
+	go func() {
+		r.Await()
+		close(awaited)
+	}()
+	select {
+	case <-awaited:
+		require.Fail(t, "there was no answer")
+	case <-time.After(20 * time.Millisecond):
+	}
+	first.answer <- nil
+	<-awaited
+	r.Await()
+}
+
+func TestAClaimIsTrustedForAShortTime(t *testing.T) {
+	r := locking.NewRelay(time.Now().Add(-time.Second))
+	_, ok := r.Trusted()
+	require.False(t, ok)
+	before := time.Now()
+	require.NoError(t, r.Confirm(r.Join(), func() error { return nil }))
+	confirmed, _ := r.Trusted()
+	require.False(t, confirmed.Before(before))
+	_, ok = locking.NewRelay(time.Now().Add(time.Hour)).Trusted()
+	require.True(t, ok)
+}
+
+// TestRelays has claims run through many hands: what answers for a hand has begun after it
+// joined, the end comes once and last, and nobody waits for ever.
+func TestRelays(t *testing.T) {
+	for range 200 {
+		r := locking.NewRelay(time.Now())
+		var (
+			requests atomic.Int64 // the number of the latest
+			over     atomic.Bool
+			running  atomic.Int64
+			wg       sync.WaitGroup
+		)
+		ask := func() error {
+			assert.Equal(t, int64(1), running.Add(1), "one at a time")
+			assert.False(t, over.Load(), "after the end")
+			requests.Add(1)
+			if rand.N(2) == 0 {
+				time.Sleep(rand.N(50 * time.Microsecond))
+			}
+			running.Add(-1)
+			return nil
+		}
+		baton := make(chan int, 1)
+		baton <- 1 + rand.N(30) // how many are to have it
+		for range 30 {
+			wg.Go(func() {
+				left := <-baton
+				switch {
+				case left == 0: // it is over
+				case left == 1:
+					assert.NoError(t, r.Finish(func() error {
+						err := ask()
+						over.Store(true)
+						return err
+					}))
+				default:
+					before := requests.Load()
+					l := r.Join()
+					if rand.N(4) == 0 { // the heir had left
+						l = r.Join()
+					}
+					baton <- left - 1
+					assert.NoError(t, r.Confirm(l, ask))
+					assert.Greater(t, requests.Load(), before)
+					return
+				}
+				baton <- 0
+			})
+		}
+		wg.Wait()
+		require.True(t, over.Load())
+	}
+}
