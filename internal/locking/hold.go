@@ -10,7 +10,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/queue"
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -27,39 +26,37 @@ import (
 // dropped can be noticed.
 type hold struct {
 	lock    *Lock
-	s       *session.Session
-	p       Protocol
 	claim   Claim
 	maxHold time.Duration
-	named   bool
-	fixed   bool // not renewed
-	part    bool // of several that are taken as one
 
 	// Of the acquisition, and not changed while the caller has it.
-	waited   bool
-	told     int32     // how many have heard of its release
 	deadline time.Time // of Wait
 	sent     time.Time // when the request that succeeded was sent
 	token    int64
-	attempts int
 	site     callsite.Site
+	attempts int32
+	told     int32 // how many have heard of its release
+	waited   bool
+	named    bool
+	fixed    bool // not renewed
+	part     bool // of several that are taken as one
+
+	tainted bool       // an attempt has an unknown outcome, and the claim was kept
+	placed  bool       // the claim has a place on the server
+	place   *place     // to be kept there, or nil
+	left    *time.Time // when a claim was abandoned last, or nil
 
 	lease watchdog.Lease
 
 	mu sync.Mutex // of all above while acquiring: others may try for it too
 
-	left    time.Time // when a claim was abandoned last
-	tainted bool      // an attempt has an unknown outcome, and the claim was kept
-	placed  bool      // the claim has a place on the server
-	place   *place    // to be kept there, or nil
-
+	passed    bool // another has the claim now
+	shown     bool // the caller knows the owner
+	stretched bool // the lease was extended
+	state     holdState
 	relay     *Relay     // of the claim, if it is passed on as it is
 	formerly  lock.Owner // the owner that is shown once another has it
-	passed    bool       // another has it now
-	shown     bool       // the caller knows the owner
-	stretched bool       // the lease was extended
 
-	state  holdState
 	lost   *lock.LostError
 	parent context.Context // Context is a child of it, made when asked for
 	ctx    context.Context // what Context returns
@@ -82,13 +79,13 @@ func (h *hold) freshClaim() {
 	if h.named {
 		h.claim.Ticket = wire.NewRequestID()
 	} else {
-		h.claim.Owner = h.s.NewOwner()
+		h.claim.Owner = h.lock.s.NewOwner()
 	}
 }
 
 // Try implements queue.Acquirer.
 func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
-	if err := h.s.Err(); err != nil {
+	if err := h.lock.s.Err(); err != nil {
 		return queue.Verdict{}, err
 	}
 	if !h.deadline.IsZero() {
@@ -97,14 +94,14 @@ func (h *hold) Try(ctx context.Context) (queue.Verdict, error) {
 		defer cancel()
 	}
 	sent := time.Now()
-	a, err := h.p.Acquire(ctx, &h.claim)
+	a, err := h.lock.p.Acquire(ctx, &h.claim)
 	return h.answered(sent, a, err)
 }
 
 // TryAll implements queue.Grouped.
 func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result {
 	results := make([]queue.Result, len(all))
-	err := h.s.Err()
+	err := h.lock.s.Err()
 	if err != nil {
 		for i := range results {
 			results[i].Err = err
@@ -112,14 +109,14 @@ func (h *hold) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result 
 		return results
 	}
 	// Those who close the client leave it to this request to give back what it gets.
-	ctx, cancel := h.s.Bounded(context.WithoutCancel(ctx))
+	ctx, cancel := h.lock.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	claims := make([]*Claim, len(all))
 	for i, a := range all {
 		claims[i] = &a.(*hold).claim
 	}
 	sent := time.Now()
-	answers, err := h.p.(Grouped).AcquireAll(ctx, claims)
+	answers, err := h.lock.p.(Grouped).AcquireAll(ctx, claims)
 	if err != nil {
 		answers = make([]Answer, len(all))
 	}
@@ -137,7 +134,7 @@ func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, err
 	switch {
 	case err != nil:
 		return queue.Verdict{}, h.failed(err)
-	case a.Reentered && time.Since(h.left) < settleTime:
+	case a.Reentered && h.left != nil && time.Since(*h.left) < settleTime:
 		// What holds may be the claim that was abandoned, on its way out.
 		return queue.Verdict{FreeIn: minReleaseWait}, nil
 	case a.Reentered:
@@ -145,7 +142,7 @@ func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, err
 	case a.Upgrade:
 		return queue.Verdict{}, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, h.lock.name, h.claim.Owner)
 	case !a.Acquired:
-		h.waited, h.left, h.claim.Waits = true, time.Time{}, true
+		h.waited, h.left, h.claim.Waits = true, nil, true
 		if a.Placed {
 			h.keepPlace(sent)
 		}
@@ -153,7 +150,7 @@ func (h *hold) answered(sent time.Time, a Answer, err error) (queue.Verdict, err
 	case time.Since(sent) < h.claim.Lease:
 		h.acquired(sent, a)
 		return queue.Verdict{Acquired: true}, nil
-	case h.p.Traits().Ordered:
+	case h.lock.p.Traits().Ordered:
 		h.tainted = true // and retire gives it back
 		return queue.Verdict{}, fmt.Errorf("%w: %q: the lease was over before its confirmation came", lock.ErrNotAcquired, h.lock.name)
 	default:
@@ -172,7 +169,7 @@ func (h *hold) acquired(sent time.Time, a Answer) {
 // failed turns the error of an attempt into what it means for the wait. h.mu is
 // held.
 func (h *hold) failed(err error) error {
-	if h.s.Err() != nil {
+	if h.lock.s.Err() != nil {
 		return errors.Join(lock.ErrClosed, err)
 	}
 	switch wire.OutcomeOf(err) {
@@ -191,7 +188,7 @@ func (h *hold) failed(err error) error {
 // and what else has become of the request is seen to when the claim is done with.
 // h.mu is held.
 func (h *hold) doubt() {
-	ordered := h.p.Traits().Ordered
+	ordered := h.lock.p.Traits().Ordered
 	if ordered && !h.named {
 		h.tainted = true
 		return
@@ -205,7 +202,8 @@ func (h *hold) doubt() {
 // abandon gives up the claim as it stands, whatever became of it on the server,
 // and goes on under a new one. h.mu is held.
 func (h *hold) abandon() {
-	h.left = time.Now()
+	now := time.Now()
+	h.left = &now
 	h.lock.settle(h.claim, true)
 	h.freshClaim()
 }
@@ -223,7 +221,7 @@ func (h *hold) Abandon() {
 // request if the client is being closed.
 func (h *hold) giveBack(c Claim) {
 	if !h.lock.settle(c, true) {
-		h.lock.closing(func(ctx context.Context) { _, _ = h.p.Release(ctx, &c, true) })
+		h.lock.closing(func(ctx context.Context) { _, _ = h.lock.p.Release(ctx, &c, true) })
 	}
 }
 
@@ -244,7 +242,7 @@ func (h *hold) retire() {
 // sharesPlace reports whether the place of the claim is that of another waiter of
 // this process too: a named owner has one, however often it waits.
 func (h *hold) sharesPlace() bool {
-	return h.named && h.s.Queues.Waits(h.lock.queueKey(), func(a queue.Acquirer) bool {
+	return h.named && h.lock.s.Queues.Waits(h.lock.queueKey(), func(a queue.Acquirer) bool {
 		other := a.(*hold)
 		return other != h && other.named && other.claim.Owner == h.claim.Owner && other.lock.sameKind(h.lock)
 	})
@@ -254,7 +252,7 @@ func (h *hold) sharesPlace() bool {
 func (h *hold) effort() (attempts int, waited bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.attempts, h.waited
+	return int(h.attempts), h.waited
 }
 
 // place is the place of a waiter on the server, for as long as it shows signs of
@@ -265,7 +263,7 @@ type place struct {
 }
 
 // Lost implements watchdog.Holder: the place is gone, or it is the waiter's turn.
-func (p *place) Lost(lock.Reason, error) { p.h.s.Queues.Displaced(p.h.lock.queueKey(), p.h) }
+func (p *place) Lost(lock.Reason, error) { p.h.lock.s.Queues.Displaced(p.h.lock.queueKey(), p.h) }
 
 // RenewalFailed implements watchdog.Holder. There is nobody to tell: if it goes on
 // the place is lost, and the attempts that follow say why.
@@ -276,14 +274,14 @@ func (p *place) RenewalFailed(error, time.Duration) {}
 func (h *hold) keepPlace(sent time.Time) {
 	h.forgetPlace()
 	h.placed = true
-	places := h.p.(Placed)
+	places := h.lock.p.(Placed)
 	keeper := places.PlaceKeeper()
 	if keeper == nil {
 		return
 	}
 	h.place = &place{h: h}
 	h.place.lease.Key, h.place.lease.Owner = h.claim.Key, h.claim.Owner.String()
-	h.s.Dog.Watch(&h.place.lease, h.place, watchdog.Terms{Sent: sent, TTL: places.PlaceTime(), Renewer: keeper, Quiet: true})
+	h.lock.s.Dog.Watch(&h.place.lease, h.place, watchdog.Terms{Sent: sent, TTL: places.PlaceTime(), Renewer: keeper, Quiet: true})
 }
 
 // forgetPlace is called when the claim has no place any more, or soon will not.
@@ -301,16 +299,16 @@ func (h *hold) forgetPlace() {
 // come to know it and use it as a name.
 func (h *hold) shed(ctx context.Context) error {
 	old, fresh := h.claim, h.claim
-	fresh.Owner = h.s.NewOwner()
-	reqCtx, cancel := h.s.Bounded(context.WithoutCancel(ctx))
+	fresh.Owner = h.lock.s.NewOwner()
+	reqCtx, cancel := h.lock.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	ok, err := h.p.(Renamer).Rename(reqCtx, &old, &fresh)
+	ok, err := h.lock.p.(Renamer).Rename(reqCtx, &old, &fresh)
 	h.lock.settle(old, true)
 	if err == nil && ok {
 		h.claim, h.tainted = fresh, false
 		return nil
 	}
-	h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
+	h.lock.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
 	if err == nil {
 		return fmt.Errorf("%w: %q was lost before Lock could return", lock.ErrNotAcquired, h.lock.name)
 	}
@@ -325,7 +323,7 @@ func (h *hold) begin(ctx context.Context) error {
 			return err
 		}
 	}
-	h.parent, h.span = h.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
+	h.parent, h.span = h.lock.s.Telemetry.StartHold(ctx, h.lock.described(), h.claim.Owner, h.token)
 	h.lease.Key, h.lease.Owner = h.claim.Key, h.claim.Holder()
 	h.lease.Ticket = h.claim.latch()
 	if h.relay != nil && h.maxHold > 0 {
@@ -333,19 +331,19 @@ func (h *hold) begin(ctx context.Context) error {
 	}
 	terms := watchdog.Terms{Sent: h.sent, TTL: h.claim.Lease, MaxHold: h.maxHold}
 	if !h.fixed {
-		terms.Renewer = h.p.Renewer()
+		terms.Renewer = h.lock.p.Renewer()
 	}
 	// In one step: whoever finds this hold by its owner finds it watched, or not
 	// yet held.
 	h.mu.Lock()
-	watched := h.s.Dog.Watch(&h.lease, h, terms)
+	watched := h.lock.s.Dog.Watch(&h.lease, h, terms)
 	h.state = held
 	h.mu.Unlock()
 	if h.relay != nil && h.relay.Gone() {
 		h.Lost(lock.ReasonGone, nil)
 	}
 	switch {
-	case !watched || h.s.Err() != nil: // the client is being closed, and waits for this
+	case !watched || h.lock.s.Err() != nil: // the client is being closed, and waits for this
 		return errors.Join(lock.ErrClosed, h.unlock(ctx))
 	case ctx.Err() != nil:
 		// Handed over in the moment the caller left.
@@ -377,9 +375,9 @@ func (h *hold) Lost(reason lock.Reason, cause error) {
 	h.endContext(h.lost)
 	lostErr := h.lost
 	h.mu.Unlock()
-	h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
+	h.lock.s.Queues.Released(h.lock.queueKey(), h, queue.Release{})
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
-	if !h.s.Go(func(context.Context) { h.span.End(lostErr) }) {
+	if !h.lock.s.Go(func(context.Context) { h.span.End(lostErr) }) {
 		h.span.End(lostErr)
 	}
 }
@@ -446,7 +444,7 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 		return h.current("Extend")
 	}
 	sent := time.Now()
-	ok, err := h.p.Extend(ctx, &h.claim, lease)
+	ok, err := h.lock.p.Extend(ctx, &h.claim, lease)
 	if err != nil {
 		return fmt.Errorf("redlatch: extend %q: %w", h.lock.name, err)
 	}
@@ -473,11 +471,11 @@ func (h *hold) unlock(ctx context.Context) error {
 		return err
 	}
 	key := h.lock.queueKey()
-	if h.relay != nil && h.s.Queues.Next(key) == nil {
+	if h.relay != nil && h.lock.s.Queues.Next(key) == nil {
 		h.relay.Await() // whoever passed it on is about to be back
 	}
 	for {
-		heirs := h.s.Queues.Successors(key, !h.named)
+		heirs := h.lock.s.Queues.Successors(key, !h.named)
 		if !h.relays(heirs) {
 			return e.done(h.finish(e.ctx, heirs))
 		}
@@ -491,7 +489,7 @@ func (h *hold) unlock(ctx context.Context) error {
 // relays reports whether the heirs can go on with the claim as it is: they want the same,
 // and nobody out there knows its owner as that of this hold. From then on nobody will.
 func (h *hold) relays(heirs []*queue.Waiter) bool {
-	if len(heirs) != 1 || !h.p.Traits().Relayed || !h.plain() {
+	if len(heirs) != 1 || !h.lock.p.Traits().Relayed || !h.plain() {
 		return false
 	}
 	if heir := heirs[0].Acquirer().(*hold); !heir.plain() {
@@ -520,7 +518,7 @@ func (h *hold) passOn(ctx context.Context, heirs []*queue.Waiter) bool {
 	heir.claim.Owner, heir.relay = h.claim.Owner, h.relay
 	heir.acquired(confirmed, Answer{})
 	heir.mu.Unlock()
-	if len(h.s.Queues.Grant(heirs, h)) == 0 {
+	if len(h.lock.s.Queues.Grant(heirs, h)) == 0 {
 		h.span.HandOff(ctx)
 		return true
 	}
@@ -537,7 +535,7 @@ func (h *hold) owner() lock.Owner {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.passed && h.formerly.IsZero() {
-		h.formerly = h.s.NewOwner()
+		h.formerly = h.lock.s.NewOwner()
 	}
 	if !h.formerly.IsZero() {
 		return h.formerly
@@ -560,7 +558,7 @@ func (h *hold) confirm(ctx context.Context, leg *Leg) error {
 	if !errors.As(err, &lost) {
 		return err
 	}
-	for _, a := range h.s.Queues.Holders(h.lock.queueKey()) {
+	for _, a := range h.lock.s.Queues.Holders(h.lock.queueKey()) {
 		if other := a.(*hold); other.isOf(h.claim.Owner) {
 			other.Lost(lock.ReasonGone, nil)
 		}
@@ -607,7 +605,7 @@ func (h *hold) end() error {
 		err := h.lost
 		h.mu.Unlock()
 		// Should the server still keep it.
-		h.s.Go(func(ctx context.Context) { _ = h.inTurn(func() error { return h.free(ctx) }) })
+		h.lock.s.Go(func(ctx context.Context) { _ = h.inTurn(func() error { return h.free(ctx) }) })
 		return err
 	default:
 		h.mu.Unlock()
@@ -628,15 +626,15 @@ func (h *hold) release(ctx context.Context, heirs []*queue.Waiter, maybe bool) e
 			to[i] = &w.Acquirer().(*hold).claim
 		}
 		sent := time.Now()
-		reqCtx, cancel := h.s.Bounded(ctx)
-		passed, err := from.p.HandOff(reqCtx, &from.claim, to)
+		reqCtx, cancel := h.lock.s.Bounded(ctx)
+		passed, err := from.lock.p.HandOff(reqCtx, &from.claim, to)
 		cancel()
 		if err == nil && passed.Acquired {
 			if from = h.passTo(ctx, heirs, sent, passed.Answer); from == nil {
 				return nil
 			}
 			// To others, in the name of one who has left.
-			heirs = h.s.Queues.Successors(key, !from.named)
+			heirs = h.lock.s.Queues.Successors(key, !from.named)
 			continue
 		}
 		lost := err != nil && wire.OutcomeOf(err) == wire.Unknown
@@ -646,26 +644,26 @@ func (h *hold) release(ctx context.Context, heirs []*queue.Waiter, maybe bool) e
 				w.Acquirer().(*hold).doubted()
 			}
 		}
-		for _, left := range h.s.Queues.Return(heirs) {
+		for _, left := range h.lock.s.Queues.Return(heirs) {
 			if lost {
 				left.(*hold).Abandon()
 			}
 		}
 		if err == nil && passed.State != NotHeld {
-			h.s.Queues.Released(key, h, queue.Release{
-				Told: passed.Told, Kept: passed.State == StillHeld, Elsewhere: h.p.Traits().Ordered,
+			h.lock.s.Queues.Released(key, h, queue.Release{
+				Told: passed.Told, Kept: passed.State == StillHeld, Elsewhere: h.lock.p.Traits().Ordered,
 			})
 			return nil
 		}
 		break
 	}
 
-	if h.p.Traits().Polled {
-		from.claim.LeftOpen = h.s.Queues.LeavesOpen(key)
+	if h.lock.p.Traits().Polled {
+		from.claim.LeftOpen = h.lock.s.Queues.LeavesOpen(key)
 	}
 	released, err := from.lock.release(ctx, &from.claim, maybe)
 	h.told = int32(released.Told)
-	h.s.Queues.Released(key, h, queue.Release{Told: released.Told, Kept: released.State == StillHeld})
+	h.lock.s.Queues.Released(key, h, queue.Release{Told: released.Told, Kept: released.State == StillHeld})
 	if from != h || passedOn && err == nil {
 		return nil // what became of the lock after this hold is not its business
 	}
@@ -693,7 +691,7 @@ func (h *hold) passTo(ctx context.Context, heirs []*queue.Waiter, sent time.Time
 		w.Acquirer().(*hold).inherit(sent, a)
 	}
 	h.span.HandOff(ctx)
-	gave := h.s.Queues.Grant(heirs, h)
+	gave := h.lock.s.Queues.Grant(heirs, h)
 	if len(gave) == 1 && len(heirs) == 1 {
 		return gave[0].(*hold)
 	}
@@ -701,7 +699,7 @@ func (h *hold) passTo(ctx context.Context, heirs []*queue.Waiter, sent time.Time
 		left.(*hold).Abandon()
 	}
 	if len(gave) == len(heirs) {
-		h.s.Queues.Released(h.lock.queueKey(), h, queue.Release{Kept: true})
+		h.lock.s.Queues.Released(h.lock.queueKey(), h, queue.Release{Kept: true})
 	}
 	return nil
 }
@@ -743,9 +741,9 @@ func (hd *handle) dropped() {
 	if state != held {
 		return
 	}
-	h.s.Go(func(ctx context.Context) {
-		h.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
-			"name", h.lock.name, "kind", h.p.Traits().Kind, "owner", h.owner().String(), "acquired", h.site.String())
+	h.lock.s.Go(func(ctx context.Context) {
+		h.lock.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+			"name", h.lock.name, "kind", h.lock.p.Traits().Kind, "owner", h.owner().String(), "acquired", h.site.String())
 		_ = h.unlock(ctx)
 	})
 }

@@ -91,7 +91,7 @@ func TryOptions(opts []lock.Option) (lock.Options, error) {
 // newHold returns a hold that is to be acquired. One that is part of another is renewed,
 // whatever its lease.
 func (l *Lock) newHold(ctx context.Context, o lock.Options, part bool) *hold {
-	h := &hold{lock: l, s: l.s, p: l.p, maxHold: o.MaxHold, fixed: o.Lease > 0 && !part, part: part}
+	h := &hold{lock: l, maxHold: o.MaxHold, fixed: o.Lease > 0 && !part, part: part}
 	traits := l.p.Traits()
 	h.claim.Key, h.claim.Lease, h.claim.Kind, h.claim.Single = l.key, o.Lease, traits.Kind, traits.Single
 	if o.Lease == 0 {

@@ -89,7 +89,7 @@ func Waited(h lock.Hold) bool {
 // than 0 if that is not known, or others may wait for it who do not hear of it.
 func Told(h lock.Hold) int {
 	hd, ok := h.(*handle)
-	if !ok || hd.h.lock.Channel() == "" || hd.h.p.Traits().Polled {
+	if !ok || hd.h.lock.Channel() == "" || hd.h.lock.p.Traits().Polled {
 		return -1
 	}
 	return int(hd.h.told)
@@ -140,7 +140,7 @@ func (h *hold) tellWhole(lost *lock.LostError) {
 	if lost == nil { // somebody has unlocked it by its owner
 		lost = h.lostError(lock.ReasonGone, nil)
 	}
-	if !h.s.Go(func(context.Context) { w.PartEnded(lost) }) {
+	if !h.lock.s.Go(func(context.Context) { w.PartEnded(lost) }) {
 		go w.PartEnded(lost) // the client is being closed
 	}
 }
@@ -209,7 +209,7 @@ func tryTogether(ctx context.Context, holds []*hold, all bool) []queue.Result {
 		claims[i] = &h.claim
 	}
 	sent := time.Now()
-	answers, err := holds[0].p.(Batched).AcquireEach(ctx, claims, all)
+	answers, err := holds[0].lock.p.(Batched).AcquireEach(ctx, claims, all)
 	results := make([]queue.Result, len(holds))
 	for i, h := range holds {
 		var a Answer
@@ -288,8 +288,8 @@ func extendTogether(ctx context.Context, holds []lock.Hold, lease time.Duration,
 		if errs[i] = hd.h.current("Extend"); errs[i] != nil {
 			continue
 		}
-		g := group{renewer: hd.h.p.Renewer()}
-		if hd.h.s.Cluster() {
+		g := group{renewer: hd.h.lock.p.Renewer()}
+		if hd.h.lock.s.Cluster() {
 			g.slot = wire.Slot(hd.h.claim.Key)
 		}
 		groups[g] = append(groups[g], i)
@@ -343,7 +343,7 @@ func UnlockTogether(ctx context.Context, holds []lock.Hold) error {
 // sessionOf returns the session of a hold, nil of a hold that is not of this module.
 func sessionOf(h lock.Hold) *session.Session {
 	if hd, ok := h.(*handle); ok {
-		return hd.h.s
+		return hd.h.lock.s
 	}
 	return nil
 }
@@ -354,7 +354,7 @@ func GiveBack(ctx context.Context, holds []lock.Hold) error {
 	err := UnlockTogether(ctx, holds)
 	for _, h := range slices.Backward(holds) {
 		if hd, ok := h.(*handle); ok && hd.h.lostByClosing() {
-			hd.h.lock.closing(func(ctx context.Context) { _, _ = hd.h.p.Release(ctx, &hd.h.claim, false) })
+			hd.h.lock.closing(func(ctx context.Context) { _, _ = hd.h.lock.p.Release(ctx, &hd.h.claim, false) })
 		}
 	}
 	return err
@@ -370,7 +370,7 @@ func (h *hold) lostByClosing() bool {
 func OfOpenClients(holds []lock.Hold) []lock.Hold {
 	return slices.DeleteFunc(slices.Clone(holds), func(h lock.Hold) bool {
 		hd, ok := h.(*handle)
-		return ok && hd.h.s.Err() != nil
+		return ok && hd.h.lock.s.Err() != nil
 	})
 }
 
@@ -409,7 +409,7 @@ func unlockReversed(ctx context.Context, holds []lock.Hold) error {
 	for i, h := range slices.Backward(holds) {
 		hd, ok := h.(*handle)
 		switch {
-		case ok && hd.h.p.Traits().Batch && !hd.h.named:
+		case ok && hd.h.lock.p.Traits().Batch && !hd.h.named:
 			hd.givenBack()
 			e, err := hd.h.startUnlock(ctx)
 			if err != nil {
@@ -471,7 +471,7 @@ func releaseTogether(endings []ending) error {
 	free := make([]ending, 0, len(endings))
 	tasks := make(map[int]func() error)
 	for i, e := range endings {
-		if heirs := e.h.s.Queues.Successors(e.h.lock.queueKey(), true); heirs != nil {
+		if heirs := e.h.lock.s.Queues.Successors(e.h.lock.queueKey(), true); heirs != nil {
 			tasks[i] = func() error { return e.done(e.h.release(e.ctx, heirs, false)) }
 		} else {
 			free = append(free, e)
@@ -493,8 +493,8 @@ func releaseFree(free []ending) error {
 	for i, e := range free {
 		claims[i] = &e.h.claim
 	}
-	ctx, cancel := first.h.s.Bounded(first.ctx)
-	released, err := first.h.p.(Batched).ReleaseEach(ctx, claims)
+	ctx, cancel := first.h.lock.s.Bounded(first.ctx)
+	released, err := first.h.lock.p.(Batched).ReleaseEach(ctx, claims)
 	cancel()
 	var errs []error
 	alone := make(map[*hold]ending) // what is left to be released one by one
@@ -503,7 +503,7 @@ func releaseFree(free []ending) error {
 			alone[e.h] = e
 			continue
 		}
-		e.h.s.Queues.Released(e.h.lock.queueKey(), e.h, queue.Release{Told: released[i].Told})
+		e.h.lock.s.Queues.Released(e.h.lock.queueKey(), e.h, queue.Release{Told: released[i].Told})
 		errs = append(errs, e.done(e.h.releaseError(released[i], nil)))
 	}
 	if len(alone) > 0 {

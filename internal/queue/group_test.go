@@ -636,7 +636,7 @@ func TestAHandOffCountsUntilNobodyOfTheProcessHolds(t *testing.T) {
 			s := y.shardOf(key)
 			s.mu.Lock()
 			defer s.mu.Unlock()
-			return s.entries[key].handOffs
+			return int(s.entries[key].handOffs)
 		}
 		require.Equal(t, 2, handedOn())
 		y.free(next)

@@ -212,14 +212,16 @@ type entry struct {
 	keyState
 }
 
+// keyState is small, as there is one for every key that is held.
 type keyState struct {
 	key     Key
-	refs    int        // holders, waiters, and attempts outside the queue
 	holders []Acquirer // several if one owner holds more than once
+	refs    int32      // holders, waiters, and attempts outside the queue
 
+	strangers   int32 // waiters that are Ordered and have no place on the server yet
+	failed      int32 // waiters whose attempt to get one has failed; the timer makes them strangers
+	handOffs    int32 // in a row
 	first, last *Waiter
-	strangers   int     // waiters that are Ordered and have no place on the server yet
-	failed      int     // waiters whose attempt to get one has failed; the timer makes them strangers
 	unsubscribe func()  // nil: not subscribed
 	subscriber  *Waiter // whose own channel it is; nil: the channel of all
 	attempting  bool
@@ -230,11 +232,14 @@ type keyState struct {
 	armed       bool  // whether the timer is set, to pollAt
 	pollAt      time.Time
 
-	handOffs int // in a row
-	turns    turns
+	turns turns
+	open  *opening // nil where it never had to be
+}
 
-	opened    time.Time // when it was left open last, or began to be waited for
-	openUntil time.Time // until when nobody here tries
+// opening is about a key that is left open from time to time, to those who poll.
+type opening struct {
+	last  time.Time // when it was, or began to be waited for
+	until time.Time // until when nobody here tries
 }
 
 // Waiter is a place in a queue. It is claimed while somebody else tries for it or
@@ -724,7 +729,7 @@ func (w *Waiter) setPlace(p place) {
 
 // count counts w by its place: n is 1 when it comes into the list, -1 when it
 // leaves it.
-func (e *entry) count(w *Waiter, n int) {
+func (e *entry) count(w *Waiter, n int32) {
 	switch w.place {
 	case stranger:
 		e.strangers += n
@@ -912,7 +917,7 @@ func (e *entry) nudge(c Cause) {
 	switch {
 	case e.first == nil:
 	case e.isOpen():
-		e.lookAt(e.openUntil)
+		e.lookAt(e.open.until)
 	default:
 		e.first.signal()
 	}
@@ -921,14 +926,15 @@ func (e *entry) nudge(c Cause) {
 // leaveOpen keeps this process from trying for a while. The mutex is held.
 func (e *entry) leaveOpen() {
 	now := time.Now()
-	e.opened, e.openUntil, e.turns.yielding = now, now.Add(openFor), false
+	e.open = &opening{last: now, until: now.Add(openFor)}
+	e.turns.yielding = false
 	if e.first != nil {
-		e.lookAt(e.openUntil)
+		e.lookAt(e.open.until)
 	}
 }
 
 // isOpen reports whether the key is left open. The mutex is held.
-func (e *entry) isOpen() bool { return !e.openUntil.IsZero() && time.Now().Before(e.openUntil) }
+func (e *entry) isOpen() bool { return e.open != nil && time.Now().Before(e.open.until) }
 
 func (e *entry) pushBack(w *Waiter) {
 	e.count(w, 1)
@@ -996,15 +1002,15 @@ func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 	}
 	if w.req.LeftOpen != "" {
 		now := time.Now()
-		if e.opened.IsZero() {
-			e.opened = now
+		if e.open == nil {
+			e.open = &opening{last: now}
 		}
-		if e.leaves = now.Sub(e.opened) >= openEvery; e.leaves {
+		if e.leaves = now.Sub(e.open.last) >= openEvery; e.leaves {
 			return nil
 		}
 	}
 	if !w.req.Ordered {
-		if !passable || w.req.NoHandOff || e.handOffs >= q.cfg.HandOffs {
+		if !passable || w.req.NoHandOff || int(e.handOffs) >= q.cfg.HandOffs {
 			e.turns.begin()
 			return nil
 		}
@@ -1030,7 +1036,7 @@ func (q *Queues) Turn(key Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil && e.first != nil {
-		if e.handOffs++; e.handOffs >= q.cfg.HandOffs {
+		if e.handOffs++; int(e.handOffs) >= q.cfg.HandOffs {
 			e.handOffs = 0
 			e.turns.begin()
 		}
@@ -1114,7 +1120,7 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	e := s.entries[key]
-	if e == nil || e.first == nil || e.attempting || e.handOffs >= q.cfg.HandOffs {
+	if e == nil || e.first == nil || e.attempting || int(e.handOffs) >= q.cfg.HandOffs {
 		if e != nil {
 			e.handOffs = 0
 		}

@@ -18,14 +18,14 @@ import "time"
 // out for a while.
 type turns struct {
 	yielding bool
-	echo     bool // the message of the own release is still to come
-	pass     int  // how many further releases to let pass
+	echo     bool  // the message of the own release is still to come
+	pass     int32 // how many further releases to let pass
 
-	sitOut int // what pass starts at
-	streak int // turns that went well since sitOut has changed
-	calm   int // how many it takes for sitOut to grow
-	lonely int // how often to leave standing back out when it was in vain; doubles
-	skip   int // how often it still is to be left out
+	sitOut int32 // what pass starts at
+	streak int32 // turns that went well since sitOut has changed
+	calm   int32 // how many it takes for sitOut to grow
+	lonely int32 // how often to leave standing back out when it was in vain; doubles
+	skip   int32 // how often it still is to be left out
 }
 
 // begin is called before the release that ends this process's turn is sent: its
@@ -44,7 +44,7 @@ func (t *turns) released(told int) bool {
 	if !t.yielding || told == 0 || told == 1 {
 		return false
 	}
-	if others := told - 1; t.sitOut < others-1 && t.streak >= t.calm {
+	if others := told - 1; int(t.sitOut) < others-1 && t.streak >= t.calm {
 		t.sitOut, t.streak = t.sitOut+1, 0
 	}
 	t.pass = t.sitOut

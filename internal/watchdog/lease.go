@@ -74,16 +74,21 @@ type Lease struct {
 	mu       sync.Mutex
 	dog      *Dog
 	holder   Holder
-	renewer  Renewer       // nil: it ends with its time
-	fixed    bool          // so that it ends, though there is a renewer
-	ttl      time.Duration // what a renewal gives it
-	quiet    bool
-	deadline time.Time // until when ownership is certain
-	renewAt  time.Time
-	end      time.Time // of MaxHold; zero: none
+	renewer  Renewer // nil: it ends with its time
 	state    leaseState
-	failures int
-	lastErr  error
+	fixed    bool // so that it ends, though there is a renewer
+	quiet    bool
+	ttl      time.Duration // what a renewal gives it
+	deadline instant       // until when ownership is certain
+	renewAt  instant
+	end      instant  // of MaxHold; zero: none
+	trouble  *trouble // nil if the last renewal has succeeded, or there was none
+}
+
+// trouble is what renewals that fail leave behind.
+type trouble struct {
+	failures int // in a row
+	last     error
 }
 
 type leaseState uint8
@@ -171,10 +176,10 @@ func (d *Dog) Watch(l *Lease, h Holder, terms Terms) bool {
 	defer l.mu.Unlock()
 	l.dog, l.holder, l.renewer, l.state = d, h, terms.Renewer, watched
 	l.ttl, l.quiet = terms.TTL, terms.Quiet
-	l.deadline = terms.Sent.Add(terms.TTL)
+	l.deadline = d.wheel.instant(terms.Sent.Add(terms.TTL))
 	l.renewAt = d.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
-		l.end = terms.Sent.Add(terms.MaxHold)
+		l.end = d.wheel.instant(terms.Sent.Add(terms.MaxHold))
 	}
 	l.schedule()
 	return true
@@ -183,13 +188,13 @@ func (d *Dog) Watch(l *Lease, h Holder, terms Terms) bool {
 // renewalTime is a third into the lease, moved forward to the next of 32 marks
 // in that third: leases that were taken at nearly the same time are renewed by
 // one script.
-func (d *Dog) renewalTime(sent time.Time, ttl time.Duration) time.Time {
-	grid := ttl / 96
-	at := sent.Add(ttl / 3)
-	if grid < tick {
+func (d *Dog) renewalTime(sent time.Time, ttl time.Duration) instant {
+	grid := instant(ttl / 96)
+	at := d.wheel.instant(sent.Add(ttl / 3))
+	if grid < instant(tick) {
 		return at
 	}
-	return at.Add(-(at.Sub(d.wheel.start) % grid))
+	return at - at%grid
 }
 
 // Forget ends the watch: no renewal is begun any more, and its holder hears no
@@ -219,10 +224,10 @@ func (l *Lease) Remaining() time.Duration {
 		return 0
 	}
 	until := l.deadline
-	if !l.end.IsZero() && l.end.Before(until) {
-		until = l.end
+	if l.end != 0 {
+		until = min(until, l.end)
 	}
-	return max(0, time.Until(until))
+	return max(0, time.Duration(until-l.dog.wheel.instant(time.Now())))
 }
 
 // Check ends the lease if its time is over and the wheel has not come to it yet.
@@ -244,7 +249,7 @@ func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 	if l.state != watched && l.state != renewing {
 		return
 	}
-	if until := sent.Add(ttl); until.After(l.deadline) {
+	if until := l.dog.wheel.instant(sent.Add(ttl)); until > l.deadline {
 		l.deadline = until
 		l.schedule()
 	}
@@ -257,7 +262,7 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == watched || l.state == renewing {
-		l.fixed, l.deadline = true, sent.Add(ttl)
+		l.fixed, l.deadline = true, l.dog.wheel.instant(sent.Add(ttl))
 		l.schedule()
 	}
 }
@@ -268,7 +273,7 @@ func (l *Lease) EndAt(at time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state == watched || l.state == renewing {
-		l.end = at
+		l.end = l.dog.wheel.instant(at)
 		l.schedule()
 	}
 }
@@ -284,7 +289,7 @@ func (l *Lease) Expire(now time.Time) {
 	if l.state != watched && l.state != renewing {
 		return
 	}
-	if l.renews() && !now.Before(l.renewAt) {
+	if l.renews() && l.dog.wheel.instant(now) >= l.renewAt {
 		l.state = renewing
 		l.dog.due = append(l.dog.due, l)
 	}
@@ -294,15 +299,19 @@ func (l *Lease) Expire(now time.Time) {
 // overdue returns how a lease that is not over yet should be by now, "" if it
 // should not. l.mu is held.
 func (l *Lease) overdue(now time.Time) (lock.Reason, error) {
+	if l.state != watched && l.state != renewing {
+		return "", nil
+	}
+	at := l.dog.wheel.instant(now)
 	switch {
-	case l.state != watched && l.state != renewing:
-		return "", nil
-	case !l.end.IsZero() && !now.Before(l.end):
+	case l.end != 0 && at >= l.end:
 		return lock.ReasonMaxHold, nil
-	case !now.Before(l.deadline):
-		return lock.ReasonExpired, l.lastErr
-	default:
+	case at < l.deadline:
 		return "", nil
+	case l.trouble != nil:
+		return lock.ReasonExpired, l.trouble.last
+	default:
+		return lock.ReasonExpired, nil
 	}
 }
 
@@ -320,13 +329,13 @@ func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil &&
 // l.mu is held.
 func (l *Lease) schedule() {
 	at := l.deadline
-	if l.renews() && l.renewAt.Before(at) {
-		at = l.renewAt
+	if l.renews() {
+		at = min(at, l.renewAt)
 	}
-	if !l.end.IsZero() && l.end.Before(at) {
-		at = l.end
+	if l.end != 0 {
+		at = min(at, l.end)
 	}
-	l.dog.wheel.Schedule(&l.timer, at, l)
+	l.dog.wheel.scheduleAt(&l.timer, at, l)
 }
 
 // finish ends the lease as lost. l.mu is held, and released.
@@ -447,9 +456,13 @@ func (d *Dog) renew(by way, wave [][]*Lease) {
 // settle notes the outcome of a renewal and returns what was left of the lease.
 func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.Duration {
 	l.mu.Lock()
-	left := l.deadline.Sub(now)
+	left := time.Duration(l.deadline - d.wheel.instant(now))
 	if err != nil && l.state == renewing {
-		l.lastErr = err
+		if l.trouble == nil {
+			l.trouble = new(trouble)
+		}
+		l.trouble.failures++
+		l.trouble.last = err
 	}
 	if reason, cause := l.overdue(now); reason != "" {
 		// Somebody may have seen that it is over, or have had the lock.
@@ -460,8 +473,7 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 	case l.state != renewing: // forgotten or expired meanwhile
 	case err != nil:
 		l.state = watched
-		l.failures++
-		l.renewAt = now.Add(retryDelay(l.failures, left))
+		l.renewAt = d.wheel.instant(now.Add(retryDelay(l.trouble.failures, left)))
 		l.schedule()
 		h := l.holder
 		l.mu.Unlock()
@@ -471,14 +483,12 @@ func (d *Dog) settle(l *Lease, sent, now time.Time, err error, held bool) time.D
 		l.finish(lock.ReasonGone, nil)
 		return left
 	default:
-		l.state, l.lastErr, l.failures = watched, nil, 0
+		l.state, l.trouble = watched, nil
 		if l.fixed { // meanwhile
 			l.schedule()
 			break
 		}
-		if until := sent.Add(l.ttl); until.After(l.deadline) {
-			l.deadline = until
-		}
+		l.deadline = max(l.deadline, d.wheel.instant(sent.Add(l.ttl)))
 		l.renewAt = d.renewalTime(sent, l.ttl)
 		l.schedule()
 	}
@@ -496,7 +506,10 @@ func (l *Lease) isRenewing() bool {
 func (l *Lease) failed() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.failures
+	if l.trouble == nil {
+		return 0
+	}
+	return l.trouble.failures
 }
 
 // retryDelay spreads the tries after a failure: doubling from 100 ms to a

@@ -56,6 +56,12 @@ type Wheel struct {
 	expired  []Expirer // reused by advance
 }
 
+// instant is a time as what has passed since the wheel's start: there are several in every
+// lease, and a time.Time is three times as large.
+type instant time.Duration
+
+func (w *Wheel) instant(t time.Time) instant { return instant(t.Sub(w.start)) }
+
 // never is a tick that does not come.
 const never = int64(1) << 62
 
@@ -83,9 +89,13 @@ func NewWheel(after func()) *Wheel {
 // passed, and forgets any earlier schedule of t. On a stopped wheel it never
 // fires.
 func (w *Wheel) Schedule(t *Timer, at time.Time, target Expirer) {
+	w.scheduleAt(t, w.instant(at), target)
+}
+
+func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 	// Far enough ahead the sum would overflow; a timer that is looked at once a
 	// century is as good as one that never fires.
-	due := int64((min(at.Sub(w.start), lock.MaxLease) + tick - 1) / tick)
+	due := int64((min(time.Duration(at), lock.MaxLease) + tick - 1) / tick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.remove(t)
