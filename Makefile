@@ -6,11 +6,15 @@ STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 FOR = 1m
 SEED =
 
-.PHONY: test deps lint interop bench cost robustness
+# "long" has bench measure for longer and more often.
+BENCH =
+
+.PHONY: test deps lint interop bench bench-test robustness
 
 # Everything that must hold: lint, and all tests on all servers.
 test: deps lint
 	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -p 1 -timeout 40m ./...
+	$(MAKE) bench-test
 	$(MAKE) interop
 	$(MAKE) robustness
 
@@ -37,10 +41,13 @@ robustness: deps
 	REDLATCH_SERVERS=$(SERVERS) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
 		go test -race -count=1 -timeout 0 -v -run TestHistories ./robustness/
 
-# What a lock costs here, beside the floor: the same scripts and nothing else.
+# redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
+# processors. See benchmarks/compare/scenario.go for what is measured.
 bench:
-	cd benchmarks && go test -run '^$$' -bench . -benchtime 2s .
+	./scripts/deps bench
+	mvn -q -B -ntp -f interop/redisson -pl 4 clean compile
+	cd benchmarks && go run ./compare $(if $(filter long,$(BENCH)),-long)
 
-# What locks cost while they are held or waited for: memory and processor time.
-cost:
-	cd benchmarks && go run ./cost
+# What measures, in short.
+bench-test: deps
+	cd benchmarks && go test -count=1 -timeout 5m ./...

@@ -1,0 +1,121 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"time"
+)
+
+// plan is how much is measured.
+type plan struct {
+	scenarios   []scenario
+	window      time.Duration // of most of them
+	repetitions int
+	pulse       time.Duration // of each measurement of the floor for the noise
+	// progress is told of everything that is measured.
+	progress io.Writer
+}
+
+// alone is how many times as often a single goroutine is measured.
+const alone = 3
+
+// comparison is a run of a plan.
+type comparison struct {
+	plan
+	services services
+	crew     crew
+}
+
+// compare runs a plan. Each repetition measures the peers of a cell in turn, beginning
+// with another one: what changes on the machine meanwhile changes for all. A peer that
+// fails is not tried again in that cell, and the report says why.
+func compare(p plan) (*results, error) {
+	c := &comparison{plan: p}
+	c.services.stopWhenInterrupted()
+	defer c.services.stop()
+	defer c.crew.dismiss()
+	r := &results{Date: time.Now().Format(time.DateOnly), Repetitions: p.repetitions, Window: p.window.Seconds(), Machine: thisMachine()}
+	before := processorTicks()
+	r.Noise.Load = loadAverage()
+	for _, s := range p.scenarios {
+		if err := c.pulse(r); err != nil {
+			return nil, err
+		}
+		if !s.has(redisson) { // what is kept would only be in the way
+			c.crew.dismiss()
+		}
+		r.Scenarios = append(r.Scenarios, c.scenario(s))
+	}
+	if err := c.pulse(r); err != nil {
+		return nil, err
+	}
+	r.Noise.Steal = rounded(processorTicks().stealSince(before))
+	r.Versions = versions(&c.services)
+	return r, nil
+}
+
+func (c *comparison) scenario(s scenario) scenarioResult {
+	began := time.Now()
+	result := scenarioResult{Number: s.number, Title: s.title, About: s.about}
+	for _, cell := range s.cells {
+		result.Cells = append(result.Cells, c.cell(s, cell))
+	}
+	fmt.Fprintf(c.progress, "%d. %s: %.0f s\n", s.number, s.title, time.Since(began).Seconds())
+	return result
+}
+
+func (c *comparison) cell(s scenario, of cell) cellResult {
+	result := cellResult{Name: of.name, Size: of.size, Measures: s.measures, Best: s.best, Base: s.base}
+	if of.measures != nil {
+		result.Measures, result.Best = of.measures, of.best
+	}
+	for _, peer := range of.peers {
+		result.Rows = append(result.Rows, &row{Peer: peer})
+	}
+	repetitions := c.repetitions
+	switch {
+	case of.once:
+		repetitions = 1
+	case of.alone:
+		repetitions *= alone
+	}
+	out := make([]bool, len(of.peers))
+	for i := range repetitions {
+		for j := range of.peers {
+			k := (i + j) % len(of.peers)
+			if out[k] {
+				continue
+			}
+			m, err := c.measure(of, of.peers[k])
+			if err != nil {
+				out[k] = true
+				result.Rows[k].failed(err)
+				fmt.Fprintf(c.progress, "%s, %s: %v\n", of.name, of.peers[k], err)
+				continue
+			}
+			result.Rows[k].add(m, result.Measures)
+		}
+	}
+	return result
+}
+
+func (c *comparison) measure(of cell, peer string) (*measurement, error) {
+	t := of.taskOf(peer)
+	var err error
+	if t.Addrs, err = c.services.addrs(peer, max(of.servers, 1)); err != nil {
+		return nil, err
+	}
+	return c.crew.run(t, of.processes)
+}
+
+// pulse measures the floor. That it changes in a run is the noise.
+func (c *comparison) pulse(r *results) error {
+	m, err := c.measure(cell{
+		processes: 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: 1, For: c.plan.pulse},
+	}, "floor")
+	if err != nil {
+		return err
+	}
+	r.Noise.Floor = append(r.Noise.Floor, rounded(m.rate()))
+	return nil
+}

@@ -1,0 +1,163 @@
+package main
+
+import (
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+// machine is what the figures were measured on.
+type machine struct {
+	CPU      string  `json:"cpu"`
+	Cores    int     `json:"cores"`
+	Kernel   string  `json:"kernel"`
+	MemoryGB float64 `json:"memoryGB"`
+}
+
+func thisMachine() machine {
+	m := machine{CPU: field("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU()}
+	var name unix.Utsname
+	if unix.Uname(&name) == nil {
+		version, _, _ := strings.Cut(unix.ByteSliceToString(name.Release[:]), "-") // without the name of the build
+		m.Kernel = unix.ByteSliceToString(name.Sysname[:]) + " " + version
+	}
+	kB, _ := strconv.ParseFloat(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB"), 64)
+	m.MemoryGB = math.Round(kB/(1<<20)*10) / 10
+	return m
+}
+
+// field returns the first value of that name in a file of lines "name: value".
+func field(file, name string) string {
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		if key, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// version is that of something that was measured.
+type version struct {
+	Name    string `json:"name"`
+	Version string `json:"version"`
+}
+
+// libraries are the modules whose versions matter to the figures.
+var libraries = []string{
+	"github.com/redis/rueidis", "github.com/redis/go-redis/v9",
+	"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "go.etcd.io/etcd/client/v3",
+	"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5", "github.com/go-sql-driver/mysql",
+}
+
+// programs print their version.
+var programs = []struct {
+	name, peer, pattern, arg string
+}{
+	{"etcd", "etcd", "etcd", "--version"},
+	{"PostgreSQL", "postgres", "/usr/lib/postgresql/*/bin/postgres", "--version"},
+	{"MariaDB", "mariadb", "mariadbd", "--version"},
+	{"Java", "zookeeper", "java", "-version"},
+}
+
+// versions are those of the libraries, and of the servers that were started.
+func versions(s *services) []version {
+	all := []version{{"Go", strings.TrimPrefix(runtime.Version(), "go")}}
+	if len(s.redis) > 0 {
+		if info, err := testserver.Info(s.redis[0].Addr, "server"); err == nil {
+			all = append(all, version{"redis-server", info["redis_version"]})
+		}
+	}
+	for _, p := range programs {
+		path, err := find(p.pattern)
+		if s.others[p.peer] == nil || err != nil {
+			continue
+		}
+		if out, err := exec.Command(path, p.arg).CombinedOutput(); err == nil {
+			all = append(all, version{p.name, firstVersion(string(out))})
+		}
+	}
+	if s.others["zookeeper"] != nil {
+		all = append(all, jars("ZooKeeper", "/usr/share/java/zookeeper-[0-9]*.jar")...)
+	}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if slices.Contains(libraries, m.Path) {
+				all = append(all, version{m.Path, m.Version})
+			}
+		}
+	}
+	return append(all, jars("org.redisson:redisson", filepath.Join(redissonDir, "lib", "redisson-[0-9]*.jar"))...)
+}
+
+var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
+
+func firstVersion(text string) string { return versionNumber.FindString(text) }
+
+// jars returns the version that stands in the name of a file, if there is one.
+func jars(name, pattern string) (all []version) {
+	files, _ := filepath.Glob(pattern)
+	for _, file := range files {
+		all = append(all, version{name, firstVersion(filepath.Base(file))})
+	}
+	return all
+}
+
+// noise is what else there was on the machine.
+type noise struct {
+	// Load is the load average of the minute before.
+	Load float64 `json:"load"`
+	// Steal is which share of the time the machine's host took from it, in percent.
+	Steal float64 `json:"steal"`
+	// Floor is the rate of the floor with one goroutine, before each scenario and at the
+	// end.
+	Floor figure `json:"floor"`
+}
+
+// loadAverage is that of the last minute.
+func loadAverage() float64 {
+	text, _ := os.ReadFile("/proc/loadavg")
+	first, _, _ := strings.Cut(string(text), " ")
+	load, _ := strconv.ParseFloat(first, 64)
+	return load
+}
+
+// ticks are times of all processors, since the machine was started.
+type ticks struct{ all, stolen float64 }
+
+// processorTicks reads the line of /proc/stat that sums up the processors.
+func processorTicks() (t ticks) {
+	text, _ := os.ReadFile("/proc/stat")
+	line, _, _ := strings.Cut(string(text), "\n")
+	return parseTicks(line)
+}
+
+func parseTicks(line string) (t ticks) {
+	const stolen, guest = 7, 8 // what guests take is part of the others
+	for i, word := range strings.Fields(strings.TrimPrefix(line, "cpu ")) {
+		v, _ := strconv.ParseFloat(word, 64)
+		if i < guest {
+			t.all += v
+		}
+		if i == stolen {
+			t.stolen = v
+		}
+	}
+	return t
+}
+
+// stealSince returns which share of the time was stolen, in percent.
+func (t ticks) stealSince(before ticks) float64 {
+	return 100 * (t.stolen - before.stolen) / max(t.all-before.all, 1)
+}

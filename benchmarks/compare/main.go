@@ -1,0 +1,69 @@
+// Command compare measures redlatch beside other libraries that lock, in one run, and
+// writes a report: see scenario.go for what is measured, and worker.go for how.
+package main
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+func main() {
+	workIfAsked()
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// workIfAsked is all that this program does if it was started as a worker.
+func workIfAsked() {
+	if len(os.Args) != 2 || os.Args[1] != "work" {
+		return
+	}
+	if err := work(os.Stdin, os.Stdout); err != nil {
+		fmt.Println(failedPrefix + firstLine(err.Error()))
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func run() error {
+	dir := flag.String("dir", "report", "where the report is written to")
+	from := flag.String("from", "", "a file of figures: the report is written anew from it, and nothing is measured")
+	only := flag.String("only", "", "the numbers of the scenarios, separated by commas, whose report is printed; all if empty")
+	long := flag.Bool("long", false, "measure for longer and more often")
+	flag.Parse()
+	if *from != "" {
+		r, err := read(*from)
+		if err != nil {
+			return err
+		}
+		return r.writeReport(*dir)
+	}
+	p := plan{window: 500 * time.Millisecond, repetitions: 3, pulse: 500 * time.Millisecond, progress: os.Stderr}
+	if *long {
+		p.window, p.repetitions, p.pulse = 3*time.Second, 7, 2*time.Second
+	}
+	p.scenarios = scenarios(p.window)
+	if *only != "" {
+		p.scenarios = slices.DeleteFunc(p.scenarios, func(s scenario) bool {
+			return !slices.Contains(strings.Split(*only, ","), strconv.Itoa(s.number))
+		})
+	}
+	r, err := compare(p)
+	if err != nil {
+		return err
+	}
+	if *only != "" {
+		fmt.Print(r.text(nil))
+		return nil
+	}
+	return errors.Join(r.writeReport(*dir), r.write(filepath.Join(*dir, figuresFile)))
+}

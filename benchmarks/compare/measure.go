@@ -1,0 +1,169 @@
+package main
+
+import (
+	"cmp"
+	"slices"
+	"time"
+)
+
+// measure is something that is measured.
+type measure struct {
+	title  string
+	digits int  // after the point
+	spread bool // it is shown from the least to the greatest, too
+	zero   bool // 0 is a value: of others it is that nothing is known
+	of     func(m *measurement) float64
+}
+
+// The measures by key.
+var measures = map[string]measure{
+	"rate":     {title: "a second", spread: true, of: (*measurement).rate},
+	"p50":      {title: "p50 µs", spread: true, of: quantile((*measurement).latency, 0.5)},
+	"p99":      {title: "p99 µs", spread: true, of: quantile((*measurement).latency, 0.99)},
+	"p99.9":    {title: "p99.9 µs", of: quantile((*measurement).latency, 0.999)},
+	"commands": {title: "commands", digits: 2, of: func(m *measurement) float64 { return m.each(float64(m.Commands)) }},
+	"allocs":   {title: "allocations", digits: 1, of: each(func(o *outcome) float64 { return float64(o.Allocs) })},
+	"bytes":    {title: "bytes", of: each(func(o *outcome) float64 { return float64(o.Bytes) })},
+	"jain":     {title: "Jain", digits: 3, of: func(m *measurement) float64 { return jain(m.shares()) }},
+	"least":    {title: "least share", digits: 2, zero: true, of: func(m *measurement) float64 { return slices.Min(m.processShares()) }},
+	"most":     {title: "greatest share", digits: 2, of: func(m *measurement) float64 { return slices.Max(m.processShares()) }},
+	"wake50":   {title: "p50 µs", spread: true, of: quantile((*measurement).wake, 0.5)},
+	"wake99":   {title: "p99 µs", spread: true, of: quantile((*measurement).wake, 0.99)},
+	"wakes":    {title: "wake-ups a second", of: func(m *measurement) float64 { return float64(m.wake().n) / m.elapsed().Seconds() }},
+	"last50":   {title: "the last, p50 µs", spread: true, of: quantile((*measurement).last, 0.5)},
+	"queued":   {title: "queued", of: total(func(o *outcome) float64 { return float64(o.Queued) })},
+	"overtook": {title: "overtook", zero: true, of: total(func(o *outcome) float64 { return float64(o.Overtook) })},
+	"heap":     {title: "heap B", of: total(func(o *outcome) float64 { return o.Heap })},
+	"stacks":   {title: "stacks B", zero: true, of: total(func(o *outcome) float64 { return o.Stacks })},
+	"memory":   {title: "heap and stacks B", of: total(func(o *outcome) float64 { return o.Heap + o.Stacks })},
+	"resident": {title: "resident B", of: total(func(o *outcome) float64 { return o.Resident })},
+	"cpu":      {title: "process, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.cpu()) }},
+	"server":   {title: "server, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.ServerCPU) }},
+}
+
+// total returns a function that sums up what the processes have come to, and each one
+// that tells what an operation has of that.
+func total(of func(o *outcome) float64) func(m *measurement) float64 {
+	return func(m *measurement) float64 { return m.sum(of) }
+}
+
+func each(of func(o *outcome) float64) func(m *measurement) float64 {
+	return func(m *measurement) float64 { return m.each(m.sum(of)) }
+}
+
+func (m *measurement) sum(of func(o *outcome) float64) (sum float64) {
+	for _, o := range m.Outcomes {
+		sum += of(o)
+	}
+	return sum
+}
+
+func (m *measurement) ops() int {
+	return int(m.sum(func(o *outcome) float64 { return float64(o.ops()) }))
+}
+
+// each returns what an operation had of it.
+func (m *measurement) each(total float64) float64 { return total / float64(max(m.ops(), 1)) }
+
+// rate is how many operations all processes had in a second.
+func (m *measurement) rate() float64 {
+	return m.sum(func(o *outcome) float64 { return float64(o.ops()) / max(o.Elapsed.Seconds(), 1e-9) })
+}
+
+func (m *measurement) elapsed() (d time.Duration) {
+	for _, o := range m.Outcomes {
+		d = max(d, o.Elapsed)
+	}
+	return max(d, 1)
+}
+
+func (m *measurement) cpu() (d time.Duration) {
+	for _, o := range m.Outcomes {
+		d += o.CPU
+	}
+	return d
+}
+
+// share returns which part of the time a core was used for so long, in percent.
+func (m *measurement) share(used time.Duration) float64 {
+	return 100 * float64(used) / float64(m.elapsed())
+}
+
+// shares are the operations of each goroutine.
+func (m *measurement) shares() (all []int) {
+	for _, o := range m.Outcomes {
+		all = append(all, o.Shares...)
+	}
+	return all
+}
+
+// processShares returns the operations of each process, relative to an equal share.
+func (m *measurement) processShares() (shares []float64) {
+	equal := float64(m.ops()) / float64(len(m.Outcomes))
+	for _, o := range m.Outcomes {
+		shares = append(shares, float64(o.ops())/equal)
+	}
+	return shares
+}
+
+func (m *measurement) latency() *histogram {
+	return m.merged(func(o *outcome) *histogram { return &o.Latency })
+}
+func (m *measurement) last() *histogram {
+	return m.merged(func(o *outcome) *histogram { return &o.Last })
+}
+
+func (m *measurement) merged(of func(o *outcome) *histogram) *histogram {
+	var all histogram
+	for _, o := range m.Outcomes {
+		all.merge(of(o))
+	}
+	return &all
+}
+
+// wake is for how long each wake-up took: what the workers tell, and each passing of the
+// lock from one process to another.
+func (m *measurement) wake() *histogram {
+	type event struct {
+		at   int64
+		who  int
+		gave bool
+	}
+	all := m.merged(func(o *outcome) *histogram { return &o.Wake })
+	var events []event
+	for who, o := range m.Outcomes {
+		for _, at := range o.Got {
+			events = append(events, event{at, who, false})
+		}
+		for _, at := range o.Gave {
+			events = append(events, event{at, who, true})
+		}
+	}
+	slices.SortFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
+	for i := 1; i < len(events); i++ {
+		if last, e := events[i-1], events[i]; last.gave && !e.gave && last.who != e.who {
+			all.add(time.Duration(e.at - last.at))
+		}
+	}
+	return all
+}
+
+// quantile returns a function that tells a quantile, in µs.
+func quantile(of func(m *measurement) *histogram, q float64) func(m *measurement) float64 {
+	return func(m *measurement) float64 { return float64(of(m).quantile(q)) / float64(time.Microsecond) }
+}
+
+// jain is Jain's fairness index: 1 if all shares are equal, 1/n if one has all. See Jain,
+// Chiu and Hawe, "A Quantitative Measure of Fairness and Discrimination", DEC TR-301
+// (1984).
+func jain(shares []int) float64 {
+	var sum, squares float64
+	for _, s := range shares {
+		sum += float64(s)
+		squares += float64(s) * float64(s)
+	}
+	if squares == 0 {
+		return 0
+	}
+	return sum * sum / (float64(len(shares)) * squares)
+}

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sort"
+	"strings"
+)
+
+// service is a client of a library that locks.
+type service interface {
+	// operation returns what one goroutine does with the object of that name.
+	operation(ctx context.Context, t task, name string) (operation, error)
+	close()
+}
+
+// operation is an acquisition and a release that one goroutine does in turn.
+type operation interface {
+	acquire(ctx context.Context) error
+	release(ctx context.Context) error
+}
+
+// peers are the libraries by name.
+var peers = map[string]func(ctx context.Context, addrs []string) (service, error){
+	"floor":       openFloor,
+	"redlatch":    openRedlatch,
+	"redsync":     openRedsync,
+	"redislock":   openRedislock,
+	"rueidislock": openRueidislock,
+	"etcd":        openEtcd,
+	"zookeeper":   openZookeeper,
+	"postgres":    openPostgres,
+	"mariadb":     openMariaDB,
+}
+
+func open(ctx context.Context, t task) (service, error) {
+	o, ok := peers[t.Peer]
+	if !ok {
+		var names []string
+		for name := range peers {
+			names = append(names, name)
+		}
+		sort.Strings(names)
+		return nil, fmt.Errorf("no peer %q: there are %s", t.Peer, strings.Join(names, ", "))
+	}
+	return o(ctx, t.Addrs)
+}
+
+// unsupported says that a library has nothing of that kind.
+func unsupported(t task) error { return fmt.Errorf("%s has no %s", t.Peer, t.Kind) }
+
+// writes decides whether an operation on a read-write lock is one of the t.Writes in a
+// hundred.
+func (t task) writes() bool { return rand.IntN(100) < t.Writes }

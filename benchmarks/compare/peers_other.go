@@ -1,0 +1,228 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/go-sql-driver/mysql"
+	"github.com/go-zookeeper/zk"
+	"github.com/jackc/pgx/v5"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+// What is not Redis: locks of services that people weigh against it. Each contender
+// has what is an owner there: a session of etcd, a node of ZooKeeper, a connection to
+// a database. What waits in etcd and ZooKeeper, and what has the lock, is on disk
+// before it is answered; the locks of the databases are in memory only.
+
+type etcd struct {
+	c        *clientv3.Client
+	sessions []*concurrency.Session
+}
+
+func openEtcd(_ context.Context, addrs []string) (service, error) {
+	c, err := clientv3.New(clientv3.Config{Endpoints: addrs, DialTimeout: 5 * time.Second})
+	if err != nil {
+		return nil, err
+	}
+	return &etcd{c: c}, nil
+}
+
+func (s *etcd) close() {
+	var wg sync.WaitGroup
+	for _, session := range s.sessions {
+		wg.Go(func() { _ = session.Close() })
+	}
+	wg.Wait()
+	_ = s.c.Close()
+}
+
+func (s *etcd) operation(ctx context.Context, t task, name string) (operation, error) {
+	if t.Kind != "lock" {
+		return nil, unsupported(t)
+	}
+	session, err := concurrency.NewSession(s.c, concurrency.WithTTL(int(lease/time.Second)), concurrency.WithContext(ctx))
+	if err != nil {
+		return nil, err
+	}
+	s.sessions = append(s.sessions, session)
+	return etcdPair{concurrency.NewMutex(session, "/"+name)}, nil
+}
+
+type etcdPair struct{ m *concurrency.Mutex }
+
+func (p etcdPair) acquire(ctx context.Context) error { return p.m.Lock(ctx) }
+func (p etcdPair) release(ctx context.Context) error { return p.m.Unlock(ctx) }
+
+type zookeeper struct{ conn *zk.Conn }
+
+func openZookeeper(_ context.Context, addrs []string) (service, error) {
+	conn, _, err := zk.Connect(addrs, lease, zk.WithLogger(silent{}))
+	if err != nil {
+		return nil, err
+	}
+	return zookeeper{conn}, nil
+}
+
+type silent struct{}
+
+func (silent) Printf(string, ...any) {}
+
+func (s zookeeper) close() { s.conn.Close() }
+
+func (s zookeeper) operation(_ context.Context, t task, name string) (operation, error) {
+	if t.Kind != "lock" {
+		return nil, unsupported(t)
+	}
+	return &zookeeperPair{l: zk.NewLock(s.conn, "/"+name, zk.WorldACL(zk.PermAll))}, nil
+}
+
+// zookeeperPair gives up waiting for what cannot be told to: locks of this library
+// take no context. One that comes too late is released.
+type zookeeperPair struct {
+	l    *zk.Lock
+	late chan struct{} // closed when the call that was given up is over
+}
+
+func (p *zookeeperPair) acquire(ctx context.Context) error {
+	if p.late != nil {
+		select {
+		case <-p.late:
+			p.late = nil
+		case <-ctx.Done():
+			return fmt.Errorf("a call that was given up still waits: %w", ctx.Err())
+		}
+	}
+	got := make(chan error, 1)
+	go func() { got <- p.l.Lock() }()
+	select {
+	case err := <-got:
+		return err
+	case <-ctx.Done():
+	}
+	late := make(chan struct{})
+	p.late = late
+	go func() {
+		defer close(late)
+		if <-got == nil {
+			_ = p.l.Unlock()
+		}
+	}()
+	return ctx.Err()
+}
+
+func (p *zookeeperPair) release(context.Context) error { return p.l.Unlock() }
+
+type postgres struct {
+	addr  string
+	conns []*pgx.Conn
+}
+
+func openPostgres(_ context.Context, addrs []string) (service, error) {
+	return &postgres{addr: addrs[0]}, nil
+}
+
+func (s *postgres) close() {
+	for _, conn := range s.conns {
+		_ = conn.Close(context.Background())
+	}
+}
+
+func (s *postgres) operation(ctx context.Context, t task, name string) (operation, error) {
+	if t.Kind != "lock" {
+		return nil, unsupported(t)
+	}
+	conn, err := pgx.Connect(ctx, s.addr)
+	if err != nil {
+		return nil, err
+	}
+	s.conns = append(s.conns, conn)
+	return postgresPair{conn, name}, nil
+}
+
+type postgresPair struct {
+	conn *pgx.Conn
+	name string
+}
+
+func (p postgresPair) acquire(ctx context.Context) error {
+	_, err := p.conn.Exec(ctx, "SELECT pg_advisory_lock(hashtextextended($1, 0))", p.name)
+	return err
+}
+
+func (p postgresPair) release(ctx context.Context) error {
+	var gave bool
+	err := p.conn.QueryRow(ctx, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", p.name).Scan(&gave)
+	if err == nil && !gave {
+		err = errors.New("pg_advisory_unlock: it was not held")
+	}
+	return err
+}
+
+type mariadb struct{ db *sql.DB }
+
+func openMariaDB(_ context.Context, addrs []string) (service, error) {
+	cfg, err := mysql.ParseDSN(addrs[0])
+	if err != nil {
+		return nil, err
+	}
+	cfg.Logger = silent{}
+	c, err := mysql.NewConnector(cfg)
+	if err != nil {
+		return nil, err
+	}
+	return mariadb{sql.OpenDB(c)}, nil
+}
+
+func (silent) Print(...any) {}
+
+func (s mariadb) close() { _ = s.db.Close() }
+
+// operation prepares its statements, or each would take three round trips.
+func (s mariadb) operation(ctx context.Context, t task, name string) (operation, error) {
+	if t.Kind != "lock" {
+		return nil, unsupported(t)
+	}
+	conn, err := s.db.Conn(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := mariadbPair{name: name}
+	if p.get, err = conn.PrepareContext(ctx, "SELECT GET_LOCK(?, ?)"); err != nil {
+		return nil, err
+	}
+	p.give, err = conn.PrepareContext(ctx, "SELECT RELEASE_LOCK(?)")
+	return p, err
+}
+
+type mariadbPair struct {
+	get, give *sql.Stmt
+	name      string
+}
+
+// acquire waits for as long as a lock of the others lasts: the statement wants a limit.
+func (p mariadbPair) acquire(ctx context.Context) error {
+	return succeeded("GET_LOCK", p.get.QueryRowContext(ctx, p.name, lease.Seconds()))
+}
+
+func (p mariadbPair) release(ctx context.Context) error {
+	return succeeded("RELEASE_LOCK", p.give.QueryRowContext(ctx, p.name))
+}
+
+// succeeded looks at what a function of MariaDB for locks returns: 1, or 0 or NULL if
+// it has failed.
+func succeeded(function string, row *sql.Row) error {
+	var result sql.NullInt64
+	if err := row.Scan(&result); err != nil {
+		return err
+	}
+	if result.Int64 != 1 {
+		return fmt.Errorf("%s returned %d, valid %t", function, result.Int64, result.Valid)
+	}
+	return nil
+}

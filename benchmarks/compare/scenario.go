@@ -1,0 +1,233 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redlatch/redlatch"
+)
+
+// scenario is a section of the report: cells, each measured for some peers.
+type scenario struct {
+	number int
+	title  string
+	about  string
+	// measures are the columns of the tables of its cells, unless those have their own.
+	measures []string
+	// best is the measure that tells who is best, and base the peer that the others are
+	// compared with by it.
+	best, base string
+	cells      []cell
+}
+
+// cell is one situation that peers are measured in.
+type cell struct {
+	name      string
+	size      int // of goroutines or locks: where it is on the axis of a plot
+	task      task
+	processes int
+	servers   int // how many; 0 is one
+	peers     []string
+	once      bool // once is as often as there is time for
+	// alone is a single goroutine, which mostly waits to be woken: how long that takes is
+	// the machine's affair, and varies.
+	alone bool
+	// measures and best are set where they are not those of the scenario.
+	measures []string
+	best     string
+}
+
+// redisPeers are those that lock on the server that redlatch locks on, otherPeers those
+// that lock on another.
+var (
+	redisPeers = []string{us, "redsync", "redislock", "rueidislock", redisson}
+	otherPeers = []string{"etcd", "zookeeper", "postgres", "mariadb"}
+)
+
+// The columns of most tables.
+var (
+	costs     = []string{"commands", "allocs", "bytes"}
+	latencies = []string{"rate", "p50", "p99", "p99.9"}
+)
+
+// has reports whether a peer is measured in the scenario.
+func (s scenario) has(peer string) bool {
+	return slices.ContainsFunc(s.cells, func(c cell) bool { return slices.Contains(c.peers, peer) })
+}
+
+// taskOf returns what a peer does in the cell.
+func (c cell) taskOf(peer string) task {
+	t := c.task
+	t.Peer, t.Name = peer, "orders"
+	if peer == "floor" && t.Trace {
+		t.Do = "signal" // what is traced is waking up, which has a floor of its own
+	}
+	return t
+}
+
+// scenarios are all of them. Most measurements take as long as the window.
+func scenarios(window time.Duration) []scenario {
+	return []scenario{
+		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
+	}
+}
+
+func uncontended(window time.Duration) scenario {
+	s := scenario{
+		number: 1, title: "Uncontended", base: "floor", best: "rate",
+		about:    "Goroutines lock and unlock, each a name of its own. The floor is two bare scripts that do the same on the server.",
+		measures: slices.Concat(latencies, costs),
+	}
+	for _, n := range []int{1, 8, 64} {
+		s.cells = append(s.cells, cell{
+			name: plural(n, "goroutine"), size: n, processes: 1, peers: slices.Concat([]string{"floor"}, redisPeers, otherPeers),
+			alone: n == 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: n, For: window},
+		})
+	}
+	return s
+}
+
+func contended(window time.Duration) scenario {
+	s := scenario{
+		number: 2, title: "Contended, one process", base: us, best: "rate",
+		about: "Goroutines of one process lock and unlock the same name. Jain's index tells how equal their shares are: " +
+			"1 is equal, 1/n is that one of n had all. Who still waits at the end counts with what it has waited so far; Redisson's threads may finish within 2 s.",
+		measures: slices.Concat(latencies, []string{"jain"}, costs),
+	}
+	for _, n := range []int{2, 16, 128, 1024} {
+		peers := redisPeers
+		switch n {
+		case 16:
+			peers = slices.Concat(redisPeers, otherPeers)
+		case 2, 128:
+			peers = slices.Concat(redisPeers, []string{"etcd"})
+		}
+		s.cells = append(s.cells, cell{
+			name: plural(n, "goroutine"), size: n, processes: 1, peers: peers,
+			task: task{Do: "repeat", Kind: "lock", Goroutines: n, For: window},
+		})
+	}
+	return s
+}
+
+func processes(window time.Duration) scenario {
+	return scenario{
+		number: 3, title: "Contended, four processes", base: us, best: "rate",
+		about: "32 goroutines in each of four processes lock and unlock the same name. Shares of processes are relative to " +
+			"an equal one.",
+		measures: slices.Concat(latencies, []string{"jain", "least", "most", "commands"}),
+		cells: []cell{{
+			name: "4 x 32 goroutines", size: 128, processes: 4, peers: slices.Concat(redisPeers, []string{"etcd"}),
+			task: task{Do: "repeat", Kind: "lock", Goroutines: 32, For: 2 * window},
+		}},
+	}
+}
+
+func wakeUps(window time.Duration) scenario {
+	return scenario{
+		number: 4, title: "Wake-up", base: "floor", best: "wake50",
+		about: "From before the unlock in one process to after the lock in another, which waits for it: two processes pass a " +
+			"lock to each other, and hold it for 3 ms. The floor is a `PUBLISH` in one process, and one `EVALSHA` by the other " +
+			"when it has received it. Of libraries that poll, only the wake-ups count that another acquisition of the holder " +
+			"did not forestall.",
+		measures: []string{"wake50", "wake99", "wakes", "commands"},
+		cells: []cell{{
+			name: "2 processes", size: 2, processes: 2, peers: slices.Concat([]string{"floor"}, redisPeers),
+			task: task{
+				Do: "repeat", Kind: "lock", Goroutines: 1, For: 2 * window, Hold: 3 * time.Millisecond, Rest: time.Millisecond, Trace: true,
+			},
+		}},
+	}
+}
+
+// orderCell has no throughput.
+const orderCell = "fair lock, order of 64 that queue one after the other"
+
+func kinds(window time.Duration) scenario {
+	both := []string{us, redisson}
+	of := task{Do: "repeat", Goroutines: 64, For: window}
+	s := scenario{
+		number: 5, title: "Other kinds", base: us, best: "rate",
+		about: "64 goroutines of one process use one object. Of a count-down latch it is the time from before the last " +
+			"`CountDown` to the return of the waiters.",
+		measures: slices.Concat(latencies, []string{"jain"}, costs),
+	}
+	add := func(name string, peers []string, t task) {
+		s.cells = append(s.cells, cell{name: name, size: t.Goroutines, processes: 1, peers: peers, task: t})
+	}
+	fair := of
+	fair.Kind = "fair"
+	add("fair lock", both, fair)
+	for _, writes := range []int{0, 10, 50, 100} {
+		rw := of
+		rw.Kind, rw.Writes = "rw", writes
+		add(fmt.Sprintf("read-write lock, %d %% writes", writes), both, rw)
+	}
+	for _, permits := range []int{1, 10, 100} {
+		sem := of
+		sem.Kind, sem.Permits = "semaphore", permits
+		add("semaphore, "+plural(permits, "permit"), both, sem)
+	}
+	s.cells = append(s.cells, cell{
+		name: orderCell, size: 64, processes: 1, peers: []string{us},
+		task:     task{Do: "order", Kind: "fair", Goroutines: 64},
+		measures: []string{"queued", "overtook"}, best: "overtook",
+	}, cell{
+		name: "count-down latch, 1 000 waiters", size: 1000, processes: 1, peers: both,
+		task:     task{Do: "latch", Kind: "latch", Goroutines: 1000, For: window},
+		measures: []string{"wake50", "wake99", "last50"}, best: "last50",
+	})
+	return s
+}
+
+func holds() scenario {
+	s := scenario{
+		number: 6, title: "Held locks", best: "cpu",
+		about: "What locks cost while they are held and renewed, over two rounds of redlatch's renewals: memory for each, with what the " +
+			"caller keeps of it, and processor time, of one core.",
+		measures: []string{"memory", "resident", "cpu", "server"},
+	}
+	for _, n := range []int{1_000, 10_000, 100_000} {
+		s.cells = append(s.cells, cell{
+			name: plural(n, "lock"), size: n, processes: 1, peers: []string{us, "rueidislock"}, once: true,
+			task: task{
+				Do: "hold", Kind: "lock", Own: true, Goroutines: n, Patience: 20 * time.Second,
+				For: 2*redlatch.DefaultWatchdogTimeout/3 + time.Second,
+			},
+		})
+	}
+	return s
+}
+
+func waiters() scenario {
+	s := scenario{
+		number: 7, title: "Waiters", best: "memory",
+		about:    "What goroutines take while they wait for locks that another client has, with their stacks.",
+		measures: []string{"heap", "stacks", "memory", "resident"},
+	}
+	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}
+	of := cell{name: "10 000 waiters for one lock", size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, once: true}
+	own := of
+	own.name, own.size, own.task.Own = "10 000 waiters for as many locks", t.Goroutines, true
+	s.cells = []cell{of, own}
+	return s
+}
+
+func redLocks(window time.Duration) scenario {
+	s := scenario{
+		number: 8, title: "RedLock", base: us, best: "rate",
+		about:    "One lock on several independent servers. Commands are those of all servers.",
+		measures: slices.Concat(latencies, []string{"jain"}, costs),
+	}
+	for _, servers := range []int{3, 5} {
+		for _, n := range []int{1, 16} {
+			s.cells = append(s.cells, cell{
+				name: fmt.Sprintf("%d servers, %s", servers, plural(n, "goroutine")), size: n, processes: 1, servers: servers,
+				peers: []string{us, "redsync"}, alone: n == 1,
+				task: task{Do: "repeat", Kind: "red", Goroutines: n, For: window},
+			})
+		}
+	}
+	return s
+}

@@ -1,0 +1,74 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// Two contenders of each of the other peers exclude each other, and nothing is left
+// when its server is stopped.
+func TestOtherServers(t *testing.T) {
+	for _, peer := range otherPeers {
+		t.Run(peer, func(t *testing.T) {
+			t.Parallel()
+			var s services
+			defer s.stop()
+			addrs, err := s.addrs(peer, 1)
+			if errors.Is(err, errMissing) {
+				return // as the report says
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			exclude(t, task{Peer: peer, Addrs: addrs, Kind: "lock"})
+			d := s.others[peer]
+			s.stop()
+			if err := syscall.Kill(d.cmd.Process.Pid, 0); err == nil {
+				t.Error("the server still runs")
+			}
+			if _, err := os.Stat(d.dir); !errors.Is(err, os.ErrNotExist) {
+				t.Error("its files are still there")
+			}
+		})
+	}
+}
+
+func exclude(t *testing.T, of task) {
+	ctx := t.Context()
+	s, err := open(ctx, of)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	var ops [2]operation
+	for i := range ops {
+		if ops[i], err = s.operation(ctx, of, "orders"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := ops[0].acquire(ctx); err != nil {
+		t.Fatal(err)
+	}
+	second := make(chan error, 1)
+	go func() { second <- ops[1].acquire(ctx) }()
+	select {
+	case err := <-second:
+		t.Fatalf("both have it, or the second has failed: %v", err)
+	case <-time.After(300 * time.Millisecond):
+	}
+	if err := ops[0].release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-second; err != nil {
+		t.Fatal(err)
+	}
+	if err := ops[1].release(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := ops[1].release(ctx); err == nil {
+		t.Error("what is not held can be released")
+	}
+}
