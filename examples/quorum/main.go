@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
@@ -41,7 +42,7 @@ func main() {
 		err := report.Do(ctx, func(context.Context) error {
 			fmt.Printf("with %d of %d servers: locked\n", len(servers)-gone, len(servers))
 			return nil
-		}, lock.Wait(0))
+		}, lock.Wait(time.Second))
 		if errors.Is(err, lock.ErrNotAcquired) {
 			fmt.Printf("with %d of %d servers: not acquired\n", len(servers)-gone, len(servers))
 		} else if err != nil {
