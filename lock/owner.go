@@ -19,7 +19,7 @@ type Owner struct{ id string }
 // matches ErrInvalid for any other id. Most callers want Client.NewOwner,
 // which picks a number nobody else has.
 func NewOwner(clientID string, number uint64) (Owner, error) {
-	if _, err := uuid.Parse(clientID); len(clientID) != uuidLen || err != nil {
+	if !isUUID(clientID) {
 		return Owner{}, fmt.Errorf("%w: client id %q is not a UUID", ErrInvalid, clientID)
 	}
 	id := make([]byte, 0, uuidLen+len(":18446744073709551615"))
@@ -29,15 +29,18 @@ func NewOwner(clientID string, number uint64) (Owner, error) {
 // uuidLen is the length of a UUID's text form with hyphens.
 const uuidLen = 36
 
+func isUUID(s string) bool {
+	_, err := uuid.Parse(s)
+	return len(s) == uuidLen && err == nil
+}
+
 // ParseOwner reads an owner from the text that [Owner.String] gives, or that
 // Redisson puts into a lock's hash: "<UUID>:<number>". It serves to hand a
 // lock over to another process. It returns an error that matches ErrInvalid if
 // s has another form.
 func ParseOwner(s string) (Owner, error) {
-	if len(s) > uuidLen+1 && s[uuidLen] == ':' {
-		_, errID := uuid.Parse(s[:uuidLen])
-		_, errNumber := strconv.ParseUint(s[uuidLen+1:], 10, 64)
-		if errID == nil && errNumber == nil {
+	if len(s) > uuidLen+1 && s[uuidLen] == ':' && isUUID(s[:uuidLen]) {
+		if _, err := strconv.ParseUint(s[uuidLen+1:], 10, 64); err == nil {
 			return Owner{id: s}, nil
 		}
 	}

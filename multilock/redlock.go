@@ -613,7 +613,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	}
 	h.lease.Key = h.r.queue
 	watched := h.r.s.Dog.Watch(&h.lease, h, terms)
-	if h.relay != nil && h.relay.Gone() {
+	if h.relay.Gone() {
 		h.Lost(lock.ReasonGone, nil)
 		h.lease.Forget() // it may have been lost before it was watched
 	}
@@ -809,15 +809,10 @@ func (h *redHold) fewAway(err error) bool {
 // finish gives the members back.
 func (h *redHold) finish(ctx context.Context, turn bool) (err error) {
 	how := queue.Release{Turn: turn}
-	end := func() (err error) {
+	err = h.relay.Finish(func() (err error) {
 		how.Told, err = h.free(ctx)
 		return err
-	}
-	if h.relay == nil {
-		err = end()
-	} else {
-		err = h.relay.Finish(end)
-	}
+	})
 	h.r.s.Queues.Released(h.key(), h, how)
 	return err
 }

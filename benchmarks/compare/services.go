@@ -102,6 +102,7 @@ var daemons = map[string]func() (*daemon, error){
 
 // daemon is a server in a process of its own, with its data in a temporary directory.
 type daemon struct {
+	port   string // for its clients
 	addr   string
 	dir    string
 	user   *syscall.Credential // nil is the one that runs this program
@@ -111,14 +112,18 @@ type daemon struct {
 	output bytes.Buffer
 }
 
-// newDaemon makes a directory, for a user of the system if this one is root: some
-// servers refuse to run as root.
+// newDaemon finds a port and makes a directory, for a user of the system if this one is root:
+// some servers refuse to run as root.
 func newDaemon(owner string, end syscall.Signal) (*daemon, error) {
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
 	dir, err := os.MkdirTemp("", "redlatch-")
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{dir: dir, end: end}
+	d := &daemon{port: port, dir: dir, end: end}
 	if owner == "" || os.Getuid() != 0 {
 		return d, nil
 	}
@@ -252,10 +257,6 @@ func startEtcd() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	peers, err := freePort()
 	if err != nil {
 		return nil, err
@@ -264,7 +265,7 @@ func startEtcd() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	d.addr = "127.0.0.1:" + port
+	d.addr = "127.0.0.1:" + d.port
 	toClients, toPeers := "http://"+d.addr, "http://127.0.0.1:"+peers
 	return d.started(d.serve("etcd", program, "--data-dir", d.dir,
 		"--listen-client-urls", toClients, "--advertise-client-urls", toClients, "--listen-peer-urls", toPeers,
@@ -280,19 +281,15 @@ func startZookeeper() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	d, err := newDaemon("", syscall.SIGTERM)
 	if err != nil {
 		return nil, err
 	}
-	d.addr = "127.0.0.1:" + port
+	d.addr = "127.0.0.1:" + d.port
 	// But for the ports it is the example that comes with it. The one for
 	// administrators would listen on all interfaces.
 	settings := filepath.Join(d.dir, "zoo.cfg")
-	err = os.WriteFile(settings, []byte("tickTime=2000\ndataDir="+d.dir+"\nclientPort="+port+
+	err = os.WriteFile(settings, []byte("tickTime=2000\ndataDir="+d.dir+"\nclientPort="+d.port+
 		"\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"), 0o600)
 	if err == nil {
 		err = d.serve("zookeeper", program, "-cp", classes, "-Dzookeeper.jmx.log4j.disable=true",
@@ -306,19 +303,15 @@ func startPostgres() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	d, err := newDaemon("postgres", syscall.SIGINT) // disconnects its clients
 	if err != nil {
 		return nil, err
 	}
-	d.addr = "postgres://postgres@127.0.0.1:" + port + "/postgres?sslmode=disable"
+	d.addr = "postgres://postgres@127.0.0.1:" + d.port + "/postgres?sslmode=disable"
 	data := filepath.Join(d.dir, "data")
 	if err = d.prepare(initdb, "-D", data, "-U", "postgres", "-A", "trust"); err == nil {
 		err = d.serve("postgres", filepath.Join(filepath.Dir(initdb), "postgres"),
-			"-D", data, "-h", "127.0.0.1", "-p", port, "-k", d.dir)
+			"-D", data, "-h", "127.0.0.1", "-p", d.port, "-k", d.dir)
 	}
 	return d.started(err)
 }
@@ -332,19 +325,15 @@ func startMariaDB() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	port, err := freePort()
-	if err != nil {
-		return nil, err
-	}
 	d, err := newDaemon("mysql", syscall.SIGTERM)
 	if err != nil {
 		return nil, err
 	}
-	d.addr = "root@tcp(127.0.0.1:" + port + ")/"
+	d.addr = "root@tcp(127.0.0.1:" + d.port + ")/"
 	data := filepath.Join(d.dir, "data")
 	err = d.prepare(install, "--no-defaults", "--datadir="+data, "--auth-root-authentication-method=normal", "--skip-test-db")
 	if err == nil {
-		err = d.serve("mariadb", program, "--no-defaults", "--datadir="+data, "--bind-address=127.0.0.1", "--port="+port,
+		err = d.serve("mariadb", program, "--no-defaults", "--datadir="+data, "--bind-address=127.0.0.1", "--port="+d.port,
 			"--socket="+filepath.Join(d.dir, "socket"), "--pid-file="+filepath.Join(d.dir, "pid"))
 	}
 	return d.started(err)

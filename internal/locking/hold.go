@@ -339,7 +339,7 @@ func (h *hold) begin(ctx context.Context) error {
 	watched := h.lock.s.Dog.Watch(&h.lease, h, terms)
 	h.state = held
 	h.mu.Unlock()
-	if h.relay != nil && h.relay.Gone() {
+	if h.relay.Gone() {
 		h.Lost(lock.ReasonGone, nil)
 	}
 	switch {
@@ -437,9 +437,7 @@ func (h *hold) extend(ctx context.Context, lease time.Duration) error {
 	if err := lock.CheckLease(lease); err != nil {
 		return err
 	}
-	if err := h.current("Extend"); err != nil {
-		return err
-	}
+	h.lease.Check()
 	if !h.stretch() {
 		return h.current("Extend")
 	}
@@ -570,16 +568,7 @@ func (h *hold) confirm(ctx context.Context, leg *Leg) error {
 
 // finish is release for the last who has the claim.
 func (h *hold) finish(ctx context.Context, heirs []*queue.Waiter) error {
-	return h.inTurn(func() error { return h.release(ctx, heirs, false) })
-}
-
-// inTurn runs what gives the claim back, after those who have passed it on before have
-// their answer.
-func (h *hold) inTurn(end func() error) error {
-	if h.relay == nil {
-		return end()
-	}
-	return h.relay.Finish(end)
+	return h.relay.Finish(func() error { return h.release(ctx, heirs, false) })
 }
 
 // free releases the claim, and tells nobody in this process.
@@ -605,7 +594,7 @@ func (h *hold) end() error {
 		err := h.lost
 		h.mu.Unlock()
 		// Should the server still keep it.
-		h.lock.s.Go(func(ctx context.Context) { _ = h.inTurn(func() error { return h.free(ctx) }) })
+		h.lock.s.Go(func(ctx context.Context) { _ = h.relay.Finish(func() error { return h.free(ctx) }) })
 		return err
 	default:
 		h.mu.Unlock()

@@ -16,6 +16,8 @@ import (
 // hands as often as goroutines can, and nobody is told less about a loss: see Dice,
 // Marathe and Shavit, "Lock Cohorting" (PPoPP 2012), for locks of a few inside the lock
 // of all, and what databases call group commit for the requests.
+//
+// A nil Relay is that of a claim that has not been passed on.
 type Relay struct {
 	mu        sync.Mutex
 	confirmed time.Time // when the last request that found the claim was sent
@@ -70,6 +72,9 @@ func (r *Relay) Confirm(l *Leg, ask func() error) error {
 // Finish is Confirm for the last who has the claim: end gives it back, and answers for
 // those who have passed it on before.
 func (r *Relay) Finish(end func() error) error {
+	if r == nil {
+		return end()
+	}
 	r.mu.Lock()
 	l := r.join()
 	l.ask = end
@@ -144,6 +149,9 @@ func (r *Relay) Trusted() (confirmed time.Time, ok bool) {
 
 // Gone reports whether the server did not have the claim any more.
 func (r *Relay) Gone() bool {
+	if r == nil {
+		return false
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.gone
