@@ -330,6 +330,27 @@ func (c *Client) Ping(ctx context.Context) error {
 // PubSub returns a snapshot of the hub that wakes this client's waiters.
 func (c *Client) PubSub() pubsub.Stats { return c.s.Hub.Stats() }
 
+// Stats is a snapshot of what a client is doing.
+type Stats struct {
+	// Waiting is the number of calls that are parked until a lock or permit may be
+	// available to them.
+	Waiting int
+	// Attempting is the number of calls that have a request for a lock or permit in
+	// flight, or are about to send one. A call that is being handed a lock by another
+	// caller of this client counts, too.
+	Attempting int
+	// Background is the number of requests that no caller waits for: releases, and
+	// the cleanup after requests whose outcome is unknown.
+	Background int
+}
+
+// Stats returns a snapshot of what the client is doing. It sends nothing. Its cost
+// grows with the number of locks that the client holds or waits for.
+func (c *Client) Stats() Stats {
+	q := c.s.Queues.Stats()
+	return Stats{Waiting: q.Waiting, Attempting: q.Attempting, Background: c.s.Running()}
+}
+
 // Lock returns the reentrant lock of that name. It sends nothing and does not
 // fail: a name that is empty, or whose braces would spread its keys over
 // cluster slots, is an error of every method that asks the server.

@@ -1142,6 +1142,35 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
 	return true
 }
 
+// Stats is what the callers of a client are doing at one moment.
+type Stats struct {
+	// Waiting is how many wait for a reason to make an attempt.
+	Waiting int
+	// Attempting is how many make an attempt, are about to, or are being handed a key.
+	Attempting int
+}
+
+// Stats counts the callers of all queues.
+func (q *Queues) Stats() Stats {
+	var sum Stats
+	for i := range q.shards {
+		s := &q.shards[i]
+		s.mu.Lock()
+		for _, e := range s.entries {
+			parked := 0
+			for w := e.first; w != nil; w = w.next {
+				if w.state == waiting && !w.due() {
+					parked++
+				}
+			}
+			sum.Waiting += parked
+			sum.Attempting += int(e.refs) - len(e.holders) - parked
+		}
+		s.mu.Unlock()
+	}
+	return sum
+}
+
 // Next returns the head of the queue of key, nil if nobody waits.
 func (q *Queues) Next(key Key) Acquirer {
 	s := q.shardOf(key)

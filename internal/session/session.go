@@ -53,12 +53,13 @@ type Session struct {
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
 
-	mu     sync.Mutex
-	closed bool
-	ctx    context.Context // of what runs in the background
-	cancel context.CancelFunc
-	tasks  sync.WaitGroup
-	warned time.Time // when a failed renewal was logged last
+	mu      sync.Mutex
+	closed  bool
+	ctx     context.Context // of what runs in the background
+	cancel  context.CancelFunc
+	tasks   sync.WaitGroup
+	running atomic.Int64 // how many of the tasks
+	warned  time.Time    // when a failed renewal was logged last
 
 	shared sync.Map // by type: see Of
 
@@ -212,10 +213,17 @@ func (s *Session) Go(f func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !s.closed {
-		s.tasks.Go(func() { f(s.ctx) })
+		s.running.Add(1)
+		s.tasks.Go(func() {
+			defer s.running.Add(-1)
+			f(s.ctx)
+		})
 	}
 	return !s.closed
 }
+
+// Running returns how many functions that were given to Go have not returned.
+func (s *Session) Running() int { return int(s.running.Load()) }
 
 // Join is for what uses the objects of several sessions: this one is not closed
 // altogether before leave is called, and onClose is called when it begins to be. It reports
