@@ -58,10 +58,12 @@ for l = 1, #KEYS / 4 do
 	local first = at + 2
 	local last = at + 1 + ARGV[at + 1]
 	-- pcall: a key that has become another type is a queue without places, and must
-	-- not take the rest of the batch with it.
+	-- not take the rest of the batch with it. What a server refuses to write is not lost.
 	local opened, q = pcall(places.open, 4 * l - 3, ARGV[1])
 	if opened then
 		beat(q, ARGV[at], first, last)
+	elseif not string.find(type(q) == 'table' and q.err or q, 'WRONGTYPE') then
+		error(q)
 	else
 		for _ = first, last do
 			reply[#reply + 1] = 0

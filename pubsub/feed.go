@@ -325,6 +325,9 @@ func (f *feed) unsubscribe(conn rueidis.DedicatedClient, chs []*channel) error {
 				cmds[i] = conn.B().Unsubscribe().Channel(ch.name).Build()
 			}
 		}
+		if err := notBusy(ctx, conn); err != nil {
+			return err
+		}
 		for _, resp := range conn.DoMulti(ctx, cmds...) {
 			if err := resp.Error(); err != nil {
 				return err
@@ -343,6 +346,17 @@ func (f *feed) unsubscribe(conn rueidis.DedicatedClient, chs []*channel) error {
 		}
 		return nil
 	})
+}
+
+// notBusy returns an error if the server is busy with a script. It would refuse to end a
+// subscription, and rueidis panics when that is refused: the connection is given up
+// instead, which ends the subscription as well.
+func notBusy(ctx context.Context, conn rueidis.DedicatedClient) error {
+	err := conn.Do(ctx, conn.B().Ping().Build()).Error()
+	if reply, ok := rueidis.IsRedisErr(err); ok && !strings.HasPrefix(reply.Error(), "BUSY") {
+		return nil
+	}
+	return err
 }
 
 func (f *feed) send(chs []*channel, do func(ctx context.Context, part []*channel) error) error {

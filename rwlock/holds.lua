@@ -101,7 +101,8 @@ local function another_lasts(lock, prefix, ttl)
 	-- pcall: without this right all are looked at.
 	local some = redis.pcall('HRANDFIELD', lock, many)
 	for _, owner in ipairs(some) do
-		if redis.call('PTTL', holds.key(prefix, owner, 1)) >= ttl - slack then
+		local left = redis.call('PTTL', holds.key(prefix, owner, 1))
+		if left > 0 and left >= ttl - slack then
 			return true
 		end
 	end
@@ -119,9 +120,10 @@ function holds.end_read(lock, prefix, owner, count, left)
 	local rest = redis.call('PTTL', last)
 	local key, gone = last, rest
 	if left then
+		local enough = math.max(left - slack, 0) -- a key that is gone is not enough
 		for n = count - 1, 1, -1 do
 			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= left - slack and (ttl < gone or gone < left - slack) then
+			if ttl >= enough and (ttl < gone or gone < enough) then
 				key, gone = holds.key(prefix, owner, n), ttl
 			end
 		end

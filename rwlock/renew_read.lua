@@ -9,9 +9,12 @@
 local lease = tonumber(ARGV[1])
 
 local function renew(lock, owner, prefix, ticket)
-	local mode, count = unpack(redis.call('HMGET', lock, 'mode', owner))
+	-- pcall: a key that has become another type is a lost lock, and must not take the
+	-- rest of the batch with it. What a server refuses to write is not lost.
+	local fields = redis.pcall('HMGET', lock, 'mode', owner)
+	local mode, count = fields[1], fields[2]
 	-- Without its ticket it is another hold of this owner that is there.
-	if not mode or not count or ticket and redis.call('GET', ticket) ~= 'held' then
+	if not mode or not count or ticket and redis.pcall('GET', ticket) ~= 'held' then
 		return 0
 	end
 	-- No key is cut short: another hold may have asked for longer.
@@ -24,9 +27,6 @@ end
 
 local held = {}
 for i = 1, (#ARGV - 1) / 3 do
-	-- pcall: a key that has become another type is a lost lock, and must not take the
-	-- rest of the batch with it.
-	local ok, n = pcall(renew, KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], KEYS[tonumber(ARGV[3 * i + 1])])
-	held[i] = ok and n or 0
+	held[i] = renew(KEYS[i], ARGV[3 * i - 1], ARGV[3 * i], KEYS[tonumber(ARGV[3 * i + 1])])
 end
 return held

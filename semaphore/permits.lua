@@ -72,8 +72,8 @@ end
 -- Raises an error for a user who may not do what permits.give does, or may not give
 -- back, and changes nothing. It comes before all that such a user must not do either.
 function permits.check(key, taken)
+	redis.call('ZADD', taken, 'XX', 0, '') -- first: a server out of memory refuses no more than the first write
 	redis.call('ZREM', taken, '')
-	redis.call('ZADD', taken, 'XX', 0, '')
 	bind(key, taken)
 end
 

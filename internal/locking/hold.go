@@ -170,6 +170,7 @@ func (h *hold) acquired(sent time.Time, a Answer) {
 // held.
 func (h *hold) failed(err error) error {
 	if h.lock.s.Err() != nil {
+		h.tainted = h.tainted || wire.OutcomeOf(err) == wire.Unknown // and retire gives it back
 		return errors.Join(lock.ErrClosed, err)
 	}
 	switch wire.OutcomeOf(err) {
