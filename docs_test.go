@@ -12,10 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestDesignNotesNameTests(t *testing.T) {
+// TestDocumentsNameTests verifies that every test a document names exists.
+func TestDocumentsNameTests(t *testing.T) {
+	t.Parallel()
 	tests := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	var documents []string
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
+		if strings.HasSuffix(path, ".md") {
+			documents = append(documents, path)
+		}
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
 			return err
 		}
@@ -25,11 +31,13 @@ func TestDesignNotesNameTests(t *testing.T) {
 		}
 		return err
 	}))
-	notes, err := os.ReadFile("docs/design-notes.md")
-	require.NoError(t, err)
-	named := regexp.MustCompile("`(Test\\w+)`").FindAllSubmatch(notes, -1)
-	require.NotEmpty(t, named)
-	for _, m := range named {
-		assert.True(t, tests[string(m[1])], "no test %s", m[1])
+	require.Subset(t, documents, []string{"docs/design-notes.md", "docs/testing.md"})
+	names := regexp.MustCompile("`(Test\\w+)`")
+	for _, document := range documents {
+		text, err := os.ReadFile(document)
+		require.NoError(t, err)
+		for _, m := range names.FindAllSubmatch(text, -1) {
+			assert.True(t, tests[string(m[1])], "%s: no test %s", document, m[1])
+		}
 	}
 }

@@ -24,16 +24,14 @@ import (
 )
 
 const (
-	// noise is by how much the heap may differ between two looks at the same
-	// state.
-	noise = 1 << 20
 	// few is how many goroutines a client and its connections may have.
 	few = 64
-	// patience is for what takes a moment on an idle machine.
-	patience = 30 * time.Second
 	// warmth is when nobody listens any more to channels that were left.
 	warmth = pubsub.DefaultKeepWarm + patience
 )
+
+// noise is by how much the heap may differ between two looks at the same state.
+func noise() int64 { return int64(harness.Size(256<<10, 1<<20)) }
 
 // crowd runs f(0) to f(n-1), on so many goroutines.
 func crowd(goroutines, n int, f func(i int)) {
@@ -84,10 +82,42 @@ func subscribed(t *testing.T, conn rueidis.Client) []string {
 	return all
 }
 
+// crowded is a server whose clients have very many waiters.
+type crowded struct {
+	client      func(t testing.TB) *redlatch.Client
+	conn        rueidis.Client
+	reset       func()                   // begins to count commands anew
+	calls       func(command string) int // since then
+	nothingLeft func(t testing.TB)
+}
+
+// eachCrowded runs a test alone on every server, and in a short run in virtual time: what
+// it waits for takes long.
+func eachCrowded(t *testing.T, test func(t *testing.T, s crowded)) {
+	if testing.Short() {
+		harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
+			s.Latency = time.Millisecond
+			client := func(t testing.TB) *redlatch.Client { return s.Client(t) }
+			test(t, crowded{client, s.Conn(t), s.Reset, s.Calls, s.NothingLeft})
+		})
+		return
+	}
+	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
+		conn := harness.Conn(t, s.Addr)
+		test(t, crowded{
+			client:      func(t testing.TB) *redlatch.Client { return harness.Client(t, s) },
+			conn:        conn,
+			reset:       func() { harness.Do(t, s.Addr, "CONFIG", "RESETSTAT") },
+			calls:       func(command string) int { return harness.Commands(t, conn)[command] },
+			nothingLeft: func(t testing.TB) { harness.NothingLeft(t, s.Addr) },
+		})
+	})
+}
+
 func TestManyWaitersOnOneLock(t *testing.T) {
-	const waiters = 10_000
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+	waiters := harness.Size(2000, 10_000)
+	eachCrowded(t, func(t *testing.T, s crowded) {
+		holder, c := s.client(t), s.client(t)
 		works(t, c, "other") // loads the scripts, and connects the subscriber
 		harness.Eventually(t, warmth, "no channel", func() bool { return c.PubSub().Channels == 0 })
 		messages := c.PubSub().Messages
@@ -96,51 +126,50 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 		before := lookAround(waiters)
 
 		// polls is how often the first waiter may have looked by itself.
-		polls := func(since time.Time) int { return 1 + int(time.Since(since)/(5*time.Second)) }
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		polls := func(since time.Time) int { return 1 + int(time.Since(since)/safetyPoll) }
+		s.reset()
 		began := time.Now()
 		leave := enqueue(t, c, waiters, func(int) string { return "orders" })
 		asleep := func(attempts int) {
 			t.Helper()
 			harness.Eventually(t, patience, "all wait, and the attempt is over", func() bool {
-				return harness.Commands(t, conn)["evalsha"] >= attempts &&
-					harness.GoroutinesIn("(*Waiter).wait") == waiters && harness.GoroutinesIn("(*hold).Try") == 0
+				return s.calls("evalsha") >= attempts && harness.Waiting(waiters, c)
 			})
 		}
 		asleep(2) // the one that found the lock taken, and the one after the subscription
-		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], 2+polls(began))
+		require.LessOrEqual(t, s.calls("evalsha"), 2+polls(began))
 		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: messages}, c.PubSub())
-		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, conn))
+		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, s.conn))
 		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		s.reset()
 		began = time.Now()
-		<-time.After(6 * time.Second)
-		calls := harness.Commands(t, conn)
-		require.LessOrEqual(t, calls["evalsha"], polls(began))
-		require.Zero(t, calls["eval"]+calls["subscribe"]+calls["publish"], "%v", calls)
+		time.Sleep(safetyPoll + time.Second)
+		require.LessOrEqual(t, s.calls("evalsha"), polls(began))
+		require.Zero(t, s.calls("eval")+s.calls("subscribe")+s.calls("publish"))
 
 		// A message makes the first waiter try, and nobody else.
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		s.reset()
 		const told = 20
 		began = time.Now()
 		for i := range told {
-			harness.Do(t, s.Addr, "PUBLISH", "redisson_lock__channel:{orders}", "0")
+			publish := s.conn.B().Publish().Channel("redisson_lock__channel:{orders}").Message("0").Build()
+			require.NoError(t, s.conn.Do(t.Context(), publish).Error())
 			asleep(i + 1)
 		}
-		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], told+polls(began))
+		require.LessOrEqual(t, s.calls("evalsha"), told+polls(began))
 
 		leave()
-		nobodyIsLeft(t, c, conn, before)
+		nobodyIsLeft(t, c, s.conn, before)
 		require.NoError(t, h.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
+		s.nothingLeft(t)
 	})
 }
 
 func TestManyWaitersOnManyLocks(t *testing.T) {
-	const waiters = 10_000
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+	waiters := harness.Size(500, 10_000)
+	eachCrowded(t, func(t *testing.T, s crowded) {
+		holder, c := s.client(t), s.client(t)
 		held := takeAll(t, holder, names(2*waiters), lock.Lease(time.Hour))
 		var before state
 		for round := range 2 {
@@ -148,20 +177,20 @@ func TestManyWaitersOnManyLocks(t *testing.T) {
 			// next locks: it is the second time, with other locks, that must cost
 			// nothing more.
 			if before = lookAround(waiters); round == 0 {
-				before.heap = math.MaxInt64 - noise
+				before.heap = math.MaxInt64 - noise()
 			}
 			leave := enqueue(t, c, waiters, func(i int) string { return held[round*waiters+i].Name() })
 			harness.Eventually(t, 3*patience, "all have subscribed and wait", func() bool {
-				return c.PubSub().Subscribed == waiters && harness.GoroutinesIn("(*Waiter).wait") == waiters
+				return c.PubSub().Subscribed == waiters && harness.Waiting(waiters, c)
 			})
 			require.Equal(t, pubsub.Stats{Listeners: waiters, Channels: waiters, Subscribed: waiters, Connections: 1}, c.PubSub())
-			require.Len(t, subscribed(t, conn), waiters)
+			require.Len(t, subscribed(t, s.conn), waiters)
 			require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 			leave()
-			nobodyIsLeft(t, c, conn, before)
+			nobodyIsLeft(t, c, s.conn, before)
 		}
 		unlockAll(t, held)
-		harness.NothingLeft(t, s.Addr)
+		s.nothingLeft(t)
 	})
 }
 
@@ -221,25 +250,25 @@ func nobodyIsLeft(t *testing.T, c *redlatch.Client, conn rueidis.Client, before 
 	harness.Eventually(t, warmth, "no channel", func() bool {
 		return c.PubSub().Channels == 0 && len(subscribed(t, conn)) == 0
 	})
-	harness.Eventually(t, patience, "no goroutine", func() bool {
-		return runtime.NumGoroutine() <= before.goroutines+few && harness.GoroutinesIn("internal/locking") == 0
-	})
-	harness.Eventually(t, patience, "no memory", func() bool { return harness.HeapInUse() <= before.heap+noise })
+	harness.Idle(t, c)
+	harness.Eventually(t, patience, "no goroutine", func() bool { return runtime.NumGoroutine() <= before.goroutines+few })
+	harness.Eventually(t, patience, "no memory", func() bool { return harness.HeapInUse() <= before.heap+noise() })
 }
 
 // A million waits end before their time, at the head of a queue or behind it, and
 // some get the lock.
 func TestAMillionShortWaits(t *testing.T) {
+	waits := harness.Size(10_000, 1_000_000)
 	const (
-		waits, callers = 1_000_000, 1000
-		longest        = 20 * time.Millisecond
-		locks          = 400
+		callers = 1000
+		longest = 20 * time.Millisecond
+		locks   = 400
 		// atOnce is how many locks are wanted at a time: few, so that most waits end
 		// before they come to an attempt.
 		atOnce = 20
 	)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		conn, holder, c := harness.Conn(t, s.Addr), harness.Client(t, s), harness.Client(t, s)
+	eachCrowded(t, func(t *testing.T, s crowded) {
+		holder, c := s.client(t), s.client(t)
 		all := names(locks)
 		held := takeAll(t, holder, all, lock.Lease(time.Hour))
 		var acquired, timedOut, cancelled atomic.Int64
@@ -270,16 +299,13 @@ func TestAMillionShortWaits(t *testing.T) {
 					timedOut.Add(1)
 				}
 			})
-			// Attempts that were under way when their caller left are undone.
-			harness.Eventually(t, patience, "nothing goes on in the background", func() bool {
-				return harness.GoroutinesIn("internal/locking") == 0
-			})
+			harness.Idle(t, c) // attempts that were under way when their caller left are undone
 			return state{harness.HeapInUse(), runtime.NumGoroutine()}
 		}
 		before := wait(waits / 5)
 		after := wait(waits - waits/5)
-		// A connection that is replaced meanwhile counts twice for a while.
-		require.LessOrEqual(t, after.heap, before.heap+2*noise)
+		// A connection that was replaced counts twice for a while.
+		harness.Eventually(t, patience, "no memory is lost", func() bool { return harness.HeapInUse() <= before.heap+2*noise() })
 		require.LessOrEqual(t, after.goroutines, before.goroutines+few)
 		require.EqualValues(t, waits/50, acquired.Load())
 		require.Greater(t, timedOut.Load(), int64(waits/3))
@@ -287,8 +313,8 @@ func TestAMillionShortWaits(t *testing.T) {
 		t.Logf("heap %d and %d KiB, %d goroutines", before.heap>>10, after.heap>>10, after.goroutines)
 
 		unlockAll(t, held)
-		harness.NothingLeft(t, s.Addr)
-		nobodyIsLeft(t, c, conn, after)
+		s.nothingLeft(t)
+		nobodyIsLeft(t, c, s.conn, after)
 	})
 }
 
@@ -296,13 +322,13 @@ func TestAMillionShortWaits(t *testing.T) {
 // peace, then while others flood its connections, then while some of the keys
 // become something else.
 func TestAHundredThousandHolds(t *testing.T) {
-	const holds, timeout = 100_000, 20 * time.Second
+	holds := harness.Size(2000, 100_000)
+	timeout := time.Duration(harness.Size(3, 20)) * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		conn := harness.Conn(t, s.Addr)
 		c, err := redlatch.Wrap(t.Context(), conn, redlatch.WithWatchdogTimeout(timeout))
 		require.NoError(t, err)
 		defer c.Close()
-		goroutines := runtime.NumGoroutine()
 		all := takeAll(t, c, names(holds))
 
 		// keep looks at the holds for a watchdog timeout: none of them is lost.
@@ -322,8 +348,7 @@ func TestAHundredThousandHolds(t *testing.T) {
 		keep(all)
 		calls := harness.Commands(t, conn)
 		require.GreaterOrEqual(t, calls["hexists"], 2*holds, "keys renewed")
-		require.Greater(t, calls["hexists"]/calls["evalsha"], 90, "keys renewed by one script")
-		require.LessOrEqual(t, runtime.NumGoroutine(), goroutines+few)
+		require.Greater(t, calls["hexists"]/calls["evalsha"], harness.Size(4, 90), "keys renewed by one script")
 
 		flood, cancel := context.WithCancel(context.Background())
 		defer cancel()

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -100,12 +101,6 @@ func TestSpans(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
 		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
-		asleep := func(attempts int) {
-			harness.Eventually(t, 5*time.Second, "the waiter has tried and sleeps", func() bool {
-				calls := harness.Commands(t, conn)
-				return calls["evalsha"] == attempts && harness.GoroutinesIn("(*hold).Try") == 0
-			})
-		}
 		work := func(ctx context.Context) error {
 			r.under(ctx, "work", func(context.Context) {})
 			return nil
@@ -121,7 +116,7 @@ func TestSpans(t *testing.T) {
 		done := make(chan error, 2)
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			go func() { done <- c.Lock("orders").Do(ctx, work) }()
-			asleep(2)
+			asleep(t, conn, 1, 2, c)
 			require.NoError(t, theirs.Unlock(t.Context()))
 			require.NoError(t, <-done)
 		})
@@ -136,12 +131,8 @@ func TestSpans(t *testing.T) {
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			h, err := c.FencedLock("orders").Lock(ctx)
 			require.NoError(t, err)
-			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FencedLock("orders").Do(ctx, nothing) }()
-			asleep(0)
-			harness.Eventually(t, 5*time.Second, "the waiter is queued; its channel is warm", func() bool {
-				return harness.GoroutinesIn("(*Waiter).wait") == 1
-			})
+			harness.Waits(t, 1, c) // its channel is warm
 			_, err = c.FencedLock("orders").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.NoError(t, h.Unlock(t.Context()))
@@ -166,14 +157,6 @@ func TestSpansOfOtherKinds(t *testing.T) {
 		r := record(t)
 		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
 		other := harness.Client(t, s)
-		asleep := func(waiters, attempts int) {
-			t.Helper()
-			harness.Eventually(t, 5*time.Second, "the waiters have tried and sleep", func() bool {
-				calls := harness.Commands(t, conn)
-				return calls["evalsha"] == attempts && harness.GoroutinesIn("(*Waiter).wait") == waiters &&
-					harness.GoroutinesIn("(*Waiter).attempt") == 0
-			})
-		}
 		done := make(chan error, 2)
 
 		theirs, err := other.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
@@ -184,7 +167,7 @@ func TestSpansOfOtherKinds(t *testing.T) {
 			go func() {
 				done <- c.FairLock("orders").Do(ctx, func(context.Context) error { <-release; return nil })
 			}()
-			asleep(1, 2) // when it comes, and when it has subscribed
+			asleep(t, conn, 1, 2, c) // when it comes, and when it has subscribed
 			require.NoError(t, theirs.Unlock(t.Context()))
 			harness.Eventually(t, 5*time.Second, "it has the lock", func() bool {
 				held, err := c.FairLock("orders").IsLocked(t.Context())
@@ -192,7 +175,7 @@ func TestSpansOfOtherKinds(t *testing.T) {
 			})
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FairLock("orders").Do(ctx, nothing) }()
-			asleep(1, 1) // when it comes: it is told of nothing while this process holds
+			asleep(t, conn, 1, 1, c) // when it comes: it is told of nothing while this process holds
 			close(release)
 			require.NoError(t, <-done)
 			require.NoError(t, <-done)
@@ -213,9 +196,9 @@ func TestSpansOfOtherKinds(t *testing.T) {
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			asleep(1, 2)
+			asleep(t, conn, 1, 2, c)
 			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			asleep(2, 2)
+			asleep(t, conn, 2, 2, c)
 			require.NoError(t, theirs.Unlock(t.Context()))
 			require.NoError(t, <-done)
 			require.NoError(t, <-done)
@@ -234,7 +217,6 @@ func TestSpansOfOtherKinds(t *testing.T) {
 	})
 }
 
-// A wait is a span of its own, whatever its end.
 // What is made of several locks has spans of its own, and those of its members are in them.
 func TestSpansOfSeveralLocks(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -292,17 +274,26 @@ func TestSpansOfSeveralLocks(t *testing.T) {
 	})
 }
 
+// A wait is a span of its own, whatever its end.
 func TestSpansOfWaits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
 		c, other := harness.Client(t, s, r.options()...), harness.Client(t, s).CountDownLatch("import")
+		conn := harness.Conn(t, s.Addr)
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			require.NoError(t, c.CountDownLatch("import").Wait(ctx))
 			_, err := other.TrySetCount(ctx, 1)
 			require.NoError(t, err)
-			bounded, cancel := context.WithTimeout(ctx, time.Second)
-			defer cancel()
-			require.ErrorIs(t, c.CountDownLatch("import").Wait(bounded), context.DeadlineExceeded)
+			bounded, cancel := context.WithCancel(ctx)
+			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+			done := make(chan error, 1)
+			go func() { done <- c.CountDownLatch("import").Wait(bounded) }()
+			listening(t, c, 1)
+			harness.Eventually(t, patience, "it has looked twice", func() bool {
+				return harness.Commands(t, conn)["evalsha"] == 2 && c.Stats().Background == 0
+			})
+			cancel()
+			require.ErrorIs(t, <-done, context.Canceled)
 			harness.Do(t, s.Addr, "SET", "import", "one")
 			require.Error(t, c.CountDownLatch("import").Wait(ctx))
 		})
@@ -391,7 +382,7 @@ func TestMetrics(t *testing.T) {
 		require.NoError(t, err)
 		done := make(chan error, 1)
 		go func() { done <- c.Lock("orders").Do(context.Background(), nothing) }()
-		harness.Eventually(t, 5*time.Second, "the waiter is queued", func() bool { return harness.GoroutinesIn("(*Waiter).wait") == 1 })
+		harness.Waits(t, 1, c)
 		_, err = c.FencedLock("orders").TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		during := r.measured()
@@ -441,27 +432,19 @@ func TestMetrics(t *testing.T) {
 }
 
 func TestMetricsOfOtherKinds(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const place = 2 * time.Second
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		r := record(t)
-		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(3*place))...)
+		c := s.Client(t, r.options()...)
 		done := make(chan error, 3)
-		waiting := func(n int) {
-			t.Helper()
-			harness.Eventually(t, 5*time.Second, "waiters", func() bool { return harness.GoroutinesIn("(*Waiter).wait") == n })
-		}
 
-		// Places are kept by signs of life, which are neither polls nor renewals.
+		// Heartbeats keep queue positions. They are neither polls nor renewals.
 		h, err := c.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
 		go func() { done <- c.FairLock("orders").Do(context.Background(), nothing) }()
-		waiting(1)
-		queue, err := c.FairLock("orders").Queue(t.Context())
-		require.NoError(t, err)
-		harness.Eventually(t, 10*place, "signs of life", func() bool {
-			later, err := c.FairLock("orders").Queue(t.Context())
-			return err == nil && len(later) == 1 && later[0].Deadline.After(queue[0].Deadline.Add(place))
-		})
+		synctest.Wait()
+		s.Reset()
+		time.Sleep(safetyPoll - time.Second)
+		require.Equal(t, 1, s.Calls("evalsha"), "the heartbeat")
 		assert.Equal(t, "gauge {waiter} {kind=fair}=1", r.measured()["redlatch.waiters"])
 		assert.Empty(t, r.measured()["redlatch.renewal.remaining"])
 		assert.Empty(t, r.measured()["redlatch.polls"])
@@ -476,11 +459,7 @@ func TestMetricsOfOtherKinds(t *testing.T) {
 		for range cap(done) {
 			go func() { done <- rw.Read().Do(context.Background(), nothing) }()
 		}
-		waiting(cap(done))
-		// Each has tried, or one for them, so that none is busy when the lock is passed on.
-		harness.Eventually(t, 5*time.Second, "no attempt", func() bool {
-			return c.PubSub().Listeners == 1 && c.PubSub().Subscribed == c.PubSub().Channels && harness.GoroutinesIn("(*Waiter).attempt") == 0
-		})
+		synctest.Wait()
 		require.NoError(t, h.Unlock(t.Context()))
 		for range cap(done) {
 			require.NoError(t, <-done)

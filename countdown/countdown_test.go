@@ -65,13 +65,7 @@ func released(t testing.TB, done <-chan error, d time.Duration) {
 
 func ended(t testing.TB, done <-chan error, d time.Duration) error {
 	t.Helper()
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(d):
-		require.FailNow(t, "still waiting after "+d.String())
-		return nil
-	}
+	return harness.Receive(t, d, "the end of the wait", done)
 }
 
 func waits(t testing.TB, done <-chan error) {
@@ -91,83 +85,54 @@ func settled(t testing.TB, c *redlatch.Client, name string, waiters int) {
 	})
 }
 
-func TestTheCountIsSetOnce(t *testing.T) {
+func TestACountIsSetOnceAndComesDownToZero(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
-		requireCount(t, l, 0)
-		setCount(t, l, 1)
-		requireCount(t, l, 1)
-		set, err := l.TrySetCount(t.Context(), 2)
-		require.NoError(t, err)
-		require.False(t, set)
-		requireCount(t, l, 1)
-		countDown(t, l, 0)
-		setCount(t, l, countdown.MaxCount)
-		requireCount(t, l, countdown.MaxCount)
+		for _, n := range []int{3, 10, countdown.MaxCount} { // rounds
+			setCount(t, l, n)
+			requireCount(t, l, n)
+			for _, again := range []int{0, 3} {
+				set, err := l.TrySetCount(t.Context(), again)
+				require.NoError(t, err)
+				require.False(t, set)
+			}
+			countDown(t, l, n-1)
+			requireCount(t, l, n-1)
+			left, err := l.CountDownN(t.Context(), n-2)
+			require.NoError(t, err)
+			require.Equal(t, 1, left)
+			left, err = l.CountDownN(t.Context(), math.MaxInt) // more than there is
+			require.NoError(t, err)
+			require.Zero(t, left)
+			harness.NothingLeft(t, s.Addr)
+		}
 	})
 }
 
-func TestACountOfZeroIsNone(t *testing.T) {
+func TestALatchWithoutACountIsOpen(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
-		set, err := l.TrySetCount(t.Context(), 0)
-		require.NoError(t, err)
-		require.True(t, set)
-		harness.NothingLeft(t, s.Addr)
+		isOpen := func() {
+			t.Helper()
+			requireCount(t, l, 0)
+			require.NoError(t, l.Wait(t.Context()))
+			countDown(t, l, 0)
+			deleted, err := l.Delete(t.Context())
+			require.NoError(t, err)
+			require.False(t, deleted)
+			setCount(t, l, 0)
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+		}
+		isOpen()
 		setCount(t, l, 1)
-		set, err = l.TrySetCount(t.Context(), 0)
-		require.NoError(t, err)
-		require.False(t, set)
-		requireCount(t, l, 1)
 		countDown(t, l, 0)
+		isOpen()
 		// As Redisson leaves it.
 		harness.Do(t, s.Addr, "SET", key, "0")
 		requireCount(t, l, 0)
 		require.NoError(t, l.Wait(t.Context()))
 		setCount(t, l, 2)
 		requireCount(t, l, 2)
-	})
-}
-
-func TestCountingDownToTheEnd(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := harness.Client(t, s).CountDownLatch(key)
-		setCount(t, l, 2)
-		countDown(t, l, 1)
-		countDown(t, l, 0)
-		require.NoError(t, l.Wait(t.Context()))
-		for range 3 {
-			countDown(t, l, 0)
-			require.NoError(t, l.Wait(t.Context()))
-		}
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-func TestCountingDownByMore(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := harness.Client(t, s).CountDownLatch(key)
-		setCount(t, l, 10)
-		left, err := l.CountDownN(t.Context(), 4)
-		require.NoError(t, err)
-		require.Equal(t, 6, left)
-		left, err = l.CountDownN(t.Context(), math.MaxInt) // more than there is
-		require.NoError(t, err)
-		require.Zero(t, left)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-func TestALatchThatWasNeverSet(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := harness.Client(t, s).CountDownLatch(key)
-		require.NoError(t, l.Wait(t.Context()))
-		countDown(t, l, 0)
-		requireCount(t, l, 0)
-		deleted, err := l.Delete(t.Context())
-		require.NoError(t, err)
-		require.False(t, deleted)
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -200,8 +165,7 @@ func TestWaitingIsBoundedByTheContext(t *testing.T) {
 		waits(t, done)
 		countDown(t, l, 0)
 		released(t, done, soon)
-		harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
-		require.Zero(t, countdown.Gates(l))
+		harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0 })
 	})
 }
 
@@ -253,7 +217,8 @@ func TestEverybodyGoesOnTogether(t *testing.T) {
 func TestWhatRedissonSees(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
-		heard := subscriber(t, s, wire.LatchChannel(key))
+		messages := harness.Messages(t, s.Addr, wire.LatchChannel(key))
+		heard := func() string { return harness.Receive(t, soon, "a message", messages) }
 		setCount(t, l, 2)
 		require.Equal(t, "1", heard())
 		value, err := testserver.Query(s.Addr, "GET", key)
@@ -281,33 +246,6 @@ func TestWhatRedissonSees(t *testing.T) {
 		require.Equal(t, "1", heard())
 		harness.NothingLeft(t, s.Addr)
 	})
-}
-
-// subscriber returns what returns the next message of a channel.
-func subscriber(t *testing.T, s *testserver.Server, channel string) func() string {
-	t.Helper()
-	conn := harness.Conn(t, s.Addr)
-	messages := make(chan string, 1000)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		_ = conn.Receive(ctx, conn.B().Subscribe().Channel(channel).Build(), func(m redisMessage) { messages <- m.Message })
-	}()
-	t.Cleanup(func() { cancel(); <-done })
-	harness.Eventually(t, soon, "subscribed", func() bool {
-		n, err := conn.Do(context.Background(), conn.B().PubsubNumsub().Channel(channel).Build()).AsIntMap()
-		return err == nil && n[channel] > 0
-	})
-	return func() string {
-		select {
-		case m := <-messages:
-			return m
-		case <-time.After(soon):
-			require.FailNow(t, "nothing is published")
-			return ""
-		}
-	}
 }
 
 func TestAKeyThatIsNoLatch(t *testing.T) {
@@ -440,12 +378,12 @@ func TestCloseEndsEveryWait(t *testing.T) {
 
 // Expiry ends a round, though nobody publishes it.
 func TestAnExpiryReleases(t *testing.T) {
-	const life = 700 * time.Millisecond
+	const life = 300 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		l := c.CountDownLatch(key)
 		setCount(t, l, 1)
-		harness.Do(t, s.Addr, "PEXPIRE", key, "700")
+		harness.Do(t, s.Addr, "PEXPIRE", key, "300")
 		begin := time.Now()
 		require.NoError(t, l.Wait(t.Context()))
 		require.GreaterOrEqual(t, time.Since(begin), life-50*time.Millisecond)

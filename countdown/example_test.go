@@ -7,10 +7,9 @@ import (
 	"log"
 	"time"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/redlatchtest"
 )
 
 // One waits until the others are done.
@@ -77,17 +76,4 @@ func done(ctx context.Context, latch *countdown.Latch) error {
 }
 
 // connect returns a client on a server for an example.
-func connect() (*redlatch.Client, func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
+var connect = harness.Connect

@@ -2,13 +2,10 @@ package countdown_test
 
 import (
 	"context"
-	"crypto/sha1" // the server names scripts by their SHA-1
-	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net"
 	"os"
-	"path/filepath"
 	"strconv"
 	"testing"
 	"time"
@@ -30,19 +27,6 @@ const (
 	slack      = 2 * time.Second
 )
 
-// source returns a script as it is sent.
-func source(t testing.TB, file string) string {
-	t.Helper()
-	text, err := os.ReadFile(file)
-	require.NoError(t, err)
-	if file == lookLua {
-		return string(text)
-	}
-	prelude, err := os.ReadFile("count.lua")
-	require.NoError(t, err)
-	return string(prelude) + string(text)
-}
-
 const (
 	lookLua      = "look.lua"
 	setLua       = "try_set_count.lua"
@@ -50,21 +34,22 @@ const (
 	deleteLua    = "delete.lua"
 )
 
-// sha returns the name that the server has for a script.
-func sha(t testing.TB, file string) string {
-	t.Helper()
-	sum := sha1.Sum([]byte(source(t, file)))
-	return hex.EncodeToString(sum[:])
+// script returns the files of a script.
+func script(file string) []string {
+	if file == lookLua {
+		return []string{file}
+	}
+	return []string{"count.lua", file}
 }
+
+// sha returns the name that servers have for a script.
+func sha(t testing.TB, file string) string { return harness.SHA(t, script(file)...) }
 
 // warmUp makes a server know the scripts, so that a request is one command.
 func warmUp(t testing.TB, s *testserver.Server) {
 	t.Helper()
-	files, err := filepath.Glob("*.lua")
-	require.NoError(t, err)
-	require.Len(t, files, 5)
-	for _, file := range files {
-		harness.Do(t, s.Addr, "SCRIPT", "LOAD", source(t, file))
+	for _, file := range []string{lookLua, setLua, countDownLua, deleteLua} {
+		harness.Load(t, s.Addr, script(file)...)
 	}
 }
 
@@ -91,183 +76,6 @@ func java(t testing.TB, s *testserver.Server, do string, n int) int64 {
 	return reply
 }
 
-// TestEveryFateOfEveryRequest does everything to every request that can be done to it.
-func TestEveryFateOfEveryRequest(t *testing.T) {
-	const before = 5
-	for _, op := range []struct {
-		name string
-		file string
-		set  int // the count before
-		do   func(l *countdown.Latch) (int, error)
-		// What is there once it has run, what it says then, and the same if a proxy has
-		// delivered it twice.
-		after, reply, twice, resent int
-	}{
-		{
-			name: "set", file: setLua, after: before, reply: 1, twice: before, resent: 1,
-			do: func(l *countdown.Latch) (int, error) {
-				set, err := l.TrySetCount(context.Background(), before)
-				return number(set), err
-			},
-		},
-		{
-			name: "count down", file: countDownLua, set: before, after: 4, reply: 4, twice: 3, resent: 3,
-			do: func(l *countdown.Latch) (int, error) { return l.CountDown(context.Background()) },
-		},
-		{
-			name: "count down by more", file: countDownLua, set: before, after: 3, reply: 3, twice: 1, resent: 1,
-			do: func(l *countdown.Latch) (int, error) { return l.CountDownN(context.Background(), 2) },
-		},
-		{
-			name: "count down to zero", file: countDownLua, set: 1,
-			do: func(l *countdown.Latch) (int, error) { return l.CountDown(context.Background()) },
-		},
-		{
-			name: "delete", file: deleteLua, set: before, reply: 1,
-			do: func(l *countdown.Latch) (int, error) {
-				deleted, err := l.Delete(context.Background())
-				return number(deleted), err
-			},
-		},
-	} {
-		for _, fate := range harness.Fates {
-			t.Run(op.name+", "+fate.String(), func(t *testing.T) {
-				harness.Each(t, func(t *testing.T, s *testserver.Server) {
-					warmUp(t, s)
-					c, g := harness.GatedClient(t, s)
-					seen := harness.Client(t, s).CountDownLatch(key)
-					if op.set > 0 {
-						setCount(t, seen, op.set)
-					}
-					harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-					reached := g.Arm(fate, sha(t, op.file), 1)
-					type result struct {
-						reply int
-						err   error
-					}
-					done := make(chan result, 1)
-					go func() {
-						reply, err := op.do(c.CountDownLatch(key))
-						done <- result{reply, err}
-					}()
-					reach(t, reached)
-					if fate == harness.KeepReply {
-						require.NoError(t, g.Open())
-					}
-					r := <-done
-					after, sent := op.after, 1
-					switch {
-					case fate == harness.DelayRequest:
-						requireCount(t, seen, op.set)
-						require.NoError(t, g.Open())
-					case fate == harness.LoseRequest:
-						after, sent = op.set, 0
-					case fate == harness.Repeat, fate == harness.Resend:
-						after, sent = op.twice, 2
-					}
-					require.Equal(t, fate.Unknown(), errors.Is(r.err, lock.ErrIndeterminate), "%v", r.err)
-					if fate.Unknown() {
-						require.ErrorContains(t, r.err, "may or may not have")
-					} else {
-						require.NoError(t, r.err)
-						want := op.reply
-						if fate == harness.Resend {
-							want = op.resent
-						}
-						require.Equal(t, want, r.reply)
-					}
-					requireCount(t, seen, after)
-					conn := harness.Conn(t, s.Addr)
-					require.Equal(t, sent, harness.Commands(t, conn)["evalsha"], "it is never sent again")
-				})
-			})
-		}
-	}
-}
-
-func number(b bool) int {
-	if b {
-		return 1
-	}
-	return 0
-}
-
-// Whatever becomes of a look, whoever waits is released when the latch opens.
-func TestEveryFateOfEveryLook(t *testing.T) {
-	for _, fate := range harness.Fates {
-		for n := 1; n <= 2; n++ { // before and after the subscription
-			t.Run(fate.String()+" "+strconv.Itoa(n), func(t *testing.T) {
-				harness.Each(t, func(t *testing.T, s *testserver.Server) {
-					warmUp(t, s)
-					c, g := harness.GatedClient(t, s)
-					other := harness.Client(t, s).CountDownLatch(key)
-					setCount(t, other, 1)
-					reached := g.Arm(fate, sha(t, lookLua), n)
-					done := wait(t.Context(), c.CountDownLatch(key))
-					reach(t, reached)
-					waits(t, done)
-					require.NoError(t, g.Open())
-					settled(t, c, key, 1)
-					waits(t, done)
-					countDown(t, other, 0)
-					released(t, done, soon)
-				})
-			})
-		}
-	}
-}
-
-// Whatever becomes of a subscription or a sync, too.
-func TestEveryFateOfEverySubscription(t *testing.T) {
-	for _, fate := range []harness.Fate{harness.LoseRequest, harness.LoseReply, harness.KeepReply, harness.Silence} {
-		for n := 1; n <= 2; n++ {
-			t.Run(fate.String()+" "+strconv.Itoa(n), func(t *testing.T) {
-				harness.Each(t, func(t *testing.T, s *testserver.Server) {
-					t.Parallel()
-					own := harness.Own(t, s.Program)
-					c, g := harness.GatedClient(t, own)
-					other := harness.Client(t, own).CountDownLatch(key)
-					setCount(t, other, 1)
-					reached := g.Arm(fate, "\r\nSUBSCRIBE", n)
-					done := wait(t.Context(), c.CountDownLatch(key))
-					reach(t, reached)
-					<-time.After(20 * time.Millisecond)
-					waits(t, done)
-					countDown(t, other, 0)
-					require.NoError(t, g.Open())
-					released(t, done, safetyPoll+slack)
-				})
-			})
-		}
-	}
-}
-
-func TestACountThatCannotBeRead(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, fate := range harness.Fates {
-			c, g := harness.GatedClient(t, s)
-			harness.Do(t, s.Addr, "SET", key, "3")
-			reached := g.Arm(fate, "\r\nGET\r\n", 1)
-			done := make(chan error, 1)
-			var n int
-			go func() {
-				var err error
-				n, err = c.CountDownLatch(key).Count(context.Background())
-				done <- err
-			}()
-			reach(t, reached)
-			require.NoError(t, g.Open())
-			if err := <-done; fate.Unknown() {
-				require.Error(t, err)
-				require.NotErrorIs(t, err, lock.ErrIndeterminate)
-			} else {
-				require.NoError(t, err)
-				require.Equal(t, 3, n)
-			}
-		}
-	})
-}
-
 // A caller who leaves while a request is under way does not know what became of it.
 func TestCancelledInFlight(t *testing.T) {
 	gone := errors.New("gone")
@@ -292,121 +100,32 @@ func TestCancelledInFlight(t *testing.T) {
 	}
 }
 
+// A request that is under way when the client is closed has a moment to be answered.
 func TestClosedInFlight(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
-		c, g := harness.GatedClient(t, s)
-		reached := g.Arm(harness.KeepReply, sha(t, countDownLua), 1)
-		done := make(chan error, 1)
-		go func() { _, err := c.CountDownLatch(key).CountDown(context.Background()); done <- err }()
-		reach(t, reached)
-		closed := make(chan struct{})
-		go func() { defer close(closed); c.Close() }()
-		err := ended(t, done, 10*time.Second)
-		require.NoError(t, g.Open())
-		<-closed
-		if err != nil { // rueidis waits for a moment for what is under way
-			require.ErrorIs(t, err, lock.ErrIndeterminate)
-			require.ErrorIs(t, err, lock.ErrClosed)
-		}
-	})
-}
-
-// point is where a Wait is, with others that wait beside it.
-type point struct {
-	name string
-	at   func(t *testing.T, s *testserver.Server, c *redlatch.Client, g *harness.Gate, start func())
-}
-
-var points = []point{
-	{"first look", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
-		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
-		start()
-		reach(t, reached)
-	}},
-	{"subscription", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
-		reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 1)
-		start()
-		reach(t, reached)
-	}},
-	{"second look", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
-		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 2)
-		start()
-		reach(t, reached)
-	}},
-	{"sync", func(t *testing.T, _ *testserver.Server, _ *redlatch.Client, g *harness.Gate, start func()) {
-		reached := g.Arm(harness.KeepReply, "\r\nSUBSCRIBE", 2)
-		start()
-		reach(t, reached)
-	}},
-	{"asleep", func(t *testing.T, _ *testserver.Server, c *redlatch.Client, _ *harness.Gate, start func()) {
-		start()
-		settled(t, c, key, 2)
-	}},
-	{"look after a message", func(t *testing.T, s *testserver.Server, c *redlatch.Client, g *harness.Gate, start func()) {
-		start()
-		settled(t, c, key, 2)
-		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "what is this")
-		reach(t, reached)
-	}},
-}
-
-// TestCancelledAnywhere cancels a Wait at every point where it waits for something.
-// Another that waits beside it does not notice.
-func TestCancelledAnywhere(t *testing.T) {
-	gone := errors.New("gone")
-	for _, p := range points {
-		t.Run(p.name, func(t *testing.T) {
+	for _, answered := range []bool{false, true} {
+		t.Run(map[bool]string{false: "no answer", true: "answered"}[answered], func(t *testing.T) {
 			harness.Each(t, func(t *testing.T, s *testserver.Server) {
 				warmUp(t, s)
 				c, g := harness.GatedClient(t, s)
-				l, other := c.CountDownLatch(key), harness.Client(t, s).CountDownLatch(key)
-				setCount(t, other, 1)
-				ctx, cancel := context.WithCancelCause(t.Context())
-				var done, beside <-chan error
-				p.at(t, s, c, g, func() { done, beside = wait(ctx, l), wait(t.Context(), l) })
-				cancel(gone)
-				require.ErrorIs(t, ended(t, done, soon), gone)
-				waits(t, beside)
-				require.NoError(t, g.Open())
-				settled(t, c, key, 1)
-				countDown(t, other, 0)
-				released(t, beside, soon)
-				harness.Eventually(t, soon, "nothing is left", func() bool {
-					return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0 && harness.GoroutinesIn("countdown.(*door)") == 0
+				done := make(chan error, 1)
+				g.Keep(t, sha(t, countDownLua), 1, func() {
+					go func() { _, err := c.CountDownLatch(key).CountDown(context.Background()); done <- err }()
 				})
-				harness.NothingLeft(t, s.Addr)
-
-				// Alone, it leaves nothing either.
-				setCount(t, other, 1)
-				ctx, cancel = context.WithCancelCause(t.Context())
-				done = wait(ctx, l)
-				cancel(gone)
-				require.ErrorIs(t, ended(t, done, soon), gone)
-				harness.Eventually(t, soon, "nothing is left", func() bool {
-					return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0
-				})
-			})
-		})
-	}
-}
-
-func TestClosedAnywhere(t *testing.T) {
-	for _, p := range points {
-		t.Run(p.name, func(t *testing.T) {
-			harness.Each(t, func(t *testing.T, s *testserver.Server) {
-				warmUp(t, s)
-				c, g := harness.GatedClient(t, s)
-				l := c.CountDownLatch(key)
-				setCount(t, harness.Client(t, s).CountDownLatch(key), 1)
-				var done, beside <-chan error
-				p.at(t, s, c, g, func() { done, beside = wait(t.Context(), l), wait(t.Context(), l) })
-				go c.Close()
-				require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)
-				require.ErrorIs(t, ended(t, beside, soon), lock.ErrClosed)
-				require.NoError(t, g.Open())
-				c.Close()
+				closed := make(chan struct{})
+				go func() { defer close(closed); c.Close() }()
+				over, cancel := context.WithCancel(t.Context())
+				cancel() // the server does not answer
+				harness.Eventually(t, soon, "the client is being closed", func() bool { return errors.Is(c.Ping(over), lock.ErrClosed) })
+				if answered {
+					require.NoError(t, g.Open())
+					require.NoError(t, ended(t, done, soon))
+				} else {
+					err := ended(t, done, soon)
+					require.ErrorIs(t, err, lock.ErrIndeterminate)
+					require.ErrorIs(t, err, lock.ErrClosed)
+					require.NoError(t, g.Open())
+				}
+				<-closed
 			})
 		})
 	}
@@ -649,6 +368,7 @@ func TestAnIdentityThatIsNone(t *testing.T) {
 func TestConnectionsCut(t *testing.T) {
 	const rounds = 20
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
 		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
 		for range rounds {
 			setCount(t, other, 1)
@@ -659,7 +379,7 @@ func TestConnectionsCut(t *testing.T) {
 			for _, resp := range conn.DoMulti(t.Context(),
 				conn.B().Arbitrary("MULTI").Build(),
 				conn.B().Arbitrary("CLIENT", "KILL", "TYPE", "pubsub").Build(),
-				conn.B().Arbitrary("EVAL").Args(source(t, countDownLua), "2").Keys(key, wire.LatchRound(key)).
+				conn.B().Arbitrary("EVALSHA").Args(sha(t, countDownLua), "2").Keys(key, wire.LatchRound(key)).
 					Args("1", "PUBLISH", wire.LatchChannel(key), "0").Build(),
 				conn.B().Arbitrary("EXEC").Build(),
 			) {
@@ -668,41 +388,6 @@ func TestConnectionsCut(t *testing.T) {
 			released(t, done, soon)
 			conn.Close()
 		}
-	})
-}
-
-func TestServerRestartedEmpty(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		setCount(t, l, 1)
-		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
-		s.Kill()
-		require.NoError(t, s.Restart())
-		released(t, done, 10*time.Second)
-	})
-}
-
-func TestServerRestartedWithItsData(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		setCount(t, l, 1)
-		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
-		before := c.PubSub().Reconnects
-		harness.Do(t, s.Addr, "SAVE")
-		s.Kill()
-		harness.Eventually(t, soon, "the loss is noticed", func() bool { return c.PubSub().Connections == 0 })
-		require.NoError(t, s.Restart())
-		harness.Eventually(t, 10*time.Second, "it listens again", func() bool { return c.PubSub().Reconnects > before })
-		waits(t, done)
-		requireCount(t, l, 1)
-		countDown(t, harness.Client(t, s).CountDownLatch(key), 0)
-		released(t, done, soon)
 	})
 }
 
@@ -732,29 +417,6 @@ func TestServerGoneForGood(t *testing.T) {
 		err = l.Wait(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "refused")
-	})
-}
-
-func TestScriptFlush(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		flush := func() { harness.Do(t, s.Addr, "SCRIPT", "FLUSH") }
-		flush()
-		setCount(t, l, 2)
-		flush()
-		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
-		flush()
-		countDown(t, l, 1)
-		flush()
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
-		flush()
-		deleted, err := l.Delete(t.Context())
-		require.NoError(t, err)
-		require.True(t, deleted)
-		released(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -943,7 +605,7 @@ func TestClusterKnowsTheOrderOfMessagesOnlyWhereThereIsOne(t *testing.T) {
 					settled(t, c, key, 1)
 				} else {
 					harness.Eventually(t, soon, "it listens", func() bool { return c.PubSub().Subscribed == 1 })
-					<-time.After(200 * time.Millisecond) // and has looked
+					harness.Eventually(t, soon, "it has looked", func() bool { return countdown.Fresh(l) == 0 && c.Stats().Background == 0 })
 					require.Zero(t, countdown.Settled(l))
 				}
 				countDown(t, other, 0)

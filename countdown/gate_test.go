@@ -3,31 +3,58 @@ package countdown
 import (
 	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/pubsub"
 )
 
-// play is a world around one gate in which everything on its way arrives when it
-// likes: looks, subscriptions, answers and messages. Whatever the order, nobody may be
-// released whose round goes on, and whoever can know that it is over has to be.
+// Whatever the order in which looks, subscriptions, answers and messages arrive: a waiter
+// is not released while its round goes on, and is released once it can know that its
+// round is over.
+func TestNobodyIsReleasedEarlyNorForgotten(t *testing.T) {
+	steps := 1_500_000
+	if testing.Short() {
+		steps = 300_000
+	}
+	lockstep.Test[gateStep]{
+		Steps: steps, Length: 50, Kinds: gateKinds,
+		Outcomes: []string{"over", "waits on", "waits for the next"},
+		Start: func(int) lockstep.Begin[gateStep] {
+			return func(seed uint64, seen lockstep.Seen) lockstep.Walk[gateStep] {
+				return newPlay(seed, seen)
+			}
+		},
+	}.Run(t)
+}
+
+var gateKinds = lockstep.Weights{
+	{"wait", 8}, {"leave", 3}, {"set", 4}, {"count down", 8}, {"reset at once", 4}, {"delete", 4}, {"expire", 4},
+	{"forget the round", 4}, {"lose the connection", 1}, {"time passes", 4}, {"arrive", 20},
+}
+
+// gateStep is a step, and the seed of its choices.
+type gateStep struct {
+	lockstep.Kind
+	choices uint64
+}
+
+// play is a world around one gate. It knows of each waiter what should become of it.
 type play struct {
-	t     *testing.T
-	r     *rand.Rand
+	seed  uint64
+	r     *rand.Rand // of the step
 	gate  gate
 	clock time.Time
-	steps []string
+	notes []string
+	seen  lockstep.Seen
 
 	// The server.
+	java   bool // also sets and counts down
 	count  int64
 	round  string
 	rounds int // how many have begun
@@ -36,19 +63,19 @@ type play struct {
 
 	// What is on its way.
 	looking    lookState
-	seen       sight
+	looked     sight
 	failure    error
 	subscribed bool // at the server
 	asking     bool // a subscription is to reach the server
-	syncing    bool // so is a sync
+	syncing    bool // a sync is to reach the server
 	line       []pubsub.Event
-	strays     []pubsub.Event // messages that other nodes pass on, in no order
+	strays     []pubsub.Event // messages that other nodes pass on, in any order
 	wake       time.Time
 
 	calm   bool // nothing is lost any more
-	silent bool // it has opened, and nobody was told
+	silent bool // the latch has opened without a message
 
-	waiters map[*waiter]*fate
+	waiters []*expected
 }
 
 type lookState int
@@ -59,8 +86,9 @@ const (
 	answered
 )
 
-// fate is what a waiter ought to see.
-type fate struct {
+// expected is a waiter and what it should see.
+type expected struct {
+	*waiter
 	name  int
 	came  int   // the step
 	first int   // the round of its first look that had an answer, 0 if there is none
@@ -70,23 +98,30 @@ type fate struct {
 	over  bool
 }
 
-func newPlay(t *testing.T, r *rand.Rand, ordered bool) *play {
-	p := &play{t: t, r: r, clock: time.Unix(1_000_000, 0), waiters: map[*waiter]*fate{}}
-	p.gate = gate{fx: p, ordered: ordered, patience: 30 * time.Second, waiters: map[*waiter]struct{}{}}
+func newPlay(seed uint64, seen lockstep.Seen) *play {
+	p := &play{seed: seed, clock: time.Unix(1_000_000, 0), java: seed%3 != 0, seen: seen}
+	p.gate = gate{fx: p, ordered: seed%5 != 0, patience: 30 * time.Second, waiters: map[*waiter]struct{}{}}
 	p.pass()
 	return p
+}
+
+// must fails the walk unless ok.
+func (p *play) must(ok bool, format string, args ...any) {
+	if !ok {
+		lockstep.Failf("%s\n%s", fmt.Sprintf(format, args...), strings.Join(p.notes, "\n"))
+	}
 }
 
 // What the gate does.
 
 func (p *play) look() {
-	require.Equal(p.t, noLook, p.looking, "two looks at a time\n%v", p)
+	p.must(p.looking == noLook, "two looks at a time")
 	p.looking = sent
 }
 
 func (p *play) subscribe() bool {
-	require.False(p.t, p.asking, p)
-	if p.subscribed && p.r.IntN(2) == 0 { // kept warm; what is in line is heard
+	p.must(!p.asking, "two subscriptions")
+	if p.subscribed && p.r.IntN(2) == 0 { // kept warm; messages in line are heard
 		return true
 	}
 	p.subscribed, p.line, p.asking = false, nil, true
@@ -99,7 +134,7 @@ func (p *play) unsubscribe() {
 }
 
 func (p *play) sync() {
-	require.False(p.t, p.syncing, p)
+	p.must(!p.syncing, "two syncs")
 	if p.subscribed && !slices.ContainsFunc(p.line, func(ev pubsub.Event) bool { return ev.Subscribed }) {
 		p.syncing = true
 	} // else the subscription is the answer
@@ -120,9 +155,9 @@ func (p *play) publish(payload string) {
 	}
 	p.line = append(p.line, pubsub.Event{Payload: payload})
 	if p.gate.standing {
-		for w, f := range p.waiters {
+		for _, w := range p.waiters {
 			if w.stage == settled {
-				f.told = p.rounds
+				w.told = p.rounds
 			}
 		}
 	}
@@ -150,7 +185,7 @@ func (p *play) set(java bool) {
 	p.publish(payloadSet)
 }
 
-func (p *play) zero(java bool) {
+func (p *play) down(java bool) {
 	if p.count == 0 {
 		return
 	}
@@ -169,75 +204,87 @@ func (p *play) lose() {
 	}
 	p.line, p.syncing, p.subscribed = nil, false, false
 	p.asking = p.gate.subscribed
-	for _, f := range p.waiters {
-		f.told = 0
+	for _, w := range p.waiters {
+		w.told = 0
 	}
 }
 
-// act takes a random step.
-func (p *play) act(java bool) {
-	byJava := java && p.r.IntN(2) == 0
-	switch p.r.IntN(17) {
-	case 0, 1:
-		w := &waiter{released: make(chan struct{})}
-		p.waiters[w] = &fate{name: len(p.waiters), came: p.step}
-		p.note("waiter ", len(p.waiters)-1, " comes")
-		p.gate.join(w)
-	case 2:
-		for w, f := range p.waiters {
-			if !f.over && w.stage != over && p.r.IntN(4) == 0 {
-				p.note("waiter ", f.name, " leaves")
-				f.over = true
-				p.gate.leave(w)
-				break
+// Draw implements lockstep.Walk.
+func (p *play) Draw(r *rand.Rand) gateStep { return gateStep{gateKinds.Draw(r), r.Uint64()} }
+
+// Take implements lockstep.Walk.
+func (p *play) Take(s gateStep) bool {
+	p.r = rand.New(rand.NewPCG(s.choices, 0))
+	byJava := p.java && p.r.IntN(2) == 0
+	switch s.Kind {
+	case "wait":
+		w := &expected{waiter: &waiter{released: make(chan struct{})}, name: len(p.waiters), came: p.step}
+		p.waiters = append(p.waiters, w)
+		p.note("waiter ", w.name, " comes")
+		p.gate.join(w.waiter)
+	case "leave":
+		var waiting []*expected
+		for _, w := range p.waiters {
+			if !w.over && w.stage != over {
+				waiting = append(waiting, w)
 			}
 		}
-	case 3:
-		p.note("set ", byJava)
+		if len(waiting) == 0 {
+			return false
+		}
+		w := waiting[p.r.IntN(len(waiting))]
+		p.note("waiter ", w.name, " leaves")
+		w.over = true
+		p.gate.leave(w.waiter)
+	case "set":
+		p.note("set by Java: ", byJava)
 		p.set(byJava)
-	case 4, 5:
-		p.note("count down ", byJava)
-		p.zero(byJava)
-	case 6:
-		p.note("reset at once ", byJava)
+	case "count down":
+		p.note("count down by Java: ", byJava)
+		p.down(byJava)
+	case "reset at once":
+		p.note("reset at once by Java: ", byJava)
 		for p.count > 0 {
-			p.zero(byJava)
+			p.down(byJava)
 		}
 		p.set(byJava)
-	case 7:
+	case "delete":
 		p.note("delete")
 		if p.count > 0 {
 			p.open()
 			p.round = ""
 			p.publish(payloadSet)
 		}
-	case 8:
+	case "expire":
 		p.note("expire")
 		p.silent = p.silent || p.count > 0
 		p.open()
-	case 9:
-		// Only looks that are an hour late could miss it.
-		if p.looked() {
-			p.note("the identity of the round expires")
-			p.round = ""
+	case "forget the round":
+		// A look could miss that only if it is an hour late.
+		if !p.allLooked() {
+			return false
 		}
-	case 10:
-		if p.r.IntN(4) == 0 {
-			p.note("connection lost")
-			p.lose()
-		}
-	case 11:
+		p.note("the identity of the round expires")
+		p.round = ""
+	case "lose the connection":
+		p.note("connection lost")
+		p.lose()
+	case "time passes":
 		p.note("time passes")
 		p.clock = p.clock.Add(time.Duration(p.r.IntN(3000)) * time.Millisecond)
 	default:
-		p.arrive()
+		if !p.arrive() {
+			return false
+		}
 	}
+	p.pass()
+	return true
 }
 
-// looked reports whether everybody has seen the latest round.
-func (p *play) looked() bool {
-	for w, f := range p.waiters {
-		if w.stage != over && (f.first == 0 || p.gate.last.round != p.round) {
+// allLooked reports whether all waiters have seen the latest round.
+func (p *play) allLooked() bool {
+	for _, w := range p.waiters {
+		if w.stage != over && (w.first == 0 || p.gate.last.round != p.round) {
 			return false
 		}
 	}
@@ -254,7 +301,7 @@ func (p *play) arrive() bool {
 	}
 	add(p.looking == sent, func() {
 		p.note("the server is looked at: ", p.count, " ", p.round)
-		p.looking, p.seen, p.failure = answered, sight{p.count, -1, p.round}, nil
+		p.looking, p.looked, p.failure = answered, sight{p.count, -1, p.round}, nil
 		if p.count == 0 {
 			p.isOpen()
 		}
@@ -262,23 +309,23 @@ func (p *play) arrive() bool {
 			p.failure = errors.New("lost")
 			return
 		}
-		for w, f := range p.waiters {
+		for _, w := range p.waiters {
 			switch w.stage {
 			case fresh, over:
 				continue
 			case asked:
-				f.first = p.rounds
+				w.first = p.rounds
 			default:
-				f.due = f.due || p.count > f.count
+				w.due = w.due || p.count > w.count
 			}
-			f.count = p.count
+			w.count = p.count
 		}
 	})
 	add(p.looking == answered, func() {
-		p.note("answer ", p.seen, " ", p.failure)
+		p.note("answer ", p.looked, " ", p.failure)
 		p.looking = noLook
 		if p.failure == nil {
-			p.gate.saw(p.seen)
+			p.gate.saw(p.looked)
 		} else {
 			p.gate.failed(p.failure, true, minRetry)
 		}
@@ -326,18 +373,16 @@ func (p *play) hear(ev pubsub.Event) {
 	p.gate.heard(ev)
 }
 
-func (p *play) note(what ...any) { p.steps = append(p.steps, fmt.Sprint(what...)) }
-
-func (p *play) String() string { return strings.Join(p.steps, "\n") }
+func (p *play) note(what ...any) { p.notes = append(p.notes, fmt.Sprint(what...)) }
 
 // pass ends a step.
 func (p *play) pass() {
-	for w, f := range p.waiters {
-		if w.stage == over && !f.over {
-			f.over = true
-			p.note("waiter ", f.name, " is released")
-			require.NoError(p.t, w.err, p)
-			require.GreaterOrEqual(p.t, p.opened, f.came, "waiter %d was released, and its round goes on\n%v", f.name, p)
+	for _, w := range p.waiters {
+		if w.stage == over && !w.over {
+			w.over = true
+			p.note("waiter ", w.name, " is released")
+			p.must(w.err == nil, "waiter %d: %v", w.name, w.err)
+			p.must(p.opened >= w.came, "waiter %d was released, and its round goes on", w.name)
 		}
 	}
 	p.step++
@@ -346,19 +391,18 @@ func (p *play) pass() {
 	}
 }
 
-// settleDown lets everything arrive. Unless something was lost without a trace nobody
-// needs the safety poll then; afterwards that comes.
-func (p *play) settleDown() {
+// End implements lockstep.Walk. It lets everything arrive. The safety poll, which comes
+// then, is needed only if something was lost without a trace.
+func (p *play) End() {
+	p.r = rand.New(rand.NewPCG(p.seed, 0))
 	p.calm = true
 	for p.arrive() {
 		p.pass()
 	}
-	if p.gate.ordered && p.failure == nil {
-		for w, f := range p.waiters {
-			if !f.over {
-				require.True(p.t, p.count > 0 || p.silent, "waiter %d would need the safety poll\n%v", f.name, p)
-				require.True(p.t, w.stage == settled || p.silent, "waiter %d is not settled\n%v", f.name, p)
-			}
+	for _, w := range p.waiters {
+		if !w.over && p.gate.ordered && p.failure == nil {
+			p.must(p.count > 0 || p.silent, "waiter %d would need the safety poll", w.name)
+			p.must(w.stage == settled || p.silent, "waiter %d is not settled", w.name)
 		}
 	}
 	for range 3 {
@@ -367,55 +411,23 @@ func (p *play) settleDown() {
 			p.pass()
 		}
 	}
-}
-
-// TestNobodyIsReleasedEarlyNorForgotten plays with one gate. REDLATCH_MODEL_SEED
-// repeats a run.
-func TestNobodyIsReleasedEarlyNorForgotten(t *testing.T) {
-	seed := rand.Uint64()
-	if s := os.Getenv("REDLATCH_MODEL_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("REDLATCH_MODEL_SEED=%d", seed)
-	const plays = 20_000
-	seen := map[string]int{}
-	for n := range uint64(plays) {
-		java, ordered := n%2 == 0, n%5 != 0
-		p := newPlay(t, rand.New(rand.NewPCG(seed, n)), ordered)
-		for range 20 + p.r.IntN(100) {
-			p.act(java)
-			p.pass()
+	for _, w := range p.waiters {
+		if w.over {
+			p.seen.See("over")
+			continue
 		}
-		p.settleDown()
-		for w, f := range p.waiters {
-			if f.over {
-				seen["over"]++
-				continue
-			}
-			require.Positive(t, p.count, "waiter %d waits, and the latch is open\n%v", f.name, p)
-			require.NotZero(t, f.first, p)
-			require.False(t, f.due, "waiter %d has seen the count rise\n%v", f.name, p)
-			if ordered {
-				require.Equal(t, settled, w.stage, "waiter %d\n%v", f.name, p)
-			}
-			if f.first == p.rounds {
-				seen["waits on"]++
-				continue
-			}
-			// Java has begun another round, and it was not settled.
-			require.True(t, java, "waiter %d waits for round %d, and this is round %d\n%v", f.name, f.first, p.rounds, p)
-			require.Zero(t, f.told, "waiter %d was told\n%v", f.name, p)
-			seen["waits for the next"]++
+		p.must(p.count > 0, "waiter %d waits, and the latch is open", w.name)
+		p.must(w.first != 0, "waiter %d has seen nothing", w.name)
+		p.must(!w.due, "waiter %d has seen the count rise", w.name)
+		p.must(!p.gate.ordered || w.stage == settled, "waiter %d is not settled", w.name)
+		if w.first == p.rounds {
+			p.seen.See("waits on")
+			continue
 		}
-		if len(p.gate.waiters) == 0 {
-			require.False(t, p.gate.subscribed)
-			require.True(t, p.gate.idle())
-		}
+		// Java has begun another round, and the waiter was not settled.
+		p.must(p.java, "waiter %d waits for round %d, and this is round %d", w.name, w.first, p.rounds)
+		p.must(w.told == 0, "waiter %d was told", w.name)
+		p.seen.See("waits for the next")
 	}
-	t.Log(seen)
-	for _, what := range slices.Sorted(maps.Keys(seen)) {
-		require.Greater(t, seen[what], plays/100, what)
-	}
+	p.must(len(p.gate.waiters) > 0 || !p.gate.subscribed && p.gate.idle(), "the gate is not idle")
 }

@@ -2,42 +2,59 @@ package countdown_test
 
 import (
 	"context"
-	"errors"
+	_ "embed"
 	"fmt"
 	"math/rand/v2"
-	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"time"
-
-	"github.com/redis/rueidis"
-	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// The scripts and the model take the same random steps. After each, replies and
-// everything on the server are compared. The keys have the model's time: after every
-// step their expiries are set to what they are in the model, so that only the duration
-// of that one step is between the two. Messages are kept in a list instead of being
-// published.
-//
-// REDLATCH_MODEL_SEED repeats a run, REDLATCH_MODEL_STEPS makes it longer.
+//go:embed testdata/java.lua
+var javaLua string
 
-const (
-	modelSteps  = 60_000
-	walkSteps   = 60
-	tooSlow     = 500 * time.Millisecond
-	shrinkTries = 2000
-)
+var javaScript = wire.NewScript(javaLua)
 
-// world is the model of one latch: what the server has to have, and to answer. Its time
-// is its own, in ms.
+// The scripts do what the model does, in any order of steps.
+func TestLockstep(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		lockstep.Test[step]{
+			Steps: lockstep.Size(60_000), Length: 60, Kinds: stepKinds,
+			Outcomes: []string{
+				"set 1 on", "set 1 on 0", "set 0 on more", "set 1 on more",
+				"down to 0 of", "down to 0 of 0", "down to 0 of more", "down to 1 of more",
+				"deleted 0", "deleted 1", "expired true", "expired false",
+				"look 0 false false", "look 0 false true", "look 1 true false", "look 1 true true", "look 1 false false",
+				"java set 0", "java set 1", "java down -1", "java down 0", "java down 1", "java delete 0", "java delete 1", "java reset 1",
+			},
+			Start: func(lane int) lockstep.Begin[step] {
+				conn := lockstep.Connect(t, s.Addr, lane)
+				return func(_ uint64, seen lockstep.Seen) lockstep.Walk[step] {
+					x := &walk{conn: conn, w: &world{now: 1_700_000_000_000}, seen: seen}
+					conn.Reset(x.w.now)
+					return x
+				}
+			},
+		}.Run(t)
+	})
+}
+
+// stepKinds are the kinds of steps.
+var stepKinds = lockstep.Weights{
+	{"set", 20}, {"down", 25}, {"delete", 5}, {"look", 12},
+	{"again", 5}, // the last request is delivered again
+	{"expire", 7}, {"time passes", 10},
+	{"java set", 8}, {"java down", 7}, {"java delete", 2}, {"java reset", 3},
+}
+
+// world is the model of one latch: what the server should have and reply. Times are in
+// ms.
 type world struct {
 	now   int64
 	text  string // the count as it is stored, "" if there is none
@@ -52,7 +69,7 @@ func (w *world) count() int64 {
 	return max(n, 0)
 }
 
-func (w *world) store(n int64) { w.text = strconv.FormatInt(n, 10) }
+func (w *world) tell(message string) { w.told = append(w.told, wire.LatchChannel(key)+" "+message) }
 
 func (w *world) open() { w.text, w.until, w.round, w.ends = "", 0, "", 0 }
 
@@ -63,21 +80,20 @@ func (w *world) set(n int64, id string) int64 {
 		}
 		return 0
 	}
-	w.store(n)
-	w.until = 0
+	w.text, w.until = itoa(n), 0
 	w.round, w.ends = id, w.now+countdown.RoundLife.Milliseconds()
-	w.told = append(w.told, "1")
+	w.tell("1")
 	return 1
 }
 
 func (w *world) down(n int64) int64 {
 	if left := w.count() - n; left > 0 {
-		w.store(left)
+		w.text = itoa(left)
 		return left
 	}
 	if w.text != "" {
 		w.open()
-		w.told = append(w.told, "0")
+		w.tell("0")
 	}
 	return 0
 }
@@ -87,418 +103,177 @@ func (w *world) delete() int64 {
 		return 0
 	}
 	w.open()
-	w.told = append(w.told, "1")
+	w.tell("1")
 	return 1
 }
 
 func (w *world) pass(ms int64) {
 	w.now += ms
-	if w.until != 0 && w.until <= w.now {
+	if w.until != 0 && w.until < w.now {
 		w.text, w.until = "", 0
 	}
-	if w.ends != 0 && w.ends <= w.now {
+	if w.ends != 0 && w.ends < w.now {
 		w.round, w.ends = "", 0
 	}
 }
 
-// What Redisson does.
-
-func (w *world) javaDown() int64 {
-	n, _ := strconv.ParseInt(w.text, 10, 64)
-	n--
-	w.store(n)
-	if n <= 0 {
+// java is what Redisson does.
+func (w *world) java(do string, n int64) int64 {
+	switch do {
+	case "down":
+		left, _ := strconv.ParseInt(w.text, 10, 64)
+		left--
+		w.text = itoa(left)
+		if left <= 0 {
+			w.text, w.until = "", 0
+		}
+		if left == 0 {
+			w.tell("0")
+		}
+		return left
+	case "delete":
+		if w.text == "" {
+			return 0
+		}
 		w.text, w.until = "", 0
+	case "reset":
+		for w.text != "" {
+			w.java("down", 0)
+		}
+		return w.java("set", n)
+	default:
+		if w.text != "" {
+			return 0
+		}
+		w.text = itoa(n)
 	}
-	if n == 0 {
-		w.told = append(w.told, "0")
-	}
-	return n
-}
-
-func (w *world) javaSet(n int64) int64 {
-	if w.text != "" {
-		return 0
-	}
-	w.store(n)
-	w.told = append(w.told, "1")
+	w.tell("1")
 	return 1
 }
 
-func (w *world) javaDelete() int64 {
-	if w.text == "" {
-		return 0
-	}
-	w.text, w.until = "", 0
-	w.told = append(w.told, "1")
-	return 1
-}
-
-func (w *world) javaReset(n int64) int64 {
-	for w.text != "" {
-		w.javaDown()
-	}
-	return w.javaSet(n)
-}
-
-// item is a key of the server.
-type item struct {
-	value string
-	until int64 // 0: it has no expiry
-}
-
-func (w *world) items() map[string]item {
-	all := map[string]item{}
+// state is everything the server should have, and the messages since the last call.
+func (w *world) state() (s lockstep.State) {
 	if w.text != "" {
-		all[key] = item{w.text, w.until}
+		s.Put(key, "string", w.until, w.text)
 	}
 	if w.round != "" {
-		all[wire.LatchRound(key)] = item{w.round, w.ends}
+		s.Put(wire.LatchRound(key), "string", w.ends, w.round)
 	}
-	if len(w.told) > 0 {
-		all[wire.LatchChannel(key)] = item{strings.Join(w.told, " "), 0}
-	}
-	return all
+	s.Told, w.told = w.told, nil
+	return s
 }
 
-// op is one step.
-type op struct {
-	do string
-	n  int64
+// step is a step, with a count or a time in seconds.
+type step struct {
+	lockstep.Kind
+	n int64
 }
 
-func (o op) String() string { return fmt.Sprintf("%-12s %d", o.do, o.n) }
-
-var errSlow = errors.New("the machine is too slow for this walk")
-
-// walk is one sequence of steps.
+// walk is a model and the scripts.
 type walk struct {
-	conn rueidis.Client
-	java *wire.Script
+	conn *lockstep.Client
 	w    *world
 	ids  int
-	at   int64 // the server's clock when the expiries were set last
-	took int64 // how long the last step took, by that clock, in ms
-	last func() error
-	seen map[string]int
+	last lockstep.Request
+	seen lockstep.Seen
 }
 
-func (x *walk) see(what ...any) { x.seen[strings.TrimSpace(fmt.Sprintln(what...))]++ }
-
-func choose(r *rand.Rand) op {
-	n := int64(1 + r.IntN(4))
-	switch k := r.IntN(100); {
-	case k < 20:
-		return op{"set", n}
-	case k < 45:
-		return op{"down", n}
-	case k < 50:
-		return op{"delete", 0}
-	case k < 60:
-		return op{"look", 0}
-	case k < 65:
-		return op{"again", 0}
-	case k < 70:
-		return op{"expire", 1000 * n}
-	case k < 78:
-		return op{"time passes", 1000 * n}
-	case k < 80:
-		return op{"time passes", countdown.RoundLife.Milliseconds()}
-	case k < 88:
-		return op{"java set", n - 1}
-	case k < 95:
-		return op{"java down", 0}
-	case k < 97:
-		return op{"java delete", 0}
-	default:
-		return op{"java reset", n - 1}
-	}
-}
-
-func (x *walk) do(o op) error {
+// Draw implements lockstep.Walk.
+func (x *walk) Draw(r *rand.Rand) step {
+	s := step{stepKinds.Draw(r), 1 + r.Int64N(4)}
 	switch {
-	case o.do == "set":
-		x.ids++
-		id := fmt.Sprint("round ", x.ids)
-		return x.request(func() error {
-			had := x.w.text
-			want := x.w.set(o.n, id)
-			x.see("set", want, "on", map[bool]string{true: had, false: "more"}[had == "" || had == "0"])
-			return x.reply(want, countdown.Scripts["set"], strconv.FormatInt(o.n, 10), id,
-				wire.Millis(countdown.RoundLife), "RPUSH", wire.LatchChannel(key), "1")
-		})
-	case o.do == "down":
-		return x.request(func() error {
-			had := x.w.text
-			want := x.w.down(o.n)
-			x.see("down to", min(want, 1), "of", map[bool]string{true: had, false: "more"}[had == "" || had == "0"])
-			return x.reply(want, countdown.Scripts["down"], strconv.FormatInt(o.n, 10), "RPUSH", wire.LatchChannel(key), "0")
-		})
-	case o.do == "delete":
-		return x.request(func() error {
-			want := x.w.delete()
-			x.see("deleted", want)
-			return x.reply(want, countdown.Scripts["delete"], "RPUSH", wire.LatchChannel(key), "1")
-		})
-	case o.do == "again":
+	case s.Kind == "time passes" && r.IntN(5) == 0:
+		s.n = int64(countdown.RoundLife.Seconds())
+	case s.Kind == "java set" || s.Kind == "java reset":
+		s.n-- // Java sets counts of 0 too
+	}
+	return s
+}
+
+// Take implements lockstep.Walk.
+func (x *walk) Take(s step) bool {
+	switch s.Kind {
+	case "set", "down", "delete":
+		x.last = x.request(s)
+		x.last.Send()
+	case "again":
 		if x.last == nil {
-			return nil
+			return false
 		}
-		x.see("again")
-		return x.last()
-	case o.do == "look":
-		return x.look()
-	case o.do == "expire":
-		if x.w.text != "" {
-			x.see("expiry")
-			x.w.until = x.w.now + o.n
+		x.last.Send()
+	case "look":
+		x.look()
+	case "expire":
+		if x.w.text == "" {
+			return false
 		}
-		_, err := x.sync(nil)
-		return err
-	case o.do == "time passes":
-		before := x.w.items()
-		x.w.pass(o.n)
-		var gone []string
-		for name := range before {
-			if _, ok := x.w.items()[name]; !ok {
-				x.see("expired", name == key)
-				gone = append(gone, name)
-			}
+		x.w.until = x.w.now + 1000*s.n
+		lockstep.Check(x.conn.Do(context.Background(), x.conn.B().Pexpire().Key(key).Milliseconds(1000*s.n).Build()).Error())
+	case "time passes":
+		had, round := x.w.text, x.w.round
+		x.w.pass(1000 * s.n)
+		if had != x.w.text || round != x.w.round {
+			x.seen.See("expired", had != x.w.text)
 		}
-		_, err := x.sync(gone)
-		return err
+		x.conn.Wait(x.w.now)
+	default:
+		do := strings.TrimPrefix(string(s.Kind), "java ")
+		want := x.w.java(do, s.n)
+		x.seen.See(s.Kind, min(max(want, -1), 1))
+		x.exec(javaScript, want, do, "PUBLISH", wire.LatchChannel(key), itoa(s.n)).Send()
 	}
-	do := strings.TrimPrefix(o.do, "java ")
-	want := map[string]func() int64{
-		"set": func() int64 { return x.w.javaSet(o.n) }, "down": x.w.javaDown,
-		"delete": x.w.javaDelete, "reset": func() int64 { return x.w.javaReset(o.n) },
-	}[do]()
-	x.see(o.do, min(max(want, -1), 1))
-	got, err := x.java.Exec(context.Background(), x.conn, []string{key},
-		[]string{do, "RPUSH", wire.LatchChannel(key), strconv.FormatInt(o.n, 10)}).AsInt64()
-	return differ(got, want, err)
+	x.conn.Compare(x.w.state())
+	return true
 }
 
-// request sends a request, which can be delivered again.
-func (x *walk) request(send func() error) error {
-	x.last = send
-	return send()
-}
+// End implements lockstep.Walk.
+func (x *walk) End() {}
 
-func (x *walk) reply(want int64, script *wire.Script, args ...string) error {
-	got, err := script.Exec(context.Background(), x.conn, []string{key, wire.LatchRound(key)}, args).AsInt64()
-	return differ(got, want, err)
-}
-
-func differ(got, want int64, err error) error {
-	if err == nil && got != want {
-		err = fmt.Errorf("the reply is %d, and ought to be %d", got, want)
+func (x *walk) request(s step) lockstep.Request {
+	x.ids++
+	id := fmt.Sprint("round-", x.ids)
+	return func() (any, any, error) {
+		on := x.w.text
+		if x.w.count() > 0 {
+			on = "more"
+		}
+		script, channel := countdown.Scripts[string(s.Kind)], wire.LatchChannel(key)
+		switch s.Kind {
+		case "set":
+			want := x.w.set(s.n, id)
+			x.seen.See("set", want, "on", on)
+			return x.exec(script, want, itoa(s.n), id, wire.Millis(countdown.RoundLife), "PUBLISH", channel, "1")()
+		case "down":
+			want := x.w.down(s.n)
+			x.seen.See("down to", min(want, 1), "of", on)
+			return x.exec(script, want, itoa(s.n), "PUBLISH", channel, "0")()
+		default:
+			want := x.w.delete()
+			x.seen.See("deleted", want)
+			return x.exec(script, want, "PUBLISH", channel, "1")()
+		}
 	}
-	return err
 }
 
-func (x *walk) look() error {
+// exec returns a request that runs a script; want is what the model says it replies.
+func (x *walk) exec(script *wire.Script, want int64, args ...string) lockstep.Request {
+	return func() (any, any, error) {
+		real, err := script.Exec(context.Background(), x.conn, []string{key, wire.LatchRound(key)}, args).AsInt64()
+		return real, want, err
+	}
+}
+
+func itoa(n int64) string { return strconv.FormatInt(n, 10) }
+
+// look compares what a waiter sees.
+func (x *walk) look() {
 	count, ttl, round, err := countdown.Look(context.Background(), x.conn, key)
-	if err != nil {
-		return err
-	}
-	x.see("look", min(count, 1), round != "", ttl >= 0)
+	lockstep.Check(err)
+	x.seen.See("look", min(count, 1), round != "", ttl >= 0)
 	if count != x.w.count() || count > 0 && round != x.w.round {
-		return fmt.Errorf("seen: %d in %q, and it ought to be %d in %q", count, round, x.w.count(), x.w.round)
+		lockstep.Failf("seen: %d in %q, and it should be %d in %q", count, round, x.w.count(), x.w.round)
 	}
-	if count > 0 && (ttl >= 0) != (x.w.until != 0) {
-		return fmt.Errorf("seen: a time to live of %v", ttl)
+	if left := x.w.until - x.w.now; count > 0 && ttl.Milliseconds() != max(left, -1) {
+		lockstep.Failf("seen: a time to live of %v, and it should be %d ms", ttl, left)
 	}
-	return nil
-}
-
-func (x *walk) step(o op) error {
-	if err := x.do(o); err != nil {
-		if _, slow := x.sync(nil); errors.Is(slow, errSlow) {
-			return slow
-		}
-		return fmt.Errorf("%v: %w", o, err)
-	}
-	if err := x.compare(); err != nil {
-		return fmt.Errorf("%v: %w", o, err)
-	}
-	x.w.told = nil
-	return nil
-}
-
-// compare fails unless the server has what the model has.
-func (x *walk) compare() error {
-	found, err := x.sync(nil)
-	if err != nil {
-		return err
-	}
-	want := x.w.items()
-	for name, i := range found {
-		if _, ok := want[name]; !ok {
-			return fmt.Errorf("%q = %q is there, and ought not to be", name, i.value)
-		}
-	}
-	for name, i := range want {
-		got, ok := found[name]
-		if !ok {
-			return fmt.Errorf("%q = %q is not there", name, i.value)
-		}
-		if got.value != i.value {
-			return fmt.Errorf("%q is %q, and ought to be %q", name, got.value, i.value)
-		}
-		ttl := int64(-1)
-		if i.until != 0 {
-			ttl = i.until - x.w.now
-		}
-		if d := ttl - got.until; max(d, -d) > x.took+1 || (ttl < 0) != (got.until < 0) {
-			return fmt.Errorf("%q has %d ms left, and ought to have %d (the step took %d ms)", name, got.until, ttl, x.took)
-		}
-	}
-	return nil
-}
-
-// syncScript returns the clock and everything there is, as lists of name, value and ms
-// left. Then it deletes the list of messages and the first ARGV[1] of the names that
-// follow, and gives the rest the ms that follow each.
-var syncScript = wire.NewScript(`
-local found = {'the clock'}
-for _, key in ipairs(redis.call('KEYS', '*')) do
-	local value
-	if redis.call('TYPE', key).ok == 'list' then
-		value = table.concat(redis.call('LRANGE', key, 0, -1), ' ')
-	else
-		value = redis.call('GET', key)
-	end
-	found[#found + 1] = key
-	found[#found + 1] = value
-	found[#found + 1] = string.format('%d', redis.call('PTTL', key))
-end
-local now = redis.call('TIME')
-now = now[1] * 1000 + math.floor(now[2] / 1000)
-found[1] = string.format('%d', now)
-redis.call('DEL', KEYS[1])
-local gone = tonumber(ARGV[1])
-for i = 2, gone + 1 do
-	redis.call('DEL', ARGV[i])
-end
-for i = gone + 2, #ARGV, 2 do
-	redis.call('PEXPIREAT', ARGV[i], string.format('%d', now + ARGV[i + 1]))
-end
-return found`)
-
-// sync returns what there is, with the ms it has left as its until, and sets all
-// expiries to those of the model.
-func (x *walk) sync(gone []string) (map[string]item, error) {
-	args := append([]string{strconv.Itoa(len(gone))}, gone...)
-	for name, i := range x.w.items() {
-		if i.until != 0 {
-			args = append(args, name, strconv.FormatInt(i.until-x.w.now, 10))
-		}
-	}
-	reply, err := syncScript.Exec(context.Background(), x.conn, []string{wire.LatchChannel(key)}, args).AsStrSlice()
-	if err != nil {
-		return nil, err
-	}
-	at, err := strconv.ParseInt(reply[0], 10, 64)
-	if err != nil {
-		return nil, err
-	}
-	x.took, x.at = at-x.at, at
-	if x.took > tooSlow.Milliseconds() {
-		return nil, errSlow
-	}
-	found := map[string]item{}
-	for i := 1; i < len(reply); i += 3 {
-		left, err := strconv.ParseInt(reply[i+2], 10, 64)
-		if err != nil {
-			return nil, err
-		}
-		found[reply[i]] = item{reply[i+1], left}
-	}
-	return found, nil
-}
-
-// take takes steps from an empty server until one fails, and returns those it took.
-func (x *walk) take(next func(n int) (op, bool)) (ops []op, err error) {
-	x.w, x.ids, x.last = &world{now: 1_000_000}, 0, nil
-	if err := x.conn.Do(context.Background(), x.conn.B().Flushdb().Build()).Error(); err != nil {
-		return nil, err
-	}
-	if _, err := x.sync(nil); err != nil && !errors.Is(err, errSlow) { // it may have counted from 1970
-		return nil, err
-	}
-	for {
-		o, ok := next(len(ops))
-		if !ok {
-			return ops, nil
-		}
-		ops = append(ops, o)
-		if err := x.step(o); errors.Is(err, errSlow) {
-			return ops, nil
-		} else if err != nil {
-			return ops, err
-		}
-	}
-}
-
-// shrink leaves out steps for as long as some still fail.
-func (x *walk) shrink(ops []op, err error) ([]op, error) {
-	tries := 0
-	for size := len(ops) / 2; size > 0; size /= 2 {
-		for at := 0; at+size <= len(ops) && tries < shrinkTries; {
-			tries++
-			rest := slices.Concat(ops[:at], ops[at+size:])
-			_, failure := x.take(func(n int) (op, bool) { return rest[min(n, len(rest)-1)], n < len(rest) })
-			if failure != nil {
-				ops, err = rest, failure
-			} else {
-				at += size
-			}
-		}
-	}
-	return ops, err
-}
-
-func TestScriptsKeepStepWithTheModel(t *testing.T) {
-	steps, seed := modelSteps, rand.Uint64()
-	if s := os.Getenv("REDLATCH_MODEL_STEPS"); s != "" {
-		var err error
-		steps, err = strconv.Atoi(s)
-		require.NoError(t, err)
-	}
-	if s := os.Getenv("REDLATCH_MODEL_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("REDLATCH_MODEL_SEED=%d", seed)
-	java, err := os.ReadFile("testdata/java.lua")
-	require.NoError(t, err)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		x := &walk{conn: harness.Conn(t, s.Addr), java: wire.NewScript(string(java)), seen: map[string]int{}}
-		for walk := range uint64(steps / walkSteps) {
-			r := rand.New(rand.NewPCG(seed, walk))
-			ops, err := x.take(func(n int) (op, bool) { return choose(r), n < walkSteps })
-			if err != nil {
-				ops, err = x.shrink(ops, err)
-				var list strings.Builder
-				for _, o := range ops {
-					fmt.Fprintln(&list, o)
-				}
-				require.FailNow(t, err.Error(), "REDLATCH_MODEL_SEED=%d, walk %d, shrunk to\n%s", seed, walk, list.String())
-			}
-		}
-		t.Logf("seen: %v", x.seen)
-		for _, what := range mustSee {
-			require.True(t, steps < modelSteps || x.seen[what] > 0, "never seen: %s", what)
-		}
-	})
-}
-
-// mustSee is what a run is worth nothing without.
-var mustSee = []string{
-	"set 1 on", "set 1 on 0", "set 0 on more", "set 1 on more", "down to 0 of", "down to 0 of 0", "down to 0 of more", "down to 1 of more",
-	"deleted 0", "deleted 1", "again", "expiry", "expired true", "expired false",
-	"look 0 false false", "look 1 true false", "look 1 true true", "look 1 false false",
-	"java set 0", "java set 1", "java down -1", "java down 0", "java down 1", "java delete 0", "java delete 1", "java reset 1",
 }

@@ -38,6 +38,7 @@ func TestExamples(t *testing.T) {
 	for name, want := range wants {
 		for server, path := range map[string]string{"real": os.Getenv("PATH"), "embedded": "/nowhere"} {
 			t.Run(name+"/"+server, func(t *testing.T) {
+				t.Parallel()
 				cmd := exec.CommandContext(t.Context(), filepath.Join(bin, name))
 				cmd.WaitDelay = time.Second
 				cmd.Env = append(os.Environ(), "PATH="+path, "REDIS_URL=")

@@ -7,9 +7,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/fairlock"
-	"github.com/redlatch/redlatch/redlatchtest"
+	"github.com/redlatch/redlatch/internal/harness"
 )
 
 // Whoever comes first has the lock first.
@@ -87,17 +86,4 @@ func wait(l *fairlock.Lock, n int) {
 }
 
 // connect returns a client on a server for an example.
-func connect() (*redlatch.Client, func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
+var connect = harness.Connect

@@ -255,25 +255,6 @@ func TestQueueingForbidden(t *testing.T) {
 	})
 }
 
-func TestPublishingForbidden(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		w := newWorld(t, harness.Own(t, shared.Program), 5*time.Minute)
-		w.p = w.as("resetchannels")
-		holder, named, first, second := w.claim(), w.named(ownerOf(t, clientID, 77_777)), w.claim(), w.claim()
-		require.True(t, w.acquire(holder).Acquired)
-		w.acquire(named)
-		w.acquire(first)
-		w.acquire(second)
-		require.Equal(t, locking.Released{State: locking.Free}, w.release(holder))
-		require.True(t, w.acquire(named).Acquired)
-		require.Equal(t, locking.Released{State: locking.Free}, w.release(named))
-		require.NoError(t, w.p.Leave(t.Context(), first))
-		require.True(t, w.acquire(second).Acquired)
-		_, err := w.p.Force(t.Context(), orders)
-		require.NoError(t, err)
-	})
-}
-
 // On a server out of memory nobody enters, and who is there can stay, leave, and
 // release.
 func TestOutOfMemory(t *testing.T) {

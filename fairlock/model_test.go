@@ -1,11 +1,14 @@
 package fairlock_test
 
 import (
-	"fmt"
 	"slices"
-	"strings"
+	"time"
 
+	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // never is when a key without expiry ends.
@@ -15,11 +18,12 @@ const never = 0
 type model struct {
 	now     int64
 	wait    int64 // fairLockWaitTimeout
-	life    int64 // of a place after a sign of life
-	latch   int64 // for how long the result of a release is kept
+	life    int64 // of a queue position after a heartbeat
+	latch   int64 // how long the result of a release is kept
 	locks   map[string]*lockModel
 	tickets map[string]*ticketModel
 	told    []string // channels and payloads
+	seen    lockstep.Seen
 }
 
 type lockModel struct {
@@ -40,23 +44,8 @@ type ticketModel struct {
 	ends int64
 }
 
-// claimModel is a claim as the server sees it.
-type claimModel struct {
-	owner  string
-	lease  int64
-	waits  bool
-	ticket string
-	any    bool
-}
-
-// said is what an attempt came to.
-type said struct {
-	acquired, reentered, placed, moved bool
-	freeIn                             int64
-}
-
 func newModel(names ...string) *model {
-	m := &model{locks: map[string]*lockModel{}, tickets: map[string]*ticketModel{}}
+	m := &model{locks: map[string]*lockModel{}, tickets: map[string]*ticketModel{}, seen: lockstep.Seen{}}
 	for _, name := range names {
 		m.locks[name] = &lockModel{name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}}
 	}
@@ -89,8 +78,8 @@ func (m *model) pass(d int64) {
 	}
 }
 
-// tidy is called whenever something was removed: what is empty is not there, and
-// has no expiry.
+// tidy is called whenever something was removed: an empty key does not exist, and has
+// no expiry.
 func (l *lockModel) tidy() {
 	if len(l.counts) == 0 {
 		l.ends = never
@@ -108,7 +97,7 @@ func (l *lockModel) tidy() {
 
 func (l *lockModel) free() bool { return len(l.counts) == 0 }
 
-// ttl is what is left of the lease, 0 if that does not end or there is none.
+// ttl is what is left of the lease, 0 if there is none or it does not end.
 func (m *model) ttl(l *lockModel) int64 {
 	if l.ends == never {
 		return 0
@@ -116,13 +105,13 @@ func (m *model) ttl(l *lockModel) int64 {
 	return l.ends - m.now
 }
 
-func (m *model) hold(l *lockModel, owner string, lease int64) {
-	l.counts = map[string]int{owner: 1}
-	l.ends = m.now + lease
+func (m *model) hold(l *lockModel, c *locking.Claim) {
+	l.counts = map[string]int{c.Owner.String(): 1}
+	l.ends = m.now + c.Lease.Milliseconds()
 }
 
-func (m *model) atLeast(l *lockModel, lease int64) {
-	if m.ttl(l) < lease {
+func (m *model) atLeast(l *lockModel, c *locking.Claim) {
+	if lease := c.Lease.Milliseconds(); m.ttl(l) < lease {
 		l.ends = m.now + lease
 	}
 }
@@ -136,7 +125,7 @@ func (l *lockModel) remove(n int) {
 	l.tidy()
 }
 
-// dies is when a waiter is taken for dead, if that is known.
+// dies is when a waiter counts as dead, if that is known.
 func (l *lockModel) dies(owner string) (at int64, known bool) {
 	if at, ours := l.alive[owner]; ours {
 		return at, true
@@ -154,6 +143,7 @@ func (m *model) takeBack(l *lockModel, waits int64, n int) {
 	for _, owner := range l.queue[n:] {
 		_, ours := l.alive[owner]
 		if deadline := l.deadlines[owner]; !ours && deadline > least {
+			m.seen.See("deadline taken back")
 			l.deadlines[owner] = max(least, deadline-waits*m.wait)
 		}
 	}
@@ -175,6 +165,7 @@ func (m *model) purge(l *lockModel) bool {
 		if _, is := l.alive[first]; is {
 			ours++
 		}
+		m.seen.See("dead purged")
 		l.remove(0)
 		dead++
 	}
@@ -184,8 +175,8 @@ func (m *model) purge(l *lockModel) bool {
 	return dead > 0
 }
 
-// state gives a sign of life for the n-th of the queue.
-func (m *model) state(l *lockModel, n int) {
+// beatOf is a heartbeat of the n-th of the queue.
+func (m *model) beatOf(l *lockModel, n int) {
 	owner := l.queue[n]
 	l.alive[owner] = m.now + m.life
 	l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
@@ -196,8 +187,9 @@ func (m *model) restore(l *lockModel, owner string) bool {
 	if slices.Contains(l.queue, owner) || l.alive[owner] <= m.now {
 		return false
 	}
+	m.seen.See("restored")
 	l.queue = slices.Insert(l.queue, 0, owner)
-	m.state(l, 0)
+	m.beatOf(l, 0)
 	return true
 }
 
@@ -215,9 +207,9 @@ func (m *model) leave(l *lockModel, owner string) bool {
 	return n == 0
 }
 
-// end ends an operation of ours: stated says whether somebody gave a sign of life,
-// moved whether the head is another one, which is told if it has not long to wait. It
-// returns how many were told.
+// end ends an operation of ours: stated says whether there was a heartbeat, moved
+// whether the head has changed. A new head that does not have to wait for long is told.
+// It returns how many were told.
 func (m *model) end(l *lockModel, stated, moved bool) int {
 	if len(l.queue) == 0 {
 		clear(l.deadlines)
@@ -234,210 +226,214 @@ func (m *model) end(l *lockModel, stated, moved bool) int {
 		l.tidy()
 	}
 	if moved && (l.free() || l.ends != never && m.ttl(l) < 5_000) {
-		return m.tell(l)
+		m.tell(l)
+		return lockstep.Subscribers
 	}
 	return 0
 }
 
 // tell tells the first of the queue that the lock is free.
-func (m *model) tell(l *lockModel) int {
+func (m *model) tell(l *lockModel) {
+	m.seen.See("told")
 	m.told = append(m.told, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
-	return 1
 }
 
-// turn is in what time it may be the turn of the n-th.
-func (m *model) turn(l *lockModel, n int) int64 {
+func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// turn is how long it takes until the n-th may be the first, less than 0 if unknown.
+func (m *model) turn(l *lockModel, n int) time.Duration {
 	if n >= 8 || !l.free() && l.ends == never {
-		return -1
+		return millis(-1)
 	}
 	at := m.now + m.ttl(l)
 	for _, owner := range l.queue[:n] {
 		dies, known := l.dies(owner)
 		if !known {
-			return -1
+			return millis(-1)
 		}
 		at = max(at, dies)
 	}
-	return at - m.now
+	return millis(at - m.now)
 }
 
-// attend is an attempt of who does not get the lock.
-func (m *model) attend(l *lockModel, c claimModel) said {
-	if !c.waits {
+// attend is an attempt that does not get the lock.
+func (m *model) attend(l *lockModel, c *locking.Claim) locking.Answer {
+	if !c.Waits {
 		if l.free() || l.ends == never {
-			return said{freeIn: -1}
+			return locking.Answer{FreeIn: millis(-1)}
 		}
-		return said{freeIn: m.ttl(l)}
+		return locking.Answer{FreeIn: millis(m.ttl(l))}
 	}
-	n := slices.Index(l.queue, c.owner)
+	owner := c.Owner.String()
+	n := slices.Index(l.queue, owner)
 	moved := n < 0
 	if moved {
 		n = len(l.queue)
-		l.queue = append(l.queue, c.owner)
+		l.queue = append(l.queue, owner)
 	}
-	m.state(l, n)
-	return said{placed: true, moved: moved, freeIn: m.turn(l, n)}
+	m.beatOf(l, n)
+	return locking.Answer{Placed: true, Moved: moved, FreeIn: m.turn(l, n)}
 }
 
-func (m *model) acquire(l *lockModel, claims []claimModel) []said {
+func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
 	holder, stated, moved := -1, false, false
 	for i, c := range claims {
-		if l.counts[c.owner] > 0 {
+		if l.counts[c.Owner.String()] > 0 {
 			holder = i
-			m.atLeast(l, c.lease)
+			m.atLeast(l, c)
 		}
 	}
 	moved = m.purge(l)
 	for _, c := range slices.Backward(claims) {
-		if c.waits && m.restore(l, c.owner) {
+		if c.Waits && m.restore(l, c.Owner.String()) {
 			stated, moved = true, true
 		}
 	}
 	if l.free() {
 		holder = 0
 		if len(l.queue) > 0 {
-			holder = slices.IndexFunc(claims, func(c claimModel) bool { return c.owner == l.queue[0] })
+			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.Owner.String() == l.queue[0] })
 		}
 		if holder >= 0 {
-			m.hold(l, claims[holder].owner, claims[holder].lease)
+			m.hold(l, claims[holder])
 		}
 	}
 	if holder >= 0 {
-		moved = m.leave(l, claims[holder].owner) || moved
+		moved = m.leave(l, claims[holder].Owner.String()) || moved
 	}
-	answers := make([]said, len(claims))
+	answers := make([]locking.Answer, len(claims))
 	for i, c := range claims {
 		if i == holder {
-			answers[i].acquired = true
+			answers[i].Acquired = true
 			continue
 		}
 		answers[i] = m.attend(l, c)
-		stated = stated || c.waits
+		stated = stated || c.Waits
 	}
 	m.end(l, stated, moved)
 	return answers
 }
 
-func (m *model) acquireNamed(l *lockModel, c claimModel, reentrant bool) said {
-	ticket := m.tickets[c.ticket]
-	if ticket != nil && ticket.says != "held" {
-		return said{freeIn: -1}
-	}
-	holds := l.counts[c.owner] > 0
-	again := holds && ticket != nil
-	if holds && !again && !reentrant {
-		return said{reentered: true}
-	}
-	moved, stated := m.purge(l), false
-	if c.waits && m.restore(l, c.owner) {
-		moved, stated = true, true
-	}
-	if !holds && !(l.free() && (len(l.queue) == 0 || l.queue[0] == c.owner)) {
-		answer := m.attend(l, c)
-		m.end(l, stated || c.waits, moved)
-		return answer
-	}
-	m.tickets[c.ticket] = &ticketModel{"held", m.now + c.lease}
-	if !again {
-		l.counts[c.owner]++
-	}
-	m.atLeast(l, c.lease)
-	moved = m.leave(l, c.owner) || moved
-	m.end(l, stated, moved)
-	return said{acquired: true}
+// ticket is that of a claim, nil if there is none.
+func (m *model) ticket(c *locking.Claim) *ticketModel {
+	return m.tickets[wire.UnlockLatch(c.Key, c.Ticket)]
 }
 
-// What a release or a hand-off comes to.
+func (m *model) setTicket(c *locking.Claim, says string, life int64) {
+	m.tickets[wire.UnlockLatch(c.Key, c.Ticket)] = &ticketModel{says, m.now + life}
+}
 
-func freed(told int) string { return fmt.Sprintf("free, %d told", told) }
+func (m *model) dropTicket(c *locking.Claim) { delete(m.tickets, wire.UnlockLatch(c.Key, c.Ticket)) }
 
-const (
-	notHeld   = "not held"
-	stillHeld = "still held"
-	shared    = "shared"
-	passedOn  = "passed on"
-)
+func (m *model) acquireNamed(l *lockModel, c *locking.Claim, reentrant bool) locking.Answer {
+	owner, ticket := c.Owner.String(), m.ticket(c)
+	if ticket != nil && ticket.says != "held" {
+		return locking.Answer{FreeIn: millis(-1)}
+	}
+	holds := l.counts[owner] > 0
+	again := holds && ticket != nil
+	if holds && !again && !reentrant {
+		return locking.Answer{Reentered: true}
+	}
+	moved, stated := m.purge(l), false
+	if c.Waits && m.restore(l, owner) {
+		moved, stated = true, true
+	}
+	if !holds && !(l.free() && (len(l.queue) == 0 || l.queue[0] == owner)) {
+		answer := m.attend(l, c)
+		m.end(l, stated || c.Waits, moved)
+		return answer
+	}
+	m.setTicket(c, "held", c.Lease.Milliseconds())
+	if !again {
+		l.counts[owner]++
+	}
+	m.atLeast(l, c)
+	moved = m.leave(l, owner) || moved
+	m.end(l, stated, moved)
+	return locking.Answer{Acquired: true}
+}
 
 // open frees the lock.
-func (m *model) open(l *lockModel) string {
+func (m *model) open(l *lockModel) locking.Released {
 	m.purge(l)
 	clear(l.counts)
 	l.tidy()
-	return freed(m.end(l, false, true))
+	return locking.Released{State: locking.Free, Told: m.end(l, false, true)}
 }
 
-func (m *model) release(l *lockModel, c claimModel) string {
-	switch l.counts[c.owner] {
+func (m *model) release(l *lockModel, c *locking.Claim) locking.Released {
+	switch l.counts[c.Owner.String()] {
 	case 0:
-		moved := m.purge(l)
-		moved = m.leave(l, c.owner) || moved
-		m.end(l, false, moved)
-		return notHeld
+		m.giveUp(l, c.Owner.String())
+		return locking.Released{}
 	case 1:
 		return m.open(l)
 	default:
-		return shared
+		return locking.Released{State: locking.Shared}
 	}
 }
 
-func (m *model) handOff(l *lockModel, from, to claimModel) string {
-	switch {
-	case l.counts[from.owner] > 1:
-		return notHeld
-	case l.counts[from.owner] == 0 && l.counts[to.owner] > 0:
-		m.atLeast(l, to.lease)
+func (m *model) handOff(l *lockModel, from, to *locking.Claim) locking.Passed {
+	passedOn, next := locking.Passed{Answer: locking.Answer{Acquired: true}}, to.Owner.String()
+	switch had := l.counts[from.Owner.String()]; {
+	case had == 0 && l.counts[next] > 0:
+		m.atLeast(l, to)
 		return passedOn
-	case l.counts[from.owner] == 0:
-		return notHeld
+	case had > 1:
+		m.seen.See("shared")
+		return locking.Passed{}
+	case had == 0:
+		return locking.Passed{}
 	}
 	moved := m.purge(l)
-	stated := m.restore(l, to.owner)
-	if len(l.queue) > 0 && l.queue[0] != to.owner {
-		return m.open(l)
+	stated := m.restore(l, next)
+	if len(l.queue) > 0 && l.queue[0] != next {
+		return locking.Passed{Released: m.open(l)}
 	}
-	m.hold(l, to.owner, to.lease)
-	moved = m.leave(l, to.owner) || moved
+	m.hold(l, to)
+	moved = m.leave(l, next) || moved
 	m.end(l, stated, moved)
 	return passedOn
 }
 
-func (m *model) releaseNamed(l *lockModel, c claimModel, undo bool) string {
-	ticket := m.tickets[c.ticket]
+func (m *model) releaseNamed(l *lockModel, c *locking.Claim, undo bool) locking.Released {
+	owner, ticket := c.Owner.String(), m.ticket(c)
 	switch {
 	case ticket != nil && ticket.says == "0":
-		return stillHeld
+		return locking.Released{State: locking.StillHeld}
 	case ticket != nil && ticket.says == "1":
-		return freed(0)
-	case ticket == nil && !c.any:
-		return notHeld
-	case l.counts[c.owner] == 0:
-		delete(m.tickets, c.ticket)
-		return notHeld
+		return locking.Released{State: locking.Free}
+	case ticket == nil && !c.AnyHold:
+		return locking.Released{}
+	case l.counts[owner] == 0:
+		m.dropTicket(c)
+		return locking.Released{}
 	}
 	note := func(result string) {
-		if undo && !c.any {
-			delete(m.tickets, c.ticket)
+		if undo && !c.AnyHold {
+			m.dropTicket(c)
 		} else {
-			m.tickets[c.ticket] = &ticketModel{result, m.now + m.latch}
+			m.setTicket(c, result, m.latch)
 		}
 	}
-	if l.counts[c.owner] > 1 {
-		l.counts[c.owner]--
+	if l.counts[owner] > 1 {
+		l.counts[owner]--
 		note("0")
-		return stillHeld
+		return locking.Released{State: locking.StillHeld}
 	}
 	note("1")
 	return m.open(l)
 }
 
-func (m *model) extend(l *lockModel, c claimModel, lease int64) bool {
-	ticket := m.tickets[c.ticket]
-	if l.counts[c.owner] == 0 || c.ticket != "" && (ticket == nil || ticket.says != "held") {
+func (m *model) extend(l *lockModel, c *locking.Claim) bool {
+	ticket := m.ticket(c)
+	if l.counts[c.Owner.String()] == 0 || c.Named() && (ticket == nil || ticket.says != "held") {
 		return false
 	}
-	m.atLeast(l, lease)
-	if ticket != nil && ticket.ends-m.now < lease {
-		ticket.ends = m.now + lease
+	m.atLeast(l, c)
+	if c.Named() {
+		ticket.ends = max(ticket.ends, m.now+c.Lease.Milliseconds())
 	}
 	return true
 }
@@ -454,17 +450,21 @@ func (m *model) force(l *lockModel) bool {
 	return held
 }
 
-// beat gives signs of life for owners and tells which have a place and have to wait
+// beat is a heartbeat of owners. It returns which have a queue position and have to wait
 // on.
 func (m *model) beat(l *lockModel, owners []string) []bool {
 	moved, stated := m.purge(l), false
 	for _, owner := range slices.Backward(owners) {
 		moved = m.restore(l, owner) || moved
 	}
+	last := map[string]int{} // position, by owner
+	for n, owner := range l.queue {
+		last[owner] = n
+	}
 	kept := make([]bool, len(owners))
 	for i, owner := range owners {
-		if n := lastIndex(l.queue, owner); n >= 0 {
-			m.state(l, n)
+		if n, waits := last[owner]; waits {
+			m.beatOf(l, n)
 			kept[i], stated = n > 0 || !l.free(), true
 		}
 	}
@@ -478,31 +478,23 @@ func (m *model) beat(l *lockModel, owners []string) []bool {
 	return kept
 }
 
-func lastIndex(s []string, v string) int {
-	for n := len(s) - 1; n >= 0; n-- {
-		if s[n] == v {
-			return n
-		}
-	}
-	return -1
-}
-
-// waiters is who waits and is alive, and until when.
-func (m *model) waiters(l *lockModel) string {
-	var b strings.Builder
-	for _, owner := range l.queue {
-		at, known := l.dies(owner)
+// waiters are those that are alive.
+func (m *model) waiters(l *lockModel) []fairlock.Waiter {
+	waiters := []fairlock.Waiter{}
+	for _, name := range l.queue {
+		at, known := l.dies(name)
 		if !known {
 			at = m.now + m.wait
 		}
 		if at > m.now {
-			fmt.Fprintf(&b, "%s until %d, ", owner, at)
+			owner, _ := lock.ParseOwner(name)
+			waiters = append(waiters, fairlock.Waiter{Owner: owner, Deadline: time.UnixMilli(at)})
 		}
 	}
-	return b.String()
+	return waiters
 }
 
-// What Redisson does; now is by its client's clock.
+// What Redisson does. now is the time by the clock of its client.
 
 func (m *model) javaEvict(l *lockModel, now int64) {
 	for len(l.queue) > 0 {
@@ -510,13 +502,17 @@ func (m *model) javaEvict(l *lockModel, now int64) {
 		if !known || deadline > now {
 			return
 		}
+		if _, ours := l.alive[l.queue[0]]; ours {
+			m.seen.See("evicted")
+		}
 		delete(l.deadlines, l.queue[0])
 		l.queue = l.queue[1:]
 		l.tidy()
 	}
 }
 
-func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, waits bool) string {
+// javaAcquire returns nil, or for how long to sleep.
+func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, waits bool) any {
 	m.javaEvict(l, now)
 	switch {
 	case l.free() && (len(l.queue) == 0 || l.queue[0] == owner):
@@ -528,14 +524,14 @@ func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, 
 			l.deadlines[other] -= wait
 		}
 		l.tidy()
-		m.hold(l, owner, lease)
-		return "acquired"
+		l.counts, l.ends = map[string]int{owner: 1}, m.now+lease
+		return nil
 	case l.counts[owner] > 0:
 		l.counts[owner]++
 		l.ends = m.now + lease
-		return "acquired"
+		return nil
 	case !waits:
-		return "1"
+		return int64(1)
 	}
 	ttl := int64(-2)
 	if !l.free() {
@@ -545,7 +541,7 @@ func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, 
 		}
 	}
 	if _, there := l.deadlines[owner]; there {
-		return fmt.Sprint(max(0, ttl))
+		return max(0, ttl)
 	}
 	if n := len(l.queue); n > 0 && l.queue[n-1] != owner {
 		if deadline, known := l.deadlines[l.queue[n-1]]; known {
@@ -554,30 +550,27 @@ func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, 
 	}
 	l.deadlines[owner] = ttl + wait + now
 	l.queue = append(l.queue, owner)
-	return fmt.Sprint(ttl)
+	return ttl
 }
 
-func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) string {
+// javaRelease returns 1 for free, 0 for still held, and nil for not held.
+func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) any {
 	m.javaEvict(l, now)
-	tell := func() string {
-		if len(l.queue) > 0 {
-			m.tell(l)
-		}
-		return "1"
-	}
 	switch {
 	case l.free():
-		return tell()
 	case l.counts[owner] == 0:
-		return "nil"
+		return nil
 	case l.counts[owner] > 1:
 		l.counts[owner]--
 		l.ends = m.now + lease
-		return "0"
+		return int64(0)
 	}
 	clear(l.counts)
 	l.tidy()
-	return tell()
+	if len(l.queue) > 0 {
+		m.tell(l)
+	}
+	return int64(1)
 }
 
 func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
@@ -592,41 +585,17 @@ func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
 	l.tidy()
 }
 
-// dump is the state as dump.lua tells it.
-func (m *model) dump() string {
-	var lines []string
-	line := func(key, kind string, items []string, ends int64) {
-		if len(items) == 0 {
-			return
-		}
-		until := "ever"
-		if ends != never {
-			until = fmt.Sprint(ends)
-		}
-		lines = append(lines, fmt.Sprintf("%s %s %s until %s", key, kind, strings.Join(items, " "), until))
-	}
+// state is everything the server should have, and the messages since the last call.
+func (m *model) state() (s lockstep.State) {
 	for _, l := range m.locks {
-		line(l.name, "hash", pairs(l.counts), l.ends)
-		line(wire.FairQueue(l.name), "list", l.queue, l.queueEnds)
-		line(wire.FairTimeouts(l.name), "zset", pairs(l.deadlines), l.deadlinesEnds)
-		line(wire.FairAlive(l.name), "zset", pairs(l.alive), l.aliveEnds)
+		s.Put(l.name, "hash", l.ends, lockstep.Pairs(l.counts)...)
+		s.Put(wire.FairQueue(l.name), "list", l.queueEnds, l.queue...)
+		s.Put(wire.FairTimeouts(l.name), "zset", l.deadlinesEnds, lockstep.Pairs(l.deadlines)...)
+		s.Put(wire.FairAlive(l.name), "zset", l.aliveEnds, lockstep.Pairs(l.alive)...)
 	}
 	for key, ticket := range m.tickets {
-		line(key, "string", []string{ticket.says}, ticket.ends)
+		s.Put(key, "string", ticket.ends, ticket.says)
 	}
-	slices.Sort(lines)
-	for _, told := range m.told {
-		lines = append(lines, "told "+told)
-	}
-	m.told = nil
-	return strings.Join(lines, "\n")
-}
-
-func pairs[V int | int64](of map[string]V) []string {
-	var all []string
-	for k, v := range of {
-		all = append(all, fmt.Sprintf("%s=%d", k, v))
-	}
-	slices.Sort(all)
-	return all
+	s.Told, m.told = m.told, nil
+	return s
 }

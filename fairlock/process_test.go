@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
 	"sync"
@@ -23,7 +24,6 @@ import (
 
 var workers = map[string]func(args []string) error{
 	"wait": waitWorker,
-	"hold": holdWorker,
 }
 
 // What waitWorker reads and writes.
@@ -252,17 +252,16 @@ func (c *crowd) finish(killed ...int) {
 // come, hold and leave all the time.
 func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 	const (
-		processes, goroutines = 8, 8
-		arrivals              = 1200
-		maxHold               = 2 * time.Millisecond
+		goroutines = 8
+		maxHold    = 2 * time.Millisecond
 	)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		processes, arrivals := harness.Size(4, 8), harness.Size(200, 1200)
 		c := newCrowd(t, s, processes, redlatch.DefaultWatchdogTimeout, redlatch.DefaultFairWaitTimeout)
 		seed := uint64(time.Now().UnixNano())
 		t.Log("seed", seed)
 		random := rand.New(rand.NewPCG(seed, 0))
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"))
-		begin := time.Now()
 		for i := range arrivals {
 			o := order{hold: time.Duration(random.Int64N(int64(maxHold)))}
 			if random.IntN(8) == 0 {
@@ -270,7 +269,6 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 			}
 			if i == processes*goroutines {
 				require.NoError(t, h.Unlock(t.Context()))
-				begin = time.Now()
 			}
 			if i >= processes*goroutines {
 				harness.Eventually(t, soon, "somebody has had the lock", func() bool {
@@ -282,8 +280,7 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 		harness.Eventually(t, soon, "everybody has had the lock, or left", func() bool {
 			return c.length(logKey)+c.length(leftKey) == arrivals
 		})
-		had, took := c.list(logKey), time.Since(begin)
-
+		had := c.list(logKey)
 		left := map[string]bool{}
 		for _, number := range c.list(leftKey) {
 			n, err := strconv.Atoi(number)
@@ -291,8 +288,8 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 			left[c.numbers[n]] = true
 		}
 		want := slices.DeleteFunc(slices.Clone(c.arrivals), func(owner string) bool { return left[owner] })
-		t.Logf("%d had the lock, %v each; %d left", len(had), took/time.Duration(len(had)), len(left))
-		require.GreaterOrEqual(t, len(had), 1000)
+		t.Logf("%d had the lock, %d left", len(had), len(left))
+		require.GreaterOrEqual(t, len(had), arrivals*3/4)
 		require.NotEmpty(t, left)
 		require.Equal(t, want, had)
 		c.finish()
@@ -332,37 +329,30 @@ func TestKilledProcessesLoseTheirPlaces(t *testing.T) {
 		}
 		c.procs[head].Kill()
 		c.procs[tail].Kill()
-		begin := time.Now()
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.Eventually(t, deadFor+slack, "the first survivor has the lock", func() bool { return c.length(logKey) > 0 })
-		t.Logf("the head was dead for %v", time.Since(begin))
 		c.procs[middle].Kill()
-		begin = time.Now()
 		harness.Eventually(t, hold+deadFor+slack, "the second survivor has the lock", func() bool { return c.length(logKey) > 1 })
-		t.Logf("those in the middle were dead for %v", time.Since(begin))
 		harness.Eventually(t, slack, "all have had it", func() bool { return c.length(logKey) == len(survivors) })
 		require.Equal(t, survivors, c.list(logKey))
 
 		// Whoever comes next has nobody to wait for but the dead.
-		begin = time.Now()
-		require.NoError(t, l.Do(t.Context(), nothing))
-		require.Less(t, time.Since(begin), deadFor+slack)
+		require.NoError(t, l.Do(t.Context(), nothing, lock.Wait(deadFor+slack)))
 		c.finish(head, middle, tail)
 	})
 }
 
 // If nobody comes any more the queue of the dead goes by itself.
 func TestTheQueueOfTheDeadExpires(t *testing.T) {
-	const fairWait = time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := newCrowd(t, s, 1, time.Second, fairWait)
+		c := newCrowd(t, s, 1, redlatch.DefaultWatchdogTimeout, time.Second)
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"), lock.Lease(time.Second))
 		c.queue(0, order{})
 		c.queue(0, order{})
 		c.procs[0].Kill()
-		require.NoError(t, h.Unlock(t.Context()))
 		require.Len(t, line(t, s.Addr, "orders"), 2)
 		c.finish(0)
+		runtime.KeepAlive(h) // which is not given back: that would look at the queue
 	})
 }
 
@@ -375,20 +365,20 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		l := harness.Client(t, s, timeout).FairLock("orders")
 		h := mustLock(t, l)
 		c.queue(0, order{})
-		w2 := asleep(t, t.Context(), s.Addr, harness.Client(t, s, timeout).FairLock("orders"))
+		w2 := asleep(t, t.Context(), s.Addr, harness.Client(t, s, timeout))
 		before := harness.Commands(t, c.conn)
 		c.procs[0].Signal(syscall.SIGSTOP)
 		begin := time.Now()
 		require.NoError(t, h.Unlock(t.Context()))
 		h2 := w2.acquired()
-		after := harness.Commands(t, c.conn)
-		require.Less(t, w2.at.Sub(begin), deadFor+slack)
-		require.GreaterOrEqual(t, w2.at.Sub(begin), placeTime/3) // the last sign of life may have been a while ago
+		after, took := harness.Commands(t, c.conn), w2.at.Sub(begin)
+		require.Less(t, took, deadFor+slack)
+		require.GreaterOrEqual(t, took, placeTime/3) // the last sign of life may have been a while ago
 		// One release; a sign of life every third of the place's time; an attempt when
 		// the dead may be so, one when told that the place is free, and none besides.
 		asked := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
-		t.Logf("got in after %v, with %d scripts", w2.at.Sub(begin), asked)
-		require.LessOrEqual(t, asked, 1+int(deadFor/(placeTime/3))+1+3)
+		t.Logf("got in after %v, with %d scripts", took, asked)
+		require.LessOrEqual(t, asked, 1+int(took/(placeTime/3))+1+3)
 
 		w3 := queue(t, t.Context(), s.Addr, l)
 		c.procs[0].Signal(syscall.SIGCONT)
@@ -401,256 +391,5 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		require.NoError(t, h3.Unlock(t.Context()))
 		harness.Eventually(t, soon, "it has the lock", func() bool { return c.length(logKey) == 1 })
 		c.finish()
-	})
-}
-
-// java does what a client in Java would do about the lock "orders".
-type java struct {
-	t     testing.TB
-	conn  rueidis.Client
-	owner string
-	wait  time.Duration // of its call, which is what its arithmetic uses
-}
-
-func newJava(t testing.TB, addr string, number int, wait time.Duration) *java {
-	return &java{t, harness.Conn(t, addr), fmt.Sprintf("5d1f7a52-31c4-4c1b-8f0e-7f2a9f4f3d02:%d", number), wait}
-}
-
-// javaEvict is the beginning of what Java says: a head whose deadline has passed, by
-// the clock of the client, goes.
-const javaEvict = `
-	local lock, list, deadlines, me, now = KEYS[1], KEYS[2], KEYS[3], ARGV[1], tonumber(ARGV[2])
-	while true do
-		local head = redis.call('LINDEX', list, 0)
-		local deadline = head and redis.call('ZSCORE', deadlines, head)
-		if not deadline or tonumber(deadline) > now then
-			break
-		end
-		redis.call('ZREM', deadlines, head)
-		redis.call('LPOP', list)
-	end`
-
-var peerAcquire = rueidis.NewLuaScript(javaEvict + `
-	local lease, wait = ARGV[3], tonumber(ARGV[4])
-	local head = redis.call('LINDEX', list, 0)
-	if redis.call('EXISTS', lock) == 0 and (not head or head == me) then
-		redis.call('LPOP', list)
-		redis.call('ZREM', deadlines, me)
-		for _, other in ipairs(redis.call('ZRANGE', deadlines, 0, -1)) do
-			redis.call('ZINCRBY', deadlines, -wait, other)
-		end
-		redis.call('HSET', lock, me, 1)
-		redis.call('PEXPIRE', lock, lease)
-		return 1
-	end
-	if not redis.call('ZSCORE', deadlines, me) then
-		local last = redis.call('LINDEX', list, -1)
-		local ttl = last and redis.call('ZSCORE', deadlines, last) - now or redis.call('PTTL', lock)
-		redis.call('ZADD', deadlines, now + ttl + wait, me)
-		redis.call('RPUSH', list, me)
-	end
-	return 0`)
-
-var peerRelease = rueidis.NewLuaScript(javaEvict + `
-	redis.call('DEL', lock)
-	local head = redis.call('LINDEX', list, 0)
-	return head and redis.call('PUBLISH', 'redisson_lock__channel:{' .. lock .. '}:' .. head, '0') or 0`)
-
-func (j *java) exec(script *rueidis.Lua, more ...string) int64 {
-	j.t.Helper()
-	args := append([]string{j.owner, strconv.FormatInt(time.Now().UnixMilli(), 10)}, more...)
-	n, err := script.Exec(context.Background(), j.conn, []string{"orders", listKey("orders"), deadlinesKey("orders")}, args).AsInt64()
-	require.NoError(j.t, err)
-	return n
-}
-
-// acquire takes the lock if it is its turn, and queues otherwise.
-func (j *java) acquire() bool {
-	j.t.Helper()
-	const lease = "30000"
-	return j.exec(peerAcquire, lease, strconv.FormatInt(j.wait.Milliseconds(), 10)) == 1
-}
-
-func (j *java) release() {
-	j.t.Helper()
-	j.exec(peerRelease)
-}
-
-// listen returns what waits for the next message that is published for it.
-func (j *java) listen() (heard chan string, next func() string) {
-	j.t.Helper()
-	heard = make(chan string, 10)
-	confirmed := make(chan struct{})
-	ctx, cancel := context.WithCancel(context.Background())
-	j.t.Cleanup(cancel)
-	ctx = rueidis.WithOnSubscriptionHook(ctx, func(rueidis.PubSubSubscription) { close(confirmed) })
-	go func() {
-		_ = j.conn.Receive(ctx, j.conn.B().Subscribe().Channel("redisson_lock__channel:{orders}:"+j.owner).Build(),
-			func(m rueidis.PubSubMessage) { heard <- m.Message })
-	}()
-	<-confirmed
-	return heard, func() string {
-		j.t.Helper()
-		select {
-		case message := <-heard:
-			return message
-		case <-time.After(soon):
-			require.FailNow(j.t, "Java is not told")
-			return ""
-		}
-	}
-}
-
-func TestJavaWaitsInTheSameQueue(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		j1 := newJava(t, s.Addr, 1, redlatch.DefaultFairWaitTimeout)
-		j2 := newJava(t, s.Addr, 2, redlatch.DefaultFairWaitTimeout)
-		heard1, next1 := j1.listen()
-		heard2, next2 := j2.listen()
-		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
-			h, err := c.FairLock("orders").Lock(ctx)
-			require.NoError(t, err)
-			require.False(t, j1.acquire())
-			here := queue(t, t.Context(), s.Addr, c.FairLock("orders"))
-			there := queue(t, t.Context(), s.Addr, harness.Client(t, s).FairLock("orders"))
-			require.False(t, j2.acquire())
-			require.Equal(t, []string{j1.owner, here.owner, there.owner, j2.owner}, line(t, s.Addr, "orders"))
-
-			// One of this process waits, and is not the first.
-			require.NoError(t, h.Unlock(ctx))
-			require.Equal(t, "0", next1())
-			require.False(t, j2.acquire())
-			_, err = c.FairLock("orders").TryLock(ctx)
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
-			require.True(t, here.waiting())
-			require.True(t, j1.acquire())
-			begin := time.Now()
-			j1.release()
-			h = here.acquired()
-			require.Less(t, here.at.Sub(begin), 3*time.Second) // it was told: well before any poll
-			require.Empty(t, heard2)
-			require.NoError(t, h.Unlock(t.Context()))
-			h = there.acquired()
-			require.NoError(t, h.Unlock(t.Context()))
-			require.Equal(t, "0", next2())
-			require.True(t, j2.acquire())
-			j2.release()
-			require.Empty(t, heard1)
-			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
-// A client in Java that died at the head holds up the others until its deadline, and
-// no longer; they do not poll hot meanwhile.
-func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
-	const wait = 1500 * time.Millisecond
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		conn := harness.Conn(t, s.Addr)
-		h := mustLock(t, c.FairLock("orders"), lock.Lease(500*time.Millisecond))
-		dead := newJava(t, s.Addr, 1, wait)
-		require.False(t, dead.acquire())
-		ours := asleep(t, t.Context(), s.Addr, harness.Client(t, s).FairLock("orders"))
-		queued, err := c.FairLock("orders").Queue(t.Context())
-		require.NoError(t, err)
-		require.Len(t, queued, 2)
-		require.Equal(t, dead.owner, queued[0].Owner.String())
-		require.NoError(t, h.Unlock(t.Context()))
-		before := harness.Commands(t, conn)["evalsha"]
-		next := ours.acquired()
-		asked := harness.Commands(t, conn)["evalsha"] - before
-		late := ours.at.Sub(queued[0].Deadline)
-		t.Logf("%v after its deadline, with %d scripts", late, asked)
-		require.GreaterOrEqual(t, late, -5*time.Millisecond)
-		require.Less(t, late, slack)
-		require.LessOrEqual(t, asked, 3)
-		require.NoError(t, next.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A Java client takes its wait back from all who queue when it acquires. Those of
-// ours survive that, and what ours take back leaves a Java client its place.
-func TestAJavaAcquirerEvictsNobody(t *testing.T) {
-	const fairWait = 5 * time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		all := clients(t, s, 2, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(processTimeout))
-		h := mustLock(t, all[0].FairLock("orders"), lock.Lease(time.Minute))
-		j1, j2, last := newJava(t, s.Addr, 1, fairWait), newJava(t, s.Addr, 2, fairWait), newJava(t, s.Addr, 3, fairWait)
-		require.False(t, j1.acquire())
-		require.False(t, j2.acquire())
-		var ours []*caller
-		for i := range 4 {
-			ours = append(ours, queue(t, t.Context(), s.Addr, all[i%2].FairLock("orders")))
-		}
-		require.False(t, last.acquire())
-		want := line(t, s.Addr, "orders")
-		require.Len(t, want, 7)
-		require.NoError(t, h.Unlock(t.Context()))
-		for i, j := range []*java{j1, j2} {
-			require.True(t, j.acquire())
-			require.False(t, last.acquire()) // and evicts whom it finds in the past
-			require.Equal(t, want[i+1:], line(t, s.Addr, "orders"))
-			<-time.After(placeTime) // the lock is held for a while, and signs of life are given
-			require.False(t, last.acquire())
-			require.Equal(t, want[i+1:], line(t, s.Addr, "orders"))
-			j.release()
-		}
-		for i, w := range ours {
-			h := w.acquired()
-			require.False(t, last.acquire())
-			require.Equal(t, want[i+3:], line(t, s.Addr, "orders"))
-			require.NoError(t, h.Unlock(t.Context()))
-		}
-		require.True(t, last.acquire())
-		last.release()
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// With a wait longer than theirs a Java client pushes our waiters into the past, and
-// evicts them. With their next sign of life they are back at the head. They need not
-// have the order there in which their client has them, and get in all the same, each
-// with a sign of life at the latest.
-func TestEvictedWaitersComeBack(t *testing.T) {
-	const fairWait = 5 * time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, n := range []int{1, 2} { // clients
-			all := clients(t, s, n, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(processTimeout))
-			h := mustLock(t, harness.Client(t, s).FairLock("orders"))
-			j1, j2 := newJava(t, s.Addr, 1, time.Hour), newJava(t, s.Addr, 2, fairWait)
-			require.False(t, j1.acquire())
-			var ours []*caller
-			var owners []string
-			for i := range 4 {
-				enter := asleep // the first of a process
-				if i >= n {
-					enter = queue
-				}
-				w := enter(t, t.Context(), s.Addr, all[i%n].FairLock("orders"))
-				ours, owners = append(ours, w), append(owners, w.owner)
-			}
-			require.NoError(t, h.Unlock(t.Context()))
-			require.True(t, j1.acquire())
-			require.False(t, j2.acquire())
-			t.Logf("%d of %d are evicted", 1+len(owners)-len(line(t, s.Addr, "orders")), len(owners))
-			harness.Eventually(t, placeTime/3+slack, "they are back", func() bool { return len(line(t, s.Addr, "orders")) == len(owners)+1 })
-			back := line(t, s.Addr, "orders")
-			require.Equal(t, j2.owner, back[len(owners)])
-			require.ElementsMatch(t, owners, back[:len(owners)])
-			begin := time.Now()
-			j1.release()
-			var wg sync.WaitGroup
-			for _, w := range ours {
-				wg.Go(func() { inOrder(t, w) })
-			}
-			wg.Wait()
-			require.Less(t, time.Since(begin), time.Duration(len(ours))*placeTime/3+slack)
-			require.True(t, j2.acquire())
-			j2.release()
-			harness.NothingLeft(t, s.Addr)
-		}
 	})
 }

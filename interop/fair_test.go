@@ -103,6 +103,7 @@ func fairKinds(version string) []string {
 
 // Waiters of both languages stand in one line, whoever has the lock.
 func TestOneAfterTheOther(t *testing.T) {
+	harness.Full(t)
 	everywhere(t, func(t *testing.T, p *place) {
 		c := p.ours(t)
 		ours, named, java := goSide{c, false}, goSide{c, true}, javaSide{p.theirs(t)}
@@ -127,6 +128,7 @@ func TestOneAfterTheOther(t *testing.T) {
 // of Java's that is cancelled leaves its place where it is, to take the lock in its turn
 // and give it back at once.
 func TestSomeLeaveTheLine(t *testing.T) {
+	harness.Full(t)
 	everywhere(t, func(t *testing.T, p *place) {
 		c := p.ours(t)
 		ours, named, java := goSide{c, false}, goSide{c, true}, javaSide{p.theirs(t)}
@@ -209,8 +211,9 @@ func lineWorker(args []string) error {
 // The others go on in their order. With the defaults that is five minutes, and 10 s.
 // Redisson before 3.46 has no such setting, and five minutes: there nobody of Java's dies.
 func TestSomeDieInTheLine(t *testing.T) {
+	harness.Full(t)
 	everywhere(t, func(t *testing.T, p *place) {
-		const lease = 3 * time.Second
+		const lease = 10 * time.Second // in which all have to join
 		var settings []string
 		if p.version != latchless {
 			settings = append(settings, fmt.Sprint("fairLockWaitTimeout: ", fairWait.Milliseconds()))

@@ -2,13 +2,17 @@ module github.com/redlatch/redlatch/interop
 
 go 1.26.0
 
-require github.com/redlatch/redlatch v0.0.0
+require (
+	github.com/redis/rueidis v1.0.79
+	github.com/redlatch/redlatch v0.0.0
+)
 
 require (
+	github.com/alicebob/miniredis/v2 v2.40.0 // indirect
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/uuid v1.6.0 // indirect
-	github.com/redis/rueidis v1.0.79 // indirect
+	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.uber.org/goleak v1.3.0 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect

@@ -13,6 +13,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -335,6 +336,24 @@ func (r *recorder) gone(key string) func() bool {
 	}
 }
 
+// parked reports whether somebody waits and has no attempt to make, not even when its
+// subscription is confirmed. Nobody can tell of Java.
+func (r *recorder) parked() bool {
+	g, ours := r.side.(goSide)
+	if !ours {
+		return true
+	}
+	parked := func() bool {
+		s := g.c.Stats()
+		return s.Waiting > 0 && s.Attempting == 0
+	}
+	if !parked() {
+		return false
+	}
+	channels := g.c.PubSub()
+	return channels.Subscribed == channels.Channels && parked()
+}
+
 func (r *recorder) waitingWriter() bool {
 	return !r.gone("redlatch_rwlock_writer:{" + traceName + "}")()
 }
@@ -414,7 +433,7 @@ func (r *recorder) waitsStep(what string, d door, thread uint64, wait, lease tim
 	r.step(what, func() string {
 		e = d.take(r.t, thread, wait, lease)
 		return "waits"
-	}, settled...)
+	}, append(settled, r.parked)...)
 	return e
 }
 
@@ -488,13 +507,10 @@ func anonymous(kind string) scenario {
 		r.givesStep("1 unlocks", d, 1)
 		r.takesStep("1 locks for 1 min", d, 1, forever, minute)
 		var waits []func() bool
-		g, ours := r.side.(goSide)
 		if strings.HasSuffix(kind, "fair") {
 			waits = append(waits, r.queued(1))
-		} else if ours && kind != "spin" {
-			waits = append(waits, func() bool { return g.c.PubSub().Listeners > 0 })
 		}
-		if ours && kind == "read" {
+		if _, ours := r.side.(goSide); ours && kind == "read" {
 			waits = append(waits, r.waitingWriter)
 		}
 		two := r.waitsStep("2 waits", other, 2, forever, minute, waits...)
@@ -642,7 +658,7 @@ var counting = scenario{title: "permits", run: func(r *recorder) {
 		})
 		enters = func() bool { e.gets(r.t, answers); return true }
 		return "waits"
-	}, func() bool {
+	}, r.parked, func() bool {
 		_, java := r.side.(javaSide)
 		return java || !r.gone("redlatch_sc_alive:{"+traceName+"}")()
 	})
@@ -871,24 +887,24 @@ var older = regexp.MustCompile(`(?m)^  Redisson .*\n(?:  [-+] .*\n)*`)
 //
 // With -update the files are written anew, from redis-server.
 func TestTraces(t *testing.T) {
-	occur := map[int]bool{}
-	all := true
-	on := func(t *testing.T, versions []string, servers ...*testserver.Server) {
+	var occur sync.Map // the indices of differences that do
+	var ran atomic.Int64
+	on := func(t *testing.T, of []string, servers func(t *testing.T) []*testserver.Server) {
 		for _, tr := range traces {
-			ran := false
 			t.Run(tr.kind, func(t *testing.T) {
-				ran = true
+				servers := servers(t)
+				ran.Add(1)
 				var text strings.Builder
 				for _, sc := range tr.scenarios {
-					compose(t, &text, tr.kind, sc, versions, servers, occur)
+					compose(t, &text, tr.kind, sc, of, servers, &occur)
 				}
 				file := filepath.Join("testdata", "traces", strings.ReplaceAll(tr.kind, " ", "-")+".txt")
-				if *update && len(versions) == 3 {
+				if *update && len(of) == 3 {
 					require.NoError(t, os.WriteFile(file, []byte(text.String()), 0o644))
 				}
 				want, err := os.ReadFile(file)
 				require.NoError(t, err)
-				if len(versions) == 1 {
+				if len(of) == 1 {
 					want = older.ReplaceAll(want, nil)
 				}
 				was, is := strings.Split(string(want), "\n"), strings.Split(text.String(), "\n")
@@ -900,22 +916,30 @@ func TestTraces(t *testing.T) {
 					}
 				}
 			})
-			all = all && ran
 		}
 	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		versions := []string{newest, before, latchless}
+		of := versions()
 		if s.Program == testserver.Valkey {
-			versions = versions[:1] // they differ, but not by the server
+			of = of[:1] // they differ, but not by the server
 		}
-		on(t, versions, s)
+		on(t, of, func(t *testing.T) []*testserver.Server {
+			t.Parallel()
+			return []*testserver.Server{harness.Server(t, s.Program)}
+		})
 	})
-	t.Run("cluster", func(t *testing.T) { on(t, []string{newest}, sharedCluster(t).Primaries...) })
-	if !all {
+	if clustered() {
+		t.Run("cluster", func(t *testing.T) {
+			servers := cluster(t)
+			on(t, []string{newest}, func(*testing.T) []*testserver.Server { return servers })
+		})
+	}
+	if int(ran.Load()) < len(traces) {
 		return // of a part nothing follows
 	}
 	for k, d := range differences {
-		assert.True(t, occur[k], "%s does not occur: nothing matches %s", d.name, d.where)
+		_, is := occur.Load(k)
+		assert.True(t, is, "%s does not occur: nothing matches %s", d.name, d.where)
 	}
 }
 
@@ -924,7 +948,7 @@ func some(lines []string) string { return strings.Join(lines[:min(len(lines), 8)
 
 // compose records a scenario on all sides and writes what Redisson does, and where
 // others differ.
-func compose(t *testing.T, text *strings.Builder, kind string, sc scenario, versions []string, servers []*testserver.Server, occur map[int]bool) {
+func compose(t *testing.T, text *strings.Builder, kind string, sc scenario, versions []string, servers []*testserver.Server, occur *sync.Map) {
 	t.Helper()
 	var base []traced
 	type variant struct {
@@ -980,7 +1004,7 @@ func compose(t *testing.T, text *strings.Builder, kind string, sc scenario, vers
 					fmt.Fprintf(text, "  %s [?]\n", line)
 					continue
 				}
-				occur[k] = true
+				occur.Store(k, true)
 				fmt.Fprintf(text, "  %s [%s]\n", line, differences[k].name)
 			}
 		}
@@ -1029,7 +1053,7 @@ func TestVersionsAreDocumented(t *testing.T) {
 	for _, file := range []string{"README.md", filepath.Join("docs", "compatibility.md")} {
 		text, err := os.ReadFile(filepath.Join("..", file))
 		require.NoError(t, err)
-		for _, folder := range []string{newest, before, latchless} {
+		for _, folder := range versions() {
 			var version string
 			shared(t, folder).give(t, command{"do": "version"}).must(t, &version)
 			require.Contains(t, string(text), version, file)
@@ -1040,9 +1064,10 @@ func TestVersionsAreDocumented(t *testing.T) {
 // TestJavaEndsHoldsItself shows what docs/compatibility.md says of holds that Java ends or
 // cuts short by itself.
 func TestJavaEndsHoldsItself(t *testing.T) {
+	harness.Full(t)
 	const watchdog = 1500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, version := range []string{newest, before, latchless} {
+		for _, version := range versions() {
 			t.Run("Redisson "+version, func(t *testing.T) {
 				p := at(t, version, s)
 				t.Parallel()

@@ -170,6 +170,7 @@ func TestTheyExcludeEachOther(t *testing.T) {
 
 // The lease is no help.
 func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
+	harness.Full(t)
 	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
 		h, err := first.try(t.Context(), long)
 		require.NoError(t, err)
@@ -193,6 +194,7 @@ func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
 }
 
 func TestAWaiterGetsInWhenALeaseIsOver(t *testing.T) {
+	harness.Full(t)
 	const lease = 600 * time.Millisecond
 	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
 		began := time.Now()
@@ -209,6 +211,7 @@ func TestAWaiterGetsInWhenALeaseIsOver(t *testing.T) {
 
 // A hold that is gone neither releases nor extends what another has now.
 func TestNobodyTouchesAnothersHold(t *testing.T) {
+	harness.Full(t)
 	eachPair(t, func(t *testing.T, s *testserver.Server, first, second locker) {
 		ctx := t.Context()
 		h, err := first.try(ctx, time.Minute)
@@ -229,6 +232,7 @@ func TestNobodyTouchesAnothersHold(t *testing.T) {
 
 // Three plain locks taken by hand are what redsync takes with three pools.
 func TestOneOfThreeServersIsNotEnough(t *testing.T) {
+	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx := t.Context()
 		servers := []*testserver.Server{s, harness.Own(t, s.Program), harness.Own(t, s.Program)}
@@ -270,6 +274,7 @@ func TestOneOfThreeServersIsNotEnough(t *testing.T) {
 // A red lock of plain locks is the one of redsync: either is kept out while the other has
 // it, also by a majority, and they count together.
 func TestARedLockIsTheirs(t *testing.T) {
+	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx := t.Context()
 		servers := []*testserver.Server{s, harness.Own(t, s.Program), harness.Own(t, s.Program)}
@@ -294,6 +299,7 @@ func TestARedLockIsTheirs(t *testing.T) {
 		require.Error(t, err)
 		require.NoError(t, h.Context().Err())
 		require.NoError(t, h.Unlock(ctx))
+		harness.Idle(t, clients...) // each server has been told, so that they get all
 
 		their, err := theirs.try(ctx, long)
 		require.NoError(t, err)
@@ -369,6 +375,7 @@ func crowd(t *testing.T, c *redlatch.Client, goroutines int, work func()) (stop 
 // redsync with its default options asks 32 times, for 4.7 s or so, and then gives up.
 // Waiters of ours that pass the lock on all the time leave it open before.
 func TestACrowdDoesNotStarveAPoller(t *testing.T) {
+	harness.Full(t)
 	for _, m := range []struct {
 		name    string
 		clients int
@@ -410,6 +417,7 @@ func TestACrowdDoesNotStarveAPoller(t *testing.T) {
 // poll have added one often enough. At least one of those who poll gets in whenever
 // we leave the lock open, and in 0.3 s, of which each needs an instant, mostly all.
 func TestAllCountTogether(t *testing.T) {
+	harness.Full(t)
 	const (
 		goroutines = 4 // of each
 		often      = 12
@@ -468,6 +476,7 @@ func TestAllCountTogether(t *testing.T) {
 // attempt of ours succeeds with a chance of a quarter at least, whoever of them is
 // next: that a hundred fail in a row is out of the question.
 func TestACrowdOfPollersDoesNotStarveUs(t *testing.T) {
+	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx, cancel := context.WithCancel(context.Background())
 		var wg sync.WaitGroup

@@ -26,8 +26,17 @@ const (
 	latchless = "3.23" // the newest that stores no unlock latch
 )
 
-// answers is how long a call may take that waits for nothing.
-const answers = 10 * time.Second
+// versions are those that a run tests: the newest, and in the second tier all.
+func versions() []string {
+	if testing.Short() {
+		return []string{newest}
+	}
+	return []string{newest, before, latchless}
+}
+
+// answers is how long a call may take that waits for nothing, also that which starts a
+// client in a process that has just begun.
+const answers = 30 * time.Second
 
 // jvm is a process with a version of Redisson. It does what it is told.
 type jvm struct {
@@ -64,7 +73,7 @@ func (e *javaError) Is(target error) bool {
 func newJVM(version string) (*jvm, error) {
 	dir := filepath.Join("redisson", version, "target")
 	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
-		return nil, fmt.Errorf("%w: run 'make interop'", err)
+		return nil, fmt.Errorf("%w: run 'mvn -f interop/redisson compile'", err)
 	}
 	j := &jvm{calls: map[int64]chan<- answer{}, ended: make(chan struct{})}
 	j.cmd = exec.Command("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -188,11 +197,16 @@ func (c *call) cancel(t testing.TB) {
 	c.j.give(t, command{"do": "cancel", "call": c.id}).must(t, nil)
 }
 
-var jvms = map[string]*jvm{}
+var (
+	jvmsMu sync.Mutex
+	jvms   = map[string]*jvm{}
+)
 
 // shared returns the process with that version that all tests share.
 func shared(t testing.TB, version string) *jvm {
 	t.Helper()
+	jvmsMu.Lock()
+	defer jvmsMu.Unlock()
 	if jvms[version] == nil {
 		j, err := newJVM(version)
 		require.NoError(t, err)

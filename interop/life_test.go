@@ -277,6 +277,7 @@ func keep(t *testing.T, conn rueidis.Client, all []*waiting) {
 //
 // The parts need time and little else, so they run side by side.
 func TestLeasesEnd(t *testing.T) {
+	harness.Full(t)
 	everywhere(t, func(t *testing.T, p *place) {
 		for _, part := range []struct {
 			name string

@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -16,6 +17,7 @@ import (
 func reentrant(kind string) bool { return !strings.HasPrefix(kind, "non-reentrant") }
 
 func TestBothSeeTheSameLock(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		conn := p.conn(t)
 		p.eachPair(t, func(t *testing.T, first, second side) {
@@ -71,6 +73,7 @@ func TestBothSeeTheSameLock(t *testing.T) {
 }
 
 func TestBothSeeTheSameSideOfAReadWriteLock(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			name := "orders of " + t.Name()
@@ -113,6 +116,7 @@ func TestBothSeeTheSameSideOfAReadWriteLock(t *testing.T) {
 }
 
 func TestFencingTokensAreOneSequence(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		java, ours := p.theirs(t), p.ours(t)
 		const name = "orders"
@@ -139,6 +143,7 @@ func TestFencingTokensAreOneSequence(t *testing.T) {
 }
 
 func TestQueueShowsWaitersOfBoth(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		java, ours := javaSide{p.theirs(t)}, goSide{p.ours(t), true}
 		for _, kind := range []string{"fair", "non-reentrant fair"} {
@@ -185,6 +190,7 @@ func TestQueueShowsWaitersOfBoth(t *testing.T) {
 }
 
 func TestBothSeeTheSamePermits(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachOrder(t, func(t *testing.T, first, second side) {
 			name := "orders of " + t.Name()
@@ -222,6 +228,7 @@ func TestBothSeeTheSamePermits(t *testing.T) {
 }
 
 func TestBothSeeTheSameExpirablePermits(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		java, ours := p.theirs(t), p.ours(t)
 		ctx := context.Background()

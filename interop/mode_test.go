@@ -18,12 +18,12 @@ import (
 // modes are the settings of Redisson that have ours mean the same.
 var modes = map[string]pubsub.Mode{"ON": pubsub.Sharded, "OFF": pubsub.Plain}
 
-// eachMode runs a test on the cluster, with every version of Redisson that has the
+// eachMode runs a test on a cluster, with every version of Redisson that has the
 // setting, for each mode of Redisson.
 func eachMode(t *testing.T, test func(t *testing.T, p *place, setting string, java side)) {
 	t.Helper()
-	servers := sharedCluster(t).Primaries
-	flush(t, servers)
+	ofRedis(t)
+	servers := cluster(t)
 	for _, version := range []string{newest, before} {
 		p := at(t, version, servers...)
 		for setting := range modes {

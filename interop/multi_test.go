@@ -37,9 +37,9 @@ func onSites(t *testing.T, servers int, test func(t *testing.T, s sites)) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := []*testserver.Server{s}
 		for len(all) < servers {
-			all = append(all, harness.Own(t, s.Program))
+			all = append(all, harness.Server(t, s.Program))
 		}
-		for _, version := range []string{newest, before, latchless} {
+		for _, version := range versions() {
 			t.Run("Redisson "+version, func(t *testing.T) {
 				flush(t, all)
 				var places []*place
@@ -72,7 +72,31 @@ func (c compound) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, 
 // who takes locks: one of the two languages.
 type who struct {
 	name string
+	ids  []string // of its clients
 	door func(o object) door
+}
+
+// waits has the side begin to take a lock of locks, without end, and returns when it
+// waits for one of these members, which somebody else has: it has tried to get that
+// twice, and so was refused.
+func (s sites) waits(t *testing.T, w who, d door, thread uint64, of ...object) *entry {
+	t.Helper()
+	var tried []*attempts
+	for _, m := range of {
+		tried = append(tried, s.places[m.At].watch(t, m.Name, w.ids...))
+	}
+	e := d.take(t, thread, forever, 0)
+	harness.Eventually(t, answers, w.name+" waits", func() bool {
+		return slices.ContainsFunc(tried, func(a *attempts) bool { return a.count() >= 2 })
+	})
+	require.False(t, e.ended(), "it does not wait")
+	return e
+}
+
+// getsIn fails the test unless the attempt has the lock soon after began, and not before.
+func (e *entry) getsIn(t *testing.T, began time.Time) {
+	t.Helper()
+	require.False(t, e.gets(t, answers).Before(began), "it did not wait")
 }
 
 // releasesMost releases a lock of which only a majority is held. Java says that the rest
@@ -107,7 +131,10 @@ func (s sites) ourDoor(o object) door {
 // have ended.
 func (s sites) each(t *testing.T, test func(t *testing.T, first, second who, prefix string)) {
 	t.Helper()
-	java, ours := who{"Java", s.theirDoor}, who{"Go", s.ourDoor}
+	java, ours := who{name: "Java", door: s.theirDoor}, who{name: "Go", door: s.ourDoor}
+	for i := range s.places {
+		java.ids, ours.ids = append(java.ids, s.theirs[i].id), append(ours.ids, s.ours[i].ID())
+	}
 	t.Run("both ways", func(t *testing.T) {
 		for _, pair := range [][2]who{{ours, java}, {java, ours}} {
 			t.Run(pair[0].name+", then "+pair[1].name, func(t *testing.T) {
@@ -135,6 +162,10 @@ func (o object) reversed() object {
 	return o
 }
 
+// givenBack is within what time an attempt that was over before it was answered has given
+// back what it got, long before a lease is over.
+const givenBack = 10 * time.Second
+
 // members are what the locks of a MultiLock can be.
 var members = map[string][]string{
 	"of locks": {"lock", "lock", "lock"},
@@ -156,10 +187,10 @@ func TestMultiLocksExcludeEachOtherAndTheirMembers(t *testing.T) {
 								second.door(o).take(t, 2, shortly, 0).fails(t, answers)
 							}
 							waiting := second.door(all.reversed())
-							waits := waiting.take(t, 3, forever, 0)
-							waits.waits(t)
+							waits := s.waits(t, second, waiting, 3, all.Members...)
+							began := time.Now()
 							require.NoError(t, held.release(t, 1))
-							waits.gets(t, answers)
+							waits.getsIn(t, began)
 							held.take(t, 1, 0, 0).fails(t, answers)
 							require.NoError(t, waiting.release(t, 3))
 
@@ -175,13 +206,13 @@ func TestMultiLocksExcludeEachOtherAndTheirMembers(t *testing.T) {
 								}
 								for _, other := range slices.Delete(slices.Clone(all.Members), i, i+1) {
 									d := first.door(other)
-									d.take(t, 5, 0, 0).gets(t, answers)
+									d.take(t, 5, givenBack, 0).gets(t, answers)
 									require.NoError(t, d.release(t, 5))
 								}
-								waits := waiting.take(t, 6, forever, 0)
-								waits.waits(t)
+								waits := s.waits(t, second, waiting, 6, member)
+								began := time.Now()
 								require.NoError(t, one.release(t, 4))
-								waits.gets(t, answers)
+								waits.getsIn(t, began)
 								require.NoError(t, waiting.release(t, 6))
 							}
 						})
@@ -203,10 +234,10 @@ func TestRedLocksExcludeEachOther(t *testing.T) {
 			held.take(t, 1, 0, 0).gets(t, answers)
 			theirs.take(t, 1, 0, 0).fails(t, answers)
 			theirs.take(t, 1, shortly, 0).fails(t, answers)
-			waits := theirs.take(t, 2, forever, 0)
-			waits.waits(t)
+			waits := s.waits(t, second, theirs, 2, all.Members...)
+			began := time.Now()
 			require.NoError(t, held.release(t, 1))
-			waits.gets(t, answers)
+			waits.getsIn(t, began)
 			held.take(t, 1, 0, 0).fails(t, answers)
 			require.NoError(t, theirs.release(t, 2))
 
@@ -221,7 +252,7 @@ func TestRedLocksExcludeEachOther(t *testing.T) {
 				theirs.take(t, 4, 0, 0).fails(t, answers)
 				theirs.take(t, 4, shortly, 0).fails(t, answers)
 				last := first.door(all.Members[without])
-				last.take(t, 3, time.Second, 0).gets(t, answers)
+				last.take(t, 3, givenBack, 0).gets(t, answers)
 				require.NoError(t, last.release(t, 3))
 				// One is not, and what is released without it is free.
 				require.NoError(t, singles[0].release(t, 3))
@@ -259,11 +290,12 @@ func inOrder(t *testing.T, n int) (places []*place) {
 // TestContendersForLocksOfLocks has contenders of both languages take several locks
 // at once, and single ones of them. Java takes them in our order.
 func TestContendersForLocksOfLocks(t *testing.T) {
+	ofRedis(t)
 	contend := func(name string, servers, rounds int, objects func(s sites) []object) {
 		t.Run(name, func(t *testing.T) {
 			places := inOrder(t, servers)
 			c := contest{Work: "exclude", Rounds: rounds, Contenders: 8, Objects: objects(sites{places: places})}
-			results := c.hold(t, places, 1, []*jvm{places[0].j}, time.Minute)
+			results := c.hold(t, places, 1, []*jvm{places[0].j})
 			want := map[string]int{}
 			for _, r := range results {
 				require.Positive(t, sum(r.Shares))
@@ -303,6 +335,7 @@ func TestContendersForLocksOfLocks(t *testing.T) {
 // to 10 s. Who contends like that all the time lives on these pauses: Java should use
 // our order.
 func TestMultiLocksInOppositeOrdersDoNotBlockEachOtherForEver(t *testing.T) {
+	ofRedis(t)
 	const patience = 10 * time.Second
 	for name, servers := range map[string]int{"one server": 1, "three servers": 3} {
 		t.Run(name, func(t *testing.T) {

@@ -32,6 +32,7 @@ func (p *place) eachOwner(t *testing.T, test func(t *testing.T, kind string, jav
 }
 
 func TestGoTakesOverWhatJavaHolds(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachOwner(t, func(t *testing.T, kind string, java door, ours harness.Lock, asJava context.Context, owner lock.Owner) {
 			ctx := context.Background()
@@ -78,6 +79,7 @@ func TestGoTakesOverWhatJavaHolds(t *testing.T) {
 }
 
 func TestJavaTakesOverWhatGoHoldsAsIt(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachOwner(t, func(t *testing.T, kind string, java door, ours harness.Lock, asJava context.Context, owner lock.Owner) {
 			ctx := context.Background()
@@ -106,6 +108,7 @@ func TestJavaTakesOverWhatGoHoldsAsIt(t *testing.T) {
 }
 
 func TestWriterGoesOnReadingOverLanguages(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		java, c := javaSide{p.theirs(t)}, p.ours(t)
 		owner, err := lock.NewOwner(java.id(), commander)

@@ -3,7 +3,9 @@ package interop
 import (
 	"context"
 	"fmt"
+	"os"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -34,16 +36,34 @@ func at(t testing.TB, version string, servers ...*testserver.Server) *place {
 	return p
 }
 
-// eachServer runs a test for every server program, and for a cluster of redis-server,
-// empty.
+// eachServer runs a test for every server program, and in the second tier for a cluster
+// of redis-server, empty.
 func eachServer(t *testing.T, test func(t *testing.T, servers []*testserver.Server)) {
 	t.Helper()
 	harness.Each(t, func(t *testing.T, s *testserver.Server) { test(t, []*testserver.Server{s}) })
-	t.Run("cluster", func(t *testing.T) {
-		servers := sharedCluster(t).Primaries
-		flush(t, servers)
-		test(t, servers)
-	})
+	if clustered() {
+		t.Run("cluster", func(t *testing.T) { test(t, cluster(t)) })
+	}
+}
+
+// clustered reports whether tests run on a cluster, too: in the second tier, where they
+// run on redis-server.
+func clustered() bool { return !testing.Short() && onRedis() }
+
+func onRedis() bool {
+	named := os.Getenv("REDLATCH_SERVERS")
+	return named == "" || strings.Contains(named, testserver.Redis)
+}
+
+// ofRedis begins a test of the second tier whose servers are of redis-server, whatever
+// others run on.
+func ofRedis(t *testing.T) {
+	t.Helper()
+	harness.Full(t)
+	if !onRedis() {
+		t.Skip("its servers are of " + testserver.Redis)
+	}
+	t.Parallel()
 }
 
 func flush(t testing.TB, servers []*testserver.Server) {
@@ -55,13 +75,13 @@ func flush(t testing.TB, servers []*testserver.Server) {
 
 // eachPlace runs a test on all servers, each with every one of those versions of
 // Redisson, or all. The servers are empty.
-func eachPlace(t *testing.T, versions []string, test func(t *testing.T, p *place)) {
+func eachPlace(t *testing.T, of []string, test func(t *testing.T, p *place)) {
 	t.Helper()
-	if versions == nil {
-		versions = []string{newest, before, latchless}
+	if of == nil {
+		of = versions()
 	}
 	eachServer(t, func(t *testing.T, servers []*testserver.Server) {
-		for _, version := range versions {
+		for _, version := range of {
 			t.Run("Redisson "+version, func(t *testing.T) {
 				flush(t, servers)
 				test(t, at(t, version, servers...))
@@ -75,11 +95,11 @@ func eachPlace(t *testing.T, versions []string, test func(t *testing.T, p *place
 func everywhere(t *testing.T, test func(t *testing.T, p *place)) {
 	t.Helper()
 	eachServer(t, func(t *testing.T, servers []*testserver.Server) {
-		versions := []string{newest}
+		of := []string{newest}
 		if len(servers) == 1 && servers[0].Program == testserver.Redis {
-			versions = []string{newest, before, latchless}
+			of = versions()
 		}
-		for _, version := range versions {
+		for _, version := range of {
 			p := at(t, version, servers...)
 			t.Run("Redisson "+version, func(t *testing.T) {
 				t.Parallel()
@@ -89,18 +109,35 @@ func everywhere(t *testing.T, test func(t *testing.T, p *place)) {
 	})
 }
 
-var cluster *testserver.Cluster
+// clusters are those that no test has. Starting one takes longer than many a test.
+var clusters struct {
+	mu   sync.Mutex
+	idle []*testserver.Cluster
+}
 
-// sharedCluster returns the cluster of redis-server that all tests share.
-func sharedCluster(t testing.TB) *testserver.Cluster {
+// cluster returns the nodes of a cluster of redis-server, empty, that only this test uses
+// and must leave as it was.
+func cluster(t testing.TB) []*testserver.Server {
 	t.Helper()
-	if cluster == nil {
-		var err error
-		cluster, err = testserver.StartCluster(testserver.Redis, 3, false, 15*time.Second)
-		require.NoError(t, err)
-		harness.Finally(cluster.Stop)
+	var c *testserver.Cluster
+	clusters.mu.Lock()
+	if last := len(clusters.idle) - 1; last >= 0 {
+		c, clusters.idle = clusters.idle[last], clusters.idle[:last]
 	}
-	return cluster
+	clusters.mu.Unlock()
+	if c == nil {
+		var err error
+		c, err = testserver.StartCluster(testserver.Redis, 3, false, 15*time.Second)
+		require.NoError(t, err)
+		harness.Finally(c.Stop)
+	}
+	t.Cleanup(func() {
+		clusters.mu.Lock()
+		defer clusters.mu.Unlock()
+		clusters.idle = append(clusters.idle, c)
+	})
+	flush(t, c.Primaries)
+	return c.Primaries
 }
 
 // addrs are where clients find the servers.

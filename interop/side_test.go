@@ -70,13 +70,6 @@ func (e *entry) fails(t testing.TB, d time.Duration) time.Time {
 	return at
 }
 
-// waits fails the test if the attempt ends in a while that is long enough for one.
-func (e *entry) waits(t testing.TB) {
-	t.Helper()
-	time.Sleep(shortly)
-	require.False(t, e.ended(), "it does not wait")
-}
-
 // kinds are the kinds of lock.
 var kinds = []string{"lock", "non-reentrant", "fenced", "spin", "fair", "non-reentrant fair", "read", "write"}
 

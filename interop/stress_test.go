@@ -309,9 +309,10 @@ func (c contender) count(ctx context.Context, name string) (waited time.Duration
 }
 
 // hold has so many processes of Go, and those of Java, contend, and returns the
-// results: first those of Go. Nobody fails, nor takes longer than d.
-func (c contest) hold(t *testing.T, places []*place, gos int, javas []*jvm, d time.Duration) []result {
+// results: first those of Go. Nobody fails, nor waits for ever.
+func (c contest) hold(t *testing.T, places []*place, gos int, javas []*jvm) []result {
 	t.Helper()
+	const d = 3 * time.Minute
 	c.All = (gos + len(javas)) * c.Contenders
 	for _, p := range places {
 		c.Servers = append(c.Servers, p.addrs())
@@ -369,10 +370,8 @@ func (c contest) hold(t *testing.T, places []*place, gos int, javas []*jvm, d ti
 // contenders each, contend for one object of each kind: it is exact, everybody gets
 // in, and nothing is left.
 func TestContendersOfBothLanguages(t *testing.T) {
-	const (
-		contenders, limit = 16, 4
-		enough            = time.Minute
-	)
+	harness.Full(t)
+	const contenders, limit = 16, 4
 	second := spawnJVM(t, newest) // for the kinds that no other version has
 	eachPlace(t, []string{newest}, func(t *testing.T, p *place) {
 		full := !p.cluster && p.servers[0].Program == testserver.Redis
@@ -391,7 +390,7 @@ func TestContendersOfBothLanguages(t *testing.T) {
 					Work: work, Rounds: rounds, Limit: limit, Contenders: contenders,
 					Objects: []object{{Kind: kind, Name: "orders"}},
 				}
-				results := c.hold(t, []*place{p}, 2, javas, enough)
+				results := c.hold(t, []*place{p}, 2, javas)
 				check(t)
 				p.nothingStays(t)
 				if full && work != "count" {

@@ -16,9 +16,9 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 )
 
-// prompt is within what time a release is heard of: a tenth of the time after which
-// we look by ourselves, and Java never does while the lease is long.
-const prompt = 500 * time.Millisecond
+// prompt is within what time a release is heard of: half the time after which we look by
+// ourselves, and Java never does while the lease is long.
+const prompt = safetyPoll / 2
 
 // promptly fails the test unless what was released after began was had at that time,
 // and not before.
@@ -55,6 +55,7 @@ func TestReleaseByOneWakesTheOther(t *testing.T) {
 }
 
 func TestWriterOfOneWakesAllReadersOfTheOther(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			for _, how := range []string{"release", "force"} {
@@ -128,6 +129,7 @@ func queued(t testing.TB, c *redlatch.Client, name string, n int) (queue []fairl
 }
 
 func TestWaitersOfBothGetInOneByOne(t *testing.T) {
+	harness.Full(t)
 	eachPlace(t, nil, func(t *testing.T, p *place) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			p.eachKind(t, func(t *testing.T, kind, name string) {

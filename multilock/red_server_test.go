@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -23,22 +26,12 @@ import (
 )
 
 const (
-	// redWatchdog makes the time for a server 100 ms.
 	redWatchdog = 2 * time.Second
-	redTimeout  = redWatchdog / 20
+	// redTimeout is for how long a server that may be away is waited for, where that matters.
+	redTimeout = 100 * time.Millisecond
 	// redSlack is for what a busy machine needs.
-	redSlack = 700 * time.Millisecond
+	redSlack = multiSlack
 )
-
-// redServers returns servers that only this test uses.
-func redServers(t *testing.T, program string, n int) []*testserver.Server {
-	t.Helper()
-	servers := make([]*testserver.Server, n)
-	for i := range servers {
-		servers[i] = harness.Own(t, program)
-	}
-	return servers
-}
 
 // redClients returns a client of each server.
 func redClients(t *testing.T, servers []*testserver.Server, opts ...redlatch.Option) []*redlatch.Client {
@@ -50,13 +43,14 @@ func redClients(t *testing.T, servers []*testserver.Server, opts ...redlatch.Opt
 	return clients
 }
 
-// redOf returns the red lock of that name over plain members.
+// redOf returns the red lock of that name over plain members. It has patience with servers on
+// a busy machine.
 func redOf(clients []*redlatch.Client, name string) *multilock.Red {
 	members := make([]lock.Locker, len(clients))
 	for i, c := range clients {
 		members[i] = c.Lock(name)
 	}
-	return clients[0].RedLock(members...)
+	return clients[0].RedLock(members...).WithTimeout(redWatchdog / 2)
 }
 
 // redExists returns on how many servers there is something.
@@ -83,11 +77,30 @@ func redNothingStays(t *testing.T, servers []*testserver.Server) {
 	}
 }
 
-// redEach runs a test with servers of their own of every program.
+// redEach runs a test on every program with n servers of their own, which it may kill.
 func redEach(t *testing.T, n int, test func(t *testing.T, servers []*testserver.Server)) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		t.Parallel() // of the programs
-		test(t, redServers(t, s.Program, n))
+	redEachOf(t, n, []string{""}, func(string) string { return "all" }, func(t *testing.T, servers []*testserver.Server, _ string) { test(t, servers) })
+}
+
+// redEachOf is redEach for each row of a table.
+func redEachOf[R any](t *testing.T, n int, rows []R, name func(R) string, test func(t *testing.T, servers []*testserver.Server, row R)) {
+	harness.EachOf(t, rows, name, func(t *testing.T, s *testserver.Server, row R) {
+		servers := []*testserver.Server{s}
+		for len(servers) < n {
+			servers = append(servers, harness.Server(t, s.Program))
+		}
+		t.Cleanup(func() {
+			for _, s := range servers {
+				if s.Up() {
+					continue
+				}
+				s.Resume()
+				if _, err := testserver.Command(s.Addr, "PING"); err != nil {
+					require.NoError(t, s.Restart())
+				}
+			}
+		})
+		test(t, servers, row)
 	})
 }
 
@@ -97,6 +110,7 @@ type redFault struct {
 	// befall makes it fail and returns how it is healed.
 	befall func(t *testing.T, s *testserver.Server, g *harness.Gate) (heal func())
 	final  bool // it will not pass by itself
+	one    bool // it is of one request
 }
 
 var redFaults = []redFault{
@@ -108,14 +122,8 @@ var redFaults = []redFault{
 		s.Pause()
 		return s.Resume
 	}},
-	{name: "silent", befall: func(t *testing.T, _ *testserver.Server, g *harness.Gate) func() {
-		g.Arm(harness.Silence, "EVALSHA", 1)
-		return func() { require.NoError(t, g.Open()) }
-	}},
-	{name: "reply lost", befall: func(t *testing.T, _ *testserver.Server, g *harness.Gate) func() {
-		g.Arm(harness.LoseReply, "EVALSHA", 1)
-		return func() { require.NoError(t, g.Open()) }
-	}},
+	{name: "silent", one: true, befall: redLose(harness.Silence)},
+	{name: "reply lost", one: true, befall: redLose(harness.LoseReply)},
 	{name: "refuses", final: true, befall: func(t *testing.T, s *testserver.Server, _ *harness.Gate) func() {
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "-evalsha", "-eval")
 		return func() { harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "+@all") }
@@ -131,73 +139,81 @@ var redFaults = []redFault{
 	}},
 }
 
+func redLose(fault harness.Fault) func(*testing.T, *testserver.Server, *harness.Gate) func() {
+	return func(t *testing.T, _ *testserver.Server, g *harness.Gate) func() {
+		g.Arm(fault, "EVALSHA", 1)
+		return func() { require.NoError(t, g.Open()) }
+	}
+}
+
 // TestRedServersFail has every way of failure befall one, two and three of five servers.
 func TestRedServersFail(t *testing.T) {
-	redEach(t, 5, func(t *testing.T, servers []*testserver.Server) {
-		for i, f := range redFaults {
-			for failing := 1; failing <= 3; failing++ {
-				t.Run(fmt.Sprintf("%d %s", failing, f.name), func(t *testing.T) {
-					rnd := rand.New(rand.NewPCG(uint64(i), uint64(failing)))
-					clients := make([]*redlatch.Client, len(servers))
-					gates := make([]*harness.Gate, len(servers))
-					for i, s := range servers {
-						clients[i], gates[i] = harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(redWatchdog))
-						harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-					}
-					red := redOf(clients, "orders")
-					require.NoError(t, red.Do(t.Context(), func(context.Context) error { return nil }))
-					redEventually(t, servers, "orders", 0, redWatchdog)
+	type row struct {
+		redFault
+		seed    uint64
+		failing int
+	}
+	var rows []row
+	for i, f := range redFaults {
+		for failing := harness.Size(2, 1); failing <= 3; failing++ {
+			rows = append(rows, row{f, uint64(i), failing})
+		}
+	}
+	redEachOf(t, 5, rows, func(f row) string { return fmt.Sprint(f.failing, " ", f.name) }, func(t *testing.T, servers []*testserver.Server, f row) {
+		rnd := rand.New(rand.NewPCG(f.seed, uint64(f.failing)))
+		clients := make([]*redlatch.Client, len(servers))
+		gates := make([]*harness.Gate, len(servers))
+		for i, s := range servers {
+			// The leases are longer than it is waited for that nothing is left.
+			clients[i], gates[i] = harness.GatedClient(t, s)
+		}
+		red := redOf(clients, "orders").WithTimeout(redTimeout)
+		require.NoError(t, red.Do(t.Context(), multiNothing))
+		redEventually(t, servers, "orders", 0, redSlack)
 
-					var heal []func()
-					defer func() {
-						for _, heal := range heal { // of a test that has failed
-							heal()
-						}
-					}()
-					for _, i := range rnd.Perm(len(servers))[:failing] {
-						heal = append(heal, f.befall(t, servers[i], gates[i]))
-					}
-					if failing < 3 {
-						for range 2 {
-							began := time.Now()
-							h, err := red.Lock(t.Context())
-							require.NoError(t, err)
-							require.Less(t, time.Since(began), redTimeout+redSlack)
-							require.Positive(t, h.Remaining())
-							began = time.Now()
-							require.NoError(t, h.Unlock(t.Context()))
-							require.Less(t, time.Since(began), redSlack)
-						}
-					} else {
-						began := time.Now()
-						_, err := red.TryLock(t.Context())
-						require.Error(t, err)
-						require.Equal(t, !f.final, errors.Is(err, lock.ErrNotAcquired), "%v", err)
-						require.Less(t, time.Since(began), 2*redTimeout+redSlack)
-						if f.name != "reply lost" && f.name != "silent" { // of one request only
-							began = time.Now()
-							_, err = red.Lock(t.Context(), lock.Wait(3*redTimeout))
-							require.Error(t, err)
-							require.Equal(t, !f.final, errors.Is(err, lock.ErrNotAcquired), "%v", err)
-							require.Less(t, time.Since(began), 4*redTimeout+redSlack)
-						}
-					}
-					for _, heal := range heal {
-						heal()
-					}
-					heal = nil
-					redNothingStays(t, servers)
-					// A connection that is silent is given up after some seconds.
-					h, err := red.Lock(t.Context())
-					for began := time.Now(); err != nil && time.Since(began) < 10*time.Second; {
-						h, err = red.Lock(t.Context())
-					}
-					require.NoError(t, err, "healed")
-					require.NoError(t, h.Unlock(t.Context()))
-					redNothingStays(t, servers)
-				})
+		var heal []func()
+		healed := func() {
+			for _, heal := range heal {
+				heal()
+			}
+			heal = nil
+		}
+		defer healed() // of a test that has failed
+		for _, i := range rnd.Perm(len(servers))[:f.failing] {
+			heal = append(heal, f.befall(t, servers[i], gates[i]))
+		}
+		if f.failing < 3 {
+			for range 2 {
+				began := time.Now()
+				h, err := red.Lock(t.Context())
+				require.NoError(t, err)
+				require.Less(t, time.Since(began), redTimeout+redSlack)
+				require.Positive(t, h.Remaining())
+				began = time.Now()
+				require.NoError(t, h.Unlock(t.Context()))
+				require.Less(t, time.Since(began), redSlack)
+			}
+		} else {
+			began := time.Now()
+			_, err := red.TryLock(t.Context())
+			require.Error(t, err)
+			require.Equal(t, !f.final, errors.Is(err, lock.ErrNotAcquired), "%v", err)
+			require.Less(t, time.Since(began), 2*redTimeout+redSlack)
+			if !f.one {
+				began = time.Now()
+				_, err = red.Lock(t.Context(), lock.Wait(3*redTimeout))
+				require.Error(t, err)
+				require.Equal(t, !f.final, errors.Is(err, lock.ErrNotAcquired), "%v", err)
+				require.Less(t, time.Since(began), 4*redTimeout+redSlack)
 			}
 		}
+		healed()
+		// A connection that is silent is given up after some seconds.
+		harness.Eventually(t, 20*time.Second, "the lock works again", func() bool {
+			h, err := red.TryLock(t.Context())
+			return err == nil && assert.NoError(t, h.Unlock(t.Context()))
+		})
+		redNothingStays(t, servers)
 	})
 }
 
@@ -222,40 +238,6 @@ func TestRedSplitVotesPause(t *testing.T) {
 	})
 }
 
-// TestRedHoldOutlives has a minority of servers fail under a hold, one after the other,
-// until each has failed.
-func TestRedHoldOutlives(t *testing.T) {
-	redEach(t, 5, func(t *testing.T, servers []*testserver.Server) {
-		clients := redClients(t, servers)
-		h, err := redOf(clients, "orders").Lock(t.Context())
-		require.NoError(t, err)
-		redEventually(t, servers, "orders", 5, redSlack)
-
-		for _, n := range []int{1, 2} { // deleted by hand
-			for _, s := range servers[:n] {
-				harness.Do(t, s.Addr, "DEL", "orders")
-			}
-			redEventually(t, servers, "orders", 5, 2*redWatchdog/3+redSlack)
-			require.NoError(t, h.Context().Err())
-		}
-		for i := range servers {
-			two := []*testserver.Server{servers[i], servers[(i+1)%5]}
-			two[0].Kill()
-			two[1].Pause()
-			time.Sleep(redWatchdog + 100*time.Millisecond) // until the servers may come back
-			require.NoError(t, h.Context().Err())
-			require.Greater(t, h.Remaining(), redWatchdog/4)
-			require.NoError(t, two[0].Restart())
-			two[1].Resume()
-			// Whoever was away is reached again within a second or two.
-			redEventually(t, servers, "orders", 5, 2*redWatchdog+5*time.Second)
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-		redEventually(t, servers, "orders", 0, redSlack)
-		redNothingStays(t, servers)
-	})
-}
-
 // TestRedHoldIsLost has a majority fail under a hold.
 func TestRedHoldIsLost(t *testing.T) {
 	redEach(t, 5, func(t *testing.T, servers []*testserver.Server) {
@@ -263,15 +245,7 @@ func TestRedHoldIsLost(t *testing.T) {
 		red := redOf(clients, "orders")
 		lost := func(h lock.Hold, reason lock.Reason, within time.Duration) {
 			t.Helper()
-			select {
-			case <-h.Context().Done():
-			case <-time.After(within):
-				require.FailNow(t, "it is not lost")
-			}
-			var lostErr *lock.LostError
-			require.ErrorAs(t, context.Cause(h.Context()), &lostErr)
-			require.Equal(t, reason, lostErr.Reason)
-			require.Zero(t, h.Remaining())
+			require.Equal(t, reason, multiLost(t, h, within+redSlack).Reason)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 		}
 
@@ -281,14 +255,14 @@ func TestRedHoldIsLost(t *testing.T) {
 		for _, s := range servers[1:4] {
 			harness.Do(t, s.Addr, "DEL", "orders")
 		}
-		lost(h, lock.ReasonGone, redWatchdog/3+redSlack)
+		lost(h, lock.ReasonGone, redWatchdog/3)
 		redEventually(t, servers, "orders", 0, redSlack)
 
-		// Found by Unlock.
-		h, err = red.Lock(t.Context())
+		// Found by Unlock, which waits for no more answers than say that a majority is free.
+		h, err = red.Lock(t.Context(), lock.Lease(time.Minute))
 		require.NoError(t, err)
 		redEventually(t, servers, "orders", 5, redSlack)
-		for _, s := range servers[:3] {
+		for _, s := range servers {
 			harness.Do(t, s.Addr, "DEL", "orders")
 		}
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
@@ -300,25 +274,15 @@ func TestRedHoldIsLost(t *testing.T) {
 		for _, s := range servers[:3] {
 			s.Pause()
 		}
-		lost(h, lock.ReasonExpired, redWatchdog) // before anybody else can have it
-		for _, s := range servers[3:] {
-			harness.Eventually(t, redSlack, "given back", func() bool { return harness.Do(t, s.Addr, "EXISTS", "orders") == ":0" })
-		}
+		lost(h, lock.ReasonExpired, redWatchdog)
+		redEventually(t, servers[3:], "orders", 0, redSlack)
 		for _, s := range servers[:3] {
 			s.Resume()
 		}
 		redNothingStays(t, servers)
 
-		// MaxHold, with all in order: it is there until Unlock.
-		h, err = red.Lock(t.Context(), lock.MaxHold(redWatchdog/2))
-		require.NoError(t, err)
-		<-h.Context().Done()
-		require.Equal(t, 5, redExists(t, servers, "orders"))
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		redEventually(t, servers, "orders", 0, redSlack)
-
 		// A lease, extended, on the servers.
-		h, err = red.Lock(t.Context(), lock.Lease(time.Second))
+		h, err = red.Lock(t.Context(), lock.Lease(redWatchdog))
 		require.NoError(t, err)
 		redEventually(t, servers, "orders", 5, redSlack)
 		require.NoError(t, h.Extend(t.Context(), time.Minute))
@@ -328,9 +292,6 @@ func TestRedHoldIsLost(t *testing.T) {
 			harness.Eventually(t, redSlack, "extended", func() bool { return harness.PTTL(t, s.Addr, "orders") > 58_000 })
 		}
 		require.NoError(t, h.Unlock(t.Context()))
-		h, err = red.Lock(t.Context(), lock.Lease(time.Second/2))
-		require.NoError(t, err)
-		lost(h, lock.ReasonExpired, time.Second/2)
 		redNothingStays(t, servers)
 	})
 }
@@ -398,9 +359,8 @@ func TestRedContention(t *testing.T) {
 		for i := range got {
 			require.GreaterOrEqual(t, got[i].Load(), int64(rounds/5))
 		}
-		// One to take and one to release, and those of lost rounds: callers of one process
-		// do not try all at once.
-		require.Less(t, calls["evalsha"], 6*rounds)
+		// Callers of one process do not try all at once, and mostly pass it on.
+		require.Less(t, calls["evalsha"], rounds)
 		redNothingStays(t, servers)
 	})
 }
@@ -432,7 +392,7 @@ func TestRedSameServerTwice(t *testing.T) {
 		}
 		a, b := harness.Client(t, servers[0]), harness.Client(t, servers[1])
 		refused(a.RedLock(a.Lock("orders"), a.Lock("others"), b.Lock("orders")))
-		for range 5 {
+		for range harness.Size(2, 5) {
 			second := harness.Client(t, servers[0])
 			refused(b.RedLock(a.Lock("orders"), second.Lock("orders"), b.Lock("orders")))
 			refused(b.RedLock(b.Lock("orders"), second.Lock("others"), a.Lock("orders")))
@@ -484,23 +444,22 @@ func TestRedBadMembers(t *testing.T) {
 // it may go on for a moment, so the keys stay until Unlock or the end of their leases.
 func TestRedClientClosed(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
-		clients := redClients(t, servers)
-		red := redOf(clients, "orders")
-		for _, unlock := range []bool{true, false} {
-			h, err := red.Lock(t.Context())
+		for lease, unlock := range map[time.Duration]bool{time.Minute: true, 2 * redWatchdog: false} {
+			clients := redClients(t, servers, redlatch.WithWatchdogTimeout(lease))
+			h, err := redOf(clients, "orders").Lock(t.Context())
 			require.NoError(t, err)
 			redEventually(t, servers, "orders", 3, redSlack)
+			harness.Idle(t, clients...) // the last answer has arrived, too
 			clients[0].Close()
 			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrClosed)
 			require.Equal(t, 3, redExists(t, servers, "orders"))
 			if unlock {
 				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrClosed)
 				redEventually(t, servers, "orders", 1, redSlack) // that of the client itself
+				harness.Do(t, servers[0].Addr, "DEL", "orders")
 			}
-			redEventually(t, servers, "orders", 0, redWatchdog+redSlack)
+			redEventually(t, servers, "orders", 0, lease+redSlack)
 			runtime.KeepAlive(h) // one that is dropped is given back
-			clients[0] = redClients(t, servers[:1])[0]
-			red = redOf(clients, "orders")
 		}
 	})
 }
@@ -511,7 +470,7 @@ func TestRedClosedWhileAsking(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
 		red := redOf(clients, "orders").WithTimeout(5 * time.Second)
-		require.NoError(t, red.Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, red.Do(t.Context(), multiNothing))
 		redEventually(t, servers, "orders", 0, redSlack)
 		for _, s := range servers[1:] {
 			s.Pause()
@@ -562,7 +521,7 @@ func TestRedBehaviours(t *testing.T) {
 							return
 						}
 						before := counter
-						time.Sleep(10 * time.Millisecond)
+						time.Sleep(time.Millisecond)
 						counter = before + 1
 						assert.NoError(t, h.Unlock(context.Background()))
 					}
@@ -590,7 +549,7 @@ func TestRedBehaviours(t *testing.T) {
 		forced, err := clients[0].Lock("orders").ForceUnlock(t.Context())
 		require.NoError(t, err)
 		require.True(t, forced)
-		require.NoError(t, red.Do(t.Context(), func(context.Context) error { return nil }))
+		require.NoError(t, red.Do(t.Context(), multiNothing))
 		_ = h1.Unlock(t.Context())
 
 		// A server is down.
@@ -631,55 +590,36 @@ func TestRedKinds(t *testing.T) {
 		"read":   func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Read() },
 		"user's": func(c *redlatch.Client) lock.Locker { return redWrapped{c.Lock("orders")} },
 	}
-	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
-		for name, of := range kinds {
-			t.Run(name, func(t *testing.T) {
-				red := func(clients []*redlatch.Client) *multilock.Red {
-					return clients[1].RedLock(of(clients[0]), of(clients[1]), of(clients[2]))
-				}
-				wd := redlatch.WithWatchdogTimeout(time.Second)
-				mine, theirs := red(redClients(t, servers, wd)), red(redClients(t, servers, wd))
-				h, err := mine.Lock(t.Context())
-				require.NoError(t, err)
-				redEventually(t, servers, "orders", 3, redSlack)
-				time.Sleep(1500 * time.Millisecond) // longer than a lease
-				require.NoError(t, h.Context().Err())
-				harness.Do(t, servers[0].Addr, "DEL", "orders")
-				redEventually(t, servers, "orders", 3, time.Second+redSlack)
-				if name == "read" {
-					for _, red := range []*multilock.Red{mine, theirs} { // others of this process, and of another one
-						ctx, cancel := context.WithTimeout(t.Context(), redSlack)
-						other, err := red.Lock(ctx)
-						cancel()
-						require.NoError(t, err)
-						require.NoError(t, other.Unlock(t.Context()))
-					}
-					require.NoError(t, h.Unlock(t.Context()))
-					return
-				}
-				for _, red := range []*multilock.Red{mine, theirs} {
-					_, err := red.TryLock(t.Context())
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
-				}
-				waited := make(chan error, 2)
-				for _, red := range []*multilock.Red{mine, theirs} {
-					go func() { waited <- red.Do(context.Background(), func(context.Context) error { return nil }) }()
-				}
-				require.NoError(t, h.Unlock(t.Context()))
-				for range 2 {
-					select {
-					case err := <-waited:
-						require.NoError(t, err)
-					case <-time.After(5 * time.Second):
-						require.FailNow(t, "a waiter has not got it")
-					}
-				}
-			})
-			for _, s := range servers {
-				harness.Do(t, s.Addr, "DEL", "redisson_lock_token:{orders}")
-			}
-			redNothingStays(t, servers)
+	redEachOf(t, 3, slices.Sorted(maps.Keys(kinds)), strings.Clone, func(t *testing.T, servers []*testserver.Server, name string) {
+		of := kinds[name]
+		red := func(clients []*redlatch.Client) *multilock.Red {
+			return clients[1].RedLock(of(clients[0]), of(clients[1]), of(clients[2])).WithTimeout(redWatchdog / 2)
 		}
+		mine, theirs := red(redClients(t, servers)), red(redClients(t, servers))
+		h, err := mine.Lock(t.Context())
+		require.NoError(t, err)
+		redEventually(t, servers, "orders", 3, redSlack)
+		time.Sleep(redWatchdog * 5 / 4) // longer than a lease
+		require.NoError(t, h.Context().Err())
+		harness.Do(t, servers[0].Addr, "DEL", "orders")
+		redEventually(t, servers, "orders", 3, redWatchdog+redSlack)
+		for _, red := range []*multilock.Red{mine, theirs} {
+			got := multiStart(t, red)
+			if name != "read" {
+				_, err := red.TryLock(t.Context())
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				require.Empty(t, got)
+				require.NoError(t, h.Unlock(t.Context()))
+				h = multiGot(t, got)
+				continue
+			}
+			require.NoError(t, multiGot(t, got).Unlock(t.Context()))
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		for _, s := range servers {
+			harness.Do(t, s.Addr, "DEL", "redisson_lock_token:{orders}")
+		}
+		redNothingStays(t, servers)
 	})
 }
 
@@ -706,47 +646,49 @@ func TestRedNamedOwner(t *testing.T) {
 	})
 }
 
-// TestRedCancelledOnServers ends the context while requests are under way, with every fate
-// of one of them.
+// TestRedCancelledOnServers ends the context while requests are under way, to two of which
+// every fault happens.
 func TestRedCancelledOnServers(t *testing.T) {
-	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
-		for _, fate := range harness.Fates {
-			for _, n := range []int{1, 2} { // the acquisition, and the release
-				t.Run(fmt.Sprintf("%v %d", fate, n), func(t *testing.T) {
-					clients := make([]*redlatch.Client, len(servers))
-					gates := make([]*harness.Gate, len(servers))
-					for i, s := range servers {
-						clients[i], gates[i] = harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(redWatchdog))
-					}
-					red := redOf(clients, "orders")
-					require.NoError(t, red.Do(t.Context(), func(context.Context) error { return nil }))
-					redEventually(t, servers, "orders", 0, redSlack)
-					reached := make([]<-chan struct{}, 2)
-					for i := range reached {
-						reached[i] = gates[i].Arm(fate, "EVALSHA", n)
-					}
-					ctx, cancel := context.WithCancel(t.Context())
-					ended := make(chan error, 1)
-					go func() {
-						h, err := red.Lock(ctx)
-						if err == nil {
-							err = h.Unlock(ctx)
-						}
-						ended <- err
-					}()
-					<-reached[0]
-					cancel()
-					select {
-					case <-ended: // with whatever it is
-					case <-time.After(10 * time.Second):
-						require.FailNow(t, "it goes on")
-					}
-					for _, g := range gates {
-						require.NoError(t, g.Open())
-					}
-					redNothingStays(t, servers)
-				})
-			}
+	type row struct {
+		harness.Fault
+		n int
+	}
+	var rows []row
+	for _, f := range harness.Faults {
+		rows = append(rows, row{f, 1}, row{f, 2}) // the acquisition, and the release
+	}
+	redEachOf(t, 3, rows, func(r row) string { return fmt.Sprint(r.Fault, " ", r.n) }, func(t *testing.T, servers []*testserver.Server, r row) {
+		clients := make([]*redlatch.Client, len(servers))
+		gates := make([]*harness.Gate, len(servers))
+		for i, s := range servers {
+			clients[i], gates[i] = harness.GatedClient(t, s)
 		}
+		red := redOf(clients, "orders").WithTimeout(redTimeout)
+		require.NoError(t, red.Do(t.Context(), multiNothing))
+		redEventually(t, servers, "orders", 0, redSlack)
+		reached := make([]<-chan struct{}, 2)
+		for i := range reached {
+			reached[i] = gates[i].Arm(r.Fault, "EVALSHA", r.n)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() {
+			h, err := red.Lock(ctx)
+			if err == nil {
+				err = h.Unlock(ctx)
+			}
+			ended <- err
+		}()
+		harness.Reached(t, reached[0])
+		cancel()
+		select {
+		case <-ended: // with whatever it is
+		case <-time.After(10 * time.Second):
+			require.FailNow(t, "it goes on")
+		}
+		for _, g := range gates {
+			require.NoError(t, g.Open())
+		}
+		redNothingStays(t, servers)
 	})
 }

@@ -7,7 +7,9 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -90,22 +92,30 @@ func TestListenersShareASubscription(t *testing.T) {
 }
 
 func TestAChannelStaysWarmForAWhile(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const warm = 300 * time.Millisecond
-		h, conn := newHub(t, s, pubsub.Options{KeepWarm: warm})
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		const warm, moment = pubsub.DefaultKeepWarm, 100 * time.Millisecond
+		h := pubsub.New(s.Conn(t), pubsub.Options{})
+		t.Cleanup(h.Close)
+		isSubscribed := func() bool {
+			synctest.Wait()
+			return s.PubSubNumSub("ch")["ch"] == 1
+		}
 		e := newEar()
 		sub, _ := h.Subscribe("ch", e)
 		require.Equal(t, subscribed, e.next(t))
 		sub.Close()
-		require.Equal(t, int64(1), numsub(t, conn, "ch"))
+		time.Sleep(warm - moment)
+		require.True(t, isSubscribed())
 		sub, confirmed := h.Subscribe("ch", e)
 		require.True(t, confirmed)
-		<-time.After(2 * warm) // in use: it does not cool down
-		require.Equal(t, int64(1), numsub(t, conn, "ch"))
+		time.Sleep(time.Hour) // in use: it does not cool down
+		require.True(t, isSubscribed())
 		sub.Close()
-		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool {
-			return numsub(t, conn, "ch") == 0 && h.Stats().Channels == 0
-		})
+		time.Sleep(warm - moment)
+		require.True(t, isSubscribed())
+		time.Sleep(2 * moment)
+		require.False(t, isSubscribed())
+		require.Zero(t, h.Stats().Channels)
 		sub, confirmed = h.Subscribe("ch", e)
 		require.False(t, confirmed)
 		require.Equal(t, subscribed, e.next(t))
@@ -179,15 +189,32 @@ func TestAServerThatComesBackIsFound(t *testing.T) {
 func TestAServerThatWasNeverThere(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		h, _ := newHub(t, s, pubsub.Options{})
+		var dials atomic.Int32
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{s.Addr}, DisableCache: true,
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				dials.Add(1)
+				return d.DialContext(ctx, "tcp", addr)
+			},
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		h := pubsub.New(conn, pubsub.Options{})
+		defer h.Close()
 		s.Kill()
-		e := newEar()
-		sub, confirmed := h.Subscribe("ch", e)
+		before := dials.Load()
+		left, stays := newEar(), newEar()
+		sub, confirmed := h.Subscribe("left", left)
 		require.False(t, confirmed)
-		<-time.After(200 * time.Millisecond)
-		require.Empty(t, e)
+		_, confirmed = h.Subscribe("stays", stays)
+		require.False(t, confirmed)
+		harness.Eventually(t, 10*time.Second, "the hub tries again and again", func() bool { return dials.Load() >= before+3 })
+		require.Zero(t, h.Stats().Subscribed)
+		require.Empty(t, stays)
 		sub.Close()
-		h.Close()
+		require.NoError(t, s.Restart())
+		require.Equal(t, subscribed, stays.next(t))
+		require.Empty(t, left)
 	})
 }
 
@@ -211,9 +238,41 @@ func TestARefusedSubscriptionIsLoggedOnceAndTheOthersWork(t *testing.T) {
 		for range 5 {
 			require.Equal(t, subscribed, ok.next(t))
 		}
-		harness.Eventually(t, 5*time.Second, "logged", func() bool { return strings.Contains(log.String(), "refuses") })
+		harness.Eventually(t, 5*time.Second, "all refused", func() bool { return h.Refused() == 5 })
 		require.Empty(t, refused)
+		require.Contains(t, log.String(), "refuses")
 		require.Equal(t, 1, strings.Count(log.String(), "\n"))
+	})
+}
+
+// A server that is busy with a script refuses to end a subscription, too.
+func TestAChannelIsLeftWhileTheServerIsBusy(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--lua-time-limit", "10")
+		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
+		left, stays := newEar(), newEar()
+		sub, _ := h.Subscribe("left", left)
+		h.Subscribe("stays", stays)
+		require.Equal(t, subscribed, left.next(t))
+		require.Equal(t, subscribed, stays.next(t))
+		go func() { _, _ = testserver.Command(s.Addr, "EVAL", "while true do end", "0") }()
+		answers(t, s, "-BUSY")
+		sub.Close()
+		harness.Eventually(t, 5*time.Second, "the refusal is heard", func() bool { return h.Stats().Reconnects > 0 || h.Stats().Subscribed < 2 })
+		harness.Do(t, s.Addr, "SCRIPT", "KILL")
+		answers(t, s, "+PONG")
+		harness.Eventually(t, 10*time.Second, "unsubscribed", func() bool { return numsub(t, conn, "left") == 0 })
+		require.Equal(t, subscribed, stays.next(t))
+		require.Empty(t, left)
+	})
+}
+
+// answers waits until the server answers PING with that.
+func answers(t *testing.T, s *testserver.Server, prefix string) {
+	t.Helper()
+	harness.Eventually(t, 10*time.Second, "the server answers "+prefix, func() bool {
+		reply, err := testserver.Command(s.Addr, "PING")
+		return err == nil && strings.HasPrefix(reply, prefix)
 	})
 }
 
@@ -229,10 +288,7 @@ func TestAServerThatIsBusyIsAskedAgainSoon(t *testing.T) {
 		go func() {
 			script <- conn.Do(context.Background(), conn.B().Eval().Script("while true do end").Numkeys(0).Build()).Error()
 		}()
-		harness.Eventually(t, 5*time.Second, "busy", func() bool {
-			reply, err := testserver.Command(s.Addr, "PING")
-			return err == nil && strings.HasPrefix(reply, "-BUSY")
-		})
+		answers(t, s, "-BUSY")
 		h.Subscribe("second", e)
 		harness.Eventually(t, 5*time.Second, "refused", func() bool { return h.Refused() == 1 })
 		harness.Do(t, s.Addr, "SCRIPT", "KILL")
@@ -480,11 +536,12 @@ func TestSyncAnswersWhoHasAsked(t *testing.T) {
 }
 
 func TestSyncWithoutASubscriptionIsAnsweredByIt(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, _ := newHub(t, s, pubsub.Options{})
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		s.Latency = time.Millisecond
+		h := pubsub.New(s.Conn(t), pubsub.Options{})
 		e := newEar()
 		sub, _ := h.Subscribe("ch", e)
-		sub.Sync() // hardly confirmed so soon
+		sub.Sync() // not confirmed yet
 		require.Equal(t, subscribed, e.next(t))
 		sub.Sync()
 		require.Equal(t, caughtUp, e.next(t))
@@ -492,6 +549,7 @@ func TestSyncWithoutASubscriptionIsAnsweredByIt(t *testing.T) {
 		sub.Sync()
 		late, _ := h.Subscribe("ch", e)
 		late.Sync()
+		time.Sleep(time.Minute)
 		require.Empty(t, e)
 	})
 }

@@ -21,6 +21,7 @@ import (
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 func TestNewFindsARealServer(t *testing.T) {
+	t.Parallel()
 	s, err := redlatchtest.Start()
 	require.NoError(t, err)
 	defer s.Close()
@@ -29,90 +30,91 @@ func TestNewFindsARealServer(t *testing.T) {
 	require.NoError(t, c.Ping(t.Context()))
 }
 
-// The embedded server does what the locks need: waiting by message, expiry by
-// its own clock, renewal, re-entry, tokens.
-func TestEmbedded(t *testing.T) {
+func nothing(context.Context) error { return nil }
+
+// embedded returns an embedded server, closed when the test ends.
+func embedded(t *testing.T) *redlatchtest.Server {
+	t.Helper()
 	s, err := redlatchtest.StartEmbedded()
 	require.NoError(t, err)
-	defer s.Close()
 	require.Equal(t, "embedded server", s.Kind())
-	const timeout = 500 * time.Millisecond
-	c := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
-	other := redlatchtest.NewClient(t, s)
-	nothing := func(context.Context) error { return nil }
-
-	// Expiry.
-	h, err := c.FencedLock("orders").Lock(t.Context(), lock.Lease(200*time.Millisecond))
-	require.NoError(t, err)
-	require.Equal(t, int64(1), h.Token())
-	begin := time.Now()
-	require.NoError(t, other.FencedLock("orders").Do(t.Context(), nothing))
-	require.GreaterOrEqual(t, time.Since(begin), 150*time.Millisecond)
-	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-
-	// Renewal.
-	h, err = c.Lock("orders").Lock(t.Context())
-	require.NoError(t, err)
-	_, err = other.Lock("orders").Lock(t.Context(), lock.Wait(3*timeout))
-	require.ErrorIs(t, err, lock.ErrNotAcquired)
-
-	// A message.
-	waited := make(chan error, 1)
-	go func() { waited <- other.Lock("orders").Do(context.Background(), nothing) }()
-	require.Eventually(t, func() bool { return other.PubSub().Subscribed == 1 }, 5*time.Second, time.Millisecond)
-	require.NoError(t, h.Unlock(t.Context()))
-	require.NoError(t, <-waited)
-
-	// A plain lock: expiry, renewal, a message, a hand-over.
-	h, err = c.PlainLock("plain").Lock(t.Context(), lock.Lease(200*time.Millisecond))
-	require.NoError(t, err)
-	begin = time.Now()
-	require.NoError(t, other.PlainLock("plain").Do(t.Context(), nothing))
-	require.GreaterOrEqual(t, time.Since(begin), 150*time.Millisecond)
-	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-	h, err = c.PlainLock("plain").Lock(t.Context())
-	require.NoError(t, err)
-	_, err = other.PlainLock("plain").Lock(t.Context(), lock.Wait(3*timeout))
-	require.ErrorIs(t, err, lock.ErrNotAcquired)
-	for _, waiting := range []*redlatch.Client{c, other} {
-		go func() { waited <- waiting.PlainLock("plain").Do(context.Background(), nothing) }()
-	}
-	require.Eventually(t, func() bool { return c.PubSub().Listeners == 1 && other.PubSub().Listeners == 1 }, 5*time.Second, time.Millisecond)
-	require.NoError(t, h.Unlock(t.Context()))
-	require.NoError(t, <-waited)
-	require.NoError(t, <-waited)
-
-	// Re-entry.
-	ctx := lock.WithOwner(t.Context(), c.NewOwner())
-	h1, err := c.Lock("orders").Lock(ctx)
-	require.NoError(t, err)
-	h2, err := c.Lock("orders").Lock(ctx)
-	require.NoError(t, err)
-	require.NoError(t, h1.Unlock(ctx))
-	require.NoError(t, h2.Unlock(ctx))
-	locked, err := other.Lock("orders").IsLocked(t.Context())
-	require.NoError(t, err)
-	require.False(t, locked)
-	other.Close()
-	c.Close()
-	s.Close()
-	s.Close()
+	t.Cleanup(s.Close)
+	return s
 }
 
-// It keeps the queue of a fair lock too, and both sides of a read-write lock.
+// The embedded server does what the locks need: expiry by its own clock, renewal, waiting by
+// message, re-entry, tokens.
+func TestEmbedded(t *testing.T) {
+	t.Parallel()
+	const lease, timeout = 200 * time.Millisecond, 1500 * time.Millisecond
+	for name, of := range map[string]func(c *redlatch.Client) lock.Locker{
+		"lock":   func(c *redlatch.Client) lock.Locker { return c.Lock("orders") },
+		"fenced": func(c *redlatch.Client) lock.Locker { return c.FencedLock("orders") },
+		"plain":  func(c *redlatch.Client) lock.Locker { return c.PlainLock("orders") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := embedded(t)
+			c, other := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout)), redlatchtest.NewClient(t, s)
+			begin := time.Now()
+			h, err := of(c).Lock(t.Context(), lock.Lease(lease))
+			require.NoError(t, err)
+			require.Equal(t, name == "fenced", h.Token() == 1)
+			require.NoError(t, of(other).Do(t.Context(), nothing))
+			require.GreaterOrEqual(t, time.Since(begin), lease-10*time.Millisecond)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+			h, err = of(c).Lock(t.Context())
+			require.NoError(t, err)
+			_, err = of(other).Lock(t.Context(), lock.Wait(timeout+timeout/3))
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+
+			waited := make(chan error, 2)
+			for _, waiting := range []*redlatch.Client{c, other} { // handed over, and by message
+				go func() { waited <- of(waiting).Do(context.Background(), nothing) }()
+				require.Eventually(t, func() bool { return waiting.PubSub().Subscribed == 1 && waiting.Stats().Waiting == 1 }, 5*time.Second, time.Millisecond)
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, <-waited)
+			require.NoError(t, <-waited)
+		})
+	}
+	t.Run("re-entry", func(t *testing.T) {
+		t.Parallel()
+		s := embedded(t)
+		c := redlatchtest.NewClient(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		require.NoError(t, c.Lock("orders").Do(ctx, func(ctx context.Context) error { return c.Lock("orders").Do(ctx, nothing) }))
+		locked, err := redlatchtest.NewClient(t, s).Lock("orders").IsLocked(t.Context())
+		require.NoError(t, err)
+		require.False(t, locked)
+		c.Close()
+		s.Close()
+		s.Close()
+	})
+}
+
+// It keeps the queue of a fair lock, too, and both sides of a read-write lock.
 func TestEmbeddedOtherKinds(t *testing.T) {
-	s, err := redlatchtest.StartEmbedded()
-	require.NoError(t, err)
-	defer s.Close()
+	t.Parallel()
+	t.Run("fair", func(t *testing.T) {
+		t.Parallel()
+		embeddedFairLock(t)
+	})
+	t.Run("read-write", func(t *testing.T) {
+		t.Parallel()
+		embeddedReadWriteLock(t)
+	})
+}
+
+func embeddedFairLock(t *testing.T) {
+	s := embedded(t)
 	c, other := redlatchtest.NewClient(t, s), redlatchtest.NewClient(t, s)
 	ctx := t.Context()
-	nothing := func(context.Context) error { return nil }
-	named := lock.WithOwner(ctx, c.NewOwner())
-
-	// First come, first served, by places that signs of life keep.
 	fair := c.FairLock("orders")
 	h, err := fair.Lock(ctx)
 	require.NoError(t, err)
+	// First come, first served. Heartbeats keep the queue positions.
 	var queue []fairlock.Waiter
 	served := make(chan int, 4)
 	var wg sync.WaitGroup
@@ -138,12 +140,18 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 	for i := range cap(served) {
 		require.Equal(t, i, <-served)
 	}
+	named := lock.WithOwner(ctx, c.NewOwner())
 	require.NoError(t, fair.Do(named, func(ctx context.Context) error { return fair.Do(ctx, nothing) }))
+}
 
-	// Readers together, renewed; a writer that waits keeps others out.
-	const timeout = 6 * time.Second
-	c = redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
-	other = redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+func embeddedReadWriteLock(t *testing.T) {
+	const timeout = 3 * time.Second
+	s := embedded(t)
+	c := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	other := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+	ctx := t.Context()
+	var wg sync.WaitGroup
+	// Readers hold it together, and are renewed. A waiting writer blocks new readers.
 	rw := c.RWLock("catalogue")
 	first, err := rw.Read().Lock(ctx)
 	require.NoError(t, err)
@@ -172,7 +180,8 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 	wg.Wait()
 
 	// A downgrade.
-	h, err = rw.Write().Lock(named)
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err := rw.Write().Lock(named)
 	require.NoError(t, err)
 	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
 		require.NoError(t, h.Unlock(ctx))
@@ -187,9 +196,8 @@ func TestEmbeddedOtherKinds(t *testing.T) {
 
 // Count-down latches work on it as well.
 func TestEmbeddedLatch(t *testing.T) {
-	s, err := redlatchtest.StartEmbedded()
-	require.NoError(t, err)
-	defer s.Close()
+	t.Parallel()
+	s := embedded(t)
 	c, other := redlatchtest.NewClient(t, s), redlatchtest.NewClient(t, s)
 	ctx := t.Context()
 	l, theirs := c.CountDownLatch("import"), other.CountDownLatch("import")
@@ -222,6 +230,7 @@ func TestEmbeddedLatch(t *testing.T) {
 
 // Several locks as one work on it as well.
 func TestEmbeddedSeveralLocks(t *testing.T) {
+	t.Parallel()
 	const n = 3
 	var (
 		servers []*redlatchtest.Server
@@ -229,9 +238,7 @@ func TestEmbeddedSeveralLocks(t *testing.T) {
 		members []lock.Locker
 	)
 	for range n {
-		s, err := redlatchtest.StartEmbedded()
-		require.NoError(t, err)
-		defer s.Close()
+		s := embedded(t)
 		c := redlatchtest.NewClient(t, s)
 		servers, clients, members = append(servers, s), append(clients, c), append(members, c.Lock("report"))
 	}
@@ -258,5 +265,5 @@ func TestEmbeddedSeveralLocks(t *testing.T) {
 	}
 	// Two clients of one server, which says neither who it is nor what database it uses.
 	twin := clients[0].RedLock(members[0], redlatchtest.NewClient(t, servers[0]).Lock("report"), members[1])
-	require.ErrorIs(t, twin.Do(ctx, func(context.Context) error { return nil }), lock.ErrInvalid)
+	require.ErrorIs(t, twin.Do(ctx, nothing), lock.ErrInvalid)
 }

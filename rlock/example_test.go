@@ -7,9 +7,8 @@ import (
 	"log"
 	"time"
 
-	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/redlatchtest"
 	"github.com/redlatch/redlatch/rlock"
 )
 
@@ -79,17 +78,4 @@ func ExamplePlain() {
 }
 
 // connect returns a client on a server for an example.
-func connect() (*redlatch.Client, func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
+var connect = harness.Connect

@@ -3,8 +3,6 @@ package rlock_test
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -17,101 +15,13 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, workers) }
-
-type kind struct {
-	name string
-	of   func(c *redlatch.Client, name string) harness.Lock
-}
-
-var kinds = []kind{
-	{"lock", func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name) }},
-	{"non-reentrant", func(c *redlatch.Client, name string) harness.Lock { return c.Lock(name, rlock.NonReentrant()) }},
-	{"fenced", func(c *redlatch.Client, name string) harness.Lock { return c.FencedLock(name) }},
-	{"spin", func(c *redlatch.Client, name string) harness.Lock { return c.SpinLock(name) }},
-	{"plain", func(c *redlatch.Client, name string) harness.Lock { return c.PlainLock(name) }},
-}
-
-// ofKind returns how to get at a lock of that kind.
-func ofKind(name string) func(c *redlatch.Client, name string) harness.Lock {
-	return kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })].of
-}
-
-// eachKind runs a test for every kind on every server.
-func eachKind(t *testing.T, test func(t *testing.T, s *testserver.Server, of func(c *redlatch.Client, name string) harness.Lock)) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, k := range kinds {
-			t.Run(k.name, func(t *testing.T) {
-				harness.Do(t, s.Addr, "FLUSHALL")
-				test(t, s, k.of)
-			})
-		}
-	})
-}
+func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 func mustLock(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 	t.Helper()
 	h, err := l.Lock(t.Context(), opts...)
 	require.NoError(t, err)
 	return h
-}
-
-func TestReentryDoesNotWaitBehindTheQueue(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		l := c.Lock("orders")
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		h1, err := l.Lock(ctx)
-		require.NoError(t, err)
-		waited := make(chan error, 1)
-		go func() { waited <- l.Do(t.Context(), func(context.Context) error { return nil }) }()
-		harness.Eventually(t, 5*time.Second, "the waiter has subscribed", func() bool { return c.PubSub().Subscribed == 1 })
-		h2, err := l.Lock(ctx)
-		require.NoError(t, err)
-		require.NoError(t, h2.Unlock(ctx))
-		require.NoError(t, h1.Unlock(ctx))
-		require.NoError(t, <-waited)
-	})
-}
-
-func TestForceUnlockElsewhereWakesTheWaiterBehindAHolderHere(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		h := mustLock(t, c.Lock("orders"))
-		waiter := make(chan error, 1)
-		begin := time.Now()
-		go func() {
-			waiter <- c.Lock("orders").Do(context.Background(), func(context.Context) error { return nil })
-		}()
-		harness.Eventually(t, 5*time.Second, "the waiter listens", func() bool { return c.PubSub().Listeners == 1 })
-		forced, err := harness.Client(t, s).Lock("orders").ForceUnlock(t.Context())
-		require.NoError(t, err)
-		require.True(t, forced)
-		require.NoError(t, <-waiter)
-		require.Less(t, time.Since(begin), 3*time.Second) // well before any poll
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-	})
-}
-
-func TestAKeyOfTheWrongType(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of func(*redlatch.Client, string) harness.Lock) {
-		c := harness.Client(t, s)
-		l := of(c, "orders")
-		h := mustLock(t, l)
-		harness.Do(t, s.Addr, "DEL", "orders")
-		harness.Do(t, s.Addr, "RPUSH", "orders", "precious")
-		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
-			_, err := l.TryLock(ctx)
-			require.ErrorContains(t, err, "WRONGTYPE")
-		}
-		_, err := of(harness.Client(t, s), "orders").Lock(t.Context())
-		require.ErrorContains(t, err, "WRONGTYPE")
-		require.NotErrorIs(t, err, lock.ErrNotAcquired)
-		_, err = l.ForceUnlock(t.Context())
-		require.ErrorContains(t, err, "WRONGTYPE")
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "orders"))
-	})
 }
 
 func TestFencingTokens(t *testing.T) {
@@ -151,7 +61,7 @@ func TestFencingTokens(t *testing.T) {
 			h, _ := l.Lock(context.Background())
 			next <- h
 		}()
-		harness.Eventually(t, 5*time.Second, "the waiter has subscribed", func() bool { return c.PubSub().Subscribed == 1 })
+		harness.Waits(t, 1, c)
 		require.NoError(t, h.Unlock(t.Context()))
 		h = check(<-next, nil)
 		require.NoError(t, h.Unlock(t.Context()))
@@ -169,6 +79,20 @@ func TestFencingTokens(t *testing.T) {
 		require.True(t, reset)
 		want = 0
 		check(l.TryLock(t.Context()))
+	})
+}
+
+func TestABadFencingCounterTakesNothing(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		c := harness.Client(t, s)
+		const counter = "redisson_lock_token:{orders}"
+		for _, set := range [][]string{{"SET", counter, "9223372036854775807"}, {"SET", counter, "x"}, {"RPUSH", counter, "x"}} {
+			harness.Do(t, s.Addr, "DEL", counter)
+			harness.Do(t, s.Addr, set...)
+			_, err := c.FencedLock("orders").TryLock(owner(c))
+			require.Error(t, err)
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+		}
 	})
 }
 
@@ -200,21 +124,13 @@ func TestBackoff(t *testing.T) {
 	require.Equal(t, time.Millisecond, rlock.ConstantBackoff(0)(1))
 }
 
-// asleep waits until n attempts were made since the server's statistics were
-// reset, and none is under way.
-func asleep(t *testing.T, s *testserver.Server, n int) {
+// asleep waits until n attempts were made since the server's statistics were reset, and
+// the clients have none to make.
+func asleep(t *testing.T, s *testserver.Server, n int, clients ...*redlatch.Client) {
 	t.Helper()
 	conn := harness.Conn(t, s.Addr)
 	defer conn.Close()
-	harness.Eventually(t, 5*time.Second, fmt.Sprintf("%d attempts, and then quiet", n), func() bool {
-		calls := harness.Commands(t, conn)
-		return calls["evalsha"] >= n && harness.GoroutinesIn("(*hold).Try") == 0
+	harness.Eventually(t, soon, fmt.Sprintf("%d attempts, and then quiet", n), func() bool {
+		return harness.Commands(t, conn)["evalsha"] >= n && harness.Stats(clients...).Attempting == 0
 	})
-}
-
-// splitName cuts the name of a subtest of eachKind into the server's and the
-// kind's.
-func splitName(name string) (server, kind string) {
-	parts := strings.Split(name, "/")
-	return parts[1], parts[2]
 }

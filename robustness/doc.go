@@ -4,24 +4,27 @@
 //
 // # Running it
 //
-//	go test ./robustness/                     a few seconds
+//	go test -short ./robustness/              20 seconds on one server
 //	make robustness                           a minute on each server
-//	make robustness FOR=1h SEED=42            as long as it takes
+//	make robustness FOR=5m SEED=42            as long as it takes
 //	make robustness FOR=1s SEED=57            one round again
+//	make soak                                 an hour on each server
 //
 // A run is made of rounds of some seconds. Each has new lock names, new
 // processes, and a seed of its own, one more than that of the round before. The
 // seed decides which faults come when and what each goroutine does next; how
 // that falls together is up to the machine, so a failure may take a few rounds
-// of its seed to come back.
+// of its seed to come back. Each minute of a longer run has a new server, and says
+// with what seed it began.
 //
 // # What is checked
 //
 // Of every round: the history of each lock, by the model below; that no call of
 // Lock outlasts its Wait by much; that a lease which has run out ends the
 // hold's context; that calls return only errors they may return; and that
-// every lock can be taken at the end. Of every run: that no key is left that does
-// not expire.
+// every lock can be taken at the end. Of every minute: that no key is left that does
+// not expire, and that what makes a run worth it has come up, which is holds of every
+// kind, faults, and what they bring about.
 //
 // # Reading a failure
 //

@@ -36,6 +36,7 @@ type claim struct {
 type history struct {
 	claims []*claim // by the time of their call
 	wipes  []event
+	faults int // that the nemesis brought about
 }
 
 func newHistory(events []event) *history {
@@ -204,20 +205,29 @@ func (h *history) annotations(lock string) []porcupine.Annotation {
 
 // figures sums histories up.
 type figures struct {
-	rounds, calls, holds, reentries, expired, gone, unpromised int
-	unknownLocks, unknownUnlocks, killed, wipes                int
-	longest                                                    time.Duration // beyond its Wait, of any Lock
+	rounds, faults, calls, holds, reentries, expired, gone, unpromised int
+	unknownLocks, unknownUnlocks, killed, wipes                        int
+	holdsOf                                                            map[string]int // by kind
+	longest                                                            time.Duration  // beyond its Wait, of any Lock
 }
 
+// add counts what the workers of a round did. What the test does after them does not
+// count.
 func (f *figures) add(h *history) {
 	f.rounds++
+	f.faults += h.faults
 	f.wipes += len(h.wipes)
 	holding := map[string]bool{}
 	for _, c := range h.claims {
+		if strings.HasPrefix(c.id, lastWorker) {
+			continue
+		}
 		f.calls++
 		switch {
 		case c.acquired():
 			f.holds++
+			kind, _, _ := strings.Cut(c.lock, "-")
+			f.holdsOf[kind]++
 			if holding[c.owner] {
 				f.reentries++
 			}
@@ -246,23 +256,30 @@ func (f *figures) add(h *history) {
 	}
 }
 
-// missing returns what has not come up, of that which makes a long run worth it.
-func (f *figures) missing() []string {
-	var missing []string
-	for what, n := range map[string]int{
-		"re-entry": f.reentries, "a lease that expired": f.expired, "a hold that was gone": f.gone,
-		"a call cut short by a kill": f.killed, "a wipe": f.wipes,
-	} {
-		if n == 0 {
-			missing = append(missing, what)
+// missing returns what has not come up, of that which makes a run of that length worth
+// it. A single round need not show anything but holds: it may be one that is looked at
+// again.
+func (f *figures) missing(runFor time.Duration) []string {
+	wanted := map[string]int{"a hold": f.holds}
+	if runFor >= smoke {
+		wanted["a fault"] = f.faults
+		for _, k := range kinds {
+			wanted[fmt.Sprintf("%d holds of the kind %s", enough, k.name)] = f.holdsOf[k.name] / enough
 		}
 	}
-	return missing
+	if runFor >= longRun {
+		maps.Copy(wanted, map[string]int{
+			"re-entry": f.reentries, "a lease that expired": f.expired, "a hold that was gone": f.gone,
+			"a call cut short by a kill": f.killed, "a wipe": f.wipes,
+		})
+	}
+	maps.DeleteFunc(wanted, func(_ string, n int) bool { return n > 0 })
+	return slices.Sorted(maps.Keys(wanted))
 }
 
 func (f *figures) String() string {
-	return fmt.Sprintf("%d rounds: %d calls of Lock, %d holds (%d by re-entry, %d over at once), lost: %d expired, %d gone; "+
+	return fmt.Sprintf("%d rounds, %d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d over at once), lost: %d expired, %d gone; "+
 		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; Lock at most %v beyond its Wait",
-		f.rounds, f.calls, f.holds, f.reentries, f.unpromised, f.expired, f.gone,
+		f.rounds, f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
 		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.longest.Round(time.Millisecond))
 }

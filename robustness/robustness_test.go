@@ -25,8 +25,15 @@ const (
 	workers    = 3 // at a time
 	roundTime  = 3 * time.Second
 	mostFaults = 8 // of a round
-	// longRun is long enough for everything to come up that can.
+	// smoke is how long a run in short takes: long enough for faults, and for enough
+	// holds of every kind, also where a fault or two keep all workers from them.
+	smoke  = 20 * time.Second
+	enough = 50
+	// longRun is long enough for everything to come up that can. A longer one consists
+	// of such.
 	longRun = time.Minute
+	// lastWorker is who takes all locks at the end of a round.
+	lastWorker = "last"
 	// endTime is what workers may need after a round for the last Lock, and to give
 	// back what they hold.
 	endTime = time.Minute
@@ -34,7 +41,10 @@ const (
 
 // settings are what the environment asks for.
 func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
-	runFor, seed = roundTime, uint64(time.Now().UnixMilli())
+	runFor, seed = longRun, uint64(time.Now().UnixMilli())
+	if testing.Short() {
+		runFor = smoke
+	}
 	for faults := 0; faults == 0; { // its round may be the only one
 		seed++
 		faults, _ = draw(seed, mostFaults)
@@ -90,7 +100,9 @@ func (r *round) run(t *testing.T) *history {
 	r.takeAll(t)
 	events, err := readJournals(r.dir)
 	require.NoError(t, err)
-	return newHistory(events)
+	h := newHistory(events)
+	h.faults = len(n.log)
+	return h
 }
 
 // newLinks returns a link for each worker.
@@ -107,13 +119,13 @@ func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) [
 
 // takeAll takes and releases every lock: whatever has happened, none is stuck.
 func (r *round) takeAll(t *testing.T) {
-	j, err := openJournal(filepath.Join(r.dir, "last"+journalExt))
+	j, err := openJournal(filepath.Join(r.dir, lastWorker+journalExt))
 	require.NoError(t, err)
 	defer j.close()
 	c, err := connect(t.Context(), r.server.Addr)
 	require.NoError(t, err)
 	defer c.Close()
-	w := &worker{id: "last", client: c, journal: j}
+	w := &worker{id: lastWorker, client: c, journal: j}
 	for _, k := range kinds {
 		p := player{worker: w}
 		l := k.of(c, lockName(r.seed, k.name))
@@ -127,43 +139,50 @@ func (r *round) takeAll(t *testing.T) {
 func TestHistories(t *testing.T) {
 	runFor, seed, dir := settings(t)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		t.Logf("from seed %d, for %v", seed, runFor)
-		s := harness.Own(t, shared.Program)
-		links := newLinks(t, s, nil)
-		var sum figures
-		begin := time.Now()
-		goOn := func() bool {
-			soFar := time.Since(begin)
-			// It may be a while until everything has come up.
-			return sum.rounds == 0 || soFar < runFor || runFor >= longRun && soFar < 3*runFor && len(sum.missing()) > 0
-		}
-		for seed, ok := seed, true; ok && goOn(); seed++ {
-			ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-				dir := journals(t, dir)
-				h := (&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}).run(t)
-				sum.add(h)
-				for _, w := range h.check(dir, checkTimeout) {
-					assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
-				}
+		seed := seed
+		for left, ok := runFor, true; left > 0 && ok; left -= longRun {
+			ok = t.Run(fmt.Sprintf("from %d", seed), func(t *testing.T) {
+				seed += uint64(histories(t, harness.Own(t, shared.Program), seed, min(left, longRun), dir))
 			})
 		}
-		t.Logf("in %v: %v", time.Since(begin).Round(time.Second), &sum)
-		if t.Failed() {
-			return
-		}
-		assert.Positive(t, sum.holds)
-		if runFor >= longRun {
-			assert.Empty(t, sum.missing(), "has not come up")
-		}
-		c, err := connect(t.Context(), s.Addr)
-		require.NoError(t, err)
-		defer c.Close()
-		for i := range sum.rounds {
-			_, err := c.FencedLock(lockName(seed+uint64(i), "fenced")).ResetTokens(t.Context())
-			require.NoError(t, err)
-		}
-		harness.NothingStays(t, s.Addr)
 	})
+}
+
+// histories has rounds on a server, the first of that seed, and returns how many.
+func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Duration, dir string) (rounds int) {
+	t.Logf("from seed %d, for %v, on %s", first, runFor, s.Program)
+	links := newLinks(t, s, nil)
+	sum := figures{holdsOf: map[string]int{}}
+	begin := time.Now()
+	goOn := func() bool {
+		soFar := time.Since(begin)
+		// It may be a while until everything has come up.
+		return sum.rounds == 0 || soFar < runFor || soFar < 3*runFor && len(sum.missing(runFor)) > 0
+	}
+	for seed, ok := first, true; ok && goOn(); seed++ {
+		ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+			dir := journals(t, dir)
+			h := (&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}).run(t)
+			sum.add(h)
+			for _, w := range h.check(dir, checkTimeout) {
+				assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
+			}
+		})
+	}
+	t.Logf("in %v: %v", time.Since(begin).Round(time.Second), &sum)
+	if t.Failed() {
+		return sum.rounds
+	}
+	assert.Empty(t, sum.missing(runFor), "has not come up")
+	c, err := connect(t.Context(), s.Addr)
+	require.NoError(t, err)
+	defer c.Close()
+	for i := range sum.rounds {
+		_, err := c.FencedLock(lockName(first+uint64(i), "fenced")).ResetTokens(t.Context())
+		require.NoError(t, err)
+	}
+	harness.NothingStays(t, s.Addr)
+	return sum.rounds
 }
 
 // journals returns a new directory, which stays if the test fails.

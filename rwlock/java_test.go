@@ -1,14 +1,10 @@
 package rwlock_test
 
-import (
-	"fmt"
+import "github.com/redlatch/redlatch/internal/wire"
 
-	"github.com/redlatch/redlatch/internal/wire"
-)
-
-// What a Java client does to the same lock, in our words: Redisson's scripts with their
-// faults. KEYS[1] is the lock, KEYS[2] the channel; ARGV[1] what the keys of read holds
-// begin with, ARGV[2] who does it, ARGV[3] the lease.
+// javaScripts are what a Java client does to the same lock, in our words: Redisson's
+// scripts with their defects. KEYS[1] is the lock, KEYS[2] the channel; ARGV[1] what the
+// keys of read holds begin with, ARGV[2] the owner, ARGV[3] the lease.
 var javaScripts = map[string]*wire.Script{
 	"java read": wire.NewScript(`
 		local mode = redis.call('HGET', KEYS[1], 'mode')
@@ -32,13 +28,12 @@ var javaScripts = map[string]*wire.Script{
 			redis.call('PEXPIRE', KEYS[1], redis.call('PTTL', KEYS[1]) + ARGV[3])
 		end
 		return redis.call('PTTL', KEYS[1])`),
-	// Sets the lock's time to that of the longest read hold also while it is held to
-	// write.
+	// Sets the lock's time to that of the longest read hold even while the owner writes.
 	"java unread": wire.NewScript(`
 		local count = redis.call('HGET', KEYS[1], ARGV[2])
 		if not count then
 			if redis.call('EXISTS', KEYS[1]) == 0 then
-				redis.call('RPUSH', KEYS[2], '0')
+				redis.call('PUBLISH', KEYS[2], '0')
 			end
 			return 0
 		end
@@ -61,8 +56,8 @@ var javaScripts = map[string]*wire.Script{
 			end
 		end
 		redis.call('DEL', KEYS[1])
-		return redis.call('RPUSH', KEYS[2], '0')`),
-	// Tells nobody when the writer goes on as a reader, and leaves the lock its time.
+		return redis.call('PUBLISH', KEYS[2], '0')`),
+	// Publishes nothing when the writer goes on as a reader, and leaves the lock its time.
 	"java unwrite": wire.NewScript(`
 		local field = ARGV[2] .. ':write'
 		if redis.call('HGET', KEYS[1], 'mode') ~= 'write' or redis.call('HEXISTS', KEYS[1], field) == 0 then
@@ -74,7 +69,7 @@ var javaScripts = map[string]*wire.Script{
 		redis.call('HDEL', KEYS[1], field)
 		if redis.call('HLEN', KEYS[1]) == 1 then
 			redis.call('DEL', KEYS[1])
-			return redis.call('RPUSH', KEYS[2], '1')
+			return redis.call('PUBLISH', KEYS[2], '1')
 		end
 		return redis.call('HSET', KEYS[1], 'mode', 'read')`),
 	// Cuts the lock short if others hold it for longer.
@@ -89,18 +84,4 @@ var javaScripts = map[string]*wire.Script{
 		return redis.call('PEXPIRE', KEYS[1], 30000)`),
 	"java delete": wire.NewScript(`
 		return redis.call('DEL', KEYS[1])`),
-}
-
-// java does what a Java thread would do.
-func java(l *lab, do, me string) error {
-	script := javaScripts[do]
-	if script == nil {
-		return fmt.Errorf("there is no step %q", do)
-	}
-	lease := "30000"
-	if do == "java write" {
-		lease = "60000"
-	}
-	return script.Exec(l.t.Context(), l.conn, []string{key, wire.RWChannel(key)},
-		[]string{wire.ReadHoldTimeouts(key), me, lease}).Error()
 }

@@ -1,14 +1,9 @@
 package rwlock_test
 
 import (
-	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"math/rand/v2"
-	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -17,109 +12,83 @@ import (
 
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// The scripts and the model take the same random steps. After each, replies and
-// everything on the server are compared, and what a lock promises is checked. The keys
-// have the model's time: after every step their expiries are set to what they are in
-// the model, so that only the duration of that one step is between the two.
-//
-// REDLATCH_MODEL_SEED repeats a run, REDLATCH_MODEL_STEPS makes it longer.
-
-const (
-	modelSteps  = 100_000
-	walkSteps   = 80
-	javaStarts  = 2 // every second walk has Java peers
-	tooSlow     = 500 * time.Millisecond
-	shrinkTries = 2000
-)
-
-func itoa(n int) string { return strconv.Itoa(n) }
-
-func TestScriptsKeepStepWithTheModel(t *testing.T) {
-	steps, seed := modelSteps, rand.Uint64()
-	if s := os.Getenv("REDLATCH_MODEL_STEPS"); s != "" {
-		var err error
-		steps, err = strconv.Atoi(s)
-		require.NoError(t, err)
-	}
-	if s := os.Getenv("REDLATCH_MODEL_SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("REDLATCH_MODEL_SEED=%d", seed)
+// The scripts do what the model does, in any order of steps, and keep the promises of
+// the lock.
+func TestLockstep(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := newLab(t, s)
-		counts := map[string]int{}
-		for n := range uint64(steps / walkSteps) {
-			w := newWalk(l, n%javaStarts == 0)
-			ops, err := w.random(rand.New(rand.NewPCG(seed, n)))
-			if err != nil {
-				ops, err = shrink(l, ops, err)
-				var list strings.Builder
-				for _, o := range ops {
-					fmt.Fprintln(&list, o)
+		lockstep.Test[step]{
+			Steps: lockstep.Size(100_000), Length: 80, Kinds: stepKinds,
+			Outcomes: []string{
+				"read acquired", "read refused", "read named acquired", "read named refused",
+				"write acquired", "write refused", "write placed", "write named acquired", "write named upgrade",
+				"read free", "read still", "read shared", "read none", "write free", "write still", "write shared", "write none",
+				"read passed", "read passed on released free", "read passed on released still", "read passed on nothing",
+				"write passed", "write passed on released free", "write passed on nothing",
+				"downgrade", "zombies", "renewed true", "renewed false", "extended true", "extended false", "forced true", "forced false",
+				"group", "group split",
+			},
+			Start: func(lane int) lockstep.Begin[step] {
+				conn := lockstep.Connect(t, s.Addr, lane)
+				l := newLabOf(t, s, conn, "PUBLISH")
+				return func(seed uint64, seen lockstep.Seen) lockstep.Walk[step] {
+					return newWalk(l, conn, seed%2 == 0, seen)
 				}
-				require.FailNow(t, err.Error(), "REDLATCH_MODEL_SEED=%d, walk %d, shrunk to\n%s", seed, n, list.String())
-			}
-			for what, n := range w.seen {
-				counts[what] += n
-			}
-		}
-		t.Logf("seen: %v", counts)
-		for _, what := range mustSee {
-			if steps < modelSteps {
-				break
-			}
-			require.Positive(t, counts[what], "never seen: %s", what)
-		}
+			},
+		}.Run(t)
 	})
 }
 
-// mustSee is what a run is worth nothing without.
-var mustSee = []string{
-	"read acquired", "read refused", "read named acquired", "read named refused",
-	"write acquired", "write refused", "write placed", "write named acquired", "write named upgrade",
-	"read free", "read still", "read shared", "read none", "write free", "write still", "write shared", "write none",
-	"read passed", "read passed on released free", "read passed on released still", "read passed on nothing",
-	"write passed", "write passed on released free", "write passed on nothing",
-	"downgrade", "zombies", "held renewed", "lost renewed", "extended", "not extended", "forced", "not forced",
-	"group", "group split", "again",
+// stepKinds are the kinds of steps. Those of Java are not in every walk.
+var stepKinds = lockstep.Weights{
+	{"acquire", 25},
+	{"acquire late", 2}, // a copy of an attempt
+	{"acquire all", 6}, {"release", 17}, {"undo", 3}, {"release any", 2}, {"hand off", 12}, {"leave", 3},
+	{"renew", 7}, {"extend", 4},
+	{"again", 6}, // the last request is delivered again
+	{"time passes", 11}, {"force", 2}, {"is locked", 2},
+	{"java read", 2}, {"java write", 1}, {"java unread", 2}, {"java unwrite", 1}, {"java renew", 1}, {"java delete", 1},
 }
 
-// slot is somebody who takes holds, one after the other, each with a new claim.
+// slot takes holds, one after the other, each with a new claim.
 type slot struct {
 	kind    string
-	named   int // of which named owner; 0: a new owner for each claim
-	like    int // named as the owner of that slot's claim, plus 1
+	named   int // which named owner it has; 0: a new owner for each claim
+	like    int // whose claim's owner it names, plus 1
 	claim   *locking.Claim
 	promise int64 // until when the hold is promised to last; 0 if there is none
 	doubt   bool  // whether another may have released it
-	placed  int64 // until when its place was promised to keep readers out
+	placed  int64 // until when it was promised to keep readers out
 }
 
-// walk is one sequence of steps.
+// The first slots of each kind are the unnamed ones.
+const (
+	unnamed      = 5
+	unnamedWrite = 11
+)
+
+// walk is a model and the protocols.
 type walk struct {
 	l     *lab
+	conn  *lockstep.Client
 	java  bool
 	w     *world
 	slots []*slot
-	cast  []int // which of them most steps are for
+	cast  []int // the slots of most steps
 	ids   int
-	at    int64 // the server's clock when the expiries were set last
-	took  int64 // how long the last step took, by that clock, in ms
-	last  func() error
-	seen  map[string]int
+	last  lockstep.Request
+	seen  lockstep.Seen
 }
 
-func newWalk(l *lab, java bool) *walk {
-	x := &walk{l: l, java: java, w: newWorld(), seen: map[string]int{}}
+func newWalk(l *lab, conn *lockstep.Client, java bool, seen lockstep.Seen) *walk {
+	x := &walk{l: l, conn: conn, java: java, w: newWorld(), seen: seen}
 	for _, kind := range []string{"read", "write"} {
-		for range 5 {
+		for range unnamed {
 			x.slots = append(x.slots, &slot{kind: kind})
 		}
 		for _, named := range []int{1, 1, 1, 2} {
@@ -129,132 +98,109 @@ func newWalk(l *lab, java bool) *walk {
 			x.slots = append(x.slots, &slot{kind: kind, like: like + 1})
 		}
 	}
-	x.w.now = 1_000_000
+	x.w.now = 1_700_000_000_000
+	conn.Reset(x.w.now)
 	return x
 }
 
-// The first slots of each kind are the unnamed ones.
-const (
-	unnamed      = 5
-	unnamedWrite = 11
-)
-
-// op is one step. What it means depends on what was before, so that it means
-// something in any sequence.
-type op struct {
-	do    string
+// step is a step. What it does depends on the state that it meets.
+type step struct {
+	lockstep.Kind
 	slots []int
-	lease int // in seconds; also how much time passes
+	lease time.Duration // also how much time passes
 	waits bool
 }
 
-func (o op) String() string {
-	return fmt.Sprintf("%-12s %v %ds waits=%v", o.do, o.slots, o.lease, o.waits)
-}
+func isJava(kind lockstep.Kind) bool { return strings.HasPrefix(string(kind), "java") }
 
-// random takes random steps until one fails.
-func (x *walk) random(r *rand.Rand) (ops []op, err error) {
-	if err := x.reset(); err != nil {
-		return nil, err
+// Draw implements lockstep.Walk. It prefers steps that have an effect.
+func (x *walk) Draw(r *rand.Rand) step {
+	if x.cast == nil { // a few are more likely to meet
+		x.cast = r.Perm(len(x.slots))[:4+r.IntN(len(x.slots)-3)]
 	}
-	// Few are more likely to meet.
-	x.cast = r.Perm(len(x.slots))[:4+r.IntN(len(x.slots)-3)]
-	for range walkSteps {
-		o := x.choose(r)
-		ops = append(ops, o)
-		if err := x.step(o); errors.Is(err, errSlow) {
-			return ops, nil
-		} else if err != nil {
-			return ops, err
-		}
-	}
-	return ops, nil
-}
-
-// choose prefers what has an effect.
-func (x *walk) choose(r *rand.Rand) op {
-	o := op{lease: 10 + r.IntN(30), waits: r.IntN(2) == 0}
-	any := func() int { return x.cast[r.IntN(len(x.cast))] }
-	held := func() int { // perhaps
-		n := any()
-		for range 20 {
-			if x.live(x.slots[n]) {
-				break
-			}
-			n = any()
+	kinds := stepKinds.Only(func(kind lockstep.Kind) bool { return x.java || !isJava(kind) })
+	s := step{Kind: kinds.Draw(r), lease: time.Duration(10+r.IntN(30)) * time.Second, waits: r.IntN(2) == 0}
+	member := func() int { return x.cast[r.IntN(len(x.cast))] }
+	held := func(tries int, is func(s *slot) bool) int { // perhaps
+		n := member()
+		for ; tries > 0 && !is(x.slots[n]); tries-- {
+			n = member()
 		}
 		return n
 	}
-	switch n := r.IntN(100); {
-	case n < 30 && x.live(x.slots[unnamedWrite]) && x.live(x.slots[unnamedWrite-1]):
-		// A writer whose owner reads.
-		o.do, o.slots = "hand off", []int{unnamedWrite, unnamedWrite + 1}
-	case n < 10:
-		o.do, o.slots = "acquire", []int{x.companion(held(), r)}
-	case n < 25:
-		o.do, o.slots = "acquire", []int{any()}
-	case n < 26:
-		o.do, o.slots = "acquire late", []int{any()}
-	case n < 29:
-		o.do, o.waits = "acquire all", true
-		for n := range unnamed {
-			if r.IntN(2) == 0 {
-				o.slots = append(o.slots, n)
-			}
+	live := func(s *slot) bool { return x.live(s) }
+	if kind, slots := x.rare(r); kind != "" {
+		return step{kind, slots, s.lease, s.waits}
+	}
+	switch s.Kind {
+	case "acquire":
+		s.slots = []int{member()}
+		if r.IntN(5) < 2 {
+			s.slots[0] = x.companion(held(20, live), r)
 		}
-		if len(o.slots) == 0 {
-			o.slots = []int{0}
-		}
-	case n < 46:
-		o.do, o.slots = "release", []int{held()}
-	case n < 49:
-		o.do, o.slots = "undo", []int{held()}
-	case n < 51:
-		o.do, o.slots = "release any", []int{held()}
-	case n < 60:
-		o.do = "hand off"
-		from := held()
-		for range 5 {
-			if x.slots[from].unnamed() {
-				break
-			}
-			from = held()
-		}
-		o.slots = []int{from}
+	case "acquire late", "is locked", "force":
+		s.slots = []int{member()}
+	case "acquire all":
+		s.slots = r.Perm(unnamed)[:1+r.IntN(unnamed)]
+	case "hand off":
+		s.slots = []int{held(100, func(s *slot) bool { return live(s) && s.unnamed() })}
 		if r.IntN(2) == 0 {
-			o.slots = append(o.slots, unnamedWrite+r.IntN(unnamed))
+			s.slots = append(s.slots, unnamedWrite+r.IntN(unnamed))
 		} else {
 			for range 1 + r.IntN(3) {
-				o.slots = append(o.slots, r.IntN(unnamed))
+				s.slots = append(s.slots, r.IntN(unnamed))
 			}
 		}
-	case n < 63:
-		o.do, o.slots = "leave", []int{unnamedWrite + r.IntN(unnamed)}
-	case n < 70:
-		o.do = "renew"
-		first := held()
+	case "leave":
+		s.slots = []int{unnamedWrite + r.IntN(unnamed)}
+	case "renew":
+		s.slots = []int{held(20, live)}
 		for range 1 + r.IntN(4) {
-			if n := held(); x.slots[n].kind == x.slots[first].kind {
-				o.slots = append(o.slots, n)
+			if n := held(20, live); x.slots[n].kind == x.slots[s.slots[0]].kind {
+				s.slots = append(s.slots, n)
 			}
 		}
-		o.slots = append(o.slots, first)
-	case n < 74:
-		o.do, o.slots = "extend", []int{held()}
-	case n < 80:
-		o.do = "again"
-	case n < 90:
-		o.do, o.lease = "time passes", 1+r.IntN(12)
-	case n < 91:
-		o.do, o.lease = "time passes", 40
-	case n < 92:
-		o.do, o.slots = "force", []int{any()}
-	case x.java:
-		o.do, o.slots = "java "+[]string{"read", "read", "write", "unread", "unread", "unwrite", "renew", "delete"}[r.IntN(8)], []int{r.IntN(2)}
+	case "time passes":
+		s.lease = time.Duration(1+r.IntN(12)) * time.Second
+		if r.IntN(11) == 0 {
+			s.lease = 40 * time.Second
+		}
+	case "again":
 	default:
-		o.do, o.slots = "is locked", []int{any()}
+		s.slots = []int{held(20, live)}
+		if isJava(s.Kind) {
+			s.slots[0] = r.IntN(2)
+		}
 	}
-	return o
+	return s
+}
+
+// rare returns a step that has an effect only in states that random steps seldom reach,
+// or "".
+func (x *walk) rare(r *rand.Rand) (kind lockstep.Kind, slots []int) {
+	live := func(n int) bool { return x.live(x.slots[n]) }
+	// An unnamed claim, and one that names its owner.
+	for _, pair := range []struct{ first, like, odds int }{{0, 9, 20}, {unnamedWrite, 10, 5}, {unnamedWrite, 21, 25}} {
+		switch n := r.IntN(pair.odds); {
+		case !live(pair.first):
+		case !live(pair.like) && n == 0:
+			return "acquire", []int{pair.like}
+		case live(pair.like) && n == 0:
+			return "release", []int{pair.first}
+		case live(pair.like) && n < 3:
+			return "hand off", []int{pair.first, unnamedWrite + 1}
+		}
+	}
+	if x.w.mode == "" && r.IntN(10) == 0 {
+		return "acquire", []int{unnamedWrite}
+	}
+	// The last reader, before a writer that waits.
+	for n := range unnamed {
+		if live(n) && len(x.w.counts) == 1 && len(x.w.writers) > 0 && r.IntN(2) == 0 {
+			return "hand off", []int{n, (n + 1) % unnamed}
+		}
+	}
+	return "", nil
 }
 
 // companion returns a slot that may use the same owner as another.
@@ -271,13 +217,13 @@ func (x *walk) companion(n int, r *rand.Rand) int {
 	return found[r.IntN(len(found))]
 }
 
-// over is a promise that is no more: the claim is not used again.
+// over is a promise that has ended: the claim is not used again.
 const over = -1
 
 // lost ends a promise, if there is one.
 func (s *slot) lost() {
 	if s.promise != 0 {
-		s.promise, s.doubt = over, true // and its ticket does not know
+		s.promise, s.doubt = over, true // its ticket does not know
 	}
 }
 
@@ -294,7 +240,7 @@ func (x *walk) fresh(s *slot) {
 	switch {
 	case s.named > 0:
 		s.claim.Owner = owner(s.named)
-	case s.like > 0 && x.live(x.slots[s.like-1]): // or nobody can know it
+	case s.like > 0 && x.live(x.slots[s.like-1]): // otherwise nobody can know it
 		s.claim.Owner = x.slots[s.like-1].claim.Owner
 	}
 	if !s.unnamed() {
@@ -302,7 +248,15 @@ func (x *walk) fresh(s *slot) {
 	}
 }
 
-// trying gives a slot a new claim unless the one it has is held or tries still.
+// claimed returns the claim of a slot.
+func (x *walk) claimed(s *slot) *locking.Claim {
+	if s.claim == nil {
+		x.fresh(s)
+	}
+	return s.claim
+}
+
+// trying gives a slot a new claim unless it holds by the one it has, or tries still.
 func (x *walk) trying(s *slot) *locking.Claim {
 	if s.claim == nil || s.promise != 0 && !x.live(s) {
 		x.fresh(s)
@@ -310,103 +264,110 @@ func (x *walk) trying(s *slot) *locking.Claim {
 	return s.claim
 }
 
-var errSlow = errors.New("the machine is too slow for this walk")
-
-// step takes one step in both worlds and compares them.
-func (x *walk) step(o op) error {
+// Take implements lockstep.Walk.
+func (x *walk) Take(s step) bool {
 	before := x.w.clone()
-	if err := x.do(o); err != nil {
-		if _, slow := x.sync(nil); errors.Is(slow, errSlow) {
-			return slow
+	switch {
+	case s.Kind == "time passes":
+		x.w.pass(ms(s.lease))
+		x.conn.Wait(x.w.now)
+		x.conn.Compare(x.w.state())
+		return true
+	case isJava(s.Kind):
+		x.peer(string(s.Kind), s.slots[0])
+		return true
+	case s.Kind != "again":
+		send := x.request(s)
+		if send == nil {
+			return false
 		}
-		return fmt.Errorf("%v: %w", o, err)
+		x.last = send
+	case x.last == nil:
+		return false
 	}
-	if o.do == "time passes" || strings.HasPrefix(o.do, "java") {
-		return nil
-	}
-	if err := x.compare(); err != nil {
-		return fmt.Errorf("%v: %w", o, err)
-	}
-	if err := x.promises(before, o); err != nil {
-		return fmt.Errorf("%v: %w\n%v", o, err, x.w.entries())
-	}
-	x.w.told = nil
-	return nil
+	x.last.Send()
+	x.conn.Compare(x.w.state())
+	x.promises(before, s)
+	return true
 }
 
-func (x *walk) do(o op) error {
-	lease := time.Duration(o.lease) * time.Second
+// End implements lockstep.Walk.
+func (x *walk) End() {}
+
+// request returns what a step sends, nil if nothing.
+func (x *walk) request(s step) lockstep.Request {
 	var slots []*slot
-	for _, n := range o.slots {
+	for _, n := range s.slots {
 		slots = append(slots, x.slots[n])
 	}
-	switch {
-	case o.do == "acquire":
-		return x.request(x.acquire(slots[0], lease, o.waits))
-	case o.do == "acquire late": // a copy of an attempt
-		c := slots[0].claim
+	first := slots[0]
+	switch s.Kind {
+	case "acquire":
+		c := x.trying(first)
+		c.Lease, c.Waits = s.lease, s.waits
+		return x.attempt(first, c)
+	case "acquire late":
+		c := first.claim
 		if c == nil || !c.Named() && x.w.counts[c.Owner.String()]+x.w.counts[wire.WriteOwner(c.Owner)] > 0 {
 			return nil
 		}
-		return x.request(x.attempt(slots[0], c))
-	case o.do == "acquire all":
-		return x.request(x.acquireAll(slots, lease))
-	case o.do == "release":
-		return x.request(x.release(slots[0], false, false))
-	case o.do == "undo":
-		return x.request(x.release(slots[0], true, false))
-	case o.do == "release any":
-		if slots[0].unnamed() {
+		return x.attempt(first, c)
+	case "acquire all":
+		return x.acquireAll(slots, s.lease)
+	case "release", "undo":
+		return x.release(first, s.Kind == "undo", false)
+	case "release any":
+		if first.unnamed() {
 			return nil
 		}
-		return x.request(x.release(slots[0], false, true))
-	case o.do == "hand off":
-		if !slots[0].unnamed() {
+		return x.release(first, false, true)
+	case "hand off":
+		if !first.unnamed() {
 			return nil
 		}
-		return x.request(x.handOff(slots[0], slots[1:], lease))
-	case o.do == "leave":
-		return x.request(x.leave(slots[0]))
-	case o.do == "renew":
-		return x.request(x.renew(slots, lease))
-	case o.do == "extend":
-		return x.request(x.extend(slots[0], lease))
-	case o.do == "force":
-		return x.request(x.force(slots[0].kind))
-	case o.do == "is locked":
-		return x.request(x.isLocked(slots[0].kind))
-	case o.do == "again":
-		if x.last == nil {
+		return x.handOff(first, slots[1:], s.lease)
+	case "leave":
+		if first.claim == nil {
 			return nil
 		}
-		x.see("again")
-		return x.last()
-	case o.do == "time passes":
-		gone := map[string]bool{}
-		for name := range x.w.entries() {
-			gone[name] = true
+		c := first.claim
+		return func() (any, any, error) {
+			x.w.leave(c)
+			x.left(c)
+			return nil, nil, x.l.write.(locking.Placed).Leave(x.l.t.Context(), c)
 		}
-		x.w.pass(ms(lease))
-		for name := range x.w.entries() {
-			delete(gone, name)
+	case "renew":
+		return x.renew(slots, s.lease)
+	case "extend":
+		c := x.claimed(first)
+		return func() (any, any, error) {
+			real, err := x.l.of(c).Extend(x.l.t.Context(), c, s.lease)
+			want := x.w.extend(c, s.lease)
+			x.see("extended", want)
+			x.renewed(first, c, want, s.lease)
+			return real, want, err
 		}
-		_, err := x.sync(slices.Collect(maps.Keys(gone)))
-		return err
+	case "force":
+		return func() (any, any, error) {
+			real, err := x.l.of(&locking.Claim{Kind: first.kind}).Force(x.l.t.Context(), key)
+			want := x.w.force(first.kind)
+			x.see("forced", want)
+			for _, s := range x.slots {
+				if want {
+					s.lost()
+				}
+			}
+			return real, want, err
+		}
 	default:
-		return x.peer(o.do, slots[0], o.slots[0])
+		return func() (any, any, error) {
+			real, err := x.l.of(&locking.Claim{Kind: first.kind}).IsLocked(x.l.t.Context(), key)
+			return real, x.w.isLocked(first.kind), err
+		}
 	}
 }
 
-// request sends a request, which can be sent again.
-func (x *walk) request(send func() error) error {
-	if send == nil {
-		return nil
-	}
-	x.last = send
-	return send()
-}
-
-func (x *walk) see(what ...any) { x.seen[strings.TrimSpace(fmt.Sprintln(what...))]++ }
+func (x *walk) see(what ...any) { x.seen.See(what...) }
 
 func kindOf(c *locking.Claim) string {
 	if c.Named() {
@@ -415,31 +376,13 @@ func kindOf(c *locking.Claim) string {
 	return c.Kind
 }
 
-func differ(what string, got, want any, err error) error {
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		return fmt.Errorf("%s is %+v, and ought to be %+v", what, got, want)
-	}
-	return nil
-}
-
-// answered compares an answer to an acquisition.
-func answered(got, want locking.Answer, err error) error {
-	// The key it was read from may have been set up to tooSlow ago.
-	if d := want.FreeIn - got.FreeIn; want.FreeIn >= 0 && d >= 0 && d < tooSlow {
-		got.FreeIn = want.FreeIn
-	}
-	return differ("the answer", got, want, err)
-}
-
+// acquired notes what an attempt has come to.
 func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 	switch {
 	case a.Acquired:
 		x.see(kindOf(c), "acquired")
 		s.placed = 0
-		if s.claim == c && !s.doubt { // what it has may be of another claim
+		if s.claim == c && !s.doubt { // otherwise the hold may be of another claim
 			s.promise = max(s.promise, x.w.now+ms(c.Lease))
 		}
 		if c.Kind == "write" {
@@ -457,46 +400,33 @@ func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 	}
 }
 
-func (x *walk) acquire(s *slot, lease time.Duration, waits bool) func() error {
-	c := x.trying(s)
-	c.Lease, c.Waits = lease, waits
-	return x.attempt(s, c)
-}
-
-func (x *walk) attempt(s *slot, c *locking.Claim) func() error {
-	return func() error {
-		got, err := x.l.of(c).Acquire(x.l.t.Context(), c)
+func (x *walk) attempt(s *slot, c *locking.Claim) lockstep.Request {
+	return func() (any, any, error) {
+		real, err := x.l.of(c).Acquire(x.l.t.Context(), c)
 		want := x.w.acquire(c)
 		x.acquired(s, c, want)
-		return answered(got, want, err)
+		return real, want, err
 	}
 }
 
-func (x *walk) acquireAll(slots []*slot, lease time.Duration) func() error {
+func (x *walk) acquireAll(slots []*slot, lease time.Duration) lockstep.Request {
 	var claims []*locking.Claim
 	for i, s := range slots {
 		c := x.trying(s)
 		c.Lease, c.Waits = unlike(lease, i), true
 		claims = append(claims, c)
 	}
-	return func() error {
-		got, err := x.l.read.(locking.Grouped).AcquireAll(x.l.t.Context(), claims)
-		if err == nil && len(got) != len(claims) {
-			return fmt.Errorf("%d answers for %d claims", len(got), len(claims))
-		}
+	return func() (any, any, error) {
+		real, err := x.l.read.(locking.Grouped).AcquireAll(x.l.t.Context(), claims)
+		var want []locking.Answer
 		some := 0
 		for i, c := range claims {
-			want := x.w.acquire(c)
-			x.acquired(slots[i], c, want)
-			if want.Acquired {
+			a := x.w.acquire(c)
+			x.acquired(slots[i], c, a)
+			if a.Acquired {
 				some++
 			}
-			if err != nil {
-				return err
-			}
-			if err := answered(got[i], want, err); err != nil {
-				return fmt.Errorf("claim %d: %w", i, err)
-			}
+			want = append(want, a)
 		}
 		if len(claims) > 1 {
 			x.see("group")
@@ -504,7 +434,7 @@ func (x *walk) acquireAll(slots []*slot, lease time.Duration) func() error {
 				x.see("group split")
 			}
 		}
-		return nil
+		return real, want, err
 	}
 }
 
@@ -521,24 +451,21 @@ func (x *walk) released(c *locking.Claim, what string, r locking.Released) {
 	}
 }
 
-func (x *walk) release(s *slot, undo, anyHold bool) func() error {
-	if s.claim == nil {
-		x.fresh(s)
-	}
-	c := s.claim
+func (x *walk) release(s *slot, undo, anyHold bool) lockstep.Request {
+	c := x.claimed(s)
 	if anyHold {
 		x.ids++
-		any := *c
-		any.Ticket, any.AnyHold = fmt.Sprintf("%032x", x.ids), true
-		c = &any
+		other := *c
+		other.Ticket, other.AnyHold = fmt.Sprintf("%032x", x.ids), true
+		c = &other
 	}
-	return func() error {
+	return func() (any, any, error) {
 		for field, count := range x.w.counts {
 			if !isWriter(field) && x.w.keys[holdKeyOf(field, count)] == 0 {
 				x.see("zombies")
 			}
 		}
-		got, err := x.l.of(c).Release(x.l.t.Context(), c, undo)
+		real, err := x.l.of(c).Release(x.l.t.Context(), c, undo)
 		want := x.w.release(c, undo)
 		x.released(c, "", want)
 		if anyHold {
@@ -549,12 +476,12 @@ func (x *walk) release(s *slot, undo, anyHold bool) func() error {
 			s.promise = over
 		}
 		x.left(c)
-		return differ("the result", got, want, err)
+		return real, want, err
 	}
 }
 
-// lostWith ends the promises to a claim's owner: one of its holds is gone, and whose
-// it was is not known.
+// lostWith ends the promises to a claim's owner: one of its holds is gone, and it is not
+// known which.
 func (x *walk) lostWith(c *locking.Claim) {
 	for _, s := range x.slots {
 		if s.claim != nil && s.claim.Owner == c.Owner && s.kind == c.Kind {
@@ -563,9 +490,9 @@ func (x *walk) lostWith(c *locking.Claim) {
 	}
 }
 
-// takenFor is for a release of a claim that has no hold any more and does not know: it
-// takes another of its owner for its own. It is of an unnamed one whose owner has been
-// used as a name since, or of one whose hold was released by another.
+// takenFor is for the release of a claim that has no hold any more and does not know: it
+// takes another hold of its owner for its own. It happens to an unnamed claim whose owner
+// has been named since, and to a claim whose hold another one has released.
 func (x *walk) takenFor(s *slot, c *locking.Claim) {
 	if s.claim != c || s.doubt || !c.Named() && !x.live(s) {
 		x.lostWith(c)
@@ -581,11 +508,8 @@ func (x *walk) left(c *locking.Claim) {
 	}
 }
 
-func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) func() error {
-	if from.claim == nil {
-		x.fresh(from)
-	}
-	f := from.claim
+func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) lockstep.Request {
+	f := x.claimed(from)
 	var claims []*locking.Claim
 	var next []*slot
 	for _, s := range to {
@@ -599,8 +523,8 @@ func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) func() error
 	if len(claims) == 0 {
 		return nil
 	}
-	return func() error {
-		got, err := x.l.of(f).HandOff(x.l.t.Context(), f, claims)
+	return func() (any, any, error) {
+		real, err := x.l.of(f).HandOff(x.l.t.Context(), f, claims)
 		want := x.w.handOff(f, claims)
 		x.takenFor(from, f)
 		switch {
@@ -616,271 +540,91 @@ func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) func() error
 			x.released(f, "passed on released ", want.Released)
 			from.promise = over
 		}
-		return differ("the result", got, want, err)
+		return real, want, err
 	}
 }
 
-func (x *walk) leave(s *slot) func() error {
-	if s.claim == nil {
-		return nil
-	}
-	c := s.claim
-	return func() error {
-		x.w.leave(c)
-		x.left(c)
-		return x.l.write.(locking.Placed).Leave(x.l.t.Context(), c)
-	}
-}
-
-func (x *walk) renew(slots []*slot, lease time.Duration) func() error {
+func (x *walk) renew(slots []*slot, lease time.Duration) lockstep.Request {
 	var batch []*watchdog.Lease
 	var claims []*locking.Claim
 	for _, s := range slots {
-		if s.claim == nil {
-			x.fresh(s)
-		}
-		claims = append(claims, s.claim)
-		one := &watchdog.Lease{Key: key, Owner: s.claim.Owner.String()}
-		if s.claim.Named() {
-			one.Ticket = wire.UnlockLatch(key, s.claim.Ticket)
+		c := x.claimed(s)
+		claims = append(claims, c)
+		one := &watchdog.Lease{Key: key, Owner: c.Owner.String()}
+		if c.Named() {
+			one.Ticket = wire.UnlockLatch(key, c.Ticket)
 		}
 		batch = append(batch, one)
 	}
-	return func() error {
-		got := x.l.of(claims[0]).Renewer().Renew(context.Background(), [][]*watchdog.Lease{batch}, lease, true)[0]
+	return func() (any, any, error) {
+		real := x.l.of(claims[0]).Renewer().Renew(x.l.t.Context(), [][]*watchdog.Lease{batch}, lease, true)[0]
 		var want []bool
 		for i, c := range claims {
-			held := x.w.holds(c)
-			if held {
-				x.w.atLeast(c, lease)
-			}
+			held := x.w.extend(c, lease)
 			want = append(want, held)
-			x.see(map[bool]string{true: "held", false: "lost"}[held], "renewed")
-			if s := slots[i]; held && s.claim == c && x.live(s) {
-				s.promise = max(s.promise, x.w.now+ms(lease))
-			}
+			x.see("renewed", held)
+			x.renewed(slots[i], c, held, lease)
 		}
-		return differ("what is held", got.Held, want, got.Err)
+		return real.Held, want, real.Err
 	}
 }
 
-func (x *walk) extend(s *slot, lease time.Duration) func() error {
-	if s.claim == nil {
-		x.fresh(s)
-	}
-	c := s.claim
-	return func() error {
-		got, err := x.l.of(c).Extend(x.l.t.Context(), c, lease)
-		want := x.w.extend(c, lease)
-		if want {
-			x.see("extended")
-		} else {
-			x.see("not extended")
-		}
-		if want && s.claim == c && x.live(s) {
-			s.promise = max(s.promise, x.w.now+ms(lease))
-		}
-		return differ("whether it is held", got, want, err)
+// renewed notes that a claim may have been given more time.
+func (x *walk) renewed(s *slot, c *locking.Claim, held bool, lease time.Duration) {
+	if held && s.claim == c && x.live(s) {
+		s.promise = max(s.promise, x.w.now+ms(lease))
 	}
 }
 
-func (x *walk) force(kind string) func() error {
-	return func() error {
-		got, err := x.of(kind).Force(x.l.t.Context(), key)
-		want := x.w.force(kind)
-		if want {
-			x.see("forced")
-			for _, s := range x.slots {
-				s.lost()
-			}
-		} else {
-			x.see("not forced")
-		}
-		return differ("whether it was held", got, want, err)
-	}
-}
-
-func (x *walk) of(kind string) interface {
-	Force(context.Context, string) (bool, error)
-	IsLocked(context.Context, string) (bool, error)
-} {
-	if kind == "read" {
-		return x.l.read
-	}
-	return x.l.write
-}
-
-func (x *walk) isLocked(kind string) func() error {
-	return func() error {
-		got, err := x.of(kind).IsLocked(x.l.t.Context(), key)
-		return differ("whether it is locked", got, x.w.isLocked(kind), err)
-	}
-}
-
-// peer is a step of a Java client. It is not compared: the model takes what the server
-// has then.
-func (x *walk) peer(do string, _ *slot, n int) error {
+// peer is a step of a Java client. The model takes over what the server has then.
+func (x *walk) peer(do string, n int) {
 	x.last = nil
-	if err := x.compareless(); err != nil {
-		return err
+	lease := "30000"
+	if do == "java write" {
+		lease = "60000"
 	}
-	me := clientID[:35] + "9:" + itoa(n+1)
-	if err := java(x.l, do, me); err != nil {
-		return err
-	}
-	found, err := x.sync(nil)
-	if err != nil {
-		return err
-	}
-	x.adopt(found)
-	_, err = x.sync(nil)
+	lockstep.Check(javaScripts[do].Exec(x.l.t.Context(), x.conn, []string{key, wire.RWChannel(key)},
+		[]string{wire.ReadHoldTimeouts(key), clientID[:35] + "9:" + itoa(n+1), lease}).Error())
+	x.w.adopt(x.conn.State())
 	for _, s := range x.slots {
 		switch {
 		case s.claim == nil || !x.live(s):
 		case x.w.counts[fieldOf(s.claim)] == 0:
 			s.lost()
-		case s.promise > x.w.until: // a peer has cut it short
+		case s.promise > x.w.until: // Java has cut it short
 			s.promise, s.doubt = x.w.until, true
 		}
 		if s.placed > 0 && !x.w.writers[s.claim.Owner.String()] {
 			s.placed = 0
 		}
 	}
-	x.w.told = nil
-	return err
 }
 
-// compareless does nothing to the server but set the expiries.
-func (x *walk) compareless() error {
-	_, err := x.sync(nil)
-	return err
-}
-
-// adopt makes the model what was found. Times are whole seconds in the model.
-func (x *walk) adopt(found map[string]entry) {
-	w := newWorld()
-	w.now = x.w.now
-	for name, e := range found {
-		until := w.now + max((e.until+500)/1000*1000, 1000)
-		switch {
-		case name == key:
-			w.until = until
-			for field := range strings.FieldsSeq(e.value) {
-				name, value, _ := strings.Cut(field, "=")
-				if name == "mode" {
-					w.mode = value
-				} else {
-					w.counts[name], _ = strconv.Atoi(value)
-				}
-			}
-		case name == wire.WriterWaits(key):
-			w.kept = until
-			for o := range strings.FieldsSeq(e.value) {
-				w.writers[o] = true
-			}
-		case strings.Contains(name, ":rwlock_timeout:"):
-			w.keys[name] = until
-		case strings.HasPrefix(name, "redisson_unlock_latch"):
-			w.tickets[name] = ticket{e.value, until}
-		}
-	}
-	x.w = w
-}
-
-// compare fails unless the server has what the model has.
-func (x *walk) compare() error {
-	found, err := x.sync(nil)
-	if err != nil {
-		return err
-	}
-	took, again := x.took, x.renumber(found)
-	want := x.w.entries()
-	for name, e := range found {
-		if _, ok := want[name]; !ok {
-			return fmt.Errorf("%q = %q is there, and ought not to be", name, e.value)
-		}
-	}
-	for name, e := range want {
-		got, ok := found[name]
-		if !ok {
-			return fmt.Errorf("%q = %q is not there", name, e.value)
-		}
-		if got.value != e.value {
-			return fmt.Errorf("%q is %q, and ought to be %q", name, got.value, e.value)
-		}
-		ttl := int64(-1)
-		if e.until != 0 {
-			ttl = e.until - x.w.now
-		}
-		if d := ttl - got.until; max(d, -d) > took+1 {
-			return fmt.Errorf("%q has %d ms left, and ought to have %d (the step took %d ms)", name, got.until, ttl, took)
-		}
-	}
-	if again { // and so have other expiries
-		x.w.told = nil
-		_, err = x.sync(nil)
-	}
-	return err
-}
-
-// renumber gives the read holds of an owner the numbers that they have on the server, by
-// their time: where some are alike, it is not told which is ended. It reports whether
-// that changes any.
-func (x *walk) renumber(found map[string]entry) (changed bool) {
-	for owner, count := range x.w.counts {
-		var there []string
-		var untils []int64
-		for n := range count {
-			name := holdKeyOf(owner, n+1)
-			if _, ok := found[name]; ok {
-				there = append(there, name)
-			}
-			if until, ok := x.w.keys[name]; ok {
-				untils = append(untils, until)
-			}
-		}
-		if len(there) != len(untils) {
-			continue // and compare will tell
-		}
-		slices.SortStableFunc(there, func(a, b string) int { return int(found[a].until - found[b].until) })
-		slices.Sort(untils)
-		renumbered := maps.Clone(x.w.keys)
-		for n := range count {
-			delete(renumbered, holdKeyOf(owner, n+1))
-		}
-		for i, name := range there {
-			renumbered[name] = untils[i]
-		}
-		if !maps.Equal(renumbered, x.w.keys) {
-			x.w.keys, changed = renumbered, true
-		}
-	}
-	return changed
-}
-
-// promises fails if a lock would break its promise. It looks at the model, which the
-// server is equal to.
-func (x *walk) promises(before *world, o op) error {
+// promises fails the walk if a promise of the lock is broken. It looks at the model, which
+// the server is equal to.
+func (x *walk) promises(before *world, o step) {
 	w := x.w
 	var writer string
 	for field := range w.counts {
 		if isWriter(field) {
 			if writer != "" || w.mode != "write" {
-				return errors.New("there are two writers, or one among readers")
+				lockstep.Failf("there are two writers, or one among readers")
 			}
 			writer = strings.TrimSuffix(field, wire.WriteSuffix)
 		}
 	}
 	for field := range w.counts {
 		if w.mode == "write" && !isWriter(field) && field != writer {
-			return errors.New("somebody reads while another writes")
+			lockstep.Failf("an owner reads while another writes")
 		}
 	}
 	if (w.mode == "write") != (writer != "") {
-		return errors.New("the mode is wrong")
+		lockstep.Failf("the mode is wrong")
 	}
-	if w.mode == "" && !x.java && len(w.keys) > 0 {
-		return errors.New("the lock is free, and read holds are left")
+	for _, until := range w.keys {
+		if w.mode == "" && !x.java && until > w.now {
+			lockstep.Failf("the lock is free, and read holds are left")
+		}
 	}
 	// Every hold that was promised has its own key that lasts as long.
 	promised := map[string][]int64{}
@@ -889,14 +633,14 @@ func (x *walk) promises(before *world, o op) error {
 			f := fieldOf(s.claim)
 			promised[f] = append(promised[f], s.promise)
 			if w.counts[f] < len(promised[f]) {
-				return fmt.Errorf("the hold of slot %d is gone", n)
+				lockstep.Failf("the hold of slot %d is gone", n)
 			}
 			if w.until < s.promise {
-				return fmt.Errorf("the hold of slot %d is to last %d ms, and the lock lasts %d", n, s.promise-w.now, w.until-w.now)
+				lockstep.Failf("the hold of slot %d was promised %d ms, and the lock lasts %d", n, s.promise-w.now, w.until-w.now)
 			}
 		}
 		if s.placed > w.now && w.mode == "read" && !w.writers[s.claim.Owner.String()] {
-			return fmt.Errorf("slot %d waits to write, and does not keep readers out", n)
+			lockstep.Failf("slot %d waits to write, and does not keep readers out", n)
 		}
 	}
 	for field, promises := range promised {
@@ -911,21 +655,20 @@ func (x *walk) promises(before *world, o op) error {
 		slices.Sort(promises)
 		for i, until := range untils[len(untils)-len(promises):] {
 			if until < promises[i] {
-				return fmt.Errorf("a read hold of %s is to last %d ms, and its key lasts %d", field, promises[i]-w.now, until-w.now)
+				lockstep.Failf("a read hold of %s was promised %d ms, and its key lasts %d", field, promises[i]-w.now, until-w.now)
 			}
 		}
 	}
-	return x.othersUntouched(before, o)
+	x.othersUntouched(before, o)
 }
 
-// othersUntouched fails if a step has cut short a live hold of somebody it was not
-// for.
-func (x *walk) othersUntouched(before *world, o op) error {
-	if o.do == "force" || o.do == "again" {
-		return nil
+// othersUntouched fails the walk if a step has cut short a live hold of another owner.
+func (x *walk) othersUntouched(before *world, s step) {
+	if s.Kind == "force" || s.Kind == "again" {
+		return
 	}
 	mine := func(name string) bool {
-		for _, n := range o.slots {
+		for _, n := range s.slots {
 			if c := x.slots[n].claim; c != nil && strings.HasPrefix(name, wire.ReadHoldTimeouts(key)+c.Owner.String()+":") {
 				return true
 			}
@@ -934,131 +677,25 @@ func (x *walk) othersUntouched(before *world, o op) error {
 	}
 	for name, until := range before.keys {
 		if until > x.w.now && !mine(name) && x.w.keys[name] < until && x.w.mode != "" {
-			return fmt.Errorf("%q was cut short", name)
+			lockstep.Failf("%q was cut short", name)
 		}
 	}
-	return nil
 }
 
-// syncScript returns the clock and everything there is, as lists of name, value and
-// ms left. Then it deletes the list of messages, the first ARGV[1] of the names that
-// follow, and gives the rest the ms that follow each.
-var syncScript = wire.NewScript(`
-local found = {'the clock'}
-for _, key in ipairs(redis.call('KEYS', '*')) do
-	local kind, value = redis.call('TYPE', key).ok, nil
-	if kind == 'hash' then
-		local fields, all = redis.call('HGETALL', key), {}
-		for i = 1, #fields, 2 do
-			all[#all + 1] = fields[i] .. '=' .. fields[i + 1]
-		end
-		table.sort(all)
-		value = table.concat(all, ' ')
-	elseif kind == 'set' then
-		local all = redis.call('SMEMBERS', key)
-		table.sort(all)
-		value = table.concat(all, ' ')
-	elseif kind == 'list' then
-		value = table.concat(redis.call('LRANGE', key, 0, -1), ' ')
-	else
-		value = redis.call('GET', key)
-	end
-	found[#found + 1] = key
-	found[#found + 1] = value
-	found[#found + 1] = string.format('%d', redis.call('PTTL', key))
-end
-local now = redis.call('TIME') -- after all has been looked at
-now = now[1] * 1000 + math.floor(now[2] / 1000)
-found[1] = string.format('%d', now)
-redis.call('DEL', KEYS[1])
-local gone = tonumber(ARGV[1])
-for i = 2, gone + 1 do
-	redis.call('DEL', ARGV[i])
-end
-for i = gone + 2, #ARGV, 2 do
-	redis.call('PEXPIREAT', ARGV[i], string.format('%d', now + ARGV[i + 1]))
-end
-return found`)
-
-// sync returns what there is, with the ms it has left as its until, and sets all
-// expiries to those of the model.
-func (x *walk) sync(gone []string) (map[string]entry, error) {
-	args := append([]string{itoa(len(gone))}, gone...)
-	for name, e := range x.w.entries() {
-		if e.until != 0 {
-			args = append(args, name, strconv.FormatInt(e.until-x.w.now, 10))
+// An owner has three holds: the key of the first is gone, the second is released when its
+// own time is nearly over, and the third must keep its time.
+func TestALiveReadHoldKeepsItsKey(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn := lockstep.Connect(t, s.Addr, 0)
+		x := newWalk(newLabOf(t, s, conn, "PUBLISH"), conn, false, lockstep.Seen{})
+		for _, s := range []step{
+			{"acquire", []int{5}, 10 * time.Second, true},
+			{"acquire", []int{6}, 20 * time.Second, true},
+			{"acquire", []int{7}, 40 * time.Second, true},
+			{"time passes", nil, 20 * time.Second, true},
+			{"release", []int{6}, 0, true},
+		} {
+			require.NotPanics(t, func() { require.True(t, x.Take(s)) })
 		}
-	}
-	reply, err := syncScript.Exec(context.Background(), x.l.conn, []string{wire.RWChannel(key)}, args).AsStrSlice()
-	if err != nil {
-		return nil, err
-	}
-	at, err := strconv.ParseInt(reply[0], 10, 64)
-	if err != nil {
-		return nil, err
-	}
-	x.took, x.at = at-x.at, at
-	if x.took > ms(tooSlow) {
-		return nil, errSlow
-	}
-	found := map[string]entry{}
-	for i := 1; i < len(reply); i += 3 {
-		left, err := strconv.ParseInt(reply[i+2], 10, 64)
-		if err != nil {
-			return nil, err
-		}
-		found[reply[i]] = entry{reply[i+1], left}
-	}
-	return found, nil
-}
-
-// reset empties the server.
-func (x *walk) reset() error {
-	if err := x.l.conn.Do(context.Background(), x.l.conn.B().Flushdb().Build()).Error(); err != nil {
-		return err
-	}
-	_, err := x.sync(nil)
-	if errors.Is(err, errSlow) { // it has counted from 1970
-		err = nil
-	}
-	return err
-}
-
-// shrink leaves out steps for as long as some still fail.
-func shrink(l *lab, ops []op, err error) ([]op, error) {
-	java := slices.ContainsFunc(ops, func(o op) bool { return strings.HasPrefix(o.do, "java") })
-	fails := func(ops []op) error {
-		x := newWalk(l, java)
-		if err := x.reset(); err != nil {
-			return nil
-		}
-		for _, o := range ops {
-			if err := x.step(o); errors.Is(err, errSlow) {
-				return nil
-			} else if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
-	tries := 0
-	for size := len(ops) / 2; size > 0; {
-		smaller := false
-		for at := 0; at+size <= len(ops) && tries < shrinkTries; {
-			tries++
-			rest := slices.Concat(ops[:at], ops[at+size:])
-			if failure := fails(rest); failure != nil {
-				ops, err, smaller = rest, failure, true
-			} else {
-				at += size
-			}
-		}
-		if !smaller || size > 1 {
-			size /= 2
-		}
-		if tries >= shrinkTries {
-			break
-		}
-	}
-	return ops, err
+	})
 }

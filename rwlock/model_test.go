@@ -3,27 +3,29 @@ package rwlock_test
 import (
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/rwlock"
 )
 
-// world is the model of one read-write lock: what the server has to have, and to
-// answer. It says what the scripts are to do, one claim after the other, and nothing of
-// how. Its time is its own, in ms.
+// world is the model of one read-write lock: what the server should have and reply. It
+// says what the scripts do, one claim after the other, and not how. Times are in ms; at
+// the end of its time a key has 0 ms left, and later it is gone.
 type world struct {
 	now     int64
 	mode    string         // "" if the lock is free
 	counts  map[string]int // by field
 	until   int64          // when the lock expires
 	keys    map[string]int64
-	writers map[string]bool // who keep new readers out
+	writers map[string]bool // that wait and keep new readers out
 	kept    int64           // until when
 	tickets map[string]ticket
-	told    []string
+	told    []string // messages
 }
 
 type ticket struct {
@@ -44,12 +46,12 @@ func (w *world) clone() *world {
 // pass lets time pass.
 func (w *world) pass(ms int64) {
 	w.now += ms
-	if w.mode != "" && w.until <= w.now {
+	if w.mode != "" && w.until < w.now {
 		w.clear()
 	}
-	maps.DeleteFunc(w.keys, func(_ string, until int64) bool { return until <= w.now })
-	maps.DeleteFunc(w.tickets, func(_ string, t ticket) bool { return t.until <= w.now })
-	if w.kept <= w.now {
+	maps.DeleteFunc(w.keys, func(_ string, until int64) bool { return until < w.now })
+	maps.DeleteFunc(w.tickets, func(_ string, t ticket) bool { return t.until < w.now })
+	if w.kept < w.now {
 		clear(w.writers)
 	}
 }
@@ -62,6 +64,7 @@ func (w *world) clear() {
 func (w *world) in(until int64) time.Duration { return time.Duration(until-w.now) * time.Millisecond }
 
 func ms(d time.Duration) int64 { return d.Milliseconds() }
+func itoa(n int) string        { return strconv.Itoa(n) }
 
 func holdKeyOf(owner string, n int) string {
 	return wire.ReadHoldTimeouts(key) + owner + ":rwlock_timeout:" + itoa(n)
@@ -164,8 +167,7 @@ func (w *world) admit(c *locking.Claim) {
 	w.until = max(w.until, until)
 }
 
-// longest is when the last read hold of anybody but one owner ends, 0 if all are
-// over.
+// longest is when the last read hold of any owner but one ends, 0 if none has time left.
 func (w *world) longest(except string) (until int64) {
 	for field, count := range w.counts {
 		for n := range count {
@@ -174,12 +176,15 @@ func (w *world) longest(except string) (until int64) {
 			}
 		}
 	}
+	if until <= w.now {
+		return 0
+	}
 	return until
 }
 
 func (w *world) tell(payload string) locking.Released {
 	w.told = append(w.told, payload)
-	return locking.Released{State: locking.Free, Told: len(w.told)}
+	return locking.Released{State: locking.Free, Told: lockstep.Subscribers}
 }
 
 func (w *world) release(c *locking.Claim, undo bool) locking.Released {
@@ -234,7 +239,7 @@ func (w *world) endWrite(c *locking.Claim) locking.Released {
 	return w.tell("1")
 }
 
-// manyHolders is how many there have to be for a reader not to look at all that stay.
+// manyHolders is how many must stay for a release not to look at all of them.
 const manyHolders = 4
 
 func (w *world) endRead(c *locking.Claim) locking.Released {
@@ -252,7 +257,7 @@ func (w *world) endRead(c *locking.Claim) locking.Released {
 		}
 	}
 	until := w.keys[gone]
-	if w.keys[gone] = w.keys[last]; w.keys[gone] == 0 {
+	if w.keys[gone] = w.keys[last]; w.keys[gone] <= w.now {
 		delete(w.keys, gone)
 	}
 	delete(w.keys, last)
@@ -351,34 +356,50 @@ func (w *world) isLocked(kind string) bool {
 	return w.mode == kind || kind == "read" && w.mode == "write" && len(w.counts) > 1
 }
 
-// entry is a key of the server.
-type entry struct {
-	value string
-	until int64 // 0: it has no expiry
-}
-
-// entries are all keys the server has to have.
-func (w *world) entries() map[string]entry {
-	all := map[string]entry{}
+// state is everything the server should have, and the messages since the last call.
+func (w *world) state() (s lockstep.State) {
 	if w.mode != "" {
-		fields := []string{"mode=" + w.mode}
-		for field, count := range w.counts {
-			fields = append(fields, field+"="+itoa(count))
-		}
-		slices.Sort(fields)
-		all[key] = entry{strings.Join(fields, " "), w.until}
+		s.Put(key, "hash", w.until, append(lockstep.Pairs(w.counts), "mode", w.mode)...)
 	}
 	for k, until := range w.keys {
-		all[k] = entry{"1", until}
+		s.Put(k, "string", until, "1")
 	}
-	if len(w.writers) > 0 {
-		all[wire.WriterWaits(key)] = entry{strings.Join(slices.Sorted(maps.Keys(w.writers)), " "), w.kept}
-	}
+	s.Put(wire.WriterWaits(key), "set", w.kept, slices.Collect(maps.Keys(w.writers))...)
 	for k, t := range w.tickets {
-		all[k] = entry{t.state, t.until}
+		s.Put(k, "string", t.until, t.state)
 	}
-	if len(w.told) > 0 {
-		all[wire.RWChannel(key)] = entry{strings.Join(w.told, " "), 0}
+	for _, message := range w.told {
+		s.Told = append(s.Told, wire.RWChannel(key)+" "+message)
 	}
-	return all
+	w.told = nil
+	return s
+}
+
+// adopt makes the model what the server is.
+func (w *world) adopt(s lockstep.State) {
+	*w = world{now: w.now, counts: map[string]int{}, keys: map[string]int64{}, writers: map[string]bool{}, tickets: map[string]ticket{}}
+	for name, k := range s.Keys {
+		_, content, _ := strings.Cut(k.Is, " ")
+		switch {
+		case name == key:
+			w.until = k.Ends
+			for pair := range strings.FieldsSeq(content) {
+				field, value, _ := strings.Cut(pair, "=")
+				if field == "mode" {
+					w.mode = value
+				} else {
+					w.counts[field], _ = strconv.Atoi(value)
+				}
+			}
+		case name == wire.WriterWaits(key):
+			w.kept = k.Ends
+			for o := range strings.FieldsSeq(content) {
+				w.writers[o] = true
+			}
+		case strings.Contains(name, ":rwlock_timeout:"):
+			w.keys[name] = k.Ends
+		default:
+			w.tickets[name] = ticket{content, k.Ends}
+		}
+	}
 }

@@ -219,17 +219,6 @@ func (l *lab) holdKey(c *locking.Claim, n int) string {
 	return wire.ReadHoldTimeout(key, c.Owner, n)
 }
 
-// onlyTickets requires that nothing else is left, and removes them.
-func (l *lab) onlyTickets() {
-	l.t.Helper()
-	keys, err := l.conn.Do(l.t.Context(), l.conn.B().Keys().Pattern("*").Build()).AsStrSlice()
-	require.NoError(l.t, err)
-	for _, k := range keys {
-		require.True(l.t, strings.HasPrefix(k, "redisson_unlock_latch:"), k)
-	}
-	harness.Do(l.t, l.s.Addr, "FLUSHALL")
-}
-
 func (l *lab) empty() {
 	l.t.Helper()
 	require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "DBSIZE"))
@@ -250,17 +239,26 @@ func each(t *testing.T, test func(l *lab)) {
 
 func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 	each(t, func(l *lab) {
-		r1, r2 := l.take(l.claim(l.read, 10*time.Second)), l.take(l.claim(l.read, 20*time.Second))
-		l.has("read", r1, 1, r2, 1)
-		l.ttl(key, 20*time.Second)
-		l.ttl(l.holdKey(r1, 1), 10*time.Second)
-		l.ttl(l.holdKey(r2, 1), 20*time.Second)
+		var readers []*locking.Claim
+		var has []any
+		for n := range 3 {
+			lease := time.Duration(n+1) * 20 * time.Second
+			readers = append(readers, l.take(l.claim(l.read, lease)))
+			has = append(has, readers[n], 1)
+			l.has("read", has...)
+			l.ttl(key, lease)
+			l.ttl(l.holdKey(readers[n], 1), lease)
+		}
 		w := l.claim(l.write, 10*time.Second)
-		require.False(l.t, l.acquire(w).Acquired)
-		require.Equal(l.t, stillHeld, l.release(r1))
-		require.False(l.t, l.acquire(w).Acquired)
+		for n, next := range []time.Duration{60 * time.Second, 20 * time.Second} { // in the order 1, 2, 0
+			require.False(l.t, l.acquire(w).Acquired)
+			require.Equal(l.t, stillHeld, l.release(readers[n+1]))
+			l.ttl(key, next)
+			l.ttl(l.holdKey(readers[0], 1), 20*time.Second)
+		}
+		l.has("read", readers[0], 1)
 		require.Empty(l.t, l.told())
-		require.Equal(l.t, free, l.release(r2))
+		require.Equal(l.t, free, l.release(readers[0]))
 		require.Equal(l.t, []string{"0"}, l.told())
 		l.empty()
 		l.take(w)
@@ -325,13 +323,10 @@ func TestAWriterGoesOnAsAReader(t *testing.T) {
 		w := l.take(l.named(l.write, owner(1), time.Minute))
 		r := l.take(l.named(l.read, owner(1), 20*time.Second))
 		l.has("write", w, 1, r, 1)
-		require.True(l.t, l.isLocked(l.write))
 		require.Equal(l.t, free, l.release(w))
 		require.Equal(l.t, []string{"1"}, l.told(), "readers elsewhere can enter")
 		l.has("read", r, 1)
 		l.ttl(key, 20*time.Second)
-		require.False(l.t, l.isLocked(l.write))
-		require.True(l.t, l.isLocked(l.read))
 		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(l.named(l.write, owner(1), time.Minute)))
 		other := l.take(l.claim(l.read, 10*time.Second))
 		require.Equal(l.t, stillHeld, l.release(other))
@@ -348,66 +343,6 @@ func TestAReadHoldThatIsOverEndsWithTheWriteHold(t *testing.T) {
 		l.passes(11 * time.Second)
 		require.Equal(l.t, free, l.release(w))
 		require.Empty(l.t, l.hash())
-	})
-}
-
-func TestAReaderWouldWaitForItself(t *testing.T) {
-	each(t, func(l *lab) {
-		r := l.take(l.named(l.read, owner(1), 20*time.Second))
-		w := l.named(l.write, owner(1), time.Minute)
-		w.Waits = true
-		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(w))
-		other := l.take(l.claim(l.read, time.Minute))
-		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(w), "also among others, and it keeps nobody out")
-		third := l.take(l.claim(l.read, time.Minute))
-		l.has("read", r, 1, other, 1, third, 1)
-	})
-}
-
-func TestWhatIsLocked(t *testing.T) {
-	each(t, func(l *lab) {
-		is := func(reads, writes bool) {
-			l.t.Helper()
-			require.Equal(l.t, reads, l.isLocked(l.read))
-			require.Equal(l.t, writes, l.isLocked(l.write))
-		}
-		is(false, false)
-		w := l.take(l.named(l.write, owner(1), time.Minute))
-		is(false, true)
-		r := l.take(l.named(l.read, owner(1), time.Minute))
-		is(true, true)
-		l.release(w)
-		is(true, false)
-		l.release(r)
-		is(false, false)
-	})
-}
-
-func TestForceIsForOneMode(t *testing.T) {
-	each(t, func(l *lab) {
-		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			require.False(l.t, l.force(p), "nobody holds")
-		}
-		l.take(l.claim(l.read, time.Minute))
-		l.take(l.named(l.read, owner(1), time.Minute))
-		l.take(l.named(l.read, owner(1), time.Minute))
-		before := l.hash()
-		require.False(l.t, l.force(l.write))
-		require.Equal(l.t, before, l.hash())
-		require.Empty(l.t, l.told())
-		require.True(l.t, l.force(l.read))
-		require.Equal(l.t, []string{"0"}, l.told())
-		l.onlyTickets()
-
-		l.take(l.named(l.write, owner(1), time.Minute))
-		l.take(l.named(l.read, owner(1), time.Minute))
-		before = l.hash()
-		require.False(l.t, l.force(l.read))
-		require.Equal(l.t, before, l.hash())
-		require.Empty(l.t, l.told())
-		require.True(l.t, l.force(l.write))
-		require.Equal(l.t, []string{"1"}, l.told())
-		l.onlyTickets()
 	})
 }
 
@@ -432,43 +367,57 @@ func TestTheLockFallsBackToTheHoldsThatStay(t *testing.T) {
 // The server counts the holds of an owner and does not tell them apart: the one that
 // stays has its time whichever is released.
 func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
-	second := time.Second
-	for _, tt := range []struct {
-		name    string
-		leases  []time.Duration
-		release int
-		stay    []time.Duration
-		lock    time.Duration
-	}{
-		{"the last", []time.Duration{60 * second, 20 * second}, 1, []time.Duration{60 * second}, 60 * second},
-		{"the first, and the longest", []time.Duration{60 * second, 20 * second}, 0, []time.Duration{20 * second}, 20 * second},
-		{"the first, and the shortest", []time.Duration{20 * second, 60 * second}, 0, []time.Duration{60 * second}, 60 * second},
-		{"the middle", []time.Duration{20 * second, 40 * second, 60 * second}, 1, []time.Duration{20 * second, 60 * second}, 60 * second},
-		{"one of equals", []time.Duration{20 * second, 20 * second, 60 * second}, 0, []time.Duration{20 * second, 60 * second}, 60 * second},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			each(t, func(l *lab) {
-				var claims []*locking.Claim
-				for _, lease := range tt.leases {
-					claims = append(claims, l.take(l.named(l.read, owner(1), lease)))
-				}
-				require.Equal(l.t, stillHeld, l.release(claims[tt.release]))
-				l.has("read", claims[0], len(tt.stay))
-				var keys []string // by their time, as the holds that stay
-				for n := range tt.stay {
-					keys = append(keys, l.holdKey(claims[0], n+1))
-				}
-				slices.SortFunc(keys, func(a, b string) int {
-					return int(harness.PTTL(l.t, l.s.Addr, a) - harness.PTTL(l.t, l.s.Addr, b))
-				})
-				for n, want := range tt.stay {
-					l.ttl(keys[n], want)
-				}
-				require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(claims[0], len(tt.leases))))
-				l.ttl(key, tt.lock)
-			})
-		})
+	const short, medium, long = 20 * time.Second, 40 * time.Second, 60 * time.Second
+	type leases = []time.Duration
+	type row struct {
+		name          string
+		writes, reads leases
+		release       int    // of all, those that write first
+		stay          leases // of those that read
+		lock          time.Duration
 	}
+	harness.EachOf(t, []row{
+		{"the last", nil, leases{long, short}, 1, leases{long}, long},
+		{"the first, and the longest", nil, leases{long, short}, 0, leases{short}, short},
+		{"the first, and the shortest", nil, leases{short, long}, 0, leases{long}, long},
+		{"the middle", nil, leases{short, medium, long}, 1, leases{short, long}, long},
+		{"one of equals", nil, leases{short, short, long}, 0, leases{short, long}, long},
+		{"the write hold, and the longest", leases{long}, leases{short}, 0, leases{short}, short},
+		{"the write hold, and the shortest", leases{short}, leases{long}, 0, leases{long}, long},
+		{"the read hold, and the longest", leases{short}, leases{long}, 1, nil, long},
+		{"the read hold, and the shortest", leases{long}, leases{short}, 1, nil, long},
+	}, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, r row) {
+		l := newLab(t, s)
+		var claims []*locking.Claim
+		for _, lease := range r.writes {
+			claims = append(claims, l.take(l.named(l.write, owner(1), lease)))
+		}
+		for _, lease := range r.reads {
+			claims = append(claims, l.take(l.named(l.read, owner(1), lease)))
+		}
+		released, reader := claims[r.release], claims[len(claims)-1]
+		if len(r.writes) == 0 || released == reader {
+			require.Equal(t, stillHeld, l.release(released))
+		} else {
+			require.Equal(t, free, l.release(released))
+		}
+		switch {
+		case len(r.stay) > 0:
+			l.has("read", reader, len(r.stay))
+		default:
+			l.has("write", claims[0], 1)
+		}
+		var keys []string // by their time, as the holds that stay
+		for n := range r.stay {
+			keys = append(keys, l.holdKey(reader, n+1))
+		}
+		slices.SortFunc(keys, func(a, b string) int { return int(harness.PTTL(t, s.Addr, a) - harness.PTTL(t, s.Addr, b)) })
+		for n, want := range r.stay {
+			l.ttl(keys[n], want)
+		}
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", l.holdKey(reader, len(r.stay)+1)))
+		l.ttl(key, r.lock)
+	})
 }
 
 // Two holds that were taken at nearly the same time are told apart all the same: the
@@ -497,23 +446,12 @@ func TestAWriteHoldIsNotCutShort(t *testing.T) {
 		l.ttl(key, time.Minute)
 		r := l.take(l.named(l.read, owner(1), 10*time.Second))
 		l.ttl(key, time.Minute)
-		require.Equal(l.t, stillHeld, l.release(r), "of a reader that writes")
-		l.ttl(key, time.Minute)
 		longer := l.take(l.named(l.write, owner(1), 2*time.Minute))
+		l.ttl(key, 2*time.Minute)
+		require.Equal(l.t, stillHeld, l.release(r), "of a reader that writes")
 		l.ttl(key, 2*time.Minute)
 		require.Equal(l.t, stillHeld, l.release(longer))
 		require.Equal(l.t, free, l.release(w))
-	})
-}
-
-func TestAReaderThatGoesDoesNotDisturbOthers(t *testing.T) {
-	each(t, func(l *lab) {
-		first, second := l.take(l.claim(l.read, 20*time.Second)), l.take(l.claim(l.read, time.Minute))
-		require.Equal(l.t, stillHeld, l.release(second))
-		l.ttl(key, 20*time.Second)
-		l.ttl(l.holdKey(first, 1), 20*time.Second)
-		l.has("read", first, 1)
-		require.Equal(l.t, free, l.release(first))
 	})
 }
 

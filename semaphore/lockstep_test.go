@@ -5,230 +5,119 @@ import (
 	_ "embed"
 	"fmt"
 	"math/rand/v2"
-	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/redis/rueidis"
-	"github.com/stretchr/testify/require"
-
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
-// The scripts and the model take the same random steps. After each, replies and
-// everything on the server are compared, and what a semaphore promises is checked.
-//
-// REDLATCH_MODEL_SEED repeats a run, REDLATCH_MODEL_STEPS makes it longer.
+//go:embed testdata/java.lua
+var javaLua string
 
+var javaScript = wire.NewScript(javaLua)
+
+// The scripts do what the model does, in any order of steps, whatever happens to the
+// requests, and keep the promises of a semaphore.
+func TestLockstep(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		lockstep.Test[step]{
+			Steps: lockstep.Size(40_000), Length: 80, Kinds: stepKinds,
+			Outcomes: []string{
+				"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1",
+				"release 1", "release 0", "release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1",
+				"drain 0", "drain 2", "leave 1", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
+				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_set 0", "permit_set 1",
+				"permit_extend 0", "permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1",
+				"party split", "placed", "served by a release", "again at once",
+				"copy of acquire", "copy of release", "copy of undo", "copy of permit_acquire", "copy of permit_release", "copy of permit_undo",
+				"copy of set", "copy of add", "copy of drain", "copy of permit_set",
+			},
+			Start: func(lane int) lockstep.Begin[step] {
+				conn := lockstep.Connect(t, s.Addr, lane)
+				return func(seed uint64, seen lockstep.Seen) lockstep.Walk[step] {
+					return newWalk(t.Context(), conn, seed, seen)
+				}
+			},
+		}.Run(t)
+	})
+}
+
+// stepKinds are the kinds of steps.
+var stepKinds = lockstep.Weights{
+	{"wish", 18}, {"attempt", 22}, {"attempt woken", 8}, {"give up", 3}, {"try", 4}, {"settle", 9}, {"copy", 14},
+	{"release", 20}, {"release foreign", 9}, {"time passes", 14}, {"add", 3}, {"set", 4}, {"drain", 4},
+	{"java acquire", 4}, {"java release", 3}, {"java add", 1}, {"java drain", 1}, {"java sweep", 2},
+	{"permit set", 5}, {"extend", 4}, {"renew", 4}, {"look", 7},
+	{"set for", 2}, {"delete", 3}, {"expire", 3},
+}
+
+// Some kinds of steps are for one kind of semaphore only. Wild walks alone have those by
+// which permits are lost on purpose.
 var (
-	//go:embed testdata/virtual.lua
-	virtualLua string
-	//go:embed testdata/dump.lua
-	dumpLua string
-	//go:embed testdata/harm.lua
-	harmLua string
-	//go:embed testdata/java_acquire.lua
-	javaAcquireLua string
-	//go:embed testdata/java_release.lua
-	javaReleaseLua string
-	//go:embed testdata/java_drain.lua
-	javaDrainLua string
-	//go:embed testdata/java_add.lua
-	javaAddLua string
-	//go:embed testdata/java_permit_acquire.lua
-	javaPermitAcquireLua string
-	//go:embed testdata/java_permit_release.lua
-	javaPermitReleaseLua string
-	//go:embed testdata/java_permit_sweep.lua
-	javaPermitSweepLua string
-
-	//go:embed pool.lua
-	poolLua string
-	//go:embed permits.lua
-	permitsLua string
-	//go:embed acquire.lua
-	acquireLua string
-	//go:embed undo.lua
-	undoLua string
-	//go:embed release.lua
-	releaseLua string
-	//go:embed set.lua
-	setLua string
-	//go:embed add.lua
-	addLua string
-	//go:embed drain.lua
-	drainLua string
-	//go:embed leave.lua
-	leaveLua string
-	//go:embed permit_acquire.lua
-	permitAcquireLua string
-	//go:embed permit_undo.lua
-	permitUndoLua string
-	//go:embed permit_release.lua
-	permitReleaseLua string
-	//go:embed permit_set.lua
-	permitSetLua string
-	//go:embed permit_counts.lua
-	permitCountsLua string
-	//go:embed permit_left.lua
-	permitLeftLua string
-	//go:embed permit_extend.lua
-	permitExtendLua string
-	//go:embed permit_renew.lua
-	permitRenewLua string
+	ofPlain     = []lockstep.Kind{"drain", "java drain"}
+	ofExpirable = []lockstep.Kind{"permit set", "extend", "renew", "look", "java sweep", "expire"}
+	wildly      = []lockstep.Kind{"set for", "delete", "expire"}
 )
 
-// sources are the scripts as they are sent.
-var sources = map[string]string{
-	"acquire":        poolLua + acquireLua,
-	"undo":           poolLua + undoLua,
-	"release":        poolLua + releaseLua,
-	"set":            poolLua + setLua,
-	"add":            poolLua + addLua,
-	"drain":          poolLua + drainLua,
-	"leave":          poolLua + leaveLua,
-	"permit_acquire": poolLua + permitsLua + permitAcquireLua,
-	"permit_undo":    poolLua + permitsLua + permitUndoLua,
-	"permit_release": poolLua + permitsLua + permitReleaseLua,
-	"permit_set":     poolLua + permitsLua + permitSetLua,
-	"permit_counts":  permitCountsLua,
-	"permit_left":    permitsLua + permitLeftLua,
-	"permit_extend":  permitsLua + permitExtendLua,
-	"permit_renew":   permitRenewLua,
-
-	"java_acquire":        javaAcquireLua,
-	"java_release":        javaReleaseLua,
-	"java_drain":          javaDrainLua,
-	"java_add":            javaAddLua,
-	"java_permit_acquire": javaPermitAcquireLua,
-	"java_permit_release": javaPermitReleaseLua,
-	"java_permit_sweep":   javaPermitSweepLua,
-	"harm":                harmLua,
-}
-
-const (
-	modelSteps = 20_000
-	walkSteps  = 80
-	beginning  = 1_700_000_000_000
-)
-
-// lab is a server whose time only the test moves.
-type lab struct {
-	ctx     context.Context
-	conn    rueidis.Client
-	scripts map[string]*wire.Script
-	dump    *wire.Script
-}
-
-func newLab(t *testing.T, s *testserver.Server) *lab {
-	l := &lab{t.Context(), harness.Conn(t, s.Addr), map[string]*wire.Script{}, wire.NewScript(virtualLua + dumpLua)}
-	for name, source := range sources {
-		l.scripts[name] = wire.NewScript(virtualLua + source)
-	}
-	return l
-}
-
-func (l *lab) do(words ...string) {
-	if err := l.conn.Do(l.ctx, l.conn.B().Arbitrary(words...).Build()).Error(); err != nil {
-		panic(err)
-	}
-}
-
-// op is one step. What it means depends on what was before, so that it means
-// something in any sequence.
-type op struct {
-	do     string
+// step is a step. What it does depends on the state that it meets.
+type step struct {
+	lockstep.Kind
 	client int
 	which  int
 	n      int64
 	size   int // of a party
 	waits  bool
-	fate   fate
+	fault  fault
 	ms     int64
 	lease  int64
 }
 
-// fate is what becomes of a request.
-type fate int
+// fault is what happens to a request.
+type fault string
 
 const (
-	answered fate = iota
-	unanswered
-	delayed // until a copy of it is delivered, if ever
-	refused // for want of a right
+	answered   fault = "answered"
+	unanswered fault = "unanswered"
+	delayed    fault = "delayed" // until a copy of it is delivered, if ever
+	refused    fault = "refused" // for want of a right
 )
 
-func (f fate) String() string {
-	return [...]string{"answered", "unanswered", "delayed", "refused"}[f]
-}
-
-func (o op) String() string {
-	return fmt.Sprintf("%-16s client %d, which %d, n %d, size %d, waits %t, %v, %d ms, lease %d",
-		o.do, o.client, o.which, o.n, o.size, o.waits, o.fate, o.ms, o.lease)
-}
-
-var weights = []struct {
-	do        string
-	n         int
-	expirable bool // only for such; otherwise for both
-}{
-	{"wish", 12, false}, {"attempt", 20, false}, {"attempt woken", 8, false}, {"give up", 3, false},
-	{"try", 4, false}, {"settle", 9, false}, {"copy", 6, false}, {"release", 20, false}, {"release foreign", 5, false},
-	{"time passes", 14, false}, {"add", 3, false}, {"set", 2, false}, {"drain", 2, false},
-	{"java acquire", 4, false}, {"java release", 3, false}, {"java add", 1, false}, {"java drain", 1, false},
-	{"set for", 2, false}, {"delete", 3, false},
-	{"permit set", 3, true}, {"extend", 4, true}, {"renew", 4, true}, {"look", 5, true}, {"java sweep", 2, true}, {"expire", 1, true},
-}
-
-// What only wild walks do: there permits are lost because somebody wants them to be.
-var wildly = []string{"set for", "delete", "expire"}
-
-func draw(r *rand.Rand, expirable, wild bool) op {
-	total := 0
-	possible := func(i int) bool {
-		w := weights[i]
-		return (expirable || !w.expirable) && (wild || !slices.Contains(wildly, w.do))
-	}
-	for i, w := range weights {
-		if possible(i) {
-			total += w.n
-		}
-	}
-	o := op{
-		client: r.IntN(clients), which: r.IntN(1000), n: 1 + r.Int64N(3), size: 1 + r.IntN(4), waits: r.IntN(8) > 0,
+// Draw implements lockstep.Walk.
+func (x *walk) Draw(r *rand.Rand) step {
+	s := step{
+		Kind: stepKinds.Only(func(kind lockstep.Kind) bool {
+			return (x.wild || !slices.Contains(wildly, kind)) &&
+				!slices.Contains(map[bool][]lockstep.Kind{true: ofPlain, false: ofExpirable}[x.expirable], kind)
+		}).Draw(r),
+		client: r.IntN(clients), which: r.IntN(1000), n: 1 + r.Int64N(3), size: 1 + r.IntN(4), waits: r.IntN(8) > 0, fault: answered,
 		ms:    []int64{0, 1, 30, 70, 99, 100, 101, 500, 999, 1000, 1001, 3000, 3333, 5000, 10_000, 10_001}[r.IntN(16)],
-		lease: []int64{0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(8)],
+		lease: []int64{0, 0, 0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(10)],
 	}
-	if r.IntN(8) == 0 {
-		o.n = []int64{6, 10, mostPermits, mostPermits - 3}[r.IntN(4)]
+	if r.IntN(8) == 0 || s.Kind == "release foreign" && r.IntN(4) == 0 {
+		s.n = []int64{6, 10, mostPermits, mostPermits - 3}[r.IntN(4)]
 	}
 	if r.IntN(40) == 0 {
-		o.ms = []int64{30_000, 60_000, 60_001, 3_600_000}[r.IntN(4)]
+		s.ms = []int64{30_000, 60_000, 60_001, 3_600_000}[r.IntN(4)]
 	}
-	switch n := r.IntN(8); {
-	case n < 1:
-		o.fate = unanswered
-	case n < 2:
-		o.fate = delayed
-	case n < 4 && wild:
-		o.fate = refused
+	if !x.w.exists && !x.expirable && r.IntN(10) == 0 {
+		s.Kind = "release foreign" // nothing else is refused then
 	}
-	pick := r.IntN(total)
-	for i, w := range weights {
-		if !possible(i) {
-			continue
-		}
-		if pick < w.n {
-			o.do = w.do
-			return o
-		}
-		pick -= w.n
+	switch n := r.IntN(12); {
+	case n < 3:
+		s.fault = unanswered
+	case n < 5:
+		s.fault = delayed
+	case n < 10 && x.wild:
+		s.fault = refused
 	}
-	panic("unreachable")
+	return s
 }
 
 const clients = 3
@@ -240,7 +129,7 @@ type client struct {
 	lanes  int
 	idle   []numbered
 	wishes []*pending
-	held   []grant
+	held   []wish
 	// Of the last attempt for those who wait.
 	wakeAt int64 // 0: a message has to
 	woken  bool
@@ -256,12 +145,6 @@ type pending struct {
 	ids     []string
 }
 
-// grant is permits that somebody has.
-type grant struct {
-	permits int64
-	ids     []string
-}
-
 // request is something that was sent, perhaps, and can be again.
 type request struct {
 	script string
@@ -270,17 +153,13 @@ type request struct {
 	keys   []string
 	args   []string
 	apply  func() []int64
-	waiter string     // who asks, if that waits
-	wishes []*pending // what it asks for
-	waited []int64    // for how long each has
-	grants []grant    // what they would get
+	ask    ask
+	party  []*pending // who asks
 	reply  []int64    // to the first that took effect
 	doubt  bool       // whether its reply is still to come
 	over   bool       // whether it was called off
 	at     int64      // when it was sent
-	// Of a release.
-	back    int64 // how many of those that its client has
-	foreign bool
+	back   int64      // how many permits of its client it releases
 }
 
 func (r *request) acquires() bool { return strings.HasSuffix(r.script, "acquire") }
@@ -288,7 +167,7 @@ func (r *request) acquires() bool { return strings.HasSuffix(r.script, "acquire"
 // served is how many of its wishes a reply says it has granted.
 func (r *request) served(reply []int64) int {
 	switch {
-	case len(reply) == 0 || r.wishes == nil:
+	case len(reply) == 0 || len(r.party) == 0:
 	case r.acquires():
 		return int(max(0, reply[0]))
 	case strings.HasSuffix(r.script, "release") && reply[0] == 1:
@@ -297,9 +176,10 @@ func (r *request) served(reply []int64) int {
 	return 0
 }
 
-// walk is one sequence of steps.
+// walk is a model and the scripts.
 type walk struct {
-	l         *lab
+	ctx       context.Context
+	conn      *lockstep.Client
 	w         *world
 	expirable bool
 	wild      bool
@@ -307,23 +187,20 @@ type walk struct {
 	sent      []*request
 	ids       int
 	total     int64 // permits that there are, taken and free
-	seen      map[string]int
+	seen      lockstep.Seen
 }
 
-func newWalk(l *lab, expirable, wild bool) *walk {
-	x := &walk{l: l, w: newWorld(), expirable: expirable, wild: wild, seen: map[string]int{}}
-	x.w.now = beginning
+func newWalk(ctx context.Context, conn *lockstep.Client, seed uint64, seen lockstep.Seen) *walk {
+	x := &walk{ctx: ctx, conn: conn, w: newWorld(), expirable: seed%2 == 0, wild: seed%3 == 2, seen: seen}
+	x.w.now = 1_700_000_000_000
 	for n := range clients {
 		x.clients = append(x.clients, &client{id: fmt.Sprintf("client-%c", 'c'-n), place: []int64{3_000, 1_000, 2_000}[n]})
 	}
-	l.do("FLUSHALL")
-	x.setClock()
+	conn.Reset(x.w.now)
 	return x
 }
 
-func (x *walk) setClock() { x.l.do("SET", "test:clock", itoa(x.w.now)) }
-
-func (x *walk) see(what string) { x.seen[what]++ }
+func (x *walk) see(what ...any) { x.seen.See(what...) }
 
 // newIDs returns permits with all bytes there are.
 func (x *walk) newIDs(n int64) []string {
@@ -381,11 +258,12 @@ func (x *walk) kindOf(script string) string {
 
 // asks adds a party to a request.
 func (x *walk) asks(r *request, party []*pending, waits bool) ask {
+	party = slices.Clone(party)
 	a := ask{place: r.client.place}
 	if waits {
 		a.client = r.client.id
 	}
-	r.waiter = a.client
+	r.party = party
 	r.args = append(r.args, a.client, itoa(int64(toTheLine)), itoa(a.place), itoa(len(party)))
 	var ids []string
 	for _, p := range party {
@@ -399,9 +277,8 @@ func (x *walk) asks(r *request, party []*pending, waits bool) ask {
 			r.args = append(r.args, leaseArg(w.lease))
 		}
 		ids = append(ids, p.ids...)
-		r.wishes, r.waited, r.grants = append(r.wishes, p), append(r.waited, w.waited), append(r.grants, grant{p.permits, p.ids})
 	}
-	r.args = append(r.args, ids...)
+	r.args, r.ask = append(r.args, ids...), a
 	return a
 }
 
@@ -413,13 +290,15 @@ func leaseArg(lease int64) string {
 }
 
 // deliver has the server and the model do a request, and compares the two.
-func (x *walk) deliver(r *request, denied string) ([]int64, error) {
+func (x *walk) deliver(r *request, denied string) []int64 {
 	before := x.w.clone()
-	if denied != "" {
-		x.l.do("SET", "test:denied", denied)
-		defer x.l.do("DEL", "test:denied")
+	script := semaphore.Scripts[r.script]
+	if script == nil {
+		script = javaScript
 	}
-	result := x.l.scripts[r.script].Exec(x.l.ctx, x.l.conn, r.keys, r.args)
+	x.conn.Denied = denied
+	result := script.Exec(x.ctx, x.conn, r.keys, r.args)
+	x.conn.Denied = ""
 	real, err := result.AsIntSlice()
 	if n, bare := result.AsInt64(); bare == nil {
 		real, err = []int64{n}, nil
@@ -430,12 +309,12 @@ func (x *walk) deliver(r *request, denied string) ([]int64, error) {
 	x.w.denied = ""
 	switch {
 	case x.w.failed && err == nil:
-		return nil, fmt.Errorf("the server says %v, and ought to fail", real)
+		lockstep.Failf("the server replies %v, and ought to fail", real)
 	case x.w.failed:
 	case err != nil:
-		return nil, err
+		lockstep.Check(err)
 	case !slices.Equal(real, want):
-		return nil, fmt.Errorf("the server says %v, the model %v", real, want)
+		lockstep.Failf("the server replies %v, and ought to reply %v", real, want)
 	}
 	_, noted := x.w.known(r.call)
 	if !repeated && (noted || r.call.ticket == "") && r.reply == nil && !x.w.failed {
@@ -445,7 +324,7 @@ func (x *walk) deliver(r *request, denied string) ([]int64, error) {
 	told := len(x.w.told) > 0
 	for _, n := range x.w.told {
 		if n <= 0 && !strings.HasPrefix(r.script, "java") {
-			return nil, fmt.Errorf("%d permits were told of", n)
+			lockstep.Failf("%d permits were told of", n)
 		}
 	}
 	// Whoever makes a semaphore anew whose permits have outlived it may not know that
@@ -455,7 +334,8 @@ func (x *walk) deliver(r *request, denied string) ([]int64, error) {
 		c.woken = c.woken || told || denied != "" || anew
 		c.blind = c.blind || x.expirable && c != r.client && r.served(want) > 0
 	}
-	return want, x.inOrder(before, r, want)
+	x.inOrder(before, r, want)
+	return want
 }
 
 // counted notes what a request has done to the number of permits.
@@ -467,65 +347,49 @@ func (x *walk) counted(r *request) {
 		x.total += n(4)
 	case strings.HasSuffix(r.script, "drain"):
 		x.total -= r.reply[0]
-	case r.script == "release" && r.foreign && r.reply[0] == 1:
+	case r.script == "release" && r.back == 0 && r.reply[0] == 1:
 		x.total += n(4)
 	case r.script == "permit_set":
 		x.total = n(4)
 	case r.script == "java_acquire":
-		x.total -= n(0)
+		x.total -= n(2)
 	case r.script == "java_release" || r.script == "java_add":
-		x.total += n(0)
+		x.total += n(2)
 	}
 }
 
-// inOrder fails if somebody was served before the first who lives.
-func (x *walk) inOrder(before *world, r *request, reply []int64) error {
+// inOrder fails the walk if a client was served before the first that is alive.
+func (x *walk) inOrder(before *world, r *request, reply []int64) {
 	if _, known := before.known(r.call); known || r.client == nil {
-		return nil
+		return
 	}
-	me := r.waiter
+	me := r.ask.client
 	for served := range r.served(reply) {
-		if first := before.first(); first != "" && first != me && before.line.scores[first] < before.now-r.waited[served] {
-			return fmt.Errorf("wish %d of %q was granted, but %q was first", served, me, first)
+		if first := before.first(); first != "" && first != me && before.line.scores[first] < before.now-r.ask.wishes[served].waited {
+			lockstep.Failf("wish %d of %q was granted, but %q was first", served, me, first)
 		}
 		before.stepOut(me)
 	}
-	return nil
 }
 
-// compare fails unless the server has what the model has.
-func (x *walk) compare() error {
-	real, err := x.l.dump.Exec(x.l.ctx, x.l.conn, nil, nil).ToString()
-	if err != nil {
-		return err
+func (x *walk) compare() { x.conn.Compare(x.w.state()) }
+
+// Take implements lockstep.Walk.
+func (x *walk) Take(s step) bool {
+	did := x.do(s)
+	x.compare()
+	if sum := x.sum(); sum != x.total && !x.wild {
+		lockstep.Failf("there are %d permits, and ought to be %d", sum, x.total)
 	}
-	if want := x.w.dump(); real != want {
-		return fmt.Errorf("the server has\n%s\nthe model\n%s", indent(real), indent(want))
-	}
-	return nil
+	x.awake()
+	return did
 }
 
-func indent(s string) string { return "\t" + strings.ReplaceAll(s, "\n", "\n\t") }
-
-// step takes one step in both worlds and compares them.
-func (x *walk) step(o op) error {
-	if err := x.do(o); err != nil {
-		return err
-	}
-	if err := x.compare(); err != nil {
-		return err
-	}
-	if err := x.counts(); err != nil {
-		return err
-	}
-	return x.awake()
-}
-
-// counts fails if permits were made or lost: those that are free, and those that
-// somebody has, or may have, are all there are.
-func (x *walk) counts() error {
+// sum is how many permits there are: those that are free, and those that a client has, or
+// may have.
+func (x *walk) sum() int64 {
 	if x.expirable {
-		return x.adds(x.w.sum())
+		return x.w.sum()
 	}
 	sum := x.w.free
 	for _, c := range x.clients {
@@ -540,18 +404,11 @@ func (x *walk) counts() error {
 		case r.reply == nil:
 			sum += r.back // not yet given back
 		}
-		for _, g := range r.grants[:r.served(r.reply)] {
+		for _, g := range r.ask.wishes[:r.served(r.reply)] {
 			sum += g.permits
 		}
 	}
-	return x.adds(sum)
-}
-
-func (x *walk) adds(sum int64) error {
-	if sum != x.total && !x.wild {
-		return fmt.Errorf("there are %d permits, and ought to be %d", sum, x.total)
-	}
-	return nil
+	return sum
 }
 
 // attempt is what an ask comes to in a world.
@@ -578,36 +435,35 @@ func (x *walk) due(c *client) bool {
 	return len(c.wishes) > 0 && (c.woken || c.wakeAt != 0 && c.wakeAt <= x.w.now)
 }
 
-// awake fails if somebody sleeps who could be served. When permits expire that were
-// taken since its last attempt it need not know, if it looks again by itself.
-func (x *walk) awake() error {
+// awake fails the walk if a client sleeps that could be served. It need not know of permits
+// that expire and were taken since its last attempt, if it looks again by itself.
+func (x *walk) awake() {
 	for _, c := range x.clients {
 		if len(c.wishes) == 0 || x.due(c) {
 			continue
 		}
 		a := ask{client: c.id, place: c.place, wishes: []wish{x.wishOf(c.wishes[0])}}
 		if served, _ := x.attempt(x.w.clone(), a); served > 0 && !(c.blind && c.wakeAt != 0) {
-			return fmt.Errorf("%s could be served, and sleeps", c.id)
+			lockstep.Failf("%s could be served, and sleeps", c.id)
 		}
 	}
-	return nil
 }
 
-// settled is what a client makes of the answer to a request for some who wait:
-// how many were served, when to look again, and whether the next stands in line.
-func (x *walk) settled(r *request, reply []int64) error {
+// settled is what a client makes of the reply to a request for waiters: how many were
+// served, when to look again, and whether the next stands in line.
+func (x *walk) settled(r *request, reply []int64) {
 	c, n := r.client, int(reply[0])
-	c.held = append(c.held, r.grants[:n]...)
-	c.wishes = slices.DeleteFunc(c.wishes, func(p *pending) bool { return slices.Contains(r.wishes[:n], p) })
-	if len(r.wishes) == 0 {
-		return nil
+	c.held = append(c.held, r.ask.wishes[:n]...)
+	c.wishes = slices.DeleteFunc(c.wishes, func(p *pending) bool { return slices.Contains(r.party[:n], p) })
+	if len(r.party) == 0 {
+		return
 	}
-	c.placed, c.woken, c.blind, c.wakeAt = reply[2] == 1, n == len(r.wishes), false, 0
+	c.placed, c.woken, c.blind, c.wakeAt = reply[2] == 1, n == len(r.party), false, 0
 	if c.woken {
-		return nil // the next is to try
+		return // the next is to try
 	}
 	again := int64(-1)
-	if waited := x.w.now - r.wishes[n].began; c.placed {
+	if waited := x.w.now - r.party[n].began; c.placed {
 		again = c.place / 3
 	} else if waited < toTheLine {
 		again = toTheLine - waited
@@ -619,30 +475,30 @@ func (x *walk) settled(r *request, reply []int64) error {
 		c.wakeAt = x.w.now + again
 	}
 	if again > 0 {
-		return nil
+		return
 	}
 	x.see("again at once")
 	w := x.w.clone()
-	w.dump()
-	before := w.dump()
+	w.told = nil
+	before := w.state()
 	a := ask{client: c.id, place: c.place}
-	for _, p := range r.wishes[n:] {
+	for _, p := range r.party[n:] {
 		a.wishes = append(a.wishes, x.wishOf(p))
 	}
-	if served, again := x.attempt(w, a); served == 0 && again == 0 && w.dump() == before {
-		return fmt.Errorf("%s looks again at once, and will for ever", c.id)
+	if served, again := x.attempt(w, a); served == 0 && again == 0 && reflect.DeepEqual(w.state(), before) {
+		lockstep.Failf("%s looks again at once, and will for ever", c.id)
 	}
-	return nil
 }
 
-// send makes a request, with a fate, and returns its reply if there is one.
-func (x *walk) send(r *request, f fate) ([]int64, error) {
+// send makes a request, to which a fault may happen. It returns the reply, nil if there is
+// none.
+func (x *walk) send(r *request, f fault) []int64 {
 	r.at = x.w.now
 	x.sent = append(x.sent, r)
 	if f == delayed {
 		r.doubt = true
-		x.see(r.script + " delayed")
-		return nil, nil
+		x.see(r.script, f)
+		return nil
 	}
 	denied := ""
 	if f == refused {
@@ -651,36 +507,33 @@ func (x *walk) send(r *request, f fate) ([]int64, error) {
 			denied = "INCRBY"
 		}
 	}
-	reply, err := x.deliver(r, denied)
-	if err != nil {
-		return nil, err
-	}
-	if f == unanswered {
+	reply := x.deliver(r, denied)
+	switch {
+	case f == unanswered:
 		r.doubt = true
-		x.see(r.script + " unanswered")
-		return nil, nil
-	}
-	if reply == nil {
-		x.see(r.script + " refused")
-	} else {
-		x.see(fmt.Sprint(r.script, " ", min(2, reply[0])))
+		x.see(r.script, f)
+		return nil
+	case reply == nil:
+		x.see(r.script, refused)
+	default:
+		x.see(r.script, max(-2, min(2, reply[0])))
 	}
 	if r.client != nil {
 		r.client.answered(r.call)
 	}
-	return reply, nil
+	return reply
 }
 
-// unknown is for those of whose request nothing is known.
+// unknown is for waiters of whose request nothing is known.
 func (x *walk) unknown(r *request) {
 	r.client.woken = true
-	for _, p := range r.wishes {
+	for _, p := range r.party {
 		p.ids = nil
 	}
 }
 
 // acquire asks for permits for a party.
-func (x *walk) acquire(c *client, party []*pending, waits bool, f fate) error {
+func (x *walk) acquire(c *client, party []*pending, waits bool, f fault) {
 	r := x.request(x.kindOf("acquire"), c)
 	a := x.asks(r, party, waits)
 	r.apply = func() []int64 {
@@ -689,30 +542,27 @@ func (x *walk) acquire(c *client, party []*pending, waits bool, f fate) error {
 		}
 		return x.w.acquire(r.call, a)
 	}
-	reply, err := x.send(r, f)
+	reply := x.send(r, f)
 	switch {
-	case err != nil:
-		return err
 	case reply == nil:
 		x.unknown(r)
-		return nil
+		return
 	case !waits:
-		c.held = append(c.held, r.grants[:reply[0]]...)
-		return nil
+		c.held = append(c.held, a.wishes[:reply[0]]...)
+		return
 	}
-	if len(party) > 1 && reply[0] > 0 && reply[0] < int64(len(party)) {
+	if len(r.party) > 1 && reply[0] > 0 && reply[0] < int64(len(r.party)) {
 		x.see("party split")
 	}
 	if reply[2] == 1 {
 		x.see("placed")
 	}
-	return x.settled(r, reply)
+	x.settled(r, reply)
 }
 
 // release gives permits back that a client has, or that others have.
-func (x *walk) release(c *client, g grant, foreign, ifExists bool, party []*pending, f fate) error {
+func (x *walk) release(c *client, g wish, foreign, ifExists bool, party []*pending, f fault) {
 	r := x.request(x.kindOf("release"), c, itoa(g.permits))
-	r.foreign = foreign
 	if !foreign {
 		r.back = g.permits
 	}
@@ -721,107 +571,90 @@ func (x *walk) release(c *client, g grant, foreign, ifExists bool, party []*pend
 		a := x.asks(r, party, true)
 		r.apply = func() []int64 { return x.w.permitRelease(r.call, g.ids, a) }
 	} else {
-		r.args = append(r.args, map[bool]string{false: "0", true: "1"}[ifExists])
+		r.args = append(r.args, wire.Flag(ifExists))
 		a := x.asks(r, party, true)
 		r.apply = func() []int64 { return x.w.release(r.call, g.permits, ifExists, a) }
 	}
-	reply, err := x.send(r, f)
+	reply := x.send(r, f)
 	switch {
-	case err != nil:
-		return err
 	case reply == nil:
 		x.unknown(r)
-		return nil
+		return
 	case reply[0] != 1:
 		c.woken = true
 		if !foreign && reply[0] < 0 {
 			c.held = append(c.held, g)
 		}
-		return nil
+		return
 	}
-	if err := x.settled(r, reply[2:]); err != nil {
-		return err
-	}
+	x.settled(r, reply[2:])
 	if reply[2] > 0 {
 		x.see("served by a release")
 	}
 	if reply[1] == 0 {
 		c.woken = true
 	}
-	return nil
 }
 
 // settle finds out what became of a request.
-func (x *walk) settle(r *request, f fate) error {
+func (x *walk) settle(r *request, f fault) {
 	c := r.client
 	if !r.acquires() {
-		reply, err := x.deliver(r, "")
-		if err != nil || f != answered {
-			return err
+		if reply := x.deliver(r, ""); f != answered {
+			return
+		} else if reply[0] == 1 {
+			c.held = append(c.held, r.ask.wishes[:reply[2]]...)
+		} else if reply[0] < 0 && r.back > 0 {
+			c.held = append(c.held, wish{permits: r.back})
 		}
-		r.doubt = false
-		c.answered(r.call)
-		if reply[0] == 1 {
-			c.held = append(c.held, r.grants[:reply[2]]...)
-		} else if reply[0] < 0 && !r.foreign {
-			c.held = append(c.held, grant{permits: r.back})
+	} else {
+		var args []string
+		var permits []int64
+		for _, g := range r.ask.wishes {
+			permits = append(permits, g.permits)
+			if x.expirable {
+				args = append(args, g.ids...)
+			} else {
+				args = append(args, itoa(g.permits))
+			}
 		}
-		return nil
-	}
-	var args []string
-	var permits []int64
-	for _, g := range r.grants {
-		permits = append(permits, g.permits)
-		if x.expirable {
-			args = append(args, g.ids...)
-		} else {
-			args = append(args, itoa(g.permits))
+		u := x.requestAs(x.kindOf("undo"), c, r.call, args...)
+		u.apply = func() []int64 {
+			if x.expirable {
+				return x.w.permitUndo(r.call, args)
+			}
+			return x.w.undo(r.call, permits)
 		}
+		x.sent = append(x.sent, u)
+		x.see(u.script, min(1, x.deliver(u, "")[0]))
+		r.over = true
 	}
-	u := x.requestAs(x.kindOf("undo"), c, r.call, args...)
-	u.apply = func() []int64 {
-		if x.expirable {
-			return x.w.permitUndo(r.call, args)
-		}
-		return x.w.undo(r.call, permits)
-	}
-	x.sent = append(x.sent, u)
-	reply, err := x.deliver(u, "")
-	if err != nil {
-		return err
-	}
-	x.see(fmt.Sprint(u.script, " ", min(1, reply[0])))
-	r.over = true
 	if f == answered {
 		r.doubt = false
 		c.answered(r.call)
 	}
-	return nil
 }
 
 // giveUp ends a wait.
-func (x *walk) giveUp(c *client, n int) error {
+func (x *walk) giveUp(c *client, n int) {
 	c.wishes = slices.Delete(c.wishes, n, n+1)
 	if n > 0 {
-		return nil
+		return
 	}
 	c.woken = true
 	if !c.placed {
-		return nil
+		return
 	}
 	c.placed = false
 	r := x.request("leave", c, c.id)
 	r.keys = r.keys[:4]
-	r.apply = func() []int64 { return x.w.leave(c.id) }
-	_, err := x.send(r, answered)
-	return err
+	x.plain(r, func() []int64 { return x.w.leave(c.id) })
 }
 
 // plain makes a request that only has a reply.
-func (x *walk) plain(r *request, apply func() []int64) error {
+func (x *walk) plain(r *request, apply func() []int64) {
 	r.apply = apply
-	_, err := x.send(r, answered)
-	return err
+	x.send(r, answered)
 }
 
 // apart is a request without a number.
@@ -844,37 +677,41 @@ func (x *walk) some(which int) string {
 	return fmt.Sprintf("nobody has this%d", which%2)
 }
 
-func (x *walk) do(o op) error {
-	c := x.clients[o.client]
+// do takes a step and returns whether there was anything to do. The caller compares.
+func (x *walk) do(s step) bool {
+	c := x.clients[s.client]
 	both := []string{key, wire.PermitTimeouts(key)}
-	channel := wire.SemaphoreChannel(key)
-	javaNow := x.w.now + []int64{0, 0, 2000, -2000}[o.which%4]
-	size := min(o.size, len(c.wishes))
-	switch o.do {
+	javaNow := x.w.now + []int64{0, 0, 2000, -2000}[s.which%4]
+	size := min(s.size, len(c.wishes))
+	switch s.Kind {
 	case "wish":
-		if len(c.wishes) < 4 {
-			c.wishes = append(c.wishes, &pending{permits: min(o.n, 10), began: x.w.now, lease: o.lease})
-			c.woken = c.woken || len(c.wishes) == 1
+		if len(c.wishes) == 4 {
+			return false
 		}
+		c.wishes = append(c.wishes, &pending{permits: min(s.n, 10), began: x.w.now, lease: s.lease})
+		c.woken = c.woken || len(c.wishes) == 1
 	case "attempt woken":
-		for _, other := range x.clients {
-			if x.due(other) {
-				return x.acquire(other, other.wishes, true, answered)
-			}
+		n := slices.IndexFunc(x.clients, x.due)
+		if n < 0 {
+			return false
 		}
+		x.acquire(x.clients[n], x.clients[n].wishes, true, answered)
 	case "attempt":
-		if size > 0 {
-			return x.acquire(c, c.wishes[:size], true, o.fate)
+		if size == 0 {
+			return false
 		}
+		x.acquire(c, c.wishes[:size], true, s.fault)
 	case "give up":
-		if size > 0 {
-			return x.giveUp(c, o.which%2*(size-1))
+		if size == 0 {
+			return false
 		}
+		x.giveUp(c, s.which%2*(size-1))
 	case "try":
-		if o.n <= 10 {
-			began := x.w.now - int64(o.which%2)*o.ms // it may have been held up on its way
-			return x.acquire(c, []*pending{{permits: o.n, began: began, lease: o.lease}}, false, o.fate)
+		if s.n > 10 {
+			return false
 		}
+		began := x.w.now - int64(s.which%2)*s.ms // it may have been held up on its way
+		x.acquire(c, []*pending{{permits: s.n, began: began, lease: s.lease}}, false, s.fault)
 	case "settle":
 		var doubts []*request
 		for _, r := range x.sent {
@@ -882,9 +719,10 @@ func (x *walk) do(o op) error {
 				doubts = append(doubts, r)
 			}
 		}
-		if len(doubts) > 0 {
-			return x.settle(doubts[o.which%len(doubts)], o.fate)
+		if len(doubts) == 0 {
+			return false
 		}
+		x.settle(doubts[s.which%len(doubts)], s.fault)
 	case "copy":
 		// What had no effect may have one the second time; so may what is forgotten.
 		var safe []*request
@@ -895,239 +733,210 @@ func (x *walk) do(o op) error {
 			}
 		}
 		if len(safe) == 0 {
-			return nil
+			return false
 		}
-		r := safe[o.which%len(safe)]
-		x.see("copy of " + r.script)
-		_, err := x.deliver(r, "")
-		return err
+		r := safe[s.which%len(safe)]
+		x.see("copy of", r.script)
+		x.deliver(r, "")
 	case "release":
 		if len(c.held) == 0 {
-			return nil
+			return false
 		}
-		n := o.which % len(c.held)
+		n := s.which % len(c.held)
 		g := c.held[n]
 		c.held = slices.Delete(c.held, n, n+1)
-		if keep := g.permits - o.n; keep > 0 && o.which%3 == 0 {
-			rest := grant{permits: keep}
+		if keep := g.permits - s.n; keep > 0 && s.which%3 == 0 {
+			rest := wish{permits: keep}
 			if x.expirable {
-				g.ids, rest.ids = g.ids[:o.n], g.ids[o.n:]
+				g.ids, rest.ids = g.ids[:s.n], g.ids[s.n:]
 			}
-			g.permits = o.n
+			g.permits = s.n
 			c.held = append(c.held, rest)
 		}
-		if !o.waits {
+		if !s.waits {
 			size = 0
 		}
-		return x.release(c, g, false, o.which%4 == 0, c.wishes[:size], o.fate)
+		x.release(c, g, false, s.which%4 == 0, c.wishes[:size], s.fault)
 	case "release foreign":
-		g := grant{permits: o.n}
+		g := wish{permits: s.n}
 		if x.expirable {
-			g = grant{1, []string{x.some(o.which)}}
-			if other := x.some(o.which + 1); o.n == 2 && other != g.ids[0] {
-				g = grant{2, []string{g.ids[0], other}}
+			g = wish{permits: 1, ids: []string{x.some(s.which)}}
+			if other := x.some(s.which + 1); s.n == 2 && other != g.ids[0] {
+				g = wish{permits: 2, ids: []string{g.ids[0], other}}
 			}
 		}
-		return x.release(c, g, true, o.which%2 == 0, c.wishes[:size], o.fate)
+		x.release(c, g, true, s.which%2 == 0, c.wishes[:size], s.fault)
 	case "time passes":
 		// Often just until something ends.
 		for _, ends := range []*set{&x.w.taken, &x.w.alive} {
 			for _, at := range ends.scores {
-				if left := at - x.w.now; o.which%3 == 0 && left > 0 && left < o.ms {
-					o.ms = left
+				if left := at - x.w.now; s.which%3 == 0 && left > 0 && left < s.ms {
+					s.ms = left
 				}
 			}
 		}
 		for _, r := range x.sent { // its background has given up by then, or knows
-			if r.doubt && x.w.now+o.ms-r.at >= ticketLife && !x.wild {
-				if err := x.settle(r, answered); err != nil {
-					return err
-				}
-				if err := x.compare(); err != nil {
-					return err
-				}
+			if r.doubt && x.w.now+s.ms-r.at >= ticketLife && !x.wild {
+				x.settle(r, answered)
+				x.compare()
 			}
 		}
-		x.w.pass(o.ms)
-		x.setClock()
+		x.w.pass(s.ms)
+		x.conn.Wait(x.w.now)
 	case "set", "set for":
 		ttl, life := int64(0), ""
-		if o.do == "set for" {
-			ttl = o.ms + 1
+		if s.Kind == "set for" {
+			ttl = s.ms + 1
 			life = itoa(ttl)
 		}
-		n := o.n - 1
+		n := s.n - 1
 		r := x.request("set", c, itoa(n), life)
-		return x.plain(r, func() []int64 { return x.w.set(r.call, n, ttl) })
+		x.plain(r, func() []int64 { return x.w.set(r.call, n, ttl) })
 	case "add":
-		n, told := x.signed(o), "total"
+		n, told := x.signed(s), "total"
 		if x.expirable {
 			told = "delta"
 		}
 		r := x.request("add", c, itoa(n), told)
-		return x.plain(r, func() []int64 { return x.w.add(r.call, n, x.expirable) })
+		x.plain(r, func() []int64 { return x.w.add(r.call, n, x.expirable) })
 	case "drain":
-		if !x.expirable {
-			r := x.request("drain", c)
-			return x.plain(r, func() []int64 { return x.w.drain(r.call) })
-		}
+		r := x.request("drain", c)
+		x.plain(r, func() []int64 { return x.w.drain(r.call) })
 	case "permit set":
-		r := x.request("permit_set", c, itoa(o.n-1))
-		return x.plain(r, func() []int64 { return x.w.permitSet(r.call, o.n-1) })
+		n := min(2*s.n-1, mostPermits)
+		if s.which%3 == 0 {
+			n = max(0, x.w.sum()) // as many as there are
+		}
+		r := x.request("permit_set", c, itoa(n))
+		x.plain(r, func() []int64 { return x.w.permitSet(r.call, n) })
 	case "extend":
-		id := x.some(o.which)
-		how := []string{"least", "just"}[o.size%2]
+		id := x.some(s.which)
+		how := []string{"least", "just"}[s.size%2]
 		if how == "just" {
 			for _, c := range x.clients {
 				c.woken = true // for it may come back sooner, and nobody is told
 			}
 		}
-		return x.plain(apart("permit_extend", both, id, leaseArg(o.lease), how),
-			func() []int64 { return x.w.permitExtend(id, o.lease, how == "least") })
+		x.plain(apart("permit_extend", both, id, leaseArg(s.lease), how),
+			func() []int64 { return x.w.permitExtend(id, s.lease, how == "least") })
 	case "renew":
-		lease := max(1, o.lease)
+		lease := max(1, s.lease)
 		r := apart("permit_renew", nil, itoa(lease))
 		var ids []string
-		for i := range o.size {
-			ids = append(ids, x.some(o.which+i))
+		for i := range s.size {
+			ids = append(ids, x.some(s.which+i))
 			r.keys = append(r.keys, wire.PermitTimeouts(key))
 			r.args = append(r.args, ids[i], "0")
 		}
-		return x.plain(r, func() []int64 { return x.w.permitRenew(ids, lease) })
+		x.plain(r, func() []int64 { return x.w.permitRenew(ids, lease) })
 	case "look":
-		if err := x.plain(apart("permit_counts", both), x.w.permitCounts); err != nil {
-			return err
-		}
-		id := x.some(o.which)
-		return x.plain(apart("permit_left", both, id), func() []int64 { return x.w.permitLeft(id) })
+		x.plain(apart("permit_counts", both), x.w.permitCounts)
+		id := x.some(s.which)
+		x.plain(apart("permit_left", both, id), func() []int64 { return x.w.permitLeft(id) })
 	case "java acquire":
-		if !x.expirable {
-			return x.plain(apart("java_acquire", both[:1], itoa(o.n)), func() []int64 { return x.w.javaAcquire(o.n) })
-		}
-		ids, deadline := x.newIDs(min(3, o.n)), javaNow+o.lease
-		if o.lease == 0 {
+		ids, deadline := x.newIDs(min(3, s.n)), javaNow+s.lease
+		if s.lease == 0 {
 			deadline = neverExpires
 		}
-		return x.plain(apart("java_permit_acquire", both, append([]string{itoa(javaNow), itoa(deadline), channel}, ids...)...),
-			func() []int64 { return x.w.javaPermitAcquire(javaNow, deadline, ids) })
-	case "java release":
-		if !x.expirable {
-			n := min(3, o.n)
-			return x.plain(apart("java_release", both[:1], itoa(n), channel), func() []int64 { return x.w.javaRelease(n) })
+		if x.expirable {
+			x.plain(java("permit_acquire", javaNow, append([]string{itoa(deadline)}, ids...)...),
+				func() []int64 { return x.w.javaPermitAcquire(javaNow, deadline, ids) })
+		} else {
+			x.plain(java("acquire", s.n), func() []int64 { return x.w.javaAcquire(s.n) })
 		}
-		id := x.some(o.which)
-		return x.plain(apart("java_permit_release", both, itoa(javaNow), channel, id),
-			func() []int64 { return x.w.javaPermitRelease(javaNow, id) })
+	case "java release":
+		if id, n := x.some(s.which), min(3, s.n); x.expirable {
+			x.plain(java("permit_release", javaNow, id), func() []int64 { return x.w.javaPermitRelease(javaNow, id) })
+		} else {
+			x.plain(java("release", n), func() []int64 { return x.w.javaRelease(n) })
+		}
 	case "java sweep":
-		return x.plain(apart("java_permit_sweep", both, itoa(javaNow), channel), func() []int64 { return x.w.javaPermitSweep(javaNow) })
+		x.plain(java("permit_sweep", javaNow), func() []int64 { return x.w.javaPermitSweep(javaNow) })
 	case "java add":
-		n, told := x.signed(o), "total"
+		n, told := x.signed(s), "total"
 		if x.expirable {
 			told = "delta"
 		}
-		if max(n, -n) < 10 {
-			return x.plain(apart("java_add", both[:1], itoa(n), channel, told), func() []int64 { return x.w.javaAdd(n, x.expirable) })
+		if max(n, -n) >= 10 {
+			return false
 		}
+		x.plain(java("add", n, told), func() []int64 { return x.w.javaAdd(n, x.expirable) })
 	case "java drain":
-		if !x.expirable {
-			return x.plain(apart("java_drain", both[:1]), x.w.javaDrain)
-		}
+		x.plain(java("drain", 0), x.w.javaDrain)
 	case "delete", "expire":
-		return x.harm(o)
+		x.fault(s)
 	}
-	return nil
+	return true
+}
+
+// java is a request of a Java client.
+func java(what string, n int64, more ...string) *request {
+	return apart("java_"+what, []string{key, wire.PermitTimeouts(key)},
+		append([]string{what, wire.SemaphoreChannel(key), itoa(n)}, more...)...)
 }
 
 // signed is how many permits to add, sometimes just too many.
-func (x *walk) signed(o op) int64 {
+func (x *walk) signed(s step) int64 {
 	switch {
-	case o.which%20 == 0:
+	case s.which%20 == 0:
 		return -mostPermits - x.w.free - 1
-	case o.which%20 == 1:
+	case s.which%20 == 1:
 		return mostPermits - x.w.free + 1
-	case o.which%40 == 2:
+	case s.which%40 == 2:
 		return -mostPermits - x.w.free // as many as can be taken away
 	}
-	if o.which%3 == 0 {
-		return -o.n
+	if s.which%3 == 0 {
+		return -s.n
 	}
-	return o.n
+	return s.n
 }
 
-// harm deletes a key by hand, or lets the semaphore end.
-func (x *walk) harm(o op) error {
+// fault deletes a key by hand, or lets the semaphore end.
+func (x *walk) fault(s step) {
 	for _, c := range x.clients {
 		c.woken = true
 	}
-	keys, how := []string{key, wire.PermitTimeouts(key)}, "del"
-	if o.do == "expire" {
-		how = itoa(o.ms + 1)
-		keys = keys[o.which%3/2:] // or only those that are taken
+	keys, del := []string{key, wire.PermitTimeouts(key)}, s.Kind == "delete"
+	if del {
+		all := append(keys, key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), wire.SemaphoreRequest(key, x.clients[s.client].id, 1))
+		keys = all[s.which%len(all):][:1]
 	} else {
-		all := append(keys, key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), wire.SemaphoreRequest(key, x.clients[o.client].id, 1))
-		keys = all[o.which%len(all):][:1]
+		keys = keys[s.which%3/2:] // or only those that are taken
 	}
-	return x.plain(apart("harm", keys, how), func() []int64 {
-		for _, k := range keys {
-			x.w.harm(k, o.ms+1, how == "del")
+	for _, k := range keys {
+		cmd := x.conn.B().Del().Key(k).Build()
+		if !del {
+			cmd = x.conn.B().Pexpire().Key(k).Milliseconds(s.ms + 1).Build()
 		}
-		return []int64{1}
-	})
-}
-
-// mustSee is what a run is worth nothing without.
-var mustSee = []string{
-	"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1",
-	"release 1", "release 0", "release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1",
-	"drain 0", "drain 2", "leave 1", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
-	"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_set 0", "permit_set 1",
-	"permit_extend 0", "permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1",
-	"party split", "placed", "served by a release", "again at once",
-	"copy of acquire", "copy of release", "copy of undo", "copy of permit_acquire", "copy of permit_release", "copy of permit_undo",
-	"copy of set", "copy of add", "copy of drain", "copy of permit_set",
-}
-
-// run plays a sequence and returns how many steps of it, and what was wrong then.
-func run(l *lab, expirable, wild bool, ops []op) (x *walk, n int, err error) {
-	x = newWalk(l, expirable, wild)
-	for n, o := range ops {
-		if err := x.step(o); err != nil {
-			return x, n + 1, err
-		}
+		lockstep.Check(x.conn.Do(x.ctx, cmd).Error())
+		x.w.fault(k, s.ms+1, del)
 	}
-	return x, len(ops), x.drained()
 }
 
-// drained ends everything that is under way: then all permits can be had.
-func (x *walk) drained() error {
+// End implements lockstep.Walk. It ends everything that is under way: then all permits
+// can be acquired.
+func (x *walk) End() {
 	for _, c := range x.clients {
 		for len(c.wishes) > 0 {
-			if err := x.giveUp(c, 0); err != nil {
-				return err
-			}
+			x.giveUp(c, 0)
 		}
 	}
 	for _, r := range x.sent {
 		if r.doubt {
-			if err := x.settle(r, answered); err != nil {
-				return err
-			}
+			x.settle(r, answered)
 		}
 	}
 	for _, c := range x.clients {
 		for _, g := range slices.Clone(c.held) {
 			c.held = c.held[1:]
-			if err := x.release(c, g, false, false, nil, answered); err != nil {
-				return err
-			}
+			x.release(c, g, false, false, nil, answered)
 		}
 	}
+	x.compare()
 	if x.wild {
-		return x.compare()
+		return
 	}
-	if err := x.step(op{do: "time passes", which: 1, ms: 3_600_000}); err != nil {
-		return err
-	}
+	x.Take(step{Kind: "time passes", which: 1, ms: 3_600_000})
 	rest := x.total
 	for _, at := range x.w.taken.scores {
 		if at == neverExpires {
@@ -1135,80 +944,12 @@ func (x *walk) drained() error {
 		}
 	}
 	if rest < 1 || rest > 100 {
-		return x.compare()
+		return
 	}
 	c := x.clients[0]
-	if err := x.acquire(c, []*pending{{permits: rest, began: x.w.now}}, false, answered); err != nil {
-		return err
-	}
+	x.acquire(c, []*pending{{permits: rest, began: x.w.now}}, false, answered)
 	if len(c.held) != 1 {
-		return fmt.Errorf("%d permits are not to be had", rest)
+		lockstep.Failf("%d permits cannot be acquired", rest)
 	}
-	return x.compare()
-}
-
-// shrink leaves out steps for as long as some still fail.
-func shrink(l *lab, expirable, wild bool, ops []op) ([]op, error) {
-	_, n, err := run(l, expirable, wild, ops)
-	ops = ops[:n]
-	for size := len(ops) / 2; size > 0; {
-		shorter := false
-		for at := 0; at < len(ops); {
-			rest := slices.Delete(slices.Clone(ops), at, min(at+size, len(ops)))
-			if _, n, failure := run(l, expirable, wild, rest); failure != nil {
-				ops, err, shorter = rest[:n], failure, true
-			} else {
-				at += size
-			}
-		}
-		if !shorter || size > 1 {
-			size /= 2
-		}
-	}
-	return ops, err
-}
-
-func TestScriptsKeepStepWithTheModel(t *testing.T) {
-	steps, seed := modelSteps, rand.Uint64()
-	var err error
-	if s := os.Getenv("REDLATCH_MODEL_STEPS"); s != "" {
-		steps, err = strconv.Atoi(s)
-		require.NoError(t, err)
-	}
-	if s := os.Getenv("REDLATCH_MODEL_SEED"); s != "" {
-		seed, err = strconv.ParseUint(s, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("REDLATCH_MODEL_SEED=%d", seed)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := newLab(t, s)
-		seen := map[string]int{}
-		for n := range uint64(steps / walkSteps) {
-			r := rand.New(rand.NewPCG(seed, n))
-			expirable, wild := n%5 > 1, n%3 == 2
-			ops := make([]op, walkSteps)
-			for i := range ops {
-				ops[i] = draw(r, expirable, wild)
-			}
-			x, _, err := run(l, expirable, wild, ops)
-			if err != nil {
-				ops, err = shrink(l, expirable, wild, ops)
-				var list strings.Builder
-				for _, o := range ops {
-					fmt.Fprintln(&list, o)
-				}
-				require.FailNow(t, "the scripts are out of step", "%v\nREDLATCH_MODEL_SEED=%d, walk %d, expirable %t, shrunk to\n%s",
-					err, seed, n, expirable, list.String())
-			}
-			for what, n := range x.seen {
-				seen[what] += n
-			}
-		}
-		t.Logf("seen: %v", seen)
-		for _, what := range mustSee {
-			if steps >= modelSteps {
-				require.Positive(t, seen[what], "never seen: %s", what)
-			}
-		}
-	})
+	x.compare()
 }

@@ -7,12 +7,13 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// world is the model of one semaphore: what the server has to have, and to answer. It
-// says what the scripts are to do, and nothing of how. Its time is its own, in ms.
-// What ends at a time is gone when that is past; 0 is for what does not end.
+// world is the model of one semaphore: what the server should have and reply. It says
+// what the scripts do, and not how. Times are in ms; what ends at a time is gone when that
+// is past, and 0 stands for what does not end.
 type world struct {
 	now     int64
 	exists  bool
@@ -23,7 +24,7 @@ type world struct {
 	alive   set // until when each is taken to be alive
 	tickets map[string]ticket
 	told    []int64
-	// What the next script may not do, and whether it has tried to.
+	// denied is a command that the next script may not use; failed, whether it has tried.
 	denied string
 	failed bool
 }
@@ -44,7 +45,6 @@ const (
 	neverExpires = 922337203685477
 	mostPermits  = 1<<31 - 1
 	ticketLife   = 60_000
-	subscribers  = 3 // how many there are, says PUBLISH
 )
 
 func newSet() set { return set{scores: map[string]int64{}} }
@@ -105,8 +105,8 @@ func (w *world) pass(ms int64) {
 // forget deletes the number of permits.
 func (w *world) forget() { w.exists, w.free, w.until = false, 0, 0 }
 
-// harm deletes a key, or lets it end after some ms.
-func (w *world) harm(k string, ms int64, del bool) {
+// fault deletes a key, or lets it end after some ms.
+func (w *world) fault(k string, ms int64, del bool) {
 	if del {
 		delete(w.tickets, k)
 	}
@@ -136,7 +136,7 @@ func (w *world) tell(n int64) int64 {
 		return 0
 	}
 	w.told = append(w.told, n)
-	return subscribers
+	return lockstep.Subscribers
 }
 
 // numbered is a request with its number.
@@ -145,8 +145,8 @@ type numbered struct {
 	number int64
 }
 
-// known returns the reply to a request that is not for the first time here; nothing,
-// if a later one of its lane has been.
+// known returns the reply to a request that was delivered before: none, if a later one of
+// its lane was.
 func (w *world) known(c numbered) (reply []int64, known bool) {
 	t, ok := w.tickets[c.ticket]
 	if !ok || t.number < c.number {
@@ -199,7 +199,8 @@ type granted struct {
 	left   bool
 }
 
-// first is who has waited for the longest and lives. The dead before it are buried.
+// first is the client that has waited for the longest and lives. The dead before it are
+// removed.
 func (w *world) first() string {
 	for _, client := range w.line.order() {
 		if w.alive.scores[client] > w.now {
@@ -215,9 +216,8 @@ func (w *world) stepOut(client string) bool {
 	return w.line.drop(client) > 0
 }
 
-// serve grants what can be had of free permits, in the order of the wishes, but nothing
-// before the first in line if that has waited for as long. Nobody waits in line for
-// permits that do not exist.
+// serve grants free permits in the order of the wishes, but none before the first in line
+// if that has waited for longer. There is no line where there is no semaphore.
 func (w *world) serve(a ask, free int64, exists bool) granted {
 	g := granted{again: -1}
 	first := w.first()
@@ -244,8 +244,8 @@ func (w *world) serve(a ask, free int64, exists bool) granted {
 	return g
 }
 
-// place puts a client in the line whose next wish has waited for long, or shows that
-// it lives.
+// place puts a client in the line if its next wish has waited for long, or keeps it
+// there.
 func (w *world) place(a ask, next int64) (placed int64) {
 	if a.client == "" || next == int64(len(a.wishes)) || a.wishes[next].waited < toTheLine {
 		return 0
@@ -409,7 +409,7 @@ func (w *world) bind() {
 	}
 }
 
-// soon is when trying again may help those who were not served.
+// soon is when trying again may help a client that was not served.
 func (w *world) soon(g granted, a ask) int64 {
 	again := g.again
 	if !w.exists || g.n == int64(len(a.wishes)) {
@@ -633,40 +633,20 @@ func (w *world) javaPermitSweep(now int64) []int64 {
 // sum is how many permits there are.
 func (w *world) sum() int64 { return w.free + int64(len(w.taken.scores)) }
 
-// dump is everything the server has to have, and what was told since the last time.
-func (w *world) dump() string {
-	var lines []string
-	line := func(key, kind, what string, until int64) {
-		ends := "ever"
-		if until != 0 {
-			ends = fmt.Sprint(until)
-		}
-		lines = append(lines, fmt.Sprintf("%s %s %s until %s", key, kind, what, ends))
-	}
+// state is everything the server should have, and the messages since the last call.
+func (w *world) state() (s lockstep.State) {
 	if w.exists {
-		line(key, "string", fmt.Sprint(w.free), w.until)
+		s.Put(key, "string", w.until, itoa(w.free))
 	}
-	for key, s := range map[string]set{wire.PermitTimeouts(key): w.taken, wire.SemaphoreWaiting(key): w.line, wire.SemaphoreAlive(key): w.alive} {
-		if len(s.scores) > 0 {
-			var what []string
-			for member, score := range s.scores {
-				what = append(what, fmt.Sprintf("%x=%d", member, score))
-			}
-			slices.Sort(what)
-			line(key, "zset", strings.Join(what, " "), s.until)
-		}
+	s.Put(wire.PermitTimeouts(key), "zset", w.taken.until, lockstep.Pairs(w.taken.scores)...)
+	s.Put(wire.SemaphoreWaiting(key), "zset", w.line.until, lockstep.Pairs(w.line.scores)...)
+	s.Put(wire.SemaphoreAlive(key), "zset", w.alive.until, lockstep.Pairs(w.alive.scores)...)
+	for name, t := range w.tickets {
+		s.Put(name, "string", t.until, strings.Trim(fmt.Sprint(append([]int64{t.number}, t.reply...)), "[]"))
 	}
-	for key, t := range w.tickets {
-		what := fmt.Sprint(t.number)
-		for _, n := range t.reply {
-			what += fmt.Sprint(" ", n)
-		}
-		line(key, "string", what, t.until)
-	}
-	slices.Sort(lines)
 	for _, n := range w.told {
-		lines = append(lines, fmt.Sprintf("told %s %d", wire.SemaphoreChannel(key), n))
+		s.Told = append(s.Told, fmt.Sprint(wire.SemaphoreChannel(key), " ", n))
 	}
 	w.told = nil
-	return strings.Join(lines, "\n")
+	return s
 }

@@ -2,8 +2,9 @@ package semaphore_test
 
 import (
 	"context"
-	"errors"
+	"encoding/json"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"strings"
@@ -21,11 +22,10 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-const (
-	limit      = 10
-	goroutines = 64
-	longest    = 3 * time.Millisecond // that a worker means to keep permits
-)
+// limit is how many permits there are.
+const limit = 10
+
+func init() { workers["share"] = shareWorker }
 
 // enter counts permits that come into use in one process and returns how many are in
 // use in all. The test keeps in the set "dead" the processes that do not run any more.
@@ -41,35 +41,28 @@ return sum`)
 
 // job is what a process of shareWorker has to do.
 type job struct {
-	addr     string
-	kind     string
-	id       string // of the process, among all
-	sizes    []int  // of requests
-	watchdog time.Duration
+	Addr, Kind string
+	ID         string // of the process, among all
+	Sizes      []int  // of requests
+	Goroutines int
+	Longest    time.Duration // that a goroutine means to keep permits
+	Watchdog   time.Duration
 }
 
-func (j job) args() []string {
-	sizes := strings.Trim(strings.Join(strings.Fields(fmt.Sprint(j.sizes)), ","), "[]")
-	return []string{j.addr, j.kind, j.id, sizes, j.watchdog.String()}
-}
-
-func parseJob(args []string) (j job, err error) {
-	j = job{addr: args[0], kind: args[1], id: args[2]}
-	for s := range strings.SplitSeq(args[3], ",") {
-		n, err := strconv.Atoi(s)
-		if err != nil {
-			return j, err
-		}
-		j.sizes = append(j.sizes, n)
-	}
-	j.watchdog, err = time.ParseDuration(args[4])
-	return j, err
+// spawn starts a process and returns when it begins to work.
+func (j job) spawn(t *testing.T) *harness.Process {
+	t.Helper()
+	text, err := json.Marshal(j)
+	require.NoError(t, err)
+	p := harness.Spawn(t, "share", string(text))
+	require.Equal(t, "ready", p.Line(30*time.Second))
+	return p
 }
 
 // taker returns what takes n permits of the semaphore "permits" and returns how they
 // are given back.
 func (j job) taker(c *redlatch.Client) func(ctx context.Context, n int) (func() error, error) {
-	if j.kind == "semaphore" {
+	if j.Kind == "semaphore" {
 		s := c.Semaphore("permits")
 		return func(ctx context.Context, n int) (func() error, error) {
 			return func() error { return s.Release(ctx, n) }, s.Acquire(ctx, n)
@@ -78,13 +71,7 @@ func (j job) taker(c *redlatch.Client) func(ctx context.Context, n int) (func() 
 	e := c.PermitSemaphore("permits")
 	return func(ctx context.Context, n int) (func() error, error) {
 		permits, err := e.AcquireN(ctx, n)
-		return func() error {
-			ids := make([]string, len(permits))
-			for i, p := range permits {
-				ids[i] = p.ID()
-			}
-			return e.Release(ctx, ids...)
-		}, err
+		return func() error { return e.Release(ctx, idsOf(permits)...) }, err
 	}
 }
 
@@ -92,74 +79,78 @@ func (j job) taker(c *redlatch.Client) func(ctx context.Context, n int) (func() 
 type tally struct {
 	mu     sync.Mutex
 	served map[int]int
-	waited map[int]time.Duration // the longest
-	kept   time.Duration         // the longest
+	waited time.Duration // the longest
+	kept   time.Duration // the longest
+	enough bool          // each goroutine has been served, for every size
 }
 
 // shareWorker takes and gives back permits with many goroutines, until there is a key
-// "stop". It fails as soon as more are in use than there are.
+// "stop". It says when it has had enough of every size, and in the end what it has seen.
+// It fails as soon as more are in use than there are.
 func shareWorker(args []string) error {
-	j, err := parseJob(args)
-	if err != nil {
+	var j job
+	if err := json.Unmarshal([]byte(args[0]), &j); err != nil {
 		return err
 	}
 	ctx := context.Background()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{j.addr}, DisableCache: true})
+	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{j.Addr}, DisableCache: true})
 	if err != nil {
 		return err
 	}
 	defer conn.Close()
-	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{j.addr}}, redlatch.WithWatchdogTimeout(j.watchdog))
+	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{j.Addr}}, redlatch.WithWatchdogTimeout(j.Watchdog))
 	if err != nil {
 		return err
 	}
 	defer c.Close()
 	take := j.taker(c)
-	t := tally{served: map[int]int{}, waited: map[int]time.Duration{}}
+	t := tally{served: map[int]int{}}
 	fmt.Println("ready")
-	errs := make(chan error, goroutines)
-	for g := range goroutines {
+	errs := make(chan error, j.Goroutines)
+	for g := range j.Goroutines {
 		go func() {
 			errs <- func() error {
 				for size := g; ; size++ {
 					if n, err := conn.Do(ctx, conn.B().Exists().Key("stop").Build()).AsInt64(); err != nil || n > 0 {
 						return err
 					}
-					if err := t.round(ctx, conn, j.id, take, j.sizes[size%len(j.sizes)]); err != nil {
+					if err := t.round(ctx, conn, j, take, j.Sizes[size%len(j.Sizes)]); err != nil {
 						return err
 					}
 				}
 			}()
 		}()
 	}
-	for range goroutines {
+	for range j.Goroutines {
 		if err := <-errs; err != nil {
 			return err
 		}
 	}
-	for _, size := range j.sizes {
-		fmt.Println(size, t.served[size], t.waited[size], t.kept)
+	sum := 0
+	for _, n := range t.served {
+		sum += n
 	}
+	fmt.Println(sum, t.waited, t.kept)
 	return nil
 }
 
 // round takes permits, keeps them for a while, and gives them back.
-func (t *tally) round(ctx context.Context, conn rueidis.Client, id string, take func(context.Context, int) (func() error, error), n int) error {
+func (t *tally) round(ctx context.Context, conn rueidis.Client, j job, take func(context.Context, int) (func() error, error), n int) error {
 	began := time.Now()
 	release, err := take(ctx, n)
 	if err != nil {
 		return fmt.Errorf("acquire: %w", err)
 	}
 	taken := time.Now()
-	inUse, err := enter.Exec(ctx, conn, nil, []string{id, strconv.Itoa(n)}).AsInt64()
+	inUse, err := enter.Exec(ctx, conn, nil, []string{j.ID, strconv.Itoa(n)}).AsInt64()
 	if err != nil {
 		return err
 	}
 	if inUse > limit {
 		return fmt.Errorf("%d permits are in use, of %d", inUse, limit)
 	}
-	time.Sleep(rand.N(longest))
-	if err := conn.Do(ctx, conn.B().Hincrby().Key("inuse").Field(id).Increment(int64(-n)).Build()).Error(); err != nil {
+	time.Sleep(rand.N(j.Longest))
+	if err := conn.Do(ctx, conn.B().Hincrby().Key("inuse").Field(j.ID).Increment(int64(-n)).Build()).Error(); err != nil {
 		return err
 	}
 	if err := release(); err != nil {
@@ -168,8 +159,17 @@ func (t *tally) round(ctx context.Context, conn rueidis.Client, id string, take 
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.served[n]++
-	t.waited[n] = max(t.waited[n], taken.Sub(began))
+	t.waited = max(t.waited, taken.Sub(began))
 	t.kept = max(t.kept, time.Since(taken))
+	for _, size := range j.Sizes {
+		if t.served[size] < j.Goroutines {
+			return nil
+		}
+	}
+	if !t.enough {
+		fmt.Println("enough")
+	}
+	t.enough = true
 	return nil
 }
 
@@ -187,63 +187,75 @@ func freePermits(t *testing.T, c *redlatch.Client, kind string) int {
 	return n
 }
 
-func stop(t *testing.T, addr string) { harness.Do(t, addr, "SET", "stop", "1") }
-
-func TestProcessesNeverHaveMoreThanTheirShareOfPermits(t *testing.T) {
-	const processes, duration = 4, 4 * time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, kind := range []string{"semaphore", "permit-semaphore"} {
-			t.Run(kind, func(t *testing.T) {
-				harness.Do(t, s.Addr, "FLUSHALL")
-				harness.Do(t, s.Addr, "SET", "permits", strconv.Itoa(limit))
-				c := harness.Client(t, s)
-				var procs []*harness.Process
-				for i := range processes {
-					j := job{s.Addr, kind, strconv.Itoa(i), []int{1}, 30 * time.Second}
-					p := harness.Spawn(t, "share", j.args()...)
-					require.Equal(t, "ready", p.Line(30*time.Second))
-					procs = append(procs, p)
-				}
-				time.Sleep(duration)
-				stop(t, s.Addr)
-				least, sum := 1<<30, 0
-				for _, p := range procs {
-					p.Ended(30 * time.Second)
-					size, served, waited, _ := report(t, p)
-					require.Equal(t, 1, size)
-					least, sum = min(least, served), sum+served
-					t.Logf("served %d, the longest wait %v", served, waited)
-				}
-				// With everything else equal each would have a quarter.
-				assert.Greater(t, least, sum/20, "a process starved")
-				assert.Equal(t, limit, freePermits(t, c, kind))
-			})
+// No more permits are in use than there are, requests of every size are served, and no
+// process starves.
+func TestRequestsOfEverySizeAreServed(t *testing.T) {
+	const (
+		processes = 4
+		// What it takes to hear of a release, on a machine that is busy.
+		message = 20 * time.Millisecond
+	)
+	type row struct {
+		kind  string
+		sizes []int
+	}
+	var rows []row
+	for _, kind := range []string{"semaphore", "permit-semaphore"} {
+		rows = append(rows, row{kind, []int{1, 3, limit}})
+		if !testing.Short() {
+			rows = append(rows, row{kind, []int{1}})
+		}
+	}
+	share := func(t *testing.T, s *testserver.Server, r row) {
+		harness.Do(t, s.Addr, "FLUSHALL")
+		harness.Do(t, s.Addr, "SET", "permits", strconv.Itoa(limit))
+		j := job{
+			Addr: s.Addr, Kind: r.kind, Sizes: r.sizes, Watchdog: 30 * time.Second, Goroutines: harness.Size(8, 64),
+			Longest: time.Duration(harness.Size(10, 3)) * time.Millisecond,
+		}
+		var procs []*harness.Process
+		for i := range processes {
+			j.ID = strconv.Itoa(i)
+			procs = append(procs, j.spawn(t))
+		}
+		for _, p := range procs {
+			require.Equal(t, "enough", p.Line(time.Minute))
+		}
+		time.Sleep(time.Duration(harness.Size(0, 8)) * time.Second)
+		harness.Do(t, s.Addr, "SET", "stop", "1")
+		var waited, kept time.Duration
+		least, sum := math.MaxInt, 0
+		for _, p := range procs {
+			p.Ended(30 * time.Second)
+			words := strings.Fields(p.Line(time.Second))
+			require.Len(t, words, 3)
+			served, err := strconv.Atoi(words[0])
+			require.NoError(t, err)
+			w, err := time.ParseDuration(words[1])
+			require.NoError(t, err)
+			k, err := time.ParseDuration(words[2])
+			require.NoError(t, err)
+			waited, kept, least, sum = max(waited, w), max(kept, k), min(least, served), sum+served
+		}
+		// As the package documentation derives it: all others may be older.
+		bound := 100*time.Millisecond + time.Duration(processes*j.Goroutines)*(kept+message)
+		t.Logf("served %d, a process %d at least; the longest wait %v, kept for up to %v, bound %v", sum, least, waited, kept, bound)
+		assert.Less(t, waited, bound)
+		assert.Greater(t, least, sum/20, "with everything else equal each would have a quarter")
+		assert.Equal(t, limit, freePermits(t, harness.Client(t, s), r.kind))
+	}
+	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
+		for _, r := range rows {
+			t.Run(fmt.Sprint(r.kind, r.sizes), func(t *testing.T) { share(t, s, r) })
 		}
 	})
 }
 
-// report reads a line that a process prints at its end.
-func report(t *testing.T, p *harness.Process) (size, served int, waited, kept time.Duration) {
-	t.Helper()
-	words := strings.Fields(p.Line(time.Second))
-	require.Len(t, words, 4)
-	var errs [4]error
-	size, errs[0] = strconv.Atoi(words[0])
-	served, errs[1] = strconv.Atoi(words[1])
-	waited, errs[2] = time.ParseDuration(words[2])
-	kept, errs[3] = time.ParseDuration(words[3])
-	require.NoError(t, errors.Join(errs[:]...))
-	return size, served, waited, kept
-}
-
 func TestPermitsOfKilledProcessesComeBack(t *testing.T) {
-	const (
-		processes = 4
-		kills     = 6
-		// Long enough for processes that share two cores to renew in time.
-		watchdog = 6 * time.Second
-	)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+	const processes = 4
+	// Long enough for processes that share two cores to renew in time.
+	watchdog := time.Duration(harness.Size(3, 6)) * time.Second
+	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
 		harness.Do(t, s.Addr, "SET", "permits", strconv.Itoa(limit))
 		c := harness.Client(t, s)
 		var procs []*harness.Process
@@ -252,15 +264,15 @@ func TestPermitsOfKilledProcessesComeBack(t *testing.T) {
 		spawn := func() *harness.Process {
 			spawned++
 			ids = append(ids, strconv.Itoa(spawned))
-			j := job{s.Addr, "permit-semaphore", strconv.Itoa(spawned), []int{1}, watchdog}
-			p := harness.Spawn(t, "share", j.args()...)
-			require.Equal(t, "ready", p.Line(30*time.Second))
-			return p
+			return job{
+				Addr: s.Addr, Kind: "permit-semaphore", ID: strconv.Itoa(spawned), Sizes: []int{1}, Watchdog: watchdog,
+				Goroutines: harness.Size(8, 64), Longest: time.Duration(harness.Size(30, 3)) * time.Millisecond,
+			}.spawn(t)
 		}
 		for range processes {
 			procs = append(procs, spawn())
 		}
-		for range kills {
+		for range harness.Size(2, 6) {
 			time.Sleep(300*time.Millisecond + rand.N(600*time.Millisecond))
 			i := rand.N(processes)
 			procs[i].Kill()
@@ -284,48 +296,6 @@ func TestPermitsOfKilledProcessesComeBack(t *testing.T) {
 		require.NoError(t, err, "they can be had, too, once the dead are out of the line")
 		for _, p := range p {
 			require.NoError(t, p.Release(t.Context()))
-		}
-	})
-}
-
-func TestRequestsOfEverySizeAreServed(t *testing.T) {
-	const (
-		processes = 4
-		duration  = 8 * time.Second
-		// What it takes to hear of a release, on a machine that is busy.
-		message = 20 * time.Millisecond
-	)
-	sizes := []int{1, 3, limit}
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, kind := range []string{"semaphore", "permit-semaphore"} {
-			t.Run(kind, func(t *testing.T) {
-				harness.Do(t, s.Addr, "FLUSHALL")
-				harness.Do(t, s.Addr, "SET", "permits", strconv.Itoa(limit))
-				var procs []*harness.Process
-				for i := range processes {
-					j := job{s.Addr, kind, strconv.Itoa(i), sizes, 30 * time.Second}
-					p := harness.Spawn(t, "share", j.args()...)
-					require.Equal(t, "ready", p.Line(30*time.Second))
-					procs = append(procs, p)
-				}
-				time.Sleep(duration)
-				stop(t, s.Addr)
-				var waited, kept time.Duration
-				for _, p := range procs {
-					p.Ended(30 * time.Second)
-					for range sizes {
-						size, served, longest, k := report(t, p)
-						assert.Greater(t, served, goroutines, "requests for %d", size)
-						waited, kept = max(waited, longest), max(kept, k)
-						t.Logf("%d permits: served %d, the longest wait %v", size, served, longest)
-					}
-				}
-				// As the package documentation derives it: all others may be older.
-				bound := 100*time.Millisecond + processes*goroutines*(kept+message)
-				t.Logf("the longest wait %v, kept for up to %v, bound %v", waited, kept, bound)
-				assert.Less(t, waited, bound)
-				assert.Equal(t, limit, freePermits(t, harness.Client(t, s), kind))
-			})
 		}
 	})
 }

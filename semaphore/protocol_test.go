@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"regexp"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -127,6 +127,18 @@ func empty(t *testing.T, s *testserver.Server) *testserver.Server {
 
 func only(_ any, err error) error { return err }
 
+// lua returns the script of some files, one after the other.
+func lua(t *testing.T, files ...string) *wire.Script {
+	t.Helper()
+	var all strings.Builder
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		require.NoError(t, err)
+		all.Write(source)
+	}
+	return wire.NewScript(all.String())
+}
+
 func eachName(t *testing.T, test func(x *wireTest, name, channel, timeouts string)) {
 	for _, n := range [][3]string{
 		{"orders", "redisson_sc:{orders}", "{orders}:timeout"},
@@ -171,27 +183,6 @@ func TestWhatASemaphoreIsOnTheWire(t *testing.T) {
 			{"delete", func() error { harness.Do(x.t, x.addr, "DEL", name); return nil }, "nil", ""},
 			{"add to what is not there", func() error { return s.AddPermits(ctx, -2) }, "-2", ""},
 		})
-	})
-}
-
-func TestASemaphoreKeepsItsTimeToLive(t *testing.T) {
-	harness.Each(t, func(t *testing.T, server *testserver.Server) {
-		x := newWireTest(t, server)
-		ctx, s := x.ctx, semaphore.New(x.sess, key)
-		began := time.Now()
-		require.NoError(t, only(s.TrySetPermitsFor(ctx, 5, time.Minute)))
-		for _, f := range []fact{
-			{what: "acquire", do: func() error { return s.Acquire(ctx, 1) }},
-			{what: "release", do: func() error { return s.Release(ctx, 4) }},
-			{what: "add", do: func() error { return s.AddPermits(ctx, 4) }},
-			{what: "drain", do: func() error { return only(s.Drain(ctx)) }},
-			{what: "set", do: func() error { return only(s.TrySetPermits(ctx, 3)) }},
-		} {
-			require.NoError(t, f.do(), f.what)
-			ttl := x.number("PTTL", key)
-			require.LessOrEqual(t, ttl, int64(60_000), f.what)
-			require.GreaterOrEqual(t, ttl, 59_990-time.Since(began).Milliseconds(), f.what)
-		}
 	})
 }
 
@@ -361,7 +352,7 @@ func (x *wireTest) expired(n int) {
 }
 
 func TestManyExpiredPermits(t *testing.T) {
-	const many = 10_000
+	many := harness.Size(2_500, semaphore.MaxBatch)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		timeouts, channel := "{"+key+"}:timeout", "redisson_sc:{"+key+"}"
@@ -466,16 +457,22 @@ func TestWhatIsCalledOffDoesNotBringASemaphoreBack(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		keys := []string{key, "redlatch_sc_request:{" + key + "}:" + clientID + ":1",
 			"redlatch_sc_waiting:{" + key + "}", "redlatch_sc_alive:{" + key + "}", "{" + key + "}:timeout"}
-		for n, kind := range []struct{ acquire, undo, asks, gives string }{
-			{"acquire", "undo", "2 0", "2"},
-			{"permit_acquire", "permit_undo", "2 0 forever 0123456789abcdef fedcba9876543210", "0123456789abcdef fedcba9876543210"},
+		for n, kind := range []struct {
+			acquire, undo []string
+			asks, gives   string
+		}{
+			{[]string{"pool.lua", "acquire.lua"}, []string{"pool.lua", "undo.lua"}, "2 0", "2"},
+			{
+				[]string{"pool.lua", "permits.lua", "permit_acquire.lua"}, []string{"pool.lua", "permits.lua", "permit_undo.lua"},
+				"2 0 forever 0123456789abcdef fedcba9876543210", "0123456789abcdef fedcba9876543210",
+			},
 		} {
 			for _, deleted := range []string{"nothing", key} {
 				x := newWireTest(t, empty(t, s))
 				harness.Do(t, s.Addr, "SET", key, "3")
 				args := []string{itoa(n + 1), "60000", "RPUSH", "told"}
-				do := func(script string, more ...string) []int64 {
-					reply, err := wire.NewScript(sources[script]).Exec(x.ctx, x.conn, keys, append(slices.Clone(args), more...)).AsIntSlice()
+				do := func(script []string, more ...string) []int64 {
+					reply, err := lua(t, script...).Exec(x.ctx, x.conn, keys, append(slices.Clone(args), more...)).AsIntSlice()
 					require.NoError(t, err)
 					return reply
 				}
@@ -503,7 +500,7 @@ func TestABadKeyDoesNotFailTheRenewalOfOthers(t *testing.T) {
 		harness.Do(t, s.Addr, "SET", bad, "1")
 		at := x.now()
 		x.reply("ZADD", good, itoa(at+60_000), "long", itoa(at+10_000), "short", itoa(at), "expired")
-		held, err := wire.NewScript(permitRenewLua).Exec(x.ctx, x.conn, []string{bad, good, good, good, good},
+		held, err := lua(t, "permit_renew.lua").Exec(x.ctx, x.conn, []string{bad, good, good, good, good},
 			[]string{"30000", "short", "0", "long", "0", "short", "0", "expired", "0", "absent", "0"}).AsIntSlice()
 		require.NoError(t, err)
 		require.Equal(t, []int64{0, 1, 1, 0, 0}, held)
@@ -511,27 +508,5 @@ func TestABadKeyDoesNotFailTheRenewalOfOthers(t *testing.T) {
 		require.InDelta(t, at+30_000, x.number("ZSCORE", good, "short"), 1000)
 		require.Equal(t, itoa(at), x.reply("ZSCORE", good, "expired"))
 		require.EqualValues(t, 3, x.number("ZCARD", good))
-	})
-}
-
-func TestASemaphoreThatIsNoNumber(t *testing.T) {
-	wrong := regexp.MustCompile("not an integer|WRONGTYPE")
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, words := range [][]string{{"SET", key, "many"}, {"SET", key, ""}, {"RPUSH", key, "1"}} {
-			x := newWireTest(t, empty(t, s))
-			harness.Do(t, s.Addr, words...)
-			dump := x.reply("DUMP", key)
-			p, e := semaphore.New(x.sess, key), semaphore.NewExpirable(x.sess, key)
-			for what, err := range map[string]error{
-				"acquire": p.TryAcquire(x.ctx, 1), "release": p.Release(x.ctx, 1), "add": p.AddPermits(x.ctx, 1), "drain": only(p.Drain(x.ctx)),
-				"permit acquire": only(e.TryAcquire(x.ctx)), "permit set": e.SetPermits(x.ctx, 3), "permit add": e.AddPermits(x.ctx, 1),
-				"counts": only(e.Permits(x.ctx)),
-			} {
-				require.Error(t, err, "%s of %v", what, words)
-				require.Regexp(t, wrong, err.Error(), "%s of %v", what, words)
-			}
-			require.Equal(t, dump, x.reply("DUMP", key), "%v", words)
-			require.Len(t, x.keys(), 1, "%v", words)
-		}
 	})
 }

@@ -3,7 +3,6 @@ package semaphore_test
 import (
 	"context"
 	"encoding/hex"
-	"fmt"
 	"testing"
 	"time"
 
@@ -203,147 +202,65 @@ func TestALackingRightCostsNoPermits(t *testing.T) {
 			}
 		}},
 	}
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
+	harness.EachOf(t, rights, func(right string) string { return right }, func(t *testing.T, s *testserver.Server, right string) {
 		admin := harness.Client(t, s, faultQuietly)
-		for _, right := range rights {
-			harness.Do(t, s.Addr, "ACL", "SETUSER", right, "on", ">secret", "+@all", "allkeys", "allchannels", "-"+right)
-			c, err := redlatch.New(t.Context(), rueidis.ClientOption{
-				InitAddress: []string{s.Addr}, Username: right, Password: "secret",
-			}, faultQuietly)
-			require.NoError(t, err)
-			t.Cleanup(c.Close)
-			for _, kind := range faultKinds {
-				for _, op := range operations {
-					if op.kind != "" && op.kind != kind {
-						continue
-					}
-					t.Run(fmt.Sprintf("%s/%s/%s", right, kind, op.name), func(t *testing.T) {
-						a := &rightsScene{TB: t, less: takerOf(c, s, kind, "pool"), admin: takerOf(admin, s, kind, "pool"), total: total}
-						harness.Do(t, s.Addr, "FLUSHALL")
-						_, err := a.admin.set(t.Context(), total)
-						require.NoError(t, err)
-						op.run(a)
-						settled(t)
-						a.check()
-						for _, k := range []*taker{a.less, a.admin} {
-							k.forget()
-						}
-					})
+		c := without(t, s, s.Addr, right)
+		for _, kind := range faultKinds {
+			for _, op := range operations {
+				if op.kind != "" && op.kind != kind {
+					continue
 				}
-			}
-		}
-		harness.Do(t, s.Addr, "FLUSHALL")
-	})
-}
-
-// What tells others is not needed for the rest.
-func TestPublishingForbidden(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "+@all", "allkeys", "resetchannels")
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
-			InitAddress: []string{s.Addr}, Username: "mute", Password: "secret",
-		}, faultQuietly)
-		require.NoError(t, err)
-		t.Cleanup(c.Close)
-		ctx := t.Context()
-		for _, kind := range faultKinds {
-			k := takerOf(c, s, kind, kind)
-			made, err := k.set(ctx, 2)
-			require.NoError(t, err)
-			require.True(t, made)
-			require.NoError(t, k.add(ctx, 2))
-			require.NoError(t, k.acquire(ctx, 4))
-			waiter := k.start(ctx, 1)
-			awaitPlace(t, s.Addr, kind)
-			require.NoError(t, k.release(ctx))
-			require.NoError(t, await(t, waiter), "released in this process")
-			require.NoError(t, k.release(ctx))
-			requireExact(t, 4, k)
-		}
-	})
-}
-
-// On a server out of memory nobody takes permits, and who has some can keep them, and
-// give them back.
-func TestOutOfMemory(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(renewedTimeout), faultQuietly)
-		loadScripts(t, s.Addr)
-		ctx := t.Context()
-		for _, kind := range faultKinds {
-			k, other := takerOf(c, s, kind, kind), takerOf(harness.Client(t, s), s, kind, kind)
-			_, err := k.set(ctx, 10)
-			require.NoError(t, err)
-			require.NoError(t, other.try(ctx, 1))
-			require.NoError(t, k.try(ctx, 9))
-			full := func(limit string) { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", limit) }
-			full("1")
-			for _, err := range []error{k.try(ctx, 1), other.try(ctx, 1)} {
-				require.Error(t, err)
-				require.NotErrorIs(t, err, lock.ErrIndeterminate)
-			}
-			if k.expirable != nil {
-				p := other.permits[0]
-				require.NoError(t, p.Extend(ctx, time.Minute))
-				taken, err := other.expirable.UpdateLeaseTime(ctx, p.ID(), 20*time.Second)
-				require.NoError(t, err)
-				require.True(t, taken)
-				first := time.Now().Add(k.permits[0].Remaining())
-				harness.Eventually(t, 2*renewedTimeout, "the lease is renewed", func() bool {
-					return time.Now().Add(k.permits[0].Remaining()).After(first.Add(renewedTimeout / 2))
+				t.Run(kind+"/"+op.name, func(t *testing.T) {
+					a := &rightsScene{TB: t, less: takerOf(c, s, kind, "pool"), admin: takerOf(admin, s, kind, "pool"), total: total}
+					harness.Do(t, s.Addr, "FLUSHALL")
+					_, err := a.admin.set(t.Context(), total)
+					require.NoError(t, err)
+					op.run(a)
+					harness.Idle(t, c, admin)
+					a.check()
+					for _, k := range []*taker{a.less, a.admin} {
+						k.forget()
+					}
 				})
 			}
-			full("0")
-			waiter := k.start(ctx, 3)
-			awaitPlace(t, s.Addr, kind)
-			full("1")
-			began := time.Now()
-			require.NoError(t, other.release(ctx))
-			require.NoError(t, k.release(ctx))
-			require.Less(t, time.Since(began), faultSlack)
-			full("0") // the release may have had no time for a waiter
-			require.NoError(t, await(t, waiter))
-			full("1")
-			require.NoError(t, k.release(ctx))
-			settled(t)
-			requireExact(t, 10, k, other)
-			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
 		}
 	})
+}
+
+// without returns a client at that address whose user may do everything but one thing.
+func without(t *testing.T, s *testserver.Server, addr, right string) *redlatch.Client {
+	t.Helper()
+	harness.Do(t, s.Addr, "ACL", "SETUSER", "less", "reset", "on", ">secret", "+@all", "allkeys", "allchannels", "-"+right)
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{addr}, Username: "less", Password: "secret"}, faultQuietly)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		c.Close()
+		harness.Do(t, s.Addr, "ACL", "DELUSER", "less")
+	})
+	return c
 }
 
 // A release is refused, and the refusal is lost: who asks again hears of it.
 func TestARefusalThatIsLostIsNoSuccess(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
+	harness.EachOf(t, faultKinds, func(kind string) string { return kind }, func(t *testing.T, s *testserver.Server, kind string) {
 		loadScripts(t, s.Addr)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "less", "on", ">secret", "+@all", "allkeys", "allchannels", "-incrby")
-		for _, kind := range faultKinds {
-			admin := takerOf(harness.Client(t, s), s, kind, kind)
-			_, err := admin.set(t.Context(), 2)
-			require.NoError(t, err)
-			require.NoError(t, admin.try(t.Context(), 2))
-			g := harness.NewGate(t, s)
-			c, err := redlatch.New(t.Context(), rueidis.ClientOption{
-				InitAddress: []string{g.Addr}, Username: "less", Password: "secret",
-			}, faultQuietly)
-			require.NoError(t, err)
-			t.Cleanup(c.Close)
-			a := &rightsScene{TB: t, less: takerOf(c, s, kind, kind), admin: admin, total: 2}
-			script := "release.lua"
-			if kind == expirableKind {
-				script = "permit_" + script
-			}
-			reached := g.Arm(harness.LoseReply, nameOf(t, script), 1)
-			a.giveBack()
-			<-reached
-			n, _ := admin.held()
-			require.Equal(t, 2, n, "it was not told that they were given back")
-			c.Close() // and gives up trying
-			a.check()
+		admin := takerOf(harness.Client(t, s), s, kind, kind)
+		_, err := admin.set(t.Context(), 2)
+		require.NoError(t, err)
+		require.NoError(t, admin.try(t.Context(), 2))
+		g := harness.NewGate(t, s)
+		c := without(t, s, g.Addr, "incrby")
+		a := &rightsScene{TB: t, less: takerOf(c, s, kind, kind), admin: admin, total: 2}
+		script := "release.lua"
+		if kind == expirableKind {
+			script = "permit_" + script
 		}
+		reached := g.Arm(harness.LoseReply, nameOf(t, script), 1)
+		a.giveBack()
+		<-reached
+		n, _ := admin.held()
+		require.Equal(t, 2, n, "it was not told that they were given back")
+		c.Close() // and gives up trying
+		a.check()
 	})
 }

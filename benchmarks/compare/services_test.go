@@ -11,6 +11,7 @@ import (
 // Two contenders of each of the other peers exclude each other, and nothing is left
 // when its server is stopped.
 func TestOtherServers(t *testing.T) {
+	t.Parallel()
 	for _, peer := range otherPeers {
 		t.Run(peer, func(t *testing.T) {
 			t.Parallel()

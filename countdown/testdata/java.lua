@@ -1,4 +1,4 @@
--- What a Java client does to a latch, in our words, with its faults.
+-- What a Java client does to a latch, in our words, with its defects.
 -- KEYS[1]  count
 -- ARGV[1]  what
 -- ARGV[2]  command that publishes

@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"log"
 	"os"
 	"os/exec"
@@ -87,7 +88,7 @@ const traceparent = "TRACEPARENT"
 var propagator = propagation.TraceContext{}
 
 // work is a worker process: it works under the lock until it may end, and then
-// prints its spans.
+// prints its spans. It says when it has the lock and when it waits for it.
 func work(ctx context.Context, name string) error {
 	var spans collector
 	tracers := sdk.NewTracerProvider(sdk.WithSyncer(&spans))
@@ -104,13 +105,26 @@ func work(ctx context.Context, name string) error {
 	defer client.Close()
 
 	ctx, process := tracer.Start(ctx, "process "+name)
+	ended := make(chan struct{})
+	go func() {
+		for client.Stats().Waiting == 0 || client.PubSub().Subscribed == 0 {
+			select {
+			case <-ended:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+		fmt.Println("waiting")
+	}()
 	err = client.Lock("orders").Do(ctx, func(ctx context.Context) error {
 		fmt.Println("holding")
 		_, step := tracer.Start(ctx, "work")
+		defer step.End()
+		_, err := io.Copy(io.Discard, os.Stdin) // until the parent process closes it
 		time.Sleep(100 * time.Millisecond)
-		step.End()
-		return nil
+		return err
 	})
+	close(ended)
 	process.End()
 	if err != nil {
 		return err
@@ -131,49 +145,25 @@ func run(ctx context.Context) error {
 	carrier := propagation.MapCarrier{}
 	propagator.Inject(ctx, carrier)
 
-	start := func(name string) (*exec.Cmd, *bufio.Reader, error) {
-		cmd := exec.CommandContext(ctx, os.Args[0], "-worker", name)
-		cmd.Env = append(os.Environ(), "REDIS_URL="+url, traceparent+"="+carrier["traceparent"])
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
+	var workers []*worker
+	for _, name := range []string{"1", "2"} {
+		w, err := start(ctx, name, "REDIS_URL="+url, traceparent+"="+carrier["traceparent"])
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		return cmd, bufio.NewReader(out), cmd.Start()
+		workers = append(workers, w)
+		// The first is to have the lock until the second waits for it.
+		if _, err := w.out.ReadString('\n'); err != nil {
+			return fmt.Errorf("process %s: %w", name, err)
+		}
 	}
 	var spans []span
-	var outputs []*bufio.Reader
-	var commands []*exec.Cmd
-	for _, name := range []string{"1", "2"} {
-		cmd, out, err := start(name)
+	for _, w := range workers {
+		theirs, err := w.finish()
 		if err != nil {
 			return err
 		}
-		commands, outputs = append(commands, cmd), append(outputs, out)
-		if name == "1" { // the second is to find the lock taken
-			if _, err := out.ReadString('\n'); err != nil {
-				return err
-			}
-		}
-	}
-	for i, out := range outputs {
-		for {
-			line, err := out.ReadBytes('\n')
-			if err != nil {
-				return fmt.Errorf("process %d: %w", i+1, err)
-			}
-			if bytes.HasPrefix(line, []byte("[")) {
-				var theirs []span
-				if err := json.Unmarshal(line, &theirs); err != nil {
-					return err
-				}
-				spans = append(spans, theirs...)
-				break
-			}
-		}
-		if err := commands[i].Wait(); err != nil {
-			return err
-		}
+		spans = append(spans, theirs...)
 	}
 	root.End()
 	spans = append(spans, mine.spans...)
@@ -181,6 +171,47 @@ func run(ctx context.Context) error {
 	fmt.Printf("trace %s\n\n%10s %10s\n", root.SpanContext().TraceID(), "from ms", "to ms")
 	show(spans, root.SpanContext().SpanID().String(), "", spans[0].Start)
 	return nil
+}
+
+// worker is a process of work.
+type worker struct {
+	cmd *exec.Cmd
+	in  io.Closer
+	out *bufio.Reader
+}
+
+func start(ctx context.Context, name string, env ...string) (*worker, error) {
+	cmd := exec.CommandContext(ctx, os.Args[0], "-worker", name)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	return &worker{cmd, in, bufio.NewReader(out)}, cmd.Start()
+}
+
+// finish has the worker end and returns its spans.
+func (w *worker) finish() (spans []span, err error) {
+	if err := w.in.Close(); err != nil {
+		return nil, err
+	}
+	for {
+		line, err := w.out.ReadBytes('\n')
+		if err != nil {
+			return nil, err
+		}
+		if bytes.HasPrefix(line, []byte("[")) {
+			if err := json.Unmarshal(line, &spans); err != nil {
+				return nil, err
+			}
+			return spans, w.cmd.Wait()
+		}
+	}
 }
 
 // show prints the spans under a parent, their events among their children.

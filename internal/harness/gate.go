@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
@@ -17,14 +18,14 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Fate is what becomes of a request.
-type Fate int
+// Fault is what happens to a request or to its reply.
+type Fault int
 
-// What can become of a request.
+// The faults.
 const (
 	// LoseRequest breaks the connection in the place of the request, which the
 	// server never sees.
-	LoseRequest Fate = iota
+	LoseRequest Fault = iota
 	// DelayRequest does the same, but the request arrives in the end, at Open.
 	DelayRequest
 	// LoseReply breaks the connection in the place of the reply.
@@ -45,16 +46,16 @@ const (
 	Echo
 )
 
-// Fates are all of them but Echo: requests need not be safe against a copy that
+// Faults are all of them but Echo: requests need not be safe against a copy that
 // arrives after their answer.
-var Fates = []Fate{LoseRequest, DelayRequest, LoseReply, KeepReply, Silence, Repeat, Resend}
+var Faults = []Fault{LoseRequest, DelayRequest, LoseReply, KeepReply, Silence, Repeat, Resend}
 
-func (f Fate) String() string {
+func (f Fault) String() string {
 	return [...]string{"request lost", "request delayed", "reply lost", "reply kept back", "silence", "repeated", "sent again", "echoed"}[f]
 }
 
 // Unknown reports whether the client is left without an answer.
-func (f Fate) Unknown() bool {
+func (f Fault) Unknown() bool {
 	return f == LoseRequest || f == DelayRequest || f == LoseReply || f == Silence
 }
 
@@ -70,7 +71,7 @@ type Gate struct {
 
 	mu      sync.Mutex
 	conns   map[*gateConn]struct{}
-	fate    Fate
+	fault   Fault
 	match   []byte // nil: nothing is marked
 	skip    int
 	reached chan struct{}
@@ -79,6 +80,7 @@ type Gate struct {
 	stalled chan struct{} // what opened was at Stall; nil: everything passes
 	mute    bool
 	closed  bool
+	scripts int
 }
 
 // NewGate returns a gate before s, closed when the test ends.
@@ -107,13 +109,61 @@ func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*
 }
 
 // Arm marks the n-th request from now, from 1, that contains match. The channel
-// is closed when that one's fate has come: where the server acts on it, after
+// is closed when that one's fault has come: where the server acts on it, after
 // the server has.
-func (g *Gate) Arm(f Fate, match string, n int) (reached <-chan struct{}) {
+func (g *Gate) Arm(f Fault, match string, n int) (reached <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.fate, g.match, g.skip, g.reached = f, []byte(match), n-1, make(chan struct{})
+	g.fault, g.match, g.skip, g.reached = f, []byte(match), n-1, make(chan struct{})
 	return g.reached
+}
+
+// Reached blocks until a fault has come.
+func Reached(t testing.TB, reached <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-reached:
+	case <-time.After(20 * time.Second):
+		require.FailNow(t, "the request was not sent")
+	}
+}
+
+// Keep keeps back the reply to the n-th request that contains match and that begin
+// brings about. It returns when the server has sent the reply.
+func (g *Gate) Keep(t testing.TB, match string, n int, begin func()) {
+	t.Helper()
+	reached := g.Arm(KeepReply, match, n)
+	begin()
+	Reached(t, reached)
+}
+
+// During runs an operation and has a fault happen to the first of its requests that
+// contains match. It returns when the operation has ended. A reply that the fault keeps
+// back arrives meanwhile, a request that it delays at Open.
+func (g *Gate) During(t testing.TB, f Fault, match string, operation func()) {
+	t.Helper()
+	reached := g.Arm(f, match, 1)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		operation()
+	}()
+	Reached(t, reached)
+	if f == KeepReply {
+		require.NoError(t, g.Open())
+	}
+	select {
+	case <-done:
+	case <-time.After(time.Minute):
+		require.FailNow(t, "the operation hangs")
+	}
+}
+
+// Scripts returns how many requests to run a script have come so far.
+func (g *Gate) Scripts() int {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.scripts
 }
 
 // Mute drops every message to a subscriber from now on. Subscriptions are
@@ -233,7 +283,7 @@ type gateConn struct {
 	// What follows belongs to the gate's mutex.
 	sent, got int // requests and replies
 	marked    int // which of the replies is that to the marked request; 0: none
-	fate      Fate
+	fault     Fault
 	request   []byte
 	reached   chan struct{}
 }
@@ -268,24 +318,27 @@ func (c *gateConn) passUp(request []byte) bool {
 	g := c.g
 	g.mu.Lock()
 	c.sent++
+	if bytes.Contains(request, []byte("\r\nEVAL")) {
+		g.scripts++
+	}
 	if !g.marks(request) {
 		g.mu.Unlock()
 		return true
 	}
-	fate, reached := g.fate, g.reached
-	if fate == DelayRequest || fate == Echo {
+	fault, reached := g.fault, g.reached
+	if fault == DelayRequest || fault == Echo {
 		g.delayed = request
 	}
-	switch fate {
+	switch fault {
 	case LoseRequest, DelayRequest, Resend:
 	default:
-		c.marked, c.fate, c.request, c.reached = c.sent, fate, request, reached
+		c.marked, c.fault, c.request, c.reached = c.sent, fault, request, reached
 		g.mu.Unlock()
 		return true
 	}
 	g.mu.Unlock()
 	defer close(reached)
-	if fate == Resend {
+	if fault == Resend {
 		return g.deliver(request) == nil
 	}
 	c.close()
@@ -316,7 +369,7 @@ func (c *gateConn) passDown(reply []byte) bool {
 	g.mu.Lock()
 	if bytes.HasPrefix(reply, []byte(">3\r\n$7\r\nmessage\r\n")) {
 		defer g.mu.Unlock()
-		silent := c.fate == Silence && c.marked > 0 && c.got >= c.marked
+		silent := c.fault == Silence && c.marked > 0 && c.got >= c.marked
 		return !silent && !g.mute
 	}
 	c.got++
@@ -324,20 +377,20 @@ func (c *gateConn) passDown(reply []byte) bool {
 		g.mu.Unlock()
 		return true
 	}
-	first, fate, request, reached, opened := c.got == c.marked, c.fate, c.request, c.reached, g.opened
+	first, fault, request, reached, opened := c.got == c.marked, c.fault, c.request, c.reached, g.opened
 	g.mu.Unlock()
-	pass := fate == KeepReply || fate == Repeat || fate == Echo
+	pass := fault == KeepReply || fault == Repeat || fault == Echo
 	if !first {
 		return pass
 	}
-	switch fate {
+	switch fault {
 	case LoseReply:
 		c.close()
 	case Repeat:
 		pass = g.deliver(request) == nil
 	}
 	close(reached)
-	if fate == KeepReply {
+	if fault == KeepReply {
 		<-opened
 	}
 	return pass

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -22,13 +23,17 @@ import (
 )
 
 var (
-	servers = map[string]*testserver.Server{}
-	finally []func()
+	finallyMu sync.Mutex
+	finally   []func()
 )
 
 // Finally has f run when the tests of the package have ended, after what was
 // registered later.
-func Finally(f func()) { finally = append(finally, f) }
+func Finally(f func()) {
+	finallyMu.Lock()
+	defer finallyMu.Unlock()
+	finally = append(finally, f)
+}
 
 // Main is the TestMain of a package that uses this one: it runs a worker if
 // this process was started as one, else the tests, and fails them if they leave
@@ -40,9 +45,7 @@ func Main(m *testing.M, workers map[string]func(args []string) error) {
 	for _, f := range slices.Backward(finally) {
 		f()
 	}
-	for _, s := range servers {
-		s.Stop()
-	}
+	servers.stop()
 	if code == 0 {
 		if err := leaked(); err != nil {
 			fmt.Fprintln(os.Stderr, "goroutines left behind:", err)
@@ -61,42 +64,6 @@ func leaked() (err error) {
 		}
 	}
 	return err
-}
-
-// programs are the servers every test runs on. REDLATCH_SERVERS names those
-// that must be there; otherwise it is those that are, and one at least.
-func programs(t testing.TB) []string {
-	if want := os.Getenv("REDLATCH_SERVERS"); want != "" {
-		return strings.Split(want, ",")
-	}
-	found := testserver.Find()
-	require.NotEmpty(t, found, "no redis-server and no valkey-server: run 'make deps'")
-	return found
-}
-
-// Each runs a test on every server program, on an empty server.
-func Each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
-	t.Helper()
-	for _, program := range programs(t) {
-		t.Run(strings.TrimSuffix(program, "-server"), func(t *testing.T) {
-			test(t, Server(t, program))
-		})
-	}
-}
-
-// Server returns the package's shared server of that program, emptied. Tests
-// that use it do not run in parallel.
-func Server(t testing.TB, program string) *testserver.Server {
-	t.Helper()
-	s := servers[program]
-	if s == nil {
-		var err error
-		s, err = testserver.Start(program)
-		require.NoError(t, err)
-		servers[program] = s
-	}
-	Do(t, s.Addr, "FLUSHALL")
-	return s
 }
 
 // Own returns a server that only this test uses, and may kill.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"testing"
 	"time"
 
@@ -78,10 +79,20 @@ func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args 
 // call is a call in Lua of a function of a table.
 var call = regexp.MustCompile(`\b(\w+)\.\w+\(`)
 
-// script returns what a server is sent for a file: before it comes the file of
-// common functions that it calls, if there is one.
-func script(t testing.TB, file string) string {
+// Source returns what a server is sent for a file: before it comes the file of
+// common functions that it calls, if there is one. Several files are sent as they are.
+func Source(t testing.TB, files ...string) string {
 	t.Helper()
+	if len(files) > 1 {
+		var all strings.Builder
+		for _, file := range files {
+			source, err := os.ReadFile(file)
+			require.NoError(t, err)
+			all.Write(source)
+		}
+		return all.String()
+	}
+	file := files[0]
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for _, m := range call.FindAllSubmatch(source, -1) {
@@ -93,11 +104,19 @@ func script(t testing.TB, file string) string {
 	return string(source)
 }
 
-// SHA returns the name that servers have for the script of a file.
-func SHA(t testing.TB, file string) string {
+// SHA returns the name that servers have for the script of a file, or of several.
+func SHA(t testing.TB, files ...string) string {
 	t.Helper()
-	sum := sha1.Sum([]byte(script(t, file)))
+	sum := sha1.Sum([]byte(Source(t, files...)))
 	return hex.EncodeToString(sum[:])
+}
+
+// Load makes a server know a script, so that a request to run it is one command, and
+// returns its SHA.
+func Load(t testing.TB, addr string, files ...string) string {
+	t.Helper()
+	Do(t, addr, "SCRIPT", "LOAD", Source(t, files...))
+	return SHA(t, files...)
 }
 
 // WarmUp makes a server know the scripts of the package under test, so that a
@@ -109,7 +128,7 @@ func WarmUp(t testing.TB, addr string) {
 		require.NoError(t, err)
 		require.NotEmpty(t, files)
 		for _, file := range files {
-			Do(t, addr, "SCRIPT", "LOAD", script(t, file))
+			Do(t, addr, "SCRIPT", "LOAD", Source(t, file))
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -84,12 +85,31 @@ func (p *Process) Line(d time.Duration) string {
 	}
 }
 
-// Signal sends the process a signal, unless it has ended.
+// Signal sends the process a signal, unless it has ended. After SIGSTOP it blocks until
+// every thread of the process has stopped.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
 		require.NoError(p.t, err)
 	}
+	if sig == syscall.SIGSTOP {
+		Eventually(p.t, 10*time.Second, "the process has stopped", p.stopped)
+	}
+}
+
+// stopped reports whether no thread of the process runs.
+func (p *Process) stopped() bool {
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
+	require.NoError(p.t, err)
+	for _, thread := range threads {
+		stat, err := os.ReadFile(thread)
+		// "<id> (<name>) <state> ..."; T is stopped, Z has ended.
+		_, state, _ := strings.Cut(string(stat), ") ")
+		if err == nil && !strings.HasPrefix(state, "T") && !strings.HasPrefix(state, "Z") {
+			return false
+		}
+	}
+	return true
 }
 
 // Ended waits until the worker has ended by itself. The test fails if that takes

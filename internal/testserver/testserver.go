@@ -229,7 +229,7 @@ func Info(addr, section string) (map[string]string, error) {
 }
 
 func command(addr string, words []string, read func(r *bufio.Reader) error) error {
-	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	conn, err := net.DialTimeout("tcp", addr, 5*time.Second)
 	if err != nil {
 		return err
 	}

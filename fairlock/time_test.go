@@ -1,0 +1,332 @@
+package fairlock_test
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// The tests of this file are about deadlines, in virtual time.
+
+// grain is how late a client does what has a time, at most.
+const grain = 20 * time.Millisecond
+
+// eachVirtually runs a test for one client that all use in turn, and for several.
+func eachVirtually(t *testing.T, test func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client), opts ...redlatch.Option) {
+	for _, n := range []int{1, 3} {
+		t.Run(fmt.Sprint(n, " clients"), func(t *testing.T) {
+			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+				var all []*redlatch.Client
+				for range n {
+					all = append(all, s.Client(t, opts...))
+				}
+				test(t, s, all)
+				s.NothingLeft(t)
+			})
+		})
+	}
+}
+
+// owners returns the queue of the lock "orders" as the server has it.
+func owners(s *harness.VirtualServer) []string {
+	if !s.Exists(listKey("orders")) {
+		return nil
+	}
+	owners, _ := s.List(listKey("orders"))
+	return owners
+}
+
+// queues has a client wait for the lock "orders", behind all others.
+func queues(t *testing.T, s *harness.VirtualServer, ctx context.Context, c *redlatch.Client, opts ...lock.Option) *caller {
+	t.Helper()
+	before := len(owners(s))
+	w := start(t, ctx, c.FairLock("orders"), opts...)
+	synctest.Wait()
+	queue := owners(s)
+	require.Len(t, queue, before+1)
+	w.owner = queue[before]
+	return w
+}
+
+func ownersOf(line []*caller) (owners []string) {
+	for _, w := range line {
+		owners = append(owners, w.owner)
+	}
+	return owners
+}
+
+// The holders never unlock: each of the waiters gets in when the lease before it is
+// over, and they do so in their order. One of them has left before.
+func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
+	const waiters, first, lease = 6, 500 * time.Millisecond, 200 * time.Millisecond
+	for _, gone := range []int{0, 2} {
+		eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+			var line []*caller
+			begin := time.Now()
+			holder := mustLock(t, all[0].FairLock("orders"), lock.Lease(first))
+			for i := range waiters {
+				line = append(line, queues(t, s, t.Context(), all[i%len(all)], lock.Lease(lease), lock.Wait(time.Minute)))
+			}
+			line[gone].cancel(nil)
+			require.ErrorIs(t, line[gone].end(), lock.ErrNotAcquired)
+			line = slices.Delete(line, gone, gone+1)
+			for i, w := range line {
+				h := w.acquired()
+				require.Equal(t, w.owner, h.Owner().String())
+				require.InDelta(t, first+time.Duration(i)*lease, w.at.Sub(begin), float64(time.Duration(i+1)*grain))
+			}
+			for _, h := range []lock.Hold{holder, line[0].hold, line[waiters-3].hold} {
+				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			}
+			runtime.KeepAlive(line)
+		})
+	}
+}
+
+// Whoever waits for a short time leaves when that is over, and costs nobody else
+// the place: neither those who wait for long beside it nor, as Redisson reckons, those
+// behind it.
+func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
+	const short, long = 300 * time.Millisecond, 2 * time.Minute
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+		h := mustLock(t, all[0].FairLock("orders"))
+		var stay, leave []*caller
+		begin := time.Now()
+		for i := range 9 {
+			c := all[i%len(all)]
+			if i%2 == 0 {
+				stay = append(stay, queues(t, s, t.Context(), c, lock.Wait(long)))
+			} else {
+				leave = append(leave, queues(t, s, t.Context(), c, lock.Wait(short)))
+			}
+		}
+		for _, w := range leave {
+			require.ErrorIs(t, w.end(), lock.ErrNotAcquired)
+			require.InDelta(t, short, w.at.Sub(begin), float64(grain))
+		}
+		synctest.Wait()
+		require.Equal(t, ownersOf(stay), owners(s))
+		time.Sleep(long - time.Minute)
+		synctest.Wait()
+		require.Equal(t, ownersOf(stay), owners(s))
+		// Nobody has a deadline that a client in Java would find in the past.
+		for _, w := range stay {
+			require.True(t, w.waiting())
+			deadline, err := s.ZScore(deadlinesKey("orders"), w.owner)
+			require.NoError(t, err)
+			require.Greater(t, int64(deadline), time.Now().Add(time.Minute).UnixMilli())
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		inOrder(t, stay...)
+	})
+}
+
+func TestQueue(t *testing.T) {
+	const timeout = 9 * time.Second // of the watchdog
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+		l := all[0].FairLock("orders")
+		queued := func(want ...*caller) {
+			t.Helper()
+			waiters, err := l.Queue(t.Context())
+			require.NoError(t, err)
+			var got []string
+			for _, w := range waiters {
+				got = append(got, w.Owner.String())
+				// A place is kept for a third of the timeout after each sign of life, which is
+				// given every third of that.
+				require.WithinRange(t, w.Deadline, time.Now().Add(timeout/3-timeout/9-grain), time.Now().Add(timeout/3))
+			}
+			require.Equal(t, ownersOf(want), got)
+		}
+		queued()
+		require.Empty(t, s.Keys())
+		h := mustLock(t, l)
+		queued()
+		var line []*caller
+		for i := range 5 {
+			c, ctx := all[i%len(all)], t.Context()
+			if i == 3 {
+				ctx = lock.WithOwner(ctx, c.NewOwner())
+			}
+			line = append(line, queues(t, s, ctx, c))
+		}
+		queued(line...)
+		line[1].cancel(nil)
+		require.ErrorIs(t, line[1].end(), lock.ErrNotAcquired)
+		synctest.Wait()
+		line = slices.Delete(line, 1, 2)
+		for range 10 { // for much longer than a place is kept without a sign of life
+			queued(line...)
+			time.Sleep(timeout / 9)
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		inOrder(t, line[0])
+		line[1].acquired()
+		queued(line[2:]...)
+		inOrder(t, line[1:]...)
+	}, redlatch.WithWatchdogTimeout(timeout))
+}
+
+// Those who wait in Java have a deadline, those who have lost their place are left
+// out, and an owner of another form is nobody.
+func TestQueueWithOthersInIt(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		l := c.FairLock("orders")
+		java := ownerOf(t, javaID, 42)
+		later := time.Now().Add(5 * time.Minute)
+		at := map[string]time.Time{"dead": time.Now(), java.String(): later, "somebody": later}
+		for _, owner := range []string{"dead", java.String(), "somebody"} {
+			_, err := s.ZAdd(deadlinesKey("orders"), float64(at[owner].UnixMilli()), owner)
+			require.NoError(t, err)
+			_, err = s.Push(listKey("orders"), owner)
+			require.NoError(t, err)
+		}
+		queued, err := l.Queue(t.Context())
+		require.NoError(t, err)
+		require.Len(t, queued, 2)
+		require.Equal(t, []lock.Owner{java, {}}, []lock.Owner{queued[0].Owner, queued[1].Owner})
+		for _, w := range queued {
+			require.True(t, later.Equal(w.Deadline))
+		}
+		require.Len(t, owners(s), 3, "it changes nothing")
+
+		var none context.Context
+		for want, look := range map[error]func() ([]fairlock.Waiter, error){
+			lock.ErrInvalid: func() ([]fairlock.Waiter, error) { return l.Queue(none) },
+			lock.ErrClosed: func() ([]fairlock.Waiter, error) {
+				c.Close()
+				return l.Queue(t.Context())
+			},
+		} {
+			_, err := look()
+			require.ErrorIs(t, err, want)
+		}
+	})
+}
+
+// A client in Java that died at the head holds up the others until its deadline, and
+// no longer; they do not poll hot meanwhile.
+func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
+	const wait = 90 * time.Second
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+		c := all[0]
+		h := mustLock(t, c.FairLock("orders"), lock.Lease(500*time.Millisecond))
+		dead := newJava(t, s.Conn(t), 1, wait)
+		require.False(t, dead.acquire())
+		var line []*caller
+		for _, c := range all {
+			line = append(line, queues(t, s, t.Context(), c))
+		}
+		queued, err := c.FairLock("orders").Queue(t.Context())
+		require.NoError(t, err)
+		require.Len(t, queued, 1+len(line))
+		require.Equal(t, dead.owner, queued[0].Owner.String())
+		deadline := queued[0].Deadline
+		require.NoError(t, h.Unlock(t.Context()))
+		synctest.Wait()
+		s.Reset()
+		time.Sleep(time.Until(deadline) - time.Millisecond)
+		synctest.Wait()
+		for _, w := range line {
+			require.True(t, w.waiting())
+		}
+		// A sign of life of each client for every third of the time that its place is kept,
+		// and a look of its first every 5 s.
+		most := int(wait/(10*time.Second/3)+wait/(5*time.Second)) + 2
+		require.LessOrEqual(t, s.Calls("evalsha"), len(all)*most)
+		line[0].acquired()
+		require.InDelta(t, 0, line[0].at.Sub(deadline), float64(grain))
+		inOrder(t, line...)
+	})
+}
+
+// A Java client takes its wait back from all who queue when it acquires. Those of
+// ours survive that, and what ours take back leaves a Java client its place.
+func TestAJavaAcquirerEvictsNobody(t *testing.T) {
+	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+		h := mustLock(t, all[0].FairLock("orders"), lock.Lease(time.Minute))
+		first, second, last := newJava(t, s.Conn(t), 1, fairWait), newJava(t, s.Conn(t), 2, fairWait), newJava(t, s.Conn(t), 3, fairWait)
+		require.False(t, first.acquire())
+		require.False(t, second.acquire())
+		var ours []*caller
+		for i := range 4 {
+			ours = append(ours, queues(t, s, t.Context(), all[i%len(all)]))
+		}
+		require.False(t, last.acquire())
+		want := owners(s)
+		require.Len(t, want, 7)
+		require.NoError(t, h.Unlock(t.Context()))
+		for i, j := range []*java{first, second} {
+			require.True(t, j.acquire())
+			for range 4 { // the lock is held for a while, and signs of life are given
+				require.False(t, last.acquire()) // and evicts whom it finds in the past
+				require.Equal(t, want[i+1:], owners(s))
+				time.Sleep(timeout / 9)
+			}
+			j.release()
+		}
+		for i, w := range ours {
+			h := w.acquired()
+			require.False(t, last.acquire())
+			require.Equal(t, want[i+3:], owners(s))
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		require.True(t, last.acquire())
+		last.release()
+	}, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(timeout))
+}
+
+// With a wait longer than theirs a Java client pushes our waiters into the past, and
+// evicts them. With their next sign of life they are back at the head. They need not
+// have the order there in which their client has them, and get in all the same, each
+// with a sign of life at the latest.
+func TestEvictedWaitersComeBack(t *testing.T) {
+	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
+	const sign = timeout / 9 // how often signs of life are given
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+		h := mustLock(t, s.Client(t).FairLock("orders"))
+		first, evictor := newJava(t, s.Conn(t), 1, time.Hour), newJava(t, s.Conn(t), 2, fairWait)
+		require.False(t, first.acquire())
+		var ours []*caller
+		for i := range 4 {
+			ours = append(ours, queues(t, s, t.Context(), all[i%len(all)]))
+			time.Sleep(sign / 5) // so they give their signs of life one after the other
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		require.True(t, first.acquire())
+		require.Equal(t, ownersOf(ours), owners(s))
+		require.False(t, evictor.acquire())
+		require.Equal(t, []string{evictor.owner}, owners(s), "all of them are evicted")
+		time.Sleep(sign)
+		synctest.Wait()
+		back := owners(s)
+		require.Len(t, back, len(ours)+1)
+		require.ElementsMatch(t, ownersOf(ours), back[:len(ours)])
+		require.NotEqual(t, ownersOf(ours), back[:len(ours)])
+		require.Equal(t, evictor.owner, back[len(ours)])
+		begin := time.Now()
+		first.release()
+		var wg sync.WaitGroup
+		for _, w := range ours {
+			wg.Go(func() { inOrder(t, w) })
+		}
+		wg.Wait()
+		require.LessOrEqual(t, time.Since(begin), time.Duration(len(ours))*sign+grain)
+		require.True(t, evictor.acquire())
+		evictor.release()
+	}, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(timeout))
+}

@@ -1,0 +1,95 @@
+package contract_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+func TestEveryKindInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		of := func(name string) string { return cluster.Owner(name).Addr }
+		modes := []pubsub.Mode{pubsub.Sharded, pubsub.Plain}
+		for _, mode := range modes[:harness.Size(1, 2)] {
+			t.Run(mode.String(), func(t *testing.T) {
+				here := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				there := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				for _, k := range kinds {
+					for i := range harness.Size(2, 6) { // in the end enough names for every primary to have some
+						for _, roles := range k.roles() {
+							name := fmt.Sprint(roles.name, "-", i)
+							k.prepare(t, of(name), name)
+							wokenByMessage(t, k, there, roles.held(here, name), roles.waits(there, name), k.owners(t, here))
+							k.unmake(t, of(name), name)
+						}
+					}
+				}
+			})
+		}
+		t.Run("renewed", func(t *testing.T) {
+			const timeout = 6 * time.Second // a busy machine has that much time to spare
+			c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithWatchdogTimeout(timeout))
+			var holds []lock.Hold
+			var undo []func()
+			for _, k := range choose(leased) {
+				for i := range harness.Size(2, 10) {
+					name := fmt.Sprint("renewed ", k.name, " ", i)
+					k.prepare(t, of(name), name)
+					undo = append(undo, func() { k.unmake(t, of(name), name) })
+					holds = append(holds, k.holdAll(t, c, []string{name})...)
+				}
+			}
+			<-time.After(timeout + timeout/2)
+			isReleased(t, holds)
+			for _, f := range undo {
+				f()
+			}
+		})
+		for _, node := range cluster.Primaries {
+			harness.Eventually(t, 2*soon, "no key left but tickets", func() bool {
+				keys, err := testserver.Query(node.Addr, "KEYS", "*")
+				require.NoError(t, err)
+				return !slices.ContainsFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "redlatch_sc_request:") })
+			})
+		}
+	})
+}
+
+// wokenByMessage has a waiter there get what is released here. The lease is no help.
+func wokenByMessage(t *testing.T, k kind, there *redlatch.Client, ours, theirs lock.Locker, owners map[string]context.Context) {
+	t.Helper()
+	for what, ctx := range owners {
+		h := mustLock(t, ctx, ours, k.long()...)
+		isTaken(t, theirs)
+		waiterCtx := context.Background()
+		if what == "named" {
+			waiterCtx = lock.WithOwner(waiterCtx, there.NewOwner())
+		}
+		before := there.PubSub()
+		waited := async(func() error { return theirs.Do(waiterCtx, nothing) })
+		harness.Eventually(t, soon, "the waiter listens", func() bool {
+			now := there.PubSub()
+			return k.waiting(1, there) && (now.Listeners > before.Listeners && now.Subscribed == now.Channels || k.polls)
+		})
+		begin := time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, ends(t, waited, soon))
+		if !k.polls {
+			require.Less(t, time.Since(begin), 3*time.Second, "woken by the safety poll")
+			// Who polls beside messages may have been quicker than this one.
+			harness.Eventually(t, soon, "the message", func() bool { return there.PubSub().Messages > before.Messages })
+		}
+	}
+}

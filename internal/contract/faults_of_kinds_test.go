@@ -1,0 +1,564 @@
+package contract_test
+
+import (
+	"context"
+	"encoding/hex"
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// fairRow is for a lock that keeps its waiters in a queue on the server.
+var fairRow = requestsOf("fair", requests{
+	acquire: script{"fairlock/acquire", "fairlock/acquire_named"}, release: script{"fairlock/release", "fairlock/release_named"},
+	handOff: unnamed("fairlock/release"), extend: both(hashExtend),
+	there: both(2), here: both(1), ordered: true,
+	timeout: 30 * time.Second, // which keeps a position for 10 s without a heartbeat
+	steps: []step{
+		{"first attempt", script{"fairlock/acquire", "fairlock/acquire_named"}, true, (*faultCase).enqueue},
+		{"first attempt behind a waiter of the same client", script{"fairlock/acquire", "fairlock/acquire_named"}, true, (*faultCase).enqueueBehind},
+		{"attempt for several", unnamed("fairlock/acquire"), false, (*faultCase).enqueueSeveral},
+		{"heartbeat", both("fairlock/beat"), false, func(x *faultCase) {
+			h := mustLock(x, x.Context(), x.theirs())
+			w := x.parked(2)
+			last := x.behind()
+			x.during(func() {})
+			<-time.After(x.timeout / 3) // for which a position is kept without another
+			x.open()
+			require.Len(x, x.queue(), 2)
+			require.NoError(x, h.Unlock(x.ctx))
+			inOrder(x, w, last)
+		}},
+		{"leaving the queue", both("fairlock/leave"), false, func(x *faultCase) {
+			h := mustLock(x, x.Context(), x.theirs())
+			w := x.parked(2)
+			w.owner = x.queue()[0]
+			last := x.behind()
+			x.during(func() {
+				w.cancel(nil)
+				err := w.end(soon)
+				require.ErrorIs(x, err, lock.ErrNotAcquired)
+				require.NotErrorIs(x, err, lock.ErrIndeterminate)
+			})
+			harness.Eventually(x, soon, "it has left", func() bool { return !x.queued(w.owner) })
+			x.open()
+			require.Equal(x, []string{last.owner}, x.queue())
+			require.NoError(x, h.Unlock(x.ctx))
+			inOrder(x, last)
+		}},
+	},
+})
+
+// queue returns the owners in the queue of a fair lock.
+func (x *site) queue() []string {
+	x.Helper()
+	return x.list(x, "LRANGE", wire.FairQueue(x.name), "0", "-1")
+}
+
+// queued reports whether the queue has anything of an owner.
+func (x *site) queued(owner string) bool {
+	x.Helper()
+	for _, key := range []string{wire.FairTimeouts(x.name), wire.FairAlive(x.name)} {
+		if slices.Contains(x.list(x, "ZRANGE", key, "0", "-1"), owner) {
+			return true
+		}
+	}
+	return slices.Contains(x.queue(), owner)
+}
+
+// acts reports whether the server sees the request in time.
+func (x *faultCase) acts() bool {
+	return x.fault != harness.LoseRequest && x.fault != harness.DelayRequest
+}
+
+// enqueue has an owner come to its place in the queue.
+func (x *faultCase) enqueue() {
+	h := mustLock(x, x.Context(), x.theirs())
+	var w *call
+	x.during(func() {
+		w = start(x, x.ctx, x.mine())
+		if x.fault.Unknown() {
+			x.reports(w.end(soon))
+		}
+	})
+	if x.fault.Unknown() {
+		x.open()
+		harness.Eventually(x, soon, "its position is given up, or nobody keeps it", func() bool {
+			waiters, err := x.other.FairLock(x.name).Queue(x.Context())
+			return err == nil && len(waiters) == 0
+		})
+		if x.acts() || !x.named {
+			require.Empty(x, x.queue())
+		}
+		require.NoError(x, h.Unlock(x.ctx))
+		return
+	}
+	harness.Eventually(x, soon, "it has a position", func() bool { return len(x.queue()) == 1 })
+	last := x.behind()
+	require.NoError(x, h.Unlock(x.ctx))
+	inOrder(x, w, last)
+}
+
+func (x *faultCase) enqueueBehind() {
+	h := mustLock(x, x.Context(), x.theirs())
+	sha := x.load(x, x.acquire.unnamed)
+	var first, w *call
+	x.g.Keep(x, sha, 2, func() { first = start(x, context.Background(), x.mine()) })
+	x.open()
+	harness.Waits(x, 1, x.c)
+	x.during(func() { w = start(x, x.ctx, x.mine()) })
+	var last *call
+	if x.acts() {
+		require.Len(x, x.queue(), 2)
+		last = x.behind()
+	} else {
+		last = start(x, x.Context(), x.theirs())
+	}
+	x.open()
+	harness.Eventually(x, soon, "all have a position", func() bool { return len(x.queue()) == 3 })
+	require.NoError(x, h.Unlock(x.ctx))
+	if x.acts() {
+		inOrder(x, first, w, last)
+		return
+	}
+	inOrder(x, first) // one that may not have been heard yet may come later
+	inAnyOrder(x, w, last)
+}
+
+// several starts n waiters while the reply to the attempt of a first one is kept back by
+// the gate. When that opens, one attempt is made for all of them.
+func (x *site) several(g *harness.Gate, n int) (all []*call) {
+	x.Helper()
+	g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { all = []*call{start(x, x.Context(), x.mine())} })
+	for i := range n {
+		all = append(all, start(x, x.Context(), x.mine()))
+		harness.Eventually(x, soon, "it waits", func() bool { return x.c.Stats().Waiting == i+1 })
+	}
+	return all
+}
+
+func (x *faultCase) enqueueSeveral() {
+	outer := harness.NewGate(x.t, &testserver.Server{Addr: x.g.Addr})
+	x.dial(outer)
+	h := mustLock(x, x.Context(), x.theirs())
+	all := x.several(outer, 3)
+	x.during(func() { require.NoError(x, outer.Open()) })
+	last := start(x, x.Context(), x.theirs())
+	harness.Eventually(x, soon, "the last has its position", func() bool {
+		owners := x.queue()
+		return len(owners) > 1 && strings.HasPrefix(owners[len(owners)-1], x.other.ID())
+	})
+	before := len(x.queue())
+	x.open()
+	// After a pause, but before any poll of the first.
+	harness.Eventually(x, 4*time.Second, "all have a position", func() bool { return len(x.queue()) == 5 })
+	require.NoError(x, h.Unlock(x.Context()))
+	if x.acts() {
+		require.Equal(x, 5, before)
+		inOrder(x, append(all, last)...)
+	} else {
+		require.Equal(x, 2, before)
+		inOrder(x, slices.Insert(all, 1, last)...)
+	}
+}
+
+// taker is a semaphore of either kind in the hands of one client, with the permits that
+// this has taken through it.
+type taker struct {
+	*scene
+	name      string
+	plain     *semaphore.Semaphore
+	expirable *semaphore.Expirable // nil: the other
+
+	mu  sync.Mutex
+	out int
+	ids []string
+}
+
+func (x *site) taker(c *redlatch.Client, expirable bool) *taker {
+	k := &taker{scene: x.scene, name: x.name}
+	if expirable {
+		k.expirable = c.PermitSemaphore(x.name)
+	} else {
+		k.plain = c.Semaphore(x.name)
+	}
+	return k
+}
+
+// take acquires n permits, with one attempt if once is set.
+func (k *taker) take(ctx context.Context, n int, once bool) error {
+	var permits []*semaphore.Permit
+	var err error
+	switch {
+	case k.expirable != nil && once:
+		permits, err = k.expirable.TryAcquireN(ctx, n)
+	case k.expirable != nil:
+		permits, err = k.expirable.AcquireN(ctx, n)
+	case once:
+		err = k.plain.TryAcquire(ctx, n)
+	default:
+		err = k.plain.Acquire(ctx, n)
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if err == nil {
+		k.out += n
+	}
+	for _, p := range permits {
+		k.ids = append(k.ids, p.ID())
+	}
+	return err
+}
+
+// giveBack releases everything with one request.
+func (k *taker) giveBack(ctx context.Context) error {
+	k.mu.Lock()
+	n, ids := k.out, k.ids
+	k.out, k.ids = 0, nil
+	k.mu.Unlock()
+	switch {
+	case n == 0:
+		return nil
+	case k.expirable != nil:
+		return k.expirable.Release(ctx, ids...)
+	default:
+		return k.plain.Release(ctx, n)
+	}
+}
+
+func (k *taker) change(ctx context.Context, delta int) error {
+	if k.expirable != nil {
+		return k.expirable.AddPermits(ctx, delta)
+	}
+	return k.plain.AddPermits(ctx, delta)
+}
+
+func (k *taker) make(ctx context.Context, n int) (bool, error) {
+	if k.expirable != nil {
+		return k.expirable.TrySetPermits(ctx, n)
+	}
+	return k.plain.TrySetPermits(ctx, n)
+}
+
+// exact fails the test unless the server has so many permits, of which those that the
+// clients know of are taken, and no others.
+func exact(t testing.TB, permits int, all ...*taker) {
+	t.Helper()
+	k, out, ids := all[0], 0, []string{}
+	for _, k := range all {
+		out, ids = out+k.out, append(ids, k.ids...)
+	}
+	require.EqualValues(t, permits-out, k.number(t, "GET", k.name), "%s: free permits", k.name)
+	if k.expirable == nil {
+		return
+	}
+	taken := []string{}
+	for _, m := range k.list(t, "ZRANGE", wire.PermitTimeouts(k.name), "0", "-1") {
+		taken = append(taken, hex.EncodeToString([]byte(m)))
+	}
+	require.ElementsMatch(t, ids, taken, "%s: permits that are taken", k.name)
+}
+
+// permitSteps are those of both kinds of semaphore.
+func permitSteps(expirable bool) []step {
+	const total = 10
+	of := func(name string) script {
+		if expirable {
+			name = "permit_" + name
+		}
+		return unnamed("semaphore/" + name)
+	}
+	// stepOf is a step that run begins with so many permits, and that comes to as many
+	// as it returns. The takers are of the client behind the gate and of the other.
+	stepOf := func(name string, script script, run func(x *faultCase, mine, other *taker) int) step {
+		return step{name, script, false, func(x *faultCase) {
+			mine, other := x.taker(x.c, expirable), x.taker(x.other, expirable)
+			x.ask(x, "SET", x.name, strconv.Itoa(total))
+			permits := run(x, mine, other)
+			if x.fault == harness.DelayRequest { // it arrives when all is over, but while the server knows it
+				harness.Idle(x, x.c)
+				x.open()
+			}
+			x.after = func(t *testing.T) {
+				exact(t, permits, mine, other)
+				require.NoError(t, mine.giveBack(t.Context()))
+				require.NoError(t, other.giveBack(t.Context()))
+				exact(t, permits, mine, other)
+				x.ask(t, "SET", x.name, x.free)
+			}
+		}}
+	}
+	// line starts so many waiters for a permit, of which the first is parked in line.
+	line := func(x *faultCase, k *taker, n int) *errgroup {
+		var waiters errgroup
+		one := func() error { return k.take(x.Context(), 1, false) }
+		x.g.Keep(x, x.load(x, of("acquire").unnamed), x.there.unnamed, func() { waiters.Go(one) })
+		x.open()
+		for range n - 1 {
+			waiters.Go(one)
+		}
+		harness.Waits(x, n, x.c)
+		return &waiters
+	}
+	return []step{
+		stepOf("wait of several", of("acquire"), func(x *faultCase, mine, other *taker) int {
+			require.NoError(x, other.take(x.Context(), total, true))
+			waiters := line(x, mine, 4)
+			x.during(func() { require.NoError(x, other.giveBack(x.Context())) })
+			require.NoError(x, waiters.Wait())
+			return total
+		}),
+		stepOf("release of several", of("release"), func(x *faultCase, mine, _ *taker) int {
+			kept := x.taker(x.c, expirable)
+			require.NoError(x, kept.take(x.Context(), 2, true))
+			require.NoError(x, mine.take(x.Context(), 4, true))
+			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
+			mine.out, mine.ids = kept.out, kept.ids
+			return total
+		}),
+		stepOf("release for others of the client", of("release"), func(x *faultCase, mine, _ *taker) int {
+			require.NoError(x, mine.take(x.Context(), total, true))
+			heirs := x.taker(x.c, expirable)
+			waiters := line(x, heirs, 3)
+			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
+			require.NoError(x, waiters.Wait())
+			mine.out, mine.ids = heirs.out, heirs.ids
+			return total
+		}),
+		stepOf("set", unnamed("semaphore/set"), func(x *faultCase, mine, _ *taker) int {
+			x.ask(x, "DEL", x.name)
+			var made bool
+			var err error
+			x.during(func() { made, err = mine.make(x.Context(), 7) })
+			require.NoError(x, err)
+			require.True(x, made)
+			return 7
+		}),
+		stepOf("add", unnamed("semaphore/add"), func(x *faultCase, mine, _ *taker) int {
+			x.during(func() { require.NoError(x, mine.change(x.Context(), 5)) })
+			return total + 5
+		}),
+		stepOf("take away", unnamed("semaphore/add"), func(x *faultCase, mine, _ *taker) int {
+			x.during(func() { require.NoError(x, mine.change(x.Context(), -4)) })
+			return total - 4
+		}),
+		stepOf("drain or set the sum", map[bool]script{false: unnamed("semaphore/drain"), true: unnamed("semaphore/permit_set")}[expirable],
+			func(x *faultCase, mine, _ *taker) int {
+				if expirable {
+					require.NoError(x, mine.take(x.Context(), 4, true))
+					x.during(func() { require.NoError(x, mine.expirable.SetPermits(x.Context(), 6)) })
+					return 6
+				}
+				var n int
+				var err error
+				x.during(func() { n, err = mine.plain.Drain(x.Context()) })
+				require.NoError(x, err)
+				require.Equal(x, total, n)
+				return 0
+			}),
+		stepOf("calling off", of("undo"), func(x *faultCase, mine, _ *taker) int {
+			// The attempt is under way when its caller leaves, and has run when it is called off.
+			ctx, cancel := context.WithCancel(x.Context())
+			inner := x.g
+			outer := harness.NewGate(x.t, &testserver.Server{Addr: inner.Addr})
+			x.dial(outer)
+			mine = x.taker(x.c, expirable)
+			x.during(func() {
+				var attempt errgroup
+				outer.Keep(x, x.load(x, of("acquire").unnamed), 1, func() { attempt.Go(func() error { return mine.take(ctx, 3, true) }) })
+				cancel()
+				err := attempt.Wait()
+				require.ErrorIs(x, err, lock.ErrIndeterminate)
+				require.ErrorIs(x, err, context.Canceled)
+				require.NoError(x, outer.Open())
+			})
+			return total
+		}),
+		stepOf("leaving the line", unnamed("semaphore/leave"), func(x *faultCase, mine, other *taker) int {
+			require.NoError(x, other.take(x.Context(), total, true))
+			w := x.parked(x.there.unnamed)
+			x.during(func() {
+				w.cancel(nil)
+				require.ErrorIs(x, w.end(soon), lock.ErrNotAcquired)
+			})
+			require.NoError(x, other.giveBack(x.Context()))
+			return total
+		}),
+	}
+}
+
+// errgroup is goroutines that end with an error.
+type errgroup struct {
+	sync.WaitGroup
+	mu  sync.Mutex
+	err error
+}
+
+func (g *errgroup) Go(f func() error) {
+	g.WaitGroup.Go(func() {
+		err := f()
+		g.mu.Lock()
+		defer g.mu.Unlock()
+		g.err = errors.Join(g.err, err)
+	})
+}
+
+func (g *errgroup) Wait() error {
+	g.WaitGroup.Wait()
+	return g.err
+}
+
+// leasedPermitSteps are those of the permits that have a lease.
+var leasedPermitSteps = func() (steps []step) {
+	for name, lease := range map[string]time.Duration{"a longer lease": time.Minute, "a shorter lease": 20 * time.Second} {
+		steps = append(steps, step{name, unnamed("semaphore/permit_extend"), false, func(x *faultCase) {
+			const first = 30 * time.Second
+			h := mustLock(x, x.ctx, x.mine(), lock.Lease(first))
+			var taken bool
+			var err error
+			x.during(func() {
+				taken, err = x.c.PermitSemaphore(x.name).UpdateLeaseTime(x.ctx, h.(permitHold).ID(), lease)
+			})
+			if x.fault.Unknown() {
+				require.Error(x, err)
+				require.LessOrEqual(x, h.Remaining(), min(lease, first))
+			} else {
+				require.NoError(x, err)
+				require.True(x, taken)
+				require.Greater(x, h.Remaining(), lease-soon)
+			}
+			x.exactly(h)
+			x.open()
+			x.released(h)
+		}})
+	}
+	return steps
+}()
+
+// latchSteps are those of a latch. What has no answer is not sent again, and the error
+// says so; a caller who only reads tries again.
+var latchSteps = func() []step {
+	const before = 5
+	var steps []step
+	// change is a request that changes a count: from what, to what, what the reply is,
+	// and the same if it is delivered twice.
+	change := func(name, file string, from, to, reply, twice, resent int, do func(ctx context.Context, l *countdown.Latch) (int, error)) {
+		steps = append(steps, step{name, unnamed("countdown/" + file), false, func(x *faultCase) {
+			seen := x.other.CountDownLatch(x.name)
+			x.count(from)
+			sent := x.g.Scripts()
+			var got int
+			var err error
+			x.during(func() { got, err = do(x.ctx, x.c.CountDownLatch(x.name)) })
+			after := to
+			switch x.fault {
+			case harness.LoseRequest, harness.DelayRequest:
+				after = from
+			case harness.Repeat, harness.Resend:
+				after = twice
+			}
+			now := func() int {
+				n, err := seen.Count(x.ctx)
+				require.NoError(x, err)
+				return n
+			}
+			require.Equal(x, after, now())
+			x.open()
+			if x.fault == harness.DelayRequest {
+				require.Equal(x, to, now())
+			}
+			require.Equal(x, sent+1, x.g.Scripts(), "it is never sent again")
+			x.reports(err)
+			switch {
+			case err != nil:
+				require.ErrorContains(x, err, "may or may not have")
+			case x.fault == harness.Resend:
+				require.Equal(x, resent, got)
+			default:
+				require.Equal(x, reply, got)
+			}
+			x.count(0)
+		}})
+	}
+	number := func(b bool, err error) (int, error) {
+		if b {
+			return 1, err
+		}
+		return 0, err
+	}
+	change("set", "try_set_count", 0, before, 1, before, 1, func(ctx context.Context, l *countdown.Latch) (int, error) {
+		return number(l.TrySetCount(ctx, before))
+	})
+	down := func(n int) func(ctx context.Context, l *countdown.Latch) (int, error) {
+		return func(ctx context.Context, l *countdown.Latch) (int, error) { return l.CountDownN(ctx, n) }
+	}
+	change("count down", "count_down", before, 4, 4, 3, 3, down(1))
+	change("count down by more", "count_down", before, 3, 3, 1, 1, down(2))
+	change("count down to zero", "count_down", 1, 0, 0, 0, 0, down(1))
+	change("delete", "delete", before, 0, 1, 0, 0, func(ctx context.Context, l *countdown.Latch) (int, error) {
+		return number(l.Delete(ctx))
+	})
+
+	// wait has the fault happen to the n-th request that contains what match returns, and
+	// then opens the latch.
+	wait := func(name string, n int, match func(x *faultCase) string) {
+		steps = append(steps, step{name, unnamed("countdown/look"), false, func(x *faultCase) {
+			x.count(1)
+			var w errgroup
+			reached := x.g.Arm(x.fault, match(x), n)
+			w.Go(func() error { return x.c.CountDownLatch(x.name).Wait(x.ctx) })
+			harness.Reached(x, reached)
+			x.open()
+			x.count(0)
+			require.NoError(x, w.Wait())
+		}})
+	}
+	look := func(x *faultCase) string { return x.sha }
+	wait("look before the subscription", 1, look)
+	wait("look after the subscription", 2, look)
+	subscribe := func(*faultCase) string { return "\r\nSUBSCRIBE" }
+	wait("subscription", 1, subscribe)
+	wait("sync", 2, subscribe)
+	return append(steps, step{"read", unnamed("countdown/look"), false, func(x *faultCase) {
+		x.count(3)
+		x.sha = "\r\nGET\r\n"
+		var n int
+		var err error
+		x.during(func() { n, err = x.c.CountDownLatch(x.name).Count(x.ctx) })
+		if x.fault.Unknown() {
+			require.Error(x, err)
+			require.NotErrorIs(x, err, lock.ErrIndeterminate)
+		} else {
+			require.NoError(x, err)
+			require.Equal(x, 3, n)
+		}
+		x.count(0)
+	}})
+}()
+
+// count has the other client set the count of a latch, 0 for none.
+func (x *site) count(n int) {
+	x.Helper()
+	l := x.other.CountDownLatch(x.name)
+	if n == 0 {
+		require.NoError(x, only(l.Delete(x.Context())))
+		return
+	}
+	set, err := l.TrySetCount(x.Context(), n)
+	require.NoError(x, err)
+	require.True(x, set)
+}

@@ -1,0 +1,493 @@
+package contract_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// step is a request, and what sends it.
+type step struct {
+	name   string
+	script script
+	// tickets is set if the request of a named owner has a ticket, where the kind has them.
+	tickets bool
+	// run has the fault happen to the request, and checks what holds then.
+	run func(x *faultCase)
+}
+
+// faultCase is a case of TestEveryFaultOfEveryRequest.
+type faultCase struct {
+	site
+	fault harness.Fault
+	sha   string // of the script whose request the fault happens to
+	// after is called when the client has come to rest, if it is set.
+	after  func(t *testing.T)
+	failed bool
+}
+
+// faultTable has a row for each kind that sends requests of its own.
+var faultTable = []requests{
+	lockRow,
+	requestsOf("fenced", requests{ // no more than what a token comes with
+		acquire: lockRow.acquire, handOff: lockRow.handOff, there: lockRow.there, here: lockRow.here, brief: true,
+	}),
+	plainRow, fairRow, readRow, writeRow, severalRow, permitRow, numberRow,
+	requestsOf("latch", requests{steps: latchSteps}),
+}
+
+var (
+	lockRow = requestsOf("lock", requests{
+		acquire: script{"rlock/acquire", "rlock/acquire_named"}, release: script{"rlock/release", "rlock/release_named"},
+		handOff: unnamed("rlock/hand_off"), renew: both(hashRenew), extend: both(hashExtend),
+		there: both(2), here: pair[int]{1, 2},
+	})
+	readRow = requestsOf("read", requests{
+		acquire: script{"rwlock/acquire_read", "rwlock/acquire_read_named"}, release: both("rwlock/release_read"),
+		handOff: unnamed("rwlock/hand_off"), renew: both("rwlock/renew_read"), extend: both("rwlock/extend"),
+		there: both(2), here: both(2), tickets: true, steps: readSteps,
+	})
+	writeRow = requestsOf("write", requests{
+		acquire: both("rwlock/acquire_write"), release: both("rwlock/release_write"),
+		handOff: unnamed("rwlock/hand_off"), renew: both(hashRenew), extend: both("rwlock/extend"),
+		held: reading, there: both(2), here: both(2), tickets: true, steps: writeSteps,
+	})
+	permitRow = requestsOf("permit semaphore", requests{
+		acquire: unnamed("semaphore/permit_acquire"), release: unnamed("semaphore/permit_release"),
+		handOff: unnamed("semaphore/permit_release"), renew: unnamed("semaphore/permit_renew"), extend: unnamed("semaphore/permit_extend"),
+		there: both(3), here: both(3), numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
+	})
+	numberRow = requestsOf("semaphore", requests{
+		acquire: unnamed("semaphore/acquire"), release: unnamed("semaphore/release"), handOff: unnamed("semaphore/release"),
+		there: both(3), here: both(3), numbered: true, steps: permitSteps(false),
+	})
+)
+
+var plainRow = func() requests {
+	r := requestsOf("plain", requests{
+		acquire: both("rlock/plain_acquire"), release: both("rlock/plain_release"), handOff: unnamed("rlock/plain_hand_off"),
+		renew: both("rlock/plain_renew"), extend: both("rlock/plain_extend"),
+		there: both(2), here: pair[int]{1, 2}, brief: true,
+	})
+	r.of, r.rival, r.held = quietly, quietly, quietly
+	return r
+}()
+
+// common returns the steps of all kinds.
+func (r requests) common() []step {
+	all := []step{
+		{"try", r.acquire, true, (*faultCase).try},
+		{"wait", r.acquire, true, func(x *faultCase) { x.wait(1) }},
+		{"hand-off", r.handOff, false, func(x *faultCase) { x.passOn(x.rival, 1) }},
+		{"release", r.release, true, (*faultCase).unlock},
+		{"renewal", r.renew, false, (*faultCase).renewal},
+		{"extension", r.extend, false, (*faultCase).extension},
+	}
+	if r.shared {
+		all = append(all, step{"wait together", unnamed(r.acquire.unnamed), false, func(x *faultCase) { x.wait(3) }},
+			step{"hand-off to several", r.handOff, false, func(x *faultCase) { x.passOn(x.rival, 3) }})
+	}
+	return all
+}
+
+// casesAtATime is how many cases of a row run at the same time.
+const casesAtATime = 14
+
+// TestEveryFaultOfEveryRequest has everything happen to every request of every kind that
+// can happen to it. The caller hears what is known, nobody holds what it does not know of,
+// and in the end nothing is left.
+func TestEveryFaultOfEveryRequest(t *testing.T) {
+	harness.EachOf(t, faultTable, func(r requests) string { return r.name }, func(t *testing.T, s *testserver.Server, r requests) {
+		scene := newScene(t, s, r.timeout)
+		var cases []*faultCase
+		batch := newBatch(t, casesAtATime)
+		for _, step := range slices.Concat(r.common(), r.steps) {
+			for _, named := range []bool{false, true} {
+				path, owner := step.script.of(named), map[bool]string{false: "unnamed", true: "named"}[named]
+				same := path == step.script.unnamed && !(r.tickets && step.tickets)
+				if path == "" || testing.Short() && named && (same || r.brief) {
+					continue
+				}
+				for _, fault := range harness.Faults {
+					x := &faultCase{fault: fault, site: site{requests: r, scene: scene, named: named}}
+					x.name = fmt.Sprintf("%s, %v, %s", step.name, fault, owner)
+					cases = append(cases, x)
+					batch.run(x.name, func(t *testing.T) {
+						defer func() { x.failed = t.Failed() }()
+						x.T, x.impatient = t, x.fault == harness.Silence
+						x.settle()
+						x.sha = x.load(x, path)
+						step.run(x)
+					})
+				}
+			}
+		}
+		batch.running.Wait()
+		var sites []*site
+		var names []string
+		for _, x := range cases {
+			if x.T == nil || x.failed {
+				continue // it was not asked for, or the server may have anything
+			}
+			sites, names = append(sites, &x.site), append(names, x.name)
+		}
+		idle(t, sites)
+		for _, x := range cases {
+			if x.after != nil && !x.failed {
+				x.after(t)
+			}
+		}
+		for _, x := range sites {
+			for _, c := range []*redlatch.Client{x.other, x.c} {
+				h, err := r.rival(c, x.name).TryLock(t.Context())
+				require.NoError(t, err, "not free: %s", x.name)
+				require.NoError(t, h.Unlock(t.Context()), x.name)
+			}
+		}
+		renewNothing(t, sites)
+		if !t.Failed() {
+			r.unmake(t, s.Addr, names...)
+			harness.NothingStays(t, s.Addr)
+		}
+	})
+}
+
+// during has the fault happen to a request of the operation.
+func (x *faultCase) during(operation func()) {
+	x.Helper()
+	x.g.During(x, x.fault, x.sha, operation)
+}
+
+// reports fails the test unless a request that nothing is known of was reported as such.
+func (x *faultCase) reports(err error) {
+	x.Helper()
+	if !x.fault.Unknown() {
+		require.NoError(x, err)
+		return
+	}
+	require.ErrorIs(x, err, lock.ErrIndeterminate)
+	require.NotErrorIs(x, err, lock.ErrNotAcquired)
+}
+
+// try makes one attempt. What it may have got is given back well before its lease is over.
+func (x *faultCase) try() {
+	var h lock.Hold
+	var err error
+	x.during(func() { h, err = x.mine().TryLock(x.ctx, x.forever()...) })
+	x.reports(err)
+	x.open()
+	if err == nil {
+		x.released(h)
+	}
+}
+
+// wait has waiters acquire when a holder elsewhere releases.
+func (x *faultCase) wait(n int) {
+	theirs := mustLock(x, x.Context(), x.held(x.other, x.name), x.forever()...)
+	waiters := x.line(x.there.of(x.named), n)
+	last := x.behind()
+	x.during(func() { require.NoError(x, theirs.Unlock(x.Context())) })
+	if last == nil {
+		x.open()
+		x.getIn(waiters...)
+		return
+	}
+	if x.fault.Unknown() && x.named { // it gives back what it may have got, and queues anew
+		x.open()
+		inAnyOrder(x, waiters[0], last)
+		return
+	}
+	require.True(x, last.waiting(), "one has overtaken another")
+	x.open()
+	x.getIn(waiters...)
+	inOrder(x, last)
+}
+
+// behind returns a waiter elsewhere behind all others, if the kind keeps them in order.
+func (x *faultCase) behind() *call {
+	x.Helper()
+	if !x.ordered {
+		return nil
+	}
+	n := len(x.queue())
+	w := start(x, x.Context(), x.theirs())
+	harness.Eventually(x, soon, "it has a place", func() bool { return len(x.queue()) == n+1 })
+	w.owner = x.queue()[n]
+	return w
+}
+
+// passOn has a holder pass on what it has to waiters of its client.
+func (x *faultCase) passOn(held lockOf, n int) {
+	h := mustLock(x, x.ctx, held(x.c, x.name))
+	waiters := x.line(x.here.of(x.named), n)
+	last := x.behind()
+	if x.owned {
+		_ = h.Owner() // an owner that nobody knows is passed on without the server
+	}
+	var err error
+	x.during(func() { err = h.Unlock(x.ctx) })
+	require.NoError(x, err)
+	x.open()
+	x.getIn(waiters...)
+	if last != nil {
+		inOrder(x, last)
+	}
+}
+
+// line returns waiters, of which the first is parked after so many attempts.
+func (x *faultCase) line(attempts, n int) []*call {
+	x.Helper()
+	all := []*call{x.parked(attempts, x.forever()...)}
+	for range n - 1 {
+		all = append(all, x.joined(x.forever()...))
+	}
+	return all
+}
+
+// getIn checks that waiters get in, together if there are several.
+func (x *faultCase) getIn(waiters ...*call) {
+	x.Helper()
+	var holds []lock.Hold
+	for _, w := range waiters {
+		holds = append(holds, w.acquired())
+	}
+	x.released(holds...)
+}
+
+// unlock releases. A named owner has another hold, which stays.
+func (x *faultCase) unlock() {
+	h := mustLock(x, x.ctx, x.mine())
+	var again lock.Hold
+	if x.named && !x.once {
+		again = mustLock(x, x.ctx, x.mine())
+	}
+	last := x.behind()
+	var err error
+	x.during(func() { err = h.Unlock(x.ctx) })
+	if x.fault == harness.Resend && !x.numbered && again == nil {
+		// All that the client hears is that its owner does not hold the lock.
+		require.ErrorIs(x, err, lock.ErrLost)
+	} else {
+		require.NoError(x, err)
+	}
+	x.open()
+	if again != nil {
+		x.released(again)
+	}
+	if last != nil {
+		require.NoError(x, last.end(4*time.Second), "before any poll")
+		inOrder(x, last)
+	}
+}
+
+func (x *faultCase) renewal() {
+	h := mustLock(x, x.ctx, x.mine())
+	first := time.Now().Add(h.Remaining())
+	x.during(func() {
+		harness.Eventually(x, x.timeout, "the lease is renewed", func() bool {
+			return time.Now().Add(h.Remaining()).After(first.Add(x.timeout / 4))
+		})
+	})
+	x.open()
+	x.released(h)
+}
+
+func (x *faultCase) extension() {
+	h := mustLock(x, x.ctx, x.mine(), lock.Lease(30*time.Second))
+	var err error
+	x.during(func() { err = h.Extend(x.ctx, time.Minute) })
+	x.open()
+	if x.fault.Unknown() {
+		require.Error(x, err)
+		require.NotErrorIs(x, err, lock.ErrLost)
+		require.NotErrorIs(x, err, lock.ErrNotHeld)
+		x.exactly(h)
+		err = h.Extend(x.ctx, time.Minute)
+	}
+	require.NoError(x, err)
+	require.Greater(x, h.Remaining(), 40*time.Second)
+	x.released(h)
+}
+
+// released checks that these are all holds there are, and gives them back.
+func (x *faultCase) released(holds ...lock.Hold) {
+	x.Helper()
+	x.exactly(holds...)
+	for _, h := range holds {
+		require.NoError(x, h.Unlock(x.ctx))
+	}
+}
+
+// exactly checks that the object has these holds in the end, and no others, and that none
+// is more certain of its lease than the server.
+func (x *faultCase) exactly(holds ...lock.Hold) {
+	x.Helper()
+	isTaken(x, x.theirs())
+	for _, h := range holds {
+		require.NotNil(x, h)
+		require.NoError(x, h.Context().Err())
+		if x.owned {
+			x.owns(h, len(holds))
+		}
+		if p, ok := h.(permitHold); ok {
+			asked, remaining := time.Now(), p.Remaining()
+			left, err := x.other.PermitSemaphore(x.name).LeaseTime(x.ctx, p.ID())
+			require.NoError(x, err)
+			// Both have come down meanwhile, and have the same clock.
+			require.LessOrEqual(x, remaining, left+time.Since(asked)+10*time.Millisecond)
+			require.Positive(x, remaining)
+		}
+	}
+}
+
+// owns checks that an owner has one hold of n.
+func (x *faultCase) owns(h lock.Hold, n int) {
+	x.Helper()
+	seen := x.lock(x.other, x.name)
+	keys := []string{x.name}
+	switch x.kind.name {
+	case "read":
+		keys = append(keys, wire.ReadHoldTimeout(x.name, h.Owner(), 1))
+		n++ // the mode
+	case "write":
+		n++
+	}
+	harness.Eventually(x, soon, "these holds are there, each once", func() bool {
+		return harness.HoldCount(x, seen, h.Owner()) == 1 &&
+			(x.kind.name == "plain" || x.number(x, "HLEN", x.name) == int64(n))
+	})
+	x.certain(h, keys...)
+	if x.kind.name == "fenced" {
+		require.Positive(x, h.Token())
+		require.Equal(x, h.Token(), x.number(x, "GET", wire.FencingToken(x.name)))
+	}
+}
+
+// certain checks that a hold is no more certain of its lease than the server.
+func (x *faultCase) certain(h lock.Hold, keys ...string) {
+	x.Helper()
+	for _, key := range keys {
+		ttl := time.Duration(x.number(x, "PTTL", key)) * time.Millisecond
+		require.LessOrEqual(x, h.Remaining(), ttl+time.Millisecond, key)
+	}
+}
+
+// readSteps are what only readers send.
+var readSteps = []step{
+	{"downgrade", script{named: "rwlock/release_write"}, true, func(x *faultCase) {
+		w := mustLock(x, x.ctx, writing(x.c, x.name))
+		r := mustLock(x, x.ctx, x.mine())
+		var err error
+		x.during(func() { err = w.Unlock(x.ctx) })
+		require.NoError(x, err)
+		x.open()
+		x.exactly(r)
+		require.NoError(x, x.of(x.other, x.name).Do(x.Context(), nothing, lock.Wait(2*time.Second)))
+		x.released(r)
+	}},
+}
+
+// writeSteps are what only writers send.
+var writeSteps = []step{
+	{"hand-off from a reader", unnamed("rwlock/hand_off"), false, func(x *faultCase) { x.passOn(reading, 1) }},
+	{"hand-off from one of several readers", unnamed("rwlock/hand_off"), false, func(x *faultCase) {
+		theirs := mustLock(x, x.Context(), reading(x.other, x.name))
+		h := mustLock(x, x.ctx, reading(x.c, x.name))
+		waiter := x.line(x.here.unnamed, 1)
+		var err error
+		x.during(func() { err = h.Unlock(x.ctx) })
+		if x.fault == harness.Resend {
+			require.ErrorIs(x, err, lock.ErrLost) // as after a release that is sent again
+		} else {
+			require.NoError(x, err)
+		}
+		x.open()
+		require.NoError(x, theirs.Context().Err())
+		require.True(x, waiter[0].waiting())
+		require.NoError(x, theirs.Unlock(x.Context()))
+		x.getIn(waiter...)
+	}},
+	{"a writer leaves", both("rwlock/leave"), false, func(x *faultCase) {
+		theirs := mustLock(x, x.Context(), reading(x.other, x.name))
+		w := x.line(x.there.of(x.named), 1)[0]
+		x.during(func() {
+			w.cancel(nil)
+			require.ErrorIs(x, w.end(soon), lock.ErrNotAcquired)
+		})
+		x.open()
+		// Well before the sign of one that died would go.
+		require.NoError(x, reading(x.other, x.name).Do(x.Context(), nothing, lock.Wait(3*time.Second)))
+		require.Zero(x, x.number(x, "EXISTS", wire.WriterWaits(x.name)))
+		require.NoError(x, theirs.Unlock(x.Context()))
+	}},
+}
+
+// severalRow is a lock of several locks that one script takes and releases.
+var severalRow = func() requests {
+	names := func(name string) []string { return []string{name, name + " 2", name + " 3"} }
+	several := func(c *redlatch.Client, name string) lock.Locker {
+		var members []lock.Locker
+		for _, name := range names(name) {
+			members = append(members, c.Lock(name))
+		}
+		return c.MultiLock(members...)
+	}
+	// all checks that a hold has every lock, and gives them back.
+	all := func(x *faultCase, h lock.Hold) {
+		x.Helper()
+		for _, name := range names(x.name) {
+			isTaken(x, x.other.Lock(name))
+			require.EqualValues(x, 1, x.number(x, "HLEN", name))
+		}
+		x.certain(h, names(x.name)...)
+		x.released(h)
+	}
+	r := requestsOf("multi", requests{
+		acquire: unnamed("rlock/acquire_each"), release: unnamed("rlock/release_each"),
+		steps: []step{
+			{"lock", unnamed("rlock/acquire_each"), false, func(x *faultCase) {
+				var h lock.Hold
+				var err error
+				x.during(func() { h, err = x.mine().Lock(x.ctx, x.forever()...) })
+				require.NoError(x, err)
+				x.open()
+				all(x, h)
+			}},
+			{"lock the rest", unnamed("rlock/acquire_each"), false, func(x *faultCase) {
+				theirs := mustLock(x, x.Context(), x.other.Lock(x.name))
+				var w *call
+				x.g.Keep(x, x.load(x, "rlock/acquire"), 1, func() { w = start(x, x.ctx, x.mine(), x.forever()...) })
+				x.open()
+				x.during(func() { require.NoError(x, theirs.Unlock(x.Context())); <-w.ended })
+				x.open()
+				all(x, w.acquired())
+			}},
+			{"the end of a lease", unnamed(hashRenew), false, func(x *faultCase) {
+				theirs := mustLock(x, x.Context(), x.other.Lock(names(x.name)[2]), lock.Lease(200*time.Millisecond))
+				var h lock.Hold
+				var err error
+				x.during(func() { h, err = x.mine().Lock(x.ctx, lock.Lease(10*time.Second)) })
+				x.open()
+				if x.fault.Unknown() {
+					require.Error(x, err)
+					require.NotErrorIs(x, err, lock.ErrLost)
+				} else {
+					require.NoError(x, err)
+					all(x, h)
+				}
+				require.ErrorIs(x, theirs.Unlock(x.Context()), lock.ErrLost)
+			}},
+		},
+	})
+	r.of, r.rival = several, several
+	return r
+}()

@@ -1,0 +1,251 @@
+package contract_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// calls are all methods of an object, called with a context. The owner is who else may
+// have it.
+func (k kind) calls(l lock.Locker, ctx context.Context, o lock.Owner) map[string]func() error {
+	owner := ctx
+	if owner != nil {
+		owner = lock.WithOwner(owner, o)
+	}
+	calls := map[string]func() error{
+		"Lock":    func() error { return only(l.Lock(ctx)) },
+		"TryLock": func() error { return only(l.TryLock(ctx)) },
+		"Do":      func() error { return l.Do(ctx, nothing) },
+	}
+	if k.owned {
+		l := l.(harness.Lock)
+		calls["Lock, named"] = func() error { return only(l.Lock(owner)) }
+		calls["Unlock"] = func() error { return l.Unlock(owner) }
+		calls["ForceUnlock"] = func() error { return only(l.ForceUnlock(ctx)) }
+		calls["IsLocked"] = func() error { return only(l.IsLocked(ctx)) }
+		calls["TTL"] = func() error { return only(l.TTL(ctx)) }
+		calls["HoldCount"] = func() error { return only(l.HoldCount(ctx, o)) }
+		calls["IsHeldBy"] = func() error { return only(l.IsHeldBy(ctx, o)) }
+	}
+	return calls
+}
+
+func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c, gone := harness.Client(t, s), harness.Client(t, s)
+		gone.Close()
+		keys := harness.Do(t, s.Addr, "DBSIZE")
+		var none context.Context
+		for name, bad := range map[string]struct {
+			l    lock.Locker
+			ctx  context.Context
+			want error
+		}{
+			"no name":       {k.of(c, ""), t.Context(), lock.ErrInvalid},
+			"open brace":    {k.of(c, "a{b"), t.Context(), lock.ErrInvalid},
+			"empty braces":  {k.of(c, "a{}b"), t.Context(), lock.ErrInvalid},
+			"early brace":   {k.of(c, "x}y"), t.Context(), lock.ErrInvalid},
+			"first a brace": {k.of(c, "}a"), t.Context(), lock.ErrInvalid},
+			"no context":    {k.of(c, "orders"), none, lock.ErrInvalid},
+			"closed client": {k.of(gone, "orders"), t.Context(), lock.ErrClosed},
+		} {
+			for what, call := range k.calls(bad.l, bad.ctx, c.NewOwner()) {
+				require.ErrorIs(t, call(), bad.want, "%s: %s", name, what)
+			}
+		}
+
+		l := k.of(c, "orders")
+		for _, opts := range [][]lock.Option{
+			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)}, {lock.Lease(lock.MaxLease + 1)},
+			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {{}},
+			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
+		} {
+			require.ErrorIs(t, only(l.Lock(t.Context(), opts...)), lock.ErrInvalid, "%v", opts)
+		}
+		require.ErrorIs(t, only(l.TryLock(t.Context(), lock.Wait(time.Second))), lock.ErrInvalid)
+		require.ErrorIs(t, l.Do(t.Context(), nil), lock.ErrInvalid)
+		if k.owned {
+			require.ErrorIs(t, k.lock(c, "orders").Unlock(t.Context()), lock.ErrInvalid, "nobody is named")
+			require.ErrorIs(t, only(k.lock(c, "orders").HoldCount(t.Context(), lock.Owner{})), lock.ErrInvalid)
+		}
+		ended, cancel := context.WithCancelCause(t.Context())
+		boom := errors.New("boom")
+		cancel(boom)
+		err := only(l.Lock(ended))
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.ErrorIs(t, err, boom)
+		require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
+
+		k.prepare(t, s.Addr, "{orders}")
+		require.NoError(t, k.of(c, "{orders}").Do(t.Context(), nothing))
+		k.unmake(t, s.Addr, "{orders}")
+	})
+}
+
+func TestNameMapper(t *testing.T) {
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "app:" + name }))
+		k.prepare(t, s.Addr, "app:orders")
+		h := mustLock(t, t.Context(), k.of(c, "orders"))
+		require.NotContains(t, h.Name(), "app:")
+		require.NotContains(t, k.of(c, "orders").Name(), "app:")
+		keys, err := testserver.Query(s.Addr, "KEYS", "*")
+		require.NoError(t, err)
+		require.Contains(t, keys, k.key("app:orders"))
+		for _, key := range keys {
+			require.True(t, key == "orders" && k.free != "" || strings.Contains(key, "app:orders"), key)
+		}
+		isTaken(t, k.rival(harness.Client(t, s), "app:orders"))
+		waiter := k.waits(t, k.rival(c, "orders"), c)
+		require.NoError(t, h.Unlock(t.Context()))
+		getsIn(t, waiter)
+		k.unmake(t, s.Addr, "app:orders")
+
+		c = harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "}" }))
+		require.ErrorIs(t, only(k.of(c, "orders").TryLock(t.Context())), lock.ErrInvalid)
+	})
+}
+
+// A key of another type is an error of every call, and is left as it is.
+func TestAKeyOfTheWrongType(t *testing.T) {
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		h := mustLock(t, t.Context(), k.of(c, "orders"))
+		harness.Do(t, s.Addr, "DEL", "orders")
+		harness.Do(t, s.Addr, "RPUSH", "orders", "precious")
+		require.ErrorContains(t, only(k.of(c, "orders").TryLock(t.Context())), "WRONGTYPE")
+		if err := h.Unlock(t.Context()); k.owned {
+			require.ErrorIs(t, err, lock.ErrLost)
+		} else {
+			require.Error(t, err)
+		}
+		for _, c := range []*redlatch.Client{c, other} {
+			for what, call := range k.calls(k.of(c, "orders"), t.Context(), c.NewOwner()) {
+				switch err := call(); what {
+				case "IsLocked", "TTL", "HoldCount", "IsHeldBy": // which may ask for less
+				case "Unlock":
+					require.Error(t, err)
+				default:
+					require.ErrorContains(t, err, "WRONGTYPE", what)
+					require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+					if k.name != "red" { // for which it is not a majority
+						require.NotErrorIs(t, err, lock.ErrNotAcquired, what)
+					}
+				}
+			}
+		}
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "orders"))
+		harness.Idle(t, c, other)
+		harness.Do(t, s.Addr, "FLUSHALL")
+		k.prepare(t, s.Addr, "orders")
+	})
+}
+
+// restricted returns a client whose user may not do everything. The server must know the
+// scripts already if these may not be loaded.
+func restricted(t *testing.T, s *testserver.Server, opts []redlatch.Option, rules ...string) *redlatch.Client {
+	t.Helper()
+	harness.Do(t, s.Addr, append([]string{"ACL", "SETUSER", "less", "reset", "on", ">secret", "+@all", "allkeys", "allchannels"}, rules...)...)
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+		InitAddress: []string{s.Addr}, Username: "less", Password: "secret",
+	}, append(opts, quiet)...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		c.Close()
+		harness.Do(t, s.Addr, "ACL", "DELUSER", "less")
+	})
+	return c
+}
+
+// What tells others is not needed for the rest: those of this process are told, and others
+// look themselves.
+func TestPublishingForbidden(t *testing.T) {
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		for rule, hears := range map[string]bool{"resetchannels": false, "-publish": true} {
+			c := restricted(t, s, nil, rule)
+			for _, ctx := range k.owners(t, c) {
+				require.NoError(t, k.of(c, "orders").Do(ctx, nothing))
+				h := mustLock(t, ctx, k.of(c, "orders"))
+				w := async(func() error { return k.rival(c, "orders").Do(context.Background(), nothing) })
+				if hears {
+					harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+				}
+				require.NoError(t, h.Unlock(ctx))
+				require.NoError(t, ends(t, w, safetyPoll+soon))
+				if k.owned {
+					h := mustLock(t, ctx, k.of(c, "orders"))
+					forced, err := k.lock(c, "orders").ForceUnlock(ctx)
+					require.NoError(t, err)
+					require.True(t, forced)
+					require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+				}
+			}
+			harness.Idle(t, c)
+		}
+	})
+}
+
+// Who may not set an expiry must not take anything for ever.
+func TestExpiryForbidden(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c := restricted(t, s, nil, "-pexpire", "-expire", "-psetex", "-setex", "-set")
+		for _, ctx := range k.owners(t, c) {
+			err := only(k.of(c, "orders").TryLock(ctx))
+			require.Error(t, err)
+			if k.name != "red" { // for which it is not a majority
+				require.NotErrorIs(t, err, lock.ErrNotAcquired)
+			}
+			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+			harness.Idle(t, c)
+			k.unmake(t, s.Addr, "orders")
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
+			k.prepare(t, s.Addr, "orders")
+		}
+	})
+}
+
+// On a server out of memory nobody takes anything, and who has something can keep it, and
+// give it back.
+func TestOutOfMemory(t *testing.T) {
+	const timeout = time.Second
+	lasting := func(k kind) bool { return k.name != "latch" } // which package countdown tests
+	eachKind(t, lasting, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		k.prepare(t, s.Addr, "free", "unnamed", "named")
+		var holds []lock.Hold
+		for what, ctx := range k.owners(t, c) {
+			holds = append(holds, mustLock(t, ctx, k.of(c, what)))
+		}
+		waiter := k.waits(t, k.rival(c, "unnamed"), c)
+		t.Cleanup(func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") })
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
+		for _, ctx := range k.owners(t, c) {
+			err := only(k.of(c, "free").TryLock(ctx))
+			require.ErrorContains(t, err, "OOM")
+			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+		}
+		if k.leased {
+			renewed := time.Now().Add(holds[0].Remaining() + timeout/4)
+			harness.Eventually(t, soon, "it is renewed", func() bool { return time.Now().Add(holds[0].Remaining()).After(renewed) })
+			require.NoError(t, holds[0].Extend(t.Context(), time.Minute))
+		}
+		for _, h := range holds {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
+		require.NoError(t, ends(t, waiter, soon))
+		require.NoError(t, k.of(c, "free").Do(t.Context(), nothing))
+		k.unmake(t, s.Addr, "free", "unnamed", "named")
+	})
+}

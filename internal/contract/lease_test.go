@@ -1,0 +1,546 @@
+package contract_test
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"runtime"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func TestTTL(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		l := k.lock(harness.Client(t, s), "orders")
+		ttl := func() time.Duration {
+			ttl, err := l.TTL(t.Context())
+			require.NoError(t, err)
+			return ttl
+		}
+		for want, opts := range map[time.Duration][]lock.Option{time.Hour: {lock.Lease(time.Hour)}, redlatch.DefaultWatchdogTimeout: nil} {
+			begin := time.Now()
+			h := mustLock(t, t.Context(), l, opts...)
+			got := ttl()
+			require.LessOrEqual(t, got, want)
+			require.Greater(t, got, want-time.Since(begin)-10*time.Millisecond)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.Zero(t, ttl())
+		}
+	})
+}
+
+func TestAKeyWithoutExpiryIsNotMistakenForSuccess(t *testing.T) {
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		harness.Do(t, s.Addr, k.stored...)
+		isTaken(t, k.rival(c, "orders"))
+		_, err := k.rival(c, "orders").Lock(t.Context(), lock.Wait(50*time.Millisecond))
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		if !k.owned {
+			harness.Do(t, s.Addr, "DEL", "orders")
+			k.prepare(t, s.Addr, "orders")
+			return
+		}
+		ttl, err := k.lock(c, "orders").TTL(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, lock.NoExpiry, ttl)
+		forced, err := k.lock(c, "orders").ForceUnlock(t.Context())
+		require.NoError(t, err)
+		require.True(t, forced)
+	})
+}
+
+func TestHugeLeases(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		l := k.of(c, "orders")
+		for _, ctx := range k.owners(t, c) {
+			for _, d := range []time.Duration{math.MaxInt64, lock.MaxLease + 1} {
+				require.ErrorIs(t, only(l.TryLock(ctx, lock.Lease(d))), lock.ErrInvalid)
+			}
+			h, err := l.TryLock(ctx, lock.Lease(lock.MaxLease), lock.Lease(lock.MaxLease))
+			require.NoError(t, err)
+			require.ErrorIs(t, h.Extend(ctx, math.MaxInt64), lock.ErrInvalid)
+			isTaken(t, k.rival(c, "orders"))
+			require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(99*365*24)*3_600_000)
+			require.NoError(t, h.Unlock(ctx))
+			h = mustLock(t, ctx, l, lock.Wait(math.MaxInt64), lock.MaxHold(math.MaxInt64))
+			require.NoError(t, h.Unlock(ctx))
+		}
+	})
+}
+
+func TestHoldContext(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		l := k.of(c, "orders")
+		type key struct{}
+		parent, cancel := context.WithCancel(context.WithValue(t.Context(), key{}, "value"))
+		defer cancel()
+
+		h := mustLock(t, parent, l)
+		require.Equal(t, "value", h.Context().Value(key{}))
+		require.Same(t, h.Context(), h.Context())
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(parent))
+		require.Equal(t, context.Canceled, context.Cause(h.Context()))
+
+		// The end of the parent ends the context, not the hold; Unlock still works.
+		h = mustLock(t, parent, l)
+		cancel()
+		require.Error(t, h.Context().Err())
+		require.Greater(t, h.Remaining(), 20*time.Second)
+		isTaken(t, k.rival(c, "orders"))
+		require.NoError(t, h.Unlock(parent))
+		require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+		require.ErrorIs(t, h.Unlock(parent), lock.ErrNotHeld)
+		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
+	})
+}
+
+func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c, g := harness.GatedClient(t, s)
+		l := k.of(c, "orders")
+		require.NoError(t, l.Do(t.Context(), nothing)) // the server knows the scripts now
+		h := mustLock(t, t.Context(), l)
+		ctx := h.Context()
+		reached := g.Arm(harness.KeepReply, "EVALSHA", 1)
+		done := make(chan error, 1)
+		go func() { done <- h.Unlock(context.Background()) }()
+		<-reached
+		require.ErrorIs(t, ctx.Err(), context.Canceled)
+		require.Zero(t, h.Remaining())
+		require.NoError(t, g.Open())
+		require.NoError(t, ends(t, done, soon))
+	})
+}
+
+func TestExtend(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		l := k.of(c, "orders")
+		for _, ctx := range k.owners(t, c) {
+			h := mustLock(t, ctx, l, lock.Lease(10*time.Second))
+			require.LessOrEqual(t, h.Remaining(), 10*time.Second)
+			for _, lease := range []time.Duration{time.Minute, time.Second} { // at least, not at most
+				require.NoError(t, h.Extend(t.Context(), lease))
+				require.Greater(t, h.Remaining(), 30*time.Second)
+				require.LessOrEqual(t, h.Remaining(), time.Minute)
+				if k.owned {
+					require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(30_000))
+					require.LessOrEqual(t, harness.PTTL(t, s.Addr, "orders"), int64(60_000))
+				}
+			}
+			require.ErrorIs(t, h.Extend(t.Context(), 0), lock.ErrInvalid)
+			require.ErrorIs(t, h.Extend(t.Context(), -time.Second), lock.ErrInvalid)
+			var none context.Context
+			require.ErrorIs(t, h.Extend(none, time.Second), lock.ErrInvalid)
+			require.ErrorIs(t, h.Unlock(none), lock.ErrInvalid)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
+
+			h = mustLock(t, ctx, l)
+			harness.Do(t, s.Addr, "FLUSHALL")
+			k.prepare(t, s.Addr, "orders")
+			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
+			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		}
+	})
+}
+
+// The owner whose lease is over does not get away with its late Unlock. Real servers and
+// processes show it in TestAHolderIsKilledOrStopped.
+func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
+	const lease = 500 * time.Millisecond
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		for _, waiting := range []*redlatch.Client{c, s.Client(t)} {
+			begin := time.Now()
+			h1 := mustLock(t, t.Context(), k.of(c, "orders"), lock.Lease(lease))
+			h2 := mustLock(t, t.Context(), k.rival(waiting, "orders"))
+			require.GreaterOrEqual(t, time.Since(begin), lease-lease/50) // of which a red lock leaves some to clocks
+			if !k.polls {
+				require.Less(t, time.Since(begin), lease+100*time.Millisecond)
+			}
+			synctest.Wait() // both happen at the same time
+			require.ErrorIs(t, context.Cause(h1.Context()), lock.ErrLost)
+			require.Zero(t, h1.Remaining())
+			require.ErrorIs(t, h1.Unlock(t.Context()), lock.ErrLost)
+			require.NoError(t, h2.Context().Err())
+			isTaken(t, k.rival(c, "orders"))
+			require.NoError(t, h2.Unlock(t.Context()))
+		}
+	})
+}
+
+// What ends a hold is its time, not when somebody notices.
+func TestAHoldWhoseTimeIsOverIsLostAtOnce(t *testing.T) {
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		for what, end := range map[string]func(lock.Hold) error{
+			"Unlock": func(h lock.Hold) error { return h.Unlock(context.Background()) },
+			"Extend": func(h lock.Hold) error { return h.Extend(context.Background(), time.Second) },
+		} {
+			h := mustLock(t, t.Context(), k.of(c, "orders"), lock.Lease(250*time.Millisecond))
+			time.Sleep(h.Remaining() - time.Nanosecond)
+			require.NoError(t, h.Context().Err())
+			time.Sleep(time.Nanosecond)
+			require.ErrorIs(t, end(h), lock.ErrLost, what)
+			require.Error(t, h.Context().Err())
+			time.Sleep(time.Second)
+			require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+		}
+	})
+}
+
+func TestMaxHold(t *testing.T) {
+	const timeout, most = time.Second, 1500 * time.Millisecond
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
+		begin := time.Now()
+		h := mustLock(t, t.Context(), k.of(c, "orders"), lock.MaxHold(most))
+		next := async(func() error { return k.rival(other, "orders").Do(context.Background(), nothing) })
+		<-h.Context().Done()
+		require.Equal(t, most, time.Since(begin).Round(10*time.Millisecond))
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(h.Context()), &lost)
+		require.Equal(t, lock.ReasonMaxHold, lost.Reason)
+		require.Equal(t, h.Name(), lost.Name)
+		require.Equal(t, h.Owner(), lost.Owner)
+		require.Empty(t, next, "the last lease is not over")
+		require.NoError(t, ends(t, next, timeout+time.Second)) // some poll
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	})
+}
+
+// Holds are renewed for as long as they last, and so is what is held several times, in
+// every way. TestEveryKindInACluster shows it on real servers.
+func TestEveryKindIsRenewed(t *testing.T) {
+	const timeout = time.Second
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
+		names := []string{"orders 0", "orders 1", "orders 2"}
+		k.prepareIn(s, names...)
+		holds := k.holdAll(t, c, names)
+		for range 10 {
+			time.Sleep(timeout + timeout/2)
+			for _, name := range names {
+				isTaken(t, k.rival(other, name))
+			}
+		}
+		isReleased(t, holds)
+		for _, name := range names {
+			require.NoError(t, k.rival(other, name).Do(t.Context(), nothing, lock.Wait(0)))
+		}
+	})
+}
+
+// holdAll takes the objects of these names, each in another way.
+func (k kind) holdAll(t testing.TB, c *redlatch.Client, names []string) (holds []lock.Hold) {
+	t.Helper()
+	for i, name := range names {
+		ctx := t.Context()
+		if i%2 > 0 && k.owned {
+			ctx = lock.WithOwner(ctx, c.NewOwner())
+		}
+		holds = append(holds, mustLock(t, ctx, k.of(c, name)))
+		if i%2 > 0 && k.owned && !k.once {
+			holds = append(holds, mustLock(t, ctx, k.of(c, name)))
+		}
+		if i%2 > 0 && k.name == "write" { // and goes on as a reader
+			holds = append(holds, mustLock(t, ctx, c.RWLock(name).Read()))
+		}
+	}
+	return holds
+}
+
+// isReleased releases holds, none of which may have been lost.
+func isReleased(t testing.TB, holds []lock.Hold) {
+	t.Helper()
+	for _, h := range holds {
+		require.NoError(t, context.Cause(h.Context()), h.Name())
+		require.NoError(t, h.Unlock(t.Context()), h.Name())
+	}
+}
+
+// way is a way to lose holds.
+type way struct {
+	name           string
+	opts           []lock.Option
+	renewed, fixed lock.Reason // of such holds; "": it does not happen to them
+	cause          bool        // it is known why a hold could not be renewed
+	wiped          bool        // objects have to be made again
+	wanted         func(kind) bool
+	// happens returns how to undo it, or nil.
+	happens func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) (undo func())
+	// outage happens to a real server, and returns the same.
+	outage func(t testing.TB, s *testserver.Server) (undo func())
+}
+
+// wayLost is where holds are lost.
+type wayLost struct {
+	c, other *redlatch.Client // the holder's, and another
+	do       func(words ...string)
+}
+
+// Leases of what is lost, which a busy machine has time to renew.
+const (
+	wayLease   = 6 * time.Second // where it is fixed
+	wayTimeout = 8 * time.Second // of the watchdog
+)
+
+var ways = []way{
+	{name: "lease over", fixed: lock.ReasonExpired},
+	{name: "held for too long", opts: []lock.Option{lock.MaxHold(wayLease / 2)}, renewed: lock.ReasonMaxHold},
+	{
+		name: "client closed", renewed: lock.ReasonClosed, fixed: lock.ReasonClosed,
+		happens: func(_ testing.TB, a *wayLost, _ kind, name string, _ lock.Hold) func() {
+			if strings.HasSuffix(name, "last") {
+				a.c.Close()
+			}
+			return nil
+		},
+	},
+	{
+		name: "key deleted", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wiped: true,
+		happens: func(_ testing.TB, a *wayLost, k kind, name string, _ lock.Hold) func() {
+			a.do("DEL", k.key(name))
+			return nil
+		},
+	},
+	{
+		name: "key of another type", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wiped: true,
+		happens: func(_ testing.TB, a *wayLost, k kind, name string, _ lock.Hold) func() {
+			a.do("DEL", k.key(name))
+			a.do("RPUSH", k.key(name), "precious")
+			return func() {
+				a.do("LSET", k.key(name), "0", "still there")
+				a.do("DEL", k.key(name))
+			}
+		},
+	},
+	{
+		name: "taken by another after it had expired", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wanted: owned,
+		happens: func(t testing.TB, a *wayLost, k kind, name string, _ lock.Hold) func() {
+			a.do("PEXPIRE", name, "1")
+			l := k.rivalLock(a.other, name)
+			theirs := mustLock(t, t.Context(), l)
+			return func() {
+				require.Equal(t, 1, harness.HoldCount(t, l, theirs.Owner()))
+				isReleased(t, []lock.Hold{theirs})
+			}
+		},
+	},
+	{
+		name: "forced open here", renewed: lock.ReasonGone, fixed: lock.ReasonGone, wanted: owned,
+		happens: func(t testing.TB, a *wayLost, k kind, name string, _ lock.Hold) func() {
+			require.NoError(t, only(k.lock(a.c, name).ForceUnlock(t.Context())))
+			return nil
+		},
+	},
+	{
+		name: "forced open elsewhere", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wanted: owned,
+		happens: func(t testing.TB, a *wayLost, k kind, name string, _ lock.Hold) func() {
+			require.NoError(t, only(k.lock(a.other, name).ForceUnlock(t.Context())))
+			return nil
+		},
+	},
+	{
+		name: "unlocked by owner elsewhere", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wanted: owned,
+		happens: func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) func() {
+			require.NoError(t, k.lock(a.other, name).Unlock(lock.WithOwner(t.Context(), h.Owner())))
+			return nil
+		},
+	},
+	{
+		name: "server killed", renewed: lock.ReasonExpired, fixed: lock.ReasonExpired, cause: true, wiped: true,
+		outage: func(t testing.TB, s *testserver.Server) func() {
+			s.Kill()
+			return func() { assert.NoError(t, s.Restart()) }
+		},
+	},
+	{
+		name: "server stopped", renewed: lock.ReasonExpired, fixed: lock.ReasonExpired, cause: true,
+		outage: func(_ testing.TB, s *testserver.Server) func() { s.Pause(); return s.Resume },
+	},
+	{
+		name: "server restarted empty", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wiped: true,
+		outage: func(t testing.TB, s *testserver.Server) func() { s.Kill(); assert.NoError(t, s.Restart()); return nil },
+	},
+}
+
+// TestEveryWayToLoseAHold ends holds early in every way there is, and checks that each of
+// them says so, and why.
+func TestEveryWayToLoseAHold(t *testing.T) {
+	t.Parallel()
+	for _, w := range ways {
+		for _, k := range choose(leased) {
+			if w.outage != nil || w.wanted != nil && !w.wanted(k) {
+				continue
+			}
+			t.Run(w.name+"/"+k.name, func(t *testing.T) {
+				virtually(t, k, func(t *testing.T, s *harness.VirtualServer, k kind) {
+					conn := s.Conn(t)
+					a := &wayLost{c: s.Client(t, redlatch.WithWatchdogTimeout(wayTimeout), quiet), other: s.Client(t, quiet)}
+					a.do = func(words ...string) {
+						require.NoError(t, conn.Do(context.Background(), conn.B().Arbitrary(words...).Build()).Error())
+					}
+					w.loses(t, a, k, 0, func() {}, func() {})
+				})
+			})
+		}
+	}
+}
+
+// TestEveryHoldIsLostInAnOutage is TestEveryWayToLoseAHold where the server is the reason.
+func TestEveryHoldIsLostInAnOutage(t *testing.T) {
+	var outages []way
+	for _, w := range ways {
+		if w.outage != nil {
+			outages = append(outages, w)
+		}
+	}
+	harness.EachOf(t, outages, func(w way) string { return w.name }, func(t *testing.T, shared *testserver.Server, w way) {
+		s := harness.Own(t, shared.Program)
+		a := &wayLost{c: harness.Client(t, s, redlatch.WithWatchdogTimeout(wayTimeout), quiet), other: harness.Client(t, s, quiet)}
+		a.do = func(words ...string) { harness.Do(t, s.Addr, words...) }
+		var undo func()
+		happens := barrierOf(len(choose(leased)), func() { undo = w.outage(t, s) })
+		over := barrierOf(len(choose(leased)), func() {
+			if undo != nil {
+				undo()
+			}
+		})
+		together(t, s, leased, func(t *testing.T, k kind) {
+			w.loses(t, a, k, soon, happens.join(t), over.join(t))
+		})
+	})
+}
+
+// loses has holds of a kind lost in that way, each within its time and slack.
+func (w way) loses(t *testing.T, a *wayLost, k kind, slack time.Duration, happen, over func()) {
+	type victim struct {
+		lock.Hold
+		name    string
+		renewed bool
+		want    lock.Reason
+	}
+	var victims []victim
+	var undo []func()
+	began := time.Now()
+	for what, ctx := range k.owners(t, a.c) {
+		for _, v := range []victim{
+			{name: fmt.Sprintf("%s %s renewed", k.name, what), renewed: true, want: w.renewed},
+			{name: fmt.Sprintf("%s %s fixed", k.name, what), want: w.fixed},
+		} {
+			if v.want == "" {
+				continue
+			}
+			if len(victims) == 2*len(k.owners(t, a.c))-1 {
+				v.name += ", last"
+			}
+			opts := w.opts
+			if !v.renewed {
+				opts = []lock.Option{lock.Lease(wayLease)}
+			}
+			if k.free != "" {
+				a.do("SET", v.name, k.free)
+			}
+			v.Hold = mustLock(t, ctx, k.of(a.c, v.name), opts...)
+			victims = append(victims, v)
+			if w.happens != nil {
+				if f := w.happens(t, a, k, v.name, v.Hold); f != nil {
+					undo = append(undo, f)
+				}
+			}
+		}
+	}
+	happen()
+	for _, v := range victims {
+		select {
+		case <-v.Context().Done():
+		case <-time.After(wayTimeout + slack):
+			require.FailNow(t, "the hold does not end", v.name)
+		}
+	}
+	noticed := time.Now()
+	for _, v := range victims {
+		require.Zero(t, v.Remaining())
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(v.Context()), &lost)
+		require.ErrorIs(t, lost, lock.ErrLost)
+		require.Equal(t, v.want, lost.Reason, v.name)
+		require.Equal(t, v.Name(), lost.Name)
+		require.Equal(t, v.Owner(), lost.Owner)
+		if p, ok := v.Hold.(permitHold); ok {
+			require.Equal(t, p.ID(), lost.Permit)
+		}
+		require.WithinRange(t, lost.When, began, noticed)
+		require.Equal(t, lost.Reason == lock.ReasonClosed, lost.Is(lock.ErrClosed))
+		if v.renewed && w.cause {
+			require.Error(t, lost.Err)
+		} else if k.name != "multi" { // which says how it lost a member
+			require.NoError(t, lost.Err)
+		}
+		require.ErrorIs(t, v.Extend(t.Context(), time.Minute), lock.ErrLost)
+		require.Equal(t, error(lost), v.Unlock(t.Context()))
+		require.ErrorIs(t, v.Unlock(t.Context()), lock.ErrNotHeld)
+	}
+	for _, f := range undo {
+		f()
+	}
+	over()
+	harness.Eventually(t, soon, "the server answers", func() bool { return a.other.Ping(t.Context()) == nil })
+	if w.wiped {
+		victims = append(victims, victim{name: k.name})
+	}
+	for _, v := range victims {
+		if w.wiped && k.free != "" {
+			a.do("SET", v.name, k.free)
+		}
+		require.NoError(t, ends(t, async(func() error { return k.rival(a.other, v.name).Do(t.Context(), nothing) }), wayTimeout+2*soon))
+		if v.Hold != nil && k.free != "" {
+			a.do("DEL", v.name)
+		}
+		if k.stays != "" {
+			a.do("DEL", fmt.Sprintf(k.stays, v.name))
+		}
+	}
+}
+
+// A hold that nobody can reach is released, and logged with where it was acquired.
+func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		var log harness.Log
+		c, other := harness.Client(t, s, redlatch.WithLogger(log.Logger())), harness.Client(t, s)
+		for _, ctx := range k.owners(t, c) {
+			for what, drop := range map[string]func() error{
+				"Lock":        func() error { return only(k.of(c, "orders").Lock(ctx)) },
+				"TryLock":     func() error { return only(k.of(c, "orders").TryLock(ctx)) },
+				"the context": func() error { _ = mustLock(t, ctx, k.of(c, "orders")).Context(); return nil },
+			} {
+				before := len(log.String())
+				require.NoError(t, drop(), what)
+				harness.Eventually(t, soon, "it is logged", func() bool {
+					runtime.GC()
+					return strings.Contains(log.String()[before:], "dropped without")
+				})
+				require.Regexp(t, `acquired="github.com/redlatch/redlatch/internal/contract_test\.\S+ \(\S*(lease|kinds)_test.go:\d+\)"`, log.String()[before:])
+				require.NoError(t, ends(t, async(func() error { return k.rival(other, "orders").Do(t.Context(), nothing) }), soon))
+			}
+		}
+		harness.Idle(t, c)
+	})
+}

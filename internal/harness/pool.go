@@ -1,0 +1,157 @@
+package harness
+
+import (
+	"os"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+// servers are those of the package under test.
+var servers = pool{idle: map[string][]*testserver.Server{}}
+
+// pool lends servers to tests. Starting one takes longer than most tests.
+type pool struct {
+	mu   sync.Mutex
+	idle map[string][]*testserver.Server // by program
+	all  []*testserver.Server
+}
+
+func (p *pool) take(program string) (*testserver.Server, error) {
+	p.mu.Lock()
+	if idle := p.idle[program]; len(idle) > 0 {
+		s := idle[len(idle)-1]
+		p.idle[program] = idle[:len(idle)-1]
+		p.mu.Unlock()
+		return s, nil
+	}
+	p.mu.Unlock()
+	s, err := testserver.Start(program)
+	if err == nil {
+		p.mu.Lock()
+		p.all = append(p.all, s)
+		p.mu.Unlock()
+	}
+	return s, err
+}
+
+func (p *pool) put(s *testserver.Server) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.idle[s.Program] = append(p.idle[s.Program], s)
+}
+
+func (p *pool) stop() {
+	for _, s := range p.all {
+		s.Stop()
+	}
+}
+
+// Server returns an empty server of that program that only this test uses. The test
+// must leave it configured and running as it was, for the next one: a test that
+// kills its server takes one from Own.
+func Server(t testing.TB, program string) *testserver.Server {
+	t.Helper()
+	s, err := servers.take(program)
+	require.NoError(t, err)
+	t.Cleanup(func() { servers.put(s) })
+	Do(t, s.Addr, "FLUSHALL")
+	return s
+}
+
+// programs are the servers every test runs on. REDLATCH_SERVERS names those that must
+// be there; otherwise it is those that are installed, and one at least. The first is
+// enough for a short run.
+func programs(t testing.TB) []string {
+	all := testserver.Find()
+	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
+		all = strings.Split(named, ",")
+	}
+	require.NotEmpty(t, all, "no redis-server and no valkey-server: run 'make deps'")
+	if testing.Short() {
+		return all[:1]
+	}
+	return all
+}
+
+// Each runs a test on every server program, on an empty server of its own, in parallel
+// with other tests. A test that measures the process uses EachAlone.
+func Each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
+	t.Helper()
+	inParallel(t)
+	each(t, test)
+}
+
+// inParallel calls t.Parallel, which may be done once.
+func inParallel(t *testing.T) {
+	if _, again := parallel.LoadOrStore(t, true); !again {
+		t.Parallel()
+		t.Cleanup(func() { parallel.Delete(t) })
+	}
+}
+
+// parallel is the set of tests for which that was done.
+var parallel sync.Map
+
+// EachAlone is Each for a test during which no other test of the package runs: one
+// that counts the goroutines of the process, measures its memory, or changes what all
+// goroutines share.
+func EachAlone(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
+	t.Helper()
+	each(t, test)
+}
+
+func each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
+	t.Helper()
+	for _, program := range programs(t) {
+		t.Run(strings.TrimSuffix(program, "-server"), func(t *testing.T) {
+			test(t, Server(t, program))
+		})
+	}
+}
+
+// EachBusy is Each for a test that keeps the whole machine busy: in a full run, in which
+// it does so for long, no other test of the package runs meanwhile.
+func EachBusy(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
+	t.Helper()
+	if testing.Short() {
+		Each(t, test)
+	} else {
+		EachAlone(t, test)
+	}
+}
+
+// EachOf runs a test for each row of a table on every server program, all in parallel
+// with each other, each on an empty server of its own.
+func EachOf[R any](t *testing.T, rows []R, name func(R) string, test func(t *testing.T, s *testserver.Server, row R)) {
+	t.Helper()
+	t.Parallel()
+	for _, program := range programs(t) {
+		for _, row := range rows {
+			t.Run(strings.TrimSuffix(program, "-server")+"/"+name(row), func(t *testing.T) {
+				t.Parallel()
+				test(t, Server(t, program), row)
+			})
+		}
+	}
+}
+
+// Size returns how much of something a test does: short in a short run, else full.
+func Size(short, full int) int {
+	if testing.Short() {
+		return short
+	}
+	return full
+}
+
+// Full skips a test in a short run. What it shows must be shown by a smaller test, too.
+func Full(t testing.TB) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("second tier: make test-all")
+	}
+}

@@ -1,0 +1,313 @@
+// Package lockstep tests something against a model of it: both take the same random
+// steps and must agree after each. Sequences are drawn from a seed, a sequence that
+// fails is shrunk to the steps that matter, and a test fails too if it has not met
+// everything it should. The number of steps decides when a test ends, never the time.
+//
+// REDLATCH_LOCKSTEP_SEED repeats a test from a sequence on, REDLATCH_LOCKSTEP_STEPS
+// sets the number of steps.
+package lockstep
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+)
+
+// Step is one step of a sequence: a struct with a Kind and everything else that was drawn
+// for it. It must mean something in any state, because a sequence is shrunk by leaving
+// steps out.
+type Step interface{ kind() string }
+
+// Kind is a kind of steps.
+type Kind string
+
+func (k Kind) kind() string { return string(k) }
+
+// Walk is the thing under test and its model during one sequence. A walk fails by Check or
+// Failf, or by a panic.
+type Walk[S Step] interface {
+	// Draw returns the next step. It may look at the model.
+	Draw(r *rand.Rand) S
+	// Take takes a step on both sides and compares them. It returns whether the step
+	// could do anything.
+	Take(S) bool
+	// End is called after the last step.
+	End()
+}
+
+// wrong is what a walk has failed by.
+type wrong struct{ error }
+
+// Failf ends a walk: the two sides differ, or a promise is broken.
+func Failf(format string, args ...any) { panic(wrong{fmt.Errorf(format, args...)}) }
+
+// Check ends a walk if err is not nil.
+func Check(err error) {
+	if err != nil {
+		panic(wrong{err})
+	}
+}
+
+// Request sends something to the server, which can be done again. It returns the replies
+// of the server and of the model.
+type Request func() (real, want any, err error)
+
+// Send sends the request and compares the replies.
+func (r Request) Send() {
+	real, want, err := r()
+	Check(err)
+	if got, want := fmt.Sprintf("%+v", real), fmt.Sprintf("%+v", want); got != want {
+		Failf("the server replies %s, and ought to reply %s", got, want)
+	}
+}
+
+// Test is a lockstep test.
+type Test[S Step] struct {
+	Steps  int // in all sequences
+	Length int // of a sequence
+	// Kinds are the kinds of steps. All must occur.
+	Kinds Weights
+	// Outcomes are what must be seen besides.
+	Outcomes []string
+	// Start is called once for every lane. The sequences of a lane come one after the
+	// other, and those of other lanes meanwhile.
+	Start func(lane int) Begin[S]
+}
+
+// Begin begins a sequence. The walk notes in seen what happens, besides its steps.
+type Begin[S Step] func(seed uint64, seen Seen) Walk[S]
+
+const (
+	lanes = 3
+	// Everything that must occur does so this often in so many steps, or more often.
+	often, among = 2, 10_000
+	maxTries     = 2_000 // of shrinking
+)
+
+// Size returns the number of steps of a test that needs a server: full in a long run,
+// 10,000 under -short, and a few under -short -race: the first tier runs these tests once,
+// and without -race.
+func Size(full int) int {
+	switch {
+	case !testing.Short():
+		return full
+	case race:
+		return min(full, 300)
+	default:
+		return min(full, 10_000)
+	}
+}
+
+// Seen counts what has happened.
+type Seen map[string]int
+
+// See counts something.
+func (s Seen) See(what ...any) { s[strings.TrimSpace(fmt.Sprintln(what...))]++ }
+
+// Weights says how often each kind of step is drawn.
+type Weights []struct {
+	Kind   Kind
+	Weight int
+}
+
+// Draw returns a kind of step.
+func (w Weights) Draw(r *rand.Rand) Kind {
+	total := 0
+	for _, k := range w {
+		total += k.Weight
+	}
+	n := r.IntN(total)
+	for _, k := range w {
+		if n -= k.Weight; n < 0 {
+			return k.Kind
+		}
+	}
+	panic("unreachable")
+}
+
+// Only returns the kinds that pass.
+func (w Weights) Only(pass func(Kind) bool) (some Weights) {
+	for _, k := range w {
+		if pass(k.Kind) {
+			some = append(some, k)
+		}
+	}
+	return some
+}
+
+// Run runs the test.
+func (x Test[S]) Run(t testing.TB) {
+	t.Helper()
+	first, steps := x.settings(t)
+	t.Logf("%d steps, REDLATCH_LOCKSTEP_SEED=%d", steps, first)
+	seen, failed := x.play(first, steps)
+	if failed != nil {
+		t.Fatal(failed)
+	}
+	t.Logf("seen: %v", seen)
+	if missing := x.missing(seen, steps); len(missing) > 0 {
+		t.Fatalf("not seen %d times in %d steps: %v", often, among, strings.Join(missing, ", "))
+	}
+}
+
+func (x Test[S]) settings(t testing.TB) (seed uint64, steps int) {
+	seed, steps = rand.Uint64N(1_000_000_000), x.Steps
+	var err, err2 error
+	if s := os.Getenv("REDLATCH_LOCKSTEP_SEED"); s != "" {
+		seed, err = strconv.ParseUint(s, 10, 64)
+	}
+	if s := os.Getenv("REDLATCH_LOCKSTEP_STEPS"); s != "" {
+		steps, err2 = strconv.Atoi(s)
+	}
+	if err := errors.Join(err, err2); err != nil {
+		t.Fatal(err)
+	}
+	return seed, steps
+}
+
+// missing returns what a test of so many steps has not seen often enough.
+func (x Test[S]) missing(seen Seen, steps int) (missing []string) {
+	want := slices.Clone(x.Outcomes)
+	for _, k := range x.Kinds {
+		want = append(want, k.Kind.kind())
+	}
+	for _, what := range want {
+		if seen[what] < often*steps/among {
+			missing = append(missing, fmt.Sprintf("%q (%d)", what, seen[what]))
+		}
+	}
+	return missing
+}
+
+// failure is a sequence that fails.
+type failure[S Step] struct {
+	seed  uint64
+	drawn int
+	steps []S
+	err   error
+}
+
+func (f *failure[S]) String() string {
+	var list strings.Builder
+	for i, s := range f.steps {
+		fmt.Fprintf(&list, "%4d  %+v\n", i, s)
+	}
+	return fmt.Sprintf("REDLATCH_LOCKSTEP_SEED=%d fails after these steps, shrunk from %d:\n%s%v", f.seed, f.drawn, &list, f.err)
+}
+
+// play takes steps in sequences of consecutive seeds. It returns what was seen, or the
+// first of the sequences that fail.
+func (x Test[S]) play(first uint64, steps int) (Seen, *failure[S]) {
+	var (
+		mu     sync.Mutex
+		seen   = Seen{}
+		next   = first
+		end    = first + uint64(max(1, steps/x.Length))
+		failed *failure[S]
+		shrink func()
+		done   sync.WaitGroup
+	)
+	for lane := range lanes {
+		begin := x.Start(lane)
+		done.Go(func() {
+			for {
+				mu.Lock()
+				seed := next
+				next++
+				stop := failed != nil || seed >= end
+				mu.Unlock()
+				if stop {
+					return
+				}
+				mine := Seen{}
+				f := x.random(begin, seed, mine)
+				mu.Lock()
+				for what, n := range mine {
+					seen[what] += n
+				}
+				if f != nil && (failed == nil || f.seed < failed.seed) {
+					failed, shrink = f, func() { f.shrink(begin) }
+				}
+				mu.Unlock()
+			}
+		})
+	}
+	done.Wait()
+	if failed != nil {
+		shrink()
+	}
+	return seen, failed
+}
+
+// random plays the sequence of a seed and returns how it fails, nil if it does not.
+func (x Test[S]) random(begin Begin[S], seed uint64, seen Seen) *failure[S] {
+	r := rand.New(rand.NewPCG(seed, seed))
+	var steps []S
+	_, err := begin.take(seed, seen, x.Length, func(walk Walk[S], n int) S {
+		steps = append(steps, walk.Draw(r))
+		return steps[n]
+	})
+	if err == nil {
+		return nil
+	}
+	return &failure[S]{seed, len(steps), steps, err}
+}
+
+// take begins a sequence, takes n steps, and ends it. It returns how many it has taken
+// when something was wrong, and what.
+func (begin Begin[S]) take(seed uint64, seen Seen, n int, step func(walk Walk[S], n int) S) (taken int, err error) {
+	defer func() {
+		switch p := recover().(type) {
+		case nil:
+		case wrong:
+			err = p.error
+		default:
+			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
+		}
+	}()
+	walk := begin(seed, seen)
+	for taken < n {
+		s := step(walk, taken)
+		taken++
+		if walk.Take(s) {
+			seen.See(s.kind())
+		}
+	}
+	walk.End()
+	return taken, nil
+}
+
+// shrink leaves out steps for as long as the rest fails, ever fewer at a time.
+func (f *failure[S]) shrink(begin Begin[S]) {
+	fails := func(steps []S) bool {
+		taken, err := begin.take(f.seed, Seen{}, len(steps), func(_ Walk[S], n int) S { return steps[n] })
+		if err != nil {
+			f.steps, f.err = steps[:taken], err
+		}
+		return err != nil
+	}
+	if !fails(f.steps) {
+		f.err = fmt.Errorf("only once, and not when repeated: %w", f.err)
+		return
+	}
+	tries := 0
+	for size := len(f.steps) / 2; size > 0 && tries < maxTries; {
+		before := len(f.steps)
+		for at := 0; at < len(f.steps) && tries < maxTries; tries++ {
+			rest := slices.Delete(slices.Clone(f.steps), at, min(at+size, len(f.steps)))
+			if !fails(rest) {
+				at += size
+			}
+		}
+		if len(f.steps) == before || size > 1 {
+			size /= 2
+		}
+	}
+}
