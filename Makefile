@@ -1,45 +1,74 @@
-# The servers the tests run on; all of them must be installed.
-SERVERS = redis-server,valkey-server
-STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+# The tiers of tests. CONTRIBUTING.md says what each is for and how long it takes.
+#
+#   make check      format, lint, vet, and the tests that need no server
+#   make test       check, every promise once on a real server, and smoke tests of the rest
+#   make test-all   everything at full size on both servers; PART=i/n runs a share of it
 
-# For how long robustness runs on each server, and its first seed if it is given.
-FOR = 1m
+STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
+GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
+GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.1.4
+
+# The oldest Go that go.mod accepts.
+OLDEST_GO = go1.25.0
+
+# The servers of the second tier; both must be installed. The first tier runs on the first.
+SERVERS = redis-server,valkey-server
+
+# Packages whose tests start no server.
+SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/queue ./internal/telemetry \
+	./internal/watchdog ./internal/wire
+
+# A share of test-all: i of n.
+PART = 1/1
+
+# How long robustness runs on each server, and its first seed if it is given.
+FOR  = 1m
 SEED =
+
+# How many mutants to draw, and from which seed.
+MUTANTS = 100
 
 # "long" has bench measure for longer and more often.
 BENCH =
 
-.PHONY: test deps lint interop bench bench-test robustness
+export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS SERVERLESS
 
-# Everything that must hold: lint, and all tests on all servers.
-test: deps lint
-	REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -p 1 -timeout 40m ./...
-	$(MAKE) bench-test
-	$(MAKE) interop
-	$(MAKE) robustness
+.PHONY: check test test-all deps interop robustness soak mutants vuln bench bench-test
+
+check: deps
+	./scripts/tier check
+
+test: deps
+	./scripts/tier test
+
+test-all: deps
+	./scripts/tier all $(PART)
 
 deps:
 	./scripts/deps
 
-lint:
-	@test -z "$$(gofmt -l .)" || { gofmt -l .; echo 'not formatted: run gofmt -w .'; exit 1; }
-	go vet ./...
-	go run $(STATICCHECK) ./...
-	luacheck --no-color -q .
-	cd benchmarks && go vet ./...
-	cd interop && go vet ./...
-
-# Beside others: all locks with those of Redisson, in Java; plain locks with those of
+# Every kind of lock beside those of Redisson, in Java, and plain locks beside those of
 # redsync and redislock.
 interop: deps
-	mvn -q -B -ntp -f interop/redisson clean compile
-	cd interop && REDLATCH_SERVERS=$(SERVERS) go test -race -count=1 -parallel 8 -timeout 20m ./...
+	./scripts/tier interop
 
-# Histories of locks that are contended for while everything fails, checked
-# against a model. See robustness/doc.go.
+# Histories of locks that are contended for while everything fails, checked against a
+# model. See robustness/doc.go.
 robustness: deps
 	REDLATCH_SERVERS=$(SERVERS) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
 		go test -race -count=1 -timeout 0 -v -run TestHistories ./robustness/
+
+# Robustness for an hour, or FOR, on each server.
+soak:
+	$(MAKE) robustness FOR=$(if $(filter 1m,$(FOR)),1h,$(FOR))
+
+# Breaks production code at random and counts which breakages the tests notice.
+mutants: deps
+	go run ./scripts/mutants -n $(MUTANTS) $(if $(SEED),-seed $(SEED))
+
+# Known vulnerabilities in what the module calls. It needs the Go vulnerability database.
+vuln:
+	go run $(GOVULNCHECK) ./...
 
 # redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.
@@ -48,6 +77,6 @@ bench:
 	mvn -q -B -ntp -f interop/redisson -pl 4 clean compile
 	cd benchmarks && go run ./compare $(if $(filter long,$(BENCH)),-long)
 
-# What measures, in short.
+# Every benchmark once, and the tests of the comparison.
 bench-test: deps
-	cd benchmarks && go test -count=1 -timeout 5m ./...
+	./scripts/tier bench-test
