@@ -361,7 +361,7 @@ func TestHandOffsGiveOtherProcessesTheirTurn(t *testing.T) {
 		here, there := s.Client(t, redlatch.WithHandOffLimit(limit)), s.Client(t, redlatch.WithHandOffLimit(limit))
 		h, err := here.Lock("orders").Lock(t.Context())
 		require.NoError(t, err)
-		want, got := []string{"here"}, []string{"here"} // who has the lock, in order
+		want, got := []string{"here"}, []string{"here"} // the holders, in order
 		var waiters sync.WaitGroup
 		wait := func(c *redlatch.Client, name string) {
 			want = append(want, name)

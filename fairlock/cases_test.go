@@ -374,14 +374,14 @@ func TestAGhostIsGoneSoon(t *testing.T) {
 	})
 }
 
-// Whoever asks for something finds that a waiter is dead.
+// Every request finds that a waiter is dead.
 func TestEveryRequestTakesAwayTheDead(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		for what, request := range map[string]func(holder, third *waiter){
-			"attempt":      func(_, third *waiter) { third.mustWait() },
-			"sign of life": func(_, third *waiter) { w.beat(third) },
-			"release":      func(holder, _ *waiter) { holder.release() },
-			"leave":        func(_, third *waiter) { third.leave() },
+			"attempt":   func(_, third *waiter) { third.mustWait() },
+			"heartbeat": func(_, third *waiter) { w.beat(third) },
+			"release":   func(holder, _ *waiter) { holder.release() },
+			"leave":     func(_, third *waiter) { third.leave() },
 			"force": func(_, _ *waiter) {
 				held, err := w.p.Force(t.Context(), orders)
 				require.NoError(t, err)

@@ -199,7 +199,7 @@ func TestForceUnlockKeepsTheOrder(t *testing.T) {
 				require.True(t, forced)
 				inOrder(t, first, second)
 				// Well before any poll: a waiter behind a holder of its own client, who is not told,
-				// hears of it with its next sign of life, and the holder a third of its lease later.
+				// hears of it with its next heartbeat, and the holder a third of its lease later.
 				require.Less(t, time.Since(begin), timeout/3+slack)
 				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 				harness.NothingLeft(t, s.Addr)

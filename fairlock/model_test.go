@@ -511,7 +511,7 @@ func (m *model) javaEvict(l *lockModel, now int64) {
 	}
 }
 
-// javaAcquire returns nil, or for how long to sleep.
+// javaAcquire returns nil, or how long to sleep.
 func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, waits bool) any {
 	m.javaEvict(l, now)
 	switch {

@@ -32,7 +32,7 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 	}
 	troubles := []trouble{
 		{
-			name: "scripts forgotten", lasts: placeTime, // signs of life are given all the same
+			name: "scripts forgotten", lasts: placeTime, // heartbeats are sent all the same
 			happens: func(t *testing.T, s *testserver.Server) { harness.Do(t, s.Addr, "SCRIPT", "FLUSH") },
 		},
 		{
@@ -97,7 +97,7 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 		if err := h.Unlock(t.Context()); err != nil {
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 		}
-		if tr.mute { // each gets in with its next sign of life
+		if tr.mute { // each gets in with its next heartbeat
 			require.Less(t, time.Since(begin), time.Duration(len(waiters))*placeTime/3+slack)
 			for _, c := range all {
 				require.Zero(t, c.PubSub().Messages)

@@ -373,7 +373,7 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		h2 := w2.acquired()
 		after, took := harness.Commands(t, c.conn), w2.at.Sub(begin)
 		require.Less(t, took, deadFor+slack)
-		require.GreaterOrEqual(t, took, placeTime/3) // the last sign of life may have been a while ago
+		require.GreaterOrEqual(t, took, placeTime/3) // the last heartbeat may have been a while ago
 		// One release; a sign of life every third of the place's time; an attempt when
 		// the dead may be so, one when told that the place is free, and none besides.
 		asked := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
