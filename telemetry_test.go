@@ -129,23 +129,24 @@ func TestSpans(t *testing.T) {
 
 		r.spans.Reset()
 		r.under(t.Context(), "request", func(ctx context.Context) {
-			h, err := c.FencedLock("orders").Lock(ctx)
+			h, err := c.FencedLock("invoices").Lock(ctx)
 			require.NoError(t, err)
-			go func() { done <- c.FencedLock("orders").Do(ctx, nothing) }()
-			harness.Waits(t, 1, c) // its channel is warm
-			_, err = c.FencedLock("orders").TryLock(ctx)
+			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+			go func() { done <- c.FencedLock("invoices").Do(ctx, nothing) }()
+			asleep(t, conn, 1, 1, c) // when it has subscribed
+			_, err = c.FencedLock("invoices").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.NoError(t, h.Unlock(t.Context()))
 			require.NoError(t, <-done)
 		})
 		require.Equal(t, `request
-  redlatch.acquire{attempts=1 contended=false kind=fenced name=orders outcome=acquired}
-  redlatch.hold{kind=fenced name=orders owner token=1}
-    redlatch.release{kind=fenced name=orders}
-  redlatch.acquire{attempts=0 contended=true kind=fenced name=orders outcome=acquired} +woken{wake=hand-off}
-  redlatch.acquire{attempts=1 contended=true kind=fenced name=orders outcome=not_acquired}
-  redlatch.hold{kind=fenced name=orders owner token=2}
-    redlatch.release{kind=fenced name=orders}
+  redlatch.acquire{attempts=1 contended=false kind=fenced name=invoices outcome=acquired}
+  redlatch.hold{kind=fenced name=invoices owner token=1}
+    redlatch.release{kind=fenced name=invoices}
+  redlatch.acquire{attempts=1 contended=true kind=fenced name=invoices outcome=acquired} +subscribed +woken{wake=hand-off}
+  redlatch.acquire{attempts=1 contended=true kind=fenced name=invoices outcome=not_acquired}
+  redlatch.hold{kind=fenced name=invoices owner token=2}
+    redlatch.release{kind=fenced name=invoices}
 `, r.tree())
 	})
 }

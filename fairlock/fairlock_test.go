@@ -72,43 +72,21 @@ func noTrace(t testing.TB, addr, name, owner string) {
 	})
 }
 
-// caller is a call of Lock that is under way.
-type caller struct {
-	t     testing.TB
-	owner string // that has the place
-
-	cancel context.CancelCauseFunc
-	ended  chan struct{}
-	hold   lock.Hold // what the call came to
-	err    error
-	at     time.Time // when it did
-}
-
-// start calls Lock.
-func start(t testing.TB, ctx context.Context, l *fairlock.Lock, opts ...lock.Option) *caller {
-	w := &caller{t: t, ended: make(chan struct{})}
-	ctx, w.cancel = context.WithCancelCause(ctx)
-	go func() {
-		defer close(w.ended)
-		w.hold, w.err = l.Lock(ctx, opts...)
-		w.at = time.Now()
-	}()
-	t.Cleanup(func() { w.cancel(nil) })
-	return w
-}
+// caller is a call of Lock in the background.
+type caller = harness.Call[lock.Hold]
 
 // queue calls Lock and returns when the caller has a place behind all others. The
 // lock is held, and nobody else comes meanwhile.
 func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *caller {
 	t.Helper()
 	before := line(t, addr, l.Name())
-	w := start(t, ctx, l, opts...)
+	w := harness.StartLock(t, ctx, l, opts...)
 	harness.Eventually(t, soon, "it has a place", func() bool {
 		owners := line(t, addr, l.Name())
 		if len(owners) == 0 || slices.Contains(before, owners[len(owners)-1]) {
 			return false
 		}
-		w.owner = owners[len(owners)-1]
+		w.Owner = owners[len(owners)-1]
 		return true
 	})
 	return w
@@ -127,51 +105,6 @@ func asleep(t testing.TB, ctx context.Context, addr string, c *redlatch.Client, 
 		return harness.Commands(t, conn)["evalsha"] >= before+2 && c.Stats().Attempting == 0
 	})
 	return w
-}
-
-// end waits for the end of the call.
-func (w *caller) end() error {
-	w.t.Helper()
-	select {
-	case <-w.ended:
-		return w.err
-	case <-time.After(2 * soon):
-		require.FailNow(w.t, "a waiter hangs")
-		return nil
-	}
-}
-
-// acquired waits until the waiter has the lock.
-func (w *caller) acquired() lock.Hold {
-	w.t.Helper()
-	require.NoError(w.t, w.end())
-	return w.hold
-}
-
-// waiting reports whether the call goes on.
-func (w *caller) waiting() bool {
-	select {
-	case <-w.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-// inOrder checks that the waiters get the lock one after the other, and gives it
-// back for each.
-func inOrder(t testing.TB, waiters ...*caller) {
-	t.Helper()
-	for i, w := range waiters {
-		h := w.acquired()
-		for _, later := range waiters[i+1:] {
-			require.True(t, later.waiting(), "one has overtaken another")
-		}
-		if w.owner != "" {
-			require.Equal(t, w.owner, h.Owner().String())
-		}
-		require.NoError(t, h.Unlock(context.Background()))
-	}
 }
 
 // clients returns n clients on one server.
@@ -197,7 +130,7 @@ func TestForceUnlockKeepsTheOrder(t *testing.T) {
 				forced, err := forcing.FairLock("orders").ForceUnlock(t.Context())
 				require.NoError(t, err)
 				require.True(t, forced)
-				inOrder(t, first, second)
+				harness.InOrder(t, first, second)
 				// Well before any poll: a waiter behind a holder of its own client, who is not told,
 				// hears of it with its next heartbeat, and the holder a third of its lease later.
 				require.Less(t, time.Since(begin), timeout/3+slack)
@@ -259,10 +192,10 @@ func TestArrivalOrder(t *testing.T) {
 					ctx = lock.WithOwner(ctx, o)
 				}
 				line = append(line, queue(t, ctx, s.Addr, c.FairLock("orders")))
-				require.Equal(t, i%2 == 0, o.String() == line[i].owner)
+				require.Equal(t, i%2 == 0, o.String() == line[i].Owner)
 			}
 			require.NoError(t, h.Unlock(t.Context()))
-			inOrder(t, line...)
+			harness.InOrder(t, line...)
 			harness.NothingLeft(t, s.Addr)
 		}
 	})
@@ -279,18 +212,18 @@ func TestTwoGoroutinesOfOneNamedOwnerWait(t *testing.T) {
 		ctx := lock.WithOwner(t.Context(), o)
 		h := mustLock(t, other.FairLock("orders"))
 		w1 := queue(t, ctx, s.Addr, c.FairLock("orders"))
-		w2 := start(t, ctx, c.FairLock("orders"))
+		w2 := harness.StartLock(t, ctx, c.FairLock("orders"))
 		harness.Waits(t, 2, c)
 		last := queue(t, t.Context(), s.Addr, other.FairLock("orders"))
-		require.Equal(t, []string{o.String(), last.owner}, line(t, s.Addr, "orders"))
+		require.Equal(t, []string{o.String(), last.Owner}, line(t, s.Addr, "orders"))
 		require.NoError(t, h.Unlock(t.Context()))
-		h1, h2 := w1.acquired(), w2.acquired()
+		h1, h2 := w1.Got(), w2.Got()
 		require.Equal(t, 2, harness.HoldCount(t, c.FairLock("orders"), o))
-		require.True(t, last.waiting())
+		require.True(t, last.Running())
 		require.NoError(t, h1.Unlock(ctx))
-		require.True(t, last.waiting())
+		require.True(t, last.Running())
 		require.NoError(t, h2.Unlock(ctx))
-		inOrder(t, last)
+		harness.InOrder(t, last)
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -306,8 +239,8 @@ func TestAKeyBecomesTheWrongType(t *testing.T) {
 		harness.Do(t, s.Addr, "SET", "orders", "precious")
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 		for _, w := range []*caller{here, there} {
-			require.ErrorContains(t, w.end(), "WRONGTYPE")
-			noTrace(t, s.Addr, "orders", w.owner)
+			require.ErrorContains(t, w.End(), "WRONGTYPE")
+			noTrace(t, s.Addr, "orders", w.Owner)
 		}
 		require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"))
 		require.Equal(t, "$8", harness.Do(t, s.Addr, "GET", "orders"))
@@ -329,7 +262,7 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 			here := queue(t, t.Context(), s.Addr, c.FairLock("orders"))
 			there := queue(t, t.Context(), s.Addr, there.FairLock("orders"))
 			require.False(t, last.acquire())
-			require.Equal(t, []string{first.owner, here.owner, there.owner, last.owner}, line(t, s.Addr, "orders"))
+			require.Equal(t, []string{first.owner, here.Owner, there.Owner, last.owner}, line(t, s.Addr, "orders"))
 
 			// One of this process waits, and is not the first.
 			require.NoError(t, h.Unlock(ctx))
@@ -337,15 +270,15 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 			require.False(t, last.acquire())
 			_, err = c.FairLock("orders").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
-			require.True(t, here.waiting())
+			require.True(t, here.Running())
 			require.True(t, first.acquire())
 			begin := time.Now()
 			first.release()
-			h = here.acquired()
-			require.Less(t, here.at.Sub(begin), 3*time.Second) // it was told: well before any poll
+			h = here.Got()
+			require.Less(t, here.At.Sub(begin), 3*time.Second) // it was told: well before any poll
 			require.Empty(t, toldLast)
 			require.NoError(t, h.Unlock(t.Context()))
-			inOrder(t, there)
+			harness.InOrder(t, there)
 			require.Equal(t, "0", harness.Receive(t, soon, "the last is told", toldLast))
 			require.True(t, last.acquire())
 			last.release()

@@ -72,7 +72,7 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 			var stay []*caller
 			for i, w := range waiters {
 				if i%len(all) == 0 {
-					require.ErrorIs(t, w.end(), lock.ErrClosed)
+					require.ErrorIs(t, w.End(), lock.ErrClosed)
 				} else {
 					stay = append(stay, w)
 				}
@@ -89,9 +89,9 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 			if err := h.Unlock(t.Context()); err != nil {
 				require.ErrorIs(t, err, lock.ErrIndeterminate)
 			}
-			h = w.acquired()
+			h = w.Got()
 			for _, later := range waiters[i+1:] {
-				require.True(t, later.waiting(), "one has overtaken another")
+				require.True(t, later.Running(), "one has overtaken another")
 			}
 		}
 		if err := h.Unlock(t.Context()); err != nil {

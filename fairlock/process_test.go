@@ -370,8 +370,8 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		c.procs[0].Signal(syscall.SIGSTOP)
 		begin := time.Now()
 		require.NoError(t, h.Unlock(t.Context()))
-		h2 := w2.acquired()
-		after, took := harness.Commands(t, c.conn), w2.at.Sub(begin)
+		h2 := w2.Got()
+		after, took := harness.Commands(t, c.conn), w2.At.Sub(begin)
 		require.Less(t, took, deadFor+slack)
 		require.GreaterOrEqual(t, took, placeTime/3) // the last heartbeat may have been a while ago
 		// One release; a sign of life every third of the place's time; an attempt when
@@ -383,10 +383,10 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		w3 := queue(t, t.Context(), s.Addr, l)
 		c.procs[0].Signal(syscall.SIGCONT)
 		harness.Eventually(t, soon, "it has queued anew", func() bool { return len(line(t, s.Addr, "orders")) == 2 })
-		require.Equal(t, w3.owner, line(t, s.Addr, "orders")[0])
+		require.Equal(t, w3.Owner, line(t, s.Addr, "orders")[0])
 		require.Zero(t, c.length(logKey))
 		require.NoError(t, h2.Unlock(t.Context()))
-		h3 := w3.acquired()
+		h3 := w3.Got()
 		require.Zero(t, c.length(logKey))
 		require.NoError(t, h3.Unlock(t.Context()))
 		harness.Eventually(t, soon, "it has the lock", func() bool { return c.length(logKey) == 1 })

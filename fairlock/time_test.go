@@ -52,17 +52,17 @@ func owners(s *harness.VirtualServer) []string {
 func queues(t *testing.T, s *harness.VirtualServer, ctx context.Context, c *redlatch.Client, opts ...lock.Option) *caller {
 	t.Helper()
 	before := len(owners(s))
-	w := start(t, ctx, c.FairLock("orders"), opts...)
+	w := harness.StartLock(t, ctx, c.FairLock("orders"), opts...)
 	synctest.Wait()
 	queue := owners(s)
 	require.Len(t, queue, before+1)
-	w.owner = queue[before]
+	w.Owner = queue[before]
 	return w
 }
 
 func ownersOf(line []*caller) (owners []string) {
 	for _, w := range line {
-		owners = append(owners, w.owner)
+		owners = append(owners, w.Owner)
 	}
 	return owners
 }
@@ -79,15 +79,15 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 			for i := range waiters {
 				line = append(line, queues(t, s, t.Context(), all[i%len(all)], lock.Lease(lease), lock.Wait(time.Minute)))
 			}
-			line[gone].cancel(nil)
-			require.ErrorIs(t, line[gone].end(), lock.ErrNotAcquired)
+			line[gone].Cancel(nil)
+			require.ErrorIs(t, line[gone].End(), lock.ErrNotAcquired)
 			line = slices.Delete(line, gone, gone+1)
 			for i, w := range line {
-				h := w.acquired()
-				require.Equal(t, w.owner, h.Owner().String())
-				require.InDelta(t, first+time.Duration(i)*lease, w.at.Sub(begin), float64(time.Duration(i+1)*grain))
+				h := w.Got()
+				require.Equal(t, w.Owner, h.Owner().String())
+				require.InDelta(t, first+time.Duration(i)*lease, w.At.Sub(begin), float64(time.Duration(i+1)*grain))
 			}
-			for _, h := range []lock.Hold{holder, line[0].hold, line[waiters-3].hold} {
+			for _, h := range []lock.Hold{holder, line[0].Value, line[waiters-3].Value} {
 				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 			}
 			runtime.KeepAlive(line)
@@ -113,8 +113,8 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 			}
 		}
 		for _, w := range leave {
-			require.ErrorIs(t, w.end(), lock.ErrNotAcquired)
-			require.InDelta(t, short, w.at.Sub(begin), float64(grain))
+			require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+			require.InDelta(t, short, w.At.Sub(begin), float64(grain))
 		}
 		synctest.Wait()
 		require.Equal(t, ownersOf(stay), owners(s))
@@ -123,13 +123,13 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 		require.Equal(t, ownersOf(stay), owners(s))
 		// Nobody has a deadline that a client in Java would find in the past.
 		for _, w := range stay {
-			require.True(t, w.waiting())
-			deadline, err := s.ZScore(deadlinesKey("orders"), w.owner)
+			require.True(t, w.Running())
+			deadline, err := s.ZScore(deadlinesKey("orders"), w.Owner)
 			require.NoError(t, err)
 			require.Greater(t, int64(deadline), time.Now().Add(time.Minute).UnixMilli())
 		}
 		require.NoError(t, h.Unlock(t.Context()))
-		inOrder(t, stay...)
+		harness.InOrder(t, stay...)
 	})
 }
 
@@ -163,8 +163,8 @@ func TestQueue(t *testing.T) {
 			line = append(line, queues(t, s, ctx, c))
 		}
 		queued(line...)
-		line[1].cancel(nil)
-		require.ErrorIs(t, line[1].end(), lock.ErrNotAcquired)
+		line[1].Cancel(nil)
+		require.ErrorIs(t, line[1].End(), lock.ErrNotAcquired)
 		synctest.Wait()
 		line = slices.Delete(line, 1, 2)
 		for range 10 { // for much longer than a place is kept without a sign of life
@@ -172,10 +172,10 @@ func TestQueue(t *testing.T) {
 			time.Sleep(timeout / 9)
 		}
 		require.NoError(t, h.Unlock(t.Context()))
-		inOrder(t, line[0])
-		line[1].acquired()
+		harness.InOrder(t, line[0])
+		line[1].Got()
 		queued(line[2:]...)
-		inOrder(t, line[1:]...)
+		harness.InOrder(t, line[1:]...)
 	}, redlatch.WithWatchdogTimeout(timeout))
 }
 
@@ -241,15 +241,15 @@ func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
 		time.Sleep(time.Until(deadline) - time.Millisecond)
 		synctest.Wait()
 		for _, w := range line {
-			require.True(t, w.waiting())
+			require.True(t, w.Running())
 		}
 		// A sign of life of each client for every third of the time that its place is kept,
 		// and a look of its first every 5 s.
 		most := int(wait/(10*time.Second/3)+wait/(5*time.Second)) + 2
 		require.LessOrEqual(t, s.Calls("evalsha"), len(all)*most)
-		line[0].acquired()
-		require.InDelta(t, 0, line[0].at.Sub(deadline), float64(grain))
-		inOrder(t, line...)
+		line[0].Got()
+		require.InDelta(t, 0, line[0].At.Sub(deadline), float64(grain))
+		harness.InOrder(t, line...)
 	})
 }
 
@@ -280,7 +280,7 @@ func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 			j.release()
 		}
 		for i, w := range ours {
-			h := w.acquired()
+			h := w.Got()
 			require.False(t, last.acquire())
 			require.Equal(t, want[i+3:], owners(s))
 			require.NoError(t, h.Unlock(t.Context()))
@@ -322,7 +322,7 @@ func TestEvictedWaitersComeBack(t *testing.T) {
 		first.release()
 		var wg sync.WaitGroup
 		for _, w := range ours {
-			wg.Go(func() { inOrder(t, w) })
+			wg.Go(func() { harness.InOrder(t, w) })
 		}
 		wg.Wait()
 		require.LessOrEqual(t, time.Since(begin), time.Duration(len(ours))*sign+grain)

@@ -256,23 +256,14 @@ func TestAChannelIsLeftWhileTheServerIsBusy(t *testing.T) {
 		require.Equal(t, subscribed, left.next(t))
 		require.Equal(t, subscribed, stays.next(t))
 		go func() { _, _ = testserver.Command(s.Addr, "EVAL", "while true do end", "0") }()
-		answers(t, s, "-BUSY")
+		harness.Answers(t, s, "-BUSY")
 		sub.Close()
 		harness.Eventually(t, 5*time.Second, "the refusal is heard", func() bool { return h.Stats().Reconnects > 0 || h.Stats().Subscribed < 2 })
 		harness.Do(t, s.Addr, "SCRIPT", "KILL")
-		answers(t, s, "+PONG")
+		harness.Answers(t, s, "+PONG")
 		harness.Eventually(t, 10*time.Second, "unsubscribed", func() bool { return numsub(t, conn, "left") == 0 })
 		require.Equal(t, subscribed, stays.next(t))
 		require.Empty(t, left)
-	})
-}
-
-// answers waits until the server answers PING with that.
-func answers(t *testing.T, s *testserver.Server, prefix string) {
-	t.Helper()
-	harness.Eventually(t, 10*time.Second, "the server answers "+prefix, func() bool {
-		reply, err := testserver.Command(s.Addr, "PING")
-		return err == nil && strings.HasPrefix(reply, prefix)
 	})
 }
 
@@ -288,7 +279,7 @@ func TestAServerThatIsBusyIsAskedAgainSoon(t *testing.T) {
 		go func() {
 			script <- conn.Do(context.Background(), conn.B().Eval().Script("while true do end").Numkeys(0).Build()).Error()
 		}()
-		answers(t, s, "-BUSY")
+		harness.Answers(t, s, "-BUSY")
 		h.Subscribe("second", e)
 		harness.Eventually(t, 5*time.Second, "refused", func() bool { return h.Refused() == 1 })
 		harness.Do(t, s.Addr, "SCRIPT", "KILL")

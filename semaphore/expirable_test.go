@@ -320,7 +320,7 @@ func TestSemaphoresInACluster(t *testing.T) {
 				require.Zero(t, available(t, theirs))
 				w := startBehind(t, there, theirs, 2)
 				told(t, there, 1, func() { held.back(t) })
-				w.got().back(t)
+				w.Got().back(t)
 				require.Equal(t, 3, available(t, ours))
 			}
 		}

@@ -255,7 +255,7 @@ func TestCloseLeavesPermitsToTheirLeases(t *testing.T) {
 		renewed, fixed, forever := take(t, e, 1)[0], take(t, e, 1, lock.Lease(lease))[0], take(t, e, 1, semaphore.Forever)[0]
 		w := startBehind(t, c, expirable{e}, 1)
 		c.Close()
-		require.ErrorIs(t, w.end(), lock.ErrClosed)
+		require.ErrorIs(t, w.End(), lock.ErrClosed)
 		for _, p := range []*semaphore.Permit{renewed, fixed, forever} {
 			require.ErrorIs(t, lostFor(t, p, soon, lock.ReasonClosed), lock.ErrClosed)
 			require.ErrorIs(t, p.Release(t.Context()), lock.ErrClosed)

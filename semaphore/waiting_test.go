@@ -2,7 +2,6 @@ package semaphore_test
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"math"
 	"strconv"
@@ -32,29 +31,11 @@ const (
 	heartbeat = time.Second
 )
 
-// waiter is a call of Acquire that is under way.
-type waiter struct {
-	t     testing.TB
-	begun time.Time
-
-	cancel context.CancelCauseFunc
-	ended  chan struct{}
-	give   taken // what the call came to
-	err    error
-	at     time.Time // when it did
-}
+// waiter is a call of Acquire in the background.
+type waiter = harness.Call[taken]
 
 func start(t testing.TB, sem anySemaphore, n int, opts ...lock.Option) *waiter {
-	w := &waiter{t: t, ended: make(chan struct{}), begun: time.Now()}
-	ctx, cancel := context.WithCancelCause(context.Background())
-	w.cancel = cancel
-	go func() {
-		defer close(w.ended)
-		w.give, w.err = sem.acquire(ctx, n, opts...)
-		w.at = time.Now()
-	}()
-	t.Cleanup(func() { w.cancel(nil) })
-	return w
+	return harness.Start(t, context.Background(), func(ctx context.Context) (taken, error) { return sem.acquire(ctx, n, opts...) })
 }
 
 // startBehind is start for a semaphore of client c. It returns when the call waits,
@@ -73,47 +54,8 @@ func startBehind(t testing.TB, c *redlatch.Client, sem anySemaphore, n int, opts
 func unplaced(t testing.TB, w *waiter, c *redlatch.Client) {
 	t.Helper()
 	harness.Eventually(t, soon, "a waiter for long", func() bool {
-		return time.Since(w.begun) > 2*overtaking && harness.Waiting(1, c)
+		return time.Since(w.Begun) > 2*overtaking && harness.Waiting(1, c)
 	})
-}
-
-// end waits for the end of the call.
-func (w *waiter) end() error {
-	w.t.Helper()
-	select {
-	case <-w.ended:
-		return w.err
-	case <-time.After(2 * soon):
-		require.FailNow(w.t, "a waiter hangs")
-		return nil
-	}
-}
-
-// got waits until the waiter has its permits.
-func (w *waiter) got() taken {
-	w.t.Helper()
-	require.NoError(w.t, w.end())
-	return w.give
-}
-
-// waiting reports whether the call goes on.
-func (w *waiter) waiting() bool {
-	select {
-	case <-w.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-// leave ends the wait.
-func (w *waiter) leave() {
-	w.t.Helper()
-	left := errors.New("left")
-	w.cancel(left)
-	err := w.end()
-	require.ErrorIs(w.t, err, lock.ErrNotAcquired)
-	require.ErrorIs(w.t, err, left)
 }
 
 // The keys of the line before a semaphore.
@@ -184,18 +126,18 @@ func TestFirstComeFirstServedInAProcess(t *testing.T) {
 		late := startBehind(t, c, sem, 1)
 
 		held[0].back(t)
-		first := one.got()
+		first := one.Got()
 		for _, h := range held[1:] {
 			h.back(t)
 		}
 		require.Equal(t, permits-1, available(t, sem))
 		harness.Waits(t, 2, c) // one of them for all, the other behind it
-		require.True(t, all.waiting() && late.waiting())
+		require.True(t, all.Running() && late.Running())
 		first.back(t)
-		big := all.got()
-		require.True(t, late.waiting())
+		big := all.Got()
+		require.True(t, late.Running())
 		big.back(t)
-		late.got().back(t)
+		late.Got().back(t)
 		require.Equal(t, permits, available(t, sem))
 	})
 }
@@ -213,8 +155,8 @@ func TestAReleaseServesAsManyAsItCan(t *testing.T) {
 			for range each {
 				w := startBehind(t, c, of(c, "orders"), 1)
 				go func() {
-					<-w.ended
-					served <- w.give
+					<-w.Ended
+					served <- w.Value
 				}()
 			}
 		}
@@ -276,8 +218,8 @@ func TestASemaphoreMadeByHandIsFoundByThePoll(t *testing.T) {
 		unplaced(t, w, c)
 		begin := time.Now()
 		harness.Do(t, s.Addr, "SET", "orders", "1")
-		w.got()
-		require.Less(t, w.at.Sub(begin), 5*time.Second+slack)
+		w.Got()
+		require.Less(t, w.At.Sub(begin), 5*time.Second+slack)
 	})
 }
 
@@ -304,9 +246,9 @@ func TestTheNearestExpiryWakesAWaiterWithoutAMessage(t *testing.T) {
 					harness.Waits(t, 1, c)
 					require.NoError(t, other.Release(t.Context()))
 				}
-				w.got().back(t)
-				require.GreaterOrEqual(t, w.at.Sub(begin), lease-5*time.Millisecond)
-				late += w.at.Sub(begin) - lease
+				w.Got().back(t)
+				require.GreaterOrEqual(t, w.At.Sub(begin), lease-5*time.Millisecond)
+				late += w.At.Sub(begin) - lease
 				if wanted == 1 {
 					require.NoError(t, other.Release(t.Context()))
 				}
@@ -333,9 +275,9 @@ func TestExpiredPermitsServeWaitersElsewhere(t *testing.T) {
 			all = append(all, start(t, sem, 1))
 		}
 		for _, w := range all {
-			give := w.got()
-			require.GreaterOrEqual(t, w.at.Sub(begin), lease-5*time.Millisecond)
-			require.Less(t, w.at.Sub(begin), lease+slack)
+			give := w.Got()
+			require.GreaterOrEqual(t, w.At.Sub(begin), lease-5*time.Millisecond)
+			require.Less(t, w.At.Sub(begin), lease+slack)
 			defer give.back(t)
 		}
 		require.Equal(t, counts{permits, 0, permits}, countsOf(t, e))
@@ -353,14 +295,14 @@ func TestAnOldRequestIsNotOvertaken(t *testing.T) {
 
 		all := start(t, of(old, "orders"), permits)
 		back, err := of(young, "orders").tryAcquire(t.Context(), 1)
-		if time.Since(all.begun) < overtaking {
+		if time.Since(all.Begun) < overtaking {
 			require.NoError(t, err, "for so long nobody waits for anybody's turn")
 		}
 		if err == nil {
 			back.back(t)
 		}
 		inLine(t, s.Addr, "orders", old)
-		require.GreaterOrEqual(t, time.Since(all.begun), overtaking)
+		require.GreaterOrEqual(t, time.Since(all.Begun), overtaking)
 
 		require.Equal(t, permits-1, available(t, holder))
 		for _, sem := range []anySemaphore{of(young, "orders"), holder, of(old, "orders")} {
@@ -372,10 +314,10 @@ func TestAnOldRequestIsNotOvertaken(t *testing.T) {
 		one := startBehind(t, young, of(young, "orders"), 1)
 		inLine(t, s.Addr, "orders", old, young)
 		held.back(t)
-		got := all.got()
-		require.True(t, one.waiting())
+		got := all.Got()
+		require.True(t, one.Running())
 		told(t, young, 1, func() { got.back(t) })
-		one.got().back(t)
+		one.Got().back(t)
 		inLine(t, s.Addr, "orders")
 		require.Equal(t, permits, available(t, holder))
 	})
@@ -397,9 +339,9 @@ func TestWhoIsServedFirstLetsOthersPass(t *testing.T) {
 		// The release, of which the younger one alone hears; and the service of the older.
 		told(t, young, 2, func() {
 			held.back(t)
-			got = many.got()
+			got = many.Got()
 		})
-		one.got().back(t)
+		one.Got().back(t)
 		got.back(t)
 		require.Equal(t, permits, available(t, holder))
 	})
@@ -494,12 +436,12 @@ func TestTheLineGoesByItself(t *testing.T) {
 }
 
 func TestWhoLeavesTheLineLetsOthersPass(t *testing.T) {
-	ways := map[string]func(w *waiter, c *redlatch.Client){
-		"cancelled": func(w *waiter, _ *redlatch.Client) { w.leave() },
-		"waited":    func(w *waiter, _ *redlatch.Client) { require.ErrorIs(w.t, w.end(), lock.ErrNotAcquired) },
-		"closed": func(w *waiter, c *redlatch.Client) {
+	ways := map[string]func(t *testing.T, w *waiter, c *redlatch.Client){
+		"cancelled": func(_ *testing.T, w *waiter, _ *redlatch.Client) { w.Leave() },
+		"waited":    func(t *testing.T, w *waiter, _ *redlatch.Client) { require.ErrorIs(t, w.End(), lock.ErrNotAcquired) },
+		"closed": func(t *testing.T, w *waiter, c *redlatch.Client) {
 			c.Close()
-			require.ErrorIs(w.t, w.end(), lock.ErrClosed)
+			require.ErrorIs(t, w.End(), lock.ErrClosed)
 		},
 	}
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
@@ -517,8 +459,8 @@ func TestWhoLeavesTheLineLetsOthersPass(t *testing.T) {
 				inLine(t, s.Addr, way, old)
 				one := start(t, of(young, way), 1)
 				inLine(t, s.Addr, way, old, young)
-				told(t, young, 1, func() { leaves(both, old) })
-				one.got().back(t)
+				told(t, young, 1, func() { leaves(t, both, old) })
+				one.Got().back(t)
 				inLine(t, s.Addr, way)
 				back, err := holder.tryAcquire(t.Context(), 1)
 				require.NoError(t, err)
@@ -562,8 +504,8 @@ func TestWhateverBringsPermitsWakesWaiters(t *testing.T) {
 				begin := time.Now()
 				told(t, a, 1, func() { told(t, b, 1, func() { comes(t, of(harness.Client(t, s), way)) }) })
 				for _, w := range []*waiter{w1, w2} {
-					defer w.got().back(t)
-					require.Less(t, w.at.Sub(begin), slack)
+					defer w.Got().back(t)
+					require.Less(t, w.At.Sub(begin), slack)
 				}
 			})
 		}
@@ -621,7 +563,7 @@ func TestWaitersThatComeAndGo(t *testing.T) {
 			}
 		}
 		for _, w := range all {
-			require.ErrorIs(t, w.end(), lock.ErrNotAcquired)
+			require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
 		}
 		inLine(t, s.Addr, "orders")
 		held.back(t)
@@ -642,7 +584,7 @@ func TestWhoLeavesWhileItStepsIntoTheLineLetsOthersPass(t *testing.T) {
 		w := start(t, of(c, "orders"), 2)
 		<-kept
 		inLine(t, s.Addr, "orders", c)
-		w.leave()
+		w.Leave()
 		begin := time.Now()
 		mustAcquire(t, holder, 1).back(t)
 		require.Less(t, time.Since(begin), slack)
@@ -668,13 +610,13 @@ func TestThePlaceOfWhoLeavesIsNotThatOfTheNext(t *testing.T) {
 			inLine(t, s.Addr, "orders", c, other)
 			next := startBehind(t, c, of(c, "orders"), 2)
 			time.Sleep(overtaking) // then it wants one at once
-			first.leave()
+			first.Leave()
 			begin := time.Now()
 			inLine(t, s.Addr, "orders", other, c)
 			took += time.Since(begin)
-			between.leave()
+			between.Leave()
 			inLine(t, s.Addr, "orders", c)
-			next.leave()
+			next.Leave()
 			inLine(t, s.Addr, "orders")
 		}
 		require.Less(t, took, times*heartbeat/2)
@@ -702,7 +644,7 @@ func TestALineEndsWithItsSemaphore(t *testing.T) {
 
 		harness.Do(t, s.Addr, "DEL", "orders")
 		inLine(t, s.Addr, "orders")
-		w.leave()
+		w.Leave()
 		limited(t, plain{other.Semaphore("orders")}, 1)
 		require.NoError(t, other.Semaphore("orders").TryAcquire(t.Context(), 1))
 	})
@@ -725,7 +667,7 @@ func TestAReleaseToTheNextOfThisProcessIsOneRequest(t *testing.T) {
 		since, begin := attempts(t, s.Addr), time.Now()
 		for i, w := range all {
 			held.back(t)
-			held = w.got()
+			held = w.Got()
 			harness.Waits(t, waiters-1-i, c)
 		}
 		// Besides them, signs of life of whoever is the first to wait.
@@ -760,8 +702,8 @@ func TestWithoutMessages(t *testing.T) {
 					inLine(t, s.Addr, k.name, here)
 					begin := time.Now()
 					held.back(t)
-					held = w.got()
-					took += w.at.Sub(begin)
+					held = w.Got()
+					took += w.At.Sub(begin)
 				}
 				require.Less(t, took, times*heartbeat/2)
 
@@ -769,8 +711,8 @@ func TestWithoutMessages(t *testing.T) {
 				inLine(t, s.Addr, k.name, there)
 				begin := time.Now()
 				held.back(t)
-				w.got().back(t)
-				require.Less(t, w.at.Sub(begin), placeTime/3+slack)
+				w.Got().back(t)
+				require.Less(t, w.At.Sub(begin), placeTime/3+slack)
 			})
 		}
 	})
@@ -791,7 +733,7 @@ func TestLargeRequestsThatWaitTogetherAreAllServed(t *testing.T) {
 		require.NoError(t, other.AddPermits(t.Context(), waiters*each))
 		var got []taken
 		for _, w := range all {
-			got = append(got, w.got())
+			got = append(got, w.Got())
 		}
 		require.Greater(t, since(), waiters) // and that one
 		for _, give := range got {

@@ -68,9 +68,9 @@ func (x *departure) begin() { x.start(leaver) }
 
 func (x *departure) start(w who) {
 	if w == leaver {
-		x.leaving = append(x.leaving, start(x, x.ctx, x.mine(), slices.Concat(x.forever(), x.opts)...))
+		x.leaving = append(x.leaving, harness.StartLock(x, x.ctx, x.mine(), slices.Concat(x.forever(), x.opts)...))
 	} else {
-		x.staying = append(x.staying, start(x, context.Background(), x.mine(), x.forever()...))
+		x.staying = append(x.staying, harness.StartLock(x, context.Background(), x.mine(), x.forever()...))
 	}
 }
 
@@ -444,13 +444,13 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		}
 		var last []*call
 		if x.ordered && x.p.held != nowhere {
-			last = append(last, start(x, context.Background(), x.theirs()))
+			last = append(last, harness.StartLock(x, context.Background(), x.theirs()))
 		}
 		for _, w := range x.leaving {
-			w.cancel(gone)
+			w.Cancel(gone)
 		}
 		for _, w := range x.leaving {
-			err := w.end(5 * time.Second) // well under any timeout of the connection
+			err := w.EndWithin(5 * time.Second) // well under any timeout of the connection
 			require.ErrorIs(x, err, gone)
 			if x.kind.name == "latch" {
 				continue
@@ -465,8 +465,8 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 		if x.ordered {
 			// Well before the queue position of the dead ends.
 			for _, w := range slices.Concat(x.staying, last) {
-				require.NoError(x, w.end(6*time.Second))
-				inOrder(x, w)
+				require.NoError(x, w.EndWithin(6*time.Second))
+				harness.InOrder(x, w)
 			}
 		} else {
 			inAnyOrder(x, x.staying...)
@@ -501,7 +501,7 @@ func TestClosedAnywhereLeavesNothing(t *testing.T) {
 			require.FailNow(x, "Close hangs")
 		}
 		for _, w := range slices.Concat(x.leaving, x.staying) {
-			err := w.end(soon)
+			err := w.End()
 			require.ErrorIs(x, err, lock.ErrClosed)
 			require.NotErrorIs(x, err, lock.ErrNotAcquired)
 		}
@@ -518,9 +518,9 @@ func inAnyOrder(t testing.TB, waiters ...*call) {
 	var done sync.WaitGroup
 	for _, w := range waiters {
 		done.Go(func() {
-			<-w.ended
-			if assert.NoError(t, w.err) {
-				assert.NoError(t, w.hold.Unlock(context.Background()))
+			<-w.Ended
+			if assert.NoError(t, w.Err) {
+				assert.NoError(t, w.Value.Unlock(context.Background()))
 			}
 		})
 	}

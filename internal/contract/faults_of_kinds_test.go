@@ -41,24 +41,24 @@ var fairRow = requestsOf("fair", requests{
 			x.open()
 			require.Len(x, x.queue(), 2)
 			require.NoError(x, h.Unlock(x.ctx))
-			inOrder(x, w, last)
+			harness.InOrder(x, w, last)
 		}},
 		{"leaving the queue", both("fairlock/leave"), false, func(x *faultCase) {
 			h := mustLock(x, x.Context(), x.theirs())
 			w := x.parked(2)
-			w.owner = x.queue()[0]
+			w.Owner = x.queue()[0]
 			last := x.behind()
 			x.during(func() {
-				w.cancel(nil)
-				err := w.end(soon)
+				w.Cancel(nil)
+				err := w.End()
 				require.ErrorIs(x, err, lock.ErrNotAcquired)
 				require.NotErrorIs(x, err, lock.ErrIndeterminate)
 			})
-			harness.Eventually(x, soon, "it has left", func() bool { return !x.queued(w.owner) })
+			harness.Eventually(x, soon, "it has left", func() bool { return !x.queued(w.Owner) })
 			x.open()
-			require.Equal(x, []string{last.owner}, x.queue())
+			require.Equal(x, []string{last.Owner}, x.queue())
 			require.NoError(x, h.Unlock(x.ctx))
-			inOrder(x, last)
+			harness.InOrder(x, last)
 		}},
 	},
 })
@@ -90,9 +90,9 @@ func (x *faultCase) enqueue() {
 	h := mustLock(x, x.Context(), x.theirs())
 	var w *call
 	x.during(func() {
-		w = start(x, x.ctx, x.mine())
+		w = harness.StartLock(x, x.ctx, x.mine())
 		if x.fault.Unknown() {
-			x.reports(w.end(soon))
+			x.reports(w.End())
 		}
 	})
 	if x.fault.Unknown() {
@@ -110,32 +110,32 @@ func (x *faultCase) enqueue() {
 	harness.Eventually(x, soon, "it has a position", func() bool { return len(x.queue()) == 1 })
 	last := x.behind()
 	require.NoError(x, h.Unlock(x.ctx))
-	inOrder(x, w, last)
+	harness.InOrder(x, w, last)
 }
 
 func (x *faultCase) enqueueBehind() {
 	h := mustLock(x, x.Context(), x.theirs())
 	sha := x.load(x, x.acquire.unnamed)
 	var first, w *call
-	x.g.Keep(x, sha, 2, func() { first = start(x, context.Background(), x.mine()) })
+	x.g.Keep(x, sha, 2, func() { first = harness.StartLock(x, context.Background(), x.mine()) })
 	x.open()
 	harness.Waits(x, 1, x.c)
-	x.during(func() { w = start(x, x.ctx, x.mine()) })
+	x.during(func() { w = harness.StartLock(x, x.ctx, x.mine()) })
 	var last *call
 	if x.acts() {
 		require.Len(x, x.queue(), 2)
 		last = x.behind()
 	} else {
-		last = start(x, x.Context(), x.theirs())
+		last = harness.StartLock(x, x.Context(), x.theirs())
 	}
 	x.open()
 	harness.Eventually(x, soon, "all have a position", func() bool { return len(x.queue()) == 3 })
 	require.NoError(x, h.Unlock(x.ctx))
 	if x.acts() {
-		inOrder(x, first, w, last)
+		harness.InOrder(x, first, w, last)
 		return
 	}
-	inOrder(x, first) // one that may not have been heard yet may come later
+	harness.InOrder(x, first) // one that may not have been heard yet may come later
 	inAnyOrder(x, w, last)
 }
 
@@ -143,9 +143,9 @@ func (x *faultCase) enqueueBehind() {
 // the gate. When that opens, one attempt is made for all of them.
 func (x *site) several(g *harness.Gate, n int) (all []*call) {
 	x.Helper()
-	g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { all = []*call{start(x, x.Context(), x.mine())} })
+	g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { all = []*call{harness.StartLock(x, x.Context(), x.mine())} })
 	for i := range n {
-		all = append(all, start(x, x.Context(), x.mine()))
+		all = append(all, harness.StartLock(x, x.Context(), x.mine()))
 		harness.Eventually(x, soon, "it waits", func() bool { return x.c.Stats().Waiting == i+1 })
 	}
 	return all
@@ -157,7 +157,7 @@ func (x *faultCase) enqueueSeveral() {
 	h := mustLock(x, x.Context(), x.theirs())
 	all := x.several(outer, 3)
 	x.during(func() { require.NoError(x, outer.Open()) })
-	last := start(x, x.Context(), x.theirs())
+	last := harness.StartLock(x, x.Context(), x.theirs())
 	harness.Eventually(x, soon, "the last has its position", func() bool {
 		owners := x.queue()
 		return len(owners) > 1 && strings.HasPrefix(owners[len(owners)-1], x.other.ID())
@@ -169,10 +169,10 @@ func (x *faultCase) enqueueSeveral() {
 	require.NoError(x, h.Unlock(x.Context()))
 	if x.acts() {
 		require.Equal(x, 5, before)
-		inOrder(x, append(all, last)...)
+		harness.InOrder(x, append(all, last)...)
 	} else {
 		require.Equal(x, 2, before)
-		inOrder(x, slices.Insert(all, 1, last)...)
+		harness.InOrder(x, slices.Insert(all, 1, last)...)
 	}
 }
 
@@ -392,8 +392,8 @@ func permitSteps(expirable bool) []step {
 			require.NoError(x, other.take(x.Context(), total, true))
 			w := x.parked(x.there.unnamed)
 			x.during(func() {
-				w.cancel(nil)
-				require.ErrorIs(x, w.end(soon), lock.ErrNotAcquired)
+				w.Cancel(nil)
+				require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
 			})
 			require.NoError(x, other.giveBack(x.Context()))
 			return total

@@ -206,10 +206,10 @@ func (x *faultCase) wait(n int) {
 		inAnyOrder(x, waiters[0], last)
 		return
 	}
-	require.True(x, last.waiting(), "one has overtaken another")
+	require.True(x, last.Running(), "one has overtaken another")
 	x.open()
 	x.getIn(waiters...)
-	inOrder(x, last)
+	harness.InOrder(x, last)
 }
 
 // behind returns a waiter elsewhere behind all others, if the kind keeps them in order.
@@ -219,9 +219,9 @@ func (x *faultCase) behind() *call {
 		return nil
 	}
 	n := len(x.queue())
-	w := start(x, x.Context(), x.theirs())
+	w := harness.StartLock(x, x.Context(), x.theirs())
 	harness.Eventually(x, soon, "it has a place", func() bool { return len(x.queue()) == n+1 })
-	w.owner = x.queue()[n]
+	w.Owner = x.queue()[n]
 	return w
 }
 
@@ -239,7 +239,7 @@ func (x *faultCase) passOn(held lockOf, n int) {
 	x.open()
 	x.getIn(waiters...)
 	if last != nil {
-		inOrder(x, last)
+		harness.InOrder(x, last)
 	}
 }
 
@@ -258,7 +258,7 @@ func (x *faultCase) getIn(waiters ...*call) {
 	x.Helper()
 	var holds []lock.Hold
 	for _, w := range waiters {
-		holds = append(holds, w.acquired())
+		holds = append(holds, w.Got())
 	}
 	x.released(holds...)
 }
@@ -284,8 +284,8 @@ func (x *faultCase) unlock() {
 		x.released(again)
 	}
 	if last != nil {
-		require.NoError(x, last.end(4*time.Second), "before any poll")
-		inOrder(x, last)
+		require.NoError(x, last.EndWithin(4*time.Second), "before any poll")
+		harness.InOrder(x, last)
 	}
 }
 
@@ -412,7 +412,7 @@ var writeSteps = []step{
 		}
 		x.open()
 		require.NoError(x, theirs.Context().Err())
-		require.True(x, waiter[0].waiting())
+		require.True(x, waiter[0].Running())
 		require.NoError(x, theirs.Unlock(x.Context()))
 		x.getIn(waiter...)
 	}},
@@ -420,8 +420,8 @@ var writeSteps = []step{
 		theirs := mustLock(x, x.Context(), reading(x.other, x.name))
 		w := x.line(x.there.of(x.named), 1)[0]
 		x.during(func() {
-			w.cancel(nil)
-			require.ErrorIs(x, w.end(soon), lock.ErrNotAcquired)
+			w.Cancel(nil)
+			require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
 		})
 		x.open()
 		// Well before the sign of one that died would go.
@@ -465,11 +465,11 @@ var severalRow = func() requests {
 			{"lock the rest", unnamed("rlock/acquire_each"), false, func(x *faultCase) {
 				theirs := mustLock(x, x.Context(), x.other.Lock(x.name))
 				var w *call
-				x.g.Keep(x, x.load(x, "rlock/acquire"), 1, func() { w = start(x, x.ctx, x.mine(), x.forever()...) })
+				x.g.Keep(x, x.load(x, "rlock/acquire"), 1, func() { w = harness.StartLock(x, x.ctx, x.mine(), x.forever()...) })
 				x.open()
-				x.during(func() { require.NoError(x, theirs.Unlock(x.Context())); <-w.ended })
+				x.during(func() { require.NoError(x, theirs.Unlock(x.Context())); <-w.Ended })
 				x.open()
-				all(x, w.acquired())
+				all(x, w.Got())
 			}},
 			{"the end of a lease", unnamed(hashRenew), false, func(x *faultCase) {
 				theirs := mustLock(x, x.Context(), x.other.Lock(names(x.name)[2]), lock.Lease(200*time.Millisecond))

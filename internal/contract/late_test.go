@@ -68,7 +68,7 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 				first := mustLock(x, x.Context(), x.theirs())
 				sha := x.load(x, x.acquire.of(x.named))
 				reached := x.g.Arm(harness.Echo, sha, x.there.of(x.named))
-				w := start(x, x.ctx, x.mine())
+				w := harness.StartLock(x, x.ctx, x.mine())
 				harness.Reached(x, reached)
 				harness.Waits(x, 1, x.c)
 				x.ask(x, "DEL", x.name)
@@ -81,14 +81,14 @@ func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
 					x.g.Keep(x, sha, 1, wake)
 					x.open()
 					harness.Waits(x, 1, x.c)
-					require.True(x, w.waiting())
+					require.True(x, w.Running())
 					require.NoError(x, second.Unlock(x.Context())) // and wakes it
 				} else {
 					copied := x.number(x, "PTTL", x.name)
 					harness.Eventually(x, soon, "time passes", func() bool { return x.number(x, "PTTL", x.name) < copied-200 })
 					wake()
 				}
-				h := w.acquired()
+				h := w.Got()
 				ttl := time.Duration(x.number(x, "PTTL", x.name)) * time.Millisecond
 				require.LessOrEqual(x, h.Remaining(), ttl+time.Millisecond)
 				require.Equal(x, 1, x.holds(h))
@@ -122,7 +122,7 @@ func TestAnUnknownAttemptIsNotMistakenForReentry(t *testing.T) {
 		theirs := mustLock(x, x.Context(), x.theirs())
 		w := x.parked(2)
 		x.g.During(x, harness.LoseReply, x.load(x, x.acquire.named), func() { require.NoError(x, theirs.Unlock(x.Context())) })
-		require.NoError(x, w.acquired().Unlock(x.ctx))
+		require.NoError(x, w.Got().Unlock(x.ctx))
 	})
 }
 
@@ -258,11 +258,11 @@ func TestAHoldAfterALostAnswerIsOfAFreshOwner(t *testing.T) {
 	eachSite(t, []requests{fairRow}, 0, []bool{false}, func(x *site) {
 		first := mustLock(x, x.ctx, x.mine())
 		var w *call
-		x.g.During(x, harness.LoseReply, x.load(x, x.acquire.unnamed), func() { w = start(x, x.ctx, x.mine()) })
+		x.g.During(x, harness.LoseReply, x.load(x, x.acquire.unnamed), func() { w = harness.StartLock(x, x.ctx, x.mine()) })
 		harness.Eventually(x, soon, "it queues, under the same owner", func() bool { return len(x.queue()) == 1 })
 		before := x.queue()[0]
 		require.NoError(x, first.Unlock(x.ctx))
-		h := w.acquired()
+		h := w.Got()
 		require.NotEqual(x, before, h.Owner().String())
 
 		as := lock.WithOwner(x.ctx, h.Owner())
@@ -286,13 +286,13 @@ func TestARequestForAPositionArrivesLate(t *testing.T) {
 		h := mustLock(x, x.Context(), x.theirs())
 		first := x.parked(2)
 		var late *call
-		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire.unnamed), func() { late = start(x, x.ctx, x.mine()) })
-		next := start(x, x.ctx, x.mine())
+		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire.unnamed), func() { late = harness.StartLock(x, x.ctx, x.mine()) })
+		next := harness.StartLock(x, x.ctx, x.mine())
 		harness.Eventually(x, soon, "it has a position", func() bool { return len(x.queue()) >= 2 })
 		x.open()
 		harness.Eventually(x, soon, "all have a position", func() bool { return len(x.queue()) == 3 })
 		require.NoError(x, h.Unlock(x.ctx))
-		inOrder(x, first)
+		harness.InOrder(x, first)
 		begin := time.Now()
 		inAnyOrder(x, next, late)
 		heartbeat := x.timeout / 9 // which tells it
@@ -309,14 +309,14 @@ func TestCloseGivesBackWhatIsUnknown(t *testing.T) {
 			undo = "semaphore/permit_undo"
 		}
 		check := func(script string, w *call) {
-			x.g.During(x, harness.LoseRequest, x.load(x, script), func() { w.cancel(nil) })
+			x.g.During(x, harness.LoseRequest, x.load(x, script), func() { w.Cancel(nil) })
 			x.c.Close()
-			require.Error(x, w.end(soon))
+			require.Error(x, w.End())
 			x.open()
 			x.dial(x.g)
 		}
 		var w *call
-		x.g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { w = start(x, x.ctx, x.mine()) })
+		x.g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { w = harness.StartLock(x, x.ctx, x.mine()) })
 		check(undo, w)
 		h := mustLock(x, x.Context(), x.theirs()) // the only permit
 		check("semaphore/leave", x.parked(x.there.unnamed))

@@ -375,7 +375,7 @@ var troubles = []trouble{
 		begin: func(t testing.TB, s *testserver.Server) func() {
 			harness.Do(t, s.Addr, "CONFIG", "SET", "lua-time-limit", "10")
 			go func() { _, _ = testserver.Command(s.Addr, "EVAL", "while true do end", "0") }()
-			answers(t, s, "-BUSY")
+			harness.Answers(t, s, "-BUSY")
 			return func() { harness.Do(t, s.Addr, "SCRIPT", "KILL") }
 		},
 	},
@@ -390,9 +390,9 @@ var troubles = []trouble{
 			harness.Do(t, s.Addr, "SAVE")
 			s.Kill()
 			require.NoError(t, s.Restart())
-			answers(t, s, "-LOADING")
+			harness.Answers(t, s, "-LOADING")
 			return func() {
-				answers(t, s, "+PONG")
+				harness.Answers(t, s, "+PONG")
 				harness.Do(t, s.Addr, "EVAL", "for i = 1, ARGV[1] do redis.call('DEL', 'filler:' .. i) end", "0", keys)
 			}
 		},
@@ -428,15 +428,6 @@ var troubles = []trouble{
 			return func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") }
 		},
 	},
-}
-
-// answers waits until the server answers PING with that.
-func answers(t testing.TB, s *testserver.Server, prefix string) {
-	t.Helper()
-	harness.Eventually(t, soon, "the server answers "+prefix, func() bool {
-		reply, err := testserver.Command(s.Addr, "PING")
-		return err == nil && strings.HasPrefix(reply, prefix)
-	})
 }
 
 // Holders keep what they can renew in time and hear of what they cannot; waiters ride the

@@ -230,6 +230,9 @@ func (x *site) open() {
 	require.NoError(x, x.g.Open())
 }
 
+// call is a call of Lock in the background.
+type call = harness.Call[lock.Hold]
+
 // batch runs subtests together, a few at a time: they wait most of the time.
 type batch struct {
 	t       *testing.T
@@ -249,79 +252,13 @@ func (b *batch) run(name string, test func(t *testing.T)) {
 	})
 }
 
-// call is a call of Lock.
-type call struct {
-	t      testing.TB
-	owner  string // that has a place in the queue of a fair lock, if known
-	cancel context.CancelCauseFunc
-	ended  chan struct{}
-	hold   lock.Hold // what the call came to
-	err    error
-}
-
-func start(t testing.TB, ctx context.Context, l lock.Locker, opts ...lock.Option) *call {
-	w := &call{t: t, ended: make(chan struct{})}
-	ctx, w.cancel = context.WithCancelCause(ctx)
-	go func() {
-		defer close(w.ended)
-		w.hold, w.err = l.Lock(ctx, opts...)
-	}()
-	t.Cleanup(func() { w.cancel(nil) })
-	return w
-}
-
-// end waits for the end of the call.
-func (w *call) end(d time.Duration) error {
-	w.t.Helper()
-	select {
-	case <-w.ended:
-		return w.err
-	case <-time.After(d):
-		require.FailNow(w.t, "a call of Lock hangs")
-		return nil
-	}
-}
-
-// acquired waits until the call has acquired.
-func (w *call) acquired() lock.Hold {
-	w.t.Helper()
-	require.NoError(w.t, w.end(3*soon))
-	return w.hold
-}
-
-// waiting reports whether the call goes on.
-func (w *call) waiting() bool {
-	select {
-	case <-w.ended:
-		return false
-	default:
-		return true
-	}
-}
-
-// inOrder checks that the callers get in one after the other, and gives back what they
-// have.
-func inOrder(t testing.TB, waiters ...*call) {
-	t.Helper()
-	for i, w := range waiters {
-		h := w.acquired()
-		for _, later := range waiters[i+1:] {
-			require.True(t, later.waiting(), "one has overtaken another")
-		}
-		if w.owner != "" {
-			require.Equal(t, w.owner, h.Owner().String())
-		}
-		require.NoError(t, h.Unlock(context.Background()))
-	}
-}
-
 // parked starts a waiter of the client behind the gate and returns when it has made so
 // many attempts and is parked.
 func (x *site) parked(attempts int, opts ...lock.Option) (w *call) {
 	x.Helper()
 	n := x.c.Stats().Waiting + 1
 	sha := x.load(x, x.acquire.of(x.named))
-	x.g.Keep(x, sha, attempts, func() { w = start(x, x.ctx, x.mine(), opts...) })
+	x.g.Keep(x, sha, attempts, func() { w = harness.StartLock(x, x.ctx, x.mine(), opts...) })
 	x.open()
 	harness.Waits(x, n, x.c)
 	return w
@@ -332,7 +269,7 @@ func (x *site) parked(attempts int, opts ...lock.Option) (w *call) {
 func (x *site) joined(opts ...lock.Option) *call {
 	x.Helper()
 	n := x.c.Stats().Waiting + 1
-	w := start(x, x.ctx, x.mine(), opts...)
+	w := harness.StartLock(x, x.ctx, x.mine(), opts...)
 	harness.Waits(x, n, x.c)
 	return w
 }

@@ -134,6 +134,15 @@ func Eventually(t testing.TB, d time.Duration, what string, cond func() bool) {
 	}
 }
 
+// Answers waits until the server replies to PING with the prefix.
+func Answers(t testing.TB, s *testserver.Server, prefix string) {
+	t.Helper()
+	Eventually(t, 10*time.Second, "the server answers "+prefix, func() bool {
+		reply, err := testserver.Command(s.Addr, "PING")
+		return err == nil && strings.HasPrefix(reply, prefix)
+	})
+}
+
 // NothingLeft fails the test unless the server is empty soon: once the tickets
 // of releases with a lost reply have expired.
 func NothingLeft(t testing.TB, addr string) {
