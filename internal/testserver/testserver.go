@@ -187,7 +187,8 @@ func (s *Server) launch() error {
 			return fmt.Errorf("%s ended at once:\n%s", s.Program, s.output.String())
 		case <-time.After(10 * time.Millisecond):
 		}
-		if reply, err := Command(s.Addr, "PING"); err == nil && (reply == "+PONG" || strings.HasPrefix(reply, "-LOADING")) {
+		// Another server may have taken the port meanwhile.
+		if info, err := Info(s.Addr, "server"); err == nil && info["process_id"] == strconv.Itoa(cmd.Process.Pid) {
 			return nil
 		}
 	}
