@@ -697,15 +697,17 @@ func (h *multiHold) PartEnded(cause *lock.LostError) {
 		return
 	}
 	h.forget()
-	defer close(h.freed)
-	if cause.Reason == lock.ReasonMaxHold {
-		return // the work under it may not have noticed yet: they are left to Unlock
-	}
-	parts := h.parts
-	if cause.Reason == lock.ReasonClosed { // which leaves what it has to the leases
-		parts = locking.OfOpenClients(parts)
-	}
-	_ = locking.UnlockTogether(context.WithoutCancel(h.ctx), parts)
+	h.background(func(context.Context) {
+		defer close(h.freed)
+		if cause.Reason == lock.ReasonMaxHold {
+			return // the work under it may not have noticed yet: they are left to Unlock
+		}
+		parts := h.parts
+		if cause.Reason == lock.ReasonClosed { // which leaves what it has to the leases
+			parts = locking.OfOpenClients(parts)
+		}
+		_ = locking.UnlockTogether(context.WithoutCancel(h.ctx), parts)
+	})
 }
 
 func (h *multiHold) remaining() time.Duration {

@@ -118,10 +118,15 @@ func (l *life) lose(reason lock.Reason, cause error) bool {
 	l.cancel(l.lost)
 	l.mu.Unlock()
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
-	if !l.of.s.Go(func(context.Context) { l.span.End(l.lost) }) {
-		l.span.End(l.lost)
-	}
+	l.background(func(context.Context) { l.span.End(l.lost) })
 	return true
+}
+
+// background calls f on a goroutine of its own, also while the client is being closed.
+func (l *life) background(f func(ctx context.Context)) {
+	if !l.of.s.Go(f) {
+		go f(context.Background())
+	}
 }
 
 // end ends a life by Unlock. It returns nil if it was held, and else what Unlock is to
@@ -194,9 +199,7 @@ func dropped(b body) {
 	}
 	l.of.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
 		"name", l.of.is.Name, "kind", l.of.is.Kind, "acquired", l.site.String())
-	if !l.of.s.Go(func(ctx context.Context) { _ = b.unlock(ctx) }) {
-		go func() { _ = b.unlock(context.Background()) }() // members may be of clients that are open
-	}
+	l.background(func(ctx context.Context) { _ = b.unlock(ctx) }) // members may be of clients that are open
 }
 
 func (hd *handle) Name() string             { return hd.b.alive().of.is.Name }

@@ -97,8 +97,7 @@ func Told(h lock.Hold) int {
 
 // Whole is what a hold is part of.
 type Whole interface {
-	// PartEnded is told that a part was lost, or unlocked by others, on a goroutine of its
-	// own.
+	// PartEnded is told that a part was lost, or unlocked by others. It must not block.
 	PartEnded(cause *lock.LostError)
 }
 
@@ -140,9 +139,7 @@ func (h *hold) tellWhole(lost *lock.LostError) {
 	if lost == nil { // somebody has unlocked it by its owner
 		lost = h.lostError(lock.ReasonGone, nil)
 	}
-	if !h.lock.s.Go(func(context.Context) { w.PartEnded(lost) }) {
-		go w.PartEnded(lost) // the client is being closed
-	}
+	w.PartEnded(lost)
 }
 
 // maxTogether bounds for how long the script of several locks keeps the server.
