@@ -23,25 +23,23 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// Client hands out every object and owns what they share: the connection, the
-// pub/sub hub, the watchdog and the identity of their owners. A process usually
-// has one. Its methods may be called concurrently.
+// Client creates all objects and owns what they share: the connection, the pub/sub hub,
+// the watchdog and the client id. A process usually has one. Its methods are safe for
+// concurrent use.
 type Client struct {
 	conn  rueidis.Client
 	owned bool
 	s     *session.Session
 }
 
-// Open connects to the servers at the given URLs. The schemes are redis,
-// rediss (TLS), valkey, valkeys and unix; the forms are those of
-// [rueidis.ParseURL]. Several URLs, or several addr parameters in one, are
-// nodes of one cluster; the parameter master_set makes them sentinels. Settings
-// other than the address are taken from the first URL.
+// Open connects to the servers at the given URLs. The schemes are redis, rediss (TLS),
+// valkey, valkeys and unix, in the forms of [rueidis.ParseURL]. Several URLs, or
+// several addr parameters in one, are nodes of one cluster; the parameter master_set
+// makes them sentinels. Settings other than the address come from the first URL.
 //
-// It blocks until the server has answered and fails if none does, or ctx ends
-// first, and then looks at the servers for two seconds at most and logs what locks
-// would suffer from (see WithoutStartupChecks). For options use New with
-// [ParseURL].
+// Open blocks until a server answers. It fails if none does or ctx ends first. It then
+// checks the servers for up to two seconds and logs problems for locks (see
+// WithoutStartupChecks). To pass options, use New with [ParseURL].
 func Open(ctx context.Context, urls ...string) (*Client, error) {
 	opt, err := ParseURL(urls...)
 	if err != nil {
@@ -50,8 +48,8 @@ func Open(ctx context.Context, urls ...string) (*Client, error) {
 	return New(ctx, opt)
 }
 
-// ParseURL turns the URLs that Open takes into options for New. It returns an
-// error that matches lock.ErrInvalid if one of them is wrong, or none is given.
+// ParseURL converts the URLs that Open accepts to options for New. It returns an error
+// that matches lock.ErrInvalid if one is invalid or none is given.
 func ParseURL(urls ...string) (rueidis.ClientOption, error) {
 	var opt rueidis.ClientOption
 	if len(urls) == 0 {
@@ -60,7 +58,7 @@ func ParseURL(urls ...string) (rueidis.ClientOption, error) {
 	for i, url := range urls {
 		o, err := rueidis.ParseURL(url)
 		if err != nil {
-			// Not the URL itself: it may hold a password.
+			// The URL is omitted because it may contain a password.
 			return rueidis.ClientOption{}, fmt.Errorf("%w: server URL number %d: %v", lock.ErrInvalid, i+1, withoutURL(err, url))
 		}
 		if i == 0 {
@@ -76,26 +74,25 @@ func withoutURL(err error, url string) string {
 	return strings.ReplaceAll(err.Error(), url, "(the URL)")
 }
 
-// Defaults for connections that New makes, where they differ from those of
-// rueidis.
+// Defaults of New where they differ from those of rueidis.
 const (
-	// A server that does not answer for this long is given up, on a connection or
-	// on the way to one: well under a third of the default lease.
+	// defaultResponseTimeout bounds connecting and waiting for a reply. It is well
+	// under a third of the default lease.
 	defaultResponseTimeout = 3 * time.Second
-	// A connection that takes longer to notice that nobody answers, or of which
-	// that is not known, is not waited for.
+	// maxResponseTimeout is the longest timeout of a connection for which requests need
+	// no timeout of their own.
 	maxResponseTimeout  = 5 * time.Second
 	defaultRedirections = 16
 	sentinelRefresh     = 5 * time.Second
 )
 
-// New connects as opt says and returns a client that owns the connection. It
-// blocks until the server has answered and fails if none does, or ctx ends
-// first. Where opt leaves a field at its zero value, New chooses what suits
-// locks: timeouts of 3 s for responses (ConnWriteTimeout) and for connecting
-// (Dialer.Timeout, and that of Sentinel), one connection for pipelined commands
-// (PipelineMultiplex), a bound on redirections, a regular look at the sentinels.
-// It always turns off client-side caching and the resending of commands.
+// New connects with the given options and returns a client that owns the connection. It
+// blocks until a server answers. It fails if none does or ctx ends first. For zero
+// fields of opt, New uses defaults for locks: timeouts of 3 s for responses
+// (ConnWriteTimeout) and for connecting (Dialer.Timeout, also of Sentinel), one
+// connection for pipelined commands (PipelineMultiplex), a limit on redirections, and
+// periodic checks of the sentinels. It always disables client-side caching and the
+// resending of commands.
 func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(opts)
 	if err != nil {
@@ -109,8 +106,8 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	}
 	opt.DisableCache = true
 	opt.DisableRetry = true
-	// A replica may not know yet who holds a lock.
-	//lint:ignore SA1019 it is turned off, and rueidis wants that as long as it has it
+	// Replicas may lag behind the primary.
+	//lint:ignore SA1019 deprecated options must still be disabled
 	opt.SendToReplicas, opt.ReplicaSelector, opt.ReadNodeSelector = nil, nil, nil
 	opt.Standalone.ReplicaAddress = nil
 	if opt.ConnWriteTimeout == 0 {
@@ -119,12 +116,12 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Dialer.Timeout == 0 {
 		opt.Dialer.Timeout = defaultResponseTimeout
 	}
-	if opt.Sentinel.Dialer.Timeout == 0 { // which would be for as long as the system likes
+	if opt.Sentinel.Dialer.Timeout == 0 { // otherwise the system's timeout
 		opt.Sentinel.Dialer.Timeout = opt.Dialer.Timeout
 	}
 	if opt.PipelineMultiplex == 0 {
-		// Commands of one connection run in the order they were sent: a release
-		// cannot overtake the acquisition it follows.
+		// Commands of one connection run in order, so a release cannot overtake the
+		// acquisition before it.
 		opt.PipelineMultiplex = -1
 	}
 	if opt.ClusterOption.MaxMovedRedirections == 0 {
@@ -133,13 +130,13 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
 		opt.Sentinel.TopologyRefreshInterval = sentinelRefresh
 	}
-	polite(&opt)
+	writeFirst(&opt)
 	conn, err := connect(ctx, opt)
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
 	}
 	if opt.ConnWriteTimeout <= maxResponseTimeout && opt.Dialer.KeepAlive >= 0 {
-		cfg.replyTimeout = 0 // the connection sees to it
+		cfg.replyTimeout = 0 // the connection's timeout suffices
 	}
 	c, err := start(ctx, conn, cfg)
 	if err != nil {
@@ -150,7 +147,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	return c, nil
 }
 
-// connect is rueidis.NewClient, which knows no context.
+// connect is rueidis.NewClient with a context.
 func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
@@ -171,7 +168,7 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 	case r := <-connected:
 		return r.conn, r.err
 	case <-ctx.Done():
-		go func() { // ends when the dialer gives up
+		go func() { // ends with the dialer's timeout
 			if r := <-connected; r.err == nil {
 				r.conn.Close()
 			}
@@ -180,11 +177,10 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 	}
 }
 
-// Wrap returns a client on a connection that stays the caller's: Close leaves
-// it open. It blocks for a few round trips and fails if no server answers. The
-// connection may be shared with anything else; renewals do not queue behind its
-// commands, and no command is resent or sent to a replica, whatever conn is set
-// to do.
+// Wrap returns a client that uses conn, which remains open after Close. It blocks for a
+// few round trips and fails if no server answers. The connection may be shared with
+// other code: renewals do not queue behind other commands, and commands are neither
+// resent nor sent to replicas, whatever the settings of conn.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(opts)
 	if err != nil {
@@ -200,7 +196,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
-	if err := ping(ctx, endless(ctx), conn); err != nil {
+	if err := ping(ctx, detached(ctx), conn); err != nil {
 		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
 	}
 	sharded, err := sharded(ctx, conn, cfg.mode)
@@ -232,33 +228,33 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	return c, nil
 }
 
-// ping asks in requests with a context of their own.
+// ping sends requests with the context request.
 func ping(ctx, request context.Context, conn rueidis.Client) error {
 	return anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(request, node.B().Ping().Build()).Error()
 	})
 }
 
-// anyNode asks all nodes at once until one answers well: some of a cluster may be
-// down, or hang. If none does, it returns what one has replied, or else the error
-// of a connection.
+// anyNode calls ask for all nodes concurrently and returns nil after the first success:
+// nodes of a cluster may be down or hang. Without a success it returns the first error
+// reply, or else a connection error.
 func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Client) error) error {
 	nodes := conn.Nodes()
-	answers := make(chan error, len(nodes))
+	replies := make(chan error, len(nodes))
 	for _, node := range nodes {
-		go func() { answers <- ask(node) }()
+		go func() { replies <- ask(node) }()
 	}
-	err := errors.New("no node is known")
+	err := errors.New("no known node")
 	replied := false
 	for range nodes {
 		select {
-		case answer := <-answers:
-			if answer == nil {
+		case reply := <-replies:
+			if reply == nil {
 				return nil
 			}
 			if !replied {
-				err = answer
-				_, replied = rueidis.IsRedisErr(answer)
+				err = reply
+				_, replied = rueidis.IsRedisErr(reply)
 			}
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -267,14 +263,14 @@ func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Cli
 	return err
 }
 
-// endless returns the context for a request that is left behind when ctx ends. With the
-// first request whose context can end rueidis gives a connection two goroutines, through
-// which all go from then on: whoever takes one lock after the other waits for those, too.
-// So what is asked of every new connection is asked without.
-func endless(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
+// detached returns a context for a request that is abandoned when ctx ends. At the
+// first request with a cancellable context, rueidis starts two goroutines for the
+// connection and routes all later requests through them, which slows down sequential
+// callers. Requests to new connections therefore use a detached context.
+func detached(ctx context.Context) context.Context { return context.WithoutCancel(ctx) }
 
-// sharded decides which kind of pub/sub to use, by the same probe as Redisson:
-// a cluster whose nodes answer PUBSUB SHARDNUMSUB shards.
+// sharded chooses the kind of pub/sub by Redisson's rule: a cluster uses sharded
+// pub/sub if its nodes support PUBSUB SHARDNUMSUB.
 func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, error) {
 	cluster := conn.Mode() == rueidis.ClientModeCluster
 	switch {
@@ -284,7 +280,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
 	err := anyNode(ctx, conn, func(node rueidis.Client) error {
-		return node.Do(endless(ctx), node.B().PubsubShardnumsub().Build()).Error()
+		return node.Do(detached(ctx), node.B().PubsubShardnumsub().Build()).Error()
 	})
 	if err == nil {
 		return true, nil
@@ -298,11 +294,10 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	return false, nil
 }
 
-// Close ends every wait and every hold of this client with lock.ErrClosed and
-// waits for its goroutines; a connection that New or Open made is closed too.
-// The locks still held are not released: the work under them may not have
-// noticed yet. They become free when their leases are over. Calling Close again
-// does nothing.
+// Close ends all waits and holds of this client with lock.ErrClosed and waits for its
+// goroutines. It closes a connection that New or Open made. It does not release the
+// locks still held, because the work under them may not have noticed yet: they become
+// free when their leases end. Repeated calls have no effect.
 func (c *Client) Close() {
 	c.s.Close()
 	if c.owned {
@@ -310,16 +305,14 @@ func (c *Client) Close() {
 	}
 }
 
-// ID returns the UUID that all owners of this client begin with.
+// ID returns the UUID with which all owners of this client begin.
 func (c *Client) ID() string { return c.s.ID }
 
-// NewOwner returns an owner that nobody else has, for lock.WithOwner. It sends
-// nothing.
+// NewOwner returns an unused owner for lock.WithOwner. It sends nothing.
 func (c *Client) NewOwner() lock.Owner { return c.s.NewOwner() }
 
-// Ping asks the server for a sign of life and blocks until it comes; in a
-// cluster that of any node will do. It returns the error of the connection, or
-// lock.ErrClosed.
+// Ping checks that the server responds; in a cluster any node suffices. It blocks for
+// the reply. It returns the error of the connection, or lock.ErrClosed.
 func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
 		return err
@@ -327,93 +320,93 @@ func (c *Client) Ping(ctx context.Context) error {
 	return ping(ctx, wire.Shared(ctx), c.conn)
 }
 
-// PubSub returns a snapshot of the hub that wakes this client's waiters.
+// PubSub returns a snapshot of this client's pub/sub hub.
 func (c *Client) PubSub() pubsub.Stats { return c.s.Hub.Stats() }
 
-// Stats is a snapshot of what a client is doing.
+// Stats is a snapshot of a client's activity.
 type Stats struct {
 	// Waiting is the number of calls that are parked until a lock or permit may be
-	// available to them.
+	// available.
 	Waiting int
-	// Attempting is the number of calls that have a request for a lock or permit in
-	// flight, or are about to send one. A call that is being handed a lock by another
-	// caller of this client counts, too.
+	// Attempting is the number of calls with a request for a lock or permit in flight
+	// or about to be sent. It includes calls that receive a lock from another caller of
+	// this client.
 	Attempting int
-	// Background is the number of requests that no caller waits for: releases, and
-	// the cleanup after requests whose outcome is unknown.
+	// Background is the number of requests without a waiting caller: releases, and the
+	// cleanup after requests whose outcome is unknown.
 	Background int
 }
 
-// Stats returns a snapshot of what the client is doing. It sends nothing. Its cost
-// grows with the number of locks that the client holds or waits for.
+// Stats returns a snapshot of the client's activity. It sends nothing. Its cost grows
+// with the number of locks that the client holds or waits for.
 func (c *Client) Stats() Stats {
 	q := c.s.Queues.Stats()
 	return Stats{Waiting: q.Waiting, Attempting: q.Attempting, Background: c.s.Running()}
 }
 
-// Lock returns the reentrant lock of that name. It sends nothing and does not
-// fail: a name that is empty, or whose braces would spread its keys over
-// cluster slots, is an error of every method that asks the server.
+// Lock returns the reentrant lock of that name. It sends nothing and does not fail: for
+// an empty name, or one whose braces would spread its keys over several cluster slots,
+// every method that contacts the server returns an error.
 func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
 	return rlock.New(c.s, name, opts...)
 }
 
-// FencedLock returns the fenced lock of that name: its holds have a fencing
-// token. Names are as for Lock.
+// FencedLock returns the fenced lock of that name, whose holds have a fencing token.
+// Names are as for Lock.
 func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
 	return rlock.NewFenced(c.s, name, opts...)
 }
 
-// FairLock returns the fair lock of that name, which waiters of all processes get
-// in the order in which they came. Names are as for Lock. It sends nothing.
+// FairLock returns the fair lock of that name, which serves the waiters of all
+// processes in order of arrival. Names are as for Lock. It sends nothing.
 func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
 	return fairlock.New(c.s, name, opts...)
 }
 
-// RWLock returns the read-write lock of that name, which many can hold to read or
-// one to write. Names are as for Lock. It sends nothing.
+// RWLock returns the read-write lock of that name, which either many readers or one
+// writer can hold. Names are as for Lock. It sends nothing.
 func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
 
-// Semaphore returns the semaphore of that name: a number of permits without identity.
-// Names are as for Lock. It sends nothing.
+// Semaphore returns the semaphore of that name, whose permits have no identity. Names
+// are as for Lock. It sends nothing.
 func (c *Client) Semaphore(name string) *semaphore.Semaphore { return semaphore.New(c.s, name) }
 
-// PermitSemaphore returns the permit-expirable semaphore of that name: its permits
-// come back when their process dies. Names are as for Lock. It sends nothing.
+// PermitSemaphore returns the permit-expirable semaphore of that name, whose permits
+// return when their process dies. Names are as for Lock. It sends nothing.
 func (c *Client) PermitSemaphore(name string) *semaphore.Expirable {
 	return semaphore.NewExpirable(c.s, name)
 }
 
-// CountDownLatch returns the count-down latch of that name, at which some wait until
-// others have counted to zero. It sends nothing. A name that is empty, or has braces,
-// is an error of every method that asks the server: in a cluster its channel would be
-// of another slot.
+// CountDownLatch returns the count-down latch of that name, which releases its waiters
+// when its count reaches zero. It sends nothing. For an empty name, or one with braces,
+// which would give its channel another cluster slot, every method that contacts the
+// server returns an error.
 func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
 
-// PlainLock returns the plain lock of that name, which excludes those of redsync,
-// redislock and others that set a key. Names are as for Lock. Of the options only
-// rlock.WithBackoff means anything to it. It sends nothing.
+// PlainLock returns the plain lock of that name, which excludes the locks of redsync,
+// redislock and other libraries that set a key. Names are as for Lock. The only option
+// that applies is rlock.WithBackoff. It sends nothing.
 func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
 	return rlock.NewPlain(c.s, name, opts...)
 }
 
-// SpinLock returns the spin lock of that name, which polls instead of using
-// pub/sub. Names are as for Lock.
+// SpinLock returns the spin lock of that name, which polls instead of using pub/sub.
+// Names are as for Lock.
 func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
 	return rlock.NewSpin(c.s, name, opts...)
 }
 
-// MultiLock returns the lock that is all of the given ones, which may be of any kind and
-// of any client. It sends nothing and does not fail: a member that is nil or there twice,
-// or none at all, is an error of every method.
+// MultiLock returns a lock that acquires all of the given locks, which may be of any
+// kind and client. It sends nothing and does not fail: without members, or with a nil
+// or duplicate member, every method returns an error.
 func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 	return multilock.New(c.s, members...)
 }
 
-// RedLock returns the lock that is a majority of the given ones, of which each is of
-// another client, on a server of its own. Usually they have one name. It sends nothing
-// and does not fail, as MultiLock. Take an odd number of servers: an even one, which is
-// logged, survives the loss of no more of them than one less.
+// RedLock returns a lock that acquires a majority of the given locks. Each must belong
+// to another client with its own server, and usually all have the same name. It sends
+// nothing and does not fail, like MultiLock. Use an odd number of servers: an even
+// number adds no fault tolerance, and is logged.
 func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
 	return multilock.NewRed(c.s, members...)
 }

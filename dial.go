@@ -9,12 +9,12 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// polite lets connections of opt hear nothing before they have said something. A
-// server that has no place for another client says so unasked, and rueidis panics
-// if it reads that on a connection it gives up before its first command is sent.
-func polite(opt *rueidis.ClientOption) {
+// writeFirst makes the connections of opt block reads until the first write. A server
+// that has reached its client limit sends an unsolicited error, and rueidis panics if
+// it reads one on a connection that it closes before the first command.
+func writeFirst(opt *rueidis.ClientOption) {
 	if opt.DisableTCPNoDelay {
-		return // rueidis looks for the bare connection then
+		return // rueidis needs the bare connection
 	}
 	dial, dialFn := opt.DialCtxFn, opt.DialFn
 	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
@@ -31,29 +31,29 @@ func polite(opt *rueidis.ClientOption) {
 		if err != nil {
 			return nil, err
 		}
-		return &politeConn{Conn: conn, spoken: make(chan struct{})}, nil
+		return &writeFirstConn{Conn: conn, written: make(chan struct{})}, nil
 	}
 }
 
-type politeConn struct {
+type writeFirstConn struct {
 	net.Conn
-	once   sync.Once
-	spoken chan struct{} // closed by the first Write, or Close
+	once    sync.Once
+	written chan struct{} // closed by the first Write, or Close
 }
 
-func (c *politeConn) speak() { c.once.Do(func() { close(c.spoken) }) }
+func (c *writeFirstConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
 
-func (c *politeConn) Read(b []byte) (int, error) {
-	<-c.spoken
+func (c *writeFirstConn) Read(b []byte) (int, error) {
+	<-c.written
 	return c.Conn.Read(b)
 }
 
-func (c *politeConn) Write(b []byte) (int, error) {
-	c.speak()
+func (c *writeFirstConn) Write(b []byte) (int, error) {
+	c.unblockReads()
 	return c.Conn.Write(b)
 }
 
-func (c *politeConn) Close() error {
-	c.speak()
+func (c *writeFirstConn) Close() error {
+	c.unblockReads()
 	return c.Conn.Close()
 }

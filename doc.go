@@ -1,41 +1,38 @@
-// Package redlatch is a toolkit of distributed synchronizers on Redis and
-// Valkey. It writes the same bytes as Java's Redisson: Go and Java services on
-// one server contend for the same locks.
+// Package redlatch provides distributed synchronizers on Redis and Valkey. It uses
+// Redisson's wire format: Go and Java services on one server contend for the same
+// locks.
 //
-// # What is not promised
+// # What is not guaranteed
 //
 // A lock is a lease, and a lease is not a proof of exclusion:
 //
-//   - A process can be stopped (by a garbage collector, a debugger, a busy host)
-//     between looking at its lease and acting on it. When it goes on, the lease
-//     may be over and somebody else may hold the lock. A machine that is
-//     suspended stops its monotonic clock too, and then even looking does not
-//     tell.
-//   - Replication is asynchronous. A failover can bring up a server that has
-//     not heard of a lock it acknowledged.
-//   - Leases assume that clocks run at about the same rate. A server whose wall
-//     clock is set forward ends them early.
+//   - A process can be paused (by a garbage collector, a debugger, a busy host) between
+//     checking its lease and acting on it. When it continues, the lease may be over and
+//     another client may hold the lock. A suspended machine also stops its monotonic
+//     clock, and then even a check does not help.
+//   - Replication is asynchronous. After a failover the new primary may lack a lock that
+//     the old one acknowledged.
+//   - Leases assume that clocks run at about the same rate. A server whose wall clock is
+//     set forward ends them early.
 //
-// Work that merely should not be done twice can live with that. Work that must
-// stay correct needs a fencing token that the resource itself checks: see
-// Client.FencedLock and rlock.Guard.
+// Work that merely should not be done twice can tolerate that. Work that must stay
+// correct needs a fencing token that the resource itself checks: see Client.FencedLock
+// and rlock.Guard.
 //
-// # What is promised
+// # What is guaranteed
 //
-//   - While a hold's own monotonic clock says that its lease runs, no other
-//     client holds the lock, as long as the one primary keeps its data and nobody
-//     opens the lock by force. Past that point the hold says so itself: its
-//     context ends with a *lock.LostError.
-//   - An acquisition that fails or is cancelled leaves nothing behind: no key,
-//     no subscription, no renewal. If the server cannot be reached to clean up,
-//     the lease bounds how long that takes.
-//   - No wait depends on a message. Every one is bounded by an expiry or by a
-//     poll, so that lost messages delay a waiter and never strand it.
+//   - While the lease runs by the hold's own monotonic clock, no other client holds the
+//     lock, as long as the single primary keeps its data and the lock is not forced open.
+//     When the lease is lost, the hold's context ends with a *lock.LostError.
+//   - A failed or cancelled acquisition leaves no key, no subscription and no renewal. If
+//     the server is unreachable for the cleanup, the key expires with its lease.
+//   - No wait depends on a message. An expiry or a poll bounds each wait, so lost messages
+//     only delay a waiter.
 //
 // # Use
 //
-// One Client serves a process. Objects are cheap, immutable values of a name,
-// made where they are used:
+// One Client serves a process. Objects are cheap, immutable values of a name, created
+// where they are used:
 //
 //	client, err := redlatch.Open(ctx, "redis://localhost:6379")
 //	if err != nil {
@@ -47,14 +44,12 @@
 //		return ship(ctx) // ctx ends if the lock is lost
 //	})
 //
-// Besides the reentrant lock there are a fenced and a spin lock, and the plain lock of
-// other libraries (package rlock), a fair lock, which serves the waiters of all processes in the order in which they
-// came (package fairlock), and a read-write lock (package rwlock). The contract of
-// all of them is in package lock.
+// Package rlock has the reentrant lock, the fenced lock, the spin lock, and the plain
+// lock of other libraries. Package fairlock has the fair lock, which serves the waiters
+// of all processes in order of arrival. Package rwlock has the read-write lock. Package
+// lock defines the contract of all locks.
 //
-// Several locks can be taken as one: all of them, or a majority of independent servers
-// (package multilock).
-//
-// Semaphores limit how much of something is in use at once (package semaphore), and a
-// count-down latch has some wait for what others do (package countdown).
+// Package multilock combines several locks: all of them, or a majority of independent
+// servers. Package semaphore limits concurrent use of a resource, and the latch of
+// package countdown lets callers wait for work done by others.
 package redlatch

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestDocumentsNameTests verifies that every test a document names exists.
+// TestDocumentsNameTests verifies that every test named in a document exists.
 func TestDocumentsNameTests(t *testing.T) {
 	t.Parallel()
 	tests := map[string]bool{}

@@ -13,7 +13,7 @@ import (
 )
 
 func Example() {
-	server, err := redlatchtest.Start() // in place of a server of yours
+	server, err := redlatchtest.Start() // instead of your server
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -27,12 +27,12 @@ func Example() {
 	defer client.Close()
 
 	err = client.Lock("orders").Do(ctx, func(ctx context.Context) error {
-		fmt.Println("shipping, and nobody else is")
+		fmt.Println("shipping exclusively")
 		return ctx.Err() // ctx ends if the lock is lost
 	})
 	fmt.Println(err)
 	// Output:
-	// shipping, and nobody else is
+	// shipping exclusively
 	// <nil>
 }
 
@@ -49,7 +49,7 @@ func ExampleNew() {
 		log.Fatal(err)
 	}
 	client, err := redlatch.New(ctx, opt,
-		redlatch.WithWatchdogTimeout(10*time.Second), // how long the locks of a dead process stay
+		redlatch.WithWatchdogTimeout(10*time.Second), // lease of a dead process's locks
 		redlatch.WithNameMapper(func(name string) string { return "shop:" + name }),
 	)
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 // Option configures a Client.
 type Option func(*config) error
 
-// config is what options set.
+// config holds the settings of a client.
 type config struct {
 	watchdogTimeout time.Duration
 	fairWait        time.Duration
@@ -27,18 +27,17 @@ type config struct {
 	meters          metric.MeterProvider
 	metricName      func(string) string
 	startupChecks   bool
-	replyTimeout    time.Duration // not an option: see New and Wrap
+	replyTimeout    time.Duration // not an option; see New and Wrap
 }
 
-// The defaults are those of Redisson where it has the setting.
+// Defaults. They are Redisson's, except for DefaultHandOffLimit.
 const (
 	DefaultWatchdogTimeout = 30 * time.Second
 	DefaultFairWaitTimeout = 5 * time.Minute
 	DefaultHandOffLimit    = 16
 )
 
-// minWatchdogTimeout leaves room for a few tries to renew before a lease is
-// over.
+// minWatchdogTimeout leaves time for several renewal attempts within a lease.
 const minWatchdogTimeout = 100 * time.Millisecond
 
 func newConfig(opts []Option) (config, error) {
@@ -62,10 +61,10 @@ func newConfig(opts []Option) (config, error) {
 	return c, nil
 }
 
-// WithWatchdogTimeout sets the lease of what is taken without one: it is
-// renewed after a third of that time, and free again that long after its
-// process died. The default is 30 s, the least 100 ms. It is what Redisson calls
-// lockWatchdogTimeout; clients with different timeouts go together.
+// WithWatchdogTimeout sets the lease of locks acquired without one. The lease is
+// renewed after a third of that time, and ends that long after its process died. The
+// default is 30 s, the minimum 100 ms. Redisson calls it lockWatchdogTimeout; clients
+// may use different timeouts.
 func WithWatchdogTimeout(d time.Duration) Option {
 	return func(c *config) error {
 		if d < minWatchdogTimeout || d > lock.MaxLease {
@@ -76,11 +75,10 @@ func WithWatchdogTimeout(d time.Duration) Option {
 	}
 }
 
-// WithFairWaitTimeout sets what a place in the queue of a fair lock adds to the
-// deadlines that Java clients compute and go by. It should be what their
-// fairLockWaitTimeout is; the default, 5 minutes, is Redisson's, the least a
-// second. A waiter of redlatch that died loses its place much sooner, as far as
-// redlatch is concerned: see package fairlock.
+// WithFairWaitTimeout sets the time that each waiter in the queue of a fair lock adds
+// to the deadlines that Java clients compute. It should equal their
+// fairLockWaitTimeout; the default, 5 minutes, is Redisson's, and the minimum is a
+// second. redlatch removes its own dead waiters much sooner: see package fairlock.
 func WithFairWaitTimeout(d time.Duration) Option {
 	return func(c *config) error {
 		if d < time.Second {
@@ -91,10 +89,10 @@ func WithFairWaitTimeout(d time.Duration) Option {
 	}
 }
 
-// WithNameMapper sets how names become keys, for example to put a prefix
-// before them all. Channels and helper keys are made of the mapped name. It is
-// what Redisson calls nameMapper. f is called once for each object made, must
-// be fast, and must give the same key for the same name in every process.
+// WithNameMapper sets the function that maps names to keys, for example to add a
+// prefix. Channels and helper keys are derived from the mapped name. Redisson calls it
+// nameMapper. f is called once per object, must be fast, and must return the same key
+// for the same name in every process.
 func WithNameMapper(f func(name string) string) Option {
 	return func(c *config) error {
 		if f == nil {
@@ -105,9 +103,9 @@ func WithNameMapper(f func(name string) string) Option {
 	}
 }
 
-// WithPubSubMode sets the kind of pub/sub, which all processes that share locks
-// must agree on. The default, pubsub.Auto, decides as Redisson does. Sharded is
-// an error of New on anything but a cluster.
+// WithPubSubMode sets the kind of pub/sub, which must be the same in all processes that
+// share locks. The default, pubsub.Auto, follows Redisson. Without a cluster, New
+// rejects pubsub.Sharded.
 func WithPubSubMode(m pubsub.Mode) Option {
 	return func(c *config) error {
 		if m > pubsub.Plain {
@@ -118,10 +116,10 @@ func WithPubSubMode(m pubsub.Mode) Option {
 	}
 }
 
-// WithHandOffLimit sets how many times in a row a lock may be passed from one
-// waiter of this process to the next before it is released for all. Passing on
-// costs one round trip at most instead of three; the limit is what other processes
-// wait for. The default is 16; 0 never passes on.
+// WithHandOffLimit sets how many times in a row a lock may be handed to the next waiter
+// of this process before it is released for all. A hand-off costs one round trip at
+// most instead of three, and the limit bounds the wait of other processes. The default
+// is 16; 0 disables hand-offs.
 func WithHandOffLimit(n int) Option {
 	return func(c *config) error {
 		if n < 0 {
@@ -132,8 +130,8 @@ func WithHandOffLimit(n int) Option {
 	}
 }
 
-// WithLogger sets where trouble is logged: renewals that fail, holds dropped
-// without Unlock, connections lost. The default is slog.Default().
+// WithLogger sets the logger for problems: failed renewals, holds dropped without
+// Unlock, lost connections. The default is slog.Default().
 func WithLogger(l *slog.Logger) Option {
 	return func(c *config) error {
 		if l == nil {
@@ -144,8 +142,8 @@ func WithLogger(l *slog.Logger) Option {
 	}
 }
 
-// WithTracerProvider sets where spans go. The default is OpenTelemetry's global
-// provider, if one was set when the client was made.
+// WithTracerProvider sets the provider for spans. The default is OpenTelemetry's global
+// provider, if one is set when the client is created.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return func(c *config) error {
 		c.tracers = p
@@ -153,8 +151,8 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 	}
 }
 
-// WithMeterProvider sets where metrics go. The default is OpenTelemetry's
-// global provider, if one was set when the client was made.
+// WithMeterProvider sets the provider for metrics. The default is OpenTelemetry's
+// global provider, if one is set when the client is created.
 func WithMeterProvider(p metric.MeterProvider) Option {
 	return func(c *config) error {
 		c.meters = p
@@ -162,11 +160,10 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 	}
 }
 
-// WithMetricName puts the names of locks into metrics, as the attribute
-// redlatch.name, where they are left out by default: each name is a time series
-// of its own. f turns a name into what stands for it, for example the name
-// without the number of an order; it must be fast, and "" leaves the name out.
-// Metrics that are of no one lock go without.
+// WithMetricName adds the names of locks to metrics, as the attribute redlatch.name.
+// They are omitted by default because each name is a time series of its own. f maps a
+// name to the attribute, for example by removing an order number; it must be fast, and
+// "" omits the attribute. Metrics that concern no single lock never have it.
 func WithMetricName(f func(name string) string) Option {
 	return func(c *config) error {
 		if f == nil {
@@ -177,11 +174,10 @@ func WithMetricName(f func(name string) string) Option {
 	}
 }
 
-// WithoutStartupChecks leaves out what New, Open and Wrap ask every server
-// before they return: whether it may evict locks, is too old, has a clock that
-// is far off, or does not let this user take locks. They log what they find, as
-// warnings, and never fail for it. It is for programs that live too briefly to
-// spend a few round trips; Client.Probe does the same on demand.
+// WithoutStartupChecks disables the checks of New, Open and Wrap: whether a server may
+// evict locks, is too old, has a clock that is far off, or denies this user the use of
+// locks. The checks log warnings and never fail. Disable them in programs that are too
+// short-lived for a few extra round trips; Client.Probe does the same on demand.
 func WithoutStartupChecks() Option {
 	return func(c *config) error {
 		c.startupChecks = false

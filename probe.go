@@ -21,37 +21,37 @@ var probeLua string
 
 var probeScript = wire.NewScript(probeLua)
 
-// Check names one of the things that Client.Probe looks at.
+// Check is a check of Client.Probe.
 type Check string
 
-// The checks of Client.Probe.
+// Checks of Client.Probe.
 const (
-	// CheckEviction: a server that runs out of memory may evict locks.
+	// CheckEviction: the server may evict locks when it runs out of memory.
 	CheckEviction Check = "eviction"
-	// CheckVersion: the server is older than redlatch supports.
+	// CheckVersion: the server is older than the oldest supported version.
 	CheckVersion Check = "version"
 	// CheckClock: the server's clock is far from that of this machine.
 	CheckClock Check = "clock"
-	// CheckCommands: the server lacks a command, or the user may not use it, or
-	// not on the keys and channels of a lock.
+	// CheckCommands: the server lacks a command, or the user may not use it, or not on
+	// the keys and channels of a lock.
 	CheckCommands Check = "commands"
 )
 
-// Finding is something about a server that locks will suffer from.
+// Finding is a property of a server that is a problem for locks.
 type Finding struct {
 	Check   Check
-	Addr    string // of the node
+	Addr    string // address of the node
 	Problem string
 	Advice  string
-	// Missing is, for CheckCommands, what the server does not know or allow, and
-	// Kind is of the objects that need it: KindFair, KindReadWrite, KindSemaphore,
-	// KindLatch, KindPlain, or "" for the other locks of package rlock, without which
-	// fair locks and read-write locks do not work either.
+	// Missing lists, for CheckCommands, what the server does not support or permit.
+	// Kind is the kind of object that needs it: KindFair, KindReadWrite, KindSemaphore,
+	// KindLatch, KindPlain, or "" for the other locks of package rlock, which fair
+	// locks and read-write locks also need.
 	Missing []Right
 	Kind    string
 }
 
-// Kinds of object that need other rights than most locks of package rlock: fair locks,
+// Kinds of objects that need other rights than most locks of package rlock: fair locks,
 // read-write locks, semaphores of either kind, count-down latches, plain locks.
 const (
 	KindFair      = "fair"
@@ -61,8 +61,8 @@ const (
 	KindPlain     = "plain"
 )
 
-// kinds are all kinds, "" for the other locks of package rlock, and objects what they are
-// called.
+// kinds are all kinds, "" for the other locks of package rlock; objects are their
+// plurals.
 var (
 	kinds   = []string{"", KindFair, KindReadWrite, KindSemaphore, KindLatch, KindPlain}
 	objects = map[string]string{
@@ -71,63 +71,61 @@ var (
 	}
 )
 
-// Right is a command, and the key or channel it was to be used on, if any.
+// Right is a command with the key or channel it applies to, if any.
 type Right struct{ Command, On string }
 
 // String returns the command and the key or channel.
 func (r Right) String() string { return strings.TrimSpace(r.Command + " " + r.On) }
 
-// String describes the finding.
+// String returns a description of the finding.
 func (f Finding) String() string {
 	return fmt.Sprintf("%s: %s: %s; %s", f.Addr, f.Check, f.Problem, f.Advice)
 }
 
-// Node is what a server says of itself. What it does not tell, or the user may
-// not ask, is left at its zero value.
+// Node describes a server. Fields that the server does not report, or that the user may
+// not read, are zero.
 type Node struct {
 	Addr    string
 	Server  string // "redis" or "valkey"
 	Version string
 	Replica bool
-	// EvictionPolicy is maxmemory-policy; it matters where MaxMemory, in bytes,
-	// is not 0.
+	// EvictionPolicy is maxmemory-policy. It matters only if MaxMemory, in bytes, is
+	// not 0.
 	EvictionPolicy string
 	MaxMemory      int64
-	// ClockOffset is the server's clock less that of this machine, as precise as
+	// ClockOffset is the server's clock minus that of this machine, with a precision of
 	// half of RoundTrip.
 	ClockOffset time.Duration
 	RoundTrip   time.Duration
-	// RightsKnown says whether the server can tell what the user may do: Redis
-	// and Valkey from 7.0.
+	// RightsKnown reports whether the server supports checking rights: Redis and Valkey
+	// from 7.0.
 	RightsKnown bool
 }
 
-// Report is what Client.Probe has found.
+// Report is the result of Client.Probe.
 type Report struct {
-	Nodes    []Node // by address
+	Nodes    []Node // sorted by address
 	Findings []Finding
 }
 
-// The oldest versions that are supported. A server of another name is not
-// judged.
+// The oldest supported versions. Servers with other names are not checked.
 var oldest = map[string][2]int{"redis": {6, 2}, "valkey": {7, 2}}
 
-// maxClockOffset is beyond what clocks that anybody looks after have. redlatch
-// itself compares no clocks of different machines; Redisson does.
+// maxClockOffset exceeds the error of any maintained clock. redlatch compares no clocks
+// of different machines; Redisson does.
 const maxClockOffset = time.Second
 
-// Probe asks every node what it is and whether the locks of the given names can
-// be used there by this client's user, and returns what it found. It looks at the
-// rights that objects of any kind need; what all but most locks of package rlock need
-// in addition are findings of their own (see Finding.Kind), which do not matter to
-// who uses none. It changes nothing; without names it does not look at rights. It
-// blocks for a few round trips, and not beyond ctx; nodes are asked at the same
-// time. It returns an error that matches lock.ErrInvalid for a bad name, or the
-// errors of nodes that did not answer, with what the others said; what a server
-// refuses to tell is not an error.
+// Probe checks every node, and whether this client's user can use locks of the given
+// names there. It checks the rights for objects of all kinds; those that most locks of
+// package rlock do not need are separate findings (see Finding.Kind), which matter only
+// if such objects are used. Without names it checks no rights. It changes nothing. It
+// blocks for a few round trips, at most until ctx ends, and checks nodes concurrently.
+// It returns an error that matches lock.ErrInvalid for an invalid name, or the errors
+// of nodes that did not answer together with the report on the others. Information that
+// a server denies is not an error.
 //
-// New, Open and Wrap do the same with a made-up name, for most locks of package
-// rlock, and log the findings.
+// New, Open and Wrap run the same checks with an artificial name, for most locks of
+// package rlock, and log the findings.
 func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	if err := c.s.Err(); err != nil {
 		return Report{}, err
@@ -147,25 +145,24 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	return c.probe(ctx, wire.Shared(ctx), uses)
 }
 
-// startupName is of a lock that nobody has: what the user may do with it tells
-// something of what it may do with others.
+// startupName is the artificial lock name of the startup checks.
 const startupName = "redlatch-startup-check"
 
-// startupPatience bounds the checks of a new client.
-const startupPatience = 2 * time.Second
+// startupTimeout bounds the startup checks.
+const startupTimeout = 2 * time.Second
 
-// checkAtStartup logs what Probe finds.
+// checkAtStartup logs the findings of a probe.
 func (c *Client) checkAtStartup(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, startupPatience)
+	ctx, cancel := context.WithTimeout(ctx, startupTimeout)
 	defer cancel()
 	key := c.s.MapName(startupName)
 	if wire.CheckName(key) != nil {
-		return // the first use of a lock will tell
+		return // the first use of a lock reports the error
 	}
 	uses := c.usesOf(key)
-	report, err := c.probe(ctx, endless(ctx), uses)
+	report, err := c.probe(ctx, detached(ctx), uses)
 	if err != nil {
-		c.s.Logger.Warn("redlatch: startup check: not complete", "error", err)
+		c.s.Logger.Warn("redlatch: startup check: incomplete", "error", err)
 	}
 	ofKey := func(r Right) bool { return r.On == key }
 	for _, f := range report.Findings {
@@ -190,167 +187,28 @@ func countFunc[T any](all []T, f func(T) bool) (n int) {
 	return n
 }
 
-// use is a command as a lock of a kind uses it.
-type use struct {
-	Right
-	words []string
-	kind  string
-}
-
-// useList is what one kind of lock uses.
-type useList struct {
-	kind string
-	all  []use
-}
-
-// on adds commands on a key or channel.
-func (u *useList) on(on string, commands ...string) {
-	for _, command := range commands {
-		words := []string{command, on}
-		switch command {
-		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE":
-			words = append(words, "1", "1")
-		case "INCRBY", "DECRBY", "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
-			"PUBLISH", "SPUBLISH":
-			words = append(words, "1")
-		case "EVALSHA", "EVAL":
-			words = []string{command, "script", "1", on}
-		}
-		u.all = append(u.all, use{Right{command, on}, words, u.kind})
-	}
-}
-
-// bare adds commands without a key.
-func (u *useList) bare(commands ...string) {
-	for _, command := range commands {
-		u.all = append(u.all, use{Right{Command: command}, strings.Fields(command), u.kind})
-	}
-}
-
-// channel adds what is done with a channel.
-func (u *useList) channel(sharded bool, channel string) {
-	if sharded {
-		u.on(channel, "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
-	} else {
-		u.on(channel, "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
-	}
-}
-
-// usesOf returns what the locks of a key that are of package rlock send, from
-// scripts and otherwise, but for plain ones.
-func (c *Client) usesOf(key string) []use {
-	u := lockUses(key)
-	u.bare("PING")
-	if c.s.Cluster() {
-		u.bare("CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING")
-	}
-	u.channel(c.s.Sharded, wire.LockChannel(key))
-	if c.s.Sharded {
-		u.bare("PUBSUB SHARDNUMSUB")
-	}
-	return u.all
-}
-
-// otherUsesOf returns what objects of other kinds send besides.
-func (c *Client) otherUsesOf(key string) []use {
-	owner, _ := lock.NewOwner(c.s.ID, 0) // who holds nothing
-	fair, rw, sc, plain := fairUses(key), rwUses(key, owner), semaphoreUses(key, c.s.ID), plainUses(key)
-	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
-	rw.channel(c.s.Sharded, wire.RWChannel(key))
-	sc.channel(c.s.Sharded, wire.SemaphoreChannel(key))
-	plain.channel(c.s.Sharded, wire.PlainChannel(key))
-	return slices.Concat(fair.all, rw.all, sc.all, c.latchUsesOf(key), plain.all)
-}
-
-// latchUsesOf returns what count-down latches send: nothing if none can have that
-// name.
-func (c *Client) latchUsesOf(key string) []use {
-	if wire.CheckLatchName(key) != nil {
-		return nil
-	}
-	u := latchUses(key)
-	u.channel(c.s.Sharded, wire.LatchChannel(key))
-	return u.all
-}
-
-// lockUses returns what scripts of package rlock do, but those of plain locks.
-func lockUses(key string) *useList {
-	u := &useList{}
-	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
-	u.on(wire.UnlockLatch(key, "id"), "GET", "SET", "DEL", "PTTL", "PEXPIRE")
-	u.on(wire.FencingToken(key), "INCR", "GET", "DEL")
-	return u
-}
-
-// fairUses returns what those of a fair lock do besides.
-func fairUses(key string) *useList {
-	u := &useList{kind: KindFair}
-	u.on(wire.FairQueue(key), "EXISTS", "LLEN", "LINDEX", "LPOS", "LRANGE", "RPUSH", "LPUSH", "LPOP", "LREM", "PEXPIRE", "PERSIST", "DEL")
-	u.on(wire.FairTimeouts(key), "EXISTS", "ZCARD", "ZSCORE", "ZADD", "ZREM", "PEXPIRE", "PERSIST", "DEL")
-	u.on(wire.FairAlive(key), "EXISTS", "ZCARD", "ZSCORE", "ZRANGEBYSCORE", "ZADD", "ZREM", "PEXPIRE", "DEL")
-	u.bare("TIME")
-	return u
-}
-
-// rwUses returns what those of a read-write lock do besides.
-func rwUses(key string, owner lock.Owner) *useList {
-	u := &useList{kind: KindReadWrite}
-	u.on(key, "HMGET", "HGETALL", "HKEYS", "HRANDFIELD")
-	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
-	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
-	return u
-}
-
-// semaphoreUses returns what those of semaphores of either kind do.
-func semaphoreUses(key, client string) *useList {
-	u := &useList{kind: KindSemaphore}
-	u.on(key, "GET", "SET", "EXISTS", "INCRBY", "PTTL")
-	u.on(wire.SemaphoreRequest(key, client, 1), "GET", "SET")
-	for _, line := range []string{wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key)} {
-		u.on(line, "ZRANGE", "ZSCORE", "ZADD", "ZREM", "PTTL", "PEXPIRE")
-	}
-	u.on(wire.PermitTimeouts(key), "ZRANGE", "ZRANGEBYSCORE", "ZSCORE", "ZCARD", "ZCOUNT", "ZADD", "ZREM", "PEXPIRE")
-	u.bare("TIME")
-	return u
-}
-
-// plainUses returns what those of a plain lock do.
-func plainUses(key string) *useList {
-	u := &useList{kind: KindPlain}
-	u.on(key, "SET", "GET", "PTTL", "PEXPIRE", "DEL")
-	return u
-}
-
-// latchUses returns what those of a count-down latch do.
-func latchUses(key string) *useList {
-	u := &useList{kind: KindLatch}
-	u.on(key, "GET", "SET", "DECRBY")
-	u.on(wire.LatchRound(key), "GET", "SET", "DEL")
-	return u
-}
-
-// probe asks all nodes at once, in requests with a context of their own. A node that hangs
-// is left behind when ctx ends.
+// probe checks all nodes concurrently, with requests under the context request. It does
+// not wait for nodes beyond the end of ctx.
 func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error) {
-	type answer struct {
+	type reply struct {
 		node     Node
 		findings []Finding
 		err      error
 	}
 	nodes := c.conn.Nodes()
-	answers := make(chan answer, len(nodes))
+	replies := make(chan reply, len(nodes))
 	for addr, conn := range nodes {
 		go func() {
-			var a answer
+			var a reply
 			a.node, a.findings, a.err = probeNode(request, addr, conn, uses)
-			answers <- a
+			replies <- a
 		}()
 	}
 	var r Report
 	var errs []error
 	for range nodes {
 		select {
-		case a := <-answers:
+		case a := <-replies:
 			r.Nodes = append(r.Nodes, a.node)
 			r.Findings = append(r.Findings, a.findings...)
 			errs = append(errs, a.err)
@@ -377,11 +235,11 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	for _, u := range uses {
 		args = append(append(args, strconv.Itoa(len(u.words))), u.words...)
 	}
-	asked := time.Now()
-	answer, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
-	n.RoundTrip = time.Since(asked)
+	sent := time.Now()
+	reply, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
+	n.RoundTrip = time.Since(sent)
 	var found []Finding
-	lacks := func(kind, problem, advice string, missing ...Right) {
+	report := func(kind, problem, advice string, missing ...Right) {
 		if len(missing) == 0 {
 			return
 		}
@@ -393,19 +251,19 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	switch {
 	case forbidden(err):
 		err = nil
-		lacks("", "this user may not run scripts", "allow this user the category @scripting, on a server that has it",
+		report("", "this user may not run scripts", "allow this user the category @scripting",
 			Right{Command: "EVALSHA"}, Right{Command: "EVAL"})
-	case err == nil && len(answer) < 3:
-		err = fmt.Errorf("redlatch: probe %s: the answer has %d parts", addr, len(answer))
+	case err == nil && len(reply) < 3:
+		err = fmt.Errorf("redlatch: probe %s: the reply has %d elements", addr, len(reply))
 	case err != nil:
 		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	default:
-		if answer[0] != 0 {
-			n.ClockOffset = time.UnixMicro(answer[0]*1e6 + answer[1]).Sub(asked.Add(n.RoundTrip / 2))
+		if reply[0] != 0 {
+			n.ClockOffset = time.UnixMicro(reply[0]*1e6 + reply[1]).Sub(sent.Add(n.RoundTrip / 2))
 		}
-		n.RightsKnown = answer[2] == 1
+		n.RightsKnown = reply[2] == 1
 		unknown, forbids := map[string][]Right{}, map[string][]Right{}
-		for _, number := range answer[3:] {
+		for _, number := range reply[3:] {
 			missing := forbids
 			if number < 0 {
 				missing, number = unknown, -number
@@ -414,8 +272,8 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			missing[u.kind] = append(missing[u.kind], u.Right)
 		}
 		for _, kind := range kinds {
-			lacks(kind, "the server does not know "+joined(unknown[kind]), "use a server that has these commands, and does not rename them", unknown[kind]...)
-			lacks(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
+			report(kind, "the server does not support "+joined(unknown[kind]), "use a server that has these commands and does not rename them", unknown[kind]...)
+			report(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
 		}
 	}
 	return n, append(found, n.findings()...), err
@@ -431,17 +289,17 @@ func joined(rights []Right) string {
 	return strings.Join(words, ", ")
 }
 
-// findings judges what the server says of itself.
+// findings returns the problems visible in n.
 func (n *Node) findings() (all []Finding) {
 	find := func(check Check, problem, advice string) {
 		all = append(all, Finding{Check: check, Addr: n.Addr, Problem: problem, Advice: advice})
 	}
 	if least, judged := oldest[n.Server]; judged && olderThan(n.Version, least) {
-		find(CheckVersion, fmt.Sprintf("%s %s is older than %d.%d, the oldest that is supported", n.Server, n.Version, least[0], least[1]),
+		find(CheckVersion, fmt.Sprintf("%s %s is older than %d.%d, the oldest supported version", n.Server, n.Version, least[0], least[1]),
 			"upgrade the server")
 	}
 	if n.MaxMemory > 0 && n.EvictionPolicy != "noeviction" && n.EvictionPolicy != "" && !n.Replica {
-		find(CheckEviction, fmt.Sprintf("with maxmemory-policy %s the server may evict locks that are held", n.EvictionPolicy),
+		find(CheckEviction, fmt.Sprintf("with maxmemory-policy %s the server may evict locks", n.EvictionPolicy),
 			"set maxmemory-policy to noeviction, or keep locks on a server of their own")
 	}
 	if off := n.ClockOffset.Abs() - n.RoundTrip/2; off > maxClockOffset {
@@ -451,13 +309,13 @@ func (n *Node) findings() (all []Finding) {
 	return all
 }
 
-// forbidden reports whether err is the server's refusal of a command for good.
+// forbidden reports whether err is a permanent refusal of a command.
 func forbidden(err error) bool {
 	reply, isReply := rueidis.IsRedisErr(err)
 	return isReply && (strings.HasPrefix(reply.Error(), "NOPERM") || strings.HasPrefix(reply.Error(), "unknown command"))
 }
 
-// readInfo reads the reply of INFO.
+// readInfo parses the reply to INFO.
 func (n *Node) readInfo(info string) {
 	fields := map[string]string{}
 	for line := range strings.Lines(info) {

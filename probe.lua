@@ -1,8 +1,8 @@
--- Asks what this user may do, and what the time is. It does nothing else.
--- ARGV   commands, each as the number of its words and the words
--- Reply: seconds and microseconds of the clock, 0 if it may not be read; 1 if
--- the server can tell what is allowed, else 0; then for each command that is
--- not its number, from 1, negative if the server does not know the command.
+-- Checks the rights of this user and reads the clock, without side effects.
+--ARGV   commands, each as the number of its words and the words
+--Reply: seconds and microseconds of the clock, 0 if it may not be read; 1 if the server
+--can check rights, else 0; then the number, from 1, of each command that is not
+--permitted, negative if the server does not support it.
 
 local reply = {0, 0, 0}
 local time = redis.pcall('TIME')

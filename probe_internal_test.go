@@ -14,8 +14,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Client.Probe asks for what the scripts do, and for no more.
-func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
+// Client.Probe checks exactly the commands that the scripts use.
+func TestProbeCoversScriptCommands(t *testing.T) {
 	command := regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
 	ofAll := map[string]bool{}
 	for _, kind := range []struct {
@@ -33,6 +33,9 @@ func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
 		for _, pattern := range kind.scripts {
 			files, err := filepath.Glob(pattern)
 			require.NoError(t, err)
+			more, err := filepath.Glob(filepath.Join(filepath.Dir(pattern), "lua", filepath.Base(pattern)))
+			require.NoError(t, err)
+			files = append(files, more...)
 			require.NotEmpty(t, files)
 			for _, file := range files {
 				source, err := os.ReadFile(file)
@@ -46,18 +49,18 @@ func TestProbeKnowsTheCommandsOfTheScripts(t *testing.T) {
 			asked[u.Command] = true
 		}
 		for name := range sent {
-			assert.True(t, asked[name] || ofAll[name], "%v: %s is not asked for", kind.scripts, name)
+			assert.True(t, asked[name] || ofAll[name], "%v: %s is not checked", kind.scripts, name)
 		}
 		for name := range asked {
 			if kind.uses.kind == "" {
 				ofAll[name] = true
 			}
-			assert.True(t, sent[name] || strings.HasPrefix(name, "EVAL"), "%v: %s is asked for and not used", kind.scripts, name)
+			assert.True(t, sent[name] || strings.HasPrefix(name, "EVAL"), "%v: %s is checked but not used", kind.scripts, name)
 		}
 	}
 }
 
-func TestANodeIsJudged(t *testing.T) {
+func TestFindings(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		info   string
@@ -69,9 +72,9 @@ func TestANodeIsJudged(t *testing.T) {
 		{name: "redis 6.0", info: "redis_version:6.0.16", want: CheckVersion},
 		{name: "valkey 7.2", info: "redis_version:7.2.4 server_name:valkey valkey_version:7.2.5"},
 		{name: "valkey 10", info: "redis_version:7.2.4 server_name:valkey valkey_version:10.0.0"},
-		{name: "somebody else", info: "redis_version:1.0.0 server_name:other"},
-		{name: "nothing told", info: ""},
-		{name: "a strange version", info: "redis_version:unstable"},
+		{name: "another server", info: "redis_version:1.0.0 server_name:other"},
+		{name: "no info", info: ""},
+		{name: "an unknown version format", info: "redis_version:unstable"},
 		{name: "evicts", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:master", want: CheckEviction},
 		{name: "does not evict", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:noeviction role:master"},
 		{name: "has no bound", info: "redis_version:7.0.0 maxmemory:0 maxmemory_policy:volatile-ttl role:master"},
@@ -79,7 +82,7 @@ func TestANodeIsJudged(t *testing.T) {
 		{name: "clock ahead", change: func(n *Node) { n.ClockOffset = 1100 * time.Millisecond }, want: CheckClock},
 		{name: "clock behind", change: func(n *Node) { n.ClockOffset = -1100 * time.Millisecond }, want: CheckClock},
 		{name: "clock about right", change: func(n *Node) { n.ClockOffset = 900 * time.Millisecond }},
-		{name: "clock not known well enough", change: func(n *Node) { n.ClockOffset, n.RoundTrip = 1100*time.Millisecond, time.Second }},
+		{name: "clock offset too imprecise", change: func(n *Node) { n.ClockOffset, n.RoundTrip = 1100*time.Millisecond, time.Second }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			n := Node{Addr: "addr"}

@@ -16,7 +16,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-func TestProbeOfAServerThatIsAllRight(t *testing.T) {
+func TestProbe(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var log harness.Log
 		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
@@ -49,7 +49,7 @@ func TestStartupChecks(t *testing.T) {
 		s := harness.Own(t, shared.Program)
 		for _, tt := range []struct {
 			name    string
-			server  [][]string // what to do to the server
+			server  [][]string // commands to prepare the server
 			options []redlatch.Option
 			logged  string // "" for nothing
 			missing []string
@@ -60,7 +60,7 @@ func TestStartupChecks(t *testing.T) {
 				logged: "may evict locks",
 			},
 			{
-				name:    "may evict, and nobody wants to know",
+				name:    "may evict, checks disabled",
 				server:  [][]string{{"CONFIG", "SET", "maxmemory", "1gb"}, {"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}},
 				options: []redlatch.Option{redlatch.WithoutStartupChecks()},
 			},
@@ -121,7 +121,7 @@ func TestStartupChecks(t *testing.T) {
 				},
 			},
 			{
-				// Nothing is known of other locks at startup.
+				// The startup checks do not cover other kinds.
 				name:   "locks of package rlock only",
 				server: [][]string{{"ACL", "SETUSER", "default", "-time", "-zadd", "-sadd"}},
 				missing: []string{
@@ -132,13 +132,13 @@ func TestStartupChecks(t *testing.T) {
 				},
 			},
 			{
-				// The name that is tried at startup is none of this user's.
-				name: "keys of its own",
+				// The name used by the startup checks is not one of this user's.
+				name: "own keys only",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys", "resetchannels",
 					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*", "&redlatch_*:{app:*", "&redisson_countdownlatch__channel__{app:*"}},
 			},
 			{
-				name: "keys of its own and a prefix, without tickets and tokens",
+				name: "own keys with a prefix, without unlock latches and tokens",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys",
 					"~app:*", "~{app:*", "~redisson_lock_queue:*", "~redisson_lock_timeout:*", "~redlatch_*"}},
 				options: []redlatch.Option{redlatch.WithNameMapper(func(name string) string { return "app:" + name })},
@@ -151,12 +151,12 @@ func TestStartupChecks(t *testing.T) {
 				},
 			},
 			{
-				name:    "nothing to be asked",
+				name:    "no info",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
 				missing: []string{"fair: TIME", "semaphore: TIME"},
 			},
 			{
-				name:   "nothing known",
+				name:   "almost no commands",
 				server: [][]string{{"ACL", "SETUSER", "default", "-@all", "+ping", "+hello", "+acl", "+config"}},
 				logged: "may not run scripts", missing: []string{"EVALSHA", "EVAL"},
 			},
@@ -201,32 +201,32 @@ func TestStartupChecks(t *testing.T) {
 	})
 }
 
-// endless fails the test if a request can end before it has an answer.
-type endless struct {
+// noDeadline fails the test if a request can be cancelled.
+type noDeadline struct {
 	rueidis.Client
 	t *testing.T
 }
 
-func (e endless) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+func (e noDeadline) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
 	assert.Nil(e.t, ctx.Done(), cmd.Commands())
 	return e.Client.Do(ctx, cmd)
 }
 
-func (e endless) Nodes() map[string]rueidis.Client {
+func (e noDeadline) Nodes() map[string]rueidis.Client {
 	nodes := e.Client.Nodes()
 	for addr, node := range nodes {
-		nodes[addr] = endless{node, e.t}
+		nodes[addr] = noDeadline{node, e.t}
 	}
 	return nodes
 }
 
-// Such a request would have rueidis use the connection in another way from then on,
-// which is slower for those who use it alone.
-func TestANewClientAsksNothingThatCanEnd(t *testing.T) {
+// A cancellable request would make rueidis switch the connection to another mode, which
+// is slower for sequential callers.
+func TestNewClientSendsNoCancellableRequest(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
-		c, err := redlatch.Wrap(ctx, endless{harness.Conn(t, s.Addr), t})
+		c, err := redlatch.Wrap(ctx, noDeadline{harness.Conn(t, s.Addr), t})
 		require.NoError(t, err)
 		c.Close()
 	})

@@ -24,17 +24,17 @@ import (
 )
 
 const (
-	// few is how many goroutines a client and its connections may have.
+	// few is the number of goroutines that a client and its connections may have.
 	few = 64
-	// warmth is when nobody listens any more to channels that were left.
+	// warmth bounds the time until unused channels are unsubscribed.
 	warmth = pubsub.DefaultKeepWarm + patience
 )
 
-// noise is by how much the heap may differ between two looks at the same state.
+// noise is the tolerance between two measurements of the heap in the same state.
 func noise() int64 { return int64(harness.Size(256<<10, 1<<20)) }
 
-// crowd runs f(0) to f(n-1), on so many goroutines.
-func crowd(goroutines, n int, f func(i int)) {
+// parallel runs f(0) to f(n-1) on that many goroutines.
+func parallel(goroutines, n int, f func(i int)) {
 	var next atomic.Int64
 	var wg sync.WaitGroup
 	for range goroutines {
@@ -56,11 +56,11 @@ func names(n int) []string {
 	return all
 }
 
-// takeAll takes a lock of each name.
+// takeAll acquires a lock of each name.
 func takeAll(t *testing.T, c *redlatch.Client, names []string, opts ...lock.Option) []lock.Hold {
 	t.Helper()
 	all := make([]lock.Hold, len(names))
-	crowd(64, len(names), func(i int) {
+	parallel(64, len(names), func(i int) {
 		var err error
 		all[i], err = c.Lock(names[i]).Lock(context.Background(), opts...)
 		assert.NoError(t, err)
@@ -71,10 +71,10 @@ func takeAll(t *testing.T, c *redlatch.Client, names []string, opts ...lock.Opti
 
 func unlockAll(t *testing.T, all []lock.Hold) {
 	t.Helper()
-	crowd(64, len(all), func(i int) { assert.NoError(t, all[i].Unlock(context.Background())) })
+	parallel(64, len(all), func(i int) { assert.NoError(t, all[i].Unlock(context.Background())) })
 }
 
-// subscribed returns the channels somebody is subscribed to.
+// subscribed returns the channels with subscribers.
 func subscribed(t *testing.T, conn rueidis.Client) []string {
 	t.Helper()
 	all, err := conn.Do(context.Background(), conn.B().PubsubChannels().Build()).AsStrSlice()
@@ -86,13 +86,13 @@ func subscribed(t *testing.T, conn rueidis.Client) []string {
 type crowded struct {
 	client      func(t testing.TB) *redlatch.Client
 	conn        rueidis.Client
-	reset       func()                   // begins to count commands anew
-	calls       func(command string) int // since then
+	reset       func()                   // resets the command counters
+	calls       func(command string) int // number of commands since reset
 	nothingLeft func(t testing.TB)
 }
 
-// eachCrowded runs a test alone on every server, and in a short run in virtual time: what
-// it waits for takes long.
+// eachCrowded runs a test alone on every server. In short mode it runs in virtual time,
+// because the test waits for long.
 func eachCrowded(t *testing.T, test func(t *testing.T, s crowded)) {
 	if testing.Short() {
 		harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
@@ -118,27 +118,27 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 	waiters := harness.Size(2000, 10_000)
 	eachCrowded(t, func(t *testing.T, s crowded) {
 		holder, c := s.client(t), s.client(t)
-		works(t, c, "other") // loads the scripts, and connects the subscriber
+		checkLock(t, c, "other") // loads the scripts and connects the subscriber
 		harness.Eventually(t, warmth, "no channel", func() bool { return c.PubSub().Channels == 0 })
-		messages := c.PubSub().Messages
+		received := c.PubSub().Messages
 		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
-		before := lookAround(waiters)
+		before := currentUsage(waiters)
 
-		// polls is how often the first waiter may have looked by itself.
+		// polls bounds the number of polls of the first waiter.
 		polls := func(since time.Time) int { return 1 + int(time.Since(since)/safetyPoll) }
 		s.reset()
 		began := time.Now()
 		leave := enqueue(t, c, waiters, func(int) string { return "orders" })
-		asleep := func(attempts int) {
+		waitForWaiters := func(attempts int) {
 			t.Helper()
-			harness.Eventually(t, patience, "all wait, and the attempt is over", func() bool {
+			harness.Eventually(t, patience, "all wait after the attempt", func() bool {
 				return s.calls("evalsha") >= attempts && harness.Waiting(waiters, c)
 			})
 		}
-		asleep(2) // the one that found the lock taken, and the one after the subscription
+		waitForWaiters(2) // the first, and one after the subscription
 		require.LessOrEqual(t, s.calls("evalsha"), 2+polls(began))
-		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: messages}, c.PubSub())
+		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: received}, c.PubSub())
 		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, s.conn))
 		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 
@@ -148,19 +148,19 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 		require.LessOrEqual(t, s.calls("evalsha"), polls(began))
 		require.Zero(t, s.calls("eval")+s.calls("subscribe")+s.calls("publish"))
 
-		// A message makes the first waiter try, and nobody else.
+		// A message triggers only the first waiter.
 		s.reset()
-		const told = 20
+		const messages = 20
 		began = time.Now()
-		for i := range told {
+		for i := range messages {
 			publish := s.conn.B().Publish().Channel("redisson_lock__channel:{orders}").Message("0").Build()
 			require.NoError(t, s.conn.Do(t.Context(), publish).Error())
-			asleep(i + 1)
+			waitForWaiters(i + 1)
 		}
-		require.LessOrEqual(t, s.calls("evalsha"), told+polls(began))
+		require.LessOrEqual(t, s.calls("evalsha"), messages+polls(began))
 
 		leave()
-		nobodyIsLeft(t, c, s.conn, before)
+		requireNoLeak(t, c, s.conn, before)
 		require.NoError(t, h.Unlock(t.Context()))
 		s.nothingLeft(t)
 	})
@@ -171,31 +171,30 @@ func TestManyWaitersOnManyLocks(t *testing.T) {
 	eachCrowded(t, func(t *testing.T, s crowded) {
 		holder, c := s.client(t), s.client(t)
 		held := takeAll(t, holder, names(2*waiters), lock.Lease(time.Hour))
-		var before state
+		var before usage
 		for round := range 2 {
-			// Maps keep the size they had once, and the queues some entries for the
-			// next locks: it is the second time, with other locks, that must cost
-			// nothing more.
-			if before = lookAround(waiters); round == 0 {
+			// Maps keep their size, and the queues keep some entries for the next
+			// locks. Only the second round, with other locks, must cost nothing more.
+			if before = currentUsage(waiters); round == 0 {
 				before.heap = math.MaxInt64 - noise()
 			}
 			leave := enqueue(t, c, waiters, func(i int) string { return held[round*waiters+i].Name() })
-			harness.Eventually(t, 3*patience, "all have subscribed and wait", func() bool {
+			harness.Eventually(t, 3*patience, "all are subscribed and wait", func() bool {
 				return c.PubSub().Subscribed == waiters && harness.Waiting(waiters, c)
 			})
 			require.Equal(t, pubsub.Stats{Listeners: waiters, Channels: waiters, Subscribed: waiters, Connections: 1}, c.PubSub())
 			require.Len(t, subscribed(t, s.conn), waiters)
 			require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 			leave()
-			nobodyIsLeft(t, c, s.conn, before)
+			requireNoLeak(t, c, s.conn, before)
 		}
 		unlockAll(t, held)
 		s.nothingLeft(t)
 	})
 }
 
-// enqueue makes n goroutines wait for locks, every second one with a deadline,
-// and returns how to make them leave, which waits until they have.
+// enqueue starts n goroutines that wait for locks, every second one with a deadline.
+// leave cancels them and waits until they have left.
 func enqueue(t *testing.T, c *redlatch.Client, n int, name func(i int) string) (leave func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -218,33 +217,33 @@ func enqueue(t *testing.T, c *redlatch.Client, n int, name func(i int) string) (
 	return leave
 }
 
-// state is what this process uses.
-type state struct {
+// usage is the resource usage of this process.
+type usage struct {
 	heap       int64
 	goroutines int
 }
 
-// lookAround returns the state, after n goroutines have slept together: the
-// runtime keeps what it needed for them.
-func lookAround(n int) state {
-	var asleep, all sync.WaitGroup
+// currentUsage returns the usage after n goroutines have slept together, because the
+// runtime keeps what it allocated for them.
+func currentUsage(n int) usage {
+	var waitForWaiters, all sync.WaitGroup
 	wake := make(chan struct{})
-	asleep.Add(n)
+	waitForWaiters.Add(n)
 	for range n {
 		all.Go(func() {
-			asleep.Done()
+			waitForWaiters.Done()
 			<-wake
 		})
 	}
-	asleep.Wait()
+	waitForWaiters.Wait()
 	close(wake)
 	all.Wait()
-	return state{harness.HeapInUse(), runtime.NumGoroutine()}
+	return usage{harness.HeapInUse(), runtime.NumGoroutine()}
 }
 
-// nobodyIsLeft fails the test unless the waiters of a client, who have all gone,
-// leave no channel, no goroutine and no memory.
-func nobodyIsLeft(t *testing.T, c *redlatch.Client, conn rueidis.Client, before state) {
+// requireNoLeak fails the test if the waiters of a client, which have all left, have
+// left a channel, a goroutine or memory.
+func requireNoLeak(t *testing.T, c *redlatch.Client, conn rueidis.Client, before usage) {
 	t.Helper()
 	require.Zero(t, c.PubSub().Listeners)
 	harness.Eventually(t, warmth, "no channel", func() bool {
@@ -255,16 +254,16 @@ func nobodyIsLeft(t *testing.T, c *redlatch.Client, conn rueidis.Client, before 
 	harness.Eventually(t, patience, "no memory", func() bool { return harness.HeapInUse() <= before.heap+noise() })
 }
 
-// A million waits end before their time, at the head of a queue or behind it, and
-// some get the lock.
-func TestAMillionShortWaits(t *testing.T) {
+// A million waits end early, at the head of a queue or behind it, and some get the
+// lock.
+func TestManyShortWaits(t *testing.T) {
 	waits := harness.Size(10_000, 1_000_000)
 	const (
 		callers = 1000
 		longest = 20 * time.Millisecond
 		locks   = 400
-		// atOnce is how many locks are wanted at a time: few, so that most waits end
-		// before they come to an attempt.
+		// atOnce is the number of locks wanted at a time. It is small, so that most
+		// waits end before an attempt.
 		atOnce = 20
 	)
 	eachCrowded(t, func(t *testing.T, s crowded) {
@@ -272,8 +271,8 @@ func TestAMillionShortWaits(t *testing.T) {
 		all := names(locks)
 		held := takeAll(t, holder, all, lock.Lease(time.Hour))
 		var acquired, timedOut, cancelled atomic.Int64
-		wait := func(n int) state {
-			crowd(callers, n, func(i int) {
+		wait := func(n int) usage {
+			parallel(callers, n, func(i int) {
 				ctx, cancel := context.WithCancel(context.Background())
 				defer cancel()
 				name := all[(i*locks/n+rand.N(atOnce))%locks]
@@ -299,13 +298,13 @@ func TestAMillionShortWaits(t *testing.T) {
 					timedOut.Add(1)
 				}
 			})
-			harness.Idle(t, c) // attempts that were under way when their caller left are undone
-			return state{harness.HeapInUse(), runtime.NumGoroutine()}
+			harness.Idle(t, c) // attempts in flight when their caller left are undone
+			return usage{harness.HeapInUse(), runtime.NumGoroutine()}
 		}
 		before := wait(waits / 5)
 		after := wait(waits - waits/5)
-		// A connection that was replaced counts twice for a while.
-		harness.Eventually(t, patience, "no memory is lost", func() bool { return harness.HeapInUse() <= before.heap+2*noise() })
+		// A replaced connection counts twice for a while.
+		harness.Eventually(t, patience, "no memory leak", func() bool { return harness.HeapInUse() <= before.heap+2*noise() })
 		require.LessOrEqual(t, after.goroutines, before.goroutines+few)
 		require.EqualValues(t, waits/50, acquired.Load())
 		require.Greater(t, timedOut.Load(), int64(waits/3))
@@ -314,14 +313,13 @@ func TestAMillionShortWaits(t *testing.T) {
 
 		unlockAll(t, held)
 		s.nothingLeft(t)
-		nobodyIsLeft(t, c, s.conn, after)
+		requireNoLeak(t, c, s.conn, after)
 	})
 }
 
-// A client holds very many locks for more than three watchdog timeouts: in
-// peace, then while others flood its connections, then while some of the keys
-// become something else.
-func TestAHundredThousandHolds(t *testing.T) {
+// A client holds very many locks for more than three watchdog timeouts: undisturbed,
+// then while its connections are flooded, then while some of the keys are overwritten.
+func TestManyHolds(t *testing.T) {
 	holds := harness.Size(2000, 100_000)
 	timeout := time.Duration(harness.Size(3, 20)) * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -331,7 +329,7 @@ func TestAHundredThousandHolds(t *testing.T) {
 		defer c.Close()
 		all := takeAll(t, c, names(holds))
 
-		// keep looks at the holds for a watchdog timeout: none of them is lost.
+		// keep checks for a watchdog timeout that no hold is lost.
 		keep := func(all []lock.Hold) {
 			t.Helper()
 			least := timeout
@@ -340,7 +338,7 @@ func TestAHundredThousandHolds(t *testing.T) {
 					least = min(least, h.Remaining())
 				}
 			}
-			t.Logf("of %d holds one had %v left, none less", len(all), least)
+			t.Logf("of %d holds the shortest had %v left", len(all), least)
 			require.Positive(t, least, "a hold was lost")
 		}
 

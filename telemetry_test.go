@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -15,7 +14,6 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
-	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
@@ -25,7 +23,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// recorder keeps what a client traces and measures.
+// recorder collects the spans and metrics of a client.
 type recorder struct {
 	t      *testing.T
 	spans  *tracetest.InMemoryExporter
@@ -52,8 +50,8 @@ func (r *recorder) under(ctx context.Context, name string, f func(ctx context.Co
 	f(ctx)
 }
 
-// tree returns the spans that have ended, a line each, indented under their
-// parents, in the order they began.
+// tree returns the ended spans in the order in which they began, one per line, indented
+// under their parents.
 func (r *recorder) tree() string {
 	spans := r.spans.GetSpans()
 	slices.SortStableFunc(spans, func(a, b tracetest.SpanStub) int { return a.StartTime.Compare(b.StartTime) })
@@ -79,7 +77,7 @@ func (r *recorder) tree() string {
 	return b.String()
 }
 
-// printed returns attributes sorted, without those that differ from run to run.
+// printed returns the sorted attributes, without values that differ from run to run.
 func printed(attrs []attribute.KeyValue) string {
 	var all []string
 	for _, a := range attrs {
@@ -106,7 +104,7 @@ func TestSpans(t *testing.T) {
 			return nil
 		}
 
-		// Woken by message, and then by hand-off.
+		// Woken by a message, then by a hand-off.
 		require.NoError(t, c.Lock("warm").Do(lock.WithOwner(t.Context(), c.NewOwner()), nothing))
 		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
 		r.spans.Reset()
@@ -116,7 +114,7 @@ func TestSpans(t *testing.T) {
 		done := make(chan error, 2)
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			go func() { done <- c.Lock("orders").Do(ctx, work) }()
-			asleep(t, conn, 1, 2, c)
+			waitForWaiters(t, conn, 1, 2, c)
 			require.NoError(t, theirs.Unlock(t.Context()))
 			require.NoError(t, <-done)
 		})
@@ -133,7 +131,7 @@ func TestSpans(t *testing.T) {
 			require.NoError(t, err)
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FencedLock("invoices").Do(ctx, nothing) }()
-			asleep(t, conn, 1, 1, c) // when it has subscribed
+			waitForWaiters(t, conn, 1, 1, c) // after it has subscribed
 			_, err = c.FencedLock("invoices").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.NoError(t, h.Unlock(t.Context()))
@@ -151,8 +149,8 @@ func TestSpans(t *testing.T) {
 	})
 }
 
-// A fair lock passes from one waiter to the next; a writer lets in readers, of
-// whom one has made the attempts for both.
+// A fair lock passes from one waiter to the next. A writer admits readers, one of which
+// has made the attempts for both.
 func TestSpansOfOtherKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
@@ -168,7 +166,7 @@ func TestSpansOfOtherKinds(t *testing.T) {
 			go func() {
 				done <- c.FairLock("orders").Do(ctx, func(context.Context) error { <-release; return nil })
 			}()
-			asleep(t, conn, 1, 2, c) // when it comes, and when it has subscribed
+			waitForWaiters(t, conn, 1, 2, c) // on arrival and after it has subscribed
 			require.NoError(t, theirs.Unlock(t.Context()))
 			harness.Eventually(t, 5*time.Second, "it has the lock", func() bool {
 				held, err := c.FairLock("orders").IsLocked(t.Context())
@@ -176,7 +174,7 @@ func TestSpansOfOtherKinds(t *testing.T) {
 			})
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FairLock("orders").Do(ctx, nothing) }()
-			asleep(t, conn, 1, 1, c) // when it comes: it is told of nothing while this process holds
+			waitForWaiters(t, conn, 1, 1, c) // on arrival; no message arrives while this process holds the lock
 			close(release)
 			require.NoError(t, <-done)
 			require.NoError(t, <-done)
@@ -197,9 +195,9 @@ func TestSpansOfOtherKinds(t *testing.T) {
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			asleep(t, conn, 1, 2, c)
+			waitForWaiters(t, conn, 1, 2, c)
 			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			asleep(t, conn, 2, 2, c)
+			waitForWaiters(t, conn, 2, 2, c)
 			require.NoError(t, theirs.Unlock(t.Context()))
 			require.NoError(t, <-done)
 			require.NoError(t, <-done)
@@ -218,8 +216,8 @@ func TestSpansOfOtherKinds(t *testing.T) {
 	})
 }
 
-// What is made of several locks has spans of its own, and those of its members are in them.
-func TestSpansOfSeveralLocks(t *testing.T) {
+// Groups of locks have their own spans, with those of their members inside.
+func TestSpansOfGroups(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
 		c := harness.Client(t, s, r.options()...)
@@ -260,10 +258,10 @@ func TestSpansOfSeveralLocks(t *testing.T) {
 				return nil
 			}))
 		})
-		var whole strings.Builder
+		var ordered strings.Builder
 		for line := range strings.Lines(r.tree()) {
-			if !strings.Contains(line, "kind=lock") { // these come in any order
-				whole.WriteString(line)
+			if !strings.Contains(line, "kind=lock") { // their order varies
+				ordered.WriteString(line)
 			}
 		}
 		require.Equal(t, `request
@@ -271,11 +269,11 @@ func TestSpansOfSeveralLocks(t *testing.T) {
   redlatch.hold{kind=red name=orders}
     redlatch.acquire{attempts=1 contended=true kind=red name=orders outcome=not_acquired}
     redlatch.release{kind=red name=orders}
-`, whole.String())
+`, ordered.String())
 	})
 }
 
-// A wait is a span of its own, whatever its end.
+// A wait is a span, whatever its outcome.
 func TestSpansOfWaits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
@@ -289,8 +287,8 @@ func TestSpansOfWaits(t *testing.T) {
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			done := make(chan error, 1)
 			go func() { done <- c.CountDownLatch("import").Wait(bounded) }()
-			listening(t, c, 1)
-			harness.Eventually(t, patience, "it has looked twice", func() bool {
+			waitForListeners(t, c, 1)
+			harness.Eventually(t, patience, "two reads", func() bool {
 				return harness.Commands(t, conn)["evalsha"] == 2 && c.Stats().Background == 0
 			})
 			cancel()
@@ -306,7 +304,7 @@ func TestSpansOfWaits(t *testing.T) {
 	})
 }
 
-func TestSpansOfTrouble(t *testing.T) {
+func TestSpansOfFailures(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
@@ -328,7 +326,7 @@ func TestSpansOfTrouble(t *testing.T) {
 		require.NoError(t, s.Restart())
 		harness.Eventually(t, 10*time.Second, "the connection is back", func() bool { return c.Ping(t.Context()) == nil })
 		harness.Do(t, s.Addr, "CLIENT", "PAUSE", "1000")
-		_, err = c.Lock("late").Lock(t.Context(), lock.Wait(100*time.Millisecond)) // and nobody knows
+		_, err = c.Lock("late").Lock(t.Context(), lock.Wait(100*time.Millisecond)) // its outcome is unknown
 		require.ErrorIs(t, err, lock.ErrIndeterminate)
 
 		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(r.spans.GetSpans()) == 6 })
@@ -340,170 +338,7 @@ func TestSpansOfTrouble(t *testing.T) {
 	})
 }
 
-// measured returns each metric's name, unit and points, printed.
-func (r *recorder) measured() map[string]string {
-	var data metricdata.ResourceMetrics
-	require.NoError(r.t, r.reader.Collect(r.t.Context(), &data))
-	all := map[string]string{}
-	for _, scope := range data.ScopeMetrics {
-		assert.Equal(r.t, "github.com/redlatch/redlatch", scope.Scope.Name)
-		for _, m := range scope.Metrics {
-			assert.NotEmpty(r.t, m.Description, m.Name)
-			var points []string
-			switch d := m.Data.(type) {
-			case metricdata.Sum[int64]:
-				kind := "gauge"
-				if d.IsMonotonic {
-					kind = "counter"
-				}
-				for _, p := range d.DataPoints {
-					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Value))
-				}
-				all[m.Name] = kind + " " + m.Unit
-			case metricdata.Histogram[float64]:
-				for _, p := range d.DataPoints {
-					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Count))
-				}
-				all[m.Name] = "histogram " + m.Unit
-			}
-			slices.Sort(points)
-			all[m.Name] += " " + strings.Join(points, " ")
-		}
-	}
-	return all
-}
-
-func TestMetrics(t *testing.T) {
-	const timeout = 2 * time.Second
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		r := record(t)
-		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(timeout))...)
-		h, err := c.Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
-		done := make(chan error, 1)
-		go func() { done <- c.Lock("orders").Do(context.Background(), nothing) }()
-		harness.Waits(t, 1, c)
-		_, err = c.FencedLock("orders").TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		during := r.measured()
-		assert.Equal(t, "gauge {hold} {kind=lock}=1", during["redlatch.holds"])
-		assert.Equal(t, "gauge {waiter} {kind=fenced}=0 {kind=lock}=1", during["redlatch.waiters"])
-		harness.Eventually(t, 5*time.Second, "a renewal", func() bool { return r.measured()["redlatch.renewal.remaining"] != "" })
-		require.NoError(t, h.Unlock(t.Context()))
-		require.NoError(t, <-done)
-
-		doomed, err := c.Lock("doomed").Lock(t.Context())
-		require.NoError(t, err)
-		theirs, err := harness.Client(t, s).Lock("theirs").Lock(t.Context(), lock.Lease(100*time.Millisecond))
-		require.NoError(t, err)
-		require.NoError(t, c.Lock("theirs").Do(t.Context(), nothing)) // the expiry makes it try
-		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
-		s.Kill()
-		harness.Eventually(t, 10*time.Second, "the loss", func() bool { return r.measured()["redlatch.losses"] != "" })
-		require.ErrorIs(t, doomed.Unlock(t.Context()), lock.ErrLost)
-		require.NoError(t, s.Restart())
-		theirs, err = harness.Client(t, s).Lock("theirs").Lock(t.Context())
-		require.NoError(t, err)
-		defer func() { require.NoError(t, theirs.Unlock(t.Context())) }()
-		harness.Eventually(t, 20*time.Second, "a new subscriber connection", func() bool {
-			_ = c.Lock("theirs").Do(t.Context(), nothing, lock.Wait(100*time.Millisecond))
-			return r.measured()["redlatch.hub.reconnects"] != ""
-		})
-
-		got := r.measured()
-		for name, want := range map[string]string{
-			"redlatch.acquisitions":      `^counter {acquisition} {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
-			"redlatch.acquire.duration":  `^histogram s {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
-			"redlatch.hold.duration":     `^histogram s {kind=lock}=\d+$`,
-			"redlatch.holds":             `^gauge {hold} {kind=lock}=0$`,
-			"redlatch.waiters":           `^gauge {waiter} {kind=fenced}=0 {kind=lock}=0$`,
-			"redlatch.losses":            `^counter {hold} {kind=lock reason=lease expired}=1$`,
-			"redlatch.handoffs":          `^counter {handoff} {kind=lock}=1$`,
-			"redlatch.polls":             `^counter {attempt} {kind=lock}=\d+$`,
-			"redlatch.hub.reconnects":    `^counter {reconnect} =[1-9]\d*$`,
-			"redlatch.renewal.remaining": `^histogram s =\d+$`,
-			"redlatch.renewal.failures":  `^counter {batch} =[1-9]\d*$`,
-		} {
-			assert.Regexp(t, want, got[name], name)
-			delete(got, name)
-		}
-		assert.Empty(t, got, "metrics without an expectation")
-	})
-}
-
-func TestMetricsOfOtherKinds(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		r := record(t)
-		c := s.Client(t, r.options()...)
-		done := make(chan error, 3)
-
-		// Heartbeats keep queue positions. They are neither polls nor renewals.
-		h, err := c.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		go func() { done <- c.FairLock("orders").Do(context.Background(), nothing) }()
-		synctest.Wait()
-		s.Reset()
-		time.Sleep(safetyPoll - time.Second)
-		require.Equal(t, 1, s.Calls("evalsha"), "the heartbeat")
-		assert.Equal(t, "gauge {waiter} {kind=fair}=1", r.measured()["redlatch.waiters"])
-		assert.Empty(t, r.measured()["redlatch.renewal.remaining"])
-		assert.Empty(t, r.measured()["redlatch.polls"])
-		require.NoError(t, h.Unlock(t.Context()))
-		require.NoError(t, <-done)
-		assert.Contains(t, r.tree(), "redlatch.acquire{attempts=1 contended=true kind=fair name=orders outcome=acquired}")
-
-		// A writer passes its hold on to all readers that are next, in one.
-		rw := c.RWLock("catalogue")
-		h, err = rw.Write().Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		for range cap(done) {
-			go func() { done <- rw.Read().Do(context.Background(), nothing) }()
-		}
-		synctest.Wait()
-		require.NoError(t, h.Unlock(t.Context()))
-		for range cap(done) {
-			require.NoError(t, <-done)
-		}
-		_, err = rw.Read().TryLock(lock.WithOwner(t.Context(), c.NewOwner()))
-		require.NoError(t, err)
-
-		got := r.measured()
-		for name, want := range map[string]string{
-			"redlatch.acquisitions":  "counter {acquisition} {kind=fair outcome=acquired}=2 {kind=read outcome=acquired}=4 {kind=write outcome=acquired}=1",
-			"redlatch.holds":         "gauge {hold} {kind=fair}=0 {kind=read}=1 {kind=write}=0",
-			"redlatch.waiters":       "gauge {waiter} {kind=fair}=0 {kind=read}=0 {kind=write}=0",
-			"redlatch.hold.duration": "histogram s {kind=fair}=2 {kind=read}=3 {kind=write}=1",
-			"redlatch.handoffs":      "counter {handoff} {kind=fair}=1 {kind=write}=1",
-			"redlatch.polls":         "",
-		} {
-			assert.Equal(t, want, got[name], name)
-		}
-	})
-}
-
-func TestNamesInMetricsAreAskedFor(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		template := func(name string) string {
-			template, _, _ := strings.Cut(name, ":")
-			return strings.TrimPrefix(template, "private")
-		}
-		c := harness.Client(t, s, r.options(redlatch.WithMetricName(template))...)
-		for _, name := range []string{"order:1", "order:2", "private:1"} {
-			require.NoError(t, c.Lock(name).Do(t.Context(), nothing))
-		}
-		assert.Equal(t, "histogram s {kind=lock name=order}=2 {kind=lock}=1", r.measured()["redlatch.hold.duration"])
-
-		theirs, err := harness.Client(t, s).Lock("order:3").Lock(t.Context(), lock.Lease(100*time.Millisecond))
-		require.NoError(t, err)
-		require.NoError(t, c.Lock("order:3").Do(t.Context(), nothing)) // the expiry makes it try
-		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
-		assert.Regexp(t, `^counter {attempt} {kind=lock name=order}=\d+$`, r.measured()["redlatch.polls"])
-	})
-}
-
-// The documentation names everything that the code emits.
+// The documentation lists everything that the code emits.
 func TestTelemetryIsDocumented(t *testing.T) {
 	source, err := os.ReadFile("internal/telemetry/telemetry.go")
 	require.NoError(t, err)

@@ -15,33 +15,32 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// What the passing of time does is tested here, in virtual time, where counts are exact.
+// These tests run in virtual time, where counts are exact.
 
-// safetyPoll is how long a waiter that hears nothing sleeps at most.
+// safetyPoll is the longest pause of a waiter that receives no message.
 const safetyPoll = 5 * time.Second
 
-// tick is how late a timer may be.
+// tick is the greatest delay of a timer.
 const tick = 5 * time.Millisecond
 
 func writer(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }
 
-// timed are kinds of locks.
-var timed = []struct {
+// timedKinds are kinds of locks.
+var timedKinds = []struct {
 	name string
 	of   func(c *redlatch.Client, name string) lock.Locker
-	// rival is of what nobody else can hold meanwhile.
+	// rival returns a lock that excludes the first; nil means of.
 	rival func(c *redlatch.Client, name string) lock.Locker
-	// every is how often one of the waiters of a process makes an attempt while nothing
-	// happens.
+	// every is the interval of the attempts of a process while nothing happens.
 	every time.Duration
 }{
 	{name: "lock", every: safetyPoll, of: func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }},
 	{name: "fenced", every: safetyPoll, of: func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }},
 	{name: "spin", every: 128 * time.Millisecond, of: func(c *redlatch.Client, name string) lock.Locker { return c.SpinLock(name) }},
 	{name: "plain", every: 250 * time.Millisecond, of: func(c *redlatch.Client, name string) lock.Locker { return c.PlainLock(name) }},
-	// There are two heartbeats for each attempt, which keep the queue position.
+	// Two heartbeats per attempt keep the queue position.
 	{name: "fair", every: safetyPoll / 3, of: func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) }},
-	// The waiter is a writer, which keeps blocking new readers.
+	// The waiter is a writer, which blocks new readers.
 	{name: "read", every: 2 * time.Second, of: func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Read() }, rival: writer},
 	{name: "write", every: safetyPoll, of: writer},
 	{name: "multi", every: safetyPoll, of: func(c *redlatch.Client, name string) lock.Locker {
@@ -51,7 +50,7 @@ var timed = []struct {
 
 // eachTimed runs a test for each kind, with locks of two clients.
 func eachTimed(t *testing.T, opt redlatch.Option, test func(t *testing.T, s *harness.VirtualServer, held, wanted lock.Locker, every time.Duration)) {
-	for _, k := range timed {
+	for _, k := range timedKinds {
 		if k.rival == nil {
 			k.rival = k.of
 		}
@@ -59,15 +58,15 @@ func eachTimed(t *testing.T, opt redlatch.Option, test func(t *testing.T, s *har
 			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 				held, wanted := k.of(s.Client(t, opt), "orders"), k.rival(s.Client(t, opt), "orders")
 				test(t, s, held, wanted, k.every)
-				s.Del("redisson_lock_token:{orders}") // which outlives a fenced lock
+				s.Del("redisson_lock_token:{orders}") // outlives a fenced lock
 				s.NothingLeft(t)
 			})
 		})
 	}
 }
 
-func TestAnIdleWaiterIsQuiet(t *testing.T) {
-	const wait, settled = 2 * time.Minute, 10 * time.Second
+func TestIdleWaiterRequests(t *testing.T) {
+	const wait, startup = 2 * time.Minute, 10 * time.Second
 	eachTimed(t, redlatch.WithWatchdogTimeout(time.Minute), func(t *testing.T, s *harness.VirtualServer, held, wanted lock.Locker, every time.Duration) {
 		h, err := held.Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
@@ -80,11 +79,11 @@ func TestAnIdleWaiterIsQuiet(t *testing.T) {
 				assert.InDelta(t, wait, time.Since(begin), float64(2*tick))
 			})
 		}
-		time.Sleep(settled)
+		time.Sleep(startup)
 		s.Reset()
-		time.Sleep(wait - settled - time.Second)
+		time.Sleep(wait - startup - time.Second)
 		synctest.Wait()
-		attempts := float64(wait-settled-time.Second) / float64(every)
+		attempts := float64(wait-startup-time.Second) / float64(every)
 		assert.InDelta(t, attempts, s.Calls("evalsha"), 1+attempts/40)
 		assert.Zero(t, s.Calls("subscribe")+s.Calls("publish")+s.Calls("eval"))
 		waiters.Wait()
@@ -92,8 +91,8 @@ func TestAnIdleWaiterIsQuiet(t *testing.T) {
 	})
 }
 
-// Nobody is told when keys are deleted by hand.
-func TestAWaiterFindsWhatItWasNotTold(t *testing.T) {
+// Deleting keys by hand publishes nothing.
+func TestWaiterNoticesDeletedKeys(t *testing.T) {
 	eachTimed(t, redlatch.WithWatchdogTimeout(time.Minute), func(t *testing.T, s *harness.VirtualServer, held, wanted lock.Locker, _ time.Duration) {
 		h, err := held.Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
@@ -109,11 +108,12 @@ func TestAWaiterFindsWhatItWasNotTold(t *testing.T) {
 	})
 }
 
-func TestAHoldIsRenewedAfterAThirdOfItsLease(t *testing.T) {
-	// Not a multiple of the third: a renewal may be on its way when one is due.
+func TestHoldIsRenewedAfterThirdOfLease(t *testing.T) {
+	// Not a multiple of a third of the lease: a renewal may be in flight when one is
+	// due.
 	const timeout, watched = 30 * time.Second, 10*time.Minute + 5*time.Second
 	eachTimed(t, redlatch.WithWatchdogTimeout(timeout), func(t *testing.T, s *harness.VirtualServer, held, wanted lock.Locker, _ time.Duration) {
-		for range 2 { // the watchdog has nothing to do in between
+		for range 2 { // the watchdog is idle in between
 			h, err := held.Lock(t.Context())
 			require.NoError(t, err)
 			s.Reset()
@@ -130,20 +130,20 @@ func TestAHoldIsRenewedAfterAThirdOfItsLease(t *testing.T) {
 			require.NoError(t, h.Unlock(t.Context()))
 			s.Reset()
 			time.Sleep(time.Hour)
-			require.Zero(t, s.Calls("evalsha"), "what was released is renewed")
+			require.Zero(t, s.Calls("evalsha"), "renewed after the release")
 		}
 	})
 }
 
-// Nor does a hold cost a goroutine.
-func TestHoldsOfAClientAreRenewedInBatches(t *testing.T) {
+// Holds need no goroutines.
+func TestHoldsAreRenewedInBatches(t *testing.T) {
 	const holds, batch, timeout, rounds = 500, 100, 30 * time.Second, 6
 	harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
 		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
 		goroutines := runtime.NumGoroutine()
 		all := takeAll(t, c, names(holds))
-		time.Sleep(timeout/3 + time.Second) // the server has the script then
+		time.Sleep(timeout/3 + time.Second) // loads the script
 		s.Reset()
 		time.Sleep(timeout / 3 * rounds)
 		synctest.Wait()

@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// The floor is the work of an uncontended pair on the server and nothing else:
-// two scripts that do what acquire.lua and release.lua do, through rueidis.
+// The floor is the work of an uncontended pair on the server and nothing else: two scripts
+// that do the same as acquire.lua and release.lua, through rueidis.
 var (
 	floorAcquire = rueidis.NewLuaScript(`if redis.call('EXISTS', KEYS[1]) == 0 then
 redis.call('HSET', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 0 end return 1`)
@@ -53,8 +53,7 @@ func conn(b *testing.B) rueidis.Client {
 	return c
 }
 
-// pairs runs b.N lock-unlock pairs on as many goroutines as asked, each on a key
-// of its own.
+// pairs runs b.N lock-unlock pairs on that many goroutines, each on its own key.
 func pairs(b *testing.B, goroutines int, pair func(g int) error) {
 	b.ReportAllocs()
 	b.ResetTimer()
@@ -74,7 +73,7 @@ func pairs(b *testing.B, goroutines int, pair func(g int) error) {
 	wg.Wait()
 }
 
-// kinds are the locks that are measured.
+// kinds are the measured locks.
 var kinds = []struct {
 	name string
 	of   func(c *redlatch.Client, name string) lock.Locker
@@ -95,7 +94,7 @@ func open(b *testing.B) *redlatch.Client {
 	return client
 }
 
-// BenchmarkUncontended is a lock and an unlock that nobody else wants.
+// BenchmarkUncontended measures a lock and an unlock without contention.
 func BenchmarkUncontended(b *testing.B) {
 	for _, goroutines := range []int{1, 8, 64} {
 		b.Run(fmt.Sprintf("floor/goroutines=%d", goroutines), func(b *testing.B) {
@@ -125,7 +124,7 @@ func BenchmarkUncontended(b *testing.B) {
 	}
 }
 
-// BenchmarkContended is many goroutines of one process on one lock.
+// BenchmarkContended measures many goroutines of one process on one lock.
 func BenchmarkContended(b *testing.B) {
 	for _, goroutines := range []int{2, 16, 128, 1024} {
 		for _, kind := range kinds {
@@ -143,8 +142,8 @@ func BenchmarkContended(b *testing.B) {
 	}
 }
 
-// BenchmarkSemaphore is an acquisition and a release of one permit: of as many as
-// there are goroutines, and of ten that they contend for.
+// BenchmarkSemaphore measures an acquisition and a release of one permit: with as many permits
+// as goroutines, and with ten contended permits.
 func BenchmarkSemaphore(b *testing.B) {
 	ctx := context.Background()
 	pair := map[string]func(c *redlatch.Client, name string, permits int) (func() error, error){

@@ -1,12 +1,13 @@
--- What the scripts of the count-down latch share; it stands before each of them that
--- may write.
+-- Functions shared by the latch scripts that write; prepended to each of them.
 --
--- The latch is a string with a number, and beside it stands the identity of its round:
--- a new one whenever the count is set. Who may not write that does without.
+-- The latch is a string that holds a number. A second key holds the id of its round:
+-- each TrySetCount writes a new one. A user without permission to write that key gets
+-- no id.
 
 local latch = {}
 
--- Returns the count that is to come down, or nil. A key that is none is an error.
+-- Returns the count if it is above zero, else nil. A value that is not a count is an
+-- error.
 function latch.count(key)
 	local count = redis.call('GET', key)
 	if not count then
@@ -20,12 +21,12 @@ function latch.count(key)
 end
 
 -- Ends a round.
-function latch.open(key, round)
+function latch.finish(key, round)
 	redis.call('DEL', key)
 	redis.pcall('DEL', round)
 end
 
--- Publishes a message. pcall: waiters look by themselves where it is not allowed.
-function latch.tell(command, channel, payload)
+-- Publishes a message. pcall: where publishing is forbidden, waiters poll.
+function latch.publish(command, channel, payload)
 	redis.pcall(command, channel, payload)
 end

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) { harness.Main(m, workers) }
 const (
 	// key is the name of the latch in most tests.
 	key = "import"
-	// soon is well under the safety poll.
+	// soon is well below the safety poll.
 	soon = 3 * time.Second
 )
 
@@ -50,15 +50,15 @@ func requireCount(t testing.TB, l *countdown.Latch, want int) {
 	require.Equal(t, want, got)
 }
 
-// wait begins to wait.
+// wait calls Wait in the background.
 func wait(ctx context.Context, l *countdown.Latch) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- l.Wait(ctx) }()
 	return done
 }
 
-// released fails unless a wait ends without an error within d.
-func released(t testing.TB, done <-chan error, d time.Duration) {
+// requireReleased fails unless a wait ends without an error within d.
+func requireReleased(t testing.TB, done <-chan error, d time.Duration) {
 	t.Helper()
 	require.NoError(t, ended(t, done, d))
 }
@@ -68,7 +68,7 @@ func ended(t testing.TB, done <-chan error, d time.Duration) error {
 	return harness.Receive(t, d, "the end of the wait", done)
 }
 
-func waits(t testing.TB, done <-chan error) {
+func requireWaiting(t testing.TB, done <-chan error) {
 	t.Helper()
 	select {
 	case err := <-done:
@@ -77,15 +77,15 @@ func waits(t testing.TB, done <-chan error) {
 	}
 }
 
-// settled returns once so many waiters of a client wait for messages alone.
-func settled(t testing.TB, c *redlatch.Client, name string, waiters int) {
+// waitForSync returns once that many waiters of a client need only a message.
+func waitForSync(t testing.TB, c *redlatch.Client, name string, waiters int) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "the waiters are settled", func() bool {
-		return countdown.Settled(c.CountDownLatch(name)) == waiters
+	harness.Eventually(t, 10*time.Second, "the waiters are synced", func() bool {
+		return countdown.Synced(c.CountDownLatch(name)) == waiters
 	})
 }
 
-func TestACountIsSetOnceAndComesDownToZero(t *testing.T) {
+func TestCountToZero(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
 		for _, n := range []int{3, 10, countdown.MaxCount} { // rounds
@@ -109,7 +109,7 @@ func TestACountIsSetOnceAndComesDownToZero(t *testing.T) {
 	})
 }
 
-func TestALatchWithoutACountIsOpen(t *testing.T) {
+func TestLatchWithoutCountIsOpen(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
 		isOpen := func() {
@@ -127,7 +127,7 @@ func TestALatchWithoutACountIsOpen(t *testing.T) {
 		setCount(t, l, 1)
 		countDown(t, l, 0)
 		isOpen()
-		// As Redisson leaves it.
+		// As Redisson may leave it.
 		harness.Do(t, s.Addr, "SET", key, "0")
 		requireCount(t, l, 0)
 		require.NoError(t, l.Wait(t.Context()))
@@ -136,7 +136,7 @@ func TestALatchWithoutACountIsOpen(t *testing.T) {
 	})
 }
 
-func TestWaitingIsBoundedByTheContext(t *testing.T) {
+func TestWaitEndsWithContext(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		l := c.CountDownLatch(key)
@@ -153,19 +153,19 @@ func TestWaitingIsBoundedByTheContext(t *testing.T) {
 		gone := errors.New("gone")
 		cancelled, giveUp := context.WithCancelCause(t.Context())
 		done := wait(cancelled, l)
-		settled(t, c, key, 1)
+		waitForSync(t, c, key, 1)
 		giveUp(gone)
 		require.ErrorIs(t, ended(t, done, soon), gone)
 
-		// In time.
+		// Released before the deadline.
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		done = wait(ctx, l)
-		settled(t, c, key, 1)
-		waits(t, done)
+		waitForSync(t, c, key, 1)
+		requireWaiting(t, done)
 		countDown(t, l, 0)
-		released(t, done, soon)
-		harness.Eventually(t, soon, "nobody listens", func() bool { return c.PubSub().Listeners == 0 && countdown.Gates(l) == 0 })
+		requireReleased(t, done, soon)
+		harness.Eventually(t, soon, "no listener remains", func() bool { return c.PubSub().Listeners == 0 && countdown.Latches(l) == 0 })
 	})
 }
 
@@ -175,13 +175,13 @@ func TestDelete(t *testing.T) {
 		l := c.CountDownLatch(key)
 		setCount(t, l, 5)
 		here, there := wait(t.Context(), l), wait(t.Context(), other.CountDownLatch(key))
-		settled(t, c, key, 1)
-		settled(t, other, key, 1)
+		waitForSync(t, c, key, 1)
+		waitForSync(t, other, key, 1)
 		deleted, err := other.CountDownLatch(key).Delete(t.Context())
 		require.NoError(t, err)
 		require.True(t, deleted)
-		released(t, here, soon)
-		released(t, there, soon)
+		requireReleased(t, here, soon)
+		requireReleased(t, there, soon)
 		deleted, err = l.Delete(t.Context())
 		require.NoError(t, err)
 		require.False(t, deleted)
@@ -189,7 +189,7 @@ func TestDelete(t *testing.T) {
 	})
 }
 
-func TestEverybodyGoesOnTogether(t *testing.T) {
+func TestConcurrentCountDownAndWait(t *testing.T) {
 	const waiters = 24
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
@@ -213,42 +213,42 @@ func TestEverybodyGoesOnTogether(t *testing.T) {
 	})
 }
 
-// What is on the server, and what is published, is Redisson's.
-func TestWhatRedissonSees(t *testing.T) {
+// Keys and messages are Redisson's.
+func TestRedissonFormat(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).CountDownLatch(key)
 		messages := harness.Messages(t, s.Addr, wire.LatchChannel(key))
-		heard := func() string { return harness.Receive(t, soon, "a message", messages) }
+		receive := func() string { return harness.Receive(t, soon, "a message", messages) }
 		setCount(t, l, 2)
-		require.Equal(t, "1", heard())
+		require.Equal(t, "1", receive())
 		value, err := testserver.Query(s.Addr, "GET", key)
 		require.NoError(t, err)
 		require.Equal(t, []string{"2"}, value)
 		require.EqualValues(t, -1, harness.PTTL(t, s.Addr, key))
-		life := harness.PTTL(t, s.Addr, wire.LatchRound(key))
-		require.Greater(t, life, int64(3_500_000))
-		require.LessOrEqual(t, life, int64(3_600_000))
+		ttl := harness.PTTL(t, s.Addr, wire.LatchRound(key))
+		require.Greater(t, ttl, int64(3_500_000))
+		require.LessOrEqual(t, ttl, int64(3_600_000))
 		countDown(t, l, 1)
-		_, err = l.TrySetCount(t.Context(), 3) // tells nothing
+		_, err = l.TrySetCount(t.Context(), 3) // publishes nothing
 		require.NoError(t, err)
 		countDown(t, l, 0)
-		require.Equal(t, "0", heard())
-		countDown(t, l, 0) // tells nothing
+		require.Equal(t, "0", receive())
+		countDown(t, l, 0) // publishes nothing
 		_, err = l.Delete(t.Context())
 		require.NoError(t, err)
 		_, err = l.TrySetCount(t.Context(), 0)
 		require.NoError(t, err)
 		setCount(t, l, 1)
-		require.Equal(t, "1", heard())
+		require.Equal(t, "1", receive())
 		deleted, err := l.Delete(t.Context())
 		require.NoError(t, err)
 		require.True(t, deleted)
-		require.Equal(t, "1", heard())
+		require.Equal(t, "1", receive())
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
-func TestAKeyThatIsNoLatch(t *testing.T) {
+func TestWrongType(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		l := c.CountDownLatch(key)
@@ -261,7 +261,7 @@ func TestAKeyThatIsNoLatch(t *testing.T) {
 				harness.Do(t, s.Addr, words...)
 				before := dump(t, s)
 				ops := operations(l)
-				if words[2] == "99999999999999999999" { // looks like one, and is not to be taken off
+				if words[2] == "99999999999999999999" { // these operations accept it
 					delete(ops, "TrySetCount")
 					delete(ops, "Delete")
 				}
@@ -276,7 +276,7 @@ func TestAKeyThatIsNoLatch(t *testing.T) {
 	})
 }
 
-// operations are all that ask the server.
+// operations are all operations that query the server.
 func operations(l *countdown.Latch) map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
 		"TrySetCount": func(ctx context.Context) error { _, err := l.TrySetCount(ctx, 1); return err },
@@ -302,7 +302,7 @@ func dump(t testing.TB, s *testserver.Server) []string {
 	return all
 }
 
-func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
+func TestInvalidArguments(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		for _, name := range []string{"", "{a}b", "a{b", "x}y"} {
@@ -350,13 +350,13 @@ func TestNameMapper(t *testing.T) {
 		setCount(t, l, 1)
 		require.Equal(t, ":2", harness.Do(t, s.Addr, "EXISTS", "app:"+key, "redlatch_latch_round:{app:"+key+"}"))
 		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
+		waitForSync(t, c, key, 1)
 		countDown(t, harness.Client(t, s).CountDownLatch("app:"+key), 0)
-		released(t, done, soon)
+		requireReleased(t, done, soon)
 	})
 }
 
-func TestCloseEndsEveryWait(t *testing.T) {
+func TestCloseEndsWaits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		var waiting []<-chan error
@@ -367,7 +367,7 @@ func TestCloseEndsEveryWait(t *testing.T) {
 				waiting = append(waiting, wait(t.Context(), l))
 			}
 		}
-		settled(t, c, key+"0", 10)
+		waitForSync(t, c, key+"0", 10)
 		c.Close()
 		for _, done := range waiting {
 			require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)
@@ -376,9 +376,9 @@ func TestCloseEndsEveryWait(t *testing.T) {
 	})
 }
 
-// Expiry ends a round, though nobody publishes it.
-func TestAnExpiryReleases(t *testing.T) {
-	const life = 300 * time.Millisecond
+// Expiry ends a round without a message.
+func TestExpiryReleasesWaiters(t *testing.T) {
+	const ttl = 300 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		l := c.CountDownLatch(key)
@@ -386,7 +386,7 @@ func TestAnExpiryReleases(t *testing.T) {
 		harness.Do(t, s.Addr, "PEXPIRE", key, "300")
 		begin := time.Now()
 		require.NoError(t, l.Wait(t.Context()))
-		require.GreaterOrEqual(t, time.Since(begin), life-50*time.Millisecond)
-		require.Less(t, time.Since(begin), life+soon)
+		require.GreaterOrEqual(t, time.Since(begin), ttl-50*time.Millisecond)
+		require.Less(t, time.Since(begin), ttl+soon)
 	})
 }

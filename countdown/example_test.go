@@ -12,7 +12,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// One waits until the others are done.
+// One process waits until the others are done.
 func ExampleLatch() {
 	client, stop := connect()
 	defer stop()
@@ -40,7 +40,7 @@ func ExampleLatch() {
 	// 0 <nil>
 }
 
-// Whoever waits has a deadline, and looks at the results: a worker may have died, or
+// A waiter uses a deadline and then checks the results: a worker may have died or may
 // not know whether it has counted.
 func ExampleLatch_Wait() {
 	client, stop := connect()
@@ -50,30 +50,30 @@ func ExampleLatch_Wait() {
 	if _, err := latch.TrySetCount(ctx, 2); err != nil {
 		log.Fatal(err)
 	}
-	fmt.Println(done(ctx, latch)) // the other one has died
+	fmt.Println(done(ctx, latch)) // the other worker has died
 
 	bounded, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 	defer cancel()
 	if err := latch.Wait(bounded); errors.Is(err, context.DeadlineExceeded) {
-		fmt.Println("what is missing is done again")
+		fmt.Println("redo the missing parts")
 	}
 	fmt.Println(latch.Delete(ctx))
 	// Output:
 	// <nil>
-	// what is missing is done again
+	// redo the missing parts
 	// true <nil>
 }
 
-// done tells that a part is done, whose result has been stored.
+// done reports that a part is done after its result has been stored.
 func done(ctx context.Context, latch *countdown.Latch) error {
 	_, err := latch.CountDown(ctx)
 	if errors.Is(err, lock.ErrIndeterminate) {
-		// Counted or not: the result is there, and whoever waits looks at the results
-		// when its deadline has passed.
+		// Counted or not, the result is stored. The waiter checks the results when its
+		// deadline passes.
 		return nil
 	}
 	return err
 }
 
-// connect returns a client on a server for an example.
+// connect returns a client with a server for an example.
 var connect = harness.Connect

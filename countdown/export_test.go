@@ -10,38 +10,38 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// Scripts are those that may write, by what they do.
+// Scripts are the scripts that may write, by operation.
 var Scripts = map[string]*wire.Script{"set": trySetCountScript, "down": countDownScript, "delete": deleteScript}
 
-// Look returns what a waiter would see.
-func Look(ctx context.Context, c rueidis.Client, key string) (count int64, ttl time.Duration, round string, err error) {
-	s, err := look(ctx, c, key)
+// Read returns what a waiter reads.
+func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl time.Duration, round string, err error) {
+	s, err := read(ctx, c, key)
 	return s.count, s.ttl, s.round, err
 }
 
-// RoundLife is for how long the identity of a round is kept.
-const RoundLife = roundLife
+// RoundTTL is the time to live of a round id.
+const RoundTTL = roundTTL
 
-// Settled returns how many wait for the latch and have their order against the messages.
-func Settled(l *Latch) int { return inStage(l, settled) }
+// Synced returns the number of waiters for the latch in stageSynced.
+func Synced(l *Latch) int { return inStage(l, stageSynced) }
 
-// Fresh returns how many wait and have not seen it yet.
-func Fresh(l *Latch) int { return inStage(l, fresh) + inStage(l, asked) }
+// Unread returns the number of waiters that have not read the latch yet.
+func Unread(l *Latch) int { return inStage(l, stageNew) + inStage(l, stageReading) }
 
 func inStage(l *Latch, s stage) (n int) {
-	all := session.Of[gates](l.s)
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	if d := all.open[l.key]; d != nil {
+	reg := session.Of[registry](l.s)
+	reg.mu.Lock()
+	defer reg.mu.Unlock()
+	if d := reg.entries[l.key]; d != nil {
 		d.each(s, func(*waiter) { n++ })
 	}
 	return n
 }
 
-// Gates returns how many latches of the client somebody waits for.
-func Gates(l *Latch) int {
-	all := session.Of[gates](l.s)
-	all.mu.Lock()
-	defer all.mu.Unlock()
-	return len(all.open)
+// Latches returns the number of latches of the client that have waiters.
+func Latches(l *Latch) int {
+	reg := session.Of[registry](l.s)
+	reg.mu.Lock()
+	defer reg.mu.Unlock()
+	return len(reg.entries)
 }

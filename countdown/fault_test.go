@@ -28,7 +28,7 @@ const (
 )
 
 const (
-	lookLua      = "look.lua"
+	readLua      = "read.lua"
 	setLua       = "try_set_count.lua"
 	countDownLua = "count_down.lua"
 	deleteLua    = "delete.lua"
@@ -36,24 +36,24 @@ const (
 
 // script returns the files of a script.
 func script(file string) []string {
-	if file == lookLua {
+	if file == readLua {
 		return []string{file}
 	}
 	return []string{"count.lua", file}
 }
 
-// sha returns the name that servers have for a script.
+// sha returns the hash of a script.
 func sha(t testing.TB, file string) string { return harness.SHA(t, script(file)...) }
 
-// warmUp makes a server know the scripts, so that a request is one command.
+// warmUp loads the scripts, so that each request is one command.
 func warmUp(t testing.TB, s *testserver.Server) {
 	t.Helper()
-	for _, file := range []string{lookLua, setLua, countDownLua, deleteLua} {
+	for _, file := range []string{readLua, setLua, countDownLua, deleteLua} {
 		harness.Load(t, s.Addr, script(file)...)
 	}
 }
 
-// reach waits for a gate.
+// reach waits until a gate is reached.
 func reach(t testing.TB, reached <-chan struct{}) {
 	t.Helper()
 	select {
@@ -76,7 +76,7 @@ func java(t testing.TB, s *testserver.Server, do string, n int) int64 {
 	return reply
 }
 
-// A caller who leaves while a request is under way does not know what became of it.
+// The outcome of a request is unknown to a caller that cancels it.
 func TestCancelledInFlight(t *testing.T) {
 	gone := errors.New("gone")
 	files := map[string]string{"TrySetCount": setLua, "CountDown": countDownLua, "CountDownN": countDownLua, "Delete": deleteLua}
@@ -100,7 +100,7 @@ func TestCancelledInFlight(t *testing.T) {
 	}
 }
 
-// A request that is under way when the client is closed has a moment to be answered.
+// Close waits briefly for the reply to a request in flight.
 func TestClosedInFlight(t *testing.T) {
 	for _, answered := range []bool{false, true} {
 		t.Run(map[bool]string{false: "no answer", true: "answered"}[answered], func(t *testing.T) {
@@ -115,7 +115,7 @@ func TestClosedInFlight(t *testing.T) {
 				go func() { defer close(closed); c.Close() }()
 				over, cancel := context.WithCancel(t.Context())
 				cancel() // the server does not answer
-				harness.Eventually(t, soon, "the client is being closed", func() bool { return errors.Is(c.Ping(over), lock.ErrClosed) })
+				harness.Eventually(t, soon, "the client is closing", func() bool { return errors.Is(c.Ping(over), lock.ErrClosed) })
 				if answered {
 					require.NoError(t, g.Open())
 					require.NoError(t, ended(t, done, soon))
@@ -131,9 +131,8 @@ func TestClosedInFlight(t *testing.T) {
 	}
 }
 
-// Who comes while the server is being looked at shares the next look with all others
-// who come meanwhile.
-func TestLooksAreShared(t *testing.T) {
+// All waiters that arrive during a read share the next one.
+func TestReadsAreShared(t *testing.T) {
 	const waiters = 200
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		warmUp(t, s)
@@ -141,231 +140,28 @@ func TestLooksAreShared(t *testing.T) {
 		l, other := c.CountDownLatch(key), harness.Client(t, s).CountDownLatch(key)
 		setCount(t, other, 1)
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		reached := g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		reached := g.Arm(harness.KeepReply, sha(t, readLua), 1)
 		all := []<-chan error{wait(t.Context(), l)}
 		reach(t, reached)
 		for range waiters - 1 {
 			all = append(all, wait(t.Context(), l))
 		}
-		harness.Eventually(t, soon, "all are there", func() bool { return countdown.Fresh(l) == waiters })
+		harness.Eventually(t, soon, "all waiters have joined", func() bool { return countdown.Unread(l) == waiters })
 		require.NoError(t, g.Open())
-		settled(t, c, key, waiters)
+		waitForSync(t, c, key, waiters)
 		conn := harness.Conn(t, s.Addr)
-		// Each look is a script; a look for the first, for the others, and for what was
-		// published before the subscription.
+		// Each read is a script: one for the first waiter, one for the others, and one
+		// for the messages published before the subscription.
 		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"], 4)
 		require.LessOrEqual(t, harness.Commands(t, conn)["subscribe"], 4)
 		countDown(t, other, 0)
 		for _, done := range all {
-			released(t, done, soon)
+			requireReleased(t, done, soon)
 		}
 	})
 }
 
-// Who was released does not wait again because the latch is set again, whoever does it
-// and however soon.
-func TestAResetReleasesWhoWaited(t *testing.T) {
-	const waiters, rounds = 5, 40
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
-		l := c.CountDownLatch(key)
-		for _, how := range []struct {
-			name  string
-			reset func()
-		}{
-			{"by Java, at once", func() { java(t, s, "reset", 2) }},
-			{"by Java, to more", func() { java(t, s, "reset", 3) }},
-			{"by Java, to less", func() { java(t, s, "reset", 1) }},
-			{"deleted by Java, and set", func() { java(t, s, "delete", 0); java(t, s, "set", 2) }},
-			{"counted down, and set", func() {
-				_, err := other.CountDownN(t.Context(), 10)
-				require.NoError(t, err)
-				setCount(t, other, 2)
-			}},
-			{"deleted, and set", func() {
-				_, err := other.Delete(t.Context())
-				require.NoError(t, err)
-				setCount(t, other, 2)
-			}},
-		} {
-			t.Run(how.name, func(t *testing.T) {
-				harness.Do(t, s.Addr, "FLUSHALL")
-				setCount(t, other, 2)
-				for range rounds {
-					var all []<-chan error
-					for range waiters {
-						all = append(all, wait(t.Context(), l))
-					}
-					settled(t, c, key, waiters)
-					begin := time.Now()
-					how.reset()
-					for _, done := range all {
-						released(t, done, soon)
-					}
-					require.Less(t, time.Since(begin), soon, "released by the safety poll")
-				}
-			})
-		}
-	})
-}
-
-// Waiters come whenever they like while ours set the latch again at once.
-func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
-	const waiters, rounds = 8, 300
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
-		l := c.CountDownLatch(key)
-		setCount(t, other, 2)
-		ctx, cancel := context.WithCancel(t.Context())
-		type turn struct {
-			n   int
-			err error
-		}
-		turns := make(chan turn, waiters)
-		for range waiters {
-			go func() {
-				n := 0
-				for ctx.Err() == nil {
-					if err := l.Wait(ctx); err != nil && ctx.Err() == nil {
-						turns <- turn{n, err}
-						return
-					}
-					n++
-				}
-				turns <- turn{n, nil}
-			}()
-		}
-		for range rounds {
-			countDown(t, other, 1)
-			countDown(t, other, 0)
-			setCount(t, other, 2)
-		}
-		_, err := other.Delete(t.Context())
-		require.NoError(t, err)
-		harness.Eventually(t, safetyPoll+slack, "everybody goes on", func() bool { return countdown.Settled(l) == 0 })
-		cancel()
-		for range waiters {
-			turn := <-turns
-			require.NoError(t, turn.err)
-			require.Positive(t, turn.n)
-		}
-	})
-}
-
-// No message arrives: the next look finds that the round is over, also if another has
-// begun, as long as there is something to tell it by.
-func TestAllMessagesAreLost(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		first func(t *testing.T, s *testserver.Server, l *countdown.Latch)
-		over  func(t *testing.T, s *testserver.Server, l *countdown.Latch)
-	}{
-		{
-			"counted down", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
-			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0) },
-		},
-		{
-			"deleted", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
-			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) {
-				_, err := l.Delete(t.Context())
-				require.NoError(t, err)
-			},
-		},
-		{
-			"counted down and set again", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
-			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
-		},
-		{
-			"counted down by Java and set again", func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "set", 1) },
-			func(t *testing.T, s *testserver.Server, l *countdown.Latch) { java(t, s, "down", 0); setCount(t, l, 1) },
-		},
-		{
-			"set again after the identity of the round has expired", func(t *testing.T, s *testserver.Server, l *countdown.Latch) {
-				setCount(t, l, 1)
-				harness.Do(t, s.Addr, "DEL", wire.LatchRound(key))
-			},
-			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
-		},
-		{
-			"set by Java to more", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
-			func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "reset", 2) },
-		},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-				t.Parallel()
-				s := harness.Own(t, shared.Program)
-				c, g := harness.GatedClient(t, s)
-				g.Mute()
-				other := harness.Client(t, s).CountDownLatch(key)
-				tt.first(t, s, other)
-				done := wait(t.Context(), c.CountDownLatch(key))
-				settled(t, c, key, 1)
-				tt.over(t, s, other)
-				released(t, done, safetyPoll+slack)
-				require.Zero(t, c.PubSub().Messages)
-			})
-		})
-	}
-}
-
-// A message that says something else makes waiters look, and releases nobody.
-func TestAMessageThatMeansNothing(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		warmUp(t, s)
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		setCount(t, l, 1)
-		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		conn := harness.Conn(t, s.Addr)
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
-		harness.Eventually(t, soon, "it looks", func() bool { return harness.Commands(t, conn)["evalsha"] == 1 })
-		waits(t, done)
-		harness.Do(t, s.Addr, "DEL", key)
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
-		released(t, done, soon)
-	})
-}
-
-func TestTheKeyIsReplacedWhileWaiting(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		for _, words := range [][]string{{"RPUSH", key, "1"}, {"SET", key, "one"}} {
-			setCount(t, l, 1)
-			done := wait(t.Context(), l)
-			settled(t, c, key, 1)
-			harness.Do(t, s.Addr, "DEL", key)
-			harness.Do(t, s.Addr, words...)
-			harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
-			require.Error(t, ended(t, done, soon))
-			harness.Do(t, s.Addr, "DEL", key)
-		}
-	})
-}
-
-// What is under the name of a round's identity and is none makes no difference.
-func TestAnIdentityThatIsNone(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		java(t, s, "set", 2)
-		harness.Do(t, s.Addr, "RPUSH", wire.LatchRound(key), "1")
-		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
-		set, err := l.TrySetCount(t.Context(), 3)
-		require.NoError(t, err)
-		require.False(t, set)
-		countDown(t, l, 1)
-		countDown(t, l, 0)
-		released(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-func TestConnectionsCut(t *testing.T) {
+func TestLostSubscriberConnections(t *testing.T) {
 	const rounds = 20
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		warmUp(t, s)
@@ -373,8 +169,8 @@ func TestConnectionsCut(t *testing.T) {
 		for range rounds {
 			setCount(t, other, 1)
 			done := wait(t.Context(), c.CountDownLatch(key))
-			settled(t, c, key, 1)
-			// The message finds nobody.
+			waitForSync(t, c, key, 1)
+			// The message has no receiver.
 			conn := harness.Conn(t, s.Addr)
 			for _, resp := range conn.DoMulti(t.Context(),
 				conn.B().Arbitrary("MULTI").Build(),
@@ -385,14 +181,14 @@ func TestConnectionsCut(t *testing.T) {
 			) {
 				require.NoError(t, resp.Error())
 			}
-			released(t, done, soon)
+			requireReleased(t, done, soon)
 			conn.Close()
 		}
 	})
 }
 
-// A server that does not come back ends a wait when the patience is over.
-func TestServerGoneForGood(t *testing.T) {
+// A wait on a lost server ends after the watchdog timeout.
+func TestServerLost(t *testing.T) {
 	const timeout = time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
@@ -400,7 +196,7 @@ func TestServerGoneForGood(t *testing.T) {
 		l := c.CountDownLatch(key)
 		setCount(t, l, 1)
 		done := wait(t.Context(), l)
-		settled(t, c, key, 1)
+		waitForSync(t, c, key, 1)
 		bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		s.Kill()
@@ -411,7 +207,7 @@ func TestServerGoneForGood(t *testing.T) {
 		require.Error(t, err)
 		require.NotErrorIs(t, err, context.DeadlineExceeded)
 		require.Error(t, ended(t, done, safetyPoll+timeout+10*time.Second))
-		// Whoever gives up before is told why it has waited.
+		// A wait that ends earlier includes the server's error.
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		err = l.Wait(ctx)
@@ -420,8 +216,8 @@ func TestServerGoneForGood(t *testing.T) {
 	})
 }
 
-// A server that cannot serve at the moment has done nothing, and is asked again.
-func TestARefusalThatPasses(t *testing.T) {
+// A request that the server has refused temporarily is repeated.
+func TestTemporaryRefusal(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		l := harness.Client(t, s).CountDownLatch(key)
@@ -434,11 +230,11 @@ func TestARefusalThatPasses(t *testing.T) {
 			go func() { done <- op() }()
 			select {
 			case err := <-done:
-				require.FailNow(t, "it was not tried again", "%v", err)
+				require.FailNow(t, "not retried", "%v", err)
 			case <-time.After(300 * time.Millisecond):
 			}
 			full("0")
-			released(t, done, soon)
+			requireReleased(t, done, soon)
 		}
 		during(func() error { _, err := l.TrySetCount(context.Background(), 3); return err })
 		requireCount(t, other, 3)
@@ -457,7 +253,7 @@ func TestARefusalThatPasses(t *testing.T) {
 		require.ErrorContains(t, err, "OOM")
 		require.NotErrorIs(t, err, lock.ErrIndeterminate)
 		require.Less(t, time.Since(begin), 5*time.Second+slack)
-		// The end needs no memory.
+		// Deleting needs no memory.
 		deleted, err := l.Delete(t.Context())
 		require.NoError(t, err)
 		require.True(t, deleted)
@@ -466,15 +262,15 @@ func TestARefusalThatPasses(t *testing.T) {
 	})
 }
 
-// A request that cannot be sent is sent when the server is back.
-func TestCountingDownOnAServerThatComesBack(t *testing.T) {
+// A request that could not be sent is sent after the server's restart.
+func TestCountDownAfterServerRestart(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		l := harness.Client(t, s).CountDownLatch(key)
 		setCount(t, l, 2)
 		harness.Do(t, s.Addr, "SAVE")
 		s.Kill()
-		harness.Eventually(t, soon, "the loss is noticed", func() bool {
+		harness.Eventually(t, soon, "the connection is lost", func() bool {
 			_, err := l.Count(context.Background())
 			return err != nil && wire.OutcomeOf(err) == wire.Passing
 		})
@@ -482,11 +278,11 @@ func TestCountingDownOnAServerThatComesBack(t *testing.T) {
 		go func() { _, err := l.CountDown(context.Background()); done <- err }()
 		select {
 		case err := <-done:
-			require.FailNow(t, "it was not tried again", "%v", err)
+			require.FailNow(t, "not retried", "%v", err)
 		case <-time.After(200 * time.Millisecond):
 		}
 		require.NoError(t, s.Restart())
-		released(t, done, 10*time.Second)
+		requireReleased(t, done, 10*time.Second)
 		requireCount(t, l, 1)
 	})
 }
@@ -497,15 +293,15 @@ func TestForbidden(t *testing.T) {
 		for _, tt := range []struct {
 			name    string
 			rules   []string
-			refused []string // of all that it works, if more slowly, where it is empty
+			refused []string // failing operations; if empty, all work, if more slowly
 		}{
-			{"nothing to be published", []string{"-publish"}, nil},
-			{"nothing to be heard", []string{"-subscribe"}, nil},
-			{"no channel", []string{"resetchannels"}, nil},
-			{"no look", []string{"-pttl"}, []string{"Wait"}},
+			{"no publish", []string{"-publish"}, nil},
+			{"no subscribe", []string{"-subscribe"}, nil},
+			{"no channels", []string{"resetchannels"}, nil},
+			{"no pttl", []string{"-pttl"}, []string{"Wait"}},
 			{"no scripts", []string{"-@scripting"}, all},
-			{"no round", []string{"resetkeys", "~" + key}, all},
-			{"no end", []string{"-del"}, []string{"CountDown", "CountDownN", "Delete"}},
+			{"no round key", []string{"resetkeys", "~" + key}, all},
+			{"no del", []string{"-del"}, []string{"CountDown", "CountDownN", "Delete"}},
 		} {
 			t.Run(tt.name, func(t *testing.T) {
 				t.Parallel()
@@ -533,21 +329,21 @@ func TestForbidden(t *testing.T) {
 				setCount(t, l, 2)
 				countDown(t, l, 1)
 				done := wait(t.Context(), l)
-				harness.Eventually(t, soon, "it waits", func() bool { return countdown.Gates(l) == 1 && countdown.Fresh(l) == 0 })
-				waits(t, done)
+				harness.Eventually(t, soon, "it waits without reading", func() bool { return countdown.Latches(l) == 1 && countdown.Unread(l) == 0 })
+				requireWaiting(t, done)
 				countDown(t, l, 0)
-				released(t, done, safetyPoll+slack)
+				requireReleased(t, done, safetyPoll+slack)
 				harness.NothingLeft(t, s.Addr)
 			})
 		}
 	})
 }
 
-// A connection that is lent to the client, and waits for ever, does not make it wait so.
-func TestALentConnectionIsNotWaitedForForEver(t *testing.T) {
+// A borrowed connection without timeouts does not block the client forever.
+func TestBorrowedConnectionWithoutTimeout(t *testing.T) {
 	const (
-		replyTimeout = 3 * time.Second // at most, of what the client asks
-		maxRetry     = time.Second     // before it asks again
+		replyTimeout = 3 * time.Second // of a request
+		maxRetry     = time.Second     // pause before the next read
 	)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		warmUp(t, s)
@@ -573,25 +369,25 @@ func TestALentConnectionIsNotWaitedForForEver(t *testing.T) {
 		require.NoError(t, g.Open())
 		requireCount(t, other, 1)
 
-		// Nor does it keep a waiter from looking again.
-		reached = g.Arm(harness.KeepReply, sha(t, lookLua), 1)
+		// Nor does it keep a waiter from reading again.
+		reached = g.Arm(harness.KeepReply, sha(t, readLua), 1)
 		done := wait(t.Context(), l)
 		reach(t, reached)
 		direct := harness.Conn(t, s.Addr)
 		before := harness.Commands(t, direct)["evalsha"]
-		harness.Eventually(t, replyTimeout+maxRetry+slack, "the look is given up, and there is another", func() bool {
+		harness.Eventually(t, replyTimeout+maxRetry+slack, "the read times out and another begins", func() bool {
 			return harness.Commands(t, direct)["evalsha"] > before
 		})
 		require.NoError(t, g.Open())
-		settled(t, c, key, 1)
+		waitForSync(t, c, key, 1)
 		countDown(t, other, 0)
-		released(t, done, soon)
+		requireReleased(t, done, soon)
 	})
 }
 
-// With sharded pub/sub a message comes from the node that has the key, and in order.
-// With plain pub/sub it may be passed on by another, so it makes waiters look.
-func TestClusterKnowsTheOrderOfMessagesOnlyWhereThereIsOne(t *testing.T) {
+// Sharded messages come from the node that holds the key, in order. Other nodes may
+// forward plain messages, so these trigger a read.
+func TestClusterMessageOrder(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
@@ -602,14 +398,14 @@ func TestClusterKnowsTheOrderOfMessagesOnlyWhereThereIsOne(t *testing.T) {
 				setCount(t, other, 1)
 				done := wait(t.Context(), l)
 				if mode == pubsub.Sharded {
-					settled(t, c, key, 1)
+					waitForSync(t, c, key, 1)
 				} else {
-					harness.Eventually(t, soon, "it listens", func() bool { return c.PubSub().Subscribed == 1 })
-					harness.Eventually(t, soon, "it has looked", func() bool { return countdown.Fresh(l) == 0 && c.Stats().Background == 0 })
-					require.Zero(t, countdown.Settled(l))
+					harness.Eventually(t, soon, "subscribed", func() bool { return c.PubSub().Subscribed == 1 })
+					harness.Eventually(t, soon, "it has read the latch", func() bool { return countdown.Unread(l) == 0 && c.Stats().Background == 0 })
+					require.Zero(t, countdown.Synced(l))
 				}
 				countDown(t, other, 0)
-				released(t, done, soon)
+				requireReleased(t, done, soon)
 			})
 		}
 	})

@@ -30,11 +30,11 @@ func TestLockstep(t *testing.T) {
 				"set 1 on", "set 1 on 0", "set 0 on more", "set 1 on more",
 				"down to 0 of", "down to 0 of 0", "down to 0 of more", "down to 1 of more",
 				"deleted 0", "deleted 1", "expired true", "expired false",
-				"look 0 false false", "look 0 false true", "look 1 true false", "look 1 true true", "look 1 false false",
+				"read 0 false false", "read 0 false true", "read 1 true false", "read 1 true true", "read 1 false false",
 				"java set 0", "java set 1", "java down -1", "java down 0", "java down 1", "java delete 0", "java delete 1", "java reset 1",
 			},
-			Start: func(lane int) lockstep.Begin[step] {
-				conn := lockstep.Connect(t, s.Addr, lane)
+			Start: func(worker int) lockstep.Begin[step] {
+				conn := lockstep.Connect(t, s.Addr, worker)
 				return func(_ uint64, seen lockstep.Seen) lockstep.Walk[step] {
 					x := &walk{conn: conn, w: &world{now: 1_700_000_000_000}, seen: seen}
 					conn.Reset(x.w.now)
@@ -47,31 +47,33 @@ func TestLockstep(t *testing.T) {
 
 // stepKinds are the kinds of steps.
 var stepKinds = lockstep.Weights{
-	{"set", 20}, {"down", 25}, {"delete", 5}, {"look", 12},
-	{"again", 5}, // the last request is delivered again
-	{"expire", 7}, {"time passes", 10},
+	{"set", 20}, {"down", 25}, {"delete", 5}, {"read", 12},
+	{"redeliver", 5}, // the last request
+	{"expire", 7}, {"advance the clock", 10},
 	{"java set", 8}, {"java down", 7}, {"java delete", 2}, {"java reset", 3},
 }
 
-// world is the model of one latch: what the server should have and reply. Times are in
-// ms.
+// world is the model of one latch: the expected state and replies of the server. Times
+// are in ms.
 type world struct {
-	now   int64
-	text  string // the count as it is stored, "" if there is none
-	until int64  // when it expires, 0 if never
-	round string
-	ends  int64 // when that expires
-	told  []string
+	now         int64
+	value       string // the count as it is stored, "" if there is none
+	expiry      int64  // expiry of the count, 0 if never
+	round       string
+	roundExpiry int64 // expiry of the round id
+	messages    []string
 }
 
 func (w *world) count() int64 {
-	n, _ := strconv.ParseInt(w.text, 10, 64)
+	n, _ := strconv.ParseInt(w.value, 10, 64)
 	return max(n, 0)
 }
 
-func (w *world) tell(message string) { w.told = append(w.told, wire.LatchChannel(key)+" "+message) }
+func (w *world) publish(message string) {
+	w.messages = append(w.messages, wire.LatchChannel(key)+" "+message)
+}
 
-func (w *world) open() { w.text, w.until, w.round, w.ends = "", 0, "", 0 }
+func (w *world) finish() { w.value, w.expiry, w.round, w.roundExpiry = "", 0, "", 0 }
 
 func (w *world) set(n int64, id string) int64 {
 	if w.count() > 0 {
@@ -80,40 +82,40 @@ func (w *world) set(n int64, id string) int64 {
 		}
 		return 0
 	}
-	w.text, w.until = itoa(n), 0
-	w.round, w.ends = id, w.now+countdown.RoundLife.Milliseconds()
-	w.tell("1")
+	w.value, w.expiry = itoa(n), 0
+	w.round, w.roundExpiry = id, w.now+countdown.RoundTTL.Milliseconds()
+	w.publish("1")
 	return 1
 }
 
 func (w *world) down(n int64) int64 {
 	if left := w.count() - n; left > 0 {
-		w.text = itoa(left)
+		w.value = itoa(left)
 		return left
 	}
-	if w.text != "" {
-		w.open()
-		w.tell("0")
+	if w.value != "" {
+		w.finish()
+		w.publish("0")
 	}
 	return 0
 }
 
 func (w *world) delete() int64 {
-	if w.text == "" {
+	if w.value == "" {
 		return 0
 	}
-	w.open()
-	w.tell("1")
+	w.finish()
+	w.publish("1")
 	return 1
 }
 
-func (w *world) pass(ms int64) {
+func (w *world) advance(ms int64) {
 	w.now += ms
-	if w.until != 0 && w.until < w.now {
-		w.text, w.until = "", 0
+	if w.expiry != 0 && w.expiry < w.now {
+		w.value, w.expiry = "", 0
 	}
-	if w.ends != 0 && w.ends < w.now {
-		w.round, w.ends = "", 0
+	if w.roundExpiry != 0 && w.roundExpiry < w.now {
+		w.round, w.roundExpiry = "", 0
 	}
 }
 
@@ -121,55 +123,55 @@ func (w *world) pass(ms int64) {
 func (w *world) java(do string, n int64) int64 {
 	switch do {
 	case "down":
-		left, _ := strconv.ParseInt(w.text, 10, 64)
+		left, _ := strconv.ParseInt(w.value, 10, 64)
 		left--
-		w.text = itoa(left)
+		w.value = itoa(left)
 		if left <= 0 {
-			w.text, w.until = "", 0
+			w.value, w.expiry = "", 0
 		}
 		if left == 0 {
-			w.tell("0")
+			w.publish("0")
 		}
 		return left
 	case "delete":
-		if w.text == "" {
+		if w.value == "" {
 			return 0
 		}
-		w.text, w.until = "", 0
+		w.value, w.expiry = "", 0
 	case "reset":
-		for w.text != "" {
+		for w.value != "" {
 			w.java("down", 0)
 		}
 		return w.java("set", n)
 	default:
-		if w.text != "" {
+		if w.value != "" {
 			return 0
 		}
-		w.text = itoa(n)
+		w.value = itoa(n)
 	}
-	w.tell("1")
+	w.publish("1")
 	return 1
 }
 
-// state is everything the server should have, and the messages since the last call.
+// state is the expected content of the server, with the messages since the last call.
 func (w *world) state() (s lockstep.State) {
-	if w.text != "" {
-		s.Put(key, "string", w.until, w.text)
+	if w.value != "" {
+		s.Put(key, "string", w.expiry, w.value)
 	}
 	if w.round != "" {
-		s.Put(wire.LatchRound(key), "string", w.ends, w.round)
+		s.Put(wire.LatchRound(key), "string", w.roundExpiry, w.round)
 	}
-	s.Told, w.told = w.told, nil
+	s.Told, w.messages = w.messages, nil
 	return s
 }
 
-// step is a step, with a count or a time in seconds.
+// step is a step with a count or a time in seconds.
 type step struct {
 	lockstep.Kind
 	n int64
 }
 
-// walk is a model and the scripts.
+// walk compares a model with the scripts.
 type walk struct {
 	conn *lockstep.Client
 	w    *world
@@ -182,8 +184,8 @@ type walk struct {
 func (x *walk) Draw(r *rand.Rand) step {
 	s := step{stepKinds.Draw(r), 1 + r.Int64N(4)}
 	switch {
-	case s.Kind == "time passes" && r.IntN(5) == 0:
-		s.n = int64(countdown.RoundLife.Seconds())
+	case s.Kind == "advance the clock" && r.IntN(5) == 0:
+		s.n = int64(countdown.RoundTTL.Seconds())
 	case s.Kind == "java set" || s.Kind == "java reset":
 		s.n-- // Java sets counts of 0 too
 	}
@@ -196,24 +198,24 @@ func (x *walk) Take(s step) bool {
 	case "set", "down", "delete":
 		x.last = x.request(s)
 		x.last.Send()
-	case "again":
+	case "redeliver":
 		if x.last == nil {
 			return false
 		}
 		x.last.Send()
-	case "look":
-		x.look()
+	case "read":
+		x.read()
 	case "expire":
-		if x.w.text == "" {
+		if x.w.value == "" {
 			return false
 		}
-		x.w.until = x.w.now + 1000*s.n
+		x.w.expiry = x.w.now + 1000*s.n
 		lockstep.Check(x.conn.Do(context.Background(), x.conn.B().Pexpire().Key(key).Milliseconds(1000*s.n).Build()).Error())
-	case "time passes":
-		had, round := x.w.text, x.w.round
-		x.w.pass(1000 * s.n)
-		if had != x.w.text || round != x.w.round {
-			x.seen.See("expired", had != x.w.text)
+	case "advance the clock":
+		had, round := x.w.value, x.w.round
+		x.w.advance(1000 * s.n)
+		if had != x.w.value || round != x.w.round {
+			x.seen.See("expired", had != x.w.value)
 		}
 		x.conn.Wait(x.w.now)
 	default:
@@ -233,7 +235,7 @@ func (x *walk) request(s step) lockstep.Request {
 	x.ids++
 	id := fmt.Sprint("round-", x.ids)
 	return func() (any, any, error) {
-		on := x.w.text
+		on := x.w.value
 		if x.w.count() > 0 {
 			on = "more"
 		}
@@ -242,7 +244,7 @@ func (x *walk) request(s step) lockstep.Request {
 		case "set":
 			want := x.w.set(s.n, id)
 			x.seen.See("set", want, "on", on)
-			return x.exec(script, want, itoa(s.n), id, wire.Millis(countdown.RoundLife), "PUBLISH", channel, "1")()
+			return x.exec(script, want, itoa(s.n), id, wire.Millis(countdown.RoundTTL), "PUBLISH", channel, "1")()
 		case "down":
 			want := x.w.down(s.n)
 			x.seen.See("down to", min(want, 1), "of", on)
@@ -255,25 +257,25 @@ func (x *walk) request(s step) lockstep.Request {
 	}
 }
 
-// exec returns a request that runs a script; want is what the model says it replies.
+// exec returns a request that runs a script; want is the reply of the model.
 func (x *walk) exec(script *wire.Script, want int64, args ...string) lockstep.Request {
 	return func() (any, any, error) {
-		real, err := script.Exec(context.Background(), x.conn, []string{key, wire.LatchRound(key)}, args).AsInt64()
-		return real, want, err
+		got, err := script.Exec(context.Background(), x.conn, []string{key, wire.LatchRound(key)}, args).AsInt64()
+		return got, want, err
 	}
 }
 
 func itoa(n int64) string { return strconv.FormatInt(n, 10) }
 
-// look compares what a waiter sees.
-func (x *walk) look() {
-	count, ttl, round, err := countdown.Look(context.Background(), x.conn, key)
+// read compares what a waiter reads.
+func (x *walk) read() {
+	count, ttl, round, err := countdown.Read(context.Background(), x.conn, key)
 	lockstep.Check(err)
-	x.seen.See("look", min(count, 1), round != "", ttl >= 0)
+	x.seen.See("read", min(count, 1), round != "", ttl >= 0)
 	if count != x.w.count() || count > 0 && round != x.w.round {
-		lockstep.Failf("seen: %d in %q, and it should be %d in %q", count, round, x.w.count(), x.w.round)
+		lockstep.Failf("read %d in %q, want %d in %q", count, round, x.w.count(), x.w.round)
 	}
-	if left := x.w.until - x.w.now; count > 0 && ttl.Milliseconds() != max(left, -1) {
-		lockstep.Failf("seen: a time to live of %v, and it should be %d ms", ttl, left)
+	if left := x.w.expiry - x.w.now; count > 0 && ttl.Milliseconds() != max(left, -1) {
+		lockstep.Failf("read a time to live of %v, want %d ms", ttl, left)
 	}
 }

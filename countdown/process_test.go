@@ -21,8 +21,8 @@ var workers = map[string]func(args []string) error{
 	"count": countWorker,
 }
 
-// waitWorker waits many times over. It says when all are settled, and when all were
-// released, with the time between the first and the last.
+// waitWorker waits with many goroutines. It reports when all of them are synced and
+// when all were released, with the time between the first and the last release.
 func waitWorker(args []string) error {
 	waiters, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -35,17 +35,17 @@ func waitWorker(args []string) error {
 	}
 	defer c.Close()
 	l := c.CountDownLatch(key)
-	ends := make(chan error, waiters)
+	roundExpiry := make(chan error, waiters)
 	for range waiters {
-		go func() { ends <- l.Wait(ctx) }()
+		go func() { roundExpiry <- l.Wait(ctx) }()
 	}
-	for countdown.Settled(l) < waiters {
+	for countdown.Synced(l) < waiters {
 		time.Sleep(time.Millisecond)
 	}
-	fmt.Println("settled")
+	fmt.Println("synced")
 	var first time.Time
 	for i := range waiters {
-		if err := <-ends; err != nil {
+		if err := <-roundExpiry; err != nil {
 			return err
 		}
 		if i == 0 {
@@ -56,9 +56,9 @@ func waitWorker(args []string) error {
 	return nil
 }
 
-// All waiters of four processes hear of the end by one message, and nobody has to ask. A
-// process that was killed while it waited leaves nothing.
-func TestOneMessageReleasesEverybody(t *testing.T) {
+// One message releases the waiters of four processes, without reads. A process that was
+// killed while it waited leaves no state.
+func TestOneMessageReleasesAllProcesses(t *testing.T) {
 	const processes = 4
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		waiters := strconv.Itoa(harness.Size(50, 250))
@@ -69,7 +69,7 @@ func TestOneMessageReleasesEverybody(t *testing.T) {
 			all = append(all, harness.Spawn(t, "wait", s.Addr, waiters))
 		}
 		for _, p := range all {
-			require.Equal(t, "settled", p.Line(30*time.Second))
+			require.Equal(t, "synced", p.Line(30*time.Second))
 		}
 		all[processes].Kill()
 		all = all[:processes]
@@ -82,8 +82,7 @@ func TestOneMessageReleasesEverybody(t *testing.T) {
 		}
 		calls := harness.Commands(t, conn)
 		require.Equal(t, 1, calls["publish"])
-		// A script that counts, and looks only of processes whose safety poll fell into
-		// that moment.
+		// One script that counts, and a read by each process whose safety poll was due.
 		require.LessOrEqual(t, calls["evalsha"], 1+processes)
 		for _, p := range all {
 			p.Ended(10 * time.Second)
@@ -92,7 +91,7 @@ func TestOneMessageReleasesEverybody(t *testing.T) {
 	})
 }
 
-// countWorker counts down so many times, as a worker would that does its parts.
+// countWorker counts down once for each part.
 func countWorker(args []string) error {
 	parts, err := strconv.Atoi(args[1])
 	if err != nil {
@@ -126,7 +125,7 @@ func countWorker(args []string) error {
 	return nil
 }
 
-func TestProcessesCountDownExactly(t *testing.T) {
+func TestProcessesCountDown(t *testing.T) {
 	const processes = 4
 	parts := harness.Size(100, 500)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -139,13 +138,13 @@ func TestProcessesCountDownExactly(t *testing.T) {
 			all = append(all, harness.Spawn(t, "count", s.Addr, strconv.Itoa(parts)))
 		}
 		for _, p := range all {
-			require.Equal(t, "0", p.Line(30*time.Second), "nobody has counted to zero")
+			require.Equal(t, "0", p.Line(30*time.Second), "no process counted to zero")
 			p.Ended(10 * time.Second)
 		}
 		requireCount(t, l, 1)
-		waits(t, done)
+		requireWaiting(t, done)
 		countDown(t, l, 0)
-		released(t, done, soon)
+		requireReleased(t, done, soon)
 		harness.NothingLeft(t, s.Addr)
 	})
 }

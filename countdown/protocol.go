@@ -22,38 +22,37 @@ var (
 	countDownLua string
 	//go:embed delete.lua
 	deleteLua string
-	//go:embed look.lua
-	lookLua string
+	//go:embed read.lua
+	readLua string
 
 	trySetCountScript = wire.NewScript(countLua + trySetCountLua)
 	countDownScript   = wire.NewScript(countLua + countDownLua)
 	deleteScript      = wire.NewScript(countLua + deleteLua)
-	lookScript        = wire.NewScript(lookLua)
+	readScript        = wire.NewScript(readLua)
 )
 
-// What is published: that a round has ended, and that one was set or deleted.
+// Payloads of the messages: a round has ended, or one was set or deleted.
 const (
 	payloadOpen = wire.PayloadLatchOpen
 	payloadSet  = wire.PayloadLatchShut
 )
 
-// roundLife is for how long the identity of a round is kept. It is compared by who has
-// waited since before the round began, and has not looked since: within the time of a
-// safety poll, or of an outage.
-const roundLife = time.Hour
+// roundTTL is the time to live of a round id. A waiter compares the id with that of its
+// previous read, which is at most a poll interval or an outage old.
+const roundTTL = time.Hour
 
-// look asks the server for the state of a latch.
-func look(ctx context.Context, c rueidis.Client, key string) (sight, error) {
-	reply, err := lookScript.Exec(ctx, c, []string{key, wire.LatchRound(key)}, nil).ToArray()
+// read returns the state of a latch.
+func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
+	reply, err := readScript.Exec(ctx, c, []string{key, wire.LatchRound(key)}, nil).ToArray()
 	if err != nil {
-		return sight{}, err
+		return snapshot{}, err
 	}
 	if len(reply) != 3 {
-		return sight{}, errAnswer
+		return snapshot{}, errReply
 	}
 	text, err := reply[0].ToString()
 	if rueidis.IsRedisNil(err) {
-		return sight{}, nil
+		return snapshot{}, nil
 	}
 	ttl, err2 := reply[1].AsInt64()
 	round, err3 := reply[2].ToString()
@@ -61,25 +60,25 @@ func look(ctx context.Context, c rueidis.Client, key string) (sight, error) {
 		err3 = nil
 	}
 	if errors.Join(err, err2, err3) != nil {
-		return sight{}, errAnswer
+		return snapshot{}, errReply
 	}
 	count, err := parseCount(text)
-	return sight{count: count, ttl: time.Duration(ttl) * time.Millisecond, round: round}, err
+	return snapshot{count: count, ttl: time.Duration(ttl) * time.Millisecond, round: round}, err
 }
 
 var (
-	errAnswer = errors.New("the server's answer has the wrong form")
-	// errNoCount is for a key that holds no number: it is no latch.
-	errNoCount = errors.New("the key holds no count")
+	errReply = errors.New("unexpected reply from the server")
+	// errNoCount means that the key holds something other than a count.
+	errNoCount = errors.New("the key does not hold a count")
 )
 
-// mayPass reports whether a look that failed may succeed later.
-func mayPass(err error) bool {
-	return wire.OutcomeOf(err) != wire.Refused && !errors.Is(err, errNoCount) && !errors.Is(err, errAnswer)
+// temporary reports whether a failed read may succeed later.
+func temporary(err error) bool {
+	return wire.OutcomeOf(err) != wire.Refused && !errors.Is(err, errNoCount) && !errors.Is(err, errReply)
 }
 
-// parseCount returns the count that is to come down. Only what the server itself takes
-// for a number is one.
+// parseCount returns the count, 0 if it is negative. It accepts only what the server
+// itself accepts as an integer.
 func parseCount(text string) (int64, error) {
 	count, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || strconv.FormatInt(count, 10) != text {

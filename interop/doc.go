@@ -1,8 +1,8 @@
-// Package interop has tests with the libraries of others whose locks redlatch
-// shares: Redisson in Java, for all kinds of lock, and Go libraries for the plain
-// lock. It is a module of its own, so that they are none of redlatch's.
+// Package interop tests redlatch together with other libraries that share its locks: Redisson
+// in Java, for every kind of lock, and Go libraries for the plain lock. It is a separate
+// module, so that redlatch does not depend on them.
 //
-// Java runs in processes of its own (see redisson/src), one for each version of
-// Redisson, which do what the tests tell them. The tests see both languages as
-// sides with the same operations, so that each is written once and runs both ways.
+// Java runs in separate processes (see redisson/src), one for each version of Redisson, which
+// execute the commands of the tests. The tests treat both languages as sides with the same
+// operations, so each test is written once and runs both ways.
 package interop

@@ -10,8 +10,8 @@ import (
 // shortly is how long a timed attempt waits in vain.
 const shortly = 50 * time.Millisecond
 
-func TestOneHasTheLockOfTheOther(t *testing.T) {
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+func TestSidesExcludeEachOther(t *testing.T) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			p.eachKind(t, func(t *testing.T, kind, name string) {
 				theirs := second.lock(rival(kind), name)

@@ -16,68 +16,67 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// fairWait is the fair wait timeout of both languages, where it is not the default.
+// fairWait is the fair wait timeout of both languages, unless it is the default.
 const fairWait = 3 * time.Second
 
-// line is the queue of a fair lock, as the server has it.
-type line struct {
+// fairQueue is the queue of a fair lock on the server.
+type fairQueue struct {
 	conn rueidis.Client
 	name string
 }
 
-// all are the owners in the line, the first first.
-func (l line) all(t testing.TB) []string {
+// all returns the owners in the queue, in order.
+func (q fairQueue) all(t testing.TB) []string {
 	t.Helper()
-	owners, err := do(t, l.conn, "LRANGE", wire.FairQueue(l.name), "0", "-1").AsStrSlice()
+	owners, err := do(t, q.conn, "LRANGE", wire.FairQueue(q.name), "0", "-1").AsStrSlice()
 	require.NoError(t, err)
 	return owners
 }
 
-// joined waits until the line has n owners, the last of that client, and returns that
-// one.
-func (l line) joined(t testing.TB, n int, client string) string {
+// joined waits until the queue has n owners, the last of that client, and returns the last.
+func (q fairQueue) joined(t testing.TB, n int, client string) string {
 	t.Helper()
 	var owners []string
 	harness.Eventually(t, answers, fmt.Sprintf("%d wait", n), func() bool {
-		owners = l.all(t)
+		owners = q.all(t)
 		return len(owners) == n
 	})
-	require.True(t, strings.HasPrefix(owners[n-1], client), "%v, and not %s", owners, client)
+	require.True(t, strings.HasPrefix(owners[n-1], client), "%v, want %s", owners, client)
 	return owners[n-1]
 }
 
-// score is when that owner loses its place: by its deadline or by its signs of life,
-// which have keys of their own.
-func (l line) score(t testing.TB, key, owner string) time.Time {
+// score returns when that owner loses its queue position: by its deadline or by its heartbeat,
+// depending on key.
+func (q fairQueue) score(t testing.TB, key, owner string) time.Time {
 	t.Helper()
-	score, err := do(t, l.conn, "ZSCORE", key, owner).AsFloat64()
+	score, err := do(t, q.conn, "ZSCORE", key, owner).AsFloat64()
 	require.NoError(t, err)
 	return time.UnixMilli(int64(score))
 }
 
-// waiter is one in the line.
+// waiter is a waiter in the queue.
 type waiter struct {
-	door
+	view
 	s      side
 	thread uint64
 	e      *entry
 	owner  string
-	ghost  bool // nobody waits there any more
+	ghost  bool // the wait is over
 }
 
-// join has a side wait for the lock, and waits until it stands in the line.
-func (l line) join(t *testing.T, s side, kind string, wait time.Duration) *waiter {
+// join starts a wait of a side and returns when the waiter is in the queue.
+func (q fairQueue) join(t *testing.T, s side, kind string, wait time.Duration) *waiter {
 	t.Helper()
-	n := len(l.all(t)) + 1
-	w := &waiter{door: s.lock(kind, l.name), s: s, thread: uint64(100 + n)}
+	n := len(q.all(t)) + 1
+	w := &waiter{view: s.lock(kind, q.name), s: s, thread: uint64(100 + n)}
 	w.e = w.take(t, w.thread, wait, time.Minute)
-	w.owner = l.joined(t, n, s.id())
+	w.owner = q.joined(t, n, s.id())
 	return w
 }
 
-// served fails the test unless these are the line and get the lock in this order, each
-// when the one before has released it.
-func (l line) served(t *testing.T, all []*waiter) {
+// served fails the test unless these are the waiters of the queue and acquire the lock in this
+// order, each after the release of the one before.
+func (q fairQueue) served(t *testing.T, all []*waiter) {
 	t.Helper()
 	for i, w := range all {
 		if w.ghost {
@@ -88,12 +87,12 @@ func (l line) served(t *testing.T, all []*waiter) {
 		for _, next := range all[i+1:] {
 			behind = append(behind, next.owner)
 		}
-		require.Equal(t, behind, append([]string(nil), l.all(t)...), "behind %d, %v", i, w.s)
+		require.Equal(t, behind, append([]string(nil), q.all(t)...), "behind %d, %v", i, w.s)
 		require.NoError(t, w.release(t, w.thread), "%d: %v", i, w.s)
 	}
 }
 
-// fairKinds are the kinds of fair lock that a version of Redisson has.
+// fairKinds are the kinds of fair lock of a version of Redisson.
 func fairKinds(version string) []string {
 	if has(version, "non-reentrant fair") {
 		return []string{"fair", "non-reentrant fair"}
@@ -101,72 +100,72 @@ func fairKinds(version string) []string {
 	return []string{"fair"}
 }
 
-// Waiters of both languages stand in one line, whoever has the lock.
-func TestOneAfterTheOther(t *testing.T) {
+// Waiters of both languages share one queue, whatever the language of the holder.
+func TestFairOrderAcrossLanguages(t *testing.T) {
 	harness.Full(t)
-	everywhere(t, func(t *testing.T, p *place) {
+	everywhere(t, func(t *testing.T, p *env) {
 		c := p.ours(t)
 		ours, named, java := goSide{c, false}, goSide{c, true}, javaSide{p.theirs(t)}
 		conn := p.conn(t)
 		for _, kind := range fairKinds(p.version) {
 			for _, first := range []side{ours, named, java} {
-				l := line{conn, fmt.Sprint("orders of ", t.Name(), kind, first)}
-				held := first.lock(kind, l.name)
+				q := fairQueue{conn, fmt.Sprint("orders of ", t.Name(), kind, first)}
+				held := first.lock(kind, q.name)
 				held.take(t, 1, 0, 0).gets(t, answers)
 				var all []*waiter
 				for _, s := range []side{java, ours, java, named, java, java, ours, ours, java, named} {
-					all = append(all, l.join(t, s, kind, forever))
+					all = append(all, q.join(t, s, kind, forever))
 				}
 				require.NoError(t, held.release(t, 1))
-				l.served(t, all)
+				q.served(t, all)
 			}
 		}
 	})
 }
 
-// Who leaves the line gives its place up, and those who stay keep theirs. Only a future
-// of Java's that is cancelled leaves its place where it is, to take the lock in its turn
-// and give it back at once.
-func TestSomeLeaveTheLine(t *testing.T) {
+// A waiter that leaves gives up its queue position, and the others keep theirs. Only a
+// cancelled future in Java keeps its position, acquires the lock in its turn and releases it
+// at once.
+func TestFairWaitersLeave(t *testing.T) {
 	harness.Full(t)
-	everywhere(t, func(t *testing.T, p *place) {
+	everywhere(t, func(t *testing.T, p *env) {
 		c := p.ours(t)
 		ours, named, java := goSide{c, false}, goSide{c, true}, javaSide{p.theirs(t)}
 		for i, first := range []side{ours, java} {
-			l := line{p.conn(t), fmt.Sprint("orders of ", t.Name(), i)}
-			held := first.lock("fair", l.name)
+			q := fairQueue{p.conn(t), fmt.Sprint("orders of ", t.Name(), i)}
+			held := first.lock("fair", q.name)
 			held.take(t, 1, 0, 0).gets(t, answers)
 			const soon = 2 * time.Second // enough for all to join
-			type fate int
+			type departure int
 			const (
-				stays fate = iota
-				gives      // up, when its time is over
+				stays departure = iota
+				gives           // canceled when the waiter leaves
 				cancelled
 			)
 			var all, gone []*waiter
-			var fates []fate
+			var departures []departure
 			for _, w := range []struct {
 				side
-				fate
+				departure
 			}{
 				{ours, stays}, {java, stays}, {java, gives}, {java, cancelled}, {ours, cancelled}, {named, gives},
 				{java, stays}, {named, cancelled}, {named, stays}, {java, gives}, {java, stays},
 			} {
 				wait := forever
-				if w.fate == gives {
+				if w.departure == gives {
 					wait = soon
 				}
-				joined := l.join(t, w.side, "fair", wait)
-				joined.ghost = w.fate == cancelled && w.side == java
-				if w.fate == stays || joined.ghost {
+				joined := q.join(t, w.side, "fair", wait)
+				joined.ghost = w.departure == cancelled && w.side == java
+				if w.departure == stays || joined.ghost {
 					all = append(all, joined)
 				}
-				if w.fate != stays {
-					gone, fates = append(gone, joined), append(fates, w.fate)
+				if w.departure != stays {
+					gone, departures = append(gone, joined), append(departures, w.departure)
 				}
 			}
 			for i, w := range gone {
-				if fates[i] == gives {
+				if departures[i] == gives {
 					w.e.fails(t, soon+answers)
 					continue
 				}
@@ -174,16 +173,16 @@ func TestSomeLeaveTheLine(t *testing.T) {
 				_, _, err := w.e.outcome(t, answers)
 				require.ErrorIs(t, err, errCancelled)
 			}
-			harness.Eventually(t, answers, "those who leave are gone", func() bool { return len(l.all(t)) == len(all) })
+			harness.Eventually(t, answers, "waiters that leave are removed", func() bool { return len(q.all(t)) == len(all) })
 			require.NoError(t, held.release(t, 1))
-			l.served(t, all)
+			q.served(t, all)
 		}
 	})
 }
 
-// lineWorker waits in the lines of fair locks, until it is killed. Its arguments are
-// where the servers are, and the names.
-func lineWorker(args []string) error {
+// queueWorker waits in the queues of fair locks until it is killed. Its arguments are the
+// addresses of the servers and the names.
+func queueWorker(args []string) error {
 	c, err := redlatch.New(context.Background(), rueidis.ClientOption{InitAddress: strings.Split(args[0], ",")},
 		redlatch.WithWatchdogTimeout(watchdog), redlatch.WithFairWaitTimeout(fairWait))
 	if err != nil {
@@ -193,27 +192,25 @@ func lineWorker(args []string) error {
 	for _, name := range args[1:] {
 		wg.Go(func() {
 			_, err := c.FairLock(name).Lock(context.Background())
-			fmt.Println("had its turn", err)
+			fmt.Println("acquired the lock", err)
 		})
 	}
 	wg.Wait()
 	return nil
 }
 
-// A waiter that is dead at the head of the line holds up those behind it, in either
-// language, until
-//   - a dead one of Java's: its deadline, which is what the lease had left when it came,
-//     and its fairLockWaitTimeout for every place up to its own;
-//   - a dead one of ours: its place time after its last sign of life where one of ours
-//     waits too, or uses the lock; else, for Java among itself, also the deadline, which
-//     is what that of a waiter of Java's would be that came at the last sign of life.
+// A dead waiter at the head of the queue delays the others, in either language. A dead
+// waiter of Java is dropped at its deadline: the rest of the lease when it joined, plus its
+// fairLockWaitTimeout for every position up to its own. A dead redlatch waiter is dropped when
+// its last heartbeat is too old, if other redlatch clients wait or use the lock; among waiters of
+// Java only, also at the deadline of a waiter of Java that joined at that heartbeat.
 //
-// The others go on in their order. With the defaults that is five minutes, and 10 s.
-// Redisson before 3.46 has no such setting, and five minutes: there nobody of Java's dies.
-func TestSomeDieInTheLine(t *testing.T) {
+// The others proceed in order. With the defaults that takes five minutes, and 10 s. In Redisson
+// before 3.46 the five minutes cannot be set, so none of its waiters dies here.
+func TestFairWaitersDie(t *testing.T) {
 	harness.Full(t)
-	everywhere(t, func(t *testing.T, p *place) {
-		const lease = 10 * time.Second // in which all have to join
+	everywhere(t, func(t *testing.T, p *env) {
+		const lease = 10 * time.Second // for all to join
 		var settings []string
 		if p.version != latchless {
 			settings = append(settings, fmt.Sprint("fairLockWaitTimeout: ", fairWait.Milliseconds()))
@@ -221,12 +218,12 @@ func TestSomeDieInTheLine(t *testing.T) {
 		c, conn := p.ours(t, redlatch.WithFairWaitTimeout(fairWait)), p.conn(t)
 		ours, named, java := goSide{c, false}, goSide{c, true}, javaSide{p.theirs(t, settings...)}
 		type run struct {
-			line
+			fairQueue
 			what   string
-			ours   bool // who dies
-			signs  bool // go by its signs of life, and not by its deadline
+			ours   bool // which waiter dies
+			signs  bool // by its heartbeat instead of its deadline
 			behind []side
-			held   door
+			held   view
 			owner  string
 			all    []*waiter
 			ends   time.Time
@@ -250,14 +247,14 @@ func TestSomeDieInTheLine(t *testing.T) {
 			}...)
 		}
 		for _, r := range runs {
-			r.line = line{conn, "orders of " + t.Name() + ", " + r.what}
+			r.fairQueue = fairQueue{conn, "orders of " + t.Name() + ", " + r.what}
 			r.held = ours.lock("fair", r.name)
 			r.held.take(t, 1, 0, lease).gets(t, answers)
 			if r.ours {
 				names = append(names, r.name)
 			}
 		}
-		w := harness.Spawn(t, "line", append([]string{strings.Join(p.addrs(), ",")}, names...)...)
+		w := harness.Spawn(t, "queue", append([]string{strings.Join(p.addrs(), ",")}, names...)...)
 		for _, r := range runs {
 			if r.ours {
 				r.owner = r.joined(t, 1, "")

@@ -2,18 +2,15 @@ package interop
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/bsm/redislock"
 	"github.com/go-redsync/redsync/v4"
 	syncpool "github.com/go-redsync/redsync/v4/redis"
 	"github.com/go-redsync/redsync/v4/redis/goredis/v9"
-	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -26,129 +23,20 @@ import (
 const (
 	ourCap  = 250 * time.Millisecond // of the pauses of our waiters
 	syncCap = 250 * time.Millisecond // of those of redsync
-	// openEvery is how long waiters of one process of ours keep a lock among
-	// themselves, and openFor for how long they leave it then.
+	// openEvery is how long waiters of one of our processes pass a lock on among themselves,
+	// and openFor how long they leave it open then.
 	openEvery = 3 * time.Second
 	openFor   = 300 * time.Millisecond
-	slack     = time.Second // of a busy machine
-	long      = time.Hour   // of leases that are no help
+	slack     = time.Second // on a busy machine
+	long      = time.Hour   // of leases that must not matter
 )
 
-// workers are what this program does as a process of its own.
-var workers = map[string]func(args []string) error{"hold": holdWorker, "line": lineWorker, "contend": contendWorker}
+// workers are the tasks of this program as a separate process.
+var workers = map[string]func(args []string) error{"hold": holdWorker, "queue": queueWorker, "contend": contendWorker}
 
 func TestMain(m *testing.M) { harness.Main(m, workers) }
 
-// locker takes the lock orders, waiting for it, and holds it for lease unless it is
-// released.
-type locker interface {
-	name() string
-	lock(ctx context.Context, lease time.Duration) (held, error)
-	try(ctx context.Context, lease time.Duration) (held, error) // taken is an error
-}
-
-// held is a hold. Its errors say that it is none any more.
-type held interface {
-	unlock(ctx context.Context) error
-	extend(ctx context.Context) error
-}
-
-type ours struct{ c *redlatch.Client }
-
-type ourHold struct{ lock.Hold }
-
-func (o ours) name() string { return "redlatch" }
-
-func (o ours) lock(ctx context.Context, lease time.Duration) (held, error) {
-	h, err := o.c.PlainLock("orders").Lock(ctx, lock.Lease(lease))
-	return ourHold{h}, err
-}
-
-func (o ours) try(ctx context.Context, lease time.Duration) (held, error) {
-	h, err := o.c.PlainLock("orders").TryLock(ctx, lock.Lease(lease))
-	return ourHold{h}, err
-}
-
-func (h ourHold) unlock(ctx context.Context) error { return h.Unlock(ctx) }
-func (h ourHold) extend(ctx context.Context) error { return h.Extend(ctx, long) }
-
-type syncs struct{ rs *redsync.Redsync }
-
-type syncHold struct{ m *redsync.Mutex }
-
-func (s syncs) name() string { return "redsync" }
-
-func (s syncs) lock(ctx context.Context, lease time.Duration) (held, error) {
-	m := s.rs.NewMutex("orders", redsync.WithExpiry(lease))
-	return syncHold{m}, m.LockContext(ctx)
-}
-
-func (s syncs) try(ctx context.Context, lease time.Duration) (held, error) {
-	m := s.rs.NewMutex("orders", redsync.WithExpiry(lease))
-	return syncHold{m}, m.TryLockContext(ctx)
-}
-
-func (h syncHold) unlock(ctx context.Context) error { return said(h.m.UnlockContext(ctx)) }
-func (h syncHold) extend(ctx context.Context) error { return said(h.m.ExtendContext(ctx)) }
-
-// said makes an error of a no.
-func said(ok bool, err error) error {
-	if err == nil && !ok {
-		return errors.New("no")
-	}
-	return err
-}
-
-type redislocks struct{ c *redislock.Client }
-
-type redislockHold struct{ l *redislock.Lock }
-
-func (r redislocks) name() string { return "redislock" }
-
-func (r redislocks) lock(ctx context.Context, lease time.Duration) (held, error) {
-	l, err := r.c.Obtain(ctx, "orders", lease, &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)})
-	return redislockHold{l}, err
-}
-
-func (r redislocks) try(ctx context.Context, lease time.Duration) (held, error) {
-	l, err := r.c.Obtain(ctx, "orders", lease, nil)
-	return redislockHold{l}, err
-}
-
-func (h redislockHold) unlock(ctx context.Context) error { return h.l.Release(ctx) }
-func (h redislockHold) extend(ctx context.Context) error { return h.l.Refresh(ctx, long, nil) }
-
-// conn returns a connection of the others' driver.
-func conn(t *testing.T, s *testserver.Server) *redis.Client {
-	t.Helper()
-	c := redis.NewClient(&redis.Options{Addr: s.Addr})
-	t.Cleanup(func() { require.NoError(t, c.Close()) })
-	return c
-}
-
-// strangers are the locks of others.
-func strangers(t *testing.T, s *testserver.Server) []locker {
-	c := conn(t, s)
-	return []locker{syncs{redsync.New(goredis.NewPool(c))}, redislocks{redislock.New(c)}}
-}
-
-// eachPair runs a test with a lock of ours and one of a stranger, either way round.
-func eachPair(t *testing.T, test func(t *testing.T, s *testserver.Server, first, second locker)) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, theirs := range strangers(t, s) {
-			pair := [2]locker{ours{harness.Client(t, s)}, theirs}
-			for i := range pair {
-				first, second := pair[i], pair[1-i]
-				t.Run(first.name()+", then "+second.name(), func(t *testing.T) {
-					test(t, s, first, second)
-					harness.NothingLeft(t, s.Addr)
-				})
-			}
-		}
-	})
-}
-
-func TestTheyExcludeEachOther(t *testing.T) {
+func TestGoLibrariesExcludeEachOther(t *testing.T) {
 	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
 		ctx := t.Context()
 		for range 3 {
@@ -168,8 +56,8 @@ func TestTheyExcludeEachOther(t *testing.T) {
 	})
 }
 
-// The lease is no help.
-func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
+// The lease must not matter.
+func TestWaiterAcquiresAfterUnlock(t *testing.T) {
 	harness.Full(t)
 	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
 		h, err := first.try(t.Context(), long)
@@ -184,7 +72,7 @@ func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
 			}
 			waited <- err
 		}()
-		time.Sleep(3 * ourCap) // by then the pauses are the longest
+		time.Sleep(3 * ourCap) // the pauses are the longest by then
 		require.Empty(t, waited)
 		began := time.Now()
 		require.NoError(t, h.unlock(t.Context()))
@@ -193,7 +81,7 @@ func TestAWaiterGetsInAfterAnUnlock(t *testing.T) {
 	})
 }
 
-func TestAWaiterGetsInWhenALeaseIsOver(t *testing.T) {
+func TestWaiterAcquiresAfterExpiry(t *testing.T) {
 	harness.Full(t)
 	const lease = 600 * time.Millisecond
 	eachPair(t, func(t *testing.T, _ *testserver.Server, first, second locker) {
@@ -209,8 +97,8 @@ func TestAWaiterGetsInWhenALeaseIsOver(t *testing.T) {
 	})
 }
 
-// A hold that is gone neither releases nor extends what another has now.
-func TestNobodyTouchesAnothersHold(t *testing.T) {
+// A lost hold neither releases nor extends the hold of another owner.
+func TestLostHoldDoesNotAffectItsSuccessor(t *testing.T) {
 	harness.Full(t)
 	eachPair(t, func(t *testing.T, s *testserver.Server, first, second locker) {
 		ctx := t.Context()
@@ -230,8 +118,8 @@ func TestNobodyTouchesAnothersHold(t *testing.T) {
 	})
 }
 
-// Three plain locks taken by hand are what redsync takes with three pools.
-func TestOneOfThreeServersIsNotEnough(t *testing.T) {
+// Three plain locks acquired separately are the same as redsync with three pools.
+func TestPlainLocksFormARedsyncMajority(t *testing.T) {
 	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx := t.Context()
@@ -271,9 +159,9 @@ func TestOneOfThreeServersIsNotEnough(t *testing.T) {
 	})
 }
 
-// A red lock of plain locks is the one of redsync: either is kept out while the other has
-// it, also by a majority, and they count together.
-func TestARedLockIsTheirs(t *testing.T) {
+// A Redlock of plain locks is compatible with redsync: each excludes the other, also by a
+// majority, and they count together.
+func TestRedlockIsCompatibleWithRedsync(t *testing.T) {
 	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx := t.Context()
@@ -299,7 +187,7 @@ func TestARedLockIsTheirs(t *testing.T) {
 		require.Error(t, err)
 		require.NoError(t, h.Context().Err())
 		require.NoError(t, h.Unlock(ctx))
-		harness.Idle(t, clients...) // each server has been told, so that they get all
+		harness.Idle(t, clients...) // all servers have replied, so the other acquires all
 
 		their, err := theirs.try(ctx, long)
 		require.NoError(t, err)
@@ -312,7 +200,7 @@ func TestARedLockIsTheirs(t *testing.T) {
 
 		const each = 20
 		var wg sync.WaitGroup
-		var counter atomic.Int64 // not added to, so that a second holder costs a count
+		var counter atomic.Int64 // not an atomic increment, so that a second holder loses a count
 		count := func() { counter.Store(counter.Load() + 1) }
 		wg.Go(func() {
 			for range each {
@@ -323,13 +211,13 @@ func TestARedLockIsTheirs(t *testing.T) {
 			for n := 0; n < each; {
 				h, err := theirs.try(ctx, long)
 				if err != nil {
-					time.Sleep(time.Millisecond) // it has no more patience
+					time.Sleep(time.Millisecond) // it has given up
 					continue
 				}
 				count()
 				n++
 				assert.NoError(t, h.unlock(ctx))
-				time.Sleep(time.Millisecond) // for those who poll
+				time.Sleep(time.Millisecond) // for clients that poll
 			}
 		})
 		wg.Wait()
@@ -345,8 +233,8 @@ type heldAt struct {
 	s *testserver.Server
 }
 
-// crowd has goroutines of a client take the lock all the time, for hold each, until
-// the test ends or stop is called, which returns how often they did.
+// crowd has goroutines of a client acquire the lock all the time and hold it, until the test
+// ends or stop is called, which returns their number of holds.
 func crowd(t *testing.T, c *redlatch.Client, goroutines int, work func()) (stop func() int) {
 	t.Helper()
 	var wg sync.WaitGroup
@@ -372,9 +260,9 @@ func crowd(t *testing.T, c *redlatch.Client, goroutines int, work func()) (stop 
 	return stop
 }
 
-// redsync with its default options asks 32 times, for 4.7 s or so, and then gives up.
-// Waiters of ours that pass the lock on all the time leave it open before.
-func TestACrowdDoesNotStarveAPoller(t *testing.T) {
+// redsync with its default options tries 32 times, in about 4.7 s, and then gives up. Our
+// waiters that pass the lock on leave it open before that.
+func TestContentionDoesNotStarvePollingClients(t *testing.T) {
 	harness.Full(t)
 	for _, m := range []struct {
 		name    string
@@ -388,14 +276,14 @@ func TestACrowdDoesNotStarveAPoller(t *testing.T) {
 					stops = append(stops, crowd(t, harness.Client(t, s), 16, func() { time.Sleep(m.hold) }))
 				}
 				began := time.Now()
-				for _, theirs := range strangers(t, s) {
+				for _, theirs := range foreignLocks(t, s) {
 					for range 2 {
 						asked := time.Now()
 						ctx, cancel := context.WithTimeout(t.Context(), 8*time.Second)
 						h, err := theirs.lock(ctx, 8*time.Second)
 						require.NoError(t, err, theirs.name())
-						t.Logf("%s got in after %v", theirs.name(), time.Since(asked))
-						// To the next time it is left open, and then one of its pauses.
+						t.Logf("%s acquired it after %v", theirs.name(), time.Since(asked))
+						// Until the next time it is left open, and then one of its pauses.
 						require.Less(t, time.Since(asked), openEvery+m.hold+openFor+slack)
 						require.NoError(t, h.unlock(ctx))
 						cancel()
@@ -406,17 +294,17 @@ func TestACrowdDoesNotStarveAPoller(t *testing.T) {
 				for _, stop := range stops {
 					n += stop()
 				}
-				t.Logf("%d passes of ours in %v", n, took)
+				t.Logf("%d holds of ours in %v", n, took)
 				harness.NothingLeft(t, s.Addr)
 			})
 		})
 	}
 }
 
-// A counter that nothing but the lock protects. All three go on until the two that
-// poll have added one often enough. At least one of those who poll gets in whenever
-// we leave the lock open, and in 0.3 s, of which each needs an instant, mostly all.
-func TestAllCountTogether(t *testing.T) {
+// A counter that only the lock protects. All three continue until both polling clients have
+// incremented it often enough. At least one of them acquires the lock whenever we leave it
+// open, and usually all do, because 0.3 s is ample time.
+func TestMixedClientsIncrementACounterExactly(t *testing.T) {
 	harness.Full(t)
 	const (
 		goroutines = 4 // of each
@@ -436,7 +324,7 @@ func TestAllCountTogether(t *testing.T) {
 		began := time.Now()
 		var wg sync.WaitGroup
 		var all atomic.Int64
-		for _, theirs := range strangers(t, s) {
+		for _, theirs := range foreignLocks(t, s) {
 			var mine atomic.Int64
 			for range goroutines {
 				wg.Go(func() {
@@ -449,13 +337,13 @@ func TestAllCountTogether(t *testing.T) {
 							mine.Add(1)
 							all.Add(1)
 							assert.NoError(t, h.unlock(ctx), theirs.name())
-						case theirs.name() == "redsync": // 32 tries are over: it asks again
+						case theirs.name() == "redsync": // the 32 tries are over, so it starts again
 						default:
 							assert.NoError(t, err, theirs.name())
 						}
 						cancel()
 					}
-					assert.GreaterOrEqual(t, mine.Load(), int64(often), "%s is starved", theirs.name())
+					assert.GreaterOrEqual(t, mine.Load(), int64(often), "%s starved", theirs.name())
 				})
 			}
 		}
@@ -472,10 +360,10 @@ func TestAllCountTogether(t *testing.T) {
 	})
 }
 
-// Where those who poll have the lock for three quarters of the time at most, each
-// attempt of ours succeeds with a chance of a quarter at least, whoever of them is
-// next: that a hundred fail in a row is out of the question.
-func TestACrowdOfPollersDoesNotStarveUs(t *testing.T) {
+// The polling clients hold the lock for at most three quarters of the time, so each attempt of
+// ours succeeds with a chance of at least a quarter. A hundred failures in a row are
+// practically impossible.
+func TestPollingClientsDoNotStarveUs(t *testing.T) {
 	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -497,7 +385,7 @@ func TestACrowdOfPollersDoesNotStarveUs(t *testing.T) {
 			})
 		}
 		c := harness.Client(t, s)
-		harness.Eventually(t, 5*time.Second, "they have begun", func() bool { return passes.Load() > 3 })
+		harness.Eventually(t, 5*time.Second, "both have started", func() bool { return passes.Load() > 3 })
 		began := time.Now()
 		const often = 20
 		for range often {
@@ -507,7 +395,7 @@ func TestACrowdOfPollersDoesNotStarveUs(t *testing.T) {
 			}
 			time.Sleep(50 * time.Millisecond)
 		}
-		t.Logf("%d of ours beside %d of theirs in %v", often, passes.Load(), time.Since(began))
+		t.Logf("%d of ours and %d of theirs in %v", often, passes.Load(), time.Since(began))
 		cancel()
 		wg.Wait()
 		harness.NothingLeft(t, s.Addr)

@@ -19,14 +19,14 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// The versions of Redisson, by the folder with the program that is built with each.
+// The versions of Redisson, by the folder of the program for each.
 const (
 	newest    = "4"
 	before    = "3"
 	latchless = "3.23" // the newest that stores no unlock latch
 )
 
-// versions are those that a run tests: the newest, and in the second tier all.
+// versions returns the versions that a run tests: the newest, and in the second tier all.
 func versions() []string {
 	if testing.Short() {
 		return []string{newest}
@@ -34,11 +34,11 @@ func versions() []string {
 	return []string{newest, before, latchless}
 }
 
-// answers is how long a call may take that waits for nothing, also that which starts a
-// client in a process that has just begun.
+// answers bounds a call that does not wait, including one that starts a client in a new
+// process.
 const answers = 30 * time.Second
 
-// jvm is a process with a version of Redisson. It does what it is told.
+// jvm is a process with a version of Redisson. It executes commands.
 type jvm struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -46,10 +46,10 @@ type jvm struct {
 	mu    sync.Mutex
 	in    io.WriteCloser
 	last  int64
-	calls map[int64]chan<- answer // of those that have not been answered
+	calls map[int64]chan<- answer // the calls without an answer
 }
 
-// answer is how a command of a jvm ended.
+// answer is the result of a command.
 type answer struct {
 	ID      int64           `json:"id"`
 	Value   json.RawMessage `json:"value"`
@@ -58,18 +58,18 @@ type answer struct {
 	at      time.Time
 }
 
-// javaError is an exception that Redisson threw.
+// javaError is an exception thrown by Redisson.
 type javaError struct{ class, message string }
 
 func (e *javaError) Error() string { return e.class + ": " + e.message }
 
-// Is says which of our errors the exception stands for.
+// Is reports whether the exception corresponds to an error of redlatch.
 func (e *javaError) Is(target error) bool {
 	return e.class == "IllegalMonitorStateException" && target == lock.ErrNotHeld ||
 		e.class == "CancellationException" && target == errCancelled
 }
 
-// newJVM starts a process with that version, to be ended by stop.
+// newJVM starts a process with that version. The caller ends it by stop.
 func newJVM(version string) (*jvm, error) {
 	dir := filepath.Join("redisson", version, "target")
 	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
@@ -96,7 +96,7 @@ func newJVM(version string) (*jvm, error) {
 	return j, nil
 }
 
-// read passes answers on until the process has ended.
+// read delivers answers until the process has ended.
 func (j *jvm) read(out io.Reader) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
@@ -125,7 +125,7 @@ func (j *jvm) read(out io.Reader) {
 	close(j.ended)
 }
 
-// stop ends the process and waits until it is gone.
+// stop ends the process and waits for it.
 func (j *jvm) stop() {
 	_ = j.in.Close()
 	j.kill()
@@ -136,7 +136,7 @@ func (j *jvm) kill() {
 	<-j.ended
 }
 
-// call is a command that was given.
+// call is a command that was sent.
 type call struct {
 	j    *jvm
 	id   int64
@@ -147,7 +147,7 @@ type call struct {
 // command is a command for a process with Redisson: see Main.java.
 type command map[string]any
 
-// give gives the process a command and does not wait for the answer.
+// give sends a command to the process and does not wait for the answer.
 func (j *jvm) give(t testing.TB, c command) *call {
 	t.Helper()
 	done := make(chan answer, 1)
@@ -164,8 +164,8 @@ func (j *jvm) give(t testing.TB, c command) *call {
 	return &call{j: j, id: j.last, what: string(line), done: done}
 }
 
-// within waits for the answer. Its error is the exception, if there was one. The
-// test fails if no answer comes within d.
+// within waits for the answer. Its error is the exception, if any. The test fails without an
+// answer within d.
 func (c *call) within(t testing.TB, d time.Duration) (answer, error) {
 	t.Helper()
 	select {
@@ -180,8 +180,8 @@ func (c *call) within(t testing.TB, d time.Duration) (answer, error) {
 	}
 }
 
-// must waits for the answer of a command that neither waits nor fails, and puts it
-// into value unless that is nil.
+// must waits for the answer of a command that neither waits nor fails, and decodes it into
+// value unless that is nil.
 func (c *call) must(t testing.TB, value any) {
 	t.Helper()
 	a, err := c.within(t, answers)
@@ -232,8 +232,8 @@ type redisson struct {
 	id   string
 }
 
-// client opens a client of Redisson, shut down when the test ends.
-func (j *jvm) client(t testing.TB, p *place, more ...string) *redisson {
+// client opens a client of Redisson, which is shut down when the test ends.
+func (j *jvm) client(t testing.TB, p *env, more ...string) *redisson {
 	t.Helper()
 	c := &redisson{j: j, name: fmt.Sprint(t.Name(), "/", time.Now().UnixNano())}
 	j.give(t, command{"do": "open", "client": c.name, "config": p.config(more)}).must(t, &c.id)

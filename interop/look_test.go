@@ -16,14 +16,14 @@ import (
 // reentrant reports whether an owner can hold such a lock more than once.
 func reentrant(kind string) bool { return !strings.HasPrefix(kind, "non-reentrant") }
 
-func TestBothSeeTheSameLock(t *testing.T) {
+func TestSidesSeeTheSameLock(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		conn := p.conn(t)
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			p.eachKind(t, func(t *testing.T, kind, name string) {
 				held, theirs := first.lock(kind, name), second.lock(kind, name)
-				doors := []door{held, theirs}
+				doors := []view{held, theirs}
 				look := func(holds int) {
 					for _, d := range doors {
 						require.Equal(t, holds > 0, d.locked(t))
@@ -40,7 +40,7 @@ func TestBothSeeTheSameLock(t *testing.T) {
 					require.Equal(t, holds, held.holds(t, 1))
 					require.Zero(t, theirs.holds(t, 1)) // as another client
 					// Java cannot be asked about owners of other clients.
-					if ours, ok := theirs.(*goDoor); ok {
+					if ours, ok := theirs.(*goView); ok {
 						owner, err := lock.NewOwner(first.id(), commander)
 						require.NoError(t, err)
 						n, err := ours.l.HoldCount(context.Background(), owner)
@@ -72,16 +72,16 @@ func TestBothSeeTheSameLock(t *testing.T) {
 	})
 }
 
-func TestBothSeeTheSameSideOfAReadWriteLock(t *testing.T) {
+func TestSidesSeeTheSameReadWriteLock(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			name := "orders of " + t.Name()
 			read, write := first.lock("read", name), first.lock("write", name)
 			look := func(reads, writes bool) {
 				for _, s := range []side{first, second} {
 					if _, java := s.(javaSide); java && p.version == latchless && writes {
-						continue // it takes a lock that is written under for one that is read under
+						continue // it takes a write-locked lock for a read-locked one
 					}
 					require.Equal(t, reads, s.lock("read", name).locked(t), s)
 					require.Equal(t, writes, s.lock("write", name).locked(t), s)
@@ -99,7 +99,7 @@ func TestBothSeeTheSameSideOfAReadWriteLock(t *testing.T) {
 			look(false, false)
 			write.take(t, 1, 0, long).gets(t, answers)
 			look(false, true)
-			require.False(t, theirs.force(t)) // which is about readers
+			require.False(t, theirs.force(t)) // which concerns readers
 			theirs.take(t, 1, 0, long).fails(t, answers)
 			if s, ours := first.(goSide); !ours || s.named {
 				read.take(t, 1, 0, long).gets(t, answers)
@@ -117,7 +117,7 @@ func TestBothSeeTheSameSideOfAReadWriteLock(t *testing.T) {
 
 func TestFencingTokensAreOneSequence(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		java, ours := p.theirs(t), p.ours(t)
 		const name = "orders"
 		fenced := ours.FencedLock(name)
@@ -132,7 +132,7 @@ func TestFencingTokensAreOneSequence(t *testing.T) {
 				require.Equal(t, token+1+again, theirs)
 			}
 			d := javaSide{java}.lock("fenced", name)
-			d.take(t, 1, 0, long).gets(t, answers) // and does not ask for a token
+			d.take(t, 1, 0, long).gets(t, answers) // and does not read the token
 			java.on(t, "fenced", name, "getTokenAsync").must(t, &theirs)
 			require.Equal(t, token+3, theirs)
 			for range 3 {
@@ -142,16 +142,16 @@ func TestFencingTokensAreOneSequence(t *testing.T) {
 	})
 }
 
-func TestQueueShowsWaitersOfBoth(t *testing.T) {
+func TestQueueShowsWaitersOfBothSides(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		java, ours := javaSide{p.theirs(t)}, goSide{p.ours(t), true}
 		for _, kind := range []string{"fair", "non-reentrant fair"} {
 			if !has(p.version, kind) {
 				continue
 			}
 			name := "orders of " + kind
-			doors := map[side]door{java: java.lock(kind, name), ours: ours.lock(kind, name)}
+			doors := map[side]view{java: java.lock(kind, name), ours: ours.lock(kind, name)}
 			doors[java].take(t, 9, 0, long).gets(t, answers)
 			var owners []lock.Owner
 			var waiting []*entry
@@ -171,7 +171,7 @@ func TestQueueShowsWaitersOfBoth(t *testing.T) {
 				d.take(t, 7, 0, 0).fails(t, answers) // it does not queue
 			}
 			queued(t, ours.c, name, len(owners))
-			// One that gives up leaves the queue to the others.
+			// A waiter that gives up leaves the queue to the others.
 			doors[java].take(t, 8, shortly, long).fails(t, answers)
 			waiting[2].cancel()
 			_, _, err := waiting[2].outcome(t, answers)
@@ -189,9 +189,9 @@ func TestQueueShowsWaitersOfBoth(t *testing.T) {
 	})
 }
 
-func TestBothSeeTheSamePermits(t *testing.T) {
+func TestSidesSeeTheSamePermits(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachOrder(t, func(t *testing.T, first, second side) {
 			name := "orders of " + t.Name()
 			mine, theirs := poolOf(first, "semaphore", name), poolOf(second, "semaphore", name)
@@ -227,9 +227,9 @@ func TestBothSeeTheSamePermits(t *testing.T) {
 	})
 }
 
-func TestBothSeeTheSameExpirablePermits(t *testing.T) {
+func TestSidesSeeTheSameExpirablePermits(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		java, ours := p.theirs(t), p.ours(t)
 		ctx := context.Background()
 		const name = "orders"
@@ -249,8 +249,8 @@ func TestBothSeeTheSameExpirablePermits(t *testing.T) {
 			theirs.call(t, "acquiredPermitsAsync").must(t, &c[1].taken)
 			require.Equal(t, [2]counts{want, want}, c)
 		}
-		// left looks at the lease of a permit from both sides; Java looks at its own
-		// clock, which is that of the server here.
+		// left reads the lease of a permit from both sides. Java uses its own clock, which is
+		// also that of the server here.
 		left := func(id string, most time.Duration, began time.Time) {
 			const slip = 50 * time.Millisecond
 			lease := map[string]time.Duration{}

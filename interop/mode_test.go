@@ -15,12 +15,12 @@ import (
 	"github.com/redlatch/redlatch/pubsub"
 )
 
-// modes are the settings of Redisson that have ours mean the same.
+// modes are the settings of Redisson that correspond to those of redlatch.
 var modes = map[string]pubsub.Mode{"ON": pubsub.Sharded, "OFF": pubsub.Plain}
 
-// eachMode runs a test on a cluster, with every version of Redisson that has the
-// setting, for each mode of Redisson.
-func eachMode(t *testing.T, test func(t *testing.T, p *place, setting string, java side)) {
+// eachMode runs a test on a cluster for each mode and with every version of Redisson that has
+// the setting.
+func eachMode(t *testing.T, test func(t *testing.T, p *env, setting string, java side)) {
 	t.Helper()
 	ofRedis(t)
 	servers := cluster(t)
@@ -36,9 +36,9 @@ func eachMode(t *testing.T, test func(t *testing.T, p *place, setting string, ja
 	}
 }
 
-// heard waits until so many clients have subscribed to channels that begin so, with either
+// heard waits until that many clients are subscribed to channels with that prefix, by either
 // kind of pub/sub.
-func (p *place) heard(t testing.TB, sharded bool, channel string, clients int) {
+func (p *env) heard(t testing.TB, sharded bool, channel string, clients int) {
 	t.Helper()
 	list, count := "CHANNELS", "NUMSUB"
 	if sharded {
@@ -64,7 +64,7 @@ func (p *place) heard(t testing.TB, sharded bool, channel string, clients int) {
 	})
 }
 
-// channelOf is where the release of a lock is published, or what that begins with.
+// channelOf returns the channel of a lock's releases, or its prefix.
 func channelOf(kind, name string) string {
 	switch kind {
 	case "read", "write":
@@ -73,8 +73,8 @@ func channelOf(kind, name string) string {
 	return wire.LockChannel(name)
 }
 
-func TestMessagesAreHeardInTheSameMode(t *testing.T) {
-	eachMode(t, func(t *testing.T, p *place, setting string, java side) {
+func TestPubSubModesMatch(t *testing.T) {
+	eachMode(t, func(t *testing.T, p *env, setting string, java side) {
 		ours := goSide{p.ours(t, redlatch.WithPubSubMode(modes[setting])), false}
 		sharded := setting == "ON"
 		for _, s := range []pair{{ours, java}, {java, ours}} {
@@ -123,12 +123,12 @@ func TestMessagesAreHeardInTheSameMode(t *testing.T) {
 	})
 }
 
-// safetyPoll is after what time our waiters look by themselves.
+// safetyPoll is the interval at which our waiters poll.
 const safetyPoll = 5 * time.Second
 
-// Nothing is promised of Java's waiters.
-func TestOurWaitersGetInDespiteAnotherMode(t *testing.T) {
-	eachMode(t, func(t *testing.T, p *place, setting string, java side) {
+// Java's waiters have no such guarantee.
+func TestOurWaitersAcquireDespiteAnotherMode(t *testing.T) {
+	eachMode(t, func(t *testing.T, p *env, setting string, java side) {
 		mode := pubsub.Sharded
 		if setting == "ON" {
 			mode = pubsub.Plain
@@ -136,7 +136,7 @@ func TestOurWaitersGetInDespiteAnotherMode(t *testing.T) {
 		ours := goSide{p.ours(t, redlatch.WithPubSubMode(mode)), false}
 		p.eachKind(t, func(t *testing.T, kind, name string) {
 			if kind == "spin" {
-				return // it hears of nothing anyway
+				return // it hears nothing anyway
 			}
 			held, theirs := java.lock(kind, name), ours.lock(rival(kind), name)
 			held.take(t, 1, 0, long).gets(t, answers)

@@ -20,10 +20,10 @@ import (
 type monitor struct {
 	addr string
 	mu   sync.Mutex
-	seen []monitored // but for what since has returned
+	seen []monitored // except those returned by since
 }
 
-// monitored is a command that a server has run.
+// monitored is a command run by a server.
 type monitored struct {
 	words  []string
 	script bool // as part of a script
@@ -31,7 +31,7 @@ type monitored struct {
 
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
 
-// newMonitor returns a monitor of the commands that are wanted, which ends with the test.
+// newMonitor returns a monitor of the wanted commands. It ends with the test.
 func newMonitor(t testing.TB, addr string, wanted func(c monitored) bool) *monitor {
 	t.Helper()
 	m := &monitor{addr: addr}
@@ -74,22 +74,22 @@ func newMonitor(t testing.TB, addr string, wanted func(c monitored) bool) *monit
 	return m
 }
 
-// settle waits until the monitor has all that the server has run so far.
-func (m *monitor) settle(t testing.TB) {
+// catchUp waits until the monitor has all commands that the server has run.
+func (m *monitor) catchUp(t testing.TB) {
 	t.Helper()
 	here := "monitored " + strconv.FormatInt(time.Now().UnixNano(), 10)
 	harness.Do(t, m.addr, "ECHO", here)
-	harness.Eventually(t, answers, "the server tells what it runs", func() bool {
+	harness.Eventually(t, answers, "the monitor has caught up", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		return slices.ContainsFunc(m.seen, func(c monitored) bool { return c.words[len(c.words)-1] == here })
 	})
 }
 
-// since returns what the server has run since it was called last.
+// since returns the commands since its last call.
 func (m *monitor) since(t testing.TB) []monitored {
 	t.Helper()
-	m.settle(t)
+	m.catchUp(t)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seen := m.seen
@@ -97,15 +97,14 @@ func (m *monitor) since(t testing.TB) []monitored {
 	return seen
 }
 
-// attempts counts how often somebody has tried to get what has that name, or has
-// given it back.
+// attempts counts the attempts to acquire or release the object of a name.
 type attempts struct {
 	name     string
 	monitors []*monitor
 }
 
-// watch counts attempts from now on: all of them, or those of the owners that begin so.
-func (p *place) watch(t testing.TB, name string, owners ...string) *attempts {
+// watch counts attempts from now on: all of them, or those of owners with that prefix.
+func (p *env) watch(t testing.TB, name string, owners ...string) *attempts {
 	t.Helper()
 	a := &attempts{name: name}
 	tries := func(c monitored) bool {
@@ -132,15 +131,15 @@ func (a *attempts) count() (n int) {
 	return n
 }
 
-// reach waits until there were so many.
+// reach waits until there were n.
 func (a *attempts) reach(t testing.TB, n int) {
 	t.Helper()
 	harness.Eventually(t, answers, strconv.Itoa(n)+" attempts at "+a.name, func() bool { return a.count() >= n })
 }
 
-// asleep waits until so many of that side, who all began to wait since it is watched,
-// sleep: each in Java has tried, subscribed, and tried again, and of ours in one process
-// at least one has. What has been released before that is had without a message.
+// asleep waits until n waiters of that side, which all started after watch, sleep. Each waiter
+// in Java has tried, subscribed, and tried again; of our waiters in one process at least one
+// has. Earlier releases are found without a message.
 func (a *attempts) asleep(t testing.TB, of side, waiters int) {
 	t.Helper()
 	java, is := of.(javaSide)
@@ -149,14 +148,14 @@ func (a *attempts) asleep(t testing.TB, of side, waiters int) {
 		return
 	}
 	a.reach(t, 2*waiters)
-	// Redisson misses a message to all that comes between the answer to the second try
-	// and the sleep, with less to do there than this takes.
+	// Redisson misses messages between the reply to its second try and its sleep. It has less
+	// to do there than this takes.
 	for range 3 {
 		java.c.on(t, "lock", a.name, "remainTimeToLiveAsync").must(t, nil)
 	}
 }
 
-// quiet waits until nobody tries any more.
+// quiet waits until the attempts stop.
 func (a *attempts) quiet(t testing.TB) {
 	t.Helper()
 	last, since := -1, time.Now()

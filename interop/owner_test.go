@@ -12,10 +12,10 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// eachOwner runs a test for each kind of lock in which Go acts as a thread in Java,
-// with a context that says so. Java's interface takes the number of a thread of its
-// own client and no other owner, so it cannot act as one in Go.
-func (p *place) eachOwner(t *testing.T, test func(t *testing.T, kind string, java door, ours harness.Lock, asJava context.Context, owner lock.Owner)) {
+// eachOwner runs a test for each kind of lock in which Go acts as a thread in Java, with an
+// owner in its context. Java's interface accepts the number of a thread of its own client and
+// no other owner, so Java cannot act as an owner in Go.
+func (p *env) eachOwner(t *testing.T, test func(t *testing.T, kind string, java view, ours harness.Lock, asJava context.Context, owner lock.Owner)) {
 	t.Helper()
 	java, c := javaSide{p.theirs(t)}, p.ours(t)
 	owner, err := lock.ParseOwner(fmt.Sprintf("%s:%d", java.id(), commander))
@@ -31,10 +31,10 @@ func (p *place) eachOwner(t *testing.T, test func(t *testing.T, kind string, jav
 	})
 }
 
-func TestGoTakesOverWhatJavaHolds(t *testing.T) {
+func TestGoTakesOverHoldsOfJava(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
-		p.eachOwner(t, func(t *testing.T, kind string, java door, ours harness.Lock, asJava context.Context, owner lock.Owner) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
+		p.eachOwner(t, func(t *testing.T, kind string, java view, ours harness.Lock, asJava context.Context, owner lock.Owner) {
 			ctx := context.Background()
 			holds := func(n int) {
 				require.Equal(t, n, java.holds(t, commander))
@@ -58,13 +58,13 @@ func TestGoTakesOverWhatJavaHolds(t *testing.T) {
 			require.Greater(t, java.ttl(t), 59*time.Minute)
 			require.NoError(t, h.Unlock(ctx))
 			holds(1)
-			require.Greater(t, java.ttl(t), 30*time.Second, "what Java holds stays")
-			// Java goes on with it: it re-enters, and unlocks what it took first.
+			require.Greater(t, java.ttl(t), 30*time.Second, "Java's hold remains")
+			// Java continues: it re-enters, and releases its first hold.
 			java.take(t, commander, 0, time.Minute).gets(t, answers)
 			holds(2)
 			require.NoError(t, java.release(t, commander))
 			holds(1)
-			// And Go unlocks what Java holds, and nobody does after that.
+			// Go releases Java's hold, and then the lock is free.
 			require.NoError(t, ours.Unlock(asJava))
 			holds(0)
 			require.False(t, java.locked(t))
@@ -78,10 +78,10 @@ func TestGoTakesOverWhatJavaHolds(t *testing.T) {
 	})
 }
 
-func TestJavaTakesOverWhatGoHoldsAsIt(t *testing.T) {
+func TestJavaTakesOverHoldsOfGo(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
-		p.eachOwner(t, func(t *testing.T, kind string, java door, ours harness.Lock, asJava context.Context, owner lock.Owner) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
+		p.eachOwner(t, func(t *testing.T, kind string, java view, ours harness.Lock, asJava context.Context, owner lock.Owner) {
 			ctx := context.Background()
 			h, err := ours.TryLock(asJava, lock.Lease(time.Hour))
 			require.NoError(t, err)
@@ -107,9 +107,9 @@ func TestJavaTakesOverWhatGoHoldsAsIt(t *testing.T) {
 	})
 }
 
-func TestWriterGoesOnReadingOverLanguages(t *testing.T) {
+func TestDowngradeAcrossLanguages(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		java, c := javaSide{p.theirs(t)}, p.ours(t)
 		owner, err := lock.NewOwner(java.id(), commander)
 		require.NoError(t, err)
@@ -126,7 +126,7 @@ func TestWriterGoesOnReadingOverLanguages(t *testing.T) {
 		_, err = rw.Write().TryLock(asJava)
 		require.ErrorIs(t, err, lock.ErrUpgrade)
 		require.NoError(t, read.release(t, 2))
-		require.NoError(t, read.release(t, commander)) // what Go took
+		require.NoError(t, read.release(t, commander)) // the hold of Go
 		require.ErrorIs(t, h.Unlock(context.Background()), lock.ErrLost)
 		require.False(t, read.locked(t))
 

@@ -18,19 +18,19 @@ import (
 // pool is a semaphore of either kind as one side sees it.
 type pool interface {
 	set(t testing.TB, permits int) bool
-	// take begins to take permits. Its wait and lease are those of a door; but permits
-	// of a semaphore that is not expirable have none, and Redisson renews no others.
-	take(t testing.TB, permits int, wait, lease time.Duration) *taking
-	// give gives permits back: those with the ids, if they have some.
+	// take starts to acquire permits. Its wait and lease are those of a view. Permits of a
+	// semaphore that is not expirable have no lease, and Redisson renews no others.
+	take(t testing.TB, permits int, wait, lease time.Duration) *permitAttempt
+	// give releases permits: those with the ids, if they have ids.
 	give(t testing.TB, permits int, ids ...string) error
 	free(t testing.TB) int
 }
 
-// taking is an attempt to take permits.
-type taking struct {
+// permitAttempt is an attempt to acquire permits.
+type permitAttempt struct {
 	*entry
-	ids  []string            // of the permits that it got, if they have some
-	held []*semaphore.Permit // of Go, which a client that has lost them gives back
+	ids  []string            // of the acquired permits, if they have ids
+	held []*semaphore.Permit // of Go, because a client releases permits without a reference
 }
 
 // pools are the kinds of semaphore.
@@ -51,7 +51,7 @@ func poolOf(s side, kind, name string) pool {
 	panic("no side " + s.String())
 }
 
-// goPool is what both kinds of semaphore of ours have.
+// goPool is what both kinds of redlatch semaphore have in common.
 type goPool struct {
 	of interface {
 		TrySetPermits(ctx context.Context, permits int) (bool, error)
@@ -78,9 +78,9 @@ type goNumber struct {
 	s *semaphore.Semaphore
 }
 
-func (p goNumber) take(t testing.TB, permits int, wait, _ time.Duration) *taking {
+func (p goNumber) take(t testing.TB, permits int, wait, _ time.Duration) *permitAttempt {
 	t.Helper()
-	return &taking{entry: begun(t, context.Background(), func(ctx context.Context) error {
+	return &permitAttempt{entry: begun(t, context.Background(), func(ctx context.Context) error {
 		if wait == 0 {
 			return p.s.TryAcquire(ctx, permits)
 		}
@@ -98,9 +98,9 @@ type goPermits struct {
 	e *semaphore.Expirable
 }
 
-func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *taking {
+func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *permitAttempt {
 	t.Helper()
-	tk := &taking{}
+	tk := &permitAttempt{}
 	tk.entry = begun(t, context.Background(), func(ctx context.Context) (err error) {
 		acquire := p.e.AcquireN
 		if wait == 0 {
@@ -138,17 +138,17 @@ func (p *javaPool) set(t testing.TB, permits int) bool {
 	return set
 }
 
-func (p *javaPool) take(t testing.TB, permits int, wait, lease time.Duration) *taking {
+func (p *javaPool) take(t testing.TB, permits int, wait, lease time.Duration) *permitAttempt {
 	t.Helper()
-	tk := &taking{}
+	tk := &permitAttempt{}
 	var c *call
-	got := func(value json.RawMessage) bool { return string(value) != "false" } // that of acquire is null
+	got := func(value json.RawMessage) bool { return string(value) != "false" } // the result of acquire is null
 	switch {
 	case !p.ids && wait == 0:
 		c = p.call(t, "tryAcquireAsync", permits)
 	case !p.ids && wait > 0:
 		c = p.call(t, "tryAcquireAsync", permits, wait.Milliseconds(), ms)
-	case !p.ids: // an asynchronous waiter hears of a release only if it is the first
+	case !p.ids: // only the first asynchronous waiter hears of a release
 		c = p.call(t, "acquire", permits)
 	case permits == 1:
 		got = func(value json.RawMessage) bool {
@@ -172,7 +172,8 @@ func (p *javaPool) take(t testing.TB, permits int, wait, lease time.Duration) *t
 		if wait >= 0 {
 			c = p.call(t, "tryAcquireAsync", permits, wait.Milliseconds(), inJava(lease), ms)
 		} else {
-			// In the oldest version a thread that waits for several hears of no release.
+			// In the oldest version a thread that waits for several permits hears of no
+			// release.
 			c = p.call(t, "acquireAsync", permits, inJava(lease), ms)
 		}
 	}
@@ -208,9 +209,9 @@ func (p *javaPool) free(t testing.TB) int {
 	return n
 }
 
-// eachOrder runs a test with Go first and Java second, and the other way round: it
-// is for what has no owner.
-func (p *place) eachOrder(t *testing.T, test func(t *testing.T, first, second side)) {
+// eachOrder runs a test with Go first and Java second, and the other way round, for objects
+// without owners.
+func (p *env) eachOrder(t *testing.T, test func(t *testing.T, first, second side)) {
 	t.Helper()
 	java, ours := javaSide{p.theirs(t)}, goSide{p.ours(t), false}
 	for _, s := range []pair{{ours, java}, {java, ours}} {
@@ -221,8 +222,8 @@ func (p *place) eachOrder(t *testing.T, test func(t *testing.T, first, second si
 	}
 }
 
-// eachPool runs a test for each kind of semaphore, with names as eachKind has them.
-func (p *place) eachPool(t *testing.T, test func(t *testing.T, kind, name string)) {
+// eachPool runs a test for each kind of semaphore, with names as in eachKind.
+func (p *env) eachPool(t *testing.T, test func(t *testing.T, kind, name string)) {
 	t.Helper()
 	for _, kind := range pools {
 		t.Run(kind, func(t *testing.T) {
@@ -232,8 +233,8 @@ func (p *place) eachPool(t *testing.T, test func(t *testing.T, kind, name string
 	}
 }
 
-func TestOneHasThePermitsOfTheOther(t *testing.T) {
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+func TestSidesSharePermits(t *testing.T) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachOrder(t, func(t *testing.T, first, second side) {
 			p.eachPool(t, func(t *testing.T, kind, name string) {
 				mine, theirs := poolOf(first, kind, name), poolOf(second, kind, name)
@@ -248,7 +249,7 @@ func TestOneHasThePermitsOfTheOther(t *testing.T) {
 					at := theirs.take(t, n, shortly, long).fails(t, answers)
 					require.GreaterOrEqual(t, at.Sub(began), shortly-time.Millisecond)
 				}
-				// The permits of one, given back by the other.
+				// One side releases the permits of the other.
 				require.NoError(t, theirs.give(t, 1, one.ids...))
 				require.Equal(t, []int{1, 1}, []int{mine.free(t), theirs.free(t)})
 				theirs.take(t, 2, shortly, long).fails(t, answers)
@@ -257,28 +258,28 @@ func TestOneHasThePermitsOfTheOther(t *testing.T) {
 				if kind == "semaphore" {
 					return
 				}
-				for _, ids := range [][]string{one.ids, two.ids} { // which are nobody's now
+				for _, ids := range [][]string{one.ids, two.ids} { // which are free now
 					require.ErrorIs(t, mine.give(t, len(ids), ids...), lock.ErrNotHeld)
 					require.ErrorIs(t, theirs.give(t, len(ids), ids...), lock.ErrNotHeld)
 				}
 				if p.version == latchless {
-					return // which gives back what it finds of a list
+					return // which releases those of a list that it finds
 				}
 				again := mine.take(t, 1, 0, long)
 				again.gets(t, answers)
 				require.ErrorIs(t, theirs.give(t, 2, append(again.ids, one.ids...)...), lock.ErrNotHeld)
-				require.Equal(t, 2, mine.free(t), "a list is given back as a whole or not at all")
+				require.Equal(t, 2, mine.free(t), "a list is released completely or not at all")
 			})
 		})
 	})
 }
 
-func TestPermitsOfOneWakeTheOther(t *testing.T) {
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+func TestPermitsWakeTheOtherSide(t *testing.T) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachOrder(t, func(t *testing.T, first, second side) {
 			p.eachPool(t, func(t *testing.T, kind, name string) {
-				for i, wanted := range [][]int{{1}, {1, 1, 1}, {3}} { // by each who waits
-					// With a name of its own: Redisson misses messages when it subscribes again at
+				for i, wanted := range [][]int{{1}, {1, 1, 1}, {3}} { // by each waiter
+					// With its own name: Redisson misses messages when it subscribes again at
 					// once.
 					name := fmt.Sprint(name, " ", i)
 					mine, theirs := poolOf(first, kind, name), poolOf(second, kind, name)
@@ -290,7 +291,7 @@ func TestPermitsOfOneWakeTheOther(t *testing.T) {
 					held := mine.take(t, n, 0, long)
 					held.gets(t, answers)
 					tried := p.watch(t, name)
-					var waiting []*taking
+					var waiting []*permitAttempt
 					for _, permits := range wanted {
 						waiting = append(waiting, theirs.take(t, permits, forever, long))
 					}
@@ -312,7 +313,7 @@ type latch interface {
 	set(t testing.TB, count int) bool
 	down(t testing.TB)
 	count(t testing.TB) int
-	wait(t testing.TB, wait time.Duration) *entry // without end if wait is negative
+	wait(t testing.TB, wait time.Duration) *entry // without a limit if wait is negative
 }
 
 func latchOf(s side, name string) latch {
@@ -389,17 +390,17 @@ func (l javaLatch) count(t testing.TB) int {
 
 func (l javaLatch) wait(t testing.TB, wait time.Duration) *entry {
 	t.Helper()
-	c := func() *call { // in the oldest version an asynchronous waiter hears of the end only if it is the first
+	c := func() *call { // in the oldest version only the first asynchronous waiter hears that the latch opened
 		if wait < 0 {
 			return l.call(t, "await")
 		}
 		return l.call(t, "await", wait.Milliseconds(), ms)
 	}()
-	return c.entry(t, func(value json.RawMessage) bool { return string(value) != "false" }) // null without a bound
+	return c.entry(t, func(value json.RawMessage) bool { return string(value) != "false" }) // null without a limit
 }
 
-func TestOneWaitsForTheCountOfTheOther(t *testing.T) {
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+func TestLatchWakesTheOtherSide(t *testing.T) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachOrder(t, func(t *testing.T, first, second side) {
 			name := "orders of " + t.Name()
 			mine, theirs := latchOf(first, name), latchOf(second, name)

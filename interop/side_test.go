@@ -22,14 +22,14 @@ import (
 type side interface {
 	String() string
 	id() string // of the client
-	lock(kind, name string) door
+	lock(kind, name string) view
 }
 
-// door is a lock as one side sees it. Threads are numbers: the owner is the id of
-// the client with that number.
-type door interface {
-	// take begins to take the lock. It does not wait for it if wait is 0, and
-	// waits without end if wait is negative. A lease of 0 is renewed.
+// view is a lock as one side sees it. Threads are numbers: the owner is the id of the client
+// with that number.
+type view interface {
+	// take starts to acquire the lock. It does not wait if wait is 0, and waits without a
+	// limit if wait is negative. A lease of 0 is renewed.
 	take(t testing.TB, thread uint64, wait, lease time.Duration) *entry
 	release(t testing.TB, thread uint64) error
 	locked(t testing.TB) bool
@@ -40,18 +40,17 @@ type door interface {
 
 var errCancelled = errors.New("cancelled")
 
-// forever is a wait without end.
+// forever is a wait without a limit.
 const forever time.Duration = -1
 
-// entry is an attempt to take a lock.
+// entry is an attempt to acquire a lock.
 type entry struct {
 	outcome func(t testing.TB, d time.Duration) (got bool, at time.Time, err error)
-	ended   func() bool // whether outcome has something to return
+	ended   func() bool // whether outcome has a value
 	cancel  func()
 }
 
-// gets fails the test unless the attempt has the lock within d. It returns when that
-// was.
+// gets fails the test unless the attempt succeeds within d. It returns the time of success.
 func (e *entry) gets(t testing.TB, d time.Duration) time.Time {
 	t.Helper()
 	got, at, err := e.outcome(t, d)
@@ -60,20 +59,19 @@ func (e *entry) gets(t testing.TB, d time.Duration) time.Time {
 	return at
 }
 
-// fails fails the test unless the attempt ends within d without the lock. It returns
-// when that was.
+// fails fails the test unless the attempt fails within d. It returns the time of failure.
 func (e *entry) fails(t testing.TB, d time.Duration) time.Time {
 	t.Helper()
 	got, at, err := e.outcome(t, d)
 	require.NoError(t, err)
-	require.False(t, got, "it has the lock, which is taken")
+	require.False(t, got, "it acquired a held lock")
 	return at
 }
 
 // kinds are the kinds of lock.
 var kinds = []string{"lock", "non-reentrant", "fenced", "spin", "fair", "non-reentrant fair", "read", "write"}
 
-// rival returns the kind of lock of the same name that no other owner can have.
+// rival returns the kind of lock of the same name that no other owner can hold.
 func rival(kind string) string {
 	if kind == "read" {
 		return "write"
@@ -84,8 +82,8 @@ func rival(kind string) string {
 // goSide is a client of redlatch.
 type goSide struct {
 	c *redlatch.Client
-	// named has threads be owners with a name, which can re-enter; else every
-	// acquisition has an owner of its own.
+	// named makes threads named owners, which can re-enter; otherwise every acquisition has
+	// its own owner.
 	named bool
 }
 
@@ -120,18 +118,18 @@ func goLock(c *redlatch.Client, kind, name string) harness.Lock {
 	panic("no kind " + kind)
 }
 
-func (g goSide) lock(kind, name string) door {
-	return &goDoor{side: g, l: goLock(g.c, kind, name), held: map[uint64][]lock.Hold{}}
+func (g goSide) lock(kind, name string) view {
+	return &goView{side: g, l: goLock(g.c, kind, name), held: map[uint64][]lock.Hold{}}
 }
 
-type goDoor struct {
+type goView struct {
 	side goSide
 	l    harness.Lock
 	mu   sync.Mutex
 	held map[uint64][]lock.Hold // the latest last
 }
 
-func (d *goDoor) as(t testing.TB, thread uint64) context.Context {
+func (d *goView) as(t testing.TB, thread uint64) context.Context {
 	if !d.side.named {
 		return context.Background()
 	}
@@ -140,7 +138,7 @@ func (d *goDoor) as(t testing.TB, thread uint64) context.Context {
 	return lock.WithOwner(context.Background(), o)
 }
 
-func (d *goDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
+func (d *goView) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
 	t.Helper()
 	t.Cleanup(d.close)
 	return begun(t, d.as(t, thread), func(ctx context.Context) error {
@@ -158,20 +156,20 @@ func (d *goDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) *e
 	})
 }
 
-// close gives back what is held still. Until then nothing is lost: a hold that nobody
-// refers to is released.
-func (d *goDoor) close() {
+// close releases the remaining holds. Until then they are referenced, because a hold without
+// references is released.
+func (d *goView) close() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, holds := range d.held {
 		for _, h := range holds {
-			_ = h.Unlock(context.Background()) // it may be over
+			_ = h.Unlock(context.Background()) // it may have ended
 		}
 	}
 	clear(d.held)
 }
 
-// options are those of an acquisition with that wait and lease, as a door has them.
+// options returns the options for that wait and lease of a view.
 func options(wait, lease time.Duration) (opts []lock.Option) {
 	if lease != 0 {
 		opts = append(opts, lock.Lease(lease))
@@ -215,7 +213,7 @@ func begun(t testing.TB, ctx context.Context, f func(ctx context.Context) error)
 	}}
 }
 
-func (d *goDoor) release(t testing.TB, thread uint64) error {
+func (d *goView) release(t testing.TB, thread uint64) error {
 	t.Helper()
 	if d.side.named {
 		return d.l.Unlock(d.as(t, thread))
@@ -226,8 +224,8 @@ func (d *goDoor) release(t testing.TB, thread uint64) error {
 	return lock.ErrNotHeld
 }
 
-// latest returns the hold that the thread has taken last, to be given back, or nil.
-func (d *goDoor) latest(thread uint64) lock.Hold {
+// latest returns the latest hold of the thread, to be released, or nil.
+func (d *goView) latest(thread uint64) lock.Hold {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	last := len(d.held[thread]) - 1
@@ -239,12 +237,12 @@ func (d *goDoor) latest(thread uint64) lock.Hold {
 	return h
 }
 
-func (d *goDoor) locked(t testing.TB) bool {
+func (d *goView) locked(t testing.TB) bool {
 	t.Helper()
 	return harness.IsLocked(t, d.l)
 }
 
-func (d *goDoor) holds(t testing.TB, thread uint64) int {
+func (d *goView) holds(t testing.TB, thread uint64) int {
 	t.Helper()
 	o, err := lock.NewOwner(d.side.id(), thread)
 	require.NoError(t, err)
@@ -259,14 +257,14 @@ func (d *goDoor) holds(t testing.TB, thread uint64) int {
 	return harness.HoldCount(t, d.l, o)
 }
 
-func (d *goDoor) ttl(t testing.TB) time.Duration {
+func (d *goView) ttl(t testing.TB) time.Duration {
 	t.Helper()
 	ttl, err := d.l.TTL(context.Background())
 	require.NoError(t, err)
 	return ttl
 }
 
-func (d *goDoor) force(t testing.TB) bool {
+func (d *goView) force(t testing.TB) bool {
 	t.Helper()
 	was, err := d.l.ForceUnlock(context.Background())
 	require.NoError(t, err)
@@ -279,21 +277,21 @@ type javaSide struct{ c *redisson }
 func (s javaSide) String() string { return "Java" }
 func (s javaSide) id() string     { return s.c.id }
 
-func (s javaSide) lock(kind, name string) door {
-	return &javaDoor{c: s.c, object: s.c.object(kind, name)}
+func (s javaSide) lock(kind, name string) view {
+	return &javaView{c: s.c, object: s.c.object(kind, name)}
 }
 
-type javaDoor struct {
+type javaView struct {
 	c      *redisson
 	object command
 }
 
-func (d *javaDoor) call(t testing.TB, method string, args ...any) *call {
+func (d *javaView) call(t testing.TB, method string, args ...any) *call {
 	t.Helper()
 	return d.c.of(t, d.object, method, args...)
 }
 
-// inJava is a lease of a door in milliseconds, as Redisson wants it.
+// inJava returns a lease of a view in milliseconds, as Redisson expects it.
 func inJava(lease time.Duration) int64 {
 	if lease == 0 {
 		return -1
@@ -301,7 +299,7 @@ func inJava(lease time.Duration) int64 {
 	return lease.Milliseconds()
 }
 
-func (d *javaDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
+func (d *javaView) take(t testing.TB, thread uint64, wait, lease time.Duration) *entry {
 	t.Helper()
 	var c *call
 	switch {
@@ -312,10 +310,10 @@ func (d *javaDoor) take(t testing.TB, thread uint64, wait, lease time.Duration) 
 	default:
 		c = d.call(t, "lockAsync", inJava(lease), ms, thread)
 	}
-	return c.entry(t, func(value json.RawMessage) bool { return string(value) != "false" }) // that of lockAsync is null
+	return c.entry(t, func(value json.RawMessage) bool { return string(value) != "false" }) // the result of lockAsync is null
 }
 
-// entry returns the call as an attempt, and got says of a value whether it succeeded.
+// entry returns the call as an attempt. got reports whether a value means success.
 func (c *call) entry(t testing.TB, got func(value json.RawMessage) bool) *entry {
 	return &entry{
 		ended:  func() bool { return len(c.done) > 0 },
@@ -331,30 +329,30 @@ func (c *call) entry(t testing.TB, got func(value json.RawMessage) bool) *entry 
 	}
 }
 
-// waitWasOver reports whether Redisson has thrown what it throws when the time to wait is over
-// before it has subscribed, as on a busy machine: later it would have returned false.
+// waitWasOver reports whether Redisson threw the exception for a wait that ended before it had
+// subscribed, as happens on a busy machine. Later it would have returned false.
 func waitWasOver(err error) bool {
 	thrown := (*javaError)(nil)
 	return errors.As(err, &thrown) && strings.HasPrefix(thrown.message, "Unable to acquire subscription lock after")
 }
 
-func (d *javaDoor) release(t testing.TB, thread uint64) error {
+func (d *javaView) release(t testing.TB, thread uint64) error {
 	t.Helper()
 	_, err := d.call(t, "unlockAsync", thread).within(t, answers)
 	return err
 }
 
-func (d *javaDoor) locked(t testing.TB) bool {
+func (d *javaView) locked(t testing.TB) bool {
 	t.Helper()
 	var is bool
-	d.call(t, "isLocked").must(t, &is) // isLockedAsync of a read or write lock means both
+	d.call(t, "isLocked").must(t, &is) // isLockedAsync of a read or write lock covers both
 	return is
 }
 
 // commander is the thread in Java that makes asynchronous calls.
 const commander = 1
 
-func (d *javaDoor) holds(t testing.TB, thread uint64) int {
+func (d *javaView) holds(t testing.TB, thread uint64) int {
 	t.Helper()
 	require.EqualValues(t, commander, thread, "Java tells a thread how often it holds a lock, and no other")
 	var n int
@@ -365,7 +363,7 @@ func (d *javaDoor) holds(t testing.TB, thread uint64) int {
 	return n
 }
 
-func (d *javaDoor) ttl(t testing.TB) time.Duration {
+func (d *javaView) ttl(t testing.TB) time.Duration {
 	t.Helper()
 	var left json.Number
 	d.call(t, "remainTimeToLiveAsync").must(t, &left)
@@ -374,7 +372,7 @@ func (d *javaDoor) ttl(t testing.TB) time.Duration {
 	return max(time.Duration(n)*time.Millisecond, 0)
 }
 
-func (d *javaDoor) force(t testing.TB) bool {
+func (d *javaView) force(t testing.TB) bool {
 	t.Helper()
 	var was bool
 	d.call(t, "forceUnlockAsync").must(t, &was)
@@ -384,9 +382,9 @@ func (d *javaDoor) force(t testing.TB) bool {
 // pair is two sides of different languages.
 type pair struct{ first, second side }
 
-// eachPair runs a test with Go first and Java second, the other way round, and with
-// both kinds of owner in Go.
-func (p *place) eachPair(t *testing.T, test func(t *testing.T, first, second side)) {
+// eachPair runs a test with Go first and Java second, the other way round, and with both kinds
+// of owner in Go.
+func (p *env) eachPair(t *testing.T, test func(t *testing.T, first, second side)) {
 	t.Helper()
 	java, ours := javaSide{p.theirs(t)}, p.ours(t)
 	for _, s := range []pair{
@@ -397,9 +395,9 @@ func (p *place) eachPair(t *testing.T, test func(t *testing.T, first, second sid
 	}
 }
 
-// eachKind runs a test for each kind of lock that the version of Redisson has, with a
-// name that no other has, all at the same time.
-func (p *place) eachKind(t *testing.T, test func(t *testing.T, kind, name string)) {
+// eachKind runs a test for each kind of lock of the version of Redisson, in parallel, with
+// unique names.
+func (p *env) eachKind(t *testing.T, test func(t *testing.T, kind, name string)) {
 	t.Helper()
 	for _, kind := range kinds {
 		if has(p.version, kind) {
@@ -411,9 +409,9 @@ func (p *place) eachKind(t *testing.T, test func(t *testing.T, kind, name string
 	}
 }
 
-// nameFor returns a name that only this test has. On a cluster it has a hash tag, as names
-// often have there.
-func (p *place) nameFor(t testing.TB) string {
+// nameFor returns a name that only this test uses. On a cluster it has a hash tag, as is
+// common there.
+func (p *env) nameFor(t testing.TB) string {
 	name := "orders of " + t.Name()
 	if p.cluster {
 		name = "{" + name + "}:1"

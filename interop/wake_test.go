@@ -16,20 +16,19 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 )
 
-// prompt is within what time a release is heard of: half the time after which we look by
-// ourselves, and Java never does while the lease is long.
+// prompt bounds the wake-up by a release: half of our polling interval. Java does not poll
+// while the lease is long.
 const prompt = safetyPoll / 2
 
-// promptly fails the test unless what was released after began was had at that time,
-// and not before.
+// promptly fails the test unless the acquisition happened soon after began, and not before.
 func promptly(t testing.TB, began, at time.Time) {
 	t.Helper()
 	require.False(t, at.Before(began), "it did not wait")
 	require.LessOrEqual(t, at.Sub(began), prompt)
 }
 
-func TestReleaseByOneWakesTheOther(t *testing.T) {
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+func TestReleaseWakesTheOtherSide(t *testing.T) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			p.eachKind(t, func(t *testing.T, kind, name string) {
 				for _, force := range []bool{false, true} {
@@ -54,9 +53,9 @@ func TestReleaseByOneWakesTheOther(t *testing.T) {
 	})
 }
 
-func TestWriterOfOneWakesAllReadersOfTheOther(t *testing.T) {
+func TestWriterWakesAllReadersOfTheOtherSide(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			for _, how := range []string{"release", "force"} {
 				t.Run(how, func(t *testing.T) {
@@ -89,7 +88,7 @@ func TestWriterOfOneWakesAllReadersOfTheOther(t *testing.T) {
 	})
 }
 
-// next returns which of the attempts is the first to end.
+// next returns the attempt that ends first.
 func next(t testing.TB, waiting []*entry) int {
 	t.Helper()
 	i := -1
@@ -100,7 +99,7 @@ func next(t testing.TB, waiting []*entry) int {
 	return i
 }
 
-// oursOf returns the client of the side that is ours.
+// oursOf returns the redlatch client of the two sides.
 func oursOf(first, second side) *redlatch.Client {
 	if s, ok := first.(goSide); ok {
 		return s.c
@@ -108,7 +107,7 @@ func oursOf(first, second side) *redlatch.Client {
 	return second.(goSide).c
 }
 
-// theirsOf returns the client of the side that is theirs.
+// theirsOf returns the Redisson client of the two sides.
 func theirsOf(first, second side) *redisson {
 	if s, ok := first.(javaSide); ok {
 		return s.c
@@ -116,7 +115,7 @@ func theirsOf(first, second side) *redisson {
 	return second.(javaSide).c
 }
 
-// queued waits until so many wait for the fair lock, and returns them.
+// queued waits until n waiters queue for the fair lock, and returns them.
 func queued(t testing.TB, c *redlatch.Client, name string, n int) (queue []fairlock.Waiter) {
 	t.Helper()
 	harness.Eventually(t, answers, strconv.Itoa(n)+" wait for "+name, func() bool {
@@ -128,20 +127,20 @@ func queued(t testing.TB, c *redlatch.Client, name string, n int) (queue []fairl
 	return queue
 }
 
-func TestWaitersOfBothGetInOneByOne(t *testing.T) {
+func TestWaitersOfBothSidesAcquireInTurn(t *testing.T) {
 	harness.Full(t)
-	eachPlace(t, nil, func(t *testing.T, p *place) {
+	eachEnv(t, nil, func(t *testing.T, p *env) {
 		p.eachPair(t, func(t *testing.T, first, second side) {
 			p.eachKind(t, func(t *testing.T, kind, name string) {
 				if kind == "read" {
-					return // they get in together
+					return // they acquire it together
 				}
 				fair := strings.HasSuffix(kind, "fair")
 				ours := oursOf(first, second)
-				doors := []door{first.lock(kind, name), second.lock(kind, name)}
+				doors := []view{first.lock(kind, name), second.lock(kind, name)}
 				doors[0].take(t, 9, 0, long).gets(t, answers)
 				type thread struct {
-					of     door
+					of     view
 					number uint64
 				}
 				var threads []thread
@@ -156,22 +155,22 @@ func TestWaitersOfBothGetInOneByOne(t *testing.T) {
 						}
 					}
 				}
-				tried.reach(t, 2*2) // after that, a release has to be heard of
+				tried.reach(t, 2*2) // from then on a release has to be heard
 				holder := thread{doors[0], 9}
 				for len(waiting) > 0 {
 					if kind == "write" {
-						// Redisson wakes all of a process for one of them, and misses what is told
-						// while the others try.
+						// Redisson wakes all waiters of a process for one of them, and misses
+						// messages while the others try.
 						tried.quiet(t)
 					}
 					for _, w := range waiting {
-						require.False(t, w.ended(), "two have the lock")
+						require.False(t, w.ended(), "the lock has two holders")
 					}
 					began := time.Now()
 					require.NoError(t, holder.of.release(t, holder.number))
 					i := next(t, waiting)
 					if fair {
-						require.Zero(t, i, "the one that came first")
+						require.Zero(t, i, "the first waiter")
 					}
 					promptly(t, began, waiting[i].gets(t, answers))
 					holder = threads[i]

@@ -6,81 +6,79 @@ import (
 	"time"
 )
 
-// The errors of every lock. They are matched with errors.Is and come joined
-// with their cause.
+// Errors of all locks. They are matched with errors.Is and may be joined with their
+// cause.
 var (
-	// ErrNotAcquired says that somebody else has the lock and the caller did
-	// not want to wait (longer).
+	// ErrNotAcquired means that the lock is held elsewhere and the wait is over, or was
+	// not wanted.
 	ErrNotAcquired = errors.New("redlatch: lock not acquired")
 
-	// ErrNotHeld says that the caller does not hold the lock: the hold was
-	// unlocked before, or the owner has none.
+	// ErrNotHeld means that the caller does not hold the lock: the hold was already
+	// unlocked, or the owner has none.
 	ErrNotHeld = errors.New("redlatch: lock not held")
 
-	// ErrLost says that a hold ended before its Unlock. The error is a
-	// *LostError that says how.
+	// ErrLost means that a hold ended before its Unlock. The error is a *LostError with
+	// the reason.
 	ErrLost = errors.New("redlatch: lock lost")
 
-	// ErrReentered says that the owner holds the lock already and the lock
-	// does not allow re-entry.
+	// ErrReentered means that the owner already holds the lock, which is not reentrant.
 	ErrReentered = errors.New("redlatch: lock is held by this owner and not reentrant")
 
-	// ErrUpgrade says that a reader asked for the write lock, which would wait
-	// for itself.
+	// ErrUpgrade means that a reader requested the write lock, which would wait for
+	// itself.
 	ErrUpgrade = errors.New("redlatch: a read lock cannot be upgraded to the write lock")
 
-	// ErrIndeterminate says that a request was sent and its outcome is not
-	// known. A lock that it may have taken is being given back in the
-	// background, and its lease bounds how long that can take. What it may have
-	// done to something that is no lock stays.
+	// ErrIndeterminate means that a request was sent and its outcome is unknown. If it
+	// may have taken a lock, the client releases that lock in the background, at the
+	// latest when its lease ends. Effects on objects other than locks are not undone.
 	ErrIndeterminate = errors.New("redlatch: outcome unknown")
 
-	// ErrClosed says that the client was closed.
+	// ErrClosed means that the client is closed.
 	ErrClosed = errors.New("redlatch: client closed")
 
-	// ErrUnsupported says that the server cannot do what was asked.
+	// ErrUnsupported means that the server does not support the operation.
 	ErrUnsupported = errors.New("redlatch: not supported by the server")
 
-	// ErrInvalid says that a name, an option or another argument is wrong.
-	// Nothing was sent to the server.
+	// ErrInvalid means that a name, an option or another argument is invalid. Nothing
+	// was sent to the server.
 	ErrInvalid = errors.New("redlatch: invalid argument")
 )
 
-// Reason says how a hold was lost.
+// Reason is the reason for the loss of a hold.
 type Reason string
 
-// The reasons of a LostError.
+// Reasons of a LostError.
 const (
-	// ReasonExpired: the lease ran out by the local clock, because it was
-	// fixed, or because no renewal was confirmed in time.
+	// ReasonExpired: the lease ran out by the local clock. It was not to be renewed, or
+	// no renewal was confirmed in time.
 	ReasonExpired Reason = "lease expired"
 
-	// ReasonGone: the server says that the owner does not hold the lock. It
-	// expired there, was deleted or forced open, or the server lost its data.
+	// ReasonGone: the server reports that the owner does not hold the lock. It expired
+	// there, was deleted or forced open, or the server lost its data.
 	ReasonGone Reason = "gone from the server"
 
-	// ReasonMaxHold: the bound given with MaxHold was reached.
+	// ReasonMaxHold: the bound set with MaxHold was reached.
 	ReasonMaxHold Reason = "held longer than MaxHold"
 
-	// ReasonClosed: the client was closed while the lock was held. The error
-	// matches ErrClosed too.
+	// ReasonClosed: the client was closed while the lock was held. The error also
+	// matches ErrClosed.
 	ReasonClosed Reason = "client closed"
 )
 
-// LostError is how a hold ended before its Unlock. It is the cause of the
+// LostError describes the loss of a hold before its Unlock. It is the cause of the
 // hold's context and matches ErrLost.
 type LostError struct {
 	Name   string
-	Owner  Owner  // of a lock; zero where each of several locks has its own
-	Permit string // of a semaphore: its id
+	Owner  Owner  // of a lock; zero for a group of locks
+	Permit string // the permit's id, for a semaphore
 	Reason Reason
-	// When is when the loss was noticed.
+	// When is the time at which the loss was noticed.
 	When time.Time
-	// Err is what kept the lease from being renewed, if that is known.
+	// Err is the error that prevented the renewal, if known.
 	Err error
 }
 
-// Error describes the loss.
+// Error returns a description of the loss.
 func (e *LostError) Error() string {
 	s := fmt.Sprintf("%v: %q", ErrLost, e.Name)
 	switch {
@@ -101,5 +99,5 @@ func (e *LostError) Is(target error) bool {
 	return target == ErrLost || target == ErrClosed && e.Reason == ReasonClosed
 }
 
-// Unwrap returns what kept the lease from being renewed, or nil.
+// Unwrap returns Err.
 func (e *LostError) Unwrap() error { return e.Err }

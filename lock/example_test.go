@@ -12,7 +12,7 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Whoever is given an owner in the context holds a lock as one logical thread.
+// All acquisitions under a context with an owner act as one logical thread.
 func ExampleWithOwner() {
 	client, stop := connect()
 	defer stop()
@@ -35,7 +35,7 @@ func ExampleWithOwner() {
 	// <nil> <nil>
 }
 
-// A hold says by itself when it has lost the lock.
+// The context of a hold ends when the lock is lost.
 func ExampleLostError() {
 	client, stop := connect()
 	defer stop()
@@ -50,13 +50,13 @@ func ExampleLostError() {
 	if errors.As(context.Cause(h.Context()), &lost) {
 		fmt.Println(lost.Name, "-", lost.Reason)
 	}
-	fmt.Println("Unlock says so too:", errors.Is(h.Unlock(ctx), lock.ErrLost))
+	fmt.Println("Unlock reports it too:", errors.Is(h.Unlock(ctx), lock.ErrLost))
 	// Output:
 	// orders - lease expired
-	// Unlock says so too: true
+	// Unlock reports it too: true
 }
 
-// connect returns a client on a server for this example.
+// connect returns a client with a server for an example.
 func connect() (*redlatch.Client, func()) {
 	server, err := redlatchtest.Start()
 	if err != nil {

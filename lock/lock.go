@@ -1,13 +1,12 @@
-// Package lock is the contract that every lock of redlatch keeps: how it is
-// taken, what holding it means, how a hold can end, and which errors say so.
+// Package lock defines the contract of all locks: how a lock is taken, what holding it
+// means, how a hold can end, and which errors report it.
 //
-// A lock here is a lease on a key of a Redis or Valkey server. While a hold's
-// own monotonic clock says that the lease runs, no other client holds the
-// lock, as long as the server keeps its data. Past that point the hold says so
-// itself: its context ends with a [*LostError]. A lease is not a proof of
-// exclusion. A process can be paused between looking at the clock and acting
-// on it, and a failover can forget a lock that was acknowledged. Work that must
-// stay correct then needs a fencing token that the resource checks (see
+// A lock is a lease on a key of a Redis or Valkey server. While the lease runs by the
+// hold's own monotonic clock, no other client holds the lock, as long as the server
+// keeps its data. When the lease is lost, the hold reports it: its context ends with a
+// [*LostError]. A lease is not a proof of exclusion. A process can be paused between
+// checking the clock and acting on it, and a failover can forget an acknowledged lock.
+// Work that must stay correct then needs a fencing token that the resource checks (see
 // package rlock).
 package lock
 
@@ -18,102 +17,96 @@ import (
 	"time"
 )
 
-// Locker takes a lock by name. Every kind of lock in redlatch is one; of a
-// read-write lock, each side is. A Locker is an immutable value: it can be shared,
-// copied and made anew at will, and all its methods may be called concurrently.
-// What belongs to one acquisition lives in the [Hold].
+// Locker is a lock of any kind; each side of a read-write lock is one. A Locker is an
+// immutable value: it can be shared, copied and created again at will. Its methods are
+// safe for concurrent use. The state of one acquisition is in its [Hold].
 type Locker interface {
-	// Name returns the name the lock was asked for with.
+	// Name returns the name that was passed to the client.
 	Name() string
 
-	// Lock takes the lock, waiting until it is free. It blocks until it has
-	// the lock, ctx ends, or [Wait] runs out.
+	// Lock acquires the lock. It blocks until it has the lock, ctx ends, or [Wait] runs
+	// out.
 	//
-	// On failure nothing stays behind on the server. The error matches
-	// ErrNotAcquired when the wait ended first, joined with context.Cause(ctx)
-	// if ctx ended it, or when the process was stopped for so long that the
-	// lease was over before the call could return; ErrIndeterminate when a
-	// request was sent and its outcome never came back; ErrClosed when the client
-	// was closed; ErrInvalid for a bad name or option. Other errors come from the
-	// connection or the server.
+	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
+	// the wait ended, joined with context.Cause(ctx) if ctx ended it, or if the process
+	// was paused until the lease was over; ErrIndeterminate if the reply to a request
+	// was lost; ErrClosed if the client was closed; ErrInvalid for an invalid name or
+	// option. Other errors come from the connection or the server.
 	//
-	// ctx bounds the wait and is also the parent of the hold's context. To
-	// bound the wait alone, use [Wait].
+	// ctx bounds the wait and is also the parent of the hold's context. To bound only
+	// the wait, use [Wait].
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
-	// TryLock makes one attempt and does not wait. If somebody else holds the
-	// lock, the error matches ErrNotAcquired; otherwise errors are those of
-	// Lock. Wait is not a valid option here.
+	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
+	// error matches ErrNotAcquired; other errors are those of Lock. Wait is not a valid
+	// option.
 	TryLock(ctx context.Context, opts ...Option) (Hold, error)
 
-	// Do takes the lock as Lock does, runs fn under the hold's context, and
-	// releases the lock whatever fn does: return, panic (which goes on
-	// afterwards) or runtime.Goexit. It returns fn's error joined with the
-	// error of the release; the latter matches ErrLost when the lock was lost
-	// while fn ran.
+	// Do acquires the lock like Lock, runs fn under the hold's context, and releases
+	// the lock when fn returns, panics (the panic continues) or calls runtime.Goexit.
+	// It returns fn's error joined with that of the release, which matches ErrLost if
+	// the lock was lost while fn ran.
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }
 
-// Hold is one acquisition of a lock. It must be given back with Unlock, once.
-// A hold that becomes unreachable without Unlock is logged, no longer renewed,
-// and released. All methods may be called concurrently, from any goroutine.
+// Hold is one acquisition of a lock. Release it with one call of Unlock. A hold that
+// becomes unreachable without Unlock is logged, not renewed any more, and released. Its
+// methods are safe for concurrent use, from any goroutine.
 type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
 
-	// Owner returns the owner the lock is held by on the server. Asked for only after
-	// Unlock it may be one that never held anything.
+	// Owner returns the owner that holds the lock on the server. If it is first called
+	// after Unlock, that owner may never have held the lock.
 	Owner() Owner
 
-	// Context returns a child of the context given to Lock that ends when the
-	// hold ends. context.Cause says why: a *LostError when the lock was lost,
-	// context.Canceled when Unlock was called (before the release is sent: by the
-	// time somebody else has the lock, the context has ended), the parent's cause
-	// when the parent ended. The end of the parent does not release the lock:
-	// Unlock does. It never blocks and returns the same context at every call.
+	// Context returns a child of the context passed to Lock. It ends when the hold
+	// ends, and context.Cause reports why: a *LostError if the lock was lost,
+	// context.Canceled after Unlock (before the release is sent, so the context has
+	// ended by the time another client has the lock), or the parent's cause. The end of
+	// the parent does not release the lock; only Unlock does. Context never blocks and
+	// always returns the same context.
 	//
-	// The context does not keep the hold alive: keep the Hold itself for as
-	// long as the lock is needed.
+	// The context does not keep the hold alive: keep the Hold itself while you need the
+	// lock.
 	Context() context.Context
 
-	// Remaining returns for how long ownership is still certain, by the
-	// local monotonic clock; 0 once the hold has ended. The lease counts from
-	// when the last confirmed request was sent, not from its reply.
+	// Remaining returns the time for which ownership is certain by the local monotonic
+	// clock, 0 once the hold has ended. A lease counts from the time its last confirmed
+	// request was sent, not from the reply.
 	Remaining() time.Duration
 
-	// Token returns the fencing token of this acquisition, fixed for its whole
-	// life and at least 1, or 0 where the kind of lock issues none.
+	// Token returns the fencing token of this acquisition, which never changes and is
+	// at least 1, or 0 if the kind of lock has none.
 	Token() int64
 
-	// Extend makes the hold last at least lease from now; it never shortens
-	// it. It blocks for one round trip. It returns an error that matches
-	// ErrLost if the lock is no longer held, ErrNotHeld after Unlock,
-	// ErrInvalid if lease is under a millisecond, or the error of the
-	// connection, in which case the hold is as certain as before.
+	// Extend extends the hold to at least lease from now; it never shortens it. It
+	// blocks for one round trip. The error matches ErrLost if the lock is no longer
+	// held, ErrNotHeld after Unlock, and ErrInvalid if lease is less than a
+	// millisecond. After another error, from the connection, the hold is as certain as
+	// before.
 	Extend(ctx context.Context, lease time.Duration) error
 
-	// Unlock ends the hold and releases the lock. It always tries, also when
-	// ctx has ended already, and blocks until the server has answered. While it
-	// does not, Unlock begins tries for 5 s, and each may take as long as the
-	// connection allows (3 s where the client made it). If others of this process
-	// had the lock just before, or wait for it, that may be three times as long: they
-	// share their requests, one after the other.
+	// Unlock ends the hold and releases the lock. It tries even if ctx is done, and
+	// blocks until the server has answered. It starts retries for up to 5 s, and each
+	// may take as long as the connection allows (3 s if the client made it). If other
+	// callers of this process held the lock just before or wait for it, that may
+	// triple: their requests are batched and sent one after the other.
 	//
-	// It returns ErrNotHeld if this hold was unlocked before, an error that
-	// matches ErrLost (a *LostError) if the lock was lost before, and one that
-	// matches ErrIndeterminate if the server never answered; the release is
-	// then tried further in the background, and the lease bounds it, unless the next
-	// waiter of this process has the lock by then.
+	// It returns ErrNotHeld if this hold was already unlocked. The error matches
+	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if the
+	// server never answered. In the latter case the release is retried in the
+	// background until the lease ends, unless the next waiter of this process has the
+	// lock by then.
 	Unlock(ctx context.Context) error
 }
 
-// NoExpiry is what TTL of the kinds of lock returns for one that never expires.
-// No client of redlatch or Redisson leaves one like that.
+// NoExpiry is returned by TTL methods for a lock that never expires. Neither redlatch
+// nor Redisson creates such a lock.
 const NoExpiry time.Duration = -1
 
-// Do runs fn while holding l: it is what [Locker.Do] promises, for those who
-// implement a Locker. A nil fn is an error that matches ErrInvalid, and the
-// lock is not taken.
+// Do runs fn while holding l. It implements [Locker.Do] for implementations of Locker.
+// If fn is nil, the error matches ErrInvalid and the lock is not acquired.
 func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts ...Option) (err error) {
 	if fn == nil {
 		return fmt.Errorf("%w: Do %q: the function is nil", ErrInvalid, l.Name())
@@ -122,8 +115,8 @@ func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts 
 	if err != nil {
 		return err
 	}
-	// Deferred, not recovered: a panic or Goexit in fn passes through with its
-	// own stack once the lock is free.
+	// Deferred instead of recovered: a panic or Goexit in fn continues with its own
+	// stack after the release.
 	defer func() { err = errors.Join(err, h.Unlock(ctx)) }()
 	return fn(h.Context())
 }

@@ -89,7 +89,7 @@ func (f *fake) Lock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
 type fakeHold struct {
 	lock.Hold
 	f   *fake
-	ctx context.Context // a hold has one
+	ctx context.Context // as in a real hold
 }
 
 func (h fakeHold) Context() context.Context { return h.ctx }
@@ -99,7 +99,7 @@ func (h fakeHold) Unlock(context.Context) error {
 	return h.f.err
 }
 
-func TestDoUnlocksWhateverHappens(t *testing.T) {
+func TestDoUnlocksAfterPanicAndGoexit(t *testing.T) {
 	boom := errors.New("boom")
 	f := &fake{err: lock.ErrLost}
 	err := lock.Do(t.Context(), f, func(context.Context) error { return boom })

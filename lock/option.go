@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Option changes one acquisition. The zero Option is not valid.
+// Option configures one acquisition. The zero Option is invalid.
 type Option struct {
 	kind optionKind
 	d    time.Duration
@@ -20,34 +20,32 @@ const (
 	optionMaxHold
 )
 
-// Lease takes the lock for d and no longer: it is not renewed, and the hold
-// ends after d unless Unlock comes first. Without Lease the lock is renewed
-// until Unlock. d is from a millisecond, the server's unit, to MaxLease. It is
-// what Redisson calls leaseTime.
+// Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
+// Unlock comes first. Without Lease the lock is renewed until Unlock. d must be from a
+// millisecond, the server's unit, to MaxLease. Redisson calls it leaseTime.
 func Lease(d time.Duration) Option { return Option{optionLease, d} }
 
-// Wait bounds how long Lock waits, without touching the life of the hold. With
-// Wait(0) Lock makes one attempt, like TryLock. When d runs out the error
-// matches ErrNotAcquired. d is not negative. It is what Redisson calls
-// waitTime.
+// Wait bounds the wait of Lock but not the hold. With Wait(0) Lock makes one attempt,
+// like TryLock. When d runs out the error matches ErrNotAcquired. d must not be
+// negative. Redisson calls it waitTime.
 func Wait(d time.Duration) Option { return Option{optionWait, d} }
 
-// MaxHold stops renewing after d: the hold then ends as lost, with the reason
-// ReasonMaxHold, so that work that is stuck cannot keep a lock for ever. The
-// lock itself becomes free at Unlock, or when its last lease is over. d is
-// greater than zero. It excludes Lease, which is never renewed anyway.
+// MaxHold stops the renewal after d. The hold then ends as lost, with ReasonMaxHold, so
+// that stuck work cannot keep a lock forever. The lock itself becomes free at Unlock or
+// when its last lease ends. d must be greater than zero. MaxHold excludes Lease, which
+// is not renewed anyway.
 func MaxHold(d time.Duration) Option { return Option{optionMaxHold, d} }
 
-// Options is what a list of Option says, for those who implement a Locker.
+// Options is the result of a list of options, for implementations of Locker.
 type Options struct {
 	Lease   time.Duration // 0: renewed until Unlock
-	Wait    time.Duration // meaningful if Bounded
-	Bounded bool          // whether Wait was given
-	MaxHold time.Duration // 0: no bound
+	Wait    time.Duration // valid if Bounded
+	Bounded bool          // Wait was given
+	MaxHold time.Duration // 0: unbounded
 }
 
-// Resolve reads opts; of two options of a kind the later one counts. It
-// returns an error that matches ErrInvalid and names the option that is wrong.
+// Resolve evaluates opts; the last option of a kind wins. It returns an error that
+// matches ErrInvalid and names the invalid option.
 func Resolve(opts ...Option) (Options, error) {
 	o, err := ResolvePermit(opts...)
 	if err == nil && o.Lease == NoExpiry {
@@ -56,8 +54,8 @@ func Resolve(opts ...Option) (Options, error) {
 	return o, err
 }
 
-// ResolvePermit is Resolve for what may be held without end, as the permits of a
-// semaphore may: there Lease(NoExpiry) is valid, and Options.Lease says so.
+// ResolvePermit is Resolve for the permits of a semaphore, which may be held without
+// expiry: Lease(NoExpiry) is valid and sets Options.Lease to NoExpiry.
 func ResolvePermit(opts ...Option) (Options, error) {
 	var o Options
 	for _, opt := range opts {
@@ -69,7 +67,7 @@ func ResolvePermit(opts ...Option) (Options, error) {
 			o.Lease = opt.d
 		case optionWait:
 			if opt.d < 0 {
-				return Options{}, fmt.Errorf("%w: Wait(%v): a wait is not negative", ErrInvalid, opt.d)
+				return Options{}, fmt.Errorf("%w: Wait(%v): must not be negative", ErrInvalid, opt.d)
 			}
 			o.Wait, o.Bounded = opt.d, true
 		case optionMaxHold:
@@ -82,17 +80,17 @@ func ResolvePermit(opts ...Option) (Options, error) {
 		}
 	}
 	if o.Lease != 0 && o.MaxHold > 0 {
-		return Options{}, fmt.Errorf("%w: MaxHold bounds the renewal of a hold, and one with a Lease is not renewed", ErrInvalid)
+		return Options{}, fmt.Errorf("%w: MaxHold excludes Lease: a hold with a Lease is not renewed", ErrInvalid)
 	}
 	return o, nil
 }
 
-// MaxLease is the longest lease: far longer than any that makes sense, and
-// short enough for the arithmetic of every clock involved.
+// MaxLease is the longest lease. It is far longer than useful, and safe for the
+// arithmetic of all clocks involved.
 const MaxLease = 100 * 365 * 24 * time.Hour
 
-// CheckLease returns an error that matches ErrInvalid unless d is a lease the
-// server can keep: from a millisecond to MaxLease.
+// CheckLease returns an error that matches ErrInvalid unless d is a lease the server
+// can keep: from a millisecond to MaxLease.
 func CheckLease(d time.Duration) error {
 	if d < time.Millisecond || d > MaxLease {
 		return fmt.Errorf("%w: lease %v: must be from a millisecond to %v", ErrInvalid, d, MaxLease)

@@ -11,7 +11,7 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Two callers want the same two locks in different orders, and neither waits for ever.
+// Two callers acquire the same two locks in different orders without a deadlock.
 func ExampleMulti() {
 	server, err := redlatchtest.Start()
 	if err != nil {
@@ -53,7 +53,7 @@ func ExampleMulti() {
 	// <nil>
 }
 
-// A lock on a majority of three servers is there while one of them is not.
+// A lock on a majority of three servers remains available when one of them is down.
 func ExampleRed() {
 	ctx := context.Background()
 	var (

@@ -10,8 +10,8 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m, workers) }
 
-// workers are what processes that tests start can do, by name. The files with those tests
-// add theirs.
+// workers are the tasks of processes started by tests, by name. Each file with such tests
+// adds its own.
 var workers = map[string]func(args []string) error{}
 
 var _, _ lock.Locker = (*multilock.Multi)(nil), (*multilock.Red)(nil)

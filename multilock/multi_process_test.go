@@ -22,7 +22,7 @@ func init() {
 	workers["multi hold"] = multiHoldWorker
 }
 
-// multiOn returns the locks a, b and c of clients on those servers, one after the other.
+// multiOn returns the locks a, b and c, each of the next of these clients.
 func multiOn(ctx context.Context, addrs []string, opts ...redlatch.Option) (clients []*redlatch.Client, members []lock.Locker, err error) {
 	for _, addr := range addrs {
 		c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, opts...)
@@ -37,9 +37,9 @@ func multiOn(ctx context.Context, addrs []string, opts ...redlatch.Option) (clie
 	return clients, members, nil
 }
 
-// multiIncrementWorker adds one to the counter on the first server under all three
-// locks, which it takes in a random order each time, until that has reached the goal,
-// and prints how often it did, and the longest that it has waited, in milliseconds.
+// multiIncrementWorker increments the counter on the first server under all three locks until
+// it reaches the goal. Each time it acquires them in a random order. It prints the number of
+// its increments and its longest wait in milliseconds.
 func multiIncrementWorker(args []string) error {
 	goal, err := strconv.Atoi(args[0])
 	if err != nil {
@@ -57,7 +57,7 @@ func multiIncrementWorker(args []string) error {
 	}
 	defer conn.Close()
 	fmt.Println("ready")
-	for { // until all are
+	for { // until all are done
 		if n, err := conn.Do(ctx, conn.B().Exists().Key("go").Build()).AsInt64(); err != nil {
 			return err
 		} else if n == 1 {
@@ -115,11 +115,10 @@ func multiIncrementWorker(args []string) error {
 	return nil
 }
 
-// Many take the same locks in any order: each has them in turn, and nobody waits for
-// one who waits for it.
+// Processes that acquire the same locks in any order all make progress, without a deadlock.
 func TestMultiProcessesIncrementACounterExactly(t *testing.T) {
-	// Two that block each other are idle for 5 s, until one of them stands back: if
-	// that happened in one round of a hundred they would take ten times as long.
+	// Two processes that block each other are idle for 5 s until one gives up. If that
+	// happened once in a hundred rounds, the test would take ten times as long.
 	const perRound, start = 10 * time.Millisecond, 20 * time.Second
 	processes := harness.Size(3, 8)
 	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
@@ -147,9 +146,9 @@ func TestMultiProcessesIncrementACounterExactly(t *testing.T) {
 					require.NoError(t, err)
 					sum, longest = sum+n, max(longest, wait)
 				}
-				t.Logf("%d rounds in %v, the longest wait %d ms", run.goal, time.Since(begin), longest)
+				t.Logf("%d rounds in %v, longest wait %d ms", run.goal, time.Since(begin), longest)
 				require.Less(t, time.Since(begin), bound)
-				// An increment that was lost would have had to be made again.
+				// A lost increment would have needed another round.
 				require.Equal(t, run.goal, sum)
 				counter, err := testserver.Query(s.Addr, "GET", "counter")
 				require.NoError(t, err)
@@ -163,7 +162,7 @@ func TestMultiProcessesIncrementACounterExactly(t *testing.T) {
 	})
 }
 
-// multiHoldWorker takes the locks and waits to be killed.
+// multiHoldWorker acquires the locks and waits to be killed.
 func multiHoldWorker(args []string) error {
 	timeout, err := time.ParseDuration(args[0])
 	if err != nil {
@@ -181,19 +180,19 @@ func multiHoldWorker(args []string) error {
 	return context.Cause(h.Context())
 }
 
-// The locks of a process that was killed while it waited for the last are free when their
-// leases are over.
-func TestMultiOfAProcessThatWasKilledWhileItWaited(t *testing.T) {
+// If a process is killed while it waits for its last lock, the others are free when their
+// leases expire.
+func TestMultiProcessKilledDuringAcquisition(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		m := c.MultiLock(c.Lock("c"), c.Lock("b"), c.Lock("a"))
 		theirs := multiMust(t, c.Lock("c"))
 		p := harness.Spawn(t, "multi hold", timeout.String(), s.Addr)
-		harness.Eventually(t, 30*time.Second, "it has two of them", func() bool {
+		harness.Eventually(t, 30*time.Second, "it holds two of them", func() bool {
 			return harness.IsLocked(t, c.Lock("a")) && harness.IsLocked(t, c.Lock("b"))
 		})
-		// What it has is renewed past its first lease.
+		// The locks that it holds are renewed past the first lease.
 		time.Sleep(timeout * 5 / 4)
 		for _, name := range []string{"a", "b"} {
 			_, err := c.Lock(name).TryLock(t.Context())

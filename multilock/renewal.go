@@ -13,15 +13,15 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// redRenewer renews red locks.
+// redRenewer renews the holds of Redlocks.
 type redRenewer struct{}
 
-// maxRenewal is for how long a server is waited for with a renewal, by itself: there may
-// be a majority long before.
+// maxRenewal bounds the wait for one server during a renewal. A majority may answer long
+// before.
 const maxRenewal = 2 * time.Second
 
 // Renew implements watchdog.Renewer.
-func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
+func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
 	var holds []*redHold
 	for _, batch := range batches {
 		for _, l := range batch {
@@ -29,7 +29,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 		}
 	}
 	sent := time.Now()
-	errs := extendMajorities(ctx, holds, holds[0].ttl, detour, false)
+	errs := extendMajorities(ctx, holds, holds[0].ttl, dedicated, false)
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		r := &results[b]
@@ -40,7 +40,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 			}
 		}
 		for i, l := range batch {
-			switch { // of a batch with an error the watchdog looks at nothing else
+			switch { // the watchdog ignores Held if a batch has an error
 			case r.Err == nil:
 			case r.Held[i]:
 				l.Extended(sent, ttl)
@@ -51,97 +51,97 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 		errs = errs[len(batch):]
 	}
 	for _, h := range holds {
-		h.topUp()
+		h.reacquire()
 	}
 	return results
 }
 
-// topUp asks for the members that are missing, in the background.
-func (h *redHold) topUp() {
+// reacquire requests the missing members in the background.
+func (h *redHold) reacquire() {
 	var missing []int
-	h.votes.Lock()
-	round := h.round
-	over := h.current("") != nil // known here: who ends the hold takes all members after that
-	for i := range h.members {
+	h.votesMu.Lock()
+	number := h.number
+	over := h.current("") != nil // the end of a hold takes its votes after this
+	for i := range h.votes {
 		if over {
 			break
 		}
-		if m := &h.members[i]; m.part == nil && !m.asking {
-			m.asking = true
+		if v := &h.votes[i]; v.hold == nil && !v.asking {
+			v.asking = true
 			missing = append(missing, i)
 		}
 	}
-	h.votes.Unlock()
-	// If it was extended, they are to last as long as the others.
+	h.votesMu.Unlock()
+	// After Extend the other members have a longer lease.
 	lease := max(h.ttl, h.lease.Remaining())
 	for _, i := range missing {
-		h.ask(context.WithoutCancel(h.ctx), i, round, lease)
+		h.ask(context.WithoutCancel(h.ctx), i, number, lease)
 	}
 }
 
-// drop forgets a member that is lost.
-func (h *redHold) drop(i int, part *redPart) {
-	h.votes.Lock()
-	ours := h.members[i].part == part
+// drop forgets a lost member.
+func (rd *round) drop(i int, hold *memberHold) {
+	rd.votesMu.Lock()
+	ours := rd.votes[i].hold == hold
 	if ours {
-		h.members[i].part = nil
+		rd.votes[i].hold = nil
 	}
-	h.votes.Unlock()
+	rd.votesMu.Unlock()
 	if !ours {
-		return // it is being given back
+		return // it is being released
 	}
-	// Should the server still keep it.
-	h.r.inBackground(i, func(ctx context.Context) { _ = part.Unlock(ctx) })
+	// The server may still have it.
+	rd.r.inBackground(i, func(ctx context.Context) { _ = hold.Unlock(ctx) })
 }
 
-// share is a member of a hold.
-type share struct {
-	of   int // which of the holds
-	i    int // which member
-	part *redPart
+// member is a member of one of several holds.
+type member struct {
+	of   int // the index of the hold
+	i    int // the index of the member
+	hold *memberHold
 }
 
-// extendMajorities gives the members of holds of one client at least lease from now.
-// Those of different holds that are of one client go together. It returns what became of
-// each hold as soon as that is known of all, or ctx ends: nil if a majority has confirmed, an
-// error that matches lock.ErrLost if none can. With all set it waits for all if there can
-// be no majority.
-func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, detour, all bool) []error {
-	type group struct {
-		s     *session.Session
-		alone int // a number for each member that is of nobody known
+// extendMajorities extends the leases of the members of holds, which belong to one client,
+// to at least lease from now. It sends the members of all holds that share a client in one
+// batch. It returns one error for each hold as soon as all are decided or ctx is done: nil if
+// a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
+// With all set, it waits for every answer if no majority is possible.
+func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, dedicated, all bool) []error {
+	type target struct {
+		s        *session.Session
+		separate int // distinguishes members of other modules
 	}
-	groups := make(map[group][]share)
+	batches := make(map[target][]member)
 	t := tallies{holds: holds, all: all, each: make([]tally, len(holds)), changed: make(chan struct{}, 1)}
 	for of, h := range holds {
-		h.votes.Lock()
-		for i, m := range h.members {
-			if m.part == nil {
+		h.votesMu.Lock()
+		for i, v := range h.votes {
+			if v.hold == nil {
 				continue
 			}
-			g := group{}
+			to := target{}
 			if l := h.r.known[i]; l != nil {
-				g.s = l.Session()
+				to.s = l.Session()
 			} else {
-				g.alone = len(groups) + 1
+				to.separate = len(batches) + 1
 			}
-			groups[g] = append(groups[g], share{of, i, m.part})
+			batches[to] = append(batches[to], member{of, i, v.hold})
 			t.each[of].open++
 		}
-		h.votes.Unlock()
+		h.votesMu.Unlock()
 	}
-	for _, shares := range groups {
+	for _, members := range batches {
 		extend := func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
 			defer cancel()
-			members := make([]lock.Hold, len(shares))
-			for j, sh := range shares {
-				members[j] = sh.part.Hold
+			memberHolds := make([]lock.Hold, len(members))
+			for j, m := range members {
+				memberHolds[j] = m.hold.Hold
 			}
-			t.add(shares, locking.ExtendTogether(ctx, members, lease, detour))
+			t.add(members, locking.ExtendTogether(ctx, memberHolds, lease, dedicated))
 		}
 		if !holds[0].r.s.Go(extend) {
-			break // the client is being closed, and the holds with it
+			break // the client is closing, which ends its holds
 		}
 	}
 	for !t.decided() {
@@ -156,25 +156,25 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 	return t.errors()
 }
 
-// tally is what the members of a hold have answered.
+// tally counts the answers of the members of a hold.
 type tally struct {
 	yes, open int
-	errs      []error // but for members that are gone
+	errs      []error // except those of lost members
 }
 
-// unconfirmedError says that no majority has confirmed a hold, which may be held all the
-// same by those that are away.
+// unconfirmedError reports that no majority has confirmed a hold. It may still be held,
+// because servers have not answered.
 type unconfirmedError struct {
 	error
-	away int
+	away int // the number of these servers
 }
 
 func (e *unconfirmedError) Unwrap() error { return e.error }
 
-// tallies are those of several holds.
+// tallies are the tallies of several holds.
 type tallies struct {
 	holds   []*redHold
-	all     bool // who has answered is of interest also if there can be no majority
+	all     bool // wait for every answer even if no majority is possible
 	changed chan struct{}
 
 	mu   sync.Mutex
@@ -182,18 +182,18 @@ type tallies struct {
 }
 
 // add counts the answers of one server.
-func (t *tallies) add(shares []share, errs []error) {
+func (t *tallies) add(members []member, errs []error) {
 	t.mu.Lock()
-	for j, sh := range shares {
-		c := &t.each[sh.of]
+	for j, m := range members {
+		c := &t.each[m.of]
 		c.open--
 		switch err := errs[j]; {
 		case err == nil:
 			c.yes++
 		case errors.Is(err, lock.ErrLost), errors.Is(err, lock.ErrNotHeld):
-			t.holds[sh.of].drop(sh.i, sh.part)
+			t.holds[m.of].drop(m.i, m.hold)
 		default:
-			c.errs = append(c.errs, fmt.Errorf("server %d: %w", sh.i+1, err))
+			c.errs = append(c.errs, fmt.Errorf("server %d: %w", m.i+1, err))
 		}
 	}
 	t.mu.Unlock()
@@ -224,10 +224,10 @@ func (t *tallies) errors() []error {
 		switch {
 		case c.yes >= h.r.quorum:
 		case c.yes+c.open+len(c.errs) < h.r.quorum:
-			errs[of] = &lock.LostError{Name: h.r.is.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now()}
+			errs[of] = &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now()}
 		default:
 			errs[of] = &unconfirmedError{
-				errors.Join(append(c.errs, fmt.Errorf("redlatch: extend %q: no majority has confirmed it", h.r.is.Name))...), c.open + len(c.errs),
+				errors.Join(append(c.errs, fmt.Errorf("redlatch: extend %q: not confirmed by a majority", h.r.info.Name))...), c.open + len(c.errs),
 			}
 		}
 	}
@@ -236,7 +236,7 @@ func (t *tallies) errors() []error {
 
 func (h *redHold) extend(ctx context.Context, lease time.Duration) error {
 	h.lease.Check()
-	h.extended.Store(true) // before it is looked whether it is held: who ends it looks at this
+	h.extended.Store(true) // before the state is read, because Unlock reads extended after it
 	if err := h.current("Extend"); err != nil {
 		return err
 	}

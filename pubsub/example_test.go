@@ -11,7 +11,7 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// events passes what it hears to a channel that never blocks it.
+// events forwards events to a Go channel without blocking.
 type events chan pubsub.Event
 
 func (e events) Notify(ev pubsub.Event) {

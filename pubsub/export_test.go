@@ -1,11 +1,11 @@
 package pubsub
 
-// Refused returns how many channels the server did not want to subscribe to.
+// Refused returns the number of channels whose subscription the server has refused.
 func (h *Hub) Refused() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	n := 0
-	for ch := range h.homeless {
+	for ch := range h.unassigned {
 		if !ch.notBefore.IsZero() {
 			n++
 		}
@@ -13,5 +13,8 @@ func (h *Hub) Refused() int {
 	return n
 }
 
-// HeardElsewhere has a message arrive on a connection that is not the channel's.
-func (h *Hub) HeardElsewhere(channel, payload string) { (&feed{hub: h}).deliver(channel, payload) }
+// DeliverFromOtherConn delivers a message from a connection that does not serve the
+// channel.
+func (h *Hub) DeliverFromOtherConn(channel, payload string) {
+	(&conn{hub: h}).deliver(channel, payload)
+}

@@ -1,13 +1,11 @@
-// Package pubsub is the hub through which every object of a client hears that
-// something was released. All objects share one subscriber connection (one per
-// primary where pub/sub is sharded), and all waiters of a channel share one
-// subscription.
+// Package pubsub notifies the objects of a client of messages on Redis channels. All
+// objects share one subscriber connection (one per primary with sharded pub/sub), and
+// all listeners of a channel share one subscription.
 //
-// Messages are hints. The hub promises to tell a listener whenever some may
-// have been missed, and nothing more: whoever waits must also look again by
-// itself after a while. In return nothing ever fails because of pub/sub. When
-// the connection is down or subscribing is forbidden, the hub keeps trying and
-// its listeners live on their own clocks.
+// Messages are hints. The hub only promises to notify a listener whenever a message may
+// have been missed. Waiters must therefore also poll at intervals. In return, no
+// operation fails because of pub/sub: if the connection is down or subscribing is
+// forbidden, the hub keeps trying while its listeners poll.
 package pubsub
 
 import (
@@ -19,14 +17,13 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Mode says which kind of pub/sub the processes on a server have agreed on.
-// The two kinds do not hear each other.
+// Mode is the kind of pub/sub that the processes on a server have agreed on. Messages
+// of one kind do not reach subscribers of the other.
 type Mode uint8
 
 const (
-	// Auto is Sharded in a cluster whose nodes know sharded pub/sub (Redis and
-	// Valkey from 7.0), and Plain everywhere else. It is what Redisson does
-	// unless told otherwise.
+	// Auto is Sharded in a cluster whose nodes support sharded pub/sub (Redis and
+	// Valkey from 7.0), and Plain everywhere else, which is Redisson's default.
 	Auto Mode = iota
 	// Sharded uses SPUBLISH and SSUBSCRIBE.
 	Sharded
@@ -46,72 +43,70 @@ func (m Mode) String() string {
 	}
 }
 
-// Event is what a Listener hears.
+// Event is a message or a change of the subscription.
 type Event struct {
-	// Subscribed is true when the subscription has just been confirmed by the
-	// server, for the first time or again after a disconnection: anything
-	// published before may have been missed.
+	// Subscribed is true if the server has just confirmed the subscription, for the
+	// first time or after a reconnect: earlier messages may have been missed.
 	Subscribed bool
-	// CaughtUp is true for the answer to Subscription.Sync: what is heard from here
-	// on was published after that call.
+	// CaughtUp is true for the answer to Subscription.Sync: all later messages were
+	// published after that call.
 	CaughtUp bool
-	// Payload is the text of the message, if it is one.
+	// Payload is the text of a message.
 	Payload string
 }
 
-// Listener hears the events of one channel. Notify runs on the goroutine that
-// reads the connection: it must not block and must not call the hub.
+// Listener receives the events of one channel. Notify runs on the goroutine that reads
+// the connection: it must not block and must not call the hub.
 type Listener interface {
 	Notify(Event)
 }
 
-// Options of a Hub.
+// Options configure a Hub.
 type Options struct {
 	// Sharded selects SSUBSCRIBE, on the primary that owns a channel's slot.
 	// It needs a cluster client.
 	Sharded bool
-	// KeepWarm is how long a channel stays subscribed after its last listener
-	// has left; 0 means DefaultKeepWarm, less than 0 not at all.
+	// KeepWarm is how long a channel stays subscribed after its last listener has left;
+	// 0 means DefaultKeepWarm, a negative value not at all.
 	KeepWarm time.Duration
-	// Logger for trouble with the connection; nil means none.
+	// Logger receives warnings about the connection; nil means none.
 	Logger *slog.Logger
-	// OnReconnect is called when a connection that was lost is up again. It
-	// must not block. It may be nil.
+	// OnReconnect is called when a lost connection has been restored. It must not
+	// block. It may be nil.
 	OnReconnect func()
 }
 
 const (
-	// DefaultKeepWarm saves the pair of commands that a lock which is contended
-	// every now and then would spend on subscribing each time.
+	// DefaultKeepWarm spares an occasionally contended lock from subscribing and
+	// unsubscribing each time.
 	DefaultKeepWarm = 5 * time.Second
 
-	// maxWarm bounds how many channels stay subscribed without a listener.
+	// maxWarm bounds the number of channels kept subscribed without a listener.
 	maxWarm = 4096
 
-	lookTimeout = 3 * time.Second
-	// subscribeTimeout gives a connection up, and with it all subscriptions on
-	// it. That a server is silent rueidis notices by itself and sooner; one that
-	// is merely slow, with very many channels to subscribe, is better waited for.
+	topologyTimeout = 3 * time.Second
+	// subscribeTimeout bounds a batch of subscriptions; the connection is dropped when
+	// it passes, with all of its subscriptions. It is generous because rueidis detects
+	// a silent server sooner, and a slow one may have many channels to subscribe.
 	subscribeTimeout = 15 * time.Second
 
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = time.Second
-	// deniedBackoff is for a missing right or command and the like, which will
-	// not be there in a second.
+	// deniedBackoff is for errors that last, such as a missing permission.
 	deniedBackoff = 30 * time.Second
 )
 
 // Stats is a snapshot of a hub, for debugging and metrics.
 type Stats struct {
-	Listeners   int    // subscriptions that were not closed
-	Channels    int    // channels with a listener, or kept warm
-	Subscribed  int    // of these, the ones the server has confirmed
-	Connections int    // subscriber connections that are up
-	Messages    uint64 // messages received in all
-	Reconnects  uint64 // connections made anew after one was lost
+	Listeners   int    // open subscriptions
+	Channels    int    // channels with a listener or kept warm
+	Subscribed  int    // channels confirmed by the server
+	Connections int    // live subscriber connections
+	Messages    uint64 // messages received in total
+	Reconnects  uint64 // lost connections that were replaced
 }
 
-// Hub shares subscriptions. Its methods may be called concurrently.
+// Hub shares subscriptions among listeners. It is safe for concurrent use.
 type Hub struct {
 	client rueidis.Client
 	opts   Options
@@ -119,21 +114,21 @@ type Hub struct {
 
 	ctx    context.Context
 	cancel context.CancelFunc
-	kick   chan struct{} // to place: something has to be placed
+	wake   chan struct{} // wakes assign
 	done   sync.WaitGroup
 
-	mu       sync.Mutex
-	channels map[string]*channel
-	homeless map[*channel]struct{} // wanted, and on no connection
-	feeds    map[string]*feed      // by address of the node
-	retries  map[string]retry      // by address, while it fails
-	warm     []warmed              // channels without listeners, oldest first
-	sweeper  *time.Timer
-	stats    Stats
-	stale    bool // slots may have moved since the nodes were asked
-	denied   bool // a refused subscription was logged
-	started  bool
-	closed   bool
+	mu         sync.Mutex
+	channels   map[string]*channel
+	unassigned map[*channel]struct{} // wanted, without a connection
+	conns      map[string]*conn      // by node address
+	retries    map[string]retry      // by node address, while it fails
+	warm       []warmed              // channels without listeners, oldest first
+	sweeper    *time.Timer
+	stats      Stats
+	stale      bool // slots may have moved since the last refresh
+	denied     bool // a refused subscription was logged
+	started    bool
+	closed     bool
 }
 
 type retry struct {
@@ -146,32 +141,31 @@ type warmed struct {
 	since time.Time
 }
 
-// channel is one name somebody listens to. Its fields belong to the hub's
-// mutex. Its states:
+// channel is one subscribed name. The hub's mutex guards its fields. Its states:
 //
-//	off ──(placed on a feed)──▶ asked ──(confirmed)──▶ on ──(nobody left)──▶ leaving ──▶ gone
-//	 ▲                            │                    │                       │
-//	 └────────(connection lost, slot moved)────────────┴──(somebody came)──────┘
+//	unsubscribed ──(assigned)──▶ subscribing ──(confirmed)──▶ subscribed ──(no listener)──▶ unsubscribing ──▶ gone
+//	     ▲                            │                           │                              │
+//	     └───────(connection lost, slot moved)────────────────────┴───────(new listener)─────────┘
 type channel struct {
 	name      string
 	listeners []*Subscription
-	feed      *feed
+	conn      *conn
 	state     channelState
-	syncing   bool      // it is on, and was asked for once more
+	syncing   bool      // subscribed, and a repeated SUBSCRIBE is unanswered
 	idleSince time.Time // zero while it has listeners
-	notBefore time.Time // when to ask again after a refusal
+	notBefore time.Time // earliest retry after a refusal
 }
 
 type channelState uint8
 
 const (
-	off channelState = iota
-	asked
-	on
-	leaving
+	unsubscribed channelState = iota
+	subscribing
+	subscribed
+	unsubscribing
 )
 
-// Subscription is one listener's share in a channel.
+// Subscription is one listener's registration on a channel.
 type Subscription struct {
 	hub      *Hub
 	ch       *channel
@@ -180,31 +174,31 @@ type Subscription struct {
 	sync     syncState
 }
 
-// syncState is how far a call of Sync has come.
+// syncState is the progress of a call of Sync.
 type syncState uint8
 
 const (
-	synced   syncState = iota // or never called
-	syncDue                   // to be sent
-	syncSent                  // its answer is on the way
+	synced   syncState = iota // answered or never called
+	syncDue                   // not sent yet
+	syncSent                  // not answered yet
 )
 
-// New returns a hub on client, which stays the caller's. It connects when
-// somebody subscribes first.
+// New returns a hub that uses client, which the caller must close. It connects on the
+// first Subscribe.
 func New(client rueidis.Client, opts Options) *Hub {
 	if opts.KeepWarm == 0 {
 		opts.KeepWarm = DefaultKeepWarm
 	}
 	h := &Hub{
-		client:   client,
-		opts:     opts,
-		log:      opts.Logger,
-		kick:     make(chan struct{}, 1),
-		channels: make(map[string]*channel),
-		homeless: make(map[*channel]struct{}),
-		feeds:    make(map[string]*feed),
-		retries:  make(map[string]retry),
-		stale:    true,
+		client:     client,
+		opts:       opts,
+		log:        opts.Logger,
+		wake:       make(chan struct{}, 1),
+		channels:   make(map[string]*channel),
+		unassigned: make(map[*channel]struct{}),
+		conns:      make(map[string]*conn),
+		retries:    make(map[string]retry),
+		stale:      true,
 	}
 	if h.log == nil {
 		h.log = slog.New(slog.DiscardHandler)
@@ -213,10 +207,10 @@ func New(client rueidis.Client, opts Options) *Hub {
 	return h
 }
 
-// Subscribe begins to listen to a channel. It does not block and does not
-// fail. If the server has confirmed the channel already, confirmed is true;
-// otherwise an event with Subscribed set tells when it has. On a closed hub the
-// subscription stays silent. It must be closed.
+// Subscribe registers a listener on a channel. It neither blocks nor fails. confirmed
+// is true if the server has already confirmed the channel; otherwise an event with
+// Subscribed set follows. A closed hub delivers no events. The caller must close the
+// subscription.
 func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -227,22 +221,21 @@ func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed boo
 	if ch == nil {
 		ch = &channel{name: name}
 		h.channels[name] = ch
-		h.homeless[ch] = struct{}{}
-		h.wakePlacer()
+		h.unassigned[ch] = struct{}{}
+		h.wakeAssigner()
 	}
 	s = &Subscription{hub: h, ch: ch, listener: l}
 	ch.listeners = append(ch.listeners, s)
 	ch.idleSince = time.Time{}
 	h.stats.Listeners++
-	return s, ch.state == on
+	return s, ch.state == subscribed
 }
 
-// Close ends the subscription; calling it again does nothing. It does not
-// block. An event that is being delivered may still arrive.
+// Close ends the subscription. Repeated calls have no effect. It does not block. A
+// concurrent event may still be delivered.
 func (s *Subscription) Close() { s.close(true) }
 
-// Discard is Close for a channel that will not be needed again: it is not kept
-// warm.
+// Discard is Close for a channel that is not needed again: it is not kept warm.
 func (s *Subscription) Discard() { s.close(false) }
 
 func (s *Subscription) close(warm bool) {
@@ -274,44 +267,44 @@ func (s *Subscription) close(warm bool) {
 	}
 }
 
-// Sync asks how far the messages of the channel have come: an event with CaughtUp
-// follows those that were published before the call, and comes after the last of
-// several calls. It does not block. Where the channel is not confirmed, or its
-// connection is lost before the answer, an event with Subscribed comes instead. It
-// is an order of one server: a message that another node of a cluster passes on
-// (Plain), or that comes from a replica, may still arrive later.
+// Sync requests an event with CaughtUp, which is delivered after all messages that were
+// published before the call. Several calls may share one event. Sync does not block. If
+// the channel is not confirmed, or its connection is lost before the answer, an event
+// with Subscribed is delivered instead. The order is that of one server: a message that
+// another cluster node forwards (Plain), or that comes from a replica, may still arrive
+// later.
 func (s *Subscription) Sync() {
 	h := s.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if s.closed || h.closed || s.ch.state != on {
+	if s.closed || h.closed || s.ch.state != subscribed {
 		return
 	}
 	s.sync = syncDue
-	s.ch.feed.change(s.ch)
+	s.ch.conn.markChanged(s.ch)
 }
 
-// Stats returns a snapshot.
+// Stats returns a snapshot of the hub's counters.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	s := h.stats
 	s.Channels = len(h.channels)
 	for _, ch := range h.channels {
-		if ch.state == on {
+		if ch.state == subscribed {
 			s.Subscribed++
 		}
 	}
-	for _, f := range h.feeds {
-		if f.up {
+	for _, c := range h.conns {
+		if c.up {
 			s.Connections++
 		}
 	}
 	return s
 }
 
-// Close ends every subscription and connection and waits for the hub's
-// goroutines. It must not be called from a Listener.
+// Close ends all subscriptions and connections and waits for the hub's goroutines. It
+// must not be called from a Listener.
 func (h *Hub) Close() {
 	h.mu.Lock()
 	h.closed = true
@@ -323,7 +316,7 @@ func (h *Hub) Close() {
 	h.done.Wait()
 }
 
-// keepWarm is called when the last listener of ch has left. h.mu is held.
+// keepWarm schedules ch, which has lost its last listener, for removal. h.mu is held.
 func (h *Hub) keepWarm(ch *channel) {
 	ch.idleSince = time.Now()
 	if h.opts.KeepWarm < 0 {
@@ -332,7 +325,7 @@ func (h *Hub) keepWarm(ch *channel) {
 	}
 	h.warm = append(h.warm, warmed{ch, ch.idleSince})
 	if len(h.warm) > maxWarm {
-		h.coolDown(h.warm[0])
+		h.expireWarm(h.warm[0])
 		h.warm = h.warm[1:]
 	}
 	switch {
@@ -343,7 +336,7 @@ func (h *Hub) keepWarm(ch *channel) {
 	}
 }
 
-// sweep lets go of the channels that have been warm for long enough.
+// sweep removes the channels whose time without a listener is over.
 func (h *Hub) sweep() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -352,61 +345,61 @@ func (h *Hub) sweep() {
 			h.sweeper.Reset(wait)
 			return
 		}
-		h.coolDown(h.warm[0])
+		h.expireWarm(h.warm[0])
 		h.warm = h.warm[1:]
 	}
 	if len(h.warm) == 0 {
-		h.warm = nil // the consumed front of the slice would never be freed
+		h.warm = nil // frees the consumed front of the slice
 	}
 }
 
-func (h *Hub) coolDown(w warmed) {
-	// A channel that was used again meanwhile has a later entry, or none; one
-	// that went with its connection may have a successor of the same name.
+func (h *Hub) expireWarm(w warmed) {
+	// A channel used since then has a later entry or none. One that was removed with
+	// its connection may have a successor of the same name.
 	if w.ch.idleSince.Equal(w.since) && h.channels[w.ch.name] == w.ch {
 		h.drop(w.ch)
 	}
 }
 
-// drop gives up a channel nobody listens to. h.mu is held.
+// drop removes a channel without listeners. h.mu is held.
 func (h *Hub) drop(ch *channel) {
-	if ch.feed != nil {
-		ch.feed.change(ch)
+	if ch.conn != nil {
+		ch.conn.markChanged(ch)
 		return
 	}
-	delete(h.homeless, ch)
+	delete(h.unassigned, ch)
 	delete(h.channels, ch.name)
 }
 
-func (h *Hub) wakePlacer() {
+func (h *Hub) wakeAssigner() {
 	if !h.started {
 		h.started = true
-		h.done.Go(h.place)
+		h.done.Go(h.assign)
 	}
 	select {
-	case h.kick <- struct{}{}:
+	case h.wake <- struct{}{}:
 	default:
 	}
 }
 
-// deliver hands a message to the channel's listeners. It runs on the reading
-// goroutine of a feed. What a feed hears that has lost the channel is dropped: it is
-// in no order with what its successor hears, and that one's confirmation makes
-// everybody look.
-func (f *feed) deliver(name, payload string) {
-	h := f.hub
+// deliver passes a message to the channel's listeners. It runs on the reading goroutine
+// of the connection. Messages from a connection that no longer serves the channel are
+// dropped: they have no order relative to those of the new connection, whose
+// confirmation makes listeners poll anyway.
+func (c *conn) deliver(name, payload string) {
+	h := c.hub
 	h.mu.Lock()
 	h.stats.Messages++
 	ch := h.channels[name]
-	if ch == nil || ch.feed != f {
+	if ch == nil || ch.conn != c {
 		h.mu.Unlock()
 		return
 	}
 	h.notify(ch.listeners, Event{Payload: payload})
 }
 
-// notify tells all of some listeners. h.mu is held, and released before they are
-// called: they may hold locks under which they call the hub.
+// notify calls listeners. h.mu is held, and released first: listeners may hold locks
+// under which they call the hub.
 func (h *Hub) notify(subs []*Subscription, ev Event) {
 	if len(subs) == 1 {
 		l := subs[0].listener

@@ -11,8 +11,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// topology knows which primary owns a slot. rueidis knows too, but keeps it to
-// itself.
+// topology maps slots to primaries. rueidis does not expose its own map.
 type topology struct {
 	ranges []slotRange
 	asked  time.Time
@@ -23,15 +22,14 @@ type slotRange struct {
 	primary     string
 }
 
-// refreshInterval bounds how often the nodes are asked: channels become
-// homeless in bursts.
+// refreshInterval bounds how often the nodes are asked: channels lose their connection
+// in bursts.
 const refreshInterval = 100 * time.Millisecond
 
-// refresh asks all nodes and believes the first that answers: one that hangs
-// must not hold up the channels of the others. If none answers, what was known
-// stays. Nobody else is cut short by its end: rueidis connects to a node under
-// the context of who needs it first, for all who need it, so every question has
-// a context of its own, which the first answer does not end.
+// refresh asks all nodes and uses the first answer: a hanging node must not delay the
+// channels of the others. Without any answer it keeps the previous map. Each request
+// has its own context, which the first answer does not cancel: rueidis dials a node
+// with the context of the first request for it, and other requests may share that dial.
 func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client) {
 	if time.Since(t.asked) < refreshInterval {
 		return
@@ -39,13 +37,13 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
 		go func() {
-			ctx, cancel := context.WithTimeout(ctx, lookTimeout)
+			ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
 			defer cancel()
 			reply, _ := node.Do(wire.Shared(ctx), node.B().ClusterSlots().Build()).ToArray()
 			answers <- parseSlots(reply, addr)
 		}()
 	}
-	patience, cancel := context.WithTimeout(ctx, lookTimeout)
+	patience, cancel := context.WithTimeout(ctx, topologyTimeout)
 	defer cancel()
 	for range nodes {
 		select {
@@ -60,8 +58,8 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 	}
 }
 
-// parseSlots reads the reply of CLUSTER SLOTS that the node at asked gave. A
-// node that does not know its own address leaves it empty.
+// parseSlots parses a reply to CLUSTER SLOTS from the node at asked. A node that does
+// not know its own address leaves it empty.
 func parseSlots(reply []rueidis.RedisMessage, asked string) []slotRange {
 	var ranges []slotRange
 	for i := range reply {
@@ -88,8 +86,7 @@ func parseSlots(reply []rueidis.RedisMessage, asked string) []slotRange {
 	return ranges
 }
 
-// primary returns the address of the node that owns the channel's slot, or ""
-// if that is not known.
+// primary returns the address of the node that owns the channel's slot, "" if unknown.
 func (t *topology) primary(channel string) string {
 	slot := int64(wire.Slot(channel))
 	for _, r := range t.ranges {

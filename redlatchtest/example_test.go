@@ -9,7 +9,7 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// In a test, use New. Start is for programs, and for more than one client.
+// In a test, use New. Start is for programs and for several clients.
 func ExampleStart() {
 	server, err := redlatchtest.Start()
 	if err != nil {

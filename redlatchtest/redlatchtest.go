@@ -1,15 +1,15 @@
-// Package redlatchtest gives tests a server of their own, and a client on it:
+// Package redlatchtest provides tests with their own server and a client for it:
 //
 //	func TestShipping(t *testing.T) {
 //		client := redlatchtest.New(t)
 //		...
 //	}
 //
-// The server is redis-server or valkey-server where one is installed, on a free
-// port of the loopback interface, with its data in memory. Elsewhere it is an
-// embedded one (miniredis) in the test's own process: good enough for what an
-// application does with locks, but not the real thing. It keeps expiry to
-// within some milliseconds, knows no cluster, and runs scripts in its own Lua.
+// The server is redis-server or valkey-server if one is installed. It runs on a free
+// port of the loopback interface with its data in memory. Otherwise it is an embedded
+// server (miniredis) in the test's process, which suffices for what an application does
+// with locks, with limits: keys expire up to some milliseconds late, clusters are not
+// supported, and scripts run in another Lua implementation.
 package redlatchtest
 
 import (
@@ -33,8 +33,8 @@ type Server struct {
 	once sync.Once
 }
 
-// Start runs a server and blocks until it answers. It fails if a program is
-// installed and does not start. The server runs until Close.
+// Start runs a server and blocks until it answers. It fails if an installed server does
+// not start. The server runs until Close.
 func Start() (*Server, error) {
 	if found := testserver.Find(); len(found) > 0 {
 		s, err := testserver.Start(found[0])
@@ -46,7 +46,7 @@ func Start() (*Server, error) {
 	return StartEmbedded()
 }
 
-// StartEmbedded runs the embedded server even where a real one is installed.
+// StartEmbedded runs the embedded server even if a real one is installed.
 func StartEmbedded() (*Server, error) {
 	m := miniredis.NewMiniRedis()
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
@@ -66,11 +66,10 @@ func StartEmbedded() (*Server, error) {
 	}, nil
 }
 
-// clockTick is how late a key may expire on the embedded server.
+// clockTick bounds how late a key expires on the embedded server.
 const clockTick = 5 * time.Millisecond
 
-// drive makes the keys of m expire as time passes, which they do not do by
-// themselves.
+// drive advances the clock of m, which does not expire keys by itself.
 func drive(m *miniredis.Miniredis, stop <-chan struct{}) {
 	ticker := time.NewTicker(clockTick)
 	defer ticker.Stop()
@@ -86,17 +85,17 @@ func drive(m *miniredis.Miniredis, stop <-chan struct{}) {
 	}
 }
 
-// URL returns the server's address as redlatch.Open takes it.
+// URL returns the server's address in the form that redlatch.Open accepts.
 func (s *Server) URL() string { return s.url }
 
-// Kind returns what runs: "redis-server", "valkey-server" or "embedded server".
+// Kind returns "redis-server", "valkey-server" or "embedded server".
 func (s *Server) Kind() string { return s.kind }
 
-// Close ends the server; calling it again does nothing.
+// Close stops the server. Repeated calls have no effect.
 func (s *Server) Close() { s.once.Do(s.stop) }
 
-// New returns a client on a server of its own. Both are closed when the test
-// ends. A server that does not start fails the test.
+// New returns a client with its own server. Both are closed when the test ends. The
+// test fails if the server does not start.
 func New(tb testing.TB, opts ...redlatch.Option) *redlatch.Client {
 	tb.Helper()
 	s, err := Start()
@@ -107,15 +106,15 @@ func New(tb testing.TB, opts ...redlatch.Option) *redlatch.Client {
 	return NewClient(tb, s, opts...)
 }
 
-// NewClient returns one more client on a server, as another process would have
-// it. It is closed when the test ends.
+// NewClient returns another client of a server, like that of another process. It is
+// closed when the test ends.
 func NewClient(tb testing.TB, s *Server, opts ...redlatch.Option) *redlatch.Client {
 	tb.Helper()
 	opt, err := redlatch.ParseURL(s.URL())
 	if err != nil {
 		tb.Fatal(err)
 	}
-	opt.ForceSingleClient = true // the embedded server answers as a cluster of one would
+	opt.ForceSingleClient = true // the embedded server looks like a cluster of one node
 	c, err := redlatch.New(context.Background(), opt, opts...)
 	if err != nil {
 		tb.Fatal(err)

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
-func TestNewFindsARealServer(t *testing.T) {
+func TestNewStartsRealServer(t *testing.T) {
 	t.Parallel()
 	s, err := redlatchtest.Start()
 	require.NoError(t, err)
@@ -32,7 +32,7 @@ func TestNewFindsARealServer(t *testing.T) {
 
 func nothing(context.Context) error { return nil }
 
-// embedded returns an embedded server, closed when the test ends.
+// embedded returns an embedded server that is closed when the test ends.
 func embedded(t *testing.T) *redlatchtest.Server {
 	t.Helper()
 	s, err := redlatchtest.StartEmbedded()
@@ -42,8 +42,8 @@ func embedded(t *testing.T) *redlatchtest.Server {
 	return s
 }
 
-// The embedded server does what the locks need: expiry by its own clock, renewal, waiting by
-// message, re-entry, tokens.
+// The embedded server supports what locks need: expiry, renewal, messages, re-entry and
+// tokens.
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
 	const lease, timeout = 200 * time.Millisecond, 1500 * time.Millisecond
@@ -70,7 +70,7 @@ func TestEmbedded(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 
 			waited := make(chan error, 2)
-			for _, waiting := range []*redlatch.Client{c, other} { // handed over, and by message
+			for _, waiting := range []*redlatch.Client{c, other} { // by hand-off, and by message
 				go func() { waited <- of(waiting).Do(context.Background(), nothing) }()
 				require.Eventually(t, func() bool { return waiting.PubSub().Subscribed == 1 && waiting.Stats().Waiting == 1 }, 5*time.Second, time.Millisecond)
 			}
@@ -94,7 +94,7 @@ func TestEmbedded(t *testing.T) {
 	})
 }
 
-// It keeps the queue of a fair lock, too, and both sides of a read-write lock.
+// The embedded server supports fair locks and read-write locks.
 func TestEmbeddedOtherKinds(t *testing.T) {
 	t.Parallel()
 	t.Run("fair", func(t *testing.T) {
@@ -114,7 +114,7 @@ func embeddedFairLock(t *testing.T) {
 	fair := c.FairLock("orders")
 	h, err := fair.Lock(ctx)
 	require.NoError(t, err)
-	// First come, first served. Heartbeats keep the queue positions.
+	// Waiters are served in order of arrival. Heartbeats keep their queue positions.
 	var queue []fairlock.Waiter
 	served := make(chan int, 4)
 	var wg sync.WaitGroup
@@ -151,7 +151,7 @@ func embeddedReadWriteLock(t *testing.T) {
 	other := redlatchtest.NewClient(t, s, redlatch.WithWatchdogTimeout(timeout))
 	ctx := t.Context()
 	var wg sync.WaitGroup
-	// Readers hold it together, and are renewed. A waiting writer blocks new readers.
+	// Readers share the lock and are renewed. A waiting writer blocks new readers.
 	rw := c.RWLock("catalogue")
 	first, err := rw.Read().Lock(ctx)
 	require.NoError(t, err)
@@ -194,7 +194,7 @@ func embeddedReadWriteLock(t *testing.T) {
 	require.False(t, locked)
 }
 
-// Count-down latches work on it as well.
+// The embedded server supports count-down latches.
 func TestEmbeddedLatch(t *testing.T) {
 	t.Parallel()
 	s := embedded(t)
@@ -228,7 +228,7 @@ func TestEmbeddedLatch(t *testing.T) {
 	require.False(t, deleted)
 }
 
-// Several locks as one work on it as well.
+// The embedded server supports multi-locks and Redlocks.
 func TestEmbeddedSeveralLocks(t *testing.T) {
 	t.Parallel()
 	const n = 3
@@ -263,7 +263,7 @@ func TestEmbeddedSeveralLocks(t *testing.T) {
 		wg.Wait()
 		require.Equal(t, 10, *counters[kind], kind)
 	}
-	// Two clients of one server, which says neither who it is nor what database it uses.
+	// Two clients of one server, which identifies neither itself nor the database.
 	twin := clients[0].RedLock(members[0], redlatchtest.NewClient(t, servers[0]).Lock("report"), members[1])
 	require.ErrorIs(t, twin.Do(ctx, nothing), lock.ErrInvalid)
 }

@@ -12,17 +12,17 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// claim is what is known of one acquisition.
+// claim is the record of one acquisition.
 type claim struct {
 	id, lock string
-	owner    string // known from the call on if it is named
+	owner    string // known before the call returns if the owner is named
 	named    bool
 	token    int64
 	wait     time.Duration
 
-	// Times; 0: it did not come to that.
-	called, returned    int64 // Lock
-	certain             int64 // up to when ownership was certain, as far as was seen
+	// Times; 0 if it did not happen.
+	called, returned    int64 // of Lock
+	certain             int64 // the latest known end of certain ownership
 	unlocking, unlocked int64
 	lost                int64
 
@@ -34,9 +34,9 @@ type claim struct {
 
 // history is everything that happened in a round.
 type history struct {
-	claims []*claim // by the time of their call
+	claims []*claim // ordered by call
 	wipes  []event
-	faults int // that the nemesis brought about
+	faults int // caused by the nemesis
 }
 
 func newHistory(events []event) *history {
@@ -76,7 +76,7 @@ func newHistory(events []event) *history {
 	return h
 }
 
-// acquired reports whether the claim is known to have taken the lock.
+// acquired reports whether the claim is known to have acquired the lock.
 func (c *claim) acquired() bool { return c.returned > 0 && c.failure == "" }
 
 // locks returns the names of the locks, sorted.
@@ -107,7 +107,7 @@ func (h *history) partition(lock string) []porcupine.Operation {
 			add("nemesis", operation{step: wipe, counter: w.Lock == ""}, w.At, w.Until)
 		}
 	}
-	since := map[string]int64{} // since when an owner is known to be about
+	since := map[string]int64{} // the first appearance of each owner
 	for _, c := range h.claims {
 		if c.lock != lock {
 			continue
@@ -141,25 +141,24 @@ func (h *history) partition(lock string) []porcupine.Operation {
 }
 
 const (
-	// checkTimeout is far more than the check of one lock's history in a round takes.
+	// checkTimeout is far longer than it takes to check the history of one lock in a round.
 	checkTimeout = 20 * time.Second
-	// lockSlack is what Lock may need beyond its Wait: a reply that does not come
-	// (3 s), then passing on what came too late (3 s), then giving it back (8 s),
-	// and the time for which its process is stopped.
+	// lockSlack is the time that Lock may need beyond its Wait: a lost reply (3 s), passing on
+	// a late grant (3 s), its release (8 s), and the time for which its process is stopped.
 	lockSlack = 20 * time.Second
 )
 
-// check returns what is wrong with a history, and writes pictures of it to dir.
-// It spends no more than timeout on one lock.
+// check returns the violations of a history and writes visualizations to dir. It spends at
+// most timeout on each lock.
 func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 	for _, c := range h.claims {
 		switch {
 		case c.returned > 0 && time.Duration(c.returned-c.called) > c.wait+lockSlack:
 			wrongs = append(wrongs, fmt.Sprintf("%s: Lock with a Wait of %v took %v", c.id, c.wait, time.Duration(c.returned-c.called)))
 		case c.failure == wrong || c.release == wrong:
-			wrongs = append(wrongs, fmt.Sprintf("%s: an error that should not come up: %s", c.id, c.err))
+			wrongs = append(wrongs, fmt.Sprintf("%s: unexpected error: %s", c.id, c.err))
 		case c.silent:
-			wrongs = append(wrongs, c.id+": the lease was over and the hold's context did not end")
+			wrongs = append(wrongs, c.id+": the lease expired and the hold's context did not end")
 		}
 	}
 	for _, lock := range h.locks() {
@@ -182,8 +181,7 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 	return wrongs
 }
 
-// annotations is what a reader of the picture wants to see and the model does
-// not need.
+// annotations are events for the reader of a visualization. The model does not need them.
 func (h *history) annotations(lock string) []porcupine.Annotation {
 	var notes []porcupine.Annotation
 	for _, c := range h.claims {
@@ -203,16 +201,15 @@ func (h *history) annotations(lock string) []porcupine.Annotation {
 	return notes
 }
 
-// figures sums histories up.
+// figures are the totals of histories.
 type figures struct {
 	rounds, faults, calls, holds, reentries, expired, gone, unpromised int
 	unknownLocks, unknownUnlocks, killed, wipes                        int
 	holdsOf                                                            map[string]int // by kind
-	longest                                                            time.Duration  // beyond its Wait, of any Lock
+	longest                                                            time.Duration  // the longest that any Lock exceeded its Wait
 }
 
-// add counts what the workers of a round did. What the test does after them does not
-// count.
+// add counts the events of a round's workers. It ignores what the test does after them.
 func (f *figures) add(h *history) {
 	f.rounds++
 	f.faults += h.faults
@@ -256,15 +253,14 @@ func (f *figures) add(h *history) {
 	}
 }
 
-// missing returns what has not come up, of that which makes a run of that length worth
-// it. A single round need not show anything but holds: it may be one that is looked at
-// again.
+// missing returns the events that a run of that length should have contained and did not. A
+// single round need only contain holds, because it may repeat another.
 func (f *figures) missing(runFor time.Duration) []string {
 	wanted := map[string]int{"a hold": f.holds}
 	if runFor >= smoke {
 		wanted["a fault"] = f.faults
 		for _, k := range kinds {
-			wanted[fmt.Sprintf("%d holds of the kind %s", enough, k.name)] = f.holdsOf[k.name] / enough
+			wanted[fmt.Sprintf("%d holds of kind %s", enough, k.name)] = f.holdsOf[k.name] / enough
 		}
 	}
 	if runFor >= longRun {
@@ -278,7 +274,7 @@ func (f *figures) missing(runFor time.Duration) []string {
 }
 
 func (f *figures) String() string {
-	return fmt.Sprintf("%d rounds, %d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d over at once), lost: %d expired, %d gone; "+
+	return fmt.Sprintf("%d rounds, %d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d expired at once), lost: %d expired, %d gone; "+
 		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; Lock at most %v beyond its Wait",
 		f.rounds, f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
 		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.longest.Round(time.Millisecond))

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// clock reads CLOCK_MONOTONIC, which all processes of a machine share, in
-// nanoseconds. The deadlines of holds are counted by it too.
+// clock reads CLOCK_MONOTONIC in nanoseconds. All processes of a machine share this clock, and
+// the deadlines of holds use it.
 func clock() int64 {
 	var ts unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
@@ -26,19 +26,18 @@ func clock() int64 {
 type event struct {
 	What  kind   `json:"what"`
 	At    int64  `json:"at"`
-	Claim string `json:"claim,omitempty"` // which acquisition; unique in a round
-	Lock  string `json:"lock,omitempty"`  // its name; of wiped: "" for all
+	Claim string `json:"claim,omitempty"` // the acquisition; unique in a round
+	Lock  string `json:"lock,omitempty"`  // of the lock; of wiped: "" for all
 
 	Wait time.Duration `json:"wait,omitempty"` // of locking
 
-	Owner string `json:"owner,omitempty"` // of locked, and of locking if it is named
+	Owner string `json:"owner,omitempty"` // of locked, and of locking if the owner is named
 	Named bool   `json:"named,omitempty"` // of locking
 	Token int64  `json:"token,omitempty"`
 
-	// Until is, of seen, the time up to which ownership was certain; of wiped,
-	// when the wipe was over.
+	// Until is, of seen, the end of certain ownership; of wiped, the end of the wipe.
 	Until int64 `json:"until,omitempty"`
-	// Lost is when the hold was noticed to be lost; of unlocked.
+	// Lost is, of unlocked, when the loss was noticed.
 	Lost int64 `json:"lost,omitempty"`
 
 	Outcome outcome `json:"outcome,omitempty"` // of notLocked and unlocked
@@ -54,7 +53,7 @@ const (
 	seen      kind = "seen"      // Remaining was positive
 	silent    kind = "silent"    // Remaining was 0, and the context did not end
 	unlocking kind = "unlocking" // Unlock is called
-	unlocked  kind = "unlocked"  // it has returned, whatever it says
+	unlocked  kind = "unlocked"  // it has returned, with any result
 	wiped     kind = "wiped"
 )
 
@@ -67,11 +66,11 @@ const (
 	gone    outcome = "gone"
 	unknown outcome = "unknown"
 	failed  outcome = "failed" // the connection, the server or the client is down
-	wrong   outcome = "wrong"  // an error that should not come up here
+	wrong   outcome = "wrong"  // an unexpected error
 )
 
-// journal is the file a process writes its events to. What was written stays,
-// however the process ends.
+// journal is the file to which a process writes its events. Written events survive the end of
+// the process.
 type journal struct {
 	mu sync.Mutex
 	f  *os.File
@@ -98,8 +97,8 @@ func (j *journal) close() error { return j.f.Close() }
 
 const journalExt = ".jsonl"
 
-// readJournals returns the events of all journals in a directory, each in the
-// order it was written.
+// readJournals returns the events of all journals in a directory, each in the order of
+// writing.
 func readJournals(dir string) ([]event, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "*"+journalExt))
 	if err != nil {
@@ -113,7 +112,7 @@ func readJournals(dir string) ([]event, error) {
 		}
 		for line := range bytes.Lines(data) {
 			if !bytes.HasSuffix(line, []byte("\n")) {
-				break // its process was killed in the middle
+				break // the process was killed during a write
 			}
 			var e event
 			if err := json.Unmarshal(line, &e); err != nil {

@@ -5,9 +5,8 @@ import (
 	"sync"
 )
 
-// link is the network between a worker and the server. It can be cut, and
-// it can hold up what is under way, which then arrives late, also when whoever
-// sent it has left.
+// link is the network between a worker and the server. It can be cut, and it can delay data,
+// which then arrives late even if the sender has left.
 type link struct {
 	listener net.Listener
 	server   string
@@ -15,12 +14,12 @@ type link struct {
 
 	mu      sync.Mutex
 	conns   map[net.Conn]bool
-	stalled chan struct{} // closed when bytes pass again; nil: they do
+	stalled chan struct{} // closed when data flows again; nil if it does
 
 	done sync.WaitGroup
 }
 
-// newLink returns a link to a server, until close.
+// newLink returns a link to a server. It works until close.
 func newLink(server string, rewrite func([]byte) []byte) (*link, error) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -83,7 +82,7 @@ func (l *link) pump(to, from net.Conn, rewrite func([]byte) []byte) {
 	}
 }
 
-// cut breaks all connections. What is under way on them is lost.
+// cut breaks all connections. Data under way is lost.
 func (l *link) cut() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -92,7 +91,7 @@ func (l *link) cut() {
 	}
 }
 
-// stall holds everything up until resume.
+// stall delays all data until resume.
 func (l *link) stall() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -15,7 +15,7 @@ type operation struct {
 	owner   string // of acquire
 	token   int64  // of acquire; 0 if the lock issues none
 	promise bool   // of acquire: whether exclusion is promised from here on
-	counter bool   // of wipe: whether the fencing counter went too
+	counter bool   // of wipe: whether it removed the fencing counter
 }
 
 type step string
@@ -27,7 +27,7 @@ const (
 	isGone  step = "gone"
 )
 
-// state is what a lock is in the model. It is not changed once made.
+// state is the state of a lock in the model. It is immutable.
 type state struct {
 	owner  string
 	claims []string // of the owner, sorted; empty: the lock is free
@@ -49,7 +49,7 @@ func (o operation) String() string {
 			s += fmt.Sprintf(", token %d", o.token)
 		}
 		if !o.promise {
-			s += ", without promise"
+			s += ", not promised"
 		}
 		return s
 	case wipe:

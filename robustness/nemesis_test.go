@@ -15,8 +15,8 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// nemesis does to a round what a bad day does to a system. Everything it does
-// is done by the test's goroutine; what lasts for a while is undone from a list.
+// nemesis injects faults into a round. The test's goroutine performs all actions; lasting
+// faults are kept in a list until they are undone.
 type nemesis struct {
 	t       testing.TB
 	rng     *rand.Rand
@@ -29,7 +29,7 @@ type nemesis struct {
 	workers []*harness.Process
 	stopped []bool // by worker
 	undo    []undo
-	log     []string // what was done, when
+	log     []string // the faults, with times
 	begin   time.Time
 }
 
@@ -38,7 +38,7 @@ type undo struct {
 	do func()
 }
 
-// faults are what the nemesis chooses from.
+// faults are the faults from which the nemesis chooses.
 var faults = []struct {
 	name string
 	do   func(*nemesis)
@@ -59,15 +59,15 @@ var faults = []struct {
 	{"restart the server empty", (*nemesis).restart},
 }
 
-// draw returns what a seed decides: first how many faults a round has, most at
-// most, then everything else.
+// draw returns the decisions of a seed: first the number of faults in a round, at most most,
+// then the generator for the rest.
 func draw(seed uint64, most int) (faults int, rng *rand.Rand) {
 	rng = rand.New(rand.NewPCG(seed, 0))
 	return rng.IntN(most + 1), rng
 }
 
-// run brings about so many faults, as far as there is time, and has undone them
-// when it returns, some time after until.
+// run injects that many faults as time permits. All are undone when it returns, some time
+// after until.
 func (n *nemesis) run(until time.Time, count int) {
 	n.begin = time.Now()
 	n.stopped = make([]bool, len(n.workers))
@@ -87,7 +87,7 @@ func (n *nemesis) run(until time.Time, count int) {
 	}
 }
 
-// wait passes the time until at, and undoes what is due meanwhile.
+// wait sleeps until at and undoes faults that are due.
 func (n *nemesis) wait(at time.Time) {
 	for len(n.undo) > 0 && !n.undo[0].at.After(at) {
 		u := n.undo[0]
@@ -106,8 +106,8 @@ func (n *nemesis) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(n.rng.Int64N(int64(to-from)))
 }
 
-// spell is for how long something lasts: longer than many a fixed lease, or
-// longer than any lease.
+// spell returns the duration of a fault: longer than many fixed leases, or longer than any
+// lease.
 func (n *nemesis) spell() time.Duration {
 	if n.rng.IntN(2) == 0 {
 		return n.between(20*time.Millisecond, 200*time.Millisecond)
@@ -125,7 +125,7 @@ func (n *nemesis) command(words ...string) { harness.Do(n.t, n.server.Addr, word
 func (n *nemesis) pause(mode string) {
 	d := n.spell()
 	n.command("CLIENT", "PAUSE", fmt.Sprint(d.Milliseconds()), mode)
-	n.after(d, func() {}) // the server goes on by itself
+	n.after(d, func() {}) // the server continues by itself
 }
 
 func (n *nemesis) stopWorker() {
@@ -179,7 +179,7 @@ func (n *nemesis) restart() {
 	})
 }
 
-// wipe does what removes a lock, or everything, and puts it into the history.
+// wipe deletes a lock, or everything, and records that in the history.
 func (n *nemesis) wipe(lock string, do func()) {
 	at := clock()
 	do()

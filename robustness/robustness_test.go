@@ -25,21 +25,20 @@ const (
 	workers    = 3 // at a time
 	roundTime  = 3 * time.Second
 	mostFaults = 8 // of a round
-	// smoke is how long a run in short takes: long enough for faults, and for enough
-	// holds of every kind, also where a fault or two keep all workers from them.
+	// smoke is the duration of a short run: enough for faults and for holds of every kind,
+	// even if a fault or two keep all workers from them.
 	smoke  = 20 * time.Second
 	enough = 50
-	// longRun is long enough for everything to come up that can. A longer one consists
-	// of such.
+	// longRun is long enough for every kind of event. A longer run consists of such runs.
 	longRun = time.Minute
-	// lastWorker is who takes all locks at the end of a round.
+	// lastWorker is the worker that acquires all locks at the end of a round.
 	lastWorker = "last"
-	// endTime is what workers may need after a round for the last Lock, and to give
-	// back what they hold.
+	// endTime is the time that workers may need after a round for the last Lock and to release
+	// their holds.
 	endTime = time.Minute
 )
 
-// settings are what the environment asks for.
+// settings are read from the environment.
 func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
 	runFor, seed = longRun, uint64(time.Now().UnixMilli())
 	if testing.Short() {
@@ -64,7 +63,7 @@ func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
 	return runFor, seed, dir
 }
 
-// round is a few seconds of contention on new locks.
+// round is a few seconds of contention for new locks.
 type round struct {
 	seed   uint64
 	server *testserver.Server
@@ -73,7 +72,7 @@ type round struct {
 	faults int     // at most
 }
 
-// run plays the round and returns its history.
+// run runs the round and returns its history.
 func (r *round) run(t *testing.T) *history {
 	j, err := openJournal(filepath.Join(r.dir, "nemesis"+journalExt))
 	require.NoError(t, err)
@@ -117,7 +116,7 @@ func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) [
 	return links
 }
 
-// takeAll takes and releases every lock: whatever has happened, none is stuck.
+// takeAll acquires and releases every lock. None may be stuck after any faults.
 func (r *round) takeAll(t *testing.T) {
 	j, err := openJournal(filepath.Join(r.dir, lastWorker+journalExt))
 	require.NoError(t, err)
@@ -148,7 +147,7 @@ func TestHistories(t *testing.T) {
 	})
 }
 
-// histories has rounds on a server, the first of that seed, and returns how many.
+// histories runs rounds on a server, the first with seed, and returns how many.
 func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Duration, dir string) (rounds int) {
 	t.Logf("from seed %d, for %v, on %s", first, runFor, s.Program)
 	links := newLinks(t, s, nil)
@@ -156,7 +155,7 @@ func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Dur
 	begin := time.Now()
 	goOn := func() bool {
 		soFar := time.Since(begin)
-		// It may be a while until everything has come up.
+		// Some events are rare.
 		return sum.rounds == 0 || soFar < runFor || soFar < 3*runFor && len(sum.missing(runFor)) > 0
 	}
 	for seed, ok := first, true; ok && goOn(); seed++ {
@@ -173,7 +172,7 @@ func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Dur
 	if t.Failed() {
 		return sum.rounds
 	}
-	assert.Empty(t, sum.missing(runFor), "has not come up")
+	assert.Empty(t, sum.missing(runFor), "is missing from the run")
 	c, err := connect(t.Context(), s.Addr)
 	require.NoError(t, err)
 	defer c.Close()
@@ -185,7 +184,7 @@ func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Dur
 	return sum.rounds
 }
 
-// journals returns a new directory, which stays if the test fails.
+// journals returns a new directory, which is kept if the test fails.
 func journals(t *testing.T, parent string) string {
 	dir, err := os.MkdirTemp(parent, "redlatch-robustness-")
 	require.NoError(t, err)

@@ -10,26 +10,26 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// verdict checks what one lock's journals say.
+// verdict checks the journals of one lock.
 func verdict(events []event) porcupine.CheckResult {
 	return porcupine.CheckOperationsTimeout(model, newHistory(events).partition("orders"), checkTimeout)
 }
 
-// tale is a history in the making. Times are small numbers. A claim is of an
-// owner of its own unless said otherwise.
+// tale builds a history. Times are small numbers. Each claim has an owner of its own unless as
+// names one.
 type tale []event
 
 func (s tale) calls(claim string, at int64) tale {
 	return append(s, event{What: locking, At: at, Claim: claim, Lock: "orders"})
 }
 
-// as makes the claim called last one of a named owner.
+// as gives the latest claim a named owner.
 func (s tale) as(owner string) tale {
 	s[len(s)-1].Owner, s[len(s)-1].Named = owner, true
 	return s
 }
 
-// gets ends the call of a claim, whose lease then runs until certain.
+// gets ends the call of a claim, whose lease then lasts until certain.
 func (s tale) gets(claim string, at, certain int64) tale {
 	owner := "owner of " + claim
 	for _, e := range s {
@@ -44,7 +44,7 @@ func (s tale) gets(claim string, at, certain int64) tale {
 	return append(s, event{What: seen, At: at, Claim: claim, Until: certain})
 }
 
-// token gives the claim that got the lock last a fencing token.
+// token gives the latest claim that acquired the lock a fencing token.
 func (s tale) token(n int64) tale {
 	for i := len(s) - 1; ; i-- {
 		if s[i].What == locked {
@@ -79,33 +79,33 @@ func (s tale) wiped(from, to int64, lock string) tale {
 	return append(s, event{What: wiped, At: from, Until: to, Lock: lock})
 }
 
-func TestTheModelAccepts(t *testing.T) {
+func TestModelAccepts(t *testing.T) {
 	for name, s := range map[string]tale{
 		"one after the other": tale{}.
 			calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).unlocks("b", 7).unlocked("b", 8, fine),
-		"a waiter gets in while the release is under way": tale{}.
+		"a waiter acquires during the release": tale{}.
 			calls("a", 1).gets("a", 2, 100).calls("b", 3).
 			unlocks("a", 10).gets("b", 11, 100).unlocked("a", 12, fine),
-		"calls that overlap": tale{}.
+		"overlapping calls": tale{}.
 			calls("a", 1).calls("b", 2).gets("b", 3, 100).unlocks("b", 4).gets("a", 5, 100),
-		"the lease ran out": tale{}.
+		"the lease expired": tale{}.
 			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 21, 100).
 			unlocks("a", 30).lost("a", 31, expired, 20),
-		"the lease ran out, and nobody looked since it was renewed": tale{}.
+		"the lease expired unobserved after its renewal": tale{}.
 			calls("a", 1).gets("a", 2, 20).sees("a", 10, 30).calls("b", 3).gets("b", 31, 100).
 			unlocks("a", 40).lost("a", 41, expired, 35),
 		"the server says that an expired hold is gone": tale{}.
 			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 21, 100).
 			unlocks("a", 10).lost("a", 30, gone, 25),
-		"over before it could be looked at": tale{}.
+		"expired before it could be observed": tale{}.
 			calls("a", 1).gets("a", 2, 0).calls("b", 3).gets("b", 4, 100),
 		"the lock was deleted": tale{}.
 			calls("a", 1).gets("a", 2, 100).wiped(5, 7, "orders").calls("b", 3).gets("b", 6, 100).
 			unlocks("a", 8).lost("a", 9, gone, 9),
 		"another lock was deleted": tale{}.
 			calls("a", 1).gets("a", 2, 100).wiped(5, 7, "others").unlocks("a", 8).unlocked("a", 9, fine),
-		"a wipe before which nobody held": tale{}.
+		"a wipe of a free lock": tale{}.
 			calls("a", 1).wiped(2, 3, "").gets("a", 4, 100).unlocks("a", 5).unlocked("a", 6, fine),
 		"an acquisition with an unknown outcome": tale{}.
 			calls("a", 1).fails("a", 2, unknown).calls("b", 3).gets("b", 4, 100),
@@ -131,7 +131,7 @@ func TestTheModelAccepts(t *testing.T) {
 		"tokens grow": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(5),
-		"tokens start again without their counter": tale{}.
+		"tokens restart without their counter": tale{}.
 			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "").
 			calls("b", 5).gets("b", 6, 100).token(1),
 	} {
@@ -139,41 +139,41 @@ func TestTheModelAccepts(t *testing.T) {
 	}
 }
 
-func TestTheModelRejects(t *testing.T) {
+func TestModelRejects(t *testing.T) {
 	for name, s := range map[string]tale{
-		"two who are certain": tale{}.
+		"two certain holders": tale{}.
 			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 19, 100),
-		"two who are certain, of whom one releases later": tale{}.
+		"two certain holders, one releases later": tale{}.
 			calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 19, 100).unlocks("a", 20).unlocked("a", 21, fine),
-		"two who are certain, and one hears later that it is gone": tale{}.
+		"two certain holders, one learns of its loss later": tale{}.
 			calls("a", 1).gets("a", 2, 20).calls("b", 3).gets("b", 10, 100).unlocks("a", 30).lost("a", 31, gone, 31),
-		"a renewed lease is certain too": tale{}.
+		"a renewed lease is certain": tale{}.
 			calls("a", 1).gets("a", 2, 20).sees("a", 10, 30).calls("b", 3).gets("b", 25, 100),
-		"taken from a process that was killed later": tale{}.
+		"acquired before its holder was killed": tale{}.
 			calls("a", 1).gets("a", 2, 50).calls("b", 3).gets("b", 4, 100),
-		"taken away by a release of somebody else": tale{}.
+		"removed by the release of another owner": tale{}.
 			calls("a", 1).gets("a", 2, 20).unlocks("a", 30).lost("a", 31, expired, 20).
 			calls("b", 21).gets("b", 22, 100).unlocks("b", 32).lost("b", 33, gone, 33),
 		"gone though another lock was deleted": tale{}.
 			calls("a", 1).gets("a", 2, 100).wiped(3, 4, "others").unlocks("a", 5).lost("a", 6, gone, 6),
 		"gone though the wipe came first": tale{}.
 			wiped(1, 2, "").calls("a", 3).gets("a", 4, 100).unlocks("a", 5).lost("a", 6, gone, 6),
-		"two after a wipe": tale{}.
+		"two holders after a wipe": tale{}.
 			calls("a", 1).gets("a", 2, 100).wiped(3, 4, "").
 			calls("b", 5).gets("b", 6, 100).calls("c", 5).gets("c", 7, 100),
-		"somebody else re-enters": tale{}.
+		"another owner re-enters": tale{}.
 			calls("a", 1).as("A").gets("a", 2, 100).calls("b", 3).as("B").gets("b", 4, 100),
 		"the first of two releases frees the lock": tale{}.
 			calls("a1", 1).as("A").gets("a1", 2, 100).calls("a2", 3).as("A").gets("a2", 4, 100).
 			unlocks("a1", 5).unlocked("a1", 6, fine).calls("b", 7).gets("b", 8, 100),
-		"without promise does not mean without asking": tale{}.
+		"an acquisition without a promise must still be legal": tale{}.
 			calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 0),
 		"a token twice": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(3),
-		"a token of a re-entry that does not grow": tale{}.
+		"the token of a re-entry does not grow": tale{}.
 			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).calls("a2", 3).as("A").gets("a2", 4, 100).token(3),
-		"tokens start again though only the lock was deleted": tale{}.
+		"tokens restart though only the lock was deleted": tale{}.
 			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "orders").
 			calls("b", 5).gets("b", 6, 100).token(1),
 	} {
@@ -181,11 +181,11 @@ func TestTheModelRejects(t *testing.T) {
 	}
 }
 
-func TestTheCheckReports(t *testing.T) {
+func TestCheckReports(t *testing.T) {
 	for what, s := range map[string]tale{
 		"Illegal":             tale{}.calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),
 		"took":                tale{}.calls("a", 1).fails("a", time.Minute.Nanoseconds(), refused),
-		"should not come up":  tale{}.calls("a", 1).fails("a", 2, wrong),
+		"unexpected error":    tale{}.calls("a", 1).fails("a", 2, wrong),
 		"context did not end": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: silent, At: 3, Claim: "a"}),
 	} {
 		wrongs := newHistory(s).check(t.TempDir(), checkTimeout)
@@ -196,10 +196,10 @@ func TestTheCheckReports(t *testing.T) {
 	assert.Empty(t, newHistory(ordinary).check(t.TempDir(), checkTimeout))
 }
 
-// Whoever gets no verdict in time has not passed.
-func TestTheCheckReportsThatItTakesTooLong(t *testing.T) {
+// A lock without a verdict in time has not passed.
+func TestCheckReportsTimeout(t *testing.T) {
 	var s tale
-	for i := range 40 { // in any order, and none of them helps
+	for i := range 40 { // in any order, and none is legal
 		claim := fmt.Sprint(i)
 		s = s.calls(claim, 1).gets(claim, 10, 0)
 	}

@@ -20,16 +20,16 @@ import (
 )
 
 const (
-	// watchdogTimeout is short, so that what goes wrong for a second loses holds.
+	// watchdogTimeout is short, so that a failure of one second loses holds.
 	watchdogTimeout = time.Second
 	maxDepth        = 3 // of re-entry
 )
 
-// goroutines is how many a worker has: two for each kind.
+// goroutines is the number of goroutines of a worker: two for each kind.
 var goroutines = 2 * len(kinds)
 
-// kinds are the locks that workers contend for: how they are made, and how
-// often, of 100 acquisitions, the owner is named.
+// kinds are the contended locks: their constructors, and how many of 100 acquisitions name an
+// owner.
 var kinds = []struct {
 	name  string
 	of    func(c *redlatch.Client, name string) lock.Locker
@@ -42,11 +42,11 @@ var kinds = []struct {
 	{"write", func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }, 25},
 }
 
-// lockName is the name of a kind's lock in the round of that seed.
+// lockName is the name of the lock of a kind in the round with that seed.
 func lockName(seed uint64, kind string) string { return fmt.Sprintf("%s-%d", kind, seed) }
 
-// contend is the worker: several goroutines take and release the round's locks
-// in every way until a time is reached.
+// contend is the worker: several goroutines acquire and release the round's locks in every way
+// until a time is reached.
 func contend(args []string) error {
 	addr, dir, id := args[0], args[1], "w"+args[3]
 	seed, errSeed := strconv.ParseUint(args[2], 10, 64)
@@ -61,7 +61,7 @@ func contend(args []string) error {
 		if clock() >= until {
 			return j.close()
 		}
-		// The server may be down, or paused.
+		// The server may be down or paused.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		if c, err = connect(ctx, addr); err != nil {
 			time.Sleep(10 * time.Millisecond)
@@ -73,7 +73,7 @@ func contend(args []string) error {
 	for g := range goroutines {
 		wg.Go(func() {
 			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*uint64(goroutines)+uint64(g)))}
-			k := kinds[g%len(kinds)] // one kind, so that none is idle while another is held
+			k := kinds[g%len(kinds)] // one kind, so that no other is idle while it is held
 			for clock() < until {
 				p.play(k.of(c, lockName(seed, k.name)), p.chance(k.named))
 			}
@@ -89,7 +89,7 @@ func connect(ctx context.Context, addr string) (*redlatch.Client, error) {
 		redlatch.WithWatchdogTimeout(watchdogTimeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 }
 
-// worker is what the goroutines of a process share.
+// worker is the state shared by the goroutines of a process.
 type worker struct {
 	id      string
 	client  *redlatch.Client
@@ -109,14 +109,13 @@ func (p *player) between(from, to time.Duration) time.Duration {
 	return from + time.Duration(p.rng.Int64N(int64(to-from)))
 }
 
-// taken is a hold with the claim it is known by in the journal.
+// taken is a hold and its claim in the journal.
 type taken struct {
 	lock.Hold
 	claim string
 }
 
-// play takes a lock once, or several times if the owner is named, holds it for
-// a while and gives it back.
+// play acquires a lock once, or several times if the owner is named, holds it and releases it.
 func (p *player) play(l lock.Locker, named bool) {
 	ctx, depth := context.Background(), 1
 	if named {
@@ -129,7 +128,7 @@ func (p *player) play(l lock.Locker, named bool) {
 			p.hold(h)
 		}
 	}
-	// Not only the last one first: the server counts and does not care.
+	// In any order: the server only counts.
 	p.rng.Shuffle(len(holds), func(i, j int) { holds[i], holds[j] = holds[j], holds[i] })
 	for i, h := range holds {
 		if i > 0 {
@@ -139,7 +138,7 @@ func (p *player) play(l lock.Locker, named bool) {
 	}
 }
 
-// lock makes one acquisition, in one of the ways there are.
+// lock makes one acquisition, in one of several ways.
 func (p *player) lock(ctx context.Context, l lock.Locker) (taken, bool) {
 	var opts []lock.Option
 	if p.chance(40) {
@@ -161,7 +160,7 @@ func (p *player) lock(ctx context.Context, l lock.Locker) (taken, bool) {
 
 type call func(context.Context, ...lock.Option) (lock.Hold, error)
 
-// acquire makes a call of Lock or TryLock.
+// acquire calls Lock or TryLock.
 func (p *player) acquire(ctx context.Context, l lock.Locker, call call, wait time.Duration, opts []lock.Option) (taken, error) {
 	claim := fmt.Sprintf("%s#%d", p.id, p.claims.Add(1))
 	e := event{What: locking, Claim: claim, Lock: l.Name(), Wait: wait}
@@ -182,9 +181,9 @@ func (p *player) acquire(ctx context.Context, l lock.Locker, call call, wait tim
 	return t, nil
 }
 
-// look notes how long ownership is certain and reports whether it is.
+// look records how long ownership is certain and reports whether it is.
 func (p *player) look(h taken) bool {
-	now := clock() // before: the deadline is not earlier than this makes it
+	now := clock() // read first, so that the deadline is never too early
 	left := h.Remaining()
 	if left > 0 {
 		p.journal.write(event{What: seen, At: now, Claim: h.claim, Until: now + int64(left)})
@@ -192,23 +191,23 @@ func (p *player) look(h taken) bool {
 	return left > 0
 }
 
-// silence is for how long a hold may be over without its context being so.
+// silence bounds how long the context may outlast the lease.
 const silence = 10 * time.Second
 
-// hold passes the time for which a lock is held.
+// hold sleeps for the duration of a hold.
 func (p *player) hold(h taken) {
 	var d time.Duration
 	switch n := p.rng.IntN(100); {
 	case n < 85:
 		d = p.between(0, 3*time.Millisecond)
-	case n < 99: // past the end of many a fixed lease
+	case n < 99: // past the end of many fixed leases
 		d = p.between(5*time.Millisecond, 80*time.Millisecond)
 	default: // through some renewals
 		d = p.between(300*time.Millisecond, 1300*time.Millisecond)
 	}
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		if p.chance(5) {
-			_ = h.Extend(context.Background(), p.between(20*time.Millisecond, 1200*time.Millisecond)) // look tells
+			_ = h.Extend(context.Background(), p.between(20*time.Millisecond, 1200*time.Millisecond)) // look reports the loss
 		}
 		if !p.look(h) {
 			select {
@@ -216,7 +215,7 @@ func (p *player) hold(h taken) {
 			case <-time.After(silence):
 				p.journal.write(event{What: silent, At: clock(), Claim: h.claim})
 			}
-			// Unlock is then for somebody else's lock.
+			// Unlock would then release the lock of another owner.
 			time.Sleep(p.between(0, 20*time.Millisecond))
 			return
 		}
@@ -231,7 +230,7 @@ func (p *player) unlock(h taken) {
 	e := event{What: unlocked, Claim: h.claim, Outcome: fine}
 	var lost *lock.LostError
 	if errors.As(err, &lost) {
-		since := time.Since(lost.When) // first: the loss is not later than this makes it
+		since := time.Since(lost.When) // read first, so that the loss is never too late
 		e.Lost = clock() - int64(since)
 	}
 	if err != nil {
@@ -269,8 +268,8 @@ func outcomeOfUnlock(err error, lost *lock.LostError) outcome {
 	}
 }
 
-// isWrong reports whether err is one that neither Lock nor Unlock has a reason
-// for here, whatever the nemesis does.
+// isWrong reports whether neither Lock nor Unlock may return err here, whatever the nemesis
+// does.
 func isWrong(err error) bool {
 	for _, target := range []error{lock.ErrReentered, lock.ErrInvalid, lock.ErrClosed, lock.ErrUnsupported} {
 		if errors.Is(err, target) {

@@ -10,12 +10,12 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Two machines work on the same jobs, with no more than three workers at a time
-// between them.
+// Two machines process the same jobs with at most three concurrent workers in total.
 func ExampleExpirable() {
 	server, err := redlatchtest.Start()
 	if err != nil {
@@ -31,7 +31,7 @@ func ExampleExpirable() {
 		defer running.Add(-1)
 		time.Sleep(5 * time.Millisecond)
 		done.Add(1)
-		return context.Cause(ctx) // it ends if the permit is lost
+		return context.Cause(ctx) // canceled if the permit is lost
 	}
 
 	var all sync.WaitGroup
@@ -42,7 +42,7 @@ func ExampleExpirable() {
 		}
 		defer client.Close()
 		workers := client.PermitSemaphore("workers")
-		if _, err := workers.TrySetPermits(ctx, limit); err != nil { // the first makes it
+		if _, err := workers.TrySetPermits(ctx, limit); err != nil { // the first call creates it
 			log.Fatal(err)
 		}
 		for range jobs {
@@ -63,7 +63,7 @@ func ExampleExpirable() {
 	// Output: 20 jobs, never more than the limit at once: true
 }
 
-// A permit can be given back by its id, by whoever has that.
+// Any process that knows the id of a permit can release it.
 func ExampleExpirable_Release() {
 	client, stop := connect()
 	defer stop()
@@ -80,7 +80,7 @@ func ExampleExpirable_Release() {
 	free, err := seats.Available(ctx)
 	fmt.Println(free, err)
 
-	// Some other time, in some other process.
+	// Later, in another process.
 	fmt.Println(seats.Release(ctx, seat.ID()))
 	free, err = seats.Available(ctx)
 	fmt.Println(free, err)
@@ -96,7 +96,7 @@ func ExampleSemaphore() {
 	client, stop := connect()
 	defer stop()
 	ctx := context.Background()
-	memory := client.Semaphore("memory") // 1024 megabytes, for all processes
+	memory := client.Semaphore("memory") // 1024 MB for all processes
 	if _, err := memory.TrySetPermits(ctx, 1024); err != nil {
 		log.Fatal(err)
 	}
@@ -116,18 +116,4 @@ func ExampleSemaphore() {
 	// 324 <nil>
 }
 
-// connect returns a client on a server for an example.
-func connect() (*redlatch.Client, func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err := redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
+var connect = harness.Connect

@@ -18,11 +18,11 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// unknown is the id of no permit.
+// unknown is an id without a permit.
 const unknown = "0123456789abcdef0123456789abcdef"
 
-// counts are what an Expirable says of itself.
-type counts struct{ permits, free, taken int }
+// counts are the numbers of permits of an Expirable.
+type counts struct{ permits, free, acquired int }
 
 func countsOf(t testing.TB, e *semaphore.Expirable) (n counts) {
 	t.Helper()
@@ -30,15 +30,15 @@ func countsOf(t testing.TB, e *semaphore.Expirable) (n counts) {
 	n.permits, err = e.Permits(context.Background())
 	require.NoError(t, err)
 	n.free = available(t, e)
-	n.taken, err = e.Acquired(context.Background())
+	n.acquired, err = e.Acquired(context.Background())
 	require.NoError(t, err)
 	return n
 }
 
-// permitSemaphore returns one of a new client, made with so many permits.
+// permitSemaphore creates a semaphore of a new client with this number of permits.
 func permitSemaphore(t testing.TB, s *testserver.Server, permits int, opts ...redlatch.Option) *semaphore.Expirable {
 	t.Helper()
-	return limited(t, expirable{harness.Client(t, s, opts...).PermitSemaphore("orders")}, permits).Expirable
+	return withPermits(t, expirable{harness.Client(t, s, opts...).PermitSemaphore("orders")}, permits).Expirable
 }
 
 func take(t testing.TB, e *semaphore.Expirable, n int, opts ...lock.Option) []*semaphore.Permit {
@@ -50,13 +50,13 @@ func take(t testing.TB, e *semaphore.Expirable, n int, opts ...lock.Option) []*s
 	return permits
 }
 
-// takeExpired takes a permit and returns it when its time is just over.
+// takeExpired acquires a permit and returns it as soon as it has expired.
 func takeExpired(t testing.TB, e *semaphore.Expirable) *semaphore.Permit {
 	t.Helper()
 	for lease := 20 * time.Millisecond; ; lease *= 2 {
 		p, err := e.TryAcquire(context.Background(), lock.Lease(lease))
 		if errors.Is(err, lock.ErrNotAcquired) {
-			continue // the answer took longer
+			continue // the reply took longer than the lease
 		}
 		require.NoError(t, err)
 		keep(t, p)
@@ -67,7 +67,7 @@ func takeExpired(t testing.TB, e *semaphore.Expirable) *semaphore.Permit {
 	}
 }
 
-// keep keeps permits from being dropped before the test ends.
+// keep keeps permits reachable until the test ends.
 func keep(t testing.TB, permits ...*semaphore.Permit) {
 	t.Cleanup(func() { runtime.KeepAlive(permits) })
 }
@@ -79,7 +79,7 @@ func leaseTime(t testing.TB, e *semaphore.Expirable, id string) time.Duration {
 	return left
 }
 
-func TestANewPermitSemaphoreIsEmpty(t *testing.T) {
+func TestNewPermitSemaphoreIsEmpty(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := harness.Client(t, s).PermitSemaphore("orders")
 		require.Equal(t, counts{}, countsOf(t, e))
@@ -90,7 +90,7 @@ func TestANewPermitSemaphoreIsEmpty(t *testing.T) {
 	})
 }
 
-func TestPermitsHaveIDs(t *testing.T) {
+func TestPermitIDs(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 10)
 		permits := take(t, e, 6)
@@ -132,7 +132,7 @@ func TestPermitsHaveIDs(t *testing.T) {
 	})
 }
 
-func TestPermitsComeBackWhenTheirLeaseIsOver(t *testing.T) {
+func TestExpiredPermitsBecomeFree(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const lease = 700 * time.Millisecond
 		e := permitSemaphore(t, s, 2)
@@ -143,7 +143,7 @@ func TestPermitsComeBackWhenTheirLeaseIsOver(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.Equal(t, counts{2, 0, 2}, countsOf(t, e))
 
-		// No message tells of it.
+		// An expiry sends no message.
 		p, err := other.Acquire(t.Context(), lock.Lease(lease))
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, time.Since(begin), lease-5*time.Millisecond)
@@ -154,7 +154,7 @@ func TestPermitsComeBackWhenTheirLeaseIsOver(t *testing.T) {
 			require.False(t, released)
 		}
 		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
-		harness.Eventually(t, lease+slack, "the other's is free as well", func() bool {
+		harness.Eventually(t, lease+slack, "the permit of the other client has expired", func() bool {
 			return countsOf(t, e) == counts{2, 2, 0}
 		})
 		require.ErrorIs(t, other.Release(t.Context(), p.ID()), lock.ErrNotHeld)
@@ -163,8 +163,8 @@ func TestPermitsComeBackWhenTheirLeaseIsOver(t *testing.T) {
 	})
 }
 
-// Six have expired, of which an acquisition needs only some, or none.
-func TestExpiredPermitsAreNotHandedOutTwice(t *testing.T) {
+// Six permits have expired. The acquisition needs only some of them, or none.
+func TestExpiredPermitsAreGrantedOnce(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 10)
 		for _, p := range take(t, e, 6, lock.Lease(time.Hour)) {
@@ -183,7 +183,7 @@ func TestExpiredPermitsAreNotHandedOutTwice(t *testing.T) {
 	})
 }
 
-func TestAListIsReleasedAsAWhole(t *testing.T) {
+func TestReleaseOfSeveralPermitsIsAtomic(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 10)
 		expired := takeExpired(t, e)
@@ -191,9 +191,9 @@ func TestAListIsReleasedAsAWhole(t *testing.T) {
 		require.NoError(t, released.Release(t.Context()))
 		ours := take(t, e, 4)
 		theirs := take(t, harness.Client(t, s).PermitSemaphore("orders"), 1)
-		harness.Eventually(t, slack, "it has expired", func() bool { return available(t, e) == 5 })
+		harness.Eventually(t, slack, "the permit has expired", func() bool { return available(t, e) == 5 })
 		for what, id := range map[string]string{"expired": expired.ID(), "released": released.ID(), "unknown": unknown} {
-			for at := range len(ours) + 1 { // wherever it stands in the list
+			for at := range len(ours) + 1 { // at any position of the list
 				list := append(idsOf(ours[:at]), id)
 				list = append(list, idsOf(ours[at:])...)
 				list = append(list, idsOf(theirs)...)
@@ -229,7 +229,7 @@ func TestLeaseTime(t *testing.T) {
 		before := leaseTime(t, e, p.ID())
 		require.LessOrEqual(t, before, lease)
 		require.Positive(t, before)
-		harness.Eventually(t, slack, "it grows less", func() bool { return leaseTime(t, e, p.ID()) < before })
+		harness.Eventually(t, slack, "the lease decreases", func() bool { return leaseTime(t, e, p.ID()) < before })
 		expire(t, s, p)
 		require.Equal(t, 1, available(t, e))
 		_, err = e.LeaseTime(t.Context(), p.ID())
@@ -252,12 +252,12 @@ func TestUpdateLeaseTime(t *testing.T) {
 		p := take(t, e, 1, lock.Lease(time.Minute))[0]
 		require.True(t, update(p.ID(), time.Hour))
 		require.InDelta(t, time.Hour, leaseTime(t, e, p.ID()), float64(slack))
-		require.True(t, update(p.ID(), time.Minute)) // which is shorter
+		require.True(t, update(p.ID(), time.Minute)) // a shorter lease
 		require.InDelta(t, time.Minute, leaseTime(t, e, p.ID()), float64(slack))
 		require.True(t, update(p.ID(), lock.NoExpiry))
 		require.Equal(t, lock.NoExpiry, leaseTime(t, e, p.ID()))
 		require.True(t, update(p.ID(), 50*time.Millisecond))
-		harness.Eventually(t, slack, "it comes back", func() bool { return available(t, e) == 1 })
+		harness.Eventually(t, slack, "the permit is free", func() bool { return available(t, e) == 1 })
 		require.False(t, update(p.ID(), time.Minute))
 		require.Equal(t, 1, available(t, e))
 	})
@@ -290,7 +290,7 @@ func TestSetPermits(t *testing.T) {
 	})
 }
 
-func TestAddPermitsToAPermitSemaphore(t *testing.T) {
+func TestExpirableAddPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := harness.Client(t, s).PermitSemaphore("orders")
 		sum := 0
@@ -305,22 +305,22 @@ func TestAddPermitsToAPermitSemaphore(t *testing.T) {
 	})
 }
 
-// Names are mapped, and all keys of a semaphore are of one slot.
-func TestSemaphoresInACluster(t *testing.T) {
+// Names are mapped, and all keys of a semaphore are in one hash slot.
+func TestSemaphoresInCluster(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		mapped := redlatch.WithNameMapper(func(name string) string { return "test::" + name })
 		here := harness.ClientAt(t, cluster.Addrs(), mapped)
 		there := harness.ClientAt(t, cluster.Addrs(), mapped)
 		for _, k := range kinds {
-			for _, name := range []string{"a", "b", "c", "d", "{tag}e"} { // of different primaries
-				ours, theirs := limited(t, k.of(here, k.name+name), 3), k.of(there, k.name+name)
+			for _, name := range []string{"a", "b", "c", "d", "{tag}e"} { // on different primaries
+				ours, theirs := withPermits(t, k.of(here, k.name+name), 3), k.of(there, k.name+name)
 				require.Equal(t, k.name+name, ours.Name())
 				held := mustAcquire(t, ours, 3)
 				require.Zero(t, available(t, theirs))
 				w := startBehind(t, there, theirs, 2)
-				told(t, there, 1, func() { held.back(t) })
-				w.Got().back(t)
+				requireMessages(t, there, 1, func() { held.release(t) })
+				w.Got().release(t)
 				require.Equal(t, 3, available(t, ours))
 			}
 		}
@@ -335,5 +335,39 @@ func TestSemaphoresInACluster(t *testing.T) {
 		require.NoError(t, e.AddPermits(t.Context(), 1))
 		require.NoError(t, p.Release(t.Context()))
 		require.Equal(t, counts{6, 6, 0}, countsOf(t, e))
+	})
+}
+
+func TestReadsWriteNothing(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		sem := withPermits(t, plain{c.Semaphore("plain")}, 2)
+		e := permitSemaphore(t, s, 2)
+		expired := takeExpired(t, e)
+		live := take(t, e, 1, lock.Lease(time.Hour))[0]
+		harness.Eventually(t, slack, "one has expired", func() bool { return available(t, e) == 1 })
+		changes := func() string {
+			info, err := testserver.Info(s.Addr, "persistence")
+			require.NoError(t, err)
+			return info["rdb_changes_since_last_save"]
+		}
+		conn := harness.Conn(t, s.Addr)
+		before := changes()
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		for _, e := range []*semaphore.Expirable{e, c.PermitSemaphore("never set")} {
+			countsOf(t, e)
+			for _, id := range []string{expired.ID(), live.ID(), unknown} {
+				_, err := e.LeaseTime(t.Context(), id)
+				if err != nil {
+					require.ErrorIs(t, err, lock.ErrNotHeld)
+				}
+			}
+		}
+		available(t, sem)
+		available(t, c.Semaphore("never set"))
+		calls := harness.Commands(t, conn)
+		require.Positive(t, calls["evalsha"])
+		require.Zero(t, calls["publish"])
+		require.Equal(t, before, changes())
 	})
 }

@@ -2,7 +2,7 @@ package semaphore
 
 import "github.com/redlatch/redlatch/internal/wire"
 
-// Scripts are those of both semaphores.
+// Scripts are the scripts of both semaphores.
 var Scripts = map[string]*wire.Script{
 	"acquire": acquireScript, "undo": undoScript, "release": releaseScript,
 	"set": setScript, "add": addScript, "drain": drainScript, "leave": leaveScript,

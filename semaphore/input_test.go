@@ -19,11 +19,11 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// call is a method that asks the server, with arguments that are right.
+// call is a method that sends a request, with valid arguments.
 type call[S any] struct {
 	name string
 	do   func(ctx context.Context, s S) error
-	// sends is set if it always tries, whatever has become of the context.
+	// sends reports that the method sends its request even if the context is done.
 	sends bool
 }
 
@@ -62,7 +62,7 @@ var expirableCalls = []call[*semaphore.Expirable]{
 	{name: "TryRelease", sends: true, do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.TryRelease(ctx, unknown)) }},
 }
 
-// eachCall makes every call on both kinds and hands on its error.
+// eachCall makes every call on both kinds and passes its error to check.
 func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.Expirable, check func(what string, sends bool, err error)) {
 	for _, c := range semaphoreCalls {
 		check("Semaphore."+c.name, c.sends, c.do(ctx, sem))
@@ -72,8 +72,7 @@ func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.Expira
 	}
 }
 
-// noRequests fails the test if anything between the two calls is sent to the server
-// but what the test itself asks.
+// noRequests returns a function that fails the test if a client has sent a request since.
 func noRequests(t *testing.T, s *testserver.Server) (check func()) {
 	t.Helper()
 	conn := harness.Conn(t, s.Addr)
@@ -90,7 +89,7 @@ func noRequests(t *testing.T, s *testserver.Server) (check func()) {
 	}
 }
 
-func TestBadNames(t *testing.T) {
+func TestInvalidNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		check := noRequests(t, s)
@@ -103,7 +102,7 @@ func TestBadNames(t *testing.T) {
 	})
 }
 
-func TestNoContext(t *testing.T) {
+func TestNilContext(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		p := take(t, permitSemaphore(t, s, 1), 1)[0]
@@ -120,14 +119,14 @@ func TestNoContext(t *testing.T) {
 	})
 }
 
-func TestAClosedClient(t *testing.T) {
+func TestClosedClient(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
 		c.Close()
 		check := noRequests(t, s)
 		for _, late := range []bool{false, true} {
-			if late { // made when it was closed already
+			if late { // created after Close
 				sem, e = c.Semaphore("plain"), c.PermitSemaphore("orders")
 			}
 			eachCall(t.Context(), sem, e, func(what string, _ bool, err error) {
@@ -138,10 +137,10 @@ func TestAClosedClient(t *testing.T) {
 	})
 }
 
-func TestAContextThatHasEnded(t *testing.T) {
+func TestCanceledContext(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		sem := limited(t, plain{c.Semaphore("plain")}, 5)
+		sem := withPermits(t, plain{c.Semaphore("plain")}, 5)
 		e := permitSemaphore(t, s, 5)
 		p := take(t, e, 1)[0]
 		boom := errors.New("boom")
@@ -162,7 +161,7 @@ func TestAContextThatHasEnded(t *testing.T) {
 				require.NoError(t, err, what)
 			}
 		})
-		require.Equal(t, 7, available(t, sem), "two releases, and nothing else")
+		require.Equal(t, 7, available(t, sem), "only the two releases took effect")
 		require.Equal(t, counts{5, 4, 1}, countsOf(t, e))
 		require.Error(t, p.Extend(ctx, time.Hour))
 		require.NoError(t, p.Release(ctx))
@@ -170,8 +169,8 @@ func TestAContextThatHasEnded(t *testing.T) {
 	})
 }
 
-// For no permits nobody is asked.
-func TestNoPermits(t *testing.T) {
+// A call for 0 permits sends nothing.
+func TestZeroPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
@@ -202,7 +201,7 @@ func TestNoPermits(t *testing.T) {
 	})
 }
 
-func TestNumbersThatAreWrong(t *testing.T) {
+func TestInvalidNumbers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
@@ -252,7 +251,7 @@ func TestNumbersThatAreWrong(t *testing.T) {
 	})
 }
 
-func TestOptionsThatAreWrong(t *testing.T) {
+func TestInvalidOptions(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
@@ -295,7 +294,7 @@ func TestOptionsThatAreWrong(t *testing.T) {
 	})
 }
 
-func TestIDsThatAreWrong(t *testing.T) {
+func TestInvalidIDs(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 2)
 		p := take(t, e, 1)[0]
@@ -331,7 +330,7 @@ func TestIDsThatAreWrong(t *testing.T) {
 		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
 		require.NoError(t, p.Context().Err())
 
-		// The case of its digits does not matter, and two cases are one id.
+		// Ids are not case-sensitive.
 		upper := fmt.Sprintf("%X", raw(t, p.ID()))
 		invalid(p.ID(), upper)
 		require.NoError(t, e.Release(ctx, upper))
@@ -339,11 +338,11 @@ func TestIDsThatAreWrong(t *testing.T) {
 	})
 }
 
-func TestMoreThanThereCanBe(t *testing.T) {
+func TestTooManyPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		ctx := t.Context()
-		sem := limited(t, plain{c.Semaphore("plain")}, semaphore.MaxPermits)
+		sem := withPermits(t, plain{c.Semaphore("plain")}, semaphore.MaxPermits)
 		unchanged := func(n int, err error) {
 			t.Helper()
 			require.ErrorIs(t, err, lock.ErrInvalid)
@@ -369,8 +368,8 @@ func TestMoreThanThereCanBe(t *testing.T) {
 	})
 }
 
-// What is in the place of a semaphore and is none is left alone.
-func TestKeysThatAreNoSemaphore(t *testing.T) {
+// A key that is not a semaphore stays unchanged.
+func TestForeignKeys(t *testing.T) {
 	keys := map[string][]string{
 		"another type": {"HSET", "orders", "a", "1"},
 		"a list":       {"RPUSH", "orders", "1"},
@@ -388,13 +387,13 @@ func TestKeysThatAreNoSemaphore(t *testing.T) {
 				eachCall(t.Context(), c.Semaphore("orders"), c.PermitSemaphore("orders"), func(name string, _ bool, err error) {
 					switch name {
 					case "Semaphore.TrySetPermits", "Semaphore.TrySetPermitsFor", "Expirable.TrySetPermits":
-						require.NoError(t, err, name) // it is there already
+						require.NoError(t, err, name) // the key exists
 					case "Expirable.Release":
 						require.ErrorIs(t, err, lock.ErrNotHeld, name)
 					case "Expirable.LeaseTime":
 						require.ErrorIs(t, err, lock.ErrNotHeld, name)
 					case "Expirable.UpdateLeaseTime", "Expirable.TryRelease":
-						require.NoError(t, err, name) // such a permit is not taken, that is all
+						require.NoError(t, err, name) // the permit is not acquired
 					default:
 						require.Regexp(t, "not an integer|invalid syntax|WRONGTYPE", err, name)
 						require.NotErrorIs(t, err, lock.ErrNotAcquired, name)
@@ -405,7 +404,7 @@ func TestKeysThatAreNoSemaphore(t *testing.T) {
 				require.NoError(t, err)
 				require.Equal(t, before, after)
 				harness.Do(t, s.Addr, "DEL", "orders")
-				require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"), "nothing was begun")
+				require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"), "no other keys")
 			})
 		}
 		t.Run("the set of permits", func(t *testing.T) {
@@ -415,7 +414,7 @@ func TestKeysThatAreNoSemaphore(t *testing.T) {
 			harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
 			for _, c := range expirableCalls {
 				if c.name == "TrySetPermits" || c.name == "AddPermits" {
-					continue // they need not know of it
+					continue // it does not read this key
 				}
 				require.ErrorContains(t, c.do(t.Context(), e), "WRONGTYPE", c.name)
 			}

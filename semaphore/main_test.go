@@ -8,6 +8,5 @@ import (
 
 func TestMain(m *testing.M) { harness.Main(m, workers) }
 
-// workers are what processes that tests start can do, by name. The files with those tests
-// add theirs.
+// workers are the functions of the processes that tests start, by name. Other files add theirs.
 var workers = map[string]func(args []string) error{"permit waiter": permitWaiter}

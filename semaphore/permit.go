@@ -21,20 +21,20 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Permit is a permit of an Expirable. It must be given back with Release, once, or by
-// its id. One that is renewed and becomes unreachable before that is logged and given
-// back, unless somebody has asked for its id. All methods may be called concurrently,
-// from any goroutine.
+// Permit is an acquired permit of an Expirable. It must be released once, with Release or by
+// its id. A renewed permit that becomes unreachable earlier is logged and released, unless
+// ID was called. All methods are safe for concurrent use.
 type Permit struct {
 	p       *permit
-	named   atomic.Bool // somebody knows its id
+	idKnown atomic.Bool // ID was called
 	cleanup runtime.Cleanup
 }
 
-// ID returns the id of the permit, 32 hexadecimal digits: whoever has it can give the
-// permit back (see Expirable.Release), so from then on that is up to them.
+// ID returns the id of the permit, 32 hexadecimal digits. Expirable.Release releases the
+// permit by its id, in any process, so a permit whose ID was called is not released when it
+// becomes unreachable.
 func (p *Permit) ID() string {
-	if !p.named.Swap(true) {
+	if !p.idKnown.Swap(true) {
 		p.cleanup.Stop()
 	}
 	return p.p.id()
@@ -43,38 +43,37 @@ func (p *Permit) ID() string {
 // Name returns the name of the semaphore.
 func (p *Permit) Name() string { return p.p.e.name }
 
-// Context returns a child of the context given to Acquire that ends when the permit
-// does. context.Cause says why: a *lock.LostError when it was lost, context.Canceled
-// when it was given back (before that is sent, if by Release), the parent's cause when
-// the parent ended, which does not give it back. It never blocks and returns the same
-// context at every call. It does not keep the permit alive: keep the Permit, or its id.
+// Context returns a child of the context given to Acquire that is canceled when the permit
+// ends. context.Cause returns the reason: a *lock.LostError if the permit was lost,
+// context.Canceled if it was released (by Release: before the request is sent), or the
+// parent's cause if the parent was canceled, which does not release the permit. Context never
+// blocks and always returns the same context. The context does not keep the permit alive:
+// keep the Permit or its id.
 func (p *Permit) Context() context.Context { return p.p.context() }
 
-// Remaining returns for how long it is certain that the permit is taken, by the local
-// monotonic clock: 0 once it has ended, lock.NoExpiry if it never expires.
+// Remaining returns how long the permit is certain to stay acquired, by the local monotonic
+// clock: 0 after it has ended, lock.NoExpiry if it never expires.
 func (p *Permit) Remaining() time.Duration {
 	d := p.p.remaining()
 	runtime.KeepAlive(p)
 	return d
 }
 
-// Extend makes the permit last at least lease from now; it never shortens it. It
-// blocks for one round trip. It returns an error that matches lock.ErrLost if the
-// permit is no longer held, lock.ErrNotHeld after Release, lock.ErrInvalid if lease is
-// under a millisecond, or the error of the connection, in which case the permit is as
-// certain as before.
+// Extend extends the lease to at least lease from now; it never shortens it. It blocks for
+// one round trip. It returns an error that matches lock.ErrLost if the permit is no longer
+// held, lock.ErrNotHeld after Release, lock.ErrInvalid if lease is less than a millisecond, or
+// the error of the connection; in that case Remaining is unchanged.
 func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 	err := p.p.extend(ctx, lease)
 	runtime.KeepAlive(p)
 	return err
 }
 
-// Release gives the permit back. It always tries, also when ctx has ended already, and
-// blocks until the server has answered, for some 5 s at most. It returns
-// lock.ErrNotHeld if the permit was given back before, an error that matches
-// lock.ErrLost (a *lock.LostError) if it was lost before, and one that matches
-// lock.ErrIndeterminate if the server never answered; the release is then tried
-// further in the background, and the lease, if there is one, bounds it.
+// Release releases the permit. It tries even if ctx is done, and blocks until the server has
+// answered, for about 5 s at most. It returns lock.ErrNotHeld if the permit was released
+// before, an error that matches lock.ErrLost (a *lock.LostError) if it was lost before, and
+// one that matches lock.ErrIndeterminate if the server did not answer. In that case the
+// retries continue in the background, and the lease, if any, frees the permit at the latest.
 func (p *Permit) Release(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
@@ -92,20 +91,20 @@ func (p *Permit) Release(ctx context.Context) error {
 //	  └─Lost──▶ lost ───┘ (Release reports the loss)
 type permit struct {
 	e    *Expirable
-	raw  string // the id as the server has it
+	raw  string // the id in the form of the server
 	site callsite.Site
 
-	lease watchdog.Lease
-	turn  chan struct{} // of those who change when it expires: see takeTurn
+	lease   watchdog.Lease
+	leaseMu chan struct{} // a mutex: see lockLease
 
 	mu        sync.Mutex
 	state     permitState
-	suspended bool // somebody is giving it back by its id: that it is gone is no loss
-	gone      bool // it was gone then
+	releasing bool // a release by id is in progress: a missing permit is not lost
+	gone      bool // it was missing meanwhile
 	forever   bool
 	lost      *lock.LostError
-	parent    context.Context // Context is a child of it, made when asked for
-	ctx       context.Context // what Context returns
+	parent    context.Context // the parent of ctx
+	ctx       context.Context // created by the first call of Context
 	cancel    context.CancelCauseFunc
 	span      *telemetry.Hold
 }
@@ -118,44 +117,44 @@ const (
 	ended
 )
 
-// registry is the permits of one client, so that one can be found by its id. The zero
-// registry is ready for use.
+// registry contains the permits of one client by their ids. The zero registry is ready for
+// use.
 type registry struct{ permits sync.Map }
 
 type permitKey struct{ key, raw string }
 
-func (p *permit) registered() (*registry, permitKey) {
+func (p *permit) registration() (*registry, permitKey) {
 	return session.Of[registry](p.e.s), permitKey{p.e.key, p.raw}
 }
 
-// own returns those of some permits that this client has.
-func (e *Expirable) own(raw []string) []*permit {
-	var own []*permit
+// local returns those of the given permits that this client holds.
+func (e *Expirable) local(raw []string) []*permit {
+	var local []*permit
 	for _, id := range raw {
 		if p, ok := session.Of[registry](e.s).permits.Load(permitKey{e.key, id}); ok {
-			own = append(own, p.(*permit))
+			local = append(local, p.(*permit))
 		}
 	}
-	return own
+	return local
 }
 
-// begin makes permits of what a request has got.
-func (e *Expirable) begin(ctx context.Context, r *request, o lock.Options) ([]*Permit, error) {
+// newPermits returns the permits of a served request.
+func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) ([]*Permit, error) {
 	g := r.grant
 	terms := watchdog.Terms{Sent: r.sent, TTL: g.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = renewer{e.s.Client}
 	}
-	site := callsite.Here(2, 3) // begin and take
+	site := callsite.Here(2, 3) // newPermits and take
 	permits := make([]*Permit, len(g.ids))
 	watched := true
 	for i, raw := range g.ids {
-		p := &permit{e: e, raw: raw, site: site, forever: g.forever, turn: make(chan struct{}, 1)}
-		p.parent, p.span = e.s.Telemetry.StartPermit(ctx, e.described(), p.id())
+		p := &permit{e: e, raw: raw, site: site, forever: g.forever, leaseMu: make(chan struct{}, 1)}
+		p.parent, p.span = e.s.Telemetry.StartPermit(ctx, e.telemetryLock(), p.id())
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
-		reg, key := p.registered()
+		reg, key := p.registration()
 		reg.permits.Store(key, p)
-		watched = e.s.Dog.Watch(&p.lease, p, terms) && watched
+		watched = e.s.Watchdog.Watch(&p.lease, p, terms) && watched
 		permits[i] = &Permit{p: p}
 		if terms.Renewer != nil {
 			permits[i].cleanup = runtime.AddCleanup(permits[i], dropped, p)
@@ -163,17 +162,17 @@ func (e *Expirable) begin(ctx context.Context, r *request, o lock.Options) ([]*P
 	}
 	var err error
 	switch {
-	case !watched || e.s.Err() != nil: // the client is being closed, and waits for this
+	case !watched || e.s.Err() != nil: // the client is closing, and waits for this call
 		err = lock.ErrClosed
 	case time.Since(r.sent) >= g.lease:
-		// This process slept through the lease.
+		// This process was suspended until the lease was over.
 		err = lock.ErrNotAcquired
 	default:
 		return permits, nil
 	}
 	for _, p := range permits {
 		p.cleanup.Stop()
-		p.p.finish()
+		p.p.end()
 	}
 	e.giveBack([]grant{g})
 	return nil, err
@@ -181,7 +180,7 @@ func (e *Expirable) begin(ctx context.Context, r *request, o lock.Options) ([]*P
 
 func (p *permit) id() string { return hex.EncodeToString([]byte(p.raw)) }
 
-// dropped runs when a Permit was collected.
+// dropped runs when a Permit was garbage collected.
 func dropped(p *permit) {
 	p.mu.Lock()
 	state := p.state
@@ -197,7 +196,7 @@ func dropped(p *permit) {
 // Lost implements watchdog.Holder.
 func (p *permit) Lost(reason lock.Reason, cause error) {
 	p.mu.Lock()
-	if p.suspended && reason == lock.ReasonGone {
+	if p.releasing && reason == lock.ReasonGone {
 		p.gone = true
 		p.mu.Unlock()
 		return
@@ -213,7 +212,7 @@ func (p *permit) Lost(reason lock.Reason, cause error) {
 	lostErr := p.lost
 	p.mu.Unlock()
 	p.unregister()
-	// Not here: this may be the watchdog's goroutine, and an exporter may block.
+	// In the background: this may be the watchdog's goroutine, and an exporter may block.
 	if !p.e.s.Go(func(context.Context) { p.span.End(lostErr) }) {
 		p.span.End(lostErr)
 	}
@@ -227,11 +226,11 @@ func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
 }
 
 func (p *permit) unregister() {
-	reg, key := p.registered()
+	reg, key := p.registration()
 	reg.permits.Delete(key)
 }
 
-// endContext ends the permit's context. p.mu is held.
+// endContext cancels the permit's context. p.mu is held.
 func (p *permit) endContext(cause error) {
 	if p.cancel != nil {
 		p.cancel(cause)
@@ -257,26 +256,25 @@ func (p *permit) remaining() time.Duration {
 	left := p.lease.Remaining()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.forever && left > lock.MaxLease/2 { // and no MaxHold
+	if p.forever && left > lock.MaxLease/2 { // less is the rest of MaxHold
 		return lock.NoExpiry
 	}
 	return left
 }
 
-// suspend is called with true before somebody gives the permit back by its id, and
-// with false if that did not happen.
-func (p *permit) suspend(suspended bool) {
+// setReleasing(true) precedes a release by id. setReleasing(false) follows if that failed.
+func (p *permit) setReleasing(releasing bool) {
 	p.mu.Lock()
-	p.suspended = suspended
-	gone := p.gone && !suspended
+	p.releasing = releasing
+	gone := p.gone && !releasing
 	p.mu.Unlock()
 	if gone {
 		p.Lost(lock.ReasonGone, nil)
 	}
 }
 
-// finish ends a permit that was given back by its id.
-func (p *permit) finish() {
+// end ends a permit that was released by its id.
+func (p *permit) end() {
 	p.mu.Lock()
 	if p.state != held {
 		p.mu.Unlock()
@@ -290,22 +288,22 @@ func (p *permit) finish() {
 	p.span.End(nil)
 }
 
-// takeTurn is called before a request that changes when the permit expires, and endTurn
-// after it then. Of two requests under way at once it would not be known which the server
-// had last, and the permit could be taken to last for longer than it does.
-func (p *permit) takeTurn(ctx context.Context) error {
+// lockLease precedes a request that changes the lease, and unlockLease follows it. If two
+// such requests were in progress, the order in which the server runs them would be unknown,
+// and this client could overestimate the lease.
+func (p *permit) lockLease(ctx context.Context) error {
 	select {
-	case p.turn <- struct{}{}:
+	case p.leaseMu <- struct{}{}:
 		return nil
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
 }
 
-func (p *permit) endTurn() { <-p.turn }
+func (p *permit) unlockLease() { <-p.leaseMu }
 
-// fix notes that the permit ends when ttl is over, or never.
-func (p *permit) fix(sent time.Time, ttl time.Duration, forever bool) {
+// setLease sets the local lease, which is not renewed.
+func (p *permit) setLease(sent time.Time, ttl time.Duration, forever bool) {
 	p.mu.Lock()
 	p.forever = forever
 	p.mu.Unlock()
@@ -320,28 +318,28 @@ func (p *permit) extend(ctx context.Context, lease time.Duration) error {
 		return err
 	}
 	p.lease.Check()
-	if err := p.ended(); err != nil {
+	if err := p.err(); err != nil {
 		return err
 	}
-	if err := p.takeTurn(ctx); err != nil {
+	if err := p.lockLease(ctx); err != nil {
 		return fmt.Errorf("redlatch: extend a permit of %q: %w", p.e.name, err)
 	}
-	defer p.endTurn()
+	defer p.unlockLease()
 	sent := time.Now()
-	taken, err := p.e.extend(ctx, p.raw, wire.Millis(lease), "least")
+	acquired, err := p.e.extend(ctx, p.raw, wire.Millis(lease), "least")
 	if err != nil {
 		return fmt.Errorf("redlatch: extend a permit of %q: %w", p.e.name, err)
 	}
-	if taken {
+	if acquired {
 		p.lease.Extended(sent, lease)
 	} else {
 		p.Lost(lock.ReasonGone, nil)
 	}
-	return p.ended()
+	return p.err()
 }
 
-// ended returns how the permit has ended, if it has.
-func (p *permit) ended() error {
+// err returns an error if the permit has ended.
+func (p *permit) err() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	switch {
@@ -355,7 +353,7 @@ func (p *permit) ended() error {
 }
 
 func (p *permit) release(ctx context.Context) error {
-	if p.e.s.Enter() { // or Close might not let it give back
+	if p.e.s.Enter() { // Close waits for the release
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()
@@ -364,13 +362,13 @@ func (p *permit) release(ctx context.Context) error {
 	switch p.state {
 	case held:
 		p.state = ended
-		p.endContext(context.Canceled) // before anybody else can have the permit
+		p.endContext(context.Canceled) // before another client can acquire the permit
 		p.mu.Unlock()
 	case lost:
 		p.state = ended
 		err := p.lost
 		p.mu.Unlock()
-		// Should the server still keep it.
+		// The server may still have it.
 		p.e.s.Go(func(ctx context.Context) { _, _ = p.e.pool.release(ctx, patience, g, false) })
 		return err
 	default:
@@ -385,7 +383,7 @@ func (p *permit) release(ctx context.Context) error {
 	case err == nil && result == releaseAbsent:
 		err = p.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
-		err = p.lostError(lock.ReasonGone, err) // whatever is there now is not this semaphore
+		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	case err != nil:
 		err = fmt.Errorf("redlatch: release a permit of %q: %w", p.e.name, err)
 	}
@@ -396,12 +394,12 @@ func (p *permit) release(ctx context.Context) error {
 	return err
 }
 
-// renewer renews permits.
+// renewer renews the leases of permits.
 type renewer struct{ client rueidis.Client }
 
 // Renew implements watchdog.Renewer.
-func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
-	return locking.RenewBatches(ctx, r.client, permitRenewScript, batches, ttl, detour, func(args []string, l *watchdog.Lease) []string {
+func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
+	return locking.RenewBatches(ctx, r.client, permitRenewScript, batches, ttl, dedicated, func(args []string, l *watchdog.Lease) []string {
 		return append(args, l.Owner)
 	})
 }

@@ -22,13 +22,13 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// limit is how many permits there are.
+// limit is the number of permits.
 const limit = 10
 
 func init() { workers["share"] = shareWorker }
 
-// enter counts permits that come into use in one process and returns how many are in
-// use in all. The test keeps in the set "dead" the processes that do not run any more.
+// enter adds to the number of permits in use by one process and returns the total. It ignores the
+// processes in the set "dead", which the test maintains.
 var enter = rueidis.NewLuaScript(`
 redis.call('HINCRBY', 'inuse', ARGV[1], ARGV[2])
 local all, sum = redis.call('HGETALL', 'inuse'), 0
@@ -39,17 +39,17 @@ for i = 1, #all, 2 do
 end
 return sum`)
 
-// job is what a process of shareWorker has to do.
+// job is the task of a process of shareWorker.
 type job struct {
 	Addr, Kind string
-	ID         string // of the process, among all
+	ID         string // of the process
 	Sizes      []int  // of requests
 	Goroutines int
-	Longest    time.Duration // that a goroutine means to keep permits
+	Longest    time.Duration // time for which a goroutine holds permits
 	Watchdog   time.Duration
 }
 
-// spawn starts a process and returns when it begins to work.
+// spawn starts a process and returns when it is ready.
 func (j job) spawn(t *testing.T) *harness.Process {
 	t.Helper()
 	text, err := json.Marshal(j)
@@ -59,9 +59,9 @@ func (j job) spawn(t *testing.T) *harness.Process {
 	return p
 }
 
-// taker returns what takes n permits of the semaphore "permits" and returns how they
-// are given back.
-func (j job) taker(c *redlatch.Client) func(ctx context.Context, n int) (func() error, error) {
+// acquirer returns a function that acquires n permits of the semaphore "permits" and returns a
+// function that releases them.
+func (j job) acquirer(c *redlatch.Client) func(ctx context.Context, n int) (func() error, error) {
 	if j.Kind == "semaphore" {
 		s := c.Semaphore("permits")
 		return func(ctx context.Context, n int) (func() error, error) {
@@ -75,18 +75,18 @@ func (j job) taker(c *redlatch.Client) func(ctx context.Context, n int) (func() 
 	}
 }
 
-// tally is what a process has seen.
+// tally is the statistics of a process.
 type tally struct {
 	mu     sync.Mutex
 	served map[int]int
 	waited time.Duration // the longest
 	kept   time.Duration // the longest
-	enough bool          // each goroutine has been served, for every size
+	enough bool          // each size was served once per goroutine
 }
 
-// shareWorker takes and gives back permits with many goroutines, until there is a key
-// "stop". It says when it has had enough of every size, and in the end what it has seen.
-// It fails as soon as more are in use than there are.
+// shareWorker is a worker whose goroutines acquire and release permits until the key "stop"
+// exists. It prints "enough" when each size was served often, and its statistics in the end. It
+// fails if more than limit permits are in use.
 func shareWorker(args []string) error {
 	var j job
 	if err := json.Unmarshal([]byte(args[0]), &j); err != nil {
@@ -103,7 +103,7 @@ func shareWorker(args []string) error {
 		return err
 	}
 	defer c.Close()
-	take := j.taker(c)
+	take := j.acquirer(c)
 	t := tally{served: map[int]int{}}
 	fmt.Println("ready")
 	errs := make(chan error, j.Goroutines)
@@ -134,14 +134,14 @@ func shareWorker(args []string) error {
 	return nil
 }
 
-// round takes permits, keeps them for a while, and gives them back.
+// round acquires permits, holds them for a while, and releases them.
 func (t *tally) round(ctx context.Context, conn rueidis.Client, j job, take func(context.Context, int) (func() error, error), n int) error {
 	began := time.Now()
 	release, err := take(ctx, n)
 	if err != nil {
 		return fmt.Errorf("acquire: %w", err)
 	}
-	taken := time.Now()
+	acquired := time.Now()
 	inUse, err := enter.Exec(ctx, conn, nil, []string{j.ID, strconv.Itoa(n)}).AsInt64()
 	if err != nil {
 		return err
@@ -159,8 +159,8 @@ func (t *tally) round(ctx context.Context, conn rueidis.Client, j job, take func
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.served[n]++
-	t.waited = max(t.waited, taken.Sub(began))
-	t.kept = max(t.kept, time.Since(taken))
+	t.waited = max(t.waited, acquired.Sub(began))
+	t.kept = max(t.kept, time.Since(acquired))
 	for _, size := range j.Sizes {
 		if t.served[size] < j.Goroutines {
 			return nil
@@ -173,7 +173,7 @@ func (t *tally) round(ctx context.Context, conn rueidis.Client, j job, take func
 	return nil
 }
 
-// freePermits asks a semaphore of either kind how many permits are free.
+// freePermits returns the number of free permits of a semaphore of either kind.
 func freePermits(t *testing.T, c *redlatch.Client, kind string) int {
 	t.Helper()
 	var n int
@@ -187,12 +187,11 @@ func freePermits(t *testing.T, c *redlatch.Client, kind string) int {
 	return n
 }
 
-// No more permits are in use than there are, requests of every size are served, and no
-// process starves.
+// Requests of every size are served, no process starves, and the limit holds.
 func TestRequestsOfEverySizeAreServed(t *testing.T) {
 	const (
 		processes = 4
-		// What it takes to hear of a release, on a machine that is busy.
+		// The time to learn of a release on a busy machine.
 		message = 20 * time.Millisecond
 	)
 	type row struct {
@@ -237,11 +236,11 @@ func TestRequestsOfEverySizeAreServed(t *testing.T) {
 			require.NoError(t, err)
 			waited, kept, least, sum = max(waited, w), max(kept, k), min(least, served), sum+served
 		}
-		// As the package documentation derives it: all others may be older.
+		// The bound of the package documentation, with all other requests older.
 		bound := 100*time.Millisecond + time.Duration(processes*j.Goroutines)*(kept+message)
-		t.Logf("served %d, a process %d at least; the longest wait %v, kept for up to %v, bound %v", sum, least, waited, kept, bound)
+		t.Logf("served %d, at least %d per process; longest wait %v, longest hold %v, bound %v", sum, least, waited, kept, bound)
 		assert.Less(t, waited, bound)
-		assert.Greater(t, least, sum/20, "with everything else equal each would have a quarter")
+		assert.Greater(t, least, sum/20, "a fair share is a quarter")
 		assert.Equal(t, limit, freePermits(t, harness.Client(t, s), r.kind))
 	}
 	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
@@ -251,7 +250,7 @@ func TestRequestsOfEverySizeAreServed(t *testing.T) {
 	})
 }
 
-func TestPermitsOfKilledProcessesComeBack(t *testing.T) {
+func TestPermitsOfKilledProcessesBecomeFree(t *testing.T) {
 	const processes = 4
 	// Long enough for processes that share two cores to renew in time.
 	watchdog := time.Duration(harness.Size(3, 6)) * time.Second
@@ -280,20 +279,20 @@ func TestPermitsOfKilledProcessesComeBack(t *testing.T) {
 			procs[i] = spawn()
 			ids[i], ids = ids[len(ids)-1], ids[:len(ids)-1]
 		}
-		// Now all die, while they have permits.
-		harness.Eventually(t, watchdog+2*time.Second, "some are in use", func() bool {
+		// All processes die while they hold permits.
+		harness.Eventually(t, watchdog+2*time.Second, "permits in use", func() bool {
 			return freePermits(t, c, "permit-semaphore") < limit
 		})
 		for _, p := range procs {
 			p.Kill()
 		}
 		died := time.Now()
-		harness.Eventually(t, watchdog+2*time.Second, "all permits are back", func() bool {
+		harness.Eventually(t, watchdog+2*time.Second, "all permits are free", func() bool {
 			return freePermits(t, c, "permit-semaphore") == limit
 		})
-		t.Logf("back after %v", time.Since(died))
+		t.Logf("free after %v", time.Since(died))
 		p, err := c.PermitSemaphore("permits").AcquireN(t.Context(), limit, lock.Wait(watchdog))
-		require.NoError(t, err, "they can be had, too, once the dead are out of the line")
+		require.NoError(t, err, "the dead clients time out of the wait queue")
 		for _, p := range p {
 			require.NoError(t, p.Release(t.Context()))
 		}

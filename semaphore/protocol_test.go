@@ -2,11 +2,8 @@ package semaphore_test
 
 import (
 	"context"
-	"encoding/hex"
 	"fmt"
 	"log/slog"
-	"maps"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,8 +27,8 @@ func itoa[T int | int64](n T) string { return strconv.FormatInt(int64(n), 10) }
 
 const clientID = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"
 
-// wireTest is semaphores on a server. What they publish is appended to a list of the
-// channel's name instead of told to subscribers, so that every message can be seen.
+// wireTest is a session on a server. Messages are appended to a list with the name of the channel
+// instead of being published, so that the test sees all of them.
 type wireTest struct {
 	t    *testing.T
 	ctx  context.Context
@@ -51,7 +48,7 @@ func newWireTest(t *testing.T, s *testserver.Server) *wireTest {
 	return x
 }
 
-// reply returns what a command says, flat and as text.
+// reply returns the reply to a command as text.
 func (x *wireTest) reply(words ...string) string {
 	x.t.Helper()
 	m, err := x.conn.Do(x.ctx, x.conn.B().Arbitrary(words...).Build()).ToMessage()
@@ -77,7 +74,7 @@ func (x *wireTest) number(words ...string) int64 {
 	return n
 }
 
-// now is the server's time in ms.
+// now returns the server's time in ms.
 func (x *wireTest) now() int64 {
 	x.t.Helper()
 	seconds, micros, _ := strings.Cut(x.reply("TIME"), " ")
@@ -88,7 +85,7 @@ func (x *wireTest) now() int64 {
 	return 1000*s + us/1000
 }
 
-// keys are all that there are but tickets, and their types.
+// keys returns the types of all keys except cached replies.
 func (x *wireTest) keys() map[string]string {
 	x.t.Helper()
 	all, err := x.conn.Do(x.ctx, x.conn.B().Keys().Pattern("*").Build()).AsStrSlice()
@@ -102,24 +99,6 @@ func (x *wireTest) keys() map[string]string {
 	return types
 }
 
-// fact is what an operation does to the number of free permits, and what it tells.
-type fact struct {
-	what string
-	do   func() error
-	free string // nil: the key is not there
-	told string // the payloads of all messages
-}
-
-func (x *wireTest) play(name, channel string, facts []fact) {
-	x.t.Helper()
-	for _, f := range facts {
-		require.NoError(x.t, f.do(), f.what)
-		require.Equal(x.t, f.free, x.reply("GET", name), f.what)
-		require.Equal(x.t, f.told, x.reply("LRANGE", channel, "0", "-1"), f.what)
-		harness.Do(x.t, x.addr, "DEL", channel)
-	}
-}
-
 func empty(t *testing.T, s *testserver.Server) *testserver.Server {
 	harness.Do(t, s.Addr, "FLUSHALL")
 	return s
@@ -127,156 +106,13 @@ func empty(t *testing.T, s *testserver.Server) *testserver.Server {
 
 func only(_ any, err error) error { return err }
 
-// lua returns the script of some files, one after the other.
+// lua returns the script that consists of some files.
 func lua(t *testing.T, files ...string) *wire.Script {
 	t.Helper()
-	var all strings.Builder
-	for _, file := range files {
-		source, err := os.ReadFile(file)
-		require.NoError(t, err)
-		all.Write(source)
-	}
-	return wire.NewScript(all.String())
+	return wire.NewScript(harness.Source(t, files...))
 }
 
-func eachName(t *testing.T, test func(x *wireTest, name, channel, timeouts string)) {
-	for _, n := range [][3]string{
-		{"orders", "redisson_sc:{orders}", "{orders}:timeout"},
-		{"{app}:orders", "redisson_sc:{app}:orders", "{app}:orders:timeout"},
-	} {
-		t.Run(n[0], func(t *testing.T) {
-			harness.Each(t, func(t *testing.T, s *testserver.Server) { test(newWireTest(t, s), n[0], n[1], n[2]) })
-		})
-	}
-}
-
-func TestWhatASemaphoreIsOnTheWire(t *testing.T) {
-	eachName(t, func(x *wireTest, name, channel, _ string) {
-		ctx, s := x.ctx, semaphore.New(x.sess, name)
-		x.play(name, channel, []fact{
-			{"release if exists, and it does not", func() error { return only(s.ReleaseIfExists(ctx, 3)) }, "nil", ""},
-			{"drain nothing", func() error { return only(s.Drain(ctx)) }, "nil", ""},
-			{"set", func() error { return only(s.TrySetPermits(ctx, 10)) }, "10", "10"},
-			{"set again", func() error { return only(s.TrySetPermits(ctx, 20)) }, "10", ""},
-			{"acquire", func() error { return s.Acquire(ctx, 4) }, "6", ""},
-			{"release", func() error { return s.Release(ctx, 1) }, "7", "7"},
-			{"release some", func() error { return s.Release(ctx, 2) }, "9", "9"},
-			{"release if exists", func() error { return only(s.ReleaseIfExists(ctx, 1)) }, "10", "10"},
-			{"add", func() error { return s.AddPermits(ctx, 5) }, "15", "15"},
-			{"take away", func() error { return s.AddPermits(ctx, -5) }, "10", "10"},
-			{"take away all and more", func() error { return s.AddPermits(ctx, -15) }, "-5", ""},
-			{"release and have none still", func() error { return s.Release(ctx, 2) }, "-3", ""},
-			{"release and have none just so", func() error { return s.Release(ctx, 3) }, "0", ""},
-			{"take away of none", func() error { return s.AddPermits(ctx, -3) }, "-3", ""},
-			{"drain less than none", func() error { return only(s.Drain(ctx)) }, "0", ""},
-			{"drain none", func() error { return only(s.Drain(ctx)) }, "0", ""},
-			{"release to none", func() error { return s.Release(ctx, 7) }, "7", "7"},
-			{"drain", func() error { return only(s.Drain(ctx)) }, "0", ""},
-			{"fill up", func() error { return s.Release(ctx, semaphore.MaxPermits) }, "2147483647", "2147483647"},
-			{"take all", func() error { return s.Acquire(ctx, semaphore.MaxPermits) }, "0", ""},
-		})
-		require.Equal(x.t, map[string]string{name: "string"}, x.keys())
-		require.EqualValues(x.t, -1, x.number("PTTL", name))
-		harness.Do(x.t, x.addr, "DEL", name)
-		x.play(name, channel, []fact{
-			{"release what is not there", func() error { return s.Release(ctx, 2) }, "2", "2"},
-			{"delete", func() error { harness.Do(x.t, x.addr, "DEL", name); return nil }, "nil", ""},
-			{"add to what is not there", func() error { return s.AddPermits(ctx, -2) }, "-2", ""},
-		})
-	})
-}
-
-// taken are the permits that are taken and when they expire, as the server has them.
-func (x *wireTest) taken(timeouts string) map[string]string {
-	x.t.Helper()
-	all, err := x.conn.Do(x.ctx, x.conn.B().Zrange().Key(timeouts).Min("0").Max("-1").Withscores().Build()).AsZScores()
-	require.NoError(x.t, err)
-	scores := map[string]string{}
-	for _, z := range all {
-		require.Len(x.t, z.Member, 16)
-		scores[hex.EncodeToString([]byte(z.Member))] = x.reply("ZSCORE", timeouts, z.Member)
-	}
-	return scores
-}
-
-func TestWhatAnExpirableSemaphoreIsOnTheWire(t *testing.T) {
-	eachName(t, func(x *wireTest, name, channel, timeouts string) {
-		ctx, e := x.ctx, semaphore.NewExpirable(x.sess, name)
-		var ids []string
-		take := func(n int, opts ...lock.Option) func() error {
-			return func() error {
-				permits, err := e.AcquireN(ctx, n, opts...)
-				for _, p := range permits {
-					ids = append(ids, p.ID())
-				}
-				return err
-			}
-		}
-		give := func(n int) func() error {
-			return func() error {
-				err := e.Release(ctx, ids[:n]...)
-				ids = ids[n:]
-				return err
-			}
-		}
-		x.play(name, channel, []fact{
-			{"set", func() error { return only(e.TrySetPermits(ctx, 10)) }, "10", "10"},
-			{"set again", func() error { return only(e.TrySetPermits(ctx, 11)) }, "10", ""},
-			{"acquire", take(1, lock.Lease(time.Minute)), "9", ""},
-			{"acquire some", take(3, lock.Lease(time.Minute)), "6", ""},
-			{"release", give(1), "7", "7"},
-			{"release a list", give(2), "9", "2"},
-			{"release the last", give(1), "10", "10"},
-			{"add", func() error { return e.AddPermits(ctx, 5) }, "15", "5"},
-			{"take away", func() error { return e.AddPermits(ctx, -5) }, "10", ""},
-			{"acquire to change the total", take(4, lock.Lease(time.Minute)), "6", ""},
-			{"set the total", func() error { return e.SetPermits(ctx, 20) }, "16", "20"},
-			{"set the same total", func() error { return e.SetPermits(ctx, 20) }, "16", ""},
-			{"set a smaller total", func() error { return e.SetPermits(ctx, 5) }, "1", "5"},
-			{"set a total that is taken", func() error { return e.SetPermits(ctx, 2) }, "-2", ""},
-			{"add to less than none", func() error { return e.AddPermits(ctx, 2) }, "0", ""},
-			{"take away of none", func() error { return e.AddPermits(ctx, -3) }, "-3", ""},
-			{"release and have none still", give(3), "0", ""},
-			{"release a last one", give(1), "1", "1"},
-		})
-		require.Equal(x.t, map[string]string{name: "string"}, x.keys())
-
-		// Leases are by the clock of the server.
-		before := x.now()
-		a, err := e.Acquire(ctx, lock.Lease(20*time.Second))
-		require.NoError(x.t, err)
-		after := x.now()
-		require.Equal(x.t, map[string]string{name: "string", timeouts: "zset"}, x.keys())
-		require.EqualValues(x.t, -1, x.number("PTTL", timeouts))
-		taken := x.taken(timeouts)
-		at, err := strconv.ParseInt(taken[a.ID()], 10, 64)
-		require.NoError(x.t, err, taken)
-		require.True(x.t, before+20_000 <= at && at <= after+20_000, "%d is not 20 s after %d to %d", at, before, after)
-		require.NoError(x.t, e.AddPermits(ctx, 2))
-		b, err := e.Acquire(ctx, semaphore.Forever)
-		require.NoError(x.t, err)
-		c, err := e.Acquire(ctx)
-		require.NoError(x.t, err)
-		taken = x.taken(timeouts)
-		require.ElementsMatch(x.t, []string{a.ID(), b.ID(), c.ID()}, slices.Collect(maps.Keys(taken)))
-		require.Equal(x.t, "922337203685477", taken[b.ID()])
-		left, err := e.LeaseTime(ctx, c.ID())
-		require.NoError(x.t, err)
-		require.True(x.t, left > 20*time.Second && left <= 30*time.Second, "%v", left)
-
-		// Read as Redisson reads it.
-		id, err := hex.DecodeString(a.ID())
-		require.NoError(x.t, err)
-		require.Equal(x.t, taken[a.ID()], x.reply("ZSCORE", timeouts, string(id)))
-		for _, p := range []*semaphore.Permit{a, b, c} {
-			require.NoError(x.t, p.Release(ctx))
-		}
-		harness.Do(x.t, x.addr, "DEL", channel)
-		require.Equal(x.t, map[string]string{name: "string"}, x.keys())
-	})
-}
-
-func TestPermitsThatAreTakenGoWithTheSemaphore(t *testing.T) {
+func TestAcquiredPermitsExpireWithSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		timeouts := "{" + key + "}:timeout"
@@ -291,57 +127,57 @@ func TestPermitsThatAreTakenGoWithTheSemaphore(t *testing.T) {
 		bound := func() {
 			t.Helper()
 			of, at := x.number("PTTL", key), x.number("PTTL", timeouts)
-			require.InDelta(t, of, at, 1000, "the time of the semaphore is %d ms, of the permits %d", of, at)
+			require.InDelta(t, of, at, 1000, "the semaphore has %d ms, the permits %d", of, at)
 		}
 		bound()
 
-		// Also those that are taken by a release.
+		// The same applies to permits that a release acquires for a waiter.
 		harness.Do(t, s.Addr, "PERSIST", timeouts)
 		waited := make(chan error)
 		go func() { _, err := e.AcquireN(x.ctx, 4, lock.Lease(time.Minute)); waited <- err }()
-		harness.Eventually(t, 5*time.Second, "it waits", func() bool { return x.keys()["redlatch_sc_waiting:{"+key+"}"] != "" })
+		harness.Eventually(t, 5*time.Second, "the client is queued", func() bool { return x.keys()["redlatch_sc_waiting:{"+key+"}"] != "" })
 		require.NoError(t, e.Release(x.ctx, first.ID()))
 		require.NoError(t, <-waited)
 		bound()
 	})
 }
 
-func TestTicketsAndTheLineAreOursAndGo(t *testing.T) {
+func TestCachedRepliesAndWaitQueueExpire(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
-		line, alive, channel := "redlatch_sc_waiting:{"+key+"}", "redlatch_sc_alive:{"+key+"}", "redisson_sc:{"+key+"}"
+		queue, heartbeats, channel := "redlatch_sc_waiting:{"+key+"}", "redlatch_sc_alive:{"+key+"}", "redisson_sc:{"+key+"}"
 		sem := semaphore.New(x.sess, key)
 		require.NoError(t, only(sem.TrySetPermits(x.ctx, 3)))
 		require.NoError(t, sem.Acquire(x.ctx, 2))
 		harness.Do(t, s.Addr, "DEL", channel)
-		ticket := "redlatch_sc_request:{" + key + "}:" + clientID + ":1"
-		require.Equal(t, "2 1 -1 0", x.reply("GET", ticket))
-		ttl := x.number("PTTL", ticket)
-		require.True(t, 50_000 < ttl && ttl <= 60_000, "the ticket has %d ms", ttl)
+		cache := "redlatch_sc_request:{" + key + "}:" + clientID + ":1"
+		require.Equal(t, "2 1 -1 0", x.reply("GET", cache))
+		ttl := x.number("PTTL", cache)
+		require.True(t, 50_000 < ttl && ttl <= 60_000, "the cached reply has %d ms", ttl)
 
 		ctx, leave := context.WithCancel(x.ctx)
 		waited := make(chan error)
 		began := x.now()
 		go func() { waited <- sem.Acquire(ctx, 2) }()
-		harness.Eventually(t, 5*time.Second, "it stands in line", func() bool { return x.keys()[line] != "" })
-		placed := x.now()
-		require.Equal(t, map[string]string{key: "string", line: "zset", alive: "zset"}, x.keys())
-		since, until := x.number("ZSCORE", line, clientID), x.number("ZSCORE", alive, clientID)
-		require.True(t, began-1 <= since && since <= placed-99, "%d is not since %d to %d", since, began, placed-100)
-		require.True(t, since+3_100 <= until && until <= placed+3_000, "%d is not 3 s after %d", until, placed)
-		for _, k := range []string{line, alive} {
+		harness.Eventually(t, 5*time.Second, "the client is queued", func() bool { return x.keys()[queue] != "" })
+		joined := x.now()
+		require.Equal(t, map[string]string{key: "string", queue: "zset", heartbeats: "zset"}, x.keys())
+		since, until := x.number("ZSCORE", queue, clientID), x.number("ZSCORE", heartbeats, clientID)
+		require.True(t, began-1 <= since && since <= joined-99, "%d is not since %d to %d", since, began, joined-100)
+		require.True(t, since+3_100 <= until && until <= joined+3_000, "%d is not 3 s after %d", until, joined)
+		for _, k := range []string{queue, heartbeats} {
 			ttl := x.number("PTTL", k)
 			require.True(t, 500 < ttl && ttl <= 3_000, "%s has %d ms", k, ttl)
 		}
 		leave()
 		require.ErrorIs(t, <-waited, context.Canceled)
-		harness.Eventually(t, 5*time.Second, "it has left", func() bool { return x.keys()[line] == "" })
+		harness.Eventually(t, 5*time.Second, "the client has left", func() bool { return x.keys()[queue] == "" })
 		require.Equal(t, map[string]string{key: "string", channel: "list"}, x.keys())
 		require.Equal(t, "1", x.reply("LRANGE", channel, "0", "-1"))
 	})
 }
 
-// expired puts permits on the server that have expired, in its own order.
+// expired adds n expired permits.
 func (x *wireTest) expired(n int) {
 	x.t.Helper()
 	words := []string{"ZADD", "{" + key + "}:timeout"}
@@ -363,7 +199,7 @@ func TestManyExpiredPermits(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, many, n)
 
-		// One script takes back a part of them, and says how many others can have.
+		// One script frees some of them and publishes the number of free permits.
 		p, err := e.TryAcquire(x.ctx)
 		require.NoError(t, err)
 		require.EqualValues(t, many-1000+1, x.number("ZCARD", timeouts))
@@ -371,7 +207,7 @@ func TestManyExpiredPermits(t *testing.T) {
 		require.Equal(t, "999", x.reply("LRANGE", channel, "0", "-1"))
 		require.NoError(t, p.Release(x.ctx))
 
-		// It takes back as many as are wanted, and one attempt has all of them.
+		// It frees as many as the request wants.
 		permits, err := e.TryAcquireN(x.ctx, many, semaphore.Forever)
 		require.NoError(t, err)
 		require.Equal(t, "0", x.reply("GET", key))
@@ -385,7 +221,7 @@ func TestManyExpiredPermits(t *testing.T) {
 	})
 }
 
-// attempts counts the scripts that run meanwhile.
+// attempts returns the number of scripts run within d.
 func (x *wireTest) attempts(d time.Duration) int {
 	x.t.Helper()
 	harness.Do(x.t, x.addr, "CONFIG", "RESETSTAT")
@@ -394,45 +230,45 @@ func (x *wireTest) attempts(d time.Duration) int {
 	return calls["evalsha"] + calls["eval"]
 }
 
-// waits has somebody wait for a permit, and returns how to learn of the end.
-func (x *wireTest) waits(e *semaphore.Expirable) <-chan error {
+// startAcquire acquires a permit in the background.
+func (x *wireTest) startAcquire(e *semaphore.Expirable) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- only(e.Acquire(x.ctx, lock.Lease(time.Minute))) }()
 	return done
 }
 
-// stands puts another client in the line, for some time.
-func (x *wireTest) stands(since int64, life time.Duration) {
+// enqueue adds another client to the wait queue for some time.
+func (x *wireTest) enqueue(since int64, life time.Duration) {
 	x.t.Helper()
-	line, alive := "redlatch_sc_waiting:{"+key+"}", "redlatch_sc_alive:{"+key+"}"
+	queue, heartbeats := "redlatch_sc_waiting:{"+key+"}", "redlatch_sc_alive:{"+key+"}"
 	until := itoa(x.now() + life.Milliseconds())
 	for _, words := range [][]string{
-		{"ZADD", line, itoa(since), "another"}, {"ZADD", alive, until, "another"},
-		{"PEXPIREAT", line, until}, {"PEXPIREAT", alive, until},
+		{"ZADD", queue, itoa(since), "another"}, {"ZADD", heartbeats, until, "another"},
+		{"PEXPIREAT", queue, until}, {"PEXPIREAT", heartbeats, until},
 	} {
 		x.reply(words...)
 	}
 }
 
-func TestNobodyLooksForExpiredPermitsAgainAndAgain(t *testing.T) {
+func TestExpiredPermitsCauseNoRetryLoop(t *testing.T) {
 	const long = 500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		t.Run("behind somebody in line", func(t *testing.T) {
+		t.Run("behind another client in the wait queue", func(t *testing.T) {
 			x := newWireTest(t, empty(t, s))
 			harness.Do(t, s.Addr, "SET", key, "1")
 			x.expired(1)
-			x.stands(1, 2*time.Second)
-			done := x.waits(semaphore.NewExpirable(x.sess, key))
+			x.enqueue(1, 2*time.Second)
+			done := x.startAcquire(semaphore.NewExpirable(x.sess, key))
 			require.Less(t, x.attempts(long), 10)
-			require.Equal(t, "2", x.reply("GET", key), "what has expired is free")
+			require.Equal(t, "2", x.reply("GET", key), "expired permits are free")
 			require.NoError(t, <-done)
 		})
-		t.Run("of a semaphore that is gone", func(t *testing.T) {
+		t.Run("without a semaphore", func(t *testing.T) {
 			x := newWireTest(t, empty(t, s))
 			x.expired(1)
 			x.sess.Publish = "PUBLISH"
 			e := semaphore.NewExpirable(x.sess, key)
-			done := x.waits(e)
+			done := x.startAcquire(e)
 			require.Less(t, x.attempts(long), 10)
 			require.NoError(t, e.AddPermits(x.ctx, 1))
 			require.NoError(t, <-done)
@@ -440,20 +276,19 @@ func TestNobodyLooksForExpiredPermitsAgainAndAgain(t *testing.T) {
 	})
 }
 
-// Only older requests count: one that is older than all in the line is served although it
-// is not in it.
-func TestTheEldestIsServedThoughItIsNotInTheLine(t *testing.T) {
+// A request that is older than all requests in the wait queue is served without joining it.
+func TestOldestRequestIsServedOutsideWaitQueue(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		harness.Do(t, s.Addr, "SET", key, "1")
-		x.stands(x.now()+60_000, 10*time.Second)
+		x.enqueue(x.now()+60_000, 10*time.Second)
 		began := time.Now()
 		require.NoError(t, semaphore.New(x.sess, key).Acquire(x.ctx, 1))
-		require.Less(t, time.Since(began), 500*time.Millisecond) // its next sign of life is due at 1 s
+		require.Less(t, time.Since(began), 500*time.Millisecond) // its next heartbeat would be at 1 s
 	})
 }
 
-func TestWhatIsCalledOffDoesNotBringASemaphoreBack(t *testing.T) {
+func TestUndoDoesNotRecreateSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		keys := []string{key, "redlatch_sc_request:{" + key + "}:" + clientID + ":1",
 			"redlatch_sc_waiting:{" + key + "}", "redlatch_sc_alive:{" + key + "}", "{" + key + "}:timeout"}
@@ -470,7 +305,7 @@ func TestWhatIsCalledOffDoesNotBringASemaphoreBack(t *testing.T) {
 			for _, deleted := range []string{"nothing", key} {
 				x := newWireTest(t, empty(t, s))
 				harness.Do(t, s.Addr, "SET", key, "3")
-				args := []string{itoa(n + 1), "60000", "RPUSH", "told"}
+				args := []string{itoa(n + 1), "60000", "RPUSH", "messages"}
 				do := func(script []string, more ...string) []int64 {
 					reply, err := lua(t, script...).Exec(x.ctx, x.conn, keys, append(slices.Clone(args), more...)).AsIntSlice()
 					require.NoError(t, err)
@@ -485,7 +320,7 @@ func TestWhatIsCalledOffDoesNotBringASemaphoreBack(t *testing.T) {
 				} else {
 					require.Equal(t, []int64{2}, undone)
 					require.Equal(t, "3", x.reply("GET", key))
-					require.Equal(t, "3", x.reply("LRANGE", "told", "0", "-1"))
+					require.Equal(t, "3", x.reply("LRANGE", "messages", "0", "-1"))
 				}
 				require.Equal(t, []int64{0}, do(kind.undo, strings.Fields(kind.gives)...), "again")
 			}
@@ -493,7 +328,7 @@ func TestWhatIsCalledOffDoesNotBringASemaphoreBack(t *testing.T) {
 	})
 }
 
-func TestABadKeyDoesNotFailTheRenewalOfOthers(t *testing.T) {
+func TestBadKeyDoesNotFailBatchRenewal(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		bad, good := "{"+key+"}:bad", "{"+key+"}:timeout"

@@ -18,29 +18,29 @@ import (
 // grant is what a request asks for and gets.
 type grant struct {
 	permits int
-	// Of an expirable semaphore: the permits, and for how long.
+	// Only of an expirable semaphore.
 	ids     []string
 	lease   time.Duration
 	forever bool
 }
 
-// request is one wish for permits, from the first attempt on.
+// request is a caller's request for permits, across all of its attempts.
 type request struct {
 	pool     *pool
 	began    time.Time
-	deadline time.Time // of Wait
+	deadline time.Time // of lock.Wait
 	once     bool
 
-	mu       sync.Mutex // others may try for it too
+	mu       sync.Mutex // attempts run on the goroutines of other waiters, too
 	grant    grant
 	served   bool
-	sent     time.Time // when the request was sent that it was served by
+	sent     time.Time // when the attempt was sent that served the request
 	attempts int
 	waited   bool
-	placed   bool // this client is in the line because of it
+	queued   bool // this client is in the wait queue because of this request
 }
 
-// acquire gets what g asks for. It is called between Enter and Leave of the session.
+// acquire gets what g asks for. The caller holds the session open with Enter.
 func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) (*request, error) {
 	if ctx.Err() != nil {
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
@@ -60,18 +60,18 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		r.deadline = r.began.Add(o.Wait)
 		req.Deadline = r.deadline
 	}
-	spanCtx, span := p.s.Telemetry.StartAcquire(ctx, p.described())
-	if p.s.Telemetry != nil { // a method value is an allocation
+	spanCtx, span := p.s.Telemetry.StartAcquire(ctx, p.telemetryLock())
+	if p.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
 	err := p.s.Queues.Acquire(spanCtx, req)
 	switch {
 	case err != nil:
-		r.retire()
+		r.leaveQueue()
 	case p.s.Err() != nil:
 		r.Abandon()
 		err = lock.ErrClosed
-	case ctx.Err() != nil: // served in the moment the caller left
+	case ctx.Err() != nil: // served while the caller was leaving
 		r.Abandon()
 		err = errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
@@ -98,16 +98,16 @@ func (r *request) Try(ctx context.Context) (queue.Verdict, error) {
 
 // TryAll implements queue.Grouped.
 func (r *request) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result {
-	// Those who close the client leave it to this request to give back what it gets.
+	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	party := requestsOf(all)
-	return r.pool.attempt(ctx, party, asking(party, math.MaxInt), true)
+	batch := requestsOf(all)
+	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true)
 }
 
 // Abandon implements queue.Grouped.
 func (r *request) Abandon() {
-	r.retire()
+	r.leaveQueue()
 	r.mu.Lock()
 	served, g := r.served, r.grant
 	r.mu.Unlock()
@@ -117,57 +117,57 @@ func (r *request) Abandon() {
 }
 
 func requestsOf(all []queue.Acquirer) []*request {
-	party := make([]*request, len(all))
+	batch := make([]*request, len(all))
 	for i, a := range all {
-		party[i] = a.(*request)
+		batch[i] = a.(*request)
 	}
-	return party
+	return batch
 }
 
-// fewest is for how many requests a release asks, if there are as many: others may have
-// given something back, too.
-const fewest = 8
+// minSend is the number of requests that a release sends along, if as many wait: other
+// clients may have released permits, too.
+const minSend = 8
 
-// asking returns for how many of a party, from the first on, one attempt is made that
-// may find so many permits free. One more than these are enough for is among them: only
-// who gets nothing is told when to try again. Together they want no more than one call
-// can, unless it is only one of them.
-func asking(party []*request, free int) int {
+// sendCount returns how many requests of a batch, from the first on, are sent when so
+// many permits are free. They include one more than those permits suffice for, because
+// only a request that is not served learns when to retry. Several requests together want
+// at most MaxBatch expirable permits.
+func (p *pool) sendCount(batch []*request, free int) int {
 	permits := 0
-	for n, r := range party {
-		permits += r.grant.permits // which does not change
+	for n, r := range batch {
+		permits += r.grant.permits // immutable
 		switch {
-		case r.pool.expirable() && permits > MaxBatch && n > 0:
+		case p.expirable() && permits > MaxBatch && n > 0:
 			return n
-		case permits > free && n+1 >= fewest:
+		case permits > free && n+1 >= minSend:
 			return n + 1
 		}
 	}
-	return len(party)
+	return len(batch)
 }
 
-// attempt asks once for the first requests of a party, which wait behind one another if
-// waits is set.
-func (p *pool) attempt(ctx context.Context, party []*request, asked int, waits bool) []queue.Result {
-	rest := make([]queue.Result, len(party)-asked) // they try at once if they are first now
+// attempt sends the first requests of a batch once. waits reports whether the requests
+// wait behind one another afterwards.
+func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []queue.Result {
+	rest := make([]queue.Result, len(batch)-sentCount) // they retry at once when they are first
 	if err := p.s.Err(); err != nil {
-		return append(failed(asked, err), rest...)
+		return append(failed(sentCount, err), rest...)
 	}
-	n := p.numbers.next()
+	seq := p.slots.next()
 	sent := time.Now()
-	grants, args := p.asked(party[:asked], sent, waits)
-	reply, err := p.exec(ctx, p.scripts.acquire, n, args)
+	grants, args := p.encode(batch[:sentCount], sent, waits)
+	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
 	if err == nil {
-		p.numbers.answered(n)
-		return p.answered(party, asked, sent, reply)
+		p.slots.done(seq)
+		return p.apply(batch, sentCount, sent, reply)
 	}
 	outcome := wire.OutcomeOf(err)
 	if outcome == wire.Unknown {
-		p.doubt(party[:asked])
-		p.undo(n, grants)
+		p.outcomeUnknown(batch[:sentCount])
+		p.undo(seq, grants)
 		err = errors.Join(lock.ErrIndeterminate, err)
 	} else {
-		p.numbers.answered(n)
+		p.slots.done(seq)
 	}
 	err = fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)
 	switch {
@@ -176,22 +176,22 @@ func (p *pool) attempt(ctx context.Context, party []*request, asked int, waits b
 	case outcome != wire.Refused:
 		err = &queue.Unavailable{Err: err}
 	}
-	return append(failed(asked, err), rest...)
+	return append(failed(sentCount, err), rest...)
 }
 
 func failed(n int, err error) []queue.Result {
 	return slices.Repeat([]queue.Result{{Err: err}}, n)
 }
 
-// asked returns what a party asks for, and how scripts are told, in a request sent then.
-func (p *pool) asked(party []*request, sent time.Time, waits bool) ([]grant, []string) {
+// encode returns the grants and the script arguments of a batch.
+func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
 	me := ""
 	if waits {
 		me = p.s.ID
 	}
-	grants := make([]grant, len(party))
-	args := append(make([]string, 0, 4+4*len(party)), me, wire.Millis(overtaking), wire.Millis(p.place()), strconv.Itoa(len(party)))
-	for i, r := range party {
+	grants := make([]grant, len(batch))
+	args := append(make([]string, 0, 4+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()), strconv.Itoa(len(batch)))
+	for i, r := range batch {
 		r.mu.Lock()
 		if p.expirable() && r.grant.ids == nil {
 			r.grant.ids = newIDs(r.grant.permits)
@@ -219,32 +219,32 @@ func leaseArg(lease time.Duration, forever bool) string {
 	return wire.Millis(lease)
 }
 
-// answered says what the server's answer means for each of a party of which the first
-// have asked. reply is how many were served, when trying again may help, and whether the
-// next is in the line. If all who asked were served, the others try at once.
-func (p *pool) answered(party []*request, asked int, sent time.Time, reply []int64) []queue.Result {
-	served, again, placed := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
-	results := make([]queue.Result, len(party))
+// apply applies the server's reply to a batch of which the first sentCount requests were
+// sent. reply is the number of requests served, when to retry, and whether this client is
+// in the wait queue. If all requests that were sent were served, the others retry at once.
+func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []queue.Result {
+	served, retryIn, queued := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
+	results := make([]queue.Result, len(batch))
 	var late []grant
-	for i, r := range party {
+	for i, r := range batch {
 		r.mu.Lock()
-		if i < asked {
+		if i < sentCount {
 			r.attempts++
 		}
 		switch {
 		case i < served && p.expirable() && !r.grant.forever && time.Since(sent) >= r.grant.lease:
-			// The lease was over before its confirmation came.
+			// The lease ended before the reply arrived.
 			late = append(late, r.grant)
 			r.grant.ids = nil
 		case i < served:
-			r.served, r.sent, r.placed = true, sent, false
+			r.served, r.sent, r.queued = true, sent, false
 			results[i].Acquired = true
-		case served == asked:
+		case served == sentCount:
 			r.waited = true
 		default:
 			r.waited = true
-			r.placed = placed && i == served
-			results[i].FreeIn = p.lookAgain(again, r, sent)
+			r.queued = queued && i == served
+			results[i].FreeIn = p.nextAttempt(retryIn, r, sent)
 		}
 		r.mu.Unlock()
 	}
@@ -254,39 +254,39 @@ func (p *pool) answered(party []*request, asked int, sent time.Time, reply []int
 	return results
 }
 
-// lookAgain is after what time a request that was not served, by an attempt sent then,
-// tries again without a message. r.mu is held.
-func (p *pool) lookAgain(again time.Duration, r *request, sent time.Time) time.Duration {
+// nextAttempt returns the time after which a request retries without a message, if an
+// attempt sent at that time did not serve it. r.mu is held.
+func (p *pool) nextAttempt(retryIn time.Duration, r *request, sent time.Time) time.Duration {
 	pause := time.Duration(-1)
 	switch {
-	case r.placed:
-		pause = p.place() / 3 // and shows a sign of life
-	case sent.Sub(r.began) < overtaking: // else there are no permits at all
-		pause = max(0, overtaking-time.Since(r.began)) // then it may go into the line
+	case r.queued:
+		pause = p.heartbeatTimeout() / 3 // each attempt is a heartbeat
+	case sent.Sub(r.began) < bargingTime: // a later one is not queued if there is no semaphore
+		pause = max(0, bargingTime-time.Since(r.began)) // then it may join the wait queue
 	}
-	if again >= 0 && (pause < 0 || again < pause) {
-		pause = again
+	if retryIn >= 0 && (pause < 0 || retryIn < pause) {
+		pause = retryIn
 	}
 	return pause
 }
 
-// doubt is called when nothing is known of an attempt for a party. What it may have
-// got is undone, so they go on with other permits. A place in line that it may have
-// got is that of the first of them.
-func (p *pool) doubt(party []*request) {
-	for i, r := range party {
+// outcomeUnknown prepares a batch for its next attempt when the last one got no reply.
+// That attempt is undone, so the next one uses new ids. If it has put this client into
+// the wait queue, the first request accounts for the position.
+func (p *pool) outcomeUnknown(batch []*request) {
+	for i, r := range batch {
 		r.mu.Lock()
 		r.attempts++
 		r.grant.ids = nil
-		if i == 0 && !r.once && time.Since(r.began) >= overtaking {
-			r.placed = true
+		if i == 0 && !r.once && time.Since(r.began) >= bargingTime {
+			r.queued = true
 		}
 		r.mu.Unlock()
 	}
 }
 
-// undo calls off, in the background, an acquisition with an unknown outcome.
-func (p *pool) undo(n number, grants []grant) {
+// undo undoes an acquisition whose outcome is unknown, in the background.
+func (p *pool) undo(seq sequence, grants []grant) {
 	var args []string
 	for _, g := range grants {
 		if p.expirable() {
@@ -295,111 +295,30 @@ func (p *pool) undo(n number, grants []grant) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
-	// A server that stands still may run the acquisition when it goes on: to call it off
-	// then is as good as ever.
-	n.until = time.Now().Add(undoTime)
-	p.settle(func(ctx context.Context, patience time.Duration) {
+	// A paused server may run the acquisition only when it resumes. An undo is still in
+	// time then.
+	seq.until = time.Now().Add(undoTime)
+	p.background(func(ctx context.Context, patience time.Duration) {
 		if patience > 0 {
 			patience = undoTime
 		}
-		_, _, _ = p.callAs(ctx, n, patience, p.scripts.undo, args)
+		_, _, _ = p.retry(ctx, seq, patience, p.scripts.undo, args)
 	})
 }
 
-// giveBack releases, in the background, what nobody waits for any more. Whoever has
-// deleted the semaphore meanwhile does not want it back.
-func (p *pool) giveBack(grants []grant) {
-	p.settle(func(ctx context.Context, patience time.Duration) {
-		for _, g := range grants {
-			_, _ = p.release(ctx, patience, g, true)
-		}
-	})
-}
-
-// retire gives up what a wait that has ended may have left on the server.
-func (r *request) retire() {
+// leaveQueue removes this client from the wait queue if it is there because of a request
+// that no longer waits.
+func (r *request) leaveQueue() {
 	r.mu.Lock()
-	placed := r.placed
-	r.placed = false
+	queued := r.queued
+	r.queued = false
 	r.mu.Unlock()
-	if placed {
-		r.pool.settle(func(ctx context.Context, patience time.Duration) {
+	if queued {
+		r.pool.background(func(ctx context.Context, patience time.Duration) {
 			p := r.pool
-			n := p.numbers.next()
-			_, _, _ = p.callAs(ctx, n, patience, leaveScript, []string{p.s.ID})
-			// The place was that of all requests of this client: the next wants one.
+			_, _, _ = p.retry(ctx, p.slots.next(), patience, leaveScript, []string{p.s.ID})
+			// All requests of this client shared the position: the next one needs its own.
 			p.s.Queues.Wake(p.queueKey())
 		})
 	}
-}
-
-// The results of a release.
-const (
-	releaseTooMany = -1
-	releaseAbsent  = 0
-	releaseDone    = 1
-)
-
-// release gives permits back and serves those of this process who wait, in one
-// request if it can. It returns what became of it, and tries for as long as patience
-// says; then the background does.
-func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
-	own := g.ids
-	if !p.expirable() {
-		own = []string{wire.Flag(ifExists)}
-	}
-	own = append([]string{strconv.Itoa(g.permits)}, own...)
-	n := p.numbers.next()
-	var reply []int64
-	var outcome wire.Outcome
-	var err error
-	offered := p.s.Queues.Offer(p.queueKey(), func(all []queue.Acquirer) []queue.Result {
-		party := requestsOf(all)
-		asked := asking(party, g.permits)
-		sent := time.Now() // of the first try: later ones may find it done
-		grants, args := p.asked(party[:asked], sent, true)
-		args = append(slices.Clip(own), args...)
-		reply, outcome, err = p.callAs(ctx, n, patience, p.scripts.release, args)
-		switch {
-		case err == nil && reply[0] == releaseDone:
-			p.s.Telemetry.HandedOver(ctx, p.described(), int(reply[2]))
-			return p.answered(party, asked, sent, reply[2:])
-		case err == nil:
-			return make([]queue.Result, len(all)) // they try themselves
-		case outcome != wire.Refused:
-			p.doubt(party[:asked])
-			p.finish(n, args, grants)
-		}
-		return failed(len(all), &queue.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})
-	})
-	if !offered {
-		_, args := p.asked(nil, time.Time{}, true)
-		args = append(own, args...)
-		reply, outcome, err = p.callAs(ctx, n, patience, p.scripts.release, args)
-		if err != nil && outcome != wire.Refused {
-			p.finish(n, args, nil)
-		}
-	}
-	switch {
-	case err != nil && outcome != wire.Refused:
-		return 0, errors.Join(lock.ErrIndeterminate, err) // the background may do it yet
-	case err != nil:
-		return 0, err
-	}
-	if !offered && reply[0] == releaseDone && reply[1] == 0 {
-		// Nobody has heard of it: those of this process, if any, must not wait for that.
-		p.s.Queues.Wake(p.queueKey())
-	}
-	return reply[0], nil
-}
-
-// finish goes on with a release in the background. What it gets for others in the
-// same request comes too late for them.
-func (p *pool) finish(n number, args []string, grants []grant) {
-	p.settle(func(ctx context.Context, patience time.Duration) {
-		reply, _, err := p.callAs(ctx, n, patience, p.scripts.release, args)
-		if err == nil && reply[0] == releaseDone && int(reply[2]) > 0 {
-			p.giveBack(grants[:reply[2]])
-		}
-	})
 }

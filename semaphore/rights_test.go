@@ -16,27 +16,26 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// rightsWait is for longer than it takes to come into line.
+// rightsWait is long enough to join the wait queue.
 const rightsWait = 400 * time.Millisecond
 
-// rightsScene is a semaphore, a client that may do everything, and one that lacks a
-// right.
+// rightsScene is a semaphore with a client that has all rights and one that lacks a right.
 type rightsScene struct {
 	testing.TB
 	less, admin *taker
 	total       int
-	expired     bool // whether some that have expired are still in the set
+	expired     bool // expired permits may still be in the set
 }
 
 func (a *rightsScene) do(words ...string) { harness.Do(a, a.admin.addr, words...) }
 
-// all takes everything for the client with all rights.
-func (a *rightsScene) all() {
+// acquireAll acquires all permits for the client with all rights.
+func (a *rightsScene) acquireAll() {
 	require.NoError(a, a.admin.try(a.Context(), a.total))
 }
 
-// giveBack has the client that lacks a right give back what the other has.
-func (a *rightsScene) giveBack() {
+// releaseOther releases the permits of the other client through the one that lacks a right.
+func (a *rightsScene) releaseOther() {
 	n, ids := a.admin.held()
 	var err error
 	if a.less.expirable != nil {
@@ -49,9 +48,9 @@ func (a *rightsScene) giveBack() {
 	}
 }
 
-// waitInLine starts a wait of the client that lacks a right, and returns when it is in
-// line or has failed.
-func (a *rightsScene) waitInLine() <-chan error {
+// startQueued starts to acquire permits through the client that lacks a right, and returns when it
+// is in the wait queue or has failed.
+func (a *rightsScene) startQueued() <-chan error {
 	waiter := a.less.start(a.Context(), 2, lock.Wait(rightsWait))
 	ended := make(chan error, 1)
 	failed := make(chan struct{})
@@ -60,18 +59,18 @@ func (a *rightsScene) waitInLine() <-chan error {
 		close(failed)
 		ended <- err
 	}()
-	harness.Eventually(a, faultSoon, "it is in line, or has failed", func() bool {
+	harness.Eventually(a, soon, "the client is queued or has failed", func() bool {
 		select {
 		case <-failed:
 			return true
 		default:
-			return standsInLine(a, a.admin.addr, a.admin.name) == ":1"
+			return queueLength(a, a.admin.addr, a.admin.name) == ":1"
 		}
 	})
 	return ended
 }
 
-// check compares what the server has with what the clients know.
+// check compares the permits on the server with those of the clients.
 func (a *rightsScene) check() {
 	a.Helper()
 	keys, err := testserver.Query(a.admin.addr, "KEYS", "redlatch_sc_*")
@@ -85,7 +84,7 @@ func (a *rightsScene) check() {
 	}
 	members, err := testserver.Query(a.admin.addr, "ZRANGE", wire.PermitTimeouts(a.admin.name), "0", "-1")
 	require.NoError(a, err)
-	require.Equal(a, a.total, a.less.free(a)+len(members), "permits, free and taken")
+	require.Equal(a, a.total, a.less.free(a)+len(members), "permits, free and acquired")
 	_, ids := a.less.held()
 	for i, m := range members {
 		members[i] = hex.EncodeToString([]byte(m))
@@ -93,40 +92,39 @@ func (a *rightsScene) check() {
 	require.Subset(a, members, ids)
 }
 
-// Whatever right a user lacks, permits neither vanish nor come into being: what fails
-// has changed nothing.
-func TestALackingRightCostsNoPermits(t *testing.T) {
+// No missing right loses or adds permits: a call that fails has changed nothing.
+func TestMissingRightLosesNoPermits(t *testing.T) {
 	const total = 10
 	rights := []string{
 		"get", "set", "del", "exists", "incrby", "decrby", "pttl", "pexpire", "time", "publish", "subscribe",
 		"zadd", "zrem", "zscore", "zrange", "zrangebyscore", "zcard", "zcount",
 	}
-	ending := func(a *rightsScene) { a.do("PEXPIRE", a.admin.name, "60000") }
+	expiring := func(a *rightsScene) { a.do("PEXPIRE", a.admin.name, "60000") }
 	operations := []struct {
 		name string
-		kind string // "": both
+		kind string // "" for both
 		run  func(a *rightsScene)
 	}{
-		{"take", "", func(a *rightsScene) { _ = a.less.try(a.Context(), 3) }},
-		{"take of a semaphore that ends", "", func(a *rightsScene) {
-			ending(a)
+		{"acquire", "", func(a *rightsScene) { _ = a.less.try(a.Context(), 3) }},
+		{"acquire from a semaphore that expires", "", func(a *rightsScene) {
+			expiring(a)
 			_ = a.less.try(a.Context(), 3)
 			_ = a.less.try(a.Context(), 2)
 		}},
-		{"take past the dead", "", func(a *rightsScene) {
+		{"acquire past a dead client", "", func(a *rightsScene) {
 			for _, key := range []string{wire.SemaphoreWaiting(a.less.name), wire.SemaphoreAlive(a.less.name)} {
-				a.do("ZADD", key, "1", "somebody")
+				a.do("ZADD", key, "1", "dead")
 				a.do("PEXPIRE", key, "60000")
 			}
 			_ = a.less.try(a.Context(), 3)
 		}},
-		{"take what has expired", expirableKind, func(a *rightsScene) {
+		{"acquire expired permits", expirableKind, func(a *rightsScene) {
 			_, err := a.admin.expirable.AcquireN(a.Context(), total, lock.Lease(time.Millisecond))
 			if err != nil {
-				require.ErrorIs(a, err, lock.ErrNotAcquired) // a slow machine
+				require.ErrorIs(a, err, lock.ErrNotAcquired) // on a slow machine
 			}
 			a.expired = true
-			harness.Eventually(a, faultSoon, "they have expired", func() bool {
+			harness.Eventually(a, soon, "the permits have expired", func() bool {
 				n, err := a.admin.expirable.Available(a.Context())
 				return err == nil && n == total
 			})
@@ -134,38 +132,38 @@ func TestALackingRightCostsNoPermits(t *testing.T) {
 				_ = a.less.try(a.Context(), 3)
 			}
 		}},
-		{"wait in vain", "", func(a *rightsScene) {
-			a.all()
-			ended := a.waitInLine()
+		{"wait without success", "", func(a *rightsScene) {
+			a.acquireAll()
+			ended := a.startQueued()
 			require.Error(a, await(a, ended))
 		}},
 		{"wait", "", func(a *rightsScene) {
-			a.all()
-			ended := a.waitInLine()
+			a.acquireAll()
+			ended := a.startQueued()
 			require.NoError(a, a.admin.release(a.Context()))
 			_ = await(a, ended)
 		}},
-		{"release for others of the process", "", func(a *rightsScene) {
-			ending(a)
-			a.all()
-			ended := a.waitInLine()
-			a.giveBack()
+		{"release to local waiters", "", func(a *rightsScene) {
+			expiring(a)
+			a.acquireAll()
+			ended := a.startQueued()
+			a.releaseOther()
 			_ = await(a, ended)
 		}},
 		{"release", "", func(a *rightsScene) {
 			require.NoError(a, a.admin.try(a.Context(), 1))
-			a.giveBack()
+			a.releaseOther()
 		}},
 		{"release of several", "", func(a *rightsScene) {
 			require.NoError(a, a.admin.try(a.Context(), 4))
-			a.giveBack()
+			a.releaseOther()
 		}},
-		{"calling off", "", func(a *rightsScene) {
+		{"undo", "", func(a *rightsScene) {
 			ctx, cancel := context.WithCancel(a.Context())
 			a.do("CLIENT", "PAUSE", "30000", "WRITE")
 			done := make(chan error, 1)
 			go func() { done <- a.less.try(ctx, 3) }()
-			harness.Eventually(a, faultSoon, "it is under way", func() bool { return blocked(a, a.admin.addr) })
+			harness.Eventually(a, soon, "the request is in progress", func() bool { return blocked(a, a.admin.addr) })
 			cancel()
 			require.ErrorIs(a, await(a, done), lock.ErrIndeterminate)
 			a.do("CLIENT", "UNPAUSE")
@@ -188,13 +186,13 @@ func TestALackingRightCostsNoPermits(t *testing.T) {
 			n, _ := a.less.plain.Drain(a.Context())
 			a.total -= n
 		}},
-		{"set the sum", expirableKind, func(a *rightsScene) {
+		{"set the total", expirableKind, func(a *rightsScene) {
 			require.NoError(a, a.admin.try(a.Context(), 4))
 			if err := a.less.expirable.SetPermits(a.Context(), 6); err == nil {
 				a.total = 6
 			}
 		}},
-		{"look", "", func(a *rightsScene) {
+		{"read", "", func(a *rightsScene) {
 			if a.less.expirable != nil {
 				_, _ = a.less.expirable.Permits(a.Context())
 			} else {
@@ -203,9 +201,9 @@ func TestALackingRightCostsNoPermits(t *testing.T) {
 		}},
 	}
 	harness.EachOf(t, rights, func(right string) string { return right }, func(t *testing.T, s *testserver.Server, right string) {
-		admin := harness.Client(t, s, faultQuietly)
+		admin := harness.Client(t, s, quiet)
 		c := without(t, s, s.Addr, right)
-		for _, kind := range faultKinds {
+		for _, kind := range takerKinds {
 			for _, op := range operations {
 				if op.kind != "" && op.kind != kind {
 					continue
@@ -227,11 +225,11 @@ func TestALackingRightCostsNoPermits(t *testing.T) {
 	})
 }
 
-// without returns a client at that address whose user may do everything but one thing.
+// without returns a client at that address whose user lacks one right.
 func without(t *testing.T, s *testserver.Server, addr, right string) *redlatch.Client {
 	t.Helper()
 	harness.Do(t, s.Addr, "ACL", "SETUSER", "less", "reset", "on", ">secret", "+@all", "allkeys", "allchannels", "-"+right)
-	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{addr}, Username: "less", Password: "secret"}, faultQuietly)
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{addr}, Username: "less", Password: "secret"}, quiet)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		c.Close()
@@ -240,9 +238,9 @@ func without(t *testing.T, s *testserver.Server, addr, right string) *redlatch.C
 	return c
 }
 
-// A release is refused, and the refusal is lost: who asks again hears of it.
-func TestARefusalThatIsLostIsNoSuccess(t *testing.T) {
-	harness.EachOf(t, faultKinds, func(kind string) string { return kind }, func(t *testing.T, s *testserver.Server, kind string) {
+// A release is refused and the reply is lost. The retry is refused as well.
+func TestLostRefusalIsNotSuccess(t *testing.T) {
+	harness.EachOf(t, takerKinds, func(kind string) string { return kind }, func(t *testing.T, s *testserver.Server, kind string) {
 		loadScripts(t, s.Addr)
 		admin := takerOf(harness.Client(t, s), s, kind, kind)
 		_, err := admin.set(t.Context(), 2)
@@ -255,12 +253,12 @@ func TestARefusalThatIsLostIsNoSuccess(t *testing.T) {
 		if kind == expirableKind {
 			script = "permit_" + script
 		}
-		reached := g.Arm(harness.LoseReply, nameOf(t, script), 1)
-		a.giveBack()
+		reached := g.Arm(harness.LoseReply, sha(t, script), 1)
+		a.releaseOther()
 		<-reached
 		n, _ := admin.held()
-		require.Equal(t, 2, n, "it was not told that they were given back")
-		c.Close() // and gives up trying
+		require.Equal(t, 2, n, "the release has failed")
+		c.Close() // ends the retries
 		a.check()
 	})
 }

@@ -18,51 +18,51 @@ import (
 )
 
 const (
-	// soon is enough for what takes a few round trips, on a busy machine.
+	// soon is enough for a few round trips on a busy machine.
 	soon = 10 * time.Second
-	// slack is how late a busy machine does what is due at a certain time. A waiter that
-	// is not in the line looks by itself half as often, one that is in it more often.
+	// slack is how late a busy machine may be. The poll interval is twice as long, the
+	// heartbeat interval shorter.
 	slack = 2500 * time.Millisecond
 )
 
-// anySemaphore is what the kinds of this package have in common.
+// anySemaphore is the common interface of both kinds.
 type anySemaphore interface {
 	Name() string
 	TrySetPermits(ctx context.Context, permits int) (bool, error)
 	AddPermits(ctx context.Context, delta int) error
 	Available(ctx context.Context) (int, error)
-	acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error)
-	tryAcquire(ctx context.Context, n int) (taken, error)
+	acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error)
+	tryAcquire(ctx context.Context, n int) (acquired, error)
 }
 
-// taken is permits that were taken, by how to give them back.
-type taken func(ctx context.Context) error
+// acquired releases acquired permits.
+type acquired func(ctx context.Context) error
 
 type plain struct{ *semaphore.Semaphore }
 
-func (p plain) acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error) {
-	return p.taken(n, p.Acquire(ctx, n, opts...))
+func (p plain) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
+	return p.acquired(n, p.Acquire(ctx, n, opts...))
 }
 
-func (p plain) tryAcquire(ctx context.Context, n int) (taken, error) {
-	return p.taken(n, p.TryAcquire(ctx, n))
+func (p plain) tryAcquire(ctx context.Context, n int) (acquired, error) {
+	return p.acquired(n, p.TryAcquire(ctx, n))
 }
 
-func (p plain) taken(n int, err error) (taken, error) {
+func (p plain) acquired(n int, err error) (acquired, error) {
 	return func(ctx context.Context) error { return p.Release(ctx, n) }, err
 }
 
 type expirable struct{ *semaphore.Expirable }
 
-func (e expirable) acquire(ctx context.Context, n int, opts ...lock.Option) (taken, error) {
-	return e.taken(e.AcquireN(ctx, n, opts...))
+func (e expirable) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
+	return e.acquired(e.AcquireN(ctx, n, opts...))
 }
 
-func (e expirable) tryAcquire(ctx context.Context, n int) (taken, error) {
-	return e.taken(e.TryAcquireN(ctx, n))
+func (e expirable) tryAcquire(ctx context.Context, n int) (acquired, error) {
+	return e.acquired(e.TryAcquireN(ctx, n))
 }
 
-func (e expirable) taken(permits []*semaphore.Permit, err error) (taken, error) {
+func (e expirable) acquired(permits []*semaphore.Permit, err error) (acquired, error) {
 	return func(ctx context.Context) error {
 		defer runtime.KeepAlive(permits)
 		return e.Release(ctx, idsOf(permits)...)
@@ -83,7 +83,7 @@ var kinds = []kind{
 	{"permit semaphore", func(c *redlatch.Client, name string) anySemaphore { return expirable{c.PermitSemaphore(name)} }},
 }
 
-// eachKind runs a test for both kinds on every server program, each on a server of its own.
+// eachKind runs a test for both kinds on every server program, each on its own server.
 func eachKind(t *testing.T, test func(t *testing.T, s *testserver.Server, of semaphoreOf)) {
 	harness.EachOf(t, kinds, kind.String, func(t *testing.T, s *testserver.Server, k kind) { test(t, s, k.of) })
 }
@@ -96,8 +96,8 @@ func idsOf(permits []*semaphore.Permit) []string {
 	return ids
 }
 
-// limited returns a semaphore that was made with so many permits.
-func limited[S anySemaphore](t testing.TB, s S, permits int) S {
+// withPermits creates a semaphore with this number of permits.
+func withPermits[S anySemaphore](t testing.TB, s S, permits int) S {
 	t.Helper()
 	made, err := s.TrySetPermits(context.Background(), permits)
 	require.NoError(t, err)
@@ -105,21 +105,21 @@ func limited[S anySemaphore](t testing.TB, s S, permits int) S {
 	return s
 }
 
-func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.Option) taken {
+func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.Option) acquired {
 	t.Helper()
-	back, err := s.acquire(context.Background(), n, patient(opts)...)
+	permits, err := s.acquire(context.Background(), n, patient(opts)...)
 	require.NoError(t, err)
-	return back
+	return permits
 }
 
-// patient bounds a wait that does not end, if opts do not.
+// patient adds a bound to options without one, so that a test cannot hang.
 func patient(opts []lock.Option) []lock.Option {
 	return append([]lock.Option{lock.Wait(2 * soon)}, opts...)
 }
 
-func (give taken) back(t testing.TB) {
+func (a acquired) release(t testing.TB) {
 	t.Helper()
-	require.NoError(t, give(context.Background()))
+	require.NoError(t, a(context.Background()))
 }
 
 func available(t testing.TB, s interface {
@@ -131,14 +131,14 @@ func available(t testing.TB, s interface {
 	return n
 }
 
-func TestASemaphoreIsMadeOnce(t *testing.T) {
+func TestTrySetPermits(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		sem := of(harness.Client(t, s), "orders")
 		require.Equal(t, "orders", sem.Name())
 		require.Zero(t, available(t, sem))
 		_, err := sem.tryAcquire(t.Context(), 1)
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		limited(t, sem, 10)
+		withPermits(t, sem, 10)
 		require.Equal(t, 10, available(t, sem))
 		for _, c := range []*redlatch.Client{harness.Client(t, s), harness.Client(t, s)} {
 			made, err := of(c, "orders").TrySetPermits(t.Context(), 15)
@@ -148,15 +148,15 @@ func TestASemaphoreIsMadeOnce(t *testing.T) {
 		}
 		require.Equal(t, int64(-1), harness.PTTL(t, s.Addr, "orders"))
 
-		// None is a number of permits too.
-		none := limited(t, of(harness.Client(t, s), "none"), 0)
+		// 0 is a valid number of permits.
+		none := withPermits(t, of(harness.Client(t, s), "none"), 0)
 		made, err := none.TrySetPermits(t.Context(), 1)
 		require.NoError(t, err)
 		require.False(t, made)
 	})
 }
 
-func TestASemaphoreKeepsItsTimeToLive(t *testing.T) {
+func TestSemaphoreKeepsTimeToLive(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const ttl = 700 * time.Millisecond
 		sem := harness.Client(t, s).Semaphore("orders")
@@ -169,7 +169,7 @@ func TestASemaphoreKeepsItsTimeToLive(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, made)
 
-		// Nothing that is done with it prolongs its time, or ends it.
+		// No operation changes the time to live.
 		require.NoError(t, sem.Acquire(t.Context(), 2))
 		require.NoError(t, sem.AddPermits(t.Context(), 1))
 		require.NoError(t, sem.Release(t.Context(), 1))
@@ -181,21 +181,21 @@ func TestASemaphoreKeepsItsTimeToLive(t *testing.T) {
 		require.Positive(t, ttlLeft)
 		require.LessOrEqual(t, ttlLeft, ttl.Milliseconds())
 
-		harness.Eventually(t, ttl+slack, "it is gone", func() bool { return available(t, sem) == 0 })
+		harness.Eventually(t, ttl+slack, "the semaphore has expired", func() bool { return available(t, sem) == 0 })
 		require.GreaterOrEqual(t, time.Since(begin), ttl-5*time.Millisecond)
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
-		limited(t, plain{sem}, 1)
+		withPermits(t, plain{sem}, 1)
 	})
 }
 
-func TestPermitsAreCounted(t *testing.T) {
+func TestPermitCount(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		sem := limited(t, plain{harness.Client(t, s).Semaphore("orders")}, 10)
+		sem := withPermits(t, plain{harness.Client(t, s).Semaphore("orders")}, 10)
 		other := harness.Client(t, s).Semaphore("orders")
 		ctx := t.Context()
 		require.NoError(t, sem.Acquire(ctx, 9))
 		require.Equal(t, 1, available(t, sem))
-		require.NoError(t, other.Release(ctx, 9)) // whoever took them
+		require.NoError(t, other.Release(ctx, 9)) // acquired by another client
 		require.Equal(t, 10, available(t, sem))
 		require.NoError(t, sem.Acquire(ctx, 5))
 		require.Equal(t, 5, available(t, sem))
@@ -213,7 +213,7 @@ func TestPermitsAreCounted(t *testing.T) {
 func TestAddPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		ctx := t.Context()
-		sem := limited(t, plain{harness.Client(t, s).Semaphore("more")}, 10)
+		sem := withPermits(t, plain{harness.Client(t, s).Semaphore("more")}, 10)
 		mustAcquire(t, sem, 10)
 		require.Zero(t, available(t, sem))
 		require.NoError(t, sem.AddPermits(ctx, 4))
@@ -223,7 +223,7 @@ func TestAddPermits(t *testing.T) {
 		mustAcquire(t, sem, 5)
 		require.Equal(t, 9, available(t, sem))
 
-		sem = limited(t, plain{harness.Client(t, s).Semaphore("fewer")}, 10)
+		sem = withPermits(t, plain{harness.Client(t, s).Semaphore("fewer")}, 10)
 		mustAcquire(t, sem, 10)
 		require.NoError(t, sem.AddPermits(ctx, -5))
 		require.Equal(t, -5, available(t, sem))
@@ -249,7 +249,7 @@ func TestDrain(t *testing.T) {
 		}
 		require.Zero(t, drained())
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
-		limited(t, sem, 10)
+		withPermits(t, sem, 10)
 		mustAcquire(t, sem, 3)
 		require.Equal(t, 7, drained())
 		require.Zero(t, available(t, sem))
@@ -267,7 +267,7 @@ func TestReleaseIfExists(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, there)
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
-		limited(t, sem, 9)
+		withPermits(t, sem, 9)
 		there, err = sem.ReleaseIfExists(t.Context(), 1)
 		require.NoError(t, err)
 		require.True(t, there)
@@ -275,58 +275,58 @@ func TestReleaseIfExists(t *testing.T) {
 	})
 }
 
-func TestAcquireWaitsForARelease(t *testing.T) {
+func TestAcquireWaitsForRelease(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		here := limited(t, of(c, "orders"), 1)
+		here := withPermits(t, of(c, "orders"), 1)
 		for _, waiting := range []*redlatch.Client{c, other} {
 			held := mustAcquire(t, here, 1)
 			w := startBehind(t, waiting, of(waiting, "orders"), 1)
-			held.back(t)
+			held.release(t)
 			got := w.Got()
 			_, err := here.tryAcquire(t.Context(), 1)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.Zero(t, available(t, here))
-			got.back(t)
+			got.release(t)
 			require.Equal(t, 1, available(t, here))
 		}
 	})
 }
 
-func TestSeveralReleasesAddUpForAWaiter(t *testing.T) {
+func TestReleasesAddUp(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		here := limited(t, of(c, "orders"), 5)
+		here := withPermits(t, of(c, "orders"), 5)
 		for _, waiting := range []*redlatch.Client{c, other} {
-			held := []taken{mustAcquire(t, here, 1), mustAcquire(t, here, 1), mustAcquire(t, here, 1)}
+			held := []acquired{mustAcquire(t, here, 1), mustAcquire(t, here, 1), mustAcquire(t, here, 1)}
 			w := startBehind(t, waiting, of(waiting, "orders"), 4)
-			held[0].back(t)
+			held[0].release(t)
 			require.True(t, w.Running())
 			require.Equal(t, 3, available(t, here))
-			held[1].back(t)
+			held[1].release(t)
 			got := w.Got()
 			require.Zero(t, available(t, here))
-			got.back(t)
-			held[2].back(t)
+			got.release(t)
+			held[2].release(t)
 		}
 	})
 }
 
-// A request for all permits is served among requests for one.
-func TestAllPermitsThereCanBe(t *testing.T) {
+// A request for all permits is served between requests for one.
+func TestMaxPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const clients, loops = 4, 10
-		sem := limited(t, plain{harness.Client(t, s).Semaphore("orders")}, semaphore.MaxPermits)
+		sem := withPermits(t, plain{harness.Client(t, s).Semaphore("orders")}, semaphore.MaxPermits)
 		var wg sync.WaitGroup
 		for range clients {
 			sem := plain{harness.Client(t, s).Semaphore("orders")}
 			for i := range loops {
 				n := []int{semaphore.MaxPermits, 1}[i%2]
 				wg.Go(func() {
-					back, err := sem.acquire(context.Background(), n, lock.Wait(time.Minute))
+					permits, err := sem.acquire(context.Background(), n, lock.Wait(time.Minute))
 					if assert.NoError(t, err) {
 						time.Sleep(5 * time.Millisecond)
-						assert.NoError(t, back(context.Background()))
+						assert.NoError(t, permits(context.Background()))
 					}
 				})
 			}
@@ -336,11 +336,11 @@ func TestAllPermitsThereCanBe(t *testing.T) {
 	})
 }
 
-func TestNeverMoreThanTheLimitAtOnce(t *testing.T) {
+func TestConcurrentUseStaysWithinLimit(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		const permits, clients, goroutines = 7, 4, 6
 		passes := harness.Size(5, 10)
-		all := limited(t, of(harness.Client(t, s), "orders"), permits)
+		all := withPermits(t, of(harness.Client(t, s), "orders"), permits)
 		var mu sync.Mutex
 		used, most := 0, 0
 		use := func(n int) {
@@ -356,14 +356,14 @@ func TestNeverMoreThanTheLimitAtOnce(t *testing.T) {
 				wg.Go(func() {
 					for i := range passes {
 						n := []int{1, 2, 1, permits}[(g+i)%4]
-						back, err := sem.acquire(context.Background(), n)
+						permits, err := sem.acquire(context.Background(), n)
 						if !assert.NoError(t, err) {
 							return
 						}
 						use(n)
 						time.Sleep(time.Millisecond)
 						use(-n)
-						assert.NoError(t, back(context.Background()))
+						assert.NoError(t, permits(context.Background()))
 					}
 				})
 			}

@@ -21,26 +21,22 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// Bounds that hold on a busy machine.
-const (
-	faultSoon = 10 * time.Second
-	// faultSlack is what a wait may take beyond what the protocol says.
-	faultSlack = 3 * time.Second
-)
+// outageSlack is how late a busy machine may be.
+const outageSlack = 3 * time.Second
 
-// faultQuietly is for clients whose logs are of no interest.
-var faultQuietly = redlatch.WithLogger(slog.New(slog.DiscardHandler))
+// quiet discards the logs of a client.
+var quiet = redlatch.WithLogger(slog.New(slog.DiscardHandler))
 
-// The kinds of semaphore.
+// The kinds of taker.
 const (
 	plainKind     = "plain"
 	expirableKind = "expirable"
 )
 
-var faultKinds = []string{plainKind, expirableKind}
+var takerKinds = []string{plainKind, expirableKind}
 
-// filesOf returns what a script is made of.
-func filesOf(file string) []string {
+// scriptFiles returns the files of a script.
+func scriptFiles(file string) []string {
 	switch {
 	case file == "permit_extend.lua" || file == "permit_left.lua":
 		return []string{"permits.lua", file}
@@ -53,30 +49,29 @@ func filesOf(file string) []string {
 	}
 }
 
-// nameOf returns the name that servers have for a script.
-func nameOf(t testing.TB, file string) string { return harness.SHA(t, filesOf(file)...) }
+// sha returns the SHA of a script.
+func sha(t testing.TB, file string) string { return harness.SHA(t, scriptFiles(file)...) }
 
-// loadScripts makes a server know the scripts, so that a request is one command.
+// loadScripts loads the scripts into a server, so that each request is one command.
 func loadScripts(t testing.TB, addr string) {
 	t.Helper()
-	files, err := filepath.Glob("*.lua")
+	files, err := filepath.Glob("lua/*.lua")
 	require.NoError(t, err)
-	for _, file := range files {
-		if file != "pool.lua" && file != "permits.lua" {
-			harness.Load(t, addr, filesOf(file)...)
+	for _, path := range files {
+		if file := filepath.Base(path); file != "pool.lua" && file != "permits.lua" {
+			harness.Load(t, addr, scriptFiles(file)...)
 		}
 	}
 }
 
-// taker is a semaphore of either kind in the hands of one client, with what that has
-// taken.
+// taker is a semaphore of either kind and the permits that one client has acquired from it.
 type taker struct {
 	addr, name string
 	plain      *semaphore.Semaphore
-	expirable  *semaphore.Expirable // nil: the other
+	expirable  *semaphore.Expirable // nil for the plain kind
 
 	mu      sync.Mutex
-	out     int
+	number  int
 	permits []*semaphore.Permit
 }
 
@@ -90,7 +85,7 @@ func takerOf(c *redlatch.Client, s *testserver.Server, kind, name string) *taker
 	return k
 }
 
-// set makes the semaphore.
+// set creates the semaphore.
 func (k *taker) set(ctx context.Context, permits int) (bool, error) {
 	if k.expirable != nil {
 		return k.expirable.TrySetPermits(ctx, permits)
@@ -107,55 +102,55 @@ func (k *taker) add(ctx context.Context, delta int) error {
 
 func (k *taker) acquire(ctx context.Context, n int, opts ...lock.Option) error {
 	if k.expirable != nil {
-		return k.taken(k.expirable.AcquireN(ctx, n, opts...))
+		return k.addPermits(k.expirable.AcquireN(ctx, n, opts...))
 	}
-	return k.took(n, k.plain.Acquire(ctx, n, opts...))
+	return k.addNumber(n, k.plain.Acquire(ctx, n, opts...))
 }
 
 func (k *taker) try(ctx context.Context, n int) error {
 	if k.expirable != nil {
-		return k.taken(k.expirable.TryAcquireN(ctx, n))
+		return k.addPermits(k.expirable.TryAcquireN(ctx, n))
 	}
-	return k.took(n, k.plain.TryAcquire(ctx, n))
+	return k.addNumber(n, k.plain.TryAcquire(ctx, n))
 }
 
-func (k *taker) taken(permits []*semaphore.Permit, err error) error {
+func (k *taker) addPermits(permits []*semaphore.Permit, err error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.permits = append(k.permits, permits...)
 	return err
 }
 
-func (k *taker) took(n int, err error) error {
+func (k *taker) addNumber(n int, err error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if err == nil {
-		k.out += n
+		k.number += n
 	}
 	return err
 }
 
-// held returns how many permits it has, and their ids.
+// held returns the number of permits held, and their ids.
 func (k *taker) held() (n int, ids []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range k.permits {
 		ids = append(ids, p.ID())
 	}
-	return k.out + len(ids), ids
+	return k.number + len(ids), ids
 }
 
-// forget says that it has nothing any more.
+// forget resets the permits held.
 func (k *taker) forget() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.out, k.permits = 0, nil
+	k.number, k.permits = 0, nil
 }
 
-// release gives everything back in one request.
+// release releases all permits in one request.
 func (k *taker) release(ctx context.Context) error {
 	k.mu.Lock()
-	out, permits := k.out, k.permits
+	out, permits := k.number, k.permits
 	k.mu.Unlock()
 	k.forget()
 	switch {
@@ -171,17 +166,17 @@ func (k *taker) release(ctx context.Context) error {
 	return k.expirable.Release(ctx, ids...)
 }
 
-// free returns how many permits the server has as free.
+// free returns the number of free permits on the server.
 func (k *taker) free(t testing.TB) int {
 	t.Helper()
 	reply, err := testserver.Query(k.addr, "GET", k.name)
 	require.NoError(t, err)
-	n, _ := strconv.Atoi(reply[0]) // "" for none
+	n, _ := strconv.Atoi(reply[0]) // "" without a semaphore
 	return n
 }
 
-// requireExact fails the test unless the server has total permits, of which those
-// that the clients know of are taken, and no others. Nothing is under way.
+// requireExact fails the test unless the server has total permits, of which exactly those of
+// the clients are acquired. No request may be in progress.
 func requireExact(t testing.TB, total int, clients ...*taker) {
 	t.Helper()
 	out, ids := 0, []string{}
@@ -200,23 +195,23 @@ func requireExact(t testing.TB, total int, clients ...*taker) {
 	for _, m := range members {
 		taken = append(taken, hex.EncodeToString([]byte(m)))
 	}
-	require.ElementsMatch(t, ids, taken, "%s: permits that are taken", k.name)
+	require.ElementsMatch(t, ids, taken, "%s: acquired permits", k.name)
 }
 
-// standsInLine returns how many clients stand in line.
-func standsInLine(t testing.TB, addr, name string) string {
+// queueLength returns the number of clients in the wait queue.
+func queueLength(t testing.TB, addr, name string) string {
 	t.Helper()
 	return harness.Do(t, addr, "ZCARD", wire.SemaphoreWaiting(name))
 }
 
-// start begins to wait for n permits.
+// start starts to acquire n permits.
 func (k *taker) start(ctx context.Context, n int, opts ...lock.Option) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- k.acquire(ctx, n, opts...) }()
 	return done
 }
 
-// await returns the end of a wait.
+// await returns the result of start.
 func await(t testing.TB, done <-chan error) error {
 	t.Helper()
 	select {
@@ -228,7 +223,7 @@ func await(t testing.TB, done <-chan error) error {
 	}
 }
 
-// blocked reports whether CLIENT PAUSE keeps a request waiting.
+// blocked reports whether CLIENT PAUSE delays a request.
 func blocked(t testing.TB, addr string) bool {
 	t.Helper()
 	clients, err := testserver.Query(addr, "CLIENT", "LIST")

@@ -6,7 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// monotonic is the clock of the machine that all processes share, in nanoseconds.
+// monotonic returns the time of the clock that all processes of the machine share, in
+// nanoseconds.
 func monotonic() int64 {
 	var now unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
@@ -15,7 +16,7 @@ func monotonic() int64 {
 	return now.Nano()
 }
 
-// processorTime is what this process has used.
+// processorTime returns the processor time used by this process.
 func processorTime() time.Duration {
 	var used unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {

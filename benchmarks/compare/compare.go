@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// plan is how much is measured.
+// plan is the extent of a comparison.
 type plan struct {
 	scenarios   []scenario
 	window      time.Duration // of most of them
 	repetitions int
-	pulse       time.Duration // of each measurement of the floor for the noise
-	// progress is told of everything that is measured.
+	pulse       time.Duration // of each measurement of the floor
+	// progress receives a line for each measurement.
 	progress io.Writer
 }
 
@@ -26,9 +26,9 @@ type comparison struct {
 	crew     crew
 }
 
-// compare runs a plan. Each repetition measures the peers of a cell in turn, beginning
-// with another one: what changes on the machine meanwhile changes for all. A peer that
-// fails is not tried again in that cell, and the report says why.
+// compare runs a plan. Each repetition measures the peers of a cell in turn, starting with a
+// different one, so that changes of the machine affect all peers. A peer that fails is not
+// tried again in that cell; the report gives the reason.
 func compare(p plan) (*results, error) {
 	c := &comparison{plan: p}
 	c.services.stopWhenInterrupted()
@@ -41,7 +41,7 @@ func compare(p plan) (*results, error) {
 		if err := c.pulse(r); err != nil {
 			return nil, err
 		}
-		if !s.has(redisson) { // what is kept would only be in the way
+		if !s.has(redisson) { // kept workers would only disturb
 			c.crew.dismiss()
 		}
 		r.Scenarios = append(r.Scenarios, c.scenario(s))
@@ -108,7 +108,7 @@ func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 	return c.crew.run(t, of.processes)
 }
 
-// pulse measures the floor. That it changes in a run is the noise.
+// pulse measures the floor. Its variation during a run is the noise.
 func (c *comparison) pulse(r *results) error {
 	m, err := c.measure(cell{
 		processes: 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: 1, For: c.plan.pulse},

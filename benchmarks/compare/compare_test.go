@@ -17,7 +17,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// small is the comparison in short, of the peers that need nothing but Redis and Go.
+// small is a short comparison of the peers that need only Redis and Go.
 func small() []scenario {
 	elsewhere := append([]string{redisson}, otherPeers...)
 	all := scenarios(100 * time.Millisecond)
@@ -31,7 +31,7 @@ func small() []scenario {
 			switch t := &c.task; {
 			case t.Do == "hold", t.Do == "wait":
 				t.Goroutines, t.For = 100, 300*time.Millisecond
-			case t.Kind == "red": // several goroutines may keep each other from a majority for so long
+			case t.Kind == "red": // several goroutines may keep each other from a majority for that long
 				t.Goroutines = 1
 			}
 		}
@@ -69,7 +69,7 @@ func TestEverythingIsMeasured(t *testing.T) {
 	assert.NotContains(t, string(text), " "+host+" ")
 	again, err := read(filepath.Join(dir, figuresFile))
 	require.NoError(t, err)
-	assert.Equal(t, string(text), again.text(again.charts()), "the report can be written anew from the figures")
+	assert.Equal(t, string(text), again.text(again.charts()), "the report can be rewritten from the figures")
 }
 
 func TestAPeerThatFailsIsARow(t *testing.T) {
@@ -80,8 +80,8 @@ func TestAPeerThatFailsIsARow(t *testing.T) {
 	r, err := compare(plan{scenarios: []scenario{s}, repetitions: 2, pulse: 50 * time.Millisecond, progress: io.Discard})
 	require.NoError(t, err)
 	rows := r.Scenarios[0].Cells[0].Rows
-	assert.Contains(t, rows[0].Failure, `no peer "nobody"`)
-	assert.Equal(t, 1, rows[0].Failed, "it is not tried again")
+	assert.Contains(t, rows[0].Failure, `unknown peer "nobody"`)
+	assert.Equal(t, 1, rows[0].Failed, "not tried again")
 	assert.Len(t, rows[1].Figures["rate"], 2)
 }
 

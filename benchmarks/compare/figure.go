@@ -7,10 +7,10 @@ import (
 	"strconv"
 )
 
-// figure is what a measure was in each repetition, in their order.
+// figure has the value of a measure in each repetition, in order.
 type figure []float64
 
-// median is 0 if there is none.
+// median returns 0 if there are no values.
 func (f figure) median() float64 {
 	if len(f) == 0 {
 		return 0
@@ -23,7 +23,7 @@ func (f figure) median() float64 {
 	return sorted[mid]
 }
 
-// bounds returns the least and the greatest.
+// bounds returns the least and the greatest value.
 func (f figure) bounds() (least, most float64) {
 	if len(f) == 0 {
 		return 0, 0
@@ -31,8 +31,8 @@ func (f figure) bounds() (least, most float64) {
 	return slices.Min(f), slices.Max(f)
 }
 
-// over returns the ratio of two figures. Repetitions are compared one by one where both
-// have them: what disturbs the machine for a while disturbs both then.
+// over returns the ratio of two figures. It pairs repetitions that both have, because
+// disturbances of the machine affect both then.
 func (f figure) over(base figure) figure {
 	if len(f) == 0 || base.median() == 0 {
 		return nil
@@ -48,7 +48,7 @@ func (f figure) over(base figure) figure {
 	return ratios
 }
 
-// row is what a peer has come to in a cell.
+// row is the result of a peer in a cell.
 type row struct {
 	Peer    string            `json:"peer"`
 	Figures map[string]figure `json:"figures,omitempty"`
@@ -56,8 +56,8 @@ type row struct {
 	Failure string            `json:"failure,omitempty"` // the first
 }
 
-// add adds a repetition. One without any operation has failed, too: leaving it out would
-// make the peer better than it is.
+// add adds a repetition. One without any operation counts as failed: omitting it would flatter
+// the peer.
 func (r *row) add(m *measurement, keys []string) {
 	before := r.Failed
 	for _, o := range m.Outcomes {
@@ -66,7 +66,7 @@ func (r *row) add(m *measurement, keys []string) {
 	}
 	if m.ops() == 0 {
 		if r.Failed == before {
-			r.failed(errors.New("nothing was done in a repetition"))
+			r.failed(errors.New("no operation in a repetition"))
 		}
 		return
 	}
@@ -80,13 +80,13 @@ func (r *row) add(m *measurement, keys []string) {
 	}
 }
 
-// rounded keeps five digits: more would be noise, and make the file big.
+// rounded keeps five digits: more would be noise and enlarge the file.
 func rounded(v float64) float64 {
 	v, _ = strconv.ParseFloat(strconv.FormatFloat(v, 'g', 5, 64), 64)
 	return v
 }
 
-// failed adds a repetition that did not come about.
+// failed adds a failed repetition.
 func (r *row) failed(err error) {
 	r.Failed++
 	r.Failure = cmp.Or(r.Failure, err.Error())

@@ -15,13 +15,13 @@ func TestFigures(t *testing.T) {
 	f := figure{3, 1, 2}
 	least, most := f.bounds()
 	assert.Equal(t, []float64{1, 3}, []float64{least, most})
-	assert.Equal(t, figure{3, 1, 2}, f, "the order of the repetitions is kept")
+	assert.Equal(t, figure{3, 1, 2}, f, "the order of repetitions is kept")
 }
 
 func TestRatiosAreOfTheSameRepetition(t *testing.T) {
-	// The machine was twice as quick in the second one.
+	// The machine was twice as fast in the second repetition.
 	assert.Equal(t, figure{2, 2, 2}, figure{20, 40, 20}.over(figure{10, 20, 10}))
-	assert.Equal(t, figure{2, 4}, figure{20, 40}.over(figure{10, 10, 10}), "of the median, if one has failed")
+	assert.Equal(t, figure{2, 4}, figure{20, 40}.over(figure{10, 10, 10}), "the ratio of medians if one has failed")
 	assert.Empty(t, figure{1}.over(nil))
 	assert.Empty(t, figure(nil).over(figure{1}))
 }
@@ -54,7 +54,7 @@ func TestMeasures(t *testing.T) {
 
 func TestOnlyWhatPassesBetweenProcessesIsAWakeUp(t *testing.T) {
 	m := &measurement{Outcomes: []*outcome{
-		{Got: []int64{0, 5_000}, Gave: []int64{4_000, 6_000}}, // it takes it again at 5 µs
+		{Got: []int64{0, 5_000}, Gave: []int64{4_000, 6_000}}, // it acquires it again at 5 µs
 		{Got: []int64{9_000}, Gave: []int64{12_000}},
 	}}
 	h := m.wake()
@@ -68,13 +68,13 @@ func TestRowsKeepTheFirstFailure(t *testing.T) {
 	r.add(&measurement{Outcomes: []*outcome{{Elapsed: time.Second, Failed: 3, Failure: "first"}}}, []string{"rate"})
 	r.failed(errors.New("second"))
 	assert.Equal(t, row{Figures: map[string]figure{"rate": {7}, "overtook": {0}}, Failed: 4, Failure: "first"}, r,
-		"0 commands are that nothing is known of them")
+		"0 commands means unknown")
 }
 
 func TestARepetitionWithoutOperationsHasFailed(t *testing.T) {
 	var r row
 	r.add(&measurement{Outcomes: []*outcome{{Elapsed: time.Second}}}, []string{"rate"})
-	assert.Equal(t, row{Failed: 1, Failure: "nothing was done in a repetition"}, r)
+	assert.Equal(t, row{Failed: 1, Failure: "no operation in a repetition"}, r)
 }
 
 func TestFiveDigitsAreKept(t *testing.T) {

@@ -6,15 +6,15 @@ import (
 	"time"
 )
 
-// histogram counts durations in buckets that are at most 1.6 % wide. The zero one is
-// empty. It does not allocate when it counts.
+// histogram counts durations in buckets that are at most 1.6 % wide. The zero value is empty.
+// Counting does not allocate.
 type histogram struct {
 	counts [buckets]uint32
 	n      uint64
 }
 
 const (
-	subBits = 6 // of the buckets that a power of two is divided into
+	subBits = 6 // buckets for each power of two
 	buckets = (42 - subBits) << subBits
 )
 
@@ -45,8 +45,8 @@ func (h *histogram) merge(other *histogram) {
 	h.n += other.n
 }
 
-// quantile returns what a share q of the durations does not exceed, and 0 if there are
-// none.
+// quantile returns a duration that a share q of all durations does not exceed, and 0 if there
+// are none.
 func (h *histogram) quantile(q float64) time.Duration {
 	left := uint64(q * float64(h.n))
 	for i, n := range h.counts {
@@ -69,7 +69,7 @@ func (h *histogram) MarshalJSON() ([]byte, error) {
 	return json.Marshal(some)
 }
 
-// UnmarshalJSON reads what MarshalJSON has written.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (h *histogram) UnmarshalJSON(b []byte) error {
 	var some map[int]uint32
 	if err := json.Unmarshal(b, &some); err != nil {

@@ -26,6 +26,6 @@ func TestHistogram(t *testing.T) {
 	text, err := json.Marshal(&h)
 	var again histogram
 	if err != nil || json.Unmarshal(text, &again) != nil || again != h {
-		t.Error("it does not come back from JSON as it was")
+		t.Error("JSON changes it")
 	}
 }

@@ -12,13 +12,13 @@ import (
 	"time"
 )
 
-// hold takes as many locks as there are to be goroutines, and keeps them for a while.
+// hold acquires one lock for each goroutine and keeps the locks for a while.
 func hold(ctx context.Context, t task, s service) (job, error) {
 	held, err := several(ctx, t, s, t.Goroutines)
 	if err != nil {
 		return nil, err
 	}
-	before, err := remember() // what is asked for with is the caller's
+	before, err := remember() // the request is the caller's
 	if err != nil {
 		return nil, err
 	}
@@ -38,8 +38,8 @@ func hold(ctx context.Context, t task, s service) (job, error) {
 	}, nil
 }
 
-// wait has goroutines wait for locks that another client has: all for one, or each for
-// its own.
+// wait has goroutines wait for locks that another client holds: all for one, or each for its
+// own.
 func wait(ctx context.Context, t task, s service) (job, error) {
 	holder, err := open(ctx, t)
 	if err != nil {
@@ -76,7 +76,7 @@ func wait(ctx context.Context, t task, s service) (job, error) {
 		for range len(ended) {
 			err := <-ended
 			if err == nil {
-				err = errors.New("a waiter got a lock that another client has")
+				err = errors.New("a waiter acquired a held lock")
 			}
 			out.fail(err)
 		}
@@ -89,7 +89,7 @@ func wait(ctx context.Context, t task, s service) (job, error) {
 
 func nameOf(t task, i int) string { return t.Name + "-" + strconv.Itoa(i) }
 
-// several are those on n locks of different names.
+// several returns the operations on n locks of different names.
 func several(ctx context.Context, t task, s service, n int) ([]operation, error) {
 	all := make([]operation, n)
 	var err error
@@ -102,7 +102,7 @@ func several(ctx context.Context, t task, s service, n int) ([]operation, error)
 }
 
 // take acquires locks, many at a time, within t.Patience. That is no deadline of the
-// acquisitions: some libraries have a lock end with the context it was acquired with.
+// acquisitions: in some libraries a lock ends with the context it was acquired with.
 func take(ctx context.Context, t task, held []operation) error {
 	const many = 64
 	var taken atomic.Int64
@@ -131,7 +131,7 @@ func take(ctx context.Context, t task, held []operation) error {
 	return nil
 }
 
-// memory is what this process uses.
+// memory is the memory that this process uses.
 type memory struct{ heap, stacks, resident int64 }
 
 func remember() (memory, error) {
@@ -147,7 +147,7 @@ func remember() (memory, error) {
 	return memory{int64(m.HeapAlloc), int64(m.StackInuse), pages * int64(os.Getpagesize())}, err
 }
 
-// remember sets what each of n things takes that were not there before.
+// remember sets the memory of each of n new things.
 func (o *outcome) remember(before memory, n int) error {
 	after, err := remember()
 	each := func(before, after int64) float64 { return float64(after-before) / float64(n) }

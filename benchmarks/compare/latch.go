@@ -10,11 +10,11 @@ import (
 	"github.com/redlatch/redlatch/countdown"
 )
 
-// settling is how long goroutines are given to get into their wait.
+// settling is the time for goroutines to start waiting.
 const settling = 300 * time.Millisecond
 
-// latches has goroutines wait for a latch, brings it down to zero from another client,
-// and goes on with the next one until the time is over.
+// latches has goroutines wait for a latch, brings it down to zero from another client, and
+// continues with the next latch until the time is over.
 func latches(ctx context.Context, t task, s service) (job, error) {
 	waiting, ok := s.(*ours)
 	if !ok {

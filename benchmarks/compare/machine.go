@@ -17,7 +17,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// machine is what the figures were measured on.
+// machine describes the machine of the measurements.
 type machine struct {
 	CPU      string  `json:"cpu"`
 	Cores    int     `json:"cores"`
@@ -48,13 +48,13 @@ func field(file, name string) string {
 	return ""
 }
 
-// version is that of something that was measured.
+// version is the version of a measured program or library.
 type version struct {
 	Name    string `json:"name"`
 	Version string `json:"version"`
 }
 
-// libraries are the modules whose versions matter to the figures.
+// libraries are the modules whose versions the report lists.
 var libraries = []string{
 	"github.com/redis/rueidis", "github.com/redis/go-redis/v9",
 	"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "go.etcd.io/etcd/client/v3",
@@ -71,7 +71,7 @@ var programs = []struct {
 	{"Java", "zookeeper", "java", "-version"},
 }
 
-// versions are those of the libraries, and of the servers that were started.
+// versions returns those of the libraries and of the started servers.
 func versions(s *services) []version {
 	all := []version{{"Go", strings.TrimPrefix(runtime.Version(), "go")}}
 	if len(s.redis) > 0 {
@@ -105,7 +105,7 @@ var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
 
 func firstVersion(text string) string { return versionNumber.FindString(text) }
 
-// jars returns the version that stands in the name of a file, if there is one.
+// jars returns the version in the name of a file, if any.
 func jars(name, pattern string) (all []version) {
 	files, _ := filepath.Glob(pattern)
 	for _, file := range files {
@@ -114,18 +114,17 @@ func jars(name, pattern string) (all []version) {
 	return all
 }
 
-// noise is what else there was on the machine.
+// noise describes the other load of the machine.
 type noise struct {
 	// Load is the load average of the minute before.
 	Load float64 `json:"load"`
-	// Steal is which share of the time the machine's host took from it, in percent.
+	// Steal is the share of time that the machine's host took, in percent.
 	Steal float64 `json:"steal"`
-	// Floor is the rate of the floor with one goroutine, before each scenario and at the
-	// end.
+	// Floor is the rate of the floor with one goroutine, before each scenario and at the end.
 	Floor figure `json:"floor"`
 }
 
-// loadAverage is that of the last minute.
+// loadAverage returns that of the last minute.
 func loadAverage() float64 {
 	text, _ := os.ReadFile("/proc/loadavg")
 	first, _, _ := strings.Cut(string(text), " ")
@@ -133,10 +132,10 @@ func loadAverage() float64 {
 	return load
 }
 
-// ticks are times of all processors, since the machine was started.
+// ticks are times of all processors since the machine was started.
 type ticks struct{ all, stolen float64 }
 
-// processorTicks reads the line of /proc/stat that sums up the processors.
+// processorTicks reads the summary line of /proc/stat.
 func processorTicks() (t ticks) {
 	text, _ := os.ReadFile("/proc/stat")
 	line, _, _ := strings.Cut(string(text), "\n")
@@ -144,7 +143,7 @@ func processorTicks() (t ticks) {
 }
 
 func parseTicks(line string) (t ticks) {
-	const stolen, guest = 7, 8 // what guests take is part of the others
+	const stolen, guest = 7, 8 // guest time is part of the other fields
 	for i, word := range strings.Fields(strings.TrimPrefix(line, "cpu ")) {
 		v, _ := strconv.ParseFloat(word, 64)
 		if i < guest {
@@ -157,7 +156,7 @@ func parseTicks(line string) (t ticks) {
 	return t
 }
 
-// stealSince returns which share of the time was stolen, in percent.
+// stealSince returns the share of stolen time, in percent.
 func (t ticks) stealSince(before ticks) float64 {
 	return 100 * (t.stolen - before.stolen) / max(t.all-before.all, 1)
 }

@@ -8,7 +8,7 @@ import (
 
 func TestSteal(t *testing.T) {
 	before := parseTicks("cpu  100 0 100 700 0 0 0 100 50 0")
-	assert.Equal(t, ticks{all: 1000, stolen: 100}, before, "what guests take is not counted twice")
+	assert.Equal(t, ticks{all: 1000, stolen: 100}, before, "guest time is not counted twice")
 	after := parseTicks("cpu  200 0 200 1300 0 0 0 300 50 0")
 	assert.InDelta(t, 20, after.stealSince(before), 1e-9)
 	assert.Zero(t, before.stealSince(before))

@@ -1,5 +1,5 @@
-// Command compare measures redlatch beside other libraries that lock, in one run, and
-// writes a report: see scenario.go for what is measured, and worker.go for how.
+// Command compare measures redlatch and other locking libraries in one run and writes a
+// report. See scenario.go for the measurements and worker.go for the method.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 	}
 }
 
-// workIfAsked is all that this program does if it was started as a worker.
+// workIfAsked runs a task and exits if the program was started as a worker.
 func workIfAsked() {
 	if len(os.Args) != 2 || os.Args[1] != "work" {
 		return
@@ -35,9 +35,9 @@ func workIfAsked() {
 }
 
 func run() error {
-	dir := flag.String("dir", "report", "where the report is written to")
-	from := flag.String("from", "", "a file of figures: the report is written anew from it, and nothing is measured")
-	only := flag.String("only", "", "the numbers of the scenarios, separated by commas, whose report is printed; all if empty")
+	dir := flag.String("dir", "report", "directory of the report")
+	from := flag.String("from", "", "rewrite the report from this file of figures instead of measuring")
+	only := flag.String("only", "", "numbers of the scenarios to measure, separated by commas; prints the report; all if empty")
 	long := flag.Bool("long", false, "measure for longer and more often")
 	flag.Parse()
 	if *from != "" {

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// measure is something that is measured.
+// measure is a measured quantity.
 type measure struct {
 	title  string
 	digits int  // after the point
-	spread bool // it is shown from the least to the greatest, too
-	zero   bool // 0 is a value: of others it is that nothing is known
+	spread bool // also show the least and the greatest value
+	zero   bool // 0 is a value; for other measures it means unknown
 	of     func(m *measurement) float64
 }
 
@@ -41,8 +41,8 @@ var measures = map[string]measure{
 	"server":   {title: "server, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.ServerCPU) }},
 }
 
-// total returns a function that sums up what the processes have come to, and each one
-// that tells what an operation has of that.
+// total returns a function that sums up a quantity of the processes, and one that divides the
+// sum by the operations.
 func total(of func(o *outcome) float64) func(m *measurement) float64 {
 	return func(m *measurement) float64 { return m.sum(of) }
 }
@@ -62,10 +62,10 @@ func (m *measurement) ops() int {
 	return int(m.sum(func(o *outcome) float64 { return float64(o.ops()) }))
 }
 
-// each returns what an operation had of it.
+// each returns the quantity per operation.
 func (m *measurement) each(total float64) float64 { return total / float64(max(m.ops(), 1)) }
 
-// rate is how many operations all processes had in a second.
+// rate returns the operations of all processes per second.
 func (m *measurement) rate() float64 {
 	return m.sum(func(o *outcome) float64 { return float64(o.ops()) / max(o.Elapsed.Seconds(), 1e-9) })
 }
@@ -84,12 +84,12 @@ func (m *measurement) cpu() (d time.Duration) {
 	return d
 }
 
-// share returns which part of the time a core was used for so long, in percent.
+// share returns the share of the elapsed time for which a core was used, in percent.
 func (m *measurement) share(used time.Duration) float64 {
 	return 100 * float64(used) / float64(m.elapsed())
 }
 
-// shares are the operations of each goroutine.
+// shares returns the operations of each goroutine.
 func (m *measurement) shares() (all []int) {
 	for _, o := range m.Outcomes {
 		all = append(all, o.Shares...)
@@ -121,40 +121,40 @@ func (m *measurement) merged(of func(o *outcome) *histogram) *histogram {
 	return &all
 }
 
-// wake is for how long each wake-up took: what the workers tell, and each passing of the
-// lock from one process to another.
+// wake returns the duration of each wake-up: those reported by the workers, and each change of
+// the holder between processes.
 func (m *measurement) wake() *histogram {
 	type event struct {
-		at   int64
-		who  int
-		gave bool
+		at        int64
+		contender int
+		gave      bool
 	}
 	all := m.merged(func(o *outcome) *histogram { return &o.Wake })
 	var events []event
-	for who, o := range m.Outcomes {
+	for contender, o := range m.Outcomes {
 		for _, at := range o.Got {
-			events = append(events, event{at, who, false})
+			events = append(events, event{at, contender, false})
 		}
 		for _, at := range o.Gave {
-			events = append(events, event{at, who, true})
+			events = append(events, event{at, contender, true})
 		}
 	}
 	slices.SortFunc(events, func(a, b event) int { return cmp.Compare(a.at, b.at) })
 	for i := 1; i < len(events); i++ {
-		if last, e := events[i-1], events[i]; last.gave && !e.gave && last.who != e.who {
+		if last, e := events[i-1], events[i]; last.gave && !e.gave && last.contender != e.contender {
 			all.add(time.Duration(e.at - last.at))
 		}
 	}
 	return all
 }
 
-// quantile returns a function that tells a quantile, in µs.
+// quantile returns a function that computes a quantile, in µs.
 func quantile(of func(m *measurement) *histogram, q float64) func(m *measurement) float64 {
 	return func(m *measurement) float64 { return float64(of(m).quantile(q)) / float64(time.Microsecond) }
 }
 
-// jain is Jain's fairness index: 1 if all shares are equal, 1/n if one has all. See Jain,
-// Chiu and Hawe, "A Quantitative Measure of Fairness and Discrimination", DEC TR-301
+// jain returns Jain's fairness index: 1 if all shares are equal, 1/n if one has everything.
+// See Jain, Chiu and Hawe, "A Quantitative Measure of Fairness and Discrimination", DEC TR-301
 // (1984).
 func jain(shares []int) float64 {
 	var sum, squares float64

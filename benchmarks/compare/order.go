@@ -7,12 +7,12 @@ import (
 	"time"
 )
 
-// order has goroutines queue for a fair lock one after the other, those of two clients
-// in turn, and counts who got it before one that had queued earlier.
+// order has goroutines queue for a fair lock one after the other, those of two clients in
+// turn, and counts the goroutines that overtook one that had queued earlier.
 func order(ctx context.Context, t task, s service) (job, error) {
 	first, ok := s.(*ours)
 	if !ok {
-		return nil, fmt.Errorf("%s does not tell who queues", t.Peer)
+		return nil, fmt.Errorf("%s does not list its queue", t.Peer)
 	}
 	other, err := openRedlatch(ctx, t.Addrs)
 	if err != nil {
@@ -52,7 +52,7 @@ func order(ctx context.Context, t task, s service) (job, error) {
 				break
 			}
 			if time.Since(begin) > 5*time.Second {
-				return nil, fmt.Errorf("%d are in the queue, not %d", len(queue), i+1)
+				return nil, fmt.Errorf("%d waiters are in the queue, want %d", len(queue), i+1)
 			}
 		}
 	}
@@ -67,7 +67,7 @@ func order(ctx context.Context, t task, s service) (job, error) {
 	}, nil
 }
 
-// overtaken returns how many numbers stand before a smaller one.
+// overtaken returns how many numbers precede a smaller one.
 func overtaken(got []int) (n int) {
 	least := int(^uint(0) >> 1)
 	for i := len(got) - 1; i >= 0; i-- {

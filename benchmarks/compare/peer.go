@@ -8,14 +8,14 @@ import (
 	"strings"
 )
 
-// service is a client of a library that locks.
+// service is a client of a locking library.
 type service interface {
-	// operation returns what one goroutine does with the object of that name.
+	// operation returns the work of one goroutine on the object of that name.
 	operation(ctx context.Context, t task, name string) (operation, error)
 	close()
 }
 
-// operation is an acquisition and a release that one goroutine does in turn.
+// operation is an acquisition and a release by one goroutine.
 type operation interface {
 	acquire(ctx context.Context) error
 	release(ctx context.Context) error
@@ -42,14 +42,14 @@ func open(ctx context.Context, t task) (service, error) {
 			names = append(names, name)
 		}
 		sort.Strings(names)
-		return nil, fmt.Errorf("no peer %q: there are %s", t.Peer, strings.Join(names, ", "))
+		return nil, fmt.Errorf("unknown peer %q: known are %s", t.Peer, strings.Join(names, ", "))
 	}
 	return o(ctx, t.Addrs)
 }
 
-// unsupported says that a library has nothing of that kind.
+// unsupported reports that a library has no such object.
 func unsupported(t task) error { return fmt.Errorf("%s has no %s", t.Peer, t.Kind) }
 
-// writes decides whether an operation on a read-write lock is one of the t.Writes in a
+// writes reports whether an operation on a read-write lock is one of the t.Writes in a
 // hundred.
 func (t task) writes() bool { return rand.IntN(100) < t.Writes }

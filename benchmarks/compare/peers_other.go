@@ -15,10 +15,9 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// What is not Redis: locks of services that people weigh against it. Each contender
-// has what is an owner there: a session of etcd, a node of ZooKeeper, a connection to
-// a database. What waits in etcd and ZooKeeper, and what has the lock, is on disk
-// before it is answered; the locks of the databases are in memory only.
+// Locks of other services. Each contender has its own owner there: a session of etcd, a node
+// of ZooKeeper, a connection to a database. etcd and ZooKeeper write waiters and holders to
+// disk before they reply; the databases keep locks in memory only.
 
 type etcd struct {
 	c        *clientv3.Client
@@ -82,11 +81,11 @@ func (s zookeeper) operation(_ context.Context, t task, name string) (operation,
 	return &zookeeperPair{l: zk.NewLock(s.conn, "/"+name, zk.WorldACL(zk.PermAll))}, nil
 }
 
-// zookeeperPair gives up waiting for what cannot be told to: locks of this library
-// take no context. One that comes too late is released.
+// zookeeperPair abandons a wait that cannot be canceled, because locks of this library take no
+// context. A late lock is released.
 type zookeeperPair struct {
 	l    *zk.Lock
-	late chan struct{} // closed when the call that was given up is over
+	late chan struct{} // closed when the abandoned call ends
 }
 
 func (p *zookeeperPair) acquire(ctx context.Context) error {
@@ -95,7 +94,7 @@ func (p *zookeeperPair) acquire(ctx context.Context) error {
 		case <-p.late:
 			p.late = nil
 		case <-ctx.Done():
-			return fmt.Errorf("a call that was given up still waits: %w", ctx.Err())
+			return fmt.Errorf("an abandoned call still waits: %w", ctx.Err())
 		}
 	}
 	got := make(chan error, 1)
@@ -159,7 +158,7 @@ func (p postgresPair) release(ctx context.Context) error {
 	var gave bool
 	err := p.conn.QueryRow(ctx, "SELECT pg_advisory_unlock(hashtextextended($1, 0))", p.name).Scan(&gave)
 	if err == nil && !gave {
-		err = errors.New("pg_advisory_unlock: it was not held")
+		err = errors.New("pg_advisory_unlock: not held")
 	}
 	return err
 }
@@ -183,7 +182,7 @@ func (silent) Print(...any) {}
 
 func (s mariadb) close() { _ = s.db.Close() }
 
-// operation prepares its statements, or each would take three round trips.
+// operation prepares its statements, which otherwise take three round trips each.
 func (s mariadb) operation(ctx context.Context, t task, name string) (operation, error) {
 	if t.Kind != "lock" {
 		return nil, unsupported(t)
@@ -205,7 +204,8 @@ type mariadbPair struct {
 	name      string
 }
 
-// acquire waits for as long as a lock of the others lasts: the statement wants a limit.
+// acquire waits for as long as the lease of the other peers, because the statement needs a
+// limit.
 func (p mariadbPair) acquire(ctx context.Context) error {
 	return succeeded("GET_LOCK", p.get.QueryRowContext(ctx, p.name, lease.Seconds()))
 }
@@ -214,8 +214,7 @@ func (p mariadbPair) release(ctx context.Context) error {
 	return succeeded("RELEASE_LOCK", p.give.QueryRowContext(ctx, p.name))
 }
 
-// succeeded looks at what a function of MariaDB for locks returns: 1, or 0 or NULL if
-// it has failed.
+// succeeded checks the result of a locking function of MariaDB: 1, or 0 or NULL on failure.
 func succeeded(function string, row *sql.Row) error {
 	var result sql.NullInt64
 	if err := row.Scan(&result); err != nil {

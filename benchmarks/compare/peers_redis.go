@@ -24,8 +24,8 @@ import (
 // lease is that of all peers: longer than any measurement.
 const lease = 30 * time.Second
 
-// The floor does on the server what an uncontended pair does, and nothing else: two
-// scripts through rueidis.
+// The floor does the work of an uncontended pair on the server and nothing else: two scripts
+// through rueidis.
 var (
 	floorAcquire = rueidis.NewLuaScript(`if redis.call('EXISTS', KEYS[1]) == 0 then
 redis.call('HSET', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 0 end return 1`)
@@ -62,7 +62,7 @@ func (p *floorPair) acquire(ctx context.Context) error {
 	p.owner = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11:" + strconv.FormatUint(p.owners.Add(1), 10)
 	n, err := floorAcquire.Exec(ctx, p.conn, p.keys, []string{"30000", p.owner}).AsInt64()
 	if err == nil && n != 0 {
-		err = errors.New("it is taken")
+		err = errors.New("already held")
 	}
 	return err
 }
@@ -201,7 +201,7 @@ func (s redislocks) operation(_ context.Context, t task, name string) (operation
 	if t.Kind != "lock" {
 		return nil, unsupported(t)
 	}
-	// It has no strategy of its own for waiting: that of its documentation.
+	// It has no default strategy for waiting; this one is from its documentation.
 	return &redislockPair{c: s.c, name: name, o: &redislock.Options{RetryStrategy: redislock.LinearBackoff(100 * time.Millisecond)}}, nil
 }
 
@@ -224,10 +224,10 @@ type rueidislocks struct{ l rueidislock.Locker }
 func openRueidislock(_ context.Context, addrs []string) (service, error) {
 	l, err := rueidislock.NewLocker(rueidislock.LockerOption{
 		ClientOption: rueidis.ClientOption{InitAddress: addrs},
-		KeyMajority:  1, NoLoopTracking: true, // as its documentation has it for one server
+		KeyMajority:  1, NoLoopTracking: true, // as documented for one server
 		KeyValidity: lease,
-		// For how long it waits for a reply. With the default, 20 ms, it hangs wherever the
-		// machine is busy for that long: see giveUpAfter.
+		// The wait for a reply. With the default, 20 ms, it hangs if the machine is busy for
+		// that long: see giveUpAfter.
 		TryNextAfter: time.Second,
 	})
 	return rueidislocks{l}, err
@@ -246,18 +246,16 @@ type rueidislockPair struct {
 	l    rueidislock.Locker
 	name string
 	give context.CancelFunc
-	// own is the context of calls that come with none to be cancelled by, and giveUp
-	// cancels it.
+	// own is the context of calls that cannot be canceled, and giveUp cancels it.
 	own    context.Context
 	giveUp *time.Timer
 }
 
-// giveUpAfter is how long a lock of rueidislock is waited for that nobody has. If a
-// reply takes longer than TryNextAfter it waits to be told that the lock is free, which
-// nobody will tell it.
+// giveUpAfter bounds the wait of rueidislock for a free lock. If a reply takes longer than
+// TryNextAfter, it waits for a message that never comes.
 const giveUpAfter = 5 * time.Second
 
-// acquire returns a hold that ends with the context, too.
+// acquire returns a hold that also ends with the context.
 func (p *rueidislockPair) acquire(ctx context.Context) (err error) {
 	if ctx.Done() != nil {
 		_, p.give, err = p.l.WithContext(ctx, p.name)

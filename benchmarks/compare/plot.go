@@ -12,33 +12,33 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// chart is a plot: values of some peers at some places. They are lines on a logarithmic
+// chart is a plot: values of some peers at several positions. They are lines on a logarithmic
 // axis, or bars.
 type chart struct {
 	scenario int
 	file     string
 	title    string
 	y        string
-	// places are named, or, if there is an x, numbers on another logarithmic axis.
-	x      string
-	places []place
-	lines  bool
-	series []series
+	// positions are the positions: names, or numbers on another logarithmic axis if x is set.
+	x         string
+	positions []position
+	lines     bool
+	series    []series
 }
 
-type place struct {
+type position struct {
 	name string
 	at   float64
 }
 
-// series are the values of a peer at the places; 0 where there is none.
+// series are the values of a peer at the positions; 0 where it has none.
 type series struct {
 	name   string
-	of     string // the peer, which gives the colour
+	of     string // the peer, which determines the color
 	values []float64
 }
 
-// charts are the plots of the results.
+// charts returns the plots of the results.
 func (r *results) charts() []chart {
 	all := []chart{
 		r.bySize(1, "throughput-uncontended.svg", "Uncontended", "rate"),
@@ -54,19 +54,19 @@ func (r *results) charts() []chart {
 	return slices.DeleteFunc(all, func(c chart) bool { return len(c.series) == 0 })
 }
 
-// bySize has the throughput over the number of goroutines.
+// bySize plots the throughput over the number of goroutines.
 func (r *results) bySize(scenario int, file, title, measure string) chart {
 	c := r.byName(scenario, file, title, "operations a second", measure)
 	c.x, c.lines = "goroutines", true
 	return c
 }
 
-// byName has a measure in all cells that have it.
+// byName plots a measure in all cells that have it.
 func (r *results) byName(scenario int, file, title, y, measure string) chart {
 	c := chart{scenario: scenario, file: file, title: title, y: y}
 	cells := slices.DeleteFunc(slices.Clone(r.cells(scenario)), func(c cellResult) bool { return !slices.Contains(c.Measures, measure) })
 	for _, cell := range cells {
-		c.places = append(c.places, place{cell.Name, float64(cell.Size)})
+		c.positions = append(c.positions, position{cell.Name, float64(cell.Size)})
 	}
 	for _, peer := range r.peers() {
 		s := series{name: peer, of: peer}
@@ -78,7 +78,7 @@ func (r *results) byName(scenario int, file, title, y, measure string) chart {
 	return c
 }
 
-// byQuantile has the latencies of one cell.
+// byQuantile plots the latencies of one cell.
 func (r *results) byQuantile(scenario int, file, name string) chart {
 	cell := r.cell(scenario, name)
 	return r.byMeasure(chart{scenario: scenario, file: file, title: "Latency with " + name}, cell, "p50", "p99", "p99.9")
@@ -89,12 +89,12 @@ func (r *results) wakeUps() chart {
 	return r.byMeasure(c, r.cell(4, "2 processes"), "wake50", "wake99")
 }
 
-// byMeasure has several measures of one cell, in µs.
+// byMeasure plots several measures of one cell, in µs.
 func (r *results) byMeasure(c chart, cell cellResult, keys ...string) chart {
 	c.y, c.lines = "µs", true
 	for _, key := range keys {
 		name := strings.TrimSuffix(measures[key].title, " µs")
-		c.places = append(c.places, place{name: name})
+		c.positions = append(c.positions, position{name: name})
 	}
 	for _, row := range cell.Rows {
 		s := series{name: row.Peer, of: row.Peer}
@@ -106,7 +106,7 @@ func (r *results) byMeasure(c chart, cell cellResult, keys ...string) chart {
 	return c
 }
 
-// costOfHolds has the processor time of processes and their servers over the number of
+// costOfHolds plots the processor time of processes and their servers over the number of
 // locks.
 func (r *results) costOfHolds() chart {
 	c := r.byName(6, "cost-of-holds.svg", "Held locks that are renewed", "% of a core", "cpu")
@@ -119,14 +119,14 @@ func (r *results) costOfHolds() chart {
 	return c
 }
 
-// add adds a series, unless it has nothing.
+// add adds a series unless it is empty.
 func (c *chart) add(s series) {
 	if slices.ContainsFunc(s.values, func(v float64) bool { return v > 0 }) {
 		c.series = append(c.series, s)
 	}
 }
 
-// colour is the same for a peer in all plots.
+// colour returns the color of a peer, the same in all plots.
 func colour(peer string) color.Color {
 	switch peer {
 	case us:
@@ -168,16 +168,16 @@ func (c chart) scale(p *plot.Plot) {
 	}
 	if c.x != "" {
 		var ticks []plot.Tick
-		for _, place := range c.places {
-			ticks = append(ticks, plot.Tick{Value: place.at, Label: number(place.at, 0)})
+		for _, position := range c.positions {
+			ticks = append(ticks, plot.Tick{Value: position.at, Label: number(position.at, 0)})
 		}
 		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.ConstantTicks(ticks)
 		p.X.Max *= 4
 		return
 	}
 	var names []string
-	for _, place := range c.places {
-		names = append(names, place.name)
+	for _, position := range c.positions {
+		names = append(names, position.name)
 	}
 	p.NominalX(names...)
 	p.X.Min, p.X.Max = -0.5, 1.25*float64(len(names))-0.5
@@ -189,12 +189,12 @@ func (c chart) scale(p *plot.Plot) {
 func (c chart) addLine(p *plot.Plot, i int, s series) error {
 	var at plotter.XYs
 	for j, v := range s.values {
-		if v <= 0 { // a logarithmic axis has no place for it
+		if v <= 0 { // not representable on a logarithmic axis
 			continue
 		}
 		x := float64(j)
 		if c.x != "" {
-			x = c.places[j].at
+			x = c.positions[j].at
 		}
 		at = append(at, plotter.XY{X: x, Y: v})
 	}
@@ -216,7 +216,7 @@ func (c chart) addLine(p *plot.Plot, i int, s series) error {
 }
 
 func (c chart) addBars(p *plot.Plot, i int, s series) error {
-	width := vg.Points(300 / float64(len(c.series)*len(c.places)))
+	width := vg.Points(300 / float64(len(c.series)*len(c.positions)))
 	bars, err := plotter.NewBarChart(plotter.Values(s.values), width)
 	if err != nil {
 		return err

@@ -11,10 +11,9 @@ import (
 	"time"
 )
 
-// repeat has some goroutines acquire and release over and over again, all the same
-// object or each its own. It warms up first, where they contend with another object:
-// some libraries leave one in disorder when an acquisition is cancelled, and that is not
-// what is measured.
+// repeat has several goroutines acquire and release in a loop, all the same object or each its
+// own. They warm up on another object, because some libraries leave an object in disorder when
+// an acquisition is canceled.
 func repeat(ctx context.Context, t task, s service) (job, error) {
 	warm := t
 	warm.For, warm.Trace = t.For/5, false
@@ -34,7 +33,7 @@ func repeat(ctx context.Context, t task, s service) (job, error) {
 	return func() (*outcome, error) { return contend(t, ops), nil }, err
 }
 
-// operations returns one for each goroutine.
+// operations returns one operation for each goroutine.
 func operations(ctx context.Context, t task, s service) (ops []operation, err error) {
 	ops = make([]operation, t.Goroutines)
 	for i := range ops {
@@ -49,7 +48,7 @@ func operations(ctx context.Context, t task, s service) (ops []operation, err er
 	return ops, nil
 }
 
-// contender is a goroutine that does an operation over and over again.
+// contender is a goroutine that repeats an operation.
 type contender struct {
 	task
 	op        operation
@@ -59,14 +58,14 @@ type contender struct {
 	got, gave []int64
 }
 
-// enough failures end a contender: a library that cannot go on is not to spin.
+// enough failures end a contender, so that a broken library does not spin.
 const enough = 3
 
-// run goes on until ctx ends. Who waits then has waited for at least as long as it has:
-// leaving that out would hide the waits that are longest.
+// run repeats until ctx is done. A waiter at the end has waited for at least that long;
+// omitting it would hide the longest waits.
 func (c *contender) run(ctx context.Context) {
 	acquiring := ctx
-	if c.Own { // nobody waits, and so nothing has to be cancelled
+	if c.Own { // uncontended operations need not be canceled
 		acquiring = context.Background()
 	}
 	for ctx.Err() == nil && c.failed < enough {
@@ -105,7 +104,7 @@ func (c *contender) once(ctx context.Context) error {
 	return c.op.release(context.Background())
 }
 
-// contend has every contender do its operation until the time is over.
+// contend has every contender repeat its operation until the time is over.
 func contend(t task, ops []operation) *outcome {
 	all := make([]*contender, len(ops))
 	for i, op := range ops {
@@ -130,7 +129,7 @@ func contend(t task, ops []operation) *outcome {
 	started := time.Now()
 	close(begin)
 	time.Sleep(t.For)
-	runtime.ReadMemStats(&after) // what cancelling costs is not that of an operation
+	runtime.ReadMemStats(&after) // the cost of cancelling is not that of an operation
 	cancel()
 	wg.Wait()
 	out := &outcome{Elapsed: time.Since(started)}

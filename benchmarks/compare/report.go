@@ -27,23 +27,23 @@ func (r *results) writeReport(dir string) error {
 	return os.WriteFile(filepath.Join(dir, reportFile), []byte(r.text(charts)), 0o644)
 }
 
-// text is the report in Markdown.
+// text returns the report in Markdown.
 func (r *results) text(charts []chart) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# redlatch beside others\n\n"+
-		"Written by `make bench` on %s: do not edit it. All peers ran on one machine, one after the other, beginning with\n"+
-		"another one in each repetition, against servers on the same machine. They have the settings they come with, but leases of 30 s,\n"+
-		"pools of 100 connections where there are pools, as many tries as it takes, and no logs. redislock has no way of its own to\n"+
-		"wait: it tries every 100 ms, as its documentation has it. rueidislock has one key (`KeyMajority` 1), `NoLoopTracking`, and\n"+
-		"`TryNextAfter` 1 s, without which a late reply makes it wait for ever. Redisson's virtual machine has the serial collector and\n"+
-		"is warmed up for 5 to 10 s a kind of object; ZooKeeper's server, which is one too, only as all the others are.\n\n"+
-		"- Figures are medians of %s, and of %d where one goroutine is alone, with the least and the greatest in brackets.\n"+
-		"  Most measurements took %s s; sections 6 and 7 were measured once. Ratios are medians of those of the repetitions.\n"+
-		"  `%s` has them all.\n"+
-		"- An operation is an acquisition and its release. Times are of both together, where nothing else is said.\n"+
-		"- Commands are what clients sent to the servers, but for a `DEL` that Redisson sends after each release of a lock:\n"+
-		"  servers count it together with those of scripts. Allocations and bytes are those of the whole process; Java's are not\n"+
-		"  known. What is not known is \"%s\".\n\n",
+	fmt.Fprintf(&b, "# redlatch and other libraries\n\n"+
+		"Written by `make bench` on %s: do not edit. All peers ran on one machine, one after the other, in a different order in\n"+
+		"each repetition, against servers on the same machine. They use their default settings, except leases of 30 s, pools of\n"+
+		"100 connections, unlimited retries, and no logs. redislock has no default way to wait: it retries every 100 ms, as in its\n"+
+		"documentation. rueidislock has one key (`KeyMajority` 1), `NoLoopTracking`, and `TryNextAfter` 1 s, without which a late\n"+
+		"reply makes it wait for ever. Redisson's virtual machine uses the serial collector and is warmed up for 5 to 10 s for each\n"+
+		"kind of object; ZooKeeper's server runs on one too, and is warmed up only as long as all others.\n\n"+
+		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
+		"  Most measurements took %s s; sections 6 and 7 were measured once. Ratios are medians of the ratios of the repetitions.\n"+
+		"  `%s` contains all values.\n"+
+		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
+		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+
+		"  servers count it together with those of scripts. Allocations and bytes are those of the whole process; Java's are\n"+
+		"  unknown. Unknown values are shown as \"%s\".\n\n",
 		r.Date, plural(r.Repetitions, "repetition"), alone*r.Repetitions, number(r.Window, 1), figuresFile, none)
 	r.writeMachine(&b)
 	r.writeTargets(&b)
@@ -73,8 +73,8 @@ func (r *results) writeMachine(b *strings.Builder) {
 }
 
 func (r *results) writeTargets(b *strings.Builder) {
-	fmt.Fprintf(b, "## Targets\n\nA best peer is the best of all that were measured there, of whatever server and however unfair. The\n"+
-		"best on Redis, and of those with a Jain's index of %.1f or more, stand beside it.\n\n", fairly)
+	fmt.Fprintf(b, "## Targets\n\nThe best peer is the best of all peers measured there, on any server and however unfair. If it differs,\n"+
+		"the best peer on Redis and the best with a Jain's index of at least %.1f follow.\n\n", fairly)
 	t := newTable("target", "reached", "")
 	for _, of := range r.targets() {
 		t.row(fmt.Sprintf("%d: %s", of.scenario, of.what), of.reached(), of.verdict())
@@ -82,15 +82,15 @@ func (r *results) writeTargets(b *strings.Builder) {
 	fmt.Fprintf(b, "%s\n", t)
 }
 
-// writeFirsts tells who was best in each situation, and how far redlatch was from that.
+// writeFirsts names the best peer in each situation and how redlatch compares.
 func (r *results) writeFirsts(b *strings.Builder) {
-	fmt.Fprintf(b, "## Who was first\n\n")
-	t := newTable("situation", "by", "first", "it had", "redlatch had")
+	fmt.Fprintf(b, "## Ranking\n\n")
+	t := newTable("situation", "measure", "best peer", "its value", "redlatch")
 	for _, s := range r.Scenarios {
 		for _, c := range s.Cells {
 			first := c.first(c.Best, func(string) bool { return true })
 			if len(c.Rows) < 2 || first == "" {
-				continue // there is no one to be compared with
+				continue // no other peer to compare with
 			}
 			m := measures[c.Best]
 			short := measure{digits: m.digits}
@@ -100,7 +100,7 @@ func (r *results) writeFirsts(b *strings.Builder) {
 	fmt.Fprintf(b, "%s\n", t)
 }
 
-// write writes the table of a cell, and why peers failed in it.
+// write writes the table of a cell, and the failures of peers in it.
 func (c cellResult) write(b *strings.Builder) {
 	titles := []string{"peer"}
 	compared := c.Base != "" && len(c.Rows) > 1
@@ -132,7 +132,7 @@ func (c cellResult) write(b *strings.Builder) {
 	}
 }
 
-// firstLine is the part of an error that a report has room for.
+// firstLine returns the part of an error that fits into a report.
 func firstLine(text string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
 	return strings.ReplaceAll(line, "`", "'")
@@ -141,8 +141,8 @@ func firstLine(text string) string {
 func (r *results) writeNoise(b *strings.Builder) {
 	least, most := r.Noise.Floor.bounds()
 	fmt.Fprintf(b, "## Noise\n\n"+
-		"The floor with one goroutine, before each scenario and at the end, had from %s to %s operations a second, and %s in\n"+
-		"the median: differences smaller than that say nothing. The host of the machine took %s %% of its time. The load\n"+
+		"The floor with one goroutine, before each scenario and at the end, reached %s to %s operations a second, with a\n"+
+		"median of %s: smaller differences are not significant. The host of the machine took %s %% of its time. The load\n"+
 		"average before was %s.\n",
 		number(least, 0), number(most, 0), number(r.Noise.Floor.median(), 0), number(r.Noise.Steal, 1), number(r.Noise.Load, 2))
 }

@@ -13,7 +13,7 @@ func TestReport(t *testing.T) {
 	r := contendedBy(map[string]float64{us: 100, redisson: 125, "etcd": 10})
 	r.Scenarios[0].Cells[0].Rows[2].failed(os.ErrDeadlineExceeded)
 	text := r.text(r.charts())
-	assert.Contains(t, text, "| 2: 128 goroutines | a second | redisson | 125 | 100 |", "who was first")
+	assert.Contains(t, text, "| 2: 128 goroutines | a second | redisson | 125 | 100 |", "ranking")
 	assert.Contains(t, text, "| etcd | 0.10 | 10 | 1 |")
 	assert.Contains(t, text, "etcd failed: `i/o timeout`.")
 	assert.Contains(t, text, "](throughput-contended.svg)")
@@ -29,16 +29,16 @@ func TestResultsComeBackFromTheirFile(t *testing.T) {
 	assert.Equal(t, r, again)
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
-	assert.Contains(t, string(text), "[1,2.5,-3]", "a figure is on one line")
+	assert.Contains(t, string(text), "[1,2.5,-3]", "each figure is on one line")
 }
 
 func TestPlots(t *testing.T) {
 	r := contendedBy(map[string]float64{us: 100, "etcd": 10})
 	charts := r.charts()
-	require.Len(t, charts, 1, "those without figures are left out")
+	require.Len(t, charts, 1, "peers without figures are omitted")
 	charts[0].series[1].values = append(charts[0].series[1].values, 0) // not on a logarithmic axis
-	charts[0].places = append(charts[0].places, place{"1 024 goroutines", 1024})
-	charts[0].places[0].at = 128
+	charts[0].positions = append(charts[0].positions, position{"1 024 goroutines", 1024})
+	charts[0].positions[0].at = 128
 	file := filepath.Join(t.TempDir(), charts[0].file)
 	require.NoError(t, charts[0].draw(file))
 	text, err := os.ReadFile(file)

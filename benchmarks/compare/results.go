@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// results are what a run of the comparison has come to: all that the report is made of.
+// results are the results of a comparison, from which the report is written.
 type results struct {
 	Date        string           `json:"date"`
 	Repetitions int              `json:"repetitions"`
@@ -33,7 +33,7 @@ type cellResult struct {
 	Rows     []*row   `json:"rows"`
 }
 
-// cells returns those of a scenario, and none if it was not measured.
+// cells returns the cells of a scenario, and none if it was not measured.
 func (r *results) cells(number int) []cellResult {
 	for _, s := range r.Scenarios {
 		if s.Number == number {
@@ -43,7 +43,7 @@ func (r *results) cells(number int) []cellResult {
 	return nil
 }
 
-// cell returns the one of that name, or one without rows.
+// cell returns the cell of that name, or one without rows.
 func (r *results) cell(number int, name string) cellResult {
 	for _, c := range r.cells(number) {
 		if c.Name == name {
@@ -53,7 +53,7 @@ func (r *results) cell(number int, name string) cellResult {
 	return cellResult{}
 }
 
-// figure returns what a measure came to for a peer, and none if it was not measured.
+// figure returns the figure of a measure for a peer, and none if it was not measured.
 func (c cellResult) figure(peer, measure string) figure {
 	for _, r := range c.Rows {
 		if r.Peer == peer {
@@ -63,8 +63,8 @@ func (c cellResult) figure(peer, measure string) figure {
 	return nil
 }
 
-// first returns the peer that is best among those that ask says yes to, and "" if there
-// is none. A floor is no peer.
+// first returns the best of the peers for which ask returns true, and "" if there is none. The
+// floor is not a peer.
 func (c cellResult) first(measure string, ask func(peer string) bool) (best string) {
 	for _, r := range c.Rows {
 		f := r.Figures[measure]
@@ -86,7 +86,7 @@ func better(measure string, a, b float64) bool {
 	return a < b
 }
 
-// peers are all that were measured, in the order in which they come first.
+// peers returns all measured peers, in order of appearance.
 func (r *results) peers() (all []string) {
 	for _, s := range r.Scenarios {
 		for _, c := range s.Cells {
@@ -127,7 +127,7 @@ func compact(text []byte) []byte {
 	return out
 }
 
-// isNumbers reports whether the first thing in a list is a number.
+// isNumbers reports whether the first element of a list is a number.
 func isNumbers(text []byte) bool {
 	for _, b := range text {
 		if b != '\n' && b != '\t' {

@@ -18,10 +18,10 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// measurement is what one run of a task in some processes has come to.
+// measurement is the result of one run of a task in some processes.
 type measurement struct {
 	Outcomes []*outcome
-	// Commands is how many the servers were sent, those of the warm-up left out.
+	// Commands is the number of commands sent to the servers, without the warm-up.
 	Commands int
 	// ServerCPU is the processor time of the servers.
 	ServerCPU time.Duration
@@ -33,11 +33,11 @@ type process struct {
 	in   io.WriteCloser
 	out  *bufio.Reader
 	said head
-	more bool // it goes on
+	more bool // it accepts further tasks
 }
 
-// head keeps the beginning of what is written to it: libraries log what they do not
-// return, and that is of interest if a worker ends without a word.
+// head keeps the beginning of its input: libraries log errors that they do not return, which
+// may explain why a worker ended.
 type head struct {
 	mu   sync.Mutex
 	text []byte
@@ -57,14 +57,14 @@ func (h *head) String() string {
 	return string(h.text)
 }
 
-// crew starts workers. Those of Redisson go on to other tasks, as a virtual machine
-// needs some seconds before it is quick, unless they are spent; all others do one and
-// end. The zero one is ready to use.
+// crew starts workers. Those of Redisson accept further tasks unless they are spent, because a
+// virtual machine needs some seconds to warm up; all others do one task and end. The zero
+// value is ready to use.
 type crew struct{ idle []*process }
 
 const redisson = "redisson"
 
-// redissonDir is where what runs Redisson is built, seen from the module's directory.
+// redissonDir is the directory of the Redisson worker, relative to the module.
 var redissonDir = filepath.Join("..", "interop", "redisson", "4", "target")
 
 // start has a worker prepare a task.
@@ -97,13 +97,13 @@ func launch(peer string) (*process, error) {
 	return p, p.cmd.Start()
 }
 
-// line reads what the worker prints next, and kills it if that takes too long.
+// line reads the next line of the worker, and kills it if that takes too long.
 func (p *process) line(limit time.Duration) (string, error) {
 	late := time.AfterFunc(limit, func() { _ = p.cmd.Process.Kill() })
 	line, err := p.out.ReadString('\n')
 	line = strings.TrimSuffix(line, "\n")
 	if !late.Stop() {
-		return "", fmt.Errorf("nothing came of it within %v", limit)
+		return "", fmt.Errorf("no output within %v", limit)
 	}
 	if why, failed := strings.CutPrefix(line, failedPrefix); failed {
 		return "", errors.New(why)
@@ -114,10 +114,10 @@ func (p *process) line(limit time.Duration) (string, error) {
 	return line, err
 }
 
-// failedPrefix begins the line that a worker prints instead if it fails.
+// failedPrefix begins the line that a failing worker prints.
 const failedPrefix = "failed: "
 
-// leave ends workers, or keeps those that go on.
+// leave ends workers, or keeps those that accept further tasks.
 func (c *crew) leave(all []*process, failed bool) {
 	for _, p := range all {
 		switch {
@@ -130,13 +130,13 @@ func (c *crew) leave(all []*process, failed bool) {
 	}
 }
 
-// dismiss ends the workers that are kept.
+// dismiss ends the kept workers.
 func (c *crew) dismiss() {
 	c.leave(c.idle, true)
 	c.idle = nil
 }
 
-// end waits until the worker has ended, or kills it if it does not.
+// end waits until the worker has ended, and kills it if that takes too long.
 func (p *process) end() {
 	_ = p.in.Close()
 	late := time.AfterFunc(5*time.Second, func() { _ = p.cmd.Process.Kill() })
@@ -144,10 +144,10 @@ func (p *process) end() {
 	late.Stop()
 }
 
-// limit is for how long a worker may take for what should take no time.
+// limit bounds steps of a worker that should take no time.
 const limit = 40 * time.Second
 
-// run has so many processes do a task at the same time.
+// run has n processes do a task at the same time.
 func (c *crew) run(t task, processes int) (m *measurement, err error) {
 	m = &measurement{Outcomes: make([]*outcome, processes)}
 	all := make([]*process, processes)
@@ -159,7 +159,7 @@ func (c *crew) run(t task, processes int) (m *measurement, err error) {
 			return nil, err
 		}
 	}
-	err = together(all, func(_ int, p *process) error {
+	err = inParallel(all, func(_ int, p *process) error {
 		if line, err := p.line(limit + t.Patience); err != nil || line != "ready" {
 			return fmt.Errorf("it is not ready: %w", errors.Join(err, unexpected(line)))
 		}
@@ -177,7 +177,7 @@ func (c *crew) run(t task, processes int) (m *measurement, err error) {
 			return nil, err
 		}
 	}
-	err = together(all, func(i int, p *process) error {
+	err = inParallel(all, func(i int, p *process) error {
 		line, err := p.line(limit + t.For)
 		if err == nil {
 			err = json.Unmarshal([]byte(line), &m.Outcomes[i])
@@ -197,12 +197,12 @@ func unexpected(line string) error {
 	if line == "" {
 		return nil
 	}
-	return fmt.Errorf("it says %q", line)
+	return fmt.Errorf("unexpected output %q", line)
 }
 
-// together returns the first error, by number: the processes do the same, and mostly
-// fail for the same reason.
-func together(all []*process, f func(i int, p *process) error) error {
+// inParallel runs f for all processes and returns the first error by number: the processes do
+// the same work and usually fail for the same reason.
+func inParallel(all []*process, f func(i int, p *process) error) error {
 	errs := make([]error, len(all))
 	var wg sync.WaitGroup
 	for i, p := range all {
@@ -217,14 +217,14 @@ func together(all []*process, f func(i int, p *process) error) error {
 	return nil
 }
 
-// sight is what servers have done so far.
-type sight struct {
+// snapshot is the work that servers have done so far.
+type snapshot struct {
 	commands int
 	cpu      time.Duration
 }
 
-// look asks the servers that a task is done on, if they are Redis.
-func look(t task) (s sight, err error) {
+// look reads the snapshot of the servers of a task, if they are Redis.
+func look(t task) (s snapshot, err error) {
 	if _, other := daemons[t.Peer]; other {
 		return s, nil
 	}
@@ -249,15 +249,15 @@ func look(t task) (s sight, err error) {
 	return s, nil
 }
 
-// sent begin the names of commands that clients send and scripts do not: a server
-// counts those of scripts, too.
+// sent are prefixes of the commands that clients send and scripts do not, because a server
+// counts the commands of scripts as well.
 var sent = []string{"eval", "subscribe", "unsubscribe", "ssubscribe", "sunsubscribe", "script", "ping", "wait", "client|", "hello"}
 
-// plain are what peers send besides, which none of their scripts has. That Redisson
-// sends DEL after a release cannot be told from its scripts, which do so, too.
+// plain are other commands of peers that do not occur in their scripts. The DEL that Redisson
+// sends after a release also occurs in its scripts and cannot be counted.
 var plain = map[string][]string{"redsync": {"set"}}
 
-// commands returns how many commands of a peer are in the statistics of a server.
+// commands returns the number of commands of a peer in the statistics of a server.
 func commands(peer string, stats map[string]string) (n int) {
 	for key, value := range stats {
 		name := strings.TrimPrefix(key, "cmdstat_")

@@ -13,33 +13,32 @@ type scenario struct {
 	number int
 	title  string
 	about  string
-	// measures are the columns of the tables of its cells, unless those have their own.
+	// measures are the columns of the tables of its cells, unless these have their own.
 	measures []string
-	// best is the measure that tells who is best, and base the peer that the others are
-	// compared with by it.
+	// best is the measure that ranks the peers, and base the peer to which it compares the
+	// others.
 	best, base string
 	cells      []cell
 }
 
-// cell is one situation that peers are measured in.
+// cell is one situation.
 type cell struct {
 	name      string
-	size      int // of goroutines or locks: where it is on the axis of a plot
+	size      int // of goroutines or locks: the position on the axis of a plot
 	task      task
 	processes int
 	servers   int // how many; 0 is one
 	peers     []string
-	once      bool // once is as often as there is time for
-	// alone is a single goroutine, which mostly waits to be woken: how long that takes is
-	// the machine's affair, and varies.
+	once      bool // once runs as often as time permits
+	// alone is a single goroutine, which mostly waits to be woken: how long that takes depends
+	// on the machine and varies.
 	alone bool
-	// measures and best are set where they are not those of the scenario.
+	// measures and best are set if they differ from those of the scenario.
 	measures []string
 	best     string
 }
 
-// redisPeers are those that lock on the server that redlatch locks on, otherPeers those
-// that lock on another.
+// redisPeers lock on the same server as redlatch, otherPeers on another.
 var (
 	redisPeers = []string{us, "redsync", "redislock", "rueidislock", redisson}
 	otherPeers = []string{"etcd", "zookeeper", "postgres", "mariadb"}
@@ -56,17 +55,17 @@ func (s scenario) has(peer string) bool {
 	return slices.ContainsFunc(s.cells, func(c cell) bool { return slices.Contains(c.peers, peer) })
 }
 
-// taskOf returns what a peer does in the cell.
+// taskOf returns the task of a peer in the cell.
 func (c cell) taskOf(peer string) task {
 	t := c.task
 	t.Peer, t.Name = peer, "orders"
 	if peer == "floor" && t.Trace {
-		t.Do = "signal" // what is traced is waking up, which has a floor of its own
+		t.Do = "signal" // only wake-ups are traced, and they have their own floor
 	}
 	return t
 }
 
-// scenarios are all of them. Most measurements take as long as the window.
+// scenarios returns all scenarios. Most measurements take as long as the window.
 func scenarios(window time.Duration) []scenario {
 	return []scenario{
 		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
@@ -76,7 +75,7 @@ func scenarios(window time.Duration) []scenario {
 func uncontended(window time.Duration) scenario {
 	s := scenario{
 		number: 1, title: "Uncontended", base: "floor", best: "rate",
-		about:    "Goroutines lock and unlock, each a name of its own. The floor is two bare scripts that do the same on the server.",
+		about:    "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server.",
 		measures: slices.Concat(latencies, costs),
 	}
 	for _, n := range []int{1, 8, 64} {
@@ -91,8 +90,8 @@ func uncontended(window time.Duration) scenario {
 func contended(window time.Duration) scenario {
 	s := scenario{
 		number: 2, title: "Contended, one process", base: us, best: "rate",
-		about: "Goroutines of one process lock and unlock the same name. Jain's index tells how equal their shares are: " +
-			"1 is equal, 1/n is that one of n had all. Who still waits at the end counts with what it has waited so far; Redisson's threads may finish within 2 s.",
+		about: "Goroutines of one process lock and unlock the same name. Jain's index measures the equality of their shares: " +
+			"1 is equal, 1/n means that one of n had everything. A waiter at the end counts with its wait so far; Redisson's threads may finish within 2 s.",
 		measures: slices.Concat(latencies, []string{"jain"}, costs),
 	}
 	for _, n := range []int{2, 16, 128, 1024} {
@@ -115,7 +114,7 @@ func processes(window time.Duration) scenario {
 	return scenario{
 		number: 3, title: "Contended, four processes", base: us, best: "rate",
 		about: "32 goroutines in each of four processes lock and unlock the same name. Shares of processes are relative to " +
-			"an equal one.",
+			"an equal share.",
 		measures: slices.Concat(latencies, []string{"jain", "least", "most", "commands"}),
 		cells: []cell{{
 			name: "4 x 32 goroutines", size: 128, processes: 4, peers: slices.Concat(redisPeers, []string{"etcd"}),
@@ -127,10 +126,9 @@ func processes(window time.Duration) scenario {
 func wakeUps(window time.Duration) scenario {
 	return scenario{
 		number: 4, title: "Wake-up", base: "floor", best: "wake50",
-		about: "From before the unlock in one process to after the lock in another, which waits for it: two processes pass a " +
-			"lock to each other, and hold it for 3 ms. The floor is a `PUBLISH` in one process, and one `EVALSHA` by the other " +
-			"when it has received it. Of libraries that poll, only the wake-ups count that another acquisition of the holder " +
-			"did not forestall.",
+		about: "The time from before the unlock in one process to after the lock in another, which waits for it: two processes " +
+			"pass a lock to each other and hold it for 3 ms. The floor is a `PUBLISH` by one process and an `EVALSHA` by the other " +
+			"on receipt. For libraries that poll, a wake-up counts only if the holder did not acquire the lock again first.",
 		measures: []string{"wake50", "wake99", "wakes", "commands"},
 		cells: []cell{{
 			name: "2 processes", size: 2, processes: 2, peers: slices.Concat([]string{"floor"}, redisPeers),
@@ -149,7 +147,7 @@ func kinds(window time.Duration) scenario {
 	of := task{Do: "repeat", Goroutines: 64, For: window}
 	s := scenario{
 		number: 5, title: "Other kinds", base: us, best: "rate",
-		about: "64 goroutines of one process use one object. Of a count-down latch it is the time from before the last " +
+		about: "64 goroutines of one process use one object. For a count-down latch the times are from before the last " +
 			"`CountDown` to the return of the waiters.",
 		measures: slices.Concat(latencies, []string{"jain"}, costs),
 	}
@@ -184,8 +182,8 @@ func kinds(window time.Duration) scenario {
 func holds() scenario {
 	s := scenario{
 		number: 6, title: "Held locks", best: "cpu",
-		about: "What locks cost while they are held and renewed, over two rounds of redlatch's renewals: memory for each, with what the " +
-			"caller keeps of it, and processor time, of one core.",
+		about: "The cost of held locks over two rounds of redlatch's renewals: memory for each, including the caller's hold, and " +
+			"processor time, of one core.",
 		measures: []string{"memory", "resident", "cpu", "server"},
 	}
 	for _, n := range []int{1_000, 10_000, 100_000} {
@@ -203,7 +201,7 @@ func holds() scenario {
 func waiters() scenario {
 	s := scenario{
 		number: 7, title: "Waiters", best: "memory",
-		about:    "What goroutines take while they wait for locks that another client has, with their stacks.",
+		about:    "The memory of goroutines that wait for locks of another client, including their stacks.",
 		measures: []string{"heap", "stacks", "memory", "resident"},
 	}
 	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}

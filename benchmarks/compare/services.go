@@ -20,21 +20,19 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// services are the servers that peers lock on. Each is started when it is first asked
-// for, as a single node with the settings it comes with, which for those that write
-// locks to a disk means that they sync them. They listen on the loopback interface
-// only. The zero one has started none.
+// services are the servers of the peers. Each is started on first use, as a single node with
+// its default settings; those that write locks to a disk also sync them. They listen on the
+// loopback interface only. The zero value has started none.
 type services struct {
 	mu     sync.Mutex
 	redis  []*testserver.Server
 	others map[string]*daemon
 }
 
-// errMissing is the error for a peer whose server is not installed here.
+// errMissing reports that the server of a peer is not installed.
 var errMissing = errors.New("not installed")
 
-// addrs returns the addresses of n servers of a peer, without any locks of earlier
-// measurements.
+// addrs returns the addresses of n servers of a peer, without locks of earlier measurements.
 func (s *services) addrs(peer string, n int) ([]string, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +79,7 @@ func (s *services) stop() {
 	}
 }
 
-// stopWhenInterrupted has the signals that end this program stop the servers first.
+// stopWhenInterrupted stops the servers when a signal ends this program.
 func (s *services) stopWhenInterrupted() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
@@ -92,7 +90,7 @@ func (s *services) stopWhenInterrupted() {
 	}()
 }
 
-// daemons start the servers that are not Redis, by peer.
+// daemons start the servers other than Redis, by peer.
 var daemons = map[string]func() (*daemon, error){
 	"etcd":      startEtcd,
 	"zookeeper": startZookeeper,
@@ -100,20 +98,20 @@ var daemons = map[string]func() (*daemon, error){
 	"mariadb":   startMariaDB,
 }
 
-// daemon is a server in a process of its own, with its data in a temporary directory.
+// daemon is a server in its own process, with its data in a temporary directory.
 type daemon struct {
 	port   string // for its clients
 	addr   string
 	dir    string
-	user   *syscall.Credential // nil is the one that runs this program
+	user   *syscall.Credential // nil is the user of this program
 	end    syscall.Signal      // stops it
 	cmd    *exec.Cmd
 	exited chan struct{}
 	output bytes.Buffer
 }
 
-// newDaemon finds a port and makes a directory, for a user of the system if this one is root:
-// some servers refuse to run as root.
+// newDaemon finds a port and creates a directory. If this user is root, it selects a system
+// user, because some servers refuse to run as root.
 func newDaemon(owner string, end syscall.Signal) (*daemon, error) {
 	port, err := freePort()
 	if err != nil {
@@ -143,7 +141,7 @@ func newDaemon(owner string, end syscall.Signal) (*daemon, error) {
 func (d *daemon) command(program string, args ...string) *exec.Cmd {
 	cmd := exec.Command(program, args...)
 	cmd.Dir = d.dir
-	// It ends with this program, however that ends.
+	// The server ends with this program in any case.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: d.user, Pdeathsig: d.end}
 	return cmd
 }
@@ -158,8 +156,8 @@ func (d *daemon) prepare(program string, args ...string) error {
 
 const daemonTimeout = time.Minute
 
-// serve starts the server and blocks until its peer can lock. If it cannot, the
-// server is stopped.
+// serve starts the server and blocks until its peer can lock. If that fails, the server is
+// stopped.
 func (d *daemon) serve(peer, program string, args ...string) error {
 	d.cmd = d.command(program, args...)
 	d.cmd.Stdout, d.cmd.Stderr = &d.output, &d.output
@@ -183,7 +181,7 @@ func (d *daemon) serve(peer, program string, args ...string) error {
 		case <-time.After(50 * time.Millisecond):
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%s does not answer: %w", program, err)
+			return fmt.Errorf("%s does not respond: %w", program, err)
 		}
 	}
 }
@@ -217,7 +215,7 @@ func (d *daemon) stop() {
 	_ = os.RemoveAll(d.dir)
 }
 
-// started is d, or what is left of it if it could not be started: nothing.
+// started returns d, or nothing if it could not be started.
 func (d *daemon) started(err error) (*daemon, error) {
 	if err != nil {
 		d.stop()
@@ -226,7 +224,7 @@ func (d *daemon) started(err error) (*daemon, error) {
 	return d, nil
 }
 
-// freePort returns a port that nobody listens on.
+// freePort returns an unused port.
 func freePort() (string, error) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -237,8 +235,8 @@ func freePort() (string, error) {
 	return port, err
 }
 
-// find returns the last of the files that match a pattern or, of a bare name, that
-// are in the directories for programs.
+// find returns the last of the files that match a pattern or, for a bare name, that are in the
+// program directories.
 func find(pattern string) (string, error) {
 	if !filepath.IsAbs(pattern) {
 		if found, err := exec.LookPath(pattern); err == nil {
@@ -277,7 +275,7 @@ func startZookeeper() (*daemon, error) {
 	if err != nil {
 		return nil, err
 	}
-	classes, err := find("/usr/share/java/zookeeper.jar") // which names those it needs
+	classes, err := find("/usr/share/java/zookeeper.jar") // for the directories it needs
 	if err != nil {
 		return nil, err
 	}
@@ -286,8 +284,8 @@ func startZookeeper() (*daemon, error) {
 		return nil, err
 	}
 	d.addr = "127.0.0.1:" + d.port
-	// But for the ports it is the example that comes with it. The one for
-	// administrators would listen on all interfaces.
+	// The configuration is the example of the distribution except for the ports. The
+	// administration server would listen on all interfaces.
 	settings := filepath.Join(d.dir, "zoo.cfg")
 	err = os.WriteFile(settings, []byte("tickTime=2000\ndataDir="+d.dir+"\nclientPort="+d.port+
 		"\nclientPortAddress=127.0.0.1\nadmin.enableServer=false\n"), 0o600)

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// Two contenders of each of the other peers exclude each other, and nothing is left
-// when its server is stopped.
+// Two contenders of each other peer exclude each other, and nothing is left after its server
+// is stopped.
 func TestOtherServers(t *testing.T) {
 	t.Parallel()
 	for _, peer := range otherPeers {
@@ -57,7 +57,7 @@ func exclude(t *testing.T, of task) {
 	go func() { second <- ops[1].acquire(ctx) }()
 	select {
 	case err := <-second:
-		t.Fatalf("both have it, or the second has failed: %v", err)
+		t.Fatalf("two holders, or the second failed: %v", err)
 	case <-time.After(300 * time.Millisecond):
 	}
 	if err := ops[0].release(ctx); err != nil {
@@ -70,6 +70,6 @@ func exclude(t *testing.T, of task) {
 		t.Fatal(err)
 	}
 	if err := ops[1].release(ctx); err == nil {
-		t.Error("what is not held can be released")
+		t.Error("a lock that is not held can be released")
 	}
 }

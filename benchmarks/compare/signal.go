@@ -11,13 +11,13 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// signals is the floor of waking up. The first process publishes, and the second does
-// one script whenever it hears of that: a waiter must be told, and must then take the
-// lock. There is no faster way by messages.
+// signals is the floor of a wake-up. The first process publishes, and the second runs one
+// script on each message: a waiter must receive a message and then acquire the lock. Messages
+// allow no faster way.
 func signals(_ context.Context, t task, s service) (job, error) {
 	f, ok := s.(*floor)
 	if !ok {
-		return nil, fmt.Errorf("%s does no bare signals", t.Peer)
+		return nil, fmt.Errorf("%s does not support bare signals", t.Peer)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	if t.Process == 0 {
@@ -63,8 +63,8 @@ func signals(_ context.Context, t task, s service) (job, error) {
 	}, nil
 }
 
-// publish sends the time over and over again, as often as a lock would be passed on
-// that is held for t.Hold.
+// publish publishes the time at the rate at which a lock that is held for t.Hold would change
+// hands.
 func publish(ctx context.Context, t task, conn rueidis.Client) (*outcome, error) {
 	out := &outcome{Elapsed: t.For}
 	for over := time.Now().Add(t.For); time.Now().Before(over); time.Sleep(t.Hold) {

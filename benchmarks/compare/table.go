@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// table is one of Markdown.
+// table is a table in Markdown.
 type table struct{ strings.Builder }
 
 func newTable(titles ...string) *table {
@@ -24,10 +24,10 @@ func (t *table) row(cells ...string) {
 	fmt.Fprintln(t, "| "+strings.Join(cells, " | ")+" |")
 }
 
-// none stands for what is not known.
+// none marks an unknown value.
 const none = "–"
 
-// number writes a number with so many digits after the point and its thousands apart.
+// number formats a number with n digits after the point and thousands separators.
 func number(v float64, digits int) string {
 	if math.IsNaN(v) || math.IsInf(v, 0) {
 		return none
@@ -45,7 +45,7 @@ func number(v float64, digits int) string {
 	return whole
 }
 
-// plural writes how many there are of something.
+// plural formats a number of things.
 func plural(n int, what string) string {
 	if n != 1 {
 		what += "s"
@@ -53,7 +53,7 @@ func plural(n int, what string) string {
 	return number(float64(n), 0) + " " + what
 }
 
-// text writes a figure: its median, and from the least to the greatest.
+// text formats a figure: its median, the least and the greatest value.
 func (m measure) text(f figure) string {
 	if len(f) == 0 {
 		return none
@@ -65,7 +65,7 @@ func (m measure) text(f figure) string {
 	return s
 }
 
-// ratio writes a ratio, which has none of its own measure.
+// ratio formats a ratio, which has no measure.
 func ratio(f figure) string {
 	if len(f) == 0 {
 		return none

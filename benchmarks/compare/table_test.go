@@ -27,7 +27,7 @@ func TestNumbers(t *testing.T) {
 func TestFiguresInTables(t *testing.T) {
 	m := measure{spread: true}
 	assert.Equal(t, "2 (1–3)", m.text(figure{1, 3, 2}))
-	assert.Equal(t, "2", m.text(figure{2}), "one has no spread")
+	assert.Equal(t, "2", m.text(figure{2}), "a single value has no range")
 	assert.Equal(t, none, m.text(nil))
 	assert.Equal(t, "1.25", ratio(figure{1.25}))
 	assert.Equal(t, none, ratio(nil))

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// target is something that redlatch is meant to reach.
+// target is a goal for redlatch.
 type target struct {
 	scenario int
 	what     string
@@ -15,7 +15,7 @@ type target struct {
 	readings []reading // all must be within the limit
 }
 
-// reading is a value, and what the report says of it.
+// reading is a value and its text in the report.
 type reading struct {
 	text  string
 	value float64
@@ -51,7 +51,7 @@ func (t target) reached() string {
 
 const us = "redlatch"
 
-// targets are what redlatch is meant to reach, and what it has reached in these results.
+// targets returns the goals and the values that redlatch reached in these results.
 func (r *results) targets() []target {
 	one, many := r.cell(1, plural(1, "goroutine")), r.cell(1, plural(64, "goroutine"))
 	four := r.cell(3, "4 x 32 goroutines")
@@ -66,8 +66,8 @@ func (r *results) targets() []target {
 	}
 	return []target{
 		least(1, "0.95 of the floor's throughput with one goroutine", 0.95, one.against("floor", "rate")),
-		least(1, "0.90 of the floor's throughput with 64", 0.90, many.against("floor", "rate")),
-		least(1, "no peer has more throughput", 1, ofEach(r.cells(1), cellResult.againstBest)...),
+		least(1, "0.90 of the floor's throughput with 64 goroutines", 0.90, many.against("floor", "rate")),
+		least(1, "no peer has a higher throughput", 1, ofEach(r.cells(1), cellResult.againstBest)...),
 		atMost(1, "at most 10 allocations", 10, one.reads("allocs", 1)),
 		atMost(1, "at most 1 KiB", 1024, one.reads("bytes", 0)),
 
@@ -78,19 +78,19 @@ func (r *results) targets() []target {
 
 		least(3, "twice the throughput of the best peer", 2, four.againstBest()),
 		atMost(3, "at most 4 commands", 4, four.reads("commands", 2)),
-		least(3, "every process has 0.8 of an equal share or more", 0.8, four.reads("least", 2)),
-		atMost(3, "and 1.2 or less", 1.2, four.reads("most", 2)),
+		least(3, "every process has at least 0.8 of an equal share", 0.8, four.reads("least", 2)),
+		atMost(3, "and at most 1.2", 1.2, four.reads("most", 2)),
 
-		atMost(4, "the median at most 1.3 times the floor's", 1.3, waking.against("floor", "wake50")),
-		atMost(4, "the median not above Redisson's", 1, waking.against(redisson, "wake50")),
+		atMost(4, "median at most 1.3 times the floor's", 1.3, waking.against("floor", "wake50")),
+		atMost(4, "median not above Redisson's", 1, waking.against(redisson, "wake50")),
 
-		least(5, "fair lock: 5 times the throughput of Redisson's", 5, fair.against(redisson, "rate")),
-		atMost(5, "fair lock: nobody is overtaken", 0, r.cell(5, orderCell).reads("overtook", 0)),
+		least(5, "fair lock: 5 times the throughput of Redisson", 5, fair.against(redisson, "rate")),
+		atMost(5, "fair lock: no waiter is overtaken", 0, r.cell(5, orderCell).reads("overtook", 0)),
 
 		atMost(6, "100 000 holds: at most 10 % of a core", 10, most.reads("cpu", 2)),
 		atMost(6, "100 000 holds: at most 1 KiB each", 1024, most.reads("memory", 0)),
 
-		atMost(7, "at most 4 KiB a waiter", 4096, ofEach(r.cells(7), func(c cellResult) reading { return c.reads("memory", 0) })...),
+		atMost(7, "at most 4 KiB for each waiter", 4096, ofEach(r.cells(7), func(c cellResult) reading { return c.reads("memory", 0) })...),
 
 		least(8, "not slower than redsync with one goroutine", 1, r.redLocks(1)...),
 		least(8, "3 times redsync's throughput with 16", 3, r.redLocks(16)...),
@@ -105,7 +105,7 @@ func ofEach(cells []cellResult, of func(c cellResult) reading) (all []reading) {
 	return all
 }
 
-// redLocks returns how redlatch compares to redsync with so many goroutines.
+// redLocks compares redlatch with redsync for that many goroutines.
 func (r *results) redLocks(goroutines int) (all []reading) {
 	for _, c := range r.cells(8) {
 		if c.Size == goroutines {
@@ -115,24 +115,24 @@ func (r *results) redLocks(goroutines int) (all []reading) {
 	return all
 }
 
-// reads returns what redlatch had of a measure.
+// reads returns the value of a measure for redlatch.
 func (c cellResult) reads(measure string, digits int) reading {
 	f := c.figure(us, measure)
 	return reading{number(f.median(), digits), f.median(), len(f) > 0}
 }
 
-// against returns what redlatch had of a measure, relative to a peer.
+// against returns the value of a measure for redlatch, relative to a peer.
 func (c cellResult) against(peer, measure string) reading {
 	f := c.figure(us, measure).over(c.figure(peer, measure))
 	return reading{fmt.Sprintf("%s of %s's", number(f.median(), 2), peer), f.median(), len(f) > 0}
 }
 
-// fairly is the least of Jain's index of those who share a lock more or less equally.
+// fairly is the least index of Jain at which a lock counts as shared equally.
 const fairly = 0.9
 
-// againstBest returns the throughput of redlatch relative to the best of the others. If
-// that one does not lock on Redis, or lets few goroutines have the lock again and again,
-// the best that does otherwise is named, too.
+// againstBest returns the throughput of redlatch relative to the best other peer. If that peer
+// does not lock on Redis, or lets few goroutines dominate, the result also names the best one
+// that does not.
 func (c cellResult) againstBest() reading {
 	best := c.first("rate", func(peer string) bool { return peer != us })
 	if best == "" {
@@ -149,6 +149,6 @@ func (c cellResult) againstBest() reading {
 		read.text += fmt.Sprintf(", %s: %s", what, c.against(peer, "rate").text)
 	}
 	also("on Redis", func(peer string) bool { return slices.Contains(redisPeers, peer) })
-	also("of the fair", func(peer string) bool { return c.figure(peer, "jain").median() >= fairly })
+	also("among the fair", func(peer string) bool { return c.figure(peer, "jain").median() >= fairly })
 	return read
 }

@@ -25,7 +25,7 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// contendedBy is results of one cell of scenario 2, with the throughputs of some peers.
+// contendedBy returns results of one cell of scenario 2 with the throughputs of some peers.
 func contendedBy(rates map[string]float64) *results {
 	c := cellResult{Name: plural(128, "goroutine"), Measures: []string{"rate"}, Best: "rate", Base: us}
 	for _, peer := range append([]string{"floor"}, append(redisPeers, otherPeers...)...) {
@@ -58,7 +58,7 @@ func TestTheBestPeerIsNamed(t *testing.T) {
 	r := contendedBy(map[string]float64{us: 100, "redislock": 200, redisson: 25})
 	r.Scenarios[0].Cells[0].Rows[1].Figures["jain"] = figure{0.1}
 	r.Scenarios[0].Cells[0].Rows[2].Figures["jain"] = figure{0.95}
-	assert.Equal(t, "0.50 of redislock's, of the fair: 4.00 of redisson's", r.target(what).reached())
+	assert.Equal(t, "0.50 of redislock's, among the fair: 4.00 of redisson's", r.target(what).reached())
 
 	of = contendedBy(map[string]float64{us: 100}).target(what)
 	assert.Equal(t, none, of.reached())
@@ -71,7 +71,7 @@ func TestNothingIsReachedWithoutFigures(t *testing.T) {
 	}
 }
 
-// A target that names a cell or a measure that there is not would never be measured.
+// A target for an unknown cell or measure would never be measured.
 func TestTargetsNameWhatIsMeasured(t *testing.T) {
 	r := &results{}
 	for _, s := range scenarios(1) {

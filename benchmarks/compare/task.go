@@ -2,33 +2,33 @@ package main
 
 import "time"
 
-// task is what a process does for a measurement. Every peer is measured in processes
-// of its own, so that one does not leave another its garbage.
+// task is the work of a process for a measurement. Every peer runs in its own processes, so
+// that one leaves no garbage to another.
 type task struct {
 	Peer  string   `json:"peer"`
 	Addrs []string `json:"addrs"`
-	// Do names one of the jobs. See there what it does with the rest.
+	// Do names the job. Each job documents how it uses the rest.
 	Do string `json:"do"`
 	// Kind is that of the object: lock, fair, rw, semaphore or red.
 	Kind       string `json:"kind"`
 	Name       string `json:"name"`
 	Process    int    `json:"process"` // its number, from 0
-	Own        bool   `json:"own"`     // each goroutine has an object of its own
+	Own        bool   `json:"own"`     // each goroutine has its own object
 	Goroutines int    `json:"goroutines"`
 	Writes     int    `json:"writes"`  // of 100 operations on a read-write lock
 	Permits    int    `json:"permits"` // of a semaphore
-	// Hold is for how long a lock is held, and Rest what passes between a release and
-	// the next acquisition.
+	// Hold is how long a lock is held, and Rest the time between a release and the next
+	// acquisition.
 	Hold time.Duration `json:"hold"`
 	Rest time.Duration `json:"rest"`
 	For  time.Duration `json:"for"`
-	// Patience is how long the preparation may take, beyond what is usual.
+	// Patience is the additional time that the preparation may take.
 	Patience time.Duration `json:"patience"`
-	// Trace has the moments of each acquisition and release recorded.
+	// Trace records the times of each acquisition and release.
 	Trace bool `json:"trace"`
 }
 
-// outcome is what came of a task. What a job does not measure is zero.
+// outcome is the result of a task. Values that a job does not measure are zero.
 type outcome struct {
 	Elapsed time.Duration `json:"elapsed"`
 	// Latency is of acquisition and release together.
@@ -38,12 +38,12 @@ type outcome struct {
 	Bytes   uint64    `json:"bytes"`
 	Failed  int       `json:"failed"`
 	Failure string    `json:"failure"` // the first
-	// Got and Gave are when a goroutine had the lock and when it began to give it
-	// back, by the monotonic clock that all processes of the machine share.
+	// Got and Gave are when a goroutine acquired the lock and when it began to release it, by
+	// the monotonic clock that all processes of the machine share.
 	Got  []int64 `json:"got"`
 	Gave []int64 `json:"gave"`
-	// Wake is from what wakes a waiter to its return, and Last that of the last waiter
-	// where many are woken together.
+	// Wake is the time from the wake-up of a waiter to its return, and Last that of the last
+	// of many waiters.
 	Wake histogram `json:"wake"`
 	Last histogram `json:"last"`
 	// Heap, Stacks and Resident are bytes for each goroutine or lock.
@@ -52,11 +52,11 @@ type outcome struct {
 	Resident float64 `json:"resident"`
 	// CPU is the processor time of the process.
 	CPU time.Duration `json:"cpu"`
-	// Overtook is how many had the lock before one that had queued earlier, and Queued
-	// how many there were.
+	// Overtook is the number of goroutines that overtook one that had queued earlier, and
+	// Queued the number of all.
 	Overtook int `json:"overtook"`
 	Queued   int `json:"queued"`
-	// Spent says that the worker does not go on to another task.
+	// Spent means that the worker accepts no further task.
 	Spent bool `json:"spent"`
 }
 

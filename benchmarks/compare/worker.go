@@ -8,10 +8,10 @@ import (
 	"io"
 )
 
-// job does a task that is prepared.
+// job runs a prepared task.
 type job func() (*outcome, error)
 
-// jobs prepare a task, by what it is to do.
+// jobs prepare a task, by its Do.
 var jobs = map[string]func(ctx context.Context, t task, s service) (job, error){
 	"repeat": repeat,
 	"signal": signals,
@@ -21,8 +21,8 @@ var jobs = map[string]func(ctx context.Context, t task, s service) (job, error){
 	"wait":   wait,
 }
 
-// work does a task. It reads the task as a line, prepares it, prints "ready", begins
-// with the next line, and prints its outcome.
+// work runs a task. It reads the task as a line, prepares it, prints "ready", starts on the
+// next line, and prints the outcome.
 func work(in io.Reader, out io.Writer) error {
 	lines := bufio.NewScanner(in)
 	lines.Buffer(nil, 1<<20)
@@ -41,7 +41,7 @@ func work(in io.Reader, out io.Writer) error {
 	}
 	prepare, ok := jobs[t.Do]
 	if !ok {
-		return fmt.Errorf("there is no job %q", t.Do)
+		return fmt.Errorf("unknown job %q", t.Do)
 	}
 	do, err := prepare(ctx, t, s)
 	if err != nil {
@@ -58,7 +58,7 @@ func work(in io.Reader, out io.Writer) error {
 	if err := json.NewEncoder(out).Encode(o); err != nil {
 		return err
 	}
-	if t.Do != "hold" && t.Do != "wait" { // closing what has very many locks takes its time
+	if t.Do != "hold" && t.Do != "wait" { // closing many locks takes time
 		s.close()
 	}
 	return nil

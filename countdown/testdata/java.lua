@@ -1,10 +1,10 @@
--- What a Java client does to a latch, in our words, with its defects.
--- KEYS[1]  count
--- ARGV[1]  what
--- ARGV[2]  command that publishes
--- ARGV[3]  channel
--- ARGV[4]  count to set
--- Reply: that of the Java client; what is left of a count down may be negative.
+-- What a Java client does to a latch, including its defects.
+--KEYS[1]  count
+--ARGV[1]  operation
+--ARGV[2]  publish command
+--ARGV[3]  channel
+--ARGV[4]  count to set
+--Reply: that of the Java client; the remaining count may be negative.
 
 local key, what, publish, channel, count = KEYS[1], unpack(ARGV)
 
@@ -38,7 +38,7 @@ elseif what == 'delete' then
 		redis.call(publish, channel, '1')
 	end
 	return deleted
-elseif what == 'reset' then -- a coordinator that is as quick as can be
+elseif what == 'reset' then -- ends the round and sets the next at once
 	while redis.call('EXISTS', key) == 1 do
 		down()
 	end

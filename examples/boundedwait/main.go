@@ -1,5 +1,5 @@
-// Boundedwait does not wait for ever: it gives a lock two tries of different
-// patience and does something else if both fail.
+// Boundedwait bounds its wait: it tries to acquire a lock twice, the second time with a longer
+// wait.
 package main
 
 import (
@@ -19,7 +19,7 @@ func main() {
 	defer stop()
 	l := client.Lock("printer")
 
-	busy, err := l.Lock(ctx, lock.Lease(time.Second)) // somebody prints for a second
+	busy, err := l.Lock(ctx, lock.Lease(time.Second)) // a print job of one second
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -28,10 +28,10 @@ func main() {
 	if _, err := l.TryLock(ctx); errors.Is(err, lock.ErrNotAcquired) {
 		fmt.Println("the printer is busy; waiting for a moment")
 	}
-	// Wait bounds the wait alone. A deadline on ctx would also end the hold.
+	// Wait bounds only the wait. A deadline on ctx would also end the hold.
 	h, err := l.Lock(ctx, lock.Wait(100*time.Millisecond))
 	if errors.Is(err, lock.ErrNotAcquired) {
-		fmt.Println("still busy; coming back with more patience")
+		fmt.Println("still busy; waiting longer")
 		h, err = l.Lock(ctx, lock.Wait(5*time.Second))
 	}
 	if err != nil {

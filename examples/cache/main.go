@@ -1,5 +1,5 @@
-// Cache rebuilds an expensive value once, however many processes find it
-// missing at the same time: look, take the lock, look again, build.
+// Cache rebuilds an expensive value once, however many processes find it missing at the same
+// time: check, acquire the lock, check again, build.
 package main
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// cache stands for what the processes share: a table, a file, a Redis key.
+// cache stands for shared data: a table, a file, a Redis key.
 type cache struct {
 	value  atomic.Pointer[string]
 	builds atomic.Int32
@@ -25,11 +25,11 @@ func (c *cache) get(ctx context.Context, client *redlatch.Client) (string, error
 	if v := c.value.Load(); v != nil {
 		return *v, nil
 	}
-	// A lease is enough here: if the builder takes longer, the value is built
-	// twice, which costs time and harms nobody.
+	// A lease is enough here: if the build takes longer, the value is built twice, which costs
+	// time but is harmless.
 	err := client.Lock("cache:catalogue").Do(ctx, func(ctx context.Context) error {
 		if c.value.Load() != nil {
-			return nil // somebody built it while we waited
+			return nil // built by another caller during the wait
 		}
 		v := c.build()
 		c.value.Store(&v)
@@ -60,5 +60,5 @@ func main() {
 		})
 	}
 	wg.Wait()
-	fmt.Printf("20 asked, and it was built %d time(s): %s\n", c.builds.Load(), *c.value.Load())
+	fmt.Printf("20 requests, built %d time(s): %s\n", c.builds.Load(), *c.value.Load())
 }

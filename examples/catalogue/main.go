@@ -1,6 +1,6 @@
-// Catalogue is read by many at a time and changed by one alone. Who changes it
-// goes on reading what it has written, with no other change in between: a
-// downgrade, for which the owner has to be named.
+// Catalogue is read by many goroutines at a time and changed by one alone. A writer continues
+// to read what it has written, with no other change in between: a downgrade, which requires a
+// named owner.
 package main
 
 import (
@@ -15,15 +15,14 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// catalogue stands for what the processes share: a table, a file, a Redis key.
-// Nothing but the lock protects it.
+// catalogue stands for shared data: a table, a file, a Redis key. Only the lock protects it.
 type catalogue struct {
 	client *redlatch.Client
 	prices map[string]int
 }
 
-// read looks a price up, side by side with others. Once all readers of the
-// program are in, they go on.
+// read looks up a price, in parallel with others. It continues once all readers of the program
+// are inside.
 func (c *catalogue) read(ctx context.Context, all *sync.WaitGroup) error {
 	return c.client.RWLock("catalogue").Read().Do(ctx, func(context.Context) error {
 		_ = c.prices["lamp"]
@@ -33,8 +32,8 @@ func (c *catalogue) read(ctx context.Context, all *sync.WaitGroup) error {
 	})
 }
 
-// update changes a price. It goes on reading while others can read already and
-// nobody can write.
+// update changes a price. Afterwards it reads while other readers may read and no writer may
+// write.
 func (c *catalogue) update(ctx context.Context, price int) (err error) {
 	rw := c.client.RWLock("catalogue")
 	ctx = lock.WithOwner(ctx, c.client.NewOwner())
@@ -43,7 +42,7 @@ func (c *catalogue) update(ctx context.Context, price int) (err error) {
 		return err
 	}
 	c.prices["lamp"] = price
-	reading, err := rw.Read().Lock(ctx) // the same owner: it need not wait
+	reading, err := rw.Read().Lock(ctx) // the same owner, so this does not wait
 	if err != nil {
 		return errors.Join(err, writing.Unlock(ctx))
 	}
@@ -51,7 +50,7 @@ func (c *catalogue) update(ctx context.Context, price int) (err error) {
 	if err := writing.Unlock(ctx); err != nil {
 		return err
 	}
-	fmt.Printf("wrote %d, and reads %d\n", price, c.prices["lamp"])
+	fmt.Printf("wrote %d, reads %d\n", price, c.prices["lamp"])
 	return nil
 }
 
@@ -72,7 +71,7 @@ func main() {
 		})
 	}
 	wg.Wait()
-	fmt.Printf("%d have read at the same time\n", readers)
+	fmt.Printf("%d readers at the same time\n", readers)
 
 	for _, price := range []int{25, 30} {
 		wg.Go(func() {

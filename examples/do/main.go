@@ -1,5 +1,5 @@
-// Do runs a function under a lock. The lock is renewed for as long as the
-// function runs, and given back whatever happens in it.
+// Do runs a function under a lock. The lock is renewed while the function runs and released in
+// any case.
 package main
 
 import (
@@ -19,16 +19,16 @@ func main() {
 	defer stop()
 
 	err := client.Lock("report:2026-11").Do(ctx, func(ctx context.Context) error {
-		fmt.Println("writing the report; nobody else does")
+		fmt.Println("writing the report exclusively")
 		select {
 		case <-time.After(100 * time.Millisecond): // the work
 			return nil
-		case <-ctx.Done(): // the lock was lost, or the caller gave up
+		case <-ctx.Done(): // the lock was lost, or the caller canceled
 			return context.Cause(ctx)
 		}
 	})
 	if errors.Is(err, lock.ErrLost) {
-		log.Fatal("somebody else may have written it too: ", err)
+		log.Fatal("another process may have written it too: ", err)
 	}
 	if err != nil {
 		log.Fatal(err)

@@ -1,6 +1,5 @@
-// Fair serves whoever has waited longest: three workers ask for the printer one
-// after the other, and have it in that order. The server keeps the queue, so it
-// is one for all processes.
+// Fair serves waiters in order of arrival: three workers request the printer one after the
+// other and acquire it in that order. The server keeps the queue for all processes.
 package main
 
 import (
@@ -49,7 +48,7 @@ func work(ctx context.Context, client *redlatch.Client, worker int) error {
 	})
 }
 
-// waiting returns when so many are in the queue.
+// waiting waits until n callers are in the queue.
 func waiting(ctx context.Context, client *redlatch.Client, workers int) error {
 	for {
 		queue, err := client.FairLock("printer").Queue(ctx)

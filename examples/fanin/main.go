@@ -1,6 +1,5 @@
-// Fanin cuts a job into parts, has workers do them, and goes on when all are done. The
-// workers could as well be other processes: all they need to know is the name of the
-// job.
+// Fanin splits a job into parts, which workers process, and continues when all are done. The
+// workers could be other processes: they only need the name of the job.
 package main
 
 import (
@@ -18,7 +17,7 @@ import (
 
 const parts = 4
 
-// results has one for each part. To store it twice does no harm.
+// results has one entry for each part. Storing it twice is harmless.
 var results sync.Map
 
 func main() {
@@ -36,13 +35,13 @@ func main() {
 	}
 	defer workers.Wait()
 
-	// Not without a deadline: a worker that dies does not count.
+	// The wait needs a deadline: a worker that dies does not count down.
 	bounded, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	if err := latch.Wait(bounded); err != nil && !errors.Is(err, context.DeadlineExceeded) {
 		log.Fatal(err)
 	}
-	// What was done the results say, and not the count.
+	// The results show what was done, not the count.
 	line := "all parts are done:"
 	for part := 1; part <= parts; part++ {
 		result, ok := results.Load(part)
@@ -55,13 +54,12 @@ func main() {
 }
 
 func work(ctx context.Context, client *redlatch.Client, part int) {
-	results.Store(part, part*part) // before it counts
+	results.Store(part, part*part) // before the count-down
 	left, err := client.CountDownLatch("job:42").CountDown(ctx)
 	switch {
 	case errors.Is(err, lock.ErrIndeterminate):
-		// It may have counted. To count again might end the wait before another part
-		// is done; if it has not, the wait ends with its deadline, and the result is
-		// there.
+		// It may have counted. Counting again could end the wait before another part is done.
+		// If it has not counted, the wait ends with its deadline, and the result is stored.
 		fmt.Printf("part %d is done, and may have been counted\n", part)
 	case err != nil:
 		log.Fatal(err)

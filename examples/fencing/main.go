@@ -1,7 +1,6 @@
-// Fencing shows what a lock alone cannot do: a holder is stopped for longer than
-// its lease, somebody else takes over, and then the first one goes on and
-// writes. The storage refuses it, because its token is older than one it has
-// seen.
+// Fencing shows the limit of a lock: a holder pauses for longer than its lease, another takes
+// over, and then the first one continues and writes. The storage rejects the write, because
+// its token is older than one it has seen.
 package main
 
 import (
@@ -16,8 +15,8 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
-// storage is the protected resource. It checks tokens itself, with each write:
-// a holder cannot know whether it is late, the storage can.
+// storage is the protected resource. It checks the token of each write itself: a holder cannot
+// know that it is late, but the storage can.
 type storage struct {
 	guard rlock.Guard
 	text  string
@@ -44,14 +43,14 @@ func main() {
 	}
 	fmt.Printf("the first holder has token %d and falls asleep\n", late.Token())
 
-	next, err := l.Lock(ctx) // waits until the lease is over
+	next, err := l.Lock(ctx) // waits until the lease has expired
 	if err != nil {
 		log.Fatal(err)
 	}
 	fmt.Printf("the second holder has token %d and writes: %v\n", next.Token(), file.write(next.Token(), "second"))
 
-	// The first one wakes up. It could look at late.Context(), and be stopped
-	// again right after; so it is the storage that decides.
+	// The first holder wakes up. It could check late.Context() and pause again right after, so
+	// the storage decides.
 	err = file.write(late.Token(), "first")
 	fmt.Printf("the first holder writes: %v\n", err)
 	if !errors.Is(err, rlock.ErrStaleToken) {

@@ -1,12 +1,11 @@
-// Quickstart shows the main job of redlatch with real processes: several of
-// them increment a counter in a file, one at a time because they hold a lock,
-// and one is killed while it holds it. The final count is exact.
+// Quickstart shows redlatch with real processes: several of them increment a counter in a
+// file, each while it holds a lock, and one is killed while it holds the lock. The final
+// count is exact.
 //
 //	go run ./examples/quickstart
 //
-// It uses the server at REDIS_URL if that is set; otherwise it starts a
-// redis-server or valkey-server if one is installed, and an embedded server if
-// not.
+// It uses the server at REDIS_URL if that is set; otherwise it starts redis-server or
+// valkey-server if installed, and an embedded server if not.
 package main
 
 import (
@@ -29,22 +28,22 @@ import (
 )
 
 const (
-	// watchdogTimeout is for how long the lock of a dead process stays: short, so
-	// that nobody has to watch this program for half a minute.
+	// watchdogTimeout bounds how long the lock of a dead process stays. It is short, so that
+	// the program ends soon.
 	watchdogTimeout = 2 * time.Second
 	workTime        = 60 * time.Millisecond
 	restTime        = 30 * time.Millisecond
 )
 
 func main() {
-	worker := flag.String("worker", "", "internal: be the worker of that name")
+	worker := flag.String("worker", "", "internal: run as the worker of that name")
 	url := flag.String("url", "", "internal: server of the worker")
 	name := flag.String("lock", "", "internal: lock of the worker")
 	file := flag.String("file", "", "internal: counter of the worker")
-	processes := flag.Int("processes", 4, "how many processes")
-	rounds := flag.Int("rounds", 5, "how often each increments the counter")
+	processes := flag.Int("processes", 4, "number of processes")
+	rounds := flag.Int("rounds", 5, "number of increments of each")
 	flag.Parse()
-	// What the library has to say about trouble is told below in other words.
+	// The program reports trouble itself, in other words.
 	slog.SetDefault(slog.New(slog.DiscardHandler))
 
 	err := error(nil)
@@ -83,7 +82,7 @@ func work(me, url, name, file string, rounds int) error {
 		if err != nil {
 			return err
 		}
-		time.Sleep(workTime) // whoever came in now would read the same count
+		time.Sleep(workTime) // another process would read the same count now
 		if err := h.Context().Err(); err != nil {
 			return context.Cause(h.Context())
 		}
@@ -94,7 +93,7 @@ func work(me, url, name, file string, rounds int) error {
 		if err := h.Unlock(ctx); err != nil {
 			return err
 		}
-		time.Sleep(restTime) // something else that needs no lock
+		time.Sleep(restTime) // other work, without the lock
 	}
 	return nil
 }
@@ -127,7 +126,7 @@ func run(processes, rounds int) error {
 		}
 	}
 	ctx := context.Background()
-	client, err := redlatch.Open(ctx, url) // fails here, once, if nobody answers
+	client, err := redlatch.Open(ctx, url) // fails here if the server does not respond
 	if err != nil {
 		return err
 	}
@@ -141,12 +140,12 @@ func run(processes, rounds int) error {
 		url: url, lock: "quickstart:" + filepath.Base(dir), file: filepath.Join(dir, "counter"),
 		rounds: rounds, begin: time.Now(), results: make(chan error, processes),
 	}
-	defer client.FencedLock(s.lock).ResetTokens(ctx) // nobody needs this name again
+	defer client.FencedLock(s.lock).ResetTokens(ctx) // the name is not used again
 	if err := os.WriteFile(s.file, []byte("0"), 0o600); err != nil {
 		return err
 	}
 	fmt.Printf("%d processes increment one counter file, %d times each, on %s.\n", processes, rounds, kind)
-	fmt.Printf("The first one is killed in the middle of its second turn, while it holds the lock.\n\n")
+	fmt.Printf("The first one is killed during its second increment, while it holds the lock.\n\n")
 	fmt.Printf("    time  process  token\n")
 
 	for i := range processes {
@@ -166,17 +165,17 @@ func run(processes, rounds int) error {
 		return err
 	}
 	want := (processes-1)*rounds + 1
-	fmt.Printf("\nThe counter stands at %d. %d processes made %d increments each, and the killed one 1 before it died: %d.\n",
+	fmt.Printf("\nThe counter stands at %d. %d processes made %d increments each, and the killed one 1: %d.\n",
 		count, processes-1, rounds, want)
 	if count != want {
-		return errors.New("that is not what it should be")
+		return errors.New("the count is wrong")
 	}
 	fmt.Printf("Exact. The tokens only ever grew, and the lock of the dead process was free again %v after the kill.\n",
 		s.recovery.Round(10*time.Millisecond))
 	return nil
 }
 
-// stage is what the parent process sees.
+// stage is the view of the parent process.
 type stage struct {
 	url, lock, file string
 	rounds          int
@@ -188,8 +187,7 @@ type stage struct {
 	recovery time.Duration
 }
 
-// start runs a worker and follows what it tells. A victim is killed in its
-// second turn.
+// start runs a worker and follows its output. A victim is killed during its second increment.
 func (s *stage) start(name string, victim bool) error {
 	cmd := exec.Command(os.Args[0], "-worker", name, "-url", s.url, "-lock", s.lock,
 		"-file", s.file, "-rounds", strconv.Itoa(s.rounds))
@@ -202,17 +200,17 @@ func (s *stage) start(name string, victim bool) error {
 		return err
 	}
 	go func() {
-		turns, dead := 0, false
+		starts, dead := 0, false
 		for lines := bufio.NewScanner(out); lines.Scan(); {
 			words := strings.Fields(lines.Text())
 			if len(words) == 0 || dead {
 				continue
 			}
-			turns += s.show(name, words)
-			if victim && turns == 2 {
+			starts += s.show(name, words)
+			if victim && starts == 2 {
 				dead = true
 				_ = cmd.Process.Kill()
-				s.line(name, "", "killed, holding the lock and half done")
+				s.line(name, "", "killed during its increment")
 				s.mu.Lock()
 				s.killed = time.Now()
 				s.mu.Unlock()
@@ -230,7 +228,7 @@ func (s *stage) start(name string, victim bool) error {
 	return nil
 }
 
-// show prints what a worker tells and returns 1 if a turn of it has begun.
+// show prints a line of a worker. It returns 1 for the start of an increment.
 func (s *stage) show(name string, words []string) int {
 	switch {
 	case words[0] == "got" && len(words) == 3:
@@ -238,7 +236,7 @@ func (s *stage) show(name string, words []string) int {
 		note := ""
 		if !s.killed.IsZero() && s.recovery == 0 {
 			s.recovery = time.Since(s.killed)
-			note = "   <- the lease of the dead process is over"
+			note = "   <- the lease of the dead process expired"
 		}
 		s.mu.Unlock()
 		s.line(name, words[1], fmt.Sprintf("holds the lock after waiting %s ms%s", words[2], note))

@@ -1,5 +1,5 @@
-// Quorum holds a lock on a majority of three servers, and goes on when one of them is
-// gone. With two of them gone there is no lock to be had.
+// Quorum holds a lock on a majority of three servers. It works without one of them, and fails
+// without two.
 package main
 
 import (
@@ -22,7 +22,7 @@ func main() {
 		members []lock.Locker
 	)
 	for range 3 {
-		server, err := redlatchtest.Start() // in place of servers of yours
+		server, err := redlatchtest.Start() // stands for your own servers
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -33,7 +33,7 @@ func main() {
 		}
 		defer client.Close()
 		servers, clients = append(servers, server), append(clients, client)
-		// The lock that other libraries know, too.
+		// Plain locks are compatible with other libraries.
 		members = append(members, client.PlainLock("report"))
 	}
 	report := clients[0].RedLock(members...)

@@ -1,5 +1,5 @@
-// Reentry takes a lock again further down the call stack. That is asked for
-// with an owner in the context: everything done under it is one logical thread.
+// Reentry acquires a lock again further down the call stack. The owner in the context makes
+// all calls under it one logical thread.
 package main
 
 import (
@@ -33,7 +33,7 @@ func transfer(ctx context.Context, client *redlatch.Client) error {
 	})
 }
 
-// book needs the account too, whether its caller has it or not.
+// book needs the account as well, whether or not its caller holds it.
 func book(ctx context.Context, client *redlatch.Client, amount int) error {
 	l := client.Lock("account:7")
 	return l.Do(ctx, func(ctx context.Context) error {

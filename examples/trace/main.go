@@ -1,12 +1,11 @@
-// Trace prints the trace of two processes that contend for a lock. The first
-// holds it; the second waits, is woken by the message of its release, and works
-// in turn. Each process records its spans with the OpenTelemetry SDK; the trace
-// context travels from this program to both, so all of it is one trace.
+// Trace prints the trace of two processes that contend for a lock. The first holds it; the
+// second waits until the message of its release wakes it. Each process records its spans
+// with the OpenTelemetry SDK; the trace context travels from this program to both, so all
+// spans form one trace.
 //
 //	go run ./examples/trace
 //
-// It uses the server at REDIS_URL if that is set, and one that it starts
-// otherwise.
+// It uses the server at REDIS_URL if that is set, and starts one otherwise.
 package main
 
 import (
@@ -32,7 +31,7 @@ import (
 )
 
 func main() {
-	worker := flag.String("worker", "", "internal: be the worker of that name")
+	worker := flag.String("worker", "", "internal: run as the worker of that name")
 	flag.Parse()
 	err := error(nil)
 	if *worker != "" {
@@ -45,7 +44,7 @@ func main() {
 	}
 }
 
-// span is what the program prints of one.
+// span is the printed part of a span.
 type span struct {
 	ID, Parent string
 	Name       string
@@ -56,7 +55,7 @@ type span struct {
 
 func (s span) said() string { return strings.Join(append([]string{s.Name}, s.Notes...), " ") }
 
-// collector is an exporter that keeps the spans that have ended.
+// collector is an exporter that keeps ended spans.
 type collector struct{ spans []span }
 
 func (c *collector) ExportSpans(_ context.Context, ended []sdk.ReadOnlySpan) error {
@@ -87,8 +86,8 @@ const traceparent = "TRACEPARENT"
 
 var propagator = propagation.TraceContext{}
 
-// work is a worker process: it works under the lock until it may end, and then
-// prints its spans. It says when it has the lock and when it waits for it.
+// work is a worker process: it works under the lock until told to end, and then prints its
+// spans. It reports when it holds the lock and when it waits for it.
 func work(ctx context.Context, name string) error {
 	var spans collector
 	tracers := sdk.NewTracerProvider(sdk.WithSyncer(&spans))
@@ -152,7 +151,7 @@ func run(ctx context.Context) error {
 			return err
 		}
 		workers = append(workers, w)
-		// The first is to have the lock until the second waits for it.
+		// The first keeps the lock until the second waits for it.
 		if _, err := w.out.ReadString('\n'); err != nil {
 			return fmt.Errorf("process %s: %w", name, err)
 		}
@@ -173,7 +172,7 @@ func run(ctx context.Context) error {
 	return nil
 }
 
-// worker is a process of work.
+// worker is a process running work.
 type worker struct {
 	cmd *exec.Cmd
 	in  io.Closer
@@ -195,7 +194,7 @@ func start(ctx context.Context, name string, env ...string) (*worker, error) {
 	return &worker{cmd, in, bufio.NewReader(out)}, cmd.Start()
 }
 
-// finish has the worker end and returns its spans.
+// finish ends the worker and returns its spans.
 func (w *worker) finish() (spans []span, err error) {
 	if err := w.in.Close(); err != nil {
 		return nil, err
@@ -214,7 +213,7 @@ func (w *worker) finish() (spans []span, err error) {
 	}
 }
 
-// show prints the spans under a parent, their events among their children.
+// show prints the spans below a parent, with events among their children.
 func show(spans []span, parent, indent string, zero time.Time) {
 	for _, s := range spans {
 		if s.Parent != parent {

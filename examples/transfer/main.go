@@ -1,6 +1,5 @@
-// Transfer moves money between accounts of which any two may be wanted at once, in
-// either order, by many goroutines. Each transfer holds both accounts or none, and
-// nobody waits for ever for somebody who waits for it.
+// Transfer moves money between accounts. Many goroutines need any two of them, in either
+// order. Each transfer holds both accounts or none, without deadlocks.
 package main
 
 import (
@@ -22,7 +21,7 @@ const (
 	transfers = 25 // of each worker
 )
 
-// balances is what would be rows of a database. Who has an account's lock may change it.
+// balances stands for rows of a database. The lock of an account protects its balance.
 var balances [accounts]int
 
 func main() {
@@ -51,7 +50,7 @@ func main() {
 	for _, balance := range balances {
 		sum += balance
 	}
-	fmt.Printf("%d transfers between %d accounts, and %d is still there\n", workers*transfers, accounts, sum)
+	fmt.Printf("%d transfers between %d accounts, total %d\n", workers*transfers, accounts, sum)
 }
 
 func transfer(ctx context.Context, client *redlatch.Client, from, to, amount int) error {
@@ -62,12 +61,12 @@ func transfer(ctx context.Context, client *redlatch.Client, from, to, amount int
 		}
 		balances[from] -= amount
 		balances[to] += amount
-		return ctx.Err() // it ends if one of the locks is lost
+		return ctx.Err() // ends if one of the locks is lost
 	})
 }
 
-// account returns the lock of an account. The names have a hash tag in common, so that in
-// a cluster, too, one script takes two of them.
+// account returns the lock of an account. The names share a hash tag, so one script can
+// acquire two of them, even in a cluster.
 func account(client *redlatch.Client, n int) *rlock.Lock {
 	return client.Lock(fmt.Sprintf("{accounts}:%d", n))
 }

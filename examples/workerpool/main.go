@@ -1,6 +1,6 @@
-// Workerpool limits how many jobs run at once over several processes, with three
-// permits for all of them. One process is killed while it works: its permit comes
-// back when the lease is over, and the others do the rest.
+// Workerpool limits the number of concurrent jobs of several processes by three shared
+// permits. One process is killed while it works: its permits return when the lease expires,
+// and the others do the rest.
 package main
 
 import (
@@ -24,11 +24,11 @@ import (
 const (
 	limit     = 3
 	processes = 3
-	workers   = 2  // in each process: together they are more than may work at once
+	workers   = 2  // in each process: together more than may work at once
 	jobs      = 16 // of each worker
 	workTime  = 50 * time.Millisecond
-	// timeout is after what time the permit of a dead process comes back: short, so
-	// that nobody has to watch this program for half a minute.
+	// timeout is when the permits of a dead process return. It is short, so that the program
+	// ends soon.
 	timeout = 3 * time.Second
 )
 
@@ -49,7 +49,7 @@ func main() {
 	}
 }
 
-// process is one of those that share the permits.
+// process is one of the processes that share the permits.
 func process(ctx context.Context, url string, stuck bool) error {
 	client, err := open(ctx, url)
 	if err != nil {
@@ -75,7 +75,7 @@ func process(ctx context.Context, url string, stuck bool) error {
 	return err
 }
 
-// job works while it has a permit, and prints when that was.
+// job works while it has a permit, and prints when.
 func job(ctx context.Context, pool *semaphore.Expirable, stuck bool) error {
 	permit, err := pool.Acquire(ctx)
 	if err != nil {
@@ -123,7 +123,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("a process was killed that worked: %d of %d permits are free\n", free, limit)
+	fmt.Printf("a working process was killed: %d of %d permits are free\n", free, limit)
 
 	lines := make(chan string)
 	ended := make(chan error, processes)
@@ -167,12 +167,12 @@ func killOne(ctx context.Context, url string) error {
 		}
 	}, "-stuck")
 	if working < workers {
-		return errors.Join(errors.New("the process that was to be killed did not work"), err)
+		return errors.Join(errors.New("the process to be killed did not work"), err)
 	}
 	return nil
 }
 
-// start runs this program as one of the processes and hands on what it prints.
+// start runs this program as one of the processes and forwards its output.
 func start(ctx context.Context, url string, tell func(line string), args ...string) error {
 	cmd := exec.CommandContext(ctx, os.Args[0], append(args, "-url", url)...)
 	var trouble strings.Builder
@@ -193,7 +193,7 @@ func start(ctx context.Context, url string, tell func(line string), args ...stri
 	return nil
 }
 
-// atOnce returns how many of some jobs ran at the same time.
+// atOnce returns the largest number of concurrent jobs.
 func atOnce(log []string) (most int, err error) {
 	type event struct{ at, change int64 }
 	var events []event

@@ -1,4 +1,4 @@
-// Package callsite remembers where in the user's code something was acquired.
+// Package callsite records where the user's code acquired an object.
 package callsite
 
 import (
@@ -7,19 +7,17 @@ import (
 	"strings"
 )
 
-// Site is a few frames of a stack. They are paid for with every acquisition, and hardly
-// ever looked at.
+// Site is a few frames of a stack. Every acquisition records one; it is rarely printed.
 type Site [3]uintptr
 
-// Here returns so many frames of the stack, from so many calls above the function that
-// calls it. They are calls of this module: one that is the user's has to follow among
-// these frames.
+// Here returns up to the given number of frames, starting above the function that calls
+// it. They must include the user's frame, after those of this module.
 func Here(above, frames int) (s Site) {
-	runtime.Callers(2+above, s[:frames]) // nor runtime.Callers and Here
+	runtime.Callers(2+above, s[:frames]) // skips runtime.Callers and Here
 	return s
 }
 
-// String returns the first line outside this module.
+// String returns the first position outside this module.
 func (s Site) String() string {
 	n := 0
 	for n < len(s) && s[n] != 0 {

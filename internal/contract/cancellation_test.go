@@ -246,7 +246,7 @@ var cancelTable = func() []requests {
 
 // latchRow is a latch whose Lock waits until it opens.
 var latchRow = func() requests {
-	r := requestsOf("latch", requests{acquire: unnamed("countdown/look"), there: both(2), own: []point{
+	r := requestsOf("latch", requests{acquire: unnamed("countdown/read"), there: both(2), own: []point{
 		{name: "sync", held: there, at: func(x *departure) { x.g.Keep(x, "\r\nSUBSCRIBE", 2, x.begin) }},
 		{name: "look after a message", held: there, at: func(x *departure) {
 			x.parks(leaver)

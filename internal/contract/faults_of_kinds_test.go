@@ -516,7 +516,7 @@ var latchSteps = func() []step {
 	// wait has the fault happen to the n-th request that contains what match returns, and
 	// then opens the latch.
 	wait := func(name string, n int, match func(x *faultCase) string) {
-		steps = append(steps, step{name, unnamed("countdown/look"), false, func(x *faultCase) {
+		steps = append(steps, step{name, unnamed("countdown/read"), false, func(x *faultCase) {
 			x.count(1)
 			var w errgroup
 			reached := x.g.Arm(x.fault, match(x), n)
@@ -533,7 +533,7 @@ var latchSteps = func() []step {
 	subscribe := func(*faultCase) string { return "\r\nSUBSCRIBE" }
 	wait("subscription", 1, subscribe)
 	wait("sync", 2, subscribe)
-	return append(steps, step{"read", unnamed("countdown/look"), false, func(x *faultCase) {
+	return append(steps, step{"read", unnamed("countdown/read"), false, func(x *faultCase) {
 		x.count(3)
 		x.sha = "\r\nGET\r\n"
 		var n int

@@ -46,7 +46,7 @@ func unnamed(path string) script { return script{unnamed: path} }
 func files(path string) []string {
 	all := []string{path}
 	switch dir, name, _ := strings.Cut(path, "/"); {
-	case dir == "countdown" && name != "look":
+	case dir == "countdown" && name != "read":
 		all = []string{"countdown/count", path}
 	case dir != "semaphore":
 	case name == "permit_extend":

@@ -11,23 +11,23 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// callTimeout is when a call that should end counts as one that hangs.
+// callTimeout is the time after which a call counts as hanging.
 const callTimeout = 30 * time.Second
 
-// Call is a call that runs in the background. Its context ends with the test at the latest.
+// Call is a background call. The end of the test cancels its context.
 type Call[T any] struct {
 	t     testing.TB
-	Owner string // that waits in the server's queue, if the test knows it
+	Owner string // owner in the server's queue, if the test knows it
 
 	Cancel context.CancelCauseFunc
 	Begun  time.Time
-	Ended  chan struct{} // closed after the fields below are set
+	Ended  chan struct{} // closed when the fields below are valid
 	Value  T
 	Err    error
-	At     time.Time // when it returned
+	At     time.Time // when the call returned
 }
 
-// Start calls f.
+// Start calls f in the background.
 func Start[T any](t testing.TB, ctx context.Context, f func(ctx context.Context) (T, error)) *Call[T] {
 	c := &Call[T]{t: t, Begun: time.Now(), Ended: make(chan struct{})}
 	ctx, c.Cancel = context.WithCancelCause(ctx)
@@ -40,25 +40,25 @@ func Start[T any](t testing.TB, ctx context.Context, f func(ctx context.Context)
 	return c
 }
 
-// StartLock calls Lock.
+// StartLock calls Lock in the background.
 func StartLock(t testing.TB, ctx context.Context, l lock.Locker, opts ...lock.Option) *Call[lock.Hold] {
 	return Start(t, ctx, func(ctx context.Context) (lock.Hold, error) { return l.Lock(ctx, opts...) })
 }
 
-// End returns the error of the call when it has ended.
+// End waits for the end of the call and returns its error.
 func (c *Call[T]) End() error {
 	c.t.Helper()
 	return c.EndWithin(callTimeout)
 }
 
-// EndWithin is End for a call that must not last longer than d.
+// EndWithin is End for a call that must end within d.
 func (c *Call[T]) EndWithin(d time.Duration) error {
 	c.t.Helper()
 	Receive(c.t, d, "the end of a call", c.Ended)
 	return c.Err
 }
 
-// Got returns the value of the call when it has succeeded.
+// Got waits for the end of the call, which must succeed, and returns its value.
 func (c *Call[T]) Got() T {
 	c.t.Helper()
 	require.NoError(c.t, c.End())
@@ -75,7 +75,7 @@ func (c *Call[T]) Running() bool {
 	}
 }
 
-// Leave cancels an attempt to acquire.
+// Leave cancels a call that waits for a lock.
 func (c *Call[T]) Leave() {
 	c.t.Helper()
 	left := errors.New("left")
@@ -84,14 +84,14 @@ func (c *Call[T]) Leave() {
 	require.ErrorIs(c.t, c.Err, left)
 }
 
-// InOrder fails the test unless the calls acquire one after the other. It unlocks the hold
-// of each before it waits for the next.
+// InOrder fails the test unless the calls acquire the lock in this order. It unlocks each hold
+// before it waits for the next call.
 func InOrder(t testing.TB, calls ...*Call[lock.Hold]) {
 	t.Helper()
 	for i, c := range calls {
 		h := c.Got()
 		for _, later := range calls[i+1:] {
-			require.True(t, later.Running(), "one has overtaken another")
+			require.True(t, later.Running(), "a later call has overtaken")
 		}
 		if c.Owner != "" {
 			require.Equal(t, c.Owner, h.Owner().String())

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Receive returns the next value of a channel. The test fails if none comes within d.
+// Receive returns the next value of a channel. The test fails if there is none within d.
 func Receive[T any](t testing.TB, d time.Duration, what string, values <-chan T) (value T) {
 	t.Helper()
 	select {
@@ -21,7 +21,7 @@ func Receive[T any](t testing.TB, d time.Duration, what string, values <-chan T)
 	return value
 }
 
-// Messages returns what is published on a channel of a server from now on.
+// Messages returns the messages published on a channel of a server from now on.
 func Messages(t testing.TB, addr, channel string) <-chan string {
 	t.Helper()
 	conn := Conn(t, addr)

@@ -8,7 +8,7 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Connect returns a client on a server of its own, for an example, and what ends both.
+// Connect returns a client on a new server, for an example, and a function that stops both.
 func Connect() (client *redlatch.Client, stop func()) {
 	server, err := redlatchtest.Start()
 	if err != nil {

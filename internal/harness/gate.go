@@ -18,50 +18,45 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Fault is what happens to a request or to its reply.
+// Fault is a fault of a request or of its reply.
 type Fault int
 
 // The faults.
 const (
-	// LoseRequest breaks the connection in the place of the request, which the
-	// server never sees.
+	// LoseRequest breaks the connection instead of delivering the request.
 	LoseRequest Fault = iota
-	// DelayRequest does the same, but the request arrives in the end, at Open.
+	// DelayRequest is LoseRequest, but Open delivers the request.
 	DelayRequest
-	// LoseReply breaks the connection in the place of the reply.
+	// LoseReply breaks the connection instead of delivering the reply.
 	LoseReply
-	// KeepReply keeps the reply, and what comes after it on that connection, back
-	// until Open.
+	// KeepReply delays the reply and everything after it on that connection until Open.
 	KeepReply
-	// Silence drops the reply and everything after it on that connection, which
-	// stays open.
+	// Silence drops the reply and everything after it on that connection, which stays open.
 	Silence
-	// Repeat delivers the request twice and passes on the first reply.
+	// Repeat delivers the request twice and forwards the first reply.
 	Repeat
-	// Resend delivers the request twice and passes on the second reply, as
-	// whoever sends it again for want of a reply does.
+	// Resend delivers the request twice and forwards the second reply, like a retry after a
+	// lost reply.
 	Resend
-	// Echo passes request and reply on, and delivers the request a second time at
-	// Open.
+	// Echo forwards request and reply, and Open delivers the request a second time.
 	Echo
 )
 
-// Faults are all of them but Echo: requests need not be safe against a copy that
-// arrives after their answer.
+// Faults are all faults except Echo: a request need not be safe against a duplicate that arrives
+// after its reply.
 var Faults = []Fault{LoseRequest, DelayRequest, LoseReply, KeepReply, Silence, Repeat, Resend}
 
 func (f Fault) String() string {
-	return [...]string{"request lost", "request delayed", "reply lost", "reply kept back", "silence", "repeated", "sent again", "echoed"}[f]
+	return [...]string{"request lost", "request delayed", "reply lost", "reply delayed", "silence", "repeated", "resent", "echoed"}[f]
 }
 
-// Unknown reports whether the client is left without an answer.
+// Unknown reports whether the client gets no reply.
 func (f Fault) Unknown() bool {
 	return f == LoseRequest || f == DelayRequest || f == LoseReply || f == Silence
 }
 
-// Gate is a proxy before a server. It passes everything on, but for one request
-// that Arm has marked, for messages if Mute says so, and for everything between
-// Stall and Open.
+// Gate is a proxy in front of a server. It forwards everything except one request that Arm marks,
+// messages after Mute, and everything between Stall and Open.
 type Gate struct {
 	Addr string // for clients
 
@@ -72,18 +67,18 @@ type Gate struct {
 	mu      sync.Mutex
 	conns   map[*gateConn]struct{}
 	fault   Fault
-	match   []byte // nil: nothing is marked
+	match   []byte // nil if no request is marked
 	skip    int
 	reached chan struct{}
 	opened  chan struct{} // closed by Open
-	delayed []byte        // what Open delivers
-	stalled chan struct{} // what opened was at Stall; nil: everything passes
+	delayed []byte        // the request that Open delivers
+	stalled chan struct{} // opened at the time of Stall, nil if not stalled
 	mute    bool
 	closed  bool
 	scripts int
 }
 
-// NewGate returns a gate before s, closed when the test ends.
+// NewGate returns a gate in front of s. The end of the test closes it.
 func NewGate(t testing.TB, s *testserver.Server) *Gate {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -97,7 +92,7 @@ func NewGate(t testing.TB, s *testserver.Server) *Gate {
 	return g
 }
 
-// GatedClient returns a client behind a gate of its own.
+// GatedClient returns a client and the gate that it connects through.
 func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*redlatch.Client, *Gate) {
 	t.Helper()
 	g := NewGate(t, s)
@@ -108,9 +103,8 @@ func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*
 	return c, g
 }
 
-// Arm marks the n-th request from now, from 1, that contains match. The channel
-// is closed when that one's fault has come: where the server acts on it, after
-// the server has.
+// Arm marks the n-th request from now, starting at 1, that contains match. The channel is closed
+// when the fault has occurred; if the server gets the request, after the server has run it.
 func (g *Gate) Arm(f Fault, match string, n int) (reached <-chan struct{}) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -118,7 +112,7 @@ func (g *Gate) Arm(f Fault, match string, n int) (reached <-chan struct{}) {
 	return g.reached
 }
 
-// Reached blocks until a fault has come.
+// Reached blocks until a fault has occurred.
 func Reached(t testing.TB, reached <-chan struct{}) {
 	t.Helper()
 	select {
@@ -128,8 +122,8 @@ func Reached(t testing.TB, reached <-chan struct{}) {
 	}
 }
 
-// Keep keeps back the reply to the n-th request that contains match and that begin
-// brings about. It returns when the server has sent the reply.
+// Keep delays the reply to the n-th request that contains match. It calls begin, which causes the
+// request, and returns when the server has sent the reply.
 func (g *Gate) Keep(t testing.TB, match string, n int, begin func()) {
 	t.Helper()
 	reached := g.Arm(KeepReply, match, n)
@@ -137,9 +131,8 @@ func (g *Gate) Keep(t testing.TB, match string, n int, begin func()) {
 	Reached(t, reached)
 }
 
-// During runs an operation and has a fault happen to the first of its requests that
-// contains match. It returns when the operation has ended. A reply that the fault keeps
-// back arrives meanwhile, a request that it delays at Open.
+// During runs an operation with a fault of its first request that contains match, and returns when
+// the operation has ended. A delayed reply arrives meanwhile, a delayed request at Open.
 func (g *Gate) During(t testing.TB, f Fault, match string, operation func()) {
 	t.Helper()
 	reached := g.Arm(f, match, 1)
@@ -159,23 +152,22 @@ func (g *Gate) During(t testing.TB, f Fault, match string, operation func()) {
 	}
 }
 
-// Scripts returns how many requests to run a script have come so far.
+// Scripts returns the number of script calls so far.
 func (g *Gate) Scripts() int {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.scripts
 }
 
-// Mute drops every message to a subscriber from now on. Subscriptions are
-// confirmed as ever.
+// Mute drops every message to a subscriber from now on. Subscriptions are still confirmed.
 func (g *Gate) Mute() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.mute = true
 }
 
-// Stall keeps everything back until Open, in both directions and on new connections
-// too, as a network that is cut does.
+// Stall delays everything until Open, in both directions and also on new connections, like a
+// network partition.
 func (g *Gate) Stall() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -192,8 +184,8 @@ func (g *Gate) passing() {
 	}
 }
 
-// Open lets everything pass, what was kept back included, and blocks until what
-// was delayed has been delivered.
+// Open forwards everything, including what was delayed, and blocks until a delayed request has been
+// delivered.
 func (g *Gate) Open() error {
 	if request := g.open(); request != nil {
 		return g.deliver(request)
@@ -211,8 +203,7 @@ func (g *Gate) open() (delayed []byte) {
 	return delayed
 }
 
-// deliver sends a copy of a request on a connection of its own and waits for
-// the reply.
+// deliver sends a request on a new connection and waits for the reply.
 func (g *Gate) deliver(request []byte) error {
 	conn, err := net.Dial("tcp", g.server)
 	if err != nil {
@@ -245,7 +236,7 @@ func (g *Gate) accept() {
 			return
 		}
 		server, err := net.Dial("tcp", g.server)
-		if err != nil { // as if nobody listened
+		if err != nil { // the server is down
 			client.Close()
 			continue
 		}
@@ -262,7 +253,7 @@ func (g *Gate) accept() {
 	}
 }
 
-// marks reports whether a request is the marked one. g.mu is held.
+// marks reports whether a request is the marked one. The caller holds g.mu.
 func (g *Gate) marks(request []byte) bool {
 	if g.match == nil || !bytes.Contains(request, g.match) {
 		return false
@@ -280,9 +271,9 @@ type gateConn struct {
 	g              *Gate
 	client, server net.Conn
 
-	// What follows belongs to the gate's mutex.
+	// The gate's mutex guards the fields below.
 	sent, got int // requests and replies
-	marked    int // which of the replies is that to the marked request; 0: none
+	marked    int // index of the reply to the marked request, from 1; 0 for none
 	fault     Fault
 	request   []byte
 	reached   chan struct{}
@@ -293,7 +284,7 @@ func (c *gateConn) close() {
 	c.server.Close()
 }
 
-// up passes on requests.
+// up forwards requests.
 func (c *gateConn) up() {
 	defer func() {
 		c.close()
@@ -313,7 +304,7 @@ func (c *gateConn) up() {
 	}
 }
 
-// passUp looks at a request and reports whether it goes on.
+// passUp applies a fault to a request and reports whether to forward it.
 func (c *gateConn) passUp(request []byte) bool {
 	g := c.g
 	g.mu.Lock()
@@ -345,7 +336,7 @@ func (c *gateConn) passUp(request []byte) bool {
 	return false
 }
 
-// down passes on replies and messages.
+// down forwards replies and messages.
 func (c *gateConn) down() {
 	defer c.close()
 	for r := bufio.NewReader(c.server); ; {
@@ -363,7 +354,7 @@ func (c *gateConn) down() {
 	}
 }
 
-// passDown looks at a reply or message and reports whether it goes on.
+// passDown applies a fault to a reply or message and reports whether to forward it.
 func (c *gateConn) passDown(reply []byte) bool {
 	g := c.g
 	g.mu.Lock()
@@ -396,8 +387,7 @@ func (c *gateConn) passDown(reply []byte) bool {
 	return pass
 }
 
-// readValue reads one value of the RESP protocol, of a request or a reply, as it
-// is on the wire.
+// readValue reads one RESP value, unparsed.
 func readValue(r *bufio.Reader) ([]byte, error) {
 	value, err := r.ReadBytes('\n')
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package harness is what the tests of several packages share: real servers,
-// processes of the test program itself, and the checks that nothing is left.
+// Package harness contains what the tests of several packages share: real servers, worker processes
+// of the test program, and checks for leaks.
 package harness
 
 import (
@@ -27,17 +27,15 @@ var (
 	finally   []func()
 )
 
-// Finally has f run when the tests of the package have ended, after what was
-// registered later.
+// Finally registers f to run after all tests of the package, in reverse order of registration.
 func Finally(f func()) {
 	finallyMu.Lock()
 	defer finallyMu.Unlock()
 	finally = append(finally, f)
 }
 
-// Main is the TestMain of a package that uses this one: it runs a worker if
-// this process was started as one, else the tests, and fails them if they leave
-// a goroutine.
+// Main is the TestMain of a package that uses this one. It runs a worker if the process was started
+// by Spawn; otherwise it runs the tests, and fails if they leak a goroutine.
 func Main(m *testing.M, workers map[string]func(args []string) error) {
 	flag.Parse()
 	runWorker(workers)
@@ -55,8 +53,8 @@ func Main(m *testing.M, workers map[string]func(args []string) error) {
 	os.Exit(code)
 }
 
-// leaked returns the goroutines that do not end. It is patient: rueidis has
-// some that sleep for a second before they see that their client is closed.
+// leaked returns an error if goroutines do not end. It waits, because some of rueidis sleep for a
+// second before they notice that their client is closed.
 func leaked() (err error) {
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
 		if err = goleak.Find(); err == nil {
@@ -66,7 +64,7 @@ func leaked() (err error) {
 	return err
 }
 
-// Own returns a server that only this test uses, and may kill.
+// Own returns a server that only this test uses, and that it may kill.
 func Own(t testing.TB, program string, args ...string) *testserver.Server {
 	t.Helper()
 	s, err := testserver.Start(program, args...)
@@ -75,8 +73,8 @@ func Own(t testing.TB, program string, args ...string) *testserver.Server {
 	return s
 }
 
-// Do sends one command apart from the client under test and returns the first
-// line of its reply.
+// Do sends one command on a new connection and returns the first line of its reply, which must not
+// be an error.
 func Do(t testing.TB, addr string, words ...string) string {
 	t.Helper()
 	reply, err := testserver.Command(addr, words...)
@@ -85,7 +83,7 @@ func Do(t testing.TB, addr string, words ...string) string {
 	return reply
 }
 
-// Client returns a client on a server, closed when the test ends.
+// Client returns a client on a server. The end of the test closes it.
 func Client(t testing.TB, s *testserver.Server, opts ...redlatch.Option) *redlatch.Client {
 	t.Helper()
 	return ClientAt(t, []string{s.Addr}, opts...)
@@ -100,7 +98,7 @@ func ClientAt(t testing.TB, addrs []string, opts ...redlatch.Option) *redlatch.C
 	return c
 }
 
-// Conn returns a bare connection to a server, closed when the test ends.
+// Conn returns a rueidis client on a server. The end of the test closes it.
 func Conn(t testing.TB, addr string) rueidis.Client {
 	t.Helper()
 	return ConnAt(t, []string{addr})
@@ -115,7 +113,7 @@ func ConnAt(t testing.TB, addrs []string) rueidis.Client {
 	return conn
 }
 
-// PTTL returns the time to live of a key in milliseconds, as Redis counts it.
+// PTTL returns the reply to the PTTL command.
 func PTTL(t testing.TB, addr, key string) int64 {
 	t.Helper()
 	n, err := strconv.ParseInt(strings.TrimPrefix(Do(t, addr, "PTTL", key), ":"), 10, 64)
@@ -123,8 +121,8 @@ func PTTL(t testing.TB, addr, key string) int64 {
 	return n
 }
 
-// Eventually fails the test unless cond comes true within d. It is for what
-// another process or server does in its own time.
+// Eventually fails the test unless cond becomes true within d. It is for events of other processes
+// and servers.
 func Eventually(t testing.TB, d time.Duration, what string, cond func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(d); !cond(); time.Sleep(2 * time.Millisecond) {
@@ -143,8 +141,8 @@ func Answers(t testing.TB, s *testserver.Server, prefix string) {
 	})
 }
 
-// NothingLeft fails the test unless the server is empty soon: once the tickets
-// of releases with a lost reply have expired.
+// NothingLeft fails the test unless the server is empty soon, after the cached replies of releases
+// have expired.
 func NothingLeft(t testing.TB, addr string) {
 	t.Helper()
 	empty := false
@@ -154,21 +152,21 @@ func NothingLeft(t testing.TB, addr string) {
 	if !empty {
 		keys, err := testserver.Query(addr, "KEYS", "*")
 		require.NoError(t, err)
-		require.Empty(t, keys, "keys are left")
+		require.Empty(t, keys, "leftover keys")
 	}
 }
 
-// NothingStays fails the test unless the server soon keeps nothing but tickets
-// of requests that go by themselves.
+// NothingStays fails the test unless the server soon has no keys except cached replies with an
+// expiry.
 func NothingStays(t testing.TB, addr string) {
 	t.Helper()
 	conn := Conn(t, addr)
-	Eventually(t, 10*time.Second, "no key left that stays", func() bool {
+	Eventually(t, 10*time.Second, "no leftover keys", func() bool {
 		keys, err := conn.Do(context.Background(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
 		require.NoError(t, err)
 		for _, key := range keys {
-			ticket := strings.HasPrefix(key, "redisson_unlock_latch:") || strings.HasPrefix(key, "redlatch_sc_request:")
-			if !ticket || PTTL(t, addr, key) == -1 {
+			cached := strings.HasPrefix(key, "redisson_unlock_latch:") || strings.HasPrefix(key, "redlatch_sc_request:")
+			if !cached || PTTL(t, addr, key) == -1 {
 				return false
 			}
 		}
@@ -176,8 +174,8 @@ func NothingStays(t testing.TB, addr string) {
 	})
 }
 
-// Commands returns how often each command was called since CONFIG RESETSTAT, by
-// its name in lower case.
+// Commands returns the number of calls of each command, by its name in lower case, since CONFIG
+// RESETSTAT.
 func Commands(t testing.TB, conn rueidis.Client) map[string]int {
 	t.Helper()
 	info, err := conn.Do(context.Background(), conn.B().Info().Section("commandstats").Build()).ToString()

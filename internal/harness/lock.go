@@ -2,7 +2,7 @@ package harness
 
 import (
 	"context"
-	"crypto/sha1" // servers name scripts by their SHA-1
+	"crypto/sha1" // identifies scripts
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -19,7 +19,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Lock is what locks of all kinds can do.
+// Lock is the common interface of all kinds of locks.
 type Lock interface {
 	lock.Locker
 	Unlock(ctx context.Context) error
@@ -30,7 +30,7 @@ type Lock interface {
 	TTL(ctx context.Context) (time.Duration, error)
 }
 
-// IsLocked reports whether anybody holds the lock.
+// IsLocked reports whether the lock is held.
 func IsLocked(t testing.TB, l Lock) bool {
 	t.Helper()
 	locked, err := l.IsLocked(t.Context())
@@ -38,7 +38,7 @@ func IsLocked(t testing.TB, l Lock) bool {
 	return locked
 }
 
-// HoldCount returns how often the owner holds the lock.
+// HoldCount returns the hold count of an owner.
 func HoldCount(t testing.TB, l Lock, o lock.Owner) int {
 	t.Helper()
 	n, err := l.HoldCount(t.Context(), o)
@@ -49,9 +49,9 @@ func HoldCount(t testing.TB, l Lock, o lock.Owner) int {
 	return n
 }
 
-// HoldWorker returns a worker that takes the lock orders of a kind, says so, and
-// waits to be killed. If it loses the lock it says when, and how. Its arguments are
-// the address of the server, the kind, and the watchdog timeout.
+// HoldWorker returns a worker that acquires the lock "orders" of a kind, prints "holding", and waits
+// to be killed. If it loses the lock it prints when and why. Its arguments are the address of the
+// server, the kind, and the watchdog timeout.
 func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args []string) error {
 	return func(args []string) error {
 		timeout, err := time.ParseDuration(args[2])
@@ -76,23 +76,24 @@ func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args 
 	}
 }
 
-// call is a call in Lua of a function of a table.
+// call matches a Lua call of a function in a table.
 var call = regexp.MustCompile(`\b(\w+)\.\w+\(`)
 
-// Source returns what a server is sent for a file: before it comes the file of
-// common functions that it calls, if there is one. Several files are sent as they are.
+// Source returns the source of a script. The file of shared functions that a script
+// calls, if any, is prepended to a single file; several files are only concatenated. A
+// file that does not exist is looked up in the subdirectory lua.
 func Source(t testing.TB, files ...string) string {
 	t.Helper()
 	if len(files) > 1 {
 		var all strings.Builder
 		for _, file := range files {
-			source, err := os.ReadFile(file)
+			source, err := os.ReadFile(locate(file))
 			require.NoError(t, err)
 			all.Write(source)
 		}
 		return all.String()
 	}
-	file := files[0]
+	file := locate(files[0])
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)
 	for _, m := range call.FindAllSubmatch(source, -1) {
@@ -104,28 +105,44 @@ func Source(t testing.TB, files ...string) string {
 	return string(source)
 }
 
-// SHA returns the name that servers have for the script of a file, or of several.
+// locate returns the path of a script, which is in its package's directory or in the
+// subdirectory lua.
+func locate(file string) string {
+	if moved := filepath.Join(filepath.Dir(file), "lua", filepath.Base(file)); exists(moved) {
+		return moved
+	}
+	return file
+}
+
+func exists(file string) bool {
+	_, err := os.Stat(file)
+	return err == nil
+}
+
+// SHA returns the SHA-1 of a script, by which servers identify it.
 func SHA(t testing.TB, files ...string) string {
 	t.Helper()
 	sum := sha1.Sum([]byte(Source(t, files...)))
 	return hex.EncodeToString(sum[:])
 }
 
-// Load makes a server know a script, so that a request to run it is one command, and
-// returns its SHA.
+// Load loads a script into a server, so that running it takes one command, and returns its SHA.
 func Load(t testing.TB, addr string, files ...string) string {
 	t.Helper()
 	Do(t, addr, "SCRIPT", "LOAD", Source(t, files...))
 	return SHA(t, files...)
 }
 
-// WarmUp makes a server know the scripts of the package under test, so that a
-// request is one command.
+// WarmUp loads the scripts of the package under test into a server, so that running one takes one
+// command.
 func WarmUp(t testing.TB, addr string) {
 	t.Helper()
-	for _, pattern := range []string{"*.lua", "../internal/locking/*.lua"} {
-		files, err := filepath.Glob(pattern)
+	for _, dir := range []string{".", "../internal/locking"} {
+		files, err := filepath.Glob(filepath.Join(dir, "*.lua"))
 		require.NoError(t, err)
+		more, err := filepath.Glob(filepath.Join(dir, "lua", "*.lua"))
+		require.NoError(t, err)
+		files = append(files, more...)
 		require.NotEmpty(t, files)
 		for _, file := range files {
 			Do(t, addr, "SCRIPT", "LOAD", Source(t, file))

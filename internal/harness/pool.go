@@ -11,10 +11,10 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// servers are those of the package under test.
+// servers are the servers of the package under test.
 var servers = pool{idle: map[string][]*testserver.Server{}}
 
-// pool lends servers to tests. Starting one takes longer than most tests.
+// pool reuses servers, because starting one takes longer than most tests.
 type pool struct {
 	mu   sync.Mutex
 	idle map[string][]*testserver.Server // by program
@@ -51,9 +51,8 @@ func (p *pool) stop() {
 	}
 }
 
-// Server returns an empty server of that program that only this test uses. The test
-// must leave it configured and running as it was, for the next one: a test that
-// kills its server takes one from Own.
+// Server returns an empty server that only this test uses. Later tests reuse it, so the test must
+// not change its configuration or stop it; such a test calls Own.
 func Server(t testing.TB, program string) *testserver.Server {
 	t.Helper()
 	s, err := servers.take(program)
@@ -63,9 +62,8 @@ func Server(t testing.TB, program string) *testserver.Server {
 	return s
 }
 
-// programs are the servers every test runs on. REDLATCH_SERVERS names those that must
-// be there; otherwise it is those that are installed, and one at least. The first is
-// enough for a short run.
+// programs returns the server programs that every test runs on: those that REDLATCH_SERVERS lists, or
+// those that are installed. A short run uses only the first one.
 func programs(t testing.TB) []string {
 	all := testserver.Find()
 	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
@@ -78,15 +76,15 @@ func programs(t testing.TB) []string {
 	return all
 }
 
-// Each runs a test on every server program, on an empty server of its own, in parallel
-// with other tests. A test that measures the process uses EachAlone.
+// Each runs a test on every server program, each on its own empty server, in parallel with other
+// tests. A test that measures the process uses EachAlone.
 func Each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	t.Helper()
 	inParallel(t)
 	each(t, test)
 }
 
-// inParallel calls t.Parallel, which may be done once.
+// inParallel calls t.Parallel, which may be called only once per test.
 func inParallel(t *testing.T) {
 	if _, again := parallel.LoadOrStore(t, true); !again {
 		t.Parallel()
@@ -94,12 +92,11 @@ func inParallel(t *testing.T) {
 	}
 }
 
-// parallel is the set of tests for which that was done.
+// parallel is the set of tests that have called t.Parallel.
 var parallel sync.Map
 
-// EachAlone is Each for a test during which no other test of the package runs: one
-// that counts the goroutines of the process, measures its memory, or changes what all
-// goroutines share.
+// EachAlone is Each without other tests of the package in parallel, for a test that counts
+// goroutines, measures memory, or changes global state.
 func EachAlone(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	t.Helper()
 	each(t, test)
@@ -114,8 +111,8 @@ func each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	}
 }
 
-// EachBusy is Each for a test that keeps the whole machine busy: in a full run, in which
-// it does so for long, no other test of the package runs meanwhile.
+// EachBusy is Each for a test that uses all processors. In a full run, in which it takes long, it is
+// EachAlone.
 func EachBusy(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	t.Helper()
 	if testing.Short() {
@@ -125,8 +122,8 @@ func EachBusy(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	}
 }
 
-// EachOf runs a test for each row of a table on every server program, all in parallel
-// with each other, each on an empty server of its own.
+// EachOf runs a test for each row of a table on every server program, all in parallel, each on its own
+// empty server.
 func EachOf[R any](t *testing.T, rows []R, name func(R) string, test func(t *testing.T, s *testserver.Server, row R)) {
 	t.Helper()
 	t.Parallel()
@@ -140,7 +137,7 @@ func EachOf[R any](t *testing.T, rows []R, name func(R) string, test func(t *tes
 	}
 }
 
-// Size returns how much of something a test does: short in a short run, else full.
+// Size returns the size of a test: short in a short run, else full.
 func Size(short, full int) int {
 	if testing.Short() {
 		return short
@@ -148,7 +145,7 @@ func Size(short, full int) int {
 	return full
 }
 
-// Full skips a test in a short run. What it shows must be shown by a smaller test, too.
+// Full skips a test in a short run. A smaller test must cover the same behavior.
 func Full(t testing.TB) {
 	t.Helper()
 	if testing.Short() {

@@ -17,7 +17,7 @@ import (
 
 const workerEnv = "REDLATCH_TEST_WORKER"
 
-// runWorker runs a worker and ends the process if it was started as one.
+// runWorker runs a worker and exits, if the process was started by Spawn.
 func runWorker(workers map[string]func(args []string) error) {
 	name := os.Getenv(workerEnv)
 	if name == "" {
@@ -25,7 +25,7 @@ func runWorker(workers map[string]func(args []string) error) {
 	}
 	work := workers[name]
 	if work == nil {
-		fmt.Fprintln(os.Stderr, "no worker", name)
+		fmt.Fprintln(os.Stderr, "unknown worker", name)
 		os.Exit(2)
 	}
 	if err := work(strings.Split(os.Getenv(workerEnv+"_ARGS"), "\n")); err != nil {
@@ -35,17 +35,17 @@ func runWorker(workers map[string]func(args []string) error) {
 	os.Exit(0)
 }
 
-// Process is a process of the test program that runs a worker.
+// Process is a process that runs a worker.
 type Process struct {
 	t     testing.TB
 	cmd   *exec.Cmd
 	lines chan string
 
-	ended chan struct{} // closed when the process has ended, with err
+	ended chan struct{} // closed when the process has ended and err is set
 	err   error
 }
 
-// Spawn starts a worker, to be killed when the test ends.
+// Spawn starts a worker. The end of the test kills it.
 func Spawn(t testing.TB, worker string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t, cmd: exec.Command(os.Args[0]), lines: make(chan string, 1024), ended: make(chan struct{})}
@@ -71,13 +71,12 @@ func Spawn(t testing.TB, worker string, args ...string) *Process {
 	return p
 }
 
-// Line returns the next line the worker prints; the test fails if none comes
-// within d.
+// Line returns the next line that the worker prints. The test fails if there is none within d.
 func (p *Process) Line(d time.Duration) string {
 	p.t.Helper()
 	select {
 	case line, ok := <-p.lines:
-		require.True(p.t, ok, "the worker ended without the line that was expected")
+		require.True(p.t, ok, "the worker ended without the expected line")
 		return line
 	case <-time.After(d):
 		require.FailNow(p.t, "the worker printed nothing within "+d.String())
@@ -85,8 +84,8 @@ func (p *Process) Line(d time.Duration) string {
 	}
 }
 
-// Signal sends the process a signal, unless it has ended. After SIGSTOP it blocks until
-// every thread of the process has stopped.
+// Signal sends a signal to the process, unless it has ended. After SIGSTOP it blocks until every
+// thread has stopped.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
 	if err := p.cmd.Process.Signal(sig); !errors.Is(err, os.ErrProcessDone) {
@@ -97,13 +96,13 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// stopped reports whether no thread of the process runs.
+// stopped reports whether all threads of the process have stopped.
 func (p *Process) stopped() bool {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", p.cmd.Process.Pid))
 	require.NoError(p.t, err)
 	for _, thread := range threads {
 		stat, err := os.ReadFile(thread)
-		// "<id> (<name>) <state> ..."; T is stopped, Z has ended.
+		// "<id> (<name>) <state> ...": T is stopped, Z is a zombie.
 		_, state, _ := strings.Cut(string(stat), ") ")
 		if err == nil && !strings.HasPrefix(state, "T") && !strings.HasPrefix(state, "Z") {
 			return false
@@ -112,9 +111,8 @@ func (p *Process) stopped() bool {
 	return true
 }
 
-// Ended waits until the worker has ended by itself. The test fails if that takes
-// longer than d, with the worker's goroutines on the standard error, or if the
-// worker failed.
+// Ended waits until the worker has ended. The test fails if the worker fails, or if that takes longer
+// than d; then the goroutines of the worker are printed to the standard error.
 func (p *Process) Ended(d time.Duration) {
 	p.t.Helper()
 	select {
@@ -130,7 +128,7 @@ func (p *Process) Ended(d time.Duration) {
 	}
 }
 
-// Kill ends the process at once and waits until it is gone.
+// Kill kills the process and waits until it has ended.
 func (p *Process) Kill() {
 	p.Signal(syscall.SIGKILL)
 	<-p.ended

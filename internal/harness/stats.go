@@ -19,21 +19,19 @@ func Stats(clients ...*redlatch.Client) redlatch.Stats {
 	return sum
 }
 
-// Waiting reports whether n callers of these clients are parked and none of them has
-// an attempt to make.
+// Waiting reports whether n callers of these clients are parked and no attempt is in progress.
 func Waiting(n int, clients ...*redlatch.Client) bool {
 	s := Stats(clients...)
 	return s.Waiting == n && s.Attempting == 0
 }
 
-// Waits blocks until Waiting(n, clients...), for a few seconds at most.
+// Waits blocks until Waiting(n, clients...) is true. The test fails after 10 s.
 func Waits(t testing.TB, n int, clients ...*redlatch.Client) {
 	t.Helper()
-	Eventually(t, 10*time.Second, "callers that wait", func() bool { return Waiting(n, clients...) })
+	Eventually(t, 10*time.Second, "waiting callers", func() bool { return Waiting(n, clients...) })
 }
 
-// Idle blocks until the clients have nothing under way, neither for a caller nor in
-// the background.
+// Idle blocks until the clients have nothing in progress, for callers or in the background.
 func Idle(t testing.TB, clients ...*redlatch.Client) {
 	t.Helper()
 	Eventually(t, 20*time.Second, "idle clients", func() bool { return Stats(clients...) == redlatch.Stats{} })

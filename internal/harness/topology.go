@@ -9,17 +9,15 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// Cluster returns a cluster of three primaries that only this test uses. Its
-// node timeout is generous: on a busy machine a node that is merely late would
-// be cut off, and with it the plain messages that nodes pass on to each other.
+// Cluster returns a cluster of three primaries that only this test uses. The node timeout is long: with
+// a short one, a busy machine would disconnect nodes, and lose the pub/sub messages between them.
 func Cluster(t testing.TB, program string) *testserver.Cluster {
 	t.Helper()
 	return startCluster(t, program, false, 15*time.Second)
 }
 
-// ReplicatedCluster returns a cluster of three primaries with a replica each
-// that only this test uses. A node that fails is replaced as soon as a busy
-// machine allows.
+// ReplicatedCluster returns a cluster of three primaries with a replica each that only this test uses.
+// The node timeout is as short as a busy machine allows.
 func ReplicatedCluster(t testing.TB, program string) *testserver.Cluster {
 	t.Helper()
 	return startCluster(t, program, true, 2*time.Second)
@@ -33,8 +31,7 @@ func startCluster(t testing.TB, program string, replicas bool, nodeTimeout time.
 	return c
 }
 
-// Sentinels returns a primary with replicas and sentinels that only this test
-// uses.
+// Sentinels returns a primary with replicas and sentinels that only this test uses.
 func Sentinels(t testing.TB, program string, replicas, sentinels int) *testserver.Sentinels {
 	t.Helper()
 	s, err := testserver.StartSentinels(program, replicas, sentinels)

@@ -18,32 +18,30 @@ import (
 	"github.com/redlatch/redlatch"
 )
 
-// VirtualServer is an embedded server in a bubble of virtual time. Its Miniredis is for
-// a test that looks at the keys or changes them.
+// VirtualServer is an embedded server in a bubble of virtual time. Tests use its Miniredis to inspect
+// or change keys.
 type VirtualServer struct {
 	*miniredis.Miniredis
-	// Latency is how long requests are on their way. It is set before a client connects.
+	// Latency is the latency of requests. It must be set before a client connects.
 	Latency time.Duration
 
 	mu    sync.Mutex
 	calls map[string]int
 }
 
-// Virtual runs a test in a bubble of virtual time (testing/synctest) with an embedded
-// server whose keys expire by the same time, in parallel with other tests. An hour passes
-// in a second or less, and the result does not depend on how busy the machine is:
-// synctest.Wait returns when every goroutine of every client is asleep.
+// Virtual runs a test in a bubble of virtual time (testing/synctest), in parallel with other tests. The
+// keys of its embedded server expire by the same clock. An hour takes at most a second, and the load
+// of the machine does not affect the result: synctest.Wait returns when every goroutine of every
+// client is blocked.
 //
-// It is for tests whose subject is time. ACLs, clusters, outages and faults of the
-// network need a real server.
+// It is for tests of timing. ACLs, clusters, outages and network faults need a real server.
 func Virtual(t *testing.T, test func(t *testing.T, s *VirtualServer)) {
 	t.Helper()
 	inParallel(t)
 	VirtualAlone(t, test)
 }
 
-// VirtualAlone is Virtual for a test during which no other test of the package runs: see
-// EachAlone.
+// VirtualAlone is Virtual without other tests of the package in parallel: see EachAlone.
 func VirtualAlone(t *testing.T, test func(t *testing.T, s *VirtualServer)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -65,7 +63,7 @@ func (s *VirtualServer) count(_ *server.Peer, command string, _ ...string) (hand
 	return false
 }
 
-// option is for clients of the server.
+// option returns the options of a client of the server.
 func (s *VirtualServer) option() rueidis.ClientOption {
 	return rueidis.ClientOption{
 		InitAddress: []string{"virtual:0"}, ForceSingleClient: true, DisableCache: true,
@@ -76,12 +74,12 @@ func (s *VirtualServer) option() rueidis.ClientOption {
 			}
 			return newBufferedConn(conn, s.Latency), nil
 		},
-		// A connection that is idle is asked for a sign of life that often.
+		// rueidis sends a PING on an idle connection at this interval.
 		Dialer: net.Dialer{KeepAlive: time.Hour},
 	}
 }
 
-// Client returns a client of the server, closed when the test ends.
+// Client returns a client of the server. The end of the test closes it.
 func (s *VirtualServer) Client(t testing.TB, opts ...redlatch.Option) *redlatch.Client {
 	t.Helper()
 	c, err := redlatch.New(t.Context(), s.option(), opts...)
@@ -90,7 +88,7 @@ func (s *VirtualServer) Client(t testing.TB, opts ...redlatch.Option) *redlatch.
 	return c
 }
 
-// Conn returns a bare connection to the server, closed when the test ends.
+// Conn returns a rueidis client of the server. The end of the test closes it.
 func (s *VirtualServer) Conn(t testing.TB) rueidis.Client {
 	t.Helper()
 	conn, err := rueidis.NewClient(s.option())
@@ -99,31 +97,31 @@ func (s *VirtualServer) Conn(t testing.TB) rueidis.Client {
 	return conn
 }
 
-// Reset begins to count commands anew.
+// Reset resets the counts of Calls.
 func (s *VirtualServer) Reset() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.calls)
 }
 
-// Calls returns how often a command was called since Reset, by clients or scripts.
+// Calls returns the number of calls of a command since Reset, by clients or scripts.
 func (s *VirtualServer) Calls(command string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.calls[command]
 }
 
-// NothingLeft fails the test unless the server is empty once the tickets of releases
-// with a lost reply have expired.
+// NothingLeft fails the test unless the server is empty after the cached replies of releases have
+// expired.
 func (s *VirtualServer) NothingLeft(t testing.TB) {
 	t.Helper()
 	time.Sleep(20 * time.Second)
 	synctest.Wait()
-	require.Empty(t, s.Keys(), "keys are left")
+	require.Empty(t, s.Keys(), "leftover keys")
 }
 
-// bufferedConn buffers what is written, as a socket does: without that the two ends of a
-// net.Pipe that write a lot at the same time wait for each other.
+// bufferedConn buffers writes like a socket. Without a buffer the two ends of a net.Pipe can deadlock
+// when both write.
 type bufferedConn struct {
 	net.Conn
 	latency time.Duration
@@ -131,7 +129,7 @@ type bufferedConn struct {
 	mu      sync.Mutex
 	more    sync.Cond
 	pending []byte
-	err     error // of the writer, once it has ended
+	err     error // set when the writer has ended
 }
 
 func newBufferedConn(conn net.Conn, latency time.Duration) *bufferedConn {
@@ -141,7 +139,7 @@ func newBufferedConn(conn net.Conn, latency time.Duration) *bufferedConn {
 	return c
 }
 
-// pass writes what is pending until the connection is closed.
+// pass writes the pending data until the connection is closed.
 func (c *bufferedConn) pass() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -7,16 +7,16 @@ import (
 	"sync"
 )
 
-// HeapInUse returns how many bytes of the heap are reachable.
+// HeapInUse returns the number of reachable bytes on the heap.
 func HeapInUse() int64 {
 	runtime.GC()
-	runtime.GC() // what a sync.Pool holds outlives one collection
+	runtime.GC() // the content of a sync.Pool survives one collection
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return int64(m.HeapAlloc)
 }
 
-// Log keeps what is logged. The zero Log is empty.
+// Log records log output. The zero Log is empty.
 type Log struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -32,7 +32,7 @@ func (l *Log) Write(b []byte) (int, error) {
 	return l.buf.Write(b)
 }
 
-// String returns everything logged so far.
+// String returns the output so far.
 func (l *Log) String() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()

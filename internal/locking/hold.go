@@ -282,7 +282,7 @@ func (h *hold) keepPlace(sent time.Time) {
 	}
 	h.place = &place{h: h}
 	h.place.lease.Key, h.place.lease.Owner = h.claim.Key, h.claim.Owner.String()
-	h.lock.s.Dog.Watch(&h.place.lease, h.place, watchdog.Terms{Sent: sent, TTL: places.PlaceTime(), Renewer: keeper, Quiet: true})
+	h.lock.s.Watchdog.Watch(&h.place.lease, h.place, watchdog.Terms{Sent: sent, TTL: places.PlaceTime(), Renewer: keeper, Quiet: true})
 }
 
 // forgetPlace is called when the claim has no place any more, or soon will not.
@@ -337,7 +337,7 @@ func (h *hold) begin(ctx context.Context) error {
 	// In one step: whoever finds this hold by its owner finds it watched, or not
 	// yet held.
 	h.mu.Lock()
-	watched := h.lock.s.Dog.Watch(&h.lease, h, terms)
+	watched := h.lock.s.Watchdog.Watch(&h.lease, h, terms)
 	h.state = held
 	h.mu.Unlock()
 	if h.relay.Gone() {

@@ -23,28 +23,28 @@ var (
 	dumpLua string
 )
 
-// commandLua runs a single command under the clock.
+// commandLua runs a single command.
 const commandLua = `return redis.call(unpack(ARGV))`
 
-// Subscribers is what PUBLISH replies.
+// Subscribers is the number of receivers that PUBLISH replies.
 const Subscribers = 3
 
-// Client is a connection to a server on which time passes only when the test says so.
-// Scripts and commands run unchanged, but by this clock; their messages are kept for
-// State instead of published. Each request takes one round trip, which also brings the
-// state of the server. One goroutine at a time uses a Client.
+// Client is a connection to a server with a virtual clock. Scripts and commands run unchanged,
+// except that they use this clock, and that their messages are kept for State instead of being
+// published. Each request takes one round trip, which also returns the state of the server. A
+// Client is not safe for concurrent use.
 type Client struct {
 	rueidis.Client
-	// Now is the time on the server in ms since 1970.
+	// Now is the virtual time in ms since 1970.
 	Now int64
-	// Denied is a command that scripts may not use.
+	// Denied is a command that fails for want of a right.
 	Denied string
 
-	loaded map[string]string // names of scripts under the clock, by name and by source
+	loaded map[string]string // SHAs of the adapted scripts, by SHA and source of the original
 	state  State
 }
 
-// Connect returns a client on a database of its own, closed when the test ends.
+// Connect returns a client on a database. The end of the test closes it.
 func Connect(t testing.TB, addr string, database int) *Client {
 	t.Helper()
 	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{addr}, SelectDB: database, DisableCache: true})
@@ -66,8 +66,7 @@ func (c *Client) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	return c.DoMulti(ctx, cmd)[0]
 }
 
-// DoMulti implements rueidis.Client. Without a command it only brings the state up to
-// date.
+// DoMulti implements rueidis.Client. Without a command it only updates the state.
 func (c *Client) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
 	all := make(rueidis.Commands, 0, len(cmds)+2)
 	all = append(all, c.B().Arbitrary("MSET", "test:clock", strconv.FormatInt(c.Now, 10), "test:denied", c.Denied).Build())
@@ -80,47 +79,47 @@ func (c *Client) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 	return replies[1 : len(replies)-1]
 }
 
-// virtual returns the command that does the same under the clock.
+// virtual returns the command that runs a command under the virtual clock.
 func (c *Client) virtual(words []string) rueidis.Completed {
 	switch words[0] {
 	case "EVAL":
 		return c.run(words[1], words[2:]...)
 	case "EVALSHA":
-		// The server may know the script without the clock: it must not be asked.
-		name, ok := c.loaded[words[1]]
+		// A script that was not adapted must not run, even if the server knows it.
+		sha, ok := c.loaded[words[1]]
 		if !ok {
-			name = strings.Repeat("0", 2*sha1.Size)
+			sha = strings.Repeat("0", 2*sha1.Size)
 		}
-		return c.evalsha(name, words[2:])
+		return c.evalsha(sha, words[2:])
 	}
 	return c.run(commandLua, slices.Concat([]string{"0"}, words)...)
 }
 
-// run returns the command that runs a script under the clock.
+// run returns the command that runs a script under the virtual clock.
 func (c *Client) run(source string, args ...string) rueidis.Completed {
-	name, ok := c.loaded[source]
+	sha, ok := c.loaded[source]
 	if !ok {
-		name = must(c.Client.Do(context.Background(), c.B().ScriptLoad().Script(clockLua+source).Build()).ToString())
+		sha = must(c.Client.Do(context.Background(), c.B().ScriptLoad().Script(clockLua+source).Build()).ToString())
 		sum := sha1.Sum([]byte(source))
-		c.loaded[source], c.loaded[hex.EncodeToString(sum[:])] = name, name
+		c.loaded[source], c.loaded[hex.EncodeToString(sum[:])] = sha, sha
 	}
-	return c.evalsha(name, args)
+	return c.evalsha(sha, args)
 }
 
-func (c *Client) evalsha(name string, args []string) rueidis.Completed {
-	return c.B().Arbitrary("EVALSHA", name).Args(args...).Build()
+func (c *Client) evalsha(sha string, args []string) rueidis.Completed {
+	return c.B().Arbitrary("EVALSHA", sha).Args(args...).Build()
 }
 
-// State is what a server has, or what a model says it should have.
+// State is the state of a server or of a model.
 type State struct {
 	Keys map[string]Key
-	Told []string // channels and messages since the last State
+	Told []string // channels and messages published since the last State
 }
 
-// Key is a key of a server.
+// Key is the value of a key.
 type Key struct {
-	Is   string // its type and content
-	Ends int64  // when it expires by the clock of the Client; 0: never
+	Is   string // type and content
+	Ends int64  // expiry by the virtual clock, 0 for none
 }
 
 // State returns the state after the last request.
@@ -130,10 +129,10 @@ func (c *Client) State() State {
 	return s
 }
 
-// Compare ends a walk if the server is not what the model says.
+// Compare fails the walk if the server differs from the model.
 func (c *Client) Compare(want State) { Check(c.State().differ(want)) }
 
-// Wait lets time pass on the server.
+// Wait advances the virtual clock.
 func (c *Client) Wait(until int64) {
 	c.Now = until
 	c.DoMulti(context.Background())
@@ -144,7 +143,7 @@ func must[V any](v V, err error) V {
 	return v
 }
 
-// read takes over what the script dump.lua replies.
+// read sets the state to the reply of dump.lua.
 func (c *Client) read(dump rueidis.RedisResult) {
 	reply := must(dump.ToArray())
 	keys := must(reply[0].ToArray())
@@ -167,8 +166,7 @@ func (c *Client) read(dump rueidis.RedisResult) {
 	}
 }
 
-// canonical returns what a key is as text, without regard to an order that has no
-// meaning.
+// canonical returns a key as text, sorted unless the order is significant.
 func canonical(kind string, content []string) string {
 	if kind == "hash" || kind == "zset" {
 		pairs := make([]string, 0, len(content)/2)
@@ -183,8 +181,8 @@ func canonical(kind string, content []string) string {
 	return kind + " " + strings.Join(content, " ")
 }
 
-// Put adds a key to the state, unless it has no content. Hashes and sorted sets have
-// their fields and values in turn.
+// Put adds a key to the state, unless it has no content. The content of hashes and sorted sets
+// alternates fields and values.
 func (s *State) Put(name, kind string, ends int64, content ...string) {
 	if len(content) == 0 {
 		return
@@ -210,11 +208,11 @@ func (s State) differ(want State) error {
 	maps.Copy(names, want.Keys)
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		if got, want := s.Keys[name], want.Keys[name]; got != want {
-			fmt.Fprintf(&list, "\n%q\n\tis       %v\n\tought be %v", name, got, want)
+			fmt.Fprintf(&list, "\n%q\n\tgot  %v\n\twant %v", name, got, want)
 		}
 	}
 	if !slices.Equal(s.Told, want.Told) {
-		fmt.Fprintf(&list, "\nmessages\n\tare      %q\n\tought be %q", s.Told, want.Told)
+		fmt.Fprintf(&list, "\nmessages\n\tgot  %q\n\twant %q", s.Told, want.Told)
 	}
 	if list.Len() == 0 {
 		return nil
@@ -225,7 +223,7 @@ func (s State) differ(want State) error {
 func (k Key) String() string {
 	switch {
 	case k.Is == "":
-		return "not there"
+		return "missing"
 	case k.Ends == 0:
 		return fmt.Sprintf("%q", k.Is)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-func TestTimePassesOnlyWhenTheTestSaysSo(t *testing.T) {
+func TestVirtualClock(t *testing.T) {
 	c := Connect(t, miniredis.RunT(t).Addr(), 1)
 	c.Reset(5_000)
 	do := func(command string, reply any) {
@@ -49,14 +49,14 @@ func TestTimePassesOnlyWhenTheTestSaysSo(t *testing.T) {
 	want.Put("zset", "zset", 0, "q", "-1", "p", "1")
 	want.Put("empty", "set", 0)
 	c.Compare(want)
-	require.ErrorContains(t, c.State().differ(want), "hello", "a message is told once")
+	require.ErrorContains(t, c.State().differ(want), "hello", "a message is reported once")
 
 	c.Wait(5_301)
 	do("EXISTS hash text", 1)
 	do("HGET hash a", nil)
 	do("PEXPIRE hash 5", 0)
 	do("HSET hash a 3", 1)
-	do("PTTL hash", -1) // it is another one
+	do("PTTL hash", -1) // the hash is new
 	do("HDEL hash a", 1)
 	do("HSET hash a 4", 1)
 	do("SET text z", "OK")
@@ -70,11 +70,11 @@ func TestTimePassesOnlyWhenTheTestSaysSo(t *testing.T) {
 	want.Told = nil
 	c.Compare(want)
 	want.Put("zset", "zset", 7_000, "q", "0")
-	require.ErrorContains(t, c.State().differ(want), `ought be "zset q=0" until 7000`)
+	require.ErrorContains(t, c.State().differ(want), `want "zset q=0" until 7000`)
 }
 
-// The script is one that the server already knows without the clock.
-func TestScriptsRunUnchangedUnderTheClock(t *testing.T) {
+// The server already knows the original script.
+func TestScriptsUseVirtualClock(t *testing.T) {
 	ctx, s := context.Background(), miniredis.RunT(t)
 	script := wire.NewScript(`
 		redis.call('SET', KEYS[1], redis.call('TIME')[1], 'PX', ARGV[1])

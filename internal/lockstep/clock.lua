@@ -1,9 +1,8 @@
--- Stands before every script and gives it a clock that only the test moves, keys that
--- expire by that clock, and rights that the test takes away. Messages are kept instead
--- of published.
---   test:clock   the time in ms
---   test:denied  a command that the script may not use
---   test:expiry  hash: when each key expires
+-- Prepended to every script. It replaces the server's clock by a virtual one, by which keys
+-- also expire, and denies a command. Messages are kept instead of being published.
+--   test:clock   virtual time in ms
+--   test:denied  command that the script may not use
+--   test:expiry  hash: expiry of each key
 --   test:told    list: channels and messages since the last dump
 local redis = (function(server)
 	local clock, denied = unpack(server.call('MGET', 'test:clock', 'test:denied'))
@@ -23,17 +22,17 @@ local redis = (function(server)
 		end
 	end
 
-	-- Deletes a key whose time is over, and forgets the time of one that is gone.
+	-- Deletes a key that has expired, and removes the expiry of a key that does not exist.
 	local function exists(key)
 		local at = expiry[key]
 		if at and at < clock then
 			server.call('DEL', key)
 		end
-		local there = server.call('EXISTS', key) == 1
-		if at and not there then
+		local found = server.call('EXISTS', key) == 1
+		if at and not found then
 			expire(key, nil)
 		end
-		return there
+		return found
 	end
 
 	local virtual = {

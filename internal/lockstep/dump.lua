@@ -1,5 +1,5 @@
--- Reply: for each key its name, its type, the ms it has left, and what is in it; and
--- the messages since the last dump.
+-- Reply: for each key its name, type, time to live in ms and content; and the messages since
+-- the last dump.
 local read = {
 	string = {'GET'},
 	hash = {'HGETALL'},
@@ -15,6 +15,6 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 		keys[#keys + 1] = {key, kind, left, redis.call(read[kind][1], key, unpack(read[kind], 2))}
 	end
 end
-local told = redis.call('LRANGE', 'test:told', 0, -1)
+local messages = redis.call('LRANGE', 'test:told', 0, -1)
 redis.call('DEL', 'test:told')
-return {keys, told}
+return {keys, messages}

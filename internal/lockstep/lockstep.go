@@ -1,10 +1,10 @@
-// Package lockstep tests something against a model of it: both take the same random
-// steps and must agree after each. Sequences are drawn from a seed, a sequence that
-// fails is shrunk to the steps that matter, and a test fails too if it has not met
-// everything it should. The number of steps decides when a test ends, never the time.
+// Package lockstep compares an implementation with a model. Both take the same random steps and
+// must agree after each. Sequences of steps are drawn from seeds, and a sequence that fails is
+// shrunk to the steps that matter. A test also fails if an expected outcome did not occur. Its
+// length is a number of steps, not a duration.
 //
-// REDLATCH_LOCKSTEP_SEED repeats a test from a sequence on, REDLATCH_LOCKSTEP_STEPS
-// sets the number of steps.
+// REDLATCH_LOCKSTEP_SEED sets the seed of the first sequence, REDLATCH_LOCKSTEP_STEPS the number
+// of steps.
 package lockstep
 
 import (
@@ -20,43 +20,42 @@ import (
 	"testing"
 )
 
-// Step is one step of a sequence: a struct with a Kind and everything else that was drawn
-// for it. It must mean something in any state, because a sequence is shrunk by leaving
-// steps out.
+// Step is one step of a sequence: a struct with a Kind and the random parameters of the step. It
+// must be valid in any state, because shrinking removes other steps.
 type Step interface{ kind() string }
 
-// Kind is a kind of steps.
+// Kind is a kind of step.
 type Kind string
 
 func (k Kind) kind() string { return string(k) }
 
-// Walk is the thing under test and its model during one sequence. A walk fails by Check or
-// Failf, or by a panic.
+// Walk is the implementation and the model during one sequence. It fails by Check, Failf or a
+// panic.
 type Walk[S Step] interface {
-	// Draw returns the next step. It may look at the model.
+	// Draw returns the next step. It may depend on the model.
 	Draw(r *rand.Rand) S
-	// Take takes a step on both sides and compares them. It returns whether the step
-	// could do anything.
+	// Take takes a step on both sides and compares them. It reports whether the step was
+	// possible.
 	Take(S) bool
 	// End is called after the last step.
 	End()
 }
 
-// wrong is what a walk has failed by.
-type wrong struct{ error }
+// mismatch is the panic value of a walk that fails.
+type mismatch struct{ error }
 
-// Failf ends a walk: the two sides differ, or a promise is broken.
-func Failf(format string, args ...any) { panic(wrong{fmt.Errorf(format, args...)}) }
+// Failf fails the walk: the two sides differ, or a guarantee is violated.
+func Failf(format string, args ...any) { panic(mismatch{fmt.Errorf(format, args...)}) }
 
-// Check ends a walk if err is not nil.
+// Check fails the walk if err is not nil.
 func Check(err error) {
 	if err != nil {
-		panic(wrong{err})
+		panic(mismatch{err})
 	}
 }
 
-// Request sends something to the server, which can be done again. It returns the replies
-// of the server and of the model.
+// Request sends a request, and can be called again. It returns the replies of the server and of
+// the model.
 type Request func() (real, want any, err error)
 
 // Send sends the request and compares the replies.
@@ -64,7 +63,7 @@ func (r Request) Send() {
 	real, want, err := r()
 	Check(err)
 	if got, want := fmt.Sprintf("%+v", real), fmt.Sprintf("%+v", want); got != want {
-		Failf("the server replies %s, and ought to reply %s", got, want)
+		Failf("the server replies %s, want %s", got, want)
 	}
 }
 
@@ -72,28 +71,27 @@ func (r Request) Send() {
 type Test[S Step] struct {
 	Steps  int // in all sequences
 	Length int // of a sequence
-	// Kinds are the kinds of steps. All must occur.
+	// Kinds are the kinds of steps. Each must occur.
 	Kinds Weights
-	// Outcomes are what must be seen besides.
+	// Outcomes are further outcomes that must occur.
 	Outcomes []string
-	// Start is called once for every lane. The sequences of a lane come one after the
-	// other, and those of other lanes meanwhile.
-	Start func(lane int) Begin[S]
+	// Start is called once for every worker. Each worker runs one sequence at a time.
+	Start func(worker int) Begin[S]
 }
 
-// Begin begins a sequence. The walk notes in seen what happens, besides its steps.
+// Begin begins a sequence. The walk counts outcomes other than its steps in seen.
 type Begin[S Step] func(seed uint64, seen Seen) Walk[S]
 
 const (
-	lanes = 3
-	// Everything that must occur does so this often in so many steps, or more often.
+	workers = 3
+	// Every expected outcome occurs at least this often among so many steps.
 	often, among = 2, 10_000
 	maxTries     = 2_000 // of shrinking
 )
 
-// Size returns the number of steps of a test that needs a server: full in a long run,
-// 10,000 under -short, and a few under -short -race: the first tier runs these tests once,
-// and without -race.
+// Size returns the number of steps of a test that needs a server: full in a long run, at most
+// 10,000 under -short, and a few under -short -race, because the first tier of tests runs them
+// without -race as well.
 func Size(full int) int {
 	switch {
 	case !testing.Short():
@@ -105,19 +103,19 @@ func Size(full int) int {
 	}
 }
 
-// Seen counts what has happened.
+// Seen counts outcomes.
 type Seen map[string]int
 
-// See counts something.
+// See counts an outcome.
 func (s Seen) See(what ...any) { s[strings.TrimSpace(fmt.Sprintln(what...))]++ }
 
-// Weights says how often each kind of step is drawn.
+// Weights are the relative frequencies of the kinds of steps.
 type Weights []struct {
 	Kind   Kind
 	Weight int
 }
 
-// Draw returns a kind of step.
+// Draw returns a random kind.
 func (w Weights) Draw(r *rand.Rand) Kind {
 	total := 0
 	for _, k := range w {
@@ -132,7 +130,7 @@ func (w Weights) Draw(r *rand.Rand) Kind {
 	panic("unreachable")
 }
 
-// Only returns the kinds that pass.
+// Only returns the kinds for which pass returns true.
 func (w Weights) Only(pass func(Kind) bool) (some Weights) {
 	for _, k := range w {
 		if pass(k.Kind) {
@@ -153,7 +151,7 @@ func (x Test[S]) Run(t testing.TB) {
 	}
 	t.Logf("seen: %v", seen)
 	if missing := x.missing(seen, steps); len(missing) > 0 {
-		t.Fatalf("not seen %d times in %d steps: %v", often, among, strings.Join(missing, ", "))
+		t.Fatalf("seen less than %d times in %d steps: %v", often, among, strings.Join(missing, ", "))
 	}
 }
 
@@ -172,7 +170,7 @@ func (x Test[S]) settings(t testing.TB) (seed uint64, steps int) {
 	return seed, steps
 }
 
-// missing returns what a test of so many steps has not seen often enough.
+// missing returns the outcomes that were not seen often enough in this number of steps.
 func (x Test[S]) missing(seen Seen, steps int) (missing []string) {
 	want := slices.Clone(x.Outcomes)
 	for _, k := range x.Kinds {
@@ -202,8 +200,8 @@ func (f *failure[S]) String() string {
 	return fmt.Sprintf("REDLATCH_LOCKSTEP_SEED=%d fails after these steps, shrunk from %d:\n%s%v", f.seed, f.drawn, &list, f.err)
 }
 
-// play takes steps in sequences of consecutive seeds. It returns what was seen, or the
-// first of the sequences that fail.
+// play runs sequences of consecutive seeds. It returns the outcomes, or the first sequence that
+// fails.
 func (x Test[S]) play(first uint64, steps int) (Seen, *failure[S]) {
 	var (
 		mu     sync.Mutex
@@ -214,8 +212,8 @@ func (x Test[S]) play(first uint64, steps int) (Seen, *failure[S]) {
 		shrink func()
 		done   sync.WaitGroup
 	)
-	for lane := range lanes {
-		begin := x.Start(lane)
+	for worker := range workers {
+		begin := x.Start(worker)
 		done.Go(func() {
 			for {
 				mu.Lock()
@@ -246,7 +244,7 @@ func (x Test[S]) play(first uint64, steps int) (Seen, *failure[S]) {
 	return seen, failed
 }
 
-// random plays the sequence of a seed and returns how it fails, nil if it does not.
+// random runs the sequence of a seed and returns its failure, nil if there is none.
 func (x Test[S]) random(begin Begin[S], seed uint64, seen Seen) *failure[S] {
 	r := rand.New(rand.NewPCG(seed, seed))
 	var steps []S
@@ -260,13 +258,12 @@ func (x Test[S]) random(begin Begin[S], seed uint64, seen Seen) *failure[S] {
 	return &failure[S]{seed, len(steps), steps, err}
 }
 
-// take begins a sequence, takes n steps, and ends it. It returns how many it has taken
-// when something was wrong, and what.
+// take runs a sequence of n steps. It returns the number of steps taken and the error.
 func (begin Begin[S]) take(seed uint64, seen Seen, n int, step func(walk Walk[S], n int) S) (taken int, err error) {
 	defer func() {
 		switch p := recover().(type) {
 		case nil:
-		case wrong:
+		case mismatch:
 			err = p.error
 		default:
 			err = fmt.Errorf("panic: %v\n%s", p, debug.Stack())
@@ -284,7 +281,7 @@ func (begin Begin[S]) take(seed uint64, seen Seen, n int, step func(walk Walk[S]
 	return taken, nil
 }
 
-// shrink leaves out steps for as long as the rest fails, ever fewer at a time.
+// shrink removes steps as long as the rest still fails, fewer and fewer at a time.
 func (f *failure[S]) shrink(begin Begin[S]) {
 	fails := func(steps []S) bool {
 		taken, err := begin.take(f.seed, Seen{}, len(steps), func(_ Walk[S], n int) S { return steps[n] })
@@ -294,7 +291,7 @@ func (f *failure[S]) shrink(begin Begin[S]) {
 		return err != nil
 	}
 	if !fails(f.steps) {
-		f.err = fmt.Errorf("only once, and not when repeated: %w", f.err)
+		f.err = fmt.Errorf("only once, not when repeated: %w", f.err)
 		return
 	}
 	tries := 0

@@ -12,13 +12,13 @@ import (
 
 var letters = Weights{{"a", 4}, {"b", 4}, {"c", 4}, {"d", 4}, {"never", 0}}
 
-// word is a walk without a server: each step appends a letter.
+// word is a walk without a server. Each step appends a letter.
 type word struct {
 	seed uint64
 	is   string
 	seen Seen
 	test func(word string)
-	keep func(word) // at the end
+	keep func(word) // called at the end
 }
 
 func (w *word) Draw(r *rand.Rand) Kind { return letters.Draw(r) }
@@ -35,7 +35,7 @@ func (w *word) Take(letter Kind) bool {
 
 func (w *word) End() { w.keep(*w) }
 
-// words is a test of sequences of 20 steps, and what each of them was.
+// words returns a test of sequences of 20 steps and the words that it makes, by seed.
 func words(test func(word string)) (x Test[Kind], was map[uint64]string) {
 	var mu sync.Mutex
 	was = map[uint64]string{}
@@ -66,7 +66,7 @@ func subsequence(part, s string) bool {
 	return part == ""
 }
 
-func TestAWrongModelIsFoundAndItsStepsAreShrunk(t *testing.T) {
+func TestShrink(t *testing.T) {
 	for name, tt := range map[string]struct {
 		test  func(word string)
 		steps []Kind
@@ -99,7 +99,7 @@ func TestAWrongModelIsFoundAndItsStepsAreShrunk(t *testing.T) {
 			}
 			require.Contains(t, f.String(), fmt.Sprintf("REDLATCH_LOCKSTEP_SEED=%d ", f.seed))
 
-			// The seed alone leads there again, and is the first that fails.
+			// The seed reproduces the failure, and no earlier seed fails.
 			_, again := x.play(f.seed, x.Length)
 			require.Equal(t, f.seed, again.seed)
 			require.Equal(t, f.steps, again.steps)
@@ -111,7 +111,7 @@ func TestAWrongModelIsFoundAndItsStepsAreShrunk(t *testing.T) {
 	}
 }
 
-func TestAFailureThatDoesNotRepeatSaysSo(t *testing.T) {
+func TestUnrepeatableFailure(t *testing.T) {
 	var once sync.Once
 	x, _ := words(func(word string) {
 		if len(word) == 5 {
@@ -123,7 +123,7 @@ func TestAFailureThatDoesNotRepeatSaysSo(t *testing.T) {
 	require.GreaterOrEqual(t, len(f.steps), 5)
 }
 
-func TestASeedGivesTheSameSequences(t *testing.T) {
+func TestSeedIsReproducible(t *testing.T) {
 	x, first := words(right)
 	seen, f := x.play(100, x.Steps)
 	require.Nil(t, f)
@@ -142,7 +142,7 @@ func TestASeedGivesTheSameSequences(t *testing.T) {
 	require.Equal(t, map[uint64]string{150: first[150], 151: first[151], 152: first[152]}, later)
 }
 
-// recorder is a test that may fail, and goes on.
+// recorder records failures without ending the test.
 type recorder struct {
 	testing.TB
 	failed string
@@ -153,11 +153,11 @@ func (r *recorder) Logf(string, ...any)               {}
 func (r *recorder) Fatal(args ...any)                 { r.failed += fmt.Sprint(args...) }
 func (r *recorder) Fatalf(format string, args ...any) { r.Fatal(fmt.Sprintf(format, args...)) }
 
-func TestWhatIsNotSeenFails(t *testing.T) {
+func TestMissingOutcomeFails(t *testing.T) {
 	for want, change := range map[string]func(*Test[Kind]){
 		"":                func(x *Test[Kind]) { x.Outcomes = []string{"length 10"} },
 		`"length 21" (0)`: func(x *Test[Kind]) { x.Outcomes = []string{"length 21"} },
-		`"d" (0)`:         func(x *Test[Kind]) { x.Kinds = letters[:4] }, // it is only skipped
+		`"d" (0)`:         func(x *Test[Kind]) { x.Kinds = letters[:4] }, // its steps are not possible
 		`"never" (0)`:     func(x *Test[Kind]) { x.Kinds = letters },
 		"wrong": func(x *Test[Kind]) {
 			*x, _ = words(func(string) { Failf("wrong") })
@@ -173,14 +173,14 @@ func TestWhatIsNotSeenFails(t *testing.T) {
 		require.Equal(t, want == "", r.failed == "", r.failed)
 	}
 
-	// A run of a few steps cannot be expected to see everything.
+	// A short run need not see everything.
 	x, _ := words(right)
 	x.Kinds = letters
 	require.Empty(t, x.missing(Seen{"a": 9}, 1_000))
 	require.Equal(t, []string{`"b" (1)`}, x.missing(Seen{"a": 2, "b": 1, "c": 2, "d": 2, "never": 2}, 10_000))
 }
 
-func TestWeightsAreShares(t *testing.T) {
+func TestWeights(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	drawn := map[Kind]int{}
 	for range 8_000 {

@@ -14,27 +14,26 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// Server is what tells the servers of several clients apart.
+// Server identifies a server and a database, to compare those of several clients.
 type Server struct {
-	// ID is the run id of a server, or of a cluster the least of its nodes. All who ask
-	// get the same, until the server is restarted or another takes its place.
+	// ID is the run id of the server, or for a cluster the smallest of its nodes. It is
+	// the same for all clients until the server restarts or is replaced.
 	ID string
-	// Database is the number of the one that the client uses.
+	// Database is the number of the client's database.
 	Database string
 }
 
-// identity is what is known of the server, nothing if it does not tell, and since when.
+// identity is a cached Server, zero if the server does not identify itself.
 type identity struct {
 	server Server
 	asked  time.Time
 }
 
-// identityLife is for how long that is taken to be right. After it somebody asks again,
-// and the others go on with what is known.
-const identityLife = time.Minute
+// identityTTL is the age at which an identity is refreshed in the background.
+const identityTTL = time.Minute
 
-// Server returns which server the client talks to, the zero Server if that one does not
-// tell. If it has not been asked yet it blocks for a round trip or two.
+// Server identifies the client's server; it returns the zero Server if that does not
+// identify itself. The first call blocks for one or two round trips.
 func (s *Session) Server(ctx context.Context) (Server, error) {
 	if s.identity.Load() != nil {
 		return s.KnownServer(), nil
@@ -42,32 +41,32 @@ func (s *Session) Server(ctx context.Context) (Server, error) {
 	return s.ask(ctx)
 }
 
-// AskedServer reports whether the server has said who it is, or that it does not tell.
+// AskedServer reports whether the identity, or its absence, is known.
 func (s *Session) AskedServer() bool { return s.identity.Load() != nil }
 
 func (s *Session) ask(ctx context.Context) (Server, error) {
 	asked := time.Now()
 	server, err := s.askServer(ctx)
 	if refused := (*rueidis.RedisError)(nil); errors.As(err, &refused) {
-		s.identity.CompareAndSwap(nil, &identity{asked: asked}) // it would say so again
+		s.identity.CompareAndSwap(nil, &identity{asked: asked}) // asking again would fail again
 	}
 	if err != nil {
-		return Server{}, fmt.Errorf("redlatch: ask the server who it is: %w", err)
+		return Server{}, fmt.Errorf("redlatch: identify the server: %w", err)
 	}
 	s.identity.Store(&identity{server, asked})
 	return server, nil
 }
 
-// KnownServer returns what is known without asking, the zero Server if that is nothing. If
-// it is old, it is asked for in the background.
+// KnownServer returns the cached identity, zero if there is none. It refreshes an old
+// one in the background.
 func (s *Session) KnownServer() Server {
 	known := s.identity.Load()
 	if known == nil {
 		return Server{}
 	}
-	if time.Since(known.asked) >= identityLife {
+	if time.Since(known.asked) >= identityTTL {
 		again := &identity{known.server, time.Now()}
-		if s.identity.CompareAndSwap(known, again) { // nobody else does
+		if s.identity.CompareAndSwap(known, again) { // only one caller refreshes
 			s.Go(func(ctx context.Context) { _, _ = s.ask(ctx) })
 		}
 	}
@@ -104,24 +103,24 @@ func (s *Session) askServer(ctx context.Context) (Server, error) {
 	return server, nil
 }
 
-// markLife is for how long a server keeps its mark after somebody has looked at it.
-const markLife = 2 * identityLife
+// markTTL is the time to live of a server's mark after each use.
+const markTTL = 2 * identityTTL
 
-// markServer returns the mark of a server that does not tell its run id, and leaves one
-// if there is none. why is the error of asking for the id.
+// markServer returns the mark of a server that hides its run id, and creates it if
+// needed. why is the error of the request for the run id.
 func (s *Session) markServer(ctx context.Context, why error) (string, error) {
 	if _, refused := rueidis.IsRedisErr(why); why != nil && !refused {
 		return "", why
 	}
 	b := s.Client.B()
-	set := b.Set().Key(wire.ServerMark).Value(uuid.NewString()).Nx().Px(markLife).Build()
+	set := b.Set().Key(wire.ServerMark).Value(uuid.NewString()).Nx().Px(markTTL).Build()
 	if err := s.Client.Do(wire.Shared(ctx), set).Error(); err != nil && !rueidis.IsRedisNil(err) {
 		return "", errors.Join(err, why)
 	}
-	return s.Client.Do(wire.Shared(ctx), b.Getex().Key(wire.ServerMark).Px(markLife).Build()).ToString()
+	return s.Client.Do(wire.Shared(ctx), b.Getex().Key(wire.ServerMark).Px(markTTL).Build()).ToString()
 }
 
-// field returns what follows a name in the list that a server answers.
+// field returns the value of a name in a list from the server.
 func field(list, separator, name string) string {
 	for entry := range strings.SplitSeq(list, separator) {
 		if value, ok := strings.CutPrefix(strings.TrimSpace(entry), name); ok {
@@ -131,9 +130,9 @@ func field(list, separator, name string) string {
 	return ""
 }
 
-// leastNode returns the least of the nodes in the reply of CLUSTER SLOTS: for each range
-// its bounds, and then address, port and id of each node. The address counts too, for the
-// sake of servers that play a cluster and all have one id.
+// leastNode returns the smallest node in a reply to CLUSTER SLOTS, which lists for each
+// range its bounds and then address, port and id of each node. It includes the address
+// because emulated clusters may use one id for all nodes.
 func leastNode(ranges []rueidis.RedisMessage) (string, error) {
 	var nodes []string
 	for _, r := range ranges {
@@ -146,7 +145,7 @@ func leastNode(ranges []rueidis.RedisMessage) (string, error) {
 			if err != nil || len(about) < 3 {
 				continue
 			}
-			host, _ := about[0].ToString() // none where the server does not know its own
+			host, _ := about[0].ToString() // empty if the node does not know it
 			port, _ := about[1].AsInt64()
 			if id, err := about[2].ToString(); err == nil {
 				nodes = append(nodes, fmt.Sprintf("%s@%s:%d", id, host, port))

@@ -1,5 +1,5 @@
-// Package session is what the objects of one client share: the connection, the
-// hub, the watchdog, the queues, and the identity their owners are made of.
+// Package session holds the state shared by the objects of one client: the connection,
+// the hub, the watchdog, the queues, and the client's identity.
 package session
 
 import (
@@ -21,7 +21,7 @@ import (
 	"github.com/redlatch/redlatch/pubsub"
 )
 
-// Config is what a session is made of. Every field is set.
+// Config configures a session. Every field is required unless noted.
 type Config struct {
 	Client          rueidis.Client
 	ID              string
@@ -30,23 +30,23 @@ type Config struct {
 	HandOffs        int
 	MapName         func(string) string
 	Sharded         bool
-	// ReplyTimeout bounds requests that must not wait for longer than the
-	// connection allows by itself; 0 where that is short enough.
+	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
+	// means no bound.
 	ReplyTimeout time.Duration
 	Logger       *slog.Logger
 	Telemetry    *telemetry.Telemetry // nil: off
 }
 
-// Session is the shared state of a client's objects. Its fields are not
-// changed after New.
+// Session is the shared state of a client's objects. Its fields do not change after
+// New.
 type Session struct {
 	Config
-	// Publish is the command that tells other processes of a release.
+	// Publish is the command that publishes releases.
 	Publish string
-	// PartialCounts is set where its reply does not count all subscribers: not those
-	// of other nodes of a cluster.
+	// PartialCounts is set if the reply of Publish omits the subscribers of other
+	// cluster nodes.
 	PartialCounts bool
-	Dog           *watchdog.Dog
+	Watchdog      *watchdog.Watchdog
 	Hub           *pubsub.Hub
 	Queues        *queue.Queues
 
@@ -55,18 +55,18 @@ type Session struct {
 
 	mu      sync.Mutex
 	closed  bool
-	ctx     context.Context // of what runs in the background
+	ctx     context.Context // for background tasks
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
-	running atomic.Int64 // how many of the tasks
-	warned  time.Time    // when a failed renewal was logged last
+	running atomic.Int64 // number of tasks
+	warned  time.Time    // time of the last logged renewal failure
 
-	shared sync.Map // by type: see Of
+	shared sync.Map // by type; see Of
 
-	watchdogMillis string // the watchdog timeout
+	watchdogMillis string // WatchdogTimeout, formatted
 
-	// callers is held for reading by whoever is acquiring something, so that
-	// Close can let them clean up before the connection goes.
+	// callers is read-locked during acquisitions, so that Close can let them clean up
+	// before the connection is closed.
 	callers sync.RWMutex
 }
 
@@ -74,20 +74,20 @@ type Session struct {
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	dog := watchdog.Config{OnRenew: s.renewed}
+	watch := watchdog.Config{OnRenew: s.renewed}
 	if s.Cluster() {
-		dog.Slot = wire.Slot
+		watch.Slot = wire.Slot
 	}
 	if cfg.Sharded {
 		s.Publish = "SPUBLISH"
 	}
 	s.PartialCounts = s.Cluster() && !cfg.Sharded
-	s.Dog = watchdog.NewDog(dog)
+	s.Watchdog = watchdog.New(watch)
 	s.Hub = pubsub.New(cfg.Client, pubsub.Options{
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
 	s.Queues = queue.New(queue.Config{
-		Wheel: s.Dog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
+		Wheel: s.Watchdog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
 		Patience: cfg.WatchdogTimeout, Go: s.Go,
 	})
 	return s
@@ -101,8 +101,8 @@ func (s *Session) subscribe(channel string, l pubsub.Listener, own bool) (func()
 	return sub.Close, confirmed
 }
 
-// Of returns the T of the session, which begins as its zero value: what a package
-// keeps for all objects of one client.
+// Of returns the session's value of type T, initially its zero value. It holds what a
+// package shares among all objects of a client.
 func Of[T any](s *Session) *T {
 	key := reflect.TypeFor[T]()
 	if t, ok := s.shared.Load(key); ok {
@@ -121,17 +121,17 @@ func (s *Session) renewed(remaining time.Duration, err error) {
 		return
 	}
 	s.mu.Lock()
-	quiet := time.Since(s.warned) < time.Second // an outage fails many at once
+	quiet := time.Since(s.warned) < time.Second // an outage fails many renewals at once
 	if !quiet {
 		s.warned = time.Now()
 	}
 	s.mu.Unlock()
 	if !quiet {
-		s.Logger.Warn("redlatch: renewal failed, will try again", "remaining", remaining, "error", err)
+		s.Logger.Warn("redlatch: renewal failed; will retry", "remaining", remaining, "error", err)
 	}
 }
 
-// NewOwner returns an owner that no other acquisition has.
+// NewOwner returns an owner that no other acquisition uses.
 func (s *Session) NewOwner() lock.Owner {
 	o, err := lock.NewOwner(s.ID, s.owners.Add(1))
 	if err != nil {
@@ -140,7 +140,7 @@ func (s *Session) NewOwner() lock.Owner {
 	return o
 }
 
-// Millis is wire.Millis, which for the lease of most holds is known already.
+// Millis is wire.Millis with a cached result for the watchdog timeout.
 func (s *Session) Millis(d time.Duration) string {
 	if d == s.WatchdogTimeout {
 		return s.watchdogMillis
@@ -148,8 +148,7 @@ func (s *Session) Millis(d time.Duration) string {
 	return wire.Millis(d)
 }
 
-// Key returns the key of an object of that name, or why there can be none: check says
-// so of names and keys.
+// Key returns the key of an object, or an error if check rejects its name or key.
 func (s *Session) Key(name string, check func(string) error) (string, error) {
 	if err := check(name); err != nil {
 		return "", err
@@ -164,8 +163,7 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 	return key, nil
 }
 
-// Bounded returns the context for one request that must not wait for much longer than
-// the connection allows by itself, whatever that does.
+// Bounded returns a context for one request, bounded by ReplyTimeout.
 func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.ReplyTimeout > 0 {
 		return context.WithTimeout(ctx, s.ReplyTimeout)
@@ -173,8 +171,7 @@ func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelF
 	return ctx, func() {}
 }
 
-// Check returns why no request can be made under ctx, or nil: there is none, or the
-// session is closed.
+// Check returns an error if ctx is nil or the session is closed.
 func (s *Session) Check(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
@@ -182,7 +179,7 @@ func (s *Session) Check(ctx context.Context) error {
 	return s.Err()
 }
 
-// Err returns lock.ErrClosed once the session is closed.
+// Err returns lock.ErrClosed if the session is closed.
 func (s *Session) Err() error {
 	if s.ctx.Err() != nil {
 		return lock.ErrClosed
@@ -190,11 +187,11 @@ func (s *Session) Err() error {
 	return nil
 }
 
-// Done is closed when the session is.
+// Done returns a channel that is closed when the session is.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Enter is called before an acquisition and reports whether the session is
-// open; Leave is called after it then.
+// Enter must be called before an acquisition. It reports whether the session is open;
+// if so, Leave must be called afterwards.
 func (s *Session) Enter() bool {
 	s.callers.RLock()
 	if s.Err() != nil {
@@ -207,8 +204,8 @@ func (s *Session) Enter() bool {
 // Leave ends what Enter began.
 func (s *Session) Leave() { s.callers.RUnlock() }
 
-// Go runs f in the background with a context that ends when the session
-// closes, and reports whether it does: on a closed session f does not run.
+// Go runs f in the background with a context that ends when the session closes. It
+// reports false, and does not run f, if the session is closed.
 func (s *Session) Go(f func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -222,12 +219,11 @@ func (s *Session) Go(f func(ctx context.Context)) bool {
 	return !s.closed
 }
 
-// Running returns how many functions that were given to Go have not returned.
+// Running returns the number of functions passed to Go that have not returned.
 func (s *Session) Running() int { return int(s.running.Load()) }
 
-// Join is for what uses the objects of several sessions: this one is not closed
-// altogether before leave is called, and onClose is called when it begins to be. It reports
-// false if it has begun; leave is nil then.
+// Join registers a user of several sessions: Close waits for leave, and onClose is
+// called when it begins. It reports false, with a nil leave, if the session is closed.
 func (s *Session) Join(onClose func()) (leave func(), open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -242,13 +238,13 @@ func (s *Session) Join(onClose func()) (leave func(), open bool) {
 	}, true
 }
 
-// OnClose calls f, on a goroutine of its own, when the session begins to be closed, unless
-// stop is called before.
+// OnClose calls f on its own goroutine when the session begins to close, unless stop is
+// called first.
 func (s *Session) OnClose(f func()) (stop func() bool) { return context.AfterFunc(s.ctx, f) }
 
-// Close ends every wait and every hold with lock.ErrClosed and waits for the
-// session's goroutines. The keys of its holds are left to their leases: the
-// work under them may not have noticed yet. It does not close the connection.
+// Close ends all waits and holds with lock.ErrClosed and waits for the session's
+// goroutines. It leaves the keys of the holds to expire: the work under them may not
+// have noticed yet. It does not close the connection.
 func (s *Session) Close() {
 	s.mu.Lock()
 	if s.closed {
@@ -259,11 +255,11 @@ func (s *Session) Close() {
 	s.mu.Unlock()
 	s.cancel()
 	s.Queues.Close()
-	// Waiters leave at once, attempts under way when they have their answer.
+	// Waiters leave at once, attempts in flight when they have their reply.
 	s.callers.Lock()
-	//lint:ignore SA2001 it is the waiting that counts
+	//lint:ignore SA2001 this only waits for the callers
 	s.callers.Unlock()
-	s.Dog.Close()
+	s.Watchdog.Close()
 	s.Hub.Close()
 	s.tasks.Wait()
 }

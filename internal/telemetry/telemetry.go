@@ -1,6 +1,5 @@
-// Package telemetry turns what happens to locks into OpenTelemetry spans and
-// metrics. A nil *Telemetry is telemetry switched off: every method is then a
-// cheap no-op, so callers need not ask.
+// Package telemetry reports lock events as OpenTelemetry spans and metrics. A nil
+// *Telemetry is disabled: every method is then a cheap no-op.
 package telemetry
 
 import (
@@ -18,19 +17,19 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// scope is the name of the instrumentation.
+// scope is the instrumentation name.
 const scope = "github.com/redlatch/redlatch"
 
-// The providers that OpenTelemetry starts with drop everything.
+// OpenTelemetry's initial providers drop everything.
 var (
 	initialTracers = otel.GetTracerProvider()
 	initialMeters  = otel.GetMeterProvider()
 )
 
-// Telemetry is the instruments of one client.
+// Telemetry holds the instruments of one client.
 type Telemetry struct {
 	tracer  trace.Tracer
-	nameFor func(name string) string // for metrics; nil: names are left out
+	nameFor func(name string) string // for metrics; nil omits names
 
 	acquisitions metric.Int64Counter
 	losses       metric.Int64Counter
@@ -45,10 +44,9 @@ type Telemetry struct {
 	remaining    metric.Float64Histogram
 }
 
-// New returns the instruments of the given providers, where nil stands for the
-// global one. It returns nil if neither is given and no global one was set.
-// nameFor turns the name of a lock into the attribute of metrics; nil leaves it
-// out.
+// New returns the instruments of the given providers; nil stands for the global one. It
+// returns nil if both are nil and no global provider was set. nameFor maps the name of
+// a lock to the attribute of metrics; nil omits the attribute.
 func New(tracers trace.TracerProvider, meters metric.MeterProvider, nameFor func(string) string) (*Telemetry, error) {
 	if tracers == nil && meters == nil &&
 		otel.GetTracerProvider() == initialTracers && otel.GetMeterProvider() == initialMeters {
@@ -82,21 +80,21 @@ func New(tracers trace.TracerProvider, meters metric.MeterProvider, nameFor func
 	t.acquisitions = counter("redlatch.acquisitions", "{acquisition}", "Calls of Lock and TryLock by kind and outcome.")
 	t.losses = counter("redlatch.losses", "{hold}", "Holds that ended before Unlock, by reason.")
 	t.handOffs = counter("redlatch.handoffs", "{handoff}", "Locks passed on inside the process.")
-	t.polls = counter("redlatch.polls", "{attempt}", "Attempts of a waiter that no message caused.")
-	t.reconnects = counter("redlatch.hub.reconnects", "{reconnect}", "Subscriber connections made anew.")
-	t.failures = counter("redlatch.renewal.failures", "{batch}", "Batches of renewals that failed, to be tried again.")
-	t.holds = gauge("redlatch.holds", "{hold}", "Holds at the moment.")
-	t.waiters = gauge("redlatch.waiters", "{waiter}", "Calls of Lock and TryLock under way.")
+	t.polls = counter("redlatch.polls", "{attempt}", "Attempts of waiters that no message triggered.")
+	t.reconnects = counter("redlatch.hub.reconnects", "{reconnect}", "Restored subscriber connections.")
+	t.failures = counter("redlatch.renewal.failures", "{batch}", "Failed batches of renewals, which are retried.")
+	t.holds = gauge("redlatch.holds", "{hold}", "Current holds.")
+	t.waiters = gauge("redlatch.waiters", "{waiter}", "Calls of Lock and TryLock in progress.")
 	t.wait = seconds("redlatch.acquire.duration", "How long Lock and TryLock took.",
 		.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60)
 	t.held = seconds("redlatch.hold.duration", "How long locks were held.",
 		.0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300)
-	t.remaining = seconds("redlatch.renewal.remaining", "What was left of a lease when its renewal was confirmed.",
+	t.remaining = seconds("redlatch.renewal.remaining", "Remaining lease when its renewal was confirmed.",
 		.1, .25, .5, 1, 2.5, 5, 10, 15, 20, 25, 30)
 	return t, errors.Join(errs...)
 }
 
-// The names of attributes.
+// Attribute names.
 const (
 	kindKey      = attribute.Key("redlatch.kind")
 	nameKey      = attribute.Key("redlatch.name")
@@ -112,10 +110,10 @@ const (
 	errorKey     = attribute.Key("redlatch.error")
 )
 
-// Lock is the lock that something happens to.
+// Lock identifies a lock.
 type Lock struct{ Kind, Name string }
 
-// attrs are the attributes of metrics of a lock.
+// attrs are the metric attributes of a lock.
 type attrs []attribute.KeyValue
 
 func (t *Telemetry) attrsOf(l Lock) attrs {
@@ -128,17 +126,17 @@ func (t *Telemetry) attrsOf(l Lock) attrs {
 	return a
 }
 
-// with returns the attributes, and more, for a measurement.
+// with returns the attributes and more for a measurement.
 func (a attrs) with(more ...attribute.KeyValue) metric.MeasurementOption {
 	return metric.WithAttributes(append(more, a...)...)
 }
 
-// spanAttributes describe l, and more, in a span.
+// spanAttributes returns the attributes of l and more for a span.
 func (l Lock) spanAttributes(more ...attribute.KeyValue) trace.SpanStartEventOption {
 	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(l.Name))...)
 }
 
-// Acquire is an acquisition under way.
+// Acquire is an acquisition in progress.
 type Acquire struct {
 	t     *Telemetry
 	attrs attrs
@@ -157,7 +155,7 @@ func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, 
 	return ctx, a
 }
 
-// Woken notes that the subscription stands, or why there is another attempt.
+// Woken records a confirmed subscription, or the cause of another attempt.
 func (a Acquire) Woken(c queue.Cause) {
 	switch {
 	case a.t == nil:
@@ -165,13 +163,13 @@ func (a Acquire) Woken(c queue.Cause) {
 	case c == queue.Subscribed:
 		a.span.AddEvent("subscribed")
 		return
-	case c == queue.Timer: // no message has caused it
+	case c == queue.Timer:
 		a.t.polls.Add(context.Background(), 1, a.attrs.with())
 	}
 	a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))
 }
 
-// End ends it.
+// End ends the span and records the metrics.
 func (a Acquire) End(ctx context.Context, attempts int, contended bool, err error) {
 	if a.t == nil {
 		return
@@ -187,7 +185,7 @@ func (a Acquire) End(ctx context.Context, attempts int, contended bool, err erro
 	a.span.End()
 }
 
-// Outcomes of an acquisition that are not errors.
+// Outcomes that are not errors.
 const (
 	acquired    = "acquired"
 	notAcquired = "not_acquired"
@@ -218,8 +216,8 @@ func (t *Telemetry) StartWait(ctx context.Context, l Lock) Wait {
 	return Wait{span}
 }
 
-// End ends it. The error is nil if the latch was open, and else that of ctx or of
-// something that went wrong.
+// End ends the span. err is nil if the latch was open, otherwise the cause of ctx or
+// another error.
 func (w Wait) End(ctx context.Context, attempts int, err error) {
 	if w.span == nil {
 		return
@@ -237,7 +235,7 @@ func (w Wait) End(ctx context.Context, attempts int, err error) {
 	w.span.End()
 }
 
-// Hold is a lock being held. A nil one tells nobody.
+// Hold is a hold in progress. A nil Hold reports nothing.
 type Hold struct {
 	t     *Telemetry
 	lock  Lock
@@ -246,7 +244,7 @@ type Hold struct {
 	span  trace.Span
 }
 
-// StartHold begins the span of a hold, to be the parent of the work under it.
+// StartHold begins the span of a hold, the parent of the work under it.
 func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, token int64) (context.Context, *Hold) {
 	if t == nil {
 		return ctx, nil
@@ -276,7 +274,7 @@ func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyVal
 	return ctx, h
 }
 
-// RenewalFailed notes that a renewal has failed, with what is left of the lease.
+// RenewalFailed records a failed renewal and the remaining lease.
 func (h *Hold) RenewalFailed(err error, left time.Duration) {
 	if h != nil {
 		h.span.AddEvent("renewal failed", trace.WithAttributes(
@@ -284,7 +282,7 @@ func (h *Hold) RenewalFailed(err error, left time.Duration) {
 	}
 }
 
-// End ends it; lost is nil after an Unlock.
+// End ends the span; lost is nil after an Unlock.
 func (h *Hold) End(lost *lock.LostError) {
 	if h == nil {
 		return
@@ -301,8 +299,8 @@ func (h *Hold) End(lost *lock.LostError) {
 	h.span.End()
 }
 
-// StartRelease begins the span of a release, inside that of the hold, and
-// returns what ends it.
+// StartRelease begins the span of a release, a child of the hold's, and returns the
+// function that ends it.
 func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
 	if h == nil {
 		return ctx, noRelease
@@ -318,30 +316,28 @@ func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) 
 
 func noRelease(error) {}
 
-// HandOff counts a lock passed on inside the process.
+// HandOff counts a lock handed off within the process.
 func (h *Hold) HandOff(ctx context.Context) {
 	if h != nil {
 		h.t.handOffs.Add(ctx, 1, h.attrs.with())
 	}
 }
 
-// HandedOver counts requests for permits of a semaphore that were served inside
-// the process.
+// HandedOver counts semaphore requests served within the process.
 func (t *Telemetry) HandedOver(ctx context.Context, l Lock, n int) {
 	if t != nil && n > 0 {
 		t.handOffs.Add(ctx, int64(n), t.attrsOf(l).with())
 	}
 }
 
-// Reconnect counts a subscriber connection made anew.
+// Reconnect counts a restored subscriber connection.
 func (t *Telemetry) Reconnect() {
 	if t != nil {
 		t.reconnects.Add(context.Background(), 1)
 	}
 }
 
-// Renewal notes what was left of the shortest lease of a batch when its renewal
-// was confirmed, or that it has failed.
+// Renewal records the shortest remaining lease of a confirmed batch, or a failure.
 func (t *Telemetry) Renewal(left time.Duration, err error) {
 	switch {
 	case t == nil:

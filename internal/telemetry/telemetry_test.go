@@ -15,8 +15,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// life is everything that is called in the life of a lock.
-func life(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom error, lost *lock.LostError) {
+// lifecycle makes all calls in the life of a lock.
+func lifecycle(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom error, lost *lock.LostError) {
 	ctx, acquire := t.StartAcquire(ctx, l)
 	acquire.Woken(queue.Subscribed)
 	acquire.Woken(queue.Message)
@@ -39,7 +39,7 @@ var (
 	lost    = &lock.LostError{Name: "orders", Reason: lock.ReasonGone}
 )
 
-func TestOffUnlessAProviderWasGiven(t *testing.T) {
+func TestNewWithoutProviders(t *testing.T) {
 	off, err := telemetry.New(nil, nil, nil)
 	require.NoError(t, err)
 	require.Nil(t, off)
@@ -49,16 +49,16 @@ func TestOffUnlessAProviderWasGiven(t *testing.T) {
 	on, err = telemetry.New(nil, metricnoop.NewMeterProvider(), nil)
 	require.NoError(t, err)
 	require.NotNil(t, on)
-	life(t.Context(), on, orders, errBoom, lost) // one provider is enough for all
+	lifecycle(t.Context(), on, orders, errBoom, lost) // one provider enables both
 }
 
-func TestOffAllocatesNothing(t *testing.T) {
-	require.Zero(t, testing.AllocsPerRun(100, func() { life(t.Context(), nil, orders, errBoom, lost) }))
+func TestDisabledAllocatesNothing(t *testing.T) {
+	require.Zero(t, testing.AllocsPerRun(100, func() { lifecycle(t.Context(), nil, orders, errBoom, lost) }))
 }
 
-func BenchmarkOff(b *testing.B) {
+func BenchmarkDisabled(b *testing.B) {
 	b.ReportAllocs()
 	for b.Loop() {
-		life(b.Context(), nil, orders, errBoom, lost)
+		lifecycle(b.Context(), nil, orders, errBoom, lost)
 	}
 }

@@ -14,14 +14,14 @@ import (
 
 // Cluster is a running cluster.
 type Cluster struct {
-	// The roles are those at the start: failovers change them.
+	// The initial roles, which failovers change.
 	Primaries []*Server
-	Replicas  []*Server // the i-th is of the i-th primary
+	Replicas  []*Server // the i-th replicates the i-th primary
 }
 
-// StartCluster runs a cluster of n primaries, each with a replica if replicas is
-// set, and blocks until all of them serve. A primary that is not heard of for
-// nodeTimeout is replaced. Stop ends it.
+// StartCluster starts a cluster of n primaries, each with a replica if replicas is set, and blocks
+// until all nodes serve. A primary that is silent for nodeTimeout is replaced. Stop stops the
+// cluster.
 func StartCluster(program string, n int, replicas bool, nodeTimeout time.Duration) (*Cluster, error) {
 	c := &Cluster{}
 	start := func(nodes *[]*Server) error {
@@ -48,7 +48,7 @@ func StartCluster(program string, n int, replicas bool, nodeTimeout time.Duratio
 	return c, nil
 }
 
-// startNode starts a cluster node, whose bus needs a second free port.
+// startNode starts a cluster node, which needs a second free port for the cluster bus.
 func startNode(program string, timeout time.Duration) (*Server, error) {
 	bus, err := freeAddr()
 	if err != nil {
@@ -58,7 +58,7 @@ func startNode(program string, timeout time.Duration) (*Server, error) {
 	return Start(program, "--cluster-enabled", "yes", "--cluster-port", port,
 		"--cluster-node-timeout", strconv.FormatInt(timeout.Milliseconds(), 10),
 		"--cluster-announce-ip", "127.0.0.1",
-		// Whatever happens to one primary is its own affair, and that of its replica.
+		// A failure of one primary affects no other.
 		"--cluster-require-full-coverage", "no", "--cluster-allow-replica-migration", "no",
 		"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0")
 }
@@ -68,7 +68,7 @@ const slotCount = 16384
 // Nodes returns all servers of the cluster.
 func (c *Cluster) Nodes() []*Server { return slices.Concat(c.Primaries, c.Replicas) }
 
-// Addrs returns the addresses of all of them.
+// Addrs returns the addresses of all servers.
 func (c *Cluster) Addrs() []string {
 	var addrs []string
 	for _, s := range c.Nodes() {
@@ -85,7 +85,7 @@ func (c *Cluster) join() error {
 			from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
 			commands = append(commands, []string{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)})
 		}
-		for _, other := range nodes[:i] { // all pairs: gossip would take its time
+		for _, other := range nodes[:i] { // all pairs: gossip takes longer
 			host, port, _ := net.SplitHostPort(other.Addr)
 			commands = append(commands, []string{"CLUSTER", "MEET", host, port, argOf(other.args, "--cluster-port")})
 		}
@@ -107,22 +107,22 @@ func (c *Cluster) join() error {
 			return err
 		}
 	}
-	return eventually("the cluster serves", c.Whole)
+	return eventually("the cluster serves", c.Healthy)
 }
 
-// Whole reports whether every node sees the whole cluster, and every primary has
-// a replica that is in step with it if there are replicas.
-func (c *Cluster) Whole() bool {
-	inStep := 0
+// Healthy reports whether every node sees all slots, and every primary has a synchronized replica
+// if there are replicas.
+func (c *Cluster) Healthy() bool {
+	synced := 0
 	for _, s := range c.Nodes() {
 		if s.ReplicaOf() != "" {
-			inStep++
+			synced++
 		}
 		if !c.serves(s) {
 			return false
 		}
 	}
-	return inStep == len(c.Replicas) && c.agree(inStep)
+	return synced == len(c.Replicas) && c.agree(synced)
 }
 
 func eventually(what string, cond func() bool) error {
@@ -134,8 +134,8 @@ func eventually(what string, cond func() bool) error {
 	return nil
 }
 
-// agree reports whether every node is connected to every other, without which
-// plain messages between them are dropped, and knows of that many replicas.
+// agree reports whether every node is connected to every other and knows this number of replicas.
+// Nodes drop pub/sub messages to nodes that they are not connected to.
 func (c *Cluster) agree(replicas int) bool {
 	nodes := c.Nodes()
 	for _, s := range nodes {
@@ -148,8 +148,7 @@ func (c *Cluster) agree(replicas int) bool {
 	return true
 }
 
-// serves reports whether a node sees the whole cluster: it then answers for
-// keys it does not own with the address of the node that does.
+// serves reports whether a node sees all slots: it redirects requests for keys of other nodes.
 func (c *Cluster) serves(s *Server) bool {
 	for i := range c.Primaries {
 		reply, err := Command(s.Addr, "EXISTS", keyOfSlotRange(i, len(c.Primaries)))
@@ -160,15 +159,14 @@ func (c *Cluster) serves(s *Server) bool {
 	return true
 }
 
-// keyOfSlotRange returns a key whose slot lies in the i-th of n ranges.
+// keyOfSlotRange returns a key whose slot is in the i-th of n ranges.
 func keyOfSlotRange(i, n int) string {
-	// Their slots are 3300, 7365 and 15495.
+	// The slots are 3300, 7365 and 15495.
 	keys := []string{"b", "c", "a"}
 	return keys[i*len(keys)/n]
 }
 
-// Owner returns the server that answers for a key, or nil if none that is up
-// does.
+// Owner returns the server that serves a key, or nil if no running server does.
 func (c *Cluster) Owner(key string) *Server {
 	for _, s := range c.Nodes() {
 		if !s.Up() {
@@ -181,18 +179,18 @@ func (c *Cluster) Owner(key string) *Server {
 	return nil
 }
 
-// Move is a slot on its way from one primary to another.
+// Move is the migration of a slot from one primary to another.
 type Move struct {
 	cluster  *Cluster
 	slot     string
 	from, to *Server
 }
 
-// BeginMove begins to move the slot of a key to another primary.
+// BeginMove starts to migrate the slot of a key to another primary.
 func (c *Cluster) BeginMove(key string) (*Move, error) {
 	m := &Move{cluster: c, slot: strconv.Itoa(wire.Slot(key)), from: c.Owner(key)}
 	if m.from == nil {
-		return nil, errors.New("nobody has slot " + m.slot)
+		return nil, errors.New("no node serves slot " + m.slot)
 	}
 	for i := range c.Primaries {
 		if s := c.Owner(keyOfSlotRange(i, len(c.Primaries))); s != nil && s != m.from {
@@ -200,19 +198,19 @@ func (c *Cluster) BeginMove(key string) (*Move, error) {
 		}
 	}
 	if m.to == nil {
-		return nil, errors.New("nobody can take slot " + m.slot)
+		return nil, errors.New("no other primary for slot " + m.slot)
 	}
 	return m, errors.Join(m.set(m.to, "IMPORTING", m.from), m.set(m.from, "MIGRATING", m.to))
 }
 
-// Migrate moves one key, if it is still there.
+// Migrate migrates one key if it exists.
 func (m *Move) Migrate(key string) error {
 	host, port, _ := net.SplitHostPort(m.to.Addr)
 	_, err := Query(m.from.Addr, "MIGRATE", host, port, key, "0", "5000")
 	return err
 }
 
-// MigrateAll moves what has not been moved yet.
+// MigrateAll migrates the remaining keys.
 func (m *Move) MigrateAll() error {
 	for {
 		keys, err := m.keys()
@@ -231,14 +229,14 @@ func (m *Move) keys() ([]string, error) {
 	return Query(m.from.Addr, "CLUSTER", "GETKEYSINSLOT", m.slot, "1000")
 }
 
-// Finish gives the slot to its new owner and blocks until every primary knows.
-// Keys that were not moved are lost.
+// Finish assigns the slot to its new owner and blocks until every primary knows. Keys that were
+// not migrated are lost.
 func (m *Move) Finish() error {
 	if err := m.set(m.to, "NODE", m.to); err != nil {
 		return err
 	}
-	// The old owner refuses while it has keys. It hears of its loss from the new
-	// one then, and drops them.
+	// The old owner refuses while it has keys. It learns of the change from the new owner and
+	// drops them.
 	for _, s := range m.cluster.Nodes() {
 		if s.Up() && s != m.to {
 			_ = m.set(s, "NODE", m.to)
@@ -259,7 +257,7 @@ func (m *Move) set(on *Server, state string, node *Server) error {
 	return err
 }
 
-// MoveSlotOf moves the slot of a key to another primary, with all its keys.
+// MoveSlotOf migrates the slot of a key to another primary, with all its keys.
 func (c *Cluster) MoveSlotOf(key string) error {
 	m, err := c.BeginMove(key)
 	if err != nil {
@@ -271,7 +269,7 @@ func (c *Cluster) MoveSlotOf(key string) error {
 	return m.Finish()
 }
 
-// id returns the name of a cluster node.
+// id returns the id of a cluster node.
 func (s *Server) id() (string, error) {
 	reply, err := Query(s.Addr, "CLUSTER", "MYID")
 	if err != nil {
@@ -289,7 +287,7 @@ func argOf(args []string, name string) string {
 	return ""
 }
 
-// Stop ends every node.
+// Stop stops every node.
 func (c *Cluster) Stop() {
 	for _, s := range c.Nodes() {
 		s.Stop()

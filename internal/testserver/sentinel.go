@@ -10,18 +10,17 @@ import (
 	"strings"
 )
 
-// Sentinels is a primary with replicas, watched by sentinels that replace it no
-// sooner than two seconds after it was heard of last.
+// Sentinels is a primary with replicas, and sentinels that replace the primary after two seconds of
+// silence.
 type Sentinels struct {
-	Servers   []*Server // the first is the primary at the start
+	Servers   []*Server // the first is the initial primary
 	Sentinels []*Server
 
 	dir string
 }
 
-// StartSentinels runs a primary with that many replicas and that many sentinels,
-// more than half of which have to agree, and blocks until all know each other.
-// Stop ends them.
+// StartSentinels starts a primary with replicas, and sentinels of which a majority must agree. It
+// blocks until all know each other. Stop stops them.
 func StartSentinels(program string, replicas, sentinels int) (*Sentinels, error) {
 	s := &Sentinels{}
 	if err := s.start(program, replicas, sentinels); err != nil {
@@ -50,7 +49,7 @@ func (s *Sentinels) start(program string, replicas, sentinels int) error {
 		return err
 	}
 	for i := range sentinels {
-		// A file of its own: a sentinel keeps its state in it.
+		// Each sentinel stores its state in its configuration file.
 		file := filepath.Join(s.dir, fmt.Sprint("sentinel-", i))
 		conf := fmt.Sprintf("sentinel monitor main %s %s %d\n"+
 			"sentinel down-after-milliseconds main 2000\nsentinel failover-timeout main 5000\n", host, port, sentinels/2+1)
@@ -63,12 +62,12 @@ func (s *Sentinels) start(program string, replicas, sentinels int) error {
 		}
 		s.Sentinels = append(s.Sentinels, sentinel)
 	}
-	return eventually("the sentinels know all servers", s.Whole)
+	return eventually("the sentinels know all servers", s.Healthy)
 }
 
-// Whole reports whether every sentinel knows of all servers and sentinels, and
-// every replica is in step with the primary.
-func (s *Sentinels) Whole() bool {
+// Healthy reports whether every sentinel knows all servers and sentinels, and every replica is
+// synchronized with the primary.
+func (s *Sentinels) Healthy() bool {
 	primary := s.Primary()
 	if primary == nil {
 		return false
@@ -82,8 +81,7 @@ func (s *Sentinels) Whole() bool {
 	return !slices.ContainsFunc(s.Servers, func(r *Server) bool { return r != primary && r.ReplicaOf() != primary.Addr })
 }
 
-// Primary returns the server that all sentinels name as the primary, or nil
-// while they do not agree.
+// Primary returns the primary, or nil while the sentinels disagree.
 func (s *Sentinels) Primary() *Server {
 	var named string
 	for _, sentinel := range s.Sentinels {
@@ -104,19 +102,18 @@ func (s *Sentinels) Primary() *Server {
 	return s.Servers[i]
 }
 
-// Rejoin makes a server that was away a replica of the primary, which the
-// sentinels would do too, after a while.
+// Rejoin makes a restarted server a replica of the primary, earlier than the sentinels would.
 func (s *Sentinels) Rejoin(server *Server) error {
 	primary := s.Primary()
 	if primary == nil {
-		return errors.New("the sentinels do not agree on a primary")
+		return errors.New("the sentinels disagree about the primary")
 	}
 	host, port, _ := net.SplitHostPort(primary.Addr)
 	_, err := Query(server.Addr, "REPLICAOF", host, port)
 	return err
 }
 
-// URL returns the sentinels' addresses as redlatch.Open takes them.
+// URL returns the sentinels' addresses as a URL for redlatch.Open.
 func (s *Sentinels) URL() string {
 	url := s.Sentinels[0].URL() + "?master_set=main"
 	for _, sentinel := range s.Sentinels[1:] {
@@ -125,7 +122,7 @@ func (s *Sentinels) URL() string {
 	return url
 }
 
-// Stop ends all of them.
+// Stop stops all servers.
 func (s *Sentinels) Stop() {
 	for _, server := range slices.Concat(s.Sentinels, s.Servers) {
 		server.Stop()

@@ -1,6 +1,5 @@
-// Package testserver runs redis-server and valkey-server for tests and
-// examples, on free ports of the loopback interface, with all data in a
-// temporary directory.
+// Package testserver runs redis-server and valkey-server for tests and examples, on free ports
+// of the loopback interface, with a temporary data directory.
 package testserver
 
 import (
@@ -20,13 +19,13 @@ import (
 	"time"
 )
 
-// Programs that can be started, in the order of preference.
+// The server programs, in order of preference.
 const (
 	Redis  = "redis-server"
 	Valkey = "valkey-server"
 )
 
-// Find returns the programs that are installed here.
+// Find returns the installed programs.
 func Find() []string {
 	var found []string
 	for _, program := range []string{Redis, Valkey} {
@@ -57,8 +56,8 @@ const (
 	portTries    = 5
 )
 
-// Start runs a program from Find with further arguments and blocks until it
-// answers. Stop ends it.
+// Start starts a program with these additional arguments and blocks until it answers. Stop stops
+// it.
 func Start(program string, args ...string) (*Server, error) {
 	dir, err := os.MkdirTemp("", "redlatch-")
 	if err != nil {
@@ -66,7 +65,7 @@ func Start(program string, args ...string) (*Server, error) {
 	}
 	s := &Server{Program: program, dir: dir, args: args}
 	for range portTries {
-		// Somebody else may take the port before the server does.
+		// Another process may take the port before the server does.
 		if s.Addr, err = freeAddr(); err != nil {
 			break
 		}
@@ -86,18 +85,18 @@ func freeAddr() (string, error) {
 	return l.Addr().String(), nil
 }
 
-// URL returns the address as redlatch.Open takes it.
+// URL returns the address as a URL for redlatch.Open.
 func (s *Server) URL() string { return "redis://" + s.Addr }
 
-// Kill ends the server at once, as a crash would. What it held is lost.
+// Kill kills the server like a crash. Its data is lost.
 func (s *Server) Kill() { s.end(syscall.SIGKILL) }
 
-// Restart starts a server that was killed, on the same port and with nothing in
-// it but what SAVE has saved. While it loads that it answers LOADING.
+// Restart restarts a killed server on the same port, with the data of the last SAVE. It answers
+// LOADING while it loads the data.
 func (s *Server) Restart() error { return s.launch() }
 
-// Pause stops the server's process, which keeps its connections open and is
-// silent on them, as behind a network that is cut. Resume lets it go on.
+// Pause stops the server's process. Its connections stay open without traffic, as in a network
+// partition, until Resume.
 func (s *Server) Pause() { s.signal(syscall.SIGSTOP, false) }
 
 // Resume undoes Pause.
@@ -110,8 +109,8 @@ func (s *Server) Up() bool {
 	return s.up
 }
 
-// ReplicaOf returns the address of the primary that the server is in step with,
-// or "" if there is none.
+// ReplicaOf returns the address of the primary that the server is synchronized with, "" if there
+// is none.
 func (s *Server) ReplicaOf() string {
 	info, err := Info(s.Addr, "replication")
 	if err != nil || info["master_link_status"] != "up" {
@@ -120,7 +119,7 @@ func (s *Server) ReplicaOf() string {
 	return net.JoinHostPort(info["master_host"], info["master_port"])
 }
 
-// CutReplicas ends the replication from this server, until it is restarted.
+// CutReplicas stops the replication from this server until Restart.
 func (s *Server) CutReplicas() error {
 	for _, words := range [][]string{
 		{"ACL", "SETUSER", "default", "-psync", "-sync"},
@@ -133,7 +132,7 @@ func (s *Server) CutReplicas() error {
 	return nil
 }
 
-// Stop ends the server and removes its files.
+// Stop stops the server and removes its files.
 func (s *Server) Stop() {
 	s.end(syscall.SIGKILL)
 	_ = os.RemoveAll(s.dir)
@@ -145,8 +144,8 @@ func (s *Server) end(sig os.Signal) {
 	}
 }
 
-// signal sends the process a signal, after which it is up or not, and returns
-// how to wait for its end, nil if it was never started.
+// signal sends a signal, after which the process is up or not. It returns a channel that is
+// closed when the process exits, nil if it was never started.
 func (s *Server) signal(sig os.Signal, up bool) (exited <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,7 +159,7 @@ func (s *Server) signal(sig os.Signal, up bool) (exited <-chan struct{}) {
 
 func (s *Server) launch() error {
 	_, port, _ := net.SplitHostPort(s.Addr)
-	// A configuration file among the arguments comes first.
+	// A configuration file must be the first argument.
 	args := slices.Concat(s.args, []string{
 		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
@@ -184,7 +183,7 @@ func (s *Server) launch() error {
 	for time.Now().Before(deadline) {
 		select {
 		case <-exited:
-			return fmt.Errorf("%s ended at once:\n%s", s.Program, s.output.String())
+			return fmt.Errorf("%s exited at once:\n%s", s.Program, s.output.String())
 		case <-time.After(10 * time.Millisecond):
 		}
 		// Another server may have taken the port meanwhile.
@@ -196,9 +195,8 @@ func (s *Server) launch() error {
 	return fmt.Errorf("%s does not answer", s.Program)
 }
 
-// Command sends one command on a connection of its own and returns the first
-// line of the reply. It serves to set a server up and to look after it without
-// the client under test.
+// Command sends one command on a new connection and returns the first line of the reply. Tests
+// use it to configure and inspect a server without the client under test.
 func Command(addr string, words ...string) (reply string, err error) {
 	err = command(addr, words, func(r *bufio.Reader) error {
 		reply, err = readLine(r)
@@ -207,8 +205,8 @@ func Command(addr string, words ...string) (reply string, err error) {
 	return reply, err
 }
 
-// Query is Command for a reply that matters as a whole: it returns the strings
-// of an array, however nested, or the only one. A reply that is an error is one.
+// Query sends one command and returns all strings of the reply, which may be a nested array. An
+// error reply is returned as an error.
 func Query(addr string, words ...string) (reply []string, err error) {
 	err = command(addr, words, func(r *bufio.Reader) error { return readReply(r, &reply) })
 	return reply, err

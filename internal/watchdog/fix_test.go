@@ -11,7 +11,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-func TestAFixedLeaseEndsWithItsTime(t *testing.T) {
+func TestFixedLeaseExpires(t *testing.T) {
 	for name, c := range map[string]struct {
 		terms Terms
 		ttl   time.Duration
@@ -24,11 +24,11 @@ func TestAFixedLeaseEndsWithItsTime(t *testing.T) {
 		"with a MaxHold later":  {Terms{MaxHold: time.Hour}, timeout},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(t *testing.T, d *Dog, s *server) {
+			run(t, func(t *testing.T, wd *Watchdog, s *server) {
 				if c.terms.TTL == 0 {
 					c.terms.Renewer = s
 				}
-				h := watch(t, d, "a", c.terms)
+				h := watch(t, wd, "a", c.terms)
 				assert.Equal(t, c.terms.Renewer != nil, h.Renewed())
 				time.Sleep(timeout / 20)
 				sent := time.Now()
@@ -51,9 +51,9 @@ func TestAFixedLeaseEndsWithItsTime(t *testing.T) {
 	}
 }
 
-func TestAFixedLeaseCountsFromWhenItWasSent(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+func TestFixCountsFromRequest(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		sent := time.Now()
 		time.Sleep(time.Second)
 		h.Fix(sent, 3*time.Second)
@@ -64,10 +64,10 @@ func TestAFixedLeaseCountsFromWhenItWasSent(t *testing.T) {
 	})
 }
 
-// It was fixed for a time that is over when that is known.
-func TestALeaseThatIsFixedTooLateIsLost(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+// The fixed period ends before the reply arrives.
+func TestFixInThePastLosesLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		sent := time.Now()
 		time.Sleep(time.Second)
 		h.Fix(sent, time.Millisecond)
@@ -78,9 +78,9 @@ func TestALeaseThatIsFixedTooLateIsLost(t *testing.T) {
 	})
 }
 
-func TestMaxHoldEndsAFixedLease(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s, MaxHold: time.Minute})
+func TestMaxHoldEndsFixedLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s, MaxHold: time.Minute})
 		h.Fix(time.Now(), time.Hour)
 		assert.Equal(t, time.Minute, h.Remaining())
 		time.Sleep(time.Minute + tick)
@@ -89,9 +89,9 @@ func TestMaxHoldEndsAFixedLease(t *testing.T) {
 	})
 }
 
-func TestAFixedLeaseCanBeFixedAgainAndExtended(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+func TestFixAgainAndExtend(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		h.Fix(time.Now(), time.Second)
 		h.Fix(time.Now(), time.Minute)
 		assert.Equal(t, time.Minute, h.Remaining())
@@ -112,23 +112,23 @@ func TestAFixedLeaseCanBeFixedAgainAndExtended(t *testing.T) {
 	})
 }
 
-// A renewal that was under way when the lease was fixed changes nothing, however it
-// ends, unless it says that the lease is gone.
-func TestALeaseIsFixedDuringItsRenewal(t *testing.T) {
+// A renewal in flight when the lease is fixed has no effect, unless it finds the lease
+// gone.
+func TestFixDuringRenewal(t *testing.T) {
 	const latency = 500 * time.Millisecond
 	for name, c := range map[string]struct {
 		change func(*server)
 		gone   bool
 	}{
-		"that succeeds":   {func(*server) {}, false},
-		"that fails":      {func(s *server) { s.err = errors.New("boom") }, false},
-		"that finds none": {func(s *server) { s.gone["a"] = true }, true},
+		"that succeeds":      {func(*server) {}, false},
+		"that fails":         {func(s *server) { s.err = errors.New("boom") }, false},
+		"that finds it gone": {func(s *server) { s.gone["a"] = true }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			run(t, func(t *testing.T, d *Dog, s *server) {
+			run(t, func(t *testing.T, wd *Watchdog, s *server) {
 				s.set(func(s *server) { s.latency = latency })
 				s.set(c.change)
-				h := watch(t, d, "a", Terms{Renewer: s})
+				h := watch(t, wd, "a", Terms{Renewer: s})
 				for s.renewals() == 0 {
 					time.Sleep(tick)
 				}
@@ -154,22 +154,22 @@ func TestALeaseIsFixedDuringItsRenewal(t *testing.T) {
 	}
 }
 
-func TestNothingIsFixedThatIsOver(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		forgotten := watch(t, d, "a", Terms{Renewer: s})
+func TestFixAfterEnd(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		forgotten := watch(t, wd, "a", Terms{Renewer: s})
 		forgotten.Forget()
 		forgotten.Fix(time.Now(), time.Minute)
 		assert.Zero(t, forgotten.Remaining())
 
-		// The wheel has not come to it yet.
-		late := watch(t, d, "b", Terms{TTL: time.Minute + tick/5})
+		// The wheel has not noticed yet.
+		late := watch(t, wd, "b", Terms{TTL: time.Minute + tick/5})
 		time.Sleep(time.Minute + tick/2)
 		synctest.Wait()
 		assert.Zero(t, late.loss().times)
 		late.Fix(time.Now(), time.Minute)
 		assert.Equal(t, lock.ReasonExpired, late.loss().reason)
 		assert.Zero(t, late.Remaining())
-		assert.False(t, forgotten.timer.scheduled || late.timer.scheduled, "nothing waits for what is over")
+		assert.False(t, forgotten.timer.scheduled || late.timer.scheduled, "an ended lease has a timer")
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		assert.Zero(t, forgotten.loss().times)
@@ -177,11 +177,11 @@ func TestNothingIsFixedThatIsOver(t *testing.T) {
 	})
 }
 
-func TestAFixedLeaseIsLostWhenTheWatchdogIsClosed(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+func TestCloseEndsFixedLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		h.Fix(time.Now(), time.Hour)
-		d.Close()
+		wd.Close()
 		assert.Equal(t, lock.ReasonClosed, h.loss().reason)
 	})
 }

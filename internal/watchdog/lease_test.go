@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -21,18 +19,18 @@ const timeout = 30 * time.Second
 
 // server answers renewals.
 type server struct {
-	mu      sync.Mutex
-	batches [][]string
-	at      []time.Time
-	err     error
-	gone    map[string]bool
-	latency time.Duration
-	detours []bool                // of each wave
-	waves   []int                 // leases in each
-	hung    func(key string) bool // whose node does not answer
+	mu        sync.Mutex
+	batches   [][]string
+	at        []time.Time
+	err       error
+	gone      map[string]bool
+	latency   time.Duration
+	dedicated []bool                // of each wave
+	waves     []int                 // leases per wave
+	hung      func(key string) bool // reports whether the key's node hangs
 }
 
-func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, detour bool) []Renewed {
+func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, dedicated bool) []Renewed {
 	s.mu.Lock()
 	results := make([]Renewed, len(batches))
 	leases := 0
@@ -46,7 +44,7 @@ func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration,
 		leases += len(batch)
 		s.batches, s.at = append(s.batches, keys), append(s.at, time.Now())
 	}
-	s.detours, s.waves = append(s.detours, detour), append(s.waves, leases)
+	s.dedicated, s.waves = append(s.dedicated, dedicated), append(s.waves, leases)
 	latency := s.latency
 	if s.hung != nil {
 		for _, batch := range batches {
@@ -80,7 +78,7 @@ func (s *server) renewals() int {
 	return len(s.batches)
 }
 
-// holder remembers its loss.
+// holder records its loss.
 type holder struct {
 	Lease
 	mu       sync.Mutex
@@ -118,7 +116,7 @@ func (h *holder) loss() loss {
 	return h.l
 }
 
-func watch(t *testing.T, d *Dog, key string, terms Terms) *holder {
+func watch(t *testing.T, wd *Watchdog, key string, terms Terms) *holder {
 	t.Helper()
 	h := &holder{Lease: Lease{Key: key, Owner: "owner of " + key}}
 	if terms.Sent.IsZero() {
@@ -127,21 +125,21 @@ func watch(t *testing.T, d *Dog, key string, terms Terms) *holder {
 	if terms.TTL == 0 {
 		terms.TTL = timeout
 	}
-	require.True(t, d.Watch(&h.Lease, h, terms))
+	require.True(t, wd.Watch(&h.Lease, h, terms))
 	return h
 }
 
-func run(t *testing.T, test func(t *testing.T, d *Dog, s *server)) {
+func run(t *testing.T, test func(t *testing.T, wd *Watchdog, s *server)) {
 	synctest.Test(t, func(t *testing.T) {
-		d := NewDog(Config{})
-		defer d.Close()
-		test(t, d, &server{gone: map[string]bool{}})
+		wd := New(Config{})
+		defer wd.Close()
+		test(t, wd, &server{gone: map[string]bool{}})
 	})
 }
 
-func TestALeaseIsRenewedEveryThird(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+func TestLeaseIsRenewedEveryThird(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		begin := time.Now()
 		time.Sleep(10 * time.Minute)
 		synctest.Wait()
@@ -158,30 +156,9 @@ func TestALeaseIsRenewedEveryThird(t *testing.T) {
 	})
 }
 
-func TestLeasesAreRenewedInBatchesOfOneSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slot := func(key string) int { return int(key[0]) }
-		d := NewDog(Config{Slot: slot})
-		defer d.Close()
-		s := &server{}
-		for i := range 350 {
-			watch(t, d, fmt.Sprintf("%c%d", 'a'+i%2, i), Terms{Renewer: s})
-		}
-		time.Sleep(timeout/3 + time.Second)
-		synctest.Wait()
-		require.Len(t, s.batches, 4)
-		for _, b := range s.batches {
-			assert.LessOrEqual(t, len(b), batchSize)
-			for _, key := range b {
-				assert.Equal(t, slot(b[0]), slot(key))
-			}
-		}
-	})
-}
-
-func TestALeaseThatIsGoneIsLostAloneAndForGood(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		a, b := watch(t, d, "a", Terms{Renewer: s}), watch(t, d, "b", Terms{Renewer: s})
+func TestGoneLeaseIsLost(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		a, b := watch(t, wd, "a", Terms{Renewer: s}), watch(t, wd, "b", Terms{Renewer: s})
 		s.set(func(s *server) { s.gone["a"] = true })
 		time.Sleep(timeout / 2)
 		synctest.Wait()
@@ -198,11 +175,11 @@ func TestALeaseThatIsGoneIsLostAloneAndForGood(t *testing.T) {
 	})
 }
 
-func TestRenewalIsTriedAgainWithinTheLease(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
+func TestFailedRenewalIsRetried(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		boom := errors.New("boom")
 		s.set(func(s *server) { s.err = boom })
-		h := watch(t, d, "a", Terms{Renewer: s})
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		time.Sleep(timeout - time.Second)
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
@@ -218,46 +195,12 @@ func TestRenewalIsTriedAgainWithinTheLease(t *testing.T) {
 	})
 }
 
-func TestAfterAFailureEverySecondTryIsADetour(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		s.set(func(s *server) { s.err = errors.New("boom") })
-		h := watch(t, d, "a", Terms{Renewer: s})
-		for s.renewals() < 4 {
-			time.Sleep(tick)
-		}
-		s.set(func(s *server) { s.err = nil })
-		time.Sleep(timeout)
-		synctest.Wait()
-		assert.Zero(t, h.loss().times)
-		assert.Equal(t, []bool{false, true, false, true, false, false}, s.detours[:6])
-	})
-}
-
-func TestManyLeasesAreRenewedInWaves(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		s.set(func(s *server) { s.latency = time.Second })
-		const leases = 3 * maxWorkers * maxWaveLeases / 2
-		for i := range leases {
-			watch(t, d, strconv.Itoa(i), Terms{Renewer: s})
-		}
-		time.Sleep(timeout/3 + 2*time.Second + time.Millisecond) // two rounds of all workers
-		synctest.Wait()
-		renewed := 0
-		for _, n := range s.waves {
-			assert.LessOrEqual(t, n, maxWaveLeases)
-			renewed += n
-		}
-		assert.Equal(t, leases, renewed)
-		assert.Equal(t, leases/batchSize, len(s.batches))
-	})
-}
-
-func TestALeaseWithoutConfirmationEndsWhenItsLastRequestWasSentPlusItsLength(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
+func TestUnconfirmedLeaseExpires(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		boom := errors.New("boom")
 		s.set(func(s *server) { s.err = boom })
 		sent := time.Now().Add(-time.Second)
-		h := watch(t, d, "a", Terms{Sent: sent, Renewer: s})
+		h := watch(t, wd, "a", Terms{Sent: sent, Renewer: s})
 		assert.LessOrEqual(t, h.Remaining(), timeout-time.Second)
 		time.Sleep(timeout)
 		synctest.Wait()
@@ -269,10 +212,10 @@ func TestALeaseWithoutConfirmationEndsWhenItsLastRequestWasSentPlusItsLength(t *
 	})
 }
 
-func TestAServerThatDoesNotAnswerIsAskedAgain(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
+func TestRenewalTimeoutIsRetried(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		s.set(func(s *server) { s.latency = time.Hour })
-		h := watch(t, d, "a", Terms{Renewer: s})
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		time.Sleep(timeout - time.Second)
 		synctest.Wait()
 		assert.GreaterOrEqual(t, s.renewals(), 5)
@@ -284,10 +227,10 @@ func TestAServerThatDoesNotAnswerIsAskedAgain(t *testing.T) {
 	})
 }
 
-func TestARenewalThatTakesTimeCountsFromWhenItWasSent(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
+func TestRenewalCountsFromRequest(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		s.set(func(s *server) { s.latency = 1500 * time.Millisecond })
-		h := watch(t, d, "a", Terms{Renewer: s})
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		time.Sleep(timeout/3 + 1500*time.Millisecond + tick)
 		synctest.Wait()
 		assert.Equal(t, 1, s.renewals())
@@ -296,9 +239,9 @@ func TestARenewalThatTakesTimeCountsFromWhenItWasSent(t *testing.T) {
 	})
 }
 
-func TestAFixedLeaseIsNotRenewed(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{TTL: time.Minute})
+func TestLeaseWithoutRenewerExpires(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{TTL: time.Minute})
 		time.Sleep(time.Minute - tick)
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
@@ -309,24 +252,24 @@ func TestAFixedLeaseIsNotRenewed(t *testing.T) {
 	})
 }
 
-func TestNothingBringsBackALeaseThatIsOver(t *testing.T) {
-	for what, happens := range map[string]func(d *Dog, h *holder){
-		"somebody looks": func(_ *Dog, h *holder) { h.Check() },
-		"it is extended": func(_ *Dog, h *holder) { h.Extended(time.Now(), time.Minute) },
-		"it was renewed": func(d *Dog, h *holder) {
+func TestEndedLeaseStaysEnded(t *testing.T) {
+	for what, happens := range map[string]func(wd *Watchdog, h *holder){
+		"Check":    func(_ *Watchdog, h *holder) { h.Check() },
+		"Extended": func(_ *Watchdog, h *holder) { h.Extended(time.Now(), time.Minute) },
+		"a renewal": func(wd *Watchdog, h *holder) {
 			h.Lease.mu.Lock()
 			h.state = renewing
 			h.Lease.mu.Unlock()
-			d.settle(&h.Lease, time.Now(), time.Now(), nil, true)
+			wd.apply(&h.Lease, time.Now(), time.Now(), nil, true)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			run(t, func(t *testing.T, d *Dog, s *server) {
-				h := watch(t, d, "a", Terms{TTL: time.Minute + tick/5})
+			run(t, func(t *testing.T, wd *Watchdog, s *server) {
+				h := watch(t, wd, "a", Terms{TTL: time.Minute + tick/5})
 				time.Sleep(time.Minute + tick/2)
 				synctest.Wait()
-				require.Zero(t, h.loss().times, "the wheel has come to it")
-				happens(d, h)
+				require.Zero(t, h.loss().times, "the wheel was faster")
+				happens(wd, h)
 				assert.Equal(t, lock.ReasonExpired, h.loss().reason)
 				assert.Zero(t, h.Remaining())
 				time.Sleep(time.Second)
@@ -336,9 +279,9 @@ func TestNothingBringsBackALeaseThatIsOver(t *testing.T) {
 	}
 }
 
-func TestMaxHoldEndsALeaseThatIsRenewed(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s, MaxHold: time.Minute})
+func TestMaxHoldEndsRenewedLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s, MaxHold: time.Minute})
 		time.Sleep(time.Minute - time.Second)
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
@@ -353,16 +296,16 @@ func TestMaxHoldEndsALeaseThatIsRenewed(t *testing.T) {
 	})
 }
 
-func TestAForgottenLeaseIsNeitherRenewedNorLost(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		early := watch(t, d, "a", Terms{Renewer: s})
+func TestForgottenLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		early := watch(t, wd, "a", Terms{Renewer: s})
 		early.Forget()
 		s.set(func(s *server) { s.latency, s.gone["b"] = time.Second, true })
-		during := watch(t, d, "b", Terms{Renewer: s})
+		during := watch(t, wd, "b", Terms{Renewer: s})
 		time.Sleep(timeout/3 + 500*time.Millisecond)
 		synctest.Wait()
 		require.Equal(t, 1, s.renewals())
-		during.Forget() // while its renewal is under way
+		during.Forget() // during its renewal
 		during.Forget()
 		time.Sleep(time.Hour)
 		synctest.Wait()
@@ -373,13 +316,13 @@ func TestAForgottenLeaseIsNeitherRenewedNorLost(t *testing.T) {
 	})
 }
 
-func TestExtendedLeasesAreNotCutShortByTheirRenewal(t *testing.T) {
-	run(t, func(t *testing.T, d *Dog, s *server) {
-		h := watch(t, d, "a", Terms{Renewer: s})
+func TestRenewalDoesNotShortenExtendedLease(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		h := watch(t, wd, "a", Terms{Renewer: s})
 		h.Extended(time.Now(), 10*time.Minute)
 		time.Sleep(9 * time.Minute)
 		synctest.Wait()
-		assert.Positive(t, s.renewals()) // so that a loss is noticed
+		assert.Positive(t, s.renewals()) // detects a loss
 		assert.Greater(t, h.Remaining(), 55*time.Second)
 		h.Extended(time.Now(), time.Second)
 		assert.Greater(t, h.Remaining(), 55*time.Second)
@@ -390,99 +333,38 @@ func TestExtendedLeasesAreNotCutShortByTheirRenewal(t *testing.T) {
 	})
 }
 
-func TestCloseTellsEveryHolderOnce(t *testing.T) {
+func TestCloseNotifiesEveryHolderOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		d := NewDog(Config{})
+		wd := New(Config{})
 		s := &server{latency: time.Second}
 		var all []*holder
 		for i := range 50 {
-			all = append(all, watch(t, d, fmt.Sprint(i), Terms{Renewer: s}))
+			all = append(all, watch(t, wd, fmt.Sprint(i), Terms{Renewer: s}))
 		}
-		all = append(all, watch(t, d, "fixed", Terms{TTL: time.Hour}))
-		forgotten := watch(t, d, "forgotten", Terms{Renewer: s})
+		all = append(all, watch(t, wd, "fixed", Terms{TTL: time.Hour}))
+		forgotten := watch(t, wd, "forgotten", Terms{Renewer: s})
 		forgotten.Forget()
 		time.Sleep(timeout/3 + 100*time.Millisecond) // renewals are under way
-		d.Close()
-		d.Close()
+		wd.Close()
+		wd.Close()
 		for _, h := range all {
 			assert.Equal(t, 1, h.loss().times, h.Key)
 			assert.Equal(t, lock.ReasonClosed, h.loss().reason)
 		}
 		assert.Zero(t, forgotten.loss().times)
 		var late holder
-		assert.False(t, d.Watch(&late.Lease, &late, Terms{Sent: time.Now(), TTL: timeout}))
+		assert.False(t, wd.Watch(&late.Lease, &late, Terms{Sent: time.Now(), TTL: timeout}))
 	})
 }
 
-// One node of a cluster that does not answer costs only what lives there.
-func TestANodeThatHangsDoesNotStarveTheOthers(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		slot := func(key string) int { // each key has its own
-			node, n, _ := strings.Cut(key, " ")
-			i, _ := strconv.Atoi(n)
-			return 2*i + len(node)%2
-		}
-		d := NewDog(Config{Slot: slot})
-		defer d.Close()
-		s := &server{hung: func(key string) bool { return key[0] == 'h' }}
-		var healthy, hung []*holder
-		for i := range 5_000 {
-			for _, node := range []string{"fine", "hangs"} {
-				h := watch(t, d, fmt.Sprintf("%s %d", node, i), Terms{Renewer: s})
-				if node == "fine" {
-					healthy = append(healthy, h)
-				} else {
-					hung = append(hung, h)
-				}
-			}
-			if i%100 == 0 {
-				time.Sleep(50 * time.Millisecond)
-			}
-		}
-		time.Sleep(2 * time.Minute)
-		synctest.Wait()
-		for _, h := range healthy {
-			require.Zero(t, h.loss().times, h.Key)
-		}
-		for _, h := range hung {
-			require.Equal(t, lock.ReasonExpired, h.loss().reason)
-		}
-	})
-}
-
-func TestCloseTellsAHolderWhoseTimerIsFiring(t *testing.T) {
-	// The wheel has taken the timer off, and its goroutine is yet to call Expire
-	// when the watchdog is closed.
-	d := NewDog(Config{})
-	h := watch(t, d, "a", Terms{TTL: time.Hour})
-	d.wheel.Cancel(&h.timer)
-	d.wheel.Stop()
+func TestCloseNotifiesHolderWhoseTimerFires(t *testing.T) {
+	// The wheel has removed the timer, and its goroutine has not called Expire yet when
+	// the watchdog is closed.
+	wd := New(Config{})
+	h := watch(t, wd, "a", Terms{TTL: time.Hour})
+	wd.wheel.Cancel(&h.timer)
+	wd.wheel.Stop()
 	h.Expire(time.Now())
-	d.Close()
+	wd.Close()
 	assert.Equal(t, lock.ReasonClosed, h.loss().reason)
-}
-
-func TestOnRenewHearsOfSuccessAndFailure(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var left []time.Duration
-		var failed int
-		d := NewDog(Config{OnRenew: func(remaining time.Duration, err error) {
-			if err != nil {
-				failed++
-				return
-			}
-			left = append(left, remaining)
-		}})
-		defer d.Close()
-		s := &server{err: errors.New("boom")}
-		watch(t, d, "a", Terms{Renewer: s})
-		time.Sleep(timeout/3 + tick)
-		synctest.Wait()
-		s.set(func(s *server) { s.err = nil })
-		time.Sleep(time.Second)
-		synctest.Wait()
-		assert.Equal(t, 1, failed)
-		require.Len(t, left, 1)
-		assert.Less(t, left[0], timeout*2/3+time.Second)
-	})
 }

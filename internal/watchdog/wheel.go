@@ -1,7 +1,6 @@
-// Package watchdog keeps time for everything that expires: leases that must be
-// renewed, leases that end, and waiters that must look again. A hashed timer
-// wheel with one goroutine serves them all, so a hold or a waiter costs no
-// goroutine and no runtime timer.
+// Package watchdog renews and ends leases and runs timers. One goroutine with a hashed
+// timer wheel serves all of them, so a hold or a waiter needs neither a goroutine nor a
+// runtime timer.
 package watchdog
 
 import (
@@ -13,21 +12,22 @@ import (
 )
 
 const (
-	// tick is the wheel's resolution: a timer fires at most one tick late, and
-	// never early.
+	// tick is the wheel's resolution: a timer fires at most one tick late and never
+	// early.
 	tick = 5 * time.Millisecond
-	// slotCount is how many ticks one turn of the wheel has, about ten seconds.
+	// slotCount is the number of ticks in one revolution of the wheel, about ten
+	// seconds.
 	slotCount = 2048
 )
 
-// An Expirer is told when its timer is due. Expire runs on the goroutine of
-// the wheel and must not block.
+// Expirer is notified when its timer is due. Expire runs on the goroutine of the wheel
+// and must not block.
 type Expirer interface {
 	Expire(now time.Time)
 }
 
-// Timer is a place on the wheel, to be embedded in what it wakes. The zero
-// Timer is ready to be scheduled. A Timer belongs to one wheel at a time.
+// Timer is an entry of a wheel, to be embedded in its target. The zero Timer is ready
+// for use. A Timer belongs to one wheel at a time.
 type Timer struct {
 	next, prev *Timer
 	target     Expirer
@@ -36,38 +36,36 @@ type Timer struct {
 	scheduled  bool
 }
 
-// Wheel is a hashed timer wheel (Varghese and Lauck, "Hashed and Hierarchical
-// Timing Wheels", SOSP 1987, scheme 6): a timer hangs in the slot of its due
-// tick modulo the number of slots, and is passed over in earlier turns. Adding
-// and removing one is O(1).
+// Wheel is a hashed timer wheel (Varghese and Lauck, "Hashed and Hierarchical Timing
+// Wheels", SOSP 1987, scheme 6): the slot of a timer is its due tick modulo the number
+// of slots, and earlier revolutions skip it. Insertion and removal are O(1).
 type Wheel struct {
 	start time.Time
-	after func()        // called after the timers of a wake-up have fired; may be nil
-	rearm chan struct{} // tells run that its next wake-up has moved forward
+	after func()        // called after each wake-up that fired timers; may be nil
+	rearm chan struct{} // wakes run because its next wake-up has moved forward
 	stop  chan struct{}
 	done  chan struct{}
 
 	mu       sync.Mutex
-	slots    [slotCount]Timer // heads of rings
+	slots    [slotCount]Timer // list heads
 	occupied [slotCount / 64]uint64
-	passed   int64 // the last tick whose timers have fired
-	wakeAt   int64 // the tick run sleeps until
+	passed   int64 // last tick whose timers have fired
+	wakeAt   int64 // tick until which run sleeps
 	stopped  bool
 	expired  []Expirer // reused by advance
 }
 
-// instant is a time as what has passed since the wheel's start: there are several in every
-// lease, and a time.Time is three times as large.
+// instant is a time relative to the wheel's start. A lease stores several, and a
+// time.Time is three times as large.
 type instant time.Duration
 
 func (w *Wheel) instant(t time.Time) instant { return instant(t.Sub(w.start)) }
 
-// never is a tick that does not come.
+// never is a tick that is never reached.
 const never = int64(1) << 62
 
-// NewWheel returns a wheel that turns until Stop. After the timers that are due
-// together have fired it calls after, if that is not nil, which must not block
-// either.
+// NewWheel returns a wheel that runs until Stop. After each wake-up that fired timers
+// it calls after, unless that is nil. after must not block.
 func NewWheel(after func()) *Wheel {
 	w := &Wheel{
 		start:  time.Now(),
@@ -85,16 +83,14 @@ func NewWheel(after func()) *Wheel {
 	return w
 }
 
-// Schedule makes t fire at the given time, or at the next tick if that has
-// passed, and forgets any earlier schedule of t. On a stopped wheel it never
-// fires.
+// Schedule makes t fire at the given time, or at the next tick if that time has passed.
+// It replaces an earlier schedule of t. On a stopped wheel t never fires.
 func (w *Wheel) Schedule(t *Timer, at time.Time, target Expirer) {
 	w.scheduleAt(t, w.instant(at), target)
 }
 
 func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
-	// Far enough ahead the sum would overflow; a timer that is looked at once a
-	// century is as good as one that never fires.
+	// The bound prevents an overflow.
 	due := int64((min(time.Duration(at), lock.MaxLease) + tick - 1) / tick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -114,8 +110,8 @@ func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 	}
 }
 
-// Cancel takes t off the wheel. An Expire that has begun may still be running
-// when it returns: what it does must be harmless then.
+// Cancel removes t from the wheel. A concurrent Expire may still be running when it
+// returns, and must then be harmless.
 func (w *Wheel) Cancel(t *Timer) {
 	w.mu.Lock()
 	w.remove(t)
@@ -133,8 +129,8 @@ func (w *Wheel) remove(t *Timer) {
 	}
 }
 
-// Stop ends the wheel's goroutine and waits for it. No timer fires afterwards.
-// It must not be called from an Expire.
+// Stop ends the wheel's goroutine and waits for it. No timer fires afterwards. It must
+// not be called from an Expire.
 func (w *Wheel) Stop() {
 	w.mu.Lock()
 	if !w.stopped {
@@ -169,8 +165,8 @@ func (w *Wheel) run() {
 	}
 }
 
-// nextOccupied returns the next tick whose slot holds a timer, of this turn or
-// a later one, or never.
+// nextOccupied returns the next tick whose slot holds a timer, of this revolution or a
+// later one, or never.
 func (w *Wheel) nextOccupied() int64 {
 	from := (w.passed + 1) % slotCount
 	for i := range int64(len(w.occupied) + 1) {
@@ -187,11 +183,11 @@ func (w *Wheel) nextOccupied() int64 {
 	return never
 }
 
-// advance fires what is due at now.
+// advance fires the timers that are due at now.
 func (w *Wheel) advance(now time.Time) {
 	current := int64(now.Sub(w.start) / tick)
 	w.mu.Lock()
-	// After a pause longer than a turn every slot is looked at, once.
+	// After a pause longer than a revolution, every slot is visited once.
 	for at := max(w.passed+1, current-slotCount+1); at <= current; at++ {
 		slot := at % slotCount
 		if w.occupied[slot/64]&(1<<(slot%64)) == 0 {
@@ -220,7 +216,7 @@ func (w *Wheel) advance(now time.Time) {
 	w.expired = w.expired[:0]
 }
 
-// drain empties a stopped wheel and returns the targets that were on it.
+// drain empties a stopped wheel and returns the targets of its timers.
 func (w *Wheel) drain() []Expirer {
 	w.mu.Lock()
 	defer w.mu.Unlock()

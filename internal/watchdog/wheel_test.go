@@ -11,44 +11,44 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-type probe struct {
+type target struct {
 	Timer
 	mu    sync.Mutex
 	fired []time.Time
 }
 
-func (p *probe) Expire(now time.Time) {
+func (p *target) Expire(now time.Time) {
 	p.mu.Lock()
 	p.fired = append(p.fired, now)
 	p.mu.Unlock()
 }
 
-func (p *probe) count() int {
+func (p *target) count() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return len(p.fired)
 }
 
-func TestWheelFiresNeverEarlyAndAtMostOneTickLate(t *testing.T) {
+func TestWheelFiresAtMostOneTickLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWheel(nil)
 		defer w.Stop()
 		begin := time.Now()
-		const turn = slotCount * tick
-		probes := map[*probe]time.Duration{}
-		for _, d := range []time.Duration{0, 1, tick - 1, tick, tick + 1, time.Second, turn - tick, turn, turn + 1, 3*turn + 7*tick, time.Hour} {
-			p := &probe{}
-			probes[p] = d
+		const revolution = slotCount * tick
+		targets := map[*target]time.Duration{}
+		for _, d := range []time.Duration{0, 1, tick - 1, tick, tick + 1, time.Second, revolution - tick, revolution, revolution + 1, 3*revolution + 7*tick, time.Hour} {
+			p := &target{}
+			targets[p] = d
 			w.Schedule(&p.Timer, begin.Add(d), p)
 		}
 		for range 500 {
-			p, d := &probe{}, rand.N(2*time.Minute)
-			probes[p] = d
+			p, d := &target{}, rand.N(2*time.Minute)
+			targets[p] = d
 			w.Schedule(&p.Timer, begin.Add(d), p)
 		}
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
-		for p, d := range probes {
+		for p, d := range targets {
 			require.Len(t, p.fired, 1, "timer of %v", d)
 			late := p.fired[0].Sub(begin) - d
 			assert.GreaterOrEqual(t, late, time.Duration(0), "timer of %v", d)
@@ -57,11 +57,11 @@ func TestWheelFiresNeverEarlyAndAtMostOneTickLate(t *testing.T) {
 	})
 }
 
-func TestWheelForgetsCancelledAndMovedTimers(t *testing.T) {
+func TestWheelCancelsAndReschedules(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWheel(nil)
 		defer w.Stop()
-		var cancelled, moved probe
+		var cancelled, moved target
 		w.Schedule(&cancelled.Timer, time.Now().Add(time.Second), &cancelled)
 		w.Schedule(&moved.Timer, time.Now().Add(time.Second), &moved)
 		w.Schedule(&moved.Timer, time.Now().Add(time.Minute), &moved)
@@ -78,13 +78,13 @@ func TestWheelForgetsCancelledAndMovedTimers(t *testing.T) {
 	})
 }
 
-func TestWheelWakesForATimerBeforeTheOneItSleepsFor(t *testing.T) {
+func TestWheelWakesForEarlierTimer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWheel(nil)
 		defer w.Stop()
-		var later, sooner probe
+		var later, sooner target
 		w.Schedule(&later.Timer, time.Now().Add(9*time.Second), &later)
-		synctest.Wait() // the wheel now sleeps until then
+		synctest.Wait() // the wheel sleeps until then
 		w.Schedule(&sooner.Timer, time.Now().Add(time.Second), &sooner)
 		time.Sleep(time.Second + tick)
 		synctest.Wait()
@@ -93,22 +93,22 @@ func TestWheelWakesForATimerBeforeTheOneItSleepsFor(t *testing.T) {
 	})
 }
 
-func TestWheelCatchesUpAfterAPauseOfManyTurns(t *testing.T) {
-	// A stopped process: the goroutine sees none of the ticks in between. Only
-	// advance is driven here, as run would after the pause.
+func TestWheelCatchesUpAfterPause(t *testing.T) {
+	// After a pause of the process the goroutine has missed all ticks in between. The
+	// test calls advance as run would.
 	w := &Wheel{start: time.Now(), wakeAt: never, rearm: make(chan struct{}, 1)}
 	for i := range w.slots {
 		w.slots[i].next, w.slots[i].prev = &w.slots[i], &w.slots[i]
 	}
-	probes := make([]probe, 5000)
-	for i := range probes {
-		w.Schedule(&probes[i].Timer, w.start.Add(time.Duration(i)*10*time.Millisecond), &probes[i])
+	targets := make([]target, 5000)
+	for i := range targets {
+		w.Schedule(&targets[i].Timer, w.start.Add(time.Duration(i)*10*time.Millisecond), &targets[i])
 	}
-	var far probe
+	var far target
 	w.Schedule(&far.Timer, w.start.Add(time.Hour), &far)
 	w.advance(w.start.Add(time.Minute))
-	for i := range probes {
-		require.Equal(t, 1, probes[i].count(), "timer %d", i)
+	for i := range targets {
+		require.Equal(t, 1, targets[i].count(), "timer %d", i)
 	}
 	assert.Zero(t, far.count())
 }
@@ -116,7 +116,7 @@ func TestWheelCatchesUpAfterAPauseOfManyTurns(t *testing.T) {
 func TestStoppedWheelFiresNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := NewWheel(nil)
-		var before, after probe
+		var before, after target
 		w.Schedule(&before.Timer, time.Now().Add(time.Second), &before)
 		w.Stop()
 		w.Stop()

@@ -55,7 +55,7 @@ func TestNames(t *testing.T) {
 	assert.Equal(t, client+":42:write", WriteOwner(o))
 }
 
-func TestNamesShareTheSlotOfTheirObject(t *testing.T) {
+func TestNamesShareSlot(t *testing.T) {
 	o := owner(t)
 	for _, name := range []string{"orders", "{shop}orders", "a b", "x:y:z", "ключ", "a{b}c", "{a}{b}", "a}b{c}"} {
 		if CheckName(name) != nil {
@@ -108,8 +108,8 @@ func TestCheckName(t *testing.T) {
 }
 
 func TestSlot(t *testing.T) {
-	// The first is the check value of the cluster specification; the others were
-	// answered by CLUSTER KEYSLOT.
+	// The first is the check value of the cluster specification; the others are replies
+	// of CLUSTER KEYSLOT.
 	assert.Equal(t, 0x31C3, Slot("123456789"))
 	assert.Equal(t, Slot("user1000"), Slot("{user1000}.following"))
 	assert.Equal(t, 15495, Slot("{a}b"))

@@ -8,18 +8,18 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Outcome is what is known of a request after its error.
+// Outcome classifies a failed request.
 type Outcome int
 
-// What can be known.
+// Outcomes of a failed request.
 const (
-	Refused Outcome = iota // it had no effect, and will not have any if repeated
-	Passing                // it had no effect, but the reason may pass
-	Unknown                // it may have had its effect, or have it later
+	Refused Outcome = iota // no effect; repeating it would fail again
+	Passing                // no effect; the reason may be temporary
+	Unknown                // it may have run, or may still run
 )
 
-// OutcomeOf classifies the error of a script: a reply of the server says that
-// nothing was done, a dial that failed that nothing was sent.
+// OutcomeOf classifies the error of a script. After an error reply nothing was done;
+// after a failed dial nothing was sent.
 func OutcomeOf(err error) Outcome {
 	if reply, ok := rueidis.IsRedisErr(err); ok {
 		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
@@ -38,19 +38,17 @@ func OutcomeOf(err error) Outcome {
 	return Unknown
 }
 
-// IsWrongType reports whether err is the server's refusal of a key of another
-// type.
+// IsWrongType reports whether err is the server's error for a key of another type.
 func IsWrongType(err error) bool {
 	reply, ok := rueidis.IsRedisErr(err)
 	return ok && says(reply.Error(), "WRONGTYPE")
 }
 
-// says reports whether the text of a server's error, without the code ERR,
-// begins with reason. Servers before 7.0 put the error of a command in a script
-// behind where it happened.
+// says reports whether the text of a server's error, without the code ERR, begins with
+// reason. Servers before 7.0 prefix a command's error with its position in the script.
 func says(text, reason string) bool {
-	if where, what, ok := strings.Cut(text, "@user_script"); ok && strings.HasPrefix(where, "Error running script") {
-		return strings.Contains(what, ": "+reason) || strings.Contains(what, ": -"+reason)
+	if position, message, ok := strings.Cut(text, "@user_script"); ok && strings.HasPrefix(position, "Error running script") {
+		return strings.Contains(message, ": "+reason) || strings.Contains(message, ": -"+reason)
 	}
 	return strings.HasPrefix(text, reason)
 }

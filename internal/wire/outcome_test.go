@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestErrorsOfScriptsAreUnderstood(t *testing.T) {
+func TestScriptErrors(t *testing.T) {
 	for _, tt := range []struct {
 		text, reason string
 		want         bool
@@ -14,7 +14,7 @@ func TestErrorsOfScriptsAreUnderstood(t *testing.T) {
 		{"OOM command not allowed when used memory > 'maxmemory'.", "OOM", true},
 		{"max number of clients reached", "max number of clients", true},
 		{"something about OOM", "OOM", false},
-		// As Redis 6.2 words them.
+		// From Redis 6.2.
 		{"Error running script (call to f_00): @user_script:10: WRONGTYPE Operation against a key holding the wrong kind of value", "WRONGTYPE", true},
 		{"Error running script (call to f_00): @user_script:1: @user_script: 1: -OOM command not allowed when used memory > 'maxmemory'.", "OOM", true},
 		{"Error running script (call to f_00): @user_script:1: @user_script: 1: -READONLY You can't write against a read only replica.", "OOM", false},

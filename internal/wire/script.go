@@ -3,7 +3,7 @@ package wire
 import (
 	"context"
 	"crypto/fips140"
-	"crypto/sha1" // the server names scripts by their SHA-1
+	"crypto/sha1" // identifies scripts on the server
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -14,9 +14,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Script is a Lua script, sent by its SHA-1 and in full only where the server
-// does not have it, or where FIPS 140-3 mode forbids to compute that. It is
-// never resent if it may have run.
+// Script is a Lua script. It is sent by its SHA-1, and in full if the server does not
+// know it or FIPS 140-3 mode forbids SHA-1. A script that may have run is never resent.
 type Script struct {
 	source string
 	sha    string
@@ -25,36 +24,36 @@ type Script struct {
 // NewScript prepares a script. It sends nothing.
 func NewScript(source string) *Script {
 	s := &Script{source: source}
-	if !fips140.Enabled() { // there SHA-1 may be forbidden, also as a mere name
+	if !fips140.Enabled() { // otherwise SHA-1 may be forbidden
 		sum := sha1.Sum([]byte(source))
 		s.sha = hex.EncodeToString(sum[:])
 	}
 	return s
 }
 
-// Exec runs the script on the server that has keys, on a connection shared
-// with the client's other commands, and blocks for its reply. All keys are of
-// one slot.
+// Exec runs the script on the server that holds keys, on a shared connection, and
+// blocks for its reply. All keys share a slot.
 func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string) rueidis.RedisResult {
 	ctx = Shared(ctx)
 	n := int64(len(keys))
 	if s.sha != "" {
-		resp := unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+		resp := retryForeignCancel(ctx, func() rueidis.RedisResult {
 			return c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
 		})
 		if !isNoScript(resp) {
 			return resp
 		}
 	}
-	return unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+	return retryForeignCancel(ctx, func() rueidis.RedisResult {
 		return c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
 	})
 }
 
-// unlessCancelledElsewhere sends again what was not sent because another caller
-// has left: rueidis connects under the context of whoever needs the connection
-// first, and its end is the error of all who wait for it.
-func unlessCancelledElsewhere(ctx context.Context, send func() rueidis.RedisResult) rueidis.RedisResult {
+// retryForeignCancel sends again if the cancellation of another caller has failed the
+// request before it was sent: rueidis dials with the context of the first request that
+// needs a connection, and returns that context's error to all requests that wait for
+// it.
+func retryForeignCancel(ctx context.Context, send func() rueidis.RedisResult) rueidis.RedisResult {
 	const tries = 3
 	for range tries - 1 {
 		if resp := send(); ctx.Err() != nil || !errors.Is(resp.Error(), context.Canceled) {
@@ -64,22 +63,20 @@ func unlessCancelledElsewhere(ctx context.Context, send func() rueidis.RedisResu
 	return send()
 }
 
-// Read sends a command that only reads, to the primary, on a connection shared
-// with others, and blocks for its reply. rueidis does not know it for one: on a
-// borrowed client it would resend such commands until ctx ends, and might ask a
-// replica.
+// Read sends a read-only command to the primary on a shared connection and blocks for
+// its reply. It is built such that rueidis does not recognize it as read-only: a
+// borrowed client would resend it until ctx ends and might ask a replica.
 func Read(ctx context.Context, c rueidis.Client, command, key string, args ...string) rueidis.RedisResult {
 	ctx = Shared(ctx)
-	return unlessCancelledElsewhere(ctx, func() rueidis.RedisResult {
+	return retryForeignCancel(ctx, func() rueidis.RedisResult {
 		return c.Do(ctx, c.B().Arbitrary(command).Keys(key).Args(args...).Build())
 	})
 }
 
-// Shared returns ctx for a command on a connection that others use too. rueidis
-// takes the deadline of a context for one of the connection where nothing else
-// is under way, and closes it when it passes, with whatever others have sent
-// meanwhile. The context that is returned still ends then, but does not say
-// when.
+// Shared returns ctx for a command on a shared connection. rueidis applies the deadline
+// of a context to an idle connection and closes it when the deadline passes, with all
+// requests sent meanwhile. The returned context ends at the same time but reports no
+// deadline.
 func Shared(ctx context.Context) context.Context {
 	if _, ok := ctx.Deadline(); ok {
 		return noDeadline{ctx}
@@ -91,31 +88,30 @@ type noDeadline struct{ context.Context }
 
 func (noDeadline) Deadline() (time.Time, bool) { return time.Time{}, false }
 
-// Call is one execution of a script. Its keys are of one slot.
+// Call is one execution of a script. Its keys share a slot.
 type Call struct{ Keys, Args []string }
 
-// In how many stripes of slots ExecMany cuts what it sends to a cluster: on
-// connections of their own, of which a node may get as many, and on the one that
-// others use too.
+// The number of stripes into which ExecMany divides the slots of a cluster. Each stripe
+// may use a dedicated connection per node.
 const (
-	stripesApart    = 12
-	stripesTogether = 256
+	stripesDedicated = 12
+	stripesShared    = 256
 )
 
-// ExecMany runs the script for every call and blocks until each has a reply or
-// an error. With apart set they go over connections that no other command uses
-// meanwhile, taken from the pool that rueidis keeps for blocking commands: a
-// flood of commands cannot delay them. ctx should have a deadline.
-func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
-	if !apart {
+// ExecMany runs the script for every call and blocks until each has a reply or an
+// error. If dedicated is set, it uses connections without other traffic, from rueidis's
+// pool for blocking commands, so that a flood of commands cannot delay the calls. ctx
+// should have a deadline.
+func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, dedicated bool) []rueidis.RedisResult {
+	if !dedicated {
 		ctx = Shared(ctx)
 	}
 	if c.Mode() == rueidis.ClientModeCluster {
-		return s.execEach(ctx, c, calls, apart)
+		return s.execEach(ctx, c, calls, dedicated)
 	}
 	cmds := make(rueidis.Commands, len(calls))
 	for i, call := range calls {
-		cmds[i] = s.command(c, call, apart, s.sha == "")
+		cmds[i] = s.command(c, call, dedicated, s.sha == "")
 	}
 	replies := c.DoMulti(ctx, cmds...)
 	var missing []int
@@ -123,7 +119,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	for i, reply := range replies {
 		if isNoScript(reply) {
 			missing = append(missing, i)
-			cmds = append(cmds, s.command(c, calls[i], apart, true))
+			cmds = append(cmds, s.command(c, calls[i], dedicated, true))
 		}
 	}
 	if len(missing) > 0 {
@@ -134,15 +130,14 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, a
 	return replies
 }
 
-// execEach sends every call by itself. A slot that nobody serves fails
-// everything that rueidis is given together with it, and a pipeline of blocking
-// commands that ASK redirects makes it panic. The calls of a stripe of slots, which
-// is mostly of one node, are sent one after the other, those of others meanwhile:
-// a node that does not answer holds up its own.
-func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, apart bool) []rueidis.RedisResult {
-	stripes := stripesTogether
-	if apart {
-		stripes = stripesApart
+// execEach sends every call separately: in one pipeline, a slot without a server fails
+// all calls, and rueidis panics if ASK redirects a pipeline of blocking commands. Calls
+// of one stripe, which mostly belong to one node, are sent one after the other, and
+// stripes concurrently, so that a node that does not answer delays only its own.
+func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, dedicated bool) []rueidis.RedisResult {
+	stripes := stripesShared
+	if dedicated {
+		stripes = stripesDedicated
 	}
 	of := make(map[int][]int) // calls by stripe
 	for i, call := range calls {
@@ -154,9 +149,9 @@ func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, a
 	for _, stripe := range of {
 		done.Go(func() {
 			for _, i := range stripe {
-				replies[i] = c.Do(ctx, s.command(c, calls[i], apart, s.sha == ""))
+				replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, s.sha == ""))
 				if isNoScript(replies[i]) {
-					replies[i] = c.Do(ctx, s.command(c, calls[i], apart, true))
+					replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, true))
 				}
 			}
 		})
@@ -165,14 +160,14 @@ func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, a
 	return replies
 }
 
-// command runs the script by its name, or in full.
-func (s *Script) command(c rueidis.Client, call Call, apart, inFull bool) rueidis.Completed {
+// command returns the command that runs the script, by its SHA-1 or in full.
+func (s *Script) command(c rueidis.Client, call Call, dedicated, inFull bool) rueidis.Completed {
 	name, script := "EVALSHA", s.sha
 	if inFull {
 		name, script = "EVAL", s.source
 	}
 	cmd := c.B().Arbitrary(name, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
-	if apart {
+	if dedicated {
 		return cmd.Blocking()
 	}
 	return cmd.Build()
@@ -183,13 +178,13 @@ func isNoScript(resp rueidis.RedisResult) bool {
 	return ok && err.IsNoScript()
 }
 
-// Millis is a duration as scripts take it: whole milliseconds, rounded up so
-// that a lease on the server never ends before the one counted here.
+// Millis formats a duration for scripts: whole milliseconds, rounded up so that a lease
+// on the server does not end before the local one.
 func Millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
 }
 
-// Flag is a yes or no as scripts take it.
+// Flag formats a bool for scripts.
 func Flag(yes bool) string {
 	if yes {
 		return "1"
@@ -197,11 +192,11 @@ func Flag(yes bool) string {
 	return "0"
 }
 
-// Numbers reads a reply of n numbers.
+// Numbers parses a reply of n numbers.
 func Numbers(reply rueidis.RedisResult, n int) ([]int64, error) {
 	numbers, err := reply.AsIntSlice()
 	if err == nil && len(numbers) != n {
-		err = fmt.Errorf("redlatch: the server's answer has %d numbers, not %d", len(numbers), n)
+		err = fmt.Errorf("redlatch: the server's reply has %d numbers, not %d", len(numbers), n)
 	}
 	if err != nil {
 		return nil, err

@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// names are those of tokens in the names of operators.
+// names are the names of tokens in operator names.
 var names = map[token.Token]string{
 	token.LSS: "lt", token.LEQ: "le", token.GTR: "gt", token.GEQ: "ge", token.EQL: "eq", token.NEQ: "ne",
 	token.ADD: "add", token.SUB: "sub", token.MUL: "mul", token.QUO: "div", token.REM: "rem",
@@ -17,7 +17,7 @@ var names = map[token.Token]string{
 	token.BREAK: "break", token.CONTINUE: "continue",
 }
 
-// swaps are the tokens that take the place of others.
+// swaps are the replacements of tokens.
 var swaps = map[token.Token][]token.Token{
 	token.LSS: {token.LEQ, token.GEQ}, token.LEQ: {token.LSS, token.GTR},
 	token.GTR: {token.GEQ, token.LEQ}, token.GEQ: {token.GTR, token.LSS},
@@ -30,7 +30,7 @@ var swaps = map[token.Token][]token.Token{
 	token.BREAK: {token.CONTINUE}, token.CONTINUE: {token.BREAK},
 }
 
-// goFinder collects the mutants of a file in Go.
+// goFinder collects the mutants of a Go file.
 type goFinder struct {
 	file  string
 	src   []byte
@@ -39,7 +39,7 @@ type goFinder struct {
 	found []mutant
 }
 
-// goMutants returns the mutants of a file in Go. Some of them do not compile.
+// goMutants returns the mutants of a Go file. Some of them do not compile.
 func goMutants(file string, src []byte) ([]mutant, error) {
 	fset := token.NewFileSet()
 	tree, err := parser.ParseFile(fset, file, src, parser.SkipObjectResolution)
@@ -74,7 +74,7 @@ func (f *goFinder) walk(root ast.Node, results []ast.Expr) {
 	ast.Inspect(root, func(n ast.Node) bool {
 		switch n := n.(type) {
 		case *ast.FuncDecl:
-			// What an error says is only text.
+			// The text of an error is not mutated.
 			if n.Body != nil && !(n.Recv != nil && n.Name.Name == "Error") {
 				f.function(n.Type, n.Body)
 			}
@@ -83,12 +83,12 @@ func (f *goFinder) walk(root ast.Node, results []ast.Expr) {
 			f.function(n.Type, n.Body)
 			return false
 		case *ast.ExprStmt:
-			if call, is := n.X.(*ast.CallExpr); is && f.tells(call) {
+			if call, is := n.X.(*ast.CallExpr); is && f.isMessage(call) {
 				return false
 			}
 			f.remove(n)
 		case *ast.CallExpr:
-			if f.tells(n) {
+			if f.isMessage(n) {
 				return false
 			}
 			f.call(n)
@@ -161,7 +161,7 @@ func (f *goFinder) remove(s ast.Stmt) {
 	}
 }
 
-// condition replaces a condition by its negation, and by what is never and always true.
+// condition replaces a condition by its negation, by false and by true.
 func (f *goFinder) condition(cond ast.Expr, always bool) {
 	text := f.text(cond)
 	negated := false // by another operator
@@ -194,8 +194,8 @@ func (f *goFinder) call(c *ast.CallExpr) {
 
 var logger = regexp.MustCompile(`(?i)log(ger)?\.(Debug|Info|Warn|Error|Log)\w*$`)
 
-// tells reports whether a call makes text for people: of a log, an error or a panic.
-func (f *goFinder) tells(c *ast.CallExpr) bool {
+// isMessage reports whether a call creates text for people: for a log, an error or a panic.
+func (f *goFinder) isMessage(c *ast.CallExpr) bool {
 	name := f.text(c.Fun)
 	return name == "panic" || name == "fmt.Errorf" || name == "errors.New" || logger.MatchString(name)
 }
@@ -207,7 +207,7 @@ func (f *goFinder) fields(lit *ast.CompositeLit) {
 		if !is {
 			continue
 		}
-		// Its comma goes with it: the one behind it, or that before it.
+		// Its comma goes with it: the one after it, or the one before.
 		from, to := kv.Pos(), kv.End()
 		rest := string(f.src[f.at.Offset(to):f.at.Offset(lit.Rbrace)])
 		if strings.HasPrefix(strings.TrimLeft(rest, " \t"), ",") {
@@ -239,8 +239,8 @@ func (f *goFinder) function(of *ast.FuncType, body *ast.BlockStmt) {
 	f.walk(body, results)
 }
 
-// returns replaces what a statement returns by zero values, one at a time, and booleans
-// by their opposite.
+// returns replaces the results of a return statement by zero values, one at a time, and
+// booleans by their opposite.
 func (f *goFinder) returns(s *ast.ReturnStmt, results []ast.Expr) {
 	if len(s.Results) != len(results) {
 		return

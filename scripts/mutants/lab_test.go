@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-func TestTheFirstFailureCounts(t *testing.T) {
+func TestFirstFailure(t *testing.T) {
 	t.Parallel()
 	const ran = `{"Action":"run","Test":"TestA"}` + "\n" + `{"Action":"pass","Test":"TestA"}` + "\n"
 	for out, want := range map[string]struct {
@@ -23,7 +23,7 @@ func TestTheFirstFailureCounts(t *testing.T) {
 		ran:                       {"", false},
 		`{"Action":"skip"}`:       {"", true},
 		ran + `{"Action":"fail","Test":"TestB/b"}` + "\n" + `{"Action":"fail","Test":"TestB"}`: {"TestB/b", true},
-		ran + `{"Action":"fail"}`: {"the whole", true},
+		ran + `{"Action":"fail"}`: {"the package", true},
 		ran + `{"Action":"output","Output":"panic: test timed out after 1s\n"}`:                             {"timeout", true},
 		ran + `{"Action":"output","Test":"TestB","Output":"panic: nil map [recovered]\n"}`:                  {"TestB: panic: nil map [recovered]", true},
 		ran + `{"Action":"output","Output":"fatal error: all goroutines are asleep\n"}`:                     {"fatal error: all goroutines are asleep", true},
@@ -36,7 +36,7 @@ func TestTheFirstFailureCounts(t *testing.T) {
 	}
 }
 
-// repository makes a repository with these files, for the length of a test.
+// repository creates a repository with these files for the duration of a test.
 func repository(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -86,7 +86,7 @@ func TestAdd(t *testing.T) {
 `,
 }
 
-func TestTheTreeIsACopy(t *testing.T) {
+func TestTreeIsACopy(t *testing.T) {
 	t.Parallel()
 	from := repository(t, small)
 	tr, err := newTree(from, t.TempDir())
@@ -137,8 +137,8 @@ func TestMutantsAreTried(t *testing.T) {
 	assert.Contains(t, out, "lock                        2         1\nall                         2         1\n")
 	assert.Equal(t, 4, strings.Count(ledger, "\n"))
 
-	// Drawing goes on with the ledger: what is there is not tried again, and what does not
-	// compile does not count.
+	// Drawing continues with the ledger: recorded mutants are not tried again, and mutants
+	// that do not compile do not count.
 	out, ledger = tried(t, dir, "-n", "4", "-seed", "5", "-timeout", "2s")
 	assert.Equal(t, 4, strings.Count(out, " => ")-strings.Count(out, "\nline "))
 	again, same := tried(t, dir, "-n", "4")

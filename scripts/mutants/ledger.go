@@ -9,16 +9,16 @@ import (
 	"sync"
 )
 
-// A record is what became of a mutant, as a line of the ledger.
+// A record is the result of a mutant, as a line of the ledger.
 type record struct {
 	ID       string   `json:"id"`
 	Seed     uint64   `json:"seed,omitempty"`
 	Line     int      `json:"line"`
 	Diff     string   `json:"diff"`
 	Outcome  outcome  `json:"outcome"`
-	By       string   `json:"by,omitempty"` // which test noticed it
+	By       string   `json:"by,omitempty"` // the test that detected it
 	Seconds  float64  `json:"seconds"`
-	Packages []string `json:"packages,omitempty"` // whose tests did not notice it
+	Packages []string `json:"packages,omitempty"` // packages whose tests did not detect it
 }
 
 type outcome string
@@ -29,7 +29,7 @@ const (
 	redrawn  outcome = "does not compile"
 )
 
-// ledger is a file with a line of JSON for each mutant; without a name there is none.
+// ledger is a file with a line of JSON for each mutant. Without a name there is none.
 type ledger struct {
 	mu   sync.Mutex
 	file *os.File
@@ -60,7 +60,7 @@ func openLedger(name string) (*ledger, error) {
 	return l, lines.Err()
 }
 
-// has returns what became of a mutant before.
+// has returns the earlier result of a mutant.
 func (l *ledger) has(id string) (record, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

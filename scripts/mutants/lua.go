@@ -9,17 +9,17 @@ import (
 	"strings"
 )
 
-// luaToken is a token of Lua, none of a comment.
+// luaToken is a Lua token outside of comments.
 type luaToken struct {
 	text      string
 	from, to  int
 	line      int
-	openAt    int  // how many brackets are open before it
-	errorText bool // it is part of what an error says
+	openAt    int  // the number of open brackets before it
+	errorText bool // it is part of an error message
 }
 
 var luaTokens = regexp.MustCompile(`(?s)` + strings.Join([]string{
-	`--\[\[.*?\]\]`, `--[^\n]*`, `\n`, `[ \t\r]+`, // what is no token
+	`--\[\[.*?\]\]`, `--[^\n]*`, `\n`, `[ \t\r]+`, // not a token
 	`'(?:[^'\\\n]|\\.)*'`, `"(?:[^"\\\n]|\\.)*"`,
 	`0[xX][0-9a-fA-F]+|\d+(?:\.\d+)?(?:[eE][-+]?\d+)?`, `[A-Za-z_]\w*`,
 	`\.\.\.|\.\.|==|~=|<=|>=|.`,
@@ -55,7 +55,7 @@ func tokenize(src []byte) (tokens []luaToken) {
 	return tokens
 }
 
-// luaSwaps are what takes the place of other tokens, by the name of the operator.
+// luaSwaps are the replacements of tokens, by operator name.
 var luaSwaps = map[string]map[string]string{
 	"==": {"eq-ne": "~="}, "~=": {"ne-eq": "=="},
 	"<": {"lt-le": "<=", "lt-ge": ">="}, "<=": {"le-lt": "<", "le-gt": ">"},
@@ -66,7 +66,7 @@ var luaSwaps = map[string]map[string]string{
 	"min": {"max": "max"}, "max": {"min": "min"}, "floor": {"ceil": "ceil"}, "ceil": {"floor": "floor"},
 	"call": {"pcall": "pcall"}, "pcall": {"call": "call"},
 
-	// Commands and their options; a command that changes something becomes one that looks.
+	// Commands and their options. A writing command becomes a reading one.
 	"'DEL'": {"look": "'EXISTS'"}, "'HDEL'": {"look": "'HEXISTS'"}, "'ZREM'": {"look": "'ZSCORE'"},
 	"'LPUSH'": {"other-end": "'RPUSH'"}, "'RPUSH'": {"other-end": "'LPUSH'"},
 	"'LPOP'": {"other-end": "'RPOP'"}, "'RPOP'": {"other-end": "'LPOP'"},
@@ -130,7 +130,7 @@ func (f *luaFinder) token(i int, t luaToken) {
 	}
 }
 
-// condition replaces what stands between the i-th token and the next one that is until.
+// condition replaces the tokens between token i and the next one that is until.
 func (f *luaFinder) condition(i int, until string, always bool) {
 	end := slices.IndexFunc(f.tokens[i:], func(t luaToken) bool { return t.text == until })
 	if end < 2 {
@@ -145,20 +145,20 @@ func (f *luaFinder) condition(i int, until string, always bool) {
 	}
 }
 
-// returns replaces what the i-th token returns, if that is on its line, by nil.
+// returns replaces the value returned by token i by nil, if it is on the same line.
 func (f *luaFinder) returns(i int) {
 	t, end := f.tokens[i], i+1
 	for end < len(f.tokens) && f.tokens[end].line == t.line && f.tokens[end].text != "end" {
 		end++
 	}
-	whole := end == len(f.tokens) || f.tokens[end].openAt == t.openAt
-	if end > i+1 && whole && f.tokens[i+1].text != "nil" && f.tokens[i+1].text != "function" {
+	complete := end == len(f.tokens) || f.tokens[end].openAt == t.openAt
+	if end > i+1 && complete && f.tokens[i+1].text != "nil" && f.tokens[i+1].text != "function" {
 		f.add("nil", f.tokens[i+1].from, f.tokens[end-1].to, t.line, "nil")
 	}
 }
 
-// continues matches the first token of a line that goes on with the one before, and the
-// last of one that is not over.
+// continues matches the first token of a line that continues the one before, and the last
+// token of an incomplete line.
 var (
 	continues = regexp.MustCompile(`^(?:and|or|\.\.|==|~=|<=|>=|[-+*/<>=,.:)\]}])$`)
 	goesOn    = regexp.MustCompile(`^(?:and|or|not|\.\.|==|~=|<=|>=|[-+*/<>=,.:(\[{])$`)
@@ -171,15 +171,15 @@ func (f *luaFinder) lines() {
 		for end < len(f.tokens) && f.tokens[end].line == line {
 			end++
 		}
-		if f.whole(begin, end) {
+		if f.complete(begin, end) {
 			f.add("delete", f.tokens[begin].from, f.tokens[end-1].to, line, "")
 		}
 		begin = end
 	}
 }
 
-// whole reports whether the tokens of a line are statements as a whole.
-func (f *luaFinder) whole(begin, end int) bool {
+// complete reports whether the tokens of a line are complete statements.
+func (f *luaFinder) complete(begin, end int) bool {
 	of := f.tokens[begin:end]
 	if of[0].openAt > 0 || end < len(f.tokens) && (f.tokens[end].openAt > 0 || continues.MatchString(f.tokens[end].text)) {
 		return false

@@ -1,20 +1,20 @@
-// Command mutants tests the tests: it makes small changes in the production code, at
-// random and one at a time, and sees whether a test fails. A change that none notices is
-// either no change of what the code does, or a test is missing.
+// Command mutants tests the tests. It makes small random changes to the production code,
+// one at a time, and checks that a test fails. A change that no test detects either does not
+// change the behavior, or shows that a test is missing.
 //
 //	go run ./scripts/mutants                           100 mutants, of Go and Lua
 //	go run ./scripts/mutants -n 20 -in '^rlock/'       20 of one package
-//	go run ./scripts/mutants -o mutants.jsonl          goes on where it was interrupted
+//	go run ./scripts/mutants -o mutants.jsonl          continues an interrupted run
 //	go run ./scripts/mutants -run rlock/lock.go:812:lt-le
 //
-// Each line of code is as likely as any other. A mutant is tried in a copy of the working
-// tree. If it compiles, the tests of its own package run first, then those of
-// internal/contract and of the root, and for an internal package those of the kinds that
-// use it, in short and without the race detector. The first failure kills it, and so does
-// a hang: tests may take three times as long as without a mutant, and half a minute.
+// Each line of code is equally likely. A mutant is tried in a copy of the working tree. If
+// it compiles, the tests of its own package run first, then those of internal/contract and
+// of the root, and for an internal package those of the kinds that use it, with -short and
+// without the race detector. The first failure kills the mutant, and so does a hang: tests
+// may take three times as long as without a mutant, plus half a minute.
 //
-// For each mutant a line says where and what it is, and the first test that failed. At
-// the end come those that survived.
+// For each mutant a line shows its position, the change, and the first test that failed.
+// The surviving mutants are listed at the end.
 package main
 
 import (
@@ -63,20 +63,20 @@ func main() {
 func parse(args []string) (options, error) {
 	var o options
 	flags := flag.NewFlagSet("mutants", flag.ContinueOnError)
-	flags.IntVar(&o.n, "n", 100, "how many mutants to draw")
-	flags.Uint64Var(&o.seed, "seed", 0, "what decides which are drawn; 0: that of the last record of -o, or any")
-	ids := flags.String("run", "", "the ids of mutants to try, separated by commas, instead of drawing")
-	in := flags.String("in", "", "a regular expression: only files that match it are mutated")
-	flags.BoolVar(&o.list, "list", false, "print the mutants that would be tried, of which some may not compile")
-	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "the most that the tests of a package may take")
-	flags.IntVar(&o.workers, "j", 2, "how many mutants to try at a time")
+	flags.IntVar(&o.n, "n", 100, "number of mutants to draw")
+	flags.Uint64Var(&o.seed, "seed", 0, "seed of the draw; 0: that of the last record of -o, or a random one")
+	ids := flags.String("run", "", "ids of mutants to try instead of drawing, separated by commas")
+	in := flags.String("in", "", "mutate only files that match this regular expression")
+	flags.BoolVar(&o.list, "list", false, "print the mutants instead of trying them; some may not compile")
+	flags.DurationVar(&o.timeout, "timeout", 5*time.Minute, "time limit for the tests of a package")
+	flags.IntVar(&o.workers, "j", 2, "number of mutants to try at a time")
 	flags.IntVar(&o.parallel, "parallel", 8, "-parallel of go test")
-	flags.StringVar(&o.ledger, "o", "", "a file to which the results are appended, and whose mutants are not tried again")
+	flags.StringVar(&o.ledger, "o", "", "file to append results to; its mutants are not tried again")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
 	if flags.NArg() > 0 {
-		return o, fmt.Errorf("what is %q?", flags.Arg(0))
+		return o, fmt.Errorf("unexpected argument %q", flags.Arg(0))
 	}
 	if *ids != "" {
 		o.ids = strings.Split(*ids, ",")
@@ -140,8 +140,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return err
 }
 
-// choose returns the mutants that are to be tried, more than enough of them, and sets how
-// many and the seed.
+// choose returns the mutants to be tried, more than enough of them, and sets their number and
+// the seed.
 func choose(all []mutant, o *options, seed uint64) ([]mutant, error) {
 	if o.ids != nil {
 		byID := map[string]mutant{}
@@ -152,7 +152,7 @@ func choose(all []mutant, o *options, seed uint64) ([]mutant, error) {
 		for _, id := range o.ids {
 			m, ok := byID[id]
 			if !ok {
-				return nil, fmt.Errorf("there is no mutant %s: has the file changed?", id)
+				return nil, fmt.Errorf("unknown mutant %s: has the file changed?", id)
 			}
 			chosen = append(chosen, m)
 		}
@@ -175,8 +175,8 @@ type lab struct {
 
 	mu    sync.Mutex
 	out   io.Writer
-	drawn []mutant // that are to be tried
-	left  int      // how many of them
+	drawn []mutant // to be tried
+	left  int      // the number to try
 	tried []record
 
 	baseline sync.Mutex
@@ -210,8 +210,8 @@ func (l *lab) work(ctx context.Context, trees []*tree) error {
 	return err
 }
 
-// next draws a mutant. It counts unless back takes it back: so always the first of the
-// order are tried.
+// next draws a mutant. The mutant counts unless back returns it, so the first mutants of the
+// order are always tried.
 func (l *lab) next() (mutant, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -229,7 +229,7 @@ func (l *lab) back() {
 	l.left++
 }
 
-// one tries a mutant, unless that has been done before, and says what came of it.
+// one tries a mutant, unless the ledger has it, and reports the result.
 func (l *lab) one(ctx context.Context, t *tree, m mutant) error {
 	r, known := l.results.has(m.id())
 	if known && l.ids == nil {
@@ -259,7 +259,7 @@ func (l *lab) one(ctx context.Context, t *tree, m mutant) error {
 	return nil
 }
 
-// try writes down what becomes of a mutant.
+// try records the result of a mutant.
 func (l *lab) try(ctx context.Context, t *tree, m mutant, src []byte, r *record) error {
 	text := m.apply(src)
 	compiles := false
@@ -297,8 +297,8 @@ func (l *lab) try(ctx context.Context, t *tree, m mutant, src []byte, r *record)
 	return nil
 }
 
-// limit returns how long the tests of a package may take. They have to pass without a
-// mutant first, at the second time at the latest.
+// limit returns the time limit for the tests of a package. They have to pass without a mutant
+// first, in one of two attempts.
 func (l *lab) limit(ctx context.Context, t *tree, pkg string) (time.Duration, error) {
 	l.baseline.Lock()
 	defer l.baseline.Unlock()
@@ -306,7 +306,7 @@ func (l *lab) limit(ctx context.Context, t *tree, pkg string) (time.Duration, er
 	if !known {
 		f, err := t.test(ctx, pkg, l.parallel, l.timeout)
 		if err == nil && f.failed {
-			l.print("without a mutant, %s fails: once more\n", f.by)
+			l.print("without a mutant, %s fails: retrying\n", f.by)
 			f, err = t.test(ctx, pkg, l.parallel, l.timeout)
 		}
 		if err != nil {
@@ -322,7 +322,8 @@ func (l *lab) limit(ctx context.Context, t *tree, pkg string) (time.Duration, er
 	return min(3*took+30*time.Second, l.timeout), nil
 }
 
-// uses returns what the tests of a package use; nothing if that cannot be found out.
+// uses returns the packages that the tests of a package use, or nothing if that cannot be
+// determined.
 func (l *lab) uses(ctx context.Context, t *tree, pkg string) map[string]bool {
 	l.baseline.Lock()
 	defer l.baseline.Unlock()
@@ -356,7 +357,7 @@ func (l *lab) report(m mutant, r record, more string) {
 	fmt.Fprintf(l.out, "%3d  %s:%d  %s\n     %s\n     %s after %.1f s%s\n", len(l.tried), m.file, m.line, r.ID, r.Diff, what, r.Seconds, more)
 }
 
-// summary counts by package, and lists who survived.
+// summary prints the counts of each package and the mutants that survived.
 func (l *lab) summary() {
 	type count struct{ killed, survived int }
 	counts := map[string]*count{}
@@ -364,7 +365,7 @@ func (l *lab) summary() {
 	var alive []record
 	for _, r := range l.tried {
 		file, _, _ := strings.Cut(r.ID, ":")
-		dir := filepath.Dir(file)
+		dir := mutant{file: file}.dir()
 		if counts[dir] == nil {
 			counts[dir] = &count{}
 		}

@@ -13,28 +13,27 @@ import (
 	"strings"
 )
 
-// A mutant is one small change of the production code: other text in the place of some.
+// A mutant is one small change of the production code: a replaced text.
 type mutant struct {
 	file        string // relative to the root, with slashes
 	offset, end int    // of the text that is replaced
 	operator    string
-	text        string // what replaces it
+	text        string // the replacement
 	line        int    // from 1
 }
 
-// id names a mutant for as long as its file does not change before it.
+// id names a mutant. It is stable while the file does not change before it.
 func (m mutant) id() string { return fmt.Sprintf("%s:%d:%s", m.file, m.offset, m.operator) }
 
-// dir is the package that owns the file.
-func (m mutant) dir() string { return path.Dir(m.file) }
+// dir is the package of the file.
+func (m mutant) dir() string { return strings.TrimSuffix(path.Dir(m.file), "/lua") }
 
 // apply returns the source with the change.
 func (m mutant) apply(src []byte) []byte {
 	return slices.Concat(src[:m.offset], []byte(m.text), src[m.end:])
 }
 
-// diff shows the change in one line: of the lines that it touches, the first before and
-// after.
+// diff shows the change in one line: the first of the changed lines, before and after.
 func (m mutant) diff(src []byte) string {
 	begin := bytes.LastIndexByte(src[:m.offset], '\n') + 1
 	firstLine := func(s []byte) string {
@@ -67,7 +66,11 @@ func find(root string) (all []mutant, err error) {
 		if err != nil {
 			return nil, err
 		}
-		for _, file := range files {
+		scripts, err := fs.Glob(os.DirFS(root), path.Join(dir, "lua", "*"))
+		if err != nil {
+			return nil, err
+		}
+		for _, file := range slices.Concat(files, scripts) {
 			of := mutantsOf(file)
 			if of == nil {
 				continue
@@ -89,8 +92,8 @@ func find(root string) (all []mutant, err error) {
 	return all, nil
 }
 
-// mutantsOf returns what finds the mutants of a file, nil for a file that is not
-// production code.
+// mutantsOf returns the function that finds the mutants of a file, or nil for a file that is
+// not production code.
 func mutantsOf(file string) func(file string, src []byte) ([]mutant, error) {
 	switch {
 	case strings.HasSuffix(file, "_test.go"), path.Base(file) == "doc.go":
@@ -103,8 +106,8 @@ func mutantsOf(file string) func(file string, src []byte) ([]mutant, error) {
 	return nil
 }
 
-// order returns the mutants as they are drawn: a line with code is as likely as any
-// other, and so is each mutant of a line. None is drawn twice.
+// order returns the mutants in the order of the draw. Each line with code is equally likely,
+// and so is each mutant of a line. No mutant is drawn twice.
 func order(all []mutant, seed uint64) []mutant {
 	type line struct {
 		file string

@@ -15,10 +15,10 @@ import (
 // tree is a private copy of the working tree, in which one mutant at a time is tried.
 type tree struct {
 	root string
-	tmp  string // what tests leave behind
+	tmp  string // files left by tests
 }
 
-// newTree copies the working tree at root: what git has, and what it does not ignore.
+// newTree copies the working tree at root: the files that git tracks or does not ignore.
 func newTree(root, dir string) (*tree, error) {
 	t := &tree{root: filepath.Join(dir, "tree"), tmp: filepath.Join(dir, "tmp")}
 	if err := os.MkdirAll(t.tmp, 0o755); err != nil {
@@ -50,7 +50,7 @@ func newTree(root, dir string) (*tree, error) {
 	return t, nil
 }
 
-// with runs fn while a file of the tree has other text.
+// with runs fn while a file of the tree has another text.
 func (t *tree) with(file string, text []byte, fn func() error) error {
 	path := filepath.Join(t.root, file)
 	was, err := os.ReadFile(path)
@@ -63,11 +63,11 @@ func (t *tree) with(file string, text []byte, fn func() error) error {
 	return errors.Join(fn(), os.WriteFile(path, was, 0o644))
 }
 
-// undefined is a finding of luacheck: a name that nobody has given a value.
+// undefined matches a finding of luacheck about an undefined name.
 var undefined = regexp.MustCompile(`\(W11[23]\)`)
 
-// compiles reports whether a mutant that the tree has compiles. In Lua it must not use
-// names that do not exist any more.
+// compiles reports whether the tree's mutant compiles. A Lua mutant must not use undefined
+// names.
 func (t *tree) compiles(ctx context.Context, m mutant) (bool, error) {
 	cmd := exec.CommandContext(ctx, "go", "build", "./"+m.dir())
 	lua := strings.HasSuffix(m.file, ".lua")
@@ -87,7 +87,7 @@ func (t *tree) compiles(ctx context.Context, m mutant) (bool, error) {
 		return cmd.ProcessState.ExitCode() < 2 && !undefined.Match(out), nil
 	}
 	if exit != nil && !bytes.Contains(exit.Stderr, []byte(filepath.Base(m.file))) {
-		return false, fmt.Errorf("%s: go build: %s", m.id(), exit.Stderr) // it is not the mutant's fault
+		return false, fmt.Errorf("%s: go build: %s", m.id(), exit.Stderr) // not the mutant's fault
 	}
 	return exit == nil, nil
 }

@@ -18,21 +18,21 @@ import (
 
 const module = "github.com/redlatch/redlatch"
 
-// everywhere are the packages whose tests are about all kinds, and about the client.
+// everywhere are the packages whose tests cover all kinds and the client.
 var everywhere = []string{"internal/contract", "."}
 
-// kindly are those of the kinds: they show what the internal packages do for them.
-var kindly = []string{"rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock", "pubsub"}
+// kindPackages are the packages of the kinds: they show the effects of internal packages.
+var kindPackages = []string{"rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock", "pubsub"}
 
-// candidates returns the packages whose tests are to notice a mutant of dir, the closest
-// first. depends reports whether the tests of a package use dir; hasTests whether there are any.
+// candidates returns the packages whose tests may detect a mutant of dir, the closest first.
+// depends reports whether the tests of a package use dir; hasTests whether it has any.
 func candidates(dir string, lua bool, depends func(pkg, dir string) bool, hasTests func(pkg string) bool) (pkgs []string) {
 	all := append([]string{dir}, everywhere...)
 	if lua && dir != "." && !strings.HasPrefix(dir, "internal/") {
 		all = []string{dir, everywhere[0]}
 	}
 	if strings.HasPrefix(dir, "internal/") {
-		all = append(all, kindly...)
+		all = append(all, kindPackages...)
 	}
 	for _, pkg := range all {
 		if !slices.Contains(pkgs, pkg) && hasTests(pkg) && (pkg == dir || depends(pkg, dir)) {
@@ -52,7 +52,7 @@ func (t *tree) uses(ctx context.Context, pkg string) (map[string]bool, error) {
 	}
 	used := map[string]bool{}
 	for line := range strings.Lines(string(out)) {
-		name, _, _ := strings.Cut(strings.TrimSpace(line), " ") // behind it: which test it is built for
+		name, _, _ := strings.Cut(strings.TrimSpace(line), " ") // after it: the test for which it is built
 		if name == module {
 			used["."] = true
 		} else if dir, ours := strings.CutPrefix(name, module+"/"); ours {
@@ -62,24 +62,24 @@ func (t *tree) uses(ctx context.Context, pkg string) (map[string]bool, error) {
 	return used, nil
 }
 
-// A finding is what the tests of a package said.
+// A finding is the result of the tests of a package.
 type finding struct {
 	failed bool
-	by     string // the first test that failed, or what happened
+	by     string // the first test that failed, or another description
 	took   time.Duration
 }
 
-// test runs the tests of a package until one fails, or for the given time, which a
-// failure, too.
+// test runs the tests of a package until one fails, or until the time limit, which is a
+// failure too.
 func (t *tree) test(ctx context.Context, pkg string, parallel int, limit time.Duration) (finding, error) {
 	began := time.Now()
-	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute) // in which it has to be compiled
+	ctx, cancel := context.WithTimeout(ctx, limit+time.Minute) // includes compilation
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", "test", "-json", "-short", "-failfast", "-count=1", "-vet=off",
 		fmt.Sprint("-parallel=", parallel), fmt.Sprint("-timeout=", limit), "./"+pkg)
 	cmd.Dir = t.root
 	cmd.Env = append(os.Environ(), "TMPDIR="+t.tmp)
-	// Servers and processes of tests go with them.
+	// Servers and processes of tests are killed as well.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	killAll := func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	cmd.Cancel = killAll
@@ -114,8 +114,9 @@ func (t *tree) test(ctx context.Context, pkg string, parallel int, limit time.Du
 	return finding{took: took}, nil
 }
 
-// firstFailure reads what "go test -json" writes up to the first failure, of which it
-// returns the test, or what happened; or to the end, and reports whether that came.
+// firstFailure reads the output of "go test -json" up to the first failure and returns the
+// failed test or a description. ended reports whether the output was complete or a failure was
+// found.
 func firstFailure(out io.Reader) (by string, ended bool) {
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
@@ -139,7 +140,7 @@ func firstFailure(out io.Reader) (by string, ended bool) {
 		case event.Action == "fail" && event.Test != "":
 			return event.Test, true
 		case event.Action == "fail":
-			return "the whole", true // such as goroutines that are left
+			return "the package", true // such as leaked goroutines
 		case event.Action == "pass" && event.Test == "", event.Action == "skip" && event.Test == "":
 			return "", true
 		}

@@ -1,13 +1,13 @@
--- What a Java client does to a semaphore, in our words.
--- KEYS[1]   permits
--- KEYS[2]   permits that are taken
--- ARGV[1]   what
+-- The operations of a Java client on a semaphore.
+-- KEYS[1]   number of free permits
+-- KEYS[2]   acquired permits
+-- ARGV[1]   operation
 -- ARGV[2]   channel
--- ARGV[3]   how many permits, or the time by the client's clock, in ms
+-- ARGV[3]   number of permits, or the time by the client's clock in ms
 -- ARGV[4..] see below
--- Reply: 1 if it is done, else 0; or a number of permits.
+-- Reply: 1 if the operation succeeded, else 0; or a number of permits.
 local key, taken = unpack(KEYS)
-local what, channel, n, more = unpack(ARGV)
+local operation, channel, n, more = unpack(ARGV)
 local java = {}
 
 function java.acquire()
@@ -33,7 +33,7 @@ function java.drain()
 	return tonumber(free)
 end
 
--- more is delta if the permits expire, else total.
+-- more is the payload: delta for expirable permits, else total.
 function java.add()
 	local total = (redis.call('GET', key) or 0) + n
 	redis.call('SET', key, total)
@@ -45,9 +45,9 @@ function java.add()
 	return 1
 end
 
--- Takes back at most so many permits that have expired.
-local function sweep(most)
-	local expired = redis.call('ZRANGEBYSCORE', taken, 0, n, 'LIMIT', 0, most)
+-- Frees at most max expired permits.
+local function sweep(max)
+	local expired = redis.call('ZRANGEBYSCORE', taken, 0, n, 'LIMIT', 0, max)
 	if #expired > 0 then
 		redis.call('ZREM', taken, unpack(expired))
 		local free = redis.call('INCRBY', key, #expired)
@@ -57,7 +57,7 @@ local function sweep(most)
 	end
 end
 
--- more is when the permits expire; behind it they follow.
+-- more is the expiry of the permits, and the ids follow.
 function java.permit_acquire()
 	sweep(#ARGV - 4)
 	local free = redis.call('GET', key)
@@ -91,4 +91,4 @@ function java.permit_sweep()
 	return tonumber(redis.call('GET', key) or 0)
 end
 
-return java[what]()
+return java[operation]()

@@ -1,4 +1,4 @@
-// Package demo gives the examples a server and a client.
+// Package demo provides a server and a client for the examples.
 package demo
 
 import (
@@ -10,8 +10,8 @@ import (
 	"github.com/redlatch/redlatch/redlatchtest"
 )
 
-// Server returns the URL of the server at REDIS_URL, or of one that it starts,
-// and what ends it.
+// Server returns the URL of the server at REDIS_URL, or of a server that it starts, and a
+// function that stops it.
 func Server() (url string, stop func(), err error) {
 	if url := os.Getenv("REDIS_URL"); url != "" {
 		return url, func() {}, nil
@@ -23,8 +23,8 @@ func Server() (url string, stop func(), err error) {
 	return server.URL(), server.Close, nil
 }
 
-// Client returns a client on that server, and what ends both. It ends the
-// program if there is no server to be had.
+// Client returns a client of that server and a function that stops both. It ends the program
+// if no server can be started.
 func Client(ctx context.Context) (*redlatch.Client, func()) {
 	url, stop, err := Server()
 	if err != nil {

@@ -22,7 +22,7 @@ import org.redisson.api.RedissonClient;
 
 /**
  * Many threads of one process that contend with each other and with those of other processes. What they do is told in
- * the test (stress_test.go), whose contenders do the same.
+ * the test (contender_test.go), whose contenders do the same.
  *
  * <p>Every second one uses the asynchronous methods, under the id of its thread.
  */

@@ -1,0 +1,345 @@
+package redlatch_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"fmt"
+	"math/big"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+// rueidis resends read-only commands until the context ends.
+func TestBorrowedConnectionWithRetries(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		c, err := redlatch.Wrap(t.Context(), conn)
+		require.NoError(t, err)
+		defer c.Close()
+		checkLock(t, c, "orders")
+		s.Kill()
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			ctx := context.Background()
+			for _, err := range []error{
+				c.Ping(ctx),
+				second(c.Lock("orders").IsLocked(ctx)),
+				second(c.Lock("orders").TTL(ctx)),
+				second(c.Lock("orders").HoldCount(ctx, c.NewOwner())),
+				second(c.Lock("orders").ForceUnlock(ctx)),
+				second(c.Lock("orders").TryLock(ctx)),
+			} {
+				assert.Error(t, err)
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(20 * time.Second):
+			require.Fail(t, "a call hangs")
+		}
+	})
+}
+
+// Replacing connections all the time loses nothing.
+func TestShortLivedConnections(t *testing.T) {
+	const lifetime, timeout = 150 * time.Millisecond, 2 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		connections := func() int {
+			stats, err := testserver.Info(s.Addr, "stats")
+			require.NoError(t, err)
+			n, err := strconv.Atoi(stats["total_connections_received"])
+			require.NoError(t, err)
+			return n
+		}
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ConnLifetime: lifetime},
+			redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		defer c.Close()
+		h, err := c.Lock("held").Lock(t.Context())
+		require.NoError(t, err)
+		checkLock(t, c, "orders") // opens every kind of connection
+		before := connections()
+		begin := time.Now()
+		for replaced, checks := 0, 1; replaced < 5 || !renewed(h, begin.Add(2*timeout)); checks++ {
+			checkLock(t, c, "orders")
+			replaced = connections() - before - checks // each check is a connection
+			require.Less(t, time.Since(begin), patience, "connections are not replaced")
+		}
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Renewals do not queue behind other commands, whose connection is stuck for longer
+// than the lease.
+func TestRenewalsBypassOtherCommands(t *testing.T) {
+	const timeout = 2 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := harness.NewGate(t, s)
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+			// The test sends the only PING, and the connection has no timeout.
+			InitAddress: []string{g.Addr}, ConnWriteTimeout: time.Minute, Dialer: net.Dialer{KeepAlive: -1},
+		}, redlatch.WithWatchdogTimeout(timeout))
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+		t.Cleanup(func() { _ = g.Open() })
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		reached := g.Arm(harness.KeepReply, "PING", 1)
+		answered := make(chan error, 1)
+		go func() { answered <- c.Ping(context.Background()) }()
+		<-reached
+		stuck := time.Now()
+		harness.Eventually(t, 3*timeout, "repeated renewals", func() bool {
+			return time.Now().Add(h.Remaining()).After(stuck.Add(timeout*5/2)) || h.Context().Err() != nil
+		})
+		require.NoError(t, context.Cause(h.Context()))
+		require.Empty(t, answered)
+		require.NoError(t, g.Open())
+		require.NoError(t, <-answered)
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestServerStopped(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s)
+		checkLock(t, c, "orders")
+		s.Kill()
+		_, err := c.Lock("orders").Lock(t.Context(), lock.Wait(5*time.Second), lock.Lease(10*time.Second))
+		require.Error(t, err)
+		require.NotErrorIs(t, err, lock.ErrNotAcquired)
+		_, err = c.Lock("orders").TryLock(t.Context())
+		require.Error(t, err)
+		require.NotErrorIs(t, err, lock.ErrNotAcquired)
+		require.NoError(t, s.Restart())
+		harness.Eventually(t, 10*time.Second, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
+		checkLock(t, c, "orders")
+	})
+}
+
+// A restarted server is empty: earlier holds are lost, and the watchdog renews later
+// ones.
+func TestWatchdogAfterRestart(t *testing.T) {
+	const timeout = time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		l := c.Lock("orders")
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		s.Kill()
+		require.NoError(t, s.Restart())
+		select {
+		case <-h.Context().Done():
+		case <-time.After(timeout + slack):
+			require.Fail(t, "the hold has not ended")
+		}
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+		harness.Eventually(t, 10*time.Second, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
+		for range 2 {
+			h, err = l.Lock(t.Context())
+			require.NoError(t, err)
+			requireRenewed(t, timeout, h)
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+	})
+}
+
+// A server at its client limit sends an error before the first command. A call whose
+// context has ended by then closes the new connection unused.
+func TestServerSendsErrorFirst(t *testing.T) {
+	full, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer full.Close()
+	go func() {
+		for {
+			conn, err := full.Accept()
+			if err != nil {
+				return
+			}
+			_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+			conn.Close()
+		}
+	}()
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var leave atomic.Pointer[context.CancelFunc] // cancels the current call while the server is full
+		var dials atomic.Int32
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+			InitAddress: []string{s.Addr},
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if leave := leave.Load(); leave != nil {
+					defer (*leave)()
+					dials.Add(1)
+					addr = full.Addr().String()
+				}
+				return d.DialContext(ctx, "tcp", addr)
+			},
+		})
+		require.NoError(t, err)
+		defer c.Close()
+		ping := func() error {
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			leave.Store(&cancel)
+			return c.Ping(ctx)
+		}
+		require.NoError(t, ping())
+		harness.Do(t, s.Addr, "CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+		harness.Eventually(t, 10*time.Second, "many connections were dropped", func() bool {
+			require.True(t, ping() != nil || dials.Load() == 0)
+			return dials.Load() >= 100
+		})
+		leave.Store(nil)
+		checkLock(t, c, "orders")
+	})
+}
+
+func TestUnixSocket(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		dir, err := os.MkdirTemp("", "redlatch") // a short path: sockets allow about 100 characters
+		require.NoError(t, err)
+		defer os.RemoveAll(dir)
+		socket := filepath.Join(dir, "s")
+		harness.Own(t, shared.Program, "--unixsocket", socket)
+		c, err := redlatch.Open(t.Context(), "unix://"+socket)
+		require.NoError(t, err)
+		defer c.Close()
+		checkLock(t, c, "orders")
+	})
+}
+
+func TestTLS(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		dir := t.TempDir()
+		cert, key, pool := selfSigned(t, dir)
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		addr := l.Addr().String()
+		_, port, _ := net.SplitHostPort(addr)
+		require.NoError(t, l.Close())
+		harness.Own(t, shared.Program, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
+			"--tls-auth-clients", "no", "--tls-ca-cert-file", cert)
+		opt, err := redlatch.ParseURL("rediss://" + addr)
+		require.NoError(t, err)
+		opt.TLSConfig.RootCAs = pool
+		c, err := redlatch.New(t.Context(), opt)
+		require.NoError(t, err)
+		defer c.Close()
+		checkLock(t, c, "orders")
+		_, err = redlatch.Open(t.Context(), "rediss://"+addr) // the certificate is not trusted
+		require.ErrorContains(t, err, "certificate")
+	})
+}
+
+func selfSigned(t *testing.T, dir string) (certFile, keyFile string, pool *x509.CertPool) {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	require.NoError(t, err)
+	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
+	require.NoError(t, err)
+	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
+	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
+	require.NoError(t, os.WriteFile(certFile, certPEM, 0o600))
+	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
+	pool = x509.NewCertPool()
+	require.True(t, pool.AppendCertsFromPEM(certPEM))
+	return certFile, keyFile, pool
+}
+
+func TestSentinel(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		servers := harness.Sentinels(t, shared.Program, 0, 1)
+		c, err := redlatch.Open(t.Context(), servers.URL())
+		require.NoError(t, err)
+		defer c.Close()
+		checkLock(t, c, "orders")
+
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "servers that sentinels watch")...)
+		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
+		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
+		require.NoError(t, err)
+		opt.Sentinel.Username, opt.Sentinel.Password = "app", "password"
+		restricted, err := redlatch.New(t.Context(), opt)
+		require.NoError(t, err)
+		defer restricted.Close()
+		checkEverything(t, harness.Conn(t, servers.Servers[0].Addr), restricted, c)
+	})
+}
+
+func TestCluster(t *testing.T) {
+	harness.Full(t)
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		for _, mode := range []pubsub.Mode{pubsub.Auto, pubsub.Sharded, pubsub.Plain} {
+			t.Run(mode.String(), func(t *testing.T) {
+				addrs := cluster.Addrs()
+				c := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
+				other := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
+				// Enough names for every primary to own some.
+				var wg sync.WaitGroup
+				for i := range 12 {
+					name := fmt.Sprint("orders-", i)
+					for range 3 {
+						checkLock(t, c, name)
+					}
+					require.NoError(t, c.FencedLock(name+":fenced").Do(t.Context(), nothing))
+					ctx := lock.WithOwner(t.Context(), c.NewOwner())
+					require.NoError(t, c.Lock("{"+name+"}:named").Do(ctx, nothing))
+
+					// The lease is too long to matter, so a message wakes the waiter of
+					// the other client.
+					h, err := c.Lock(name).Lock(t.Context(), lock.Lease(time.Hour))
+					require.NoError(t, err)
+					wg.Go(func() { assert.NoError(t, other.Lock(name).Do(context.Background(), nothing)) })
+					harness.Eventually(t, 10*time.Second, "subscribed", func() bool { return other.PubSub().Subscribed == i+1 })
+					begin := time.Now()
+					require.NoError(t, h.Unlock(t.Context()))
+					wg.Wait()
+					require.Less(t, time.Since(begin), slack, "woken by the safety poll")
+				}
+				want := len(addrs)
+				if mode == pubsub.Plain {
+					want = 1
+				}
+				require.Equal(t, want, other.PubSub().Connections)
+			})
+		}
+	})
+}

@@ -1,0 +1,217 @@
+package countdown_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+)
+
+// A reset releases all waiters, whichever client does it and however soon the next
+// round begins.
+func TestResetReleasesWaiters(t *testing.T) {
+	const waiters, rounds = 5, 40
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
+		l := c.CountDownLatch(key)
+		for _, how := range []struct {
+			name  string
+			reset func()
+		}{
+			{"by Java, to the same count", func() { java(t, s, "reset", 2) }},
+			{"by Java, to a higher count", func() { java(t, s, "reset", 3) }},
+			{"by Java, to a lower count", func() { java(t, s, "reset", 1) }},
+			{"deleted by Java and set", func() { java(t, s, "delete", 0); java(t, s, "set", 2) }},
+			{"counted down and set", func() {
+				_, err := other.CountDownN(t.Context(), 10)
+				require.NoError(t, err)
+				setCount(t, other, 2)
+			}},
+			{"deleted and set", func() {
+				_, err := other.Delete(t.Context())
+				require.NoError(t, err)
+				setCount(t, other, 2)
+			}},
+		} {
+			t.Run(how.name, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				setCount(t, other, 2)
+				for range rounds {
+					var all []<-chan error
+					for range waiters {
+						all = append(all, wait(t.Context(), l))
+					}
+					waitForSync(t, c, key, waiters)
+					begin := time.Now()
+					how.reset()
+					for _, done := range all {
+						requireReleased(t, done, soon)
+					}
+					require.Less(t, time.Since(begin), soon, "released by the safety poll")
+				}
+			})
+		}
+	})
+}
+
+// Waiters arrive at any time while redlatch keeps resetting the latch.
+func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
+	const waiters, rounds = 8, 300
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
+		l := c.CountDownLatch(key)
+		setCount(t, other, 2)
+		ctx, cancel := context.WithCancel(t.Context())
+		type result struct {
+			n   int
+			err error
+		}
+		results := make(chan result, waiters)
+		for range waiters {
+			go func() {
+				n := 0
+				for ctx.Err() == nil {
+					if err := l.Wait(ctx); err != nil && ctx.Err() == nil {
+						results <- result{n, err}
+						return
+					}
+					n++
+				}
+				results <- result{n, nil}
+			}()
+		}
+		for range rounds {
+			countDown(t, other, 1)
+			countDown(t, other, 0)
+			setCount(t, other, 2)
+		}
+		_, err := other.Delete(t.Context())
+		require.NoError(t, err)
+		harness.Eventually(t, safetyPoll+slack, "all waiters are released", func() bool { return countdown.Synced(l) == 0 })
+		cancel()
+		for range waiters {
+			result := <-results
+			require.NoError(t, result.err)
+			require.Positive(t, result.n)
+		}
+	})
+}
+
+// Without messages, the next read shows that the round has ended, even if another has
+// begun, as long as the two can be distinguished.
+func TestLostMessages(t *testing.T) {
+	for _, tt := range []struct {
+		name  string
+		first func(t *testing.T, s *testserver.Server, l *countdown.Latch)
+		over  func(t *testing.T, s *testserver.Server, l *countdown.Latch)
+	}{
+		{
+			"counted down", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0) },
+		},
+		{
+			"deleted", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) {
+				_, err := l.Delete(t.Context())
+				require.NoError(t, err)
+			},
+		},
+		{
+			"counted down and set again", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
+		},
+		{
+			"counted down by Java and set again", func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "set", 1) },
+			func(t *testing.T, s *testserver.Server, l *countdown.Latch) { java(t, s, "down", 0); setCount(t, l, 1) },
+		},
+		{
+			"set again after the round id has expired", func(t *testing.T, s *testserver.Server, l *countdown.Latch) {
+				setCount(t, l, 1)
+				harness.Do(t, s.Addr, "DEL", wire.LatchRound(key))
+			},
+			func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { countDown(t, l, 0); setCount(t, l, 1) },
+		},
+		{
+			"set by Java to a higher count", func(t *testing.T, _ *testserver.Server, l *countdown.Latch) { setCount(t, l, 1) },
+			func(t *testing.T, s *testserver.Server, _ *countdown.Latch) { java(t, s, "reset", 2) },
+		},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+				t.Parallel()
+				s := harness.Own(t, shared.Program)
+				c, g := harness.GatedClient(t, s)
+				g.Mute()
+				other := harness.Client(t, s).CountDownLatch(key)
+				tt.first(t, s, other)
+				done := wait(t.Context(), c.CountDownLatch(key))
+				waitForSync(t, c, key, 1)
+				tt.over(t, s, other)
+				requireReleased(t, done, safetyPoll+slack)
+				require.Zero(t, c.PubSub().Messages)
+			})
+		})
+	}
+}
+
+// An unknown message triggers a read and releases no waiter.
+func TestUnknownMessage(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		warmUp(t, s)
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		setCount(t, l, 1)
+		done := wait(t.Context(), l)
+		waitForSync(t, c, key, 1)
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
+		conn := harness.Conn(t, s.Addr)
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		harness.Eventually(t, soon, "a read", func() bool { return harness.Commands(t, conn)["evalsha"] == 1 })
+		requireWaiting(t, done)
+		harness.Do(t, s.Addr, "DEL", key)
+		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		requireReleased(t, done, soon)
+	})
+}
+
+func TestKeyReplacedDuringWait(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		for _, words := range [][]string{{"RPUSH", key, "1"}, {"SET", key, "one"}} {
+			setCount(t, l, 1)
+			done := wait(t.Context(), l)
+			waitForSync(t, c, key, 1)
+			harness.Do(t, s.Addr, "DEL", key)
+			harness.Do(t, s.Addr, words...)
+			harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+			require.Error(t, ended(t, done, soon))
+			harness.Do(t, s.Addr, "DEL", key)
+		}
+	})
+}
+
+// A foreign value under the key of the round id makes no difference.
+func TestForeignRoundKey(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		l := c.CountDownLatch(key)
+		java(t, s, "set", 2)
+		harness.Do(t, s.Addr, "RPUSH", wire.LatchRound(key), "1")
+		done := wait(t.Context(), l)
+		waitForSync(t, c, key, 1)
+		set, err := l.TrySetCount(t.Context(), 3)
+		require.NoError(t, err)
+		require.False(t, set)
+		countDown(t, l, 1)
+		countDown(t, l, 0)
+		requireReleased(t, done, soon)
+		harness.NothingLeft(t, s.Addr)
+	})
+}

@@ -1,0 +1,236 @@
+package countdown
+
+import (
+	"time"
+
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+// snapshot is the state of a latch as one read has found it.
+type snapshot struct {
+	count int64         // 0: the latch is open
+	ttl   time.Duration // of the count; negative if it has none
+	round string        // round id; "" if unknown
+}
+
+// precedes reports whether now shows a later round than s. A round id is written only
+// when the count is set, so an id that was missing before belongs to a later round.
+// Within a round the count only decreases.
+func (s snapshot) precedes(now snapshot) bool {
+	return now.round != "" && now.round != s.round || now.count > s.count
+}
+
+// stage is the progress of a waiter.
+type stage uint8
+
+const (
+	// stageNew: no read has begun since it joined.
+	stageNew stage = iota
+	// stageReading: no read has succeeded yet; the current one, or the next, is its
+	// first.
+	stageReading
+	// stageClosed: it has seen the latch closed. A later message may be older than
+	// that.
+	stageClosed
+	// stageSyncing: as stageClosed, and a Sync is under way.
+	stageSyncing
+	// stageSynced: every message from here on was published after it saw the latch
+	// closed, so any message ends its round.
+	stageSynced
+	// stageDone: it no longer waits.
+	stageDone
+)
+
+// waiter is one call of Wait.
+type waiter struct {
+	stage        stage
+	released     chan struct{} // closed on release, but not by leave
+	err          error         // the reason, if the latch did not open
+	reads        int
+	failingSince time.Time // start of the outage
+	lastErr      error     // of the last read, if it failed
+}
+
+// effects are the side effects of waiters. They do not call back.
+type effects interface {
+	read() // ends with onSnapshot or onError
+	subscribe() (confirmed bool)
+	unsubscribe()
+	sync()
+	setTimer(d time.Duration) // replaces the previous timer
+	now() time.Time
+}
+
+// waiters are the waiters of one latch. They share a subscription, a timer, and one
+// read at a time. waiters decides when each is released; effects performs the I/O. The
+// mutex of its registry guards it.
+//
+// A waiter is released when a read that began after it joined finds the latch open. A
+// latch that is reset at once would be found closed, so two more conditions release a
+// waiter: a read finds a later round than the waiter's own, or the waiter is in
+// stageSynced and any message arrives. No message is published during a round.
+type waiters struct {
+	fx        effects
+	ordered   bool // messages have an order relative to reads
+	maxOutage time.Duration
+
+	set       map[*waiter]struct{}
+	reading   bool
+	readAgain bool     // something has happened since the read began
+	last      snapshot // of the last successful read
+
+	subscribed  bool
+	confirmed   bool // the subscription is confirmed
+	syncPending bool // a Sync is unanswered
+}
+
+const (
+	// safetyPoll bounds the delay that a lost message causes.
+	safetyPoll = 5 * time.Second
+
+	minRetry = 100 * time.Millisecond
+	maxRetry = time.Second
+)
+
+func (ws *waiters) join(w *waiter) {
+	ws.set[w] = struct{}{}
+	ws.read()
+}
+
+// leave removes a waiter that has given up or is being released.
+func (ws *waiters) leave(w *waiter) {
+	w.stage = stageDone
+	delete(ws.set, w)
+	if len(ws.set) == 0 && ws.subscribed {
+		ws.fx.unsubscribe()
+		ws.subscribed, ws.confirmed, ws.syncPending = false, false, false
+	}
+}
+
+func (ws *waiters) release(w *waiter, err error) {
+	ws.leave(w)
+	w.err = err
+	close(w.released)
+}
+
+// idle reports whether the value can be discarded.
+func (ws *waiters) idle() bool { return len(ws.set) == 0 && !ws.reading }
+
+// read starts a read. If one is under way, which may be too old, another follows it.
+func (ws *waiters) read() {
+	if ws.reading {
+		ws.readAgain = true
+		return
+	}
+	if len(ws.set) == 0 {
+		return
+	}
+	ws.reading, ws.readAgain = true, false
+	ws.each(stageNew, func(w *waiter) { w.stage = stageReading })
+	ws.fx.read()
+}
+
+// onSnapshot handles a successful read.
+func (ws *waiters) onSnapshot(s snapshot) {
+	laterRound := ws.last.precedes(s)
+	ws.last = s
+	for w := range ws.set {
+		if w.stage == stageNew {
+			continue
+		}
+		w.reads++
+		w.failingSince, w.lastErr = time.Time{}, nil
+		if s.count == 0 || w.stage != stageReading && laterRound {
+			ws.release(w, nil)
+			continue
+		}
+		if w.stage == stageReading {
+			w.stage = stageClosed
+		}
+	}
+	pause := safetyPoll
+	if s.ttl >= 0 {
+		pause = min(pause, s.ttl+time.Millisecond)
+	}
+	ws.afterRead(pause)
+}
+
+// onError handles a failed read. After a temporary error the read is repeated after a
+// pause, until the outage exceeds maxOutage.
+func (ws *waiters) onError(err error, temporary bool, pause time.Duration) {
+	now := ws.fx.now()
+	for w := range ws.set {
+		if w.stage == stageNew {
+			continue
+		}
+		w.reads++
+		w.lastErr = err
+		if w.failingSince.IsZero() {
+			w.failingSince = now
+		}
+		if !temporary || now.Sub(w.failingSince) >= ws.maxOutage {
+			ws.release(w, err)
+		}
+	}
+	ws.afterRead(pause)
+}
+
+// afterRead runs after every read.
+func (ws *waiters) afterRead(pause time.Duration) {
+	ws.reading = false
+	if len(ws.set) == 0 {
+		return
+	}
+	if !ws.subscribed {
+		ws.subscribed = true
+		ws.confirmed = ws.fx.subscribe()
+		// A message may have been missed before the subscription.
+		ws.readAgain = ws.readAgain || ws.confirmed
+	}
+	ws.fx.setTimer(pause)
+	if ws.readAgain {
+		ws.read()
+	}
+	ws.requestSync()
+}
+
+// requestSync calls Sync if a waiter needs it.
+func (ws *waiters) requestSync() {
+	if !ws.ordered || !ws.confirmed || ws.syncPending {
+		return
+	}
+	ws.each(stageClosed, func(w *waiter) { w.stage, ws.syncPending = stageSyncing, true })
+	if ws.syncPending {
+		ws.fx.sync()
+	}
+}
+
+// onEvent handles an event of the subscription.
+func (ws *waiters) onEvent(ev pubsub.Event) {
+	switch {
+	case ev.Subscribed:
+		// Messages may have been missed, and a pending Sync has no other answer.
+		ws.confirmed, ws.syncPending = true, false
+		ws.each(stageSyncing, func(w *waiter) { w.stage = stageClosed })
+		ws.read()
+		ws.requestSync()
+	case ev.CaughtUp:
+		ws.syncPending = false
+		ws.each(stageSyncing, func(w *waiter) { w.stage = stageSynced })
+		ws.requestSync()
+	default:
+		if ev.Payload == payloadOpen || ev.Payload == payloadSet {
+			ws.each(stageSynced, func(w *waiter) { ws.release(w, nil) })
+		}
+		ws.read()
+	}
+}
+
+// each calls f for all waiters in a stage.
+func (ws *waiters) each(s stage, f func(w *waiter)) {
+	for w := range ws.set {
+		if w.stage == s {
+			f(w)
+		}
+	}
+}

@@ -1,0 +1,51 @@
+// Package multilock combines several locks into one: Multi holds all of its members,
+// Red a majority of them.
+//
+// # Multi
+//
+// A Multi protects work that needs several things at once, such as two accounts, or an
+// order and its stock. It holds all of its members or none. Members may be locks of any
+// kind, on any servers.
+//
+// Callers that name the same locks in different orders do not deadlock: every Multi
+// acquires its members in one order, by server and name. Two clients can disagree about
+// that order after a server was restarted, and a caller that takes the locks one by one may
+// use another. A Multi that has waited long for a member therefore releases the others and
+// starts over.
+//
+// Reentrant locks (rlock.Lock) on one server, and in a cluster in one slot, are acquired
+// and released by one script. Give such names a common hash tag: "{order-7}:stock" and
+// "{order-7}:invoice".
+//
+// # Red
+//
+// A Red is one lock on several independent servers, held by the caller that holds a
+// majority of them: the Redlock algorithm (https://redis.io/docs/latest/develop/use/patterns/distributed-locks/).
+// It survives the loss of a minority of the servers without a failover. Built from plain
+// locks (Client.PlainLock) it is compatible with other implementations, such as redsync.
+//
+// Its value has been debated since 2016. Martin Kleppmann ("How to do distributed
+// locking") argued that no lock with a lease guarantees exclusion: a process can pause for
+// longer than its lease between checking the time and writing. A fencing token, a number
+// that grows with each acquisition and that the resource compares, protects the resource.
+// Redlock has no such token, because a counter on one of the servers can be lost with it,
+// and counters on several servers are not one counter. Redlock also needs clocks that
+// advance at nearly the same rate, pauses that are short compared to the lease, and servers
+// that do not lose their data. Salvatore Sanfilippo ("Is Redlock safe?") replied that a
+// process which checks the time after it has a majority, as the algorithm requires, notices
+// any earlier delay; that a later pause harms every lock with a lease, unless the resource
+// compares tokens, and a resource that can do so might not need the lock; and that
+// monotonic clocks and delayed restarts make the assumptions reasonable. Both are right. In
+// practice:
+//
+//   - For efficiency, to avoid doing work twice, use one server and rlock.Lock. It is
+//     simpler and sends one request instead of one for each server.
+//   - For availability without failover, use Red. A replicated server can forget a lock
+//     when it fails over.
+//   - For correctness use rlock.Fenced and let the resource check the token. If it cannot,
+//     no lock with a lease is sufficient, and a consensus system (etcd, ZooKeeper) does
+//     not change that.
+//
+// A server that has lost its data must stay offline for longer than the longest lease.
+// Otherwise two callers can each hold a majority. Red cannot enforce that.
+package multilock

@@ -1,0 +1,163 @@
+package multilock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/rlock"
+)
+
+func TestMultiOfANamedOwner(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		m := c.MultiLock(c.Lock("a"), c.FencedLock("b"), c.FairLock("c"), c.RWLock("d").Write())
+		mine := c.NewOwner()
+		ctx := lock.WithOwner(t.Context(), mine)
+		isHeldBy := func(o lock.Owner) bool {
+			held, err := m.IsHeldBy(t.Context(), o)
+			require.NoError(t, err)
+			return held
+		}
+		require.False(t, isHeldBy(mine))
+		first, err := m.Lock(ctx, lock.Lease(10*time.Second))
+		require.NoError(t, err)
+		require.Equal(t, mine, first.Owner())
+		require.True(t, isHeldBy(mine))
+		require.False(t, isHeldBy(c.NewOwner()))
+		again, err := m.TryLock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, again.Unlock(t.Context()))
+		require.True(t, isHeldBy(mine))
+		require.NoError(t, first.Unlock(t.Context()))
+		require.False(t, isHeldBy(mine))
+
+		// The owner unlocks elsewhere, including members that it holds only through a single
+		// lock.
+		h, err := m.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, other.Lock("a").Unlock(ctx))
+		require.False(t, isHeldBy(mine))
+		err = m.Unlock(ctx)
+		require.ErrorIs(t, err, lock.ErrLost)
+		require.ErrorContains(t, err, `"a"`)
+		for _, l := range []lock.Locker{other.FencedLock("b"), other.FairLock("c"), other.RWLock("d").Write()} {
+			require.NoError(t, l.Do(t.Context(), multiNothing, lock.Wait(2*time.Second)), l.Name())
+		}
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+
+		h, err = m.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, m.Unlock(ctx))
+		require.False(t, isHeldBy(mine))
+		select { // the hold notices, because it belongs to this client
+		case <-h.Context().Done():
+		case <-time.After(5 * time.Second):
+			require.FailNow(t, "the hold remains")
+		}
+		require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+		require.ErrorIs(t, m.Unlock(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, m.Unlock(t.Context()), lock.ErrInvalid)
+
+		// Unlock ends the latest of several holds with the same members, even through a new
+		// Multi with another order.
+		first, err = m.Lock(ctx)
+		require.NoError(t, err)
+		single, err := c.MultiLock(c.Lock("a"), c.FencedLock("b")).Lock(ctx)
+		require.NoError(t, err)
+		last, err := c.MultiLock(c.RWLock("d").Write(), c.FairLock("c"), c.FencedLock("b"), c.Lock("a")).Lock(ctx)
+		require.NoError(t, err)
+		for _, h := range []lock.Hold{last, first} {
+			require.NoError(t, h.Context().Err())
+			require.NoError(t, m.Unlock(ctx))
+			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
+		}
+		require.NoError(t, single.Context().Err())
+		require.NoError(t, single.Unlock(t.Context()))
+		require.Zero(t, multilock.NamedHolds(m), "ended holds")
+		_, err = m.IsHeldBy(t.Context(), lock.Owner{})
+		require.ErrorIs(t, err, lock.ErrInvalid)
+
+		unknown := c.MultiLock(c.Lock("a"), multiForeign{c.Lock("z")})
+		require.ErrorIs(t, unknown.Unlock(ctx), lock.ErrUnsupported)
+		_, err = unknown.IsHeldBy(t.Context(), mine)
+		require.ErrorIs(t, err, lock.ErrUnsupported)
+		multiEmpty(t, s)
+	})
+}
+
+// A batch of locks counts the holds of an owner like single locks do.
+func TestMultiOfANamedOwnerIsCounted(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		all := []*rlock.Lock{c.Lock("a"), c.Lock("b"), c.Lock("c")}
+		m := c.MultiLock(all[0], all[1], all[2])
+		owner := c.NewOwner()
+		ctx := lock.WithOwner(t.Context(), owner)
+		counts := func(want int) {
+			for _, l := range all {
+				require.Equal(t, want, harness.HoldCount(t, l, owner))
+			}
+		}
+		first, err := m.Lock(ctx, lock.Lease(time.Minute))
+		require.NoError(t, err)
+		counts(1)
+		again, err := m.TryLock(ctx)
+		require.NoError(t, err)
+		counts(2)
+		require.NoError(t, first.Extend(t.Context(), time.Hour))
+		require.NoError(t, first.Unlock(t.Context()))
+		counts(1)
+		require.NoError(t, again.Unlock(t.Context()))
+		counts(0)
+		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// Unlocking or re-entering a member by its generated owner makes that owner a named one: the
+// release of the group leaves the other hold.
+func TestMultiMemberOwnerUsedByName(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		h := multiMust(t, c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")))
+		owner, err := lock.ParseOwner(multiFields(t, s.Addr, "b")[0])
+		require.NoError(t, err)
+		again, err := other.Lock("b").Lock(lock.WithOwner(t.Context(), owner))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.False(t, harness.IsLocked(t, c.Lock("a")))
+		require.False(t, harness.IsLocked(t, c.Lock("c")))
+		require.Equal(t, 1, harness.HoldCount(t, c.Lock("b"), owner))
+		require.NoError(t, again.Unlock(t.Context()))
+		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// A forbidden upgrade or re-entry is an error without a wait and leaves the owner's holds
+// untouched.
+func TestMultiForbiddenReentry(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		rw := c.RWLock("b")
+		reads, err := rw.Read().Lock(ctx)
+		require.NoError(t, err)
+		_, err = c.MultiLock(c.Lock("a"), rw.Write(), c.Lock("c")).Lock(ctx)
+		require.ErrorIs(t, err, lock.ErrUpgrade)
+		first, err := c.Lock("n", rlock.NonReentrant()).Lock(ctx)
+		require.NoError(t, err)
+		_, err = c.MultiLock(c.Lock("a"), c.Lock("n", rlock.NonReentrant())).Lock(ctx)
+		require.ErrorIs(t, err, lock.ErrReentered)
+		require.False(t, harness.IsLocked(t, c.Lock("a")))
+		require.NoError(t, first.Unlock(t.Context()))
+		require.NoError(t, reads.Unlock(t.Context()))
+		harness.NothingStays(t, s.Addr)
+	})
+}

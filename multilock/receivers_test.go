@@ -1,0 +1,50 @@
+package multilock_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// A Redlock yields to other processes only if subscribers received the messages of its
+// members. Their number is known only for kinds whose waiters all use one channel.
+func TestUnlockCountsReceivers(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for kind, k := range map[string]struct {
+			of        func(c *redlatch.Client) lock.Locker
+			receivers int
+		}{
+			"lock":  {func(c *redlatch.Client) lock.Locker { return c.Lock("orders") }, 1},
+			"write": {func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Write() }, 1},
+			"fair":  {func(c *redlatch.Client) lock.Locker { return c.FairLock("orders") }, -1},
+			"spin":  {func(c *redlatch.Client) lock.Locker { return c.SpinLock("orders") }, -1},
+			"plain": {func(c *redlatch.Client) lock.Locker { return c.PlainLock("orders") }, -1},
+		} {
+			t.Run(kind, func(t *testing.T) {
+				holder, waiter := harness.Client(t, s), harness.Client(t, s)
+				h, err := k.of(holder).Lock(t.Context())
+				require.NoError(t, err)
+				var waits sync.WaitGroup
+				waits.Go(func() {
+					assert.NoError(t, k.of(waiter).Do(t.Context(), func(context.Context) error { return nil }))
+				})
+				if kind != "spin" {
+					harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
+				}
+				require.NoError(t, h.Unlock(t.Context()))
+				require.Equal(t, k.receivers, locking.Told(h))
+				waits.Wait()
+			})
+		}
+	})
+}

@@ -1,0 +1,253 @@
+package multilock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// grace is how long Unlock waits for servers slower than the majority, so that the next
+// caller finds all members free.
+const grace = 2 * time.Millisecond
+
+func (h *redHold) unlock(ctx context.Context) error {
+	h.lease.Check()
+	if err := h.end(); err != nil {
+		if errors.Is(err, lock.ErrLost) {
+			h.undo(context.WithoutCancel(ctx))
+		}
+		return err
+	}
+	h.lease.Forget()
+	ctx, done := h.span.StartRelease(ctx)
+	return h.endSpans(h.pass(context.WithoutCancel(ctx)), done)
+}
+
+// pass hands the members to the next local waiter if it can take them over, and otherwise
+// releases them.
+func (h *redHold) pass(ctx context.Context) error {
+	queues, key := h.r.s.Queues, h.key()
+	if h.cohort != nil && queues.Next(key) == nil {
+		h.cohort.Await() // the previous hold of the cohort may be about to return
+	}
+	for h.canPassTo(queues.Next(key)) {
+		successors := queues.Successors(key, true)
+		if successors == nil {
+			return h.release(ctx, false)
+		}
+		batch := h.cohort.Join()
+		if h.passTo(ctx, successors) {
+			return h.confirm(ctx, batch)
+		}
+	}
+	queues.Turn(key)
+	return h.release(ctx, true)
+}
+
+// canPassTo reports whether the next waiter can take over the members.
+func (h *redHold) canPassTo(next queue.Acquirer) bool {
+	if next == nil || !h.plain() || !next.(*redHold).plain() || h.extended.Load() {
+		return false
+	}
+	if h.cohort == nil {
+		h.cohort = locking.NewRelay(h.sent)
+	}
+	_, ok := h.cohort.Trusted()
+	return ok
+}
+
+// plain reports whether the hold has no named owner, is renewed and is exclusive.
+func (h *redHold) plain() bool { return !h.named && !h.fixed && !h.r.shared }
+
+// passTo makes the first successor hold the members. It reports false if that waiter has
+// left.
+func (h *redHold) passTo(ctx context.Context, successors []*queue.Waiter) bool {
+	next := successors[0].Acquirer().(*redHold)
+	next.round, next.cohort = h.round, h.cohort
+	next.sent, _ = h.cohort.Trusted()
+	if len(h.r.s.Queues.Grant(successors, h)) > 0 {
+		return false
+	}
+	h.span.HandOff(ctx)
+	return true
+}
+
+// confirm asks the members whether they were still held when they were passed on. Without
+// a majority, the hold that has them now is lost too.
+func (h *redHold) confirm(ctx context.Context, batch *locking.Leg) error {
+	err := h.cohort.Confirm(batch, func() error {
+		err := locking.Insist(h.r.s, func() error {
+			return extendMajorities(ctx, []*redHold{h}, h.ttl, true, true)[0]
+		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || h.fewAway(err) })
+		if err != nil && !errors.Is(err, lock.ErrLost) {
+			err = fmt.Errorf("redlatch: unlock %q: %w", h.r.info.Name, err)
+		}
+		return err
+	})
+	if h.fewAway(err) {
+		return nil
+	}
+	if errors.Is(err, lock.ErrLost) {
+		for _, a := range h.r.s.Queues.Holders(h.key()) {
+			if other := a.(*redHold); other.round == h.round {
+				other.Lost(lock.ReasonGone, nil)
+			}
+		}
+	}
+	return err
+}
+
+// fewAway reports whether err means only that a minority of the servers is unavailable.
+// Unlock does not wait for these, and the lock need not be lost. Without a confirmation it
+// is not passed on.
+func (h *redHold) fewAway(err error) bool {
+	unconfirmed := (*unconfirmedError)(nil)
+	return h.r.s.Err() == nil && errors.As(err, &unconfirmed) && unconfirmed.away <= len(h.votes)-h.r.quorum
+}
+
+// release releases the members. With yield set, waiters of other processes go first.
+func (h *redHold) release(ctx context.Context, yield bool) (err error) {
+	how := queue.Release{Turn: yield}
+	err = h.cohort.Finish(func() (err error) {
+		how.Told, err = h.releaseAll(ctx)
+		return err
+	})
+	h.r.s.Queues.Released(h.key(), h, how)
+	return err
+}
+
+// undo releases the members of a lost hold in the background. Holds that passed the
+// members on get their answers first.
+func (h *redHold) undo(ctx context.Context) {
+	if h.cohort == nil {
+		h.releaseEach(ctx, h.take())
+		return
+	}
+	h.close()
+	release := func(context.Context) {
+		_ = h.cohort.Finish(func() error {
+			_, err := h.releaseAll(ctx)
+			return err
+		})
+	}
+	if !h.r.s.Go(release) {
+		release(ctx) // clients of members may still be open
+	}
+}
+
+// releases are releases of members that are under way.
+type releases struct {
+	n       int
+	results chan released // one for each; has capacity for all
+}
+
+// released is the result of one release.
+type released struct {
+	err       error
+	receivers int
+}
+
+// releaseEach releases the members that are held, in the background. Members of a client
+// that is closing are released before it returns.
+func (h *redHold) releaseEach(ctx context.Context, votes []vote) releases {
+	rel := releases{results: make(chan released, len(votes))}
+	for i, v := range votes {
+		if v.hold == nil {
+			continue
+		}
+		rel.n++
+		unlock := func(context.Context) {
+			err := v.hold.Unlock(ctx)
+			rel.results <- released{err, locking.Told(v.hold.Hold)}
+		}
+		if !h.r.inBackground(i, unlock) {
+			defer unlock(ctx)
+		}
+	}
+	return rel
+}
+
+// releaseAll releases all members and returns when a majority of the servers is free.
+// receivers is the number of subscribers that received the messages, or negative if it is
+// not known for all members.
+func (h *redHold) releaseAll(ctx context.Context) (receivers int, err error) {
+	if h.cohort != nil {
+		h.awaitLate()
+	}
+	rel := h.releaseEach(ctx, h.take())
+	var (
+		errs          []error
+		gone          int
+		free          = len(h.votes) - rel.n
+		waitForOthers <-chan time.Time
+	)
+	answers := 0
+	for ; answers < rel.n; answers++ {
+		if free >= h.r.quorum && waitForOthers == nil {
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			waitForOthers = timer.C
+		}
+		select {
+		case res := <-rel.results:
+			switch {
+			case errors.Is(res.err, lock.ErrLost), errors.Is(res.err, lock.ErrNotHeld):
+				gone++
+				free++
+			case res.err != nil:
+				errs = append(errs, res.err)
+			default:
+				free++
+				receivers = sum(receivers, res.receivers)
+			}
+			continue
+		case <-waitForOthers:
+		}
+		break
+	}
+	if h.r.channel == "" || answers < len(h.votes) || len(errs) > 0 {
+		receivers = -1 // not every member has counted the waiters of this lock
+	}
+	switch {
+	case rel.n-gone < h.r.quorum:
+		return receivers, &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: errors.Join(errs...)}
+	case free < h.r.quorum:
+		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.info.Name, errors.Join(errs...))
+	}
+	return receivers, nil
+}
+
+// awaitLate waits briefly for pending answers of members. A member granted after the
+// release of the others would split the votes of the next contenders. Only a hold of a
+// cohort waits, because only such a lock is known to have contenders.
+func (h *redHold) awaitLate() {
+	var limit <-chan time.Time
+	for {
+		if _, _, open := h.count(); open == 0 {
+			return
+		}
+		if limit == nil {
+			timer := time.NewTimer(grace)
+			defer timer.Stop()
+			limit = timer.C
+		}
+		select {
+		case <-h.changed:
+		case <-limit:
+			return
+		}
+	}
+}
+
+// sum adds two numbers. A negative number is unknown, and so is a sum with it.
+func sum(a, b int) int {
+	if a < 0 || b < 0 {
+		return -1
+	}
+	return a + b
+}

@@ -1,0 +1,427 @@
+package redlatch_test
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// documentedRights returns the words of the first ACL SETUSER in the documentation
+// after that text, with the additions of the table rows that begin with the others.
+func documentedRights(t *testing.T, after string, rows ...string) []string {
+	t.Helper()
+	text, err := os.ReadFile("docs/operations.md")
+	require.NoError(t, err)
+	_, rest, found := strings.Cut(string(text), after)
+	require.True(t, found, after)
+	_, rest, found = strings.Cut(rest, "    ACL SETUSER ")
+	require.True(t, found)
+	block, _, _ := strings.Cut(rest, "\n\n")
+	words := append([]string{"ACL", "SETUSER"}, strings.Fields(block)...)
+	for _, row := range rows {
+		_, rest, found := strings.Cut(string(text), "| "+row)
+		require.True(t, found, row)
+		line, _, _ := strings.Cut(rest, "\n")
+		for i, quoted := range strings.Split(line, "`") {
+			if i%2 == 1 {
+				words = append(words, strings.Fields(quoted)...)
+			}
+		}
+	}
+	return words
+}
+
+// checkEverything uses everything that needs a right. conn has all rights.
+func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Client) {
+	t.Helper()
+	checkLock(t, c, "app:orders")
+	require.NoError(t, c.FencedLock("app:fenced").Do(t.Context(), nothing))
+	named := lock.WithOwner(t.Context(), c.NewOwner())
+	require.NoError(t, c.FencedLock("app:named").Do(named, nothing))
+	h, err := c.Lock("app:orders").Lock(t.Context())
+	require.NoError(t, err)
+	count, err := c.Lock("app:orders").HoldCount(t.Context(), h.Owner())
+	require.NoError(t, err)
+	require.Equal(t, 1, count)
+	require.NoError(t, h.Extend(t.Context(), time.Minute))
+	forced, err := c.Lock("app:orders").ForceUnlock(t.Context())
+	require.NoError(t, err)
+	require.True(t, forced)
+	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	_, err = c.FencedLock("app:fenced").ResetTokens(t.Context())
+	require.NoError(t, err)
+
+	// The lease is too long to matter, so a message wakes the waiter.
+	h, err = other.Lock("app:theirs").Lock(t.Context(), lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- c.Lock("app:theirs").Do(context.Background(), nothing) }()
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, <-waiter)
+	require.Greater(t, c.PubSub().Messages, before)
+	_, err = c.Lock("elsewhere").TryLock(t.Context())
+	require.ErrorContains(t, err, "NOPERM")
+
+	checkFairLock(t, c, other)
+	checkRWLock(t, c, other)
+	checkSemaphores(t, conn, c, other)
+	checkLatch(t, c, other)
+	checkPlainLock(t, c, other)
+}
+
+// checkPlainLock uses everything of a plain lock that needs a right.
+func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	l, theirs := c.PlainLock("app:plain"), other.PlainLock("app:plain")
+	h, err := theirs.Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- l.Do(context.Background(), nothing) }()
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+
+	h, err = l.Lock(ctx)
+	require.NoError(t, err)
+	go func() { waiter <- l.Do(context.Background(), nothing) }()
+	waitForListeners(t, c, 1)
+	require.NoError(t, h.Unlock(ctx)) // hands it off
+	require.NoError(t, <-waiter)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err = l.Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, h.Extend(ctx, time.Minute))
+	require.NoError(t, theirs.Unlock(named))
+	require.ErrorIs(t, l.Unlock(named), lock.ErrLost)
+	_, err = l.Lock(ctx)
+	require.NoError(t, err)
+	forced, err := l.ForceUnlock(ctx)
+	require.NoError(t, err)
+	require.True(t, forced)
+	_, err = c.PlainLock("elsewhere").TryLock(ctx)
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// checkSemaphores uses everything of both semaphores that needs a right.
+func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	s, e := c.Semaphore("app:semaphore"), c.PermitSemaphore("app:permits")
+	for _, try := range []func(context.Context, int) (bool, error){s.TrySetPermits, e.TrySetPermits} {
+		set, err := try(ctx, 2)
+		require.NoError(t, err)
+		require.True(t, set)
+	}
+	require.NoError(t, s.AddPermits(ctx, 1))
+	n, err := s.Drain(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+
+	// A message wakes a waiter, with and without a queue position. A waiter that gives
+	// up makes way for the next.
+	for range 2 {
+		waitCtx, leave := context.WithCancel(ctx)
+		left, served := make(chan error, 1), make(chan error, 1)
+		go func() { left <- s.Acquire(waitCtx, 3) }()
+		harness.Waits(t, 1, c)
+		go func() { served <- s.Acquire(ctx, 3) }()
+		harness.Waits(t, 2, c)
+		waitForListeners(t, c, 1)
+		harness.Eventually(t, 5*time.Second, "a queue position", func() bool {
+			n, err := conn.Do(ctx, conn.B().Zcard().Key(wire.SemaphoreWaiting("app:semaphore")).Build()).AsInt64()
+			require.NoError(t, err)
+			return n > 0
+		})
+		leave()
+		require.ErrorIs(t, <-left, lock.ErrNotAcquired)
+		require.NoError(t, other.Semaphore("app:semaphore").Release(ctx, 3))
+		require.NoError(t, <-served)
+	}
+	exists, err := s.ReleaseIfExists(ctx, 3)
+	require.NoError(t, err)
+	require.True(t, exists)
+	n, err = s.Available(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 3, n)
+
+	require.NoError(t, e.SetPermits(ctx, 3))
+	require.NoError(t, e.AddPermits(ctx, 1))
+	p, err := e.Acquire(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	require.NoError(t, p.Extend(ctx, 2*time.Hour))
+	updated, err := e.UpdateLeaseTime(ctx, p.ID(), time.Minute)
+	require.NoError(t, err)
+	require.True(t, updated)
+	_, err = e.LeaseTime(ctx, p.ID())
+	require.NoError(t, err)
+	waiting := make(chan error, 1)
+	go func() {
+		permits, err := e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
+		if err == nil {
+			<-permits[0].Context().Done()
+		}
+		waiting <- err
+	}()
+	waitForListeners(t, c, 1)
+	require.NoError(t, p.Release(ctx))
+	require.NoError(t, <-waiting)
+	n, err = e.Permits(ctx)
+	require.NoError(t, err)
+	require.Equal(t, 4, n)
+	permits, err := e.AcquireN(ctx, 4) // reclaims expired permits
+	require.NoError(t, err)
+	for _, p := range permits {
+		require.NoError(t, p.Release(ctx))
+	}
+}
+
+// checkLatch uses everything of a count-down latch that needs a right.
+func checkLatch(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	l, theirs := c.CountDownLatch("app:import"), other.CountDownLatch("app:import")
+	set, err := l.TrySetCount(t.Context(), 2)
+	require.NoError(t, err)
+	require.True(t, set)
+	n, err := l.Count(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 2, n)
+	before := c.PubSub().Messages
+	waiter := make(chan error, 1)
+	go func() { waiter <- l.Wait(context.Background()) }()
+	waitForListeners(t, c, 1)
+	n, err = l.CountDown(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	_, err = theirs.CountDown(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, <-waiter)
+	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+	_, err = l.TrySetCount(t.Context(), 1)
+	require.NoError(t, err)
+	deleted, err := l.Delete(t.Context())
+	require.NoError(t, err)
+	require.True(t, deleted)
+	_, err = c.CountDownLatch("elsewhere").Count(t.Context())
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// waitForListeners waits until that many waiters are subscribed.
+func waitForListeners(t *testing.T, c *redlatch.Client, waiters int) {
+	t.Helper()
+	harness.Eventually(t, 5*time.Second, "subscribed", func() bool {
+		s := c.PubSub()
+		return s.Listeners == waiters && s.Subscribed == s.Channels
+	})
+}
+
+// checkFairLock uses everything of a fair lock that needs a right.
+func checkFairLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	l := c.FairLock("app:fair")
+	h, err := other.FairLock("app:fair").Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	served := make(chan int, 3)
+	var wg sync.WaitGroup
+	for i := range cap(served) {
+		wg.Go(func() {
+			assert.NoError(t, l.Do(ctx, func(context.Context) error { served <- i; return nil }))
+		})
+		harness.Eventually(t, 5*time.Second, "a queue position", func() bool {
+			queue, err := l.Queue(ctx)
+			require.NoError(t, err)
+			return len(queue) == i+1
+		})
+	}
+	_, err = l.Lock(ctx, lock.Wait(50*time.Millisecond)) // gives up its queue position
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	_, err = l.TryLock(ctx)
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	wg.Wait()
+	for i := range cap(served) {
+		require.Equal(t, i, <-served)
+	}
+	require.Greater(t, c.PubSub().Messages, before)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	require.NoError(t, l.Do(named, func(ctx context.Context) error { return l.Do(ctx, nothing) }))
+	h, err = l.Lock(ctx)
+	require.NoError(t, err)
+	require.NoError(t, h.Extend(ctx, time.Minute))
+	forced, err := l.ForceUnlock(ctx)
+	require.NoError(t, err)
+	require.True(t, forced)
+	require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+}
+
+// checkRWLock uses everything of a read-write lock that needs a right.
+func checkRWLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	rw, theirs := c.RWLock("app:rw"), other.RWLock("app:rw")
+	h, err := theirs.Write().Lock(ctx, lock.Lease(time.Hour))
+	require.NoError(t, err)
+	waiter := make(chan error, 1)
+	go func() { waiter <- rw.Read().Do(ctx, nothing) }()
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+	require.Greater(t, c.PubSub().Messages, before)
+
+	h, err = theirs.Read().Lock(ctx)
+	require.NoError(t, err)
+	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond)) // blocks readers while it waits
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	go func() { waiter <- rw.Write().Do(ctx, nothing) }()
+	waitForListeners(t, c, 1)
+	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, <-waiter)
+
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err = rw.Write().Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
+		require.NoError(t, h.Unlock(ctx))
+		reading, err := rw.Read().IsLocked(ctx)
+		require.NoError(t, err)
+		require.True(t, reading)
+		return nil
+	}))
+	for _, side := range []interface {
+		lock.Locker
+		ForceUnlock(ctx context.Context) (bool, error)
+	}{rw.Read(), rw.Write()} {
+		h, err := side.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, h.Extend(ctx, time.Minute))
+		forced, err := side.ForceUnlock(ctx)
+		require.NoError(t, err)
+		require.True(t, forced)
+		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+	}
+}
+
+func TestDocumentedRights(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "the startup checks")...)
+		var log harness.Log
+		opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
+		require.NoError(t, err)
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
+		require.NoError(t, err)
+		defer c.Close()
+		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Len(t, r.Findings, 5)
+		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
+		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
+		require.Equal(t, redlatch.KindSemaphore, r.Findings[2].Kind)
+		require.Equal(t, redlatch.KindLatch, r.Findings[3].Kind)
+		require.Equal(t, redlatch.KindPlain, r.Findings[4].Kind)
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks")...)
+		checkEverything(t, harness.Conn(t, s.Addr), c, harness.Client(t, s))
+		r, err = c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Empty(t, r.Findings)
+		require.Empty(t, log.String())
+		_, err = redlatch.Open(t.Context(), "redis://app:wrong@"+s.Addr)
+		require.ErrorContains(t, err, "WRONGPASS")
+
+		_, err = redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
+		require.ErrorContains(t, err, "NOPERM")
+		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "a database other than 0 (`redis://host/1`)")...)
+		other, err := redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
+		require.NoError(t, err)
+		defer other.Close()
+		checkLock(t, other, "app:orders")
+	})
+}
+
+func TestDocumentedRightsInCluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		var addrs []string
+		for _, p := range cluster.Primaries {
+			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "a cluster", "the startup checks")...)
+			addrs = append(addrs, p.Addr)
+		}
+		var log harness.Log
+		opt := rueidis.ClientOption{InitAddress: addrs, Username: "app", Password: "password"}
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
+		require.NoError(t, err)
+		defer c.Close()
+		checkEverything(t, harness.ConnAt(t, addrs), c, harness.ClientAt(t, addrs))
+		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		require.Empty(t, r.Findings)
+		require.Len(t, r.Nodes, len(addrs))
+		require.Empty(t, log.String())
+	})
+}
+
+func TestSubscribeForbidden(t *testing.T) {
+	const (
+		locks, waiters = 5, 3
+		lease          = 700 * time.Millisecond
+	)
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
+		opt, err := redlatch.ParseURL("redis://mute:secret@" + s.Addr)
+		require.NoError(t, err)
+		var log harness.Log
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()), redlatch.WithoutStartupChecks())
+		require.NoError(t, err)
+		defer c.Close()
+		holder := harness.Client(t, s)
+		for round := range 2 {
+			var holds []lock.Hold
+			var wg sync.WaitGroup
+			for i := range locks {
+				name := fmt.Sprint("orders ", i)
+				h, err := holder.Lock(name).Lock(t.Context(), lock.Lease(lease))
+				require.NoError(t, err)
+				holds = append(holds, h)
+				for range waiters {
+					wg.Go(func() { assert.NoError(t, c.Lock(name).Do(context.Background(), nothing)) })
+				}
+			}
+			begin := time.Now()
+			wg.Wait()
+			// The lease ends before any safety poll.
+			require.Less(t, time.Since(begin), lease+slack, "round %d", round)
+			for _, h := range holds {
+				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			}
+		}
+		require.Zero(t, c.PubSub().Subscribed)
+		require.Equal(t, 1, strings.Count(log.String(), "subscription refused"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		harness.NothingLeft(t, s.Addr)
+	})
+}

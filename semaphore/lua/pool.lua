@@ -1,0 +1,185 @@
+-- Functions shared by the scripts of both semaphores. This file is prepended to every
+-- script that writes.
+--
+-- A semaphore is a string: the number of free permits. That is all Redisson knows. The
+-- other keys are redlatch's own, and all of them expire:
+--
+-- The cached reply makes requests take effect exactly once, however often they are
+-- delivered. Each client sends its requests in slots. A slot has one request in progress
+-- at a time, and its sequence numbers grow. The key keeps the last sequence number of a
+-- slot, and the reply to that request.
+--
+-- The wait queue holds the clients whose first request has waited for long, with the time
+-- since when. A second set holds the deadlines of their heartbeats. No redlatch client
+-- barges past the first client of the queue whose heartbeat is not overdue. The queue is
+-- empty unless a request would starve.
+--
+-- KEYS[1]  number of free permits
+-- KEYS[2]  cached reply
+-- KEYS[3]  wait queue, KEYS[4] heartbeats
+-- ARGV[1]  sequence number of the request
+-- ARGV[2]  time to live of the cached reply in ms
+-- ARGV[3]  command that publishes
+-- ARGV[4]  channel
+
+local pool = {}
+
+local permits, cache, queue, heartbeats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+-- The most permits a semaphore can have: an int of Java.
+pool.max = 2147483647
+
+local clock
+
+-- Returns the server's time in ms, the same one throughout a script.
+function pool.now()
+	if not clock then
+		local time = redis.call('TIME')
+		clock = time[1] * 1000 + math.floor(time[2] / 1000)
+	end
+	return clock
+end
+
+-- Returns the reply of this request if it has run before, else nil. The reply is empty
+-- for a request that arrives after a later one of its slot: its caller no longer waits.
+function pool.cached()
+	local last = redis.call('GET', cache)
+	if not last then
+		return nil
+	end
+	local reply = {}
+	for n in string.gmatch(last, '%-?%d+') do
+		reply[#reply + 1] = tonumber(n)
+	end
+	local number = table.remove(reply, 1)
+	if number < tonumber(ARGV[1]) then
+		return nil
+	end
+	return number == tonumber(ARGV[1]) and reply or {}
+end
+
+-- Caches the reply of this request. It runs before the effects of the request, so that a
+-- user who lacks the right to one of the two does neither.
+function pool.cache(reply)
+	redis.call('SET', cache, ARGV[1] .. ' ' .. table.concat(reply, ' '), 'PX', ARGV[2])
+	return reply
+end
+
+-- Changes the number of free permits and returns the result. All other effects of a
+-- request come after it: if the user lacks the right, the request has not run.
+function pool.change(by)
+	local free = redis.pcall('INCRBY', permits, by)
+	if type(free) ~= 'number' then
+		redis.call('SET', cache, ARGV[1] - 1, 'PX', ARGV[2])
+		redis.call('INCRBY', permits, by) -- raises the error
+	end
+	return free
+end
+
+-- Precedes the writes of a script that releases permits. A server out of memory rejects
+-- only the first write of a script, and only if it may need memory: this one needs none
+-- and has no effect.
+function pool.begin_release()
+	redis.pcall('ZREM', queue, '')
+end
+
+-- Returns the number of free permits, nil if there is no semaphore.
+function pool.free()
+	local value = redis.call('GET', permits)
+	if value and not tonumber(value) then
+		redis.call('INCRBY', permits, 0) -- raises the error
+	end
+	return value and tonumber(value) or nil
+end
+
+-- Publishes a number of permits, unless no waiter can be served, and returns the number
+-- of receivers.
+function pool.publish(n)
+	if n <= 0 then
+		return 0
+	end
+	-- pcall: without the right to publish the release is still valid, and waiters poll.
+	local receivers = redis.pcall(ARGV[3], ARGV[4], n)
+	return type(receivers) == 'number' and receivers or 0
+end
+
+-- Extends the life of a key to at least ttl from now.
+local function keep(key, ttl)
+	if redis.call('PTTL', key) < tonumber(ttl) then
+		redis.call('PEXPIRE', key, ttl)
+	end
+end
+
+-- Removes a client from the wait queue and reports whether it was in it.
+function pool.dequeue(client)
+	redis.call('ZREM', heartbeats, client)
+	return redis.call('ZREM', queue, client) == 1
+end
+
+-- Returns the first client of the wait queue whose heartbeat is not overdue, nil if there
+-- is none; the time since when it waits; and the ms until its next heartbeat is overdue.
+-- Clients before it are removed.
+local function first()
+	while true do
+		local client, since = unpack(redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES'))
+		if not client then
+			return nil
+		end
+		local left = tonumber(redis.call('ZSCORE', heartbeats, client) or 0) - pool.now()
+		if left > 0 then
+			return client, tonumber(since), left
+		end
+		pool.dequeue(client)
+	end
+end
+
+-- Serves a batch of requests of one client, in order, as far as the free permits go, but
+-- none before an older request in the wait queue. It changes only the queue.
+--
+-- ARGV contains, from index at: the client, '' if it does not wait; the ms of waiting
+-- after which it joins the queue; the ms after which its heartbeat is overdue; the number
+-- of requests; and for each request, in width arguments, its permits and the ms it has
+-- waited.
+--
+-- Returns a table. n: number of requests served; taken: their permits; retry_in: ms after
+-- which the client ahead may have been removed, or -1; queued: 1 if the client is in the
+-- queue for the next request, else 0; left: whether the client has left the queue, so
+-- that those behind it can be served.
+function pool.serve(free, at, width)
+	local me, count = ARGV[at], tonumber(ARGV[at + 3])
+	local served = {n = 0, taken = 0, retry_in = -1, queued = 0, left = false}
+	local head, since, left = first()
+	while served.n < count do
+		local n = tonumber(ARGV[at + 4 + served.n * width])
+		local waited = tonumber(ARGV[at + 5 + served.n * width])
+		if head and head ~= me and since < pool.now() - waited then
+			served.retry_in = left
+			break
+		end
+		if served.taken + n > (free or 0) then
+			break
+		end
+		if head and pool.dequeue(me) then
+			served.left = true
+			head, since, left = first()
+		end
+		served.n, served.taken = served.n + 1, served.taken + n
+	end
+	if me ~= '' and served.n < count then
+		local waited = tonumber(ARGV[at + 5 + served.n * width])
+		if not free then
+			-- Without a semaphore there is no order.
+			pool.dequeue(me)
+		elseif waited >= tonumber(ARGV[at + 1]) then
+			local ttl = ARGV[at + 2]
+			keep(queue, ttl) -- first: without this right no key without expiry is created
+			keep(heartbeats, ttl)
+			redis.call('ZADD', queue, 'NX', pool.now() - waited, me)
+			redis.call('ZADD', heartbeats, pool.now() + ttl, me)
+			keep(queue, ttl)
+			keep(heartbeats, ttl)
+			served.queued = 1
+		end
+	end
+	return served
+end

@@ -1,0 +1,27 @@
+-- Releases permits and serves waiting requests of this client.
+-- KEYS, ARGV[1..4]  see pool.lua
+-- ARGV[5]           number of permits
+-- ARGV[6]           1 to release only if the semaphore exists
+-- ARGV[7..]         the batch: see pool.serve, with a width of 2
+-- Reply: 1, the number of receivers of the message, and the reply of acquire.lua; 0 if
+-- the semaphore does not exist; -1 if there would be too many permits.
+
+local cached = pool.cached()
+if cached then
+	return cached
+end
+local free = pool.free()
+if not free and ARGV[6] == '1' then
+	return {0}
+end
+local n = tonumber(ARGV[5])
+free = (free or 0) + n
+if free > pool.max then
+	return {-1}
+end
+pool.begin_release()
+local served = pool.serve(free, 7, 2)
+local reply = {1, 0, served.n, served.retry_in, served.queued}
+pool.cache(reply)
+reply[2] = pool.publish(pool.change(n - served.taken))
+return reply
