@@ -4,10 +4,10 @@ read_globals = {"redis", "KEYS", "ARGV"}
 max_line_length = 120
 
 -- Common functions that Go puts before each script of a package.
-files["fairlock/*.lua"] = {read_globals = {"places"}}
+files["fairlock/*.lua"] = {read_globals = {"positions"}}
 files["rwlock/*.lua"] = {read_globals = {"holds"}}
 files["countdown/*.lua"] = {read_globals = {"latch"}}
-files["fairlock/places.lua"] = {ignore = {"2..", "311"}}
+files["fairlock/positions.lua"] = {ignore = {"2..", "311"}}
 files["rwlock/holds.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/*.lua"] = {read_globals = {"pool", "permits"}}
 files["semaphore/lua/pool.lua"] = {ignore = {"2..", "311"}}

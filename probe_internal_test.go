@@ -48,6 +48,7 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		for _, u := range kind.uses.all {
 			asked[u.Command] = true
 		}
+		sent["HGET"] = sent["HGET"] || kind.uses.kind == "" // HoldCount sends it
 		for name := range sent {
 			assert.True(t, asked[name] || ofAll[name], "%v: %s is not checked", kind.scripts, name)
 		}

@@ -26,7 +26,7 @@ func (u *useList) on(on string, commands ...string) {
 	for _, command := range commands {
 		words := []string{command, on}
 		switch command {
-		case "HSET", "HINCRBY", "LREM", "LRANGE", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE":
+		case "HSET", "LREM", "LRANGE", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE":
 			words = append(words, "1", "1")
 		case "INCRBY", "DECRBY", "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
 			"PUBLISH", "SPUBLISH":
@@ -91,11 +91,10 @@ func (c *Client) latchUsesOf(key string) []use {
 	return u.all
 }
 
-// lockUses returns the commands in scripts of package rlock, without plain locks.
+// lockUses returns the commands of package rlock, without plain locks.
 func lockUses(key string) *useList {
 	u := &useList{}
-	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HINCRBY", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
-	u.on(wire.UnlockLatch(key, "id"), "GET", "SET", "DEL", "PTTL", "PEXPIRE")
+	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
 	u.on(wire.FencingToken(key), "INCR", "GET", "DEL")
 	return u
 }

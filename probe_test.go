@@ -79,7 +79,7 @@ func TestStartupChecks(t *testing.T) {
 				server: [][]string{{"ACL", "SETUSER", "default", "-pexpire"}},
 				logged: "may not PEXPIRE redlatch-startup-check",
 				missing: []string{
-					"PEXPIRE app:orders", "PEXPIRE redisson_unlock_latch:{app:orders}:id",
+					"PEXPIRE app:orders",
 					"fair: PEXPIRE redisson_lock_queue:{app:orders}", "fair: PEXPIRE redisson_lock_timeout:{app:orders}",
 					"fair: PEXPIRE redlatch_lock_alive:{app:orders}",
 					"read-write: PEXPIRE {app:orders}:<client>:0:rwlock_timeout:1", "read-write: PEXPIRE redlatch_rwlock_writer:{app:orders}",
@@ -138,15 +138,13 @@ func TestStartupChecks(t *testing.T) {
 					"~app:*", "~{app:*", "~redisson_*:{app:*", "~redlatch_*:{app:*", "&redisson_*:{app:*", "&redlatch_*:{app:*", "&redisson_countdownlatch__channel__{app:*"}},
 			},
 			{
-				name: "own keys with a prefix, without unlock latches and tokens",
+				name: "own keys with a prefix, without tokens",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetkeys",
 					"~app:*", "~{app:*", "~redisson_lock_queue:*", "~redisson_lock_timeout:*", "~redlatch_*"}},
 				options: []redlatch.Option{redlatch.WithNameMapper(func(name string) string { return "app:" + name })},
-				logged:  "may not GET redisson_unlock_latch:{app:redlatch-startup-check}:id",
+				logged:  "may not INCR redisson_lock_token:{app:redlatch-startup-check}",
 				missing: []string{ // of app:app:orders
-					"GET redisson_unlock_latch:{app:app:orders}:id", "SET redisson_unlock_latch:{app:app:orders}:id",
-					"DEL redisson_unlock_latch:{app:app:orders}:id", "PTTL redisson_unlock_latch:{app:app:orders}:id",
-					"PEXPIRE redisson_unlock_latch:{app:app:orders}:id", "INCR redisson_lock_token:{app:app:orders}",
+					"INCR redisson_lock_token:{app:app:orders}",
 					"GET redisson_lock_token:{app:app:orders}", "DEL redisson_lock_token:{app:app:orders}",
 				},
 			},

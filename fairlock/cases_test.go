@@ -30,12 +30,12 @@ var (
 	peerLeave   = wire.NewScript(javaLeaves)
 )
 
-// java does about the lock "orders" what a client in Java does.
+// java is a Java client that uses the lock "orders".
 type java struct {
 	t     testing.TB
 	conn  rueidis.Client
 	owner string
-	wait  time.Duration // of its call, which is what its arithmetic uses
+	wait  time.Duration // of its call, as its arithmetic uses it
 	ahead time.Duration // its clock
 }
 
@@ -49,8 +49,8 @@ func (j *java) exec(script *wire.Script, args ...string) rueidis.RedisResult {
 
 func (j *java) now() string { return fmt.Sprint(time.Now().Add(j.ahead).UnixMilli()) }
 
-// poll takes the lock if it is its turn. Otherwise it queues, and returns for how long
-// Redisson would sleep.
+// poll acquires the lock if the client is first. Otherwise it enters the queue, and returns
+// how long Redisson would sleep.
 func (j *java) poll(lease time.Duration) (acquired bool, ttl time.Duration) {
 	j.t.Helper()
 	reply, err := j.exec(peerAcquire, wire.Millis(lease), j.owner, wire.Millis(j.wait), j.now(), "1").AsInt64()
@@ -79,7 +79,7 @@ func (j *java) leave() {
 	require.True(j.t, rueidis.IsRedisNil(j.exec(peerLeave, j.owner, wire.Millis(j.wait)).Error()))
 }
 
-// timeless is a protocol in virtual time, with Java's clients in it.
+// timeless is a protocol in virtual time, with Java clients.
 type timeless struct {
 	*world
 	s    *harness.VirtualServer
@@ -95,7 +95,7 @@ func inVirtualTime(t *testing.T, wait time.Duration, test func(t *testing.T, w *
 	})
 }
 
-// waiter is somebody who wants the lock, in Go or in Java.
+// waiter is a client that wants the lock, in Go or in Java.
 type waiter struct {
 	w     *timeless
 	claim *locking.Claim // nil in Java
@@ -105,7 +105,7 @@ type waiter struct {
 
 func (w *timeless) ours() *waiter {
 	c := w.claim()
-	return &waiter{w: w, claim: c, owner: c.Owner.String()}
+	return &waiter{w: w, claim: c, owner: c.ID.String()}
 }
 
 func (w *timeless) java(number int) *waiter {
@@ -113,8 +113,7 @@ func (w *timeless) java(number int) *waiter {
 	return &waiter{w: w, owner: j.owner, java: j}
 }
 
-// poll makes an attempt and returns for how long Redisson would sleep, if it is not
-// acquired.
+// poll makes an attempt and returns how long Redisson would sleep if it fails.
 func (u *waiter) poll(lease time.Duration) (acquired bool, ttl time.Duration) {
 	u.w.t.Helper()
 	if u.claim != nil {
@@ -155,7 +154,7 @@ func (u *waiter) release() {
 	u.java.release()
 }
 
-// deadline is by when Redisson would evict the waiter.
+// deadline returns after what time Redisson would evict the waiter.
 func (u *waiter) deadline() time.Duration {
 	u.w.t.Helper()
 	score, err := u.w.conn.Do(u.w.t.Context(), u.w.conn.B().Zscore().Key(wire.FairTimeouts(orders)).Member(u.owner).Build()).AsFloat64()
@@ -163,30 +162,30 @@ func (u *waiter) deadline() time.Duration {
 	return time.Duration(int64(score)-time.Now().UnixMilli()) * time.Millisecond
 }
 
-// beat gives signs of life for waiters of ours and tells who has a place.
-func (w *timeless) beat(of ...*waiter) []bool {
+// heartbeat sends heartbeats of our waiters and reports which are in the queue.
+func (w *timeless) heartbeat(of ...*waiter) []bool {
 	w.t.Helper()
 	leases := make([]*watchdog.Lease, len(of))
 	for i, u := range of {
 		leases[i] = &watchdog.Lease{Key: orders, Owner: u.owner}
 	}
-	renewed := w.p.PlaceKeeper().Renew(w.t.Context(), [][]*watchdog.Lease{leases}, lease, false)[0]
+	renewed := w.p.HeartbeatRenewer().Renew(w.t.Context(), [][]*watchdog.Lease{leases}, lease, false)[0]
 	require.NoError(w.t, renewed.Err)
 	return renewed.Held
 }
 
-// live lets time pass in which waiters of ours are alive.
+// live lets time pass while our waiters send heartbeats.
 func (w *timeless) live(d time.Duration, of ...*waiter) {
 	w.t.Helper()
-	for third := (w.p.PlaceTime() / 3).Truncate(time.Millisecond); d > 0; d -= third {
+	for third := (w.p.PositionTTL() / 3).Truncate(time.Millisecond); d > 0; d -= third {
 		time.Sleep(min(third, d))
-		for _, kept := range w.beat(of...) {
-			require.True(w.t, kept, "a live waiter has lost its place")
+		for _, kept := range w.heartbeat(of...) {
+			require.True(w.t, kept, "a live waiter has lost its queue position")
 		}
 	}
 }
 
-// queue is who waits, in order.
+// queue returns the waiters in order.
 func (w *timeless) queue() []string {
 	w.t.Helper()
 	owners, err := w.conn.Do(w.t.Context(), w.conn.B().Lrange().Key(wire.FairQueue(orders)).Start(0).Stop(-1).Build()).AsStrSlice()
@@ -226,9 +225,9 @@ func (w *timeless) mixtures(n int, test func(holder *waiter, waiters []*waiter))
 	}
 }
 
-// Redisson tells a waiter to sleep for the ttl of the lock and a wait for each
-// before it, and its deadline is a wait later. Those of ours fit in, whoever came
-// in what order, and the waits do not add up when somebody leaves.
+// Redisson has a waiter sleep for the TTL of the lock plus one wait for each waiter before
+// it, and sets its deadline one wait later. Our deadlines fit in, for every order of
+// arrival, and do not grow when a waiter leaves.
 func TestDeadlinesFitRedissonsArithmetic(t *testing.T) {
 	const wait, lease = 5 * time.Second, 30 * time.Second
 	inVirtualTime(t, wait, func(t *testing.T, w *timeless) {
@@ -300,8 +299,8 @@ func TestOneAttemptNeverQueues(t *testing.T) {
 	})
 }
 
-// However many waiters come and go, or die, no deadline is further away than a wait
-// for each place and the ttl of the lock.
+// However many waiters come and go, or die, no deadline is further away than the TTL of
+// the lock plus one wait for each queue position.
 func TestDeadlinesDoNotDrift(t *testing.T) {
 	const wait, lease = 5 * time.Minute, 30 * time.Second
 	inVirtualTime(t, wait, func(t *testing.T, w *timeless) {
@@ -315,7 +314,7 @@ func TestDeadlinesDoNotDrift(t *testing.T) {
 		}
 		holder := w.java(0)
 		holder.mustAcquire(lease)
-		for range 50 { // short tries of three, one after the other, and one who stays
+		for range 50 { // short tries of three waiters, one after the other, and one that stays
 			for i := range 3 {
 				u := w.ours()
 				if i == 1 {
@@ -329,7 +328,7 @@ func TestDeadlinesDoNotDrift(t *testing.T) {
 			}
 			w.java(2).mustWait()
 		}
-		for range 10 { // who die where they stand, between Java's waiters
+		for range 10 { // waiters that die between Java's waiters
 			w.ours().mustWait()
 			w.java(3).mustWait()
 			bounded()
@@ -340,7 +339,7 @@ func TestDeadlinesDoNotDrift(t *testing.T) {
 	})
 }
 
-// A waiter that is alive keeps its place, however long the lock is held.
+// A live waiter keeps its queue position, however long the lock is held.
 func TestOrderOutlivesTheDeadlines(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		holder, first, second := w.ours(), w.ours(), w.ours()
@@ -354,19 +353,18 @@ func TestOrderOutlivesTheDeadlines(t *testing.T) {
 	})
 }
 
-// One that has died holds up the others for as long as a place is kept, and no
-// longer.
-func TestAGhostIsGoneSoon(t *testing.T) {
+// A dead waiter delays the others for PositionTTL and no longer.
+func TestADeadWaiterIsDroppedSoon(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		holder, ghost, second := w.ours(), w.ours(), w.ours()
+		holder, dead, second := w.ours(), w.ours(), w.ours()
 		holder.mustAcquire(lease)
-		ghost.mustWait()
+		dead.mustWait()
 		second.mustWait()
 		w.live(time.Second, second)
 		holder.release()
 		acquired, freeIn := second.poll(lease)
 		require.False(t, acquired)
-		require.Equal(t, w.p.PlaceTime()-time.Second, freeIn, "until the ghost is known for one")
+		require.Equal(t, w.p.PositionTTL()-time.Second, freeIn, "until the dead waiter is dropped")
 		time.Sleep(freeIn)
 		second.mustAcquire(lease)
 		second.release()
@@ -374,12 +372,11 @@ func TestAGhostIsGoneSoon(t *testing.T) {
 	})
 }
 
-// Every request finds that a waiter is dead.
-func TestEveryRequestTakesAwayTheDead(t *testing.T) {
+func TestEveryRequestDropsDeadWaiters(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		for what, request := range map[string]func(holder, third *waiter){
 			"attempt":   func(_, third *waiter) { third.mustWait() },
-			"heartbeat": func(_, third *waiter) { w.beat(third) },
+			"heartbeat": func(_, third *waiter) { w.heartbeat(third) },
 			"release":   func(holder, _ *waiter) { holder.release() },
 			"leave":     func(_, third *waiter) { third.leave() },
 			"force": func(_, _ *waiter) {
@@ -389,22 +386,22 @@ func TestEveryRequestTakesAwayTheDead(t *testing.T) {
 			},
 		} {
 			w.s.FlushAll()
-			holder, ghost, second, third := w.ours(), w.ours(), w.ours(), w.ours()
+			holder, dead, second, third := w.ours(), w.ours(), w.ours(), w.ours()
 			holder.mustAcquire(lease)
-			for _, u := range []*waiter{ghost, second, third} {
+			for _, u := range []*waiter{dead, second, third} {
 				u.mustWait()
 			}
-			time.Sleep(w.p.PlaceTime() / 2)
-			w.beat(second, third)
-			w.inOrder(ghost, second, third)
-			time.Sleep(w.p.PlaceTime()/2 + time.Millisecond)
+			time.Sleep(w.p.PositionTTL() / 2)
+			w.heartbeat(second, third)
+			w.inOrder(dead, second, third)
+			time.Sleep(w.p.PositionTTL()/2 + time.Millisecond)
 			request(holder, third)
 			require.Equal(t, second.owner, w.queue()[0], what)
 		}
 	})
 }
 
-// Redisson subtracts the wait of whoever acquires from all deadlines.
+// Redisson subtracts the wait of the client that acquires the lock from all deadlines.
 func TestALongWaitOfOursEvictsNobody(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		holder, next := w.ours(), w.ours()
@@ -423,8 +420,8 @@ func TestALongWaitOfOursEvictsNobody(t *testing.T) {
 	})
 }
 
-// A Java client whose clock is ahead evicts no waiter that is alive, unless it is
-// ahead by more than a wait; and then the waiter is back soon, where it was.
+// A Java client whose clock is ahead evicts a live waiter only if it is ahead by more than
+// one wait, and then the waiter soon is back where it was.
 func TestClocksThatAreAhead(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		holder, first, second, early := w.ours(), w.ours(), w.ours(), w.java(1)
@@ -439,13 +436,13 @@ func TestClocksThatAreAhead(t *testing.T) {
 		early.mustWait()
 		require.NotContains(t, w.queue(), first.owner)
 		require.NotContains(t, w.queue(), second.owner)
-		require.Equal(t, []bool{true, true}, w.beat(first, second))
+		require.Equal(t, []bool{true, true}, w.heartbeat(first, second))
 		require.Equal(t, []string{first.owner, second.owner}, w.queue()[:2])
 	})
 }
 
-// An evicted waiter is back where it was with its next attempt too, and when the
-// lock is handed to it.
+// An evicted waiter also is back at the head with its next attempt, and when the lock is
+// passed on to it.
 func TestAnEvictedWaiterIsFirstAgain(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		for _, handOff := range []bool{false, true} {
@@ -471,7 +468,7 @@ func TestAnEvictedWaiterIsFirstAgain(t *testing.T) {
 	})
 }
 
-// A lock that is handed over is given to who is first, whoever asks for it.
+// A hand-off succeeds only to the head of the queue.
 func TestHandOffGoesByTheQueue(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		holder, first, second, java := w.ours(), w.ours(), w.ours(), w.java(1)
@@ -489,7 +486,7 @@ func TestHandOffGoesByTheQueue(t *testing.T) {
 		require.True(t, pass(holder, first).Acquired)
 		w.inOrder(java, second)
 		require.True(t, pass(holder, first).Acquired, "the same request, delivered twice")
-		require.Equal(t, locking.Passed{}, pass(holder, second), "who has handed over has nothing to hand over")
+		require.Equal(t, locking.Passed{}, pass(holder, second), "the lock was passed on before")
 
 		passed := pass(first, second)
 		require.False(t, passed.Acquired)
@@ -506,9 +503,8 @@ func TestHandOffGoesByTheQueue(t *testing.T) {
 	})
 }
 
-// The keys of a queue whose processes have all died go by themselves, unless a Java
-// client is in it, as Redisson's do not.
-func TestAQueueOfTheDeadGoesByItself(t *testing.T) {
+// The keys of a queue whose processes have all died expire, unless a Java client is in it.
+func TestADeadQueueExpires(t *testing.T) {
 	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
 		holder, a, b := w.ours(), w.ours(), w.ours()
 		holder.mustAcquire(lease)
@@ -521,7 +517,7 @@ func TestAQueueOfTheDeadGoesByItself(t *testing.T) {
 		holder.mustAcquire(lease)
 		a.mustWait()
 		w.java(1).mustWait()
-		w.beat(a)
+		w.heartbeat(a)
 		time.Sleep(24 * time.Hour)
 		w.inOrder(a, w.java(1))
 		w.ours().mustAcquire(lease)

@@ -11,7 +11,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 )
 
-// Whoever comes first has the lock first.
+// Waiters acquire the lock in the order of their arrival.
 func ExampleLock() {
 	client, stop := connect()
 	defer stop()
@@ -71,7 +71,7 @@ func ExampleLock_Queue() {
 	// <nil> <nil>
 }
 
-// wait blocks until that many wait for the lock.
+// wait blocks until the lock has n waiters.
 func wait(l *fairlock.Lock, n int) {
 	for {
 		queue, err := l.Queue(context.Background())

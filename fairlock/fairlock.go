@@ -1,23 +1,22 @@
-// Package fairlock is the fair lock of Redisson: waiters of all processes get it
-// in the order in which they came. Java services on the same server stand in the
-// same queue.
+// Package fairlock is Redisson's fair lock: the waiters of all processes acquire it in the
+// order of their arrival. Java services on the same server share the queue.
 //
-// The server keeps the queue. A waiter takes its place with its first attempt and
-// keeps it for as long as it waits, whatever its lock.Wait: its client gives signs
-// of life, and a waiter whose process died or hangs loses its place within
-// seconds (10 s, or a third of the watchdog timeout, or the fair wait timeout, if
-// that is less), so that the next one is served. A waiter that leaves, because its context ended or its time
-// was over, gives its place up at once. One whose process was stopped for longer
-// than that has lost its place and queues anew, at the end.
+// The server keeps the queue. A waiter enters it with its first attempt and keeps its
+// position for as long as it waits, whatever its lock.Wait, because its client sends
+// heartbeats. If the process of a waiter dies or hangs, the server drops the waiter within
+// 10 s (or a third of the watchdog timeout, or the fair wait timeout, if that is less) and
+// serves the next one. A waiter that gives up leaves the queue at once. A process that was
+// paused for too long has lost its queue positions; its waiters enter the queue again, at
+// the end.
 //
-// Java waiters give no signs of life. They keep their place until a deadline that
-// Redisson computes when they come: some five minutes for each place, unless
-// fairLockWaitTimeout says otherwise. One that died holds up those behind it for
-// that long. The same is true the other way round while only Java clients use the
-// lock: they do not read signs of life. Give both sides the same
-// fairLockWaitTimeout (redlatch.WithFairWaitTimeout here).
+// Java waiters send no heartbeats. They keep their position until a deadline that Redisson
+// computes when they arrive: about five minutes for each position, unless
+// fairLockWaitTimeout says otherwise. A Java waiter that died delays the waiters behind it
+// for that long. A waiter of this package that died does so too while only Java clients use
+// the lock, as they do not read heartbeats. Give both sides the same fairLockWaitTimeout
+// (redlatch.WithFairWaitTimeout here).
 //
-// TryLock never queues, and fails while anybody does.
+// TryLock never enters the queue, and fails while the queue has waiters.
 package fairlock
 
 import (
@@ -32,7 +31,7 @@ import (
 
 type member = locking.Member
 
-// Lock is a fair lock. It is made by Client.FairLock.
+// Lock is a fair lock. Client.FairLock returns it.
 type Lock struct {
 	member
 	l *locking.Lock
@@ -48,24 +47,22 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 		}
 	}
 	l := locking.New(s, p, name)
-	p.own = p.about(l.Key())
+	p.own = p.request(l.Key())
 	return &Lock{l.Member(), l, p}
 }
 
-// Name returns the name the lock was asked for with.
+// Name returns the name that was passed to the client.
 func (l *Lock) Name() string { return l.l.Name() }
 
-// Lock takes the lock when it is its turn: it waits until those who came before
-// have had it, ctx ends, or lock.Wait runs out. See lock.Locker for its errors.
-// With NonReentrant it fails at once with lock.ErrReentered if the owner holds the
-// lock already.
+// Lock acquires the lock. It blocks until all waiters that arrived before have had the
+// lock, ctx ends, or lock.Wait runs out. See lock.Locker for its errors. With NonReentrant
+// it fails at once with lock.ErrReentered if the owner holds the lock already.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.Lock(ctx, opts...)
 }
 
-// TryLock makes one attempt, which blocks for one round trip, and returns an
-// error that matches lock.ErrNotAcquired if somebody else holds the lock or waits
-// for it. See lock.Locker for other errors.
+// TryLock makes one attempt, which blocks for one round trip. The error matches
+// lock.ErrNotAcquired if the lock is held or has waiters. See lock.Locker for other errors.
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.TryLock(ctx, opts...)
 }
@@ -75,48 +72,47 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 	return lock.Do(ctx, l, fn, opts...)
 }
 
-// Unlock gives back one hold of the owner that ctx names (see lock.WithOwner),
-// wherever it was taken: by this client, where the latest such hold ends, or
-// anywhere else, where its holder hears of it at its next renewal. It blocks until
-// the server has answered. It returns an error that matches lock.ErrInvalid if ctx
-// names no owner, lock.ErrNotHeld if that owner does not hold the lock, and
-// otherwise those of Hold.Unlock.
+// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
+// process, and releases the lock if that was its only one. It blocks until the server has
+// answered. The error matches lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if
+// that owner has no hold in this process. Other errors are those of Hold.Unlock.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
-// ForceUnlock opens the lock, whoever holds it, and tells the first waiter. It
-// reports whether the lock was held. Holds of this client end at once, as lost;
-// any other hears of it at its next renewal, a third of its lease later at most,
-// or, if its lease is fixed, when that is over; until then its holder believes
-// that it holds the lock. It blocks for one round trip; a key that is no lock is
-// left alone and is an error.
+// ForceUnlock releases the lock, whatever client holds it, notifies the first waiter, and
+// reports whether the lock was held. Holds of this client end at once, as lost. Any other
+// hold learns of it at its next renewal, a third of its lease later at most, or when its
+// lease ends, if that is fixed. Until then its client believes that it holds the lock.
+// ForceUnlock blocks for one round trip. A key that is not a lock is left alone and is an
+// error.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
 	return l.l.Force(ctx, func() (bool, error) { return l.p.Force(ctx, l.l.Key()) })
 }
 
-// IsLocked reports whether anybody holds the lock. It blocks for one round trip.
+// IsLocked reports whether the lock is held by any client. It blocks for one round trip.
 func (l *Lock) IsLocked(ctx context.Context) (bool, error) {
 	ttl, err := l.l.TTL(ctx)
 	return ttl != 0, err
 }
 
-// TTL returns after what time the lock will be free if nobody renews or releases
-// it: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
+// TTL returns after what time the lock will be free if it is neither renewed nor released:
+// 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
 func (l *Lock) TTL(ctx context.Context) (time.Duration, error) { return l.l.TTL(ctx) }
 
-// HoldCount returns how often owner holds the lock, 0 if it does not. It blocks
-// for one round trip.
+// HoldCount returns the number of holds of owner: those in this process or, if there are
+// none, the number on the server, which is above 1 for Java threads only. It blocks for one
+// round trip at most.
 func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return l.l.HoldCount(ctx, owner)
+	return l.l.HoldCount(ctx, owner, owner.String())
 }
 
-// IsHeldBy reports whether owner holds the lock. It blocks for one round trip.
+// IsHeldBy reports whether owner has a hold, as counted by HoldCount.
 func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := l.l.HoldCount(ctx, owner)
+	n, err := l.HoldCount(ctx, owner)
 	return n > 0, err
 }
 
-// Queue returns those who wait, in the order in which they will get the lock. It
-// is a snapshot, blocks for one round trip and changes nothing.
+// Queue returns the waiters in the order in which they will acquire the lock. It is a
+// snapshot, blocks for one round trip and changes nothing.
 func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err

@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// soon is enough for what takes a few round trips, on a busy machine.
+	// soon is enough for a few round trips on a busy machine.
 	soon = 10 * time.Second
-	// slack is how late a busy machine does what has a time.
+	// slack is how late timers may be on a busy machine.
 	slack = 2500 * time.Millisecond
 )
 
@@ -37,9 +37,9 @@ func listKey(name string) string      { return "redisson_lock_queue:{" + name + 
 func deadlinesKey(name string) string { return "redisson_lock_timeout:{" + name + "}" }
 func aliveKey(name string) string     { return "redlatch_lock_alive:{" + name + "}" }
 
-// ask sends a command that only reads, on a connection of its own. Whoever asks again
-// and again leaves the server time in between: it drops connections that come too
-// fast, those of the clients under test too, and they try again after seconds.
+// ask sends a read-only command on a connection of its own. It pauses before each one: the
+// server drops connections that come too fast, also those of the clients under test, which
+// reconnect only after seconds.
 func ask(t testing.TB, addr string, words ...string) (reply []string) {
 	t.Helper()
 	harness.Eventually(t, soon, "the server answers", func() bool {
@@ -51,13 +51,13 @@ func ask(t testing.TB, addr string, words ...string) (reply []string) {
 	return reply
 }
 
-// line returns the owners in the queue of a lock, as the server has them.
-func line(t testing.TB, addr, name string) []string {
+// waiting returns the owners in the queue of a lock on the server.
+func waiting(t testing.TB, addr, name string) []string {
 	t.Helper()
 	return ask(t, addr, "LRANGE", listKey(name), "0", "-1")
 }
 
-// noTrace fails the test unless an owner soon has nothing in the queue of a lock.
+// noTrace verifies that an owner soon has nothing in the queue of a lock.
 func noTrace(t testing.TB, addr, name, owner string) {
 	t.Helper()
 	harness.Eventually(t, soon, "no trace of it in the queue", func() bool {
@@ -75,14 +75,14 @@ func noTrace(t testing.TB, addr, name, owner string) {
 // caller is a call of Lock in the background.
 type caller = harness.Call[lock.Hold]
 
-// queue calls Lock and returns when the caller has a place behind all others. The
-// lock is held, and nobody else comes meanwhile.
+// queue calls Lock and returns when the caller is at the end of the queue. The lock is
+// held, and no other caller comes meanwhile.
 func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opts ...lock.Option) *caller {
 	t.Helper()
-	before := line(t, addr, l.Name())
+	before := waiting(t, addr, l.Name())
 	w := harness.StartLock(t, ctx, l, opts...)
-	harness.Eventually(t, soon, "it has a place", func() bool {
-		owners := line(t, addr, l.Name())
+	harness.Eventually(t, soon, "it is in the queue", func() bool {
+		owners := waiting(t, addr, l.Name())
 		if len(owners) == 0 || slices.Contains(before, owners[len(owners)-1]) {
 			return false
 		}
@@ -92,9 +92,9 @@ func queue(t testing.TB, ctx context.Context, addr string, l *fairlock.Lock, opt
 	return w
 }
 
-// asleep is queue for a waiter that is the first of its client, which does not hold the
-// lock: it returns when that has made its second attempt, after its subscription, and
-// sleeps. Nobody else asks the server meanwhile.
+// asleep is queue for the first waiter of a client that does not hold the lock. It returns
+// when the waiter has made its second attempt, after its subscription, and sleeps. No other
+// client sends requests meanwhile.
 func asleep(t testing.TB, ctx context.Context, addr string, c *redlatch.Client, opts ...lock.Option) *caller {
 	t.Helper()
 	conn := harness.Conn(t, addr)
@@ -131,8 +131,8 @@ func TestForceUnlockKeepsTheOrder(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, forced)
 				harness.InOrder(t, first, second)
-				// Well before any poll: a waiter behind a holder of its own client, who is not told,
-				// hears of it with its next heartbeat, and the holder a third of its lease later.
+				// Well before any poll: a waiter behind a holder of its own client gets no message,
+				// but learns of it from its next heartbeat, and the holder a third of its lease later.
 				require.Less(t, time.Since(begin), timeout/3+slack)
 				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 				harness.NothingLeft(t, s.Addr)
@@ -165,7 +165,7 @@ func TestTryLockNeverQueuesNorOvertakes(t *testing.T) {
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
 
-		// The lock is free, and its first waiter has not come yet.
+		// The lock is free, but its first waiter has not taken it yet.
 		o := other.NewOwner().String()
 		far := strconv.FormatInt(time.Now().Add(time.Minute).UnixMilli(), 10)
 		harness.Do(t, s.Addr, "RPUSH", listKey("orders"), o)
@@ -173,7 +173,7 @@ func TestTryLockNeverQueuesNorOvertakes(t *testing.T) {
 		harness.Do(t, s.Addr, "ZADD", aliveKey("orders"), far, o)
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		refused(":3")
-		require.Equal(t, []string{o}, line(t, s.Addr, "orders"))
+		require.Equal(t, []string{o}, waiting(t, s.Addr, "orders"))
 	})
 }
 
@@ -187,12 +187,10 @@ func TestArrivalOrder(t *testing.T) {
 			var line []*caller
 			for i := range waiters {
 				c, ctx := all[i/2%n], t.Context()
-				o := c.NewOwner()
 				if i%2 == 0 {
-					ctx = lock.WithOwner(ctx, o)
+					ctx = lock.WithOwner(ctx, c.NewOwner())
 				}
 				line = append(line, queue(t, ctx, s.Addr, c.FairLock("orders")))
-				require.Equal(t, i%2 == 0, o.String() == line[i].Owner)
 			}
 			require.NoError(t, h.Unlock(t.Context()))
 			harness.InOrder(t, line...)
@@ -201,8 +199,8 @@ func TestArrivalOrder(t *testing.T) {
 	})
 }
 
-// Two goroutines of one owner wait: they have one place, and have the lock together
-// when its turn has come.
+// Two goroutines of one owner wait. When the first of them is granted the lock, the other
+// gets a hold of the same claim and leaves the queue.
 func TestTwoGoroutinesOfOneNamedOwnerWait(t *testing.T) {
 	const timeout = 3 * time.Second // of the watchdog
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -212,12 +210,13 @@ func TestTwoGoroutinesOfOneNamedOwnerWait(t *testing.T) {
 		ctx := lock.WithOwner(t.Context(), o)
 		h := mustLock(t, other.FairLock("orders"))
 		w1 := queue(t, ctx, s.Addr, c.FairLock("orders"))
-		w2 := harness.StartLock(t, ctx, c.FairLock("orders"))
-		harness.Waits(t, 2, c)
+		w2 := queue(t, ctx, s.Addr, c.FairLock("orders"))
 		last := queue(t, t.Context(), s.Addr, other.FairLock("orders"))
-		require.Equal(t, []string{o.String(), last.Owner}, line(t, s.Addr, "orders"))
 		require.NoError(t, h.Unlock(t.Context()))
 		h1, h2 := w1.Got(), w2.Got()
+		require.Equal(t, w1.Owner, h1.Owner().String())
+		require.Equal(t, h1.Owner(), h2.Owner())
+		noTrace(t, s.Addr, "orders", w2.Owner)
 		require.Equal(t, 2, harness.HoldCount(t, c.FairLock("orders"), o))
 		require.True(t, last.Running())
 		require.NoError(t, h1.Unlock(ctx))
@@ -228,7 +227,6 @@ func TestTwoGoroutinesOfOneNamedOwnerWait(t *testing.T) {
 	})
 }
 
-// The lock becomes something else while it is held and others wait.
 func TestAKeyBecomesTheWrongType(t *testing.T) {
 	const timeout = 3 * time.Second // of the watchdog
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -247,14 +245,14 @@ func TestAKeyBecomesTheWrongType(t *testing.T) {
 	})
 }
 
-// Two clients in Java wait in the same queue, are told when it is their turn, and not
-// before.
+// Two Java clients wait in the same queue. Each gets a message when it is first and the
+// lock is free, and not before.
 func TestJavaWaitsInTheSameQueue(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, there := harness.Client(t, s), harness.Client(t, s)
 		first, last := newJava(t, harness.Conn(t, s.Addr), 1, redlatch.DefaultFairWaitTimeout), newJava(t, harness.Conn(t, s.Addr), 2, redlatch.DefaultFairWaitTimeout)
-		toldFirst := harness.Messages(t, s.Addr, "redisson_lock__channel:{orders}:"+first.owner)
-		toldLast := harness.Messages(t, s.Addr, "redisson_lock__channel:{orders}:"+last.owner)
+		messagesFirst := harness.Messages(t, s.Addr, "redisson_lock__channel:{orders}:"+first.owner)
+		messagesLast := harness.Messages(t, s.Addr, "redisson_lock__channel:{orders}:"+last.owner)
 		for _, ctx := range []context.Context{t.Context(), lock.WithOwner(t.Context(), c.NewOwner())} {
 			h, err := c.FairLock("orders").Lock(ctx)
 			require.NoError(t, err)
@@ -262,11 +260,11 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 			here := queue(t, t.Context(), s.Addr, c.FairLock("orders"))
 			there := queue(t, t.Context(), s.Addr, there.FairLock("orders"))
 			require.False(t, last.acquire())
-			require.Equal(t, []string{first.owner, here.Owner, there.Owner, last.owner}, line(t, s.Addr, "orders"))
+			require.Equal(t, []string{first.owner, here.Owner, there.Owner, last.owner}, waiting(t, s.Addr, "orders"))
 
-			// One of this process waits, and is not the first.
+			// A waiter of this process is not the first.
 			require.NoError(t, h.Unlock(ctx))
-			require.Equal(t, "0", harness.Receive(t, soon, "the first is told", toldFirst))
+			require.Equal(t, "0", harness.Receive(t, soon, "the first gets its message", messagesFirst))
 			require.False(t, last.acquire())
 			_, err = c.FairLock("orders").TryLock(ctx)
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
@@ -275,14 +273,14 @@ func TestJavaWaitsInTheSameQueue(t *testing.T) {
 			begin := time.Now()
 			first.release()
 			h = here.Got()
-			require.Less(t, here.At.Sub(begin), 3*time.Second) // it was told: well before any poll
-			require.Empty(t, toldLast)
+			require.Less(t, here.At.Sub(begin), 3*time.Second) // by its message, well before any poll
+			require.Empty(t, messagesLast)
 			require.NoError(t, h.Unlock(t.Context()))
 			harness.InOrder(t, there)
-			require.Equal(t, "0", harness.Receive(t, soon, "the last is told", toldLast))
+			require.Equal(t, "0", harness.Receive(t, soon, "the last gets its message", messagesLast))
 			require.True(t, last.acquire())
 			last.release()
-			require.Empty(t, toldFirst)
+			require.Empty(t, messagesFirst)
 			harness.NothingLeft(t, s.Addr)
 		}
 	})

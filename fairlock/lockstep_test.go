@@ -2,7 +2,6 @@ package fairlock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -30,11 +29,11 @@ func TestLockstep(t *testing.T) {
 		lockstep.Test[step]{
 			Steps: lockstep.Size(100_000), Length: 100, Kinds: stepKinds,
 			Outcomes: []string{
-				"acquired", "reentered", "refused", "placed", "placed behind all",
-				"free", "still held", "shared", "not held", "passed on",
+				"acquired", "refused", "queued", "queued behind all",
+				"free", "not held", "passed on",
 				"extended true", "extended false", "forced true", "forced false",
 				"heartbeat true", "heartbeat false", "java acquires true", "java acquires false", "java releases <nil>", "java releases 0", "java releases 1",
-				"told", "dead purged", "evicted", "restored", "deadline taken back",
+				"published", "dead purged", "evicted", "restored", "waits subtracted",
 			},
 			Start: func(lane int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, lane)
@@ -52,9 +51,9 @@ func TestLockstep(t *testing.T) {
 
 // stepKinds are the kinds of steps.
 var stepKinds = lockstep.Weights{
-	{"acquire", 26}, {"acquire all", 8}, {"release", 14}, {"undo", 3}, {"hand off", 12}, {"leave", 4},
-	{"beat all", 14}, {"beat some", 4}, {"extend", 4}, {"force", 1}, {"look", 2},
-	{"renew claim", 4}, // the owner goes on under another identity
+	{"acquire", 26}, {"acquire all", 8}, {"release", 14}, {"hand off", 12}, {"leave", 4},
+	{"heartbeat of all", 14}, {"heartbeat of some", 4}, {"extend", 4}, {"force", 1}, {"look", 2},
+	{"renew claim", 4}, // a claim gets another id
 	{"again", 7},       // the last request is delivered again
 	{"time passes", 18}, {"java acquire", 16}, {"java release", 7}, {"java leave", 3},
 	{"fault", 24}, // only of wild walks
@@ -62,10 +61,9 @@ var stepKinds = lockstep.Weights{
 
 var faults = []string{
 	"delete lock", "delete queue", "delete deadlines", "delete heartbeats", "persist", "push", "remove",
-	"hold twice", "hold twice", "hold twice", "hold twice",
 }
 
-// step is a step. Its numbers are drawn without regard to the state that it will meet.
+// step is a step. Its numbers are drawn without regard to the state.
 type step struct {
 	lockstep.Kind
 	lock  int
@@ -84,8 +82,7 @@ const (
 )
 
 const (
-	unnamed = 6 // the first claims of a lock have owners of their own
-	named   = 6 // the others have three owners
+	claims  = 6 // on a lock
 	threads = 3 // of Java, on a lock
 
 	begin = 1_700_000_000_000
@@ -98,14 +95,13 @@ var (
 
 // walk is a model and the protocol.
 type walk struct {
-	ctx       context.Context
-	conn      *lockstep.Client
-	p         *fairlock.Protocol
-	model     *model
-	seen      lockstep.Seen
-	wait      int64
-	wild      bool // Java clients have wrong clocks and wait for long, and keys are deleted
-	reentrant bool
+	ctx   context.Context
+	conn  *lockstep.Client
+	p     *fairlock.Protocol
+	model *model
+	seen  lockstep.Seen
+	wait  int64
+	wild  bool // Java clients have wrong clocks and wait for long, and keys are deleted
 	// The claims and the Java threads of each lock.
 	claims     [][]*locking.Claim
 	javas      [][]string
@@ -113,31 +109,27 @@ type walk struct {
 	again      lockstep.Request // the last one
 
 	// Of the last step, for the invariants.
-	before map[string]*lockModel
-	gone   map[string]bool // owners that the step itself removes or moves
-	javaly bool            // Java acts, or somebody who deletes keys
+	before  map[string]*lockModel
+	gone    map[string]bool // owners that the step itself removes or moves
+	foreign bool            // a Java client or a fault acts
 }
 
 func newWalk(ctx context.Context, conn *lockstep.Client, sessions map[int64]*session.Session, seed uint64, seen lockstep.Seen) *walk {
-	x := &walk{ctx: ctx, conn: conn, seen: seen, wild: seed%3 == 0, reentrant: seed%4 != 0, wait: waits[seed/3%3]}
-	var opts []fairlock.Option
-	if !x.reentrant {
-		opts = append(opts, fairlock.NonReentrant())
-	}
-	x.p = fairlock.NewProtocol(sessions[x.wait], opts...)
+	x := &walk{ctx: ctx, conn: conn, seen: seen, wild: seed%3 == 0, wait: waits[seed/3%3]}
+	x.p = fairlock.NewProtocol(sessions[x.wait])
 	x.model = newModel(lockNames...)
-	x.model.wait, x.model.life, x.model.latch = x.wait, x.p.PlaceTime().Milliseconds(), locking.LatchLife.Milliseconds()
+	x.model.wait, x.model.positionTTL = x.wait, x.p.PositionTTL().Milliseconds()
 	x.model.now, x.model.seen = begin, seen
 	for n := range lockNames {
-		var claims []*locking.Claim
-		for i := range unnamed + named {
-			claims = append(claims, x.newClaim(n, i))
+		var all []*locking.Claim
+		for i := range claims {
+			all = append(all, x.newClaim(n, i))
 		}
 		var javas []string
 		for i := range threads {
 			javas = append(javas, fmt.Sprintf("%s:%d", javaID, 10*n+i))
 		}
-		x.claims, x.javas = append(x.claims, claims), append(x.javas, javas)
+		x.claims, x.javas = append(x.claims, all), append(x.javas, javas)
 	}
 	conn.Reset(begin)
 	return x
@@ -149,7 +141,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 	times := []int64{0, 0, 1, 1, 7, 7, 100, 500, 500, 1000, life / 3, life / 3, life / 3, life - 1, life, life + 1, x.wait, 31_000, 61_000, 4 * x.wait}
 	s := step{
 		Kind: stepKinds.Only(func(kind lockstep.Kind) bool { return x.wild || kind != "fault" }).Draw(r),
-		who:  r.IntN(unnamed + named), to: r.IntN(unnamed), some: r.IntN(1 << (unnamed + named)),
+		who:  r.IntN(claims), to: r.IntN(claims), some: r.IntN(1 << claims),
 		once: r.IntN(5) == 0, lease: []int64{4_000, 30_000, 60_000}[r.IntN(3)],
 		time: times[r.IntN(len(times))], fault: faults[r.IntN(len(faults))],
 	}
@@ -165,7 +157,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 		switch r.IntN(8) {
 		case 0, 1:
 			s.who = theFirst
-		case 2, 3, 4:
+		case 2:
 			s.who = theHolder
 		}
 	case "fault":
@@ -177,22 +169,15 @@ func (x *walk) Draw(r *rand.Rand) step {
 	return s
 }
 
-// newClaim returns the i-th claim of the n-th lock, with an identity that is new.
+// newClaim returns the i-th claim of the n-th lock, with a new id.
 func (x *walk) newClaim(n, i int) *locking.Claim {
 	x.generation++
-	c := &locking.Claim{Key: lockNames[n], Waits: true, Lease: lease}
-	number := 1000*x.generation + 10*n + i
-	if i >= unnamed {
-		number = 10*n + (i-unnamed)/2
-		c.Ticket = fmt.Sprintf("ticket-%d", x.generation)
-	}
-	var err error
-	c.Owner, err = lock.NewOwner(clientID, uint64(number))
+	id, err := lock.NewOwner(clientID, uint64(1000*x.generation+10*n+i))
 	lockstep.Check(err)
-	return c
+	return &locking.Claim{Key: lockNames[n], ID: id, Waits: true, Lease: lease}
 }
 
-// ownerOf returns the owner that a step means by its role, "" if there is none.
+// ownerOf returns the owner in a role, "" if there is none.
 func (l *lockModel) ownerOf(who int) string {
 	switch {
 	case who == theHolder && !l.free():
@@ -203,21 +188,15 @@ func (l *lockModel) ownerOf(who int) string {
 	return ""
 }
 
-// claimOf returns the number of the claim that a step means, or another one if that is
-// Java's. An owner that has two claims holds the lock by the one whose
-// ticket says so.
+// claimOf returns the index of the claim that a step is about, or otherwise if that is
+// Java's.
 func (x *walk) claimOf(n, who, otherwise int) int {
 	if who >= 0 {
 		return who
 	}
 	owner := x.model.locks[lockNames[n]].ownerOf(who)
-	for i, c := range x.claims[n] {
-		if c.Owner.String() == owner {
-			otherwise = i
-			if t := x.model.ticket(c); t != nil && t.says == "held" {
-				break
-			}
-		}
+	if i := slices.IndexFunc(x.claims[n], func(c *locking.Claim) bool { return c.ID.String() == owner }); i >= 0 {
+		return i
 	}
 	return otherwise
 }
@@ -233,86 +212,58 @@ func (x *walk) javaOf(n, who int) int {
 func (x *walk) request(s step) lockstep.Request {
 	name := lockNames[s.lock]
 	m, l := x.model, x.model.locks[name]
-	other := max(s.to, 0)
-	if s.Kind == "acquire" {
-		other += unnamed
-	}
-	i := x.claimOf(s.lock, s.who, other)
-	if s.Kind == "acquire" && i >= unnamed {
-		if s.who == theHolder {
-			i ^= 1 // the other claim of its owner
-		}
-		if t := m.ticket(x.claims[s.lock][i]); s.to > 0 && t != nil && t.says != "held" {
-			x.claims[s.lock][i] = x.newClaim(s.lock, i) // the ticket is used up
-		}
-	}
+	i := x.claimOf(s.lock, s.who, max(s.to, 0))
 	c := *x.claims[s.lock][i]
 	c.Lease = millis(s.lease)
 	c.Waits = !s.once
-	owner := c.Owner.String()
+	owner := c.ID.String()
 	switch s.Kind {
 	case "acquire":
 		return func() (any, any, error) {
 			x.gone[owner] = true
 			real, err := x.p.Acquire(x.ctx, &c)
-			var want locking.Answer
-			if c.Named() {
-				want = m.acquireNamed(l, &c, x.reentrant)
-			} else {
-				want = m.acquire(l, []*locking.Claim{&c})[0]
-			}
+			want := m.acquire(l, []*locking.Claim{&c})[0]
 			x.answered(want)
 			return real, want, err
 		}
 	case "acquire all":
-		var claims []*locking.Claim
-		for i := range unnamed {
+		var some []*locking.Claim
+		for i := range claims {
 			if s.some&(1<<i) != 0 {
 				c := *x.claims[s.lock][i]
 				c.Lease = millis(s.lease)
-				claims = append(claims, &c)
+				some = append(some, &c)
 			}
 		}
-		if len(claims) == 0 {
+		if len(some) == 0 {
 			return nil
 		}
 		return func() (any, any, error) {
-			for _, c := range claims {
-				x.gone[c.Owner.String()] = true
+			for _, c := range some {
+				x.gone[c.ID.String()] = true
 			}
-			real, err := x.p.AcquireAll(x.ctx, claims)
-			want := m.acquire(l, claims)
+			real, err := x.p.AcquireAll(x.ctx, some)
+			want := m.acquire(l, some)
 			x.answered(want...)
 			return real, want, err
 		}
-	case "release", "undo":
-		undo := s.Kind == "undo"
-		c.AnyHold = c.Named() && s.once
-		if c.AnyHold {
-			x.generation++
-			c.Ticket = fmt.Sprintf("ticket-%d", x.generation)
-		}
+	case "release":
 		return func() (any, any, error) {
-			x.gone[owner] = !c.Named()
-			real, err := x.p.Release(x.ctx, &c, undo)
-			want := locking.Released{}
-			if c.Named() {
-				want = m.releaseNamed(l, &c, undo)
-			} else {
-				want = m.release(l, &c)
-			}
-			x.released(want)
+			x.gone[owner] = true
+			real, err := x.p.Release(x.ctx, &c)
+			want := m.release(l, &c)
+			x.seen.See(map[locking.ReleaseState]string{locking.Free: "free", locking.NotHeld: "not held"}[want.State])
 			return real, want, err
 		}
 	case "hand off":
 		j := x.claimOf(s.lock, s.to, 0)
 		to := *x.claims[s.lock][j]
-		if c.Named() || to.Named() || i == j {
+		if i == j {
 			return nil
 		}
 		to.Lease = c.Lease
 		return func() (any, any, error) {
-			x.gone[to.Owner.String()] = true
+			x.gone[to.ID.String()] = true
 			real, err := x.p.HandOff(x.ctx, &c, []*locking.Claim{&to})
 			want := m.handOff(l, &c, &to)
 			if want.Acquired {
@@ -326,8 +277,8 @@ func (x *walk) request(s step) lockstep.Request {
 			m.giveUp(l, owner)
 			return nil, nil, x.p.Leave(x.ctx, &c)
 		}
-	case "beat all", "beat some":
-		return x.heartbeat(func(i int) bool { return s.Kind == "beat all" || s.some&(1<<i) != 0 })
+	case "heartbeat of all", "heartbeat of some":
+		return x.heartbeat(func(i int) bool { return s.Kind == "heartbeat of all" || s.some&(1<<i) != 0 })
 	case "extend":
 		return func() (any, any, error) {
 			real, err := x.p.Extend(x.ctx, &c, c.Lease)
@@ -353,14 +304,14 @@ func (x *walk) request(s step) lockstep.Request {
 	return x.java(s, l)
 }
 
-// heartbeat is one of some claims of both locks, in turn.
+// heartbeat is one of some claims of both locks, alternately.
 func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
 	var leases []*watchdog.Lease
 	owners := map[string][]string{}
-	for i := range unnamed + named {
+	for i := range claims {
 		for n, name := range lockNames {
 			if of(i) {
-				owner := x.claims[n][i].Owner.String()
+				owner := x.claims[n][i].ID.String()
 				leases = append(leases, &watchdog.Lease{Key: name, Owner: owner})
 				owners[name] = append(owners[name], owner)
 			}
@@ -370,10 +321,10 @@ func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
 		return nil
 	}
 	return func() (any, any, error) {
-		renewed := x.p.PlaceKeeper().Renew(x.ctx, [][]*watchdog.Lease{leases}, lease, true)[0]
+		renewed := x.p.HeartbeatRenewer().Renew(x.ctx, [][]*watchdog.Lease{leases}, lease, true)[0]
 		kept, want := map[string][]bool{}, make([]bool, len(leases))
 		for _, name := range lockNames {
-			kept[name] = x.model.beat(x.model.locks[name], owners[name])
+			kept[name] = x.model.heartbeat(x.model.locks[name], owners[name])
 		}
 		for i, l := range leases {
 			want[i], kept[l.Key] = kept[l.Key][0], kept[l.Key][1:]
@@ -388,26 +339,18 @@ func (x *walk) answered(answers ...locking.Answer) {
 		switch {
 		case a.Acquired:
 			x.seen.See("acquired")
-		case a.Reentered:
-			x.seen.See("reentered")
 		case a.Moved:
-			x.seen.See("placed behind all")
-		case a.Placed:
-			x.seen.See("placed")
+			x.seen.See("queued behind all")
+		case a.Queued:
+			x.seen.See("queued")
 		default:
 			x.seen.See("refused")
 		}
 	}
 }
 
-func (x *walk) released(r locking.Released) {
-	x.seen.See(map[locking.ReleaseState]string{
-		locking.Free: "free", locking.StillHeld: "still held", locking.Shared: "shared", locking.NotHeld: "not held",
-	}[r.State])
-}
-
-// java is what a client in Java does. Each of its threads waits for a time of its own,
-// and in a wild walk has a clock of its own.
+// java is a step of a Java client. Each thread has a wait of its own, and in a wild walk a
+// clock of its own.
 func (x *walk) java(s step, l *lockModel) lockstep.Request {
 	m, i, name := x.model, x.javaOf(s.lock, s.who), l.name
 	owner, wait, ahead := x.javas[s.lock][i], []int64{x.wait, min(7_000, x.wait), 1_000}[i], int64(0)
@@ -416,7 +359,7 @@ func (x *walk) java(s step, l *lockModel) lockstep.Request {
 		ahead = []int64{0, 60_000, -60_000}[i]
 	}
 	return func() (real, want any, err error) {
-		x.javaly = true
+		x.foreign = true
 		x.gone[owner] = true
 		now := m.now + ahead
 		var reply rueidis.RedisResult
@@ -448,60 +391,48 @@ func javaKeys(name string) []string {
 	return []string{name, wire.FairQueue(name), wire.FairTimeouts(name)}
 }
 
-// fault does to a lock what nobody should.
+// fault changes the keys of a lock.
 func (x *walk) fault(s step, l *lockModel, owner string) lockstep.Request {
-	switch s.fault {
-	case "push":
+	if s.fault == "push" {
 		owner = x.javas[s.lock][x.javaOf(s.lock, s.who)]
 		if slices.Contains(l.queue, owner) {
 			return nil
 		}
-	case "hold twice":
-		if owner = l.ownerOf(theHolder); owner == "" {
-			return nil
-		}
 	}
 	return func() (any, any, error) {
-		x.javaly = true
+		x.foreign = true
 		queue := wire.FairQueue(l.name)
-		do := [][]string{{"DEL", l.name}}
+		do := []string{"DEL", l.name}
 		switch s.fault {
 		case "delete lock":
 			clear(l.counts)
 		case "delete queue":
-			do[0][1] = queue
+			do[1] = queue
 			l.queue = nil
 		case "delete deadlines":
-			do[0][1] = wire.FairTimeouts(l.name)
+			do[1] = wire.FairTimeouts(l.name)
 			clear(l.deadlines)
 		case "delete heartbeats":
-			do[0][1] = wire.FairAlive(l.name)
+			do[1] = wire.FairAlive(l.name)
 			clear(l.alive)
 		case "persist":
-			do[0] = []string{"PERSIST", l.name}
+			do = []string{"PERSIST", l.name}
 			l.ends = never
 		case "push":
-			do[0] = []string{"RPUSH", queue, owner}
+			do = []string{"RPUSH", queue, owner}
 			l.queue = append(l.queue, owner)
 		case "remove":
-			do[0] = []string{"LREM", queue, "0", owner}
+			do = []string{"LREM", queue, "0", owner}
 			l.queue = slices.DeleteFunc(l.queue, func(other string) bool { return other == owner })
-		case "hold twice": // also when it is repeated
-			do = [][]string{{"HSET", l.name, owner, "2"}, {"PEXPIRE", l.name, itoa(s.lease)}}
-			l.counts[owner], l.ends = 2, x.model.now+s.lease
 		}
 		l.tidy()
-		var errs []error
-		for _, words := range do {
-			errs = append(errs, x.conn.Do(x.ctx, x.conn.B().Arbitrary(words...).Build()).Error())
-		}
-		return nil, nil, errors.Join(errs...)
+		return nil, nil, x.conn.Do(x.ctx, x.conn.B().Arbitrary(do...).Build()).Error()
 	}
 }
 
 // Take implements lockstep.Walk.
 func (x *walk) Take(s step) bool {
-	x.before, x.gone, x.javaly = map[string]*lockModel{}, map[string]bool{}, false
+	x.before, x.gone, x.foreign = map[string]*lockModel{}, map[string]bool{}, false
 	switch s.Kind {
 	case "time passes":
 		x.model.pass(s.time)
@@ -537,8 +468,8 @@ func (l *lockModel) clone() *lockModel {
 	return &c
 }
 
-// promises fails the walk if the last step has broken a promise. It looks at the model,
-// which the server is equal to.
+// promises fails the walk if the last step has broken a promise. It checks the model, which
+// equals the server.
 func (x *walk) promises() {
 	now := x.model.now
 	for name, before := range x.before {
@@ -546,14 +477,14 @@ func (x *walk) promises() {
 		if len(after.counts) > 1 && !x.wild {
 			lockstep.Failf("%s has %d holders", name, len(after.counts))
 		}
-		// Only a request that looks at the queue cleans up after Java.
-		if !x.javaly && len(after.queue) == 0 && before.places() != after.places() && len(after.deadlines)+len(after.alive) > 0 {
+		// Only a request that reads the queue cleans up after Java.
+		if !x.foreign && len(after.queue) == 0 && before.queueState() != after.queueState() && len(after.deadlines)+len(after.alive) > 0 {
 			lockstep.Failf("%s: an empty queue leaves keys", name)
 		}
 		for owner, deadline := range after.deadlines {
 			_, ours := after.alive[owner]
 			_, wasOurs := before.alive[owner]
-			if was, there := before.deadlines[owner]; there && !ours && !wasOurs && !x.javaly && deadline < min(was, now+x.wait) {
+			if was, there := before.deadlines[owner]; there && !ours && !wasOurs && !x.foreign && deadline < min(was, now+x.wait) {
 				lockstep.Failf("%s: %s is nearer to its eviction than it need be", name, owner)
 			}
 		}
@@ -576,7 +507,7 @@ func (x *walk) promises() {
 			n := slices.Index(after.queue, owner)
 			_, ours := before.alive[owner]
 			switch {
-			case n < 0 && (x.gone[owner] || !ours && x.javaly):
+			case n < 0 && (x.gone[owner] || !ours && x.foreign):
 			case n < 0:
 				lockstep.Failf("%s: %s has lost its queue position", name, owner)
 			case n <= at:
@@ -589,13 +520,13 @@ func (x *walk) promises() {
 	}
 }
 
-// places is the queue as text.
-func (l *lockModel) places() string {
+// queueState returns the queue as text.
+func (l *lockModel) queueState() string {
 	return fmt.Sprint(l.queue, l.deadlines, l.alive)
 }
 
-// End implements lockstep.Walk. It lets all owners die and takes the lock as the next
-// one would: that must be possible, and leave nothing.
+// End implements lockstep.Walk. It lets all owners die, and acquires and releases the lock.
+// That must be possible and leave nothing.
 func (x *walk) End() {
 	for n, name := range lockNames {
 		c := x.newClaim(n, 0)
@@ -606,7 +537,7 @@ func (x *walk) End() {
 		}
 		for tries := 0; ; tries++ {
 			x.Take(step{Kind: "acquire", lock: n, lease: 30_000})
-			if l.counts[c.Owner.String()] > 0 {
+			if l.counts[c.ID.String()] > 0 {
 				break
 			}
 			pass := int64(3_000)
@@ -620,7 +551,7 @@ func (x *walk) End() {
 		}
 		x.Take(step{Kind: "release", lock: n})
 		if len(l.queue)+len(l.alive)+len(l.deadlines)+len(l.counts) > 0 {
-			lockstep.Failf("%v is left, and %v", l.counts, l.places())
+			lockstep.Failf("%v is left, and %v", l.counts, l.queueState())
 		}
 	}
 }

@@ -11,19 +11,17 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// never is when a key without expiry ends.
+// never is the end of a key without expiry.
 const never = 0
 
-// model is what a server with fair locks on it should be like. Times are in ms.
+// model is the state that a server with fair locks should have. Times are in ms.
 type model struct {
-	now     int64
-	wait    int64 // fairLockWaitTimeout
-	life    int64 // of a queue position after a heartbeat
-	latch   int64 // how long the result of a release is kept
-	locks   map[string]*lockModel
-	tickets map[string]*ticketModel
-	told    []string // channels and payloads
-	seen    lockstep.Seen
+	now         int64
+	wait        int64 // fairLockWaitTimeout
+	positionTTL int64 // how long a heartbeat keeps a queue position
+	locks       map[string]*lockModel
+	published   []string // channels and payloads
+	seen        lockstep.Seen
 }
 
 type lockModel struct {
@@ -39,13 +37,8 @@ type lockModel struct {
 	aliveEnds     int64
 }
 
-type ticketModel struct {
-	says string
-	ends int64
-}
-
 func newModel(names ...string) *model {
-	m := &model{locks: map[string]*lockModel{}, tickets: map[string]*ticketModel{}, seen: lockstep.Seen{}}
+	m := &model{locks: map[string]*lockModel{}, seen: lockstep.Seen{}}
 	for _, name := range names {
 		m.locks[name] = &lockModel{name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}}
 	}
@@ -71,15 +64,9 @@ func (m *model) pass(d int64) {
 		}
 		l.tidy()
 	}
-	for key, ticket := range m.tickets {
-		if over(ticket.ends) {
-			delete(m.tickets, key)
-		}
-	}
 }
 
-// tidy is called whenever something was removed: an empty key does not exist, and has
-// no expiry.
+// tidy is called after every removal: an empty key does not exist and has no expiry.
 func (l *lockModel) tidy() {
 	if len(l.counts) == 0 {
 		l.ends = never
@@ -97,7 +84,7 @@ func (l *lockModel) tidy() {
 
 func (l *lockModel) free() bool { return len(l.counts) == 0 }
 
-// ttl is what is left of the lease, 0 if there is none or it does not end.
+// ttl returns the rest of the lease, 0 if there is none or it does not end.
 func (m *model) ttl(l *lockModel) int64 {
 	if l.ends == never {
 		return 0
@@ -106,7 +93,7 @@ func (m *model) ttl(l *lockModel) int64 {
 }
 
 func (m *model) hold(l *lockModel, c *locking.Claim) {
-	l.counts = map[string]int{c.Owner.String(): 1}
+	l.counts = map[string]int{c.ID.String(): 1}
 	l.ends = m.now + c.Lease.Milliseconds()
 }
 
@@ -116,7 +103,7 @@ func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 	}
 }
 
-// remove takes the n-th out of the queue.
+// remove removes the n-th waiter from the queue.
 func (l *lockModel) remove(n int) {
 	owner := l.queue[n]
 	l.queue = slices.Delete(l.queue, n, n+1)
@@ -125,7 +112,7 @@ func (l *lockModel) remove(n int) {
 	l.tidy()
 }
 
-// dies is when a waiter counts as dead, if that is known.
+// dies returns when a waiter counts as dead, if that is known.
 func (l *lockModel) dies(owner string) (at int64, known bool) {
 	if at, ours := l.alive[owner]; ours {
 		return at, true
@@ -134,8 +121,8 @@ func (l *lockModel) dies(owner string) (at int64, known bool) {
 	return at, known
 }
 
-// takeBack lowers the deadlines of Java's waiters from the n-th on.
-func (m *model) takeBack(l *lockModel, waits int64, n int) {
+// subtractWaits lowers the deadlines of Java's waiters from the n-th on.
+func (m *model) subtractWaits(l *lockModel, waits int64, n int) {
 	if len(l.deadlines) == len(l.alive) {
 		return
 	}
@@ -143,13 +130,13 @@ func (m *model) takeBack(l *lockModel, waits int64, n int) {
 	for _, owner := range l.queue[n:] {
 		_, ours := l.alive[owner]
 		if deadline := l.deadlines[owner]; !ours && deadline > least {
-			m.seen.See("deadline taken back")
+			m.seen.See("waits subtracted")
 			l.deadlines[owner] = max(least, deadline-waits*m.wait)
 		}
 	}
 }
 
-// purge takes the dead off the head and reports whether there were any.
+// purge removes dead waiters from the head and reports whether there were any.
 func (m *model) purge(l *lockModel) bool {
 	dead, ours := 0, int64(0)
 	for len(l.queue) > 0 {
@@ -170,15 +157,15 @@ func (m *model) purge(l *lockModel) bool {
 		dead++
 	}
 	if ours > 0 {
-		m.takeBack(l, ours, 0)
+		m.subtractWaits(l, ours, 0)
 	}
 	return dead > 0
 }
 
-// beatOf is a heartbeat of the n-th of the queue.
-func (m *model) beatOf(l *lockModel, n int) {
+// renew records a heartbeat of the n-th waiter.
+func (m *model) renew(l *lockModel, n int) {
 	owner := l.queue[n]
-	l.alive[owner] = m.now + m.life
+	l.alive[owner] = m.now + m.positionTTL
 	l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
 }
 
@@ -189,11 +176,11 @@ func (m *model) restore(l *lockModel, owner string) bool {
 	}
 	m.seen.See("restored")
 	l.queue = slices.Insert(l.queue, 0, owner)
-	m.beatOf(l, 0)
+	m.renew(l, 0)
 	return true
 }
 
-// leave reports whether the first has left.
+// leave removes a waiter and reports whether it was the head.
 func (m *model) leave(l *lockModel, owner string) bool {
 	n := slices.Index(l.queue, owner)
 	if n < 0 {
@@ -203,21 +190,21 @@ func (m *model) leave(l *lockModel, owner string) bool {
 		return false
 	}
 	l.remove(n)
-	m.takeBack(l, 1, n)
+	m.subtractWaits(l, 1, n)
 	return n == 0
 }
 
-// end ends an operation of ours: stated says whether there was a heartbeat, moved
-// whether the head has changed. A new head that does not have to wait for long is told.
-// It returns how many were told.
-func (m *model) end(l *lockModel, stated, moved bool) int {
+// end ends an operation of ours. renewed is set if there was a heartbeat, newHead if the
+// head has changed. A new head that need not wait for long gets a message. end returns the
+// number of receivers.
+func (m *model) end(l *lockModel, renewed, newHead bool) int {
 	if len(l.queue) == 0 {
 		clear(l.deadlines)
 		clear(l.alive)
 		l.tidy()
 		return 0
 	}
-	if stated {
+	if renewed {
 		ends := m.now + int64(len(l.queue)+1)*m.wait + m.ttl(l)
 		l.queueEnds, l.deadlinesEnds, l.aliveEnds = never, never, ends
 		if len(l.deadlines) == len(l.alive) {
@@ -225,23 +212,23 @@ func (m *model) end(l *lockModel, stated, moved bool) int {
 		}
 		l.tidy()
 	}
-	if moved && (l.free() || l.ends != never && m.ttl(l) < 5_000) {
-		m.tell(l)
+	if newHead && (l.free() || l.ends != never && m.ttl(l) < 5_000) {
+		m.publish(l)
 		return lockstep.Subscribers
 	}
 	return 0
 }
 
-// tell tells the first of the queue that the lock is free.
-func (m *model) tell(l *lockModel) {
-	m.seen.See("told")
-	m.told = append(m.told, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
+// publish sends the message that the lock is free to the head of the queue.
+func (m *model) publish(l *lockModel) {
+	m.seen.See("published")
+	m.published = append(m.published, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
 }
 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// turn is how long it takes until the n-th may be the first, less than 0 if unknown.
-func (m *model) turn(l *lockModel, n int) time.Duration {
+// eta returns how long it takes until the n-th waiter may be first, less than 0 if unknown.
+func (m *model) eta(l *lockModel, n int) time.Duration {
 	if n >= 8 || !l.free() && l.ends == never {
 		return millis(-1)
 	}
@@ -256,50 +243,50 @@ func (m *model) turn(l *lockModel, n int) time.Duration {
 	return millis(at - m.now)
 }
 
-// attend is an attempt that does not get the lock.
-func (m *model) attend(l *lockModel, c *locking.Claim) locking.Answer {
+// enqueue is an attempt that does not acquire the lock.
+func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 	if !c.Waits {
 		if l.free() || l.ends == never {
 			return locking.Answer{FreeIn: millis(-1)}
 		}
 		return locking.Answer{FreeIn: millis(m.ttl(l))}
 	}
-	owner := c.Owner.String()
+	owner := c.ID.String()
 	n := slices.Index(l.queue, owner)
 	moved := n < 0
 	if moved {
 		n = len(l.queue)
 		l.queue = append(l.queue, owner)
 	}
-	m.beatOf(l, n)
-	return locking.Answer{Placed: true, Moved: moved, FreeIn: m.turn(l, n)}
+	m.renew(l, n)
+	return locking.Answer{Queued: true, Moved: moved, FreeIn: m.eta(l, n)}
 }
 
 func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
-	holder, stated, moved := -1, false, false
+	holder, renewed, newHead := -1, false, false
 	for i, c := range claims {
-		if l.counts[c.Owner.String()] > 0 {
+		if l.counts[c.ID.String()] > 0 {
 			holder = i
 			m.atLeast(l, c)
 		}
 	}
-	moved = m.purge(l)
+	newHead = m.purge(l)
 	for _, c := range slices.Backward(claims) {
-		if c.Waits && m.restore(l, c.Owner.String()) {
-			stated, moved = true, true
+		if c.Waits && m.restore(l, c.ID.String()) {
+			renewed, newHead = true, true
 		}
 	}
 	if l.free() {
 		holder = 0
 		if len(l.queue) > 0 {
-			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.Owner.String() == l.queue[0] })
+			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == l.queue[0] })
 		}
 		if holder >= 0 {
 			m.hold(l, claims[holder])
 		}
 	}
 	if holder >= 0 {
-		moved = m.leave(l, claims[holder].Owner.String()) || moved
+		newHead = m.leave(l, claims[holder].ID.String()) || newHead
 	}
 	answers := make([]locking.Answer, len(claims))
 	for i, c := range claims {
@@ -307,51 +294,11 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 			answers[i].Acquired = true
 			continue
 		}
-		answers[i] = m.attend(l, c)
-		stated = stated || c.Waits
+		answers[i] = m.enqueue(l, c)
+		renewed = renewed || c.Waits
 	}
-	m.end(l, stated, moved)
+	m.end(l, renewed, newHead)
 	return answers
-}
-
-// ticket is that of a claim, nil if there is none.
-func (m *model) ticket(c *locking.Claim) *ticketModel {
-	return m.tickets[wire.UnlockLatch(c.Key, c.Ticket)]
-}
-
-func (m *model) setTicket(c *locking.Claim, says string, life int64) {
-	m.tickets[wire.UnlockLatch(c.Key, c.Ticket)] = &ticketModel{says, m.now + life}
-}
-
-func (m *model) dropTicket(c *locking.Claim) { delete(m.tickets, wire.UnlockLatch(c.Key, c.Ticket)) }
-
-func (m *model) acquireNamed(l *lockModel, c *locking.Claim, reentrant bool) locking.Answer {
-	owner, ticket := c.Owner.String(), m.ticket(c)
-	if ticket != nil && ticket.says != "held" {
-		return locking.Answer{FreeIn: millis(-1)}
-	}
-	holds := l.counts[owner] > 0
-	again := holds && ticket != nil
-	if holds && !again && !reentrant {
-		return locking.Answer{Reentered: true}
-	}
-	moved, stated := m.purge(l), false
-	if c.Waits && m.restore(l, owner) {
-		moved, stated = true, true
-	}
-	if !holds && !(l.free() && (len(l.queue) == 0 || l.queue[0] == owner)) {
-		answer := m.attend(l, c)
-		m.end(l, stated || c.Waits, moved)
-		return answer
-	}
-	m.setTicket(c, "held", c.Lease.Milliseconds())
-	if !again {
-		l.counts[owner]++
-	}
-	m.atLeast(l, c)
-	moved = m.leave(l, owner) || moved
-	m.end(l, stated, moved)
-	return locking.Answer{Acquired: true}
 }
 
 // open frees the lock.
@@ -359,89 +306,49 @@ func (m *model) open(l *lockModel) locking.Released {
 	m.purge(l)
 	clear(l.counts)
 	l.tidy()
-	return locking.Released{State: locking.Free, Told: m.end(l, false, true)}
+	return locking.Released{State: locking.Free, Receivers: m.end(l, false, true)}
 }
 
 func (m *model) release(l *lockModel, c *locking.Claim) locking.Released {
-	switch l.counts[c.Owner.String()] {
-	case 0:
-		m.giveUp(l, c.Owner.String())
+	if l.counts[c.ID.String()] == 0 {
+		m.giveUp(l, c.ID.String())
 		return locking.Released{}
-	case 1:
-		return m.open(l)
-	default:
-		return locking.Released{State: locking.Shared}
 	}
+	return m.open(l)
 }
 
 func (m *model) handOff(l *lockModel, from, to *locking.Claim) locking.Passed {
-	passedOn, next := locking.Passed{Answer: locking.Answer{Acquired: true}}, to.Owner.String()
-	switch had := l.counts[from.Owner.String()]; {
-	case had == 0 && l.counts[next] > 0:
+	passedOn, next := locking.Passed{Answer: locking.Answer{Acquired: true}}, to.ID.String()
+	if l.counts[from.ID.String()] == 0 {
+		if l.counts[next] == 0 {
+			return locking.Passed{}
+		}
 		m.atLeast(l, to)
 		return passedOn
-	case had > 1:
-		m.seen.See("shared")
-		return locking.Passed{}
-	case had == 0:
-		return locking.Passed{}
 	}
-	moved := m.purge(l)
-	stated := m.restore(l, next)
+	newHead := m.purge(l)
+	renewed := m.restore(l, next)
 	if len(l.queue) > 0 && l.queue[0] != next {
 		return locking.Passed{Released: m.open(l)}
 	}
 	m.hold(l, to)
-	moved = m.leave(l, next) || moved
-	m.end(l, stated, moved)
+	newHead = m.leave(l, next) || newHead
+	m.end(l, renewed, newHead)
 	return passedOn
 }
 
-func (m *model) releaseNamed(l *lockModel, c *locking.Claim, undo bool) locking.Released {
-	owner, ticket := c.Owner.String(), m.ticket(c)
-	switch {
-	case ticket != nil && ticket.says == "0":
-		return locking.Released{State: locking.StillHeld}
-	case ticket != nil && ticket.says == "1":
-		return locking.Released{State: locking.Free}
-	case ticket == nil && !c.AnyHold:
-		return locking.Released{}
-	case l.counts[owner] == 0:
-		m.dropTicket(c)
-		return locking.Released{}
-	}
-	note := func(result string) {
-		if undo && !c.AnyHold {
-			m.dropTicket(c)
-		} else {
-			m.setTicket(c, result, m.latch)
-		}
-	}
-	if l.counts[owner] > 1 {
-		l.counts[owner]--
-		note("0")
-		return locking.Released{State: locking.StillHeld}
-	}
-	note("1")
-	return m.open(l)
-}
-
 func (m *model) extend(l *lockModel, c *locking.Claim) bool {
-	ticket := m.ticket(c)
-	if l.counts[c.Owner.String()] == 0 || c.Named() && (ticket == nil || ticket.says != "held") {
+	if l.counts[c.ID.String()] == 0 {
 		return false
 	}
 	m.atLeast(l, c)
-	if c.Named() {
-		ticket.ends = max(ticket.ends, m.now+c.Lease.Milliseconds())
-	}
 	return true
 }
 
 func (m *model) giveUp(l *lockModel, owner string) {
-	moved := m.purge(l)
-	moved = m.leave(l, owner) || moved
-	m.end(l, false, moved)
+	newHead := m.purge(l)
+	newHead = m.leave(l, owner) || newHead
+	m.end(l, false, newHead)
 }
 
 func (m *model) force(l *lockModel) bool {
@@ -450,12 +357,11 @@ func (m *model) force(l *lockModel) bool {
 	return held
 }
 
-// beat is a heartbeat of owners. It returns which have a queue position and have to wait
-// on.
-func (m *model) beat(l *lockModel, owners []string) []bool {
-	moved, stated := m.purge(l), false
+// heartbeat is one of some owners. It reports which are in the queue and must keep waiting.
+func (m *model) heartbeat(l *lockModel, owners []string) []bool {
+	newHead, renewed := m.purge(l), false
 	for _, owner := range slices.Backward(owners) {
-		moved = m.restore(l, owner) || moved
+		newHead = m.restore(l, owner) || newHead
 	}
 	last := map[string]int{} // position, by owner
 	for n, owner := range l.queue {
@@ -464,8 +370,8 @@ func (m *model) beat(l *lockModel, owners []string) []bool {
 	kept := make([]bool, len(owners))
 	for i, owner := range owners {
 		if n, waits := last[owner]; waits {
-			m.beatOf(l, n)
-			kept[i], stated = n > 0 || !l.free(), true
+			m.renew(l, n)
+			kept[i], renewed = n > 0 || !l.free(), true
 		}
 	}
 	for owner, dies := range l.alive {
@@ -474,11 +380,11 @@ func (m *model) beat(l *lockModel, owners []string) []bool {
 		}
 	}
 	l.tidy()
-	m.end(l, stated, moved)
+	m.end(l, renewed, newHead)
 	return kept
 }
 
-// waiters are those that are alive.
+// waiters returns the live waiters.
 func (m *model) waiters(l *lockModel) []fairlock.Waiter {
 	waiters := []fairlock.Waiter{}
 	for _, name := range l.queue {
@@ -494,7 +400,7 @@ func (m *model) waiters(l *lockModel) []fairlock.Waiter {
 	return waiters
 }
 
-// What Redisson does. now is the time by the clock of its client.
+// The next methods are Redisson's. now is the time by the clock of its client.
 
 func (m *model) javaEvict(l *lockModel, now int64) {
 	for len(l.queue) > 0 {
@@ -568,7 +474,7 @@ func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) any {
 	clear(l.counts)
 	l.tidy()
 	if len(l.queue) > 0 {
-		m.tell(l)
+		m.publish(l)
 	}
 	return int64(1)
 }
@@ -576,7 +482,7 @@ func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) any {
 func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
 	if n := slices.Index(l.queue, owner); n >= 0 {
 		for _, other := range l.queue[n+1:] {
-			// ZINCRBY makes what is not there.
+			// ZINCRBY creates a missing member.
 			l.deadlines[other] -= wait
 		}
 	}
@@ -585,7 +491,7 @@ func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
 	l.tidy()
 }
 
-// state is everything the server should have, and the messages since the last call.
+// state returns all that the server should have, and the messages since the last call.
 func (m *model) state() (s lockstep.State) {
 	for _, l := range m.locks {
 		s.Put(l.name, "hash", l.ends, lockstep.Pairs(l.counts)...)
@@ -593,9 +499,6 @@ func (m *model) state() (s lockstep.State) {
 		s.Put(wire.FairTimeouts(l.name), "zset", l.deadlinesEnds, lockstep.Pairs(l.deadlines)...)
 		s.Put(wire.FairAlive(l.name), "zset", l.aliveEnds, lockstep.Pairs(l.alive)...)
 	}
-	for key, ticket := range m.tickets {
-		s.Put(key, "string", ticket.ends, ticket.says)
-	}
-	s.Told, m.told = m.told, nil
+	s.Told, m.published = m.published, nil
 	return s
 }

@@ -17,22 +17,22 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// quietly is for clients whose logs are of no interest.
+// quietly discards the logs of a client.
 var quietly = redlatch.WithLogger(slog.New(slog.DiscardHandler))
 
-// Trouble that leaves the queue where it is costs nobody the place in it. That all get in
-// whatever happens is tested for all kinds, in internal/contract.
-func TestTheOrderOutlivesTrouble(t *testing.T) {
-	type trouble struct {
+// A fault that leaves the queue alone does not change its order. internal/contract tests
+// for all kinds that all waiters acquire the lock in spite of faults.
+func TestTheOrderSurvivesFaults(t *testing.T) {
+	type fault struct {
 		name    string
 		happens func(t *testing.T, s *testserver.Server) // before each release
 		mute    bool                                     // no message arrives
 		closes  bool                                     // one of the clients is closed
 		lasts   time.Duration                            // before the first release
 	}
-	troubles := []trouble{
+	faults := []fault{
 		{
-			name: "scripts forgotten", lasts: placeTime, // heartbeats are sent all the same
+			name: "scripts forgotten", lasts: positionTTL, // heartbeats are sent all the same
 			happens: func(t *testing.T, s *testserver.Server) { harness.Do(t, s.Addr, "SCRIPT", "FLUSH") },
 		},
 		{
@@ -45,13 +45,13 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 		{name: "messages lost", mute: true},
 		{name: "client closed", closes: true},
 	}
-	harness.EachOf(t, troubles, func(tr trouble) string { return tr.name }, func(t *testing.T, s *testserver.Server, tr trouble) {
+	harness.EachOf(t, faults, func(f fault) string { return f.name }, func(t *testing.T, s *testserver.Server, f fault) {
 		timeout := redlatch.WithWatchdogTimeout(processTimeout)
 		h := mustLock(t, harness.Client(t, s, quietly, timeout).FairLock("orders"))
 		var all []*redlatch.Client
 		for range 3 {
 			c, g := harness.GatedClient(t, s, quietly, timeout)
-			if tr.mute {
+			if f.mute {
 				g.Mute()
 			}
 			all = append(all, c)
@@ -64,10 +64,10 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 			}
 			waiters = append(waiters, queue(t, ctx, s.Addr, c.FairLock("orders")))
 		}
-		if tr.happens != nil {
-			tr.happens(t, s)
+		if f.happens != nil {
+			f.happens(t, s)
 		}
-		if tr.closes {
+		if f.closes {
 			all[0].Close()
 			var stay []*caller
 			for i, w := range waiters {
@@ -78,13 +78,13 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 				}
 			}
 			waiters = stay
-			require.Len(t, line(t, s.Addr, "orders"), len(waiters), "they have left when Close returns")
+			require.Len(t, waiting(t, s.Addr, "orders"), len(waiters), "they have left when Close returns")
 		}
-		<-time.After(tr.lasts)
+		<-time.After(f.lasts)
 		begin := time.Now()
 		for i, w := range waiters {
-			if tr.happens != nil && i%3 == 0 {
-				tr.happens(t, s)
+			if f.happens != nil && i%3 == 0 {
+				f.happens(t, s)
 			}
 			if err := h.Unlock(t.Context()); err != nil {
 				require.ErrorIs(t, err, lock.ErrIndeterminate)
@@ -97,8 +97,8 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 		if err := h.Unlock(t.Context()); err != nil {
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 		}
-		if tr.mute { // each gets in with its next heartbeat
-			require.Less(t, time.Since(begin), time.Duration(len(waiters))*placeTime/3+slack)
+		if f.mute { // each acquires the lock with its next heartbeat
+			require.Less(t, time.Since(begin), time.Duration(len(waiters))*positionTTL/3+slack)
 			for _, c := range all {
 				require.Zero(t, c.PubSub().Messages)
 			}
@@ -109,7 +109,7 @@ func TestTheOrderOutlivesTrouble(t *testing.T) {
 	})
 }
 
-// One process has very many waiters: they get in in their order, the process listens
+// One process has very many waiters. They acquire the lock in order, the process listens
 // for the first of them alone, and an acquisition costs two commands.
 func TestVeryManyWaitersOfOneProcess(t *testing.T) {
 	waiters := harness.Size(100, 500)
@@ -131,20 +131,20 @@ func TestVeryManyWaitersOfOneProcess(t *testing.T) {
 				assert.NoError(t, h.Unlock(context.Background()))
 			})
 		}
-		harness.Eventually(t, soon, "all wait", func() bool { return len(line(t, s.Addr, "orders")) == waiters })
+		harness.Eventually(t, soon, "all wait", func() bool { return len(waiting(t, s.Addr, "orders")) == waiters })
 		harness.Eventually(t, soon, "one listens", func() bool { return c.PubSub().Subscribed == 1 })
 		require.Equal(t, 1, c.PubSub().Channels)
-		require.Less(t, harness.Commands(t, conn)["evalsha"], waiters/4, "they queue together")
-		want := line(t, s.Addr, "orders")
+		require.Less(t, harness.Commands(t, conn)["evalsha"], waiters/4, "they enter the queue in batches")
+		want := waiting(t, s.Addr, "orders")
 		before := harness.Commands(t, conn)["evalsha"]
 		begin := time.Now()
 		require.NoError(t, h.Unlock(t.Context()))
 		wg.Wait()
 		sent := harness.Commands(t, conn)["evalsha"] - before
-		t.Logf("%v and %.3f scripts for an acquisition, of waiters that have their place", time.Since(begin)/time.Duration(waiters), float64(sent)/float64(waiters))
+		t.Logf("%v and %.3f scripts for an acquisition, of waiters in the queue", time.Since(begin)/time.Duration(waiters), float64(sent)/float64(waiters))
 		require.Equal(t, want, had)
 		require.LessOrEqual(t, channels, 1)
-		require.Less(t, sent, waiters+waiters/10) // a hand-off each; signs of life
+		require.Less(t, sent, waiters+waiters/10) // a hand-off each, and heartbeats
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -177,7 +177,6 @@ func TestAnAcquisitionInASaturatedProcessCostsTwoScripts(t *testing.T) {
 	})
 }
 
-// The same of several processes.
 func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 	const processes = 4
 	each := harness.Size(50, 250)
@@ -185,10 +184,10 @@ func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 		c := newCrowd(t, s, processes, redlatch.DefaultWatchdogTimeout, redlatch.DefaultFairWaitTimeout)
 		h := mustLock(t, harness.Client(t, s).FairLock("orders"))
 		for i := range processes {
-			c.tell(i, order{times: each}.String())
+			c.send(i, order{times: each}.String())
 		}
-		harness.Eventually(t, 2*soon, "all wait", func() bool { return len(line(t, s.Addr, "orders")) == processes*each })
-		want := line(t, s.Addr, "orders")
+		harness.Eventually(t, 2*soon, "all wait", func() bool { return len(waiting(t, s.Addr, "orders")) == processes*each })
+		want := waiting(t, s.Addr, "orders")
 		harness.Eventually(t, soon, "each process listens", func() bool {
 			return len(ask(t, s.Addr, "PUBSUB", "CHANNELS", "redisson_lock__channel:{orders}*")) == processes
 		})

@@ -26,14 +26,14 @@ var workers = map[string]func(args []string) error{
 	"wait": waitWorker,
 }
 
-// What waitWorker reads and writes.
+// Keys that waitWorker reads and writes.
 const (
 	ordersKey = "orders for " // and the number of the worker: a list of orders
 	logKey    = "log"         // a list of owners, each written while it held the lock
 	leftKey   = "left"        // a list of the numbers of waiters that gave up
 )
 
-// order is what a worker is told to do: to wait for the lock.
+// order makes a worker wait for the lock.
 type order struct {
 	number int
 	hold   time.Duration // for how long to hold it
@@ -45,8 +45,7 @@ func (o order) String() string {
 	return fmt.Sprint(o.number, " ", int64(o.hold), " ", int64(o.giveUp), " ", max(o.times, 1))
 }
 
-// waitWorker waits for the lock as often as it is told to, in a goroutine each, until
-// it is told to quit.
+// waitWorker waits for the lock in a goroutine for each order, until the order is "quit".
 func waitWorker(args []string) error {
 	addr, number := args[0], args[1]
 	timeout, err := time.ParseDuration(args[2])
@@ -144,7 +143,7 @@ func waitWorker(args []string) error {
 	return nil
 }
 
-// crowd is processes that wait for one lock, and who is in its queue.
+// crowd is a number of processes that wait for one lock, and the waiters in its queue.
 type crowd struct {
 	*testing.T
 	s     *testserver.Server
@@ -152,8 +151,8 @@ type crowd struct {
 	procs []*harness.Process
 
 	sent     int
-	arrivals []string        // owners, in the order in which they came
-	known    map[string]bool // they are
+	arrivals []string        // owners in the order of their arrival
+	known    map[string]bool // keys: arrivals
 	numbers  map[int]string  // owner by the number of the order
 }
 
@@ -168,26 +167,25 @@ func newCrowd(t *testing.T, s *testserver.Server, n int, timeout, fairWait time.
 	return c
 }
 
-// tell gives a process an order.
-func (c *crowd) tell(process int, words string) {
+// send gives a process an order.
+func (c *crowd) send(process int, words string) {
 	c.Helper()
 	require.NoError(c, c.conn.Do(c.Context(), c.conn.B().Rpush().Key(ordersKey+strconv.Itoa(process)).Element(words).Build()).Error())
 }
 
-// latest returns who is last in the queue and who had the lock lately, and whether the
-// waiter of a number has left.
+// latest returns the last owners in the queue and the last owner of the lock, and whether
+// the waiter of a number has left.
 var latest = rueidis.NewLuaScriptReadOnly(`
 	local owners = redis.call('LRANGE', KEYS[2], -64, -1)
 	owners[#owners + 1] = redis.call('LINDEX', KEYS[1], -1) or ''
 	return {owners, redis.call('LPOS', KEYS[3], ARGV[1]) and 1 or 0}`)
 
-// queue makes a process wait and returns once the server has its waiter, or it has
-// left again.
+// queue makes a process wait, and returns once its waiter is in the queue, or has left it.
 func (c *crowd) queue(process int, o order) {
 	c.Helper()
 	c.sent++
 	o.number = c.sent
-	c.tell(process, o.String())
+	c.send(process, o.String())
 	harness.Eventually(c, soon, "the next one comes", func() bool {
 		reply, err := latest.Exec(c.Context(), c.conn, []string{listKey("orders"), logKey, leftKey}, []string{strconv.Itoa(o.number)}).ToArray()
 		require.NoError(c, err)
@@ -221,13 +219,13 @@ func (c *crowd) length(key string) int {
 	return int(n)
 }
 
-// finish ends those processes that have not been killed, and checks that nothing but
-// what the test itself has written is left.
+// finish ends the processes that have not been killed, and verifies that only the keys of
+// the test are left.
 func (c *crowd) finish(killed ...int) {
 	c.Helper()
 	for i := range c.procs {
 		if !slices.Contains(killed, i) {
-			c.tell(i, "quit")
+			c.send(i, "quit")
 		}
 	}
 	for i, p := range c.procs {
@@ -235,8 +233,8 @@ func (c *crowd) finish(killed ...int) {
 			var listeners, channels int
 			_, err := fmt.Sscan(p.Line(soon), &listeners, &channels)
 			require.NoError(c, err)
-			require.LessOrEqual(c, listeners, 1, "however many wait, one listens")
-			require.LessOrEqual(c, channels, 2, "that one, and one that is being given up")
+			require.LessOrEqual(c, listeners, 1, "one waiter of a process listens")
+			require.LessOrEqual(c, channels, 2, "that channel, and one that is being unsubscribed")
 		}
 	}
 	for i, p := range c.procs {
@@ -248,8 +246,8 @@ func (c *crowd) finish(killed ...int) {
 	harness.NothingLeft(c, c.s.Addr)
 }
 
-// Whoever comes first has the lock first, whatever process it is in, while others
-// come, hold and leave all the time.
+// The order of arrival is the order of holds across processes, while waiters come, hold and
+// leave all the time.
 func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 	const (
 		goroutines = 8
@@ -271,13 +269,13 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 				require.NoError(t, h.Unlock(t.Context()))
 			}
 			if i >= processes*goroutines {
-				harness.Eventually(t, soon, "somebody has had the lock", func() bool {
+				harness.Eventually(t, soon, "the lock has changed hands", func() bool {
 					return c.sent-c.length(logKey)-c.length(leftKey) < processes*goroutines
 				})
 			}
 			c.queue(random.IntN(processes), o)
 		}
-		harness.Eventually(t, soon, "everybody has had the lock, or left", func() bool {
+		harness.Eventually(t, soon, "all have had the lock, or left", func() bool {
 			return c.length(logKey)+c.length(leftKey) == arrivals
 		})
 		had := c.list(logKey)
@@ -298,16 +296,15 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 
 const (
 	processTimeout = 4500 * time.Millisecond // of the watchdog
-	// placeTime is for how long the place of a waiter that is dead is kept. Those
-	// behind it hear of its end with their next sign of life.
-	placeTime = processTimeout / 3
-	deadFor   = placeTime + placeTime/3
+	// positionTTL is how long a dead waiter keeps its queue position. The waiters behind it
+	// learn of its end from their next heartbeat.
+	positionTTL = processTimeout / 3
+	deadFor     = positionTTL + positionTTL/3
 )
 
-// Processes are killed at the head of the queue, in its middle and at its tail. The
-// others wait for each that has become the head until its place is gone, and keep
-// their order.
-func TestKilledProcessesLoseTheirPlaces(t *testing.T) {
+// Processes are killed at the head of the queue, in its middle and at its tail. The other
+// waiters keep their order. A dead head delays them until its queue position ends.
+func TestKilledProcessesLoseTheirPositions(t *testing.T) {
 	const (
 		head, first, middle, second, tail = 0, 1, 2, 3, 4 // processes
 		hold                              = 300 * time.Millisecond
@@ -336,13 +333,13 @@ func TestKilledProcessesLoseTheirPlaces(t *testing.T) {
 		harness.Eventually(t, slack, "all have had it", func() bool { return c.length(logKey) == len(survivors) })
 		require.Equal(t, survivors, c.list(logKey))
 
-		// Whoever comes next has nobody to wait for but the dead.
+		// Only the dead are left in the queue.
 		require.NoError(t, l.Do(t.Context(), nothing, lock.Wait(deadFor+slack)))
 		c.finish(head, middle, tail)
 	})
 }
 
-// If nobody comes any more the queue of the dead goes by itself.
+// The queue of dead waiters expires even if no other client comes.
 func TestTheQueueOfTheDeadExpires(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := newCrowd(t, s, 1, redlatch.DefaultWatchdogTimeout, time.Second)
@@ -350,15 +347,15 @@ func TestTheQueueOfTheDeadExpires(t *testing.T) {
 		c.queue(0, order{})
 		c.queue(0, order{})
 		c.procs[0].Kill()
-		require.Len(t, line(t, s.Addr, "orders"), 2)
+		require.Len(t, waiting(t, s.Addr, "orders"), 2)
 		c.finish(0)
-		runtime.KeepAlive(h) // which is not given back: that would look at the queue
+		runtime.KeepAlive(h) // and not released: that would read the queue
 	})
 }
 
-// A process that was stopped for longer than its place is kept loses that, no more:
-// it queues anew when it goes on.
-func TestAStoppedProcessQueuesAnew(t *testing.T) {
+// A process that was stopped for longer than positionTTL enters the queue again, at the
+// end, when it continues.
+func TestAStoppedProcessQueuesAgain(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := newCrowd(t, s, 1, processTimeout, redlatch.DefaultFairWaitTimeout)
 		timeout := redlatch.WithWatchdogTimeout(processTimeout)
@@ -373,17 +370,17 @@ func TestAStoppedProcessQueuesAnew(t *testing.T) {
 		h2 := w2.Got()
 		after, took := harness.Commands(t, c.conn), w2.At.Sub(begin)
 		require.Less(t, took, deadFor+slack)
-		require.GreaterOrEqual(t, took, placeTime/3) // the last heartbeat may have been a while ago
-		// One release; a sign of life every third of the place's time; an attempt when
-		// the dead may be so, one when told that the place is free, and none besides.
+		require.GreaterOrEqual(t, took, positionTTL/3) // the last heartbeat may have been a while ago
+		// One release, a heartbeat every third of positionTTL, an attempt when the waiter
+		// before may have died, one on the message that the head has changed.
 		asked := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
-		t.Logf("got in after %v, with %d scripts", took, asked)
-		require.LessOrEqual(t, asked, 1+int(took/(placeTime/3))+1+3)
+		t.Logf("acquired after %v, with %d scripts", took, asked)
+		require.LessOrEqual(t, asked, 1+int(took/(positionTTL/3))+1+3)
 
 		w3 := queue(t, t.Context(), s.Addr, l)
 		c.procs[0].Signal(syscall.SIGCONT)
-		harness.Eventually(t, soon, "it has queued anew", func() bool { return len(line(t, s.Addr, "orders")) == 2 })
-		require.Equal(t, w3.Owner, line(t, s.Addr, "orders")[0])
+		harness.Eventually(t, soon, "it has entered the queue again", func() bool { return len(waiting(t, s.Addr, "orders")) == 2 })
+		require.Equal(t, w3.Owner, waiting(t, s.Addr, "orders")[0])
 		require.Zero(t, c.length(logKey))
 		require.NoError(t, h2.Unlock(t.Context()))
 		h3 := w3.Got()

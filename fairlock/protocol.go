@@ -17,73 +17,62 @@ import (
 )
 
 var (
-	//go:embed places.lua
-	placesLua string
+	//go:embed positions.lua
+	positionsLua string
 	//go:embed acquire.lua
 	acquireLua string
-	//go:embed acquire_named.lua
-	acquireNamedLua string
 	//go:embed release.lua
 	releaseLua string
-	//go:embed release_named.lua
-	releaseNamedLua string
 	//go:embed leave.lua
 	leaveLua string
-	//go:embed beat.lua
-	beatLua string
+	//go:embed heartbeat.lua
+	heartbeatLua string
 	//go:embed force_unlock.lua
 	forceUnlockLua string
-	//go:embed rename.lua
-	renameLua string
 	//go:embed queue.lua
 	queueLua string
 
-	acquireScript      = wire.NewScript(placesLua + acquireLua)
-	acquireNamedScript = wire.NewScript(placesLua + acquireNamedLua)
-	releaseScript      = wire.NewScript(placesLua + releaseLua)
-	releaseNamedScript = wire.NewScript(placesLua + releaseNamedLua)
-	extendScript       = wire.NewScript(locking.ExtendLua)
-	leaveScript        = wire.NewScript(placesLua + leaveLua)
-	beatScript         = wire.NewScript(placesLua + beatLua)
-	forceUnlockScript  = wire.NewScript(placesLua + forceUnlockLua)
-	renameScript       = wire.NewScript(renameLua)
-	queueScript        = wire.NewScript(placesLua + queueLua)
+	acquireScript     = wire.NewScript(positionsLua + acquireLua)
+	releaseScript     = wire.NewScript(positionsLua + releaseLua)
+	extendScript      = wire.NewScript(locking.ExtendLua)
+	leaveScript       = wire.NewScript(positionsLua + leaveLua)
+	heartbeatScript   = wire.NewScript(positionsLua + heartbeatLua)
+	forceUnlockScript = wire.NewScript(positionsLua + forceUnlockLua)
+	queueScript       = wire.NewScript(positionsLua + queueLua)
 )
 
-// What the acquire scripts say of a claim.
+// The replies of acquire.lua for a claim; 1 is a refusal.
 const (
-	replyAcquired  = 0
-	replyRefused   = 1
-	replyWaits     = 2
-	replyEntered   = 3 // waits, behind all others
-	replyReentered = 4
+	replyAcquired = 0
+	replyWaits    = 2
+	replyEntered  = 3 // waits, behind all others
 )
 
-// replyPassed is what release.lua says of a hold that it has passed on.
+// replyPassed is the reply of release.lua when the lock was passed on.
 const replyPassed = -2
 
-// maxPlaceTime bounds for how long a waiter whose process has died holds up those
+// maxPositionTTL bounds how long a waiter whose process has died delays the waiters
 // behind it.
-const maxPlaceTime = 10 * time.Second
+const maxPositionTTL = 10 * time.Second
 
 // Option changes a lock object.
 type Option func(*protocol)
 
 // NonReentrant makes a second acquisition by the same owner fail with an error
-// that matches lock.ErrReentered, instead of counting it. It is on the server
-// what a reentrant fair lock is, and excludes one of the same name.
+// that matches lock.ErrReentered. It makes no difference on the server: the lock excludes
+// a reentrant fair lock of the same name.
 func NonReentrant() Option {
 	return func(p *protocol) { p.nonReentrant = true }
 }
 
-// Waiter is a place in the queue of a fair lock.
+// Waiter is an entry in the queue of a fair lock.
 type Waiter struct {
-	// Owner is who waits, or the zero Owner if it is none that lock.ParseOwner
-	// knows.
+	// Owner is the owner that the lock will have when the waiter acquires it, or the zero
+	// Owner if lock.ParseOwner does not accept it.
 	Owner lock.Owner
-	// Deadline is when the waiter loses its place, by the server's clock, unless it
-	// gives a sign of life before. A waiter of this library gives them for as long
-	// as it waits, so its deadline moves on; a waiter in Java gives none.
+	// Deadline is when the waiter loses its queue position, by the server's clock, unless
+	// it sends a heartbeat before. A waiter of this library sends heartbeats for as long
+	// as it waits, so its deadline moves on; a waiter in Java sends none.
 	Deadline time.Time
 }
 
@@ -91,11 +80,12 @@ type Waiter struct {
 type protocol struct {
 	s            *session.Session
 	nonReentrant bool
-	own          common // of the lock that it is the protocol of
+	own          request // of the lock that it is the protocol of
 }
 
-// common is what the scripts about a lock have in common: the keys, and the first args.
-type common struct {
+// request is the part that requests for one lock have in common: the keys and the first
+// args.
+type request struct {
 	key        string
 	keys, args []string
 }
@@ -105,61 +95,49 @@ func newProtocol(s *session.Session) *protocol {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true}
+	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true, NonReentrant: p.nonReentrant}
 }
 
-func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.Owner) }
+func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
 
-// Backoff is not asked for: there is a channel.
+// Backoff is not used: there is a channel.
 func (p *protocol) Backoff(int) time.Duration { return 0 }
 
 func (p *protocol) Renewer() watchdog.Renewer {
 	return locking.Renewer(p.s)
 }
 
-// PlaceTime is short, because it is what a dead waiter costs those behind it, and
-// never longer than the user wants to wait for one.
-func (p *protocol) PlaceTime() time.Duration {
-	return min(maxPlaceTime, p.s.WatchdogTimeout/3, p.s.FairWait)
+// PositionTTL implements locking.Positioned. It is short, because a dead waiter delays the
+// waiters behind it for that long, and at most the user's limit for that delay.
+func (p *protocol) PositionTTL() time.Duration {
+	return min(maxPositionTTL, p.s.WatchdogTimeout/3, p.s.FairWait)
 }
 
-func (p *protocol) PlaceKeeper() watchdog.Renewer {
-	return placeKeeper{client: p.s.Client, wait: p.s.FairWait, life: p.PlaceTime(), publish: p.s.Publish}
+// HeartbeatRenewer implements locking.Positioned.
+func (p *protocol) HeartbeatRenewer() watchdog.Renewer {
+	return heartbeats{client: p.s.Client, wait: p.s.FairWait, positionTTL: p.PositionTTL(), publish: p.s.Publish}
 }
 
-// keys are those of the lock and its queue.
+// keys returns the keys of the lock and its queue.
 func keys(key string) []string {
 	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
 }
 
-// about returns what nearly every script about a lock has first.
-func (p *protocol) about(key string) common {
+// request returns the common part of requests for a lock.
+func (p *protocol) request(key string) request {
 	if key == p.own.key {
 		return p.own
 	}
-	return common{key, keys(key), []string{
-		wire.Millis(p.s.FairWait), wire.Millis(p.PlaceTime()), p.s.Publish, wire.LockChannel(key), wire.PayloadUnlocked,
+	return request{key, keys(key), []string{
+		wire.Millis(p.s.FairWait), wire.Millis(p.PositionTTL()), p.s.Publish, wire.LockChannel(key), wire.PayloadUnlocked,
 	}}
 }
 
-// withKeys returns the keys, and behind them that of the claim's ticket if it has one.
-func (a common) withKeys(c *locking.Claim) []string { return c.Keys(slices.Clip(a.keys)...) }
-
-// with returns the args, and more.
-func (a common) with(more ...string) []string {
-	return append(append(make([]string, 0, len(a.args)+len(more)), a.args...), more...)
-}
+// with returns the args followed by more.
+func (r request) with(more ...string) []string { return slices.Concat(r.args, more) }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	var answers []locking.Answer
-	var err error
-	if c.Named() {
-		about := p.about(c.Key)
-		answers, err = acquireAnswers(1, acquireNamedScript.Exec(ctx, p.s.Client, about.withKeys(c),
-			about.with(c.Owner.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits), wire.Flag(!p.nonReentrant))))
-	} else {
-		answers, err = p.AcquireAll(ctx, []*locking.Claim{c})
-	}
+	answers, err := p.AcquireAll(ctx, []*locking.Claim{c})
 	if err != nil {
 		return locking.Answer{}, err
 	}
@@ -167,95 +145,75 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 }
 
 func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
-	about := p.about(claims[0].Key)
-	args := append(make([]string, 0, len(about.args)+3*len(claims)), about.args...)
+	r := p.request(claims[0].Key)
+	args := append(make([]string, 0, len(r.args)+3*len(claims)), r.args...)
 	for _, c := range claims {
-		args = append(args, c.Owner.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
+		args = append(args, c.ID.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
 	}
-	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, about.keys, args))
+	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, r.keys, args))
 }
 
 func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
-	said, err := wire.Numbers(reply, 2*claims)
+	numbers, err := wire.Numbers(reply, 2*claims)
 	if err != nil {
 		return nil, err
 	}
 	answers := make([]locking.Answer, claims)
 	for i := range answers {
-		what, freeIn := said[2*i], time.Duration(said[2*i+1])*time.Millisecond
-		switch what {
+		switch result := numbers[2*i]; result {
 		case replyAcquired:
 			answers[i].Acquired = true
-		case replyReentered:
-			answers[i].Reentered = true
 		default:
-			answers[i].FreeIn = freeIn
-			answers[i].Placed = what == replyWaits || what == replyEntered
-			answers[i].Moved = what == replyEntered
+			answers[i].FreeIn = time.Duration(numbers[2*i+1]) * time.Millisecond
+			answers[i].Queued = result == replyWaits || result == replyEntered
+			answers[i].Moved = result == replyEntered
 		}
 	}
 	return answers, nil
 }
 
-// HandOff passes the lock on to the waiter that is first in the queue, if that is
-// the one it is called for, and frees it otherwise. Without one it frees it too.
+// HandOff passes the lock on to the given waiter if that is first in the queue, and frees
+// it otherwise. Without a waiter it frees the lock too.
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	next, lease := "", ""
 	if len(to) > 0 {
-		next, lease = to[0].Owner.String(), p.s.Millis(to[0].Lease)
+		next, lease = to[0].ID.String(), p.s.Millis(to[0].Lease)
 	}
 	n, err := p.release(ctx, from, next, lease)
 	if n == replyPassed {
 		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
 	}
 	released := locking.ReleaseReply(n, p.s.PartialCounts)
-	if released.State == locking.Shared {
-		return locking.Passed{}, nil // nothing was done
-	}
 	return locking.Passed{Released: released}, err
 }
 
-func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
-	var n int64
-	var err error
-	if c.Named() {
-		about := p.about(c.Key)
-		args := about.with(append([]string{c.Owner.String()}, c.ReleaseArgs(undo)...)...)
-		n, err = releaseNamedScript.Exec(ctx, p.s.Client, about.withKeys(c), args).AsInt64()
-	} else {
-		n, err = p.release(ctx, c, "", "")
-	}
+func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+	n, err := p.release(ctx, c, "", "")
 	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 
 func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease string) (int64, error) {
-	about := p.about(from.Key)
-	return releaseScript.Exec(ctx, p.s.Client, about.keys, about.with(from.Owner.String(), to, lease)).AsInt64()
+	r := p.request(from.Key)
+	return releaseScript.Exec(ctx, p.s.Client, r.keys, r.with(from.ID.String(), to, lease)).AsInt64()
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, c.Keys(c.Key), []string{c.Owner.String(), wire.Millis(lease)}).AsBool()
+	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }
 
-// Rename implements locking.Renamer.
-func (p *protocol) Rename(ctx context.Context, from, to *locking.Claim) (bool, error) {
-	return renameScript.Exec(ctx, p.s.Client, []string{from.Key}, []string{from.Owner.String(), to.Owner.String()}).AsBool()
-}
-
-// Leave gives up the place of the claim's owner, who may be that of other waiters
-// if it was named.
+// Leave implements locking.Positioned.
 func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
-	about := p.about(c.Key)
-	return leaveScript.Exec(ctx, p.s.Client, about.keys, about.with(c.Owner.String())).Error()
+	r := p.request(c.Key)
+	return leaveScript.Exec(ctx, p.s.Client, r.keys, r.with(c.ID.String())).Error()
 }
 
-// Force opens the lock, whoever holds it, and reports whether anybody did.
+// Force opens the lock and reports whether it was held.
 func (p *protocol) Force(ctx context.Context, key string) (bool, error) {
-	about := p.about(key)
-	return forceUnlockScript.Exec(ctx, p.s.Client, about.keys, about.args).AsBool()
+	r := p.request(key)
+	return forceUnlockScript.Exec(ctx, p.s.Client, r.keys, r.args).AsBool()
 }
 
-// Queue returns who waits and is alive, the first first.
+// Queue returns the live waiters, the first first.
 func (p *protocol) Queue(ctx context.Context, key string) ([]Waiter, error) {
 	reply, err := queueScript.Exec(ctx, p.s.Client, keys(key), []string{wire.Millis(p.s.FairWait)}).ToArray()
 	if err != nil {
@@ -277,26 +235,26 @@ func (p *protocol) Queue(ctx context.Context, key string) ([]Waiter, error) {
 	return waiters, nil
 }
 
-// placeKeeper gives signs of life for waiters. A lease of it is a place: its key is
+// heartbeats sends the heartbeats of waiters. A lease of it is a queue position: its key is
 // that of the lock.
-type placeKeeper struct {
-	client  rueidis.Client
-	wait    time.Duration
-	life    time.Duration
-	publish string
+type heartbeats struct {
+	client      rueidis.Client
+	wait        time.Duration
+	positionTTL time.Duration
+	publish     string
 }
 
-// Renew implements watchdog.Renewer, for the time that a place is kept, whatever
-// the time of a lease.
-func (k placeKeeper) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, detour bool) []watchdog.Renewed {
-	return locking.RenewApart(batches, detour, func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
-		return k.renew(ctx, batches, apart)
+// Renew implements watchdog.Renewer. It renews for positionTTL, whatever the time of a
+// lease.
+func (h heartbeats) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, shared bool) []watchdog.Renewed {
+	return locking.RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
+		return h.renew(ctx, batches, dedicated)
 	})
 }
 
-func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
+func (h heartbeats) renew(ctx context.Context, batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
-	order := make([][]int, len(batches)) // of the leases of a batch, as the script has them
+	order := make([][]int, len(batches)) // of the leases of a batch, in the script
 	for b, batch := range batches {
 		of := make(map[string][]int) // leases by lock
 		var locks []string
@@ -306,7 +264,7 @@ func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apa
 			}
 			of[l.Key] = append(of[l.Key], i)
 		}
-		args := []string{wire.Millis(k.wait), wire.Millis(k.life), k.publish, wire.PayloadUnlocked}
+		args := []string{wire.Millis(h.wait), wire.Millis(h.positionTTL), h.publish, wire.PayloadUnlocked}
 		var all []string
 		for _, key := range locks {
 			all = append(all, keys(key)...)
@@ -319,7 +277,7 @@ func (k placeKeeper) renew(ctx context.Context, batches [][]*watchdog.Lease, apa
 		calls[b] = wire.Call{Keys: all, Args: args}
 	}
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range beatScript.ExecMany(ctx, k.client, calls, apart) {
+	for b, reply := range heartbeatScript.ExecMany(ctx, h.client, calls, dedicated) {
 		alive, err := wire.Numbers(reply, len(batches[b]))
 		results[b].Err = err
 		if err != nil {

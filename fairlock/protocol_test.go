@@ -54,9 +54,9 @@ func ownerOf(t testing.TB, id string, number int) lock.Owner {
 	return o
 }
 
-// claim returns one that waits, of an owner made for it.
+// claim returns a new claim that waits.
 func (w *world) claim() *locking.Claim {
-	return &locking.Claim{Key: orders, Owner: w.s.NewOwner(), Lease: lease, Waits: true}
+	return &locking.Claim{Key: orders, ID: w.s.NewOwner(), Lease: lease, Waits: true}
 }
 
 func (w *world) acquire(c *locking.Claim) locking.Answer {
@@ -68,7 +68,7 @@ func (w *world) acquire(c *locking.Claim) locking.Answer {
 
 func (w *world) release(c *locking.Claim) locking.Released {
 	w.t.Helper()
-	r, err := w.p.Release(w.t.Context(), c, false)
+	r, err := w.p.Release(w.t.Context(), c)
 	require.NoError(w.t, err)
 	return r
 }
@@ -80,10 +80,10 @@ func TestFirstComeFirstServed(t *testing.T) {
 		require.True(t, w.acquire(a).Acquired)
 		for _, waiter := range []*locking.Claim{b, c} {
 			answer := w.acquire(waiter)
-			require.True(t, answer.Placed && answer.Moved, "%+v", answer)
+			require.True(t, answer.Queued && answer.Moved, "%+v", answer)
 			require.Greater(t, answer.FreeIn, lease-5*time.Second)
 			answer = w.acquire(waiter)
-			require.True(t, answer.Placed && !answer.Moved, "%+v", answer)
+			require.True(t, answer.Queued && !answer.Moved, "%+v", answer)
 		}
 		require.Equal(t, locking.Free, w.release(a).State)
 		require.False(t, w.acquire(c).Acquired)
@@ -92,7 +92,7 @@ func TestFirstComeFirstServed(t *testing.T) {
 		once := w.claim()
 		once.Waits = false
 		answer := w.acquire(once)
-		require.False(t, answer.Acquired || answer.Placed, "the lock is free, but somebody waits")
+		require.False(t, answer.Acquired || answer.Queued, "the lock is free but has a waiter")
 		require.True(t, w.acquire(c).Acquired)
 		require.Equal(t, locking.Free, w.release(c).State)
 		require.Equal(t, locking.NotHeld, w.release(c).State)

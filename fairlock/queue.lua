@@ -1,16 +1,16 @@
--- Tells who waits. It changes nothing.
+-- Lists the waiters. It changes nothing.
 -- KEYS[1..4]  as acquire.lua
 -- ARGV[1]     as acquire.lua
--- Reply: for each waiter that is alive, the first first, its owner and when it loses
--- its place, in ms of the server's clock.
+-- Reply: for each live waiter, the first first, its claim or Java thread, and when it
+-- loses its position, in ms of the server's clock.
 
-local q = places.open(1, ARGV[1])
+local q = positions.open(1, ARGV[1])
 local reply = {}
-for _, owner in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
-	local dies = redis.call('ZSCORE', q.alive, owner) or redis.call('ZSCORE', q.deadlines, owner)
-	dies = tonumber(dies) or q.now + q.wait -- it gets that when it is the first
+for _, waiter in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
+	local dies = redis.call('ZSCORE', q.heartbeats, waiter) or redis.call('ZSCORE', q.deadlines, waiter)
+	dies = tonumber(dies) or q.now + q.wait -- its deadline once it is at the head
 	if dies > q.now then
-		reply[#reply + 1] = owner
+		reply[#reply + 1] = waiter
 		reply[#reply + 1] = dies
 	end
 end

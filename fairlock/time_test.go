@@ -20,10 +20,10 @@ import (
 
 // The tests of this file are about deadlines, in virtual time.
 
-// grain is how late a client does what has a time, at most.
+// grain is how late a client may be at most.
 const grain = 20 * time.Millisecond
 
-// eachVirtually runs a test for one client that all use in turn, and for several.
+// eachVirtually runs a test with one client and with several.
 func eachVirtually(t *testing.T, test func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client), opts ...redlatch.Option) {
 	for _, n := range []int{1, 3} {
 		t.Run(fmt.Sprint(n, " clients"), func(t *testing.T) {
@@ -39,7 +39,7 @@ func eachVirtually(t *testing.T, test func(t *testing.T, s *harness.VirtualServe
 	}
 }
 
-// owners returns the queue of the lock "orders" as the server has it.
+// owners returns the queue of the lock "orders" on the server.
 func owners(s *harness.VirtualServer) []string {
 	if !s.Exists(listKey("orders")) {
 		return nil
@@ -48,7 +48,7 @@ func owners(s *harness.VirtualServer) []string {
 	return owners
 }
 
-// queues has a client wait for the lock "orders", behind all others.
+// queues makes a client wait for the lock "orders", at the end of the queue.
 func queues(t *testing.T, s *harness.VirtualServer, ctx context.Context, c *redlatch.Client, opts ...lock.Option) *caller {
 	t.Helper()
 	before := len(owners(s))
@@ -67,8 +67,8 @@ func ownersOf(line []*caller) (owners []string) {
 	return owners
 }
 
-// The holders never unlock: each of the waiters gets in when the lease before it is
-// over, and they do so in their order. One of them has left before.
+// The holders never unlock. Each waiter acquires the lock when the lease before it ends,
+// in order. One waiter has left before.
 func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 	const waiters, first, lease = 6, 500 * time.Millisecond, 200 * time.Millisecond
 	for _, gone := range []int{0, 2} {
@@ -95,9 +95,8 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 	}
 }
 
-// Whoever waits for a short time leaves when that is over, and costs nobody else
-// the place: neither those who wait for long beside it nor, as Redisson reckons, those
-// behind it.
+// A waiter with a short wait leaves when that is over. No other waiter loses its queue
+// position, in our order or by Redisson's deadlines.
 func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 	const short, long = 300 * time.Millisecond, 2 * time.Minute
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
@@ -121,7 +120,7 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 		time.Sleep(long - time.Minute)
 		synctest.Wait()
 		require.Equal(t, ownersOf(stay), owners(s))
-		// Nobody has a deadline that a client in Java would find in the past.
+		// No deadline is in the past for a Java client.
 		for _, w := range stay {
 			require.True(t, w.Running())
 			deadline, err := s.ZScore(deadlinesKey("orders"), w.Owner)
@@ -144,8 +143,8 @@ func TestQueue(t *testing.T) {
 			var got []string
 			for _, w := range waiters {
 				got = append(got, w.Owner.String())
-				// A place is kept for a third of the timeout after each sign of life, which is
-				// given every third of that.
+				// A heartbeat keeps a position for a third of the timeout, and is sent every third
+				// of that.
 				require.WithinRange(t, w.Deadline, time.Now().Add(timeout/3-timeout/9-grain), time.Now().Add(timeout/3))
 			}
 			require.Equal(t, ownersOf(want), got)
@@ -167,7 +166,7 @@ func TestQueue(t *testing.T) {
 		require.ErrorIs(t, line[1].End(), lock.ErrNotAcquired)
 		synctest.Wait()
 		line = slices.Delete(line, 1, 2)
-		for range 10 { // for much longer than a place is kept without a sign of life
+		for range 10 { // much longer than one heartbeat keeps a position
 			queued(line...)
 			time.Sleep(timeout / 9)
 		}
@@ -179,8 +178,8 @@ func TestQueue(t *testing.T) {
 	}, redlatch.WithWatchdogTimeout(timeout))
 }
 
-// Those who wait in Java have a deadline, those who have lost their place are left
-// out, and an owner of another form is nobody.
+// Java's waiters have a deadline, waiters that have lost their position are left out, and
+// an owner in another format is the zero Owner.
 func TestQueueWithOthersInIt(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
@@ -217,9 +216,9 @@ func TestQueueWithOthersInIt(t *testing.T) {
 	})
 }
 
-// A client in Java that died at the head holds up the others until its deadline, and
-// no longer; they do not poll hot meanwhile.
-func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
+// A Java client that died at the head delays the others until its deadline and no longer.
+// They do not poll without a pause meanwhile.
+func TestADeadJavaWaiterDelaysTheOthersUntilItsDeadline(t *testing.T) {
 	const wait = 90 * time.Second
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
 		c := all[0]
@@ -243,8 +242,8 @@ func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
 		for _, w := range line {
 			require.True(t, w.Running())
 		}
-		// A sign of life of each client for every third of the time that its place is kept,
-		// and a look of its first every 5 s.
+		// A heartbeat of each client every third of its position's TTL, and a poll of its
+		// first waiter every 5 s.
 		most := int(wait/(10*time.Second/3)+wait/(5*time.Second)) + 2
 		require.LessOrEqual(t, s.Calls("evalsha"), len(all)*most)
 		line[0].Got()
@@ -253,8 +252,8 @@ func TestADeadJavaWaiterHoldsUpTheOthersUntilItsDeadline(t *testing.T) {
 	})
 }
 
-// A Java client takes its wait back from all who queue when it acquires. Those of
-// ours survive that, and what ours take back leaves a Java client its place.
+// A Java client subtracts its wait from all deadlines when it acquires the lock. Our
+// waiters survive that, and Java's waiters survive our subtraction.
 func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
@@ -272,8 +271,8 @@ func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 		require.NoError(t, h.Unlock(t.Context()))
 		for i, j := range []*java{first, second} {
 			require.True(t, j.acquire())
-			for range 4 { // the lock is held for a while, and signs of life are given
-				require.False(t, last.acquire()) // and evicts whom it finds in the past
+			for range 4 { // the lock is held for a while, and heartbeats are sent
+				require.False(t, last.acquire()) // and evicts waiters with a deadline in the past
 				require.Equal(t, want[i+1:], owners(s))
 				time.Sleep(timeout / 9)
 			}
@@ -290,13 +289,12 @@ func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 	}, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(timeout))
 }
 
-// With a wait longer than theirs a Java client pushes our waiters into the past, and
-// evicts them. With their next sign of life they are back at the head. They need not
-// have the order there in which their client has them, and get in all the same, each
-// with a sign of life at the latest.
+// A Java client with a longer wait pushes the deadlines of our waiters into the past and
+// evicts them. With their next heartbeat they are back at the head, maybe in another order
+// than in their client. Even so each acquires the lock, with its heartbeat at the latest.
 func TestEvictedWaitersComeBack(t *testing.T) {
 	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
-	const sign = timeout / 9 // how often signs of life are given
+	const interval = timeout / 9 // of heartbeats
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
 		h := mustLock(t, s.Client(t).FairLock("orders"))
 		first, evictor := newJava(t, s.Conn(t), 1, time.Hour), newJava(t, s.Conn(t), 2, fairWait)
@@ -304,14 +302,14 @@ func TestEvictedWaitersComeBack(t *testing.T) {
 		var ours []*caller
 		for i := range 4 {
 			ours = append(ours, queues(t, s, t.Context(), all[i%len(all)]))
-			time.Sleep(sign / 5) // so they give their signs of life one after the other
+			time.Sleep(interval / 5) // so they send their heartbeats one after the other
 		}
 		require.NoError(t, h.Unlock(t.Context()))
 		require.True(t, first.acquire())
 		require.Equal(t, ownersOf(ours), owners(s))
 		require.False(t, evictor.acquire())
 		require.Equal(t, []string{evictor.owner}, owners(s), "all of them are evicted")
-		time.Sleep(sign)
+		time.Sleep(interval)
 		synctest.Wait()
 		back := owners(s)
 		require.Len(t, back, len(ours)+1)
@@ -325,7 +323,7 @@ func TestEvictedWaitersComeBack(t *testing.T) {
 			wg.Go(func() { harness.InOrder(t, w) })
 		}
 		wg.Wait()
-		require.LessOrEqual(t, time.Since(begin), time.Duration(len(ours))*sign+grain)
+		require.LessOrEqual(t, time.Since(begin), time.Duration(len(ours))*interval+grain)
 		require.True(t, evictor.acquire())
 		evictor.release()
 	}, redlatch.WithFairWaitTimeout(fairWait), redlatch.WithWatchdogTimeout(timeout))

@@ -17,7 +17,6 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/lock"
 )
 
 // permits are the expirable permits of a semaphore with one permit, as a kind of lock.
@@ -92,7 +91,7 @@ func holdWorker(args []string) error {
 	var wg sync.WaitGroup
 	for i := 2; i < len(args); i += 2 {
 		wg.Go(func() {
-			release, err := hold(c, other, args[i], args[i+1], uint64(i))
+			release, err := hold(c, other, args[i], args[i+1])
 			if err != nil {
 				fmt.Fprintln(os.Stderr, args[i], err)
 				return
@@ -106,9 +105,9 @@ func holdWorker(args []string) error {
 	select {} // it holds the locks until it is killed
 }
 
-// hold acquires a lock, waiting for it. Two clients release it: the holder, and another that
-// knows only the owner and has to ask the server.
-func hold(c, other *redlatch.Client, kind, name string, thread uint64) (release func() []error, err error) {
+// hold acquires a lock, waiting for it. It is released twice: permits by another client the
+// second time, which knows only the id.
+func hold(c, other *redlatch.Client, kind, name string) (release func() []error, err error) {
 	ctx := context.Background()
 	if kind == permits {
 		p, err := c.PermitSemaphore(name).Acquire(ctx)
@@ -119,17 +118,12 @@ func hold(c, other *redlatch.Client, kind, name string, thread uint64) (release 
 			return []error{p.Release(ctx), other.PermitSemaphore(name).Release(ctx, p.ID())}
 		}, nil
 	}
-	owner, err := lock.NewOwner(c.ID(), thread)
-	if err != nil {
-		return nil, err
-	}
-	ctx = lock.WithOwner(ctx, owner)
 	h, err := goLock(c, kind, name).Lock(ctx)
 	if err != nil {
 		return nil, err
 	}
 	return func() []error {
-		return []error{h.Unlock(ctx), goLock(other, kind, name).Unlock(ctx)}
+		return []error{h.Unlock(ctx), h.Unlock(ctx)}
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package interop
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -49,6 +50,13 @@ func TestSidesSeeTheSameLock(t *testing.T) {
 						is, err := ours.l.IsHeldBy(context.Background(), owner)
 						require.NoError(t, err)
 						require.Equal(t, holds > 0, is)
+						// Go cannot act as an owner of another client.
+						asJava := lock.WithOwner(context.Background(), owner)
+						require.ErrorIs(t, ours.l.Unlock(asJava), lock.ErrNotHeld)
+						if holds > 0 {
+							_, err = goLock(ours.side.c, rival(kind), name).TryLock(asJava)
+							require.ErrorIs(t, err, lock.ErrNotAcquired)
+						}
 					}
 				}
 				look(0)
@@ -157,11 +165,14 @@ func TestQueueShowsWaitersOfBothSides(t *testing.T) {
 			var waiting []*entry
 			for i, s := range []side{java, ours, ours, java} {
 				thread := uint64(i)
-				o, err := lock.NewOwner(s.id(), thread)
-				require.NoError(t, err)
-				owners = append(owners, o)
 				waiting = append(waiting, doors[s].take(t, thread, forever, long))
-				queue := queued(t, ours.c, name, len(owners))
+				queue := queued(t, ours.c, name, len(waiting))
+				owner := queue[i].Owner
+				require.True(t, strings.HasPrefix(owner.String(), s.id()))
+				if s == side(java) {
+					require.Equal(t, fmt.Sprint(java.id(), ":", thread), owner.String())
+				}
+				owners = append(owners, owner)
 				for i, w := range queue {
 					require.Equal(t, owners[i], w.Owner)
 					require.True(t, w.Deadline.After(time.Now()))

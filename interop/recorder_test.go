@@ -29,9 +29,9 @@ type recorder struct {
 	side     side
 	conn     rueidis.Client
 	monitors []*monitor
-	// fresh is set if every acquisition has its own owner; then the numbers of owners are not
-	// distinguished.
-	fresh bool
+	views    []*goView         // of the Go side
+	waiters  map[string]uint64 // the threads of waiting claims in Go, by their ids
+	waiting  uint64            // the thread that begins to wait in the current step, or 0
 	// loose is set after a waiter has left a redlatch queue: the others notice it with their
 	// next heartbeat, and only then do their deadlines shrink.
 	loose bool
@@ -41,14 +41,14 @@ type recorder struct {
 // scenario is the object to record.
 type scenario struct {
 	title string
-	fresh bool
+	fresh bool // if no owner is named in Go
 	run   func(r *recorder)
 }
 
 // record runs a scenario on empty servers.
 func record(t *testing.T, p *env, s side, sc scenario) []traced {
 	t.Helper()
-	r := &recorder{t: t, p: p, side: s, conn: p.conn(t), fresh: sc.fresh}
+	r := &recorder{t: t, p: p, side: s, conn: p.conn(t), waiters: map[string]uint64{}}
 	for _, server := range p.servers {
 		harness.Do(t, server.Addr, "FLUSHALL")
 		r.monitors = append(r.monitors, newMonitor(t, server.Addr, func(monitored) bool { return true }))
@@ -91,7 +91,7 @@ func (r *recorder) sideEffects() (lines []string) {
 			case name == "PUBLISH" || name == "SPUBLISH":
 				require.Equal(r.t, r.p.cluster, name == "SPUBLISH", "%s", c.words)
 				lines = append(lines, "publishes "+r.text(c.words[1])+" "+c.words[2])
-			case name == "SET" && strings.HasPrefix(c.words[1], "redisson_unlock_latch:") && c.words[2] != "held":
+			case name == "SET" && r.ended(c.words[1]):
 				require.Len(r.t, c.words, 5)
 				ms, err := strconv.ParseInt(c.words[4], 10, 64)
 				require.NoError(r.t, err)
@@ -106,15 +106,8 @@ func (r *recorder) sideEffects() (lines []string) {
 	return lines
 }
 
-// ended reports whether a key keeps the result of an unlock. Keys of redlatch with the value
-// "held" belong to holds.
-func (r *recorder) ended(key string) bool {
-	if !strings.HasPrefix(key, "redisson_unlock_latch:") {
-		return false
-	}
-	v, _ := do(r.t, r.conn, "GET", key).ToString()
-	return v != "held"
-}
+// ended reports whether a key keeps the result of an unlock.
+func (*recorder) ended(key string) bool { return strings.HasPrefix(key, "redisson_unlock_latch:") }
 
 // leaves reports whether the side does not delete such keys.
 func (r *recorder) leaves() bool {
@@ -241,13 +234,37 @@ var (
 func (r *recorder) text(s string) string {
 	s = randomID.ReplaceAllString(strings.ReplaceAll(s, r.side.id(), "<client>"), "<id>")
 	s = slot.ReplaceAllString(s, "$1<lane>")
-	if r.fresh {
-		s = ownerNumber.ReplaceAllString(s, "<client>:<n>")
+	if _, ours := r.side.(goSide); ours {
+		s = ownerNumber.ReplaceAllStringFunc(s, r.thread)
 	}
 	if len(s) == 16 && strings.ContainsFunc(s, func(c rune) bool { return c > '~' || c < ' ' }) {
 		s = "<16 bytes>"
 	}
 	return s
+}
+
+// lock returns the recorded lock.
+func (r *recorder) lock(kind string) view {
+	d := r.side.lock(kind, traceName)
+	if ours, is := d.(*goView); is {
+		r.views = append(r.views, ours)
+	}
+	return d
+}
+
+// thread replaces the number of a claim in Go with the thread that holds it or waits for it. A
+// new claim that nobody holds belongs to the thread that begins to wait in the current step.
+func (r *recorder) thread(claim string) string {
+	id := strings.Replace(claim, "<client>", r.side.id(), 1)
+	for _, d := range r.views {
+		if thread, is := d.holder(id); is {
+			return fmt.Sprint("<client>:", thread)
+		}
+	}
+	if r.waiters[id] == 0 {
+		r.waiters[id] = r.waiting
+	}
+	return fmt.Sprint("<client>:", r.waiters[id])
 }
 
 // gone, waitingWriter and queued are conditions of steps: a key is gone, a redlatch writer

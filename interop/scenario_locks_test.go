@@ -77,10 +77,12 @@ func (r *recorder) forceStep(what string, d view) {
 func (r *recorder) waitsStep(what string, d view, thread uint64, wait, lease time.Duration, until ...func() bool) *entry {
 	r.t.Helper()
 	var e *entry
+	r.waiting = thread
 	r.step(what, func() string {
 		e = d.take(r.t, thread, wait, lease)
 		return "waits"
 	}, append(until, r.parked)...)
+	r.waiting = 0
 	return e
 }
 
@@ -93,7 +95,7 @@ func (r *recorder) passesStep(what string, d view, thread uint64, to *entry, unt
 // exclusive records a lock with threads, which may re-enter.
 func exclusive(kind string) scenario {
 	return scenario{title: "threads", run: func(r *recorder) {
-		d := r.side.lock(kind, traceName)
+		d := r.lock(kind)
 		r.takesStep("1 locks", d, 1, forever, 0)
 		r.takesStep("2 tries", d, 2, 0, 0)
 		r.givesStep("2 unlocks", d, 2)
@@ -148,7 +150,7 @@ func exclusive(kind string) scenario {
 // anonymous records a lock whose owners hold it once.
 func anonymous(kind string) scenario {
 	return scenario{title: "one owner each", fresh: true, run: func(r *recorder) {
-		d, other := r.side.lock(kind, traceName), r.side.lock(rival(kind), traceName)
+		d, other := r.lock(kind), r.lock(rival(kind))
 		r.takesStep("1 locks", d, 1, forever, 0)
 		r.takesStep("2 tries", other, 2, 0, 0)
 		r.givesStep("1 unlocks", d, 1)
@@ -170,7 +172,7 @@ func anonymous(kind string) scenario {
 
 // readers records readers and a waiting writer.
 var readers = scenario{title: "threads", run: func(r *recorder) {
-	read, write := r.side.lock("read", traceName), r.side.lock("write", traceName)
+	read, write := r.lock("read"), r.lock("write")
 	r.givesStep("1 gives back what nobody has", read, 1)
 	r.takesStep("1 reads", read, 1, forever, 0)
 	r.takesStep("2 reads for 10 min", read, 2, forever, tenMinutes)
@@ -196,7 +198,7 @@ var readers = scenario{title: "threads", run: func(r *recorder) {
 
 // writers records a writer that also reads.
 var writers = scenario{title: "a writer that reads", run: func(r *recorder) {
-	read, write := r.side.lock("read", traceName), r.side.lock("write", traceName)
+	read, write := r.lock("read"), r.lock("write")
 	r.takesStep("1 writes for 10 min", write, 1, forever, tenMinutes)
 	r.takesStep("1 reads for 1 min", read, 1, forever, minute)
 	r.takesStep("1 reads once more, for 1 min", read, 1, forever, minute)

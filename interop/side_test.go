@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -154,6 +155,18 @@ func (d *goView) take(t testing.TB, thread uint64, wait, lease time.Duration) *e
 		}
 		return err
 	})
+}
+
+// holder returns the thread that has a hold of the claim with that id, and whether there is one.
+func (d *goView) holder(id string) (thread uint64, is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for thread, holds := range d.held {
+		if slices.ContainsFunc(holds, func(h lock.Hold) bool { return h.Owner().String() == id }) {
+			return thread, true
+		}
+	}
+	return 0, false
 }
 
 // close releases the remaining holds. Until then they are referenced, because a hold without

@@ -260,7 +260,8 @@ func (p *env) nothingStays(t *testing.T) {
 }
 
 // nobodyStarves fails the test if a process, or a contender of Go, had far fewer rounds than
-// others. Redisson serves waiters in random order, except for fair locks. Spin locks are
+// others. Redisson serves waiters in random order, except for fair locks. A process of Go has
+// up to 16 rounds before it leaves the lock open, and one of Java has one. Spin locks are
 // shared between processes at random and unevenly: in Java each thread retries, in Go one
 // waiter for the whole process, after growing pauses. There every contender makes progress.
 func nobodyStarves(t *testing.T, kind string, ours, theirs []result) {
@@ -279,10 +280,11 @@ func nobodyStarves(t *testing.T, kind string, ours, theirs []result) {
 		return
 	}
 	equal := sum(all) / len(all)
-	for _, r := range slices.Concat(ours, theirs) {
-		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/10, "a process")
+	for _, r := range theirs {
+		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/40, "a process of Java")
 	}
 	for _, r := range ours { // first come, first served
+		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/10, "a process of Go")
 		require.Greater(t, slices.Min(r.Shares), sum(r.Shares)/len(r.Shares)/2, "a contender of Go")
 	}
 	if strings.HasSuffix(kind, "fair") { // some start a little later, or pause for garbage collection

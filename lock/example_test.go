@@ -18,7 +18,8 @@ func ExampleWithOwner() {
 	defer stop()
 	l := client.Lock("account")
 
-	ctx := lock.WithOwner(context.Background(), client.NewOwner())
+	owner := client.NewOwner()
+	ctx := lock.WithOwner(context.Background(), owner)
 	outer, err := l.Lock(ctx)
 	if err != nil {
 		log.Fatal(err)
@@ -27,11 +28,11 @@ func ExampleWithOwner() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	n, _ := l.HoldCount(ctx, outer.Owner())
-	fmt.Println("held", n, "times by one owner:", outer.Owner() == inner.Owner())
+	n, _ := l.HoldCount(ctx, owner)
+	fmt.Println("held", n, "times, as one on the server:", outer.Owner() == inner.Owner())
 	fmt.Println(inner.Unlock(ctx), outer.Unlock(ctx))
 	// Output:
-	// held 2 times by one owner: true
+	// held 2 times, as one on the server: true
 	// <nil> <nil>
 }
 

@@ -56,8 +56,9 @@ type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
 
-	// Owner returns the owner that holds the lock on the server. If it is first called
-	// after Unlock, that owner may never have held the lock.
+	// Owner returns the id under which the server has the lock: that of the client and a
+	// number. It is for logs and traces, and not for WithOwner: the holds of one owner share
+	// it, and so do holds that the client passes the lock on to.
 	Owner() Owner
 
 	// Context returns a child of the context passed to Lock. It ends when the hold
@@ -76,8 +77,8 @@ type Hold interface {
 	// request was sent, not from the reply.
 	Remaining() time.Duration
 
-	// Token returns the fencing token of this acquisition, which never changes and is
-	// at least 1, or 0 if the kind of lock has none.
+	// Token returns the fencing token of the lock, which never changes and is at least 1, or
+	// 0 if the kind of lock has none. The holds of one owner share it.
 	Token() int64
 
 	// Extend extends the hold to at least lease from now; it never shortens it. It

@@ -34,8 +34,8 @@ func isUUID(s string) bool {
 }
 
 // ParseOwner parses the result of [Owner.String], which Redisson also uses in a lock's
-// hash: "<UUID>:<number>". It serves to pass a lock to another process. For another
-// form it returns an error that matches ErrInvalid.
+// hash: "<UUID>:<number>". It serves to ask for the holds of a Java thread (HoldCount,
+// IsHeldBy). For another form it returns an error that matches ErrInvalid.
 func ParseOwner(s string) (Owner, error) {
 	if len(s) > uuidLen+1 && s[uuidLen] == ':' && isUUID(s[:uuidLen]) {
 		if _, err := strconv.ParseUint(s[uuidLen+1:], 10, 64); err == nil {
@@ -58,6 +58,11 @@ type ownerKey struct{}
 // taken twice waits for itself like a sync.Mutex. All users of the context, including
 // child goroutines, are the same logical thread. The zero Owner cancels an outer
 // WithOwner.
+//
+// Re-entry is local: if o holds the lock in this process, by a lock object of the same
+// client and kind, another Lock adds a hold to what the server has. It sends a request only
+// if its lease outlasts that. Each hold ends at its own time, and the last Unlock releases
+// the lock. An owner means nothing to other processes.
 func WithOwner(ctx context.Context, o Owner) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }

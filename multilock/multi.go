@@ -201,7 +201,7 @@ func (m *Multi) begin(ctx context.Context, holds []lock.Hold) lock.Hold {
 	}
 	if !slices.Contains(m.sessions, m.s) { // otherwise a member reports that the client closes
 		h.stops = append(h.stops, m.s.OnClose(func() {
-			h.PartEnded(&lock.LostError{Name: h.group.info.Name, Owner: h.owner, Reason: lock.ReasonClosed, When: time.Now()})
+			h.MemberEnded(&lock.LostError{Name: h.group.info.Name, Owner: h.owner, Reason: lock.ReasonClosed, When: time.Now()})
 		}))
 	}
 	for _, member := range holds {
@@ -212,7 +212,7 @@ func (m *Multi) begin(ctx context.Context, holds []lock.Hold) lock.Hold {
 		h.stops = append(h.stops, context.AfterFunc(memberCtx, func() {
 			cause := &lock.LostError{Name: member.Name(), Owner: member.Owner(), Reason: lock.ReasonGone, When: time.Now()}
 			errors.As(context.Cause(memberCtx), &cause)
-			h.PartEnded(cause)
+			h.MemberEnded(cause)
 		}))
 	}
 	return newHandle(h)
@@ -227,8 +227,8 @@ func (h *multiHold) forget() {
 
 func (h *multiHold) state() *holdState { return &h.holdState }
 
-// PartEnded implements locking.Whole: a member was lost.
-func (h *multiHold) PartEnded(cause *lock.LostError) {
+// MemberEnded implements locking.Group: a member was lost.
+func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if !h.lose(cause.Reason, cause) {
 		return
 	}
@@ -263,7 +263,7 @@ func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
 	}
 	err := errors.Join(locking.ExtendTogether(ctx, h.holds, lease, true)...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
-		h.PartEnded(lost)
+		h.MemberEnded(lost)
 	}
 	return cmp.Or(h.current("Extend"), err)
 }

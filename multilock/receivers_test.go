@@ -42,7 +42,7 @@ func TestUnlockCountsReceivers(t *testing.T) {
 					harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
 				}
 				require.NoError(t, h.Unlock(t.Context()))
-				require.Equal(t, k.receivers, locking.Told(h))
+				require.Equal(t, k.receivers, locking.Receivers(h))
 				waits.Wait()
 			})
 		}

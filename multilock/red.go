@@ -13,8 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -199,11 +199,11 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 	if h.ttl <= drift(h.ttl) {
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
-	_, h.named = lock.OwnerFrom(ctx)
+	h.callerOwner, _ = lock.OwnerFrom(ctx)
 	h.fixed = o.Lease > 0
-	req := queue.Request{
+	req := acquire.Request{
 		Key: h.key(), Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
-		Once: once, MayHold: h.named, NoHandOff: !h.plain(), Eager: r.shared, Shared: r.shared,
+		Once: once, Owned: !h.callerOwner.IsZero(), NoHandOff: !h.plain(), TryWhileHeld: r.shared, Shared: r.shared,
 	}
 	if o.Bounded && !once {
 		h.deadline = time.Now().Add(o.Wait)
@@ -231,19 +231,19 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 // redHold is a hold on a majority, or the attempt to acquire one.
 type redHold struct {
 	holdState
-	r        *Red
-	once     bool
-	named    bool
-	fixed    bool          // not renewed
-	deadline time.Time     // of Wait
-	ttl      time.Duration // of the members' leases
-	rounds   int
-	split    int       // consecutive rounds that acquired some members, but no majority
-	again    time.Time // the earliest start of the next round
-	sent     time.Time // the start of the round that succeeded
-	lease    watchdog.Lease
-	cohort   *locking.Relay // shared by the holds that pass on the members, or nil
-	extended atomic.Bool    // by the caller
+	r           *Red
+	once        bool
+	callerOwner lock.Owner    // zero: none
+	fixed       bool          // not renewed
+	deadline    time.Time     // of Wait
+	ttl         time.Duration // of the members' leases
+	rounds      int
+	split       int       // consecutive rounds that acquired some members, but no majority
+	again       time.Time // the earliest start of the next round
+	sent        time.Time // the start of the round that succeeded
+	lease       watchdog.Lease
+	cohort      *locking.Cohort // shared by the holds that pass on the members, or nil
+	extended    atomic.Bool     // by the caller
 
 	*round
 }
@@ -290,13 +290,13 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	} else {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
-	h.r.s.Queues.Released(h.key(), h, queue.Release{Told: -1})
+	h.r.s.Queues.Released(h.key(), h, acquire.Release{Receivers: -1})
 }
 
 // RenewalFailed implements watchdog.Holder.
 func (h *redHold) RenewalFailed(err error, left time.Duration) { h.span.RenewalFailed(err, left) }
 
-func (h *redHold) key() queue.Key { return queue.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
+func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
 
 func (h *redHold) remaining() time.Duration { return h.lease.Remaining() }
 

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -32,15 +32,12 @@ func (h *redHold) unlock(ctx context.Context) error {
 // releases them.
 func (h *redHold) pass(ctx context.Context) error {
 	queues, key := h.r.s.Queues, h.key()
-	if h.cohort != nil && queues.Next(key) == nil {
-		h.cohort.Await() // the previous hold of the cohort may be about to return
-	}
 	for h.canPassTo(queues.Next(key)) {
 		successors := queues.Successors(key, true)
 		if successors == nil {
 			return h.release(ctx, false)
 		}
-		batch := h.cohort.Join()
+		batch := h.cohort.Enqueue()
 		if h.passTo(ctx, successors) {
 			return h.confirm(ctx, batch)
 		}
@@ -50,23 +47,23 @@ func (h *redHold) pass(ctx context.Context) error {
 }
 
 // canPassTo reports whether the next waiter can take over the members.
-func (h *redHold) canPassTo(next queue.Acquirer) bool {
+func (h *redHold) canPassTo(next acquire.Acquirer) bool {
 	if next == nil || !h.plain() || !next.(*redHold).plain() || h.extended.Load() {
 		return false
 	}
 	if h.cohort == nil {
-		h.cohort = locking.NewRelay(h.sent)
+		h.cohort = locking.NewCohort(h.sent)
 	}
 	_, ok := h.cohort.Trusted()
 	return ok
 }
 
 // plain reports whether the hold has no named owner, is renewed and is exclusive.
-func (h *redHold) plain() bool { return !h.named && !h.fixed && !h.r.shared }
+func (h *redHold) plain() bool { return h.callerOwner.IsZero() && !h.fixed && !h.r.shared }
 
 // passTo makes the first successor hold the members. It reports false if that waiter has
 // left.
-func (h *redHold) passTo(ctx context.Context, successors []*queue.Waiter) bool {
+func (h *redHold) passTo(ctx context.Context, successors []*acquire.Waiter) bool {
 	next := successors[0].Acquirer().(*redHold)
 	next.round, next.cohort = h.round, h.cohort
 	next.sent, _ = h.cohort.Trusted()
@@ -79,7 +76,7 @@ func (h *redHold) passTo(ctx context.Context, successors []*queue.Waiter) bool {
 
 // confirm asks the members whether they were still held when they were passed on. Without
 // a majority, the hold that has them now is lost too.
-func (h *redHold) confirm(ctx context.Context, batch *locking.Leg) error {
+func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	err := h.cohort.Confirm(batch, func() error {
 		err := locking.Insist(h.r.s, func() error {
 			return extendMajorities(ctx, []*redHold{h}, h.ttl, true, true)[0]
@@ -112,9 +109,9 @@ func (h *redHold) fewAway(err error) bool {
 
 // release releases the members. With yield set, waiters of other processes go first.
 func (h *redHold) release(ctx context.Context, yield bool) (err error) {
-	how := queue.Release{Turn: yield}
-	err = h.cohort.Finish(func() (err error) {
-		how.Told, err = h.releaseAll(ctx)
+	how := acquire.Release{Yields: yield}
+	err = h.cohort.Release(func() (err error) {
+		how.Receivers, err = h.releaseAll(ctx)
 		return err
 	})
 	h.r.s.Queues.Released(h.key(), h, how)
@@ -130,7 +127,7 @@ func (h *redHold) undo(ctx context.Context) {
 	}
 	h.close()
 	release := func(context.Context) {
-		_ = h.cohort.Finish(func() error {
+		_ = h.cohort.Release(func() error {
 			_, err := h.releaseAll(ctx)
 			return err
 		})
@@ -163,7 +160,7 @@ func (h *redHold) releaseEach(ctx context.Context, votes []vote) releases {
 		rel.n++
 		unlock := func(context.Context) {
 			err := v.hold.Unlock(ctx)
-			rel.results <- released{err, locking.Told(v.hold.Hold)}
+			rel.results <- released{err, locking.Receivers(v.hold.Hold)}
 		}
 		if !h.r.inBackground(i, unlock) {
 			defer unlock(ctx)

@@ -21,7 +21,7 @@ type redRenewer struct{}
 const maxRenewal = 2 * time.Second
 
 // Renew implements watchdog.Renewer.
-func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
+func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
 	var holds []*redHold
 	for _, batch := range batches {
 		for _, l := range batch {
@@ -29,7 +29,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 		}
 	}
 	sent := time.Now()
-	errs := extendMajorities(ctx, holds, holds[0].ttl, dedicated, false)
+	errs := extendMajorities(ctx, holds, holds[0].ttl, shared, false)
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		r := &results[b]
@@ -106,7 +106,7 @@ type member struct {
 // batch. It returns one error for each hold as soon as all are decided or ctx is done: nil if
 // a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
 // With all set, it waits for every answer if no majority is possible.
-func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, dedicated, all bool) []error {
+func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared, all bool) []error {
 	type target struct {
 		s        *session.Session
 		separate int // distinguishes members of other modules
@@ -138,7 +138,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			for j, m := range members {
 				memberHolds[j] = m.hold.Hold
 			}
-			t.add(members, locking.ExtendTogether(ctx, memberHolds, lease, dedicated))
+			t.add(members, locking.ExtendTogether(ctx, memberHolds, lease, shared))
 		}
 		if !holds[0].r.s.Go(extend) {
 			break // the client is closing, which ends its holds

@@ -9,8 +9,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/queue"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -47,37 +47,45 @@ type vote struct {
 // module may not be comparable.
 type memberHold struct{ lock.Hold }
 
-// Try implements queue.Acquirer: it runs one round of the algorithm.
-func (h *redHold) Try(ctx context.Context) (queue.Verdict, error) {
+// Join implements acquire.Joiner: the members let their owner re-enter.
+func (h *redHold) Join(holder acquire.Acquirer) (acquire.Relation, error) {
+	if holder.(*redHold).callerOwner == h.callerOwner {
+		return acquire.Beside, nil
+	}
+	return acquire.Unrelated, nil
+}
+
+// Try implements acquire.Acquirer: it runs one round of the algorithm.
+func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 	if err := h.r.s.Err(); err != nil {
-		return queue.Verdict{}, err
+		return acquire.Verdict{}, err
 	}
 	if !h.pause(ctx) {
-		return queue.Verdict{FreeIn: -1}, nil // the queue reports the reason
+		return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
 	}
 	h.rounds++
 	if err := h.r.checkServers(); err != nil {
-		return queue.Verdict{}, err
+		return acquire.Verdict{}, err
 	}
 	sent := time.Now()
 	yes, decided := h.collect(ctx)
 	duplicates := h.r.checkServers() // more servers may be known by now
 	if duplicates == nil && yes >= h.r.quorum && time.Since(sent) < h.ttl-drift(h.ttl) {
 		h.sent = sent
-		return queue.Verdict{Acquired: true}, nil
+		return acquire.Verdict{Acquired: true}, nil
 	}
 	err := h.undoRound(decided)
 	switch {
 	case duplicates != nil:
-		return queue.Verdict{}, duplicates
+		return acquire.Verdict{}, duplicates
 	case h.r.s.Err() != nil:
-		return queue.Verdict{}, lock.ErrClosed
+		return acquire.Verdict{}, lock.ErrClosed
 	case h.once && err == nil:
 		err = lock.ErrNotAcquired
-	case !h.once && h.rounds == 1 && errors.As(err, new(*queue.Unavailable)):
+	case !h.once && h.rounds == 1 && errors.As(err, new(*acquire.Unavailable)):
 		err = nil // an error of the first attempt would end the acquisition
 	}
-	return queue.Verdict{FreeIn: -1}, err
+	return acquire.Verdict{FreeIn: -1}, err
 }
 
 // collect asks all members and returns the number of those held once the outcome is decided
@@ -341,7 +349,7 @@ func (h *redHold) verdict(votes []vote, decided bool) error {
 	case !enough(final):
 		return err
 	case !enough(away):
-		return &queue.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, h.r.info.Name, err)}
+		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, h.r.info.Name, err)}
 	}
 	return nil
 }

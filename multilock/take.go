@@ -195,7 +195,7 @@ func (m *Multi) take(ctx context.Context, a *acquisition) ([]lock.Hold, error) {
 			return holds, err
 		}
 	}
-	if err := locking.Settle(reqCtx, holds, a.o); err != nil {
+	if err := locking.Align(reqCtx, holds, a.o); err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			err = errRestart
 		}

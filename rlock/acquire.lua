@@ -1,8 +1,8 @@
--- Takes the lock for an owner made for this one acquisition.
--- KEYS[1]  lock hash: a field per owner, its value how often that owner holds
+-- Takes the lock.
+-- KEYS[1]  lock hash: a field per owner, which here is a claim, with how often it holds: once
 -- KEYS[2]  fencing counter, for a fenced lock only
 -- ARGV[1]  lease in ms
--- ARGV[2]  owner
+-- ARGV[2]  claim
 -- Reply: acquired, the fencing token or 0; taken, -2 - PTTL, which is negative
 -- also when the key has no expiry (PTTL -1).
 
@@ -11,7 +11,7 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 	redis.call('HSET', KEYS[1], ARGV[2], 1)
 	local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
-	if expires ~= 1 then -- a user without that right must not take it for ever
+	if expires ~= 1 then -- without that right the user must not take it for ever
 		redis.call('DEL', KEYS[1])
 		return expires
 	end
@@ -20,8 +20,8 @@ end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	return -2 - redis.call('PTTL', KEYS[1])
 end
--- Nobody else has this owner, so an attempt was delivered twice: this one, or an
--- earlier one of the same wait. The caller counts the lease from this one.
+-- An attempt was delivered twice: this one, or an earlier one of the same wait. The caller
+-- counts the lease from this one.
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[1])
 end

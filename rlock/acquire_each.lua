@@ -1,9 +1,8 @@
--- Takes several locks in their order, each for an owner made for this one
--- acquisition, up to the first that somebody else has.
+-- Takes several locks in their order, up to the first that is taken.
 -- KEYS[i]    lock hash
 -- ARGV[1]    lease in ms
 -- ARGV[2]    1 to take all of them or none
--- ARGV[2+i]  owner
+-- ARGV[2+i]  claim
 -- Reply: how many are acquired; of the first that is taken, -2 - PTTL, 0 if none is.
 
 local count, taken = #KEYS, 0
@@ -26,7 +25,7 @@ for i = 1, count do
 	end
 	if not old[i] or redis.call('PTTL', KEYS[i]) < tonumber(ARGV[1]) then
 		local expires = redis.pcall('PEXPIRE', KEYS[i], ARGV[1])
-		if expires ~= 1 then -- a user without that right must not take them for ever
+		if expires ~= 1 then -- without that right the user must not take them for ever
 			for j = 1, i do
 				if not old[j] then
 					redis.call('DEL', KEYS[j])

@@ -1,4 +1,4 @@
--- Opens the lock whoever holds it.
+-- Opens the lock, regardless of its holder.
 -- KEYS[1]  lock hash
 -- ARGV[1]  command that publishes, or ''
 -- ARGV[2]  channel

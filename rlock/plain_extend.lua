@@ -1,8 +1,8 @@
--- Makes a hold of a plain lock last at least a lease from now.
+-- Makes the claim to a plain lock last at least a lease from now.
 -- KEYS[1]  lock string
--- ARGV[1]  value
+-- ARGV[1]  claim
 -- ARGV[2]  lease in ms
--- Reply: 1; 0 if the lock has another value.
+-- Reply: 1; 0 if it does not stand.
 
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then
 	return 0

@@ -1,4 +1,4 @@
--- Opens a plain lock whoever holds it.
+-- Opens a plain lock, regardless of its holder.
 -- KEYS[1]  lock string
 -- ARGV[1]  command that publishes
 -- ARGV[2]  channel

@@ -1,9 +1,9 @@
--- Passes a plain lock from one acquisition to the next without letting go of it.
+-- Passes a plain lock from one claim to the next without letting go of it.
 -- KEYS[1]  lock string
--- ARGV[1]  value that it has
--- ARGV[2]  value that it gets
+-- ARGV[1]  claim that has it
+-- ARGV[2]  claim that gets it
 -- ARGV[3]  lease in ms
--- Reply: 1; 0 if it had another value, and nothing was done.
+-- Reply: 1; 0 if the first claim does not stand, and nothing was done.
 
 local value = redis.call('GET', KEYS[1])
 if value == ARGV[1] then
@@ -13,8 +13,7 @@ end
 if value ~= ARGV[2] then
 	return 0
 end
--- Nobody else has the second value, so this is the same request delivered twice,
--- and the lease may have been extended since.
+-- This is the same request delivered twice, and the lease may have been extended since.
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -83,26 +82,15 @@ func TestPlainOnTheServer(t *testing.T) {
 		l := c.PlainLock("orders")
 		messages := harness.Messages(t, s.Addr, plainChannel)
 		told := func() { require.Equal(t, "0", harness.Receive(t, soon, "a message", messages)) }
-		owner := c.NewOwner()
-		for _, named := range []bool{false, true} {
-			ctx := t.Context()
-			if named {
-				ctx = lock.WithOwner(ctx, owner)
-			}
-			h, err := l.Lock(ctx, lock.Lease(time.Minute))
-			require.NoError(t, err)
+		for range 2 {
+			h := mustLock(t, l, lock.Lease(time.Minute))
 			require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"))
 			require.Equal(t, "+string", harness.Do(t, s.Addr, "TYPE", "orders"))
-			if named {
-				require.Equal(t, owner, h.Owner())
-				require.Regexp(t, "^"+regexp.QuoteMeta(owner.String())+":[0-9a-f]{32}$", plainValue(t, conn, "orders"))
-			} else {
-				require.Equal(t, h.Owner().String(), plainValue(t, conn, "orders"))
-			}
+			require.Equal(t, h.Owner().String(), plainValue(t, conn, "orders"))
 			ttl := harness.PTTL(t, s.Addr, "orders")
 			require.LessOrEqual(t, ttl, int64(60_000))
 			require.Greater(t, ttl, int64(50_000))
-			require.NoError(t, h.Unlock(ctx))
+			require.NoError(t, h.Unlock(t.Context()))
 			told()
 			require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
 		}
@@ -345,7 +333,6 @@ func TestPlainAndOtherLocksOfOneName(t *testing.T) {
 				for what, do := range map[string]func() error{
 					"TryLock": func() error { _, err := pair[1].TryLock(t.Context()); return err },
 					"Lock":    func() error { _, err := pair[1].Lock(named); return err },
-					"Unlock":  func() error { return pair[1].Unlock(named) },
 					"Force":   func() error { _, err := pair[1].ForceUnlock(t.Context()); return err },
 					"Count":   func() error { _, err := pair[1].HoldCount(t.Context(), h.Owner()); return err },
 				} {
@@ -361,73 +348,26 @@ func TestPlainAndOtherLocksOfOneName(t *testing.T) {
 	})
 }
 
-// An owner made for one hold can be used as a name; and no other owner begins like
-// one.
+// A plain lock is not reentrant, and its value is the whole claim.
 func TestPlainOwners(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		h := mustLock(t, c.PlainLock("orders"))
-		named := lock.WithOwner(t.Context(), h.Owner())
-		for _, from := range []*redlatch.Client{c, other} {
-			_, err := from.PlainLock("orders").TryLock(named)
-			require.ErrorIs(t, err, lock.ErrReentered)
-		}
-		require.NoError(t, other.PlainLock("orders").Unlock(named))
-		h2, err := other.PlainLock("orders").Lock(named)
-		require.NoError(t, err)
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		require.Equal(t, 1, harness.HoldCount(t, c.PlainLock("orders"), h.Owner()))
-		require.NoError(t, h2.Unlock(t.Context()))
-
+		c := harness.Client(t, s)
 		o := c.NewOwner()
-		for _, value := range []string{o.String() + "7", o.String() + "7:x", o.String()[1:], "x" + o.String(), ""} {
+		named := lock.WithOwner(t.Context(), o)
+		h, err := c.PlainLock("orders").Lock(named)
+		require.NoError(t, err)
+		_, err = c.PlainLock("orders").TryLock(named)
+		require.ErrorIs(t, err, lock.ErrReentered)
+		require.Equal(t, 1, harness.HoldCount(t, c.PlainLock("orders"), o))
+		require.Equal(t, 1, harness.HoldCount(t, harness.Client(t, s).PlainLock("orders"), h.Owner()))
+		require.NoError(t, h.Unlock(t.Context()))
+		for _, value := range []string{o.String() + "7", o.String() + ":x", o.String()[1:], "x" + o.String(), ""} {
 			harness.Do(t, s.Addr, "SET", "orders", value)
 			require.Zero(t, harness.HoldCount(t, c.PlainLock("orders"), o), value)
-			require.ErrorIs(t, c.PlainLock("orders").Unlock(lock.WithOwner(t.Context(), o)), lock.ErrNotHeld, value)
-			_, err := c.PlainLock("orders").TryLock(lock.WithOwner(t.Context(), o))
+			_, err := c.PlainLock("orders").TryLock(named)
 			require.ErrorIs(t, err, lock.ErrNotAcquired, value)
 			require.NotErrorIs(t, err, lock.ErrReentered, value)
 		}
-	})
-}
-
-// Unlock by owner looks first, and what becomes of that look is no release.
-func TestPlainUnlockByOwnerWithoutAnswers(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		harness.WarmUp(t, s.Addr)
-		for _, fault := range []harness.Fault{harness.LoseRequest, harness.LoseReply, harness.Repeat, harness.Resend} {
-			for what, match := range map[string]string{"look": "\r\nGET\r\n", "release": harness.SHA(t, "plain_release.lua")} {
-				for _, held := range []bool{true, false} {
-					if !held && what == "release" {
-						continue // which is not sent
-					}
-					c, g := harness.GatedClient(t, s)
-					other := harness.Client(t, s)
-					named := lock.WithOwner(t.Context(), c.NewOwner())
-					var theirs lock.Hold
-					if held {
-						var err error
-						theirs, err = other.PlainLock("orders").Lock(named)
-						require.NoError(t, err)
-					}
-					reached := g.Arm(fault, match, 1)
-					err := c.PlainLock("orders").Unlock(named)
-					<-reached
-					switch {
-					case !held, what == "release" && fault == harness.Resend:
-						require.ErrorIs(t, err, lock.ErrNotHeld, "%v of %s", fault, what)
-					default:
-						require.NoError(t, err, "%v of %s", fault, what)
-					}
-					require.False(t, harness.IsLocked(t, other.PlainLock("orders")))
-					require.NoError(t, g.Open())
-					if held {
-						require.ErrorIs(t, theirs.Unlock(named), lock.ErrLost)
-					}
-				}
-			}
-		}
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 

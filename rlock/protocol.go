@@ -18,14 +18,10 @@ var (
 	acquireLua string
 	//go:embed acquire_each.lua
 	acquireEachLua string
-	//go:embed acquire_named.lua
-	acquireNamedLua string
 	//go:embed release.lua
 	releaseLua string
 	//go:embed release_each.lua
 	releaseEachLua string
-	//go:embed release_named.lua
-	releaseNamedLua string
 	//go:embed hand_off.lua
 	handOffLua string
 	//go:embed force_unlock.lua
@@ -33,16 +29,14 @@ var (
 	//go:embed reset_tokens.lua
 	resetTokensLua string
 
-	acquireScript      = wire.NewScript(acquireLua)
-	acquireEachScript  = wire.NewScript(acquireEachLua)
-	acquireNamedScript = wire.NewScript(acquireNamedLua)
-	releaseScript      = wire.NewScript(releaseLua)
-	releaseEachScript  = wire.NewScript(releaseEachLua)
-	releaseNamedScript = wire.NewScript(releaseNamedLua)
-	handOffScript      = wire.NewScript(handOffLua)
-	extendScript       = wire.NewScript(locking.ExtendLua)
-	forceUnlockScript  = wire.NewScript(forceUnlockLua)
-	resetTokensScript  = wire.NewScript(resetTokensLua)
+	acquireScript     = wire.NewScript(acquireLua)
+	acquireEachScript = wire.NewScript(acquireEachLua)
+	releaseScript     = wire.NewScript(releaseLua)
+	releaseEachScript = wire.NewScript(releaseEachLua)
+	handOffScript     = wire.NewScript(handOffLua)
+	extendScript      = wire.NewScript(locking.ExtendLua)
+	forceUnlockScript = wire.NewScript(forceUnlockLua)
+	resetTokensScript = wire.NewScript(resetTokensLua)
 )
 
 // protocol is the plain hash lock with its variations: all kinds of this
@@ -59,7 +53,7 @@ type protocol struct {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Relayed: !p.fenced}
+	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: !p.fenced, NonReentrant: p.nonReentrant}
 }
 
 func (p *protocol) Channel(*locking.Claim) string {
@@ -89,18 +83,12 @@ func (p *protocol) counted(key string, keys []string) []string {
 }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	keys, args := p.counted(c.Key, c.Keys(c.Key)), []string{p.s.Millis(c.Lease), c.Owner.String()}
-	if !c.Named() {
-		return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, args))
-	}
-	return acquireAnswer(acquireNamedScript.Exec(ctx, p.s.Client, keys, append(args, wire.Flag(!p.nonReentrant))))
+	return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, p.counted(c.Key, []string{c.Key}), []string{p.s.Millis(c.Lease), c.ID.String()}))
 }
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	n, err := reply.AsInt64()
 	switch {
-	case rueidis.IsRedisNil(err):
-		return locking.Answer{Reentered: true}, nil
 	case err != nil:
 		return locking.Answer{}, err
 	case n >= 0:
@@ -114,7 +102,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 	keys, args := make([]string, len(claims)), make([]string, 2, 2+len(claims))
 	args[0], args[1] = p.s.Millis(claims[0].Lease), wire.Flag(all)
 	for i, c := range claims {
-		keys[i], args = c.Key, append(args, c.Owner.String())
+		keys[i], args = c.Key, append(args, c.ID.String())
 	}
 	reply, err := wire.Numbers(acquireEachScript.Exec(ctx, p.s.Client, keys, args), 2)
 	if err != nil {
@@ -130,39 +118,36 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 
 func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
 	n, err := handOffScript.Exec(ctx, p.s.Client, p.counted(from.Key, []string{from.Key}),
-		[]string{from.Owner.String(), to[0].Owner.String(), p.s.Millis(to[0].Lease)}).AsInt64()
+		[]string{from.ID.String(), to[0].ID.String(), p.s.Millis(to[0].Lease)}).AsInt64()
 	if rueidis.IsRedisNil(err) {
 		return locking.Passed{}, nil
 	}
 	return locking.Passed{Answer: locking.Answer{Acquired: err == nil, Token: n}}, err
 }
 
-func (p *protocol) Release(ctx context.Context, c *locking.Claim, undo bool) (locking.Released, error) {
-	script, args := releaseScript, []string{c.Owner.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}
-	if c.Named() {
-		script, args = releaseNamedScript, append(args, c.ReleaseArgs(undo)...)
-	}
-	n, err := script.Exec(ctx, p.s.Client, c.Keys(c.Key), args).AsInt64()
+func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+	n, err := releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+		[]string{c.ID.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}).AsInt64()
 	return locking.ReleaseReply(n, p.silent || p.s.PartialCounts), err
 }
 
-func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]locking.Released, error) {
+func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]locking.Released, []bool, error) {
 	keys, args := make([]string, len(claims)), make([]string, 2, 2+2*len(claims))
 	args[0], args[1] = p.publish(), wire.PayloadUnlocked
 	for i, c := range claims {
-		keys[i], args = c.Key, append(args, c.Owner.String(), wire.LockChannel(c.Key))
+		keys[i], args = c.Key, append(args, c.ID.String(), wire.LockChannel(c.Key))
 	}
 	replies, err := wire.Numbers(releaseEachScript.Exec(ctx, p.s.Client, keys, args), len(claims))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	released := make([]locking.Released, len(claims))
+	released, done := make([]locking.Released, len(claims)), make([]bool, len(claims))
 	for i, n := range replies {
-		released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
+		released[i], done[i] = locking.ReleaseReply(n, p.s.PartialCounts), n >= 0
 	}
-	return released, nil
+	return released, done, nil
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, c.Keys(c.Key), []string{c.Owner.String(), wire.Millis(lease)}).AsBool()
+	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }

@@ -152,23 +152,6 @@ func TestAClaimIsAskedForAgainIfTheAnswerIsLost(t *testing.T) {
 	})
 }
 
-func TestNobodyLearnsTheOwnerOfAnother(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
-		k.relay(t, s, harness.KeepReply, func(lock.Hold) {}, func(g *harness.Gate, first, second lock.Hold, unlocked <-chan error) {
-			former := first.Owner()
-			require.NotEqual(t, second.Owner(), former)
-			require.Equal(t, former, first.Owner())
-			require.NoError(t, g.Open())
-			require.NoError(t, <-unlocked)
-			viewer := k.of(harness.Client(t, s))
-			require.Equal(t, 1, harness.HoldCount(t, viewer, second.Owner()))
-			require.Zero(t, harness.HoldCount(t, viewer, former))
-			require.ErrorIs(t, viewer.Unlock(lock.WithOwner(t.Context(), former)), lock.ErrNotHeld)
-			require.NoError(t, second.Unlock(t.Context()))
-		})
-	})
-}
-
 // The server passes on what is the hold's own, and then the next owner is another.
 func TestWhatIsNotPassedOnAsItIs(t *testing.T) {
 	type row struct {
@@ -177,7 +160,6 @@ func TestWhatIsNotPassedOnAsItIs(t *testing.T) {
 		use           func(h lock.Hold)
 	}
 	harness.EachOf(t, []row{
-		{what: "its owner is known", use: func(h lock.Hold) { _ = h.Owner() }},
 		{what: "it was extended", use: func(h lock.Hold) { _ = h.Extend(context.Background(), time.Hour) }},
 		{what: "it has a lease", first: []lock.Option{lock.Lease(time.Minute)}},
 		{what: "the next wants a lease", second: []lock.Option{lock.Lease(time.Minute)}},
@@ -311,42 +293,5 @@ func TestManyHoldsShareTheirRequests(t *testing.T) {
 				break // else that would be so without sharing
 			}
 		}
-	})
-}
-
-// Owner is called while Unlock is: whoever learns an owner does not learn that of another.
-func TestNobodyLearnsTheOwnerOfAnotherAtTheLastMoment(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const goroutines = 16
-		rounds := harness.Size(30, 300)
-		c := harness.Client(t, s)
-		var (
-			mu    sync.Mutex
-			shown = make(map[lock.Owner]bool)
-			wg    sync.WaitGroup
-		)
-		for range goroutines {
-			wg.Go(func() {
-				for range rounds {
-					h, err := c.Lock("orders").Lock(context.Background())
-					if !assert.NoError(t, err) {
-						return
-					}
-					asked := make(chan struct{})
-					go func() {
-						o := h.Owner()
-						mu.Lock()
-						assert.False(t, shown[o], "%v was shown to two", o)
-						shown[o] = true
-						mu.Unlock()
-						close(asked)
-					}()
-					assert.NoError(t, h.Unlock(context.Background()))
-					<-asked
-				}
-			})
-		}
-		wg.Wait()
-		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -1,7 +1,7 @@
-// Package rlock is the reentrant lock of Redisson and its variations: the lock
-// itself, the fenced lock, the spin lock, and the lock that refuses re-entry.
-// Java services on the same server contend for the same locks. Besides there is the
-// plain lock, for which others contend: redsync, redislock, and locks written by hand.
+// Package rlock implements the reentrant lock of Redisson and its variations: the lock
+// itself, the fenced lock, the spin lock, and the lock that refuses re-entry. Java services
+// on the same server contend for the same locks. The plain lock is for contention with
+// redsync, redislock, and hand-written locks.
 //
 // Objects are made by a client:
 //
@@ -11,16 +11,14 @@
 //	}
 //	defer h.Unlock(ctx)
 //
-// By default every acquisition is an owner of its own and a lock taken twice
-// waits for itself, like a sync.Mutex. Re-entry is asked for with
-// lock.WithOwner.
+// By default every acquisition has its own owner, and a lock taken twice waits for itself,
+// like a sync.Mutex. lock.WithOwner enables re-entry.
 //
-// Waiters of one process are served first come, first served, and a lock passes
-// on inside a process a bounded number of times; then processes take turns. Whoever
-// asks for a lock just when it is free does not queue, though: a process that
-// takes a lock again at once after it gave it back competes with the waiters of
-// other processes by chance. Spin locks do not hear of each other's releases, so
-// between processes theirs is by chance altogether.
+// Waiters of one process are served first come, first served. A lock passes on within a
+// process a bounded number of times; then processes take turns. A caller that finds the lock
+// free does not queue, so a process that acquires a lock again right after its release
+// competes with the waiters of other processes at random. Spin locks publish no releases, so
+// the order between processes is random for them.
 package rlock
 
 import (
@@ -34,20 +32,20 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Option changes a lock object.
+// Option configures a lock object.
 type Option func(*protocol)
 
-// NonReentrant makes a second acquisition by the same owner fail with an error
-// that matches lock.ErrReentered, instead of counting it. It is on the server
-// what a reentrant lock is, and excludes one of the same name.
+// NonReentrant makes a second acquisition by the same owner fail with an error that matches
+// lock.ErrReentered. On the server the lock equals a reentrant lock, and excludes one of the
+// same name.
 func NonReentrant() Option {
 	return func(p *protocol) { p.nonReentrant = true }
 }
 
-// Lock is a reentrant lock. It is made by Client.Lock.
+// Lock is a reentrant lock. Client.Lock returns it.
 type Lock struct{ base }
 
-// New returns the lock of that name. It is called by the client.
+// New returns the lock of that name. The client calls it.
 func New(s *session.Session, name string, opts ...Option) *Lock {
 	m := &struct {
 		Lock
@@ -58,16 +56,16 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 }
 
 // Fenced is a lock whose every acquisition gets a fencing token: a number one
-// higher than that of the acquisition before, re-entries included. The token
-// belongs to the hold (Hold.Token) and is at least 1. A resource that remembers
-// the highest token it has seen can refuse whoever comes late; see Guard.
+// higher than that of the acquisition before. The token belongs to the hold
+// (Hold.Token) and is at least 1; re-entry shares it. A resource that remembers the highest
+// token it has seen can reject late holders; see Guard.
 //
-// The counter is a key of its own without expiry, which outlives the lock. It
-// is as durable as the server: a failover to a replica that has not seen the
-// last increments can issue a token twice.
+// The counter is a separate key without expiry, which outlives the lock. It is as durable as
+// the server: after a failover to a replica that missed the last increments, a token can be
+// issued twice.
 type Fenced struct{ base }
 
-// NewFenced returns the fenced lock of that name. It is called by the client.
+// NewFenced returns the fenced lock of that name. The client calls it.
 func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
 	m := &struct {
 		Fenced
@@ -78,11 +76,10 @@ func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
 	return &m.Fenced
 }
 
-// ResetTokens removes the counter, unless the lock is held, and reports whether
-// it did. It is for names that are not used any more: the counters of locks
-// whose names are made up, such as one per order, would otherwise add up. The
-// next token is 1 again, so whatever remembers a higher one refuses it. It
-// blocks for one round trip.
+// ResetTokens removes the counter unless the lock is held, and reports whether it did. It is
+// for names that are no longer used: the counters of generated names, such as one per order,
+// would otherwise accumulate. The next token is 1 again, and resources that remember a higher
+// one reject it. ResetTokens blocks for one round trip.
 func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	if err := f.l.Check(ctx); err != nil {
 		return false, err
@@ -94,13 +91,12 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	return reset, nil
 }
 
-// Spin is a lock without pub/sub: its release tells nobody, and waiters try
-// again after a pause that grows. It suits locks that are held very briefly on
-// servers where publishing is dear. Within a process waiters still queue, and
-// only the first one tries.
+// Spin is a lock without pub/sub: its release publishes nothing, and waiters try again after
+// a growing pause. It suits locks that are held very briefly, on servers where publishing is
+// expensive. Within a process waiters still queue, and only the first one tries.
 type Spin struct{ base }
 
-// NewSpin returns the spin lock of that name. It is called by the client.
+// NewSpin returns the spin lock of that name. The client calls it.
 func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
 	m := &struct {
 		Spin
@@ -114,7 +110,7 @@ func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
 
 type member = locking.Member
 
-// object is what all kinds have in common.
+// object is common to all kinds.
 type object struct {
 	member
 	l *locking.Lock
@@ -122,15 +118,15 @@ type object struct {
 
 func newObject(l *locking.Lock) object { return object{l.Member(), l} }
 
-// base is what those have in common that are a hash.
+// base is common to the kinds that are a hash.
 type base struct {
 	object
 	s *session.Session
 	p *protocol
 }
 
-// parts are what a base points to. They are allocated with it: a lock is often made for
-// one acquisition.
+// parts are allocated together with their base, because many locks are made for one
+// acquisition.
 type parts struct {
 	p protocol
 	l locking.Lock
@@ -151,43 +147,38 @@ func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) b
 	return base{newObject(&m.l), s, &m.p}
 }
 
-// Name returns the name the lock was asked for with.
+// Name returns the name that was passed to the client.
 func (o object) Name() string { return o.l.Name() }
 
-// Lock takes the lock, waiting until it is free, ctx ends, or lock.Wait runs
-// out. See lock.Locker for its errors. With NonReentrant, and a plain lock, it fails
-// at once with lock.ErrReentered if the owner holds the lock already.
+// Lock acquires the lock. It blocks until the lock is free, ctx ends, or lock.Wait runs out.
+// See lock.Locker for its errors. With NonReentrant, and for a plain lock, it fails at once with
+// lock.ErrReentered if the owner holds the lock already.
 func (o object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return o.l.Lock(ctx, opts...)
 }
 
-// TryLock makes one attempt, which blocks for one round trip, and returns an
-// error that matches lock.ErrNotAcquired if somebody else holds the lock. See
-// lock.Locker for other errors.
+// TryLock makes one attempt, which blocks for one round trip. The error matches
+// lock.ErrNotAcquired if the lock is held elsewhere. See lock.Locker for other errors.
 func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return o.l.TryLock(ctx, opts...)
 }
 
-// Do runs fn while it holds the lock. See lock.Locker.
+// Do runs fn while holding the lock. See lock.Locker.
 func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, o, fn, opts...)
 }
 
-// Unlock gives back one hold of the owner that ctx names (see lock.WithOwner),
-// wherever it was taken: by this client through a lock of the same kind, where
-// the latest such hold ends, or anywhere else, where its holder hears of it at
-// its next renewal. The server counts the holds of an owner and does not tell
-// them apart. It blocks until the server has answered. It returns an error that
-// matches lock.ErrInvalid if ctx names no owner, lock.ErrNotHeld if that owner
-// does not hold the lock, and otherwise those of Hold.Unlock.
+// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
+// process, and releases the lock with the last of them. It blocks like Hold.Unlock. The
+// error matches lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has
+// no hold in this process; other errors are those of Hold.Unlock.
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
-// ForceUnlock opens the lock, whoever holds it, and tells the waiters. It
-// reports whether the lock was held. Holds that this client had taken through a
-// lock of the same kind end at once, as lost. Any other hears of it at its next
-// renewal, a third of its lease later at most, or, if its lease is fixed, when
-// that is over; until then its holder believes that it holds the lock. It blocks
-// for one round trip; a key that is no lock is left alone and is an error.
+// ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports
+// whether the lock was held. Holds of this client are lost at once. Any other hold is lost at
+// its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end
+// of the lease; until then its holder assumes to hold the lock. ForceUnlock blocks for one round trip. It
+// returns an error and has no effect if the key is not a lock.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	return b.l.Force(ctx, func() (bool, error) {
 		return forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
@@ -195,26 +186,25 @@ func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	})
 }
 
-// IsLocked reports whether anybody holds the lock. It blocks for one round
-// trip.
+// IsLocked reports whether the lock is held. It blocks for one round trip.
 func (o object) IsLocked(ctx context.Context) (bool, error) {
 	ttl, err := o.l.TTL(ctx)
 	return ttl != 0, err
 }
 
-// TTL returns after what time the lock will be free if nobody renews or
-// releases it: 0 if it is free now, lock.NoExpiry if never. It blocks for one
-// round trip.
+// TTL returns the time after which the lock becomes free if it is neither renewed nor
+// released: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
 func (o object) TTL(ctx context.Context) (time.Duration, error) { return o.l.TTL(ctx) }
 
-// HoldCount returns how often owner holds the lock, 0 if it does not. It blocks
-// for one round trip.
+// HoldCount returns the number of holds of owner: those in this process, or else the
+// number that the server has for an owner of Java. For an owner of this process it does not
+// block; otherwise it blocks for one round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return b.l.HoldCount(ctx, owner)
+	return b.l.HoldCount(ctx, owner, owner.String())
 }
 
-// IsHeldBy reports whether owner holds the lock. It blocks for one round trip.
+// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
 func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := b.l.HoldCount(ctx, owner)
+	n, err := b.l.HoldCount(ctx, owner, owner.String())
 	return n > 0, err
 }

@@ -22,7 +22,7 @@ func TestBrokenReleaseIsDetected(t *testing.T) {
 	const rounds = 5
 	source, err := os.ReadFile("../rlock/release.lua")
 	require.NoError(t, err)
-	const ofOwner, ofAnybody = "redis.call('HGET', KEYS[1], ARGV[1])", "redis.call('HVALS', KEYS[1])[1]"
+	const ofOwner, ofAnybody = "redis.call('HEXISTS', KEYS[1], ARGV[1])", "redis.call('EXISTS', KEYS[1])"
 	require.Equal(t, 1, strings.Count(string(source), ofOwner))
 	broken := strings.Replace(string(source), ofOwner, ofAnybody, 1)
 	right, instead := scriptHash(string(source)), scriptHash(broken)

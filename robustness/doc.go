@@ -44,31 +44,26 @@
 // between its call and its return:
 //
 //	acquire  legal if no other owner holds the lock; for a fenced lock only with a
-//	         token greater than the last
+//	         token greater than the last, which re-entry shares
 //	end      ends the hold of one acquisition, if it exists; always legal
 //	wipe     ends all holds, and resets the token if the counter was deleted
-//	gone     a LostError with ReasonGone; legal if the acquisition no longer has a
-//	         hold
+//	gone     a LostError with ReasonGone; legal if a wipe or the end of the lease
+//	         explains it
 //
 // A hold ends in the history at the earliest possible moment: the call of Unlock, or the
 // last known local deadline (now + Remaining) if that came first. The promise of
 // exclusion ends there, whatever the server assumes. An earlier end makes nothing illegal,
 // so later ones need not be tried, and end is an operation without duration. So is gone, at
 // the time of the loss. The holds of a killed process likewise end at their last deadline in
-// its journal or at the call of Unlock. Only if the loss is reported as gone does Unlock not
-// end the hold: then a passed deadline or a wipe must explain the loss.
+// its journal or at the call of Unlock.
 //
 // The model omits operations that cannot make others legal: failed acquisitions, and those
 // with an unknown outcome (ErrIndeterminate, a process killed during the call, a context
 // cancelled meanwhile). At worst they block others for a while. The end of the round
 // checks that they do not block others for ever.
 //
-// Two kinds of acquisition hold the lock without any promise: one whose lease expired
-// before it could be observed, and one of a named owner that existed before the lock was
-// wiped. The server counts the holds of an owner and cannot distinguish a wiped hold from
-// its successor, so the Unlock of the former may end the latter.
-//
-// For the same reason a worker uses an owner from one goroutine only. With several, an
-// Unlock under way while its lease expires may end a hold that another goroutine has just
-// acquired as that owner.
+// An acquisition whose lease expired before it could be observed holds the lock without any
+// promise, and so does one that ends right after a wipe: within a process a claim is passed on
+// without a question for some milliseconds. Re-entry after a wipe is omitted: the owner does
+// not know yet that the server has lost what its holds share.
 package robustness

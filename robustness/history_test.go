@@ -52,7 +52,10 @@ func newHistory(events []event) *history {
 		case locking:
 			c.lock, c.called, c.wait, c.owner, c.named = e.Lock, e.At, e.Wait, e.Owner, e.Named
 		case locked:
-			c.returned, c.owner, c.token = e.At, e.Owner, e.Token
+			c.returned, c.token = e.At, e.Token
+			if !c.named {
+				c.owner = c.id
+			}
 		case notLocked:
 			c.returned, c.failure, c.err = e.At, e.Outcome, e.Err
 		case seen:
@@ -118,29 +121,34 @@ func (h *history) partition(lock string) []porcupine.Operation {
 		if !c.acquired() {
 			continue
 		}
-		promise := c.certain > 0
-		for _, w := range wipes {
-			if c.named && w.Until > since[c.owner] && w.At < c.returned {
-				promise = false
-			}
+		if c.named && slices.ContainsFunc(wipes, func(w event) bool { return w.Until > since[c.owner] && w.At < c.returned }) {
+			continue
 		}
+		promise := c.certain > 0 && !slices.ContainsFunc(wipes, func(w event) bool {
+			return c.called < w.Until && w.At < c.returned && c.returned < w.Until+int64(trust)
+		})
 		client, _, _ := strings.Cut(c.id, "#")
 		add(client, operation{step: acquire, claim: c.id, owner: c.owner, token: c.token, promise: promise}, c.called, c.returned)
 		if !promise {
 			continue
 		}
 		over := c.certain
-		if c.release == gone {
-			add(client, operation{step: isGone, claim: c.id}, c.lost, c.lost)
-		} else if c.unlocking > 0 {
+		if c.unlocking > 0 {
 			over = min(over, c.unlocking)
 		}
 		add(client, operation{step: end, claim: c.id}, over, over)
+		if c.release == gone {
+			explained := c.certain <= c.lost || slices.ContainsFunc(wipes, func(w event) bool { return w.Until > c.called && w.At < c.lost })
+			add(client, operation{step: isGone, claim: c.id, explained: explained}, c.lost, c.lost)
+		}
 	}
 	return ops
 }
 
 const (
+	// trust is the time after a wipe in which a process may pass on a claim that the server
+	// has lost, with slack.
+	trust = 200 * time.Millisecond
 	// checkTimeout is far longer than it takes to check the history of one lock in a round.
 	checkTimeout = 20 * time.Second
 	// lockSlack is the time that Lock may need beyond its Wait: a lost reply (3 s), passing on

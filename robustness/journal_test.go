@@ -31,7 +31,7 @@ type event struct {
 
 	Wait time.Duration `json:"wait,omitempty"` // of locking
 
-	Owner string `json:"owner,omitempty"` // of locked, and of locking if the owner is named
+	Owner string `json:"owner,omitempty"` // of locking, if the owner is named
 	Named bool   `json:"named,omitempty"` // of locking
 	Token int64  `json:"token,omitempty"`
 

@@ -16,6 +16,8 @@ type operation struct {
 	token   int64  // of acquire; 0 if the lock issues none
 	promise bool   // of acquire: whether exclusion is promised from here on
 	counter bool   // of wipe: whether it removed the fencing counter
+
+	explained bool // of gone: whether a wipe or the end of the lease explains it
 }
 
 type step string
@@ -32,6 +34,7 @@ type state struct {
 	owner  string
 	claims []string // of the owner, sorted; empty: the lock is free
 	token  int64
+	tokens string // owner of the last token
 }
 
 func (s state) String() string {
@@ -64,10 +67,15 @@ func (s state) next(o operation) (bool, state) {
 	at, holds := slices.BinarySearch(s.claims, o.claim)
 	switch o.step {
 	case acquire:
-		if len(s.claims) > 0 && s.owner != o.owner || o.token > 0 && o.token <= s.token {
+		if len(s.claims) > 0 && s.owner != o.owner {
 			return false, s
 		}
-		s.token = max(s.token, o.token)
+		if o.token > 0 {
+			if o.token < s.token || o.token == s.token && o.owner != s.tokens { // re-entry shares a token
+				return false, s
+			}
+			s.token, s.tokens = o.token, o.owner
+		}
 		if o.promise {
 			s.owner, s.claims = o.owner, slices.Insert(slices.Clone(s.claims), at, o.claim)
 		}
@@ -78,10 +86,10 @@ func (s state) next(o operation) (bool, state) {
 	case wipe:
 		s.claims = nil
 		if o.counter {
-			s.token = 0
+			s.token, s.tokens = 0, ""
 		}
 	case isGone:
-		return !holds, s
+		return o.explained, s
 	}
 	if len(s.claims) == 0 {
 		s.owner = ""
@@ -94,7 +102,7 @@ var model = porcupine.Model{
 	Step: func(s, input, _ any) (bool, any) { return s.(state).next(input.(operation)) },
 	Equal: func(a, b any) bool {
 		x, y := a.(state), b.(state)
-		return x.owner == y.owner && x.token == y.token && slices.Equal(x.claims, y.claims)
+		return x.owner == y.owner && x.token == y.token && x.tokens == y.tokens && slices.Equal(x.claims, y.claims)
 	},
 	DescribeOperation: func(input, _ any) string { return input.(operation).String() },
 	DescribeState:     func(s any) string { return s.(state).String() },

@@ -31,13 +31,7 @@ func (s tale) as(owner string) tale {
 
 // gets ends the call of a claim, whose lease then lasts until certain.
 func (s tale) gets(claim string, at, certain int64) tale {
-	owner := "owner of " + claim
-	for _, e := range s {
-		if e.Claim == claim && e.Named {
-			owner = e.Owner
-		}
-	}
-	s = append(s, event{What: locked, At: at, Claim: claim, Owner: owner})
+	s = append(s, event{What: locked, At: at, Claim: claim})
 	if certain == 0 {
 		return s
 	}
@@ -124,10 +118,11 @@ func TestModelAccepts(t *testing.T) {
 			calls("a1", 1).as("A").gets("a1", 2, 20).calls("a2", 3).as("A").gets("a2", 4, 50).
 			calls("b", 5).unlocks("a1", 30).lost("a1", 31, expired, 20).gets("b", 51, 100).
 			unlocks("a2", 60).lost("a2", 61, expired, 50),
-		"a named owner's release after a wipe ends its next hold": tale{}.
-			calls("a1", 1).as("A").gets("a1", 2, 100).wiped(3, 4, "").
-			calls("a2", 5).as("A").gets("a2", 6, 100).unlocks("a1", 7).unlocked("a1", 8, fine).
-			calls("b", 9).gets("b", 10, 100).unlocks("a2", 11).lost("a2", 12, gone, 12),
+		"re-entry of a hold that was wiped": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).wiped(3, 4, "").calls("b", 5).gets("b", 6, 100).
+			calls("a2", 7).as("A").gets("a2", 8, 100).unlocks("a2", 9).lost("a2", 10, gone, 10),
+		"re-entry shares the token": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).calls("a2", 3).as("A").gets("a2", 4, 100).token(3),
 		"tokens grow": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(5),
@@ -171,8 +166,9 @@ func TestModelRejects(t *testing.T) {
 		"a token twice": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(3),
-		"the token of a re-entry does not grow": tale{}.
-			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).calls("a2", 3).as("A").gets("a2", 4, 100).token(3),
+		"an earlier token of the same owner": tale{}.
+			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).unlocks("a1", 3).unlocked("a1", 4, fine).
+			calls("a2", 5).as("A").gets("a2", 6, 100).token(2),
 		"tokens restart though only the lock was deleted": tale{}.
 			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "orders").
 			calls("b", 5).gets("b", 6, 100).token(1),

@@ -175,7 +175,7 @@ func (p *player) acquire(ctx context.Context, l lock.Locker, call call, wait tim
 		p.journal.write(event{What: notLocked, At: at, Claim: claim, Outcome: outcomeOfLock(err), Err: err.Error()})
 		return taken{}, err
 	}
-	p.journal.write(event{What: locked, At: at, Claim: claim, Owner: h.Owner().String(), Token: h.Token()})
+	p.journal.write(event{What: locked, At: at, Claim: claim, Token: h.Token()})
 	t := taken{h, claim}
 	p.look(t)
 	return t, nil

@@ -1,12 +1,13 @@
--- Takes read holds for owners made for one acquisition each.
+-- Takes the lock for readers.
 -- KEYS[1]      lock hash
--- KEYS[2]      writers that wait: while there are any, no new reader enters, not even
---              when the lock is free, or the writer who was told would find it taken
--- ARGV[1]      what the keys of read holds begin with
--- ARGV[2i]     lease of the i-th owner in ms
--- ARGV[2i+1]   the owner
--- Reply: for each owner, acquired, 0; not, -2 - the ms after which trying again may
--- help, which is negative also when that is not known (-1).
+-- KEYS[2]      waiting writers: while there are any, no new reader enters. That holds for a
+--              free lock too, or the writer that hears of the release would find it taken
+-- ARGV[1]      prefix of the keys of read holds
+-- ARGV[3i-1]   lease of the i-th claim in ms
+-- ARGV[3i]     the claim
+-- ARGV[3i+1]   write claim of the same owner, beside which it may enter, or ''
+-- Reply: for each claim 0 if it is acquired, else -2 - ms. After that many ms another
+-- attempt may succeed; -1 means unknown, and the reply is negative in that case too.
 
 local mode = redis.call('HGET', KEYS[1], 'mode')
 -- A hash without a mode is a lock of another kind.
@@ -18,15 +19,15 @@ if open and redis.call('EXISTS', KEYS[2]) == 1 then
 elseif not open then
 	refused = -2 - redis.call('PTTL', KEYS[1])
 end
-for i = 2, #ARGV, 2 do
-	local lease, owner = tonumber(ARGV[i]), ARGV[i + 1]
-	local answer, count = 0, mode and redis.call('HGET', KEYS[1], owner)
-	if count then
-		-- Nobody else has this owner, so an attempt was delivered twice: this one, or
-		-- an earlier one of the same wait. The caller counts the lease from this one.
-		holds.prolong(KEYS[1], ARGV[1], owner, count, lease)
-	elseif open or mode == 'write' and redis.call('HEXISTS', KEYS[1], owner .. ':write') == 1 then
-		readers[#readers + 1] = {owner = owner, n = 1, lease = lease}
+for i = 2, #ARGV, 3 do
+	local lease, claim, writer = tonumber(ARGV[i]), ARGV[i + 1], ARGV[i + 2]
+	local answer = 0
+	if mode and redis.call('HEXISTS', KEYS[1], claim) == 1 then
+		-- This attempt, or an earlier one of the same claim, was delivered twice. The
+		-- caller counts the lease from this one.
+		holds.prolong(KEYS[1], ARGV[1], claim, lease)
+	elseif open or mode == 'write' and redis.call('HEXISTS', KEYS[1], writer .. ':write') == 1 then
+		readers[#readers + 1] = {claim = claim, lease = lease}
 	else
 		answer = refused
 	end

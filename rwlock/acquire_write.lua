@@ -1,75 +1,47 @@
--- Takes a write hold, or one more.
+-- acquire_write
+-- Takes the lock for a writer.
 -- KEYS[1]  lock hash
--- KEYS[2]  writers that wait for readers, a set that keeps new ones out
--- KEYS[3]  ticket, for an owner that the caller named only: see acquire_read_named.lua
+-- KEYS[2]  writers that wait for readers: a set that blocks new readers
 -- ARGV[1]  lease in ms
--- ARGV[2]  owner
--- ARGV[3]  1 if it waits and may keep readers out
--- ARGV[4]  for how long it does, in ms, unless it tries again
--- ARGV[5]  after how many ms it has to try again at the latest
--- Reply: acquired {1, 0}; not {0, ms after which trying again may help, -1 if that
--- is not known}; the same and readers are kept out {2, ms}; refused because the owner
--- reads and would wait for itself {3, 0}.
+-- ARGV[2]  claim
+-- ARGV[3]  1 if the claim waits and may block readers
+-- ARGV[4]  ms for which it blocks them unless it tries again
+-- ARGV[5]  ms after which it must try again
+-- Reply: {1, 0} if the claim is acquired, else {0, ms}, or {2, ms} if it blocks readers.
+-- After that many ms another attempt may succeed; -1 means unknown.
 
 local lease, field = tonumber(ARGV[1]), ARGV[2] .. ':write'
-local ticket = KEYS[3] and redis.call('GET', KEYS[3])
-if ticket and ticket ~= 'held' then -- released since
-	return {0, -1}
-end
-local mode, reads, writes = unpack(redis.call('HMGET', KEYS[1], 'mode', ARGV[2], field))
+local mode, writes = unpack(redis.call('HMGET', KEYS[1], 'mode', field))
 -- A hash without a mode is a lock of another kind.
-if mode ~= 'write' then
-	writes = false
-end
-if writes and (ticket or not KEYS[3]) then
-	-- An attempt was delivered twice: this one, or an earlier one of the same wait.
-	-- The caller counts the lease from this one.
+if mode == 'write' and writes then
+	-- This attempt, or an earlier one of the same claim, was delivered twice. The caller
+	-- counts the lease from this one.
 	holds.raise(KEYS[1], lease)
-	if ticket then
-		holds.raise(KEYS[3], lease)
-	end
 	return {1, 0}
 end
-if mode and reads and not writes then
-	return {3, 0}
-end
-if not writes and redis.call('EXISTS', KEYS[1]) == 1 then
+if redis.call('EXISTS', KEYS[1]) == 1 then
 	local free_in = redis.call('PTTL', KEYS[1])
 	if mode ~= 'read' or ARGV[3] ~= '1' then
 		return {0, free_in}
 	end
-	-- All that wait are in one set, which whoever tries keeps alive: it is gone with
-	-- the last to leave, or soon after the last has died.
+	-- All waiting writers share one set, and each attempt prolongs it. The set ends when
+	-- the last writer leaves, or soon after the last one dies.
 	redis.call('SADD', KEYS[2], ARGV[2])
 	local expires = redis.pcall('PEXPIRE', KEYS[2], ARGV[4])
-	if expires ~= 1 then -- a user without that right must not keep them out for ever
+	if expires ~= 1 then -- a user without this right must not block readers for ever
 		redis.call('SREM', KEYS[2], ARGV[2])
 		return expires
 	end
 	local again = tonumber(ARGV[5])
 	return {2, free_in < 0 and again or math.min(free_in, again)}
 end
--- What can fail comes first, and leaves nothing.
-if KEYS[3] then
-	redis.call('SET', KEYS[3], 'held', 'PX', ARGV[1])
+redis.call('HSET', KEYS[1], 'mode', 'write', field, 1)
+local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
+if expires ~= 1 then -- a user without this right must not take the lock for ever
+	redis.call('DEL', KEYS[1])
+	return expires
 end
-local done = redis.pcall('HSET', KEYS[1], 'mode', 'write', field, (writes or 0) + 1)
--- Re-entry does not cut short what the owner has asked for before.
-if type(done) == 'number' and redis.call('PTTL', KEYS[1]) < lease then
-	done = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
-end
-if type(done) ~= 'number' then -- a user without these rights must not take it for ever
-	if KEYS[3] then
-		redis.call('DEL', KEYS[3])
-	end
-	if writes then
-		redis.pcall('HSET', KEYS[1], field, writes)
-	else
-		redis.call('DEL', KEYS[1])
-	end
-	return done
-end
--- Whoever else waits to write says so again once there are readers: those who were
--- kept out have their turn before.
+-- The blocked readers come next. Other waiting writers register again when there are
+-- readers.
 redis.call('DEL', KEYS[2])
 return {1, 0}

@@ -11,7 +11,7 @@ import (
 	"github.com/redlatch/redlatch/rwlock"
 )
 
-// Readers are together, a writer is alone.
+// Readers share the lock, a writer has it alone.
 func ExampleRWLock() {
 	client, stop := connect()
 	defer stop()
@@ -72,7 +72,7 @@ func ExampleRWLock_downgrade() {
 	// done: false false
 }
 
-// locked tells whether anybody reads, and whether anybody writes.
+// locked reports whether there are readers and whether there is a writer.
 func locked(rw *rwlock.RWLock) string {
 	reads, err := rw.Read().IsLocked(context.Background())
 	if err != nil {

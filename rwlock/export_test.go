@@ -7,7 +7,7 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 )
 
-// Protocol is one of the two, with all that it can do.
+// Protocol is the protocol of readers or of writers.
 type Protocol interface {
 	locking.Protocol
 	Force(ctx context.Context, key string) (bool, error)
@@ -19,7 +19,7 @@ func (p *protocol) IsLocked(ctx context.Context, key string) (bool, error) {
 	return p.isLocked(ctx, key)
 }
 
-// Protocols returns that of readers and that of writers.
+// Protocols returns the protocols of readers and of writers.
 func Protocols(s *session.Session) (read, write Protocol) {
 	return newReadProtocol(s), newWriteProtocol(s)
 }

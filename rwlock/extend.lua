@@ -1,22 +1,18 @@
--- Makes a hold last at least a lease from now.
+-- extend
+-- Makes a claim last at least a lease from now.
 -- KEYS[1]  lock hash
--- KEYS[2]  ticket, for an owner that the caller named only
--- ARGV[1]  field of the owner, as a reader or as a writer
+-- ARGV[1]  field of the claim
 -- ARGV[2]  lease in ms
--- ARGV[3]  what the keys of read holds begin with, for a reader only
--- Reply: 1; 0 if the owner does not hold the lock.
+-- ARGV[3]  prefix of the keys of read holds, for a reader only
+-- Reply: 1; 0 if the claim does not stand.
 
-local mode, count = unpack(redis.call('HMGET', KEYS[1], 'mode', ARGV[1]))
-if not mode or not count or KEYS[2] and redis.call('GET', KEYS[2]) ~= 'held' then
+local mode, held = unpack(redis.call('HMGET', KEYS[1], 'mode', ARGV[1]))
+if not mode or not held then
 	return 0
 end
-local lease = tonumber(ARGV[2])
 if ARGV[3] then
-	holds.prolong(KEYS[1], ARGV[3], ARGV[1], count, lease)
+	holds.prolong(KEYS[1], ARGV[3], ARGV[1], tonumber(ARGV[2]))
 else
-	holds.raise(KEYS[1], lease)
-end
-if KEYS[2] then
-	holds.raise(KEYS[2], lease)
+	holds.raise(KEYS[1], tonumber(ARGV[2]))
 end
 return 1

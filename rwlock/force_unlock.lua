@@ -1,22 +1,22 @@
--- Opens the lock whoever holds it, if it is in the given mode.
+-- Opens the lock, whichever claims hold it, if it is in the given mode.
 -- KEYS[1]  lock hash
--- ARGV[1]  what the keys of read holds begin with
+-- ARGV[1]  prefix of the keys of read holds
 -- ARGV[2]  read or write
 -- ARGV[3]  command that publishes
 -- ARGV[4]  channel
 -- ARGV[5]  payload
--- Reply: 1 if it was held so, else 0.
+-- Reply: 1 if it was in that mode, else 0.
 
--- A key of another type is an error, and not a lock to be deleted.
+-- This fails for a key of another type, which must not be deleted.
 local fields = redis.call('HGETALL', KEYS[1])
 if redis.call('HGET', KEYS[1], 'mode') ~= ARGV[2] then
 	return 0
 end
 redis.call('DEL', KEYS[1])
 for i = 1, #fields, 2 do
-	for n = 1, tonumber(fields[i + 1]) or 0 do -- no number for mode
+	for n = 1, tonumber(fields[i + 1]) or 0 do -- mode has no number
 		redis.call('DEL', holds.key(ARGV[1], fields[i], n))
 	end
 end
-holds.tell(ARGV[3], ARGV[4], ARGV[5])
+holds.publish(ARGV[3], ARGV[4], ARGV[5])
 return 1

@@ -1,27 +1,28 @@
--- What the scripts of the read-write lock share; it stands before each of them.
+-- Functions that the scripts of the read-write lock share. This text precedes each script.
 --
--- The lock is a hash. Its field mode is 'read' or 'write'; a reader has a field
--- with the number of its holds, the writer one whose name ends with ':write'. Each
--- read hold has a key besides, named by owner and number, that expires with it; the
--- hash lives as long as the longest of them, or as the write hold. Which keys there
--- are only the hash tells, so their names are made here and not declared: they share
--- its slot, but servers that refuse undeclared keys are not supported.
+-- The lock is a hash. Its field mode is 'read' or 'write'. A reader has a field with the
+-- number of its holds; the name of the writer's field ends with ':write'. Each read hold
+-- also has a key of its own, named by owner and number, which expires with the hold. The
+-- hash lasts as long as the longest read hold or the write hold. Only the hash tells which
+-- keys exist, so the scripts build the names of these keys instead of declaring them. The
+-- keys are in the slot of the hash, but servers that refuse undeclared keys are not
+-- supported.
 
 local holds = {}
 
--- By how many ms two times may differ that are the same: while a script runs, the
--- clock goes on, on servers before Redis 7.2 even for it.
+-- Two expiries that differ by at most this many ms count as equal: before Redis 7.2 the
+-- clock advances while a script runs.
 local slack = 100
--- With so many holders it is worth while not to look at all of them.
+-- From this number of holders on, end_read avoids looking at all of them.
 local many = 4
 
--- The key of an owner's n-th read hold. prefix is what all such keys of the lock
--- begin with.
+-- Returns the key of an owner's n-th read hold. All such keys of the lock begin with
+-- prefix.
 function holds.key(prefix, owner, n)
 	return prefix .. owner .. ':rwlock_timeout:' .. n
 end
 
--- Makes a key last at least ttl ms. Returns 0 if it is not there.
+-- Makes a key last at least ttl ms. Returns 0 if the key does not exist.
 function holds.raise(key, ttl)
 	if redis.call('PTTL', key) < ttl then
 		return redis.call('PEXPIRE', key, ttl)
@@ -29,26 +30,23 @@ function holds.raise(key, ttl)
 	return 1
 end
 
--- Makes all read holds of an owner who has count of them, and with them the lock, last
--- at least ttl ms: which of the keys is that of one hold is not known.
-function holds.prolong(lock, prefix, owner, count, ttl)
+-- Makes a read claim, and with it the lock, last at least ttl ms.
+function holds.prolong(lock, prefix, claim, ttl)
 	holds.raise(lock, ttl)
-	for n = 1, tonumber(count) do
-		local key = holds.key(prefix, owner, n)
-		if holds.raise(key, ttl) == 0 then
-			-- Evicted, or over. But nobody has written since it was taken, or its
-			-- field were gone.
-			redis.call('SET', key, 1, 'PX', ttl)
-		end
+	local key = holds.key(prefix, claim, 1)
+	if holds.raise(key, ttl) == 0 then
+		-- The key was evicted, or has expired. The field still exists, so there has
+		-- been no writer since.
+		redis.call('SET', key, 1, 'PX', ttl)
 	end
 end
 
--- How many ms the longest read hold has left, not counting that of one owner; 0 if
--- none has any: then all that is left is of clients that died.
+-- Returns how many ms the longest read hold has left, not counting those of one owner. It
+-- returns 0 if no hold has any time left: then all remaining holders have died.
 function holds.longest(lock, prefix, except)
 	local longest, fields = 0, redis.call('HGETALL', lock)
 	for i = 1, #fields, 2 do
-		local owner, count = fields[i], tonumber(fields[i + 1]) -- no number for mode
+		local owner, count = fields[i], tonumber(fields[i + 1]) -- mode has no number
 		if count and owner ~= except then
 			for n = 1, count do
 				longest = math.max(longest, redis.call('PTTL', holds.key(prefix, owner, n)))
@@ -58,19 +56,18 @@ function holds.longest(lock, prefix, except)
 	return longest
 end
 
--- Gives each reader its n-th hold, in the mode that is given, or that the lock is
--- in if none is. readers are tables of owner, n and lease. Returns nil, or an error,
--- and nothing was done.
+-- Admits readers: a list of tables with claim and lease. mode is the new mode of the lock,
+-- or nil to keep its mode. Returns nil, or an error if nothing was done.
 function holds.admit(lock, prefix, readers, mode)
 	local fields, longest = {}, 0
 	if mode then
 		fields = {'mode', mode}
 	end
-	-- What can fail comes first: of the keys the first, or none.
+	-- SET fails for the first key or for none.
 	for _, r in ipairs(readers) do
-		redis.call('SET', holds.key(prefix, r.owner, r.n), 1, 'PX', r.lease)
-		fields[#fields + 1] = r.owner
-		fields[#fields + 1] = r.n
+		redis.call('SET', holds.key(prefix, r.claim, 1), 1, 'PX', r.lease)
+		fields[#fields + 1] = r.claim
+		fields[#fields + 1] = 1
 		longest = math.max(longest, r.lease)
 	end
 	local done = redis.pcall('HSET', lock, unpack(fields))
@@ -80,14 +77,10 @@ function holds.admit(lock, prefix, readers, mode)
 	if type(done) == 'number' then
 		return nil
 	end
-	-- A user without one of these rights must not take the lock for ever.
+	-- A user without one of these rights must not keep the lock for ever.
 	for _, r in ipairs(readers) do
-		redis.call('DEL', holds.key(prefix, r.owner, r.n))
-		if r.n > 1 then
-			redis.pcall('HSET', lock, r.owner, r.n - 1)
-		else
-			redis.pcall('HDEL', lock, r.owner)
-		end
+		redis.call('DEL', holds.key(prefix, r.claim, 1))
+		redis.pcall('HDEL', lock, r.claim)
 	end
 	if redis.call('HLEN', lock) == 1 then
 		redis.call('DEL', lock)
@@ -95,10 +88,10 @@ function holds.admit(lock, prefix, readers, mode)
 	return done
 end
 
--- Tells, without looking at all of them, whether there is a read hold that lasts as
--- long as the lock. Readers that came together, or are renewed together, all do.
+-- Looks at a few read holds and reports whether one of them lasts as long as the lock. All
+-- of them do if they were taken, or are renewed, together.
 local function another_lasts(lock, prefix, ttl)
-	-- pcall: without this right all are looked at.
+	-- pcall: without this right end_read looks at all of them.
 	local some = redis.pcall('HRANDFIELD', lock, many)
 	for _, owner in ipairs(some) do
 		local left = redis.call('PTTL', holds.key(prefix, owner, 1))
@@ -109,48 +102,24 @@ local function another_lasts(lock, prefix, ttl)
 	return false
 end
 
--- Ends one read hold of an owner who has count of them, and returns whether the lock
--- is free. left is how many ms that hold had, if it is known.
-function holds.end_read(lock, prefix, owner, count, left)
-	-- Its key is the one with the least time that is enough for it. The last number
-	-- goes, so the last key takes the place of that one: what stays is enough for the
-	-- holds that stay. Not even by the slack may it be less.
-	count = tonumber(count)
-	local last = holds.key(prefix, owner, count)
-	local rest = redis.call('PTTL', last)
-	local key, gone = last, rest
-	if left then
-		local enough = math.max(left - slack, 0) -- a key that is gone is not enough
-		for n = count - 1, 1, -1 do
-			local ttl = redis.call('PTTL', holds.key(prefix, owner, n))
-			if ttl >= enough and (ttl < gone or gone < enough) then
-				key, gone = holds.key(prefix, owner, n), ttl
-			end
-		end
-	end
-	if key ~= last and rest > 0 then
-		redis.pcall('PEXPIRE', key, rest)
-	else
-		redis.call('DEL', key)
-	end
-	redis.call('DEL', last)
-	if count > 1 then
-		redis.call('HINCRBY', lock, owner, -1)
-	else
-		redis.call('HDEL', lock, owner)
-	end
+-- Ends a read claim, and returns whether the lock is free.
+function holds.end_read(lock, prefix, claim)
+	local key = holds.key(prefix, claim, 1)
+	local gone = redis.call('PTTL', key)
+	redis.call('DEL', key)
+	redis.call('HDEL', lock, claim)
 	local others = redis.call('HLEN', lock) - 1
 	if others == 0 then
 		redis.call('DEL', lock)
 		return true
 	end
 	if redis.call('HGET', lock, 'mode') ~= 'read' then
-		return false -- the owner writes: its lock is not cut short
+		return false -- the write claim determines the expiry
 	end
-	-- The lock has been given the time of every hold, and no more, so if the one
-	-- that has ended had less than the lock has, it is another's that is the longest.
-	-- It can have been given more by a Java writer that goes on reading, or by a
-	-- server that was slow: that is put right when there are few.
+	-- The lock lasts as long as its longest hold. If the hold that ended had less time than
+	-- the lock, another hold is the longest, and the expiry stays. The lock can last longer
+	-- than all holds after a downgrade by Java, or if the server was slow. That is
+	-- corrected when there are few holders.
 	local ttl = redis.call('PTTL', lock)
 	if others >= many and (gone >= 0 and gone < ttl - slack or another_lasts(lock, prefix, ttl)) then
 		return false
@@ -166,13 +135,8 @@ function holds.end_read(lock, prefix, owner, count, left)
 	return false
 end
 
--- Ends one of count write holds, and returns whether readers may enter: the lock is
--- free, or the writer goes on as a reader.
-function holds.end_write(lock, prefix, field, count)
-	if count ~= '1' then
-		redis.call('HINCRBY', lock, field, -1)
-		return false
-	end
+-- Ends a write claim. After that the lock is free, or the writer goes on as a reader.
+function holds.end_write(lock, prefix, field)
 	redis.call('HDEL', lock, field)
 	local longest = holds.longest(lock, prefix)
 	if longest <= 0 then
@@ -181,48 +145,11 @@ function holds.end_write(lock, prefix, field, count)
 		redis.call('HSET', lock, 'mode', 'read')
 		redis.pcall('PEXPIRE', lock, longest)
 	end
-	return true
 end
 
--- Publishes a message and returns how many were told.
-function holds.tell(command, channel, payload)
-	-- pcall: who may not publish has released all the same, and waiters poll.
-	local told = redis.pcall(command, channel, payload)
-	return type(told) == 'number' and told or 0
-end
-
--- The reply to a release that has nothing to end, else nil. count is how often the
--- owner holds; ticket is nil for an owner made for one acquisition. For which see
--- release_read.lua.
-function holds.nothing_to_end(count, ticket, which)
-	if not ticket then
-		if not count then
-			return 0
-		end
-		return count ~= '1' and -1 or nil
-	end
-	local state = redis.call('GET', ticket)
-	if state == '0' or state == '1' then
-		-- The result of an earlier delivery, as Redisson's unlock latch keeps it:
-		-- 1 for free, 0 for still held.
-		return 1 + tonumber(state)
-	end
-	if which ~= 'any' and state ~= 'held' then
-		return 0
-	end
-	if not count then
-		redis.call('DEL', ticket)
-		return 0
-	end
-	return nil
-end
-
--- Keeps what became of a release, for its repetitions. An acquisition that is undone
--- has none to come.
-function holds.note(ticket, which, free, life)
-	if ticket and which == 'undo' then
-		redis.call('DEL', ticket)
-	elseif ticket then
-		redis.call('SET', ticket, free and 1 or 0, 'PX', life)
-	end
+-- Publishes a message and returns the number of receivers.
+function holds.publish(command, channel, payload)
+	-- pcall: without this right the release succeeds all the same, and waiters poll.
+	local receivers = redis.pcall(command, channel, payload)
+	return type(receivers) == 'number' and receivers or 0
 end

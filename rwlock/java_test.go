@@ -2,9 +2,9 @@ package rwlock_test
 
 import "github.com/redlatch/redlatch/internal/wire"
 
-// javaScripts are what a Java client does to the same lock, in our words: Redisson's
-// scripts with their defects. KEYS[1] is the lock, KEYS[2] the channel; ARGV[1] what the
-// keys of read holds begin with, ARGV[2] the owner, ARGV[3] the lease.
+// javaScripts do what Redisson's scripts do to the same lock, including their defects. KEYS[1]
+// is the lock, KEYS[2] the channel, ARGV[1] the prefix of the keys of read holds, ARGV[2] the
+// owner, ARGV[3] the lease.
 var javaScripts = map[string]*wire.Script{
 	"java read": wire.NewScript(`
 		local mode = redis.call('HGET', KEYS[1], 'mode')

@@ -26,7 +26,7 @@ var workers = map[string]func(args []string) error{
 	"contend":       contendWorker,
 }
 
-// waitWorker waits for the write lock, for ever, and says when it does.
+// waitWorker waits for the write lock for ever, and prints when it has begun to.
 func waitWorker(args []string) error {
 	ctx := context.Background()
 	c, err := redlatch.Open(ctx, "redis://"+args[0])
@@ -45,28 +45,30 @@ func waitWorker(args []string) error {
 
 const goroutinesPerProcess = 8
 
-// What contenders keep outside the lock.
+// The keys of contenders.
 const (
 	contended = "contended"
-	entrants  = "contended:entrants" // those inside, with the time until which their lease surely runs
-	tally     = "contended:tally"    // how often each side was entered
-	wrongs    = "contended:wrongs"   // what must not be
+	entrants  = "contended:entrants" // holders, with the time until which their lease certainly runs
+	tally     = "contended:tally"    // number of entries of each side
+	wrongs    = "contended:wrongs"   // violations
 )
 
-// inspect is run by who holds the lock, when it enters and before it leaves.
+// A holder runs inspect when it enters and before it leaves.
 // KEYS     the four above
 // ARGV[1]  enter or leave
 // ARGV[2]  read or write
-// ARGV[3]  owner
-// ARGV[4]  what tells the holds of an owner apart
-// ARGV[5]  until when the lease surely runs, in ms of the wall clock
+// ARGV[3]  id of its claim
+// ARGV[4]  number of the hold
+// ARGV[5]  until when the lease certainly runs, in ms of the wall clock
+// ARGV[6]  id of the first claim of the same owner
+// ARGV[7]  id of the read claim of the same owner, or ”
 // Reply: 1; 0 if the lease may be over.
 var inspect = wire.NewScript(`
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 redis.call('ZREMRANGEBYSCORE', KEYS[2], '-inf', now)
-local side, owner = ARGV[2], ARGV[3]
-local me = side .. ' ' .. owner .. ' ' .. ARGV[4]
+local side, claim, owner = ARGV[2], ARGV[3], ARGV[6]
+local me = side .. ' ' .. claim .. ' ' .. owner .. ' ' .. ARGV[4]
 if tonumber(ARGV[5]) <= now then
 	redis.call('ZREM', KEYS[2], me)
 	return 0
@@ -80,27 +82,27 @@ local function wrong(what)
 	local inside = table.concat(redis.call('ZRANGE', KEYS[2], 0, -1), ', ')
 	redis.call('RPUSH', KEYS[4], me .. ' at ' .. ARGV[1] .. ': ' .. what .. '; lock: ' .. table.concat(list, ' ') .. '; inside: ' .. inside)
 end
-local function inHash(side, owner)
-	local field = side == 'write' and owner .. ':write' or owner
+local function inHash(side, claim, owner)
+	local field = side == 'write' and claim .. ':write' or claim
 	local mode = side == 'write' and 'write' or fields[owner .. ':write'] and 'write' or 'read'
 	return fields[field] and fields.mode == mode
 end
-if not inHash(side, owner) then
+if not inHash(side, claim, owner) then
 	wrong('not in the hash')
 end
 if side == 'write' then
 	for field in pairs(fields) do
-		if field ~= 'mode' and field ~= owner and field ~= owner .. ':write' then
-			wrong('somebody else is in the hash of a writer')
+		if field ~= 'mode' and field ~= ARGV[7] and field ~= claim .. ':write' then
+			wrong('another owner is in the hash of a writer')
 		end
 	end
 end
 for _, other in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
-	local s, o = string.match(other, '^(%S+) (%S+) ')
+	local s, c, o = string.match(other, '^(%S+) (%S+) (%S+) ')
 	if o ~= owner and (s == 'write' or side == 'write') then
 		wrong('together with ' .. other)
 	end
-	if not inHash(s, o) then
+	if not inHash(s, c, o) then
 		wrong('holds, and is not in the hash: ' .. other)
 	end
 end
@@ -113,22 +115,24 @@ else
 end
 return 1`)
 
-// contender is a goroutine that takes both sides of the lock in every way there is.
+// contender is a goroutine that acquires both sides of the lock in every possible way.
 type contender struct {
 	c     *redlatch.Client
 	conn  rueidis.Client
 	rng   *rand.Rand
 	holds int
+	first lock.Hold // of its current owner
+	read  string    // the id of a read claim that the owner has besides
 }
 
 func (k *contender) inspect(event, side, id string, h lock.Hold) error {
 	// The server rounds its clock to a millisecond.
 	until := time.Now().Add(h.Remaining()).UnixMilli() - 2
 	return inspect.Exec(context.Background(), k.conn, []string{contended, entrants, tally, wrongs},
-		[]string{event, side, h.Owner().String(), id, strconv.FormatInt(until, 10)}).Error()
+		[]string{event, side, h.Owner().String(), id, strconv.FormatInt(until, 10), k.first.Owner().String(), k.read}).Error()
 }
 
-// inside runs what is done with a hold, and inspects before and after.
+// inside runs do and inspects the lock before and after, then ends the hold.
 func (k *contender) inside(side string, h lock.Hold, do func() error) error {
 	k.holds++
 	id := strconv.Itoa(k.holds)
@@ -148,7 +152,7 @@ func (k *contender) unlock(h lock.Hold) error {
 
 func (k *contender) upTo(d time.Duration) time.Duration { return time.Duration(k.rng.Int64N(int64(d))) }
 
-// pause passes the time inside.
+// pause spends time while holding the lock.
 func (k *contender) pause() error {
 	switch n := k.rng.IntN(100); {
 	case n == 0:
@@ -159,7 +163,7 @@ func (k *contender) pause() error {
 	return nil
 }
 
-// take acquires one side and reports whether it has it.
+// take acquires one side and reports whether it succeeded.
 func (k *contender) take(ctx context.Context, side string) (lock.Hold, bool, error) {
 	l := reading(k.c, contended)
 	if side == "write" {
@@ -169,7 +173,7 @@ func (k *contender) take(ctx context.Context, side string) (lock.Hold, bool, err
 	if k.rng.IntN(3) == 0 {
 		opts = append(opts, lock.Lease(30*time.Millisecond+k.upTo(300*time.Millisecond)))
 	}
-	const patience = 20 * time.Second // far more than it takes
+	const patience = 20 * time.Second // far more than needed
 	began := time.Now()
 	var h lock.Hold
 	var err error
@@ -208,9 +212,10 @@ func (k *contender) round() error {
 		if !ok {
 			return err
 		}
+		k.first, k.read = h, ""
 		return k.inside(side, h, k.pause)
 	}
-	// A named owner takes it again, or reads what it writes and goes on reading.
+	// A named owner acquires it again, or downgrades.
 	ctx = lock.WithOwner(ctx, k.c.NewOwner())
 	h, ok, err := k.take(ctx, side)
 	if !ok {
@@ -220,10 +225,14 @@ func (k *contender) round() error {
 	if k.rng.IntN(2) == 0 {
 		again = "read"
 	}
+	k.first, k.read = h, ""
 	var after lock.Hold
 	err = k.inside(side, h, func() error {
 		var err error
 		after, _, err = k.take(ctx, again)
+		if after != nil && again == "read" {
+			k.read = after.Owner().String()
+		}
 		return errors.Join(err, k.pause())
 	})
 	if after == nil {
@@ -232,7 +241,7 @@ func (k *contender) round() error {
 	return errors.Join(err, k.inside(again, after, k.pause))
 }
 
-// contendWorker contends with others for a time.
+// contendWorker contends with others until the key stop exists.
 func contendWorker(args []string) error {
 	addr := args[0]
 	seed, err := strconv.ParseUint(args[1], 10, 64)
@@ -273,13 +282,13 @@ func contendWorker(args []string) error {
 	return nil
 }
 
-// Processes contend for both sides, and are killed and stopped all the time. What
-// they see inside is checked against what the others have seen.
-func TestProcessesAreNeverInsideTogether(t *testing.T) {
+// Processes contend for both sides, and are killed and stopped all the time. Each holder checks
+// the lock against the entries of the other holders.
+func TestProcessesExcludeEachOther(t *testing.T) {
 	const (
 		processes = 4
 		timeout   = 600 * time.Millisecond // of the watchdog
-		// longest is for how long nobody may get in: a dead writer's sign, a lease.
+		// longest bounds the time without an entry: a dead writer's registration, a lease.
 		longest = 8 * time.Second
 	)
 	lasts := time.Duration(harness.Size(4, 15)) * time.Second
@@ -316,7 +325,7 @@ func TestProcessesAreNeverInsideTogether(t *testing.T) {
 				last, progress = n, time.Now()
 			}
 			idle = max(idle, time.Since(progress))
-			require.Less(t, idle, longest, "nobody gets in")
+			require.Less(t, idle, longest, "no entry")
 			require.Equal(t, ":0", harness.Do(t, s.Addr, "LLEN", wrongs))
 			if stopped != nil {
 				stopped.Signal(syscall.SIGCONT)
@@ -346,7 +355,7 @@ func TestProcessesAreNeverInsideTogether(t *testing.T) {
 		require.Empty(t, what)
 		counts, err := testserver.Query(s.Addr, "HMGET", tally, "read", "write")
 		require.NoError(t, err)
-		t.Logf("%d killed, %d stopped, %v times inside to read and to write, nobody for %v at most", kills, stops, counts, idle)
+		t.Logf("%d killed, %d stopped, %v read and write entries, at most %v without an entry", kills, stops, counts, idle)
 		require.Greater(t, entered(), harness.Size(50, 200))
 
 		harness.Do(t, s.Addr, "DEL", entrants, tally, "stop")

@@ -1,6 +1,7 @@
 package rwlock_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -31,15 +32,15 @@ func owner(n int) lock.Owner {
 	return o
 }
 
-// lab is both protocols on a server. What they publish is appended to a list of the
-// channel's name instead of told to subscribers, so that every message can be seen.
+// lab has both protocols on a server. They append their messages to a list with the name of
+// the channel instead of publishing them, so that the test sees every message.
 type lab struct {
 	t           *testing.T
 	s           *testserver.Server
 	conn        rueidis.Client
 	sess        *session.Session
 	read, write rwlock.Protocol
-	owners      int
+	ids         int
 	began       time.Time
 }
 
@@ -50,7 +51,7 @@ func newLab(t *testing.T, s *testserver.Server) *lab {
 	return newLabOf(t, s, harness.Conn(t, s.Addr), "RPUSH")
 }
 
-// newLabOf is newLab for a connection, and a command that publishes.
+// newLabOf returns a lab with that connection and that command to publish.
 func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client, publish string) *lab {
 	t.Helper()
 	sess := session.New(session.Config{
@@ -64,22 +65,24 @@ func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client, publish s
 	return l
 }
 
-// claim returns a claim of an owner of its own.
+// claim returns a claim with an id of its own.
 func (l *lab) claim(p rwlock.Protocol, lease time.Duration) *locking.Claim {
-	l.owners++
-	return &locking.Claim{Key: key, Kind: p.Traits().Kind, Owner: owner(1000 + l.owners), Lease: lease}
+	l.ids++
+	return &locking.Claim{Key: key, Kind: p.Traits().Kind, ID: owner(1000 + l.ids), Lease: lease}
 }
 
-// waiter returns the claim of a writer that waits.
+// waiter returns the claim of a waiting writer.
 func (l *lab) waiter() *locking.Claim {
 	c := l.claim(l.write, time.Minute)
 	c.Waits = true
 	return c
 }
 
-// named returns one more claim of a named owner.
-func (l *lab) named(p rwlock.Protocol, o lock.Owner, lease time.Duration) *locking.Claim {
-	return &locking.Claim{Key: key, Kind: p.Traits().Kind, Owner: o, Lease: lease, Ticket: wire.NewRequestID()}
+// own returns the claim of a writer that also reads.
+func (l *lab) own(w *locking.Claim, lease time.Duration) *locking.Claim {
+	c := l.claim(l.read, lease)
+	c.Writer = w.ID
+	return c
 }
 
 func (l *lab) of(c *locking.Claim) rwlock.Protocol {
@@ -96,7 +99,7 @@ func (l *lab) acquire(c *locking.Claim) locking.Answer {
 	return a
 }
 
-// take makes an attempt that has to succeed, and returns its claim.
+// take makes an attempt that must succeed, and returns its claim.
 func (l *lab) take(c *locking.Claim) *locking.Claim {
 	l.t.Helper()
 	require.True(l.t, l.acquire(c).Acquired)
@@ -105,14 +108,14 @@ func (l *lab) take(c *locking.Claim) *locking.Claim {
 
 func (l *lab) release(c *locking.Claim) locking.Released {
 	l.t.Helper()
-	r, err := l.of(c).Release(l.t.Context(), c, false)
+	r, err := l.of(c).Release(l.t.Context(), c)
 	require.NoError(l.t, err)
 	return once(r)
 }
 
-// once takes the messages before from what a release says were told.
+// once limits the number of receivers: the reply of RPUSH counts earlier messages too.
 func once(r locking.Released) locking.Released {
-	r.Told = min(r.Told, 1)
+	r.Receivers = min(r.Receivers, 1)
 	return r
 }
 
@@ -124,15 +127,12 @@ func (l *lab) handOff(from *locking.Claim, to ...*locking.Claim) locking.Passed 
 	return p
 }
 
-// renew renews holds of one kind for a lease.
+// renew renews claims of one kind for a lease.
 func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
 	l.t.Helper()
 	batch := make([]*watchdog.Lease, len(claims))
 	for i, c := range claims {
-		batch[i] = &watchdog.Lease{Key: c.Key, Owner: c.Owner.String()}
-		if c.Named() {
-			batch[i].Ticket = wire.UnlockLatch(c.Key, c.Ticket)
-		}
+		batch[i] = &watchdog.Lease{Key: c.Key, Owner: c.ID.String()}
 	}
 	renewed := l.of(claims[0]).Renewer().Renew(l.t.Context(), [][]*watchdog.Lease{batch}, lease, false)
 	require.Len(l.t, renewed, 1)
@@ -142,16 +142,16 @@ func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
 
 func (l *lab) leave(c *locking.Claim) {
 	l.t.Helper()
-	require.NoError(l.t, l.write.(locking.Placed).Leave(l.t.Context(), c))
+	require.NoError(l.t, l.write.(locking.Positioned).Leave(l.t.Context(), c))
 }
 
-// told returns the messages since it was called last.
-func (l *lab) told() []string {
+// messages returns the messages since the last call.
+func (l *lab) messages() []string {
 	l.t.Helper()
-	told, err := l.conn.Do(l.t.Context(), l.conn.B().Lrange().Key(wire.RWChannel(key)).Start(0).Stop(-1).Build()).AsStrSlice()
+	messages, err := l.conn.Do(l.t.Context(), l.conn.B().Lrange().Key(wire.RWChannel(key)).Start(0).Stop(-1).Build()).AsStrSlice()
 	require.NoError(l.t, err)
 	harness.Do(l.t, l.s.Addr, "DEL", wire.RWChannel(key))
-	return told
+	return messages
 }
 
 func (l *lab) hash() map[string]string {
@@ -161,12 +161,12 @@ func (l *lab) hash() map[string]string {
 	return fields
 }
 
-// has requires a mode, and owners of claims with how often they hold, and nothing else.
-func (l *lab) has(mode string, claims ...any) {
+// has requires that the lock is in the mode, and that these claims stand and no others.
+func (l *lab) has(mode string, claims ...*locking.Claim) {
 	l.t.Helper()
 	want := map[string]string{"mode": mode}
-	for i := 0; i < len(claims); i += 2 {
-		want[fieldOf(claims[i].(*locking.Claim))] = itoa(claims[i+1].(int))
+	for _, c := range claims {
+		want[fieldOf(c)] = "1"
 	}
 	require.Equal(l.t, want, l.hash())
 }
@@ -201,23 +201,21 @@ for _, key in ipairs(redis.call('KEYS', '*')) do
 end
 return 0`)
 
-// ttl requires that a key has that time left, less what the test has taken.
+// ttl requires that a key has that time left, less the time since the start of the test.
 func (l *lab) ttl(name string, want time.Duration) {
 	l.t.Helper()
 	l.about(want, time.Duration(harness.PTTL(l.t, l.s.Addr, name))*time.Millisecond, name)
 }
 
-// about requires that so much time is left, less what the test has taken.
+// about requires that a duration is the wanted one, less the time since the start of the test.
 func (l *lab) about(want, got time.Duration, what string) {
 	l.t.Helper()
-	const rounding = 200 * time.Millisecond // also what a script takes
+	const rounding = 200 * time.Millisecond // includes the time of a script
 	require.LessOrEqual(l.t, got, want+rounding, what)
 	require.GreaterOrEqual(l.t, got, want-time.Since(l.began)-rounding, what)
 }
 
-func (l *lab) holdKey(c *locking.Claim, n int) string {
-	return wire.ReadHoldTimeout(key, c.Owner, n)
-}
+func (l *lab) holdKey(c *locking.Claim) string { return wire.ReadHoldTimeout(key, c.ID, 1) }
 
 func (l *lab) empty() {
 	l.t.Helper()
@@ -227,8 +225,7 @@ func (l *lab) empty() {
 var (
 	stillHeld = locking.Released{State: locking.StillHeld}
 	notHeld   = locking.Released{}
-	shared    = locking.Released{State: locking.Shared}
-	free      = locking.Released{State: locking.Free, Told: 1}
+	free      = locking.Released{State: locking.Free, Receivers: 1}
 	passed    = locking.Passed{Answer: locking.Answer{Acquired: true}}
 )
 
@@ -240,106 +237,101 @@ func each(t *testing.T, test func(l *lab)) {
 func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 	each(t, func(l *lab) {
 		var readers []*locking.Claim
-		var has []any
 		for n := range 3 {
 			lease := time.Duration(n+1) * 20 * time.Second
 			readers = append(readers, l.take(l.claim(l.read, lease)))
-			has = append(has, readers[n], 1)
-			l.has("read", has...)
+			l.has("read", readers...)
 			l.ttl(key, lease)
-			l.ttl(l.holdKey(readers[n], 1), lease)
+			l.ttl(l.holdKey(readers[n]), lease)
 		}
 		w := l.claim(l.write, 10*time.Second)
 		for n, next := range []time.Duration{60 * time.Second, 20 * time.Second} { // in the order 1, 2, 0
 			require.False(l.t, l.acquire(w).Acquired)
 			require.Equal(l.t, stillHeld, l.release(readers[n+1]))
 			l.ttl(key, next)
-			l.ttl(l.holdKey(readers[0], 1), 20*time.Second)
+			l.ttl(l.holdKey(readers[0]), 20*time.Second)
 		}
-		l.has("read", readers[0], 1)
-		require.Empty(l.t, l.told())
+		l.has("read", readers[0])
+		require.Empty(l.t, l.messages())
 		require.Equal(l.t, free, l.release(readers[0]))
-		require.Equal(l.t, []string{"0"}, l.told())
+		require.Equal(l.t, []string{"0"}, l.messages())
 		l.empty()
 		l.take(w)
-		l.has("write", w, 1)
+		l.has("write", w)
 		l.ttl(key, 10*time.Second)
 		require.Equal(l.t, free, l.release(w))
-		require.Equal(l.t, []string{"1"}, l.told())
+		require.Equal(l.t, []string{"1"}, l.messages())
 		l.empty()
 	})
 }
 
-func TestWhoDoesNotHoldReleasesNothing(t *testing.T) {
+func TestRequestsForAClaimThatDoesNotStand(t *testing.T) {
 	each(t, func(l *lab) {
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
 			for _, other := range []rwlock.Protocol{nil, l.read, l.write} {
 				harness.Do(l.t, l.s.Addr, "FLUSHALL")
+				claims := []*locking.Claim{l.claim(p, time.Minute)}
 				if other != nil {
-					l.take(l.claim(other, 10*time.Second))
+					holder := l.take(l.claim(other, 10*time.Second))
+					if other != p { // it is held on the other side
+						same := l.claim(p, time.Minute)
+						same.ID = holder.ID
+						claims = append(claims, same)
+					}
 				}
 				before := l.hash()
-				any := l.named(p, owner(1), time.Minute)
-				any.AnyHold = true
-				for _, c := range []*locking.Claim{l.claim(p, time.Minute), l.named(p, owner(1), time.Minute), any} {
+				for _, c := range claims {
 					require.Equal(l.t, notHeld, l.release(c))
-					undone, err := p.Release(l.t.Context(), c, true)
-					require.NoError(l.t, err)
-					require.Equal(l.t, notHeld, undone)
 					held, err := p.Extend(l.t.Context(), c, time.Minute)
 					require.NoError(l.t, err)
 					require.False(l.t, held)
 					require.Equal(l.t, []bool{false}, l.renew(time.Minute, c))
 				}
 				require.Equal(l.t, before, l.hash())
-				require.Empty(l.t, l.told(), "a release of what is not held wakes nobody")
+				require.Empty(l.t, l.messages(), "such a release wakes nobody")
 			}
 		}
 	})
 }
 
-func TestAWriterExcludesAllButItself(t *testing.T) {
+func TestAWriterExcludesOthers(t *testing.T) {
 	each(t, func(l *lab) {
-		w := l.take(l.named(l.write, owner(1), 20*time.Second))
+		w := l.take(l.claim(l.write, 20*time.Second))
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			for _, c := range []*locking.Claim{l.claim(p, time.Minute), l.named(p, owner(2), time.Minute)} {
-				for _, waits := range []bool{false, true} {
-					c.Waits = waits
-					a := l.acquire(c)
-					require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
-					l.about(20*time.Second, a.FreeIn, "the wait")
-				}
+			c := l.claim(p, time.Minute)
+			for _, waits := range []bool{false, true} {
+				c.Waits = waits
+				a := l.acquire(c)
+				require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
+				l.about(20*time.Second, a.FreeIn, "the wait")
 			}
 		}
-		again := l.take(l.named(l.write, owner(1), 10*time.Second))
-		l.has("write", w, 2)
-		require.Equal(l.t, stillHeld, l.release(again))
+		l.has("write", w)
 		require.Equal(l.t, free, l.release(w))
 	})
 }
 
 func TestAWriterGoesOnAsAReader(t *testing.T) {
 	each(t, func(l *lab) {
-		w := l.take(l.named(l.write, owner(1), time.Minute))
-		r := l.take(l.named(l.read, owner(1), 20*time.Second))
-		l.has("write", w, 1, r, 1)
+		w := l.take(l.claim(l.write, time.Minute))
+		r := l.take(l.own(w, 20*time.Second))
+		l.has("write", w, r)
 		require.Equal(l.t, free, l.release(w))
-		require.Equal(l.t, []string{"1"}, l.told(), "readers elsewhere can enter")
-		l.has("read", r, 1)
+		require.Equal(l.t, []string{"1"}, l.messages(), "readers elsewhere can enter")
+		l.has("read", r)
 		l.ttl(key, 20*time.Second)
-		require.Equal(l.t, locking.Answer{Upgrade: true}, l.acquire(l.named(l.write, owner(1), time.Minute)))
+		require.False(l.t, l.acquire(l.claim(l.write, time.Minute)).Acquired)
 		other := l.take(l.claim(l.read, 10*time.Second))
 		require.Equal(l.t, stillHeld, l.release(other))
 		require.Equal(l.t, free, l.release(r))
-		again := l.take(l.named(l.write, owner(1), time.Minute))
-		require.Equal(l.t, free, l.release(again))
+		l.take(l.claim(l.write, time.Minute))
 	})
 }
 
 func TestAReadHoldThatIsOverEndsWithTheWriteHold(t *testing.T) {
 	each(t, func(l *lab) {
-		w := l.take(l.named(l.write, owner(1), time.Minute))
-		l.take(l.named(l.read, owner(1), 10*time.Second))
+		w := l.take(l.claim(l.write, time.Minute))
+		l.take(l.own(w, 10*time.Second))
 		l.passes(11 * time.Second)
 		require.Equal(l.t, free, l.release(w))
 		require.Empty(l.t, l.hash())
@@ -348,13 +340,13 @@ func TestAReadHoldThatIsOverEndsWithTheWriteHold(t *testing.T) {
 
 func TestTheLockFallsBackToTheHoldsThatStay(t *testing.T) {
 	each(t, func(l *lab) {
-		first := l.take(l.named(l.read, owner(1), 40*time.Second))
+		first := l.take(l.claim(l.read, 40*time.Second))
 		l.passes(30 * time.Second)
-		again := l.take(l.named(l.read, owner(1), 40*time.Second))
+		later := l.take(l.claim(l.read, 40*time.Second))
 		l.ttl(key, 40*time.Second)
-		require.Equal(l.t, stillHeld, l.release(again))
+		require.Equal(l.t, stillHeld, l.release(later))
 		l.ttl(key, 10*time.Second)
-		l.ttl(l.holdKey(first, 1), 10*time.Second)
+		l.ttl(l.holdKey(first), 10*time.Second)
 		w := l.claim(l.write, time.Minute)
 		a := l.acquire(w)
 		require.False(l.t, a.Acquired)
@@ -364,93 +356,40 @@ func TestTheLockFallsBackToTheHoldsThatStay(t *testing.T) {
 	})
 }
 
-// The server counts the holds of an owner and does not tell them apart: the one that
-// stays has its time whichever is released.
-func TestHoldsOfOneOwnerEndInAnyOrder(t *testing.T) {
-	const short, medium, long = 20 * time.Second, 40 * time.Second, 60 * time.Second
-	type leases = []time.Duration
-	type row struct {
-		name          string
-		writes, reads leases
-		release       int    // of all, those that write first
-		stay          leases // of those that read
-		lock          time.Duration
-	}
-	harness.EachOf(t, []row{
-		{"the last", nil, leases{long, short}, 1, leases{long}, long},
-		{"the first, and the longest", nil, leases{long, short}, 0, leases{short}, short},
-		{"the first, and the shortest", nil, leases{short, long}, 0, leases{long}, long},
-		{"the middle", nil, leases{short, medium, long}, 1, leases{short, long}, long},
-		{"one of equals", nil, leases{short, short, long}, 0, leases{short, long}, long},
-		{"the write hold, and the longest", leases{long}, leases{short}, 0, leases{short}, short},
-		{"the write hold, and the shortest", leases{short}, leases{long}, 0, leases{long}, long},
-		{"the read hold, and the longest", leases{short}, leases{long}, 1, nil, long},
-		{"the read hold, and the shortest", leases{long}, leases{short}, 1, nil, long},
-	}, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, r row) {
+// A writer that also reads ends either hold first. The other hold has its time.
+func TestAWriterEndsEitherHoldFirst(t *testing.T) {
+	const short, long = 20 * time.Second, 60 * time.Second
+	type row struct{ write, read time.Duration }
+	harness.EachOf(t, []row{{long, short}, {short, long}}, func(r row) string { return fmt.Sprint(r.write, " ", r.read) }, func(t *testing.T, s *testserver.Server, r row) {
 		l := newLab(t, s)
-		var claims []*locking.Claim
-		for _, lease := range r.writes {
-			claims = append(claims, l.take(l.named(l.write, owner(1), lease)))
-		}
-		for _, lease := range r.reads {
-			claims = append(claims, l.take(l.named(l.read, owner(1), lease)))
-		}
-		released, reader := claims[r.release], claims[len(claims)-1]
-		if len(r.writes) == 0 || released == reader {
-			require.Equal(t, stillHeld, l.release(released))
-		} else {
-			require.Equal(t, free, l.release(released))
-		}
-		switch {
-		case len(r.stay) > 0:
-			l.has("read", reader, len(r.stay))
-		default:
-			l.has("write", claims[0], 1)
-		}
-		var keys []string // by their time, as the holds that stay
-		for n := range r.stay {
-			keys = append(keys, l.holdKey(reader, n+1))
-		}
-		slices.SortFunc(keys, func(a, b string) int { return int(harness.PTTL(t, s.Addr, a) - harness.PTTL(t, s.Addr, b)) })
-		for n, want := range r.stay {
-			l.ttl(keys[n], want)
-		}
-		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", l.holdKey(reader, len(r.stay)+1)))
-		l.ttl(key, r.lock)
-	})
-}
+		w := l.take(l.claim(l.write, r.write))
+		own := l.take(l.own(w, r.read))
+		require.Equal(t, stillHeld, l.release(own))
+		l.has("write", w)
+		l.ttl(key, long) // as long as it was
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", l.holdKey(own)))
 
-// Two holds that were taken at nearly the same time are told apart all the same: the
-// one that stays does not end before its time.
-func TestTheLaterOfTwoHoldsKeepsItsTime(t *testing.T) {
-	each(t, func(l *lab) {
-		first := l.take(l.named(l.read, owner(1), 20*time.Second))
-		l.passes(50 * time.Millisecond)
-		l.take(l.named(l.read, owner(1), 20*time.Second))
-		began := time.Now()
-		later := harness.PTTL(l.t, l.s.Addr, l.holdKey(first, 2))
-		require.Equal(l.t, stillHeld, l.release(first))
-		for _, name := range []string{key, l.holdKey(first, 1)} {
-			left := harness.PTTL(l.t, l.s.Addr, name)
-			require.GreaterOrEqual(l.t, left+ms(time.Since(began))+1, later, name)
-		}
+		l.take(own)
+		require.Equal(t, free, l.release(w))
+		l.has("read", own)
+		l.ttl(key, r.read)
+		l.ttl(l.holdKey(own), r.read)
 	})
 }
 
 func TestAWriteHoldIsNotCutShort(t *testing.T) {
 	each(t, func(l *lab) {
-		w := l.take(l.named(l.write, owner(1), time.Minute))
-		again := l.take(l.named(l.write, owner(1), 10*time.Second))
+		w := l.take(l.claim(l.write, time.Minute))
+		r := l.take(l.own(w, 10*time.Second))
 		l.ttl(key, time.Minute)
-		require.Equal(l.t, stillHeld, l.release(again))
-		l.ttl(key, time.Minute)
-		r := l.take(l.named(l.read, owner(1), 10*time.Second))
-		l.ttl(key, time.Minute)
-		longer := l.take(l.named(l.write, owner(1), 2*time.Minute))
+		for _, lease := range []time.Duration{2 * time.Minute, time.Minute} {
+			held, err := l.write.Extend(l.t.Context(), w, lease)
+			require.NoError(l.t, err)
+			require.True(l.t, held)
+			l.ttl(key, 2*time.Minute)
+		}
+		require.Equal(l.t, stillHeld, l.release(r))
 		l.ttl(key, 2*time.Minute)
-		require.Equal(l.t, stillHeld, l.release(r), "of a reader that writes")
-		l.ttl(key, 2*time.Minute)
-		require.Equal(l.t, stillHeld, l.release(longer))
 		require.Equal(l.t, free, l.release(w))
 	})
 }
@@ -463,28 +402,28 @@ func TestReadersThatDiedGoWithTheLastThatLives(t *testing.T) {
 		l.passes(20 * time.Second)
 		require.Len(l.t, l.hash(), 4)
 		require.Equal(l.t, free, l.release(last))
-		require.Equal(l.t, []string{"0"}, l.told())
+		require.Equal(l.t, []string{"0"}, l.messages())
 		l.empty()
 	})
 }
 
-func TestAReaderWhoseKeyWasEvictedLeavesItsTimeToNobody(t *testing.T) {
+func TestAReaderWhoseKeyWasEvictedDoesNotProlongTheLock(t *testing.T) {
 	each(t, func(l *lab) {
 		var short []*locking.Claim
 		for range 6 {
 			short = append(short, l.take(l.claim(l.read, 20*time.Second)))
 		}
 		long := l.take(l.claim(l.read, time.Minute))
-		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(long, 1))
+		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(long))
 		require.Equal(l.t, stillHeld, l.release(long))
 		l.ttl(key, 20*time.Second)
 		for _, c := range short[1:] {
 			require.Equal(l.t, stillHeld, l.release(c))
 		}
-		// Who is last frees the lock, whatever time it has.
+		// The last reader frees the lock, whatever its expiry.
 		harness.Do(l.t, l.s.Addr, "PEXPIRE", key, "3600000")
 		require.Equal(l.t, free, l.release(short[0]))
-		l.told()
+		l.messages()
 		l.empty()
 	})
 }
@@ -495,14 +434,14 @@ func TestALockWithoutExpiry(t *testing.T) {
 		other := l.take(l.claim(l.read, 20*time.Second))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
 		require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(l.claim(l.write, time.Minute)))
-		require.Equal(l.t, locking.Answer{Placed: true, FreeIn: rwlock.WriterPause}, l.acquire(l.waiter()))
+		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause}, l.acquire(l.waiter()))
 		require.Equal(l.t, stillHeld, l.release(r))
 		l.ttl(key, 20*time.Second)
 		require.Equal(l.t, free, l.release(other))
 
 		w := l.take(l.claim(l.write, time.Minute))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
-		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.named(l.read, owner(1), time.Minute), l.waiter()} {
+		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.waiter()} {
 			require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(c))
 		}
 		require.Equal(l.t, []bool{true}, l.renew(time.Minute, w))
@@ -510,10 +449,10 @@ func TestALockWithoutExpiry(t *testing.T) {
 	})
 }
 
-func TestReadAndWriteHoldsOfAnOwnerAreRenewedApart(t *testing.T) {
+func TestReadAndWriteClaimsAreRenewedSeparately(t *testing.T) {
 	each(t, func(l *lab) {
-		w := l.take(l.named(l.write, owner(1), 30*time.Second))
-		r := l.take(l.named(l.read, owner(1), 30*time.Second))
+		w := l.take(l.claim(l.write, 30*time.Second))
+		r := l.take(l.own(w, 30*time.Second))
 		for range 3 {
 			l.passes(10 * time.Second)
 			require.Equal(l.t, []bool{true}, l.renew(30*time.Second, w))
@@ -527,7 +466,7 @@ func TestReadAndWriteHoldsOfAnOwnerAreRenewedApart(t *testing.T) {
 			require.Equal(l.t, []bool{true}, l.renew(30*time.Second, r))
 		}
 		l.ttl(key, 30*time.Second)
-		l.ttl(l.holdKey(r, 1), 30*time.Second)
+		l.ttl(l.holdKey(r), 30*time.Second)
 		require.Equal(l.t, free, l.release(r))
 	})
 }
@@ -536,16 +475,16 @@ func TestRenewalCutsNothingShort(t *testing.T) {
 	each(t, func(l *lab) {
 		long, short := l.take(l.claim(l.read, time.Hour)), l.take(l.claim(l.read, 10*time.Second))
 		require.Equal(l.t, []bool{true, true}, l.renew(30*time.Second, long, short))
-		l.ttl(l.holdKey(long, 1), time.Hour)
-		l.ttl(l.holdKey(short, 1), 30*time.Second)
+		l.ttl(l.holdKey(long), time.Hour)
+		l.ttl(l.holdKey(short), 30*time.Second)
 		l.ttl(key, time.Hour)
 		for _, c := range []*locking.Claim{long, short} {
 			held, err := l.read.Extend(l.t.Context(), c, 20*time.Second)
 			require.NoError(l.t, err)
 			require.True(l.t, held)
 		}
-		l.ttl(l.holdKey(long, 1), time.Hour)
-		l.ttl(l.holdKey(short, 1), 30*time.Second)
+		l.ttl(l.holdKey(long), time.Hour)
+		l.ttl(l.holdKey(short), 30*time.Second)
 		l.ttl(key, time.Hour)
 	})
 }
@@ -553,10 +492,10 @@ func TestRenewalCutsNothingShort(t *testing.T) {
 func TestARenewalKeepsAReaderWhoseKeyWasEvicted(t *testing.T) {
 	each(t, func(l *lab) {
 		kept, other := l.take(l.claim(l.read, 20*time.Second)), l.take(l.claim(l.read, 20*time.Second))
-		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(kept, 1))
+		harness.Do(l.t, l.s.Addr, "DEL", l.holdKey(kept))
 		require.Equal(l.t, []bool{true}, l.renew(20*time.Second, kept))
 		require.Equal(l.t, stillHeld, l.release(other))
-		l.has("read", kept, 1)
+		l.has("read", kept)
 	})
 }
 
@@ -575,39 +514,36 @@ func TestABadKeyDoesNotFailTheBatch(t *testing.T) {
 	})
 }
 
-func TestAWriterThatWaitsKeepsNewReadersOut(t *testing.T) {
+func TestAWaitingWriterBlocksNewReaders(t *testing.T) {
 	each(t, func(l *lab) {
-		r := l.take(l.named(l.read, owner(1), 20*time.Second))
+		r := l.take(l.claim(l.read, 20*time.Second))
 		once := l.claim(l.write, time.Minute)
-		require.False(l.t, l.acquire(once).Placed, "it does not wait")
+		require.False(l.t, l.acquire(once).Queued, "it does not wait")
 		w, w2 := l.waiter(), l.waiter()
-		require.Equal(l.t, locking.Answer{Placed: true, FreeIn: rwlock.WriterPause}, l.acquire(w))
+		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause}, l.acquire(w))
 		l.ttl(wire.WriterWaits(key), rwlock.WriterLife)
-		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.named(l.read, owner(2), time.Minute)} {
-			a := l.acquire(c)
-			require.False(l.t, a.Acquired)
-			l.about(rwlock.WriterLife, a.FreeIn, "the wait")
-		}
-		again := l.take(l.named(l.read, owner(1), 20*time.Second)) // who holds already passes
-		require.Equal(l.t, stillHeld, l.release(again))
+		a := l.acquire(l.claim(l.read, time.Minute))
+		require.False(l.t, a.Acquired)
+		l.about(rwlock.WriterLife, a.FreeIn, "the wait")
+		l.take(r) // delivered again
 
-		require.True(l.t, l.acquire(w2).Placed)
+		require.True(l.t, l.acquire(w2).Queued)
 		l.leave(w)
-		require.Empty(l.t, l.told(), "another waits")
+		require.Empty(l.t, l.messages(), "another waits")
 		require.False(l.t, l.acquire(l.claim(l.read, time.Minute)).Acquired)
 		require.Equal(l.t, free, l.release(r))
-		l.told()
-		require.False(l.t, l.acquire(l.claim(l.read, time.Minute)).Acquired, "it was the writer who was told")
+		l.messages()
+		require.False(l.t, l.acquire(l.claim(l.read, time.Minute)).Acquired, "the message was for the writer")
 		l.leave(w2)
-		require.Equal(l.t, []string{"1"}, l.told())
+		require.Equal(l.t, []string{"1"}, l.messages())
 		l.leave(w2)
-		require.Empty(l.t, l.told())
+		require.Empty(l.t, l.messages())
 		reader := l.take(l.claim(l.read, time.Minute))
 
-		require.True(l.t, l.acquire(w).Placed)
+		require.True(l.t, l.acquire(w).Queued)
 		l.release(reader)
 		l.take(w)
-		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", wire.WriterWaits(key)), "its turn has come")
+		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", wire.WriterWaits(key)), "it no longer waits")
 	})
 }
 
@@ -618,7 +554,7 @@ func TestAWriterThatDiedLetsReadersIn(t *testing.T) {
 		l.acquire(dead)
 		for range 5 {
 			l.passes(rwlock.WriterPause)
-			require.True(l.t, l.acquire(w).Placed)
+			require.True(l.t, l.acquire(w).Queued)
 			require.False(l.t, l.acquire(l.claim(l.read, time.Minute)).Acquired)
 		}
 		l.passes(rwlock.WriterLife)
@@ -626,49 +562,33 @@ func TestAWriterThatDiedLetsReadersIn(t *testing.T) {
 	})
 }
 
-func TestAWriterWhoseAttemptIsUndoneLetsReadersIn(t *testing.T) {
+func TestTheReleaseOfAWaitingWriterLetsReadersIn(t *testing.T) {
 	each(t, func(l *lab) {
 		l.take(l.claim(l.read, time.Minute))
-		named := l.named(l.write, owner(2), time.Minute)
-		named.Waits = true
-		for _, w := range []*locking.Claim{l.waiter(), named} {
-			require.True(l.t, l.acquire(w).Placed)
-			undone, err := l.write.Release(l.t.Context(), w, true)
-			require.NoError(l.t, err)
-			require.Equal(l.t, notHeld, undone)
-			require.Equal(l.t, []string{"1"}, l.told())
-			l.take(l.claim(l.read, time.Minute))
-		}
+		w := l.waiter()
+		require.True(l.t, l.acquire(w).Queued)
+		require.Equal(l.t, notHeld, l.release(w))
+		require.Equal(l.t, []string{"1"}, l.messages())
+		l.take(l.claim(l.read, time.Minute))
 	})
 }
 
 func TestAnAttemptThatIsRepeated(t *testing.T) {
 	each(t, func(l *lab) {
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			for _, c := range []*locking.Claim{l.claim(p, 20*time.Second), l.named(p, owner(1), 20*time.Second)} {
-				l.take(c)
-				l.passes(10 * time.Second)
-				l.take(c)
-				require.Len(l.t, l.hash(), 2)
-				l.ttl(key, 20*time.Second)
-				if c.Named() {
-					l.ttl(wire.UnlockLatch(key, c.Ticket), 20*time.Second)
-				}
-				held, err := p.Extend(l.t.Context(), c, time.Minute)
-				require.NoError(l.t, err)
-				require.True(l.t, held)
-				l.take(c) // late
-				l.ttl(key, time.Minute)
-				if c.Named() {
-					l.ttl(wire.UnlockLatch(key, c.Ticket), time.Minute)
-				}
-				require.Equal(l.t, free, l.release(c))
-				require.Empty(l.t, l.hash())
-				if c.Named() { // later still
-					require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(c))
-					require.Equal(l.t, locking.Released{State: locking.Free}, l.release(c))
-				}
-			}
+			c := l.take(l.claim(p, 20*time.Second))
+			l.passes(10 * time.Second)
+			l.take(c)
+			require.Len(l.t, l.hash(), 2)
+			l.ttl(key, 20*time.Second)
+			held, err := p.Extend(l.t.Context(), c, time.Minute)
+			require.NoError(l.t, err)
+			require.True(l.t, held)
+			l.take(c) // late
+			l.ttl(key, time.Minute)
+			require.Equal(l.t, free, l.release(c))
+			require.Equal(l.t, notHeld, l.release(c))
+			require.Empty(l.t, l.hash())
 		}
 	})
 }
@@ -697,15 +617,15 @@ func TestAGroupOfReadersEntersTogether(t *testing.T) {
 			}
 			require.Len(l.t, l.hash(), 101)
 			l.ttl(key, 129*time.Second)
-			l.ttl(l.holdKey(claims[99], 1), 30*time.Second)
+			l.ttl(l.holdKey(claims[99]), 30*time.Second)
 		}
-		l.told()
+		l.messages()
 		for _, c := range claims[:99] {
 			require.Equal(l.t, stillHeld, l.release(c))
 		}
 		l.ttl(key, 30*time.Second)
 		require.Equal(l.t, free, l.release(claims[99]))
-		l.told()
+		l.messages()
 		l.empty()
 	})
 }
@@ -716,35 +636,35 @@ func TestHandOff(t *testing.T) {
 		r1, r2 := l.claim(l.read, 20*time.Second), l.claim(l.read, 10*time.Second)
 		for range 2 { // and delivered twice
 			require.Equal(l.t, passed, l.handOff(w, r1, r2))
-			l.has("read", r1, 1, r2, 1)
+			l.has("read", r1, r2)
 			l.ttl(key, 20*time.Second)
-			l.ttl(l.holdKey(r2, 1), 10*time.Second)
+			l.ttl(l.holdKey(r2), 10*time.Second)
 		}
-		require.Equal(l.t, []string{"1"}, l.told(), "readers elsewhere can enter too")
+		require.Equal(l.t, []string{"1"}, l.messages(), "readers elsewhere can enter too")
 
 		w = l.claim(l.write, 30*time.Second)
 		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(r1, w), "another reads")
-		l.has("read", r2, 1)
+		l.has("read", r2)
 		require.Equal(l.t, locking.Passed{}, l.handOff(r1, w), "it was released")
 		for range 2 {
 			require.Equal(l.t, passed, l.handOff(r2, w))
-			l.has("write", w, 1)
+			l.has("write", w)
 			l.ttl(key, 30*time.Second)
-			require.Empty(l.t, l.told())
+			require.Empty(l.t, l.messages())
 		}
-		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(r2, 1)))
+		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(r2)))
 
 		next := l.claim(l.write, 10*time.Second)
 		for range 2 {
 			require.Equal(l.t, passed, l.handOff(w, next))
-			l.has("write", next, 1)
+			l.has("write", next)
 			l.ttl(key, 10*time.Second)
-			require.Empty(l.t, l.told())
+			require.Empty(l.t, l.messages())
 		}
 		require.Equal(l.t, free, l.release(next))
 		require.Equal(l.t, locking.Passed{}, l.handOff(next, w))
 		require.Equal(l.t, locking.Passed{}, l.handOff(r1, r2))
-		l.told()
+		l.messages()
 		l.empty()
 	})
 }
@@ -756,7 +676,7 @@ func TestAHandOffThatArrivesLateTakesNothingBack(t *testing.T) {
 		require.Equal(l.t, passed, l.handOff(w, r1, r2))
 		l.release(r2)
 		require.Equal(l.t, passed, l.handOff(w, r1, r2))
-		l.has("read", r1, 1)
+		l.has("read", r1)
 		l.release(r1)
 		require.Equal(l.t, locking.Passed{}, l.handOff(w, r1, r2))
 		require.Empty(l.t, l.hash())
@@ -770,74 +690,68 @@ func TestAReaderPassesOnOverReadersThatDied(t *testing.T) {
 		l.passes(20 * time.Second)
 		w := l.claim(l.write, 20*time.Second)
 		require.Equal(l.t, passed, l.handOff(last, w))
-		l.has("write", w, 1)
+		l.has("write", w)
 	})
 }
 
-func TestAReaderDoesNotPassOnPastAWriterThatWaits(t *testing.T) {
+func TestAReaderDoesNotPassOnPastAWaitingWriter(t *testing.T) {
 	each(t, func(l *lab) {
 		r, other := l.take(l.claim(l.read, time.Minute)), l.take(l.claim(l.read, 20*time.Second))
 		next := l.claim(l.read, 20*time.Second)
 		require.Equal(l.t, passed, l.handOff(r, next))
-		l.has("read", next, 1, other, 1)
+		l.has("read", next, other)
 		l.ttl(key, 20*time.Second)
 		l.acquire(l.waiter())
 		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(next, l.claim(l.read, time.Minute)))
 		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(other, l.claim(l.read, time.Minute)))
-		require.Equal(l.t, []string{"0"}, l.told())
+		require.Equal(l.t, []string{"0"}, l.messages())
 		require.Empty(l.t, l.hash())
 	})
 }
 
-func TestAHandOffIsOfOneHoldOfAnOwnerUsedOnce(t *testing.T) {
+func TestAWriterThatReadsDoesNotPassOnToAWriter(t *testing.T) {
 	each(t, func(l *lab) {
-		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			c := l.take(l.claim(p, 20*time.Second))
-			again := l.take(l.named(p, c.Owner, 20*time.Second)) // somebody uses it as a name
-			before := l.hash()
-			require.Equal(l.t, locking.Passed{}, l.handOff(c, l.claim(l.write, time.Minute)))
-			require.Equal(l.t, shared, l.release(c))
-			require.Equal(l.t, before, l.hash())
-			require.Equal(l.t, stillHeld, l.release(again))
-			require.Equal(l.t, free, l.release(c))
-		}
-		// A writer whose owner reads besides cannot make way for another.
 		w := l.take(l.claim(l.write, time.Minute))
-		r := l.take(l.named(l.read, w.Owner, 20*time.Second))
-		l.told()
+		own := l.take(l.own(w, 20*time.Second))
 		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(w, l.claim(l.write, time.Minute)))
-		l.has("read", r, 1)
-		require.Equal(l.t, free, l.release(r))
-		// Nor can a reader whose owner writes.
+		l.has("read", own)
+		require.Equal(l.t, free, l.release(own))
+
 		w = l.take(l.claim(l.write, time.Minute))
-		both := l.claim(l.read, 20*time.Second)
-		both.Owner = w.Owner
-		l.take(both)
-		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(both, l.claim(l.write, time.Minute)))
-		l.has("write", w, 1)
+		own = l.take(l.own(w, 20*time.Second))
+		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(own, l.claim(l.write, time.Minute)))
+		l.has("write", w)
+
+		l.take(own)
+		l.messages()
+		r := l.claim(l.read, time.Minute)
+		require.Equal(l.t, passed, l.handOff(w, r))
+		l.has("read", own, r)
+		l.ttl(key, time.Minute)
+		require.Equal(l.t, []string{"1"}, l.messages())
 	})
 }
 
-func TestAHandOffToReadersTellsNobodyWhoIsKeptOut(t *testing.T) {
+func TestAHandOffToReadersTellsNoReadersThatAreBlocked(t *testing.T) {
 	each(t, func(l *lab) {
 		w := l.take(l.claim(l.write, time.Minute))
 		harness.Do(l.t, l.s.Addr, "SADD", wire.WriterWaits(key), owner(1).String())
 		r := l.claim(l.read, time.Minute)
 		require.Equal(l.t, passed, l.handOff(w, r))
-		l.has("read", r, 1)
-		require.Empty(l.t, l.told())
+		l.has("read", r)
+		require.Empty(l.t, l.messages())
 	})
 }
 
 func TestAWriteHoldInReadModeIsNone(t *testing.T) {
 	each(t, func(l *lab) {
 		r, w := l.take(l.claim(l.read, time.Minute)), l.claim(l.write, time.Minute)
-		harness.Do(l.t, l.s.Addr, "HSET", key, wire.WriteOwner(w.Owner), "1")
+		harness.Do(l.t, l.s.Addr, "HSET", key, wire.WriteOwner(w.ID), "1")
 		before := l.hash()
 		require.Equal(l.t, notHeld, l.release(w))
 		require.False(l.t, l.acquire(w).Acquired)
 		require.Equal(l.t, before, l.hash())
-		l.has("read", r, 1, w, 1)
+		l.has("read", r, w)
 	})
 }
 
@@ -847,19 +761,19 @@ func TestALockOfAnotherKindIsNotTouched(t *testing.T) {
 		harness.Do(l.t, l.s.Addr, "HSET", key, o.String(), "1")
 		harness.Do(l.t, l.s.Addr, "PEXPIRE", key, "20000")
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			unnamed := l.claim(p, time.Minute)
-			unnamed.Owner = o
-			for _, c := range []*locking.Claim{unnamed, l.named(p, o, time.Minute), l.claim(p, time.Minute)} {
+			same := l.claim(p, time.Minute)
+			same.ID = o
+			for _, c := range []*locking.Claim{same, l.claim(p, time.Minute)} {
 				c.Waits = true
 				a := l.acquire(c)
 				require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
 				l.about(20*time.Second, a.FreeIn, "the wait")
 				require.Equal(l.t, notHeld, l.release(c))
-				require.Equal(l.t, []bool{false}, l.renew(time.Minute, l.named(l.read, o, time.Minute)))
+				require.Equal(l.t, []bool{false}, l.renew(time.Minute, l.own(same, time.Minute)))
 			}
 			require.False(l.t, l.force(p))
 			require.False(l.t, l.isLocked(p))
-			require.Equal(l.t, locking.Passed{}, l.handOff(unnamed, l.claim(l.write, time.Minute)))
+			require.Equal(l.t, locking.Passed{}, l.handOff(same, l.claim(l.write, time.Minute)))
 		}
 		require.Equal(l.t, map[string]string{o.String(): "1"}, l.hash())
 		l.ttl(key, 20*time.Second)
@@ -870,17 +784,16 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 	each(t, func(l *lab) {
 		harness.Do(l.t, l.s.Addr, "SET", key, "something")
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			for _, c := range []*locking.Claim{l.claim(p, time.Minute), l.named(p, owner(1), time.Minute)} {
-				_, err := p.Acquire(l.t.Context(), c)
-				require.ErrorContains(l.t, err, "WRONGTYPE")
-				_, err = p.Release(l.t.Context(), c, false)
-				require.ErrorContains(l.t, err, "WRONGTYPE")
-				_, err = p.Extend(l.t.Context(), c, time.Second)
-				require.ErrorContains(l.t, err, "WRONGTYPE")
-				_, err = p.HandOff(l.t.Context(), c, []*locking.Claim{l.claim(p, time.Minute)})
-				require.ErrorContains(l.t, err, "WRONGTYPE")
-			}
-			_, err := p.Force(l.t.Context(), key)
+			c := l.claim(p, time.Minute)
+			_, err := p.Acquire(l.t.Context(), c)
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+			_, err = p.Release(l.t.Context(), c)
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+			_, err = p.Extend(l.t.Context(), c, time.Second)
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+			_, err = p.HandOff(l.t.Context(), c, []*locking.Claim{l.claim(p, time.Minute)})
+			require.ErrorContains(l.t, err, "WRONGTYPE")
+			_, err = p.Force(l.t.Context(), key)
 			require.ErrorContains(l.t, err, "WRONGTYPE")
 			_, err = p.IsLocked(l.t.Context(), key)
 			require.ErrorContains(l.t, err, "WRONGTYPE")
@@ -890,8 +803,8 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 	})
 }
 
-// What a user must not do comes first, or is undone: it takes nothing for ever, and keeps
-// nobody out.
+// A step that a user has no right to comes first or is undone: the attempt acquires nothing and
+// blocks no readers.
 func TestAnAttemptThatFailsLeavesNothing(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := newLab(t, s)
@@ -903,6 +816,7 @@ func TestAnAttemptThatFailsLeavesNothing(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(conn.Close)
 			less := newLabOf(t, s, conn, "RPUSH")
+			writer := l.claim(l.write, time.Minute)
 			for _, tt := range []struct {
 				name   string
 				before *locking.Claim
@@ -910,15 +824,10 @@ func TestAnAttemptThatFailsLeavesNothing(t *testing.T) {
 				needs  string
 			}{
 				{"reader", nil, l.claim(l.read, time.Minute), "pexpire set hset"},
-				{"named reader", nil, l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
 				{"reader among others", l.claim(l.read, time.Minute), l.claim(l.read, time.Minute), "pexpire set hset"},
-				{"named reader among others", l.claim(l.read, time.Minute), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
-				{"reader again", l.named(l.read, owner(1), time.Minute), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
-				{"reader who writes", l.named(l.write, owner(1), time.Minute), l.named(l.read, owner(1), time.Minute), "pexpire set hset"},
+				{"reader that writes", writer, l.own(writer, time.Minute), "pexpire set hset"},
 				{"writer", nil, l.claim(l.write, time.Minute), "pexpire hset"},
-				{"named writer", nil, l.named(l.write, owner(1), time.Minute), "pexpire set hset"},
-				{"writer again", l.named(l.write, owner(1), time.Minute), l.named(l.write, owner(1), time.Minute), "pexpire set hset"},
-				{"writer that waits", l.claim(l.read, time.Minute), l.waiter(), "pexpire sadd"},
+				{"waiting writer", l.claim(l.read, time.Minute), l.waiter(), "pexpire sadd"},
 			} {
 				if !slices.Contains(strings.Fields(tt.needs), right) {
 					continue
@@ -946,15 +855,12 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 		for _, group := range []bool{false, true} {
 			harness.Do(t, s.Addr, "FLUSHALL")
 			l := newLab(t, s)
-			r, named := l.take(l.claim(l.read, 10*time.Second)), l.take(l.named(l.read, owner(1), 10*time.Second))
-			again := l.take(l.named(l.read, owner(1), 10*time.Second))
+			r, other := l.take(l.claim(l.read, 10*time.Second)), l.take(l.claim(l.read, 10*time.Second))
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory-policy", "noeviction")
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
 			t.Cleanup(func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") })
 			keys := harness.Do(t, s.Addr, "DBSIZE")
-			for _, c := range []*locking.Claim{
-				l.claim(l.read, time.Minute), l.named(l.read, owner(1), time.Minute), l.named(l.read, owner(2), time.Minute), l.waiter(),
-			} {
+			for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.waiter()} {
 				_, err := l.of(c).Acquire(t.Context(), c)
 				require.ErrorContains(t, err, "OOM")
 			}
@@ -963,13 +869,12 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 				require.ErrorContains(t, err, "OOM")
 			}
 			require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
-			require.Equal(t, []bool{true, true}, l.renew(time.Minute, r, named))
+			require.Equal(t, []bool{true, true}, l.renew(time.Minute, r, other))
 			held, err := l.read.Extend(t.Context(), r, 2*time.Minute)
 			require.NoError(t, err)
 			require.True(t, held)
 			require.Equal(t, stillHeld, l.release(r))
-			require.Equal(t, stillHeld, l.release(again))
-			require.Equal(t, locking.Free, l.release(named).State)
+			require.Equal(t, locking.Free, l.release(other).State)
 			_, err = l.write.Acquire(t.Context(), l.claim(l.write, time.Minute))
 			require.ErrorContains(t, err, "OOM")
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
@@ -981,7 +886,7 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 	})
 }
 
-func TestWhoMayNotPublishReleasesAllTheSame(t *testing.T) {
+func TestAReleaseDoesNotNeedTheRightToPublish(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := newLabOf(t, s, harness.Conn(t, s.Addr), "NONSENSE")
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
@@ -999,17 +904,15 @@ func TestWhoMayNotPublishReleasesAllTheSame(t *testing.T) {
 	})
 }
 
-func TestWhereNotAllSubscribersAreKnownNoneAreCounted(t *testing.T) {
+func TestReceiversAreNotCountedIfSomeAreUnknown(t *testing.T) {
 	each(t, func(l *lab) {
 		l.sess.PartialCounts = true
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
-			for _, c := range []*locking.Claim{l.claim(p, time.Minute), l.named(p, owner(1), time.Minute)} {
-				l.take(c)
-				require.Equal(l.t, locking.Released{State: locking.Free, Told: -1}, l.release(c))
-			}
+			c := l.take(l.claim(p, time.Minute))
+			require.Equal(l.t, locking.Released{State: locking.Free, Receivers: -1}, l.release(c))
 		}
 		w := l.take(l.claim(l.write, time.Minute))
-		l.take(l.named(l.read, w.Owner, time.Minute))
-		require.Equal(l.t, locking.Passed{Released: locking.Released{State: locking.Free, Told: -1}}, l.handOff(w, l.claim(l.write, time.Minute)))
+		l.take(l.own(w, time.Minute))
+		require.Equal(l.t, locking.Passed{Released: locking.Released{State: locking.Free, Receivers: -1}}, l.handOff(w, l.claim(l.write, time.Minute)))
 	})
 }

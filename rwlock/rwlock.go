@@ -1,36 +1,32 @@
-// Package rwlock is the read-write lock of Redisson: many readers or one writer,
-// on the server as Java services see it.
+// Package rwlock implements Redisson's read-write lock: many readers or one writer, in the
+// wire format that Java services use.
 //
 //	rw := client.RWLock("catalogue")
 //	err := rw.Read().Do(ctx, func(ctx context.Context) error { ... })
 //	err = rw.Write().Do(ctx, func(ctx context.Context) error { ... })
 //
-// Both locks are a lock.Locker. By default every acquisition is an owner of its
-// own. One that was named (lock.WithOwner) can hold the read lock several times,
-// the write lock several times, and the read lock besides the write lock: it
-// writes, takes the read lock, gives the write lock back and goes on reading, with
-// no writer in between (downgrade). The other way round it would wait for itself,
-// and gets lock.ErrUpgrade at once.
+// Both sides implement lock.Locker. By default every acquisition has an owner of its own. An
+// owner named with lock.WithOwner can hold the read lock several times, the write lock
+// several times, and the read lock in addition to the write lock. It can downgrade: while it
+// holds the write lock it acquires the read lock, releases the write lock and goes on
+// reading, and no other writer enters in between. The opposite is impossible, because the
+// owner would wait for itself: it gets lock.ErrUpgrade at once.
 //
-// # Who is next
+// # Order
 //
-// In a process readers and writers stand in one queue, first come, first served:
-// readers that follow one another go in together, and a waiting writer keeps out
-// the readers that come after it.
+// Readers and writers of a process wait in one queue, first come, first served. Consecutive
+// readers enter together, and a waiting writer blocks the readers behind it.
 //
-// Between processes of redlatch, a writer that waits while readers hold the lock
-// puts up a sign on the server, and new readers stay out until it had its turn or
-// gave up: a stream of readers does not starve it. It gets in at the latest when
-// the last of those who held the lock at that time has released it, unless another
-// writer was quicker; for two seconds more if the message of that release was lost.
-// The sign of a writer that died goes within five seconds. Among several writers
-// of different processes, and between a writer and readers that wait for the same
-// release of a writer, it is as with rlock: processes take turns, by chance at the
-// first attempt.
+// Across processes of redlatch, a writer that waits for readers registers on the server.
+// It blocks new readers until it has had the lock or gives up, so a stream of readers cannot
+// starve it. It enters when the last reader that held the lock at that time releases it,
+// unless another writer is faster. If the message of that release is lost, it enters up to two
+// seconds later. The registration of a writer that dies ends within five seconds. Writers of
+// several processes, and a writer and readers that wait for the release of another writer,
+// compete as with rlock: the processes alternate, and the first attempt decides by chance.
 //
-// Java clients do not know the sign. Their readers go in whenever the lock is in
-// read mode and can starve a writer, in Java or here, and their writers can be
-// starved by readers of either side.
+// Java clients ignore the registration. Their readers enter whenever the lock is in read mode
+// and can starve any writer. Readers of either side can starve a Java writer.
 package rwlock
 
 import (
@@ -44,12 +40,12 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// RWLock is a read-write lock. It is made by Client.RWLock.
+// RWLock is a read-write lock. Client.RWLock returns one.
 type RWLock struct {
 	read, write base
 }
 
-// New returns the read-write lock of that name. It is called by the client.
+// New returns the read-write lock with that name. The client calls it.
 func New(s *session.Session, name string) *RWLock {
 	r, w := newReadProtocol(s), newWriteProtocol(s)
 	return &RWLock{
@@ -58,26 +54,26 @@ func New(s *session.Session, name string) *RWLock {
 	}
 }
 
-// Name returns the name the lock was asked for with.
+// Name returns the name passed to Client.RWLock.
 func (rw *RWLock) Name() string { return rw.read.Name() }
 
-// Read returns the read lock, which many can hold at once while nobody writes.
+// Read returns the read lock, which many owners can hold at once while there is no writer.
 func (rw *RWLock) Read() *ReadLock { return &ReadLock{rw.read} }
 
-// Write returns the write lock, which one can hold while nobody else holds either.
+// Write returns the write lock, which one owner can hold while no other holds either side.
 func (rw *RWLock) Write() *WriteLock { return &WriteLock{rw.write} }
 
-// ReadLock is the side of an RWLock for those who read.
+// ReadLock is the read side of an RWLock.
 type ReadLock struct{ base }
 
-// WriteLock is the side of an RWLock for those who write. For an owner who holds
-// the read lock and not the write lock, Lock and TryLock return an error that
-// matches lock.ErrUpgrade: it would wait for itself.
+// WriteLock is the write side of an RWLock. For an owner that holds the read lock but not the
+// write lock, Lock and TryLock return an error that matches lock.ErrUpgrade: the owner would
+// wait for itself.
 type WriteLock struct{ base }
 
 type member = locking.Member
 
-// base is what both sides have in common.
+// base is the common part of both sides.
 type base struct {
 	member
 	l *locking.Lock
@@ -86,49 +82,46 @@ type base struct {
 
 func newBase(l *locking.Lock, p *protocol) base { return base{l.Member(), l, p} }
 
-// Name returns the name the lock was asked for with.
+// Name returns the name passed to Client.RWLock.
 func (b base) Name() string { return b.l.Name() }
 
-// Lock takes this side of the lock, waiting until that is possible, ctx ends, or
-// lock.Wait runs out. See lock.Locker for its errors.
+// Lock acquires this side of the lock. It waits until that is possible, ctx is done, or the
+// time of lock.Wait is over. See lock.Locker for its errors.
 func (b base) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return b.l.Lock(ctx, opts...)
 }
 
-// TryLock makes one attempt, which blocks for one round trip, and returns an
-// error that matches lock.ErrNotAcquired if others are in the way: of a reader,
-// somebody who writes or waits to write; of a writer, anybody. See lock.Locker for
-// other errors.
+// TryLock makes one attempt, which blocks for one round trip. The error matches
+// lock.ErrNotAcquired if other owners prevent the acquisition. A reader is prevented by an
+// owner that writes or waits to write, a writer by any other owner. See lock.Locker for other
+// errors.
 func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return b.l.TryLock(ctx, opts...)
 }
 
-// Do runs fn while it holds this side of the lock. See lock.Locker.
+// Do runs fn while holding this side of the lock. See lock.Locker.
 func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, b, fn, opts...)
 }
 
-// Unlock gives back one hold that the owner whom ctx names (see lock.WithOwner)
-// has on this side, wherever it was taken: by this client, where the latest such
-// hold ends, or anywhere else, where its holder hears of it at its next renewal.
-// It blocks until the server has answered. It returns an error that matches
-// lock.ErrInvalid if ctx names no owner, lock.ErrNotHeld if that owner has no such
-// hold, and otherwise those of Hold.Unlock.
+// Unlock ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
+// in this process. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if ctx names no
+// owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are those of
+// Hold.Unlock.
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
-// ForceUnlock opens the lock if this side of it is held, whoever holds it, and
-// tells the waiters. It reports whether it was: that of the read lock leaves a lock
-// alone that somebody writes under, that of the write lock one that is only read
-// under. A writer's own read holds go with the write lock. Holds that this client
-// had on this side end at once, as lost; any other hears of it at its next renewal,
-// a third of its lease later at most, or, if its lease is fixed, when that is over.
-// It blocks for one round trip; a key that is no lock is left alone and is an error.
+// ForceUnlock opens the lock if this side of it is held, by any owner, and wakes the waiters.
+// It reports whether this side was held. ForceUnlock of the read lock has no effect while there
+// is a writer, that of the write lock no effect while there are only readers. The writer's own
+// read holds end with the write lock. This client's holds on this side are lost at once. Any
+// other hold is lost at its next renewal, after at most a third of its lease, or, if its lease
+// is fixed, at the end of the lease. ForceUnlock blocks for one round trip. It returns an error
+// and has no effect if the key is not a lock.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	return b.l.Force(ctx, func() (bool, error) { return b.p.force(ctx, b.l.Key()) })
 }
 
-// IsLocked reports whether anybody holds this side of the lock. It blocks for one
-// round trip.
+// IsLocked reports whether this side of the lock is held. It blocks for one round trip.
 func (b base) IsLocked(ctx context.Context) (bool, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return false, err
@@ -140,22 +133,22 @@ func (b base) IsLocked(ctx context.Context) (bool, error) {
 	return locked, nil
 }
 
-// TTL returns after what time the lock, whichever side of it is held, will be
-// free if nobody renews or releases it: 0 if it is free now, lock.NoExpiry if
-// never. It blocks for one round trip.
+// TTL returns the time after which the lock, whichever side is held, becomes free if it is
+// neither renewed nor released: 0 if it is free now, lock.NoExpiry if never. It blocks for one
+// round trip.
 func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(ctx) }
 
-// HoldCount returns how often owner holds this side of the lock, 0 if it does
-// not. It blocks for one round trip.
+// HoldCount returns the number of holds that owner has on this side of the lock. It counts
+// those of this process if there are any, and otherwise asks the server, which blocks for one
+// round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	if b.p.kind == kindWrite {
-		return b.l.Count(ctx, owner, wire.WriteOwner(owner))
+		return b.l.HoldCount(ctx, owner, wire.WriteOwner(owner))
 	}
-	return b.l.HoldCount(ctx, owner)
+	return b.l.HoldCount(ctx, owner, owner.String())
 }
 
-// IsHeldBy reports whether owner holds this side of the lock. It blocks for one
-// round trip.
+// IsHeldBy reports whether owner holds this side of the lock. It blocks like HoldCount.
 func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 	n, err := b.HoldCount(ctx, owner)
 	return n > 0, err

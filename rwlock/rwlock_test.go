@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -24,7 +23,7 @@ import (
 func reading(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Read() }
 func writing(c *redlatch.Client, name string) harness.Lock { return c.RWLock(name).Write() }
 
-// sideOf is how to get at one side of a lock.
+// sideOf returns one side of a lock.
 type sideOf func(c *redlatch.Client, name string) harness.Lock
 
 type side struct {
@@ -39,8 +38,8 @@ func eachSide(t *testing.T, test func(t *testing.T, s *testserver.Server, of sid
 	harness.EachOf(t, sides, func(x side) string { return x.name }, func(t *testing.T, s *testserver.Server, x side) { test(t, s, x.of) })
 }
 
-// eachPlace runs a test on every server for a waiter of the holder's process, and for one
-// of another.
+// eachPlace runs a test on every server for a waiter in the holder's process, and for one in
+// another process.
 func eachPlace(t *testing.T, test func(t *testing.T, s *testserver.Server, holder, waiter *redlatch.Client)) {
 	harness.EachOf(t, []string{"here", "elsewhere"}, strings.Clone, func(t *testing.T, s *testserver.Server, place string) {
 		holder := harness.Client(t, s)
@@ -55,20 +54,20 @@ func eachPlace(t *testing.T, test func(t *testing.T, s *testserver.Server, holde
 const (
 	// soon bounds what takes a few round trips, on a busy machine.
 	soon = 10 * time.Second
-	// beforePolls is before anybody looks without a reason: a writer that waits for readers
-	// does after 2 s, others do after 5 s.
+	// beforePolls ends before any waiter polls: a writer that waits for readers polls after
+	// 2 s, other waiters after 5 s.
 	beforePolls = rwlock.WriterPause - 300*time.Millisecond
 )
 
 func nothing(context.Context) error { return nil }
 
-// mustLock takes a lock for an owner of its own.
+// mustLock acquires a lock for an owner of its own.
 func mustLock(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 	t.Helper()
 	return mustLockAs(t, t.Context(), l, opts...)
 }
 
-// mustLockAs takes a lock for the owner of ctx.
+// mustLockAs acquires a lock for the owner of ctx.
 func mustLockAs(t *testing.T, ctx context.Context, l lock.Locker, opts ...lock.Option) lock.Hold {
 	t.Helper()
 	h, err := l.Lock(ctx, opts...)
@@ -81,8 +80,7 @@ func unlock(t *testing.T, h lock.Hold) {
 	require.NoError(t, h.Unlock(t.Context()))
 }
 
-// tries makes one attempt and reports whether it succeeded, after giving the lock
-// back.
+// tries makes one attempt and reports whether it succeeded, after releasing the lock.
 func tries(t *testing.T, ctx context.Context, l lock.Locker) bool {
 	t.Helper()
 	h, err := l.TryLock(ctx)
@@ -99,8 +97,8 @@ func named(t *testing.T, c *redlatch.Client) context.Context {
 	return lock.WithOwner(t.Context(), c.NewOwner())
 }
 
-// inBackground takes a lock in a goroutine and gives it back when the channel that
-// it returns second is closed. The first is told about the acquisition.
+// inBackground acquires a lock in a goroutine and releases it when leave is closed. It sends the
+// outcome of the acquisition to entered.
 func inBackground(ctx context.Context, l lock.Locker, opts ...lock.Option) (entered <-chan error, leave chan<- struct{}) {
 	in, out := make(chan error, 1), make(chan struct{})
 	go func() {
@@ -120,8 +118,8 @@ func enters(t *testing.T, entered <-chan error, d time.Duration) {
 	require.NoError(t, harness.Receive(t, d, "the acquisition", entered))
 }
 
-// quiet waits until so many callers of the clients wait, after so many requests since the
-// server's statistics were reset, and none has an attempt to make.
+// quiet waits until there were so many requests since the server's statistics were reset, and so
+// many callers of the clients wait without an attempt due.
 func quiet(t *testing.T, s *testserver.Server, waiters, requests int, clients ...*redlatch.Client) {
 	t.Helper()
 	conn := harness.Conn(t, s.Addr)
@@ -138,7 +136,7 @@ func exists(t *testing.T, s *testserver.Server, key string) bool {
 	return harness.Do(t, s.Addr, "EXISTS", key) == ":1"
 }
 
-func TestReadersShareAndAWriterIsAlone(t *testing.T) {
+func TestReadersShareAndAWriterExcludes(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		ctx := named(t, c)
@@ -155,7 +153,7 @@ func TestReadersShareAndAWriterIsAlone(t *testing.T) {
 				require.False(t, tries(t, t.Context(), writing(c, "orders")))
 				require.False(t, harness.IsLocked(t, writing(c, "orders")))
 			}
-			require.False(t, exists(t, s, writerWaits), "of a writer that does not wait")
+			require.False(t, exists(t, s, writerWaits), "the writer does not wait")
 			unlock(t, h)
 		}
 		w := mustLockAs(t, ctx, writing(c, "orders"))
@@ -204,7 +202,7 @@ func TestDowngrade(t *testing.T) {
 	})
 }
 
-// Redisson's waiters sleep until the lease would be over: its writer tells nobody.
+// Redisson publishes nothing at a downgrade: its waiters sleep until the end of the lease.
 func TestReadersHearOfADowngrade(t *testing.T) {
 	eachPlace(t, func(t *testing.T, s *testserver.Server, c, waits *redlatch.Client) {
 		ctx := named(t, c)
@@ -222,7 +220,7 @@ func TestReadersHearOfADowngrade(t *testing.T) {
 	})
 }
 
-func TestAReaderThatWantsToWriteIsToldAtOnce(t *testing.T) {
+func TestAReaderThatWantsToWriteFailsAtOnce(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		ctx := named(t, c)
@@ -232,17 +230,15 @@ func TestAReaderThatWantsToWriteIsToldAtOnce(t *testing.T) {
 				defer h.Unlock(t.Context())
 			}
 			r := mustLockAs(t, ctx, reading(c, "orders"))
-			for _, c := range []*redlatch.Client{c, other} { // an owner is the same anywhere
-				begin := time.Now()
-				_, err := writing(c, "orders").TryLock(ctx)
-				require.ErrorIs(t, err, lock.ErrUpgrade)
-				_, err = writing(c, "orders").Lock(ctx)
-				require.ErrorIs(t, err, lock.ErrUpgrade)
-				_, err = writing(c, "orders").Lock(ctx, lock.Wait(time.Minute))
-				require.ErrorIs(t, err, lock.ErrUpgrade)
-				require.NotErrorIs(t, err, lock.ErrNotAcquired)
-				require.Less(t, time.Since(begin), soon)
-			}
+			begin := time.Now()
+			_, err := writing(c, "orders").TryLock(ctx)
+			require.ErrorIs(t, err, lock.ErrUpgrade)
+			_, err = writing(c, "orders").Lock(ctx)
+			require.ErrorIs(t, err, lock.ErrUpgrade)
+			_, err = writing(c, "orders").Lock(ctx, lock.Wait(time.Minute))
+			require.ErrorIs(t, err, lock.ErrUpgrade)
+			require.NotErrorIs(t, err, lock.ErrNotAcquired)
+			require.Less(t, time.Since(begin), soon)
 			require.False(t, exists(t, s, writerWaits))
 			require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), r.Owner()))
 			unlock(t, r)
@@ -250,7 +246,7 @@ func TestAReaderThatWantsToWriteIsToldAtOnce(t *testing.T) {
 	})
 }
 
-// A holder of a process in which somebody waits to write is not behind it when it reads.
+// A holder that reads again does not wait behind a waiting writer of its process.
 func TestReentryDoesNotWaitBehindTheQueue(t *testing.T) {
 	eachSide(t, func(t *testing.T, s *testserver.Server, of sideOf) {
 		c := harness.Client(t, s)
@@ -282,14 +278,13 @@ func fields(t *testing.T, s *testserver.Server) map[string]string {
 	return hash
 }
 
-// lives requires that the server has these keys and no others but tickets, with
-// that time left, less what the test has taken.
+// lives requires that the server has these keys and no others, with that time left, less the
+// time that the test has taken.
 func lives(t *testing.T, s *testserver.Server, want map[string]time.Duration) {
 	t.Helper()
 	const slack = 10 * time.Second
 	keys, err := testserver.Query(s.Addr, "KEYS", "*")
 	require.NoError(t, err)
-	keys = slices.DeleteFunc(keys, func(key string) bool { return strings.HasPrefix(key, "redisson_unlock_latch:{orders}:") })
 	for key, ttl := range want {
 		require.Contains(t, keys, key)
 		got := time.Duration(harness.PTTL(t, s.Addr, key)) * time.Millisecond
@@ -299,10 +294,8 @@ func lives(t *testing.T, s *testserver.Server, want map[string]time.Duration) {
 	require.Len(t, keys, len(want), "%v", keys)
 }
 
-// holdKey is the key of an owner's n-th read hold.
-func holdKey(o lock.Owner, n int) string {
-	return "{orders}:" + o.String() + ":rwlock_timeout:" + strconv.Itoa(n)
-}
+// holdKey is the key of a read hold.
+func holdKey(h lock.Hold) string { return "{orders}:" + h.Owner().String() + ":rwlock_timeout:1" }
 
 type (
 	hash = map[string]string
@@ -314,44 +307,43 @@ func TestWhatRedissonSees(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		ctx := named(t, c)
-		o, _ := lock.OwnerFrom(ctx)
 		sees := func(h hash, keys ttls) {
 			t.Helper()
 			require.Equal(t, h, fields(t, s))
 			lives(t, s, keys)
 		}
 		r1 := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(short))
-		sees(hash{"mode": "read", o.String(): "1"}, ttls{"orders": short, holdKey(o, 1): short})
-		value, err := testserver.Query(s.Addr, "GET", holdKey(o, 1))
+		o := r1.Owner().String()
+		sees(hash{"mode": "read", o: "1"}, ttls{"orders": short, holdKey(r1): short})
+		value, err := testserver.Query(s.Addr, "GET", holdKey(r1))
 		require.NoError(t, err)
 		require.Equal(t, []string{"1"}, value)
-		r2 := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(long))
-		sees(hash{"mode": "read", o.String(): "2"}, ttls{"orders": long, holdKey(o, 1): short, holdKey(o, 2): long})
-		other := mustLock(t, reading(c, "orders"), lock.Lease(medium))
-		p := other.Owner()
-		sees(hash{"mode": "read", o.String(): "2", p.String(): "1"},
-			ttls{"orders": long, holdKey(o, 1): short, holdKey(o, 2): long, holdKey(p, 1): medium})
-		unlock(t, r2)
-		sees(hash{"mode": "read", o.String(): "1", p.String(): "1"}, ttls{"orders": medium, holdKey(o, 1): short, holdKey(p, 1): medium})
-		unlock(t, other)
-		sees(hash{"mode": "read", o.String(): "1"}, ttls{"orders": short, holdKey(o, 1): short})
+		r2 := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(medium))
+		sees(hash{"mode": "read", o: "1"}, ttls{"orders": medium, holdKey(r1): medium})
+		other := mustLock(t, reading(c, "orders"), lock.Lease(long))
+		sees(hash{"mode": "read", o: "1", other.Owner().String(): "1"}, ttls{"orders": long, holdKey(r1): medium, holdKey(other): long})
 		unlock(t, r1)
+		unlock(t, other)
+		sees(hash{"mode": "read", o: "1"}, ttls{"orders": medium, holdKey(r2): medium})
+		unlock(t, r2)
 		sees(hash{}, ttls{})
 
 		w1 := mustLockAs(t, ctx, writing(c, "orders"), lock.Lease(long))
-		sees(hash{"mode": "write", o.String() + ":write": "1"}, ttls{"orders": long})
+		o = w1.Owner().String()
+		sees(hash{"mode": "write", o + ":write": "1"}, ttls{"orders": long})
 		w2 := mustLockAs(t, ctx, writing(c, "orders"), lock.Lease(short))
-		sees(hash{"mode": "write", o.String() + ":write": "2"}, ttls{"orders": long})
+		sees(hash{"mode": "write", o + ":write": "1"}, ttls{"orders": long})
 		r := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(medium))
-		sees(hash{"mode": "write", o.String() + ":write": "2", o.String(): "1"}, ttls{"orders": long, holdKey(o, 1): medium})
+		p := r.Owner().String()
+		sees(hash{"mode": "write", o + ":write": "1", p: "1"}, ttls{"orders": long, holdKey(r): medium})
 		unlock(t, w2)
-		sees(hash{"mode": "write", o.String() + ":write": "1", o.String(): "1"}, ttls{"orders": long, holdKey(o, 1): medium})
+		sees(hash{"mode": "write", o + ":write": "1", p: "1"}, ttls{"orders": long, holdKey(r): medium})
 		unlock(t, w1)
-		sees(hash{"mode": "read", o.String(): "1"}, ttls{"orders": medium, holdKey(o, 1): medium})
+		sees(hash{"mode": "read", p: "1"}, ttls{"orders": medium, holdKey(r): medium})
 		unlock(t, r)
 		sees(hash{}, ttls{})
 
-		// A name with braces brings its own.
+		// A name can have braces of its own.
 		h := mustLock(t, reading(c, "{a}b"))
 		require.True(t, exists(t, s, "{a}b:"+h.Owner().String()+":rwlock_timeout:1"))
 		unlock(t, h)
@@ -359,21 +351,19 @@ func TestWhatRedissonSees(t *testing.T) {
 	})
 }
 
-func TestTheLockIsAsShortAsWhatIsStillHeld(t *testing.T) {
+func TestTheLockLastsAsLongAsTheRemainingHold(t *testing.T) {
 	const short, long = 700 * time.Millisecond, time.Minute
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		for _, ctx := range []context.Context{t.Context(), named(t, c)} {
-			stays := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(short))
-			h := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(long))
-			require.Greater(t, harness.PTTL(t, s.Addr, "orders"), short.Milliseconds())
-			unlock(t, h)
-			require.LessOrEqual(t, harness.PTTL(t, s.Addr, "orders"), short.Milliseconds())
-			begin := time.Now()
-			require.NoError(t, writing(other, "orders").Do(t.Context(), nothing))
-			require.Less(t, time.Since(begin), short+beforePolls)
-			runtime.KeepAlive(stays) // or it would be released
-		}
+		stays := mustLock(t, reading(c, "orders"), lock.Lease(short))
+		h := mustLock(t, reading(c, "orders"), lock.Lease(long))
+		require.Greater(t, harness.PTTL(t, s.Addr, "orders"), short.Milliseconds())
+		unlock(t, h)
+		require.LessOrEqual(t, harness.PTTL(t, s.Addr, "orders"), short.Milliseconds())
+		begin := time.Now()
+		require.NoError(t, writing(other, "orders").Do(t.Context(), nothing))
+		require.Less(t, time.Since(begin), short+beforePolls)
+		runtime.KeepAlive(stays) // or it would be released
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -407,18 +397,17 @@ func holdsFor(t *testing.T, s *testserver.Server, d time.Duration, keys ...strin
 	}
 }
 
-// With Redisson the end of either hold can end the renewal of the other.
+// In Redisson the end of either hold can end the renewal of the other.
 func TestAWriterThatReadsIsRenewedOnEitherSide(t *testing.T) {
 	const timeout, watch = 2 * time.Second, 2500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
 		ctx := named(t, c)
-		o, _ := lock.OwnerFrom(ctx)
 		w1, r1 := mustLockAs(t, ctx, writing(c, "one")), mustLockAs(t, ctx, reading(c, "one"))
 		w2, r2 := mustLockAs(t, ctx, writing(c, "two")), mustLockAs(t, ctx, reading(c, "two"))
 		unlock(t, w1)
 		unlock(t, r2)
-		holdsFor(t, s, watch, "one", "two", "{one}:"+o.String()+":rwlock_timeout:1")
+		holdsFor(t, s, watch, "one", "two", "{one}:"+r1.Owner().String()+":rwlock_timeout:1")
 		for _, h := range []lock.Hold{r1, w2} {
 			require.NoError(t, h.Context().Err())
 			unlock(t, h)
@@ -442,9 +431,9 @@ func TestManyReadersAreRenewed(t *testing.T) {
 		}
 		var keys []string
 		for _, h := range holds {
-			keys = append(keys, holdKey(h.Owner(), 1))
+			keys = append(keys, holdKey(h))
 		}
-		holdsFor(t, s, 3*timeout/2, append(keys, "orders", holdKey(holds[0].Owner(), readers/10))...)
+		holdsFor(t, s, 3*timeout/2, append(keys, "orders")...)
 		for _, h := range holds {
 			require.NoError(t, context.Cause(h.Context()))
 			unlock(t, h)
@@ -453,8 +442,8 @@ func TestManyReadersAreRenewed(t *testing.T) {
 	})
 }
 
-// Nobody renews the hold of somebody who has died by renewing another.
-func TestTheDeadAreNotRenewed(t *testing.T) {
+// The renewal of a hold does not prolong the hold of a client that has died.
+func TestADeadReaderIsNotRenewed(t *testing.T) {
 	const timeout = 1500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
@@ -462,12 +451,12 @@ func TestTheDeadAreNotRenewed(t *testing.T) {
 		zombie := mustLock(t, reading(dead, "orders"))
 		h := mustLock(t, reading(c, "orders"))
 		dead.Close()
-		harness.Eventually(t, soon, "its key is gone", func() bool { return !exists(t, s, holdKey(zombie.Owner(), 1)) })
+		harness.Eventually(t, soon, "its key is gone", func() bool { return !exists(t, s, holdKey(zombie)) })
 		require.NoError(t, h.Context().Err())
 		waits := harness.Client(t, s)
 		entered, leave := inBackground(t.Context(), writing(waits, "orders"))
 		harness.Waits(t, 1, waits)
-		// The field of the dead is still there, and must not be in the way.
+		// The field of the dead reader still exists, and must not block the writer.
 		require.Equal(t, "1", fields(t, s)[zombie.Owner().String()])
 		unlock(t, h)
 		enters(t, entered, beforePolls)
@@ -476,60 +465,38 @@ func TestTheDeadAreNotRenewed(t *testing.T) {
 	})
 }
 
-// An owner's holds on one side are not those on the other.
+// An owner's holds on one side are not those on the other, and only this process can end
+// them.
 func TestUnlockByOwnerIsOfItsSide(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		here, there := harness.Client(t, s), harness.Client(t, s)
-		for _, c := range []*redlatch.Client{here, there} {
-			ctx := named(t, here)
-			w := mustLockAs(t, ctx, writing(here, "orders"))
-			r := mustLockAs(t, ctx, reading(here, "orders"))
-			require.NoError(t, reading(c, "orders").Unlock(ctx))
-			require.ErrorIs(t, reading(c, "orders").Unlock(ctx), lock.ErrNotHeld)
-			require.NoError(t, w.Context().Err())
-			require.Equal(t, 1, harness.HoldCount(t, writing(there, "orders"), w.Owner()))
-			r2 := mustLockAs(t, ctx, reading(here, "orders"))
-			require.NoError(t, writing(c, "orders").Unlock(ctx))
-			require.ErrorIs(t, writing(c, "orders").Unlock(ctx), lock.ErrNotHeld)
-			require.NoError(t, r2.Context().Err())
-			require.Equal(t, 1, harness.HoldCount(t, reading(there, "orders"), w.Owner()))
-			unlock(t, r2)
-			for _, h := range []lock.Hold{r, w} {
-				if c == here {
-					require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-				} else {
-					require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-				}
-			}
-			harness.NothingLeft(t, s.Addr)
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		ctx := named(t, c)
+		w := mustLockAs(t, ctx, writing(c, "orders"))
+		r := mustLockAs(t, ctx, reading(c, "orders"))
+		for _, side := range sides {
+			require.ErrorIs(t, side.of(other, "orders").Unlock(ctx), lock.ErrNotHeld)
 		}
-	})
-}
-
-// An owner made for one acquisition can be taken over as a name, on the other side
-// too. Its first hold then shares the lock and must not take the second one's share
-// with it.
-func TestAnOwnerUsedAgainOnTheOtherSideIsCounted(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		pair := []sideOf{writing, reading}
-		for _, first := range []int{0, 1} {
-			c := harness.Client(t, s)
-			h := mustLock(t, writing(c, "orders"))
-			again := mustLockAs(t, lock.WithOwner(t.Context(), h.Owner()), reading(c, "orders"))
-			holds := []lock.Hold{h, again}
-			unlock(t, holds[first])
-			require.Equal(t, 1, harness.HoldCount(t, pair[1-first](c, "orders"), h.Owner()))
-			require.False(t, tries(t, t.Context(), writing(c, "orders")))
-			unlock(t, holds[1-first])
-			harness.NothingLeft(t, s.Addr)
+		require.NoError(t, reading(c, "orders").Unlock(ctx))
+		require.ErrorIs(t, reading(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+		require.NoError(t, w.Context().Err())
+		require.Equal(t, 1, harness.HoldCount(t, writing(other, "orders"), w.Owner()))
+		r2 := mustLockAs(t, ctx, reading(c, "orders"))
+		require.NoError(t, writing(c, "orders").Unlock(ctx))
+		require.ErrorIs(t, writing(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+		require.NoError(t, r2.Context().Err())
+		require.Equal(t, 1, harness.HoldCount(t, reading(other, "orders"), r2.Owner()))
+		unlock(t, r2)
+		for _, h := range []lock.Hold{r, w} {
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 		}
+		harness.NothingLeft(t, s.Addr)
 	})
 }
 
 func TestForceUnlockIsOfItsSide(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		told := harness.Messages(t, s.Addr, wire.RWChannel("orders"))
+		messages := harness.Messages(t, s.Addr, wire.RWChannel("orders"))
 		force := func(of sideOf, from *redlatch.Client) bool {
 			t.Helper()
 			forced, err := of(from, "orders").ForceUnlock(t.Context())
@@ -539,14 +506,17 @@ func TestForceUnlockIsOfItsSide(t *testing.T) {
 		for i, side := range sides {
 			for _, from := range []*redlatch.Client{c, other} {
 				require.False(t, force(side.of, from))
-				ctx := named(t, c)
+				ctx := t.Context()
+				if side.name == "write" { // and reads
+					ctx = named(t, c)
+				}
 				holds := []lock.Hold{mustLockAs(t, ctx, side.of(c, "orders")), mustLockAs(t, ctx, reading(c, "orders"))}
 				before := fields(t, s)
 				require.False(t, force(sides[1-i].of, from))
 				require.Equal(t, before, fields(t, s))
 				require.NoError(t, errors.Join(holds[0].Context().Err(), holds[1].Context().Err()))
 				require.True(t, force(side.of, from))
-				require.Equal(t, []string{"0", "1"}[i], harness.Receive(t, soon, "a message", told))
+				require.Equal(t, []string{"0", "1"}[i], harness.Receive(t, soon, "a message", messages))
 				require.False(t, harness.IsLocked(t, side.of(from, "orders")))
 				if from == c {
 					require.Error(t, holds[0].Context().Err(), "a hold of the same client ends at once")
@@ -557,12 +527,12 @@ func TestForceUnlockIsOfItsSide(t *testing.T) {
 				harness.NothingLeft(t, s.Addr)
 			}
 		}
-		require.Empty(t, told)
+		require.Empty(t, messages)
 	})
 }
 
-// A restarted server is empty: what was held is lost, and the watchdog renews what is
-// taken afterwards.
+// A restarted server is empty: the holds are lost, and the watchdog renews holds acquired
+// afterwards.
 func TestWatchdogAfterARestart(t *testing.T) {
 	const timeout = 1500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {

@@ -19,7 +19,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// crowd is goroutines that take a lock and hold it until they are told to leave.
+// crowd is a number of goroutines that acquire a lock and hold it until out is called.
 type crowd struct {
 	t       *testing.T
 	entered chan error
@@ -70,9 +70,9 @@ func TestReadersOfAProcessEnterWithOneRequest(t *testing.T) {
 	eachPlace(t, func(t *testing.T, s *testserver.Server, holder, c *redlatch.Client) {
 		harness.WarmUp(t, s.Addr)
 		conn := harness.Conn(t, s.Addr)
-		requests := 1 // of the release, which is a hand-off
+		requests := 1 // the hand-off
 		if holder != c {
-			requests = 2 // and of the readers
+			requests = 2 // the release and the attempt
 		}
 		w := mustLock(t, writing(holder, "orders"))
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
@@ -99,12 +99,12 @@ func TestAllReadersEnterWhenAWriterLeaves(t *testing.T) {
 		requests := 1
 		for _, c := range []*redlatch.Client{first, harness.Client(t, s), harness.Client(t, s)} {
 			waiting.add(readersEach-1, reading(c, "orders"))
-			requests += 2 // when the first has come, unless the writer is here, and has subscribed
+			requests += 2 // the first attempt, unless the writer is here, and the one after subscribing
 			if c == holder {
 				requests--
 			}
 			quiet(t, s, readersEach-1, requests, c)
-			waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()}) // for whom is not tried with the others
+			waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()}) // whose first attempt is its own
 			requests++
 			quiet(t, s, readersEach, requests, c)
 		}
@@ -115,7 +115,7 @@ func TestAllReadersEnterWhenAWriterLeaves(t *testing.T) {
 	})
 }
 
-// withOwner is a lock taken as an owner.
+// withOwner is a lock acquired by an owner.
 type withOwner struct {
 	lock.Locker
 	o lock.Owner
@@ -156,8 +156,8 @@ func TestFirstComeFirstServedInAProcess(t *testing.T) {
 	})
 }
 
-// The second time the process listens to the channel already.
-func TestAWriterKeepsReadersElsewhereOutAtOnce(t *testing.T) {
+// The second time the process is already subscribed to the channel.
+func TestAWriterBlocksReadersElsewhereAtOnce(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		for range 2 {
@@ -173,9 +173,9 @@ func TestAWriterKeepsReadersElsewhereOutAtOnce(t *testing.T) {
 	})
 }
 
-// A hand-off that turns out to be a release, because others read on, leaves the
-// waiter it was for listening.
-func TestTheWaiterOfAFailedHandOffListens(t *testing.T) {
+// A hand-off that becomes a release, because other readers remain, leaves its successor
+// subscribed.
+func TestTheSuccessorOfAFailedHandOffStaysSubscribed(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		here, there := mustLock(t, reading(c, "orders")), mustLock(t, reading(other, "orders"))
@@ -193,8 +193,8 @@ func TestTheWaiterOfAFailedHandOffListens(t *testing.T) {
 	})
 }
 
-// While such a hand-off is under way, the message that all others are gone reaches
-// the waiter behind, whom it does not help.
+// During such a hand-off, the message that all other readers are gone reaches the waiter behind
+// the successor, which cannot use it.
 func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
@@ -209,7 +209,7 @@ func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
 		g.Keep(t, harness.SHA(t, "hand_off.lua"), 1, func() { go func() { released <- here.Unlock(context.Background()) }() })
 		heard := c.PubSub().Messages
 		unlock(t, there)
-		harness.Eventually(t, soon, "the reader tries, while the writer is claimed", func() bool {
+		harness.Eventually(t, soon, "the reader tries during the hand-off to the writer", func() bool {
 			return c.PubSub().Messages > heard && c.Stats().Waiting == 0
 		})
 		require.NoError(t, g.Open())
@@ -223,9 +223,8 @@ func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
 	})
 }
 
-// A writer with a named owner makes its first attempt before its turn. It must not
-// keep out those it has to wait for.
-func TestAWriterKeepsOutNobodyWhoIsBeforeIt(t *testing.T) {
+// A writer must not block the readers before it in the queue.
+func TestAWriterDoesNotBlockReadersBeforeIt(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		r := mustLock(t, reading(other, "orders"))
@@ -250,9 +249,9 @@ func TestAWriterKeepsOutNobodyWhoIsBeforeIt(t *testing.T) {
 	})
 }
 
-// Readers come and go all the time and the lock is never free. A writer waits for
-// those who hold it when it comes, and for a few round trips.
-func TestAStreamOfReadersStarvesNoWriter(t *testing.T) {
+// Readers come and go all the time, and the lock is never free. A writer waits for the readers
+// that hold the lock when it arrives, and for a few round trips.
+func TestAStreamOfReadersDoesNotStarveAWriter(t *testing.T) {
 	const (
 		clients, readersEach = 3, 8
 		hold                 = 20 * time.Millisecond
@@ -350,8 +349,8 @@ func TestReadersEnterWhenAWriterGivesUp(t *testing.T) {
 	})
 }
 
-// Of two writers that wait, one gives up: the other one still has its turn.
-func TestAWriterThatGivesUpLeavesTheOthers(t *testing.T) {
+// Two writers wait and one gives up: the other still blocks readers and enters.
+func TestAWriterThatGivesUpDoesNotAffectTheOther(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		holder, c, other, readers := harness.Client(t, s), harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)
 		r := mustLock(t, reading(holder, "orders"))
@@ -379,12 +378,11 @@ func TestAWriterThatGivesUpLeavesTheOthers(t *testing.T) {
 	})
 }
 
-// A writer keeps readers out for as long as it waits, and for five seconds at most
-// once it has died.
+// A writer blocks readers for as long as it waits, and for at most five seconds after it dies.
 func TestAWriterKilledWhileItWaits(t *testing.T) {
 	const (
-		life  = 5 * time.Second // of what keeps readers out
-		pause = 2 * time.Second // at most, after which the writer renews it
+		life  = 5 * time.Second // of the registration that blocks readers
+		pause = 2 * time.Second // after which the writer renews it at the latest
 		slack = 2500 * time.Millisecond
 	)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -395,7 +393,7 @@ func TestAWriterKilledWhileItWaits(t *testing.T) {
 		waiting := newCrowd(t)
 		waiting.add(3, reading(c, "orders"))
 		last := harness.PTTL(t, s.Addr, writerWaits)
-		harness.Eventually(t, pause+slack, "the writer says that it still waits", func() bool {
+		harness.Eventually(t, pause+slack, "the writer renews its registration", func() bool {
 			before := last
 			last = harness.PTTL(t, s.Addr, writerWaits)
 			require.Positive(t, last)

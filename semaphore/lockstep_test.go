@@ -263,7 +263,7 @@ func (x *walk) do(s step) bool {
 		for i := range s.size {
 			ids = append(ids, x.pick(s.which+i))
 			r.keys = append(r.keys, wire.PermitTimeouts(key))
-			r.args = append(r.args, ids[i], "0")
+			r.args = append(r.args, ids[i])
 		}
 		x.run(r, func() []int64 { return x.w.permitRenew(ids, lease) })
 	case "read":

@@ -7,7 +7,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -63,7 +63,7 @@ func checkPermits(n int) error {
 	return nil
 }
 
-func (p *pool) queueKey() queue.Key { return queue.Key{Kind: p.kind, Name: p.key} }
+func (p *pool) queueKey() acquire.Key { return acquire.Key{Kind: p.kind, Name: p.key} }
 
 func (p *pool) telemetryLock() telemetry.Lock { return telemetry.Lock{Kind: p.kind, Name: p.name} }
 

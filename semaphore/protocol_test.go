@@ -336,7 +336,7 @@ func TestBadKeyDoesNotFailBatchRenewal(t *testing.T) {
 		at := x.now()
 		x.reply("ZADD", good, itoa(at+60_000), "long", itoa(at+10_000), "short", itoa(at), "expired")
 		held, err := lua(t, "permit_renew.lua").Exec(x.ctx, x.conn, []string{bad, good, good, good, good},
-			[]string{"30000", "short", "0", "long", "0", "short", "0", "expired", "0", "absent", "0"}).AsIntSlice()
+			[]string{"30000", "short", "long", "short", "expired", "absent"}).AsIntSlice()
 		require.NoError(t, err)
 		require.Equal(t, []int64{0, 1, 1, 0, 0}, held)
 		require.Equal(t, itoa(at+60_000), x.reply("ZSCORE", good, "long"))

@@ -8,7 +8,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -32,7 +32,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	var reply []int64
 	var outcome wire.Outcome
 	var err error
-	offered := p.s.Queues.Offer(p.queueKey(), func(all []queue.Acquirer) []queue.Result {
+	offered := p.s.Queues.Offer(p.queueKey(), func(all []acquire.Acquirer) []acquire.Result {
 		batch := requestsOf(all)
 		sentCount := p.sendCount(batch, g.permits)
 		sent := time.Now() // of the first attempt: a later one may find the release done
@@ -44,12 +44,12 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 			p.s.Telemetry.HandedOver(ctx, p.telemetryLock(), int(reply[2]))
 			return p.apply(batch, sentCount, sent, reply[2:])
 		case err == nil:
-			return make([]queue.Result, len(all)) // they make attempts of their own
+			return make([]acquire.Result, len(all)) // they make attempts of their own
 		case outcome != wire.Refused:
 			p.outcomeUnknown(batch[:sentCount])
 			p.continueRelease(seq, args, grants)
 		}
-		return failed(len(all), &queue.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})
+		return failed(len(all), &acquire.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})
 	})
 	if !offered {
 		_, args := p.encode(nil, time.Time{}, true)

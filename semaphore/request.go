@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -46,15 +46,15 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
 	r := &request{pool: p, began: time.Now(), grant: g, once: once}
-	req := queue.Request{
-		Key:      p.queueKey(),
-		Acquirer: r,
-		Channel:  p.channel,
-		Once:     once,
-		Eager:    true,
-		Shared:   true,
-		Group:    true,
-		Unheld:   true,
+	req := acquire.Request{
+		Key:          p.queueKey(),
+		Acquirer:     r,
+		Channel:      p.channel,
+		Once:         once,
+		TryWhileHeld: true,
+		Shared:       true,
+		Group:        true,
+		Untracked:    true,
 	}
 	if o.Bounded && !once {
 		r.deadline = r.began.Add(o.Wait)
@@ -85,8 +85,8 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	return r, nil
 }
 
-// Try implements queue.Acquirer.
-func (r *request) Try(ctx context.Context) (queue.Verdict, error) {
+// Try implements acquire.Acquirer.
+func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
 	if !r.deadline.IsZero() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.deadline)
@@ -96,8 +96,8 @@ func (r *request) Try(ctx context.Context) (queue.Verdict, error) {
 	return result.Verdict, result.Err
 }
 
-// TryAll implements queue.Grouped.
-func (r *request) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Result {
+// TryAll implements acquire.Grouped.
+func (r *request) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
 	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
@@ -105,7 +105,7 @@ func (r *request) TryAll(ctx context.Context, all []queue.Acquirer) []queue.Resu
 	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true)
 }
 
-// Abandon implements queue.Grouped.
+// Abandon implements acquire.Grouped.
 func (r *request) Abandon() {
 	r.leaveQueue()
 	r.mu.Lock()
@@ -116,7 +116,7 @@ func (r *request) Abandon() {
 	}
 }
 
-func requestsOf(all []queue.Acquirer) []*request {
+func requestsOf(all []acquire.Acquirer) []*request {
 	batch := make([]*request, len(all))
 	for i, a := range all {
 		batch[i] = a.(*request)
@@ -148,8 +148,8 @@ func (p *pool) sendCount(batch []*request, free int) int {
 
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
-func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []queue.Result {
-	rest := make([]queue.Result, len(batch)-sentCount) // they retry at once when they are first
+func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []acquire.Result {
+	rest := make([]acquire.Result, len(batch)-sentCount) // they retry at once when they are first
 	if err := p.s.Err(); err != nil {
 		return append(failed(sentCount, err), rest...)
 	}
@@ -174,13 +174,13 @@ func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, wai
 	case p.s.Err() != nil:
 		err = errors.Join(lock.ErrClosed, err)
 	case outcome != wire.Refused:
-		err = &queue.Unavailable{Err: err}
+		err = &acquire.Unavailable{Err: err}
 	}
 	return append(failed(sentCount, err), rest...)
 }
 
-func failed(n int, err error) []queue.Result {
-	return slices.Repeat([]queue.Result{{Err: err}}, n)
+func failed(n int, err error) []acquire.Result {
+	return slices.Repeat([]acquire.Result{{Err: err}}, n)
 }
 
 // encode returns the grants and the script arguments of a batch.
@@ -222,9 +222,9 @@ func leaseArg(lease time.Duration, forever bool) string {
 // apply applies the server's reply to a batch of which the first sentCount requests were
 // sent. reply is the number of requests served, when to retry, and whether this client is
 // in the wait queue. If all requests that were sent were served, the others retry at once.
-func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []queue.Result {
+func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
 	served, retryIn, queued := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
-	results := make([]queue.Result, len(batch))
+	results := make([]acquire.Result, len(batch))
 	var late []grant
 	for i, r := range batch {
 		r.mu.Lock()

@@ -1,11 +1,11 @@
--- What Redisson does to take a fair lock.
+-- What Redisson does to acquire a fair lock.
 -- KEYS     lock, list, deadlines
 -- ARGV[1]  lease in ms
 -- ARGV[2]  owner
--- ARGV[3]  how long it waits, in ms
+-- ARGV[3]  its wait in ms
 -- ARGV[4]  the time by its own clock, in ms
 -- ARGV[5]  1 if it waits
--- Reply: nil if it has the lock, else for how long to sleep at most, in ms.
+-- Reply: nil if the lock was acquired, else how long to sleep at most, in ms.
 local me, wait, now = ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 
 local function evict()

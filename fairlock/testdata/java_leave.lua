@@ -1,7 +1,7 @@
--- What Redisson does when a waiter has had enough.
+-- What Redisson does when a waiter gives up.
 -- KEYS     lock, list, deadlines
 -- ARGV[1]  owner
--- ARGV[2]  how long it wanted to wait, in ms
+-- ARGV[2]  its wait in ms
 local behind = false
 for _, owner in ipairs(redis.call('LRANGE', KEYS[2], 0, -1)) do
 	if behind then

@@ -1,10 +1,10 @@
--- What Redisson does to give a fair lock back.
+-- What Redisson does to release a fair lock.
 -- KEYS     lock, list, deadlines
 -- ARGV[1]  lease in ms
 -- ARGV[2]  owner
 -- ARGV[3]  the time by its own clock, in ms
 -- ARGV[4]  channel of the lock
--- Reply: 1 free, 0 still held, nil not its own.
+-- Reply: 1 free, 0 still held, nil not held by the owner.
 local first
 while true do
 	first = redis.call('LINDEX', KEYS[2], 0)

@@ -28,8 +28,6 @@ type point struct {
 	inFlight bool
 	// at brings the call to its point.
 	at func(x *departure)
-	// grouped is set if it is one of several that named owners are not among.
-	grouped bool
 	// once is set if the call makes one attempt, and takes no options.
 	once bool
 }
@@ -78,18 +76,17 @@ func (x *departure) start(w who) {
 // n-th.
 func (x *departure) keep(n int, begin func()) {
 	x.Helper()
-	x.g.Keep(x, x.load(x, x.acquire.of(x.named)), n, begin)
+	x.g.Keep(x, x.load(x, x.acquire), n, begin)
 }
 
 // parks starts a call and returns when it is parked, the first of its client.
 func (x *departure) parks(w who) {
 	x.Helper()
-	named := x.named && w == leaver
 	attempts := x.there
 	if x.p.held == here {
 		attempts = x.here
 	}
-	x.g.Keep(x, x.load(x, x.acquire.of(named)), attempts.of(named), func() { x.start(w) })
+	x.g.Keep(x, x.load(x, x.acquire), attempts, func() { x.start(w) })
 	x.open()
 	x.areParked()
 }
@@ -117,7 +114,7 @@ const lostHandOff = "hand-off whose answer is lost"
 
 // points are those of the kind.
 func (r requests) points() []point {
-	if r.there.unnamed == 0 {
+	if r.there == 0 {
 		return r.own
 	}
 	first := func(x *departure) { x.keep(1, x.begin) }
@@ -132,14 +129,14 @@ func (r requests) points() []point {
 		{name: "subscription", held: there, at: func(x *departure) { x.g.Keep(x, "\r\nSUBSCRIBE", 1, x.begin) }},
 		{name: "second attempt", held: there, inFlight: true, at: func(x *departure) { x.keep(2, x.begin) }},
 		{name: "attempt after one whose answer is lost", held: there, inFlight: true, at: func(x *departure) {
-			reached := x.g.Arm(harness.LoseReply, x.load(x, x.acquire.of(x.named)), x.there.of(x.named))
+			reached := x.g.Arm(harness.LoseReply, x.load(x, x.acquire), x.there)
 			x.begin()
 			harness.Reached(x, reached)
 			x.keep(1, func() {})
 		}},
 		{name: "parked", held: there, at: func(x *departure) { x.parks(leaver) }},
 	}
-	if r.there.unnamed > 2 {
+	if r.there > 2 {
 		all = append(all, point{name: "third attempt, which enters the line", held: there, inFlight: true, at: func(x *departure) { x.keep(3, x.begin) }})
 	}
 	all = append(all, r.own...)
@@ -177,24 +174,24 @@ func (r requests) points() []point {
 
 // groupPoints are those of kinds that make one attempt for several callers.
 var groupPoints = []point{
-	{name: "attempt for several, its own first", grouped: true, held: there, at: func(x *departure) {
+	{name: "attempt for several, its own first", held: there, at: func(x *departure) {
 		x.parks(leaver)
 		x.queues(stayer)
 		x.keep(1, x.release)
 	}},
-	{name: "attempt for several, its own behind", grouped: true, held: there, at: func(x *departure) {
+	{name: "attempt for several, its own behind", held: there, at: func(x *departure) {
 		x.parks(stayer)
 		x.queues(leaver)
 		x.queues(stayer)
 		x.keep(1, x.release)
 	}},
-	{name: "attempt for several, all of which leave", grouped: true, held: there, at: func(x *departure) {
+	{name: "attempt for several, all of which leave", held: there, at: func(x *departure) {
 		x.parks(leaver)
 		x.queues(leaver)
 		x.queues(leaver)
 		x.keep(1, x.release)
 	}},
-	{name: "hand-off to several", grouped: true, held: here, at: func(x *departure) {
+	{name: "hand-off to several", held: here, at: func(x *departure) {
 		x.parks(stayer)
 		x.queues(leaver)
 		x.queues(stayer)
@@ -208,10 +205,10 @@ var fairPoints = []point{
 		x.parks(stayer)
 		x.keep(1, x.begin)
 	}},
-	{name: "attempt that another makes for it", grouped: true, held: there, at: func(x *departure) {
+	{name: "attempt that another makes for it", held: there, at: func(x *departure) {
 		outer := harness.NewGate(x.t, &testserver.Server{Addr: x.g.Addr})
 		x.dial(outer)
-		outer.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { x.start(stayer) })
+		outer.Keep(x, x.load(x, x.acquire), 1, func() { x.start(stayer) })
 		for n, w := range []who{stayer, leaver} {
 			x.start(w)
 			harness.Eventually(x, soon, "it waits", func() bool { return x.c.Stats().Waiting == n+1 })
@@ -220,11 +217,11 @@ var fairPoints = []point{
 	}},
 	{name: "heartbeat", held: there, at: func(x *departure) {
 		x.parks(leaver)
-		x.g.Keep(x, x.load(x, "fairlock/beat"), 1, func() {})
+		x.g.Keep(x, x.load(x, "fairlock/heartbeat"), 1, func() {})
 	}},
 	{name: "heartbeat that arrives when it has left", held: there, at: func(x *departure) {
 		x.parks(leaver)
-		harness.Reached(x, x.g.Arm(harness.DelayRequest, x.load(x, "fairlock/beat"), 1))
+		harness.Reached(x, x.g.Arm(harness.DelayRequest, x.load(x, "fairlock/heartbeat"), 1))
 	}},
 }
 
@@ -246,7 +243,7 @@ var cancelTable = func() []requests {
 
 // latchRow is a latch whose Lock waits until it opens.
 var latchRow = func() requests {
-	r := requestsOf("latch", requests{acquire: unnamed("countdown/read"), there: both(2), own: []point{
+	r := requestsOf("latch", requests{acquire: "countdown/read", there: 2, own: []point{
 		{name: "sync", held: there, at: func(x *departure) { x.g.Keep(x, "\r\nSUBSCRIBE", 2, x.begin) }},
 		{name: "look after a message", held: there, at: func(x *departure) {
 			x.parks(leaver)
@@ -268,7 +265,7 @@ func (l opening) Lock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) 
 // has any, and another the rest.
 var multiRow = func() requests {
 	const eachScript, restScript = "rlock/acquire_each", "rlock/acquire"
-	r := requestsOf("multi", requests{acquire: unnamed(eachScript)})
+	r := requestsOf("multi", requests{acquire: eachScript})
 	r.of = func(c *redlatch.Client, name string) lock.Locker {
 		return c.MultiLock(c.Lock(name+" a"), c.Lock(name+" b"), c.FencedLock(name+" c"), c.Lock(name+" d"), c.Lock(name+" e"))
 	}
@@ -380,12 +377,11 @@ func (x *departure) hold() {
 	}
 }
 
-// leave runs a test at each point of each kind, for each owner that acquires in a way of
-// its own.
+// leave runs a test at each point of each kind.
 func leave(t *testing.T, rows []requests, impatient, wanted func(r requests, p point) bool, end func(x *departure)) {
 	harness.EachOf(t, rows, func(r requests) string { return r.name }, func(t *testing.T, s *testserver.Server, r requests) {
 		scene := newScene(t, s, r.timeout)
-		for _, path := range []string{r.release.unnamed, r.release.named, r.handOff.unnamed, "rwlock/release_read", "rwlock/release_write"} {
+		for _, path := range []string{r.release, r.handOff, "rwlock/release_read", "rwlock/release_write"} {
 			if path != "" {
 				scene.load(t, path)
 			}
@@ -396,23 +392,20 @@ func leave(t *testing.T, rows []requests, impatient, wanted func(r requests, p p
 			if !wanted(r, p) {
 				continue
 			}
-			for _, named := range []bool{false, true} {
-				for _, opts := range [][]lock.Option{nil, {lock.Wait(time.Minute)}} {
-					same := r.acquire.named == r.acquire.unnamed
-					if named && (r.acquire.named == "" || p.grouped) || p.once && opts != nil || testing.Short() && (named && same || opts != nil) {
-						continue
-					}
-					x := &departure{site: site{requests: r, scene: scene, named: named}, p: p, opts: opts}
-					x.name = p.name + map[bool]string{false: ", unnamed", true: ", named"}[named] + map[bool]string{true: ", bounded"}[opts != nil]
-					all = append(all, x)
-					batch.run(x.name, func(t *testing.T) {
-						x.T, x.impatient = t, impatient(r, p)
-						x.settle()
-						x.hold()
-						p.at(x)
-						end(x)
-					})
+			for _, opts := range [][]lock.Option{nil, {lock.Wait(time.Minute)}} {
+				if opts != nil && (p.once || testing.Short()) {
+					continue
 				}
+				x := &departure{site: site{requests: r, scene: scene}, p: p, opts: opts}
+				x.name = p.name + map[bool]string{true: ", bounded"}[opts != nil]
+				all = append(all, x)
+				batch.run(x.name, func(t *testing.T) {
+					x.T, x.impatient = t, impatient(r, p)
+					x.settle()
+					x.hold()
+					p.at(x)
+					end(x)
+				})
 			}
 		}
 		batch.running.Wait()

@@ -120,6 +120,5 @@ func TestCloseDuringAcquisitionsLeavesNothing(t *testing.T) {
 			}
 			require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(wait)))
 		}
-		k.leaveTickets(t, s.Addr)
 	})
 }

@@ -193,7 +193,6 @@ func TestLoad(t *testing.T) {
 		harness.Idle(t, c)
 		require.Zero(t, c.PubSub().Listeners)
 		k.unmake(t, s.Addr, all...)
-		k.leaveTickets(t, s.Addr)
 	})
 }
 
@@ -233,25 +232,6 @@ func TestWaitIsBounded(t *testing.T) {
 			require.Zero(t, waiting.PubSub().Listeners)
 		}
 		require.NoError(t, h.Unlock(t.Context()))
-	})
-}
-
-func TestUnlockByOwnerInAnotherProcess(t *testing.T) {
-	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
-		here, there := s.Client(t), s.Client(t)
-		for name, ctx := range k.owners(t, here) {
-			waiting := s.Client(t)
-			h := mustLock(t, ctx, k.of(here, "orders"), lock.Lease(time.Minute))
-			w := k.waits(t, k.rival(waiting, "orders"), waiting)
-			o, err := lock.ParseOwner(h.Owner().String())
-			require.NoError(t, err)
-			require.NoError(t, k.lock(there, "orders").Unlock(lock.WithOwner(t.Context(), o)), name)
-			require.NoError(t, ends(t, w, time.Second))
-			require.False(t, harness.IsLocked(t, k.lock(here, "orders")))
-			var lost *lock.LostError
-			require.ErrorAs(t, h.Unlock(t.Context()), &lost)
-			require.Equal(t, lock.ReasonGone, lost.Reason)
-		}
 	})
 }
 

@@ -24,15 +24,15 @@ import (
 
 // fairRow is for a lock that keeps its waiters in a queue on the server.
 var fairRow = requestsOf("fair", requests{
-	acquire: script{"fairlock/acquire", "fairlock/acquire_named"}, release: script{"fairlock/release", "fairlock/release_named"},
-	handOff: unnamed("fairlock/release"), extend: both(hashExtend),
-	there: both(2), here: both(1), ordered: true,
+	acquire: "fairlock/acquire", release: "fairlock/release",
+	handOff: "fairlock/release", extend: hashExtend,
+	there: 2, here: 1, ordered: true,
 	timeout: 30 * time.Second, // which keeps a position for 10 s without a heartbeat
 	steps: []step{
-		{"first attempt", script{"fairlock/acquire", "fairlock/acquire_named"}, true, (*faultCase).enqueue},
-		{"first attempt behind a waiter of the same client", script{"fairlock/acquire", "fairlock/acquire_named"}, true, (*faultCase).enqueueBehind},
-		{"attempt for several", unnamed("fairlock/acquire"), false, (*faultCase).enqueueSeveral},
-		{"heartbeat", both("fairlock/beat"), false, func(x *faultCase) {
+		{"first attempt", "fairlock/acquire", (*faultCase).enqueue},
+		{"first attempt behind a waiter of the same client", "fairlock/acquire", (*faultCase).enqueueBehind},
+		{"attempt for several", "fairlock/acquire", (*faultCase).enqueueSeveral},
+		{"heartbeat", "fairlock/heartbeat", func(x *faultCase) {
 			h := mustLock(x, x.Context(), x.theirs())
 			w := x.parked(2)
 			last := x.behind()
@@ -43,7 +43,7 @@ var fairRow = requestsOf("fair", requests{
 			require.NoError(x, h.Unlock(x.ctx))
 			harness.InOrder(x, w, last)
 		}},
-		{"leaving the queue", both("fairlock/leave"), false, func(x *faultCase) {
+		{"leaving the queue", "fairlock/leave", func(x *faultCase) {
 			h := mustLock(x, x.Context(), x.theirs())
 			w := x.parked(2)
 			w.Owner = x.queue()[0]
@@ -101,9 +101,7 @@ func (x *faultCase) enqueue() {
 			waiters, err := x.other.FairLock(x.name).Queue(x.Context())
 			return err == nil && len(waiters) == 0
 		})
-		if x.acts() || !x.named {
-			require.Empty(x, x.queue())
-		}
+		require.Empty(x, x.queue())
 		require.NoError(x, h.Unlock(x.ctx))
 		return
 	}
@@ -115,7 +113,7 @@ func (x *faultCase) enqueue() {
 
 func (x *faultCase) enqueueBehind() {
 	h := mustLock(x, x.Context(), x.theirs())
-	sha := x.load(x, x.acquire.unnamed)
+	sha := x.load(x, x.acquire)
 	var first, w *call
 	x.g.Keep(x, sha, 2, func() { first = harness.StartLock(x, context.Background(), x.mine()) })
 	x.open()
@@ -143,7 +141,7 @@ func (x *faultCase) enqueueBehind() {
 // the gate. When that opens, one attempt is made for all of them.
 func (x *site) several(g *harness.Gate, n int) (all []*call) {
 	x.Helper()
-	g.Keep(x, x.load(x, x.acquire.unnamed), 1, func() { all = []*call{harness.StartLock(x, x.Context(), x.mine())} })
+	g.Keep(x, x.load(x, x.acquire), 1, func() { all = []*call{harness.StartLock(x, x.Context(), x.mine())} })
 	for i := range n {
 		all = append(all, harness.StartLock(x, x.Context(), x.mine()))
 		harness.Eventually(x, soon, "it waits", func() bool { return x.c.Stats().Waiting == i+1 })
@@ -276,16 +274,16 @@ func exact(t testing.TB, permits int, all ...*taker) {
 // permitSteps are those of both kinds of semaphore.
 func permitSteps(expirable bool) []step {
 	const total = 10
-	of := func(name string) script {
+	of := func(name string) string {
 		if expirable {
 			name = "permit_" + name
 		}
-		return unnamed("semaphore/" + name)
+		return "semaphore/" + name
 	}
 	// stepOf is a step that run begins with so many permits, and that comes to as many
 	// as it returns. The takers are of the client behind the gate and of the other.
-	stepOf := func(name string, script script, run func(x *faultCase, mine, other *taker) int) step {
-		return step{name, script, false, func(x *faultCase) {
+	stepOf := func(name, script string, run func(x *faultCase, mine, other *taker) int) step {
+		return step{name, script, func(x *faultCase) {
 			mine, other := x.taker(x.c, expirable), x.taker(x.other, expirable)
 			x.ask(x, "SET", x.name, strconv.Itoa(total))
 			permits := run(x, mine, other)
@@ -306,7 +304,7 @@ func permitSteps(expirable bool) []step {
 	line := func(x *faultCase, k *taker, n int) *errgroup {
 		var waiters errgroup
 		one := func() error { return k.take(x.Context(), 1, false) }
-		x.g.Keep(x, x.load(x, of("acquire").unnamed), x.there.unnamed, func() { waiters.Go(one) })
+		x.g.Keep(x, x.load(x, of("acquire")), x.there, func() { waiters.Go(one) })
 		x.open()
 		for range n - 1 {
 			waiters.Go(one)
@@ -339,7 +337,7 @@ func permitSteps(expirable bool) []step {
 			mine.out, mine.ids = heirs.out, heirs.ids
 			return total
 		}),
-		stepOf("set", unnamed("semaphore/set"), func(x *faultCase, mine, _ *taker) int {
+		stepOf("set", "semaphore/set", func(x *faultCase, mine, _ *taker) int {
 			x.ask(x, "DEL", x.name)
 			var made bool
 			var err error
@@ -348,15 +346,15 @@ func permitSteps(expirable bool) []step {
 			require.True(x, made)
 			return 7
 		}),
-		stepOf("add", unnamed("semaphore/add"), func(x *faultCase, mine, _ *taker) int {
+		stepOf("add", "semaphore/add", func(x *faultCase, mine, _ *taker) int {
 			x.during(func() { require.NoError(x, mine.change(x.Context(), 5)) })
 			return total + 5
 		}),
-		stepOf("take away", unnamed("semaphore/add"), func(x *faultCase, mine, _ *taker) int {
+		stepOf("take away", "semaphore/add", func(x *faultCase, mine, _ *taker) int {
 			x.during(func() { require.NoError(x, mine.change(x.Context(), -4)) })
 			return total - 4
 		}),
-		stepOf("drain or set the sum", map[bool]script{false: unnamed("semaphore/drain"), true: unnamed("semaphore/permit_set")}[expirable],
+		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/permit_set"}[expirable],
 			func(x *faultCase, mine, _ *taker) int {
 				if expirable {
 					require.NoError(x, mine.take(x.Context(), 4, true))
@@ -379,7 +377,7 @@ func permitSteps(expirable bool) []step {
 			mine = x.taker(x.c, expirable)
 			x.during(func() {
 				var attempt errgroup
-				outer.Keep(x, x.load(x, of("acquire").unnamed), 1, func() { attempt.Go(func() error { return mine.take(ctx, 3, true) }) })
+				outer.Keep(x, x.load(x, of("acquire")), 1, func() { attempt.Go(func() error { return mine.take(ctx, 3, true) }) })
 				cancel()
 				err := attempt.Wait()
 				require.ErrorIs(x, err, lock.ErrIndeterminate)
@@ -388,9 +386,9 @@ func permitSteps(expirable bool) []step {
 			})
 			return total
 		}),
-		stepOf("leaving the line", unnamed("semaphore/leave"), func(x *faultCase, mine, other *taker) int {
+		stepOf("leaving the line", "semaphore/leave", func(x *faultCase, mine, other *taker) int {
 			require.NoError(x, other.take(x.Context(), total, true))
-			w := x.parked(x.there.unnamed)
+			w := x.parked(x.there)
 			x.during(func() {
 				w.Cancel(nil)
 				require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
@@ -425,7 +423,7 @@ func (g *errgroup) Wait() error {
 // leasedPermitSteps are those of the permits that have a lease.
 var leasedPermitSteps = func() (steps []step) {
 	for name, lease := range map[string]time.Duration{"a longer lease": time.Minute, "a shorter lease": 20 * time.Second} {
-		steps = append(steps, step{name, unnamed("semaphore/permit_extend"), false, func(x *faultCase) {
+		steps = append(steps, step{name, "semaphore/permit_extend", func(x *faultCase) {
 			const first = 30 * time.Second
 			h := mustLock(x, x.ctx, x.mine(), lock.Lease(first))
 			var taken bool
@@ -457,7 +455,7 @@ var latchSteps = func() []step {
 	// change is a request that changes a count: from what, to what, what the reply is,
 	// and the same if it is delivered twice.
 	change := func(name, file string, from, to, reply, twice, resent int, do func(ctx context.Context, l *countdown.Latch) (int, error)) {
-		steps = append(steps, step{name, unnamed("countdown/" + file), false, func(x *faultCase) {
+		steps = append(steps, step{name, "countdown/" + file, func(x *faultCase) {
 			seen := x.other.CountDownLatch(x.name)
 			x.count(from)
 			sent := x.g.Scripts()
@@ -516,7 +514,7 @@ var latchSteps = func() []step {
 	// wait has the fault happen to the n-th request that contains what match returns, and
 	// then opens the latch.
 	wait := func(name string, n int, match func(x *faultCase) string) {
-		steps = append(steps, step{name, unnamed("countdown/read"), false, func(x *faultCase) {
+		steps = append(steps, step{name, "countdown/read", func(x *faultCase) {
 			x.count(1)
 			var w errgroup
 			reached := x.g.Arm(x.fault, match(x), n)
@@ -533,7 +531,7 @@ var latchSteps = func() []step {
 	subscribe := func(*faultCase) string { return "\r\nSUBSCRIBE" }
 	wait("subscription", 1, subscribe)
 	wait("sync", 2, subscribe)
-	return append(steps, step{"read", unnamed("countdown/read"), false, func(x *faultCase) {
+	return append(steps, step{"read", "countdown/read", func(x *faultCase) {
 		x.count(3)
 		x.sha = "\r\nGET\r\n"
 		var n int

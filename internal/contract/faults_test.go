@@ -18,9 +18,7 @@ import (
 // step is a request, and what sends it.
 type step struct {
 	name   string
-	script script
-	// tickets is set if the request of a named owner has a ticket, where the kind has them.
-	tickets bool
+	script string
 	// run has the fault happen to the request, and checks what holds then.
 	run func(x *faultCase)
 }
@@ -39,7 +37,7 @@ type faultCase struct {
 var faultTable = []requests{
 	lockRow,
 	requestsOf("fenced", requests{ // no more than what a token comes with
-		acquire: lockRow.acquire, handOff: lockRow.handOff, there: lockRow.there, here: lockRow.here, brief: true,
+		acquire: lockRow.acquire, handOff: lockRow.handOff, there: lockRow.there, here: lockRow.here,
 	}),
 	plainRow, fairRow, readRow, writeRow, severalRow, permitRow, numberRow,
 	requestsOf("latch", requests{steps: latchSteps}),
@@ -47,36 +45,36 @@ var faultTable = []requests{
 
 var (
 	lockRow = requestsOf("lock", requests{
-		acquire: script{"rlock/acquire", "rlock/acquire_named"}, release: script{"rlock/release", "rlock/release_named"},
-		handOff: unnamed("rlock/hand_off"), renew: both(hashRenew), extend: both(hashExtend),
-		there: both(2), here: pair[int]{1, 2},
+		acquire: "rlock/acquire", release: "rlock/release",
+		handOff: "rlock/hand_off", renew: hashRenew, extend: hashExtend,
+		there: 2, here: 1,
 	})
 	readRow = requestsOf("read", requests{
-		acquire: script{"rwlock/acquire_read", "rwlock/acquire_read_named"}, release: both("rwlock/release_read"),
-		handOff: unnamed("rwlock/hand_off"), renew: both("rwlock/renew_read"), extend: both("rwlock/extend"),
-		there: both(2), here: both(2), tickets: true, steps: readSteps,
+		acquire: "rwlock/acquire_read", release: "rwlock/release_read",
+		handOff: "rwlock/hand_off", renew: "rwlock/renew_read", extend: "rwlock/extend",
+		there: 2, here: 2, steps: readSteps,
 	})
 	writeRow = requestsOf("write", requests{
-		acquire: both("rwlock/acquire_write"), release: both("rwlock/release_write"),
-		handOff: unnamed("rwlock/hand_off"), renew: both(hashRenew), extend: both("rwlock/extend"),
-		held: reading, there: both(2), here: both(2), tickets: true, steps: writeSteps,
+		acquire: "rwlock/acquire_write", release: "rwlock/release_write",
+		handOff: "rwlock/hand_off", renew: hashRenew, extend: "rwlock/extend",
+		held: reading, there: 2, here: 2, steps: writeSteps,
 	})
 	permitRow = requestsOf("permit semaphore", requests{
-		acquire: unnamed("semaphore/permit_acquire"), release: unnamed("semaphore/permit_release"),
-		handOff: unnamed("semaphore/permit_release"), renew: unnamed("semaphore/permit_renew"), extend: unnamed("semaphore/permit_extend"),
-		there: both(3), here: both(3), numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
+		acquire: "semaphore/permit_acquire", release: "semaphore/permit_release",
+		handOff: "semaphore/permit_release", renew: "semaphore/permit_renew", extend: "semaphore/permit_extend",
+		there: 3, here: 3, numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
 	})
 	numberRow = requestsOf("semaphore", requests{
-		acquire: unnamed("semaphore/acquire"), release: unnamed("semaphore/release"), handOff: unnamed("semaphore/release"),
-		there: both(3), here: both(3), numbered: true, steps: permitSteps(false),
+		acquire: "semaphore/acquire", release: "semaphore/release", handOff: "semaphore/release",
+		there: 3, here: 3, numbered: true, steps: permitSteps(false),
 	})
 )
 
 var plainRow = func() requests {
 	r := requestsOf("plain", requests{
-		acquire: both("rlock/plain_acquire"), release: both("rlock/plain_release"), handOff: unnamed("rlock/plain_hand_off"),
-		renew: both("rlock/plain_renew"), extend: both("rlock/plain_extend"),
-		there: both(2), here: pair[int]{1, 2}, brief: true,
+		acquire: "rlock/plain_acquire", release: "rlock/plain_release", handOff: "rlock/plain_hand_off",
+		renew: "rlock/plain_renew", extend: "rlock/plain_extend",
+		there: 2, here: 1,
 	})
 	r.of, r.rival, r.held = quietly, quietly, quietly
 	return r
@@ -85,16 +83,16 @@ var plainRow = func() requests {
 // common returns the steps of all kinds.
 func (r requests) common() []step {
 	all := []step{
-		{"try", r.acquire, true, (*faultCase).try},
-		{"wait", r.acquire, true, func(x *faultCase) { x.wait(1) }},
-		{"hand-off", r.handOff, false, func(x *faultCase) { x.passOn(x.rival, 1) }},
-		{"release", r.release, true, (*faultCase).unlock},
-		{"renewal", r.renew, false, (*faultCase).renewal},
-		{"extension", r.extend, false, (*faultCase).extension},
+		{"try", r.acquire, (*faultCase).try},
+		{"wait", r.acquire, func(x *faultCase) { x.wait(1) }},
+		{"hand-off", r.handOff, func(x *faultCase) { x.passOn(x.rival, 1) }},
+		{"release", r.release, (*faultCase).unlock},
+		{"renewal", r.renew, (*faultCase).renewal},
+		{"extension", r.extend, (*faultCase).extension},
 	}
 	if r.shared {
-		all = append(all, step{"wait together", unnamed(r.acquire.unnamed), false, func(x *faultCase) { x.wait(3) }},
-			step{"hand-off to several", r.handOff, false, func(x *faultCase) { x.passOn(x.rival, 3) }})
+		all = append(all, step{"wait together", r.acquire, func(x *faultCase) { x.wait(3) }},
+			step{"hand-off to several", r.handOff, func(x *faultCase) { x.passOn(x.rival, 3) }})
 	}
 	return all
 }
@@ -111,24 +109,20 @@ func TestEveryFaultOfEveryRequest(t *testing.T) {
 		var cases []*faultCase
 		batch := newBatch(t, casesAtATime)
 		for _, step := range slices.Concat(r.common(), r.steps) {
-			for _, named := range []bool{false, true} {
-				path, owner := step.script.of(named), map[bool]string{false: "unnamed", true: "named"}[named]
-				same := path == step.script.unnamed && !(r.tickets && step.tickets)
-				if path == "" || testing.Short() && named && (same || r.brief) {
-					continue
-				}
-				for _, fault := range harness.Faults {
-					x := &faultCase{fault: fault, site: site{requests: r, scene: scene, named: named}}
-					x.name = fmt.Sprintf("%s, %v, %s", step.name, fault, owner)
-					cases = append(cases, x)
-					batch.run(x.name, func(t *testing.T) {
-						defer func() { x.failed = t.Failed() }()
-						x.T, x.impatient = t, x.fault == harness.Silence
-						x.settle()
-						x.sha = x.load(x, path)
-						step.run(x)
-					})
-				}
+			if step.script == "" {
+				continue
+			}
+			for _, fault := range harness.Faults {
+				x := &faultCase{fault: fault, site: site{requests: r, scene: scene}}
+				x.name = fmt.Sprintf("%s, %v", step.name, fault)
+				cases = append(cases, x)
+				batch.run(x.name, func(t *testing.T) {
+					defer func() { x.failed = t.Failed() }()
+					x.T, x.impatient = t, x.fault == harness.Silence
+					x.settle()
+					x.sha = x.load(x, step.script)
+					step.run(x)
+				})
 			}
 		}
 		batch.running.Wait()
@@ -193,17 +187,12 @@ func (x *faultCase) try() {
 // wait has waiters acquire when a holder elsewhere releases.
 func (x *faultCase) wait(n int) {
 	theirs := mustLock(x, x.Context(), x.held(x.other, x.name), x.forever()...)
-	waiters := x.line(x.there.of(x.named), n)
+	waiters := x.line(x.there, n)
 	last := x.behind()
 	x.during(func() { require.NoError(x, theirs.Unlock(x.Context())) })
 	if last == nil {
 		x.open()
 		x.getIn(waiters...)
-		return
-	}
-	if x.fault.Unknown() && x.named { // it gives back what it may have got, and queues anew
-		x.open()
-		inAnyOrder(x, waiters[0], last)
 		return
 	}
 	require.True(x, last.Running(), "one has overtaken another")
@@ -228,10 +217,10 @@ func (x *faultCase) behind() *call {
 // passOn has a holder pass on what it has to waiters of its client.
 func (x *faultCase) passOn(held lockOf, n int) {
 	h := mustLock(x, x.ctx, held(x.c, x.name))
-	waiters := x.line(x.here.of(x.named), n)
+	waiters := x.line(x.here, n)
 	last := x.behind()
-	if x.owned {
-		_ = h.Owner() // an owner that nobody knows is passed on without the server
+	if x.owned { // else it is passed on without the server
+		require.NoError(x, h.Extend(x.ctx, x.timeout+time.Second))
 	}
 	var err error
 	x.during(func() { err = h.Unlock(x.ctx) })
@@ -263,26 +252,18 @@ func (x *faultCase) getIn(waiters ...*call) {
 	x.released(holds...)
 }
 
-// unlock releases. A named owner has another hold, which stays.
 func (x *faultCase) unlock() {
 	h := mustLock(x, x.ctx, x.mine())
-	var again lock.Hold
-	if x.named && !x.once {
-		again = mustLock(x, x.ctx, x.mine())
-	}
 	last := x.behind()
 	var err error
 	x.during(func() { err = h.Unlock(x.ctx) })
-	if x.fault == harness.Resend && !x.numbered && again == nil {
+	if x.fault == harness.Resend && !x.numbered {
 		// All that the client hears is that its owner does not hold the lock.
 		require.ErrorIs(x, err, lock.ErrLost)
 	} else {
 		require.NoError(x, err)
 	}
 	x.open()
-	if again != nil {
-		x.released(again)
-	}
 	if last != nil {
 		require.NoError(x, last.EndWithin(4*time.Second), "before any poll")
 		harness.InOrder(x, last)
@@ -383,12 +364,17 @@ func (x *faultCase) certain(h lock.Hold, keys ...string) {
 
 // readSteps are what only readers send.
 var readSteps = []step{
-	{"downgrade", script{named: "rwlock/release_write"}, true, func(x *faultCase) {
-		w := mustLock(x, x.ctx, writing(x.c, x.name))
-		r := mustLock(x, x.ctx, x.mine())
+	{"downgrade", "rwlock/release_write", func(x *faultCase) {
+		ctx := lock.WithOwner(x.ctx, x.c.NewOwner())
+		w := mustLock(x, ctx, writing(x.c, x.name))
+		r := mustLock(x, ctx, x.mine())
 		var err error
 		x.during(func() { err = w.Unlock(x.ctx) })
-		require.NoError(x, err)
+		if x.fault == harness.Resend {
+			require.ErrorIs(x, err, lock.ErrLost) // as after any release that is sent again
+		} else {
+			require.NoError(x, err)
+		}
 		x.open()
 		x.exactly(r)
 		require.NoError(x, x.of(x.other, x.name).Do(x.Context(), nothing, lock.Wait(2*time.Second)))
@@ -398,11 +384,11 @@ var readSteps = []step{
 
 // writeSteps are what only writers send.
 var writeSteps = []step{
-	{"hand-off from a reader", unnamed("rwlock/hand_off"), false, func(x *faultCase) { x.passOn(reading, 1) }},
-	{"hand-off from one of several readers", unnamed("rwlock/hand_off"), false, func(x *faultCase) {
+	{"hand-off from a reader", "rwlock/hand_off", func(x *faultCase) { x.passOn(reading, 1) }},
+	{"hand-off from one of several readers", "rwlock/hand_off", func(x *faultCase) {
 		theirs := mustLock(x, x.Context(), reading(x.other, x.name))
 		h := mustLock(x, x.ctx, reading(x.c, x.name))
-		waiter := x.line(x.here.unnamed, 1)
+		waiter := x.line(x.here, 1)
 		var err error
 		x.during(func() { err = h.Unlock(x.ctx) })
 		if x.fault == harness.Resend {
@@ -416,9 +402,9 @@ var writeSteps = []step{
 		require.NoError(x, theirs.Unlock(x.Context()))
 		x.getIn(waiter...)
 	}},
-	{"a writer leaves", both("rwlock/leave"), false, func(x *faultCase) {
+	{"a writer leaves", "rwlock/leave", func(x *faultCase) {
 		theirs := mustLock(x, x.Context(), reading(x.other, x.name))
-		w := x.line(x.there.of(x.named), 1)[0]
+		w := x.line(x.there, 1)[0]
 		x.during(func() {
 			w.Cancel(nil)
 			require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
@@ -452,9 +438,9 @@ var severalRow = func() requests {
 		x.released(h)
 	}
 	r := requestsOf("multi", requests{
-		acquire: unnamed("rlock/acquire_each"), release: unnamed("rlock/release_each"),
+		acquire: "rlock/acquire_each", release: "rlock/release_each",
 		steps: []step{
-			{"lock", unnamed("rlock/acquire_each"), false, func(x *faultCase) {
+			{"lock", "rlock/acquire_each", func(x *faultCase) {
 				var h lock.Hold
 				var err error
 				x.during(func() { h, err = x.mine().Lock(x.ctx, x.forever()...) })
@@ -462,7 +448,7 @@ var severalRow = func() requests {
 				x.open()
 				all(x, h)
 			}},
-			{"lock the rest", unnamed("rlock/acquire_each"), false, func(x *faultCase) {
+			{"lock the rest", "rlock/acquire_each", func(x *faultCase) {
 				theirs := mustLock(x, x.Context(), x.other.Lock(x.name))
 				var w *call
 				x.g.Keep(x, x.load(x, "rlock/acquire"), 1, func() { w = harness.StartLock(x, x.ctx, x.mine(), x.forever()...) })
@@ -471,7 +457,7 @@ var severalRow = func() requests {
 				x.open()
 				all(x, w.Got())
 			}},
-			{"the end of a lease", unnamed(hashRenew), false, func(x *faultCase) {
+			{"the end of a lease", hashRenew, func(x *faultCase) {
 				theirs := mustLock(x, x.Context(), x.other.Lock(names(x.name)[2]), lock.Lease(200*time.Millisecond))
 				var h lock.Hold
 				var err error

@@ -202,16 +202,6 @@ func (k kind) unmake(t testing.TB, addr string, names ...string) {
 	}
 }
 
-// leaveTickets fails the test unless nobody holds the object "orders" and nothing is left
-// but tickets of requests whose outcome was unknown, and removes these.
-func (k kind) leaveTickets(t testing.TB, addr string) {
-	t.Helper()
-	k.unmake(t, addr, "orders")
-	harness.NothingStays(t, addr)
-	harness.Do(t, addr, "FLUSHALL")
-	k.prepare(t, addr, "orders")
-}
-
 // choose returns the rows of the kinds that are wanted.
 func choose(wanted func(kind) bool) (rows []kind) {
 	for _, k := range kinds {
@@ -246,7 +236,7 @@ func eachKind(t *testing.T, wanted func(kind) bool, test func(t *testing.T, s *t
 }
 
 // eachVirtually is eachKind in virtual time, on an embedded server: it is for tests whose
-// subject is time. In the end all tickets have expired, too.
+// subject is time.
 func eachVirtually(t *testing.T, wanted func(kind) bool, test func(t *testing.T, s *harness.VirtualServer, k kind)) {
 	t.Helper()
 	t.Parallel()

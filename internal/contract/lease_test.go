@@ -358,13 +358,6 @@ var ways = []way{
 		},
 	},
 	{
-		name: "unlocked by owner elsewhere", renewed: lock.ReasonGone, fixed: lock.ReasonExpired, wanted: owned,
-		happens: func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) func() {
-			require.NoError(t, k.lock(a.other, name).Unlock(lock.WithOwner(t.Context(), h.Owner())))
-			return nil
-		},
-	},
-	{
 		name: "server killed", renewed: lock.ReasonExpired, fixed: lock.ReasonExpired, cause: true, wiped: true,
 		outage: func(t testing.TB, s *testserver.Server) func() {
 			s.Kill()

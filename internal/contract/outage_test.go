@@ -197,7 +197,6 @@ func TestConnectionsKilledInALoop(t *testing.T) {
 		harness.Idle(t, all...)
 		// A place in a line that nobody keeps is left to its time.
 		require.NoError(t, k.rival(harness.Client(t, s), "orders").Do(t.Context(), nothing, lock.Wait(4*soon)))
-		k.leaveTickets(t, s.Addr)
 	})
 }
 

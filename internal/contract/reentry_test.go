@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -26,7 +27,6 @@ func TestReentryIsCounted(t *testing.T) {
 				}
 				h, err := take()
 				require.NoError(t, err)
-				require.Equal(t, o, h.Owner())
 				taken = append(taken, h)
 				require.Equal(t, n+1, harness.HoldCount(t, l, o))
 			}
@@ -94,46 +94,121 @@ func TestReentryNeitherShortensTheLeaseNorDoesItsUnlock(t *testing.T) {
 func TestUnlockByOwnerEndsTheLatestHoldOfThisProcess(t *testing.T) {
 	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		l := k.lock(c, "orders")
-		for name, ctx := range k.owners(t, c) {
-			holds := []lock.Hold{mustLock(t, ctx, l)}
-			ctx = lock.WithOwner(t.Context(), holds[0].Owner())
-			if !k.once {
-				holds = append(holds, mustLock(t, ctx, l))
+		l, o := k.lock(c, "orders"), c.NewOwner()
+		ctx := lock.WithOwner(t.Context(), o)
+		holds := []lock.Hold{mustLock(t, ctx, l)}
+		if !k.once {
+			holds = append(holds, mustLock(t, ctx, l))
+		}
+		require.ErrorIs(t, k.lock(other, "orders").Unlock(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, l.Unlock(lock.WithOwner(t.Context(), c.NewOwner())), lock.ErrNotHeld)
+		for n := len(holds) - 1; n >= 0; n-- {
+			require.NoError(t, l.Unlock(ctx))
+			require.ErrorIs(t, context.Cause(holds[n].Context()), context.Canceled)
+			require.Zero(t, holds[n].Remaining())
+			require.ErrorIs(t, holds[n].Unlock(ctx), lock.ErrNotHeld)
+			require.Equal(t, n, harness.HoldCount(t, l, o))
+			if n > 0 {
+				require.NoError(t, holds[0].Context().Err())
 			}
-			for n := len(holds) - 1; n >= 0; n-- {
-				require.NoError(t, l.Unlock(ctx), name)
-				require.ErrorIs(t, context.Cause(holds[n].Context()), context.Canceled)
-				require.Zero(t, holds[n].Remaining())
-				require.ErrorIs(t, holds[n].Unlock(ctx), lock.ErrNotHeld)
-				require.Equal(t, n, harness.HoldCount(t, k.lock(other, "orders"), holds[0].Owner()))
-				if n > 0 {
-					require.NoError(t, holds[0].Context().Err())
-				}
+		}
+		require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+	})
+}
+
+// Holds of one owner end each at its own time. The server keeps the lock for as long as the
+// longest of them, and not longer than the last Unlock.
+func TestHoldsOfOneOwnerEndEachAtItsOwnTime(t *testing.T) {
+	eachVirtually(t, reentrant, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		orders := map[string][]int{"in order": {0, 1, 2}, "in reverse": {2, 1, 0}, "the middle first": {1, 0, 2}}
+		for _, order := range orders {
+			c, other := s.Client(t), s.Client(t)
+			ctx := lock.WithOwner(t.Context(), c.NewOwner())
+			opts := [][]lock.Option{{lock.Lease(20 * time.Second)}, {lock.Lease(90 * time.Second)}, {lock.MaxHold(50 * time.Second)}}
+			ends := []time.Duration{20 * time.Second, 90 * time.Second, 50 * time.Second}
+			begin := time.Now()
+			holds := make([]lock.Hold, len(opts))
+			for _, i := range order {
+				holds[i] = mustLock(t, ctx, k.of(c, "orders"), opts[i]...)
 			}
-			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+			for _, i := range []int{0, 2, 1} {
+				time.Sleep(time.Until(begin.Add(ends[i] - time.Second)))
+				require.NoError(t, context.Cause(holds[i].Context()), "hold %d", i)
+				require.Positive(t, holds[i].Remaining())
+				isTaken(t, k.rival(other, "orders"))
+				time.Sleep(2 * time.Second)
+				require.ErrorIs(t, context.Cause(holds[i].Context()), lock.ErrLost, "hold %d", i)
+				require.Zero(t, holds[i].Remaining())
+			}
+			require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(time.Minute)))
+			for _, h := range holds {
+				require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+			}
+
+			// However the other holds have ended.
+			first := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(time.Second))
+			last := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(time.Hour))
+			gone := mustLock(t, ctx, k.of(c, "orders"), lock.MaxHold(time.Second))
+			time.Sleep(2 * time.Second)
+			require.ErrorIs(t, first.Unlock(ctx), lock.ErrLost)
+			require.NoError(t, last.Unlock(ctx))
+			require.NoError(t, only(k.rival(other, "orders").TryLock(t.Context(), lock.Lease(time.Second))))
+			require.ErrorIs(t, gone.Unlock(ctx), lock.ErrLost)
+			time.Sleep(2 * time.Second)
+			c.Close()
+			other.Close()
 		}
 	})
 }
 
-// An owner made for one acquisition can be taken over as a name. Its first hold then shares
-// the lock. It must not take the second one's share with it, nor pass the lock on.
-func TestAnOwnerUsedAgainIsCounted(t *testing.T) {
+// Two goroutines of one owner want the lock that another has: when one gets it, the other
+// joins it.
+func TestGoroutinesOfOneOwnerJoin(t *testing.T) {
 	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		l := k.lock(c, "orders")
-		for _, first := range []int{0, 1} {
-			h := mustLock(t, t.Context(), l)
-			w := k.waits(t, k.rival(c, "orders"), c)
-			holds := []lock.Hold{h, mustLock(t, lock.WithOwner(t.Context(), h.Owner()), l)}
-			require.Equal(t, 2, harness.HoldCount(t, l, h.Owner()))
-			require.NoError(t, holds[first].Unlock(t.Context()))
-			require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
-			isTaken(t, k.rival(c, "orders"))
-			require.Empty(t, w)
-			require.NoError(t, holds[1-first].Unlock(t.Context()))
-			getsIn(t, w)
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		for _, held := range []*redlatch.Client{c, other} {
+			theirs := mustLock(t, t.Context(), k.rival(held, "orders"))
+			var calls []*call
+			for range 3 {
+				calls = append(calls, harness.StartLock(t, ctx, k.of(c, "orders")))
+			}
+			harness.Waits(t, 3, c)
+			require.NoError(t, theirs.Unlock(t.Context()))
+			for _, w := range calls {
+				w.Got()
+			}
+			for _, w := range calls {
+				require.NoError(t, w.Got().Unlock(ctx))
+			}
 			harness.Idle(t, c)
 		}
+	})
+}
+
+// A second Lock of an owner sends nothing, unless it is to last for longer than the server
+// knows.
+func TestReentrySendsNothing(t *testing.T) {
+	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
+		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		warm := mustLock(t, ctx, k.of(c, "orders")) // loads the scripts
+		require.NoError(t, warm.Extend(ctx, time.Minute))
+		require.NoError(t, warm.Unlock(ctx))
+		first := mustLock(t, ctx, k.of(c, "orders"))
+		sent := func() int { calls := harness.Commands(t, conn); return calls["evalsha"] + calls["eval"] }
+		before := sent()
+		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Second)}, {lock.MaxHold(time.Minute)}} {
+			h := mustLock(t, ctx, k.of(c, "orders"), opts...)
+			require.NoError(t, h.Unlock(ctx))
+		}
+		require.Equal(t, before, sent())
+		long := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(time.Hour))
+		require.Equal(t, before+1, sent())
+		require.Greater(t, harness.PTTL(t, s.Addr, "orders"), (59 * time.Minute).Milliseconds())
+		require.NoError(t, first.Unlock(ctx))
+		require.Equal(t, before+1, sent())
+		isTaken(t, k.rival(c, "orders"))
+		require.NoError(t, long.Unlock(ctx))
 	})
 }

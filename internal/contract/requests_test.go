@@ -22,26 +22,6 @@ import (
 // before the lease is over, on a busy machine, too.
 const watchdogTimeout = 12 * time.Second
 
-// pair is something for owners made for one acquisition, and for named ones.
-type pair[T any] struct{ unnamed, named T }
-
-func (p pair[T]) of(named bool) T {
-	if named {
-		return p.named
-	}
-	return p.unnamed
-}
-
-// script is the script of a request, by the path of its file, "" for owners that do not
-// send it.
-type script = pair[string]
-
-// both is the same for all owners.
-func both[T any](v T) pair[T] { return pair[T]{v, v} }
-
-// unnamed is for owners made for one acquisition.
-func unnamed(path string) script { return script{unnamed: path} }
-
 // files returns what a script is made of.
 func files(path string) []string {
 	all := []string{path}
@@ -63,19 +43,15 @@ func files(path string) []string {
 // requests are what the clients of a kind send.
 type requests struct {
 	kind
-	// of an unnamed and of a named owner
-	acquire, release, handOff, renew, extend script
+	// the scripts, by the paths of their files
+	acquire, release, handOff, renew, extend string
 	// held returns who keeps waiters waiting.
 	held lockOf
 	// there and here are how many attempts a caller makes until it is parked: behind a
 	// holder elsewhere, and behind one of the same client.
-	there, here pair[int]
+	there, here int
 	// numbered is set if the server knows a release again that is sent twice.
 	numbered bool
-	// tickets is set if named owners send tickets with the same script.
-	tickets bool
-	// brief leaves named owners to the second tier.
-	brief bool
 	// ordered is set if the server keeps all waiters in order.
 	ordered bool
 	// timeout is that of the watchdog, watchdogTimeout unless the row says otherwise.
@@ -162,11 +138,10 @@ type site struct {
 	*testing.T
 	requests
 	*scene
-	c     *redlatch.Client
-	g     *harness.Gate
-	name  string
-	named bool
-	ctx   context.Context // of the owner
+	c    *redlatch.Client
+	g    *harness.Gate
+	name string
+	ctx  context.Context
 	// impatient is set if the client notices soon that a server is silent.
 	impatient bool
 }
@@ -202,15 +177,7 @@ func (x *site) dial(g *harness.Gate) {
 	x.t.Cleanup(c.Close)
 	x.t.Cleanup(func() { _ = g.Open() })
 	x.c = c
-	x.ctx = x.as(x.named, c)
-}
-
-// as returns a context of an owner made for each acquisition, or of a named one.
-func (x *site) as(named bool, c *redlatch.Client) context.Context {
-	if named {
-		return lock.WithOwner(context.Background(), c.NewOwner())
-	}
-	return context.Background()
+	x.ctx = context.Background()
 }
 
 // mine and theirs are the object in the hands of the clients.
@@ -257,7 +224,7 @@ func (b *batch) run(name string, test func(t *testing.T)) {
 func (x *site) parked(attempts int, opts ...lock.Option) (w *call) {
 	x.Helper()
 	n := x.c.Stats().Waiting + 1
-	sha := x.load(x, x.acquire.of(x.named))
+	sha := x.load(x, x.acquire)
 	x.g.Keep(x, sha, attempts, func() { w = harness.StartLock(x, x.ctx, x.mine(), opts...) })
 	x.open()
 	harness.Waits(x, n, x.c)

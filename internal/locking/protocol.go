@@ -8,7 +8,6 @@ import (
 	"context"
 	_ "embed"
 	"slices"
-	"strconv"
 	"sync"
 	"time"
 
@@ -20,86 +19,32 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Claim is an acquisition as the server sees it.
+// Claim is an acquisition as the server sees it. Requests for it can be repeated: no other
+// claim has its id.
 type Claim struct {
-	Key   string
-	Kind  string // of lock, where those of several stand in one queue
-	Owner lock.Owner
-	Lease time.Duration
-	// Ticket is the request id of a claim whose owner was named by the caller
-	// and may hold more than once, in more than one process: it makes each of
-	// its requests take effect once, and on this hold alone. It is empty for an
-	// owner made for this claim alone, whose requests can be repeated as they are.
-	Ticket string
-	// AnyHold is set for a release that is not of a hold of its own but of
-	// whichever the owner has. Its Ticket was made for it.
-	AnyHold bool
-	// Waits is set for an acquisition that goes on trying, and may take a place
+	Key  string
+	Kind string // of lock, where those of several stand in one queue
+	ID   lock.Owner
+	// Writer is the id of the write claim beside which a read claim of the same owner is
+	// requested, or zero.
+	Writer lock.Owner
+	Lease  time.Duration
+	// Waits is set for an acquisition that goes on trying, and may take a queue position
 	// on the server meanwhile.
 	Waits bool
-	// Single is set if what the server stores is of one claim, not of an owner. Its
-	// Ticket is a part of that then, and no key.
-	Single bool
-	// LeftOpen is set for a release after which who hears of it stays away for a
-	// while, for the sake of those who do not.
+	// LeftOpen is set for a release after which waiters that hear of it stay away for a
+	// while, for the sake of those that do not.
 	LeftOpen bool
-}
-
-// Named reports whether the caller named the owner.
-func (c *Claim) Named() bool { return c.Ticket != "" }
-
-// Holder is what the server has for the claim while it holds.
-func (c *Claim) Holder() string {
-	if c.Single && c.Named() {
-		return c.Owner.String() + ":" + c.Ticket
-	}
-	return c.Owner.String()
-}
-
-// latch is the key of the claim's ticket, or "" if it has none.
-func (c *Claim) latch() string {
-	if !c.Named() || c.Single {
-		return ""
-	}
-	return wire.UnlockLatch(c.Key, c.Ticket)
-}
-
-// Keys are those of a script about the claim: the given ones, and behind them that
-// of its ticket if it has one.
-func (c *Claim) Keys(keys ...string) []string {
-	if latch := c.latch(); latch != "" {
-		keys = append(keys, latch)
-	}
-	return keys
-}
-
-// LatchLife is for how long the result of a release is kept for its repetitions:
-// longer than they go on.
-const LatchLife = 16 * time.Second
-
-// ReleaseArgs are what a script that gives back a hold by its ticket has last: for
-// how long the ticket is kept, and which hold it is to end.
-func (c *Claim) ReleaseArgs(undo bool) []string {
-	which := "hold"
-	switch {
-	case c.AnyHold:
-		which = "any"
-	case undo:
-		which = "undo"
-	}
-	return []string{wire.Millis(LatchLife), which}
 }
 
 // Answer is what the server says to an acquisition or a hand-off.
 type Answer struct {
-	Acquired  bool
-	Token     int64         // of a fenced kind
-	FreeIn    time.Duration // if not acquired; less than 0 if unknown
-	Reentered bool          // refused because the owner holds it and must not again
-	Upgrade   bool          // refused because the owner is a reader and would wait for itself
-	// Placed is set if the claim has a place on the server now, to be given up
-	// with Leave; Moved, if that is behind all others, as after its first attempt.
-	Placed, Moved bool
+	Acquired bool
+	Token    int64         // of a fenced kind
+	FreeIn   time.Duration // if not acquired; less than 0 if unknown
+	// Queued is set if the claim has a queue position on the server now, which Leave
+	// removes. Moved is set if that is behind all others, as after the first attempt.
+	Queued, Moved bool
 }
 
 // Passed is what became of a hand-off.
@@ -114,9 +59,9 @@ type Passed struct {
 // Released is what a release found.
 type Released struct {
 	State ReleaseState
-	// Told is how many subscribers were told that the lock is free, less than 0
+	// Receivers is how many subscribers were told that the lock is free, less than 0
 	// if that is not known.
-	Told int
+	Receivers int
 }
 
 // ReleaseState is what became of the lock.
@@ -124,15 +69,13 @@ type ReleaseState int
 
 // What a release found.
 const (
-	NotHeld   ReleaseState = iota // the owner had no hold
-	StillHeld                     // one of several holds is gone
+	NotHeld   ReleaseState = iota // the claim was not there
+	StillHeld                     // others hold the lock too
 	Free                          // the lock is free, and waiters were told
-	Shared                        // the owner, though not named, holds more than once: nothing was done
 )
 
 // The replies of release scripts.
 const (
-	replyShared    = -1
 	replyNotHeld   = 0
 	replyStillHeld = 1
 	replyFree      = 2 // and more: the number of subscribers told
@@ -142,16 +85,14 @@ const (
 // it does not know all who were told.
 func ReleaseReply(n int64, uncounted bool) Released {
 	switch {
-	case n == replyShared:
-		return Released{State: Shared}
 	case n == replyNotHeld:
 		return Released{State: NotHeld}
 	case n == replyStillHeld:
 		return Released{State: StillHeld}
 	case uncounted:
-		return Released{State: Free, Told: -1}
+		return Released{State: Free, Receivers: -1}
 	default:
-		return Released{State: Free, Told: int(n - replyFree)}
+		return Released{State: Free, Receivers: int(n - replyFree)}
 	}
 }
 
@@ -159,9 +100,9 @@ func ReleaseReply(n int64, uncounted bool) Released {
 type Traits struct {
 	Kind  string // its name in logs and telemetry
 	Queue string // kinds with the same one wait in the same queue of a process
-	// Eager is set if an attempt is of use although this process has a hold, and
+	// TryWhileHeld is set if an attempt is of use although this process has a hold, and
 	// Shared if others may get in beside a hold of this kind.
-	Eager, Shared bool
+	TryWhileHeld, Shared bool
 	// Group is set if waiters that stand behind one another try together.
 	Group bool
 	// Ordered is set if the server keeps all waiters in order, so that each has to
@@ -169,15 +110,16 @@ type Traits struct {
 	Ordered bool
 	// Batch is set if one script can take, or release, several locks of this kind.
 	Batch bool
-	// Relayed is set if a claim can be passed on inside the process as it is: nothing
+	// Cohorts is set if a claim can be passed on inside the process as it is: nothing
 	// that the server stores or counts is of one acquisition alone.
-	Relayed bool
-	// Single is set if the server stores one claim and no owners: see Claim.
-	Single bool
-	// Polled is set if others release without a message and wait without hearing
+	Cohorts bool
+	// NonReentrant is set if an owner that holds the lock gets an error instead of another
+	// hold.
+	NonReentrant bool
+	// HasPollers is set if others release without a message and wait without hearing
 	// any: waiters try again after a Backoff, too, and the lock is left open to
 	// others from time to time.
-	Polled bool
+	HasPollers bool
 }
 
 // Protocol is what a kind of lock says to the server. Its methods block for one
@@ -187,19 +129,15 @@ type Protocol interface {
 	// Channel is where the claim is told of a release, or "".
 	Channel(c *Claim) string
 	// Backoff is the pause after the n-th attempt where there is no channel, or
-	// Traits say Polled.
+	// Traits say HasPollers.
 	Backoff(n int) time.Duration
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)
-	// HandOff passes a hold on from one unnamed claim to others, if from holds it,
-	// once. They are unnamed, and several only if Group is set.
+	// HandOff passes the lock on from one claim to others, several only if Group is set.
 	HandOff(ctx context.Context, from *Claim, to []*Claim) (Passed, error)
-	// Release gives one hold back, or a place. With undo set it is for a claim
-	// whose acquisition has an unknown outcome, and does nothing unless that
-	// request has run.
-	Release(ctx context.Context, c *Claim, undo bool) (Released, error)
-	// Extend gives the hold at least lease from now and reports whether the
-	// owner has it.
+	// Release gives the claim back, or its queue position.
+	Release(ctx context.Context, c *Claim) (Released, error)
+	// Extend gives the claim at least lease from now and reports whether it stands.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
 	// Renewer renews leases of this kind. It is comparable.
 	Renewer() watchdog.Renewer
@@ -208,39 +146,32 @@ type Protocol interface {
 // Grouped is a Protocol that can make one attempt for several claims: one whose
 // Traits say Group or Ordered.
 type Grouped interface {
-	// AcquireAll makes one attempt for unnamed claims that all wait, in their
+	// AcquireAll makes one attempt for claims that all wait, in their
 	// order, and returns an answer for each. An error is about all of them.
 	AcquireAll(ctx context.Context, claims []*Claim) ([]Answer, error)
 }
 
 // Batched is a Protocol whose Traits say Batch.
 type Batched interface {
-	// AcquireEach takes the locks of unnamed claims, in their order, up to the first
+	// AcquireEach takes the locks of claims, in their order, up to the first
 	// that somebody else has, or with all set none if there is one. It returns an
 	// answer for each.
 	AcquireEach(ctx context.Context, claims []*Claim, all bool) ([]Answer, error)
-	// ReleaseEach is Release for several unnamed claims. Shared says that one has to be
-	// released by itself, for whatever reason.
-	ReleaseEach(ctx context.Context, claims []*Claim) ([]Released, error)
+	// ReleaseEach is Release for several claims. It reports false for one that has to be
+	// released by itself.
+	ReleaseEach(ctx context.Context, claims []*Claim) ([]Released, []bool, error)
 }
 
-// Renamer is a Protocol whose Traits say Ordered.
-type Renamer interface {
-	// Rename puts the hold of one unnamed claim under the owner of another, if from
-	// has it, once, and reports whether to has it now. It can be repeated.
-	Rename(ctx context.Context, from, to *Claim) (bool, error)
-}
-
-// Placed is a Protocol whose waiters have a place on the server.
-type Placed interface {
-	// Leave gives up the place of a claim that does not wait any more. It can be
+// Positioned is a Protocol whose waiters have queue positions on the server.
+type Positioned interface {
+	// Leave removes the queue position of a claim that no longer waits. It can be
 	// repeated.
 	Leave(ctx context.Context, c *Claim) error
-	// PlaceKeeper keeps the places of live waiters, and PlaceTime is for how long
-	// after its last sign of life a place is kept. Nil if they keep themselves, by
-	// attempts.
-	PlaceKeeper() watchdog.Renewer
-	PlaceTime() time.Duration
+	// HeartbeatRenewer sends the heartbeats of waiters. It returns nil if attempts serve
+	// as heartbeats.
+	HeartbeatRenewer() watchdog.Renewer
+	// PositionTTL returns how long a heartbeat keeps a position.
+	PositionTTL() time.Duration
 }
 
 var (
@@ -275,29 +206,28 @@ func Renewer(s *session.Session) watchdog.Renewer {
 }
 
 // Renew implements watchdog.Renewer.
-func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, detour bool) []watchdog.Renewed {
-	return RenewBatches(ctx, r.Client, hashRenew, batches, ttl, detour, func(args []string, l *watchdog.Lease) []string {
+func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+	return RenewBatches(ctx, r.Client, hashRenew, batches, ttl, shared, func(args []string, l *watchdog.Lease) []string {
 		return append(args, l.Owner+r.Suffix)
 	})
 }
 
 // RenewBatches runs a script with the interface of renew.lua for every batch. about
-// appends what the script is to know of a lease, before which of its keys is the
-// ticket.
-func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, detour bool,
+// appends what the script is to know of a lease.
+func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, shared bool,
 	about func(args []string, l *watchdog.Lease) []string) []watchdog.Renewed {
 	r := renewal{c, script, ttl, about}
-	return RenewApart(batches, detour, func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
-		return r.run(ctx, batches, apart)
+	return RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
+		return r.run(ctx, batches, dedicated)
 	})
 }
 
-// RenewApart calls renew for the batches, and for the leases of one again, each by
-// itself, if its slot is being moved and has keys on either side. With apart set
-// renew uses connections that no other command delays; a detour is the connection
+// RenewBySlot calls renew for the batches, and for the leases of one again, each by
+// itself, if its slot is being moved and has keys on either side. With dedicated set
+// renew uses connections that other commands cannot delay; otherwise the connection
 // of all other commands.
-func RenewApart(batches [][]*watchdog.Lease, detour bool, renew func(batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed) []watchdog.Renewed {
-	results := renew(batches, !detour)
+func RenewBySlot(batches [][]*watchdog.Lease, shared bool, renew func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed) []watchdog.Renewed {
+	results := renew(batches, !shared)
 	for b, batch := range batches {
 		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
 			results[b] = watchdog.Renewed{}
@@ -318,24 +248,18 @@ type renewal struct {
 	about  func(args []string, l *watchdog.Lease) []string
 }
 
-func (r renewal) run(ctx context.Context, batches [][]*watchdog.Lease, apart bool) []watchdog.Renewed {
+func (r renewal) run(ctx context.Context, batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
-		keys, args := make([]string, len(batch)), make([]string, 1, 1+3*len(batch))
+		keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
 		args[0] = wire.Millis(r.ttl)
 		for i, l := range batch {
-			keys[i] = l.Key
-			ticket := 0
-			if l.Ticket != "" {
-				keys = append(keys, l.Ticket)
-				ticket = len(keys)
-			}
-			args = append(r.about(args, l), strconv.Itoa(ticket))
+			keys[i], args = l.Key, r.about(args, l)
 		}
 		calls[b] = wire.Call{Keys: keys, Args: args}
 	}
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range r.script.ExecMany(ctx, r.client, calls, apart) {
+	for b, reply := range r.script.ExecMany(ctx, r.client, calls, dedicated) {
 		held, err := wire.Numbers(reply, len(batches[b]))
 		results[b].Err = err
 		for _, n := range held {

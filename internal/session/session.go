@@ -13,7 +13,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -48,7 +48,7 @@ type Session struct {
 	PartialCounts bool
 	Watchdog      *watchdog.Watchdog
 	Hub           *pubsub.Hub
-	Queues        *queue.Queues
+	Queues        *acquire.Queues
 
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
@@ -86,9 +86,9 @@ func New(cfg Config) *Session {
 	s.Hub = pubsub.New(cfg.Client, pubsub.Options{
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
-	s.Queues = queue.New(queue.Config{
+	s.Queues = acquire.New(acquire.Config{
 		Wheel: s.Watchdog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
-		Patience: cfg.WatchdogTimeout, Go: s.Go,
+		MaxOutage: cfg.WatchdogTimeout, Go: s.Go,
 	})
 	return s
 }

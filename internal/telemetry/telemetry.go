@@ -13,7 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -156,14 +156,14 @@ func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, 
 }
 
 // Woken records a confirmed subscription, or the cause of another attempt.
-func (a Acquire) Woken(c queue.Cause) {
+func (a Acquire) Woken(c acquire.Cause) {
 	switch {
 	case a.t == nil:
 		return
-	case c == queue.Subscribed:
+	case c == acquire.Subscribed:
 		a.span.AddEvent("subscribed")
 		return
-	case c == queue.Timer:
+	case c == acquire.Timer:
 		a.t.polls.Add(context.Background(), 1, a.attrs.with())
 	}
 	a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))

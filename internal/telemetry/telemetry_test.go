@@ -10,18 +10,18 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/redlatch/redlatch/internal/queue"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
 )
 
 // lifecycle makes all calls in the life of a lock.
 func lifecycle(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom error, lost *lock.LostError) {
-	ctx, acquire := t.StartAcquire(ctx, l)
-	acquire.Woken(queue.Subscribed)
-	acquire.Woken(queue.Message)
-	acquire.Woken(queue.Timer)
-	acquire.End(ctx, 3, true, nil)
+	ctx, span := t.StartAcquire(ctx, l)
+	span.Woken(acquire.Subscribed)
+	span.Woken(acquire.Message)
+	span.Woken(acquire.Timer)
+	span.End(ctx, 3, true, nil)
 	ctx, hold := t.StartHold(ctx, l, lock.Owner{}, 1)
 	hold.RenewalFailed(errBoom, time.Second)
 	ctx, released := hold.StartRelease(ctx)

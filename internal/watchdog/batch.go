@@ -27,9 +27,9 @@ const (
 // Renewer extends leases of one kind on the server. It is comparable.
 type Renewer interface {
 	// Renew extends every lease of every batch to ttl from now. The keys of a batch
-	// share a slot. dedicated is set for every other retry: the request should then use
-	// a dedicated connection, if possible.
-	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, dedicated bool) []Renewed
+	// share a slot. Requests use a dedicated connection, which other commands cannot delay.
+	// With shared set, as for every other retry, they use the connection of all commands.
+	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, shared bool) []Renewed
 }
 
 // Renewed is the outcome for one batch.
@@ -50,10 +50,10 @@ type pool struct {
 
 // renewal describes how a batch is renewed.
 type renewal struct {
-	renewer   Renewer
-	ttl       time.Duration
-	quiet     bool
-	dedicated bool
+	renewer Renewer
+	ttl     time.Duration
+	quiet   bool
+	shared  bool
 }
 
 // dispatch splits the leases that are due into batches of one renewal and slot. It runs
@@ -145,13 +145,13 @@ func (wd *Watchdog) renew(how renewal, wave [][]*Lease) {
 	ctx, cancel := context.WithTimeout(wd.ctx, min(maxRenewTimeout, how.ttl/6))
 	defer cancel()
 	sent := time.Now()
-	results := how.renewer.Renew(ctx, live, how.ttl, how.dedicated)
+	results := how.renewer.Renew(ctx, live, how.ttl, how.shared)
 	now := time.Now()
 	for b, batch := range live {
 		r := results[b]
 		var least time.Duration // remaining in this batch
 		for i, l := range batch {
-			left := wd.apply(l, sent, now, r.Err, r.Err == nil && r.Held[i])
+			left := wd.apply(l, sent, now, how.ttl, r.Err, r.Err == nil && r.Held[i])
 			if i == 0 || left < least {
 				least = left
 			}
@@ -163,7 +163,7 @@ func (wd *Watchdog) renew(how renewal, wave [][]*Lease) {
 }
 
 // apply records the outcome of a renewal and returns what was left of the lease.
-func (wd *Watchdog) apply(l *Lease, sent, now time.Time, err error, held bool) time.Duration {
+func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err error, held bool) time.Duration {
 	l.mu.Lock()
 	left := time.Duration(l.deadline - wd.wheel.instant(now))
 	if err != nil && l.state == renewing {
@@ -197,8 +197,8 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, err error, held bool) t
 			l.schedule()
 			break
 		}
-		l.deadline = max(l.deadline, wd.wheel.instant(sent.Add(l.ttl)))
-		l.renewAt = wd.renewalTime(sent, l.ttl)
+		l.deadline = max(l.deadline, wd.wheel.instant(sent.Add(ttl)))
+		l.renewAt = wd.renewalTime(sent, min(ttl, l.ttl)) // it may have been changed meanwhile
 		l.schedule()
 	}
 	l.mu.Unlock()

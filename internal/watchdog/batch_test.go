@@ -47,7 +47,7 @@ func TestRetriesAlternateConnections(t *testing.T) {
 		time.Sleep(timeout)
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
-		assert.Equal(t, []bool{false, true, false, true, false, false}, s.dedicated[:6])
+		assert.Equal(t, []bool{false, true, false, true, false, false}, s.shared[:6])
 	})
 }
 

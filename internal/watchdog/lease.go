@@ -29,9 +29,8 @@ type Holder interface {
 //
 // ended is final: an ended lease is never renewed.
 type Lease struct {
-	Key    string
-	Owner  string
-	Ticket string // key that expires with the lease; "" if none
+	Key   string
+	Owner string
 
 	timer Timer
 
@@ -128,6 +127,48 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	defer l.mu.Unlock()
 	if l.state == watched || l.state == renewing {
 		l.fixed, l.deadline = true, l.watchdog.wheel.instant(sent.Add(ttl))
+		l.schedule()
+	}
+}
+
+// Separate moves the end that the lease has by itself, that of MaxHold or else that of a
+// lease that is not renewed, to a lease of its own, which is watched for h and not renewed.
+func (l *Lease) Separate(h Holder) *Lease {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	own := &Lease{watchdog: l.watchdog, holder: h, state: ended, deadline: l.deadline, end: l.end}
+	if l.state != watched && l.state != renewing {
+		return own
+	}
+	own.state = watched
+	if l.renewer != nil && !l.fixed {
+		own.deadline = l.end
+	}
+	l.end = 0
+	own.schedule()
+	l.schedule()
+	return own
+}
+
+// Renew has the lease renewed from now on, by renewer and to ttl.
+func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	live := l.state == watched || l.state == renewing
+	if !live || l.renewer != nil && !l.fixed && l.ttl == ttl {
+		return
+	}
+	l.renewer, l.fixed, l.ttl = renewer, false, ttl
+	l.renewAt = min(l.deadline-instant(ttl*2/3), l.watchdog.wheel.instant(time.Now().Add(ttl/3)))
+	l.schedule()
+}
+
+// StopRenewing leaves the lease to its end.
+func (l *Lease) StopRenewing() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.state == watched || l.state == renewing {
+		l.fixed = true
 		l.schedule()
 	}
 }

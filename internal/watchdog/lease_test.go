@@ -19,18 +19,18 @@ const timeout = 30 * time.Second
 
 // server answers renewals.
 type server struct {
-	mu        sync.Mutex
-	batches   [][]string
-	at        []time.Time
-	err       error
-	gone      map[string]bool
-	latency   time.Duration
-	dedicated []bool                // of each wave
-	waves     []int                 // leases per wave
-	hung      func(key string) bool // reports whether the key's node hangs
+	mu      sync.Mutex
+	batches [][]string
+	at      []time.Time
+	err     error
+	gone    map[string]bool
+	latency time.Duration
+	shared  []bool                // of each wave
+	waves   []int                 // leases per wave
+	hung    func(key string) bool // reports whether the key's node hangs
 }
 
-func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, dedicated bool) []Renewed {
+func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, shared bool) []Renewed {
 	s.mu.Lock()
 	results := make([]Renewed, len(batches))
 	leases := 0
@@ -44,7 +44,7 @@ func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration,
 		leases += len(batch)
 		s.batches, s.at = append(s.batches, keys), append(s.at, time.Now())
 	}
-	s.dedicated, s.waves = append(s.dedicated, dedicated), append(s.waves, leases)
+	s.shared, s.waves = append(s.shared, shared), append(s.waves, leases)
 	latency := s.latency
 	if s.hung != nil {
 		for _, batch := range batches {
@@ -260,7 +260,7 @@ func TestEndedLeaseStaysEnded(t *testing.T) {
 			h.Lease.mu.Lock()
 			h.state = renewing
 			h.Lease.mu.Unlock()
-			wd.apply(&h.Lease, time.Now(), time.Now(), nil, true)
+			wd.apply(&h.Lease, time.Now(), time.Now(), time.Minute, nil, true)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {

@@ -36,12 +36,6 @@ func LockChannel(name string) string { return prefixName("redisson_lock__channel
 // FencingToken is the counter of a fenced lock.
 func FencingToken(name string) string { return prefixName("redisson_lock_token", name) }
 
-// UnlockLatch is the key that stores the result of an unlock request, so that repeating
-// the request does not unlock twice.
-func UnlockLatch(name, requestID string) string {
-	return prefixName("redisson_unlock_latch", name) + ":" + requestID
-}
-
 // FairQueue is the list of waiters of a fair lock.
 func FairQueue(name string) string { return prefixName("redisson_lock_queue", name) }
 

@@ -21,7 +21,6 @@ func owner(t *testing.T) lock.Owner {
 
 func TestNames(t *testing.T) {
 	o := owner(t)
-	const id = "00112233445566778899aabbccddeeff"
 	kinds := []struct {
 		kind   string
 		of     func(name string) string
@@ -30,8 +29,6 @@ func TestNames(t *testing.T) {
 	}{
 		{"lock channel", LockChannel, "redisson_lock__channel:{orders}", "redisson_lock__channel:{shop}orders"},
 		{"fencing token", FencingToken, "redisson_lock_token:{orders}", "redisson_lock_token:{shop}orders"},
-		{"unlock latch", func(n string) string { return UnlockLatch(n, id) },
-			"redisson_unlock_latch:{orders}:" + id, "redisson_unlock_latch:{shop}orders:" + id},
 		{"fair queue", FairQueue, "redisson_lock_queue:{orders}", "redisson_lock_queue:{shop}orders"},
 		{"fair timeouts", FairTimeouts, "redisson_lock_timeout:{orders}", "redisson_lock_timeout:{shop}orders"},
 		{"fair channel", func(n string) string { return FairChannel(n, o) },
@@ -62,7 +59,7 @@ func TestNamesShareSlot(t *testing.T) {
 			continue
 		}
 		for _, key := range []string{
-			LockChannel(name), FencingToken(name), UnlockLatch(name, "id"), FairQueue(name), FairTimeouts(name),
+			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name),
 			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o, 1), SemaphoreChannel(name), PermitTimeouts(name),
 			PlainChannel(name),
 		} {

@@ -1,7 +1,7 @@
 -- Renews a batch of permits.
 -- KEYS[i]      acquired permits of the i-th permit's semaphore
 -- ARGV[1]      lease in ms
--- ARGV[2i]     the i-th permit; ARGV[2i+1] is unused
+-- ARGV[i+1]    the i-th permit
 -- Reply: for each permit 1 if it is still acquired, else 0.
 
 local time = redis.call('TIME')
@@ -10,14 +10,14 @@ local deadline = now + ARGV[1]
 local held = {}
 for i = 1, #KEYS do
 	-- pcall: a key of another type means a lost permit and must not fail the batch.
-	local score = redis.pcall('ZSCORE', KEYS[i], ARGV[2 * i])
+	local score = redis.pcall('ZSCORE', KEYS[i], ARGV[i + 1])
 	local at = type(score) == 'string' and tonumber(score) or 0
 	held[i] = at > now and 1 or 0
 	if held[i] == 1 and at < deadline then
 		-- A server out of memory rejects only the first write of a script: this one needs
 		-- no memory and has no effect.
 		redis.pcall('ZREM', KEYS[i], '')
-		redis.call('ZADD', KEYS[i], 'XX', deadline, ARGV[2 * i])
+		redis.call('ZADD', KEYS[i], 'XX', deadline, ARGV[i + 1])
 	end
 end
 return held

@@ -29,13 +29,13 @@ func (s slow) ask() error {
 }
 
 func TestOneRequestAnswersForAllWhoPassedOnBefore(t *testing.T) {
-	r := locking.NewRelay(time.Now())
+	r := locking.NewCohort(time.Now())
 	first, second := newSlow(), newSlow()
 	results := make(chan error, 3)
-	confirm := func(l *locking.Leg, ask func() error) { go func() { results <- r.Confirm(l, ask) }() }
-	confirm(r.Join(), first.ask)
+	confirm := func(l *locking.Batch, ask func() error) { go func() { results <- r.Confirm(l, ask) }() }
+	confirm(r.Enqueue(), first.ask)
 	<-first.sent
-	a, b := r.Join(), r.Join()
+	a, b := r.Enqueue(), r.Enqueue()
 	confirm(a, second.ask)
 	first.answer <- nil
 	require.NoError(t, <-results)
@@ -51,16 +51,16 @@ func TestOneRequestAnswersForAllWhoPassedOnBefore(t *testing.T) {
 }
 
 func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
-	r := locking.NewRelay(time.Now())
+	r := locking.NewCohort(time.Now())
 	first := newSlow()
 	result := make(chan error, 1)
-	l := r.Join()
+	l := r.Enqueue()
 	go func() { result <- r.Confirm(l, first.ask) }()
 	<-first.sent
-	late := r.Join()
+	late := r.Enqueue()
 	failed := errors.New("failed")
 	finished := make(chan error, 1)
-	go func() { finished <- r.Finish(func() error { return failed }) }()
+	go func() { finished <- r.Release(func() error { return failed }) }()
 	select {
 	case <-finished:
 		require.Fail(t, "the claim was given back while somebody asked for it")
@@ -73,45 +73,23 @@ func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
 	require.False(t, r.Gone())
 }
 
-func TestAwaitIsForTheRequestUnderWay(t *testing.T) {
-	r := locking.NewRelay(time.Now())
-	r.Await() // none
-	first := newSlow()
-	l := r.Join()
-	go func() { _ = r.Confirm(l, first.ask) }()
-	<-first.sent
-	awaited := make(chan struct{})
-	go func() {
-		r.Await()
-		close(awaited)
-	}()
-	select {
-	case <-awaited:
-		require.Fail(t, "there was no answer")
-	case <-time.After(20 * time.Millisecond):
-	}
-	first.answer <- nil
-	<-awaited
-	r.Await()
-}
-
 func TestAClaimIsTrustedForAShortTime(t *testing.T) {
-	r := locking.NewRelay(time.Now().Add(-time.Second))
+	r := locking.NewCohort(time.Now().Add(-time.Second))
 	_, ok := r.Trusted()
 	require.False(t, ok)
 	before := time.Now()
-	require.NoError(t, r.Confirm(r.Join(), func() error { return nil }))
+	require.NoError(t, r.Confirm(r.Enqueue(), func() error { return nil }))
 	confirmed, _ := r.Trusted()
 	require.False(t, confirmed.Before(before))
-	_, ok = locking.NewRelay(time.Now().Add(time.Hour)).Trusted()
+	_, ok = locking.NewCohort(time.Now().Add(time.Hour)).Trusted()
 	require.True(t, ok)
 }
 
-// TestRelays has claims run through many hands: what answers for a hand has begun after it
+// TestCohorts has claims run through many hands: what answers for a hand has begun after it
 // joined, the end comes once and last, and nobody waits for ever.
-func TestRelays(t *testing.T) {
+func TestCohorts(t *testing.T) {
 	for range 200 {
-		r := locking.NewRelay(time.Now())
+		r := locking.NewCohort(time.Now())
 		var (
 			requests atomic.Int64 // the number of the latest
 			over     atomic.Bool
@@ -136,16 +114,16 @@ func TestRelays(t *testing.T) {
 				switch {
 				case left == 0: // it is over
 				case left == 1:
-					assert.NoError(t, r.Finish(func() error {
+					assert.NoError(t, r.Release(func() error {
 						err := ask()
 						over.Store(true)
 						return err
 					}))
 				default:
 					before := requests.Load()
-					l := r.Join()
+					l := r.Enqueue()
 					if rand.N(4) == 0 { // the heir had left
-						l = r.Join()
+						l = r.Enqueue()
 					}
 					baton <- left - 1
 					assert.NoError(t, r.Confirm(l, ask))

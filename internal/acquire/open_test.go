@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"testing"
@@ -23,10 +23,10 @@ func polled(r *Request) {
 
 // releaseOpen is release where the key may be left open, and returns whether it was.
 func (w *world) releaseOpen() bool {
-	heirs := w.Successors(key, true)
+	successors := w.Successors(key, true)
 	time.Sleep(latency)
-	if heirs != nil {
-		require.Empty(w.t, w.Grant(heirs, w.holder()))
+	if successors != nil {
+		require.Empty(w.t, w.Grant(successors, w.holder()))
 		return false
 	}
 	open, payload := w.LeavesOpen(key), "0"
@@ -35,7 +35,7 @@ func (w *world) releaseOpen() bool {
 	}
 	w.set(func() { w.taken = false })
 	w.notify(pubsub.Event{Payload: payload})
-	w.Released(key, w.holder(), Release{Told: 1})
+	w.Released(key, w.holder(), Release{Receivers: 1})
 	return open
 }
 

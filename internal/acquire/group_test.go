@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"context"
@@ -36,7 +36,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
-		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, Patience: patience, Go: background(t),
+		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t),
 			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
 				y.mu.Lock()
 				defer y.mu.Unlock()
@@ -53,7 +53,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		for i := range y.shards {
 			assert.Empty(t, y.shards[i].entries, "entries are left")
 			for _, e := range y.shards[i].free {
-				assert.Zero(t, e.strangers+e.failed, "counted waiters are left")
+				assert.Zero(t, e.unregistered+e.unavailable, "counted waiters are left")
 			}
 		}
 		assert.Empty(t, y.channels, "subscriptions are left")
@@ -147,8 +147,8 @@ func (y *yard) ask(name string, change func(*Request)) *member {
 	return m
 }
 
-func reader(r *Request) { r.Eager, r.Shared, r.Group = true, true, true }
-func writer(r *Request) { r.Eager = true }
+func reader(r *Request) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
+func writer(r *Request) { r.TryWhileHeld = true }
 func inLine(r *Request) {
 	r.Ordered, r.Group, r.Channel = true, true, "of "+r.Acquirer.(*member).name
 }
@@ -310,11 +310,11 @@ func TestAKeyIsPassedToAllWhoCanHaveItTogether(t *testing.T) {
 		time.Sleep(10 * latency)
 		y.seen()
 
-		heirs := y.Successors(key, true)
-		require.Len(t, heirs, 3)
+		successors := y.Successors(key, true)
+		require.Len(t, successors, 3)
 		all[2].cancel()
 		require.ErrorIs(t, <-all[2].done, lock.ErrNotAcquired)
-		require.Equal(t, []Acquirer{all[2]}, y.Grant(heirs, w))
+		require.Equal(t, []Acquirer{all[2]}, y.Grant(successors, w))
 		y.in(all[:2]...)
 		require.ElementsMatch(t, []Acquirer{all[0], all[1]}, y.Holders(key))
 		y.waits(next, last)
@@ -325,16 +325,16 @@ func TestAKeyIsPassedToAllWhoCanHaveItTogether(t *testing.T) {
 		time.Sleep(10 * latency)
 		require.Empty(t, y.seen())
 
-		heirs = y.Successors(key, true)
-		require.Len(t, heirs, 1)
-		y.Return(heirs)
+		successors = y.Successors(key, true)
+		require.Len(t, successors, 1)
+		y.Return(successors)
 		y.answers(everybody)
 		y.Released(key, all[1], Release{})
 		time.Sleep(10 * latency)
 		y.in(next)
-		heirs = y.Successors(key, true)
-		require.Len(t, heirs, 1)
-		require.Empty(t, y.Grant(heirs, next))
+		successors = y.Successors(key, true)
+		require.Len(t, successors, 1)
+		require.Empty(t, y.Grant(successors, next))
 		y.in(last)
 		y.free(last)
 	})
@@ -419,7 +419,7 @@ func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
 
 		// The server prefers somebody elsewhere: the next one here listens.
 		l.becomes("elsewhere")
-		y.Released(key, all[0], Release{Told: 1, Elsewhere: true})
+		y.Released(key, all[0], Release{Receivers: 1, Elsewhere: true})
 		time.Sleep(5 * latency)
 		require.Equal(t, []string{"of c"}, y.subscribed())
 		require.Equal(t, []string{"c"}, y.seen())
@@ -428,9 +428,9 @@ func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
 		y.publish("of c", pubsub.Event{})
 		time.Sleep(5 * latency)
 		y.in(all[2])
-		heirs := y.Successors(key, true)
-		require.Len(t, heirs, 1)
-		require.Empty(t, y.Grant(heirs, all[2]))
+		successors := y.Successors(key, true)
+		require.Len(t, successors, 1)
+		require.Empty(t, y.Grant(successors, all[2]))
 		y.in(all[3])
 		y.free(all[3])
 	})
@@ -507,16 +507,16 @@ func TestAPlaceBeingTakenDoesNotDelayTheHandOff(t *testing.T) {
 		b := y.ask("b", inLine)
 		time.Sleep(5 * latency)
 		c := y.ask("c", inLine)
-		heirs := y.Successors(key, true) // while c tries
-		require.Len(t, heirs, 1)
-		require.Empty(t, y.Grant(heirs, a))
+		successors := y.Successors(key, true) // while c tries
+		require.Len(t, successors, 1)
+		require.Empty(t, y.Grant(successors, a))
 		l.becomes("b")
 		y.in(b)
 		require.Nil(t, y.Successors(key, true), "what c tries for may be what would be passed on to it")
 		time.Sleep(5 * latency)
-		heirs = y.Successors(key, true)
-		require.Len(t, heirs, 1)
-		require.Empty(t, y.Grant(heirs, b))
+		successors = y.Successors(key, true)
+		require.Len(t, successors, 1)
+		require.Empty(t, y.Grant(successors, b))
 		y.in(c)
 		y.free(c)
 	})
@@ -538,9 +538,9 @@ func TestAHandOffThatFailedToOneWithoutAPlaceLetsItTakeOne(t *testing.T) {
 		s.entries[key].attempting = false
 		s.mu.Unlock()
 		y.seen()
-		heirs := y.Successors(key, true)
-		require.Len(t, heirs, 1)
-		y.Return(heirs)
+		successors := y.Successors(key, true)
+		require.Len(t, successors, 1)
+		y.Return(successors)
 		l.becomes("elsewhere")
 		y.Released(key, a, Release{Elsewhere: true})
 		time.Sleep(2 * latency)
@@ -603,11 +603,11 @@ func TestWhoLeavesDuringAHandOffThatFailedIsNamed(t *testing.T) {
 		y.answers(nobody)
 		all := y.readers("a", "b")
 		time.Sleep(10 * latency)
-		heirs := y.Successors(key, true)
-		require.Len(t, heirs, 2)
+		successors := y.Successors(key, true)
+		require.Len(t, successors, 2)
 		all[0].cancel()
 		require.ErrorIs(t, <-all[0].done, lock.ErrNotAcquired)
-		require.Equal(t, []Acquirer{all[0]}, y.Return(heirs))
+		require.Equal(t, []Acquirer{all[0]}, y.Return(successors))
 		y.answers(everybody)
 		y.free(w)
 		time.Sleep(2 * latency)

@@ -1,6 +1,65 @@
-package queue
+package acquire
 
-import "time"
+import (
+	"time"
+)
+
+const (
+	// yieldFor is how long a process that yields waits for a sign that another process
+	// holds the key or held it.
+	yieldFor = 20 * time.Millisecond
+	// maxDoubt bounds how rarely yielding is tried after it was in vain.
+	maxDoubt = 64
+
+	// A key with pollers is left open for openFor every openEvery: that is longer than the
+	// common libraries pause, and shorter than they wait. Nothing tells whether there are
+	// any pollers.
+	openEvery = 3 * time.Second
+	openFor   = 300 * time.Millisecond
+)
+
+// Turn is called before a release that cannot be passed on. The next waiter of this process may
+// acquire at once, as after a hand-off, but only so many consecutive times.
+func (q *Queues) Turn(key Key) {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil && e.first != nil {
+		if e.handOffs++; int(e.handOffs) >= q.cfg.HandOffs {
+			e.handOffs = 0
+			e.turns.begin()
+		}
+	}
+}
+
+// LeavesOpen reports whether the coming release leaves the key open to pollers, with the
+// payload LeftOpen.
+func (q *Queues) LeavesOpen(key Key) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	return e != nil && e.leaves
+}
+
+// opening is the schedule by which a key is left open to pollers.
+type opening struct {
+	last  time.Time // the last time, or when the schedule began
+	until time.Time // no attempt is made in this process before
+}
+
+// leaveOpen keeps this process from trying for a while. The mutex is held.
+func (e *entry) leaveOpen() {
+	now := time.Now()
+	e.open = &opening{last: now, until: now.Add(openFor)}
+	e.turns.yielding = false
+	if e.first != nil {
+		e.lookAt(e.open.until)
+	}
+}
+
+// isOpen reports whether the key is left open. The mutex is held.
+func (e *entry) isOpen() bool { return e.open != nil && time.Now().Before(e.open.until) }
 
 // turns shares a key between processes. Without it the process that has just
 // released the key would usually take it again: its goroutines run already,
@@ -38,13 +97,13 @@ func (t *turns) begin() {
 	t.yielding, t.echo, t.pass = true, true, 0
 }
 
-// released is called after that release, with the number of subscribers told,
+// released is called after that release, with the number of subscribers receivers,
 // and reports whether to stand back now.
-func (t *turns) released(told int) bool {
-	if !t.yielding || told == 0 || told == 1 {
+func (t *turns) released(receivers int) bool {
+	if !t.yielding || receivers == 0 || receivers == 1 {
 		return false
 	}
-	if others := told - 1; int(t.sitOut) < others-1 && t.streak >= t.calm {
+	if others := receivers - 1; int(t.sitOut) < others-1 && t.streak >= t.calm {
 		t.sitOut, t.streak = t.sitOut+1, 0
 	}
 	t.pass = t.sitOut

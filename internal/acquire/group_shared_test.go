@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"errors"
@@ -62,7 +62,7 @@ func (s *several) got(want int) {
 // released gives back the first n.
 func (s *several) released(n int) {
 	for _, req := range s.reqs[:n] {
-		s.y.Released(req.Key, req.Acquirer, Release{Told: 0})
+		s.y.Released(req.Key, req.Acquirer, Release{Receivers: 0})
 	}
 	synctest.Wait()
 }
@@ -104,7 +104,7 @@ func TestKeysAreTakenTogether(t *testing.T) {
 			require.Empty(t, y.seen())
 			s.released(3)
 			y.gets(ben)
-			y.Released(key, ben, Release{Told: 0})
+			y.Released(key, ben, Release{Receivers: 0})
 			y.seen()
 		}
 	})
@@ -131,12 +131,12 @@ func TestTogetherTakesThoseBeforeTheFirstThatIsTaken(t *testing.T) {
 			s.released(1)
 			require.Equal(t, []string{"ann"}, y.seen())
 			if !y.has(cid) { // the second time it is cid who has it
-				y.Released(key, ben, Release{Told: 0})
+				y.Released(key, ben, Release{Receivers: 0})
 				y.gets(cid)
 				y.seen()
 			}
 		}
-		y.Released(key, cid, Release{Told: 0})
+		y.Released(key, cid, Release{Receivers: 0})
 	})
 }
 
@@ -200,7 +200,7 @@ func TestAnAttemptTogetherIsAnAttemptOfEachKey(t *testing.T) {
 		time.Sleep(2 * latency)
 		require.Equal(t, []string{"ben"}, y.seen(), "who waited for the attempt is forgotten")
 		y.gets(ben)
-		y.Released(key, ben, Release{Told: 0})
+		y.Released(key, ben, Release{Receivers: 0})
 		s.released(1)
 
 		failed := errors.New("failed")
@@ -215,7 +215,7 @@ func TestAnAttemptTogetherIsAnAttemptOfEachKey(t *testing.T) {
 		ben = y.ask("ben", exclusive)
 		s.got(0)
 		y.gets(ben)
-		y.Released(key, ben, Release{Told: 0})
+		y.Released(key, ben, Release{Receivers: 0})
 	})
 }
 
@@ -228,7 +228,7 @@ func TestAnAttemptMadeOnceKeepsNobodyOut(t *testing.T) {
 		y.gets(ben)
 		s.got(0)
 		require.Equal(t, []Acquirer{ben}, y.Holders(key))
-		y.Released(key, ben, Release{Told: 0})
+		y.Released(key, ben, Release{Receivers: 0})
 
 		// Nor does it end the attempt of another.
 		s = y.together("ann", true, firstOf(0))
@@ -242,7 +242,7 @@ func TestAnAttemptMadeOnceKeepsNobodyOut(t *testing.T) {
 		y.answers(nobody)
 		cid.cancel()
 		require.Error(t, <-cid.done)
-		y.Released(key, ben, Release{Told: 0})
+		y.Released(key, ben, Release{Receivers: 0})
 	})
 }
 
@@ -259,7 +259,7 @@ func TestAMessageDuringAnAttemptTogetherIsNotForgotten(t *testing.T) {
 		y.answers(everybody)
 		y.Wake(key)
 		y.gets(ben)
-		y.Released(key, ben, Release{Told: 0})
+		y.Released(key, ben, Release{Receivers: 0})
 		s.released(1)
 	})
 }

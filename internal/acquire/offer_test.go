@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"errors"
@@ -13,7 +13,7 @@ import (
 )
 
 // permit asks for one of several that members of a process can have.
-func permit(r *Request) { r.Eager, r.Shared, r.Group, r.Unheld = true, true, true, true }
+func permit(r *Request) { r.TryWhileHeld, r.Shared, r.Group, r.Untracked = true, true, true, true }
 
 // permits are members who wait for a permit. They make no attempt any more, by
 // themselves, for as long as the test does not sleep for long.

@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"context"
@@ -45,7 +45,7 @@ func run(t *testing.T, test func(w *world)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}}
-		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, Patience: patience, Go: background(t)})
+		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -176,19 +176,19 @@ func (c *caller) has() bool {
 // release gives the key back as a holder does: to the next waiter, or for all.
 func (w *world) release() {
 	for {
-		heirs := w.Successors(key, true)
-		if heirs == nil {
+		successors := w.Successors(key, true)
+		if successors == nil {
 			break
 		}
 		time.Sleep(latency)
-		if len(w.Grant(heirs, w.holder())) == 0 {
+		if len(w.Grant(successors, w.holder())) == 0 {
 			return
 		}
 	}
 	time.Sleep(latency)
 	w.set(func() { w.taken = false })
 	w.notify(pubsub.Event{Payload: "0"})
-	w.Released(key, w.holder(), Release{Told: -1})
+	w.Released(key, w.holder(), Release{Receivers: -1})
 }
 
 // holder is who holds the key in this process.
@@ -397,12 +397,12 @@ func TestAWaiterWhoLeavesDuringItsHandOffPassesItOn(t *testing.T) {
 		leaver, next := w.ask(ctx, "leaver"), w.ask(w.t.Context(), "next")
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		heirs := w.Successors(key, true)
-		require.Len(t, heirs, 1)
-		require.Same(t, leaver, heirs[0].Acquirer())
+		successors := w.Successors(key, true)
+		require.Len(t, successors, 1)
+		require.Same(t, leaver, successors[0].Acquirer())
 		cancel()
 		require.ErrorIs(t, <-leaver.done, context.Canceled)
-		require.Equal(t, []Acquirer{leaver}, w.Grant(heirs, w.holder()))
+		require.Equal(t, []Acquirer{leaver}, w.Grant(successors, w.holder()))
 		w.release() // in its name
 		require.True(t, next.has())
 		w.release()
@@ -443,7 +443,7 @@ func TestNobodyIsHandedWhatTheServerMustDecide(t *testing.T) {
 	})
 }
 
-func TestOnceAndMayHoldDoNotQueue(t *testing.T) {
+func TestOnceDoesNotQueue(t *testing.T) {
 	run(t, func(w *world) {
 		w.takeElsewhere()
 		waiter := w.ask(w.t.Context(), "waiter")
@@ -451,16 +451,104 @@ func TestOnceAndMayHoldDoNotQueue(t *testing.T) {
 		before := w.tries()
 		require.ErrorIs(t, w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
 		require.Equal(t, before+1, w.tries())
-		again := w.ask(w.t.Context(), "again", func(r *Request) { r.MayHold = true })
-		time.Sleep(time.Second)
-		require.Equal(t, before+2, w.tries())
 		w.releaseElsewhere()
 		time.Sleep(2 * latency)
 		require.True(t, waiter.has())
 		w.release()
+	})
+}
+
+// owned is a caller of an owner. relation is what it is to a holder of the same owner.
+type owned struct {
+	caller
+	owner    string
+	relation Relation
+	err      error
+	joined   int
+}
+
+func (o *owned) Join(holder Acquirer) (Relation, error) {
+	if h, ok := holder.(*owned); !ok || h.owner != o.owner {
+		return Unrelated, nil
+	}
+	if o.relation == Joined {
+		o.joined++
+	}
+	return o.relation, o.err
+}
+
+func (w *world) askOwned(o *owned) <-chan error {
+	o.w = w
+	done := make(chan error, 1)
+	go func() { done <- w.Acquire(w.t.Context(), Request{Key: key, Acquirer: o, Owned: true}) }()
+	synctest.Wait()
+	return done
+}
+
+// A caller of the owner that holds the key joins the holder, refuses, or makes an attempt
+// at once, whoever waits.
+func TestOwnerThatHolds(t *testing.T) {
+	run(t, func(w *world) {
+		holder := &owned{owner: "a"}
+		time.Sleep(time.Second)
+		done := w.askOwned(holder)
+		time.Sleep(time.Second)
+		require.NoError(t, <-done)
+		unregistered := w.ask(w.t.Context(), "unregistered")
+		time.Sleep(time.Second)
+		before := w.tries()
+
+		joins := &owned{owner: "a", relation: Joined}
+		require.NoError(t, <-w.askOwned(joins))
+		require.Equal(t, 1, joins.joined)
+		refused := errors.New("refused")
+		require.ErrorIs(t, <-w.askOwned(&owned{owner: "a", err: refused}), refused)
+		require.Equal(t, before, w.tries())
+		beside := w.askOwned(&owned{owner: "a", relation: Beside})
 		time.Sleep(2 * latency)
-		require.True(t, again.has())
+		require.Equal(t, before+1, w.tries())
+		require.Equal(t, []Acquirer{holder}, w.Holders(key), "who joins is no holder")
+
+		w.releaseElsewhere()
+		w.Released(key, holder, Release{Receivers: -1})
+		time.Sleep(10 * time.Second)
+		require.True(t, unregistered.has())
 		w.release()
+		time.Sleep(10 * time.Second)
+		require.NoError(t, <-beside)
+		w.release()
+	})
+}
+
+// Waiters of the owner that comes to hold the key join it when they are admitted.
+func TestWaitersOfTheOwnerAreAdmitted(t *testing.T) {
+	run(t, func(w *world) {
+		w.takeElsewhere()
+		first, joins := &owned{owner: "a", relation: Joined}, &owned{owner: "a", relation: Joined}
+		other := &owned{owner: "b", relation: Joined}
+		refused := errors.New("refused")
+		ends := w.askOwned(first)
+		var waiting []<-chan error
+		for _, o := range []*owned{other, joins, {owner: "a", err: refused}} {
+			waiting = append(waiting, w.askOwned(o))
+		}
+		time.Sleep(time.Second)
+		w.releaseElsewhere()
+		time.Sleep(time.Second)
+		require.NoError(t, <-ends)
+		require.Equal(t, 3, w.Stats().Waiting)
+		w.Admit(key, first)
+		require.NoError(t, <-waiting[1])
+		require.ErrorIs(t, <-waiting[2], refused)
+		synctest.Wait()
+		require.Equal(t, 1, w.Stats().Waiting)
+		w.Admit(key, other) // which does not hold
+		w.releaseElsewhere()
+		w.Released(key, first, Release{Receivers: -1})
+		time.Sleep(time.Second)
+		require.NoError(t, <-waiting[0])
+		w.releaseElsewhere()
+		w.Released(key, other, Release{Receivers: -1})
 	})
 }
 
@@ -580,8 +668,8 @@ func TestAMessageLetPassDuringAnAttemptIsNotForgotten(t *testing.T) {
 		s.entries[key].turns.sitOut = 1
 		s.mu.Unlock()
 		require.Nil(t, w.Successors(key, true))
-		w.notify(pubsub.Event{Payload: "0"})          // its own
-		w.Released(key, w.holder(), Release{Told: 3}) // and another process has it at once
+		w.notify(pubsub.Event{Payload: "0"})               // its own
+		w.Released(key, w.holder(), Release{Receivers: 3}) // and another process has it at once
 		for w.inFlightNow() == 0 {
 			time.Sleep(latency / 100)
 		}

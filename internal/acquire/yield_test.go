@@ -1,4 +1,4 @@
-package queue
+package acquire
 
 import (
 	"testing"
@@ -7,7 +7,7 @@ import (
 )
 
 // play lets processes that always want the key share it, all in a bad world:
-// the first of those who try gets it, always in the same order. told counts
+// the first of those who try gets it, always in the same order. receivers counts
 // subscribers that want nothing too. It returns the turns each process had and
 // how often the key lay idle until a timer.
 func play(processes, idlers, rounds int) (shares []int, idle int) {

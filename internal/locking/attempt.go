@@ -1,0 +1,153 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Try implements acquire.Acquirer.
+func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
+	if err := c.lock.s.Err(); err != nil {
+		return acquire.Verdict{}, err
+	}
+	if !c.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, c.deadline)
+		defer cancel()
+	}
+	sent := time.Now()
+	a, err := c.lock.p.Acquire(ctx, &c.Claim)
+	return c.answered(sent, a, err)
+}
+
+// TryAll implements acquire.Grouped.
+func (c *claim) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
+	results := make([]acquire.Result, len(all))
+	err := c.lock.s.Err()
+	if err != nil {
+		for i := range results {
+			results[i].Err = err
+		}
+		return results
+	}
+	// Close leaves it to this request to give back what it acquires.
+	ctx, cancel := c.lock.s.Bounded(context.WithoutCancel(ctx))
+	defer cancel()
+	claims := make([]*Claim, len(all))
+	for i, a := range all {
+		claims[i] = &a.(*claim).Claim
+	}
+	sent := time.Now()
+	answers, err := c.lock.p.(Grouped).AcquireAll(ctx, claims)
+	if err != nil {
+		answers = make([]Answer, len(all))
+	}
+	for i, a := range all {
+		results[i].Verdict, results[i].Err = a.(*claim).answered(sent, answers[i], err)
+	}
+	return results
+}
+
+// answered says what the outcome of an attempt means for the wait.
+func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.attempts++
+	switch {
+	case err != nil:
+		return acquire.Verdict{}, c.failed(err)
+	case !a.Acquired:
+		c.waited, c.Waits = true, true
+		if a.Queued {
+			c.keepPosition(sent)
+		}
+		return acquire.Verdict{FreeIn: a.FreeIn, Moved: a.Moved}, nil
+	case time.Since(sent) < c.Lease:
+		c.acquired(sent, a)
+		return acquire.Verdict{Acquired: true}, nil
+	case c.lock.p.Traits().Ordered:
+		c.mayHaveRun = true // and retire gives it back
+		return acquire.Verdict{}, fmt.Errorf("%w: %q: the lease was over before its confirmation came", lock.ErrNotAcquired, c.lock.name)
+	default:
+		// The lease was over before its confirmation came.
+		c.abandon()
+		return acquire.Verdict{FreeIn: 0}, nil
+	}
+}
+
+// acquired notes the success of a request. c.mu is held.
+func (c *claim) acquired(sent time.Time, a Answer) {
+	c.sent, c.token = sent, a.Token
+	c.forgetPosition()
+}
+
+// failed turns the error of an attempt into what it means for the wait. c.mu is held.
+func (c *claim) failed(err error) error {
+	if c.lock.s.Err() != nil {
+		c.mayHaveRun = c.mayHaveRun || unknown(err) // and retire gives it back
+		return errors.Join(lock.ErrClosed, err)
+	}
+	switch wire.OutcomeOf(err) {
+	case wire.Refused:
+		return fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
+	case wire.Passing:
+		return &acquire.Unavailable{Err: fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)}
+	default:
+		c.outcomeUnknown()
+		return &acquire.Unavailable{Err: fmt.Errorf("%w: acquire %q: %w", lock.ErrIndeterminate, c.lock.name, err)}
+	}
+}
+
+// outcomeUnknown is called when a request for the claim may have run. A claim that may
+// have a queue position keeps its id, and with it the position: the next attempt finds out,
+// and its release is repeated in case the request arrives after it. c.mu is held.
+func (c *claim) outcomeUnknown() {
+	if c.lock.p.Traits().Ordered {
+		c.mayHaveRun = true
+		return
+	}
+	c.abandon()
+}
+
+// abandon has the claim undone in the background, whatever became of it, and goes on under
+// another id. c.mu is held.
+func (c *claim) abandon() {
+	c.lock.cleanUp(c.Claim, true)
+	c.freshID()
+}
+
+// Abandon implements acquire.Grouped.
+func (c *claim) Abandon() {
+	c.mu.Lock()
+	c.forgetPosition()
+	asked := c.Claim
+	c.mu.Unlock()
+	c.lock.undo(asked)
+}
+
+// retire gives back what a wait that has failed may have left on the server.
+func (c *claim) retire() {
+	c.mu.Lock()
+	queued, mayHaveRun, asked := c.queued, c.mayHaveRun, c.Claim
+	c.forgetPosition()
+	c.mu.Unlock()
+	switch {
+	case mayHaveRun:
+		c.lock.undo(asked)
+	case queued:
+		c.lock.leave(asked)
+	}
+}
+
+// effort returns how many attempts there were and whether others were in the way.
+func (c *claim) effort() (attempts int, waited bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int(c.attempts), c.waited
+}

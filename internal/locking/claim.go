@@ -1,0 +1,337 @@
+package locking
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// claim is what the client has on the server, or asks it for: one field of a hash, under an
+// id that no other claim has had. Callers have holds of it: one, or several if an owner
+// named by the callers re-enters. Its states:
+//
+//	requested ──stand──▶ standing ──last Unlock──▶ released
+//	                        │
+//	                        └──Lost──▶ gone, and all of its holds are lost
+type claim struct {
+	Claim
+	lock     *Lock
+	owner    lock.Owner // that the caller named, or zero
+	deadline time.Time  // of Wait
+
+	// Of the attempts. Others may make them too: mu is held.
+	sent       time.Time // when the request that succeeded was sent
+	token      int64
+	attempts   int32
+	receivers  int32 // how many subscribers have heard of its release
+	waited     bool
+	mayHaveRun bool      // an attempt has an unknown outcome, and the id was kept
+	queued     bool      // it has a queue position on the server
+	position   *position // that is to be kept alive, or nil
+	joined     *claim    // the claim of the same owner that the caller gets a hold of instead
+
+	lease watchdog.Lease
+
+	mu        sync.Mutex // of all below, too
+	state     claimState
+	stretched bool    // the server's lease may be longer than the claim's
+	joining   int     // callers that are about to get a hold
+	holds     []*hold // that are held, the latest last
+	cohort    *Cohort // if it is passed on as it is, or nil
+
+	first hold // what most claims have only
+}
+
+type claimState uint8
+
+const (
+	requested claimState = iota
+	standing
+	released
+	gone
+)
+
+// newClaim returns a claim that is to be requested, and the hold that its caller gets. One
+// that is part of another is renewed, whatever its lease.
+func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
+	c := &claim{lock: l}
+	traits := l.p.Traits()
+	c.Key, c.Lease, c.Kind = l.key, o.Lease, traits.Kind
+	if o.Lease == 0 {
+		c.Lease = l.s.WatchdogTimeout
+	}
+	c.ID = l.s.NewOwner()
+	c.owner, _ = lock.OwnerFrom(ctx)
+	c.first = hold{claim: c, ttl: c.Lease, maxHold: o.MaxHold, fixed: o.Lease > 0 && !member, member: member}
+	return c
+}
+
+// Join implements acquire.Joiner.
+func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
+	h := holder.(*claim)
+	if c.owner != h.owner {
+		return acquire.Unrelated, nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.state != standing:
+		return acquire.Unrelated, nil
+	case c.lock.sameKind(h.lock) && c.lock.p.Traits().NonReentrant:
+		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.name, c.owner)
+	case c.lock.sameKind(h.lock):
+		h.joining++
+		c.joined = h
+		return acquire.Joined, nil
+	case h.lock.p.Traits().Shared:
+		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
+	default: // a writer that reads too
+		c.mu.Lock()
+		c.Writer = h.ID
+		c.mu.Unlock()
+		return acquire.Beside, nil
+	}
+}
+
+// stand makes the claim one that stands, and returns the first hold of it.
+func (c *claim) stand(ctx context.Context) (*hold, error) {
+	h := &c.first
+	h.parent, h.span = c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
+	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease, MaxHold: h.maxHold}
+	if c.cohort != nil && h.maxHold > 0 {
+		terms.MaxHold += time.Since(c.sent) // it counts from when it was passed on
+	}
+	if !h.fixed {
+		terms.Renewer = c.lock.p.Renewer()
+	}
+	c.stretched = c.stretched || !h.plain()
+	// In one step: whoever finds this claim by its owner finds it watched, or not standing.
+	c.mu.Lock()
+	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
+	c.state, h.state = standing, held
+	c.holds = append(c.holds, h)
+	c.mu.Unlock()
+	if c.cohort.Gone() {
+		c.Lost(lock.ReasonGone, nil)
+	}
+	if !c.owner.IsZero() {
+		c.lock.s.Queues.Admit(c.lock.queueKey(), c)
+	}
+	switch {
+	case !watched:
+		return nil, errors.Join(lock.ErrClosed, h.unlock(ctx))
+	case time.Since(c.sent) >= c.Lease:
+		// This process slept through the lease.
+		return nil, errors.Join(lock.ErrNotAcquired, h.unlock(ctx))
+	}
+	return h.checked(ctx)
+}
+
+// checked returns a hold just made, unless its caller has left or the client is being
+// closed.
+func (h *hold) checked(ctx context.Context) (*hold, error) {
+	switch {
+	case h.claim.lock.s.Err() != nil: // Close waits for this
+		return nil, errors.Join(lock.ErrClosed, h.unlock(ctx))
+	case ctx.Err() != nil:
+		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlock(ctx))
+	}
+	return h, nil
+}
+
+// errGone is why a claim cannot be joined.
+var errGone = errors.New("the claim is gone")
+
+// reenter returns another hold of a claim that stands, for the caller of from. It sends
+// a request only if the hold is to last for longer than the claim is known to. The error
+// is errGone if the claim does not stand any more.
+func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
+	h := &from.first
+	h.claim = c
+	h.parent, h.span = c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	sent := time.Now()
+	c.mu.Lock()
+	c.joining--
+	if c.state != standing {
+		c.mu.Unlock()
+		h.span.End(nil)
+		return nil, errGone
+	}
+	for _, other := range c.holds {
+		other.separate()
+	}
+	short := h.ttl > c.lease.Remaining() && (h.fixed || !c.renewed())
+	h.state = held
+	c.holds = append(c.holds, h)
+	if h.fixed || h.maxHold > 0 {
+		h.endsAlone(sent)
+	}
+	c.align()
+	c.stretched = c.stretched || h.fixed
+	c.mu.Unlock()
+	if short {
+		if err := c.lengthen(ctx, h.ttl); err != nil {
+			_ = h.unlock(ctx)
+			return nil, err
+		}
+	}
+	return h.checked(ctx)
+}
+
+// lengthen has the server keep the claim for at least ttl.
+func (c *claim) lengthen(ctx context.Context, ttl time.Duration) error {
+	sent := time.Now()
+	reqCtx, cancel := c.lock.s.Bounded(ctx)
+	defer cancel()
+	ok, err := c.lock.p.Extend(reqCtx, &c.Claim, ttl)
+	switch {
+	case err != nil && ctx.Err() != nil:
+		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+	case err != nil:
+		return fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
+	case !ok:
+		c.Lost(lock.ReasonGone, nil)
+		return errGone
+	}
+	c.lease.Extended(sent, ttl)
+	return nil
+}
+
+// renewed reports whether a hold needs the claim to be renewed. c.mu is held.
+func (c *claim) renewed() bool {
+	return slices.ContainsFunc(c.holds, func(h *hold) bool { return !h.fixed })
+}
+
+// align has the lease renewed for as long as a hold needs that. c.mu is held.
+func (c *claim) align() {
+	ttl := time.Duration(0)
+	for _, h := range c.holds {
+		if !h.fixed {
+			ttl = max(ttl, h.ttl)
+		}
+	}
+	if ttl > 0 {
+		c.lease.Renew(c.lock.p.Renewer(), ttl)
+	} else {
+		c.lease.StopRenewing()
+	}
+}
+
+// drop takes a hold that has ended off the claim, and reports whether it was the last.
+// c.mu is held.
+func (c *claim) drop(h *hold) (last bool) {
+	if i := slices.Index(c.holds, h); i >= 0 {
+		c.holds = slices.Delete(c.holds, i, i+1)
+	}
+	if h.own != nil {
+		h.own.Forget()
+	}
+	if len(c.holds) > 0 {
+		c.align()
+	}
+	return len(c.holds)+c.joining == 0
+}
+
+// Lost implements watchdog.Holder.
+func (c *claim) Lost(reason lock.Reason, cause error) {
+	c.mu.Lock()
+	if c.state != standing {
+		c.mu.Unlock()
+		return
+	}
+	c.state = gone
+	c.lease.Forget()
+	holds := c.holds
+	c.holds = nil
+	for _, h := range holds {
+		h.lose(reason, cause)
+	}
+	c.mu.Unlock()
+	c.lock.s.Queues.Released(c.lock.queueKey(), c, acquire.Release{})
+	// Not here: this may be the watchdog's goroutine, and an exporter may block.
+	for _, h := range holds {
+		h.endSpan()
+	}
+}
+
+// RenewalFailed implements watchdog.Holder.
+func (c *claim) RenewalFailed(err error, left time.Duration) {
+	c.mu.Lock()
+	holds := slices.Clone(c.holds)
+	c.mu.Unlock()
+	for _, h := range holds {
+		h.span.RenewalFailed(err, left)
+	}
+}
+
+// standsAs reports whether the claim stands under that id.
+func (c *claim) standsAs(id lock.Owner) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.state == standing && c.ID == id
+}
+
+// heldBy returns the holds of an owner that the callers named, the latest last.
+func (c *claim) heldBy(owner lock.Owner) []*hold {
+	if c.owner != owner {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.holds)
+}
+
+// freshID gives the claim an id that no request has used.
+func (c *claim) freshID() { c.ID = c.lock.s.NewOwner() }
+
+// position is the queue position of a waiter on the server, which heartbeats keep.
+type position struct {
+	claim *claim
+	lease watchdog.Lease
+}
+
+// Lost implements watchdog.Holder: the position is gone, or it is the first.
+func (p *position) Lost(lock.Reason, error) {
+	p.claim.lock.s.Queues.Displaced(p.claim.lock.queueKey(), p.claim)
+}
+
+// RenewalFailed implements watchdog.Holder. If it goes on the position is lost, and the
+// attempts that follow say why.
+func (p *position) RenewalFailed(error, time.Duration) {}
+
+// keepPosition notes that the claim has a queue position, as of a request sent then. c.mu
+// is held.
+func (c *claim) keepPosition(sent time.Time) {
+	c.forgetPosition()
+	c.queued = true
+	p := c.lock.p.(Positioned)
+	heartbeats := p.HeartbeatRenewer()
+	if heartbeats == nil {
+		return
+	}
+	c.position = &position{claim: c}
+	c.position.lease.Key, c.position.lease.Owner = c.Key, c.ID.String()
+	c.lock.s.Watchdog.Watch(&c.position.lease, c.position, watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
+}
+
+// forgetPosition is called when the claim has no queue position any more, or soon will
+// not. c.mu is held.
+func (c *claim) forgetPosition() {
+	if c.position != nil {
+		c.position.lease.Forget()
+		c.position = nil
+	}
+	c.queued = false
+}
+
+// unknown reports whether an error leaves open what the server has done.
+func unknown(err error) bool { return err != nil && wire.OutcomeOf(err) == wire.Unknown }

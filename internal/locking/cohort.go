@@ -1,0 +1,147 @@
+package locking
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Cohort is a claim that holds of this process have one after another. A hold that ends
+// passes the claim on, and asks only then whether the server still had it, before its Unlock
+// returns. One request answers for all holds that passed the claim on before it was sent. So
+// the lock changes hands as often as goroutines can, and each hold learns of a loss. See
+// Dice, Marathe and Shavit, "Lock Cohorting" (PPoPP 2012); databases call the shared request
+// group commit.
+//
+// A nil Cohort is that of a claim that has not been passed on.
+type Cohort struct {
+	mu        sync.Mutex
+	confirmed time.Time // when the last request that found the claim was sent
+	gone      bool      // a request did not find it
+	asking    bool      // a request is in flight, or about to be sent
+	next      *Batch    // of the next request, if any hold waits for it
+}
+
+// Batch is the holds that share one request.
+type Batch struct {
+	ask  func() error
+	lead chan struct{} // has room for one; its receiver sends the request
+	done chan struct{} // closed when err is the answer
+	err  error
+}
+
+// trust is the time for which an answer is believed: several round trips to a near server.
+// For a far one, claims are passed on by a script.
+const trust = 20 * time.Millisecond
+
+// NewCohort returns the cohort of a claim that the answer to a request has confirmed, and
+// when that was sent.
+func NewCohort(confirmed time.Time) *Cohort { return &Cohort{confirmed: confirmed} }
+
+// Enqueue adds a hold to the next request. It is called before the claim is passed on,
+// because the next hold may end before this one asks.
+func (c *Cohort) Enqueue() *Batch {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.enqueue()
+}
+
+func (c *Cohort) enqueue() *Batch {
+	if c.next == nil {
+		c.next = &Batch{lead: make(chan struct{}, 1), done: make(chan struct{})}
+	}
+	return c.next
+}
+
+// Confirm returns nil if the claim stood, and an error that matches lock.ErrLost if it was
+// gone. It calls ask unless another hold of the batch does, and blocks for two requests at
+// most.
+func (c *Cohort) Confirm(b *Batch, ask func() error) error {
+	c.mu.Lock()
+	if b.ask == nil {
+		b.ask = ask
+	}
+	return c.run(b)
+}
+
+// Release is Confirm for the last hold: release gives the claim back, and its result answers
+// for the holds that passed it on before.
+func (c *Cohort) Release(release func() error) error {
+	if c == nil {
+		return release()
+	}
+	c.mu.Lock()
+	b := c.enqueue()
+	b.ask = release
+	return c.run(b)
+}
+
+// run sends the request of b, or waits until another hold of b has. c.mu is held, and
+// released.
+func (c *Cohort) run(b *Batch) error {
+	if c.asking {
+		c.mu.Unlock()
+		select {
+		case <-b.done:
+			return b.err
+		case <-b.lead:
+		}
+		c.mu.Lock()
+	}
+	if b != c.next { // another was faster
+		c.mu.Unlock()
+		<-b.done
+		return b.err
+	}
+	c.asking, c.next = true, nil
+	c.mu.Unlock()
+	c.request(b)
+	return b.err
+}
+
+// request makes the request of b.
+func (c *Cohort) request(b *Batch) {
+	sent := time.Now()
+	b.err = errPanicked
+	defer func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		switch {
+		case b.err == nil:
+			c.confirmed = sent
+		case errors.Is(b.err, lock.ErrLost):
+			c.gone = true
+		}
+		if c.next != nil {
+			c.next.lead <- struct{}{}
+		} else {
+			c.asking = false
+		}
+		close(b.done)
+	}()
+	b.err = b.ask()
+}
+
+// errPanicked is for the other holds of a batch whose request has panicked in user code.
+var errPanicked = fmt.Errorf("%w: a shared request has panicked", lock.ErrIndeterminate)
+
+// Trusted reports whether the claim can be passed on, and when the last request that
+// confirmed it was sent.
+func (c *Cohort) Trusted() (confirmed time.Time, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.confirmed, !c.gone && time.Since(c.confirmed) < trust
+}
+
+// Gone reports whether the server no longer had the claim.
+func (c *Cohort) Gone() bool {
+	if c == nil {
+		return false
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.gone
+}

@@ -1,0 +1,88 @@
+package rwlock_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Two goroutines of a writer read at the same time.
+func TestAWriterReadsInTwoGoroutines(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		harness.WarmUp(t, s.Addr)
+		ctx := named(t, c)
+		w := mustLockAs(t, ctx, writing(c, "orders"))
+		type result struct {
+			h   lock.Hold
+			err error
+		}
+		first := make(chan result, 1)
+		read := func(to chan result) {
+			h, err := reading(c, "orders").Lock(ctx)
+			to <- result{h, err}
+		}
+		g.Keep(t, harness.SHA(t, "acquire_read.lua"), 1, func() { go read(first) })
+		second := make(chan result, 1)
+		go read(second)
+		time.Sleep(100 * time.Millisecond)
+		require.NoError(t, g.Open())
+		a, b := harness.Receive(t, soon, "a", first), harness.Receive(t, soon, "b", second)
+		require.NoError(t, a.err)
+		require.NoError(t, b.err)
+		unlock(t, w)
+		unlock(t, a.h)
+		require.True(t, harness.IsLocked(t, reading(c, "orders")))
+		unlock(t, b.h)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The attempt of a writer to read has an unknown outcome, and is undone. It reads again.
+func TestAnUndoneReadOfAWriterLeavesTheNext(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, op := range []string{"acquire_read.lua", "release_read.lua"} {
+			c, g := harness.GatedClient(t, s)
+			ctx := named(t, c)
+			harness.WarmUp(t, s.Addr)
+			w := mustLockAs(t, ctx, writing(c, "orders"))
+			if op == "acquire_read.lua" {
+				g.During(t, harness.LoseRequest, harness.SHA(t, op), func() {
+					_, err := reading(c, "orders").Lock(ctx)
+					require.ErrorIs(t, err, lock.ErrIndeterminate)
+				})
+			} else {
+				r := mustLockAs(t, ctx, reading(c, "orders"))
+				g.During(t, harness.DelayRequest, harness.SHA(t, op), func() { t.Log(r.Unlock(ctx)) })
+			}
+			r := mustLockAs(t, ctx, reading(c, "orders"))
+			require.NoError(t, g.Open())
+			time.Sleep(2 * time.Second)
+			require.NoError(t, context.Cause(r.Context()))
+			require.Equal(t, "1", fields(t, s)[r.Owner().String()], op)
+			unlock(t, r)
+			unlock(t, w)
+		}
+	})
+}
+
+// A writer that reads reads again.
+func TestAWriterReadsTwice(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ctx := named(t, c)
+		w := mustLockAs(t, ctx, writing(c, "orders"))
+		r1, r2 := mustLockAs(t, ctx, reading(c, "orders")), mustLockAs(t, ctx, reading(c, "orders"))
+		unlock(t, r1)
+		unlock(t, w)
+		require.True(t, harness.IsLocked(t, reading(c, "orders")))
+		unlock(t, r2)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
