@@ -113,6 +113,7 @@ func TestInvalidOptions(t *testing.T) {
 			"no watchdog timeout":       redlatch.WithWatchdogTimeout(0),
 			"negative watchdog timeout": redlatch.WithWatchdogTimeout(-time.Second),
 			"tiny watchdog timeout":     redlatch.WithWatchdogTimeout(time.Millisecond),
+			"huge watchdog timeout":     redlatch.WithWatchdogTimeout(lock.MaxLease + 1),
 			"no fair wait":              redlatch.WithFairWaitTimeout(0),
 			"negative hand-offs":        redlatch.WithHandOffLimit(-1),
 			"nil name mapper":           redlatch.WithNameMapper(nil),
@@ -124,7 +125,10 @@ func TestInvalidOptions(t *testing.T) {
 			_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}}, opt)
 			require.ErrorIs(t, err, lock.ErrInvalid, name)
 		}
-		_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}}, redlatch.WithWatchdogTimeout(lock.MaxLease))
+		require.NoError(t, err)
+		c.Close()
+		_, err = redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		_, err = redlatch.Wrap(t.Context(), nil)
 		require.ErrorIs(t, err, lock.ErrInvalid)

@@ -304,6 +304,35 @@ func TestSpansOfWaits(t *testing.T) {
 	})
 }
 
+func TestSpansOfPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c := harness.Client(t, s, r.options()...)
+		seats, leased := c.Semaphore("seats"), c.PermitSemaphore("leased")
+		_, err := seats.TrySetPermits(t.Context(), 1)
+		require.NoError(t, err)
+		_, err = leased.TrySetPermits(t.Context(), 1)
+		require.NoError(t, err)
+		var id string
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			require.NoError(t, seats.Acquire(ctx, 1))
+			require.ErrorIs(t, seats.TryAcquire(ctx, 1), lock.ErrNotAcquired)
+			require.NoError(t, seats.Release(ctx, 1))
+			permit, err := leased.Acquire(ctx)
+			require.NoError(t, err)
+			require.NoError(t, permit.Release(ctx))
+			id = permit.ID()
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=1 contended=false kind=semaphore name=seats outcome=acquired}
+  redlatch.acquire{attempts=1 contended=true kind=semaphore name=seats outcome=not_acquired}
+  redlatch.acquire{attempts=1 contended=false kind=permit-semaphore name=leased outcome=acquired}
+  redlatch.hold{kind=permit-semaphore name=leased permit=`+id+`}
+    redlatch.release{kind=permit-semaphore name=leased}
+`, r.tree())
+	})
+}
+
 func TestSpansOfFailures(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
