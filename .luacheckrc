@@ -4,13 +4,13 @@ read_globals = {"redis", "KEYS", "ARGV"}
 max_line_length = 120
 
 -- Common functions that Go puts before each script of a package.
-files["fairlock/*.lua"] = {read_globals = {"positions"}}
-files["rwlock/*.lua"] = {read_globals = {"holds"}}
-files["countdown/*.lua"] = {read_globals = {"latch"}}
-files["fairlock/positions.lua"] = {ignore = {"2..", "311"}}
-files["rwlock/holds.lua"] = {ignore = {"2..", "311"}}
+files["fairlock/lua/*.lua"] = {read_globals = {"positions"}}
+files["rwlock/lua/*.lua"] = {read_globals = {"holds"}}
+files["countdown/lua/*.lua"] = {read_globals = {"latch"}}
+files["fairlock/lua/positions.lua"] = {ignore = {"2..", "311"}}
+files["rwlock/lua/holds.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/*.lua"] = {read_globals = {"pool", "permits"}}
 files["semaphore/lua/pool.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/permits.lua"] = {ignore = {"2..", "311"}}
-files["countdown/count.lua"] = {ignore = {"2..", "311"}}
+files["countdown/lua/count.lua"] = {ignore = {"2..", "311"}}
 files["internal/lockstep/clock.lua"] = {ignore = {"2..", "311"}}

@@ -34,7 +34,7 @@ func TestMain(m *testing.M) {
 var (
 	floorAcquire = rueidis.NewLuaScript(`if redis.call('EXISTS', KEYS[1]) == 0 then
 redis.call('HSET', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) return 0 end return 1`)
-	floorRelease = rueidis.NewLuaScript(`if redis.call('HGET', KEYS[1], ARGV[1]) == '1' then
+	floorRelease = rueidis.NewLuaScript(`if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 1 then
 redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[2], '0') end return -1`)
 )
 
@@ -121,6 +121,34 @@ func BenchmarkUncontended(b *testing.B) {
 				})
 			})
 		}
+	}
+}
+
+// BenchmarkReentry is a Lock and an Unlock of an owner that holds the lock: both are local.
+func BenchmarkReentry(b *testing.B) {
+	c, err := redlatch.Open(b.Context(), server.URL())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	l := c.Lock("reentered")
+	ctx := lock.WithOwner(context.Background(), c.NewOwner())
+	held, err := l.Lock(ctx)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		h, err := l.Lock(ctx)
+		if err == nil {
+			err = h.Unlock(ctx)
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := held.Unlock(ctx); err != nil {
+		b.Fatal(err)
 	}
 }
 

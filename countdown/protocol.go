@@ -2,7 +2,7 @@ package countdown
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"errors"
 	"fmt"
 	"strconv"
@@ -13,22 +13,14 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-var (
-	//go:embed count.lua
-	countLua string
-	//go:embed try_set_count.lua
-	trySetCountLua string
-	//go:embed count_down.lua
-	countDownLua string
-	//go:embed delete.lua
-	deleteLua string
-	//go:embed read.lua
-	readLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
-	trySetCountScript = wire.NewScript(countLua + trySetCountLua)
-	countDownScript   = wire.NewScript(countLua + countDownLua)
-	deleteScript      = wire.NewScript(countLua + deleteLua)
-	readScript        = wire.NewScript(readLua)
+var (
+	trySetCountScript = wire.LoadScript(luaFiles, "count", "try_set_count")
+	countDownScript   = wire.LoadScript(luaFiles, "count", "count_down")
+	deleteScript      = wire.LoadScript(luaFiles, "count", "delete")
+	readScript        = wire.LoadScript(luaFiles, "read")
 )
 
 // Payloads of the messages: a round has ended, or one was set or deleted.

@@ -2,7 +2,7 @@ package fairlock
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"slices"
 	"strconv"
 	"time"
@@ -16,29 +16,16 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-var (
-	//go:embed positions.lua
-	positionsLua string
-	//go:embed acquire.lua
-	acquireLua string
-	//go:embed release.lua
-	releaseLua string
-	//go:embed leave.lua
-	leaveLua string
-	//go:embed heartbeat.lua
-	heartbeatLua string
-	//go:embed force_unlock.lua
-	forceUnlockLua string
-	//go:embed queue.lua
-	queueLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
-	acquireScript     = wire.NewScript(positionsLua + acquireLua)
-	releaseScript     = wire.NewScript(positionsLua + releaseLua)
-	extendScript      = wire.NewScript(locking.ExtendLua)
-	leaveScript       = wire.NewScript(positionsLua + leaveLua)
-	heartbeatScript   = wire.NewScript(positionsLua + heartbeatLua)
-	forceUnlockScript = wire.NewScript(positionsLua + forceUnlockLua)
-	queueScript       = wire.NewScript(positionsLua + queueLua)
+var (
+	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire")
+	releaseScript     = wire.LoadScript(luaFiles, "positions", "release")
+	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave")
+	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat")
+	forceUnlockScript = wire.LoadScript(luaFiles, "positions", "force_unlock")
+	queueScript       = wire.LoadScript(luaFiles, "positions", "queue")
 )
 
 // The replies of acquire.lua for a claim; 1 is a refusal.
@@ -198,7 +185,7 @@ func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease s
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }
 
 // Leave implements locking.Positioned.

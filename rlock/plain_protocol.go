@@ -2,7 +2,6 @@ package rlock
 
 import (
 	"context"
-	_ "embed"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -14,25 +13,12 @@ import (
 )
 
 var (
-	//go:embed plain_acquire.lua
-	plainAcquireLua string
-	//go:embed plain_release.lua
-	plainReleaseLua string
-	//go:embed plain_hand_off.lua
-	plainHandOffLua string
-	//go:embed plain_extend.lua
-	plainExtendLua string
-	//go:embed plain_renew.lua
-	plainRenewLua string
-	//go:embed plain_force_unlock.lua
-	plainForceUnlockLua string
-
-	plainAcquireScript     = wire.NewScript(plainAcquireLua)
-	plainReleaseScript     = wire.NewScript(plainReleaseLua)
-	plainHandOffScript     = wire.NewScript(plainHandOffLua)
-	plainExtendScript      = wire.NewScript(plainExtendLua)
-	plainRenewScript       = wire.NewScript(plainRenewLua)
-	plainForceUnlockScript = wire.NewScript(plainForceUnlockLua)
+	plainAcquireScript     = wire.LoadScript(luaFiles, "plain_acquire")
+	plainReleaseScript     = wire.LoadScript(luaFiles, "plain_release")
+	plainHandOffScript     = wire.LoadScript(luaFiles, "plain_hand_off")
+	plainExtendScript      = wire.LoadScript(luaFiles, "plain_extend")
+	plainRenewScript       = wire.LoadScript(luaFiles, "plain_renew")
+	plainForceUnlockScript = wire.LoadScript(luaFiles, "plain_force_unlock")
 )
 
 // kindPlain is the kind of a plain lock.

@@ -3,7 +3,6 @@ package rlock_test
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -426,12 +425,10 @@ func TestPlainOwnerMeetsItsAbandonedAttempt(t *testing.T) {
 func TestPlainRequestsDeliveredTwice(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		deliver := func(file string, args ...string) {
-			source, err := os.ReadFile(file)
-			require.NoError(t, err)
-			harness.Do(t, s.Addr, append([]string{"EVAL", string(source), "1", "orders"}, args...)...)
+			harness.Do(t, s.Addr, append([]string{"EVAL", harness.Source(t, file), "1", "orders"}, args...)...)
 		}
 		for what, request := range map[string]func(){
-			"acquire":   func() { deliver("plain_acquire.lua", "60000", "next", "next") },
+			"acquire":   func() { deliver("plain_acquire.lua", "60000", "next") },
 			"hand over": func() { deliver("plain_hand_off.lua", "first", "next", "60000") },
 			"extend":    func() { deliver("plain_extend.lua", "next", "60000") },
 		} {

@@ -2,7 +2,7 @@ package rlock
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -13,30 +13,17 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-var (
-	//go:embed acquire.lua
-	acquireLua string
-	//go:embed acquire_each.lua
-	acquireEachLua string
-	//go:embed release.lua
-	releaseLua string
-	//go:embed release_each.lua
-	releaseEachLua string
-	//go:embed hand_off.lua
-	handOffLua string
-	//go:embed force_unlock.lua
-	forceUnlockLua string
-	//go:embed reset_tokens.lua
-	resetTokensLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
-	acquireScript     = wire.NewScript(acquireLua)
-	acquireEachScript = wire.NewScript(acquireEachLua)
-	releaseScript     = wire.NewScript(releaseLua)
-	releaseEachScript = wire.NewScript(releaseEachLua)
-	handOffScript     = wire.NewScript(handOffLua)
-	extendScript      = wire.NewScript(locking.ExtendLua)
-	forceUnlockScript = wire.NewScript(forceUnlockLua)
-	resetTokensScript = wire.NewScript(resetTokensLua)
+var (
+	acquireScript     = wire.LoadScript(luaFiles, "acquire")
+	acquireEachScript = wire.LoadScript(luaFiles, "acquire_each")
+	releaseScript     = wire.LoadScript(luaFiles, "release")
+	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
+	handOffScript     = wire.LoadScript(luaFiles, "hand_off")
+	forceUnlockScript = wire.LoadScript(luaFiles, "force_unlock")
+	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
 
 // protocol is the plain hash lock with its variations: all kinds of this
@@ -149,5 +136,5 @@ func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }

@@ -20,7 +20,7 @@ import (
 // next holder.
 func TestBrokenReleaseIsDetected(t *testing.T) {
 	const rounds = 5
-	source, err := os.ReadFile("../rlock/release.lua")
+	source, err := os.ReadFile("../rlock/lua/release.lua")
 	require.NoError(t, err)
 	const ofOwner, ofAnybody = "redis.call('HEXISTS', KEYS[1], ARGV[1])", "redis.call('EXISTS', KEYS[1])"
 	require.Equal(t, 1, strings.Count(string(source), ofOwner))

@@ -2,7 +2,7 @@ package rwlock
 
 import (
 	"context"
-	_ "embed"
+	"embed"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -13,40 +13,20 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-var (
-	//go:embed holds.lua
-	holdsLua string
-	//go:embed acquire_read.lua
-	acquireReadLua string
-	//go:embed acquire_write.lua
-	acquireWriteLua string
-	//go:embed leave.lua
-	leaveLua string
-	//go:embed release_read.lua
-	releaseReadLua string
-	//go:embed release_write.lua
-	releaseWriteLua string
-	//go:embed hand_off.lua
-	handOffLua string
-	//go:embed extend.lua
-	extendLua string
-	//go:embed renew_read.lua
-	renewReadLua string
-	//go:embed force_unlock.lua
-	forceUnlockLua string
-	//go:embed is_locked.lua
-	isLockedLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
-	acquireReadScript  = wire.NewScript(holdsLua + acquireReadLua)
-	acquireWriteScript = wire.NewScript(holdsLua + acquireWriteLua)
-	leaveScript        = wire.NewScript(leaveLua)
-	releaseReadScript  = wire.NewScript(holdsLua + releaseReadLua)
-	releaseWriteScript = wire.NewScript(holdsLua + releaseWriteLua)
-	handOffScript      = wire.NewScript(holdsLua + handOffLua)
-	extendScript       = wire.NewScript(holdsLua + extendLua)
-	renewReadScript    = wire.NewScript(holdsLua + renewReadLua)
-	forceUnlockScript  = wire.NewScript(holdsLua + forceUnlockLua)
-	isLockedScript     = wire.NewScript(isLockedLua)
+var (
+	acquireReadScript  = wire.LoadScript(luaFiles, "holds", "acquire_read")
+	acquireWriteScript = wire.LoadScript(luaFiles, "holds", "acquire_write")
+	leaveScript        = wire.LoadScript(luaFiles, "leave")
+	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read")
+	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write")
+	handOffScript      = wire.LoadScript(luaFiles, "holds", "hand_off")
+	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
+	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
+	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock")
+	isLockedScript     = wire.LoadScript(luaFiles, "is_locked")
 )
 
 // The kinds of this package, as its scripts name them too.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"strings"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/wire"
@@ -15,36 +14,23 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript = script("pool", "acquire")
-	undoScript    = script("pool", "undo")
-	releaseScript = script("pool", "release")
-	setScript     = script("pool", "set")
-	addScript     = script("pool", "add")
-	drainScript   = script("pool", "drain")
-	leaveScript   = script("pool", "leave")
+	acquireScript = wire.LoadScript(luaFiles, "pool", "acquire")
+	undoScript    = wire.LoadScript(luaFiles, "pool", "undo")
+	releaseScript = wire.LoadScript(luaFiles, "pool", "release")
+	setScript     = wire.LoadScript(luaFiles, "pool", "set")
+	addScript     = wire.LoadScript(luaFiles, "pool", "add")
+	drainScript   = wire.LoadScript(luaFiles, "pool", "drain")
+	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave")
 
-	permitAcquireScript = script("pool", "permits", "permit_acquire")
-	permitUndoScript    = script("pool", "permits", "permit_undo")
-	permitReleaseScript = script("pool", "permits", "permit_release")
-	permitSetScript     = script("pool", "permits", "permit_set")
-	permitCountsScript  = script("permit_counts")
-	permitLeftScript    = script("permits", "permit_left")
-	permitExtendScript  = script("permits", "permit_extend")
-	permitRenewScript   = script("permit_renew")
+	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire")
+	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo")
+	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release")
+	permitSetScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_set")
+	permitCountsScript  = wire.LoadScript(luaFiles, "permit_counts")
+	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
+	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")
+	permitRenewScript   = wire.LoadScript(luaFiles, "permit_renew")
 )
-
-// script returns the script that consists of these files of lua/, one after the other.
-func script(names ...string) *wire.Script {
-	var source strings.Builder
-	for _, name := range names {
-		text, err := luaFiles.ReadFile("lua/" + name + ".lua")
-		if err != nil {
-			panic(err)
-		}
-		source.Write(text)
-	}
-	return wire.NewScript(source.String())
-}
 
 const (
 	// cacheTTL is how long the server keeps the reply to a request, and retryTime how long

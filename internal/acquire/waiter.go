@@ -45,13 +45,28 @@ func newWaiter(e *entry, req *Request) *Waiter {
 // Acquirer returns the acquirer of the request.
 func (w *Waiter) Acquirer() Acquirer { return w.req.Acquirer }
 
+// Join returns the relation of a Joiner to the holders of key.
+func (q *Queues) Join(key Key, j Joiner) (Relation, error) {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		return e.relation(j)
+	}
+	return Unrelated, nil
+}
+
 // join returns the relation of a request to the holders. The mutex is held.
-func (e *entry) join(req *Request) (relation Relation, err error) {
+func (e *entry) join(req *Request) (Relation, error) {
 	if !req.Owned {
 		return Unrelated, nil
 	}
+	return e.relation(req.Acquirer.(Joiner))
+}
+
+func (e *entry) relation(j Joiner) (relation Relation, err error) {
 	for _, holder := range e.holders {
-		r, err := req.Acquirer.(Joiner).Join(holder)
+		r, err := j.Join(holder)
 		if r == Joined || err != nil {
 			return r, err
 		}

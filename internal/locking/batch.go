@@ -58,6 +58,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	reqs := make([]acquire.Request, len(locks))
 	for i, l := range locks {
 		claims[i] = l.newClaim(ctx, o, true)
+		claims[i].freshID()
 		reqs[i] = acquire.Request{Key: l.queueKey(), Acquirer: claims[i], Once: all}
 	}
 	var err error

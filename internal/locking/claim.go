@@ -45,6 +45,7 @@ type claim struct {
 	stretched bool    // the server's lease may be longer than the claim's
 	joining   int     // callers that are about to get a hold
 	holds     []*hold // that are held, the latest last
+	one       [1]*hold
 	cohort    *Cohort // if it is passed on as it is, or nil
 
 	first hold // what most claims have only
@@ -59,8 +60,8 @@ const (
 	gone
 )
 
-// newClaim returns a claim that is to be requested, and the hold that its caller gets. One
-// that is part of another is renewed, whatever its lease.
+// newClaim returns a claim that is to be requested, without an id, and the hold that its
+// caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
 	c := &claim{lock: l}
 	traits := l.p.Traits()
@@ -68,8 +69,8 @@ func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
 	}
-	c.ID = l.s.NewOwner()
 	c.owner, _ = lock.OwnerFrom(ctx)
+	c.holds = c.one[:0]
 	c.first = hold{claim: c, ttl: c.Lease, maxHold: o.MaxHold, fixed: o.Lease > 0 && !member, member: member}
 	return c
 }

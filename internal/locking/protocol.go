@@ -6,7 +6,7 @@ package locking
 import (
 	"cmp"
 	"context"
-	_ "embed"
+	"embed"
 	"slices"
 	"sync"
 	"time"
@@ -174,15 +174,13 @@ type Positioned interface {
 	PositionTTL() time.Duration
 }
 
-var (
-	//go:embed renew.lua
-	renewLua string
-	// ExtendLua extends a hold of a lock that is a hash with one field per owner.
-	//
-	//go:embed extend.lua
-	ExtendLua string
+//go:embed lua/*.lua
+var luaFiles embed.FS
 
-	hashRenew = wire.NewScript(renewLua)
+var (
+	hashRenew = wire.LoadScript(luaFiles, "renew")
+	// ExtendScript extends a claim to a lock that is a hash with a field per claim.
+	ExtendScript = wire.LoadScript(luaFiles, "extend")
 )
 
 // HashRenewer renews the locks that are a hash with one field per owner.

@@ -4,10 +4,12 @@ import (
 	"context"
 	"crypto/fips140"
 	"crypto/sha1" // identifies scripts on the server
+	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -29,6 +31,20 @@ func NewScript(source string) *Script {
 		s.sha = hex.EncodeToString(sum[:])
 	}
 	return s
+}
+
+// LoadScript prepares the script that consists of these files of the folder lua, one after
+// the other.
+func LoadScript(files embed.FS, names ...string) *Script {
+	var source strings.Builder
+	for _, name := range names {
+		text, err := files.ReadFile("lua/" + name + ".lua")
+		if err != nil {
+			panic(err)
+		}
+		source.Write(text)
+	}
+	return NewScript(source.String())
 }
 
 // Exec runs the script on the server that holds keys, on a shared connection, and
