@@ -50,6 +50,7 @@ const (
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
 func (q *Queues) Acquire(ctx context.Context, req Request) error {
+	pause := req.pause(1)
 	s := q.shardOf(req.Key)
 	s.mu.Lock()
 	e := s.enter(q, req.Key)
@@ -74,7 +75,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 		e.begin()
 	}
 	s.mu.Unlock()
-	v, err := req.try(ctx, 1)
+	v, err := req.try(ctx, pause)
 	s.mu.Lock()
 	if inTurn {
 		e.attempting = false
@@ -125,12 +126,25 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 
 // wait is the loop of a waiter. The mutex is held on entry, and released.
 func (w *Waiter) wait(ctx context.Context) error {
+	if !w.req.Deadline.IsZero() {
+		wheel := w.entry.queues.cfg.Wheel
+		wheel.Schedule(&w.timer, w.req.Deadline, w)
+		defer wheel.Cancel(&w.timer)
+	}
+	over := false
+	defer func() {
+		if !over {
+			w.abort()
+		}
+	}()
+	err := w.loop(ctx)
+	over = true
+	return err
+}
+
+func (w *Waiter) loop(ctx context.Context) error {
 	e := w.entry
 	q, mu := e.queues, &e.shard.mu
-	if !w.req.Deadline.IsZero() {
-		q.cfg.Wheel.Schedule(&w.timer, w.req.Deadline, w)
-		defer q.cfg.Wheel.Cancel(&w.timer)
-	}
 	for {
 		switch w.state {
 		case granted:
@@ -172,6 +186,22 @@ func (w *Waiter) wait(ctx context.Context) error {
 	}
 }
 
+// abort removes a waiter whose OnWake or Backoff has panicked. The mutex is not held then.
+func (w *Waiter) abort() {
+	e := w.entry
+	e.shard.mu.Lock()
+	if w.state != granted {
+		w.giveUp()
+		e.shard.mu.Unlock()
+		return
+	}
+	e.shard.mu.Unlock()
+	e.queues.Released(e.key, w.req.Acquirer, Release{Receivers: -1})
+	if a, ok := w.req.Acquirer.(Grouped); ok {
+		a.Abandon()
+	}
+}
+
 // due reports whether w should make an attempt now. The mutex is held.
 func (w *Waiter) due() bool {
 	e := w.entry
@@ -198,12 +228,19 @@ func (q *Queues) over(ctx context.Context, req *Request) error {
 // and on return, and released in between; the waiters keep their positions.
 func (w *Waiter) attempt(ctx context.Context) {
 	e := w.entry
-	var cause Cause // none: it is new
+	cause, n := w.cause(), w.tries+1
+	e.shard.mu.Unlock()
+	// User code, while w only waits: a panic leaves nothing to undo but the wait.
+	if cause != 0 {
+		w.req.woken(cause)
+	}
+	pause := w.req.pause(n)
+	e.shard.mu.Lock()
+	if w.state != waiting || !w.due() {
+		return
+	}
 	batch := e.batch(w)
 	if slices.Contains(batch, e.first) {
-		if e.again {
-			cause = e.cause
-		}
 		e.again, e.passed = false, false
 	}
 	e.claim(batch)
@@ -211,11 +248,8 @@ func (w *Waiter) attempt(ctx context.Context) {
 		other.tries++
 	}
 	e.shard.mu.Unlock()
-	if cause != 0 {
-		w.req.woken(cause)
-	}
 	if len(batch) == 1 && batch[0] == w {
-		v, err := w.req.try(ctx, w.tries)
+		v, err := w.req.try(ctx, pause)
 		e.shard.mu.Lock()
 		e.attempted(batch, []Result{{v, err}}, cause)
 		return
@@ -238,6 +272,14 @@ func (w *Waiter) attempt(ctx context.Context) {
 	if !began {
 		e.attempted(batch, make([]Result, len(batch)), cause)
 	}
+}
+
+// cause returns the reason for an attempt of w, none if it is new. The mutex is held.
+func (w *Waiter) cause() Cause {
+	if e := w.entry; e.again && slices.Contains(e.batch(w), e.first) {
+		return e.cause
+	}
+	return 0
 }
 
 // claim begins an attempt for a batch. The mutex is held.
@@ -371,17 +413,25 @@ func (w *Waiter) failed(err error) {
 	e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
 }
 
-// try makes the n-th attempt. No lock is held: Backoff may be user code.
-func (r *Request) try(ctx context.Context, n int) (Verdict, error) {
+// try makes an attempt. pause is the pause after it, where that is not for the server to say.
+func (r *Request) try(ctx context.Context, pause time.Duration) (Verdict, error) {
 	v, err := r.Acquirer.Try(ctx)
-	if err == nil && !v.Acquired && r.Backoff != nil {
-		if pause := r.Backoff(n); r.Channel == "" {
-			v.FreeIn = pause
-		} else {
-			v.poll = max(pause, time.Millisecond)
-		}
+	switch {
+	case err != nil || v.Acquired || r.Backoff == nil:
+	case r.Channel == "":
+		v.FreeIn = pause
+	default:
+		v.poll = max(pause, time.Millisecond)
 	}
 	return v, err
+}
+
+// pause returns the pause after the n-th attempt.
+func (r *Request) pause(n int) time.Duration {
+	if r.Backoff == nil {
+		return 0
+	}
+	return r.Backoff(n)
 }
 
 func (r *Request) woken(c Cause) {

@@ -617,10 +617,67 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 		w.set(func() { w.taken = false })
 		time.Sleep(110 * time.Millisecond)
 		require.True(t, c.has())
-		require.Equal(t, []int{1, 2, 3, 4, 5}[:len(asked)], asked)
+		require.Equal(t, []int{1, 2, 3, 4, 5, 6}[:len(asked)], asked)
 		require.GreaterOrEqual(t, len(asked), 4)
 		w.release()
 	})
+}
+
+// A panic of Backoff or OnWake ends the wait and leaves nothing.
+func TestPanicEndsTheWait(t *testing.T) {
+	backoff := func(at int) func(*Request) {
+		return func(r *Request) {
+			r.Channel = ""
+			r.Backoff = func(n int) time.Duration {
+				if n == at {
+					panic("boom")
+				}
+				return 10 * time.Millisecond
+			}
+		}
+	}
+	wake := func(at Cause) func(*Request) {
+		return func(r *Request) {
+			r.OnWake = func(c Cause) {
+				if c == at {
+					panic("boom")
+				}
+			}
+		}
+	}
+	for what, change := range map[string]func(*Request){
+		"first backoff": backoff(1), "third backoff": backoff(3), "wake-up": wake(Subscribed), "hand-off": wake(HandedOver),
+	} {
+		t.Run(what, func(t *testing.T) {
+			run(t, func(w *world) {
+				here := what == "hand-off"
+				if here {
+					w.ask(w.t.Context(), "holder")
+					time.Sleep(2 * latency)
+				} else {
+					w.takeElsewhere()
+				}
+				req := Request{Key: key, Acquirer: &caller{w: w}, Channel: "channel"}
+				change(&req)
+				panicked := make(chan any, 1)
+				go func() {
+					defer func() { panicked <- recover() }()
+					_ = w.Acquire(w.t.Context(), req)
+				}()
+				synctest.Wait()
+				time.Sleep(time.Second)
+				if here {
+					w.release()
+				}
+				require.Equal(w.t, "boom", <-panicked)
+				next := w.ask(w.t.Context(), "next")
+				w.releaseElsewhere()
+				time.Sleep(time.Second)
+				require.True(w.t, next.has())
+				w.release()
+			})
+		})
+	}
 }
 
 func TestCloseEndsEveryWait(t *testing.T) {

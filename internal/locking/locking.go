@@ -112,8 +112,15 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 		c.deadline = deadline
 		h, err = c.acquire(ctx, spanCtx, span, once)
 	}
+	ended := false
+	defer func() {
+		if !ended && h != nil { // an exporter has panicked
+			_ = h.unlock(ctx)
+		}
+	}()
 	attempts, waited := c.effort()
 	span.End(ctx, attempts, waited || attempts == 0 && c.joined == nil, err)
+	ended = true
 	return h, err
 }
 
