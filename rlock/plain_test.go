@@ -145,7 +145,7 @@ func TestPlainReleaseWakesByMessage(t *testing.T) {
 func TestPlainReleaseByAStrangerIsFoundByPolling(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
-		harness.Do(t, s.Addr, "SET", "orders", "a stranger's", "PX", "3600000")
+		harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", "3600000")
 		// By then its pauses are the longest: they double from 10 ms.
 		w := plainWaiter(t, s, c, c.PlainLock("orders"), behindThere+6)
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
@@ -181,11 +181,11 @@ func TestPlainLeaseOfAStranger(t *testing.T) {
 		c := harness.Client(t, s)
 		for _, renewed := range []bool{false, true} {
 			until := time.Now().Add(lease)
-			harness.Do(t, s.Addr, "SET", "orders", "a stranger's", "PX", fmt.Sprint(lease.Milliseconds()))
+			harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", fmt.Sprint(lease.Milliseconds()))
 			w := plainWaiter(t, s, c, plainQuiet(c, "orders"), behindThere)
 			if renewed {
 				until = time.Now().Add(2 * lease)
-				harness.Do(t, s.Addr, "SET", "orders", "a stranger's", "PX", fmt.Sprint((2 * lease).Milliseconds()))
+				harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", fmt.Sprint((2 * lease).Milliseconds()))
 			}
 			plainGetsIn(t, 2*lease+3*time.Second, w)
 			require.Greater(t, time.Now(), until.Add(-5*time.Millisecond))
@@ -195,7 +195,7 @@ func TestPlainLeaseOfAStranger(t *testing.T) {
 }
 
 // Whatever becomes of one lock, the others of its batch are renewed, and what a
-// stranger has put in its place is neither extended nor deleted.
+// another holder has put in its place is neither extended nor deleted.
 func TestPlainRenewal(t *testing.T) {
 	const timeout = 3 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -252,7 +252,7 @@ func TestPlainRenewal(t *testing.T) {
 	})
 }
 
-// A stranger has the lock now, and a request for the hold that was is no use and does
+// Another holder has the lock now, and a request for the hold that was is no use and does
 // no harm: not of a hold whose lease is fixed, which hears of it so.
 func TestPlainRequestsOfAHoldThatIsGone(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
@@ -269,16 +269,16 @@ func TestPlainRequestsOfAHoldThatIsGone(t *testing.T) {
 				}()
 				err := h.Unlock(t.Context())
 				require.Empty(t, w)
-				require.Equal(t, "a stranger's", plainValue(t, conn, "orders"))
+				require.Equal(t, "another's", plainValue(t, conn, "orders"))
 				return err
 			},
 		} {
 			h, err := c.PlainLock("orders").Lock(owner(c), lock.Lease(time.Minute))
 			require.NoError(t, err)
-			harness.Do(t, s.Addr, "SET", "orders", "a stranger's", "PX", "30000")
+			harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", "30000")
 			require.ErrorIs(t, end(h), lock.ErrLost, what)
 			if what != "hand-off" {
-				require.Equal(t, "a stranger's", plainValue(t, conn, "orders"))
+				require.Equal(t, "another's", plainValue(t, conn, "orders"))
 				require.LessOrEqual(t, harness.PTTL(t, s.Addr, "orders"), int64(30_000))
 				harness.Do(t, s.Addr, "DEL", "orders")
 			}

@@ -37,8 +37,8 @@ func (l *Lock) joins(other *Lock) bool {
 }
 
 // TakeTogether takes, with one script and in their order, those of the locks before the
-// first that somebody else has, or waits for in this process; with all set it takes all
-// or none and looks at nobody who waits. The locks are some that Together has counted.
+// first that is taken, or that this process waits for; with all set it takes all or none,
+// regardless of waiters. The locks are some that Together has counted.
 // It does not wait. The holds are as those of Take. The error is of an attempt that had
 // no answer, and is not returned with a hold.
 func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]lock.Hold, error) {
@@ -219,7 +219,7 @@ func sessionOf(h lock.Hold) *session.Session {
 	return nil
 }
 
-// GiveBack is UnlockTogether for holds that nobody has been given. What was lost only
+// GiveBack is UnlockTogether for holds that no caller has. What was lost only
 // because its client is being closed is released too.
 func GiveBack(ctx context.Context, holds []lock.Hold) error {
 	err := UnlockTogether(ctx, holds)
@@ -319,8 +319,8 @@ func unlockReversed(ctx context.Context, holds []lock.Hold) error {
 	return errors.Join(errs...)
 }
 
-// releaseTogether passes on those that somebody in this process waits for, each by itself,
-// and releases the others with one script, all at the same time.
+// releaseTogether passes on those with waiters in this process, each by itself, and releases
+// the others with one script, all at the same time.
 func releaseTogether(endings []ending) error {
 	free := make([]ending, 0, len(endings))
 	tasks := make(map[int]func() error)
@@ -338,7 +338,7 @@ func releaseTogether(endings []ending) error {
 	return atOnce(tasks, func(task func() error) error { return task() })
 }
 
-// releaseFree releases, with one script, what nobody in this process waits for.
+// releaseFree releases, with one script, those without waiters in this process.
 func releaseFree(free []ending) error {
 	first := free[0]
 	if len(free) == 1 {

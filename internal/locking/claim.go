@@ -115,7 +115,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 		terms.Renewer = c.lock.p.Renewer()
 	}
 	c.stretched = c.stretched || !h.plain()
-	// In one step: whoever finds this claim by its owner finds it watched, or not standing.
+	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
 	c.state, h.state = standing, held

@@ -7,14 +7,13 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// settlePauses are the pauses before each further release of a claim that was
-// not there: the request that takes it may still be on its way, on a connection
-// that was given up.
+// cleanupPauses are the pauses before further releases of a claim that was not found: its
+// acquisition may still be on its way, on a connection that was given up.
 var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond, time.Second, 3 * time.Second}
 
-// cleanUp sees to it, in the background, that a claim with an unknown outcome comes to
-// nothing. It stops at the latest when the lease is over. With again set an acquisition may
-// even run after the release. It reports false if the client is closing.
+// cleanUp releases a claim with an unknown outcome in the background, until its lease ends at
+// the latest. With again set it goes on after a release that found nothing, because an
+// acquisition may run after it. It reports false if the client is closing.
 func (l *Lock) cleanUp(c Claim, again bool) bool {
 	return l.s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, c.Lease)
@@ -42,16 +41,15 @@ func (l *Lock) cleanUp(c Claim, again bool) bool {
 	})
 }
 
-// undo settles a claim of which nothing is known, with one request if the client is
-// closing.
+// undo cleans up after a claim that may stand, with one request if the client is closing.
 func (l *Lock) undo(c Claim) {
 	if !l.cleanUp(c, true) {
 		l.closing(func(ctx context.Context) { _, _ = l.p.Release(ctx, &c) })
 	}
 }
 
-// leave gives up, in the background, the queue position of a claim that does not wait any
-// more. It is tried for as long as others may wait for that.
+// leave removes the queue position of a claim that no longer waits, in the background. It is
+// retried for as long as the position may block others.
 func (l *Lock) leave(c Claim) {
 	p := l.p.(Positioned)
 	started := l.s.Go(func(ctx context.Context) {

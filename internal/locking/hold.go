@@ -355,8 +355,8 @@ func newHandle(h *hold, site callsite.Site) *handle {
 // givenBack is called when the hold is unlocked: it will not be dropped.
 func (hd *handle) givenBack() { runtime.SetFinalizer(hd, nil) }
 
-// dropped runs when nobody refers to the handle any more. The finalizers of a process
-// wait for each other, so it leaves what may block to others.
+// dropped runs when the handle was collected. Finalizers run one after the other, so it does
+// not block.
 func (hd *handle) dropped() {
 	h, c := hd.h, hd.h.claim
 	c.mu.Lock()

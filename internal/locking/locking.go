@@ -227,8 +227,8 @@ const (
 	noExpiry = -1
 )
 
-// TTL returns after what time the lock will be free if nobody renews or releases
-// it: 0 if it is free now, lock.NoExpiry if never.
+// TTL returns the time after which the lock becomes free if it is neither renewed nor
+// released: 0 if it is free now, lock.NoExpiry if never.
 func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 	if err := l.Check(ctx); err != nil {
 		return 0, err

@@ -8,27 +8,26 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Member is embedded by every kind of lock so that Find sees what it stands on.
+// Member is embedded by every kind of lock, for Find.
 type Member struct{ of *Lock }
 
-// Member returns what a kind of lock embeds.
+// Member returns the Member for a kind of lock.
 func (l *Lock) Member() Member { return Member{l} }
 
 func (m Member) self() *Lock { return m.of }
 
-// Find returns what l stands on if it is a lock of this module. Of any other Locker
-// nothing is known but what lock.Locker promises.
+// Find returns the Lock of l, if l is a lock of this module.
 func Find(l lock.Locker) (*Lock, bool) {
 	m, ok := l.(interface{ self() *Lock })
 	if !ok {
 		return nil, false
 	}
 	of := m.self()
-	// A type of somebody else that embeds a lock may have a Lock of its own.
+	// A foreign type that embeds a lock may have its own Lock method.
 	return of, packageOf(l) == packageOf(of.p)
 }
 
-// packageOf returns where the type of v, or what it points to, is declared.
+// packageOf returns the package that declares the type of v, or of *v.
 func packageOf(v any) string {
 	t := reflect.TypeOf(v)
 	if t.Kind() == reflect.Pointer {
@@ -37,14 +36,13 @@ func packageOf(v any) string {
 	return t.PkgPath()
 }
 
-// Session returns the session of the client that has made the lock.
+// Session returns the session of the lock's client.
 func (l *Lock) Session() *session.Session { return l.s }
 
-// Kind returns the kind of lock, as it stands in logs and telemetry.
+// Kind returns the kind of lock, as in logs and telemetry.
 func (l *Lock) Kind() string { return l.p.Traits().Kind }
 
-// Channel is where the release of the lock is published, "" if that is not the same
-// for all waiters.
+// Channel returns the channel of releases, "" if waiters have channels of their own.
 func (l *Lock) Channel() string {
 	if l.p.Traits().Ordered {
 		return ""
@@ -55,9 +53,8 @@ func (l *Lock) Channel() string {
 // Shared reports whether several owners can hold the lock at once.
 func (l *Lock) Shared() bool { return l.p.Traits().Shared }
 
-// Take is Lock, or TryLock if once is set, for one of several locks that are taken as
-// one: even with a lease the hold is renewed until Align, and MaxHold counts from
-// there.
+// Take is Lock, or TryLock if once is set, for a member of a group: even with a lease the
+// hold is renewed until Align, and MaxHold counts from there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (lock.Hold, error) {
 	o.MaxHold = 0
 	h, err := l.acquire(ctx, o, once, true)
@@ -67,18 +64,17 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (lock.Hold, e
 	return memberHandle(h), nil
 }
 
-// memberHandle returns the handle of a hold that is part of another: it is for that one to be
-// noticed when it is dropped.
+// memberHandle returns the handle of a member's hold. The group detects that it was dropped.
 func memberHandle(h *hold) lock.Hold { return &handle{h: h} }
 
-// Waited reports whether others were in the way of a hold, as far as that is known.
+// Waited reports whether the acquisition of a hold was contended, as far as that is known.
 func Waited(h lock.Hold) bool {
 	hd, ok := h.(*handle)
 	return ok && hd.h.claim.waited
 }
 
-// Receivers returns how many subscribers heard of the release of a hold that was unlocked, less
-// than 0 if that is not known, or others may wait for it who do not hear of it.
+// Receivers returns the number of subscribers that received the release of a hold, negative
+// if that is unknown or pollers may wait too.
 func Receivers(h lock.Hold) int {
 	hd, ok := h.(*handle)
 	if !ok || hd.h.claim.lock.Channel() == "" || hd.h.claim.lock.p.Traits().HasPollers {
@@ -87,13 +83,14 @@ func Receivers(h lock.Hold) int {
 	return int(hd.h.claim.receivers)
 }
 
-// Group is what a hold is part of.
+// Group is told of the end of a member's hold.
 type Group interface {
-	// MemberEnded is told that a part was lost, or unlocked by others. It must not block.
+	// MemberEnded is called when a member was lost, or unlocked by its owner. It must not
+	// block.
 	MemberEnded(cause *lock.LostError)
 }
 
-// Watch has w told when h ends by itself, once. It reports false if h is no hold of this
+// Watch calls w once when h ends without its group. It reports false if h is not of this
 // module.
 func Watch(h lock.Hold, w Group) bool {
 	hd, ok := h.(*handle)
@@ -121,14 +118,14 @@ func Unwatch(h lock.Hold) {
 	}
 }
 
-// notifyGroup tells what h is part of that h has ended. The mutex of the claim is held.
+// notifyGroup notifies the group of h that h has ended. The mutex of the claim is held.
 func (h *hold) notifyGroup(lost *lock.LostError) {
 	w := h.group
 	if w == nil {
 		return
 	}
 	h.group = nil
-	if lost == nil { // somebody has unlocked it by its owner
+	if lost == nil { // unlocked by its owner
 		lost = h.lostError(lock.ReasonGone, nil)
 	}
 	w.MemberEnded(lost)

@@ -59,7 +59,7 @@ type Passed struct {
 // Released is what a release found.
 type Released struct {
 	State ReleaseState
-	// Receivers is how many subscribers were told that the lock is free, less than 0
+	// Receivers is the number of subscribers that received the message, negative
 	// if that is not known.
 	Receivers int
 }
@@ -71,18 +71,18 @@ type ReleaseState int
 const (
 	NotHeld   ReleaseState = iota // the claim was not there
 	StillHeld                     // others hold the lock too
-	Free                          // the lock is free, and waiters were told
+	Free                          // the lock is free, and that was published
 )
 
 // The replies of release scripts.
 const (
 	replyNotHeld   = 0
 	replyStillHeld = 1
-	replyFree      = 2 // and more: the number of subscribers told
+	replyFree      = 2 // and more: the number of receivers
 )
 
 // ReleaseReply returns what the reply of a release script means. With uncounted set
-// it does not know all who were told.
+// the number of receivers is not complete.
 func ReleaseReply(n int64, uncounted bool) Released {
 	switch {
 	case n == replyNotHeld:
@@ -126,7 +126,7 @@ type Traits struct {
 // round trip. An error that is a reply of the server says that nothing was done.
 type Protocol interface {
 	Traits() Traits
-	// Channel is where the claim is told of a release, or "".
+	// Channel returns the channel of releases for the claim, or "".
 	Channel(c *Claim) string
 	// Backoff is the pause after the n-th attempt where there is no channel, or
 	// Traits say HasPollers.

@@ -147,7 +147,7 @@ func (c *claim) handOff(ctx context.Context, h *hold, successors []*acquire.Wait
 	return c.releaseError(freed, err)
 }
 
-// free releases the claim, and tells nobody in this process.
+// free releases the claim without a hand-off.
 func (c *claim) free(ctx context.Context) error {
 	c.repeatRelease()
 	return c.releaseError(c.lock.release(ctx, &c.Claim, false))

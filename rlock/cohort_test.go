@@ -19,21 +19,21 @@ import (
 // soon bounds what takes a few round trips, on a busy machine.
 const soon = 10 * time.Second
 
-// relayed is a kind whose claims are passed on inside a process as they are.
-type relayed struct {
+// cohortKind is a kind whose claims are passed on inside a process as they are.
+type cohortKind struct {
 	name    string
 	of      func(c *redlatch.Client) harness.Lock
 	confirm string // the script that asks whether a claim was there when it was passed on
 }
 
-// eachRelayed runs a test for every such kind on every server.
-func eachRelayed(t *testing.T, test func(t *testing.T, s *testserver.Server, k relayed)) {
+// eachCohortKind runs a test for every such kind on every server.
+func eachCohortKind(t *testing.T, test func(t *testing.T, s *testserver.Server, k cohortKind)) {
 	const extend = "../internal/locking/extend.lua"
-	harness.EachOf(t, []relayed{
+	harness.EachOf(t, []cohortKind{
 		{"lock", func(c *redlatch.Client) harness.Lock { return c.Lock("orders") }, extend},
 		{"spin", func(c *redlatch.Client) harness.Lock { return c.SpinLock("orders") }, extend},
 		{"plain", func(c *redlatch.Client) harness.Lock { return c.PlainLock("orders") }, "plain_extend.lua"},
-	}, func(k relayed) string { return k.name }, func(t *testing.T, s *testserver.Server, k relayed) {
+	}, func(k cohortKind) string { return k.name }, func(t *testing.T, s *testserver.Server, k cohortKind) {
 		harness.WarmUp(t, s.Addr)
 		k.confirm = harness.SHA(t, k.confirm)
 		test(t, s, k)
@@ -43,7 +43,7 @@ func eachRelayed(t *testing.T, test func(t *testing.T, s *testserver.Server, k r
 
 // The lock alone protects a counter.
 func TestClaimsPassedOnExcludeEachOther(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
+	eachCohortKind(t, func(t *testing.T, s *testserver.Server, k cohortKind) {
 		const goroutines = 32
 		rounds := harness.Size(10, 100)
 		c, counter := harness.Client(t, s), 0
@@ -63,11 +63,11 @@ func TestClaimsPassedOnExcludeEachOther(t *testing.T) {
 	})
 }
 
-// relay has two holds of a client after one another. The fault happens to the request by
+// pass has two holds of a client after one another. The fault happens to the request by
 // which the first asks whether its claim was there when it was passed on: the second has
 // the lock by then. A claim is passed on as it is for a moment only, so this is tried until
 // it is. between is called while the first holds.
-func (k relayed) relay(t *testing.T, s *testserver.Server, fault harness.Fault, between func(first lock.Hold),
+func (k cohortKind) pass(t *testing.T, s *testserver.Server, fault harness.Fault, between func(first lock.Hold),
 	then func(g *harness.Gate, first, second lock.Hold, unlocked <-chan error)) {
 	t.Helper()
 	c, g := harness.GatedClient(t, s)
@@ -114,8 +114,8 @@ func (k relayed) relay(t *testing.T, s *testserver.Server, fault harness.Fault, 
 }
 
 func TestAClaimThatIsGoneIsLostByAllWhoHadIt(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
-		k.relay(t, s, harness.KeepReply,
+	eachCohortKind(t, func(t *testing.T, s *testserver.Server, k cohortKind) {
+		k.pass(t, s, harness.KeepReply,
 			func(lock.Hold) { harness.Do(t, s.Addr, "DEL", "orders") },
 			func(g *harness.Gate, _, second lock.Hold, unlocked <-chan error) {
 				require.NoError(t, second.Context().Err(), "nobody knows yet")
@@ -129,13 +129,13 @@ func TestAClaimThatIsGoneIsLostByAllWhoHadIt(t *testing.T) {
 }
 
 func TestAClaimIsAskedForAgainIfTheAnswerIsLost(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
+	eachCohortKind(t, func(t *testing.T, s *testserver.Server, k cohortKind) {
 		for _, fault := range harness.Faults {
 			t.Run(fault.String(), func(t *testing.T) {
 				t.Parallel()
 				s := harness.Server(t, s.Program)
 				harness.WarmUp(t, s.Addr)
-				k.relay(t, s, fault, func(lock.Hold) {}, func(g *harness.Gate, _, second lock.Hold, unlocked <-chan error) {
+				k.pass(t, s, fault, func(lock.Hold) {}, func(g *harness.Gate, _, second lock.Hold, unlocked <-chan error) {
 					if !fault.Unknown() {
 						require.NoError(t, g.Open())
 					}
@@ -221,7 +221,7 @@ type stalled struct {
 }
 
 // stall returns one with so many waiters that hold for so long each.
-func (k relayed) stall(t *testing.T, s *testserver.Server, waiters int, each time.Duration) stalled {
+func (k cohortKind) stall(t *testing.T, s *testserver.Server, waiters int, each time.Duration) stalled {
 	t.Helper()
 	c, g := harness.GatedClient(t, s)
 	far := k.of(harness.Client(t, s))
@@ -264,7 +264,7 @@ func (x stalled) end(t *testing.T) {
 
 // The server's word that a claim was there is taken for a moment only.
 func TestAClaimIsNotPassedOnForLongWithoutAnAnswer(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
+	eachCohortKind(t, func(t *testing.T, s *testserver.Server, k cohortKind) {
 		const waiters, each = 20, trust / 4
 		x := k.stall(t, s, waiters, each)
 		time.Sleep(waiters * each) // which would be enough for all of them
@@ -278,7 +278,7 @@ func TestAClaimIsNotPassedOnForLongWithoutAnAnswer(t *testing.T) {
 
 // One request answers for all who passed a claim on before it was sent.
 func TestManyHoldsShareTheirRequests(t *testing.T) {
-	eachRelayed(t, func(t *testing.T, s *testserver.Server, k relayed) {
+	eachCohortKind(t, func(t *testing.T, s *testserver.Server, k cohortKind) {
 		const (
 			waiters = 32
 			more    = 5 // requests: two in the place of each 17th, the one for all, a look by the clock
