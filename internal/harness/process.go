@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -28,6 +29,10 @@ func runWorker(workers map[string]func(args []string) error) {
 		fmt.Fprintln(os.Stderr, "unknown worker", name)
 		os.Exit(2)
 	}
+	go func() { // the test process was killed if its end of the pipe is closed
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		os.Exit(1)
+	}()
 	if err := work(strings.Split(os.Getenv(workerEnv+"_ARGS"), "\n")); err != nil {
 		fmt.Fprintln(os.Stderr, name+":", err)
 		os.Exit(1)
@@ -51,6 +56,8 @@ func Spawn(t testing.TB, worker string, args ...string) *Process {
 	p := &Process{t: t, cmd: exec.Command(os.Args[0]), lines: make(chan string, 1024), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), workerEnv+"="+worker, workerEnv+"_ARGS="+strings.Join(args, "\n"))
 	p.cmd.Stderr = os.Stderr
+	_, err := p.cmd.StdinPipe()
+	require.NoError(t, err)
 	out, err := p.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, p.cmd.Start())
