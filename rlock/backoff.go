@@ -6,12 +6,13 @@ import (
 	"time"
 )
 
-// Backoff gives the pause of a waiter for a spin lock or a plain lock after its n-th
-// failed attempt, n counting from 1. It may be called concurrently.
+// Backoff returns the pause of a waiter for a spin lock or a plain lock after its n-th
+// attempt, counted from 1, if that fails. It is called before the attempt, and may be called
+// concurrently. A panic ends the wait, and leaves nothing on the server.
 type Backoff func(n int) time.Duration
 
-// WithBackoff sets the pauses of a spin lock, or those at most of a plain lock, whose
-// waiters are woken by messages too. Other locks do not pause.
+// WithBackoff sets the pauses of a spin lock, or the longest pauses of a plain lock, whose
+// waiters also wake up by messages. Other locks do not use it.
 func WithBackoff(b Backoff) Option {
 	return func(p *protocol) {
 		if b != nil {
@@ -20,12 +21,11 @@ func WithBackoff(b Backoff) Option {
 	}
 }
 
-// ExponentialBackoff pauses for initial, then multiplier times longer after
-// each further attempt, but no longer than limit. Up to a millisecond per failed
-// attempt is added at random so that waiters drift apart. It is the arithmetic
-// of Redisson's spin lock, whose defaults are 1 ms, 128 ms and 2. Values that
-// make no sense are raised: the initial pause and the limit to a millisecond,
-// the multiplier to 1.
+// ExponentialBackoff pauses for initial, then multiplier times longer after each further
+// attempt, up to limit. It adds up to a millisecond per failed attempt at random, so that
+// waiters drift apart. It is the algorithm of Redisson's spin lock, whose defaults are 1 ms,
+// 128 ms and 2. An initial pause or a limit below a millisecond counts as a millisecond, a
+// multiplier below 1 as 1.
 func ExponentialBackoff(initial, limit time.Duration, multiplier float64) Backoff {
 	initial = max(initial, time.Millisecond)
 	limit = max(limit, time.Millisecond)
@@ -39,7 +39,7 @@ func ExponentialBackoff(initial, limit time.Duration, multiplier float64) Backof
 	}
 }
 
-// ConstantBackoff pauses for d after every attempt, a millisecond at least.
+// ConstantBackoff pauses for d after every attempt, and for at least a millisecond.
 func ConstantBackoff(d time.Duration) Backoff {
 	d = max(d, time.Millisecond)
 	return func(int) time.Duration { return d }

@@ -8,28 +8,27 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// ErrStaleToken says that a fencing token is older than one already seen: its
-// holder has lost the lock and may not know.
+// ErrStaleToken means that a fencing token is older than one already seen: its holder has
+// lost the lock, and may not know.
 var ErrStaleToken = errors.New("redlatch: stale fencing token")
 
-// Guard stands before a resource and lets nobody pass who comes with an older
-// fencing token than somebody before. The zero Guard has seen no token.
+// Guard protects a resource from late holders: it rejects a fencing token that is older than
+// one it has accepted. The zero Guard has seen no token.
 //
-// A Guard protects what lives in its own process. A resource elsewhere, such as
-// a database, has to make the same comparison itself, in the transaction that
-// writes; when it restarts it must remember the highest token.
+// A Guard protects resources of its own process. Another resource, such as a database, must
+// make the same comparison in the transaction that writes, and must remember the highest
+// token across restarts.
 type Guard struct {
 	mu      sync.Mutex
 	highest int64
 }
 
-// NewGuard returns a guard that accepts no token older than floor, the highest
-// one the resource has recorded so far; 0 if none.
+// NewGuard returns a guard that rejects tokens older than floor, the highest token that the
+// resource has recorded, or 0.
 func NewGuard(floor int64) *Guard { return &Guard{highest: floor} }
 
-// Check accepts a token that is not older than the highest seen, and remembers
-// it. It returns an error that matches ErrStaleToken for an older one, and
-// lock.ErrInvalid for one that no fenced lock issues (0 or less).
+// Check accepts a token that is not older than the highest seen, and remembers it. The error
+// matches ErrStaleToken for an older one, and lock.ErrInvalid for a token below 1.
 func (g *Guard) Check(token int64) error {
 	if token <= 0 {
 		return fmt.Errorf("%w: %d is not a fencing token", lock.ErrInvalid, token)
@@ -43,7 +42,7 @@ func (g *Guard) Check(token int64) error {
 	return nil
 }
 
-// Highest returns the highest token seen, for the resource to record.
+// Highest returns the highest token seen, which the resource should record.
 func (g *Guard) Highest() int64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -26,9 +26,8 @@ var (
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
 
-// protocol is the plain hash lock with its variations: all kinds of this
-// package are the same on the server but for the fencing counter and the
-// message of a release.
+// protocol is that of the locks that are a hash. On the server they differ only in the
+// fencing counter and the message of a release.
 type protocol struct {
 	s            *session.Session
 	kind         string
