@@ -159,7 +159,7 @@ func TestClusterFailover(t *testing.T) {
 func TestHangingNodeLosesNoHoldElsewhere(t *testing.T) {
 	harness.Full(t)
 	const holds, timeout = 3000, 6 * time.Second
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+	harness.EachBusy(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		s := clusterService(cluster)
 		victim := s.serving("any")
