@@ -340,8 +340,8 @@ type Stats struct {
 // Stats returns a snapshot of the client's activity. It sends nothing. Its cost grows
 // with the number of locks that the client holds or waits for.
 func (c *Client) Stats() Stats {
-	q := c.s.Queues.Stats()
-	return Stats{Waiting: q.Waiting, Attempting: q.Attempting, Background: c.s.Running()}
+	waiting, attempting := c.s.Callers()
+	return Stats{Waiting: waiting, Attempting: attempting, Background: c.s.Running()}
 }
 
 // Lock returns the reentrant lock of that name. It sends nothing and does not fail: for

@@ -1,6 +1,12 @@
 package fairlock
 
-import "github.com/redlatch/redlatch/internal/session"
+import (
+	"context"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/lock"
+)
 
 // Protocol is the protocol under test.
 type Protocol = protocol
@@ -12,4 +18,29 @@ func NewProtocol(s *session.Session, opts ...Option) *Protocol {
 		opt(p)
 	}
 	return p
+}
+
+// ConfirmClaim runs confirm.lua, and returns its reply.
+func ConfirmClaim(ctx context.Context, p *Protocol, c *locking.Claim, had, waiting []string) (reply [2]int64, err error) {
+	a, err := p.Confirm(ctx, c, locking.Question{Passed: owners(had), Next: owners(waiting)})
+	if a.Stands {
+		reply[0] = 1
+	}
+	reply[1] = int64(a.Ready)
+	return reply, err
+}
+
+// ReleaseAfter releases a claim after other waiters have had the lock.
+func ReleaseAfter(ctx context.Context, p *Protocol, c *locking.Claim, had []string) (locking.Released, error) {
+	last := *c
+	last.Passed = owners(had)
+	return p.Release(ctx, &last)
+}
+
+func owners(names []string) []lock.Owner {
+	all := make([]lock.Owner, len(names))
+	for i, name := range names {
+		all[i], _ = lock.ParseOwner(name)
+	}
+	return all
 }

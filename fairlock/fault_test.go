@@ -170,7 +170,10 @@ func TestKeysOfAnotherType(t *testing.T) {
 				}},
 				{"release", true, func() error { _, err := w.p.Release(ctx, holder); return err }},
 				{"release of a waiter", true, func() error { _, err := w.p.Release(ctx, waiter); return err }},
-				{"hand off", true, func() error { _, err := w.p.HandOff(ctx, holder, []*locking.Claim{waiter}); return err }},
+				{"confirm", true, func() error {
+					_, err := fairlock.ConfirmClaim(ctx, w.p, holder, []string{waiter.ID.String()}, nil)
+					return err
+				}},
 				{"force", true, func() error { _, err := w.p.Force(ctx, orders); return err }},
 				{"queue", !isLock, func() error { _, err := w.p.Queue(ctx, orders); return err }},
 				{"leave", !isLock, func() error { return w.p.Leave(ctx, w.claim()) }},

@@ -25,17 +25,25 @@ type model struct {
 }
 
 type lockModel struct {
-	name   string
-	counts map[string]int
-	ends   int64
+	name      string
+	counts    map[string]int
+	queue     []string
+	deadlines map[string]int64
+	alive     map[string]int64
+	ends      [4]int64 // of the keys, as keysOf returns them
 
-	queue         []string
-	deadlines     map[string]int64
-	alive         map[string]int64
-	queueEnds     int64
-	deadlinesEnds int64
-	aliveEnds     int64
+	// Of one script.
+	head                   string // of the queue before
+	intact, renewed, freed bool
 }
+
+// The keys of a lock, as indices.
+const (
+	lockAt = iota
+	queueAt
+	deadlinesAt
+	aliveAt
+)
 
 func newModel(names ...string) *model {
 	m := &model{locks: map[string]*lockModel{}, seen: lockstep.Seen{}}
@@ -48,37 +56,36 @@ func newModel(names ...string) *model {
 // pass lets time pass.
 func (m *model) pass(d int64) {
 	m.now += d
-	over := func(ends int64) bool { return ends != never && ends < m.now }
 	for _, l := range m.locks {
-		if over(l.ends) {
-			clear(l.counts)
+		for key, ends := range l.ends {
+			if ends != never && ends < m.now {
+				l.drop(key)
+			}
 		}
-		if over(l.queueEnds) {
-			l.queue = nil
-		}
-		if over(l.deadlinesEnds) {
-			clear(l.deadlines)
-		}
-		if over(l.aliveEnds) {
-			clear(l.alive)
-		}
-		l.tidy()
 	}
+}
+
+// drop deletes a key.
+func (l *lockModel) drop(key int) {
+	switch key {
+	case lockAt:
+		clear(l.counts)
+	case queueAt:
+		l.queue = nil
+	case deadlinesAt:
+		clear(l.deadlines)
+	case aliveAt:
+		clear(l.alive)
+	}
+	l.tidy()
 }
 
 // tidy is called after every removal: an empty key does not exist and has no expiry.
 func (l *lockModel) tidy() {
-	if len(l.counts) == 0 {
-		l.ends = never
-	}
-	if len(l.queue) == 0 {
-		l.queueEnds = never
-	}
-	if len(l.deadlines) == 0 {
-		l.deadlinesEnds = never
-	}
-	if len(l.alive) == 0 {
-		l.aliveEnds = never
+	for key, size := range []int{len(l.counts), len(l.queue), len(l.deadlines), len(l.alive)} {
+		if size == 0 {
+			l.ends[key] = never
+		}
 	}
 }
 
@@ -86,30 +93,45 @@ func (l *lockModel) free() bool { return len(l.counts) == 0 }
 
 // ttl returns the rest of the lease, 0 if there is none or it does not end.
 func (m *model) ttl(l *lockModel) int64 {
-	if l.ends == never {
+	if l.ends[lockAt] == never {
 		return 0
 	}
-	return l.ends - m.now
+	return l.ends[lockAt] - m.now
 }
 
 func (m *model) hold(l *lockModel, c *locking.Claim) {
 	l.counts = map[string]int{c.ID.String(): 1}
-	l.ends = m.now + c.Lease.Milliseconds()
+	l.ends[lockAt] = m.now + c.Lease.Milliseconds()
 }
 
 func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 	if lease := c.Lease.Milliseconds(); m.ttl(l) < lease {
-		l.ends = m.now + lease
+		l.ends[lockAt] = m.now + lease
 	}
 }
 
-// remove removes the n-th waiter from the queue.
-func (l *lockModel) remove(n int) {
-	owner := l.queue[n]
-	l.queue = slices.Delete(l.queue, n, n+1)
-	delete(l.deadlines, owner)
-	delete(l.alive, owner)
-	l.tidy()
+// begin is called before each script of ours.
+func (l *lockModel) begin() {
+	l.head, l.renewed, l.freed = l.first(), false, false
+	l.intact = len(l.queue) == len(l.deadlines)
+}
+
+// first returns the head of the queue, "" if there is none.
+func (l *lockModel) first() string {
+	if len(l.queue) == 0 {
+		return ""
+	}
+	return l.queue[0]
+}
+
+// queued reports whether a waiter is in the queue. One that is has a deadline, unless a fault
+// has deleted it.
+func (l *lockModel) queued(owner string) bool {
+	if l.intact {
+		_, is := l.deadlines[owner]
+		return is
+	}
+	return slices.Contains(l.queue, owner)
 }
 
 // dies returns when a waiter counts as dead, if that is known.
@@ -121,25 +143,9 @@ func (l *lockModel) dies(owner string) (at int64, known bool) {
 	return at, known
 }
 
-// subtractWaits lowers the deadlines of Java's waiters from the n-th on.
-func (m *model) subtractWaits(l *lockModel, waits int64, n int) {
-	if len(l.deadlines) == len(l.alive) {
-		return
-	}
-	least := m.now + m.ttl(l) + m.wait
-	for _, owner := range l.queue[n:] {
-		_, ours := l.alive[owner]
-		if deadline := l.deadlines[owner]; !ours && deadline > least {
-			m.seen.See("waits subtracted")
-			l.deadlines[owner] = max(least, deadline-waits*m.wait)
-		}
-	}
-}
-
-// purge removes dead waiters from the head and reports whether there were any.
-func (m *model) purge(l *lockModel) bool {
-	dead, ours := 0, int64(0)
-	for len(l.queue) > 0 {
+// purge removes dead waiters from the head.
+func (m *model) purge(l *lockModel) {
+	for ; len(l.queue) > 0; l.queue = l.queue[1:] {
 		first := l.queue[0]
 		at, known := l.dies(first)
 		if !known {
@@ -149,70 +155,71 @@ func (m *model) purge(l *lockModel) bool {
 		if at > m.now {
 			break
 		}
-		if _, is := l.alive[first]; is {
-			ours++
-		}
 		m.seen.See("dead purged")
-		l.remove(0)
-		dead++
+		delete(l.deadlines, first)
+		delete(l.alive, first)
 	}
-	if ours > 0 {
-		m.subtractWaits(l, ours, 0)
-	}
-	return dead > 0
+	l.tidy()
 }
 
-// renew records a heartbeat of the n-th waiter.
-func (m *model) renew(l *lockModel, n int) {
-	owner := l.queue[n]
+// renew records a heartbeat of a waiter.
+func (m *model) renew(l *lockModel, owner string) {
+	n := slices.Index(l.queue, owner)
+	if n >= 8 {
+		m.seen.See("far from the head")
+	}
+	if n < 0 || n >= 8 {
+		n = len(l.queue)
+	}
 	l.alive[owner] = m.now + m.positionTTL
 	l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
+	l.renewed = true
 }
 
-// restore puts an evicted waiter back and reports whether it did.
-func (m *model) restore(l *lockModel, owner string) bool {
-	if slices.Contains(l.queue, owner) || l.alive[owner] <= m.now {
-		return false
+// restore puts a waiter back if it was evicted.
+func (m *model) restore(l *lockModel, owner string) {
+	if l.alive[owner] > m.now && !l.queued(owner) {
+		m.seen.See("restored")
+		l.queue = slices.Insert(l.queue, 0, owner)
+		m.renew(l, owner)
 	}
-	m.seen.See("restored")
-	l.queue = slices.Insert(l.queue, 0, owner)
-	m.renew(l, 0)
-	return true
 }
 
-// leave removes a waiter and reports whether it was the head.
-func (m *model) leave(l *lockModel, owner string) bool {
-	n := slices.Index(l.queue, owner)
-	if n < 0 {
+// leave removes waiters.
+func (l *lockModel) leave(owners ...string) {
+	before := len(l.deadlines)
+	for _, owner := range owners {
 		delete(l.alive, owner)
 		delete(l.deadlines, owner)
-		l.tidy()
-		return false
 	}
-	l.remove(n)
-	m.subtractWaits(l, 1, n)
-	return n == 0
+	if len(l.deadlines) < before || !l.intact {
+		for _, owner := range owners {
+			if n := slices.Index(l.queue, owner); n >= 0 {
+				l.queue = slices.Delete(l.queue, n, n+1)
+			}
+		}
+	}
+	l.tidy()
 }
 
-// end ends an operation of ours. renewed is set if there was a heartbeat, newHead if the
-// head has changed. A new head that need not wait for long gets a message. end returns the
-// number of receivers.
-func (m *model) end(l *lockModel, renewed, newHead bool) int {
+// end is called after each script of ours that may change the queue. A new head that need not
+// wait for long gets a message. end returns the number of receivers.
+func (m *model) end(l *lockModel) int {
 	if len(l.queue) == 0 {
-		clear(l.deadlines)
-		clear(l.alive)
-		l.tidy()
+		l.drop(deadlinesAt)
+		l.drop(aliveAt)
 		return 0
 	}
-	if renewed {
+	if l.renewed || len(l.alive) == 0 {
 		ends := m.now + int64(len(l.queue)+1)*m.wait + m.ttl(l)
-		l.queueEnds, l.deadlinesEnds, l.aliveEnds = never, never, ends
+		l.ends[queueAt], l.ends[deadlinesAt], l.ends[aliveAt] = never, never, ends
 		if len(l.deadlines) == len(l.alive) {
-			l.queueEnds, l.deadlinesEnds = ends, ends
+			l.ends[queueAt], l.ends[deadlinesAt] = ends, ends
 		}
 		l.tidy()
 	}
-	if newHead && (l.free() || l.ends != never && m.ttl(l) < 5_000) {
+	newHead := l.freed || l.head != "" && l.head != l.queue[0]
+	if newHead && (l.free() || l.ends[lockAt] != never && m.ttl(l) < 5_000) {
 		m.publish(l)
 		return lockstep.Subscribers
 	}
@@ -227,53 +234,45 @@ func (m *model) publish(l *lockModel) {
 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// eta returns how long it takes until the n-th waiter may be first, less than 0 if unknown.
-func (m *model) eta(l *lockModel, n int) time.Duration {
-	if n >= 8 || !l.free() && l.ends == never {
+// leaseEnds returns how long the lease lasts, less than 0 if there is none or it does not end.
+func (m *model) leaseEnds(l *lockModel) time.Duration {
+	if l.free() || l.ends[lockAt] == never {
 		return millis(-1)
 	}
-	at := m.now + m.ttl(l)
-	for _, owner := range l.queue[:n] {
-		dies, known := l.dies(owner)
-		if !known {
-			return millis(-1)
-		}
-		at = max(at, dies)
-	}
-	return millis(at - m.now)
+	return millis(m.ttl(l))
 }
 
 // enqueue is an attempt that does not acquire the lock.
 func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 	if !c.Waits {
-		if l.free() || l.ends == never {
-			return locking.Answer{FreeIn: millis(-1)}
-		}
-		return locking.Answer{FreeIn: millis(m.ttl(l))}
+		return locking.Answer{FreeIn: m.leaseEnds(l)}
 	}
 	owner := c.ID.String()
-	n := slices.Index(l.queue, owner)
-	moved := n < 0
+	moved := !l.queued(owner)
+	m.renew(l, owner)
 	if moved {
-		n = len(l.queue)
 		l.queue = append(l.queue, owner)
 	}
-	m.renew(l, n)
-	return locking.Answer{Queued: true, Moved: moved, FreeIn: m.eta(l, n)}
+	a := locking.Answer{Queued: true, Moved: moved, FreeIn: millis(-1)}
+	if l.first() == owner {
+		a.FreeIn = m.leaseEnds(l)
+	}
+	return a
 }
 
 func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
-	holder, renewed, newHead := -1, false, false
+	l.begin()
+	holder := -1
 	for i, c := range claims {
 		if l.counts[c.ID.String()] > 0 {
 			holder = i
 			m.atLeast(l, c)
 		}
 	}
-	newHead = m.purge(l)
+	m.purge(l)
 	for _, c := range slices.Backward(claims) {
-		if c.Waits && m.restore(l, c.ID.String()) {
-			renewed, newHead = true, true
+		if c.Waits {
+			m.restore(l, c.ID.String())
 		}
 	}
 	if l.free() {
@@ -286,55 +285,58 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 		}
 	}
 	if holder >= 0 {
-		newHead = m.leave(l, claims[holder].ID.String()) || newHead
+		l.leave(claims[holder].ID.String())
 	}
 	answers := make([]locking.Answer, len(claims))
 	for i, c := range claims {
 		if i == holder {
 			answers[i].Acquired = true
-			continue
+		} else {
+			answers[i] = m.enqueue(l, c)
 		}
-		answers[i] = m.enqueue(l, c)
-		renewed = renewed || c.Waits
 	}
-	m.end(l, renewed, newHead)
+	m.end(l)
 	return answers
 }
 
 // open frees the lock.
 func (m *model) open(l *lockModel) locking.Released {
+	l.drop(lockAt)
+	l.freed = true
+	return locking.Released{State: locking.Free, Receivers: m.end(l)}
+}
+
+// release is that of a claim. The waiters in had leave the queue.
+func (m *model) release(l *lockModel, c *locking.Claim, had []string) locking.Released {
+	l.begin()
+	l.leave(had...)
 	m.purge(l)
-	clear(l.counts)
-	l.tidy()
-	return locking.Released{State: locking.Free, Receivers: m.end(l, false, true)}
+	if l.counts[c.ID.String()] > 0 {
+		return m.open(l)
+	}
+	l.leave(c.ID.String())
+	m.end(l)
+	return locking.Released{}
 }
 
-func (m *model) release(l *lockModel, c *locking.Claim) locking.Released {
-	if l.counts[c.ID.String()] == 0 {
-		m.giveUp(l, c.ID.String())
-		return locking.Released{}
+// confirm returns whether the claim holds the lock, and how many of the waiting are the first.
+func (m *model) confirm(l *lockModel, c *locking.Claim, had, waiting []string) [2]int64 {
+	l.begin()
+	held := l.counts[c.ID.String()] > 0
+	if held {
+		m.atLeast(l, c)
 	}
-	return m.open(l)
-}
-
-func (m *model) handOff(l *lockModel, from, to *locking.Claim) locking.Passed {
-	passedOn, next := locking.Passed{Answer: locking.Answer{Acquired: true}}, to.ID.String()
-	if l.counts[from.ID.String()] == 0 {
-		if l.counts[next] == 0 {
-			return locking.Passed{}
-		}
-		m.atLeast(l, to)
-		return passedOn
+	l.leave(had...)
+	m.purge(l)
+	n := 0
+	for held && n < min(len(waiting), len(l.queue)) && waiting[n] == l.queue[n] {
+		n++
 	}
-	newHead := m.purge(l)
-	renewed := m.restore(l, next)
-	if len(l.queue) > 0 && l.queue[0] != next {
-		return locking.Passed{Released: m.open(l)}
+	m.end(l)
+	if !held {
+		return [2]int64{}
 	}
-	m.hold(l, to)
-	newHead = m.leave(l, next) || newHead
-	m.end(l, renewed, newHead)
-	return passedOn
+	return [2]int64{1, int64(n)}
 }
 
 func (m *model) extend(l *lockModel, c *locking.Claim) bool {
@@ -346,12 +348,15 @@ func (m *model) extend(l *lockModel, c *locking.Claim) bool {
 }
 
 func (m *model) giveUp(l *lockModel, owner string) {
-	newHead := m.purge(l)
-	newHead = m.leave(l, owner) || newHead
-	m.end(l, false, newHead)
+	l.begin()
+	m.purge(l)
+	l.leave(owner)
+	m.end(l)
 }
 
 func (m *model) force(l *lockModel) bool {
+	l.begin()
+	m.purge(l)
 	held := !l.free()
 	m.open(l)
 	return held
@@ -359,28 +364,25 @@ func (m *model) force(l *lockModel) bool {
 
 // heartbeat is one of some owners. It reports which are in the queue and must keep waiting.
 func (m *model) heartbeat(l *lockModel, owners []string) []bool {
-	newHead, renewed := m.purge(l), false
+	l.begin()
+	m.purge(l)
 	for _, owner := range slices.Backward(owners) {
-		newHead = m.restore(l, owner) || newHead
-	}
-	last := map[string]int{} // position, by owner
-	for n, owner := range l.queue {
-		last[owner] = n
+		m.restore(l, owner)
 	}
 	kept := make([]bool, len(owners))
 	for i, owner := range owners {
-		if n, waits := last[owner]; waits {
-			m.renew(l, n)
-			kept[i], renewed = n > 0 || !l.free(), true
+		if l.queued(owner) {
+			m.renew(l, owner)
+			kept[i] = !l.free() || owner != l.first()
 		}
 	}
 	for owner, dies := range l.alive {
-		if dies <= m.now && !slices.Contains(l.queue, owner) {
+		if dies <= m.now && !l.queued(owner) {
 			delete(l.alive, owner)
 		}
 	}
 	l.tidy()
-	m.end(l, renewed, newHead)
+	m.end(l)
 	return kept
 }
 
@@ -430,11 +432,11 @@ func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, 
 			l.deadlines[other] -= wait
 		}
 		l.tidy()
-		l.counts, l.ends = map[string]int{owner: 1}, m.now+lease
+		l.counts, l.ends[lockAt] = map[string]int{owner: 1}, m.now+lease
 		return nil
 	case l.counts[owner] > 0:
 		l.counts[owner]++
-		l.ends = m.now + lease
+		l.ends[lockAt] = m.now + lease
 		return nil
 	case !waits:
 		return int64(1)
@@ -442,7 +444,7 @@ func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, 
 	ttl := int64(-2)
 	if !l.free() {
 		ttl = -1
-		if l.ends != never {
+		if l.ends[lockAt] != never {
 			ttl = m.ttl(l)
 		}
 	}
@@ -468,11 +470,10 @@ func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) any {
 		return nil
 	case l.counts[owner] > 1:
 		l.counts[owner]--
-		l.ends = m.now + lease
+		l.ends[lockAt] = m.now + lease
 		return int64(0)
 	}
-	clear(l.counts)
-	l.tidy()
+	l.drop(lockAt)
 	if len(l.queue) > 0 {
 		m.publish(l)
 	}
@@ -494,10 +495,11 @@ func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
 // state returns all that the server should have, and the messages since the last call.
 func (m *model) state() (s lockstep.State) {
 	for _, l := range m.locks {
-		s.Put(l.name, "hash", l.ends, lockstep.Pairs(l.counts)...)
-		s.Put(wire.FairQueue(l.name), "list", l.queueEnds, l.queue...)
-		s.Put(wire.FairTimeouts(l.name), "zset", l.deadlinesEnds, lockstep.Pairs(l.deadlines)...)
-		s.Put(wire.FairAlive(l.name), "zset", l.aliveEnds, lockstep.Pairs(l.alive)...)
+		keys := keysOf(l.name)
+		s.Put(keys[lockAt], "hash", l.ends[lockAt], lockstep.Pairs(l.counts)...)
+		s.Put(keys[queueAt], "list", l.ends[queueAt], l.queue...)
+		s.Put(keys[deadlinesAt], "zset", l.ends[deadlinesAt], lockstep.Pairs(l.deadlines)...)
+		s.Put(keys[aliveAt], "zset", l.ends[aliveAt], lockstep.Pairs(l.alive)...)
 	}
 	s.Told, m.published = m.published, nil
 	return s

@@ -142,9 +142,9 @@ func TestVeryManyWaitersOfOneProcess(t *testing.T) {
 		wg.Wait()
 		sent := harness.Commands(t, conn)["evalsha"] - before
 		t.Logf("%v and %.3f scripts for an acquisition, of waiters in the queue", time.Since(begin)/time.Duration(waiters), float64(sent)/float64(waiters))
-		require.Equal(t, want, had)
+		require.Equal(t, processesOf(want), processesOf(had))
 		require.LessOrEqual(t, channels, 1)
-		require.Less(t, sent, waiters+waiters/10) // a hand-off each, and heartbeats
+		require.Less(t, sent, waiters/2, "a question covers several hand-offs")
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -195,7 +195,7 @@ func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.Eventually(t, 30*time.Second, "all have had it", func() bool { return c.length(logKey) == processes*each })
 		t.Logf("%v for an acquisition", time.Since(begin)/time.Duration(processes*each))
-		require.True(t, slices.Equal(want, c.list(logKey)), "in order")
+		require.True(t, slices.Equal(processesOf(want), processesOf(c.list(logKey))), "in order")
 		c.finish()
 	})
 }

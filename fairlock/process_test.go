@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -29,7 +30,7 @@ var workers = map[string]func(args []string) error{
 // Keys that waitWorker reads and writes.
 const (
 	ordersKey = "orders for " // and the number of the worker: a list of orders
-	logKey    = "log"         // a list of owners, each written while it held the lock
+	logKey    = "log"         // a list of numbers of waiters, or of owners for those without, written while they held the lock
 	leftKey   = "left"        // a list of the numbers of waiters that gave up
 )
 
@@ -87,7 +88,11 @@ func waitWorker(args []string) error {
 			}
 			return push(leftKey, strconv.Itoa(o.number))
 		}
-		if err := push(logKey, h.Owner().String()); err != nil {
+		entry := strconv.Itoa(o.number)
+		if o.number == 0 {
+			entry = h.Owner().String()
+		}
+		if err := push(logKey, entry); err != nil {
 			return err
 		}
 		time.Sleep(o.hold)
@@ -150,14 +155,12 @@ type crowd struct {
 	conn  rueidis.Client
 	procs []*harness.Process
 
-	sent     int
-	arrivals []string        // owners in the order of their arrival
-	known    map[string]bool // keys: arrivals
-	numbers  map[int]string  // owner by the number of the order
+	sent  int
+	known map[string]bool // owners that have been in the queue
 }
 
 func newCrowd(t *testing.T, s *testserver.Server, n int, timeout, fairWait time.Duration) *crowd {
-	c := &crowd{T: t, s: s, conn: harness.Conn(t, s.Addr), known: map[string]bool{}, numbers: map[int]string{}}
+	c := &crowd{T: t, s: s, conn: harness.Conn(t, s.Addr), known: map[string]bool{}}
 	for i := range n {
 		c.procs = append(c.procs, harness.Spawn(t, "wait", s.Addr, strconv.Itoa(i), timeout.String(), fairWait.String()))
 	}
@@ -173,12 +176,11 @@ func (c *crowd) send(process int, words string) {
 	require.NoError(c, c.conn.Do(c.Context(), c.conn.B().Rpush().Key(ordersKey+strconv.Itoa(process)).Element(words).Build()).Error())
 }
 
-// latest returns the last owners in the queue and the last owner of the lock, and whether
-// the waiter of a number has left.
+// latest returns the last owners in the queue, and whether the waiter of a number has had the
+// lock or has left.
 var latest = rueidis.NewLuaScriptReadOnly(`
-	local owners = redis.call('LRANGE', KEYS[2], -64, -1)
-	owners[#owners + 1] = redis.call('LINDEX', KEYS[1], -1) or ''
-	return {owners, redis.call('LPOS', KEYS[3], ARGV[1]) and 1 or 0}`)
+	local over = redis.call('LPOS', KEYS[2], ARGV[1]) or redis.call('LPOS', KEYS[3], ARGV[1])
+	return {redis.call('LRANGE', KEYS[1], -64, -1), over and 1 or 0}`)
 
 // queue makes a process wait, and returns once its waiter is in the queue, or has left it.
 func (c *crowd) queue(process int, o order) {
@@ -192,14 +194,14 @@ func (c *crowd) queue(process int, o order) {
 		owners, err := reply[0].AsStrSlice()
 		require.NoError(c, err)
 		for _, owner := range owners {
-			if owner != "" && !c.known[owner] {
-				c.arrivals, c.known[owner], c.numbers[o.number] = append(c.arrivals, owner), true, owner
+			if !c.known[owner] {
+				c.known[owner] = true
 				return true
 			}
 		}
-		left, err := reply[1].AsInt64()
+		over, err := reply[1].AsInt64()
 		require.NoError(c, err)
-		return left == 1
+		return over == 1
 	})
 }
 
@@ -246,6 +248,16 @@ func (c *crowd) finish(killed ...int) {
 	harness.NothingLeft(c, c.s.Addr)
 }
 
+// processesOf returns the clients of owners. Within a process, holds share the owner of the
+// claim that they pass on.
+func processesOf(owners []string) []string {
+	clients := make([]string, len(owners))
+	for i, o := range owners {
+		clients[i], _, _ = strings.Cut(o, ":")
+	}
+	return clients
+}
+
 // The order of arrival is the order of holds across processes, while waiters come, hold and
 // leave all the time.
 func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
@@ -279,13 +291,13 @@ func TestProcessesHaveTheLockInTheOrderOfTheirArrival(t *testing.T) {
 			return c.length(logKey)+c.length(leftKey) == arrivals
 		})
 		had := c.list(logKey)
-		left := map[string]bool{}
-		for _, number := range c.list(leftKey) {
-			n, err := strconv.Atoi(number)
-			require.NoError(t, err)
-			left[c.numbers[n]] = true
+		left := c.list(leftKey)
+		var want []string
+		for n := range arrivals {
+			if number := strconv.Itoa(n + 1); !slices.Contains(left, number) {
+				want = append(want, number)
+			}
 		}
-		want := slices.DeleteFunc(slices.Clone(c.arrivals), func(owner string) bool { return left[owner] })
 		t.Logf("%d had the lock, %d left", len(had), len(left))
 		require.GreaterOrEqual(t, len(had), arrivals*3/4)
 		require.NotEmpty(t, left)
@@ -321,7 +333,7 @@ func TestKilledProcessesLoseTheirPositions(t *testing.T) {
 			}
 			c.queue(p, o)
 			if p == first || p == second {
-				survivors = append(survivors, c.arrivals[len(c.arrivals)-1])
+				survivors = append(survivors, strconv.Itoa(c.sent))
 			}
 		}
 		c.procs[head].Kill()
@@ -371,8 +383,8 @@ func TestAStoppedProcessQueuesAgain(t *testing.T) {
 		after, took := harness.Commands(t, c.conn), w2.At.Sub(begin)
 		require.Less(t, took, deadFor+slack)
 		require.GreaterOrEqual(t, took, positionTTL/3) // the last heartbeat may have been a while ago
-		// One release, a heartbeat every third of positionTTL, an attempt when the waiter
-		// before may have died, one on the message that the head has changed.
+		// One release, a heartbeat every third of positionTTL, and attempts because of that and
+		// of the message that the head has changed.
 		asked := after["evalsha"] + after["eval"] - before["evalsha"] - before["eval"]
 		t.Logf("acquired after %v, with %d scripts", took, asked)
 		require.LessOrEqual(t, asked, 1+int(took/(positionTTL/3))+1+3)

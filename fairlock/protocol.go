@@ -21,6 +21,7 @@ var luaFiles embed.FS
 
 var (
 	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire")
+	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm")
 	releaseScript     = wire.LoadScript(luaFiles, "positions", "release")
 	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave")
 	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat")
@@ -34,9 +35,6 @@ const (
 	replyWaits    = 2
 	replyEntered  = 3 // waits, behind all others
 )
-
-// replyPassed is the reply of release.lua when the lock was passed on.
-const replyPassed = -2
 
 // maxPositionTTL bounds how long a waiter whose process has died delays the waiters
 // behind it.
@@ -82,7 +80,7 @@ func newProtocol(s *session.Session) *protocol {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true, NonReentrant: p.nonReentrant}
+	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true, Cohorts: true, NonReentrant: p.nonReentrant}
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
@@ -159,29 +157,30 @@ func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, er
 	return answers, nil
 }
 
-// HandOff passes the lock on to the given waiter if that is first in the queue, and frees
-// it otherwise. Without a waiter it frees the lock too.
-func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
-	next, lease := "", ""
-	if len(to) > 0 {
-		next, lease = to[0].ID.String(), p.s.Millis(to[0].Lease)
+// Confirm implements locking.Prepared. A waiter is ready if only waiters of this process are
+// before it in the queue.
+func (p *protocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
+	r := p.request(c.Key)
+	args := append(make([]string, 0, len(r.args)+3+len(q.Passed)+len(q.Next)), r.args...)
+	args = append(args, c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(len(q.Passed)))
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, r.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2)
+	if err != nil {
+		return locking.Confirmation{}, err
 	}
-	n, err := p.release(ctx, from, next, lease)
-	if n == replyPassed {
-		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
+	return locking.Confirmation{Stands: reply[0] == 1, Ready: int(reply[1])}, nil
+}
+
+func withOwners(args []string, owners []lock.Owner) []string {
+	for _, o := range owners {
+		args = append(args, o.String())
 	}
-	released := locking.ReleaseReply(n, p.s.PartialCounts)
-	return locking.Passed{Released: released}, err
+	return args
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	n, err := p.release(ctx, c, "", "")
+	r := p.request(c.Key)
+	n, err := releaseScript.Exec(ctx, p.s.Client, r.keys, withOwners(r.with(c.ID.String()), c.Passed)).AsInt64()
 	return locking.ReleaseReply(n, p.s.PartialCounts), err
-}
-
-func (p *protocol) release(ctx context.Context, from *locking.Claim, to, lease string) (int64, error) {
-	r := p.request(from.Key)
-	return releaseScript.Exec(ctx, p.s.Client, r.keys, r.with(from.ID.String(), to, lease)).AsInt64()
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {

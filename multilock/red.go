@@ -201,9 +201,9 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 	}
 	h.callerOwner, _ = lock.OwnerFrom(ctx)
 	h.fixed = o.Lease > 0
-	req := acquire.Request{
+	req := acquire.Request[*redHold]{
 		Key: h.key(), Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
-		Once: once, Owned: !h.callerOwner.IsZero(), NoHandOff: !h.plain(), TryWhileHeld: r.shared, Shared: r.shared,
+		Once: once, Owned: !h.callerOwner.IsZero(), TryWhileHeld: r.shared, Shared: r.shared,
 	}
 	if o.Bounded && !once {
 		h.deadline = time.Now().Add(o.Wait)
@@ -217,7 +217,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 	if r.s.Telemetry != nil {
 		req.OnWake = span.Woken
 	}
-	err := r.s.Queues.Acquire(spanCtx, req)
+	err := r.queues().Acquire(spanCtx, req)
 	if err == nil {
 		err = h.begin(ctx, o)
 	}
@@ -290,11 +290,13 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	} else {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
-	h.r.s.Queues.Released(h.key(), h, acquire.Release{Receivers: -1})
+	h.r.queues().Released(h.key(), h, acquire.Release{Receivers: -1})
 }
 
 // RenewalFailed implements watchdog.Holder.
 func (h *redHold) RenewalFailed(err error, left time.Duration) { h.span.RenewalFailed(err, left) }
+
+func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r.s) }
 
 func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
 

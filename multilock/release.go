@@ -31,24 +31,26 @@ func (h *redHold) unlock(ctx context.Context) error {
 // pass hands the members to the next local waiter if it can take them over, and otherwise
 // releases them.
 func (h *redHold) pass(ctx context.Context) error {
-	queues, key := h.r.s.Queues, h.key()
-	for h.canPassTo(queues.Next(key)) {
-		successors := queues.Successors(key, true)
-		if successors == nil {
-			return h.release(ctx, false)
+	var batch *locking.Batch
+	passed := h.r.queues().Pass(h.key(), h, func(next *redHold) bool {
+		if !h.canPassTo(next) {
+			return false
 		}
-		batch := h.cohort.Enqueue()
-		if h.passTo(ctx, successors) {
-			return h.confirm(ctx, batch)
-		}
+		batch = h.cohort.Enqueue()
+		next.round, next.cohort = h.round, h.cohort
+		next.sent, _ = h.cohort.Trusted()
+		return true
+	})
+	if !passed {
+		return h.release(ctx)
 	}
-	queues.Turn(key)
-	return h.release(ctx, true)
+	h.span.HandOff(ctx)
+	return h.confirm(ctx, batch)
 }
 
 // canPassTo reports whether the next waiter can take over the members.
-func (h *redHold) canPassTo(next acquire.Acquirer) bool {
-	if next == nil || !h.plain() || !next.(*redHold).plain() || h.extended.Load() {
+func (h *redHold) canPassTo(next *redHold) bool {
+	if !h.plain() || !next.plain() || h.extended.Load() {
 		return false
 	}
 	if h.cohort == nil {
@@ -60,19 +62,6 @@ func (h *redHold) canPassTo(next acquire.Acquirer) bool {
 
 // plain reports whether the hold has no named owner, is renewed and is exclusive.
 func (h *redHold) plain() bool { return h.callerOwner.IsZero() && !h.fixed && !h.r.shared }
-
-// passTo makes the first successor hold the members. It reports false if that waiter has
-// left.
-func (h *redHold) passTo(ctx context.Context, successors []*acquire.Waiter) bool {
-	next := successors[0].Acquirer().(*redHold)
-	next.round, next.cohort = h.round, h.cohort
-	next.sent, _ = h.cohort.Trusted()
-	if len(h.r.s.Queues.Grant(successors, h)) > 0 {
-		return false
-	}
-	h.span.HandOff(ctx)
-	return true
-}
 
 // confirm asks the members whether they were still held when they were passed on. Without
 // a majority, the hold that has them now is lost too.
@@ -90,8 +79,8 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 		return nil
 	}
 	if errors.Is(err, lock.ErrLost) {
-		for _, a := range h.r.s.Queues.Holders(h.key()) {
-			if other := a.(*redHold); other.round == h.round {
+		for _, other := range h.r.queues().Holders(h.key()) {
+			if other.round == h.round {
 				other.Lost(lock.ReasonGone, nil)
 			}
 		}
@@ -107,14 +96,14 @@ func (h *redHold) fewAway(err error) bool {
 	return h.r.s.Err() == nil && errors.As(err, &unconfirmed) && unconfirmed.away <= len(h.votes)-h.r.quorum
 }
 
-// release releases the members. With yield set, waiters of other processes go first.
-func (h *redHold) release(ctx context.Context, yield bool) (err error) {
-	how := acquire.Release{Yields: yield}
+// release releases the members.
+func (h *redHold) release(ctx context.Context) (err error) {
+	how := acquire.Release{}
 	err = h.cohort.Release(func() (err error) {
 		how.Receivers, err = h.releaseAll(ctx)
 		return err
 	})
-	h.r.s.Queues.Released(h.key(), h, how)
+	h.r.queues().Released(h.key(), h, how)
 	return err
 }
 

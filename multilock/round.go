@@ -47,13 +47,19 @@ type vote struct {
 // module may not be comparable.
 type memberHold struct{ lock.Hold }
 
-// Join implements acquire.Joiner: the members let their owner re-enter.
-func (h *redHold) Join(holder acquire.Acquirer) (acquire.Relation, error) {
-	if holder.(*redHold).callerOwner == h.callerOwner {
+// Join implements acquire.Acquirer: the members let their owner re-enter.
+func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
+	if holder.callerOwner == h.callerOwner {
 		return acquire.Beside, nil
 	}
 	return acquire.Unrelated, nil
 }
+
+// TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
+func (h *redHold) TryAll(context.Context, []*redHold) []acquire.Result { return nil }
+
+// Abandon implements acquire.Acquirer.
+func (h *redHold) Abandon() { h.undo(context.Background()) }
 
 // Try implements acquire.Acquirer: it runs one round of the algorithm.
 func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {

@@ -15,7 +15,6 @@ import (
 var (
 	plainAcquireScript     = wire.LoadScript(luaFiles, "plain_acquire")
 	plainReleaseScript     = wire.LoadScript(luaFiles, "plain_release")
-	plainHandOffScript     = wire.LoadScript(luaFiles, "plain_hand_off")
 	plainExtendScript      = wire.LoadScript(luaFiles, "plain_extend")
 	plainRenewScript       = wire.LoadScript(luaFiles, "plain_renew")
 	plainForceUnlockScript = wire.LoadScript(luaFiles, "plain_force_unlock")
@@ -43,12 +42,6 @@ func (p *plainProtocol) Renewer() watchdog.Renewer { return plainRenewer{p.s.Cli
 func (p *plainProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	return acquireAnswer(plainAcquireScript.Exec(ctx, p.s.Client, []string{c.Key},
 		[]string{p.s.Millis(c.Lease), c.ID.String()}))
-}
-
-func (p *plainProtocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
-	passed, err := plainHandOffScript.Exec(ctx, p.s.Client, []string{from.Key},
-		[]string{from.ID.String(), to[0].ID.String(), p.s.Millis(to[0].Lease)}).AsBool()
-	return locking.Passed{Answer: locking.Answer{Acquired: passed}}, err
 }
 
 func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {

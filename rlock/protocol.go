@@ -3,6 +3,7 @@ package rlock
 import (
 	"context"
 	"embed"
+	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -21,7 +22,7 @@ var (
 	acquireEachScript = wire.LoadScript(luaFiles, "acquire_each")
 	releaseScript     = wire.LoadScript(luaFiles, "release")
 	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
-	handOffScript     = wire.LoadScript(luaFiles, "hand_off")
+	confirmScript     = wire.LoadScript(luaFiles, "confirm_fenced")
 	forceUnlockScript = wire.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
@@ -39,7 +40,7 @@ type protocol struct {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: !p.fenced, NonReentrant: p.nonReentrant}
+	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant}
 }
 
 func (p *protocol) Channel(*locking.Claim) string {
@@ -102,13 +103,22 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 	return answers, nil
 }
 
-func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
-	n, err := handOffScript.Exec(ctx, p.s.Client, p.counted(from.Key, []string{from.Key}),
-		[]string{from.ID.String(), to[0].ID.String(), p.s.Millis(to[0].Lease)}).AsInt64()
-	if rueidis.IsRedisNil(err) {
-		return locking.Passed{}, nil
+// fencedProtocol is the protocol of fenced locks. Each hold needs a token of its own.
+type fencedProtocol struct{ *protocol }
+
+// maxTokens bounds how many tokens a question draws: those that are not used leave a gap.
+const maxTokens = 16
+
+// Confirm implements locking.Prepared.
+func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
+	n := min(len(q.Next), maxTokens)
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.counted(c.Key, []string{c.Key}),
+		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3)
+	if err != nil {
+		return locking.Confirmation{}, err
 	}
-	return locking.Passed{Answer: locking.Answer{Acquired: err == nil, Token: n}}, err
+	drawn, last := reply[1], reply[2]
+	return locking.Confirmation{Stands: reply[0] == 1, Ready: int(drawn), Token: last - drawn + 1}, nil
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {

@@ -140,7 +140,11 @@ func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) b
 			opt(&m.p)
 		}
 	}
-	m.l = locking.Make(s, &m.p, name)
+	if m.p.fenced {
+		m.l = locking.Make(s, fencedProtocol{&m.p}, name)
+	} else {
+		m.l = locking.Make(s, &m.p, name)
+	}
 	if !m.p.silent {
 		m.p.channel = wire.LockChannel(m.l.Key())
 	}

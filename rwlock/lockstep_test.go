@@ -25,8 +25,6 @@ func TestLockstep(t *testing.T) {
 			Outcomes: []string{
 				"read acquired", "read refused", "write acquired", "write refused", "write placed",
 				"read free", "read still", "read none", "write free", "write none",
-				"read passed", "read passed on released free", "read passed on released still", "read passed on nothing",
-				"write passed", "write passed on released free", "write passed on nothing",
 				"downgrade", "zombies", "renewed true", "renewed false", "extended true", "extended false", "forced true", "forced false",
 				"group", "group split",
 			},
@@ -45,7 +43,7 @@ func TestLockstep(t *testing.T) {
 var stepKinds = lockstep.Weights{
 	{"acquire", 25},
 	{"acquire late", 2}, // a copy of an attempt
-	{"acquire all", 6}, {"release", 20}, {"hand off", 12}, {"leave", 3},
+	{"acquire all", 6}, {"release", 32}, {"leave", 3},
 	{"renew", 7}, {"extend", 4},
 	{"again", 6}, // the last request is delivered again
 	{"time passes", 11}, {"force", 2}, {"is locked", 2},
@@ -134,15 +132,6 @@ func (x *walk) Draw(r *rand.Rand) step {
 		s.slots = []int{member()}
 	case "acquire all":
 		s.slots = r.Perm(readers)[:1+r.IntN(readers)]
-	case "hand off":
-		s.slots = []int{held(100, live)}
-		if r.IntN(2) == 0 {
-			s.slots = append(s.slots, firstWriter+r.IntN(writers))
-		} else {
-			for range 1 + r.IntN(3) {
-				s.slots = append(s.slots, r.IntN(readers))
-			}
-		}
 	case "leave":
 		s.slots = []int{firstWriter + r.IntN(writers)}
 	case "renew":
@@ -180,20 +169,10 @@ func (x *walk) rare(r *rand.Rand) (kind lockstep.Kind, slots []int) {
 			return "acquire", []int{reader}
 		case live(reader) && odds == 0:
 			return "release", []int{writer}
-		case live(reader) && odds == 1:
-			return "hand off", []int{writer, firstWriter + both}
-		case live(reader) && odds == 2:
-			return "hand off", []int{reader, firstWriter + both}
 		}
 	}
 	if x.w.mode == "" && r.IntN(10) == 0 {
 		return "acquire", []int{firstWriter}
-	}
-	// The last reader, before a writer that waits.
-	for n := range readers {
-		if live(n) && len(x.w.counts) == 1 && len(x.w.writers) > 0 && r.IntN(2) == 0 {
-			return "hand off", []int{n, (n + 1) % readers}
-		}
 	}
 	return "", nil
 }
@@ -291,8 +270,6 @@ func (x *walk) request(s step) lockstep.Request {
 		return x.acquireAll(slots, s.lease)
 	case "release":
 		return x.release(first)
-	case "hand off":
-		return x.handOff(first, slots[1:], s.lease)
 	case "leave":
 		if first.claim == nil {
 			return nil
@@ -418,41 +395,6 @@ func (x *walk) release(s *slot) lockstep.Request {
 		want := x.w.release(c)
 		x.released(c, "", want)
 		s.promise, s.blocks = over, 0
-		return real, want, err
-	}
-}
-
-func (x *walk) handOff(from *slot, to []*slot, lease time.Duration) lockstep.Request {
-	f := x.claimed(from)
-	var claims []*locking.Claim
-	var next []*slot
-	for _, s := range to {
-		if s == from || x.live(s) || slices.Contains(next, s) {
-			continue
-		}
-		c := x.trying(s)
-		c.Lease = unlike(lease, len(claims))
-		claims, next = append(claims, c), append(next, s)
-	}
-	if len(claims) == 0 {
-		return nil
-	}
-	return func() (any, any, error) {
-		real, err := x.l.of(f).HandOff(x.l.t.Context(), f, claims)
-		want := x.w.handOff(f, claims)
-		switch {
-		case want.Acquired:
-			x.see(f.Kind, "passed")
-			for i, s := range next {
-				x.acquired(s, claims[i], locking.Answer{Acquired: true})
-			}
-			from.promise = over
-		case want.State == locking.NotHeld:
-			x.see(f.Kind, "passed on nothing")
-		default:
-			x.released(f, "passed on released ", want.Released)
-			from.promise = over
-		}
 		return real, want, err
 	}
 }

@@ -194,49 +194,6 @@ func (w *world) leave(c *locking.Claim) {
 	}
 }
 
-func (w *world) handOff(from *locking.Claim, to []*locking.Claim) locking.Passed {
-	held := w.holds(from)
-	if !held && !w.holds(to[0]) {
-		return locking.Passed{}
-	}
-	var coming []*locking.Claim
-	for _, c := range to {
-		if !w.extend(c, c.Lease) { // otherwise delivered before
-			coming = append(coming, c)
-		}
-	}
-	if !held {
-		return passed
-	}
-	reads, writer := from.Kind == "read", to[0].Kind == "write"
-	switch {
-	case w.mode != from.Kind, // it also writes
-		writer && w.longest(fieldOf(from)) > 0, // others read
-		reads && !writer && len(w.writers) > 0:
-		return locking.Passed{Released: w.release(from)}
-	case writer:
-		if reads {
-			delete(w.keys, holdKeyOf(from.ID.String(), 1))
-		}
-		w.clear()
-		w.write(to[0])
-		return passed
-	case !reads:
-		delete(w.counts, fieldOf(from))
-		w.mode, w.until = "read", w.longest("")
-		if len(w.writers) == 0 {
-			w.publish("1")
-		}
-	}
-	for _, c := range coming {
-		w.admit(c)
-	}
-	if reads {
-		w.release(from)
-	}
-	return passed
-}
-
 // extend makes a claim, and with it the lock, last at least that long, and reports whether the
 // claim stands.
 func (w *world) extend(c *locking.Claim, lease time.Duration) bool {

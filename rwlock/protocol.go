@@ -22,7 +22,6 @@ var (
 	leaveScript        = wire.LoadScript(luaFiles, "leave")
 	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read")
 	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write")
-	handOffScript      = wire.LoadScript(luaFiles, "holds", "hand_off")
 	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
 	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
 	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock")
@@ -34,10 +33,6 @@ const (
 	kindRead  = "read"
 	kindWrite = "write"
 )
-
-// replyPassed is the reply of hand_off.lua when it has passed the lock on. Its other replies
-// are those of a release.
-const replyPassed = -1
 
 // The replies of acquire_write.lua.
 const (
@@ -90,7 +85,7 @@ func (p *readProtocol) Traits() locking.Traits {
 // Traits implements locking.Protocol. A writer is eager: even if readers of this process hold
 // the lock, its attempt blocks new readers of other processes.
 func (p *writeProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindWrite, Queue: queueKind, TryWhileHeld: true}
+	return locking.Traits{Kind: kindWrite, Queue: queueKind, TryWhileHeld: true, Cohorts: true}
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
@@ -166,19 +161,6 @@ func (p *writeProtocol) HeartbeatRenewer() watchdog.Renewer { return nil }
 
 // PositionTTL implements locking.Positioned.
 func (p *writeProtocol) PositionTTL() time.Duration { return 0 }
-
-// HandOff passes the lock on to readers, or to one writer.
-func (p *protocol) HandOff(ctx context.Context, from *locking.Claim, to []*locking.Claim) (locking.Passed, error) {
-	args := []string{wire.ReadHoldTimeouts(from.Key), from.ID.String(), p.s.Publish, p.Channel(from), p.payload, p.kind, to[0].Kind}
-	for _, c := range to {
-		args = append(args, p.s.Millis(c.Lease), c.ID.String())
-	}
-	n, err := handOffScript.Exec(ctx, p.s.Client, lockAndWriters(from), args).AsInt64()
-	if n == replyPassed {
-		return locking.Passed{Answer: locking.Answer{Acquired: true}}, nil
-	}
-	return locking.Passed{Released: locking.ReleaseReply(n, p.s.PartialCounts)}, err
-}
 
 func (p *readProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
 	return p.release(ctx, releaseReadScript, []string{c.Key}, c)

@@ -119,14 +119,6 @@ func once(r locking.Released) locking.Released {
 	return r
 }
 
-func (l *lab) handOff(from *locking.Claim, to ...*locking.Claim) locking.Passed {
-	l.t.Helper()
-	p, err := l.of(from).HandOff(l.t.Context(), from, to)
-	require.NoError(l.t, err)
-	p.Released = once(p.Released)
-	return p
-}
-
 // renew renews claims of one kind for a lease.
 func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
 	l.t.Helper()
@@ -226,7 +218,6 @@ var (
 	stillHeld = locking.Released{State: locking.StillHeld}
 	notHeld   = locking.Released{}
 	free      = locking.Released{State: locking.Free, Receivers: 1}
-	passed    = locking.Passed{Answer: locking.Answer{Acquired: true}}
 )
 
 // each runs a test in a lab on every server.
@@ -630,119 +621,6 @@ func TestAGroupOfReadersEntersTogether(t *testing.T) {
 	})
 }
 
-func TestHandOff(t *testing.T) {
-	each(t, func(l *lab) {
-		w := l.take(l.claim(l.write, time.Hour))
-		r1, r2 := l.claim(l.read, 20*time.Second), l.claim(l.read, 10*time.Second)
-		for range 2 { // and delivered twice
-			require.Equal(l.t, passed, l.handOff(w, r1, r2))
-			l.has("read", r1, r2)
-			l.ttl(key, 20*time.Second)
-			l.ttl(l.holdKey(r2), 10*time.Second)
-		}
-		require.Equal(l.t, []string{"1"}, l.messages(), "readers elsewhere can enter too")
-
-		w = l.claim(l.write, 30*time.Second)
-		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(r1, w), "another reads")
-		l.has("read", r2)
-		require.Equal(l.t, locking.Passed{}, l.handOff(r1, w), "it was released")
-		for range 2 {
-			require.Equal(l.t, passed, l.handOff(r2, w))
-			l.has("write", w)
-			l.ttl(key, 30*time.Second)
-			require.Empty(l.t, l.messages())
-		}
-		require.Equal(l.t, ":0", harness.Do(l.t, l.s.Addr, "EXISTS", l.holdKey(r2)))
-
-		next := l.claim(l.write, 10*time.Second)
-		for range 2 {
-			require.Equal(l.t, passed, l.handOff(w, next))
-			l.has("write", next)
-			l.ttl(key, 10*time.Second)
-			require.Empty(l.t, l.messages())
-		}
-		require.Equal(l.t, free, l.release(next))
-		require.Equal(l.t, locking.Passed{}, l.handOff(next, w))
-		require.Equal(l.t, locking.Passed{}, l.handOff(r1, r2))
-		l.messages()
-		l.empty()
-	})
-}
-
-func TestAHandOffThatArrivesLateTakesNothingBack(t *testing.T) {
-	each(t, func(l *lab) {
-		w := l.take(l.claim(l.write, time.Minute))
-		r1, r2 := l.claim(l.read, 20*time.Second), l.claim(l.read, 20*time.Second)
-		require.Equal(l.t, passed, l.handOff(w, r1, r2))
-		l.release(r2)
-		require.Equal(l.t, passed, l.handOff(w, r1, r2))
-		l.has("read", r1)
-		l.release(r1)
-		require.Equal(l.t, locking.Passed{}, l.handOff(w, r1, r2))
-		require.Empty(l.t, l.hash())
-	})
-}
-
-func TestAReaderPassesOnOverReadersThatDied(t *testing.T) {
-	each(t, func(l *lab) {
-		l.take(l.claim(l.read, 10*time.Second))
-		last := l.take(l.claim(l.read, time.Minute))
-		l.passes(20 * time.Second)
-		w := l.claim(l.write, 20*time.Second)
-		require.Equal(l.t, passed, l.handOff(last, w))
-		l.has("write", w)
-	})
-}
-
-func TestAReaderDoesNotPassOnPastAWaitingWriter(t *testing.T) {
-	each(t, func(l *lab) {
-		r, other := l.take(l.claim(l.read, time.Minute)), l.take(l.claim(l.read, 20*time.Second))
-		next := l.claim(l.read, 20*time.Second)
-		require.Equal(l.t, passed, l.handOff(r, next))
-		l.has("read", next, other)
-		l.ttl(key, 20*time.Second)
-		l.acquire(l.waiter())
-		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(next, l.claim(l.read, time.Minute)))
-		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(other, l.claim(l.read, time.Minute)))
-		require.Equal(l.t, []string{"0"}, l.messages())
-		require.Empty(l.t, l.hash())
-	})
-}
-
-func TestAWriterThatReadsDoesNotPassOnToAWriter(t *testing.T) {
-	each(t, func(l *lab) {
-		w := l.take(l.claim(l.write, time.Minute))
-		own := l.take(l.own(w, 20*time.Second))
-		require.Equal(l.t, locking.Passed{Released: free}, l.handOff(w, l.claim(l.write, time.Minute)))
-		l.has("read", own)
-		require.Equal(l.t, free, l.release(own))
-
-		w = l.take(l.claim(l.write, time.Minute))
-		own = l.take(l.own(w, 20*time.Second))
-		require.Equal(l.t, locking.Passed{Released: stillHeld}, l.handOff(own, l.claim(l.write, time.Minute)))
-		l.has("write", w)
-
-		l.take(own)
-		l.messages()
-		r := l.claim(l.read, time.Minute)
-		require.Equal(l.t, passed, l.handOff(w, r))
-		l.has("read", own, r)
-		l.ttl(key, time.Minute)
-		require.Equal(l.t, []string{"1"}, l.messages())
-	})
-}
-
-func TestAHandOffToReadersTellsNoReadersThatAreBlocked(t *testing.T) {
-	each(t, func(l *lab) {
-		w := l.take(l.claim(l.write, time.Minute))
-		harness.Do(l.t, l.s.Addr, "SADD", wire.WriterWaits(key), owner(1).String())
-		r := l.claim(l.read, time.Minute)
-		require.Equal(l.t, passed, l.handOff(w, r))
-		l.has("read", r)
-		require.Empty(l.t, l.messages())
-	})
-}
-
 func TestAWriteHoldInReadModeIsNone(t *testing.T) {
 	each(t, func(l *lab) {
 		r, w := l.take(l.claim(l.read, time.Minute)), l.claim(l.write, time.Minute)
@@ -773,7 +651,6 @@ func TestALockOfAnotherKindIsNotTouched(t *testing.T) {
 			}
 			require.False(l.t, l.force(p))
 			require.False(l.t, l.isLocked(p))
-			require.Equal(l.t, locking.Passed{}, l.handOff(same, l.claim(l.write, time.Minute)))
 		}
 		require.Equal(l.t, map[string]string{o.String(): "1"}, l.hash())
 		l.ttl(key, 20*time.Second)
@@ -790,8 +667,6 @@ func TestAKeyThatIsNoLockIsAnError(t *testing.T) {
 			_, err = p.Release(l.t.Context(), c)
 			require.ErrorContains(l.t, err, "WRONGTYPE")
 			_, err = p.Extend(l.t.Context(), c, time.Second)
-			require.ErrorContains(l.t, err, "WRONGTYPE")
-			_, err = p.HandOff(l.t.Context(), c, []*locking.Claim{l.claim(p, time.Minute)})
 			require.ErrorContains(l.t, err, "WRONGTYPE")
 			_, err = p.Force(l.t.Context(), key)
 			require.ErrorContains(l.t, err, "WRONGTYPE")
@@ -911,8 +786,5 @@ func TestReceiversAreNotCountedIfSomeAreUnknown(t *testing.T) {
 			c := l.take(l.claim(p, time.Minute))
 			require.Equal(l.t, locking.Released{State: locking.Free, Receivers: -1}, l.release(c))
 		}
-		w := l.take(l.claim(l.write, time.Minute))
-		l.take(l.own(w, time.Minute))
-		require.Equal(l.t, locking.Passed{Released: locking.Released{State: locking.Free, Receivers: -1}}, l.handOff(w, l.claim(l.write, time.Minute)))
 	})
 }

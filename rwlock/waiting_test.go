@@ -70,10 +70,7 @@ func TestReadersOfAProcessEnterWithOneRequest(t *testing.T) {
 	eachPlace(t, func(t *testing.T, s *testserver.Server, holder, c *redlatch.Client) {
 		harness.WarmUp(t, s.Addr)
 		conn := harness.Conn(t, s.Addr)
-		requests := 1 // the hand-off
-		if holder != c {
-			requests = 2 // the release and the attempt
-		}
+		const requests = 2 // the release and the attempt
 		w := mustLock(t, writing(holder, "orders"))
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		waiting := newCrowd(t)
@@ -170,56 +167,6 @@ func TestAWriterBlocksReadersElsewhereAtOnce(t *testing.T) {
 			close(leave)
 			harness.NothingLeft(t, s.Addr)
 		}
-	})
-}
-
-// A hand-off that becomes a release, because other readers remain, leaves its successor
-// subscribed.
-func TestTheSuccessorOfAFailedHandOffStaysSubscribed(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		here, there := mustLock(t, reading(c, "orders")), mustLock(t, reading(other, "orders"))
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		entered, leave := inBackground(t.Context(), writing(c, "orders"))
-		quiet(t, s, 1, 2, c)
-		unlock(t, here)
-		quiet(t, s, 1, 3, c)
-		require.Equal(t, 1, c.PubSub().Listeners)
-		require.Empty(t, entered)
-		unlock(t, there)
-		enters(t, entered, beforePolls)
-		close(leave)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// During such a hand-off, the message that all other readers are gone reaches the waiter behind
-// the successor, which cannot use it.
-func TestAMessageDuringAFailedHandOffIsHeard(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, g := harness.GatedClient(t, s)
-		harness.WarmUp(t, s.Addr)
-		here, there := mustLock(t, reading(c, "orders")), mustLock(t, reading(harness.Client(t, s), "orders"))
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		writer, leaveWriter := inBackground(t.Context(), writing(c, "orders"))
-		quiet(t, s, 1, 2, c)
-		reader, leaveReader := inBackground(t.Context(), reading(c, "orders"))
-		quiet(t, s, 2, 2, c)
-		released := make(chan error, 1)
-		g.Keep(t, harness.SHA(t, "hand_off.lua"), 1, func() { go func() { released <- here.Unlock(context.Background()) }() })
-		heard := c.PubSub().Messages
-		unlock(t, there)
-		harness.Eventually(t, soon, "the reader tries during the hand-off to the writer", func() bool {
-			return c.PubSub().Messages > heard && c.Stats().Waiting == 0
-		})
-		require.NoError(t, g.Open())
-		enters(t, released, soon)
-		enters(t, writer, beforePolls)
-		require.Empty(t, reader)
-		close(leaveWriter)
-		enters(t, reader, beforePolls)
-		close(leaveReader)
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 

@@ -63,6 +63,8 @@ func checkPermits(n int) error {
 	return nil
 }
 
+func (p *pool) queues() *acquire.Queues[*request] { return acquire.Of[*request](p.s) }
+
 func (p *pool) queueKey() acquire.Key { return acquire.Key{Kind: p.kind, Name: p.key} }
 
 func (p *pool) telemetryLock() telemetry.Lock { return telemetry.Lock{Kind: p.kind, Name: p.name} }

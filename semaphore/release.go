@@ -32,8 +32,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	var reply []int64
 	var outcome wire.Outcome
 	var err error
-	offered := p.s.Queues.Offer(p.queueKey(), func(all []acquire.Acquirer) []acquire.Result {
-		batch := requestsOf(all)
+	offered := p.queues().Offer(p.queueKey(), func(batch []*request) []acquire.Result {
 		sentCount := p.sendCount(batch, g.permits)
 		sent := time.Now() // of the first attempt: a later one may find the release done
 		grants, args := p.encode(batch[:sentCount], sent, true)
@@ -44,12 +43,12 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 			p.s.Telemetry.HandedOver(ctx, p.telemetryLock(), int(reply[2]))
 			return p.apply(batch, sentCount, sent, reply[2:])
 		case err == nil:
-			return make([]acquire.Result, len(all)) // they make attempts of their own
+			return make([]acquire.Result, len(batch)) // they make attempts of their own
 		case outcome != wire.Refused:
 			p.outcomeUnknown(batch[:sentCount])
 			p.continueRelease(seq, args, grants)
 		}
-		return failed(len(all), &acquire.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})
+		return failed(len(batch), &acquire.Unavailable{Err: fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)})
 	})
 	if !offered {
 		_, args := p.encode(nil, time.Time{}, true)
@@ -67,7 +66,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	}
 	if !offered && reply[0] == releaseDone && reply[1] == 0 {
 		// The message had no receivers: waiters of this process must not depend on it.
-		p.s.Queues.Wake(p.queueKey())
+		p.queues().Wake(p.queueKey())
 	}
 	return reply[0], nil
 }

@@ -46,7 +46,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
 	r := &request{pool: p, began: time.Now(), grant: g, once: once}
-	req := acquire.Request{
+	req := acquire.Request[*request]{
 		Key:          p.queueKey(),
 		Acquirer:     r,
 		Channel:      p.channel,
@@ -64,7 +64,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if p.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
-	err := p.s.Queues.Acquire(spanCtx, req)
+	err := p.queues().Acquire(spanCtx, req)
 	switch {
 	case err != nil:
 		r.leaveQueue()
@@ -96,16 +96,18 @@ func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
 	return result.Verdict, result.Err
 }
 
-// TryAll implements acquire.Grouped.
-func (r *request) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
+// TryAll implements acquire.Acquirer.
+func (r *request) TryAll(ctx context.Context, batch []*request) []acquire.Result {
 	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	batch := requestsOf(all)
 	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true)
 }
 
-// Abandon implements acquire.Grouped.
+// Join implements acquire.Acquirer.
+func (r *request) Join(*request) (acquire.Relation, error) { return acquire.Unrelated, nil }
+
+// Abandon implements acquire.Acquirer.
 func (r *request) Abandon() {
 	r.leaveQueue()
 	r.mu.Lock()
@@ -114,14 +116,6 @@ func (r *request) Abandon() {
 	if served {
 		r.pool.giveBack([]grant{g})
 	}
-}
-
-func requestsOf(all []acquire.Acquirer) []*request {
-	batch := make([]*request, len(all))
-	for i, a := range all {
-		batch[i] = a.(*request)
-	}
-	return batch
 }
 
 // minSend is the number of requests that a release sends along, if as many wait: other
@@ -318,7 +312,7 @@ func (r *request) leaveQueue() {
 			p := r.pool
 			_, _, _ = p.retry(ctx, p.slots.next(), patience, leaveScript, []string{p.s.ID})
 			// All requests of this client shared the position: the next one needs its own.
-			p.s.Queues.Wake(p.queueKey())
+			p.queues().Wake(p.queueKey())
 		})
 	}
 }

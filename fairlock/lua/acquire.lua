@@ -35,36 +35,29 @@ end
 
 local q = positions.open(1, ARGV[1], ARGV[2])
 local holder -- index of the claim that holds the lock
-if not q.free then
-	for i = 1, count do
-		if redis.call('HEXISTS', KEYS[1], claim(i)) == 1 then
-			-- This attempt, or an earlier one of the same wait, was delivered twice. The
-			-- caller counts the lease from this one.
-			holder = i
-			if q.ttl < tonumber(lease(i)) then
-				redis.call('PEXPIRE', KEYS[1], lease(i))
-				positions.taken(q, lease(i))
-			end
-		end
+for i = 1, count do
+	if not q.free and redis.call('HEXISTS', KEYS[1], claim(i)) == 1 then
+		-- This attempt, or an earlier one of the same wait, was delivered twice. The caller
+		-- counts the lease from this one.
+		holder = i
+		positions.extend(q, lease(i))
 	end
 end
 positions.purge(q)
 for i = count, 1, -1 do -- backward, so that the first one ends up at the head
-	if waits(i) and positions.evicted(q, claim(i)) then
+	if waits(i) then
 		positions.restore(q, claim(i))
 	end
 end
-if q.free then
-	local head = positions.head(q)
-	for i = 1, count do
-		if not holder and (not head or head == claim(i)) then
-			local failed = take(i)
-			if failed then
-				return failed
-			end
-			holder = i
-			positions.taken(q, lease(i))
+local head = positions.head(q)
+for i = 1, count do
+	if q.free and (not head or head == claim(i)) then
+		local failed = take(i)
+		if failed then
+			return failed
 		end
+		holder = i
+		positions.taken(q, lease(i))
 	end
 end
 if holder then
@@ -73,14 +66,9 @@ end
 
 local reply = {}
 for i = 1, count do
-	local answer
-	if i == holder then
-		answer = positions.acquired
-	elseif not waits(i) then
-		answer = positions.refused(q)
-	else
-		answer = positions.enqueue(q, claim(i))
-	end
+	local answer = i == holder and positions.acquired
+		or waits(i) and positions.enqueue(q, claim(i))
+		or positions.refused(q)
 	reply[2 * i - 1], reply[2 * i] = answer[1], answer[2]
 end
 positions.close(q, ARGV[3], ARGV[4], ARGV[5])

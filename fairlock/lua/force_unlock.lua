@@ -6,8 +6,7 @@
 -- HLEN, not EXISTS: a key of another type is not a lock to be deleted.
 local held = redis.call('HLEN', KEYS[1]) > 0
 local q = positions.open(1, ARGV[1], ARGV[2])
-redis.call('DEL', KEYS[1])
 positions.purge(q)
-positions.freed(q)
+positions.free(q)
 positions.close(q, ARGV[3], ARGV[4], ARGV[5])
 return held and 1 or 0

@@ -10,43 +10,27 @@
 
 local reply = {}
 
--- ranks returns the rank of each waiter in the list, from 1.
-local function ranks(q)
-	local rank = {}
-	for i, waiter in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
-		rank[waiter] = i
-	end
-	return rank
-end
-
 -- heartbeat serves the claims from ARGV[first] to ARGV[last].
 local function heartbeat(q, channel, first, last)
-	-- On a server out of memory a script may go on once it has executed a write that needs
-	-- no memory, and the writes below need hardly any. This one has no other effect.
+	-- On a server out of memory a script may go on once it has executed a write that needs no
+	-- memory. This one has no other effect, and the writes below need hardly any memory.
 	redis.call('ZREM', q.heartbeats, '')
 	positions.purge(q)
-	local rank, restored = ranks(q), false
 	for i = last, first, -1 do -- backward, so that the first one ends up at the head
-		if not rank[ARGV[i]] and positions.evicted(q, ARGV[i]) then
-			positions.restore(q, ARGV[i])
-			restored = true
-		end
+		positions.restore(q, ARGV[i])
 	end
-	if restored then
-		rank = ranks(q)
-	end
+	-- The head of a free lock may have missed its message. Its client polls only for the
+	-- waiter that it believes to be first, which is another one after an eviction.
+	local next = q.free and positions.head(q)
 	for i = first, last do
-		local claim = ARGV[i]
-		if rank[claim] then
-			positions.renew(q, claim, rank[claim])
+		local queued = positions.queued(q, ARGV[i])
+		if queued then
+			positions.renew(q, ARGV[i])
 		end
-		-- The head of a free lock may have missed its message. Its client does not poll
-		-- for it if it believes that another of its waiters is first, which happens after
-		-- a late request or an eviction.
-		reply[#reply + 1] = rank[claim] and not (q.free and rank[claim] == 1) and 1 or 0
+		reply[#reply + 1] = queued and ARGV[i] ~= next and 1 or 0
 	end
 	for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', q.heartbeats, '-inf', q.now)) do
-		if not rank[waiter] then -- evicted, and dead
+		if not positions.queued(q, waiter) then -- evicted, and dead
 			redis.call('ZREM', q.heartbeats, waiter)
 		end
 	end

@@ -7,8 +7,7 @@
 local q = positions.open(1, ARGV[1])
 local reply = {}
 for _, waiter in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
-	local dies = redis.call('ZSCORE', q.heartbeats, waiter) or redis.call('ZSCORE', q.deadlines, waiter)
-	dies = tonumber(dies) or q.now + q.wait -- its deadline once it is at the head
+	local dies = positions.dies(q, waiter) or q.now + q.wait -- its deadline once it is at the head
 	if dies > q.now then
 		reply[#reply + 1] = waiter
 		reply[#reply + 1] = dies

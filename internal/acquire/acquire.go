@@ -4,8 +4,8 @@
 //
 // A queue is first in, first out, and one attempt is in flight per key and process: only
 // the head sends requests, and a message wakes only the head. One attempt can be made for
-// several waiters (Grouped). A release can pass the key on to the next waiter of the process
-// (Successors): no message, no gap, one round trip.
+// several waiters (Request.Group). A release can pass the key on to the next waiter of the process
+// (Pass): no message, no gap, one round trip.
 //
 // Where the server keeps the queue (Request.Ordered), each waiter makes an attempt when it
 // comes, which registers it there, and this queue has the same order.
@@ -24,6 +24,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -49,7 +50,7 @@ const (
 // lock.ErrNotAcquired or lock.ErrClosed, or it is that of an attempt. If ctx ends while the
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
-func (q *Queues) Acquire(ctx context.Context, req Request) error {
+func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	pause := req.pause(1)
 	s := q.shardOf(req.Key)
 	s.mu.Lock()
@@ -90,7 +91,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	}
 	if err != nil || req.Once {
 		if inTurn {
-			e.nudge(Local) // callers that came meanwhile have waited for this attempt
+			e.nudge(telemetry.Local) // callers that came meanwhile have waited for this attempt
 		}
 		e.leave()
 		s.mu.Unlock()
@@ -104,7 +105,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	}
 	if relation, err := e.join(&req); err != nil || relation == Joined {
 		if inTurn {
-			e.nudge(Local)
+			e.nudge(telemetry.Local)
 		}
 		e.leave()
 		s.mu.Unlock()
@@ -125,7 +126,7 @@ func (q *Queues) Acquire(ctx context.Context, req Request) error {
 }
 
 // wait is the loop of a waiter. The mutex is held on entry, and released.
-func (w *Waiter) wait(ctx context.Context) error {
+func (w *waiter[A]) wait(ctx context.Context) error {
 	if !w.req.Deadline.IsZero() {
 		wheel := w.entry.queues.cfg.Wheel
 		wheel.Schedule(&w.timer, w.req.Deadline, w)
@@ -142,7 +143,7 @@ func (w *Waiter) wait(ctx context.Context) error {
 	return err
 }
 
-func (w *Waiter) loop(ctx context.Context) error {
+func (w *waiter[A]) loop(ctx context.Context) error {
 	e := w.entry
 	q, mu := e.queues, &e.shard.mu
 	for {
@@ -150,7 +151,7 @@ func (w *Waiter) loop(ctx context.Context) error {
 		case granted:
 			mu.Unlock()
 			if w.handed {
-				w.req.woken(HandedOver)
+				w.req.woken(telemetry.HandedOver)
 			}
 			return nil
 		case ended:
@@ -180,14 +181,14 @@ func (w *Waiter) loop(ctx context.Context) error {
 		select {
 		case <-w.wake:
 		case <-ctx.Done():
-		case <-q.closed:
+		case <-q.cfg.Closed:
 		}
 		mu.Lock()
 	}
 }
 
 // abort removes a waiter whose OnWake or Backoff has panicked. The mutex is not held then.
-func (w *Waiter) abort() {
+func (w *waiter[A]) abort() {
 	e := w.entry
 	e.shard.mu.Lock()
 	if w.state != granted {
@@ -197,21 +198,19 @@ func (w *Waiter) abort() {
 	}
 	e.shard.mu.Unlock()
 	e.queues.Released(e.key, w.req.Acquirer, Release{Receivers: -1})
-	if a, ok := w.req.Acquirer.(Grouped); ok {
-		a.Abandon()
-	}
+	w.req.Acquirer.Abandon()
 }
 
 // due reports whether w should make an attempt now. The mutex is held.
-func (w *Waiter) due() bool {
+func (w *waiter[A]) due() bool {
 	e := w.entry
 	return !e.attempting && (w.registration == unregistered || e.first == w && e.again && !e.isOpen())
 }
 
 // over returns the reason to stop waiting, or nil.
-func (q *Queues) over(ctx context.Context, req *Request) error {
+func (q *Queues[A]) over(ctx context.Context, req *Request[A]) error {
 	select {
-	case <-q.closed:
+	case <-q.cfg.Closed:
 		return lock.ErrClosed
 	default:
 	}
@@ -226,7 +225,7 @@ func (q *Queues) over(ctx context.Context, req *Request) error {
 
 // attempt makes an attempt for w and, in one request, for others. The mutex is held on entry
 // and on return, and released in between; the waiters keep their positions.
-func (w *Waiter) attempt(ctx context.Context) {
+func (w *waiter[A]) attempt(ctx context.Context) {
 	e := w.entry
 	cause, n := w.cause(), w.tries+1
 	e.shard.mu.Unlock()
@@ -241,7 +240,7 @@ func (w *Waiter) attempt(ctx context.Context) {
 	}
 	batch := e.batch(w)
 	if slices.Contains(batch, e.first) {
-		e.again, e.passed = false, false
+		e.again, e.yield.echo = false, false
 	}
 	e.claim(batch)
 	for _, other := range batch {
@@ -257,12 +256,12 @@ func (w *Waiter) attempt(ctx context.Context) {
 	// On another goroutine, because w may leave before the others have their results.
 	all := acquirers(batch)
 	began := e.queues.cfg.Go(func(ctx context.Context) {
-		results := w.req.Acquirer.(Grouped).TryAll(ctx, all)
+		results := w.req.Acquirer.TryAll(ctx, all)
 		e.shard.mu.Lock()
 		left := e.attempted(batch, results, cause)
 		e.shard.mu.Unlock()
 		for _, a := range left {
-			a.(Grouped).Abandon()
+			a.Abandon()
 		}
 	})
 	if !began {
@@ -275,7 +274,7 @@ func (w *Waiter) attempt(ctx context.Context) {
 }
 
 // cause returns the reason for an attempt of w, none if it is new. The mutex is held.
-func (w *Waiter) cause() Cause {
+func (w *waiter[A]) cause() telemetry.Cause {
 	if e := w.entry; e.again && slices.Contains(e.batch(w), e.first) {
 		return e.cause
 	}
@@ -283,7 +282,7 @@ func (w *Waiter) cause() Cause {
 }
 
 // claim begins an attempt for a batch. The mutex is held.
-func (e *entry) claim(batch []*Waiter) {
+func (e *entry[A]) claim(batch []*waiter[A]) {
 	e.attempting = true
 	for _, w := range batch {
 		w.state = claimed
@@ -291,8 +290,8 @@ func (e *entry) claim(batch []*Waiter) {
 }
 
 // batch returns the waiters for which w makes an attempt, in their order. The mutex is held.
-func (e *entry) batch(w *Waiter) []*Waiter {
-	batch := []*Waiter{w}
+func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
+	batch := []*waiter[A]{w}
 	switch {
 	case !w.req.Group:
 	case w.req.Ordered:
@@ -324,8 +323,8 @@ func (e *entry) batch(w *Waiter) []*Waiter {
 	return batch
 }
 
-func acquirers(batch []*Waiter) []Acquirer {
-	all := make([]Acquirer, len(batch))
+func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
+	all := make([]A, len(batch))
 	for i, w := range batch {
 		all[i] = w.req.Acquirer
 	}
@@ -334,7 +333,7 @@ func acquirers(batch []*Waiter) []Acquirer {
 
 // attempted applies the results of an attempt, and returns the acquirers that have left
 // meanwhile. The mutex is held.
-func (e *entry) attempted(batch []*Waiter, results []Result, cause Cause) (left []Acquirer) {
+func (e *entry[A]) attempted(batch []*waiter[A], results []Result, cause telemetry.Cause) (left []A) {
 	e.attempting = false
 	acquired, shared := false, false
 	for i, r := range results {
@@ -345,12 +344,12 @@ func (e *entry) attempted(batch []*Waiter, results []Result, cause Cause) (left 
 			e.leave()
 		case w.take(r):
 			acquired, shared = true, shared || w.req.Shared
-			w.handed = cause == HandedOver
+			w.handed = cause == telemetry.HandedOver
 		}
 	}
-	e.turns.attempted(cause == Timer, acquired)
+	e.yield.end(!acquired)
 	if shared && !slices.Contains(batch, e.first) {
-		e.nudge(Local)
+		e.nudge(telemetry.Local)
 	}
 	if e.first != nil {
 		if i := slices.Index(batch, e.first); i >= 0 && results[i].Err == nil {
@@ -364,7 +363,7 @@ func (e *entry) attempted(batch []*Waiter, results []Result, cause Cause) (left 
 }
 
 // take applies the result of an attempt and reports whether it acquired. The mutex is held.
-func (w *Waiter) take(r Result) bool {
+func (w *waiter[A]) take(r Result) bool {
 	e := w.entry
 	w.state, w.err = waiting, nil
 	switch {
@@ -391,7 +390,7 @@ func (w *Waiter) take(r Result) bool {
 }
 
 // failed applies the error of an attempt. The mutex is held.
-func (w *Waiter) failed(err error) {
+func (w *waiter[A]) failed(err error) {
 	e := w.entry
 	var unavailable *Unavailable
 	if !errors.As(err, &unavailable) {
@@ -414,7 +413,7 @@ func (w *Waiter) failed(err error) {
 }
 
 // try makes an attempt. pause is the pause after it, where that is not for the server to say.
-func (r *Request) try(ctx context.Context, pause time.Duration) (Verdict, error) {
+func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, error) {
 	v, err := r.Acquirer.Try(ctx)
 	switch {
 	case err != nil || v.Acquired || r.Backoff == nil:
@@ -427,14 +426,14 @@ func (r *Request) try(ctx context.Context, pause time.Duration) (Verdict, error)
 }
 
 // pause returns the pause after the n-th attempt.
-func (r *Request) pause(n int) time.Duration {
+func (r *Request[A]) pause(n int) time.Duration {
 	if r.Backoff == nil {
 		return 0
 	}
 	return r.Backoff(n)
 }
 
-func (r *Request) woken(c Cause) {
+func (r *Request[A]) woken(c telemetry.Cause) {
 	if r.OnWake != nil {
 		r.OnWake(c)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
@@ -27,7 +28,7 @@ var key = Key{Kind: "lock", Name: "orders"}
 
 // world is a server with one key, the hub, and the queues of one process.
 type world struct {
-	*Queues
+	*Queues[*caller]
 	t *testing.T
 
 	mu        sync.Mutex
@@ -38,14 +39,15 @@ type world struct {
 	inFlight  int
 	listeners map[pubsub.Listener]bool
 	deaf      bool // subscriptions are never confirmed and hear nothing
+	closed    chan struct{}
 }
 
 func run(t *testing.T, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
-		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}}
-		w.Queues = New(Config{Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
+		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, closed: make(chan struct{})}
+		w.Queues = New[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -110,6 +112,26 @@ type caller struct {
 	w    *world
 	name string
 	done chan error
+
+	owner    string // "" for none
+	relation Relation
+	joinErr  error
+	joined   int
+	refuses  bool // to have the key passed on to it
+}
+
+func (c *caller) TryAll(context.Context, []*caller) []Result { panic("there are no groups") }
+
+func (c *caller) Abandon() {}
+
+func (c *caller) Join(holder *caller) (Relation, error) {
+	if holder.owner != c.owner {
+		return Unrelated, nil
+	}
+	if c.relation == Joined {
+		c.joined++
+	}
+	return c.relation, c.joinErr
 }
 
 func (c *caller) Try(ctx context.Context) (Verdict, error) {
@@ -151,9 +173,9 @@ func (w *world) inFlightNow() int {
 }
 
 // ask starts an acquisition.
-func (w *world) ask(ctx context.Context, name string, change ...func(*Request)) *caller {
+func (w *world) ask(ctx context.Context, name string, change ...func(*Request[*caller])) *caller {
 	c := &caller{w: w, name: name, done: make(chan error, 1)}
-	req := Request{Key: key, Acquirer: c, Channel: "channel"}
+	req := Request[*caller]{Key: key, Acquirer: c, Channel: "channel"}
 	for _, f := range change {
 		f(&req)
 	}
@@ -173,17 +195,15 @@ func (c *caller) has() bool {
 	}
 }
 
-// release gives the key back as a holder does: to the next waiter, or for all.
+// pass passes the key on to the next waiter, and reports whether it did.
+func (w *world) pass() bool {
+	return w.Pass(key, w.holder(), func(next *caller) bool { return !next.refuses })
+}
+
+// release passes the key on, or releases it for all.
 func (w *world) release() {
-	for {
-		successors := w.Successors(key, true)
-		if successors == nil {
-			break
-		}
-		time.Sleep(latency)
-		if len(w.Grant(successors, w.holder())) == 0 {
-			return
-		}
+	if w.pass() {
+		return
 	}
 	time.Sleep(latency)
 	w.set(func() { w.taken = false })
@@ -192,7 +212,7 @@ func (w *world) release() {
 }
 
 // holder is who holds the key in this process.
-func (w *world) holder() Acquirer {
+func (w *world) holder() *caller {
 	holders := w.Holders(key)
 	require.Len(w.t, holders, 1)
 	return holders[0]
@@ -319,11 +339,11 @@ func TestAMessageWakesTheHeadAlone(t *testing.T) {
 
 func TestAWaiterHearsWhyItTriesAgain(t *testing.T) {
 	run(t, func(w *world) {
-		hears := func(causes *[]Cause) func(*Request) {
-			return func(r *Request) { r.OnWake = func(c Cause) { *causes = append(*causes, c) } }
+		hears := func(causes *[]telemetry.Cause) func(*Request[*caller]) {
+			return func(r *Request[*caller]) { r.OnWake = func(c telemetry.Cause) { *causes = append(*causes, c) } }
 		}
 		w.takeElsewhere()
-		var first, second []Cause
+		var first, second []telemetry.Cause
 		ctx, cancel := context.WithCancel(w.t.Context())
 		a := w.ask(ctx, "a", hears(&first))
 		b := w.ask(w.t.Context(), "b", hears(&second))
@@ -336,15 +356,15 @@ func TestAWaiterHearsWhyItTriesAgain(t *testing.T) {
 		w.releaseElsewhere()
 		time.Sleep(10 * latency)
 		require.True(w.t, b.has())
-		var third []Cause
+		var third []telemetry.Cause
 		c := w.ask(w.t.Context(), "c", hears(&third))
 		time.Sleep(10 * latency)
 		w.release()
 		require.True(w.t, c.has())
 		w.release()
-		assert.Equal(w.t, []Cause{Subscribed, Message, Timer}, first)
-		assert.Equal(w.t, []Cause{Local, Message}, second)
-		assert.Equal(w.t, []Cause{Subscribed, HandedOver}, third)
+		assert.Equal(w.t, []telemetry.Cause{telemetry.Subscribed, telemetry.Message, telemetry.Timer}, first)
+		assert.Equal(w.t, []telemetry.Cause{telemetry.Local, telemetry.Message}, second)
+		assert.Equal(w.t, []telemetry.Cause{telemetry.Subscribed, telemetry.HandedOver}, third)
 	})
 }
 
@@ -354,7 +374,7 @@ func TestTheNextWaiterTakesOverWhenTheHeadLeaves(t *testing.T) {
 			run(t, func(w *world) {
 				w.takeElsewhere()
 				ctx, cancel := context.WithCancelCause(w.t.Context())
-				head := w.ask(ctx, "head", func(r *Request) {
+				head := w.ask(ctx, "head", func(r *Request[*caller]) {
 					if how == "deadline" {
 						r.Deadline = time.Now().Add(2 * time.Second)
 					}
@@ -389,55 +409,19 @@ func TestTheNextWaiterTakesOverWhenTheHeadLeaves(t *testing.T) {
 	}
 }
 
-func TestAWaiterWhoLeavesDuringItsHandOffPassesItOn(t *testing.T) {
+func TestAWaiterThatRefusesWaitsForTheRelease(t *testing.T) {
 	run(t, func(w *world) {
 		first := w.ask(w.t.Context(), "first")
 		time.Sleep(2 * latency)
-		ctx, cancel := context.WithCancel(w.t.Context())
-		leaver, next := w.ask(ctx, "leaver"), w.ask(w.t.Context(), "next")
+		second := w.ask(w.t.Context(), "second")
+		second.refuses = true
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		successors := w.Successors(key, true)
-		require.Len(t, successors, 1)
-		require.Same(t, leaver, successors[0].Acquirer())
-		cancel()
-		require.ErrorIs(t, <-leaver.done, context.Canceled)
-		require.Equal(t, []Acquirer{leaver}, w.Grant(successors, w.holder()))
-		w.release() // in its name
-		require.True(t, next.has())
+		require.False(t, w.pass())
+		require.Equal(t, []*caller{first}, w.Holders(key))
+		require.False(t, second.has())
 		w.release()
-	})
-}
-
-func TestAHandOffThatFailedLeavesTheWaiterFirst(t *testing.T) {
-	run(t, func(w *world) {
-		first := w.ask(w.t.Context(), "first")
 		time.Sleep(2 * latency)
-		head, next := w.ask(w.t.Context(), "head"), w.ask(w.t.Context(), "next")
-		time.Sleep(10 * latency)
-		require.True(t, first.has())
-		w.Return(w.Successors(key, true))
-		w.set(func() { w.taken = false })
-		w.Released(key, w.holder(), Release{})
-		time.Sleep(2 * latency)
-		require.True(t, head.has())
-		require.False(t, next.has())
-		w.release()
-		require.True(t, next.has())
-		w.release()
-	})
-}
-
-func TestNobodyIsHandedWhatTheServerMustDecide(t *testing.T) {
-	run(t, func(w *world) {
-		first := w.ask(w.t.Context(), "first")
-		time.Sleep(2 * latency)
-		second := w.ask(w.t.Context(), "second", func(r *Request) { r.NoHandOff = true })
-		time.Sleep(10 * latency)
-		require.True(t, first.has())
-		require.Nil(t, w.Successors(key, true))
-		w.release()
-		time.Sleep(yieldFor + 10*latency) // other processes come first
 		require.True(t, second.has())
 		w.release()
 	})
@@ -449,7 +433,7 @@ func TestOnceDoesNotQueue(t *testing.T) {
 		waiter := w.ask(w.t.Context(), "waiter")
 		time.Sleep(time.Second)
 		before := w.tries()
-		require.ErrorIs(t, w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
+		require.ErrorIs(t, w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
 		require.Equal(t, before+1, w.tries())
 		w.releaseElsewhere()
 		time.Sleep(2 * latency)
@@ -458,29 +442,15 @@ func TestOnceDoesNotQueue(t *testing.T) {
 	})
 }
 
-// owned is a caller of an owner. relation is what it is to a holder of the same owner.
-type owned struct {
-	caller
-	owner    string
-	relation Relation
-	err      error
-	joined   int
+func (w *world) parked() int {
+	waiting, _ := w.Stats()
+	return waiting
 }
 
-func (o *owned) Join(holder Acquirer) (Relation, error) {
-	if h, ok := holder.(*owned); !ok || h.owner != o.owner {
-		return Unrelated, nil
-	}
-	if o.relation == Joined {
-		o.joined++
-	}
-	return o.relation, o.err
-}
-
-func (w *world) askOwned(o *owned) <-chan error {
+func (w *world) askOwned(o *caller) <-chan error {
 	o.w = w
 	done := make(chan error, 1)
-	go func() { done <- w.Acquire(w.t.Context(), Request{Key: key, Acquirer: o, Owned: true}) }()
+	go func() { done <- w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: o, Owned: true}) }()
 	synctest.Wait()
 	return done
 }
@@ -489,7 +459,7 @@ func (w *world) askOwned(o *owned) <-chan error {
 // at once, whoever waits.
 func TestOwnerThatHolds(t *testing.T) {
 	run(t, func(w *world) {
-		holder := &owned{owner: "a"}
+		holder := &caller{owner: "a"}
 		time.Sleep(time.Second)
 		done := w.askOwned(holder)
 		time.Sleep(time.Second)
@@ -498,16 +468,16 @@ func TestOwnerThatHolds(t *testing.T) {
 		time.Sleep(time.Second)
 		before := w.tries()
 
-		joins := &owned{owner: "a", relation: Joined}
+		joins := &caller{owner: "a", relation: Joined}
 		require.NoError(t, <-w.askOwned(joins))
 		require.Equal(t, 1, joins.joined)
 		refused := errors.New("refused")
-		require.ErrorIs(t, <-w.askOwned(&owned{owner: "a", err: refused}), refused)
+		require.ErrorIs(t, <-w.askOwned(&caller{owner: "a", joinErr: refused}), refused)
 		require.Equal(t, before, w.tries())
-		beside := w.askOwned(&owned{owner: "a", relation: Beside})
+		beside := w.askOwned(&caller{owner: "a", relation: Beside})
 		time.Sleep(2 * latency)
 		require.Equal(t, before+1, w.tries())
-		require.Equal(t, []Acquirer{holder}, w.Holders(key), "who joins is no holder")
+		require.Equal(t, []*caller{holder}, w.Holders(key), "who joins is no holder")
 
 		w.releaseElsewhere()
 		w.Released(key, holder, Release{Receivers: -1})
@@ -524,24 +494,24 @@ func TestOwnerThatHolds(t *testing.T) {
 func TestWaitersOfTheOwnerAreAdmitted(t *testing.T) {
 	run(t, func(w *world) {
 		w.takeElsewhere()
-		first, joins := &owned{owner: "a", relation: Joined}, &owned{owner: "a", relation: Joined}
-		other := &owned{owner: "b", relation: Joined}
+		first, joins := &caller{owner: "a", relation: Joined}, &caller{owner: "a", relation: Joined}
+		other := &caller{owner: "b", relation: Joined}
 		refused := errors.New("refused")
 		ends := w.askOwned(first)
 		var waiting []<-chan error
-		for _, o := range []*owned{other, joins, {owner: "a", err: refused}} {
+		for _, o := range []*caller{other, joins, {owner: "a", joinErr: refused}} {
 			waiting = append(waiting, w.askOwned(o))
 		}
 		time.Sleep(time.Second)
 		w.releaseElsewhere()
 		time.Sleep(time.Second)
 		require.NoError(t, <-ends)
-		require.Equal(t, 3, w.Stats().Waiting)
+		require.Equal(t, 3, w.parked())
 		w.Admit(key, first)
 		require.NoError(t, <-waiting[1])
 		require.ErrorIs(t, <-waiting[2], refused)
 		synctest.Wait()
-		require.Equal(t, 1, w.Stats().Waiting)
+		require.Equal(t, 1, w.parked())
 		w.Admit(key, other) // which does not hold
 		w.releaseElsewhere()
 		w.Released(key, first, Release{Receivers: -1})
@@ -556,7 +526,7 @@ func TestAnErrorOfTheFirstAttemptIsReturned(t *testing.T) {
 	run(t, func(w *world) {
 		boom := errors.New("boom")
 		w.set(func() { w.err = &Unavailable{boom} })
-		err := w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}})
+		err := w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: &caller{w: w}})
 		require.ErrorIs(t, err, boom)
 		require.Equal(t, 1, w.tries())
 		var u *Unavailable
@@ -606,7 +576,7 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 	run(t, func(w *world) {
 		w.takeElsewhere()
 		var asked []int
-		c := w.ask(w.t.Context(), "waiter", func(r *Request) {
+		c := w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) {
 			r.Channel = ""
 			r.Backoff = func(n int) time.Duration {
 				asked = append(asked, n)
@@ -625,8 +595,8 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 
 // A panic of Backoff or OnWake ends the wait and leaves nothing.
 func TestPanicEndsTheWait(t *testing.T) {
-	backoff := func(at int) func(*Request) {
-		return func(r *Request) {
+	backoff := func(at int) func(*Request[*caller]) {
+		return func(r *Request[*caller]) {
 			r.Channel = ""
 			r.Backoff = func(n int) time.Duration {
 				if n == at {
@@ -636,17 +606,17 @@ func TestPanicEndsTheWait(t *testing.T) {
 			}
 		}
 	}
-	wake := func(at Cause) func(*Request) {
-		return func(r *Request) {
-			r.OnWake = func(c Cause) {
+	wake := func(at telemetry.Cause) func(*Request[*caller]) {
+		return func(r *Request[*caller]) {
+			r.OnWake = func(c telemetry.Cause) {
 				if c == at {
 					panic("boom")
 				}
 			}
 		}
 	}
-	for what, change := range map[string]func(*Request){
-		"first backoff": backoff(1), "third backoff": backoff(3), "wake-up": wake(Subscribed), "hand-off": wake(HandedOver),
+	for what, change := range map[string]func(*Request[*caller]){
+		"first backoff": backoff(1), "third backoff": backoff(3), "wake-up": wake(telemetry.Subscribed), "hand-off": wake(telemetry.HandedOver),
 	} {
 		t.Run(what, func(t *testing.T) {
 			run(t, func(w *world) {
@@ -657,7 +627,7 @@ func TestPanicEndsTheWait(t *testing.T) {
 				} else {
 					w.takeElsewhere()
 				}
-				req := Request{Key: key, Acquirer: &caller{w: w}, Channel: "channel"}
+				req := Request[*caller]{Key: key, Acquirer: &caller{w: w}, Channel: "channel"}
 				change(&req)
 				panicked := make(chan any, 1)
 				go func() {
@@ -685,7 +655,7 @@ func TestCloseEndsEveryWait(t *testing.T) {
 		w.takeElsewhere()
 		a, b := w.ask(w.t.Context(), "a"), w.ask(w.t.Context(), "b")
 		time.Sleep(time.Second)
-		w.Close()
+		close(w.closed)
 		require.ErrorIs(t, <-a.done, lock.ErrClosed)
 		require.ErrorIs(t, <-b.done, lock.ErrClosed)
 	})
@@ -711,26 +681,24 @@ func TestANewHeadHasATimer(t *testing.T) {
 	})
 }
 
-// A message is let pass while an attempt is under way: the holder that the
-// server's answer speaks of may be gone already.
-func TestAMessageLetPassDuringAnAttemptIsNotForgotten(t *testing.T) {
+// A message that arrives during the attempt that ends yielding is no echo.
+func TestAMessageDuringAnAttemptIsNotForgotten(t *testing.T) {
 	run(t, func(w *world) {
 		first := w.ask(w.t.Context(), "first")
 		time.Sleep(2 * latency)
-		second := w.ask(w.t.Context(), "second", func(r *Request) { r.NoHandOff = true })
+		second := w.ask(w.t.Context(), "second")
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
 		s := w.shardOf(key)
 		s.mu.Lock()
-		s.entries[key].turns.sitOut = 1
+		s.entries[key].yield.handOffs = handOffs
 		s.mu.Unlock()
-		require.Nil(t, w.Successors(key, true))
-		w.notify(pubsub.Event{Payload: "0"})               // its own
-		w.Released(key, w.holder(), Release{Receivers: 3}) // and another process has it at once
+		require.False(t, w.pass())
+		w.Released(key, w.holder(), Release{Receivers: 3}) // another process has it at once; the echo is lost
 		for w.inFlightNow() == 0 {
 			time.Sleep(latency / 100)
 		}
-		time.Sleep(latency * 3 / 4) // the server has judged; its answer is under way
+		time.Sleep(latency * 3 / 4) // the server has answered
 		w.releaseElsewhere()
 		time.Sleep(10 * yieldFor)
 		require.True(t, second.has())
@@ -766,8 +734,8 @@ func TestManyCallersWithRandomFates(t *testing.T) {
 					if rand.N(3) == 0 {
 						time.AfterFunc(rand.N(20*latency), cancel)
 					}
-					c := &caller{w: w}
-					req := Request{Key: key, Acquirer: c, Channel: "channel", NoHandOff: rand.N(10) == 0}
+					c := &caller{w: w, refuses: rand.N(10) == 0}
+					req := Request[*caller]{Key: key, Acquirer: c, Channel: "channel"}
 					if rand.N(3) == 0 {
 						req.Deadline = time.Now().Add(rand.N(20 * latency))
 					}

@@ -1,11 +1,13 @@
 package acquire
 
+import "github.com/redlatch/redlatch/internal/telemetry"
+
 // Together makes one attempt for requests of different keys: in their order, for those before
 // the first key that this process holds or waits for, or for all of them if they say Once. It
 // calls try with their number, unless that is 0, and try returns a result for each, the
 // acquired ones first. It returns the number of these; they are holders until Released.
-func (q *Queues) Together(reqs []Request, try func(n int) []Result) (acquired int) {
-	entries := make([]*entry, 0, len(reqs))
+func (q *Queues[A]) Together(reqs []Request[A], try func(n int) []Result) (acquired int) {
+	entries := make([]*entry[A], 0, len(reqs))
 	for i := range reqs {
 		req := &reqs[i]
 		s := q.shardOf(req.Key)
@@ -40,7 +42,7 @@ func (q *Queues) Together(reqs []Request, try func(n int) []Result) (acquired in
 			e.enlist(req)
 		} else {
 			if !req.Once {
-				e.nudge(Local) // callers that came meanwhile have waited for this attempt
+				e.nudge(telemetry.Local) // callers that came meanwhile have waited for this attempt
 			}
 			e.leave()
 		}

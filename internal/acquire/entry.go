@@ -7,6 +7,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/pubsub"
 )
@@ -25,79 +27,98 @@ type Config struct {
 	Go func(f func(ctx context.Context)) bool
 	// MaxOutage bounds how long a waiter keeps trying while the server is Unavailable.
 	MaxOutage time.Duration
+	// Closed ends every wait with lock.ErrClosed once it is closed.
+	Closed <-chan struct{}
 }
 
-// Queues are the queues of one client, by key.
-type Queues struct {
+// Queues are the queues of one client for acquirers of one type, by key.
+type Queues[A Acquirer[A]] struct {
 	cfg    Config
 	seed   maphash.Seed
-	shards [shardCount]shard
-	closed chan struct{}
+	shards [shardCount]shard[A]
 }
 
-type shard struct {
+type shard[A Acquirer[A]] struct {
 	mu      sync.Mutex
-	entries map[Key]*entry
-	free    []*entry
+	entries map[Key]*entry[A]
+	free    []*entry[A]
 }
 
 // New returns empty queues.
-func New(cfg Config) *Queues {
-	q := &Queues{cfg: cfg, seed: maphash.MakeSeed(), closed: make(chan struct{})}
+func New[A Acquirer[A]](cfg Config) *Queues[A] {
+	q := &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
 	for i := range q.shards {
-		q.shards[i].entries = make(map[Key]*entry)
+		q.shards[i].entries = make(map[Key]*entry[A])
 	}
 	return q
 }
 
-// Close ends every wait with lock.ErrClosed. Call it once.
-func (q *Queues) Close() { close(q.closed) }
+// shared is the Queues of a session.
+type shared[A Acquirer[A]] struct {
+	once   sync.Once
+	queues *Queues[A]
+}
+
+// Of returns the queues that the objects of a client share for acquirers of one type.
+func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
+	of := session.Of[shared[A]](s)
+	of.once.Do(func() {
+		of.queues = New[A](Config{
+			Wheel:     s.Watchdog.Wheel(),
+			Subscribe: s.Subscribe,
+			HandOffs:  s.HandOffs,
+			Go:        s.Go,
+			MaxOutage: s.WatchdogTimeout,
+			Closed:    s.Done(),
+		})
+		s.CountCallers(of.queues.Stats)
+	})
+	return of.queues
+}
 
 // entry is the state of one key while callers of this process hold it, wait for it or try
 // to acquire it. The mutex of its shard guards it.
-type entry struct {
-	queues *Queues
-	shard  *shard
+type entry[A Acquirer[A]] struct {
+	queues *Queues[A]
+	shard  *shard[A]
 	timer  watchdog.Timer
-	keyState
+	keyState[A]
 }
 
 // keyState is small because each held key has one.
-type keyState struct {
+type keyState[A Acquirer[A]] struct {
 	key     Key
-	holders []Acquirer
+	holders []A
 	refs    int32 // holders, waiters, and attempts outside the queue
 
 	unregistered int32 // waiters that the server's queue does not have yet
 	unavailable  int32 // waiters whose registration has failed; the timer repeats it
-	handOffs     int32 // consecutive
-	first, last  *Waiter
-	unsubscribe  func()  // nil: not subscribed
-	subscriber   *Waiter // whose own channel it is; nil: a channel for all
+	first, last  *waiter[A]
+	unsubscribe  func()     // nil: not subscribed
+	subscriber   *waiter[A] // whose own channel it is; nil: a channel for all
 	attempting   bool
-	again        bool  // there is a reason for another attempt
-	cause        Cause // the first such reason
-	passed       bool  // a message was left to other processes since the last attempt began
-	leaves       bool  // the coming release leaves the key open
-	armed        bool  // whether the timer is set, to pollAt
+	again        bool            // there is a reason for another attempt
+	cause        telemetry.Cause // the first such reason
+	leaves       bool            // the coming release leaves the key open
+	armed        bool            // whether the timer is set, to pollAt
 	pollAt       time.Time
 
-	turns turns
+	yield yield
 	open  *opening // nil if it was never left open
 }
 
-func (q *Queues) shardOf(key Key) *shard {
+func (q *Queues[A]) shardOf(key Key) *shard[A] {
 	return &q.shards[maphash.Comparable(q.seed, key)%shardCount]
 }
 
 // enter returns the entry of key with one more reference. s.mu is held.
-func (s *shard) enter(q *Queues, key Key) *entry {
+func (s *shard[A]) enter(q *Queues[A], key Key) *entry[A] {
 	e := s.entries[key]
 	if e == nil {
 		if n := len(s.free); n > 0 {
 			e, s.free = s.free[n-1], s.free[:n-1]
 		} else {
-			e = &entry{queues: q, shard: s}
+			e = &entry[A]{queues: q, shard: s}
 		}
 		e.key = key
 		s.entries[key] = e
@@ -107,7 +128,7 @@ func (s *shard) enter(q *Queues, key Key) *entry {
 }
 
 // leave drops a reference. The mutex is held.
-func (e *entry) leave() {
+func (e *entry[A]) leave() {
 	e.refs--
 	if e.refs > 0 {
 		return
@@ -119,24 +140,24 @@ func (e *entry) leave() {
 	delete(s.entries, e.key)
 	// A late event may find the entry in use for another key, where it costs an attempt.
 	clear(e.holders[:cap(e.holders)])
-	e.keyState = keyState{holders: e.holders[:0]}
+	e.keyState = keyState[A]{holders: e.holders[:0]}
 	if len(s.free) < maxFree {
 		s.free = append(s.free, e)
 	}
 }
 
 // idle reports whether no caller of this process is ahead of req. The mutex is held.
-func (e *entry) idle(req *Request) bool {
+func (e *entry[A]) idle(req *Request[A]) bool {
 	return e.first == nil && !e.attempting && (len(e.holders) == 0 || req.TryWhileHeld)
 }
 
 // begin begins an attempt of a caller that does not wait. The mutex is held.
-func (e *entry) begin() {
-	e.attempting, e.again, e.passed, e.turns.yielding = true, false, false, false
+func (e *entry[A]) begin() {
+	e.attempting, e.again, e.yield.active = true, false, false
 }
 
 // enlist records a requester that has acquired as a holder. The mutex is held.
-func (e *entry) enlist(req *Request) {
+func (e *entry[A]) enlist(req *Request[A]) {
 	if req.Untracked {
 		e.leave()
 	} else {
@@ -145,22 +166,22 @@ func (e *entry) enlist(req *Request) {
 }
 
 // joined is called when a caller that did not wait has acquired. The mutex is held.
-func (e *entry) joined(req *Request) {
+func (e *entry[A]) joined(req *Request[A]) {
 	if req.Shared {
-		e.nudge(Local)
+		e.nudge(telemetry.Local)
 	}
 	e.wakeUnregistered()
 }
 
 // drop removes a holder. The mutex is held.
-func (e *entry) drop(a Acquirer) {
+func (e *entry[A]) drop(a A) {
 	if i := slices.Index(e.holders, a); i >= 0 {
 		e.holders = slices.Delete(e.holders, i, i+1)
 	}
 }
 
 // Holders returns the holders of key in this process, the latest last.
-func (q *Queues) Holders(key Key) []Acquirer {
+func (q *Queues[A]) Holders(key Key) []A {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,17 +191,9 @@ func (q *Queues) Holders(key Key) []Acquirer {
 	return nil
 }
 
-// Stats counts the callers of a client at one moment.
-type Stats struct {
-	// Waiting callers have no reason for an attempt.
-	Waiting int
-	// Attempting callers make an attempt, are about to, or have a key passed on to them.
-	Attempting int
-}
-
-// Stats counts the callers of all queues.
-func (q *Queues) Stats() Stats {
-	var sum Stats
+// Stats returns the number of callers that have no reason for an attempt, and of those that
+// make one, are about to, or have a key passed on to them.
+func (q *Queues[A]) Stats() (parkedCallers, attempting int) {
 	for i := range q.shards {
 		s := &q.shards[i]
 		s.mu.Lock()
@@ -191,10 +204,10 @@ func (q *Queues) Stats() Stats {
 					parked++
 				}
 			}
-			sum.Waiting += parked
-			sum.Attempting += int(e.refs) - len(e.holders) - parked
+			parkedCallers += parked
+			attempting += int(e.refs) - len(e.holders) - parked
 		}
 		s.mu.Unlock()
 	}
-	return sum
+	return parkedCallers, attempting
 }

@@ -2,6 +2,7 @@ package acquire
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,7 +15,7 @@ import (
 // that nobody else wants.
 type several struct {
 	y    *yard
-	reqs []Request
+	reqs []Request[*member]
 	done chan int
 }
 
@@ -25,7 +26,7 @@ var togetherKeys = []Key{{Kind: "lock", Name: "invoices"}, key, {Kind: "lock", N
 func (y *yard) together(name string, once bool, answer func(n int) []Result) *several {
 	s := &several{y: y, done: make(chan int, 1)}
 	for _, k := range togetherKeys {
-		s.reqs = append(s.reqs, Request{Key: k, Acquirer: &member{y: y, name: name}, Once: once})
+		s.reqs = append(s.reqs, Request[*member]{Key: k, Acquirer: &member{y: y, name: name}, Once: once})
 	}
 	go func() {
 		s.done <- y.Together(s.reqs, func(n int) []Result {
@@ -86,7 +87,7 @@ func (y *yard) gets(m *member) {
 	y.in(m)
 }
 
-func exclusive(*Request) {}
+func exclusive(*Request[*member]) {}
 
 func TestKeysAreTakenTogether(t *testing.T) {
 	inYard(t, func(y *yard) {
@@ -142,12 +143,7 @@ func TestTogetherTakesThoseBeforeTheFirstThatIsTaken(t *testing.T) {
 
 // has reports whether m is a holder.
 func (y *yard) has(m *member) bool {
-	for _, a := range y.Holders(key) {
-		if a == Acquirer(m) {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(y.Holders(key), m)
 }
 
 func TestTogetherDoesNotPassWhoWaits(t *testing.T) {
@@ -227,7 +223,7 @@ func TestAnAttemptMadeOnceKeepsNobodyOut(t *testing.T) {
 		ben := y.ask("ben", exclusive)
 		y.gets(ben)
 		s.got(0)
-		require.Equal(t, []Acquirer{ben}, y.Holders(key))
+		require.Equal(t, []*member{ben}, y.Holders(key))
 		y.Released(key, ben, Release{Receivers: 0})
 
 		// Nor does it end the attempt of another.

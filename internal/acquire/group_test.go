@@ -21,7 +21,7 @@ import (
 // yard is a server with one key that members of a process ask for, alone or
 // together.
 type yard struct {
-	*Queues
+	*Queues[*member]
 	t *testing.T
 
 	mu        sync.Mutex
@@ -36,7 +36,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
-		y.Queues = New(Config{Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t),
+		y.Queues = New[*member](Config{Closed: make(chan struct{}), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t),
 			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
 				y.mu.Lock()
 				defer y.mu.Unlock()
@@ -114,14 +114,14 @@ type member struct {
 }
 
 func (m *member) Try(ctx context.Context) (Verdict, error) {
-	r := m.TryAll(ctx, []Acquirer{m})[0]
+	r := m.TryAll(ctx, []*member{m})[0]
 	return r.Verdict, r.Err
 }
 
-func (m *member) TryAll(_ context.Context, all []Acquirer) []Result {
+func (m *member) TryAll(_ context.Context, all []*member) []Result {
 	names := make([]string, len(all))
 	for i, a := range all {
-		names[i] = a.(*member).name
+		names[i] = a.name
 	}
 	time.Sleep(latency)
 	m.y.mu.Lock()
@@ -130,27 +130,34 @@ func (m *member) TryAll(_ context.Context, all []Acquirer) []Result {
 	return m.y.judge(names)
 }
 
+func (m *member) Join(*member) (Relation, error) { panic("there are no owners") }
+
 func (m *member) Abandon() {
 	m.y.mu.Lock()
 	defer m.y.mu.Unlock()
 	m.y.abandoned = append(m.y.abandoned, m.name)
 }
 
-func (y *yard) ask(name string, change func(*Request)) *member {
+func (y *yard) ask(name string, change func(*Request[*member])) *member {
 	m := &member{y: y, name: name, done: make(chan error, 1)}
 	var ctx context.Context
 	ctx, m.cancel = context.WithCancel(y.t.Context())
-	req := Request{Key: key, Acquirer: m, Channel: "all"}
+	req := Request[*member]{Key: key, Acquirer: m, Channel: "all"}
 	change(&req)
 	go func() { m.done <- y.Acquire(ctx, req) }()
 	synctest.Wait()
 	return m
 }
 
-func reader(r *Request) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
-func writer(r *Request) { r.TryWhileHeld = true }
-func inLine(r *Request) {
-	r.Ordered, r.Group, r.Channel = true, true, "of "+r.Acquirer.(*member).name
+func reader(r *Request[*member]) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
+func writer(r *Request[*member]) { r.TryWhileHeld = true }
+func inLine(r *Request[*member]) {
+	r.Ordered, r.Group, r.Channel = true, true, "of "+r.Acquirer.name
+}
+
+// pass passes the key on from a holder to the next waiter.
+func (y *yard) pass(from *member) bool {
+	return y.Pass(key, from, func(*member) bool { return true })
 }
 
 func (y *yard) readers(names ...string) (all []*member) {
@@ -297,49 +304,6 @@ func TestAnErrorIsForAllWhoTriedTogether(t *testing.T) {
 	})
 }
 
-func TestAKeyIsPassedToAllWhoCanHaveItTogether(t *testing.T) {
-	inYard(t, func(y *yard) {
-		y.answers(everybody)
-		w := y.ask("w", writer)
-		time.Sleep(2 * latency)
-		y.in(w)
-		y.answers(nobody)
-		all := y.readers("a", "b", "c")
-		next := y.ask("next", writer)
-		last := y.ask("last", reader)
-		time.Sleep(10 * latency)
-		y.seen()
-
-		successors := y.Successors(key, true)
-		require.Len(t, successors, 3)
-		all[2].cancel()
-		require.ErrorIs(t, <-all[2].done, lock.ErrNotAcquired)
-		require.Equal(t, []Acquirer{all[2]}, y.Grant(successors, w))
-		y.in(all[:2]...)
-		require.ElementsMatch(t, []Acquirer{all[0], all[1]}, y.Holders(key))
-		y.waits(next, last)
-		time.Sleep(10 * latency)
-		require.Equal(t, []string{"next"}, y.seen(), "the next one makes known that it waits")
-		require.Nil(t, y.Successors(key, true), "not while several hold")
-		y.Released(key, all[0], Release{Kept: true})
-		time.Sleep(10 * latency)
-		require.Empty(t, y.seen())
-
-		successors = y.Successors(key, true)
-		require.Len(t, successors, 1)
-		y.Return(successors)
-		y.answers(everybody)
-		y.Released(key, all[1], Release{})
-		time.Sleep(10 * latency)
-		y.in(next)
-		successors = y.Successors(key, true)
-		require.Len(t, successors, 1)
-		require.Empty(t, y.Grant(successors, next))
-		y.in(last)
-		y.free(last)
-	})
-}
-
 // line is a server that keeps waiters in order.
 type line struct {
 	y      *yard
@@ -428,9 +392,7 @@ func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
 		y.publish("of c", pubsub.Event{})
 		time.Sleep(5 * latency)
 		y.in(all[2])
-		successors := y.Successors(key, true)
-		require.Len(t, successors, 1)
-		require.Empty(t, y.Grant(successors, all[2]))
+		require.True(t, y.pass(all[2]))
 		y.in(all[3])
 		y.free(all[3])
 	})
@@ -475,7 +437,7 @@ func TestWhoGotNoPlaceInAnOutageTriesAgain(t *testing.T) {
 		a := y.ask("a", inLine)
 		time.Sleep(5 * latency)
 		y.answers(func(names []string) []Result { return same(names, Result{Err: &Unavailable{errBoom}}) })
-		b := y.ask("b", func(r *Request) { inLine(r); r.Group = false })
+		b := y.ask("b", func(r *Request[*member]) { inLine(r); r.Group = false })
 		c := y.ask("c", inLine)
 		time.Sleep(5 * latency)
 		y.waits(a, b, c)
@@ -507,50 +469,14 @@ func TestAPlaceBeingTakenDoesNotDelayTheHandOff(t *testing.T) {
 		b := y.ask("b", inLine)
 		time.Sleep(5 * latency)
 		c := y.ask("c", inLine)
-		successors := y.Successors(key, true) // while c tries
-		require.Len(t, successors, 1)
-		require.Empty(t, y.Grant(successors, a))
+		require.True(t, y.pass(a), "while c tries")
 		l.becomes("b")
 		y.in(b)
-		require.Nil(t, y.Successors(key, true), "what c tries for may be what would be passed on to it")
+		require.False(t, y.pass(b), "c is not in the server's queue")
 		time.Sleep(5 * latency)
-		successors = y.Successors(key, true)
-		require.Len(t, successors, 1)
-		require.Empty(t, y.Grant(successors, b))
+		require.True(t, y.pass(b))
 		y.in(c)
 		y.free(c)
-	})
-}
-
-func TestAHandOffThatFailedToOneWithoutAPlaceLetsItTakeOne(t *testing.T) {
-	inYard(t, func(y *yard) {
-		l := newLine(y)
-		l.becomes("")
-		a := y.ask("a", inLine)
-		time.Sleep(5 * latency)
-		y.in(a)
-		s := y.shardOf(key)
-		s.mu.Lock()
-		s.entries[key].attempting = true // somebody else's, just now
-		s.mu.Unlock()
-		b := y.ask("b", inLine)
-		s.mu.Lock()
-		s.entries[key].attempting = false
-		s.mu.Unlock()
-		y.seen()
-		successors := y.Successors(key, true)
-		require.Len(t, successors, 1)
-		y.Return(successors)
-		l.becomes("elsewhere")
-		y.Released(key, a, Release{Elsewhere: true})
-		time.Sleep(2 * latency)
-		require.Equal(t, []string{"b"}, y.seen())
-		require.Equal(t, []string{"b"}, l.order())
-		l.becomes("")
-		y.publish("of b", pubsub.Event{})
-		time.Sleep(5 * latency)
-		y.in(b)
-		y.free(b)
 	})
 }
 
@@ -578,9 +504,9 @@ func TestTheNextWithoutAPlaceTriesWhenTheFirstLeaves(t *testing.T) {
 		y.answers(nobody)
 		first := y.ask("first", inLine)
 		time.Sleep(10 * latency)
-		alone := y.ask("alone", func(r *Request) { inLine(r); r.Group = false })
+		alone := y.ask("alone", func(r *Request[*member]) { inLine(r); r.Group = false })
 		// It is over when the attempt under way is, and this one would be the next to try.
-		leaver := y.ask("leaver", func(r *Request) { inLine(r); r.Deadline = time.Now().Add(latency) })
+		leaver := y.ask("leaver", func(r *Request[*member]) { inLine(r); r.Deadline = time.Now().Add(latency) })
 		last := y.ask("last", inLine)
 		y.seen()
 		time.Sleep(10 * latency)
@@ -591,54 +517,5 @@ func TestTheNextWithoutAPlaceTriesWhenTheFirstLeaves(t *testing.T) {
 			m.cancel()
 			require.ErrorIs(t, <-m.done, lock.ErrNotAcquired)
 		}
-	})
-}
-
-func TestWhoLeavesDuringAHandOffThatFailedIsNamed(t *testing.T) {
-	inYard(t, func(y *yard) {
-		y.answers(everybody)
-		w := y.ask("w", writer)
-		time.Sleep(2 * latency)
-		y.in(w)
-		y.answers(nobody)
-		all := y.readers("a", "b")
-		time.Sleep(10 * latency)
-		successors := y.Successors(key, true)
-		require.Len(t, successors, 2)
-		all[0].cancel()
-		require.ErrorIs(t, <-all[0].done, lock.ErrNotAcquired)
-		require.Equal(t, []Acquirer{all[0]}, y.Return(successors))
-		y.answers(everybody)
-		y.free(w)
-		time.Sleep(2 * latency)
-		y.in(all[1])
-		y.free(all[1])
-	})
-}
-
-func TestAHandOffCountsUntilNobodyOfTheProcessHolds(t *testing.T) {
-	inYard(t, func(y *yard) {
-		y.answers(everybody)
-		w := y.ask("w", writer)
-		time.Sleep(2 * latency)
-		y.in(w)
-		y.answers(nobody)
-		all := y.readers("a", "b")
-		time.Sleep(10 * latency)
-		require.Empty(t, y.Grant(y.Successors(key, true), w))
-		y.in(all...)
-		next := y.ask("next", writer)
-		time.Sleep(10 * latency)
-		y.Released(key, all[0], Release{Kept: true})
-		require.Empty(t, y.Grant(y.Successors(key, true), all[1]))
-		y.in(next)
-		handedOn := func() int {
-			s := y.shardOf(key)
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return int(s.entries[key].handOffs)
-		}
-		require.Equal(t, 2, handedOn())
-		y.free(next)
 	})
 }

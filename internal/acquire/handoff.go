@@ -1,15 +1,46 @@
 package acquire
 
 import (
-	"slices"
 	"time"
+
+	"github.com/redlatch/redlatch/internal/telemetry"
 )
 
-// Successors claims the waiters to which the only holder of key can pass it on: one, or
-// several consecutive ones that can share it. It returns none if the key has to be released
-// for all processes; passable tells whether it may be passed on at all. The caller then calls
-// Grant or Return.
-func (q *Queues) Successors(key Key, passable bool) []*Waiter {
+// Pass makes the first waiter of key a holder in the place of from, its only holder, and
+// reports whether it did. It calls give, with the mutex of the queue held, which reports
+// whether that waiter can have what from has. If Pass reports false, the caller asks the
+// server again, or releases the key and calls Released.
+func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	if e == nil || len(e.holders) != 1 || e.leaves || e.yield.active {
+		return false
+	}
+	w := e.first
+	if w == nil || w.state != waiting || w.registration != registered {
+		return false
+	}
+	if w.req.LeftOpen != "" && e.opens() {
+		e.leaves = true
+		return false
+	}
+	if !w.req.Ordered && e.yield.begin(q.cfg.HandOffs) || !give(w.req.Acquirer) {
+		return false
+	}
+	e.yield.count()
+	e.unlink(w)
+	w.state, w.handed = granted, true
+	w.signal()
+	e.holders[0] = w.req.Acquirer
+	e.leave()
+	return true
+}
+
+// Waiters returns up to maxGroup waiters of key that the server has in its queue, the first
+// first.
+func (q *Queues[A]) Waiters(key Key) []A {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -17,125 +48,49 @@ func (q *Queues) Successors(key Key, passable bool) []*Waiter {
 	if e == nil {
 		return nil
 	}
-	w := e.first
-	if w == nil || len(e.holders) != 1 {
-		return nil
+	var waiters []A
+	for w := e.first; w != nil && w.registration == registered && len(waiters) < maxGroup; w = w.next {
+		waiters = append(waiters, w.req.Acquirer)
 	}
-	// An attempt under way may acquire the key after its release, except where the server
-	// keeps the queue and the attempt is not for this waiter.
-	if e.attempting && !(w.req.Ordered && w.state == waiting) {
-		return nil
-	}
-	if w.req.LeftOpen != "" {
-		now := time.Now()
-		if e.open == nil {
-			e.open = &opening{last: now}
-		}
-		if e.leaves = now.Sub(e.open.last) >= openEvery; e.leaves {
-			return nil
-		}
-	}
-	if !w.req.Ordered {
-		if !passable || w.req.NoHandOff || int(e.handOffs) >= q.cfg.HandOffs {
-			e.turns.begin()
-			return nil
-		}
-		e.handOffs++
-	} else if !passable || w.req.NoHandOff {
-		return nil
-	}
-	successors := []*Waiter{w}
-	for other := w.next; w.req.Shared && other != nil && other.req.Group && len(successors) < maxGroup; other = other.next {
-		successors = append(successors, other)
-	}
-	for _, successor := range successors {
-		e.unlink(successor)
-		successor.state = claimed
-	}
-	return successors
+	return waiters
 }
 
-// Grant makes successors holders in the place of from, and returns those that have given up
-// meanwhile. If all have, from is still a holder, and the key still has to be passed on or
-// released.
-func (q *Queues) Grant(successors []*Waiter, from Acquirer) (gave []Acquirer) {
-	e := successors[0].entry
-	e.shard.mu.Lock()
-	defer e.shard.mu.Unlock()
-	shared := false
-	for _, w := range successors {
-		if w.state == gone {
-			gave = append(gave, w.req.Acquirer)
-			e.leave()
-			continue
-		}
-		e.holders = append(e.holders, w.req.Acquirer)
-		w.state, w.handed = granted, true
-		w.signal()
-		shared = shared || w.req.Shared
-	}
-	if len(gave) == len(successors) {
-		return gave
-	}
-	e.drop(from)
-	if shared {
-		e.nudge(Local)
-	}
-	e.leave()
-	return gave
-}
-
-// Return puts successors back to the front after a failed hand-off, and returns those that have
-// given up meanwhile. The caller calls Released next.
-func (q *Queues) Return(successors []*Waiter) (gave []Acquirer) {
-	e := successors[0].entry
-	e.shard.mu.Lock()
-	defer e.shard.mu.Unlock()
-	for _, w := range slices.Backward(successors) {
-		if w.state == gone {
-			gave = append(gave, w.req.Acquirer)
-			e.leave()
-			continue
-		}
-		w.state = waiting
-		e.pushFront(w)
-	}
-	switch {
-	case e.first == nil:
-	case e.first.req.Ordered:
-		e.first.signal() // to subscribe
-	default:
-		e.nudge(Local) // a message may have arrived meanwhile
-	}
-	return gave
+// LeavesOpen reports whether the coming release leaves the key open to pollers, with the
+// payload LeftOpen.
+func (q *Queues[A]) LeavesOpen(key Key) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	return e != nil && e.leaves
 }
 
 // Offer lets try make an attempt for the waiters at the head of a queue, in the request that
 // gives back a part of what they wait for. It reports false, without a call of try, if there
 // are no waiters, an attempt is under way, or it is time to release for all processes. The
-// requests of that key are Grouped and Untracked.
-func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
+// requests of that key have Group and Untracked set.
+func (q *Queues[A]) Offer(key Key, try func(all []A) []Result) bool {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	e := s.entries[key]
-	if e == nil || e.first == nil || e.attempting || int(e.handOffs) >= q.cfg.HandOffs {
+	if e == nil || e.first == nil || e.attempting || int(e.yield.handOffs) >= q.cfg.HandOffs {
 		if e != nil {
-			e.handOffs = 0
+			e.yield.handOffs = 0
 		}
 		s.mu.Unlock()
 		return false
 	}
-	e.handOffs++
-	e.again, e.passed = false, false
+	e.yield.count()
+	e.again = false
 	batch := e.batch(e.first)
 	e.claim(batch)
 	s.mu.Unlock()
 	results := try(acquirers(batch))
 	s.mu.Lock()
-	left := e.attempted(batch, results, HandedOver)
+	left := e.attempted(batch, results, telemetry.HandedOver)
 	s.mu.Unlock()
 	for _, a := range left {
-		a.(Grouped).Abandon()
+		a.Abandon()
 	}
 	return true
 }
@@ -147,16 +102,13 @@ type Release struct {
 	Receivers int
 	// Kept is set if others still hold the key.
 	Kept bool
-	// Elsewhere is set if the server has passed it on to another process.
+	// Elsewhere is set if a waiter of another process comes next.
 	Elsewhere bool
-	// Yields is set if Turn was called before.
-	Yields bool
 }
 
-// Released ends the hold of a, whether released or lost. If this process has used up its
-// hand-offs and others may wait, its head yields; otherwise it tries at once if that can
-// succeed.
-func (q *Queues) Released(key Key, a Acquirer, how Release) {
+// Released ends the hold of a, whether released or lost. If this process yields and others
+// may wait, its waiters pause; otherwise its head tries at once if that can succeed.
+func (q *Queues[A]) Released(key Key, a A, how Release) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,25 +121,23 @@ func (q *Queues) Released(key Key, a Acquirer, how Release) {
 		e.leaves = false
 		e.leaveOpen()
 	}
-	switch {
-	case how.Kept:
-		e.turns.yielding = false // there is no message to wait for
-	case !how.Yields:
-		e.handOffs = 0
+	if e.first == nil {
+		e.yield.handOffs = 0
+	} else if !e.yield.active {
+		e.yield.count()
 	}
 	switch {
 	case how.Kept || e.first != nil && len(e.holders) > 0 && !e.first.req.TryWhileHeld:
-		// There are other holders.
+		e.yield.active = false // there are other holders, and no message to wait for
 	case how.Elsewhere:
-		e.turns.yielding = false
 		if e.first != nil {
 			e.first.signal() // to subscribe
 		}
-	case e.first != nil && !e.attempting && e.turns.released(how.Receivers):
-		e.lookAt(time.Now().Add(e.turns.patience()))
+	case e.first != nil && !e.attempting && e.yield.active && how.Receivers != 0 && how.Receivers != 1:
+		e.lookAt(time.Now().Add(yieldFor))
 	default:
-		e.turns.yielding = false
-		e.nudge(Local)
+		e.yield.end(false)
+		e.nudge(telemetry.Local)
 	}
 	e.leave()
 }

@@ -8,12 +8,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 )
 
 // permit asks for one of several that members of a process can have.
-func permit(r *Request) { r.TryWhileHeld, r.Shared, r.Group, r.Untracked = true, true, true, true }
+func permit(r *Request[*member]) {
+	r.TryWhileHeld, r.Shared, r.Group, r.Untracked = true, true, true, true
+}
 
 // permits are members who wait for a permit. They make no attempt any more, by
 // themselves, for as long as the test does not sleep for long.
@@ -30,8 +33,8 @@ func (y *yard) permits(names ...string) (all []*member) {
 
 // offer offers what somebody gives back to those who wait.
 func (y *yard) offer() bool {
-	return y.Offer(key, func(all []Acquirer) []Result {
-		return all[0].(*member).TryAll(y.t.Context(), all)
+	return y.Offer(key, func(all []*member) []Result {
+		return all[0].TryAll(y.t.Context(), all)
 	})
 }
 
@@ -56,7 +59,7 @@ func TestNobodyIsOnRecordForWhatIsNotHeld(t *testing.T) {
 		time.Sleep(2 * latency)
 		y.in(a)
 		require.True(t, y.idle())
-		once := y.ask("once", func(r *Request) { permit(r); r.Once = true })
+		once := y.ask("once", func(r *Request[*member]) { permit(r); r.Once = true })
 		time.Sleep(2 * latency)
 		y.in(once)
 		require.Empty(t, y.Holders(key))
@@ -64,7 +67,7 @@ func TestNobodyIsOnRecordForWhatIsNotHeld(t *testing.T) {
 
 		all := y.permits("b", "c")
 		y.answers(everybody)
-		once = y.ask("again", func(r *Request) { permit(r); r.Once = true })
+		once = y.ask("again", func(r *Request[*member]) { permit(r); r.Once = true })
 		time.Sleep(10 * latency)
 		y.in(once)
 		require.Equal(t, []string{"again"}, y.seen(), "it says nothing of what is left")
@@ -103,13 +106,16 @@ func TestAnOfferIsForThoseWhoWait(t *testing.T) {
 func TestWhoWasServedByAnOfferKnows(t *testing.T) {
 	inYard(t, func(y *yard) {
 		y.answers(nobody)
-		var causes []Cause
-		a := y.ask("a", func(r *Request) { permit(r); r.OnWake = func(c Cause) { causes = append(causes, c) } })
+		var causes []telemetry.Cause
+		a := y.ask("a", func(r *Request[*member]) {
+			permit(r)
+			r.OnWake = func(c telemetry.Cause) { causes = append(causes, c) }
+		})
 		time.Sleep(10 * latency)
 		y.answers(everybody)
 		require.True(t, y.offer())
 		y.in(a)
-		require.Equal(t, []Cause{Subscribed, HandedOver}, causes)
+		require.Equal(t, []telemetry.Cause{telemetry.Subscribed, telemetry.HandedOver}, causes)
 	})
 }
 
@@ -155,7 +161,7 @@ func TestWhatHappenedBeforeAnOfferIsSeenToByIt(t *testing.T) {
 		all := y.permits("a", "b")
 		s := y.shardOf(key)
 		s.mu.Lock()
-		s.entries[key].mark(Message)
+		s.entries[key].mark(telemetry.Message)
 		s.mu.Unlock()
 		y.answers(first(1))
 		require.True(t, y.offer())

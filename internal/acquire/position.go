@@ -10,14 +10,14 @@ const (
 )
 
 // setRegistration changes the registration of a waiter in the list. The mutex is held.
-func (w *Waiter) setRegistration(r registration) {
+func (w *waiter[A]) setRegistration(r registration) {
 	w.entry.count(w, -1)
 	w.registration = r
 	w.entry.count(w, 1)
 }
 
 // count adds n to the counter of the registration of w. The mutex is held.
-func (e *entry) count(w *Waiter, n int32) {
+func (e *entry[A]) count(w *waiter[A], n int32) {
 	switch w.registration {
 	case unregistered:
 		e.unregistered += n
@@ -27,7 +27,7 @@ func (e *entry) count(w *Waiter, n int32) {
 }
 
 // wakeUnregistered makes the first unregistered waiter try. The mutex is held.
-func (e *entry) wakeUnregistered() {
+func (e *entry[A]) wakeUnregistered() {
 	if e.unregistered == 0 || e.attempting {
 		return
 	}
@@ -40,7 +40,7 @@ func (e *entry) wakeUnregistered() {
 }
 
 // Displaced is called when a waiter may have lost its position in the server's queue.
-func (q *Queues) Displaced(key Key, a Acquirer) {
+func (q *Queues[A]) Displaced(key Key, a A) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -4,19 +4,20 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 )
 
-// Waiter is a caller that waits for a key. It is claimed while an attempt is made for it or
-// the key is being passed on to it. Its states:
+// waiter is a caller that waits for a key. It is claimed while an attempt is made for it.
+// Its states:
 //
 //	waiting ◀──▶ claimed ──▶ granted, or ended with err
 //	   │             └─────▶ gone (it gave up meanwhile)
 //	   └─▶ granted, ended, gone
-type Waiter struct {
-	entry        *entry
-	next, prev   *Waiter
-	req          Request
+type waiter[A Acquirer[A]] struct {
+	entry        *entry[A]
+	next, prev   *waiter[A]
+	req          Request[A]
 	wake         chan struct{}
 	timer        watchdog.Timer
 	state        waiterState
@@ -38,35 +39,32 @@ const (
 	gone
 )
 
-func newWaiter(e *entry, req *Request) *Waiter {
-	return &Waiter{entry: e, req: *req, wake: make(chan struct{}, 1)} // a copy: most requests never wait
+func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
+	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1)} // a copy: most requests never wait
 }
 
-// Acquirer returns the acquirer of the request.
-func (w *Waiter) Acquirer() Acquirer { return w.req.Acquirer }
-
-// Join returns the relation of a Joiner to the holders of key.
-func (q *Queues) Join(key Key, j Joiner) (Relation, error) {
+// Join returns the relation of a to the holders of key.
+func (q *Queues[A]) Join(key Key, a A) (Relation, error) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil {
-		return e.relation(j)
+		return e.relation(a)
 	}
 	return Unrelated, nil
 }
 
 // join returns the relation of a request to the holders. The mutex is held.
-func (e *entry) join(req *Request) (Relation, error) {
+func (e *entry[A]) join(req *Request[A]) (Relation, error) {
 	if !req.Owned {
 		return Unrelated, nil
 	}
-	return e.relation(req.Acquirer.(Joiner))
+	return e.relation(req.Acquirer)
 }
 
-func (e *entry) relation(j Joiner) (relation Relation, err error) {
+func (e *entry[A]) relation(a A) (relation Relation, err error) {
 	for _, holder := range e.holders {
-		r, err := j.Join(holder)
+		r, err := a.Join(holder)
 		if r == Joined || err != nil {
 			return r, err
 		}
@@ -76,7 +74,7 @@ func (e *entry) relation(j Joiner) (relation Relation, err error) {
 }
 
 // Admit lets waiters of the same owner join a holder, as soon as it can be joined.
-func (q *Queues) Admit(key Key, holder Acquirer) {
+func (q *Queues[A]) Admit(key Key, holder A) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +92,7 @@ func (q *Queues) Admit(key Key, holder Acquirer) {
 }
 
 // admit lets a waiter join a holder of the same owner, if there is one. The mutex is held.
-func (w *Waiter) admit() {
+func (w *waiter[A]) admit() {
 	relation, err := w.entry.join(&w.req)
 	switch {
 	case err != nil:
@@ -110,7 +108,7 @@ func (w *Waiter) admit() {
 }
 
 // giveUp removes the waiter; if it is claimed, the end of the attempt does. The mutex is held.
-func (w *Waiter) giveUp() {
+func (w *waiter[A]) giveUp() {
 	e := w.entry
 	if w.state == claimed {
 		w.state = gone
@@ -124,28 +122,28 @@ func (w *Waiter) giveUp() {
 	}
 	if wasHead {
 		// The reason that woke this waiter is now for the next one.
-		e.nudge(Local)
+		e.nudge(telemetry.Local)
 	}
 	e.leave()
 }
 
 // end ends the wait with an error. The mutex is held.
-func (w *Waiter) end(err error) {
+func (w *waiter[A]) end(err error) {
 	w.giveUp()
 	w.state, w.err = ended, err
 }
 
 // Expire implements watchdog's Target: the deadline of the wait has passed.
-func (w *Waiter) Expire(time.Time) { w.signal() }
+func (w *waiter[A]) Expire(time.Time) { w.signal() }
 
-func (w *Waiter) signal() {
+func (w *waiter[A]) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
 	}
 }
 
-func (e *entry) pushBack(w *Waiter) {
+func (e *entry[A]) pushBack(w *waiter[A]) {
 	e.count(w, 1)
 	w.prev, w.next = e.last, nil
 	if e.last != nil {
@@ -156,7 +154,7 @@ func (e *entry) pushBack(w *Waiter) {
 	e.last = w
 }
 
-func (e *entry) pushFront(w *Waiter) {
+func (e *entry[A]) pushFront(w *waiter[A]) {
 	e.count(w, 1)
 	w.prev, w.next = nil, e.first
 	if e.first != nil {
@@ -170,7 +168,7 @@ func (e *entry) pushFront(w *Waiter) {
 
 // unlink removes w from the list, and ends the subscription with the last waiter. The mutex
 // is held.
-func (e *entry) unlink(w *Waiter) {
+func (e *entry[A]) unlink(w *waiter[A]) {
 	e.count(w, -1)
 	if w.prev != nil {
 		w.prev.next = w.next
@@ -187,15 +185,4 @@ func (e *entry) unlink(w *Waiter) {
 		e.arm() // the next head is not woken
 	}
 	e.unsubscribeUnused()
-}
-
-// Next returns the acquirer at the head of a queue, or nil.
-func (q *Queues) Next(key Key) Acquirer {
-	s := q.shardOf(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.entries[key]; e != nil && e.first != nil {
-		return e.first.req.Acquirer
-	}
-	return nil
 }

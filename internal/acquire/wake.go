@@ -3,12 +3,13 @@ package acquire
 import (
 	"time"
 
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/pubsub"
 )
 
 // wantsChannel reports whether the head should subscribe. Where the server keeps the queue,
 // there are no messages while this process holds the key. The mutex is held.
-func (e *entry) wantsChannel() bool {
+func (e *entry[A]) wantsChannel() bool {
 	req := &e.first.req
 	return e.unsubscribe == nil && req.Channel != "" &&
 		(!req.Ordered || len(e.holders) == 0 && e.first.registration == registered)
@@ -16,7 +17,7 @@ func (e *entry) wantsChannel() bool {
 
 // subscribe subscribes for the head. The mutex is held; the hub does not call back from
 // here.
-func (e *entry) subscribe() {
+func (e *entry[A]) subscribe() {
 	req := &e.first.req
 	if req.Ordered {
 		e.subscriber = e.first
@@ -25,12 +26,12 @@ func (e *entry) subscribe() {
 	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Channel, e, req.Ordered)
 	if confirmed && (len(e.holders) == 0 || req.TryWhileHeld) {
 		// A message may have been published since the last attempt.
-		e.mark(Subscribed)
+		e.mark(telemetry.Subscribed)
 	}
 }
 
 // unsubscribeUnused ends a subscription without a waiter. The mutex is held.
-func (e *entry) unsubscribeUnused() {
+func (e *entry[A]) unsubscribeUnused() {
 	if e.unsubscribe != nil && (e.first == nil || e.subscriber != nil && e.subscriber != e.first) {
 		e.unsubscribe()
 		e.unsubscribe, e.subscriber = nil, nil
@@ -38,17 +39,13 @@ func (e *entry) unsubscribeUnused() {
 }
 
 // busy schedules the next attempt after one that found the key taken. The mutex is held.
-func (e *entry) busy(v Verdict) {
+func (e *entry[A]) busy(v Verdict) {
 	pause := safetyPoll
 	if v.FreeIn >= 0 {
 		pause = min(pause, v.FreeIn)
 	}
 	if v.poll > 0 && len(e.holders) == 0 { // else the release is local
 		pause = min(pause, v.poll)
-	}
-	if e.passed {
-		// The message may have been the release of that holder.
-		pause = min(pause, e.turns.patience())
 	}
 	at := time.Now().Add(pause)
 	if e.unavailable > 0 && e.armed && e.pollAt.Before(at) {
@@ -58,20 +55,20 @@ func (e *entry) busy(v Verdict) {
 }
 
 // lookAt schedules an attempt of the head. The mutex is held.
-func (e *entry) lookAt(at time.Time) {
+func (e *entry[A]) lookAt(at time.Time) {
 	e.pollAt, e.armed = at, true
 	e.queues.cfg.Wheel.Schedule(&e.timer, at, e)
 }
 
 // arm makes sure that the head makes another attempt. The mutex is held.
-func (e *entry) arm() {
+func (e *entry[A]) arm() {
 	if !e.armed {
 		e.lookAt(time.Now().Add(safetyPoll))
 	}
 }
 
 // Expire implements watchdog's Target.
-func (e *entry) Expire(now time.Time) {
+func (e *entry[A]) Expire(now time.Time) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	if !e.armed || now.Before(e.pollAt) {
@@ -83,38 +80,33 @@ func (e *entry) Expire(now time.Time) {
 			w.setRegistration(unregistered)
 		}
 	}
-	e.nudge(Timer)
+	e.nudge(telemetry.Timer)
 	e.wakeUnregistered()
 }
 
 // Notify implements pubsub.Listener.
-func (e *entry) Notify(ev pubsub.Event) {
+func (e *entry[A]) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	switch {
 	case ev.Subscribed:
-		e.nudge(Subscribed)
+		e.nudge(telemetry.Subscribed)
 	case e.first != nil && e.first.req.LeftOpen != "" && ev.Payload == e.first.req.LeftOpen:
 		e.leaveOpen()
-	case !e.turns.letPass():
-		e.nudge(Message)
-	default:
-		e.passed = true
-		if e.first != nil && !e.attempting {
-			e.lookAt(time.Now().Add(e.turns.patience()))
-		}
+	case !e.yield.isEcho():
+		e.nudge(telemetry.Message)
 	}
 }
 
 // mark records a reason for an attempt. The mutex is held.
-func (e *entry) mark(c Cause) {
+func (e *entry[A]) mark(c telemetry.Cause) {
 	if !e.again {
 		e.again, e.cause = true, c
 	}
 }
 
 // nudge makes the head try, later if the key is left open. The mutex is held.
-func (e *entry) nudge(c Cause) {
+func (e *entry[A]) nudge(c telemetry.Cause) {
 	if e.attempting || e.first != nil {
 		e.mark(c)
 	}
@@ -128,11 +120,11 @@ func (e *entry) nudge(c Cause) {
 }
 
 // Wake makes the head of a queue try.
-func (q *Queues) Wake(key Key) {
+func (q *Queues[A]) Wake(key Key) {
 	s := q.shardOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if e := s.entries[key]; e != nil {
-		e.nudge(Local)
+		e.nudge(telemetry.Local)
 	}
 }

@@ -26,8 +26,8 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 	return c.answered(sent, a, err)
 }
 
-// TryAll implements acquire.Grouped.
-func (c *claim) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
+// TryAll implements acquire.Acquirer.
+func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
 	results := make([]acquire.Result, len(all))
 	err := c.lock.s.Err()
 	if err != nil {
@@ -40,16 +40,16 @@ func (c *claim) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Re
 	ctx, cancel := c.lock.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	claims := make([]*Claim, len(all))
-	for i, a := range all {
-		claims[i] = &a.(*claim).Claim
+	for i, one := range all {
+		claims[i] = &one.Claim
 	}
 	sent := time.Now()
 	answers, err := c.lock.p.(Grouped).AcquireAll(ctx, claims)
 	if err != nil {
 		answers = make([]Answer, len(all))
 	}
-	for i, a := range all {
-		results[i].Verdict, results[i].Err = a.(*claim).answered(sent, answers[i], err)
+	for i, one := range all {
+		results[i].Verdict, results[i].Err = one.answered(sent, answers[i], err)
 	}
 	return results
 }
@@ -64,6 +64,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 		return acquire.Verdict{}, c.failed(err)
 	case !a.Acquired:
 		c.waited, c.Waits = true, true
+		c.ready = c.ready && !a.Moved
 		if a.Queued {
 			c.keepPosition(sent)
 		}
@@ -122,7 +123,7 @@ func (c *claim) abandon() {
 	c.freshID()
 }
 
-// Abandon implements acquire.Grouped.
+// Abandon implements acquire.Acquirer.
 func (c *claim) Abandon() {
 	c.mu.Lock()
 	c.forgetPosition()

@@ -55,14 +55,14 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		defer cancel()
 	}
 	claims := make([]*claim, len(locks))
-	reqs := make([]acquire.Request, len(locks))
+	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
 		claims[i] = l.newClaim(ctx, o, true)
 		claims[i].freshID()
-		reqs[i] = acquire.Request{Key: l.queueKey(), Acquirer: claims[i], Once: all}
+		reqs[i] = acquire.Request[*claim]{Key: l.queueKey(), Acquirer: claims[i], Once: all}
 	}
 	var err error
-	n := s.Queues.Together(reqs, func(n int) []acquire.Result {
+	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
 		results := tryTogether(reqCtx, claims[:n], all)
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
@@ -319,16 +319,17 @@ func unlockReversed(ctx context.Context, holds []lock.Hold) error {
 	return errors.Join(errs...)
 }
 
-// releaseTogether passes on those with waiters in this process, each by itself, and releases
-// the others with one script, all at the same time.
+// releaseTogether releases those that were passed on, each by itself, and the others with one
+// script, all at the same time.
 func releaseTogether(endings []ending) error {
 	free := make([]ending, 0, len(endings))
 	tasks := make(map[int]func() error)
 	for i, e := range endings {
 		c := e.claim
-		if successors := c.lock.s.Queues.Successors(c.lock.queueKey(), true); successors != nil || c.cohort != nil {
-			tasks[i] = func() error { return e.alone(successors, false) }
+		if c.cohort != nil {
+			tasks[i] = func() error { return e.alone(false) }
 		} else {
+			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false })
 			free = append(free, e)
 		}
 	}
@@ -342,7 +343,7 @@ func releaseTogether(endings []ending) error {
 func releaseFree(free []ending) error {
 	first := free[0]
 	if len(free) == 1 {
-		return first.alone(nil, false)
+		return first.alone(false)
 	}
 	claims := make([]*Claim, len(free))
 	for i, e := range free {
@@ -360,16 +361,16 @@ func releaseFree(free []ending) error {
 			rest[c] = e
 			continue
 		}
-		l.s.Queues.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
+		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
 		errs = append(errs, e.done(c.releaseError(freed[i], nil)))
 	}
 	if len(rest) > 0 {
-		errs = append(errs, atOnce(rest, func(e ending) error { return e.alone(nil, unknown(err)) }))
+		errs = append(errs, atOnce(rest, func(e ending) error { return e.alone(unknown(err)) }))
 	}
 	return errors.Join(errs...)
 }
 
 // alone releases the claim by itself.
-func (e ending) alone(successors []*acquire.Waiter, mayHaveRun bool) error {
-	return e.done(e.claim.cohort.Release(func() error { return e.claim.handOff(e.ctx, e.hold, successors, mayHaveRun) }))
+func (e ending) alone(mayHaveRun bool) error {
+	return e.done(e.claim.cohort.Release(func() error { return e.claim.giveBack(e.ctx, false, mayHaveRun) }))
 }

@@ -35,6 +35,7 @@ type claim struct {
 	waited     bool
 	mayHaveRun bool      // an attempt has an unknown outcome, and the id was kept
 	queued     bool      // it has a queue position on the server
+	ready      bool      // only waiters of this process are before it in the server's queue
 	position   *position // that is to be kept alive, or nil
 	joined     *claim    // the claim of the same owner that the caller gets a hold of instead
 
@@ -75,9 +76,8 @@ func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim
 	return c
 }
 
-// Join implements acquire.Joiner.
-func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
-	h := holder.(*claim)
+// Join implements acquire.Acquirer.
+func (c *claim) Join(h *claim) (acquire.Relation, error) {
 	if c.owner != h.owner {
 		return acquire.Unrelated, nil
 	}
@@ -114,20 +114,20 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	if !h.fixed {
 		terms.Renewer = c.lock.p.Renewer()
 	}
-	c.stretched = c.stretched || !h.plain()
+	c.stretched = c.stretched || h.member
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
 	c.state, h.state = standing, held
 	c.holds = append(c.holds, h)
 	c.mu.Unlock()
-	if c.cohort.Gone() {
-		c.Lost(lock.ReasonGone, nil)
-	}
 	if !c.owner.IsZero() {
-		c.lock.s.Queues.Admit(c.lock.queueKey(), c)
+		c.lock.q.Admit(c.lock.queueKey(), c)
 	}
 	switch {
+	case c.cohort.Gone():
+		c.Lost(lock.ReasonGone, nil)
+		return nil, errGone
 	case !watched:
 		return nil, errors.Join(lock.ErrClosed, h.unlock(ctx))
 	case time.Since(c.sent) >= c.Lease:
@@ -149,7 +149,8 @@ func (h *hold) checked(ctx context.Context) (*hold, error) {
 	return h, nil
 }
 
-// errGone is why a claim cannot be joined.
+// errGone is returned if a claim of another hold cannot be shared or taken over. The caller
+// requests one of its own.
 var errGone = errors.New("the claim is gone")
 
 // reenter returns another hold of a claim that stands, for the caller of from. It sends
@@ -159,6 +160,7 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	h := &from.first
 	h.claim = c
 	h.parent, h.span = c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	c.lease.Check() // its time may be over, and the watchdog late
 	sent := time.Now()
 	c.mu.Lock()
 	c.joining--
@@ -257,7 +259,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 		h.lose(reason, cause)
 	}
 	c.mu.Unlock()
-	c.lock.s.Queues.Released(c.lock.queueKey(), c, acquire.Release{})
+	c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
 	for _, h := range holds {
 		h.endSpan()
@@ -292,7 +294,7 @@ func (c *claim) heldBy(owner lock.Owner) []*hold {
 }
 
 // freshID gives the claim an id that no request has used.
-func (c *claim) freshID() { c.ID = c.lock.s.NewOwner() }
+func (c *claim) freshID() { c.ID, c.ready = c.lock.s.NewOwner(), false }
 
 // position is the queue position of a waiter on the server, which heartbeats keep.
 type position struct {
@@ -302,7 +304,10 @@ type position struct {
 
 // Lost implements watchdog.Holder: the position is gone, or it is the first.
 func (p *position) Lost(lock.Reason, error) {
-	p.claim.lock.s.Queues.Displaced(p.claim.lock.queueKey(), p.claim)
+	p.claim.mu.Lock()
+	p.claim.ready = false
+	p.claim.mu.Unlock()
+	p.claim.lock.q.Displaced(p.claim.lock.queueKey(), p.claim)
 }
 
 // RenewalFailed implements watchdog.Holder. If it goes on the position is lost, and the

@@ -3,6 +3,7 @@ package locking
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,10 @@ type Cohort struct {
 	gone      bool      // a request did not find it
 	asking    bool      // a request is in flight, or about to be sent
 	next      *Batch    // of the next request, if any hold waits for it
+
+	token  int64        // for the next hold
+	tokens int          // drawn, from token on, and not used
+	passed []lock.Owner // waiters that have had the claim, and may have a queue position
 }
 
 // Batch is the holds that share one request.
@@ -134,6 +139,46 @@ func (c *Cohort) Trusted() (confirmed time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.confirmed, !c.gone && time.Since(c.confirmed) < trust
+}
+
+// draw returns the token of the next hold, if one was drawn for it.
+func (c *Cohort) draw() (token int64, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.tokens == 0 {
+		return 0, false
+	}
+	token = c.token
+	c.token, c.tokens = c.token+1, c.tokens-1
+	return token, true
+}
+
+// leaves notes that a waiter that has a queue position has got the claim.
+func (c *Cohort) leaves(waiter lock.Owner) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.passed = append(c.passed, waiter)
+}
+
+// left returns the waiters whose queue positions are still to be removed.
+func (c *Cohort) left() []lock.Owner {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.passed)
+}
+
+// answered notes the answer to a question. Tokens drawn earlier are lower, and not used any
+// more.
+func (c *Cohort) answered(q Question, a Confirmation) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.passed = slices.Delete(c.passed, 0, len(q.Passed)) // one request is in flight at a time
+	if a.Token > 0 {
+		c.token, c.tokens = a.Token, a.Ready
+	}
 }
 
 // Gone reports whether the server no longer had the claim.

@@ -48,9 +48,6 @@ const (
 	ended
 )
 
-// plain reports whether the hold has nothing of its own but its lease, which is renewed.
-func (h *hold) plain() bool { return !h.fixed && !h.member }
-
 // alone is the watchdog.Holder of a hold that may end before its claim.
 type alone hold
 

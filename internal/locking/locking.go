@@ -19,11 +19,13 @@ import (
 
 // Lock is a lock of some kind: a name and a protocol. It is immutable.
 type Lock struct {
-	s    *session.Session
-	p    Protocol
-	name string
-	key  string
-	err  error // of the name
+	s        *session.Session
+	p        Protocol
+	q        *acquire.Queues[*claim]
+	prepared Prepared // p, if it is one
+	name     string
+	key      string
+	err      error // of the name
 }
 
 // New returns the lock of that name. A bad name is an error of every operation.
@@ -34,7 +36,8 @@ func New(s *session.Session, p Protocol, name string) *Lock {
 
 // Make is New for a lock that is part of something else.
 func Make(s *session.Session, p Protocol, name string) Lock {
-	l := Lock{s: s, p: p, name: name}
+	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
+	l.prepared, _ = p.(Prepared)
 	l.key, l.err = s.Key(name, wire.CheckName)
 	return l
 }
@@ -128,7 +131,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 // caller.
 func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, once bool) (*hold, error) {
 	if !c.owner.IsZero() {
-		if relation, err := c.lock.s.Queues.Join(c.lock.queueKey(), c); err != nil {
+		if relation, err := c.lock.q.Join(c.lock.queueKey(), c); err != nil {
 			return nil, err
 		} else if relation == acquire.Joined {
 			return c.joined.reenter(ctx, c)
@@ -137,7 +140,7 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, on
 	c.freshID()
 	traits := c.lock.p.Traits()
 	c.Waits = !once
-	req := acquire.Request{
+	req := acquire.Request[*claim]{
 		Key:          c.lock.queueKey(),
 		Acquirer:     c,
 		Channel:      c.lock.p.Channel(&c.Claim),
@@ -158,7 +161,7 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, on
 	if c.lock.s.Telemetry != nil { // a method value is an allocation
 		req.OnWake = span.Woken
 	}
-	err := c.lock.s.Queues.Acquire(spanCtx, req)
+	err := c.lock.q.Acquire(spanCtx, req)
 	switch {
 	case err != nil:
 		c.retire()
@@ -192,8 +195,8 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 
 // heldBy returns the holds that an owner has in this process, the latest last.
 func (l *Lock) heldBy(o lock.Owner) (holds []*hold) {
-	for _, a := range l.s.Queues.Holders(l.queueKey()) {
-		if c := a.(*claim); c.lock.sameKind(l) {
+	for _, c := range l.q.Holders(l.queueKey()) {
+		if c.lock.sameKind(l) {
 			holds = append(holds, c.heldBy(o)...)
 		}
 	}
@@ -206,18 +209,18 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	if err := l.Check(ctx); err != nil {
 		return false, err
 	}
-	before := l.s.Queues.Holders(l.queueKey())
+	before := l.q.Holders(l.queueKey())
 	held, err := open()
 	if err != nil {
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
-	for _, a := range before {
+	for _, c := range before {
 		// If it was not opened, a writer may read too.
-		if c := a.(*claim); held && c.lock.sameKind(l) {
+		if held && c.lock.sameKind(l) {
 			c.Lost(lock.ReasonGone, nil)
 		}
 	}
-	l.s.Queues.Wake(l.queueKey())
+	l.q.Wake(l.queueKey())
 	return held, nil
 }
 

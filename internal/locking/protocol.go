@@ -35,9 +35,11 @@ type Claim struct {
 	// LeftOpen is set for a release after which waiters that hear of it stay away for a
 	// while, for the sake of those that do not.
 	LeftOpen bool
+	// Passed is as in Question, for a release.
+	Passed []lock.Owner
 }
 
-// Answer is what the server says to an acquisition or a hand-off.
+// Answer is what the server says to an acquisition.
 type Answer struct {
 	Acquired bool
 	Token    int64         // of a fenced kind
@@ -47,13 +49,24 @@ type Answer struct {
 	Queued, Moved bool
 }
 
-// Passed is what became of a hand-off.
-type Passed struct {
-	// Answer is for every claim it was for. If it is not acquired, and Released
-	// says that the hold was not there, nothing was done.
-	Answer
-	// Released is what was done instead.
-	Released
+// Question asks whether a claim stands that is passed on within the process.
+type Question struct {
+	// Passed are the waiters that have had it since the last question. They leave the
+	// server's queue.
+	Passed []lock.Owner
+	// Next are the waiters of this process, in order.
+	Next []lock.Owner
+}
+
+// Confirmation is the answer to a Question.
+type Confirmation struct {
+	Stands bool
+	// Ready is the number of the next waiters, from the first on, to which the claim can be
+	// passed on.
+	Ready int
+	// Token is that of the first of them; each further one has the next. It is 0 for a kind
+	// without tokens.
+	Token int64
 }
 
 // Released is what a release found.
@@ -110,8 +123,7 @@ type Traits struct {
 	Ordered bool
 	// Batch is set if one script can take, or release, several locks of this kind.
 	Batch bool
-	// Cohorts is set if a claim can be passed on inside the process as it is: nothing
-	// that the server stores or counts is of one acquisition alone.
+	// Cohorts is set if a claim can be passed on within the process.
 	Cohorts bool
 	// NonReentrant is set if an owner that holds the lock gets an error instead of another
 	// hold.
@@ -133,8 +145,6 @@ type Protocol interface {
 	Backoff(n int) time.Duration
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)
-	// HandOff passes the lock on from one claim to others, several only if Group is set.
-	HandOff(ctx context.Context, from *Claim, to []*Claim) (Passed, error)
 	// Release gives the claim back, or its queue position.
 	Release(ctx context.Context, c *Claim) (Released, error)
 	// Extend gives the claim at least lease from now and reports whether it stands.
@@ -160,6 +170,13 @@ type Batched interface {
 	// ReleaseEach is Release for several claims. It reports false for one that has to be
 	// released by itself.
 	ReleaseEach(ctx context.Context, claims []*Claim) ([]Released, []bool, error)
+}
+
+// Prepared is a Protocol whose claims can be passed on only to waiters that a Question has
+// named before.
+type Prepared interface {
+	// Confirm gives the claim at least its lease from now. It can be repeated.
+	Confirm(ctx context.Context, c *Claim, q Question) (Confirmation, error)
 }
 
 // Positioned is a Protocol whose waiters have queue positions on the server.

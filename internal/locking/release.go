@@ -19,30 +19,53 @@ const (
 	maxReleaseWait = time.Second
 )
 
-// release passes the lock on within the process, or frees it, when h, the last hold of the
-// claim, has ended.
+// release passes the claim on to the next waiter of this process, or gives it back, when h,
+// its last hold, has ended. A waiter gets the claim first, and the server is asked
+// afterwards whether it stood, unless the question has to come first.
 func (c *claim) release(ctx context.Context, h *hold) error {
-	queues, key := c.lock.s.Queues, c.lock.queueKey()
+	var (
+		batch     *Batch
+		ask       bool
+		confirmed bool
+	)
 	for {
-		successors := queues.Successors(key, true)
-		if !c.canPassTo(h, successors) {
-			return c.cohort.Release(func() error { return c.handOff(ctx, h, successors, false) })
-		}
-		batch := c.cohort.Enqueue()
-		if c.passTo(successors) {
+		passed := c.lock.q.Pass(c.lock.queueKey(), c, func(next *claim) bool {
+			if ask = false; !c.canPassTo(h, next) {
+				return false
+			}
+			token, ready := c.readyFor(next, confirmed)
+			if ask = !ready; ask {
+				return false
+			}
+			batch = c.cohort.Enqueue()
+			c.passTo(next, token, confirmed)
+			return true
+		})
+		switch {
+		case passed && confirmed:
 			h.span.HandOff(ctx)
-			return c.confirmPassed(ctx, batch)
+			return nil
+		case passed:
+			h.span.HandOff(ctx)
+			return c.confirm(ctx, batch)
+		case !ask || confirmed:
+			return c.cohort.Release(func() error { return c.giveBack(ctx, ask, false) })
 		}
+		if err := c.confirm(ctx, c.cohort.Enqueue()); errors.Is(err, lock.ErrLost) {
+			c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
+			return err
+		} else if err != nil {
+			return c.cohort.Release(func() error { return c.giveBack(ctx, false, false) })
+		}
+		confirmed = true
 	}
 }
 
-// canPassTo reports whether the successors can go on with the claim as it is: they want the
-// same.
-func (c *claim) canPassTo(h *hold, successors []*acquire.Waiter) bool {
-	if len(successors) != 1 || !c.lock.p.Traits().Cohorts || !h.plain() {
-		return false
-	}
-	if next := successors[0].Acquirer().(*claim); !next.first.plain() {
+// canPassTo reports whether a waiter can go on with the claim as it is: it wants the same.
+func (c *claim) canPassTo(h *hold, next *claim) bool {
+	to := &next.first
+	if !c.lock.p.Traits().Cohorts || !c.lock.sameKind(next.lock) ||
+		h.member || to.member || h.fixed != to.fixed || c.Lease != next.Lease {
 		return false
 	}
 	c.mu.Lock()
@@ -53,34 +76,58 @@ func (c *claim) canPassTo(h *hold, successors []*acquire.Waiter) bool {
 	if c.cohort == nil {
 		c.cohort = NewCohort(c.sent)
 	}
-	_, ok := c.cohort.Trusted()
-	return ok
+	return true
 }
 
-// passTo gives the claim to a successor as it is. It reports false if that has left.
-func (c *claim) passTo(successors []*acquire.Waiter) bool {
-	next := successors[0].Acquirer().(*claim)
-	confirmed, _ := c.cohort.Trusted()
+// readyFor reports whether the claim can be passed on to a waiter without a question, and
+// with what token.
+func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
+	switch _, trusted := c.cohort.Trusted(); {
+	case !confirmed && (!trusted || next.first.fixed): // a fixed lease counts from an answer
+		return 0, false
+	case c.lock.p.Traits().Ordered:
+		next.mu.Lock()
+		defer next.mu.Unlock()
+		return 0, next.ready
+	case c.lock.prepared != nil:
+		return c.cohort.draw()
+	default:
+		return 0, true
+	}
+}
+
+// passTo gives the claim to a waiter. The next question removes the waiter's queue position,
+// unless the claim was confirmed before.
+func (c *claim) passTo(next *claim, token int64, confirmed bool) {
+	sent, _ := c.cohort.Trusted()
 	next.mu.Lock()
+	defer next.mu.Unlock()
+	switch {
+	case next.mayHaveRun:
+		c.lock.cleanUp(next.Claim, true)
+		next.mayHaveRun = false
+	case next.queued && confirmed:
+		c.lock.leave(next.Claim)
+	case next.queued:
+		c.cohort.leaves(next.ID)
+	}
 	next.ID, next.cohort = c.ID, c.cohort
-	next.acquired(confirmed, Answer{})
-	next.mu.Unlock()
-	return len(c.lock.s.Queues.Grant(successors, c)) == 0
+	next.acquired(sent, Answer{Token: token})
 }
 
-// confirmPassed asks whether the claim stood when it was passed on. If not, the holds that
-// it has now are lost too.
-func (c *claim) confirmPassed(ctx context.Context, batch *Batch) error {
+// confirm asks whether the claim stands. If not, the holds that it has now are lost
+// too.
+func (c *claim) confirm(ctx context.Context, batch *Batch) error {
 	err := c.cohort.Confirm(batch, func() error {
-		ok, err := c.lock.confirm(ctx, &c.Claim)
+		ok, err := c.ask(ctx)
 		if ok {
 			return nil
 		}
 		return c.releaseError(Released{State: NotHeld}, err)
 	})
-	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
-		for _, a := range c.lock.s.Queues.Holders(c.lock.queueKey()) {
-			if other := a.(*claim); other.standsAs(c.ID) {
+	if errors.Is(err, lock.ErrLost) {
+		for _, other := range c.lock.q.Holders(c.lock.queueKey()) {
+			if other.standsAs(c.ID) {
 				other.Lost(lock.ReasonGone, nil)
 			}
 		}
@@ -88,66 +135,62 @@ func (c *claim) confirmPassed(ctx context.Context, batch *Batch) error {
 	return err
 }
 
-// handOff has the server pass the lock on to the successors, or frees it if there are none.
-// With mayHaveRun set an earlier request may have freed it. What it returns is about c
-// alone.
-func (c *claim) handOff(ctx context.Context, h *hold, successors []*acquire.Waiter, mayHaveRun bool) error {
-	queues, key := c.lock.s.Queues, c.lock.queueKey()
-	from := c // that the server has
-	passedOn := false
-	for successors != nil {
-		to := make([]*Claim, len(successors))
-		for i, w := range successors {
-			to[i] = &w.Acquirer().(*claim).Claim
+// ask asks the server whether the claim stands, which lasts for its lease from then on, and
+// prepares for passing it on.
+func (c *claim) ask(ctx context.Context) (ok bool, err error) {
+	l := c.lock
+	q := Question{Passed: c.cohort.left()}
+	var next []*claim
+	if l.prepared != nil {
+		next = l.q.Waiters(l.queueKey())
+		q.Next = make([]lock.Owner, len(next))
+		for i, w := range next {
+			w.mu.Lock()
+			q.Next[i] = w.ID
+			w.mu.Unlock()
 		}
-		sent := time.Now()
-		reqCtx, cancel := c.lock.s.Bounded(ctx)
-		passed, err := from.lock.p.HandOff(reqCtx, &from.Claim, to)
-		cancel()
-		from.repeatRelease()
-		if err == nil && passed.Acquired {
-			h.span.HandOff(ctx)
-			if from = c.grant(successors, sent, passed.Answer); from == nil {
-				return nil
-			}
-			// To others, in the name of one that has left.
-			successors = queues.Successors(key, true)
-			continue
-		}
-		if unknown(err) {
-			passedOn = true // perhaps
-			for _, w := range successors {
-				w.Acquirer().(*claim).handOffUnknown()
-			}
-		}
-		for _, left := range queues.Return(successors) {
-			if passedOn {
-				left.(*claim).Abandon()
-			}
-		}
-		if err == nil && passed.State != NotHeld {
-			queues.Released(key, c, acquire.Release{
-				Receivers: passed.Receivers, Kept: passed.State == StillHeld, Elsewhere: c.lock.p.Traits().Ordered,
-			})
-			return nil
-		}
-		break
 	}
+	var a Confirmation
+	err = Insist(l.s, func() (err error) {
+		ctx, cancel := l.s.Bounded(ctx)
+		defer cancel()
+		if l.prepared != nil {
+			a, err = l.prepared.Confirm(ctx, &c.Claim, q)
+		} else {
+			a.Stands, err = l.p.Extend(ctx, &c.Claim, c.Lease)
+		}
+		return err
+	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	if err != nil || !a.Stands {
+		return false, err
+	}
+	c.cohort.answered(q, a)
+	for i, w := range next[:a.Ready] {
+		w.mu.Lock()
+		w.ready = w.ready || w.ID == q.Next[i]
+		w.mu.Unlock()
+	}
+	return true, nil
+}
 
-	if c.lock.p.Traits().HasPollers {
-		from.LeftOpen = queues.LeavesOpen(key)
+// giveBack releases the claim. With elsewhere set a waiter of another process comes next.
+// With mayHaveRun set an earlier request may have released it.
+func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error {
+	l := c.lock
+	if l.p.Traits().HasPollers {
+		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
-	freed, err := from.lock.release(ctx, &from.Claim, mayHaveRun)
-	from.repeatRelease()
+	c.Passed = c.cohort.left()
+	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
+	c.repeatRelease()
 	c.receivers = int32(freed.Receivers)
-	queues.Released(key, c, acquire.Release{Receivers: freed.Receivers, Kept: freed.State == StillHeld})
-	if from != c || passedOn && err == nil {
-		return nil // what became of the lock after this claim is not its business
-	}
+	l.q.Released(l.queueKey(), c, acquire.Release{
+		Receivers: freed.Receivers, Kept: freed.State == StillHeld, Elsewhere: elsewhere && l.p.Traits().Ordered,
+	})
 	return c.releaseError(freed, err)
 }
 
-// free releases the claim without a hand-off.
+// free releases a claim that was lost, should the server still have it.
 func (c *claim) free(ctx context.Context) error {
 	c.repeatRelease()
 	return c.releaseError(c.lock.release(ctx, &c.Claim, false))
@@ -178,36 +221,6 @@ func (c *claim) releaseError(freed Released, err error) error {
 	return nil
 }
 
-// grant makes the successors holders of what the server has passed on to them. It returns
-// the claim of one that has left, from which the lock is to be passed on or released, or
-// nil.
-func (c *claim) grant(successors []*acquire.Waiter, sent time.Time, a Answer) *claim {
-	for _, w := range successors {
-		next := w.Acquirer().(*claim)
-		next.mu.Lock()
-		next.acquired(sent, a)
-		next.mu.Unlock()
-	}
-	left := c.lock.s.Queues.Grant(successors, c)
-	if len(left) == 1 && len(successors) == 1 {
-		return left[0].(*claim)
-	}
-	for _, a := range left {
-		a.(*claim).Abandon()
-	}
-	if len(left) == len(successors) {
-		c.lock.s.Queues.Released(c.lock.queueKey(), c, acquire.Release{Kept: true})
-	}
-	return nil
-}
-
-// handOffUnknown is outcomeUnknown for a claim that another has made a request for.
-func (c *claim) handOffUnknown() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.outcomeUnknown()
-}
-
 // release frees a claim, again and again if the server does not answer: it can be repeated.
 // With mayHaveRun set an earlier try may have done it. When it gives up it leaves the rest
 // to the background, and the error matches ErrIndeterminate: even if no try has worked so
@@ -228,18 +241,6 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 		return Released{State: Free, Receivers: -1}, nil
 	}
 	return freed, err
-}
-
-// confirm reports whether the server has a claim. The claim lasts for its lease from then
-// on.
-func (l *Lock) confirm(ctx context.Context, c *Claim) (ok bool, err error) {
-	err = Insist(l.s, func() (err error) {
-		ctx, cancel := l.s.Bounded(ctx)
-		defer cancel()
-		ok, err = l.p.Extend(ctx, c, c.Lease)
-		return err
-	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
-	return ok, err
 }
 
 // Insist makes a request that can be repeated, again and again if it fails, for as long as a

@@ -1,5 +1,5 @@
 // Package session holds the state shared by the objects of one client: the connection,
-// the hub, the watchdog, the queues, and the client's identity.
+// the hub, the watchdog, and the client's identity.
 package session
 
 import (
@@ -13,7 +13,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -48,18 +47,18 @@ type Session struct {
 	PartialCounts bool
 	Watchdog      *watchdog.Watchdog
 	Hub           *pubsub.Hub
-	Queues        *acquire.Queues
 
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
 
-	mu      sync.Mutex
-	closed  bool
-	ctx     context.Context // for background tasks
-	cancel  context.CancelFunc
-	tasks   sync.WaitGroup
-	running atomic.Int64 // number of tasks
-	warned  time.Time    // time of the last logged renewal failure
+	mu        sync.Mutex
+	closed    bool
+	ctx       context.Context // for background tasks
+	cancel    context.CancelFunc
+	tasks     sync.WaitGroup
+	running   atomic.Int64 // number of tasks
+	warned    time.Time    // time of the last logged renewal failure
+	callersOf []func() (waiting, attempting int)
 
 	shared sync.Map // by type; see Of
 
@@ -86,14 +85,12 @@ func New(cfg Config) *Session {
 	s.Hub = pubsub.New(cfg.Client, pubsub.Options{
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
-	s.Queues = acquire.New(acquire.Config{
-		Wheel: s.Watchdog.Wheel(), Subscribe: s.subscribe, HandOffs: cfg.HandOffs,
-		MaxOutage: cfg.WatchdogTimeout, Go: s.Go,
-	})
 	return s
 }
 
-func (s *Session) subscribe(channel string, l pubsub.Listener, own bool) (func(), bool) {
+// Subscribe is that of the hub, and returns how to end the subscription. A channel that is
+// own belongs to one listener and will not be needed again.
+func (s *Session) Subscribe(channel string, l pubsub.Listener, own bool) (unsubscribe func(), confirmed bool) {
 	sub, confirmed := s.Hub.Subscribe(channel, l)
 	if own {
 		return sub.Discard, confirmed
@@ -110,6 +107,25 @@ func Of[T any](s *Session) *T {
 	}
 	t, _ := s.shared.LoadOrStore(key, new(T))
 	return t.(*T)
+}
+
+// CountCallers has Callers include the numbers that count returns.
+func (s *Session) CountCallers(count func() (waiting, attempting int)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.callersOf = append(s.callersOf, count)
+}
+
+// Callers returns the number of callers that wait, and of those that make an attempt.
+func (s *Session) Callers() (waiting, attempting int) {
+	s.mu.Lock()
+	counts := s.callersOf
+	s.mu.Unlock()
+	for _, count := range counts {
+		w, a := count()
+		waiting, attempting = waiting+w, attempting+a
+	}
+	return waiting, attempting
 }
 
 // Cluster reports whether the server is a cluster.
@@ -254,7 +270,6 @@ func (s *Session) Close() {
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()
-	s.Queues.Close()
 	// Waiters leave at once, attempts in flight when they have their reply.
 	s.callers.Lock()
 	//lint:ignore SA2001 this only waits for the callers

@@ -13,7 +13,6 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
-	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -155,15 +154,32 @@ func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, 
 	return ctx, a
 }
 
+// Cause is the reason for an attempt of a waiter.
+type Cause uint8
+
+// The causes of an attempt after the first.
+const (
+	Subscribed Cause = iota + 1 // the subscription is confirmed; earlier messages may have been missed
+	Message                     // a message of a release
+	Local                       // a release in this process, or the previous head left
+	Timer                       // an expiry reported by the server, or the safety poll
+	HandedOver                  // no attempt: the key was passed on within the process
+)
+
+// String returns the cause as it appears in traces.
+func (c Cause) String() string {
+	return [...]string{"", "subscribed", "message", "local", "timer", "hand-off"}[c]
+}
+
 // Woken records a confirmed subscription, or the cause of another attempt.
-func (a Acquire) Woken(c acquire.Cause) {
+func (a Acquire) Woken(c Cause) {
 	switch {
 	case a.t == nil:
 		return
-	case c == acquire.Subscribed:
+	case c == Subscribed:
 		a.span.AddEvent("subscribed")
 		return
-	case c == acquire.Timer:
+	case c == Timer:
 		a.t.polls.Add(context.Background(), 1, a.attrs.with())
 	}
 	a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))

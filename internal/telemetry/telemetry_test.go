@@ -10,7 +10,6 @@ import (
 	metricnoop "go.opentelemetry.io/otel/metric/noop"
 	tracenoop "go.opentelemetry.io/otel/trace/noop"
 
-	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -18,9 +17,9 @@ import (
 // lifecycle makes all calls in the life of a lock.
 func lifecycle(ctx context.Context, t *telemetry.Telemetry, l telemetry.Lock, errBoom error, lost *lock.LostError) {
 	ctx, span := t.StartAcquire(ctx, l)
-	span.Woken(acquire.Subscribed)
-	span.Woken(acquire.Message)
-	span.Woken(acquire.Timer)
+	span.Woken(telemetry.Subscribed)
+	span.Woken(telemetry.Message)
+	span.Woken(telemetry.Timer)
 	span.End(ctx, 3, true, nil)
 	ctx, hold := t.StartHold(ctx, l, lock.Owner{}, 1)
 	hold.RenewalFailed(errBoom, time.Second)
