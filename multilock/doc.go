@@ -5,13 +5,14 @@
 //
 // A Multi protects work that needs several things at once, such as two accounts, or an
 // order and its stock. It holds all of its members or none. Members may be locks of any
-// kind, on any servers.
+// kind of this module, on any servers, and Redlocks.
 //
 // Callers that name the same locks in different orders do not deadlock: every Multi
-// acquires its members in one order, by server and name. Two clients can disagree about
-// that order after a server was restarted, and a caller that takes the locks one by one may
-// use another. A Multi that has waited long for a member therefore releases the others and
-// starts over.
+// acquires its members in one order, by server and name. Two clients can disagree about the
+// order of servers after one was restarted. A Multi on several servers that has waited long
+// for a member therefore releases the others and starts over. On one server it keeps
+// waiting. A caller that holds one of these locks should not wait for another without a
+// bound: use a Multi of both.
 //
 // Reentrant locks (rlock.Lock) on one server, and in a cluster in one slot, are acquired
 // and released by one script. Give such names a common hash tag: "{order-7}:stock" and

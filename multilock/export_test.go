@@ -1,11 +1,21 @@
 package multilock
 
-import "github.com/redlatch/redlatch/internal/session"
+import (
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+)
 
-// NamedHolds returns the number of named owners for which the client of m keeps holds.
-func NamedHolds(m *Multi) int {
-	n := session.Of[namedHolds](m.s)
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return len(n.holds)
+// Voter makes the attempts of a member of a Redlock.
+type Voter = voter
+
+// VoterHold is the hold of a member of a Redlock.
+type VoterHold = memberHold
+
+// NewRedOf returns a Redlock over locks with voters of their own.
+func NewRedOf(s *session.Session, locks []*locking.Lock, voters []Voter) *Red {
+	members := make([]redMember, len(locks))
+	for i, l := range locks {
+		members[i] = redMember{l, voters[i]}
+	}
+	return newRed(s, members, nil)
 }

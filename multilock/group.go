@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -13,44 +12,32 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// group is the part that Multi and Red share: the members and their description.
+// group is the part that Multi and Red share.
 type group struct {
-	s       *session.Session
-	members []lock.Locker
-	info    telemetry.Lock
-	err     error // an invalid member
+	s    *session.Session
+	info telemetry.Lock
+	err  error // an invalid member
 }
 
-func newGroup(s *session.Session, kind string, members []lock.Locker) group {
-	g := group{s: s, members: members, info: telemetry.Lock{Kind: kind}}
-	if len(members) == 0 {
+// newGroup returns a group of members with these names.
+func newGroup(s *session.Session, kind string, names []string) group {
+	g := group{s: s, info: telemetry.Lock{Kind: kind}}
+	if len(names) == 0 {
 		g.err = fmt.Errorf("%w: %s lock without members", lock.ErrInvalid, kind)
 	}
-	var names []string
-	for i, m := range members {
-		if isNil(m) {
-			g.err = fmt.Errorf("%w: member %d of a %s lock is nil", lock.ErrInvalid, i+1, kind)
-			return g
-		}
-		if name := m.Name(); !slices.Contains(names, name) { // members on several servers may share a name
-			names = append(names, name)
+	var unique []string
+	for _, name := range names {
+		if !slices.Contains(unique, name) { // members on several servers may share a name
+			unique = append(unique, name)
 		}
 	}
-	g.info.Name = strings.Join(names, ",")
+	g.info.Name = strings.Join(unique, ",")
 	return g
 }
 
-func isNil(m lock.Locker) bool {
-	if m == nil {
-		return true
-	}
-	v := reflect.ValueOf(m)
-	return v.Kind() == reflect.Pointer && v.IsNil()
-}
-
-// equal reports whether two members of an unknown type are the same.
-func equal(a, b lock.Locker) bool {
-	return reflect.ValueOf(a).Comparable() && reflect.ValueOf(b).Comparable() && a == b
+// badMember returns the error of member i, which is m.
+func badMember(kind string, i int, m lock.Locker) error {
+	return fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
 }
 
 // check returns an error if an attempt under ctx is pointless.
@@ -67,19 +54,18 @@ func (g *group) check(ctx context.Context) error {
 	return nil
 }
 
-var joinedType = reflect.TypeOf(errors.Join(lock.ErrLost))
-
 // exceptLost returns err without the errors that report the loss of a hold.
 func exceptLost(err error) error {
-	if joined, ok := err.(interface{ Unwrap() []error }); ok && reflect.TypeOf(err) == joinedType {
-		var rest []error
-		for _, e := range joined.Unwrap() {
-			rest = append(rest, exceptLost(e))
-		}
-		return errors.Join(rest...)
+	if !errors.Is(err, lock.ErrLost) {
+		return err
 	}
-	if errors.Is(err, lock.ErrLost) {
+	joined, ok := err.(interface{ Unwrap() []error })
+	if _, lost := err.(*lock.LostError); lost || !ok {
 		return nil
 	}
-	return err
+	var rest []error
+	for _, e := range joined.Unwrap() {
+		rest = append(rest, exceptLost(e))
+	}
+	return errors.Join(rest...)
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
@@ -17,31 +16,47 @@ import (
 // Multi is several locks acquired as one. Client.MultiLock creates it.
 type Multi struct {
 	group
-	known    []ranked           // the members, in order as far as it is known without asking
-	sessions []*session.Session // the sessions of the members
+	members  []lock.Locker
+	reds     []*Red             // those of the members that are Redlocks, by name
+	locks    []*locking.Lock    // the others, in order as far as it is known without asking
+	sessions []*session.Session // of locks
 }
 
 // New returns a lock that holds all members. The members of a Multi replace it. Only the
 // client calls New.
 func New(s *session.Session, members ...lock.Locker) *Multi {
-	var flat []lock.Locker
+	m := &Multi{}
 	var bad error
-	for _, m := range members {
-		if multi, ok := m.(*Multi); ok && multi != nil {
-			flat, bad = append(flat, multi.members...), cmp.Or(bad, multi.err)
+	for _, member := range members {
+		if multi, ok := member.(*Multi); ok && multi != nil {
+			m.members, bad = append(m.members, multi.members...), cmp.Or(bad, multi.err)
 		} else {
-			flat = append(flat, m)
+			m.members = append(m.members, member)
 		}
 	}
-	m := &Multi{group: newGroup(s, "multi", flat)}
-	if m.err = cmp.Or(m.err, bad); m.err != nil {
-		return m
+	var names []string
+	for i, member := range m.members {
+		red, _ := member.(*Red)
+		if l := locking.Find(member); l != nil {
+			m.locks = append(m.locks, l)
+			if !slices.Contains(m.sessions, l.Session()) {
+				m.sessions = append(m.sessions, l.Session())
+			}
+		} else if red != nil {
+			m.reds = append(m.reds, red)
+		} else {
+			bad = cmp.Or(bad, badMember("multi", i, member))
+			continue
+		}
+		names = append(names, member.Name())
 	}
-	m.known = m.rank(nil)
-	m.err = checkDuplicates(m.known)
-	for _, r := range m.known {
-		if r.lock != nil && !slices.Contains(m.sessions, r.lock.Session()) {
-			m.sessions = append(m.sessions, r.lock.Session())
+	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
+	m.locks = servers(nil).sort(m.locks)
+	m.group = newGroup(s, "multi", names)
+	m.err = cmp.Or(bad, m.err, servers(nil).checkDuplicates(m.locks))
+	for i, red := range m.reds {
+		if slices.ContainsFunc(m.reds[:i], func(other *Red) bool { return other.queue == red.queue }) {
+			m.err = cmp.Or(m.err, fmt.Errorf("%w: duplicate member %q", lock.ErrInvalid, red.Name()))
 		}
 	}
 	return m
@@ -52,12 +67,12 @@ func (m *Multi) Name() string { return m.info.Name }
 
 // Lock acquires all members, one after the other. It waits until it holds them all, ctx is
 // done, or lock.Wait runs out. On failure it holds no member. See lock.Locker for its
-// errors. If m has no members, a nil member or a duplicate, the error matches
-// lock.ErrInvalid.
+// errors. If m has no members, a duplicate, or a member that is nil or a type of another
+// module, the error matches lock.ErrInvalid.
 //
 // The leases of all members, and lock.MaxHold, count from the acquisition of the last one.
-// Members that are a Red or a Locker of another module are acquired first, with the lease
-// as given; if the wait for one of them exceeds that lease, Lock acquires them again.
+// Members that are a Red are acquired first, with the lease as given; if the wait for
+// another member exceeds that lease, Lock acquires them again.
 //
 // When any member is lost, the hold's context ends and the other members are released. The
 // hold's Owner is the owner in ctx, or zero: each member has its own owner. The hold has no
@@ -86,143 +101,119 @@ func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 	return lock.Do(ctx, m, fn, opts...)
 }
 
-// namedHolds are the holds of a client whose callers named an owner. The zero value is
-// ready for use.
-type namedHolds struct {
-	mu    sync.Mutex
-	holds map[lock.Owner][]*multiHold
-}
-
-// of returns the holds of an owner, the latest last.
-func (n *namedHolds) of(o lock.Owner) []*multiHold {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	return slices.Clone(n.holds[o])
-}
-
-func (n *namedHolds) add(h *multiHold) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.holds == nil {
-		n.holds = make(map[lock.Owner][]*multiHold)
+// checkOwner returns an error if the members do not record their owners.
+func (m *Multi) checkOwner() error {
+	if m.err == nil && len(m.reds) > 0 {
+		return fmt.Errorf("%w: the Redlock %q does not record its owners", lock.ErrUnsupported, m.reds[0].Name())
 	}
-	n.holds[h.owner] = append(n.holds[h.owner], h)
+	return m.err
 }
 
-func (n *namedHolds) remove(h *multiHold) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	n.holds[h.owner] = slices.DeleteFunc(n.holds[h.owner], func(other *multiHold) bool { return other == h })
-	if len(n.holds[h.owner]) == 0 {
-		delete(n.holds, h.owner)
-	}
-}
-
-// sameMembers reports whether m and other have the same members.
-func (m *Multi) sameMembers(other *Multi) bool {
-	return slices.EqualFunc(m.known, other.known, ranked.same)
-}
-
-// ownerAware is a Locker that records its owners: all of this module except Red.
-type ownerAware interface {
-	Unlock(ctx context.Context) error
-	IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
-}
-
-// Unlock releases one hold of each member for the owner in ctx (see lock.WithOwner), as
-// the Unlock method of the member does, and joins the errors. It ends the latest hold that
-// this owner has through a Multi of this client with the same members. If a member lacks
-// such a method, the error matches lock.ErrUnsupported.
+// Unlock ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
+// through a Multi with the same members. It blocks like Hold.Unlock. The error matches
+// lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
+// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock.
 func (m *Multi) Unlock(ctx context.Context) error {
-	if ctx != nil && m.err == nil {
-		owner, _ := lock.OwnerFrom(ctx)
-		for _, h := range slices.Backward(session.Of[namedHolds](m.s).of(owner)) {
-			if !h.m.sameMembers(m) {
-				continue
-			}
-			if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
-				return err
-			}
+	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
+		return err
+	}
+	owner, ok := lock.OwnerFrom(ctx)
+	if !ok {
+		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, m.info.Name)
+	}
+	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
+		h := g.(*multiHold)
+		if !slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) || len(h.m.reds) > 0 {
+			continue
+		}
+		if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+			return err
 		}
 	}
-	var errs []error
-	err := m.eachOwnerAware(func(l ownerAware) bool {
-		errs = append(errs, l.Unlock(ctx))
-		return true
-	})
-	return errors.Join(append(errs, err)...)
+	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
 }
 
 // IsHeldBy reports whether owner holds all members. It blocks for one round trip for each
-// member. If a member does not record its owners, the error matches lock.ErrUnsupported.
+// member. If a member is a Red, the error matches lock.ErrUnsupported.
 func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err error) {
-	var failed error
-	err = m.eachOwnerAware(func(l ownerAware) bool {
-		held, failed = l.IsHeldBy(ctx, owner)
-		return held && failed == nil
-	})
-	err = errors.Join(err, failed)
-	return held && err == nil, err
-}
-
-// eachOwnerAware calls f for the members, the last one first, until f returns false.
-func (m *Multi) eachOwnerAware(f func(l ownerAware) bool) error {
-	if m.err != nil {
-		return m.err
-	}
-	for _, member := range m.members {
-		if _, ok := member.(ownerAware); !ok {
-			return fmt.Errorf("%w: %q does not record its owners", lock.ErrUnsupported, member.Name())
-		}
+	if err := m.checkOwner(); err != nil {
+		return false, err
 	}
 	for _, member := range slices.Backward(m.members) {
-		if !f(member.(ownerAware)) {
-			break
+		l := member.(interface {
+			IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
+		})
+		if held, err = l.IsHeldBy(ctx, owner); err != nil || !held {
+			return false, err
 		}
 	}
-	return nil
+	return true, nil
+}
+
+// memberHolds are the holds of the members of a Multi.
+type memberHolds struct {
+	reds  []lock.Hold
+	locks []*locking.Hold
+}
+
+// release releases the members, those of locks with unlock.
+func (h memberHolds) release(ctx context.Context, unlock func(context.Context, []*locking.Hold) error) error {
+	errs := []error{unlock(ctx, h.locks)}
+	for _, red := range slices.Backward(h.reds) {
+		errs = append(errs, red.Unlock(ctx))
+	}
+	return errors.Join(errs...)
+}
+
+// extendReds extends the leases of the members that are Redlocks.
+func (h memberHolds) extendReds(ctx context.Context, lease time.Duration) (errs []error) {
+	for _, red := range h.reds {
+		errs = append(errs, red.Extend(ctx, lease))
+	}
+	return errs
+}
+
+func (h memberHolds) remaining() time.Duration {
+	least := lock.MaxLease
+	for _, red := range h.reds {
+		least = min(least, red.Remaining())
+	}
+	for _, l := range h.locks {
+		least = min(least, l.Remaining())
+	}
+	return least
 }
 
 // multiHold is a hold on all members.
 type multiHold struct {
 	holdState
 	m     *Multi
-	holds []lock.Hold
-	stops []func() bool // detach the hold from its client and from holds of other modules
+	holds memberHolds
+	stops []func() bool // detach the hold from its client and from holds of Redlocks
 
 	freed chan struct{} // closed once a lost hold has released its members
 }
 
-func (m *Multi) begin(ctx context.Context, holds []lock.Hold) lock.Hold {
+func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
 	h := &multiHold{holdState: holdState{group: &m.group}, m: m, holds: holds, freed: make(chan struct{})}
 	h.holdState.begin(ctx)
-	if !h.owner.IsZero() {
-		session.Of[namedHolds](m.s).add(h)
-	}
 	if !slices.Contains(m.sessions, m.s) { // otherwise a member reports that the client closes
 		h.stops = append(h.stops, m.s.OnClose(func() {
 			h.MemberEnded(&lock.LostError{Name: h.group.info.Name, Owner: h.owner, Reason: lock.ReasonClosed, When: time.Now()})
 		}))
 	}
-	for _, member := range holds {
-		if locking.Watch(member, h) {
-			continue
-		}
-		memberCtx := member.Context()
-		h.stops = append(h.stops, context.AfterFunc(memberCtx, func() {
-			cause := &lock.LostError{Name: member.Name(), Owner: member.Owner(), Reason: lock.ReasonGone, When: time.Now()}
-			errors.As(context.Cause(memberCtx), &cause)
-			h.MemberEnded(cause)
+	for _, red := range holds.reds {
+		ctx := red.Context()
+		h.stops = append(h.stops, context.AfterFunc(ctx, func() {
+			if lost := (*lock.LostError)(nil); errors.As(context.Cause(ctx), &lost) {
+				h.MemberEnded(lost)
+			}
 		}))
 	}
-	return newHandle(h)
-}
-
-// forget removes an ended hold from those of its owner.
-func (h *multiHold) forget() {
-	if !h.owner.IsZero() {
-		session.Of[namedHolds](h.m.s).remove(h)
+	for _, member := range holds.locks {
+		member.Watch(h)
 	}
+	return newHandle(h)
 }
 
 func (h *multiHold) state() *holdState { return &h.holdState }
@@ -232,7 +223,6 @@ func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if !h.lose(cause.Reason, cause) {
 		return
 	}
-	h.forget()
 	h.background(func(context.Context) {
 		defer close(h.freed)
 		if cause.Reason == lock.ReasonMaxHold {
@@ -240,9 +230,9 @@ func (h *multiHold) MemberEnded(cause *lock.LostError) {
 		}
 		holds := h.holds
 		if cause.Reason == lock.ReasonClosed { // a closed client leaves its members to their leases
-			holds = locking.OfOpenClients(holds)
+			holds.locks = locking.OfOpenClients(holds.locks)
 		}
-		_ = locking.UnlockTogether(context.WithoutCancel(h.ctx), holds)
+		_ = holds.release(context.WithoutCancel(h.ctx), locking.UnlockTogether)
 	})
 }
 
@@ -250,18 +240,15 @@ func (h *multiHold) remaining() time.Duration {
 	if h.current("") != nil {
 		return 0
 	}
-	least := lock.MaxLease
-	for _, member := range h.holds {
-		least = min(least, member.Remaining())
-	}
-	return least
+	return h.holds.remaining()
 }
 
 func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
 	if err := h.current("Extend"); err != nil {
 		return err
 	}
-	err := errors.Join(locking.ExtendTogether(ctx, h.holds, lease, true)...)
+	errs := append(h.holds.extendReds(ctx, lease), locking.ExtendTogether(ctx, h.holds.locks, lease, true)...)
+	err := errors.Join(errs...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
 	}
@@ -270,8 +257,8 @@ func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
 
 func (h *multiHold) unlock(ctx context.Context) error {
 	err := h.end()
-	for _, member := range h.holds {
-		locking.Unwatch(member)
+	for _, member := range h.holds.locks {
+		member.Unwatch()
 	}
 	for _, stop := range h.stops {
 		stop()
@@ -279,11 +266,10 @@ func (h *multiHold) unlock(ctx context.Context) error {
 	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			<-h.freed
-			_ = locking.UnlockTogether(context.WithoutCancel(ctx), h.holds) // the members that are left
+			_ = h.holds.release(context.WithoutCancel(ctx), locking.UnlockTogether) // the members that are left
 		}
 		return err
 	}
-	h.forget()
 	ctx, done := h.span.StartRelease(ctx)
-	return h.endSpans(locking.UnlockTogether(context.WithoutCancel(ctx), h.holds), done)
+	return h.endSpans(h.holds.release(context.WithoutCancel(ctx), locking.UnlockTogether), done)
 }

@@ -16,6 +16,8 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 // multiSleeps waits until a waiter of a client has subscribed and makes no attempt.
@@ -202,25 +204,52 @@ func TestMultiDoesNotOvertakeAWaiterOfOneMember(t *testing.T) {
 	})
 }
 
-// Callers with different orders do not deadlock.
+// Callers that disagree about the order of servers do not deadlock: a caller that has waited
+// long releases its members. On one server it keeps them.
 func TestMultiStartsOverWhereOrdersDiffer(t *testing.T) {
 	const longest = 10 * time.Second // the wait for a member while others are held
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		b := multiMust(t, other.Lock("b"))
-		done := make(chan error, 1)
+		second := harness.Server(t, s.Program)
+		c, same, other := harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)
+		there, others := harness.Client(t, second), harness.Client(t, second)
+		first, last := c, others
+		if multiRunID(t, second) < multiRunID(t, s) {
+			first, last = there, other
+		}
+		lastToo := map[*redlatch.Client]*redlatch.Client{other: c, others: there}[last]
+		busy := []lock.Hold{multiMust(t, other.Lock("busy")), multiMust(t, last.Lock("late"))}
+		var got []<-chan lock.Hold
+		for _, m := range []*multilock.Multi{
+			c.MultiLock(c.Lock("a"), c.Lock("busy")),
+			c.MultiLock(c.Lock("b"), same.Lock("busy")),
+			c.MultiLock(c.RedLock(c.Lock("red")), c.Lock("busy")),
+			c.MultiLock(first.Lock("early"), lastToo.Lock("late")),
+		} {
+			got = append(got, multiStart(t, m))
+		}
 		begin := time.Now()
-		go func() {
-			done <- c.MultiLock(c.Lock("a"), c.Lock("b")).Do(context.Background(), multiNothing)
-		}()
-		multiSleeps(t, c)
-		require.True(t, harness.IsLocked(t, other.Lock("a")))
-		a, err := other.Lock("a").Lock(t.Context(), lock.Wait(longest+2*time.Second))
-		require.NoError(t, err)
-		require.GreaterOrEqual(t, time.Since(begin), longest/2)
-		require.NoError(t, a.Unlock(t.Context()))
-		require.NoError(t, b.Unlock(t.Context()))
-		require.NoError(t, <-done)
+		held := func(l *rlock.Lock) func() bool { return func() bool { return harness.IsLocked(t, l) } }
+		early := first.Lock("early")
+		for _, l := range []*rlock.Lock{c.Lock("a"), c.Lock("b"), c.Lock("red"), early} {
+			harness.Eventually(t, longest/2, l.Name()+" is held", held(l))
+		}
+		kept := func() [][]string { return [][]string{multiFields(t, s.Addr, "a"), multiFields(t, s.Addr, "b")} }
+		before := kept()
+		for _, l := range []*rlock.Lock{other.Lock("red"), early} {
+			h := multiMust(t, l, lock.Wait(longest+2*time.Second))
+			require.GreaterOrEqual(t, time.Since(begin), longest/2-time.Second)
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		time.Sleep(time.Until(begin.Add(longest + time.Second)))
+		require.Equal(t, before, kept(), "they were acquired again")
+		for _, h := range busy {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		var done sync.WaitGroup
+		for _, got := range got {
+			done.Go(func() { assert.NoError(t, (<-got).Unlock(context.Background())) })
+		}
+		done.Wait()
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -250,22 +279,24 @@ func TestServersAreIdentifiedAgain(t *testing.T) {
 	})
 }
 
-// A server that has never responded is not waited for either.
-func TestRedDoesNotWaitToIdentifySilentServers(t *testing.T) {
+// A majority waits once for a server that has never responded, for the server timeout.
+func TestRedWaitsOnceToIdentifySilentServers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		silent := harness.NewGate(t, harness.Server(t, s.Program))
 		c := harness.Client(t, s)
-		members := []lock.Locker{
+		red := c.RedLock(
 			c.Lock("a"),
 			harness.Client(t, harness.Server(t, s.Program)).Lock("a"),
 			harness.ClientAt(t, []string{silent.Addr}).Lock("a"),
-		}
+		)
 		silent.Stall()
-		began := time.Now()
-		h, err := c.RedLock(members...).WithTimeout(5 * time.Second).Lock(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Less(t, time.Since(began), 3*time.Second)
+		for _, timeout := range []time.Duration{200 * time.Millisecond, 5 * time.Second} {
+			began := time.Now()
+			h, err := red.WithTimeout(timeout).Lock(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.Less(t, time.Since(began), 3*time.Second)
+		}
 		require.NoError(t, silent.Open())
 	})
 }

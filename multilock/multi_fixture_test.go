@@ -2,7 +2,6 @@ package multilock_test
 
 import (
 	"context"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,48 +42,19 @@ func multiMust(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 }
 
 // multiForeign is a Locker of another module.
-type multiForeign struct{ l lock.Locker }
+type multiForeign struct{ lock.Locker }
 
-func (f multiForeign) Name() string { return f.l.Name() }
+// multiEmbeds is a Locker of another module that embeds a lock of this one.
+type multiEmbeds struct{ *multiEmbedded }
 
-func (f multiForeign) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	h, err := f.l.Lock(ctx, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return multiForeignHold{h}, nil
-}
+type multiEmbedded = rlock.Lock
 
-func (f multiForeign) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	h, err := f.l.TryLock(ctx, opts...)
-	if err != nil {
-		return nil, err
-	}
-	return multiForeignHold{h}, nil
-}
-
-func (f multiForeign) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, f, fn, opts...)
-}
-
-type multiForeignHold struct{ lock.Hold }
-
-// multiCounted counts the acquisitions of a lock.
-type multiCounted struct {
-	*multiCountedLock
-	taken *atomic.Int32
-}
-
-type multiCountedLock = rlock.Lock
-
-func (c multiCounted) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	c.taken.Add(1)
-	return c.multiCountedLock.Lock(ctx, opts...)
-}
-
-func (c multiCounted) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	c.taken.Add(1)
-	return c.multiCountedLock.TryLock(ctx, opts...)
+// multiRunID returns the identity of a server.
+func multiRunID(t *testing.T, s *testserver.Server) string {
+	t.Helper()
+	info, err := testserver.Info(s.Addr, "server")
+	require.NoError(t, err)
+	return info["run_id"]
 }
 
 // multiKind is a kind of member and a lock that excludes it.
@@ -107,7 +77,7 @@ var multiKinds = []multiKind{
 		bar: func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() },
 	},
 	{
-		name: "foreign", of: func(c *redlatch.Client, name string) lock.Locker { return multiForeign{c.Lock(name)} },
+		name: "redlock", of: func(c *redlatch.Client, name string) lock.Locker { return c.RedLock(c.Lock(name)) },
 		bar: multiLock,
 	},
 }

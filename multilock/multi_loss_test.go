@@ -14,7 +14,6 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/multilock"
 )
 
 // The loss of any member, for any reason, ends the hold with an error and releases the other
@@ -78,6 +77,26 @@ func TestMultiIsLostWithAnyMember(t *testing.T) {
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 			multiEmpty(t, s)
 		}
+	})
+}
+
+// A member that is a Redlock is no exception.
+func TestMultiIsLostWithARedlock(t *testing.T) {
+	const timeout = 1500 * time.Millisecond // of the watchdog
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Client(t, s)
+		m := c.MultiLock(c.Lock("a"), c.RedLock(c.Lock("r")))
+		h := multiMust(t, m)
+		harness.Do(t, s.Addr, "DEL", "r")
+		require.Equal(t, lock.ReasonGone, multiLost(t, h, timeout/3+multiSlack).Reason)
+		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(multiSlack)))
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+
+		h = multiMust(t, m)
+		harness.Do(t, s.Addr, "DEL", "r")
+		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		harness.NothingStays(t, s.Addr)
 	})
 }
 
@@ -267,7 +286,6 @@ func TestMultiDropped(t *testing.T) {
 		})
 		require.Equal(t, 1, strings.Count(log.String(), "dropped without Unlock"), log.String())
 		require.Contains(t, log.String(), "name=a,b,c")
-		require.Zero(t, multilock.NamedHolds(m))
 		multiEmpty(t, s)
 	})
 }

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -122,7 +121,6 @@ func TestMultiOfBadMembers(t *testing.T) {
 		c, same := harness.Client(t, s), harness.Client(t, s)
 		mapped := harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "a" }))
 		a := c.Lock("a")
-		foreign := multiForeign{c.Lock("z")}
 		var noMulti *multilock.Multi
 		var noLock *rlock.Lock
 		for name, bad := range map[string]struct {
@@ -141,7 +139,12 @@ func TestMultiOfBadMembers(t *testing.T) {
 			"twice, in a multi":              {[]lock.Locker{a, c.MultiLock(c.Lock("a"))}, `duplicate member "a"`},
 			"twice, through two clients":     {[]lock.Locker{a, same.Lock("a")}, `duplicate member "a"`},
 			"twice, through a name mapper":   {[]lock.Locker{a, mapped.Lock("other")}, "duplicate member"},
-			"twice, of another module":       {[]lock.Locker{foreign, a, foreign}, `duplicate member "z"`},
+			"a Redlock twice":                {[]lock.Locker{c.RedLock(a), a, c.RedLock(a)}, `duplicate member "a"`},
+			"an invalid Redlock":             {[]lock.Locker{a, c.RedLock()}, "without members"},
+			"foreign":                        {[]lock.Locker{a, multiForeign{c.Lock("b")}}, "member 2"},
+			"foreign, embeds a lock":         {[]lock.Locker{a, multiEmbeds{c.Lock("b")}}, "multiEmbeds"},
+			"foreign, points to that":        {[]lock.Locker{&multiEmbeds{c.Lock("b")}, a}, "*multilock_test.multiEmbeds"},
+			"a zero lock":                    {[]lock.Locker{a, &rlock.Lock{}}, "member 2"},
 			"a bad name":                     {[]lock.Locker{a, c.Lock("")}, "name"},
 			"a name that spreads over slots": {[]lock.Locker{a, c.Lock("a}b")}, "a}b"},
 			"a bad name, several in a slot":  {[]lock.Locker{c.Lock("a}b"), a, c.Lock("b")}, "a}b"},
@@ -231,21 +234,16 @@ func TestMultiAcquiresInOneOrder(t *testing.T) {
 			server  string
 			unknown bool
 		}
-		runID := func(s *testserver.Server) string {
-			info, err := testserver.Info(s.Addr, "server")
-			require.NoError(t, err)
-			return info["run_id"]
-		}
 		all := []named{
-			{"c", c.Lock("c"), other.Lock("c"), runID(s), false},
-			{"a", c.FencedLock("a"), other.FencedLock("a"), runID(s), false},
-			{"z", multiForeign{c.Lock("z")}, other.Lock("z"), "", true},
-			{"b", c.Lock("b"), other.Lock("b"), runID(s), false},
+			{"c", c.Lock("c"), other.Lock("c"), multiRunID(t, s), false},
+			{"a", c.FencedLock("a"), other.FencedLock("a"), multiRunID(t, s), false},
+			{"z", c.RedLock(c.Lock("z")), other.Lock("z"), "", true},
+			{"b", c.Lock("b"), other.Lock("b"), multiRunID(t, s), false},
 		}
 		for _, several := range []bool{false, true} {
 			if several {
-				all = append(all, named{"b", here.Lock("b"), there.Lock("b"), runID(second), false},
-					named{"a", here.Lock("a"), there.Lock("a"), runID(second), false})
+				all = append(all, named{"b", here.Lock("b"), there.Lock("b"), multiRunID(t, second), false},
+					named{"a", here.Lock("a"), there.Lock("a"), multiRunID(t, second), false})
 			}
 			order := slices.Clone(all)
 			slices.SortFunc(order, func(a, b named) int {
@@ -285,22 +283,6 @@ func TestMultiAcquiresInOneOrder(t *testing.T) {
 				require.NoError(t, <-done)
 			}
 		}
-	})
-}
-
-// A user-defined Locker that embeds a lock keeps its own methods.
-func TestMultiKeepsOverriddenMethods(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		var taken atomic.Int32
-		m := c.MultiLock(c.Lock("a"), multiCounted{c.Lock("b"), &taken}, &multiCounted{c.Lock("c"), &taken})
-		require.NoError(t, m.Do(t.Context(), multiNothing))
-		require.Equal(t, int32(2), taken.Load())
-		h, err := m.TryLock(t.Context(), lock.Lease(time.Minute))
-		require.NoError(t, err)
-		require.Equal(t, int32(4), taken.Load())
-		require.NoError(t, h.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 

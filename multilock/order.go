@@ -9,84 +9,53 @@ import (
 
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
-// ranked is a member and what determines its rank in the order of all locks.
-type ranked struct {
-	member lock.Locker
-	lock   *locking.Lock // nil for a Locker of another module
-	server session.Server
-	slot   int
-	key    string
-}
+// servers are the servers of clients, as far as they are known.
+type servers map[*session.Session]session.Server
 
-// known is 1 if the server and the key are known, and otherwise 0.
-func (r ranked) known() int {
-	if r.lock == nil {
-		return 0
-	}
-	return 1
-}
-
-// rank returns the members in the order in which every Multi acquires them: members of
-// another module first, then by server, slot and key. Locks whose session is not in servers
-// come before those whose session is.
-func (m *Multi) rank(servers map[*session.Session]session.Server) []ranked {
-	all := make([]ranked, len(m.members))
-	for i, member := range m.members {
-		r := ranked{member: member, key: member.Name()}
-		if l, ok := locking.Find(member); ok {
-			r.lock, r.key, r.server = l, l.Key(), servers[l.Session()]
-			if l.Session().Cluster() {
-				r.slot = wire.Slot(r.key)
-			}
-		}
-		all[i] = r
-	}
-	slices.SortStableFunc(all, func(a, b ranked) int {
-		return cmp.Or(
-			cmp.Compare(a.known(), b.known()), cmp.Compare(a.server.ID, b.server.ID), cmp.Compare(a.server.Database, b.server.Database),
-			cmp.Compare(a.slot, b.slot), cmp.Compare(a.key, b.key))
+// sort returns the locks in the order in which every Multi acquires them: by server, slot and
+// key. Unknown servers come first.
+func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
+	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
+		at, bt := known[a.Session()], known[b.Session()]
+		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
+			cmp.Compare(a.Slot(), b.Slot()), cmp.Compare(a.Key(), b.Key()))
 	})
-	return all
 }
 
-// same reports whether both are known to be the same lock.
-func (r ranked) same(other ranked) bool {
-	switch {
-	case r.key != other.key:
-		return false
-	case r.lock != nil && other.lock != nil:
-		return r.lock.Session() == other.lock.Session() || r.server == other.server && r.server.ID != ""
-	default:
-		return equal(r.member, other.member)
-	}
+// same reports whether two locks are known to be the same.
+func (known servers) same(a, b *locking.Lock) bool {
+	server := known[a.Session()]
+	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
 }
 
-// checkDuplicates returns an error if a lock occurs twice among the ranked members.
-func checkDuplicates(all []ranked) error {
-	for i, r := range all {
-		if slices.ContainsFunc(all[:i], r.same) {
-			return fmt.Errorf("%w: duplicate member %q", lock.ErrInvalid, r.member.Name())
+// checkDuplicates returns an error if a lock occurs twice.
+func (known servers) checkDuplicates(locks []*locking.Lock) error {
+	for i, l := range locks {
+		if slices.ContainsFunc(locks[:i], func(other *locking.Lock) bool { return known.same(l, other) }) {
+			return fmt.Errorf("%w: duplicate member %q", lock.ErrInvalid, l.Name())
 		}
 	}
 	return nil
 }
 
-// inOrder returns the members in order. It identifies the servers if there are several.
-func (m *Multi) inOrder(ctx context.Context) ([]ranked, error) {
-	for _, r := range m.known {
-		if r.lock == nil {
-			continue
-		}
-		if err := r.lock.Check(ctx); err != nil {
-			return nil, err
+// inOrder returns the locks in order, and whether that order is certain: then a caller may
+// wait for one of them however long it holds others. It identifies the servers if there are
+// several clients.
+//
+// It is certain for the locks of one server. The order of several depends on their identities,
+// about which clients can disagree: one may not have noticed yet that a server was restarted,
+// or may not be permitted to see its run id. A Redlock has several servers.
+func (m *Multi) inOrder(ctx context.Context) (locks []*locking.Lock, certain bool, err error) {
+	for _, l := range m.locks {
+		if err := l.Check(ctx); err != nil {
+			return nil, false, err
 		}
 	}
 	if len(m.sessions) < 2 {
-		return m.known, nil
+		return m.locks, len(m.reds) == 0, nil
 	}
 	answers := make([]session.Server, len(m.sessions))
 	var pending sync.WaitGroup
@@ -99,31 +68,12 @@ func (m *Multi) inOrder(ctx context.Context) ([]ranked, error) {
 		pending.Go(func() { answers[i], _ = s.Server(ctx) })
 	}
 	pending.Wait()
-	servers := make(map[*session.Session]session.Server)
+	known := make(servers)
+	certain = len(m.reds) == 0
 	for i, s := range m.sessions {
-		servers[s] = answers[i]
+		known[s] = answers[i]
+		certain = certain && answers[i].ID != "" && answers[i] == answers[0]
 	}
-	all := m.rank(servers)
-	return all, checkDuplicates(all)
-}
-
-// batch returns the locks at the beginning of next that one script can acquire, or nil.
-func batch(ctx context.Context, next []ranked) []*locking.Lock {
-	if len(next) < 2 {
-		return nil
-	}
-	locks := make([]*locking.Lock, 0, len(next))
-	for _, r := range next {
-		if r.lock == nil {
-			break
-		}
-		locks = append(locks, r.lock)
-	}
-	if len(locks) < 2 {
-		return nil
-	}
-	if n := locking.Together(ctx, locks); n > 1 {
-		return locks[:n]
-	}
-	return nil
+	locks = known.sort(m.locks)
+	return locks, certain, known.checkDuplicates(locks)
 }

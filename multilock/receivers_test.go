@@ -32,7 +32,7 @@ func TestUnlockCountsReceivers(t *testing.T) {
 		} {
 			t.Run(kind, func(t *testing.T) {
 				holder, waiter := harness.Client(t, s), harness.Client(t, s)
-				h, err := k.of(holder).Lock(t.Context())
+				h, err := locking.Find(k.of(holder)).TryMember(t.Context(), time.Minute)
 				require.NoError(t, err)
 				var waits sync.WaitGroup
 				waits.Go(func() {
@@ -42,7 +42,7 @@ func TestUnlockCountsReceivers(t *testing.T) {
 					harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
 				}
 				require.NoError(t, h.Unlock(t.Context()))
-				require.Equal(t, k.receivers, locking.Receivers(h))
+				require.Equal(t, k.receivers, h.Receivers())
 				waits.Wait()
 			})
 		}

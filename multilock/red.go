@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -25,7 +24,7 @@ import (
 // when to use it.
 type Red struct {
 	group
-	known   []*locking.Lock // the locks behind the members, nil for those of another module
+	members []redMember
 	quorum  int
 	timeout time.Duration // 0: see serverTimeout
 	queue   string        // the name of the local queue
@@ -33,74 +32,83 @@ type Red struct {
 	shared  bool          // whether several callers can hold it at once, as readers
 }
 
+// redMember is a member of a Redlock.
+type redMember struct {
+	*locking.Lock
+	voter
+}
+
+// voter makes the attempts of a member and extends its holds. Tests replace it.
+type voter interface {
+	Try(ctx context.Context, lease time.Duration) (memberHold, error)
+	Extend(ctx context.Context, holds []memberHold, lease time.Duration, shared bool) []error
+}
+
+// memberHold is the hold of a member.
+type memberHold interface {
+	Unlock(ctx context.Context) error
+	Receivers() int
+}
+
+type lockVoter struct{ l *locking.Lock }
+
+func (v lockVoter) Try(ctx context.Context, lease time.Duration) (memberHold, error) {
+	return v.l.TryMember(ctx, lease)
+}
+
+func (lockVoter) Extend(ctx context.Context, holds []memberHold, lease time.Duration, shared bool) []error {
+	all := make([]*locking.Hold, len(holds))
+	for i, h := range holds {
+		all[i] = h.(*locking.Hold)
+	}
+	return locking.ExtendTogether(ctx, all, lease, shared)
+}
+
 // NewRed returns a lock on a majority of the members. Only the client calls NewRed.
 func NewRed(s *session.Session, members ...lock.Locker) *Red {
-	r := &Red{group: newGroup(s, "red", members), quorum: len(members)/2 + 1, shared: true}
-	if r.err != nil {
-		return r
+	var all []redMember
+	var bad error
+	for i, m := range members {
+		if l := locking.Find(m); l != nil {
+			all = append(all, redMember{l, lockVoter{l}})
+		} else {
+			bad = cmp.Or(bad, badMember("red", i, m))
+		}
 	}
+	return newRed(s, all, bad)
+}
+
+func newRed(s *session.Session, members []redMember, bad error) *Red {
+	r := &Red{members: members, quorum: len(members)/2 + 1, shared: true}
 	var (
 		id       strings.Builder
+		names    []string
 		sessions []*session.Session
 	)
-	for i, m := range members {
-		if kind := compound(m); kind != "" {
-			r.err = fmt.Errorf("%w: a Redlock cannot have a %s lock as a member", lock.ErrInvalid, kind)
-			return r
+	for _, m := range members {
+		if slices.Contains(sessions, m.Session()) {
+			bad = cmp.Or(bad, fmt.Errorf("%w: two members of a Redlock belong to one client: each needs a server of its own", lock.ErrInvalid))
 		}
-		l, ok := locking.Find(m)
-		if !ok {
-			r.known = append(r.known, nil)
-			if slices.ContainsFunc(members[:i], func(other lock.Locker) bool { return equal(m, other) }) {
-				r.err = fmt.Errorf("%w: duplicate member %q of a Redlock", lock.ErrInvalid, m.Name())
-				return r
-			}
-			if reflect.ValueOf(m).Kind() == reflect.Pointer {
-				fmt.Fprintf(&id, "%p ", m)
-			}
-			fmt.Fprintf(&id, "%T %q;", m, m.Name())
-			r.shared = false
-			continue
+		names, sessions = append(names, m.Name()), append(sessions, m.Session())
+		if m.Session() == s {
+			r.channel = m.Channel()
 		}
-		if slices.Contains(sessions, l.Session()) {
-			r.err = fmt.Errorf("%w: Redlock %q: two members belong to one client: each needs a server of its own", lock.ErrInvalid, r.info.Name)
-			return r
-		}
-		r.known = append(r.known, l)
-		sessions = append(sessions, l.Session())
-		if l.Session() == s {
-			r.channel = l.Channel()
-		}
-		r.shared = r.shared && l.Shared()
-		fmt.Fprintf(&id, "%s %s %q;", l.Kind(), l.Session().ID, l.Key())
+		r.shared = r.shared && m.Traits().Shared
+		fmt.Fprintf(&id, "%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
 	}
-	r.queue = id.String()
-	if n := len(members); n%2 == 0 {
-		warnOnce(s, n, r.info.Name)
+	r.group, r.queue = newGroup(s, "red", names), id.String()
+	r.err = cmp.Or(bad, r.err)
+	if n := len(members); n%2 == 0 && r.err == nil {
+		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
+			s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
+				"name", r.info.Name, "servers", n)
+		}
 	}
 	return r
 }
 
-func compound(m lock.Locker) string {
-	switch m.(type) {
-	case *Multi:
-		return "multi"
-	case *Red:
-		return "red"
-	}
-	return ""
-}
-
-// warned are the numbers of servers that a client has warned about. The zero value is
-// ready for use.
-type warned struct{ sizes sync.Map }
-
-func warnOnce(s *session.Session, n int, name string) {
-	if _, before := session.Of[warned](s).sizes.LoadOrStore(n, true); !before {
-		s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
-			"name", name, "servers", n)
-	}
-}
+// warned are the numbers of servers that a client has warned about.
+type warned struct{ sync.Map }
 
 // WithTimeout returns the same lock with a different limit on the wait for one server
 // during an acquisition. The limit should be small compared to the lease, because waiting
@@ -135,8 +143,9 @@ func (r *Red) Name() string { return r.info.Name }
 // Lock acquires a majority of the members. It waits until that succeeds, ctx is done, or
 // lock.Wait runs out. It asks all members at once, each for at most the time set by
 // WithTimeout, and returns as soon as it has a majority; members that are granted later
-// join the hold. An attempt without a majority releases its members, and Lock tries again
-// after a random pause that grows.
+// join the hold. The first acquisition also waits until the servers have identified
+// themselves, or for that time. An attempt without a majority releases its members, and
+// Lock tries again after a random pause that grows.
 //
 // The hold is valid for the lease, less the time of the acquisition, less 1 % of the lease
 // and 2 ms for clock drift (see Hold.Remaining). A lease without any time left, 2 ms or
@@ -146,9 +155,9 @@ func (r *Red) Name() string { return r.info.Name }
 //
 // See lock.Locker for the errors. If too few servers respond for a majority, Lock keeps
 // trying for the watchdog timeout; then the error matches lock.ErrNotAcquired and
-// includes the errors of the servers. Two members on one server are an error that matches
-// lock.ErrInvalid. The hold's Owner is the owner in ctx, or zero. The hold has no fencing
-// token.
+// includes the errors of the servers. Two members on one server, or a member that is nil, a
+// Multi, a Red or a type of another module, are an error that matches lock.ErrInvalid. The
+// hold's Owner is the owner in ctx, or zero. The hold has no fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if err != nil {
@@ -184,11 +193,8 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
-	for _, l := range r.known {
-		if l == nil {
-			continue
-		}
-		if err := l.Check(ctx); errors.Is(err, lock.ErrInvalid) {
+	for _, m := range r.members {
+		if err := m.Check(ctx); errors.Is(err, lock.ErrInvalid) {
 			return nil, err
 		}
 	}
@@ -301,14 +307,3 @@ func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r
 func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
 
 func (h *redHold) remaining() time.Duration { return h.lease.Remaining() }
-
-// inBackground runs f, which concerns member i, as a task of that member's client, because
-// the client of the Redlock may be closed before f ends. It reports false if that client is
-// closed.
-func (r *Red) inBackground(i int, f func(ctx context.Context)) bool {
-	s := r.s
-	if l := r.known[i]; l != nil {
-		s = l.Session()
-	}
-	return s.Go(f)
-}

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
@@ -50,9 +51,10 @@ var (
 	redAnswers = []redAnswer{redYes, redTaken, redFails, redSlowYes, redSlowErr, redHangs, redLateYes}
 )
 
-// redFake is a member of another module.
+// redFake is a member without a server.
 type redFake struct {
 	t    *testing.T
+	s    *session.Session
 	name string
 
 	mu      sync.Mutex
@@ -69,13 +71,15 @@ type redFake struct {
 	unlock redAnswer
 }
 
-func (f *redFake) Name() string { return f.name }
-
-func (f *redFake) Lock(context.Context, ...lock.Option) (lock.Hold, error) { panic("not for members") }
-
-func (f *redFake) Do(context.Context, func(context.Context) error, ...lock.Option) error {
-	panic("not for members")
+// redProtocol is the protocol of a fake. No two fakes are of one kind.
+type redProtocol struct {
+	locking.Protocol
+	f *redFake
 }
+
+func (p redProtocol) Traits() locking.Traits { return locking.Traits{Kind: fmt.Sprintf("%p", p.f)} }
+
+func (f *redFake) lock() *locking.Lock { return locking.New(f.s, redProtocol{f: f}, f.name) }
 
 func (a redAnswer) wait(ctx context.Context) error {
 	if a.deaf {
@@ -92,18 +96,16 @@ func (a redAnswer) wait(ctx context.Context) error {
 	}
 }
 
-func (f *redFake) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
-	require.NoError(f.t, err)
+func (f *redFake) Try(ctx context.Context, lease time.Duration) (multilock.VoterHold, error) {
 	f.mu.Lock()
-	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, o.Lease)
+	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, lease)
 	a := f.answers[0]
 	if len(f.answers) > 1 {
 		f.answers = f.answers[1:]
 	}
 	f.trying++
 	f.mu.Unlock()
-	err = a.wait(ctx)
+	err := a.wait(ctx)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.trying--
@@ -116,9 +118,16 @@ func (f *redFake) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, 
 	if f.given != nil {
 		f.given()
 	}
-	h := &redFakeHold{f: f, until: time.Now().Add(o.Lease)}
+	h := &redFakeHold{f: f, until: time.Now().Add(lease)}
 	f.holds = append(f.holds, h)
-	return *h.self(), nil
+	return h, nil
+}
+
+func (f *redFake) Extend(ctx context.Context, holds []multilock.VoterHold, lease time.Duration, _ bool) (errs []error) {
+	for _, h := range holds {
+		errs = append(errs, h.(*redFakeHold).extend(ctx, lease))
+	}
+	return errs
 }
 
 // heldNow is called with f.mu held.
@@ -159,25 +168,9 @@ type redFakeHold struct {
 	extended []time.Duration
 }
 
-// redFakeHandle cannot be compared, because a hold of a user need not be comparable.
-type redFakeHandle struct {
-	*redFakeHold
-	_ []int
-}
+func (h *redFakeHold) Receivers() int { return -1 }
 
-func (h *redFakeHold) self() *redFakeHandle { return &redFakeHandle{redFakeHold: h} }
-
-func (h redFakeHandle) Name() string { return h.f.name }
-
-func (h redFakeHandle) Owner() lock.Owner { return lock.Owner{} }
-
-func (h redFakeHandle) Token() int64 { return 0 }
-
-func (h redFakeHandle) Context() context.Context { panic("not for members") }
-
-func (h redFakeHandle) Remaining() time.Duration { return time.Until(h.until) }
-
-func (h redFakeHandle) Extend(ctx context.Context, lease time.Duration) error {
+func (h *redFakeHold) extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()
 	a := h.f.extend
 	h.f.mu.Unlock()
@@ -196,7 +189,7 @@ func (h redFakeHandle) Extend(ctx context.Context, lease time.Duration) error {
 	return nil
 }
 
-func (h redFakeHandle) Unlock(ctx context.Context) error {
+func (h *redFakeHold) Unlock(ctx context.Context) error {
 	h.f.mu.Lock()
 	a := h.f.unlock
 	h.f.mu.Unlock()
@@ -211,24 +204,39 @@ func (h redFakeHandle) Unlock(ctx context.Context) error {
 }
 
 // redConn is a connection without a server.
-type redConn struct{ rueidis.Client }
+type redConn struct {
+	rueidis.Client
+	mode rueidis.ClientMode
+}
 
-func (redConn) Mode() rueidis.ClientMode { return rueidis.ClientModeStandalone }
+func (c redConn) Mode() rueidis.ClientMode { return c.mode }
+
+func (redConn) B() rueidis.Builder { return rueidis.Builder{} }
+
+// Do returns nothing, so that a cluster cannot be identified.
+func (redConn) Do(context.Context, rueidis.Completed) rueidis.RedisResult {
+	return rueidis.RedisResult{}
+}
 
 const redID = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"
 
 func redSession(log *harness.Log, watchdog time.Duration) *session.Session {
+	return redSessionOf(redConn{mode: rueidis.ClientModeStandalone}, log, watchdog)
+}
+
+func redSessionOf(conn redConn, log *harness.Log, watchdog time.Duration) *session.Session {
 	return session.New(session.Config{
-		Client: redConn{}, ID: redID, WatchdogTimeout: watchdog, FairWait: time.Minute, HandOffs: 16,
+		Client: conn, ID: redID, WatchdogTimeout: watchdog, FairWait: time.Minute, HandOffs: 16,
 		MapName: func(s string) string { return s }, Logger: log.Logger(),
 	})
 }
 
 // redWorld is a session without servers.
 type redWorld struct {
-	t   *testing.T
-	s   *session.Session
-	log *harness.Log
+	t       *testing.T
+	s       *session.Session
+	log     *harness.Log
+	members []*session.Session // those of the fakes
 }
 
 // redRun runs a test with redLease as the watchdog timeout.
@@ -245,17 +253,27 @@ func redRun(t *testing.T, test func(t *testing.T, w *redWorld)) {
 func (w *redWorld) fakes(answers ...redAnswer) []*redFake {
 	fakes := make([]*redFake, len(answers))
 	for i, a := range answers {
-		fakes[i] = &redFake{t: w.t, name: "orders", answers: []redAnswer{a}}
+		fakes[i] = &redFake{t: w.t, s: w.member(i), name: "orders", answers: []redAnswer{a}}
 	}
 	return fakes
 }
 
-func (w *redWorld) red(fakes []*redFake) *multilock.Red {
-	members := make([]lock.Locker, len(fakes))
-	for i, f := range fakes {
-		members[i] = f
+// member returns the session of the i-th fakes.
+func (w *redWorld) member(i int) *session.Session {
+	for len(w.members) <= i {
+		s := redSessionOf(redConn{mode: rueidis.ClientModeCluster}, w.log, redLease)
+		w.t.Cleanup(s.Close)
+		w.members = append(w.members, s)
 	}
-	return multilock.NewRed(w.s, members...)
+	return w.members[i]
+}
+
+func (w *redWorld) red(fakes []*redFake) *multilock.Red {
+	locks, voters := make([]*locking.Lock, len(fakes)), make([]multilock.Voter, len(fakes))
+	for i, f := range fakes {
+		locks[i], voters[i] = f.lock(), f
+	}
+	return multilock.NewRedOf(w.s, locks, voters)
 }
 
 // drain waits for everything that was begun, and checks that every hold of a fake was

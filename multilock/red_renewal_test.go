@@ -188,7 +188,10 @@ func TestRedExpiredBeforeTheWatchdogRan(t *testing.T) {
 // the others.
 func TestRedBatch(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
-		healthy, hung, gone := w.fakes(redYes, redYes, redYes), w.fakes(redYes, redYes, redYes), w.fakes(redYes, redYes, redYes)
+		apart := func() []*redFake { // with clients of their own
+			return (&redWorld{t: t, log: w.log}).fakes(redYes, redYes, redYes)
+		}
+		healthy, hung, gone := apart(), apart(), apart()
 		var holds []lock.Hold
 		for _, fakes := range [][]*redFake{healthy, hung, gone} {
 			h, err := w.red(fakes).Lock(t.Context())

@@ -296,7 +296,7 @@ func TestRedServersAway(t *testing.T) {
 			require.Greater(t, fakes[0].attempts(), 10)
 			w.drain(fakes)
 		}
-		for _, final := range []error{lock.ErrInvalid, lock.ErrClosed, lock.ErrReentered, lock.ErrUpgrade, lock.ErrUnsupported} {
+		for _, final := range []error{lock.ErrInvalid, lock.ErrClosed, lock.ErrReentered, lock.ErrUpgrade} {
 			a := redAnswer{after: redQuick, err: final}
 			fakes := w.fakes(redYes, a, a)
 			_, err := w.red(fakes).Lock(t.Context())

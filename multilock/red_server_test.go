@@ -185,6 +185,27 @@ func TestRedSameServerTwice(t *testing.T) {
 	})
 }
 
+// TestRedSameServerIdentifiedLate has a majority before the third server is identified, which
+// is the same as the first.
+func TestRedSameServerIdentifiedLate(t *testing.T) {
+	redEach(t, 2, func(t *testing.T, servers []*testserver.Server) {
+		a, b := harness.Client(t, servers[0]), harness.Client(t, servers[1])
+		late, g := harness.GatedClient(t, servers[0])
+		reached := g.Arm(harness.KeepReply, "INFO", 1)
+		red := a.RedLock(a.Lock("orders"), b.Lock("orders"), late.Lock("others")).WithTimeout(10 * time.Second)
+		failed := make(chan error, 1)
+		go func() {
+			_, err := red.Lock(context.Background())
+			failed <- err
+		}()
+		harness.Reached(t, reached)
+		redEventually(t, servers, "orders", 2, redSlack)
+		require.NoError(t, g.Open())
+		require.ErrorIs(t, <-failed, lock.ErrInvalid)
+		redNothingStays(t, servers)
+	})
+}
+
 func TestRedBadMembers(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
@@ -288,23 +309,6 @@ func TestRedBehaviours(t *testing.T) {
 	})
 }
 
-// redWrapped is a user-defined Locker that hides a lock of this module.
-type redWrapped struct{ l lock.Locker }
-
-func (w redWrapped) Name() string { return w.l.Name() }
-
-func (w redWrapped) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return w.l.Lock(ctx, opts...)
-}
-
-func (w redWrapped) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return w.l.TryLock(ctx, opts...)
-}
-
-func (w redWrapped) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return w.l.Do(ctx, fn, opts...)
-}
-
 // TestRedKinds acquires, renews, contends for and releases Redlocks over every kind of lock.
 func TestRedKinds(t *testing.T) {
 	kinds := map[string]func(c *redlatch.Client) lock.Locker{
@@ -315,7 +319,6 @@ func TestRedKinds(t *testing.T) {
 		"fair":   func(c *redlatch.Client) lock.Locker { return c.FairLock("orders") },
 		"write":  func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Write() },
 		"read":   func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Read() },
-		"user's": func(c *redlatch.Client) lock.Locker { return redWrapped{c.Lock("orders")} },
 	}
 	redEachOf(t, 3, slices.Sorted(maps.Keys(kinds)), strings.Clone, func(t *testing.T, servers []*testserver.Server, name string) {
 		of := kinds[name]

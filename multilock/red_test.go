@@ -16,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 // TestRedCancelled cancels the context at every point of a round.
@@ -191,16 +192,21 @@ func TestRedProcessesAlternate(t *testing.T) {
 func TestRedInvalidMembers(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
 		f := w.fakes(redYes, redYes, redYes)
-		var none *redFake
+		of := func(i int) *rlock.Lock { return rlock.New(w.member(i), "orders") }
+		var none *rlock.Lock
 		bad := map[string]*multilock.Red{
-			"none":       multilock.NewRed(w.s),
-			"nil":        multilock.NewRed(w.s, f[0], nil, f[2]),
-			"typed nil":  multilock.NewRed(w.s, f[0], none, f[2]),
-			"twice":      multilock.NewRed(w.s, f[0], f[1], f[0]),
-			"a Multi":    multilock.NewRed(w.s, f[0], f[1], multilock.New(w.s, f[2])),
-			"a Red":      multilock.NewRed(w.s, f[0], f[1], multilock.NewRed(w.s, f[2])),
-			"timeout 0":  multilock.NewRed(w.s, f[0], f[1], f[2]).WithTimeout(0),
-			"timeout -1": multilock.NewRed(w.s, f[0], f[1], f[2]).WithTimeout(-1),
+			"none":         multilock.NewRed(w.s),
+			"nil":          multilock.NewRed(w.s, of(0), nil, of(2)),
+			"typed nil":    multilock.NewRed(w.s, of(0), none, of(2)),
+			"zero":         multilock.NewRed(w.s, of(0), &rlock.Lock{}, of(2)),
+			"twice":        multilock.NewRed(w.s, of(0), of(1), of(0)),
+			"a Multi":      multilock.NewRed(w.s, of(0), of(1), multilock.New(w.s, of(2))),
+			"a Red":        multilock.NewRed(w.s, of(0), of(1), multilock.NewRed(w.s, of(2))),
+			"foreign":      multilock.NewRed(w.s, of(0), of(1), multiForeign{of(2)}),
+			"embeds":       multilock.NewRed(w.s, of(0), of(1), multiEmbeds{of(2)}),
+			"points to it": multilock.NewRed(w.s, of(0), of(1), &multiEmbeds{of(2)}),
+			"timeout 0":    multilock.NewRed(w.s, of(0), of(1), of(2)).WithTimeout(0),
+			"timeout -1":   multilock.NewRed(w.s, of(0), of(1), of(2)).WithTimeout(-1),
 		}
 		for what, red := range bad {
 			for _, red := range []*multilock.Red{red, red.WithTimeout(time.Second)} {

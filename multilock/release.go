@@ -126,36 +126,31 @@ func (h *redHold) undo(ctx context.Context) {
 	}
 }
 
-// releases are releases of members that are under way.
-type releases struct {
-	n       int
-	results chan released // one for each; has capacity for all
-}
-
-// released is the result of one release.
+// released is the result of the release of a member.
 type released struct {
 	err       error
 	receivers int
 }
 
-// releaseEach releases the members that are held, in the background. Members of a client
-// that is closing are released before it returns.
-func (h *redHold) releaseEach(ctx context.Context, votes []vote) releases {
-	rel := releases{results: make(chan released, len(votes))}
+// releaseEach releases the n members that are held, in the background. results has capacity
+// for all. Members of a client that is closing are released before it returns.
+func (h *redHold) releaseEach(ctx context.Context, votes []vote) (results chan released, n int) {
+	results = make(chan released, len(votes))
 	for i, v := range votes {
 		if v.hold == nil {
 			continue
 		}
-		rel.n++
+		n++
 		unlock := func(context.Context) {
 			err := v.hold.Unlock(ctx)
-			rel.results <- released{err, locking.Receivers(v.hold.Hold)}
+			results <- released{err, v.hold.Receivers()}
 		}
-		if !h.r.inBackground(i, unlock) {
+		// A task of the member's client, because that of the Redlock may be closed first.
+		if !h.r.members[i].Session().Go(unlock) {
 			defer unlock(ctx)
 		}
 	}
-	return rel
+	return results, n
 }
 
 // releaseAll releases all members and returns when a majority of the servers is free.
@@ -165,75 +160,63 @@ func (h *redHold) releaseAll(ctx context.Context) (receivers int, err error) {
 	if h.cohort != nil {
 		h.awaitLate()
 	}
-	rel := h.releaseEach(ctx, h.take())
+	results, n := h.releaseEach(ctx, h.take())
 	var (
 		errs          []error
-		gone          int
-		free          = len(h.votes) - rel.n
+		gone, answers int
+		free          = len(h.votes) - n
+		uncounted     = h.r.channel == ""
 		waitForOthers <-chan time.Time
 	)
-	answers := 0
-	for ; answers < rel.n; answers++ {
+	for ; answers < n; answers++ {
 		if free >= h.r.quorum && waitForOthers == nil {
-			timer := time.NewTimer(grace)
-			defer timer.Stop()
-			waitForOthers = timer.C
+			waitForOthers = time.After(grace)
 		}
 		select {
-		case res := <-rel.results:
+		case res := <-results:
 			switch {
-			case errors.Is(res.err, lock.ErrLost), errors.Is(res.err, lock.ErrNotHeld):
+			case isGone(res.err):
 				gone++
 				free++
 			case res.err != nil:
 				errs = append(errs, res.err)
 			default:
 				free++
-				receivers = sum(receivers, res.receivers)
+				receivers += res.receivers
+				uncounted = uncounted || res.receivers < 0
 			}
 			continue
 		case <-waitForOthers:
 		}
 		break
 	}
-	if h.r.channel == "" || answers < len(h.votes) || len(errs) > 0 {
+	if uncounted || answers < len(h.votes) || len(errs) > 0 {
 		receivers = -1 // not every member has counted the waiters of this lock
 	}
-	switch {
-	case rel.n-gone < h.r.quorum:
-		return receivers, &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: errors.Join(errs...)}
+	switch err := errors.Join(errs...); {
+	case n-gone < h.r.quorum:
+		return receivers, h.gone(err)
 	case free < h.r.quorum:
-		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.info.Name, errors.Join(errs...))
+		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.info.Name, err)
 	}
 	return receivers, nil
+}
+
+// gone returns the error of a hold that too few servers have.
+func (h *redHold) gone(err error) error {
+	return &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: err}
 }
 
 // awaitLate waits briefly for pending answers of members. A member granted after the
 // release of the others would split the votes of the next contenders. Only a hold of a
 // cohort waits, because only such a lock is known to have contenders.
 func (h *redHold) awaitLate() {
-	var limit <-chan time.Time
-	for {
-		if _, _, open := h.count(); open == 0 {
-			return
-		}
-		if limit == nil {
-			timer := time.NewTimer(grace)
-			defer timer.Stop()
-			limit = timer.C
-		}
+	limit := time.After(grace)
+	for _, _, open := h.count(); open > 0; _, _, open = h.count() {
 		select {
 		case <-h.changed:
 		case <-limit:
 			return
 		}
 	}
-}
-
-// sum adds two numbers. A negative number is unknown, and so is a sum with it.
-func sum(a, b int) int {
-	if a < 0 || b < 0 {
-		return -1
-	}
-	return a + b
 }

@@ -1,13 +1,13 @@
 package multilock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"sync"
+	"slices"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -33,19 +33,15 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		r := &results[b]
-		for i := range batch {
-			r.Held = append(r.Held, errs[i] == nil)
-			if errs[i] != nil && !errors.Is(errs[i], lock.ErrLost) {
-				r.Err = errs[i]
-			}
-		}
 		for i, l := range batch {
-			switch { // the watchdog ignores Held if a batch has an error
-			case r.Err == nil:
-			case r.Held[i]:
+			r.Held = append(r.Held, errs[i] == nil)
+			switch { // here, because the watchdog ignores Held if a batch has an error
+			case errs[i] == nil:
 				l.Extended(sent, ttl)
 			case errors.Is(errs[i], lock.ErrLost):
 				l.Holder().Lost(lock.ReasonGone, nil)
+			default:
+				r.Err = errs[i]
 			}
 		}
 		errs = errs[len(batch):]
@@ -61,14 +57,12 @@ func (h *redHold) reacquire() {
 	var missing []int
 	h.votesMu.Lock()
 	number := h.number
-	over := h.current("") != nil // the end of a hold takes its votes after this
-	for i := range h.votes {
-		if over {
-			break
-		}
-		if v := &h.votes[i]; v.hold == nil && !v.asking {
-			v.asking = true
-			missing = append(missing, i)
+	if h.current("") == nil { // the end of a hold takes its votes after this
+		for i := range h.votes {
+			if v := &h.votes[i]; v.hold == nil && !v.asking {
+				v.asking = true
+				missing = append(missing, i)
+			}
 		}
 	}
 	h.votesMu.Unlock()
@@ -80,25 +74,23 @@ func (h *redHold) reacquire() {
 }
 
 // drop forgets a lost member.
-func (rd *round) drop(i int, hold *memberHold) {
+func (rd *round) drop(i int, hold memberHold) {
 	rd.votesMu.Lock()
-	ours := rd.votes[i].hold == hold
-	if ours {
-		rd.votes[i].hold = nil
-	}
-	rd.votesMu.Unlock()
-	if !ours {
+	defer rd.votesMu.Unlock()
+	if rd.votes[i].hold != hold {
 		return // it is being released
 	}
+	rd.votes[i].hold = nil
 	// The server may still have it.
-	rd.r.inBackground(i, func(ctx context.Context) { _ = hold.Unlock(ctx) })
+	rd.r.members[i].Session().Go(func(ctx context.Context) { _ = hold.Unlock(ctx) })
 }
 
-// member is a member of one of several holds.
-type member struct {
-	of   int // the index of the hold
-	i    int // the index of the member
-	hold *memberHold
+// heldMember is the i-th member of one of several holds.
+type heldMember struct {
+	*tally
+	i    int
+	hold memberHold
+	err  error // the answer of its server
 }
 
 // extendMajorities extends the leases of the members of holds, which belong to one client,
@@ -107,59 +99,99 @@ type member struct {
 // a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
 // With all set, it waits for every answer if no majority is possible.
 func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared, all bool) []error {
-	type target struct {
-		s        *session.Session
-		separate int // distinguishes members of other modules
-	}
-	batches := make(map[target][]member)
-	t := tallies{holds: holds, all: all, each: make([]tally, len(holds)), changed: make(chan struct{}, 1)}
-	for of, h := range holds {
+	batches := make(map[*session.Session][]heldMember)
+	tallies := make([]*tally, len(holds))
+	open := 0
+	for n, h := range holds {
+		t := &tally{h: h}
+		tallies[n] = t
 		h.votesMu.Lock()
 		for i, v := range h.votes {
-			if v.hold == nil {
-				continue
+			if v.hold != nil {
+				s := h.r.members[i].Session()
+				batches[s] = append(batches[s], heldMember{t, i, v.hold, nil})
+				t.open++
+				open++
 			}
-			to := target{}
-			if l := h.r.known[i]; l != nil {
-				to.s = l.Session()
-			} else {
-				to.separate = len(batches) + 1
-			}
-			batches[to] = append(batches[to], member{of, i, v.hold})
-			t.each[of].open++
 		}
 		h.votesMu.Unlock()
 	}
+	answers := make(chan heldMember, open)
 	for _, members := range batches {
 		extend := func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
 			defer cancel()
-			memberHolds := make([]lock.Hold, len(members))
+			batch := make([]memberHold, len(members))
 			for j, m := range members {
-				memberHolds[j] = m.hold.Hold
+				batch[j] = m.hold
 			}
-			t.add(members, locking.ExtendTogether(ctx, memberHolds, lease, shared))
+			first := members[0]
+			for j, err := range first.h.r.members[first.i].Extend(ctx, batch, lease, shared) {
+				m := members[j]
+				if m.err = err; isGone(err) {
+					m.h.drop(m.i, m.hold)
+				}
+				answers <- m
+			}
 		}
 		if !holds[0].r.s.Go(extend) {
 			break // the client is closing, which ends its holds
 		}
 	}
-	for !t.decided() {
+	for slices.ContainsFunc(tallies, func(t *tally) bool { return t.undecided(all) }) {
 		select {
-		case <-t.changed:
+		case m := <-answers:
+			m.add(m)
 			continue
 		case <-ctx.Done():
 		case <-holds[0].r.s.Done():
 		}
 		break
 	}
-	return t.errors()
+	errs := make([]error, len(tallies))
+	for n, t := range tallies {
+		errs[n] = t.confirmed()
+	}
+	return errs
 }
+
+// isGone reports whether err says that a server no longer has the hold of its member.
+func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrNotHeld) }
 
 // tally counts the answers of the members of a hold.
 type tally struct {
+	h         *redHold
 	yes, open int
 	errs      []error // except those of lost members
+}
+
+func (t *tally) add(m heldMember) {
+	t.open--
+	switch {
+	case m.err == nil:
+		t.yes++
+	case !isGone(m.err):
+		t.errs = append(t.errs, fmt.Errorf("server %d: %w", m.i+1, m.err))
+	}
+}
+
+// undecided reports whether another answer matters.
+func (t *tally) undecided(all bool) bool {
+	q := t.h.r.quorum
+	return t.yes < q && (t.yes+t.open >= q || all && t.open > 0)
+}
+
+// confirmed returns nil if a majority has confirmed the hold.
+func (t *tally) confirmed() error {
+	r, away := t.h.r, t.open+len(t.errs)
+	switch {
+	case t.yes >= r.quorum:
+		return nil
+	case t.yes+away < r.quorum:
+		return t.h.gone(nil)
+	}
+	err := fmt.Errorf("redlatch: extend %q: not confirmed by a majority", r.info.Name)
+	return &unconfirmedError{errors.Join(append(t.errs, err)...), away}
 }
 
 // unconfirmedError reports that no majority has confirmed a hold. It may still be held,
@@ -170,69 +202,6 @@ type unconfirmedError struct {
 }
 
 func (e *unconfirmedError) Unwrap() error { return e.error }
-
-// tallies are the tallies of several holds.
-type tallies struct {
-	holds   []*redHold
-	all     bool // wait for every answer even if no majority is possible
-	changed chan struct{}
-
-	mu   sync.Mutex
-	each []tally
-}
-
-// add counts the answers of one server.
-func (t *tallies) add(members []member, errs []error) {
-	t.mu.Lock()
-	for j, m := range members {
-		c := &t.each[m.of]
-		c.open--
-		switch err := errs[j]; {
-		case err == nil:
-			c.yes++
-		case errors.Is(err, lock.ErrLost), errors.Is(err, lock.ErrNotHeld):
-			t.holds[m.of].drop(m.i, m.hold)
-		default:
-			c.errs = append(c.errs, fmt.Errorf("server %d: %w", m.i+1, err))
-		}
-	}
-	t.mu.Unlock()
-	select {
-	case t.changed <- struct{}{}:
-	default:
-	}
-}
-
-// decided reports whether no further answer matters.
-func (t *tallies) decided() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for of, c := range t.each {
-		if q := t.holds[of].r.quorum; c.yes < q && (c.yes+c.open >= q || t.all && c.open > 0) {
-			return false
-		}
-	}
-	return true
-}
-
-func (t *tallies) errors() []error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	errs := make([]error, len(t.each))
-	for of, c := range t.each {
-		h := t.holds[of]
-		switch {
-		case c.yes >= h.r.quorum:
-		case c.yes+c.open+len(c.errs) < h.r.quorum:
-			errs[of] = &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now()}
-		default:
-			errs[of] = &unconfirmedError{
-				errors.Join(append(c.errs, fmt.Errorf("redlatch: extend %q: not confirmed by a majority", h.r.info.Name))...), c.open + len(c.errs),
-			}
-		}
-	}
-	return errs
-}
 
 func (h *redHold) extend(ctx context.Context, lease time.Duration) error {
 	h.lease.Check()
@@ -250,8 +219,5 @@ func (h *redHold) extend(ctx context.Context, lease time.Duration) error {
 	case ctx.Err() != nil:
 		err = errors.Join(err, context.Cause(ctx))
 	}
-	if now := h.current("Extend"); now != nil {
-		return now
-	}
-	return err
+	return cmp.Or(h.current("Extend"), err)
 }

@@ -10,20 +10,15 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
 
-const (
-	// minPatience is the least time that a round without a majority waits for more answers
-	// once a member is held by another owner. That owner may lack the votes collected here,
-	// and servers that have not answered may be down. The limit doubles with each round, in
-	// case they are only far away.
-	minPatience = 5 * time.Millisecond
-	// minIdentify is the least time that a majority waits for the identification of servers
-	// that were never identified.
-	minIdentify = 20 * time.Millisecond
-)
+// minPatience is the least time that a round without a majority waits for more answers once
+// a member is held by another owner. That owner may lack the votes collected here, and servers
+// that have not answered may be down. The limit doubles with each round, in case they are only
+// far away.
+const minPatience = 5 * time.Millisecond
 
 // round is the current round of a Redlock and its votes. Holds that pass the lock on also
 // pass on the round.
@@ -38,14 +33,10 @@ type round struct {
 // vote is the answer of a member. It keeps the hold of the member from when the server
 // confirmed it until it is released or lost.
 type vote struct {
-	hold   *memberHold
+	hold   memberHold
 	asking bool // an attempt is under way
 	err    error
 }
-
-// memberHold is the hold of a member. Its address identifies it, because a hold of another
-// module may not be comparable.
-type memberHold struct{ lock.Hold }
 
 // Join implements acquire.Acquirer: the members let their owner re-enter.
 func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
@@ -70,12 +61,9 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
 	}
 	h.rounds++
-	if err := h.r.checkServers(); err != nil {
-		return acquire.Verdict{}, err
-	}
 	sent := time.Now()
 	yes, decided := h.collect(ctx)
-	duplicates := h.r.checkServers() // more servers may be known by now
+	duplicates := h.r.checkServers() // the round has identified servers
 	if duplicates == nil && yes >= h.r.quorum && time.Since(sent) < h.ttl-drift(h.ttl) {
 		h.sent = sent
 		return acquire.Verdict{Acquired: true}, nil
@@ -99,48 +87,32 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := context.WithTimeout(ctx, h.soon(h.r.serverTimeout(h.ttl)))
 	defer cancel()
-	number, rd := h.newRound(), h.round
+	number := h.newRound()
 	for i := range h.votes {
 		h.ask(ctx, i, number, h.ttl)
 	}
 	began := time.Now()
-	// after sets over once the wait for further answers has lasted d, and four times as long
-	// as the answers until now took.
-	after := func(over *atomic.Bool, d time.Duration) *time.Timer {
-		return time.AfterFunc(max(d, 4*time.Since(began)), func() {
-			over.Store(true)
-			rd.signal()
-		})
-	}
-	var patience, identify struct {
-		timer *time.Timer
-		over  atomic.Bool
-	}
+	var patience <-chan time.Time
 	for {
 		yes, taken, open := h.count()
 		switch {
-		case yes+open < h.r.quorum:
+		case yes+open < h.r.quorum, yes >= h.r.quorum && !h.unidentified():
 			return yes, true
-		case yes >= h.r.quorum && (identify.over.Load() || !h.unidentified()):
-			return yes, true
-		case yes >= h.r.quorum && identify.timer == nil:
-			identify.timer = after(&identify.over, minIdentify)
-			defer identify.timer.Stop()
 		case yes >= h.r.quorum:
-		case patience.over.Load():
-			return yes, true
-		case taken > 0 && patience.timer == nil && !h.once:
-			patience.timer = after(&patience.over, minPatience<<min(h.rounds, 16))
-			defer patience.timer.Stop()
+			patience = nil
+		case taken > 0 && patience == nil && !h.once:
+			patience = time.After(max(minPatience<<min(h.rounds, 16), 4*time.Since(began)))
 		}
 		select {
 		case <-h.changed:
 			continue
+		case <-patience:
+			decided = true
 		case <-limit.Done():
 		case <-h.r.s.Done():
 		}
 		yes, _, _ = h.count()
-		return yes, false
+		return yes, decided
 	}
 }
 
@@ -151,10 +123,8 @@ func (h *redHold) pause(ctx context.Context) bool {
 	if d <= 0 {
 		return true
 	}
-	timer := time.NewTimer(d)
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(d):
 		return h.deadline.IsZero() || time.Now().Before(h.deadline)
 	case <-ctx.Done():
 	case <-h.r.s.Done():
@@ -172,15 +142,10 @@ func (h *redHold) soon(d time.Duration) time.Duration {
 
 // checkServers returns an error if two members are known to be on one server.
 func (r *Red) checkServers() error {
-	id := func(l *locking.Lock) string {
-		if l == nil {
-			return ""
-		}
-		return l.Session().KnownServer().ID
-	}
-	for i, l := range r.known {
-		server := id(l)
-		if server != "" && slices.ContainsFunc(r.known[:i], func(other *locking.Lock) bool { return id(other) == server }) {
+	for i, m := range r.members {
+		id := m.Session().KnownServer().ID
+		same := func(other redMember) bool { return other.Session().KnownServer().ID == id }
+		if id != "" && slices.ContainsFunc(r.members[:i], same) {
 			return fmt.Errorf("%w: Redlock %q: server %d is the same as an earlier one", lock.ErrInvalid, r.info.Name, i+1)
 		}
 	}
@@ -232,11 +197,13 @@ func (h *redHold) ask(ctx context.Context, i, number int, lease time.Duration) {
 		defer cancel()
 		// The server is identified before it votes, because two members on one server have
 		// one vote. If it refuses the question, they remain undetected.
-		if l := h.r.known[i]; l != nil && !l.Session().AskedServer() {
-			_, _ = l.Session().Server(ctx)
+		if s := h.r.members[i].Session(); !s.AskedServer() {
+			if _, err := s.Server(ctx); err != nil {
+				session.Of[silent](s).Store(true)
+			}
 			rd.signal()
 		}
-		hold, err := h.r.members[i].TryLock(ctx, lock.Lease(lease))
+		hold, err := h.r.members[i].Try(ctx, lease)
 		rd.answered(ctx, i, number, hold, err)
 	})
 	if !asked {
@@ -245,13 +212,13 @@ func (h *redHold) ask(ctx context.Context, i, number int, lease time.Duration) {
 }
 
 // answered records the answer of member i.
-func (rd *round) answered(ctx context.Context, i, number int, hold lock.Hold, err error) {
+func (rd *round) answered(ctx context.Context, i, number int, hold memberHold, err error) {
 	rd.votesMu.Lock()
 	if number != rd.number {
 		rd.votesMu.Unlock()
 		if err == nil {
 			unlock := func(ctx context.Context) { _ = hold.Unlock(ctx) }
-			if !rd.r.inBackground(i, unlock) {
+			if !rd.r.members[i].Session().Go(unlock) {
 				unlock(ctx) // the client is closing and waits for this call
 			}
 		}
@@ -260,7 +227,7 @@ func (rd *round) answered(ctx context.Context, i, number int, hold lock.Hold, er
 	v := &rd.votes[i]
 	v.asking, v.err = false, err
 	if err == nil {
-		v.hold = &memberHold{hold}
+		v.hold = hold
 	}
 	rd.votesMu.Unlock()
 	rd.signal()
@@ -274,13 +241,17 @@ func (rd *round) signal() {
 	}
 }
 
-// unidentified reports whether an attempt is under way on a server that was never
-// identified. It may be the server of another member.
+// silent is set once a client's server has not identified itself in time. It may still do so
+// before it votes.
+type silent struct{ atomic.Bool }
+
+// unidentified reports whether an attempt is under way on a server that was not identified
+// yet. It may be the server of another member, so a majority waits for it, but only once.
 func (rd *round) unidentified() bool {
 	rd.votesMu.Lock()
 	defer rd.votesMu.Unlock()
 	for i, v := range rd.votes {
-		if l := rd.r.known[i]; l != nil && v.asking && !l.Session().AskedServer() {
+		if s := rd.r.members[i].Session(); v.asking && !s.AskedServer() && !session.Of[silent](s).Load() {
 			return true
 		}
 	}
@@ -291,18 +262,17 @@ func (rd *round) unidentified() bool {
 // longer than for a server. It returns an error if another round is pointless.
 func (h *redHold) undoRound(decided bool) error {
 	votes := h.take()
-	rel := h.releaseEach(context.Background(), votes)
-	limit, cancel := context.WithTimeout(context.Background(), h.r.serverTimeout(h.ttl))
-	defer cancel()
-	for range rel.n {
+	results, n := h.releaseEach(context.Background(), votes)
+	limit := time.After(h.r.serverTimeout(h.ttl))
+	for range n {
 		select {
-		case <-rel.results:
+		case <-results:
 			continue
-		case <-limit.Done():
+		case <-limit:
 		}
 		break
 	}
-	if h.split++; rel.n == 0 {
+	if h.split++; n == 0 {
 		h.split = 0
 	} else {
 		h.again = time.Now().Add(splitBackoff(h.split))
@@ -333,7 +303,7 @@ func (rd *round) close() {
 // server without an answer counts as unavailable only in an undecided round.
 func (h *redHold) verdict(votes []vote, decided bool) error {
 	var errs []error
-	final, away := 0, 0
+	final := 0
 	for i, v := range votes {
 		err := v.err
 		if v.asking && !decided {
@@ -347,14 +317,12 @@ func (h *redHold) verdict(votes []vote, decided bool) error {
 		case isTaken(err):
 			continue
 		}
-		away++
 		errs = append(errs, fmt.Errorf("server %d: %w", i+1, err))
 	}
-	enough := func(n int) bool { return len(votes)-n >= h.r.quorum }
 	switch err := errors.Join(errs...); {
-	case !enough(final):
+	case len(votes)-final < h.r.quorum:
 		return err
-	case !enough(away):
+	case len(votes)-len(errs) < h.r.quorum:
 		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, h.r.info.Name, err)}
 	}
 	return nil
@@ -362,10 +330,6 @@ func (h *redHold) verdict(votes []vote, decided bool) error {
 
 // isFinal reports whether the next attempt would fail with the same error.
 func isFinal(err error) bool {
-	for _, target := range []error{lock.ErrInvalid, lock.ErrReentered, lock.ErrUpgrade, lock.ErrClosed, lock.ErrUnsupported} {
-		if errors.Is(err, target) {
-			return true
-		}
-	}
-	return refused(err)
+	return errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrReentered) || errors.Is(err, lock.ErrUpgrade) ||
+		errors.Is(err, lock.ErrClosed) || refused(err)
 }

@@ -12,13 +12,14 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
 const (
-	// memberWait is the least time that a caller waits for a member while it holds others.
-	// The longest is twice as long.
+	// memberWait is the least time that a caller waits for a member while it holds others, if
+	// their order is not certain. The longest is twice as long.
 	memberWait = 5 * time.Second
 	// maxPause is the longest pause before the acquisition starts over.
 	maxPause = 50 * time.Millisecond
@@ -29,7 +30,7 @@ const (
 // errRestart says that the acquisition has to start over.
 var errRestart = errors.New("redlatch: members were released during the wait")
 
-func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
+func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ lock.Hold, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
 	}
@@ -37,42 +38,33 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (lock.Ho
 	if o.Bounded && !once {
 		a.deadline = time.Now().Add(o.Wait)
 	}
+	rounds := 0
 	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
 	// The holds of the members end with the group, and not with the caller's context.
 	takeCtx, cancel := context.WithCancelCause(context.WithoutCancel(spanCtx))
 	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	h, rounds, err := m.acquireUnder(ctx, takeCtx, cancel, &a, stop)
-	span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
-	if err != nil {
-		stop()
-		cancel(err)
-		return nil, err
-	}
-	return h, nil
-}
-
-// acquireUnder acquires the members under takeCtx and keeps the connections of their
-// clients open meanwhile. It calls cancel if one of these clients is closed. stop
-// detaches takeCtx from ctx.
-func (m *Multi) acquireUnder(ctx, takeCtx context.Context, cancel context.CancelCauseFunc, a *acquisition, stop func() bool) (h lock.Hold, rounds int, err error) {
-	clients := m.sessions
-	if !slices.Contains(clients, m.s) {
-		clients = append(slices.Clone(clients), m.s)
-	}
-	for _, s := range clients {
+	defer func() {
+		span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
+		if err != nil {
+			stop()
+			cancel(err)
+		}
+	}()
+	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
 		leave, open := s.Join(func() { cancel(lock.ErrClosed) })
 		if !open {
-			return nil, 0, lock.ErrClosed
+			return nil, lock.ErrClosed
 		}
 		defer leave()
 	}
-	for rounds = 1; ; rounds++ {
-		holds, err := m.take(takeCtx, a)
+	for {
+		rounds++
+		holds, err := m.take(takeCtx, &a)
 		if err == nil && (!stop() || takeCtx.Err() != nil) {
 			err = errors.Join(lock.ErrNotAcquired, cmp.Or(context.Cause(ctx), context.Cause(takeCtx)))
 		}
 		if err == nil {
-			return m.begin(ctx, holds), rounds, nil
+			return m.begin(ctx, holds), nil
 		}
 		undoErr := m.undo(ctx, holds)
 		if errors.Is(err, errRestart) {
@@ -82,13 +74,13 @@ func (m *Multi) acquireUnder(ctx, takeCtx context.Context, cancel context.Cancel
 				continue
 			}
 		}
-		return nil, rounds, errors.Join(a.failure(takeCtx, err), undoErr)
+		return nil, errors.Join(a.failure(takeCtx, err), undoErr)
 	}
 }
 
 // undo releases the members that a failed acquisition holds.
-func (m *Multi) undo(ctx context.Context, holds []lock.Hold) error {
-	if len(holds) == 0 {
+func (m *Multi) undo(ctx context.Context, holds memberHolds) error {
+	if len(holds.reds)+len(holds.locks) == 0 {
 		return nil
 	}
 	var leaves []func()
@@ -99,7 +91,7 @@ func (m *Multi) undo(ctx context.Context, holds []lock.Hold) error {
 	}
 	done := make(chan error, 1)
 	release := func(context.Context) {
-		done <- exceptLost(locking.GiveBack(context.WithoutCancel(ctx), holds))
+		done <- exceptLost(holds.release(context.WithoutCancel(ctx), locking.GiveBack))
 		for _, leave := range leaves {
 			leave()
 		}
@@ -121,7 +113,11 @@ type acquisition struct {
 	once     bool
 	deadline time.Time
 	waited   bool
+	certain  bool // the order of the members; see inOrder
 }
+
+// over reports whether the wait is over.
+func (a *acquisition) over() bool { return !a.deadline.IsZero() && !time.Now().Before(a.deadline) }
 
 // left returns the options for the next member.
 func (a *acquisition) left() lock.Options {
@@ -150,7 +146,7 @@ func (a *acquisition) failure(ctx context.Context, err error) error {
 		return err
 	case ctx.Err() != nil:
 		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), err)
-	case !a.deadline.IsZero() && !time.Now().Before(a.deadline):
+	case a.over():
 		return errors.Join(lock.ErrNotAcquired, err)
 	default:
 		return err
@@ -169,7 +165,7 @@ func (a *acquisition) pause(ctx context.Context) error {
 	case <-ctx.Done():
 		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	}
-	if !a.deadline.IsZero() && !time.Now().Before(a.deadline) {
+	if a.over() {
 		return lock.ErrNotAcquired
 	}
 	return nil
@@ -177,115 +173,94 @@ func (a *acquisition) pause(ctx context.Context) error {
 
 // take acquires all members. On failure it returns the holds that have to be released; the
 // error is errRestart if another round may succeed.
-func (m *Multi) take(ctx context.Context, a *acquisition) ([]lock.Hold, error) {
+func (m *Multi) take(ctx context.Context, a *acquisition) (got memberHolds, err error) {
 	reqCtx, cancel := a.requestContext(ctx)
 	defer cancel()
-	all, err := m.inOrder(reqCtx)
-	if err != nil {
-		return nil, err
+	var locks []*locking.Lock
+	if locks, a.certain, err = m.inOrder(reqCtx); err != nil {
+		return got, err
 	}
-	var holds []lock.Hold
-	for len(holds) < len(all) {
-		if a.once {
-			holds, err = tryNext(ctx, holds, all[len(holds):], a)
-		} else {
-			holds, err = waitNext(ctx, holds, all[len(holds):], a)
-		}
+	for _, red := range m.reds {
+		err := a.await(ctx, got, func(o lock.Options) error {
+			h, err := red.acquire(ctx, o, a.once)
+			if err == nil {
+				got.reds = append(got.reds, h)
+			}
+			return err
+		})
 		if err != nil {
-			return holds, err
+			return got, err
 		}
 	}
-	if err := locking.Align(reqCtx, holds, a.o); err != nil {
-		if errors.Is(err, lock.ErrLost) {
-			err = errRestart
-		}
-		return holds, err
-	}
-	for _, h := range holds {
-		if h.Remaining() == 0 { // expired during the wait for others
-			return holds, errRestart
+	for len(got.locks) < len(locks) {
+		if err := a.takeNext(ctx, &got, locks[len(got.locks):]); err != nil {
+			return got, err
 		}
 	}
-	return holds, nil
+	errs := []error{locking.Align(reqCtx, got.locks, a.o)}
+	if a.o.Lease > 0 {
+		errs = append(errs, got.extendReds(reqCtx, a.o.Lease)...)
+	}
+	switch err := errors.Join(errs...); {
+	case err != nil && !errors.Is(err, lock.ErrLost):
+		return got, err
+	case err != nil, got.remaining() == 0: // lost, or expired during the wait for others
+		return got, errRestart
+	}
+	return got, nil
 }
 
-// tryNext makes one attempt for the first of the next members, or for a batch of them.
-func tryNext(ctx context.Context, holds []lock.Hold, next []ranked, a *acquisition) ([]lock.Hold, error) {
-	if locks := batch(ctx, next); locks != nil {
-		got, err := locking.TakeTogether(ctx, locks, a.o, true)
-		if err == nil && len(got) < len(locks) {
-			err = lock.ErrNotAcquired
-		}
-		if !refused(err) {
-			return append(holds, got...), err
-		}
-		// A separate attempt yields the error of the member that the server refused.
+// takeNext acquires the first of the locks, or with one script as many as are free.
+func (a *acquisition) takeNext(ctx context.Context, got *memberHolds, locks []*locking.Lock) error {
+	if a.over() {
+		return lock.ErrNotAcquired
 	}
-	h, err := next[0].take(ctx, a.o, true)
-	if err != nil {
-		return holds, err
+	if n := locking.Together(ctx, locks); n > 1 {
+		some, err := locking.TakeTogether(ctx, locks[:n], a.left(), a.once)
+		got.locks = append(got.locks, some...)
+		switch {
+		case len(some) == n, errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
+			return err
+		case a.once && err == nil:
+			return lock.ErrNotAcquired
+		case a.once && !refused(err):
+			return err
+		}
+		// A separate attempt waits, or yields the error of the member that the server refused.
+		locks = locks[len(some):]
+		a.waited = !a.once
 	}
-	return append(holds, h), nil
+	return a.await(ctx, *got, func(o lock.Options) error {
+		h, err := locking.Take(ctx, locks[0], o, a.once)
+		if err == nil {
+			a.waited = a.waited || h.Waited()
+			got.locks = append(got.locks, h)
+		}
+		return err
+	})
+}
+
+// await acquires one member with take. If others are held and the order is not certain, it
+// bounds the wait.
+func (a *acquisition) await(ctx context.Context, got memberHolds, take func(o lock.Options) error) error {
+	if a.over() {
+		return lock.ErrNotAcquired
+	}
+	o, shortened := a.left(), false
+	if !a.once && !a.certain && len(got.reds)+len(got.locks) > 0 {
+		if patience := memberWait + rand.N(memberWait); !o.Bounded || o.Wait > patience {
+			o.Wait, o.Bounded, shortened = patience, true, true
+		}
+	}
+	err := take(o)
+	if shortened && errors.Is(err, lock.ErrNotAcquired) && ctx.Err() == nil {
+		return errRestart
+	}
+	return err
 }
 
 // refused reports whether err is a reply of the server that it would repeat.
 func refused(err error) bool {
 	reply := (*rueidis.RedisError)(nil)
 	return errors.As(err, &reply) && wire.OutcomeOf(reply) == wire.Refused
-}
-
-// waitNext acquires as many of the next members as are free, or waits for the first.
-func waitNext(ctx context.Context, holds []lock.Hold, next []ranked, a *acquisition) ([]lock.Hold, error) {
-	o := a.left()
-	if o.Bounded && o.Wait == 0 {
-		return holds, lock.ErrNotAcquired
-	}
-	if locks := batch(ctx, next); locks != nil {
-		got, err := locking.TakeTogether(ctx, locks, o, false)
-		holds, next = append(holds, got...), next[len(got):]
-		if len(got) == len(locks) || errors.Is(err, lock.ErrClosed) || err != nil && ctx.Err() != nil {
-			return holds, err
-		}
-		a.waited = true
-		if o = a.left(); o.Bounded && o.Wait == 0 {
-			return holds, errors.Join(lock.ErrNotAcquired, err)
-		}
-	}
-	shortened := false
-	if len(holds) > 0 {
-		if patience := memberWait + rand.N(memberWait); !o.Bounded || o.Wait > patience {
-			o.Wait, o.Bounded, shortened = patience, true, true
-		}
-	}
-	h, err := next[0].take(ctx, o, false)
-	switch {
-	case err == nil:
-		a.waited = a.waited || locking.Waited(h)
-		return append(holds, h), nil
-	case shortened && errors.Is(err, lock.ErrNotAcquired) && ctx.Err() == nil:
-		return holds, errRestart
-	default:
-		return holds, err
-	}
-}
-
-// take acquires one member.
-func (r ranked) take(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
-	if r.lock != nil {
-		return locking.Take(ctx, r.lock, o, once)
-	}
-	var opts []lock.Option
-	if o.Lease > 0 {
-		opts = append(opts, lock.Lease(o.Lease))
-	}
-	if o.MaxHold > 0 {
-		opts = append(opts, lock.MaxHold(o.MaxHold))
-	}
-	if once {
-		return r.member.TryLock(ctx, opts...)
-	}
-	if o.Bounded {
-		opts = append(opts, lock.Wait(o.Wait))
-	}
-	return r.member.Lock(ctx, opts...)
 }

@@ -3,8 +3,10 @@ package locking
 import (
 	"context"
 	"reflect"
+	"time"
 
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -16,31 +18,26 @@ func (l *Lock) Member() Member { return Member{l} }
 
 func (m Member) self() *Lock { return m.of }
 
-// Find returns the Lock of l, if l is a lock of this module.
-func Find(l lock.Locker) (*Lock, bool) {
+// Find returns the Lock of l, or nil if l is nil or not a lock of this module. The type of l
+// must be declared beside its protocol: a foreign type that embeds a lock also has self, and
+// may have its own Lock method, which its embedded lock would bypass.
+func Find(l lock.Locker) *Lock {
 	m, ok := l.(interface{ self() *Lock })
-	if !ok {
-		return nil, false
+	if v := reflect.ValueOf(l); !ok || v.Kind() != reflect.Pointer || v.IsNil() {
+		return nil
 	}
 	of := m.self()
-	// A foreign type that embeds a lock may have its own Lock method.
-	return of, packageOf(l) == packageOf(of.p)
-}
-
-// packageOf returns the package that declares the type of v, or of *v.
-func packageOf(v any) string {
-	t := reflect.TypeOf(v)
-	if t.Kind() == reflect.Pointer {
-		t = t.Elem()
+	if of == nil || reflect.TypeOf(l).Elem().PkgPath() != reflect.TypeOf(of.p).Elem().PkgPath() {
+		return nil
 	}
-	return t.PkgPath()
+	return of
 }
 
 // Session returns the session of the lock's client.
 func (l *Lock) Session() *session.Session { return l.s }
 
-// Kind returns the kind of lock, as in logs and telemetry.
-func (l *Lock) Kind() string { return l.p.Traits().Kind }
+// Traits returns the traits of the kind of lock.
+func (l *Lock) Traits() Traits { return l.p.Traits() }
 
 // Channel returns the channel of releases, "" if waiters have channels of their own.
 func (l *Lock) Channel() string {
@@ -50,37 +47,45 @@ func (l *Lock) Channel() string {
 	return l.p.Channel(&Claim{Key: l.key})
 }
 
-// Shared reports whether several owners can hold the lock at once.
-func (l *Lock) Shared() bool { return l.p.Traits().Shared }
-
-// Take is Lock, or TryLock if once is set, for a member of a group: even with a lease the
-// hold is renewed until Align, and MaxHold counts from there.
-func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (lock.Hold, error) {
-	o.MaxHold = 0
-	h, err := l.acquire(ctx, o, once, true)
-	if err != nil {
-		return nil, err
+// Slot returns the cluster slot of the lock, 0 without a cluster.
+func (l *Lock) Slot() int {
+	if !l.s.Cluster() {
+		return 0
 	}
-	return memberHandle(h), nil
+	return wire.Slot(l.key)
 }
 
-// memberHandle returns the handle of a member's hold. The group detects that it was dropped.
-func memberHandle(h *hold) lock.Hold { return &handle{h: h} }
+// Hold is the hold of a member. The group detects that it was dropped.
+type Hold = hold
 
-// Waited reports whether the acquisition of a hold was contended, as far as that is known.
-func Waited(h lock.Hold) bool {
-	hd, ok := h.(*handle)
-	return ok && hd.h.claim.waited
+// Take is Lock, or TryLock if once is set, for a member of a Multi: even with a lease the
+// hold is renewed until Align, and MaxHold counts from there.
+func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error) {
+	o.MaxHold = 0
+	return l.acquire(ctx, o, once, true)
 }
 
-// Receivers returns the number of subscribers that received the release of a hold, negative
-// if that is unknown or pollers may wait too.
-func Receivers(h lock.Hold) int {
-	hd, ok := h.(*handle)
-	if !ok || hd.h.claim.lock.Channel() == "" || hd.h.claim.lock.p.Traits().HasPollers {
+// TryMember is TryLock for a member of a Redlock, which renews the hold itself.
+func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (*Hold, error) {
+	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
+}
+
+// Unlock is lock.Hold's.
+func (h *hold) Unlock(ctx context.Context) error { return h.unlock(ctx) }
+
+// Remaining is lock.Hold's.
+func (h *hold) Remaining() time.Duration { return h.remaining() }
+
+// Waited reports whether the acquisition was contended, as far as that is known.
+func (h *hold) Waited() bool { return h.claim.waited }
+
+// Receivers returns the number of subscribers that received the release, negative if that
+// is unknown or pollers may wait too.
+func (h *hold) Receivers() int {
+	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().HasPollers {
 		return -1
 	}
-	return int(hd.h.claim.receivers)
+	return int(h.claim.receivers)
 }
 
 // Group is told of the end of a member's hold.
@@ -90,17 +95,20 @@ type Group interface {
 	MemberEnded(cause *lock.LostError)
 }
 
-// Watch calls w once when h ends without its group. It reports false if h is not of this
-// module.
-func Watch(h lock.Hold, w Group) bool {
-	hd, ok := h.(*handle)
-	if ok {
-		hd.h.watch(w)
+// Groups returns the groups through which owner holds the lock, the latest last.
+func (l *Lock) Groups(owner lock.Owner) (groups []Group) {
+	for _, h := range l.heldBy(owner) {
+		h.claim.mu.Lock()
+		if h.group != nil {
+			groups = append(groups, h.group)
+		}
+		h.claim.mu.Unlock()
 	}
-	return ok
+	return groups
 }
 
-func (h *hold) watch(w Group) {
+// Watch calls w once when h ends without its group.
+func (h *hold) Watch(w Group) {
 	h.claim.mu.Lock()
 	defer h.claim.mu.Unlock()
 	h.group = w
@@ -110,12 +118,10 @@ func (h *hold) watch(w Group) {
 }
 
 // Unwatch undoes Watch.
-func Unwatch(h lock.Hold) {
-	if hd, ok := h.(*handle); ok {
-		hd.h.claim.mu.Lock()
-		defer hd.h.claim.mu.Unlock()
-		hd.h.group = nil
-	}
+func (h *hold) Unwatch() {
+	h.claim.mu.Lock()
+	defer h.claim.mu.Unlock()
+	h.group = nil
 }
 
 // notifyGroup notifies the group of h that h has ended. The mutex of the claim is held.
