@@ -15,7 +15,7 @@ OLDEST_GO = go1.25.0
 SERVERS = redis-server,valkey-server
 
 # Packages whose tests start no server.
-SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/telemetry \
+SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/hold ./internal/telemetry \
 	./internal/watchdog ./internal/wire
 
 # A share of test-all: i of n.

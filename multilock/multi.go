@@ -126,7 +126,7 @@ func (m *Multi) Unlock(ctx context.Context) error {
 		if !slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) || len(h.m.reds) > 0 {
 			continue
 		}
-		if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 			return err
 		}
 	}
@@ -186,7 +186,7 @@ func (h memberHolds) remaining() time.Duration {
 
 // multiHold is a hold on all members.
 type multiHold struct {
-	holdState
+	groupHold
 	m     *Multi
 	holds memberHolds
 	stops []func() bool // detach the hold from its client and from holds of Redlocks
@@ -195,8 +195,8 @@ type multiHold struct {
 }
 
 func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
-	h := &multiHold{holdState: holdState{group: &m.group}, m: m, holds: holds, freed: make(chan struct{})}
-	h.holdState.begin(ctx)
+	h := &multiHold{groupHold: groupHold{group: &m.group}, m: m, holds: holds, freed: make(chan struct{})}
+	h.groupHold.begin(ctx)
 	if !slices.Contains(m.sessions, m.s) { // otherwise a member reports that the client closes
 		h.stops = append(h.stops, m.s.OnClose(func() {
 			h.MemberEnded(&lock.LostError{Name: h.group.info.Name, Owner: h.owner, Reason: lock.ReasonClosed, When: time.Now()})
@@ -211,14 +211,15 @@ func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
 		}))
 	}
 	for _, member := range holds.locks {
-		member.Watch(h)
+		member.Watch(h, member.Name())
 	}
 	return newHandle(h)
 }
 
-func (h *multiHold) state() *holdState { return &h.holdState }
+// Dropped implements hold.Hold.
+func (h *multiHold) Dropped() { h.dropped(h.Unlock) }
 
-// MemberEnded implements locking.Group: a member was lost.
+// MemberEnded implements hold.Group: a member was lost.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if !h.lose(cause.Reason, cause) {
 		return
@@ -232,18 +233,20 @@ func (h *multiHold) MemberEnded(cause *lock.LostError) {
 		if cause.Reason == lock.ReasonClosed { // a closed client leaves its members to their leases
 			holds.locks = locking.OfOpenClients(holds.locks)
 		}
-		_ = holds.release(context.WithoutCancel(h.ctx), locking.UnlockTogether)
+		_ = holds.release(context.WithoutCancel(h.Context()), locking.UnlockTogether)
 	})
 }
 
-func (h *multiHold) remaining() time.Duration {
-	if h.current("") != nil {
+// Remaining implements lock.Hold.
+func (h *multiHold) Remaining() time.Duration {
+	if !h.Held() {
 		return 0
 	}
 	return h.holds.remaining()
 }
 
-func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
+// Extend implements lock.Hold.
+func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.current("Extend"); err != nil {
 		return err
 	}
@@ -255,7 +258,8 @@ func (h *multiHold) extend(ctx context.Context, lease time.Duration) error {
 	return cmp.Or(h.current("Extend"), err)
 }
 
-func (h *multiHold) unlock(ctx context.Context) error {
+// Unlock implements lock.Hold.
+func (h *multiHold) Unlock(ctx context.Context) error {
 	err := h.end()
 	for _, member := range h.holds.locks {
 		member.Unwatch()
@@ -270,6 +274,6 @@ func (h *multiHold) unlock(ctx context.Context) error {
 		}
 		return err
 	}
-	ctx, done := h.span.StartRelease(ctx)
-	return h.endSpans(h.holds.release(context.WithoutCancel(ctx), locking.UnlockTogether), done)
+	ctx, released := h.StartRelease(ctx)
+	return h.Released(released, h.holds.release(ctx, locking.UnlockTogether))
 }

@@ -199,7 +199,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 		}
 	}
 	h := &redHold{
-		holdState: holdState{group: &r.group}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
+		groupHold: groupHold{group: &r.group}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
 		round: &round{r: r, votes: make([]vote, len(r.members)), changed: make(chan struct{}, 1)},
 	}
 	if h.ttl <= drift(h.ttl) {
@@ -236,7 +236,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 
 // redHold is a hold on a majority, or the attempt to acquire one.
 type redHold struct {
-	holdState
+	groupHold
 	r           *Red
 	once        bool
 	callerOwner lock.Owner    // zero: none
@@ -256,7 +256,7 @@ type redHold struct {
 
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
-	h.holdState.begin(ctx)
+	h.groupHold.begin(ctx)
 	if h.cohort != nil && o.MaxHold > 0 {
 		o.MaxHold += time.Since(h.sent) // MaxHold counts from the hand-off
 	}
@@ -272,16 +272,17 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	}
 	switch {
 	case !watched || h.r.s.Err() != nil:
-		return errors.Join(lock.ErrClosed, exceptLost(h.unlock(ctx)))
+		return errors.Join(lock.ErrClosed, exceptLost(h.Unlock(ctx)))
 	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), exceptLost(h.unlock(ctx)))
+		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), exceptLost(h.Unlock(ctx)))
 	case time.Since(h.sent) >= terms.TTL:
-		return errors.Join(lock.ErrNotAcquired, exceptLost(h.unlock(ctx)))
+		return errors.Join(lock.ErrNotAcquired, exceptLost(h.Unlock(ctx)))
 	}
 	return nil
 }
 
-func (h *redHold) state() *holdState { return &h.holdState }
+// Dropped implements hold.Hold.
+func (h *redHold) Dropped() { h.dropped(h.Unlock) }
 
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {
@@ -299,11 +300,9 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	h.r.queues().Released(h.key(), h, acquire.Release{Receivers: -1})
 }
 
-// RenewalFailed implements watchdog.Holder.
-func (h *redHold) RenewalFailed(err error, left time.Duration) { h.span.RenewalFailed(err, left) }
-
 func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r.s) }
 
 func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
 
-func (h *redHold) remaining() time.Duration { return h.lease.Remaining() }
+// Remaining implements lock.Hold.
+func (h *redHold) Remaining() time.Duration { return h.lease.Remaining() }

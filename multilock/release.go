@@ -15,7 +15,8 @@ import (
 // caller finds all members free.
 const grace = 2 * time.Millisecond
 
-func (h *redHold) unlock(ctx context.Context) error {
+// Unlock implements lock.Hold.
+func (h *redHold) Unlock(ctx context.Context) error {
 	h.lease.Check()
 	if err := h.end(); err != nil {
 		if errors.Is(err, lock.ErrLost) {
@@ -24,8 +25,8 @@ func (h *redHold) unlock(ctx context.Context) error {
 		return err
 	}
 	h.lease.Forget()
-	ctx, done := h.span.StartRelease(ctx)
-	return h.endSpans(h.pass(context.WithoutCancel(ctx)), done)
+	ctx, released := h.StartRelease(ctx)
+	return h.Released(released, h.pass(ctx))
 }
 
 // pass hands the members to the next local waiter if it can take them over, and otherwise
@@ -44,7 +45,7 @@ func (h *redHold) pass(ctx context.Context) error {
 	if !passed {
 		return h.release(ctx)
 	}
-	h.span.HandOff(ctx)
+	h.Span.HandOff(ctx)
 	return h.confirm(ctx, batch)
 }
 

@@ -57,7 +57,7 @@ func (h *redHold) reacquire() {
 	var missing []int
 	h.votesMu.Lock()
 	number := h.number
-	if h.current("") == nil { // the end of a hold takes its votes after this
+	if h.Held() { // the end of a hold takes its votes after this
 		for i := range h.votes {
 			if v := &h.votes[i]; v.hold == nil && !v.asking {
 				v.asking = true
@@ -69,7 +69,7 @@ func (h *redHold) reacquire() {
 	// After Extend the other members have a longer lease.
 	lease := max(h.ttl, h.lease.Remaining())
 	for _, i := range missing {
-		h.ask(context.WithoutCancel(h.ctx), i, number, lease)
+		h.ask(context.WithoutCancel(h.Context()), i, number, lease)
 	}
 }
 
@@ -203,7 +203,8 @@ type unconfirmedError struct {
 
 func (e *unconfirmedError) Unwrap() error { return e.error }
 
-func (h *redHold) extend(ctx context.Context, lease time.Duration) error {
+// Extend implements lock.Hold.
+func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.lease.Check()
 	h.extended.Store(true) // before the state is read, because Unlock reads extended after it
 	if err := h.current("Extend"); err != nil {

@@ -170,26 +170,23 @@ func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error)
 	defer e.s.Leave()
 	local := e.local(raw)
 	for _, p := range local {
-		p.setReleasing(true)
+		p.startRelease()
 	}
 	result, err := e.release(context.WithoutCancel(ctx), patience, grant{permits: len(raw), ids: raw}, false)
-	switch {
-	case err == nil && result == releaseDone, errors.Is(err, lock.ErrIndeterminate):
-		for _, p := range local {
+	released := err == nil && result == releaseDone || errors.Is(err, lock.ErrIndeterminate)
+	for _, p := range local {
+		switch {
+		case released:
 			p.end()
+		case err == nil && len(raw) == 1: // of several, another one may be missing
+			p.Lost(lock.ReasonGone, nil)
 		}
-	default:
-		for _, p := range local {
-			p.setReleasing(false)
-			if err == nil && len(raw) == 1 { // of several, another one may be missing
-				p.Lost(lock.ReasonGone, nil)
-			}
-		}
+		p.endRelease()
 	}
 	if err != nil {
 		return false, fmt.Errorf("redlatch: release permits of %q: %w", e.name, err)
 	}
-	return result == releaseDone, nil
+	return released, nil
 }
 
 // Permits returns the total number of permits, free and acquired. It writes nothing and

@@ -1,6 +1,23 @@
 package semaphore
 
-import "github.com/redlatch/redlatch/internal/wire"
+import (
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// StartRelease is called before a release of p by its id.
+func (p *Permit) StartRelease() { p.p.startRelease() }
+
+// EndRelease is called when the release has been answered.
+func (p *Permit) EndRelease(released bool) {
+	if released {
+		p.p.end()
+	}
+	p.p.endRelease()
+}
+
+// Gone is called when the server does not have the permit.
+func (p *Permit) Gone() { p.p.Lost(lock.ReasonGone, nil) }
 
 // Scripts are the scripts of both semaphores.
 var Scripts = map[string]*wire.Script{

@@ -206,11 +206,46 @@ func TestFailedReleaseKeepsPermit(t *testing.T) {
 	})
 }
 
+// While permits are released by their ids, one that is missing may be released or lost. Only the
+// last answer tells.
+func TestMissingDuringReleases(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := permitSemaphore(t, s, 1)
+		for _, c := range []struct {
+			name            string
+			first, released bool // the first release succeeded; a later one
+			cause           error
+		}{
+			{"no release succeeds", false, false, lock.ErrLost},
+			{"the first succeeds", true, false, context.Canceled},
+			{"the last succeeds", false, true, context.Canceled},
+		} {
+			p := take(t, e, 1)[0]
+			id := p.ID()
+			p.StartRelease()
+			p.StartRelease()
+			p.Gone()
+			require.NoError(t, p.Context().Err(), c.name)
+			p.EndRelease(c.first)
+			require.Equal(t, c.first, p.Context().Err() != nil, c.name)
+			p.EndRelease(c.released)
+			require.ErrorIs(t, context.Cause(p.Context()), c.cause, c.name)
+			require.NoError(t, e.Release(t.Context(), id), c.name)
+		}
+		p := take(t, e, 1)[0]
+		p.StartRelease()
+		p.EndRelease(false)
+		require.NoError(t, p.Context().Err(), "it is not missing")
+		p.Gone()
+		require.ErrorIs(t, context.Cause(p.Context()), lock.ErrLost)
+	})
+}
+
 // A renewed permit that is unreachable would never become free.
 func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var log harness.Log
-		e := permitSemaphore(t, s, 6, redlatch.WithLogger(log.Logger()))
+		e := permitSemaphore(t, s, 7, redlatch.WithLogger(log.Logger()))
 		ids := map[string]string{}
 		func() {
 			for kind, opts := range map[string][]lock.Option{"fixed": {lock.Lease(time.Hour)}, "forever": {semaphore.Forever}} {
@@ -219,6 +254,8 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 				require.NotNil(t, p.Context())
 				ids[kind] = p.ID()
 			}
+			_, err := e.Acquire(t.Context(), lock.Lease(time.Hour))
+			require.NoError(t, err)
 			updated, err := e.Acquire(t.Context())
 			require.NoError(t, err)
 			_, err = e.UpdateLeaseTime(t.Context(), updated.ID(), time.Hour)
@@ -236,7 +273,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		}()
 		harness.Eventually(t, soon, "one permit is free", func() bool {
 			runtime.GC()
-			return countsOf(t, e) == counts{6, 2, 4}
+			return countsOf(t, e) == counts{7, 2, 5}
 		})
 		for range 5 {
 			runtime.GC()
@@ -248,7 +285,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 			require.NotContains(t, log.String(), ids[kind])
 			require.NoError(t, e.Release(t.Context(), ids[kind]), kind)
 		}
-		require.Equal(t, counts{6, 6, 0}, countsOf(t, e))
+		require.Equal(t, counts{7, 6, 1}, countsOf(t, e))
 	})
 }
 

@@ -183,7 +183,7 @@ func UnlockTogether(ctx context.Context, holds []*Hold) error {
 	for _, h := range slices.Backward(holds) {
 		c := h.claim
 		if !c.lock.p.Traits().Batch {
-			tasks = append(tasks, func() error { return h.unlock(ctx) })
+			tasks = append(tasks, func() error { return h.Unlock(ctx) })
 			continue
 		}
 		e, err := h.startUnlock(ctx)
@@ -213,10 +213,7 @@ func GiveBack(ctx context.Context, holds []*Hold) error {
 	err := UnlockTogether(ctx, holds)
 	for _, h := range holds {
 		c := h.claim
-		c.mu.Lock()
-		closed := h.lost != nil && h.lost.Reason == lock.ReasonClosed
-		c.mu.Unlock()
-		if closed {
+		if loss := h.Loss(); loss != nil && loss.Reason == lock.ReasonClosed {
 			c.lock.closing(func(ctx context.Context) { _, _ = c.lock.p.Release(ctx, &c.Claim) })
 		}
 	}

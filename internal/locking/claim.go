@@ -105,7 +105,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 // stand makes the claim one that stands, and returns the first hold of it.
 func (c *claim) stand(ctx context.Context) (*hold, error) {
 	h := &c.first
-	h.parent, h.span = c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	h.Begin(c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token))
 	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
 	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease, MaxHold: h.maxHold}
 	if c.cohort != nil && h.maxHold > 0 {
@@ -118,7 +118,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
-	c.state, h.state = standing, held
+	c.state = standing
 	c.holds = append(c.holds, h)
 	c.mu.Unlock()
 	if !c.owner.IsZero() {
@@ -129,10 +129,10 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 		c.Lost(lock.ReasonGone, nil)
 		return nil, errGone
 	case !watched:
-		return nil, errors.Join(lock.ErrClosed, h.unlock(ctx))
+		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case time.Since(c.sent) >= c.Lease:
 		// This process slept through the lease.
-		return nil, errors.Join(lock.ErrNotAcquired, h.unlock(ctx))
+		return nil, errors.Join(lock.ErrNotAcquired, h.Unlock(ctx))
 	}
 	return h.checked(ctx)
 }
@@ -142,9 +142,9 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 func (h *hold) checked(ctx context.Context) (*hold, error) {
 	switch {
 	case h.claim.lock.s.Err() != nil: // Close waits for this
-		return nil, errors.Join(lock.ErrClosed, h.unlock(ctx))
+		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case ctx.Err() != nil:
-		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlock(ctx))
+		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.Unlock(ctx))
 	}
 	return h, nil
 }
@@ -159,21 +159,21 @@ var errGone = errors.New("the claim is gone")
 func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	h := &from.first
 	h.claim = c
-	h.parent, h.span = c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
 	sent := time.Now()
 	c.mu.Lock()
 	c.joining--
 	if c.state != standing {
 		c.mu.Unlock()
-		h.span.End(nil)
+		span.End(nil)
 		return nil, errGone
 	}
 	for _, other := range c.holds {
 		other.separate()
 	}
 	short := h.ttl > c.lease.Remaining() && (h.fixed || !c.renewed())
-	h.state = held
+	h.Begin(parent, span)
 	c.holds = append(c.holds, h)
 	if h.fixed || h.maxHold > 0 {
 		h.endsAlone(sent)
@@ -183,7 +183,7 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	c.mu.Unlock()
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {
-			_ = h.unlock(ctx)
+			_ = h.Unlock(ctx)
 			return nil, err
 		}
 	}
@@ -256,13 +256,16 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 	holds := c.holds
 	c.holds = nil
 	for _, h := range holds {
-		h.lose(reason, cause)
+		h.Lose(h.lostError(reason, cause))
+		if h.own != nil {
+			h.own.Forget()
+		}
 	}
 	c.mu.Unlock()
 	c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
 	for _, h := range holds {
-		h.endSpan()
+		h.EndSpan(c.lock.s.Go)
 	}
 }
 
@@ -272,7 +275,7 @@ func (c *claim) RenewalFailed(err error, left time.Duration) {
 	holds := slices.Clone(c.holds)
 	c.mu.Unlock()
 	for _, h := range holds {
-		h.span.RenewalFailed(err, left)
+		h.RenewalFailed(err, left)
 	}
 }
 

@@ -4,49 +4,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/telemetry"
+	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
 
-// hold is what a caller has of a claim:
-//
-//	(acquiring) ──▶ held ──Unlock──▶ ended
-//	                 │                 ▲
-//	                 └──lose──▶ lost ──┘ (Unlock reports the loss)
-//
-// The caller has a *handle, which nothing here points to, so that one that is
-// dropped can be noticed. The mutex of the claim is that of its holds, too.
+// hold is what a caller has of a claim. Its state changes while the mutex of the claim is
+// held, which guards the other fields.
 type hold struct {
+	holds.State
 	claim   *claim
 	ttl     time.Duration // the lease that it asked for
 	maxHold time.Duration
 	own     *watchdog.Lease // nil while it ends with its claim
-	site    callsite.Site
-	fixed   bool // not renewed
-	member  bool // of several that are taken as one
-	state   holdState
-
-	lost   *lock.LostError
-	parent context.Context // Context is a child of it, made when asked for
-	ctx    context.Context // what Context returns
-	cancel context.CancelCauseFunc
-	span   *telemetry.Hold
-	group  Group // what it is part of, if anything
+	fixed   bool            // not renewed
+	member  bool            // of several that are taken as one
 }
-
-type holdState uint8
-
-const (
-	acquiring holdState = iota
-	held
-	lost
-	ended
-)
 
 // alone is the watchdog.Holder of a hold that may end before its claim.
 type alone hold
@@ -56,14 +32,13 @@ func (a *alone) Lost(reason lock.Reason, cause error) {
 	h := (*hold)(a)
 	c := h.claim
 	c.mu.Lock()
-	if h.state != held {
+	if !h.Lose(h.lostError(reason, cause)) {
 		c.mu.Unlock()
 		return
 	}
-	h.lose(reason, cause)
 	last := c.drop(h)
 	c.mu.Unlock()
-	h.endSpan()
+	h.EndSpan(c.lock.s.Go)
 	if last {
 		// The work under it may not have noticed yet: the server's lease is left to end.
 		c.Lost(reason, cause)
@@ -100,54 +75,8 @@ func (h *hold) ends() *watchdog.Lease {
 	return &h.claim.lease
 }
 
-// lose ends the hold as lost. The mutex of the claim is held.
-func (h *hold) lose(reason lock.Reason, cause error) {
-	h.state = lost
-	if h.own != nil {
-		h.own.Forget()
-	}
-	h.lost = h.lostError(reason, cause)
-	h.endContext(h.lost)
-}
-
-// endSpan ends the span of a hold that was lost.
-func (h *hold) endSpan() {
-	if !h.claim.lock.s.Go(func(context.Context) { h.span.End(h.lost) }) {
-		h.span.End(h.lost)
-	}
-}
-
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: h.claim.lock.name, Owner: h.claim.ID, Reason: reason, When: time.Now(), Err: cause}
-}
-
-// endContext ends the hold's context. The mutex of the claim is held.
-func (h *hold) endContext(lost *lock.LostError) {
-	if h.cancel != nil {
-		h.cancel(endCause(lost))
-	}
-	h.notifyGroup(lost)
-}
-
-func endCause(lost *lock.LostError) error {
-	if lost == nil {
-		return context.Canceled
-	}
-	return lost
-}
-
-// context returns what Hold.Context promises. It is made when first asked for:
-// most short critical sections never do.
-func (h *hold) context() context.Context {
-	h.claim.mu.Lock()
-	defer h.claim.mu.Unlock()
-	if h.ctx == nil {
-		h.ctx, h.cancel = context.WithCancelCause(h.parent)
-		if h.state != held {
-			h.cancel(endCause(h.lost))
-		}
-	}
-	return h.ctx
 }
 
 // check ends the hold if its time is over and the watchdog has not come to it yet.
@@ -164,24 +93,16 @@ func (h *hold) check() {
 // current returns nil if h is held now, and else why it is not.
 func (h *hold) current(op string) error {
 	h.check()
-	h.claim.mu.Lock()
-	defer h.claim.mu.Unlock()
-	switch h.state {
-	case held:
-		return nil
-	case lost:
-		return h.lost
-	default:
-		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, h.claim.lock.name)
-	}
+	return h.Err(op, h.Name())
 }
 
-func (h *hold) remaining() time.Duration {
+// Remaining implements lock.Hold.
+func (h *hold) Remaining() time.Duration {
 	c := h.claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case h.state != held:
+	case !h.Held():
 		return 0
 	case h.own != nil:
 		return min(h.own.Remaining(), c.lease.Remaining())
@@ -190,10 +111,8 @@ func (h *hold) remaining() time.Duration {
 	}
 }
 
-func (h *hold) extend(ctx context.Context, lease time.Duration) error {
-	if err := lock.CheckLease(lease); err != nil {
-		return err
-	}
+// Extend implements lock.Hold.
+func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.current("Extend"); err != nil {
 		return err
 	}
@@ -232,7 +151,7 @@ func (h *hold) fix(sent time.Time, ttl time.Duration) {
 	c.lease.Extended(sent, ttl)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h.state != held {
+	if !h.Held() {
 		return
 	}
 	h.fixed, h.ttl = true, ttl
@@ -254,7 +173,7 @@ func (h *hold) endAt(at time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case h.state != held:
+	case !h.Held():
 	case h.own == nil && len(c.holds) > 1:
 		h.maxHold = time.Until(at)
 		h.endsAlone(time.Now())
@@ -271,29 +190,23 @@ func (h *hold) end() (last bool, err error) {
 	c := h.claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch h.state {
-	case held:
-		h.state = ended
-		h.endContext(nil) // before anybody else can have the lock
+	err = h.End("Unlock", h.Name())
+	switch {
+	case err == nil:
 		last = c.drop(h)
 		if last {
 			c.state = released
 			c.lease.Forget()
 		}
-		return last, nil
-	case lost:
-		h.state = ended
-		if c.state == gone {
-			// Should the server still keep it.
-			c.lock.s.Go(func(ctx context.Context) { _ = c.cohort.Release(func() error { return c.free(ctx) }) })
-		}
-		return false, h.lost
-	default:
-		return false, fmt.Errorf("%w: Unlock %q", lock.ErrNotHeld, c.lock.name)
+	case errors.Is(err, lock.ErrLost) && c.state == gone:
+		// Should the server still keep it.
+		c.lock.s.Go(func(ctx context.Context) { _ = c.cohort.Release(func() error { return c.free(ctx) }) })
 	}
+	return last, err
 }
 
-func (h *hold) unlock(ctx context.Context) error {
+// Unlock implements lock.Hold.
+func (h *hold) Unlock(ctx context.Context) error {
 	e, err := h.startUnlock(ctx)
 	if err != nil {
 		return err
@@ -319,82 +232,38 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 	if err != nil {
 		return ending{}, err
 	}
-	ctx, released := h.span.StartRelease(ctx)
-	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
-	}
+	ctx, released := h.StartRelease(ctx)
 	return ending{h, last, ctx, released}, nil
 }
 
 // done is called with what became of the release, and returns it.
 func (e ending) done(err error) error {
-	e.released(err)
-	if err == nil {
-		e.span.End(nil)
-		return nil
-	}
-	var lostErr *lock.LostError
-	errors.As(err, &lostErr)
-	e.span.End(lostErr)
-	return err
+	return e.Released(e.released, err)
 }
 
-// handle is what the caller has.
-type handle struct{ h *hold }
-
-func newHandle(h *hold, site callsite.Site) *handle {
-	h.site = site
-	hd := &handle{h: h}
-	runtime.SetFinalizer(hd, (*handle).dropped) // a cleanup would be two more allocations
+// handle returns what the caller of Lock gets.
+func (h *hold) handle(site callsite.Site) lock.Hold {
+	h.Site = site
+	hd := &holds.Handle{Hold: h}
+	hd.Arm()
 	return hd
 }
 
-// givenBack is called when the hold is unlocked: it will not be dropped.
-func (hd *handle) givenBack() { runtime.SetFinalizer(hd, nil) }
-
-// dropped runs when the handle was collected. Finalizers run one after the other, so it does
-// not block.
-func (hd *handle) dropped() {
-	h, c := hd.h, hd.h.claim
-	c.mu.Lock()
-	state := h.state
-	c.mu.Unlock()
-	if state != held {
-		return
-	}
-	c.lock.s.Go(func(ctx context.Context) {
-		c.lock.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
-			"name", c.lock.name, "kind", c.lock.p.Traits().Kind, "owner", c.ID.String(), "acquired", h.site.String())
-		_ = h.unlock(ctx)
+// Dropped implements holds.Hold.
+func (h *hold) Dropped() {
+	s := h.claim.lock.s
+	s.Go(func(ctx context.Context) {
+		s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+			"name", h.Name(), "kind", h.claim.lock.p.Traits().Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
+		_ = h.Unlock(ctx)
 	})
 }
 
-func (hd *handle) Name() string             { return hd.h.claim.lock.name }
-func (hd *handle) Owner() lock.Owner        { return hd.h.claim.ID }
-func (hd *handle) Token() int64             { return hd.h.claim.token }
-func (hd *handle) Context() context.Context { return hd.h.context() }
+// Name implements lock.Hold.
+func (h *hold) Name() string { return h.claim.lock.name }
 
-func (hd *handle) Remaining() time.Duration {
-	d := hd.h.remaining()
-	runtime.KeepAlive(hd)
-	return d
-}
+// Owner implements lock.Hold.
+func (h *hold) Owner() lock.Owner { return h.claim.ID }
 
-func (hd *handle) Extend(ctx context.Context, lease time.Duration) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	err := hd.h.extend(ctx, lease)
-	runtime.KeepAlive(hd)
-	return err
-}
-
-func (hd *handle) Unlock(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	hd.givenBack()
-	err := hd.h.unlock(ctx)
-	runtime.KeepAlive(hd)
-	return err
-}
+// Token implements lock.Hold.
+func (h *hold) Token() int64 { return h.claim.token }

@@ -66,7 +66,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err != nil {
 		return nil, err
 	}
-	return newHandle(h, callsite.Here(1, 2)), nil // who has called this, and the user
+	return h.handle(callsite.Here(1, 2)), nil // who has called this, and the user
 }
 
 // TryLock is lock.Locker's.
@@ -79,7 +79,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 	if err != nil {
 		return nil, err
 	}
-	return newHandle(h, callsite.Here(1, 2)), nil
+	return h.handle(callsite.Here(1, 2)), nil
 }
 
 // TryOptions reads the options of a TryLock.
@@ -118,7 +118,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	ended := false
 	defer func() {
 		if !ended && h != nil { // an exporter has panicked
-			_ = h.unlock(ctx)
+			_ = h.Unlock(ctx)
 		}
 	}()
 	attempts, waited := c.effort()
@@ -186,7 +186,7 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, l.name)
 	}
 	for _, h := range slices.Backward(l.heldBy(o)) {
-		if err := h.unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 			return err
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"time"
 
+	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -27,10 +28,19 @@ func Find(l lock.Locker) *Lock {
 		return nil
 	}
 	of := m.self()
-	if of == nil || reflect.TypeOf(l).Elem().PkgPath() != reflect.TypeOf(of.p).Elem().PkgPath() {
+	if of == nil || packageOf(l) != packageOf(of.p) {
 		return nil
 	}
 	return of
+}
+
+// packageOf returns the package that declares the type of v, or of *v.
+func packageOf(v any) string {
+	t := reflect.TypeOf(v)
+	if t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	return t.PkgPath()
 }
 
 // Session returns the session of the lock's client.
@@ -70,12 +80,6 @@ func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (*Hold, error
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
 }
 
-// Unlock is lock.Hold's.
-func (h *hold) Unlock(ctx context.Context) error { return h.unlock(ctx) }
-
-// Remaining is lock.Hold's.
-func (h *hold) Remaining() time.Duration { return h.remaining() }
-
 // Waited reports whether the acquisition was contended, as far as that is known.
 func (h *hold) Waited() bool { return h.claim.waited }
 
@@ -88,51 +92,12 @@ func (h *hold) Receivers() int {
 	return int(h.claim.receivers)
 }
 
-// Group is told of the end of a member's hold.
-type Group interface {
-	// MemberEnded is called when a member was lost, or unlocked by its owner. It must not
-	// block.
-	MemberEnded(cause *lock.LostError)
-}
-
 // Groups returns the groups through which owner holds the lock, the latest last.
-func (l *Lock) Groups(owner lock.Owner) (groups []Group) {
+func (l *Lock) Groups(owner lock.Owner) (groups []holds.Group) {
 	for _, h := range l.heldBy(owner) {
-		h.claim.mu.Lock()
-		if h.group != nil {
-			groups = append(groups, h.group)
+		if g := h.Group(); g != nil {
+			groups = append(groups, g)
 		}
-		h.claim.mu.Unlock()
 	}
 	return groups
-}
-
-// Watch calls w once when h ends without its group.
-func (h *hold) Watch(w Group) {
-	h.claim.mu.Lock()
-	defer h.claim.mu.Unlock()
-	h.group = w
-	if h.state != held {
-		h.notifyGroup(h.lost)
-	}
-}
-
-// Unwatch undoes Watch.
-func (h *hold) Unwatch() {
-	h.claim.mu.Lock()
-	defer h.claim.mu.Unlock()
-	h.group = nil
-}
-
-// notifyGroup notifies the group of h that h has ended. The mutex of the claim is held.
-func (h *hold) notifyGroup(lost *lock.LostError) {
-	w := h.group
-	if w == nil {
-		return
-	}
-	h.group = nil
-	if lost == nil { // unlocked by its owner
-		lost = h.lostError(lock.ReasonGone, nil)
-	}
-	w.MemberEnded(lost)
 }

@@ -43,10 +43,10 @@ func (c *claim) release(ctx context.Context, h *hold) error {
 		})
 		switch {
 		case passed && confirmed:
-			h.span.HandOff(ctx)
+			h.Span.HandOff(ctx)
 			return nil
 		case passed:
-			h.span.HandOff(ctx)
+			h.Span.HandOff(ctx)
 			return c.confirm(ctx, batch)
 		case !ask || confirmed:
 			return c.cohort.Release(func() error { return c.giveBack(ctx, ask, false) })

@@ -1,0 +1,76 @@
+package hold
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Hold is what a Handle refers to. The contexts that it gets are not nil.
+type Hold interface {
+	lock.Hold
+	// Held reports whether the hold is held.
+	Held() bool
+	// Dropped is called when the handle of a held hold was collected. It logs that and
+	// releases the hold, in the background: finalizers run one after the other.
+	Dropped()
+}
+
+// Handle is the lock.Hold that a caller gets. Nothing else refers to it, so that a handle that
+// the caller has dropped is collected.
+type Handle struct{ Hold }
+
+// Arm starts to detect that the handle was dropped. Unlock and Disarm end it.
+func (hd *Handle) Arm() {
+	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
+}
+
+// Disarm undoes Arm.
+func (hd *Handle) Disarm() { runtime.SetFinalizer(hd, nil) }
+
+func (hd *Handle) dropped() {
+	if hd.Held() {
+		hd.Dropped()
+	}
+}
+
+// Remaining implements lock.Hold.
+func (hd *Handle) Remaining() time.Duration {
+	d := hd.Hold.Remaining()
+	runtime.KeepAlive(hd)
+	return d
+}
+
+// Extend implements lock.Hold.
+func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
+	if err := checkContext(ctx); err != nil {
+		return err
+	}
+	if err := lock.CheckLease(lease); err != nil {
+		return err
+	}
+	err := hd.Hold.Extend(ctx, lease)
+	runtime.KeepAlive(hd)
+	return err
+}
+
+// Unlock implements lock.Hold.
+func (hd *Handle) Unlock(ctx context.Context) error {
+	if err := checkContext(ctx); err != nil {
+		return err
+	}
+	hd.Disarm() // a finalizer delays the collection
+	err := hd.Hold.Unlock(ctx)
+	runtime.KeepAlive(hd)
+	return err
+}
+
+func checkContext(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	return nil
+}

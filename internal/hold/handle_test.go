@@ -1,0 +1,79 @@
+package hold_test
+
+import (
+	"context"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// fake is a hold without a lock.
+type fake struct {
+	hold.State
+	lock.Hold
+	name     string
+	dropped  chan<- string
+	extended time.Duration
+}
+
+func newFake(name string, dropped chan<- string) *fake {
+	f := &fake{name: name, dropped: dropped}
+	f.Begin(context.Background(), nil)
+	return f
+}
+
+func (f *fake) Dropped()                     { f.dropped <- f.name }
+func (f *fake) Context() context.Context     { return f.State.Context() }
+func (f *fake) Remaining() time.Duration     { return f.extended }
+func (f *fake) Unlock(context.Context) error { return f.End("Unlock", f.name) }
+func (f *fake) Extend(_ context.Context, lease time.Duration) error {
+	f.extended = lease
+	return nil
+}
+
+// A handle that is collected is reported if its hold is held and the handle armed.
+func TestDroppedHandles(t *testing.T) {
+	dropped := make(chan string, 10)
+	drop := func(name string, use func(hd *hold.Handle)) {
+		hd := &hold.Handle{Hold: newFake(name, dropped)}
+		if name != "unarmed" {
+			hd.Arm()
+		}
+		use(hd)
+	}
+	drop("unarmed", func(*hold.Handle) {})
+	drop("disarmed", (*hold.Handle).Disarm)
+	drop("unlocked", func(hd *hold.Handle) { require.NoError(t, hd.Unlock(t.Context())) })
+	drop("lost", func(hd *hold.Handle) { hd.Hold.(*fake).Lose(newLoss()) })
+	drop("in use", func(hd *hold.Handle) { t.Cleanup(func() { runtime.KeepAlive(hd) }) })
+	for _, last := range []string{"armed", "armed later"} { // in collections of their own
+		drop(last, func(hd *hold.Handle) { _ = hd.Context() })
+		require.Eventually(t, func() bool {
+			runtime.GC()
+			return len(dropped) > 0
+		}, 10*time.Second, time.Millisecond, last)
+		require.Equal(t, last, <-dropped)
+	}
+	require.Empty(t, dropped)
+}
+
+func TestHandleChecksArguments(t *testing.T) {
+	f := newFake(name, nil)
+	hd := &hold.Handle{Hold: f}
+	var none context.Context
+	require.ErrorIs(t, hd.Unlock(none), lock.ErrInvalid)
+	require.ErrorIs(t, hd.Extend(none, time.Second), lock.ErrInvalid)
+	require.ErrorIs(t, hd.Extend(t.Context(), 0), lock.ErrInvalid)
+	require.True(t, f.Held())
+	require.Zero(t, f.extended)
+	require.NoError(t, hd.Extend(t.Context(), time.Minute))
+	require.Equal(t, time.Minute, hd.Remaining())
+	require.NoError(t, hd.Unlock(t.Context()))
+	require.False(t, f.Held())
+	require.ErrorIs(t, hd.Unlock(t.Context()), lock.ErrNotHeld)
+}

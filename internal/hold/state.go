@@ -1,0 +1,220 @@
+// Package hold is the life of a hold: of a lock, of a permit of a semaphore, or of several
+// locks acquired as one.
+package hold
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// State is the state of a hold, to be embedded in it:
+//
+//	(zero) ──Begin──▶ held ──End──▶ ended
+//	                   │              ▲
+//	                   └─Lose─▶ lost ─┘ (End returns the loss)
+//
+// Its methods are safe for concurrent use. If several holds change together, the caller
+// holds a mutex of its own meanwhile. The mutex of a State is locked after all others,
+// except for that of its group.
+type State struct {
+	Site callsite.Site   // where the hold was acquired
+	Span *telemetry.Hold // set by Begin
+
+	mu     sync.Mutex
+	phase  phase
+	lost   *lock.LostError
+	ctx    context.Context         // the parent of the hold's context until cancel is set
+	cancel context.CancelCauseFunc // set by the first call of Context
+	group  Group
+}
+
+type phase uint8
+
+const (
+	_ phase = iota // not acquired yet
+	held
+	lost
+	ended
+)
+
+// Group is several holds acquired as one.
+type Group interface {
+	// MemberEnded is called when a member was lost, or unlocked by its owner. It must not
+	// block, or use the member.
+	MemberEnded(cause *lock.LostError)
+}
+
+// Begin makes the hold held. parent is the parent of its context.
+func (s *State) Begin(parent context.Context, span *telemetry.Hold) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.phase, s.ctx, s.Span = held, parent, span
+}
+
+// Lose makes the hold lost. It reports whether the hold was held; the caller must then call
+// EndSpan.
+func (s *State) Lose(loss *lock.LostError) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != held {
+		return false
+	}
+	s.phase, s.lost = lost, loss
+	s.finish(loss, loss.Name)
+	return true
+}
+
+// EndSpan ends the span of a lost hold. An exporter may block and the caller may be the
+// watchdog, so it runs in the background. background reports false if it runs nothing any
+// more.
+func (s *State) EndSpan(background func(f func(context.Context)) bool) {
+	end := func(context.Context) { s.Span.End(s.lost) }
+	if s.Span != nil && !background(end) {
+		end(context.Background())
+	}
+}
+
+// End ends the hold for op, the release of the lock of that name. It returns nil if the hold
+// was held; the caller must then call StartRelease. Otherwise it returns the loss, once, or
+// an error that matches lock.ErrNotHeld.
+func (s *State) End(op, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	err := s.err(op, name)
+	switch s.phase {
+	case held:
+		s.phase = ended
+		s.finish(context.Canceled, name) // before another caller can acquire the lock
+	case lost:
+		s.phase = ended
+	}
+	return err
+}
+
+// StartRelease begins the span of the release of a hold that End has ended. It returns the
+// context for the requests, which ctx does not cancel. released is for Released.
+func (s *State) StartRelease(ctx context.Context) (reqCtx context.Context, released func(error)) {
+	ctx, released = s.Span.StartRelease(ctx)
+	if ctx.Done() != nil {
+		ctx = context.WithoutCancel(ctx)
+	}
+	return ctx, released
+}
+
+// Released ends the spans of the release and of the hold. It returns err, the result of the
+// release.
+func (s *State) Released(released func(error), err error) error {
+	released(err)
+	if err == nil {
+		s.Span.End(nil)
+		return nil
+	}
+	var loss *lock.LostError
+	errors.As(err, &loss)
+	s.Span.End(loss)
+	return err
+}
+
+// finish cancels the context and notifies the group. s.mu is held.
+func (s *State) finish(cause error, name string) {
+	if s.cancel != nil {
+		s.cancel(cause)
+	}
+	s.notifyGroup(name)
+}
+
+func (s *State) notifyGroup(name string) {
+	if s.group == nil {
+		return
+	}
+	loss := s.lost
+	if loss == nil { // unlocked by its owner
+		loss = &lock.LostError{Name: name, Reason: lock.ReasonGone, When: time.Now()}
+	}
+	s.group.MemberEnded(loss)
+}
+
+// Watch calls g once when the hold of that name ends, now if it has ended.
+func (s *State) Watch(g Group, name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.group = g
+	if s.phase != held {
+		s.notifyGroup(name)
+	}
+}
+
+// Unwatch undoes Watch.
+func (s *State) Unwatch() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.group = nil
+}
+
+// Group returns the group of Watch, or nil.
+func (s *State) Group() Group {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.group
+}
+
+// Held reports whether the hold is held.
+func (s *State) Held() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.phase == held
+}
+
+// Loss returns the loss of the hold, or nil. End does not change it.
+func (s *State) Loss() *lock.LostError {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lost
+}
+
+// Err returns nil if the hold is held, its loss until End has returned it, and otherwise an
+// error of op that matches lock.ErrNotHeld.
+func (s *State) Err(op, name string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err(op, name)
+}
+
+func (s *State) err(op, name string) error {
+	switch s.phase {
+	case held:
+		return nil
+	case lost:
+		return s.lost
+	default:
+		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, name)
+	}
+}
+
+// Context implements lock.Hold. Most short critical sections never call it, so the first
+// call creates the context.
+func (s *State) Context() context.Context {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.cancel != nil {
+		return s.ctx
+	}
+	s.ctx, s.cancel = context.WithCancelCause(s.ctx)
+	switch {
+	case s.lost != nil:
+		s.cancel(s.lost)
+	case s.phase == ended:
+		s.cancel(context.Canceled)
+	}
+	return s.ctx
+}
+
+// RenewalFailed is that of a watchdog.Holder.
+func (s *State) RenewalFailed(err error, left time.Duration) { s.Span.RenewalFailed(err, left) }
