@@ -94,7 +94,7 @@ func (c *Client) latchUsesOf(key string) []use {
 // lockUses returns the commands of package rlock, without plain locks.
 func lockUses(key string) *useList {
 	u := &useList{}
-	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HDEL", "HLEN", "PEXPIRE", "PTTL", "DEL")
+	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HLEN", "PEXPIRE", "PTTL", "DEL")
 	u.on(wire.FencingToken(key), "INCR", "GET", "DEL")
 	return u
 }
@@ -112,7 +112,7 @@ func fairUses(key string) *useList {
 // rwUses returns the additional commands of read-write locks.
 func rwUses(key string, owner lock.Owner) *useList {
 	u := &useList{kind: KindReadWrite}
-	u.on(key, "HMGET", "HGETALL", "HKEYS", "HRANDFIELD")
+	u.on(key, "HMGET", "HGETALL", "HDEL", "HRANDFIELD")
 	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
 	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
 	return u

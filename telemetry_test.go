@@ -162,16 +162,17 @@ func TestSpansOfOtherKinds(t *testing.T) {
 		require.NoError(t, err)
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		r.under(t.Context(), "request", func(ctx context.Context) {
-			release := make(chan struct{})
+			entered, release := make(chan struct{}), make(chan struct{})
 			go func() {
-				done <- c.FairLock("orders").Do(ctx, func(context.Context) error { <-release; return nil })
+				done <- c.FairLock("orders").Do(ctx, func(context.Context) error {
+					close(entered)
+					<-release
+					return nil
+				})
 			}()
 			waitForWaiters(t, conn, 1, 2, c) // on arrival and after it has subscribed
 			require.NoError(t, theirs.Unlock(t.Context()))
-			harness.Eventually(t, 5*time.Second, "it has the lock", func() bool {
-				held, err := c.FairLock("orders").IsLocked(t.Context())
-				return err == nil && held
-			})
+			<-entered
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			go func() { done <- c.FairLock("orders").Do(ctx, nothing) }()
 			waitForWaiters(t, conn, 1, 1, c) // on arrival; no message arrives while this process holds the lock

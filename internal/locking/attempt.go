@@ -129,7 +129,7 @@ func (c *claim) Abandon() {
 	c.forgetPosition()
 	asked := c.Claim
 	c.mu.Unlock()
-	c.lock.undo(asked)
+	c.lock.cleanUp(asked, true)
 }
 
 // retire gives back what a wait that has failed may have left on the server.
@@ -140,7 +140,7 @@ func (c *claim) retire() {
 	c.mu.Unlock()
 	switch {
 	case mayHaveRun:
-		c.lock.undo(asked)
+		c.lock.cleanUp(asked, true)
 	case queued:
 		c.lock.leave(asked)
 	}

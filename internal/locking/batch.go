@@ -214,7 +214,7 @@ func GiveBack(ctx context.Context, holds []*Hold) error {
 	for _, h := range holds {
 		c := h.claim
 		if loss := h.Loss(); loss != nil && loss.Reason == lock.ReasonClosed {
-			c.lock.closing(func(ctx context.Context) { _, _ = c.lock.p.Release(ctx, &c.Claim) })
+			c.lock.cleanUp(c.Claim, false)
 		}
 	}
 	return err

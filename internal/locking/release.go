@@ -24,29 +24,33 @@ const (
 // afterwards whether it stood, unless the question has to come first.
 func (c *claim) release(ctx context.Context, h *hold) error {
 	var (
-		batch     *Batch
-		ask       bool
-		confirmed bool
+		batch *Batch
+		left  func() // removes what the waiter has left on the server
 	)
-	for {
+	for confirmed := false; ; confirmed = true {
+		ask := false
 		passed := c.lock.q.Pass(c.lock.queueKey(), c, func(next *claim) bool {
-			if ask = false; !c.canPassTo(h, next) {
+			if !c.canPassTo(h, next) {
 				return false
 			}
 			token, ready := c.readyFor(next, confirmed)
-			if ask = !ready; ask {
+			if !ready {
+				ask = true
 				return false
 			}
-			batch = c.cohort.Enqueue()
-			c.passTo(next, token, confirmed)
+			if !confirmed {
+				batch = c.cohort.Enqueue()
+			}
+			left = c.passTo(next, token, confirmed)
 			return true
 		})
 		switch {
-		case passed && confirmed:
-			h.Span.HandOff(ctx)
-			return nil
 		case passed:
 			h.Span.HandOff(ctx)
+			left()
+			if confirmed {
+				return nil
+			}
 			return c.confirm(ctx, batch)
 		case !ask || confirmed:
 			return c.cohort.Release(func() error { return c.giveBack(ctx, ask, false) })
@@ -57,7 +61,6 @@ func (c *claim) release(ctx context.Context, h *hold) error {
 		} else if err != nil {
 			return c.cohort.Release(func() error { return c.giveBack(ctx, false, false) })
 		}
-		confirmed = true
 	}
 }
 
@@ -96,27 +99,28 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 	}
 }
 
-// passTo gives the claim to a waiter. The next question removes the waiter's queue position,
-// unless the claim was confirmed before.
-func (c *claim) passTo(next *claim, token int64, confirmed bool) {
+// passTo gives the claim to a waiter. It returns what removes the waiter's own traces. If a
+// question follows, that removes the waiter's queue position.
+func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	sent, _ := c.cohort.Trusted()
 	next.mu.Lock()
 	defer next.mu.Unlock()
-	switch {
+	left = func() {}
+	switch waited := next.Claim; {
 	case next.mayHaveRun:
-		c.lock.cleanUp(next.Claim, true)
+		left = func() { c.lock.cleanUp(waited, true) }
 		next.mayHaveRun = false
 	case next.queued && confirmed:
-		c.lock.leave(next.Claim)
+		left = func() { c.lock.leave(waited) }
 	case next.queued:
 		c.cohort.leaves(next.ID)
 	}
 	next.ID, next.cohort = c.ID, c.cohort
 	next.acquired(sent, Answer{Token: token})
+	return left
 }
 
-// confirm asks whether the claim stands. If not, the holds that it has now are lost
-// too.
+// confirm asks whether the claim stands. If not, the holds that it has now are lost too.
 func (c *claim) confirm(ctx context.Context, batch *Batch) error {
 	err := c.cohort.Confirm(batch, func() error {
 		ok, err := c.ask(ctx)

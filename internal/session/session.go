@@ -60,7 +60,8 @@ type Session struct {
 	warned    time.Time    // time of the last logged renewal failure
 	callersOf []func() (waiting, attempting int)
 
-	shared sync.Map // by type; see Of
+	shared   sync.Map // by type; see Of
+	cleanups cleanups
 
 	watchdogMillis string // WatchdogTimeout, formatted
 

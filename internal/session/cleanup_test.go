@@ -1,0 +1,101 @@
+package session
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bare returns a session without a connection.
+func bare() *Session {
+	s := &Session{}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	return s
+}
+
+// end closes a bare session.
+func (s *Session) end() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.tasks.Wait()
+}
+
+func TestCleanUpRepeats(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare()
+		defer s.end()
+		began := time.Now()
+		var at []time.Duration
+		s.CleanUp(time.Minute, func(context.Context) time.Duration {
+			at = append(at, time.Since(began))
+			return time.Duration(3-len(at)) * time.Second // negative after the third
+		})
+		var last time.Duration
+		s.CleanUp(10*time.Second, func(ctx context.Context) time.Duration {
+			last = time.Since(began)
+			return 3 * time.Second
+		})
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.Equal(t, []time.Duration{0, 2 * time.Second, 3 * time.Second, 3 * time.Second}, at)
+		require.Equal(t, 9*time.Second, last, "10 s later it is over")
+		require.Zero(t, s.Running())
+	})
+}
+
+func TestCleanUpsAreBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare()
+		defer s.end()
+		var running, most, ran atomic.Int32
+		const n = maxCleanups + 3*cleanupsAtOnce
+		for range n {
+			s.CleanUp(time.Hour, func(context.Context) time.Duration {
+				most.Store(max(most.Load(), running.Add(1)))
+				time.Sleep(time.Second)
+				running.Add(-1)
+				ran.Add(1)
+				return -1
+			})
+		}
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.LessOrEqual(t, most.Load(), int32(cleanupsAtOnce))
+		require.GreaterOrEqual(t, ran.Load(), int32(maxCleanups))
+		require.Less(t, ran.Load(), int32(n), "the oldest are dropped")
+		require.Zero(t, s.Running())
+	})
+}
+
+// When the session closes, those under way are interrupted, and all that are left run once.
+func TestCleanUpWhileClosing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare()
+		var interrupted, late, after bool
+		s.CleanUp(time.Minute, func(ctx context.Context) time.Duration {
+			if !interrupted {
+				<-ctx.Done()
+				interrupted = true
+			} else {
+				late = ctx.Err() == nil
+			}
+			return time.Second
+		})
+		runs := 0
+		s.CleanUp(time.Minute, func(context.Context) time.Duration { runs++; return 30 * time.Second })
+		synctest.Wait()
+		s.end()
+		require.True(t, interrupted)
+		require.True(t, late)
+		require.Equal(t, 2, runs)
+		s.CleanUp(time.Minute, func(context.Context) time.Duration { after = true; return time.Second })
+		require.True(t, after)
+		require.Zero(t, s.Running())
+	})
+}
