@@ -71,6 +71,9 @@ func ParseURL(urls ...string) (rueidis.ClientOption, error) {
 }
 
 func withoutURL(err error, url string) string {
+	if url == "" {
+		return err.Error()
+	}
 	return strings.ReplaceAll(err.Error(), url, "(the URL)")
 }
 

@@ -295,3 +295,38 @@ func TestManyHoldsShareTheirRequests(t *testing.T) {
 		}
 	})
 }
+
+// A hold that got the lock from another of this process while it was being forced open is lost,
+// too.
+func TestForceUnlockEndsHoldsGrantedMeanwhile(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.WarmUp(t, s.Addr)
+		c, g := harness.GatedClient(t, s)
+		l := c.Lock("orders")
+		first := mustLock(t, l)
+		second := make(chan lock.Hold, 1)
+		go func() {
+			h, err := l.Lock(context.Background())
+			assert.NoError(t, err)
+			second <- h
+		}()
+		harness.Waits(t, 1, c)
+		forced := make(chan error, 1)
+		g.Keep(t, harness.SHA(t, "force_unlock.lua"), 1, func() {
+			go func() {
+				_, err := l.ForceUnlock(context.Background())
+				forced <- err
+			}()
+		})
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- first.Unlock(context.Background()) }()
+		h := harness.Receive(t, soon, "it is passed on", second)
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, g.Open())
+		require.NoError(t, harness.Receive(t, soon, "the lock is open", forced))
+		require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+		require.ErrorIs(t, harness.Receive(t, soon, "the first ends", unlocked), lock.ErrLost)
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		harness.NothingLeft(t, s.Addr)
+	})
+}

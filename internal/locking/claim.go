@@ -118,6 +118,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
+	lost := c.state == gone
 	c.state = standing
 	c.holds = append(c.holds, h)
 	c.mu.Unlock()
@@ -125,7 +126,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 		c.lock.q.Admit(c.lock.queueKey(), c)
 	}
 	switch {
-	case c.cohort.Gone():
+	case lost || c.cohort.Gone():
 		c.Lost(lock.ReasonGone, nil)
 		return nil, errGone
 	case !watched:
@@ -247,11 +248,14 @@ func (c *claim) drop(h *hold) (last bool) {
 // Lost implements watchdog.Holder.
 func (c *claim) Lost(reason lock.Reason, cause error) {
 	c.mu.Lock()
-	if c.state != standing {
+	before := c.state
+	if before == requested || before == standing {
+		c.state = gone
+	}
+	if before != standing { // stand reports it
 		c.mu.Unlock()
 		return
 	}
-	c.state = gone
 	c.lease.Forget()
 	holds := c.holds
 	c.holds = nil

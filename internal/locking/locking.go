@@ -203,8 +203,8 @@ func (l *Lock) heldBy(o lock.Owner) (holds []*hold) {
 	return holds
 }
 
-// Force runs open, which opens the lock by force and reports whether anybody
-// held it, and ends the holds of this process and kind that were there before.
+// Force runs open, which opens the lock by force and reports whether it was held, and ends
+// the holds of this process and kind that it has opened.
 func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, error) {
 	if err := l.Check(ctx); err != nil {
 		return false, err
@@ -214,14 +214,35 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	if err != nil {
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
-	for _, c := range before {
-		// If it was not opened, a writer may read too.
-		if held && c.lock.sameKind(l) {
-			c.Lost(lock.ReasonGone, nil)
+	if held {
+		for _, c := range l.q.Holders(l.queueKey()) {
+			switch { // a writer may read too
+			case !c.lock.sameKind(l):
+			case slices.Contains(before, c):
+				c.Lost(lock.ReasonGone, nil)
+			default: // it was granted meanwhile, before the lock was opened or after
+				if err := l.verify(ctx, c); err != nil {
+					return true, err
+				}
+			}
 		}
 	}
 	l.q.Wake(l.queueKey())
 	return held, nil
+}
+
+// verify ends the holds of a claim that the server does not have.
+func (l *Lock) verify(ctx context.Context, c *claim) error {
+	reqCtx, cancel := l.s.Bounded(ctx)
+	defer cancel()
+	stands, err := l.p.Extend(reqCtx, &c.Claim, c.Lease)
+	switch {
+	case err != nil:
+		return fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
+	case !stands:
+		c.Lost(lock.ReasonGone, nil)
+	}
+	return nil
 }
 
 // Replies of PTTL.
