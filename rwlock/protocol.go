@@ -82,8 +82,8 @@ func (p *readProtocol) Traits() locking.Traits {
 	return locking.Traits{Kind: kindRead, Queue: queueKind, TryWhileHeld: true, Shared: true, Group: true}
 }
 
-// Traits implements locking.Protocol. A writer is eager: even if readers of this process hold
-// the lock, its attempt blocks new readers of other processes.
+// Traits implements locking.Protocol. A writer tries while this process has a hold: if that
+// is a reader's, the attempt blocks new readers of other processes.
 func (p *writeProtocol) Traits() locking.Traits {
 	return locking.Traits{Kind: kindWrite, Queue: queueKind, TryWhileHeld: true, Cohorts: true}
 }

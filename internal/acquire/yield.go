@@ -6,9 +6,9 @@ const (
 	// yieldFor is how long a process that yields waits for the release of another.
 	yieldFor = 20 * time.Millisecond
 	// A process that has yielded in vain does so more rarely, by a factor of up to
-	// 1<<maxUnused, but at least after maxTurn.
+	// 1<<maxUnused, but at least after maxStreak.
 	maxUnused = 6
-	maxTurn   = 50 * time.Millisecond
+	maxStreak = 50 * time.Millisecond
 
 	// A key with pollers is left open for openFor every openEvery: that is longer than the
 	// common libraries pause, and shorter than they wait. Nothing tells whether there are
@@ -37,7 +37,7 @@ type yield struct {
 // reply.
 func (y *yield) begin(limit int) bool {
 	n := int(y.handOffs)
-	if n < limit || n < limit<<y.unused && time.Since(y.since) < maxTurn {
+	if n < limit || n < limit<<y.unused && time.Since(y.since) < maxStreak {
 		return false
 	}
 	y.handOffs, y.active, y.echo = 0, true, true

@@ -1,6 +1,6 @@
-// Package locking is what the kinds of lock share: how an acquisition is made,
-// held, lost and given back. A kind brings its scripts as a [Protocol] and says
-// nothing about when they are called.
+// Package locking is what the kinds of lock share: how a claim is requested, held, passed
+// on within the process, lost and given back. A kind brings its scripts as a [Protocol] and
+// says nothing about when they are called.
 package locking
 
 import (
