@@ -330,3 +330,23 @@ func TestForceUnlockEndsHoldsGrantedMeanwhile(t *testing.T) {
 		harness.NothingLeft(t, s.Addr)
 	})
 }
+
+// A release whose reply was lost is repeated, and does not find the claim. Whether the first one
+// did is unknown: the lock may have been lost before.
+func TestReleaseWithoutReplyIsNoSuccess(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.WarmUp(t, s.Addr)
+		c, g := harness.GatedClient(t, s)
+		for _, lost := range []bool{false, true} {
+			h := mustLock(t, c.Lock("orders"))
+			if lost {
+				harness.Do(t, s.Addr, "DEL", "orders")
+			}
+			var err error
+			g.During(t, harness.LoseReply, harness.SHA(t, "release.lua"), func() { err = h.Unlock(t.Context()) })
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			require.NotErrorIs(t, err, lock.ErrLost)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}

@@ -228,7 +228,8 @@ func (c *claim) releaseError(freed Released, err error) error {
 // release frees a claim, again and again if the server does not answer: it can be repeated.
 // With mayHaveRun set an earlier try may have done it. When it gives up it leaves the rest
 // to the background, and the error matches ErrIndeterminate: even if no try has worked so
-// far, one may at any time.
+// far, one may at any time. So it does if a later try does not find the claim, because an
+// earlier one may have released it, or it was gone before.
 func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released, error) {
 	var freed Released
 	err := Insist(l.s, func() (err error) {
@@ -242,10 +243,13 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 		l.cleanUp(*c, false)
 	}
 	if err == nil && freed.State == NotHeld && mayHaveRun {
-		return Released{State: Free, Receivers: -1}, nil
+		return Released{State: Free, Receivers: -1}, errNoReply
 	}
 	return freed, err
 }
+
+// errNoReply is for a claim that is not there after a release without a reply.
+var errNoReply = fmt.Errorf("%w: a release had no reply, and the claim is gone now", lock.ErrIndeterminate)
 
 // Insist makes a request that can be repeated, again and again if it fails, for as long as a
 // release is tried. An error that is final is returned at once.
