@@ -38,6 +38,15 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	return true
 }
 
+// Waited reports whether a caller of this process waits for key.
+func (q *Queues[A]) Waited(key Key) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	return e != nil && e.first != nil
+}
+
 // Waiters returns up to maxGroup waiters of key that the server has in its queue, the first
 // first.
 func (q *Queues[A]) Waiters(key Key) []A {

@@ -20,9 +20,17 @@ const (
 )
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
-// its last hold, has ended. A waiter gets the claim first, and the server is asked
-// afterwards whether it stood, unless the question has to come first.
+// its last hold, has ended.
 func (c *claim) release(ctx context.Context, h *hold) error {
+	if !c.lock.q.Waited(c.lock.queueKey()) {
+		return c.end(ctx, false)
+	}
+	return c.passOn(ctx, h)
+}
+
+// passOn gives the claim to a waiter first, and then asks the server whether it stood, unless
+// the question has to come first.
+func (c *claim) passOn(ctx context.Context, h *hold) error {
 	var (
 		batch *Batch
 		left  func() // removes what the waiter has left on the server
@@ -53,15 +61,23 @@ func (c *claim) release(ctx context.Context, h *hold) error {
 			}
 			return c.confirm(ctx, batch)
 		case !ask || confirmed:
-			return c.cohort.Release(func() error { return c.giveBack(ctx, ask, false) })
+			return c.end(ctx, ask)
 		}
 		if err := c.confirm(ctx, c.cohort.Enqueue()); errors.Is(err, lock.ErrLost) {
 			c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 			return err
 		} else if err != nil {
-			return c.cohort.Release(func() error { return c.giveBack(ctx, false, false) })
+			return c.end(ctx, false)
 		}
 	}
+}
+
+// end gives the claim back, and answers for the holds that have passed it on.
+func (c *claim) end(ctx context.Context, elsewhere bool) error {
+	if c.cohort == nil { // no closure
+		return c.giveBack(ctx, elsewhere, false)
+	}
+	return c.cohort.Release(func() error { return c.giveBack(ctx, elsewhere, false) })
 }
 
 // canPassTo reports whether a waiter can go on with the claim as it is: it wants the same.
