@@ -162,7 +162,6 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	h.claim = c
 	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
-	sent := time.Now()
 	c.mu.Lock()
 	c.joining--
 	if c.state != standing {
@@ -173,11 +172,11 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	for _, other := range c.holds {
 		other.separate()
 	}
-	short := h.ttl > c.lease.Remaining() && (h.fixed || !c.renewed())
+	short := (h.fixed || !c.renewed()) && h.ttl > c.lease.Remaining()
 	h.Begin(parent, span)
 	c.holds = append(c.holds, h)
 	if h.fixed || h.maxHold > 0 {
-		h.endsAlone(sent)
+		h.endsAlone(time.Now())
 	}
 	c.align()
 	c.stretched = c.stretched || h.fixed
