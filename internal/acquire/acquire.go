@@ -414,6 +414,11 @@ func (w *waiter[A]) failed(err error) {
 
 // try makes an attempt. pause is the pause after it, where that is not for the server to say.
 func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, error) {
+	if !r.Deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, r.Deadline)
+		defer cancel()
+	}
 	v, err := r.Acquirer.Try(ctx)
 	switch {
 	case err != nil || v.Acquired || r.Backoff == nil:

@@ -25,19 +25,22 @@ const (
 // That can be in vain: PUBLISH also counts subscribers that do not wait. Each time it was, the
 // number doubles; it is reset when another process turns up.
 type yield struct {
-	since    time.Time // of the first of the acquisitions
-	handOffs int32     // consecutive acquisitions in this process
-	unused   uint8     // how often yielding was in vain
+	since    time.Duration // since started: the first of the acquisitions
+	handOffs int32         // consecutive acquisitions in this process
+	unused   uint8         // how often yielding was in vain
 	active   bool
 	echo     bool // the message of the own release is still to come
 }
+
+// started is what times of a yield count from: a time.Time is larger.
+var started = time.Now()
 
 // begin makes the process yield if it has acquired the key limit times in a row, and reports
 // whether it does. It is called before the release is sent: its message may arrive before its
 // reply.
 func (y *yield) begin(limit int) bool {
 	n := int(y.handOffs)
-	if n < limit || n < limit<<y.unused && time.Since(y.since) < maxStreak {
+	if n < limit || n < limit<<y.unused && time.Since(started)-y.since < maxStreak {
 		return false
 	}
 	y.handOffs, y.active, y.echo = 0, true, true
@@ -47,7 +50,7 @@ func (y *yield) begin(limit int) bool {
 // count records an acquisition in this process that follows another.
 func (y *yield) count() {
 	if y.handOffs == 0 {
-		y.since = time.Now()
+		y.since = time.Since(started)
 	}
 	y.handOffs++
 }

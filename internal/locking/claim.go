@@ -23,9 +23,8 @@ import (
 //	                        └──Lost──▶ gone, and all of its holds are lost
 type claim struct {
 	Claim
-	lock     *Lock
-	owner    lock.Owner // that the caller named, or zero
-	deadline time.Time  // of Wait
+	lock  *Lock
+	owner lock.Owner // that the caller named, or zero
 
 	// Of the attempts. Others may make them too: mu is held.
 	sent       time.Time // when the request that succeeded was sent

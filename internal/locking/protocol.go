@@ -35,8 +35,8 @@ type Claim struct {
 	// LeftOpen is set for a release after which waiters that hear of it stay away for a
 	// while, for the sake of those that do not.
 	LeftOpen bool
-	// Passed is as in Question, for a release.
-	Passed []lock.Owner
+	// Passed is as in Question, for a release; nil if there are none, as for most claims.
+	Passed *[]lock.Owner
 }
 
 // Answer is what the server says to an acquisition.

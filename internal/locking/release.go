@@ -108,11 +108,11 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 		next.mu.Lock()
 		defer next.mu.Unlock()
 		return 0, next.ready
-	case c.lock.prepared != nil:
-		return c.cohort.draw()
-	default:
-		return 0, true
 	}
+	if _, counts := c.lock.p.(Prepared); counts {
+		return c.cohort.draw()
+	}
+	return 0, true
 }
 
 // passTo gives the claim to a waiter. It returns what removes the waiter's own traces. If a
@@ -161,7 +161,8 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	l := c.lock
 	q := Question{Passed: c.cohort.left()}
 	var next []*claim
-	if l.prepared != nil {
+	prepared, ok := l.p.(Prepared)
+	if ok {
 		next = l.q.Waiters(l.queueKey())
 		q.Next = make([]lock.Owner, len(next))
 		for i, w := range next {
@@ -174,8 +175,8 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	err = Insist(l.s, func() (err error) {
 		ctx, cancel := l.s.Bounded(ctx)
 		defer cancel()
-		if l.prepared != nil {
-			a, err = l.prepared.Confirm(ctx, &c.Claim, q)
+		if prepared != nil {
+			a, err = prepared.Confirm(ctx, &c.Claim, q)
 		} else {
 			a.Stands, err = l.p.Extend(ctx, &c.Claim, c.Lease)
 		}
@@ -200,7 +201,9 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 	if l.p.Traits().HasPollers {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
-	c.Passed = c.cohort.left()
+	if passed := c.cohort.left(); len(passed) > 0 {
+		c.Passed = &passed
+	}
 	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
 	c.repeatRelease()
 	c.receivers = int32(freed.Receivers)
