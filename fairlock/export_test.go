@@ -32,8 +32,8 @@ func ConfirmClaim(ctx context.Context, p *Protocol, c *locking.Claim, had, waiti
 
 // ReleaseAfter releases a claim after other waiters have had the lock.
 func ReleaseAfter(ctx context.Context, p *Protocol, c *locking.Claim, had []string) (locking.Released, error) {
-	last, passed := *c, owners(had)
-	last.Passed = &passed
+	last := *c
+	last.Extra = &locking.Extra{Passed: owners(had)}
 	return p.Release(ctx, &last)
 }
 

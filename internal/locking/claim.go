@@ -31,6 +31,7 @@ type claim struct {
 	token      int64
 	attempts   int32
 	receivers  int32 // how many subscribers have heard of its release
+	joining    int32 // callers that are about to get a hold
 	waited     bool
 	mayHaveRun bool      // an attempt has an unknown outcome, and the id was kept
 	queued     bool      // it has a queue position on the server
@@ -43,7 +44,6 @@ type claim struct {
 	mu        sync.Mutex // of all below, too
 	state     claimState
 	stretched bool    // the server's lease may be longer than the claim's
-	joining   int     // callers that are about to get a hold
 	holds     []*hold // that are held, the latest last
 	one       [1]*hold
 	cohort    *Cohort // if it is passed on as it is, or nil
@@ -64,8 +64,7 @@ const (
 // caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
 	c := &claim{lock: l}
-	traits := l.p.Traits()
-	c.Key, c.Lease, c.Kind = l.key, o.Lease, traits.Kind
+	c.Key, c.Lease = l.key, o.Lease
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
 	}
@@ -95,7 +94,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
 	default: // a writer that reads too
 		c.mu.Lock()
-		c.Writer = h.ID
+		c.Extra = &Extra{Writer: h.ID}
 		c.mu.Unlock()
 		return acquire.Beside, nil
 	}
@@ -240,7 +239,7 @@ func (c *claim) drop(h *hold) (last bool) {
 	if len(c.holds) > 0 {
 		c.align()
 	}
-	return len(c.holds)+c.joining == 0
+	return len(c.holds) == 0 && c.joining == 0
 }
 
 // Lost implements watchdog.Holder.

@@ -202,7 +202,7 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
 	if passed := c.cohort.left(); len(passed) > 0 {
-		c.Passed = &passed
+		c.Extra = &Extra{Passed: passed}
 	}
 	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
 	c.repeatRelease()
