@@ -15,7 +15,7 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[key]
-	if e == nil || len(e.holders) != 1 || e.leaves || e.yield.active {
+	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.leaves || e.yield.active {
 		return false
 	}
 	w := e.first
