@@ -115,8 +115,7 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 	return 0, true
 }
 
-// passTo gives the claim to a waiter. It returns what removes the waiter's own traces. If a
-// question follows, that removes the waiter's queue position.
+// passTo gives the claim to a waiter. It returns what removes the waiter's own traces.
 func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	sent, _ := c.cohort.Trusted()
 	next.mu.Lock()
@@ -126,10 +125,11 @@ func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	case next.mayHaveRun:
 		left = func() { c.lock.cleanUp(waited, true) }
 		next.mayHaveRun = false
-	case next.queued && confirmed:
-		left = func() { c.lock.leave(waited) }
 	case next.queued:
-		c.cohort.leaves(next.ID)
+		c.cohort.leaves(next.ID) // with the next question, or the release
+		if confirmed {           // that may be long after
+			left = func() { c.lock.leave(waited) }
+		}
 	}
 	next.ID, next.cohort = c.ID, c.cohort
 	next.acquired(sent, Answer{Token: token})
