@@ -44,6 +44,7 @@ type claim struct {
 	mu        sync.Mutex // of all below, too
 	state     claimState
 	stretched bool    // the server's lease may be longer than the claim's
+	unshared  bool    // it must not be passed on
 	holds     []*hold // that are held, the latest last
 	one       [1]*hold
 	cohort    *Cohort // if it is passed on as it is, or nil
@@ -93,6 +94,8 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 	case h.lock.p.Traits().Shared:
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
 	default: // a writer that reads too
+		// The attempt refers to the write claim, so that must not get another holder.
+		h.unshared = true
 		c.mu.Lock()
 		c.Extra = &Extra{Writer: h.ID}
 		c.mu.Unlock()

@@ -89,7 +89,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stretched {
+	if c.stretched || c.unshared {
 		return false
 	}
 	if c.cohort == nil {
