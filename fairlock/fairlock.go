@@ -18,8 +18,8 @@
 // fairLockWaitTimeout says otherwise. A Java waiter that died delays the waiters behind it
 // for that long, and for another fairLockWaitTimeout for each waiter of this package that
 // left the queue before it. A waiter of this package that died does so too while only Java
-// clients use the lock, as they do not read heartbeats; far from the head its deadline is
-// that of the end of the queue. Give both sides the same fairLockWaitTimeout
+// clients use the lock, as they do not read heartbeats; far from the head it has the
+// deadline of the end of the queue. Give both sides the same fairLockWaitTimeout
 // (redlatch.WithFairWaitTimeout here).
 //
 // TryLock never enters the queue, and fails while the queue has waiters.
@@ -119,7 +119,7 @@ func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 
 // Queue returns the waiters in the order in which they will acquire the lock. It is a
 // snapshot, blocks for one round trip and changes nothing. A waiter that has just acquired
-// the lock from another one of its process may still be listed for a moment.
+// the lock from another one of its process may still be listed, until its Unlock at most.
 func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err

@@ -19,7 +19,7 @@ type groupHold struct {
 // begin makes the hold held.
 func (h *groupHold) begin(ctx context.Context) {
 	h.owner, _ = lock.OwnerFrom(ctx)
-	h.Site = callsite.Here(3, 3) // skips this begin, that of the hold, and acquire
+	h.Site = callsite.Here(3, 3) // skips this method, its caller begin, and acquire
 	h.Begin(h.group.s.Telemetry.StartHold(ctx, h.group.info, h.owner, 0))
 }
 

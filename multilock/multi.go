@@ -75,9 +75,8 @@ func (m *Multi) Name() string { return m.info.Name }
 // another member exceeds that lease, Lock acquires them again.
 //
 // When any member is lost, the hold's context ends. The other members are not renewed any
-// more; they are held until Unlock, or until their leases end. The
-// hold's Owner is the owner in ctx, or zero: each member has its own owner. The hold has no
-// fencing token.
+// more; they are held until Unlock, or until their leases end. The hold's Owner is the owner
+// in ctx, or zero: each member has its own owner. The hold has no fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if err != nil {
@@ -120,7 +119,7 @@ func (m *Multi) Unlock(ctx context.Context) error {
 	}
 	owner, ok := lock.OwnerFrom(ctx)
 	if !ok {
-		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, m.info.Name)
+		return locking.ErrNoOwner(m.info.Name)
 	}
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
 		h := g.(*multiHold)

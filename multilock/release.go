@@ -146,7 +146,7 @@ func (h *redHold) releaseEach(ctx context.Context, votes []vote) (results chan r
 			err := v.hold.Unlock(ctx)
 			results <- released{err, v.hold.Receivers()}
 		}
-		// A task of the member's client, because that of the Redlock may be closed first.
+		// The member's client runs the task, because the Redlock's client may close first.
 		if !h.r.members[i].Session().Go(unlock) {
 			defer unlock(ctx)
 		}

@@ -27,8 +27,8 @@ var (
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
 
-// protocol is that of the locks that are a hash. On the server they differ only in the
-// fencing counter and the message of a release.
+// protocol is the protocol of the locks that are stored as a hash. On the server they differ
+// only in the fencing counter and the message of a release.
 type protocol struct {
 	s            *session.Session
 	kind         string

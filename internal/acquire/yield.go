@@ -67,7 +67,7 @@ func (y *yield) end(used bool) {
 	y.active = false
 }
 
-// isEcho reports whether a message is that of the release by which this process yields. Any
+// isEcho reports whether a message announces the release by which this process yields. Any
 // later message ends yielding.
 func (y *yield) isEcho() bool {
 	if !y.active {

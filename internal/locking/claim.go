@@ -41,13 +41,12 @@ type claim struct {
 
 	lease watchdog.Lease
 
-	mu        sync.Mutex // of all below, too
-	state     claimState
-	stretched bool    // the server's lease may be longer than the claim's
-	unshared  bool    // it must not be passed on
-	holds     []*hold // that are held, the latest last
-	one       [1]*hold
-	cohort    *Cohort // if it is passed on as it is, or nil
+	mu     sync.Mutex // of all below, too
+	state  claimState
+	pinned bool    // it is not passed on: its lease on the server may be longer, or a request refers to it
+	holds  []*hold // that are held, the latest last
+	one    [1]*hold
+	cohort *Cohort // if it is passed on as it is, or nil
 
 	first hold // what most claims have only
 }
@@ -95,7 +94,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
 	default: // a writer that reads too
 		// The attempt refers to the write claim, so that must not get another holder.
-		h.unshared = true
+		h.pinned = true
 		c.mu.Lock()
 		c.Extra = &Extra{Writer: h.ID}
 		c.mu.Unlock()
@@ -115,9 +114,9 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	if !h.fixed {
 		terms.Renewer = c.lock.p.Renewer()
 	}
-	c.stretched = c.stretched || h.member
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
+	c.pinned = c.pinned || h.member
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
 	lost := c.state == gone
 	c.state = standing
@@ -180,7 +179,7 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 		h.endsAlone(time.Now())
 	}
 	c.align()
-	c.stretched = c.stretched || h.fixed
+	c.pinned = c.pinned || h.fixed
 	c.mu.Unlock()
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {

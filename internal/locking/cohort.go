@@ -12,10 +12,10 @@ import (
 
 // Cohort is a claim that holds of this process have one after another. A hold that ends
 // passes the claim on, and asks only then whether the server still had it, before its Unlock
-// returns. If the last answer is older than trust, it asks first. One request answers for all holds that passed the claim on before it was sent. So
-// the lock changes hands as often as goroutines can, and each hold learns of a loss. See
-// Dice, Marathe and Shavit, "Lock Cohorting" (PPoPP 2012); databases call the shared request
-// group commit.
+// returns. If the last answer is older than trust, it asks first. One request answers for all
+// holds that passed the claim on before it was sent. So the lock changes hands as often as
+// goroutines can, and each hold learns of a loss. See Dice, Marathe and Shavit, "Lock
+// Cohorting" (PPoPP 2012); databases call the shared request group commit.
 //
 // A nil Cohort is that of a claim that has not been passed on.
 type Cohort struct {

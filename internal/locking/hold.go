@@ -118,7 +118,7 @@ func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 	}
 	c := h.claim
 	c.mu.Lock()
-	c.stretched = true
+	c.pinned = true
 	c.mu.Unlock()
 	sent := time.Now()
 	ok, err := c.lock.p.Extend(ctx, &c.Claim, lease)

@@ -64,7 +64,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err != nil {
 		return nil, err
 	}
-	return h.handle(callsite.Here(1, 2)), nil // who has called this, and the user
+	return h.handle(callsite.Here(1, 2)), nil // the caller of this method, and the user's frame
 }
 
 // TryLock is lock.Locker's.
@@ -179,7 +179,7 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	}
 	o, ok := lock.OwnerFrom(ctx)
 	if !ok {
-		return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, l.name)
+		return ErrNoOwner(l.name)
 	}
 	for _, h := range slices.Backward(l.heldBy(o)) {
 		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
@@ -187,6 +187,12 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 		}
 	}
 	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.name, o)
+}
+
+// ErrNoOwner returns the error of an Unlock by owner, of the lock of that name, whose context
+// names no owner.
+func ErrNoOwner(name string) error {
+	return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, name)
 }
 
 // heldBy returns the holds that an owner has in this process, the latest last.

@@ -69,8 +69,8 @@ type Confirmation struct {
 	// Ready is the number of the next waiters, from the first on, to which the claim can be
 	// passed on.
 	Ready int
-	// Token is that of the first of them; each further one has the next. It is 0 for a kind
-	// without tokens.
+	// Token is the token of the first of them; the tokens of the others follow it. It is 0
+	// for a kind without tokens.
 	Token int64
 }
 

@@ -89,7 +89,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.stretched || c.unshared {
+	if c.pinned {
 		return false
 	}
 	if c.cohort == nil {
@@ -161,8 +161,8 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	l := c.lock
 	q := Question{Passed: c.cohort.left()}
 	var next []*claim
-	prepared, ok := l.p.(Prepared)
-	if ok {
+	prepared, _ := l.p.(Prepared)
+	if prepared != nil {
 		next = l.q.Waiters(l.queueKey())
 		q.Next = make([]lock.Owner, len(next))
 		for i, w := range next {

@@ -89,8 +89,8 @@ func New(cfg Config) *Session {
 	return s
 }
 
-// Subscribe is that of the hub, and returns how to end the subscription. A channel that is
-// own belongs to one listener and will not be needed again.
+// Subscribe subscribes l through the hub. The caller ends the subscription with unsubscribe.
+// With own set the channel belongs to this listener alone, and is not used again.
 func (s *Session) Subscribe(channel string, l pubsub.Listener, own bool) (unsubscribe func(), confirmed bool) {
 	sub, confirmed := s.Hub.Subscribe(channel, l)
 	if own {
