@@ -107,10 +107,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	h := &c.first
 	h.Begin(c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token))
 	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
-	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease, MaxHold: h.maxHold}
-	if c.cohort != nil && h.maxHold > 0 {
-		terms.MaxHold += time.Since(c.sent) // it counts from when it was passed on
-	}
+	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease}
 	if !h.fixed {
 		terms.Renewer = c.lock.p.Renewer()
 	}
@@ -121,6 +118,9 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	lost := c.state == gone
 	c.state = standing
 	c.holds = append(c.holds, h)
+	if h.fixed || h.maxHold > 0 {
+		h.endsAlone(c.sent)
+	}
 	c.mu.Unlock()
 	if !c.owner.IsZero() {
 		c.lock.q.Admit(c.lock.queueKey(), c)
@@ -168,9 +168,6 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 		c.mu.Unlock()
 		span.End(nil)
 		return nil, errGone
-	}
-	for _, other := range c.holds {
-		other.separate()
 	}
 	short := (h.fixed || !c.renewed()) && h.ttl > c.lease.Remaining()
 	h.Begin(parent, span)

@@ -18,7 +18,7 @@ type hold struct {
 	claim   *claim
 	ttl     time.Duration // the lease that it asked for
 	maxHold time.Duration
-	own     *watchdog.Lease // nil while it ends with its claim
+	own     *watchdog.Lease // of a hold that may end before its claim, or nil
 	fixed   bool            // not renewed
 	member  bool            // of several that are taken as one
 }
@@ -47,31 +47,15 @@ func (a *alone) Lost(reason lock.Reason, cause error) {
 // RenewalFailed implements watchdog.Holder.
 func (*alone) RenewalFailed(error, time.Duration) {}
 
-// endsAlone has the hold end by itself, as of a request sent then. The mutex of the claim
-// is held.
+// endsAlone has the hold end by itself, at the end of its fixed lease, which a request sent
+// then has given it, or after MaxHold from now. The mutex of the claim is held.
 func (h *hold) endsAlone(sent time.Time) {
-	terms := watchdog.Terms{Sent: sent, TTL: h.ttl, MaxHold: h.maxHold}
+	terms := watchdog.Terms{Sent: sent, TTL: h.ttl}
 	if !h.fixed {
-		terms.TTL = h.maxHold
+		terms = watchdog.Terms{Sent: time.Now(), TTL: h.maxHold, MaxHold: h.maxHold}
 	}
 	h.own = &watchdog.Lease{}
 	h.claim.lock.s.Watchdog.Watch(h.own, (*alone)(h), terms)
-}
-
-// separate moves the end that the claim's lease has for the sake of this hold to a lease of
-// the hold's own. The mutex of the claim is held.
-func (h *hold) separate() {
-	if h.own == nil && (h.fixed || h.maxHold > 0) {
-		h.own = h.claim.lease.Separate((*alone)(h))
-	}
-}
-
-// ends returns the lease by which the hold ends. The mutex of the claim is held.
-func (h *hold) ends() *watchdog.Lease {
-	if h.own != nil {
-		return h.own
-	}
-	return &h.claim.lease
 }
 
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
@@ -103,7 +87,10 @@ func (h *hold) Remaining() time.Duration {
 	if !h.Held() {
 		return 0
 	}
-	return min(h.ends().Remaining(), c.lease.Remaining())
+	if h.own != nil {
+		return min(h.own.Remaining(), c.lease.Remaining())
+	}
+	return c.lease.Remaining()
 }
 
 // Extend implements lock.Hold.
@@ -146,35 +133,20 @@ func (h *hold) fix(sent time.Time, ttl time.Duration) {
 	c.lease.Extended(sent, ttl)
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !h.Held() {
-		return
-	}
-	h.fixed, h.ttl = true, ttl
-	if len(c.holds) == 1 && h.own == nil {
-		c.lease.Fix(sent, ttl)
-		return
-	}
-	if h.own == nil {
+	if h.Held() {
+		h.fixed, h.ttl = true, ttl
 		h.endsAlone(sent)
-	} else {
-		h.own.Fix(sent, ttl)
+		c.align()
 	}
-	c.align()
 }
 
 // endAt ends the hold at that time, whatever is renewed until then.
 func (h *hold) endAt(at time.Time) {
-	c := h.claim
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	switch {
-	case !h.Held():
-	case h.own == nil && len(c.holds) > 1:
+	h.claim.mu.Lock()
+	defer h.claim.mu.Unlock()
+	if h.Held() {
 		h.maxHold = time.Until(at)
-		h.endsAlone(time.Now())
-	default:
-		h.maxHold = time.Until(at)
-		h.ends().EndAt(at)
+		h.endsAlone(time.Time{})
 	}
 }
 
