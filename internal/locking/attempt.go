@@ -144,10 +144,3 @@ func (c *claim) retire() {
 		c.lock.leave(asked)
 	}
 }
-
-// effort returns how many attempts there were and whether others were in the way.
-func (c *claim) effort() (attempts int, waited bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return int(c.attempts), c.waited
-}

@@ -33,11 +33,11 @@ type claim struct {
 	receivers  int32 // how many subscribers have heard of its release
 	joining    int32 // callers that are about to get a hold
 	waited     bool
-	mayHaveRun bool      // an attempt has an unknown outcome, and the id was kept
-	queued     bool      // it has a queue position on the server
-	ready      bool      // only waiters of this process are before it in the server's queue
-	position   *position // that is to be kept alive, or nil
-	joined     *claim    // the claim of the same owner that the caller gets a hold of instead
+	mayHaveRun bool            // an attempt has an unknown outcome, and the id was kept
+	queued     bool            // it has a queue position on the server
+	ready      bool            // only waiters of this process are before it in the server's queue
+	position   *watchdog.Lease // of the queue position, which heartbeats keep, or nil
+	joined     *claim          // the claim of the same owner that the caller gets a hold of instead
 
 	lease watchdog.Lease
 
@@ -169,7 +169,7 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 		span.End(nil)
 		return nil, errGone
 	}
-	short := (h.fixed || !c.renewed()) && h.ttl > c.lease.Remaining()
+	short := (h.fixed || c.renewalTTL() == 0) && h.ttl > c.lease.Remaining()
 	h.Begin(parent, span)
 	c.holds = append(c.holds, h)
 	if h.fixed || h.maxHold > 0 {
@@ -206,20 +206,20 @@ func (c *claim) lengthen(ctx context.Context, ttl time.Duration) error {
 	return nil
 }
 
-// renewed reports whether a hold needs the claim to be renewed. c.mu is held.
-func (c *claim) renewed() bool {
-	return slices.ContainsFunc(c.holds, func(h *hold) bool { return !h.fixed })
-}
-
-// align has the lease renewed for as long as a hold needs that. c.mu is held.
-func (c *claim) align() {
-	ttl := time.Duration(0)
+// renewalTTL returns the lease to which the holds need the claim to be renewed, or 0. c.mu is
+// held.
+func (c *claim) renewalTTL() (ttl time.Duration) {
 	for _, h := range c.holds {
 		if !h.fixed {
 			ttl = max(ttl, h.ttl)
 		}
 	}
-	if ttl > 0 {
+	return ttl
+}
+
+// align has the lease renewed for as long as a hold needs that. c.mu is held.
+func (c *claim) align() {
+	if ttl := c.renewalTTL(); ttl > 0 {
 		c.lease.Renew(c.lock.p.Renewer(), ttl)
 	} else {
 		c.lease.StopRenewing()
@@ -299,23 +299,21 @@ func (c *claim) heldBy(owner lock.Owner) []*hold {
 // freshID gives the claim an id that no request has used.
 func (c *claim) freshID() { c.ID, c.ready = c.lock.s.NewOwner(), false }
 
-// position is the queue position of a waiter on the server, which heartbeats keep.
-type position struct {
-	claim *claim
-	lease watchdog.Lease
-}
+// queued is the watchdog.Holder of the claim's queue position.
+type queued claim
 
 // Lost implements watchdog.Holder: the position is gone, or it is the first.
-func (p *position) Lost(lock.Reason, error) {
-	p.claim.mu.Lock()
-	p.claim.ready = false
-	p.claim.mu.Unlock()
-	p.claim.lock.q.Displaced(p.claim.lock.queueKey(), p.claim)
+func (q *queued) Lost(lock.Reason, error) {
+	c := (*claim)(q)
+	c.mu.Lock()
+	c.ready = false
+	c.mu.Unlock()
+	c.lock.q.Displaced(c.lock.queueKey(), c)
 }
 
 // RenewalFailed implements watchdog.Holder. If it goes on the position is lost, and the
 // attempts that follow say why.
-func (p *position) RenewalFailed(error, time.Duration) {}
+func (*queued) RenewalFailed(error, time.Duration) {}
 
 // keepPosition notes that the claim has a queue position, as of a request sent then. c.mu
 // is held.
@@ -327,16 +325,15 @@ func (c *claim) keepPosition(sent time.Time) {
 	if heartbeats == nil {
 		return
 	}
-	c.position = &position{claim: c}
-	c.position.lease.Key, c.position.lease.Owner = c.Key, c.ID.String()
-	c.lock.s.Watchdog.Watch(&c.position.lease, c.position, watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
+	c.position = &watchdog.Lease{Key: c.Key, Owner: c.ID.String()}
+	c.lock.s.Watchdog.Watch(c.position, (*queued)(c), watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
 }
 
 // forgetPosition is called when the claim has no queue position any more, or soon will
 // not. c.mu is held.
 func (c *claim) forgetPosition() {
 	if c.position != nil {
-		c.position.lease.Forget()
+		c.position.Forget()
 		c.position = nil
 	}
 	c.queued = false

@@ -107,8 +107,9 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	}
 	defer l.s.Leave()
 	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
-	c := l.newClaim(ctx, o, member)
-	h, err := c.acquire(ctx, spanCtx, span, deadline, once)
+	var c *claim
+	var h *hold
+	err := errGone
 	for err == errGone {
 		c = l.newClaim(ctx, o, member)
 		h, err = c.acquire(ctx, spanCtx, span, deadline, once)
@@ -119,7 +120,9 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 			_ = h.Unlock(ctx)
 		}
 	}()
-	attempts, waited := c.effort()
+	c.mu.Lock()
+	attempts, waited := int(c.attempts), c.waited
+	c.mu.Unlock()
 	span.End(ctx, attempts, waited || attempts == 0 && c.joined == nil, err)
 	ended = true
 	return h, err
