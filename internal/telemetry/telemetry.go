@@ -272,7 +272,7 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if token != 0 {
 		of = append(of, tokenKey.Int64(token))
 	}
-	return t.startHold(ctx, l, of)
+	return t.startHold(ctx, l, of...)
 }
 
 // StartPermit is StartHold for a permit of a semaphore.
@@ -280,10 +280,10 @@ func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context
 	if t == nil {
 		return ctx, nil
 	}
-	return t.startHold(ctx, l, []attribute.KeyValue{permitKey.String(id)})
+	return t.startHold(ctx, l, permitKey.String(id))
 }
 
-func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyValue) (context.Context, *Hold) {
+func (t *Telemetry) startHold(ctx context.Context, l Lock, of ...attribute.KeyValue) (context.Context, *Hold) {
 	h := &Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	t.holds.Add(ctx, 1, h.attrs.with())
 	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
