@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 )
@@ -15,19 +17,14 @@ import (
 // Option configures a Client.
 type Option func(*config) error
 
-// config holds the settings of a client.
+// config holds the settings of a client. Only some fields of the session's are set.
 type config struct {
-	watchdogTimeout time.Duration
-	fairWait        time.Duration
-	handOffs        int
-	mapName         func(string) string
-	mode            pubsub.Mode
-	logger          *slog.Logger
-	tracers         trace.TracerProvider
-	meters          metric.MeterProvider
-	metricName      func(string) string
-	startupChecks   bool
-	replyTimeout    time.Duration // not an option; see New and Wrap
+	session.Config
+	mode          pubsub.Mode
+	tracers       trace.TracerProvider
+	meters        metric.MeterProvider
+	metricName    func(string) string
+	startupChecks bool
 }
 
 // Defaults. They are Redisson's, except for DefaultHandOffLimit.
@@ -40,16 +37,18 @@ const (
 // minWatchdogTimeout leaves time for several renewal attempts within a lease.
 const minWatchdogTimeout = 100 * time.Millisecond
 
-func newConfig(opts []Option) (config, error) {
-	c := config{
-		watchdogTimeout: DefaultWatchdogTimeout,
-		fairWait:        DefaultFairWaitTimeout,
-		handOffs:        DefaultHandOffLimit,
-		mapName:         func(name string) string { return name },
-		logger:          slog.Default(),
-		startupChecks:   true,
-		replyTimeout:    defaultResponseTimeout,
+func newConfig(ctx context.Context, opts []Option) (config, error) {
+	if ctx == nil {
+		return config{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
+	c := config{startupChecks: true, Config: session.Config{
+		WatchdogTimeout: DefaultWatchdogTimeout,
+		FairWait:        DefaultFairWaitTimeout,
+		HandOffs:        DefaultHandOffLimit,
+		MapName:         func(name string) string { return name },
+		Logger:          slog.Default(),
+		ReplyTimeout:    defaultResponseTimeout,
+	}}
 	for _, opt := range opts {
 		if opt == nil {
 			return config{}, fmt.Errorf("%w: a nil option", lock.ErrInvalid)
@@ -70,7 +69,7 @@ func WithWatchdogTimeout(d time.Duration) Option {
 		if d < minWatchdogTimeout || d > lock.MaxLease {
 			return fmt.Errorf("%w: watchdog timeout %v: must be from %v to %v", lock.ErrInvalid, d, minWatchdogTimeout, lock.MaxLease)
 		}
-		c.watchdogTimeout = d
+		c.WatchdogTimeout = d
 		return nil
 	}
 }
@@ -84,7 +83,7 @@ func WithFairWaitTimeout(d time.Duration) Option {
 		if d < time.Second {
 			return fmt.Errorf("%w: fair wait timeout %v: must be a second or more", lock.ErrInvalid, d)
 		}
-		c.fairWait = d
+		c.FairWait = d
 		return nil
 	}
 }
@@ -98,7 +97,7 @@ func WithNameMapper(f func(name string) string) Option {
 		if f == nil {
 			return fmt.Errorf("%w: the name mapper is nil", lock.ErrInvalid)
 		}
-		c.mapName = f
+		c.MapName = f
 		return nil
 	}
 }
@@ -127,7 +126,7 @@ func WithHandOffLimit(n int) Option {
 		if n < 0 {
 			return fmt.Errorf("%w: hand-off limit %d is negative", lock.ErrInvalid, n)
 		}
-		c.handOffs = n
+		c.HandOffs = n
 		return nil
 	}
 }
@@ -139,7 +138,7 @@ func WithLogger(l *slog.Logger) Option {
 		if l == nil {
 			return fmt.Errorf("%w: the logger is nil; slog.New(slog.DiscardHandler) drops everything", lock.ErrInvalid)
 		}
-		c.logger = l
+		c.Logger = l
 		return nil
 	}
 }
