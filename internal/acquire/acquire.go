@@ -77,12 +77,13 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	if v.Acquired || err != nil || req.Once {
 		e.finish(&req, inTurn, v.Acquired)
 		mu.Unlock()
-		switch u := (*Unavailable)(nil); {
+		switch {
 		case v.Acquired:
 			return nil
 		case err == nil:
 			return lock.ErrNotAcquired
-		case errors.As(err, &u):
+		}
+		if u := (*Unavailable)(nil); errors.As(err, &u) {
 			err = u.Err
 		}
 		return errors.Join(q.over(ctx, &req), err)
