@@ -328,7 +328,6 @@ func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) 
 func (w *waiter[A]) take(r Result) bool {
 	e := w.entry
 	w.state, w.err = waiting, nil
-	e.outage = e.outage && r.Err != nil
 	switch {
 	case r.Err != nil:
 		w.failed(r.Err)

@@ -89,7 +89,7 @@ type keyState[A Acquirer[A]] struct {
 	unsubscribe  func()     // nil: not subscribed
 	subscriber   *waiter[A] // whose own channel it is; nil: a channel for all
 	attempting   bool
-	outage       bool            // an attempt had no answer: unregistered waiters wait for the timer
+	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
 	cause        telemetry.Cause // the first reason for another attempt of the head, if any
 	pollAt       time.Time       // to which the timer is set, if it is
 

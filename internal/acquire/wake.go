@@ -46,7 +46,11 @@ func (e *entry[A]) busy(v Verdict) {
 	if v.poll > 0 && len(e.holders) == 0 { // else the release is local
 		pause = min(pause, v.poll)
 	}
-	e.lookAt(time.Now().Add(pause))
+	at := time.Now().Add(pause)
+	if e.outage && e.pollAt.Before(at) {
+		return // unregistered waiters try before
+	}
+	e.lookAt(at)
 }
 
 // lookAt schedules an attempt of the head.

@@ -50,6 +50,7 @@ type Session struct {
 
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
+	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
 
 	mu        sync.Mutex
 	closed    bool
@@ -57,7 +58,6 @@ type Session struct {
 	cancel    context.CancelFunc
 	tasks     sync.WaitGroup
 	running   atomic.Int64 // number of tasks
-	warned    time.Time    // time of the last logged renewal failure
 	callersOf []func() (waiting, attempting int)
 
 	shared   sync.Map // by type; see Of
@@ -138,13 +138,9 @@ func (s *Session) renewed(remaining time.Duration, err error) {
 	if err == nil {
 		return
 	}
-	s.mu.Lock()
-	quiet := time.Since(s.warned) < time.Second // an outage fails many renewals at once
-	if !quiet {
-		s.warned = time.Now()
-	}
-	s.mu.Unlock()
-	if !quiet {
+	now := time.Now().UnixNano()
+	if last := s.warned.Load(); now-last >= int64(time.Second) && s.warned.CompareAndSwap(last, now) {
+		// An outage fails many renewals at once.
 		s.Logger.Warn("redlatch: renewal failed; will retry", "remaining", remaining, "error", err)
 	}
 }
@@ -172,9 +168,6 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 		return "", err
 	}
 	key := s.MapName(name)
-	if key == name {
-		return key, nil
-	}
 	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
 	}

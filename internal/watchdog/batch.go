@@ -66,6 +66,9 @@ func (wd *Watchdog) dispatch() {
 	}
 	wd.mu.Lock()
 	defer wd.mu.Unlock()
+	if wd.closed {
+		return
+	}
 	for how, leases := range wd.due {
 		p := &wd.pools[0]
 		if how.retry {
@@ -80,7 +83,7 @@ func (wd *Watchdog) dispatch() {
 // startWorker adds a worker to a pool with pending renewals, unless it has enough. Workers
 // exist only while renewals are pending. wd.mu is held.
 func (wd *Watchdog) startWorker(p *pool) {
-	if len(p.pending) > 0 && p.workers < maxWorkers && !wd.closed {
+	if len(p.pending) > 0 && p.workers < maxWorkers {
 		p.workers++
 		wd.done.Go(func() { wd.work(p) })
 	}
@@ -88,33 +91,25 @@ func (wd *Watchdog) startWorker(p *pool) {
 
 // work renews the pending leases of a pool in waves until none is left.
 func (wd *Watchdog) work(p *pool) {
-	for how, wave := wd.next(p); wave != nil; how, wave = wd.next(p) {
-		wd.renew(how, wave)
-	}
-}
-
-// next returns the next wave, and starts another worker if it is not the last.
-func (wd *Watchdog) next(p *pool) (renewal, []*Lease) {
-	wd.mu.Lock()
-	defer wd.mu.Unlock()
 	size := maxWave
 	if wd.cfg.Slot != nil {
 		size = maxSlotWave
 	}
-	for how, leases := range p.pending {
-		if wd.closed {
-			break
+	wd.mu.Lock()
+	defer wd.mu.Unlock()
+	for len(p.pending) > 0 {
+		for how, leases := range p.pending {
+			n := min(size, len(leases))
+			if p.pending[how] = leases[n:]; n == len(leases) {
+				delete(p.pending, how)
+			}
+			wd.startWorker(p) // for the rest
+			wd.mu.Unlock()
+			wd.renew(how, leases[:n])
+			wd.mu.Lock()
 		}
-		n := min(len(leases), size)
-		p.pending[how] = leases[n:]
-		if n == len(leases) {
-			delete(p.pending, how)
-		}
-		wd.startWorker(p)
-		return how, leases[:n]
 	}
 	p.workers--
-	return renewal{}, nil
 }
 
 // renew renews a wave in batches that share a slot.

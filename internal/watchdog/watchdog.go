@@ -92,20 +92,19 @@ func (wd *Watchdog) renewalTime(sent time.Time, ttl time.Duration) instant {
 // under way. It must not be called from a Holder or Renewer.
 func (wd *Watchdog) Close() {
 	wd.mu.Lock()
-	closed := wd.closed
 	wd.closed = true
+	for i := range wd.pools {
+		clear(wd.pools[i].pending)
+	}
 	wd.mu.Unlock()
 	wd.cancel()
-	wd.wheel.Stop()
-	if !closed {
-		for _, target := range wd.wheel.drain() {
-			if l, ok := target.(*Lease); ok {
-				l.mu.Lock()
-				if l.live() {
-					l.lose(lock.ReasonClosed, nil)
-				} else {
-					l.mu.Unlock()
-				}
+	for _, target := range wd.wheel.Stop() {
+		if l, ok := target.(*Lease); ok {
+			l.mu.Lock()
+			if l.live() {
+				l.lose(lock.ReasonClosed, nil)
+			} else {
+				l.mu.Unlock()
 			}
 		}
 	}

@@ -110,14 +110,23 @@ func (t *Timer) remove() {
 	t.next, t.at = nil, nil
 }
 
-// Stop ends the wheel's goroutine and waits for it. No timer fires afterwards. It must
-// not be called from an Expire.
-func (w *Wheel) Stop() {
+// Stop ends the wheel's goroutine, waits for it, and returns the targets of all timers. None
+// fires afterwards. It must not be called from an Expire.
+func (w *Wheel) Stop() (targets []Expirer) {
 	w.mu.Lock()
 	w.stopped = true
 	w.mu.Unlock()
 	w.wake()
 	<-w.done
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.slots {
+		for w.slots[i] != nil {
+			targets = append(targets, w.slots[i].target)
+			w.slots[i].remove()
+		}
+	}
+	return targets
 }
 
 func (w *Wheel) wake() {
@@ -185,18 +194,4 @@ func (w *Wheel) advance(now time.Time) {
 		w.after()
 	}
 	w.expired = w.expired[:0]
-}
-
-// drain empties a stopped wheel and returns the targets of its timers.
-func (w *Wheel) drain() []Expirer {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var targets []Expirer
-	for i := range w.slots {
-		for w.slots[i] != nil {
-			targets = append(targets, w.slots[i].target)
-			w.slots[i].remove()
-		}
-	}
-	return targets
 }
