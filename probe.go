@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -193,7 +194,7 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 		r.Findings = append(r.Findings, a.findings...)
 		errs = append(errs, a.err)
 	}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil && len(r.Nodes) < len(c.conn.Nodes()) {
 		errs = append(errs, fmt.Errorf("redlatch: probe: %w", context.Cause(ctx)))
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Addr, b.Addr) })
@@ -314,13 +315,8 @@ func (n *Node) readInfo(info string) {
 			fields[name] = value
 		}
 	}
-	n.Server, n.Version = "redis", fields["redis_version"]
-	if name := fields["server_name"]; name != "" {
-		n.Server = name
-		if v := fields[name+"_version"]; v != "" {
-			n.Version = v
-		}
-	}
+	n.Server = cmp.Or(fields["server_name"], "redis")
+	n.Version = cmp.Or(fields[n.Server+"_version"], fields["redis_version"])
 	if n.Version == "" {
 		n.Server = ""
 	}
@@ -330,9 +326,7 @@ func (n *Node) readInfo(info string) {
 }
 
 func olderThan(version string, least [2]int) bool {
-	var major, minor int
-	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 {
-		return false
-	}
-	return major < least[0] || major == least[0] && minor < least[1]
+	var v [2]int
+	n, _ := fmt.Sscanf(version, "%d.%d", &v[0], &v[1])
+	return n == 2 && slices.Compare(v[:], least[:]) < 0
 }

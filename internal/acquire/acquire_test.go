@@ -3,6 +3,7 @@ package acquire
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -58,9 +59,7 @@ func run(t *testing.T, test func(w *world)) {
 }
 
 func newQueues[A Acquirer[A]](cfg Config) *Queues[A] {
-	q := new(Queues[A])
-	q.init(cfg)
-	return q
+	return &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
 }
 
 // background runs what is to run on.

@@ -45,26 +45,18 @@ type shard[A Acquirer[A]] struct {
 	free    []*entry[A]
 }
 
-func (q *Queues[A]) init(cfg Config) {
-	q.cfg, q.seed = cfg, maphash.MakeSeed()
-	for i := range q.shards {
-		q.shards[i].entries = make(map[Key]*entry[A])
-	}
-}
-
 // Of returns the queues that the objects of a client share for acquirers of one type.
 func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 	q := session.Of[Queues[A]](s)
 	q.once.Do(func() {
-		q.init(Config{
+		q.cfg, q.seed = Config{
 			Wheel:     s.Watchdog.Wheel(),
 			Subscribe: s.Subscribe,
 			HandOffs:  s.HandOffs,
 			Go:        s.Go,
 			MaxOutage: s.WatchdogTimeout,
 			Closed:    s.Done(),
-		})
-		s.CountCallers(q.Stats)
+		}, maphash.MakeSeed()
 	})
 	return q
 }
@@ -112,6 +104,9 @@ func (q *Queues[A]) enter(key Key) *entry[A] {
 			e, s.free = s.free[n-1], s.free[:n-1]
 		} else {
 			e = &entry[A]{queues: q, shard: s}
+		}
+		if s.entries == nil {
+			s.entries = make(map[Key]*entry[A])
 		}
 		e.key = key
 		s.entries[key] = e
@@ -192,21 +187,20 @@ func (q *Queues[A]) Holders(key Key) []A {
 
 // Stats returns the number of callers that have no reason for an attempt, and of those that
 // make one, are about to, or have a key passed on to them.
-func (q *Queues[A]) Stats() (parkedCallers, attempting int) {
+func (q *Queues[A]) Stats() (parked, attempting int) {
 	for i := range q.shards {
 		s := &q.shards[i]
 		s.mu.Lock()
 		for _, e := range s.entries {
-			parked := 0
+			attempting += int(e.refs) - len(e.holders)
 			for w := e.first; w != nil; w = w.next {
 				if w.state == waiting && !w.due() {
 					parked++
+					attempting--
 				}
 			}
-			parkedCallers += parked
-			attempting += int(e.refs) - len(e.holders) - parked
 		}
 		s.mu.Unlock()
 	}
-	return parkedCallers, attempting
+	return parked, attempting
 }

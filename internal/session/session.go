@@ -52,13 +52,12 @@ type Session struct {
 	identity atomic.Pointer[identity]
 	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
 
-	mu        sync.Mutex
-	closed    bool
-	ctx       context.Context // for background tasks
-	cancel    context.CancelFunc
-	tasks     sync.WaitGroup
-	running   atomic.Int64 // number of tasks
-	callersOf []func() (waiting, attempting int)
+	mu      sync.Mutex
+	closed  bool
+	ctx     context.Context // for background tasks
+	cancel  context.CancelFunc
+	tasks   sync.WaitGroup
+	running atomic.Int64 // number of tasks
 
 	shared   sync.Map // by type; see Of
 	cleanups cleanups
@@ -111,21 +110,16 @@ func Of[T any](s *Session) *T {
 	return t.(*T)
 }
 
-// CountCallers has Callers include the numbers that count returns.
-func (s *Session) CountCallers(count func() (waiting, attempting int)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.callersOf = append(s.callersOf, count)
-}
-
-// Callers returns the number of callers that wait, and of those that make an attempt.
+// Callers returns the number of callers that wait, and of those that make an attempt, as all
+// values of Of that count them have it.
 func (s *Session) Callers() (waiting, attempting int) {
-	s.mu.Lock()
-	counts := s.callersOf
-	s.mu.Unlock()
-	for _, count := range counts {
-		w, a := count()
-		waiting, attempting = waiting+w, attempting+a
+	for _, v := range s.shared.Range {
+		if of, ok := v.(interface {
+			Stats() (waiting, attempting int)
+		}); ok {
+			w, a := of.Stats()
+			waiting, attempting = waiting+w, attempting+a
+		}
 	}
 	return waiting, attempting
 }

@@ -130,16 +130,10 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, d
 		cmds[i] = s.command(c, call, dedicated, s.sha == "")
 	}
 	replies := c.DoMulti(ctx, cmds...)
-	var missing []int
-	cmds = cmds[:0]
 	for i, reply := range replies {
 		if isNoScript(reply) {
-			missing = append(missing, i)
-			cmds = append(cmds, s.command(c, calls[i], dedicated, true))
+			replies[i] = s.exec(ctx, c, calls[i], dedicated)
 		}
-	}
-	for j, reply := range c.DoMulti(ctx, cmds...) {
-		replies[missing[j]] = reply
 	}
 	return replies
 }
