@@ -231,7 +231,9 @@ func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Cli
 
 // askNodes calls ask for all nodes concurrently, and returns the answers that come before ctx
 // ends.
-func askNodes[T any](ctx context.Context, conn rueidis.Client, ask func(addr string, node rueidis.Client) T) iter.Seq[T] {
+func askNodes[T any](
+	ctx context.Context, conn rueidis.Client, ask func(addr string, node rueidis.Client) T,
+) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		nodes := conn.Nodes()
 		answers := make(chan T, len(nodes))

@@ -70,15 +70,12 @@ func (y *yield) end(used bool) {
 // isEcho reports whether a message announces the release by which this process yields. Any
 // later message ends yielding.
 func (y *yield) isEcho() bool {
-	if !y.active {
-		return false
+	echo := y.active && y.echo
+	y.echo = false
+	if !echo {
+		y.end(true)
 	}
-	if y.echo {
-		y.echo = false
-		return true
-	}
-	y.end(true)
-	return false
+	return echo
 }
 
 // opens reports whether it is time to leave the key open to pollers that may wait beside the
