@@ -47,7 +47,7 @@ type renewal struct {
 	renewer Renewer
 	ttl     time.Duration
 	quiet   bool
-	retry   bool
+	pool    int32
 	shared  bool
 }
 
@@ -70,10 +70,7 @@ func (wd *Watchdog) dispatch() {
 		return
 	}
 	for how, leases := range wd.due {
-		p := &wd.pools[0]
-		if how.retry {
-			p = &wd.pools[1]
-		}
+		p := &wd.pools[how.pool]
 		p.pending[how] = append(p.pending[how], leases...)
 		wd.startWorker(p)
 	}

@@ -174,7 +174,7 @@ func (l *Lease) Expire(now time.Time) {
 	}
 	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
 		l.state = renewing
-		how := renewal{l.renewer, l.ttl, l.quiet, l.failures > 0, l.failures%2 == 1}
+		how := renewal{l.renewer, l.ttl, l.quiet, min(l.failures, 1), l.failures%2 == 1}
 		l.watchdog.due[how] = append(l.watchdog.due[how], l)
 	}
 	l.schedule()
