@@ -255,30 +255,35 @@ func (e *entry[A]) claim(w *waiter[A]) []*waiter[A] {
 
 // batch returns the waiters for which w makes an attempt, in their order.
 func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
-	batch := []*waiter[A]{w}
-	switch {
-	case !w.req.Group:
-	case !w.req.Ordered:
-		for next := w.next; next != nil && next.req.Group && len(batch) < maxGroup; next = next.next {
-			batch = append(batch, next)
+	if !w.req.Group {
+		return []*waiter[A]{w}
+	}
+	if !w.req.Ordered {
+		n := 0
+		for next := w; next != nil && next.req.Group && n < maxGroup; next = next.next {
+			n++
 		}
-	default: // the head, if it has a reason, and new waiters, which are at the end
-		batch = batch[:0]
-		for other, n := e.last, e.unregistered; other != e.first && n > 0; other = other.prev {
-			if other.unregistered {
-				n--
-				if other.req.Group {
-					batch = append(batch, other)
-				}
+		batch := make([]*waiter[A], 0, n)
+		for ; len(batch) < n; w = w.next {
+			batch = append(batch, w)
+		}
+		return batch
+	}
+	// The head, if it has a reason, and new waiters, which are at the end.
+	var batch []*waiter[A]
+	for other, n := e.last, e.unregistered; other != e.first && n > 0; other = other.prev {
+		if other.unregistered {
+			n--
+			if other.req.Group {
+				batch = append(batch, other)
 			}
 		}
-		if e.first.req.Group && (e.cause != 0 || e.first.unregistered) {
-			batch = append(batch, e.first)
-		}
-		slices.Reverse(batch)
-		batch = batch[:min(len(batch), maxGroup)]
 	}
-	return batch
+	if e.first.req.Group && (e.cause != 0 || e.first.unregistered) {
+		batch = append(batch, e.first)
+	}
+	slices.Reverse(batch)
+	return batch[:min(len(batch), maxGroup)]
 }
 
 func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
