@@ -1,9 +1,11 @@
 package redlatch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"time"
 
@@ -97,12 +99,9 @@ const (
 // periodic checks of the sentinels. It always disables client-side caching and the
 // resending of commands.
 func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client, error) {
-	cfg, err := newConfig(opts)
+	cfg, err := newConfig(ctx, opts)
 	if err != nil {
 		return nil, err
-	}
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
 	if opt.ReplicaOnly {
 		return nil, fmt.Errorf("%w: locks cannot be taken on replicas (ReplicaOnly)", lock.ErrInvalid)
@@ -113,25 +112,15 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	//lint:ignore SA1019 deprecated options must still be disabled
 	opt.SendToReplicas, opt.ReplicaSelector, opt.ReadNodeSelector = nil, nil, nil
 	opt.Standalone.ReplicaAddress = nil
-	if opt.ConnWriteTimeout == 0 {
-		opt.ConnWriteTimeout = defaultResponseTimeout
-	}
-	if opt.Dialer.Timeout == 0 {
-		opt.Dialer.Timeout = defaultResponseTimeout
-	}
-	if opt.Sentinel.Dialer.Timeout == 0 { // otherwise the system's timeout
-		opt.Sentinel.Dialer.Timeout = opt.Dialer.Timeout
-	}
-	if opt.PipelineMultiplex == 0 {
-		// Commands of one connection run in order, so a release cannot overtake the
-		// acquisition before it.
-		opt.PipelineMultiplex = -1
-	}
-	if opt.ClusterOption.MaxMovedRedirections == 0 {
-		opt.ClusterOption.MaxMovedRedirections = defaultRedirections
-	}
-	if opt.Sentinel.MasterSet != "" && opt.Sentinel.TopologyRefreshInterval == 0 {
-		opt.Sentinel.TopologyRefreshInterval = sentinelRefresh
+	opt.ConnWriteTimeout = cmp.Or(opt.ConnWriteTimeout, defaultResponseTimeout)
+	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, defaultResponseTimeout)
+	opt.Sentinel.Dialer.Timeout = cmp.Or(opt.Sentinel.Dialer.Timeout, opt.Dialer.Timeout)
+	// Commands of one connection run in order, so a release cannot overtake the acquisition
+	// before it.
+	opt.PipelineMultiplex = cmp.Or(opt.PipelineMultiplex, -1)
+	opt.ClusterOption.MaxMovedRedirections = cmp.Or(opt.ClusterOption.MaxMovedRedirections, defaultRedirections)
+	if opt.Sentinel.MasterSet != "" {
+		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
 	writeFirst(&opt)
 	conn, err := connect(ctx, opt)
@@ -139,7 +128,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
 	}
 	if opt.ConnWriteTimeout <= maxResponseTimeout && opt.Dialer.KeepAlive >= 0 {
-		cfg.replyTimeout = 0 // the connection's timeout suffices
+		cfg.ReplyTimeout = 0 // the connection's timeout suffices
 	}
 	c, err := start(ctx, conn, cfg)
 	if err != nil {
@@ -155,27 +144,25 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	if ctx.Done() == nil {
-		return rueidis.NewClient(opt)
-	}
 	type result struct {
 		conn rueidis.Client
 		err  error
 	}
-	connected := make(chan result, 1)
+	connected := make(chan result)
 	go func() {
 		conn, err := rueidis.NewClient(opt)
-		connected <- result{conn, err}
+		select {
+		case connected <- result{conn, err}:
+		case <-ctx.Done(): // long ago, if the dialer had to time out
+			if err == nil {
+				conn.Close()
+			}
+		}
 	}()
 	select {
 	case r := <-connected:
 		return r.conn, r.err
 	case <-ctx.Done():
-		go func() { // ends with the dialer's timeout
-			if r := <-connected; r.err == nil {
-				r.conn.Close()
-			}
-		}()
 		return nil, context.Cause(ctx)
 	}
 }
@@ -185,46 +172,29 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 // other code: renewals do not queue behind other commands, and commands are neither
 // resent nor sent to replicas, whatever the settings of conn.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
-	cfg, err := newConfig(opts)
+	cfg, err := newConfig(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
 	if conn == nil {
 		return nil, fmt.Errorf("%w: the connection is nil", lock.ErrInvalid)
 	}
-	if ctx == nil {
-		return nil, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
 	return start(ctx, conn, cfg)
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
-	if err := ping(ctx, detached(ctx), conn); err != nil {
+	err := ping(ctx, detached(ctx), conn)
+	if err != nil {
 		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
 	}
-	sharded, err := sharded(ctx, conn, cfg.mode)
-	if err != nil {
+	if cfg.Sharded, err = sharded(ctx, conn, cfg.mode); err != nil {
 		return nil, err
 	}
-	t, err := telemetry.New(cfg.tracers, cfg.meters, cfg.metricName)
-	if err != nil {
+	if cfg.Telemetry, err = telemetry.New(cfg.tracers, cfg.meters, cfg.metricName); err != nil {
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}
-	c := &Client{
-		conn: conn,
-		s: session.New(session.Config{
-			Client:          conn,
-			ID:              uuid.NewString(),
-			WatchdogTimeout: cfg.watchdogTimeout,
-			FairWait:        cfg.fairWait,
-			HandOffs:        cfg.handOffs,
-			MapName:         cfg.mapName,
-			Sharded:         sharded,
-			ReplyTimeout:    cfg.replyTimeout,
-			Logger:          cfg.logger,
-			Telemetry:       t,
-		}),
-	}
+	cfg.Client, cfg.ID = conn, uuid.NewString()
+	c := &Client{conn: conn, s: session.New(cfg.Config)}
 	if cfg.startupChecks {
 		c.checkAtStartup(ctx)
 	}
@@ -242,28 +212,45 @@ func ping(ctx, request context.Context, conn rueidis.Client) error {
 // nodes of a cluster may be down or hang. Without a success it returns the first error
 // reply, or else a connection error.
 func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Client) error) error {
-	nodes := conn.Nodes()
-	replies := make(chan error, len(nodes))
-	for _, node := range nodes {
-		go func() { replies <- ask(node) }()
-	}
 	err := errors.New("no known node")
 	replied := false
-	for range nodes {
-		select {
-		case reply := <-replies:
-			if reply == nil {
-				return nil
-			}
-			if !replied {
-				err = reply
-				_, replied = rueidis.IsRedisErr(reply)
-			}
-		case <-ctx.Done():
-			return context.Cause(ctx)
+	for reply := range askNodes(ctx, conn, func(_ string, node rueidis.Client) error { return ask(node) }) {
+		if reply == nil {
+			return nil
+		}
+		if !replied {
+			err = reply
+			_, replied = rueidis.IsRedisErr(reply)
 		}
 	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
 	return err
+}
+
+// askNodes calls ask for all nodes concurrently, and returns the answers that come before ctx
+// ends.
+func askNodes[T any](
+	ctx context.Context, conn rueidis.Client, ask func(addr string, node rueidis.Client) T,
+) iter.Seq[T] {
+	return func(yield func(T) bool) {
+		nodes := conn.Nodes()
+		answers := make(chan T, len(nodes))
+		for addr, node := range nodes {
+			go func() { answers <- ask(addr, node) }()
+		}
+		for range nodes {
+			select {
+			case answer := <-answers:
+				if !yield(answer) {
+					return
+				}
+			case <-ctx.Done():
+				return
+			}
+		}
+	}
 }
 
 // detached returns a context for a request that is abandoned when ctx ends. At the

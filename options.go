@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"context"
 	"fmt"
 	"log/slog"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 )
@@ -15,19 +17,25 @@ import (
 // Option configures a Client.
 type Option func(*config) error
 
-// config holds the settings of a client.
+// option returns an Option that calls set, or if its value is not valid fails with that text.
+func option(valid bool, set func(*config), format string, args ...any) Option {
+	return func(c *config) error {
+		if !valid {
+			return fmt.Errorf("%w: %s", lock.ErrInvalid, fmt.Sprintf(format, args...))
+		}
+		set(c)
+		return nil
+	}
+}
+
+// config holds the settings of a client. Only some fields of the session's are set.
 type config struct {
-	watchdogTimeout time.Duration
-	fairWait        time.Duration
-	handOffs        int
-	mapName         func(string) string
-	mode            pubsub.Mode
-	logger          *slog.Logger
-	tracers         trace.TracerProvider
-	meters          metric.MeterProvider
-	metricName      func(string) string
-	startupChecks   bool
-	replyTimeout    time.Duration // not an option; see New and Wrap
+	session.Config
+	mode          pubsub.Mode
+	tracers       trace.TracerProvider
+	meters        metric.MeterProvider
+	metricName    func(string) string
+	startupChecks bool
 }
 
 // Defaults. They are Redisson's, except for DefaultHandOffLimit.
@@ -40,16 +48,18 @@ const (
 // minWatchdogTimeout leaves time for several renewal attempts within a lease.
 const minWatchdogTimeout = 100 * time.Millisecond
 
-func newConfig(opts []Option) (config, error) {
-	c := config{
-		watchdogTimeout: DefaultWatchdogTimeout,
-		fairWait:        DefaultFairWaitTimeout,
-		handOffs:        DefaultHandOffLimit,
-		mapName:         func(name string) string { return name },
-		logger:          slog.Default(),
-		startupChecks:   true,
-		replyTimeout:    defaultResponseTimeout,
+func newConfig(ctx context.Context, opts []Option) (config, error) {
+	if ctx == nil {
+		return config{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
+	c := config{startupChecks: true, Config: session.Config{
+		WatchdogTimeout: DefaultWatchdogTimeout,
+		FairWait:        DefaultFairWaitTimeout,
+		HandOffs:        DefaultHandOffLimit,
+		MapName:         func(name string) string { return name },
+		Logger:          slog.Default(),
+		ReplyTimeout:    defaultResponseTimeout,
+	}}
 	for _, opt := range opts {
 		if opt == nil {
 			return config{}, fmt.Errorf("%w: a nil option", lock.ErrInvalid)
@@ -66,13 +76,8 @@ func newConfig(opts []Option) (config, error) {
 // default is 30 s, the minimum 100 ms. Redisson calls it lockWatchdogTimeout; clients
 // may use different timeouts.
 func WithWatchdogTimeout(d time.Duration) Option {
-	return func(c *config) error {
-		if d < minWatchdogTimeout || d > lock.MaxLease {
-			return fmt.Errorf("%w: watchdog timeout %v: must be from %v to %v", lock.ErrInvalid, d, minWatchdogTimeout, lock.MaxLease)
-		}
-		c.watchdogTimeout = d
-		return nil
-	}
+	return option(d >= minWatchdogTimeout && d <= lock.MaxLease, func(c *config) { c.WatchdogTimeout = d },
+		"watchdog timeout %v: must be from %v to %v", d, minWatchdogTimeout, lock.MaxLease)
 }
 
 // WithFairWaitTimeout sets the time that each waiter in the queue of a fair lock adds
@@ -80,13 +85,8 @@ func WithWatchdogTimeout(d time.Duration) Option {
 // fairLockWaitTimeout; the default, 5 minutes, is Redisson's, and the minimum is a
 // second. redlatch removes its own dead waiters much sooner: see package fairlock.
 func WithFairWaitTimeout(d time.Duration) Option {
-	return func(c *config) error {
-		if d < time.Second {
-			return fmt.Errorf("%w: fair wait timeout %v: must be a second or more", lock.ErrInvalid, d)
-		}
-		c.fairWait = d
-		return nil
-	}
+	return option(d >= time.Second, func(c *config) { c.FairWait = d },
+		"fair wait timeout %v: must be a second or more", d)
 }
 
 // WithNameMapper sets the function that maps names to keys, for example to add a
@@ -94,26 +94,14 @@ func WithFairWaitTimeout(d time.Duration) Option {
 // nameMapper. f is called once per object, must be fast, and must return the same key
 // for the same name in every process.
 func WithNameMapper(f func(name string) string) Option {
-	return func(c *config) error {
-		if f == nil {
-			return fmt.Errorf("%w: the name mapper is nil", lock.ErrInvalid)
-		}
-		c.mapName = f
-		return nil
-	}
+	return option(f != nil, func(c *config) { c.MapName = f }, "the name mapper is nil")
 }
 
 // WithPubSubMode sets the kind of pub/sub, which must be the same in all processes that
 // share locks. The default, pubsub.Auto, follows Redisson. Without a cluster, New
 // rejects pubsub.Sharded.
 func WithPubSubMode(m pubsub.Mode) Option {
-	return func(c *config) error {
-		if m > pubsub.Plain {
-			return fmt.Errorf("%w: pub/sub mode %d", lock.ErrInvalid, m)
-		}
-		c.mode = m
-		return nil
-	}
+	return option(m <= pubsub.Plain, func(c *config) { c.mode = m }, "pub/sub mode %d", m)
 }
 
 // WithHandOffLimit sets how many times in a row the waiters of this process may acquire a
@@ -123,43 +111,26 @@ func WithPubSubMode(m pubsub.Mode) Option {
 // to 64 times, but the process still pauses after every 50 ms of holding. The default is
 // 16; 0 disables hand-offs. It does not apply to fair locks, whose order the server keeps.
 func WithHandOffLimit(n int) Option {
-	return func(c *config) error {
-		if n < 0 {
-			return fmt.Errorf("%w: hand-off limit %d is negative", lock.ErrInvalid, n)
-		}
-		c.handOffs = n
-		return nil
-	}
+	return option(n >= 0, func(c *config) { c.HandOffs = n }, "hand-off limit %d is negative", n)
 }
 
 // WithLogger sets the logger for problems: failed renewals, holds dropped without
 // Unlock, lost connections. The default is slog.Default().
 func WithLogger(l *slog.Logger) Option {
-	return func(c *config) error {
-		if l == nil {
-			return fmt.Errorf("%w: the logger is nil; slog.New(slog.DiscardHandler) drops everything", lock.ErrInvalid)
-		}
-		c.logger = l
-		return nil
-	}
+	return option(l != nil, func(c *config) { c.Logger = l },
+		"the logger is nil; slog.New(slog.DiscardHandler) drops everything")
 }
 
 // WithTracerProvider sets the provider for spans. The default is OpenTelemetry's global
 // provider, if one is set when the client is created.
 func WithTracerProvider(p trace.TracerProvider) Option {
-	return func(c *config) error {
-		c.tracers = p
-		return nil
-	}
+	return option(true, func(c *config) { c.tracers = p }, "")
 }
 
 // WithMeterProvider sets the provider for metrics. The default is OpenTelemetry's
 // global provider, if one is set when the client is created.
 func WithMeterProvider(p metric.MeterProvider) Option {
-	return func(c *config) error {
-		c.meters = p
-		return nil
-	}
+	return option(true, func(c *config) { c.meters = p }, "")
 }
 
 // WithMetricName adds the names of locks to metrics, as the attribute redlatch.name.
@@ -167,13 +138,7 @@ func WithMeterProvider(p metric.MeterProvider) Option {
 // name to the attribute, for example by removing an order number; it must be fast, and
 // "" omits the attribute. Metrics that concern no single lock never have it.
 func WithMetricName(f func(name string) string) Option {
-	return func(c *config) error {
-		if f == nil {
-			return fmt.Errorf("%w: the function for names in metrics is nil", lock.ErrInvalid)
-		}
-		c.metricName = f
-		return nil
-	}
+	return option(f != nil, func(c *config) { c.metricName = f }, "the function for names in metrics is nil")
 }
 
 // WithoutStartupChecks disables the checks of New, Open and Wrap: whether a server may
@@ -181,8 +146,5 @@ func WithMetricName(f func(name string) string) Option {
 // locks. The checks log warnings and never fail. Disable them in programs that are too
 // short-lived for a few extra round trips; Client.Probe does the same on demand.
 func WithoutStartupChecks() Option {
-	return func(c *config) error {
-		c.startupChecks = false
-		return nil
-	}
+	return option(true, func(c *config) { c.startupChecks = false }, "")
 }

@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"errors"
@@ -61,15 +62,12 @@ const (
 	KindPlain     = "plain"
 )
 
-// kinds are all kinds, "" for the other locks of package rlock; objects are their
-// plurals.
-var (
-	kinds   = []string{"", KindFair, KindReadWrite, KindSemaphore, KindLatch, KindPlain}
-	objects = map[string]string{
-		KindFair: "fair locks", KindReadWrite: "read-write locks", KindSemaphore: "semaphores", KindLatch: "count-down latches",
-		KindPlain: "plain locks",
-	}
-)
+// kinds are all kinds with the plurals of their objects; "" is for the other locks of package
+// rlock.
+var kinds = []struct{ kind, objects string }{
+	{"", ""}, {KindFair, "fair locks"}, {KindReadWrite, "read-write locks"}, {KindSemaphore, "semaphores"},
+	{KindLatch, "count-down latches"}, {KindPlain, "plain locks"},
+}
 
 // Right is a command with the key or channel it applies to, if any.
 type Right struct{ Command, On string }
@@ -139,8 +137,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 		if err := errors.Join(wire.CheckName(name), wire.CheckName(key)); err != nil {
 			return Report{}, err
 		}
-		uses = append(uses, c.usesOf(key)...)
-		uses = append(uses, c.otherUsesOf(key)...)
+		uses = append(uses, usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)...)
 	}
 	return c.probe(ctx, wire.Shared(ctx), uses)
 }
@@ -159,14 +156,15 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 	if wire.CheckName(key) != nil {
 		return // the first use of a lock reports the error
 	}
-	uses := c.usesOf(key)
+	uses := usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)
+	uses = slices.DeleteFunc(uses, func(u use) bool { return u.kind != "" })
 	report, err := c.probe(ctx, detached(ctx), uses)
 	if err != nil {
 		c.s.Logger.Warn("redlatch: startup check: incomplete", "error", err)
 	}
-	ofKey := func(r Right) bool { return r.On == key }
 	for _, f := range report.Findings {
-		if len(f.Missing) > 0 && countFunc(f.Missing, ofKey) == countFunc(uses, func(u use) bool { return ofKey(u.Right) }) {
+		permitted := func(u use) bool { return u.On == key && !slices.Contains(f.Missing, u.Right) }
+		if len(f.Missing) > 0 && !slices.ContainsFunc(uses, permitted) {
 			// This user's locks have other names.
 			f.Missing = slices.DeleteFunc(f.Missing, func(r Right) bool { return r.On != "" })
 			if len(f.Missing) == 0 {
@@ -178,15 +176,6 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 	}
 }
 
-func countFunc[T any](all []T, f func(T) bool) (n int) {
-	for _, v := range all {
-		if f(v) {
-			n++
-		}
-	}
-	return n
-}
-
 // probe checks all nodes concurrently, with requests under the context request. It does
 // not wait for nodes beyond the end of ctx.
 func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error) {
@@ -195,28 +184,18 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 		findings []Finding
 		err      error
 	}
-	nodes := c.conn.Nodes()
-	replies := make(chan reply, len(nodes))
-	for addr, conn := range nodes {
-		go func() {
-			var a reply
-			a.node, a.findings, a.err = probeNode(request, addr, conn, uses)
-			replies <- a
-		}()
-	}
 	var r Report
 	var errs []error
-	for range nodes {
-		select {
-		case a := <-replies:
-			r.Nodes = append(r.Nodes, a.node)
-			r.Findings = append(r.Findings, a.findings...)
-			errs = append(errs, a.err)
-			continue
-		case <-ctx.Done():
-			errs = append(errs, fmt.Errorf("redlatch: probe: %w", context.Cause(ctx)))
-		}
-		break
+	for a := range askNodes(ctx, c.conn, func(addr string, node rueidis.Client) (a reply) {
+		a.node, a.findings, a.err = probeNode(request, addr, node, uses)
+		return a
+	}) {
+		r.Nodes = append(r.Nodes, a.node)
+		r.Findings = append(r.Findings, a.findings...)
+		errs = append(errs, a.err)
+	}
+	if ctx.Err() != nil && len(r.Nodes) < len(c.conn.Nodes()) {
+		errs = append(errs, fmt.Errorf("redlatch: probe: %w", context.Cause(ctx)))
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Addr, b.Addr) })
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return strings.Compare(a.Addr, b.Addr) })
@@ -233,26 +212,21 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 
 	var args []string
 	for _, u := range uses {
-		args = append(append(args, strconv.Itoa(len(u.words))), u.words...)
+		words := u.words()
+		args = append(append(args, strconv.Itoa(len(words))), words...)
 	}
 	sent := time.Now()
 	reply, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
 	n.RoundTrip = time.Since(sent)
 	var found []Finding
-	report := func(kind, problem, advice string, missing ...Right) {
-		if len(missing) == 0 {
-			return
-		}
-		if kind != "" {
-			problem = "for " + objects[kind] + ": " + problem
-		}
-		found = append(found, Finding{Check: CheckCommands, Addr: addr, Problem: problem, Advice: advice, Missing: missing, Kind: kind})
-	}
 	switch {
 	case forbidden(err):
 		err = nil
-		report("", "this user may not run scripts", "allow this user the category @scripting",
-			Right{Command: "EVALSHA"}, Right{Command: "EVAL"})
+		found = []Finding{{
+			Check: CheckCommands, Addr: addr,
+			Problem: "this user may not run scripts", Advice: "allow this user the category @scripting",
+			Missing: []Right{{Command: "EVALSHA"}, {Command: "EVAL"}},
+		}}
 	case err == nil && len(reply) < 3:
 		err = fmt.Errorf("redlatch: probe %s: the reply has %d elements", addr, len(reply))
 	case err != nil:
@@ -262,21 +236,39 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 			n.ClockOffset = time.UnixMicro(reply[0]*1e6 + reply[1]).Sub(sent.Add(n.RoundTrip / 2))
 		}
 		n.RightsKnown = reply[2] == 1
-		unknown, forbids := map[string][]Right{}, map[string][]Right{}
-		for _, number := range reply[3:] {
-			missing := forbids
-			if number < 0 {
-				missing, number = unknown, -number
-			}
-			u := uses[number-1]
-			missing[u.kind] = append(missing[u.kind], u.Right)
-		}
-		for _, kind := range kinds {
-			report(kind, "the server does not support "+joined(unknown[kind]), "use a server that has these commands and does not rename them", unknown[kind]...)
-			report(kind, denied(forbids[kind]), "allow the user these commands, keys and channels (ACL SETUSER)", forbids[kind]...)
-		}
+		found = missing(addr, uses, reply[3:])
 	}
 	return n, append(found, n.findings()...), err
+}
+
+// missing returns the findings about the uses that are not permitted, by their numbers from 1,
+// negative if the server does not support them.
+func missing(addr string, uses []use, numbers []int64) (found []Finding) {
+	for _, kind := range kinds {
+		unknown := Finding{Advice: "use a server that has these commands and does not rename them"}
+		denies := Finding{Advice: "allow the user these commands, keys and channels (ACL SETUSER)"}
+		for _, number := range numbers {
+			switch u := uses[max(number, -number)-1]; {
+			case u.kind != kind.kind:
+			case number < 0:
+				unknown.Missing = append(unknown.Missing, u.Right)
+			default:
+				denies.Missing = append(denies.Missing, u.Right)
+			}
+		}
+		unknown.Problem = "the server does not support " + joined(unknown.Missing)
+		denies.Problem = denied(denies.Missing)
+		for _, f := range []Finding{unknown, denies} {
+			f.Check, f.Addr, f.Kind = CheckCommands, addr, kind.kind
+			if f.Kind != "" {
+				f.Problem = "for " + kind.objects + ": " + f.Problem
+			}
+			if len(f.Missing) > 0 {
+				found = append(found, f)
+			}
+		}
+	}
+	return found
 }
 
 func denied(rights []Right) string { return "this user may not " + joined(rights) }
@@ -323,13 +315,8 @@ func (n *Node) readInfo(info string) {
 			fields[name] = value
 		}
 	}
-	n.Server, n.Version = "redis", fields["redis_version"]
-	if name := fields["server_name"]; name != "" {
-		n.Server = name
-		if v := fields[name+"_version"]; v != "" {
-			n.Version = v
-		}
-	}
+	n.Server = cmp.Or(fields["server_name"], "redis")
+	n.Version = cmp.Or(fields[n.Server+"_version"], fields["redis_version"])
 	if n.Version == "" {
 		n.Server = ""
 	}
@@ -339,9 +326,7 @@ func (n *Node) readInfo(info string) {
 }
 
 func olderThan(version string, least [2]int) bool {
-	var major, minor int
-	if n, _ := fmt.Sscanf(version, "%d.%d", &major, &minor); n < 2 {
-		return false
-	}
-	return major < least[0] || major == least[0] && minor < least[1]
+	var v [2]int
+	n, _ := fmt.Sscanf(version, "%d.%d", &v[0], &v[1])
+	return n == 2 && slices.Compare(v[:], least[:]) < 0
 }

@@ -1,7 +1,6 @@
 package redlatch
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/redlatch/redlatch/internal/wire"
@@ -11,137 +10,72 @@ import (
 // use is a command as objects of a kind use it.
 type use struct {
 	Right
-	words []string
-	kind  string
-}
-
-// useList lists the commands of one kind.
-type useList struct {
 	kind string
-	all  []use
 }
 
-// on adds commands on a key or channel.
-func (u *useList) on(on string, commands ...string) {
-	for _, command := range commands {
-		words := []string{command, on}
-		switch command {
-		case "HSET", "LREM", "LRANGE", "ZADD", "ZCOUNT", "ZRANGE", "ZRANGEBYSCORE":
-			words = append(words, "1", "1")
-		case "INCRBY", "DECRBY", "HEXISTS", "HGET", "HMGET", "HRANDFIELD", "HDEL", "PEXPIRE", "SET", "SADD", "SREM", "LINDEX", "LPOS", "LPUSH", "RPUSH", "ZREM", "ZSCORE",
-			"PUBLISH", "SPUBLISH":
-			words = append(words, "1")
-		case "EVALSHA", "EVAL":
-			words = []string{command, "script", "1", on}
-		}
-		u.all = append(u.all, use{Right{command, on}, words, u.kind})
+// words returns the command as probe.lua checks it: a key or channel follows it.
+func (u use) words() []string {
+	switch {
+	case u.On == "":
+		return strings.Fields(u.Command)
+	case strings.HasPrefix(u.Command, "EVAL"):
+		return []string{u.Command, "script", "1", u.On}
+	default:
+		return []string{u.Command, u.On}
 	}
 }
 
-// bare adds commands without a key.
-func (u *useList) bare(commands ...string) {
-	for _, command := range commands {
-		u.all = append(u.all, use{Right{Command: command}, strings.Fields(command), u.kind})
+// usesOf returns the commands that the objects of a key send, directly or from scripts, in
+// the order of their kinds. Those of fair and read-write locks add to those of kind "".
+func usesOf(key, client string, cluster, sharded bool) (uses []use) {
+	owner, _ := lock.NewOwner(client, 0) // not a real owner
+	general, channel := "PING", "PUBLISH,SUBSCRIBE,UNSUBSCRIBE"
+	if cluster {
+		general += ",CLUSTER SLOTS,CLUSTER SHARDS,ASKING"
 	}
-}
-
-// channel adds the commands on a channel.
-func (u *useList) channel(sharded bool, channel string) {
 	if sharded {
-		u.on(channel, "SPUBLISH", "SSUBSCRIBE", "SUNSUBSCRIBE")
-	} else {
-		u.on(channel, "PUBLISH", "SUBSCRIBE", "UNSUBSCRIBE")
+		general += ",PUBSUB SHARDNUMSUB"
+		channel = "SPUBLISH,SSUBSCRIBE,SUNSUBSCRIBE"
 	}
-}
+	const queue = "ZRANGE,ZSCORE,ZADD,ZREM,PTTL,PEXPIRE"
+	for _, row := range []struct{ kind, on, commands string }{
+		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HLEN,PEXPIRE,PTTL,DEL"},
+		{"", wire.FencingToken(key), "INCR,GET,DEL"},
+		{"", "", general},
+		{"", wire.LockChannel(key), channel},
 
-// usesOf returns the commands that locks of package rlock other than plain ones send,
-// directly or from scripts.
-func (c *Client) usesOf(key string) []use {
-	u := lockUses(key)
-	u.bare("PING")
-	if c.s.Cluster() {
-		u.bare("CLUSTER SLOTS", "CLUSTER SHARDS", "ASKING")
+		{KindFair, wire.FairQueue(key), "EXISTS,LLEN,LINDEX,LPOS,LRANGE,RPUSH,LPUSH,LPOP,LREM,PEXPIRE,PERSIST,DEL"},
+		{KindFair, wire.FairTimeouts(key), "EXISTS,ZCARD,ZSCORE,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
+		{KindFair, wire.FairAlive(key), "EXISTS,ZCARD,ZSCORE,ZRANGEBYSCORE,ZADD,ZREM,PEXPIRE,DEL"},
+		{KindFair, "", "TIME"},
+		{KindFair, wire.FairChannel(key, owner), channel},
+
+		{KindReadWrite, key, "HMGET,HGETALL,HDEL,HRANDFIELD"},
+		{KindReadWrite, wire.ReadHoldTimeout(key, owner, 1), "SET,PTTL,PEXPIRE,DEL"},
+		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
+		{KindReadWrite, wire.RWChannel(key), channel},
+
+		{KindSemaphore, key, "GET,SET,EXISTS,INCRBY,PTTL"},
+		{KindSemaphore, wire.SemaphoreRequest(key, client, 1), "GET,SET"},
+		{KindSemaphore, wire.SemaphoreWaiting(key), queue},
+		{KindSemaphore, wire.SemaphoreAlive(key), queue},
+		{KindSemaphore, wire.PermitTimeouts(key), "ZRANGE,ZRANGEBYSCORE,ZSCORE,ZCARD,ZCOUNT,ZADD,ZREM,PEXPIRE"},
+		{KindSemaphore, "", "TIME"},
+		{KindSemaphore, wire.SemaphoreChannel(key), channel},
+
+		{KindLatch, key, "GET,SET,DECRBY"},
+		{KindLatch, wire.LatchRound(key), "GET,SET,DEL"},
+		{KindLatch, wire.LatchChannel(key), channel},
+
+		{KindPlain, key, "SET,GET,PTTL,PEXPIRE,DEL"},
+		{KindPlain, wire.PlainChannel(key), channel},
+	} {
+		if row.kind == KindLatch && wire.CheckLatchName(key) != nil {
+			continue // no latch has this name
+		}
+		for command := range strings.SplitSeq(row.commands, ",") {
+			uses = append(uses, use{Right{command, row.on}, row.kind})
+		}
 	}
-	u.channel(c.s.Sharded, wire.LockChannel(key))
-	if c.s.Sharded {
-		u.bare("PUBSUB SHARDNUMSUB")
-	}
-	return u.all
-}
-
-// otherUsesOf returns the additional commands of other kinds.
-func (c *Client) otherUsesOf(key string) []use {
-	owner, _ := lock.NewOwner(c.s.ID, 0) // not a real owner
-	fair, rw, sc, plain := fairUses(key), rwUses(key, owner), semaphoreUses(key, c.s.ID), plainUses(key)
-	fair.channel(c.s.Sharded, wire.FairChannel(key, owner))
-	rw.channel(c.s.Sharded, wire.RWChannel(key))
-	sc.channel(c.s.Sharded, wire.SemaphoreChannel(key))
-	plain.channel(c.s.Sharded, wire.PlainChannel(key))
-	return slices.Concat(fair.all, rw.all, sc.all, c.latchUsesOf(key), plain.all)
-}
-
-// latchUsesOf returns the commands of count-down latches, none if the name is invalid
-// for them.
-func (c *Client) latchUsesOf(key string) []use {
-	if wire.CheckLatchName(key) != nil {
-		return nil
-	}
-	u := latchUses(key)
-	u.channel(c.s.Sharded, wire.LatchChannel(key))
-	return u.all
-}
-
-// lockUses returns the commands of package rlock, without plain locks.
-func lockUses(key string) *useList {
-	u := &useList{}
-	u.on(key, "EVALSHA", "EVAL", "EXISTS", "HSET", "HEXISTS", "HGET", "HLEN", "PEXPIRE", "PTTL", "DEL")
-	u.on(wire.FencingToken(key), "INCR", "GET", "DEL")
-	return u
-}
-
-// fairUses returns the additional commands of fair locks.
-func fairUses(key string) *useList {
-	u := &useList{kind: KindFair}
-	u.on(wire.FairQueue(key), "EXISTS", "LLEN", "LINDEX", "LPOS", "LRANGE", "RPUSH", "LPUSH", "LPOP", "LREM", "PEXPIRE", "PERSIST", "DEL")
-	u.on(wire.FairTimeouts(key), "EXISTS", "ZCARD", "ZSCORE", "ZADD", "ZREM", "PEXPIRE", "PERSIST", "DEL")
-	u.on(wire.FairAlive(key), "EXISTS", "ZCARD", "ZSCORE", "ZRANGEBYSCORE", "ZADD", "ZREM", "PEXPIRE", "DEL")
-	u.bare("TIME")
-	return u
-}
-
-// rwUses returns the additional commands of read-write locks.
-func rwUses(key string, owner lock.Owner) *useList {
-	u := &useList{kind: KindReadWrite}
-	u.on(key, "HMGET", "HGETALL", "HDEL", "HRANDFIELD")
-	u.on(wire.ReadHoldTimeout(key, owner, 1), "SET", "PTTL", "PEXPIRE", "DEL")
-	u.on(wire.WriterWaits(key), "EXISTS", "PTTL", "SADD", "SREM", "PEXPIRE", "DEL")
-	return u
-}
-
-// semaphoreUses returns the commands of semaphores of either kind.
-func semaphoreUses(key, client string) *useList {
-	u := &useList{kind: KindSemaphore}
-	u.on(key, "GET", "SET", "EXISTS", "INCRBY", "PTTL")
-	u.on(wire.SemaphoreRequest(key, client, 1), "GET", "SET")
-	for _, queue := range []string{wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key)} {
-		u.on(queue, "ZRANGE", "ZSCORE", "ZADD", "ZREM", "PTTL", "PEXPIRE")
-	}
-	u.on(wire.PermitTimeouts(key), "ZRANGE", "ZRANGEBYSCORE", "ZSCORE", "ZCARD", "ZCOUNT", "ZADD", "ZREM", "PEXPIRE")
-	u.bare("TIME")
-	return u
-}
-
-// plainUses returns the commands of plain locks.
-func plainUses(key string) *useList {
-	u := &useList{kind: KindPlain}
-	u.on(key, "SET", "GET", "PTTL", "PEXPIRE", "DEL")
-	return u
-}
-
-// latchUses returns the commands of count-down latches.
-func latchUses(key string) *useList {
-	u := &useList{kind: KindLatch}
-	u.on(key, "GET", "SET", "DECRBY")
-	u.on(wire.LatchRound(key), "GET", "SET", "DEL")
-	return u
+	return uses
 }

@@ -10,6 +10,9 @@
 // Where the server keeps the queue (Request.Ordered), each waiter makes an attempt when it
 // comes, which registers it there, and this queue has the same order.
 //
+// A mutex guards the keys of a shard. The methods of entry and waiter are called with it held,
+// unless they say otherwise.
+//
 // The loop is in this file. The others have the state of a key (entry.go), its list of
 // waiters (waiter.go), the reasons to try again (wake.go), the ways to pass a key on
 // (handoff.go) and to leave it to other processes (yield.go), the waiters that the server
@@ -52,50 +55,32 @@ const (
 // acquired is a holder until Released, unless it has joined one or is Untracked.
 func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	pause := req.pause(1)
-	s := q.shardOf(req.Key)
-	s.mu.Lock()
-	e := s.enter(q, req.Key)
+	e := q.enter(req.Key)
+	mu := &e.shard.mu
 	relation, err := e.join(&req)
 	if err != nil || relation == Joined {
 		e.leave()
-		s.mu.Unlock()
+		mu.Unlock()
 		return err
 	}
-	idle := e.idle(&req)
-	if !idle && !req.Once && relation != Beside {
+	inTurn := e.begin(&req)
+	if !inTurn && !req.Once && relation != Beside {
 		w := newWaiter(e, &req)
-		if req.Ordered {
-			w.registration = unregistered
-		}
+		w.unregistered = req.Ordered
 		e.pushBack(w)
 		return w.wait(ctx)
 	}
 
-	inTurn := idle && !req.Once
-	if inTurn {
-		e.begin()
-	}
-	s.mu.Unlock()
+	mu.Unlock()
 	v, err := req.try(ctx, pause)
-	s.mu.Lock()
-	if inTurn {
-		e.attempting = false
-	}
-	if err == nil && v.Acquired {
-		if inTurn || !req.Untracked {
-			e.joined(&req)
-		}
-		e.enlist(&req)
-		s.mu.Unlock()
-		return nil
-	}
-	if err != nil || req.Once {
-		if inTurn {
-			e.nudge(telemetry.Local) // callers that came meanwhile have waited for this attempt
-		}
-		e.leave()
-		s.mu.Unlock()
-		if err == nil {
+	mu.Lock()
+	if v.Acquired || err != nil || req.Once {
+		e.finish(&req, inTurn, v.Acquired)
+		mu.Unlock()
+		switch {
+		case v.Acquired:
+			return nil
+		case err == nil:
 			return lock.ErrNotAcquired
 		}
 		if u := (*Unavailable)(nil); errors.As(err, &u) {
@@ -103,17 +88,10 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 		}
 		return errors.Join(q.over(ctx, &req), err)
 	}
-	if relation, err := e.join(&req); err != nil || relation == Joined {
-		if inTurn {
-			e.nudge(telemetry.Local)
-		}
-		e.leave()
-		s.mu.Unlock()
-		return err
-	}
 	w := newWaiter(e, &req)
-	w.tries = 1
+	w.tries, w.beside = 1, relation == Beside
 	if inTurn {
+		e.attempting = false
 		e.pushFront(w)
 	} else {
 		e.pushBack(w)
@@ -122,10 +100,11 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 		e.busy(v)
 	}
 	e.wakeUnregistered()
+	w.admit() // an owner that has acquired meanwhile
 	return w.wait(ctx)
 }
 
-// wait is the loop of a waiter. The mutex is held on entry, and released.
+// wait waits until w is granted or its wait is over. It releases the mutex.
 func (w *waiter[A]) wait(ctx context.Context) error {
 	if !w.req.Deadline.IsZero() {
 		wheel := w.entry.queues.cfg.Wheel
@@ -187,24 +166,27 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 	}
 }
 
-// abort removes a waiter whose OnWake or Backoff has panicked. The mutex is not held then.
+// abort locks the mutex and removes a waiter whose OnWake or Backoff has panicked.
 func (w *waiter[A]) abort() {
-	e := w.entry
-	e.shard.mu.Lock()
-	if w.state != granted {
+	q, mu := w.entry.queues, &w.entry.shard.mu
+	mu.Lock()
+	wasGranted := w.state == granted
+	if !wasGranted {
 		w.giveUp()
-		e.shard.mu.Unlock()
-		return
 	}
-	e.shard.mu.Unlock()
-	e.queues.Released(e.key, w.req.Acquirer, Release{Receivers: -1})
-	w.req.Acquirer.Abandon()
+	mu.Unlock()
+	if wasGranted {
+		if !w.req.Untracked {
+			q.Released(w.req.Key, w.req.Acquirer, Release{Receivers: -1})
+		}
+		w.req.Acquirer.Abandon()
+	}
 }
 
-// due reports whether w should make an attempt now. The mutex is held.
+// due reports whether w should make an attempt now.
 func (w *waiter[A]) due() bool {
 	e := w.entry
-	return !e.attempting && (w.registration == unregistered || e.first == w && e.again && !e.isOpen())
+	return !e.attempting && (w.unregistered && !e.outage || e.first == w && e.cause != 0 && !e.isOpen())
 }
 
 // over returns the reason to stop waiting, or nil.
@@ -223,104 +205,85 @@ func (q *Queues[A]) over(ctx context.Context, req *Request[A]) error {
 	return nil
 }
 
-// attempt makes an attempt for w and, in one request, for others. The mutex is held on entry
-// and on return, and released in between; the waiters keep their positions.
+// attempt makes an attempt for w and, in one request, for others. It releases the mutex
+// meanwhile; the waiters keep their positions.
 func (w *waiter[A]) attempt(ctx context.Context) {
 	e := w.entry
-	cause, n := w.cause(), w.tries+1
-	e.shard.mu.Unlock()
+	mu := &e.shard.mu
+	cause, n := telemetry.Cause(0), w.tries+1
+	if e.first == w {
+		cause = e.cause
+	}
+	mu.Unlock()
 	// User code, while w only waits: a panic leaves nothing to undo but the wait.
 	if cause != 0 {
 		w.req.woken(cause)
 	}
 	pause := w.req.pause(n)
-	e.shard.mu.Lock()
+	mu.Lock()
 	if w.state != waiting || !w.due() {
 		return
 	}
+	batch := e.claim(w)
+	mu.Unlock()
+	if len(batch) == 1 {
+		v, err := w.req.try(ctx, pause)
+		e.attempted(batch, []Result{{v, err}}, false)
+	} else if !e.queues.cfg.Go(func(ctx context.Context) {
+		// In the background, because w may leave before the others have their results.
+		e.attempted(batch, w.req.Acquirer.TryAll(ctx, acquirers(batch)), false)
+	}) {
+		runtime.Gosched() // every wait is about to be ended
+		e.attempted(batch, make([]Result, len(batch)), false)
+	}
+	mu.Lock()
+}
+
+// claim begins an attempt of w and returns the waiters that it is for.
+func (e *entry[A]) claim(w *waiter[A]) []*waiter[A] {
 	batch := e.batch(w)
 	if slices.Contains(batch, e.first) {
-		e.again, e.yield.echo = false, false
+		e.cause, e.yield.echo = 0, false
 	}
-	e.claim(batch)
-	for _, other := range batch {
-		other.tries++
-	}
-	e.shard.mu.Unlock()
-	if len(batch) == 1 && batch[0] == w {
-		v, err := w.req.try(ctx, pause)
-		e.shard.mu.Lock()
-		e.attempted(batch, []Result{{v, err}}, cause)
-		return
-	}
-	// On another goroutine, because w may leave before the others have their results.
-	all := acquirers(batch)
-	began := e.queues.cfg.Go(func(ctx context.Context) {
-		results := w.req.Acquirer.TryAll(ctx, all)
-		e.shard.mu.Lock()
-		left := e.attempted(batch, results, cause)
-		e.shard.mu.Unlock()
-		for _, a := range left {
-			a.Abandon()
-		}
-	})
-	if !began {
-		runtime.Gosched() // every wait is about to be ended
-	}
-	e.shard.mu.Lock()
-	if !began {
-		e.attempted(batch, make([]Result, len(batch)), cause)
-	}
-}
-
-// cause returns the reason for an attempt of w, none if it is new. The mutex is held.
-func (w *waiter[A]) cause() telemetry.Cause {
-	if e := w.entry; e.again && slices.Contains(e.batch(w), e.first) {
-		return e.cause
-	}
-	return 0
-}
-
-// claim begins an attempt for a batch. The mutex is held.
-func (e *entry[A]) claim(batch []*waiter[A]) {
 	e.attempting = true
 	for _, w := range batch {
 		w.state = claimed
-	}
-}
-
-// batch returns the waiters for which w makes an attempt, in their order. The mutex is held.
-func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
-	batch := []*waiter[A]{w}
-	switch {
-	case !w.req.Group:
-	case w.req.Ordered:
-		// The head, if it has a reason, and new waiters, which are at the end.
-		batch = batch[:0]
-		for other, n := e.last, e.unregistered; other != nil && n > 0; other = other.prev {
-			if other.registration == unregistered {
-				n--
-				if other.req.Group && other != e.first {
-					batch = append(batch, other)
-				}
-			}
-		}
-		if e.first.req.Group && (e.again || e.first.registration == unregistered) {
-			batch = append(batch, e.first)
-		}
-		slices.Reverse(batch)
-		batch = batch[:min(len(batch), maxGroup)]
-	default:
-		n := 1
-		for other := w.next; other != nil && other.req.Group && n < maxGroup; other = other.next {
-			n++
-		}
-		batch = slices.Grow(batch, n-1)
-		for other := w.next; len(batch) < n; other = other.next {
-			batch = append(batch, other)
-		}
+		w.tries++
 	}
 	return batch
+}
+
+// batch returns the waiters for which w makes an attempt, in their order.
+func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
+	if !w.req.Group {
+		return []*waiter[A]{w}
+	}
+	if !w.req.Ordered {
+		n := 0
+		for next := w; next != nil && next.req.Group && n < maxGroup; next = next.next {
+			n++
+		}
+		batch := make([]*waiter[A], 0, n)
+		for ; len(batch) < n; w = w.next {
+			batch = append(batch, w)
+		}
+		return batch
+	}
+	// The head, if it has a reason, and new waiters, which are at the end.
+	var batch []*waiter[A]
+	for other, n := e.last, e.unregistered; other != e.first && n > 0; other = other.prev {
+		if other.unregistered {
+			n--
+			if other.req.Group {
+				batch = append(batch, other)
+			}
+		}
+	}
+	if e.first.req.Group && (e.cause != 0 || e.first.unregistered) {
+		batch = append(batch, e.first)
+	}
+	slices.Reverse(batch)
+	return batch[:min(len(batch), maxGroup)]
 }
 
 func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
@@ -331,65 +294,67 @@ func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
 	return all
 }
 
-// attempted applies the results of an attempt, and returns the acquirers that have left
-// meanwhile. The mutex is held.
-func (e *entry[A]) attempted(batch []*waiter[A], results []Result, cause telemetry.Cause) (left []A) {
+// attempted locks the mutex and applies the results of an attempt. With handed set it was made
+// for what a caller of this process gave back.
+func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) {
+	e.shard.mu.Lock()
 	e.attempting = false
 	acquired, shared := false, false
-	for i, r := range results {
-		switch w := batch[i]; {
+	var left []A // its waiters have left meanwhile
+	for i, w := range batch {
+		switch {
 		case w.state == gone:
 			left = append(left, w.req.Acquirer)
 			e.unlink(w)
 			e.leave()
-		case w.take(r):
+		case w.take(results[i]):
 			acquired, shared = true, shared || w.req.Shared
-			w.handed = cause == telemetry.HandedOver
+			w.handed = handed
 		}
 	}
 	e.yield.end(!acquired)
-	if shared && !slices.Contains(batch, e.first) {
+	switch i := slices.Index(batch, e.first); {
+	case e.first == nil:
+	case i >= 0 && results[i].Err == nil:
+		e.busy(results[i].Verdict)
+	case i < 0 && shared:
 		e.nudge(telemetry.Local)
-	}
-	if e.first != nil {
-		if i := slices.Index(batch, e.first); i >= 0 && results[i].Err == nil {
-			e.busy(results[i].Verdict)
-		} else if e.again {
-			e.first.signal()
-		}
+	case e.cause != 0:
+		e.first.signal()
 	}
 	e.wakeUnregistered()
-	return left
+	e.shard.mu.Unlock()
+	for _, a := range left {
+		a.Abandon()
+	}
 }
 
-// take applies the result of an attempt and reports whether it acquired. The mutex is held.
+// take applies the result of an attempt and reports whether it acquired.
 func (w *waiter[A]) take(r Result) bool {
 	e := w.entry
 	w.state, w.err = waiting, nil
 	switch {
-	case r.Err == nil && r.Acquired:
+	case r.Err != nil:
+		w.failed(r.Err)
+	case r.Acquired:
 		e.unlink(w)
 		e.enlist(&w.req)
 		w.state = granted
-	case r.Err == nil:
+	default:
 		w.failingSince = time.Time{}
-		w.setRegistration(registered)
+		w.register(true)
 		if r.Moved {
 			e.unlink(w)
 			e.pushBack(w)
 			e.first.signal() // to subscribe, if it is another now
 		}
-		if w.req.Owned {
-			w.admit()
-		}
-	default:
-		w.failed(r.Err)
+		w.admit()
 	}
 	w.signal()
 	return w.state == granted
 }
 
-// failed applies the error of an attempt. The mutex is held.
+// failed applies the error of an attempt.
 func (w *waiter[A]) failed(err error) {
 	e := w.entry
 	var unavailable *Unavailable
@@ -407,8 +372,9 @@ func (w *waiter[A]) failed(err error) {
 	}
 	w.err = unavailable.Err
 	if w.req.Ordered {
-		w.setRegistration(registrationFailed)
+		w.register(false)
 	}
+	e.outage = true
 	e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
 }
 
@@ -421,13 +387,15 @@ func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, err
 	}
 	v, err := r.Acquirer.Try(ctx)
 	switch {
-	case err != nil || v.Acquired || r.Backoff == nil:
+	case err != nil:
+		return Verdict{}, err
+	case r.Backoff == nil:
 	case r.Channel == "":
 		v.FreeIn = pause
 	default:
 		v.poll = max(pause, time.Millisecond)
 	}
-	return v, err
+	return v, nil
 }
 
 // pause returns the pause after the n-th attempt.

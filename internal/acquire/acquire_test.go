@@ -3,6 +3,7 @@ package acquire
 import (
 	"context"
 	"errors"
+	"hash/maphash"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -47,7 +48,7 @@ func run(t *testing.T, test func(w *world)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, closed: make(chan struct{})}
-		w.Queues = New[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
+		w.Queues = newQueues[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -55,6 +56,10 @@ func run(t *testing.T, test func(w *world)) {
 		}
 		assert.Empty(t, w.listeners, "subscriptions are left")
 	})
+}
+
+func newQueues[A Acquirer[A]](cfg Config) *Queues[A] {
+	return &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
 }
 
 // background runs what is to run on.
@@ -693,9 +698,8 @@ func TestAMessageDuringAnAttemptIsNotForgotten(t *testing.T) {
 		second := w.ask(w.t.Context(), "second")
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
-		s := w.shardOf(key)
-		s.mu.Lock()
-		s.entries[key].yield.handOffs = handOffs
+		s, e := w.lock(key)
+		e.yield.handOffs = handOffs
 		s.mu.Unlock()
 		require.False(t, w.pass())
 		w.Released(key, w.holder(), Release{Receivers: 3}) // another process has it at once; the echo is lost

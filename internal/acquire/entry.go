@@ -33,6 +33,7 @@ type Config struct {
 
 // Queues are the queues of one client for acquirers of one type, by key.
 type Queues[A Acquirer[A]] struct {
+	once   sync.Once
 	cfg    Config
 	seed   maphash.Seed
 	shards [shardCount]shard[A]
@@ -44,36 +45,20 @@ type shard[A Acquirer[A]] struct {
 	free    []*entry[A]
 }
 
-// New returns empty queues.
-func New[A Acquirer[A]](cfg Config) *Queues[A] {
-	q := &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
-	for i := range q.shards {
-		q.shards[i].entries = make(map[Key]*entry[A])
-	}
-	return q
-}
-
-// shared is the Queues of a session.
-type shared[A Acquirer[A]] struct {
-	once   sync.Once
-	queues *Queues[A]
-}
-
 // Of returns the queues that the objects of a client share for acquirers of one type.
 func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
-	of := session.Of[shared[A]](s)
-	of.once.Do(func() {
-		of.queues = New[A](Config{
+	q := session.Of[Queues[A]](s)
+	q.once.Do(func() {
+		q.cfg, q.seed = Config{
 			Wheel:     s.Watchdog.Wheel(),
 			Subscribe: s.Subscribe,
 			HandOffs:  s.HandOffs,
 			Go:        s.Go,
 			MaxOutage: s.WatchdogTimeout,
 			Closed:    s.Done(),
-		})
-		s.CountCallers(of.queues.Stats)
+		}, maphash.MakeSeed()
 	})
-	return of.queues
+	return q
 }
 
 // entry is the state of one key while callers of this process hold it, wait for it or try
@@ -91,34 +76,37 @@ type keyState[A Acquirer[A]] struct {
 	holders []A
 	refs    int32 // holders, waiters, and attempts outside the queue
 
-	unregistered int32 // waiters that the server's queue does not have yet
-	unavailable  int32 // waiters whose registration has failed; the timer repeats it
+	unregistered int32 // waiters that are
 	first, last  *waiter[A]
 	unsubscribe  func()     // nil: not subscribed
 	subscriber   *waiter[A] // whose own channel it is; nil: a channel for all
 	attempting   bool
-	again        bool            // there is a reason for another attempt
-	cause        telemetry.Cause // the first such reason
-	leaves       bool            // the coming release leaves the key open
-	armed        bool            // whether the timer is set, to pollAt
-	pollAt       time.Time
+	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
+	cause        telemetry.Cause // the first reason for another attempt of the head, if any
+	pollAt       time.Time       // to which the timer is set, if it is
 
-	yield yield
-	open  *opening // nil if it was never left open
+	yield  yield
+	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
 }
 
-func (q *Queues[A]) shardOf(key Key) *shard[A] {
-	return &q.shards[maphash.Comparable(q.seed, key)%shardCount]
+// lock locks the shard of key, and returns it and the entry of key, or nil.
+func (q *Queues[A]) lock(key Key) (*shard[A], *entry[A]) {
+	s := &q.shards[maphash.Comparable(q.seed, key)%shardCount]
+	s.mu.Lock()
+	return s, s.entries[key]
 }
 
-// enter returns the entry of key with one more reference. s.mu is held.
-func (s *shard[A]) enter(q *Queues[A], key Key) *entry[A] {
-	e := s.entries[key]
+// enter locks the shard of key, and returns the entry of key with one more reference.
+func (q *Queues[A]) enter(key Key) *entry[A] {
+	s, e := q.lock(key)
 	if e == nil {
 		if n := len(s.free); n > 0 {
 			e, s.free = s.free[n-1], s.free[:n-1]
 		} else {
 			e = &entry[A]{queues: q, shard: s}
+		}
+		if s.entries == nil {
+			s.entries = make(map[Key]*entry[A])
 		}
 		e.key = key
 		s.entries[key] = e
@@ -127,13 +115,13 @@ func (s *shard[A]) enter(q *Queues[A], key Key) *entry[A] {
 	return e
 }
 
-// leave drops a reference. The mutex is held.
+// leave drops a reference.
 func (e *entry[A]) leave() {
 	e.refs--
 	if e.refs > 0 {
 		return
 	}
-	if e.armed {
+	if !e.pollAt.IsZero() {
 		e.queues.cfg.Wheel.Cancel(&e.timer)
 	}
 	s := e.shard
@@ -146,17 +134,39 @@ func (e *entry[A]) leave() {
 	}
 }
 
-// idle reports whether no caller of this process is ahead of req. The mutex is held.
-func (e *entry[A]) idle(req *Request[A]) bool {
-	return e.first == nil && !e.attempting && (len(e.holders) == 0 || req.TryWhileHeld)
+// begin begins an attempt of a caller that does not wait. It reports false if it makes one
+// Once, or callers of this process are ahead of it.
+func (e *entry[A]) begin(req *Request[A]) bool {
+	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.TryWhileHeld {
+		return false
+	}
+	e.attempting, e.cause, e.yield.active = true, 0, false
+	return true
 }
 
-// begin begins an attempt of a caller that does not wait. The mutex is held.
-func (e *entry[A]) begin() {
-	e.attempting, e.again, e.yield.active = true, false, false
+// finish ends the attempt of a caller that does not wait. inTurn is set if begin preceded it:
+// callers that came meanwhile have waited for it.
+func (e *entry[A]) finish(req *Request[A], inTurn, acquired bool) {
+	if inTurn {
+		e.attempting = false
+	}
+	switch {
+	case !acquired:
+		if inTurn {
+			e.nudge(telemetry.Local)
+		}
+		e.leave()
+		return
+	case inTurn || !req.Untracked:
+		if req.Shared {
+			e.nudge(telemetry.Local)
+		}
+		e.wakeUnregistered()
+	}
+	e.enlist(req)
 }
 
-// enlist records a requester that has acquired as a holder. The mutex is held.
+// enlist records a requester that has acquired as a holder.
 func (e *entry[A]) enlist(req *Request[A]) {
 	if req.Untracked {
 		e.leave()
@@ -165,27 +175,11 @@ func (e *entry[A]) enlist(req *Request[A]) {
 	}
 }
 
-// joined is called when a caller that did not wait has acquired. The mutex is held.
-func (e *entry[A]) joined(req *Request[A]) {
-	if req.Shared {
-		e.nudge(telemetry.Local)
-	}
-	e.wakeUnregistered()
-}
-
-// drop removes a holder. The mutex is held.
-func (e *entry[A]) drop(a A) {
-	if i := slices.Index(e.holders, a); i >= 0 {
-		e.holders = slices.Delete(e.holders, i, i+1)
-	}
-}
-
 // Holders returns the holders of key in this process, the latest last.
 func (q *Queues[A]) Holders(key Key) []A {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	if e := s.entries[key]; e != nil {
+	if e != nil {
 		return slices.Clone(e.holders)
 	}
 	return nil
@@ -193,21 +187,20 @@ func (q *Queues[A]) Holders(key Key) []A {
 
 // Stats returns the number of callers that have no reason for an attempt, and of those that
 // make one, are about to, or have a key passed on to them.
-func (q *Queues[A]) Stats() (parkedCallers, attempting int) {
+func (q *Queues[A]) Stats() (parked, attempting int) {
 	for i := range q.shards {
 		s := &q.shards[i]
 		s.mu.Lock()
 		for _, e := range s.entries {
-			parked := 0
+			attempting += int(e.refs) - len(e.holders)
 			for w := e.first; w != nil; w = w.next {
 				if w.state == waiting && !w.due() {
 					parked++
+					attempting--
 				}
 			}
-			parkedCallers += parked
-			attempting += int(e.refs) - len(e.holders) - parked
 		}
 		s.mu.Unlock()
 	}
-	return parkedCallers, attempting
+	return parked, attempting
 }

@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"slices"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -11,19 +12,13 @@ import (
 // whether that waiter can have what from has. If Pass reports false, the caller asks the
 // server again, or releases the key and calls Released.
 func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
-	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.leaves || e.yield.active {
+	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.yield.active {
 		return false
 	}
 	w := e.first
-	if w == nil || w.state != waiting || w.registration != registered {
-		return false
-	}
-	if w.req.LeftOpen != "" && e.opens() {
-		e.leaves = true
+	if w == nil || w.state != waiting || w.unregistered || e.opens() {
 		return false
 	}
 	if !w.req.Ordered && e.yield.begin(q.cfg.HandOffs) || !give(w.req.Acquirer) {
@@ -40,38 +35,32 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 
 // Waited reports whether a caller of this process waits for key.
 func (q *Queues[A]) Waited(key Key) bool {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
 	return e != nil && e.first != nil
 }
 
 // Waiters returns up to maxGroup waiters of key that the server has in its queue, the first
 // first.
 func (q *Queues[A]) Waiters(key Key) []A {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
 	if e == nil {
 		return nil
 	}
 	var waiters []A
-	for w := e.first; w != nil && w.registration == registered && len(waiters) < maxGroup; w = w.next {
+	for w := e.first; w != nil && !w.unregistered && len(waiters) < maxGroup; w = w.next {
 		waiters = append(waiters, w.req.Acquirer)
 	}
 	return waiters
 }
 
-// LeavesOpen reports whether the coming release leaves the key open to pollers, with the
-// payload LeftOpen.
+// LeavesOpen reports whether it is time for a release that leaves the key open to pollers,
+// with the payload LeftOpen.
 func (q *Queues[A]) LeavesOpen(key Key) bool {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
-	return e != nil && e.leaves
+	return e != nil && e.opens()
 }
 
 // Offer lets try make an attempt for the waiters at the head of a queue, in the request that
@@ -79,9 +68,7 @@ func (q *Queues[A]) LeavesOpen(key Key) bool {
 // are no waiters, an attempt is under way, or it is time to release for all processes. The
 // requests of that key have Group and Untracked set.
 func (q *Queues[A]) Offer(key Key, try func(all []A) []Result) bool {
-	s := q.shardOf(key)
-	s.mu.Lock()
-	e := s.entries[key]
+	s, e := q.lock(key)
 	if e == nil || e.first == nil || e.attempting || int(e.yield.handOffs) >= q.cfg.HandOffs {
 		if e != nil {
 			e.yield.handOffs = 0
@@ -90,17 +77,9 @@ func (q *Queues[A]) Offer(key Key, try func(all []A) []Result) bool {
 		return false
 	}
 	e.yield.count()
-	e.again = false
-	batch := e.batch(e.first)
-	e.claim(batch)
+	batch := e.claim(e.first)
 	s.mu.Unlock()
-	results := try(acquirers(batch))
-	s.mu.Lock()
-	left := e.attempted(batch, results, telemetry.HandedOver)
-	s.mu.Unlock()
-	for _, a := range left {
-		a.Abandon()
-	}
+	e.attempted(batch, try(acquirers(batch)), true)
 	return true
 }
 
@@ -113,21 +92,22 @@ type Release struct {
 	Kept bool
 	// Elsewhere is set if a waiter of another process comes next.
 	Elsewhere bool
+	// LeftOpen is set if the key was left open to pollers.
+	LeftOpen bool
 }
 
 // Released ends the hold of a, whether released or lost. If this process yields and others
 // may wait, its waiters pause; otherwise its head tries at once if that can succeed.
 func (q *Queues[A]) Released(key Key, a A, how Release) {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
 	if e == nil {
 		return
 	}
-	e.drop(a)
-	if e.leaves {
-		e.leaves = false
+	if i := slices.Index(e.holders, a); i >= 0 {
+		e.holders = slices.Delete(e.holders, i, i+1)
+	}
+	if how.LeftOpen {
 		e.leaveOpen()
 	}
 	if e.first == nil {

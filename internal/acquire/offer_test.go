@@ -46,10 +46,9 @@ func first(n int) func(names []string) []Result {
 }
 
 func (y *yard) idle() bool {
-	s := y.shardOf(key)
-	s.mu.Lock()
+	s, e := y.lock(key)
 	defer s.mu.Unlock()
-	return s.entries[key] == nil
+	return e == nil
 }
 
 func TestNobodyIsOnRecordForWhatIsNotHeld(t *testing.T) {
@@ -159,9 +158,8 @@ func TestWhatHappensDuringAnOfferIsNotMissed(t *testing.T) {
 func TestWhatHappenedBeforeAnOfferIsSeenToByIt(t *testing.T) {
 	inYard(t, func(y *yard) {
 		all := y.permits("a", "b")
-		s := y.shardOf(key)
-		s.mu.Lock()
-		s.entries[key].mark(telemetry.Message)
+		s, e := y.lock(key)
+		e.mark(telemetry.Message)
 		s.mu.Unlock()
 		y.answers(first(1))
 		require.True(t, y.offer())

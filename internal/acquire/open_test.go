@@ -34,7 +34,7 @@ func (w *world) releaseOpen() bool {
 	}
 	w.set(func() { w.taken = false })
 	w.notify(pubsub.Event{Payload: payload})
-	w.Released(key, w.holder(), Release{Receivers: 1})
+	w.Released(key, w.holder(), Release{Receivers: 1, LeftOpen: open})
 	return open
 }
 

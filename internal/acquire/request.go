@@ -72,7 +72,7 @@ type Verdict struct {
 	// process. It is for Ordered requests.
 	Moved bool
 
-	poll time.Duration // pause before the next attempt where some release without a message
+	poll time.Duration // pause before the next attempt where some release without a message; 0: none
 }
 
 // Result is the outcome of an attempt for one of several.

@@ -21,7 +21,7 @@ type waiter[A Acquirer[A]] struct {
 	wake         chan struct{}
 	timer        watchdog.Timer
 	state        waiterState
-	registration registration
+	unregistered bool // it needs an attempt to get a position in the server's queue
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
 	tries        int
@@ -43,28 +43,13 @@ func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
 	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1)} // a copy: most requests never wait
 }
 
-// Join returns the relation of a to the holders of key.
-func (q *Queues[A]) Join(key Key, a A) (Relation, error) {
-	s := q.shardOf(key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.entries[key]; e != nil {
-		return e.relation(a)
-	}
-	return Unrelated, nil
-}
-
-// join returns the relation of a request to the holders. The mutex is held.
-func (e *entry[A]) join(req *Request[A]) (Relation, error) {
+// join returns the relation of a request to the holders.
+func (e *entry[A]) join(req *Request[A]) (relation Relation, err error) {
 	if !req.Owned {
 		return Unrelated, nil
 	}
-	return e.relation(req.Acquirer)
-}
-
-func (e *entry[A]) relation(a A) (relation Relation, err error) {
 	for _, holder := range e.holders {
-		r, err := a.Join(holder)
+		r, err := req.Acquirer.Join(holder)
 		if r == Joined || err != nil {
 			return r, err
 		}
@@ -75,10 +60,8 @@ func (e *entry[A]) relation(a A) (relation Relation, err error) {
 
 // Admit lets waiters of the same owner join a holder, as soon as it can be joined.
 func (q *Queues[A]) Admit(key Key, holder A) {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	e := s.entries[key]
 	if e == nil || !slices.Contains(e.holders, holder) {
 		return
 	}
@@ -86,12 +69,13 @@ func (q *Queues[A]) Admit(key Key, holder A) {
 		next := w.next
 		if w.req.Owned && w.state == waiting {
 			w.admit()
+			w.signal()
 		}
 		w = next
 	}
 }
 
-// admit lets a waiter join a holder of the same owner, if there is one. The mutex is held.
+// admit lets a waiter join a holder of the same owner, or try once beside it, if there is one.
 func (w *waiter[A]) admit() {
 	relation, err := w.entry.join(&w.req)
 	switch {
@@ -102,12 +86,11 @@ func (w *waiter[A]) admit() {
 		w.state = granted
 	case relation == Beside && !w.beside:
 		w.beside = true
-		w.setRegistration(unregistered)
+		w.register(false)
 	}
-	w.signal()
 }
 
-// giveUp removes the waiter; if it is claimed, the end of the attempt does. The mutex is held.
+// giveUp removes the waiter; if it is claimed, the end of the attempt does.
 func (w *waiter[A]) giveUp() {
 	e := w.entry
 	if w.state == claimed {
@@ -117,7 +100,7 @@ func (w *waiter[A]) giveUp() {
 	wasHead := e.first == w
 	w.state = gone
 	e.unlink(w)
-	if w.registration == unregistered {
+	if w.unregistered {
 		e.wakeUnregistered() // it may have been woken to try for a batch
 	}
 	if wasHead {
@@ -127,7 +110,7 @@ func (w *waiter[A]) giveUp() {
 	e.leave()
 }
 
-// end ends the wait with an error. The mutex is held.
+// end ends the wait with an error.
 func (w *waiter[A]) end(err error) {
 	w.giveUp()
 	w.state, w.err = ended, err
@@ -143,44 +126,38 @@ func (w *waiter[A]) signal() {
 	}
 }
 
+// link makes b follow a in the list. nil stands for either end of it.
+func (e *entry[A]) link(a, b *waiter[A]) {
+	if a != nil {
+		a.next = b
+	} else {
+		e.first = b
+	}
+	if b != nil {
+		b.prev = a
+	} else {
+		e.last = a
+	}
+}
+
 func (e *entry[A]) pushBack(w *waiter[A]) {
 	e.count(w, 1)
-	w.prev, w.next = e.last, nil
-	if e.last != nil {
-		e.last.next = w
-	} else {
-		e.first = w
-	}
-	e.last = w
+	e.link(e.last, w)
+	e.link(w, nil)
 }
 
 func (e *entry[A]) pushFront(w *waiter[A]) {
 	e.count(w, 1)
-	w.prev, w.next = nil, e.first
-	if e.first != nil {
-		e.first.prev = w
-	} else {
-		e.last = w
-	}
-	e.first = w
+	e.link(w, e.first)
+	e.link(nil, w)
 	e.unsubscribeUnused()
 }
 
-// unlink removes w from the list, and ends the subscription with the last waiter. The mutex
-// is held.
+// unlink removes w from the list, and ends the subscription with the last waiter.
 func (e *entry[A]) unlink(w *waiter[A]) {
 	e.count(w, -1)
-	if w.prev != nil {
-		w.prev.next = w.next
-	} else {
-		e.first = w.next
-	}
-	if w.next != nil {
-		w.next.prev = w.prev
-	} else {
-		e.last = w.prev
-	}
-	w.next, w.prev = nil, nil
+	e.link(w.prev, w.next)
+	w.prev, w.next = nil, nil
 	if e.first != nil {
 		e.arm() // the next head is not woken
 	}

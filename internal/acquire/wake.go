@@ -8,15 +8,14 @@ import (
 )
 
 // wantsChannel reports whether the head should subscribe. Where the server keeps the queue,
-// there are no messages while this process holds the key. The mutex is held.
+// there are no messages while this process holds the key.
 func (e *entry[A]) wantsChannel() bool {
 	req := &e.first.req
 	return e.unsubscribe == nil && req.Channel != "" &&
-		(!req.Ordered || len(e.holders) == 0 && e.first.registration == registered)
+		(!req.Ordered || len(e.holders) == 0 && !e.first.unregistered)
 }
 
-// subscribe subscribes for the head. The mutex is held; the hub does not call back from
-// here.
+// subscribe subscribes for the head. The hub does not call back from here.
 func (e *entry[A]) subscribe() {
 	req := &e.first.req
 	if req.Ordered {
@@ -30,7 +29,7 @@ func (e *entry[A]) subscribe() {
 	}
 }
 
-// unsubscribeUnused ends a subscription without a waiter. The mutex is held.
+// unsubscribeUnused ends a subscription without a waiter.
 func (e *entry[A]) unsubscribeUnused() {
 	if e.unsubscribe != nil && (e.first == nil || e.subscriber != nil && e.subscriber != e.first) {
 		e.unsubscribe()
@@ -38,7 +37,7 @@ func (e *entry[A]) unsubscribeUnused() {
 	}
 }
 
-// busy schedules the next attempt after one that found the key taken. The mutex is held.
+// busy schedules the next attempt after one that found the key taken.
 func (e *entry[A]) busy(v Verdict) {
 	pause := safetyPoll
 	if v.FreeIn >= 0 {
@@ -48,43 +47,38 @@ func (e *entry[A]) busy(v Verdict) {
 		pause = min(pause, v.poll)
 	}
 	at := time.Now().Add(pause)
-	if e.unavailable > 0 && e.armed && e.pollAt.Before(at) {
-		return // other waiters try before
+	if e.outage && e.pollAt.Before(at) {
+		return // unregistered waiters try before
 	}
 	e.lookAt(at)
 }
 
-// lookAt schedules an attempt of the head. The mutex is held.
+// lookAt schedules an attempt of the head.
 func (e *entry[A]) lookAt(at time.Time) {
-	e.pollAt, e.armed = at, true
+	e.pollAt = at
 	e.queues.cfg.Wheel.Schedule(&e.timer, at, e)
 }
 
-// arm makes sure that the head makes another attempt. The mutex is held.
+// arm makes sure that the head makes another attempt.
 func (e *entry[A]) arm() {
-	if !e.armed {
+	if e.pollAt.IsZero() {
 		e.lookAt(time.Now().Add(safetyPoll))
 	}
 }
 
-// Expire implements watchdog's Target.
+// Expire implements watchdog.Expirer. It locks the mutex.
 func (e *entry[A]) Expire(now time.Time) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	if !e.armed || now.Before(e.pollAt) {
+	if e.pollAt.IsZero() || now.Before(e.pollAt) {
 		return
 	}
-	e.armed = false
-	for w := e.first; w != nil && e.unavailable > 0; w = w.next {
-		if w.registration == registrationFailed {
-			w.setRegistration(unregistered)
-		}
-	}
+	e.pollAt, e.outage = time.Time{}, false
 	e.nudge(telemetry.Timer)
 	e.wakeUnregistered()
 }
 
-// Notify implements pubsub.Listener.
+// Notify implements pubsub.Listener. It locks the mutex.
 func (e *entry[A]) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
@@ -104,14 +98,14 @@ func (e *entry[A]) Notify(ev pubsub.Event) {
 	}
 }
 
-// mark records a reason for an attempt. The mutex is held.
+// mark records a reason for an attempt.
 func (e *entry[A]) mark(c telemetry.Cause) {
-	if !e.again {
-		e.again, e.cause = true, c
+	if e.cause == 0 {
+		e.cause = c
 	}
 }
 
-// nudge makes the head try, later if the key is left open. The mutex is held.
+// nudge makes the head try, later if the key is left open.
 func (e *entry[A]) nudge(c telemetry.Cause) {
 	if e.attempting || e.first != nil {
 		e.mark(c)
@@ -119,7 +113,7 @@ func (e *entry[A]) nudge(c telemetry.Cause) {
 	switch {
 	case e.first == nil:
 	case e.isOpen():
-		e.lookAt(e.open.until)
+		e.lookAt(started.Add(e.opened + openFor))
 	default:
 		e.first.signal()
 	}
@@ -127,10 +121,9 @@ func (e *entry[A]) nudge(c telemetry.Cause) {
 
 // Wake makes the head of a queue try.
 func (q *Queues[A]) Wake(key Key) {
-	s := q.shardOf(key)
-	s.mu.Lock()
+	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	if e := s.entries[key]; e != nil {
+	if e != nil {
 		e.nudge(telemetry.Local)
 	}
 }

@@ -107,30 +107,26 @@ func (y *yield) heard() reaction {
 	return try
 }
 
-// opening is the schedule by which a key is left open to pollers.
-type opening struct {
-	last  time.Time // the last time, or when the schedule began
-	until time.Time // no attempt is made in this process before
-}
-
-// opens reports whether it is time to leave the key open. The mutex is held.
+// opens reports whether it is time to leave the key open to pollers that may wait beside the
+// head.
 func (e *entry[A]) opens() bool {
-	now := time.Now()
-	if e.open == nil {
-		e.open = &opening{last: now}
+	if e.first == nil || e.first.req.LeftOpen == "" {
+		return false
 	}
-	return now.Sub(e.open.last) >= openEvery
+	now := time.Since(started)
+	if e.opened == 0 {
+		e.opened = now - openFor
+	}
+	return now-e.opened >= openEvery
 }
 
-// leaveOpen keeps this process from trying for a while. The mutex is held.
+// leaveOpen keeps this process from trying for a while.
 func (e *entry[A]) leaveOpen() {
-	now := time.Now()
-	e.open = &opening{last: now, until: now.Add(openFor)}
-	e.yield.active = false
+	e.opened, e.yield.active = time.Since(started), false
 	if e.first != nil {
-		e.lookAt(e.open.until)
+		e.lookAt(started.Add(e.opened + openFor))
 	}
 }
 
-// isOpen reports whether the key is left open. The mutex is held.
-func (e *entry[A]) isOpen() bool { return e.open != nil && time.Now().Before(e.open.until) }
+// isOpen reports whether the key is left open.
+func (e *entry[A]) isOpen() bool { return e.opened != 0 && time.Since(started)-e.opened < openFor }

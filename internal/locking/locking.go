@@ -131,13 +131,6 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
 func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
-	if !c.owner.IsZero() {
-		if relation, err := c.lock.q.Join(c.lock.queueKey(), c); err != nil {
-			return nil, err
-		} else if relation == acquire.Joined {
-			return c.joined.reenter(ctx, c)
-		}
-	}
 	c.freshID()
 	traits := c.lock.p.Traits()
 	c.Waits = !once

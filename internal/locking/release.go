@@ -210,6 +210,7 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 	c.receivers = int32(freed.Receivers)
 	l.q.Released(l.queueKey(), c, acquire.Release{
 		Receivers: freed.Receivers, Kept: freed.State == StillHeld, Elsewhere: elsewhere && l.p.Traits().Ordered,
+		LeftOpen: c.LeftOpen,
 	})
 	return c.releaseError(freed, err)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// maxCleanups bounds how many cleanups are pending. Beyond that the oldest is dropped:
+	// maxCleanups bounds how many cleanups are pending. Beyond that the first is dropped:
 	// what it would remove expires.
 	maxCleanups = 10_000
 	// cleanupsAtOnce bounds how many run at the same time.
@@ -21,13 +21,14 @@ const (
 // and returns the pause before the next, or a negative number if it is done.
 type Cleanup func(ctx context.Context) time.Duration
 
-// cleanups are the pending cleanups of a session. One goroutine starts them when they are due.
+// cleanups are the pending cleanups of a session. A few workers run them when they are due.
 type cleanups struct {
 	mu      sync.Mutex
-	pending []pendingCleanup
-	running int           // cleanups under way
-	started bool          // the goroutine runs
+	pending []pendingCleanup // by due
+	workers int
+	waiting int           // of the workers, for a cleanup to be due
 	wake    chan struct{} // has room for one
+	closeBy time.Time     // for the last runs
 }
 
 type pendingCleanup struct {
@@ -40,31 +41,39 @@ type pendingCleanup struct {
 // is closed already, c runs once before CleanUp returns.
 func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	now := time.Now()
-	if !s.cleanups.add(s, pendingCleanup{c, now, now.Add(d)}) {
+	cs := &s.cleanups
+	cs.mu.Lock()
+	if cs.workers < cleanupsAtOnce && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
+		cs.workers++
+	}
+	closed := cs.workers == 0
+	if !closed {
+		cs.add(pendingCleanup{c, now, now.Add(d)})
+	}
+	cs.mu.Unlock()
+	if closed {
 		ctx, cancel := context.WithTimeout(context.Background(), lastCleanup)
 		defer cancel()
 		c(ctx)
 	}
 }
 
-// add makes p pending. It reports false if the session is closed.
-func (cs *cleanups) add(s *Session, p pendingCleanup) bool {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if !cs.started {
-		cs.wake = make(chan struct{}, 1)
-		if cs.started = s.Go(func(ctx context.Context) { cs.loop(ctx, s) }); !cs.started {
-			return false
-		}
-	}
+// add makes p pending. cs.mu is held.
+func (cs *cleanups) add(p pendingCleanup) {
 	if len(cs.pending) == maxCleanups {
 		cs.pending = slices.Delete(cs.pending, 0, 1)
 	}
-	cs.pending = append(cs.pending, p)
+	i, _ := slices.BinarySearchFunc(cs.pending, p.due, func(other pendingCleanup, due time.Time) int {
+		if other.due.After(due) {
+			return 1
+		}
+		return -1
+	})
+	cs.pending = slices.Insert(cs.pending, i, p)
 	cs.signal()
-	return true
 }
 
+// signal wakes a worker that waits.
 func (cs *cleanups) signal() {
 	select {
 	case cs.wake <- struct{}{}:
@@ -72,79 +81,47 @@ func (cs *cleanups) signal() {
 	}
 }
 
-// loop runs the cleanups until none is left.
-func (cs *cleanups) loop(ctx context.Context, s *Session) {
-	timer := time.NewTimer(0)
-	defer timer.Stop()
-	closing := ctx.Done()
-	for {
-		cs.mu.Lock()
-		if ctx.Err() != nil && cs.running == 0 || len(cs.pending)+cs.running == 0 {
-			rest := cs.pending
-			cs.pending, cs.started = nil, false
-			cs.mu.Unlock()
-			runOnce(rest)
-			return
-		}
-		if ctx.Err() == nil {
-			timer.Reset(cs.start(ctx, s))
-		}
-		cs.mu.Unlock()
-		select {
-		case <-cs.wake:
-		case <-timer.C:
-		case <-closing:
-			closing = nil
-		}
-	}
-}
-
-// start starts cleanups that are due, and returns how long it takes until the next one is.
-// cs.mu is held.
-func (cs *cleanups) start(ctx context.Context, s *Session) (next time.Duration) {
-	now := time.Now()
-	next = time.Hour
-	cs.pending = slices.DeleteFunc(cs.pending, func(p pendingCleanup) bool {
-		if wait := p.due.Sub(now); wait > 0 || cs.running == cleanupsAtOnce {
-			next = min(next, max(wait, 0))
-			return false
-		}
-		cs.running++
-		go cs.run(ctx, s, p)
-		return true
-	})
-	if cs.running == cleanupsAtOnce {
-		return time.Hour // the end of one of them is the next event
-	}
-	return next
-}
-
-func (cs *cleanups) run(ctx context.Context, s *Session, p pendingCleanup) {
-	ctx, cancel := context.WithDeadline(ctx, p.until)
-	defer cancel()
-	reqCtx, end := s.Bounded(ctx)
-	pause := p.run(reqCtx)
-	end()
+// work runs cleanups when they are due, until none is left for this worker. When the session
+// closes, all are due.
+func (cs *cleanups) work(ctx context.Context, s *Session) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	cs.running--
-	if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) {
-		cs.pending = append(cs.pending, p)
-	}
-	cs.signal()
-}
-
-// runOnce runs cleanups that are still pending when the session closes.
-func runOnce(rest []pendingCleanup) {
-	ctx, cancel := context.WithTimeout(context.Background(), lastCleanup)
-	defer cancel()
-	var done sync.WaitGroup
-	defer done.Wait()
-	for batch := range slices.Chunk(rest, max(1, (len(rest)+cleanupsAtOnce-1)/cleanupsAtOnce)) {
-		done.Go(func() {
-			for _, p := range batch {
-				p.run(ctx)
+	defer func() { cs.workers-- }()
+	for len(cs.pending) > 0 {
+		p := cs.pending[0]
+		runCtx, until := ctx, p.until
+		closing := ctx.Err() != nil
+		if closing {
+			if cs.closeBy.IsZero() {
+				cs.closeBy = time.Now().Add(lastCleanup)
 			}
-		})
+			runCtx, until = context.Background(), cs.closeBy
+		} else if wait := time.Until(p.due); wait > 0 {
+			if cs.waiting == len(cs.pending) {
+				return
+			}
+			cs.waiting++
+			cs.mu.Unlock()
+			select {
+			case <-cs.wake:
+			case <-time.After(wait):
+			case <-ctx.Done():
+			}
+			cs.mu.Lock()
+			cs.waiting--
+			continue
+		}
+		cs.pending = slices.Delete(cs.pending, 0, 1)
+		cs.signal() // the next one needs another worker
+		cs.mu.Unlock()
+		runCtx, cancel := context.WithDeadline(runCtx, until)
+		reqCtx, end := s.Bounded(runCtx)
+		pause := p.run(reqCtx)
+		end()
+		cancel()
+		cs.mu.Lock()
+		if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) && !closing {
+			cs.add(p)
+		}
 	}
 }

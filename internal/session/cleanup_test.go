@@ -12,7 +12,7 @@ import (
 
 // bare returns a session without a connection.
 func bare() *Session {
-	s := &Session{}
+	s := &Session{cleanups: cleanups{wake: make(chan struct{}, 1)}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	return s
 }

@@ -35,7 +35,7 @@ const identityTTL = time.Minute
 // Server identifies the client's server; it returns the zero Server if that does not
 // identify itself. The first call blocks for one or two round trips.
 func (s *Session) Server(ctx context.Context) (Server, error) {
-	if s.identity.Load() != nil {
+	if s.AskedServer() {
 		return s.KnownServer(), nil
 	}
 	return s.ask(ctx)
@@ -45,16 +45,18 @@ func (s *Session) Server(ctx context.Context) (Server, error) {
 func (s *Session) AskedServer() bool { return s.identity.Load() != nil }
 
 func (s *Session) ask(ctx context.Context) (Server, error) {
+	ctx, cancel := s.Bounded(ctx)
+	defer cancel()
 	asked := time.Now()
-	server, err := s.askServer(ctx)
-	if refused := (*rueidis.RedisError)(nil); errors.As(err, &refused) {
+	server, err := s.identify(wire.Shared(ctx))
+	switch {
+	case err == nil:
+		s.identity.Store(&identity{server, asked})
+		return server, nil
+	case errors.As(err, new(*rueidis.RedisError)):
 		s.identity.CompareAndSwap(nil, &identity{asked: asked}) // asking again would fail again
 	}
-	if err != nil {
-		return Server{}, fmt.Errorf("redlatch: identify the server: %w", err)
-	}
-	s.identity.Store(&identity{server, asked})
-	return server, nil
+	return Server{}, fmt.Errorf("redlatch: identify the server: %w", err)
 }
 
 // KnownServer returns the cached identity, zero if there is none. It refreshes an old
@@ -73,51 +75,51 @@ func (s *Session) KnownServer() Server {
 	return known.server
 }
 
-func (s *Session) askServer(ctx context.Context) (Server, error) {
-	ctx, cancel := s.Bounded(ctx)
-	defer cancel()
+func (s *Session) identify(ctx context.Context) (Server, error) {
 	b := s.Client.B()
 	if s.Cluster() {
-		nodes, err := s.Client.Do(wire.Shared(ctx), b.ClusterSlots().Build()).ToArray()
+		nodes, err := s.Client.Do(ctx, b.ClusterSlots().Build()).ToArray()
 		if err != nil {
 			return Server{}, err
 		}
 		id, err := leastNode(nodes)
 		return Server{ID: id, Database: "0"}, err
 	}
-	var server Server
-	info, err := s.Client.Do(wire.Shared(ctx), b.Info().Section("server").Build()).ToString()
-	if err == nil {
-		server.ID = field(info, "\n", "run_id:")
-	}
-	if server.ID == "" {
-		if server.ID, err = s.markServer(ctx, err); err != nil {
-			return Server{}, err
-		}
-	}
-	client, err := s.Client.Do(wire.Shared(ctx), b.ClientInfo().Build()).ToString()
-	if _, refused := rueidis.IsRedisErr(err); err != nil && !refused {
+	info, err := s.Client.Do(ctx, b.Info().Section("server").Build()).ToString()
+	if noReply(err) {
 		return Server{}, err
 	}
-	server.Database = field(client, " ", "db=")
-	return server, nil
+	id := field(info, "\n", "run_id:")
+	if id == "" {
+		var markErr error
+		if id, markErr = s.markServer(ctx); markErr != nil {
+			return Server{}, errors.Join(markErr, err)
+		}
+	}
+	client, err := s.Client.Do(ctx, b.ClientInfo().Build()).ToString()
+	if noReply(err) {
+		return Server{}, err
+	}
+	return Server{ID: id, Database: field(client, " ", "db=")}, nil
+}
+
+// noReply reports whether err is an error other than the server's.
+func noReply(err error) bool {
+	_, reply := rueidis.IsRedisErr(err)
+	return err != nil && !reply
 }
 
 // markTTL is the time to live of a server's mark after each use.
 const markTTL = 2 * identityTTL
 
-// markServer returns the mark of a server that hides its run id, and creates it if
-// needed. why is the error of the request for the run id.
-func (s *Session) markServer(ctx context.Context, why error) (string, error) {
-	if _, refused := rueidis.IsRedisErr(why); why != nil && !refused {
-		return "", why
-	}
+// markServer returns the mark of a server that hides its run id, and creates it if needed.
+func (s *Session) markServer(ctx context.Context) (string, error) {
 	b := s.Client.B()
 	set := b.Set().Key(wire.ServerMark).Value(uuid.NewString()).Nx().Px(markTTL).Build()
-	if err := s.Client.Do(wire.Shared(ctx), set).Error(); err != nil && !rueidis.IsRedisNil(err) {
-		return "", errors.Join(err, why)
+	if err := s.Client.Do(ctx, set).Error(); err != nil && !rueidis.IsRedisNil(err) {
+		return "", err
 	}
-	return s.Client.Do(wire.Shared(ctx), b.Getex().Key(wire.ServerMark).Px(markTTL).Build()).ToString()
+	return s.Client.Do(ctx, b.Getex().Key(wire.ServerMark).Px(markTTL).Build()).ToString()
 }
 
 // field returns the value of a name in a list from the server.
@@ -136,13 +138,10 @@ func field(list, separator, name string) string {
 func leastNode(ranges []rueidis.RedisMessage) (string, error) {
 	var nodes []string
 	for _, r := range ranges {
-		parts, err := r.ToArray()
-		if err != nil || len(parts) < 3 {
-			continue
-		}
-		for _, node := range parts[2:] {
-			about, err := node.ToArray()
-			if err != nil || len(about) < 3 {
+		parts, _ := r.ToArray()
+		for _, node := range parts[min(2, len(parts)):] {
+			about, _ := node.ToArray()
+			if len(about) < 3 {
 				continue
 			}
 			host, _ := about[0].ToString() // empty if the node does not know it

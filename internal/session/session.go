@@ -50,15 +50,14 @@ type Session struct {
 
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
+	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
 
-	mu        sync.Mutex
-	closed    bool
-	ctx       context.Context // for background tasks
-	cancel    context.CancelFunc
-	tasks     sync.WaitGroup
-	running   atomic.Int64 // number of tasks
-	warned    time.Time    // time of the last logged renewal failure
-	callersOf []func() (waiting, attempting int)
+	mu      sync.Mutex
+	closed  bool
+	ctx     context.Context // for background tasks
+	cancel  context.CancelFunc
+	tasks   sync.WaitGroup
+	running atomic.Int64 // number of tasks
 
 	shared   sync.Map // by type; see Of
 	cleanups cleanups
@@ -73,6 +72,7 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
+	s.cleanups.wake = make(chan struct{}, 1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	watch := watchdog.Config{OnRenew: s.renewed}
 	if s.Cluster() {
@@ -110,21 +110,16 @@ func Of[T any](s *Session) *T {
 	return t.(*T)
 }
 
-// CountCallers has Callers include the numbers that count returns.
-func (s *Session) CountCallers(count func() (waiting, attempting int)) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.callersOf = append(s.callersOf, count)
-}
-
-// Callers returns the number of callers that wait, and of those that make an attempt.
+// Callers returns the number of callers that wait, and of those that make an attempt, as all
+// values of Of that count them have it.
 func (s *Session) Callers() (waiting, attempting int) {
-	s.mu.Lock()
-	counts := s.callersOf
-	s.mu.Unlock()
-	for _, count := range counts {
-		w, a := count()
-		waiting, attempting = waiting+w, attempting+a
+	for _, v := range s.shared.Range {
+		if of, ok := v.(interface {
+			Stats() (waiting, attempting int)
+		}); ok {
+			w, a := of.Stats()
+			waiting, attempting = waiting+w, attempting+a
+		}
 	}
 	return waiting, attempting
 }
@@ -137,13 +132,9 @@ func (s *Session) renewed(remaining time.Duration, err error) {
 	if err == nil {
 		return
 	}
-	s.mu.Lock()
-	quiet := time.Since(s.warned) < time.Second // an outage fails many renewals at once
-	if !quiet {
-		s.warned = time.Now()
-	}
-	s.mu.Unlock()
-	if !quiet {
+	now := time.Now().UnixNano()
+	if last := s.warned.Load(); now-last >= int64(time.Second) && s.warned.CompareAndSwap(last, now) {
+		// An outage fails many renewals at once.
 		s.Logger.Warn("redlatch: renewal failed; will retry", "remaining", remaining, "error", err)
 	}
 }
@@ -171,9 +162,6 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 		return "", err
 	}
 	key := s.MapName(name)
-	if key == name {
-		return key, nil
-	}
 	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
 	}

@@ -190,33 +190,29 @@ func (a Acquire) End(ctx context.Context, attempts int, contended bool, err erro
 	if a.t == nil {
 		return
 	}
-	outcome := outcomeKey.String(outcomeOf(err))
+	o, failed := outcomeOf(err)
+	outcome := outcomeKey.String(o)
 	a.t.waiters.Add(ctx, -1, a.attrs.with())
 	a.t.acquisitions.Add(ctx, 1, a.attrs.with(outcome))
 	a.t.wait.Record(ctx, time.Since(a.start).Seconds(), a.attrs.with(outcome))
 	a.span.SetAttributes(outcome, attemptsKey.Int(attempts), contendedKey.Bool(contended))
-	if o := outcome.Value.AsString(); o != acquired && o != notAcquired {
+	if failed {
 		a.span.SetStatus(codes.Error, err.Error())
 	}
 	a.span.End()
 }
 
-// Outcomes that are not errors.
-const (
-	acquired    = "acquired"
-	notAcquired = "not_acquired"
-)
-
-func outcomeOf(err error) string {
+// outcomeOf returns the outcome of an acquisition, and whether it is an error.
+func outcomeOf(err error) (outcome string, failed bool) {
 	switch {
 	case err == nil:
-		return acquired
+		return "acquired", false
 	case errors.Is(err, lock.ErrIndeterminate):
-		return "indeterminate"
+		return "indeterminate", true
 	case errors.Is(err, lock.ErrNotAcquired):
-		return notAcquired
+		return "not_acquired", false
 	default:
-		return "error"
+		return "error", true
 	}
 }
 
@@ -272,7 +268,7 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if token != 0 {
 		of = append(of, tokenKey.Int64(token))
 	}
-	return t.startHold(ctx, l, of)
+	return t.startHold(ctx, l, of...)
 }
 
 // StartPermit is StartHold for a permit of a semaphore.
@@ -280,10 +276,10 @@ func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context
 	if t == nil {
 		return ctx, nil
 	}
-	return t.startHold(ctx, l, []attribute.KeyValue{permitKey.String(id)})
+	return t.startHold(ctx, l, permitKey.String(id))
 }
 
-func (t *Telemetry) startHold(ctx context.Context, l Lock, of []attribute.KeyValue) (context.Context, *Hold) {
+func (t *Telemetry) startHold(ctx context.Context, l Lock, of ...attribute.KeyValue) (context.Context, *Hold) {
 	h := &Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	t.holds.Add(ctx, 1, h.attrs.with())
 	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
@@ -319,7 +315,7 @@ func (h *Hold) End(lost *lock.LostError) {
 // function that ends it.
 func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) {
 	if h == nil {
-		return ctx, noRelease
+		return ctx, func(error) {}
 	}
 	ctx, span := h.t.tracer.Start(trace.ContextWithSpan(ctx, h.span), "redlatch.release", h.lock.spanAttributes())
 	return ctx, func(err error) {
@@ -329,8 +325,6 @@ func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) 
 		span.End()
 	}
 }
-
-func noRelease(error) {}
 
 // HandOff counts a lock handed off within the process.
 func (h *Hold) HandOff(ctx context.Context) {

@@ -54,7 +54,7 @@ func TestRetriesAlternateConnections(t *testing.T) {
 func TestWavesAreBounded(t *testing.T) {
 	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		s.set(func(s *server) { s.latency = time.Second })
-		const leases = 3 * maxWorkers * maxWaveLeases / 2
+		const leases = 3 * maxWorkers * maxWave / 2
 		for i := range leases {
 			watch(t, wd, strconv.Itoa(i), Terms{Renewer: s})
 		}
@@ -62,7 +62,7 @@ func TestWavesAreBounded(t *testing.T) {
 		synctest.Wait()
 		renewed := 0
 		for _, n := range s.waves {
-			assert.LessOrEqual(t, n, maxWaveLeases)
+			assert.LessOrEqual(t, n, maxWave)
 			renewed += n
 		}
 		assert.Equal(t, leases, renewed)

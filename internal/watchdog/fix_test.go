@@ -169,7 +169,7 @@ func TestFixAfterEnd(t *testing.T) {
 		late.Fix(time.Now(), time.Minute)
 		assert.Equal(t, lock.ReasonExpired, late.loss().reason)
 		assert.Zero(t, late.Remaining())
-		assert.False(t, forgotten.timer.scheduled || late.timer.scheduled, "an ended lease has a timer")
+		assert.False(t, forgotten.timer.at != nil || late.timer.at != nil, "an ended lease has a timer")
 		time.Sleep(time.Hour)
 		synctest.Wait()
 		assert.Zero(t, forgotten.loss().times)

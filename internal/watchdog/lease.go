@@ -37,21 +37,15 @@ type Lease struct {
 	mu       sync.Mutex
 	watchdog *Watchdog
 	holder   Holder
-	renewer  Renewer // nil: not renewed
+	renewer  Renewer // nil: not renewed, or not any more
 	state    leaseState
-	fixed    bool // not renewed any more
 	quiet    bool
+	failures int32         // consecutive failed renewals
+	lastErr  error         // of the last of them
 	ttl      time.Duration // length after a renewal
 	deadline instant       // end of certain ownership
 	renewAt  instant
-	end      instant   // from MaxHold; zero: none
-	failures *failures // nil unless the last renewal failed
-}
-
-// failures describes consecutive failed renewals.
-type failures struct {
-	count int // consecutive
-	last  error
+	end      instant // from MaxHold; zero: none
 }
 
 type leaseState uint8
@@ -63,12 +57,25 @@ const (
 	ended
 )
 
+// live reports whether the lease is watched and has not ended. l.mu is held.
+func (l *Lease) live() bool { return l.state == watched || l.state == renewing }
+
+// change changes a lease that is live.
+func (l *Lease) change(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.live() {
+		f()
+		l.schedule()
+	}
+}
+
 // Forget stops watching: no further renewal begins, and the holder is not notified any
 // more, unless Lost has been called already. Call it before sending a release.
 func (l *Lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.state == watched || l.state == renewing {
+	if l.live() {
 		l.state = ended
 		l.watchdog.wheel.Cancel(&l.timer)
 	}
@@ -85,7 +92,7 @@ func (l *Lease) Holder() Holder {
 func (l *Lease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.state != watched && l.state != renewing {
+	if !l.live() {
 		return 0
 	}
 	until := l.deadline
@@ -98,138 +105,83 @@ func (l *Lease) Remaining() time.Duration {
 // Check ends the lease if it has run out and the wheel has not noticed yet.
 func (l *Lease) Check() {
 	l.mu.Lock()
-	if reason, cause := l.overdue(time.Now()); reason != "" {
-		l.lose(reason, cause)
-		return
+	if !l.loseIfOver(time.Now()) {
+		l.mu.Unlock()
 	}
-	l.mu.Unlock()
 }
 
 // Extended records that a request sent at sent has extended the lease to at least ttl.
 // It has no effect on an ended lease.
 func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 	l.Check()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state != watched && l.state != renewing {
-		return
-	}
-	if until := l.watchdog.wheel.instant(sent.Add(ttl)); until > l.deadline {
-		l.deadline = until
-		l.schedule()
-	}
+	l.change(func() { l.deadline = max(l.deadline, l.watchdog.wheel.instant(sent.Add(ttl))) })
 }
 
 // Fix makes the lease end ttl after sent and stops its renewal.
 func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	l.Check()
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state == watched || l.state == renewing {
-		l.fixed, l.deadline = true, l.watchdog.wheel.instant(sent.Add(ttl))
-		l.schedule()
-	}
+	l.change(func() { l.renewer, l.deadline = nil, l.watchdog.wheel.instant(sent.Add(ttl)) })
 }
 
 // Separate moves the end that the lease has by itself, that of MaxHold or else that of a
 // lease that is not renewed, to a lease of its own, which is watched for h and not renewed.
 func (l *Lease) Separate(h Holder) *Lease {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	own := &Lease{watchdog: l.watchdog, holder: h, state: ended, deadline: l.deadline, end: l.end}
-	if l.state != watched && l.state != renewing {
-		return own
-	}
-	own.state = watched
-	if l.renewer != nil && !l.fixed {
-		own.deadline = l.end
-	}
-	l.end = 0
-	own.schedule()
-	l.schedule()
+	own := &Lease{holder: h, state: ended}
+	l.change(func() {
+		own.watchdog, own.state, own.deadline, own.end = l.watchdog, watched, l.deadline, l.end
+		if l.renewer != nil {
+			own.deadline = l.end
+		}
+		own.schedule()
+		l.end = 0
+	})
 	return own
 }
 
 // Renew has the lease renewed from now on, by renewer and to ttl.
 func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	live := l.state == watched || l.state == renewing
-	if !live || l.renewer != nil && !l.fixed && l.ttl == ttl {
-		return
-	}
-	l.renewer, l.fixed, l.ttl = renewer, false, ttl
-	l.renewAt = min(l.deadline-instant(ttl*2/3), l.watchdog.wheel.instant(time.Now().Add(ttl/3)))
-	l.schedule()
+	l.change(func() {
+		if l.renewer == nil || l.ttl != ttl {
+			l.renewer, l.ttl = renewer, ttl
+			l.renewAt = min(l.deadline-instant(ttl*2/3), l.watchdog.wheel.instant(time.Now().Add(ttl/3)))
+		}
+	})
 }
 
 // StopRenewing leaves the lease to its end.
-func (l *Lease) StopRenewing() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state == watched || l.state == renewing {
-		l.fixed = true
-		l.schedule()
-	}
-}
+func (l *Lease) StopRenewing() { l.change(func() { l.renewer = nil }) }
 
 // EndAt ends the lease at the given time regardless of renewals: a MaxHold that was
 // unknown at Watch.
-func (l *Lease) EndAt(at time.Time) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.state == watched || l.state == renewing {
-		l.end = l.watchdog.wheel.instant(at)
-		l.schedule()
-	}
-}
-
-// Expire is called by the wheel.
-func (l *Lease) Expire(now time.Time) {
-	l.mu.Lock()
-	if reason, cause := l.overdue(now); reason != "" {
-		l.lose(reason, cause)
-		return
-	}
-	defer l.mu.Unlock()
-	if l.state != watched && l.state != renewing {
-		return
-	}
-	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
-		l.state = renewing
-		l.watchdog.due = append(l.watchdog.due, l)
-	}
-	l.schedule()
-}
-
-// overdue returns the reason for which a lease that has not ended should end by now, ""
-// if there is none. l.mu is held.
-func (l *Lease) overdue(now time.Time) (lock.Reason, error) {
-	if l.state != watched && l.state != renewing {
-		return "", nil
-	}
-	at := l.watchdog.wheel.instant(now)
-	switch {
-	case l.end != 0 && at >= l.end:
-		return lock.ReasonMaxHold, nil
-	case at < l.deadline:
-		return "", nil
-	case l.failures != nil:
-		return lock.ReasonExpired, l.failures.last
-	default:
-		return lock.ReasonExpired, nil
-	}
-}
+func (l *Lease) EndAt(at time.Time) { l.change(func() { l.end = l.watchdog.wheel.instant(at) }) }
 
 // Renewed reports whether the watchdog renews the lease.
 func (l *Lease) Renewed() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.renewer != nil && !l.fixed
+	return l.renewer != nil
+}
+
+// Expire is called by the wheel.
+func (l *Lease) Expire(now time.Time) {
+	l.mu.Lock()
+	if l.loseIfOver(now) {
+		return
+	}
+	defer l.mu.Unlock()
+	if !l.live() {
+		return
+	}
+	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
+		l.state = renewing
+		how := renewal{l.renewer, l.ttl, l.quiet, min(l.failures, 1), l.failures%2 == 1}
+		l.watchdog.due[how] = append(l.watchdog.due[how], l)
+	}
+	l.schedule()
 }
 
 // renews reports whether the lease is renewed when due. l.mu is held.
-func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil && !l.fixed }
+func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil }
 
 // schedule sets the timer to the lease's next event. l.mu is held.
 func (l *Lease) schedule() {
@@ -241,6 +193,23 @@ func (l *Lease) schedule() {
 		at = min(at, l.end)
 	}
 	l.watchdog.wheel.scheduleAt(&l.timer, at, l)
+}
+
+// loseIfOver ends a live lease whose time is over by now, and reports whether it has. l.mu is
+// held, and released then.
+func (l *Lease) loseIfOver(now time.Time) bool {
+	if !l.live() {
+		return false
+	}
+	switch at := l.watchdog.wheel.instant(now); {
+	case l.end != 0 && at >= l.end:
+		l.lose(lock.ReasonMaxHold, nil)
+	case at >= l.deadline:
+		l.lose(lock.ReasonExpired, l.lastErr)
+	default:
+		return false
+	}
+	return true
 }
 
 // lose ends the lease and notifies the holder. l.mu is held, and released.
@@ -256,14 +225,4 @@ func (l *Lease) isRenewing() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.state == renewing
-}
-
-// failureCount returns the number of consecutive failed renewals.
-func (l *Lease) failureCount() int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.failures == nil {
-		return 0
-	}
-	return l.failures.count
 }

@@ -22,7 +22,7 @@ type Config struct {
 type Watchdog struct {
 	cfg   Config
 	wheel *Wheel
-	due   []*Lease // only touched by the wheel's goroutine
+	due   map[renewal][]*Lease // only touched by the wheel's goroutine
 
 	ctx    context.Context // for renewals
 	cancel context.CancelFunc
@@ -35,9 +35,9 @@ type Watchdog struct {
 
 // New returns a watchdog that runs until Close.
 func New(cfg Config) *Watchdog {
-	wd := &Watchdog{cfg: cfg}
+	wd := &Watchdog{cfg: cfg, due: make(map[renewal][]*Lease)}
 	for i := range wd.pools {
-		wd.pools[i] = pool{pending: make(map[renewal][][]*Lease)}
+		wd.pools[i].pending = make(map[renewal][]*Lease)
 	}
 	wd.ctx, wd.cancel = context.WithCancel(context.Background())
 	wd.wheel = NewWheel(wd.dispatch)
@@ -92,20 +92,19 @@ func (wd *Watchdog) renewalTime(sent time.Time, ttl time.Duration) instant {
 // under way. It must not be called from a Holder or Renewer.
 func (wd *Watchdog) Close() {
 	wd.mu.Lock()
-	closed := wd.closed
 	wd.closed = true
+	for i := range wd.pools {
+		clear(wd.pools[i].pending)
+	}
 	wd.mu.Unlock()
 	wd.cancel()
-	wd.wheel.Stop()
-	if !closed {
-		for _, target := range wd.wheel.drain() {
-			if l, ok := target.(*Lease); ok {
-				l.mu.Lock()
-				if l.state == watched || l.state == renewing {
-					l.lose(lock.ReasonClosed, nil)
-				} else {
-					l.mu.Unlock()
-				}
+	for _, target := range wd.wheel.Stop() {
+		if l, ok := target.(*Lease); ok {
+			l.mu.Lock()
+			if l.live() {
+				l.lose(lock.ReasonClosed, nil)
+			} else {
+				l.mu.Unlock()
 			}
 		}
 	}

@@ -4,7 +4,6 @@
 package watchdog
 
 import (
-	"math/bits"
 	"sync"
 	"time"
 
@@ -29,11 +28,10 @@ type Expirer interface {
 // Timer is an entry of a wheel, to be embedded in its target. The zero Timer is ready
 // for use. A Timer belongs to one wheel at a time.
 type Timer struct {
-	next, prev *Timer
-	target     Expirer
-	due        int64 // in ticks since the wheel's start
-	slot       int32
-	scheduled  bool
+	next   *Timer
+	at     **Timer // the pointer to it, of its slot or of the previous timer there; nil: not scheduled
+	target Expirer
+	due    int64 // in ticks since the wheel's start
 }
 
 // Wheel is a hashed timer wheel (Varghese and Lauck, "Hashed and Hierarchical Timing
@@ -43,16 +41,14 @@ type Wheel struct {
 	start time.Time
 	after func()        // called after each wake-up that fired timers; may be nil
 	rearm chan struct{} // wakes run because its next wake-up has moved forward
-	stop  chan struct{}
 	done  chan struct{}
 
-	mu       sync.Mutex
-	slots    [slotCount]Timer // list heads
-	occupied [slotCount / 64]uint64
-	passed   int64 // last tick whose timers have fired
-	wakeAt   int64 // tick until which run sleeps
-	stopped  bool
-	expired  []Expirer // reused by advance
+	mu      sync.Mutex
+	slots   [slotCount]*Timer // lists
+	passed  int64             // last tick whose timers have fired
+	wakeAt  int64             // tick until which run sleeps
+	stopped bool
+	expired []Expirer // reused by advance
 }
 
 // instant is a time relative to the wheel's start. A lease stores several, and a
@@ -61,24 +57,10 @@ type instant time.Duration
 
 func (w *Wheel) instant(t time.Time) instant { return instant(t.Sub(w.start)) }
 
-// never is a tick that is never reached.
-const never = int64(1) << 62
-
 // NewWheel returns a wheel that runs until Stop. After each wake-up that fired timers
 // it calls after, unless that is nil. after must not block.
 func NewWheel(after func()) *Wheel {
-	w := &Wheel{
-		start:  time.Now(),
-		after:  after,
-		rearm:  make(chan struct{}, 1),
-		stop:   make(chan struct{}),
-		done:   make(chan struct{}),
-		wakeAt: never,
-	}
-	for i := range w.slots {
-		head := &w.slots[i]
-		head.next, head.prev = head, head
-	}
+	w := &Wheel{start: time.Now(), after: after, rearm: make(chan struct{}, 1), done: make(chan struct{})}
 	go w.run()
 	return w
 }
@@ -94,19 +76,17 @@ func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 	due := int64((min(time.Duration(at), lock.MaxLease) + tick - 1) / tick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.remove(t)
-	due = max(due, w.passed+1)
-	t.due, t.slot, t.target, t.scheduled = due, int32(due%slotCount), target, true
-	head := &w.slots[t.slot]
-	t.prev, t.next = head.prev, head
-	head.prev.next, head.prev = t, t
-	w.occupied[t.slot/64] |= 1 << (t.slot % 64)
-	if due < w.wakeAt && !w.stopped {
-		w.wakeAt = due
-		select {
-		case w.rearm <- struct{}{}:
-		default:
-		}
+	t.remove()
+	t.due, t.target = max(due, w.passed+1), target
+	t.at = &w.slots[t.due%slotCount]
+	t.next = *t.at
+	if t.next != nil {
+		t.next.at = &t.next
+	}
+	*t.at = t
+	if t.due < w.wakeAt {
+		w.wakeAt = t.due
+		w.wake()
 	}
 }
 
@@ -114,73 +94,78 @@ func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 // returns, and must then be harmless.
 func (w *Wheel) Cancel(t *Timer) {
 	w.mu.Lock()
-	w.remove(t)
+	t.remove()
 	w.mu.Unlock()
 }
 
-func (w *Wheel) remove(t *Timer) {
-	if !t.scheduled {
+// remove takes t off its list. The mutex of the wheel is held.
+func (t *Timer) remove() {
+	if t.at == nil {
 		return
 	}
-	t.prev.next, t.next.prev = t.next, t.prev
-	t.next, t.prev, t.scheduled = nil, nil, false
-	if head := &w.slots[t.slot]; head.next == head {
-		w.occupied[t.slot/64] &^= 1 << (t.slot % 64)
+	*t.at = t.next
+	if t.next != nil {
+		t.next.at = t.at
 	}
+	t.next, t.at = nil, nil
 }
 
-// Stop ends the wheel's goroutine and waits for it. No timer fires afterwards. It must
-// not be called from an Expire.
-func (w *Wheel) Stop() {
+// Stop ends the wheel's goroutine, waits for it, and returns the targets of all timers. None
+// fires afterwards. It must not be called from an Expire.
+func (w *Wheel) Stop() (targets []Expirer) {
 	w.mu.Lock()
-	if !w.stopped {
-		w.stopped = true
-		close(w.stop)
-	}
+	w.stopped = true
 	w.mu.Unlock()
+	w.wake()
 	<-w.done
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for i := range w.slots {
+		for w.slots[i] != nil {
+			targets = append(targets, w.slots[i].target)
+			w.slots[i].remove()
+		}
+	}
+	return targets
+}
+
+func (w *Wheel) wake() {
+	select {
+	case w.rearm <- struct{}{}:
+	default:
+	}
 }
 
 func (w *Wheel) run() {
 	defer close(w.done)
-	timer := time.NewTimer(time.Hour)
+	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
 		w.mu.Lock()
-		w.wakeAt = w.nextOccupied()
-		sleep := time.Hour
-		if w.wakeAt != never {
-			sleep = time.Until(w.start.Add(time.Duration(w.wakeAt) * tick))
-		}
+		w.wakeAt = w.next()
+		sleep := time.Until(w.start.Add(time.Duration(w.wakeAt) * tick))
+		stopped := w.stopped
 		w.mu.Unlock()
-
+		if stopped {
+			return
+		}
 		timer.Reset(sleep)
 		select {
 		case <-timer.C:
 		case <-w.rearm:
-		case <-w.stop:
-			return
 		}
 		w.advance(time.Now())
 	}
 }
 
-// nextOccupied returns the next tick whose slot holds a timer, of this revolution or a
-// later one, or never.
-func (w *Wheel) nextOccupied() int64 {
-	from := (w.passed + 1) % slotCount
-	for i := range int64(len(w.occupied) + 1) {
-		word := (from/64 + i) % int64(len(w.occupied))
-		set := w.occupied[word]
-		if i == 0 {
-			set &= ^uint64(0) << (from % 64)
-		}
-		if set != 0 {
-			slot := word*64 + int64(bits.TrailingZeros64(set))
-			return w.passed + 1 + (slot-from+slotCount)%slotCount
-		}
+// next returns the next tick whose slot holds a timer, of this revolution or a later one. If
+// there is none, it returns the last tick of this revolution.
+func (w *Wheel) next() int64 {
+	at := w.passed + 1
+	for at < w.passed+slotCount && w.slots[at%slotCount] == nil {
+		at++
 	}
-	return never
+	return at
 }
 
 // advance fires the timers that are due at now.
@@ -189,15 +174,10 @@ func (w *Wheel) advance(now time.Time) {
 	w.mu.Lock()
 	// After a pause longer than a revolution, every slot is visited once.
 	for at := max(w.passed+1, current-slotCount+1); at <= current; at++ {
-		slot := at % slotCount
-		if w.occupied[slot/64]&(1<<(slot%64)) == 0 {
-			continue
-		}
-		head := &w.slots[slot]
-		for t := head.next; t != head; {
+		for t := w.slots[at%slotCount]; t != nil; {
 			next := t.next
 			if t.due <= current {
-				w.remove(t)
+				t.remove()
 				w.expired = append(w.expired, t.target)
 			}
 			t = next
@@ -214,18 +194,4 @@ func (w *Wheel) advance(now time.Time) {
 		w.after()
 	}
 	w.expired = w.expired[:0]
-}
-
-// drain empties a stopped wheel and returns the targets of its timers.
-func (w *Wheel) drain() []Expirer {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	var targets []Expirer
-	for i := range w.slots {
-		for head := &w.slots[i]; head.next != head; {
-			targets = append(targets, head.next.target)
-			w.remove(head.next)
-		}
-	}
-	return targets
 }

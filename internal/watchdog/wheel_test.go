@@ -96,10 +96,7 @@ func TestWheelWakesForEarlierTimer(t *testing.T) {
 func TestWheelCatchesUpAfterPause(t *testing.T) {
 	// After a pause of the process the goroutine has missed all ticks in between. The
 	// test calls advance as run would.
-	w := &Wheel{start: time.Now(), wakeAt: never, rearm: make(chan struct{}, 1)}
-	for i := range w.slots {
-		w.slots[i].next, w.slots[i].prev = &w.slots[i], &w.slots[i]
-	}
+	w := &Wheel{start: time.Now(), rearm: make(chan struct{}, 1)}
 	targets := make([]target, 5000)
 	for i := range targets {
 		w.Schedule(&targets[i].Timer, w.start.Add(time.Duration(i)*10*time.Millisecond), &targets[i])

@@ -4,11 +4,11 @@
 package wire
 
 import (
-	"crypto/rand"
-	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
+
+	"github.com/google/uuid"
 
 	"github.com/redlatch/redlatch/lock"
 )
@@ -85,11 +85,11 @@ func SemaphoreRequest(name, client string, slot int) string {
 }
 
 // SemaphoreWaiting is the wait queue of a semaphore: a sorted set of clients with the
-// time since which each has waited. SemaphoreAlive holds the time at which each counts
-// as dead. Redisson does not use them.
+// time since which each has waited. Redisson does not use it.
 func SemaphoreWaiting(name string) string { return prefixName("redlatch_sc_waiting", name) }
 
-// SemaphoreAlive is described at SemaphoreWaiting.
+// SemaphoreAlive is the sorted set of these clients with the time at which each counts as
+// dead. Redisson does not use it.
 func SemaphoreAlive(name string) string { return prefixName("redlatch_sc_alive", name) }
 
 // LatchChannel is the channel of a count-down latch. Unlike all others it adds braces
@@ -119,11 +119,7 @@ const (
 )
 
 // NewRequestID returns a random id of 32 hexadecimal digits.
-func NewRequestID() string {
-	var b [16]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
-}
+func NewRequestID() string { return strings.ReplaceAll(uuid.NewString(), "-", "") }
 
 // CheckName returns an error that matches lock.ErrInvalid if name is empty, or if its
 // helper keys would have a different cluster slot than the name. Such names are invalid

@@ -50,19 +50,19 @@ func LoadScript(files embed.FS, names ...string) *Script {
 // Exec runs the script on the server that holds keys, on a shared connection, and
 // blocks for its reply. All keys share a slot.
 func (s *Script) Exec(ctx context.Context, c rueidis.Client, keys, args []string) rueidis.RedisResult {
-	ctx = Shared(ctx)
-	n := int64(len(keys))
-	if s.sha != "" {
-		resp := retryForeignCancel(ctx, func() rueidis.RedisResult {
-			return c.Do(ctx, c.B().Evalsha().Sha1(s.sha).Numkeys(n).Key(keys...).Arg(args...).Build())
-		})
-		if !isNoScript(resp) {
-			return resp
-		}
-	}
-	return retryForeignCancel(ctx, func() rueidis.RedisResult {
-		return c.Do(ctx, c.B().Eval().Script(s.source).Numkeys(n).Key(keys...).Arg(args...).Build())
+	return s.exec(Shared(ctx), c, Call{keys, args}, false)
+}
+
+func (s *Script) exec(ctx context.Context, c rueidis.Client, call Call, dedicated bool) rueidis.RedisResult {
+	reply := retryForeignCancel(ctx, func() rueidis.RedisResult {
+		return c.Do(ctx, s.command(c, call, dedicated, s.sha == ""))
 	})
+	if isNoScript(reply) {
+		reply = retryForeignCancel(ctx, func() rueidis.RedisResult {
+			return c.Do(ctx, s.command(c, call, dedicated, true))
+		})
+	}
+	return reply
 }
 
 // retryForeignCancel sends again if the cancellation of another caller has failed the
@@ -130,17 +130,9 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, d
 		cmds[i] = s.command(c, call, dedicated, s.sha == "")
 	}
 	replies := c.DoMulti(ctx, cmds...)
-	var missing []int
-	cmds = cmds[:0]
 	for i, reply := range replies {
 		if isNoScript(reply) {
-			missing = append(missing, i)
-			cmds = append(cmds, s.command(c, calls[i], dedicated, true))
-		}
-	}
-	if len(missing) > 0 {
-		for j, reply := range c.DoMulti(ctx, cmds...) {
-			replies[missing[j]] = reply
+			replies[i] = s.exec(ctx, c, calls[i], dedicated)
 		}
 	}
 	return replies
@@ -165,10 +157,7 @@ func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, d
 	for _, stripe := range of {
 		done.Go(func() {
 			for _, i := range stripe {
-				replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, s.sha == ""))
-				if isNoScript(replies[i]) {
-					replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, true))
-				}
+				replies[i] = s.exec(ctx, c, calls[i], dedicated)
 			}
 		})
 	}
@@ -212,10 +201,7 @@ func Flag(yes bool) string {
 func Numbers(reply rueidis.RedisResult, n int) ([]int64, error) {
 	numbers, err := reply.AsIntSlice()
 	if err == nil && len(numbers) != n {
-		err = fmt.Errorf("redlatch: the server's reply has %d numbers, not %d", len(numbers), n)
+		return nil, fmt.Errorf("redlatch: the server's reply has %d numbers, not %d", len(numbers), n)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return numbers, nil
+	return numbers, err
 }
