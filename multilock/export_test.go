@@ -19,3 +19,6 @@ func NewRedOf(s *session.Session, locks []*locking.Lock, voters []Voter) *Red {
 	}
 	return newRed(s, members, nil)
 }
+
+// WasAsked makes Redlocks not wait for the server of a client to be identified.
+func WasAsked(s *session.Session) { session.Of[asked](s).Store(true) }

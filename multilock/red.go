@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -46,7 +45,7 @@ type voter interface {
 
 // memberHold is the hold of a member.
 type memberHold interface {
-	Unlock(ctx context.Context) error
+	lock.Hold
 	Receivers() int
 }
 
@@ -57,11 +56,7 @@ func (v lockVoter) Try(ctx context.Context, lease time.Duration) (memberHold, er
 }
 
 func (lockVoter) Extend(ctx context.Context, holds []memberHold, lease time.Duration, shared bool) []error {
-	all := make([]*locking.Hold, len(holds))
-	for i, h := range holds {
-		all[i] = h.(*locking.Hold)
-	}
-	return locking.ExtendTogether(ctx, all, lease, shared)
+	return locking.ExtendTogether(ctx, holds, lease, shared)
 }
 
 // NewRed returns a lock on a majority of the members. Only the client calls NewRed.
@@ -69,10 +64,10 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 	var all []redMember
 	var bad error
 	for i, m := range members {
-		if l := locking.Find(m); l != nil {
-			all = append(all, redMember{l, lockVoter{l}})
+		if l, err := find("red", i, m); err != nil {
+			bad = cmp.Or(bad, err)
 		} else {
-			bad = cmp.Or(bad, badMember("red", i, m))
+			all = append(all, redMember{l, lockVoter{l}})
 		}
 	}
 	return newRed(s, all, bad)
@@ -80,11 +75,8 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 
 func newRed(s *session.Session, members []redMember, bad error) *Red {
 	r := &Red{members: members, quorum: len(members)/2 + 1, shared: true}
-	var (
-		id       strings.Builder
-		names    []string
-		sessions []*session.Session
-	)
+	var names []string
+	var sessions []*session.Session
 	for _, m := range members {
 		if slices.Contains(sessions, m.Session()) {
 			bad = cmp.Or(bad, fmt.Errorf("%w: two members of a Redlock belong to one client: each needs a server of its own", lock.ErrInvalid))
@@ -94,10 +86,9 @@ func newRed(s *session.Session, members []redMember, bad error) *Red {
 			r.channel = m.Channel()
 		}
 		r.shared = r.shared && m.Traits().Shared
-		fmt.Fprintf(&id, "%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
+		r.queue += fmt.Sprintf("%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
 	}
-	r.group, r.queue = newGroup(s, "red", names), id.String()
-	r.err = cmp.Or(bad, r.err)
+	r.group = newGroup(s, "red", names, bad)
 	if n := len(members); n%2 == 0 && r.err == nil {
 		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
 			s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
@@ -159,22 +150,14 @@ func (r *Red) Name() string { return r.info.Name }
 // Multi, a Red or a type of another module, are an error that matches lock.ErrInvalid. The
 // hold's Owner is the owner in ctx, or zero. The hold has no fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
-	if err != nil {
-		return nil, err
-	}
-	return handleOf(r.acquire(ctx, o, o.Bounded && o.Wait == 0))
+	return open(ctx, opts, false, r.acquire)
 }
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
 // and returns an error that matches lock.ErrNotAcquired. It blocks until the outcome is
 // certain, for at most twice the time set by WithTimeout. See Lock.
 func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := locking.TryOptions(opts)
-	if err != nil {
-		return nil, err
-	}
-	return handleOf(r.acquire(ctx, o, true))
+	return open(ctx, opts, true, r.acquire)
 }
 
 // Do runs fn while it holds the lock. See lock.Locker.
@@ -193,73 +176,49 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
-	for _, m := range r.members {
-		if err := m.Check(ctx); errors.Is(err, lock.ErrInvalid) {
-			return nil, err
-		}
-	}
+	owner, named := lock.OwnerFrom(ctx)
 	h := &redHold{
-		groupHold: groupHold{group: &r.group}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
-		round: &round{r: r, votes: make([]vote, len(r.members)), changed: make(chan struct{}, 1)},
+		groupHold: groupHold{group: &r.group, owner: owner}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
 	}
+	h.passable.Store(!named && o.Lease == 0 && !r.shared)
 	if h.ttl <= drift(h.ttl) {
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
-	h.callerOwner, _ = lock.OwnerFrom(ctx)
-	h.fixed = o.Lease > 0
 	req := acquire.Request[*redHold]{
 		Key: h.key(), Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
-		Once: once, Owned: !h.callerOwner.IsZero(), TryWhileHeld: r.shared, Shared: r.shared,
+		Once: once, Owned: named, TryWhileHeld: r.shared, Shared: r.shared,
 	}
 	if o.Bounded && !once {
-		h.deadline = time.Now().Add(o.Wait)
-		req.Deadline = h.deadline
+		req.Deadline = time.Now().Add(o.Wait)
 	}
 	if !r.s.Enter() {
 		return nil, lock.ErrClosed
 	}
 	defer r.s.Leave()
 	spanCtx, span := r.s.Telemetry.StartAcquire(ctx, r.info)
-	if r.s.Telemetry != nil {
-		req.OnWake = span.Woken
-	}
+	req.OnWake = span.Woken
 	err := r.queues().Acquire(spanCtx, req)
 	if err == nil {
 		err = h.begin(ctx, o)
 	}
 	span.End(ctx, h.rounds, h.rounds != 1 || errors.Is(err, lock.ErrNotAcquired), err)
-	if err != nil {
-		return nil, err
-	}
-	return h, nil
-}
-
-// handleOf returns what the caller of Lock gets.
-func handleOf(h *redHold, err error) (lock.Hold, error) {
-	if err != nil {
-		return nil, err
-	}
-	return newHandle(h), nil
+	return h, err
 }
 
 // redHold is a hold on a majority, or the attempt to acquire one.
 type redHold struct {
 	groupHold
-	r           *Red
-	once        bool
-	callerOwner lock.Owner    // zero: none
-	fixed       bool          // not renewed
-	deadline    time.Time     // of Wait
-	ttl         time.Duration // of the members' leases
-	rounds      int
-	split       int       // consecutive rounds that acquired some members, but no majority
-	again       time.Time // the earliest start of the next round
-	sent        time.Time // the start of the round that succeeded
-	lease       watchdog.Lease
-	cohort      *locking.Cohort // shared by the holds that pass on the members, or nil
-	extended    atomic.Bool     // by the caller
-
-	*round
+	r        *Red
+	once     bool
+	passable atomic.Bool   // renewed, not extended, exclusive and without a named owner
+	ttl      time.Duration // of the members' leases
+	rounds   int
+	split    int       // consecutive rounds that acquired some members, but no majority
+	again    time.Time // the earliest start of the next round
+	sent     time.Time // the start of the round that succeeded
+	lease    watchdog.Lease
+	ballot   *ballot
+	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
 }
 
 // begin makes a hold of an attempt that has succeeded.
@@ -298,11 +257,9 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 		return
 	}
 	h.lease.Forget()
-	if reason == lock.ReasonMaxHold || reason == lock.ReasonClosed {
-		// The work may not have stopped yet, so the members are left to their leases or to
-		// Unlock.
-		h.close()
-	} else {
+	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the
+	// members are left to their leases or to Unlock.
+	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
 	h.r.queues().Released(h.key(), h, acquire.Release{Receivers: -1})
@@ -314,3 +271,12 @@ func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Na
 
 // Remaining implements lock.Hold.
 func (h *redHold) Remaining() time.Duration { return h.lease.Remaining() }
+
+// Acquired implements locking.GroupHold.
+func (h *redHold) Acquired() time.Time { return h.sent }
+
+// EndAt implements locking.GroupHold.
+func (h *redHold) EndAt(at time.Time) { h.lease.EndAt(at) }
+
+// StopRenewing implements locking.GroupHold.
+func (h *redHold) StopRenewing() { h.lease.StopRenewing() }

@@ -161,6 +161,7 @@ func (f *redFake) attempts() int {
 
 // redFakeHold is a hold of a fake.
 type redFakeHold struct {
+	lock.Hold
 	f        *redFake
 	until    time.Time
 	unlocked int
@@ -263,6 +264,7 @@ func (w *redWorld) member(i int) *session.Session {
 	for len(w.members) <= i {
 		s := redSessionOf(redConn{mode: rueidis.ClientModeCluster}, w.log, redLease)
 		w.t.Cleanup(s.Close)
+		multilock.WasAsked(s)
 		w.members = append(w.members, s)
 	}
 	return w.members[i]

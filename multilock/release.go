@@ -18,7 +18,7 @@ const grace = 2 * time.Millisecond
 // Unlock implements lock.Hold.
 func (h *redHold) Unlock(ctx context.Context) error {
 	h.lease.Check()
-	if err := h.end(); err != nil {
+	if err := h.End("Unlock", h.Name()); err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			h.undo(context.WithoutCancel(ctx))
 		}
@@ -38,20 +38,22 @@ func (h *redHold) pass(ctx context.Context) error {
 			return false
 		}
 		batch = h.cohort.Enqueue()
-		next.round, next.cohort = h.round, h.cohort
+		next.ballot, next.cohort = h.ballot, h.cohort
 		next.sent, _ = h.cohort.Trusted()
 		return true
 	})
-	if !passed {
-		return h.release(ctx)
+	if passed {
+		h.Span.HandOff(ctx)
+		return h.confirm(ctx, batch)
 	}
-	h.Span.HandOff(ctx)
-	return h.confirm(ctx, batch)
+	receivers, err := h.release(ctx)
+	h.r.queues().Released(h.key(), h, acquire.Release{Receivers: receivers})
+	return err
 }
 
 // canPassTo reports whether the next waiter can take over the members.
 func (h *redHold) canPassTo(next *redHold) bool {
-	if !h.plain() || !next.plain() || h.extended.Load() {
+	if !h.passable.Load() || !next.passable.Load() {
 		return false
 	}
 	if h.cohort == nil {
@@ -61,18 +63,15 @@ func (h *redHold) canPassTo(next *redHold) bool {
 	return ok
 }
 
-// plain reports whether the hold has no named owner, is renewed and is exclusive.
-func (h *redHold) plain() bool { return h.callerOwner.IsZero() && !h.fixed && !h.r.shared }
-
 // confirm asks the members whether they were still held when they were passed on. Without
 // a majority, the hold that has them now is lost too.
 func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	err := h.cohort.Confirm(batch, func() error {
 		err := locking.Insist(h.r.s, func() error {
-			return extendMajorities(ctx, []*redHold{h}, h.ttl, true, true)[0]
+			return extendMajorities(ctx, []*redHold{h}, h.ttl, true)[0]
 		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || h.fewAway(err) })
 		if err != nil && !errors.Is(err, lock.ErrLost) {
-			err = fmt.Errorf("redlatch: unlock %q: %w", h.r.info.Name, err)
+			err = fmt.Errorf("redlatch: unlock %q: %w", h.Name(), err)
 		}
 		return err
 	})
@@ -81,7 +80,7 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	}
 	if errors.Is(err, lock.ErrLost) {
 		for _, other := range h.r.queues().Holders(h.key()) {
-			if other.round == h.round {
+			if other.ballot == h.ballot {
 				other.Lost(lock.ReasonGone, nil)
 			}
 		}
@@ -93,83 +92,45 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 // Unlock does not wait for these, and the lock need not be lost. Without a confirmation it
 // is not passed on.
 func (h *redHold) fewAway(err error) bool {
-	unconfirmed := (*unconfirmedError)(nil)
-	return h.r.s.Err() == nil && errors.As(err, &unconfirmed) && unconfirmed.away <= len(h.votes)-h.r.quorum
-}
-
-// release releases the members.
-func (h *redHold) release(ctx context.Context) (err error) {
-	how := acquire.Release{}
-	err = h.cohort.Release(func() (err error) {
-		how.Receivers, err = h.releaseAll(ctx)
-		return err
-	})
-	h.r.queues().Released(h.key(), h, how)
-	return err
+	return h.r.s.Err() == nil && errors.Is(err, errMinorityAway)
 }
 
 // undo releases the members of a lost hold in the background. Holds that passed the
 // members on get their answers first.
 func (h *redHold) undo(ctx context.Context) {
 	if h.cohort == nil {
-		h.releaseEach(ctx, h.take())
+		h.ballot.release(ctx)
 		return
 	}
-	h.close()
-	release := func(context.Context) {
-		_ = h.cohort.Release(func() error {
-			_, err := h.releaseAll(ctx)
-			return err
-		})
-	}
+	release := func(context.Context) { _, _ = h.release(ctx) }
 	if !h.r.s.Go(release) {
 		release(ctx) // clients of members may still be open
 	}
 }
 
-// released is the result of the release of a member.
-type released struct {
-	err       error
-	receivers int
-}
-
-// releaseEach releases the n members that are held, in the background. results has capacity
-// for all. Members of a client that is closing are released before it returns.
-func (h *redHold) releaseEach(ctx context.Context, votes []vote) (results chan released, n int) {
-	results = make(chan released, len(votes))
-	for i, v := range votes {
-		if v.hold == nil {
-			continue
-		}
-		n++
-		unlock := func(context.Context) {
-			err := v.hold.Unlock(ctx)
-			results <- released{err, v.hold.Receivers()}
-		}
-		// The member's client runs the task, because the Redlock's client may close first.
-		if !h.r.members[i].Session().Go(unlock) {
-			defer unlock(ctx)
-		}
-	}
-	return results, n
+// release releases all members, and answers for the holds that have passed them on. receivers
+// is as in acquire.Release.
+func (h *redHold) release(ctx context.Context) (receivers int, err error) {
+	err = h.cohort.Release(func() (err error) {
+		receivers, err = h.releaseAll(ctx)
+		return err
+	})
+	return receivers, err
 }
 
 // releaseAll releases all members and returns when a majority of the servers is free.
-// receivers is the number of subscribers that received the messages, or negative if it is
-// not known for all members.
 func (h *redHold) releaseAll(ctx context.Context) (receivers int, err error) {
 	if h.cohort != nil {
 		h.awaitLate()
 	}
-	results, n := h.releaseEach(ctx, h.take())
+	results, n := h.ballot.release(ctx)
 	var (
 		errs          []error
-		gone, answers int
-		free          = len(h.votes) - n
-		uncounted     = h.r.channel == ""
+		gone, counted int
+		free          = len(h.r.members) - n
 		waitForOthers <-chan time.Time
 	)
-	for ; answers < n; answers++ {
+	for range n {
 		if free >= h.r.quorum && waitForOthers == nil {
 			waitForOthers = time.After(grace)
 		}
@@ -183,29 +144,26 @@ func (h *redHold) releaseAll(ctx context.Context) (receivers int, err error) {
 				errs = append(errs, res.err)
 			default:
 				free++
-				receivers += res.receivers
-				uncounted = uncounted || res.receivers < 0
+				if res.receivers >= 0 {
+					counted++
+					receivers += res.receivers
+				}
 			}
 			continue
 		case <-waitForOthers:
 		}
 		break
 	}
-	if uncounted || answers < len(h.votes) || len(errs) > 0 {
+	if h.r.channel == "" || counted < len(h.r.members) {
 		receivers = -1 // not every member has counted the waiters of this lock
 	}
 	switch err := errors.Join(errs...); {
 	case n-gone < h.r.quorum:
-		return receivers, h.gone(err)
+		return receivers, h.loss(lock.ReasonGone, err)
 	case free < h.r.quorum:
-		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.r.info.Name, err)
+		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.Name(), err)
 	}
 	return receivers, nil
-}
-
-// gone returns the error of a hold that too few servers have.
-func (h *redHold) gone(err error) error {
-	return &lock.LostError{Name: h.r.info.Name, Owner: h.owner, Reason: lock.ReasonGone, When: time.Now(), Err: err}
 }
 
 // awaitLate waits briefly for pending answers of members. A member granted after the
@@ -213,9 +171,9 @@ func (h *redHold) gone(err error) error {
 // cohort waits, because only such a lock is known to have contenders.
 func (h *redHold) awaitLate() {
 	limit := time.After(grace)
-	for _, _, open := h.count(); open > 0; _, _, open = h.count() {
+	for h.ballot.count().open > 0 {
 		select {
-		case <-h.changed:
+		case <-h.ballot.changed:
 		case <-limit:
 			return
 		}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/session"
@@ -29,7 +30,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 		}
 	}
 	sent := time.Now()
-	errs := extendMajorities(ctx, holds, holds[0].ttl, shared, false)
+	errs := extendMajorities(ctx, holds, holds[0].ttl, shared)
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		r := &results[b]
@@ -55,104 +56,97 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 // reacquire requests the missing members in the background.
 func (h *redHold) reacquire() {
 	var missing []int
-	h.votesMu.Lock()
-	number := h.number
-	if h.Held() { // the end of a hold takes its votes after this
-		for i := range h.votes {
-			if v := &h.votes[i]; v.hold == nil && !v.asking {
+	h.ballot.mu.Lock()
+	if h.Held() { // the ballot of a hold that has ended is closed after this
+		for i := range h.ballot.votes {
+			if v := &h.ballot.votes[i]; v.hold == nil && !v.asking {
 				v.asking = true
 				missing = append(missing, i)
 			}
 		}
 	}
-	h.votesMu.Unlock()
+	h.ballot.mu.Unlock()
 	// After Extend the other members have a longer lease.
 	lease := max(h.ttl, h.lease.Remaining())
 	for _, i := range missing {
-		h.ask(context.WithoutCancel(h.Context()), i, number, lease)
+		h.ballot.ask(context.WithoutCancel(h.Context()), i, lease)
 	}
-}
-
-// drop forgets a lost member.
-func (rd *round) drop(i int, hold memberHold) {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	if rd.votes[i].hold != hold {
-		return // it is being released
-	}
-	rd.votes[i].hold = nil
-	// The server may still have it.
-	rd.r.members[i].Session().Go(func(ctx context.Context) { _ = hold.Unlock(ctx) })
-}
-
-// heldMember is the i-th member of one of several holds.
-type heldMember struct {
-	*tally
-	i    int
-	hold memberHold
-	err  error // the answer of its server
 }
 
 // extendMajorities extends the leases of the members of holds, which belong to one client,
 // to at least lease from now. It sends the members of all holds that share a client in one
 // batch. It returns one error for each hold as soon as all are decided or ctx is done: nil if
 // a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
-// With all set, it waits for every answer if no majority is possible.
-func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared, all bool) []error {
-	batches := make(map[*session.Session][]heldMember)
+func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared bool) []error {
+	batches := make(map[*session.Session][]extension)
 	tallies := make([]*tally, len(holds))
-	open := 0
 	for n, h := range holds {
 		t := &tally{h: h}
 		tallies[n] = t
-		h.votesMu.Lock()
-		for i, v := range h.votes {
-			if v.hold != nil {
+		t.decided, t.decide = context.WithCancel(ctx)
+		for i, hold := range h.ballot.held() {
+			if hold != nil {
 				s := h.r.members[i].Session()
-				batches[s] = append(batches[s], heldMember{t, i, v.hold, nil})
+				batches[s] = append(batches[s], extension{t, i, hold})
 				t.open++
-				open++
 			}
 		}
-		h.votesMu.Unlock()
 	}
-	answers := make(chan heldMember, open)
-	for _, members := range batches {
+	for _, batch := range batches {
 		extend := func(ctx context.Context) {
 			ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
 			defer cancel()
-			batch := make([]memberHold, len(members))
-			for j, m := range members {
-				batch[j] = m.hold
+			held := make([]memberHold, len(batch))
+			for j, e := range batch {
+				held[j] = e.hold
 			}
-			first := members[0]
-			for j, err := range first.h.r.members[first.i].Extend(ctx, batch, lease, shared) {
-				m := members[j]
-				if m.err = err; isGone(err) {
-					m.h.drop(m.i, m.hold)
-				}
-				answers <- m
+			first := batch[0]
+			for j, err := range first.h.r.members[first.i].Extend(ctx, held, lease, shared) {
+				batch[j].answered(ctx, err)
 			}
 		}
 		if !holds[0].r.s.Go(extend) {
 			break // the client is closing, which ends its holds
 		}
 	}
-	for slices.ContainsFunc(tallies, func(t *tally) bool { return t.undecided(all) }) {
-		select {
-		case m := <-answers:
-			m.add(m)
-			continue
-		case <-ctx.Done():
-		case <-holds[0].r.s.Done():
-		}
-		break
-	}
 	errs := make([]error, len(tallies))
 	for n, t := range tallies {
-		errs[n] = t.confirmed()
+		if t.undecided() {
+			select {
+			case <-t.decided.Done(): // or ctx is
+			case <-holds[0].r.s.Done():
+			}
+		}
+		t.decide()
+		errs[n] = t.result()
 	}
 	return errs
+}
+
+// extension is a request to extend the lease of member i of a hold.
+type extension struct {
+	*tally
+	i    int
+	hold memberHold
+}
+
+// answered counts the answer of the member's server.
+func (e extension) answered(ctx context.Context, err error) {
+	if isGone(err) {
+		e.h.ballot.drop(ctx, e.i, e.hold, nil) // the server may still have it
+	}
+	e.mu.Lock()
+	e.open--
+	switch {
+	case err == nil:
+		e.yes++
+	case !isGone(err):
+		e.errs = append(e.errs, fmt.Errorf("server %d: %w", e.i+1, err))
+	}
+	e.mu.Unlock()
+	if !e.undecided() {
+		e.decide()
+	}
 }
 
 // isGone reports whether err says that a server no longer has the hold of its member.
@@ -160,58 +154,53 @@ func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(e
 
 // tally counts the answers of the members of a hold.
 type tally struct {
-	h         *redHold
+	h       *redHold
+	decided context.Context // done once no other answer matters
+	decide  context.CancelFunc
+
+	mu        sync.Mutex
 	yes, open int
 	errs      []error // except those of lost members
 }
 
-func (t *tally) add(m heldMember) {
-	t.open--
-	switch {
-	case m.err == nil:
-		t.yes++
-	case !isGone(m.err):
-		t.errs = append(t.errs, fmt.Errorf("server %d: %w", m.i+1, m.err))
-	}
-}
+// errMinorityAway is part of the result if only a minority of the servers has not answered.
+var errMinorityAway = errors.New("a minority of the servers is unavailable")
 
 // undecided reports whether another answer matters.
-func (t *tally) undecided(all bool) bool {
+func (t *tally) undecided() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	q := t.h.r.quorum
-	return t.yes < q && (t.yes+t.open >= q || all && t.open > 0)
+	return t.open > 0 && t.yes < q && t.yes+t.open+len(t.errs) >= q
 }
 
-// confirmed returns nil if a majority has confirmed the hold.
-func (t *tally) confirmed() error {
+// result returns nil if a majority has confirmed the hold.
+func (t *tally) result() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
 	r, away := t.h.r, t.open+len(t.errs)
 	switch {
 	case t.yes >= r.quorum:
 		return nil
 	case t.yes+away < r.quorum:
-		return t.h.gone(nil)
+		return t.h.loss(lock.ReasonGone, nil)
 	}
-	err := fmt.Errorf("redlatch: extend %q: not confirmed by a majority", r.info.Name)
-	return &unconfirmedError{errors.Join(append(t.errs, err)...), away}
+	errs := append(slices.Clone(t.errs), fmt.Errorf("redlatch: extend %q: not confirmed by a majority", r.info.Name))
+	if away <= len(r.members)-r.quorum {
+		errs = append(errs, errMinorityAway)
+	}
+	return errors.Join(errs...)
 }
-
-// unconfirmedError reports that no majority has confirmed a hold. It may still be held,
-// because servers have not answered.
-type unconfirmedError struct {
-	error
-	away int // the number of these servers
-}
-
-func (e *unconfirmedError) Unwrap() error { return e.error }
 
 // Extend implements lock.Hold.
 func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.lease.Check()
-	h.extended.Store(true) // before the state is read, because Unlock reads extended after it
-	if err := h.current("Extend"); err != nil {
+	h.passable.Store(false) // before the state is read, because Unlock reads it after that
+	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
 	sent := time.Now()
-	err := extendMajorities(ctx, []*redHold{h}, lease, true, false)[0]
+	err := extendMajorities(ctx, []*redHold{h}, lease, true)[0]
 	switch {
 	case err == nil:
 		h.lease.Extended(sent, lease-drift(lease))
@@ -220,5 +209,5 @@ func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	case ctx.Err() != nil:
 		err = errors.Join(err, context.Cause(ctx))
 	}
-	return cmp.Or(h.current("Extend"), err)
+	return cmp.Or(h.Err("Extend", h.Name()), err)
 }

@@ -44,12 +44,6 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	defer s.Leave()
 	o.MaxHold = 0
-	reqCtx := ctx
-	if o.Bounded && !all {
-		var cancel context.CancelFunc
-		reqCtx, cancel = context.WithTimeout(ctx, o.Wait)
-		defer cancel()
-	}
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
@@ -59,7 +53,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	var err error
 	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
-		results := tryTogether(reqCtx, claims[:n], all)
+		results := tryTogether(ctx, claims[:n], all)
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
 		} else {
@@ -76,7 +70,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 	if err != nil { // all or none
-		return nil, errors.Join(err, UnlockTogether(ctx, holds))
+		return nil, errors.Join(append(UnlockTogether(ctx, holds), err)...)
 	}
 	return holds, nil
 }
@@ -102,23 +96,24 @@ func tryTogether(ctx context.Context, claims []*claim, all bool) []acquire.Resul
 // Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
 // the last one, and ends the renewal of leases that the caller set. It returns an error if a
 // hold is lost, or its lease may be too short.
-func Align(ctx context.Context, holds []*Hold, o lock.Options) error {
+func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 	var last time.Time
 	for _, h := range holds {
-		if h.claim.sent.After(last) {
-			last = h.claim.sent
+		if sent := h.Acquired(); sent.After(last) {
+			last = sent
 		}
 	}
-	var late []*Hold
+	var late []GroupHold
 	for _, h := range holds {
 		if o.MaxHold > 0 {
-			h.endAt(last.Add(o.MaxHold))
+			h.EndAt(last.Add(o.MaxHold))
 		}
-		switch {
-		case o.Lease == 0:
-		case h.claim.sent.Equal(last):
-			h.fix(last, o.Lease)
-		default:
+		if o.Lease == 0 {
+			continue
+		}
+		if one, ok := h.(*Hold); ok && one.claim.sent.Equal(last) {
+			one.fix(last, o.Lease)
+		} else {
 			late = append(late, h)
 		}
 	}
@@ -128,20 +123,25 @@ func Align(ctx context.Context, holds []*Hold, o lock.Options) error {
 // ExtendTogether is Extend for several holds, with as few scripts as possible. It returns an
 // error for each hold. Unless shared is set, it uses the connection of renewals, where other
 // commands do not delay it.
-func ExtendTogether(ctx context.Context, holds []*Hold, lease time.Duration, shared bool) []error {
+func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool) []error {
 	return extendTogether(ctx, holds, lease, shared, (*hold).extended)
 }
 
-func extendTogether(ctx context.Context, holds []*Hold, lease time.Duration, shared bool,
+func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Duration, shared bool,
 	note func(h *hold, sent time.Time, ttl time.Duration)) []error {
 	type group struct {
 		renewer watchdog.Renewer
 		slot    int
 	}
 	groups := make(map[group][]int)
-	errs := make([]error, len(holds))
-	for i, h := range holds {
-		if errs[i] = h.current("Extend"); errs[i] == nil {
+	holds := make([]*hold, len(all))
+	errs := make([]error, len(all))
+	for i, one := range all {
+		h, ok := any(one).(*hold)
+		if !ok {
+			errs[i] = one.Extend(ctx, lease)
+		} else if errs[i] = h.current("Extend"); errs[i] == nil {
+			holds[i] = h
 			g := group{h.claim.lock.p.Renewer(), h.claim.lock.Slot()}
 			groups[g] = append(groups[g], i)
 		}
@@ -172,28 +172,29 @@ func extendTogether(ctx context.Context, holds []*Hold, lease time.Duration, sha
 	return errs
 }
 
-// UnlockTogether unlocks holds at once, with as few scripts as possible, and joins their
-// errors. It blocks like lock.Hold's Unlock.
-func UnlockTogether(ctx context.Context, holds []*Hold) error {
+// UnlockTogether unlocks holds at once, with as few scripts as possible, and returns an error
+// for each. It blocks like lock.Hold's Unlock.
+func UnlockTogether[H lock.Hold](ctx context.Context, holds []H) []error {
+	errs := make([]error, len(holds))
 	var (
-		errs  []error
-		tasks []func() error
-		free  []ending
+		tasks []func()
+		free  []freeing
 	)
-	for _, h := range slices.Backward(holds) {
-		c := h.claim
-		if !c.lock.p.Traits().Batch {
-			tasks = append(tasks, func() error { return h.Unlock(ctx) })
+	for i, one := range slices.Backward(holds) {
+		h, ok := any(one).(*hold)
+		if !ok || !h.claim.lock.p.Traits().Batch {
+			tasks = append(tasks, func() { errs[i] = one.Unlock(ctx) })
 			continue
 		}
+		c := h.claim
 		e, err := h.startUnlock(ctx)
 		if err != nil {
-			errs = append(errs, err)
+			errs[i] = err
 		} else if !e.last {
-			errs = append(errs, e.done(nil))
+			errs[i] = e.done(nil)
 		} else {
 			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
-			free = append(free, e)
+			free = append(free, freeing{e, &errs[i]})
 		}
 	}
 	for len(free) > 0 {
@@ -202,67 +203,76 @@ func UnlockTogether(ctx context.Context, holds []*Hold) error {
 			n++
 		}
 		batch := free[:n]
-		tasks, free = append(tasks, func() error { return releaseFree(batch) }), free[n:]
+		tasks, free = append(tasks, func() { releaseFree(batch) }), free[n:]
 	}
-	return errors.Join(append(errs, atOnce(tasks))...)
+	atOnce(tasks)
+	return errs
 }
 
 // GiveBack is UnlockTogether for holds that no caller has. It also releases those that were
 // lost only because their client is closing.
-func GiveBack(ctx context.Context, holds []*Hold) error {
-	err := UnlockTogether(ctx, holds)
-	for _, h := range holds {
-		c := h.claim
+func GiveBack(ctx context.Context, holds []GroupHold) []error {
+	errs := UnlockTogether(ctx, holds)
+	for _, one := range holds {
+		h, ok := one.(*Hold)
+		if !ok {
+			continue
+		}
 		if loss := h.Loss(); loss != nil && loss.Reason == lock.ReasonClosed {
-			c.lock.cleanUp(c.Claim, false)
+			h.claim.lock.cleanUp(h.claim.Claim, false)
 		}
 	}
-	return err
+	return errs
 }
 
-// atOnce runs tasks at once and joins their errors.
-func atOnce(tasks []func() error) error {
+// atOnce runs tasks at once.
+func atOnce(tasks []func()) {
 	if len(tasks) == 1 {
-		return tasks[0]()
+		tasks[0]()
+		return
 	}
-	errs := make([]error, len(tasks))
 	var done sync.WaitGroup
-	for i, task := range tasks {
-		done.Go(func() { errs[i] = task() })
+	for _, task := range tasks {
+		done.Go(task)
 	}
 	done.Wait()
-	return errors.Join(errs...)
+}
+
+// freeing is the release of a claim.
+type freeing struct {
+	ending
+	err *error // its result
 }
 
 // releaseFree releases claims with one script.
-func releaseFree(free []ending) error {
+func releaseFree(free []freeing) {
 	first := free[0]
 	if len(free) == 1 {
-		return first.alone(false)
+		first.alone(false)
+		return
 	}
 	claims := make([]*Claim, len(free))
-	for i, e := range free {
-		claims[i] = &e.claim.Claim
+	for i, f := range free {
+		claims[i] = &f.claim.Claim
 	}
 	l := first.claim.lock
 	ctx, cancel := l.s.Bounded(first.ctx)
 	freed, done, err := l.p.(Batched).ReleaseEach(ctx, claims)
 	cancel()
-	var errs []error
-	var rest []func() error // to be released one by one
-	for i, e := range free {
-		c := e.claim
+	var rest []func() // to be released one by one
+	for i, f := range free {
+		c := f.claim
 		if err != nil || !done[i] {
-			rest = append(rest, func() error { return e.alone(unknown(err)) })
+			rest = append(rest, func() { f.alone(unknown(err)) })
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
-		errs = append(errs, e.done(c.releaseError(freed[i], nil)))
+		*f.err = f.done(c.releaseError(freed[i], nil))
 	}
-	return errors.Join(append(errs, atOnce(rest))...)
+	atOnce(rest)
 }
 
 // alone releases the claim by itself.
-func (e ending) alone(mayHaveRun bool) error {
-	return e.done(e.claim.giveBack(e.ctx, false, mayHaveRun))
+func (f freeing) alone(mayHaveRun bool) {
+	*f.err = f.done(f.claim.giveBack(f.ctx, false, mayHaveRun))
 }

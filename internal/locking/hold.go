@@ -167,8 +167,8 @@ func (h *hold) fix(sent time.Time, ttl time.Duration) {
 	c.align()
 }
 
-// endAt ends the hold at that time, whatever is renewed until then.
-func (h *hold) endAt(at time.Time) {
+// EndAt implements GroupHold.
+func (h *hold) EndAt(at time.Time) {
 	c := h.claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
