@@ -31,32 +31,15 @@ type Red struct {
 	shared  bool          // whether several callers can hold it at once, as readers
 }
 
-// redMember is a member of a Redlock.
-type redMember struct {
-	*locking.Lock
-	voter
-}
-
-// voter makes the attempts of a member and extends its holds. Tests replace it.
-type voter interface {
-	Try(ctx context.Context, lease time.Duration) (memberHold, error)
-	Extend(ctx context.Context, holds []memberHold, lease time.Duration, shared bool) []error
-}
-
-// memberHold is the hold of a member.
-type memberHold interface {
-	lock.Hold
-	Receivers() int
-}
-
-type lockVoter struct{ l *locking.Lock }
-
-func (v lockVoter) Try(ctx context.Context, lease time.Duration) (memberHold, error) {
-	return v.l.TryMember(ctx, lease)
-}
-
-func (lockVoter) Extend(ctx context.Context, holds []memberHold, lease time.Duration, shared bool) []error {
-	return locking.ExtendTogether(ctx, holds, lease, shared)
+// redMember is a *locking.Lock. Tests replace it.
+type redMember interface {
+	Name() string
+	Key() string
+	Channel() string
+	Traits() locking.Traits
+	Session() *session.Session
+	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
+	ExtendMembers(ctx context.Context, holds []locking.MemberHold, lease time.Duration, shared bool) []error
 }
 
 // NewRed returns a lock on a majority of the members. Only the client calls NewRed.
@@ -67,7 +50,7 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 		if l, err := find("red", i, m); err != nil {
 			bad = cmp.Or(bad, err)
 		} else {
-			all = append(all, redMember{l, lockVoter{l}})
+			all = append(all, l)
 		}
 	}
 	return newRed(s, all, bad)

@@ -79,7 +79,26 @@ type redProtocol struct {
 
 func (p redProtocol) Traits() locking.Traits { return locking.Traits{Kind: fmt.Sprintf("%p", p.f)} }
 
-func (f *redFake) lock() *locking.Lock { return locking.New(f.s, redProtocol{f: f}, f.name) }
+// redFakeMember is a fake as a member of a Redlock.
+type redFakeMember struct {
+	*locking.Lock
+	f *redFake
+}
+
+func (f *redFake) member() redFakeMember {
+	return redFakeMember{locking.New(f.s, redProtocol{f: f}, f.name), f}
+}
+
+func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error) {
+	return m.f.try(ctx, lease)
+}
+
+func (redFakeMember) ExtendMembers(ctx context.Context, holds []locking.MemberHold, lease time.Duration, _ bool) (errs []error) {
+	for _, h := range holds {
+		errs = append(errs, h.(*redFakeHold).extend(ctx, lease))
+	}
+	return errs
+}
 
 func (a redAnswer) wait(ctx context.Context) error {
 	if a.deaf {
@@ -96,7 +115,7 @@ func (a redAnswer) wait(ctx context.Context) error {
 	}
 }
 
-func (f *redFake) Try(ctx context.Context, lease time.Duration) (multilock.VoterHold, error) {
+func (f *redFake) try(ctx context.Context, lease time.Duration) (*redFakeHold, error) {
 	f.mu.Lock()
 	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, lease)
 	a := f.answers[0]
@@ -121,13 +140,6 @@ func (f *redFake) Try(ctx context.Context, lease time.Duration) (multilock.Voter
 	h := &redFakeHold{f: f, until: time.Now().Add(lease)}
 	f.holds = append(f.holds, h)
 	return h, nil
-}
-
-func (f *redFake) Extend(ctx context.Context, holds []multilock.VoterHold, lease time.Duration, _ bool) (errs []error) {
-	for _, h := range holds {
-		errs = append(errs, h.(*redFakeHold).extend(ctx, lease))
-	}
-	return errs
 }
 
 // heldNow is called with f.mu held.
@@ -271,11 +283,11 @@ func (w *redWorld) member(i int) *session.Session {
 }
 
 func (w *redWorld) red(fakes []*redFake) *multilock.Red {
-	locks, voters := make([]*locking.Lock, len(fakes)), make([]multilock.Voter, len(fakes))
+	members := make([]multilock.RedMember, len(fakes))
 	for i, f := range fakes {
-		locks[i], voters[i] = f.lock(), f
+		members[i] = f.member()
 	}
-	return multilock.NewRedOf(w.s, locks, voters)
+	return multilock.NewRedOf(w.s, members)
 }
 
 // drain waits for everything that was begun, and checks that every hold of a fake was

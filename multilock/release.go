@@ -123,44 +123,21 @@ func (h *redHold) releaseAll(ctx context.Context) (receivers int, err error) {
 	if h.cohort != nil {
 		h.awaitLate()
 	}
-	results, n := h.ballot.release(ctx)
-	var (
-		errs          []error
-		gone, counted int
-		free          = len(h.r.members) - n
-		waitForOthers <-chan time.Time
-	)
-	for range n {
-		if free >= h.r.quorum && waitForOthers == nil {
-			waitForOthers = time.After(grace)
-		}
-		select {
-		case res := <-results:
-			switch {
-			case isGone(res.err):
-				gone++
-				free++
-			case res.err != nil:
-				errs = append(errs, res.err)
-			default:
-				free++
-				if res.receivers >= 0 {
-					counted++
-					receivers += res.receivers
-				}
-			}
-			continue
-		case <-waitForOthers:
-		}
-		break
-	}
-	if h.r.channel == "" || counted < len(h.r.members) {
+	t := h.ballot.release(ctx)
+	free := func() int { return len(h.r.members) - t.open - len(t.errs) }
+	held := t.open
+	t.wait(ctx, func() bool { return free() >= h.r.quorum })
+	others, cancel := context.WithTimeout(ctx, grace)
+	defer cancel()
+	t.wait(others, nil)
+	receivers = t.receivers
+	if h.r.channel == "" || t.counted < len(h.r.members) {
 		receivers = -1 // not every member has counted the waiters of this lock
 	}
-	switch err := errors.Join(errs...); {
-	case n-gone < h.r.quorum:
+	switch err := errors.Join(t.errs...); {
+	case held-t.gone < h.r.quorum:
 		return receivers, h.loss(lock.ReasonGone, err)
-	case free < h.r.quorum:
+	case free() < h.r.quorum:
 		return receivers, fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.Name(), err)
 	}
 	return receivers, nil

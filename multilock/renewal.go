@@ -5,10 +5,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
-	"sync"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -78,119 +77,137 @@ func (h *redHold) reacquire() {
 // batch. It returns one error for each hold as soon as all are decided or ctx is done: nil if
 // a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
 func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared bool) []error {
+	s := holds[0].r.s
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer s.OnClose(cancel)()
 	batches := make(map[*session.Session][]extension)
 	tallies := make([]*tally, len(holds))
 	for n, h := range holds {
-		t := &tally{h: h}
+		t := newTally(h.r)
 		tallies[n] = t
-		t.decided, t.decide = context.WithCancel(ctx)
 		for i, hold := range h.ballot.held() {
 			if hold != nil {
-				s := h.r.members[i].Session()
-				batches[s] = append(batches[s], extension{t, i, hold})
+				member := h.r.members[i].Session()
+				batches[member] = append(batches[member], extension{h, t, i, hold})
 				t.open++
 			}
 		}
 	}
 	for _, batch := range batches {
-		extend := func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
-			defer cancel()
-			held := make([]memberHold, len(batch))
-			for j, e := range batch {
-				held[j] = e.hold
-			}
-			first := batch[0]
-			for j, err := range first.h.r.members[first.i].Extend(ctx, held, lease, shared) {
-				batch[j].answered(ctx, err)
-			}
-		}
-		if !holds[0].r.s.Go(extend) {
+		extend := func(ctx context.Context) { extendMembers(ctx, batch, lease, shared) }
+		if !s.Go(extend) {
 			break // the client is closing, which ends its holds
 		}
 	}
-	errs := make([]error, len(tallies))
-	for n, t := range tallies {
-		if t.undecided() {
-			select {
-			case <-t.decided.Done(): // or ctx is
-			case <-holds[0].r.s.Done():
-			}
-		}
-		t.decide()
-		errs[n] = t.result()
+	errs := make([]error, len(holds))
+	for n, h := range holds {
+		t := tallies[n]
+		t.wait(ctx, func() bool { return t.yes >= h.r.quorum || t.yes+t.away() < h.r.quorum })
+		errs[n] = h.confirmed(t)
 	}
 	return errs
 }
 
 // extension is a request to extend the lease of member i of a hold.
 type extension struct {
-	*tally
-	i    int
-	hold memberHold
+	h     *redHold
+	tally *tally
+	i     int
+	hold  locking.MemberHold
 }
 
-// answered counts the answer of the member's server.
-func (e extension) answered(ctx context.Context, err error) {
-	if isGone(err) {
-		e.h.ballot.drop(ctx, e.i, e.hold, nil) // the server may still have it
+// extendMembers extends the leases of members that share a client.
+func extendMembers(ctx context.Context, batch []extension, lease time.Duration, shared bool) {
+	ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
+	defer cancel()
+	held := make([]locking.MemberHold, len(batch))
+	for j, e := range batch {
+		held[j] = e.hold
 	}
-	e.mu.Lock()
-	e.open--
-	switch {
-	case err == nil:
-		e.yes++
-	case !isGone(err):
-		e.errs = append(e.errs, fmt.Errorf("server %d: %w", e.i+1, err))
+	first := batch[0]
+	for j, err := range first.h.r.members[first.i].ExtendMembers(ctx, held, lease, shared) {
+		e := batch[j]
+		if isGone(err) {
+			e.h.ballot.drop(ctx, e.i, e.hold, nil) // the server may still have it
+		}
+		e.tally.answers <- answer{i: e.i, err: err}
 	}
-	e.mu.Unlock()
-	if !e.undecided() {
-		e.decide()
-	}
-}
-
-// isGone reports whether err says that a server no longer has the hold of its member.
-func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrNotHeld) }
-
-// tally counts the answers of the members of a hold.
-type tally struct {
-	h       *redHold
-	decided context.Context // done once no other answer matters
-	decide  context.CancelFunc
-
-	mu        sync.Mutex
-	yes, open int
-	errs      []error // except those of lost members
 }
 
 // errMinorityAway is part of the result if only a minority of the servers has not answered.
 var errMinorityAway = errors.New("a minority of the servers is unavailable")
 
-// undecided reports whether another answer matters.
-func (t *tally) undecided() bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	q := t.h.r.quorum
-	return t.open > 0 && t.yes < q && t.yes+t.open+len(t.errs) >= q
-}
-
-// result returns nil if a majority has confirmed the hold.
-func (t *tally) result() error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	r, away := t.h.r, t.open+len(t.errs)
+// confirmed returns nil if a majority has confirmed the hold.
+func (h *redHold) confirmed(t *tally) error {
 	switch {
-	case t.yes >= r.quorum:
+	case t.yes >= h.r.quorum:
 		return nil
-	case t.yes+away < r.quorum:
-		return t.h.loss(lock.ReasonGone, nil)
+	case t.yes+t.away() < h.r.quorum:
+		return h.loss(lock.ReasonGone, nil)
 	}
-	errs := append(slices.Clone(t.errs), fmt.Errorf("redlatch: extend %q: not confirmed by a majority", r.info.Name))
-	if away <= len(r.members)-r.quorum {
+	errs := append(t.errs, fmt.Errorf("redlatch: extend %q: not confirmed by a majority", h.Name()))
+	if t.away() <= len(h.r.members)-h.r.quorum {
 		errs = append(errs, errMinorityAway)
 	}
 	return errors.Join(errs...)
 }
+
+// tally counts the answers of the members of a hold to a request.
+type tally struct {
+	answers         chan answer // has capacity for all
+	open, yes, gone int
+	errs            []error // of the others
+	receivers       int     // of a release
+	counted         int     // the members whose receivers are known
+}
+
+// answer is the answer of member i.
+type answer struct {
+	i         int
+	err       error
+	receivers int
+}
+
+func newTally(r *Red) *tally { return &tally{answers: make(chan answer, len(r.members))} }
+
+// wait counts answers until all have arrived, enough reports true unless it is nil, or ctx is
+// done.
+func (t *tally) wait(ctx context.Context, enough func() bool) {
+	for t.open > 0 && (enough == nil || !enough()) {
+		select {
+		case a := <-t.answers:
+			t.count(a)
+		case <-ctx.Done():
+			for len(t.answers) > 0 {
+				t.count(<-t.answers)
+			}
+			return
+		}
+	}
+}
+
+func (t *tally) count(a answer) {
+	t.open--
+	switch {
+	case isGone(a.err):
+		t.gone++
+	case a.err != nil:
+		t.errs = append(t.errs, fmt.Errorf("server %d: %w", a.i+1, a.err))
+	default:
+		t.yes++
+		if a.receivers >= 0 {
+			t.receivers += a.receivers
+			t.counted++
+		}
+	}
+}
+
+// away returns the number of servers that have not answered, or not with yes or no.
+func (t *tally) away() int { return t.open + len(t.errs) }
+
+// isGone reports whether err says that a server no longer has the hold of its member.
+func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrNotHeld) }
 
 // Extend implements lock.Hold.
 func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {

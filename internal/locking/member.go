@@ -90,9 +90,22 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 	return l.acquire(ctx, o, once, true)
 }
 
-// TryMember is TryLock for a member of a Redlock, which renews the hold itself.
-func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (*Hold, error) {
+// MemberHold is the hold of a member of a Redlock, which renews it itself.
+type MemberHold interface {
+	lock.Hold
+	// Receivers returns the number of subscribers that received the release, negative if that
+	// is unknown or pollers may wait too.
+	Receivers() int
+}
+
+// TryMember is TryLock for a member of a Redlock.
+func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, error) {
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
+}
+
+// ExtendMembers is ExtendTogether for members of Redlocks.
+func (l *Lock) ExtendMembers(ctx context.Context, holds []MemberHold, lease time.Duration, shared bool) []error {
+	return ExtendTogether(ctx, holds, lease, shared)
 }
 
 // Acquired implements GroupHold.
@@ -112,8 +125,7 @@ func (h *hold) StopRenewing() {
 // Waited reports whether the acquisition was contended, as far as that is known.
 func (h *hold) Waited() bool { return h.claim.waited }
 
-// Receivers returns the number of subscribers that received the release, negative if that
-// is unknown or pollers may wait too.
+// Receivers implements MemberHold.
 func (h *hold) Receivers() int {
 	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().HasPollers {
 		return -1
