@@ -77,11 +77,6 @@ func open[H hold.Hold](ctx context.Context, opts []lock.Option, try bool,
 	return hd, nil
 }
 
-// exceptLost joins errors, without those that report the loss of a hold.
-func exceptLost(errs ...error) error {
-	return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
-}
-
 // groupHold is the common part of the holds on a Multi and a Red.
 type groupHold struct {
 	hold.State

@@ -51,11 +51,13 @@ func New(s *session.Session, members ...lock.Locker) *Multi {
 	}
 	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
 	m.locks = servers(nil).sort(m.locks)
-	sameRed := func(a, b *Red) bool { return a.queue == b.queue }
-	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same), checkDuplicates(m.reds, sameRed))
+	sameRed := func(a, b *Red) bool { return a.key == b.key }
+	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same, duplicate), checkDuplicates(m.reds, sameRed, duplicate))
 	m.group = newGroup(s, "multi", names, bad)
 	return m
 }
+
+const duplicate = "duplicate member"
 
 // Name returns the names of the members, separated by commas.
 func (m *Multi) Name() string { return m.info.Name }
@@ -176,14 +178,9 @@ func (h *multiHold) Remaining() time.Duration {
 	if !h.Held() {
 		return 0
 	}
-	return remaining(h.holds)
-}
-
-// remaining returns the least time for which a hold is still held.
-func remaining(holds []locking.GroupHold) time.Duration {
 	least := lock.MaxLease
-	for _, h := range holds {
-		least = min(least, h.Remaining())
+	for _, member := range h.holds {
+		least = min(least, member.Remaining())
 	}
 	return least
 }

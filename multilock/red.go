@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,7 @@ type Red struct {
 	members []redMember
 	quorum  int
 	timeout time.Duration // 0: see serverTimeout
-	queue   string        // the name of the local queue
+	key     acquire.Key   // of the local queue
 	channel string        // the channel of releases, "" if the session cannot hear any
 	shared  bool          // whether several callers can hold it at once, as readers
 }
@@ -57,20 +56,18 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 }
 
 func newRed(s *session.Session, members []redMember, bad error) *Red {
-	r := &Red{members: members, quorum: len(members)/2 + 1, shared: true}
+	r := &Red{members: members, quorum: len(members)/2 + 1, key: acquire.Key{Kind: "red"}, shared: true}
 	var names []string
-	var sessions []*session.Session
 	for _, m := range members {
-		if slices.Contains(sessions, m.Session()) {
-			bad = cmp.Or(bad, fmt.Errorf("%w: two members of a Redlock belong to one client: each needs a server of its own", lock.ErrInvalid))
-		}
-		names, sessions = append(names, m.Name()), append(sessions, m.Session())
+		names = append(names, m.Name())
 		if m.Session() == s {
 			r.channel = m.Channel()
 		}
 		r.shared = r.shared && m.Traits().Shared
-		r.queue += fmt.Sprintf("%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
+		r.key.Name += fmt.Sprintf("%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
 	}
+	sameClient := func(a, b redMember) bool { return a.Session() == b.Session() }
+	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
 	r.group = newGroup(s, "red", names, bad)
 	if n := len(members); n%2 == 0 && r.err == nil {
 		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
@@ -97,14 +94,11 @@ func (r *Red) WithTimeout(perServer time.Duration) *Red {
 	return &other
 }
 
-const (
-	leastTimeout = 50 * time.Millisecond
-	mostTimeout  = time.Second
-)
+const leastTimeout = 50 * time.Millisecond
 
 // serverTimeout bounds the wait for a server. It never exceeds the usable lease.
 func (r *Red) serverTimeout(lease time.Duration) time.Duration {
-	return min(cmp.Or(r.timeout, min(max(lease/20, leastTimeout), mostTimeout)), lease-drift(lease))
+	return min(cmp.Or(r.timeout, min(max(lease/20, leastTimeout), time.Second)), lease-drift(lease))
 }
 
 // drift is subtracted from the lease, because the clocks of servers may run faster than
@@ -168,7 +162,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
 	req := acquire.Request[*redHold]{
-		Key: h.key(), Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
+		Key: h.r.key, Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
 		Once: once, Owned: named, TryWhileHeld: r.shared, Shared: r.shared,
 	}
 	if o.Bounded && !once {
@@ -191,6 +185,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 // redHold is a hold on a majority, or the attempt to acquire one.
 type redHold struct {
 	groupHold
+	watchdog.Lease
 	r        *Red
 	once     bool
 	passable atomic.Bool   // renewed, not extended, exclusive and without a named owner
@@ -199,7 +194,6 @@ type redHold struct {
 	split    int       // consecutive rounds that acquired some members, but no majority
 	again    time.Time // the earliest start of the next round
 	sent     time.Time // the start of the round that succeeded
-	lease    watchdog.Lease
 	ballot   *ballot
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
 }
@@ -214,19 +208,18 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	if o.Lease == 0 {
 		terms.Renewer = redRenewer{}
 	}
-	h.lease.Key = h.r.queue
-	watched := h.r.s.Watchdog.Watch(&h.lease, h, terms)
+	watched := h.r.s.Watchdog.Watch(&h.Lease, h, terms)
 	if h.cohort.Gone() {
 		h.Lost(lock.ReasonGone, nil)
-		h.lease.Forget() // the loss may have preceded Watch
+		h.Lease.Forget() // the loss may have preceded Watch
 	}
 	switch {
 	case !watched || h.r.s.Err() != nil:
-		return errors.Join(lock.ErrClosed, exceptLost(h.Unlock(ctx)))
+		return errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), exceptLost(h.Unlock(ctx)))
+		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.Unlock(ctx))
 	case time.Since(h.sent) >= terms.TTL:
-		return errors.Join(lock.ErrNotAcquired, exceptLost(h.Unlock(ctx)))
+		return errors.Join(lock.ErrNotAcquired, h.Unlock(ctx))
 	}
 	return nil
 }
@@ -239,27 +232,19 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	if !h.lose(reason, cause) {
 		return
 	}
-	h.lease.Forget()
+	h.Lease.Forget()
 	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the
 	// members are left to their leases or to Unlock.
 	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
-	h.r.queues().Released(h.key(), h, acquire.Release{Receivers: -1})
+	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: -1})
 }
 
 func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r.s) }
 
-func (h *redHold) key() acquire.Key { return acquire.Key{Kind: h.r.info.Kind, Name: h.r.queue} }
-
-// Remaining implements lock.Hold.
-func (h *redHold) Remaining() time.Duration { return h.lease.Remaining() }
+// Owner implements lock.Hold. It also hides the field of the lease.
+func (h *redHold) Owner() lock.Owner { return h.owner }
 
 // Acquired implements locking.GroupHold.
 func (h *redHold) Acquired() time.Time { return h.sent }
-
-// EndAt implements locking.GroupHold.
-func (h *redHold) EndAt(at time.Time) { h.lease.EndAt(at) }
-
-// StopRenewing implements locking.GroupHold.
-func (h *redHold) StopRenewing() { h.lease.StopRenewing() }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -50,7 +49,8 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 	h.rounds++
 	sent := time.Now()
 	yes, decided := h.collect(ctx)
-	duplicates := h.r.checkServers() // the round has identified servers
+	// The round has identified servers.
+	duplicates := checkDuplicates(h.r.members, sameServer, "a Redlock needs a server for each member:")
 	if duplicates == nil && yes >= h.r.quorum && time.Since(sent) < h.ttl-drift(h.ttl) {
 		h.sent = sent
 		return acquire.Verdict{Acquired: true}, nil
@@ -75,9 +75,7 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := context.WithTimeout(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
 	h.ballot = newBallot(h.r)
-	for i := range h.r.members {
-		h.ballot.ask(ctx, i, h.ttl)
-	}
+	h.ballot.askMissing(ctx, h.ttl)
 	began := time.Now()
 	var patience <-chan time.Time
 	for {
@@ -107,27 +105,20 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 func (h *redHold) undoRound(decided bool) error {
 	limit, cancel := context.WithTimeout(context.Background(), h.r.serverTimeout(h.ttl))
 	defer cancel()
-	released := h.ballot.release(limit)
-	none := released.open == 0
-	released.wait(limit, nil)
-	if h.split++; none {
+	if released := h.ballot.release(limit); released.open == 0 {
 		h.split = 0
 	} else {
+		h.split++
+		released.wait(limit, nil)
 		h.again = time.Now().Add(splitBackoff(h.split))
 	}
 	return h.ballot.verdict(decided)
 }
 
-// checkServers returns an error if two members are known to be on one server.
-func (r *Red) checkServers() error {
-	for i, m := range r.members {
-		id := m.Session().KnownServer().ID
-		same := func(other redMember) bool { return other.Session().KnownServer().ID == id }
-		if id != "" && slices.ContainsFunc(r.members[:i], same) {
-			return fmt.Errorf("%w: Redlock %q: server %d is the same as an earlier one", lock.ErrInvalid, r.info.Name, i+1)
-		}
-	}
-	return nil
+// sameServer reports whether two members are known to be on one server.
+func sameServer(a, b redMember) bool {
+	server := a.Session().KnownServer()
+	return server.ID != "" && server.ID == b.Session().KnownServer().ID
 }
 
 // ballot is the votes of the members in one round. Holds that pass the lock on also pass on
@@ -154,37 +145,43 @@ type vote struct {
 // may be the server of another member, so a majority waits for its answer, but only once.
 type asked struct{ atomic.Bool }
 
-// newBallot returns a ballot for a round that asks all members.
+// newBallot returns a ballot without votes.
 func newBallot(r *Red) *ballot {
 	b := &ballot{r: r, changed: make(chan struct{}, 1), votes: make([]vote, len(r.members))}
 	for i, m := range r.members {
 		s := m.Session()
-		b.votes[i] = vote{asking: true, awaited: !s.AskedServer() && !session.Of[asked](s).Swap(true)}
+		b.votes[i] = vote{awaited: !s.AskedServer() && !session.Of[asked](s).Swap(true)}
 	}
 	return b
 }
 
-// ask makes an attempt for member i in the background.
-func (b *ballot) ask(ctx context.Context, i int, lease time.Duration) {
-	m := b.r.members[i]
-	begun := b.r.s.Go(func(context.Context) {
-		// The attempt may outlast the caller, and the hold of a member may outlive its
-		// context, which nothing watches.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.r.serverTimeout(lease))
-		defer cancel()
-		// The server is identified before it votes, because two members on one server have
-		// one vote. If it refuses the question, they remain undetected.
-		_, _ = m.Session().Server(ctx)
-		hold, err := m.TryMember(ctx, lease)
-		b.answer(ctx, i, hold, err)
-	})
-	if !begun {
-		b.answer(ctx, i, nil, lock.ErrClosed)
+// askMissing makes an attempt for each member that is not held, in the background.
+func (b *ballot) askMissing(ctx context.Context, lease time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.votes {
+		v := &b.votes[i]
+		if v.hold != nil || v.asking || b.closed {
+			continue
+		}
+		v.asking = true
+		if !b.r.s.Go(func(context.Context) { b.ask(ctx, i, lease) }) {
+			*v = vote{err: lock.ErrClosed}
+		}
 	}
 }
 
-// answer records the answer of member i.
-func (b *ballot) answer(ctx context.Context, i int, hold locking.MemberHold, err error) {
+// ask makes an attempt for member i.
+func (b *ballot) ask(ctx context.Context, i int, lease time.Duration) {
+	// The attempt may outlast the caller, and the hold of a member may outlive its context,
+	// which nothing watches.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.r.serverTimeout(lease))
+	defer cancel()
+	m := b.r.members[i]
+	// The server is identified before it votes, because two members on one server have one
+	// vote. If it refuses the question, they remain undetected.
+	_, _ = m.Session().Server(ctx)
+	hold, err := m.TryMember(ctx, lease)
 	b.mu.Lock()
 	late := b.closed
 	b.votes[i] = vote{err: err}
@@ -285,12 +282,9 @@ func (b *ballot) verdict(decided bool) error {
 		if v.asking && !decided {
 			err = errors.New("no answer in time")
 		}
-		switch {
-		case err == nil:
-			continue
-		case isFinal(err):
+		if isFinal(err) {
 			final++
-		case isTaken(err):
+		} else if err == nil || isTaken(err) {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("server %d: %w", i+1, err))

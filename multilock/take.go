@@ -28,8 +28,11 @@ const (
 	maxUndo = time.Second
 )
 
-// errRestart says that the acquisition has to start over.
-var errRestart = fmt.Errorf("%w: members were released during the wait", lock.ErrNotAcquired)
+var (
+	// errRestart says that the acquisition has to start over.
+	errRestart = fmt.Errorf("%w: members were released during the wait", lock.ErrNotAcquired)
+	errWaited  = errors.New("the wait is over")
+)
 
 func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
 	if err := m.check(ctx); err != nil {
@@ -51,7 +54,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	waitCtx := openCtx
 	if o.Bounded && !once {
 		var stop context.CancelFunc
-		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, lock.ErrNotAcquired)
+		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, errWaited)
 		defer stop()
 	}
 	for {
@@ -67,9 +70,16 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 			case <-time.After(rand.N(maxPause)):
 				continue
 			case <-waitCtx.Done():
+				err = nil
 			}
 		}
-		return nil, errors.Join(failure(waitCtx, err), undoErr)
+		switch cause := context.Cause(waitCtx); {
+		case errors.Is(cause, lock.ErrClosed):
+			err = cause
+		case cause != nil && !errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, lock.ErrClosed):
+			err = errors.Join(lock.ErrNotAcquired, cause, err)
+		}
+		return nil, errors.Join(err, undoErr)
 	}
 }
 
@@ -80,7 +90,8 @@ func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
 	}
 	done := make(chan error, 1)
 	release := func(context.Context) {
-		done <- exceptLost(locking.GiveBack(context.WithoutCancel(ctx), holds)...)
+		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
+		done <- errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
 	}
 	if !m.s.Go(release) { // the client is closing and waits for this call
 		release(ctx)
@@ -91,24 +102,6 @@ func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
 	case <-time.After(maxUndo):
 		return fmt.Errorf("%w: release %q", lock.ErrIndeterminate, m.info.Name)
 	}
-}
-
-// failure returns the error of an acquisition that failed with err, which is nil if only the
-// end of ctx made it fail.
-func failure(ctx context.Context, err error) error {
-	cause := context.Cause(ctx)
-	switch {
-	case errors.Is(cause, lock.ErrClosed):
-		return lock.ErrClosed
-	case cause == nil || errors.Is(err, lock.ErrClosed):
-		return err
-	case !errors.Is(err, lock.ErrNotAcquired):
-		err = errors.Join(lock.ErrNotAcquired, err)
-	}
-	if !errors.Is(err, cause) {
-		err = errors.Join(err, cause)
-	}
-	return err
 }
 
 // acquisition is the state of an acquisition.
@@ -131,9 +124,7 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 	a.certain = certain
 	for _, red := range m.reds {
 		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
-			o := a.o
-			o.MaxHold = 0 // it counts from Align
-			return red.acquire(ctx, o, a.once)
+			return red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
 		})
 		if err != nil {
 			return err
@@ -147,8 +138,8 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 	switch err := locking.Align(ctx, a.got, a.o); {
 	case err != nil && !errors.Is(err, lock.ErrLost):
 		return err
-	case err != nil || remaining(a.got) == 0: // lost, or expired during the wait for others
-		return errRestart
+	case err != nil, slices.ContainsFunc(a.got, func(h locking.GroupHold) bool { return h.Remaining() == 0 }):
+		return errRestart // lost, or expired during the wait for others
 	}
 	return nil
 }
@@ -157,9 +148,7 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error {
 	if n := locking.Together(ctx, locks); n > 1 && ctx.Err() == nil {
 		some, err := locking.TakeTogether(ctx, locks[:n], a.o, a.once)
-		for _, h := range some {
-			a.got = append(a.got, h)
-		}
+		a.got = append(a.got, some...)
 		switch {
 		case len(some) == n, errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
 			return err
@@ -219,11 +208,11 @@ func (known servers) same(a, b *locking.Lock) bool {
 	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
 }
 
-// checkDuplicates returns an error if a member occurs twice.
-func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool) error {
+// checkDuplicates returns an error with that problem if two members are the same.
+func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool, problem string) error {
 	for i, m := range members {
 		if slices.ContainsFunc(members[:i], func(other M) bool { return same(m, other) }) {
-			return fmt.Errorf("%w: duplicate member %q", lock.ErrInvalid, m.Name())
+			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
 		}
 	}
 	return nil
@@ -255,5 +244,5 @@ func (m *Multi) inOrder(ctx context.Context) (locks []*locking.Lock, certain boo
 		certain = certain && answers[i].ID != "" && answers[i] == answers[0]
 	}
 	locks = known.sort(m.locks)
-	return locks, certain, checkDuplicates(locks, known.same)
+	return locks, certain, checkDuplicates(locks, known.same, duplicate)
 }

@@ -37,7 +37,7 @@ func (l *Lock) joins(other *Lock) bool {
 // the first that is held or has a local waiter. With all set it acquires all or none, and
 // ignores waiters. It does not wait. The holds are like those of Take. An error means that
 // the attempt had no answer, and that there are no holds.
-func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]*Hold, error) {
+func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]GroupHold, error) {
 	s := locks[0].s
 	if !s.Enter() {
 		return nil, lock.ErrClosed
@@ -61,7 +61,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 		return results
 	})
-	holds := make([]*Hold, 0, n)
+	holds := make([]GroupHold, 0, n)
 	for _, c := range claims[:n] {
 		if h, standErr := c.stand(ctx); standErr != nil {
 			err = errors.Join(err, standErr)
