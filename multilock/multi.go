@@ -111,12 +111,10 @@ func (m *Multi) Unlock(ctx context.Context) error {
 		return locking.ErrNoOwner(m.info.Name)
 	}
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
-		h := g.(*multiHold)
-		if !slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) || len(h.m.reds) > 0 {
-			continue
-		}
-		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
-			return err
+		if h := g.(*multiHold); len(h.m.reds) == 0 && slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) {
+			if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+				return err
+			}
 		}
 	}
 	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
@@ -190,7 +188,9 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
-	err := errors.Join(locking.ExtendTogether(ctx, h.holds, lease, true)...)
+	errs := make([]error, len(h.holds))
+	locking.ExtendTogether(ctx, h.holds, lease, true, func(i int, err error) { errs[i] = err })
+	err := errors.Join(errs...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
 	}

@@ -17,9 +17,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Red is a lock on several servers, one for each member. The caller that holds a majority
-// of the members holds the lock. Client.RedLock creates it. The package documentation says
-// when to use it.
+// Red is a lock on several servers, held by the caller that holds a majority of the members.
+// Client.RedLock creates it. The package documentation says when to use it.
 type Red struct {
 	group
 	members []redMember
@@ -38,7 +37,6 @@ type redMember interface {
 	Traits() locking.Traits
 	Session() *session.Session
 	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
-	ExtendMembers(ctx context.Context, holds []locking.MemberHold, lease time.Duration, shared bool) []error
 }
 
 // NewRed returns a lock on a majority of the members. Only the client calls NewRed.
@@ -111,21 +109,21 @@ func (r *Red) Name() string { return r.info.Name }
 // Lock acquires a majority of the members. It waits until that succeeds, ctx is done, or
 // lock.Wait runs out. It asks all members at once, each for at most the time set by
 // WithTimeout, and returns as soon as it has a majority; members that are granted later
-// join the hold. The first acquisition also waits until the servers have identified
-// themselves, or for that time. An attempt without a majority releases its members, and
-// Lock tries again after a random pause that grows.
+// join the hold. The first acquisition awaits the answers of all servers, for that time, to
+// detect that two members are on one. An attempt without a majority releases its members,
+// and Lock tries again after a random pause that grows.
 //
-// The hold is valid for the lease, less the time of the acquisition, less 1 % of the lease
-// and 2 ms for clock drift (see Hold.Remaining). A lease without any time left, 2 ms or
-// less, is an error that matches lock.ErrInvalid. Without lock.Lease the lease is the
-// watchdog timeout of the client that created r. Each renewal acquires missing members
-// again. The hold is lost unless a majority confirms a renewal in time.
+// The hold is valid for the lease, less the time of the acquisition, 1 % of the lease and
+// 2 ms for clock drift (see Hold.Remaining). Without lock.Lease the lease is the watchdog
+// timeout of the client that created r. Each renewal acquires missing members again. The
+// hold is lost unless a majority confirms a renewal in time.
 //
 // See lock.Locker for the errors. If too few servers respond for a majority, Lock keeps
-// trying for the watchdog timeout; then the error matches lock.ErrNotAcquired and
-// includes the errors of the servers. Two members on one server, or a member that is nil, a
-// Multi, a Red or a type of another module, are an error that matches lock.ErrInvalid. The
-// hold's Owner is the owner in ctx, or zero. The hold has no fencing token.
+// trying for the watchdog timeout; then the error matches lock.ErrNotAcquired and includes
+// the errors of the servers. It matches lock.ErrInvalid if the lease leaves no valid time
+// (2 ms or less), if two members are on one server, or if a member is nil, a Multi, a Red or
+// a type of another module. The hold's Owner is the owner in ctx, or zero. The hold has no
+// fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return open(ctx, opts, false, r.acquire)
 }
@@ -165,7 +163,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		Key: h.r.key, Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
 		Once: once, Owned: named, TryWhileHeld: r.shared, Shared: r.shared,
 	}
-	if o.Bounded && !once {
+	if o.Wait > 0 {
 		req.Deadline = time.Now().Add(o.Wait)
 	}
 	if !r.s.Enter() {

@@ -93,13 +93,6 @@ func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (lock
 	return m.f.try(ctx, lease)
 }
 
-func (redFakeMember) ExtendMembers(ctx context.Context, holds []locking.MemberHold, lease time.Duration, _ bool) (errs []error) {
-	for _, h := range holds {
-		errs = append(errs, h.(*redFakeHold).extend(ctx, lease))
-	}
-	return errs
-}
-
 func (a redAnswer) wait(ctx context.Context) error {
 	if a.deaf {
 		ctx = context.WithoutCancel(ctx)
@@ -183,7 +176,7 @@ type redFakeHold struct {
 
 func (h *redFakeHold) Receivers() int { return -1 }
 
-func (h *redFakeHold) extend(ctx context.Context, lease time.Duration) error {
+func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()
 	a := h.f.extend
 	h.f.mu.Unlock()

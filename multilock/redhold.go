@@ -10,7 +10,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -66,10 +65,8 @@ func (h *redHold) pass(ctx context.Context) error {
 }
 
 // confirm asks the members whether they were still held when they were passed on. Without
-// a majority, the hold that has them now is lost too.
-//
-// Unlock does not wait for a minority that is unavailable, and the lock need not be lost.
-// Without a confirmation it is not passed on.
+// a majority, the hold that has them now is lost too. If only a minority is unavailable, Unlock
+// does not wait for it, and the lock is neither lost nor passed on.
 func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	err := h.cohort.Confirm(batch, func() error {
 		return locking.Insist(h.r.s, func() error {
@@ -165,45 +162,40 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 }
 
 // extendMajorities extends the leases of the members of holds, which belong to one client,
-// to at least lease from now. It sends the members of all holds that share a client in one
-// batch. It returns one error for each hold as soon as all are decided or ctx is done: nil if
-// a majority has confirmed the hold, an error that matches lock.ErrLost if no majority can.
+// to at least lease from now. It returns one error for each hold as soon as all are decided or
+// ctx is done: nil if a majority has confirmed the hold, an error that matches lock.ErrLost if
+// no majority can.
 func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared bool) []error {
 	s := holds[0].r.s
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer s.OnClose(cancel)() // which ends the holds
-	batches := make(map[*session.Session][]extension)
+	var members []locking.MemberHold
+	var answered []func(err error)
 	tallies := make([]*tally, len(holds))
 	for n, h := range holds {
-		t := newTally(h.r)
+		t := &tally{answers: make(chan answer, len(h.r.members))}
 		tallies[n] = t
-		for i, hold := range h.ballot.held() {
-			if hold != nil {
-				client := h.r.members[i].Session()
-				batches[client] = append(batches[client], extension{h, t, i, hold})
-				t.open++
+		for i := range h.r.members {
+			hold := h.ballot.hold(i)
+			if hold == nil {
+				continue
 			}
+			t.open++
+			members = append(members, hold)
+			answered = append(answered, func(err error) {
+				if isGone(err) {
+					h.ballot.drop(context.Background(), i, hold, nil) // the server may still have it
+				}
+				t.answers <- answer{i: i, err: err}
+			})
 		}
 	}
-	for _, batch := range batches {
-		s.Go(func(ctx context.Context) {
-			ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
-			defer cancel()
-			held := make([]locking.MemberHold, len(batch))
-			for j, e := range batch {
-				held[j] = e.hold
-			}
-			first := batch[0]
-			for j, err := range first.h.r.members[first.i].ExtendMembers(ctx, held, lease, shared) {
-				e := batch[j]
-				if isGone(err) {
-					e.h.ballot.drop(ctx, e.i, e.hold, nil) // the server may still have it
-				}
-				e.tally.answers <- answer{i: e.i, err: err}
-			}
-		})
-	}
+	s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
+		defer cancel()
+		locking.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
+	})
 	errs := make([]error, len(holds))
 	for n, h := range holds {
 		t := tallies[n]
@@ -211,14 +203,6 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 		errs[n] = h.confirmed(t)
 	}
 	return errs
-}
-
-// extension is a request to extend the lease of member i of a hold.
-type extension struct {
-	h     *redHold
-	tally *tally
-	i     int
-	hold  locking.MemberHold
 }
 
 // errMinorityAway is part of the result if only a minority of the servers has not answered.
@@ -254,8 +238,6 @@ type answer struct {
 	err       error
 	receivers int
 }
-
-func newTally(r *Red) *tally { return &tally{answers: make(chan answer, len(r.members))} }
 
 // wait counts answers until all have arrived, enough reports true unless it is nil, or ctx is
 // done.

@@ -15,9 +15,8 @@ import (
 )
 
 // minPatience is the least time that a round without a majority waits for more answers once
-// a member is held by another owner. That owner may lack the votes collected here, and servers
-// that have not answered may be down. The limit doubles with each round, in case they are only
-// far away.
+// another owner holds a member: it may lack the votes collected here, and servers that have not
+// answered may be down. The limit doubles with each round, in case they are only far away.
 const minPatience = 5 * time.Millisecond
 
 // Join implements acquire.Acquirer: the members let their owner re-enter.
@@ -219,15 +218,11 @@ func (b *ballot) count() (n struct{ yes, taken, open, awaited int }) {
 	return n
 }
 
-// held returns the holds of the members, nil for those that are not held.
-func (b *ballot) held() []locking.MemberHold {
+// hold returns the hold of member i, or nil.
+func (b *ballot) hold(i int) locking.MemberHold {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	held := make([]locking.MemberHold, len(b.votes))
-	for i, v := range b.votes {
-		held[i] = v.hold
-	}
-	return held
+	return b.votes[i].hold
 }
 
 // drop releases the hold of member i in the background and sends the result to t, which may be
@@ -235,14 +230,12 @@ func (b *ballot) held() []locking.MemberHold {
 // is closing.
 func (b *ballot) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally) bool {
 	b.mu.Lock()
-	found := b.votes[i].hold == hold
-	if found {
-		b.votes[i].hold = nil
-	}
-	b.mu.Unlock()
-	if !found {
+	if b.votes[i].hold != hold {
+		b.mu.Unlock()
 		return false
 	}
+	b.votes[i].hold = nil
+	b.mu.Unlock()
 	unlock := func(context.Context) {
 		err := hold.Unlock(ctx)
 		if t != nil {
@@ -261,9 +254,9 @@ func (b *ballot) release(ctx context.Context) *tally {
 	b.mu.Lock()
 	b.closed = true
 	b.mu.Unlock()
-	t := newTally(b.r)
-	for i, hold := range b.held() {
-		if hold != nil && b.drop(ctx, i, hold, t) {
+	t := &tally{answers: make(chan answer, len(b.votes))}
+	for i := range b.votes {
+		if hold := b.hold(i); hold != nil && b.drop(ctx, i, hold, t) {
 			t.open++
 		}
 	}

@@ -31,7 +31,7 @@ const (
 var (
 	// errRestart says that the acquisition has to start over.
 	errRestart = fmt.Errorf("%w: members were released during the wait", lock.ErrNotAcquired)
-	errWaited  = errors.New("the wait is over")
+	errWaited  = errors.New("redlatch: the wait is over")
 )
 
 func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
@@ -52,7 +52,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		defer leave()
 	}
 	waitCtx := openCtx
-	if o.Bounded && !once {
+	if o.Wait > 0 {
 		var stop context.CancelFunc
 		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, errWaited)
 		defer stop()

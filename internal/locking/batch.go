@@ -117,59 +117,72 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 			late = append(late, h)
 		}
 	}
-	return errors.Join(extendTogether(ctx, late, o.Lease, true, (*hold).fix)...)
+	errs := make([]error, len(late))
+	extendTogether(ctx, late, o.Lease, true, (*hold).fix, func(i int, err error) { errs[i] = err })
+	return errors.Join(errs...)
 }
 
-// ExtendTogether is Extend for several holds, with as few scripts as possible. It returns an
-// error for each hold. Unless shared is set, it uses the connection of renewals, where other
-// commands do not delay it.
-func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool) []error {
-	return extendTogether(ctx, holds, lease, shared, (*hold).extended)
+// ExtendTogether is Extend for several holds, with as few scripts as possible. It calls done
+// with the result for each hold as soon as its server has answered, at once for several
+// servers, and returns after the last call.
+// Unless shared is set, it uses the connection of renewals, where other commands do not delay
+// it.
+func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool, done func(i int, err error)) {
+	extendTogether(ctx, holds, lease, shared, (*hold).extended, done)
 }
 
 func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Duration, shared bool,
-	note func(h *hold, sent time.Time, ttl time.Duration)) []error {
+	note func(h *hold, sent time.Time, ttl time.Duration), done func(i int, err error)) {
 	type group struct {
 		renewer watchdog.Renewer
 		slot    int
 	}
 	groups := make(map[group][]int)
 	holds := make([]*hold, len(all))
-	errs := make([]error, len(all))
+	var tasks []func()
 	for i, one := range all {
 		h, ok := any(one).(*hold)
 		if !ok {
-			errs[i] = one.Extend(ctx, lease)
-		} else if errs[i] = h.current("Extend"); errs[i] == nil {
+			tasks = append(tasks, func() { done(i, one.Extend(ctx, lease)) })
+		} else if err := h.current("Extend"); err != nil {
+			done(i, err)
+		} else {
 			holds[i] = h
 			g := group{h.claim.lock.p.Renewer(), h.claim.lock.Slot()}
 			groups[g] = append(groups[g], i)
 		}
 	}
+	batches := make(map[watchdog.Renewer][][]int)
 	for g, members := range groups {
-		for batch := range slices.Chunk(members, maxTogether) {
-			leases := make([]*watchdog.Lease, len(batch))
-			for j, i := range batch {
-				leases[j] = &holds[i].claim.lease
+		batches[g.renewer] = slices.AppendSeq(batches[g.renewer], slices.Chunk(members, maxTogether))
+	}
+	for renewer, batches := range batches {
+		tasks = append(tasks, func() {
+			leases := make([][]*watchdog.Lease, len(batches))
+			for b, batch := range batches {
+				for _, i := range batch {
+					leases[b] = append(leases[b], &holds[i].claim.lease)
+				}
 			}
 			sent := time.Now()
-			r := g.renewer.Renew(ctx, [][]*watchdog.Lease{leases}, lease, shared)[0]
-			for j, i := range batch {
-				h := holds[i]
-				switch {
-				case r.Err != nil:
-					errs[i] = fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, r.Err)
-					continue
-				case r.Held[j]:
-					note(h, sent, lease)
-				default:
-					h.claim.Lost(lock.ReasonGone, nil)
+			for b, r := range renewer.Renew(ctx, leases, lease, shared) {
+				for j, i := range batches[b] {
+					h := holds[i]
+					switch {
+					case r.Err != nil:
+						done(i, fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, r.Err))
+						continue
+					case r.Held[j]:
+						note(h, sent, lease)
+					default:
+						h.claim.Lost(lock.ReasonGone, nil)
+					}
+					done(i, h.current("Extend"))
 				}
-				errs[i] = h.current("Extend")
 			}
-		}
+		})
 	}
-	return errs
+	atOnce(tasks)
 }
 
 // UnlockTogether unlocks holds at once, with as few scripts as possible, and returns an error

@@ -103,11 +103,6 @@ func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, 
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
 }
 
-// ExtendMembers is ExtendTogether for members of Redlocks.
-func (l *Lock) ExtendMembers(ctx context.Context, holds []MemberHold, lease time.Duration, shared bool) []error {
-	return ExtendTogether(ctx, holds, lease, shared)
-}
-
 // Acquired implements GroupHold.
 func (h *hold) Acquired() time.Time { return h.claim.sent }
 
