@@ -26,26 +26,19 @@
 // locks (Client.PlainLock) it is compatible with other implementations, such as redsync.
 //
 // Its value has been debated since 2016. Martin Kleppmann ("How to do distributed
-// locking") argued that no lock with a lease guarantees exclusion: a process can pause for
-// longer than its lease between checking the time and writing. A fencing token, a number
-// that grows with each acquisition and that the resource compares, protects the resource.
-// Redlock has no such token, because a counter on one of the servers can be lost with it,
-// and counters on several servers are not one counter. Redlock also needs clocks that
-// advance at nearly the same rate, pauses that are short compared to the lease, and servers
-// that do not lose their data. Salvatore Sanfilippo ("Is Redlock safe?") replied that a
-// process which checks the time after it has a majority, as the algorithm requires, notices
-// any earlier delay; that a later pause harms every lock with a lease, unless the resource
-// compares tokens, and a resource that can do so might not need the lock; and that
-// monotonic clocks and delayed restarts make the assumptions reasonable. Both are right. In
-// practice:
+// locking") argued that no lock with a lease guarantees exclusion, because a process can
+// pause after it has checked the time. Only a fencing token does, a number that grows with
+// each acquisition and that the resource compares, and Redlock has none: counters on several
+// servers are not one counter. Redlock also needs steady clocks, and servers that do not lose
+// their data. Salvatore Sanfilippo ("Is Redlock safe?") replied that such pauses harm every
+// lock with a lease, and that a resource that can compare tokens might not need the lock.
+// Both are right. In practice:
 //
-//   - For efficiency, to avoid doing work twice, use one server and rlock.Lock. It is
-//     simpler and sends one request instead of one for each server.
+//   - For efficiency, to avoid doing work twice, use one server and rlock.Lock.
 //   - For availability without failover, use Red. A replicated server can forget a lock
 //     when it fails over.
 //   - For correctness use rlock.Fenced and let the resource check the token. If it cannot,
-//     no lock with a lease is sufficient, and a consensus system (etcd, ZooKeeper) does
-//     not change that.
+//     no lock with a lease is sufficient, not even with a consensus system (etcd, ZooKeeper).
 //
 // A server that has lost its data must stay offline for longer than the longest lease.
 // Otherwise two callers can each hold a majority. Red cannot enforce that.

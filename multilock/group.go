@@ -1,12 +1,17 @@
 package multilock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
@@ -16,14 +21,13 @@ import (
 type group struct {
 	s    *session.Session
 	info telemetry.Lock
-	err  error // an invalid member
+	err  error // of an invalid member
 }
 
-// newGroup returns a group of members with these names.
-func newGroup(s *session.Session, kind string, names []string) group {
-	g := group{s: s, info: telemetry.Lock{Kind: kind}}
-	if len(names) == 0 {
-		g.err = fmt.Errorf("%w: %s lock without members", lock.ErrInvalid, kind)
+// newGroup returns a group of members with these names. err is the error of an invalid member.
+func newGroup(s *session.Session, kind string, names []string, err error) group {
+	if err == nil && len(names) == 0 {
+		err = fmt.Errorf("%w: %s lock without members", lock.ErrInvalid, kind)
 	}
 	var unique []string
 	for _, name := range names {
@@ -31,41 +35,96 @@ func newGroup(s *session.Session, kind string, names []string) group {
 			unique = append(unique, name)
 		}
 	}
-	g.info.Name = strings.Join(unique, ",")
-	return g
+	return group{s: s, info: telemetry.Lock{Kind: kind, Name: strings.Join(unique, ",")}, err: err}
 }
 
-// badMember returns the error of member i, which is m.
-func badMember(kind string, i int, m lock.Locker) error {
-	return fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
+// find returns the lock that is member i of a group.
+func find(kind string, i int, member lock.Locker) (*locking.Lock, error) {
+	l := locking.Find(member)
+	if l == nil {
+		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, member)
+	}
+	if err := l.Check(context.Background()); errors.Is(err, lock.ErrInvalid) {
+		return nil, err // of its name
+	}
+	return l, nil
 }
 
 // check returns an error if an attempt under ctx is pointless.
 func (g *group) check(ctx context.Context) error {
-	if g.err != nil {
-		return g.err
-	}
-	if err := g.s.Check(ctx); err != nil {
+	if err := cmp.Or(g.err, g.s.Check(ctx)); err != nil || ctx.Err() == nil {
 		return err
 	}
-	if ctx.Err() != nil {
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
-	}
-	return nil
+	return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 }
 
-// exceptLost returns err without the errors that report the loss of a hold.
-func exceptLost(err error) error {
-	if !errors.Is(err, lock.ErrLost) {
-		return err
+// open is Lock, or TryLock if try is set, of a group that acquire acquires.
+func open[H hold.Hold](ctx context.Context, opts []lock.Option, try bool,
+	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
+	o, err := lock.Resolve(opts...)
+	if try {
+		o, err = locking.TryOptions(opts)
 	}
-	joined, ok := err.(interface{ Unwrap() []error })
-	if _, lost := err.(*lock.LostError); lost || !ok {
-		return nil
+	if err != nil {
+		return nil, err
 	}
-	var rest []error
-	for _, e := range joined.Unwrap() {
-		rest = append(rest, exceptLost(e))
+	h, err := acquire(ctx, o, try || o.Bounded && o.Wait == 0)
+	if err != nil {
+		return nil, err
 	}
-	return errors.Join(rest...)
+	hd := &hold.Handle{Hold: h}
+	hd.Arm()
+	return hd, nil
 }
+
+// groupHold is the common part of the holds on a Multi and a Red.
+type groupHold struct {
+	hold.State
+	group *group
+	owner lock.Owner // that the caller named, or zero
+}
+
+// begin makes the hold held.
+func (h *groupHold) begin(ctx context.Context) {
+	h.Site = callsite.Here(4, 3) // skips this method, its caller begin, acquire and open
+	h.Begin(h.group.s.Telemetry.StartHold(ctx, h.group.info, h.owner, 0))
+}
+
+func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {
+	return &lock.LostError{Name: h.Name(), Owner: h.owner, Reason: reason, When: time.Now(), Err: cause}
+}
+
+// lose marks the hold as lost. It reports whether the hold was held.
+func (h *groupHold) lose(reason lock.Reason, cause error) bool {
+	lost := h.Lose(h.loss(reason, cause))
+	if lost {
+		h.EndSpan(h.background)
+	}
+	return lost
+}
+
+// background calls f on its own goroutine, even while the client is closing.
+func (h *groupHold) background(f func(ctx context.Context)) bool {
+	if !h.group.s.Go(f) {
+		go f(context.Background())
+	}
+	return true
+}
+
+// dropped logs that the handle was collected, and calls unlock.
+func (h *groupHold) dropped(unlock func(ctx context.Context) error) {
+	h.background(func(ctx context.Context) { // clients of members may still be open
+		h.group.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+			"name", h.Name(), "kind", h.group.info.Kind, "acquired", h.Site.String())
+		_ = unlock(ctx)
+	})
+}
+
+// Name implements lock.Hold.
+func (h *groupHold) Name() string { return h.group.info.Name }
+
+// Owner implements lock.Hold.
+func (h *groupHold) Owner() lock.Owner { return h.owner }
+
+// Token implements lock.Hold.
+func (h *groupHold) Token() int64 { return 0 }

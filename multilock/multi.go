@@ -36,31 +36,28 @@ func New(s *session.Session, members ...lock.Locker) *Multi {
 	}
 	var names []string
 	for i, member := range m.members {
-		red, _ := member.(*Red)
-		if l := locking.Find(member); l != nil {
+		if red, _ := member.(*Red); red != nil {
+			m.reds = append(m.reds, red)
+		} else if l, err := find("multi", i, member); err != nil {
+			bad = cmp.Or(bad, err)
+			continue
+		} else {
 			m.locks = append(m.locks, l)
 			if !slices.Contains(m.sessions, l.Session()) {
 				m.sessions = append(m.sessions, l.Session())
 			}
-		} else if red != nil {
-			m.reds = append(m.reds, red)
-		} else {
-			bad = cmp.Or(bad, badMember("multi", i, member))
-			continue
 		}
 		names = append(names, member.Name())
 	}
 	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
 	m.locks = servers(nil).sort(m.locks)
-	m.group = newGroup(s, "multi", names)
-	m.err = cmp.Or(bad, m.err, servers(nil).checkDuplicates(m.locks))
-	for i, red := range m.reds {
-		if slices.ContainsFunc(m.reds[:i], func(other *Red) bool { return other.queue == red.queue }) {
-			m.err = cmp.Or(m.err, fmt.Errorf("%w: duplicate member %q", lock.ErrInvalid, red.Name()))
-		}
-	}
+	sameRed := func(a, b *Red) bool { return a.key == b.key }
+	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same, duplicate), checkDuplicates(m.reds, sameRed, duplicate))
+	m.group = newGroup(s, "multi", names, bad)
 	return m
 }
+
+const duplicate = "duplicate member"
 
 // Name returns the names of the members, separated by commas.
 func (m *Multi) Name() string { return m.info.Name }
@@ -78,22 +75,14 @@ func (m *Multi) Name() string { return m.info.Name }
 // more; they are held until Unlock, or until their leases end. The hold's Owner is the owner
 // in ctx, or zero: each member has its own owner. The hold has no fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
-	if err != nil {
-		return nil, err
-	}
-	return m.acquire(ctx, o, o.Bounded && o.Wait == 0)
+	return open(ctx, opts, false, m.acquire)
 }
 
 // TryLock makes one attempt for each member and does not wait. If a member is held by
 // another owner, TryLock releases the others and returns an error that matches
 // lock.ErrNotAcquired. See Lock.
 func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := locking.TryOptions(opts)
-	if err != nil {
-		return nil, err
-	}
-	return m.acquire(ctx, o, true)
+	return open(ctx, opts, true, m.acquire)
 }
 
 // Do runs fn while it holds all members. See lock.Locker.
@@ -122,12 +111,10 @@ func (m *Multi) Unlock(ctx context.Context) error {
 		return locking.ErrNoOwner(m.info.Name)
 	}
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
-		h := g.(*multiHold)
-		if !slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) || len(h.m.reds) > 0 {
-			continue
-		}
-		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
-			return err
+		if h := g.(*multiHold); len(h.m.reds) == 0 && slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) {
+			if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
+				return err
+			}
 		}
 	}
 	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
@@ -150,78 +137,23 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 	return true, nil
 }
 
-// memberHolds are the holds of the members of a Multi.
-type memberHolds struct {
-	reds  []*redHold
-	locks []*locking.Hold
-}
-
-// release releases the members, those of locks with unlock.
-func (h memberHolds) release(ctx context.Context, unlock func(context.Context, []*locking.Hold) error) error {
-	errs := []error{unlock(ctx, h.locks)}
-	for _, red := range slices.Backward(h.reds) {
-		errs = append(errs, red.Unlock(ctx))
-	}
-	return errors.Join(errs...)
-}
-
-// extendReds extends the leases of the members that are Redlocks.
-func (h memberHolds) extendReds(ctx context.Context, lease time.Duration) (errs []error) {
-	for _, red := range h.reds {
-		errs = append(errs, red.Extend(ctx, lease))
-	}
-	return errs
-}
-
-// stopRenewing leaves the members to the end of their leases.
-func (h memberHolds) stopRenewing() {
-	for _, red := range h.reds {
-		red.lease.StopRenewing()
-	}
-	for _, l := range h.locks {
-		l.StopRenewing()
-	}
-}
-
-func (h memberHolds) remaining() time.Duration {
-	least := lock.MaxLease
-	for _, red := range h.reds {
-		least = min(least, red.Remaining())
-	}
-	for _, l := range h.locks {
-		least = min(least, l.Remaining())
-	}
-	return least
-}
-
 // multiHold is a hold on all members.
 type multiHold struct {
 	groupHold
 	m     *Multi
-	holds memberHolds
-	stops []func() bool // detach the hold from its client and from holds of Redlocks
+	holds []locking.GroupHold
+	stop  func() bool // detaches the hold from its client
 }
 
-func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
-	h := &multiHold{groupHold: groupHold{group: &m.group}, m: m, holds: holds}
+func (m *Multi) begin(ctx context.Context, holds []locking.GroupHold) *multiHold {
+	owner, _ := lock.OwnerFrom(ctx)
+	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner}, m: m, holds: holds}
 	h.groupHold.begin(ctx)
-	if !slices.Contains(m.sessions, m.s) { // otherwise a member reports that the client closes
-		h.stops = append(h.stops, m.s.OnClose(func() {
-			h.MemberEnded(&lock.LostError{Name: h.group.info.Name, Owner: h.owner, Reason: lock.ReasonClosed, When: time.Now()})
-		}))
-	}
-	for _, red := range holds.reds {
-		ctx := red.Context()
-		h.stops = append(h.stops, context.AfterFunc(ctx, func() {
-			if lost := (*lock.LostError)(nil); errors.As(context.Cause(ctx), &lost) {
-				h.MemberEnded(lost)
-			}
-		}))
-	}
-	for _, member := range holds.locks {
+	h.stop = m.s.OnClose(func() { h.MemberEnded(h.loss(lock.ReasonClosed, nil)) })
+	for _, member := range holds {
 		member.Watch(h, member.Name())
 	}
-	return newHandle(h)
+	return h
 }
 
 // Dropped implements hold.Hold.
@@ -231,7 +163,11 @@ func (h *multiHold) Dropped() { h.dropped(h.Unlock) }
 // stopped yet, so the other members stay held until Unlock, or until their leases end.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if h.lose(cause.Reason, cause) {
-		h.background(func(context.Context) { h.holds.stopRenewing() })
+		h.background(func(context.Context) {
+			for _, member := range h.holds {
+				member.StopRenewing()
+			}
+		})
 	}
 }
 
@@ -240,37 +176,40 @@ func (h *multiHold) Remaining() time.Duration {
 	if !h.Held() {
 		return 0
 	}
-	return h.holds.remaining()
+	least := lock.MaxLease
+	for _, member := range h.holds {
+		least = min(least, member.Remaining())
+	}
+	return least
 }
 
 // Extend implements lock.Hold.
 func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
-	if err := h.current("Extend"); err != nil {
+	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
-	errs := append(h.holds.extendReds(ctx, lease), locking.ExtendTogether(ctx, h.holds.locks, lease, true)...)
+	errs := make([]error, len(h.holds))
+	locking.ExtendTogether(ctx, h.holds, lease, true, func(i int, err error) { errs[i] = err })
 	err := errors.Join(errs...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
 	}
-	return cmp.Or(h.current("Extend"), err)
+	return cmp.Or(h.Err("Extend", h.Name()), err)
 }
 
 // Unlock implements lock.Hold.
 func (h *multiHold) Unlock(ctx context.Context) error {
-	err := h.end()
-	for _, member := range h.holds.locks {
+	err := h.End("Unlock", h.Name())
+	for _, member := range h.holds {
 		member.Unwatch()
 	}
-	for _, stop := range h.stops {
-		stop()
-	}
+	h.stop()
 	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
-			_ = h.holds.release(context.WithoutCancel(ctx), locking.UnlockTogether) // the members that are left
+			_ = locking.UnlockTogether(context.WithoutCancel(ctx), h.holds) // the members that are left
 		}
 		return err
 	}
 	ctx, released := h.StartRelease(ctx)
-	return h.Released(released, h.holds.release(ctx, locking.UnlockTogether))
+	return h.Released(released, errors.Join(locking.UnlockTogether(ctx, h.holds)...))
 }

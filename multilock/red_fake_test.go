@@ -79,7 +79,19 @@ type redProtocol struct {
 
 func (p redProtocol) Traits() locking.Traits { return locking.Traits{Kind: fmt.Sprintf("%p", p.f)} }
 
-func (f *redFake) lock() *locking.Lock { return locking.New(f.s, redProtocol{f: f}, f.name) }
+// redFakeMember is a fake as a member of a Redlock.
+type redFakeMember struct {
+	*locking.Lock
+	f *redFake
+}
+
+func (f *redFake) member() redFakeMember {
+	return redFakeMember{locking.New(f.s, redProtocol{f: f}, f.name), f}
+}
+
+func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error) {
+	return m.f.try(ctx, lease)
+}
 
 func (a redAnswer) wait(ctx context.Context) error {
 	if a.deaf {
@@ -96,7 +108,7 @@ func (a redAnswer) wait(ctx context.Context) error {
 	}
 }
 
-func (f *redFake) Try(ctx context.Context, lease time.Duration) (multilock.VoterHold, error) {
+func (f *redFake) try(ctx context.Context, lease time.Duration) (*redFakeHold, error) {
 	f.mu.Lock()
 	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, lease)
 	a := f.answers[0]
@@ -121,13 +133,6 @@ func (f *redFake) Try(ctx context.Context, lease time.Duration) (multilock.Voter
 	h := &redFakeHold{f: f, until: time.Now().Add(lease)}
 	f.holds = append(f.holds, h)
 	return h, nil
-}
-
-func (f *redFake) Extend(ctx context.Context, holds []multilock.VoterHold, lease time.Duration, _ bool) (errs []error) {
-	for _, h := range holds {
-		errs = append(errs, h.(*redFakeHold).extend(ctx, lease))
-	}
-	return errs
 }
 
 // heldNow is called with f.mu held.
@@ -161,6 +166,7 @@ func (f *redFake) attempts() int {
 
 // redFakeHold is a hold of a fake.
 type redFakeHold struct {
+	lock.Hold
 	f        *redFake
 	until    time.Time
 	unlocked int
@@ -170,7 +176,7 @@ type redFakeHold struct {
 
 func (h *redFakeHold) Receivers() int { return -1 }
 
-func (h *redFakeHold) extend(ctx context.Context, lease time.Duration) error {
+func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()
 	a := h.f.extend
 	h.f.mu.Unlock()
@@ -263,17 +269,18 @@ func (w *redWorld) member(i int) *session.Session {
 	for len(w.members) <= i {
 		s := redSessionOf(redConn{mode: rueidis.ClientModeCluster}, w.log, redLease)
 		w.t.Cleanup(s.Close)
+		multilock.WasAsked(s)
 		w.members = append(w.members, s)
 	}
 	return w.members[i]
 }
 
 func (w *redWorld) red(fakes []*redFake) *multilock.Red {
-	locks, voters := make([]*locking.Lock, len(fakes)), make([]multilock.Voter, len(fakes))
+	members := make([]multilock.RedMember, len(fakes))
 	for i, f := range fakes {
-		locks[i], voters[i] = f.lock(), f
+		members[i] = f.member()
 	}
-	return multilock.NewRedOf(w.s, locks, voters)
+	return multilock.NewRedOf(w.s, members)
 }
 
 // drain waits for everything that was begun, and checks that every hold of a fake was

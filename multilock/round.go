@@ -4,49 +4,30 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
 
 // minPatience is the least time that a round without a majority waits for more answers once
-// a member is held by another owner. That owner may lack the votes collected here, and servers
-// that have not answered may be down. The limit doubles with each round, in case they are only
-// far away.
+// another owner holds a member: it may lack the votes collected here, and servers that have not
+// answered may be down. The limit doubles with each round, in case they are only far away.
 const minPatience = 5 * time.Millisecond
-
-// round is the current round of a Redlock and its votes. Holds that pass the lock on also
-// pass on the round.
-type round struct {
-	r       *Red
-	votesMu sync.Mutex
-	number  int // a vote for an earlier round is released
-	votes   []vote
-	changed chan struct{} // has capacity 1; signals each answer
-}
-
-// vote is the answer of a member. It keeps the hold of the member from when the server
-// confirmed it until it is released or lost.
-type vote struct {
-	hold   memberHold
-	asking bool // an attempt is under way
-	err    error
-}
 
 // Join implements acquire.Acquirer: the members let their owner re-enter.
 func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
-	if holder.callerOwner == h.callerOwner {
+	if holder.owner == h.owner {
 		return acquire.Beside, nil
 	}
 	return acquire.Unrelated, nil
 }
 
-// TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
+// TryAll implements acquire.Acquirer. It is not called: each caller has a ballot of its own.
 func (h *redHold) TryAll(context.Context, []*redHold) []acquire.Result { return nil }
 
 // Abandon implements acquire.Acquirer.
@@ -54,16 +35,21 @@ func (h *redHold) Abandon() { h.undo(context.Background()) }
 
 // Try implements acquire.Acquirer: it runs one round of the algorithm.
 func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
-	if err := h.r.s.Err(); err != nil {
-		return acquire.Verdict{}, err
-	}
-	if !h.pause(ctx) {
-		return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
+	if pause := time.Until(h.again); pause > 0 {
+		// The releases of the last round wake the waiters, which would split the votes again.
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
+		case <-h.r.s.Done():
+			return acquire.Verdict{}, lock.ErrClosed
+		}
 	}
 	h.rounds++
 	sent := time.Now()
 	yes, decided := h.collect(ctx)
-	duplicates := h.r.checkServers() // the round has identified servers
+	// The round has identified servers.
+	duplicates := checkDuplicates(h.r.members, sameServer, "a Redlock needs a server for each member:")
 	if duplicates == nil && yes >= h.r.quorum && time.Since(sent) < h.ttl-drift(h.ttl) {
 		h.sent = sent
 		return acquire.Verdict{Acquired: true}, nil
@@ -85,247 +71,229 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 // collect asks all members and returns the number of those held once the outcome is decided
 // or the time is over.
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
-	limit, cancel := context.WithTimeout(ctx, h.soon(h.r.serverTimeout(h.ttl)))
+	limit, cancel := context.WithTimeout(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	number := h.newRound()
-	for i := range h.votes {
-		h.ask(ctx, i, number, h.ttl)
-	}
+	h.ballot = newBallot(h.r)
+	h.ballot.askMissing(ctx, h.ttl)
 	began := time.Now()
 	var patience <-chan time.Time
 	for {
-		yes, taken, open := h.count()
+		n := h.ballot.count()
 		switch {
-		case yes+open < h.r.quorum, yes >= h.r.quorum && !h.unidentified():
-			return yes, true
-		case yes >= h.r.quorum:
+		case n.yes+n.open < h.r.quorum, n.yes >= h.r.quorum && n.awaited == 0:
+			return n.yes, true
+		case n.yes >= h.r.quorum:
 			patience = nil
-		case taken > 0 && patience == nil && !h.once:
+		case n.taken > 0 && patience == nil && !h.once:
 			patience = time.After(max(minPatience<<min(h.rounds, 16), 4*time.Since(began)))
 		}
 		select {
-		case <-h.changed:
+		case <-h.ballot.changed:
 			continue
 		case <-patience:
 			decided = true
 		case <-limit.Done():
 		case <-h.r.s.Done():
 		}
-		yes, _, _ = h.count()
-		return yes, decided
+		return h.ballot.count().yes, decided
 	}
-}
-
-// pause waits until the next round may begin, and reports whether it may. The releases of
-// the last round wake the waiters here; without the pause they would split the votes again.
-func (h *redHold) pause(ctx context.Context) bool {
-	d := h.soon(time.Until(h.again))
-	if d <= 0 {
-		return true
-	}
-	select {
-	case <-time.After(d):
-		return h.deadline.IsZero() || time.Now().Before(h.deadline)
-	case <-ctx.Done():
-	case <-h.r.s.Done():
-	}
-	return false
-}
-
-// soon returns d, or the rest of the wait if that is less.
-func (h *redHold) soon(d time.Duration) time.Duration {
-	if h.deadline.IsZero() {
-		return d
-	}
-	return min(d, time.Until(h.deadline))
-}
-
-// checkServers returns an error if two members are known to be on one server.
-func (r *Red) checkServers() error {
-	for i, m := range r.members {
-		id := m.Session().KnownServer().ID
-		same := func(other redMember) bool { return other.Session().KnownServer().ID == id }
-		if id != "" && slices.ContainsFunc(r.members[:i], same) {
-			return fmt.Errorf("%w: Redlock %q: server %d is the same as an earlier one", lock.ErrInvalid, r.info.Name, i+1)
-		}
-	}
-	return nil
-}
-
-// newRound begins a round and returns its number.
-func (rd *round) newRound() int {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	rd.number++
-	for i := range rd.votes {
-		rd.votes[i] = vote{asking: true}
-	}
-	return rd.number
-}
-
-// count returns the numbers of members that are held, that another owner holds, and whose
-// answer is pending.
-func (rd *round) count() (yes, taken, open int) {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	for _, v := range rd.votes {
-		switch {
-		case v.hold != nil:
-			yes++
-		case v.asking:
-			open++
-		case isTaken(v.err):
-			taken++
-		}
-	}
-	return yes, taken, open
-}
-
-// isTaken reports whether err is the answer that another owner holds the member.
-func isTaken(err error) bool {
-	return errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrIndeterminate)
-}
-
-// ask makes an attempt for member i in the background. A member that is granted after the
-// end of its round is released.
-func (h *redHold) ask(ctx context.Context, i, number int, lease time.Duration) {
-	rd := h.round // h may pass it on meanwhile
-	asked := h.r.s.Go(func(context.Context) {
-		// The attempt may outlast the caller, and the hold of a member may outlive its
-		// context, which nothing watches.
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.r.serverTimeout(h.ttl))
-		defer cancel()
-		// The server is identified before it votes, because two members on one server have
-		// one vote. If it refuses the question, they remain undetected.
-		if s := h.r.members[i].Session(); !s.AskedServer() {
-			if _, err := s.Server(ctx); err != nil {
-				session.Of[silent](s).Store(true)
-			}
-			rd.signal()
-		}
-		hold, err := h.r.members[i].Try(ctx, lease)
-		rd.answered(ctx, i, number, hold, err)
-	})
-	if !asked {
-		rd.answered(ctx, i, number, nil, lock.ErrClosed)
-	}
-}
-
-// answered records the answer of member i.
-func (rd *round) answered(ctx context.Context, i, number int, hold memberHold, err error) {
-	rd.votesMu.Lock()
-	if number != rd.number {
-		rd.votesMu.Unlock()
-		if err == nil {
-			unlock := func(ctx context.Context) { _ = hold.Unlock(ctx) }
-			if !rd.r.members[i].Session().Go(unlock) {
-				unlock(ctx) // the client is closing and waits for this call
-			}
-		}
-		return
-	}
-	v := &rd.votes[i]
-	v.asking, v.err = false, err
-	if err == nil {
-		v.hold = hold
-	}
-	rd.votesMu.Unlock()
-	rd.signal()
-}
-
-// signal wakes collect.
-func (rd *round) signal() {
-	select {
-	case rd.changed <- struct{}{}:
-	default:
-	}
-}
-
-// silent is set once a client's server has not identified itself in time. It may still do so
-// before it votes.
-type silent struct{ atomic.Bool }
-
-// unidentified reports whether an attempt is under way on a server that was not identified
-// yet. It may be the server of another member, so a majority waits for it, but only once.
-func (rd *round) unidentified() bool {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	for i, v := range rd.votes {
-		if s := rd.r.members[i].Session(); v.asking && !s.AskedServer() && !session.Of[silent](s).Load() {
-			return true
-		}
-	}
-	return false
 }
 
 // undoRound releases the members of a round without a majority, and waits for that no
 // longer than for a server. It returns an error if another round is pointless.
 func (h *redHold) undoRound(decided bool) error {
-	votes := h.take()
-	results, n := h.releaseEach(context.Background(), votes)
-	limit := time.After(h.r.serverTimeout(h.ttl))
-	for range n {
-		select {
-		case <-results:
-			continue
-		case <-limit:
-		}
-		break
-	}
-	if h.split++; n == 0 {
+	limit, cancel := context.WithTimeout(context.Background(), h.r.serverTimeout(h.ttl))
+	defer cancel()
+	if released := h.ballot.release(limit); released.open == 0 {
 		h.split = 0
 	} else {
+		h.split++
+		released.wait(limit, nil)
 		h.again = time.Now().Add(splitBackoff(h.split))
 	}
-	return h.verdict(votes, decided)
+	return h.ballot.verdict(decided)
 }
 
-// take ends the round and returns its votes.
-func (rd *round) take() []vote {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	rd.number++
-	votes := slices.Clone(rd.votes)
-	for i := range rd.votes {
-		rd.votes[i].hold = nil
+// sameServer reports whether two members are known to be on one server.
+func sameServer(a, b redMember) bool {
+	server := a.Session().KnownServer()
+	return server.ID != "" && server.ID == b.Session().KnownServer().ID
+}
+
+// ballot is the votes of the members in one round. Holds that pass the lock on also pass on
+// the ballot.
+type ballot struct {
+	r       *Red
+	changed chan struct{} // has capacity 1; signals each answer
+
+	mu     sync.Mutex
+	votes  []vote
+	closed bool // a member that is granted now is released
+}
+
+// vote is the answer of a member. It keeps the hold of the member from when the server
+// confirmed it until it is released or lost.
+type vote struct {
+	hold    locking.MemberHold
+	err     error
+	asking  bool // an attempt is under way
+	awaited bool // even by a majority
+}
+
+// asked is set once a member of a client was asked whose server was not identified before. It
+// may be the server of another member, so a majority waits for its answer, but only once.
+type asked struct{ atomic.Bool }
+
+// newBallot returns a ballot without votes.
+func newBallot(r *Red) *ballot {
+	b := &ballot{r: r, changed: make(chan struct{}, 1), votes: make([]vote, len(r.members))}
+	for i, m := range r.members {
+		s := m.Session()
+		b.votes[i] = vote{awaited: !s.AskedServer() && !session.Of[asked](s).Swap(true)}
 	}
-	return votes
+	return b
 }
 
-// close ends the round. Members that are granted from now on are released.
-func (rd *round) close() {
-	rd.votesMu.Lock()
-	defer rd.votesMu.Unlock()
-	rd.number++
+// askMissing makes an attempt for each member that is not held, in the background.
+func (b *ballot) askMissing(ctx context.Context, lease time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for i := range b.votes {
+		v := &b.votes[i]
+		if v.hold != nil || v.asking || b.closed {
+			continue
+		}
+		v.asking = true
+		if !b.r.s.Go(func(context.Context) { b.ask(ctx, i, lease) }) {
+			*v = vote{err: lock.ErrClosed}
+		}
+	}
+}
+
+// ask makes an attempt for member i.
+func (b *ballot) ask(ctx context.Context, i int, lease time.Duration) {
+	// The attempt may outlast the caller, and the hold of a member may outlive its context,
+	// which nothing watches.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.r.serverTimeout(lease))
+	defer cancel()
+	m := b.r.members[i]
+	// The server is identified before it votes, because two members on one server have one
+	// vote. If it refuses the question, they remain undetected.
+	_, _ = m.Session().Server(ctx)
+	hold, err := m.TryMember(ctx, lease)
+	b.mu.Lock()
+	late := b.closed
+	b.votes[i] = vote{err: err}
+	if err == nil {
+		b.votes[i].hold = hold
+	}
+	b.mu.Unlock()
+	if late && err == nil {
+		b.drop(ctx, i, hold, nil)
+	}
+	select {
+	case b.changed <- struct{}{}:
+	default:
+	}
+}
+
+// count returns the numbers of members that are held, that another owner holds, and whose
+// answer is pending; a majority waits for some of these.
+func (b *ballot) count() (n struct{ yes, taken, open, awaited int }) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, v := range b.votes {
+		switch {
+		case v.hold != nil:
+			n.yes++
+		case v.asking:
+			n.open++
+			if v.awaited {
+				n.awaited++
+			}
+		case isTaken(v.err):
+			n.taken++
+		}
+	}
+	return n
+}
+
+// hold returns the hold of member i, or nil.
+func (b *ballot) hold(i int) locking.MemberHold {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.votes[i].hold
+}
+
+// drop releases the hold of member i in the background and sends the result to t, which may be
+// nil. It reports false if the member was dropped before. It blocks while the member's client
+// is closing.
+func (b *ballot) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally) bool {
+	b.mu.Lock()
+	if b.votes[i].hold != hold {
+		b.mu.Unlock()
+		return false
+	}
+	b.votes[i].hold = nil
+	b.mu.Unlock()
+	unlock := func(context.Context) {
+		err := hold.Unlock(ctx)
+		if t != nil {
+			t.answers <- answer{i, err, hold.Receivers()}
+		}
+	}
+	// The member's client runs it, because the Redlock's client may close first.
+	if !b.r.members[i].Session().Go(unlock) {
+		unlock(ctx)
+	}
+	return true
+}
+
+// release closes the ballot and drops all members that are held.
+func (b *ballot) release(ctx context.Context) *tally {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	t := &tally{answers: make(chan answer, len(b.votes))}
+	for i := range b.votes {
+		if hold := b.hold(i); hold != nil && b.drop(ctx, i, hold, t) {
+			t.open++
+		}
+	}
+	return t
 }
 
 // verdict returns an error if the answers of the members make another round pointless. A
 // server without an answer counts as unavailable only in an undecided round.
-func (h *redHold) verdict(votes []vote, decided bool) error {
+func (b *ballot) verdict(decided bool) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
 	var errs []error
 	final := 0
-	for i, v := range votes {
+	for i, v := range b.votes {
 		err := v.err
 		if v.asking && !decided {
 			err = errors.New("no answer in time")
 		}
-		switch {
-		case err == nil:
-			continue
-		case isFinal(err):
+		if isFinal(err) {
 			final++
-		case isTaken(err):
+		} else if err == nil || isTaken(err) {
 			continue
 		}
 		errs = append(errs, fmt.Errorf("server %d: %w", i+1, err))
 	}
 	switch err := errors.Join(errs...); {
-	case len(votes)-final < h.r.quorum:
+	case len(b.votes)-final < b.r.quorum:
 		return err
-	case len(votes)-len(errs) < h.r.quorum:
-		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, h.r.info.Name, err)}
+	case len(b.votes)-len(errs) < b.r.quorum:
+		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, b.r.info.Name, err)}
 	}
 	return nil
+}
+
+// isTaken reports whether err is the answer that another owner holds the member.
+func isTaken(err error) bool {
+	return errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrIndeterminate)
 }
 
 // isFinal reports whether the next attempt would fail with the same error.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -27,29 +28,22 @@ const (
 	maxUndo = time.Second
 )
 
-// errRestart says that the acquisition has to start over.
-var errRestart = errors.New("redlatch: members were released during the wait")
+var (
+	// errRestart says that the acquisition has to start over.
+	errRestart = fmt.Errorf("%w: members were released during the wait", lock.ErrNotAcquired)
+	errWaited  = errors.New("redlatch: the wait is over")
+)
 
-func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ lock.Hold, err error) {
+func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
 	}
 	a := acquisition{o: o, once: once}
-	if o.Bounded && !once {
-		a.deadline = time.Now().Add(o.Wait)
-	}
 	rounds := 0
 	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
-	// The holds of the members end with the group, and not with the caller's context.
-	takeCtx, cancel := context.WithCancelCause(context.WithoutCancel(spanCtx))
-	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
-	defer func() {
-		span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
-		if err != nil {
-			stop()
-			cancel(err)
-		}
-	}()
+	defer func() { span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err) }()
+	openCtx, cancel := context.WithCancelCause(spanCtx)
+	defer cancel(nil)
 	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
 		leave, open := s.Join(func() { cancel(lock.ErrClosed) })
 		if !open {
@@ -57,44 +51,47 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ lock.
 		}
 		defer leave()
 	}
+	waitCtx := openCtx
+	if o.Wait > 0 {
+		var stop context.CancelFunc
+		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, errWaited)
+		defer stop()
+	}
 	for {
 		rounds++
-		holds, err := m.take(takeCtx, &a)
-		if err == nil && (!stop() || takeCtx.Err() != nil) {
-			err = errors.Join(lock.ErrNotAcquired, cmp.Or(context.Cause(ctx), context.Cause(takeCtx)))
+		err := m.take(waitCtx, &a)
+		if err == nil && openCtx.Err() == nil {
+			return m.begin(ctx, a.got), nil
 		}
-		if err == nil {
-			return m.begin(ctx, holds), nil
-		}
-		undoErr := m.undo(ctx, holds)
-		if errors.Is(err, errRestart) {
-			if a.once {
-				err = lock.ErrNotAcquired
-			} else if err = a.pause(takeCtx); err == nil {
+		undoErr := m.undo(ctx, a.got)
+		if errors.Is(err, errRestart) && !once {
+			a.waited = true
+			select {
+			case <-time.After(rand.N(maxPause)):
 				continue
+			case <-waitCtx.Done():
+				err = nil
 			}
 		}
-		return nil, errors.Join(a.failure(takeCtx, err), undoErr)
+		switch cause := context.Cause(waitCtx); {
+		case errors.Is(cause, lock.ErrClosed):
+			err = cause
+		case cause != nil && !errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, lock.ErrClosed):
+			err = errors.Join(lock.ErrNotAcquired, cause, err)
+		}
+		return nil, errors.Join(err, undoErr)
 	}
 }
 
 // undo releases the members that a failed acquisition holds.
-func (m *Multi) undo(ctx context.Context, holds memberHolds) error {
-	if len(holds.reds)+len(holds.locks) == 0 {
+func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
+	if len(holds) == 0 {
 		return nil
-	}
-	var leaves []func()
-	for _, s := range m.sessions { // the release may outlast the acquisition
-		if leave, open := s.Join(func() {}); open {
-			leaves = append(leaves, leave)
-		}
 	}
 	done := make(chan error, 1)
 	release := func(context.Context) {
-		done <- exceptLost(holds.release(context.WithoutCancel(ctx), locking.GiveBack))
-		for _, leave := range leaves {
-			leave()
-		}
+		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
+		done <- errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
 	}
 	if !m.s.Go(release) { // the client is closing and waits for this call
 		release(ctx)
@@ -107,117 +104,51 @@ func (m *Multi) undo(ctx context.Context, holds memberHolds) error {
 	}
 }
 
-// acquisition is the state that the rounds of one acquisition share.
+// acquisition is the state of an acquisition.
 type acquisition struct {
-	o        lock.Options
-	once     bool
-	deadline time.Time
-	waited   bool
-	certain  bool // the order of the members; see inOrder
+	o       lock.Options
+	once    bool
+	waited  bool
+	certain bool                // the order of the members; see inOrder
+	got     []locking.GroupHold // in the current round
 }
 
-// over reports whether the wait is over.
-func (a *acquisition) over() bool { return !a.deadline.IsZero() && !time.Now().Before(a.deadline) }
-
-// left returns the options for the next member.
-func (a *acquisition) left() lock.Options {
-	o := a.o
-	if !a.deadline.IsZero() {
-		o.Wait = max(0, time.Until(a.deadline))
-	}
-	return o
-}
-
-// requestContext returns a context for requests that must not outlast the wait.
-func (a *acquisition) requestContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	if a.deadline.IsZero() {
-		return ctx, func() {}
-	}
-	return context.WithDeadline(ctx, a.deadline)
-}
-
-// failure returns the error of a failed acquisition. If a request failed because the wait
-// was over, the error matches lock.ErrNotAcquired.
-func (a *acquisition) failure(ctx context.Context, err error) error {
-	switch {
-	case errors.Is(context.Cause(ctx), lock.ErrClosed):
-		return lock.ErrClosed
-	case errors.Is(err, lock.ErrNotAcquired), errors.Is(err, lock.ErrClosed):
-		return err
-	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), err)
-	case a.over():
-		return errors.Join(lock.ErrNotAcquired, err)
-	default:
+// take acquires all members. If it fails, those in a.got have to be released; the error is
+// errRestart if another round may succeed.
+func (m *Multi) take(ctx context.Context, a *acquisition) error {
+	a.got = nil
+	locks, certain, err := m.inOrder(ctx)
+	if err != nil {
 		return err
 	}
-}
-
-// pause sleeps before the next round. It returns an error if the wait is over.
-func (a *acquisition) pause(ctx context.Context) error {
-	a.waited = true
-	pause := rand.N(maxPause)
-	if !a.deadline.IsZero() {
-		pause = min(pause, time.Until(a.deadline))
+	a.certain = certain
+	for _, red := range m.reds {
+		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
+			return red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
+		})
+		if err != nil {
+			return err
+		}
 	}
-	select {
-	case <-time.After(pause):
-	case <-ctx.Done():
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+	for len(a.got) < len(m.members) {
+		if err := a.takeNext(ctx, locks[len(a.got)-len(m.reds):]); err != nil {
+			return err
+		}
 	}
-	if a.over() {
-		return lock.ErrNotAcquired
+	switch err := locking.Align(ctx, a.got, a.o); {
+	case err != nil && !errors.Is(err, lock.ErrLost):
+		return err
+	case err != nil, slices.ContainsFunc(a.got, func(h locking.GroupHold) bool { return h.Remaining() == 0 }):
+		return errRestart // lost, or expired during the wait for others
 	}
 	return nil
 }
 
-// take acquires all members. On failure it returns the holds that have to be released; the
-// error is errRestart if another round may succeed.
-func (m *Multi) take(ctx context.Context, a *acquisition) (got memberHolds, err error) {
-	reqCtx, cancel := a.requestContext(ctx)
-	defer cancel()
-	var locks []*locking.Lock
-	if locks, a.certain, err = m.inOrder(reqCtx); err != nil {
-		return got, err
-	}
-	for _, red := range m.reds {
-		err := a.await(ctx, got, func(o lock.Options) error {
-			h, err := red.acquire(ctx, o, a.once)
-			if err == nil {
-				got.reds = append(got.reds, h)
-			}
-			return err
-		})
-		if err != nil {
-			return got, err
-		}
-	}
-	for len(got.locks) < len(locks) {
-		if err := a.takeNext(ctx, &got, locks[len(got.locks):]); err != nil {
-			return got, err
-		}
-	}
-	errs := []error{locking.Align(reqCtx, got.locks, a.o)}
-	if a.o.Lease > 0 {
-		errs = append(errs, got.extendReds(reqCtx, a.o.Lease)...)
-	}
-	switch err := errors.Join(errs...); {
-	case err != nil && !errors.Is(err, lock.ErrLost):
-		return got, err
-	case err != nil, got.remaining() == 0: // lost, or expired during the wait for others
-		return got, errRestart
-	}
-	return got, nil
-}
-
 // takeNext acquires the first of the locks, or with one script as many as are free.
-func (a *acquisition) takeNext(ctx context.Context, got *memberHolds, locks []*locking.Lock) error {
-	if a.over() {
-		return lock.ErrNotAcquired
-	}
-	if n := locking.Together(ctx, locks); n > 1 {
-		some, err := locking.TakeTogether(ctx, locks[:n], a.left(), a.once)
-		got.locks = append(got.locks, some...)
+func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error {
+	if n := locking.Together(ctx, locks); n > 1 && ctx.Err() == nil {
+		some, err := locking.TakeTogether(ctx, locks[:n], a.o, a.once)
+		a.got = append(a.got, some...)
 		switch {
 		case len(some) == n, errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
 			return err
@@ -230,31 +161,24 @@ func (a *acquisition) takeNext(ctx context.Context, got *memberHolds, locks []*l
 		locks = locks[len(some):]
 		a.waited = !a.once
 	}
-	return a.await(ctx, *got, func(o lock.Options) error {
-		h, err := locking.Take(ctx, locks[0], o, a.once)
-		if err == nil {
-			a.waited = a.waited || h.Waited()
-			got.locks = append(got.locks, h)
-		}
-		return err
+	return a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
+		h, err := locking.Take(ctx, locks[0], a.o, a.once)
+		a.waited = a.waited || err == nil && h.Waited()
+		return h, err
 	})
 }
 
 // await acquires one member with take. If others are held and the order is not certain, it
 // bounds the wait.
-func (a *acquisition) await(ctx context.Context, got memberHolds, take func(o lock.Options) error) error {
-	if a.over() {
-		return lock.ErrNotAcquired
+func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) (locking.GroupHold, error)) error {
+	if !a.once && !a.certain && len(a.got) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, memberWait+rand.N(memberWait), errRestart)
+		defer cancel()
 	}
-	o, shortened := a.left(), false
-	if !a.once && !a.certain && len(got.reds)+len(got.locks) > 0 {
-		if patience := memberWait + rand.N(memberWait); !o.Bounded || o.Wait > patience {
-			o.Wait, o.Bounded, shortened = patience, true, true
-		}
-	}
-	err := take(o)
-	if shortened && errors.Is(err, lock.ErrNotAcquired) && ctx.Err() == nil {
-		return errRestart
+	h, err := take(ctx)
+	if err == nil {
+		a.got = append(a.got, h)
 	}
 	return err
 }
@@ -263,4 +187,62 @@ func (a *acquisition) await(ctx context.Context, got memberHolds, take func(o lo
 func refused(err error) bool {
 	reply := (*rueidis.RedisError)(nil)
 	return errors.As(err, &reply) && wire.OutcomeOf(reply) == wire.Refused
+}
+
+// servers are the servers of clients, as far as they are known.
+type servers map[*session.Session]session.Server
+
+// sort returns the locks in the order in which every Multi acquires them: by server, slot and
+// key. Unknown servers come first.
+func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
+	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
+		at, bt := known[a.Session()], known[b.Session()]
+		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
+			cmp.Compare(a.Slot(), b.Slot()), cmp.Compare(a.Key(), b.Key()))
+	})
+}
+
+// same reports whether two locks are known to be the same.
+func (known servers) same(a, b *locking.Lock) bool {
+	server := known[a.Session()]
+	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
+}
+
+// checkDuplicates returns an error with that problem if two members are the same.
+func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool, problem string) error {
+	for i, m := range members {
+		if slices.ContainsFunc(members[:i], func(other M) bool { return same(m, other) }) {
+			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
+		}
+	}
+	return nil
+}
+
+// inOrder returns the locks in order, and whether that order is certain: then a caller may
+// wait for one of them however long it holds others. It identifies the servers if there are
+// several clients.
+//
+// It is certain for the locks of one server. The order of several depends on their identities,
+// about which clients can disagree: one may not have noticed yet that a server was restarted,
+// or may not be permitted to see its run id. A Redlock has several servers.
+func (m *Multi) inOrder(ctx context.Context) (locks []*locking.Lock, certain bool, err error) {
+	certain = len(m.reds) == 0
+	if len(m.sessions) < 2 {
+		return m.locks, certain, nil
+	}
+	answers := make([]session.Server, len(m.sessions))
+	var pending sync.WaitGroup
+	for i, s := range m.sessions {
+		// The error is ignored: the rank of a server that does not respond matters little,
+		// because its members cannot be acquired either.
+		pending.Go(func() { answers[i], _ = s.Server(ctx) })
+	}
+	pending.Wait()
+	known := make(servers)
+	for i, s := range m.sessions {
+		known[s] = answers[i]
+		certain = certain && answers[i].ID != "" && answers[i] == answers[0]
+	}
+	locks = known.sort(m.locks)
+	return locks, certain, checkDuplicates(locks, known.same, duplicate)
 }

@@ -37,19 +37,13 @@ func (l *Lock) joins(other *Lock) bool {
 // the first that is held or has a local waiter. With all set it acquires all or none, and
 // ignores waiters. It does not wait. The holds are like those of Take. An error means that
 // the attempt had no answer, and that there are no holds.
-func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]*Hold, error) {
+func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]GroupHold, error) {
 	s := locks[0].s
 	if !s.Enter() {
 		return nil, lock.ErrClosed
 	}
 	defer s.Leave()
 	o.MaxHold = 0
-	reqCtx := ctx
-	if o.Bounded && !all {
-		var cancel context.CancelFunc
-		reqCtx, cancel = context.WithTimeout(ctx, o.Wait)
-		defer cancel()
-	}
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
@@ -60,7 +54,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	var err error
 	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
 		results := attempt(claims[:n], func(claims []*Claim) ([]Answer, error) {
-			return locks[0].p.(Batched).AcquireEach(reqCtx, claims, all)
+			return locks[0].p.(Batched).AcquireEach(ctx, claims, all)
 		})
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
@@ -69,7 +63,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 		return results
 	})
-	holds := make([]*Hold, 0, n)
+	holds := make([]GroupHold, 0, n)
 	for _, c := range claims[:n] {
 		if h, standErr := c.stand(ctx); standErr != nil {
 			err = errors.Join(err, standErr)
@@ -78,7 +72,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 	if err != nil { // all or none
-		return nil, errors.Join(err, UnlockTogether(ctx, holds))
+		return nil, errors.Join(append(UnlockTogether(ctx, holds), err)...)
 	}
 	return holds, nil
 }
@@ -86,98 +80,118 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 // Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
 // the last one, and ends the renewal of leases that the caller set. It returns an error if a
 // hold is lost, or its lease may be too short.
-func Align(ctx context.Context, holds []*Hold, o lock.Options) error {
+func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 	var last time.Time
 	for _, h := range holds {
-		if h.claim.sent.After(last) {
-			last = h.claim.sent
+		if sent := h.Acquired(); sent.After(last) {
+			last = sent
 		}
 	}
-	var late []*Hold
+	var late []GroupHold
 	for _, h := range holds {
 		if o.MaxHold > 0 {
-			h.endAt(last.Add(o.MaxHold))
+			h.EndAt(last.Add(o.MaxHold))
 		}
-		switch {
-		case o.Lease == 0:
-		case h.claim.sent.Equal(last):
-			h.fix(last, o.Lease)
-		default:
+		if o.Lease == 0 {
+			continue
+		}
+		if one, ok := h.(*Hold); ok && one.claim.sent.Equal(last) {
+			one.fix(last, o.Lease)
+		} else {
 			late = append(late, h)
 		}
 	}
-	return errors.Join(extendTogether(ctx, late, o.Lease, true, (*hold).fix)...)
+	errs := make([]error, len(late))
+	extendTogether(ctx, late, o.Lease, true, (*hold).fix, func(i int, err error) { errs[i] = err })
+	return errors.Join(errs...)
 }
 
-// ExtendTogether is Extend for several holds, with as few scripts as possible. It returns an
-// error for each hold. Unless shared is set, it uses the connection of renewals, where other
-// commands do not delay it.
-func ExtendTogether(ctx context.Context, holds []*Hold, lease time.Duration, shared bool) []error {
-	return extendTogether(ctx, holds, lease, shared, (*hold).extended)
+// ExtendTogether is Extend for several holds, with as few scripts as possible. It calls done
+// with the result for each hold as soon as its server has answered, at once for several
+// servers, and returns after the last call.
+// Unless shared is set, it uses the connection of renewals, where other commands do not delay
+// it.
+func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool, done func(i int, err error)) {
+	extendTogether(ctx, holds, lease, shared, (*hold).extended, done)
 }
 
-func extendTogether(ctx context.Context, holds []*Hold, lease time.Duration, shared bool,
-	note func(h *hold, sent time.Time, ttl time.Duration)) []error {
+func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Duration, shared bool,
+	note func(h *hold, sent time.Time, ttl time.Duration), done func(i int, err error)) {
 	type group struct {
 		renewer watchdog.Renewer
 		slot    int
 	}
 	groups := make(map[group][]int)
-	errs := make([]error, len(holds))
-	for i, h := range holds {
-		if errs[i] = h.current("Extend"); errs[i] == nil {
+	holds := make([]*hold, len(all))
+	var tasks []func()
+	for i, one := range all {
+		h, ok := any(one).(*hold)
+		if !ok {
+			tasks = append(tasks, func() { done(i, one.Extend(ctx, lease)) })
+		} else if err := h.current("Extend"); err != nil {
+			done(i, err)
+		} else {
+			holds[i] = h
 			g := group{h.claim.lock.p.Renewer(), h.claim.lock.Slot()}
 			groups[g] = append(groups[g], i)
 		}
 	}
+	batches := make(map[watchdog.Renewer][][]int)
 	for g, members := range groups {
-		for batch := range slices.Chunk(members, maxTogether) {
-			leases := make([]*watchdog.Lease, len(batch))
-			for j, i := range batch {
-				leases[j] = &holds[i].claim.lease
+		batches[g.renewer] = slices.AppendSeq(batches[g.renewer], slices.Chunk(members, maxTogether))
+	}
+	for renewer, batches := range batches {
+		tasks = append(tasks, func() {
+			leases := make([][]*watchdog.Lease, len(batches))
+			for b, batch := range batches {
+				for _, i := range batch {
+					leases[b] = append(leases[b], &holds[i].claim.lease)
+				}
 			}
 			sent := time.Now()
-			r := g.renewer.Renew(ctx, [][]*watchdog.Lease{leases}, lease, shared)[0]
-			for j, i := range batch {
-				h := holds[i]
-				switch {
-				case r.Err != nil:
-					errs[i] = fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, r.Err)
-					continue
-				case r.Held[j]:
-					note(h, sent, lease)
-				default:
-					h.claim.Lost(lock.ReasonGone, nil)
+			for b, r := range renewer.Renew(ctx, leases, lease, shared) {
+				for j, i := range batches[b] {
+					h := holds[i]
+					switch {
+					case r.Err != nil:
+						done(i, fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, r.Err))
+						continue
+					case r.Held[j]:
+						note(h, sent, lease)
+					default:
+						h.claim.Lost(lock.ReasonGone, nil)
+					}
+					done(i, h.current("Extend"))
 				}
-				errs[i] = h.current("Extend")
 			}
-		}
+		})
 	}
-	return errs
+	atOnce(tasks)
 }
 
-// UnlockTogether unlocks holds at once, with as few scripts as possible, and joins their
-// errors. It blocks like lock.Hold's Unlock.
-func UnlockTogether(ctx context.Context, holds []*Hold) error {
+// UnlockTogether unlocks holds at once, with as few scripts as possible, and returns an error
+// for each. It blocks like lock.Hold's Unlock.
+func UnlockTogether[H lock.Hold](ctx context.Context, holds []H) []error {
+	errs := make([]error, len(holds))
 	var (
-		errs  []error
-		tasks []func() error
-		free  []ending
+		tasks []func()
+		free  []freeing
 	)
-	for _, h := range slices.Backward(holds) {
-		c := h.claim
-		if !c.lock.p.Traits().Batch {
-			tasks = append(tasks, func() error { return h.Unlock(ctx) })
+	for i, one := range slices.Backward(holds) {
+		h, ok := any(one).(*hold)
+		if !ok || !h.claim.lock.p.Traits().Batch {
+			tasks = append(tasks, func() { errs[i] = one.Unlock(ctx) })
 			continue
 		}
+		c := h.claim
 		e, err := h.startUnlock(ctx)
 		if err != nil {
-			errs = append(errs, err)
+			errs[i] = err
 		} else if !e.last {
-			errs = append(errs, e.Released(e.released, nil))
+			errs[i] = e.Released(e.released, nil)
 		} else {
 			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
-			free = append(free, e)
+			free = append(free, freeing{e, &errs[i]})
 		}
 	}
 	for len(free) > 0 {
@@ -186,67 +200,76 @@ func UnlockTogether(ctx context.Context, holds []*Hold) error {
 			n++
 		}
 		batch := free[:n]
-		tasks, free = append(tasks, func() error { return releaseFree(batch) }), free[n:]
+		tasks, free = append(tasks, func() { releaseFree(batch) }), free[n:]
 	}
-	return errors.Join(append(errs, atOnce(tasks))...)
+	atOnce(tasks)
+	return errs
 }
 
 // GiveBack is UnlockTogether for holds that no caller has. It also releases those that were
 // lost only because their client is closing.
-func GiveBack(ctx context.Context, holds []*Hold) error {
-	err := UnlockTogether(ctx, holds)
-	for _, h := range holds {
-		c := h.claim
+func GiveBack(ctx context.Context, holds []GroupHold) []error {
+	errs := UnlockTogether(ctx, holds)
+	for _, one := range holds {
+		h, ok := one.(*Hold)
+		if !ok {
+			continue
+		}
 		if loss := h.Loss(); loss != nil && loss.Reason == lock.ReasonClosed {
-			c.lock.cleanUp(c.Claim, false)
+			h.claim.lock.cleanUp(h.claim.Claim, false)
 		}
 	}
-	return err
+	return errs
 }
 
-// atOnce runs tasks at once and joins their errors.
-func atOnce(tasks []func() error) error {
+// atOnce runs tasks at once.
+func atOnce(tasks []func()) {
 	if len(tasks) == 1 {
-		return tasks[0]()
+		tasks[0]()
+		return
 	}
-	errs := make([]error, len(tasks))
 	var done sync.WaitGroup
-	for i, task := range tasks {
-		done.Go(func() { errs[i] = task() })
+	for _, task := range tasks {
+		done.Go(task)
 	}
 	done.Wait()
-	return errors.Join(errs...)
+}
+
+// freeing is the release of a claim.
+type freeing struct {
+	ending
+	err *error // its result
 }
 
 // releaseFree releases claims with one script.
-func releaseFree(free []ending) error {
+func releaseFree(free []freeing) {
 	first := free[0]
 	if len(free) == 1 {
-		return first.alone(false)
+		first.alone(false)
+		return
 	}
 	claims := make([]*Claim, len(free))
-	for i, e := range free {
-		claims[i] = &e.claim.Claim
+	for i, f := range free {
+		claims[i] = &f.claim.Claim
 	}
 	l := first.claim.lock
 	ctx, cancel := l.s.Bounded(first.ctx)
 	freed, done, err := l.p.(Batched).ReleaseEach(ctx, claims)
 	cancel()
-	var errs []error
-	var rest []func() error // to be released one by one
-	for i, e := range free {
-		c := e.claim
+	var rest []func() // to be released one by one
+	for i, f := range free {
+		c := f.claim
 		if err != nil || !done[i] {
-			rest = append(rest, func() error { return e.alone(unknown(err)) })
+			rest = append(rest, func() { f.alone(unknown(err)) })
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
-		errs = append(errs, e.Released(e.released, c.releaseError(freed[i], nil)))
+		*f.err = f.Released(f.released, c.releaseError(freed[i], nil))
 	}
-	return errors.Join(append(errs, atOnce(rest))...)
+	atOnce(rest)
 }
 
 // alone releases the claim by itself.
-func (e ending) alone(mayHaveRun bool) error {
-	return e.Released(e.released, e.claim.giveBack(e.ctx, false, mayHaveRun))
+func (f freeing) alone(mayHaveRun bool) {
+	*f.err = f.Released(f.released, f.claim.giveBack(f.ctx, false, mayHaveRun))
 }

@@ -140,8 +140,8 @@ func (h *hold) fix(sent time.Time, ttl time.Duration) {
 	}
 }
 
-// endAt ends the hold at that time, whatever is renewed until then.
-func (h *hold) endAt(at time.Time) {
+// EndAt implements GroupHold.
+func (h *hold) EndAt(at time.Time) {
 	h.claim.mu.Lock()
 	defer h.claim.mu.Unlock()
 	if h.Held() {

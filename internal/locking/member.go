@@ -65,7 +65,22 @@ func (l *Lock) Slot() int {
 	return wire.Slot(l.key)
 }
 
-// Hold is the hold of a member. The group detects that it was dropped.
+// GroupHold is the hold of a member of a group: a *Hold or that of a Redlock. The group detects
+// that it was dropped.
+type GroupHold interface {
+	lock.Hold
+	// Acquired returns when the request that succeeded was sent.
+	Acquired() time.Time
+	// EndAt ends the hold at that time, whatever is renewed until then.
+	EndAt(at time.Time)
+	// StopRenewing leaves the hold to the end of its lease.
+	StopRenewing()
+	// Watch and Unwatch are those of hold.State.
+	Watch(g holds.Group, name string)
+	Unwatch()
+}
+
+// Hold is the hold of a member that is a lock.
 type Hold = hold
 
 // Take is Lock, or TryLock if once is set, for a member of a Multi: even with a lease the
@@ -75,12 +90,23 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 	return l.acquire(ctx, o, once, true)
 }
 
-// TryMember is TryLock for a member of a Redlock, which renews the hold itself.
-func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (*Hold, error) {
+// MemberHold is the hold of a member of a Redlock, which renews it itself.
+type MemberHold interface {
+	lock.Hold
+	// Receivers returns the number of subscribers that received the release, negative if that
+	// is unknown or pollers may wait too.
+	Receivers() int
+}
+
+// TryMember is TryLock for a member of a Redlock.
+func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, error) {
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
 }
 
-// StopRenewing leaves the hold to the end of its lease.
+// Acquired implements GroupHold.
+func (h *hold) Acquired() time.Time { return h.claim.sent }
+
+// StopRenewing implements GroupHold.
 func (h *hold) StopRenewing() {
 	c := h.claim
 	c.mu.Lock()
@@ -94,8 +120,7 @@ func (h *hold) StopRenewing() {
 // Waited reports whether the acquisition was contended, as far as that is known.
 func (h *hold) Waited() bool { return h.claim.waited }
 
-// Receivers returns the number of subscribers that received the release, negative if that
-// is unknown or pollers may wait too.
+// Receivers implements MemberHold.
 func (h *hold) Receivers() int {
 	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().HasPollers {
 		return -1

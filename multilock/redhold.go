@@ -1,0 +1,295 @@
+package multilock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const (
+	// grace is how long Unlock waits for servers slower than the majority, so that the next
+	// caller finds all members free.
+	grace = 2 * time.Millisecond
+	// maxRenewal bounds the wait for one server during a renewal. A majority may answer long
+	// before.
+	maxRenewal = 2 * time.Second
+)
+
+// Unlock implements lock.Hold.
+func (h *redHold) Unlock(ctx context.Context) error {
+	h.Lease.Check()
+	if err := h.End("Unlock", h.Name()); err != nil {
+		if errors.Is(err, lock.ErrLost) {
+			h.undo(context.WithoutCancel(ctx))
+		}
+		return err
+	}
+	h.Lease.Forget()
+	ctx, released := h.StartRelease(ctx)
+	return h.Released(released, h.pass(ctx))
+}
+
+// pass hands the members to the next local waiter if that can take them over, and otherwise
+// releases them.
+func (h *redHold) pass(ctx context.Context) error {
+	var batch *locking.Batch
+	passed := h.r.queues().Pass(h.r.key, h, func(next *redHold) bool {
+		if !h.passable.Load() || !next.passable.Load() {
+			return false
+		}
+		if h.cohort == nil {
+			h.cohort = locking.NewCohort(h.sent)
+		}
+		sent, trusted := h.cohort.Trusted()
+		if trusted {
+			batch = h.cohort.Enqueue()
+			next.ballot, next.cohort, next.sent = h.ballot, h.cohort, sent
+		}
+		return trusted
+	})
+	if passed {
+		h.Span.HandOff(ctx)
+		return h.confirm(ctx, batch)
+	}
+	receivers, err := h.release(ctx)
+	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
+	return err
+}
+
+// confirm asks the members whether they were still held when they were passed on. Without
+// a majority, the hold that has them now is lost too. If only a minority is unavailable, Unlock
+// does not wait for it, and the lock is neither lost nor passed on.
+func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
+	err := h.cohort.Confirm(batch, func() error {
+		return locking.Insist(h.r.s, func() error {
+			return extendMajorities(ctx, []*redHold{h}, h.ttl, true)[0]
+		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, errMinorityAway) })
+	})
+	switch {
+	case err == nil || errors.Is(err, errMinorityAway):
+		return nil
+	case !errors.Is(err, lock.ErrLost):
+		return fmt.Errorf("redlatch: unlock %q: %w", h.Name(), err)
+	}
+	for _, other := range h.r.queues().Holders(h.r.key) {
+		if other.ballot == h.ballot {
+			other.Lost(lock.ReasonGone, nil)
+		}
+	}
+	return err
+}
+
+// undo releases the members of a lost hold in the background. Holds that passed the
+// members on get their answers first.
+func (h *redHold) undo(ctx context.Context) {
+	if h.cohort == nil {
+		h.ballot.release(ctx)
+		return
+	}
+	release := func(context.Context) { _, _ = h.release(ctx) }
+	if !h.r.s.Go(release) {
+		release(ctx) // clients of members may still be open
+	}
+}
+
+// release releases all members and returns when a majority of the servers is free. It answers
+// for the holds that have passed them on. receivers is as in acquire.Release.
+func (h *redHold) release(ctx context.Context) (receivers int, err error) {
+	err = h.cohort.Release(func() error {
+		t := h.ballot.release(ctx)
+		free := func() int { return len(h.r.members) - t.open - len(t.errs) }
+		held := t.open
+		t.wait(ctx, func() bool { return free() >= h.r.quorum })
+		others, cancel := context.WithTimeout(ctx, grace)
+		defer cancel()
+		t.wait(others, nil)
+		receivers = t.receivers
+		if h.r.channel == "" || t.counted < len(h.r.members) {
+			receivers = -1 // not every member has counted the waiters of this lock
+		}
+		switch err := errors.Join(t.errs...); {
+		case held-t.gone < h.r.quorum:
+			return h.loss(lock.ReasonGone, err)
+		case free() < h.r.quorum:
+			return fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.Name(), err)
+		}
+		return nil
+	})
+	return receivers, err
+}
+
+// redRenewer renews the holds of Redlocks.
+type redRenewer struct{}
+
+// Renew implements watchdog.Renewer. It also requests missing members. It applies the results
+// itself, because the watchdog ignores Held if a batch has an error.
+func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+	var holds []*redHold
+	for _, l := range slices.Concat(batches...) {
+		holds = append(holds, l.Holder().(*redHold))
+	}
+	sent := time.Now()
+	errs := extendMajorities(ctx, holds, holds[0].ttl, shared)
+	results := make([]watchdog.Renewed, len(batches))
+	for b, batch := range batches {
+		for range batch {
+			h, err := holds[0], errs[0]
+			holds, errs = holds[1:], errs[1:]
+			results[b].Held = append(results[b].Held, err == nil)
+			switch {
+			case err == nil:
+				h.Lease.Extended(sent, ttl)
+			case errors.Is(err, lock.ErrLost):
+				h.Lost(lock.ReasonGone, nil)
+			default:
+				results[b].Err = err
+			}
+			if h.Held() {
+				// After Extend the other members have a longer lease.
+				h.ballot.askMissing(h.Context(), max(h.ttl, h.Lease.Remaining()))
+			}
+		}
+	}
+	return results
+}
+
+// extendMajorities extends the leases of the members of holds, which belong to one client,
+// to at least lease from now. It returns one error for each hold as soon as all are decided or
+// ctx is done: nil if a majority has confirmed the hold, an error that matches lock.ErrLost if
+// no majority can.
+func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration, shared bool) []error {
+	s := holds[0].r.s
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer s.OnClose(cancel)() // which ends the holds
+	var members []locking.MemberHold
+	var answered []func(err error)
+	tallies := make([]*tally, len(holds))
+	for n, h := range holds {
+		t := &tally{answers: make(chan answer, len(h.r.members))}
+		tallies[n] = t
+		for i := range h.r.members {
+			hold := h.ballot.hold(i)
+			if hold == nil {
+				continue
+			}
+			t.open++
+			members = append(members, hold)
+			answered = append(answered, func(err error) {
+				if isGone(err) {
+					h.ballot.drop(context.Background(), i, hold, nil) // the server may still have it
+				}
+				t.answers <- answer{i: i, err: err}
+			})
+		}
+	}
+	s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
+		defer cancel()
+		locking.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
+	})
+	errs := make([]error, len(holds))
+	for n, h := range holds {
+		t := tallies[n]
+		t.wait(ctx, func() bool { return t.yes >= h.r.quorum || t.yes+t.away() < h.r.quorum })
+		errs[n] = h.confirmed(t)
+	}
+	return errs
+}
+
+// errMinorityAway is part of the result if only a minority of the servers has not answered.
+var errMinorityAway = errors.New("a minority of the servers is unavailable")
+
+// confirmed returns nil if a majority has confirmed the hold.
+func (h *redHold) confirmed(t *tally) error {
+	switch {
+	case t.yes >= h.r.quorum:
+		return nil
+	case t.yes+t.away() < h.r.quorum:
+		return h.loss(lock.ReasonGone, nil)
+	}
+	errs := append(t.errs, fmt.Errorf("redlatch: extend %q: not confirmed by a majority", h.Name()))
+	if h.r.s.Err() == nil && t.away() <= len(h.r.members)-h.r.quorum {
+		errs = append(errs, errMinorityAway)
+	}
+	return errors.Join(errs...)
+}
+
+// tally counts the answers of the members of a hold to a request.
+type tally struct {
+	answers         chan answer // has capacity for all
+	open, yes, gone int
+	errs            []error // of the others
+	receivers       int     // of a release
+	counted         int     // the members whose receivers are known
+}
+
+// answer is the answer of member i.
+type answer struct {
+	i         int
+	err       error
+	receivers int
+}
+
+// wait counts answers until all have arrived, enough reports true unless it is nil, or ctx is
+// done.
+func (t *tally) wait(ctx context.Context, enough func() bool) {
+	for t.open > 0 && (enough == nil || !enough()) {
+		var a answer
+		select {
+		case a = <-t.answers:
+		case <-ctx.Done():
+			if len(t.answers) == 0 {
+				return
+			}
+			a = <-t.answers
+		}
+		t.open--
+		switch {
+		case isGone(a.err):
+			t.gone++
+		case a.err != nil:
+			t.errs = append(t.errs, fmt.Errorf("server %d: %w", a.i+1, a.err))
+		default:
+			t.yes++
+			if a.receivers >= 0 {
+				t.receivers += a.receivers
+				t.counted++
+			}
+		}
+	}
+}
+
+// away returns the number of servers that have not answered, or not with yes or no.
+func (t *tally) away() int { return t.open + len(t.errs) }
+
+// isGone reports whether err says that a server no longer has the hold of its member.
+func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrNotHeld) }
+
+// Extend implements lock.Hold.
+func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
+	h.Lease.Check()
+	h.passable.Store(false) // before the state is read, because Unlock reads it after that
+	if err := h.Err("Extend", h.Name()); err != nil {
+		return err
+	}
+	sent := time.Now()
+	err := extendMajorities(ctx, []*redHold{h}, lease, true)[0]
+	switch {
+	case err == nil:
+		h.Lease.Extended(sent, lease-drift(lease))
+	case errors.Is(err, lock.ErrLost):
+		h.Lost(lock.ReasonGone, nil)
+	case ctx.Err() != nil:
+		err = errors.Join(err, context.Cause(ctx))
+	}
+	return cmp.Or(h.Err("Extend", h.Name()), err)
+}
