@@ -62,16 +62,19 @@ func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: h.claim.lock.name, Owner: h.claim.ID, Reason: reason, When: time.Now(), Err: cause}
 }
 
-// check ends the hold if its time is over and the watchdog has not come to it yet.
-func (h *hold) check() {
-	h.claim.lease.Check()
+// leases calls f for the claim's lease, and the hold's own if it has one.
+func (h *hold) leases(f func(l *watchdog.Lease)) {
 	h.claim.mu.Lock()
 	own := h.own
 	h.claim.mu.Unlock()
+	f(&h.claim.lease)
 	if own != nil {
-		own.Check()
+		f(own)
 	}
 }
+
+// check ends the hold if its time is over and the watchdog has not come to it yet.
+func (h *hold) check() { h.leases((*watchdog.Lease).Check) }
 
 // current returns nil if h is held now, and else why it is not.
 func (h *hold) current(op string) error {
@@ -117,13 +120,7 @@ func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 
 // extended notes that a request sent then gave the claim at least ttl, for the sake of h.
 func (h *hold) extended(sent time.Time, ttl time.Duration) {
-	h.claim.mu.Lock()
-	own := h.own
-	h.claim.mu.Unlock()
-	h.claim.lease.Extended(sent, ttl)
-	if own != nil {
-		own.Extended(sent, ttl)
-	}
+	h.leases(func(l *watchdog.Lease) { l.Extended(sent, ttl) })
 }
 
 // fix makes the lease of the hold end ttl after sent, when a request was sent that gave

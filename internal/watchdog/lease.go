@@ -123,21 +123,6 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	l.change(func() { l.renewer, l.deadline = nil, l.watchdog.wheel.instant(sent.Add(ttl)) })
 }
 
-// Separate moves the end that the lease has by itself, that of MaxHold or else that of a
-// lease that is not renewed, to a lease of its own, which is watched for h and not renewed.
-func (l *Lease) Separate(h Holder) *Lease {
-	own := &Lease{holder: h, state: ended}
-	l.change(func() {
-		own.watchdog, own.state, own.deadline, own.end = l.watchdog, watched, l.deadline, l.end
-		if l.renewer != nil {
-			own.deadline = l.end
-		}
-		own.schedule()
-		l.end = 0
-	})
-	return own
-}
-
 // Renew has the lease renewed from now on, by renewer and to ttl.
 func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
 	l.change(func() {
