@@ -132,7 +132,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, d
 	replies := c.DoMulti(ctx, cmds...)
 	for i, reply := range replies {
 		if isNoScript(reply) {
-			replies[i] = s.exec(ctx, c, calls[i], dedicated)
+			replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, true))
 		}
 	}
 	return replies
