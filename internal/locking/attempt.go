@@ -17,6 +17,7 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 	if err := c.lock.s.Err(); err != nil {
 		return acquire.Verdict{}, err
 	}
+	c.needsID()
 	sent := time.Now()
 	a, err := c.lock.p.Acquire(ctx, &c.Claim)
 	return c.answered(sent, a, err)
@@ -39,6 +40,7 @@ func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
 func attempt(all []*claim, request func(claims []*Claim) ([]Answer, error)) []acquire.Result {
 	claims := make([]*Claim, len(all))
 	for i, c := range all {
+		c.needsID()
 		claims[i] = &c.Claim
 	}
 	sent := time.Now()

@@ -299,6 +299,15 @@ func (c *claim) heldBy(owner lock.Owner) []*hold {
 // freshID gives the claim an id that no request has used.
 func (c *claim) freshID() { c.ID, c.ready = c.lock.s.NewOwner(), false }
 
+// needsID gives the claim an id before its first request, which re-entry does not make.
+func (c *claim) needsID() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.ID.IsZero() {
+		c.freshID()
+	}
+}
+
 // queued is the watchdog.Holder of the claim's queue position.
 type queued claim
 

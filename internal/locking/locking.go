@@ -131,8 +131,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
 func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
-	c.freshID()
 	traits := c.lock.p.Traits()
+	if traits.Ordered { // its channel has the id
+		c.freshID()
+	}
 	c.Waits = !once
 	req := acquire.Request[*claim]{
 		Key:          c.lock.queueKey(),
