@@ -46,12 +46,6 @@ func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
 	return &Plain{newObject(locking.New(s, p, name)), s}
 }
 
-// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
-// process, and releases the lock with the last of them. It blocks like Hold.Unlock. The
-// error matches lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has
-// no hold in this process; other errors are those of Hold.Unlock.
-func (l *Plain) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
-
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
 // reports whether the lock was held. Any string with that name counts as a lock. This client's
 // hold is lost at once. Any other hold of redlatch is lost at its next renewal, after at most a

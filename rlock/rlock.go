@@ -178,7 +178,7 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 // process, and releases the lock with the last of them. It blocks like Hold.Unlock. The
 // error matches lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has
 // no hold in this process; other errors are those of Hold.Unlock.
-func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
+func (o object) Unlock(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports
 // whether the lock was held. Holds of this client are lost at once. Any other hold is lost at
