@@ -53,7 +53,9 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	var err error
 	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
-		results := tryTogether(ctx, claims[:n], all)
+		results := attempt(claims[:n], func(claims []*Claim) ([]Answer, error) {
+			return locks[0].p.(Batched).AcquireEach(ctx, claims, all)
+		})
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
 		} else {
@@ -73,24 +75,6 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		return nil, errors.Join(append(UnlockTogether(ctx, holds), err)...)
 	}
 	return holds, nil
-}
-
-func tryTogether(ctx context.Context, claims []*claim, all bool) []acquire.Result {
-	asked := make([]*Claim, len(claims))
-	for i, c := range claims {
-		asked[i] = &c.Claim
-	}
-	sent := time.Now()
-	answers, err := claims[0].lock.p.(Batched).AcquireEach(ctx, asked, all)
-	results := make([]acquire.Result, len(claims))
-	for i, c := range claims {
-		var a Answer
-		if err == nil {
-			a = answers[i]
-		}
-		results[i].Verdict, results[i].Err = c.answered(sent, a, err)
-	}
-	return results
 }
 
 // Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
@@ -205,7 +189,7 @@ func UnlockTogether[H lock.Hold](ctx context.Context, holds []H) []error {
 		if err != nil {
 			errs[i] = err
 		} else if !e.last {
-			errs[i] = e.done(nil)
+			errs[i] = e.Released(e.released, nil)
 		} else {
 			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
 			free = append(free, freeing{e, &errs[i]})
@@ -281,12 +265,12 @@ func releaseFree(free []freeing) {
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
-		*f.err = f.done(c.releaseError(freed[i], nil))
+		*f.err = f.Released(f.released, c.releaseError(freed[i], nil))
 	}
 	atOnce(rest)
 }
 
 // alone releases the claim by itself.
 func (f freeing) alone(mayHaveRun bool) {
-	*f.err = f.done(f.claim.giveBack(f.ctx, false, mayHaveRun))
+	*f.err = f.Released(f.released, f.claim.giveBack(f.ctx, false, mayHaveRun))
 }
