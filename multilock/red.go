@@ -222,10 +222,10 @@ func (h *redHold) Dropped() { h.dropped(h.Unlock) }
 
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {
+	h.Lease.Forget()
 	if !h.lose(reason, cause) {
 		return
 	}
-	h.Lease.Forget()
 	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the
 	// members are left to their leases or to Unlock.
 	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {
