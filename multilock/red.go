@@ -203,8 +203,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	}
 	watched := h.r.s.Watchdog.Watch(&h.Lease, h, terms)
 	if h.cohort.Gone() {
-		h.Lost(lock.ReasonGone, nil)
-		h.Lease.Forget() // the loss may have preceded Watch
+		h.Lost(lock.ReasonGone, nil) // the loss may have preceded Watch
 	}
 	switch {
 	case !watched || h.r.s.Err() != nil:
