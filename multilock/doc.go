@@ -29,10 +29,9 @@
 // locking") argued that no lock with a lease guarantees exclusion, because a process can
 // pause after it has checked the time. Only a fencing token does, a number that grows with
 // each acquisition and that the resource compares, and Redlock has none: counters on several
-// servers are not one counter. Redlock also needs steady clocks, and servers that do not lose
-// their data. Salvatore Sanfilippo ("Is Redlock safe?") replied that such pauses harm every
-// lock with a lease, and that a resource that can compare tokens might not need the lock.
-// Both are right. In practice:
+// servers are not one. Redlock also needs steady clocks and servers that keep their data.
+// Salvatore Sanfilippo ("Is Redlock safe?") replied that such pauses harm every lock with a
+// lease, and that a resource that compares tokens might not need the lock. Both are right:
 //
 //   - For efficiency, to avoid doing work twice, use one server and rlock.Lock.
 //   - For availability without failover, use Red. A replicated server can forget a lock

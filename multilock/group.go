@@ -39,10 +39,10 @@ func newGroup(s *session.Session, kind string, names []string, err error) group 
 }
 
 // find returns the lock that is member i of a group.
-func find(kind string, i int, member lock.Locker) (*locking.Lock, error) {
-	l := locking.Find(member)
+func find(kind string, i int, m lock.Locker) (*locking.Lock, error) {
+	l := locking.Find(m)
 	if l == nil {
-		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, member)
+		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
 	}
 	if err := l.Check(context.Background()); errors.Is(err, lock.ErrInvalid) {
 		return nil, err // of its name

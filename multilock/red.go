@@ -68,6 +68,7 @@ func newRed(s *session.Session, members []redMember, bad error) *Red {
 	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
 	r.group = newGroup(s, "red", names, bad)
 	if n := len(members); n%2 == 0 && r.err == nil {
+		type warned struct{ sync.Map } // once for each number
 		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
 			s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
 				"name", r.info.Name, "servers", n)
@@ -75,9 +76,6 @@ func newRed(s *session.Session, members []redMember, bad error) *Red {
 	}
 	return r
 }
-
-// warned are the numbers of servers that a client has warned about.
-type warned struct{ sync.Map }
 
 // WithTimeout returns the same lock with a different limit on the wait for one server
 // during an acquisition. The limit should be small compared to the lease, because waiting
@@ -91,8 +89,6 @@ func (r *Red) WithTimeout(perServer time.Duration) *Red {
 	}
 	return &other
 }
-
-const leastTimeout = 50 * time.Millisecond
 
 // serverTimeout bounds the wait for a server. It never exceeds the usable lease.
 func (r *Red) serverTimeout(lease time.Duration) time.Duration {
@@ -143,8 +139,7 @@ func (r *Red) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 // splitBackoff is the pause after n attempts in a row without a majority. It is random, so
 // that contenders that split the votes return at different times.
 func splitBackoff(n int) time.Duration {
-	const first, longest = 4 * time.Millisecond, 500 * time.Millisecond
-	return time.Millisecond + rand.N(min(first<<min(n, 10), longest))
+	return time.Millisecond + rand.N(min(4*time.Millisecond<<min(n, 10), 500*time.Millisecond))
 }
 
 func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold, error) {
@@ -208,8 +203,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	}
 	watched := h.r.s.Watchdog.Watch(&h.Lease, h, terms)
 	if h.cohort.Gone() {
-		h.Lost(lock.ReasonGone, nil)
-		h.Lease.Forget() // the loss may have preceded Watch
+		h.Lost(lock.ReasonGone, nil) // the loss may have preceded Watch
 	}
 	switch {
 	case !watched || h.r.s.Err() != nil:
@@ -227,10 +221,10 @@ func (h *redHold) Dropped() { h.dropped(h.Unlock) }
 
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {
+	h.Lease.Forget()
 	if !h.lose(reason, cause) {
 		return
 	}
-	h.Lease.Forget()
 	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the
 	// members are left to their leases or to Unlock.
 	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {

@@ -15,6 +15,7 @@ import (
 )
 
 const (
+	leastTimeout = 50 * time.Millisecond // of the wait for one server
 	// grace is how long Unlock waits for servers slower than the majority, so that the next
 	// caller finds all members free.
 	grace = 2 * time.Millisecond
@@ -225,11 +226,10 @@ func (h *redHold) confirmed(t *tally) error {
 
 // tally counts the answers of the members of a hold to a request.
 type tally struct {
-	answers         chan answer // has capacity for all
-	open, yes, gone int
-	errs            []error // of the others
-	receivers       int     // of a release
-	counted         int     // the members whose receivers are known
+	answers            chan answer // has capacity for all
+	open, yes, gone    int
+	errs               []error // of the others
+	receivers, counted int     // of a release, and the members whose receivers are known
 }
 
 // answer is the answer of member i.

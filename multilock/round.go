@@ -73,7 +73,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := context.WithTimeout(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	h.ballot = newBallot(h.r)
+	h.ballot = &ballot{r: h.r, changed: make(chan struct{}, 1), votes: make([]vote, len(h.r.members))}
 	h.ballot.askMissing(ctx, h.ttl)
 	began := time.Now()
 	var patience <-chan time.Time
@@ -144,16 +144,6 @@ type vote struct {
 // may be the server of another member, so a majority waits for its answer, but only once.
 type asked struct{ atomic.Bool }
 
-// newBallot returns a ballot without votes.
-func newBallot(r *Red) *ballot {
-	b := &ballot{r: r, changed: make(chan struct{}, 1), votes: make([]vote, len(r.members))}
-	for i, m := range r.members {
-		s := m.Session()
-		b.votes[i] = vote{awaited: !s.AskedServer() && !session.Of[asked](s).Swap(true)}
-	}
-	return b
-}
-
 // askMissing makes an attempt for each member that is not held, in the background.
 func (b *ballot) askMissing(ctx context.Context, lease time.Duration) {
 	b.mu.Lock()
@@ -163,7 +153,8 @@ func (b *ballot) askMissing(ctx context.Context, lease time.Duration) {
 		if v.hold != nil || v.asking || b.closed {
 			continue
 		}
-		v.asking = true
+		s := b.r.members[i].Session()
+		v.asking, v.awaited = true, !s.AskedServer() && !session.Of[asked](s).Swap(true)
 		if !b.r.s.Go(func(context.Context) { b.ask(ctx, i, lease) }) {
 			*v = vote{err: lock.ErrClosed}
 		}

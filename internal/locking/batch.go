@@ -110,7 +110,8 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 // servers, and returns after the last call.
 // Unless shared is set, it uses the connection of renewals, where other commands do not delay
 // it.
-func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool, done func(i int, err error)) {
+func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool,
+	done func(i int, err error)) {
 	extendTogether(ctx, holds, lease, shared, (*hold).extended, done)
 }
 
