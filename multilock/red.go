@@ -238,5 +238,8 @@ func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r
 // Owner implements lock.Hold. It also hides the field of the lease.
 func (h *redHold) Owner() lock.Owner { return h.owner }
 
+// One implements locking.AnyHold: it is on several locks.
+func (h *redHold) One() *locking.Hold { return nil }
+
 // Acquired implements locking.GroupHold.
 func (h *redHold) Acquired() time.Time { return h.sent }

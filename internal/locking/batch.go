@@ -94,7 +94,7 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 		if o.Lease == 0 {
 			continue
 		}
-		if one, ok := h.(*Hold); ok && one.claim.sent.Equal(last) {
+		if one := h.One(); one != nil && one.claim.sent.Equal(last) {
 			one.fix(last, o.Lease)
 		} else {
 			late = append(late, h)
@@ -110,12 +110,12 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 // servers, and returns after the last call.
 // Unless shared is set, it uses the connection of renewals, where other commands do not delay
 // it.
-func ExtendTogether[H lock.Hold](ctx context.Context, holds []H, lease time.Duration, shared bool,
+func ExtendTogether[H AnyHold](ctx context.Context, holds []H, lease time.Duration, shared bool,
 	done func(i int, err error)) {
 	extendTogether(ctx, holds, lease, shared, (*hold).extended, done)
 }
 
-func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Duration, shared bool,
+func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration, shared bool,
 	note func(h *hold, sent time.Time, ttl time.Duration), done func(i int, err error)) {
 	type group struct {
 		renewer watchdog.Renewer
@@ -125,8 +125,8 @@ func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Durati
 	holds := make([]*hold, len(all))
 	var tasks []func()
 	for i, one := range all {
-		h, ok := any(one).(*hold)
-		if !ok {
+		h := one.One()
+		if h == nil {
 			tasks = append(tasks, func() { done(i, one.Extend(ctx, lease)) })
 		} else if err := h.current("Extend"); err != nil {
 			done(i, err)
@@ -171,15 +171,15 @@ func extendTogether[H lock.Hold](ctx context.Context, all []H, lease time.Durati
 
 // UnlockTogether unlocks holds at once, with as few scripts as possible, and returns an error
 // for each. It blocks like lock.Hold's Unlock.
-func UnlockTogether[H lock.Hold](ctx context.Context, holds []H) []error {
+func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	errs := make([]error, len(holds))
 	var (
 		tasks []func()
 		free  []freeing
 	)
 	for i, one := range slices.Backward(holds) {
-		h, ok := any(one).(*hold)
-		if !ok || !h.claim.lock.p.Traits().Batch {
+		h := one.One()
+		if h == nil || !h.claim.lock.p.Traits().Batch {
 			tasks = append(tasks, func() { errs[i] = one.Unlock(ctx) })
 			continue
 		}
@@ -211,8 +211,8 @@ func UnlockTogether[H lock.Hold](ctx context.Context, holds []H) []error {
 func GiveBack(ctx context.Context, holds []GroupHold) []error {
 	errs := UnlockTogether(ctx, holds)
 	for _, one := range holds {
-		h, ok := one.(*Hold)
-		if !ok {
+		h := one.One()
+		if h == nil {
 			continue
 		}
 		if loss := h.Loss(); loss != nil && loss.Reason == lock.ReasonClosed {

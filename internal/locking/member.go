@@ -65,10 +65,17 @@ func (l *Lock) Slot() int {
 	return wire.Slot(l.key)
 }
 
+// AnyHold is a hold on one lock or on several.
+type AnyHold interface {
+	lock.Hold
+	// One returns the hold itself if it is on one lock, and otherwise nil.
+	One() *Hold
+}
+
 // GroupHold is the hold of a member of a group: a *Hold or that of a Redlock. The group detects
 // that it was dropped.
 type GroupHold interface {
-	lock.Hold
+	AnyHold
 	// Acquired returns when the request that succeeded was sent.
 	Acquired() time.Time
 	// EndAt ends the hold at that time, whatever is renewed until then.
@@ -92,7 +99,7 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 
 // MemberHold is the hold of a member of a Redlock, which renews it itself.
 type MemberHold interface {
-	lock.Hold
+	AnyHold
 	// Receivers returns the number of subscribers that received the release, negative if that
 	// is unknown or pollers may wait too.
 	Receivers() int
@@ -102,6 +109,9 @@ type MemberHold interface {
 func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, error) {
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
 }
+
+// One implements AnyHold.
+func (h *hold) One() *Hold { return h }
 
 // Acquired implements GroupHold.
 func (h *hold) Acquired() time.Time { return h.claim.sent }
