@@ -175,7 +175,7 @@ type redFakeHold struct {
 }
 
 func (h *redFakeHold) One() *locking.Hold { return nil }
-func (h *redFakeHold) Receivers() int { return -1 }
+func (h *redFakeHold) Receivers() int     { return -1 }
 
 func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()
