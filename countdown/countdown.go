@@ -15,16 +15,11 @@
 //
 // A latch without a count is open. A round begins when a count is set. It ends when the
 // count reaches zero, is deleted, or its key expires; then the latch can be set again.
-// Wait waits for the end of the round it finds, even if the next one has begun by then.
-// Lost messages make no difference if redlatch set the next count, or if the next count
-// is higher than the last one seen. If Java resets the latch at once to the same count
-// or less, Wait may mistake the next round for its own. In that case no message needs
-// to be lost if the reset happens just as Wait begins, or in a cluster with plain
-// pub/sub.
+// Wait waits for the end of the round it finds, even if redlatch begins the next one at
+// once. If Java does, Wait detects it only by a count that is higher than the last one
+// it has seen. Otherwise it takes the next round for its own and waits for its end.
 //
-// Waiters take a message on the latch's channel for the end of the round. Channels are
-// shared by all databases of a server: give latches in different databases different
-// names, and do not publish to these channels by hand.
+// A message on the latch's channel causes Wait to read the latch and nothing else.
 //
 // # Indeterminate results
 //

@@ -77,12 +77,20 @@ func requireWaiting(t testing.TB, done <-chan error) {
 	}
 }
 
-// waitForSync returns once that many waiters of a client need only a message.
-func waitForSync(t testing.TB, c *redlatch.Client, name string, waiters int) {
+// waitForParked returns once that many waiters of a client need only a message.
+func waitForParked(t testing.TB, c *redlatch.Client, name string, waiters int) {
 	t.Helper()
-	harness.Eventually(t, 10*time.Second, "the waiters are synced", func() bool {
-		return countdown.Synced(c.CountDownLatch(name)) == waiters
+	harness.Eventually(t, 10*time.Second, "the waiters are parked", func() bool {
+		return parked(c, name) == waiters
 	})
+}
+
+// parked returns the number of waiters that need only a message, 0 without a subscription.
+func parked(c *redlatch.Client, name string) int {
+	if hub := c.PubSub(); hub.Subscribed < hub.Channels {
+		return 0
+	}
+	return countdown.Parked(c.CountDownLatch(name))
 }
 
 func TestCountToZero(t *testing.T) {
@@ -153,7 +161,7 @@ func TestWaitEndsWithContext(t *testing.T) {
 		gone := errors.New("gone")
 		cancelled, giveUp := context.WithCancelCause(t.Context())
 		done := wait(cancelled, l)
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		giveUp(gone)
 		require.ErrorIs(t, ended(t, done, soon), gone)
 
@@ -161,7 +169,7 @@ func TestWaitEndsWithContext(t *testing.T) {
 		ctx, cancel = context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
 		done = wait(ctx, l)
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		requireWaiting(t, done)
 		countDown(t, l, 0)
 		requireReleased(t, done, soon)
@@ -175,8 +183,8 @@ func TestDelete(t *testing.T) {
 		l := c.CountDownLatch(key)
 		setCount(t, l, 5)
 		here, there := wait(t.Context(), l), wait(t.Context(), other.CountDownLatch(key))
-		waitForSync(t, c, key, 1)
-		waitForSync(t, other, key, 1)
+		waitForParked(t, c, key, 1)
+		waitForParked(t, other, key, 1)
 		deleted, err := other.CountDownLatch(key).Delete(t.Context())
 		require.NoError(t, err)
 		require.True(t, deleted)
@@ -350,7 +358,7 @@ func TestNameMapper(t *testing.T) {
 		setCount(t, l, 1)
 		require.Equal(t, ":2", harness.Do(t, s.Addr, "EXISTS", "app:"+key, "redlatch_latch_round:{app:"+key+"}"))
 		done := wait(t.Context(), l)
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		countDown(t, harness.Client(t, s).CountDownLatch("app:"+key), 0)
 		requireReleased(t, done, soon)
 	})
@@ -367,7 +375,7 @@ func TestCloseEndsWaits(t *testing.T) {
 				waiting = append(waiting, wait(t.Context(), l))
 			}
 		}
-		waitForSync(t, c, key+"0", 10)
+		waitForParked(t, c, key+"0", 10)
 		c.Close()
 		for _, done := range waiting {
 			require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)

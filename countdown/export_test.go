@@ -22,20 +22,37 @@ func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl t
 // RoundTTL is the time to live of a round id.
 const RoundTTL = roundTTL
 
-// Synced returns the number of waiters for the latch in stageSynced.
-func Synced(l *Latch) int { return inStage(l, stageSynced) }
+// Parked returns the number of waiters that have found the latch closed and need a
+// message, 0 while a read is under way.
+func Parked(l *Latch) int {
+	n, reading := inStage(l, stageClosed)
+	if reading {
+		return 0
+	}
+	return n
+}
 
 // Unread returns the number of waiters that have not read the latch yet.
-func Unread(l *Latch) int { return inStage(l, stageNew) + inStage(l, stageReading) }
+func Unread(l *Latch) int {
+	joined, _ := inStage(l, stageNew)
+	reading, _ := inStage(l, stageReading)
+	return joined + reading
+}
 
-func inStage(l *Latch, s stage) (n int) {
+func inStage(l *Latch, s stage) (n int, reading bool) {
 	reg := session.Of[registry](l.s)
 	reg.mu.Lock()
 	defer reg.mu.Unlock()
-	if d := reg.entries[l.key]; d != nil {
-		d.each(s, func(*waiter) { n++ })
+	d := reg.entries[l.key]
+	if d == nil {
+		return 0, false
 	}
-	return n
+	for w := range d.set {
+		if w.stage == s {
+			n++
+		}
+	}
+	return n, d.reading
 }
 
 // Latches returns the number of latches of the client that have waiters.

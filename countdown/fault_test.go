@@ -148,7 +148,7 @@ func TestReadsAreShared(t *testing.T) {
 		}
 		harness.Eventually(t, soon, "all waiters have joined", func() bool { return countdown.Unread(l) == waiters })
 		require.NoError(t, g.Open())
-		waitForSync(t, c, key, waiters)
+		waitForParked(t, c, key, waiters)
 		conn := harness.Conn(t, s.Addr)
 		// Each read is a script: one for the first waiter, one for the others, and one
 		// for the messages published before the subscription.
@@ -169,7 +169,7 @@ func TestLostSubscriberConnections(t *testing.T) {
 		for range rounds {
 			setCount(t, other, 1)
 			done := wait(t.Context(), c.CountDownLatch(key))
-			waitForSync(t, c, key, 1)
+			waitForParked(t, c, key, 1)
 			// The message has no receiver.
 			conn := harness.Conn(t, s.Addr)
 			for _, resp := range conn.DoMulti(t.Context(),
@@ -196,7 +196,7 @@ func TestServerLost(t *testing.T) {
 		l := c.CountDownLatch(key)
 		setCount(t, l, 1)
 		done := wait(t.Context(), l)
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		bounded, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		s.Kill()
@@ -379,15 +379,13 @@ func TestBorrowedConnectionWithoutTimeout(t *testing.T) {
 			return harness.Commands(t, direct)["evalsha"] > before
 		})
 		require.NoError(t, g.Open())
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		countDown(t, other, 0)
 		requireReleased(t, done, soon)
 	})
 }
 
-// Sharded messages come from the node that holds the key, in order. Other nodes may
-// forward plain messages, so these trigger a read.
-func TestClusterMessageOrder(t *testing.T) {
+func TestClusterMessages(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
@@ -397,13 +395,7 @@ func TestClusterMessageOrder(t *testing.T) {
 				l := c.CountDownLatch(key)
 				setCount(t, other, 1)
 				done := wait(t.Context(), l)
-				if mode == pubsub.Sharded {
-					waitForSync(t, c, key, 1)
-				} else {
-					harness.Eventually(t, soon, "subscribed", func() bool { return c.PubSub().Subscribed == 1 })
-					harness.Eventually(t, soon, "it has read the latch", func() bool { return countdown.Unread(l) == 0 && c.Stats().Background == 0 })
-					require.Zero(t, countdown.Synced(l))
-				}
+				waitForParked(t, c, key, 1)
 				countDown(t, other, 0)
 				requireReleased(t, done, soon)
 			})
