@@ -11,7 +11,9 @@ import (
 )
 
 // Scripts are the scripts that may write, by operation.
-var Scripts = map[string]*wire.Script{"set": trySetCountScript, "down": countDownScript, "delete": deleteScript}
+var Scripts = map[string]*wire.Script{
+	"set": trySetCountScript, "down": countDownScript, "delete": deleteScript, "cancel": cancelScript,
+}
 
 // Read returns what a waiter reads.
 func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl time.Duration, round string, err error) {
@@ -19,8 +21,14 @@ func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl t
 	return s.count, s.ttl, s.round, err
 }
 
-// RoundTTL is the time to live of a round id.
-const RoundTTL = roundTTL
+// Times to live of a round id and a cached reply.
+const (
+	RoundTTL = roundTTL
+	ReplyTTL = replyTTL
+)
+
+// CachedReply is the key that caches the reply of a request.
+func CachedReply(key, request string) string { return cachedReply(key, request) }
 
 // Parked returns the number of waiters that have found the latch closed and need a
 // message, 0 while a read is under way.

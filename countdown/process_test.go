@@ -87,7 +87,7 @@ func TestOneMessageReleasesAllProcesses(t *testing.T) {
 		for _, p := range all {
 			p.Ended(10 * time.Second)
 		}
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }
 
@@ -145,6 +145,6 @@ func TestProcessesCountDown(t *testing.T) {
 		requireWaiting(t, done)
 		countDown(t, l, 0)
 		requireReleased(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }

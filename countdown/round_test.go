@@ -78,7 +78,7 @@ func TestResetByJava(t *testing.T) {
 			requireReleased(t, done, soon)
 			java(t, s, "delete", 0)
 		}
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }
 
@@ -234,6 +234,6 @@ func TestForeignRoundKey(t *testing.T) {
 		countDown(t, l, 1)
 		countDown(t, l, 0)
 		requireReleased(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }
