@@ -32,7 +32,7 @@ func TestWaitersAreReleasedExactlyAtRoundEnd(t *testing.T) {
 
 var modelKinds = lockstep.Weights{
 	{"wait", 8}, {"leave", 3}, {"set", 4}, {"count down", 8}, {"reset", 4}, {"delete", 4}, {"expire", 4},
-	{"expire the round id", 4}, {"publish", 4}, {"disconnect", 1}, {"advance the clock", 4}, {"deliver", 20},
+	{"expire the round id", 4}, {"disconnect", 1}, {"advance the clock", 4}, {"deliver", 20},
 }
 
 // modelStep is a step and the seed of its choices.
@@ -75,8 +75,11 @@ type model struct {
 	expected []*modelWaiter
 }
 
-// confirmation is the event that confirms the subscription.
-const confirmation = "subscribed"
+// Events of the subscription.
+const (
+	confirmation = "confirmation"
+	message      = "message"
+)
 
 type readState int
 
@@ -137,9 +140,9 @@ func (p *model) now() time.Time           { return p.clock }
 
 // Other processes.
 
-func (p *model) publish(payload string) {
+func (p *model) publish() {
 	if p.subscribed {
-		p.queue = append(p.queue, payload)
+		p.queue = append(p.queue, message)
 	}
 }
 
@@ -162,7 +165,7 @@ func (p *model) set(java bool) {
 	if !java {
 		p.round = p.rounds
 	}
-	p.publish(payloadSet)
+	p.publish()
 }
 
 func (p *model) down(java bool) {
@@ -171,7 +174,7 @@ func (p *model) down(java bool) {
 	}
 	if p.count--; p.count == 0 {
 		p.markOpen()
-		p.publish(payloadOpen)
+		p.publish()
 		if !java {
 			p.round = 0
 		}
@@ -230,7 +233,7 @@ func (p *model) Take(s modelStep) bool {
 		if p.count > 0 {
 			p.end()
 			p.round = 0
-			p.publish(payloadSet)
+			p.publish()
 		}
 	case "expire":
 		p.note("expire")
@@ -243,9 +246,6 @@ func (p *model) Take(s modelStep) bool {
 		}
 		p.note("the round id expires")
 		p.round = 0
-	case "publish":
-		p.note("a message without an event")
-		p.publish([]string{payloadOpen, payloadSet, "2"}[p.r.IntN(3)])
 	case "disconnect":
 		p.note("disconnect")
 		p.disconnect()
@@ -322,7 +322,7 @@ func (p *model) deliver() bool {
 		}
 		event := p.queue[n]
 		p.queue = slices.Delete(p.queue, n, n+1)
-		if lost := p.lossy && event != confirmation && p.r.IntN(4) == 0; !lost && p.waiters.subscribed {
+		if lost := p.lossy && event == message && p.r.IntN(4) == 0; !lost && p.waiters.subscribed {
 			p.note("event ", event)
 			p.waiters.read()
 		}
