@@ -351,6 +351,7 @@ func TestBorrowedConnectionWithoutTimeout(t *testing.T) {
 		g := harness.NewGate(t, s)
 		conn, err := rueidis.NewClient(rueidis.ClientOption{
 			InitAddress: []string{g.Addr}, DisableCache: true, ConnWriteTimeout: time.Hour, Dialer: net.Dialer{KeepAlive: -1},
+			PipelineMultiplex: -1, // one connection
 		})
 		require.NoError(t, err)
 		defer conn.Close()
