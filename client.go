@@ -71,6 +71,9 @@ func ParseURL(urls ...string) (rueidis.ClientOption, error) {
 }
 
 func withoutURL(err error, url string) string {
+	if url == "" {
+		return err.Error()
+	}
 	return strings.ReplaceAll(err.Error(), url, "(the URL)")
 }
 
@@ -397,8 +400,8 @@ func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
 }
 
 // MultiLock returns a lock that acquires all of the given locks, which may be of any
-// kind and client. It sends nothing and does not fail: without members, or with a nil
-// or duplicate member, every method returns an error.
+// kind and client. It sends nothing and does not fail: without members, or with a member
+// that is nil, a duplicate, or of another module's type, every method returns an error.
 func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 	return multilock.New(c.s, members...)
 }

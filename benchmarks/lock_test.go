@@ -154,7 +154,7 @@ func BenchmarkReentry(b *testing.B) {
 
 // BenchmarkContended measures many goroutines of one process on one lock.
 func BenchmarkContended(b *testing.B) {
-	for _, goroutines := range []int{2, 16, 128, 1024} {
+	for _, goroutines := range []int{2, 16, 64, 128, 1024} {
 		for _, kind := range kinds {
 			b.Run(fmt.Sprintf("%s/goroutines=%d", kind.name, goroutines), func(b *testing.B) {
 				ctx, l := context.Background(), kind.of(open(b), "contended")

@@ -3,17 +3,23 @@
 //
 // The server keeps the queue. A waiter enters it with its first attempt and keeps its
 // position for as long as it waits, whatever its lock.Wait, because its client sends
-// heartbeats. If the process of a waiter dies or hangs, the server drops the waiter within
-// 10 s (or a third of the watchdog timeout, or the fair wait timeout, if that is less) and
-// serves the next one. A waiter that gives up leaves the queue at once. A process that was
-// paused for too long has lost its queue positions; its waiters enter the queue again, at
-// the end.
+// heartbeats. If the process of a waiter dies or hangs, the waiter loses its position 10 s
+// after its last heartbeat (or a third of the watchdog timeout, or the fair wait timeout, if
+// that is less). The next heartbeat of a waiter behind it, at most a third of that time
+// later, drops it from the head of the queue. A waiter that gives up leaves the queue at
+// once. A process that was paused for too long has lost its queue positions; its waiters
+// enter the queue again, at the end.
+//
+// Within a process the lock passes on as it is while the waiters of that process are next in
+// the server's queue and want the same lease.
 //
 // Java waiters send no heartbeats. They keep their position until a deadline that Redisson
 // computes when they arrive: about five minutes for each position, unless
 // fairLockWaitTimeout says otherwise. A Java waiter that died delays the waiters behind it
-// for that long. A waiter of this package that died does so too while only Java clients use
-// the lock, as they do not read heartbeats. Give both sides the same fairLockWaitTimeout
+// for that long, and for another fairLockWaitTimeout for each waiter of this package that
+// left the queue before it. A waiter of this package that died does so too while only Java
+// clients use the lock, as they do not read heartbeats; far from the head its deadline is
+// that of the end of the queue. Give both sides the same fairLockWaitTimeout
 // (redlatch.WithFairWaitTimeout here).
 //
 // TryLock never enters the queue, and fails while the queue has waiters.
@@ -112,7 +118,8 @@ func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 }
 
 // Queue returns the waiters in the order in which they will acquire the lock. It is a
-// snapshot, blocks for one round trip and changes nothing.
+// snapshot, blocks for one round trip and changes nothing. A waiter that has just acquired
+// the lock from another one of its process may still be listed for a moment.
 func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err

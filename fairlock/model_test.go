@@ -158,6 +158,7 @@ func (m *model) purge(l *lockModel) {
 		m.seen.See("dead purged")
 		delete(l.deadlines, first)
 		delete(l.alive, first)
+		l.tidy() // before a deadline is added: the key would be a new one
 	}
 	l.tidy()
 }

@@ -179,7 +179,11 @@ func withOwners(args []string, owners []lock.Owner) []string {
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
 	r := p.request(c.Key)
-	n, err := releaseScript.Exec(ctx, p.s.Client, r.keys, withOwners(r.with(c.ID.String()), c.Passed)).AsInt64()
+	args := r.with(c.ID.String())
+	if c.Extra != nil {
+		args = withOwners(args, c.Extra.Passed)
+	}
+	n, err := releaseScript.Exec(ctx, p.s.Client, r.keys, args).AsInt64()
 	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 

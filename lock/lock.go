@@ -95,10 +95,10 @@ type Hold interface {
 	// triple: their requests are batched and sent one after the other.
 	//
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches
-	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if the
-	// server never answered. In the latter case the release is retried in the
-	// background until the lease ends, unless the next waiter of this process has the
-	// lock by then.
+	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if that
+	// is unknown: the server never answered, or a reply was lost and the lock is gone
+	// now. If the server never answered, the release is retried in the background until
+	// the lease ends, unless the next waiter of this process has the lock by then.
 	Unlock(ctx context.Context) error
 }
 

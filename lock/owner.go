@@ -8,9 +8,10 @@ import (
 	"github.com/google/uuid"
 )
 
-// Owner identifies the holder of a lock on the server: the id of a client and a number,
-// for which Redisson uses the id of a thread. Acquisitions under the same owner are one
-// logical thread: the second re-enters the first. The zero Owner is no owner. Owners
+// Owner identifies the holder of a lock on the server, or with WithOwner a logical thread of
+// this process: the id of a client and a number, for which Redisson uses the id of a thread.
+// Acquisitions under the same WithOwner are one logical thread: the second re-enters the
+// first. The zero Owner is no owner. Owners
 // are comparable.
 type Owner struct{ id string }
 
@@ -53,16 +54,17 @@ func (o Owner) IsZero() bool { return o == Owner{} }
 
 type ownerKey struct{}
 
-// WithOwner returns a context under which every acquisition of any lock uses the owner
-// o, which enables re-entry. Without it each acquisition has its own owner, and a lock
-// taken twice waits for itself like a sync.Mutex. All users of the context, including
+// WithOwner returns a context under which every acquisition of any lock is by the logical
+// thread o, which enables re-entry. Without it each acquisition is a logical thread of its
+// own, and a lock taken twice waits for itself like a sync.Mutex. All users of the context, including
 // child goroutines, are the same logical thread. The zero Owner cancels an outer
 // WithOwner.
 //
 // Re-entry is local: if o holds the lock in this process, by a lock object of the same
 // client and kind, another Lock adds a hold to what the server has. It sends a request only
-// if its lease outlasts that. Each hold ends at its own time, and the last Unlock releases
-// the lock. An owner means nothing to other processes.
+// if its lease outlasts that. If what the server has has expired, Lock acquires the lock
+// anew. Each hold ends at its own time, and the last Unlock releases the lock. An owner means
+// nothing to other processes.
 func WithOwner(ctx context.Context, o Owner) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }

@@ -74,7 +74,8 @@ func (m *Multi) Name() string { return m.info.Name }
 // Members that are a Red are acquired first, with the lease as given; if the wait for
 // another member exceeds that lease, Lock acquires them again.
 //
-// When any member is lost, the hold's context ends and the other members are released. The
+// When any member is lost, the hold's context ends. The other members are not renewed any
+// more; they are held until Unlock, or until their leases end. The
 // hold's Owner is the owner in ctx, or zero: each member has its own owner. The hold has no
 // fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
@@ -152,7 +153,7 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 
 // memberHolds are the holds of the members of a Multi.
 type memberHolds struct {
-	reds  []lock.Hold
+	reds  []*redHold
 	locks []*locking.Hold
 }
 
@@ -173,6 +174,16 @@ func (h memberHolds) extendReds(ctx context.Context, lease time.Duration) (errs 
 	return errs
 }
 
+// stopRenewing leaves the members to the end of their leases.
+func (h memberHolds) stopRenewing() {
+	for _, red := range h.reds {
+		red.lease.StopRenewing()
+	}
+	for _, l := range h.locks {
+		l.StopRenewing()
+	}
+}
+
 func (h memberHolds) remaining() time.Duration {
 	least := lock.MaxLease
 	for _, red := range h.reds {
@@ -190,12 +201,10 @@ type multiHold struct {
 	m     *Multi
 	holds memberHolds
 	stops []func() bool // detach the hold from its client and from holds of Redlocks
-
-	freed chan struct{} // closed once a lost hold has released its members
 }
 
 func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
-	h := &multiHold{groupHold: groupHold{group: &m.group}, m: m, holds: holds, freed: make(chan struct{})}
+	h := &multiHold{groupHold: groupHold{group: &m.group}, m: m, holds: holds}
 	h.groupHold.begin(ctx)
 	if !slices.Contains(m.sessions, m.s) { // otherwise a member reports that the client closes
 		h.stops = append(h.stops, m.s.OnClose(func() {
@@ -219,22 +228,12 @@ func (m *Multi) begin(ctx context.Context, holds memberHolds) lock.Hold {
 // Dropped implements hold.Hold.
 func (h *multiHold) Dropped() { h.dropped(h.Unlock) }
 
-// MemberEnded implements hold.Group: a member was lost.
+// MemberEnded implements hold.Group: a member was lost. The work under the hold may not have
+// stopped yet, so the other members stay held until Unlock, or until their leases end.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
-	if !h.lose(cause.Reason, cause) {
-		return
+	if h.lose(cause.Reason, cause) {
+		h.background(func(context.Context) { h.holds.stopRenewing() })
 	}
-	h.background(func(context.Context) {
-		defer close(h.freed)
-		if cause.Reason == lock.ReasonMaxHold {
-			return // the work may not have stopped yet, so Unlock releases the members
-		}
-		holds := h.holds
-		if cause.Reason == lock.ReasonClosed { // a closed client leaves its members to their leases
-			holds.locks = locking.OfOpenClients(holds.locks)
-		}
-		_ = holds.release(context.WithoutCancel(h.Context()), locking.UnlockTogether)
-	})
 }
 
 // Remaining implements lock.Hold.
@@ -269,7 +268,6 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 	}
 	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
-			<-h.freed
 			_ = h.holds.release(context.WithoutCancel(ctx), locking.UnlockTogether) // the members that are left
 		}
 		return err

@@ -69,11 +69,19 @@ func TestMultiIsLostWithAnyMember(t *testing.T) {
 			require.True(t, ok, "the error does not name the member: %v", lost.Err)
 			require.Equal(t, "b", member.Name)
 			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
-			// The other members are released without Unlock.
-			for _, l := range []lock.Locker{other.Lock("a"), other.FencedLock("c")} {
-				require.NoError(t, l.Do(t.Context(), multiNothing, lock.Wait(multiSlack)))
+			// The other members are held until Unlock, or the end of their leases.
+			free := func() {
+				for _, l := range []lock.Locker{other.Lock("a"), other.FencedLock("c")} {
+					require.NoError(t, l.Do(t.Context(), multiNothing, lock.Wait(timeout+multiSlack)))
+				}
+			}
+			_, err = other.Lock("a").TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			if !w.soon {
+				free()
 			}
 			require.Equal(t, error(lost), h.Unlock(t.Context()))
+			free()
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 			multiEmpty(t, s)
 		}
@@ -89,7 +97,7 @@ func TestMultiIsLostWithARedlock(t *testing.T) {
 		h := multiMust(t, m)
 		harness.Do(t, s.Addr, "DEL", "r")
 		require.Equal(t, lock.ReasonGone, multiLost(t, h, timeout/3+multiSlack).Reason)
-		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(multiSlack)))
+		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(timeout+multiSlack)))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 
 		h = multiMust(t, m)

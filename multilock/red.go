@@ -163,7 +163,7 @@ func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) 
 	if err != nil {
 		return nil, err
 	}
-	return r.acquire(ctx, o, o.Bounded && o.Wait == 0)
+	return handleOf(r.acquire(ctx, o, o.Bounded && o.Wait == 0))
 }
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
@@ -174,7 +174,7 @@ func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 	if err != nil {
 		return nil, err
 	}
-	return r.acquire(ctx, o, true)
+	return handleOf(r.acquire(ctx, o, true))
 }
 
 // Do runs fn while it holds the lock. See lock.Locker.
@@ -189,7 +189,7 @@ func splitBackoff(n int) time.Duration {
 	return time.Millisecond + rand.N(min(first<<min(n, 10), longest))
 }
 
-func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
+func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold, error) {
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
@@ -228,6 +228,14 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold
 		err = h.begin(ctx, o)
 	}
 	span.End(ctx, h.rounds, h.rounds != 1 || errors.Is(err, lock.ErrNotAcquired), err)
+	if err != nil {
+		return nil, err
+	}
+	return h, nil
+}
+
+// handleOf returns what the caller of Lock gets.
+func handleOf(h *redHold, err error) (lock.Hold, error) {
 	if err != nil {
 		return nil, err
 	}

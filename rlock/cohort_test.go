@@ -295,3 +295,64 @@ func TestManyHoldsShareTheirRequests(t *testing.T) {
 		}
 	})
 }
+
+// A release whose reply was lost is repeated, and does not find the claim. Whether the first one
+// did is unknown: the lock may have been lost before.
+func TestReleaseWithoutReplyIsNoSuccess(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.WarmUp(t, s.Addr)
+		c, g := harness.GatedClient(t, s)
+		for _, lost := range []bool{false, true} {
+			h := mustLock(t, c.Lock("orders"))
+			if lost {
+				harness.Do(t, s.Addr, "DEL", "orders")
+			}
+			var err error
+			g.During(t, harness.LoseReply, harness.SHA(t, "release.lua"), func() { err = h.Unlock(t.Context()) })
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			require.NotErrorIs(t, err, lock.ErrLost)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A hold that got the lock from another of this process while it was being forced open is lost,
+// too. A lock is passed on without a request for a moment only, so this is tried until it is.
+func TestForceUnlockEndsHoldsGrantedMeanwhile(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.WarmUp(t, s.Addr)
+		c, g := harness.GatedClient(t, s)
+		l := c.Lock("orders")
+		for deadline := time.Now().Add(2 * soon); ; {
+			first := mustLock(t, l)
+			second := harness.StartLock(t, context.Background(), l)
+			harness.Waits(t, 1, c)
+			forced := make(chan error, 1)
+			g.Keep(t, harness.SHA(t, "force_unlock.lua"), 1, func() {
+				go func() {
+					_, err := l.ForceUnlock(context.Background())
+					forced <- err
+				}()
+			})
+			unlocked := make(chan error, 1)
+			go func() { unlocked <- first.Unlock(context.Background()) }()
+			select {
+			case <-second.Ended:
+			case <-time.After(time.Second / 2):
+			}
+			passed := !second.Running()
+			require.NoError(t, g.Open())
+			require.NoError(t, harness.Receive(t, soon, "the lock is open", forced))
+			require.ErrorIs(t, harness.Receive(t, soon, "the first ends", unlocked), lock.ErrLost)
+			h := second.Got()
+			if passed {
+				require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+				break
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			require.Less(t, time.Now(), deadline, "the lock is never passed on")
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}

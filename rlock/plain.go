@@ -83,9 +83,9 @@ func (l *Plain) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 	return value == owner.String(), nil
 }
 
-// HoldCount returns the number of holds of owner: those in this process, or else the
-// number that the server has for an owner of Java. For an owner of this process it does not
-// block; otherwise it blocks for one round trip.
+// HoldCount returns 1 if owner has a hold in this process or is the value on the server, and
+// 0 otherwise. For an owner with a hold in this process it does not block; otherwise it
+// blocks for one round trip.
 func (l *Plain) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	held, err := l.IsHeldBy(ctx, owner)
 	if held {

@@ -14,8 +14,10 @@
 // By default every acquisition has its own owner, and a lock taken twice waits for itself,
 // like a sync.Mutex. lock.WithOwner enables re-entry.
 //
-// Waiters of one process are served first come, first served. A lock passes on within a
-// process a bounded number of times; then processes take turns. A caller that finds the lock
+// Waiters of one process are served first come, first served. A lock passes on to the next of
+// them as it is, if that wants the same kind of lock with the same lease. After a bounded
+// number of times the process lets others in; in the long run the shares of processes that
+// always wait stay within a factor of two. A caller that finds the lock
 // free does not queue, so a process that acquires a lock again right after its release
 // competes with the waiters of other processes at random. Spin locks publish no releases, so
 // the order between processes is random for them.
@@ -55,8 +57,8 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 	return &m.Lock
 }
 
-// Fenced is a lock whose every acquisition gets a fencing token: a number one
-// higher than that of the acquisition before. The token belongs to the hold
+// Fenced is a lock whose every acquisition gets a fencing token: a number higher than those
+// of all acquisitions before. Some numbers may be skipped. The token belongs to the hold
 // (Hold.Token) and is at least 1; re-entry shares it. A resource that remembers the highest
 // token it has seen can reject late holders; see Guard.
 //

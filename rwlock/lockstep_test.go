@@ -210,10 +210,10 @@ func (x *walk) trying(s *slot) *locking.Claim {
 func (x *walk) fresh(s *slot) *locking.Claim {
 	x.ids++
 	s.promise, s.blocks = 0, 0
-	s.claim = &locking.Claim{Key: key, Kind: s.kind, ID: owner(100 + x.ids), Lease: 20 * time.Second}
+	s.claim = newClaim(s.kind, locking.Claim{Key: key, ID: owner(100 + x.ids), Lease: 20 * time.Second})
 	if s.writer != nil && x.live(s.writer) {
-		s.claim.Writer = s.writer.claim.ID
-		x.beside[s.claim.ID.String()] = s.claim.Writer.String()
+		s.claim.Extra = &locking.Extra{Writer: s.writer.claim.ID}
+		x.beside[s.claim.ID.String()] = s.writer.claim.ID.String()
 	}
 	return s.claim
 }
@@ -293,7 +293,7 @@ func (x *walk) request(s step) lockstep.Request {
 		}
 	case "force":
 		return func() (any, any, error) {
-			real, err := x.l.of(&locking.Claim{Kind: first.kind}).Force(x.l.t.Context(), key)
+			real, err := x.l.of(newClaim(first.kind, locking.Claim{})).Force(x.l.t.Context(), key)
 			want := x.w.force(first.kind)
 			x.see("forced", want)
 			for _, s := range x.slots {
@@ -305,7 +305,7 @@ func (x *walk) request(s step) lockstep.Request {
 		}
 	default:
 		return func() (any, any, error) {
-			real, err := x.l.of(&locking.Claim{Kind: first.kind}).IsLocked(x.l.t.Context(), key)
+			real, err := x.l.of(newClaim(first.kind, locking.Claim{})).IsLocked(x.l.t.Context(), key)
 			return real, x.w.isLocked(first.kind), err
 		}
 	}
@@ -317,18 +317,18 @@ func (x *walk) see(what ...any) { x.seen.See(what...) }
 func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 	switch {
 	case a.Acquired:
-		x.see(c.Kind, "acquired")
+		x.see(kindOf(c), "acquired")
 		s.promise = max(s.promise, x.w.now+ms(c.Lease))
-		if c.Kind == "write" {
+		if kindOf(c) == "write" {
 			for _, s := range x.slots {
 				s.blocks = 0
 			}
 		}
 	case a.Queued:
-		x.see(c.Kind, "placed")
+		x.see(kindOf(c), "placed")
 		s.blocks = x.w.now + ms(rwlock.WriterLife)
 	default:
-		x.see(c.Kind, "refused")
+		x.see(kindOf(c), "refused")
 	}
 }
 
@@ -376,9 +376,9 @@ func unlike(lease time.Duration, i int) time.Duration {
 }
 
 func (x *walk) released(c *locking.Claim, what string, r locking.Released) {
-	x.see(c.Kind, what+map[locking.ReleaseState]string{
+	x.see(kindOf(c), what+map[locking.ReleaseState]string{
 		locking.Free: "free", locking.StillHeld: "still", locking.NotHeld: "none"}[r.State])
-	if c.Kind == "write" && r.State == locking.Free && x.w.mode != "" {
+	if kindOf(c) == "write" && r.State == locking.Free && x.w.mode != "" {
 		x.see("downgrade")
 	}
 }

@@ -68,7 +68,7 @@ func isWriter(field string) bool { return strings.HasSuffix(field, wire.WriteSuf
 
 // fieldOf returns the field of a claim in the hash.
 func fieldOf(c *locking.Claim) string {
-	if c.Kind == "write" {
+	if kindOf(c) == "write" {
 		return wire.WriteOwner(c.ID)
 	}
 	return c.ID.String()
@@ -77,14 +77,14 @@ func fieldOf(c *locking.Claim) string {
 func (w *world) holds(c *locking.Claim) bool { return w.counts[fieldOf(c)] > 0 }
 
 func (w *world) acquire(c *locking.Claim) locking.Answer {
-	writes := w.counts[wire.WriteOwner(c.Writer)] > 0
+	writes := c.Extra != nil && w.counts[wire.WriteOwner(c.Extra.Writer)] > 0
 	switch {
 	case w.extend(c, c.Lease): // delivered before
-	case c.Kind == "read" && !writes && w.mode == "write":
+	case kindOf(c) == "read" && !writes && w.mode == "write":
 		return locking.Answer{FreeIn: w.in(w.until)}
-	case c.Kind == "read" && !writes && len(w.writers) > 0:
+	case kindOf(c) == "read" && !writes && len(w.writers) > 0:
 		return locking.Answer{FreeIn: w.in(w.kept)}
-	case c.Kind == "read":
+	case kindOf(c) == "read":
 		w.admit(c)
 	case w.mode != "":
 		a := locking.Answer{FreeIn: w.in(w.until)}
@@ -147,7 +147,7 @@ func (w *world) release(c *locking.Claim) locking.Released {
 	case !w.holds(c):
 		w.leave(c)
 		return notHeld
-	case c.Kind == "write":
+	case kindOf(c) == "write":
 		return w.endWrite(c)
 	default:
 		return w.endRead(c)
@@ -186,7 +186,7 @@ func (w *world) endRead(c *locking.Claim) locking.Released {
 }
 
 func (w *world) leave(c *locking.Claim) {
-	if c.Kind == "write" && w.writers[c.ID.String()] {
+	if kindOf(c) == "write" && w.writers[c.ID.String()] {
 		delete(w.writers, c.ID.String())
 		if len(w.writers) == 0 {
 			w.publish("1")
@@ -202,7 +202,7 @@ func (w *world) extend(c *locking.Claim, lease time.Duration) bool {
 	}
 	until := w.now + ms(lease)
 	w.until = max(w.until, until)
-	if c.Kind == "read" {
+	if kindOf(c) == "read" {
 		k := holdKeyOf(c.ID.String(), 1)
 		w.keys[k] = max(w.keys[k], until)
 	}

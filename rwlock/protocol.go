@@ -82,8 +82,8 @@ func (p *readProtocol) Traits() locking.Traits {
 	return locking.Traits{Kind: kindRead, Queue: queueKind, TryWhileHeld: true, Shared: true, Group: true}
 }
 
-// Traits implements locking.Protocol. A writer is eager: even if readers of this process hold
-// the lock, its attempt blocks new readers of other processes.
+// Traits implements locking.Protocol. A writer tries while this process has a hold: if that
+// is a reader's, the attempt blocks new readers of other processes.
 func (p *writeProtocol) Traits() locking.Traits {
 	return locking.Traits{Kind: kindWrite, Queue: queueKind, TryWhileHeld: true, Cohorts: true}
 }
@@ -110,8 +110,8 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	args[0] = wire.ReadHoldTimeouts(claims[0].Key)
 	for _, c := range claims {
 		writer := ""
-		if !c.Writer.IsZero() {
-			writer = c.Writer.String()
+		if c.Extra != nil {
+			writer = c.Extra.Writer.String()
 		}
 		args = append(args, p.s.Millis(c.Lease), c.ID.String(), writer)
 	}

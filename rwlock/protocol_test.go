@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -68,7 +69,7 @@ func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client, publish s
 // claim returns a claim with an id of its own.
 func (l *lab) claim(p rwlock.Protocol, lease time.Duration) *locking.Claim {
 	l.ids++
-	return &locking.Claim{Key: key, Kind: p.Traits().Kind, ID: owner(1000 + l.ids), Lease: lease}
+	return newClaim(p.Traits().Kind, locking.Claim{Key: key, ID: owner(1000 + l.ids), Lease: lease})
 }
 
 // waiter returns the claim of a waiting writer.
@@ -81,12 +82,12 @@ func (l *lab) waiter() *locking.Claim {
 // own returns the claim of a writer that also reads.
 func (l *lab) own(w *locking.Claim, lease time.Duration) *locking.Claim {
 	c := l.claim(l.read, lease)
-	c.Writer = w.ID
+	c.Extra = &locking.Extra{Writer: w.ID}
 	return c
 }
 
 func (l *lab) of(c *locking.Claim) rwlock.Protocol {
-	if c.Kind == l.read.Traits().Kind {
+	if kindOf(c) == l.read.Traits().Kind {
 		return l.read
 	}
 	return l.write
@@ -787,4 +788,17 @@ func TestReceiversAreNotCountedIfSomeAreUnknown(t *testing.T) {
 			require.Equal(l.t, locking.Released{State: locking.Free, Receivers: -1}, l.release(c))
 		}
 	})
+}
+
+var kinds sync.Map // of claims, by their pointers
+
+func newClaim(kind string, c locking.Claim) *locking.Claim {
+	kinds.Store(&c, kind)
+	return &c
+}
+
+func kindOf(c *locking.Claim) string {
+	kind, _ := kinds.Load(c)
+	name, _ := kind.(string)
+	return name
 }

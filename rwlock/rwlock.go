@@ -15,7 +15,8 @@
 // # Order
 //
 // Readers and writers of a process wait in one queue, first come, first served. Consecutive
-// readers enter together, and a waiting writer blocks the readers behind it.
+// readers enter together, and a waiting writer blocks the readers behind it. The lock passes
+// on as it is from writer to writer only; otherwise it is released in between.
 //
 // Across processes of redlatch, a writer that waits for readers registers on the server.
 // It blocks new readers until it has had the lock or gives up, so a stream of readers cannot
@@ -23,7 +24,8 @@
 // unless another writer is faster. If the message of that release is lost, it enters up to two
 // seconds later. The registration of a writer that dies ends within five seconds. Writers of
 // several processes, and a writer and readers that wait for the release of another writer,
-// compete as with rlock: the processes alternate, and the first attempt decides by chance.
+// compete as with rlock: the first attempt decides by chance, and a process that has passed
+// the lock on between its writers a bounded number of times lets others in.
 //
 // Java clients ignore the registration. Their readers enter whenever the lock is in read mode
 // and can starve any writer. Readers of either side can starve a Java writer.

@@ -52,7 +52,7 @@ func (p *Permit) Remaining() time.Duration { return p.handle.Remaining() }
 
 // Extend extends the lease to at least lease from now; it never shortens it. It blocks for
 // one round trip. It returns an error that matches lock.ErrLost if the permit is no longer
-// held, lock.ErrNotHeld after Release, lock.ErrInvalid if lease is less than a millisecond, or
+// held, lock.ErrNotHeld after Release (even if that has reported a loss), lock.ErrInvalid if lease is less than a millisecond, or
 // the error of the connection; in that case Remaining is unchanged.
 func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 	return p.handle.Extend(ctx, lease)
@@ -300,8 +300,8 @@ func (p *permit) Unlock(ctx context.Context) error {
 type renewer struct{ client rueidis.Client }
 
 // Renew implements watchdog.Renewer.
-func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
-	return locking.RenewBatches(ctx, r.client, permitRenewScript, batches, ttl, dedicated, func(args []string, l *watchdog.Lease) []string {
+func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+	return locking.RenewBatches(ctx, r.client, permitRenewScript, batches, ttl, shared, func(args []string, l *watchdog.Lease) []string {
 		return append(args, l.Owner)
 	})
 }

@@ -4,8 +4,8 @@
 //
 // A queue is first in, first out, and one attempt is in flight per key and process: only
 // the head sends requests, and a message wakes only the head. One attempt can be made for
-// several waiters (Request.Group). A release can pass the key on to the next waiter of the process
-// (Pass): no message, no gap, one round trip.
+// several waiters (Request.Group). A holder can pass the key on to the next waiter of the
+// process (Pass): no attempt, no message, no gap.
 //
 // Where the server keeps the queue (Request.Ordered), each waiter makes an attempt when it
 // comes, which registers it there, and this queue has the same order.
@@ -414,6 +414,11 @@ func (w *waiter[A]) failed(err error) {
 
 // try makes an attempt. pause is the pause after it, where that is not for the server to say.
 func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, error) {
+	if !r.Deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, r.Deadline)
+		defer cancel()
+	}
 	v, err := r.Acquirer.Try(ctx)
 	switch {
 	case err != nil || v.Acquired || r.Backoff == nil:

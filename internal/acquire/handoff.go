@@ -15,7 +15,7 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	e := s.entries[key]
-	if e == nil || len(e.holders) != 1 || e.leaves || e.yield.active {
+	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.leaves || e.yield.active {
 		return false
 	}
 	w := e.first
@@ -36,6 +36,15 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	e.holders[0] = w.req.Acquirer
 	e.leave()
 	return true
+}
+
+// Waited reports whether a caller of this process waits for key.
+func (q *Queues[A]) Waited(key Key) bool {
+	s := q.shardOf(key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.entries[key]
+	return e != nil && e.first != nil
 }
 
 // Waiters returns up to maxGroup waiters of key that the server has in its queue, the first

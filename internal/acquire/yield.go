@@ -6,9 +6,9 @@ const (
 	// yieldFor is how long a process that yields waits for the release of another.
 	yieldFor = 20 * time.Millisecond
 	// A process that has yielded in vain does so more rarely, by a factor of up to
-	// 1<<maxUnused, but at least after maxTurn.
+	// 1<<maxUnused, but at least after maxStreak.
 	maxUnused = 6
-	maxTurn   = 50 * time.Millisecond
+	maxStreak = 50 * time.Millisecond
 
 	// A key with pollers is left open for openFor every openEvery: that is longer than the
 	// common libraries pause, and shorter than they wait. Nothing tells whether there are
@@ -25,19 +25,22 @@ const (
 // That can be in vain: PUBLISH also counts subscribers that do not wait. Each time it was, the
 // number doubles; it is reset when another process turns up.
 type yield struct {
-	since    time.Time // of the first of the acquisitions
-	handOffs int32     // consecutive acquisitions in this process
-	unused   uint8     // how often yielding was in vain
+	since    time.Duration // since started: the first of the acquisitions
+	handOffs int32         // consecutive acquisitions in this process
+	unused   uint8         // how often yielding was in vain
 	active   bool
 	echo     bool // the message of the own release is still to come
 }
+
+// started is what times of a yield count from: a time.Time is larger.
+var started = time.Now()
 
 // begin makes the process yield if it has acquired the key limit times in a row, and reports
 // whether it does. It is called before the release is sent: its message may arrive before its
 // reply.
 func (y *yield) begin(limit int) bool {
 	n := int(y.handOffs)
-	if n < limit || n < limit<<y.unused && time.Since(y.since) < maxTurn {
+	if n < limit || n < limit<<y.unused && time.Since(started)-y.since < maxStreak {
 		return false
 	}
 	y.handOffs, y.active, y.echo = 0, true, true
@@ -47,7 +50,7 @@ func (y *yield) begin(limit int) bool {
 // count records an acquisition in this process that follows another.
 func (y *yield) count() {
 	if y.handOffs == 0 {
-		y.since = time.Now()
+		y.since = time.Since(started)
 	}
 	y.handOffs++
 }

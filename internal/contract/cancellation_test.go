@@ -448,8 +448,8 @@ func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 				continue
 			}
 			require.ErrorIs(x, err, lock.ErrNotAcquired)
-			if !x.numbered || x.p.name != "subscription" { // a semaphore tries again meanwhile
-				require.Equal(x, x.p.inFlight, errors.Is(err, lock.ErrIndeterminate), "%v", err)
+			if x.p.inFlight { // elsewhere a message or a poll may have caused an attempt
+				require.ErrorIs(x, err, lock.ErrIndeterminate)
 			}
 		}
 		x.open()

@@ -252,12 +252,17 @@ func (x *faultCase) getIn(waiters ...*call) {
 }
 
 // ended checks the error of an Unlock. All that the client learns from a release that was sent
-// twice is that it does not hold the lock.
+// twice is that it does not hold the lock, and from one that has run without a reply, not even
+// whether it did before.
 func (x *faultCase) ended(err error) {
 	x.Helper()
-	if x.fault == harness.Resend && strings.Contains(x.script, "release") && !x.numbered {
+	switch release := strings.Contains(x.script, "release") && !x.numbered; {
+	case release && x.fault == harness.Resend:
 		require.ErrorIs(x, err, lock.ErrLost)
-	} else {
+	case release && (x.fault == harness.LoseReply || x.fault == harness.Silence):
+		require.ErrorIs(x, err, lock.ErrIndeterminate)
+		require.NotErrorIs(x, err, lock.ErrLost)
+	default:
 		require.NoError(x, err)
 	}
 }

@@ -16,11 +16,6 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 	if err := c.lock.s.Err(); err != nil {
 		return acquire.Verdict{}, err
 	}
-	if !c.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, c.deadline)
-		defer cancel()
-	}
 	sent := time.Now()
 	a, err := c.lock.p.Acquire(ctx, &c.Claim)
 	return c.answered(sent, a, err)

@@ -220,11 +220,6 @@ func GiveBack(ctx context.Context, holds []*Hold) error {
 	return err
 }
 
-// OfOpenClients returns the holds whose clients are open.
-func OfOpenClients(holds []*Hold) []*Hold {
-	return slices.DeleteFunc(slices.Clone(holds), func(h *Hold) bool { return h.claim.lock.s.Err() != nil })
-}
-
 // atOnce runs tasks at once and joins their errors.
 func atOnce(tasks []func() error) error {
 	if len(tasks) == 1 {

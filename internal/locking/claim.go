@@ -23,15 +23,15 @@ import (
 //	                        └──Lost──▶ gone, and all of its holds are lost
 type claim struct {
 	Claim
-	lock     *Lock
-	owner    lock.Owner // that the caller named, or zero
-	deadline time.Time  // of Wait
+	lock  *Lock
+	owner lock.Owner // that the caller named, or zero
 
 	// Of the attempts. Others may make them too: mu is held.
 	sent       time.Time // when the request that succeeded was sent
 	token      int64
 	attempts   int32
 	receivers  int32 // how many subscribers have heard of its release
+	joining    int32 // callers that are about to get a hold
 	waited     bool
 	mayHaveRun bool      // an attempt has an unknown outcome, and the id was kept
 	queued     bool      // it has a queue position on the server
@@ -44,7 +44,6 @@ type claim struct {
 	mu        sync.Mutex // of all below, too
 	state     claimState
 	stretched bool    // the server's lease may be longer than the claim's
-	joining   int     // callers that are about to get a hold
 	holds     []*hold // that are held, the latest last
 	one       [1]*hold
 	cohort    *Cohort // if it is passed on as it is, or nil
@@ -65,8 +64,7 @@ const (
 // caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
 	c := &claim{lock: l}
-	traits := l.p.Traits()
-	c.Key, c.Lease, c.Kind = l.key, o.Lease, traits.Kind
+	c.Key, c.Lease = l.key, o.Lease
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
 	}
@@ -96,7 +94,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
 	default: // a writer that reads too
 		c.mu.Lock()
-		c.Writer = h.ID
+		c.Extra = &Extra{Writer: h.ID}
 		c.mu.Unlock()
 		return acquire.Beside, nil
 	}
@@ -118,6 +116,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
+	lost := c.state == gone
 	c.state = standing
 	c.holds = append(c.holds, h)
 	c.mu.Unlock()
@@ -125,7 +124,7 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 		c.lock.q.Admit(c.lock.queueKey(), c)
 	}
 	switch {
-	case c.cohort.Gone():
+	case lost || c.cohort.Gone():
 		c.Lost(lock.ReasonGone, nil)
 		return nil, errGone
 	case !watched:
@@ -161,7 +160,6 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	h.claim = c
 	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
-	sent := time.Now()
 	c.mu.Lock()
 	c.joining--
 	if c.state != standing {
@@ -172,11 +170,11 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	for _, other := range c.holds {
 		other.separate()
 	}
-	short := h.ttl > c.lease.Remaining() && (h.fixed || !c.renewed())
+	short := (h.fixed || !c.renewed()) && h.ttl > c.lease.Remaining()
 	h.Begin(parent, span)
 	c.holds = append(c.holds, h)
 	if h.fixed || h.maxHold > 0 {
-		h.endsAlone(sent)
+		h.endsAlone(time.Now())
 	}
 	c.align()
 	c.stretched = c.stretched || h.fixed
@@ -241,17 +239,20 @@ func (c *claim) drop(h *hold) (last bool) {
 	if len(c.holds) > 0 {
 		c.align()
 	}
-	return len(c.holds)+c.joining == 0
+	return len(c.holds) == 0 && c.joining == 0
 }
 
 // Lost implements watchdog.Holder.
 func (c *claim) Lost(reason lock.Reason, cause error) {
 	c.mu.Lock()
-	if c.state != standing {
+	before := c.state
+	if before == requested || before == standing {
+		c.state = gone
+	}
+	if before != standing { // stand reports it
 		c.mu.Unlock()
 		return
 	}
-	c.state = gone
 	c.lease.Forget()
 	holds := c.holds
 	c.holds = nil

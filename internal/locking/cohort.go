@@ -12,7 +12,7 @@ import (
 
 // Cohort is a claim that holds of this process have one after another. A hold that ends
 // passes the claim on, and asks only then whether the server still had it, before its Unlock
-// returns. One request answers for all holds that passed the claim on before it was sent. So
+// returns. If the last answer is older than trust, it asks first. One request answers for all holds that passed the claim on before it was sent. So
 // the lock changes hands as often as goroutines can, and each hold learns of a loss. See
 // Dice, Marathe and Shavit, "Lock Cohorting" (PPoPP 2012); databases call the shared request
 // group commit.
@@ -39,7 +39,7 @@ type Batch struct {
 }
 
 // trust is the time for which an answer is believed: several round trips to a near server.
-// For a far one, claims are passed on by a script.
+// If the server is far, the question comes before a claim is passed on.
 const trust = 20 * time.Millisecond
 
 // NewCohort returns the cohort of a claim that the answer to a request has confirmed, and

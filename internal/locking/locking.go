@@ -19,13 +19,12 @@ import (
 
 // Lock is a lock of some kind: a name and a protocol. It is immutable.
 type Lock struct {
-	s        *session.Session
-	p        Protocol
-	q        *acquire.Queues[*claim]
-	prepared Prepared // p, if it is one
-	name     string
-	key      string
-	err      error // of the name
+	s    *session.Session
+	p    Protocol
+	q    *acquire.Queues[*claim]
+	name string
+	key  string
+	err  error // of the name
 }
 
 // New returns the lock of that name. A bad name is an error of every operation.
@@ -37,7 +36,6 @@ func New(s *session.Session, p Protocol, name string) *Lock {
 // Make is New for a lock that is part of something else.
 func Make(s *session.Session, p Protocol, name string) Lock {
 	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
-	l.prepared, _ = p.(Prepared)
 	l.key, l.err = s.Key(name, wire.CheckName)
 	return l
 }
@@ -108,12 +106,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	defer l.s.Leave()
 	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
 	c := l.newClaim(ctx, o, member)
-	c.deadline = deadline
-	h, err := c.acquire(ctx, spanCtx, span, once)
+	h, err := c.acquire(ctx, spanCtx, span, deadline, once)
 	for err == errGone {
 		c = l.newClaim(ctx, o, member)
-		c.deadline = deadline
-		h, err = c.acquire(ctx, spanCtx, span, once)
+		h, err = c.acquire(ctx, spanCtx, span, deadline, once)
 	}
 	ended := false
 	defer func() {
@@ -129,7 +125,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
-func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, once bool) (*hold, error) {
+func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
 	if !c.owner.IsZero() {
 		if relation, err := c.lock.q.Join(c.lock.queueKey(), c); err != nil {
 			return nil, err
@@ -146,7 +142,7 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, on
 		Channel:      c.lock.p.Channel(&c.Claim),
 		Once:         once,
 		Owned:        !c.owner.IsZero(),
-		Deadline:     c.deadline,
+		Deadline:     deadline,
 		TryWhileHeld: traits.TryWhileHeld,
 		Shared:       traits.Shared,
 		Group:        traits.Group || traits.Ordered,
@@ -203,8 +199,8 @@ func (l *Lock) heldBy(o lock.Owner) (holds []*hold) {
 	return holds
 }
 
-// Force runs open, which opens the lock by force and reports whether anybody
-// held it, and ends the holds of this process and kind that were there before.
+// Force runs open, which opens the lock by force and reports whether it was held, and ends
+// the holds of this process and kind that it has opened.
 func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, error) {
 	if err := l.Check(ctx); err != nil {
 		return false, err
@@ -214,14 +210,35 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	if err != nil {
 		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 	}
-	for _, c := range before {
-		// If it was not opened, a writer may read too.
-		if held && c.lock.sameKind(l) {
-			c.Lost(lock.ReasonGone, nil)
+	if held {
+		for _, c := range l.q.Holders(l.queueKey()) {
+			switch { // a writer may read too
+			case !c.lock.sameKind(l):
+			case slices.Contains(before, c):
+				c.Lost(lock.ReasonGone, nil)
+			default: // it was granted meanwhile, before the lock was opened or after
+				if err := l.verify(ctx, c); err != nil {
+					return true, err
+				}
+			}
 		}
 	}
 	l.q.Wake(l.queueKey())
 	return held, nil
+}
+
+// verify ends the holds of a claim that the server does not have.
+func (l *Lock) verify(ctx context.Context, c *claim) error {
+	reqCtx, cancel := l.s.Bounded(ctx)
+	defer cancel()
+	stands, err := l.p.Extend(reqCtx, &c.Claim, c.Lease)
+	switch {
+	case err != nil:
+		return fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
+	case !stands:
+		c.Lost(lock.ReasonGone, nil)
+	}
+	return nil
 }
 
 // Replies of PTTL.

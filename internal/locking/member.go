@@ -80,6 +80,17 @@ func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (*Hold, error
 	return l.acquire(ctx, lock.Options{Lease: lease}, true, false)
 }
 
+// StopRenewing leaves the hold to the end of its lease.
+func (h *hold) StopRenewing() {
+	c := h.claim
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if h.Held() {
+		h.fixed = true
+		c.align()
+	}
+}
+
 // Waited reports whether the acquisition was contended, as far as that is known.
 func (h *hold) Waited() bool { return h.claim.waited }
 

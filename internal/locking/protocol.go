@@ -1,6 +1,6 @@
-// Package locking is what the kinds of lock share: how an acquisition is made,
-// held, lost and given back. A kind brings its scripts as a [Protocol] and says
-// nothing about when they are called.
+// Package locking is what the kinds of lock share: how a claim is requested, held, passed
+// on within the process, lost and given back. A kind brings its scripts as a [Protocol] and
+// says nothing about when they are called.
 package locking
 
 import (
@@ -22,19 +22,24 @@ import (
 // Claim is an acquisition as the server sees it. Requests for it can be repeated: no other
 // claim has its id.
 type Claim struct {
-	Key  string
-	Kind string // of lock, where those of several stand in one queue
-	ID   lock.Owner
-	// Writer is the id of the write claim beside which a read claim of the same owner is
-	// requested, or zero.
-	Writer lock.Owner
-	Lease  time.Duration
+	Key   string
+	ID    lock.Owner
+	Lease time.Duration
 	// Waits is set for an acquisition that goes on trying, and may take a queue position
 	// on the server meanwhile.
 	Waits bool
 	// LeftOpen is set for a release after which waiters that hear of it stay away for a
 	// while, for the sake of those that do not.
 	LeftOpen bool
+	// Extra is what few claims have, or nil.
+	Extra *Extra
+}
+
+// Extra is what few claims have.
+type Extra struct {
+	// Writer is the id of the write claim beside which a read claim of the same owner is
+	// requested, or zero.
+	Writer lock.Owner
 	// Passed is as in Question, for a release.
 	Passed []lock.Owner
 }

@@ -20,9 +20,17 @@ const (
 )
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
-// its last hold, has ended. A waiter gets the claim first, and the server is asked
-// afterwards whether it stood, unless the question has to come first.
+// its last hold, has ended.
 func (c *claim) release(ctx context.Context, h *hold) error {
+	if !c.lock.q.Waited(c.lock.queueKey()) {
+		return c.end(ctx, false)
+	}
+	return c.passOn(ctx, h)
+}
+
+// passOn gives the claim to a waiter first, and then asks the server whether it stood, unless
+// the question has to come first.
+func (c *claim) passOn(ctx context.Context, h *hold) error {
 	var (
 		batch *Batch
 		left  func() // removes what the waiter has left on the server
@@ -53,15 +61,23 @@ func (c *claim) release(ctx context.Context, h *hold) error {
 			}
 			return c.confirm(ctx, batch)
 		case !ask || confirmed:
-			return c.cohort.Release(func() error { return c.giveBack(ctx, ask, false) })
+			return c.end(ctx, ask)
 		}
 		if err := c.confirm(ctx, c.cohort.Enqueue()); errors.Is(err, lock.ErrLost) {
 			c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 			return err
 		} else if err != nil {
-			return c.cohort.Release(func() error { return c.giveBack(ctx, false, false) })
+			return c.end(ctx, false)
 		}
 	}
+}
+
+// end gives the claim back, and answers for the holds that have passed it on.
+func (c *claim) end(ctx context.Context, elsewhere bool) error {
+	if c.cohort == nil { // no closure
+		return c.giveBack(ctx, elsewhere, false)
+	}
+	return c.cohort.Release(func() error { return c.giveBack(ctx, elsewhere, false) })
 }
 
 // canPassTo reports whether a waiter can go on with the claim as it is: it wants the same.
@@ -92,11 +108,11 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 		next.mu.Lock()
 		defer next.mu.Unlock()
 		return 0, next.ready
-	case c.lock.prepared != nil:
-		return c.cohort.draw()
-	default:
-		return 0, true
 	}
+	if _, counts := c.lock.p.(Prepared); counts {
+		return c.cohort.draw()
+	}
+	return 0, true
 }
 
 // passTo gives the claim to a waiter. It returns what removes the waiter's own traces. If a
@@ -145,7 +161,8 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	l := c.lock
 	q := Question{Passed: c.cohort.left()}
 	var next []*claim
-	if l.prepared != nil {
+	prepared, ok := l.p.(Prepared)
+	if ok {
 		next = l.q.Waiters(l.queueKey())
 		q.Next = make([]lock.Owner, len(next))
 		for i, w := range next {
@@ -158,8 +175,8 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	err = Insist(l.s, func() (err error) {
 		ctx, cancel := l.s.Bounded(ctx)
 		defer cancel()
-		if l.prepared != nil {
-			a, err = l.prepared.Confirm(ctx, &c.Claim, q)
+		if prepared != nil {
+			a, err = prepared.Confirm(ctx, &c.Claim, q)
 		} else {
 			a.Stands, err = l.p.Extend(ctx, &c.Claim, c.Lease)
 		}
@@ -184,7 +201,9 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 	if l.p.Traits().HasPollers {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
-	c.Passed = c.cohort.left()
+	if passed := c.cohort.left(); len(passed) > 0 {
+		c.Extra = &Extra{Passed: passed}
+	}
 	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
 	c.repeatRelease()
 	c.receivers = int32(freed.Receivers)
@@ -228,7 +247,8 @@ func (c *claim) releaseError(freed Released, err error) error {
 // release frees a claim, again and again if the server does not answer: it can be repeated.
 // With mayHaveRun set an earlier try may have done it. When it gives up it leaves the rest
 // to the background, and the error matches ErrIndeterminate: even if no try has worked so
-// far, one may at any time.
+// far, one may at any time. So it does if a later try does not find the claim, because an
+// earlier one may have released it, or it was gone before.
 func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released, error) {
 	var freed Released
 	err := Insist(l.s, func() (err error) {
@@ -242,10 +262,13 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 		l.cleanUp(*c, false)
 	}
 	if err == nil && freed.State == NotHeld && mayHaveRun {
-		return Released{State: Free, Receivers: -1}, nil
+		return Released{State: Free, Receivers: -1}, errNoReply
 	}
 	return freed, err
 }
+
+// errNoReply is for a claim that is not there after a release without a reply.
+var errNoReply = fmt.Errorf("%w: a release had no reply, and the claim is gone now", lock.ErrIndeterminate)
 
 // Insist makes a request that can be repeated, again and again if it fails, for as long as a
 // release is tried. An error that is final is returned at once.

@@ -1,5 +1,5 @@
 // Package session holds the state shared by the objects of one client: the connection,
-// the hub, the watchdog, and the client's identity.
+// the hub, the watchdog, the pending cleanups, and the client's identity.
 package session
 
 import (
