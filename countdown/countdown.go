@@ -15,32 +15,21 @@
 //
 // A latch without a count is open. A round begins when a count is set. It ends when the
 // count reaches zero, is deleted, or its key expires; then the latch can be set again.
-// Wait waits for the end of the round it finds, even if the next one has begun by then.
-// Lost messages make no difference if redlatch set the next count, or if the next count
-// is higher than the last one seen. If Java resets the latch at once to the same count
-// or less, Wait may mistake the next round for its own. In that case no message needs
-// to be lost if the reset happens just as Wait begins, or in a cluster with plain
-// pub/sub.
+// Wait waits for the end of the round it finds, even if redlatch begins the next one at
+// once. If Java does, Wait detects it only by a count that is higher than the last one
+// it has seen. Otherwise it takes the next round for its own and waits for its end.
 //
-// Waiters take a message on the latch's channel for the end of the round. Channels are
-// shared by all databases of a server: give latches in different databases different
-// names, and do not publish to these channels by hand.
+// A message on the latch's channel causes Wait to read the latch and nothing else.
 //
-// # Indeterminate results
+// # Lost replies
 //
-// The server stores only the count, not which workers have counted. CountDown is
-// therefore never sent twice. If the reply is lost, the error matches
-// lock.ErrIndeterminate: the count may or may not have been decremented, or may still
-// be. Counting down again could end the round early; not doing so could leave it open
-// forever. Only the program knows which does less harm:
-//
-//   - If an early end is harmless, because the waiters check the results and notice
-//     what is missing, count down again.
-//   - Otherwise do not. Let the waiters use a deadline, check the results when it
-//     passes, and Delete the latch.
-//
-// In both cases the results, not the count, say what is done. Results stored under one
-// key per part (a row, an object, a member of a set) can safely be written twice.
+// A request takes effect once. If its reply is lost, it is cancelled on the server and
+// sent again, unless the server knows the reply. The error matches lock.ErrIndeterminate
+// if the server stays away or ctx ends first: the request may have run, or may still.
+// Counting down again could then end the round early; not doing so could leave it open
+// forever. Therefore let the waiters use a deadline and check the results: they, not the
+// count, say what is done. Results stored under one key per part (a row, an object, a
+// member of a set) can safely be written twice.
 //
 // A process that dies before it counts down leaves the count unchanged: a latch has no
 // lease and its key does not expire. Use Wait with a deadline.
@@ -91,7 +80,7 @@ func (l *Latch) Name() string { return l.name }
 // whether it did. With n = 0 it writes nothing and reports whether the latch is open.
 // It blocks for one round trip, and up to 5 s longer if the server is temporarily
 // unavailable. If n is negative or above MaxCount, the error matches lock.ErrInvalid.
-// If the reply is lost, it matches lock.ErrIndeterminate: the count may or may not have
+// If no reply arrives, it matches lock.ErrIndeterminate: the count may or may not have
 // been set. A key of another type is an error and remains unchanged.
 func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 	if n < 0 || n > MaxCount {
@@ -102,8 +91,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 		return err == nil && count == 0, err
 	}
 	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
-		strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL),
-		l.s.Publish, l.channel(), payloadSet)
+		payloadSet, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL))
 	return set == 1, err
 }
 
@@ -112,11 +100,10 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 // returns 0. It blocks for one round trip, and up to 5 s longer if the server is
 // temporarily unavailable.
 //
-// It counts at most once and is never sent twice. If the reply is lost because the
-// connection breaks or ctx ends, the error matches lock.ErrIndeterminate: the count may
-// or may not have been decremented; see the package documentation. After any other
-// error the count is unchanged. A key of another type is an error and remains
-// unchanged.
+// It counts once, even if replies are lost. If no reply arrives within these 5 s or
+// before ctx ends, the error matches lock.ErrIndeterminate: the count may or may not have
+// been decremented; see the package documentation. After any other error the count is
+// unchanged. A key of another type is an error and remains unchanged.
 func (l *Latch) CountDown(ctx context.Context) (left int, err error) {
 	return l.CountDownN(ctx, 1)
 }
@@ -128,7 +115,7 @@ func (l *Latch) CountDownN(ctx context.Context, n int) (left int, err error) {
 		return 0, fmt.Errorf("%w: CountDownN %q: %d is less than 1", lock.ErrInvalid, l.name, n)
 	}
 	return l.exec(ctx, countDownScript, "count down", "have come down",
-		strconv.Itoa(n), l.s.Publish, l.channel(), payloadOpen)
+		payloadOpen, strconv.Itoa(n))
 }
 
 // Count returns the remaining count, 0 if there is none. It blocks for one round trip.
@@ -153,12 +140,11 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 
 // Delete ends the round, whatever its count, and reports whether there was one. It
 // releases redlatch waiters. Redisson waiters stay blocked: Redisson notifies them only
-// at the end of a later round. Delete blocks like CountDown. If the reply is lost, the
+// at the end of a later round. Delete blocks like CountDown. If no reply arrives, the
 // error matches lock.ErrIndeterminate: the count may or may not have been deleted. A
 // key of another type is an error and remains unchanged.
 func (l *Latch) Delete(ctx context.Context) (bool, error) {
-	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted",
-		l.s.Publish, l.channel(), payloadSet)
+	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted", payloadSet)
 	return deleted == 1, err
 }
 
@@ -221,14 +207,15 @@ func (l *Latch) check(ctx context.Context) error {
 }
 
 const (
-	// retryTimeout bounds the retries of a request that the server cannot serve.
+	// retryTimeout bounds the retries of a request.
 	retryTimeout = 5 * time.Second
 	minPause     = 20 * time.Millisecond
 	maxPause     = time.Second
 )
 
-// exec runs a script that must not run twice: it resends only after an error which says
-// that nothing was done. The texts name the operation and its possible effect.
+// exec runs a script that must not run twice. Each request has an id, under which the
+// server caches its reply. A request whose reply was lost is cancelled, and sent under a
+// new id if it has not run. The texts name the operation and its possible effect.
 func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect string, args ...string) (int, error) {
 	if err := l.check(ctx); err != nil {
 		return 0, err
@@ -236,34 +223,44 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if ctx.Err() != nil { // before sending
 		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, context.Cause(ctx))
 	}
-	start := time.Now()
+	args = append([]string{wire.Millis(replyTTL), l.s.Publish, l.channel()}, args...)
+	start, id, next := time.Now(), wire.NewRequestID(), script
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		n, err := l.send(ctx, script, args)
-		if err == nil {
+		n, err := l.send(ctx, next, id, args)
+		switch {
+		case err == nil && n >= 0:
 			return n, nil
+		case err == nil && time.Since(start) < replyTTL:
+			id, next = wire.NewRequestID(), script // cancelled
+			continue
+		case err == nil:
+			err = errTooLate
 		}
 		outcome := wire.OutcomeOf(err)
 		if outcome == wire.Unknown {
-			return 0, fmt.Errorf("%w: %s %q: the count may or may not %s: %w", lock.ErrIndeterminate, operation, l.name, effect, l.with(ctx, err))
+			next = cancelScript
 		}
-		if outcome == wire.Passing && time.Since(start)+pause <= retryTimeout {
+		if outcome != wire.Refused && time.Since(start)+pause <= retryTimeout {
 			select {
 			case <-time.After(pause):
 				continue
 			case <-ctx.Done():
-				err = errors.Join(context.Cause(ctx), err)
 			case <-l.s.Done():
-				err = errors.Join(lock.ErrClosed, err)
 			}
 		}
-		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, err)
+		err = fmt.Errorf("redlatch: %s %q: %w", operation, l.name, l.with(ctx, err))
+		if next == cancelScript {
+			err = fmt.Errorf("%w: the count may or may not %s: %w", lock.ErrIndeterminate, effect, err)
+		}
+		return 0, err
 	}
 }
 
-func (l *Latch) send(ctx context.Context, script *wire.Script, args []string) (int, error) {
+func (l *Latch) send(ctx context.Context, script *wire.Script, request string, args []string) (int, error) {
 	ctx, cancel := l.s.Bounded(ctx)
 	defer cancel()
-	n, err := script.Exec(ctx, l.s.Client, []string{l.key, wire.LatchRound(l.key)}, args).AsInt64()
+	keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, request)}
+	n, err := script.Exec(ctx, l.s.Client, keys, args).AsInt64()
 	return int(min(n, math.MaxInt)), err
 }
 

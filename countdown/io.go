@@ -47,9 +47,7 @@ func (r *registry) join(s *session.Session, key string, w *waiter) *latchIO {
 	d := r.entries[key]
 	if d == nil {
 		d = &latchIO{reg: r, s: s, key: key}
-		d.waiters = waiters{
-			fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout, ordered: inOrder(s),
-		}
+		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout}
 		if r.entries == nil {
 			r.entries = make(map[string]*latchIO)
 		}
@@ -57,12 +55,6 @@ func (r *registry) join(s *session.Session, key string, w *waiter) *latchIO {
 	}
 	d.waiters.join(w)
 	return d
-}
-
-// inOrder reports whether messages come from the server that holds the keys, and so are
-// ordered relative to its replies.
-func inOrder(s *session.Session) bool {
-	return s.Sharded || !s.Cluster() && len(s.Client.Nodes()) == 1
 }
 
 // leave removes w unless it was released, and reports whether it was.
@@ -116,10 +108,7 @@ func (d *latchIO) unsubscribe() {
 	d.sub = nil
 }
 
-// sync implements effects.
-func (d *latchIO) sync() { d.sub.Sync() }
-
-// wakeIn implements effects.
+// setTimer implements effects.
 func (d *latchIO) setTimer(pause time.Duration) {
 	d.timerAt = d.now().Add(pause)
 	d.s.Watchdog.Wheel().Schedule(&d.timer, d.timerAt, d)
@@ -137,11 +126,12 @@ func (d *latchIO) Expire(now time.Time) {
 	})
 }
 
-// Notify is called by the hub.
-func (s *subscription) Notify(ev pubsub.Event) {
+// Notify is called by the hub for every message, and when the server has confirmed the
+// subscription: messages may have been missed before.
+func (s *subscription) Notify(pubsub.Event) {
 	s.d.update(func() {
 		if s.d.sub == s {
-			s.d.onEvent(ev)
+			s.d.waiters.read()
 		}
 	})
 }

@@ -20,6 +20,7 @@ var (
 	trySetCountScript = wire.LoadScript(luaFiles, "count", "try_set_count")
 	countDownScript   = wire.LoadScript(luaFiles, "count", "count_down")
 	deleteScript      = wire.LoadScript(luaFiles, "count", "delete")
+	cancelScript      = wire.LoadScript(luaFiles, "cancel")
 	readScript        = wire.LoadScript(luaFiles, "read")
 )
 
@@ -32,6 +33,13 @@ const (
 // roundTTL is the time to live of a round id. A waiter compares the id with that of its
 // previous read, which is at most a poll interval or an outage old.
 const roundTTL = time.Hour
+
+// replyTTL is the time to live of a cached reply. Within that time a request without one
+// has had no effect.
+const replyTTL = 30 * time.Second
+
+// cachedReply is the key that caches the reply of a request.
+func cachedReply(key, request string) string { return wire.LatchRound(key) + ":" + request }
 
 // read returns the state of a latch.
 func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
@@ -60,6 +68,8 @@ func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
 
 var (
 	errReply = errors.New("unexpected reply from the server")
+	// errTooLate means that the server may have dropped the cached reply.
+	errTooLate = errors.New("the server answered too late")
 	// errNoCount means that the key holds something other than a count.
 	errNoCount = errors.New("the key does not hold a count")
 )
