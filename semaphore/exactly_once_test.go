@@ -175,14 +175,14 @@ func TestDuplicateAcquisitionsTakeNothing(t *testing.T) {
 	for kind, try := range ways {
 		t.Run(kind, func(t *testing.T) {
 			eachOnce(t, func(x *onceTest) {
-				require.NoError(x.t, x.sem.Acquire(x.t.Context(), 2))
+				require.NoError(x.t, try(x, 2))
 				require.ErrorIs(x.t, try(x, 2), lock.ErrNotAcquired)
 				unserved := x.lastCall()
 				x.lose(loss{request: true})
 				require.ErrorIs(x.t, try(x, 1), lock.ErrIndeterminate)
 				undone := x.lastCall()
 				x.requireFree(1)
-				require.NoError(x.t, x.sem.Release(x.t.Context(), 2))
+				require.NoError(x.t, x.sem.AddPermits(x.t.Context(), 2))
 				for _, pause := range []time.Duration{0, 70 * time.Second, 7 * time.Minute, time.Hour} {
 					x.pass(pause)
 					x.deliver(unserved)

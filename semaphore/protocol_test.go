@@ -291,7 +291,7 @@ func TestOldestRequestIsServedOutsideWaitQueue(t *testing.T) {
 // An undo changes neither a deleted semaphore nor one of the same name created after it.
 func TestUndoOfDeletedSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		keys := []string{key, "redlatch_sc_request:{" + key + "}:" + clientID + ":1",
+		keys := []string{key, "redlatch_sc_request:{" + key + "}:another:1",
 			"redlatch_sc_waiting:{" + key + "}", "redlatch_sc_alive:{" + key + "}", "{" + key + "}:timeout"}
 		created := "redlatch_sc_request:{" + key + "}:created:0"
 		for n, kind := range []struct {

@@ -137,7 +137,7 @@ func (x *walk) acquire(c *client, waiters []*pending, waits bool, f fault) {
 func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*pending, f fault) {
 	r := x.command(x.kindOf("release"), c, itoa(g.permits))
 	if !foreign {
-		r.releases = g.permits
+		r.releases = g
 	}
 	if x.expirable {
 		r.args = append(r.args, g.ids...)
@@ -175,10 +175,15 @@ func (x *walk) confirm(r *command, f fault) {
 	if !r.acquires() {
 		if reply := x.deliver(r.accepted(r.seq.notAfter, 0), ""); f != answered {
 			return
+		} else if len(reply) == 2 { // its permits may never be released
+			if !x.expirable {
+				x.total -= r.releases.permits
+			}
+			r.releases = request{}
 		} else if reply[0] == 1 {
 			c.held = append(c.held, r.batch.requests[:reply[2]]...)
-		} else if reply[0] < 0 && r.releases > 0 {
-			c.held = append(c.held, request{permits: r.releases})
+		} else if reply[0] < 0 && r.releases.permits > 0 {
+			c.held = append(c.held, r.releases)
 		}
 	} else {
 		var args []string

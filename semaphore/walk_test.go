@@ -55,7 +55,7 @@ type command struct {
 	unknown  bool       // no reply yet
 	undone   bool
 	sentAt   int64
-	releases int64 // number of its client's permits
+	releases request // permits of its client
 }
 
 func (r *command) acquires() bool { return strings.HasSuffix(r.script, "acquire") }
@@ -252,7 +252,7 @@ func (x *walk) account(r *command) {
 		x.total += n(6)
 	case strings.HasSuffix(r.script, "drain"):
 		x.total -= r.reply[0]
-	case r.script == "release" && r.releases == 0 && r.reply[0] == 1:
+	case r.script == "release" && r.releases.permits == 0 && r.reply[0] == 1:
 		x.total += n(6)
 	case r.script == "permit_set":
 		x.total = n(6)
@@ -305,8 +305,8 @@ func (x *walk) count() int64 {
 		switch {
 		case !r.unknown || r.undone:
 			continue
-		case r.reply == nil:
-			sum += r.releases // not yet released
+		case r.reply == nil || r.reply[0] < 0:
+			sum += r.releases.permits // not yet released
 		}
 		for _, g := range r.batch.requests[:r.served(r.reply)] {
 			sum += g.permits
