@@ -75,7 +75,8 @@ func (e *Expirable) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, 
 }
 
 // AcquireN is Acquire for n permits, all or none. The permits are independent of each other
-// afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing.
+// afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing. If n
+// exceeds the total number of permits, the error matches lock.ErrInvalid.
 func (e *Expirable) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {

@@ -42,6 +42,7 @@ func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	if p.expirable() {
 		p.otherKeys = append(p.otherKeys, wire.PermitTimeouts(p.key))
 	}
+	p.otherKeys = append(p.otherKeys, wire.SemaphoreRequest(p.key, "created", 0)) // no client has this id
 	return p
 }
 

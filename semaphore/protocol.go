@@ -4,6 +4,7 @@ import (
 	"context"
 	"embed"
 	"errors"
+	"strconv"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/wire"
@@ -33,12 +34,12 @@ var (
 )
 
 const (
-	// cacheTTL is how long the server keeps the reply to a request, and retryTime how long
-	// the request is retried: the last attempt must arrive well before the reply expires.
-	cacheTTL  = time.Minute
-	retryTime = 45 * time.Second
-	// undoTime is how long the undo of an acquisition is retried.
-	undoTime = 5 * time.Minute
+	// retryTime is how long a request is accepted, retried or undone, and cacheTTL how long
+	// the server keeps its reply. The local clock may differ by clockError from the known
+	// time of the server before a request takes a second round trip.
+	retryTime  = 5 * time.Minute
+	clockError = time.Minute
+	cacheTTL   = retryTime + clockError
 	// patience is how long a request is retried while the caller waits.
 	patience = 5 * time.Second
 	minPause = 20 * time.Millisecond
@@ -57,22 +58,37 @@ func (p *pool) heartbeatTimeout() time.Duration {
 	return min(maxHeartbeatTimeout, p.s.WatchdogTimeout/3)
 }
 
-// exec runs a script that begins with pool.lua.
-func (p *pool) exec(ctx context.Context, script *wire.Script, seq sequence, args []string) ([]int64, error) {
-	keys := append(append(make([]string, 0, 2+len(p.otherKeys)), p.key, seq.key(p.key, p.s.ID)), p.otherKeys...)
-	args = append(append(make([]string, 0, 4+len(args)), seq.String(), wire.Millis(cacheTTL), p.s.Publish, p.channel), args...)
-	reply, err := script.Exec(ctx, p.s.Client, keys, args).AsIntSlice()
-	if err == nil && len(reply) == 0 {
-		err = errors.New("redlatch: the server has answered a later request")
+// errTooLate is the error of a request that the server no longer runs.
+var errTooLate = errors.New("redlatch: the request came too late for the server")
+
+// exec runs a script that begins with pool.lua. It sends the first attempt of a request once
+// more if the server's time was unknown.
+func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
+	keys := append(append(make([]string, 0, 2+len(p.otherKeys)), p.key, wire.SemaphoreRequest(p.key, p.s.ID, seq.slot)), p.otherKeys...)
+	for again := false; ; again = true {
+		all := append(append(make([]string, 0, 6+len(args)), strconv.FormatUint(seq.n, 10), wire.Millis(cacheTTL),
+			strconv.FormatInt(seq.notAfter, 10), seq.least(), p.s.Publish, p.channel), args...)
+		reply, err := script.Exec(ctx, p.s.Client, keys, all).AsIntSlice()
+		late := err == nil && len(reply) == 2
+		switch {
+		case late && !again && !seq.mayHaveRun:
+			p.slots.renew(seq, reply[1])
+			continue
+		case late || err == nil && len(reply) == 0: // or a later request of the slot has run
+			err = errTooLate
+		}
+		seq.mayHaveRun = seq.mayHaveRun || err != nil && wire.OutcomeOf(err) == wire.Unknown
+		return reply, err
 	}
-	return reply, err
 }
 
 // call sends a request that takes effect at most once, and retries it until the server
 // answers, ctx is done, or patience runs out. An error that matches lock.ErrIndeterminate
 // means that the request may have taken effect, or may still do so.
 func (p *pool) call(ctx context.Context, script *wire.Script, args ...string) ([]int64, error) {
-	reply, outcome, err := p.retry(ctx, p.slots.next(), patience, script, args)
+	seq := p.slots.next()
+	defer p.slots.done(seq)
+	reply, outcome, err := p.retry(ctx, seq, patience, script, args)
 	if outcome == wire.Unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
@@ -81,8 +97,7 @@ func (p *pool) call(ctx context.Context, script *wire.Script, args ...string) ([
 
 // retry is call for a given sequence number and patience. Along with an error it returns
 // the outcome of all attempts together.
-func (p *pool) retry(ctx context.Context, seq sequence, patience time.Duration, script *wire.Script, args []string) ([]int64, wire.Outcome, error) {
-	known := wire.Passing
+func (p *pool) retry(ctx context.Context, seq *sequence, patience time.Duration, script *wire.Script, args []string) ([]int64, wire.Outcome, error) {
 	began := time.Now()
 	for pause := minPause; ; pause = min(2*pause, maxPause) {
 		closed := p.s.Err() // makes this attempt the last
@@ -90,22 +105,18 @@ func (p *pool) retry(ctx context.Context, seq sequence, patience time.Duration, 
 		reply, err := p.exec(attemptCtx, script, seq, args)
 		cancel()
 		if err == nil {
-			p.slots.done(seq)
 			return reply, wire.Refused, nil
 		}
 		outcome := wire.OutcomeOf(err)
-		switch {
-		case outcome == wire.Unknown:
-			known = wire.Unknown
-		case outcome == wire.Refused && known != wire.Unknown:
-			p.slots.done(seq)
-			return nil, wire.Refused, err
+		final := outcome == wire.Refused || errors.Is(err, errTooLate)
+		if seq.mayHaveRun {
+			outcome = wire.Unknown
 		}
 		switch {
-		case closed != nil:
-			return nil, known, errors.Join(closed, err)
-		case outcome == wire.Refused || time.Since(began)+pause > patience, time.Now().After(seq.until):
-			return nil, known, err
+		case closed != nil && outcome != wire.Refused:
+			return nil, outcome, errors.Join(closed, err)
+		case final || time.Since(began)+pause > patience:
+			return nil, outcome, err
 		}
 		select {
 		case <-time.After(pause):
@@ -113,7 +124,7 @@ func (p *pool) retry(ctx context.Context, seq sequence, patience time.Duration, 
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return nil, known, errors.Join(context.Cause(ctx), err)
+			return nil, outcome, errors.Join(context.Cause(ctx), err)
 		}
 	}
 }

@@ -58,6 +58,9 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 			p.continueRelease(seq, args, nil)
 		}
 	}
+	if err == nil || outcome == wire.Refused {
+		p.slots.done(seq)
+	}
 	switch {
 	case err != nil && outcome != wire.Refused:
 		return 0, errors.Join(lock.ErrIndeterminate, err) // the background may still succeed
@@ -73,9 +76,10 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 
 // continueRelease retries a release in the background. Permits that it acquires for
 // waiters come too late and are released as well.
-func (p *pool) continueRelease(seq sequence, args []string, grants []grant) {
+func (p *pool) continueRelease(seq *sequence, args []string, grants []grant) {
 	p.background(func(ctx context.Context, patience time.Duration) {
 		reply, _, err := p.retry(ctx, seq, patience, p.scripts.release, args)
+		p.slots.done(seq)
 		if err == nil && reply[0] == releaseDone && int(reply[2]) > 0 {
 			p.giveBack(grants[:reply[2]])
 		}

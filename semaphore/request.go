@@ -214,10 +214,15 @@ func leaseArg(lease time.Duration, forever bool) string {
 }
 
 // apply applies the server's reply to a batch of which the first sentCount requests were
-// sent. reply is the number of requests served, when to retry, and whether this client is
-// in the wait queue. If all requests that were sent were served, the others retry at once.
+// sent. reply is the number of requests served, when to retry, whether this client is in the
+// wait queue and, if known, the most permits that a request can get. If all requests that
+// were sent were served, or the next one fails, the others retry at once.
 func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
 	served, retryIn, queued := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
+	most := MaxPermits
+	if len(reply) > 3 {
+		most = int(reply[3])
+	}
 	results := make([]acquire.Result, len(batch))
 	var late []grant
 	for i, r := range batch {
@@ -233,7 +238,10 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		case i < served:
 			r.served, r.sent, r.queued = true, sent, false
 			results[i].Acquired = true
-		case served == sentCount:
+		case r.grant.permits > most:
+			r.queued = false
+			results[i].Err = fmt.Errorf("%w: acquire %d permits of %q: it has %d", lock.ErrInvalid, r.grant.permits, p.name, most)
+		case served == sentCount || batch[served].grant.permits > most:
 			r.waited = true
 		default:
 			r.waited = true
@@ -280,7 +288,7 @@ func (p *pool) outcomeUnknown(batch []*request) {
 }
 
 // undo undoes an acquisition whose outcome is unknown, in the background.
-func (p *pool) undo(seq sequence, grants []grant) {
+func (p *pool) undo(seq *sequence, grants []grant) {
 	var args []string
 	for _, g := range grants {
 		if p.expirable() {
@@ -289,13 +297,8 @@ func (p *pool) undo(seq sequence, grants []grant) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
-	// A paused server may run the acquisition only when it resumes. An undo is still in
-	// time then.
-	seq.until = time.Now().Add(undoTime)
 	p.background(func(ctx context.Context, patience time.Duration) {
-		if patience > 0 {
-			patience = undoTime
-		}
+		defer p.slots.done(seq)
 		_, _, _ = p.retry(ctx, seq, patience, p.scripts.undo, args)
 	})
 }
@@ -310,7 +313,9 @@ func (r *request) leaveQueue() {
 	if queued {
 		r.pool.background(func(ctx context.Context, patience time.Duration) {
 			p := r.pool
-			_, _, _ = p.retry(ctx, p.slots.next(), patience, leaveScript, []string{p.s.ID})
+			seq := p.slots.next()
+			defer p.slots.done(seq)
+			_, _, _ = p.retry(ctx, seq, patience, leaveScript, []string{p.s.ID})
 			// All requests of this client shared the position: the next one needs its own.
 			p.queues().Wake(p.queueKey())
 		})

@@ -33,15 +33,31 @@
 // its request is the oldest adds one heartbeat timeout. Java clients do not know this order
 // and may be served earlier.
 //
-// Consequently, a request for more permits than there will ever be blocks all others until
-// it gives up. Bound such waits with lock.Wait or the context.
+// A request for more permits than an [Expirable] has in total fails at once with an error
+// that matches lock.ErrInvalid, so it never blocks others. If the total shrinks while a
+// request waits, the request fails at its next heartbeat. While there is no permit at all,
+// requests of any size wait.
+//
+// The total of a [Semaphore] is unknown: the server only has the number of free permits, and
+// any client may release permits that nobody has acquired. So a request for more than there
+// will ever be waits, and blocks all others, until it gives up. Bound such waits with
+// lock.Wait or the context.
 //
 // # Retries
 //
-// Every request has a sequence number, by which the server recognizes it for a minute. A
-// request without a reply is retried or undone, and still takes effect at most once. If the
-// server stays unreachable, the error matches lock.ErrIndeterminate, and the retries
-// continue in the background for 45 s.
+// A request without a reply is retried or undone for up to 5 minutes, and takes effect at
+// most once. The protocol is that of NFSv4.1's sessions (RFC 8881, section 2.10.6): a client
+// has slots with one request in progress each, a request has a slot and a sequence number,
+// and the server keeps the last sequence number of each slot with the reply. Here a reply
+// expires after 6 minutes instead of lasting as long as a session. Therefore a request also
+// has a time, by the server's clock, after which the server rejects it. That is earlier than
+// the end of its reply, so no retry is mistaken for a new request, however long its process
+// or its server was stopped.
+//
+// The outcome is unknown if the server stays unreachable or rejects a retry: the error matches
+// lock.ErrIndeterminate. An acquisition that could not be undone in time has acquired its
+// permits like one of a process that has died. An undo does not apply to a Semaphore that was
+// deleted and created again, unless Redisson has created it.
 package semaphore
 
 import (

@@ -1,7 +1,6 @@
 package semaphore
 
 import (
-	"strconv"
 	"sync"
 	"time"
 
@@ -9,50 +8,61 @@ import (
 )
 
 // sequence identifies a request, so that it takes effect once however often it is
-// delivered, and can be undone. The server keeps the last sequence number of each slot
-// with the reply to that request.
+// delivered, and can be undone. It is the state of a slot. See Retries in the package
+// documentation.
 type sequence struct {
-	slot  int
-	n     uint64
-	until time.Time // end of retries, well before the server drops the cached reply
+	slot       int
+	n          uint64
+	notAfter   int64 // ms, by the server's clock
+	mayHaveRun bool
 }
 
-func (s sequence) String() string { return strconv.FormatUint(s.n, 10) }
-
-// key returns the key of the cached reply.
-func (s sequence) key(name, client string) string {
-	return wire.SemaphoreRequest(name, client, s.slot)
+// least returns the ms that must be left until notAfter. A first attempt must have enough
+// time for retries.
+func (s *sequence) least() string {
+	if s.mayHaveRun {
+		return "0"
+	}
+	return wire.Millis(retryTime - clockError)
 }
 
 // slots assigns sequence numbers. A slot has one request in progress at a time, so there
 // are as many slots as concurrent requests. The zero slots is ready for use.
 type slots struct {
 	mu    sync.Mutex
-	idle  []sequence // the last sequence number of each unused slot
+	idle  []*sequence
 	count int
+	ahead int64 // by how many ms the server's clock is ahead of the local one
 }
 
 // next returns the sequence number of a new request.
-func (s *slots) next() sequence {
+func (s *slots) next() *sequence {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	last := len(s.idle) - 1
-	var seq sequence
-	if last >= 0 { // the slot used last: few slots need few keys
-		seq = s.idle[last]
-		s.idle = s.idle[:last]
-	} else {
+	if last < 0 {
 		s.count++
-		seq.slot = s.count
+		s.idle, last = append(s.idle, &sequence{slot: s.count}), 0
 	}
+	seq := s.idle[last] // the slot used last: few slots need few keys
+	s.idle = s.idle[:last]
 	seq.n++
-	seq.until = time.Now().Add(retryTime)
+	seq.mayHaveRun = false
+	seq.notAfter = time.Now().UnixMilli() + s.ahead + retryTime.Milliseconds()
 	return seq
 }
 
-// done returns a slot whose request the server has answered. A slot without an answer is
-// never used again.
-func (s *slots) done(seq sequence) {
+// renew gives a request that has not run a new time, after the server has told its own.
+func (s *slots) renew(seq *sequence, serverNow int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ahead = serverNow - time.Now().UnixMilli()
+	seq.notAfter = serverNow + retryTime.Milliseconds()
+}
+
+// done returns the slot of a request that is not sent again. If it has no answer, the next
+// request of the slot prevents it from running later.
+func (s *slots) done(seq *sequence) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.idle = append(s.idle, seq)
