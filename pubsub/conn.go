@@ -91,7 +91,7 @@ func (c *conn) detach(ch *channel) {
 	h := c.hub
 	delete(c.channels, ch)
 	delete(c.changed, ch)
-	ch.conn, ch.state, ch.syncing = nil, unsubscribed, false
+	ch.conn, ch.state = nil, unsubscribed
 	if len(ch.listeners) == 0 {
 		delete(h.channels, ch.name)
 		return
@@ -139,39 +139,9 @@ func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 			unsubscribe = append(unsubscribe, ch)
 		case ch.state == subscribing && !wanted:
 			// The confirmation triggers another check.
-		case ch.state == subscribed && !ch.syncing && ch.takeSyncs():
-			subscribe = append(subscribe, ch)
 		}
 	}
 	return subscribe, unsubscribe
-}
-
-// takeSyncs reports whether a listener has called Sync since the last time. If so, the
-// channel is subscribed again: the confirmation arrives in order with the messages. The
-// hub's mutex is held.
-func (ch *channel) takeSyncs() bool {
-	for _, s := range ch.listeners {
-		if s.sync == syncDue {
-			s.sync, ch.syncing = syncSent, true
-		}
-	}
-	return ch.syncing
-}
-
-// synced returns the listeners whose Sync is answered. A listener that has called Sync
-// again since gets the next answer. The hub's mutex is held.
-func (ch *channel) synced(c *conn) (subs []*Subscription) {
-	ch.syncing = false
-	for _, s := range ch.listeners {
-		switch s.sync {
-		case syncSent:
-			s.sync = synced
-			subs = append(subs, s)
-		case syncDue:
-			c.markChanged(ch)
-		}
-	}
-	return subs
 }
 
 // chunk bounds the number of channels in one pipeline.
@@ -274,19 +244,12 @@ func (c *conn) onSubscription(s rueidis.PubSubSubscription) {
 	}
 	switch s.Kind {
 	case "subscribe", "ssubscribe":
-		if ch.state == subscribed && ch.syncing {
-			h.notify(ch.synced(c), Event{CaughtUp: true}) // releases the mutex
-			return
-		}
 		if ch.state != subscribing {
 			break
 		}
 		ch.state = subscribed
 		ch.notBefore = time.Time{}
 		restored := c.markUp()
-		for _, s := range ch.listeners {
-			s.sync = synced // sent on the previous connection
-		}
 		if len(ch.listeners) > 0 {
 			h.notify(ch.listeners, Event{Subscribed: true}) // releases the mutex
 		} else {

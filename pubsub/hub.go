@@ -48,9 +48,6 @@ type Event struct {
 	// Subscribed is true if the server has just confirmed the subscription, for the
 	// first time or after a reconnect: earlier messages may have been missed.
 	Subscribed bool
-	// CaughtUp is true for the answer to Subscription.Sync: all later messages were
-	// published after that call.
-	CaughtUp bool
 	// Payload is the text of a message.
 	Payload string
 }
@@ -151,7 +148,6 @@ type channel struct {
 	listeners []*Subscription
 	conn      *conn
 	state     channelState
-	syncing   bool      // subscribed, and a repeated SUBSCRIBE is unanswered
 	idleSince time.Time // zero while it has listeners
 	notBefore time.Time // earliest retry after a refusal
 }
@@ -171,17 +167,7 @@ type Subscription struct {
 	ch       *channel
 	listener Listener
 	closed   bool
-	sync     syncState
 }
-
-// syncState is the progress of a call of Sync.
-type syncState uint8
-
-const (
-	synced   syncState = iota // answered or never called
-	syncDue                   // not sent yet
-	syncSent                  // not answered yet
-)
 
 // New returns a hub that uses client, which the caller must close. It connects on the
 // first Subscribe.
@@ -265,23 +251,6 @@ func (s *Subscription) close(warm bool) {
 		ch.idleSince = time.Now()
 		h.drop(ch)
 	}
-}
-
-// Sync requests an event with CaughtUp, which is delivered after all messages that were
-// published before the call. Several calls may share one event. Sync does not block. If
-// the channel is not confirmed, or its connection is lost before the answer, an event
-// with Subscribed is delivered instead. The order is that of one server: a message that
-// another cluster node forwards (Plain), or that comes from a replica, may still arrive
-// later.
-func (s *Subscription) Sync() {
-	h := s.hub
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if s.closed || h.closed || s.ch.state != subscribed {
-		return
-	}
-	s.sync = syncDue
-	s.ch.conn.markChanged(s.ch)
 }
 
 // Stats returns a snapshot of the hub's counters.

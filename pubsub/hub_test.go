@@ -43,7 +43,6 @@ func (e recorder) next(t *testing.T) pubsub.Event {
 
 var (
 	subscribed = pubsub.Event{Subscribed: true}
-	caughtUp   = pubsub.Event{CaughtUp: true}
 	message    = func(payload string) pubsub.Event { return pubsub.Event{Payload: payload} }
 )
 
