@@ -235,9 +235,11 @@ func (x *walk) deliver(r *command, denied string) []int64 {
 	}
 	// A recreated semaphore may have permits that outlived it and have expired.
 	recreated := x.lossy && !before.exists && x.w.exists
+	// By any client, also of Java, and by one that does not wait.
+	acquired := slices.ContainsFunc(x.w.taken.order(), func(id string) bool { return !before.taken.has(id) })
 	for _, c := range x.clients {
 		c.woken = c.woken || published || denied != "" || recreated
-		c.mayMissExpiry = c.mayMissExpiry || x.expirable && c != r.client && r.served(want) > 0
+		c.mayMissExpiry = c.mayMissExpiry || acquired
 	}
 	x.checkOrder(before, r, want)
 	return want
