@@ -419,18 +419,3 @@ func TestTopologyRefreshCancelsNoOtherDial(t *testing.T) {
 		close(release)
 	})
 }
-
-// Messages of a connection that has lost the channel have no order relative to those of
-// the next one.
-func TestMessageFromLostConnectionIsDropped(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, _ := newHub(t, s, pubsub.Options{})
-		e := newRecorder()
-		sub, _ := h.Subscribe("ch", e)
-		require.Equal(t, subscribed, e.next(t))
-		h.DeliverFromOtherConn("ch", "late")
-		harness.Do(t, s.Addr, "PUBLISH", "ch", "7")
-		require.Equal(t, message("7"), e.next(t))
-		sub.Close()
-	})
-}
