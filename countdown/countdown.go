@@ -54,9 +54,6 @@ import (
 // MaxCount is the highest count that TrySetCount accepts. Java accepts higher ones.
 const MaxCount = math.MaxInt32
 
-// kind names a latch in traces.
-const kind = "latch"
-
 // Latch is a count-down latch. It is created by Client.CountDownLatch and is safe for
 // concurrent use. It is immutable: the count is on the server.
 type Latch struct {
@@ -91,7 +88,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 		return err == nil && count == 0, err
 	}
 	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
-		payloadSet, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL))
+		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL))
 	return set == 1, err
 }
 
@@ -114,8 +111,7 @@ func (l *Latch) CountDownN(ctx context.Context, n int) (left int, err error) {
 	if n < 1 {
 		return 0, fmt.Errorf("%w: CountDownN %q: %d is less than 1", lock.ErrInvalid, l.name, n)
 	}
-	return l.exec(ctx, countDownScript, "count down", "have come down",
-		payloadOpen, strconv.Itoa(n))
+	return l.exec(ctx, countDownScript, "count down", "have come down", wire.PayloadLatchOpen, strconv.Itoa(n))
 }
 
 // Count returns the remaining count, 0 if there is none. It blocks for one round trip.
@@ -133,7 +129,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 		count, err = parseCount(text)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("redlatch: read the count of %q: %w", l.name, l.with(ctx, err))
+		return 0, fmt.Errorf("redlatch: read the count of %q: %w", l.name, errors.Join(l.s.Err(), context.Cause(ctx), err))
 	}
 	return int(min(count, math.MaxInt)), nil
 }
@@ -144,7 +140,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 // error matches lock.ErrIndeterminate: the count may or may not have been deleted. A
 // key of another type is an error and remains unchanged.
 func (l *Latch) Delete(ctx context.Context) (bool, error) {
-	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted", payloadSet)
+	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted", wire.PayloadLatchShut)
 	return deleted == 1, err
 }
 
@@ -167,15 +163,10 @@ func (l *Latch) Wait(ctx context.Context) error {
 		return lock.ErrClosed
 	}
 	defer l.s.Leave()
-	span := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: kind, Name: l.name})
-	reads, err := l.wait(ctx)
-	span.End(ctx, reads, err)
-	return err
-}
-
-func (l *Latch) wait(ctx context.Context) (reads int, err error) {
+	span := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
 	w := &waiter{released: make(chan struct{})}
 	d := session.Of[registry](l.s).join(l.s, l.key, w)
+	var err error
 	select {
 	case <-w.released:
 	case <-ctx.Done():
@@ -183,20 +174,21 @@ func (l *Latch) wait(ctx context.Context) (reads int, err error) {
 	case <-l.s.Done():
 		err = lock.ErrClosed
 	}
-	if d.leave(w) {
-		if w.err != nil {
-			return w.reads, errors.Join(l.s.Err(), l.waiting(w.err))
-		}
-		return w.reads, nil
+	switch released := d.leave(w); {
+	case !released:
+		err = errors.Join(err, w.lastErr)
+	case w.err != nil:
+		err = errors.Join(l.s.Err(), l.waiting(w.err))
+	default:
+		err = nil
 	}
-	return w.reads, errors.Join(err, w.lastErr)
+	span.End(ctx, w.reads, err)
+	return err
 }
 
 func (l *Latch) waiting(err error) error {
 	return fmt.Errorf("redlatch: wait for %q: %w", l.name, err)
 }
-
-func (l *Latch) channel() string { return wire.LatchChannel(l.key) }
 
 // check returns an error if no operation on the latch can succeed.
 func (l *Latch) check(ctx context.Context) error {
@@ -206,12 +198,8 @@ func (l *Latch) check(ctx context.Context) error {
 	return l.s.Check(ctx)
 }
 
-const (
-	// retryTimeout bounds the retries of a request.
-	retryTimeout = 5 * time.Second
-	minPause     = 20 * time.Millisecond
-	maxPause     = time.Second
-)
+// retryTimeout bounds the retries of a request.
+const retryTimeout = 5 * time.Second
 
 // exec runs a script that must not run twice. Each request has an id, under which the
 // server caches its reply. A request whose reply was lost is cancelled, and sent under a
@@ -223,51 +211,34 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if ctx.Err() != nil { // before sending
 		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, context.Cause(ctx))
 	}
-	args = append([]string{wire.Millis(replyTTL), l.s.Publish, l.channel()}, args...)
+	args = append([]string{wire.Millis(replyTTL), l.s.Publish, wire.LatchChannel(l.key)}, args...)
 	start, id, next := time.Now(), wire.NewRequestID(), script
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		n, err := l.send(ctx, next, id, args)
-		switch {
-		case err == nil && n >= 0:
-			return n, nil
-		case err == nil && time.Since(start) < replyTTL:
-			id, next = wire.NewRequestID(), script // cancelled
-			continue
-		case err == nil:
-			err = errTooLate
-		}
-		outcome := wire.OutcomeOf(err)
-		if outcome == wire.Unknown {
-			next = cancelScript
-		}
-		if outcome != wire.Refused && time.Since(start)+pause <= retryTimeout {
-			select {
-			case <-time.After(pause):
-				continue
-			case <-ctx.Done():
-			case <-l.s.Done():
+	var n int64
+	var err error
+	err = l.s.Retry(ctx, retryTimeout, func(ctx context.Context) error {
+		for next != cancelScript || l.s.Err() == nil { // a closing client leaves the outcome unknown
+			keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, id)}
+			n, err = next.Exec(ctx, l.s.Client, keys, args).AsInt64()
+			if err == nil && n < 0 && time.Since(start) >= replyTTL {
+				err = errTooLate
 			}
+			switch {
+			case err == nil && n < 0: // cancelled
+				id, next = wire.NewRequestID(), script
+				continue
+			case err != nil && wire.OutcomeOf(err) == wire.Unknown:
+				next = cancelScript
+			}
+			break
 		}
-		err = fmt.Errorf("redlatch: %s %q: %w", operation, l.name, l.with(ctx, err))
-		if next == cancelScript {
-			err = fmt.Errorf("%w: the count may or may not %s: %w", lock.ErrIndeterminate, effect, err)
-		}
-		return 0, err
+		return err
+	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	if err == nil {
+		return int(min(n, math.MaxInt)), nil
 	}
-}
-
-func (l *Latch) send(ctx context.Context, script *wire.Script, request string, args []string) (int, error) {
-	ctx, cancel := l.s.Bounded(ctx)
-	defer cancel()
-	keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, request)}
-	n, err := script.Exec(ctx, l.s.Client, keys, args).AsInt64()
-	return int(min(n, math.MaxInt)), err
-}
-
-// with adds to a request's error the reason why the request may have been abandoned.
-func (l *Latch) with(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	err = fmt.Errorf("redlatch: %s %q: %w", operation, l.name, err)
+	if next == cancelScript {
+		err = fmt.Errorf("%w: the count may or may not %s: %w", lock.ErrIndeterminate, effect, err)
 	}
-	return errors.Join(l.s.Err(), err)
+	return 0, err
 }
