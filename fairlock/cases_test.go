@@ -91,7 +91,7 @@ func inVirtualTime(t *testing.T, wait time.Duration, test func(t *testing.T, w *
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		conn := s.Conn(t)
 		sess := newSession(t, conn, wait)
-		test(t, &timeless{&world{t, sess, fairlock.NewProtocol(sess), ""}, s, conn, wait})
+		test(t, &timeless{&world{t, sess, fairlock.NewProtocol(sess, orders), ""}, s, conn, wait})
 	})
 }
 
@@ -401,7 +401,7 @@ func TestEveryRequestDropsDeadWaiters(t *testing.T) {
 			"leave":     func(_, third *waiter) { third.leave() },
 			"confirm":   func(holder, third *waiter) { w.confirm(holder, nil, third) },
 			"force": func(_, _ *waiter) {
-				held, err := w.p.Force(t.Context(), orders)
+				held, err := w.p.Force(t.Context())
 				require.NoError(t, err)
 				require.True(t, held)
 			},

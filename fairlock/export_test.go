@@ -11,9 +11,10 @@ import (
 // Protocol is the protocol under test.
 type Protocol = protocol
 
-// NewProtocol returns the protocol of a lock object with those options.
-func NewProtocol(s *session.Session, opts ...Option) *Protocol {
-	p := newProtocol(s)
+// NewProtocol returns the protocol of a lock object with that key and those options.
+func NewProtocol(s *session.Session, key string, opts ...Option) *Protocol {
+	p := &protocol{s: s}
+	p.prepare(key)
 	for _, opt := range opts {
 		opt(p)
 	}

@@ -46,14 +46,14 @@ type Lock struct {
 
 // New returns the fair lock of that name. It is called by the client.
 func New(s *session.Session, name string, opts ...Option) *Lock {
-	p := newProtocol(s)
+	p := &protocol{s: s}
 	for _, opt := range opts {
 		if opt != nil {
 			opt(p)
 		}
 	}
 	l := locking.New(s, p, name)
-	p.own = p.request(l.Key())
+	p.prepare(l.Key())
 	return &Lock{l.Member(), l, p}
 }
 
@@ -91,7 +91,7 @@ func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 // ForceUnlock blocks for one round trip. A key that is not a lock is left alone and is an
 // error.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
-	return l.l.Force(ctx, func() (bool, error) { return l.p.Force(ctx, l.l.Key()) })
+	return l.l.Force(ctx, func() (bool, error) { return l.p.Force(ctx) })
 }
 
 // IsLocked reports whether the lock is held by any client. It blocks for one round trip.
@@ -124,7 +124,7 @@ func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err
 	}
-	waiters, err := l.p.Queue(ctx, l.l.Key())
+	waiters, err := l.p.Queue(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: look at the queue of %q: %w", l.Name(), err)
 	}

@@ -103,7 +103,7 @@ func TestPositionsEndByTheClockOfTheServer(t *testing.T) {
 			return a.Acquired
 		})
 		require.GreaterOrEqual(t, time.Since(began), w.p.PositionTTL()-time.Millisecond)
-		waiters, err := w.p.Queue(t.Context(), orders)
+		waiters, err := w.p.Queue(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, waiters)
 	})
@@ -112,7 +112,7 @@ func TestPositionsEndByTheClockOfTheServer(t *testing.T) {
 func TestQueueReturnsTheWaiters(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		w := newWorld(t, s, 5*time.Minute)
-		waiters, err := w.p.Queue(t.Context(), orders)
+		waiters, err := w.p.Queue(t.Context())
 		require.NoError(t, err)
 		require.Empty(t, waiters)
 		require.True(t, w.acquire(w.claim()).Acquired)
@@ -127,7 +127,7 @@ func TestQueueReturnsTheWaiters(t *testing.T) {
 		}
 		harness.Do(t, s.Addr, "RPUSH", wire.FairQueue(orders), "dead")
 		harness.Do(t, s.Addr, "ZADD", wire.FairTimeouts(orders), "1", "dead")
-		waiters, err = w.p.Queue(t.Context(), orders)
+		waiters, err = w.p.Queue(t.Context())
 		require.NoError(t, err)
 		require.Len(t, waiters, 3)
 		require.Equal(t, mine.ID, waiters[0].Owner)
@@ -174,8 +174,8 @@ func TestKeysOfAnotherType(t *testing.T) {
 					_, err := fairlock.ConfirmClaim(ctx, w.p, holder, []string{waiter.ID.String()}, nil)
 					return err
 				}},
-				{"force", true, func() error { _, err := w.p.Force(ctx, orders); return err }},
-				{"queue", !isLock, func() error { _, err := w.p.Queue(ctx, orders); return err }},
+				{"force", true, func() error { _, err := w.p.Force(ctx); return err }},
+				{"queue", !isLock, func() error { _, err := w.p.Queue(ctx); return err }},
 				{"leave", !isLock, func() error { return w.p.Leave(ctx, w.claim()) }},
 			}
 			for _, op := range operations {
@@ -206,7 +206,7 @@ func (w *world) as(rules ...string) *fairlock.Protocol {
 	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{w.addr}, Username: "less", Password: "secret", DisableCache: true})
 	require.NoError(w.t, err)
 	w.t.Cleanup(conn.Close)
-	return fairlock.NewProtocol(newSession(w.t, conn, 5*time.Minute))
+	return fairlock.NewProtocol(newSession(w.t, conn, 5*time.Minute), orders)
 }
 
 // A user who may not set an expiry does not acquire the lock for ever, and stays in the
@@ -228,7 +228,7 @@ func TestExpiryForbidden(t *testing.T) {
 		require.Error(t, err)
 		_, err = less.AcquireAll(t.Context(), []*locking.Claim{w.claim(), waiter})
 		require.Error(t, err)
-		waiters, err := w.p.Queue(t.Context(), orders)
+		waiters, err := w.p.Queue(t.Context())
 		require.NoError(t, err)
 		require.Len(t, waiters, 1, "the one that waited before, and no other")
 		require.True(t, w.acquire(waiter).Acquired)
@@ -279,7 +279,7 @@ func TestOutOfMemory(t *testing.T) {
 		require.NoError(t, err)
 
 		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
-		waiters, err := w.p.Queue(ctx, orders)
+		waiters, err := w.p.Queue(ctx)
 		require.NoError(t, err)
 		require.Len(t, waiters, 1)
 		require.Equal(t, java, waiters[0].Owner)
@@ -295,7 +295,7 @@ func TestCluster(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(conn.Close)
 		sess := newSession(t, conn, 5*time.Minute)
-		w := &world{t, sess, fairlock.NewProtocol(sess), ""}
+		w := &world{t, sess, fairlock.NewProtocol(sess, orders), ""}
 		claim := func(key string) *locking.Claim {
 			c := w.claim()
 			c.Key = key
@@ -328,7 +328,7 @@ func TestHeartbeatsWhileASlotIsMoved(t *testing.T) {
 		require.NoError(t, err)
 		t.Cleanup(conn.Close)
 		sess := newSession(t, conn, 5*time.Minute)
-		w := &world{t, sess, fairlock.NewProtocol(sess), ""}
+		w := &world{t, sess, fairlock.NewProtocol(sess, orders), ""}
 		var positions []*watchdog.Lease
 		const moved, unmoved = "{app}a", "{app}b"
 		for _, key := range []string{moved, unmoved} {

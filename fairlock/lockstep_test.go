@@ -103,7 +103,7 @@ var (
 type walk struct {
 	ctx   context.Context
 	conn  *lockstep.Client
-	p     *fairlock.Protocol
+	p     [2]*fairlock.Protocol // of lockNames
 	model *model
 	seen  lockstep.Seen
 	wait  int64
@@ -122,9 +122,11 @@ type walk struct {
 
 func newWalk(ctx context.Context, conn *lockstep.Client, sessions map[int64]*session.Session, seed uint64, seen lockstep.Seen) *walk {
 	x := &walk{ctx: ctx, conn: conn, seen: seen, wild: seed%3 == 0, wait: waits[seed/3%3]}
-	x.p = fairlock.NewProtocol(sessions[x.wait])
+	for i, name := range lockNames {
+		x.p[i] = fairlock.NewProtocol(sessions[x.wait], name)
+	}
 	x.model = newModel(lockNames...)
-	x.model.wait, x.model.positionTTL = x.wait, x.p.PositionTTL().Milliseconds()
+	x.model.wait, x.model.positionTTL = x.wait, x.p[0].PositionTTL().Milliseconds()
 	x.model.now, x.model.seen = begin, seen
 	for n := range lockNames {
 		var all []*locking.Claim
@@ -234,7 +236,7 @@ func (x *walk) request(s step) lockstep.Request {
 			for _, c := range some {
 				x.leave(c.ID.String())
 			}
-			real, err := x.p.AcquireAll(x.ctx, some)
+			real, err := x.p[s.lock].AcquireAll(x.ctx, some)
 			want := m.acquire(l, some)
 			x.answered(want)
 			return real, want, err
@@ -243,7 +245,7 @@ func (x *walk) request(s step) lockstep.Request {
 		had, _ := x.cohort(s)
 		return func() (any, any, error) {
 			x.leave(append(had, owner)...)
-			real, err := fairlock.ReleaseAfter(x.ctx, x.p, &c, had)
+			real, err := fairlock.ReleaseAfter(x.ctx, x.p[s.lock], &c, had)
 			want := m.release(l, &c, had)
 			x.seen.See(map[locking.ReleaseState]string{locking.Free: "free", locking.NotHeld: "not held"}[want.State])
 			return real, want, err
@@ -252,7 +254,7 @@ func (x *walk) request(s step) lockstep.Request {
 		had, waiting := x.cohort(s)
 		return func() (any, any, error) {
 			x.leave(had...)
-			real, err := fairlock.ConfirmClaim(x.ctx, x.p, &c, had, waiting)
+			real, err := fairlock.ConfirmClaim(x.ctx, x.p[s.lock], &c, had, waiting)
 			want := m.confirm(l, &c, had, waiting)
 			x.seen.See("confirmed", want)
 			return real, want, err
@@ -261,27 +263,27 @@ func (x *walk) request(s step) lockstep.Request {
 		return func() (any, any, error) {
 			x.leave(owner)
 			m.giveUp(l, owner)
-			return nil, nil, x.p.Leave(x.ctx, &c)
+			return nil, nil, x.p[s.lock].Leave(x.ctx, &c)
 		}
 	case "heartbeat of all", "heartbeat of some":
 		return x.heartbeat(func(i int) bool { return s.Kind == "heartbeat of all" || s.some&(1<<i) != 0 })
 	case "extend":
 		return func() (any, any, error) {
-			real, err := x.p.Extend(x.ctx, &c, c.Lease)
+			real, err := x.p[s.lock].Extend(x.ctx, &c, c.Lease)
 			want := m.extend(l, &c)
 			x.seen.See("extended", want)
 			return real, want, err
 		}
 	case "force":
 		return func() (any, any, error) {
-			real, err := x.p.Force(x.ctx, name)
+			real, err := x.p[s.lock].Force(x.ctx)
 			want := m.force(l)
 			x.seen.See("forced", want)
 			return real, want, err
 		}
 	case "look":
 		return func() (any, any, error) {
-			real, err := x.p.Queue(x.ctx, name)
+			real, err := x.p[s.lock].Queue(x.ctx)
 			return real, m.waiters(l), err
 		}
 	case "fault":
@@ -332,7 +334,7 @@ func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
 		return nil
 	}
 	return func() (any, any, error) {
-		renewed := x.p.HeartbeatRenewer().Renew(x.ctx, [][]*watchdog.Lease{leases}, lease, true)[0]
+		renewed := x.p[0].HeartbeatRenewer().Renew(x.ctx, [][]*watchdog.Lease{leases}, lease, true)[0]
 		kept, want := map[string][]bool{}, make([]bool, len(leases))
 		for _, name := range lockNames {
 			kept[name] = x.model.heartbeat(x.model.locks[name], owners[name])

@@ -65,18 +65,8 @@ type Waiter struct {
 type protocol struct {
 	s            *session.Session
 	nonReentrant bool
-	own          request // of the lock that it is the protocol of
-}
-
-// request is the part that requests for one lock have in common: the keys and the first
-// args.
-type request struct {
-	key        string
-	keys, args []string
-}
-
-func newProtocol(s *session.Session) *protocol {
-	return &protocol{s: s}
+	keys         []string // of the lock and its queue
+	args         []string // the first args of most scripts
 }
 
 func (p *protocol) Traits() locking.Traits {
@@ -85,12 +75,7 @@ func (p *protocol) Traits() locking.Traits {
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
 
-// Backoff is not used: there is a channel.
-func (p *protocol) Backoff(int) time.Duration { return 0 }
-
-func (p *protocol) Renewer() watchdog.Renewer {
-	return locking.Renewer(p.s)
-}
+func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
 
 // PositionTTL implements locking.Positioned. It is short, because a dead waiter delays the
 // waiters behind it for that long, and at most the user's limit for that delay.
@@ -108,18 +93,13 @@ func keys(key string) []string {
 	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
 }
 
-// request returns the common part of requests for a lock.
-func (p *protocol) request(key string) request {
-	if key == p.own.key {
-		return p.own
-	}
-	return request{key, keys(key), []string{
+// prepare sets what all requests for the lock with that key have in common.
+func (p *protocol) prepare(key string) {
+	p.keys = keys(key)
+	p.args = []string{
 		wire.Millis(p.s.FairWait), wire.Millis(p.PositionTTL()), p.s.Publish, wire.LockChannel(key), wire.PayloadUnlocked,
-	}}
+	}
 }
-
-// with returns the args followed by more.
-func (r request) with(more ...string) []string { return slices.Concat(r.args, more) }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	answers, err := p.AcquireAll(ctx, []*locking.Claim{c})
@@ -130,12 +110,11 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 }
 
 func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
-	r := p.request(claims[0].Key)
-	args := append(make([]string, 0, len(r.args)+3*len(claims)), r.args...)
+	args := append(make([]string, 0, len(p.args)+3*len(claims)), p.args...)
 	for _, c := range claims {
 		args = append(args, c.ID.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
 	}
-	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, r.keys, args))
+	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, p.keys, args))
 }
 
 func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
@@ -145,13 +124,12 @@ func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, er
 	}
 	answers := make([]locking.Answer, claims)
 	for i := range answers {
-		switch result := numbers[2*i]; result {
-		case replyAcquired:
-			answers[i].Acquired = true
-		default:
-			answers[i].FreeIn = time.Duration(numbers[2*i+1]) * time.Millisecond
-			answers[i].Queued = result == replyWaits || result == replyEntered
-			answers[i].Moved = result == replyEntered
+		result := numbers[2*i]
+		answers[i] = locking.Answer{
+			Acquired: result == replyAcquired,
+			FreeIn:   time.Duration(numbers[2*i+1]) * time.Millisecond,
+			Queued:   result == replyWaits || result == replyEntered,
+			Moved:    result == replyEntered,
 		}
 	}
 	return answers, nil
@@ -160,10 +138,9 @@ func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, er
 // Confirm implements locking.Prepared. A waiter is ready if only waiters of this process are
 // before it in the queue.
 func (p *protocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
-	r := p.request(c.Key)
-	args := append(make([]string, 0, len(r.args)+3+len(q.Passed)+len(q.Next)), r.args...)
+	args := append(make([]string, 0, len(p.args)+3+len(q.Passed)+len(q.Next)), p.args...)
 	args = append(args, c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(len(q.Passed)))
-	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, r.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2)
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2)
 	if err != nil {
 		return locking.Confirmation{}, err
 	}
@@ -178,12 +155,11 @@ func withOwners(args []string, owners []lock.Owner) []string {
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	r := p.request(c.Key)
-	args := r.with(c.ID.String())
+	args := slices.Concat(p.args, []string{c.ID.String()})
 	if c.Extra != nil {
 		args = withOwners(args, c.Extra.Passed)
 	}
-	n, err := releaseScript.Exec(ctx, p.s.Client, r.keys, args).AsInt64()
+	n, err := releaseScript.Exec(ctx, p.s.Client, p.keys, args).AsInt64()
 	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 
@@ -193,19 +169,17 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 
 // Leave implements locking.Positioned.
 func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
-	r := p.request(c.Key)
-	return leaveScript.Exec(ctx, p.s.Client, r.keys, r.with(c.ID.String())).Error()
+	return leaveScript.Exec(ctx, p.s.Client, p.keys, slices.Concat(p.args, []string{c.ID.String()})).Error()
 }
 
 // Force opens the lock and reports whether it was held.
-func (p *protocol) Force(ctx context.Context, key string) (bool, error) {
-	r := p.request(key)
-	return forceUnlockScript.Exec(ctx, p.s.Client, r.keys, r.args).AsBool()
+func (p *protocol) Force(ctx context.Context) (bool, error) {
+	return forceUnlockScript.Exec(ctx, p.s.Client, p.keys, p.args).AsBool()
 }
 
 // Queue returns the live waiters, the first first.
-func (p *protocol) Queue(ctx context.Context, key string) ([]Waiter, error) {
-	reply, err := queueScript.Exec(ctx, p.s.Client, keys(key), []string{wire.Millis(p.s.FairWait)}).ToArray()
+func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
+	reply, err := queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait)}).ToArray()
 	if err != nil {
 		return nil, err
 	}

@@ -45,7 +45,7 @@ type world struct {
 
 func newWorld(t testing.TB, s *testserver.Server, wait time.Duration, opts ...fairlock.Option) *world {
 	sess := newSession(t, harness.Conn(t, s.Addr), wait)
-	return &world{t, sess, fairlock.NewProtocol(sess, opts...), s.Addr}
+	return &world{t, sess, fairlock.NewProtocol(sess, orders, opts...), s.Addr}
 }
 
 func ownerOf(t testing.TB, id string, number int) lock.Owner {
@@ -59,16 +59,24 @@ func (w *world) claim() *locking.Claim {
 	return &locking.Claim{Key: orders, ID: w.s.NewOwner(), Lease: lease, Waits: true}
 }
 
+// of returns the protocol of the lock of a claim.
+func (w *world) of(c *locking.Claim) *fairlock.Protocol {
+	if c.Key == orders {
+		return w.p
+	}
+	return fairlock.NewProtocol(w.s, c.Key)
+}
+
 func (w *world) acquire(c *locking.Claim) locking.Answer {
 	w.t.Helper()
-	a, err := w.p.Acquire(w.t.Context(), c)
+	a, err := w.of(c).Acquire(w.t.Context(), c)
 	require.NoError(w.t, err)
 	return a
 }
 
 func (w *world) release(c *locking.Claim) locking.Released {
 	w.t.Helper()
-	r, err := w.p.Release(w.t.Context(), c)
+	r, err := w.of(c).Release(w.t.Context(), c)
 	require.NoError(w.t, err)
 	return r
 }

@@ -87,7 +87,11 @@ func (q fairQueue) served(t *testing.T, all []*waiter) {
 		for _, next := range all[i+1:] {
 			behind = append(behind, next.owner)
 		}
-		require.Equal(t, behind, append([]string(nil), q.all(t)...), "behind %d, %v", i, w.s)
+		queue := append([]string(nil), q.all(t)...)
+		if _, ours := w.s.(goSide); ours && len(queue) > 0 && queue[0] == w.owner {
+			queue = queue[1:] // it has the lock from a caller of its process, and leaves the queue soon
+		}
+		require.Equal(t, behind, queue, "behind %d, %v", i, w.s)
 		require.NoError(t, w.release(t, w.thread), "%d: %v", i, w.s)
 	}
 }

@@ -191,8 +191,8 @@ func TestContendersOfBothLanguages(t *testing.T) {
 		for _, kind := range []string{"lock", "non-reentrant", "fenced", "spin", "fair", "non-reentrant fair", "write"} {
 			contend("exclude", kind, rounds, nothing, func(t *testing.T) {
 				require.Equal(t, rounds, number(t, "counter:orders"))
-				if kind == "fenced" {
-					require.Equal(t, rounds, number(t, "redisson_lock_token:{orders}"))
+				if kind == "fenced" { // tokens that were drawn for waiters may be left over
+					require.Greater(t, 2*rounds, number(t, "redisson_lock_token:{orders}"))
 				}
 			})
 		}
@@ -281,7 +281,7 @@ func nobodyStarves(t *testing.T, kind string, ours, theirs []result) {
 	}
 	equal := sum(all) / len(all)
 	for _, r := range theirs {
-		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/40, "a process of Java")
+		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/30, "a process of Java")
 	}
 	for _, r := range ours { // first come, first served
 		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/10, "a process of Go")

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -30,7 +32,6 @@ import (
 type Plain struct {
 	object
 	s *session.Session
-	p *plainProtocol
 }
 
 // NewPlain returns the plain lock of that name. The client calls it.
@@ -42,7 +43,7 @@ func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
 		}
 	}
 	p := &plainProtocol{s: s, backoff: settings.backoff}
-	return &Plain{newObject(locking.New(s, p, name)), s, p}
+	return &Plain{newObject(locking.New(s, p, name)), s}
 }
 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
@@ -76,8 +77,8 @@ func (l *Plain) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 	if l.l.Holds(owner) > 0 {
 		return true, nil
 	}
-	value, err := l.p.value(ctx, l.l.Key())
-	if err != nil {
+	value, err := wire.Read(ctx, l.s.Client, "GET", l.l.Key()).ToString()
+	if err != nil && !rueidis.IsRedisNil(err) {
 		return false, fmt.Errorf("redlatch: look at %q: %w", l.Name(), err)
 	}
 	return value == owner.String(), nil

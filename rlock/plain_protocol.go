@@ -30,12 +30,10 @@ type plainProtocol struct {
 }
 
 func (p *plainProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindPlain, Queue: kindPlain, HasPollers: true, Cohorts: true, NonReentrant: true}
+	return locking.Traits{Kind: kindPlain, Queue: kindPlain, HasPollers: true, Backoff: p.backoff, Cohorts: true, NonReentrant: true}
 }
 
 func (p *plainProtocol) Channel(c *locking.Claim) string { return wire.PlainChannel(c.Key) }
-
-func (p *plainProtocol) Backoff(n int) time.Duration { return p.backoff(n) }
 
 func (p *plainProtocol) Renewer() watchdog.Renewer { return plainRenewer{p.s.Client} }
 
@@ -56,15 +54,6 @@ func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.
 
 func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
 	return plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
-}
-
-// value returns what is stored under key, "" if nothing is.
-func (p *plainProtocol) value(ctx context.Context, key string) (string, error) {
-	value, err := wire.Read(ctx, p.s.Client, "GET", key).ToString()
-	if rueidis.IsRedisNil(err) {
-		return "", nil
-	}
-	return value, err
 }
 
 // plainRenewer renews plain locks.

@@ -40,18 +40,16 @@ type protocol struct {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant}
+	t := locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant}
+	if p.silent {
+		t.Backoff = p.backoff
+	}
+	return t
 }
 
-func (p *protocol) Channel(*locking.Claim) string {
-	return p.channel
-}
+func (p *protocol) Channel(*locking.Claim) string { return p.channel }
 
-func (p *protocol) Backoff(n int) time.Duration { return p.backoff(n) }
-
-func (p *protocol) Renewer() watchdog.Renewer {
-	return locking.Renewer(p.s)
-}
+func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
 
 // publish is the command that a release script publishes with.
 func (p *protocol) publish() string {
@@ -111,14 +109,14 @@ const maxTokens = 16
 
 // Confirm implements locking.Prepared.
 func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
-	n := min(len(q.Next), maxTokens)
+	n := max(0, min(len(q.Next), maxTokens)-q.Tokens)
 	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.counted(c.Key, []string{c.Key}),
 		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3)
 	if err != nil {
 		return locking.Confirmation{}, err
 	}
 	drawn, last := reply[1], reply[2]
-	return locking.Confirmation{Stands: reply[0] == 1, Ready: int(drawn), Token: last - drawn + 1}, nil
+	return locking.Confirmation{Stands: reply[0] == 1, Tokens: int(drawn), Token: last - drawn + 1}, nil
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {

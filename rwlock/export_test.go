@@ -21,7 +21,7 @@ func (p *protocol) IsLocked(ctx context.Context, key string) (bool, error) {
 
 // Protocols returns the protocols of readers and of writers.
 func Protocols(s *session.Session) (read, write Protocol) {
-	return newReadProtocol(s), newWriteProtocol(s)
+	return newProtocols(s)
 }
 
 const (

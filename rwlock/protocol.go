@@ -63,16 +63,10 @@ type readProtocol struct{ protocol }
 // the server that blocks new readers.
 type writeProtocol struct{ protocol }
 
-func newProtocol(s *session.Session, kind, payload string) protocol {
-	return protocol{s: s, kind: kind, payload: payload}
-}
-
-func newReadProtocol(s *session.Session) *readProtocol {
-	return &readProtocol{newProtocol(s, kindRead, wire.PayloadUnlocked)}
-}
-
-func newWriteProtocol(s *session.Session) *writeProtocol {
-	return &writeProtocol{newProtocol(s, kindWrite, wire.PayloadWriteFree)}
+// newProtocols returns the protocols of both sides.
+func newProtocols(s *session.Session) (*readProtocol, *writeProtocol) {
+	return &readProtocol{protocol{s, kindRead, wire.PayloadUnlocked}},
+		&writeProtocol{protocol{s, kindWrite, wire.PayloadWriteFree}}
 }
 
 // Readers and writers of a process wait in one queue, first come, first served.
@@ -89,9 +83,6 @@ func (p *writeProtocol) Traits() locking.Traits {
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
-
-// Backoff implements locking.Protocol. It is not used, because there is a channel.
-func (p *protocol) Backoff(int) time.Duration { return 0 }
 
 // lockAndWriters returns the keys of scripts that consider waiting writers.
 func lockAndWriters(c *locking.Claim) []string { return []string{c.Key, wire.WriterWaits(c.Key)} }
@@ -142,12 +133,9 @@ func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.
 	if err != nil {
 		return locking.Answer{}, err
 	}
-	switch reply[0] {
-	case replyAcquired:
-		return locking.Answer{Acquired: true}, nil
-	default:
-		return locking.Answer{FreeIn: millis(reply[1]), Queued: reply[0] == replyBlocking}, nil
-	}
+	return locking.Answer{
+		Acquired: reply[0] == replyAcquired, FreeIn: millis(reply[1]), Queued: reply[0] == replyBlocking,
+	}, nil
 }
 
 // Leave implements locking.Positioned.

@@ -49,7 +49,7 @@ type RWLock struct {
 
 // New returns the read-write lock with that name. The client calls it.
 func New(s *session.Session, name string) *RWLock {
-	r, w := newReadProtocol(s), newWriteProtocol(s)
+	r, w := newProtocols(s)
 	return &RWLock{
 		read:  newBase(locking.New(s, r, name), &r.protocol),
 		write: newBase(locking.New(s, w, name), &w.protocol),

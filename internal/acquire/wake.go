@@ -93,8 +93,14 @@ func (e *entry[A]) Notify(ev pubsub.Event) {
 		e.nudge(telemetry.Subscribed)
 	case e.first != nil && e.first.req.LeftOpen != "" && ev.Payload == e.first.req.LeftOpen:
 		e.leaveOpen()
-	case !e.yield.isEcho():
-		e.nudge(telemetry.Message)
+	default:
+		switch r := e.yield.heard(); {
+		case r == ignore:
+		case r == pause && !e.attempting:
+			e.lookAt(time.Now().Add(courtesy))
+		default:
+			e.nudge(telemetry.Message)
+		}
 	}
 }
 

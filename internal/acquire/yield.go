@@ -9,6 +9,9 @@ const (
 	// 1<<maxUnused, but at least after maxStreak.
 	maxUnused = 6
 	maxStreak = 50 * time.Millisecond
+	// courtesy is how much longer a process that yields waits after the first release of
+	// another, for a third that is slower to notice it, such as one of Java.
+	courtesy = 2 * time.Millisecond
 
 	// A key with pollers is left open for openFor every openEvery: that is longer than the
 	// common libraries pause, and shorter than they wait. Nothing tells whether there are
@@ -23,13 +26,18 @@ const (
 // released the key, or for yieldFor.
 //
 // That can be in vain: PUBLISH also counts subscribers that do not wait. Each time it was, the
-// number doubles; it is reset when another process turns up.
+// number doubles; it is reset when another process turns up. The pause for a third process
+// becomes rarer in the same way.
 type yield struct {
 	since    time.Duration // since started: the first of the acquisitions
 	handOffs int32         // consecutive acquisitions in this process
 	unused   uint8         // how often yielding was in vain
 	active   bool
 	echo     bool // the message of the own release is still to come
+
+	releases  uint8 // of other processes that have ended yielding
+	courteous bool  // another has released the key, and this process pauses for a third
+	vain      uint8 // how often that was in vain
 }
 
 // started is what times of a yield count from: a time.Time is larger.
@@ -43,7 +51,7 @@ func (y *yield) begin(limit int) bool {
 	if n < limit || n < limit<<y.unused && time.Since(started)-y.since < maxStreak {
 		return false
 	}
-	y.handOffs, y.active, y.echo = 0, true, true
+	y.handOffs, y.active, y.echo, y.courteous = 0, true, true, false
 	return true
 }
 
@@ -55,10 +63,15 @@ func (y *yield) count() {
 	y.handOffs++
 }
 
-// end ends yielding. used is set if another process has acquired the key meanwhile.
+// end ends yielding. used is set if another process has acquired the key meanwhile, or since
+// the first other released it.
 func (y *yield) end(used bool) {
 	switch {
 	case !y.active:
+	case y.courteous && used:
+		y.vain = 0
+	case y.courteous:
+		y.vain = min(y.vain+1, maxUnused)
 	case used:
 		y.unused = 0
 	default:
@@ -67,18 +80,31 @@ func (y *yield) end(used bool) {
 	y.active = false
 }
 
-// isEcho reports whether a message announces the release by which this process yields. Any
-// later message ends yielding.
-func (y *yield) isEcho() bool {
-	if !y.active {
-		return false
-	}
-	if y.echo {
+// reaction is what the waiters of a process do after a message.
+type reaction uint8
+
+const (
+	ignore reaction = iota
+	pause           // for courtesy
+	try
+)
+
+// heard returns the reaction to a message, which is that of the own release first.
+func (y *yield) heard() reaction {
+	switch {
+	case !y.active:
+		return try
+	case y.echo:
 		y.echo = false
-		return true
+		return ignore
+	case !y.courteous:
+		y.releases, y.unused = y.releases+1, 0
+		if y.courteous = y.releases%(1<<y.vain) == 0; y.courteous {
+			return pause
+		}
 	}
 	y.end(true)
-	return false
+	return try
 }
 
 // opening is the schedule by which a key is left open to pollers.

@@ -8,58 +8,93 @@ import (
 	"github.com/stretchr/testify/assert"
 )
 
-// play lets processes that always want the key share it for a number of turns. Of those that
-// try, one gets it at random. receivers counts idlers too: subscribers that do not wait. It
-// returns the hand-offs of each process, and how often the key lay idle until a timer.
-func play(processes, idlers, turns int) (shares []int, idle int) {
+// outcome is what play has seen: the hand-offs of each process, those of the slow processes
+// together, how often the key lay idle until a timer, and how often for courtesy in vain.
+type outcome struct {
+	shares           []int
+	slow, idle, vain int
+}
+
+// play lets processes that always want the key share it for a number of turns, with slow
+// processes, which have it once if no other tries. Of the others that try, one gets it at
+// random. There may be subscribers that do not wait.
+func play(processes int, slow, subscribers bool, turns int) (o outcome) {
 	all := make([]yield, processes)
-	shares = make([]int, processes)
+	o.shares = make([]int, processes)
 	for holder := 0; turns > 0; turns-- {
 		me := &all[holder]
 		for !me.begin(handOffs) {
 			me.count()
-			shares[holder]++
+			o.shares[holder]++
 		}
-		var trying []int
-		for i := range all {
-			if !all[i].isEcho() && i != holder {
-				trying = append(trying, i)
+		var trying, pausing []int
+		message := func() {
+			for i := range all {
+				switch all[i].heard() {
+				case pause:
+					pausing = append(pausing, i)
+				case try:
+					trying = append(trying, i)
+				}
 			}
+		}
+		if processes == 1 && !slow && !subscribers {
+			me.end(false)
+			continue
+		}
+		message()
+		for slow && len(trying) == 0 {
+			o.slow++
+			message()
 		}
 		switch {
-		case processes+idlers == 1:
-			me.end(false)
+		case len(trying) == 0 && len(pausing) > 0:
+			o.vain++
+			trying = pausing
 		case len(trying) == 0:
-			idle++
+			o.idle++
 			me.end(false)
-		default:
-			holder = trying[rand.N(len(trying))]
-			for _, i := range trying {
-				all[i].end(i != holder)
-			}
+			continue
+		}
+		holder = trying[rand.N(len(trying))]
+		for _, i := range trying {
+			all[i].end(i != holder)
 		}
 	}
-	return shares, idle
+	return o
 }
 
 func TestProcessesShareAKey(t *testing.T) {
+	const turns = 10_000
 	synctest.Test(t, func(t *testing.T) { // no time passes
 		for processes := 2; processes <= 8; processes++ {
-			shares, idle := play(processes, 0, 10_000)
-			for i, n := range shares {
-				fair := 10_000 * handOffs / processes
-				assert.Greater(t, n, fair/2, "process %d of %d: %v", i, processes, shares)
-				assert.Less(t, n, fair*2, "process %d of %d: %v", i, processes, shares)
+			o := play(processes, false, false, turns)
+			for i, n := range o.shares {
+				fair := turns * handOffs / processes
+				assert.Greater(t, n, fair/2, "process %d of %d: %v", i, processes, o.shares)
+				assert.Less(t, n, fair*2, "process %d of %d: %v", i, processes, o.shares)
 			}
-			assert.Zero(t, idle, "%d processes", processes)
+			assert.Zero(t, o.idle, "%d processes", processes)
+			assert.Less(t, o.vain, turns>>(maxUnused-1), "%d processes", processes)
+		}
+	})
+}
+
+// A process that reacts slower than all others has its turns too.
+func TestSlowProcessesHaveTheirTurns(t *testing.T) {
+	const turns = 10_000
+	synctest.Test(t, func(t *testing.T) {
+		for processes := 1; processes <= 2; processes++ {
+			o := play(processes, true, false, turns)
+			assert.GreaterOrEqual(t, o.slow, turns/2, "%d processes", processes)
 		}
 	})
 }
 
 func TestYieldingInVainBecomesRare(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		shares, idle := play(1, 3, 100)
-		assert.Equal(t, 100, idle)
-		assert.Greater(t, shares[0], 90*handOffs<<maxUnused)
+		o := play(1, false, true, 100)
+		assert.Equal(t, 100, o.idle)
+		assert.Greater(t, o.shares[0], 90*handOffs<<maxUnused)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -23,28 +24,31 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 
 // TryAll implements acquire.Acquirer.
 func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
-	results := make([]acquire.Result, len(all))
-	err := c.lock.s.Err()
-	if err != nil {
-		for i := range results {
-			results[i].Err = err
-		}
-		return results
+	if err := c.lock.s.Err(); err != nil {
+		return slices.Repeat([]acquire.Result{{Err: err}}, len(all))
 	}
 	// Close leaves it to this request to give back what it acquires.
 	ctx, cancel := c.lock.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
+	return attempt(all, func(claims []*Claim) ([]Answer, error) {
+		return c.lock.p.(Grouped).AcquireAll(ctx, claims)
+	})
+}
+
+// attempt makes one attempt for several claims.
+func attempt(all []*claim, request func(claims []*Claim) ([]Answer, error)) []acquire.Result {
 	claims := make([]*Claim, len(all))
-	for i, one := range all {
-		claims[i] = &one.Claim
+	for i, c := range all {
+		claims[i] = &c.Claim
 	}
 	sent := time.Now()
-	answers, err := c.lock.p.(Grouped).AcquireAll(ctx, claims)
+	answers, err := request(claims)
 	if err != nil {
 		answers = make([]Answer, len(all))
 	}
-	for i, one := range all {
-		results[i].Verdict, results[i].Err = one.answered(sent, answers[i], err)
+	results := make([]acquire.Result, len(all))
+	for i, c := range all {
+		results[i].Verdict, results[i].Err = c.answered(sent, answers[i], err)
 	}
 	return results
 }

@@ -59,7 +59,9 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	var err error
 	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
-		results := tryTogether(reqCtx, claims[:n], all)
+		results := attempt(claims[:n], func(claims []*Claim) ([]Answer, error) {
+			return locks[0].p.(Batched).AcquireEach(reqCtx, claims, all)
+		})
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
 		} else {
@@ -79,24 +81,6 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		return nil, errors.Join(err, UnlockTogether(ctx, holds))
 	}
 	return holds, nil
-}
-
-func tryTogether(ctx context.Context, claims []*claim, all bool) []acquire.Result {
-	asked := make([]*Claim, len(claims))
-	for i, c := range claims {
-		asked[i] = &c.Claim
-	}
-	sent := time.Now()
-	answers, err := claims[0].lock.p.(Batched).AcquireEach(ctx, asked, all)
-	results := make([]acquire.Result, len(claims))
-	for i, c := range claims {
-		var a Answer
-		if err == nil {
-			a = answers[i]
-		}
-		results[i].Verdict, results[i].Err = c.answered(sent, a, err)
-	}
-	return results
 }
 
 // Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
@@ -190,7 +174,7 @@ func UnlockTogether(ctx context.Context, holds []*Hold) error {
 		if err != nil {
 			errs = append(errs, err)
 		} else if !e.last {
-			errs = append(errs, e.done(nil))
+			errs = append(errs, e.Released(e.released, nil))
 		} else {
 			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
 			free = append(free, e)
@@ -257,12 +241,12 @@ func releaseFree(free []ending) error {
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
-		errs = append(errs, e.done(c.releaseError(freed[i], nil)))
+		errs = append(errs, e.Released(e.released, c.releaseError(freed[i], nil)))
 	}
 	return errors.Join(append(errs, atOnce(rest))...)
 }
 
 // alone releases the claim by itself.
 func (e ending) alone(mayHaveRun bool) error {
-	return e.done(e.claim.giveBack(e.ctx, false, mayHaveRun))
+	return e.Released(e.released, e.claim.giveBack(e.ctx, false, mayHaveRun))
 }

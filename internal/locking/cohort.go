@@ -160,24 +160,27 @@ func (c *Cohort) leaves(waiter lock.Owner) {
 	c.passed = append(c.passed, waiter)
 }
 
-// left returns the waiters whose queue positions are still to be removed.
-func (c *Cohort) left() []lock.Owner {
+// left returns the waiters whose queue positions are still to be removed, and the number of
+// tokens that are not used.
+func (c *Cohort) left() (passed []lock.Owner, tokens int) {
 	if c == nil {
-		return nil
+		return nil, 0
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.passed)
+	return slices.Clone(c.passed), c.tokens
 }
 
-// answered notes the answer to a question. Tokens drawn earlier are lower, and not used any
-// more.
+// answered notes the answer to a question. While the claim stands only its questions draw
+// tokens, so new ones follow those that are left.
 func (c *Cohort) answered(q Question, a Confirmation) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.passed = slices.Delete(c.passed, 0, len(q.Passed)) // one request is in flight at a time
-	if a.Token > 0 {
-		c.token, c.tokens = a.Token, a.Ready
+	if c.token+int64(c.tokens) == a.Token {
+		c.tokens += a.Tokens
+	} else if a.Tokens > 0 {
+		c.token, c.tokens = a.Token, a.Tokens
 	}
 }
 

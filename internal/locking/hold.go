@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -101,14 +100,10 @@ func (h *hold) Remaining() time.Duration {
 	c := h.claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	switch {
-	case !h.Held():
+	if !h.Held() {
 		return 0
-	case h.own != nil:
-		return min(h.own.Remaining(), c.lease.Remaining())
-	default:
-		return c.lease.Remaining()
 	}
+	return min(h.ends().Remaining(), c.lease.Remaining())
 }
 
 // Extend implements lock.Hold.
@@ -183,18 +178,35 @@ func (h *hold) endAt(at time.Time) {
 	}
 }
 
-// end ends the hold here, and returns whether that leaves its claim to be released, or why
-// there is nothing to end.
-func (h *hold) end() (last bool, err error) {
+// Unlock implements lock.Hold.
+func (h *hold) Unlock(ctx context.Context) error {
+	e, err := h.startUnlock(ctx)
+	if err != nil {
+		return err
+	}
+	if e.last {
+		err = h.claim.release(e.ctx, h)
+	}
+	return e.Released(e.released, err)
+}
+
+// ending is a hold that is being unlocked.
+type ending struct {
+	*hold
+	last     bool            // hold of its claim, which is to be released
+	ctx      context.Context // of its requests
+	released func(error)     // ends the span of the release
+}
+
+// startUnlock ends a hold, or returns why there is nothing to end.
+func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 	h.check()
-	c := h.claim
+	c, last := h.claim, false
 	c.mu.Lock()
-	defer c.mu.Unlock()
-	err = h.End("Unlock", h.Name())
+	err := h.End("Unlock", h.Name())
 	switch {
 	case err == nil:
-		last = c.drop(h)
-		if last {
+		if last = c.drop(h); last {
 			c.state = released
 			c.lease.Forget()
 		}
@@ -202,51 +214,12 @@ func (h *hold) end() (last bool, err error) {
 		// Should the server still keep it.
 		c.lock.s.Go(func(ctx context.Context) { _ = c.cohort.Release(func() error { return c.free(ctx) }) })
 	}
-	return last, err
-}
-
-// Unlock implements lock.Hold.
-func (h *hold) Unlock(ctx context.Context) error {
-	e, err := h.startUnlock(ctx)
-	if err != nil {
-		return err
-	}
-	if !e.last {
-		return e.done(nil)
-	}
-	return e.done(h.claim.release(e.ctx, h))
-}
-
-// ending is a hold that is being unlocked.
-type ending struct {
-	*hold
-	last     bool            // hold of its claim
-	ctx      context.Context // of its requests
-	released func(error)     // ends the span of the release
-}
-
-// startUnlock ends a hold, of which at most the release is left, or returns why there is
-// nothing to end.
-func (h *hold) startUnlock(ctx context.Context) (ending, error) {
-	last, err := h.end()
+	c.mu.Unlock()
 	if err != nil {
 		return ending{}, err
 	}
-	ctx, released := h.StartRelease(ctx)
-	return ending{h, last, ctx, released}, nil
-}
-
-// done is called with what became of the release, and returns it.
-func (e ending) done(err error) error {
-	return e.Released(e.released, err)
-}
-
-// handle returns what the caller of Lock gets.
-func (h *hold) handle(site callsite.Site) lock.Hold {
-	h.Site = site
-	hd := &holds.Handle{Hold: h}
-	hd.Arm()
-	return hd
+	ctx, end := h.StartRelease(ctx)
+	return ending{h, last, ctx, end}, nil
 }
 
 // Dropped implements holds.Hold.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/callsite"
+	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -57,27 +58,28 @@ func (l *Lock) Check(ctx context.Context) error {
 // Lock is lock.Locker's.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
-	if err != nil {
-		return nil, err
-	}
-	h, err := l.acquire(ctx, o, o.Bounded && o.Wait == 0, false)
-	if err != nil {
-		return nil, err
-	}
-	return h.handle(callsite.Here(1, 2)), nil // the caller of this method, and the user's frame
+	return l.handle(ctx, o, o.Bounded && o.Wait == 0, err)
 }
 
 // TryLock is lock.Locker's.
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := TryOptions(opts)
+	return l.handle(ctx, o, true, err)
+}
+
+// handle acquires the lock for a caller, unless there is an error in its options.
+func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error) (lock.Hold, error) {
 	if err != nil {
 		return nil, err
 	}
-	h, err := l.acquire(ctx, o, true, false)
+	h, err := l.acquire(ctx, o, once, false)
 	if err != nil {
 		return nil, err
 	}
-	return h.handle(callsite.Here(1, 2)), nil
+	h.Site = callsite.Here(2, 2) // skips this method, Lock or TryLock, and that of the kind
+	hd := &holds.Handle{Hold: h}
+	hd.Arm()
+	return hd, nil
 }
 
 // TryOptions reads the options of a TryLock.
@@ -143,13 +145,11 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 		Once:         once,
 		Owned:        !c.owner.IsZero(),
 		Deadline:     deadline,
+		Backoff:      traits.Backoff,
 		TryWhileHeld: traits.TryWhileHeld,
 		Shared:       traits.Shared,
 		Group:        traits.Group || traits.Ordered,
 		Ordered:      traits.Ordered,
-	}
-	if req.Channel == "" || traits.HasPollers {
-		req.Backoff = c.lock.p.Backoff
 	}
 	if traits.HasPollers {
 		req.LeftOpen = wire.PayloadLeftOpen
@@ -196,13 +196,13 @@ func ErrNoOwner(name string) error {
 }
 
 // heldBy returns the holds that an owner has in this process, the latest last.
-func (l *Lock) heldBy(o lock.Owner) (holds []*hold) {
+func (l *Lock) heldBy(o lock.Owner) (held []*hold) {
 	for _, c := range l.q.Holders(l.queueKey()) {
 		if c.lock.sameKind(l) {
-			holds = append(holds, c.heldBy(o)...)
+			held = append(held, c.heldBy(o)...)
 		}
 	}
-	return holds
+	return held
 }
 
 // Force runs open, which opens the lock by force and reports whether it was held, and ends

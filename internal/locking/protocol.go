@@ -61,17 +61,20 @@ type Question struct {
 	Passed []lock.Owner
 	// Next are the waiters of this process, in order.
 	Next []lock.Owner
+	// Tokens is the number of fencing tokens that earlier answers have brought, and that no
+	// waiter has used.
+	Tokens int
 }
 
 // Confirmation is the answer to a Question.
 type Confirmation struct {
 	Stands bool
-	// Ready is the number of the next waiters, from the first on, to which the claim can be
-	// passed on.
+	// Ready is the number of the next waiters, from the first on, that are next in the queue
+	// of the server.
 	Ready int
-	// Token is the token of the first of them; the tokens of the others follow it. It is 0
-	// for a kind without tokens.
-	Token int64
+	// Tokens is the number of fencing tokens drawn, from Token on.
+	Tokens int
+	Token  int64
 }
 
 // Released is what a release found.
@@ -134,9 +137,11 @@ type Traits struct {
 	// hold.
 	NonReentrant bool
 	// HasPollers is set if others release without a message and wait without hearing
-	// any: waiters try again after a Backoff, too, and the lock is left open to
-	// others from time to time.
+	// any: the lock is left open to them from time to time.
 	HasPollers bool
+	// Backoff returns the pause after the n-th attempt of a waiter, or is nil if messages
+	// alone wake waiters.
+	Backoff func(n int) time.Duration
 }
 
 // Protocol is what a kind of lock says to the server. Its methods block for one
@@ -145,9 +150,6 @@ type Protocol interface {
 	Traits() Traits
 	// Channel returns the channel of releases for the claim, or "".
 	Channel(c *Claim) string
-	// Backoff is the pause after the n-th attempt where there is no channel, or
-	// Traits say HasPollers.
-	Backoff(n int) time.Duration
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)
 	// Release gives the claim back, or its queue position.
@@ -236,9 +238,25 @@ func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl
 // appends what the script is to know of a lease.
 func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, shared bool,
 	about func(args []string, l *watchdog.Lease) []string) []watchdog.Renewed {
-	r := renewal{c, script, ttl, about}
 	return RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
-		return r.run(ctx, batches, dedicated)
+		calls := make([]wire.Call, len(batches))
+		for b, batch := range batches {
+			keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
+			args[0] = wire.Millis(ttl)
+			for i, l := range batch {
+				keys[i], args = l.Key, about(args, l)
+			}
+			calls[b] = wire.Call{Keys: keys, Args: args}
+		}
+		results := make([]watchdog.Renewed, len(batches))
+		for b, reply := range script.ExecMany(ctx, c, calls, dedicated) {
+			held, err := wire.Numbers(reply, len(batches[b]))
+			results[b].Err = err
+			for _, n := range held {
+				results[b].Held = append(results[b].Held, n == 1)
+			}
+		}
+		return results
 	})
 }
 
@@ -255,35 +273,6 @@ func RenewBySlot(batches [][]*watchdog.Lease, shared bool, renew func(batches []
 				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
 				results[b].Err = cmp.Or(results[b].Err, one.Err)
 			}
-		}
-	}
-	return results
-}
-
-// renewal is what the requests of RenewBatches have in common.
-type renewal struct {
-	client rueidis.Client
-	script *wire.Script
-	ttl    time.Duration
-	about  func(args []string, l *watchdog.Lease) []string
-}
-
-func (r renewal) run(ctx context.Context, batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
-	calls := make([]wire.Call, len(batches))
-	for b, batch := range batches {
-		keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
-		args[0] = wire.Millis(r.ttl)
-		for i, l := range batch {
-			keys[i], args = l.Key, r.about(args, l)
-		}
-		calls[b] = wire.Call{Keys: keys, Args: args}
-	}
-	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range r.script.ExecMany(ctx, r.client, calls, dedicated) {
-		held, err := wire.Numbers(reply, len(batches[b]))
-		results[b].Err = err
-		for _, n := range held {
-			results[b].Held = append(results[b].Held, n == 1)
 		}
 	}
 	return results

@@ -159,7 +159,8 @@ func (c *claim) confirm(ctx context.Context, batch *Batch) error {
 // prepares for passing it on.
 func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 	l := c.lock
-	q := Question{Passed: c.cohort.left()}
+	var q Question
+	q.Passed, q.Tokens = c.cohort.left()
 	var next []*claim
 	prepared, _ := l.p.(Prepared)
 	if prepared != nil {
@@ -201,7 +202,7 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 	if l.p.Traits().HasPollers {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
-	if passed := c.cohort.left(); len(passed) > 0 {
+	if passed, _ := c.cohort.left(); len(passed) > 0 {
 		c.Extra = &Extra{Passed: passed}
 	}
 	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
