@@ -237,8 +237,9 @@ func (s *slots) done(seq *sequence) {
 // errTooLate is the error of a request that the server no longer runs.
 var errTooLate = errors.New("redlatch: the request came too late for the server")
 
-// exec runs a script that begins with pool.lua. It sends the first attempt of a request once
-// more if the server's time was unknown.
+// exec runs a script that begins with pool.lua. It sends a request once more if the server's
+// time was unknown: if this is the first attempt or, because the local clock is ahead, no
+// attempt can have run yet.
 func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
 	keys := slices.Concat([]string{p.key, wire.SemaphoreRequest(p.key, p.s.ID, seq.slot)}, p.otherKeys)
 	least := retryTime - clockError // must be left: a first attempt needs time for retries
@@ -251,7 +252,7 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 		return script.Exec(ctx, p.s.Client, keys, all).AsIntSlice()
 	}
 	reply, err := send()
-	if len(reply) == 2 && !seq.mayHaveRun {
+	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {
 		p.slots.ahead.Store(reply[1] - time.Now().UnixMilli())
 		seq.notAfter = reply[1] + retryTime.Milliseconds()
 		reply, err = send()

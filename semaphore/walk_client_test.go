@@ -173,7 +173,11 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 func (x *walk) confirm(r *command, f fault) {
 	c := r.client
 	if !r.acquires() {
-		if reply := x.deliver(r.accepted(r.seq.notAfter, 0), ""); f != answered {
+		reply := x.deliver(r.accepted(r.seq.notAfter, 0), "")
+		if len(reply) == 2 && r.seq.notAfter-x.w.now >= cacheTTL { // too early: it has not run yet
+			reply = x.deliver(r.accepted(x.w.now+retryTime, 0), "")
+		}
+		if f != answered {
 			return
 		} else if len(reply) == 2 { // its permits may never be released
 			if !x.expirable {
