@@ -109,8 +109,8 @@ type Report struct {
 // The oldest supported versions. Servers with other names are not checked.
 var oldest = map[string][2]int{"redis": {6, 2}, "valkey": {7, 2}}
 
-// maxClockOffset exceeds the error of any maintained clock. redlatch compares no clocks
-// of different machines; Redisson does.
+// maxClockOffset exceeds the error of any maintained clock. Redisson compares clocks of
+// different machines; redlatch does so only to a minute, for requests to semaphores.
 const maxClockOffset = time.Second
 
 // Probe checks every node, and whether this client's user can use locks of the given

@@ -15,32 +15,21 @@
 //
 // A latch without a count is open. A round begins when a count is set. It ends when the
 // count reaches zero, is deleted, or its key expires; then the latch can be set again.
-// Wait waits for the end of the round it finds, even if the next one has begun by then.
-// Lost messages make no difference if redlatch set the next count, or if the next count
-// is higher than the last one seen. If Java resets the latch at once to the same count
-// or less, Wait may mistake the next round for its own. In that case no message needs
-// to be lost if the reset happens just as Wait begins, or in a cluster with plain
-// pub/sub.
+// Wait waits for the end of the round it finds, even if redlatch begins the next one at
+// once. If Java does, Wait detects it only by a count that is higher than the last one
+// it has seen. Otherwise it takes the next round for its own and waits for its end.
 //
-// Waiters take a message on the latch's channel for the end of the round. Channels are
-// shared by all databases of a server: give latches in different databases different
-// names, and do not publish to these channels by hand.
+// A message on the latch's channel causes Wait to read the latch and nothing else.
 //
-// # Indeterminate results
+// # Lost replies
 //
-// The server stores only the count, not which workers have counted. CountDown is
-// therefore never sent twice. If the reply is lost, the error matches
-// lock.ErrIndeterminate: the count may or may not have been decremented, or may still
-// be. Counting down again could end the round early; not doing so could leave it open
-// forever. Only the program knows which does less harm:
-//
-//   - If an early end is harmless, because the waiters check the results and notice
-//     what is missing, count down again.
-//   - Otherwise do not. Let the waiters use a deadline, check the results when it
-//     passes, and Delete the latch.
-//
-// In both cases the results, not the count, say what is done. Results stored under one
-// key per part (a row, an object, a member of a set) can safely be written twice.
+// A request takes effect once. If its reply is lost, it is cancelled on the server and
+// sent again, unless the server knows the reply. The error matches lock.ErrIndeterminate
+// if the server stays away or ctx ends first: the request may have run, or may still.
+// Counting down again could then end the round early; not doing so could leave it open
+// forever. Therefore let the waiters use a deadline and check the results: they, not the
+// count, say what is done. Results stored under one key per part (a row, an object, a
+// member of a set) can safely be written twice.
 //
 // A process that dies before it counts down leaves the count unchanged: a latch has no
 // lease and its key does not expire. Use Wait with a deadline.
@@ -65,9 +54,6 @@ import (
 // MaxCount is the highest count that TrySetCount accepts. Java accepts higher ones.
 const MaxCount = math.MaxInt32
 
-// kind names a latch in traces.
-const kind = "latch"
-
 // Latch is a count-down latch. It is created by Client.CountDownLatch and is safe for
 // concurrent use. It is immutable: the count is on the server.
 type Latch struct {
@@ -91,7 +77,7 @@ func (l *Latch) Name() string { return l.name }
 // whether it did. With n = 0 it writes nothing and reports whether the latch is open.
 // It blocks for one round trip, and up to 5 s longer if the server is temporarily
 // unavailable. If n is negative or above MaxCount, the error matches lock.ErrInvalid.
-// If the reply is lost, it matches lock.ErrIndeterminate: the count may or may not have
+// If no reply arrives, it matches lock.ErrIndeterminate: the count may or may not have
 // been set. A key of another type is an error and remains unchanged.
 func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 	if n < 0 || n > MaxCount {
@@ -102,8 +88,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 		return err == nil && count == 0, err
 	}
 	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
-		strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL),
-		l.s.Publish, l.channel(), payloadSet)
+		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL))
 	return set == 1, err
 }
 
@@ -112,11 +97,10 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 // returns 0. It blocks for one round trip, and up to 5 s longer if the server is
 // temporarily unavailable.
 //
-// It counts at most once and is never sent twice. If the reply is lost because the
-// connection breaks or ctx ends, the error matches lock.ErrIndeterminate: the count may
-// or may not have been decremented; see the package documentation. After any other
-// error the count is unchanged. A key of another type is an error and remains
-// unchanged.
+// It counts once, even if replies are lost. If no reply arrives within these 5 s or
+// before ctx ends, the error matches lock.ErrIndeterminate: the count may or may not have
+// been decremented; see the package documentation. After any other error the count is
+// unchanged. A key of another type is an error and remains unchanged.
 func (l *Latch) CountDown(ctx context.Context) (left int, err error) {
 	return l.CountDownN(ctx, 1)
 }
@@ -127,8 +111,7 @@ func (l *Latch) CountDownN(ctx context.Context, n int) (left int, err error) {
 	if n < 1 {
 		return 0, fmt.Errorf("%w: CountDownN %q: %d is less than 1", lock.ErrInvalid, l.name, n)
 	}
-	return l.exec(ctx, countDownScript, "count down", "have come down",
-		strconv.Itoa(n), l.s.Publish, l.channel(), payloadOpen)
+	return l.exec(ctx, countDownScript, "count down", "have come down", wire.PayloadLatchOpen, strconv.Itoa(n))
 }
 
 // Count returns the remaining count, 0 if there is none. It blocks for one round trip.
@@ -146,19 +129,18 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 		count, err = parseCount(text)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("redlatch: read the count of %q: %w", l.name, l.with(ctx, err))
+		return 0, fmt.Errorf("redlatch: read the count of %q: %w", l.name, errors.Join(l.s.Err(), context.Cause(ctx), err))
 	}
 	return int(min(count, math.MaxInt)), nil
 }
 
 // Delete ends the round, whatever its count, and reports whether there was one. It
 // releases redlatch waiters. Redisson waiters stay blocked: Redisson notifies them only
-// at the end of a later round. Delete blocks like CountDown. If the reply is lost, the
+// at the end of a later round. Delete blocks like CountDown. If no reply arrives, the
 // error matches lock.ErrIndeterminate: the count may or may not have been deleted. A
 // key of another type is an error and remains unchanged.
 func (l *Latch) Delete(ctx context.Context) (bool, error) {
-	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted",
-		l.s.Publish, l.channel(), payloadSet)
+	deleted, err := l.exec(ctx, deleteScript, "delete", "have been deleted", wire.PayloadLatchShut)
 	return deleted == 1, err
 }
 
@@ -181,15 +163,10 @@ func (l *Latch) Wait(ctx context.Context) error {
 		return lock.ErrClosed
 	}
 	defer l.s.Leave()
-	span := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: kind, Name: l.name})
-	reads, err := l.wait(ctx)
-	span.End(ctx, reads, err)
-	return err
-}
-
-func (l *Latch) wait(ctx context.Context) (reads int, err error) {
+	span := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
 	w := &waiter{released: make(chan struct{})}
 	d := session.Of[registry](l.s).join(l.s, l.key, w)
+	var err error
 	select {
 	case <-w.released:
 	case <-ctx.Done():
@@ -197,20 +174,21 @@ func (l *Latch) wait(ctx context.Context) (reads int, err error) {
 	case <-l.s.Done():
 		err = lock.ErrClosed
 	}
-	if d.leave(w) {
-		if w.err != nil {
-			return w.reads, errors.Join(l.s.Err(), l.waiting(w.err))
-		}
-		return w.reads, nil
+	switch released := d.leave(w); {
+	case !released:
+		err = errors.Join(err, w.lastErr)
+	case w.err != nil:
+		err = errors.Join(l.s.Err(), l.waiting(w.err))
+	default:
+		err = nil
 	}
-	return w.reads, errors.Join(err, w.lastErr)
+	span.End(ctx, w.reads, err)
+	return err
 }
 
 func (l *Latch) waiting(err error) error {
 	return fmt.Errorf("redlatch: wait for %q: %w", l.name, err)
 }
-
-func (l *Latch) channel() string { return wire.LatchChannel(l.key) }
 
 // check returns an error if no operation on the latch can succeed.
 func (l *Latch) check(ctx context.Context) error {
@@ -220,15 +198,12 @@ func (l *Latch) check(ctx context.Context) error {
 	return l.s.Check(ctx)
 }
 
-const (
-	// retryTimeout bounds the retries of a request that the server cannot serve.
-	retryTimeout = 5 * time.Second
-	minPause     = 20 * time.Millisecond
-	maxPause     = time.Second
-)
+// retryTimeout bounds the retries of a request.
+const retryTimeout = 5 * time.Second
 
-// exec runs a script that must not run twice: it resends only after an error which says
-// that nothing was done. The texts name the operation and its possible effect.
+// exec runs a script that must not run twice. Each request has an id, under which the
+// server caches its reply. A request whose reply was lost is cancelled, and sent under a
+// new id if it has not run. The texts name the operation and its possible effect.
 func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect string, args ...string) (int, error) {
 	if err := l.check(ctx); err != nil {
 		return 0, err
@@ -236,41 +211,34 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if ctx.Err() != nil { // before sending
 		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, context.Cause(ctx))
 	}
-	start := time.Now()
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		n, err := l.send(ctx, script, args)
-		if err == nil {
-			return n, nil
-		}
-		outcome := wire.OutcomeOf(err)
-		if outcome == wire.Unknown {
-			return 0, fmt.Errorf("%w: %s %q: the count may or may not %s: %w", lock.ErrIndeterminate, operation, l.name, effect, l.with(ctx, err))
-		}
-		if outcome == wire.Passing && time.Since(start)+pause <= retryTimeout {
-			select {
-			case <-time.After(pause):
-				continue
-			case <-ctx.Done():
-				err = errors.Join(context.Cause(ctx), err)
-			case <-l.s.Done():
-				err = errors.Join(lock.ErrClosed, err)
+	args = append([]string{wire.Millis(replyTTL), l.s.Publish, wire.LatchChannel(l.key)}, args...)
+	start, id, next := time.Now(), wire.NewRequestID(), script
+	var n int64
+	var err error
+	err = l.s.Retry(ctx, retryTimeout, func(ctx context.Context) error {
+		for next != cancelScript || l.s.Err() == nil { // a closing client leaves the outcome unknown
+			keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, id)}
+			n, err = next.Exec(ctx, l.s.Client, keys, args).AsInt64()
+			if err == nil && n < 0 && time.Since(start) >= replyTTL {
+				err = errTooLate
 			}
+			switch {
+			case err == nil && n < 0: // cancelled
+				id, next = wire.NewRequestID(), script
+				continue
+			case err != nil && wire.OutcomeOf(err) == wire.Unknown:
+				next = cancelScript
+			}
+			break
 		}
-		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, err)
+		return err
+	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	if err == nil {
+		return int(min(n, math.MaxInt)), nil
 	}
-}
-
-func (l *Latch) send(ctx context.Context, script *wire.Script, args []string) (int, error) {
-	ctx, cancel := l.s.Bounded(ctx)
-	defer cancel()
-	n, err := script.Exec(ctx, l.s.Client, []string{l.key, wire.LatchRound(l.key)}, args).AsInt64()
-	return int(min(n, math.MaxInt)), err
-}
-
-// with adds to a request's error the reason why the request may have been abandoned.
-func (l *Latch) with(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		err = errors.Join(context.Cause(ctx), err)
+	err = fmt.Errorf("redlatch: %s %q: %w", operation, l.name, err)
+	if next == cancelScript {
+		err = fmt.Errorf("%w: the count may or may not %s: %w", lock.ErrIndeterminate, effect, err)
 	}
-	return errors.Join(l.s.Err(), err)
+	return 0, err
 }

@@ -11,7 +11,9 @@ import (
 )
 
 // Scripts are the scripts that may write, by operation.
-var Scripts = map[string]*wire.Script{"set": trySetCountScript, "down": countDownScript, "delete": deleteScript}
+var Scripts = map[string]*wire.Script{
+	"set": trySetCountScript, "down": countDownScript, "delete": deleteScript, "cancel": cancelScript,
+}
 
 // Read returns what a waiter reads.
 func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl time.Duration, round string, err error) {
@@ -19,23 +21,46 @@ func Read(ctx context.Context, c rueidis.Client, key string) (count int64, ttl t
 	return s.count, s.ttl, s.round, err
 }
 
-// RoundTTL is the time to live of a round id.
-const RoundTTL = roundTTL
+// Times to live of a round id and a cached reply.
+const (
+	RoundTTL = roundTTL
+	ReplyTTL = replyTTL
+)
 
-// Synced returns the number of waiters for the latch in stageSynced.
-func Synced(l *Latch) int { return inStage(l, stageSynced) }
+// CachedReply is the key that caches the reply of a request.
+func CachedReply(key, request string) string { return cachedReply(key, request) }
+
+// Parked returns the number of waiters that have found the latch closed and need a
+// message, 0 while a read is under way.
+func Parked(l *Latch) int {
+	n, reading := inStage(l, stageClosed)
+	if reading {
+		return 0
+	}
+	return n
+}
 
 // Unread returns the number of waiters that have not read the latch yet.
-func Unread(l *Latch) int { return inStage(l, stageNew) + inStage(l, stageReading) }
+func Unread(l *Latch) int {
+	joined, _ := inStage(l, stageNew)
+	reading, _ := inStage(l, stageReading)
+	return joined + reading
+}
 
-func inStage(l *Latch, s stage) (n int) {
+func inStage(l *Latch, s stage) (n int, reading bool) {
 	reg := session.Of[registry](l.s)
 	reg.mu.Lock()
 	defer reg.mu.Unlock()
-	if d := reg.entries[l.key]; d != nil {
-		d.each(s, func(*waiter) { n++ })
+	d := reg.entries[l.key]
+	if d == nil {
+		return 0, false
 	}
-	return n
+	for w := range d.set {
+		if w.stage == s {
+			n++
+		}
+	}
+	return n, d.reading
 }
 
 // Latches returns the number of latches of the client that have waiters.

@@ -4,10 +4,12 @@ import (
 	"context"
 	_ "embed"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -27,16 +29,17 @@ func TestLockstep(t *testing.T) {
 		lockstep.Test[step]{
 			Steps: lockstep.Size(60_000), Length: 60, Kinds: stepKinds,
 			Outcomes: []string{
-				"set 1 on", "set 1 on 0", "set 0 on more", "set 1 on more",
+				"set 1 on", "set 1 on 0", "set 0 on more",
 				"down to 0 of", "down to 0 of 0", "down to 0 of more", "down to 1 of more",
 				"deleted 0", "deleted 1", "expired true", "expired false",
+				"repeated -1", "repeated 0", "repeated 1", "cancelled -1", "cancelled 0", "cancelled 1",
 				"read 0 false false", "read 0 false true", "read 1 true false", "read 1 true true", "read 1 false false",
 				"java set 0", "java set 1", "java down -1", "java down 0", "java down 1", "java delete 0", "java delete 1", "java reset 1",
 			},
 			Start: func(worker int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, worker)
 				return func(_ uint64, seen lockstep.Seen) lockstep.Walk[step] {
-					x := &walk{conn: conn, w: &world{now: 1_700_000_000_000}, seen: seen}
+					x := &walk{conn: conn, w: &world{now: 1_700_000_000_000, replies: map[string]cachedReply{}}, seen: seen}
 					conn.Reset(x.w.now)
 					return x
 				}
@@ -48,7 +51,7 @@ func TestLockstep(t *testing.T) {
 // stepKinds are the kinds of steps.
 var stepKinds = lockstep.Weights{
 	{"set", 20}, {"down", 25}, {"delete", 5}, {"read", 12},
-	{"redeliver", 5}, // the last request
+	{"redeliver", 5}, {"cancel", 5}, // the last request, or the next
 	{"expire", 7}, {"advance the clock", 10},
 	{"java set", 8}, {"java down", 7}, {"java delete", 2}, {"java reset", 3},
 }
@@ -61,7 +64,32 @@ type world struct {
 	expiry      int64  // expiry of the count, 0 if never
 	round       string
 	roundExpiry int64 // expiry of the round id
+	replies     map[string]cachedReply
 	messages    []string
+}
+
+// cachedReply is the reply of a request, -1 if it was cancelled.
+type cachedReply struct{ reply, expiry int64 }
+
+// once returns the reply of a request, which run runs at most once. A request without an
+// effect may run again.
+func (w *world) once(id string, run func() (reply int64, effect bool)) int64 {
+	if cached, ok := w.replies[id]; ok {
+		return cached.reply
+	}
+	reply, effect := run()
+	if effect {
+		w.replies[id] = cachedReply{reply, w.now + countdown.ReplyTTL.Milliseconds()}
+	}
+	return reply
+}
+
+func (w *world) cancel(id string) int64 {
+	if cached, ok := w.replies[id]; ok {
+		return cached.reply
+	}
+	w.replies[id] = cachedReply{-1, w.now + time.Hour.Milliseconds()}
+	return -1
 }
 
 func (w *world) count() int64 {
@@ -75,38 +103,36 @@ func (w *world) publish(message string) {
 
 func (w *world) finish() { w.value, w.expiry, w.round, w.roundExpiry = "", 0, "", 0 }
 
-func (w *world) set(n int64, id string) int64 {
+func (w *world) set(n int64, id string) (int64, bool) {
 	if w.count() > 0 {
-		if w.round == id { // delivered twice
-			return 1
-		}
-		return 0
+		return 0, false
 	}
 	w.value, w.expiry = itoa(n), 0
 	w.round, w.roundExpiry = id, w.now+countdown.RoundTTL.Milliseconds()
 	w.publish("1")
-	return 1
+	return 1, true
 }
 
-func (w *world) down(n int64) int64 {
+func (w *world) down(n int64) (int64, bool) {
 	if left := w.count() - n; left > 0 {
 		w.value = itoa(left)
-		return left
+		return left, true
 	}
-	if w.value != "" {
-		w.finish()
-		w.publish("0")
+	if w.value == "" {
+		return 0, false
 	}
-	return 0
+	w.finish()
+	w.publish("0")
+	return 0, true
 }
 
-func (w *world) delete() int64 {
+func (w *world) delete() (int64, bool) {
 	if w.value == "" {
-		return 0
+		return 0, false
 	}
 	w.finish()
 	w.publish("1")
-	return 1
+	return 1, true
 }
 
 func (w *world) advance(ms int64) {
@@ -117,6 +143,7 @@ func (w *world) advance(ms int64) {
 	if w.roundExpiry != 0 && w.roundExpiry < w.now {
 		w.round, w.roundExpiry = "", 0
 	}
+	maps.DeleteFunc(w.replies, func(_ string, r cachedReply) bool { return r.expiry < w.now })
 }
 
 // java is what Redisson does.
@@ -161,6 +188,9 @@ func (w *world) state() (s lockstep.State) {
 	if w.round != "" {
 		s.Put(wire.LatchRound(key), "string", w.roundExpiry, w.round)
 	}
+	for id, r := range w.replies {
+		s.Put(countdown.CachedReply(key, id), "string", r.expiry, itoa(r.reply))
+	}
 	s.Told, w.messages = w.messages, nil
 	return s
 }
@@ -173,11 +203,12 @@ type step struct {
 
 // walk compares a model with the scripts.
 type walk struct {
-	conn *lockstep.Client
-	w    *world
-	ids  int
-	last lockstep.Request
-	seen lockstep.Seen
+	conn   *lockstep.Client
+	w      *world
+	ids    int
+	last   lockstep.Request
+	lastID string
+	seen   lockstep.Seen
 }
 
 // Draw implements lockstep.Walk.
@@ -188,6 +219,8 @@ func (x *walk) Draw(r *rand.Rand) step {
 		s.n = int64(countdown.RoundTTL.Seconds())
 	case s.Kind == "java set" || s.Kind == "java reset":
 		s.n-- // Java sets counts of 0 too
+	case s.Kind == "cancel":
+		s.n %= 2 // the last request, or the next
 	}
 	return s
 }
@@ -196,13 +229,22 @@ func (x *walk) Draw(r *rand.Rand) step {
 func (x *walk) Take(s step) bool {
 	switch s.Kind {
 	case "set", "down", "delete":
-		x.last = x.request(s)
+		x.request(s)
 		x.last.Send()
 	case "redeliver":
 		if x.last == nil {
 			return false
 		}
 		x.last.Send()
+	case "cancel":
+		if s.n > 0 {
+			x.request(step{"down", s.n})
+		} else if x.last == nil {
+			return false
+		}
+		want := x.w.cancel(x.lastID)
+		x.seen.See("cancelled", min(want, 1))
+		x.exec(countdown.Scripts["cancel"], want, x.lastID).Send()
 	case "read":
 		x.read()
 	case "expire":
@@ -222,7 +264,7 @@ func (x *walk) Take(s step) bool {
 		do := strings.TrimPrefix(string(s.Kind), "java ")
 		want := x.w.java(do, s.n)
 		x.seen.See(s.Kind, min(max(want, -1), 1))
-		x.exec(javaScript, want, do, "PUBLISH", wire.LatchChannel(key), itoa(s.n)).Send()
+		x.exec(javaScript, want, "", do, "PUBLISH", wire.LatchChannel(key), itoa(s.n)).Send()
 	}
 	x.conn.Compare(x.w.state())
 	return true
@@ -231,36 +273,42 @@ func (x *walk) Take(s step) bool {
 // End implements lockstep.Walk.
 func (x *walk) End() {}
 
-func (x *walk) request(s step) lockstep.Request {
+// request makes the next request the last one.
+func (x *walk) request(s step) {
 	x.ids++
-	id := fmt.Sprint("round-", x.ids)
-	return func() (any, any, error) {
+	id := fmt.Sprint("request-", x.ids)
+	x.lastID, x.last = id, func() (any, any, error) {
 		on := x.w.value
 		if x.w.count() > 0 {
 			on = "more"
 		}
-		script, channel := countdown.Scripts[string(s.Kind)], wire.LatchChannel(key)
+		if cached, ok := x.w.replies[id]; ok {
+			x.seen.See("repeated", min(cached.reply, 1))
+			on = "repeated"
+		}
+		script, ttl, channel := countdown.Scripts[string(s.Kind)], wire.Millis(countdown.ReplyTTL), wire.LatchChannel(key)
 		switch s.Kind {
 		case "set":
-			want := x.w.set(s.n, id)
+			want := x.w.once(id, func() (int64, bool) { return x.w.set(s.n, id) })
 			x.seen.See("set", want, "on", on)
-			return x.exec(script, want, itoa(s.n), id, wire.Millis(countdown.RoundTTL), "PUBLISH", channel, "1")()
+			return x.exec(script, want, id, ttl, "PUBLISH", channel, "1", itoa(s.n), id, wire.Millis(countdown.RoundTTL))()
 		case "down":
-			want := x.w.down(s.n)
+			want := x.w.once(id, func() (int64, bool) { return x.w.down(s.n) })
 			x.seen.See("down to", min(want, 1), "of", on)
-			return x.exec(script, want, itoa(s.n), "PUBLISH", channel, "0")()
+			return x.exec(script, want, id, ttl, "PUBLISH", channel, "0", itoa(s.n))()
 		default:
-			want := x.w.delete()
+			want := x.w.once(id, x.w.delete)
 			x.seen.See("deleted", want)
-			return x.exec(script, want, "PUBLISH", channel, "1")()
+			return x.exec(script, want, id, ttl, "PUBLISH", channel, "1")()
 		}
 	}
 }
 
 // exec returns a request that runs a script; want is the reply of the model.
-func (x *walk) exec(script *wire.Script, want int64, args ...string) lockstep.Request {
+func (x *walk) exec(script *wire.Script, want int64, id string, args ...string) lockstep.Request {
 	return func() (any, any, error) {
-		got, err := script.Exec(context.Background(), x.conn, []string{key, wire.LatchRound(key)}, args).AsInt64()
+		keys := []string{key, wire.LatchRound(key), countdown.CachedReply(key, id)}
+		got, err := script.Exec(context.Background(), x.conn, keys, args).AsInt64()
 		return got, want, err
 	}
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 )
@@ -21,7 +20,7 @@ var workers = map[string]func(args []string) error{
 	"count": countWorker,
 }
 
-// waitWorker waits with many goroutines. It reports when all of them are synced and
+// waitWorker waits with many goroutines. It reports when all of them are parked and
 // when all were released, with the time between the first and the last release.
 func waitWorker(args []string) error {
 	waiters, err := strconv.Atoi(args[1])
@@ -39,10 +38,10 @@ func waitWorker(args []string) error {
 	for range waiters {
 		go func() { roundExpiry <- l.Wait(ctx) }()
 	}
-	for countdown.Synced(l) < waiters {
+	for parked(c, key) < waiters {
 		time.Sleep(time.Millisecond)
 	}
-	fmt.Println("synced")
+	fmt.Println("parked")
 	var first time.Time
 	for i := range waiters {
 		if err := <-roundExpiry; err != nil {
@@ -56,8 +55,8 @@ func waitWorker(args []string) error {
 	return nil
 }
 
-// One message releases the waiters of four processes, without reads. A process that was
-// killed while it waited leaves no state.
+// One message releases the waiters of four processes, with one read by each. A process
+// that was killed while it waited leaves no state.
 func TestOneMessageReleasesAllProcesses(t *testing.T) {
 	const processes = 4
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -69,7 +68,7 @@ func TestOneMessageReleasesAllProcesses(t *testing.T) {
 			all = append(all, harness.Spawn(t, "wait", s.Addr, waiters))
 		}
 		for _, p := range all {
-			require.Equal(t, "synced", p.Line(30*time.Second))
+			require.Equal(t, "parked", p.Line(30*time.Second))
 		}
 		all[processes].Kill()
 		all = all[:processes]
@@ -82,12 +81,13 @@ func TestOneMessageReleasesAllProcesses(t *testing.T) {
 		}
 		calls := harness.Commands(t, conn)
 		require.Equal(t, 1, calls["publish"])
-		// One script that counts, and a read by each process whose safety poll was due.
-		require.LessOrEqual(t, calls["evalsha"], 1+processes)
+		// One script that counts, and for each process a read, and another if its safety poll
+		// was due.
+		require.LessOrEqual(t, calls["evalsha"], 1+2*processes)
 		for _, p := range all {
 			p.Ended(10 * time.Second)
 		}
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }
 
@@ -145,6 +145,6 @@ func TestProcessesCountDown(t *testing.T) {
 		requireWaiting(t, done)
 		countDown(t, l, 0)
 		requireReleased(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }

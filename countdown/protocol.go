@@ -5,12 +5,17 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strconv"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/pubsub"
 )
 
 //go:embed lua/*.lua
@@ -20,53 +25,45 @@ var (
 	trySetCountScript = wire.LoadScript(luaFiles, "count", "try_set_count")
 	countDownScript   = wire.LoadScript(luaFiles, "count", "count_down")
 	deleteScript      = wire.LoadScript(luaFiles, "count", "delete")
+	cancelScript      = wire.LoadScript(luaFiles, "cancel")
 	readScript        = wire.LoadScript(luaFiles, "read")
 )
 
-// Payloads of the messages: a round has ended, or one was set or deleted.
 const (
-	payloadOpen = wire.PayloadLatchOpen
-	payloadSet  = wire.PayloadLatchShut
+	// roundTTL is the time to live of a round id. A waiter compares the id with that of its
+	// previous read, which is at most a poll interval or an outage old.
+	roundTTL = time.Hour
+	// replyTTL is the time to live of a cached reply. Within that time a request without one
+	// has had no effect.
+	replyTTL = 30 * time.Second
 )
 
-// roundTTL is the time to live of a round id. A waiter compares the id with that of its
-// previous read, which is at most a poll interval or an outage old.
-const roundTTL = time.Hour
+// cachedReply is the key that caches the reply of a request.
+func cachedReply(key, request string) string { return wire.LatchRound(key) + ":" + request }
 
 // read returns the state of a latch.
 func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
 	reply, err := readScript.Exec(ctx, c, []string{key, wire.LatchRound(key)}, nil).ToArray()
-	if err != nil {
+	if err != nil || reply[0].IsNil() {
 		return snapshot{}, err
 	}
-	if len(reply) != 3 {
-		return snapshot{}, errReply
-	}
-	text, err := reply[0].ToString()
-	if rueidis.IsRedisNil(err) {
-		return snapshot{}, nil
-	}
-	ttl, err2 := reply[1].AsInt64()
-	round, err3 := reply[2].ToString()
-	if rueidis.IsRedisNil(err3) {
-		err3 = nil
-	}
-	if errors.Join(err, err2, err3) != nil {
-		return snapshot{}, errReply
-	}
+	text, _ := reply[0].ToString()
+	ttl, _ := reply[1].AsInt64()
+	round, _ := reply[2].ToString() // "" if it is nil
 	count, err := parseCount(text)
 	return snapshot{count: count, ttl: time.Duration(ttl) * time.Millisecond, round: round}, err
 }
 
 var (
-	errReply = errors.New("unexpected reply from the server")
+	// errTooLate means that the server may have dropped the cached reply.
+	errTooLate = errors.New("the server answered too late")
 	// errNoCount means that the key holds something other than a count.
 	errNoCount = errors.New("the key does not hold a count")
 )
 
 // temporary reports whether a failed read may succeed later.
 func temporary(err error) bool {
-	return wire.OutcomeOf(err) != wire.Refused && !errors.Is(err, errNoCount) && !errors.Is(err, errReply)
+	return wire.OutcomeOf(err) != wire.Refused && !errors.Is(err, errNoCount)
 }
 
 // parseCount returns the count, 0 if it is negative. It accepts only what the server
@@ -78,3 +75,100 @@ func parseCount(text string) (int64, error) {
 	}
 	return max(count, 0), nil
 }
+
+// registry holds the waiters of one client, by key.
+type registry struct {
+	mu      sync.Mutex
+	entries map[string]*latchIO
+}
+
+// latchIO is the waiters of one latch with their effects. The registry's mutex guards
+// it.
+type latchIO struct {
+	waiters
+	reg   *registry
+	s     *session.Session
+	key   string
+	sub   *pubsub.Subscription
+	timer watchdog.Timer
+}
+
+// readTimeout bounds one read, whatever the connection does.
+const readTimeout = 3 * time.Second
+
+// join adds w to the waiters of a latch.
+func (r *registry) join(s *session.Session, key string, w *waiter) *latchIO {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	d := r.entries[key]
+	if d == nil {
+		d = &latchIO{reg: r, s: s, key: key}
+		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout}
+		if r.entries == nil {
+			r.entries = make(map[string]*latchIO)
+		}
+		r.entries[key] = d
+	}
+	d.waiters.join(w)
+	return d
+}
+
+// leave removes w unless it was released, and reports whether it was.
+func (d *latchIO) leave(w *waiter) (released bool) {
+	d.update(func() {
+		released = w.stage == stageDone
+		d.waiters.leave(w)
+	})
+	return released
+}
+
+// update runs f with the mutex held, and discards d when it has become idle.
+func (d *latchIO) update(f func()) {
+	d.reg.mu.Lock()
+	defer d.reg.mu.Unlock()
+	f()
+	if d.idle() && d.reg.entries[d.key] == d {
+		delete(d.reg.entries, d.key)
+		d.s.Watchdog.Wheel().Cancel(&d.timer)
+	}
+}
+
+// read implements effects. It is not bound to the context of any waiter.
+func (d *latchIO) read() {
+	d.s.Go(func(ctx context.Context) {
+		ctx, cancel := context.WithTimeout(ctx, readTimeout)
+		defer cancel()
+		s, err := read(ctx, d.s.Client, d.key)
+		d.update(func() {
+			if err == nil {
+				d.onSnapshot(s)
+			} else {
+				d.onError(err, temporary(err), minRetry+rand.N(maxRetry-minRetry))
+			}
+		})
+	})
+}
+
+// subscribe implements effects.
+func (d *latchIO) subscribe() (confirmed bool) {
+	d.sub, confirmed = d.s.Hub.Subscribe(wire.LatchChannel(d.key), d)
+	return confirmed
+}
+
+// unsubscribe implements effects.
+func (d *latchIO) unsubscribe() { d.sub.Close() }
+
+// setTimer implements effects.
+func (d *latchIO) setTimer(pause time.Duration) {
+	d.s.Watchdog.Wheel().Schedule(&d.timer, d.now().Add(pause), d)
+}
+
+// now implements effects.
+func (d *latchIO) now() time.Time { return time.Now() }
+
+// Expire is called by the wheel.
+func (d *latchIO) Expire(time.Time) { d.update(d.waiters.read) }
+
+// Notify is called by the hub for every message, and when the server has confirmed the
+// subscription: messages may have been missed before.
+func (d *latchIO) Notify(pubsub.Event) { d.update(d.waiters.read) }

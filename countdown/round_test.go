@@ -2,6 +2,7 @@ package countdown_test
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,8 +14,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// A reset releases all waiters, whichever client does it and however soon the next
-// round begins.
+// A reset that a read can detect releases all waiters, however soon the next round begins.
 func TestResetReleasesWaiters(t *testing.T) {
 	const waiters, rounds = 5, 40
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -24,10 +24,8 @@ func TestResetReleasesWaiters(t *testing.T) {
 			name  string
 			reset func()
 		}{
-			{"by Java, to the same count", func() { java(t, s, "reset", 2) }},
-			{"by Java, to a higher count", func() { java(t, s, "reset", 3) }},
-			{"by Java, to a lower count", func() { java(t, s, "reset", 1) }},
-			{"deleted by Java and set", func() { java(t, s, "delete", 0); java(t, s, "set", 2) }},
+			{"counted down by Java and set", func() { java(t, s, "down", 0); java(t, s, "down", 0); setCount(t, other, 2) }},
+			{"deleted by Java and set", func() { java(t, s, "delete", 0); setCount(t, other, 2) }},
 			{"counted down and set", func() {
 				_, err := other.CountDownN(t.Context(), 10)
 				require.NoError(t, err)
@@ -47,7 +45,7 @@ func TestResetReleasesWaiters(t *testing.T) {
 					for range waiters {
 						all = append(all, wait(t.Context(), l))
 					}
-					waitForSync(t, c, key, waiters)
+					waitForParked(t, c, key, waiters)
 					begin := time.Now()
 					how.reset()
 					for _, done := range all {
@@ -60,6 +58,38 @@ func TestResetReleasesWaiters(t *testing.T) {
 	})
 }
 
+// Java writes no round id. Only a higher count shows that it has reset a latch.
+func TestResetByJava(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		for _, tt := range []struct {
+			to       int
+			released bool
+		}{{1, false}, {2, false}, {3, true}} {
+			java(t, s, "set", 2)
+			done := wait(t.Context(), c.CountDownLatch(key))
+			waitForParked(t, c, key, 1)
+			duringRead(t, g, func() { java(t, s, "reset", tt.to) })
+			if !tt.released {
+				waitForParked(t, c, key, 1)
+				requireWaiting(t, done)
+				java(t, s, "delete", 0)
+			}
+			requireReleased(t, done, soon)
+			java(t, s, "delete", 0)
+		}
+		nothingLeft(t, s)
+	})
+}
+
+// duringRead does what makes a waiter of the gate's client read the latch. It returns when
+// the server has replied.
+func duringRead(t testing.TB, g *harness.Gate, do func()) {
+	t.Helper()
+	g.Keep(t, sha(t, readLua), 1, do)
+	require.NoError(t, g.Open())
+}
+
 // Waiters arrive at any time while redlatch keeps resetting the latch.
 func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
 	const waiters, rounds = 8, 300
@@ -67,23 +97,15 @@ func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
 		c, other := harness.Client(t, s), harness.Client(t, s).CountDownLatch(key)
 		l := c.CountDownLatch(key)
 		setCount(t, other, 2)
-		ctx, cancel := context.WithCancel(t.Context())
-		type result struct {
-			n   int
-			err error
-		}
-		results := make(chan result, waiters)
+		var over atomic.Bool
+		results := make(chan error, waiters)
 		for range waiters {
 			go func() {
-				n := 0
-				for ctx.Err() == nil {
-					if err := l.Wait(ctx); err != nil && ctx.Err() == nil {
-						results <- result{n, err}
-						return
-					}
-					n++
+				var err error
+				for err == nil && !over.Load() {
+					err = l.Wait(context.Background())
 				}
-				results <- result{n, nil}
+				results <- err
 			}()
 		}
 		for range rounds {
@@ -91,14 +113,11 @@ func TestWaitersOfEveryRoundAreReleased(t *testing.T) {
 			countDown(t, other, 0)
 			setCount(t, other, 2)
 		}
+		over.Store(true)
 		_, err := other.Delete(t.Context())
 		require.NoError(t, err)
-		harness.Eventually(t, safetyPoll+slack, "all waiters are released", func() bool { return countdown.Synced(l) == 0 })
-		cancel()
 		for range waiters {
-			result := <-results
-			require.NoError(t, result.err)
-			require.Positive(t, result.n)
+			requireReleased(t, results, soon)
 		}
 	})
 }
@@ -151,7 +170,7 @@ func TestLostMessages(t *testing.T) {
 				other := harness.Client(t, s).CountDownLatch(key)
 				tt.first(t, s, other)
 				done := wait(t.Context(), c.CountDownLatch(key))
-				waitForSync(t, c, key, 1)
+				waitForParked(t, c, key, 1)
 				tt.over(t, s, other)
 				requireReleased(t, done, safetyPoll+slack)
 				require.Zero(t, c.PubSub().Messages)
@@ -160,22 +179,25 @@ func TestLostMessages(t *testing.T) {
 	}
 }
 
-// An unknown message triggers a read and releases no waiter.
-func TestUnknownMessage(t *testing.T) {
+// A message triggers a read, whatever it says. It releases no waiter while the latch is
+// closed.
+func TestMessagesAreHints(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		warmUp(t, s)
-		c := harness.Client(t, s)
+		c, g := harness.GatedClient(t, s)
 		l := c.CountDownLatch(key)
-		setCount(t, l, 1)
+		setCount(t, l, 3)
 		done := wait(t.Context(), l)
-		waitForSync(t, c, key, 1)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		conn := harness.Conn(t, s.Addr)
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
-		harness.Eventually(t, soon, "a read", func() bool { return harness.Commands(t, conn)["evalsha"] == 1 })
-		requireWaiting(t, done)
+		waitForParked(t, c, key, 1)
+		publish := func(payload string) { harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), payload) }
+		for _, payload := range []string{"0", "1", "2", ""} {
+			duringRead(t, g, func() { publish(payload) })
+			waitForParked(t, c, key, 1)
+			requireWaiting(t, done)
+		}
+		requireCount(t, l, 3)
 		harness.Do(t, s.Addr, "DEL", key)
-		harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
+		publish("2")
 		requireReleased(t, done, soon)
 	})
 }
@@ -187,7 +209,7 @@ func TestKeyReplacedDuringWait(t *testing.T) {
 		for _, words := range [][]string{{"RPUSH", key, "1"}, {"SET", key, "one"}} {
 			setCount(t, l, 1)
 			done := wait(t.Context(), l)
-			waitForSync(t, c, key, 1)
+			waitForParked(t, c, key, 1)
 			harness.Do(t, s.Addr, "DEL", key)
 			harness.Do(t, s.Addr, words...)
 			harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "2")
@@ -205,13 +227,13 @@ func TestForeignRoundKey(t *testing.T) {
 		java(t, s, "set", 2)
 		harness.Do(t, s.Addr, "RPUSH", wire.LatchRound(key), "1")
 		done := wait(t.Context(), l)
-		waitForSync(t, c, key, 1)
+		waitForParked(t, c, key, 1)
 		set, err := l.TrySetCount(t.Context(), 3)
 		require.NoError(t, err)
 		require.False(t, set)
 		countDown(t, l, 1)
 		countDown(t, l, 0)
 		requireReleased(t, done, soon)
-		harness.NothingLeft(t, s.Addr)
+		nothingLeft(t, s)
 	})
 }

@@ -1,10 +1,6 @@
 package countdown
 
-import (
-	"time"
-
-	"github.com/redlatch/redlatch/pubsub"
-)
+import "time"
 
 // snapshot is the state of a latch as one read has found it.
 type snapshot struct {
@@ -29,14 +25,9 @@ const (
 	// stageReading: no read has succeeded yet; the current one, or the next, is its
 	// first.
 	stageReading
-	// stageClosed: it has seen the latch closed. A later message may be older than
-	// that.
+	// stageClosed: the last successful read was for this waiter too, and found the latch
+	// closed.
 	stageClosed
-	// stageSyncing: as stageClosed, and a Sync is under way.
-	stageSyncing
-	// stageSynced: every message from here on was published after it saw the latch
-	// closed, so any message ends its round.
-	stageSynced
 	// stageDone: it no longer waits.
 	stageDone
 )
@@ -56,7 +47,6 @@ type effects interface {
 	read() // ends with onSnapshot or onError
 	subscribe() (confirmed bool)
 	unsubscribe()
-	sync()
 	setTimer(d time.Duration) // replaces the previous timer
 	now() time.Time
 }
@@ -65,23 +55,18 @@ type effects interface {
 // read at a time. waiters decides when each is released; effects performs the I/O. The
 // mutex of its registry guards it.
 //
-// A waiter is released when a read that began after it joined finds the latch open. A
-// latch that is reset at once would be found closed, so two more conditions release a
-// waiter: a read finds a later round than the waiter's own, or the waiter is in
-// stageSynced and any message arrives. No message is published during a round.
+// A waiter is released when a read that began after it joined finds the latch open or,
+// because a latch may be reset at once, a later round than the waiter's own. A message
+// only causes a read: anyone may publish.
 type waiters struct {
 	fx        effects
-	ordered   bool // messages have an order relative to reads
 	maxOutage time.Duration
 
-	set       map[*waiter]struct{}
-	reading   bool
-	readAgain bool     // something has happened since the read began
-	last      snapshot // of the last successful read
-
-	subscribed  bool
-	confirmed   bool // the subscription is confirmed
-	syncPending bool // a Sync is unanswered
+	set        map[*waiter]struct{}
+	reading    bool
+	readAgain  bool     // something has happened since the read began
+	last       snapshot // of the last successful read
+	subscribed bool
 }
 
 const (
@@ -103,7 +88,7 @@ func (ws *waiters) leave(w *waiter) {
 	delete(ws.set, w)
 	if len(ws.set) == 0 && ws.subscribed {
 		ws.fx.unsubscribe()
-		ws.subscribed, ws.confirmed, ws.syncPending = false, false, false
+		ws.subscribed = false
 	}
 }
 
@@ -126,7 +111,11 @@ func (ws *waiters) read() {
 		return
 	}
 	ws.reading, ws.readAgain = true, false
-	ws.each(stageNew, func(w *waiter) { w.stage = stageReading })
+	for w := range ws.set {
+		if w.stage == stageNew {
+			w.stage = stageReading
+		}
+	}
 	ws.fx.read()
 }
 
@@ -140,13 +129,11 @@ func (ws *waiters) onSnapshot(s snapshot) {
 		}
 		w.reads++
 		w.failingSince, w.lastErr = time.Time{}, nil
-		if s.count == 0 || w.stage != stageReading && laterRound {
+		if s.count == 0 || w.stage == stageClosed && laterRound {
 			ws.release(w, nil)
 			continue
 		}
-		if w.stage == stageReading {
-			w.stage = stageClosed
-		}
+		w.stage = stageClosed
 	}
 	pause := safetyPoll
 	if s.ttl >= 0 {
@@ -183,54 +170,12 @@ func (ws *waiters) afterRead(pause time.Duration) {
 	}
 	if !ws.subscribed {
 		ws.subscribed = true
-		ws.confirmed = ws.fx.subscribe()
-		// A message may have been missed before the subscription.
-		ws.readAgain = ws.readAgain || ws.confirmed
+		// A message may have been missed before the subscription. Its confirmation, if
+		// it is still to come, causes another read.
+		ws.readAgain = ws.fx.subscribe() || ws.readAgain
 	}
 	ws.fx.setTimer(pause)
 	if ws.readAgain {
 		ws.read()
-	}
-	ws.requestSync()
-}
-
-// requestSync calls Sync if a waiter needs it.
-func (ws *waiters) requestSync() {
-	if !ws.ordered || !ws.confirmed || ws.syncPending {
-		return
-	}
-	ws.each(stageClosed, func(w *waiter) { w.stage, ws.syncPending = stageSyncing, true })
-	if ws.syncPending {
-		ws.fx.sync()
-	}
-}
-
-// onEvent handles an event of the subscription.
-func (ws *waiters) onEvent(ev pubsub.Event) {
-	switch {
-	case ev.Subscribed:
-		// Messages may have been missed, and a pending Sync has no other answer.
-		ws.confirmed, ws.syncPending = true, false
-		ws.each(stageSyncing, func(w *waiter) { w.stage = stageClosed })
-		ws.read()
-		ws.requestSync()
-	case ev.CaughtUp:
-		ws.syncPending = false
-		ws.each(stageSyncing, func(w *waiter) { w.stage = stageSynced })
-		ws.requestSync()
-	default:
-		if ev.Payload == payloadOpen || ev.Payload == payloadSet {
-			ws.each(stageSynced, func(w *waiter) { ws.release(w, nil) })
-		}
-		ws.read()
-	}
-}
-
-// each calls f for all waiters in a stage.
-func (ws *waiters) each(s stage, f func(w *waiter)) {
-	for w := range ws.set {
-		if w.stage == s {
-			f(w)
-		}
 	}
 }

@@ -5,13 +5,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/lockstep"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // In any order of reads, subscriptions, replies and messages, a waiter is not released
@@ -55,8 +53,9 @@ type model struct {
 
 	// The server.
 	java     bool // Java also sets and counts down
+	lossy    bool // messages may be lost, or arrive in another order
 	count    int64
-	round    string
+	round    int // whose id the server has, 0 if none
 	rounds   int // started so far
 	lastOpen int // the last step at which the latch was open
 	step     int
@@ -65,11 +64,9 @@ type model struct {
 	reading     readState
 	result      snapshot
 	readErr     error
-	subscribed  bool // on the server
-	subscribing bool // a SUBSCRIBE is in flight
-	syncing     bool // a Sync is in flight
-	queue       []pubsub.Event
-	unordered   []pubsub.Event // messages forwarded by other nodes, in any order
+	subscribed  bool     // on the server
+	subscribing bool     // a SUBSCRIBE is in flight
+	queue       []string // confirmations and messages
 	timerAt     time.Time
 
 	faultless bool // no more faults
@@ -77,6 +74,12 @@ type model struct {
 
 	expected []*modelWaiter
 }
+
+// Events of the subscription.
+const (
+	confirmation = "confirmation"
+	message      = "message"
+)
 
 type readState int
 
@@ -89,18 +92,17 @@ const (
 // modelWaiter is a waiter and what it should see.
 type modelWaiter struct {
 	*waiter
-	name        int
-	joined      int   // step
-	firstRound  int   // round of its first successful read, 0 if none
-	queuedRound int   // round whose message is queued for it while in stageSynced
-	count       int64 // of its last successful read
-	missedRise  bool  // a later read found a higher count
-	ended       bool
+	name       int
+	joined     int   // step
+	firstRound int   // round of its first successful read, 0 if none
+	count      int64 // of its last successful read
+	missedRise bool  // a later read found a higher count
+	ended      bool
 }
 
 func newModel(seed uint64, seen lockstep.Seen) *model {
-	p := &model{seed: seed, clock: time.Unix(1_000_000, 0), java: seed%3 != 0, seen: seen}
-	p.waiters = waiters{fx: p, ordered: seed%5 != 0, maxOutage: 30 * time.Second, set: map[*waiter]struct{}{}}
+	p := &model{seed: seed, clock: time.Unix(1_000_000, 0), java: seed%3 != 0, lossy: seed%5 == 0, seen: seen}
+	p.waiters = waiters{fx: p, maxOutage: 30 * time.Second, set: map[*waiter]struct{}{}}
 	p.endStep()
 	return p
 }
@@ -129,15 +131,8 @@ func (p *model) subscribe() bool {
 }
 
 func (p *model) unsubscribe() {
-	p.subscribing, p.syncing = false, false
-	p.queue = slices.DeleteFunc(p.queue, func(ev pubsub.Event) bool { return ev.Subscribed || ev.CaughtUp })
-}
-
-func (p *model) sync() {
-	p.must(!p.syncing, "two syncs")
-	if p.subscribed && !slices.ContainsFunc(p.queue, func(ev pubsub.Event) bool { return ev.Subscribed }) {
-		p.syncing = true
-	} // otherwise the Subscribed event is the answer
+	p.subscribing = false
+	p.queue = slices.DeleteFunc(p.queue, func(event string) bool { return event == confirmation })
 }
 
 func (p *model) setTimer(d time.Duration) { p.timerAt = p.clock.Add(d) }
@@ -145,21 +140,9 @@ func (p *model) now() time.Time           { return p.clock }
 
 // Other processes.
 
-func (p *model) publish(payload string) {
-	if !p.waiters.ordered {
-		p.unordered = append(p.unordered, pubsub.Event{Payload: payload})
-		return
-	}
-	if !p.subscribed {
-		return
-	}
-	p.queue = append(p.queue, pubsub.Event{Payload: payload})
-	if p.waiters.confirmed {
-		for _, w := range p.expected {
-			if w.stage == stageSynced {
-				w.queuedRound = p.rounds
-			}
-		}
+func (p *model) publish() {
+	if p.subscribed {
+		p.queue = append(p.queue, message)
 	}
 }
 
@@ -180,9 +163,9 @@ func (p *model) set(java bool) {
 	p.rounds++
 	p.count = 1 + p.r.Int64N(3)
 	if !java {
-		p.round = "round " + strconv.Itoa(p.rounds)
+		p.round = p.rounds
 	}
-	p.publish(payloadSet)
+	p.publish()
 }
 
 func (p *model) down(java bool) {
@@ -191,9 +174,9 @@ func (p *model) down(java bool) {
 	}
 	if p.count--; p.count == 0 {
 		p.markOpen()
-		p.publish(payloadOpen)
+		p.publish()
 		if !java {
-			p.round = ""
+			p.round = 0
 		}
 	}
 }
@@ -202,11 +185,8 @@ func (p *model) disconnect() {
 	if !p.subscribed {
 		return
 	}
-	p.queue, p.syncing, p.subscribed = nil, false, false
+	p.queue, p.subscribed = nil, false
 	p.subscribing = p.waiters.subscribed
-	for _, w := range p.expected {
-		w.queuedRound = 0
-	}
 }
 
 // Draw implements lockstep.Walk.
@@ -252,8 +232,8 @@ func (p *model) Take(s modelStep) bool {
 		p.note("delete")
 		if p.count > 0 {
 			p.end()
-			p.round = ""
-			p.publish(payloadSet)
+			p.round = 0
+			p.publish()
 		}
 	case "expire":
 		p.note("expire")
@@ -265,7 +245,7 @@ func (p *model) Take(s modelStep) bool {
 			return false
 		}
 		p.note("the round id expires")
-		p.round = ""
+		p.round = 0
 	case "disconnect":
 		p.note("disconnect")
 		p.disconnect()
@@ -284,7 +264,7 @@ func (p *model) Take(s modelStep) bool {
 // allRead reports whether all waiters have seen the latest round.
 func (p *model) allRead() bool {
 	for _, w := range p.expected {
-		if w.stage != stageDone && (w.firstRound == 0 || p.waiters.last.round != p.round) {
+		if w.stage != stageDone && (w.firstRound == 0 || p.waiters.last.round != p.id()) {
 			return false
 		}
 	}
@@ -301,7 +281,7 @@ func (p *model) deliver() bool {
 	}
 	add(p.reading == sent, func() {
 		p.note("read on the server: ", p.count, " ", p.round)
-		p.reading, p.result, p.readErr = answered, snapshot{p.count, -1, p.round}, nil
+		p.reading, p.result, p.readErr = answered, snapshot{p.count, -1, p.id()}, nil
 		if p.count == 0 {
 			p.markOpen()
 		}
@@ -333,24 +313,18 @@ func (p *model) deliver() bool {
 	add(p.subscribing, func() {
 		p.note("subscribed on the server")
 		p.subscribing, p.subscribed = false, true
-		p.queue = append(p.queue, pubsub.Event{Subscribed: true})
-	})
-	add(p.syncing, func() {
-		p.note("sync on the server")
-		p.syncing = false
-		p.queue = append(p.queue, pubsub.Event{CaughtUp: true})
+		p.queue = append(p.queue, confirmation)
 	})
 	add(len(p.queue) > 0, func() {
-		ev := p.queue[0]
-		p.queue = p.queue[1:]
-		p.notify(ev)
-	})
-	add(len(p.unordered) > 0, func() {
-		n := p.r.IntN(len(p.unordered))
-		ev := p.unordered[n]
-		p.unordered = slices.Delete(p.unordered, n, n+1)
-		if p.r.IntN(4) > 0 {
-			p.notify(ev)
+		n := 0
+		if p.lossy {
+			n = p.r.IntN(len(p.queue))
+		}
+		event := p.queue[n]
+		p.queue = slices.Delete(p.queue, n, n+1)
+		if lost := p.lossy && event == message && p.r.IntN(4) == 0; !lost && p.waiters.subscribed {
+			p.note("event ", event)
+			p.waiters.read()
 		}
 	})
 	add(!p.timerAt.IsZero() && !p.clock.Before(p.timerAt), func() {
@@ -365,12 +339,12 @@ func (p *model) deliver() bool {
 	return true
 }
 
-func (p *model) notify(ev pubsub.Event) {
-	if !p.waiters.subscribed {
-		return
+// id is the round id that the server has.
+func (p *model) id() string {
+	if p.round == 0 {
+		return ""
 	}
-	p.note("event ", fmt.Sprintf("%+v", ev))
-	p.waiters.onEvent(ev)
+	return fmt.Sprint("round ", p.round)
 }
 
 func (p *model) note(what ...any) { p.notes = append(p.notes, fmt.Sprint(what...)) }
@@ -400,9 +374,8 @@ func (p *model) End() {
 		p.endStep()
 	}
 	for _, w := range p.expected {
-		if !w.ended && p.waiters.ordered && p.readErr == nil {
-			p.must(p.count > 0 || p.silent, "waiter %d needs the safety poll", w.name)
-			p.must(w.stage == stageSynced || p.silent, "waiter %d is not in stageSynced", w.name)
+		if !w.ended && !p.lossy && p.readErr == nil {
+			p.must(p.silent || p.count > 0 && p.round <= w.firstRound, "waiter %d needs the safety poll", w.name)
 		}
 	}
 	for range 3 {
@@ -419,14 +392,13 @@ func (p *model) End() {
 		p.must(p.count > 0, "waiter %d waits for an open latch", w.name)
 		p.must(w.firstRound != 0, "waiter %d has not read the latch", w.name)
 		p.must(!w.missedRise, "waiter %d has seen the count increase", w.name)
-		p.must(!p.waiters.ordered || w.stage == stageSynced, "waiter %d is not in stageSynced", w.name)
 		if w.firstRound == p.rounds {
 			p.seen.See("same round")
 			continue
 		}
-		// Java has begun another round before the waiter reached stageSynced.
-		p.must(p.java, "waiter %d waits for round %d, and this is round %d", w.name, w.firstRound, p.rounds)
-		p.must(w.queuedRound == 0, "waiter %d has missed a message", w.name)
+		// Java has begun this round, and the server no longer shows the end of the other.
+		p.must(p.round <= w.firstRound, "waiter %d waits for round %d, and this is round %d", w.name, w.firstRound, p.round)
+		p.must(p.java, "waiter %d has missed the end of round %d", w.name, w.firstRound)
 		p.seen.See("next round")
 	}
 	p.must(len(p.waiters.set) > 0 || !p.waiters.subscribed && p.waiters.idle(), "not idle")

@@ -2,14 +2,25 @@ package pubsub
 
 import (
 	"context"
+	"errors"
+	"maps"
+	"net"
+	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// nodeCheckInterval is how often assign checks the nodes of a cluster while no channel
-// waits for a connection.
-const nodeCheckInterval = 10 * time.Second
+const (
+	// nodeCheckInterval is how often assign checks the nodes of a cluster while no channel
+	// waits for a connection.
+	nodeCheckInterval = 10 * time.Second
+	// refreshInterval bounds how often the nodes are asked for the slots: channels lose
+	// their connection in bursts.
+	refreshInterval = 100 * time.Millisecond
+)
 
 // assign assigns channels without a connection to the right one and opens it if needed.
 // It is the hub's only goroutine besides one per connection.
@@ -24,7 +35,6 @@ func (h *Hub) assign() {
 		case <-h.ctx.Done():
 			return
 		}
-		next := time.Now().Add(nodeCheckInterval)
 		nodes := h.client.Nodes()
 		h.mu.Lock()
 		if h.opts.Sharded && h.stale {
@@ -34,28 +44,22 @@ func (h *Hub) assign() {
 			h.mu.Lock()
 		}
 		for addr, c := range h.conns {
-			if _, known := nodes[addr]; !known {
+			if nodes[addr] == nil {
 				c.cancel() // outside the cluster it would receive nothing
 			}
 		}
-		for addr := range h.retries {
-			if _, known := nodes[addr]; !known {
-				delete(h.retries, addr)
-			}
-		}
-		if at := h.assignAll(&topo, nodes, time.Now()); !at.IsZero() && at.Before(next) {
-			next = at
-		}
+		maps.DeleteFunc(h.retries, func(addr string, _ retry) bool { return nodes[addr] == nil })
+		next := h.assignAll(&topo, nodes, time.Now())
 		h.mu.Unlock()
 		timer.Reset(max(time.Until(next), minBackoff))
 	}
 }
 
-// assignAll assigns the channels that can be assigned now. It returns when to try the
-// others, zero if none remains.
+// assignAll assigns the channels that can be assigned now. It returns when to call it again.
 func (h *Hub) assignAll(topo *topology, nodes map[string]rueidis.Client, now time.Time) (next time.Time) {
+	next = now.Add(nodeCheckInterval)
 	later := func(at time.Time) {
-		if next.IsZero() || at.Before(next) {
+		if at.Before(next) {
 			next = at
 		}
 	}
@@ -64,33 +68,31 @@ func (h *Hub) assignAll(topo *topology, nodes map[string]rueidis.Client, now tim
 			later(ch.notBefore)
 			continue
 		}
-		addr := h.anyAddr(nodes)
+		var addr string
 		if h.opts.Sharded {
 			addr = topo.primary(ch.name)
+		} else {
+			addr = h.anyAddr(nodes)
 		}
-		node, known := nodes[addr]
-		if !known {
+		node := nodes[addr]
+		if node == nil {
 			h.stale = true
 			later(now.Add(maxBackoff))
 			continue
 		}
-		if r, ok := h.retries[addr]; ok && r.at.After(now) {
-			later(r.at)
+		if at := h.retries[addr].at; at.After(now) {
+			later(at)
 			continue
 		}
 		c := h.conns[addr]
 		if c == nil {
-			c = &conn{
-				hub: h, addr: addr, wake: make(chan struct{}, 1),
-				channels: make(map[*channel]struct{}), changed: make(map[*channel]struct{}),
-			}
+			c = &conn{hub: h, addr: addr, wake: make(chan struct{}, 1), changed: make(map[*channel]struct{})}
 			c.ctx, c.cancel = context.WithCancel(h.ctx)
 			h.conns[addr] = c
 			h.done.Go(func() { c.run(node) })
 		}
 		delete(h.unassigned, ch)
 		ch.conn = c
-		c.channels[ch] = struct{}{}
 		c.markChanged(ch)
 	}
 	return next
@@ -99,11 +101,8 @@ func (h *Hub) assignAll(topo *topology, nodes map[string]rueidis.Client, now tim
 // anyAddr picks the node for plain pub/sub: the connected one, else the one whose last
 // failure is oldest. A plain message reaches every node of a cluster.
 func (h *Hub) anyAddr(nodes map[string]rueidis.Client) string {
-	if h.opts.Sharded {
-		return ""
-	}
 	for addr := range h.conns {
-		if _, known := nodes[addr]; known {
+		if nodes[addr] != nil {
 			return addr
 		}
 	}
@@ -114,4 +113,86 @@ func (h *Hub) anyAddr(nodes map[string]rueidis.Client) string {
 		}
 	}
 	return best
+}
+
+// topology maps slots to primaries. rueidis does not expose its own map.
+type topology struct {
+	ranges []slotRange
+	asked  time.Time
+}
+
+type slotRange struct {
+	first, last int64
+	primary     string
+}
+
+// refresh asks all nodes and uses the first answer: a hanging node must not delay the
+// channels of the others. Without any answer it keeps the previous map. Each request
+// has its own context, which the first answer does not cancel: rueidis dials a node
+// with the context of the first request for it, and other requests may share that dial.
+func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client) {
+	if time.Since(t.asked) < refreshInterval {
+		return
+	}
+	answers := make(chan []slotRange, len(nodes))
+	for addr, node := range nodes {
+		go func() {
+			ctx, cancel := context.WithTimeout(ctx, topologyTimeout)
+			defer cancel()
+			reply, _ := node.Do(wire.Shared(ctx), node.B().ClusterSlots().Build()).ToArray()
+			answers <- parseSlots(reply, addr)
+		}()
+	}
+	patience, cancel := context.WithTimeout(ctx, topologyTimeout)
+	defer cancel()
+	for range nodes {
+		select {
+		case ranges := <-answers:
+			if len(ranges) > 0 {
+				t.ranges, t.asked = ranges, time.Now()
+				return
+			}
+		case <-patience.Done():
+			return
+		}
+	}
+}
+
+// parseSlots parses a reply to CLUSTER SLOTS from the node at asked. A node that does
+// not know its own address leaves it empty.
+func parseSlots(reply []rueidis.RedisMessage, asked string) []slotRange {
+	var ranges []slotRange
+	for _, r := range reply {
+		entry, _ := r.ToArray()
+		if len(entry) < 3 {
+			continue
+		}
+		first, err1 := entry[0].AsInt64()
+		last, err2 := entry[1].AsInt64()
+		primary, _ := entry[2].ToArray()
+		if len(primary) < 2 {
+			continue
+		}
+		host, _ := primary[0].ToString()
+		port, err3 := primary[1].AsInt64()
+		if errors.Join(err1, err2, err3) != nil {
+			continue
+		}
+		if host == "" {
+			host, _, _ = net.SplitHostPort(asked)
+		}
+		ranges = append(ranges, slotRange{first, last, net.JoinHostPort(host, strconv.FormatInt(port, 10))})
+	}
+	return ranges
+}
+
+// primary returns the address of the node that owns the channel's slot, "" if unknown.
+func (t *topology) primary(channel string) string {
+	slot := int64(wire.Slot(channel))
+	for _, r := range t.ranges {
+		if r.first <= slot && slot <= r.last {
+			return r.primary
+		}
+	}
+	return ""
 }

@@ -4,23 +4,23 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// conn is one subscriber connection with its channels. A lost connection is replaced by
-// a new conn. The hub's mutex guards its fields.
+// conn is one subscriber connection. A lost connection is replaced by a new conn. The hub's
+// mutex guards its fields.
 type conn struct {
-	hub      *Hub
-	addr     string
-	ctx      context.Context // ends with the hub or when the node leaves
-	cancel   context.CancelFunc
-	channels map[*channel]struct{}
-	changed  map[*channel]struct{} // may need a SUBSCRIBE or UNSUBSCRIBE
-	wake     chan struct{}
-	up       bool
+	hub     *Hub
+	addr    string
+	ctx     context.Context // ends with the hub or when the node leaves
+	cancel  context.CancelFunc
+	changed map[*channel]struct{} // may need a SUBSCRIBE or UNSUBSCRIBE
+	wake    chan struct{}
+	up      bool
 }
 
 // markChanged schedules a comparison of ch's state with whether it has listeners. The
@@ -41,10 +41,11 @@ func (c *conn) run(node rueidis.Client) {
 	h := c.hub
 	h.mu.Lock()
 	delete(h.conns, c.addr)
-	for ch := range c.channels {
-		c.detach(ch)
+	for _, ch := range h.channels {
+		if ch.conn == c {
+			c.detach(ch)
+		}
 	}
-	h.wakeAssigner()
 	if c.ctx.Err() != nil { // ended on purpose
 		h.mu.Unlock()
 		return
@@ -56,7 +57,7 @@ func (c *conn) run(node rueidis.Client) {
 	h.retries[c.addr] = r
 	h.mu.Unlock()
 	if r.failures == 1 {
-		h.log.Warn("redlatch: subscriber connection lost; waiters poll until it is restored", "addr", c.addr, "error", err)
+		h.opts.Logger.Warn("redlatch: subscriber connection lost; waiters poll until it is restored", "addr", c.addr, "error", err)
 	}
 }
 
@@ -78,10 +79,7 @@ func (c *conn) connect(node rueidis.Client) error {
 	// Close instead of the release function: a connection with subscriptions must not
 	// return to the pool.
 	defer client.Close()
-	broken := client.SetPubSubHooks(rueidis.PubSubHooks{
-		OnMessage:      func(m rueidis.PubSubMessage) { c.deliver(m.Channel, m.Message) },
-		OnSubscription: c.onSubscription,
-	})
+	broken := client.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: c.hub.deliver, OnSubscription: c.onSubscription})
 	return c.serve(client, broken)
 }
 
@@ -89,15 +87,15 @@ func (c *conn) connect(node rueidis.Client) error {
 // unassigned. The hub's mutex is held.
 func (c *conn) detach(ch *channel) {
 	h := c.hub
-	delete(c.channels, ch)
 	delete(c.changed, ch)
-	ch.conn, ch.state, ch.syncing = nil, unsubscribed, false
+	ch.conn, ch.state = nil, unsubscribed
 	if len(ch.listeners) == 0 {
 		delete(h.channels, ch.name)
 		return
 	}
 	h.unassigned[ch] = struct{}{}
 	h.stale = true
+	h.wakeAssigner()
 }
 
 func (c *conn) serve(client rueidis.DedicatedClient, broken <-chan error) error {
@@ -113,10 +111,10 @@ func (c *conn) serve(client rueidis.DedicatedClient, broken <-chan error) error 
 		case <-c.wake:
 		}
 		subscribe, unsubscribe := c.takeChanges()
-		if err := c.unsubscribe(client, unsubscribe); err != nil {
+		if err := c.send(client, unsubscribe, false); err != nil {
 			return err
 		}
-		if err := c.subscribe(client, subscribe); err != nil {
+		if err := c.send(client, subscribe, true); err != nil {
 			return err
 		}
 	}
@@ -137,105 +135,63 @@ func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 		case ch.state == subscribed && !wanted:
 			ch.state = unsubscribing
 			unsubscribe = append(unsubscribe, ch)
-		case ch.state == subscribing && !wanted:
-			// The confirmation triggers another check.
-		case ch.state == subscribed && !ch.syncing && ch.takeSyncs():
-			subscribe = append(subscribe, ch)
 		}
+		// The confirmation of a subscribing channel triggers another check.
 	}
 	return subscribe, unsubscribe
 }
 
-// takeSyncs reports whether a listener has called Sync since the last time. If so, the
-// channel is subscribed again: the confirmation arrives in order with the messages. The
-// hub's mutex is held.
-func (ch *channel) takeSyncs() bool {
-	for _, s := range ch.listeners {
-		if s.sync == syncDue {
-			s.sync, ch.syncing = syncSent, true
-		}
-	}
-	return ch.syncing
-}
-
-// synced returns the listeners whose Sync is answered. A listener that has called Sync
-// again since gets the next answer. The hub's mutex is held.
-func (ch *channel) synced(c *conn) (subs []*Subscription) {
-	ch.syncing = false
-	for _, s := range ch.listeners {
-		switch s.sync {
-		case syncSent:
-			s.sync = synced
-			subs = append(subs, s)
-		case syncDue:
-			c.markChanged(ch)
-		}
-	}
-	return subs
-}
-
-// chunk bounds the number of channels in one pipeline.
+// maxChunk bounds the number of channels in one pipeline.
 const maxChunk = 256
 
-// subscribe sends one command per channel: channels of different slots cannot share one
-// in a cluster, and a refusal then affects a single channel. Confirmations arrive at
-// onSubscription.
-func (c *conn) subscribe(client rueidis.DedicatedClient, chs []*channel) error {
-	return c.send(chs, func(ctx context.Context, chunk []*channel) error {
-		cmds := make(rueidis.Commands, len(chunk))
-		for i, ch := range chunk {
-			if c.hub.opts.Sharded {
-				cmds[i] = client.B().Ssubscribe().Channel(ch.name).Build()
-			} else {
-				cmds[i] = client.B().Subscribe().Channel(ch.name).Build()
-			}
+// send sends one command per channel: channels of different slots cannot share one in a
+// cluster, and a refusal then affects a single channel.
+func (c *conn) send(client rueidis.DedicatedClient, chs []*channel, subscribe bool) error {
+	for chunk := range slices.Chunk(chs, maxChunk) {
+		if err := c.sendChunk(client, chunk, subscribe); err != nil {
+			return err
 		}
-		for i, resp := range client.DoMulti(ctx, cmds...) {
-			err := resp.Error()
-			if err == nil {
-				continue
-			}
-			refusal, isReply := rueidis.IsRedisErr(err)
-			if !isReply {
-				return err
-			}
-			c.refused(chunk[i], refusal)
-		}
-		return nil
-	})
+	}
+	return nil
 }
 
-func (c *conn) unsubscribe(client rueidis.DedicatedClient, chs []*channel) error {
-	return c.send(chs, func(ctx context.Context, chunk []*channel) error {
-		cmds := make(rueidis.Commands, len(chunk))
-		for i, ch := range chunk {
-			if c.hub.opts.Sharded {
-				cmds[i] = client.B().Sunsubscribe().Channel(ch.name).Build()
-			} else {
-				cmds[i] = client.B().Unsubscribe().Channel(ch.name).Build()
-			}
-		}
+func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscribe bool) error {
+	ctx, cancel := context.WithTimeout(c.ctx, subscribeTimeout)
+	defer cancel()
+	if !subscribe {
 		if err := notBusy(ctx, client); err != nil {
 			return err
 		}
-		for _, resp := range client.DoMulti(ctx, cmds...) {
-			if err := resp.Error(); err != nil {
-				return err
-			}
+	}
+	cmds := make(rueidis.Commands, len(chs))
+	for i, ch := range chs {
+		switch b, sharded := client.B(), c.hub.opts.Sharded; {
+		case subscribe && sharded:
+			cmds[i] = b.Ssubscribe().Channel(ch.name).Build()
+		case subscribe:
+			cmds[i] = b.Subscribe().Channel(ch.name).Build()
+		case sharded:
+			cmds[i] = b.Sunsubscribe().Channel(ch.name).Build()
+		default:
+			cmds[i] = b.Unsubscribe().Channel(ch.name).Build()
 		}
-		c.hub.mu.Lock()
-		defer c.hub.mu.Unlock()
-		for _, ch := range chunk {
-			// A new listener may have arrived meanwhile; its channel is assigned again.
-			if ch.conn == c {
-				c.detach(ch)
-			}
-			if len(ch.listeners) > 0 {
-				c.hub.wakeAssigner()
-			}
+	}
+	for i, resp := range client.DoMulti(ctx, cmds...) {
+		err := resp.Error()
+		refusal, refused := rueidis.IsRedisErr(err)
+		switch {
+		case err == nil && subscribe: // onSubscription gets the confirmation
+		case err == nil:
+			c.hub.mu.Lock()
+			c.detach(chs[i])
+			c.hub.mu.Unlock()
+		case refused && subscribe:
+			c.refused(chs[i], refusal)
+		default:
+			return err
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // notBusy returns an error if the server is busy with a script. A busy server refuses
@@ -249,80 +205,45 @@ func notBusy(ctx context.Context, client rueidis.DedicatedClient) error {
 	return err
 }
 
-func (c *conn) send(chs []*channel, do func(ctx context.Context, chunk []*channel) error) error {
-	for len(chs) > 0 {
-		chunk := chs[:min(maxChunk, len(chs))]
-		chs = chs[len(chunk):]
-		ctx, cancel := context.WithTimeout(c.ctx, subscribeTimeout)
-		err := do(ctx, chunk)
-		cancel()
-		if err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // onSubscription runs on the reading goroutine for every confirmation.
 func (c *conn) onSubscription(s rueidis.PubSubSubscription) {
 	h := c.hub
 	h.mu.Lock()
 	ch := h.channels[s.Channel]
-	if ch == nil || ch.conn != c {
-		h.mu.Unlock()
-		return
-	}
-	switch s.Kind {
-	case "subscribe", "ssubscribe":
-		if ch.state == subscribed && ch.syncing {
-			h.notify(ch.synced(c), Event{CaughtUp: true}) // releases the mutex
-			return
-		}
-		if ch.state != subscribing {
-			break
-		}
-		ch.state = subscribed
-		ch.notBefore = time.Time{}
-		restored := c.markUp()
-		for _, s := range ch.listeners {
-			s.sync = synced // sent on the previous connection
-		}
-		if len(ch.listeners) > 0 {
-			h.notify(ch.listeners, Event{Subscribed: true}) // releases the mutex
-		} else {
-			c.markChanged(ch) // its listeners have left
-			h.mu.Unlock()
-		}
-		if restored {
-			h.log.Info("redlatch: subscriber connection restored", "addr", c.addr)
-			if h.opts.OnReconnect != nil {
-				h.opts.OnReconnect()
-			}
-		}
-		return
-	case "unsubscribe", "sunsubscribe":
-		// Unsolicited: the slot has moved to another node.
-		if ch.state == subscribed || ch.state == subscribing {
+	switch {
+	case ch == nil || ch.conn != c:
+	case strings.HasSuffix(s.Kind, "unsubscribe"):
+		if ch.state != unsubscribing { // unsolicited: the slot has moved to another node
 			c.detach(ch)
-			h.wakeAssigner()
 		}
+	case ch.state == subscribing:
+		c.confirmed(ch)
+		return
 	}
 	h.mu.Unlock()
 }
 
-// markUp records that the connection works. It reports whether it replaces a lost one.
-// The hub's mutex is held.
-func (c *conn) markUp() bool {
-	if c.up {
-		return false
-	}
+// confirmed notifies the listeners of a channel that it is subscribed now. The hub's mutex is
+// held, and released.
+func (c *conn) confirmed(ch *channel) {
+	h := c.hub
+	ch.state, ch.notBefore = subscribed, time.Time{}
+	restored := !c.up && h.retries[c.addr].failures > 0
 	c.up = true
-	if h := c.hub; h.retries[c.addr].failures > 0 {
+	if restored {
 		delete(h.retries, c.addr)
-		h.stats.Reconnects++
-		return true
+		h.reconnects++
 	}
-	return false
+	if len(ch.listeners) == 0 { // they have left
+		c.markChanged(ch)
+	}
+	h.notify(ch.listeners, Event{Subscribed: true}) // releases the mutex
+	if restored {
+		h.opts.Logger.Info("redlatch: subscriber connection restored", "addr", c.addr)
+		if h.opts.OnReconnect != nil {
+			h.opts.OnReconnect()
+		}
+	}
 }
 
 // refused handles an error reply to a subscription: the slot has moved, or the server
@@ -335,21 +256,20 @@ func (c *conn) refused(ch *channel, err *rueidis.RedisError) {
 		return
 	}
 	c.detach(ch)
-	h.wakeAssigner()
 	_, moved := err.IsMoved()
-	first := false
+	first, pause := false, deniedBackoff
 	switch {
 	case moved || err.IsClusterDown() || err.IsTryAgain():
-		ch.notBefore = time.Now().Add(minBackoff)
+		pause = minBackoff
 	case err.IsLoading() || strings.HasPrefix(err.Error(), "BUSY") || strings.HasPrefix(err.Error(), "MASTERDOWN"):
-		ch.notBefore = time.Now().Add(maxBackoff)
+		pause = maxBackoff
 	default:
-		ch.notBefore = time.Now().Add(deniedBackoff)
 		first, h.denied = !h.denied, true
 	}
+	ch.notBefore = time.Now().Add(pause)
 	h.mu.Unlock()
 	if first {
-		h.log.Warn("redlatch: subscription refused; waiters poll instead: "+
+		h.opts.Logger.Warn("redlatch: subscription refused; waiters poll instead: "+
 			"allow this user to subscribe to the channels of its locks", "channel", ch.name, "error", err)
 	}
 }

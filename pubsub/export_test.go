@@ -12,9 +12,3 @@ func (h *Hub) Refused() int {
 	}
 	return n
 }
-
-// DeliverFromOtherConn delivers a message from a connection that does not serve the
-// channel.
-func (h *Hub) DeliverFromOtherConn(channel, payload string) {
-	(&conn{hub: h}).deliver(channel, payload)
-}

@@ -11,6 +11,7 @@ package pubsub
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,14 +34,10 @@ const (
 
 // String returns "auto", "sharded" or "plain".
 func (m Mode) String() string {
-	switch m {
-	case Sharded:
-		return "sharded"
-	case Plain:
-		return "plain"
-	default:
-		return "auto"
+	if m > Plain {
+		m = Auto
 	}
+	return [...]string{Auto: "auto", Sharded: "sharded", Plain: "plain"}[m]
 }
 
 // Event is a message or a change of the subscription.
@@ -48,9 +45,6 @@ type Event struct {
 	// Subscribed is true if the server has just confirmed the subscription, for the
 	// first time or after a reconnect: earlier messages may have been missed.
 	Subscribed bool
-	// CaughtUp is true for the answer to Subscription.Sync: all later messages were
-	// published after that call.
-	CaughtUp bool
 	// Payload is the text of a message.
 	Payload string
 }
@@ -81,8 +75,9 @@ const (
 	// unsubscribing each time.
 	DefaultKeepWarm = 5 * time.Second
 
-	// maxWarm bounds the number of channels kept subscribed without a listener.
-	maxWarm = 4096
+	// maxChannels is the number of channels from which on none is kept subscribed without a
+	// listener.
+	maxChannels = 10_000
 
 	topologyTimeout = 3 * time.Second
 	// subscribeTimeout bounds a batch of subscriptions; the connection is dropped when
@@ -110,7 +105,6 @@ type Stats struct {
 type Hub struct {
 	client rueidis.Client
 	opts   Options
-	log    *slog.Logger
 
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -122,9 +116,8 @@ type Hub struct {
 	unassigned map[*channel]struct{} // wanted, without a connection
 	conns      map[string]*conn      // by node address
 	retries    map[string]retry      // by node address, while it fails
-	warm       []warmed              // channels without listeners, oldest first
-	sweeper    *time.Timer
-	stats      Stats
+	messages   uint64
+	reconnects uint64
 	stale      bool // slots may have moved since the last refresh
 	denied     bool // a refused subscription was logged
 	started    bool
@@ -134,11 +127,6 @@ type Hub struct {
 type retry struct {
 	failures int
 	at       time.Time
-}
-
-type warmed struct {
-	ch    *channel
-	since time.Time
 }
 
 // channel is one subscribed name. The hub's mutex guards its fields. Its states:
@@ -151,9 +139,8 @@ type channel struct {
 	listeners []*Subscription
 	conn      *conn
 	state     channelState
-	syncing   bool      // subscribed, and a repeated SUBSCRIBE is unanswered
-	idleSince time.Time // zero while it has listeners
-	notBefore time.Time // earliest retry after a refusal
+	cooling   *time.Timer // ends the time for which it is kept warm
+	notBefore time.Time   // earliest retry after a refusal
 }
 
 type channelState uint8
@@ -171,17 +158,7 @@ type Subscription struct {
 	ch       *channel
 	listener Listener
 	closed   bool
-	sync     syncState
 }
-
-// syncState is the progress of a call of Sync.
-type syncState uint8
-
-const (
-	synced   syncState = iota // answered or never called
-	syncDue                   // not sent yet
-	syncSent                  // not answered yet
-)
 
 // New returns a hub that uses client, which the caller must close. It connects on the
 // first Subscribe.
@@ -189,19 +166,18 @@ func New(client rueidis.Client, opts Options) *Hub {
 	if opts.KeepWarm == 0 {
 		opts.KeepWarm = DefaultKeepWarm
 	}
+	if opts.Logger == nil {
+		opts.Logger = slog.New(slog.DiscardHandler)
+	}
 	h := &Hub{
 		client:     client,
 		opts:       opts,
-		log:        opts.Logger,
 		wake:       make(chan struct{}, 1),
 		channels:   make(map[string]*channel),
 		unassigned: make(map[*channel]struct{}),
 		conns:      make(map[string]*conn),
 		retries:    make(map[string]retry),
 		stale:      true,
-	}
-	if h.log == nil {
-		h.log = slog.New(slog.DiscardHandler)
 	}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	return h
@@ -224,10 +200,11 @@ func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed boo
 		h.unassigned[ch] = struct{}{}
 		h.wakeAssigner()
 	}
+	if ch.cooling != nil {
+		ch.cooling.Stop()
+	}
 	s = &Subscription{hub: h, ch: ch, listener: l}
 	ch.listeners = append(ch.listeners, s)
-	ch.idleSince = time.Time{}
-	h.stats.Listeners++
 	return s, ch.state == subscribed
 }
 
@@ -246,51 +223,47 @@ func (s *Subscription) close(warm bool) {
 		return
 	}
 	s.closed = true
-	h.stats.Listeners--
 	ch := s.ch
-	for i, other := range ch.listeners {
-		if other == s {
-			last := len(ch.listeners) - 1
-			ch.listeners[i] = ch.listeners[last]
-			ch.listeners[last] = nil
-			ch.listeners = ch.listeners[:last]
-			break
-		}
-	}
+	at := slices.Index(ch.listeners, s)
+	ch.listeners = slices.Delete(ch.listeners, at, at+1)
 	switch {
 	case len(ch.listeners) > 0 || h.closed:
-	case warm:
-		h.keepWarm(ch)
+	case !warm || h.opts.KeepWarm < 0 || len(h.channels) > maxChannels:
+		h.drop(ch)
+	case ch.cooling == nil:
+		ch.cooling = time.AfterFunc(h.opts.KeepWarm, func() { h.cooled(ch) })
 	default:
-		ch.idleSince = time.Now()
+		ch.cooling.Reset(h.opts.KeepWarm)
+	}
+}
+
+// cooled removes a channel that was kept warm for long enough.
+func (h *Hub) cooled(ch *channel) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	// It may have a new listener, or a successor of the same name.
+	if len(ch.listeners) == 0 && h.channels[ch.name] == ch {
 		h.drop(ch)
 	}
 }
 
-// Sync requests an event with CaughtUp, which is delivered after all messages that were
-// published before the call. Several calls may share one event. Sync does not block. If
-// the channel is not confirmed, or its connection is lost before the answer, an event
-// with Subscribed is delivered instead. The order is that of one server: a message that
-// another cluster node forwards (Plain), or that comes from a replica, may still arrive
-// later.
-func (s *Subscription) Sync() {
-	h := s.hub
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if s.closed || h.closed || s.ch.state != subscribed {
+// drop removes a channel without listeners. h.mu is held.
+func (h *Hub) drop(ch *channel) {
+	if ch.conn != nil {
+		ch.conn.markChanged(ch)
 		return
 	}
-	s.sync = syncDue
-	s.ch.conn.markChanged(s.ch)
+	delete(h.unassigned, ch)
+	delete(h.channels, ch.name)
 }
 
 // Stats returns a snapshot of the hub's counters.
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s := h.stats
-	s.Channels = len(h.channels)
+	s := Stats{Channels: len(h.channels), Messages: h.messages, Reconnects: h.reconnects}
 	for _, ch := range h.channels {
+		s.Listeners += len(ch.listeners)
 		if ch.state == subscribed {
 			s.Subscribed++
 		}
@@ -308,69 +281,12 @@ func (h *Hub) Stats() Stats {
 func (h *Hub) Close() {
 	h.mu.Lock()
 	h.closed = true
-	if h.sweeper != nil {
-		h.sweeper.Stop()
-	}
 	h.mu.Unlock()
 	h.cancel()
 	h.done.Wait()
 }
 
-// keepWarm schedules ch, which has lost its last listener, for removal. h.mu is held.
-func (h *Hub) keepWarm(ch *channel) {
-	ch.idleSince = time.Now()
-	if h.opts.KeepWarm < 0 {
-		h.drop(ch)
-		return
-	}
-	h.warm = append(h.warm, warmed{ch, ch.idleSince})
-	if len(h.warm) > maxWarm {
-		h.expireWarm(h.warm[0])
-		h.warm = h.warm[1:]
-	}
-	switch {
-	case h.sweeper == nil:
-		h.sweeper = time.AfterFunc(h.opts.KeepWarm, h.sweep)
-	case len(h.warm) == 1:
-		h.sweeper.Reset(h.opts.KeepWarm)
-	}
-}
-
-// sweep removes the channels whose time without a listener is over.
-func (h *Hub) sweep() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for len(h.warm) > 0 && !h.closed {
-		if wait := h.opts.KeepWarm - time.Since(h.warm[0].since); wait > 0 {
-			h.sweeper.Reset(wait)
-			return
-		}
-		h.expireWarm(h.warm[0])
-		h.warm = h.warm[1:]
-	}
-	if len(h.warm) == 0 {
-		h.warm = nil // frees the consumed front of the slice
-	}
-}
-
-func (h *Hub) expireWarm(w warmed) {
-	// A channel used since then has a later entry or none. One that was removed with
-	// its connection may have a successor of the same name.
-	if w.ch.idleSince.Equal(w.since) && h.channels[w.ch.name] == w.ch {
-		h.drop(w.ch)
-	}
-}
-
-// drop removes a channel without listeners. h.mu is held.
-func (h *Hub) drop(ch *channel) {
-	if ch.conn != nil {
-		ch.conn.markChanged(ch)
-		return
-	}
-	delete(h.unassigned, ch)
-	delete(h.channels, ch.name)
-}
-
+// wakeAssigner has channels assigned soon. h.mu is held.
 func (h *Hub) wakeAssigner() {
 	if !h.started {
 		h.started = true
@@ -382,31 +298,22 @@ func (h *Hub) wakeAssigner() {
 	}
 }
 
-// deliver passes a message to the channel's listeners. It runs on the reading goroutine
-// of the connection. Messages from a connection that no longer serves the channel are
-// dropped: they have no order relative to those of the new connection, whose
-// confirmation makes listeners poll anyway.
-func (c *conn) deliver(name, payload string) {
-	h := c.hub
+// deliver passes a message to the channel's listeners. It runs on the reading goroutine of
+// a connection.
+func (h *Hub) deliver(m rueidis.PubSubMessage) {
 	h.mu.Lock()
-	h.stats.Messages++
-	ch := h.channels[name]
-	if ch == nil || ch.conn != c {
+	h.messages++
+	ch := h.channels[m.Channel]
+	if ch == nil {
 		h.mu.Unlock()
 		return
 	}
-	h.notify(ch.listeners, Event{Payload: payload})
+	h.notify(ch.listeners, Event{Payload: m.Message})
 }
 
 // notify calls listeners. h.mu is held, and released first: listeners may hold locks
 // under which they call the hub.
 func (h *Hub) notify(subs []*Subscription, ev Event) {
-	if len(subs) == 1 {
-		l := subs[0].listener
-		h.mu.Unlock()
-		l.Notify(ev)
-		return
-	}
 	listeners := make([]Listener, len(subs))
 	for i, s := range subs {
 		listeners[i] = s.listener

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
-	"github.com/alicebob/miniredis/v2/server"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/testserver"
@@ -53,12 +52,6 @@ func StartEmbedded() (*Server, error) {
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("redlatchtest: %w", err)
 	}
-	m.Server().SetPreHook(func(_ *server.Peer, cmd string, channels ...string) bool {
-		if cmd == "SUBSCRIBE" {
-			flush(m, channels)
-		}
-		return false
-	})
 	stop := make(chan struct{})
 	var clock sync.WaitGroup
 	clock.Go(func() { drive(m, stop) })
@@ -71,15 +64,6 @@ func StartEmbedded() (*Server, error) {
 			m.Close()
 		},
 	}, nil
-}
-
-// flush returns when m has written all messages of these channels. The latches need the
-// reply of a second SUBSCRIBE to follow the messages published before it, but m writes a
-// message after PUBLISH has returned. It accepts the next one only then.
-func flush(m *miniredis.Miniredis, channels []string) {
-	for _, c := range channels {
-		m.Publish(c, "")
-	}
 }
 
 // clockTick bounds how late a key expires on the embedded server.

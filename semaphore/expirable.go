@@ -6,8 +6,11 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -42,28 +45,12 @@ func NewExpirable(s *session.Session, name string) *Expirable {
 	return &Expirable{newPool(s, kindExpirable, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript})}
 }
 
-// Name returns the name given to Client.PermitSemaphore.
-func (e *Expirable) Name() string { return e.name }
-
-// TrySetPermits creates the semaphore with this number of permits and reports whether it
-// did; an existing semaphore stays unchanged. It blocks for one round trip, or for up to 5 s
-// if the server does not answer; the error then matches lock.ErrIndeterminate.
-func (e *Expirable) TrySetPermits(ctx context.Context, permits int) (bool, error) {
-	return e.set(ctx, permits, 0)
-}
-
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
 // that, the number of free permits is negative until enough are released. SetPermits blocks
 // as TrySetPermits does.
 func (e *Expirable) SetPermits(ctx context.Context, permits int) error {
 	_, err := e.change(ctx, "set the permits of", permits, permitSetScript, strconv.Itoa(permits))
 	return err
-}
-
-// AddPermits changes the number of permits by delta, which may be negative. It blocks as
-// TrySetPermits does.
-func (e *Expirable) AddPermits(ctx context.Context, delta int) error {
-	return e.add(ctx, delta, "delta")
 }
 
 // Acquire acquires a permit. It waits until one is free, ctx is done, or lock.Wait runs out.
@@ -75,7 +62,8 @@ func (e *Expirable) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, 
 }
 
 // AcquireN is Acquire for n permits, all or none. The permits are independent of each other
-// afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing.
+// afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing. If n
+// exceeds the total number of permits, the error matches lock.ErrInvalid.
 func (e *Expirable) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
@@ -112,31 +100,22 @@ func first(permits []*Permit, err error) (*Permit, error) {
 }
 
 func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) ([]*Permit, error) {
-	if err := e.check(ctx); err != nil {
+	if ok, err := e.enter(ctx, n, MaxBatch); !ok {
 		return nil, err
 	}
-	if n < 0 || n > MaxBatch {
-		return nil, fmt.Errorf("%w: %d permits: must be from 0 to %d", lock.ErrInvalid, n, MaxBatch)
-	}
-	if n == 0 {
-		return nil, nil
-	}
-	g := grant{permits: n, lease: o.Lease, forever: o.Lease == lock.NoExpiry}
-	switch {
-	case g.forever:
-		g.lease = lock.MaxLease
-	case o.Lease == 0:
+	defer e.s.Leave()
+	g := grant{permits: n, lease: o.Lease}
+	switch o.Lease {
+	case lock.NoExpiry:
+		g.lease = forever
+	case 0:
 		g.lease = e.s.WatchdogTimeout
 	}
-	if !e.s.Enter() {
-		return nil, lock.ErrClosed
-	}
-	defer e.s.Leave()
 	r, err := e.acquire(ctx, g, o, once)
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermits(ctx, r, o)
+	return e.newPermits(ctx, r, o), nil
 }
 
 // Release releases permits by their ids, no matter which process acquired them. It releases
@@ -149,7 +128,7 @@ func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) 
 func (e *Expirable) Release(ctx context.Context, ids ...string) error {
 	released, err := e.TryRelease(ctx, ids...)
 	if err == nil && !released && len(ids) > 0 {
-		return fmt.Errorf("%w: one of %d permits of %q is not acquired or has expired", lock.ErrNotHeld, len(ids), e.name)
+		return fmt.Errorf("%w: one of %d permits of %q is not acquired or has expired", lock.ErrNotHeld, len(ids), e.id.Name)
 	}
 	return err
 }
@@ -157,34 +136,28 @@ func (e *Expirable) Release(ctx context.Context, ids ...string) error {
 // TryRelease is Release, but returns false instead of an error if a permit is not acquired
 // or has expired.
 func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error) {
-	if err := e.check(ctx); err != nil {
+	raw, err := e.parse(ctx, ids...)
+	if err != nil {
 		return false, err
 	}
-	raw, err := parseIDs(ids)
-	if err != nil || len(raw) == 0 {
+	if ok, err := e.enter(ctx, len(raw), MaxBatch); !ok {
 		return false, err
 	}
-	if !e.s.Enter() { // Close waits for the release
-		return false, lock.ErrClosed
-	}
-	defer e.s.Leave()
-	local := e.local(raw)
-	for _, p := range local {
-		p.startRelease()
+	defer e.s.Leave() // Close waits for the release
+	var local []*permit
+	for _, id := range raw {
+		if p := e.local(id); p != nil {
+			p.releasing.Add(1)
+			local = append(local, p)
+		}
 	}
 	result, err := e.release(context.WithoutCancel(ctx), patience, grant{permits: len(raw), ids: raw}, false)
 	released := err == nil && result == releaseDone || errors.Is(err, lock.ErrIndeterminate)
 	for _, p := range local {
-		switch {
-		case released:
-			p.end()
-		case err == nil && len(raw) == 1: // of several, another one may be missing
-			p.Lost(lock.ReasonGone, nil)
-		}
-		p.endRelease()
+		p.endRelease(released, err == nil && len(raw) == 1) // of several, another one may be missing
 	}
 	if err != nil {
-		return false, fmt.Errorf("redlatch: release permits of %q: %w", e.name, err)
+		return false, fmt.Errorf("redlatch: release permits of %q: %w", e.id.Name, err)
 	}
 	return released, nil
 }
@@ -214,32 +187,34 @@ func (e *Expirable) counts(ctx context.Context) (free, acquired int, err error) 
 	if err := e.check(ctx); err != nil {
 		return 0, 0, err
 	}
-	reply, err := permitCountsScript.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, nil).AsIntSlice()
+	reply, err := e.run(ctx, permitCountsScript).AsIntSlice()
 	if err != nil {
-		return 0, 0, fmt.Errorf("redlatch: read %q: %w", e.name, err)
+		return 0, 0, fmt.Errorf("redlatch: read %q: %w", e.id.Name, err)
 	}
 	return int(reply[0]), int(reply[1]), nil
+}
+
+// run runs a script that does not begin with pool.lua.
+func (e *Expirable) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
+	return script.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, args)
 }
 
 // LeaseTime returns the remaining lease of a permit, lock.NoExpiry if it never expires. The
 // error matches lock.ErrNotHeld if the permit is not acquired or has expired. LeaseTime
 // writes nothing and blocks for one round trip.
 func (e *Expirable) LeaseTime(ctx context.Context, id string) (time.Duration, error) {
-	if err := e.check(ctx); err != nil {
-		return 0, err
-	}
-	raw, err := parseID(id)
+	raw, err := e.parse(ctx, id)
 	if err != nil {
 		return 0, err
 	}
-	left, err := permitLeftScript.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, []string{raw}).AsInt64()
+	left, err := e.run(ctx, permitLeftScript, raw...).AsInt64()
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("redlatch: read %q: %w", e.name, err)
+		return 0, fmt.Errorf("redlatch: read %q: %w", e.id.Name, err)
 	case left == -1:
 		return lock.NoExpiry, nil
 	case left < 0:
-		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.name)
+		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.id.Name)
 	default:
 		return time.Duration(left) * time.Millisecond, nil
 	}
@@ -251,52 +226,55 @@ func (e *Expirable) LeaseTime(ctx context.Context, id string) (time.Duration, er
 // expiry, on a message, or after 5 s. UpdateLeaseTime blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
 func (e *Expirable) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
-	if err := e.check(ctx); err != nil {
-		return false, err
-	}
-	raw, err := parseID(id)
+	raw, err := e.parse(ctx, id)
 	if err != nil {
 		return false, err
 	}
-	forever := lease == lock.NoExpiry
-	if err := lock.CheckLease(lease); err != nil && !forever {
+	if lease == lock.NoExpiry {
+		lease = forever
+	} else if err := lock.CheckLease(lease); err != nil {
 		return false, err
 	}
-	if forever {
-		lease = lock.MaxLease
-	}
-	if ctx.Err() != nil {
-		return false, fmt.Errorf("redlatch: update the lease of a permit of %q: %w", e.name, context.Cause(ctx))
-	}
-	local := e.local([]string{raw})
-	for _, p := range local { // at most one
-		if err := p.lockLease(ctx); err != nil {
-			return false, fmt.Errorf("redlatch: update the lease of a permit of %q: %w", e.name, err)
-		}
-		defer p.unlockLease()
-	}
-	sent := time.Now()
-	for _, p := range local {
-		if lease < p.lease.Remaining() {
-			p.setLease(sent, lease, false) // before another client can acquire it
-		}
-	}
-	acquired, err := e.extend(ctx, raw, leaseArg(lease, forever), "just")
-	if err != nil {
-		return false, fmt.Errorf("redlatch: update the lease of a permit of %q: %w", e.name, err)
-	}
-	for _, p := range local {
-		if acquired {
-			p.setLease(sent, lease, forever)
-		} else {
-			p.Lost(lock.ReasonGone, nil)
-		}
-	}
-	return acquired, nil
+	return e.changeLease(ctx, e.local(raw[0]), raw[0], lease, true)
 }
 
-func (e *Expirable) extend(ctx context.Context, raw, lease, how string) (bool, error) {
-	n, err := permitExtendScript.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, []string{raw, lease, how}).AsInt64()
+// changeLease sends a request for a lease of at least or, with exactly set, just that length. p
+// is nil unless this client has the permit. If two such requests for it were in progress, the
+// order in which the server runs them would be unknown, and its lease could be overestimated.
+func (e *Expirable) changeLease(ctx context.Context, p *permit, raw string, lease time.Duration, exactly bool) (acquired bool, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("redlatch: change the lease of a permit of %q: %w", e.id.Name, err)
+		}
+	}()
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	if p != nil {
+		select {
+		case p.changing <- struct{}{}:
+			defer func() { <-p.changing }()
+		case <-ctx.Done():
+			return false, context.Cause(ctx)
+		}
+	}
+	sent, how := time.Now(), "least"
+	if exactly {
+		how = "just"
+		if p != nil && lease < p.lease.Remaining() {
+			p.lease.Fix(sent, lease) // before another client can acquire it
+		}
+	}
+	n, err := e.run(ctx, permitExtendScript, raw, leaseArg(lease), how).AsInt64()
+	switch {
+	case err != nil || p == nil:
+	case n == 0:
+		p.gone()
+	case exactly:
+		p.lease.Fix(sent, lease)
+	default:
+		p.lease.Extended(sent, lease)
+	}
 	return n == 1, err
 }
 
@@ -307,39 +285,34 @@ const idSize = 16
 func newIDs(n int) []string {
 	random := make([]byte, idSize*n)
 	_, _ = rand.Read(random) // never returns an error
-	all := string(random)
-	ids := make([]string, n)
-	for i := range ids {
-		ids[i] = all[i*idSize : (i+1)*idSize]
+	ids := make([]string, 0, n)
+	for id := range slices.Chunk(random, idSize) {
+		ids = append(ids, string(id))
 	}
 	return ids
 }
 
-// parseID converts an id to the form of the server.
-func parseID(id string) (string, error) {
-	raw, err := hex.DecodeString(id)
-	if err != nil || len(raw) != idSize {
-		return "", fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize)
+// parse converts ids to the form of the server. It returns an error if no operation with them
+// can succeed.
+func (e *Expirable) parse(ctx context.Context, ids ...string) ([]string, error) {
+	if err := e.check(ctx); err != nil {
+		return nil, err
 	}
-	return string(raw), nil
-}
-
-func parseIDs(ids []string) ([]string, error) {
-	if len(ids) > MaxBatch {
-		return nil, fmt.Errorf("%w: %d permits: must be at most %d", lock.ErrInvalid, len(ids), MaxBatch)
+	if err := checkCount(len(ids), MaxBatch); err != nil {
+		return nil, err
 	}
-	all := make([]string, len(ids))
-	seen := make(map[string]struct{}, len(ids))
+	raw := make([]string, len(ids))
+	seen := make(map[string]bool, len(ids))
 	for i, id := range ids {
-		raw, err := parseID(id)
-		if err != nil {
-			return nil, err
+		bytes, err := hex.DecodeString(id)
+		raw[i] = string(bytes)
+		if err != nil || len(bytes) != idSize {
+			return nil, fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize)
 		}
-		if _, duplicate := seen[raw]; duplicate {
+		if seen[raw[i]] {
 			return nil, fmt.Errorf("%w: duplicate permit %s", lock.ErrInvalid, id)
 		}
-		seen[raw] = struct{}{}
-		all[i] = raw
+		seen[raw[i]] = true
 	}
-	return all, nil
+	return raw, nil
 }

@@ -1,23 +1,15 @@
 package semaphore
 
-import (
-	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
-)
+import "github.com/redlatch/redlatch/internal/wire"
 
 // StartRelease is called before a release of p by its id.
-func (p *Permit) StartRelease() { p.p.startRelease() }
+func (p *Permit) StartRelease() { p.p.releasing.Add(1) }
 
 // EndRelease is called when the release has been answered.
-func (p *Permit) EndRelease(released bool) {
-	if released {
-		p.p.end()
-	}
-	p.p.endRelease()
-}
+func (p *Permit) EndRelease(released bool) { p.p.endRelease(released, false) }
 
 // Gone is called when the server does not have the permit.
-func (p *Permit) Gone() { p.p.Lost(lock.ReasonGone, nil) }
+func (p *Permit) Gone() { p.p.gone() }
 
 // Scripts are the scripts of both semaphores.
 var Scripts = map[string]*wire.Script{

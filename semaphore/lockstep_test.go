@@ -29,7 +29,7 @@ func TestLockstep(t *testing.T) {
 				"drain 0", "drain 2", "leave 1", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
 				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_set 0", "permit_set 1",
 				"permit_extend 0", "permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1",
-				"batch split", "queued", "served by a release", "immediate retry",
+				"batch split", "queued", "served by a release", "immediate retry", "request too large", "wrong clock", "late duplicate",
 				"duplicate of acquire", "duplicate of release", "duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo",
 				"duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of permit_set",
 			},
@@ -97,7 +97,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 		s.n = []int64{6, 10, maxPermits, maxPermits - 3}[r.IntN(4)]
 	}
 	if r.IntN(40) == 0 {
-		s.ms = []int64{30_000, 60_000, 60_001, 3_600_000}[r.IntN(4)]
+		s.ms = []int64{30_000, cacheTTL - 1, cacheTTL, cacheTTL + 1, 3_600_000}[r.IntN(5)]
 	}
 	if !x.w.exists && !x.expirable && r.IntN(10) == 0 {
 		s.Kind = "release foreign" // the only step that may be rejected in this state
@@ -160,20 +160,20 @@ func (x *walk) do(s step) bool {
 		}
 		x.confirm(unknown[s.which%len(unknown)], s.fault)
 	case "duplicate":
-		// Other commands may legitimately have an effect when they are delivered again: those
-		// without an effect the first time, and those whose cached reply has expired.
-		var safe []*command
+		var all []*command
 		for _, r := range x.sent[max(0, len(x.sent)-20):] {
-			_, cached := x.w.cached(r.seq)
-			if r.client != nil && (cached || x.lossy || r.unknown && !r.undone || r.script == "leave") {
-				safe = append(safe, r)
+			if r.client != nil {
+				all = append(all, r)
 			}
 		}
-		if len(safe) == 0 {
+		if len(all) == 0 {
 			return false
 		}
-		r := safe[s.which%len(safe)]
+		r := all[s.which%len(all)]
 		x.see("duplicate of", r.script)
+		if x.w.now > r.seq.notAfter {
+			x.see("late duplicate")
+		}
 		x.deliver(r, "")
 	case "release":
 		if len(c.held) == 0 {
@@ -212,6 +212,7 @@ func (x *walk) do(s step) bool {
 				}
 			}
 		}
+		c.skew = skews[s.which%len(skews)]
 		for _, r := range x.sent { // the background retries end before the cached reply expires
 			if r.unknown && x.w.now+s.ms-r.sentAt >= cacheTTL && !x.lossy {
 				x.confirm(r, answered)

@@ -1,6 +1,12 @@
 package semaphore_test
 
-import ()
+// mostOf returns the most permits that a request can get, of this number in all.
+func mostOf(total int64) int64 {
+	if total <= 0 {
+		return maxPermits
+	}
+	return total
+}
 
 // expired returns the expired permits that are still in the set.
 func (w *world) expired() (ids []string) {
@@ -70,24 +76,28 @@ func (w *world) permitAcquire(seq sequence, b batch) []int64 {
 		}
 		w.sweep()
 	}
-	g := w.serve(b, w.free, w.exists)
+	most := int64(maxPermits)
+	if w.exists {
+		most = mostOf(w.total())
+	}
+	g := w.serve(b, w.free, w.exists, most)
 	if g.n > 0 {
 		w.bind()
 		if w.refused(seq) {
 			return nil
 		}
-		w.cacheReply(seq, g.n, g.retryIn, g.queued)
 		w.change(-g.taken)
 		w.grant(b.requests[:g.n])
 	}
+	w.cacheReply(seq, g.n, g.retryIn, g.queued, most)
 	if w.exists && (g.left || w.free+g.taken > had) {
 		w.publish(w.free)
 	}
-	return []int64{g.n, w.retryIn(g, b), g.queued}
+	return []int64{g.n, w.retryIn(g, b), g.queued, most}
 }
 
 func (w *world) permitUndo(seq sequence, ids []string) []int64 {
-	before, duplicate := w.cached(seq)
+	before, duplicate := w.last(seq)
 	if duplicate && (len(before) == 0 || before[0] < 0) {
 		return []int64{0}
 	}
@@ -106,12 +116,12 @@ func (w *world) permitRelease(seq sequence, ids []string, b batch) []int64 {
 	}
 	for _, id := range ids {
 		if !w.held(id) {
-			return []int64{0}
+			return w.cacheReply(seq, 0)
 		}
 	}
-	n := int64(len(ids))
-	g := w.serve(b, w.free+n, true)
-	w.cacheReply(seq, 1, 0, g.n, 0, g.queued)
+	n, most := int64(len(ids)), mostOf(w.total())
+	g := w.serve(b, w.free+n, true, most)
+	w.cacheReply(seq, 1, 0, g.n, 0, g.queued, most)
 	if g.n > 0 {
 		w.bind()
 	}
@@ -126,7 +136,7 @@ func (w *world) permitRelease(seq sequence, ids []string, b batch) []int64 {
 	if g.n < int64(len(b.requests)) {
 		retryIn = w.retryIn(g, b)
 	}
-	return []int64{1, w.publish(payload), g.n, retryIn, g.queued}
+	return []int64{1, w.publish(payload), g.n, retryIn, g.queued, most}
 }
 
 func (w *world) permitSet(seq sequence, wanted int64) []int64 {
@@ -135,7 +145,7 @@ func (w *world) permitSet(seq sequence, wanted int64) []int64 {
 	}
 	delta := wanted - w.free - int64(len(w.taken.scores))
 	if w.exists && delta == 0 {
-		return []int64{0}
+		return w.cacheReply(seq, 0)
 	}
 	w.cacheReply(seq, 1)
 	w.change(delta)

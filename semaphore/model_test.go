@@ -22,6 +22,7 @@ type world struct {
 	queue      set // clients, by the time since when they wait
 	heartbeats set // clients, by the time at which the heartbeat is overdue
 	cache      map[string]cachedReply
+	created    int64 // until when the server knows that the semaphore is new
 	messages   []int64
 	// denied is a command that the next script may not use; failed reports that it has tried.
 	denied string
@@ -44,9 +45,13 @@ type cachedReply struct {
 const (
 	noExpiry      = 922337203685477
 	maxPermits    = 1<<31 - 1
-	cacheTTL      = 60_000
+	retryTime     = 300_000
+	clockError    = 60_000
+	cacheTTL      = retryTime + clockError
 	bargingMillis = 100 // ms after which a request is no longer overtaken
 )
+
+var createdKey = wire.SemaphoreRequest(key, "created", 0)
 
 func newSet() set { return set{scores: map[string]int64{}} }
 
@@ -100,6 +105,9 @@ func (w *world) advance(ms int64) {
 			s.clear()
 		}
 	}
+	if over(w.created) {
+		w.created = 0
+	}
 	maps.DeleteFunc(w.cache, func(_ string, r cachedReply) bool { return over(r.until) })
 }
 
@@ -140,15 +148,36 @@ func (w *world) publish(n int64) int64 {
 	return lockstep.Subscribers
 }
 
-// sequence is the sequence number of a request and the key of its cached reply.
-type sequence struct {
-	key string
-	n   int64
+// create changes the number of free permits by n, and notes whether the semaphore is new.
+func (w *world) create(n int64) {
+	if !w.exists {
+		w.created = w.now + cacheTTL
+	}
+	w.change(n)
 }
 
-// cached returns the reply to a duplicate, which is empty if a later request of the slot was
+// sequence is the sequence number of a request, the key of its cached reply, and the time
+// after which it must not run, of which least must be left.
+type sequence struct {
+	key             string
+	n               int64
+	notAfter, least int64
+}
+
+// cached returns the reply to a request that must not run: a duplicate or a late one.
+func (w *world) cached(seq sequence) ([]int64, bool) {
+	if reply, duplicate := w.last(seq); duplicate {
+		return reply, true
+	}
+	if left := seq.notAfter - w.now; left < seq.least || left >= cacheTTL {
+		return []int64{-1, w.now}, true
+	}
+	return nil, false
+}
+
+// last returns the reply to a duplicate, which is empty if a later request of the slot was
 // delivered.
-func (w *world) cached(seq sequence) (reply []int64, duplicate bool) {
+func (w *world) last(seq sequence) (reply []int64, duplicate bool) {
 	r, ok := w.cache[seq.key]
 	if !ok || r.n < seq.n {
 		return nil, false
@@ -169,7 +198,7 @@ func (w *world) cacheReply(seq sequence, reply ...int64) []int64 {
 func (w *world) refused(seq sequence) bool {
 	w.failed = w.denied == "INCRBY"
 	if w.failed {
-		w.cacheReply(sequence{seq.key, seq.n - 1})
+		w.cacheReply(sequence{key: seq.key, n: seq.n - 1})
 	}
 	return w.failed
 }
@@ -217,8 +246,8 @@ func (w *world) dequeue(client string) bool {
 }
 
 // serve serves a batch, in order, but no request before an older one in the wait queue.
-// Without a semaphore clients do not join the queue.
-func (w *world) serve(b batch, free int64, exists bool) result {
+// Without a semaphore, or for more than the most permits, clients do not join the queue.
+func (w *world) serve(b batch, free int64, exists bool, most int64) result {
 	g := result{retryIn: -1}
 	first := w.first()
 	for _, request := range b.requests {
@@ -236,10 +265,11 @@ func (w *world) serve(b batch, free int64, exists bool) result {
 		g.n, g.taken = g.n+1, g.taken+request.permits
 	}
 	switch {
-	case exists:
+	case g.n == int64(len(b.requests)):
+	case exists && b.requests[g.n].permits <= most:
 		g.queued = w.enqueue(b, g.n)
-	case b.client != "" && g.n < int64(len(b.requests)):
-		w.dequeue(b.client)
+	case b.client != "":
+		g.left = w.dequeue(b.client) || g.left
 	}
 	return g
 }
@@ -247,7 +277,7 @@ func (w *world) serve(b batch, free int64, exists bool) result {
 // enqueue adds a client to the wait queue, or keeps it there, if its next request has waited
 // for long.
 func (w *world) enqueue(b batch, next int64) (queued int64) {
-	if b.client == "" || next == int64(len(b.requests)) || b.requests[next].waited < bargingMillis {
+	if b.client == "" || b.requests[next].waited < bargingMillis {
 		return 0
 	}
 	if !w.queue.has(b.client) {
@@ -262,25 +292,25 @@ func (w *world) acquire(seq sequence, b batch) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
-	g := w.serve(b, w.free, w.exists)
+	g := w.serve(b, w.free, w.exists, maxPermits)
 	if g.n > 0 {
 		if w.refused(seq) {
 			return nil
 		}
-		w.cacheReply(seq, g.n, g.retryIn, g.queued)
 		w.change(-g.taken)
 		if g.left {
 			w.publish(w.free)
 		}
 	}
-	return []int64{g.n, g.retryIn, g.queued}
+	return w.cacheReply(seq, g.n, g.retryIn, g.queued)
 }
 
 func (w *world) undo(seq sequence, permits []int64) []int64 {
-	before, duplicate := w.cached(seq)
+	before, duplicate := w.last(seq)
 	if duplicate && (len(before) == 0 || before[0] < 0) {
 		return []int64{0}
 	}
+	recreated := w.created > w.cache[seq.key].until
 	w.cacheReply(seq, -1)
 	var n int64
 	if duplicate {
@@ -288,7 +318,7 @@ func (w *world) undo(seq sequence, permits []int64) []int64 {
 			n += permits
 		}
 	}
-	if n == 0 || !w.exists {
+	if n == 0 || !w.exists || recreated {
 		return []int64{0}
 	}
 	w.change(n)
@@ -301,14 +331,14 @@ func (w *world) release(seq sequence, n int64, ifExists bool, b batch) []int64 {
 		return reply
 	}
 	if !w.exists && ifExists {
-		return []int64{0}
+		return w.cacheReply(seq, 0)
 	}
 	if w.free+n > maxPermits {
-		return []int64{-1}
+		return w.cacheReply(seq, -1)
 	}
-	g := w.serve(b, w.free+n, true)
+	g := w.serve(b, w.free+n, true, maxPermits)
 	w.cacheReply(seq, 1, 0, g.n, g.retryIn, g.queued)
-	w.change(n - g.taken)
+	w.create(n - g.taken)
 	return []int64{1, w.publish(w.free), g.n, g.retryIn, g.queued}
 }
 
@@ -317,10 +347,10 @@ func (w *world) set(seq sequence, n, ttl int64) []int64 {
 		return reply
 	}
 	if w.exists {
-		return []int64{0}
+		return w.cacheReply(seq, 0)
 	}
 	w.cacheReply(seq, 1)
-	w.change(n)
+	w.create(n)
 	if ttl > 0 {
 		w.until = w.now + ttl
 	}
@@ -333,10 +363,10 @@ func (w *world) add(seq sequence, n int64, delta bool) []int64 {
 		return reply
 	}
 	if w.free+n > maxPermits || w.free+n < -maxPermits {
-		return []int64{-1}
+		return w.cacheReply(seq, -1)
 	}
 	w.cacheReply(seq, 1)
-	w.change(n)
+	w.create(n)
 	switch {
 	case w.free <= 0:
 	case delta:
@@ -353,10 +383,9 @@ func (w *world) drain(seq sequence) []int64 {
 	}
 	n := w.free
 	if n != 0 {
-		w.cacheReply(seq, n)
 		w.change(-n)
 	}
-	return []int64{n}
+	return w.cacheReply(seq, n)
 }
 
 func (w *world) leave(client string) []int64 {
@@ -380,6 +409,9 @@ func (w *world) state() (s lockstep.State) {
 	s.Put(wire.SemaphoreAlive(key), "zset", w.heartbeats.until, lockstep.Pairs(w.heartbeats.scores)...)
 	for name, r := range w.cache {
 		s.Put(name, "string", r.until, strings.Trim(fmt.Sprint(append([]int64{r.n}, r.reply...)), "[]"))
+	}
+	if w.created != 0 {
+		s.Put(createdKey, "string", w.created, "")
 	}
 	for _, n := range w.messages {
 		s.Told = append(s.Told, fmt.Sprint(wire.SemaphoreChannel(key), " ", n))

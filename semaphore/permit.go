@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -52,8 +53,9 @@ func (p *Permit) Remaining() time.Duration { return p.handle.Remaining() }
 
 // Extend extends the lease to at least lease from now; it never shortens it. It blocks for
 // one round trip. It returns an error that matches lock.ErrLost if the permit is no longer
-// held, lock.ErrNotHeld after Release (even if that has reported a loss), lock.ErrInvalid if lease is less than a millisecond, or
-// the error of the connection; in that case Remaining is unchanged.
+// held, lock.ErrNotHeld after Release (even if that has reported a loss), lock.ErrInvalid if
+// lease is less than a millisecond, or the error of the connection; in that case Remaining is
+// unchanged.
 func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 	return p.handle.Extend(ctx, lease)
 }
@@ -68,82 +70,50 @@ func (p *Permit) Release(ctx context.Context) error { return p.handle.Unlock(ctx
 // permit is the hold of a Permit.
 type permit struct {
 	hold.State
-	e   *Expirable
-	raw string // the id in the form of the server
-
-	lease   watchdog.Lease
-	leaseMu chan struct{} // a mutex: see lockLease
-
-	mu        sync.Mutex
-	forever   bool
-	releasing int  // releases by id in progress
-	missing   bool // the server does not have it, perhaps because of one of them
+	e         *Expirable
+	raw       string // the id in the form of the server
+	lease     watchdog.Lease
+	changing  chan struct{} // a mutex: see changeLease
+	releasing atomic.Int32  // releases by id in progress
 }
 
 // registry contains the permits of one client by their ids. The zero registry is ready for
 // use.
-type registry struct{ permits sync.Map }
+type registry struct{ sync.Map }
 
-type permitKey struct{ key, raw string }
-
-func (p *permit) registration() (*registry, permitKey) {
-	return session.Of[registry](p.e.s), permitKey{p.e.key, p.raw}
-}
-
-// local returns those of the given permits that this client holds.
-func (e *Expirable) local(raw []string) []*permit {
-	var local []*permit
-	for _, id := range raw {
-		if p, ok := session.Of[registry](e.s).permits.Load(permitKey{e.key, id}); ok {
-			local = append(local, p.(*permit))
-		}
+// local returns the permit of this client with an id, or nil.
+func (e *Expirable) local(raw string) *permit {
+	if p, ok := session.Of[registry](e.s).Load(raw); ok && p.(*permit).e.key == e.key {
+		return p.(*permit)
 	}
-	return local
+	return nil
 }
 
-// newPermits returns the permits of a served request.
-func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) ([]*Permit, error) {
-	g := r.grant
-	terms := watchdog.Terms{Sent: r.sent, TTL: g.lease, MaxHold: o.MaxHold}
+// newPermits returns the permits of a served request. The session is open.
+func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) []*Permit {
+	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = renewer{e.s.Client}
 	}
 	site := callsite.Here(2, 3) // newPermits and take
-	permits := make([]*Permit, len(g.ids))
-	watched := true
-	for i, raw := range g.ids {
-		p := &permit{e: e, raw: raw, forever: g.forever, leaseMu: make(chan struct{}, 1)}
+	permits := make([]*Permit, len(r.grant.ids))
+	for i, raw := range r.grant.ids {
+		p := &permit{e: e, raw: raw, changing: make(chan struct{}, 1)}
 		p.Site = site
-		p.Begin(e.s.Telemetry.StartPermit(ctx, e.telemetryLock(), p.id()))
+		p.Begin(e.s.Telemetry.StartPermit(ctx, e.id, p.id()))
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
-		reg, key := p.registration()
-		reg.permits.Store(key, p)
-		watched = e.s.Watchdog.Watch(&p.lease, p, terms) && watched
+		session.Of[registry](e.s).Store(raw, p)
+		e.s.Watchdog.Watch(&p.lease, p, terms)
 		permits[i] = &Permit{p: p, handle: &hold.Handle{Hold: p}}
 		permits[i].handle.Arm()
 	}
-	var err error
-	switch {
-	case !watched || e.s.Err() != nil: // the client is closing, and waits for this call
-		err = lock.ErrClosed
-	case time.Since(r.sent) >= g.lease:
-		// This process was suspended until the lease was over.
-		err = lock.ErrNotAcquired
-	default:
-		return permits, nil
-	}
-	for _, p := range permits {
-		p.handle.Disarm()
-		p.p.end()
-	}
-	e.giveBack([]grant{g})
-	return nil, err
+	return permits
 }
 
 func (p *permit) id() string { return hex.EncodeToString([]byte(p.raw)) }
 
 // Name implements lock.Hold.
-func (p *permit) Name() string { return p.e.name }
+func (p *permit) Name() string { return p.e.id.Name }
 
 // Owner and Token complete lock.Hold.
 func (p *permit) Owner() lock.Owner { return lock.Owner{} }
@@ -156,115 +126,72 @@ func (p *permit) Dropped() {
 	}
 	p.e.s.Go(func(ctx context.Context) {
 		p.e.s.Logger.Error("redlatch: a permit was dropped without Release; releasing it",
-			"name", p.e.name, "kind", p.e.kind, "permit", p.id(), "acquired", p.Site.String())
+			"name", p.e.id.Name, "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
 		_ = p.Unlock(ctx)
 	})
 }
 
-// Lost implements watchdog.Holder.
+// Lost implements watchdog.Holder. While releases by id are in progress, only their answers
+// tell whether a permit that the server does not have is lost or released.
 func (p *permit) Lost(reason lock.Reason, cause error) {
-	p.mu.Lock()
-	// Only the answer of a release in progress tells whether it is lost or released.
-	unclear := reason == lock.ReasonGone && p.releasing > 0
-	p.missing = p.missing || unclear
-	p.mu.Unlock()
-	if unclear || !p.Lose(p.lostError(reason, cause)) {
+	if reason == lock.ReasonGone && p.releasing.Load() > 0 || !p.Lose(p.lostError(reason, cause)) {
 		return
 	}
-	p.lease.Forget()
-	p.unregister()
+	p.forget()
 	p.EndSpan(p.e.s.Go)
 }
 
-func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
-	return &lock.LostError{Name: p.e.name, Permit: p.id(), Reason: reason, When: time.Now(), Err: cause}
+// gone is called when the server does not have the permit.
+func (p *permit) gone() {
+	p.lease.Forget()
+	p.Lost(lock.ReasonGone, nil)
 }
 
-func (p *permit) unregister() {
-	reg, key := p.registration()
-	reg.permits.Delete(key)
+// forget removes what this client keeps of a permit that has ended.
+func (p *permit) forget() {
+	p.lease.Forget()
+	session.Of[registry](p.e.s).Delete(p.raw)
+}
+
+// endRelease is called when a release by id, counted in releasing, has been answered.
+func (p *permit) endRelease(released, gone bool) {
+	p.releasing.Add(-1)
+	if released {
+		if p.End("Release", p.e.id.Name) == nil {
+			p.forget()
+			p.Span.End(nil)
+		}
+		return
+	}
+	p.lease.Check()
+	if gone || p.lease.Remaining() == 0 { // or the watchdog has learned that it is gone
+		p.gone()
+	}
+}
+
+func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
+	return &lock.LostError{Name: p.e.id.Name, Permit: p.id(), Reason: reason, When: time.Now(), Err: cause}
 }
 
 // Remaining implements lock.Hold.
 func (p *permit) Remaining() time.Duration {
 	left := p.lease.Remaining()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.forever && left > lock.MaxLease/2 { // less is the rest of MaxHold
+	if left > lock.MaxLease { // less is the rest of MaxHold
 		return lock.NoExpiry
 	}
 	return left
 }
 
-// startRelease precedes a release by id. When its answer has been applied, endRelease follows.
-func (p *permit) startRelease() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.releasing++
-}
-
-func (p *permit) endRelease() {
-	p.mu.Lock()
-	p.releasing--
-	missing := p.missing
-	p.mu.Unlock()
-	if missing {
-		p.Lost(lock.ReasonGone, nil)
-	}
-}
-
-// end ends a permit that was released by its id.
-func (p *permit) end() {
-	if p.End("Release", p.e.name) == nil {
-		p.lease.Forget()
-		p.unregister()
-		p.Span.End(nil)
-	}
-}
-
-// lockLease precedes a request that changes the lease, and unlockLease follows it. If two
-// such requests were in progress, the order in which the server runs them would be unknown,
-// and this client could overestimate the lease.
-func (p *permit) lockLease(ctx context.Context) error {
-	select {
-	case p.leaseMu <- struct{}{}:
-		return nil
-	case <-ctx.Done():
-		return context.Cause(ctx)
-	}
-}
-
-func (p *permit) unlockLease() { <-p.leaseMu }
-
-// setLease sets the local lease, which is not renewed.
-func (p *permit) setLease(sent time.Time, ttl time.Duration, forever bool) {
-	p.mu.Lock()
-	p.forever = forever
-	p.mu.Unlock()
-	p.lease.Fix(sent, ttl)
-}
-
 // Extend implements lock.Hold.
 func (p *permit) Extend(ctx context.Context, lease time.Duration) error {
 	p.lease.Check()
-	if err := p.Err("Extend", p.e.name); err != nil {
+	if err := p.Err("Extend", p.e.id.Name); err != nil {
 		return err
 	}
-	if err := p.lockLease(ctx); err != nil {
-		return fmt.Errorf("redlatch: extend a permit of %q: %w", p.e.name, err)
+	if _, err := p.e.changeLease(ctx, p, p.raw, lease, false); err != nil {
+		return err
 	}
-	defer p.unlockLease()
-	sent := time.Now()
-	acquired, err := p.e.extend(ctx, p.raw, wire.Millis(lease), "least")
-	if err != nil {
-		return fmt.Errorf("redlatch: extend a permit of %q: %w", p.e.name, err)
-	}
-	if acquired {
-		p.lease.Extended(sent, lease)
-	} else {
-		p.Lost(lock.ReasonGone, nil)
-	}
-	return p.Err("Extend", p.e.name)
+	return p.Err("Extend", p.e.id.Name)
 }
 
 // Unlock implements lock.Hold.
@@ -274,24 +201,23 @@ func (p *permit) Unlock(ctx context.Context) error {
 	}
 	p.lease.Check()
 	g := grant{permits: 1, ids: []string{p.raw}}
-	if err := p.End("Release", p.e.name); err != nil {
+	if err := p.End("Release", p.e.id.Name); err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			// The server may still have it.
-			p.e.s.Go(func(ctx context.Context) { _, _ = p.e.pool.release(ctx, patience, g, false) })
+			p.e.s.Go(func(ctx context.Context) { _, _ = p.e.release(ctx, patience, g, false) })
 		}
 		return err
 	}
-	p.lease.Forget()
-	p.unregister()
+	p.forget()
 	ctx, released := p.StartRelease(ctx)
-	result, err := p.e.pool.release(ctx, patience, g, false)
+	result, err := p.e.release(ctx, patience, g, false)
 	switch {
 	case err == nil && result == releaseAbsent:
 		err = p.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	case err != nil:
-		err = fmt.Errorf("redlatch: release a permit of %q: %w", p.e.name, err)
+		err = fmt.Errorf("redlatch: release a permit of %q: %w", p.e.id.Name, err)
 	}
 	return p.Released(released, err)
 }

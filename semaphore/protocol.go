@@ -4,11 +4,146 @@ import (
 	"context"
 	"embed"
 	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+// MaxPermits is the maximum number of permits of a semaphore, that of Java.
+const MaxPermits = math.MaxInt32
+
+// pool is the common part of both semaphores: a number of permits, and requests for them.
+type pool struct {
+	s       *session.Session
+	slots   *slots
+	id      telemetry.Lock
+	key     string
+	err     error // invalid name
+	scripts scripts
+
+	queues    *acquire.Queues[*request]
+	queueKey  acquire.Key
+	channel   string
+	otherKeys []string // the keys of a script after the first two
+}
+
+// scripts are the scripts that differ between the kinds.
+type scripts struct{ acquire, undo, release *wire.Script }
+
+func newPool(s *session.Session, kind, name string, scripts scripts) pool {
+	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
+	p.key, p.err = s.Key(name, wire.CheckName)
+	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
+	p.channel = wire.SemaphoreChannel(p.key)
+	p.otherKeys = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key)}
+	if p.expirable() {
+		p.otherKeys = append(p.otherKeys, wire.PermitTimeouts(p.key))
+	}
+	p.otherKeys = append(p.otherKeys, wire.SemaphoreRequest(p.key, "created", 0)) // no client has this id
+	return p
+}
+
+// expirable reports whether the permits have an id and a lease.
+func (p *pool) expirable() bool { return p.id.Kind == kindExpirable }
+
+// check returns an error if no operation can succeed.
+func (p *pool) check(ctx context.Context) error {
+	if p.err != nil {
+		return p.err
+	}
+	return p.s.Check(ctx)
+}
+
+// enter precedes a request for a number of permits, or their release. Unless it reports true
+// the request must not be sent; if it does, Leave of the session follows.
+func (p *pool) enter(ctx context.Context, permits, most int) (ok bool, err error) {
+	if err := p.check(ctx); err != nil {
+		return false, err
+	}
+	if err := checkCount(permits, most); err != nil || permits == 0 {
+		return false, err
+	}
+	if !p.s.Enter() {
+		return false, lock.ErrClosed
+	}
+	return true, nil
+}
+
+func checkCount(n, most int) error {
+	if n < 0 || n > most {
+		return fmt.Errorf("%w: %d permits: must be from 0 to %d", lock.ErrInvalid, n, most)
+	}
+	return nil
+}
+
+// Name returns the name that the client was given.
+func (p *pool) Name() string { return p.id.Name }
+
+// TrySetPermits creates the semaphore with this number of permits and reports whether it
+// did; an existing semaphore stays unchanged. It blocks for one round trip, or for up to 5 s
+// if the server does not answer; the error then matches lock.ErrIndeterminate.
+func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
+	return p.set(ctx, permits, "")
+}
+
+// set creates the semaphore unless it exists.
+func (p *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
+	reply, err := p.change(ctx, "set the permits of", permits, setScript, strconv.Itoa(permits), ttl)
+	return reply == 1, err
+}
+
+// AddPermits changes the number of permits by delta, which may be negative. The number of
+// free permits may become negative, until enough are released. The semaphore keeps its time
+// to live. AddPermits blocks as TrySetPermits does.
+func (p *pool) AddPermits(ctx context.Context, delta int) error {
+	if delta == 0 {
+		return p.check(ctx)
+	}
+	payload := "total"
+	if p.expirable() {
+		payload = "delta"
+	}
+	reply, err := p.change(ctx, "add permits to", max(delta, -delta), addScript, strconv.Itoa(delta), payload)
+	if err == nil && reply < 0 {
+		err = fmt.Errorf("%w: %+d permits for %q: the result must be from -%d to %[4]d", lock.ErrInvalid, delta, p.id.Name, MaxPermits)
+	}
+	return err
+}
+
+// change runs a script that changes the number of permits, and takes effect at most once. It
+// returns the first number of the reply. An error that matches lock.ErrIndeterminate means
+// that the script may have taken effect, or may still do so.
+func (p *pool) change(ctx context.Context, what string, permits int, script *wire.Script, args ...string) (int64, error) {
+	if err := p.check(ctx); err != nil {
+		return 0, err
+	}
+	if err := checkCount(permits, MaxPermits); err != nil {
+		return 0, err
+	}
+	if ctx.Err() != nil {
+		return 0, fmt.Errorf("redlatch: %s %q: %w", what, p.id.Name, context.Cause(ctx))
+	}
+	seq := p.slots.next()
+	defer p.slots.done(seq)
+	reply, outcome, err := p.retry(ctx, patience, seq, script, args)
+	switch {
+	case err == nil:
+		return reply[0], nil
+	case outcome == wire.Unknown:
+		err = errors.Join(lock.ErrIndeterminate, err)
+	}
+	return 0, fmt.Errorf("redlatch: %s %q: %w", what, p.id.Name, err)
+}
 
 //go:embed lua/*.lua
 var luaFiles embed.FS
@@ -33,16 +168,14 @@ var (
 )
 
 const (
-	// cacheTTL is how long the server keeps the reply to a request, and retryTime how long
-	// the request is retried: the last attempt must arrive well before the reply expires.
-	cacheTTL  = time.Minute
-	retryTime = 45 * time.Second
-	// undoTime is how long the undo of an acquisition is retried.
-	undoTime = 5 * time.Minute
+	// retryTime is how long a request is accepted, retried or undone, and cacheTTL how long
+	// the server keeps its reply. The local clock may differ by clockError from the known
+	// time of the server before a request takes a second round trip.
+	retryTime  = 5 * time.Minute
+	clockError = time.Minute
+	cacheTTL   = retryTime + clockError
 	// patience is how long a request is retried while the caller waits.
 	patience = 5 * time.Second
-	minPause = 20 * time.Millisecond
-	maxPause = time.Second
 
 	// bargingTime is how long a request waits before it joins the wait queue. Until then
 	// younger requests may barge in, and no request waits for another process.
@@ -57,79 +190,114 @@ func (p *pool) heartbeatTimeout() time.Duration {
 	return min(maxHeartbeatTimeout, p.s.WatchdogTimeout/3)
 }
 
-// exec runs a script that begins with pool.lua.
-func (p *pool) exec(ctx context.Context, script *wire.Script, seq sequence, args []string) ([]int64, error) {
-	keys := append(append(make([]string, 0, 2+len(p.otherKeys)), p.key, seq.key(p.key, p.s.ID)), p.otherKeys...)
-	args = append(append(make([]string, 0, 4+len(args)), seq.String(), wire.Millis(cacheTTL), p.s.Publish, p.channel), args...)
-	reply, err := script.Exec(ctx, p.s.Client, keys, args).AsIntSlice()
-	if err == nil && len(reply) == 0 {
-		err = errors.New("redlatch: the server has answered a later request")
+// sequence identifies a request, so that it takes effect once however often it is
+// delivered, and can be undone. It is the state of a slot. See Retries in the package
+// documentation.
+type sequence struct {
+	slot       int
+	n          uint64
+	notAfter   int64 // ms, by the server's clock
+	mayHaveRun bool
+}
+
+// slots assigns sequence numbers. A slot has one request in progress at a time, so there
+// are as many slots as concurrent requests. The zero slots is ready for use.
+type slots struct {
+	mu    sync.Mutex
+	idle  []*sequence
+	count int
+	ahead atomic.Int64 // by how many ms the server's clock is ahead of the local one
+}
+
+// next returns the sequence number of a new request.
+func (s *slots) next() *sequence {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.idle) == 0 {
+		s.count++
+		s.idle = append(s.idle, &sequence{slot: s.count})
 	}
+	last := len(s.idle) - 1
+	seq := s.idle[last] // the slot used last: few slots need few keys
+	s.idle = s.idle[:last]
+	seq.n++
+	seq.mayHaveRun = false
+	seq.notAfter = time.Now().UnixMilli() + s.ahead.Load() + retryTime.Milliseconds()
+	return seq
+}
+
+// done returns the slot of a request that is not sent again. If it has no answer, the next
+// request of the slot prevents it from running later.
+func (s *slots) done(seq *sequence) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.idle = append(s.idle, seq)
+}
+
+// errTooLate is the error of a request that the server no longer runs.
+var errTooLate = errors.New("redlatch: the request came too late for the server")
+
+// exec runs a script that begins with pool.lua. It sends a request once more if the server's
+// time was unknown: if this is the first attempt or, because the local clock is ahead, no
+// attempt can have run yet.
+func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
+	keys := slices.Concat([]string{p.key, wire.SemaphoreRequest(p.key, p.s.ID, seq.slot)}, p.otherKeys)
+	least := retryTime - clockError // must be left: a first attempt needs time for retries
+	if seq.mayHaveRun {
+		least = 0
+	}
+	send := func() ([]int64, error) {
+		all := slices.Concat([]string{strconv.FormatUint(seq.n, 10), wire.Millis(cacheTTL),
+			strconv.FormatInt(seq.notAfter, 10), wire.Millis(least), p.s.Publish, p.channel}, args)
+		return script.Exec(ctx, p.s.Client, keys, all).AsIntSlice()
+	}
+	reply, err := send()
+	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {
+		p.slots.ahead.Store(reply[1] - time.Now().UnixMilli())
+		seq.notAfter = reply[1] + retryTime.Milliseconds()
+		reply, err = send()
+	}
+	if err == nil && (len(reply) == 0 || len(reply) == 2) { // a later request of the slot has run, or it is late
+		err = errTooLate
+	}
+	seq.mayHaveRun = seq.mayHaveRun || err != nil && wire.OutcomeOf(err) == wire.Unknown
 	return reply, err
 }
 
-// call sends a request that takes effect at most once, and retries it until the server
-// answers, ctx is done, or patience runs out. An error that matches lock.ErrIndeterminate
-// means that the request may have taken effect, or may still do so.
-func (p *pool) call(ctx context.Context, script *wire.Script, args ...string) ([]int64, error) {
-	reply, outcome, err := p.retry(ctx, p.slots.next(), patience, script, args)
-	if outcome == wire.Unknown {
-		err = errors.Join(lock.ErrIndeterminate, err)
-	}
-	return reply, err
+// final reports whether a request that failed with err would fail again.
+func final(err error) bool { return wire.OutcomeOf(err) == wire.Refused || errors.Is(err, errTooLate) }
+
+// retry repeats a request until the server answers, ctx is done, or patience runs out. Along
+// with an error it returns the outcome of all attempts together.
+func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence, script *wire.Script, args []string) (
+	reply []int64, outcome wire.Outcome, err error) {
+	err = p.s.Retry(ctx, patience, func(ctx context.Context) (err error) {
+		reply, err = p.exec(ctx, script, seq, args)
+		if outcome = wire.OutcomeOf(err); seq.mayHaveRun {
+			outcome = wire.Unknown
+		}
+		return err
+	}, final)
+	return reply, outcome, err
 }
 
-// retry is call for a given sequence number and patience. Along with an error it returns
-// the outcome of all attempts together.
-func (p *pool) retry(ctx context.Context, seq sequence, patience time.Duration, script *wire.Script, args []string) ([]int64, wire.Outcome, error) {
-	known := wire.Passing
-	began := time.Now()
-	for pause := minPause; ; pause = min(2*pause, maxPause) {
-		closed := p.s.Err() // makes this attempt the last
-		attemptCtx, cancel := p.s.Bounded(ctx)
-		reply, err := p.exec(attemptCtx, script, seq, args)
-		cancel()
-		if err == nil {
-			p.slots.done(seq)
-			return reply, wire.Refused, nil
+// repeat repeats a request in the background, for as long as the server accepts it, and then
+// calls done with the reply, nil if there is none.
+func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done func(reply []int64)) {
+	pause := session.MinPause
+	p.s.CleanUp(retryTime, func(ctx context.Context) time.Duration {
+		for {
+			reply, err := p.exec(ctx, script, seq, args)
+			if err == nil || final(err) {
+				p.slots.done(seq)
+				done(reply)
+				return -1
+			}
+			pause = min(2*pause, session.MaxPause)
+			if p.s.Err() == nil || ctx.Err() != nil {
+				return pause
+			}
+			time.Sleep(session.MinPause) // while the client is closing, this is the last call
 		}
-		outcome := wire.OutcomeOf(err)
-		switch {
-		case outcome == wire.Unknown:
-			known = wire.Unknown
-		case outcome == wire.Refused && known != wire.Unknown:
-			p.slots.done(seq)
-			return nil, wire.Refused, err
-		}
-		switch {
-		case closed != nil:
-			return nil, known, errors.Join(closed, err)
-		case outcome == wire.Refused || time.Since(began)+pause > patience, time.Now().After(seq.until):
-			return nil, known, err
-		}
-		select {
-		case <-time.After(pause):
-		case <-p.s.Done():
-		case <-ctx.Done():
-		}
-		if ctx.Err() != nil {
-			return nil, known, errors.Join(context.Cause(ctx), err)
-		}
-	}
-}
-
-// background runs f, which retries a request for as long as patience says, in the
-// background. While the client is closing f has time for one more attempt.
-func (p *pool) background(f func(ctx context.Context, patience time.Duration)) {
-	started := p.s.Go(func(ctx context.Context) {
-		late, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		defer cancel()
-		defer context.AfterFunc(ctx, func() { time.AfterFunc(maxPause, cancel) })()
-		f(late, retryTime)
 	})
-	if !started {
-		ctx, cancel := context.WithTimeout(context.Background(), maxPause)
-		defer cancel()
-		f(ctx, 0)
-	}
 }

@@ -19,17 +19,25 @@ import (
 type grant struct {
 	permits int
 	// Only of an expirable semaphore.
-	ids     []string
-	lease   time.Duration
-	forever bool
+	ids   []string
+	lease time.Duration
+}
+
+// forever is the lease of a permit that never expires.
+const forever = 2 * lock.MaxLease
+
+func leaseArg(lease time.Duration) string {
+	if lease == forever {
+		return "forever"
+	}
+	return wire.Millis(lease)
 }
 
 // request is a caller's request for permits, across all of its attempts.
 type request struct {
-	pool     *pool
-	began    time.Time
-	deadline time.Time // of lock.Wait
-	once     bool
+	pool  *pool
+	began time.Time
+	once  bool
 
 	mu       sync.Mutex // attempts run on the goroutines of other waiters, too
 	grant    grant
@@ -47,7 +55,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	r := &request{pool: p, began: time.Now(), grant: g, once: once}
 	req := acquire.Request[*request]{
-		Key:          p.queueKey(),
+		Key:          p.queueKey,
 		Acquirer:     r,
 		Channel:      p.channel,
 		Once:         once,
@@ -57,41 +65,35 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		Untracked:    true,
 	}
 	if o.Bounded && !once {
-		r.deadline = r.began.Add(o.Wait)
-		req.Deadline = r.deadline
+		req.Deadline = r.began.Add(o.Wait)
 	}
-	spanCtx, span := p.s.Telemetry.StartAcquire(ctx, p.telemetryLock())
+	spanCtx, span := p.s.Telemetry.StartAcquire(ctx, p.id)
 	if p.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
-	err := p.queues().Acquire(spanCtx, req)
+	err := p.queues.Acquire(spanCtx, req)
+	acquired := err == nil
 	switch {
-	case err != nil:
+	case !acquired:
 		r.leaveQueue()
 	case p.s.Err() != nil:
-		r.Abandon()
 		err = lock.ErrClosed
 	case ctx.Err() != nil: // served while the caller was leaving
-		r.Abandon()
 		err = errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+	case p.expirable() && time.Since(r.sent) >= r.grant.lease:
+		err = lock.ErrNotAcquired // this process was suspended until the lease was over
+	}
+	if acquired && err != nil {
+		r.Abandon()
 	}
 	r.mu.Lock()
-	attempts, waited := r.attempts, r.waited
-	r.mu.Unlock()
-	span.End(ctx, attempts, waited || attempts == 0, err)
-	if err != nil {
-		return nil, err
-	}
-	return r, nil
+	defer r.mu.Unlock()
+	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
+	return r, err
 }
 
 // Try implements acquire.Acquirer.
 func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
-	if !r.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, r.deadline)
-		defer cancel()
-	}
 	result := r.pool.attempt(ctx, []*request{r}, 1, !r.once)[0]
 	return result.Verdict, result.Err
 }
@@ -143,38 +145,36 @@ func (p *pool) sendCount(batch []*request, free int) int {
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
 func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []acquire.Result {
-	rest := make([]acquire.Result, len(batch)-sentCount) // they retry at once when they are first
-	if err := p.s.Err(); err != nil {
-		return append(failed(sentCount, err), rest...)
-	}
-	seq := p.slots.next()
-	sent := time.Now()
+	seq, sent := p.slots.next(), time.Now()
 	grants, args := p.encode(batch[:sentCount], sent, waits)
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
-	if err == nil {
-		p.slots.done(seq)
-		return p.apply(batch, sentCount, sent, reply)
-	}
 	outcome := wire.OutcomeOf(err)
-	if outcome == wire.Unknown {
+	if err != nil && outcome == wire.Unknown {
 		p.outcomeUnknown(batch[:sentCount])
 		p.undo(seq, grants)
 		err = errors.Join(lock.ErrIndeterminate, err)
 	} else {
 		p.slots.done(seq)
 	}
-	err = fmt.Errorf("redlatch: acquire permits of %q: %w", p.name, err)
+	if err == nil {
+		return p.apply(batch, sentCount, sent, reply)
+	}
+	err = p.acquireError(err)
 	switch {
 	case p.s.Err() != nil:
 		err = errors.Join(lock.ErrClosed, err)
 	case outcome != wire.Refused:
 		err = &acquire.Unavailable{Err: err}
 	}
-	return append(failed(sentCount, err), rest...)
+	return failed(batch, err)
 }
 
-func failed(n int, err error) []acquire.Result {
-	return slices.Repeat([]acquire.Result{{Err: err}}, n)
+func (p *pool) acquireError(err error) error {
+	return fmt.Errorf("redlatch: acquire permits of %q: %w", p.id.Name, err)
+}
+
+func failed(batch []*request, err error) []acquire.Result {
+	return slices.Repeat([]acquire.Result{{Err: err}}, len(batch))
 }
 
 // encode returns the grants and the script arguments of a batch.
@@ -195,7 +195,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
 		if p.expirable() {
-			args = append(args, g.leaseArg())
+			args = append(args, leaseArg(g.lease))
 		}
 	}
 	for _, g := range grants {
@@ -204,20 +204,16 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 	return grants, args
 }
 
-func (g *grant) leaseArg() string { return leaseArg(g.lease, g.forever) }
-
-func leaseArg(lease time.Duration, forever bool) string {
-	if forever {
-		return "forever"
-	}
-	return wire.Millis(lease)
-}
-
 // apply applies the server's reply to a batch of which the first sentCount requests were
-// sent. reply is the number of requests served, when to retry, and whether this client is
-// in the wait queue. If all requests that were sent were served, the others retry at once.
+// sent. reply is the number of requests served, when to retry, whether this client is in the
+// wait queue and, if known, the most permits that a request can get. If all requests that
+// were sent were served, or the next one fails, the others retry at once.
 func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
 	served, retryIn, queued := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
+	most := MaxPermits
+	if len(reply) > 3 {
+		most = int(reply[3])
+	}
 	results := make([]acquire.Result, len(batch))
 	var late []grant
 	for i, r := range batch {
@@ -226,14 +222,17 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			r.attempts++
 		}
 		switch {
-		case i < served && p.expirable() && !r.grant.forever && time.Since(sent) >= r.grant.lease:
+		case i < served && p.expirable() && time.Since(sent) >= r.grant.lease:
 			// The lease ended before the reply arrived.
 			late = append(late, r.grant)
 			r.grant.ids = nil
 		case i < served:
 			r.served, r.sent, r.queued = true, sent, false
 			results[i].Acquired = true
-		case served == sentCount:
+		case r.grant.permits > most:
+			r.queued = false
+			results[i].Err = fmt.Errorf("%w: acquire %d permits of %q: it has %d", lock.ErrInvalid, r.grant.permits, p.id.Name, most)
+		case served == sentCount || batch[served].grant.permits > most:
 			r.waited = true
 		default:
 			r.waited = true
@@ -242,9 +241,7 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		}
 		r.mu.Unlock()
 	}
-	if len(late) > 0 {
-		p.giveBack(late)
-	}
+	p.giveBack(late)
 	return results
 }
 
@@ -280,7 +277,7 @@ func (p *pool) outcomeUnknown(batch []*request) {
 }
 
 // undo undoes an acquisition whose outcome is unknown, in the background.
-func (p *pool) undo(seq sequence, grants []grant) {
+func (p *pool) undo(seq *sequence, grants []grant) {
 	var args []string
 	for _, g := range grants {
 		if p.expirable() {
@@ -289,30 +286,89 @@ func (p *pool) undo(seq sequence, grants []grant) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
-	// A paused server may run the acquisition only when it resumes. An undo is still in
-	// time then.
-	seq.until = time.Now().Add(undoTime)
-	p.background(func(ctx context.Context, patience time.Duration) {
-		if patience > 0 {
-			patience = undoTime
-		}
-		_, _, _ = p.retry(ctx, seq, patience, p.scripts.undo, args)
-	})
+	p.repeat(seq, p.scripts.undo, args, func([]int64) {})
 }
 
-// leaveQueue removes this client from the wait queue if it is there because of a request
-// that no longer waits.
+// leaveQueue removes this client from the wait queue, in the background, if it is there
+// because of a request that no longer waits.
 func (r *request) leaveQueue() {
 	r.mu.Lock()
 	queued := r.queued
 	r.queued = false
 	r.mu.Unlock()
-	if queued {
-		r.pool.background(func(ctx context.Context, patience time.Duration) {
-			p := r.pool
-			_, _, _ = p.retry(ctx, p.slots.next(), patience, leaveScript, []string{p.s.ID})
+	if p := r.pool; queued {
+		p.repeat(p.slots.next(), leaveScript, []string{p.s.ID}, func([]int64) {
 			// All requests of this client shared the position: the next one needs its own.
-			p.queues().Wake(p.queueKey())
+			p.queues.Wake(p.queueKey)
+		})
+	}
+}
+
+// The results of a release.
+const (
+	releaseTooMany = -1
+	releaseAbsent  = 0
+	releaseDone    = 1
+)
+
+// release releases permits and serves waiting requests of this process in the same round
+// trip. It retries until patience runs out and then continues in the background.
+func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
+	own := g.ids
+	if !p.expirable() {
+		own = []string{wire.Flag(ifExists)}
+	}
+	own = append([]string{strconv.Itoa(g.permits)}, own...)
+	var reply []int64
+	var err error
+	send := func(batch []*request) []acquire.Result {
+		sentCount := p.sendCount(batch, g.permits)
+		seq, sent := p.slots.next(), time.Now() // of the first attempt: a later one may find the release done
+		grants, args := p.encode(batch[:sentCount], sent, true)
+		args = append(own, args...)
+		var outcome wire.Outcome
+		reply, outcome, err = p.retry(ctx, patience, seq, p.scripts.release, args)
+		if err != nil && outcome != wire.Refused {
+			err = errors.Join(lock.ErrIndeterminate, err)
+			p.outcomeUnknown(batch[:sentCount])
+			p.repeat(seq, p.scripts.release, args, func(reply []int64) {
+				if len(reply) > 2 && reply[0] == releaseDone { // too late for the waiters
+					p.giveBack(grants[:reply[2]])
+				}
+			})
+		} else {
+			p.slots.done(seq)
+		}
+		switch {
+		case err != nil:
+			return failed(batch, &acquire.Unavailable{Err: p.acquireError(err)})
+		case reply[0] != releaseDone:
+			return make([]acquire.Result, len(batch)) // they make attempts of their own
+		}
+		p.s.Telemetry.HandedOver(ctx, p.id, int(reply[2]))
+		return p.apply(batch, sentCount, sent, reply[2:])
+	}
+	offered := p.queues.Offer(p.queueKey, send)
+	if !offered {
+		send(nil)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if !offered && reply[0] == releaseDone && reply[1] == 0 {
+		// The message had no receivers: waiters of this process must not depend on it.
+		p.queues.Wake(p.queueKey)
+	}
+	return reply[0], nil
+}
+
+// giveBack releases permits of requests that no longer wait, in the background. It does
+// not create a semaphore that was deleted meanwhile.
+func (p *pool) giveBack(grants []grant) {
+	for _, g := range grants {
+		p.s.CleanUp(retryTime, func(ctx context.Context) time.Duration {
+			_, _ = p.release(ctx, 0, g, true)
+			return -1
 		})
 	}
 }

@@ -33,15 +33,26 @@
 // its request is the oldest adds one heartbeat timeout. Java clients do not know this order
 // and may be served earlier.
 //
-// Consequently, a request for more permits than there will ever be blocks all others until
-// it gives up. Bound such waits with lock.Wait or the context.
+// A request for more permits than an [Expirable] has in total fails with an error that matches
+// lock.ErrInvalid: at once or, if the total shrinks while it waits, at its next heartbeat.
+// While there is no permit at all, requests of any size wait. The total of a [Semaphore] is
+// unknown, because any client may release permits that nobody has acquired. So a request for
+// more than there will ever be waits, and blocks all others, until it gives up. Bound such
+// waits with lock.Wait or the context.
 //
 // # Retries
 //
-// Every request has a sequence number, by which the server recognizes it for a minute. A
-// request without a reply is retried or undone, and still takes effect at most once. If the
-// server stays unreachable, the error matches lock.ErrIndeterminate, and the retries
-// continue in the background for 45 s.
+// A request without a reply is retried or undone for up to 5 minutes, and takes effect at
+// most once. The protocol is that of NFSv4.1's sessions (RFC 8881, section 2.10.6): a request
+// has a slot of its client and a sequence number, and the server keeps the last number of
+// each slot with the reply. Here a reply expires after 6 minutes. Therefore a request also has
+// an earlier time, by the server's clock, after which the server rejects it, so no retry is
+// mistaken for a new request, however long its process or its server was stopped.
+//
+// The outcome is unknown if the server stays unreachable or rejects a retry: the error matches
+// lock.ErrIndeterminate. An acquisition that could not be undone in time has acquired its
+// permits like one of a process that has died. An undo does not apply to a Semaphore that was
+// deleted and created again, unless Redisson has created it.
 package semaphore
 
 import (
@@ -76,30 +87,13 @@ func New(s *session.Session, name string) *Semaphore {
 	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript})}
 }
 
-// Name returns the name given to Client.Semaphore.
-func (s *Semaphore) Name() string { return s.name }
-
-// TrySetPermits creates the semaphore with this number of permits and reports whether it
-// did; an existing semaphore stays unchanged. It blocks for one round trip, or for up to 5 s
-// if the server does not answer; the error then matches lock.ErrIndeterminate.
-func (s *Semaphore) TrySetPermits(ctx context.Context, permits int) (bool, error) {
-	return s.set(ctx, permits, 0)
-}
-
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its
 // permits, free or acquired.
 func (s *Semaphore) TrySetPermitsFor(ctx context.Context, permits int, ttl time.Duration) (bool, error) {
 	if err := lock.CheckLease(ttl); err != nil {
 		return false, err
 	}
-	return s.set(ctx, permits, ttl)
-}
-
-// AddPermits changes the number of permits by delta, which may be negative. The number of
-// free permits may become negative, until enough are released. The semaphore keeps its time
-// to live. AddPermits blocks as TrySetPermits does.
-func (s *Semaphore) AddPermits(ctx context.Context, delta int) error {
-	return s.add(ctx, delta, "total")
+	return s.set(ctx, permits, wire.Millis(ttl))
 }
 
 // Drain acquires all free permits and returns their number. A negative number of free
@@ -118,7 +112,7 @@ func (s *Semaphore) Available(ctx context.Context) (int, error) {
 	}
 	n, err := wire.Read(ctx, s.s.Client, "GET", s.key).AsInt64()
 	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, fmt.Errorf("redlatch: read %q: %w", s.name, err)
+		return 0, fmt.Errorf("redlatch: read %q: %w", s.id.Name, err)
 	}
 	return int(n), nil
 }
@@ -149,14 +143,8 @@ func (s *Semaphore) TryAcquire(ctx context.Context, permits int) error {
 }
 
 func (s *Semaphore) take(ctx context.Context, permits int, o lock.Options, once bool) error {
-	if err := s.check(ctx); err != nil {
+	if ok, err := s.enter(ctx, permits, MaxPermits); !ok {
 		return err
-	}
-	if err := checkPermits(permits); err != nil || permits == 0 {
-		return err
-	}
-	if !s.s.Enter() {
-		return lock.ErrClosed
 	}
 	defer s.s.Leave()
 	_, err := s.acquire(ctx, grant{permits: permits}, o, once)
@@ -182,22 +170,16 @@ func (s *Semaphore) ReleaseIfExists(ctx context.Context, permits int) (bool, err
 }
 
 func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, error) {
-	if err := s.check(ctx); err != nil {
+	if ok, err := s.enter(ctx, permits, MaxPermits); !ok {
 		return false, err
 	}
-	if err := checkPermits(permits); err != nil || permits == 0 {
-		return false, err
-	}
-	if !s.s.Enter() { // Close waits for the release
-		return false, lock.ErrClosed
-	}
-	defer s.s.Leave()
+	defer s.s.Leave() // Close waits for the release
 	result, err := s.release(context.WithoutCancel(ctx), patience, grant{permits: permits}, ifExists)
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("redlatch: release permits of %q: %w", s.name, err)
+		return false, fmt.Errorf("redlatch: release permits of %q: %w", s.id.Name, err)
 	case result == releaseTooMany:
-		return false, fmt.Errorf("%w: release %d permits: %q would have more than %d", lock.ErrInvalid, permits, s.name, MaxPermits)
+		return false, fmt.Errorf("%w: release %d permits: %q would have more than %d", lock.ErrInvalid, permits, s.id.Name, MaxPermits)
 	}
 	return result == releaseDone, nil
 }

@@ -18,7 +18,16 @@ func (x *walk) apply(r *command, reply []int64) {
 	if len(r.waiters) == 0 {
 		return
 	}
-	c.queued, c.woken, c.mayMissExpiry, c.wakeAt = reply[2] == 1, n == len(r.waiters), false, 0
+	most := int64(maxPermits)
+	if len(reply) > 3 {
+		most = reply[3]
+	}
+	tooLarge := func(p *pending) bool { return p.permits > most && slices.Contains(r.waiters, p) }
+	c.queued, c.woken, c.mayMissExpiry, c.wakeAt = reply[2] == 1, n == len(r.waiters) || tooLarge(r.waiters[n]), false, 0
+	if slices.ContainsFunc(c.waiting, tooLarge) {
+		x.see("request too large")
+		c.waiting = slices.DeleteFunc(c.waiting, tooLarge)
+	}
 	if c.woken {
 		return // the next request retries at once
 	}
@@ -67,6 +76,11 @@ func (x *walk) send(r *command, f fault) []int64 {
 		}
 	}
 	reply := x.deliver(r, denied)
+	if r.client != nil && len(reply) == 2 {
+		x.see("wrong clock")
+		r.client.skew = 0
+		reply = x.deliver(r.accepted(x.w.now+retryTime, r.seq.least), denied)
+	}
 	switch {
 	case f == unanswered:
 		r.unknown = true
@@ -123,7 +137,7 @@ func (x *walk) acquire(c *client, waiters []*pending, waits bool, f fault) {
 func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*pending, f fault) {
 	r := x.command(x.kindOf("release"), c, itoa(g.permits))
 	if !foreign {
-		r.releases = g.permits
+		r.releases = g
 	}
 	if x.expirable {
 		r.args = append(r.args, g.ids...)
@@ -159,12 +173,21 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 func (x *walk) confirm(r *command, f fault) {
 	c := r.client
 	if !r.acquires() {
-		if reply := x.deliver(r, ""); f != answered {
+		reply := x.deliver(r.accepted(r.seq.notAfter, 0), "")
+		if len(reply) == 2 && r.seq.notAfter-x.w.now >= cacheTTL { // too early: it has not run yet
+			reply = x.deliver(r.accepted(x.w.now+retryTime, 0), "")
+		}
+		if f != answered {
 			return
+		} else if len(reply) == 2 { // its permits may never be released
+			if !x.expirable {
+				x.total -= r.releases.permits
+			}
+			r.releases = request{}
 		} else if reply[0] == 1 {
 			c.held = append(c.held, r.batch.requests[:reply[2]]...)
-		} else if reply[0] < 0 && r.releases > 0 {
-			c.held = append(c.held, request{permits: r.releases})
+		} else if reply[0] < 0 && r.releases.permits > 0 {
+			c.held = append(c.held, r.releases)
 		}
 	} else {
 		var args []string
@@ -206,7 +229,6 @@ func (x *walk) giveUp(c *client, n int) {
 	}
 	c.queued = false
 	r := x.command("leave", c, c.id)
-	r.keys = r.keys[:4]
 	x.run(r, func() []int64 { return x.w.leave(c.id) })
 }
 

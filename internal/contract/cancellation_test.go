@@ -244,7 +244,6 @@ var cancelTable = func() []requests {
 // latchRow is a latch whose Lock waits until it opens.
 var latchRow = func() requests {
 	r := requestsOf("latch", requests{acquire: "countdown/read", there: 2, own: []point{
-		{name: "sync", held: there, at: func(x *departure) { x.g.Keep(x, "\r\nSUBSCRIBE", 2, x.begin) }},
 		{name: "look after a message", held: there, at: func(x *departure) {
 			x.parks(leaver)
 			x.keep(1, func() { x.ask(x, "PUBLISH", wire.LatchChannel(x.name), "what is this") })

@@ -68,6 +68,8 @@ type kind struct {
 	stored []string
 	// stays is the format of a further key that outlives the last hold.
 	stays string
+	// cached is the format of a pattern for keys that expire soon.
+	cached string
 }
 
 // ownedKind returns a lock that is a hash of owners, of which one holds it.
@@ -135,7 +137,7 @@ var kinds = []kind{
 	{name: "red", of: red, rival: red, leased: true, once: true, polls: true, stored: []string{"HSET", "orders", "somebody", "1"}},
 	{name: "permit semaphore", of: permit, rival: permit, leased: true, once: true, poll: linePoll, free: "1", held: "{%s}:timeout", stored: []string{"SET", "orders", "0"}},
 	{name: "semaphore", of: number, rival: number, once: true, poll: linePoll, free: "1", stored: []string{"SET", "orders", "0"}},
-	{name: "latch", of: latch, rival: latch, once: true, stored: []string{"SET", "orders", "1"}},
+	{name: "latch", of: latch, rival: latch, once: true, stored: []string{"SET", "orders", "1"}, cached: "redlatch_latch_round:{%s}:*"},
 }
 
 func fenced(k kind) kind {
@@ -199,6 +201,14 @@ func (k kind) unmake(t testing.TB, addr string, names ...string) {
 		if k.stays != "" {
 			harness.Do(t, addr, "DEL", fmt.Sprintf(k.stays, name))
 		}
+		if k.cached != "" {
+			keys, err := testserver.Query(addr, "KEYS", fmt.Sprintf(k.cached, name))
+			require.NoError(t, err)
+			for _, key := range keys {
+				require.NotEqualValues(t, -1, harness.PTTL(t, addr, key), key)
+				harness.Do(t, addr, "DEL", key)
+			}
+		}
 	}
 }
 
@@ -249,7 +259,7 @@ func virtually(t *testing.T, k kind, test func(t *testing.T, s *harness.VirtualS
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		k.prepareIn(s, "orders")
 		test(t, s, k)
-		time.Sleep(2 * time.Minute)
+		time.Sleep(7 * time.Minute) // cached replies of a semaphore last 6
 		synctest.Wait()
 		for _, key := range s.Keys() {
 			if k.free != "" {

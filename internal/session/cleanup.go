@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +16,41 @@ const (
 	cleanupsAtOnce = 16
 	// lastCleanup bounds how long Close waits for those that are still pending.
 	lastCleanup = time.Second
+
+	// MinPause and MaxPause bound the pauses between attempts of a request that is repeated.
+	MinPause = 20 * time.Millisecond
+	MaxPause = time.Second
 )
+
+// Retry makes a request that can be repeated, again and again until it succeeds, its error is
+// final, ctx is done, or another attempt would begin after patience. If the session closes, one
+// more attempt follows. The error is that of the last attempt and the reason to stop.
+func (s *Session) Retry(ctx context.Context, patience time.Duration, request func(ctx context.Context) error,
+	final func(error) bool) error {
+	began := time.Now()
+	for pause := MinPause; ; pause = min(2*pause, MaxPause) {
+		closed := s.Err()
+		attempt, cancel := s.Bounded(ctx)
+		err := request(attempt)
+		cancel()
+		switch {
+		case err == nil || final(err):
+			return err
+		case closed != nil:
+			return errors.Join(closed, err)
+		case time.Since(began)+pause > patience:
+			return err
+		}
+		select {
+		case <-time.After(pause):
+		case <-s.Done():
+		case <-ctx.Done():
+		}
+		if ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
+	}
+}
 
 // Cleanup removes what a request with an unknown outcome may have left. It makes one request
 // and returns the pause before the next, or a negative number if it is done.

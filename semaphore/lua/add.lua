@@ -1,7 +1,7 @@
 -- Changes the number of permits.
--- KEYS, ARGV[1..4]  see pool.lua
--- ARGV[5]           difference, may be negative
--- ARGV[6]           payload of the message: total, the free permits afterwards, or
+-- KEYS, ARGV[1..6]  see pool.lua
+-- ARGV[7]           difference, may be negative
+-- ARGV[8]           payload of the message: total, the free permits afterwards, or
 --                   delta, the difference
 -- Reply: 1; -1 if the result is out of range.
 
@@ -9,15 +9,16 @@ local cached = pool.cached()
 if cached then
 	return cached
 end
-local delta = tonumber(ARGV[5])
-local total = (pool.free() or 0) + delta
+local delta = tonumber(ARGV[7])
+local free = pool.free()
+local total = (free or 0) + delta
 if total > pool.max or total < -pool.max then
-	return {-1}
+	return pool.cache({-1})
 end
 pool.cache({1})
-pool.change(delta) -- keeps the time to live
+pool.change(delta, not free) -- keeps the time to live
 -- A message is useful only if a waiter can be served.
 if total > 0 then
-	pool.publish(ARGV[6] == 'delta' and delta or total)
+	pool.publish(ARGV[8] == 'delta' and delta or total)
 end
 return {1}

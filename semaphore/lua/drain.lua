@@ -1,5 +1,5 @@
 -- Acquires all free permits. A negative number is reset to 0, as in Java's drainPermits.
--- KEYS, ARGV[1..4]  see pool.lua
+-- KEYS, ARGV[1..6]  see pool.lua
 -- Reply: the number of free permits before.
 
 local cached = pool.cached()
@@ -8,7 +8,7 @@ if cached then
 end
 local free = pool.free() or 0
 if free == 0 then
-	return {0}
+	return pool.cache({0})
 end
 pool.cache({free})
 pool.change(-free) -- keeps the time to live

@@ -1,9 +1,10 @@
 -- Acquires expirable permits for a batch of requests, in order, as far as the free
 -- permits go.
--- KEYS, ARGV[1..4]  see pool.lua, permits.lua
--- ARGV[5..]         the batch: see pool.serve, with a width of 3, and permits.entries
+-- KEYS, ARGV[1..6]  see pool.lua, permits.lua
+-- ARGV[7..]         the batch: see pool.serve, with a width of 3, and permits.entries
 -- Reply: number of requests served; ms after which a retry may succeed, -1 if unknown;
--- 1 if the client is in the wait queue for the next request, else 0.
+-- 1 if the client is in the wait queue for the next request, else 0; the most permits that
+-- a request can get.
 
 local cached = pool.cached()
 if cached then
@@ -11,14 +12,17 @@ if cached then
 end
 local key, taken, now = KEYS[1], KEYS[5], pool.now()
 local before = pool.free()
-local wanted = #ARGV - 8 - 3 * ARGV[8] -- the number of ids
+local wanted = #ARGV - 10 - 3 * ARGV[10] -- the number of ids
 local free = before and permits.sweep(key, taken, before, now, wanted)
-local served = pool.serve(free, 5, 3)
-local entries = permits.entries(5, served.n, now)
-local reply = {served.n, served.retry_in, served.queued}
+local most = permits.most(free, taken)
+local served = pool.serve(free, 7, 3, most)
+local entries = permits.entries(7, served.n, now)
+local reply = {served.n, served.retry_in, served.queued, most}
 if served.n > 0 then
 	permits.check(key, taken)
-	pool.cache(reply)
+end
+pool.cache(reply)
+if served.n > 0 then
 	pool.change(-served.taken)
 	permits.grant(key, taken, entries)
 end
@@ -26,7 +30,7 @@ if free and (served.left or free > before) then
 	pool.publish(free - served.taken) -- wakes the waiters behind this client, and elsewhere
 end
 -- Without a semaphore no permit comes back.
-if free and served.n < tonumber(ARGV[8]) then
+if free and served.n < tonumber(ARGV[10]) then
 	reply[2] = permits.retry_in(served, taken, now)
 end
 return reply

@@ -1,7 +1,7 @@
 -- Releases permits, all or none, and serves waiting requests of this client.
--- KEYS, ARGV[1..4]  see pool.lua, permits.lua
--- ARGV[5]           number of permits
--- ARGV[6..]         the permits, then the batch: see pool.serve, with a width of 3, and
+-- KEYS, ARGV[1..6]  see pool.lua, permits.lua
+-- ARGV[7]           number of permits
+-- ARGV[8..]         the permits, then the batch: see pool.serve, with a width of 3, and
 --                   permits.entries
 -- Reply: 1, the number of receivers of the message, and the reply of permit_acquire.lua;
 -- 0 if one of the permits is not acquired or has expired.
@@ -11,20 +11,22 @@ if cached then
 	return cached
 end
 local key, taken, now = KEYS[1], KEYS[5], pool.now()
-local n = tonumber(ARGV[5])
-local at = 6 + n
+local n = tonumber(ARGV[7])
+local at = 8 + n
 local ids = {}
-for i = 6, at - 1 do
+for i = 8, at - 1 do
 	if not permits.held(taken, ARGV[i], now) then
-		return {0}
+		return pool.cache({0})
 	end
 	ids[#ids + 1] = ARGV[i]
 end
 pool.begin_release()
 redis.call('ZREM', taken, '') -- fails here, before any change, if the user lacks the right
-local served = pool.serve((pool.free() or 0) + n, at, 3)
+local free = pool.free() or 0
+local most = permits.most(free, taken)
+local served = pool.serve(free + n, at, 3, most)
 local entries = permits.entries(at, served.n, now)
-local reply = {1, 0, served.n, 0, served.queued}
+local reply = {1, 0, served.n, 0, served.queued, most}
 if served.n > 0 then
 	permits.check(key, taken)
 end

@@ -1,17 +1,17 @@
 -- Sets the total number of permits, free and acquired.
--- KEYS, ARGV[1..4]  see pool.lua, permits.lua
--- ARGV[5]           the total
+-- KEYS, ARGV[1..6]  see pool.lua, permits.lua
+-- ARGV[7]           the total
 -- Reply: 1 if that is a change, else 0.
 
 local cached = pool.cached()
 if cached then
 	return cached
 end
-local wanted = tonumber(ARGV[5])
+local wanted = tonumber(ARGV[7])
 local free = pool.free()
 local change = wanted - (free or 0) - redis.call('ZCARD', KEYS[5])
 if free and change == 0 then
-	return {0}
+	return pool.cache({0})
 end
 pool.cache({1})
 -- The payload is Redisson's. Without a free permit no message is needed.

@@ -1,10 +1,10 @@
 -- Undoes an acquisition whose outcome is unknown. It has the sequence number of the
 -- acquisition, which therefore has no effect if it arrives later.
--- KEYS, ARGV[1..4]  see pool.lua, permits.lua
--- ARGV[5..]         the permits of the acquisition
+-- KEYS, ARGV[1..6]  see pool.lua, permits.lua
+-- ARGV[7..]         the permits of the acquisition
 -- Reply: number of permits released.
 
-local cached = pool.cached()
+local cached = pool.last()
 if cached and (cached[1] or -1) < 0 then
 	return {0} -- a duplicate of this request
 end
@@ -15,7 +15,7 @@ redis.call('ZREM', KEYS[5], '') -- fails here, before any change, if the user la
 pool.cache({-1})
 -- The ids identify the permits even if the cached reply is lost.
 local ids = {}
-for i = 5, #ARGV do
+for i = 7, #ARGV do
 	ids[#ids + 1] = ARGV[i]
 end
 local removed = permits.remove(KEYS[5], ids)

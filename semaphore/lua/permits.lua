@@ -41,6 +41,13 @@ function permits.sweep(key, taken, free, now, wanted)
 	return free
 end
 
+-- Returns the most permits that a request can get: the total, free and acquired. Requests
+-- of any size wait while there is no permit at all.
+function permits.most(free, taken)
+	local total = free and free + redis.call('ZCARD', taken) or 0
+	return total > 0 and total or pool.max
+end
+
 -- Returns the ms until the next permit expires, 0 if one has expired, -1 if none will.
 function permits.next_expiry(taken, now)
 	local first = redis.call('ZRANGE', taken, 0, 0, 'WITHSCORES')

@@ -4,10 +4,9 @@
 -- A semaphore is a string: the number of free permits. That is all Redisson knows. The
 -- other keys are redlatch's own, and all of them expire:
 --
--- The cached reply makes requests take effect exactly once, however often they are
--- delivered. Each client sends its requests in slots. A slot has one request in progress
--- at a time, and its sequence numbers grow. The key keeps the last sequence number of a
--- slot, and the reply to that request.
+-- The cached reply makes requests take effect exactly once, however often and however late
+-- they are delivered (see semaphore.go). The key keeps the last sequence number of a slot,
+-- and the reply to that request, for longer than the request is accepted.
 --
 -- The wait queue holds the clients whose first request has waited for long, with the time
 -- since when. A second set holds the deadlines of their heartbeats. No redlatch client
@@ -17,14 +16,18 @@
 -- KEYS[1]  number of free permits
 -- KEYS[2]  cached reply
 -- KEYS[3]  wait queue, KEYS[4] heartbeats
+-- KEYS[#KEYS]  exists for as long as a cached reply after the semaphore was created
 -- ARGV[1]  sequence number of the request
 -- ARGV[2]  time to live of the cached reply in ms
--- ARGV[3]  command that publishes
--- ARGV[4]  channel
+-- ARGV[3]  time in ms after which the request must not run
+-- ARGV[4]  ms that must be left until then
+-- ARGV[5]  command that publishes
+-- ARGV[6]  channel
 
 local pool = {}
 
 local permits, cache, queue, heartbeats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local created = KEYS[#KEYS]
 
 -- The most permits a semaphore can have: an int of Java.
 pool.max = 2147483647
@@ -42,7 +45,7 @@ end
 
 -- Returns the reply of this request if it has run before, else nil. The reply is empty
 -- for a request that arrives after a later one of its slot: its caller no longer waits.
-function pool.cached()
+function pool.last()
 	local last = redis.call('GET', cache)
 	if not last then
 		return nil
@@ -58,6 +61,20 @@ function pool.cached()
 	return number == tonumber(ARGV[1]) and reply or {}
 end
 
+-- Returns the reply of a request that must not run, else nil: that of pool.last or, if the
+-- request comes too late, -1 and the server's time. No other reply has two numbers. A
+-- request for a time after the end of its cached reply must not run, either.
+function pool.cached()
+	local last = pool.last()
+	if last then
+		return last
+	end
+	local left = ARGV[3] - pool.now()
+	if left < tonumber(ARGV[4]) or left >= tonumber(ARGV[2]) then
+		return {-1, pool.now()}
+	end
+end
+
 -- Caches the reply of this request. It runs before the effects of the request, so that a
 -- user who lacks the right to one of the two does neither.
 function pool.cache(reply)
@@ -65,13 +82,29 @@ function pool.cache(reply)
 	return reply
 end
 
--- Changes the number of free permits and returns the result. All other effects of a
--- request come after it: if the user lacks the right, the request has not run.
-function pool.change(by)
+-- Notes that the semaphore was created.
+function pool.created()
+	redis.call('SET', created, '', 'PX', ARGV[2])
+end
+
+-- Reports whether the semaphore was created after the last request of the slot.
+function pool.recreated()
+	local left = redis.pcall('PTTL', created)
+	-- Without this right the permits must not be lost.
+	return type(left) == 'number' and left > redis.call('PTTL', cache)
+end
+
+-- Changes the number of free permits and returns the result. new is set if there is no
+-- semaphore. All other effects of a request come after it: if the user lacks the right, the
+-- request has not run.
+function pool.change(by, new)
 	local free = redis.pcall('INCRBY', permits, by)
 	if type(free) ~= 'number' then
 		redis.call('SET', cache, ARGV[1] - 1, 'PX', ARGV[2])
 		redis.call('INCRBY', permits, by) -- raises the error
+	end
+	if new then
+		pool.created()
 	end
 	return free
 end
@@ -99,7 +132,7 @@ function pool.publish(n)
 		return 0
 	end
 	-- pcall: without the right to publish the release is still valid, and waiters poll.
-	local receivers = redis.pcall(ARGV[3], ARGV[4], n)
+	local receivers = redis.pcall(ARGV[5], ARGV[6], n)
 	return type(receivers) == 'number' and receivers or 0
 end
 
@@ -139,13 +172,14 @@ end
 -- ARGV contains, from index at: the client, '' if it does not wait; the ms of waiting
 -- after which it joins the queue; the ms after which its heartbeat is overdue; the number
 -- of requests; and for each request, in width arguments, its permits and the ms it has
--- waited.
+-- waited. A request for more than the most permits does not join the queue, and its client
+-- leaves it.
 --
 -- Returns a table. n: number of requests served; taken: their permits; retry_in: ms after
 -- which the client ahead may have been removed, or -1; queued: 1 if the client is in the
 -- queue for the next request, else 0; left: whether the client has left the queue, so
 -- that those behind it can be served.
-function pool.serve(free, at, width)
+function pool.serve(free, at, width, most)
 	local me, count = ARGV[at], tonumber(ARGV[at + 3])
 	local served = {n = 0, taken = 0, retry_in = -1, queued = 0, left = false}
 	local head, since, left = first()
@@ -167,9 +201,9 @@ function pool.serve(free, at, width)
 	end
 	if me ~= '' and served.n < count then
 		local waited = tonumber(ARGV[at + 5 + served.n * width])
-		if not free then
+		if not free or tonumber(ARGV[at + 4 + served.n * width]) > most then
 			-- Without a semaphore there is no order.
-			pool.dequeue(me)
+			served.left = pool.dequeue(me) or served.left
 		elseif waited >= tonumber(ARGV[at + 1]) then
 			local ttl = ARGV[at + 2]
 			keep(queue, ttl) -- first: without this right no key without expiry is created

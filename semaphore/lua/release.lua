@@ -1,8 +1,8 @@
 -- Releases permits and serves waiting requests of this client.
--- KEYS, ARGV[1..4]  see pool.lua
--- ARGV[5]           number of permits
--- ARGV[6]           1 to release only if the semaphore exists
--- ARGV[7..]         the batch: see pool.serve, with a width of 2
+-- KEYS, ARGV[1..6]  see pool.lua
+-- ARGV[7]           number of permits
+-- ARGV[8]           1 to release only if the semaphore exists
+-- ARGV[9..]         the batch: see pool.serve, with a width of 2
 -- Reply: 1, the number of receivers of the message, and the reply of acquire.lua; 0 if
 -- the semaphore does not exist; -1 if there would be too many permits.
 
@@ -11,17 +11,17 @@ if cached then
 	return cached
 end
 local free = pool.free()
-if not free and ARGV[6] == '1' then
-	return {0}
+if not free and ARGV[8] == '1' then
+	return pool.cache({0})
 end
-local n = tonumber(ARGV[5])
-free = (free or 0) + n
-if free > pool.max then
-	return {-1}
+local n = tonumber(ARGV[7])
+local after = (free or 0) + n
+if after > pool.max then
+	return pool.cache({-1})
 end
 pool.begin_release()
-local served = pool.serve(free, 7, 2)
+local served = pool.serve(after, 9, 2, pool.max)
 local reply = {1, 0, served.n, served.retry_in, served.queued}
 pool.cache(reply)
-reply[2] = pool.publish(pool.change(n - served.taken))
+reply[2] = pool.publish(pool.change(n - served.taken, not free))
 return reply

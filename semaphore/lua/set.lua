@@ -1,7 +1,7 @@
 -- Creates a semaphore that does not exist.
--- KEYS, ARGV[1..4]  see pool.lua
--- ARGV[5]           number of permits
--- ARGV[6]           time to live of the semaphore in ms, '' for none
+-- KEYS, ARGV[1..6]  see pool.lua
+-- ARGV[7]           number of permits
+-- ARGV[8]           time to live of the semaphore in ms, '' for none
 -- Reply: 1 if it was created, else 0.
 
 local cached = pool.cached()
@@ -9,13 +9,14 @@ if cached then
 	return cached
 end
 if redis.call('EXISTS', KEYS[1]) == 1 then
-	return {0}
+	return pool.cache({0})
 end
 pool.cache({1})
-if ARGV[6] == '' then
-	redis.call('SET', KEYS[1], ARGV[5])
+if ARGV[8] == '' then
+	redis.call('SET', KEYS[1], ARGV[7])
 else
-	redis.call('SET', KEYS[1], ARGV[5], 'PX', ARGV[6])
+	redis.call('SET', KEYS[1], ARGV[7], 'PX', ARGV[8])
 end
-pool.publish(tonumber(ARGV[5]))
+pool.created()
+pool.publish(tonumber(ARGV[7]))
 return {1}

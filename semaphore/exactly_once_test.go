@@ -1,0 +1,236 @@
+package semaphore_test
+
+import (
+	"context"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/lockstep"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// loss is the fault of a script call without a reply.
+type loss struct {
+	request bool // it does not run
+	pause   time.Duration
+	then    func()
+}
+
+// lossyConn is a connection to a server with a virtual clock.
+type lossyConn struct {
+	*lockstep.Client
+	mu   sync.Mutex
+	next *loss // of the next script call
+	last []string
+	runs int
+}
+
+// Do implements rueidis.Client.
+func (c *lossyConn) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	words := slices.Clone(cmd.Commands())
+	if words[0] != "EVALSHA" && words[0] != "EVAL" {
+		return c.Client.Do(ctx, cmd)
+	}
+	c.last = words
+	next := c.next
+	if next == nil || !next.request {
+		reply := c.Client.Do(ctx, cmd)
+		if err, ok := rueidis.IsRedisErr(reply.Error()); ok && err.IsNoScript() {
+			return reply
+		}
+		c.runs++
+		if next == nil {
+			return reply
+		}
+	}
+	c.next = nil
+	c.Now += next.pause.Milliseconds()
+	if next.then != nil {
+		next.then()
+	}
+	late, cancel := context.WithDeadline(ctx, time.Now())
+	defer cancel()
+	return c.Client.Client.Do(late, c.B().Ping().Build())
+}
+
+// onceTest is a session on a server with a virtual clock, and a semaphore with 3 permits.
+type onceTest struct {
+	*lossyConn
+	t    *testing.T
+	sess *session.Session
+	sem  *semaphore.Semaphore
+}
+
+func eachOnce(t *testing.T, test func(x *onceTest)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		x := &onceTest{t: t, lossyConn: &lossyConn{Client: lockstep.Connect(t, s.Addr, 0)}}
+		x.Reset(1_700_000_000_000)
+		x.sess = session.New(session.Config{
+			Client: x.lossyConn, ID: clientID, WatchdogTimeout: 30 * time.Second, HandOffs: 16,
+			MapName: func(name string) string { return name }, Logger: slog.New(slog.DiscardHandler),
+		})
+		t.Cleanup(x.sess.Close)
+		x.sess.Publish = "PUBLISH"
+		x.sem = semaphore.New(x.sess, key)
+		require.NoError(t, only(x.sem.TrySetPermits(t.Context(), 3)))
+		test(x)
+	})
+}
+
+// lose determines the fault of the next script call.
+func (x *onceTest) lose(next loss) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.next = &next
+}
+
+func (x *onceTest) pass(d time.Duration) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	x.Now += d.Milliseconds()
+}
+
+// lastCall returns the last script call, which deliver repeats.
+func (x *onceTest) lastCall() []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.last
+}
+
+func (x *onceTest) deliver(words []string) {
+	x.t.Helper()
+	require.NoError(x.t, x.lossyConn.Do(x.t.Context(), x.B().Arbitrary(words...).Build()).Error())
+}
+
+// requireFree waits for the requests in the background and checks the number of free permits.
+func (x *onceTest) requireFree(want int) {
+	x.t.Helper()
+	harness.Eventually(x.t, soon, "the background is idle", func() bool { return x.sess.Running() == 0 })
+	free, err := x.sem.Available(x.t.Context())
+	require.NoError(x.t, err)
+	require.Equal(x.t, want, free)
+}
+
+// The process is stopped between two attempts of a release.
+func TestReleaseCountsOnceHoweverLateItsRetry(t *testing.T) {
+	eachOnce(t, func(x *onceTest) {
+		for _, row := range []struct {
+			loss
+			known bool
+			free  int
+		}{
+			{loss{pause: 0}, true, 3},
+			{loss{pause: 70 * time.Second}, true, 3},
+			{loss{pause: 5*time.Minute + 30*time.Second}, true, 3},
+			{loss{pause: 7 * time.Minute}, false, 3},
+			{loss{pause: time.Hour}, false, 3},
+			{loss{request: true, pause: 70 * time.Second}, true, 3},
+			{loss{request: true, pause: 7 * time.Minute}, false, 2},
+		} {
+			require.NoError(x.t, x.sem.Acquire(x.t.Context(), 1))
+			x.lose(row.loss)
+			err := x.sem.Release(x.t.Context(), 1)
+			if row.known {
+				require.NoError(x.t, err)
+			} else {
+				require.ErrorIs(x.t, err, lock.ErrIndeterminate)
+			}
+			x.requireFree(row.free)
+		}
+	})
+}
+
+func TestLateUndoReturnsPermits(t *testing.T) {
+	eachOnce(t, func(x *onceTest) {
+		for _, pause := range []time.Duration{0, 70 * time.Second, 5 * time.Minute} {
+			for _, request := range []bool{false, true} {
+				x.lose(loss{request: request, pause: pause})
+				require.ErrorIs(x.t, x.sem.TryAcquire(x.t.Context(), 2), lock.ErrIndeterminate)
+				x.requireFree(3)
+			}
+		}
+	})
+}
+
+// An acquisition is delivered again after it got nothing, or only after it was undone.
+func TestDuplicateAcquisitionsTakeNothing(t *testing.T) {
+	ways := map[string]func(x *onceTest, n int) error{
+		plainKind: func(x *onceTest, n int) error { return x.sem.TryAcquire(x.t.Context(), n) },
+		expirableKind: func(x *onceTest, n int) error {
+			return only(semaphore.NewExpirable(x.sess, key).TryAcquireN(x.t.Context(), n, semaphore.Forever))
+		},
+	}
+	for kind, try := range ways {
+		t.Run(kind, func(t *testing.T) {
+			eachOnce(t, func(x *onceTest) {
+				require.NoError(x.t, try(x, 2))
+				require.ErrorIs(x.t, try(x, 2), lock.ErrNotAcquired)
+				unserved := x.lastCall()
+				x.lose(loss{request: true})
+				require.ErrorIs(x.t, try(x, 1), lock.ErrIndeterminate)
+				undone := x.lastCall()
+				x.requireFree(1)
+				require.NoError(x.t, x.sem.AddPermits(x.t.Context(), 2))
+				for _, pause := range []time.Duration{0, 70 * time.Second, 7 * time.Minute, time.Hour} {
+					x.pass(pause)
+					x.deliver(unserved)
+					x.deliver(undone)
+					x.requireFree(3)
+				}
+			})
+		})
+	}
+}
+
+// Only the first request after a change of a clock takes a second round trip.
+func TestWrongClockTakesOneMoreRoundTrip(t *testing.T) {
+	eachOnce(t, func(x *onceTest) {
+		require.NoError(x.t, x.sem.Release(x.t.Context(), 1)) // loads the script
+		for _, step := range []struct {
+			change time.Duration
+			runs   int
+		}{{0, 1}, {50 * time.Second, 1}, {10 * time.Minute, 2}, {0, 1}, {-10 * time.Minute, 2}, {0, 1}} {
+			x.pass(step.change)
+			before := x.runs
+			require.NoError(x.t, x.sem.Release(x.t.Context(), 1))
+			require.Equal(x.t, step.runs, x.runs-before, "after %v", step.change)
+		}
+		x.requireFree(10)
+	})
+}
+
+func TestUnansweredRequestsUseOneSlot(t *testing.T) {
+	eachOnce(t, func(x *onceTest) {
+		for range 5 {
+			ctx, cancel := context.WithCancel(x.t.Context())
+			x.lose(loss{then: cancel})
+			require.ErrorIs(x.t, x.sem.AddPermits(ctx, 1), lock.ErrIndeterminate)
+			x.lose(loss{})
+			require.ErrorIs(x.t, x.sem.TryAcquire(x.t.Context(), 1), lock.ErrIndeterminate)
+			x.requireFree(4)
+			require.NoError(x.t, x.sem.AddPermits(x.t.Context(), -1))
+		}
+		x.Wait(x.Now)
+		slots := 0
+		for name := range x.State().Keys {
+			if name == "redlatch_sc_request:{"+key+"}:"+clientID+":1" {
+				slots++
+			} else {
+				require.NotContains(x.t, name, clientID)
+			}
+		}
+		require.Equal(x.t, 1, slots)
+	})
+}
