@@ -24,7 +24,7 @@ if stored and not string.match(stored, '^%-?[1-9]%d*$') and stored ~= '0' then
 	return redis.error_reply('ERR value is not an integer or out of range')
 end
 
-local latch = {count = tonumber(stored) or 0}
+local latch = {stored = stored, count = tonumber(stored) or 0}
 
 -- Ends a round.
 function latch.finish()

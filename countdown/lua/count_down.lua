@@ -6,7 +6,7 @@ if latch.count > tonumber(ARGV[5]) then
 	return latch.reply(redis.call('DECRBY', KEYS[1], ARGV[5]))
 end
 -- Redisson may leave a count of zero, for which nothing waits.
-if not stored then
+if not latch.stored then
 	return 0
 end
 latch.finish()

@@ -2,7 +2,7 @@
 --Reply: 1 if there was a count, else 0.
 
 -- Redisson may leave a count of zero, which prevents it from setting another.
-if not stored then
+if not latch.stored then
 	return 0
 end
 latch.finish()
