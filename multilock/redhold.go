@@ -52,7 +52,7 @@ func (h *redHold) pass(ctx context.Context) error {
 		sent, trusted := h.cohort.Trusted()
 		if trusted {
 			batch = h.cohort.Enqueue()
-			next.ballot, next.cohort, next.sent = h.ballot, h.cohort, sent
+			next.round, next.cohort, next.sent = h.round, h.cohort, sent
 		}
 		return trusted
 	})
@@ -81,7 +81,7 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 		return fmt.Errorf("redlatch: unlock %q: %w", h.Name(), err)
 	}
 	for _, other := range h.r.queues().Holders(h.r.key) {
-		if other.ballot == h.ballot {
+		if other.round == h.round {
 			other.Lost(lock.ReasonGone, nil)
 		}
 	}
@@ -92,7 +92,7 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 // members on get their answers first.
 func (h *redHold) undo(ctx context.Context) {
 	if h.cohort == nil {
-		h.ballot.release(ctx)
+		h.round.release(ctx)
 		return
 	}
 	release := func(context.Context) { _, _ = h.release(ctx) }
@@ -105,7 +105,7 @@ func (h *redHold) undo(ctx context.Context) {
 // for the holds that have passed them on. receivers is as in acquire.Release.
 func (h *redHold) release(ctx context.Context) (receivers int, err error) {
 	err = h.cohort.Release(func() error {
-		t := h.ballot.release(ctx)
+		t := h.round.release(ctx)
 		free := func() int { return len(h.r.members) - t.open - len(t.errs) }
 		held := t.open
 		t.wait(ctx, func() bool { return free() >= h.r.quorum })
@@ -155,7 +155,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl ti
 			}
 			if h.Held() {
 				// After Extend the other members have a longer lease.
-				h.ballot.askMissing(h.Context(), max(h.ttl, h.Lease.Remaining()))
+				h.round.askMissing(h.Context(), max(h.ttl, h.Lease.Remaining()))
 			}
 		}
 	}
@@ -178,7 +178,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 		t := &tally{answers: make(chan answer, len(h.r.members))}
 		tallies[n] = t
 		for i := range h.r.members {
-			hold := h.ballot.hold(i)
+			hold := h.round.hold(i)
 			if hold == nil {
 				continue
 			}
@@ -186,7 +186,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			members = append(members, hold)
 			answered = append(answered, func(err error) {
 				if isGone(err) {
-					h.ballot.drop(context.Background(), i, hold, nil) // the server may still have it
+					h.round.drop(context.Background(), i, hold, nil) // the server may still have it
 				}
 				t.answers <- answer{i: i, err: err}
 			})

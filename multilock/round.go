@@ -27,7 +27,7 @@ func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
 	return acquire.Unrelated, nil
 }
 
-// TryAll implements acquire.Acquirer. It is not called: each caller has a ballot of its own.
+// TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
 func (h *redHold) TryAll(context.Context, []*redHold) []acquire.Result { return nil }
 
 // Abandon implements acquire.Acquirer.
@@ -73,12 +73,12 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := context.WithTimeout(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	h.ballot = &ballot{r: h.r, changed: make(chan struct{}, 1), votes: make([]vote, len(h.r.members))}
-	h.ballot.askMissing(ctx, h.ttl)
+	h.round = &round{r: h.r, changed: make(chan struct{}, 1), votes: make([]vote, len(h.r.members))}
+	h.round.askMissing(ctx, h.ttl)
 	began := time.Now()
 	var patience <-chan time.Time
 	for {
-		n := h.ballot.count()
+		n := h.round.count()
 		switch {
 		case n.yes+n.open < h.r.quorum, n.yes >= h.r.quorum && n.awaited == 0:
 			return n.yes, true
@@ -88,14 +88,14 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 			patience = time.After(max(minPatience<<min(h.rounds, 16), 4*time.Since(began)))
 		}
 		select {
-		case <-h.ballot.changed:
+		case <-h.round.changed:
 			continue
 		case <-patience:
 			decided = true
 		case <-limit.Done():
 		case <-h.r.s.Done():
 		}
-		return h.ballot.count().yes, decided
+		return h.round.count().yes, decided
 	}
 }
 
@@ -104,14 +104,14 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 func (h *redHold) undoRound(decided bool) error {
 	limit, cancel := context.WithTimeout(context.Background(), h.r.serverTimeout(h.ttl))
 	defer cancel()
-	if released := h.ballot.release(limit); released.open == 0 {
+	if released := h.round.release(limit); released.open == 0 {
 		h.split = 0
 	} else {
 		h.split++
 		released.wait(limit, nil)
 		h.again = time.Now().Add(splitBackoff(h.split))
 	}
-	return h.ballot.verdict(decided)
+	return h.round.verdict(decided)
 }
 
 // sameServer reports whether two members are known to be on one server.
@@ -120,9 +120,9 @@ func sameServer(a, b redMember) bool {
 	return server.ID != "" && server.ID == b.Session().KnownServer().ID
 }
 
-// ballot is the votes of the members in one round. Holds that pass the lock on also pass on
-// the ballot.
-type ballot struct {
+// round is one round of the algorithm with the votes of the members. Holds that pass the lock
+// on also pass on the round.
+type round struct {
 	r       *Red
 	changed chan struct{} // has capacity 1; signals each answer
 
@@ -145,55 +145,55 @@ type vote struct {
 type asked struct{ atomic.Bool }
 
 // askMissing makes an attempt for each member that is not held, in the background.
-func (b *ballot) askMissing(ctx context.Context, lease time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for i := range b.votes {
-		v := &b.votes[i]
-		if v.hold != nil || v.asking || b.closed {
+func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	for i := range rd.votes {
+		v := &rd.votes[i]
+		if v.hold != nil || v.asking || rd.closed {
 			continue
 		}
-		s := b.r.members[i].Session()
+		s := rd.r.members[i].Session()
 		v.asking, v.awaited = true, !s.AskedServer() && !session.Of[asked](s).Swap(true)
-		if !b.r.s.Go(func(context.Context) { b.ask(ctx, i, lease) }) {
+		if !rd.r.s.Go(func(context.Context) { rd.ask(ctx, i, lease) }) {
 			*v = vote{err: lock.ErrClosed}
 		}
 	}
 }
 
 // ask makes an attempt for member i.
-func (b *ballot) ask(ctx context.Context, i int, lease time.Duration) {
+func (rd *round) ask(ctx context.Context, i int, lease time.Duration) {
 	// The attempt may outlast the caller, and the hold of a member may outlive its context,
 	// which nothing watches.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.r.serverTimeout(lease))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rd.r.serverTimeout(lease))
 	defer cancel()
-	m := b.r.members[i]
+	m := rd.r.members[i]
 	// The server is identified before it votes, because two members on one server have one
 	// vote. If it refuses the question, they remain undetected.
 	_, _ = m.Session().Server(ctx)
 	hold, err := m.TryMember(ctx, lease)
-	b.mu.Lock()
-	late := b.closed
-	b.votes[i] = vote{err: err}
+	rd.mu.Lock()
+	late := rd.closed
+	rd.votes[i] = vote{err: err}
 	if err == nil {
-		b.votes[i].hold = hold
+		rd.votes[i].hold = hold
 	}
-	b.mu.Unlock()
+	rd.mu.Unlock()
 	if late && err == nil {
-		b.drop(ctx, i, hold, nil)
+		rd.drop(ctx, i, hold, nil)
 	}
 	select {
-	case b.changed <- struct{}{}:
+	case rd.changed <- struct{}{}:
 	default:
 	}
 }
 
 // count returns the numbers of members that are held, that another owner holds, and whose
 // answer is pending; a majority waits for some of these.
-func (b *ballot) count() (n struct{ yes, taken, open, awaited int }) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, v := range b.votes {
+func (rd *round) count() (n struct{ yes, taken, open, awaited int }) {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	for _, v := range rd.votes {
 		switch {
 		case v.hold != nil:
 			n.yes++
@@ -210,23 +210,23 @@ func (b *ballot) count() (n struct{ yes, taken, open, awaited int }) {
 }
 
 // hold returns the hold of member i, or nil.
-func (b *ballot) hold(i int) locking.MemberHold {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.votes[i].hold
+func (rd *round) hold(i int) locking.MemberHold {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	return rd.votes[i].hold
 }
 
 // drop releases the hold of member i in the background and sends the result to t, which may be
 // nil. It reports false if the member was dropped before. It blocks while the member's client
 // is closing.
-func (b *ballot) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally) bool {
-	b.mu.Lock()
-	if b.votes[i].hold != hold {
-		b.mu.Unlock()
+func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally) bool {
+	rd.mu.Lock()
+	if rd.votes[i].hold != hold {
+		rd.mu.Unlock()
 		return false
 	}
-	b.votes[i].hold = nil
-	b.mu.Unlock()
+	rd.votes[i].hold = nil
+	rd.mu.Unlock()
 	unlock := func(context.Context) {
 		err := hold.Unlock(ctx)
 		if t != nil {
@@ -234,20 +234,20 @@ func (b *ballot) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 		}
 	}
 	// The member's client runs it, because the Redlock's client may close first.
-	if !b.r.members[i].Session().Go(unlock) {
+	if !rd.r.members[i].Session().Go(unlock) {
 		unlock(ctx)
 	}
 	return true
 }
 
-// release closes the ballot and drops all members that are held.
-func (b *ballot) release(ctx context.Context) *tally {
-	b.mu.Lock()
-	b.closed = true
-	b.mu.Unlock()
-	t := &tally{answers: make(chan answer, len(b.votes))}
-	for i := range b.votes {
-		if hold := b.hold(i); hold != nil && b.drop(ctx, i, hold, t) {
+// release closes the round and drops all members that are held.
+func (rd *round) release(ctx context.Context) *tally {
+	rd.mu.Lock()
+	rd.closed = true
+	rd.mu.Unlock()
+	t := &tally{answers: make(chan answer, len(rd.votes))}
+	for i := range rd.votes {
+		if hold := rd.hold(i); hold != nil && rd.drop(ctx, i, hold, t) {
 			t.open++
 		}
 	}
@@ -256,12 +256,12 @@ func (b *ballot) release(ctx context.Context) *tally {
 
 // verdict returns an error if the answers of the members make another round pointless. A
 // server without an answer counts as unavailable only in an undecided round.
-func (b *ballot) verdict(decided bool) error {
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (rd *round) verdict(decided bool) error {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
 	var errs []error
 	final := 0
-	for i, v := range b.votes {
+	for i, v := range rd.votes {
 		err := v.err
 		if v.asking && !decided {
 			err = errors.New("no answer in time")
@@ -274,10 +274,10 @@ func (b *ballot) verdict(decided bool) error {
 		errs = append(errs, fmt.Errorf("server %d: %w", i+1, err))
 	}
 	switch err := errors.Join(errs...); {
-	case len(b.votes)-final < b.r.quorum:
+	case len(rd.votes)-final < rd.r.quorum:
 		return err
-	case len(b.votes)-len(errs) < b.r.quorum:
-		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, b.r.info.Name, err)}
+	case len(rd.votes)-len(errs) < rd.r.quorum:
+		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, rd.r.info.Name, err)}
 	}
 	return nil
 }
