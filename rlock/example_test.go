@@ -12,7 +12,7 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
-// The resource refuses whoever comes with an older token than somebody before.
+// The resource rejects a token that is older than one it has seen.
 func ExampleGuard() {
 	client, stop := connect()
 	defer stop()

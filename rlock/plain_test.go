@@ -159,7 +159,7 @@ func TestPlainReleaseByAStrangerIsFoundByPolling(t *testing.T) {
 	})
 }
 
-// Whoever waits behind a holder of its own process asks for nothing.
+// A caller that waits behind a holder of its own process sends nothing.
 func TestPlainWaiterBehindAHolderHereDoesNotPoll(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const pause = 10 * time.Millisecond

@@ -98,7 +98,7 @@ func TestKeysAreTakenTogether(t *testing.T) {
 			})
 			s.got(3)
 			require.Equal(t, []string{"ann"}, y.seen())
-			// Whoever comes now waits for them, and is next.
+			// A caller that comes now waits for them, and is next.
 			y.answers(everybody)
 			ben := y.ask("ben", exclusive)
 			y.waits(ben)

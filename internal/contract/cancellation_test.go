@@ -400,7 +400,7 @@ func leave(t *testing.T, rows []requests, impatient, wanted func(r requests, p p
 				all = append(all, x)
 				batch.run(x.name, func(t *testing.T) {
 					x.T, x.impatient = t, impatient(r, p)
-					x.settle()
+					x.prepare()
 					x.hold()
 					p.at(x)
 					end(x)
@@ -425,7 +425,7 @@ func leave(t *testing.T, rows []requests, impatient, wanted func(r requests, p p
 }
 
 // TestCancelledAnywhereLeavesNothing cancels a call of Lock at every point where it waits
-// for something. It returns at once, and whoever is beside or behind it gets in as if it
+// for something. It returns at once, and the callers beside and behind it acquire as if it
 // had not been there.
 func TestCancelledAnywhereLeavesNothing(t *testing.T) {
 	gone := errors.New("gone")

@@ -104,9 +104,9 @@ func TestTheHoldIsOfNobodyElse(t *testing.T) {
 		h := mustLock(t, t.Context(), k.of(c, "orders"))
 		for _, from := range []*redlatch.Client{c, other} {
 			l := k.lock(from, "orders")
-			for _, stranger := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
-				require.Zero(t, harness.HoldCount(t, l, stranger))
-				require.ErrorIs(t, l.Unlock(lock.WithOwner(t.Context(), stranger)), lock.ErrNotHeld)
+			for _, another := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
+				require.Zero(t, harness.HoldCount(t, l, another))
+				require.ErrorIs(t, l.Unlock(lock.WithOwner(t.Context(), another)), lock.ErrNotHeld)
 			}
 			require.True(t, harness.IsLocked(t, l))
 			isTaken(t, k.rival(from, "orders"))

@@ -330,11 +330,11 @@ func permitSteps(expirable bool) []step {
 		}),
 		stepOf("release for others of the client", of("release"), func(x *faultCase, mine, _ *taker) int {
 			require.NoError(x, mine.take(x.Context(), total, true))
-			heirs := x.taker(x.c, expirable)
-			waiters := line(x, heirs, 3)
+			next := x.taker(x.c, expirable)
+			waiters := line(x, next, 3)
 			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
 			require.NoError(x, waiters.Wait())
-			mine.out, mine.ids = heirs.out, heirs.ids
+			mine.out, mine.ids = next.out, next.ids
 			return total
 		}),
 		stepOf("set", "semaphore/set", func(x *faultCase, mine, _ *taker) int {

@@ -121,7 +121,7 @@ func TestEveryFaultOfEveryRequest(t *testing.T) {
 				batch.run(x.name, func(t *testing.T) {
 					defer func() { x.failed = t.Failed() }()
 					x.T, x.impatient = t, x.fault == harness.Silence
-					x.settle()
+					x.prepare()
 					x.script, x.sha = step.script, x.load(x, step.script)
 					step.run(x)
 				})

@@ -25,7 +25,7 @@ func eachSite(t *testing.T, rows []requests, timeout time.Duration, test func(x 
 			r.timeout = timeout
 		}
 		x := &site{T: t, requests: r, scene: newScene(t, s, r.timeout), name: "orders"}
-		x.settle()
+		x.prepare()
 		test(x)
 		x.unmake(t, s.Addr, x.name)
 		harness.NothingStays(t, s.Addr)

@@ -144,7 +144,7 @@ func TestAHolderIsKilledOrStopped(t *testing.T) {
 					best = min(best, time.Unix(0, nanos).Sub(resumed))
 					require.Equal(t, []string{"true", "true"}, told[k.name][1:])
 				}
-				// Whoever has it now has noticed nothing.
+				// The present holder has noticed nothing.
 				require.NoError(t, h.Context().Err())
 				isTaken(t, k.rival(c, k.name))
 				if k.owned {

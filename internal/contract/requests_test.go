@@ -146,8 +146,8 @@ type site struct {
 	impatient bool
 }
 
-// settle makes the gate, the client and the object.
-func (x *site) settle() {
+// prepare makes the gate, the client and the object.
+func (x *site) prepare() {
 	x.g = harness.NewGate(x.t, x.s)
 	x.dial(x.g)
 	if x.free != "" {
