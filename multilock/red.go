@@ -187,7 +187,7 @@ type redHold struct {
 	split    int       // consecutive rounds that acquired some members, but no majority
 	again    time.Time // the earliest start of the next round
 	sent     time.Time // the start of the round that succeeded
-	round   *round
+	round    *round
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
 }
 
