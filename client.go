@@ -148,21 +148,20 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 		conn rueidis.Client
 		err  error
 	}
-	connected := make(chan result)
+	connected := make(chan result, 1)
 	go func() {
 		conn, err := rueidis.NewClient(opt)
-		select {
-		case connected <- result{conn, err}:
-		case <-ctx.Done(): // long ago, if the dialer had to time out
-			if err == nil {
-				conn.Close()
-			}
-		}
+		connected <- result{conn, err}
 	}()
 	select {
 	case r := <-connected:
 		return r.conn, r.err
 	case <-ctx.Done():
+		go func() {
+			if r := <-connected; r.err == nil {
+				r.conn.Close()
+			}
+		}()
 		return nil, context.Cause(ctx)
 	}
 }

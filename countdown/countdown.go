@@ -163,7 +163,7 @@ func (l *Latch) Wait(ctx context.Context) error {
 		return lock.ErrClosed
 	}
 	defer l.s.Leave()
-	span := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
+	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
 	w := &waiter{released: make(chan struct{})}
 	d := session.Of[registry](l.s).join(l.s, l.key, w)
 	var err error
@@ -182,7 +182,7 @@ func (l *Latch) Wait(ctx context.Context) error {
 	default:
 		err = nil
 	}
-	span.End(ctx, w.reads, err)
+	end(w.reads, err)
 	return err
 }
 

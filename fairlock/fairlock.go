@@ -54,7 +54,7 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 	}
 	l := locking.New(s, p, name)
 	p.prepare(l.Key())
-	return &Lock{l.Member(), l, p}
+	return &Lock{l.Member(), &l, p}
 }
 
 // Name returns the name that was passed to the client.
@@ -108,7 +108,7 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) { return l.l.TTL(
 // none, the number on the server, which is above 1 for Java threads only. It blocks for one
 // round trip at most.
 func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return l.l.HoldCount(ctx, owner, owner.String())
+	return l.l.HashCount(ctx, owner, owner.String())
 }
 
 // IsHeldBy reports whether owner has a hold, as counted by HoldCount.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -70,7 +71,10 @@ type protocol struct {
 }
 
 func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{Kind: "fair", Queue: "fair", Ordered: true, Cohorts: true, NonReentrant: p.nonReentrant}
+	return locking.Traits{
+		Policy: acquire.Policy{Group: true, Ordered: true},
+		Kind:   "fair", Queue: "fair", Cohorts: true, NonReentrant: p.nonReentrant,
+	}
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
@@ -102,11 +106,7 @@ func (p *protocol) prepare(key string) {
 }
 
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	answers, err := p.AcquireAll(ctx, []*locking.Claim{c})
-	if err != nil {
-		return locking.Answer{}, err
-	}
-	return answers[0], nil
+	return locking.AcquireOne(ctx, p, c)
 }
 
 func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
@@ -114,15 +114,11 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 	for _, c := range claims {
 		args = append(args, c.ID.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
 	}
-	return acquireAnswers(len(claims), acquireScript.Exec(ctx, p.s.Client, p.keys, args))
-}
-
-func acquireAnswers(claims int, reply rueidis.RedisResult) ([]locking.Answer, error) {
-	numbers, err := wire.Numbers(reply, 2*claims)
+	numbers, err := wire.Numbers(acquireScript.Exec(ctx, p.s.Client, p.keys, args), 2*len(claims))
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]locking.Answer, claims)
+	answers := make([]locking.Answer, len(claims))
 	for i := range answers {
 		result := numbers[2*i]
 		answers[i] = locking.Answer{

@@ -87,7 +87,7 @@ type groupHold struct {
 // begin makes the hold held.
 func (h *groupHold) begin(ctx context.Context) {
 	h.Site = callsite.Here(4, 3) // skips this method, its caller begin, acquire and open
-	h.Begin(h.group.s.Telemetry.StartHold(ctx, h.group.info, h.owner, 0))
+	h.Begin(h.group.s.Telemetry.StartHold(ctx, h.group.info, h.owner, "", 0))
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {

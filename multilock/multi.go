@@ -370,7 +370,7 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 func (h *multiHold) Unlock(ctx context.Context) error {
 	err := h.End("Unlock", h.Name())
 	for _, member := range h.holds {
-		member.Unwatch()
+		member.Watch(nil, "")
 	}
 	h.stop()
 	if err != nil {

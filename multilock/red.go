@@ -155,8 +155,8 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
 	req := acquire.Request[*redHold]{
-		Key: h.r.key, Acquirer: h, Channel: r.channel, Backoff: splitBackoff,
-		Once: once, Owned: named, TryWhileHeld: r.shared, Shared: r.shared,
+		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
+		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named,
 	}
 	if o.Wait > 0 {
 		req.Deadline = time.Now().Add(o.Wait)

@@ -86,7 +86,8 @@ type redFakeMember struct {
 }
 
 func (f *redFake) member() redFakeMember {
-	return redFakeMember{locking.New(f.s, redProtocol{f: f}, f.name), f}
+	l := locking.New(f.s, redProtocol{f: f}, f.name)
+	return redFakeMember{&l, f}
 }
 
 func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error) {

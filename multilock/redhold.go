@@ -57,7 +57,7 @@ func (h *redHold) pass(ctx context.Context) error {
 		return trusted
 	})
 	if passed {
-		h.Span.HandOff(ctx)
+		h.r.s.Telemetry.HandedOver(ctx, h.r.info, 1)
 		return h.confirm(ctx, batch)
 	}
 	receivers, err := h.release(ctx)
@@ -70,7 +70,7 @@ func (h *redHold) pass(ctx context.Context) error {
 // does not wait for it, and the lock is neither lost nor passed on.
 func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	err := h.cohort.Confirm(batch, func() error {
-		return locking.Insist(h.r.s, func() error {
+		return locking.Insist(ctx, h.r.s, func(ctx context.Context) error {
 			return extendMajorities(ctx, []*redHold{h}, h.ttl, true)[0]
 		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, errMinorityAway) })
 	})

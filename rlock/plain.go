@@ -2,13 +2,12 @@ package rlock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"github.com/redis/rueidis"
-
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -43,7 +42,8 @@ func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
 		}
 	}
 	p := &plainProtocol{s: s, backoff: settings.backoff}
-	return &Plain{newObject(locking.New(s, p, name)), s}
+	l := locking.New(s, p, name)
+	return &Plain{newObject(&l), s}
 }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
@@ -60,31 +60,67 @@ func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 	})
 }
 
-// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
-func (l *Plain) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	if err := l.l.Check(ctx); err != nil {
-		return false, err
-	}
-	if owner.IsZero() {
-		return false, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
-	}
-	if l.l.Holds(owner) > 0 {
-		return true, nil
-	}
-	value, err := wire.Read(ctx, l.s.Client, "GET", l.l.Key()).ToString()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		return false, fmt.Errorf("redlatch: look at %q: %w", l.Name(), err)
-	}
-	return value == owner.String(), nil
-}
-
 // HoldCount returns 1 if owner has a hold in this process or is the value on the server, and
 // 0 otherwise. For an owner with a hold in this process it does not block; otherwise it
 // blocks for one round trip.
 func (l *Plain) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	held, err := l.IsHeldBy(ctx, owner)
-	if held {
-		return 1, err
+	return l.l.HoldCount(ctx, owner, func() (int64, error) {
+		value, err := wire.Read(ctx, l.s.Client, "GET", l.l.Key()).ToString()
+		if value == owner.String() {
+			return 1, err
+		}
+		return 0, err
+	})
+}
+
+// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
+func (l *Plain) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
+	n, err := l.HoldCount(ctx, owner)
+	return n > 0, err
+}
+
+var (
+	plainAcquireScript     = wire.LoadScript(luaFiles, "plain_acquire")
+	plainReleaseScript     = wire.LoadScript(luaFiles, "plain_release")
+	plainExtendScript      = wire.LoadScript(luaFiles, "plain_extend")
+	plainRenewScript       = wire.LoadScript(luaFiles, "plain_renew")
+	plainForceUnlockScript = wire.LoadScript(luaFiles, "plain_force_unlock")
+)
+
+// plainProtocol is a string whose value is the claim.
+type plainProtocol struct {
+	s       *session.Session
+	backoff Backoff
+}
+
+func (p *plainProtocol) Traits() locking.Traits {
+	return locking.Traits{
+		Policy: acquire.Policy{Backoff: p.backoff, LeftOpen: wire.PayloadLeftOpen},
+		Kind:   "plain", Queue: "plain", Cohorts: true, NonReentrant: true,
 	}
-	return 0, err
+}
+
+func (p *plainProtocol) Channel(c *locking.Claim) string { return wire.PlainChannel(c.Key) }
+
+func (p *plainProtocol) Renewer() watchdog.Renewer {
+	return locking.ScriptRenewer{Client: p.s.Client, Script: plainRenewScript}
+}
+
+func (p *plainProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+	return acquireAnswer(plainAcquireScript.Exec(ctx, p.s.Client, []string{c.Key},
+		[]string{p.s.Millis(c.Lease), c.ID.String()}))
+}
+
+func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+	payload := wire.PayloadUnlocked
+	if c.LeftOpen {
+		payload = wire.PayloadLeftOpen
+	}
+	n, err := plainReleaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+		[]string{c.ID.String(), p.s.Publish, p.Channel(c), payload}).AsInt64()
+	return locking.ReleaseReply(n, p.s.PartialCounts), err
+}
+
+func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+	return plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }

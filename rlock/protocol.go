@@ -8,6 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -35,16 +36,15 @@ type protocol struct {
 	fenced       bool
 	silent       bool // publishes nothing and hears nothing
 	nonReentrant bool
-	backoff      Backoff // if silent
+	backoff      Backoff // nil unless silent
 	channel      string  // of the lock, unless silent
 }
 
 func (p *protocol) Traits() locking.Traits {
-	t := locking.Traits{Kind: p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant}
-	if p.silent {
-		t.Backoff = p.backoff
+	return locking.Traits{
+		Policy: acquire.Policy{Backoff: p.backoff},
+		Kind:   p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant,
 	}
-	return t
 }
 
 func (p *protocol) Channel(*locking.Claim) string { return p.channel }
@@ -59,16 +59,12 @@ func (p *protocol) publish() string {
 	return p.s.Publish
 }
 
-// counted adds the counter of a fenced lock.
-func (p *protocol) counted(key string, keys []string) []string {
-	if p.fenced {
-		keys = append(keys, wire.FencingToken(key))
-	}
-	return keys
-}
-
 func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, p.counted(c.Key, []string{c.Key}), []string{p.s.Millis(c.Lease), c.ID.String()}))
+	keys := []string{c.Key}
+	if p.fenced {
+		keys = append(keys, wire.FencingToken(c.Key))
+	}
+	return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, []string{p.s.Millis(c.Lease), c.ID.String()}))
 }
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
@@ -110,7 +106,7 @@ const maxTokens = 16
 // Confirm implements locking.Prepared.
 func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
 	n := max(0, min(len(q.Next), maxTokens)-q.Tokens)
-	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.counted(c.Key, []string{c.Key}),
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, []string{c.Key, wire.FencingToken(c.Key)},
 		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3)
 	if err != nil {
 		return locking.Confirmation{}, err

@@ -143,12 +143,12 @@ func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) b
 		}
 	}
 	if m.p.fenced {
-		m.l = locking.Make(s, fencedProtocol{&m.p}, name)
+		m.l = locking.New(s, fencedProtocol{&m.p}, name)
 	} else {
-		m.l = locking.Make(s, &m.p, name)
+		m.l = locking.New(s, &m.p, name)
 	}
 	if !m.p.silent {
-		m.p.channel = wire.LockChannel(m.l.Key())
+		m.p.channel, m.p.backoff = wire.LockChannel(m.l.Key()), nil
 	}
 	return base{newObject(&m.l), s, &m.p}
 }
@@ -206,11 +206,11 @@ func (o object) TTL(ctx context.Context) (time.Duration, error) { return o.l.TTL
 // number that the server has for an owner of Java. For an owner of this process it does not
 // block; otherwise it blocks for one round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return b.l.HoldCount(ctx, owner, owner.String())
+	return b.l.HashCount(ctx, owner, owner.String())
 }
 
 // IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
 func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := b.l.HoldCount(ctx, owner, owner.String())
+	n, err := b.HoldCount(ctx, owner)
 	return n > 0, err
 }

@@ -5,8 +5,7 @@ import (
 	"embed"
 	"time"
 
-	"github.com/redis/rueidis"
-
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -73,13 +72,13 @@ func newProtocols(s *session.Session) (*readProtocol, *writeProtocol) {
 const queueKind = "rwlock"
 
 func (p *readProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindRead, Queue: queueKind, TryWhileHeld: true, Shared: true, Group: true}
+	return locking.Traits{Policy: acquire.Policy{TryWhileHeld: true, Shared: true, Group: true}, Kind: kindRead, Queue: queueKind}
 }
 
 // Traits implements locking.Protocol. A writer tries while this process has a hold: if that
 // is a reader's, the attempt blocks new readers of other processes.
 func (p *writeProtocol) Traits() locking.Traits {
-	return locking.Traits{Kind: kindWrite, Queue: queueKind, TryWhileHeld: true, Cohorts: true}
+	return locking.Traits{Policy: acquire.Policy{TryWhileHeld: true}, Kind: kindWrite, Queue: queueKind, Cohorts: true}
 }
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
@@ -88,11 +87,7 @@ func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Ke
 func lockAndWriters(c *locking.Claim) []string { return []string{c.Key, wire.WriterWaits(c.Key)} }
 
 func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	answers, err := p.AcquireAll(ctx, []*locking.Claim{c})
-	if err != nil {
-		return locking.Answer{}, err
-	}
-	return answers[0], nil
+	return locking.AcquireOne(ctx, p, c)
 }
 
 // AcquireAll implements locking.Grouped.
@@ -112,16 +107,11 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	}
 	answers := make([]locking.Answer, len(replies))
 	for i, n := range replies {
-		answers[i] = readAnswer(n)
+		if answers[i].Acquired = n == 0; n != 0 {
+			answers[i].FreeIn = millis(-2 - n)
+		}
 	}
 	return answers, nil
-}
-
-func readAnswer(n int64) locking.Answer {
-	if n == 0 {
-		return locking.Answer{Acquired: true}
-	}
-	return locking.Answer{FreeIn: millis(-2 - n)}
 }
 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
@@ -177,20 +167,12 @@ func (p *protocol) extend(ctx context.Context, c *locking.Claim, args []string) 
 	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, args).AsBool()
 }
 
-func (p *readProtocol) Renewer() watchdog.Renewer { return readRenewer{p.s.Client} }
-
-func (p *writeProtocol) Renewer() watchdog.Renewer {
-	return locking.HashRenewer{Client: p.s.Client, Suffix: wire.WriteSuffix}
+func (p *readProtocol) Renewer() watchdog.Renewer {
+	return locking.ScriptRenewer{Client: p.s.Client, Script: renewReadScript, ReadHolds: true}
 }
 
-// readRenewer renews read claims.
-type readRenewer struct{ client rueidis.Client }
-
-// Renew implements watchdog.Renewer.
-func (r readRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
-	return locking.RenewBatches(ctx, r.client, renewReadScript, batches, ttl, shared, func(args []string, l *watchdog.Lease) []string {
-		return append(args, l.Owner, wire.ReadHoldTimeouts(l.Key))
-	})
+func (p *writeProtocol) Renewer() watchdog.Renewer {
+	return locking.ScriptRenewer{Client: p.s.Client, Script: locking.HashRenewScript, Suffix: wire.WriteSuffix}
 }
 
 // force opens a lock that is in this protocol's mode, and reports whether it was.

@@ -82,7 +82,7 @@ type base struct {
 	p *protocol
 }
 
-func newBase(l *locking.Lock, p *protocol) base { return base{l.Member(), l, p} }
+func newBase(l locking.Lock, p *protocol) base { return base{l.Member(), &l, p} }
 
 // Name returns the name passed to Client.RWLock.
 func (b base) Name() string { return b.l.Name() }
@@ -145,9 +145,9 @@ func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(c
 // round trip.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	if b.p.kind == kindWrite {
-		return b.l.HoldCount(ctx, owner, wire.WriteOwner(owner))
+		return b.l.HashCount(ctx, owner, wire.WriteOwner(owner))
 	}
-	return b.l.HoldCount(ctx, owner, owner.String())
+	return b.l.HashCount(ctx, owner, owner.String())
 }
 
 // IsHeldBy reports whether owner holds this side of the lock. It blocks like HoldCount.

@@ -9,8 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
@@ -93,14 +91,14 @@ func (e *Expirable) local(raw string) *permit {
 func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) []*Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
-		terms.Renewer = renewer{e.s.Client}
+		terms.Renewer = locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}
 	}
 	site := callsite.Here(2, 3) // newPermits and take
 	permits := make([]*Permit, len(r.grant.ids))
 	for i, raw := range r.grant.ids {
 		p := &permit{e: e, raw: raw, changing: make(chan struct{}, 1)}
 		p.Site = site
-		p.Begin(e.s.Telemetry.StartPermit(ctx, e.id, p.id()))
+		p.Begin(e.s.Telemetry.StartHold(ctx, e.id, lock.Owner{}, p.id(), 0))
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
 		session.Of[registry](e.s).Store(raw, p)
 		e.s.Watchdog.Watch(&p.lease, p, terms)
@@ -220,14 +218,4 @@ func (p *permit) Unlock(ctx context.Context) error {
 		err = fmt.Errorf("redlatch: release a permit of %q: %w", p.e.id.Name, err)
 	}
 	return p.Released(released, err)
-}
-
-// renewer renews the leases of permits.
-type renewer struct{ client rueidis.Client }
-
-// Renew implements watchdog.Renewer.
-func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
-	return locking.RenewBatches(ctx, r.client, permitRenewScript, batches, ttl, shared, func(args []string, l *watchdog.Lease) []string {
-		return append(args, l.Owner)
-	})
 }

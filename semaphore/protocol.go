@@ -284,18 +284,16 @@ func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence,
 // repeat repeats a request in the background, for as long as the server accepts it, and then
 // calls done with the reply, nil if there is none.
 func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done func(reply []int64)) {
-	pause := session.MinPause
-	p.s.CleanUp(retryTime, func(ctx context.Context) time.Duration {
+	p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 		for {
 			reply, err := p.exec(ctx, script, seq, args)
 			if err == nil || final(err) {
 				p.slots.done(seq)
 				done(reply)
-				return -1
+				return -1, nil
 			}
-			pause = min(2*pause, session.MaxPause)
 			if p.s.Err() == nil || ctx.Err() != nil {
-				return pause
+				return -1, err
 			}
 			time.Sleep(session.MinPause) // while the client is closing, this is the last call
 		}

@@ -55,14 +55,11 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	r := &request{pool: p, began: time.Now(), grant: g, once: once}
 	req := acquire.Request[*request]{
-		Key:          p.queueKey,
-		Acquirer:     r,
-		Channel:      p.channel,
-		Once:         once,
-		TryWhileHeld: true,
-		Shared:       true,
-		Group:        true,
-		Untracked:    true,
+		Policy:   acquire.Policy{TryWhileHeld: true, Shared: true, Group: true, Untracked: true},
+		Key:      p.queueKey,
+		Acquirer: r,
+		Channel:  p.channel,
+		Once:     once,
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)
@@ -366,9 +363,9 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 // not create a semaphore that was deleted meanwhile.
 func (p *pool) giveBack(grants []grant) {
 	for _, g := range grants {
-		p.s.CleanUp(retryTime, func(ctx context.Context) time.Duration {
+		p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 			_, _ = p.release(ctx, 0, g, true)
-			return -1
+			return -1, nil
 		})
 	}
 }

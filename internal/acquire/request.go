@@ -10,18 +10,36 @@ import (
 // Key identifies a queue. Objects of different kinds do not share one.
 type Key struct{ Kind, Name string }
 
-// Request describes an acquisition.
-type Request[A Acquirer[A]] struct {
-	Key      Key
-	Acquirer A
-	// Channel is the channel of releases; "" if there is none.
-	Channel string
+// Policy is what the loop has to know of a kind of lock or semaphore.
+type Policy struct {
+	// TryWhileHeld is set if an attempt can succeed while this process holds the key.
+	TryWhileHeld bool
+	// Shared is set if others may acquire beside it.
+	Shared bool
+	// Untracked is set if a requester is no holder of the key once it has acquired: it takes
+	// a part of something, and others may have parts of it too.
+	Untracked bool
+	// Group is set if one attempt can be made for several waiters.
+	Group bool
+	// Ordered is set if the server keeps the queue: each waiter has to make an attempt when
+	// it comes. Its Channel is its own.
+	Ordered bool
 	// Backoff returns the pause after the n-th attempt, counted from 1, where there is no
 	// Channel or where some release without a message. It may be user code.
 	Backoff func(n int) time.Duration
 	// LeftOpen is the payload of a release after which waiters that receive it pause, so
-	// that pollers can acquire; "" if there are no pollers.
+	// that others, which poll and release without a message, can acquire; "" if there are
+	// none.
 	LeftOpen string
+}
+
+// Request describes an acquisition.
+type Request[A Acquirer[A]] struct {
+	Policy
+	Key      Key
+	Acquirer A
+	// Channel is the channel of releases; "" if there is none.
+	Channel string
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
 	// Once makes a single attempt, at once, even if others wait.
@@ -29,17 +47,6 @@ type Request[A Acquirer[A]] struct {
 	// Owned is set if the requester has an owner that may hold the key already, and would
 	// wait for itself.
 	Owned bool
-	// TryWhileHeld is set if an attempt can succeed while this process holds the key.
-	TryWhileHeld bool
-	// Shared is set if others may acquire beside it.
-	Shared bool
-	// Untracked is set if it is no holder of the key once it has acquired: it takes a part
-	// of something, and others may have parts of it too.
-	Untracked bool
-	// Group is set if one attempt can be made for it and others.
-	Group bool
-	// Ordered is set if the server keeps the queue. Its Channel is its own.
-	Ordered bool
 	// OnWake is called on the waiter's goroutine before each further attempt, and when the
 	// key was passed on to it. It may be nil.
 	OnWake func(telemetry.Cause)

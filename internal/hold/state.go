@@ -141,7 +141,7 @@ func (s *State) notifyGroup(name string) {
 	s.group.MemberEnded(loss)
 }
 
-// Watch calls g once when the hold of that name ends, now if it has ended.
+// Watch calls g once when the hold of that name ends, now if it has ended. A nil g undoes it.
 func (s *State) Watch(g Group, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -149,13 +149,6 @@ func (s *State) Watch(g Group, name string) {
 	if s.phase != held {
 		s.notifyGroup(name)
 	}
-}
-
-// Unwatch undoes Watch.
-func (s *State) Unwatch() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.group = nil
 }
 
 // Group returns the group of Watch, or nil.

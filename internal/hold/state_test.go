@@ -213,14 +213,14 @@ func TestCanceledParent(t *testing.T) {
 	require.True(t, m.Held())
 }
 
-func TestUnwatch(t *testing.T) {
+func TestWatchUndone(t *testing.T) {
 	for _, end := range []func(m *machine){
 		func(m *machine) { m.Lose(m.loss) },
 		func(m *machine) { _ = m.End("Unlock", name) },
 	} {
 		m := &machine{loss: newLoss()}
 		m.acquire()
-		m.Unwatch()
+		m.Watch(nil, name)
 		end(m)
 		require.Empty(t, m.group.causes)
 	}
@@ -240,7 +240,7 @@ func traced(t testing.TB, s *hold.State, onEnd func(span sdktrace.ReadOnlySpan))
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(ended{onEnd: onEnd}))
 	tel, err := telemetry.New(provider, nil, nil)
 	require.NoError(t, err)
-	s.Begin(tel.StartHold(t.Context(), telemetry.Lock{Kind: "lock", Name: name}, lock.Owner{}, 0))
+	s.Begin(tel.StartHold(t.Context(), telemetry.Lock{Kind: "lock", Name: name}, lock.Owner{}, "", 0))
 }
 
 // The span of a lost hold ends in the background, or by the caller if there is none any more.

@@ -105,7 +105,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 // stand makes the claim one that stands, and returns the first hold of it.
 func (c *claim) stand(ctx context.Context) (*hold, error) {
 	h := &c.first
-	h.Begin(c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token))
+	h.Begin(c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, "", c.token))
 	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
 	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease}
 	if !h.fixed {
@@ -160,7 +160,7 @@ var errGone = errors.New("the claim is gone")
 func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	h := &from.first
 	h.claim = c
-	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, c.token)
+	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, "", c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
 	c.mu.Lock()
 	c.joining--
@@ -181,23 +181,29 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {
 			_ = h.Unlock(ctx)
+			switch {
+			case err == errGone:
+			case ctx.Err() != nil:
+				err = errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+			default:
+				err = fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
+			}
 			return nil, err
 		}
 	}
 	return h.checked(ctx)
 }
 
-// lengthen has the server keep the claim for at least ttl.
+// lengthen has the server keep the claim for at least ttl. It returns errGone if the server
+// does not have it; its holds are lost then.
 func (c *claim) lengthen(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
 	reqCtx, cancel := c.lock.s.Bounded(ctx)
 	defer cancel()
 	ok, err := c.lock.p.Extend(reqCtx, &c.Claim, ttl)
 	switch {
-	case err != nil && ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 	case err != nil:
-		return fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
+		return err
 	case !ok:
 		c.Lost(lock.ReasonGone, nil)
 		return errGone

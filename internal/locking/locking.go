@@ -29,13 +29,7 @@ type Lock struct {
 }
 
 // New returns the lock of that name. A bad name is an error of every operation.
-func New(s *session.Session, p Protocol, name string) *Lock {
-	l := Make(s, p, name)
-	return &l
-}
-
-// Make is New for a lock that is part of something else.
-func Make(s *session.Session, p Protocol, name string) Lock {
+func New(s *session.Session, p Protocol, name string) Lock {
 	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
 	l.key, l.err = s.Key(name, wire.CheckName)
 	return l
@@ -137,20 +131,13 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 	}
 	c.Waits = !once
 	req := acquire.Request[*claim]{
-		Key:          c.lock.queueKey(),
-		Acquirer:     c,
-		Channel:      c.lock.p.Channel(&c.Claim),
-		Once:         once,
-		Owned:        !c.owner.IsZero(),
-		Deadline:     deadline,
-		Backoff:      traits.Backoff,
-		TryWhileHeld: traits.TryWhileHeld,
-		Shared:       traits.Shared,
-		Group:        traits.Group || traits.Ordered,
-		Ordered:      traits.Ordered,
-	}
-	if traits.HasPollers {
-		req.LeftOpen = wire.PayloadLeftOpen
+		Policy:   traits.Policy,
+		Key:      c.lock.queueKey(),
+		Acquirer: c,
+		Channel:  c.lock.p.Channel(&c.Claim),
+		Deadline: deadline,
+		Once:     once,
+		Owned:    !c.owner.IsZero(),
 	}
 	if c.lock.s.Telemetry != nil { // a method value is an allocation
 		req.OnWake = span.Woken
@@ -221,8 +208,8 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 			case slices.Contains(before, c):
 				c.Lost(lock.ReasonGone, nil)
 			default: // it was granted meanwhile, before the lock was opened or after
-				if err := l.verify(ctx, c); err != nil {
-					return true, err
+				if err := c.lengthen(ctx, c.Lease); err != nil && err != errGone {
+					return true, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
 				}
 			}
 		}
@@ -230,26 +217,6 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	l.q.Wake(l.queueKey())
 	return held, nil
 }
-
-// verify ends the holds of a claim that the server does not have.
-func (l *Lock) verify(ctx context.Context, c *claim) error {
-	reqCtx, cancel := l.s.Bounded(ctx)
-	defer cancel()
-	stands, err := l.p.Extend(reqCtx, &c.Claim, c.Lease)
-	switch {
-	case err != nil:
-		return fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
-	case !stands:
-		c.Lost(lock.ReasonGone, nil)
-	}
-	return nil
-}
-
-// Replies of PTTL.
-const (
-	absent   = -2
-	noExpiry = -1
-)
 
 // TTL returns the time after which the lock becomes free if it is neither renewed nor
 // released: 0 if it is free now, lock.NoExpiry if never.
@@ -261,43 +228,43 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
-	case ttl == absent:
+	case ttl == -2: // there is no key
 		return 0, nil
-	case ttl == noExpiry:
+	case ttl == -1:
 		return lock.NoExpiry, nil
 	default:
 		return max(time.Duration(ttl)*time.Millisecond, 1), nil // it is there
 	}
 }
 
-// HoldCount returns how many holds owner has: in this process, or the number in its field
-// of the lock's hash.
-func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, field string) (int, error) {
+// HoldCount returns how many holds owner has: in this process, or else what read finds on the
+// server.
+func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, read func() (int64, error)) (int, error) {
 	if err := l.Check(ctx); err != nil {
 		return 0, err
 	}
 	if owner.IsZero() {
 		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
 	}
-	if n := l.Holds(owner); n > 0 {
-		return n, nil
+	local := 0
+	for _, h := range l.heldBy(owner) {
+		if h.current("") == nil {
+			local++
+		}
 	}
-	n, err := wire.Read(ctx, l.s.Client, "HGET", l.key, field).AsInt64()
+	if local > 0 {
+		return local, nil
+	}
+	n, err := read()
 	if err != nil && !rueidis.IsRedisNil(err) {
 		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
 	}
 	return int(n), nil
 }
 
-// Holds returns how many holds owner has in this process.
-func (l *Lock) Holds(owner lock.Owner) int {
-	n := 0
-	for _, h := range l.heldBy(owner) {
-		if h.current("") == nil {
-			n++
-		}
-	}
-	return n
+// HashCount is HoldCount for a lock that is a hash with a field for each owner.
+func (l *Lock) HashCount(ctx context.Context, owner lock.Owner, field string) (int, error) {
+	return l.HoldCount(ctx, owner, func() (int64, error) { return wire.Read(ctx, l.s.Client, "HGET", l.key, field).AsInt64() })
 }
 
 func (l *Lock) described() telemetry.Lock {

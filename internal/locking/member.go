@@ -82,9 +82,8 @@ type GroupHold interface {
 	EndAt(at time.Time)
 	// StopRenewing leaves the hold to the end of its lease.
 	StopRenewing()
-	// Watch and Unwatch are those of hold.State.
+	// Watch is that of hold.State.
 	Watch(g holds.Group, name string)
-	Unwatch()
 }
 
 // Hold is the hold of a member that is a lock.
@@ -132,7 +131,7 @@ func (h *hold) Waited() bool { return h.claim.waited }
 
 // Receivers implements MemberHold.
 func (h *hold) Receivers() int {
-	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().HasPollers {
+	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().LeftOpen != "" {
 		return -1
 	}
 	return int(h.claim.receivers)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -85,8 +86,9 @@ type Released struct {
 	Receivers int
 }
 
-// ReleaseState is what became of the lock.
-type ReleaseState int
+// ReleaseState is what became of the lock, and the reply of release scripts: Free, and more by
+// the number of receivers.
+type ReleaseState int64
 
 // What a release found.
 const (
@@ -95,40 +97,24 @@ const (
 	Free                          // the lock is free, and that was published
 )
 
-// The replies of release scripts.
-const (
-	replyNotHeld   = 0
-	replyStillHeld = 1
-	replyFree      = 2 // and more: the number of receivers
-)
-
 // ReleaseReply returns what the reply of a release script means. With uncounted set
 // the number of receivers is not complete.
 func ReleaseReply(n int64, uncounted bool) Released {
-	switch {
-	case n == replyNotHeld:
-		return Released{State: NotHeld}
-	case n == replyStillHeld:
-		return Released{State: StillHeld}
+	switch state := ReleaseState(n); {
+	case state < Free:
+		return Released{State: state}
 	case uncounted:
 		return Released{State: Free, Receivers: -1}
 	default:
-		return Released{State: Free, Receivers: int(n - replyFree)}
+		return Released{State: Free, Receivers: int(state - Free)}
 	}
 }
 
-// Traits are what the acquire loop has to know of a kind of lock.
+// Traits describe a kind of lock.
 type Traits struct {
+	acquire.Policy
 	Kind  string // its name in logs and telemetry
 	Queue string // kinds with the same one wait in the same queue of a process
-	// TryWhileHeld is set if an attempt is of use although this process has a hold, and
-	// Shared if others may get in beside a hold of this kind.
-	TryWhileHeld, Shared bool
-	// Group is set if waiters that stand behind one another try together.
-	Group bool
-	// Ordered is set if the server keeps all waiters in order, so that each has to
-	// make an attempt when it comes.
-	Ordered bool
 	// Batch is set if one script can take, or release, several locks of this kind.
 	Batch bool
 	// Cohorts is set if a claim can be passed on within the process.
@@ -136,12 +122,6 @@ type Traits struct {
 	// NonReentrant is set if an owner that holds the lock gets an error instead of another
 	// hold.
 	NonReentrant bool
-	// HasPollers is set if others release without a message and wait without hearing
-	// any: the lock is left open to them from time to time.
-	HasPollers bool
-	// Backoff returns the pause after the n-th attempt of a waiter, or is nil if messages
-	// alone wake waiters.
-	Backoff func(n int) time.Duration
 }
 
 // Protocol is what a kind of lock says to the server. Its methods block for one
@@ -160,12 +140,21 @@ type Protocol interface {
 	Renewer() watchdog.Renewer
 }
 
-// Grouped is a Protocol that can make one attempt for several claims: one whose
-// Traits say Group or Ordered.
+// Grouped is a Protocol that can make one attempt for several claims: its Traits say
+// Group.
 type Grouped interface {
 	// AcquireAll makes one attempt for claims that all wait, in their
 	// order, and returns an answer for each. An error is about all of them.
 	AcquireAll(ctx context.Context, claims []*Claim) ([]Answer, error)
+}
+
+// AcquireOne is Acquire of a Grouped protocol.
+func AcquireOne(ctx context.Context, p Grouped, c *Claim) (Answer, error) {
+	answers, err := p.AcquireAll(ctx, []*Claim{c})
+	if err != nil {
+		return Answer{}, err
+	}
+	return answers[0], nil
 }
 
 // Batched is a Protocol whose Traits say Batch.
@@ -202,15 +191,18 @@ type Positioned interface {
 var luaFiles embed.FS
 
 var (
-	hashRenew = wire.LoadScript(luaFiles, "renew")
 	// ExtendScript extends a claim to a lock that is a hash with a field per claim.
 	ExtendScript = wire.LoadScript(luaFiles, "extend")
+	// HashRenewScript renews such claims.
+	HashRenewScript = wire.LoadScript(luaFiles, "renew")
 )
 
-// HashRenewer renews the locks that are a hash with one field per owner.
-type HashRenewer struct {
-	Client rueidis.Client
-	Suffix string // what a field has behind the owner
+// ScriptRenewer renews claims with a script like renew.lua.
+type ScriptRenewer struct {
+	Client    rueidis.Client
+	Script    *wire.Script
+	Suffix    string // what the script gets behind each owner
+	ReadHolds bool   // the script also gets the prefix of the keys of read holds
 }
 
 // hashRenewers are those of a client.
@@ -219,37 +211,31 @@ type hashRenewers struct {
 	plain watchdog.Renewer
 }
 
-// Renewer returns the HashRenewer without a suffix, which is the same for all locks of
-// a client.
+// Renewer returns the renewer of locks that are a hash with a field for each owner. It is the
+// same for all locks of a client.
 func Renewer(s *session.Session) watchdog.Renewer {
 	r := session.Of[hashRenewers](s)
-	r.once.Do(func() { r.plain = HashRenewer{Client: s.Client} })
+	r.once.Do(func() { r.plain = ScriptRenewer{Client: s.Client, Script: HashRenewScript} })
 	return r.plain
 }
 
 // Renew implements watchdog.Renewer.
-func (r HashRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
-	return RenewBatches(ctx, r.Client, hashRenew, batches, ttl, shared, func(args []string, l *watchdog.Lease) []string {
-		return append(args, l.Owner+r.Suffix)
-	})
-}
-
-// RenewBatches runs a script with the interface of renew.lua for every batch. about
-// appends what the script is to know of a lease.
-func RenewBatches(ctx context.Context, c rueidis.Client, script *wire.Script, batches [][]*watchdog.Lease, ttl time.Duration, shared bool,
-	about func(args []string, l *watchdog.Lease) []string) []watchdog.Renewed {
+func (r ScriptRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
 	return RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
 		calls := make([]wire.Call, len(batches))
 		for b, batch := range batches {
 			keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
 			args[0] = wire.Millis(ttl)
 			for i, l := range batch {
-				keys[i], args = l.Key, about(args, l)
+				keys[i], args = l.Key, append(args, l.Owner+r.Suffix)
+				if r.ReadHolds {
+					args = append(args, wire.ReadHoldTimeouts(l.Key))
+				}
 			}
 			calls[b] = wire.Call{Keys: keys, Args: args}
 		}
 		results := make([]watchdog.Renewed, len(batches))
-		for b, reply := range script.ExecMany(ctx, c, calls, dedicated) {
+		for b, reply := range r.Script.ExecMany(ctx, r.Client, calls, dedicated) {
 			held, err := wire.Numbers(reply, len(batches[b]))
 			results[b].Err = err
 			for _, n := range held {

@@ -12,12 +12,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-const (
-	// unlockPatience bounds Unlock's retries.
-	unlockPatience = 5 * time.Second
-	minReleaseWait = 20 * time.Millisecond
-	maxReleaseWait = time.Second
-)
+// patience bounds Unlock's retries.
+const patience = 5 * time.Second
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
 // its last hold, has ended.
@@ -54,7 +50,7 @@ func (c *claim) passOn(ctx context.Context, h *hold) error {
 		})
 		switch {
 		case passed:
-			h.Span.HandOff(ctx)
+			c.lock.s.Telemetry.HandedOver(ctx, c.lock.described(), 1)
 			left()
 			if confirmed {
 				return nil
@@ -173,9 +169,7 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 		}
 	}
 	var a Confirmation
-	err = Insist(l.s, func() (err error) {
-		ctx, cancel := l.s.Bounded(ctx)
-		defer cancel()
+	err = Insist(ctx, l.s, func(ctx context.Context) (err error) {
 		if prepared != nil {
 			a, err = prepared.Confirm(ctx, &c.Claim, q)
 		} else {
@@ -199,7 +193,7 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 // With mayHaveRun set an earlier request may have released it.
 func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error {
 	l := c.lock
-	if l.p.Traits().HasPollers {
+	if l.p.Traits().LeftOpen != "" {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
 	if passed, _ := c.cohort.left(); len(passed) > 0 {
@@ -253,9 +247,7 @@ func (c *claim) releaseError(freed Released, err error) error {
 // earlier one may have released it, or it was gone before.
 func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released, error) {
 	var freed Released
-	err := Insist(l.s, func() (err error) {
-		ctx, cancel := l.s.Bounded(ctx)
-		defer cancel()
+	err := Insist(ctx, l.s, func(ctx context.Context) (err error) {
 		freed, err = l.p.Release(ctx, c)
 		mayHaveRun = mayHaveRun || unknown(err)
 		return err
@@ -273,19 +265,39 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 var errNoReply = fmt.Errorf("%w: a release had no reply, and the claim is gone now", lock.ErrIndeterminate)
 
 // Insist makes a request that can be repeated, again and again if it fails, for as long as a
-// release is tried. An error that is final is returned at once.
-func Insist(s *session.Session, request func() error, final func(error) bool) error {
-	began := time.Now()
-	for pause := minReleaseWait; ; pause = min(2*pause, maxReleaseWait) {
-		err := request()
-		switch {
-		case err == nil || final(err):
-			return err
-		case s.Err() != nil:
-			return errors.Join(lock.ErrClosed, err)
-		case time.Since(began)+pause > unlockPatience:
-			return errors.Join(lock.ErrIndeterminate, err)
-		}
-		time.Sleep(pause)
+// release is tried. An error that is final is returned at once; otherwise it matches
+// lock.ErrIndeterminate, or lock.ErrClosed if the client is closing.
+func Insist(ctx context.Context, s *session.Session, request func(ctx context.Context) error, final func(error) bool) error {
+	err := s.Retry(ctx, patience, request, final)
+	if err == nil || final(err) || errors.Is(err, lock.ErrClosed) {
+		return err
 	}
+	return errors.Join(lock.ErrIndeterminate, err)
+}
+
+// cleanupPauses are the pauses before further releases of a claim that was not found: its
+// acquisition may still be on its way, on a connection that was given up.
+var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecond, time.Second, 3 * time.Second}
+
+// cleanUp releases a claim with an unknown outcome in the background, until its lease ends at
+// the latest. With again set it goes on after a release that found nothing, because an
+// acquisition may run after it. While the client is closing it blocks for one request.
+func (l *Lock) cleanUp(c Claim, again bool) {
+	misses := 0
+	l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) {
+		freed, err := l.p.Release(ctx, &c)
+		if err != nil || freed.State != NotHeld || !again || misses == len(cleanupPauses) {
+			return -1, err
+		}
+		misses++
+		return cleanupPauses[misses-1], nil
+	})
+}
+
+// leave removes the queue position of a claim that no longer waits, in the background. It is
+// retried for as long as the position may block others.
+func (l *Lock) leave(c Claim) {
+	l.s.CleanUp(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
+		return -1, l.p.(Positioned).Leave(ctx, &c)
+	})
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 const (
@@ -47,14 +49,15 @@ func (s *Session) Retry(ctx context.Context, patience time.Duration, request fun
 		case <-ctx.Done():
 		}
 		if ctx.Err() != nil {
-			return errors.Join(context.Cause(ctx), err)
+			return errors.Join(s.Err(), context.Cause(ctx), err)
 		}
 	}
 }
 
-// Cleanup removes what a request with an unknown outcome may have left. It makes one request
-// and returns the pause before the next, or a negative number if it is done.
-type Cleanup func(ctx context.Context) time.Duration
+// Cleanup removes what a request with an unknown outcome may have left. It makes one request,
+// and returns the pause before the next one, negative if there is none. After an error the
+// session repeats it, with growing pauses, unless the server refused it.
+type Cleanup func(ctx context.Context) (pause time.Duration, err error)
 
 // cleanups are the pending cleanups of a session. A few workers run them when they are due.
 type cleanups struct {
@@ -69,10 +72,10 @@ type cleanups struct {
 type pendingCleanup struct {
 	run        Cleanup
 	due, until time.Time
+	retryAfter time.Duration // an error
 }
 
-// CleanUp runs c in the background, at once and then after the pauses that it returns, for
-// d at most. When the session closes, each pending cleanup runs once more. If the session
+// CleanUp runs c in the background, at once and then after the pauses, for d at most. When the session closes, each pending cleanup runs once more. If the session
 // is closed already, c runs once before CleanUp returns.
 func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	now := time.Now()
@@ -83,13 +86,13 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 	closed := cs.workers == 0
 	if !closed {
-		cs.add(pendingCleanup{c, now, now.Add(d)})
+		cs.add(pendingCleanup{c, now, now.Add(d), MinPause})
 	}
 	cs.mu.Unlock()
 	if closed {
 		ctx, cancel := context.WithTimeout(context.Background(), lastCleanup)
 		defer cancel()
-		c(ctx)
+		_, _ = c(ctx)
 	}
 }
 
@@ -151,9 +154,13 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		cs.mu.Unlock()
 		runCtx, cancel := context.WithDeadline(runCtx, until)
 		reqCtx, end := s.Bounded(runCtx)
-		pause := p.run(reqCtx)
+		pause, err := p.run(reqCtx)
 		end()
 		cancel()
+		if err != nil && wire.OutcomeOf(err) != wire.Refused {
+			p.retryAfter = min(2*p.retryAfter, MaxPause)
+			pause = p.retryAfter
+		}
 		cs.mu.Lock()
 		if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) && !closing {
 			cs.add(p)

@@ -32,14 +32,14 @@ func TestCleanUpRepeats(t *testing.T) {
 		defer s.end()
 		began := time.Now()
 		var at []time.Duration
-		s.CleanUp(time.Minute, func(context.Context) time.Duration {
+		s.CleanUp(time.Minute, func(context.Context) (time.Duration, error) {
 			at = append(at, time.Since(began))
-			return time.Duration(3-len(at)) * time.Second // negative after the third
+			return time.Duration(3-len(at)) * time.Second, nil // negative after the third
 		})
 		var last time.Duration
-		s.CleanUp(10*time.Second, func(ctx context.Context) time.Duration {
+		s.CleanUp(10*time.Second, func(ctx context.Context) (time.Duration, error) {
 			last = time.Since(began)
-			return 3 * time.Second
+			return 3 * time.Second, nil
 		})
 		time.Sleep(time.Minute)
 		synctest.Wait()
@@ -56,12 +56,12 @@ func TestCleanUpsAreBounded(t *testing.T) {
 		var running, most, ran atomic.Int32
 		const n = maxCleanups + 3*cleanupsAtOnce
 		for range n {
-			s.CleanUp(time.Hour, func(context.Context) time.Duration {
+			s.CleanUp(time.Hour, func(context.Context) (time.Duration, error) {
 				most.Store(max(most.Load(), running.Add(1)))
 				time.Sleep(time.Second)
 				running.Add(-1)
 				ran.Add(1)
-				return -1
+				return -1, nil
 			})
 		}
 		time.Sleep(time.Hour)
@@ -78,23 +78,23 @@ func TestCleanUpWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := bare()
 		var interrupted, late, after bool
-		s.CleanUp(time.Minute, func(ctx context.Context) time.Duration {
+		s.CleanUp(time.Minute, func(ctx context.Context) (time.Duration, error) {
 			if !interrupted {
 				<-ctx.Done()
 				interrupted = true
 			} else {
 				late = ctx.Err() == nil
 			}
-			return time.Second
+			return time.Second, nil
 		})
 		runs := 0
-		s.CleanUp(time.Minute, func(context.Context) time.Duration { runs++; return 30 * time.Second })
+		s.CleanUp(time.Minute, func(context.Context) (time.Duration, error) { runs++; return 30 * time.Second, nil })
 		synctest.Wait()
 		s.end()
 		require.True(t, interrupted)
 		require.True(t, late)
 		require.Equal(t, 2, runs)
-		s.CleanUp(time.Minute, func(context.Context) time.Duration { after = true; return time.Second })
+		s.CleanUp(time.Minute, func(context.Context) (time.Duration, error) { after = true; return time.Second, nil })
 		require.True(t, after)
 		require.Zero(t, s.Running())
 	})

@@ -216,35 +216,26 @@ func outcomeOf(err error) (outcome string, failed bool) {
 	}
 }
 
-// Wait is a wait for a latch.
-type Wait struct{ span trace.Span }
-
-// StartWait begins the span of a wait for a latch.
-func (t *Telemetry) StartWait(ctx context.Context, l Lock) Wait {
+// StartWait begins the span of a wait for a latch under ctx, and returns the function that ends
+// it. Its error is nil if the latch was open, otherwise the cause of ctx or another error.
+func (t *Telemetry) StartWait(ctx context.Context, l Lock) (end func(attempts int, err error)) {
 	if t == nil {
-		return Wait{}
+		return func(int, error) {}
 	}
 	_, span := t.tracer.Start(ctx, "redlatch.wait", l.spanAttributes())
-	return Wait{span}
-}
-
-// End ends the span. err is nil if the latch was open, otherwise the cause of ctx or
-// another error.
-func (w Wait) End(ctx context.Context, attempts int, err error) {
-	if w.span == nil {
-		return
+	return func(attempts int, err error) {
+		outcome := "open"
+		switch {
+		case err == nil:
+		case ctx.Err() != nil:
+			outcome = "not_open"
+		default:
+			outcome = "error"
+			span.SetStatus(codes.Error, err.Error())
+		}
+		span.SetAttributes(outcomeKey.String(outcome), attemptsKey.Int(attempts))
+		span.End()
 	}
-	outcome := "open"
-	switch {
-	case err == nil:
-	case ctx.Err() != nil:
-		outcome = "not_open"
-	default:
-		outcome = "error"
-		w.span.SetStatus(codes.Error, err.Error())
-	}
-	w.span.SetAttributes(outcomeKey.String(outcome), attemptsKey.Int(attempts))
-	w.span.End()
 }
 
 // Hold is a hold in progress. A nil Hold reports nothing.
@@ -256,8 +247,9 @@ type Hold struct {
 	span  trace.Span
 }
 
-// StartHold begins the span of a hold, the parent of the work under it.
-func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, token int64) (context.Context, *Hold) {
+// StartHold begins the span of a hold, the parent of the work under it. A hold has an owner
+// or the id of a permit, and may have a fencing token.
+func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, permit string, token int64) (context.Context, *Hold) {
 	if t == nil {
 		return ctx, nil
 	}
@@ -265,21 +257,12 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, tok
 	if !owner.IsZero() {
 		of = append(of, ownerKey.String(owner.String()))
 	}
+	if permit != "" {
+		of = append(of, permitKey.String(permit))
+	}
 	if token != 0 {
 		of = append(of, tokenKey.Int64(token))
 	}
-	return t.startHold(ctx, l, of...)
-}
-
-// StartPermit is StartHold for a permit of a semaphore.
-func (t *Telemetry) StartPermit(ctx context.Context, l Lock, id string) (context.Context, *Hold) {
-	if t == nil {
-		return ctx, nil
-	}
-	return t.startHold(ctx, l, permitKey.String(id))
-}
-
-func (t *Telemetry) startHold(ctx context.Context, l Lock, of ...attribute.KeyValue) (context.Context, *Hold) {
 	h := &Hold{t: t, lock: l, attrs: t.attrsOf(l), start: time.Now()}
 	t.holds.Add(ctx, 1, h.attrs.with())
 	ctx, h.span = t.tracer.Start(ctx, "redlatch.hold", l.spanAttributes(of...))
@@ -326,14 +309,7 @@ func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) 
 	}
 }
 
-// HandOff counts a lock handed off within the process.
-func (h *Hold) HandOff(ctx context.Context) {
-	if h != nil {
-		h.t.handOffs.Add(ctx, 1, h.attrs.with())
-	}
-}
-
-// HandedOver counts semaphore requests served within the process.
+// HandedOver counts n acquisitions that were served within the process.
 func (t *Telemetry) HandedOver(ctx context.Context, l Lock, n int) {
 	if t != nil && n > 0 {
 		t.handOffs.Add(ctx, int64(n), t.attrsOf(l).with())
