@@ -83,11 +83,11 @@ func (q fairQueue) served(t *testing.T, all []*waiter) {
 			continue
 		}
 		w.e.gets(t, answers)
-		var behind []string
+		behind := []string{}
 		for _, next := range all[i+1:] {
 			behind = append(behind, next.owner)
 		}
-		queue := append([]string(nil), q.all(t)...)
+		queue := append([]string{}, q.all(t)...)
 		if _, ours := w.s.(goSide); ours && len(queue) > 0 && queue[0] == w.owner {
 			queue = queue[1:] // it has the lock from a caller of its process, and leaves the queue soon
 		}
