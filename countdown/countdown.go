@@ -36,6 +36,7 @@
 package countdown
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -192,10 +193,7 @@ func (l *Latch) waiting(err error) error {
 
 // check returns an error if no operation on the latch can succeed.
 func (l *Latch) check(ctx context.Context) error {
-	if l.err != nil {
-		return l.err
-	}
-	return l.s.Check(ctx)
+	return cmp.Or(l.err, l.s.Check(ctx))
 }
 
 // retryTimeout bounds the retries of a request.

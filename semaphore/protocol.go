@@ -1,6 +1,7 @@
 package semaphore
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -58,10 +59,7 @@ func (p *pool) expirable() bool { return p.id.Kind == kindExpirable }
 
 // check returns an error if no operation can succeed.
 func (p *pool) check(ctx context.Context) error {
-	if p.err != nil {
-		return p.err
-	}
-	return p.s.Check(ctx)
+	return cmp.Or(p.err, p.s.Check(ctx))
 }
 
 // enter precedes a request for a number of permits, or their release. Unless it reports true

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -36,11 +37,16 @@ func (a *alone) Lost(reason lock.Reason, cause error) {
 		return
 	}
 	last := c.drop(h)
+	if last {
+		// The work under it may not have noticed yet: the lock is left to Unlock, or to the end
+		// of the lease.
+		c.state = gone
+	}
 	c.mu.Unlock()
 	h.EndSpan(c.lock.s.Go)
 	if last {
-		// The work under it may not have noticed yet: the server's lease is left to end.
-		c.Lost(reason, cause)
+		c.lease.Forget()
+		c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 	}
 }
 

@@ -1,6 +1,7 @@
 package locking
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -43,10 +44,7 @@ func (l *Lock) Key() string { return l.key }
 
 // Check returns why no operation on the lock can work, or nil.
 func (l *Lock) Check(ctx context.Context) error {
-	if l.err != nil {
-		return l.err
-	}
-	return l.s.Check(ctx)
+	return cmp.Or(l.err, l.s.Check(ctx))
 }
 
 // Lock is lock.Locker's.
