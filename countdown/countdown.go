@@ -224,13 +224,13 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 			case err == nil && n < 0: // cancelled
 				id, next = wire.NewRequestID(), script
 				continue
-			case err != nil && wire.OutcomeOf(err) == wire.Unknown:
+			case wire.IsUnknown(err):
 				next = cancelScript
 			}
 			break
 		}
 		return err
-	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	}, wire.IsRefused)
 	if err == nil {
 		return int(min(n, math.MaxInt)), nil
 	}

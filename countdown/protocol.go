@@ -63,7 +63,7 @@ var (
 
 // temporary reports whether a failed read may succeed later.
 func temporary(err error) bool {
-	return wire.OutcomeOf(err) != wire.Refused && !errors.Is(err, errNoCount)
+	return !wire.IsRefused(err) && !errors.Is(err, errNoCount)
 }
 
 // parseCount returns the count, 0 if it is negative. It accepts only what the server

@@ -72,9 +72,7 @@ func open[H hold.Hold](ctx context.Context, opts []lock.Option, try bool,
 	if err != nil {
 		return nil, err
 	}
-	hd := &hold.Handle{Hold: h}
-	hd.Arm()
-	return hd, nil
+	return hold.NewHandle(h), nil
 }
 
 // groupHold is the common part of the holds on a Multi and a Red.

@@ -303,7 +303,7 @@ func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) 
 // refused reports whether err is a reply of the server that it would repeat.
 func refused(err error) bool {
 	reply := (*rueidis.RedisError)(nil)
-	return errors.As(err, &reply) && wire.OutcomeOf(reply) == wire.Refused
+	return errors.As(err, &reply) && wire.IsRefused(reply)
 }
 
 // multiHold is a hold on all members.

@@ -102,8 +102,7 @@ func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) 
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
 		session.Of[registry](e.s).Store(raw, p)
 		e.s.Watchdog.Watch(&p.lease, p, terms)
-		permits[i] = &Permit{p: p, handle: &hold.Handle{Hold: p}}
-		permits[i].handle.Arm()
+		permits[i] = &Permit{p: p, handle: hold.NewHandle(p)}
 	}
 	return permits
 }

@@ -258,12 +258,12 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 	if err == nil && (len(reply) == 0 || len(reply) == 2) { // a later request of the slot has run, or it is late
 		err = errTooLate
 	}
-	seq.mayHaveRun = seq.mayHaveRun || err != nil && wire.OutcomeOf(err) == wire.Unknown
+	seq.mayHaveRun = seq.mayHaveRun || wire.IsUnknown(err)
 	return reply, err
 }
 
 // final reports whether a request that failed with err would fail again.
-func final(err error) bool { return wire.OutcomeOf(err) == wire.Refused || errors.Is(err, errTooLate) }
+func final(err error) bool { return wire.IsRefused(err) || errors.Is(err, errTooLate) }
 
 // retry repeats a request until the server answers, ctx is done, or patience runs out. Along
 // with an error it returns the outcome of all attempts together.

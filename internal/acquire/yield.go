@@ -89,7 +89,8 @@ const (
 	try
 )
 
-// heard returns the reaction to a message, which is that of the own release first.
+// heard returns the reaction to a message. The first message after begin is about the release
+// of this process.
 func (y *yield) heard() reaction {
 	switch {
 	case !y.active:

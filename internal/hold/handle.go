@@ -23,12 +23,14 @@ type Hold interface {
 // the caller has dropped is collected.
 type Handle struct{ Hold }
 
-// Arm starts to detect that the handle was dropped. Unlock and Disarm end it.
-func (hd *Handle) Arm() {
+// NewHandle returns a handle of h that detects that it was dropped, until Unlock or Disarm.
+func NewHandle(h Hold) *Handle {
+	hd := &Handle{h}
 	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
+	return hd
 }
 
-// Disarm undoes Arm.
+// Disarm ends the detection.
 func (hd *Handle) Disarm() { runtime.SetFinalizer(hd, nil) }
 
 func (hd *Handle) dropped() {

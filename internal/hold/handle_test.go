@@ -42,7 +42,7 @@ func TestDroppedHandles(t *testing.T) {
 	drop := func(name string, use func(hd *hold.Handle)) {
 		hd := &hold.Handle{Hold: newFake(name, dropped)}
 		if name != "unarmed" {
-			hd.Arm()
+			hd = hold.NewHandle(hd.Hold)
 		}
 		use(hd)
 	}

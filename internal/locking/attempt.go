@@ -92,7 +92,7 @@ func (c *claim) acquired(sent time.Time, a Answer) {
 // failed turns the error of an attempt into what it means for the wait. c.mu is held.
 func (c *claim) failed(err error) error {
 	if c.lock.s.Err() != nil {
-		c.mayHaveRun = c.mayHaveRun || unknown(err) // and retire gives it back
+		c.mayHaveRun = c.mayHaveRun || wire.IsUnknown(err) // and retire gives it back
 		return errors.Join(lock.ErrClosed, err)
 	}
 	switch wire.OutcomeOf(err) {

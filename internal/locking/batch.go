@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -260,7 +261,7 @@ func releaseFree(free []freeing) {
 	for i, f := range free {
 		c := f.claim
 		if err != nil || !done[i] {
-			rest = append(rest, func() { f.alone(unknown(err)) })
+			rest = append(rest, func() { f.alone(wire.IsUnknown(err)) })
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})

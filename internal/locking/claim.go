@@ -10,7 +10,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/watchdog"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -353,6 +352,3 @@ func (c *claim) forgetPosition() {
 	}
 	c.queued = false
 }
-
-// unknown reports whether an error leaves open what the server has done.
-func unknown(err error) bool { return err != nil && wire.OutcomeOf(err) == wire.Unknown }

@@ -68,10 +68,8 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 	if err != nil {
 		return nil, err
 	}
-	h.Site = callsite.Here(2, 2) // skips this method, Lock or TryLock, and that of the kind
-	hd := &holds.Handle{Hold: h}
-	hd.Arm()
-	return hd, nil
+	h.Site = callsite.Here(2, 2) // above Lock or TryLock of this type and of its kind
+	return holds.NewHandle(h), nil
 }
 
 // TryOptions reads the options of a TryLock.

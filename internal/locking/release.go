@@ -176,7 +176,7 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 			a.Stands, err = l.p.Extend(ctx, &c.Claim, c.Lease)
 		}
 		return err
-	}, func(err error) bool { return wire.OutcomeOf(err) == wire.Refused })
+	}, wire.IsRefused)
 	if err != nil || !a.Stands {
 		return false, err
 	}
@@ -249,9 +249,9 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 	var freed Released
 	err := Insist(ctx, l.s, func(ctx context.Context) (err error) {
 		freed, err = l.p.Release(ctx, c)
-		mayHaveRun = mayHaveRun || unknown(err)
+		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
-	}, func(err error) bool { return l.s.Err() == nil && wire.OutcomeOf(err) == wire.Refused })
+	}, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
 	if errors.Is(err, lock.ErrIndeterminate) {
 		l.cleanUp(*c, false)
 	}

@@ -19,18 +19,18 @@ const (
 	// lastCleanup bounds how long Close waits for those that are still pending.
 	lastCleanup = time.Second
 
-	// MinPause and MaxPause bound the pauses between attempts of a request that is repeated.
+	// MinPause and maxPause bound the pauses between attempts of a request that is repeated.
 	MinPause = 20 * time.Millisecond
-	MaxPause = time.Second
+	maxPause = time.Second
 )
 
 // Retry makes a request that can be repeated, again and again until it succeeds, its error is
-// final, ctx is done, or another attempt would begin after patience. If the session closes, one
-// more attempt follows. The error is that of the last attempt and the reason to stop.
+// final, ctx is done, or another attempt would begin after patience. When the session closes,
+// Retry makes one more attempt. It returns the error of the last one, joined with the reason to stop.
 func (s *Session) Retry(ctx context.Context, patience time.Duration, request func(ctx context.Context) error,
 	final func(error) bool) error {
 	began := time.Now()
-	for pause := MinPause; ; pause = min(2*pause, MaxPause) {
+	for pause := MinPause; ; pause = min(2*pause, maxPause) {
 		closed := s.Err()
 		attempt, cancel := s.Bounded(ctx)
 		err := request(attempt)
@@ -157,8 +157,8 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		pause, err := p.run(reqCtx)
 		end()
 		cancel()
-		if err != nil && wire.OutcomeOf(err) != wire.Refused {
-			p.retryAfter = min(2*p.retryAfter, MaxPause)
+		if err != nil && !wire.IsRefused(err) {
+			p.retryAfter = min(2*p.retryAfter, maxPause)
 			pause = p.retryAfter
 		}
 		cs.mu.Lock()

@@ -38,6 +38,12 @@ func OutcomeOf(err error) Outcome {
 	return Unknown
 }
 
+// IsRefused reports whether err says that a request had no effect and would fail again.
+func IsRefused(err error) bool { return OutcomeOf(err) == Refused }
+
+// IsUnknown reports whether err leaves open what a request has done.
+func IsUnknown(err error) bool { return err != nil && OutcomeOf(err) == Unknown }
+
 // IsWrongType reports whether err is the server's error for a key of another type.
 func IsWrongType(err error) bool {
 	reply, ok := rueidis.IsRedisErr(err)
