@@ -58,8 +58,8 @@ func (g *group) check(ctx context.Context) error {
 	return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
 }
 
-// open is Lock, or TryLock if try is set, of a group that acquire acquires.
-func open[H hold.Hold](ctx context.Context, opts []lock.Option, try bool,
+// open is Lock, or TryLock if try is set, of the group g on those locks that acquire acquires.
+func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bool, on func() []hold.On,
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if try {
@@ -68,7 +68,11 @@ func open[H hold.Hold](ctx context.Context, opts []lock.Option, try bool,
 	if err != nil {
 		return nil, err
 	}
-	h, err := acquire(ctx, o, try || o.Bounded && o.Wait == 0)
+	once := try || o.Bounded && o.Wait == 0
+	if !once && g.check(ctx) == nil {
+		hold.WarnNested(ctx, g.s, g.info, 2, on()...)
+	}
+	h, err := acquire(ctx, o, once)
 	if err != nil {
 		return nil, err
 	}

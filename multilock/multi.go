@@ -12,6 +12,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -78,19 +79,30 @@ func (m *Multi) Name() string { return m.info.Name }
 // more; they are held until Unlock, or until their leases end. The hold's Owner is the owner
 // in ctx, or zero: each member has its own owner. The hold has no fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, opts, false, m.acquire)
+	return open(ctx, &m.group, opts, false, m.on, m.acquire)
 }
 
 // TryLock makes one attempt for each member and does not wait. If a member is held by
 // another owner, TryLock releases the others and returns an error that matches
 // lock.ErrNotAcquired. See Lock.
 func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, opts, true, m.acquire)
+	return open(ctx, &m.group, opts, true, m.on, m.acquire)
 }
 
 // Do runs fn while it holds all members. See lock.Locker.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, m, fn, opts...)
+}
+
+// on identifies the members.
+func (m *Multi) on() (on []hold.On) {
+	for _, l := range m.locks {
+		on = append(on, l.On())
+	}
+	for _, r := range m.reds {
+		on = append(on, r.on()...)
+	}
+	return on
 }
 
 // checkOwner returns an error if the members do not record their owners.
@@ -323,6 +335,14 @@ func (m *Multi) begin(ctx context.Context, holds []locking.GroupHold) *multiHold
 		member.Watch(h, member.Name())
 	}
 	return h
+}
+
+// Context implements lock.Hold.
+func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
+
+// Blocks implements hold.Blocker.
+func (h *multiHold) Blocks(on hold.On, owner lock.Owner) bool {
+	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.m.on(), on) && h.Held()
 }
 
 // Dropped implements hold.Hold.

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -121,20 +123,23 @@ func (r *Red) Name() string { return r.info.Name }
 // a type of another module. The hold's Owner is the owner in ctx, or zero. The hold has no
 // fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, opts, false, r.acquire)
+	return open(ctx, &r.group, opts, false, r.on, r.acquire)
 }
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
 // and returns an error that matches lock.ErrNotAcquired. It blocks until the outcome is
 // certain, for at most twice the time set by WithTimeout. See Lock.
 func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, opts, true, r.acquire)
+	return open(ctx, &r.group, opts, true, r.on, r.acquire)
 }
 
 // Do runs fn while it holds the lock. See lock.Locker.
 func (r *Red) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, r, fn, opts...)
 }
+
+// on identifies the Redlock.
+func (r *Red) on() []hold.On { return []hold.On{{Client: r.s.ID, Kind: r.key.Kind, Key: r.key.Name}} }
 
 // splitBackoff is the pause after n attempts in a row without a majority. It is random, so
 // that contenders that split the votes return at different times.
@@ -214,6 +219,14 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 		return errors.Join(lock.ErrNotAcquired, h.Unlock(ctx))
 	}
 	return nil
+}
+
+// Context implements lock.Hold.
+func (h *redHold) Context() context.Context { return h.ContextOf(h) }
+
+// Blocks implements hold.Blocker.
+func (h *redHold) Blocks(on hold.On, owner lock.Owner) bool {
+	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.r.on(), on) && h.Held()
 }
 
 // Dropped implements hold.Hold.

@@ -27,6 +27,11 @@
 // compete as with rlock: the first attempt decides by chance, and a process that has passed
 // the lock on between its writers a bounded number of times lets others in.
 //
+// A goroutine that holds the read lock must not acquire it again without an owner: if a writer
+// waits in between, the second acquisition waits behind the writer, and the writer for the
+// first, as with a [sync.RWMutex]. Where reads nest, use lock.WithOwner for both. Lock logs a
+// warning when its context comes from a hold on the same lock.
+//
 // Java clients ignore the registration. Their readers enter whenever the lock is in read mode
 // and can starve any writer. Readers of either side can starve a Java writer.
 package rwlock

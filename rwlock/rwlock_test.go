@@ -266,6 +266,30 @@ func TestReentryDoesNotWaitBehindTheQueue(t *testing.T) {
 	})
 }
 
+// A second read lock waits behind a waiting writer, which waits for the first, as with a
+// sync.RWMutex. One owner for both reads ends that.
+func TestANestedReadWaitsForItself(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		h := mustLockAs(t, named(t, c), reading(c, "orders"))
+		entered, leave := inBackground(t.Context(), writing(c, "orders"))
+		harness.Waits(t, 1, c)
+		ctx, cancel := context.WithCancel(lock.WithOwner(h.Context(), lock.Owner{}))
+		nested := harness.StartLock(t, ctx, reading(c, "orders"))
+		harness.Waits(t, 2, c)
+		again, err := reading(c, "orders").Lock(h.Context())
+		require.NoError(t, err)
+		require.True(t, nested.Running())
+		cancel()
+		require.ErrorIs(t, nested.EndWithin(soon), lock.ErrNotAcquired)
+		unlock(t, again)
+		require.Empty(t, entered)
+		unlock(t, h)
+		enters(t, entered, beforePolls)
+		close(leave)
+	})
+}
+
 // fields returns the hash of the lock orders.
 func fields(t *testing.T, s *testserver.Server) map[string]string {
 	t.Helper()

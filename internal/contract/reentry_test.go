@@ -2,6 +2,7 @@ package contract_test
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -60,6 +61,47 @@ func TestReentryIsRefused(t *testing.T) {
 		}
 		require.NoError(t, h.Unlock(ctx)) // one is enough
 		require.False(t, harness.IsLocked(t, l))
+	})
+}
+
+// Lock under a hold on the same lock logs once that it may wait for itself.
+func TestLockUnderItsOwnHoldWarns(t *testing.T) {
+	locks := func(k kind) bool { return k.owned || k.name == "multi" || k.name == "red" }
+	eachKind(t, locks, func(t *testing.T, s *testserver.Server, k kind) {
+		var log harness.Log
+		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
+		l := k.of(c, "orders")
+		under := func(ctx context.Context) {
+			for range 2 {
+				h, err := l.Lock(ctx, lock.Wait(time.Millisecond))
+				if err == nil {
+					require.NoError(t, h.Unlock(ctx))
+				} else {
+					require.ErrorIs(t, err, lock.ErrNotAcquired)
+				}
+			}
+		}
+		const warning = "wait for itself"
+		outer := mustLock(t, t.Context(), l)
+		require.ErrorIs(t, only(k.rival(c, "orders").TryLock(outer.Context())), lock.ErrNotAcquired)
+		other := mustLock(t, outer.Context(), c.Lock("another"))
+		under(t.Context())
+		require.NotContains(t, log.String(), warning)
+		under(other.Context())
+		require.Equal(t, 1, strings.Count(log.String(), warning), log.String())
+		require.Contains(t, log.String(), "orders")
+		require.Regexp(t, `held=.*kinds_test\.go:.*called=.*reentry_test\.go:`, log.String()) // mustLock, and under
+		require.NoError(t, outer.Unlock(t.Context()))
+		under(other.Context())
+		if k.rival(c, "orders").Name() == "orders" && !k.once {
+			owned := lock.WithOwner(t.Context(), c.NewOwner())
+			h := mustLock(t, owned, l)
+			again := mustLock(t, h.Context(), l)
+			require.NoError(t, again.Unlock(owned))
+			require.NoError(t, h.Unlock(owned))
+		}
+		require.Equal(t, 1, strings.Count(log.String(), warning), log.String())
+		require.NoError(t, other.Unlock(t.Context()))
 	})
 }
 

@@ -88,6 +88,15 @@ func (h *hold) current(op string) error {
 	return h.Err(op, h.Name())
 }
 
+// Context implements lock.Hold.
+func (h *hold) Context() context.Context { return h.ContextOf(h) }
+
+// Blocks implements holds.Blocker.
+func (h *hold) Blocks(on holds.On, owner lock.Owner) bool {
+	c := h.claim
+	return on == c.lock.On() && (owner.IsZero() || owner != c.owner) && h.Held()
+}
+
 // Remaining implements lock.Hold.
 func (h *hold) Remaining() time.Duration {
 	c := h.claim

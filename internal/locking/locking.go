@@ -50,7 +50,11 @@ func (l *Lock) Check(ctx context.Context) error {
 // Lock is lock.Locker's.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
-	return l.handle(ctx, o, o.Bounded && o.Wait == 0, err)
+	once := o.Bounded && o.Wait == 0
+	if err == nil && !once && l.Check(ctx) == nil {
+		holds.WarnNested(ctx, l.s, l.described(), 1, l.On())
+	}
+	return l.handle(ctx, o, once, err)
 }
 
 // TryLock is lock.Locker's.
@@ -269,6 +273,11 @@ func (l *Lock) described() telemetry.Lock {
 
 // sameKind reports whether other, of the same name, is of the same kind.
 func (l *Lock) sameKind(other *Lock) bool { return l.p.Traits().Kind == other.p.Traits().Kind }
+
+// On identifies the lock. Locks of kinds that exclude each other have the same identity.
+func (l *Lock) On() holds.On {
+	return holds.On{Client: l.s.ID, Kind: l.p.Traits().Queue, Key: l.key}
+}
 
 func (l *Lock) queueKey() acquire.Key {
 	return acquire.Key{Kind: l.p.Traits().Queue, Name: l.key}

@@ -1,0 +1,68 @@
+package hold
+
+import (
+	"context"
+	"sync"
+
+	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// On identifies a lock in this process.
+type On struct{ Client, Kind, Key string }
+
+// Blocker is a hold that makes other acquisitions wait.
+type Blocker interface {
+	// Blocks reports whether an acquisition of that lock by owner, which may be zero, waits for
+	// the end of the hold. It does not unless the hold is held.
+	Blocks(on On, owner lock.Owner) bool
+}
+
+// nested is a value of the context of a hold.
+type nested struct {
+	hold  Blocker
+	site  *callsite.Site
+	outer *nested // of the context that the hold was acquired with, or nil
+}
+
+type nestedKey struct{}
+
+// ContextOf is Context for the hold that embeds s, so that WarnNested finds it.
+func (s *State) ContextOf(h Blocker) context.Context {
+	s.mu.Lock()
+	if s.cancel == nil {
+		outer, _ := s.ctx.Value(nestedKey{}).(*nested)
+		s.ctx = context.WithValue(s.ctx, nestedKey{}, &nested{h, &s.Site, outer})
+	}
+	s.mu.Unlock()
+	return s.Context()
+}
+
+// WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of one of
+// those locks, which are l: the acquisition waits for its own caller. It logs once for each pair of call
+// sites. It skips that many frames above its caller to find the second one.
+func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, skip int, locks ...On) {
+	n, _ := ctx.Value(nestedKey{}).(*nested)
+	if n == nil {
+		return
+	}
+	owner, _ := lock.OwnerFrom(ctx)
+	for ; n != nil; n = n.outer {
+		for _, on := range locks {
+			if n.hold.Blocks(on, owner) {
+				n.warn(s, l, callsite.Here(1+skip, 3))
+				return
+			}
+		}
+	}
+}
+
+func (n *nested) warn(s *session.Session, l telemetry.Lock, called callsite.Site) {
+	type warned struct{ sync.Map }
+	if _, before := session.Of[warned](s).LoadOrStore([2]callsite.Site{*n.site, called}, true); !before {
+		s.Logger.Warn("redlatch: Lock was called under a hold on the same lock, and may wait for itself; lock.WithOwner permits re-entry",
+			"name", l.Name, "kind", l.Kind, "held", n.site.String(), "called", called.String())
+	}
+}
