@@ -84,11 +84,8 @@ const (
 	// defaultResponseTimeout bounds connecting and waiting for a reply. It is well
 	// under a third of the default lease.
 	defaultResponseTimeout = 3 * time.Second
-	// maxResponseTimeout is the longest timeout of a connection for which requests need
-	// no timeout of their own.
-	maxResponseTimeout  = 5 * time.Second
-	defaultRedirections = 16
-	sentinelRefresh     = 5 * time.Second
+	defaultRedirections    = 16
+	sentinelRefresh        = 5 * time.Second
 )
 
 // New connects with the given options and returns a client that owns the connection. It
@@ -127,7 +124,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if err != nil {
 		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
 	}
-	if opt.ConnWriteTimeout <= maxResponseTimeout && opt.Dialer.KeepAlive >= 0 {
+	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
 		cfg.ReplyTimeout = 0 // the connection's timeout suffices
 	}
 	c, err := start(ctx, conn, cfg)

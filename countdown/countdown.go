@@ -213,7 +213,7 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	start, id, next := time.Now(), wire.NewRequestID(), script
 	var n int64
 	var err error
-	err = l.s.Retry(ctx, retryTimeout, func(ctx context.Context) error {
+	err = l.s.Retry(ctx, start.Add(retryTimeout), func(ctx context.Context) error {
 		for next != cancelScript || l.s.Err() == nil { // a closing client leaves the outcome unknown
 			keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, id)}
 			n, err = next.Exec(ctx, l.s.Client, keys, args).AsInt64()

@@ -39,6 +39,10 @@ import (
 // Locker is a lock of any kind; each side of a read-write lock is one. A Locker is an
 // immutable value: it can be shared, copied and created again at will. Its methods are
 // safe for concurrent use. The state of one acquisition is in its [Hold].
+//
+// Every method that takes a context returns when that ends, even if the server does not
+// answer, and leaves the rest to the background. Only Unlock and the releases of
+// semaphores try for up to 5 s more.
 type Locker interface {
 	// Name returns the name that was passed to the client.
 	Name() string
@@ -108,10 +112,7 @@ type Hold interface {
 	Extend(ctx context.Context, lease time.Duration) error
 
 	// Unlock ends the hold and releases the lock. It tries even if ctx is done, and
-	// blocks until the server has answered. It starts retries for up to 5 s, and each
-	// may take as long as the connection allows (3 s if the client made it). If other
-	// callers of this process held the lock just before or wait for it, that may
-	// triple: their requests are batched and sent one after the other.
+	// blocks until the server has answered, for 5 s at most.
 	//
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches
 	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if that

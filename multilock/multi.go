@@ -158,7 +158,8 @@ const (
 	memberWait = 5 * time.Second
 	// maxPause is the longest pause before the acquisition starts over.
 	maxPause = 50 * time.Millisecond
-	// maxUndo bounds how long a failed acquisition waits for the release of its members.
+	// maxUndo bounds how long a failed acquisition waits for the release of its members while
+	// its wait is not over.
 	maxUndo = time.Second
 )
 
@@ -196,7 +197,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		if err == nil && openCtx.Err() == nil {
 			return m.begin(ctx, a.got), nil
 		}
-		undoErr := m.undo(ctx, a.got)
+		undoErr := m.undo(waitCtx, a.got)
 		if errors.Is(err, errRestart) && !once {
 			a.waited = true
 			select {
@@ -218,20 +219,14 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 
 // undo releases the members that a failed acquisition holds.
 func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
-	done := make(chan error, 1)
-	release := func(context.Context) {
+	err := m.s.Undo(ctx, maxUndo, func() error {
 		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
-		done <- errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
+		return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
+	})
+	if err == lock.ErrIndeterminate { // it goes on
+		err = fmt.Errorf("%w: release %q", err, m.info.Name)
 	}
-	if !m.s.Go(release) { // the client is closing and waits for this call
-		release(ctx)
-	}
-	select {
-	case err := <-done:
-		return err
-	case <-time.After(maxUndo):
-		return fmt.Errorf("%w: release %q", lock.ErrIndeterminate, m.info.Name)
-	}
+	return err
 }
 
 // acquisition is the state of an acquisition.

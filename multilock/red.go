@@ -214,9 +214,9 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	case !watched || h.r.s.Err() != nil:
 		return errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.Unlock(ctx))
+		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlockSoon(ctx))
 	case time.Since(h.sent) >= terms.TTL:
-		return errors.Join(lock.ErrNotAcquired, h.Unlock(ctx))
+		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
 	}
 	return nil
 }
@@ -227,6 +227,11 @@ func (h *redHold) Context() context.Context { return h.ContextOf(h) }
 // Blocks implements hold.Blocker.
 func (h *redHold) Blocks(on hold.On, owner lock.Owner) bool {
 	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.r.on(), on) && h.Held()
+}
+
+// unlockSoon unlocks a hold that its caller does not get, in the background if that takes long.
+func (h *redHold) unlockSoon(ctx context.Context) error {
+	return h.r.s.Undo(ctx, locking.Patience, func() error { return h.Unlock(ctx) })
 }
 
 // Dropped implements hold.Hold.

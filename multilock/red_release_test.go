@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -85,6 +86,29 @@ func TestRedSlowRelease(t *testing.T) {
 		_, err = w.red(fakes).TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.Equal(t, 2*redQuick+redPatience, time.Since(began))
+		w.drain(fakes)
+
+		// Nor longer than a moment after its caller has left.
+		const moment = 20 * time.Millisecond
+		fakes = w.fakes(redYes, later, later)
+		fakes[0].unlock = slow
+		ctx, cancel := context.WithTimeout(t.Context(), 3*redQuick)
+		defer cancel()
+		began = time.Now()
+		_, err = w.red(fakes).TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.Equal(t, 3*redQuick+moment, time.Since(began))
+		w.drain(fakes)
+
+		// Unlock ends although a majority is silent.
+		fakes = w.fakes(redYes, redYes, redYes)
+		fakes[0].unlock, fakes[1].unlock = slow, slow
+		h, err = w.red(fakes).Lock(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		began = time.Now()
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrIndeterminate)
+		require.Equal(t, locking.Patience, time.Since(began))
 		w.drain(fakes)
 	})
 }

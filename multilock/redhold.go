@@ -35,12 +35,12 @@ func (h *redHold) Unlock(ctx context.Context) error {
 	}
 	h.Lease.Forget()
 	ctx, released := h.StartRelease(ctx)
-	return h.Released(released, h.pass(ctx))
+	return h.Released(released, h.pass(ctx, time.Now().Add(locking.Patience)))
 }
 
 // pass hands the members to the next local waiter if that can take them over, and otherwise
 // releases them.
-func (h *redHold) pass(ctx context.Context) error {
+func (h *redHold) pass(ctx context.Context, by time.Time) error {
 	var batch *locking.Batch
 	passed := h.r.queues().Pass(h.r.key, h, func(next *redHold) bool {
 		if !h.passable.Load() || !next.passable.Load() {
@@ -51,7 +51,7 @@ func (h *redHold) pass(ctx context.Context) error {
 		}
 		sent, trusted := h.cohort.Trusted()
 		if trusted {
-			batch = h.cohort.Enqueue()
+			batch = h.cohort.Enqueue(by)
 			next.round, next.cohort, next.sent = h.round, h.cohort, sent
 		}
 		return trusted
@@ -60,7 +60,7 @@ func (h *redHold) pass(ctx context.Context) error {
 		h.r.s.Telemetry.HandedOver(ctx, h.r.info, 1)
 		return h.confirm(ctx, batch)
 	}
-	receivers, err := h.release(ctx)
+	receivers, err := h.release(ctx, by)
 	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
 	return err
 }
@@ -69,8 +69,8 @@ func (h *redHold) pass(ctx context.Context) error {
 // a majority, the hold that has them now is lost too. If only a minority is unavailable, Unlock
 // does not wait for it, and the lock is neither lost nor passed on.
 func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
-	err := h.cohort.Confirm(batch, func() error {
-		return locking.Insist(ctx, h.r.s, func(ctx context.Context) error {
+	err := h.cohort.Confirm(batch, func(by time.Time) error {
+		return locking.Insist(ctx, by, h.r.s, func(ctx context.Context) error {
 			return extendMajorities(ctx, []*redHold{h}, h.ttl, true)[0]
 		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, errMinorityAway) })
 	})
@@ -95,7 +95,7 @@ func (h *redHold) undo(ctx context.Context) {
 		h.round.release(ctx)
 		return
 	}
-	release := func(context.Context) { _, _ = h.release(ctx) }
+	release := func(context.Context) { _, _ = h.release(ctx, time.Now().Add(locking.Patience)) }
 	if !h.r.s.Go(release) {
 		release(ctx) // clients of members may still be open
 	}
@@ -103,14 +103,16 @@ func (h *redHold) undo(ctx context.Context) {
 
 // release releases all members and returns when a majority of the servers is free. It answers
 // for the holds that have passed them on. receivers is as in acquire.Release.
-func (h *redHold) release(ctx context.Context) (receivers int, err error) {
-	err = h.cohort.Release(func() error {
+func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err error) {
+	err = h.cohort.Release(by, func(by time.Time) error {
 		t := h.round.release(ctx)
+		limit, cancel := context.WithDeadline(ctx, by)
+		defer cancel()
 		free := func() int { return len(h.r.members) - t.open - len(t.errs) }
 		held := t.open
-		t.wait(ctx, func() bool { return free() >= h.r.quorum })
-		others, cancel := context.WithTimeout(ctx, grace)
-		defer cancel()
+		t.wait(limit, func() bool { return free() >= h.r.quorum })
+		others, stop := context.WithTimeout(limit, grace)
+		defer stop()
 		t.wait(others, nil)
 		receivers = t.receivers
 		if h.r.channel == "" || t.counted < len(h.r.members) {

@@ -54,7 +54,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		h.sent = sent
 		return acquire.Verdict{Acquired: true}, nil
 	}
-	err := h.undoRound(decided)
+	err := h.undoRound(ctx, decided)
 	switch {
 	case duplicates != nil:
 		return acquire.Verdict{}, duplicates
@@ -100,9 +100,10 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 }
 
 // undoRound releases the members of a round without a majority, and waits for that no
-// longer than for a server. It returns an error if another round is pointless.
-func (h *redHold) undoRound(decided bool) error {
-	limit, cancel := context.WithTimeout(context.Background(), h.r.serverTimeout(h.ttl))
+// longer than for a server, or a moment after ctx has ended. It returns an error if another
+// round is pointless.
+func (h *redHold) undoRound(ctx context.Context, decided bool) error {
+	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
 	if released := h.round.release(limit); released.open == 0 {
 		h.split = 0

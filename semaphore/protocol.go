@@ -269,7 +269,11 @@ func final(err error) bool { return wire.IsRefused(err) || errors.Is(err, errToo
 // with an error it returns the outcome of all attempts together.
 func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence, script *wire.Script, args []string) (
 	reply []int64, outcome wire.Outcome, err error) {
-	err = p.s.Retry(ctx, patience, func(ctx context.Context) (err error) {
+	var by time.Time // or one attempt
+	if patience > 0 {
+		by = time.Now().Add(patience)
+	}
+	err = p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
 		reply, err = p.exec(ctx, script, seq, args)
 		if outcome = wire.OutcomeOf(err); seq.mayHaveRun {
 			outcome = wire.Unknown

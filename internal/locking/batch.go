@@ -272,5 +272,5 @@ func releaseFree(free []freeing) {
 
 // alone releases the claim by itself.
 func (f freeing) alone(mayHaveRun bool) {
-	*f.err = f.Released(f.released, f.claim.giveBack(f.ctx, false, mayHaveRun))
+	*f.err = f.Released(f.released, f.claim.giveBack(f.ctx, f.by, false, mayHaveRun))
 }

@@ -132,19 +132,24 @@ func (c *claim) stand(ctx context.Context) (*hold, error) {
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case time.Since(c.sent) >= c.Lease:
 		// This process slept through the lease.
-		return nil, errors.Join(lock.ErrNotAcquired, h.Unlock(ctx))
+		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
 	}
 	return h.checked(ctx)
 }
 
+// undo unlocks a hold that its caller does not get, in the background if that takes long.
+func (h *hold) undo(ctx context.Context) error {
+	return h.claim.lock.s.Undo(ctx, Patience, func() error { return h.Unlock(ctx) })
+}
+
 // checked returns a hold just made, unless its caller has left or the client is being
-// closed.
+// closed. A member's group releases it then.
 func (h *hold) checked(ctx context.Context) (*hold, error) {
 	switch {
 	case h.claim.lock.s.Err() != nil: // Close waits for this
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
-	case ctx.Err() != nil:
-		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.Unlock(ctx))
+	case ctx.Err() != nil && !h.member:
+		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.undo(ctx))
 	}
 	return h, nil
 }
@@ -179,7 +184,7 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	c.mu.Unlock()
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {
-			_ = h.Unlock(ctx)
+			_ = h.undo(ctx)
 			switch {
 			case err == errGone:
 			case ctx.Err() != nil:

@@ -32,7 +32,8 @@ type Cohort struct {
 
 // Batch is the holds that share one request.
 type Batch struct {
-	ask  func() error
+	ask  func(by time.Time) error
+	by   time.Time     // when the first of them has to have an answer
 	lead chan struct{} // has room for one; its receiver sends the request
 	done chan struct{} // closed when err is the answer
 	err  error
@@ -46,25 +47,28 @@ const trust = 20 * time.Millisecond
 // when that was sent.
 func NewCohort(confirmed time.Time) *Cohort { return &Cohort{confirmed: confirmed} }
 
-// Enqueue adds a hold to the next request. It is called before the claim is passed on,
-// because the next hold may end before this one asks.
-func (c *Cohort) Enqueue() *Batch {
+// Enqueue adds a hold that has to have an answer by then to the next request. It is called
+// before the claim is passed on, because the next hold may end before this one asks.
+func (c *Cohort) Enqueue(by time.Time) *Batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.enqueue()
+	return c.enqueue(by)
 }
 
-func (c *Cohort) enqueue() *Batch {
+func (c *Cohort) enqueue(by time.Time) *Batch {
 	if c.next == nil {
-		c.next = &Batch{lead: make(chan struct{}, 1), done: make(chan struct{})}
+		c.next = &Batch{by: by, lead: make(chan struct{}, 1), done: make(chan struct{})}
+	}
+	if by.Before(c.next.by) {
+		c.next.by = by
 	}
 	return c.next
 }
 
 // Confirm returns nil if the claim stood, and an error that matches lock.ErrLost if it was
-// gone. It calls ask unless another hold of the batch does, and blocks for two requests at
-// most.
-func (c *Cohort) Confirm(b *Batch, ask func() error) error {
+// gone. It calls ask, with the time by which that has to return, unless another hold of the
+// batch does. It blocks for two requests at most.
+func (c *Cohort) Confirm(b *Batch, ask func(by time.Time) error) error {
 	c.mu.Lock()
 	if b.ask == nil {
 		b.ask = ask
@@ -74,12 +78,12 @@ func (c *Cohort) Confirm(b *Batch, ask func() error) error {
 
 // Release is Confirm for the last hold: release gives the claim back, and its result answers
 // for the holds that passed it on before.
-func (c *Cohort) Release(release func() error) error {
+func (c *Cohort) Release(by time.Time, release func(by time.Time) error) error {
 	if c == nil {
-		return release()
+		return release(by)
 	}
 	c.mu.Lock()
-	b := c.enqueue()
+	b := c.enqueue(by)
 	b.ask = release
 	return c.run(b)
 }
@@ -127,7 +131,7 @@ func (c *Cohort) request(b *Batch) {
 		}
 		close(b.done)
 	}()
-	b.err = b.ask()
+	b.err = b.ask(b.by)
 }
 
 // errPanicked is for the other holds of a batch whose request has panicked in user code.

@@ -23,7 +23,7 @@ type slow struct {
 
 func newSlow() slow { return slow{make(chan struct{}), make(chan error)} }
 
-func (s slow) ask() error {
+func (s slow) ask(time.Time) error {
 	close(s.sent)
 	return <-s.answer
 }
@@ -32,15 +32,15 @@ func TestOneRequestAnswersForAllWhoPassedOnBefore(t *testing.T) {
 	r := locking.NewCohort(time.Now())
 	first, second := newSlow(), newSlow()
 	results := make(chan error, 3)
-	confirm := func(l *locking.Batch, ask func() error) { go func() { results <- r.Confirm(l, ask) }() }
-	confirm(r.Enqueue(), first.ask)
+	confirm := func(l *locking.Batch, ask func(time.Time) error) { go func() { results <- r.Confirm(l, ask) }() }
+	confirm(r.Enqueue(time.Time{}), first.ask)
 	<-first.sent
-	a, b := r.Enqueue(), r.Enqueue()
+	a, b := r.Enqueue(time.Time{}), r.Enqueue(time.Time{})
 	confirm(a, second.ask)
 	first.answer <- nil
 	require.NoError(t, <-results)
 	<-second.sent
-	confirm(b, func() error { panic("b has joined before the second was sent") })
+	confirm(b, func(time.Time) error { panic("b has joined before the second was sent") })
 	gone := &lock.LostError{}
 	second.answer <- gone
 	require.Equal(t, error(gone), <-results)
@@ -54,13 +54,13 @@ func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
 	r := locking.NewCohort(time.Now())
 	first := newSlow()
 	result := make(chan error, 1)
-	l := r.Enqueue()
+	l := r.Enqueue(time.Time{})
 	go func() { result <- r.Confirm(l, first.ask) }()
 	<-first.sent
-	late := r.Enqueue()
+	late := r.Enqueue(time.Time{})
 	failed := errors.New("failed")
 	finished := make(chan error, 1)
-	go func() { finished <- r.Release(func() error { return failed }) }()
+	go func() { finished <- r.Release(time.Time{}, func(time.Time) error { return failed }) }()
 	select {
 	case <-finished:
 		require.Fail(t, "the claim was given back while somebody asked for it")
@@ -69,7 +69,7 @@ func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
 	first.answer <- nil
 	require.NoError(t, <-result)
 	require.Equal(t, failed, <-finished)
-	require.Equal(t, failed, r.Confirm(late, func() error { panic("it is over") }))
+	require.Equal(t, failed, r.Confirm(late, func(time.Time) error { panic("it is over") }))
 	require.False(t, r.Gone())
 }
 
@@ -78,11 +78,27 @@ func TestAClaimIsTrustedForAShortTime(t *testing.T) {
 	_, ok := r.Trusted()
 	require.False(t, ok)
 	before := time.Now()
-	require.NoError(t, r.Confirm(r.Enqueue(), func() error { return nil }))
+	require.NoError(t, r.Confirm(r.Enqueue(time.Time{}), func(time.Time) error { return nil }))
 	confirmed, _ := r.Trusted()
 	require.False(t, confirmed.Before(before))
 	_, ok = locking.NewCohort(time.Now().Add(time.Hour)).Trusted()
 	require.True(t, ok)
+}
+
+func TestARequestEndsInTimeForAllOfItsHolds(t *testing.T) {
+	first, second := time.Now().Add(time.Second), time.Now().Add(time.Minute)
+	r := locking.NewCohort(time.Now())
+	b := r.Enqueue(second)
+	require.NoError(t, r.Release(first, func(by time.Time) error {
+		require.Equal(t, first, by)
+		return nil
+	}))
+	r.Enqueue(first)
+	require.NoError(t, r.Confirm(r.Enqueue(second), func(by time.Time) error {
+		require.Equal(t, first, by)
+		return nil
+	}))
+	require.NoError(t, r.Confirm(b, nil))
 }
 
 // TestCohorts has claims run through many hands: what answers for a hand has begun after it
@@ -96,7 +112,7 @@ func TestCohorts(t *testing.T) {
 			running  atomic.Int64
 			wg       sync.WaitGroup
 		)
-		ask := func() error {
+		ask := func(by time.Time) error {
 			assert.Equal(t, int64(1), running.Add(1), "one at a time")
 			assert.False(t, over.Load(), "after the end")
 			requests.Add(1)
@@ -114,16 +130,16 @@ func TestCohorts(t *testing.T) {
 				switch {
 				case left == 0: // it is over
 				case left == 1:
-					assert.NoError(t, r.Release(func() error {
-						err := ask()
+					assert.NoError(t, r.Release(time.Time{}, func(by time.Time) error {
+						err := ask(by)
 						over.Store(true)
 						return err
 					}))
 				default:
 					before := requests.Load()
-					l := r.Enqueue()
+					l := r.Enqueue(time.Time{})
 					if rand.N(4) == 0 { // the heir had left
-						l = r.Enqueue()
+						l = r.Enqueue(time.Time{})
 					}
 					baton <- left - 1
 					assert.NoError(t, r.Confirm(l, ask))

@@ -169,7 +169,7 @@ func (h *hold) Unlock(ctx context.Context) error {
 		return err
 	}
 	if e.last {
-		err = h.claim.release(e.ctx, h)
+		err = h.claim.release(e.ctx, e.by, h)
 	}
 	return e.Released(e.released, err)
 }
@@ -179,6 +179,7 @@ type ending struct {
 	*hold
 	last     bool            // hold of its claim, which is to be released
 	ctx      context.Context // of its requests
+	by       time.Time       // when Unlock has to return
 	released func(error)     // ends the span of the release
 }
 
@@ -196,14 +197,16 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 		}
 	case errors.Is(err, lock.ErrLost) && c.state == gone:
 		// Should the server still keep it.
-		c.lock.s.Go(func(ctx context.Context) { _ = c.cohort.Release(func() error { return c.free(ctx) }) })
+		c.lock.s.Go(func(ctx context.Context) {
+			_ = c.cohort.Release(time.Now().Add(Patience), func(by time.Time) error { return c.free(ctx, by) })
+		})
 	}
 	c.mu.Unlock()
 	if err != nil {
 		return ending{}, err
 	}
 	ctx, end := h.StartRelease(ctx)
-	return ending{h, last, ctx, end}, nil
+	return ending{h, last, ctx, time.Now().Add(Patience), end}, nil
 }
 
 // Dropped implements holds.Hold.

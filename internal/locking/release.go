@@ -12,21 +12,21 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// patience bounds Unlock's retries.
-const patience = 5 * time.Second
+// Patience bounds Unlock.
+const Patience = 5 * time.Second
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
-// its last hold, has ended.
-func (c *claim) release(ctx context.Context, h *hold) error {
+// its last hold, has ended. All of its requests together end by then.
+func (c *claim) release(ctx context.Context, by time.Time, h *hold) error {
 	if !c.lock.q.Waited(c.lock.queueKey()) {
-		return c.end(ctx, false)
+		return c.end(ctx, by, false)
 	}
-	return c.passOn(ctx, h)
+	return c.passOn(ctx, by, h)
 }
 
 // passOn gives the claim to a waiter first, and then asks the server whether it stood, unless
 // the question has to come first.
-func (c *claim) passOn(ctx context.Context, h *hold) error {
+func (c *claim) passOn(ctx context.Context, by time.Time, h *hold) error {
 	var (
 		batch *Batch
 		left  func() // removes what the waiter has left on the server
@@ -43,7 +43,7 @@ func (c *claim) passOn(ctx context.Context, h *hold) error {
 				return false
 			}
 			if !confirmed {
-				batch = c.cohort.Enqueue()
+				batch = c.cohort.Enqueue(by)
 			}
 			left = c.passTo(next, token, confirmed)
 			return true
@@ -57,23 +57,23 @@ func (c *claim) passOn(ctx context.Context, h *hold) error {
 			}
 			return c.confirm(ctx, batch)
 		case !ask || confirmed:
-			return c.end(ctx, ask)
+			return c.end(ctx, by, ask)
 		}
-		if err := c.confirm(ctx, c.cohort.Enqueue()); errors.Is(err, lock.ErrLost) {
+		if err := c.confirm(ctx, c.cohort.Enqueue(by)); errors.Is(err, lock.ErrLost) {
 			c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 			return err
 		} else if err != nil {
-			return c.end(ctx, false)
+			return c.end(ctx, by, false)
 		}
 	}
 }
 
 // end gives the claim back, and answers for the holds that have passed it on.
-func (c *claim) end(ctx context.Context, elsewhere bool) error {
+func (c *claim) end(ctx context.Context, by time.Time, elsewhere bool) error {
 	if c.cohort == nil { // no closure
-		return c.giveBack(ctx, elsewhere, false)
+		return c.giveBack(ctx, by, elsewhere, false)
 	}
-	return c.cohort.Release(func() error { return c.giveBack(ctx, elsewhere, false) })
+	return c.cohort.Release(by, func(by time.Time) error { return c.giveBack(ctx, by, elsewhere, false) })
 }
 
 // canPassTo reports whether a waiter can go on with the claim as it is: it wants the same.
@@ -134,8 +134,8 @@ func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 
 // confirm asks whether the claim stands. If not, the holds that it has now are lost too.
 func (c *claim) confirm(ctx context.Context, batch *Batch) error {
-	err := c.cohort.Confirm(batch, func() error {
-		ok, err := c.ask(ctx)
+	err := c.cohort.Confirm(batch, func(by time.Time) error {
+		ok, err := c.ask(ctx, by)
 		if ok {
 			return nil
 		}
@@ -153,7 +153,7 @@ func (c *claim) confirm(ctx context.Context, batch *Batch) error {
 
 // ask asks the server whether the claim stands, which lasts for its lease from then on, and
 // prepares for passing it on.
-func (c *claim) ask(ctx context.Context) (ok bool, err error) {
+func (c *claim) ask(ctx context.Context, by time.Time) (ok bool, err error) {
 	l := c.lock
 	var q Question
 	q.Passed, q.Tokens = c.cohort.left()
@@ -169,7 +169,7 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 		}
 	}
 	var a Confirmation
-	err = Insist(ctx, l.s, func(ctx context.Context) (err error) {
+	err = Insist(ctx, by, l.s, func(ctx context.Context) (err error) {
 		if prepared != nil {
 			a, err = prepared.Confirm(ctx, &c.Claim, q)
 		} else {
@@ -191,7 +191,7 @@ func (c *claim) ask(ctx context.Context) (ok bool, err error) {
 
 // giveBack releases the claim. With elsewhere set a waiter of another process comes next.
 // With mayHaveRun set an earlier request may have released it.
-func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error {
+func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRun bool) error {
 	l := c.lock
 	if l.p.Traits().LeftOpen != "" {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
@@ -199,7 +199,7 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 	if passed, _ := c.cohort.left(); len(passed) > 0 {
 		c.Extra = &Extra{Passed: passed}
 	}
-	freed, err := l.release(ctx, &c.Claim, mayHaveRun)
+	freed, err := l.release(ctx, by, &c.Claim, mayHaveRun)
 	c.repeatRelease()
 	c.receivers = int32(freed.Receivers)
 	l.q.Released(l.queueKey(), c, acquire.Release{
@@ -210,9 +210,9 @@ func (c *claim) giveBack(ctx context.Context, elsewhere, mayHaveRun bool) error 
 }
 
 // free releases a claim that was lost, should the server still have it.
-func (c *claim) free(ctx context.Context) error {
+func (c *claim) free(ctx context.Context, by time.Time) error {
 	c.repeatRelease()
-	return c.releaseError(c.lock.release(ctx, &c.Claim, false))
+	return c.releaseError(c.lock.release(ctx, by, &c.Claim, false))
 }
 
 // repeatRelease has the release of a claim repeated in the background if one of its attempts
@@ -245,9 +245,9 @@ func (c *claim) releaseError(freed Released, err error) error {
 // to the background, and the error matches ErrIndeterminate: even if no try has worked so
 // far, one may at any time. So it does if a later try does not find the claim, because an
 // earlier one may have released it, or it was gone before.
-func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released, error) {
+func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun bool) (Released, error) {
 	var freed Released
-	err := Insist(ctx, l.s, func(ctx context.Context) (err error) {
+	err := Insist(ctx, by, l.s, func(ctx context.Context) (err error) {
 		freed, err = l.p.Release(ctx, c)
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
@@ -264,11 +264,12 @@ func (l *Lock) release(ctx context.Context, c *Claim, mayHaveRun bool) (Released
 // errNoReply is for a claim that is not there after a release without a reply.
 var errNoReply = fmt.Errorf("%w: a release had no reply, and the claim is gone now", lock.ErrIndeterminate)
 
-// Insist makes a request that can be repeated, again and again if it fails, for as long as a
-// release is tried. An error that is final is returned at once; otherwise it matches
-// lock.ErrIndeterminate, or lock.ErrClosed if the client is closing.
-func Insist(ctx context.Context, s *session.Session, request func(ctx context.Context) error, final func(error) bool) error {
-	err := s.Retry(ctx, patience, request, final)
+// Insist makes a request that can be repeated, again and again if it fails, until it is by. An
+// error that is final is returned at once; otherwise it matches lock.ErrIndeterminate, or
+// lock.ErrClosed if the client is closing.
+func Insist(ctx context.Context, by time.Time, s *session.Session, request func(ctx context.Context) error,
+	final func(error) bool) error {
+	err := s.Retry(ctx, by, request, final)
 	if err == nil || final(err) || errors.Is(err, lock.ErrClosed) {
 		return err
 	}

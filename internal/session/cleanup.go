@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 const (
@@ -24,15 +25,18 @@ const (
 	maxPause = time.Second
 )
 
+// LongestReply is the longest that a request may take if ReplyTimeout is 0.
+const LongestReply = 4 * time.Second
+
 // Retry makes a request that can be repeated, again and again until it succeeds, its error is
-// final, ctx is done, or another attempt would begin after patience. When the session closes,
-// Retry makes one more attempt. It returns the error of the last one, joined with the reason to stop.
-func (s *Session) Retry(ctx context.Context, patience time.Duration, request func(ctx context.Context) error,
+// final, ctx is done, or the time is by. If by is zero, it makes one attempt. When the session
+// closes, Retry makes one more attempt. It returns the error of the last one, joined with the
+// reason to stop.
+func (s *Session) Retry(ctx context.Context, by time.Time, request func(ctx context.Context) error,
 	final func(error) bool) error {
-	began := time.Now()
 	for pause := MinPause; ; pause = min(2*pause, maxPause) {
 		closed := s.Err()
-		attempt, cancel := s.Bounded(ctx)
+		attempt, cancel := s.boundedBy(ctx, by)
 		err := request(attempt)
 		cancel()
 		switch {
@@ -40,7 +44,7 @@ func (s *Session) Retry(ctx context.Context, patience time.Duration, request fun
 			return err
 		case closed != nil:
 			return errors.Join(closed, err)
-		case time.Since(began)+pause > patience:
+		case time.Until(by) < pause:
 			return err
 		}
 		select {
@@ -51,6 +55,52 @@ func (s *Session) Retry(ctx context.Context, patience time.Duration, request fun
 		if ctx.Err() != nil {
 			return errors.Join(s.Err(), context.Cause(ctx), err)
 		}
+	}
+}
+
+// boundedBy is Bounded for a request that has to end by then, unless that is zero. It returns ctx
+// if the connection's timeout is sure to end the request in time.
+func (s *Session) boundedBy(ctx context.Context, by time.Time) (context.Context, context.CancelFunc) {
+	if by.IsZero() || s.ReplyTimeout == 0 && time.Until(by) > LongestReply && s.prompt.Answers() {
+		return s.Bounded(ctx)
+	}
+	if s.ReplyTimeout > 0 {
+		if end := time.Now().Add(s.ReplyTimeout); end.Before(by) {
+			by = end
+		}
+	}
+	return context.WithDeadline(ctx, by)
+}
+
+// grace is how long a call waits after its context has ended for something that is about to
+// happen.
+const grace = 20 * time.Millisecond
+
+// Linger returns a context that ends a moment after ctx, but after d at the latest.
+func Linger(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	return longer, func() {
+		stop()
+		cancel()
+	}
+}
+
+// Undo runs f, which undoes what a call has done that fails, in the background. The call waits
+// for that for d, or for a moment after ctx has ended. If the session closes, f runs before Undo
+// returns. It returns the error of f, and lock.ErrIndeterminate if f goes on.
+func (s *Session) Undo(ctx context.Context, d time.Duration, f func() error) error {
+	done := make(chan error, 1)
+	if !s.Go(func(context.Context) { done <- f() }) { // the client is closing and waits for this call
+		return f()
+	}
+	limit, cancel := Linger(ctx, d)
+	defer cancel()
+	select {
+	case err := <-done:
+		return err
+	case <-limit.Done():
+		return lock.ErrIndeterminate
 	}
 }
 

@@ -2,12 +2,16 @@ package session
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // bare returns a session without a connection.
@@ -97,5 +101,67 @@ func TestCleanUpWhileClosing(t *testing.T) {
 		s.CleanUp(time.Minute, func(context.Context) (time.Duration, error) { after = true; return time.Second, nil })
 		require.True(t, after)
 		require.Zero(t, s.Running())
+	})
+}
+
+func never(error) bool { return false }
+
+// Retry ends when it has to, even if requests last.
+func TestRetryEndsInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, replyTimeout := range []time.Duration{0, 3 * time.Second} {
+			s := bare()
+			s.prompt, s.ReplyTimeout = new(wire.Prompt), replyTimeout
+			const patience = 5 * time.Second
+			began, n := time.Now(), 0
+			err := s.Retry(t.Context(), began.Add(patience), func(ctx context.Context) error {
+				n++
+				<-ctx.Done()
+				return ctx.Err()
+			}, never)
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+			require.Equal(t, patience, time.Since(began))
+			require.Equal(t, map[time.Duration]int{0: 1, 3 * time.Second: 2}[replyTimeout], n)
+
+			began, n = time.Now(), 0
+			failed := errors.New("failed")
+			require.Equal(t, failed, s.Retry(t.Context(), time.Time{}, func(context.Context) error {
+				n++
+				return failed
+			}, never))
+			require.Equal(t, 1, n)
+			require.Zero(t, time.Since(began))
+			s.end()
+		}
+	})
+}
+
+// What a call undoes goes on in the background when its context has ended.
+func TestUndoGoesOnInTheBackground(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const long = time.Minute
+		s := bare()
+		ctx, cancel := context.WithCancel(t.Context())
+		for _, after := range []time.Duration{long, time.Second, 0} {
+			time.AfterFunc(after, cancel)
+			if after == 0 {
+				cancel()
+			}
+			began, undone := time.Now(), make(chan struct{})
+			err := s.Undo(ctx, long/2, func() error {
+				time.Sleep(long)
+				close(undone)
+				return nil
+			})
+			require.ErrorIs(t, err, lock.ErrIndeterminate)
+			require.Equal(t, min(after+grace, long/2), time.Since(began))
+			<-undone
+			ctx, cancel = context.WithCancel(t.Context())
+		}
+		failed := errors.New("failed")
+		require.Equal(t, failed, s.Undo(ctx, long, func() error { return failed }))
+		cancel()
+		s.end()
+		require.Equal(t, failed, s.Undo(ctx, long, func() error { return failed }))
 	})
 }

@@ -40,6 +40,7 @@ type Config struct {
 // New.
 type Session struct {
 	Config
+	prompt *wire.Prompt // the Client
 	// Publish is the command that publishes releases.
 	Publish string
 	// PartialCounts is set if the reply of Publish omits the subscribers of other
@@ -72,6 +73,8 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
+	s.prompt = wire.NewPrompt(cfg.Client)
+	s.Client = s.prompt
 	s.cleanups.wake = make(chan struct{}, 1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	watch := watchdog.Config{OnRenew: s.renewed}

@@ -19,7 +19,7 @@ const (
 )
 
 // OutcomeOf classifies the error of a script. After an error reply nothing was done;
-// after a failed dial nothing was sent.
+// after a failed dial, or while the server does not answer, nothing was sent.
 func OutcomeOf(err error) Outcome {
 	if reply, ok := rueidis.IsRedisErr(err); ok {
 		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
@@ -32,7 +32,8 @@ func OutcomeOf(err error) Outcome {
 		}
 		return Refused
 	}
-	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" || errors.Is(err, rueidis.ErrNoSlot) {
+	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" ||
+		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, errNotSent) {
 		return Passing
 	}
 	return Unknown

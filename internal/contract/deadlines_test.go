@@ -1,0 +1,268 @@
+package contract_test
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+const (
+	// callTime is the time that the callers of TestDeadlines have. busy is what a machine that
+	// runs other tests may add.
+	callTime = 300 * time.Millisecond
+	busy     = 600 * time.Millisecond
+	// unlockTime bounds Unlock, whatever its context.
+	unlockTime = 5 * time.Second
+)
+
+// calls are calls by name.
+type calls map[string]func(ctx context.Context) error
+
+// endIn makes all calls at once, each with a context that ends after callTime, and fails the
+// test unless each returns an error within d.
+func (cs calls) endIn(t *testing.T, d time.Duration, check func(name string, err error)) {
+	t.Helper()
+	var all sync.WaitGroup
+	for name, call := range cs {
+		all.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), callTime)
+			defer cancel()
+			begin := time.Now()
+			err := call(ctx)
+			assert.Less(t, time.Since(begin), d+busy, "%s: %v", name, err)
+			check(name, err)
+		})
+	}
+	all.Wait()
+}
+
+// deadlineCalls returns calls on objects of a kind whose names begin with that of the kind and
+// a phase, and which hold in that phase.
+func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string) (bounded, unlocks calls) {
+	held, free, forced, ended := k.name+phase+" held", k.name+phase, k.name+phase+" forced", k.name+phase+" ended"
+	k.prepare(t, addr, held, free, forced, ended)
+	h, u := mustLock(t, t.Context(), k.of(c, held)), mustLock(t, t.Context(), k.of(c, ended))
+	t.Cleanup(func() { _ = h.Unlock(context.Background()) })
+	bounded = calls{
+		"Lock": func(ctx context.Context) error { return only(k.of(c, free).Lock(ctx)) },
+		"Lock with Wait": func(context.Context) error {
+			return only(k.of(c, free).Lock(context.Background(), lock.Wait(callTime)))
+		},
+		"TryLock":        func(ctx context.Context) error { return only(k.of(c, free).TryLock(ctx)) },
+		"Lock of a held": func(ctx context.Context) error { return only(k.rival(c, held).Lock(ctx)) },
+	}
+	if k.leased {
+		bounded["Extend"] = func(ctx context.Context) error { return h.Extend(ctx, time.Minute) }
+	}
+	if k.owned {
+		f := mustLock(t, t.Context(), k.of(c, forced))
+		t.Cleanup(func() { _ = f.Unlock(context.Background()) })
+		l, owner := k.lock(c, free), c.NewOwner()
+		bounded["IsLocked"] = func(ctx context.Context) error { return only(l.IsLocked(ctx)) }
+		bounded["IsHeldBy"] = func(ctx context.Context) error { return only(l.IsHeldBy(ctx, owner)) }
+		bounded["HoldCount"] = func(ctx context.Context) error { return only(l.HoldCount(ctx, owner)) }
+		bounded["TTL"] = func(ctx context.Context) error { return only(l.TTL(ctx)) }
+		bounded["ForceUnlock"] = func(ctx context.Context) error { return only(k.lock(c, forced).ForceUnlock(ctx)) }
+	}
+	unlocks = calls{"Unlock": u.Unlock}
+	if k.owned && !k.polls { // Unlock has a question first
+		w := mustLock(t, t.Context(), k.of(c, k.name+phase+" waited for"))
+		ctx, cancel := context.WithCancel(t.Context())
+		t.Cleanup(cancel)
+		go func() { _ = k.rival(c, k.name+phase+" waited for").Do(ctx, nothing) }()
+		unlocks["Unlock with a waiter"] = w.Unlock
+	}
+	switch k.name {
+	case "semaphore":
+		bounded["Available"] = func(ctx context.Context) error { return only(c.Semaphore(free).Available(ctx)) }
+		bounded["TrySetPermits"] = func(ctx context.Context) error { return only(c.Semaphore(free).TrySetPermits(ctx, 1)) }
+		bounded["AddPermits"] = func(ctx context.Context) error { return c.Semaphore(forced).AddPermits(ctx, 1) }
+		bounded["Drain"] = func(ctx context.Context) error { return only(c.Semaphore(forced).Drain(ctx)) }
+	case "permit semaphore":
+		id := h.(permitHold).ID()
+		bounded["Available"] = func(ctx context.Context) error { return only(c.PermitSemaphore(free).Available(ctx)) }
+		bounded["LeaseTime"] = func(ctx context.Context) error { return only(c.PermitSemaphore(held).LeaseTime(ctx, id)) }
+		bounded["UpdateLeaseTime"] = func(ctx context.Context) error {
+			return only(c.PermitSemaphore(held).UpdateLeaseTime(ctx, id, time.Minute))
+		}
+	case "latch": // what it has as a lock does not keep to a context
+		l := c.CountDownLatch(held)
+		bounded = calls{
+			"TrySetCount": func(ctx context.Context) error { return only(c.CountDownLatch(free).TrySetCount(ctx, 1)) },
+			"Count":       func(ctx context.Context) error { return only(l.Count(ctx)) },
+			"Wait":        l.Wait,
+			"CountDown":   func(ctx context.Context) error { return only(l.CountDown(ctx)) },
+			"Delete":      func(ctx context.Context) error { return only(l.Delete(ctx)) },
+		}
+		return bounded, nil
+	}
+	return bounded, unlocks
+}
+
+// The server is stopped, for a moment and for so long that its connections are given up.
+// Every call returns soon after its context has ended, Unlock within 5 s, and what they may
+// have acquired is free when the server is back.
+func TestDeadlines(t *testing.T) {
+	type row struct {
+		name   string
+		client func(t *testing.T, s *testserver.Server) *redlatch.Client
+	}
+	rows := []row{
+		{"New", func(t *testing.T, s *testserver.Server) *redlatch.Client { return harness.Client(t, s, quiet) }},
+		{"Wrap", func(t *testing.T, s *testserver.Server) *redlatch.Client {
+			_, c := borrow(t, s, rueidis.ClientOption{ConnWriteTimeout: 2 * time.Second}, quiet) // 10 s by default
+			return c
+		}},
+	}
+	harness.EachOf(t, rows, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, r row) {
+		c := r.client(t, s)
+		conn := harness.Conn(t, s.Addr)
+		phases := []string{" at once", " later"}
+		bounded, unlocks := make(map[string]calls), make(map[string]calls)
+		for _, phase := range phases {
+			bounded[phase], unlocks[phase] = calls{
+				"Ping": c.Ping,
+				"New": func(ctx context.Context) error {
+					return only(redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{s.Addr}}, quiet))
+				},
+				"Wrap": func(ctx context.Context) error { return only(redlatch.Wrap(ctx, conn, quiet)) },
+			}, calls{}
+			for _, k := range kinds {
+				b, u := deadlineCalls(t, c, k, s.Addr, phase)
+				for name, call := range b {
+					bounded[phase][name+" of "+k.name+phase] = call
+				}
+				for name, call := range u {
+					unlocks[phase][name+" of "+k.name+phase] = call
+				}
+			}
+		}
+		waiters := 0
+		for _, k := range choose(owned) {
+			if !k.polls {
+				waiters += len(phases)
+			}
+		}
+		harness.Waits(t, waiters, c)
+		resume := sync.OnceFunc(s.Resume)
+		defer resume()
+		s.Pause()
+		stopped := time.Now()
+		fails := func(name string, err error) {
+			if assert.Error(t, err, name) {
+				assert.NotErrorIs(t, err, lock.ErrLost, name)
+			}
+		}
+		var unlocking sync.WaitGroup
+		defer unlocking.Wait()
+		for _, phase := range phases {
+			bounded[phase].endIn(t, callTime, fails)
+			unlocking.Go(func() {
+				unlocks[phase].endIn(t, unlockTime, func(name string, err error) {
+					assert.ErrorIs(t, err, lock.ErrIndeterminate, name)
+				})
+			})
+			time.Sleep(time.Until(stopped.Add(5 * time.Second))) // the connections are given up
+		}
+		unlocking.Wait()
+		resume()
+		harness.Idle(t, c)
+		for _, phase := range phases {
+			for _, k := range kinds {
+				if k.name != "latch" && k.free == "" { // a count or permits may have been set
+					for _, name := range []string{k.name + phase, k.name + phase + " ended"} {
+						require.NoError(t, k.rival(c, name).Do(t.Context(), nothing, lock.Wait(soon)), name)
+					}
+				}
+			}
+		}
+	})
+}
+
+// noticing is the context of a caller that leaves when it looks whether it has left.
+type noticing struct {
+	context.Context
+	leaves atomic.Bool
+	leave  func()
+}
+
+func (l *noticing) Err() error {
+	if l.leaves.Load() {
+		l.leave()
+	}
+	return l.Context.Err()
+}
+
+// A caller leaves, and the server is stopped, just when the caller gets the lock. Its call does
+// not wait for the release.
+func TestACallerLeavesWhenItGetsTheLock(t *testing.T) {
+	noticed := func(k kind) bool { return k.name != "latch" && k.name != "multi" }
+	eachKind(t, noticed, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s, quiet)
+		h := mustLock(t, t.Context(), k.rival(c, "orders"))
+		ctx, cancel := context.WithCancel(t.Context())
+		caller := &noticing{Context: ctx}
+		var left time.Time
+		resume := sync.OnceFunc(s.Resume)
+		defer resume()
+		caller.leave = sync.OnceFunc(func() {
+			s.Pause()
+			left = time.Now()
+			cancel()
+		})
+		call := async(func() error {
+			h, err := k.of(c, "orders").Lock(caller)
+			if err == nil {
+				return h.Unlock(context.Background())
+			}
+			return err
+		})
+		harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+		caller.leaves.Store(true)
+		unlocked := async(func() error { return h.Unlock(context.Background()) })
+		err := ends(t, call, soon)
+		require.Less(t, time.Since(left), busy)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.ErrorIs(t, err, context.Canceled)
+		resume()
+		_ = ends(t, unlocked, 2*soon)
+		require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(soon)))
+		harness.Idle(t, c)
+	})
+}
+
+// Callers leave a stopped server, and then the client is closed. Few goroutines are left while
+// the server is silent, and none soon after Close, although the server does not come back.
+func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
+	const callers, few = 500, 100 // few: 32 requests, 16 cleanups, those of the client and of rueidis
+	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
+		before := runtime.NumGoroutine()
+		c := harness.Client(t, s, quiet)
+		s.Pause()
+		defer s.Resume()
+		var all sync.WaitGroup
+		for range callers {
+			all.Go(func() {
+				ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
+				defer cancel()
+				assert.Error(t, only(c.Lock("orders").TryLock(ctx)))
+			})
+		}
+		all.Wait()
+		require.Less(t, runtime.NumGoroutine(), before+few)
+		c.Close()
+		harness.Eventually(t, soon, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+	})
+}

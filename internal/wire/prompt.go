@@ -1,0 +1,185 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+// Prompt is a rueidis.Client whose Do and DoMulti return when their context ends. Those of
+// rueidis do not while they connect, or while too many requests are in flight.
+//
+// A caller waits in rueidis itself only if the server has just answered, or if its context
+// cannot end. Otherwise the request is made on a goroutine of its own, which the caller leaves
+// when its context ends. Such a request is not sent after its caller has left; if it was sent
+// before, it lasts until the server answers or rueidis gives up the connection. Few may do so at
+// a time, and the others wait. Commands on dedicated connections are left to rueidis.
+type Prompt struct {
+	rueidis.Client
+	routes []route
+	queues []chan struct{} // have room for the requests on goroutines of their own
+}
+
+// route is what is known of the server that has a range of slots.
+type route struct {
+	answered atomic.Int64 // when the last answer came, since started; 0 after a failure
+	inFlight atomic.Int32 // requests whose callers wait in rueidis
+}
+
+const (
+	// fresh is the age up to which an answer shows that the connection works.
+	fresh = 20 * time.Millisecond
+	// maxInFlight is less than the number of requests that a connection takes, by default 1024.
+	maxInFlight = 512
+	// maxApart is the number of requests on goroutines of their own.
+	maxApart = 32
+	// In a cluster a route is a range of slots, since a range mostly belongs to one node.
+	clusterRoutes = 256
+	clusterQueues = 16
+)
+
+var started = time.Now()
+
+// errNotSent is for requests whose context has ended before they were sent.
+var errNotSent = errors.New("redlatch: not sent, because the server does not answer")
+
+// NewPrompt returns a Prompt that uses c.
+func NewPrompt(c rueidis.Client) *Prompt {
+	routes, queues := 1, 1
+	if c.Mode() == rueidis.ClientModeCluster {
+		routes, queues = clusterRoutes, clusterQueues
+	}
+	p := &Prompt{Client: c, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
+	for i := range p.queues {
+		p.queues[i] = make(chan struct{}, maxApart)
+	}
+	return p
+}
+
+// Answers reports whether the server has just answered. For a cluster it reports false, because
+// each node may or may not.
+func (p *Prompt) Answers() bool { return len(p.routes) == 1 && p.routes[0].answers() }
+
+func (r *route) answers() bool {
+	last := r.answered.Load()
+	return last != 0 && time.Since(started)-time.Duration(last) < fresh
+}
+
+// note notes the result of a request. An error is not a reply of the server.
+func (r *route) note(err error) {
+	if err == nil {
+		r.answered.Store(int64(time.Since(started)))
+	} else {
+		r.answered.Store(0)
+	}
+}
+
+// Do implements rueidis.Client.
+func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	if cmd.IsBlock() {
+		return p.Client.Do(ctx, cmd)
+	}
+	r, queue := p.of(cmd)
+	if r.direct(ctx) {
+		defer r.inFlight.Add(-1)
+		reply := p.Client.Do(ctx, cmd)
+		r.note(reply.NonRedisError())
+		return reply
+	}
+	return p.doApart(ctx, cmd, r, queue)
+}
+
+func (p *Prompt) doApart(ctx context.Context, cmd rueidis.Completed, r *route, queue chan struct{}) rueidis.RedisResult {
+	reply, err := apart(ctx, queue, func(ctx context.Context) rueidis.RedisResult {
+		reply := p.Client.Do(ctx, cmd)
+		r.note(reply.NonRedisError())
+		return reply
+	})
+	if err != nil {
+		return rueidis.NewErrorResult(err)
+	}
+	return reply
+}
+
+// DoMulti implements rueidis.Client. All commands belong to one route.
+func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	if len(cmds) == 0 || cmds[0].IsBlock() {
+		return p.Client.DoMulti(ctx, cmds...)
+	}
+	n := len(cmds)
+	r, queue := p.of(cmds[0])
+	if r.direct(ctx) {
+		defer r.inFlight.Add(-1)
+		replies := p.Client.DoMulti(ctx, cmds...)
+		r.note(replies[n-1].NonRedisError())
+		return replies
+	}
+	replies, err := apart(ctx, queue, func(ctx context.Context) []rueidis.RedisResult {
+		replies := p.Client.DoMulti(ctx, cmds...)
+		r.note(replies[n-1].NonRedisError())
+		return replies
+	})
+	if err != nil {
+		replies = make([]rueidis.RedisResult, n)
+		for i := range replies {
+			replies[i] = rueidis.NewErrorResult(err)
+		}
+	}
+	return replies
+}
+
+// of returns the route of a command, and the queue of its requests on goroutines of their own.
+func (p *Prompt) of(cmd rueidis.Completed) (*route, chan struct{}) {
+	slot := int(cmd.Slot()) % slots // some commands have none
+	return &p.routes[slot*len(p.routes)/slots], p.queues[slot*len(p.queues)/slots]
+}
+
+// direct reports whether a request can be made by its caller, and counts it if so.
+func (r *route) direct(ctx context.Context) bool {
+	if n := r.inFlight.Add(1); ctx.Done() == nil || n <= maxInFlight && r.answers() {
+		return true
+	}
+	r.inFlight.Add(-1)
+	return false
+}
+
+// apart makes a request on a goroutine of its own, when queue has room, and leaves it when ctx
+// ends.
+func apart[T any](ctx context.Context, queue chan struct{}, request func(ctx context.Context) T) (reply T, err error) {
+	room := queue
+	if ctx.Err() != nil {
+		room = nil
+	}
+	select {
+	case room <- struct{}{}:
+	case <-ctx.Done():
+		return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
+	}
+	done := make(chan T, 1)
+	go func() {
+		defer func() { <-queue }()
+		done <- request(unwatched{ctx, make(chan struct{})})
+	}()
+	select {
+	case reply = <-done:
+		return reply, nil
+	case <-ctx.Done():
+		return reply, ctx.Err()
+	}
+}
+
+// unwatched is the context of a request that its caller may leave. rueidis does not send a
+// request whose context has ended, but waits for the reply of one that it has sent. It sends the
+// next request meanwhile, because the context looks as if it could end.
+type unwatched struct {
+	context.Context
+	never chan struct{}
+}
+
+func (u unwatched) Done() <-chan struct{} { return u.never }
+
+func (unwatched) Deadline() (time.Time, bool) { return time.Time{}, false }

@@ -1,0 +1,143 @@
+package wire
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+)
+
+// silent is a connection that heeds no context. It replies when that is closed, or if it is nil.
+type silent struct {
+	rueidis.Client
+	answer  chan struct{}
+	mode    rueidis.ClientMode
+	sent    atomic.Int32
+	unknown atomic.Int32 // requests whose caller had left when they could have been sent
+}
+
+func (s *silent) Mode() rueidis.ClientMode { return s.mode }
+
+func (s *silent) Do(ctx context.Context, _ rueidis.Completed) rueidis.RedisResult {
+	s.sent.Add(1)
+	if s.answer != nil {
+		<-s.answer
+		if ctx.Err() != nil {
+			s.unknown.Add(1)
+		}
+	}
+	return rueidis.RedisResult{}
+}
+
+func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	replies := make([]rueidis.RedisResult, len(cmds))
+	for i, cmd := range cmds {
+		replies[i] = s.Do(ctx, cmd)
+	}
+	return replies
+}
+
+// do makes n requests with that time, and returns their errors.
+func do(t *testing.T, p *Prompt, n int, timeout time.Duration) <-chan error {
+	t.Helper()
+	errs := make(chan error, n)
+	for i := range n {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			if i%2 == 0 {
+				errs <- p.Do(ctx, rueidis.Completed{}).Error()
+			} else {
+				errs <- p.DoMulti(ctx, rueidis.Completed{}, rueidis.Completed{})[1].Error()
+			}
+		}()
+	}
+	return errs
+}
+
+// Callers leave a silent server when their contexts end. Few requests are under way then, and the
+// others were not sent. When the server answers again, requests are not limited.
+func TestPromptLeavesASilentServer(t *testing.T) {
+	for _, idle := range []time.Duration{0, time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			const timeout, n = 300 * time.Millisecond, 3 * maxInFlight
+			conn := &silent{}
+			p := NewPrompt(conn)
+			require.False(t, p.Answers())
+			require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+			require.True(t, p.Answers())
+			conn.answer = make(chan struct{})
+			conn.sent.Store(0)
+			time.Sleep(idle + fresh)
+
+			begin := time.Now()
+			errs := do(t, p, n, timeout)
+			unsent := 0
+			for range n {
+				err := <-errs
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				if OutcomeOf(err) == Passing {
+					unsent++
+				}
+			}
+			require.Equal(t, timeout, time.Since(begin))
+			require.Equal(t, n-maxApart, unsent)
+			require.EqualValues(t, maxApart, conn.sent.Load())
+
+			close(conn.answer)
+			synctest.Wait()
+			require.True(t, p.Answers())
+			require.EqualValues(t, conn.sent.Load(), conn.unknown.Load(), "rueidis can tell that nobody waits")
+			errs = do(t, p, n, timeout)
+			for range n {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
+
+// While the server answers, callers wait in the connection, but for no more requests than that
+// takes.
+func TestPromptLimitsRequestsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		p := NewPrompt(conn)
+		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+		conn.answer = make(chan struct{})
+		conn.sent.Store(0)
+		errs := do(t, p, 2*maxInFlight, time.Minute)
+		synctest.Wait()
+		require.EqualValues(t, maxInFlight+maxApart, conn.sent.Load())
+		close(conn.answer)
+		for range 2 * maxInFlight {
+			require.NoError(t, <-errs)
+		}
+	})
+}
+
+// A caller whose context cannot end waits in the connection.
+func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{answer: make(chan struct{})}
+		p := NewPrompt(conn)
+		for range 2 * maxApart {
+			go p.Do(context.Background(), rueidis.Completed{})
+		}
+		synctest.Wait()
+		require.EqualValues(t, 2*maxApart, conn.sent.Load())
+		close(conn.answer)
+	})
+}
+
+// In a cluster a node that answers says nothing about the others.
+func TestPromptKnowsNodesApart(t *testing.T) {
+	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster})
+	require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
+	require.True(t, p.routes[0].answers())
+	require.False(t, p.routes[1].answers())
+	require.False(t, p.Answers())
+}
