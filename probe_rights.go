@@ -51,7 +51,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindFair, wire.FairChannel(key, owner), channel},
 
 		{KindReadWrite, key, "HMGET,HGETALL,HDEL,HRANDFIELD"},
-		{KindReadWrite, wire.ReadHoldTimeout(key, owner, 1), "SET,PTTL,PEXPIRE,DEL"},
+		{KindReadWrite, wire.ReadHoldTimeout(key, owner.String(), 1), "SET,PTTL,PEXPIRE,DEL"},
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},
 

@@ -21,12 +21,12 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire")
-	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm")
-	releaseScript     = wire.LoadScript(luaFiles, "positions", "release")
-	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave")
-	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat")
-	forceUnlockScript = wire.LoadScript(luaFiles, "positions", "force_unlock")
+	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire").AtRest()
+	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm").AtRest()
+	releaseScript     = wire.LoadScript(luaFiles, "positions", "release").AtRest()
+	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave").AtRest()
+	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat").AtRest()
+	forceUnlockScript = wire.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
 	queueScript       = wire.LoadScript(luaFiles, "positions", "queue")
 )
 
@@ -207,12 +207,6 @@ type heartbeats struct {
 // Renew implements watchdog.Renewer. It renews for positionTTL, whatever the time of a
 // lease.
 func (h heartbeats) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, shared bool) []watchdog.Renewed {
-	return locking.RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
-		return h.renew(ctx, batches, dedicated)
-	})
-}
-
-func (h heartbeats) renew(ctx context.Context, batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	order := make([][]int, len(batches)) // of the leases of a batch, in the script
 	for b, batch := range batches {
@@ -237,7 +231,7 @@ func (h heartbeats) renew(ctx context.Context, batches [][]*watchdog.Lease, dedi
 		calls[b] = wire.Call{Keys: all, Args: args}
 	}
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range heartbeatScript.ExecMany(ctx, h.client, calls, dedicated) {
+	for b, reply := range heartbeatScript.ExecMany(ctx, h.client, calls, !shared) {
 		alive, err := wire.Numbers(reply, len(batches[b]))
 		results[b].Err = err
 		if err != nil {

@@ -16,14 +16,14 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireReadScript  = wire.LoadScript(luaFiles, "holds", "acquire_read")
-	acquireWriteScript = wire.LoadScript(luaFiles, "holds", "acquire_write")
-	leaveScript        = wire.LoadScript(luaFiles, "leave")
-	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read")
-	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write")
+	acquireReadScript  = wire.LoadScript(luaFiles, "holds", "acquire_read").AtRest()
+	acquireWriteScript = wire.LoadScript(luaFiles, "holds", "acquire_write").AtRest()
+	leaveScript        = wire.LoadScript(luaFiles, "leave").AtRest()
+	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read").AtRest()
+	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write").AtRest()
 	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
 	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
-	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock")
+	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
 	isLockedScript     = wire.LoadScript(luaFiles, "is_locked")
 )
 
@@ -83,8 +83,8 @@ func (p *writeProtocol) Traits() locking.Traits {
 
 func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
 
-// lockAndWriters returns the keys of scripts that consider waiting writers.
-func lockAndWriters(c *locking.Claim) []string { return []string{c.Key, wire.WriterWaits(c.Key)} }
+// lockAndWriters returns the keys of most scripts.
+func lockAndWriters(key string) []string { return []string{key, wire.WriterWaits(key)} }
 
 func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	return locking.AcquireOne(ctx, p, c)
@@ -101,7 +101,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 		}
 		args = append(args, p.s.Millis(c.Lease), c.ID.String(), writer)
 	}
-	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0]), args), len(claims))
+	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0].Key), args), len(claims))
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c), []string{
+	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		p.s.Millis(c.Lease), c.ID.String(), wire.Flag(c.Waits), wire.Millis(writerLife), wire.Millis(writerPause),
 	}), 2)
 	if err != nil {
@@ -141,30 +141,30 @@ func (p *writeProtocol) HeartbeatRenewer() watchdog.Renewer { return nil }
 func (p *writeProtocol) PositionTTL() time.Duration { return 0 }
 
 func (p *readProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	return p.release(ctx, releaseReadScript, []string{c.Key}, c)
+	return p.release(ctx, releaseReadScript, c)
 }
 
 func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	return p.release(ctx, releaseWriteScript, lockAndWriters(c), c)
+	return p.release(ctx, releaseWriteScript, c)
 }
 
-func (p *protocol) release(ctx context.Context, script *wire.Script, keys []string, c *locking.Claim) (locking.Released, error) {
-	n, err := script.Exec(ctx, p.s.Client, keys, []string{
+func (p *protocol) release(ctx context.Context, script *wire.Script, c *locking.Claim) (locking.Released, error) {
+	n, err := script.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), p.s.Publish, p.Channel(c), p.payload,
 	}).AsInt64()
 	return locking.ReleaseReply(n, p.s.PartialCounts), err
 }
 
 func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return p.extend(ctx, c, []string{c.ID.String(), wire.Millis(lease), wire.ReadHoldTimeouts(c.Key)})
+	return p.extend(ctx, []string{c.Key, wire.ReadHoldTimeout(c.Key, c.ID.String(), 1)}, []string{c.ID.String(), wire.Millis(lease)})
 }
 
 func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return p.extend(ctx, c, []string{wire.WriteOwner(c.ID), wire.Millis(lease)})
+	return p.extend(ctx, []string{c.Key}, []string{wire.WriteOwner(c.ID), wire.Millis(lease)})
 }
 
-func (p *protocol) extend(ctx context.Context, c *locking.Claim, args []string) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, []string{c.Key}, args).AsBool()
+func (p *protocol) extend(ctx context.Context, keys, args []string) (bool, error) {
+	return extendScript.Exec(ctx, p.s.Client, keys, args).AsBool()
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer {
@@ -177,7 +177,7 @@ func (p *writeProtocol) Renewer() watchdog.Renewer {
 
 // force opens a lock that is in this protocol's mode, and reports whether it was.
 func (p *protocol) force(ctx context.Context, key string) (bool, error) {
-	return forceUnlockScript.Exec(ctx, p.s.Client, []string{key},
+	return forceUnlockScript.Exec(ctx, p.s.Client, lockAndWriters(key),
 		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}).AsBool()
 }
 

@@ -208,7 +208,7 @@ func (l *lab) about(want, got time.Duration, what string) {
 	require.GreaterOrEqual(l.t, got, want-time.Since(l.began)-rounding, what)
 }
 
-func (l *lab) holdKey(c *locking.Claim) string { return wire.ReadHoldTimeout(key, c.ID, 1) }
+func (l *lab) holdKey(c *locking.Claim) string { return wire.ReadHoldTimeout(key, c.ID.String(), 1) }
 
 func (l *lab) empty() {
 	l.t.Helper()

@@ -46,11 +46,11 @@ func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	p.key, p.err = s.Key(name, wire.CheckName)
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
-	p.otherKeys = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key)}
+	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id
+	p.otherKeys = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), created}
 	if p.expirable() {
 		p.otherKeys = append(p.otherKeys, wire.PermitTimeouts(p.key))
 	}
-	p.otherKeys = append(p.otherKeys, wire.SemaphoreRequest(p.key, "created", 0)) // no client has this id
 	return p
 }
 
@@ -147,18 +147,18 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 var luaFiles embed.FS
 
 var (
-	acquireScript = wire.LoadScript(luaFiles, "pool", "acquire")
-	undoScript    = wire.LoadScript(luaFiles, "pool", "undo")
-	releaseScript = wire.LoadScript(luaFiles, "pool", "release")
-	setScript     = wire.LoadScript(luaFiles, "pool", "set")
-	addScript     = wire.LoadScript(luaFiles, "pool", "add")
-	drainScript   = wire.LoadScript(luaFiles, "pool", "drain")
-	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave")
+	acquireScript = wire.LoadScript(luaFiles, "pool", "acquire").AtRest()
+	undoScript    = wire.LoadScript(luaFiles, "pool", "undo").AtRest()
+	releaseScript = wire.LoadScript(luaFiles, "pool", "release").AtRest()
+	setScript     = wire.LoadScript(luaFiles, "pool", "set").AtRest()
+	addScript     = wire.LoadScript(luaFiles, "pool", "add").AtRest()
+	drainScript   = wire.LoadScript(luaFiles, "pool", "drain").AtRest()
+	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
-	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire")
-	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo")
-	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release")
-	permitSetScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_set")
+	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire").AtRest()
+	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
+	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release").AtRest()
+	permitSetScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_set").AtRest()
 	permitCountsScript  = wire.LoadScript(luaFiles, "permit_counts")
 	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
 	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")

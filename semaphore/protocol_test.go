@@ -292,8 +292,8 @@ func TestOldestRequestIsServedOutsideWaitQueue(t *testing.T) {
 func TestUndoOfDeletedSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		keys := []string{key, "redlatch_sc_request:{" + key + "}:another:1",
-			"redlatch_sc_waiting:{" + key + "}", "redlatch_sc_alive:{" + key + "}", "{" + key + "}:timeout"}
-		created := "redlatch_sc_request:{" + key + "}:created:0"
+			"redlatch_sc_waiting:{" + key + "}", "redlatch_sc_alive:{" + key + "}",
+			"redlatch_sc_request:{" + key + "}:created:0", "{" + key + "}:timeout"}
 		for n, kind := range []struct {
 			acquire, undo []string
 			asks, gives   string
@@ -309,14 +309,14 @@ func TestUndoOfDeletedSemaphore(t *testing.T) {
 				harness.Do(t, s.Addr, "SET", key, "3")
 				args := []string{itoa(n + 1), "360000", itoa(x.now() + 300_000), "0", "RPUSH", "messages"}
 				do := func(script []string, more ...string) []int64 {
-					reply, err := lua(t, script...).Exec(x.ctx, x.conn, append(keys[:4+n:4+n], created), append(slices.Clone(args), more...)).AsIntSlice()
+					reply, err := lua(t, script...).Exec(x.ctx, x.conn, keys[:5+n], append(slices.Clone(args), more...)).AsIntSlice()
 					require.NoError(t, err)
 					return reply
 				}
 				require.Equal(t, int64(1), do(kind.acquire, append([]string{"", "100", "10000", "1"}, strings.Fields(kind.asks)...)...)[0])
 				require.Equal(t, "1", x.reply("GET", key))
 				if then != "nothing" {
-					harness.Do(t, s.Addr, "DEL", key, keys[4])
+					harness.Do(t, s.Addr, "DEL", key, keys[5])
 				}
 				if then == "recreated" {
 					acquired := x.now()

@@ -138,11 +138,10 @@ func (x *walk) command(script string, c *client, args ...string) *command {
 
 func (x *walk) commandAs(script string, c *client, n sequence, args ...string) *command {
 	r := &command{script: script, client: c, seq: n}
-	r.keys = []string{key, n.key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key)}
+	r.keys = []string{key, n.key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), createdKey}
 	if x.expirable {
 		r.keys = append(r.keys, wire.PermitTimeouts(key))
 	}
-	r.keys = append(r.keys, createdKey)
 	r.args = append([]string{itoa(n.n), itoa(int64(cacheTTL)), "", "", "PUBLISH", wire.SemaphoreChannel(key)}, args...)
 	return r.accepted(n.notAfter, n.least)
 }

@@ -1,5 +1,5 @@
 -- Renews the queue positions of live waiters.
--- KEYS[4l-3..4l]  keys of the l-th lock, as in acquire.lua
+-- KEYS[4l-3..4l]  keys of the l-th lock, as in acquire.lua; in a cluster another key follows
 -- ARGV[1]         Redisson's fairLockWaitTimeout in ms
 -- ARGV[2]         how long a heartbeat keeps a position, in ms
 -- ARGV[3]         command that publishes

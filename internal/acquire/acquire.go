@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -74,7 +75,8 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	mu.Unlock()
 	v, err := req.try(ctx, pause)
 	mu.Lock()
-	if v.Acquired || err != nil || req.Once {
+	// While a cluster moves the keys, the caller waits.
+	if v.Acquired || err != nil && !moving(err) || req.Once {
 		e.finish(&req, inTurn, v.Acquired)
 		mu.Unlock()
 		switch {
@@ -96,13 +98,19 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	} else {
 		e.pushBack(w)
 	}
-	if e.first == w {
+	switch {
+	case err != nil:
+		w.failed(err)
+	case e.first == w:
 		e.busy(v)
 	}
 	e.wakeUnregistered()
 	w.admit() // an owner that has acquired meanwhile
 	return w.wait(ctx)
 }
+
+// moving reports whether an attempt failed only because a cluster moves the keys.
+func moving(err error) bool { return errors.As(err, new(*Unavailable)) && wire.IsMoving(err) }
 
 // wait waits until w is granted or its wait is over. It releases the mutex.
 func (w *waiter[A]) wait(ctx context.Context) error {
@@ -371,7 +379,7 @@ func (w *waiter[A]) failed(err error) {
 		return
 	}
 	w.err = unavailable.Err
-	if w.req.Ordered {
+	if w.req.Ordered || w.beside {
 		w.register(false)
 	}
 	e.outage = true

@@ -3,8 +3,6 @@ package contract_test
 import (
 	"context"
 	"fmt"
-	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -57,13 +55,7 @@ func TestEveryKindInACluster(t *testing.T) {
 				f()
 			}
 		})
-		for _, node := range cluster.Primaries {
-			harness.Eventually(t, 2*soon, "no key left but those of requests", func() bool {
-				keys, err := testserver.Query(node.Addr, "KEYS", "*")
-				require.NoError(t, err)
-				return !slices.ContainsFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "redlatch_sc_request:") })
-			})
-		}
+		onlyRequestsLeft(t, cluster, "*")
 	})
 }
 

@@ -347,7 +347,7 @@ func (x *faultCase) owns(h lock.Hold, n int) {
 	keys := []string{x.name}
 	switch x.kind.name {
 	case "read":
-		keys = append(keys, wire.ReadHoldTimeout(x.name, h.Owner(), 1))
+		keys = append(keys, wire.ReadHoldTimeout(x.name, h.Owner().String(), 1))
 		n++ // the mode
 	case "write":
 		n++

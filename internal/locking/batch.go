@@ -153,9 +153,9 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 			for b, r := range renewer.Renew(ctx, leases, lease, shared) {
 				for j, i := range batches[b] {
 					h := holds[i]
-					switch {
-					case r.Err != nil:
-						done(i, fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, r.Err))
+					switch err := r.ErrOf(j); {
+					case err != nil:
+						done(i, fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, err))
 						continue
 					case r.Held[j]:
 						note(h, sent, lease)

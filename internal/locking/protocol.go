@@ -4,7 +4,6 @@
 package locking
 
 import (
-	"cmp"
 	"context"
 	"embed"
 	"slices"
@@ -202,7 +201,7 @@ type ScriptRenewer struct {
 	Client    rueidis.Client
 	Script    *wire.Script
 	Suffix    string // what the script gets behind each owner
-	ReadHolds bool   // the script also gets the prefix of the keys of read holds
+	ReadHolds bool   // the script also gets the key of each read hold
 }
 
 // hashRenewers are those of a client.
@@ -219,46 +218,44 @@ func Renewer(s *session.Session) watchdog.Renewer {
 	return r.plain
 }
 
-// Renew implements watchdog.Renewer.
+// Renew implements watchdog.Renewer. If the slot of a batch is being moved and has keys on
+// either side, its leases are renewed again, each by itself.
 func (r ScriptRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
-	return RenewBySlot(batches, shared, func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed {
-		calls := make([]wire.Call, len(batches))
-		for b, batch := range batches {
-			keys, args := make([]string, len(batch)), make([]string, 1, 1+2*len(batch))
-			args[0] = wire.Millis(ttl)
-			for i, l := range batch {
-				keys[i], args = l.Key, append(args, l.Owner+r.Suffix)
-				if r.ReadHolds {
-					args = append(args, wire.ReadHoldTimeouts(l.Key))
-				}
-			}
-			calls[b] = wire.Call{Keys: keys, Args: args}
+	results := r.renew(ctx, batches, ttl, !shared)
+	for b, batch := range batches {
+		if len(batch) == 1 || !wire.IsMoving(results[b].Err) {
+			continue
 		}
-		results := make([]watchdog.Renewed, len(batches))
-		for b, reply := range r.Script.ExecMany(ctx, r.Client, calls, dedicated) {
-			held, err := wire.Numbers(reply, len(batches[b]))
-			results[b].Err = err
-			for _, n := range held {
-				results[b].Held = append(results[b].Held, n == 1)
-			}
+		results[b] = watchdog.Renewed{}
+		for _, one := range r.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), ttl, false) {
+			results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
+			results[b].Errs = append(results[b].Errs, one.Err)
 		}
-		return results
-	})
+	}
+	return results
 }
 
-// RenewBySlot calls renew for the batches, and for the leases of one again, each by
-// itself, if its slot is being moved and has keys on either side. With dedicated set
-// renew uses connections that other commands cannot delay; otherwise the connection
-// of all other commands.
-func RenewBySlot(batches [][]*watchdog.Lease, shared bool, renew func(batches [][]*watchdog.Lease, dedicated bool) []watchdog.Renewed) []watchdog.Renewed {
-	results := renew(batches, !shared)
+// renew sends one script for each batch. With dedicated set it uses connections that other
+// commands cannot delay; otherwise the connection of all other commands.
+func (r ScriptRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
+	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
-		if reply, ok := rueidis.IsRedisErr(results[b].Err); ok && reply.IsTryAgain() && len(batch) > 1 {
-			results[b] = watchdog.Renewed{}
-			for _, one := range renew(slices.Collect(slices.Chunk(batch, 1)), false) {
-				results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
-				results[b].Err = cmp.Or(results[b].Err, one.Err)
+		keys, args := make([]string, 0, len(batch)), make([]string, 1, 1+len(batch))
+		args[0] = wire.Millis(ttl)
+		for _, l := range batch {
+			keys, args = append(keys, l.Key), append(args, l.Owner+r.Suffix)
+			if r.ReadHolds {
+				keys = append(keys, wire.ReadHoldTimeout(l.Key, l.Owner, 1))
 			}
+		}
+		calls[b] = wire.Call{Keys: keys, Args: args}
+	}
+	results := make([]watchdog.Renewed, len(batches))
+	for b, reply := range r.Script.ExecMany(ctx, r.Client, calls, dedicated) {
+		held, err := wire.Numbers(reply, len(batches[b]))
+		results[b].Err = err
+		for _, n := range held {
+			results[b].Held = append(results[b].Held, n == 1)
 		}
 	}
 	return results

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -186,7 +187,9 @@ type Move struct {
 	from, to *Server
 }
 
-// BeginMove starts to migrate the slot of a key to another primary.
+// BeginMove starts to migrate the slot of a key to another primary: the last, unless that has it.
+// Moves at the same time must have the same target: the ownership of a slot can get lost when
+// the configuration epochs of two nodes change at once.
 func (c *Cluster) BeginMove(key string) (*Move, error) {
 	m := &Move{cluster: c, slot: strconv.Itoa(wire.Slot(key)), from: c.Owner(key)}
 	if m.from == nil {
@@ -213,7 +216,7 @@ func (m *Move) Migrate(key string) error {
 // MigrateAll migrates the remaining keys.
 func (m *Move) MigrateAll() error {
 	for {
-		keys, err := m.keys()
+		keys, err := m.Keys()
 		if err != nil || len(keys) == 0 {
 			return err
 		}
@@ -225,7 +228,8 @@ func (m *Move) MigrateAll() error {
 	}
 }
 
-func (m *Move) keys() ([]string, error) {
+// Keys returns the keys that have not been migrated.
+func (m *Move) Keys() ([]string, error) {
 	return Query(m.from.Addr, "CLUSTER", "GETKEYSINSLOT", m.slot, "1000")
 }
 
@@ -243,7 +247,7 @@ func (m *Move) Finish() error {
 		}
 	}
 	return eventually("slot "+m.slot+" has moved", func() bool {
-		keys, err := m.keys()
+		keys, err := m.Keys()
 		return err == nil && len(keys) == 0
 	})
 }
@@ -267,6 +271,38 @@ func (c *Cluster) MoveSlotOf(key string) error {
 		return err
 	}
 	return m.Finish()
+}
+
+// Reshard moves the first n slots of a primary to another, with the tool of the server, and blocks
+// until all nodes agree.
+func (c *Cluster) Reshard(from, to *Server, n int) error {
+	source, err := from.id()
+	if err != nil {
+		return err
+	}
+	target, err := to.id()
+	if err != nil {
+		return err
+	}
+	tool := strings.TrimSuffix(from.Program, "server") + "cli"
+	output, err := exec.Command(tool, "--cluster", "reshard", from.Addr, "--cluster-from", source, "--cluster-to", target,
+		"--cluster-slots", strconv.Itoa(n), "--cluster-yes").CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%s: %w: %s", tool, err, output[max(0, len(output)-1000):])
+	}
+	return eventually("the nodes agree on the epoch", func() bool {
+		epochs := make(map[string]bool)
+		for _, s := range c.Nodes() {
+			reply, err := Query(s.Addr, "CLUSTER", "INFO")
+			if err != nil {
+				return false
+			}
+			_, epoch, _ := strings.Cut(reply[0], "cluster_current_epoch:")
+			epoch, _, _ = strings.Cut(epoch, "\r")
+			epochs[epoch] = true
+		}
+		return len(epochs) == 1
+	})
 }
 
 // id returns the id of a cluster node.

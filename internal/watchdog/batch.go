@@ -1,6 +1,7 @@
 package watchdog
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -38,8 +39,18 @@ type Renewed struct {
 	// Held reports for each lease whether its owner still holds it. A key of the wrong
 	// type is not held.
 	Held []bool
-	// Err is set if the outcome of the whole batch is unknown.
-	Err error
+	// Err is set if the outcome of the whole batch is unknown, and Errs if that of some leases
+	// is: it has an error or nil for each.
+	Err  error
+	Errs []error
+}
+
+// ErrOf returns the error of the i-th lease, nil if Held has its outcome.
+func (r Renewed) ErrOf(i int) error {
+	if r.Err != nil || r.Errs == nil {
+		return r.Err
+	}
+	return r.Errs[i]
 }
 
 // renewal describes how leases are renewed.
@@ -138,10 +149,11 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 		r := results[b]
 		least := time.Duration(math.MaxInt64) // remaining in this batch
 		for i, l := range batch {
-			least = min(least, wd.apply(l, sent, now, how.ttl, r.Err, r.Err == nil && r.Held[i]))
+			err := r.ErrOf(i)
+			least = min(least, wd.apply(l, sent, now, how.ttl, err, err == nil && r.Held[i]))
 		}
 		if wd.cfg.OnRenew != nil && !how.quiet {
-			wd.cfg.OnRenew(least, r.Err)
+			wd.cfg.OnRenew(least, cmp.Or(append(r.Errs, r.Err)...))
 		}
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -128,5 +129,26 @@ func TestOnRenew(t *testing.T) {
 		assert.Equal(t, 1, failureCount)
 		require.Len(t, left, 1)
 		assert.Less(t, left[0], timeout*2/3+time.Second)
+	})
+}
+
+// An error of one lease of a batch is no error of the others.
+func TestErrorsCountPerLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var failures atomic.Int32
+		wd := New(Config{OnRenew: func(_ time.Duration, err error) {
+			if err != nil {
+				failures.Add(1)
+			}
+		}})
+		defer wd.Close()
+		s := &server{moving: map[string]error{"b": errors.New("moving")}}
+		a, b := watch(t, wd, "a", Terms{Renewer: s}), watch(t, wd, "b", Terms{Renewer: s})
+		time.Sleep(timeout/3 + tick)
+		synctest.Wait()
+		require.EqualValues(t, 1, failures.Load())
+		require.Len(t, s.batches, 1, "one batch")
+		require.Greater(t, a.Remaining(), timeout-time.Second)
+		require.Less(t, b.Remaining(), timeout*2/3+time.Second)
 	})
 }

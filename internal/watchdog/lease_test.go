@@ -24,6 +24,7 @@ type server struct {
 	at      []time.Time
 	err     error
 	gone    map[string]bool
+	moving  map[string]error // errors of single leases
 	latency time.Duration
 	shared  []bool                // of each wave
 	waves   []int                 // leases per wave
@@ -39,6 +40,9 @@ func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration,
 		for _, l := range batch {
 			keys = append(keys, l.Key)
 			results[b].Held = append(results[b].Held, !s.gone[l.Key])
+			if s.moving != nil {
+				results[b].Errs = append(results[b].Errs, s.moving[l.Key])
+			}
 		}
 		results[b].Err = s.err
 		leases += len(batch)

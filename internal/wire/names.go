@@ -61,8 +61,8 @@ const WriteSuffix = ":write"
 func WriteOwner(o lock.Owner) string { return o.String() + WriteSuffix }
 
 // ReadHoldTimeout is the key that expires with an owner's n-th read hold.
-func ReadHoldTimeout(name string, o lock.Owner, n int) string {
-	return suffixName(name, o.String()) + ":rwlock_timeout:" + strconv.Itoa(n)
+func ReadHoldTimeout(name, owner string, n int) string {
+	return suffixName(name, owner) + ":rwlock_timeout:" + strconv.Itoa(n)
 }
 
 // ReadHoldTimeouts is the prefix of the keys of all read holds of a name.

@@ -34,7 +34,7 @@ func TestNames(t *testing.T) {
 		{"fair channel", func(n string) string { return FairChannel(n, o) },
 			"redisson_lock__channel:{orders}:" + client + ":42", "redisson_lock__channel:{shop}orders:" + client + ":42"},
 		{"read-write channel", RWChannel, "redisson_rwlock:{orders}", "redisson_rwlock:{shop}orders"},
-		{"read hold timeout", func(n string) string { return ReadHoldTimeout(n, o, 2) },
+		{"read hold timeout", func(n string) string { return ReadHoldTimeout(n, o.String(), 2) },
 			"{orders}:" + client + ":42:rwlock_timeout:2", "{shop}orders:" + client + ":42:rwlock_timeout:2"},
 		{"semaphore channel", SemaphoreChannel, "redisson_sc:{orders}", "redisson_sc:{shop}orders"},
 		{"permit timeouts", PermitTimeouts, "{orders}:timeout", "{shop}orders:timeout"},
@@ -60,7 +60,7 @@ func TestNamesShareSlot(t *testing.T) {
 		}
 		for _, key := range []string{
 			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name),
-			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o, 1), SemaphoreChannel(name), PermitTimeouts(name),
+			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o.String(), 1), SemaphoreChannel(name), PermitTimeouts(name),
 			PlainChannel(name),
 		} {
 			assert.Equal(t, Slot(name), Slot(key), key)

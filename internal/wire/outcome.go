@@ -18,10 +18,14 @@ const (
 	Unknown                // it may have run, or may still run
 )
 
-// OutcomeOf classifies the error of a script. After an error reply nothing was done;
-// after a failed dial, or while the server does not answer, nothing was sent.
+// OutcomeOf classifies the error of a script. After an error reply nothing was done, unless a
+// key left the node while the script ran; after a failed dial, or while the server does not
+// answer, nothing was sent.
 func OutcomeOf(err error) Outcome {
 	if reply, ok := rueidis.IsRedisErr(err); ok {
+		if says(reply.Error(), nonLocal) {
+			return Unknown
+		}
 		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
 			return Passing
 		}
@@ -44,6 +48,16 @@ func IsRefused(err error) bool { return OutcomeOf(err) == Refused }
 
 // IsUnknown reports whether err leaves open what a request has done.
 func IsUnknown(err error) bool { return err != nil && OutcomeOf(err) == Unknown }
+
+// nonLocal is the server's error for a script that uses an undeclared key on another node.
+const nonLocal = "Script attempted to access a non local key"
+
+// IsMoving reports whether err says that the keys of a script are not all on one node, because
+// their cluster slot is moving.
+func IsMoving(err error) bool {
+	var reply *rueidis.RedisError
+	return errors.As(err, &reply) && (reply.IsTryAgain() || says(reply.Error(), nonLocal))
+}
 
 // IsWrongType reports whether err is the server's error for a key of another type.
 func IsWrongType(err error) bool {

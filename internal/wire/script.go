@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -21,6 +22,7 @@ import (
 type Script struct {
 	source string
 	sha    string
+	atRest bool
 }
 
 // NewScript prepares a script. It sends nothing.
@@ -45,6 +47,17 @@ func LoadScript(files embed.FS, names ...string) *Script {
 		source.Write(text)
 	}
 	return NewScript(source.String())
+}
+
+// AtRest makes a cluster refuse the script while the slot of its keys moves, with TRYAGAIN. A
+// node that has only some keys of such a slot rejects a request if it lacks a declared key,
+// but lets a script begin if it has all of them. The script would fail halfway at a key that it
+// does not declare or has deleted, or take a key that is elsewhere for one that does not
+// exist. So this declares one more key, which never exists. The last key that the caller
+// declares must have a hash tag.
+func (s *Script) AtRest() *Script {
+	s.atRest = true
+	return s
 }
 
 // Exec runs the script on the server that holds keys, on a shared connection, and
@@ -171,12 +184,19 @@ func (s *Script) command(c rueidis.Client, call Call, dedicated, inFull bool) ru
 	if inFull {
 		name, script = "EVAL", s.source
 	}
-	cmd := c.B().Arbitrary(name, script, strconv.Itoa(len(call.Keys))).Keys(call.Keys...).Args(call.Args...)
+	keys := call.Keys
+	if s.atRest && c.Mode() == rueidis.ClientModeCluster {
+		keys = append(slices.Clip(keys), keys[len(keys)-1]+neverSuffix)
+	}
+	cmd := c.B().Arbitrary(name, script, strconv.Itoa(len(keys))).Keys(keys...).Args(call.Args...)
 	if dedicated {
 		return cmd.Blocking()
 	}
 	return cmd.Build()
 }
+
+// neverSuffix makes a key that never exists from a key that the user may access.
+const neverSuffix = ":never"
 
 func isNoScript(resp rueidis.RedisResult) bool {
 	err, ok := rueidis.IsRedisErr(resp.Error())

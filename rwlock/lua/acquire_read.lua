@@ -25,7 +25,7 @@ for i = 2, #ARGV, 3 do
 	if mode and redis.call('HEXISTS', KEYS[1], claim) == 1 then
 		-- This attempt, or an earlier one of the same claim, was delivered twice. The
 		-- caller counts the lease from this one.
-		holds.prolong(KEYS[1], ARGV[1], claim, lease)
+		holds.prolong(KEYS[1], holds.key(ARGV[1], claim, 1), lease)
 	elseif open or mode == 'write' and redis.call('HEXISTS', KEYS[1], writer .. ':write') == 1 then
 		readers[#readers + 1] = {claim = claim, lease = lease}
 	else

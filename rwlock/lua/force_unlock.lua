@@ -1,5 +1,6 @@
 -- Opens the lock, whichever claims hold it, if it is in the given mode.
 -- KEYS[1]  lock hash
+-- KEYS[2]  waiting writers, which are not used
 -- ARGV[1]  prefix of the keys of read holds
 -- ARGV[2]  read or write
 -- ARGV[3]  command that publishes

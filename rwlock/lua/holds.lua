@@ -4,9 +4,9 @@
 -- number of its holds; the name of the writer's field ends with ':write'. Each read hold
 -- also has a key of its own, named by owner and number, which expires with the hold. The
 -- hash lasts as long as the longest read hold or the write hold. Only the hash tells which
--- keys exist, so the scripts build the names of these keys instead of declaring them. The
+-- keys exist, so most scripts build the names of these keys instead of declaring them. The
 -- keys are in the slot of the hash, but servers that refuse undeclared keys are not
--- supported.
+-- supported. Scripts that use keys of several claims run only while the slot does not move.
 
 local holds = {}
 
@@ -30,10 +30,9 @@ function holds.raise(key, ttl)
 	return 1
 end
 
--- Makes a read claim, and with it the lock, last at least ttl ms.
-function holds.prolong(lock, prefix, claim, ttl)
+-- Makes a read hold, and with it the lock, last at least ttl ms.
+function holds.prolong(lock, key, ttl)
 	holds.raise(lock, ttl)
-	local key = holds.key(prefix, claim, 1)
 	if holds.raise(key, ttl) == 0 then
 		-- The key was evicted, or has expired. The field still exists, so there has
 		-- been no writer since.

@@ -1,6 +1,7 @@
 -- release_read
 -- Releases a read claim. It can be repeated.
 -- KEYS[1]  lock hash
+-- KEYS[2]  waiting writers, which are not used
 -- ARGV[1]  prefix of the keys of read holds
 -- ARGV[2]  claim
 -- ARGV[3]  command that publishes

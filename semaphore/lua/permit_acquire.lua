@@ -10,7 +10,7 @@ local cached = pool.cached()
 if cached then
 	return cached
 end
-local key, taken, now = KEYS[1], KEYS[5], pool.now()
+local key, taken, now = KEYS[1], KEYS[6], pool.now()
 local before = pool.free()
 local wanted = #ARGV - 10 - 3 * ARGV[10] -- the number of ids
 local free = before and permits.sweep(key, taken, before, now, wanted)

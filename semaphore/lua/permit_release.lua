@@ -10,7 +10,7 @@ local cached = pool.cached()
 if cached then
 	return cached
 end
-local key, taken, now = KEYS[1], KEYS[5], pool.now()
+local key, taken, now = KEYS[1], KEYS[6], pool.now()
 local n = tonumber(ARGV[7])
 local at = 8 + n
 local ids = {}

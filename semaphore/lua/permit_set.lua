@@ -9,7 +9,7 @@ if cached then
 end
 local wanted = tonumber(ARGV[7])
 local free = pool.free()
-local change = wanted - (free or 0) - redis.call('ZCARD', KEYS[5])
+local change = wanted - (free or 0) - redis.call('ZCARD', KEYS[6])
 if free and change == 0 then
 	return pool.cache({0})
 end

@@ -11,14 +11,14 @@ end
 -- A semaphore deleted meanwhile stays deleted.
 local exists = pool.free()
 pool.begin_release()
-redis.call('ZREM', KEYS[5], '') -- fails here, before any change, if the user lacks the right
+redis.call('ZREM', KEYS[6], '') -- fails here, before any change, if the user lacks the right
 pool.cache({-1})
 -- The ids identify the permits even if the cached reply is lost.
 local ids = {}
 for i = 7, #ARGV do
 	ids[#ids + 1] = ARGV[i]
 end
-local removed = permits.remove(KEYS[5], ids)
+local removed = permits.remove(KEYS[6], ids)
 if removed > 0 and exists then
 	pool.publish(pool.change(removed))
 end

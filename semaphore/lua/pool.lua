@@ -16,7 +16,7 @@
 -- KEYS[1]  number of free permits
 -- KEYS[2]  cached reply
 -- KEYS[3]  wait queue, KEYS[4] heartbeats
--- KEYS[#KEYS]  exists for as long as a cached reply after the semaphore was created
+-- KEYS[5]  exists for as long as a cached reply after the semaphore was created
 -- ARGV[1]  sequence number of the request
 -- ARGV[2]  time to live of the cached reply in ms
 -- ARGV[3]  time in ms after which the request must not run
@@ -27,7 +27,7 @@
 local pool = {}
 
 local permits, cache, queue, heartbeats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local created = KEYS[#KEYS]
+local created = KEYS[5]
 
 -- The most permits a semaphore can have: an int of Java.
 pool.max = 2147483647
