@@ -1,6 +1,8 @@
 package fairlock_test
 
 import (
+	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -30,11 +32,13 @@ type lockModel struct {
 	queue     []string
 	deadlines map[string]int64
 	alive     map[string]int64
-	ends      [4]int64 // of the keys, as keysOf returns them
+	order     map[string]int64
+	ends      [5]int64 // of the keys, as keysOf returns them
 
 	// Of one script.
-	head                   string // of the queue before
-	intact, renewed, freed bool
+	head                    string // of the queue before
+	intact, silent, patient bool
+	changed, freed          bool
 }
 
 // The keys of a lock, as indices.
@@ -43,12 +47,15 @@ const (
 	queueAt
 	deadlinesAt
 	aliveAt
+	orderAt
 )
 
 func newModel(names ...string) *model {
 	m := &model{locks: map[string]*lockModel{}, seen: lockstep.Seen{}}
 	for _, name := range names {
-		m.locks[name] = &lockModel{name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}}
+		m.locks[name] = &lockModel{
+			name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}, order: map[string]int64{},
+		}
 	}
 	return m
 }
@@ -76,13 +83,15 @@ func (l *lockModel) drop(key int) {
 		clear(l.deadlines)
 	case aliveAt:
 		clear(l.alive)
+	case orderAt:
+		clear(l.order)
 	}
 	l.tidy()
 }
 
 // tidy is called after every removal: an empty key does not exist and has no expiry.
 func (l *lockModel) tidy() {
-	for key, size := range []int{len(l.counts), len(l.queue), len(l.deadlines), len(l.alive)} {
+	for key, size := range []int{len(l.counts), len(l.queue), len(l.deadlines), len(l.alive), len(l.order)} {
 		if size == 0 {
 			l.ends[key] = never
 		}
@@ -111,9 +120,19 @@ func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 }
 
 // begin is called before each script of ours.
-func (l *lockModel) begin() {
-	l.head, l.renewed, l.freed = l.first(), false, false
+func (m *model) begin(l *lockModel) {
+	l.head, l.changed, l.freed = l.first(), false, false
 	l.intact = len(l.queue) == len(l.deadlines)
+	l.silent = false
+	l.patient = -l.order[""] > m.now
+}
+
+// next returns the waiter that the lock is for, "" if there is none.
+func (l *lockModel) next() string {
+	if l.silent {
+		return ""
+	}
+	return l.first()
 }
 
 // first returns the head of the queue, "" if there is none.
@@ -143,47 +162,140 @@ func (l *lockModel) dies(owner string) (at int64, known bool) {
 	return at, known
 }
 
-// purge removes dead waiters from the head.
+// refresh brings the queue up to date, in a request of live waiters.
+func (m *model) refresh(l *lockModel, live ...string) {
+	back := m.evicted(l, live)
+	m.listen(l, live)
+	m.restore(l, back)
+	m.purge(l)
+}
+
+// listen is told the waiters of a request.
+func (m *model) listen(l *lockModel, live []string) {
+	l.silent = len(l.alive) > 0 && len(l.alive) >= len(l.deadlines)
+	for _, dies := range l.alive {
+		l.silent = l.silent && dies <= m.now
+	}
+	late := l.silent
+	for _, owner := range live {
+		at, ours := l.alive[owner]
+		late = late || ours && at <= m.now
+	}
+	if late && len(live) > 0 {
+		m.seen.See("patient")
+		l.order[""] = -(m.now + m.positionTTL/4)
+		l.silent, l.patient, l.changed = false, true, true
+	}
+}
+
+// purge removes dead waiters from the head, if the lock is free.
 func (m *model) purge(l *lockModel) {
 	for ; len(l.queue) > 0; l.queue = l.queue[1:] {
 		first := l.queue[0]
 		at, known := l.dies(first)
 		if !known {
 			l.deadlines[first] = m.now + m.wait
-			break
 		}
-		if at > m.now {
+		if !l.free() || l.silent || l.patient || !known || at > m.now {
 			break
 		}
 		m.seen.See("dead purged")
 		delete(l.deadlines, first)
 		delete(l.alive, first)
+		delete(l.order, first)
 		l.tidy() // before a deadline is added: the key would be a new one
 	}
 	l.tidy()
 }
 
-// renew records a heartbeat of a waiter.
-func (m *model) renew(l *lockModel, owner string) {
-	n := slices.Index(l.queue, owner)
-	if n >= 8 {
-		m.seen.See("far from the head")
+// renew records heartbeats of waiters.
+func (m *model) renew(l *lockModel, owners ...string) {
+	for _, owner := range owners {
+		n := slices.Index(l.queue, owner)
+		if n >= 8 {
+			m.seen.See("far from the head")
+		}
+		if n < 0 || n >= 8 {
+			n = len(l.queue)
+		}
+		l.alive[owner] = m.now + m.positionTTL
+		l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
+		l.changed = true
 	}
-	if n < 0 || n >= 8 {
-		n = len(l.queue)
-	}
-	l.alive[owner] = m.now + m.positionTTL
-	l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
-	l.renewed = true
 }
 
-// restore puts a waiter back if it was evicted.
-func (m *model) restore(l *lockModel, owner string) {
-	if l.alive[owner] > m.now && !l.queued(owner) {
-		m.seen.See("restored")
-		l.queue = slices.Insert(l.queue, 0, owner)
-		m.renew(l, owner)
+// ranked returns our waiters in the order in which they came.
+func (l *lockModel) ranked() (owners []string) {
+	for owner := range l.order {
+		if owner != "" {
+			owners = append(owners, owner)
+		}
 	}
+	slices.SortFunc(owners, func(a, b string) int { return cmp.Compare(l.order[a], l.order[b]) })
+	return owners
+}
+
+// evicted returns live waiters that were evicted: those of a request, and the first others. It
+// forgets dead ones.
+func (m *model) evicted(l *lockModel, live []string) map[string]bool {
+	back := map[string]bool{}
+	add := func(owner string) bool {
+		at, known := l.dies(owner)
+		if !known || at <= m.now {
+			return false
+		}
+		back[owner] = true
+		return true
+	}
+	for _, owner := range live {
+		if !l.queued(owner) {
+			add(owner)
+		}
+	}
+	const some = 16
+	for forgotten := some; forgotten == some; {
+		forgotten = 0
+		first := l.ranked()
+		for _, owner := range first[:min(some, len(first))] {
+			if l.queued(owner) {
+				break
+			}
+			if !add(owner) {
+				m.seen.See("forgotten")
+				forgotten++
+				delete(l.order, owner)
+				delete(l.alive, owner)
+			}
+		}
+	}
+	l.tidy()
+	return back
+}
+
+// restore puts them back.
+func (m *model) restore(l *lockModel, back map[string]bool) {
+	if len(back) == 0 {
+		return
+	}
+	m.seen.See("restored")
+	var last int64
+	for owner := range back {
+		last = max(last, l.order[owner])
+	}
+	for len(l.queue) > 0 && l.order[l.queue[0]] > 0 && l.order[l.queue[0]] < last {
+		back[l.queue[0]] = true
+		l.queue = l.queue[1:]
+		m.seen.See("restored before another")
+	}
+	l.tidy()
+	head := slices.SortedFunc(maps.Keys(back), func(a, b string) int {
+		return cmp.Or(cmp.Compare(l.order[a], l.order[b]), cmp.Compare(a, b))
+	})
+	for i, owner := range head {
+		l.deadlines[owner] = m.now + m.ttl(l) + int64(i+1)*m.wait
+	}
+	l.queue = append(head, l.queue...)
+	l.changed = true
 }
 
 // leave removes waiters.
@@ -192,6 +304,7 @@ func (l *lockModel) leave(owners ...string) {
 	for _, owner := range owners {
 		delete(l.alive, owner)
 		delete(l.deadlines, owner)
+		delete(l.order, owner)
 	}
 	if len(l.deadlines) < before || !l.intact {
 		for _, owner := range owners {
@@ -209,15 +322,19 @@ func (m *model) end(l *lockModel) int {
 	if len(l.queue) == 0 {
 		l.drop(deadlinesAt)
 		l.drop(aliveAt)
+		l.drop(orderAt)
 		return 0
 	}
-	if l.renewed || len(l.alive) == 0 {
-		ends := m.now + int64(len(l.queue)+1)*m.wait + m.ttl(l)
-		l.ends[queueAt], l.ends[deadlinesAt], l.ends[aliveAt] = never, never, ends
-		if len(l.deadlines) == len(l.alive) {
-			l.ends[queueAt], l.ends[deadlinesAt] = ends, ends
+	if len(l.alive) == 0 {
+		l.drop(orderAt)
+	}
+	switch ends := l.ends[queueAt]; {
+	case l.silent && l.free():
+		if ends != never && ends-m.now > m.positionTTL {
+			m.expire(l, m.positionTTL)
 		}
-		l.tidy()
+	case l.changed || len(l.alive) == 0:
+		m.expire(l, int64(len(l.queue)+1)*m.wait+m.ttl(l))
 	}
 	newHead := l.freed || l.head != "" && l.head != l.queue[0]
 	if newHead && (l.free() || l.ends[lockAt] != never && m.ttl(l) < 5_000) {
@@ -225,6 +342,16 @@ func (m *model) end(l *lockModel) int {
 		return lockstep.Subscribers
 	}
 	return 0
+}
+
+// expire gives the keys of the queue an expiry, but not to those that have a Java waiter.
+func (m *model) expire(l *lockModel, ttl int64) {
+	ends := m.now + ttl
+	l.ends[queueAt], l.ends[deadlinesAt], l.ends[aliveAt], l.ends[orderAt] = never, never, ends, ends
+	if len(l.deadlines) == len(l.alive) {
+		l.ends[queueAt], l.ends[deadlinesAt] = ends, ends
+	}
+	l.tidy()
 }
 
 // publish sends the message that the lock is free to the head of the queue.
@@ -252,6 +379,11 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 	moved := !l.queued(owner)
 	m.renew(l, owner)
 	if moved {
+		last := int64(0)
+		for _, rank := range l.order {
+			last = max(last, rank)
+		}
+		l.order[owner] = last + 1
 		l.queue = append(l.queue, owner)
 	}
 	a := locking.Answer{Queued: true, Moved: moved, FreeIn: millis(-1)}
@@ -262,24 +394,23 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 }
 
 func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
-	l.begin()
+	m.begin(l)
 	holder := -1
+	var live []string
 	for i, c := range claims {
+		if c.Waits {
+			live = append(live, c.ID.String())
+		}
 		if l.counts[c.ID.String()] > 0 {
 			holder = i
 			m.atLeast(l, c)
 		}
 	}
-	m.purge(l)
-	for _, c := range slices.Backward(claims) {
-		if c.Waits {
-			m.restore(l, c.ID.String())
-		}
-	}
+	m.refresh(l, live...)
 	if l.free() {
 		holder = 0
-		if len(l.queue) > 0 {
-			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == l.queue[0] })
+		if next := l.next(); next != "" {
+			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == next })
 		}
 		if holder >= 0 {
 			m.hold(l, claims[holder])
@@ -304,31 +435,32 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 func (m *model) open(l *lockModel) locking.Released {
 	l.drop(lockAt)
 	l.freed = true
+	m.refresh(l)
 	return locking.Released{State: locking.Free, Receivers: m.end(l)}
 }
 
 // release is that of a claim. The waiters in had leave the queue.
 func (m *model) release(l *lockModel, c *locking.Claim, had []string) locking.Released {
-	l.begin()
+	m.begin(l)
 	l.leave(had...)
-	m.purge(l)
 	if l.counts[c.ID.String()] > 0 {
 		return m.open(l)
 	}
 	l.leave(c.ID.String())
+	m.refresh(l)
 	m.end(l)
 	return locking.Released{}
 }
 
 // confirm returns whether the claim holds the lock, and how many of the waiting are the first.
 func (m *model) confirm(l *lockModel, c *locking.Claim, had, waiting []string) [2]int64 {
-	l.begin()
+	m.begin(l)
 	held := l.counts[c.ID.String()] > 0
 	if held {
 		m.atLeast(l, c)
 	}
 	l.leave(had...)
-	m.purge(l)
+	m.refresh(l)
 	n := 0
 	for held && n < min(len(waiting), len(l.queue)) && waiting[n] == l.queue[n] {
 		n++
@@ -349,15 +481,14 @@ func (m *model) extend(l *lockModel, c *locking.Claim) bool {
 }
 
 func (m *model) giveUp(l *lockModel, owner string) {
-	l.begin()
-	m.purge(l)
+	m.begin(l)
 	l.leave(owner)
+	m.refresh(l)
 	m.end(l)
 }
 
 func (m *model) force(l *lockModel) bool {
-	l.begin()
-	m.purge(l)
+	m.begin(l)
 	held := !l.free()
 	m.open(l)
 	return held
@@ -365,11 +496,8 @@ func (m *model) force(l *lockModel) bool {
 
 // heartbeat is one of some owners. It reports which are in the queue and must keep waiting.
 func (m *model) heartbeat(l *lockModel, owners []string) []bool {
-	l.begin()
-	m.purge(l)
-	for _, owner := range slices.Backward(owners) {
-		m.restore(l, owner)
-	}
+	m.begin(l)
+	m.refresh(l, owners...)
 	kept := make([]bool, len(owners))
 	for i, owner := range owners {
 		if l.queued(owner) {
@@ -377,12 +505,6 @@ func (m *model) heartbeat(l *lockModel, owners []string) []bool {
 			kept[i] = !l.free() || owner != l.first()
 		}
 	}
-	for owner, dies := range l.alive {
-		if dies <= m.now && !l.queued(owner) {
-			delete(l.alive, owner)
-		}
-	}
-	l.tidy()
 	m.end(l)
 	return kept
 }
@@ -501,6 +623,7 @@ func (m *model) state() (s lockstep.State) {
 		s.Put(keys[queueAt], "list", l.ends[queueAt], l.queue...)
 		s.Put(keys[deadlinesAt], "zset", l.ends[deadlinesAt], lockstep.Pairs(l.deadlines)...)
 		s.Put(keys[aliveAt], "zset", l.ends[aliveAt], lockstep.Pairs(l.alive)...)
+		s.Put(keys[orderAt], "zset", l.ends[orderAt], lockstep.Pairs(l.order)...)
 	}
 	s.Told, m.published = m.published, nil
 	return s

@@ -109,6 +109,37 @@ func TestTheOrderSurvivesFaults(t *testing.T) {
 	})
 }
 
+// The server does not answer for longer than a queue position lasts without a heartbeat. The
+// waiters of several processes acquire the lock in their order, even if it is released at once.
+func TestTheOrderSurvivesAStoppedServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s, timeout := harness.Own(t, shared.Program), redlatch.WithWatchdogTimeout(processTimeout)
+		h := mustLock(t, harness.Client(t, s, quietly, timeout).FairLock("orders"), lock.Lease(time.Minute))
+		var all []*redlatch.Client
+		for range 3 {
+			all = append(all, harness.Client(t, s, quietly, timeout))
+		}
+		var waiters []*caller
+		for i := range 6 {
+			waiters = append(waiters, queue(t, context.Background(), s.Addr, all[i%len(all)].FairLock("orders")))
+		}
+		s.Pause()
+		<-time.After(2 * positionTTL)
+		s.Resume()
+		for i, w := range waiters {
+			if err := h.Unlock(t.Context()); err != nil {
+				require.ErrorIs(t, err, lock.ErrIndeterminate)
+			}
+			h = w.Got()
+			for _, later := range waiters[i+1:] {
+				require.True(t, later.Running(), "one has overtaken another")
+			}
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
 // One process has very many waiters. They acquire the lock in order, the process listens
 // for the first of them alone, and an acquisition costs two commands.
 func TestVeryManyWaitersOfOneProcess(t *testing.T) {
