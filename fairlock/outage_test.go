@@ -3,6 +3,7 @@ package fairlock_test
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"testing"
@@ -228,5 +229,57 @@ func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 		t.Logf("%v for an acquisition", time.Since(begin)/time.Duration(processes*each))
 		require.True(t, slices.Equal(processesOf(want), processesOf(c.list(logKey))), "in order")
 		c.finish()
+	})
+}
+
+// A wait that has ended leaves nothing in the queue, whenever it ends: a single attempt that
+// follows the next Unlock succeeds.
+func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
+	rounds := harness.Size(40, 200)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		holders, waiting, trying := harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)
+		for round := range rounds {
+			h := mustLock(t, holders.FairLock("orders"))
+			var wg sync.WaitGroup
+			for n := range 1 + round%8 {
+				wait := time.Duration(100+rand.IntN(3000*(1+n%2))) * time.Microsecond
+				wg.Go(func() {
+					ctx, opts := context.Background(), []lock.Option{lock.Wait(wait)}
+					if n%3 > 0 {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(ctx, wait)
+						defer cancel()
+						opts = nil
+					}
+					_, err := waiting.FairLock("orders").Lock(ctx, opts...)
+					assert.ErrorIs(t, err, lock.ErrNotAcquired)
+				})
+			}
+			wg.Wait()
+			require.NoError(t, h.Unlock(t.Context()))
+			next, err := trying.FairLock("orders").TryLock(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, next.Unlock(t.Context()))
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A silent server delays the end of a wait by no more than a moment.
+func TestASilentServerDoesNotHoldUpTheEndOfAWait(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h := mustLock(t, harness.Client(t, s, quietly).FairLock("orders"), lock.Lease(time.Minute))
+		c := harness.Client(t, s, quietly)
+		w := queue(t, context.Background(), s.Addr, c.FairLock("orders"))
+		s.Pause()
+		began := time.Now()
+		w.Cancel(nil)
+		require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+		require.Less(t, time.Since(began), time.Second)
+		s.Resume()
+		harness.Eventually(t, soon, "it has left", func() bool { return len(waiting(t, s.Addr, "orders")) == 0 })
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -145,7 +145,7 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 	err := c.lock.q.Acquire(spanCtx, req)
 	switch {
 	case err != nil:
-		c.retire()
+		c.leave()
 		return nil, err
 	case c.joined != nil:
 		c.retire() // it may have a queue position
