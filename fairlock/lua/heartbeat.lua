@@ -15,17 +15,17 @@ local function heartbeat(q, channel, first, last)
 	-- On a server out of memory a script may go on once it has executed a write that needs no
 	-- memory. This one has no other effect, and the writes below need hardly any memory.
 	redis.call('ZREM', q.heartbeats, '')
-	positions.refresh(q, {unpack(ARGV, first, last)})
+	local waiters = {unpack(ARGV, first, last)}
+	positions.refresh(q, waiters)
 	-- The head of a free lock may have missed its message. Its client polls only for the
 	-- waiter that it believes to be first, which is another one after an eviction.
 	local next = q.free and positions.next(q)
-	local renewed = {}
-	for i = first, last do
-		local queued = positions.queued(q, ARGV[i])
-		if queued then
-			renewed[#renewed + 1] = ARGV[i]
+	local renewed, queued = {}, positions.all_queued(q, waiters)
+	for i, waiter in ipairs(waiters) do
+		if queued[i] then
+			renewed[#renewed + 1] = waiter
 		end
-		reply[#reply + 1] = queued and ARGV[i] ~= next and 1 or 0
+		reply[#reply + 1] = queued[i] and waiter ~= next and 1 or 0
 	end
 	if #renewed > 0 then
 		positions.renew(q, renewed)

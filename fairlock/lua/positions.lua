@@ -68,6 +68,18 @@ function positions.queued(q, waiter)
 	return redis.call('LPOS', q.list, waiter)
 end
 
+-- all_queued reports that of each of some waiters.
+function positions.all_queued(q, waiters)
+	if q.intact and #waiters > 0 then
+		return redis.call('ZMSCORE', q.deadlines, unpack(waiters))
+	end
+	local queued = {}
+	for i, waiter in ipairs(waiters) do
+		queued[i] = positions.queued(q, waiter)
+	end
+	return queued
+end
+
 -- dies returns when a waiter counts as dead, or nil. The deadline of our own waiter does not
 -- count: Java may have pushed it into the past.
 function positions.dies(q, waiter)
@@ -88,12 +100,14 @@ local function listen(q, live)
 	local heard = redis.call('ZRANGE', q.heartbeats, -1, -1, 'WITHSCORES')[2]
 	q.silent = heard and tonumber(heard) <= q.now
 		and redis.call('ZCARD', q.heartbeats) >= redis.call('ZCARD', q.deadlines)
+	if #live == 0 then
+		return
+	end
 	local late = q.silent
-	for _, waiter in ipairs(live) do
-		local heartbeat = redis.call('ZSCORE', q.heartbeats, waiter)
+	for _, heartbeat in ipairs(redis.call('ZMSCORE', q.heartbeats, unpack(live))) do
 		late = late or heartbeat and tonumber(heartbeat) <= q.now
 	end
-	if late and #live > 0 then
+	if late then
 		redis.call('ZADD', q.order, -(q.now + math.floor(q.position_ttl / 4)), '')
 		q.silent, q.patient, q.changed = false, true, true
 	end
@@ -137,8 +151,9 @@ local function evicted(q, live)
 		end
 		return alive
 	end
-	for _, waiter in ipairs(live) do
-		if not positions.queued(q, waiter) then
+	local queued = positions.all_queued(q, live)
+	for i, waiter in ipairs(live) do
+		if not queued[i] then
 			add(waiter)
 		end
 	end
