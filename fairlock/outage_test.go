@@ -232,6 +232,34 @@ func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 	})
 }
 
+// Waiters that come while an attempt of their process is under way enter the queue together, in
+// the order in which they came, whether or not they have owners.
+func TestWaitersWithOwnersAreNotOvertakenByABatch(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h := mustLock(t, harness.Client(t, s, quietly).FairLock("orders"))
+		c := harness.Client(t, s, quietly)
+		require.NoError(t, c.FairLock("other").Do(t.Context(), nothing)) // and the server knows the scripts
+		s.Pause()
+		var waiters []*caller
+		for i := range 9 {
+			ctx := context.Background()
+			if i%3 == 1 {
+				ctx = lock.WithOwner(ctx, c.NewOwner())
+			}
+			waiters = append(waiters, harness.StartLock(t, ctx, c.FairLock("orders")))
+			harness.Eventually(t, soon, "it waits, or makes the attempt", func() bool {
+				stats := c.Stats()
+				return stats.Waiting+stats.Attempting == i+1
+			})
+		}
+		s.Resume()
+		harness.Eventually(t, soon, "all are in the queue", func() bool { return len(waiting(t, s.Addr, "orders")) == len(waiters) })
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.InOrder(t, waiters...)
+	})
+}
+
 // A wait that has ended leaves nothing in the queue, whenever it ends: a single attempt that
 // follows the next Unlock succeeds.
 func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
