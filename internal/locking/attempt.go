@@ -40,10 +40,13 @@ func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
 func attempt(all []*claim, request func(claims []*Claim) ([]Answer, error)) []acquire.Result {
 	results := make([]acquire.Result, len(all))
 	asked, claims := make([]int, 0, len(all)), make([]*Claim, 0, len(all))
+	done := make(chan struct{})
+	defer close(done)
 	for i, c := range all {
 		c.needsID()
 		c.mu.Lock()
-		if c.asking = !c.over; c.asking {
+		if !c.over {
+			c.asking = done
 			asked, claims = append(asked, i), append(claims, &c.Claim)
 		}
 		c.mu.Unlock()
@@ -67,7 +70,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.attempts++
-	c.asking = false
+	c.asking = nil
 	switch {
 	case err != nil:
 		return acquire.Verdict{}, c.failed(err)
@@ -145,34 +148,50 @@ func (c *claim) Abandon() {
 // claim has left its queue. After that it leaves in the background.
 const farewell = 25 * time.Millisecond
 
-// retire gives back what a wait that is over may have left on the server. The result is closed
-// after the first request for that.
-func (c *claim) retire() (left <-chan struct{}) {
+// retire gives back what a wait that is over may have left on the server. asked is set if an
+// attempt for several claims may have left something that Abandon will remove, but later. The
+// result is closed after the first request.
+func (c *claim) retire(asked bool) (left <-chan struct{}) {
 	c.mu.Lock()
-	queued, mayHaveRun, asking, asked := c.queued, c.mayHaveRun, c.asking, c.Claim
-	c.over = true
+	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim
 	c.forgetPosition()
 	c.mu.Unlock()
 	switch {
 	case mayHaveRun:
-		return c.lock.cleanUp(asked, true)
-	case asking: // and Abandon does it again
-		return c.lock.cleanUp(asked, false)
+		return c.lock.cleanUp(claim, true)
+	case asked:
+		return c.lock.cleanUp(claim, false)
 	case queued:
-		return c.lock.leave(asked)
+		return c.lock.leave(claim)
 	}
-	return nil
+	return ended
 }
+
+// ended is a channel that is closed.
+var ended = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
 
 // leave is retire for a wait that has failed. A caller that is told so has left the server's
 // queue, if the server answers soon: others may try at once.
 func (c *claim) leave() {
-	if left := c.retire(); left != nil {
-		timer := time.NewTimer(farewell)
-		defer timer.Stop()
+	c.mu.Lock()
+	c.over = true // no attempt begins any more
+	asking := c.asking
+	c.mu.Unlock()
+	timer := time.NewTimer(farewell)
+	defer timer.Stop()
+	if asking != nil {
 		select {
-		case <-left:
+		case <-asking:
 		case <-timer.C:
+			return // Abandon does it
 		}
+	}
+	select {
+	case <-c.retire(asking != nil):
+	case <-timer.C:
 	}
 }
