@@ -44,9 +44,10 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{"", "", general},
 		{"", wire.LockChannel(key), channel},
 
-		{KindFair, wire.FairQueue(key), "EXISTS,LLEN,LINDEX,LPOS,LRANGE,RPUSH,LPUSH,LPOP,LREM,PEXPIRE,PERSIST,DEL"},
-		{KindFair, wire.FairTimeouts(key), "EXISTS,ZCARD,ZSCORE,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
-		{KindFair, wire.FairAlive(key), "EXISTS,ZCARD,ZSCORE,ZRANGEBYSCORE,ZADD,ZREM,PEXPIRE,DEL"},
+		{KindFair, wire.FairQueue(key), "EXISTS,LLEN,LINDEX,LPOS,LRANGE,RPUSH,LPUSH,LPOP,LREM,PTTL,PEXPIRE,PERSIST,DEL"},
+		{KindFair, wire.FairTimeouts(key), "EXISTS,ZCARD,ZSCORE,ZMSCORE,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
+		{KindFair, wire.FairAlive(key), "EXISTS,ZCARD,ZRANGE,ZSCORE,ZMSCORE,ZADD,ZREM,PEXPIRE,DEL"},
+		{KindFair, wire.FairOrder(key), "EXISTS,ZRANGE,ZRANGEBYSCORE,ZSCORE,ZADD,ZREM,PEXPIRE,DEL"},
 		{KindFair, "", "TIME"},
 		{KindFair, wire.FairChannel(key, owner), channel},
 

@@ -38,14 +38,19 @@ redis.call('HSET', KEYS[1], ARGV[2], 1) redis.call('PEXPIRE', KEYS[1], ARGV[1]) 
 redis.call('DEL', KEYS[1]) return redis.call('PUBLISH', ARGV[2], '0') end return -1`)
 )
 
-func conn(b *testing.B) rueidis.Client {
+func option(b *testing.B) rueidis.ClientOption {
 	b.Helper()
 	opt, err := rueidis.ParseURL(server.URL())
 	if err != nil {
 		b.Fatal(err)
 	}
 	opt.DisableCache, opt.PipelineMultiplex = true, -1
-	c, err := rueidis.NewClient(opt)
+	return opt
+}
+
+func conn(b *testing.B) rueidis.Client {
+	b.Helper()
+	c, err := rueidis.NewClient(option(b))
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -408,7 +408,11 @@ func TestEveryRequestDropsDeadWaiters(t *testing.T) {
 		} {
 			w.s.FlushAll()
 			holder, dead, second, third := w.ours(), w.ours(), w.ours(), w.ours()
-			holder.mustAcquire(lease)
+			if what == "release" || what == "force" {
+				holder.mustAcquire(lease)
+			} else {
+				holder.mustAcquire(w.p.PositionTTL()) // and it is free when the request comes
+			}
 			for _, u := range []*waiter{dead, second, third} {
 				u.mustWait()
 			}

@@ -3,12 +3,14 @@
 //
 // The server keeps the queue. A waiter enters it with its first attempt and keeps its
 // position for as long as it waits, whatever its lock.Wait, because its client sends
-// heartbeats. If the process of a waiter dies or hangs, the waiter loses its position 10 s
-// after its last heartbeat (or a third of the watchdog timeout, or the fair wait timeout, if
-// that is less). The next heartbeat of a waiter behind it, at most a third of that time
-// later, drops it from the head of the queue. A waiter that gives up leaves the queue at
-// once. A process that was paused for too long has lost its queue positions; its waiters
-// enter the queue again, at the end.
+// heartbeats. If the process of a waiter dies or hangs, the waiter counts as dead 10 s after
+// its last heartbeat (or a third of the watchdog timeout, or the fair wait timeout, if that
+// is less). Once the lock is free, the next heartbeat of a waiter behind it, at most a third
+// of that time later, drops it from the head of the queue. A waiter that gives up leaves the
+// queue before Lock returns if the server answers soon. A process that was paused for too
+// long may have lost its queue positions; its waiters enter the queue again, at the end. An
+// outage of the server does not change the order: afterwards nobody is dropped until all
+// waiters have had time to be heard.
 //
 // Within a process the lock passes on as it is while the waiters of that process are next in
 // the server's queue and want the same lease.

@@ -19,7 +19,7 @@ import (
 
 // keysOf returns the keys of a lock and its queue.
 func keysOf(name string) []string {
-	return []string{name, wire.FairQueue(name), wire.FairTimeouts(name), wire.FairAlive(name)}
+	return []string{name, wire.FairQueue(name), wire.FairTimeouts(name), wire.FairAlive(name), wire.FairOrder(name)}
 }
 
 func (w *world) position(c *locking.Claim) *watchdog.Lease {

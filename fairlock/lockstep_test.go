@@ -35,7 +35,7 @@ func TestLockstep(t *testing.T) {
 				"free", "not held",
 				"extended true", "extended false", "forced true", "forced false",
 				"heartbeat true", "heartbeat false", "java acquires true", "java acquires false", "java releases <nil>", "java releases 0", "java releases 1",
-				"published", "dead purged", "evicted", "restored", "far from the head",
+				"published", "dead purged", "evicted", "restored", "forgotten", "patient", "far from the head",
 				"confirmed [0 0]", "confirmed [1 0]", "confirmed [1 1]", "confirmed [1 2]",
 			},
 			Start: func(lane int) lockstep.Begin[step] {
@@ -65,7 +65,7 @@ var stepKinds = lockstep.Weights{
 
 // faults begin with the deletion of each key.
 var faults = []string{
-	"delete lock", "delete queue", "delete deadlines", "delete heartbeats", "persist", "push", "remove",
+	"delete lock", "delete queue", "delete deadlines", "delete heartbeats", "delete order", "persist", "push", "remove",
 }
 
 // step is a step. Its numbers are drawn without regard to the state.
@@ -469,7 +469,7 @@ func (x *walk) Take(s step) bool {
 
 func (l *lockModel) clone() *lockModel {
 	c := *l
-	c.counts, c.deadlines, c.alive = maps.Clone(l.counts), maps.Clone(l.deadlines), maps.Clone(l.alive)
+	c.counts, c.deadlines, c.alive, c.order = maps.Clone(l.counts), maps.Clone(l.deadlines), maps.Clone(l.alive), maps.Clone(l.order)
 	c.queue = slices.Clone(l.queue)
 	return &c
 }
@@ -484,7 +484,7 @@ func (x *walk) promises() {
 			lockstep.Failf("%s has %d holders", name, len(after.counts))
 		}
 		// Only a request that reads the queue cleans up after Java.
-		if !x.foreign && len(after.queue) == 0 && before.queueState() != after.queueState() && len(after.deadlines)+len(after.alive) > 0 {
+		if !x.foreign && len(after.queue) == 0 && before.queueState() != after.queueState() && len(after.deadlines)+len(after.alive)+len(after.order) > 0 {
 			lockstep.Failf("%s: an empty queue leaves keys", name)
 		}
 		for owner, deadline := range after.deadlines {
@@ -495,15 +495,29 @@ func (x *walk) promises() {
 		if x.wild {
 			continue
 		}
-		var order []string // of live waiters
+		var order []string // of live waiters, and of ours while the lock is held
+		held := !before.free() && !after.free()
 		for _, owner := range before.queue {
-			if at, known := before.dies(owner); known && at > now {
+			_, ours := before.alive[owner]
+			if at, known := before.dies(owner); known && at > now || ours && held && !x.foreign {
 				order = append(order, owner)
 			}
 		}
 		for owner := range after.counts {
-			if before.counts[owner] == 0 && len(order) > 0 && order[0] != owner {
+			if before.counts[owner] > 0 || held || len(order) == 0 {
+				continue
+			}
+			at := slices.Index(before.queue, owner)
+			if at < 0 || slices.Index(before.queue, order[0]) < at {
 				lockstep.Failf("%s: %s has the lock, but %s was first", name, owner, order[0])
+			}
+		}
+		rank := int64(0)
+		for _, owner := range after.queue {
+			if came, ours := after.order[owner]; ours && came <= rank {
+				lockstep.Failf("%s: %s has overtaken one that came before it", name, owner)
+			} else if ours {
+				rank = came
 			}
 		}
 		at := -1
@@ -516,7 +530,7 @@ func (x *walk) promises() {
 				lockstep.Failf("%s: %s has lost its queue position", name, owner)
 			case n <= at:
 				lockstep.Failf("%s: %s has been overtaken", name, owner)
-			case ours && after.deadlines[owner] <= now:
+			case ours && before.alive[owner] > now && after.deadlines[owner] <= now:
 				lockstep.Failf("%s: Java may evict %s, which is alive", name, owner)
 			}
 			at = max(at, n)
@@ -526,7 +540,7 @@ func (x *walk) promises() {
 
 // queueState returns the queue as text.
 func (l *lockModel) queueState() string {
-	return fmt.Sprint(l.queue, l.deadlines, l.alive)
+	return fmt.Sprint(l.queue, l.deadlines, l.alive, l.order)
 }
 
 // End implements lockstep.Walk. It lets all owners die, and acquires and releases the lock.
@@ -545,7 +559,7 @@ func (x *walk) End() {
 				break
 			}
 			pass := int64(3_000)
-			if tries > 30 { // a Java client that has died wanted to wait for long
+			if tries > 30 && tries%2 == 0 { // a Java client that has died wanted to wait for long
 				pass = x.wait
 			}
 			if tries > 300 {
@@ -554,7 +568,7 @@ func (x *walk) End() {
 			x.Take(step{Kind: "time passes", time: pass})
 		}
 		x.Take(step{Kind: "release", lock: n})
-		if len(l.queue)+len(l.alive)+len(l.deadlines)+len(l.counts) > 0 {
+		if len(l.queue)+len(l.alive)+len(l.deadlines)+len(l.order)+len(l.counts) > 0 {
 			lockstep.Failf("%v is left, and %v", l.counts, l.queueState())
 		}
 	}

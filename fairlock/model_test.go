@@ -7,7 +7,6 @@ import (
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/lockstep"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -30,11 +29,13 @@ type lockModel struct {
 	queue     []string
 	deadlines map[string]int64
 	alive     map[string]int64
-	ends      [4]int64 // of the keys, as keysOf returns them
+	order     map[string]int64
+	ends      [5]int64 // of the keys, as keysOf returns them
 
 	// Of one script.
-	head                   string // of the queue before
-	intact, renewed, freed bool
+	head                    string // of the queue before
+	intact, silent, patient bool
+	changed, freed          bool
 }
 
 // The keys of a lock, as indices.
@@ -43,12 +44,15 @@ const (
 	queueAt
 	deadlinesAt
 	aliveAt
+	orderAt
 )
 
 func newModel(names ...string) *model {
 	m := &model{locks: map[string]*lockModel{}, seen: lockstep.Seen{}}
 	for _, name := range names {
-		m.locks[name] = &lockModel{name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}}
+		m.locks[name] = &lockModel{
+			name: name, counts: map[string]int{}, deadlines: map[string]int64{}, alive: map[string]int64{}, order: map[string]int64{},
+		}
 	}
 	return m
 }
@@ -76,13 +80,15 @@ func (l *lockModel) drop(key int) {
 		clear(l.deadlines)
 	case aliveAt:
 		clear(l.alive)
+	case orderAt:
+		clear(l.order)
 	}
 	l.tidy()
 }
 
 // tidy is called after every removal: an empty key does not exist and has no expiry.
 func (l *lockModel) tidy() {
-	for key, size := range []int{len(l.counts), len(l.queue), len(l.deadlines), len(l.alive)} {
+	for key, size := range []int{len(l.counts), len(l.queue), len(l.deadlines), len(l.alive), len(l.order)} {
 		if size == 0 {
 			l.ends[key] = never
 		}
@@ -110,129 +116,6 @@ func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 	}
 }
 
-// begin is called before each script of ours.
-func (l *lockModel) begin() {
-	l.head, l.renewed, l.freed = l.first(), false, false
-	l.intact = len(l.queue) == len(l.deadlines)
-}
-
-// first returns the head of the queue, "" if there is none.
-func (l *lockModel) first() string {
-	if len(l.queue) == 0 {
-		return ""
-	}
-	return l.queue[0]
-}
-
-// queued reports whether a waiter is in the queue. One that is has a deadline, unless a fault
-// has deleted it.
-func (l *lockModel) queued(owner string) bool {
-	if l.intact {
-		_, is := l.deadlines[owner]
-		return is
-	}
-	return slices.Contains(l.queue, owner)
-}
-
-// dies returns when a waiter counts as dead, if that is known.
-func (l *lockModel) dies(owner string) (at int64, known bool) {
-	if at, ours := l.alive[owner]; ours {
-		return at, true
-	}
-	at, known = l.deadlines[owner]
-	return at, known
-}
-
-// purge removes dead waiters from the head.
-func (m *model) purge(l *lockModel) {
-	for ; len(l.queue) > 0; l.queue = l.queue[1:] {
-		first := l.queue[0]
-		at, known := l.dies(first)
-		if !known {
-			l.deadlines[first] = m.now + m.wait
-			break
-		}
-		if at > m.now {
-			break
-		}
-		m.seen.See("dead purged")
-		delete(l.deadlines, first)
-		delete(l.alive, first)
-		l.tidy() // before a deadline is added: the key would be a new one
-	}
-	l.tidy()
-}
-
-// renew records a heartbeat of a waiter.
-func (m *model) renew(l *lockModel, owner string) {
-	n := slices.Index(l.queue, owner)
-	if n >= 8 {
-		m.seen.See("far from the head")
-	}
-	if n < 0 || n >= 8 {
-		n = len(l.queue)
-	}
-	l.alive[owner] = m.now + m.positionTTL
-	l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
-	l.renewed = true
-}
-
-// restore puts a waiter back if it was evicted.
-func (m *model) restore(l *lockModel, owner string) {
-	if l.alive[owner] > m.now && !l.queued(owner) {
-		m.seen.See("restored")
-		l.queue = slices.Insert(l.queue, 0, owner)
-		m.renew(l, owner)
-	}
-}
-
-// leave removes waiters.
-func (l *lockModel) leave(owners ...string) {
-	before := len(l.deadlines)
-	for _, owner := range owners {
-		delete(l.alive, owner)
-		delete(l.deadlines, owner)
-	}
-	if len(l.deadlines) < before || !l.intact {
-		for _, owner := range owners {
-			if n := slices.Index(l.queue, owner); n >= 0 {
-				l.queue = slices.Delete(l.queue, n, n+1)
-			}
-		}
-	}
-	l.tidy()
-}
-
-// end is called after each script of ours that may change the queue. A new head that need not
-// wait for long gets a message. end returns the number of receivers.
-func (m *model) end(l *lockModel) int {
-	if len(l.queue) == 0 {
-		l.drop(deadlinesAt)
-		l.drop(aliveAt)
-		return 0
-	}
-	if l.renewed || len(l.alive) == 0 {
-		ends := m.now + int64(len(l.queue)+1)*m.wait + m.ttl(l)
-		l.ends[queueAt], l.ends[deadlinesAt], l.ends[aliveAt] = never, never, ends
-		if len(l.deadlines) == len(l.alive) {
-			l.ends[queueAt], l.ends[deadlinesAt] = ends, ends
-		}
-		l.tidy()
-	}
-	newHead := l.freed || l.head != "" && l.head != l.queue[0]
-	if newHead && (l.free() || l.ends[lockAt] != never && m.ttl(l) < 5_000) {
-		m.publish(l)
-		return lockstep.Subscribers
-	}
-	return 0
-}
-
-// publish sends the message that the lock is free to the head of the queue.
-func (m *model) publish(l *lockModel) {
-	m.seen.See("published")
-	m.published = append(m.published, wire.LockChannel(l.name)+":"+l.queue[0]+" "+wire.PayloadUnlocked)
-}
-
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // leaseEnds returns how long the lease lasts, less than 0 if there is none or it does not end.
@@ -252,6 +135,11 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 	moved := !l.queued(owner)
 	m.renew(l, owner)
 	if moved {
+		last := int64(0)
+		for _, rank := range l.order {
+			last = max(last, rank)
+		}
+		l.order[owner] = last + 1
 		l.queue = append(l.queue, owner)
 	}
 	a := locking.Answer{Queued: true, Moved: moved, FreeIn: millis(-1)}
@@ -262,24 +150,23 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 }
 
 func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
-	l.begin()
+	m.begin(l)
 	holder := -1
+	var live []string
 	for i, c := range claims {
+		if c.Waits {
+			live = append(live, c.ID.String())
+		}
 		if l.counts[c.ID.String()] > 0 {
 			holder = i
 			m.atLeast(l, c)
 		}
 	}
-	m.purge(l)
-	for _, c := range slices.Backward(claims) {
-		if c.Waits {
-			m.restore(l, c.ID.String())
-		}
-	}
+	m.refresh(l, live...)
 	if l.free() {
 		holder = 0
-		if len(l.queue) > 0 {
-			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == l.queue[0] })
+		if next := l.next(); next != "" {
+			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == next })
 		}
 		if holder >= 0 {
 			m.hold(l, claims[holder])
@@ -304,31 +191,32 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 func (m *model) open(l *lockModel) locking.Released {
 	l.drop(lockAt)
 	l.freed = true
+	m.refresh(l)
 	return locking.Released{State: locking.Free, Receivers: m.end(l)}
 }
 
 // release is that of a claim. The waiters in had leave the queue.
 func (m *model) release(l *lockModel, c *locking.Claim, had []string) locking.Released {
-	l.begin()
+	m.begin(l)
 	l.leave(had...)
-	m.purge(l)
 	if l.counts[c.ID.String()] > 0 {
 		return m.open(l)
 	}
 	l.leave(c.ID.String())
+	m.refresh(l)
 	m.end(l)
 	return locking.Released{}
 }
 
 // confirm returns whether the claim holds the lock, and how many of the waiting are the first.
 func (m *model) confirm(l *lockModel, c *locking.Claim, had, waiting []string) [2]int64 {
-	l.begin()
+	m.begin(l)
 	held := l.counts[c.ID.String()] > 0
 	if held {
 		m.atLeast(l, c)
 	}
 	l.leave(had...)
-	m.purge(l)
+	m.refresh(l)
 	n := 0
 	for held && n < min(len(waiting), len(l.queue)) && waiting[n] == l.queue[n] {
 		n++
@@ -349,15 +237,14 @@ func (m *model) extend(l *lockModel, c *locking.Claim) bool {
 }
 
 func (m *model) giveUp(l *lockModel, owner string) {
-	l.begin()
-	m.purge(l)
+	m.begin(l)
 	l.leave(owner)
+	m.refresh(l)
 	m.end(l)
 }
 
 func (m *model) force(l *lockModel) bool {
-	l.begin()
-	m.purge(l)
+	m.begin(l)
 	held := !l.free()
 	m.open(l)
 	return held
@@ -365,11 +252,8 @@ func (m *model) force(l *lockModel) bool {
 
 // heartbeat is one of some owners. It reports which are in the queue and must keep waiting.
 func (m *model) heartbeat(l *lockModel, owners []string) []bool {
-	l.begin()
-	m.purge(l)
-	for _, owner := range slices.Backward(owners) {
-		m.restore(l, owner)
-	}
+	m.begin(l)
+	m.refresh(l, owners...)
 	kept := make([]bool, len(owners))
 	for i, owner := range owners {
 		if l.queued(owner) {
@@ -377,12 +261,6 @@ func (m *model) heartbeat(l *lockModel, owners []string) []bool {
 			kept[i] = !l.free() || owner != l.first()
 		}
 	}
-	for owner, dies := range l.alive {
-		if dies <= m.now && !l.queued(owner) {
-			delete(l.alive, owner)
-		}
-	}
-	l.tidy()
 	m.end(l)
 	return kept
 }
@@ -403,96 +281,6 @@ func (m *model) waiters(l *lockModel) []fairlock.Waiter {
 	return waiters
 }
 
-// The next methods are Redisson's. now is the time by the clock of its client.
-
-func (m *model) javaEvict(l *lockModel, now int64) {
-	for len(l.queue) > 0 {
-		deadline, known := l.deadlines[l.queue[0]]
-		if !known || deadline > now {
-			return
-		}
-		if _, ours := l.alive[l.queue[0]]; ours {
-			m.seen.See("evicted")
-		}
-		delete(l.deadlines, l.queue[0])
-		l.queue = l.queue[1:]
-		l.tidy()
-	}
-}
-
-// javaAcquire returns nil, or how long to sleep.
-func (m *model) javaAcquire(l *lockModel, owner string, lease, wait, now int64, waits bool) any {
-	m.javaEvict(l, now)
-	switch {
-	case l.free() && (len(l.queue) == 0 || l.queue[0] == owner):
-		if len(l.queue) > 0 {
-			l.queue = l.queue[1:]
-		}
-		delete(l.deadlines, owner)
-		for other := range l.deadlines {
-			l.deadlines[other] -= wait
-		}
-		l.tidy()
-		l.counts, l.ends[lockAt] = map[string]int{owner: 1}, m.now+lease
-		return nil
-	case l.counts[owner] > 0:
-		l.counts[owner]++
-		l.ends[lockAt] = m.now + lease
-		return nil
-	case !waits:
-		return int64(1)
-	}
-	ttl := int64(-2)
-	if !l.free() {
-		ttl = -1
-		if l.ends[lockAt] != never {
-			ttl = m.ttl(l)
-		}
-	}
-	if _, there := l.deadlines[owner]; there {
-		return max(0, ttl)
-	}
-	if n := len(l.queue); n > 0 && l.queue[n-1] != owner {
-		if deadline, known := l.deadlines[l.queue[n-1]]; known {
-			ttl = deadline - now
-		}
-	}
-	l.deadlines[owner] = ttl + wait + now
-	l.queue = append(l.queue, owner)
-	return ttl
-}
-
-// javaRelease returns 1 for free, 0 for still held, and nil for not held.
-func (m *model) javaRelease(l *lockModel, owner string, lease, now int64) any {
-	m.javaEvict(l, now)
-	switch {
-	case l.free():
-	case l.counts[owner] == 0:
-		return nil
-	case l.counts[owner] > 1:
-		l.counts[owner]--
-		l.ends[lockAt] = m.now + lease
-		return int64(0)
-	}
-	l.drop(lockAt)
-	if len(l.queue) > 0 {
-		m.publish(l)
-	}
-	return int64(1)
-}
-
-func (m *model) javaLeave(l *lockModel, owner string, wait int64) {
-	if n := slices.Index(l.queue, owner); n >= 0 {
-		for _, other := range l.queue[n+1:] {
-			// ZINCRBY creates a missing member.
-			l.deadlines[other] -= wait
-		}
-	}
-	delete(l.deadlines, owner)
-	l.queue = slices.DeleteFunc(l.queue, func(other string) bool { return other == owner })
-	l.tidy()
-}
-
 // state returns all that the server should have, and the messages since the last call.
 func (m *model) state() (s lockstep.State) {
 	for _, l := range m.locks {
@@ -501,6 +289,7 @@ func (m *model) state() (s lockstep.State) {
 		s.Put(keys[queueAt], "list", l.ends[queueAt], l.queue...)
 		s.Put(keys[deadlinesAt], "zset", l.ends[deadlinesAt], lockstep.Pairs(l.deadlines)...)
 		s.Put(keys[aliveAt], "zset", l.ends[aliveAt], lockstep.Pairs(l.alive)...)
+		s.Put(keys[orderAt], "zset", l.ends[orderAt], lockstep.Pairs(l.order)...)
 	}
 	s.Told, m.published = m.published, nil
 	return s

@@ -3,8 +3,10 @@ package fairlock_test
 import (
 	"context"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,6 +111,37 @@ func TestTheOrderSurvivesFaults(t *testing.T) {
 	})
 }
 
+// The server does not answer for longer than a queue position lasts without a heartbeat. The
+// waiters of several processes acquire the lock in their order, even if it is released at once.
+func TestTheOrderSurvivesAStoppedServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s, timeout := harness.Own(t, shared.Program), redlatch.WithWatchdogTimeout(processTimeout)
+		h := mustLock(t, harness.Client(t, s, quietly, timeout).FairLock("orders"), lock.Lease(time.Minute))
+		var all []*redlatch.Client
+		for range 3 {
+			all = append(all, harness.Client(t, s, quietly, timeout))
+		}
+		var waiters []*caller
+		for i := range 6 {
+			waiters = append(waiters, queue(t, context.Background(), s.Addr, all[i%len(all)].FairLock("orders")))
+		}
+		s.Pause()
+		<-time.After(2 * positionTTL)
+		s.Resume()
+		for i, w := range waiters {
+			if err := h.Unlock(t.Context()); err != nil {
+				require.ErrorIs(t, err, lock.ErrIndeterminate)
+			}
+			h = w.Got()
+			for _, later := range waiters[i+1:] {
+				require.True(t, later.Running(), "one has overtaken another")
+			}
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
 // One process has very many waiters. They acquire the lock in order, the process listens
 // for the first of them alone, and an acquisition costs two commands.
 func TestVeryManyWaitersOfOneProcess(t *testing.T) {
@@ -197,5 +230,93 @@ func TestVeryManyWaitersOfSeveralProcesses(t *testing.T) {
 		t.Logf("%v for an acquisition", time.Since(begin)/time.Duration(processes*each))
 		require.True(t, slices.Equal(processesOf(want), processesOf(c.list(logKey))), "in order")
 		c.finish()
+	})
+}
+
+// Waiters that come while an attempt of their process is under way enter the queue together, in
+// the order in which they came, whether or not they have owners.
+func TestWaitersWithOwnersAreNotOvertakenByABatch(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h := mustLock(t, harness.Client(t, s, quietly).FairLock("orders"))
+		c := harness.Client(t, s, quietly)
+		require.NoError(t, c.FairLock("other").Do(t.Context(), nothing)) // and the server knows the scripts
+		s.Pause()
+		var waiters []*caller
+		for i := range 9 {
+			ctx := context.Background()
+			if i%3 == 1 {
+				ctx = lock.WithOwner(ctx, c.NewOwner())
+			}
+			waiters = append(waiters, harness.StartLock(t, ctx, c.FairLock("orders")))
+			harness.Eventually(t, soon, "it waits, or makes the attempt", func() bool {
+				stats := c.Stats()
+				return stats.Waiting+stats.Attempting == i+1
+			})
+		}
+		s.Resume()
+		harness.Eventually(t, soon, "all are in the queue", func() bool { return len(waiting(t, s.Addr, "orders")) == len(waiters) })
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.InOrder(t, waiters...)
+	})
+}
+
+// A wait that has ended leaves nothing in the queue, whenever it ends: a single attempt that
+// follows the next Unlock succeeds.
+func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
+	rounds := harness.Size(40, 200)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		holders, waiting, trying := harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)
+		for round := range rounds {
+			h := mustLock(t, holders.FairLock("orders"))
+			var wg sync.WaitGroup
+			var slow atomic.Bool // the server did not answer soon, and the wait ended before
+			for n := range 1 + round%40 {
+				wait := time.Duration(100+rand.IntN(3000*(1+n%2))) * time.Microsecond
+				wg.Go(func() {
+					began := time.Now()
+					ctx, opts := context.Background(), []lock.Option{lock.Wait(wait)}
+					if n%3 > 0 {
+						var cancel context.CancelFunc
+						ctx, cancel = context.WithTimeout(ctx, wait)
+						defer cancel()
+						opts = nil
+					}
+					_, err := waiting.FairLock("orders").Lock(ctx, opts...)
+					assert.ErrorIs(t, err, lock.ErrNotAcquired)
+					if time.Since(began) > wait+20*time.Millisecond {
+						slow.Store(true)
+					}
+				})
+			}
+			wg.Wait()
+			require.NoError(t, h.Unlock(t.Context()))
+			next, err := trying.FairLock("orders").TryLock(t.Context())
+			if err != nil && slow.Load() {
+				next, err = trying.FairLock("orders").Lock(t.Context())
+			}
+			require.NoError(t, err)
+			require.NoError(t, next.Unlock(t.Context()))
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A silent server delays the end of a wait by no more than a moment.
+func TestASilentServerDoesNotHoldUpTheEndOfAWait(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		h := mustLock(t, harness.Client(t, s, quietly).FairLock("orders"), lock.Lease(time.Minute))
+		c := harness.Client(t, s, quietly)
+		w := queue(t, context.Background(), s.Addr, c.FairLock("orders"))
+		s.Pause()
+		began := time.Now()
+		w.Cancel(nil)
+		require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+		require.Less(t, time.Since(began), time.Second)
+		s.Resume()
+		harness.Eventually(t, soon, "it has left", func() bool { return len(waiting(t, s.Addr, "orders")) == 0 })
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -94,7 +94,7 @@ func (p *protocol) HeartbeatRenewer() watchdog.Renewer {
 
 // keys returns the keys of the lock and its queue.
 func keys(key string) []string {
-	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key)}
+	return []string{key, wire.FairQueue(key), wire.FairTimeouts(key), wire.FairAlive(key), wire.FairOrder(key)}
 }
 
 // prepare sets what all requests for the lock with that key have in common.

@@ -68,7 +68,7 @@ var differences = []difference{
 	differs("write-lease", `write, .*`, `1 gives one of two read holds back`, `- orders: hash, 60s|\+ orders: hash, 600s`),
 	differs("queue-expires", fairs, every, `- redisson_lock_(?:queue|timeout):.*, stays|\+ redisson_lock_(?:queue|timeout):.* (?:list|zset), expires`),
 	differs("deadlines", fairs, every, `[-+] redisson_lock_timeout:.* at now \+ .*`),
-	differs("signs-of-life", fairs, every, `\+ redlatch_lock_alive:.*`),
+	differs("signs-of-life", fairs, every, `\+ redlatch_lock_(?:alive|order):.*`),
 	differs("new-head", fairs, `2 gives up`, `\+ publishes .*:<client>:3 0`),
 	differs("upgrade", `read, .*`, `1 tries to write`, `- -> refused|\+ -> refused: it would wait for itself`),
 	differs("waiting-writers", `read, .*`, every, `\+ redlatch_rwlock_writer:.*`),

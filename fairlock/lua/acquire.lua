@@ -4,6 +4,7 @@
 -- KEYS[2]     list of waiters, the first first
 -- KEYS[3]     sorted set of their deadlines
 -- KEYS[4]     sorted set of the heartbeats of our waiters
+-- KEYS[5]     sorted set of their order
 -- ARGV[1]     Redisson's fairLockWaitTimeout in ms
 -- ARGV[2]     how long a heartbeat keeps a position, in ms
 -- ARGV[3]     command that publishes
@@ -29,13 +30,17 @@ local function take(i)
 	end
 end
 
-if count == 1 and redis.call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[4]) == 0 then
+if count == 1 and redis.call('EXISTS', unpack(KEYS)) == 0 then
 	return take(1) or positions.acquired
 end
 
 local q = positions.open(1, ARGV[1], ARGV[2])
 local holder -- index of the claim that holds the lock
+local live = {}
 for i = 1, count do
+	if waits(i) then
+		live[#live + 1] = claim(i)
+	end
 	if not q.free and redis.call('HEXISTS', KEYS[1], claim(i)) == 1 then
 		-- This attempt, or an earlier one of the same wait, was delivered twice. The caller
 		-- counts the lease from this one.
@@ -43,15 +48,10 @@ for i = 1, count do
 		positions.extend(q, lease(i))
 	end
 end
-positions.purge(q)
-for i = count, 1, -1 do -- backward, so that the first one ends up at the head
-	if waits(i) then
-		positions.restore(q, claim(i))
-	end
-end
-local head = positions.head(q)
+positions.refresh(q, live)
+local next = positions.next(q)
 for i = 1, count do
-	if q.free and (not head or head == claim(i)) then
+	if q.free and (not next or next == claim(i)) then
 		local failed = take(i)
 		if failed then
 			return failed

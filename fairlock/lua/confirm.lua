@@ -1,6 +1,6 @@
 -- Tells whether a claim stands that a process passes on between its own waiters, and which
 -- of them come next. It can be repeated.
--- KEYS[1..4]    as acquire.lua
+-- KEYS[1..5]    as acquire.lua
 -- ARGV[1..5]    as acquire.lua
 -- ARGV[6]       claim
 -- ARGV[7]       lease in ms: the claim lasts at least that long
@@ -19,7 +19,7 @@ local had = 8 + ARGV[8] -- index of the last claim that leaves
 if had > 8 then
 	positions.leave(q, unpack(ARGV, 9, had))
 end
-positions.purge(q)
+positions.refresh(q, {})
 local queue, first = redis.call('LRANGE', KEYS[2], 0, #ARGV - had), 0
 while held == 1 and had + first < #ARGV and queue[first + 1] == ARGV[had + first + 1] do
 	first = first + 1

@@ -1,5 +1,5 @@
 -- Renews the queue positions of live waiters.
--- KEYS[4l-3..4l]  keys of the l-th lock, as in acquire.lua; in a cluster another key follows
+-- KEYS[5l-4..5l]  keys of the l-th lock, as in acquire.lua
 -- ARGV[1]         Redisson's fairLockWaitTimeout in ms
 -- ARGV[2]         how long a heartbeat keeps a position, in ms
 -- ARGV[3]         command that publishes
@@ -15,35 +15,31 @@ local function heartbeat(q, channel, first, last)
 	-- On a server out of memory a script may go on once it has executed a write that needs no
 	-- memory. This one has no other effect, and the writes below need hardly any memory.
 	redis.call('ZREM', q.heartbeats, '')
-	positions.purge(q)
-	for i = last, first, -1 do -- backward, so that the first one ends up at the head
-		positions.restore(q, ARGV[i])
-	end
+	local waiters = {unpack(ARGV, first, last)}
+	positions.refresh(q, waiters)
 	-- The head of a free lock may have missed its message. Its client polls only for the
 	-- waiter that it believes to be first, which is another one after an eviction.
-	local next = q.free and positions.head(q)
-	for i = first, last do
-		local queued = positions.queued(q, ARGV[i])
-		if queued then
-			positions.renew(q, ARGV[i])
+	local next = q.free and positions.next(q)
+	local renewed, queued = {}, positions.all_queued(q, waiters)
+	for i, waiter in ipairs(waiters) do
+		if queued[i] then
+			renewed[#renewed + 1] = waiter
 		end
-		reply[#reply + 1] = queued and ARGV[i] ~= next and 1 or 0
+		reply[#reply + 1] = queued[i] and waiter ~= next and 1 or 0
 	end
-	for _, waiter in ipairs(redis.call('ZRANGEBYSCORE', q.heartbeats, '-inf', q.now)) do
-		if not positions.queued(q, waiter) then -- evicted, and dead
-			redis.call('ZREM', q.heartbeats, waiter)
-		end
+	if #renewed > 0 then
+		positions.renew(q, renewed)
 	end
 	positions.close(q, ARGV[3], channel, ARGV[4])
 end
 
 local at = 5
-for l = 1, #KEYS / 4 do
+for l = 1, #KEYS / 5 do
 	local first = at + 2
 	local last = at + 1 + ARGV[at + 1]
 	-- pcall: a key of another type means that this queue is empty, and must not fail the
 	-- rest of the batch. If the server refuses to write, no position is lost.
-	local opened, q = pcall(positions.open, 4 * l - 3, ARGV[1], ARGV[2])
+	local opened, q = pcall(positions.open, 5 * l - 4, ARGV[1], ARGV[2])
 	if opened then
 		heartbeat(q, ARGV[at], first, last)
 	elseif not string.find(type(q) == 'table' and q.err or q, 'WRONGTYPE') then

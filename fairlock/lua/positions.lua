@@ -5,10 +5,13 @@
 -- counts is in a sorted set that only redlatch knows. A waiter without a heartbeat waits
 -- in Java, and is dropped at its deadline. The deadline of our own waiter only keeps
 -- Redisson from evicting it: it is one wait for each position ahead, or more.
+--
+-- Java can evict a live waiter. So another sorted set of redlatch has the order in which our
+-- waiters came. Its member '' has the negative time until which no waiter is dropped.
 local positions = {}
 
 -- open reads the state that the other functions use. first is the index in KEYS of the
--- lock hash, which the list, the deadlines and the heartbeats follow. wait is Redisson's
+-- lock hash, which the list, the deadlines, the heartbeats and the order follow. wait is Redisson's
 -- fairLockWaitTimeout, and ttl is how long a heartbeat keeps a position, both in ms.
 function positions.open(first, wait, ttl)
 	local q = {
@@ -16,6 +19,7 @@ function positions.open(first, wait, ttl)
 		list = KEYS[first + 1],
 		deadlines = KEYS[first + 2],
 		heartbeats = KEYS[first + 3],
+		order = KEYS[first + 4],
 		wait = tonumber(wait),
 		position_ttl = tonumber(ttl),
 	}
@@ -24,8 +28,10 @@ function positions.open(first, wait, ttl)
 	-- Every waiter in the list has a deadline, unless a key was changed by hand.
 	q.intact = redis.call('LLEN', q.list) == redis.call('ZCARD', q.deadlines)
 	redis.call('ZCARD', q.heartbeats)
+	local patience = redis.call('ZSCORE', q.order, '')
 	local time = redis.call('TIME')
 	q.now = time[1] * 1000 + math.floor(time[2] / 1000)
+	q.patient = patience and -patience > q.now
 	local lease = redis.call('PTTL', q.lock)
 	q.free, q.expires, q.ttl = lease == -2, lease ~= -1, math.max(lease, 0)
 	return q
@@ -62,15 +68,54 @@ function positions.queued(q, waiter)
 	return redis.call('LPOS', q.list, waiter)
 end
 
+-- all_queued reports that of each of some waiters.
+function positions.all_queued(q, waiters)
+	if q.intact and #waiters > 0 then
+		return redis.call('ZMSCORE', q.deadlines, unpack(waiters))
+	end
+	local queued = {}
+	for i, waiter in ipairs(waiters) do
+		queued[i] = positions.queued(q, waiter)
+	end
+	return queued
+end
+
 -- dies returns when a waiter counts as dead, or nil. The deadline of our own waiter does not
 -- count: Java may have pushed it into the past.
 function positions.dies(q, waiter)
 	return tonumber(redis.call('ZSCORE', q.heartbeats, waiter) or redis.call('ZSCORE', q.deadlines, waiter))
 end
 
--- purge removes dead waiters from the head of the list. It does not fail for lack of
--- memory.
-function positions.purge(q)
+-- next returns the waiter that the lock is for, or nil.
+function positions.next(q)
+	return not q.silent and positions.head(q)
+end
+
+-- listen is told the waiters of a request, which are alive. If one of them counted as dead, or
+-- there was none that did not, heartbeats have been lost: those of others may be on their
+-- way. So no waiter is dropped for a while, which is less than the time between heartbeats.
+local function listen(q, live)
+	-- The queue is silent if all waiters are ours, and none of them was heard in time. They
+	-- may all have died, or the server may have been away.
+	local heard = redis.call('ZRANGE', q.heartbeats, -1, -1, 'WITHSCORES')[2]
+	q.silent = heard and tonumber(heard) <= q.now
+		and redis.call('ZCARD', q.heartbeats) >= redis.call('ZCARD', q.deadlines)
+	if #live == 0 then
+		return
+	end
+	local late = q.silent
+	for _, heartbeat in ipairs(redis.call('ZMSCORE', q.heartbeats, unpack(live))) do
+		late = late or heartbeat and tonumber(heartbeat) <= q.now
+	end
+	if late then
+		redis.call('ZADD', q.order, -(q.now + math.floor(q.position_ttl / 4)), '')
+		q.silent, q.patient, q.changed = false, true, true
+	end
+end
+
+-- purge removes dead waiters from the head of the list. Only a free lock needs that. It does
+-- not fail for lack of memory.
+local function purge(q)
 	local waiter = positions.head(q)
 	while waiter do
 		local dies = positions.dies(q, waiter)
@@ -78,41 +123,113 @@ function positions.purge(q)
 			-- Redisson would never evict it. pcall: the next request can do this.
 			redis.pcall('ZADD', q.deadlines, q.now + q.wait, waiter)
 		end
-		if not dies or dies > q.now then
+		if not q.free or q.silent or q.patient or not dies or dies > q.now then
 			break
 		end
 		redis.call('LPOP', q.list)
 		redis.call('ZREM', q.deadlines, waiter)
 		redis.call('ZREM', q.heartbeats, waiter)
+		redis.call('ZREM', q.order, waiter)
 		waiter = positions.head(q)
 	end
 end
 
-local near = 8 -- only so many waiters get the deadline of their rank
-
--- renew records a heartbeat of a waiter. It sets the deadline that Redisson would compute if
--- all waiters up to this one came now with the default wait. A waiter far from the head gets
--- the deadline of a new one: that is later, and needs no search.
-function positions.renew(q, waiter)
-	local rank = redis.call('LPOS', q.list, waiter, 'MAXLEN', near) or redis.call('LLEN', q.list)
-	redis.call('ZADD', q.heartbeats, q.now + q.position_ttl, waiter)
-	redis.call('ZADD', q.deadlines, q.now + q.ttl + (rank + 1) * q.wait, waiter)
-	q.renewed = true
+local function rank(q, waiter)
+	return waiter and tonumber(redis.call('ZSCORE', q.order, waiter))
 end
 
--- restore puts a waiter of ours back at the head if it is alive but not in the list. Then a
--- Java client with a longer wait or another clock has evicted it, and always from the head.
-function positions.restore(q, waiter)
-	local heartbeat = redis.call('ZSCORE', q.heartbeats, waiter)
-	if heartbeat and tonumber(heartbeat) > q.now and not positions.queued(q, waiter) then
-		redis.call('LPUSH', q.list, waiter)
-		positions.renew(q, waiter)
+local some = 16 -- so many waiters of other requests are put back at most
+
+-- evicted returns waiters that are alive although Java has evicted them, and their ranks: all
+-- those of a request, and the first others. It forgets dead ones.
+local function evicted(q, live)
+	local found, seen = {}, {}
+	local function add(waiter)
+		local alive = (positions.dies(q, waiter) or 0) > q.now
+		if alive and not seen[waiter] then
+			found[#found + 1], seen[waiter] = {waiter, rank(q, waiter) or 0}, true
+		end
+		return alive
 	end
+	local queued = positions.all_queued(q, live)
+	for i, waiter in ipairs(live) do
+		if not queued[i] then
+			add(waiter)
+		end
+	end
+	repeat
+		local first, forgotten = redis.call('ZRANGEBYSCORE', q.order, 0, '+inf', 'LIMIT', 0, some), 0
+		for _, waiter in ipairs(first) do
+			if positions.queued(q, waiter) then
+				break -- it was evicted from the head, if at all, and so are those that came later
+			end
+			if not add(waiter) then
+				forgotten = forgotten + redis.call('ZREM', q.order, waiter)
+				redis.call('ZREM', q.heartbeats, waiter)
+			end
+		end
+	until forgotten < some
+	return found
+end
+
+-- restore puts evicted waiters back at the head: that is where they were. Those of ours that
+-- came earlier, and are back already, go before them.
+local function restore(q, back)
+	if #back == 0 then
+		return
+	end
+	-- On a server out of memory a script may go on once it has executed a write that needs no
+	-- memory. This one has no other effect.
+	redis.call('ZREM', q.heartbeats, '')
+	local function earlier(a, b) return a[2] < b[2] or a[2] == b[2] and a[1] < b[1] end
+	table.sort(back, earlier)
+	local last, head = back[#back][2], positions.head(q)
+	while (rank(q, head) or last) < last do
+		redis.call('LPOP', q.list)
+		back[#back + 1] = {head, rank(q, head)}
+		head = positions.head(q)
+	end
+	table.sort(back, earlier)
+	for i = #back, 1, -1 do
+		redis.call('LPUSH', q.list, back[i][1])
+		redis.call('ZADD', q.deadlines, q.now + q.ttl + i * q.wait, back[i][1])
+	end
+	q.changed = true
+end
+
+-- refresh brings the list up to date. live are the waiters of the request. Their heartbeats
+-- count from now on: renew and enqueue record them.
+function positions.refresh(q, live)
+	local back = evicted(q, live)
+	listen(q, live)
+	restore(q, back)
+	purge(q)
+end
+
+local near = 8 -- only so many waiters get the deadline of their rank
+
+-- renew records heartbeats of waiters. It sets the deadline that Redisson would compute if
+-- all waiters up to this one came now with the default wait. A waiter far from the head gets
+-- the deadline of a new one: that is later, and needs no search.
+function positions.renew(q, waiters)
+	local ranks, last = {}, redis.call('LLEN', q.list) + 1
+	for i, waiter in ipairs(redis.call('LRANGE', q.list, 0, near - 1)) do
+		ranks[waiter] = i
+	end
+	local heartbeats, deadlines = {}, {}
+	for i, waiter in ipairs(waiters) do
+		heartbeats[2 * i - 1], heartbeats[2 * i] = q.now + q.position_ttl, waiter
+		deadlines[2 * i - 1], deadlines[2 * i] = q.now + q.ttl + (ranks[waiter] or last) * q.wait, waiter
+	end
+	redis.call('ZADD', q.heartbeats, unpack(heartbeats))
+	redis.call('ZADD', q.deadlines, unpack(deadlines))
+	q.changed = true
 end
 
 -- leave removes waiters of ours. They may be gone already.
 function positions.leave(q, ...)
 	redis.call('ZREM', q.heartbeats, ...)
+	redis.call('ZREM', q.order, ...)
 	if redis.call('ZREM', q.deadlines, ...) > 0 or not q.intact then
 		for _, waiter in ipairs({...}) do
 			redis.call('LREM', q.list, 1, waiter)
@@ -122,10 +239,9 @@ end
 
 -- set_expiry gives the keys of the queue an expiry, so that they disappear if all of its
 -- processes die. Redisson's keys have none, so a queue with a Java waiter has none either.
-local function set_expiry(q)
-	local expiry = (redis.call('LLEN', q.list) + 1) * q.wait + q.ttl
+-- pcall: if this is forbidden, the keys are like Redisson's.
+local function set_expiry(q, expiry)
 	-- A waiter that Java has evicted can hide a Java waiter here, until its next heartbeat.
-	-- pcall: if this is forbidden, the keys are like Redisson's.
 	if redis.call('ZCARD', q.deadlines) == redis.call('ZCARD', q.heartbeats) then
 		redis.pcall('PEXPIRE', q.list, expiry)
 		redis.pcall('PEXPIRE', q.deadlines, expiry)
@@ -134,6 +250,7 @@ local function set_expiry(q)
 		redis.pcall('PERSIST', q.deadlines)
 	end
 	redis.pcall('PEXPIRE', q.heartbeats, expiry)
+	redis.pcall('PEXPIRE', q.order, expiry)
 end
 
 local poll = 5000 -- a waiter makes an attempt after so many ms without a message
@@ -144,12 +261,20 @@ local poll = 5000 -- a waiter makes an attempt after so many ms without a messag
 function positions.close(q, publish, channel, payload)
 	local head = positions.head(q)
 	if not head then
-		redis.call('DEL', q.list, q.deadlines, q.heartbeats)
+		redis.call('DEL', q.list, q.deadlines, q.heartbeats, q.order)
 		return 0
 	end
-	-- Without heartbeats all waiters are Java's: none of ours will remove the expiry later.
-	if q.renewed or redis.call('EXISTS', q.heartbeats) == 0 then
-		set_expiry(q)
+	local ours = redis.call('EXISTS', q.heartbeats) == 1
+	if not ours then
+		redis.call('DEL', q.order)
+	end
+	if q.silent and q.free then
+		-- If the waiters are dead nobody would drop them.
+		if redis.call('PTTL', q.list) > q.position_ttl then
+			set_expiry(q, q.position_ttl)
+		end
+	elseif q.changed or not ours then -- none of ours will remove the expiry later
+		set_expiry(q, (redis.call('LLEN', q.list) + 1) * q.wait + q.ttl)
 	end
 	local receivers
 	if (q.freed or q.head and q.head ~= head) and q.expires and q.ttl < poll then
@@ -172,8 +297,10 @@ end
 -- ends: another waiter would poll in vain.
 function positions.enqueue(q, waiter)
 	local queued = positions.queued(q, waiter)
-	positions.renew(q, waiter)
+	positions.renew(q, {waiter})
 	if not queued then
+		local last = redis.call('ZRANGE', q.order, -1, -1, 'WITHSCORES')[2] or 0
+		redis.call('ZADD', q.order, math.max(last, 0) + 1, waiter)
 		-- RPUSH comes last: a waiter in the list without times would stay there for long.
 		redis.call('RPUSH', q.list, waiter)
 	end

@@ -1,5 +1,5 @@
 -- Lists the waiters. It changes nothing.
--- KEYS[1..4]  as acquire.lua
+-- KEYS[1..5]  as acquire.lua
 -- ARGV[1]     as acquire.lua
 -- Reply: for each live waiter, the first first, its claim or Java thread, and when it
 -- loses its position, in ms of the server's clock.

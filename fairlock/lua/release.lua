@@ -1,5 +1,5 @@
 -- Releases a claim. It can be repeated.
--- KEYS[1..4]  as acquire.lua
+-- KEYS[1..5]  as acquire.lua
 -- ARGV[1..5]  as acquire.lua
 -- ARGV[6]     claim
 -- ARGV[7..]   claims that leave the queue, see confirm.lua
@@ -9,7 +9,7 @@
 local free, not_held = 2, 0
 
 local held = redis.call('HEXISTS', KEYS[1], ARGV[6]) == 1
-if held and redis.call('EXISTS', KEYS[2], KEYS[3], KEYS[4]) == 0 then
+if held and redis.call('EXISTS', unpack(KEYS, 2)) == 0 then
 	redis.call('DEL', KEYS[1]) -- no waiters
 	return free
 end
@@ -17,12 +17,12 @@ local q = positions.open(1, ARGV[1], ARGV[2])
 if #ARGV > 6 then
 	positions.leave(q, unpack(ARGV, 7))
 end
-positions.purge(q)
 if held then
 	positions.free(q)
 else
 	-- An attempt with an unknown outcome may have enqueued it.
 	positions.leave(q, ARGV[6])
 end
+positions.refresh(q, {})
 local receivers = positions.close(q, ARGV[3], ARGV[4], ARGV[5])
 return held and free + receivers or not_held

@@ -36,21 +36,31 @@ func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
 	})
 }
 
-// attempt makes one attempt for several claims.
+// attempt makes one attempt for several claims, except those whose waits are over.
 func attempt(all []*claim, request func(claims []*Claim) ([]Answer, error)) []acquire.Result {
-	claims := make([]*Claim, len(all))
+	results := make([]acquire.Result, len(all))
+	asked, claims := make([]int, 0, len(all)), make([]*Claim, 0, len(all))
+	done := make(chan struct{})
+	defer close(done)
 	for i, c := range all {
 		c.needsID()
-		claims[i] = &c.Claim
+		c.mu.Lock()
+		if !c.over {
+			c.asking = done
+			asked, claims = append(asked, i), append(claims, &c.Claim)
+		}
+		c.mu.Unlock()
+	}
+	if len(claims) == 0 {
+		return results
 	}
 	sent := time.Now()
 	answers, err := request(claims)
 	if err != nil {
-		answers = make([]Answer, len(all))
+		answers = make([]Answer, len(claims))
 	}
-	results := make([]acquire.Result, len(all))
-	for i, c := range all {
-		results[i].Verdict, results[i].Err = c.answered(sent, answers[i], err)
+	for n, i := range asked {
+		results[i].Verdict, results[i].Err = all[i].answered(sent, answers[n], err)
 	}
 	return results
 }
@@ -60,6 +70,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.attempts++
+	c.asking = nil
 	switch {
 	case err != nil:
 		return acquire.Verdict{}, c.failed(err)
@@ -133,16 +144,54 @@ func (c *claim) Abandon() {
 	c.lock.cleanUp(asked, true)
 }
 
-// retire gives back what a wait that has failed may have left on the server.
-func (c *claim) retire() {
+// farewell bounds how long the end of a wait is delayed until the server has answered that the
+// claim has left its queue. After that it leaves in the background.
+const farewell = 25 * time.Millisecond
+
+// retire gives back what a wait that is over may have left on the server. asked is set if an
+// attempt for several claims may have left something that Abandon will remove, but later. The
+// result is closed after the first request.
+func (c *claim) retire(asked bool) (left <-chan struct{}) {
 	c.mu.Lock()
-	queued, mayHaveRun, asked := c.queued, c.mayHaveRun, c.Claim
+	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim
 	c.forgetPosition()
 	c.mu.Unlock()
 	switch {
 	case mayHaveRun:
-		c.lock.cleanUp(asked, true)
+		return c.lock.cleanUp(claim, true)
+	case asked:
+		return c.lock.cleanUp(claim, false)
 	case queued:
-		c.lock.leave(asked)
+		return c.lock.leave(claim)
+	}
+	return ended
+}
+
+// ended is a channel that is closed.
+var ended = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()
+
+// leave is retire for a wait that has failed. A caller that is told so has left the server's
+// queue, if the server answers soon: others may try at once.
+func (c *claim) leave() {
+	c.mu.Lock()
+	c.over = true // no attempt begins any more
+	asking := c.asking
+	c.mu.Unlock()
+	timer := time.NewTimer(farewell)
+	defer timer.Stop()
+	if asking != nil {
+		select {
+		case <-asking:
+		case <-timer.C:
+			return // Abandon does it
+		}
+	}
+	select {
+	case <-c.retire(asking != nil):
+	case <-timer.C:
 	}
 }

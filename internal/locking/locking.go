@@ -145,10 +145,10 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 	err := c.lock.q.Acquire(spanCtx, req)
 	switch {
 	case err != nil:
-		c.retire()
+		c.leave()
 		return nil, err
 	case c.joined != nil:
-		c.retire() // it may have a queue position
+		c.retire(false) // it may have a queue position
 		return c.joined.reenter(ctx, c)
 	default:
 		return c.stand(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -119,11 +120,12 @@ func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	left = func() {}
 	switch waited := next.Claim; {
 	case next.mayHaveRun:
+		c.cohort.leaves(next.ID) // with the next question, or the release
 		left = func() { c.lock.cleanUp(waited, true) }
 		next.mayHaveRun = false
 	case next.queued:
-		c.cohort.leaves(next.ID) // with the next question, or the release
-		if confirmed {           // that may be long after
+		c.cohort.leaves(next.ID)
+		if confirmed { // that may be long after
 			left = func() { c.lock.leave(waited) }
 		}
 	}
@@ -282,10 +284,11 @@ var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecon
 
 // cleanUp releases a claim with an unknown outcome in the background, until its lease ends at
 // the latest. With again set it goes on after a release that found nothing, because an
-// acquisition may run after it. While the client is closing it blocks for one request.
-func (l *Lock) cleanUp(c Claim, again bool) {
+// acquisition may run after it. While the client is closing it blocks for one request. The
+// result is closed after the first request.
+func (l *Lock) cleanUp(c Claim, again bool) (first <-chan struct{}) {
 	misses := 0
-	l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) {
+	return l.background(c.Lease, func(ctx context.Context) (time.Duration, error) {
 		freed, err := l.p.Release(ctx, &c)
 		if err != nil || freed.State != NotHeld || !again || misses == len(cleanupPauses) {
 			return -1, err
@@ -296,9 +299,21 @@ func (l *Lock) cleanUp(c Claim, again bool) {
 }
 
 // leave removes the queue position of a claim that no longer waits, in the background. It is
-// retried for as long as the position may block others.
-func (l *Lock) leave(c Claim) {
-	l.s.CleanUp(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
+// retried for as long as the position may block others. The result is closed after the first
+// request.
+func (l *Lock) leave(c Claim) (first <-chan struct{}) {
+	return l.background(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
 		return -1, l.p.(Positioned).Leave(ctx, &c)
 	})
+}
+
+// background starts a cleanup, and returns a channel that is closed after its first request.
+func (l *Lock) background(d time.Duration, cleanUp session.Cleanup) (first <-chan struct{}) {
+	done := make(chan struct{})
+	var once sync.Once
+	l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
+		defer once.Do(func() { close(done) })
+		return cleanUp(ctx)
+	})
+	return done
 }

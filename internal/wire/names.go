@@ -51,6 +51,10 @@ func FairChannel(name string, owner lock.Owner) string {
 // each counts as dead. Redisson does not use it.
 func FairAlive(name string) string { return prefixName("redlatch_lock_alive", name) }
 
+// FairOrder is the sorted set of these waiters in the order in which they came. Redisson
+// does not use it.
+func FairOrder(name string) string { return prefixName("redlatch_lock_order", name) }
+
 // RWChannel is the channel for releases of a read or write lock.
 func RWChannel(name string) string { return prefixName("redisson_rwlock", name) }
 

@@ -13,8 +13,8 @@ local holds = {}
 -- Two expiries that differ by at most this many ms count as equal: before Redis 7.2 the
 -- clock advances while a script runs.
 local slack = 100
--- From this number of holders on, end_read avoids looking at all of them.
-local many = 4
+-- From these numbers of holders on, end_read avoids looking at all of them.
+local some, many = 4, 32
 
 -- Returns the key of an owner's n-th read hold. All such keys of the lock begin with
 -- prefix.
@@ -87,14 +87,14 @@ function holds.admit(lock, prefix, readers, mode)
 	return done
 end
 
--- Looks at a few read holds and reports whether one of them lasts as long as the lock. All
--- of them do if they were taken, or are renewed, together.
+-- Looks at some read holds and reports whether one of them lasts about as long as the lock.
+-- The expiries of holds that are renewed differ by a third of the lease, so one of 32 is
+-- among the latest tenth, but hardly ever the very last.
 local function another_lasts(lock, prefix, ttl)
 	-- pcall: without this right end_read looks at all of them.
-	local some = redis.pcall('HRANDFIELD', lock, many)
-	for _, owner in ipairs(some) do
-		local left = redis.call('PTTL', holds.key(prefix, owner, 1))
-		if left > 0 and left >= ttl - slack then
+	local sample = redis.pcall('HRANDFIELD', lock, many)
+	for _, owner in ipairs(sample) do
+		if redis.call('PTTL', holds.key(prefix, owner, 1)) >= ttl * 0.9 and ttl > 0 then
 			return true
 		end
 	end
@@ -118,9 +118,10 @@ function holds.end_read(lock, prefix, claim)
 	-- The lock lasts as long as its longest hold. If the hold that ended had less time than
 	-- the lock, another hold is the longest, and the expiry stays. The lock can last longer
 	-- than all holds after a downgrade by Java, or if the server was slow. That is
-	-- corrected when there are few holders.
+	-- corrected when there are few holders. With many it may last longer than the longest
+	-- hold by a tenth, but never longer than it would have with the hold that ended.
 	local ttl = redis.call('PTTL', lock)
-	if others >= many and (gone >= 0 and gone < ttl - slack or another_lasts(lock, prefix, ttl)) then
+	if others >= some and gone >= 0 and gone < ttl - slack or others >= many and another_lasts(lock, prefix, ttl) then
 		return false
 	end
 	local longest = holds.longest(lock, prefix)
