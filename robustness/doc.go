@@ -25,7 +25,8 @@
 //   - no call of Lock exceeds its Wait by much;
 //   - an expired lease ends the hold's context, and Unlock then reports the loss, as it does
 //     if the lock was deleted during the hold;
-//   - calls return only expected errors;
+//   - calls return only expected errors, and a request for more permits than there are fails
+//     at once;
 //   - at the end every lock can be acquired, a semaphore has neither lost nor gained a permit,
 //     and a latch ends when the rest is counted down.
 //

@@ -41,6 +41,7 @@ type claim struct {
 type history struct {
 	claims       []*claim // ordered by call
 	latchCalls   []*latchCall
+	oversized    []event
 	wipes        []event
 	ended        map[string]bool // workers that were not killed
 	disturbances []event         // faults that may change the order of waiters
@@ -54,6 +55,9 @@ func newHistory(events []event) *history {
 	calls := map[string]*latchCall{}
 	for _, e := range events {
 		switch e.What {
+		case oversized:
+			h.oversized = append(h.oversized, e)
+			continue
 		case ended:
 			h.ended[e.Claim] = true
 			continue
@@ -237,6 +241,11 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 	for _, c := range h.latchCalls {
 		if c.outcome == wrong {
 			wrongs = append(wrongs, fmt.Sprintf("%s: unexpected error: %s", c.id, c.err))
+		}
+	}
+	for _, e := range h.oversized {
+		if e.Outcome == wrong || e.Outcome == refused && !h.disturbed(e.At, e.Until) {
+			wrongs = append(wrongs, fmt.Sprintf("a request for %d of %d permits: %s", permits+1, permits, e.Err))
 		}
 	}
 	for _, lock := range h.locks() {

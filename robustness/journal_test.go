@@ -38,12 +38,12 @@ type event struct {
 	Token int64  `json:"token,omitempty"`
 	Left  int    `json:"left,omitempty"` // of counted: the remaining count
 
-	// Until is, of seen, the end of certain ownership; of wiped and disturbed, their end.
+	// Until is, of seen, the end of certain ownership; of others, their end.
 	Until int64 `json:"until,omitempty"`
 	// Lost is, of unlocked, when the loss was noticed.
 	Lost int64 `json:"lost,omitempty"`
 
-	Outcome outcome `json:"outcome,omitempty"` // of notLocked, unlocked and counted
+	Outcome outcome `json:"outcome,omitempty"` // of what has returned
 	Err     string  `json:"err,omitempty"`
 }
 
@@ -59,6 +59,7 @@ const (
 	silent    kind = "silent"    // Remaining was 0, and the context did not end
 	unlocking kind = "unlocking" // Unlock is called
 	unlocked  kind = "unlocked"  // it has returned, with any result
+	oversized kind = "oversized" // a request for more permits than there are has returned; At is its call
 	ended     kind = "ended"     // a worker, not killed
 	wiped     kind = "wiped"
 	disturbed kind = "disturbed" // a fault began that may change the order of waiters

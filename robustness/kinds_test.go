@@ -2,6 +2,7 @@ package robustness
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -132,6 +133,26 @@ func (l permitLocker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Ho
 
 func (permitLocker) Do(context.Context, func(context.Context) error, ...lock.Option) error {
 	panic("not used")
+}
+
+// oversize requests more permits than there are. Such a request fails at once.
+func (p *player) oversize(seed uint64) {
+	called := clock()
+	all, err := p.client.PermitSemaphore(lockName(seed, "permits")).AcquireN(context.Background(), permits+1, lock.Wait(2*time.Second))
+	e := event{What: oversized, At: called, Until: clock(), Outcome: fine, Err: fmt.Sprint(err)}
+	switch {
+	case err == nil:
+		e.Outcome = wrong
+		for _, p := range all {
+			_ = p.Release(context.Background())
+		}
+	case errors.Is(err, lock.ErrInvalid):
+	case outcomeOfLock(err) == refused:
+		e.Outcome = refused
+	default:
+		e.Outcome = failed
+	}
+	p.journal.write(e)
 }
 
 // countLocker is a semaphore without leases. A hold is a permit, and never ends by itself.

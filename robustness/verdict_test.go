@@ -225,6 +225,7 @@ func TestCheckReports(t *testing.T) {
 			unlocks("a", 22).unlocked("a", 23, fine),
 		"deleted and Unlock returned nil": tale{}.calls("a", 1).gets("a", 2, 100).wiped(3, 4, "orders").
 			unlocks("a", 5).unlocked("a", 6, fine),
+		"a request for":       {{What: oversized, At: 1, Until: 2, Outcome: refused}},
 		"context did not end": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: silent, At: 3, Claim: "a"}),
 	} {
 		wrongs := newHistory(s).check(t.TempDir(), checkTimeout)

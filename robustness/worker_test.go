@@ -64,6 +64,9 @@ func contend(args []string) error {
 			p.kind, p.locks = kinds[i].name, strings.Join(locksOf(seed, i), ",")
 			p.leases = !kinds[i].forever
 			for clock() < until {
+				if p.kind == "permits" && p.chance(1) {
+					p.oversize(seed)
+				}
 				p.play(kinds[i].of(c, seed), p.chance(kinds[i].named))
 			}
 		})
