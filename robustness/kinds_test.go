@@ -30,6 +30,7 @@ type lockKind struct {
 	shared  bool // others may hold the same lock in the same way
 	limit   int  // as many others; 0: any number
 	forever bool // without a lease, so that even the end of the process does not end it
+	long    int  // of 100, how many last through renewals; 0: one
 }
 
 var kinds = []lockKind{
@@ -47,7 +48,7 @@ var kinds = []lockKind{
 	{name: "read", named: 25, locks: []string{"rw"}, shared: true, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return c.RWLock(lockName(seed, "rw")).Read()
 	}},
-	{name: "multi", locks: []string{"reentrant", "multi", "fair"}, of: func(c *redlatch.Client, seed uint64) lock.Locker {
+	{name: "multi", long: 10, locks: []string{"reentrant", "multi", "fair"}, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return c.MultiLock(reentrant(c, seed), c.Lock(lockName(seed, "multi")), fair(c, seed))
 	}},
 	{name: "permits", shared: true, limit: permits, of: func(c *redlatch.Client, seed uint64) lock.Locker {

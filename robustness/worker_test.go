@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -62,7 +63,7 @@ func contend(args []string) error {
 				return
 			}
 			p.kind, p.locks = kinds[i].name, strings.Join(locksOf(seed, i), ",")
-			p.leases = !kinds[i].forever
+			p.leases, p.long = !kinds[i].forever, cmp.Or(kinds[i].long, 1)
 			for clock() < until {
 				if p.kind == "permits" && p.chance(1) {
 					p.oversize(seed)
@@ -96,6 +97,7 @@ type player struct {
 	rng         *rand.Rand
 	kind, locks string // for the journal
 	leases      bool   // whether holds have one
+	long        int    // of 100 holds
 }
 
 func (p *player) chance(percent int) bool { return p.rng.IntN(100) < percent }
@@ -198,7 +200,7 @@ func (p *player) hold(h taken) {
 	switch n := p.rng.IntN(100); {
 	case n < 85:
 		d = p.between(0, 3*time.Millisecond)
-	case n < 99: // past the end of many fixed leases
+	case n < 100-p.long: // past the end of many fixed leases
 		d = p.between(5*time.Millisecond, 80*time.Millisecond)
 	default: // through some renewals
 		d = p.between(300*time.Millisecond, 1300*time.Millisecond)
