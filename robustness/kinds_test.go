@@ -48,9 +48,7 @@ var kinds = []lockKind{
 	{name: "read", named: 25, locks: []string{"rw"}, shared: true, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return c.RWLock(lockName(seed, "rw")).Read()
 	}},
-	{name: "multi", long: 10, locks: []string{"reentrant", "multi", "fair"}, of: func(c *redlatch.Client, seed uint64) lock.Locker {
-		return c.MultiLock(reentrant(c, seed), c.Lock(lockName(seed, "multi")), fair(c, seed))
-	}},
+	{name: "multi", long: 10, locks: []string{"reentrant", "multi", "fair"}, of: multi},
 	{name: "permits", shared: true, limit: permits, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return permitLocker{c.PermitSemaphore(lockName(seed, "permits"))}
 	}},
@@ -62,6 +60,10 @@ var kinds = []lockKind{
 func reentrant(c *redlatch.Client, seed uint64) lock.Locker {
 	return c.Lock(lockName(seed, "reentrant"))
 }
+func multi(c *redlatch.Client, seed uint64) lock.Locker {
+	return c.MultiLock(reentrant(c, seed), c.Lock(lockName(seed, "multi")), fair(c, seed))
+}
+
 func fair(c *redlatch.Client, seed uint64) lock.Locker { return c.FairLock(lockName(seed, "fair")) }
 
 // kindOf returns the kind of that name, or an exclusive one.
@@ -139,7 +141,8 @@ func (permitLocker) Do(context.Context, func(context.Context) error, ...lock.Opt
 // oversize requests more permits than there are. Such a request fails at once.
 func (p *player) oversize(seed uint64) {
 	called := clock()
-	all, err := p.client.PermitSemaphore(lockName(seed, "permits")).AcquireN(context.Background(), permits+1, lock.Wait(2*time.Second))
+	s := p.client.PermitSemaphore(lockName(seed, "permits"))
+	all, err := s.AcquireN(context.Background(), permits+1, lock.Wait(2*time.Second))
 	e := event{What: oversized, At: called, Until: clock(), Outcome: fine, Err: fmt.Sprint(err)}
 	switch {
 	case err == nil:

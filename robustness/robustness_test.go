@@ -28,7 +28,7 @@ const (
 	// smoke is the duration of a short run: enough for faults and for holds of every kind,
 	// even if a fault or two keep all workers from them.
 	smoke  = 12 * time.Second
-	enough = 20
+	enough = 5
 	// longRun is long enough for every kind of event. A longer run consists of such runs.
 	longRun = time.Minute
 	// lastWorker is the worker that acquires all locks at the end of a round.
