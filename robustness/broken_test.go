@@ -7,6 +7,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -14,31 +15,109 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
-// TestBrokenReleaseIsDetected verifies that the check detects a release script that ignores
-// the owner. The link of the workers replaces release.lua by such a script. No fault is
-// needed: some leases expire in every round, and a late Unlock then takes the lock from its
-// next holder.
-func TestBrokenReleaseIsDetected(t *testing.T) {
-	const rounds = 5
-	source, err := os.ReadFile("../rlock/lua/release.lua")
-	require.NoError(t, err)
-	const ofOwner, ofAnybody = "redis.call('HEXISTS', KEYS[1], ARGV[1])", "redis.call('EXISTS', KEYS[1])"
-	require.Equal(t, 1, strings.Count(string(source), ofOwner))
-	broken := strings.Replace(string(source), ofOwner, ofAnybody, 1)
-	right, instead := scriptHash(string(source)), scriptHash(broken)
+// brokenScripts are changes of a script that break a promise, and the fault that it takes to see
+// that, if any. The files of a script are separated by spaces.
+var brokenScripts = []struct {
+	name          string
+	folder, files string
+	right, wrong  string
+	fault         string
+}{
+	{
+		"a release ends the hold of anybody", "rlock", "release",
+		"redis.call('HEXISTS', KEYS[1], ARGV[1])", "redis.call('EXISTS', KEYS[1])", "",
+	},
+	{
+		"a lock is taken from its holder", "rlock", "acquire",
+		"if redis.call('EXISTS', KEYS[1]) == 0 then", "if redis.call('HLEN', KEYS[1]) < 2 then", "",
+	},
+	{
+		"a fenced lock repeats its tokens", "rlock", "acquire",
+		"redis.call('INCR', KEYS[2])", "redis.call('INCRBY', KEYS[2], math.random(0, 1))", "",
+	},
+	{
+		"a multi-lock skips a member that is taken", "rlock", "acquire_each",
+		"if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then", "if false then", "",
+	},
+	{
+		"a fair lock serves whoever comes", "fairlock", "positions acquire",
+		"(not head or head == claim(i))", "true", "",
+	},
+	{
+		"readers enter beside a writer", "rwlock", "holds acquire_read",
+		"local open = free or mode == 'read'", "local open = true", "",
+	},
+	{
+		"a writer enters beside readers", "rwlock", "holds acquire_write",
+		"if redis.call('EXISTS', KEYS[1]) == 1 then", "if mode == 'write' then", "",
+	},
+	{
+		"the first reader to leave frees the lock", "rwlock", "holds release_read",
+		"if others == 0 then", "if others >= 0 then", "",
+	},
+	{
+		"a semaphore has a permit too many", "semaphore", "pool acquire",
+		"if served.taken + n > (free or 0) then", "if served.taken + n > (free or 0) + 1 then", "",
+	},
+	{
+		"a permit that has expired is released", "semaphore", "pool permits permit_release",
+		"if not permits.held(taken, ARGV[i], now) then", "if false then", "",
+	},
+	{
+		"a release without a reply is repeated", "semaphore", "pool release",
+		"local last = redis.call('GET', cache)", "local last = nil", "lose replies to all",
+	},
+	{
+		"a latch counts down twice", "countdown", "count count_down",
+		"latch.reply(redis.call('DECRBY', KEYS[1], ARGV[5]))", "latch.reply(redis.call('DECRBY', KEYS[1], ARGV[5] * 2))", "",
+	},
+	{
+		"a count without a reply is repeated", "countdown", "count count_down",
+		"redis.pcall('SET', KEYS[3], n, 'PX', ARGV[1])", "", "lose replies to all",
+	},
+}
 
+// TestBrokenScriptsAreDetected verifies that the checks detect each of these scripts. The link of
+// the workers replaces the right script by it.
+func TestBrokenScriptsAreDetected(t *testing.T) {
+	const (
+		rounds     = 6
+		brokenTime = 1500 * time.Millisecond
+	)
 	_, seed, parent := settings(t)
+	if os.Getenv("REDLATCH_ROBUSTNESS_SEED") == "" {
+		seed = 1
+	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		harness.Do(t, s.Addr, "SCRIPT", "LOAD", broken)
-		links := newLinks(t, s, func(request []byte) []byte { return bytes.ReplaceAll(request, right, instead) })
-		for i := range uint64(rounds) {
-			r := &round{seed: seed + i, server: s, links: links, dir: journals(t, parent)}
-			if wrongs := r.run(t).check(r.dir, checkTimeout); len(wrongs) > 0 {
-				t.Logf("detected in round %d: %s", i+1, strings.Join(wrongs, "; "))
-				return
+		for i, b := range brokenScripts {
+			if testing.Short() && i%6 != 0 {
+				continue // all of them take a minute
 			}
+			t.Run(b.name, func(t *testing.T) {
+				var source string
+				for _, file := range strings.Fields(b.files) {
+					text, err := os.ReadFile("../" + b.folder + "/lua/" + file + ".lua")
+					require.NoError(t, err)
+					source += string(text)
+				}
+				require.Equal(t, 1, strings.Count(source, b.right))
+				broken := strings.Replace(source, b.right, b.wrong, 1)
+				right, instead := scriptHash(source), scriptHash(broken)
+				links := newLinks(t, s, func(request []byte) []byte { return bytes.ReplaceAll(request, right, instead) })
+				for i := range uint64(rounds) {
+					harness.Do(t, s.Addr, "SCRIPT", "LOAD", broken)
+					r := &round{seed: seed + i, server: s, links: links, dir: journals(t, parent), time: brokenTime, only: b.fault}
+					if b.fault != "" {
+						r.faults = mostFaults
+					}
+					if wrongs := r.run(t).check(r.dir, checkTimeout); len(wrongs) > 0 {
+						t.Logf("detected with seed %d: %s", r.seed, strings.Join(wrongs, "; "))
+						return
+					}
+				}
+				require.Fail(t, "not detected", "seeds from %d", seed)
+			})
 		}
-		require.Fail(t, "not detected", "seeds from %d", seed)
 	})
 }
 

@@ -1,10 +1,10 @@
-// Package robustness checks histories. Worker processes contend for locks while a
-// nemesis stops, kills and disconnects them and their servers, and the events they record
-// are compared with a model of a lock. The package exports nothing.
+// Package robustness checks histories. Worker processes contend for objects of every kind
+// while a nemesis stops, kills and disconnects them and their servers, and the events they
+// record are compared with models of a lock and of a latch. The package exports nothing.
 //
 // # Running it
 //
-//	go test -short ./robustness/              20 seconds on one server
+//	go test -short ./robustness/              20 seconds on each server
 //	make robustness                           a minute on each server
 //	make robustness FOR=5m SEED=42            any duration
 //	make robustness FOR=1s SEED=57            repeats one round
@@ -18,11 +18,32 @@
 //
 // # What is checked
 //
-// Every round checks that the history of each lock fits the model below; that no call of
-// Lock exceeds its Wait by much; that an expired lease ends the hold's context; that calls
-// return only expected errors; and that every lock can be acquired at the end. Every minute
-// checks that no key without an expiry is left, and that the run contained holds of every
-// kind, faults, and their consequences.
+// Every round checks that
+//
+//   - the history of each lock, semaphore and latch fits its model below;
+//   - no waiter of a fair lock is overtaken by one that came when it was in the queue already;
+//   - no call of Lock exceeds its Wait by much;
+//   - an expired lease ends the hold's context, and Unlock then reports the loss, as it does
+//     if the lock was deleted during the hold;
+//   - calls return only expected errors, and a request for more permits than there are fails
+//     at once;
+//   - at the end every lock can be acquired, a semaphore has neither lost nor gained a permit,
+//     and a latch ends when the rest is counted down.
+//
+// Every minute checks that no key without an expiry is left, and that the run contained
+// holds of every kind, faults, and their consequences.
+//
+// TestBrokenScriptsAreDetected replaces a script by a wrong one, and requires that a round
+// detects it. A new promise of a script deserves another row there.
+//
+// # The faults
+//
+// Each worker has a connection of its own to the server, through a link. The nemesis stops
+// and kills workers; cuts or stalls links, delays their data, and loses replies; kills
+// connections on the server, pauses the server, flushes its scripts, deletes a lock or
+// everything, restarts the server without its data, and publishes messages that announce
+// releases. A stall lasts longer than a lease every other time, and at times longer than
+// Unlock waits.
 //
 // # Reading a failure
 //
@@ -36,15 +57,18 @@
 //
 // # The model
 //
-// The model covers exclusive locks, among them fair locks and the write side of read-write
-// locks. It ignores fairness and readers.
+// All locks and semaphores have the same model: an exclusive lock, where a reader or a permit
+// is a hold that others may share, and of permits there is a limit. A multi-lock is a hold on
+// each of its members. Queues are left out, because no order follows from the moments of calls
+// and returns; the order of the fair lock has a check of its own (order_test.go).
 //
-// The state of a lock is its holder, the holder's acquisitions (several after re-entry by a
-// named owner), and the last fencing token. An operation takes effect at one moment
-// between its call and its return:
+// The state is the holds, each with its owner (several after re-entry by a named owner), and
+// the last fencing token. An operation takes effect at one moment between its call and its
+// return:
 //
-//	acquire  legal if no other owner holds the lock; for a fenced lock only with a
-//	         token greater than the last, which re-entry shares
+//	acquire  legal if all holds are the owner's, or may be shared like this one and are
+//	         fewer than the limit; for a fenced lock only with a token greater than the
+//	         last, which re-entry shares
 //	end      ends the hold of one acquisition, if it exists; always legal
 //	wipe     ends all holds, and resets the token if the counter was deleted
 //	gone     a LostError with ReasonGone; legal if a wipe or the end of the lease
@@ -55,7 +79,8 @@
 // exclusion ends there, whatever the server assumes. An earlier end makes nothing illegal,
 // so later ones need not be tried, and end is an operation without duration. So is gone, at
 // the time of the loss. The holds of a killed process likewise end at their last deadline in
-// its journal or at the call of Unlock.
+// its journal or at the call of Unlock. A multi-lock that has lost a member keeps the others
+// for as long.
 //
 // The model omits operations that cannot make others legal: failed acquisitions, and those
 // with an unknown outcome (ErrIndeterminate, a process killed during the call, a context
@@ -65,5 +90,10 @@
 // An acquisition whose lease expired before it could be observed holds the lock without any
 // promise, and so does one that ends right after a wipe: within a process a claim is passed on
 // without a question for some milliseconds. Re-entry after a wipe is omitted: the owner does
-// not know yet that the server has lost what its holds share.
+// not know yet that the server has lost what its holds share. So are the permits without a
+// lease after a wipe: earlier holders still release theirs.
+//
+// The state of a latch is its count. CountDown takes effect once, and returns what is left;
+// after ErrIndeterminate, or in a killed process, at any time later or never; after another
+// error never. Wait returns nil only at zero.
 package robustness

@@ -14,14 +14,18 @@ import (
 
 // claim is the record of one acquisition.
 type claim struct {
-	id, lock string
-	owner    string // known before the call returns if the owner is named
-	named    bool
-	token    int64
-	wait     time.Duration
+	id    string
+	kind  string
+	locks []string
+	owner string // known before the call returns if the owner is named
+	named bool
+	token int64
+	wait  time.Duration
+	fixed bool // it is not renewed
 
 	// Times; 0 if it did not happen.
 	called, returned    int64 // of Lock
+	queued              int64 // it had a queue position by then
 	certain             int64 // the latest known end of certain ownership
 	unlocking, unlocked int64
 	lost                int64
@@ -30,19 +34,42 @@ type claim struct {
 	release outcome // of Unlock
 	err     string
 	silent  bool
+	over    bool // Unlock was called after certain ownership
 }
 
 // history is everything that happened in a round.
 type history struct {
-	claims []*claim // ordered by call
-	wipes  []event
-	faults int // caused by the nemesis
+	claims       []*claim // ordered by call
+	latchCalls   []*latchCall
+	oversized    []event
+	wipes        []event
+	ended        map[string]bool // workers that were not killed
+	disturbances []event         // faults that may change the order of waiters
+	faults       int             // caused by the nemesis
+	atEnd        []string        // what was wrong at the end
 }
 
 func newHistory(events []event) *history {
-	h := &history{}
+	h := &history{ended: map[string]bool{}}
 	claims := map[string]*claim{}
+	calls := map[string]*latchCall{}
 	for _, e := range events {
+		switch e.What {
+		case oversized:
+			h.oversized = append(h.oversized, e)
+			continue
+		case ended:
+			h.ended[e.Claim] = true
+			continue
+		case counting:
+			calls[e.Claim] = &latchCall{id: e.Claim, latch: e.Lock, step: step(e.Kind), called: e.At}
+			h.latchCalls = append(h.latchCalls, calls[e.Claim])
+			continue
+		case counted:
+			c := calls[e.Claim]
+			c.returned, c.left, c.outcome, c.err = e.At, e.Left, e.Outcome, e.Err
+			continue
+		}
 		c := claims[e.Claim]
 		if c == nil {
 			c = &claim{id: e.Claim}
@@ -50,7 +77,14 @@ func newHistory(events []event) *history {
 		}
 		switch e.What {
 		case locking:
-			c.lock, c.called, c.wait, c.owner, c.named = e.Lock, e.At, e.Wait, e.Owner, e.Named
+			c.kind, c.locks, c.called, c.wait, c.fixed = e.Kind, strings.Split(e.Lock, ","), e.At, e.Wait, e.Fixed
+			c.owner, c.named = e.Owner, e.Named
+		case queued:
+			c.queued = e.At
+		case over:
+			c.over = true
+		case disturbed:
+			h.disturbances = append(h.disturbances, e)
 		case locked:
 			c.returned, c.token = e.At, e.Token
 			if !c.named {
@@ -82,11 +116,19 @@ func newHistory(events []event) *history {
 // acquired reports whether the claim is known to have acquired the lock.
 func (c *claim) acquired() bool { return c.returned > 0 && c.failure == "" }
 
+// worker returns the id of the process.
+func (c *claim) worker() string {
+	id, _, _ := strings.Cut(c.id, "#")
+	return id
+}
+
 // locks returns the names of the locks, sorted.
 func (h *history) locks() []string {
 	names := map[string]bool{}
 	for _, c := range h.claims {
-		names[c.lock] = true
+		for _, name := range c.locks {
+			names[name] = true
+		}
 	}
 	return slices.Sorted(maps.Keys(names))
 }
@@ -103,16 +145,12 @@ func (h *history) partition(lock string) []porcupine.Operation {
 		}
 		ops = append(ops, porcupine.Operation{ClientId: id, Input: o, Call: call, Return: ret})
 	}
-	var wipes []event
-	for _, w := range h.wipes {
-		if w.Lock == "" || w.Lock == lock {
-			wipes = append(wipes, w)
-			add("nemesis", operation{step: wipe, counter: w.Lock == ""}, w.At, w.Until)
-		}
+	for _, w := range h.wipesOf(lock) {
+		add("nemesis", operation{step: wipe, counter: w.Lock == ""}, w.At, w.Until)
 	}
 	since := map[string]int64{} // the first appearance of each owner
 	for _, c := range h.claims {
-		if c.lock != lock {
+		if !slices.Contains(c.locks, lock) {
 			continue
 		}
 		if since[c.owner] == 0 {
@@ -121,28 +159,54 @@ func (h *history) partition(lock string) []porcupine.Operation {
 		if !c.acquired() {
 			continue
 		}
+		wipes := h.wipesOf(c.locks...)
 		if c.named && slices.ContainsFunc(wipes, func(w event) bool { return w.Until > since[c.owner] && w.At < c.returned }) {
 			continue
 		}
 		promise := c.certain > 0 && !slices.ContainsFunc(wipes, func(w event) bool {
 			return c.called < w.Until && w.At < c.returned && c.returned < w.Until+int64(trust)
 		})
-		client, _, _ := strings.Cut(c.id, "#")
-		add(client, operation{step: acquire, claim: c.id, owner: c.owner, token: c.token, promise: promise}, c.called, c.returned)
+		k := kindOf(c.kind)
+		if k.forever && slices.ContainsFunc(wipes, func(w event) bool { return w.At < c.returned }) {
+			continue // those who acquired permits before the wipe may have released them since
+		}
+		add(c.worker(), operation{
+			step: acquire, claim: c.id, owner: c.owner, token: c.token, promise: promise, shared: k.shared, limit: k.limit,
+		}, c.called, c.returned)
 		if !promise {
 			continue
 		}
-		over := c.certain
+		ends := c.certain
 		if c.unlocking > 0 {
-			over = min(over, c.unlocking)
+			ends = min(ends, c.unlocking)
 		}
-		add(client, operation{step: end, claim: c.id}, over, over)
+		add(c.worker(), operation{step: end, claim: c.id}, ends, ends)
 		if c.release == gone {
-			explained := c.certain <= c.lost || slices.ContainsFunc(wipes, func(w event) bool { return w.Until > c.called && w.At < c.lost })
-			add(client, operation{step: isGone, claim: c.id, explained: explained}, c.lost, c.lost)
+			explained := c.certain <= c.lost || slices.ContainsFunc(wipes, func(w event) bool {
+				return w.Until > c.called && w.At < c.lost
+			})
+			add(c.worker(), operation{step: isGone, claim: c.id, explained: explained}, c.lost, c.lost)
 		}
 	}
 	return ops
+}
+
+// wipesOf returns the wipes of any of the locks.
+func (h *history) wipesOf(locks ...string) (wipes []event) {
+	for _, w := range h.wipes {
+		if w.Lock == "" || slices.Contains(locks, w.Lock) {
+			wipes = append(wipes, w)
+		}
+	}
+	return wipes
+}
+
+// wipedUnnoticed reports whether Unlock returned nil for a hold of a lock that was deleted after
+// Lock and before Unlock. Re-entry has other holds that answer for it, and a deleted semaphore
+// gets its permits all the same.
+func (h *history) wipedUnnoticed(c *claim) bool {
+	return c.release == fine && !c.named && !kindOf(c.kind).forever &&
+		slices.ContainsFunc(h.wipesOf(c.locks...), func(w event) bool { return c.returned < w.At && w.Until < c.unlocking })
 }
 
 const (
@@ -159,6 +223,7 @@ const (
 // check returns the violations of a history and writes visualizations to dir. It spends at
 // most timeout on each lock.
 func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
+	wrongs = slices.Clone(h.atEnd)
 	for _, c := range h.claims {
 		switch {
 		case c.returned > 0 && time.Duration(c.returned-c.called) > c.wait+lockSlack:
@@ -167,36 +232,72 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 			wrongs = append(wrongs, fmt.Sprintf("%s: unexpected error: %s", c.id, c.err))
 		case c.silent:
 			wrongs = append(wrongs, c.id+": the lease expired and the hold's context did not end")
+		case c.over && c.release == fine:
+			wrongs = append(wrongs, c.id+": the lease expired and Unlock returned nil")
+		case h.wipedUnnoticed(c):
+			wrongs = append(wrongs, c.id+": the lock was deleted and Unlock returned nil")
+		}
+	}
+	for _, c := range h.latchCalls {
+		if c.outcome == wrong {
+			wrongs = append(wrongs, fmt.Sprintf("%s: unexpected error: %s", c.id, c.err))
+		}
+	}
+	for _, e := range h.oversized {
+		if e.Outcome == wrong || e.Outcome == refused && !h.disturbed(e.At, e.Until) {
+			wrongs = append(wrongs, fmt.Sprintf("a request for %d of %d permits: %s", permits+1, permits, e.Err))
 		}
 	}
 	for _, lock := range h.locks() {
-		ops := h.partition(lock)
-		verdict := porcupine.CheckOperationsTimeout(model, ops, timeout)
-		if verdict == porcupine.Ok {
-			continue
+		wrongs = append(wrongs, h.checkModel(model, lock, h.partition(lock), dir, timeout)...)
+		if strings.HasPrefix(lock, "fair-") {
+			overtaken, _ := h.overtaken(lock)
+			wrongs = append(wrongs, overtaken...)
 		}
-		w := fmt.Sprintf("the history of %s (%d operations) is %s", lock, len(ops), verdict)
-		_, info := porcupine.CheckOperationsVerbose(model, ops, timeout)
-		info.AddAnnotations(h.annotations(lock))
-		path := filepath.Join(dir, lock+".html")
-		if err := porcupine.VisualizePath(model, info, path); err != nil {
-			w += ": " + err.Error()
-		} else {
-			w += ": see " + path
-		}
-		wrongs = append(wrongs, w)
+	}
+	for _, latch := range h.latches() {
+		wrongs = append(wrongs, h.checkModel(latchModel, latch, h.latchOperations(latch), dir, timeout)...)
 	}
 	return wrongs
+}
+
+// latches returns the names of the latches, sorted.
+func (h *history) latches() []string {
+	names := map[string]bool{}
+	for _, c := range h.latchCalls {
+		names[c.latch] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// checkModel compares the history of a lock or a latch with a model.
+func (h *history) checkModel(
+	model porcupine.Model, name string, ops []porcupine.Operation, dir string, timeout time.Duration,
+) (wrongs []string) {
+	verdict := porcupine.CheckOperationsTimeout(model, ops, timeout)
+	if verdict == porcupine.Ok {
+		return nil
+	}
+	w := fmt.Sprintf("the history of %s (%d operations) is %s", name, len(ops), verdict)
+	_, info := porcupine.CheckOperationsVerbose(model, ops, timeout)
+	info.AddAnnotations(h.annotations(name))
+	path := filepath.Join(dir, name+".html")
+	if err := porcupine.VisualizePath(model, info, path); err != nil {
+		w += ": " + err.Error()
+	} else {
+		w += ": see " + path
+	}
+	return append(wrongs, w)
 }
 
 // annotations are events for the reader of a visualization. The model does not need them.
 func (h *history) annotations(lock string) []porcupine.Annotation {
 	var notes []porcupine.Annotation
 	for _, c := range h.claims {
-		if c.lock != lock {
+		if !slices.Contains(c.locks, lock) {
 			continue
 		}
-		client, _, _ := strings.Cut(c.id, "#")
+		client := c.worker()
 		switch {
 		case !c.acquired() && c.returned == 0:
 			notes = append(notes, porcupine.Annotation{Tag: client + " failed", Start: c.called, Description: c.id + ": never returned"})
@@ -212,7 +313,7 @@ func (h *history) annotations(lock string) []porcupine.Annotation {
 // figures are the totals of histories.
 type figures struct {
 	rounds, faults, calls, holds, reentries, expired, gone, unpromised int
-	unknownLocks, unknownUnlocks, killed, wipes                        int
+	unknownLocks, unknownUnlocks, killed, wipes, pairs                 int
 	holdsOf                                                            map[string]int // by kind
 	longest                                                            time.Duration  // the longest that any Lock exceeded its Wait
 }
@@ -222,6 +323,17 @@ func (f *figures) add(h *history) {
 	f.rounds++
 	f.faults += h.faults
 	f.wipes += len(h.wipes)
+	for _, lock := range h.locks() {
+		if strings.HasPrefix(lock, "fair-") {
+			_, pairs := h.overtaken(lock)
+			f.pairs += pairs
+		}
+	}
+	for _, c := range h.latchCalls {
+		if c.outcome == fine {
+			f.holdsOf[string(c.step)]++
+		}
+	}
 	holding := map[string]bool{}
 	for _, c := range h.claims {
 		if strings.HasPrefix(c.id, lastWorker) {
@@ -231,8 +343,7 @@ func (f *figures) add(h *history) {
 		switch {
 		case c.acquired():
 			f.holds++
-			kind, _, _ := strings.Cut(c.lock, "-")
-			f.holdsOf[kind]++
+			f.holdsOf[c.kind]++
 			if holding[c.owner] {
 				f.reentries++
 			}
@@ -270,11 +381,15 @@ func (f *figures) missing(runFor time.Duration) []string {
 		for _, k := range kinds {
 			wanted[fmt.Sprintf("%d holds of kind %s", enough, k.name)] = f.holdsOf[k.name] / enough
 		}
+		for _, s := range []step{countDown, await} {
+			wanted[fmt.Sprintf("%d calls of a latch: %s", enough, s)] = f.holdsOf[string(s)] / enough
+		}
 	}
 	if runFor >= longRun {
 		maps.Copy(wanted, map[string]int{
 			"re-entry": f.reentries, "a lease that expired": f.expired, "a hold that was gone": f.gone,
 			"a call cut short by a kill": f.killed, "a wipe": f.wipes,
+			"a waiter of a fair lock before another": f.pairs,
 		})
 	}
 	maps.DeleteFunc(wanted, func(_ string, n int) bool { return n > 0 })
@@ -283,7 +398,8 @@ func (f *figures) missing(runFor time.Duration) []string {
 
 func (f *figures) String() string {
 	return fmt.Sprintf("%d rounds, %d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d expired at once), lost: %d expired, %d gone; "+
-		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; Lock at most %v beyond its Wait",
+		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; %d pairs of waiters in order; "+
+		"Lock at most %v beyond its Wait",
 		f.rounds, f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
-		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.longest.Round(time.Millisecond))
+		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.pairs, f.longest.Round(time.Millisecond))
 }

@@ -27,20 +27,23 @@ type event struct {
 	What  kind   `json:"what"`
 	At    int64  `json:"at"`
 	Claim string `json:"claim,omitempty"` // the acquisition; unique in a round
-	Lock  string `json:"lock,omitempty"`  // of the lock; of wiped: "" for all
+	Lock  string `json:"lock,omitempty"`  // the locks, separated by commas; of wiped: "" for all
 
-	Wait time.Duration `json:"wait,omitempty"` // of locking
+	Kind  string        `json:"kind,omitempty"`  // of locking
+	Wait  time.Duration `json:"wait,omitempty"`  // of locking
+	Fixed bool          `json:"fixed,omitempty"` // of locking: it has a lease that is not renewed
 
 	Owner string `json:"owner,omitempty"` // of locking, if the owner is named
 	Named bool   `json:"named,omitempty"` // of locking
 	Token int64  `json:"token,omitempty"`
+	Left  int    `json:"left,omitempty"` // of counted: the remaining count
 
-	// Until is, of seen, the end of certain ownership; of wiped, the end of the wipe.
+	// Until is, of seen, the end of certain ownership; of others, their end.
 	Until int64 `json:"until,omitempty"`
 	// Lost is, of unlocked, when the loss was noticed.
 	Lost int64 `json:"lost,omitempty"`
 
-	Outcome outcome `json:"outcome,omitempty"` // of notLocked and unlocked
+	Outcome outcome `json:"outcome,omitempty"` // of what has returned
 	Err     string  `json:"err,omitempty"`
 }
 
@@ -51,10 +54,18 @@ const (
 	locked    kind = "locked"
 	notLocked kind = "not locked"
 	seen      kind = "seen"      // Remaining was positive
+	queued    kind = "queued"    // Lock has a queue position on the server, or on its way to it
+	over      kind = "over"      // Remaining was 0 just before Unlock
 	silent    kind = "silent"    // Remaining was 0, and the context did not end
 	unlocking kind = "unlocking" // Unlock is called
 	unlocked  kind = "unlocked"  // it has returned, with any result
+	oversized kind = "oversized" // a request for more permits than there are has returned; At is its call
+	ended     kind = "ended"     // a worker, not killed
 	wiped     kind = "wiped"
+	disturbed kind = "disturbed" // a fault began that may change the order of waiters
+
+	counting kind = "counting" // CountDown, Count or Wait of a latch is called
+	counted  kind = "counted"  // it has returned
 )
 
 type outcome string

@@ -3,10 +3,11 @@ package robustness
 import (
 	"net"
 	"sync"
+	"time"
 )
 
-// link is the network between a worker and the server. It can be cut, and it can delay data,
-// which then arrives late even if the sender has left.
+// link is the network between a worker and the server. It can be cut, it can lose replies, and it
+// can delay data, which then arrives late even if the sender has left.
 type link struct {
 	listener net.Listener
 	server   string
@@ -15,6 +16,8 @@ type link struct {
 	mu      sync.Mutex
 	conns   map[net.Conn]bool
 	stalled chan struct{} // closed when data flows again; nil if it does
+	delay   time.Duration // of all data
+	lose    int           // as many replies are lost next, each with its connection
 
 	done sync.WaitGroup
 }
@@ -52,8 +55,8 @@ func (l *link) connect(client net.Conn) {
 	l.conns[client], l.conns[server] = true, true
 	l.mu.Unlock()
 	var replies sync.WaitGroup
-	replies.Go(func() { l.pump(client, server, nil) })
-	l.pump(server, client, l.rewrite)
+	replies.Go(func() { l.pump(client, server, nil, true) })
+	l.pump(server, client, l.rewrite, false)
 	replies.Wait()
 	l.mu.Lock()
 	delete(l.conns, client)
@@ -61,17 +64,24 @@ func (l *link) connect(client net.Conn) {
 	l.mu.Unlock()
 }
 
-func (l *link) pump(to, from net.Conn, rewrite func([]byte) []byte) {
+func (l *link) pump(to, from net.Conn, rewrite func([]byte) []byte, replies bool) {
 	defer to.Close()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buf)
 		l.mu.Lock()
-		stalled := l.stalled
+		stalled, delay, lost := l.stalled, l.delay, replies && err == nil && l.lose > 0
+		if lost {
+			l.lose--
+		}
 		l.mu.Unlock()
+		if lost {
+			return
+		}
 		if stalled != nil {
 			<-stalled
 		}
+		time.Sleep(delay)
 		b := buf[:n]
 		if rewrite != nil {
 			b = rewrite(b)
@@ -89,6 +99,20 @@ func (l *link) cut() {
 	for conn := range l.conns {
 		conn.Close()
 	}
+}
+
+// loseReplies loses the next n replies, and breaks the connection of each.
+func (l *link) loseReplies(n int) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lose = n
+}
+
+// slow delays all data by d.
+func (l *link) slow(d time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.delay = d
 }
 
 // stall delays all data until resume.

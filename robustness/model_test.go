@@ -13,6 +13,8 @@ type operation struct {
 	step    step
 	claim   string
 	owner   string // of acquire
+	shared  bool   // of acquire: beside other shared holds
+	limit   int    // of acquire: at most so many holds at a time; 0: any number
 	token   int64  // of acquire; 0 if the lock issues none
 	promise bool   // of acquire: whether exclusion is promised from here on
 	counter bool   // of wipe: whether it removed the fencing counter
@@ -29,19 +31,28 @@ const (
 	isGone  step = "gone"
 )
 
+// held is a hold in the model.
+type held struct {
+	claim, owner string
+	shared       bool
+}
+
 // state is the state of a lock in the model. It is immutable.
 type state struct {
-	owner  string
-	claims []string // of the owner, sorted; empty: the lock is free
+	holds  []held // sorted by claim; empty: the lock is free
 	token  int64
 	tokens string // owner of the last token
 }
 
 func (s state) String() string {
-	if len(s.claims) == 0 {
+	if len(s.holds) == 0 {
 		return fmt.Sprintf("free, token %d", s.token)
 	}
-	return fmt.Sprintf("%s by %s, token %d", s.owner, strings.Join(s.claims, "+"), s.token)
+	var names []string
+	for _, h := range s.holds {
+		names = append(names, h.claim+" by "+h.owner)
+	}
+	return fmt.Sprintf("%s, token %d", strings.Join(names, " + "), s.token)
 }
 
 func (o operation) String() string {
@@ -64,11 +75,18 @@ func (o operation) String() string {
 
 // next returns the state after o, and whether o is legal.
 func (s state) next(o operation) (bool, state) {
-	at, holds := slices.BinarySearch(s.claims, o.claim)
+	at, found := slices.BinarySearchFunc(s.holds, o.claim, func(h held, claim string) int {
+		return strings.Compare(h.claim, claim)
+	})
 	switch o.step {
 	case acquire:
-		if len(s.claims) > 0 && s.owner != o.owner {
+		if o.limit > 0 && len(s.holds) == o.limit {
 			return false, s
+		}
+		for _, h := range s.holds {
+			if h.owner != o.owner && !(h.shared && o.shared) {
+				return false, s
+			}
 		}
 		if o.token > 0 {
 			if o.token < s.token || o.token == s.token && o.owner != s.tokens { // re-entry shares a token
@@ -77,22 +95,19 @@ func (s state) next(o operation) (bool, state) {
 			s.token, s.tokens = o.token, o.owner
 		}
 		if o.promise {
-			s.owner, s.claims = o.owner, slices.Insert(slices.Clone(s.claims), at, o.claim)
+			s.holds = slices.Insert(slices.Clone(s.holds), at, held{o.claim, o.owner, o.shared})
 		}
 	case end:
-		if holds {
-			s.claims = slices.Delete(slices.Clone(s.claims), at, at+1)
+		if found {
+			s.holds = slices.Delete(slices.Clone(s.holds), at, at+1)
 		}
 	case wipe:
-		s.claims = nil
+		s.holds = nil
 		if o.counter {
 			s.token, s.tokens = 0, ""
 		}
 	case isGone:
 		return o.explained, s
-	}
-	if len(s.claims) == 0 {
-		s.owner = ""
 	}
 	return true, s
 }
@@ -102,7 +117,7 @@ var model = porcupine.Model{
 	Step: func(s, input, _ any) (bool, any) { return s.(state).next(input.(operation)) },
 	Equal: func(a, b any) bool {
 		x, y := a.(state), b.(state)
-		return x.owner == y.owner && x.token == y.token && x.tokens == y.tokens && slices.Equal(x.claims, y.claims)
+		return x.token == y.token && x.tokens == y.tokens && slices.Equal(x.holds, y.holds)
 	},
 	DescribeOperation: func(input, _ any) string { return input.(operation).String() },
 	DescribeState:     func(s any) string { return s.(state).String() },

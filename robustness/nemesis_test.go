@@ -24,12 +24,14 @@ type nemesis struct {
 	links   []*link // of each worker
 	seed    uint64
 	journal *journal
+	only    string // the only fault, or ""
 	spawn   func(worker int) *harness.Process
 
 	workers []*harness.Process
 	stopped []bool // by worker
 	undo    []undo
-	log     []string // the faults, with times
+	lasts   time.Duration // the latest fault
+	log     []string      // the faults, with times
 	begin   time.Time
 }
 
@@ -38,25 +40,32 @@ type undo struct {
 	do func()
 }
 
-// faults are the faults from which the nemesis chooses.
+// faults are the faults from which the nemesis chooses. Those that are harmless do not change the
+// order in which others wait.
 var faults = []struct {
-	name string
-	do   func(*nemesis)
+	name     string
+	do       func(*nemesis)
+	harmless bool
 }{
-	{"stop a worker", (*nemesis).stopWorker},
-	{"kill a worker", (*nemesis).killWorker},
-	{"CLIENT KILL TYPE normal", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") }},
-	{"CLIENT KILL TYPE pubsub", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "pubsub") }},
-	{"CLIENT PAUSE WRITE", func(n *nemesis) { n.pause("WRITE") }},
-	{"CLIENT PAUSE ALL", func(n *nemesis) { n.pause("ALL") }},
-	{"SCRIPT FLUSH", func(n *nemesis) { n.command("SCRIPT", "FLUSH") }},
-	{"cut a worker off", func(n *nemesis) { i := n.rng.IntN(len(n.links)); n.cut(n.links[i : i+1]) }},
-	{"cut all off", func(n *nemesis) { n.cut(n.links) }},
-	{"stall a worker", func(n *nemesis) { i := n.rng.IntN(len(n.links)); n.stall(n.links[i : i+1]) }},
-	{"stall all", func(n *nemesis) { n.stall(n.links) }},
-	{"DEL a lock", (*nemesis).deleteLock},
-	{"FLUSHALL", func(n *nemesis) { n.wipe("", func() { n.command("FLUSHALL") }) }},
-	{"restart the server empty", (*nemesis).restart},
+	{"stop a worker", (*nemesis).stopWorker, false},
+	{"kill a worker", (*nemesis).killWorker, true},
+	{"CLIENT KILL TYPE normal", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") }, false},
+	{"CLIENT KILL TYPE pubsub", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "pubsub") }, true},
+	{"CLIENT PAUSE WRITE", func(n *nemesis) { n.pause("WRITE") }, false},
+	{"CLIENT PAUSE ALL", func(n *nemesis) { n.pause("ALL") }, false},
+	{"SCRIPT FLUSH", func(n *nemesis) { n.command("SCRIPT", "FLUSH") }, true},
+	{"cut a worker off", func(n *nemesis) { n.cut(n.one()) }, false},
+	{"cut all off", func(n *nemesis) { n.cut(n.links) }, false},
+	{"stall a worker", func(n *nemesis) { n.stall(n.one()) }, false},
+	{"stall all", func(n *nemesis) { n.stall(n.links) }, false},
+	{"slow network", (*nemesis).slow, false},
+	{"lose replies to a worker", func(n *nemesis) { n.loseReplies(n.one()) }, false},
+	{"lose replies to all", func(n *nemesis) { n.loseReplies(n.links) }, false},
+	{"stray messages", (*nemesis).publish, true},
+	{"DEL a lock", (*nemesis).deleteLock, false},
+	{"DEL a lock and lose replies", func(n *nemesis) { n.deleteLock(); n.loseReplies(n.links) }, false},
+	{"FLUSHALL", func(n *nemesis) { n.wipeAll(func() { n.command("FLUSHALL") }) }, false},
+	{"restart the server empty", (*nemesis).restart, false},
 }
 
 // draw returns the decisions of a seed: first the number of faults in a round, at most most,
@@ -78,8 +87,16 @@ func (n *nemesis) run(until time.Time, count int) {
 		}
 		n.wait(next)
 		f := faults[n.rng.IntN(len(faults))]
+		for n.only != "" && f.name != n.only {
+			f = faults[n.rng.IntN(len(faults))]
+		}
 		n.note(f.name)
+		at := clock()
+		n.lasts = 0
 		f.do(n)
+		if !f.harmless {
+			n.journal.write(event{What: disturbed, At: at, Until: clock() + int64(n.lasts)})
+		}
 	}
 	n.wait(until)
 	for len(n.undo) > 0 {
@@ -115,7 +132,14 @@ func (n *nemesis) spell() time.Duration {
 	return watchdogTimeout + n.between(watchdogTimeout/10, watchdogTimeout/2)
 }
 
+// one returns the link of one worker.
+func (n *nemesis) one() []*link {
+	i := n.rng.IntN(len(n.links))
+	return n.links[i : i+1]
+}
+
 func (n *nemesis) after(d time.Duration, do func()) {
+	n.lasts = d
 	n.undo = append(n.undo, undo{time.Now().Add(d), do})
 	slices.SortFunc(n.undo, func(a, b undo) int { return cmp.Compare(a.at.UnixNano(), b.at.UnixNano()) })
 }
@@ -167,15 +191,49 @@ func (n *nemesis) stall(links []*link) {
 	}
 }
 
+// slow delays all data by less than many fixed leases.
+func (n *nemesis) slow() {
+	d := n.between(time.Millisecond, 15*time.Millisecond)
+	for _, l := range n.links {
+		l.slow(d)
+	}
+	n.after(n.spell(), func() {
+		for _, l := range n.links {
+			l.slow(0)
+		}
+	})
+}
+
+func (n *nemesis) loseReplies(links []*link) {
+	for _, l := range links {
+		l.loseReplies(1 + n.rng.IntN(4))
+	}
+}
+
+// publish sends messages that announce a release to all waiters.
+func (n *nemesis) publish() {
+	for _, channel := range channels(n.seed) {
+		n.command("PUBLISH", channel, fmt.Sprint(n.rng.IntN(2)))
+	}
+}
+
 func (n *nemesis) deleteLock() {
-	name := lockName(n.seed, kinds[n.rng.IntN(len(kinds))].name)
+	name := lockName(n.seed, deletable[n.rng.IntN(len(deletable))])
 	n.wipe(name, func() { n.command("DEL", name) })
 }
 
 func (n *nemesis) restart() {
-	n.wipe("", func() {
+	n.wipeAll(func() {
 		n.server.Kill()
 		require.NoError(n.t, n.server.Restart())
+	})
+}
+
+// wipeAll deletes everything, and creates the semaphores again. The latches stay open.
+func (n *nemesis) wipeAll(do func()) {
+	n.wipe("", func() {
+		do()
+		require.NoError(n.t, create(n.t.Context(), n.server.Addr, n.seed, false))
 	})
 }
 

@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -14,7 +15,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
-	"github.com/redlatch/redlatch/lock"
 )
 
 func TestMain(m *testing.M) {
@@ -27,8 +27,8 @@ const (
 	mostFaults = 8 // of a round
 	// smoke is the duration of a short run: enough for faults and for holds of every kind,
 	// even if a fault or two keep all workers from them.
-	smoke  = 20 * time.Second
-	enough = 50
+	smoke  = 12 * time.Second
+	enough = 5
 	// longRun is long enough for every kind of event. A longer run consists of such runs.
 	longRun = time.Minute
 	// lastWorker is the worker that acquires all locks at the end of a round.
@@ -67,9 +67,11 @@ func settings(t *testing.T) (runFor time.Duration, seed uint64, dir string) {
 type round struct {
 	seed   uint64
 	server *testserver.Server
-	links  []*link // of each worker
-	dir    string  // of the journals
-	faults int     // at most
+	links  []*link       // of each worker
+	dir    string        // of the journals
+	faults int           // at most
+	only   string        // the only fault, or ""
+	time   time.Duration // 0: roundTime
 }
 
 // run runs the round and returns its history.
@@ -77,17 +79,18 @@ func (r *round) run(t *testing.T) *history {
 	j, err := openJournal(filepath.Join(r.dir, "nemesis"+journalExt))
 	require.NoError(t, err)
 	defer j.close()
-	until := time.Now().Add(roundTime)
-	end := clock() + int64(roundTime)
+	until := time.Now().Add(cmp.Or(r.time, roundTime))
+	end := clock() + int64(time.Until(until))
 	spawned := 0
 	count, rng := draw(r.seed, r.faults)
 	n := &nemesis{
-		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j,
+		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j, only: r.only,
 		spawn: func(worker int) *harness.Process {
 			spawned++
 			return harness.Spawn(t, "contend", r.links[worker].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
 		},
 	}
+	require.NoError(t, create(t.Context(), r.server.Addr, r.seed, true))
 	for i := range r.links {
 		n.workers = append(n.workers, n.spawn(i))
 	}
@@ -96,11 +99,16 @@ func (r *round) run(t *testing.T) *history {
 	for _, w := range n.workers {
 		w.Ended(endTime)
 	}
-	r.takeAll(t)
+	c, err := connect(t.Context(), r.server.Addr)
+	require.NoError(t, err)
+	defer c.Close()
+	wrongs := r.takeAll(t, c)
 	events, err := readJournals(r.dir)
 	require.NoError(t, err)
 	h := newHistory(events)
 	h.faults = len(n.log)
+	h.atEnd = append(wrongs, h.countPermits(t, c, r.seed)...)
+	r.clear(t)
 	return h
 }
 
@@ -114,25 +122,6 @@ func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) [
 		links[i] = l
 	}
 	return links
-}
-
-// takeAll acquires and releases every lock. None may be stuck after any faults.
-func (r *round) takeAll(t *testing.T) {
-	j, err := openJournal(filepath.Join(r.dir, lastWorker+journalExt))
-	require.NoError(t, err)
-	defer j.close()
-	c, err := connect(t.Context(), r.server.Addr)
-	require.NoError(t, err)
-	defer c.Close()
-	w := &worker{id: lastWorker, client: c, journal: j}
-	for _, k := range kinds {
-		p := player{worker: w}
-		l := k.of(c, lockName(r.seed, k.name))
-		const wait = 10 * watchdogTimeout
-		h, err := p.acquire(t.Context(), l, l.Lock, wait, []lock.Option{lock.Wait(wait)})
-		require.NoError(t, err, k.name)
-		p.unlock(h)
-	}
 }
 
 func TestHistories(t *testing.T) {

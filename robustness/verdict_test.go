@@ -2,6 +2,8 @@ package robustness
 
 import (
 	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,6 +29,18 @@ func (s tale) calls(claim string, at int64) tale {
 func (s tale) as(owner string) tale {
 	s[len(s)-1].Owner, s[len(s)-1].Named = owner, true
 	return s
+}
+
+// of gives the latest claim a kind, and another lock besides orders.
+func (s tale) of(kind string, more ...string) tale {
+	e := &s[len(s)-1]
+	e.Kind, e.Lock = kind, strings.Join(append(more, e.Lock), ",")
+	return s
+}
+
+// queues notes that a claim has a queue position.
+func (s tale) queues(claim string, at int64) tale {
+	return append(s, event{What: queued, At: at, Claim: claim})
 }
 
 // gets ends the call of a claim, whose lease then lasts until certain.
@@ -123,6 +137,19 @@ func TestModelAccepts(t *testing.T) {
 			calls("a2", 7).as("A").gets("a2", 8, 100).unlocks("a2", 9).lost("a2", 10, gone, 10),
 		"re-entry shares the token": tale{}.
 			calls("a1", 1).as("A").gets("a1", 2, 100).token(3).calls("a2", 3).as("A").gets("a2", 4, 100).token(3),
+		"readers beside each other": tale{}.
+			calls("a", 1).of("read").gets("a", 2, 100).calls("b", 3).of("read").gets("b", 4, 100).
+			calls("c", 5).of("write").unlocks("a", 6).unlocks("b", 7).gets("c", 8, 100),
+		"as many permits as there are": tale{}.
+			calls("a", 1).of("permits").gets("a", 2, 100).calls("b", 1).of("permits").gets("b", 2, 100).
+			calls("c", 1).of("permits").gets("c", 2, 20).calls("d", 3).of("permits").gets("d", 21, 100),
+		"a hold on several locks, one of which was deleted": tale{}.
+			calls("a", 1).of("multi", "others").gets("a", 2, 100).wiped(3, 4, "others").
+			unlocks("a", 5).lost("a", 6, gone, 6).calls("b", 7).gets("b", 8, 100),
+		"permits of a semaphore that was created again": tale{}.
+			calls("a", 1).of("counting").gets("a", 2, 100).wiped(3, 4, "").unlocks("a", 5).unlocked("a", 6, fine).
+			calls("b", 7).of("counting").gets("b", 8, 100).calls("c", 7).of("counting").gets("c", 8, 100).
+			calls("d", 7).of("counting").gets("d", 8, 100).calls("e", 7).of("counting").gets("e", 8, 100),
 		"tokens grow": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(5),
@@ -163,6 +190,18 @@ func TestModelRejects(t *testing.T) {
 			unlocks("a1", 5).unlocked("a1", 6, fine).calls("b", 7).gets("b", 8, 100),
 		"an acquisition without a promise must still be legal": tale{}.
 			calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 0),
+		"a writer beside a reader": tale{}.
+			calls("a", 1).of("read").gets("a", 2, 100).calls("b", 3).of("write").gets("b", 4, 100),
+		"a reader beside a writer": tale{}.
+			calls("a", 1).of("write").gets("a", 2, 100).calls("b", 3).of("read").gets("b", 4, 100),
+		"a permit too many": tale{}.
+			calls("a", 1).of("permits").gets("a", 2, 100).calls("b", 1).of("permits").gets("b", 2, 100).
+			calls("c", 1).of("permits").gets("c", 2, 100).calls("d", 3).of("permits").gets("d", 4, 100),
+		"a hold on several locks excludes others from each": tale{}.
+			calls("a", 1).of("multi", "others").gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),
+		"a hold on several locks keeps the one that was not deleted": tale{}.
+			calls("a", 1).of("multi", "others").gets("a", 2, 100).wiped(3, 4, "others").
+			calls("b", 5).gets("b", 6, 100).unlocks("a", 7).lost("a", 8, gone, 8),
 		"a token twice": tale{}.
 			calls("a", 1).gets("a", 2, 100).token(3).unlocks("a", 3).unlocked("a", 4, fine).
 			calls("b", 5).gets("b", 6, 100).token(3),
@@ -179,9 +218,14 @@ func TestModelRejects(t *testing.T) {
 
 func TestCheckReports(t *testing.T) {
 	for what, s := range map[string]tale{
-		"Illegal":             tale{}.calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),
-		"took":                tale{}.calls("a", 1).fails("a", time.Minute.Nanoseconds(), refused),
-		"unexpected error":    tale{}.calls("a", 1).fails("a", 2, wrong),
+		"Illegal":          tale{}.calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),
+		"took":             tale{}.calls("a", 1).fails("a", time.Minute.Nanoseconds(), refused),
+		"unexpected error": tale{}.calls("a", 1).fails("a", 2, wrong),
+		"expired and Unlock returned nil": append(tale{}.calls("a", 1).gets("a", 2, 20), event{What: over, At: 21, Claim: "a"}).
+			unlocks("a", 22).unlocked("a", 23, fine),
+		"deleted and Unlock returned nil": tale{}.calls("a", 1).gets("a", 2, 100).wiped(3, 4, "orders").
+			unlocks("a", 5).unlocked("a", 6, fine),
+		"a request for":       {{What: oversized, At: 1, Until: 2, Outcome: refused}},
 		"context did not end": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: silent, At: 3, Claim: "a"}),
 	} {
 		wrongs := newHistory(s).check(t.TempDir(), checkTimeout)
@@ -190,6 +234,82 @@ func TestCheckReports(t *testing.T) {
 	}
 	ordinary := tale{}.calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine)
 	assert.Empty(t, newHistory(ordinary).check(t.TempDir(), checkTimeout))
+}
+
+func TestOvertaking(t *testing.T) {
+	const round, hour = int64(time.Second), int64(time.Hour)
+	inOrder := tale{}.calls("a", 1).queues("a", 2).calls("b", 3).gets("a", 4, 100).gets("b", 101, 200)
+	overtaken := tale{}.calls("a", 1).queues("a", 2).calls("b", 3).gets("b", 4, 100).gets("a", 101, 200)
+	early := tale{}.calls("a", 1).calls("b", 3).queues("a", 4).gets("b", 4, 100).gets("a", 101, 200)
+	reentry := tale{}.calls("b0", 1).as("B").gets("b0", 2, hour).
+		calls("a", 3).queues("a", 4).calls("b", 5).as("B").gets("b", 6, hour).gets("a", 7, hour)
+	several := tale{}.calls("a", 1).queues("a", 2).calls("b", 3).of("multi", "others").gets("b", 4, 100).gets("a", 101, 200)
+	gaveUp := tale{}.calls("a", 1).queues("a", 2).calls("b", 3).gets("b", 4, 100).fails("a", 5, refused)
+	for name, c := range map[string]struct {
+		tale          tale
+		wrongs, pairs int
+	}{
+		"in order":               {inOrder, 0, 1},
+		"overtaken":              {overtaken, 1, 1},
+		"not queued yet":         {early, 0, 0},
+		"re-entry":               {reentry, 0, 0},
+		"a fault":                {slices.Concat(overtaken, tale{{What: disturbed, At: 2, Until: 3}}), 0, 0},
+		"a fault long before":    {slices.Concat(overtaken, tale{{What: disturbed, At: -3 * round, Until: -2 * round}}), 1, 1},
+		"a fault that lasted":    {slices.Concat(overtaken, tale{{What: disturbed, At: -3 * round, Until: -round / 2}}), 0, 0},
+		"on several locks":       {several, 0, 0},
+		"the first has given up": {gaveUp, 0, 0},
+	} {
+		wrongs, pairs := newHistory(c.tale).overtaken("orders")
+		assert.Len(t, wrongs, c.wrongs, name)
+		assert.Equal(t, c.pairs, pairs, name)
+	}
+}
+
+func TestLatchModel(t *testing.T) {
+	const full = latchCount
+	call := func(s tale, id string, what step, at, returned int64, left int, o outcome) tale {
+		s = append(slices.Clone(s), event{What: counting, At: at, Claim: id, Lock: "latch", Kind: string(what)})
+		if returned == 0 {
+			return s
+		}
+		return append(s, event{What: counted, At: returned, Claim: id, Left: left, Outcome: o})
+	}
+	var down tale // to 0, from 1 on
+	for i := range full {
+		down = call(down, fmt.Sprint(i), countDown, int64(2*i+1), int64(2*i+2), full-1-i, fine)
+	}
+	var unknowns tale
+	for i := range full {
+		unknowns = call(unknowns, fmt.Sprint(i), countDown, 1, 2, 0, unknown)
+	}
+	one := call(nil, "a", countDown, 1, 2, full-1, fine)
+	lost := call(nil, "a", countDown, 1, 2, 0, unknown)
+	counts := func(s tale, count int) tale { return call(s, "z", readCount, 3, 4, count, fine) }
+	for name, c := range map[string]struct {
+		tale  tale
+		legal bool
+	}{
+		"counted down":                 {call(down, "z", await, 1, 2*full, 0, fine), true},
+		"a Wait that returns early":    {call(down, "z", await, 1, 2*full-2, 0, fine), false},
+		"a Wait that gives up":         {call(down, "z", await, 1, 2, 0, failed), true},
+		"counted once":                 {call(one, "b", countDown, 3, 4, full-2, fine), true},
+		"counted twice":                {call(nil, "a", countDown, 1, 2, full-2, fine), false},
+		"not counted":                  {counts(one, full), false},
+		"without a reply, counted":     {counts(lost, full-1), true},
+		"without a reply, not counted": {counts(lost, full), true},
+		"without a reply, twice":       {counts(lost, full-2), false},
+		"failed, yet counted":          {counts(call(nil, "a", countDown, 1, 2, 0, failed), full-1), false},
+		"killed":                       {counts(call(nil, "a", countDown, 1, 0, 0, ""), full-1), true},
+		"all may have counted":         {call(unknowns, "z", await, 3, 4, 0, fine), true},
+		"deleted":                      {call(tale{}.wiped(1, 2, ""), "z", await, 3, 4, 0, fine), true},
+	} {
+		want := porcupine.Illegal
+		if c.legal {
+			want = porcupine.Ok
+		}
+		ops := newHistory(c.tale).latchOperations("latch")
+		assert.Equal(t, want, porcupine.CheckOperationsTimeout(latchModel, ops, checkTimeout), name)
+	}
 }
 
 // A lock without a verdict in time has not passed.

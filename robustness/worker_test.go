@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"math/rand/v2"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -16,7 +18,6 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/rlock"
 )
 
 const (
@@ -25,25 +26,8 @@ const (
 	maxDepth        = 3 // of re-entry
 )
 
-// goroutines is the number of goroutines of a worker: two for each kind.
-var goroutines = 2 * len(kinds)
-
-// kinds are the contended locks: their constructors, and how many of 100 acquisitions name an
-// owner.
-var kinds = []struct {
-	name  string
-	of    func(c *redlatch.Client, name string) lock.Locker
-	named int
-}{
-	{"plain", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name, rlock.NonReentrant()) }, 0},
-	{"reentrant", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }, 75},
-	{"fenced", func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }, 25},
-	{"fair", func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) }, 25},
-	{"write", func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }, 25},
-}
-
-// lockName is the name of the lock of a kind in the round with that seed.
-func lockName(seed uint64, kind string) string { return fmt.Sprintf("%s-%d", kind, seed) }
+// goroutines is the number of goroutines of a worker: two for each kind, and two for the latches.
+var goroutines = 2 * (len(kinds) + 1)
 
 // contend is the worker: several goroutines acquire and release the round's locks in every way
 // until a time is reached.
@@ -63,7 +47,7 @@ func contend(args []string) error {
 		}
 		// The server may be down or paused.
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if c, err = connect(ctx, addr); err != nil {
+		if c, err = connect(ctx, addr, redlatch.WithTracerProvider(tracing{journal: j})); err != nil {
 			time.Sleep(10 * time.Millisecond)
 		}
 		cancel()
@@ -73,20 +57,30 @@ func contend(args []string) error {
 	for g := range goroutines {
 		wg.Go(func() {
 			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*uint64(goroutines)+uint64(g)))}
-			k := kinds[g%len(kinds)] // one kind, so that no other is idle while it is held
+			i := g % (len(kinds) + 1) // one kind, so that no other is idle while it is held
+			if i == len(kinds) {
+				p.countLatches(seed, until)
+				return
+			}
+			p.kind, p.locks = kinds[i].name, strings.Join(locksOf(seed, i), ",")
+			p.leases, p.long = !kinds[i].forever, cmp.Or(kinds[i].long, 1)
 			for clock() < until {
-				p.play(k.of(c, lockName(seed, k.name)), p.chance(k.named))
+				if p.kind == "permits" && p.chance(1) {
+					p.oversize(seed)
+				}
+				p.play(kinds[i].of(c, seed), p.chance(kinds[i].named))
 			}
 		})
 	}
 	wg.Wait()
 	c.Close()
+	j.write(event{What: ended, At: clock(), Claim: id})
 	return j.close()
 }
 
-func connect(ctx context.Context, addr string) (*redlatch.Client, error) {
-	return redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}},
-		redlatch.WithWatchdogTimeout(watchdogTimeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+func connect(ctx context.Context, addr string, opts ...redlatch.Option) (*redlatch.Client, error) {
+	opts = append(opts, redlatch.WithWatchdogTimeout(watchdogTimeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+	return redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, opts...)
 }
 
 // worker is the state shared by the goroutines of a process.
@@ -100,7 +94,10 @@ type worker struct {
 // player is one goroutine of a worker.
 type player struct {
 	*worker
-	rng *rand.Rand
+	rng         *rand.Rand
+	kind, locks string // for the journal
+	leases      bool   // whether holds have one
+	long        int    // of 100 holds
 }
 
 func (p *player) chance(percent int) bool { return p.rng.IntN(100) < percent }
@@ -141,7 +138,7 @@ func (p *player) play(l lock.Locker, named bool) {
 // lock makes one acquisition, in one of several ways.
 func (p *player) lock(ctx context.Context, l lock.Locker) (taken, bool) {
 	var opts []lock.Option
-	if p.chance(40) {
+	if p.leases && p.chance(40) {
 		opts = append(opts, lock.Lease(p.between(5*time.Millisecond, 60*time.Millisecond)))
 	}
 	if p.chance(20) {
@@ -163,13 +160,16 @@ type call func(context.Context, ...lock.Option) (lock.Hold, error)
 // acquire calls Lock or TryLock.
 func (p *player) acquire(ctx context.Context, l lock.Locker, call call, wait time.Duration, opts []lock.Option) (taken, error) {
 	claim := fmt.Sprintf("%s#%d", p.id, p.claims.Add(1))
-	e := event{What: locking, Claim: claim, Lock: l.Name(), Wait: wait}
+	e := event{What: locking, Claim: claim, Lock: p.locks, Kind: p.kind, Wait: wait}
+	if o, err := lock.Resolve(opts...); err == nil {
+		e.Fixed = o.Lease > 0
+	}
 	if o, ok := lock.OwnerFrom(ctx); ok {
 		e.Owner, e.Named = o.String(), true
 	}
 	e.At = clock()
 	p.journal.write(e)
-	h, err := call(ctx, opts...)
+	h, err := call(context.WithValue(ctx, claimKey{}, claim), opts...)
 	at := clock()
 	if err != nil {
 		p.journal.write(event{What: notLocked, At: at, Claim: claim, Outcome: outcomeOfLock(err), Err: err.Error()})
@@ -200,7 +200,7 @@ func (p *player) hold(h taken) {
 	switch n := p.rng.IntN(100); {
 	case n < 85:
 		d = p.between(0, 3*time.Millisecond)
-	case n < 99: // past the end of many fixed leases
+	case n < 100-p.long: // past the end of many fixed leases
 		d = p.between(5*time.Millisecond, 80*time.Millisecond)
 	default: // through some renewals
 		d = p.between(300*time.Millisecond, 1300*time.Millisecond)
@@ -224,7 +224,9 @@ func (p *player) hold(h taken) {
 }
 
 func (p *player) unlock(h taken) {
-	p.look(h)
+	if !p.look(h) {
+		p.journal.write(event{What: over, At: clock(), Claim: h.claim})
+	}
 	p.journal.write(event{What: unlocking, At: clock(), Claim: h.claim})
 	err := h.Unlock(context.Background())
 	e := event{What: unlocked, Claim: h.claim, Outcome: fine}

@@ -28,7 +28,7 @@ func (w *world) deadline(lease int64) int64 {
 	if lease == 0 {
 		return noExpiry
 	}
-	return w.now + lease
+	return w.now + lease + 1
 }
 
 // grant adds the permits of requests.
@@ -167,7 +167,7 @@ func (w *world) permitLeft(id string) []int64 {
 	case at == noExpiry:
 		return []int64{-1}
 	default:
-		return []int64{at - w.now}
+		return []int64{at - w.now - 1}
 	}
 }
 

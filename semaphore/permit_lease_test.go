@@ -44,6 +44,42 @@ func TestRemaining(t *testing.T) {
 	})
 }
 
+// A permit lasts on the server for at least as long as its holder counts on it, although its time
+// to expire is in whole milliseconds.
+func TestServerKeepsPermitForItsLease(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		client := harness.Client(t, s, redlatch.WithWatchdogTimeout(100*time.Millisecond))
+		conn := harness.Conn(t, s.Addr)
+		e := client.PermitSemaphore("orders")
+		_, err := e.TrySetPermits(t.Context(), 1)
+		require.NoError(t, err)
+		check := func(what string, p *semaphore.Permit) (at float64) {
+			t.Helper()
+			now, err := conn.Do(t.Context(), conn.B().Time().Build()).AsIntSlice()
+			require.NoError(t, err)
+			left := p.Remaining() // now or later
+			at, err = conn.Do(t.Context(), conn.B().Zscore().Key(timeoutsKey("orders")).Member(raw(t, p.ID())).Build()).AsFloat64()
+			require.NoError(t, err)
+			const drift = 100 // of the server's clock, in microseconds
+			require.GreaterOrEqual(t, int64(at)*1000+drift, now[0]*1_000_000+now[1]+left.Microseconds(), what)
+			return at
+		}
+		for range 20 {
+			p := take(t, e, 1, lock.Lease(time.Minute))[0]
+			check("acquired", p)
+			require.NoError(t, p.Extend(t.Context(), time.Hour))
+			check("extended", p)
+			require.NoError(t, p.Release(t.Context()))
+		}
+		p := take(t, e, 1)[0]
+		for range 10 {
+			before := check("renewed", p)
+			harness.Eventually(t, 10*time.Second, "a renewal", func() bool { return check("renewed", p) > before })
+		}
+		require.NoError(t, p.Release(t.Context()))
+	})
+}
+
 func TestExtend(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 1)

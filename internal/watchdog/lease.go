@@ -1,6 +1,7 @@
 package watchdog
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -10,8 +11,8 @@ import (
 // Holder is notified of changes of its lease until Forget. Its methods run on a
 // goroutine of the watchdog and must not block.
 type Holder interface {
-	// Lost is called at most once, when the lease has ended. Check may call it on the
-	// caller's goroutine.
+	// Lost is called when the lease has ended. Check may call it too, on the caller's
+	// goroutine, at the same time as the watchdog or before it: only the first call counts.
 	Lost(reason lock.Reason, cause error)
 	// RenewalFailed is called after a failed renewal, which is retried, with the
 	// remaining time of the lease. The call may come just after Forget.
@@ -24,10 +25,11 @@ type Holder interface {
 //	        Watch              due            Renew: held
 //	(zero) ─────▶ watched ──────────▶ renewing ─────▶ watched
 //	                 │                   │
-//	                 │ Forget            │ Forget               ▶ ended
-//	                 │ local deadline    │ local deadline, or Renew: not held
+//	                 │ local deadline    │ local deadline, or Renew: not held    ▶ lost
+//	                 │ Forget            │ Forget                                ▶ ended
 //
-// ended is final: an ended lease is never renewed.
+// Forget also ends a lost lease. A lost or ended lease is never renewed. While it is lost
+// the watchdog may not have come to tell the holder yet, so Check does.
 type Lease struct {
 	Key   string
 	Owner string
@@ -39,9 +41,10 @@ type Lease struct {
 	holder   Holder
 	renewer  Renewer // nil: not renewed, or not any more
 	state    leaseState
+	loss     uint8 // of a lost lease: its reason, by the index in reasons
 	quiet    bool
 	failures int32         // consecutive failed renewals
-	lastErr  error         // of the last of them
+	lastErr  error         // of the last of them; of a lost lease, the cause
 	ttl      time.Duration // length after a renewal
 	deadline instant       // end of certain ownership
 	renewAt  instant
@@ -54,8 +57,12 @@ const (
 	_ leaseState = iota
 	watched
 	renewing
+	lost
 	ended
 )
+
+// reasons are those for which a watchdog ends a lease.
+var reasons = []lock.Reason{lock.ReasonExpired, lock.ReasonGone, lock.ReasonMaxHold, lock.ReasonClosed}
 
 // live reports whether the lease is watched and has not ended. l.mu is held.
 func (l *Lease) live() bool { return l.state == watched || l.state == renewing }
@@ -71,13 +78,15 @@ func (l *Lease) change(f func()) {
 }
 
 // Forget stops watching: no further renewal begins, and the holder is not notified any
-// more, unless Lost has been called already. Call it before sending a release.
+// more, unless the lease was lost already. Call it before sending a release.
 func (l *Lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.live() {
-		l.state = ended
 		l.watchdog.wheel.Cancel(&l.timer)
+	}
+	if l.watchdog != nil {
+		l.state = ended
 	}
 }
 
@@ -102,10 +111,15 @@ func (l *Lease) Remaining() time.Duration {
 	return max(0, time.Duration(until-l.watchdog.wheel.instant(time.Now())))
 }
 
-// Check ends the lease if it has run out and the wheel has not noticed yet.
+// Check ends the lease if it has run out and the wheel has not noticed yet. If the lease is
+// lost, the holder has been told when Check returns.
 func (l *Lease) Check() {
 	l.mu.Lock()
-	if !l.loseIfOver(time.Now()) {
+	if l.state == lost {
+		h, reason, cause := l.holder, reasons[l.loss], l.lastErr
+		l.mu.Unlock()
+		h.Lost(reason, cause)
+	} else if !l.loseIfOver(time.Now()) {
 		l.mu.Unlock()
 	}
 }
@@ -199,7 +213,7 @@ func (l *Lease) loseIfOver(now time.Time) bool {
 
 // lose ends the lease and notifies the holder. l.mu is held, and released.
 func (l *Lease) lose(reason lock.Reason, cause error) {
-	l.state = ended
+	l.state, l.loss, l.lastErr = lost, uint8(slices.Index(reasons, reason)), cause
 	l.watchdog.wheel.Cancel(&l.timer)
 	h := l.holder
 	l.mu.Unlock()

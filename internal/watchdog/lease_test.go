@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -278,6 +279,64 @@ func TestEndedLeaseStaysEnded(t *testing.T) {
 				assert.Zero(t, h.Remaining())
 				time.Sleep(time.Second)
 				assert.Equal(t, 1, h.loss().times)
+			})
+		})
+	}
+}
+
+// slow is a holder that the watchdog takes a while to tell.
+type slow struct {
+	*holder
+	told    atomic.Bool
+	telling chan struct{}
+	goOn    chan struct{}
+}
+
+func (h *slow) Lost(reason lock.Reason, cause error) {
+	if !h.told.Swap(true) {
+		close(h.telling)
+		<-h.goOn
+	}
+	h.holder.Lost(reason, cause)
+}
+
+// The watchdog has ended the lease, and not told the holder yet.
+func TestCheckTellsOfLossUnderWay(t *testing.T) {
+	boom := errors.New("boom")
+	for name, c := range map[string]struct {
+		terms  Terms
+		change func(wd *Watchdog, s *server)
+		want   loss
+	}{
+		"expired": {Terms{}, func(*Watchdog, *server) {}, loss{reason: lock.ReasonExpired}},
+		"not renewed": {
+			Terms{Renewer: &server{err: boom}}, func(*Watchdog, *server) {}, loss{reason: lock.ReasonExpired, cause: boom},
+		},
+		"gone": {
+			Terms{Renewer: &server{gone: map[string]bool{"a": true}}}, func(*Watchdog, *server) {}, loss{reason: lock.ReasonGone},
+		},
+		"MaxHold": {Terms{MaxHold: time.Second}, func(*Watchdog, *server) {}, loss{reason: lock.ReasonMaxHold}},
+		"closed":  {Terms{}, func(wd *Watchdog, _ *server) { go wd.Close() }, loss{reason: lock.ReasonClosed}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(t *testing.T, wd *Watchdog, s *server) {
+				h := &slow{holder: &holder{}, telling: make(chan struct{}), goOn: make(chan struct{})}
+				h.Key = "a"
+				c.terms.Sent, c.terms.TTL = time.Now(), timeout
+				require.True(t, wd.Watch(&h.Lease, h, c.terms))
+				c.change(wd, s)
+				<-h.telling
+				assert.Zero(t, h.Remaining())
+				assert.Zero(t, h.loss().times)
+				h.Check()
+				got := h.loss()
+				assert.Equal(t, 1, got.times)
+				assert.Equal(t, c.want.reason, got.reason)
+				assert.Equal(t, c.want.cause, got.cause)
+				h.Forget() // as a holder does that has heard of it
+				h.Check()
+				assert.Equal(t, 1, h.loss().times)
+				close(h.goOn)
 			})
 		})
 	}

@@ -9,4 +9,4 @@ local at = tonumber(redis.call('ZSCORE', KEYS[2], ARGV[1]) or 0)
 if at <= now then
 	return -2
 end
-return at >= permits.no_expiry and -1 or at - now
+return at >= permits.no_expiry and -1 or at - now - 1 -- now is rounded down

@@ -6,7 +6,7 @@
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local deadline = now + ARGV[1]
+local deadline = now + ARGV[1] + 1 -- as permits.deadline
 local held = {}
 for i = 1, #KEYS do
 	-- pcall: a key of another type means a lost permit and must not fail the batch.

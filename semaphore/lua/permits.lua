@@ -64,9 +64,10 @@ function permits.held(taken, id, now)
 	return at and tonumber(at) > now
 end
 
--- Returns when a lease that begins now ends. lease is in ms, or 'forever'.
+-- Returns when a lease that begins now ends. lease is in ms, or 'forever'. now is rounded
+-- down: without another ms the permit would expire before the lease ends.
 function permits.deadline(lease, now)
-	return lease == 'forever' and permits.no_expiry or now + lease
+	return lease == 'forever' and permits.no_expiry or now + lease + 1
 end
 
 -- Limits the life of the acquired permits to that of the semaphore.
