@@ -120,9 +120,10 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
 	writeFirst(&opt)
+	began := time.Now()
 	conn, err := connect(ctx, opt)
 	if err != nil {
-		return nil, fmt.Errorf("redlatch: connect to %s: %w", strings.Join(opt.InitAddress, ", "), err)
+		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
 	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
 		cfg.ReplyTimeout = 0 // the connection's timeout suffices
@@ -181,7 +182,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
 	err := ping(ctx, detached(ctx), conn)
 	if err != nil {
-		return nil, fmt.Errorf("redlatch: the server does not answer: %w", err)
+		return nil, err
 	}
 	if cfg.Sharded, err = sharded(ctx, conn, cfg.mode); err != nil {
 		return nil, err
@@ -199,9 +200,10 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 
 // ping sends requests with the context request.
 func ping(ctx, request context.Context, conn rueidis.Client) error {
-	return anyNode(ctx, conn, func(node rueidis.Client) error {
+	began := time.Now()
+	return wire.ReadFailed(ctx, "ping the server", "", began, anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(request, node.B().Ping().Build()).Error()
-	})
+	}))
 }
 
 // anyNode calls ask for all nodes concurrently and returns nil after the first success:
@@ -265,6 +267,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	case !cluster:
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
+	began := time.Now()
 	err := anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(detached(ctx), node.B().PubsubShardnumsub().Build()).Error()
 	})
@@ -272,7 +275,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 		return true, nil
 	}
 	if _, isReply := rueidis.IsRedisErr(err); !isReply {
-		return false, fmt.Errorf("redlatch: ask for sharded pub/sub: %w", err)
+		return false, wire.ReadFailed(ctx, "ask for sharded pub/sub", "", began, err)
 	}
 	if mode == pubsub.Sharded {
 		return false, errors.Join(lock.ErrUnsupported, err)
@@ -298,7 +301,8 @@ func (c *Client) ID() string { return c.s.ID }
 func (c *Client) NewOwner() lock.Owner { return c.s.NewOwner() }
 
 // Ping checks that the server responds; in a cluster any node suffices. It blocks for
-// the reply. It returns the error of the connection, or lock.ErrClosed.
+// the reply. The error matches lock.ErrUnavailable or lock.ErrClosed, or is a refusal of
+// the server.
 func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
 		return err

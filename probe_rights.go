@@ -56,7 +56,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},
 
-		{KindSemaphore, key, "GET,SET,EXISTS,INCRBY,PTTL"},
+		{KindSemaphore, key, "GET,SET,INCRBY,PTTL"},
 		{KindSemaphore, wire.SemaphoreRequest(key, client, 1), "GET,SET"},
 		{KindSemaphore, wire.SemaphoreWaiting(key), queue},
 		{KindSemaphore, wire.SemaphoreAlive(key), queue},

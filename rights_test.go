@@ -152,7 +152,7 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 			return n > 0
 		})
 		leave()
-		require.ErrorIs(t, <-left, lock.ErrNotAcquired)
+		harness.NotAcquired(t, <-left)
 		require.NoError(t, other.Semaphore("app:semaphore").Release(ctx, 3))
 		require.NoError(t, <-served)
 	}

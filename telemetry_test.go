@@ -364,7 +364,7 @@ func TestSpansOfFailures(t *testing.T) {
 		assert.Equal(t, "redlatch.acquire{attempts=1 contended=false kind=lock name=late outcome=indeterminate} FAILED", lines[5])
 		assert.Equal(t, "redlatch.hold{kind=lock name=gone owner} +lost{reason=gone from the server} FAILED", lines[1])
 		assert.Regexp(t, `^redlatch\.hold\{kind=lock name=stuck owner\}( \+renewal failed\{error remaining\})+ \+lost\{reason=lease expired\} FAILED$`, lines[3])
-		assert.Regexp(t, `^redlatch\.acquire\{attempts=1 contended=false kind=lock name=stuck outcome=(error|indeterminate)\} FAILED$`, lines[4])
+		assert.Regexp(t, `^redlatch\.acquire\{attempts=1 contended=false kind=lock name=stuck outcome=(unavailable|indeterminate)\} FAILED$`, lines[4])
 	})
 }
 

@@ -121,6 +121,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 	if err := l.check(ctx); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	text, err := wire.Read(ctx, l.s.Client, "GET", l.key).ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, nil
@@ -130,7 +131,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 		count, err = parseCount(text)
 	}
 	if err != nil {
-		return 0, fmt.Errorf("redlatch: read the count of %q: %w", l.name, errors.Join(l.s.Err(), context.Cause(ctx), err))
+		return 0, wire.ReadFailed(ctx, "read the count of", l.name, began, errors.Join(l.s.Err(), err))
 	}
 	return int(min(count, math.MaxInt)), nil
 }
@@ -146,10 +147,11 @@ func (l *Latch) Delete(ctx context.Context) (bool, error) {
 }
 
 // Wait blocks until the round it finds has ended, and returns nil; at once if the latch
-// is open. If ctx ends first it returns the cause of ctx, wrapped. If the client is
-// closed, the error matches lock.ErrClosed. Wait tolerates an unavailable server for as
-// long as the watchdog timeout, then returns the server's error. It returns an error at
-// once if the server denies the request or the key has another type.
+// is open. If ctx ends first it returns the cause of ctx, wrapped, which also matches
+// lock.ErrUnavailable if the server did not answer last. If the client is closed, the error
+// matches lock.ErrClosed. Wait tolerates an unavailable server for as long as the watchdog
+// timeout; then the error matches lock.ErrUnavailable. It returns an error at once if the
+// server denies the request or the key has another type.
 //
 // All waiters of a latch in one process share a subscription and their reads. A lost
 // message delays them by at most 5 s.
@@ -157,8 +159,9 @@ func (l *Latch) Wait(ctx context.Context) error {
 	if err := l.check(ctx); err != nil {
 		return err
 	}
+	began := time.Now()
 	if ctx.Err() != nil {
-		return l.waiting(context.Cause(ctx))
+		return l.notOpen(ctx, began, nil)
 	}
 	if !l.s.Enter() {
 		return lock.ErrClosed
@@ -171,24 +174,27 @@ func (l *Latch) Wait(ctx context.Context) error {
 	select {
 	case <-w.released:
 	case <-ctx.Done():
-		err = l.waiting(context.Cause(ctx))
 	case <-l.s.Done():
-		err = lock.ErrClosed
 	}
 	switch released := d.leave(w); {
 	case !released:
-		err = errors.Join(err, w.lastErr)
+		err = l.notOpen(ctx, began, w.lastErr)
 	case w.err != nil:
-		err = errors.Join(l.s.Err(), l.waiting(w.err))
-	default:
-		err = nil
+		err = l.notOpen(ctx, began, w.err)
 	}
 	end(w.reads, err)
 	return err
 }
 
-func (l *Latch) waiting(err error) error {
-	return fmt.Errorf("redlatch: wait for %q: %w", l.name, err)
+// notOpen returns the error of a wait that began then: the client is closed, the last read has
+// failed with err, or ctx has ended. While the latch is only closed, its error has no kind.
+func (l *Latch) notOpen(ctx context.Context, began time.Time, err error) error {
+	closed := l.s.Err()
+	if err == nil && closed == nil {
+		waited := time.Since(began).Round(time.Millisecond)
+		return fmt.Errorf("redlatch: wait for %q (waited %v): %w", l.name, waited, context.Cause(ctx))
+	}
+	return wire.ReadFailed(ctx, "wait for", l.name, began, errors.Join(closed, err))
 }
 
 // check returns an error if no operation on the latch can succeed.
@@ -206,11 +212,12 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if err := l.check(ctx); err != nil {
 		return 0, err
 	}
+	start := time.Now()
 	if ctx.Err() != nil { // before sending
-		return 0, fmt.Errorf("redlatch: %s %q: %w", operation, l.name, context.Cause(ctx))
+		return 0, wire.Failed(ctx, operation, l.name, start, lock.ErrUnavailable)
 	}
 	args = append([]string{wire.Millis(replyTTL), l.s.Publish, wire.LatchChannel(l.key)}, args...)
-	start, id, next := time.Now(), wire.NewRequestID(), script
+	id, next := wire.NewRequestID(), script
 	var n int64
 	var err error
 	err = l.s.Retry(ctx, start.Add(retryTimeout), func(ctx context.Context) error {
@@ -234,9 +241,8 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if err == nil {
 		return int(min(n, math.MaxInt)), nil
 	}
-	err = fmt.Errorf("redlatch: %s %q: %w", operation, l.name, err)
 	if next == cancelScript {
-		err = fmt.Errorf("%w: the count may or may not %s: %w", lock.ErrIndeterminate, effect, err)
+		err = errors.Join(fmt.Errorf("%w: the count may or may not %s", lock.ErrIndeterminate, effect), err)
 	}
-	return 0, err
+	return 0, wire.Failed(ctx, operation, l.name, start, err)
 }

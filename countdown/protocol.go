@@ -54,16 +54,12 @@ func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
 	return snapshot{count: count, ttl: time.Duration(ttl) * time.Millisecond, round: round}, err
 }
 
-var (
-	// errTooLate means that the server may have dropped the cached reply.
-	errTooLate = errors.New("the server answered too late")
-	// errNoCount means that the key holds something other than a count.
-	errNoCount = errors.New("the key does not hold a count")
-)
+// errTooLate means that the server may have dropped the cached reply.
+var errTooLate = errors.New("the server answered too late")
 
 // temporary reports whether a failed read may succeed later.
 func temporary(err error) bool {
-	return !wire.IsRefused(err) && !errors.Is(err, errNoCount)
+	return !wire.IsRefused(err)
 }
 
 // parseCount returns the count, 0 if it is negative. It accepts only what the server
@@ -71,7 +67,7 @@ func temporary(err error) bool {
 func parseCount(text string) (int64, error) {
 	count, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || strconv.FormatInt(count, 10) != text {
-		return 0, fmt.Errorf("%w: %.40q", errNoCount, text)
+		return 0, fmt.Errorf("%w: %.40q", wire.ErrWrongType, text)
 	}
 	return max(count, 0), nil
 }

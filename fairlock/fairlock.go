@@ -29,11 +29,11 @@ package fairlock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -126,9 +126,10 @@ func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err
 	}
+	began := time.Now()
 	waiters, err := l.p.Queue(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("redlatch: look at the queue of %q: %w", l.Name(), err)
+		return nil, wire.ReadFailed(ctx, "look at the queue of", l.Name(), began, err)
 	}
 	return waiters, nil
 }

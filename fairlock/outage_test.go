@@ -2,6 +2,7 @@ package fairlock_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math/rand/v2"
 	"slices"
@@ -283,7 +284,7 @@ func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
 						opts = nil
 					}
 					_, err := waiting.FairLock("orders").Lock(ctx, opts...)
-					assert.ErrorIs(t, err, lock.ErrNotAcquired)
+					assert.True(t, errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, lock.ErrIndeterminate), "%v", err)
 					if time.Since(began) > wait+20*time.Millisecond {
 						slow.Store(true)
 					}

@@ -83,7 +83,7 @@ func waitWorker(args []string) error {
 		}
 		h, err := c.FairLock("orders").Lock(ctx)
 		if err != nil {
-			if ctx.Err() == nil || !errors.Is(err, lock.ErrNotAcquired) {
+			if ctx.Err() == nil || !errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, lock.ErrIndeterminate) {
 				return err
 			}
 			return push(leftKey, strconv.Itoa(o.number))

@@ -1,17 +1,24 @@
 package lock
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 )
 
-// Errors of all locks. They are matched with errors.Is and may be joined with their
-// cause.
+// Errors of all locks. They are matched with errors.Is. The package documentation has a
+// table of them.
 var (
-	// ErrNotAcquired means that the lock is held elsewhere and the wait is over, or was
-	// not wanted.
+	// ErrNotAcquired means that others hold the lock, and the wait is over or was not
+	// wanted.
 	ErrNotAcquired = errors.New("redlatch: lock not acquired")
+
+	// ErrUnavailable means that the server could not be asked, or did not answer a
+	// question: nothing has changed there.
+	ErrUnavailable = errors.New("redlatch: server unavailable")
 
 	// ErrNotHeld means that the caller does not hold the lock: the hold was already
 	// unlocked, or the owner has none.
@@ -28,7 +35,8 @@ var (
 	// itself.
 	ErrUpgrade = errors.New("redlatch: a read lock cannot be upgraded to the write lock")
 
-	// ErrIndeterminate means that a request was sent and its outcome is unknown. If it
+	// ErrIndeterminate means that a request was sent, or continues to be sent in the
+	// background, and its outcome is unknown. If it
 	// may have taken a lock, the client releases that lock in the background, at the
 	// latest when its lease ends. Effects on objects other than locks are not undone.
 	ErrIndeterminate = errors.New("redlatch: outcome unknown")
@@ -89,7 +97,7 @@ func (e *LostError) Error() string {
 	}
 	s += ": " + string(e.Reason)
 	if e.Err != nil {
-		s += ": " + e.Err.Error()
+		s += ": " + strings.ReplaceAll(e.Err.Error(), "\n", "; ")
 	}
 	return s
 }
@@ -99,5 +107,15 @@ func (e *LostError) Is(target error) bool {
 	return target == ErrLost || target == ErrClosed && e.Reason == ReasonClosed
 }
 
-// Unwrap returns Err.
-func (e *LostError) Unwrap() error { return e.Err }
+// Unwrap returns Err, unless that matches the end of a context or another error of this
+// package: a timeout of a renewal is not the caller's, and a loss is nothing else.
+func (e *LostError) Unwrap() error {
+	for _, other := range []error{
+		context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded, ErrNotAcquired, ErrUnavailable, ErrIndeterminate,
+	} {
+		if errors.Is(e.Err, other) {
+			return nil
+		}
+	}
+	return e.Err
+}

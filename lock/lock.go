@@ -27,11 +27,37 @@
 // waits if a writer came in between. [WithOwner] permits re-entry. Lock logs a warning, once
 // for each pair of call sites, if its context comes from a hold on the same lock: unless
 // another goroutine unlocks that hold, the call waits for itself.
+//
+// # Errors
+//
+// The errors of all objects, for errors.Is:
+//
+//	error             meaning                                            HTTP  what to do
+//	ErrNotAcquired    others hold the lock until the wait is over         409  try again later
+//	ErrUnavailable    the server could not be asked; nothing has changed  503  try again later
+//	ErrIndeterminate  a request was sent, and its outcome is unknown      504  from Lock: try again later;
+//	                                                                           from Unlock: the lease ends;
+//	                                                                           of numbers: see the package
+//	ErrLost           the hold ended before its Unlock                    500  check the work done under it
+//	ErrClosed         the client is closed                                503  the process is shutting down
+//	ErrNotHeld, ErrReentered, ErrUpgrade, ErrInvalid, ErrUnsupported      500  correct the program
+//	another error     the server has refused, in its own words            500  correct rights, keys, memory
+//
+// An error matches at most one of the first three. It also matches context.Cause(ctx) if ctx has
+// ended, and never context.Canceled or context.DeadlineExceeded because of a timeout of the client
+// itself. READONLY, LOADING, BUSY, CLUSTERDOWN, MASTERDOWN, TRYAGAIN and similar replies are
+// ErrUnavailable: the request had no effect, and another one may. NOPERM, NOAUTH, WRONGPASS,
+// WRONGTYPE, OOM, MISCONF and NOREPLICAS are returned as a *rueidis.RedisError: an operator has to act.
+//
+// A message is one line, with the kind of the error, the object's name and the time that the call
+// took. That of a group of locks names the lock that others hold, or counts the servers by answer:
+//
+//	redlatch: lock not acquired: acquire "a,b" (waited 300ms): "b" is held by others
+//	redlatch: outcome unknown: acquire "orders" (waited 1s): 3 of 5 servers: 1 held by others, 2 silent (...)
 package lock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 )
@@ -51,10 +77,12 @@ type Locker interface {
 	// out.
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
-	// the wait ended, joined with context.Cause(ctx) if ctx ended it, or if the process
-	// was paused until the lease was over; ErrIndeterminate if the reply to a request
-	// was lost; ErrClosed if the client was closed; ErrInvalid for an invalid name or
-	// option. Other errors come from the connection or the server.
+	// the wait ended while others held the lock, before anything was sent, or because the
+	// process was paused until the lease was over; ErrUnavailable if the server could not
+	// be asked; ErrIndeterminate if the reply to a request was lost, which is then undone
+	// in the background; ErrClosed if the client was closed; ErrInvalid for an invalid name
+	// or option. If ctx ended the wait, it also matches context.Cause(ctx). Other errors
+	// are refusals of the server.
 	//
 	// ctx bounds the wait and is also the parent of the hold's context. To bound only
 	// the wait, use [Wait].
@@ -107,8 +135,8 @@ type Hold interface {
 	// Extend extends the hold to at least lease from now; it never shortens it. It
 	// blocks for one round trip. The error matches ErrLost if the lock is no longer
 	// held, ErrNotHeld after Unlock, and ErrInvalid if lease is less than a
-	// millisecond. After another error, from the connection, the hold is as certain as
-	// before.
+	// millisecond. After another error, such as ErrUnavailable or ErrIndeterminate, the
+	// hold is as certain as before.
 	Extend(ctx context.Context, lease time.Duration) error
 
 	// Unlock ends the hold and releases the lock. It tries even if ctx is done, and
@@ -138,6 +166,12 @@ func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts 
 	}
 	// Deferred instead of recovered: a panic or Goexit in fn continues with its own
 	// stack after the release.
-	defer func() { err = errors.Join(err, h.Unlock(ctx)) }()
+	defer func() {
+		if unlockErr := h.Unlock(ctx); err == nil {
+			err = unlockErr
+		} else if unlockErr != nil {
+			err = fmt.Errorf("%w; %w", err, unlockErr)
+		}
+	}()
 	return fn(h.Context())
 }

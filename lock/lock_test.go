@@ -71,6 +71,13 @@ func TestLostError(t *testing.T) {
 	require.ErrorContains(t, err, `"orders"`)
 	require.ErrorContains(t, err, "boom")
 	require.ErrorIs(t, &lock.LostError{Reason: lock.ReasonClosed}, lock.ErrClosed)
+
+	// A renewal that had no answer is part of the message only.
+	for _, cause := range []error{context.DeadlineExceeded, lock.ErrIndeterminate, lock.ErrUnavailable} {
+		err := &lock.LostError{Name: "orders", Reason: lock.ReasonExpired, Err: errors.Join(cause, boom)}
+		require.NotErrorIs(t, err, cause)
+		require.ErrorContains(t, err, cause.Error()+"; boom")
+	}
 }
 
 // fake is a Locker without a server.

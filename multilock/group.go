@@ -14,6 +14,7 @@ import (
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -55,7 +56,12 @@ func (g *group) check(ctx context.Context) error {
 	if err := cmp.Or(g.err, g.s.Check(ctx)); err != nil || ctx.Err() == nil {
 		return err
 	}
-	return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+	return g.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)
+}
+
+// failed is wire.Failed.
+func (g *group) failed(ctx context.Context, what string, began time.Time, err error) error {
+	return wire.Failed(ctx, what, g.info.Name, began, err)
 }
 
 // open is Lock, or TryLock if try is set, of the group g on those locks that acquire acquires.

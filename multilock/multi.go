@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redis/rueidis"
-
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -163,19 +161,20 @@ const (
 	maxUndo = time.Second
 )
 
-var (
-	errRestart = fmt.Errorf("%w: members were released during the wait", lock.ErrNotAcquired) // start over
-	errWaited  = errors.New("redlatch: the wait is over")
-)
+// errRestart has the acquisition start over.
+var errRestart = errors.New("held by others; meanwhile the other members were released")
 
 func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
 	}
 	a := acquisition{o: o, once: once}
-	rounds := 0
+	rounds, began := 0, time.Now()
 	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
-	defer func() { span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err) }()
+	defer func() {
+		err = m.failed(ctx, "acquire", began, err)
+		span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
+	}()
 	openCtx, cancel := context.WithCancelCause(spanCtx)
 	defer cancel(nil)
 	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
@@ -188,7 +187,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	waitCtx := openCtx
 	if o.Wait > 0 {
 		var stop context.CancelFunc
-		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, errWaited)
+		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, lock.ErrNotAcquired)
 		defer stop()
 	}
 	for {
@@ -204,14 +203,13 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 			case <-time.After(rand.N(maxPause)):
 				continue
 			case <-waitCtx.Done():
-				err = nil
 			}
 		}
 		switch cause := context.Cause(waitCtx); {
 		case errors.Is(cause, lock.ErrClosed):
 			err = cause
-		case cause != nil && !errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, lock.ErrClosed):
-			err = errors.Join(lock.ErrNotAcquired, cause, err)
+		case cause != nil, errors.Is(err, errRestart):
+			err = errors.Join(lock.ErrNotAcquired, err)
 		}
 		return nil, errors.Join(err, undoErr)
 	}
@@ -276,9 +274,7 @@ func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error
 		switch {
 		case len(some) == n, errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
 			return err
-		case a.once && err == nil:
-			return lock.ErrNotAcquired
-		case a.once && !refused(err):
+		case a.once && !wire.IsRefused(err):
 			return err
 		}
 		// A separate attempt waits, or yields the error of the member that the server refused.
@@ -305,12 +301,6 @@ func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) 
 		a.got = append(a.got, h)
 	}
 	return err
-}
-
-// refused reports whether err is a reply of the server that it would repeat.
-func refused(err error) bool {
-	reply := (*rueidis.RedisError)(nil)
-	return errors.As(err, &reply) && wire.IsRefused(reply)
 }
 
 // multiHold is a hold on all members.
@@ -372,13 +362,13 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
-	errs := make([]error, len(h.holds))
+	errs, began := make([]error, len(h.holds)), time.Now()
 	locking.ExtendTogether(ctx, h.holds, lease, true, func(i int, err error) { errs[i] = err })
 	err := errors.Join(errs...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
 	}
-	return cmp.Or(h.Err("Extend", h.Name()), err)
+	return cmp.Or(h.Err("Extend", h.Name()), h.m.failed(ctx, "extend", began, err))
 }
 
 // Unlock implements lock.Hold.
@@ -395,7 +385,9 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 		return err
 	}
 	ctx, released := h.StartRelease(ctx)
-	return h.Released(released, errors.Join(locking.UnlockTogether(ctx, h.holds)...))
+	began := time.Now()
+	err = errors.Join(locking.UnlockTogether(ctx, h.holds)...)
+	return h.Released(released, h.m.failed(ctx, "unlock", began, err))
 }
 
 // servers are the servers of clients, as far as they are known.

@@ -53,7 +53,7 @@ func TestMultiGivesUpInTimeOnASilentServer(t *testing.T) {
 		defer s.Resume()
 		begin := time.Now()
 		cancel()
-		require.ErrorIs(t, <-done, lock.ErrNotAcquired)
+		harness.NotAcquired(t, <-done)
 		require.Less(t, time.Since(begin), leave)
 
 		// Nothing has been acquired yet.
@@ -63,7 +63,7 @@ func TestMultiGivesUpInTimeOnASilentServer(t *testing.T) {
 			s.Pause()
 			begin = time.Now()
 			_, err := m.Lock(t.Context(), lock.Wait(wait))
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.GreaterOrEqual(t, time.Since(begin), wait)
 			require.Less(t, time.Since(begin), wait+slack)
 		}
@@ -263,10 +263,10 @@ func TestServersAreIdentifiedAgain(t *testing.T) {
 		g.Stall()
 		twice := c1.MultiLock(c1.Lock("a"), c2.Lock("a"))
 		_, err := twice.Lock(t.Context(), lock.Wait(50*time.Millisecond))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		red := c1.RedLock(c1.Lock("b"), c2.Lock("b")).WithTimeout(50 * time.Millisecond)
 		_, err = red.TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		require.NoError(t, g.Open())
 		harness.Eventually(t, 10*time.Second, "the server is identified again", func() bool {
 			h, err := red.TryLock(t.Context())

@@ -117,8 +117,9 @@ func (r *Red) Name() string { return r.info.Name }
 // hold is lost unless a majority confirms a renewal in time.
 //
 // See lock.Locker for the errors. If too few servers respond for a majority, Lock keeps
-// trying for the watchdog timeout; then the error matches lock.ErrNotAcquired and includes
-// the errors of the servers. It matches lock.ErrInvalid if the lease leaves no valid time
+// trying for the watchdog timeout. Then the error matches lock.ErrIndeterminate if the silent
+// servers may have completed a majority, and otherwise lock.ErrUnavailable; it counts the
+// servers by answer. It matches lock.ErrInvalid if the lease leaves no valid time
 // (2 ms or less), if two members are on one server, or if a member is nil, a Multi, a Red or
 // a type of another module. The hold's Owner is the owner in ctx, or zero. The hold has no
 // fencing token.
@@ -127,7 +128,7 @@ func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) 
 }
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
-// and returns an error that matches lock.ErrNotAcquired. It blocks until the outcome is
+// and returns an error, which matches lock.ErrNotAcquired if enough servers have answered. It blocks until the outcome is
 // certain, for at most twice the time set by WithTimeout. See Lock.
 func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return open(ctx, &r.group, opts, true, r.on, r.acquire)
@@ -163,8 +164,9 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
 		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named,
 	}
+	began := time.Now()
 	if o.Wait > 0 {
-		req.Deadline = time.Now().Add(o.Wait)
+		req.Deadline = began.Add(o.Wait)
 	}
 	if !r.s.Enter() {
 		return nil, lock.ErrClosed
@@ -175,7 +177,10 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	err := r.queues().Acquire(spanCtx, req)
 	if err == nil {
 		err = h.begin(ctx, o)
+	} else if h.answers != nil {
+		err = errors.Join(err, h.answers)
 	}
+	err = r.failed(ctx, "acquire", began, err)
 	span.End(ctx, h.rounds, h.rounds != 1 || errors.Is(err, lock.ErrNotAcquired), err)
 	return h, err
 }
@@ -193,6 +198,7 @@ type redHold struct {
 	again    time.Time // the earliest start of the next round
 	sent     time.Time // the start of the round that succeeded
 	round    *round
+	answers  error           // of the servers in the last round, if that was not decisive
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
 }
 
@@ -214,7 +220,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	case !watched || h.r.s.Err() != nil:
 		return errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.unlockSoon(ctx))
+		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
 	case time.Since(h.sent) >= terms.TTL:
 		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
 	}

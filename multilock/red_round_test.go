@@ -78,7 +78,7 @@ func TestRedDecides(t *testing.T) {
 			}
 			took := time.Since(began)
 			if !acquired {
-				require.ErrorIs(t, err, lock.ErrNotAcquired, "%v", answers)
+				harness.NotAcquired(t, err)
 				if took != at {
 					at += redQuick // to release the acquired members
 				}
@@ -137,7 +137,7 @@ func TestRedValidity(t *testing.T) {
 					require.Equal(t, time.Microsecond, h.Remaining())
 					require.NoError(t, h.Unlock(t.Context()))
 				} else {
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
+					harness.NotAcquired(t, err)
 				}
 				w.drain(fakes)
 			}
@@ -185,7 +185,7 @@ func TestRedServerTimeout(t *testing.T) {
 			}
 			began := time.Now()
 			_, err := red.TryLock(t.Context(), lock.Lease(test.lease))
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.Equal(t, test.want, time.Since(began))
 			w.drain(fakes)
 		}
@@ -231,7 +231,7 @@ func TestRedPausesGrow(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			go func() {
 				_, err := w.red(fakes).Lock(ctx)
-				assert.ErrorIs(t, err, lock.ErrNotAcquired)
+				harness.NotAcquired(t, err)
 				assert.ErrorIs(t, err, context.Canceled)
 			}()
 			for fakes[0].attempts() <= rounds {
@@ -256,14 +256,14 @@ func TestRedWaitIsBounded(t *testing.T) {
 		fakes := w.fakes(redYes, redHangs, redHangs)
 		began := time.Now()
 		_, err := w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		require.LessOrEqual(t, time.Since(began), 26*time.Millisecond) // up to a tick of the wheel
 		w.drain(fakes)
 
 		fakes = w.fakes(redTaken, redTaken, redTaken)
 		began = time.Now()
 		_, err = w.red(fakes).Lock(t.Context(), lock.Wait(700*time.Millisecond))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		require.InDelta(t, 700*time.Millisecond, time.Since(began), float64(6*time.Millisecond))
 	})
 }
@@ -277,7 +277,7 @@ func TestRedServersAway(t *testing.T) {
 			fakes := w.fakes(redYes, a, a)
 			began := time.Now()
 			_, err := w.red(fakes).Lock(t.Context())
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.ErrorContains(t, err, "server 2")
 			require.ErrorContains(t, err, "server 3")
 			require.Greater(t, time.Since(began), redLease)
@@ -286,13 +286,13 @@ func TestRedServersAway(t *testing.T) {
 			w.drain(fakes)
 
 			_, err = w.red(fakes).TryLock(t.Context())
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.ErrorContains(t, err, "server 2")
 
 			// A minority is unavailable and others are held: Lock continues.
 			fakes = w.fakes(redYes, a, redTaken)
 			_, err = w.red(fakes).Lock(t.Context(), lock.Wait(5*redLease))
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.Greater(t, fakes[0].attempts(), 10)
 			w.drain(fakes)
 		}
@@ -312,7 +312,7 @@ func TestRedServersAway(t *testing.T) {
 			// A final error and a temporary one: another attempt may succeed.
 			fakes = w.fakes(redYes, a, redFails)
 			_, err = w.red(fakes).Lock(t.Context())
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.Greater(t, fakes[0].attempts(), 2)
 			w.drain(fakes)
 		}
@@ -327,7 +327,7 @@ func TestARedLockIsWaitedForWhileAMinorityIsAway(t *testing.T) {
 		fakes := w.fakes(redFails, redFails, redTaken, late, late)
 		began := time.Now()
 		_, err := w.red(fakes).Lock(t.Context(), lock.Wait(5*redLease))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		require.GreaterOrEqual(t, time.Since(began), 5*redLease)
 	})
 }

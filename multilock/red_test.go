@@ -50,9 +50,9 @@ func TestRedCancelled(t *testing.T) {
 						require.False(t, ended)
 						require.NoError(t, h.Unlock(ctx))
 					case once && !ended:
-						require.ErrorIs(t, err, lock.ErrNotAcquired)
+						harness.NotAcquired(t, err)
 					default:
-						require.ErrorIs(t, err, lock.ErrNotAcquired)
+						harness.NotAcquired(t, err)
 						require.ErrorIs(t, err, gone, "%v after %d", answers, after)
 						require.Equal(t, time.Duration(after)*time.Millisecond+time.Microsecond, time.Since(began))
 					}
@@ -78,7 +78,7 @@ func TestRedCancelledWithTheMajority(t *testing.T) {
 			} else {
 				_, err = w.red(fakes).Lock(ctx)
 			}
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			harness.NotAcquired(t, err)
 			require.ErrorIs(t, err, gone)
 			w.drain(fakes)
 		}

@@ -282,7 +282,8 @@ func (w *redxWorker) hold(ctx context.Context, rng *rand.Rand) {
 	}
 	h, err := w.lock.Lock(ctx, opts...)
 	if err != nil {
-		if ctx.Err() == nil && !(w.MayFail && errors.Is(err, lock.ErrNotAcquired)) {
+		if ctx.Err() == nil && !(w.MayFail && (errors.Is(err, lock.ErrNotAcquired) ||
+			errors.Is(err, lock.ErrIndeterminate) || errors.Is(err, lock.ErrUnavailable))) {
 			w.failed(err)
 		}
 		return

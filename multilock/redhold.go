@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -35,7 +34,8 @@ func (h *redHold) Unlock(ctx context.Context) error {
 	}
 	h.Lease.Forget()
 	ctx, released := h.StartRelease(ctx)
-	return h.Released(released, h.pass(ctx, time.Now().Add(locking.Patience)))
+	began := time.Now()
+	return h.Released(released, h.r.failed(ctx, "unlock", began, h.pass(ctx, began.Add(locking.Patience))))
 }
 
 // pass hands the members to the next local waiter if that can take them over, and otherwise
@@ -78,7 +78,7 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	case err == nil || errors.Is(err, errMinorityAway):
 		return nil
 	case !errors.Is(err, lock.ErrLost):
-		return fmt.Errorf("redlatch: unlock %q: %w", h.Name(), err)
+		return err
 	}
 	for _, other := range h.r.queues().Holders(h.r.key) {
 		if other.round == h.round {
@@ -122,7 +122,7 @@ func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err
 		case held-t.gone < h.r.quorum:
 			return h.loss(lock.ReasonGone, err)
 		case free() < h.r.quorum:
-			return fmt.Errorf("%w: unlock %q: %w", lock.ErrIndeterminate, h.Name(), err)
+			return errors.Join(lock.ErrIndeterminate, err)
 		}
 		return nil
 	})
@@ -219,7 +219,7 @@ func (h *redHold) confirmed(t *tally) error {
 	case t.yes+t.away() < h.r.quorum:
 		return h.loss(lock.ReasonGone, nil)
 	}
-	errs := append(t.errs, fmt.Errorf("redlatch: extend %q: not confirmed by a majority", h.Name()))
+	errs := append(t.errs, errors.New("not confirmed by a majority"))
 	if h.r.s.Err() == nil && t.away() <= len(h.r.members)-h.r.quorum {
 		errs = append(errs, errMinorityAway)
 	}
@@ -259,7 +259,7 @@ func (t *tally) wait(ctx context.Context, enough func() bool) {
 		case isGone(a.err):
 			t.gone++
 		case a.err != nil:
-			t.errs = append(t.errs, fmt.Errorf("server %d: %w", a.i+1, a.err))
+			t.errs = append(t.errs, serverError{a.i, a.err})
 		default:
 			t.yes++
 			if a.receivers >= 0 {
@@ -290,8 +290,6 @@ func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 		h.Lease.Extended(sent, lease-drift(lease))
 	case errors.Is(err, lock.ErrLost):
 		h.Lost(lock.ReasonGone, nil)
-	case ctx.Err() != nil:
-		err = errors.Join(err, context.Cause(ctx))
 	}
-	return cmp.Or(h.Err("Extend", h.Name()), err)
+	return cmp.Or(h.Err("Extend", h.Name()), h.r.failed(ctx, "extend", sent, err))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -54,7 +56,9 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		h.sent = sent
 		return acquire.Verdict{Acquired: true}, nil
 	}
-	err := h.undoRound(ctx, decided)
+	h.undoRound(ctx)
+	var err error
+	h.answers, err = h.round.verdict(yes, decided)
 	switch {
 	case duplicates != nil:
 		return acquire.Verdict{}, duplicates
@@ -100,9 +104,8 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 }
 
 // undoRound releases the members of a round without a majority, and waits for that no
-// longer than for a server, or a moment after ctx has ended. It returns an error if another
-// round is pointless.
-func (h *redHold) undoRound(ctx context.Context, decided bool) error {
+// longer than for a server, or a moment after ctx has ended.
+func (h *redHold) undoRound(ctx context.Context) {
 	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
 	if released := h.round.release(limit); released.open == 0 {
@@ -112,7 +115,6 @@ func (h *redHold) undoRound(ctx context.Context, decided bool) error {
 		released.wait(limit, nil)
 		h.again = time.Now().Add(splitBackoff(h.split))
 	}
-	return h.round.verdict(decided)
 }
 
 // sameServer reports whether two members are known to be on one server.
@@ -166,7 +168,7 @@ func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
 func (rd *round) ask(ctx context.Context, i int, lease time.Duration) {
 	// The attempt may outlast the caller, and the hold of a member may outlive its context,
 	// which nothing watches.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rd.r.serverTimeout(lease))
+	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rd.r.serverTimeout(lease), errNoAnswer)
 	defer cancel()
 	m := rd.r.members[i]
 	// The server is identified before it votes, because two members on one server have one
@@ -255,41 +257,99 @@ func (rd *round) release(ctx context.Context) *tally {
 	return t
 }
 
-// verdict returns an error if the answers of the members make another round pointless. A
-// server without an answer counts as unavailable only in an undecided round.
-func (rd *round) verdict(decided bool) error {
+// verdict returns an error if the answers of the members make another round pointless, and
+// otherwise the answers for the error of a wait that ends now. yes is the number of members that the round
+// had acquired. A server without an answer counts as unavailable only in an undecided round.
+func (rd *round) verdict(yes int, decided bool) (answers, err error) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
-	var errs []error
-	final := 0
+	var taken, down int
+	var final, refused, away []error // away includes the others
 	for i, v := range rd.votes {
 		err := v.err
 		if v.asking && !decided {
-			err = errors.New("no answer in time")
+			err = errNoAnswer
 		}
-		if isFinal(err) {
-			final++
-		} else if err == nil || isTaken(err) {
+		switch {
+		case err == nil:
 			continue
+		case isTaken(err):
+			taken++
+			continue
+		case isFinal(err):
+			final = append(final, serverError{i, err})
+		case errors.Is(err, lock.ErrUnavailable):
+			down++
+		case wire.KindOf(err) == nil:
+			refused = append(refused, serverError{i, err})
 		}
-		errs = append(errs, fmt.Errorf("server %d: %w", i+1, err))
+		away = append(away, serverError{i, err})
 	}
-	switch err := errors.Join(errs...); {
-	case len(rd.votes)-final < rd.r.quorum:
-		return err
-	case len(rd.votes)-len(errs) < rd.r.quorum:
-		return &acquire.Unavailable{Err: fmt.Errorf("%w: Redlock %q: %w", lock.ErrNotAcquired, rd.r.info.Name, err)}
+	n := len(rd.votes)
+	if n-len(final) < rd.r.quorum {
+		return nil, errors.Join(final...)
 	}
-	return nil
+	refused = append(refused, final...)
+	silent := len(away) - down - len(refused)
+	text := fmt.Sprintf("%d of %d servers:", n-yes, n)
+	for _, group := range []struct {
+		size int
+		what string
+	}{{taken, "held by others"}, {down, "not reached"}, {silent, "silent"}, {len(refused), "refused"},
+		{n - yes - taken - len(away), "not awaited"}} {
+		if group.size > 0 {
+			text += fmt.Sprintf(" %d %s,", group.size, group.what)
+		}
+	}
+	text = strings.TrimRight(text, ",:")
+	if len(away) > 0 {
+		text += " (" + strings.ReplaceAll(errors.Join(away...).Error(), "\n", "; ") + ")"
+	}
+	answers = errors.New(text)
+	switch {
+	case n-len(away) >= rd.r.quorum:
+		return answers, nil
+	case n-taken-down-len(refused) >= rd.r.quorum: // the round may have acquired a majority
+		answers = errors.Join(lock.ErrIndeterminate, answers)
+	case n-len(refused) < rd.r.quorum:
+		answers = refusal{answers, refused}
+	default:
+		answers = errors.Join(lock.ErrUnavailable, answers)
+	}
+	return answers, &acquire.Unavailable{Err: errNoMajority}
 }
+
+// refusal is an error with the refusals of servers, which its text has already.
+type refusal struct {
+	error
+	servers []error
+}
+
+func (r refusal) Unwrap() []error { return r.servers }
+
+var errNoAnswer = errors.New("no answer in time")
+
+// errNoMajority is for a round in which too few servers have answered. The answers say more.
+var errNoMajority = errors.New("too few servers have answered")
+
+// serverError is the error of server i.
+type serverError struct {
+	i   int
+	err error
+}
+
+func (e serverError) Error() string { return fmt.Sprintf("server %d: %s", e.i+1, wire.Reason(e.err)) }
+
+func (e serverError) Unwrap() error { return e.err }
 
 // isTaken reports whether err is the answer that another owner holds the member.
 func isTaken(err error) bool {
-	return errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrIndeterminate)
+	return errors.Is(err, lock.ErrNotAcquired) && !errors.Is(err, errNoAnswer) &&
+		!errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrIndeterminate)
 }
 
 // isFinal reports whether the next attempt would fail with the same error.
 func isFinal(err error) bool {
 	return errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrReentered) || errors.Is(err, lock.ErrUpgrade) ||
-		errors.Is(err, lock.ErrClosed) || refused(err)
+		errors.Is(err, lock.ErrClosed) || wire.IsRefused(err)
 }

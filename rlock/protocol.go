@@ -85,7 +85,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 	for i, c := range claims {
 		keys[i], args = c.Key, append(args, c.ID.String())
 	}
-	reply, err := wire.Numbers(acquireEachScript.Exec(ctx, p.s.Client, keys, args), 2)
+	reply, err := wire.Numbers(acquireEachScript.Exec(ctx, p.s.Client, keys, args), 3)
 	if err != nil {
 		return nil, err
 	}
@@ -93,6 +93,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 	for i := range answers {
 		answers[i].Acquired = int64(i) < reply[0]
 		answers[i].FreeIn = time.Duration(-2-reply[1]) * time.Millisecond
+		answers[i].InTheWay = int64(i) == reply[2]
 	}
 	return answers, nil
 }

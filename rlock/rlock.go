@@ -25,7 +25,6 @@ package rlock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
@@ -86,9 +85,10 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	if err := f.l.Check(ctx); err != nil {
 		return false, err
 	}
+	began := time.Now()
 	reset, err := resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil).AsBool()
 	if err != nil {
-		return false, fmt.Errorf("redlatch: reset the tokens of %q: %w", f.Name(), err)
+		return false, wire.Failed(ctx, "reset the tokens of", f.Name(), began, err)
 	}
 	return reset, nil
 }

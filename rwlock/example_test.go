@@ -2,6 +2,7 @@ package rwlock_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"time"
@@ -27,19 +28,19 @@ func ExampleRWLock() {
 		log.Fatal(err)
 	}
 	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond))
-	fmt.Println("while two read:", err)
+	fmt.Println("not acquired while two read:", errors.Is(err, lock.ErrNotAcquired))
 	fmt.Println(first.Unlock(ctx), second.Unlock(ctx))
 
 	err = rw.Write().Do(ctx, func(ctx context.Context) error {
 		_, err := rw.Read().TryLock(ctx)
-		fmt.Println("while one writes:", err)
+		fmt.Println("not acquired while one writes:", errors.Is(err, lock.ErrNotAcquired))
 		return nil
 	})
 	fmt.Println(err)
 	// Output:
-	// while two read: redlatch: lock not acquired
+	// not acquired while two read: true
 	// <nil> <nil>
-	// while one writes: redlatch: lock not acquired
+	// not acquired while one writes: true
 	// <nil>
 }
 

@@ -198,7 +198,7 @@ func (k *contender) take(ctx context.Context, side string) (lock.Hold, bool, err
 		return h, true, nil
 	case time.Since(began) >= patience:
 		return nil, false, fmt.Errorf("a waiter hangs: %w", err)
-	case errors.Is(err, lock.ErrNotAcquired):
+	case errors.Is(err, lock.ErrNotAcquired), errors.Is(err, lock.ErrIndeterminate):
 		return nil, false, nil
 	default:
 		return nil, false, err

@@ -156,7 +156,8 @@ func (p *protocol) release(ctx context.Context, script *wire.Script, c *locking.
 }
 
 func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return p.extend(ctx, []string{c.Key, wire.ReadHoldTimeout(c.Key, c.ID.String(), 1)}, []string{c.ID.String(), wire.Millis(lease)})
+	id := c.ID.String()
+	return p.extend(ctx, []string{c.Key, wire.ReadHoldTimeout(c.Key, id, 1)}, []string{id, wire.Millis(lease)})
 }
 
 func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {

@@ -38,7 +38,6 @@ package rwlock
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/locking"
@@ -133,11 +132,9 @@ func (b base) IsLocked(ctx context.Context) (bool, error) {
 	if err := b.l.Check(ctx); err != nil {
 		return false, err
 	}
+	began := time.Now()
 	locked, err := b.p.isLocked(ctx, b.l.Key())
-	if err != nil {
-		return false, fmt.Errorf("redlatch: look at %q: %w", b.Name(), err)
-	}
-	return locked, nil
+	return locked && err == nil, wire.ReadFailed(ctx, "look at", b.Name(), began, err)
 }
 
 // TTL returns the time after which the lock, whichever side is held, becomes free if it is

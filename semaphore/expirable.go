@@ -151,13 +151,14 @@ func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error)
 			local = append(local, p)
 		}
 	}
-	result, err := e.release(context.WithoutCancel(ctx), patience, grant{permits: len(raw), ids: raw}, false)
+	began, ctx := time.Now(), context.WithoutCancel(ctx)
+	result, err := e.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
 	released := err == nil && result == releaseDone || errors.Is(err, lock.ErrIndeterminate)
 	for _, p := range local {
 		p.endRelease(released, err == nil && len(raw) == 1) // of several, another one may be missing
 	}
 	if err != nil {
-		return false, fmt.Errorf("redlatch: release permits of %q: %w", e.id.Name, err)
+		return false, e.failed(ctx, "release permits of", began, err)
 	}
 	return released, nil
 }
@@ -187,9 +188,10 @@ func (e *Expirable) counts(ctx context.Context) (free, acquired int, err error) 
 	if err := e.check(ctx); err != nil {
 		return 0, 0, err
 	}
+	began := time.Now()
 	reply, err := e.run(ctx, permitCountsScript).AsIntSlice()
 	if err != nil {
-		return 0, 0, fmt.Errorf("redlatch: read %q: %w", e.id.Name, err)
+		return 0, 0, wire.ReadFailed(ctx, "read", e.id.Name, began, err)
 	}
 	return int(reply[0]), int(reply[1]), nil
 }
@@ -207,10 +209,11 @@ func (e *Expirable) LeaseTime(ctx context.Context, id string) (time.Duration, er
 	if err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	left, err := e.run(ctx, permitLeftScript, raw...).AsInt64()
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("redlatch: read %q: %w", e.id.Name, err)
+		return 0, wire.ReadFailed(ctx, "read a lease of", e.id.Name, began, err)
 	case left == -1:
 		return lock.NoExpiry, nil
 	case left < 0:
@@ -242,20 +245,17 @@ func (e *Expirable) UpdateLeaseTime(ctx context.Context, id string, lease time.D
 // is nil unless this client has the permit. If two such requests for it were in progress, the
 // order in which the server runs them would be unknown, and its lease could be overestimated.
 func (e *Expirable) changeLease(ctx context.Context, p *permit, raw string, lease time.Duration, exactly bool) (acquired bool, err error) {
-	defer func() {
-		if err != nil {
-			err = fmt.Errorf("redlatch: change the lease of a permit of %q: %w", e.id.Name, err)
-		}
-	}()
+	began := time.Now()
+	defer func() { err = e.failed(ctx, "change the lease of a permit of", began, err) }()
 	if ctx.Err() != nil {
-		return false, context.Cause(ctx)
+		return false, lock.ErrUnavailable
 	}
 	if p != nil {
 		select {
 		case p.changing <- struct{}{}:
 			defer func() { <-p.changing }()
 		case <-ctx.Done():
-			return false, context.Cause(ctx)
+			return false, lock.ErrUnavailable
 		}
 	}
 	sent, how := time.Now(), "least"

@@ -49,14 +49,14 @@ func TestNextWaiterJoinsWaitQueueAfterLeave(t *testing.T) {
 				waiter := takerOf(c, s, kind, kind).start(next, 1)
 				harness.Waits(t, 2, c)
 				leave()
-				require.ErrorIs(t, await(t, leaving), lock.ErrNotAcquired)
+				harness.NotAcquired(t, await(t, leaving))
 				// Well before its next heartbeat.
 				harness.Eventually(t, 3*time.Second, "the next waiter is queued", func() bool { return position() != "" && position() != before })
 				harness.Waits(t, 1, c)
 				leave, leaving = leaveNext, waiter
 			}
 			leave()
-			require.ErrorIs(t, await(t, leaving), lock.ErrNotAcquired)
+			harness.NotAcquired(t, await(t, leaving))
 			harness.Idle(t, c)
 			require.Empty(t, position())
 			require.NoError(t, other.release(ctx))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -207,14 +206,13 @@ func (p *permit) Unlock(ctx context.Context) error {
 	}
 	p.forget()
 	ctx, released := p.StartRelease(ctx)
+	began := time.Now()
 	result, err := p.e.release(ctx, patience, g, false)
 	switch {
 	case err == nil && result == releaseAbsent:
 		err = p.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
-	case err != nil:
-		err = fmt.Errorf("redlatch: release a permit of %q: %w", p.e.id.Name, err)
 	}
-	return p.Released(released, err)
+	return p.Released(released, p.e.failed(ctx, "release a permit of", began, err))
 }

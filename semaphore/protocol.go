@@ -88,8 +88,9 @@ func checkCount(n, most int) error {
 func (p *pool) Name() string { return p.id.Name }
 
 // TrySetPermits creates the semaphore with this number of permits and reports whether it
-// did; an existing semaphore stays unchanged. It blocks for one round trip, or for up to 5 s
-// if the server does not answer; the error then matches lock.ErrIndeterminate.
+// did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
+// for one round trip, or for up to 5 s if the server does not answer; the error then matches
+// lock.ErrIndeterminate, or lock.ErrUnavailable if nothing could be sent.
 func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
 	return p.set(ctx, permits, "")
 }
@@ -128,8 +129,9 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 	if err := checkCount(permits, MaxPermits); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	if ctx.Err() != nil {
-		return 0, fmt.Errorf("redlatch: %s %q: %w", what, p.id.Name, context.Cause(ctx))
+		return 0, p.failed(ctx, what, began, lock.ErrUnavailable)
 	}
 	seq := p.slots.next()
 	defer p.slots.done(seq)
@@ -140,7 +142,12 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 	case outcome == wire.Unknown:
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
-	return 0, fmt.Errorf("redlatch: %s %q: %w", what, p.id.Name, err)
+	return 0, p.failed(ctx, what, began, err)
+}
+
+// failed is wire.Failed.
+func (p *pool) failed(ctx context.Context, what string, began time.Time, err error) error {
+	return wire.Failed(ctx, what, p.id.Name, began, err)
 }
 
 //go:embed lua/*.lua

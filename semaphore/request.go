@@ -50,8 +50,9 @@ type request struct {
 
 // acquire gets what g asks for. The caller holds the session open with Enter.
 func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) (*request, error) {
+	what := "acquire permits of"
 	if ctx.Err() != nil {
-		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
 	}
 	r := &request{pool: p, began: time.Now(), grant: g, once: once}
 	req := acquire.Request[*request]{
@@ -85,6 +86,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	err = p.failed(ctx, what, r.began, err)
 	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
 	return r, err
 }
@@ -149,25 +151,19 @@ func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, wai
 	if err != nil && outcome == wire.Unknown {
 		p.outcomeUnknown(batch[:sentCount])
 		p.undo(seq, grants)
-		err = errors.Join(lock.ErrIndeterminate, err)
 	} else {
 		p.slots.done(seq)
 	}
 	if err == nil {
 		return p.apply(batch, sentCount, sent, reply)
 	}
-	err = p.acquireError(err)
 	switch {
 	case p.s.Err() != nil:
 		err = errors.Join(lock.ErrClosed, err)
 	case outcome != wire.Refused:
-		err = &acquire.Unavailable{Err: err}
+		err = &acquire.Unavailable{Err: wire.Classify(err)}
 	}
 	return failed(batch, err)
-}
-
-func (p *pool) acquireError(err error) error {
-	return fmt.Errorf("redlatch: acquire permits of %q: %w", p.id.Name, err)
 }
 
 func failed(batch []*request, err error) []acquire.Result {
@@ -338,7 +334,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 		}
 		switch {
 		case err != nil:
-			return failed(batch, &acquire.Unavailable{Err: p.acquireError(err)})
+			return failed(batch, &acquire.Unavailable{Err: err})
 		case reply[0] != releaseDone:
 			return make([]acquire.Result, len(batch)) // they make attempts of their own
 		}

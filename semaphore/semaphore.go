@@ -57,7 +57,9 @@ package semaphore
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -110,9 +112,13 @@ func (s *Semaphore) Available(ctx context.Context) (int, error) {
 	if err := s.check(ctx); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	n, err := wire.Read(ctx, s.s.Client, "GET", s.key).AsInt64()
 	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, fmt.Errorf("redlatch: read %q: %w", s.id.Name, err)
+		if errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange) {
+			err = fmt.Errorf("%w: %w", wire.ErrWrongType, err)
+		}
+		return 0, wire.ReadFailed(ctx, "read", s.id.Name, began, err)
 	}
 	return int(n), nil
 }
@@ -174,10 +180,11 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 		return false, err
 	}
 	defer s.s.Leave() // Close waits for the release
-	result, err := s.release(context.WithoutCancel(ctx), patience, grant{permits: permits}, ifExists)
+	began, ctx := time.Now(), context.WithoutCancel(ctx)
+	result, err := s.release(ctx, patience, grant{permits: permits}, ifExists)
 	switch {
 	case err != nil:
-		return false, fmt.Errorf("redlatch: release permits of %q: %w", s.id.Name, err)
+		return false, s.failed(ctx, "release permits of", began, err)
 	case result == releaseTooMany:
 		return false, fmt.Errorf("%w: release %d permits: %q would have more than %d", lock.ErrInvalid, permits, s.id.Name, MaxPermits)
 	}

@@ -190,7 +190,7 @@ func TestWaitQueueExpires(t *testing.T) {
 func TestLeavingWaitQueueAdmitsNext(t *testing.T) {
 	ways := map[string]func(t *testing.T, w *waiter, c *redlatch.Client){
 		"cancelled": func(_ *testing.T, w *waiter, _ *redlatch.Client) { w.Leave() },
-		"waited":    func(t *testing.T, w *waiter, _ *redlatch.Client) { require.ErrorIs(t, w.End(), lock.ErrNotAcquired) },
+		"waited":    func(t *testing.T, w *waiter, _ *redlatch.Client) { harness.NotAcquired(t, w.End()) },
 		"closed": func(t *testing.T, w *waiter, c *redlatch.Client) {
 			c.Close()
 			require.ErrorIs(t, w.End(), lock.ErrClosed)
@@ -238,7 +238,7 @@ func TestTransientWaitersLeaveNothing(t *testing.T) {
 			}
 		}
 		for _, w := range all {
-			require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+			harness.NotAcquired(t, w.End())
 		}
 		requireQueue(t, s.Addr, "orders")
 		held.release(t)
@@ -252,7 +252,7 @@ func TestLeavingWhileJoiningWaitQueueAdmitsNext(t *testing.T) {
 		holder := withPermits(t, of(harness.Client(t, s), "orders"), 2)
 		held := mustAcquire(t, holder, 1)
 		_, err := holder.acquire(t.Context(), 2, lock.Wait(2*bargingTime)) // loads the scripts
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err)
 		c, g := harness.GatedClient(t, s)
 		// The attempts are: at once, after the subscription, and after bargingTime.
 		kept := g.Arm(harness.KeepReply, queueKey("orders"), 3)

@@ -43,7 +43,7 @@ func main() {
 			fmt.Printf("with %d of %d servers: locked\n", len(servers)-gone, len(servers))
 			return nil
 		}, lock.Wait(time.Second))
-		if errors.Is(err, lock.ErrNotAcquired) {
+		if errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate) {
 			fmt.Printf("with %d of %d servers: not acquired\n", len(servers)-gone, len(servers))
 		} else if err != nil {
 			log.Fatal(err)

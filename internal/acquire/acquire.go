@@ -146,7 +146,7 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 			return w.err
 		}
 		if err := q.over(ctx, &w.req); err != nil {
-			err = errors.Join(err, w.err)
+			err = errors.Join(err, w.failure())
 			w.giveUp()
 			mu.Unlock()
 			return err
@@ -340,7 +340,7 @@ func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) 
 // take applies the result of an attempt and reports whether it acquired.
 func (w *waiter[A]) take(r Result) bool {
 	e := w.entry
-	w.state, w.err = waiting, nil
+	w.state = waiting
 	switch {
 	case r.Err != nil:
 		w.failed(r.Err)
@@ -349,7 +349,7 @@ func (w *waiter[A]) take(r Result) bool {
 		e.enlist(&w.req)
 		w.state = granted
 	default:
-		w.failingSince = time.Time{}
+		w.failingSince, w.err = time.Time{}, nil
 		w.register(true)
 		if r.Moved {
 			e.unlink(w)
@@ -370,15 +370,19 @@ func (w *waiter[A]) failed(err error) {
 		w.end(err)
 		return
 	}
+	if errors.Is(w.err, lock.ErrIndeterminate) { // that request still has no answer
+		w.err = errors.Join(lock.ErrIndeterminate, unavailable.Err)
+	} else {
+		w.err = unavailable.Err
+	}
 	now := time.Now()
 	if w.failingSince.IsZero() {
 		w.failingSince = now
 	}
 	if now.Sub(w.failingSince) >= e.queues.cfg.MaxOutage {
-		w.end(unavailable.Err)
+		w.end(w.err)
 		return
 	}
-	w.err = unavailable.Err
 	if w.req.Ordered || w.beside {
 		w.register(false)
 	}

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 // waiter is a caller that waits for a key. It is claimed while an attempt is made for it.
@@ -26,7 +27,7 @@ type waiter[A Acquirer[A]] struct {
 	beside       bool // it makes an attempt although others wait
 	tries        int
 	failingSince time.Time // since when the server is Unavailable
-	err          error     // of the last attempt, if it had no answer
+	err          error     // of the last attempt for it or a previous head, if that had no answer
 }
 
 type waiterState uint8
@@ -104,10 +105,22 @@ func (w *waiter[A]) giveUp() {
 		e.wakeUnregistered() // it may have been woken to try for a batch
 	}
 	if wasHead {
+		if next := e.first; next != nil && next.err == nil && w.err != nil {
+			next.err = wire.NotAsked(w.err) // the next waiter may leave at the same time
+		}
 		// The reason that woke this waiter is now for the next one.
 		e.nudge(telemetry.Local)
 	}
 	e.leave()
+}
+
+// failure returns the error of the last attempt of the waiter, or of the head for it, if that had
+// no answer.
+func (w *waiter[A]) failure() error {
+	if head := w.entry.first; w.err == nil && head != nil && head.err != nil {
+		return wire.NotAsked(head.err)
+	}
+	return w.err
 }
 
 // end ends the wait with an error.

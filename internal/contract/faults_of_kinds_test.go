@@ -388,7 +388,7 @@ func permitSteps(expirable bool) []step {
 			w := x.parked(x.there)
 			x.during(func() {
 				w.Cancel(nil)
-				require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
+				harness.NotAcquired(x, w.End())
 			})
 			require.NoError(x, other.giveBack(x.Context()))
 			return total

@@ -409,7 +409,7 @@ var writeSteps = []step{
 		w := x.line(x.there, 1)[0]
 		x.during(func() {
 			w.Cancel(nil)
-			require.ErrorIs(x, w.End(), lock.ErrNotAcquired)
+			harness.NotAcquired(x, w.End())
 		})
 		x.open()
 		// Well before the sign of one that died would go.

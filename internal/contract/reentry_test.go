@@ -77,7 +77,7 @@ func TestLockUnderItsOwnHoldWarns(t *testing.T) {
 				if err == nil {
 					require.NoError(t, h.Unlock(ctx))
 				} else {
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
+					harness.NotAcquired(t, err)
 				}
 			}
 		}

@@ -236,7 +236,8 @@ func (m *movingObject) unlock(h lock.Hold) error {
 
 // wait has a client wait for what nobody else may have at the same time, and returns when it
 // waits.
-func (x *movingKind) wait(t *testing.T, ctx context.Context, m *movingObject, c *redlatch.Client, in func()) <-chan error {
+func (x *movingKind) wait(t *testing.T, ctx context.Context, m *movingObject, c *redlatch.Client, in func(),
+) <-chan error {
 	t.Helper()
 	waited := async(func() error {
 		return x.rival(c, m.name).Do(ctx, func(context.Context) error {

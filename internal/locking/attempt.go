@@ -86,13 +86,16 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 		return acquire.Verdict{Acquired: true}, nil
 	case c.lock.p.Traits().Ordered:
 		c.mayHaveRun = true // and retire gives it back
-		return acquire.Verdict{}, fmt.Errorf("%w: %q: the lease was over before its confirmation came", lock.ErrNotAcquired, c.lock.name)
+		return acquire.Verdict{}, errLate
 	default:
 		// The lease was over before its confirmation came.
 		c.abandon()
 		return acquire.Verdict{FreeIn: 0}, nil
 	}
 }
+
+// errLate is for a lease that was over before its confirmation came.
+var errLate = fmt.Errorf("%w: the lease was over before its confirmation came", lock.ErrNotAcquired)
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {
@@ -108,13 +111,11 @@ func (c *claim) failed(err error) error {
 	}
 	switch wire.OutcomeOf(err) {
 	case wire.Refused:
-		return fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
-	case wire.Passing:
-		return &acquire.Unavailable{Err: fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)}
-	default:
+		return err
+	case wire.Unknown:
 		c.outcomeUnknown()
-		return &acquire.Unavailable{Err: fmt.Errorf("%w: acquire %q: %w", lock.ErrIndeterminate, c.lock.name, err)}
 	}
+	return &acquire.Unavailable{Err: wire.Classify(err)}
 }
 
 // outcomeUnknown is called when a request for the claim may have run. A claim that may

@@ -3,7 +3,6 @@ package locking
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -37,7 +36,7 @@ func (l *Lock) joins(other *Lock) bool {
 // TakeTogether acquires locks that Together has counted, with one script and in order, up to
 // the first that is held or has a local waiter. With all set it acquires all or none, and
 // ignores waiters. It does not wait. The holds are like those of Take. An error means that
-// the attempt had no answer, and that there are no holds.
+// the attempt had no answer, or with all set which lock is held, and that there are no holds.
 func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]GroupHold, error) {
 	s := locks[0].s
 	if !s.Enter() {
@@ -52,14 +51,21 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		reqs[i] = acquire.Request[*claim]{Key: l.queueKey(), Acquirer: claims[i], Once: all}
 	}
 	var err error
+	began := time.Now()
 	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
+		var inTheWay int
 		results := attempt(claims[:n], func(claims []*Claim) ([]Answer, error) {
-			return locks[0].p.(Batched).AcquireEach(ctx, claims, all)
+			answers, err := locks[0].p.(Batched).AcquireEach(ctx, claims, all)
+			inTheWay = slices.IndexFunc(answers, func(a Answer) bool { return a.InTheWay })
+			return answers, err
 		})
 		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
 			err = u.Err
 		} else {
 			err = results[0].Err
+		}
+		if err == nil && all && inTheWay >= 0 {
+			err = locks[inTheWay].failed(ctx, "acquire", began, lock.ErrNotAcquired)
 		}
 		return results
 	})
@@ -72,7 +78,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 	if err != nil { // all or none
-		return nil, errors.Join(append(UnlockTogether(ctx, holds), err)...)
+		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, holds)...))
 	}
 	return holds, nil
 }
@@ -155,7 +161,7 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 					h := holds[i]
 					switch err := r.ErrOf(j); {
 					case err != nil:
-						done(i, fmt.Errorf("redlatch: extend %q: %w", h.claim.lock.name, err))
+						done(i, h.claim.lock.failed(ctx, "extend", sent, err))
 						continue
 					case r.Held[j]:
 						note(h, sent, lease)
@@ -189,7 +195,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 		if err != nil {
 			errs[i] = err
 		} else if !e.last {
-			errs[i] = e.Released(e.released, nil)
+			errs[i] = e.done(nil)
 		} else {
 			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
 			free = append(free, freeing{e, &errs[i]})
@@ -265,12 +271,12 @@ func releaseFree(free []freeing) {
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
-		*f.err = f.Released(f.released, c.releaseError(freed[i], nil))
+		*f.err = f.done(c.releaseError(freed[i], nil))
 	}
 	atOnce(rest)
 }
 
 // alone releases the claim by itself.
 func (f freeing) alone(mayHaveRun bool) {
-	*f.err = f.Released(f.released, f.claim.giveBack(f.ctx, f.by, false, mayHaveRun))
+	*f.err = f.done(f.claim.giveBack(f.ctx, f.by, false, mayHaveRun))
 }

@@ -187,13 +187,6 @@ func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {
 			_ = h.undo(ctx)
-			switch {
-			case err == errGone:
-			case ctx.Err() != nil:
-				err = errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
-			default:
-				err = fmt.Errorf("redlatch: acquire %q: %w", c.lock.name, err)
-			}
 			return nil, err
 		}
 	}

@@ -3,7 +3,6 @@ package locking
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -123,7 +122,7 @@ func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 	sent := time.Now()
 	ok, err := c.lock.p.Extend(ctx, &c.Claim, lease)
 	if err != nil {
-		return fmt.Errorf("redlatch: extend %q: %w", c.lock.name, err)
+		return c.lock.failed(ctx, "extend", sent, err)
 	}
 	if ok {
 		h.extended(sent, lease)
@@ -171,13 +170,19 @@ func (h *hold) Unlock(ctx context.Context) error {
 	if e.last {
 		err = h.claim.release(e.ctx, e.by, h)
 	}
-	return e.Released(e.released, err)
+	return e.done(err)
+}
+
+// done ends the release, with that result.
+func (e ending) done(err error) error {
+	return e.Released(e.released, e.claim.lock.failed(e.ctx, "unlock", e.began, err))
 }
 
 // ending is a hold that is being unlocked.
 type ending struct {
 	*hold
-	last     bool            // hold of its claim, which is to be released
+	last     bool // hold of its claim, which is to be released
+	began    time.Time
 	ctx      context.Context // of its requests
 	by       time.Time       // when Unlock has to return
 	released func(error)     // ends the span of the release
@@ -188,6 +193,7 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 	h.check()
 	c, last := h.claim, false
 	c.mu.Lock()
+	began := time.Now()
 	err := h.End("Unlock", h.Name())
 	switch {
 	case err == nil:
@@ -206,7 +212,7 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 		return ending{}, err
 	}
 	ctx, end := h.StartRelease(ctx)
-	return ending{h, last, ctx, time.Now().Add(Patience), end}, nil
+	return ending{h, last, began, ctx, began.Add(Patience), end}, nil
 }
 
 // Dropped implements holds.Hold.

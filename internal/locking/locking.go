@@ -89,12 +89,12 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	if err := l.Check(ctx); err != nil {
 		return nil, err
 	}
+	began, deadline := time.Now(), time.Time{}
 	if ctx.Err() != nil {
-		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
+		return nil, l.failed(ctx, "acquire", began, lock.ErrNotAcquired)
 	}
-	deadline := time.Time{}
 	if o.Bounded && !once {
-		deadline = time.Now().Add(o.Wait)
+		deadline = began.Add(o.Wait)
 	}
 	if !l.s.Enter() {
 		return nil, lock.ErrClosed
@@ -117,6 +117,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	c.mu.Lock()
 	attempts, waited := int(c.attempts), c.waited
 	c.mu.Unlock()
+	err = l.failed(ctx, "acquire", began, err)
 	span.End(ctx, attempts, waited || attempts == 0 && c.joined == nil, err)
 	ended = true
 	return h, err
@@ -196,10 +197,10 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	if err := l.Check(ctx); err != nil {
 		return false, err
 	}
-	before := l.q.Holders(l.queueKey())
+	before, began := l.q.Holders(l.queueKey()), time.Now()
 	held, err := open()
 	if err != nil {
-		return false, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
+		return false, l.failed(ctx, "force unlock", began, err)
 	}
 	if held {
 		for _, c := range l.q.Holders(l.queueKey()) {
@@ -209,7 +210,7 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 				c.Lost(lock.ReasonGone, nil)
 			default: // it was granted meanwhile, before the lock was opened or after
 				if err := c.lengthen(ctx, c.Lease); err != nil && err != errGone {
-					return true, fmt.Errorf("redlatch: force unlock %q: %w", l.name, err)
+					return true, l.failed(ctx, "force unlock", began, err)
 				}
 			}
 		}
@@ -224,10 +225,11 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 	if err := l.Check(ctx); err != nil {
 		return 0, err
 	}
+	began := time.Now()
 	ttl, err := wire.Read(ctx, l.s.Client, "PTTL", l.key).AsInt64()
 	switch {
 	case err != nil:
-		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
+		return 0, wire.ReadFailed(ctx, "look at", l.name, began, err)
 	case ttl == -2: // there is no key
 		return 0, nil
 	case ttl == -1:
@@ -255,9 +257,10 @@ func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, read func() (int
 	if local > 0 {
 		return local, nil
 	}
+	began := time.Now()
 	n, err := read()
 	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, fmt.Errorf("redlatch: look at %q: %w", l.name, err)
+		return 0, wire.ReadFailed(ctx, "look at", l.name, began, err)
 	}
 	return int(n), nil
 }
@@ -265,6 +268,11 @@ func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, read func() (int
 // HashCount is HoldCount for a lock that is a hash with a field for each owner.
 func (l *Lock) HashCount(ctx context.Context, owner lock.Owner, field string) (int, error) {
 	return l.HoldCount(ctx, owner, func() (int64, error) { return wire.Read(ctx, l.s.Client, "HGET", l.key, field).AsInt64() })
+}
+
+// failed is wire.Failed.
+func (l *Lock) failed(ctx context.Context, what string, began time.Time, err error) error {
+	return wire.Failed(ctx, what, l.name, began, err)
 }
 
 func (l *Lock) described() telemetry.Lock {

@@ -52,6 +52,8 @@ type Answer struct {
 	// Queued is set if the claim has a queue position on the server now, which Leave
 	// removes. Moved is set if that is behind all others, as after the first attempt.
 	Queued, Moved bool
+	// InTheWay is set for the first lock of several that is held.
+	InTheWay bool
 }
 
 // Question asks whether a claim stands that is passed on within the process.
@@ -237,7 +239,8 @@ func (r ScriptRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, t
 
 // renew sends one script for each batch. With dedicated set it uses connections that other
 // commands cannot delay; otherwise the connection of all other commands.
-func (r ScriptRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool) []watchdog.Renewed {
+func (r ScriptRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool,
+) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
 		keys, args := make([]string, 0, len(batch)), make([]string, 1, 1+len(batch))

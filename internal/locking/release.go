@@ -236,10 +236,8 @@ func (c *claim) releaseError(freed Released, err error) error {
 		return c.first.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
 		return c.first.lostError(lock.ReasonGone, err) // whatever is there now is not this lock
-	case err != nil:
-		return fmt.Errorf("redlatch: unlock %q: %w", c.lock.name, err)
 	}
-	return nil
+	return err
 }
 
 // release frees a claim, again and again if the server does not answer: it can be repeated.

@@ -209,6 +209,8 @@ func outcomeOf(err error) (outcome string, failed bool) {
 		return "acquired", false
 	case errors.Is(err, lock.ErrIndeterminate):
 		return "indeterminate", true
+	case errors.Is(err, lock.ErrUnavailable):
+		return "unavailable", true
 	case errors.Is(err, lock.ErrNotAcquired):
 		return "not_acquired", false
 	default:

@@ -3,6 +3,7 @@ package wire
 import (
 	"errors"
 	"net"
+	"slices"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -22,17 +23,23 @@ const (
 // key left the node while the script ran; after a failed dial, or while the server does not
 // answer, nothing was sent.
 func OutcomeOf(err error) Outcome {
-	if reply, ok := rueidis.IsRedisErr(err); ok {
+	if errors.Is(err, ErrWrongType) {
+		return Refused
+	}
+	if reply := replyIn(err); reply != nil {
 		if says(reply.Error(), nonLocal) {
 			return Unknown
 		}
 		if reply.IsLoading() || reply.IsClusterDown() || reply.IsTryAgain() {
 			return Passing
 		}
-		for _, reason := range []string{"BUSY", "READONLY", "MASTERDOWN", "OOM", "MISCONF", "NOREPLICAS", "MOVED", "ASK", "max number of clients"} {
+		for _, reason := range []string{"BUSY", "READONLY", "MASTERDOWN", "MOVED", "ASK", "max number of clients"} {
 			if says(reply.Error(), reason) {
 				return Passing
 			}
+		}
+		if isDeliberate(err) {
+			return Passing
 		}
 		return Refused
 	}
@@ -41,6 +48,14 @@ func OutcomeOf(err error) Outcome {
 		return Passing
 	}
 	return Unknown
+}
+
+// isDeliberate reports whether the server rejects all writes until its operator acts.
+func isDeliberate(err error) bool {
+	reply := replyIn(err)
+	return reply != nil && slices.ContainsFunc([]string{"OOM", "MISCONF", "NOREPLICAS"}, func(reason string) bool {
+		return says(reply.Error(), reason)
+	})
 }
 
 // IsRefused reports whether err says that a request had no effect and would fail again.
@@ -59,10 +74,24 @@ func IsMoving(err error) bool {
 	return errors.As(err, &reply) && (reply.IsTryAgain() || says(reply.Error(), nonLocal))
 }
 
-// IsWrongType reports whether err is the server's error for a key of another type.
+// ErrWrongType is the client's own error for a key with a value of another type.
+var ErrWrongType = errors.New("the key has a value of another type")
+
+// IsWrongType reports whether err says that a key has a value of another type.
 func IsWrongType(err error) bool {
-	reply, ok := rueidis.IsRedisErr(err)
-	return ok && says(reply.Error(), "WRONGTYPE")
+	if reply := replyIn(err); reply != nil {
+		return says(reply.Error(), "WRONGTYPE") || strings.Contains(reply.Error(), "value is not an integer")
+	}
+	return errors.Is(err, ErrWrongType)
+}
+
+// replyIn returns the server's reply that err is or contains, or nil.
+func replyIn(err error) *rueidis.RedisError {
+	var reply *rueidis.RedisError
+	if errors.As(err, &reply) && !reply.IsNil() {
+		return reply
+	}
+	return nil
 }
 
 // says reports whether the text of a server's error, without the code ERR, begins with

@@ -3,7 +3,8 @@
 -- ARGV[1]    lease in ms
 -- ARGV[2]    1 to take all of them or none
 -- ARGV[2+i]  claim
--- Reply: how many are acquired; of the first that is taken, -2 - PTTL, 0 if none is.
+-- Reply: how many are acquired; of the first that is taken, -2 - PTTL, 0 if none is; how many
+-- precede that.
 
 local count, taken = #KEYS, 0
 local old = {} -- those that an earlier delivery of this request has taken
@@ -17,7 +18,7 @@ for i, key in ipairs(KEYS) do
 	end
 end
 if count < #KEYS and ARGV[2] == '1' then
-	return {0, taken}
+	return {0, taken, count}
 end
 for i = 1, count do
 	if not old[i] then
@@ -35,4 +36,4 @@ for i = 1, count do
 		end
 	end
 end
-return {count, taken}
+return {count, taken, count}

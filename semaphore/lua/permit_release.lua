@@ -11,6 +11,7 @@ if cached then
 	return cached
 end
 local key, taken, now = KEYS[1], KEYS[6], pool.now()
+local free = pool.free() or 0 -- first: a key of another type is an error
 local n = tonumber(ARGV[7])
 local at = 8 + n
 local ids = {}
@@ -22,7 +23,6 @@ for i = 8, at - 1 do
 end
 pool.begin_release()
 redis.call('ZREM', taken, '') -- fails here, before any change, if the user lacks the right
-local free = pool.free() or 0
 local most = permits.most(free, taken)
 local served = pool.serve(free + n, at, 3, most)
 local entries = permits.entries(at, served.n, now)

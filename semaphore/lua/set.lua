@@ -8,7 +8,7 @@ local cached = pool.cached()
 if cached then
 	return cached
 end
-if redis.call('EXISTS', KEYS[1]) == 1 then
+if pool.free() then
 	return pool.cache({0})
 end
 pool.cache({1})

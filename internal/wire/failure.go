@@ -1,0 +1,214 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"reflect"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+var (
+	// kinds are the kinds of a failure, of which an error matches at most one, and ErrClosed also
+	// beside ErrIndeterminate. If its causes are of several kinds, the first of them in this
+	// order is its own: it promises the least.
+	kinds = []error{lock.ErrIndeterminate, lock.ErrClosed, lock.ErrUnavailable, lock.ErrNotAcquired}
+	// facts are errors that say all there is to say.
+	facts = []error{
+		lock.ErrLost, lock.ErrNotHeld, lock.ErrReentered, lock.ErrUpgrade, lock.ErrInvalid, lock.ErrUnsupported,
+	}
+	// timeouts must not be matched unless the caller's context has ended: the client's own
+	// timeouts are not the caller's.
+	timeouts = []error{context.DeadlineExceeded, context.Canceled, os.ErrDeadlineExceeded}
+)
+
+// KindOf returns the kind of a failed request: lock.ErrUnavailable if it had no effect and may
+// succeed later, lock.ErrIndeterminate if that is unknown, and nil if the server has refused it.
+func KindOf(err error) error {
+	switch OutcomeOf(err) {
+	case Passing:
+		if isDeliberate(err) {
+			return nil
+		}
+		return lock.ErrUnavailable
+	case Unknown:
+		return lock.ErrIndeterminate
+	default:
+		return nil
+	}
+}
+
+// Classify joins the error of a request with its kind.
+func Classify(err error) error {
+	if kind := KindOf(err); kind != nil {
+		return errors.Join(kind, err)
+	}
+	return err
+}
+
+// NotAsked returns the error of a caller that has sent no request, because that of another caller
+// has failed with err. It is nil if that only says that the other caller has left.
+func NotAsked(err error) error {
+	for _, cause := range split(err) {
+		if cause == context.Canceled || cause == context.DeadlineExceeded {
+			return nil
+		}
+	}
+	return errors.Join(lock.ErrUnavailable, errors.New(Reason(err)))
+}
+
+// Failure is the error of a public call. Its message is one line, and it matches one kind.
+type Failure struct {
+	kind       error // nil if the server has refused the request
+	what, name string
+	waited     time.Duration
+	causes     []error // for the message
+	matches    []error
+}
+
+// Failed returns the error of a public call that began then, under ctx, on the object of that
+// name, if it is about one: nil if err is nil, and err itself if it states a fact. Otherwise the
+// error has the kind that err matches, or else KindOf(err).
+func Failed(ctx context.Context, what, name string, began time.Time, err error) error {
+	if err == nil {
+		return nil
+	}
+	return failed(ctx, what, name, began, err, lock.ErrIndeterminate)
+}
+
+// ReadFailed is Failed for a call that has no effect on the server, so that its outcome cannot
+// be unknown.
+func ReadFailed(ctx context.Context, what, name string, began time.Time, err error) error {
+	if err == nil {
+		return nil
+	}
+	return failed(ctx, what, name, began, err, lock.ErrUnavailable)
+}
+
+func failed(ctx context.Context, what, name string, began time.Time, err, unknown error) error {
+	causes := split(err)
+	kind := matching(err, kinds)
+	switch {
+	case kind == lock.ErrNotAcquired && replyIn(err) != nil:
+		kind = nil // the wait is over, but not because others hold the lock
+	case kind == nil:
+		if fact := matching(err, facts); fact != nil && len(causes) == 1 {
+			return err
+		} else if fact != nil {
+			kind = fact
+		} else if kind = KindOf(err); kind == lock.ErrIndeterminate {
+			kind = unknown
+		}
+	}
+	forbidden := slices.DeleteFunc(slices.Clone(kinds), func(other error) bool { return other == kind || other == lock.ErrClosed })
+	if ctx.Err() == nil {
+		forbidden = append(forbidden, timeouts...)
+	} else if kind != lock.ErrClosed {
+		cause := context.Cause(ctx)
+		causes = slices.DeleteFunc(causes, func(err error) bool { return err == ctx.Err() || err == cause })
+		causes = slices.Insert(causes, 0, cause)
+	}
+	f := &Failure{kind: kind, what: what, name: name, waited: time.Since(began)}
+	if kind != nil {
+		f.matches = []error{kind}
+	}
+	for _, cause := range causes {
+		if cause == kind || slices.Contains(kinds, cause) && cause != lock.ErrClosed {
+			continue
+		}
+		f.causes = append(f.causes, cause)
+		if matching(cause, forbidden) == nil {
+			f.matches = append(f.matches, cause)
+		}
+	}
+	return f
+}
+
+// matching returns the first of the targets that err matches, or nil.
+func matching(err error, targets []error) error {
+	if i := slices.IndexFunc(targets, func(target error) bool { return errors.Is(err, target) }); i >= 0 {
+		return targets[i]
+	}
+	return nil
+}
+
+var joined = reflect.TypeOf(errors.Join(lock.ErrClosed))
+
+// split returns the errors that errors.Join has joined.
+func split(err error) []error {
+	if reflect.TypeOf(err) != joined {
+		return []error{err}
+	}
+	var all []error
+	for _, one := range err.(interface{ Unwrap() []error }).Unwrap() {
+		all = append(all, split(one)...)
+	}
+	return all
+}
+
+// Unwrap returns the kind, and the causes that match no other.
+func (f *Failure) Unwrap() []error { return f.matches }
+
+// Error implements error.
+func (f *Failure) Error() string {
+	kind := "redlatch"
+	if f.kind != nil {
+		kind = f.kind.Error()
+	}
+	return fmt.Sprintf("%s: %s (waited %v)%s", kind, f.call(), f.waited.Round(time.Millisecond), f.why())
+}
+
+func (f *Failure) call() string {
+	if f.name == "" {
+		return f.what
+	}
+	return fmt.Sprintf("%s %q", f.what, f.name)
+}
+
+// why returns the causes, for the message.
+func (f *Failure) why() string {
+	var why strings.Builder
+	for i, cause := range f.causes {
+		why.WriteString([]string{": ", "; "}[min(i, 1)])
+		why.WriteString(f.line(cause))
+	}
+	return why.String()
+}
+
+// Reason returns the causes of a Failure, or its kind, or else the message of err.
+func Reason(err error) string {
+	f, ok := err.(*Failure)
+	if !ok {
+		f = &Failure{causes: slices.DeleteFunc(split(err), func(err error) bool { return slices.Contains(kinds, err) })}
+	}
+	if len(f.causes) == 0 && f.kind != nil {
+		return strings.TrimPrefix(f.kind.Error(), "redlatch: ")
+	}
+	return strings.TrimPrefix(f.why(), ": ")
+}
+
+// line returns the message of a cause, without what that of f says too.
+func (f *Failure) line(cause error) string {
+	if inner, ok := cause.(*Failure); ok {
+		if inner.kind == lock.ErrNotAcquired && len(inner.causes) == 0 {
+			return fmt.Sprintf("%q is held by others", inner.name)
+		}
+		return inner.call() + ": " + Reason(inner)
+	}
+	if cause == context.DeadlineExceeded && !errors.Is(f, cause) {
+		return "no reply in time"
+	}
+	if IsWrongType(cause) && !errors.Is(cause, ErrWrongType) {
+		return ErrWrongType.Error() + ": " + cause.Error()
+	}
+	line := cause.Error()
+	if slices.Contains(kinds, f.kind) {
+		line = strings.TrimPrefix(line, f.kind.Error()+": ")
+	}
+	return strings.ReplaceAll(strings.TrimPrefix(line, "redlatch: "), "\n", "; ")
+}

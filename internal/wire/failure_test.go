@@ -1,0 +1,77 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+func TestFailed(t *testing.T) {
+	dialTimeout := &net.OpError{Op: "dial", Net: "tcp", Err: &timeoutError{}}
+	require.ErrorIs(t, dialTimeout, context.DeadlineExceeded)
+	lost := &lock.LostError{Name: "a", Reason: lock.ReasonGone}
+	expired, cancel := context.WithTimeoutCause(t.Context(), -1, errors.New("late"))
+	defer cancel()
+	member := Failed(t.Context(), "acquire", "b", time.Now(), lock.ErrNotAcquired)
+	for _, tt := range []struct {
+		ctx     context.Context
+		err     error
+		matches []error
+		text    string
+	}{
+		{t.Context(), io.EOF, []error{lock.ErrIndeterminate, io.EOF}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): EOF`},
+		{t.Context(), dialTimeout, []error{lock.ErrUnavailable}, `redlatch: server unavailable: acquire "a" (waited 1.5s): dial tcp: i/o timeout`},
+		{t.Context(), os.ErrDeadlineExceeded, []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): i/o timeout`},
+		{t.Context(), context.DeadlineExceeded, []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): no reply in time`},
+		{expired, context.DeadlineExceeded, []error{lock.ErrIndeterminate, context.Cause(expired)},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): late`},
+		{expired, errors.Join(lock.ErrNotAcquired, context.Cause(expired), Classify(io.EOF)),
+			[]error{lock.ErrIndeterminate, context.Cause(expired), io.EOF}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): late; EOF`},
+		{t.Context(), errors.Join(lock.ErrNotAcquired, NotAsked(Classify(io.EOF))), []error{lock.ErrUnavailable},
+			`redlatch: server unavailable: acquire "a" (waited 1.5s): EOF`},
+		{t.Context(), errors.Join(lock.ErrClosed, Classify(io.EOF)), []error{lock.ErrIndeterminate, lock.ErrClosed, io.EOF},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): client closed; EOF`},
+		{t.Context(), member, []error{lock.ErrNotAcquired, member}, `redlatch: lock not acquired: acquire "a" (waited 1.5s): "b" is held by others`},
+		{t.Context(), errors.Join(member, Classify(io.EOF)), []error{lock.ErrIndeterminate, io.EOF},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): "b" is held by others; EOF`},
+		{t.Context(), errors.Join(lost, Classify(io.EOF)), []error{lock.ErrIndeterminate, lock.ErrLost, io.EOF},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): lock lost: "a": gone from the server; EOF`},
+		{t.Context(), errors.New("two\nlines"), []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): two; lines`},
+		{t.Context(), fmt.Errorf("%w: %q", ErrWrongType, "x"), []error{ErrWrongType},
+			`redlatch: acquire "a" (waited 1.5s): the key has a value of another type: "x"`},
+		{t.Context(), lost, []error{lost}, lost.Error()},
+	} {
+		synctest.Test(t, func(t *testing.T) { // for the time
+			err := Failed(tt.ctx, "acquire", "a", time.Now().Add(-1500*time.Millisecond), tt.err)
+			require.EqualError(t, err, tt.text)
+			for _, target := range append([]error{lock.ErrLost, io.EOF, context.Cause(expired), ErrWrongType, member}, append(kinds, timeouts...)...) {
+				want := false
+				for _, m := range tt.matches {
+					want = want || errors.Is(m, target)
+				}
+				require.Equal(t, want, errors.Is(err, target), "%v: %v", err, target)
+			}
+		})
+	}
+	require.NoError(t, Failed(t.Context(), "acquire", "a", time.Now(), nil))
+	require.NoError(t, NotAsked(errors.Join(lock.ErrIndeterminate, context.Canceled)), "the other caller has left")
+	err := ReadFailed(t.Context(), "look at", "a", time.Now(), io.EOF)
+	require.ErrorIs(t, err, lock.ErrUnavailable)
+	require.NotErrorIs(t, err, lock.ErrIndeterminate)
+}
+
+// timeoutError is an error like that of a dial that took too long.
+type timeoutError struct{}
+
+func (*timeoutError) Error() string        { return "i/o timeout" }
+func (*timeoutError) Is(target error) bool { return target == context.DeadlineExceeded }
