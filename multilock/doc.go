@@ -39,6 +39,7 @@
 //   - For correctness use rlock.Fenced and let the resource check the token. If it cannot,
 //     no lock with a lease is sufficient, not even with a consensus system (etcd, ZooKeeper).
 //
-// A server that has lost its data must stay offline for longer than the longest lease.
-// Otherwise two callers can each hold a majority. Red cannot enforce that.
+// A server that has lost its data must not vote for longer than the longest lease. Otherwise
+// two callers can each hold a majority. Either operators keep it offline for that time, or
+// all callers use Red.WithRestartDelay.
 package multilock

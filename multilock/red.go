@@ -26,9 +26,11 @@ type Red struct {
 	members []redMember
 	quorum  int
 	timeout time.Duration // 0: see serverTimeout
-	key     acquire.Key   // of the local queue
-	channel string        // the channel of releases, "" if the session cannot hear any
-	shared  bool          // whether several callers can hold it at once, as readers
+	// restartDelay is the uptime before which the vote of a server does not count.
+	restartDelay time.Duration
+	key          acquire.Key // of the local queue
+	channel      string      // the channel of releases, "" if the session cannot hear any
+	shared       bool        // whether several callers can hold it at once, as readers
 }
 
 // redMember is a *locking.Lock. Tests replace it.
@@ -88,6 +90,26 @@ func (r *Red) WithTimeout(perServer time.Duration) *Red {
 	other.timeout = perServer
 	if perServer <= 0 && other.err == nil {
 		other.err = fmt.Errorf("%w: Redlock timeout %v: must be greater than zero", lock.ErrInvalid, perServer)
+	}
+	return &other
+}
+
+// WithRestartDelay returns the same lock, for which a server has no vote during the time d
+// after it started, or after the client noticed that another server had replaced it. A server
+// that restarted without its data, or a replica that was promoted, may not know a lock that
+// it granted. The algorithm asks operators to keep such a server offline until all leases of
+// that time are over; with this option nobody has to. d should be at least the longest lease of
+// all callers, and all should use the option.
+//
+// Until then Lock waits as if others held the lock, and TryLock returns an error that matches
+// lock.ErrNotAcquired. Each vote costs one more round trip, for INFO. If a server does not
+// report its run id and uptime, or is a cluster, it has no vote, and its error matches
+// lock.ErrUnsupported. If d is not positive, every method returns an error.
+func (r *Red) WithRestartDelay(d time.Duration) *Red {
+	other := *r
+	other.restartDelay = d
+	if d <= 0 && other.err == nil {
+		other.err = fmt.Errorf("%w: Redlock restart delay %v: must be greater than zero", lock.ErrInvalid, d)
 	}
 	return &other
 }

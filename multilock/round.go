@@ -68,6 +68,9 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		err = lock.ErrNotAcquired
 	case !h.once && h.rounds == 1 && errors.As(err, new(*acquire.Unavailable)):
 		err = nil // an error of the first attempt would end the acquisition
+	case ctx.Err() != nil && errors.As(err, new(*acquire.Unavailable)):
+		// The caller cut the round short, which says nothing to the other waiters.
+		err = &acquire.Unavailable{Err: errors.Join(errNoMajority, ctx.Err())}
 	}
 	return acquire.Verdict{FreeIn: -1}, err
 }
@@ -174,7 +177,14 @@ func (rd *round) ask(ctx context.Context, i int, lease time.Duration) {
 	// The server is identified before it votes, because two members on one server have one
 	// vote. If it refuses the question, they remain undetected.
 	_, _ = m.Session().Server(ctx)
+	sent := time.Now()
 	hold, err := m.TryMember(ctx, lease)
+	if err == nil && rd.r.restartDelay > 0 {
+		// The server is asked after its vote: it may have restarted just before.
+		if err = rd.r.checkUptime(ctx, m.Session(), sent); err != nil {
+			_ = hold.Unlock(ctx)
+		}
+	}
 	rd.mu.Lock()
 	late := rd.closed
 	rd.votes[i] = vote{err: err}
@@ -189,6 +199,19 @@ func (rd *round) ask(ctx context.Context, i int, lease time.Duration) {
 	case rd.changed <- struct{}{}:
 	default:
 	}
+}
+
+// errRestarted is the answer of a server that may have forgotten a lock that it granted. It is as
+// good as that of one that has not.
+var errRestarted = fmt.Errorf("%w: the server has restarted", lock.ErrNotAcquired)
+
+// checkUptime returns an error if the server may have started less than restartDelay before sent.
+func (r *Red) checkUptime(ctx context.Context, s *session.Session, sent time.Time) error {
+	since, err := s.Since(ctx)
+	if err == nil && sent.Sub(since) < r.restartDelay {
+		err = errRestarted
+	}
+	return err
 }
 
 // count returns the numbers of members that are held, that another owner holds, and whose
@@ -258,12 +281,13 @@ func (rd *round) release(ctx context.Context) *tally {
 }
 
 // verdict returns an error if the answers of the members make another round pointless, and
-// otherwise the answers for the error of a wait that ends now. yes is the number of members that the round
-// had acquired. A server without an answer counts as unavailable only in an undecided round.
+// otherwise the answers for the error of a wait that ends now. yes is the number of members
+// that the round had acquired. A server without an answer counts as unavailable only in an
+// undecided round.
 func (rd *round) verdict(yes int, decided bool) (answers, err error) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
-	var taken, down int
+	var taken, restarted, down int
 	var final, refused, away []error // away includes the others
 	for i, v := range rd.votes {
 		err := v.err
@@ -275,6 +299,9 @@ func (rd *round) verdict(yes int, decided bool) (answers, err error) {
 			continue
 		case isTaken(err):
 			taken++
+			if errors.Is(err, errRestarted) {
+				restarted++
+			}
 			continue
 		case isFinal(err):
 			final = append(final, serverError{i, err})
@@ -295,7 +322,7 @@ func (rd *round) verdict(yes int, decided bool) (answers, err error) {
 	for _, group := range []struct {
 		size int
 		what string
-	}{{taken, "held by others"}, {down, "not reached"}, {silent, "silent"}, {len(refused), "refused"},
+	}{{taken - restarted, "held by others"}, {restarted, "up for too short a time"}, {down, "not reached"}, {silent, "silent"}, {len(refused), "refused"},
 		{n - yes - taken - len(away), "not awaited"}} {
 		if group.size > 0 {
 			text += fmt.Sprintf(" %d %s,", group.size, group.what)
@@ -351,5 +378,5 @@ func isTaken(err error) bool {
 // isFinal reports whether the next attempt would fail with the same error.
 func isFinal(err error) bool {
 	return errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrReentered) || errors.Is(err, lock.ErrUpgrade) ||
-		errors.Is(err, lock.ErrClosed) || wire.IsRefused(err)
+		errors.Is(err, lock.ErrUnsupported) || errors.Is(err, lock.ErrClosed) || wire.IsRefused(err)
 }

@@ -146,7 +146,7 @@ func TestExpirableWireFormat(t *testing.T) {
 		taken := x.acquired(timeouts)
 		at, err := strconv.ParseInt(taken[a.ID()], 10, 64)
 		require.NoError(x.t, err, taken)
-		require.True(x.t, before+20_000 <= at && at <= after+20_000, "%d is not 20 s after %d to %d", at, before, after)
+		require.True(x.t, before+20_001 <= at && at <= after+20_001, "%d is not 20 s and 1 ms after %d to %d", at, before, after)
 		require.NoError(x.t, e.AddPermits(ctx, 2))
 		b, err := e.Acquire(ctx, semaphore.Forever)
 		require.NoError(x.t, err)

@@ -103,6 +103,16 @@ func GatedClient(t testing.TB, s *testserver.Server, opts ...redlatch.Option) (*
 	return c, g
 }
 
+// Redirect ends the connections; new ones go to s.
+func (g *Gate) Redirect(s *testserver.Server) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.server = s.Addr
+	for c := range g.conns {
+		c.close()
+	}
+}
+
 // Arm marks the n-th request from now, starting at 1, that contains match. The channel is closed
 // when the fault has occurred; if the server gets the request, after the server has run it.
 func (g *Gate) Arm(f Fault, match string, n int) (reached <-chan struct{}) {
@@ -235,7 +245,10 @@ func (g *Gate) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial("tcp", g.server)
+		g.mu.Lock()
+		addr := g.server
+		g.mu.Unlock()
+		server, err := net.Dial("tcp", addr)
 		if err != nil { // the server is down
 			client.Close()
 			continue

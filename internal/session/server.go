@@ -1,17 +1,21 @@
 package session
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // Server identifies a server and a database, to compare those of several clients.
@@ -73,6 +77,41 @@ func (s *Session) KnownServer() Server {
 		}
 	}
 	return known.server
+}
+
+// process is the last process of the server that Since has seen.
+type process struct {
+	mu       sync.Mutex
+	runID    string
+	replaced time.Time // when it was seen to have replaced another
+}
+
+// Since asks the server when it started, and returns that time, or a later one when the client
+// noticed that one process had replaced another. If the server does not say, the error matches
+// lock.ErrUnsupported. It blocks for one round trip.
+func (s *Session) Since(ctx context.Context) (time.Time, error) {
+	ctx, cancel := s.Bounded(ctx)
+	defer cancel()
+	info, err := s.Client.Do(ctx, s.Client.B().Info().Section("server").Build()).ToString()
+	if noReply(err) {
+		return time.Time{}, fmt.Errorf("redlatch: ask for the server's uptime: %w", err)
+	}
+	now, runID := time.Now(), field(info, "\n", "run_id:")
+	seconds, convErr := strconv.ParseInt(field(info, "\n", "uptime_in_seconds:"), 10, 64)
+	if err := cmp.Or(err, convErr); err != nil || runID == "" || s.Cluster() {
+		return time.Time{}, fmt.Errorf("%w: the server does not tell its uptime: %v", lock.ErrUnsupported, err)
+	}
+	p := &s.process
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.runID != "" && p.runID != runID {
+		p.replaced = now
+	}
+	p.runID = runID
+	if started := now.Add(-time.Duration(seconds) * time.Second); started.After(p.replaced) {
+		return started, nil
+	}
+	return p.replaced, nil
 }
 
 func (s *Session) identify(ctx context.Context) (Server, error) {

@@ -51,6 +51,7 @@ type Session struct {
 
 	owners   atomic.Uint64
 	identity atomic.Pointer[identity]
+	process  process
 	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
 
 	mu      sync.Mutex
