@@ -127,9 +127,10 @@ func (r *recorder) keys() []string {
 	return keys
 }
 
-// queueKeys are the keys of a fair lock: the queue, the deadlines, the heartbeats.
+// queueKeys are the keys of a fair lock: the queue, the deadlines, the heartbeats, the order.
 var queueKeys = []string{
 	"redisson_lock_queue:{" + traceName + "}", "redisson_lock_timeout:{" + traceName + "}", "redlatch_lock_alive:{" + traceName + "}",
+	"redlatch_lock_order:{" + traceName + "}",
 }
 
 // state describes all keys and their contents.

@@ -215,7 +215,7 @@ func begun(t testing.TB, ctx context.Context, f func(ctx context.Context) error)
 			switch {
 			case errors.Is(r.err, context.Canceled):
 				return false, r.at, errCancelled
-			case errors.Is(r.err, lock.ErrNotAcquired), errors.Is(r.err, context.DeadlineExceeded):
+			case errors.Is(r.err, lock.ErrNotAcquired), errors.Is(r.err, lock.ErrIndeterminate), errors.Is(r.err, context.DeadlineExceeded):
 				return false, r.at, nil
 			}
 			return r.err == nil, r.at, r.err
