@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/hold"
@@ -152,8 +151,10 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 
 const (
 	// memberWait is the least time that a caller waits for a member while it holds others, if
-	// their order is not certain. The longest is twice as long.
-	memberWait = 5 * time.Second
+	// their order is not certain. The longest is twice as long. Both double with each round, up
+	// to maxDoublings times: a member may have more waiters than that leaves time for.
+	memberWait   = 5 * time.Second
+	maxDoublings = 6
 	// maxPause is the longest pause before the acquisition starts over.
 	maxPause = 50 * time.Millisecond
 	// maxUndo bounds how long a failed acquisition waits for the release of its members while
@@ -199,6 +200,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		undoErr := m.undo(waitCtx, a.got)
 		if errors.Is(err, errRestart) && !once {
 			a.waited = true
+			a.restarts++
 			select {
 			case <-time.After(rand.N(maxPause)):
 				continue
@@ -234,6 +236,8 @@ type acquisition struct {
 	waited  bool
 	certain bool                // the order of the members; see inOrder
 	got     []locking.GroupHold // in the current round
+	// restarts counts the rounds that ended because a wait took too long, or a member was lost.
+	restarts int
 }
 
 // take acquires all members. If it fails, those in a.got have to be released; the error is
@@ -293,7 +297,8 @@ func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error
 func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) (locking.GroupHold, error)) error {
 	if !a.once && !a.certain && len(a.got) > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, memberWait+rand.N(memberWait), errRestart)
+		least := memberWait << min(a.restarts, maxDoublings)
+		ctx, cancel = context.WithTimeoutCause(ctx, least+rand.N(least), errRestart)
 		defer cancel()
 	}
 	h, err := take(ctx)
@@ -388,64 +393,4 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 	began := time.Now()
 	err = errors.Join(locking.UnlockTogether(ctx, h.holds)...)
 	return h.Released(released, h.m.failed(ctx, "unlock", began, err))
-}
-
-// servers are the servers of clients, as far as they are known.
-type servers map[*session.Session]session.Server
-
-// sort returns the locks in the order in which every Multi acquires them: by server, slot and
-// key. Unknown servers come first.
-func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
-	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
-		at, bt := known[a.Session()], known[b.Session()]
-		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
-			cmp.Compare(a.Slot(), b.Slot()), cmp.Compare(a.Key(), b.Key()))
-	})
-}
-
-// same reports whether two locks are known to be the same.
-func (known servers) same(a, b *locking.Lock) bool {
-	server := known[a.Session()]
-	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
-}
-
-const duplicate = "duplicate member"
-
-// checkDuplicates returns an error with that problem if two members are the same.
-func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool, problem string) error {
-	for i, m := range members {
-		if slices.ContainsFunc(members[:i], func(other M) bool { return same(m, other) }) {
-			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
-		}
-	}
-	return nil
-}
-
-// inOrder returns the locks in order, and sets a.certain if that order is certain: then a caller
-// may wait for one of them however long it holds others. It identifies the servers if there are
-// several clients.
-//
-// It is certain for the locks of one server. The order of several depends on their identities,
-// about which clients can disagree: one may not have noticed yet that a server was restarted,
-// or may not be permitted to see its run id. A Redlock has several servers.
-func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, error) {
-	a.certain = len(m.reds) == 0
-	if len(m.sessions) < 2 {
-		return m.locks, nil
-	}
-	answers := make([]session.Server, len(m.sessions))
-	var pending sync.WaitGroup
-	for i, s := range m.sessions {
-		// The error is ignored: the rank of a server that does not respond matters little,
-		// because its members cannot be acquired either.
-		pending.Go(func() { answers[i], _ = s.Server(ctx) })
-	}
-	pending.Wait()
-	known := make(servers)
-	for i, s := range m.sessions {
-		known[s] = answers[i]
-		a.certain = a.certain && answers[i].ID != "" && answers[i] == answers[0]
-	}
-	locks := known.sort(m.locks)
-	return locks, checkDuplicates(locks, known.same, duplicate)
 }

@@ -204,6 +204,39 @@ func TestMultiDoesNotOvertakeAWaiterOfOneMember(t *testing.T) {
 	})
 }
 
+// The patience with a member on another server grows until the waiters ahead have had their turns.
+func TestMultiOfTwoServersGetsItsTurn(t *testing.T) {
+	harness.Full(t)
+	const holders, turn = 6, 2500 * time.Millisecond
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		second := harness.Server(t, s.Program)
+		first, last := harness.Client(t, s), harness.Client(t, second)
+		if multiRunID(t, second) < multiRunID(t, s) {
+			first, last = last, first
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		var busy sync.WaitGroup
+		for range holders {
+			busy.Go(func() {
+				for ctx.Err() == nil {
+					_ = last.FairLock("busy").Do(ctx, func(context.Context) error {
+						time.Sleep(turn) // this is the length of the work
+						return nil
+					})
+				}
+			})
+		}
+		harness.Waits(t, holders-1, last)
+		// The first wait is of 10 s at most, the second of 20 s. The third is of 20 s at least, and
+		// there are no more than six turns before it.
+		h, err := first.MultiLock(first.Lock("free"), last.FairLock("busy")).Lock(t.Context(), lock.Wait(10*time.Second+20*time.Second+holders*turn+multiSlack))
+		stop()
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+		busy.Wait()
+	})
+}
+
 // Callers that disagree about the order of servers do not deadlock: a caller that has waited
 // long releases its members. On one server it keeps them.
 func TestMultiStartsOverWhereOrdersDiffer(t *testing.T) {

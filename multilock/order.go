@@ -1,0 +1,73 @@
+package multilock
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// servers are the servers of clients, as far as they are known.
+type servers map[*session.Session]session.Server
+
+// sort returns the locks in the order in which every Multi acquires them: by server, slot and
+// key. Unknown servers come first.
+func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
+	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
+		at, bt := known[a.Session()], known[b.Session()]
+		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
+			cmp.Compare(a.Slot(), b.Slot()), cmp.Compare(a.Key(), b.Key()))
+	})
+}
+
+// same reports whether two locks are known to be the same.
+func (known servers) same(a, b *locking.Lock) bool {
+	server := known[a.Session()]
+	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
+}
+
+const duplicate = "duplicate member"
+
+// checkDuplicates returns an error with that problem if two members are the same.
+func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool, problem string) error {
+	for i, m := range members {
+		if slices.ContainsFunc(members[:i], func(other M) bool { return same(m, other) }) {
+			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
+		}
+	}
+	return nil
+}
+
+// inOrder returns the locks in order, and sets a.certain if that order is certain: then a caller
+// may wait for one of them however long it holds others. It identifies the servers if there are
+// several clients.
+//
+// It is certain for the locks of one server. The order of several depends on their identities,
+// about which clients can disagree: one may not have noticed yet that a server was restarted,
+// or may not be permitted to see its run id. A Redlock has several servers.
+func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, error) {
+	a.certain = len(m.reds) == 0
+	if len(m.sessions) < 2 {
+		return m.locks, nil
+	}
+	answers := make([]session.Server, len(m.sessions))
+	var pending sync.WaitGroup
+	for i, s := range m.sessions {
+		// The error is ignored: the rank of a server that does not respond matters little,
+		// because its members cannot be acquired either.
+		pending.Go(func() { answers[i], _ = s.Server(ctx) })
+	}
+	pending.Wait()
+	known := make(servers)
+	for i, s := range m.sessions {
+		known[s] = answers[i]
+		a.certain = a.certain && answers[i].ID != "" && answers[i] == answers[0]
+	}
+	locks := known.sort(m.locks)
+	return locks, checkDuplicates(locks, known.same, duplicate)
+}
