@@ -41,7 +41,7 @@ var brokenScripts = []struct {
 	},
 	{
 		"a fair lock serves whoever comes", "fairlock", "positions acquire",
-		"(not head or head == claim(i))", "true", "",
+		"(not next or next == claim(i))", "true", "",
 	},
 	{
 		"readers enter beside a writer", "rwlock", "holds acquire_read",
