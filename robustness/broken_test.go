@@ -81,7 +81,7 @@ var brokenScripts = []struct {
 // the workers replaces the right script by it.
 func TestBrokenScriptsAreDetected(t *testing.T) {
 	const (
-		rounds     = 6
+		rounds     = 40
 		brokenTime = 1500 * time.Millisecond
 	)
 	_, seed, parent := settings(t)
