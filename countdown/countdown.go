@@ -29,7 +29,8 @@
 // Counting down again could then end the round early; not doing so could leave it open
 // forever. Therefore let the waiters use a deadline and check the results: they, not the
 // count, say what is done. Results stored under one key per part (a row, an object, a
-// member of a set) can safely be written twice.
+// member of a set) can safely be written twice. A server that loses its data loses the
+// replies, too; a request that had no reply then takes effect on what is left.
 //
 // A process that dies before it counts down leaves the count unchanged: a latch has no
 // lease and its key does not expire. Use Wait with a deadline.

@@ -95,5 +95,6 @@
 //
 // The state of a latch is its count. CountDown takes effect once, and returns what is left;
 // after ErrIndeterminate, or in a killed process, at any time later or never; after another
-// error never. Wait returns nil only at zero.
+// error never. During a wipe of everything it may also have taken effect before, because the
+// server forgets the reply. Wait returns nil only at zero.
 package robustness

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/anishathalye/porcupine"
@@ -83,12 +84,21 @@ func (h *history) latchOperations(latch string) []porcupine.Operation {
 		case c.latch != latch:
 		case c.outcome == fine:
 			add(latchStep{c.step, c.left, true}, c.called, c.returned)
+			if c.step == countDown && h.forgotten(c) {
+				add(latchStep{step: countDown}, c.called, math.MaxInt64)
+			}
 		case c.step == countDown && (c.returned == 0 || c.outcome == unknown):
 			// It may have an effect at any time, or never: then it comes last.
 			add(latchStep{step: countDown}, c.called, math.MaxInt64)
 		}
 	}
 	return ops
+}
+
+// forgotten reports whether the server has lost all of its data during a call. If it had counted
+// down before and the reply was lost, the request was sent again.
+func (h *history) forgotten(c *latchCall) bool {
+	return slices.ContainsFunc(h.wipes, func(w event) bool { return w.Lock == "" && c.called < w.Until && w.At < c.returned })
 }
 
 // countLatches uses the latches of the round until a time is reached.

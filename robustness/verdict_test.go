@@ -302,6 +302,8 @@ func TestLatchModel(t *testing.T) {
 		"killed":                       {counts(call(nil, "a", countDown, 1, 0, 0, ""), full-1), true},
 		"all may have counted":         {call(unknowns, "z", await, 3, 4, 0, fine), true},
 		"deleted":                      {call(tale{}.wiped(1, 2, ""), "z", await, 3, 4, 0, fine), true},
+		"counted and forgotten":        {call(counts(tale{}.wiped(5, 6, ""), full-1), "a", countDown, 1, 7, 0, fine), true},
+		"counted, and only it deleted": {call(counts(tale{}.wiped(5, 6, "latch"), full-1), "a", countDown, 1, 7, 0, fine), false},
 	} {
 		want := porcupine.Illegal
 		if c.legal {
