@@ -22,11 +22,13 @@ import (
 type group struct {
 	s    *session.Session
 	info telemetry.Lock
-	err  error // of an invalid member
+	on   []hold.On // the locks that it consists of
+	err  error     // of an invalid member
 }
 
-// newGroup returns a group of members with these names. err is the error of an invalid member.
-func newGroup(s *session.Session, kind string, names []string, err error) group {
+// newGroup returns a group of members with these names, which consists of those locks. err is the
+// error of an invalid member.
+func newGroup(s *session.Session, kind string, names []string, on []hold.On, err error) group {
 	if err == nil && len(names) == 0 {
 		err = fmt.Errorf("%w: %s lock without members", lock.ErrInvalid, kind)
 	}
@@ -36,7 +38,7 @@ func newGroup(s *session.Session, kind string, names []string, err error) group 
 			unique = append(unique, name)
 		}
 	}
-	return group{s: s, info: telemetry.Lock{Kind: kind, Name: strings.Join(unique, ",")}, err: err}
+	return group{s: s, info: telemetry.Lock{Kind: kind, Name: strings.Join(unique, ",")}, on: on, err: err}
 }
 
 // find returns the lock that is member i of a group.
@@ -64,8 +66,8 @@ func (g *group) failed(ctx context.Context, what string, began time.Time, err er
 	return wire.Failed(ctx, what, g.info.Name, began, err)
 }
 
-// open is Lock, or TryLock if try is set, of the group g on those locks that acquire acquires.
-func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bool, on func() []hold.On,
+// open is Lock, or TryLock if try is set, of the group g that acquire acquires.
+func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bool,
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if try {
@@ -76,7 +78,7 @@ func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bo
 	}
 	once := try || o.Bounded && o.Wait == 0
 	if !once && g.check(ctx) == nil {
-		hold.WarnNested(ctx, g.s, g.info, 2, on()...)
+		hold.WarnNested(ctx, g.s, g.info, 2, g.on...)
 	}
 	h, err := acquire(ctx, o, once)
 	if err != nil {
@@ -126,6 +128,11 @@ func (h *groupHold) dropped(unlock func(ctx context.Context) error) {
 			"name", h.Name(), "kind", h.group.info.Kind, "acquired", h.Site.String())
 		_ = unlock(ctx)
 	})
+}
+
+// Blocks implements hold.Blocker.
+func (h *groupHold) Blocks(on hold.On, owner lock.Owner) bool {
+	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.group.on, on) && h.Held()
 }
 
 // Name implements lock.Hold.

@@ -38,14 +38,15 @@ func New(s *session.Session, members ...lock.Locker) *Multi {
 		}
 	}
 	var names []string
+	var on []hold.On
 	for i, member := range m.members {
 		if red, _ := member.(*Red); red != nil {
-			m.reds = append(m.reds, red)
+			m.reds, on = append(m.reds, red), append(on, red.on...)
 		} else if l, err := find("multi", i, member); err != nil {
 			bad = cmp.Or(bad, err)
 			continue
 		} else {
-			m.locks = append(m.locks, l)
+			m.locks, on = append(m.locks, l), append(on, l.On())
 			if !slices.Contains(m.sessions, l.Session()) {
 				m.sessions = append(m.sessions, l.Session())
 			}
@@ -56,7 +57,7 @@ func New(s *session.Session, members ...lock.Locker) *Multi {
 	m.locks = servers(nil).sort(m.locks)
 	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same, duplicate),
 		checkDuplicates(m.reds, func(a, b *Red) bool { return a.key == b.key }, duplicate))
-	m.group = newGroup(s, "multi", names, bad)
+	m.group = newGroup(s, "multi", names, on, bad)
 	return m
 }
 
@@ -76,30 +77,19 @@ func (m *Multi) Name() string { return m.info.Name }
 // more; they are held until Unlock, or until their leases end. The hold's Owner is the owner
 // in ctx, or zero: each member has its own owner. The hold has no fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, &m.group, opts, false, m.on, m.acquire)
+	return open(ctx, &m.group, opts, false, m.acquire)
 }
 
 // TryLock makes one attempt for each member and does not wait. If a member is held by
 // another owner, TryLock releases the others and returns an error that matches
 // lock.ErrNotAcquired. See Lock.
 func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, &m.group, opts, true, m.on, m.acquire)
+	return open(ctx, &m.group, opts, true, m.acquire)
 }
 
 // Do runs fn while it holds all members. See lock.Locker.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, m, fn, opts...)
-}
-
-// on identifies the members.
-func (m *Multi) on() (on []hold.On) {
-	for _, l := range m.locks {
-		on = append(on, l.On())
-	}
-	for _, r := range m.reds {
-		on = append(on, r.on()...)
-	}
-	return on
 }
 
 // checkOwner returns an error if the members do not record their owners.
@@ -329,11 +319,6 @@ func (m *Multi) begin(ctx context.Context, holds []locking.GroupHold) *multiHold
 
 // Context implements lock.Hold.
 func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
-
-// Blocks implements hold.Blocker.
-func (h *multiHold) Blocks(on hold.On, owner lock.Owner) bool {
-	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.m.on(), on) && h.Held()
-}
 
 // Dropped implements hold.Hold.
 func (h *multiHold) Dropped() { h.dropped(h.Unlock) }

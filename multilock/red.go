@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,7 +69,7 @@ func newRed(s *session.Session, members []redMember, bad error) *Red {
 	}
 	sameClient := func(a, b redMember) bool { return a.Session() == b.Session() }
 	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
-	r.group = newGroup(s, "red", names, bad)
+	r.group = newGroup(s, "red", names, []hold.On{{Client: s.ID, Kind: r.key.Kind, Key: r.key.Name}}, bad)
 	if n := len(members); n%2 == 0 && r.err == nil {
 		type warned struct{ sync.Map } // once for each number
 		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
@@ -146,23 +145,20 @@ func (r *Red) Name() string { return r.info.Name }
 // a type of another module. The hold's Owner is the owner in ctx, or zero. The hold has no
 // fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, &r.group, opts, false, r.on, r.acquire)
+	return open(ctx, &r.group, opts, false, r.acquire)
 }
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
-// and returns an error, which matches lock.ErrNotAcquired if enough servers have answered. It blocks until the outcome is
-// certain, for at most twice the time set by WithTimeout. See Lock.
+// and returns an error, which matches lock.ErrNotAcquired if enough servers have answered. It
+// blocks until the outcome is certain, for at most twice the time set by WithTimeout. See Lock.
 func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return open(ctx, &r.group, opts, true, r.on, r.acquire)
+	return open(ctx, &r.group, opts, true, r.acquire)
 }
 
 // Do runs fn while it holds the lock. See lock.Locker.
 func (r *Red) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, r, fn, opts...)
 }
-
-// on identifies the Redlock.
-func (r *Red) on() []hold.On { return []hold.On{{Client: r.s.ID, Kind: r.key.Kind, Key: r.key.Name}} }
 
 // splitBackoff is the pause after n attempts in a row without a majority. It is random, so
 // that contenders that split the votes return at different times.
@@ -251,11 +247,6 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 
 // Context implements lock.Hold.
 func (h *redHold) Context() context.Context { return h.ContextOf(h) }
-
-// Blocks implements hold.Blocker.
-func (h *redHold) Blocks(on hold.On, owner lock.Owner) bool {
-	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.r.on(), on) && h.Held()
-}
 
 // unlockSoon unlocks a hold that its caller does not get, in the background if that takes long.
 func (h *redHold) unlockSoon(ctx context.Context) error {

@@ -48,8 +48,8 @@ func (cs calls) endIn(t *testing.T, d time.Duration, check func(name string, err
 	all.Wait()
 }
 
-// deadlineCalls returns calls on objects of a kind whose names begin with that of the kind and
-// a phase, and which hold in that phase.
+// deadlineCalls returns calls on objects of kind k, which no other phase uses: the bounded ones
+// return when their context ends, unlocks within unlockTime.
 func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string) (bounded, unlocks calls) {
 	held, free, forced, ended := k.name+phase+" held", k.name+phase, k.name+phase+" forced", k.name+phase+" ended"
 	k.prepare(t, addr, held, free, forced, ended)

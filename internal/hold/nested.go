@@ -41,8 +41,8 @@ func (s *State) ContextOf(h Blocker) context.Context {
 }
 
 // WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of one of
-// those locks, which are l: the acquisition waits for its own caller. It logs once for each pair of call
-// sites. It skips that many frames above its caller to find the second one.
+// those locks, which are l: the acquisition waits for its own caller. It logs once for each
+// pair of call sites. It skips that many frames above its caller to find the second one.
 func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, skip int, locks ...On) {
 	n, _ := ctx.Value(nestedKey{}).(*nested)
 	if n == nil {

@@ -92,15 +92,15 @@ type process struct {
 func (s *Session) Since(ctx context.Context) (time.Time, error) {
 	ctx, cancel := s.Bounded(ctx)
 	defer cancel()
-	info, err := s.Client.Do(ctx, s.Client.B().Info().Section("server").Build()).ToString()
+	runID, uptime, err := s.info(ctx)
 	if noReply(err) {
 		return time.Time{}, fmt.Errorf("redlatch: ask for the server's uptime: %w", err)
 	}
-	now, runID := time.Now(), field(info, "\n", "run_id:")
-	seconds, convErr := strconv.ParseInt(field(info, "\n", "uptime_in_seconds:"), 10, 64)
+	seconds, convErr := strconv.ParseInt(uptime, 10, 64)
 	if err := cmp.Or(err, convErr); err != nil || runID == "" || s.Cluster() {
 		return time.Time{}, fmt.Errorf("%w: the server does not tell its uptime: %v", lock.ErrUnsupported, err)
 	}
+	now := time.Now()
 	p := &s.process
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -124,11 +124,10 @@ func (s *Session) identify(ctx context.Context) (Server, error) {
 		id, err := leastNode(nodes)
 		return Server{ID: id, Database: "0"}, err
 	}
-	info, err := s.Client.Do(ctx, b.Info().Section("server").Build()).ToString()
+	id, _, err := s.info(ctx)
 	if noReply(err) {
 		return Server{}, err
 	}
-	id := field(info, "\n", "run_id:")
 	if id == "" {
 		var markErr error
 		if id, markErr = s.markServer(ctx); markErr != nil {
@@ -140,6 +139,12 @@ func (s *Session) identify(ctx context.Context) (Server, error) {
 		return Server{}, err
 	}
 	return Server{ID: id, Database: field(client, " ", "db=")}, nil
+}
+
+// info returns what the server says of itself, empty strings if it does not.
+func (s *Session) info(ctx context.Context) (runID, uptime string, err error) {
+	info, err := s.Client.Do(ctx, s.Client.B().Info().Section("server").Build()).ToString()
+	return field(info, "\n", "run_id:"), field(info, "\n", "uptime_in_seconds:"), err
 }
 
 // noReply reports whether err is an error other than the server's.
