@@ -13,7 +13,7 @@ import (
 // table of them.
 var (
 	// ErrNotAcquired means that others hold the lock, and the wait is over or was not
-	// wanted.
+	// wanted. It is also the error of a wait that was too short for the server's answer.
 	ErrNotAcquired = errors.New("redlatch: lock not acquired")
 
 	// ErrUnavailable means that the server could not be asked, or did not answer a
@@ -36,9 +36,9 @@ var (
 	ErrUpgrade = errors.New("redlatch: a read lock cannot be upgraded to the write lock")
 
 	// ErrIndeterminate means that a request was sent, or continues to be sent in the
-	// background, and its outcome is unknown. If it
-	// may have taken a lock, the client releases that lock in the background, at the
-	// latest when its lease ends. Effects on objects other than locks are not undone.
+	// background, and its outcome is unknown. If it may have taken a lock, the client
+	// releases that lock in the background, at the latest when its lease ends. Effects on
+	// objects other than locks are not undone.
 	ErrIndeterminate = errors.New("redlatch: outcome unknown")
 
 	// ErrClosed means that the client is closed.

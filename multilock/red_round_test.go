@@ -257,7 +257,13 @@ func TestRedWaitIsBounded(t *testing.T) {
 		began := time.Now()
 		_, err := w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
 		harness.NotAcquired(t, err)
-		require.LessOrEqual(t, time.Since(began), 26*time.Millisecond) // up to a tick of the wheel
+		require.LessOrEqual(t, time.Since(began), 20*time.Millisecond+2*session.Grace) // for answers, and for the release
+		w.drain(fakes)
+
+		soon := redAnswer{after: 20*time.Millisecond + session.Grace/2, err: lock.ErrNotAcquired}
+		fakes = w.fakes(redTaken, soon, soon)
+		_, err = w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		w.drain(fakes)
 
 		fakes = w.fakes(redTaken, redTaken, redTaken)

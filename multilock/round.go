@@ -78,7 +78,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 // collect asks all members and returns the number of those held once the outcome is decided
 // or the time is over.
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
-	limit, cancel := context.WithTimeout(ctx, h.r.serverTimeout(h.ttl))
+	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
 	h.round = &round{r: h.r, changed: make(chan struct{}, 1), votes: make([]vote, len(h.r.members))}
 	h.round.askMissing(ctx, h.ttl)
@@ -280,15 +280,16 @@ func (rd *round) release(ctx context.Context) *tally {
 	return t
 }
 
-// verdict returns an error if the answers of the members make another round pointless, and
-// otherwise the answers for the error of a wait that ends now. yes is the number of members
-// that the round had acquired. A server without an answer counts as unavailable only in an
-// undecided round.
-func (rd *round) verdict(yes int, decided bool) (answers, err error) {
+// answers is what the servers have answered in a round without a majority.
+type answers struct {
+	taken, restarted, down int
+	final, refused, away   []error // away includes the others
+}
+
+// answers counts the answers. A server without one counts only in an undecided round.
+func (rd *round) answers(decided bool) (a answers) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
-	var taken, restarted, down int
-	var final, refused, away []error // away includes the others
 	for i, v := range rd.votes {
 		err := v.err
 		if v.asking && !decided {
@@ -297,49 +298,63 @@ func (rd *round) verdict(yes int, decided bool) (answers, err error) {
 		switch {
 		case err == nil:
 			continue
+		case errors.Is(err, errRestarted):
+			a.restarted++
+			continue
 		case isTaken(err):
-			taken++
-			if errors.Is(err, errRestarted) {
-				restarted++
-			}
+			a.taken++
 			continue
 		case isFinal(err):
-			final = append(final, serverError{i, err})
+			a.final = append(a.final, serverError{i, err})
 		case errors.Is(err, lock.ErrUnavailable):
-			down++
+			a.down++
 		case wire.KindOf(err) == nil:
-			refused = append(refused, serverError{i, err})
+			a.refused = append(a.refused, serverError{i, err})
 		}
-		away = append(away, serverError{i, err})
+		a.away = append(a.away, serverError{i, err})
 	}
-	n := len(rd.votes)
-	if n-len(final) < rd.r.quorum {
-		return nil, errors.Join(final...)
-	}
-	refused = append(refused, final...)
-	silent := len(away) - down - len(refused)
-	text := fmt.Sprintf("%d of %d servers:", n-yes, n)
-	for _, group := range []struct {
-		size int
-		what string
-	}{{taken - restarted, "held by others"}, {restarted, "up for too short a time"}, {down, "not reached"}, {silent, "silent"}, {len(refused), "refused"},
-		{n - yes - taken - len(away), "not awaited"}} {
-		if group.size > 0 {
-			text += fmt.Sprintf(" %d %s,", group.size, group.what)
+	a.refused = append(a.refused, a.final...)
+	return a
+}
+
+// line returns the answers of n servers, of which yes had granted their members, for a message.
+func (a answers) line(yes, n int) string {
+	var counts []string
+	for _, c := range []struct {
+		servers int
+		what    string
+	}{
+		{a.taken, "held by others"}, {a.restarted, "up for too short a time"}, {a.down, "not reached"},
+		{len(a.away) - a.down - len(a.refused), "silent"}, {len(a.refused), "refused"},
+		{n - yes - a.taken - a.restarted - len(a.away), "not awaited"},
+	} {
+		if c.servers > 0 {
+			counts = append(counts, fmt.Sprintf("%d %s", c.servers, c.what))
 		}
 	}
-	text = strings.TrimRight(text, ",:")
-	if len(away) > 0 {
-		text += " (" + strings.ReplaceAll(errors.Join(away...).Error(), "\n", "; ") + ")"
+	line := fmt.Sprintf("%d of %d servers: %s", n-yes, n, strings.Join(counts, ", "))
+	if len(a.away) > 0 {
+		line += " (" + strings.ReplaceAll(errors.Join(a.away...).Error(), "\n", "; ") + ")"
 	}
-	answers = errors.New(text)
+	return line
+}
+
+// verdict returns an error if the answers of the members make another round pointless, and
+// otherwise the answers for the error of a wait that ends now. yes is the number of members
+// that the round had acquired.
+func (rd *round) verdict(yes int, decided bool) (answers, err error) {
+	a, n, quorum := rd.answers(decided), len(rd.votes), rd.r.quorum
+	if n-len(a.final) < quorum {
+		return nil, errors.Join(a.final...)
+	}
+	answers = errors.New(a.line(yes, n))
 	switch {
-	case n-len(away) >= rd.r.quorum:
+	case n-len(a.away) >= quorum:
 		return answers, nil
-	case n-taken-down-len(refused) >= rd.r.quorum: // the round may have acquired a majority
+	case n-a.taken-a.restarted-a.down-len(a.refused) >= quorum: // the round may have acquired a majority
 		answers = errors.Join(lock.ErrIndeterminate, answers)
-	case n-len(refused) < rd.r.quorum:
-		answers = refusal{answers, refused}
+	case n-len(a.refused) < quorum:
+		answers = refusal{answers, a.refused}
 	default:
 		answers = errors.Join(lock.ErrUnavailable, answers)
 	}

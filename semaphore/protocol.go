@@ -291,14 +291,18 @@ func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence,
 }
 
 // repeat repeats a request in the background, for as long as the server accepts it, and then
-// calls done with the reply, nil if there is none.
-func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done func(reply []int64)) {
+// calls done with the reply, nil if there is none. If there is one, it closes answered after that.
+func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done func(reply []int64)) (answered <-chan struct{}) {
+	replied := make(chan struct{})
 	p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 		for {
 			reply, err := p.exec(ctx, script, seq, args)
 			if err == nil || final(err) {
 				p.slots.done(seq)
 				done(reply)
+				if reply != nil {
+					close(replied)
+				}
 				return -1, nil
 			}
 			if p.s.Err() == nil || ctx.Err() != nil {
@@ -307,4 +311,5 @@ func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done fu
 			time.Sleep(session.MinPause) // while the client is closing, this is the last call
 		}
 	})
+	return replied
 }

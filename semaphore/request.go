@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -45,7 +46,8 @@ type request struct {
 	sent     time.Time // when the attempt was sent that served the request
 	attempts int
 	waited   bool
-	queued   bool // this client is in the wait queue because of this request
+	queued   bool            // this client is in the wait queue because of this request
+	undone   <-chan struct{} // closed when the last attempt with an unknown outcome is undone, or nil
 }
 
 // acquire gets what g asks for. The caller holds the session open with Enter.
@@ -73,7 +75,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	acquired := err == nil
 	switch {
 	case !acquired:
-		r.leaveQueue()
+		err = r.leave(ctx, err)
 	case p.s.Err() != nil:
 		err = lock.ErrClosed
 	case ctx.Err() != nil: // served while the caller was leaving
@@ -82,7 +84,10 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		err = lock.ErrNotAcquired // this process was suspended until the lease was over
 	}
 	if acquired && err != nil {
-		r.Abandon()
+		err = errors.Join(err, p.s.Undo(ctx, patience, func() error {
+			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
+			return err
+		}))
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -149,8 +154,7 @@ func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, wai
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
 	outcome := wire.OutcomeOf(err)
 	if err != nil && outcome == wire.Unknown {
-		p.outcomeUnknown(batch[:sentCount])
-		p.undo(seq, grants)
+		p.outcomeUnknown(batch[:sentCount], p.undo(seq, grants))
 	} else {
 		p.slots.done(seq)
 	}
@@ -256,12 +260,12 @@ func (p *pool) nextAttempt(retryIn time.Duration, r *request, sent time.Time) ti
 
 // outcomeUnknown prepares a batch for its next attempt when the last one got no reply.
 // That attempt is undone, so the next one uses new ids. If it has put this client into
-// the wait queue, the first request accounts for the position.
-func (p *pool) outcomeUnknown(batch []*request) {
+// the wait queue, the first request accounts for the position. undone is closed when it is undone.
+func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 	for i, r := range batch {
 		r.mu.Lock()
 		r.attempts++
-		r.grant.ids = nil
+		r.grant.ids, r.undone = nil, undone
 		if i == 0 && !r.once && time.Since(r.began) >= bargingTime {
 			r.queued = true
 		}
@@ -269,8 +273,9 @@ func (p *pool) outcomeUnknown(batch []*request) {
 	}
 }
 
-// undo undoes an acquisition whose outcome is unknown, in the background.
-func (p *pool) undo(seq *sequence, grants []grant) {
+// undo undoes an acquisition whose outcome is unknown, in the background. The result is closed
+// when the server has done it.
+func (p *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
 	var args []string
 	for _, g := range grants {
 		if p.expirable() {
@@ -279,22 +284,38 @@ func (p *pool) undo(seq *sequence, grants []grant) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
-	p.repeat(seq, p.scripts.undo, args, func([]int64) {})
+	return p.repeat(seq, p.scripts.undo, args, func([]int64) {})
+}
+
+// leave is leaveQueue for a wait under ctx that has failed with err. A caller that gets the result has
+// left the wait queue, if the server answers soon: others may try at once.
+func (r *request) leave(ctx context.Context, err error) error {
+	left := r.leaveQueue()
+	r.mu.Lock()
+	undone := r.undone
+	r.mu.Unlock()
+	if session.Await(left) && session.Await(undone) {
+		err = wire.Undone(ctx, err)
+	}
+	return err
 }
 
 // leaveQueue removes this client from the wait queue, in the background, if it is there
-// because of a request that no longer waits.
-func (r *request) leaveQueue() {
+// because of a request that no longer waits. The result is closed when it is removed; nil if it
+// was not there.
+func (r *request) leaveQueue() (left <-chan struct{}) {
 	r.mu.Lock()
 	queued := r.queued
 	r.queued = false
 	r.mu.Unlock()
-	if p := r.pool; queued {
-		p.repeat(p.slots.next(), leaveScript, []string{p.s.ID}, func([]int64) {
-			// All requests of this client shared the position: the next one needs its own.
-			p.queues.Wake(p.queueKey)
-		})
+	if !queued {
+		return nil
 	}
+	p := r.pool
+	return p.repeat(p.slots.next(), leaveScript, []string{p.s.ID}, func([]int64) {
+		// All requests of this client shared the position: the next one needs its own.
+		p.queues.Wake(p.queueKey)
+	})
 }
 
 // The results of a release.
@@ -323,12 +344,11 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 		reply, outcome, err = p.retry(ctx, patience, seq, p.scripts.release, args)
 		if err != nil && outcome != wire.Refused {
 			err = errors.Join(lock.ErrIndeterminate, err)
-			p.outcomeUnknown(batch[:sentCount])
-			p.repeat(seq, p.scripts.release, args, func(reply []int64) {
+			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, args, func(reply []int64) {
 				if len(reply) > 2 && reply[0] == releaseDone { // too late for the waiters
 					p.giveBack(grants[:reply[2]])
 				}
-			})
+			}))
 		} else {
 			p.slots.done(seq)
 		}

@@ -27,6 +27,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -146,6 +147,10 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 			return w.err
 		}
 		if err := q.over(ctx, &w.req); err != nil {
+			w.linger()
+			if w.state == granted || w.state == ended {
+				continue
+			}
 			err = errors.Join(err, w.failure())
 			w.giveUp()
 			mu.Unlock()
@@ -171,6 +176,29 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 		case <-q.cfg.Closed:
 		}
 		mu.Lock()
+	}
+}
+
+// linger waits a moment for the attempt of another caller that is under way for w.
+func (w *waiter[A]) linger() {
+	if w.state != claimed {
+		return
+	}
+	mu := &w.entry.shard.mu
+	limit := time.NewTimer(session.Grace)
+	defer limit.Stop()
+	for w.state == claimed {
+		mu.Unlock()
+		select {
+		case <-w.wake:
+			mu.Lock()
+		case <-limit.C:
+			mu.Lock()
+			return
+		case <-w.entry.queues.cfg.Closed:
+			mu.Lock()
+			return
+		}
 	}
 }
 
@@ -399,6 +427,8 @@ func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, err
 	}
 	v, err := r.Acquirer.Try(ctx)
 	switch {
+	case wire.NotSent(ctx, err): // the wait is over
+		return Verdict{FreeIn: -1}, nil
 	case err != nil:
 		return Verdict{}, err
 	case r.Backoff == nil:

@@ -7,6 +7,7 @@ import (
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // waiter is a caller that waits for a key. It is claimed while an attempt is made for it.
@@ -115,8 +116,11 @@ func (w *waiter[A]) giveUp() {
 }
 
 // failure returns the error of the last attempt of the waiter, or of the head for it, if that had
-// no answer.
+// no answer, or has none yet.
 func (w *waiter[A]) failure() error {
+	if w.state == claimed {
+		return lock.ErrIndeterminate
+	}
 	if head := w.entry.first; w.err == nil && head != nil && head.err != nil {
 		return wire.NotAsked(head.err)
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -129,6 +130,64 @@ func TestErrorsOfAnObjectThatIsHeld(t *testing.T) {
 		_, err := k.of(c, "orders").Lock(ctx)
 		failure{lock.ErrNotAcquired, context.Canceled}.check(t, err, "orders")
 		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+// TestErrorsOfAWaitThatEndsDuringAnAttempt: the call waits a moment for the server's answer, and
+// only without one the outcome is unknown.
+func TestErrorsOfAWaitThatEndsDuringAnAttempt(t *testing.T) {
+	eachVirtually(t, acquired, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		for _, latency := range []time.Duration{session.Grace / 5, 3 * session.Grace} {
+			s.Latency = latency
+			c := s.Client(t)
+			require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing)) // the scripts are loaded
+			h := mustLock(t, t.Context(), k.rival(s.Client(t), "orders"))
+			kinds := map[error]int{}
+			for wait := time.Millisecond; wait < 6*latency; wait += latency / 8 {
+				began := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				_, err := k.of(c, "orders").Lock(ctx)
+				cancel()
+				require.LessOrEqual(t, time.Since(began), wait+2*session.Grace)
+				kind := lock.ErrNotAcquired
+				if latency > session.Grace && errors.Is(err, lock.ErrIndeterminate) {
+					kind = lock.ErrIndeterminate
+				}
+				failure{kind, context.DeadlineExceeded}.check(t, err, "orders")
+				kinds[kind]++
+			}
+			require.NotZero(t, kinds[lock.ErrNotAcquired])
+			require.Equal(t, latency > session.Grace, kinds[lock.ErrIndeterminate] > 0)
+			require.NoError(t, h.Unlock(t.Context()))
+			for wait := time.Millisecond; wait < latency; wait += latency / 8 {
+				ctx, cancel := context.WithTimeout(t.Context(), wait)
+				_, err := k.of(c, "orders").Lock(ctx)
+				cancel()
+				kind := lock.ErrNotAcquired
+				if latency > session.Grace {
+					kind = lock.ErrIndeterminate
+				}
+				failure{kind, context.DeadlineExceeded}.check(t, err, "orders")
+				time.Sleep(time.Second) // what it has left is gone
+				require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+			}
+		}
+	})
+}
+
+// A caller whose wait has ended has left the server's queue: others may try at once.
+func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
+	eachVirtually(t, acquired, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		others := s.Client(t)
+		s.Latency = session.Grace / 5 // a script may have to be loaded
+		c := s.Client(t)
+		for wait := 10 * time.Millisecond; wait < 300*time.Millisecond; wait += 7 * time.Millisecond {
+			h := mustLock(t, t.Context(), k.rival(others, "orders"))
+			_, err := k.of(c, "orders").Lock(t.Context(), lock.Wait(wait))
+			failure{lock.ErrNotAcquired, nil}.check(t, err, "orders")
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, k.rival(others, "orders").Do(t.Context(), nothing, lock.Wait(0)), "after %v", wait)
+		}
 	})
 }
 

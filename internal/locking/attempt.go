@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -36,31 +37,20 @@ func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
 	})
 }
 
-// attempt makes one attempt for several claims, except those whose waits are over.
+// attempt makes one attempt for several claims.
 func attempt(all []*claim, request func(claims []*Claim) ([]Answer, error)) []acquire.Result {
-	results := make([]acquire.Result, len(all))
-	asked, claims := make([]int, 0, len(all)), make([]*Claim, 0, len(all))
-	done := make(chan struct{})
-	defer close(done)
+	results, claims := make([]acquire.Result, len(all)), make([]*Claim, len(all))
 	for i, c := range all {
 		c.needsID()
-		c.mu.Lock()
-		if !c.over {
-			c.asking = done
-			asked, claims = append(asked, i), append(claims, &c.Claim)
-		}
-		c.mu.Unlock()
-	}
-	if len(claims) == 0 {
-		return results
+		claims[i] = &c.Claim
 	}
 	sent := time.Now()
 	answers, err := request(claims)
 	if err != nil {
 		answers = make([]Answer, len(claims))
 	}
-	for n, i := range asked {
-		results[i].Verdict, results[i].Err = all[i].answered(sent, answers[n], err)
+	for i, c := range all {
+		results[i].Verdict, results[i].Err = c.answered(sent, answers[i], err)
 	}
 	return results
 }
@@ -70,7 +60,6 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.attempts++
-	c.asking = nil
 	switch {
 	case err != nil:
 		return acquire.Verdict{}, c.failed(err)
@@ -132,7 +121,7 @@ func (c *claim) outcomeUnknown() {
 // abandon has the claim undone in the background, whatever became of it, and goes on under
 // another id. c.mu is held.
 func (c *claim) abandon() {
-	c.lock.cleanUp(c.Claim, true)
+	c.undone = c.lock.cleanUp(c.Claim, true)
 	c.freshID()
 }
 
@@ -145,54 +134,28 @@ func (c *claim) Abandon() {
 	c.lock.cleanUp(asked, true)
 }
 
-// farewell bounds how long the end of a wait is delayed until the server has answered that the
-// claim has left its queue. After that it leaves in the background.
-const farewell = 25 * time.Millisecond
-
-// retire gives back what a wait that is over may have left on the server. asked is set if an
-// attempt for several claims may have left something that Abandon will remove, but later. The
-// result is closed after the first request.
-func (c *claim) retire(asked bool) (left <-chan struct{}) {
+// retire gives back what a wait that is over may have left on the server. The result is closed when
+// the server has answered; nil if there is nothing.
+func (c *claim) retire() (undone <-chan struct{}) {
 	c.mu.Lock()
 	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim
+	undone = c.undone
 	c.forgetPosition()
 	c.mu.Unlock()
 	switch {
 	case mayHaveRun:
 		return c.lock.cleanUp(claim, true)
-	case asked:
-		return c.lock.cleanUp(claim, false)
 	case queued:
 		return c.lock.leave(claim)
 	}
-	return ended
+	return undone
 }
 
-// ended is a channel that is closed.
-var ended = func() chan struct{} {
-	c := make(chan struct{})
-	close(c)
-	return c
-}()
-
-// leave is retire for a wait that has failed. A caller that is told so has left the server's
-// queue, if the server answers soon: others may try at once.
-func (c *claim) leave() {
-	c.mu.Lock()
-	c.over = true // no attempt begins any more
-	asking := c.asking
-	c.mu.Unlock()
-	timer := time.NewTimer(farewell)
-	defer timer.Stop()
-	if asking != nil {
-		select {
-		case <-asking:
-		case <-timer.C:
-			return // Abandon does it
-		}
+// leave is retire for a wait under ctx that has failed with err. A caller that gets the result has
+// left the server's queue, if the server answers soon: others may try at once.
+func (c *claim) leave(ctx context.Context, err error) error {
+	if session.Await(c.retire()) {
+		err = wire.Undone(ctx, err)
 	}
-	select {
-	case <-c.retire(asking != nil):
-	case <-timer.C:
-	}
+	return err
 }

@@ -59,10 +59,12 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 			inTheWay = slices.IndexFunc(answers, func(a Answer) bool { return a.InTheWay })
 			return answers, err
 		})
-		if u := (*acquire.Unavailable)(nil); errors.As(results[0].Err, &u) {
+		err = results[0].Err
+		if u := (*acquire.Unavailable)(nil); errors.As(err, &u) {
 			err = u.Err
-		} else {
-			err = results[0].Err
+		}
+		if wire.NotSent(ctx, err) { // the wait is over
+			err = nil
 		}
 		if err == nil && all && inTheWay >= 0 {
 			err = locks[inTheWay].failed(ctx, "acquire", began, lock.ErrNotAcquired)
@@ -76,6 +78,9 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		} else {
 			holds = append(holds, h)
 		}
+	}
+	if err != nil && ctx.Err() != nil {
+		err = claims[0].leave(ctx, err)
 	}
 	if err != nil { // all or none
 		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, holds)...))

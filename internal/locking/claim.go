@@ -33,8 +33,7 @@ type claim struct {
 	joining    int32 // callers that are about to get a hold
 	waited     bool
 	mayHaveRun bool            // an attempt has an unknown outcome, and the id was kept
-	asking     <-chan struct{} // closed at the end of an attempt for several claims, nil if there is none
-	over       bool            // the wait is over
+	undone     <-chan struct{} // closed when the server has undone the last attempt with an unknown outcome
 	queued     bool            // it has a queue position on the server
 	ready      bool            // only waiters of this process are before it in the server's queue
 	position   *watchdog.Lease // of the queue position, which heartbeats keep, or nil

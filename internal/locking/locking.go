@@ -146,10 +146,9 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 	err := c.lock.q.Acquire(spanCtx, req)
 	switch {
 	case err != nil:
-		c.leave()
-		return nil, err
+		return nil, c.leave(ctx, err)
 	case c.joined != nil:
-		c.retire(false) // it may have a queue position
+		c.retire() // it may have a queue position
 		return c.joined.reenter(ctx, c)
 	default:
 		return c.stand(ctx)

@@ -283,8 +283,8 @@ var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecon
 // cleanUp releases a claim with an unknown outcome in the background, until its lease ends at
 // the latest. With again set it goes on after a release that found nothing, because an
 // acquisition may run after it. While the client is closing it blocks for one request. The
-// result is closed after the first request.
-func (l *Lock) cleanUp(c Claim, again bool) (first <-chan struct{}) {
+// result is closed after the first answer.
+func (l *Lock) cleanUp(c Claim, again bool) (answered <-chan struct{}) {
 	misses := 0
 	return l.background(c.Lease, func(ctx context.Context) (time.Duration, error) {
 		freed, err := l.p.Release(ctx, &c)
@@ -298,20 +298,24 @@ func (l *Lock) cleanUp(c Claim, again bool) (first <-chan struct{}) {
 
 // leave removes the queue position of a claim that no longer waits, in the background. It is
 // retried for as long as the position may block others. The result is closed after the first
-// request.
-func (l *Lock) leave(c Claim) (first <-chan struct{}) {
+// answer.
+func (l *Lock) leave(c Claim) (answered <-chan struct{}) {
 	return l.background(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
 		return -1, l.p.(Positioned).Leave(ctx, &c)
 	})
 }
 
-// background starts a cleanup, and returns a channel that is closed after its first request.
-func (l *Lock) background(d time.Duration, cleanUp session.Cleanup) (first <-chan struct{}) {
+// background starts a cleanup, and returns a channel that is closed after its first request
+// without an error.
+func (l *Lock) background(d time.Duration, cleanUp session.Cleanup) (answered <-chan struct{}) {
 	done := make(chan struct{})
-	var once sync.Once
+	closeOnce := sync.OnceFunc(func() { close(done) })
 	l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
-		defer once.Do(func() { close(done) })
-		return cleanUp(ctx)
+		pause, err := cleanUp(ctx)
+		if err == nil {
+			closeOnce()
+		}
+		return pause, err
 	})
 	return done
 }

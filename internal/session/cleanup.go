@@ -72,14 +72,29 @@ func (s *Session) boundedBy(ctx context.Context, by time.Time) (context.Context,
 	return context.WithDeadline(ctx, by)
 }
 
-// grace is how long a call waits after its context has ended for something that is about to
+// Grace is how long a call waits after its context has ended for something that is about to
 // happen.
-const grace = 20 * time.Millisecond
+const Grace = 20 * time.Millisecond
+
+// Await waits a moment until done is closed. It reports whether it is, or is nil.
+func Await(done <-chan struct{}) bool {
+	if done == nil {
+		return true
+	}
+	timer := time.NewTimer(Grace)
+	defer timer.Stop()
+	select {
+	case <-done:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
 
 // Linger returns a context that ends a moment after ctx, but after d at the latest.
 func Linger(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(Grace, cancel) })
 	return longer, func() {
 		stop()
 		cancel()
@@ -125,8 +140,9 @@ type pendingCleanup struct {
 	retryAfter time.Duration // an error
 }
 
-// CleanUp runs c in the background, at once and then after the pauses, for d at most. When the session closes, each pending cleanup runs once more. If the session
-// is closed already, c runs once before CleanUp returns.
+// CleanUp runs c in the background, at once and then after the pauses, for d at most. When the
+// session closes, each pending cleanup runs once more. If the session is closed already, c runs
+// once before CleanUp returns.
 func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	now := time.Now()
 	cs := &s.cleanups

@@ -154,7 +154,7 @@ func TestUndoGoesOnInTheBackground(t *testing.T) {
 				return nil
 			})
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
-			require.Equal(t, min(after+grace, long/2), time.Since(began))
+			require.Equal(t, min(after+Grace, long/2), time.Since(began))
 			<-undone
 			ctx, cancel = context.WithCancel(t.Context())
 		}

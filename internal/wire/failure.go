@@ -51,6 +51,27 @@ func Classify(err error) error {
 	return err
 }
 
+// Undone returns the error of an acquisition under ctx that failed with err, now that the server has
+// undone what it may have done. That is certain only if the end of the wait has cut the last attempt
+// short: its connection is fine, so it preceded the undo.
+func Undone(ctx context.Context, err error) error {
+	over := ctx.Err() != nil || errors.Is(err, lock.ErrNotAcquired)
+	if !over || !errors.Is(err, lock.ErrIndeterminate) {
+		return err
+	}
+	causes := []error{lock.ErrNotAcquired}
+	for _, cause := range split(err) {
+		switch {
+		case cause == lock.ErrIndeterminate, cause == lock.ErrNotAcquired:
+		case cause == lock.ErrClosed, cause == context.Canceled, cause == context.DeadlineExceeded, cause == context.Cause(ctx):
+			causes = append(causes, cause)
+		default:
+			return err
+		}
+	}
+	return errors.Join(causes...)
+}
+
 // NotAsked returns the error of a caller that has sent no request, because that of another caller
 // has failed with err. It is nil if that only says that the other caller has left.
 func NotAsked(err error) error {
@@ -67,8 +88,8 @@ type Failure struct {
 	kind       error // nil if the server has refused the request
 	what, name string
 	waited     time.Duration
-	causes     []error // for the message
-	matches    []error
+	ended      error // the cause of the end of the caller's context, or nil
+	err        error
 }
 
 // Failed returns the error of a public call that began then, under ctx, on the object of that
@@ -91,13 +112,12 @@ func ReadFailed(ctx context.Context, what, name string, began time.Time, err err
 }
 
 func failed(ctx context.Context, what, name string, began time.Time, err, unknown error) error {
-	causes := split(err)
 	kind := matching(err, kinds)
 	switch {
 	case kind == lock.ErrNotAcquired && replyIn(err) != nil:
 		kind = nil // the wait is over, but not because others hold the lock
 	case kind == nil:
-		if fact := matching(err, facts); fact != nil && len(causes) == 1 {
+		if fact := matching(err, facts); fact != nil && len(split(err)) == 1 {
 			return err
 		} else if fact != nil {
 			kind = fact
@@ -105,29 +125,14 @@ func failed(ctx context.Context, what, name string, began time.Time, err, unknow
 			kind = unknown
 		}
 	}
-	forbidden := slices.DeleteFunc(slices.Clone(kinds), func(other error) bool { return other == kind || other == lock.ErrClosed })
-	if ctx.Err() == nil {
-		forbidden = append(forbidden, timeouts...)
-	} else if kind != lock.ErrClosed {
-		cause := context.Cause(ctx)
-		causes = slices.DeleteFunc(causes, func(err error) bool { return err == ctx.Err() || err == cause })
-		causes = slices.Insert(causes, 0, cause)
-	}
-	f := &Failure{kind: kind, what: what, name: name, waited: time.Since(began)}
-	if kind != nil {
-		f.matches = []error{kind}
-	}
-	for _, cause := range causes {
-		if cause == kind || slices.Contains(kinds, cause) && cause != lock.ErrClosed {
-			continue
-		}
-		f.causes = append(f.causes, cause)
-		if matching(cause, forbidden) == nil {
-			f.matches = append(f.matches, cause)
-		}
+	f := &Failure{kind: kind, what: what, name: name, waited: time.Since(began), err: err}
+	if kind != lock.ErrClosed {
+		f.ended = context.Cause(ctx)
 	}
 	return f
 }
+
+func isKind(err error) bool { return slices.Contains(kinds, err) }
 
 // matching returns the first of the targets that err matches, or nil.
 func matching(err error, targets []error) error {
@@ -151,8 +156,18 @@ func split(err error) []error {
 	return all
 }
 
-// Unwrap returns the kind, and the causes that match no other.
-func (f *Failure) Unwrap() []error { return f.matches }
+// Is reports whether target is the kind, or whether the cause of the end of the context, or an error
+// that is neither a kind nor a timeout, matches it.
+func (f *Failure) Is(target error) bool {
+	if target == f.kind || errors.Is(f.ended, target) {
+		return true
+	}
+	forbidden := isKind(target) && target != lock.ErrClosed || slices.Contains(timeouts, target)
+	return !forbidden && errors.Is(f.err, target)
+}
+
+// As is for errors.As.
+func (f *Failure) As(target any) bool { return errors.As(f.err, target) }
 
 // Error implements error.
 func (f *Failure) Error() string {
@@ -160,7 +175,11 @@ func (f *Failure) Error() string {
 	if f.kind != nil {
 		kind = f.kind.Error()
 	}
-	return fmt.Sprintf("%s: %s (waited %v)%s", kind, f.call(), f.waited.Round(time.Millisecond), f.why())
+	text := fmt.Sprintf("%s: %s (waited %v)", kind, f.call(), f.waited.Round(time.Millisecond))
+	if why := f.why(); why != "" {
+		text += ": " + why
+	}
+	return text
 }
 
 func (f *Failure) call() string {
@@ -170,32 +189,40 @@ func (f *Failure) call() string {
 	return fmt.Sprintf("%s %q", f.what, f.name)
 }
 
-// why returns the causes, for the message.
+// why returns the causes other than the kind, for the message.
 func (f *Failure) why() string {
-	var why strings.Builder
-	for i, cause := range f.causes {
-		why.WriteString([]string{": ", "; "}[min(i, 1)])
-		why.WriteString(f.line(cause))
+	causes := split(f.err)
+	if f.ended != nil {
+		causes = slices.DeleteFunc(causes, func(cause error) bool {
+			return cause == f.ended || cause == context.Canceled || cause == context.DeadlineExceeded
+		})
+		causes = append([]error{f.ended}, causes...)
 	}
-	return why.String()
+	var lines []string
+	for _, cause := range causes {
+		if cause != f.kind && (!isKind(cause) || cause == lock.ErrClosed) {
+			lines = append(lines, f.line(cause))
+		}
+	}
+	return strings.Join(lines, "; ")
 }
 
 // Reason returns the causes of a Failure, or its kind, or else the message of err.
 func Reason(err error) string {
 	f, ok := err.(*Failure)
 	if !ok {
-		f = &Failure{causes: slices.DeleteFunc(split(err), func(err error) bool { return slices.Contains(kinds, err) })}
+		f = &Failure{err: err}
 	}
-	if len(f.causes) == 0 && f.kind != nil {
-		return strings.TrimPrefix(f.kind.Error(), "redlatch: ")
+	if why := f.why(); why != "" || f.kind == nil {
+		return why
 	}
-	return strings.TrimPrefix(f.why(), ": ")
+	return strings.TrimPrefix(f.kind.Error(), "redlatch: ")
 }
 
 // line returns the message of a cause, without what that of f says too.
 func (f *Failure) line(cause error) string {
 	if inner, ok := cause.(*Failure); ok {
-		if inner.kind == lock.ErrNotAcquired && len(inner.causes) == 0 {
+		if inner.kind == lock.ErrNotAcquired && inner.why() == "" {
 			return fmt.Sprintf("%q is held by others", inner.name)
 		}
 		return inner.call() + ": " + Reason(inner)

@@ -22,6 +22,8 @@ func TestFailed(t *testing.T) {
 	lost := &lock.LostError{Name: "a", Reason: lock.ReasonGone}
 	expired, cancel := context.WithTimeoutCause(t.Context(), -1, errors.New("late"))
 	defer cancel()
+	over, end := context.WithTimeoutCause(t.Context(), -1, lock.ErrNotAcquired) // as for a member of a group
+	defer end()
 	member := Failed(t.Context(), "acquire", "b", time.Now(), lock.ErrNotAcquired)
 	for _, tt := range []struct {
 		ctx     context.Context
@@ -46,6 +48,7 @@ func TestFailed(t *testing.T) {
 			`redlatch: outcome unknown: acquire "a" (waited 1.5s): "b" is held by others; EOF`},
 		{t.Context(), errors.Join(lost, Classify(io.EOF)), []error{lock.ErrIndeterminate, lock.ErrLost, io.EOF},
 			`redlatch: outcome unknown: acquire "a" (waited 1.5s): lock lost: "a": gone from the server; EOF`},
+		{over, lock.ErrNotAcquired, []error{lock.ErrNotAcquired}, `redlatch: lock not acquired: acquire "a" (waited 1.5s)`},
 		{t.Context(), errors.New("two\nlines"), []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): two; lines`},
 		{t.Context(), fmt.Errorf("%w: %q", ErrWrongType, "x"), []error{ErrWrongType},
 			`redlatch: acquire "a" (waited 1.5s): the key has a value of another type: "x"`},
@@ -54,7 +57,7 @@ func TestFailed(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { // for the time
 			err := Failed(tt.ctx, "acquire", "a", time.Now().Add(-1500*time.Millisecond), tt.err)
 			require.EqualError(t, err, tt.text)
-			for _, target := range append([]error{lock.ErrLost, io.EOF, context.Cause(expired), ErrWrongType, member}, append(kinds, timeouts...)...) {
+			for _, target := range append([]error{lock.ErrLost, io.EOF, context.Cause(expired), ErrWrongType}, append(kinds, timeouts...)...) {
 				want := false
 				for _, m := range tt.matches {
 					want = want || errors.Is(m, target)
@@ -65,6 +68,18 @@ func TestFailed(t *testing.T) {
 	}
 	require.NoError(t, Failed(t.Context(), "acquire", "a", time.Now(), nil))
 	require.NoError(t, NotAsked(errors.Join(lock.ErrIndeterminate, context.Canceled)), "the other caller has left")
+	cut := errors.Join(errors.Join(lock.ErrNotAcquired, context.Cause(expired)), Classify(context.DeadlineExceeded))
+	require.ErrorIs(t, cut, lock.ErrIndeterminate)
+	for _, tt := range []struct{ err, kind error }{
+		{cut, lock.ErrNotAcquired},
+		{errors.Join(lock.ErrClosed, cut), lock.ErrClosed},
+		{errors.Join(cut, io.EOF), lock.ErrIndeterminate},
+		{io.EOF, nil},
+	} {
+		require.Equal(t, tt.kind, matching(Undone(expired, tt.err), kinds), "%v", tt.err)
+	}
+	broken := Classify(context.DeadlineExceeded) // a timeout of the connection
+	require.Equal(t, broken, Undone(t.Context(), broken))
 	err := ReadFailed(t.Context(), "look at", "a", time.Now(), io.EOF)
 	require.ErrorIs(t, err, lock.ErrUnavailable)
 	require.NotErrorIs(t, err, lock.ErrIndeterminate)

@@ -44,8 +44,18 @@ const (
 
 var started = time.Now()
 
-// errNotSent is for requests whose context has ended before they were sent.
-var errNotSent = errors.New("redlatch: not sent, because the server does not answer")
+var (
+	// errNotSent is for requests whose context has ended before they were sent.
+	errNotSent = errors.New("redlatch: not sent in time")
+	// errSilent is for those that were not sent because others have no reply.
+	errSilent = errors.New("redlatch: not sent, because the server does not answer")
+)
+
+// NotSent reports whether a request under ctx has failed with err only because ctx ended before it
+// was sent.
+func NotSent(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && errors.Is(err, errNotSent)
+}
 
 // NewPrompt returns a Prompt that uses c.
 func NewPrompt(c rueidis.Client) *Prompt {
@@ -94,7 +104,7 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 }
 
 func (p *Prompt) doApart(ctx context.Context, cmd rueidis.Completed, r *route, queue chan struct{}) rueidis.RedisResult {
-	reply, err := apart(ctx, queue, func(ctx context.Context) rueidis.RedisResult {
+	reply, err := apart(ctx, r, queue, func(ctx context.Context) rueidis.RedisResult {
 		reply := p.Client.Do(ctx, cmd)
 		r.note(reply.NonRedisError())
 		return reply
@@ -118,7 +128,7 @@ func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 		r.note(replies[n-1].NonRedisError())
 		return replies
 	}
-	replies, err := apart(ctx, queue, func(ctx context.Context) []rueidis.RedisResult {
+	replies, err := apart(ctx, r, queue, func(ctx context.Context) []rueidis.RedisResult {
 		replies := p.Client.DoMulti(ctx, cmds...)
 		r.note(replies[n-1].NonRedisError())
 		return replies
@@ -140,7 +150,7 @@ func (p *Prompt) of(cmd rueidis.Completed) (*route, chan struct{}) {
 
 // direct reports whether a request can be made by its caller, and counts it if so.
 func (r *route) direct(ctx context.Context) bool {
-	if n := r.inFlight.Add(1); ctx.Done() == nil || n <= maxInFlight && r.answers() {
+	if n := r.inFlight.Add(1); ctx.Done() == nil || n <= maxInFlight && r.answers() && ctx.Err() == nil {
 		return true
 	}
 	r.inFlight.Add(-1)
@@ -149,15 +159,17 @@ func (r *route) direct(ctx context.Context) bool {
 
 // apart makes a request on a goroutine of its own, when queue has room, and leaves it when ctx
 // ends.
-func apart[T any](ctx context.Context, queue chan struct{}, request func(ctx context.Context) T) (reply T, err error) {
-	room := queue
+func apart[T any](ctx context.Context, r *route, queue chan struct{}, request func(ctx context.Context) T) (reply T, err error) {
 	if ctx.Err() != nil {
-		room = nil
+		return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
 	}
 	select {
-	case room <- struct{}{}:
+	case queue <- struct{}{}:
 	case <-ctx.Done():
-		return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
+		if r.answers() {
+			return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
+		}
+		return reply, fmt.Errorf("%w: %w", errSilent, ctx.Err())
 	}
 	done := make(chan T, 1)
 	go func() {
