@@ -2,6 +2,7 @@ package contract_test
 
 import (
 	"context"
+	"maps"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -111,9 +112,64 @@ func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string)
 	return bounded, unlocks
 }
 
-// The server is stopped, for a moment and for so long that its connections are given up.
-// Every call returns soon after its context has ended, Unlock within 5 s, and what they may
-// have acquired is free when the server is back.
+// endInTime stops s, for a moment and for so long that its connections are given up. Every call on
+// objects of those kinds, whose names have tag, returns soon after its context has ended, Unlock
+// within 5 s, and what they may have acquired is free when s is back. So do the others, and meanwhile
+// runs while s is stopped.
+func endInTime(t *testing.T, s *testserver.Server, c *redlatch.Client, chosen []kind, tag string, others calls, meanwhile func()) {
+	phases := []string{" at once" + tag, " later" + tag}
+	bounded, unlocks := make(map[string]calls), make(map[string]calls)
+	waiters := 0
+	for _, phase := range phases {
+		bounded[phase], unlocks[phase] = maps.Clone(others), calls{}
+		for _, k := range chosen {
+			b, u := deadlineCalls(t, c, k, s.Addr, phase)
+			for name, call := range b {
+				bounded[phase][name+" of "+k.name+phase] = call
+			}
+			for name, call := range u {
+				unlocks[phase][name+" of "+k.name+phase] = call
+			}
+			if k.owned && !k.polls {
+				waiters++
+			}
+		}
+	}
+	harness.Waits(t, waiters, c)
+	resume := sync.OnceFunc(s.Resume)
+	defer resume()
+	s.Pause()
+	stopped := time.Now()
+	var unlocking sync.WaitGroup
+	defer unlocking.Wait()
+	for _, phase := range phases {
+		unlocking.Go(func() {
+			unlocks[phase].endIn(t, unlockTime, func(name string, err error) {
+				assert.ErrorIs(t, err, lock.ErrIndeterminate, name)
+			})
+		})
+		bounded[phase].endIn(t, callTime, func(name string, err error) {
+			if assert.Error(t, err, name) {
+				assert.NotErrorIs(t, err, lock.ErrLost, name)
+			}
+		})
+		meanwhile()
+		time.Sleep(time.Until(stopped.Add(5 * time.Second))) // the connections are given up
+	}
+	unlocking.Wait()
+	resume()
+	harness.Idle(t, c)
+	for _, phase := range phases {
+		for _, k := range chosen {
+			if k.name != "latch" && k.free == "" { // a count or permits may have been set
+				for _, name := range []string{k.name + phase, k.name + phase + " ended"} {
+					require.NoError(t, k.rival(c, name).Do(t.Context(), nothing, lock.Wait(soon)), name)
+				}
+			}
+		}
+	}
+}
+
 func TestDeadlines(t *testing.T) {
 	type row struct {
 		name   string
@@ -129,65 +185,34 @@ func TestDeadlines(t *testing.T) {
 	harness.EachOf(t, rows, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, r row) {
 		c := r.client(t, s)
 		conn := harness.Conn(t, s.Addr)
-		phases := []string{" at once", " later"}
-		bounded, unlocks := make(map[string]calls), make(map[string]calls)
-		for _, phase := range phases {
-			bounded[phase], unlocks[phase] = calls{
-				"Ping": c.Ping,
-				"New": func(ctx context.Context) error {
-					return only(redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{s.Addr}}, quiet))
-				},
-				"Wrap": func(ctx context.Context) error { return only(redlatch.Wrap(ctx, conn, quiet)) },
-			}, calls{}
-			for _, k := range kinds {
-				b, u := deadlineCalls(t, c, k, s.Addr, phase)
-				for name, call := range b {
-					bounded[phase][name+" of "+k.name+phase] = call
-				}
-				for name, call := range u {
-					unlocks[phase][name+" of "+k.name+phase] = call
-				}
+		endInTime(t, s, c, kinds, "", calls{
+			"Ping": c.Ping,
+			"New": func(ctx context.Context) error {
+				return only(redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{s.Addr}}, quiet))
+			},
+			"Wrap": func(ctx context.Context) error { return only(redlatch.Wrap(ctx, conn, quiet)) },
+		}, func() {})
+	})
+}
+
+// One node of a cluster is stopped. Calls on objects of the other nodes take no longer than before.
+func TestDeadlinesInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		c := harness.ClientAt(t, cluster.Addrs(), quiet)
+		stopped, running := cluster.Owner("b"), cluster.Owner("c")
+		require.NotEqual(t, stopped, running)
+		tagged := choose(acquired) // the name of a latch has no braces
+		for _, k := range tagged {
+			k.prepare(t, running.Addr, k.name+"{c}")
+		}
+		endInTime(t, stopped, c, tagged, "{b}", calls{}, func() {
+			for _, k := range tagged {
+				began := time.Now()
+				require.NoError(t, k.of(c, k.name+"{c}").Do(t.Context(), nothing, lock.Wait(soon)), k.name)
+				require.Less(t, time.Since(began), busy, k.name)
 			}
-		}
-		waiters := 0
-		for _, k := range choose(owned) {
-			if !k.polls {
-				waiters += len(phases)
-			}
-		}
-		harness.Waits(t, waiters, c)
-		resume := sync.OnceFunc(s.Resume)
-		defer resume()
-		s.Pause()
-		stopped := time.Now()
-		fails := func(name string, err error) {
-			if assert.Error(t, err, name) {
-				assert.NotErrorIs(t, err, lock.ErrLost, name)
-			}
-		}
-		var unlocking sync.WaitGroup
-		defer unlocking.Wait()
-		for _, phase := range phases {
-			bounded[phase].endIn(t, callTime, fails)
-			unlocking.Go(func() {
-				unlocks[phase].endIn(t, unlockTime, func(name string, err error) {
-					assert.ErrorIs(t, err, lock.ErrIndeterminate, name)
-				})
-			})
-			time.Sleep(time.Until(stopped.Add(5 * time.Second))) // the connections are given up
-		}
-		unlocking.Wait()
-		resume()
-		harness.Idle(t, c)
-		for _, phase := range phases {
-			for _, k := range kinds {
-				if k.name != "latch" && k.free == "" { // a count or permits may have been set
-					for _, name := range []string{k.name + phase, k.name + phase + " ended"} {
-						require.NoError(t, k.rival(c, name).Do(t.Context(), nothing, lock.Wait(soon)), name)
-					}
-				}
-			}
-		}
+		})
 	})
 }
 
