@@ -274,10 +274,10 @@ func TestErrorsOfAServerThatRefuses(t *testing.T) {
 	harness.EachOf(t, kinds, func(k kind) string { return k.name }, func(t *testing.T, shared *testserver.Server, k kind) {
 		s := harness.Own(t, shared.Program)
 		for _, tt := range rows {
+			if tt.name == "no number" && k.free == "" && k.name != "latch" {
+				continue
+			}
 			t.Run(tt.name, func(t *testing.T) {
-				if tt.name == "no number" && k.free == "" && k.name != "latch" {
-					t.Skip("it is not a number")
-				}
 				c := curtly(t, s.Addr)
 				k.prepare(t, s.Addr, "orders")
 				harness.Do(t, s.Addr, strings.Fields(tt.before)...)
