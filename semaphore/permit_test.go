@@ -94,7 +94,7 @@ func TestPermitIsReleasedOnce(t *testing.T) {
 }
 
 func TestLostPermit(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 3 * time.Second // so that no renewal is late
 	type way struct {
 		name string
 		gone lock.Reason
