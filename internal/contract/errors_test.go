@@ -343,6 +343,7 @@ func TestErrorsOfGroups(t *testing.T) {
 			_, err := red.TryLock(t.Context())
 			return !errors.Is(err, lock.ErrIndeterminate)
 		})
-		check(lock.ErrUnavailable, `[23] of 3 servers: 2 not reached.* \(server 2: `)
+		// Server 1 may still have the vote of the last attempt, which came after its end.
+		check(lock.ErrUnavailable, `[23] of 3 servers: (1 held by others, )?2 not reached.* \(server 2: `)
 	})
 }
