@@ -98,18 +98,23 @@ func (m *model) purge(l *lockModel) {
 	l.tidy()
 }
 
-// renew records heartbeats of waiters.
+// renew records heartbeats of waiters. After a fault a waiter can be in the queue twice: then its
+// last position near the head counts, because a later deadline does no harm.
 func (m *model) renew(l *lockModel, owners ...string) {
+	ranks := map[string]int{}
+	for i, owner := range l.queue[:min(8, len(l.queue))] {
+		ranks[owner] = i + 1
+	}
 	for _, owner := range owners {
-		n := slices.Index(l.queue, owner)
-		if n >= 8 {
-			m.seen.See("far from the head")
-		}
-		if n < 0 || n >= 8 {
-			n = len(l.queue)
+		rank, near := ranks[owner]
+		if !near {
+			rank = len(l.queue) + 1
+			if slices.Contains(l.queue, owner) {
+				m.seen.See("far from the head")
+			}
 		}
 		l.alive[owner] = m.now + m.positionTTL
-		l.deadlines[owner] = m.now + m.ttl(l) + int64(n+1)*m.wait
+		l.deadlines[owner] = m.now + m.ttl(l) + int64(rank)*m.wait
 		l.changed = true
 	}
 }
