@@ -193,6 +193,18 @@ func (w *timeless) live(d time.Duration, of ...*waiter) {
 	}
 }
 
+// mustOutlive checks that our waiter stays behind a dead one for d, and acquires the lock then.
+func (u *waiter) mustOutlive(dead *waiter, d time.Duration) {
+	u.w.t.Helper()
+	require.Equal(u.w.t, []bool{true}, u.w.heartbeat(u))
+	u.w.inOrder(dead, u)
+	time.Sleep(d)
+	require.Equal(u.w.t, []bool{false}, u.w.heartbeat(u), "it can acquire the lock")
+	u.mustAcquire(lease)
+	u.release()
+	u.w.nothingLeft()
+}
+
 // queue returns the waiters in order.
 func (w *timeless) queue() []string {
 	w.t.Helper()
@@ -383,12 +395,7 @@ func TestADeadWaiterIsDroppedSoon(t *testing.T) {
 		require.False(t, acquired)
 		require.Negative(t, freeIn, "it is not the head")
 		time.Sleep(w.p.PositionTTL() - time.Second - time.Millisecond)
-		require.Equal(t, []bool{true}, w.heartbeat(second))
-		time.Sleep(time.Millisecond)
-		require.Equal(t, []bool{false}, w.heartbeat(second), "it can acquire the lock")
-		second.mustAcquire(lease)
-		second.release()
-		w.nothingLeft()
+		second.mustOutlive(dead, time.Millisecond)
 	})
 }
 

@@ -52,13 +52,7 @@ func TestTheDeadOfAnOutageAreDropped(t *testing.T) {
 		second.mustWait()
 		time.Sleep(2 * w.p.PositionTTL())
 		holder.release()
-		require.Equal(t, []bool{true}, w.heartbeat(second))
-		w.inOrder(dead, second)
-		time.Sleep(w.p.PositionTTL() / 3)
-		require.Equal(t, []bool{false}, w.heartbeat(second), "it can acquire the lock")
-		second.mustAcquire(lease)
-		second.release()
-		w.nothingLeft()
+		second.mustOutlive(dead, w.p.PositionTTL()/3)
 	})
 }
 
