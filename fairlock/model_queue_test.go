@@ -2,7 +2,6 @@ package fairlock_test
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	"github.com/redlatch/redlatch/internal/lockstep"
@@ -132,14 +131,15 @@ func (l *lockModel) ranked() (owners []string) {
 
 // evicted returns live waiters that were evicted: those of a request, and the first others. It
 // forgets dead ones.
-func (m *model) evicted(l *lockModel, live []string) map[string]bool {
-	back := map[string]bool{}
+func (m *model) evicted(l *lockModel, live []string) (back []string) {
 	add := func(owner string) bool {
 		at, known := l.dies(owner)
 		if !known || at <= m.now {
 			return false
 		}
-		back[owner] = true
+		if !slices.Contains(back, owner) {
+			back = append(back, owner)
+		}
 		return true
 	}
 	for _, owner := range live {
@@ -167,29 +167,30 @@ func (m *model) evicted(l *lockModel, live []string) map[string]bool {
 	return back
 }
 
-// restore puts them back.
-func (m *model) restore(l *lockModel, back map[string]bool) {
+// restore puts them back. After a fault they can be in the queue as well, and are in it twice
+// then.
+func (m *model) restore(l *lockModel, back []string) {
 	if len(back) == 0 {
 		return
 	}
 	m.seen.See("restored")
 	var last int64
-	for owner := range back {
+	for _, owner := range back {
 		last = max(last, l.order[owner])
 	}
 	for len(l.queue) > 0 && l.order[l.queue[0]] > 0 && l.order[l.queue[0]] < last {
-		back[l.queue[0]] = true
+		back = append(back, l.queue[0])
 		l.queue = l.queue[1:]
 		m.seen.See("restored before another")
 	}
 	l.tidy()
-	head := slices.SortedFunc(maps.Keys(back), func(a, b string) int {
+	slices.SortFunc(back, func(a, b string) int {
 		return cmp.Or(cmp.Compare(l.order[a], l.order[b]), cmp.Compare(a, b))
 	})
-	for i, owner := range head {
+	for i, owner := range slices.Backward(back) { // the first position of a waiter counts
 		l.deadlines[owner] = m.now + m.ttl(l) + int64(i+1)*m.wait
 	}
-	l.queue = append(head, l.queue...)
+	l.queue = append(back, l.queue...)
 	l.changed = true
 }
 
