@@ -61,7 +61,7 @@ func (m *model) refresh(l *lockModel, live ...string) {
 
 // listen is told the waiters of a request.
 func (m *model) listen(l *lockModel, live []string) {
-	l.silent = len(l.alive) > 0 && len(l.alive) >= len(l.deadlines)
+	l.silent = len(l.alive) > 0 && len(l.ranked()) >= len(l.deadlines)
 	for _, dies := range l.alive {
 		l.silent = l.silent && dies <= m.now
 	}

@@ -78,6 +78,30 @@ func TestAQueueOfTheDeadIsNoObstacle(t *testing.T) {
 	})
 }
 
+// A waiter of ours that Java evicts after its rank has expired, and after its death, does not hide a
+// Java waiter from a single attempt.
+func TestADeadWaiterWithoutARankHidesNobody(t *testing.T) {
+	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
+		holder, unranked, head, once := w.ours(), w.ours(), w.ours(), w.ours()
+		patient, hidden := w.java(1), w.java(2)
+		patient.wait = 10 * time.Hour
+		once.claim.Waits = false
+		holder.mustAcquire(lease)
+		patient.mustWait()
+		unranked.mustWait()
+		time.Sleep(time.Hour)
+		patient.mustAcquire(lease)
+		require.Equal(t, []bool{true}, w.heartbeat(unranked))
+		head.mustWait()
+		time.Sleep(lease + 3*w.wait/2)
+		hidden.mustWait()
+		w.inOrder(head, hidden)
+		once.mustWait()
+		w.inOrder(hidden)
+		hidden.mustAcquire(lease)
+	})
+}
+
 // While the lock is held no waiter loses its queue position, however late its heartbeat is and
 // whichever request comes meanwhile.
 func TestNothingIsDroppedWhileTheLockIsHeld(t *testing.T) {

@@ -96,10 +96,11 @@ end
 -- way. So no waiter is dropped for a while, which is less than the time between heartbeats.
 local function listen(q, live)
 	-- The queue is silent if all waiters are ours, and none of them was heard in time. They
-	-- may all have died, or the server may have been away.
+	-- may all have died, or the server may have been away. Those in the order are counted:
+	-- evicted has forgotten the dead there, but a heartbeat can outlive its rank and its waiter.
 	local heard = redis.call('ZRANGE', q.heartbeats, -1, -1, 'WITHSCORES')[2]
 	q.silent = heard and tonumber(heard) <= q.now
-		and redis.call('ZCARD', q.heartbeats) >= redis.call('ZCARD', q.deadlines)
+		and redis.call('ZCARD', q.order) - (redis.call('ZSCORE', q.order, '') and 1 or 0) >= redis.call('ZCARD', q.deadlines)
 	if #live == 0 then
 		return
 	end
