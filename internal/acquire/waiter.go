@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"fmt"
 	"slices"
 	"time"
 
@@ -119,13 +120,16 @@ func (w *waiter[A]) giveUp() {
 // no answer, or has none yet.
 func (w *waiter[A]) failure() error {
 	if w.state == claimed {
-		return lock.ErrIndeterminate
+		return errNoAnswer
 	}
 	if head := w.entry.first; w.err == nil && head != nil && head.err != nil {
 		return wire.NotAsked(head.err)
 	}
 	return w.err
 }
+
+// errNoAnswer is for a wait that ends during an attempt of another caller.
+var errNoAnswer = fmt.Errorf("%w: the last attempt has no answer yet", lock.ErrIndeterminate)
 
 // end ends the wait with an error.
 func (w *waiter[A]) end(err error) {
