@@ -77,8 +77,8 @@ type Locker interface {
 	// out.
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
-	// the wait ended while others held the lock, before anything was sent, or because the
-	// process was paused until the lease was over; ErrUnavailable if the server could not
+	// the wait ended while others held the lock, before the server's answer (the request is
+	// undone then), or because the process was paused until the lease was over; ErrUnavailable if the server could not
 	// be asked; ErrIndeterminate if the reply to a request was lost, which is then undone
 	// in the background; ErrClosed if the client was closed; ErrInvalid for an invalid name
 	// or option. If ctx ended the wait, it also matches context.Cause(ctx). Other errors

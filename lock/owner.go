@@ -11,8 +11,7 @@ import (
 // Owner identifies the holder of a lock on the server, or with WithOwner a logical thread of
 // this process: the id of a client and a number, for which Redisson uses the id of a thread.
 // Acquisitions under the same WithOwner are one logical thread: the second re-enters the
-// first. The zero Owner is no owner. Owners
-// are comparable.
+// first. The zero Owner is no owner. Owners are comparable.
 type Owner struct{ id string }
 
 // NewOwner returns the owner with that number in the client with that id, a UUID in its
@@ -56,8 +55,8 @@ type ownerKey struct{}
 
 // WithOwner returns a context under which every acquisition of any lock is by the logical
 // thread o, which enables re-entry. Without it each acquisition is a logical thread of its
-// own, and a lock taken twice waits for itself like a sync.Mutex. All users of the context, including
-// child goroutines, are the same logical thread. The zero Owner cancels an outer
+// own, and a lock taken twice waits for itself like a sync.Mutex. All users of the context,
+// including child goroutines, are the same logical thread. The zero Owner cancels an outer
 // WithOwner.
 //
 // Re-entry is local: if o holds the lock in this process, by a lock object of the same
