@@ -34,49 +34,48 @@ type Client struct {
 	s     *session.Session
 }
 
-// Open connects to the servers at the given URLs. The schemes are redis, rediss (TLS),
-// valkey, valkeys and unix, in the forms of [rueidis.ParseURL]. Several URLs, or
-// several addr parameters in one, are nodes of one cluster; the parameter master_set
-// makes them sentinels. Settings other than the address come from the first URL.
+// Open connects to the server at the given URL:
 //
-// Open blocks until a server answers. It fails if none does or ctx ends first. It then
-// checks the servers for up to two seconds and logs problems for locks (see
-// WithoutStartupChecks). To pass options, use New with [ParseURL].
-func Open(ctx context.Context, urls ...string) (*Client, error) {
-	opt, err := ParseURL(urls...)
+//	redis://user:password@host:port/database    the scheme valkey means the same
+//	rediss://host:port                          TLS; so does valkeys
+//	unix:///path/to/socket?db=database
+//	redis://host1:port?addr=host2:port&addr=host3:port                  nodes of a cluster
+//	redis://host1:port?addr=host2:port&addr=host3:port&master_set=name  sentinels
+//
+// All parts but the scheme are optional: the default host is localhost, the port 6379, and the
+// database 0. Of a cluster or of sentinels, one address that answers is enough; more help if that
+// node is down. [rueidis.ParseURL] documents more parameters.
+//
+// Open blocks until a server answers. It fails if none does or ctx ends first; if the URL or an
+// option is invalid, the error matches lock.ErrInvalid. It then checks the servers for up to two
+// seconds and logs problems for locks (see WithoutStartupChecks).
+func Open(ctx context.Context, url string, opts ...Option) (*Client, error) {
+	opt, err := ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
-	return New(ctx, opt)
+	return New(ctx, opt, opts...)
 }
 
-// ParseURL converts the URLs that Open accepts to options for New. It returns an error
-// that matches lock.ErrInvalid if one is invalid or none is given.
-func ParseURL(urls ...string) (rueidis.ClientOption, error) {
-	var opt rueidis.ClientOption
-	if len(urls) == 0 {
-		return opt, fmt.Errorf("%w: no server URL", lock.ErrInvalid)
-	}
-	for i, url := range urls {
-		o, err := rueidis.ParseURL(url)
-		if err != nil {
-			// The URL is omitted because it may contain a password.
-			return rueidis.ClientOption{}, fmt.Errorf("%w: server URL number %d: %v", lock.ErrInvalid, i+1, withoutURL(err, url))
+// ParseURL converts a URL that Open accepts to options for New, for settings that a URL cannot
+// express. It returns an error that matches lock.ErrInvalid if the URL is invalid.
+func ParseURL(url string) (rueidis.ClientOption, error) {
+	var err error
+	switch hasScheme := strings.Contains(url, "://"); {
+	case url == "":
+		err = errors.New("it is empty")
+	case !hasScheme && strings.Contains(url, "@"): // it may contain a password
+		err = errors.New("it has no scheme, as in redis://user:password@host:port")
+	case !hasScheme:
+		err = fmt.Errorf("%q has no scheme: use %q", url, "redis://"+url)
+	default:
+		var opt rueidis.ClientOption
+		if opt, err = rueidis.ParseURL(url); err == nil {
+			return opt, nil
 		}
-		if i == 0 {
-			opt = o
-		} else {
-			opt.InitAddress = append(opt.InitAddress, o.InitAddress...)
-		}
+		err = errors.New(strings.ReplaceAll(err.Error(), url, "(the URL)")) // which may contain a password
 	}
-	return opt, nil
-}
-
-func withoutURL(err error, url string) string {
-	if url == "" {
-		return err.Error()
-	}
-	return strings.ReplaceAll(err.Error(), url, "(the URL)")
+	return rueidis.ClientOption{}, fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err)
 }
 
 // Defaults of New where they differ from those of rueidis.

@@ -58,10 +58,16 @@ func checkLock(t *testing.T, c *redlatch.Client, name string) {
 
 func TestOpen(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, err := redlatch.Open(t.Context(), s.URL())
+		c, err := redlatch.Open(t.Context(), s.URL(), redlatch.WithNameMapper(func(name string) string { return "app:" + name }))
 		require.NoError(t, err)
 		defer c.Close()
 		require.NoError(t, c.Ping(t.Context()))
+		require.NoError(t, c.Lock("named").Do(t.Context(), func(context.Context) error {
+			require.Equal(t, ":1", harness.Do(t, s.Addr, "EXISTS", "app:named"))
+			return nil
+		}))
+		_, err = redlatch.Open(t.Context(), s.URL(), nil)
+		require.ErrorIs(t, err, lock.ErrInvalid)
 		checkLock(t, c, "orders")
 		c.Close()
 		require.ErrorIs(t, c.Ping(t.Context()), lock.ErrClosed)
@@ -100,9 +106,19 @@ func TestOpenFailsFast(t *testing.T) {
 }
 
 func TestOpenInvalidURLs(t *testing.T) {
-	for _, urls := range [][]string{nil, {""}, {"http://localhost"}, {"redis://localhost/x"}, {"redis://localhost", "://secret@"}} {
-		_, err := redlatch.Open(t.Context(), urls...)
-		require.ErrorIs(t, err, lock.ErrInvalid, "%q", urls)
+	for url, says := range map[string]string{
+		"":                      "it is empty",
+		"localhost:6379":        `use "redis://localhost:6379"`,
+		"localhost":             `use "redis://localhost"`,
+		"me:secret@localhost":   "as in redis://user:password@host:port",
+		"http://localhost":      "scheme",
+		"redis://localhost/x":   "database",
+		"redis://secret@[::1":   "(the URL)",
+		"redis://localhost?db=": "database",
+	} {
+		_, err := redlatch.Open(t.Context(), url)
+		require.ErrorIs(t, err, lock.ErrInvalid, "%q", url)
+		require.ErrorContains(t, err, says)
 		require.NotContains(t, err.Error(), "secret")
 	}
 }

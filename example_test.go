@@ -36,6 +36,26 @@ func Example() {
 	// <nil>
 }
 
+func ExampleOpen_options() {
+	server, err := redlatchtest.Start()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer server.Close()
+
+	ctx := context.Background()
+	client, err := redlatch.Open(ctx, server.URL(),
+		redlatch.WithWatchdogTimeout(10*time.Second), // lease of a dead process's locks
+		redlatch.WithNameMapper(func(name string) string { return "shop:" + name }),
+	)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	fmt.Println(client.Ping(ctx))
+	// Output: <nil>
+}
+
 func ExampleNew() {
 	server, err := redlatchtest.Start()
 	if err != nil {
@@ -48,10 +68,8 @@ func ExampleNew() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, err := redlatch.New(ctx, opt,
-		redlatch.WithWatchdogTimeout(10*time.Second), // lease of a dead process's locks
-		redlatch.WithNameMapper(func(name string) string { return "shop:" + name }),
-	)
+	opt.ClientName = "shop"
+	client, err := redlatch.New(ctx, opt)
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -20,7 +21,7 @@ import (
 
 // service is a cluster or a set of servers watched by sentinels.
 type service struct {
-	urls    []string
+	url     string
 	servers []*testserver.Server
 	// serving returns the server that serves a name, nil if none does.
 	serving func(name string) *testserver.Server
@@ -37,9 +38,7 @@ type service struct {
 func clusterService(c *testserver.Cluster) service {
 	s := service{servers: c.Nodes(), serving: c.Owner, healthy: c.Healthy, numsub: "SHARDNUMSUB", partitioned: true}
 	s.rejoin = func(*testserver.Server) error { return nil } // a cluster node rejoins by itself
-	for _, addr := range c.Addrs() {
-		s.urls = append(s.urls, "redis://"+addr)
-	}
+	s.url = "redis://" + c.Addrs()[0] + "?addr=" + strings.Join(c.Addrs()[1:], "&addr=")
 	return s
 }
 
@@ -55,16 +54,14 @@ func sentinelService(s *testserver.Sentinels) service {
 		return primary
 	}
 	return service{
-		urls: []string{s.URL()}, servers: s.Servers, serving: serving, healthy: s.Healthy, rejoin: s.Rejoin, numsub: "NUMSUB",
+		url: s.URL(), servers: s.Servers, serving: serving, healthy: s.Healthy, rejoin: s.Rejoin, numsub: "NUMSUB",
 	}
 }
 
 // open returns a client with that watchdog timeout.
 func (s service) open(t *testing.T, timeout time.Duration) *redlatch.Client {
 	t.Helper()
-	opt, err := redlatch.ParseURL(s.urls...)
-	require.NoError(t, err)
-	c, err := redlatch.New(t.Context(), opt, redlatch.WithWatchdogTimeout(timeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+	c, err := redlatch.Open(t.Context(), s.url, redlatch.WithWatchdogTimeout(timeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		assert.Zero(t, c.PubSub().Listeners, "a waiter has left its subscription")

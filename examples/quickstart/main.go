@@ -61,11 +61,7 @@ func main() {
 // work is a worker process: it increments the counter under the lock.
 func work(me, url, name, file string, rounds int) error {
 	ctx := context.Background()
-	opt, err := redlatch.ParseURL(url)
-	if err != nil {
-		return err
-	}
-	client, err := redlatch.New(ctx, opt, redlatch.WithWatchdogTimeout(watchdogTimeout))
+	client, err := redlatch.Open(ctx, url, redlatch.WithWatchdogTimeout(watchdogTimeout))
 	if err != nil {
 		return err
 	}

@@ -93,11 +93,7 @@ func work(ctx context.Context, name string) error {
 	tracers := sdk.NewTracerProvider(sdk.WithSyncer(&spans))
 	tracer := tracers.Tracer("example")
 	ctx = propagator.Extract(ctx, propagation.MapCarrier{"traceparent": os.Getenv(traceparent)})
-	opt, err := redlatch.ParseURL(os.Getenv("REDIS_URL"))
-	if err != nil {
-		return err
-	}
-	client, err := redlatch.New(ctx, opt, redlatch.WithTracerProvider(tracers))
+	client, err := redlatch.Open(ctx, os.Getenv("REDIS_URL"), redlatch.WithTracerProvider(tracers))
 	if err != nil {
 		return err
 	}

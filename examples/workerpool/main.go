@@ -93,11 +93,7 @@ func job(ctx context.Context, pool *semaphore.Expirable, stuck bool) error {
 }
 
 func open(ctx context.Context, url string) (*redlatch.Client, error) {
-	opt, err := redlatch.ParseURL(url)
-	if err != nil {
-		return nil, err
-	}
-	return redlatch.New(ctx, opt, redlatch.WithWatchdogTimeout(timeout))
+	return redlatch.Open(ctx, url, redlatch.WithWatchdogTimeout(timeout))
 }
 
 func run(ctx context.Context) error {
