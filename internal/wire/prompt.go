@@ -31,8 +31,10 @@ type route struct {
 }
 
 const (
-	// fresh is the age up to which an answer shows that the connection works.
+	// fresh is the age up to which an answer shows that the connection works, and alive up to
+	// which it shows that the server does.
 	fresh = 20 * time.Millisecond
+	alive = 200 * time.Millisecond
 	// maxInFlight is less than the number of requests that a connection takes, by default 1024.
 	maxInFlight = 512
 	// maxApart is the number of requests on goroutines of their own.
@@ -72,11 +74,12 @@ func NewPrompt(c rueidis.Client) *Prompt {
 
 // Answers reports whether the server has just answered. For a cluster it reports false, because
 // each node may or may not.
-func (p *Prompt) Answers() bool { return len(p.routes) == 1 && p.routes[0].answers() }
+func (p *Prompt) Answers() bool { return len(p.routes) == 1 && p.routes[0].answers(fresh) }
 
-func (r *route) answers() bool {
+// answers reports whether the last answer is no older than age.
+func (r *route) answers(age time.Duration) bool {
 	last := r.answered.Load()
-	return last != 0 && time.Since(started)-time.Duration(last) < fresh
+	return last != 0 && time.Since(started)-time.Duration(last) < age
 }
 
 // note notes the result of a request. An error is not a reply of the server.
@@ -150,7 +153,7 @@ func (p *Prompt) of(cmd rueidis.Completed) (*route, chan struct{}) {
 
 // direct reports whether a request can be made by its caller, and counts it if so.
 func (r *route) direct(ctx context.Context) bool {
-	if n := r.inFlight.Add(1); ctx.Done() == nil || n <= maxInFlight && r.answers() && ctx.Err() == nil {
+	if n := r.inFlight.Add(1); ctx.Done() == nil || n <= maxInFlight && r.answers(fresh) && ctx.Err() == nil {
 		return true
 	}
 	r.inFlight.Add(-1)
@@ -166,7 +169,7 @@ func apart[T any](ctx context.Context, r *route, queue chan struct{}, request fu
 	select {
 	case queue <- struct{}{}:
 	case <-ctx.Done():
-		if r.answers() {
+		if r.answers(alive) {
 			return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
 		}
 		return reply, fmt.Errorf("%w: %w", errSilent, ctx.Err())

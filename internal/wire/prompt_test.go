@@ -100,6 +100,33 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 	}
 }
 
+// A request that was not sent says nothing of a server that has answered a moment ago.
+func TestARequestThatIsNotSentInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		p := NewPrompt(conn)
+		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+		conn.answer = make(chan struct{})
+		time.Sleep(fresh)
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		require.True(t, NotSent(ended, p.Do(ended, rueidis.Completed{}).Error()))
+		for range maxApart {
+			go p.Do(t.Context(), rueidis.Completed{})
+		}
+		synctest.Wait()
+		for _, wait := range []time.Duration{alive / 2, alive} {
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			err := p.Do(ctx, rueidis.Completed{}).Error()
+			cancel()
+			require.Equal(t, Passing, OutcomeOf(err))
+			require.Equal(t, wait < alive, NotSent(ctx, err), "%v", err)
+			require.False(t, NotSent(t.Context(), err))
+		}
+		close(conn.answer)
+	})
+}
+
 // While the server answers, callers wait in the connection, but for no more requests than that
 // takes.
 func TestPromptLimitsRequestsInFlight(t *testing.T) {
@@ -137,7 +164,7 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 func TestPromptKnowsNodesApart(t *testing.T) {
 	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster})
 	require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
-	require.True(t, p.routes[0].answers())
-	require.False(t, p.routes[1].answers())
+	require.True(t, p.routes[0].answers(fresh))
+	require.False(t, p.routes[1].answers(fresh))
 	require.False(t, p.Answers())
 }
