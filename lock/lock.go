@@ -85,7 +85,7 @@ type Locker interface {
 	// are refusals of the server.
 	//
 	// ctx bounds the wait and is also the parent of the hold's context. To bound only
-	// the wait, use [Wait].
+	// the wait, use [Wait] or [Parent].
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
@@ -112,7 +112,7 @@ type Hold interface {
 	// it, and so do holds that the client passes the lock on to.
 	Owner() Owner
 
-	// Context returns a child of the context passed to Lock. It ends when the hold
+	// Context returns a child of the context passed to Lock, or to [Parent]. It ends when the hold
 	// ends, and context.Cause reports why: a *LostError if the lock was lost,
 	// context.Canceled after Unlock (before the release is sent, so the context has
 	// ended by the time another client has the lock), or the parent's cause. The end of

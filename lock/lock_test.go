@@ -53,7 +53,7 @@ func TestResolve(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
-		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0),
+		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(nil),
 	} {
 		_, err := lock.Resolve(opt)
 		require.ErrorIs(t, err, lock.ErrInvalid)

@@ -1,14 +1,16 @@
 package lock
 
 import (
+	"context"
 	"fmt"
 	"time"
 )
 
 // Option configures one acquisition. The zero Option is invalid.
 type Option struct {
-	kind optionKind
-	d    time.Duration
+	kind   optionKind
+	d      time.Duration
+	parent context.Context
 }
 
 type optionKind uint8
@@ -18,30 +20,52 @@ const (
 	optionLease
 	optionWait
 	optionMaxHold
+	optionParent
 )
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
 // Unlock comes first. Without Lease the lock is renewed until Unlock. d must be from a
 // millisecond, the server's unit, to MaxLease. Redisson calls it leaseTime.
-func Lease(d time.Duration) Option { return Option{optionLease, d} }
+func Lease(d time.Duration) Option { return Option{kind: optionLease, d: d} }
 
 // Wait bounds the wait of Lock but not the hold. With Wait(0) Lock makes one attempt,
 // like TryLock. When d runs out the error matches ErrNotAcquired. d must not be
 // negative. Redisson calls it waitTime.
-func Wait(d time.Duration) Option { return Option{optionWait, d} }
+func Wait(d time.Duration) Option { return Option{kind: optionWait, d: d} }
 
 // MaxHold stops the renewal after d. The hold then ends as lost, with ReasonMaxHold, so
 // that stuck work cannot keep a lock forever. The lock itself becomes free at Unlock or
 // when its last lease ends. d must be greater than zero. MaxHold excludes Lease, which
 // is not renewed anyway.
-func MaxHold(d time.Duration) Option { return Option{optionMaxHold, d} }
+func MaxHold(d time.Duration) Option { return Option{kind: optionMaxHold, d: d} }
+
+// Parent makes the hold's context a child of parent instead of the context of the call, which
+// then bounds the wait only. So a signal can end the waits for a lock while the work under it
+// finishes:
+//
+//	wait, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
+//	defer stop()
+//	err := l.Do(wait, work, lock.Parent(ctx)) // ends early if it waits, and not if it works
+//
+// The values of the hold's context, such as a trace and an owner, are those of parent. The end
+// of parent does not release the lock. parent must not be nil.
+func Parent(parent context.Context) Option { return Option{kind: optionParent, parent: parent} }
 
 // Options is the result of a list of options, for implementations of Locker.
 type Options struct {
-	Lease   time.Duration // 0: renewed until Unlock
-	Wait    time.Duration // valid if Bounded
-	Bounded bool          // Wait was given
-	MaxHold time.Duration // 0: unbounded
+	Lease   time.Duration   // 0: renewed until Unlock
+	Wait    time.Duration   // valid if Bounded
+	Bounded bool            // Wait was given
+	MaxHold time.Duration   // 0: unbounded
+	Parent  context.Context // nil: the context of the call; see HoldParent
+}
+
+// HoldParent returns the parent of the hold's context, for a call with ctx.
+func (o Options) HoldParent(ctx context.Context) context.Context {
+	if o.Parent != nil {
+		return o.Parent
+	}
+	return ctx
 }
 
 // Resolve evaluates opts; the last option of a kind wins. It returns an error that
@@ -75,6 +99,11 @@ func ResolvePermit(opts ...Option) (Options, error) {
 				return Options{}, fmt.Errorf("%w: MaxHold(%v): must be greater than zero", ErrInvalid, opt.d)
 			}
 			o.MaxHold = opt.d
+		case optionParent:
+			if opt.parent == nil {
+				return Options{}, fmt.Errorf("%w: Parent(nil)", ErrInvalid)
+			}
+			o.Parent = opt.parent
 		default:
 			return Options{}, fmt.Errorf("%w: the zero lock.Option", ErrInvalid)
 		}

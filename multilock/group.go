@@ -94,10 +94,10 @@ type groupHold struct {
 	owner lock.Owner // that the caller named, or zero
 }
 
-// begin makes the hold held.
-func (h *groupHold) begin(ctx context.Context) {
+// begin makes the hold held, with a context that is a child of parent.
+func (h *groupHold) begin(parent context.Context) {
 	h.Site = callsite.Here(4, 3) // skips this method, its caller begin, acquire and open
-	h.Begin(h.group.s.Telemetry.StartHold(ctx, h.group.info, h.owner, "", 0))
+	h.Begin(h.group.s.Telemetry.StartHold(parent, h.group.info, h.owner, "", 0))
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {

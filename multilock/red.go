@@ -222,7 +222,7 @@ type redHold struct {
 
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
-	h.groupHold.begin(ctx)
+	h.groupHold.begin(o.HoldParent(ctx))
 	if h.cohort != nil && o.MaxHold > 0 {
 		o.MaxHold += time.Since(h.sent) // MaxHold counts from the hand-off
 	}

@@ -115,7 +115,7 @@ func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) 
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermits(ctx, r, o), nil
+	return e.newPermits(o.HoldParent(ctx), r, o), nil
 }
 
 // Release releases permits by their ids, no matter which process acquired them. It releases

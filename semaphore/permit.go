@@ -36,7 +36,7 @@ func (p *Permit) ID() string {
 // Name returns the name of the semaphore.
 func (p *Permit) Name() string { return p.p.Name() }
 
-// Context returns a child of the context given to Acquire that is canceled when the permit
+// Context returns a child of the context given to Acquire, or to lock.Parent, that is canceled when the permit
 // ends. context.Cause returns the reason: a *lock.LostError if the permit was lost,
 // context.Canceled if it was released (by Release: before the request is sent), or the
 // parent's cause if the parent was canceled, which does not release the permit. Context never
@@ -86,8 +86,9 @@ func (e *Expirable) local(raw string) *permit {
 	return nil
 }
 
-// newPermits returns the permits of a served request. The session is open.
-func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) []*Permit {
+// newPermits returns the permits of a served request, whose contexts are children of parent. The
+// session is open.
+func (e *Expirable) newPermits(parent context.Context, r *request, o lock.Options) []*Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}
@@ -97,7 +98,7 @@ func (e *Expirable) newPermits(ctx context.Context, r *request, o lock.Options) 
 	for i, raw := range r.grant.ids {
 		p := &permit{e: e, raw: raw, changing: make(chan struct{}, 1)}
 		p.Site = site
-		p.Begin(e.s.Telemetry.StartHold(ctx, e.id, lock.Owner{}, p.id(), 0))
+		p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
 		session.Of[registry](e.s).Store(raw, p)
 		e.s.Watchdog.Watch(&p.lease, p, terms)

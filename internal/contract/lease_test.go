@@ -2,6 +2,7 @@ package contract_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"runtime"
@@ -156,6 +157,43 @@ func TestExtend(t *testing.T) {
 			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
 			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		}
+	})
+}
+
+// With lock.Parent the context of the call bounds the wait only, also for a hold that was passed on
+// or is the second of its owner.
+func TestParentOfAHold(t *testing.T) {
+	type key struct{}
+	ended := errors.New("ended")
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		check := func(before lock.Hold, owner lock.Owner) {
+			t.Helper()
+			parent, endParent := context.WithCancelCause(context.WithValue(t.Context(), key{}, k.name))
+			wait, endWait := context.WithCancel(lock.WithOwner(t.Context(), owner))
+			call := harness.StartLock(t, wait, k.of(c, "orders"), lock.Parent(parent))
+			time.Sleep(time.Millisecond)
+			if before != nil {
+				require.NoError(t, before.Unlock(t.Context()))
+			}
+			h := call.Got()
+			endWait()
+			synctest.Wait()
+			require.NoError(t, h.Context().Err())
+			require.Equal(t, k.name, h.Context().Value(key{}))
+			endParent(ended)
+			synctest.Wait()
+			require.ErrorIs(t, context.Cause(h.Context()), ended)
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		check(nil, lock.Owner{})
+		check(mustLock(t, t.Context(), k.rival(c, "orders")), lock.Owner{})
+		if reentrant(k) {
+			owner := c.NewOwner()
+			first := mustLock(t, lock.WithOwner(t.Context(), owner), k.of(c, "orders"))
+			check(nil, owner)
+			require.NoError(t, first.Unlock(t.Context()))
 		}
 	})
 }

@@ -73,7 +73,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	})
 	holds := make([]GroupHold, 0, n)
 	for _, c := range claims[:n] {
-		if h, standErr := c.stand(ctx); standErr != nil {
+		if h, standErr := c.stand(ctx, ctx); standErr != nil {
 			err = errors.Join(err, standErr)
 		} else {
 			holds = append(holds, h)

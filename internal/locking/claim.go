@@ -102,10 +102,11 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 	}
 }
 
-// stand makes the claim one that stands, and returns the first hold of it.
-func (c *claim) stand(ctx context.Context) (*hold, error) {
+// stand makes the claim one that stands, and returns the first hold of it, whose context is a child
+// of parent.
+func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 	h := &c.first
-	h.Begin(c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, "", c.token))
+	h.Begin(c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token))
 	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
 	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease}
 	if !h.fixed {
@@ -162,10 +163,10 @@ var errGone = errors.New("the claim is gone")
 // reenter returns another hold of a claim that stands, for the caller of from. It sends
 // a request only if the hold is to last for longer than the claim is known to. The error
 // is errGone if the claim does not stand any more.
-func (c *claim) reenter(ctx context.Context, from *claim) (*hold, error) {
+func (c *claim) reenter(ctx, parent context.Context, from *claim) (*hold, error) {
 	h := &from.first
 	h.claim = c
-	parent, span := c.lock.s.Telemetry.StartHold(ctx, c.lock.described(), c.ID, "", c.token)
+	parent, span := c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
 	c.mu.Lock()
 	c.joining--

@@ -106,7 +106,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	err := errGone
 	for err == errGone {
 		c = l.newClaim(ctx, o, member)
-		h, err = c.acquire(ctx, spanCtx, span, deadline, once)
+		h, err = c.acquire(ctx, spanCtx, o.HoldParent(ctx), span, deadline, once)
 	}
 	ended := false
 	defer func() {
@@ -125,7 +125,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
-func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
+func (c *claim) acquire(ctx, spanCtx, parent context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
 	traits := c.lock.p.Traits()
 	if traits.Ordered { // its channel has the id
 		c.freshID()
@@ -149,9 +149,9 @@ func (c *claim) acquire(ctx, spanCtx context.Context, span telemetry.Acquire, de
 		return nil, c.leave(ctx, err)
 	case c.joined != nil:
 		c.retire() // it may have a queue position
-		return c.joined.reenter(ctx, c)
+		return c.joined.reenter(ctx, parent, c)
 	default:
-		return c.stand(ctx)
+		return c.stand(ctx, parent)
 	}
 }
 
