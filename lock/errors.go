@@ -52,6 +52,28 @@ var (
 	ErrInvalid = errors.New("redlatch: invalid argument")
 )
 
+// DoError is the error of Do if Unlock has returned one: the work may not have been exclusive.
+type DoError struct {
+	Func   error // of the function, nil if it has succeeded
+	Unlock error // a *LostError, or an error that matches ErrIndeterminate or ErrClosed
+}
+
+// Error returns the texts of both errors.
+func (e *DoError) Error() string {
+	if e.Func == nil {
+		return e.Unlock.Error()
+	}
+	return e.Func.Error() + "; " + e.Unlock.Error()
+}
+
+// Unwrap returns the errors that are not nil.
+func (e *DoError) Unwrap() []error {
+	if e.Func == nil {
+		return []error{e.Unlock}
+	}
+	return []error{e.Func, e.Unlock}
+}
+
 // Reason is the reason for the loss of a hold.
 type Reason string
 

@@ -43,6 +43,8 @@
 //	ErrNotHeld, ErrReentered, ErrUpgrade, ErrInvalid, ErrUnsupported      500  correct the program
 //	another error     the server has refused, in its own words            500  correct rights, keys, memory
 //
+// Do returns the error of its function unchanged, or a [DoError] if Unlock returned one.
+//
 // An error matches at most one of the first three. It also matches context.Cause(ctx) if ctx has
 // ended, and never context.Canceled or context.DeadlineExceeded because of a timeout of the client
 // itself. READONLY, LOADING, BUSY, CLUSTERDOWN, MASTERDOWN, TRYAGAIN and similar replies are
@@ -95,8 +97,8 @@ type Locker interface {
 
 	// Do acquires the lock like Lock, runs fn under the hold's context, and releases
 	// the lock when fn returns, panics (the panic continues) or calls runtime.Goexit.
-	// It returns fn's error joined with that of the release, which matches ErrLost if
-	// the lock was lost while fn ran.
+	// It returns the error of Lock, or that of fn, unchanged. If Unlock returns an error, which
+	// matches ErrLost if the lock was lost while fn ran, Do returns a *DoError with both.
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }
 
@@ -167,10 +169,8 @@ func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts 
 	// Deferred instead of recovered: a panic or Goexit in fn continues with its own
 	// stack after the release.
 	defer func() {
-		if unlockErr := h.Unlock(ctx); err == nil {
-			err = unlockErr
-		} else if unlockErr != nil {
-			err = fmt.Errorf("%w; %w", err, unlockErr)
+		if unlockErr := h.Unlock(ctx); unlockErr != nil {
+			err = &DoError{Func: err, Unlock: unlockErr}
 		}
 	}()
 	return fn(h.Context())

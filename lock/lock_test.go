@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -107,17 +108,11 @@ func (h fakeHold) Unlock(context.Context) error {
 }
 
 func TestDoUnlocksAfterPanicAndGoexit(t *testing.T) {
-	boom := errors.New("boom")
 	f := &fake{err: lock.ErrLost}
-	err := lock.Do(t.Context(), f, func(context.Context) error { return boom })
-	require.ErrorIs(t, err, boom)
-	require.ErrorIs(t, err, lock.ErrLost)
-	require.Equal(t, 1, f.unlocked)
-
 	require.PanicsWithValue(t, "boom", func() {
 		_ = lock.Do(t.Context(), f, func(context.Context) error { panic("boom") })
 	})
-	require.Equal(t, 2, f.unlocked)
+	require.Equal(t, 1, f.unlocked)
 
 	done := make(chan struct{})
 	go func() {
@@ -125,8 +120,25 @@ func TestDoUnlocksAfterPanicAndGoexit(t *testing.T) {
 		_ = lock.Do(t.Context(), f, func(context.Context) error { runtime.Goexit(); return nil })
 	}()
 	<-done
-	require.Equal(t, 3, f.unlocked)
+	require.Equal(t, 2, f.unlocked)
 
 	require.ErrorIs(t, lock.Do(t.Context(), f, nil), lock.ErrInvalid)
-	require.Equal(t, 3, f.unlocked)
+	require.Equal(t, 2, f.unlocked)
+}
+
+func TestErrorsOfDo(t *testing.T) {
+	boom := errors.New("boom")
+	for _, failed := range []error{nil, boom} {
+		for _, unlock := range []error{nil, lock.ErrLost} {
+			err := lock.Do(t.Context(), &fake{err: unlock}, func(context.Context) error { return failed })
+			if unlock == nil {
+				require.Equal(t, failed, err)
+				continue
+			}
+			require.Equal(t, &lock.DoError{Func: failed, Unlock: unlock}, err)
+			require.ErrorIs(t, err, unlock)
+			require.Equal(t, failed != nil, errors.Is(err, boom))
+			require.Equal(t, failed != nil, strings.HasPrefix(err.Error(), "boom; "))
+		}
+	}
 }

@@ -330,7 +330,7 @@ func TestDo(t *testing.T) {
 			taken(true)
 			return ctx.Err()
 		}))
-		require.ErrorIs(t, l.Do(t.Context(), func(context.Context) error { return boom }), boom)
+		require.Equal(t, boom, l.Do(t.Context(), func(context.Context) error { return boom }), "unchanged")
 		taken(false)
 		require.PanicsWithValue(t, "boom", func() {
 			_ = l.Do(t.Context(), func(context.Context) error { panic("boom") })
@@ -339,13 +339,14 @@ func TestDo(t *testing.T) {
 		if !k.leased {
 			return
 		}
-		// A loss while fn ran is joined to what fn returned.
 		err := l.Do(t.Context(), func(context.Context) error {
 			harness.Do(t, s.Addr, "FLUSHALL")
 			return boom
 		})
-		require.ErrorIs(t, err, boom)
-		require.ErrorIs(t, err, lock.ErrLost)
+		var both *lock.DoError
+		require.ErrorAs(t, err, &both)
+		require.Equal(t, boom, both.Func)
+		require.ErrorIs(t, both.Unlock, lock.ErrLost)
 		k.prepare(t, s.Addr, "orders")
 	})
 }
