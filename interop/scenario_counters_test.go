@@ -171,7 +171,7 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 			} else {
 				var opts []lock.Option
 				if lease == -1 {
-					opts = append(opts, semaphore.Forever)
+					opts = append(opts, semaphore.Forever())
 				} else if lease != 0 {
 					opts = append(opts, lock.Lease(lease))
 				}

@@ -20,7 +20,7 @@ import (
 // Forever is the option for a permit that is not renewed and never expires. If its process
 // dies, it stays acquired until it is released by its id. This is what Redisson does
 // without a lease.
-var Forever = lock.Lease(lock.NoExpiry)
+func Forever() lock.Option { return lock.Lease(lock.NoExpiry) }
 
 // MaxBatch is the most permits that one call can acquire or release. It bounds how long a
 // script blocks the server.

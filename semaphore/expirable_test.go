@@ -220,7 +220,7 @@ func TestLeaseTime(t *testing.T) {
 		_, err := e.LeaseTime(t.Context(), unknown)
 		require.ErrorIs(t, err, lock.ErrNotHeld)
 
-		forever := take(t, e, 1, semaphore.Forever)[0]
+		forever := take(t, e, 1, semaphore.Forever())[0]
 		require.Equal(t, lock.NoExpiry, leaseTime(t, e, forever.ID()))
 		renewed := take(t, e, 1)[0]
 		require.InDelta(t, redlatch.DefaultWatchdogTimeout, leaseTime(t, e, renewed.ID()), float64(slack))

@@ -183,7 +183,7 @@ func TestZeroPermits(t *testing.T) {
 		there, err := sem.ReleaseIfExists(ctx, 0)
 		require.NoError(t, err)
 		require.False(t, there)
-		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {semaphore.Forever}, {lock.Wait(time.Minute)}} {
+		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {semaphore.Forever()}, {lock.Wait(time.Minute)}} {
 			permits, err := e.AcquireN(ctx, 0, opts...)
 			require.NoError(t, err)
 			require.Empty(t, permits)
@@ -260,7 +260,7 @@ func TestInvalidOptions(t *testing.T) {
 		bad := map[string][]lock.Option{
 			"zero option": {{}}, "no lease": {lock.Lease(0)}, "lease too short": {lock.Lease(time.Millisecond - 1)},
 			"lease too long": {lock.Lease(lock.MaxLease + 1)}, "negative wait": {lock.Wait(-1)}, "no MaxHold": {lock.MaxHold(0)},
-			"MaxHold with a lease": {lock.MaxHold(time.Minute), lock.Lease(time.Hour)}, "MaxHold for ever": {lock.MaxHold(time.Minute), semaphore.Forever},
+			"MaxHold with a lease": {lock.MaxHold(time.Minute), lock.Lease(time.Hour)}, "MaxHold for ever": {lock.MaxHold(time.Minute), semaphore.Forever()},
 		}
 		for what, opts := range bad {
 			require.ErrorIs(t, sem.Acquire(ctx, 1, opts...), lock.ErrInvalid, what)
@@ -274,7 +274,7 @@ func TestInvalidOptions(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrInvalid, what)
 		}
 		for what, opt := range map[string]lock.Option{
-			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever,
+			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever(),
 			"parent": lock.Parent(context.Background()),
 		} {
 			require.ErrorIs(t, sem.Acquire(ctx, 1, opt), lock.ErrInvalid, what)

@@ -25,7 +25,7 @@ func TestRemaining(t *testing.T) {
 			{nil, redlatch.DefaultWatchdogTimeout},
 			{[]lock.Option{lock.Lease(time.Hour)}, time.Hour},
 			{[]lock.Option{lock.MaxHold(10 * time.Second)}, 10 * time.Second},
-			{[]lock.Option{semaphore.Forever}, lock.NoExpiry},
+			{[]lock.Option{semaphore.Forever()}, lock.NoExpiry},
 		} {
 			p := take(t, e, 1, c.opts...)[0]
 			if c.want == lock.NoExpiry {
@@ -94,7 +94,7 @@ func TestExtend(t *testing.T) {
 		require.NoError(t, p.Release(t.Context()))
 		require.ErrorIs(t, p.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
 
-		forever := take(t, e, 1, semaphore.Forever)[0]
+		forever := take(t, e, 1, semaphore.Forever())[0]
 		require.NoError(t, forever.Extend(t.Context(), time.Second))
 		require.Equal(t, lock.NoExpiry, forever.Remaining())
 		require.Equal(t, lock.NoExpiry, leaseTime(t, e, forever.ID()))
@@ -149,7 +149,7 @@ type leased struct {
 
 func (l leased) String() string { return l.name }
 
-var leases = []leased{{"renewed", nil}, {"fixed", []lock.Option{lock.Lease(time.Hour)}}, {"forever", []lock.Option{semaphore.Forever}}}
+var leases = []leased{{"renewed", nil}, {"fixed", []lock.Option{lock.Lease(time.Hour)}}, {"forever", []lock.Option{semaphore.Forever()}}}
 
 func TestUpdateLeaseTimeOfOwnPermit(t *testing.T) {
 	harness.EachOf(t, leases, leased.String, func(t *testing.T, s *testserver.Server, l leased) {

@@ -152,7 +152,7 @@ func TestCloseLeavesPermitsToTheirLeases(t *testing.T) {
 		other := permitSemaphore(t, s, 3)
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
 		e := c.PermitSemaphore("orders")
-		renewed, fixed, forever := take(t, e, 1)[0], take(t, e, 1, lock.Lease(lease))[0], take(t, e, 1, semaphore.Forever)[0]
+		renewed, fixed, forever := take(t, e, 1)[0], take(t, e, 1, lock.Lease(lease))[0], take(t, e, 1, semaphore.Forever())[0]
 		w := startBehind(t, c, expirable{e}, 1)
 		c.Close()
 		require.ErrorIs(t, w.End(), lock.ErrClosed)
@@ -173,7 +173,7 @@ func TestCloseLeavesPermitsToTheirLeases(t *testing.T) {
 func TestReleaseByID(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := permitSemaphore(t, s, 3)
-		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Hour)}, {semaphore.Forever}} {
+		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Hour)}, {semaphore.Forever()}} {
 			permits := take(t, e, 3, opts...)
 			ctx := permits[0].Context()
 			require.NoError(t, e.Release(t.Context(), idsOf(permits)...))
@@ -248,7 +248,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		e := permitSemaphore(t, s, 7, redlatch.WithLogger(log.Logger()))
 		ids := map[string]string{}
 		func() {
-			for kind, opts := range map[string][]lock.Option{"fixed": {lock.Lease(time.Hour)}, "forever": {semaphore.Forever}} {
+			for kind, opts := range map[string][]lock.Option{"fixed": {lock.Lease(time.Hour)}, "forever": {semaphore.Forever()}} {
 				p, err := e.Acquire(t.Context(), opts...)
 				require.NoError(t, err)
 				require.NotNil(t, p.Context())

@@ -208,7 +208,7 @@ func TestManyExpiredPermits(t *testing.T) {
 		require.NoError(t, p.Release(x.ctx))
 
 		// It frees as many as the request wants.
-		permits, err := e.TryAcquireN(x.ctx, many, semaphore.Forever)
+		permits, err := e.TryAcquireN(x.ctx, many, semaphore.Forever())
 		require.NoError(t, err)
 		require.Equal(t, "0", x.reply("GET", key))
 		require.EqualValues(t, many, x.number("ZCARD", timeouts))

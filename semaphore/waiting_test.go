@@ -205,7 +205,7 @@ func TestNextExpiryWakesWaiter(t *testing.T) {
 		// The heartbeat of a queued waiter comes 0.8 s later.
 		const lease, times = 300 * time.Millisecond, 5
 		e := permitSemaphore(t, s, 4)
-		take(t, e, 1, semaphore.Forever)
+		take(t, e, 1, semaphore.Forever())
 		take(t, e, 1, lock.Lease(time.Hour))
 		c, g := harness.GatedClient(t, s)
 		g.Mute()

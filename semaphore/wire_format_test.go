@@ -148,7 +148,7 @@ func TestExpirableWireFormat(t *testing.T) {
 		require.NoError(x.t, err, taken)
 		require.True(x.t, before+20_001 <= at && at <= after+20_001, "%d is not 20 s and 1 ms after %d to %d", at, before, after)
 		require.NoError(x.t, e.AddPermits(ctx, 2))
-		b, err := e.Acquire(ctx, semaphore.Forever)
+		b, err := e.Acquire(ctx, semaphore.Forever())
 		require.NoError(x.t, err)
 		c, err := e.Acquire(ctx)
 		require.NoError(x.t, err)
