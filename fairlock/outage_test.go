@@ -315,7 +315,7 @@ func TestASilentServerDoesNotHoldUpTheEndOfAWait(t *testing.T) {
 		s.Pause()
 		began := time.Now()
 		w.Cancel(nil)
-		require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+		harness.NotAcquired(t, w.End()) // its second attempt may be under way
 		require.Less(t, time.Since(began), time.Second)
 		s.Resume()
 		harness.Eventually(t, soon, "it has left", func() bool { return len(waiting(t, s.Addr, "orders")) == 0 })
