@@ -73,7 +73,9 @@ func ParseURL(url string) (rueidis.ClientOption, error) {
 		if opt, err = rueidis.ParseURL(url); err == nil {
 			return opt, nil
 		}
-		err = errors.New(strings.ReplaceAll(err.Error(), url, "(the URL)")) // which may contain a password
+		if strings.Contains(url, "@") { // the text may contain the password
+			err = errors.New("it is malformed; special characters in a password must be escaped")
+		}
 	}
 	return rueidis.ClientOption{}, fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err)
 }
@@ -124,6 +126,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if err != nil {
 		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
+	cfg.Ordered = opt.PipelineMultiplex < 0 && !opt.DisableAutoPipelining
 	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
 		cfg.ReplyTimeout = 0 // the connection's timeout suffices
 	}

@@ -107,14 +107,16 @@ func TestOpenFailsFast(t *testing.T) {
 
 func TestOpenInvalidURLs(t *testing.T) {
 	for url, says := range map[string]string{
-		"":                      "it is empty",
-		"localhost:6379":        `use "redis://localhost:6379"`,
-		"localhost":             `use "redis://localhost"`,
-		"me:secret@localhost":   "as in redis://user:password@host:port",
-		"http://localhost":      "scheme",
-		"redis://localhost/x":   "database",
-		"redis://secret@[::1":   "(the URL)",
-		"redis://localhost?db=": "database",
+		"":                       "it is empty",
+		"localhost:6379":         `use "redis://localhost:6379"`,
+		"localhost":              `use "redis://localhost"`,
+		"me:secret@localhost":    "as in redis://user:password@host:port",
+		"http://localhost":       "scheme",
+		"redis://localhost/x":    "database",
+		"redis://secret@[::1":    "malformed",
+		"redis://me:se#cret@db":  "malformed",
+		"redis://me:x/secret@db": "malformed",
+		"redis://localhost?db=":  "database",
 	} {
 		_, err := redlatch.Open(t.Context(), url)
 		require.ErrorIs(t, err, lock.ErrInvalid, "%q", url)

@@ -52,10 +52,11 @@ var (
 	ErrInvalid = errors.New("redlatch: invalid argument")
 )
 
-// DoError is the error of Do if Unlock has returned one: the work may not have been exclusive.
+// DoError is the error of Do if Unlock has returned one. If it matches ErrLost, another owner may have
+// had the lock during the work.
 type DoError struct {
 	Func   error // of the function, nil if it has succeeded
-	Unlock error // a *LostError, or an error that matches ErrIndeterminate or ErrClosed
+	Unlock error
 }
 
 // Error returns the texts of both errors.

@@ -80,11 +80,11 @@ type Locker interface {
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
 	// the wait ended while others held the lock, before the server's answer (the request is
-	// undone then), or because the process was paused until the lease was over; ErrUnavailable if the server could not
-	// be asked; ErrIndeterminate if the reply to a request was lost, which is then undone
-	// in the background; ErrClosed if the client was closed; ErrInvalid for an invalid name
-	// or option. If ctx ended the wait, it also matches context.Cause(ctx). Other errors
-	// are refusals of the server.
+	// undone then), or because the process was paused until the lease was over;
+	// ErrUnavailable if the server could not be asked; ErrIndeterminate if the reply to a
+	// request was lost, which is then undone in the background; ErrClosed if the client was
+	// closed; ErrInvalid for an invalid name or option. If ctx ended the wait, it also
+	// matches context.Cause(ctx). Other errors are refusals of the server.
 	//
 	// ctx bounds the wait and is also the parent of the hold's context. To bound only
 	// the wait, use [Wait] or [Parent].
@@ -114,8 +114,8 @@ type Hold interface {
 	// it, and so do holds that the client passes the lock on to.
 	Owner() Owner
 
-	// Context returns a child of the context passed to Lock, or to [Parent]. It ends when the hold
-	// ends, and context.Cause reports why: a *LostError if the lock was lost,
+	// Context returns a child of the context passed to Lock, or to [Parent]. It ends when
+	// the hold ends, and context.Cause reports why: a *LostError if the lock was lost,
 	// context.Canceled after Unlock (before the release is sent, so the context has
 	// ended by the time another client has the lock), or the parent's cause. The end of
 	// the parent does not release the lock; only Unlock does. Context never blocks and

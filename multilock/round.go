@@ -280,14 +280,14 @@ func (rd *round) release(ctx context.Context) *tally {
 	return t
 }
 
-// answers is what the servers have answered in a round without a majority.
-type answers struct {
+// summary is what the servers have answered in a round without a majority.
+type summary struct {
 	taken, restarted, down int
 	final, refused, away   []error // away includes the others
 }
 
-// answers counts the answers. A server without one counts only in an undecided round.
-func (rd *round) answers(decided bool) (a answers) {
+// summary counts the answers. A server without one counts only in an undecided round.
+func (rd *round) summary(decided bool) (a summary) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
 	for i, v := range rd.votes {
@@ -318,7 +318,7 @@ func (rd *round) answers(decided bool) (a answers) {
 }
 
 // line returns the answers of n servers, of which yes had granted their members, for a message.
-func (a answers) line(yes, n int) string {
+func (a summary) line(yes, n int) string {
 	var counts []string
 	for _, c := range []struct {
 		servers int
@@ -332,7 +332,10 @@ func (a answers) line(yes, n int) string {
 			counts = append(counts, fmt.Sprintf("%d %s", c.servers, c.what))
 		}
 	}
-	line := fmt.Sprintf("%d of %d servers: %s", n-yes, n, strings.Join(counts, ", "))
+	line := fmt.Sprintf("%d of %d servers", n-yes, n)
+	if len(counts) > 0 {
+		line += ": " + strings.Join(counts, ", ")
+	}
 	if len(a.away) > 0 {
 		line += " (" + strings.ReplaceAll(errors.Join(a.away...).Error(), "\n", "; ") + ")"
 	}
@@ -343,7 +346,7 @@ func (a answers) line(yes, n int) string {
 // otherwise the answers for the error of a wait that ends now. yes is the number of members
 // that the round had acquired.
 func (rd *round) verdict(yes int, decided bool) (answers, err error) {
-	a, n, quorum := rd.answers(decided), len(rd.votes), rd.r.quorum
+	a, n, quorum := rd.summary(decided), len(rd.votes), rd.r.quorum
 	if n-len(a.final) < quorum {
 		return nil, errors.Join(a.final...)
 	}

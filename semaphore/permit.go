@@ -36,12 +36,12 @@ func (p *Permit) ID() string {
 // Name returns the name of the semaphore.
 func (p *Permit) Name() string { return p.p.Name() }
 
-// Context returns a child of the context given to Acquire, or to lock.Parent, that is canceled when the permit
-// ends. context.Cause returns the reason: a *lock.LostError if the permit was lost,
-// context.Canceled if it was released (by Release: before the request is sent), or the
-// parent's cause if the parent was canceled, which does not release the permit. Context never
-// blocks and always returns the same context. The context does not keep the permit alive:
-// keep the Permit or its id.
+// Context returns a child of the context given to Acquire, or to lock.Parent, that is
+// canceled when the permit ends. context.Cause returns the reason: a *lock.LostError if the
+// permit was lost, context.Canceled if it was released (by Release: before the request is
+// sent), or the parent's cause if the parent was canceled, which does not release the permit.
+// Context never blocks and always returns the same context. The context does not keep the
+// permit alive: keep the Permit or its id.
 func (p *Permit) Context() context.Context { return p.p.Context() }
 
 // Remaining returns how long the permit is certain to stay acquired, by the local monotonic

@@ -299,10 +299,12 @@ func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done fu
 			reply, err := p.exec(ctx, script, seq, args)
 			if err == nil || final(err) {
 				p.slots.done(seq)
-				done(reply)
-				if reply != nil {
-					close(replied)
+				if err != nil {
+					done(nil)
+					return -1, nil
 				}
+				done(reply)
+				close(replied)
 				return -1, nil
 			}
 			if p.s.Err() == nil || ctx.Err() != nil {

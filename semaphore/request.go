@@ -72,19 +72,15 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		req.OnWake = span.Woken
 	}
 	err := p.queues.Acquire(spanCtx, req)
-	acquired := err == nil
 	switch {
-	case !acquired:
+	case err != nil:
 		err = r.leave(ctx, err)
 	case p.s.Err() != nil:
+		r.Abandon()
 		err = lock.ErrClosed
-	case ctx.Err() != nil: // served while the caller was leaving
-		err = errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
-	case p.expirable() && time.Since(r.sent) >= r.grant.lease:
-		err = lock.ErrNotAcquired // this process was suspended until the lease was over
-	}
-	if acquired && err != nil {
-		err = errors.Join(err, p.s.Undo(ctx, patience, func() error {
+	case ctx.Err() != nil, // served while the caller was leaving
+		p.expirable() && time.Since(r.sent) >= r.grant.lease: // this process was suspended until the lease was over
+		err = errors.Join(lock.ErrNotAcquired, p.s.Undo(ctx, patience, func() error {
 			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
 			return err
 		}))
@@ -260,7 +256,8 @@ func (p *pool) nextAttempt(retryIn time.Duration, r *request, sent time.Time) ti
 
 // outcomeUnknown prepares a batch for its next attempt when the last one got no reply.
 // That attempt is undone, so the next one uses new ids. If it has put this client into
-// the wait queue, the first request accounts for the position. undone is closed when it is undone.
+// the wait queue, the first request accounts for the position. undone is closed when the server has
+// answered what undoes it.
 func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 	for i, r := range batch {
 		r.mu.Lock()
@@ -294,7 +291,7 @@ func (r *request) leave(ctx context.Context, err error) error {
 	r.mu.Lock()
 	undone := r.undone
 	r.mu.Unlock()
-	if session.Await(left) && session.Await(undone) {
+	if session.Await(left, undone) {
 		err = wire.Undone(ctx, err)
 	}
 	return err

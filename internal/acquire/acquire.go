@@ -179,7 +179,7 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 	}
 }
 
-// linger waits a moment for the attempt of another caller that is under way for w.
+// linger waits a moment for an attempt for several that is under way for w.
 func (w *waiter[A]) linger() {
 	if w.state != claimed {
 		return
@@ -232,10 +232,7 @@ func (q *Queues[A]) over(ctx context.Context, req *Request[A]) error {
 		return lock.ErrClosed
 	default:
 	}
-	if ctx.Err() != nil {
-		return errors.Join(lock.ErrNotAcquired, context.Cause(ctx))
-	}
-	if d := req.Deadline; !d.IsZero() && !time.Now().Before(d) {
+	if d := req.Deadline; ctx.Err() != nil || !d.IsZero() && !time.Now().Before(d) {
 		return lock.ErrNotAcquired
 	}
 	return nil
@@ -376,6 +373,7 @@ func (w *waiter[A]) take(r Result) bool {
 		e.unlink(w)
 		e.enlist(&w.req)
 		w.state = granted
+	case r.unsent:
 	default:
 		w.failingSince, w.err = time.Time{}, nil
 		w.register(true)
@@ -399,7 +397,7 @@ func (w *waiter[A]) failed(err error) {
 		return
 	}
 	if errors.Is(w.err, lock.ErrIndeterminate) { // that request still has no answer
-		w.err = errors.Join(lock.ErrIndeterminate, unavailable.Err)
+		w.err = errors.Join(errNoAnswer, unavailable.Err)
 	} else {
 		w.err = unavailable.Err
 	}
@@ -428,7 +426,7 @@ func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, err
 	v, err := r.Acquirer.Try(ctx)
 	switch {
 	case wire.NotSent(ctx, err): // the wait is over
-		return Verdict{FreeIn: -1}, nil
+		return Verdict{FreeIn: -1, unsent: true}, nil
 	case err != nil:
 		return Verdict{}, err
 	case r.Backoff == nil:

@@ -79,7 +79,8 @@ type Verdict struct {
 	// process. It is for Ordered requests.
 	Moved bool
 
-	poll time.Duration // pause before the next attempt where some release without a message; 0: none
+	unsent bool          // the wait was over before
+	poll   time.Duration // pause before the next attempt where some release without a message; 0: none
 }
 
 // Result is the outcome of an attempt for one of several.

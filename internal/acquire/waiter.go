@@ -128,8 +128,9 @@ func (w *waiter[A]) failure() error {
 	return w.err
 }
 
-// errNoAnswer is for a wait that ends during an attempt of another caller.
-var errNoAnswer = fmt.Errorf("%w: the last attempt has no answer yet", lock.ErrIndeterminate)
+// errNoAnswer is for a wait of which an attempt has no answer, and that is not the last one or is
+// under way for several.
+var errNoAnswer = fmt.Errorf("%w: an attempt has no answer yet", lock.ErrIndeterminate)
 
 // end ends the wait with an error.
 func (w *waiter[A]) end(err error) {

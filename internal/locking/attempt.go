@@ -135,7 +135,7 @@ func (c *claim) Abandon() {
 }
 
 // retire gives back what a wait that is over may have left on the server. The result is closed when
-// the server has answered; nil if there is nothing.
+// it is gone, and nil if there is nothing.
 func (c *claim) retire() (undone <-chan struct{}) {
 	c.mu.Lock()
 	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim

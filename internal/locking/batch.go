@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -43,7 +44,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		return nil, lock.ErrClosed
 	}
 	defer s.Leave()
-	o.MaxHold = 0
+	o.MaxHold, o.Parent = 0, nil
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
@@ -80,7 +81,13 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 	if err != nil && ctx.Err() != nil {
-		err = claims[0].leave(ctx, err)
+		undone := make([]<-chan struct{}, len(claims))
+		for i, c := range claims {
+			undone[i] = c.retire()
+		}
+		if session.Await(undone...) {
+			err = wire.Undone(ctx, err)
+		}
 	}
 	if err != nil { // all or none
 		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, holds)...))

@@ -33,7 +33,7 @@ type claim struct {
 	joining    int32 // callers that are about to get a hold
 	waited     bool
 	mayHaveRun bool            // an attempt has an unknown outcome, and the id was kept
-	undone     <-chan struct{} // closed when the server has undone the last attempt with an unknown outcome
+	undone     <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
 	queued     bool            // it has a queue position on the server
 	ready      bool            // only waiters of this process are before it in the server's queue
 	position   *watchdog.Lease // of the queue position, which heartbeats keep, or nil
@@ -151,7 +151,7 @@ func (h *hold) checked(ctx context.Context) (*hold, error) {
 	case h.claim.lock.s.Err() != nil: // Close waits for this
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case ctx.Err() != nil && !h.member:
-		return nil, errors.Join(lock.ErrNotAcquired, context.Cause(ctx), h.undo(ctx))
+		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
 	}
 	return h, nil
 }

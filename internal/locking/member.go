@@ -92,7 +92,7 @@ type Hold = hold
 // Take is Lock, or TryLock if once is set, for a member of a Multi: even with a lease the
 // hold is renewed until Align, and MaxHold counts from there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error) {
-	o.MaxHold = 0
+	o.MaxHold, o.Parent = 0, nil
 	return l.acquire(ctx, o, once, true)
 }
 

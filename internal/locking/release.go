@@ -283,39 +283,45 @@ var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecon
 // cleanUp releases a claim with an unknown outcome in the background, until its lease ends at
 // the latest. With again set it goes on after a release that found nothing, because an
 // acquisition may run after it. While the client is closing it blocks for one request. The
-// result is closed after the first answer.
-func (l *Lock) cleanUp(c Claim, again bool) (answered <-chan struct{}) {
+// result is closed when no acquisition that was sent before can run any more.
+func (l *Lock) cleanUp(c Claim, again bool) (undone <-chan struct{}) {
 	misses := 0
-	return l.background(c.Lease, func(ctx context.Context) (time.Duration, error) {
+	done := newSignal()
+	l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) {
 		freed, err := l.p.Release(ctx, &c)
+		if err == nil && (freed.State != NotHeld || l.s.Ordered) {
+			done.send()
+		}
 		if err != nil || freed.State != NotHeld || !again || misses == len(cleanupPauses) {
 			return -1, err
 		}
 		misses++
 		return cleanupPauses[misses-1], nil
 	})
+	return done.c
 }
 
 // leave removes the queue position of a claim that no longer waits, in the background. It is
-// retried for as long as the position may block others. The result is closed after the first
-// answer.
-func (l *Lock) leave(c Claim) (answered <-chan struct{}) {
-	return l.background(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
-		return -1, l.p.(Positioned).Leave(ctx, &c)
+// retried for as long as the position may block others. The result is closed when it is removed.
+func (l *Lock) leave(c Claim) (left <-chan struct{}) {
+	done := newSignal()
+	l.s.CleanUp(l.s.FairWait, func(ctx context.Context) (time.Duration, error) {
+		err := l.p.(Positioned).Leave(ctx, &c)
+		if err == nil {
+			done.send()
+		}
+		return -1, err
 	})
+	return done.c
 }
 
-// background starts a cleanup, and returns a channel that is closed after its first request
-// without an error.
-func (l *Lock) background(d time.Duration, cleanUp session.Cleanup) (answered <-chan struct{}) {
-	done := make(chan struct{})
-	closeOnce := sync.OnceFunc(func() { close(done) })
-	l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
-		pause, err := cleanUp(ctx)
-		if err == nil {
-			closeOnce()
-		}
-		return pause, err
-	})
-	return done
+// signal is a channel that is closed once.
+type signal struct {
+	c    chan struct{}
+	send func()
+}
+
+func newSignal() signal {
+	c := make(chan struct{})
+	return signal{c, sync.OnceFunc(func() { close(c) })}
 }

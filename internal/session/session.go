@@ -32,8 +32,11 @@ type Config struct {
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
 	ReplyTimeout time.Duration
-	Logger       *slog.Logger
-	Telemetry    *telemetry.Telemetry // nil: off
+	// Ordered is set if the server runs requests for one key in the order in which they are
+	// sent.
+	Ordered   bool
+	Logger    *slog.Logger
+	Telemetry *telemetry.Telemetry // nil: off
 }
 
 // Session is the shared state of a client's objects. Its fields do not change after

@@ -63,7 +63,7 @@ func Undone(ctx context.Context, err error) error {
 	for _, cause := range split(err) {
 		switch {
 		case cause == lock.ErrIndeterminate, cause == lock.ErrNotAcquired:
-		case cause == lock.ErrClosed, cause == context.Canceled, cause == context.DeadlineExceeded, cause == context.Cause(ctx):
+		case cause == lock.ErrClosed, cause == context.Canceled, cause == context.DeadlineExceeded:
 			causes = append(causes, cause)
 		default:
 			return err
@@ -156,18 +156,23 @@ func split(err error) []error {
 	return all
 }
 
-// Is reports whether target is the kind, or whether the cause of the end of the context, or an error
-// that is neither a kind nor a timeout, matches it.
+// Is reports whether f matches target: a kind if that is the kind of f, a timeout if the cause of the
+// end of the context matches it, and another error if that cause or the error of the request does.
 func (f *Failure) Is(target error) bool {
-	if target == f.kind || errors.Is(f.ended, target) {
+	switch {
+	case target == f.kind:
 		return true
+	case isKind(target) && target != lock.ErrClosed:
+		return false
+	case errors.Is(f.ended, target):
+		return true
+	default:
+		return !slices.Contains(timeouts, target) && errors.Is(f.err, target)
 	}
-	forbidden := isKind(target) && target != lock.ErrClosed || slices.Contains(timeouts, target)
-	return !forbidden && errors.Is(f.err, target)
 }
 
 // As is for errors.As.
-func (f *Failure) As(target any) bool { return errors.As(f.err, target) }
+func (f *Failure) As(target any) bool { return errors.As(f.ended, target) || errors.As(f.err, target) }
 
 // Error implements error.
 func (f *Failure) Error() string {
@@ -194,7 +199,7 @@ func (f *Failure) why() string {
 	causes := split(f.err)
 	if f.ended != nil {
 		causes = slices.DeleteFunc(causes, func(cause error) bool {
-			return cause == f.ended || cause == context.Canceled || cause == context.DeadlineExceeded
+			return cause == context.Canceled || cause == context.DeadlineExceeded
 		})
 		causes = append([]error{f.ended}, causes...)
 	}

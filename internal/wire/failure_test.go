@@ -37,7 +37,7 @@ func TestFailed(t *testing.T) {
 		{t.Context(), context.DeadlineExceeded, []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): no reply in time`},
 		{expired, context.DeadlineExceeded, []error{lock.ErrIndeterminate, context.Cause(expired)},
 			`redlatch: outcome unknown: acquire "a" (waited 1.5s): late`},
-		{expired, errors.Join(lock.ErrNotAcquired, context.Cause(expired), Classify(io.EOF)),
+		{expired, errors.Join(lock.ErrNotAcquired, Classify(io.EOF)),
 			[]error{lock.ErrIndeterminate, context.Cause(expired), io.EOF}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): late; EOF`},
 		{t.Context(), errors.Join(lock.ErrNotAcquired, NotAsked(Classify(io.EOF))), []error{lock.ErrUnavailable},
 			`redlatch: server unavailable: acquire "a" (waited 1.5s): EOF`},
@@ -67,8 +67,18 @@ func TestFailed(t *testing.T) {
 		})
 	}
 	require.NoError(t, Failed(t.Context(), "acquire", "a", time.Now(), nil))
+
+	// A context that ended because of another failure lends its cause, but not its kind.
+	unavailable := Failed(t.Context(), "acquire", "b", time.Now(), Classify(dialTimeout))
+	failedBefore, cancelCause := context.WithCancelCause(t.Context())
+	cancelCause(unavailable)
+	err := Failed(failedBefore, "acquire", "a", time.Now(), lock.ErrNotAcquired)
+	require.ErrorIs(t, err, lock.ErrNotAcquired)
+	require.ErrorIs(t, err, unavailable)
+	require.NotErrorIs(t, err, lock.ErrUnavailable)
+	require.ErrorAs(t, err, new(*net.OpError))
 	require.NoError(t, NotAsked(errors.Join(lock.ErrIndeterminate, context.Canceled)), "the other caller has left")
-	cut := errors.Join(errors.Join(lock.ErrNotAcquired, context.Cause(expired)), Classify(context.DeadlineExceeded))
+	cut := errors.Join(lock.ErrNotAcquired, Classify(context.DeadlineExceeded))
 	require.ErrorIs(t, cut, lock.ErrIndeterminate)
 	for _, tt := range []struct{ err, kind error }{
 		{cut, lock.ErrNotAcquired},
@@ -80,7 +90,7 @@ func TestFailed(t *testing.T) {
 	}
 	broken := Classify(context.DeadlineExceeded) // a timeout of the connection
 	require.Equal(t, broken, Undone(t.Context(), broken))
-	err := ReadFailed(t.Context(), "look at", "a", time.Now(), io.EOF)
+	err = ReadFailed(t.Context(), "look at", "a", time.Now(), io.EOF)
 	require.ErrorIs(t, err, lock.ErrUnavailable)
 	require.NotErrorIs(t, err, lock.ErrIndeterminate)
 }
