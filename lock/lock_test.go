@@ -47,6 +47,7 @@ func TestOwnerInContext(t *testing.T) {
 }
 
 func TestResolve(t *testing.T) {
+	var none context.Context
 	o, err := lock.Resolve(lock.Lease(time.Second), lock.Wait(0), lock.Lease(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, lock.Options{Lease: time.Minute, Bounded: true}, o)
@@ -54,7 +55,7 @@ func TestResolve(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
-		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(nil),
+		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
 	} {
 		_, err := lock.Resolve(opt)
 		require.ErrorIs(t, err, lock.ErrInvalid)
