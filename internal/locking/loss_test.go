@@ -22,6 +22,16 @@ type single struct{ rueidis.Client }
 
 func (single) Mode() rueidis.ClientMode { return rueidis.ClientModeStandalone }
 
+// newLock returns a lock of a client with such a connection, and its session.
+func newLock(p Protocol, ordered bool) (*Lock, *session.Session) {
+	s := session.New(session.Config{
+		Client: single{}, ID: uuid.NewString(), WatchdogTimeout: time.Second, Ordered: ordered,
+		Logger: slog.New(slog.DiscardHandler), MapName: func(name string) string { return name },
+	})
+	l := New(s, p, "orders")
+	return &l, s
+}
+
 // willing is a server that grants everything, and has every claim that is released.
 type willing struct{ Protocol }
 
@@ -60,12 +70,8 @@ func TestUnlockTellsOfLossUnderWay(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				s := session.New(session.Config{
-					Client: single{}, ID: uuid.NewString(), WatchdogTimeout: time.Second,
-					Logger: slog.New(slog.DiscardHandler), MapName: func(name string) string { return name },
-				})
+				l, s := newLock(willing{}, true)
 				defer s.Close()
-				l := New(s, willing{}, "orders")
 				handle, err := l.TryLock(t.Context(), lock.Lease(time.Hour))
 				require.NoError(t, err)
 				h := handle.(*holds.Handle).Hold.(*hold)

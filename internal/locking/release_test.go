@@ -2,12 +2,10 @@ package locking
 
 import (
 	"context"
-	"log/slog"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/session"
@@ -28,12 +26,8 @@ func TestAReleaseThatFindsNothing(t *testing.T) {
 	for _, ordered := range []bool{false, true} {
 		for _, state := range []ReleaseState{NotHeld, StillHeld, Free} {
 			synctest.Test(t, func(t *testing.T) {
-				s := session.New(session.Config{
-					Client: single{}, ID: uuid.NewString(), WatchdogTimeout: time.Second, Ordered: ordered,
-					Logger: slog.New(slog.DiscardHandler), MapName: func(name string) string { return name },
-				})
+				l, s := newLock(finding{state: state}, ordered)
 				defer s.Close()
-				l := New(s, finding{state: state}, "orders")
 				undone := l.cleanUp(Claim{Lease: time.Minute}, true)
 				time.Sleep(10 * time.Second) // the further releases
 				require.Equal(t, ordered || state != NotHeld, session.Await(undone))
