@@ -2,9 +2,14 @@
 // machines. It contains Redisson's semaphore and permit-expirable semaphore. Java services
 // on the same server share the same permits.
 //
-// A client creates the objects:
+// A client creates the objects. The server has a semaphore once its number of permits is set;
+// until then Acquire waits:
 //
-//	p, err := client.PermitSemaphore("encoders").Acquire(ctx)
+//	encoders := client.PermitSemaphore("encoders")
+//	if _, err := encoders.TrySetPermits(ctx, 8); err != nil { // does nothing if it exists
+//		return err
+//	}
+//	p, err := encoders.Acquire(ctx)
 //	if err != nil {
 //		return err
 //	}
