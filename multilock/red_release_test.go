@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -89,7 +90,6 @@ func TestRedSlowRelease(t *testing.T) {
 		w.drain(fakes)
 
 		// Nor longer than a moment after its caller has left.
-		const moment = 20 * time.Millisecond
 		fakes = w.fakes(redYes, later, later)
 		fakes[0].unlock = slow
 		ctx, cancel := context.WithTimeout(t.Context(), 3*redQuick)
@@ -97,7 +97,7 @@ func TestRedSlowRelease(t *testing.T) {
 		began = time.Now()
 		_, err = w.red(fakes).TryLock(ctx)
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.Equal(t, 3*redQuick+moment, time.Since(began))
+		require.Equal(t, 3*redQuick+session.Grace, time.Since(began))
 		w.drain(fakes)
 
 		// Unlock ends although a majority is silent.

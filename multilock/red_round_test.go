@@ -261,7 +261,7 @@ func TestRedWaitIsBounded(t *testing.T) {
 		w.drain(fakes)
 
 		soon := redAnswer{after: 20*time.Millisecond + session.Grace/2, err: lock.ErrNotAcquired}
-		fakes = w.fakes(redTaken, soon, soon)
+		fakes = w.fakes(soon, soon, soon)
 		_, err = w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		w.drain(fakes)
