@@ -34,7 +34,7 @@ func TestMultiAcquiresAllOrNone(t *testing.T) {
 			multiFree(t, all, held)
 			begin := time.Now()
 			_, err = m.Lock(t.Context(), lock.Wait(100*time.Millisecond))
-			require.ErrorIs(t, err, lock.ErrNotAcquired, it.name)
+			harness.NotAcquired(t, err) // the release of twelve may go on
 			require.GreaterOrEqual(t, time.Since(begin), 100*time.Millisecond)
 			require.Less(t, time.Since(begin), 3*time.Second) // the attempt also releases twelve
 			multiFree(t, all, held)

@@ -78,15 +78,17 @@ const Grace = 15 * time.Millisecond
 
 // Await waits a moment until all channels are closed that are not nil, and reports whether they are.
 func Await(all ...<-chan struct{}) bool {
-	timer := time.NewTimer(Grace)
-	defer timer.Stop()
+	var limit <-chan time.Time
 	for _, done := range all {
 		if done == nil {
 			continue
 		}
+		if limit == nil {
+			limit = time.After(Grace)
+		}
 		select {
 		case <-done:
-		case <-timer.C:
+		case <-limit:
 			return false
 		}
 	}
