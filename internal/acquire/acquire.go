@@ -27,7 +27,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -176,29 +175,6 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 		case <-q.cfg.Closed:
 		}
 		mu.Lock()
-	}
-}
-
-// linger waits a moment for an attempt for several that is under way for w.
-func (w *waiter[A]) linger() {
-	if w.state != claimed {
-		return
-	}
-	mu := &w.entry.shard.mu
-	limit := time.NewTimer(session.Grace)
-	defer limit.Stop()
-	for w.state == claimed {
-		mu.Unlock()
-		select {
-		case <-w.wake:
-			mu.Lock()
-		case <-limit.C:
-			mu.Lock()
-			return
-		case <-w.entry.queues.cfg.Closed:
-			mu.Lock()
-			return
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -114,6 +115,26 @@ func (w *waiter[A]) giveUp() {
 		e.nudge(telemetry.Local)
 	}
 	e.leave()
+}
+
+// linger waits a moment for an attempt for several that is under way for w. It releases the mutex
+// meanwhile.
+func (w *waiter[A]) linger() {
+	if w.state != claimed {
+		return
+	}
+	mu, limit, over := &w.entry.shard.mu, time.After(session.Grace), false
+	for w.state == claimed && !over {
+		mu.Unlock()
+		select {
+		case <-w.wake:
+		case <-limit:
+			over = true
+		case <-w.entry.queues.cfg.Closed:
+			over = true
+		}
+		mu.Lock()
+	}
 }
 
 // failure returns the error of the last attempt of the waiter, or of the head for it, if that had
