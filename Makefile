@@ -7,6 +7,7 @@
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
 GOVULNCHECK = golang.org/x/vuln/cmd/govulncheck@v1.1.4
+GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 
 # The oldest Go that go.mod accepts.
 OLDEST_GO = go1.25.0
@@ -33,7 +34,7 @@ BENCH =
 
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS SERVERLESS
 
-.PHONY: check test test-all deps interop robustness soak mutants vuln bench bench-test
+.PHONY: check test test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
 
 check: deps
 	./scripts/tier check
@@ -43,6 +44,10 @@ test: deps
 
 test-all: deps
 	./scripts/tier all $(PART)
+
+# One unit of test-all, as its log names it, for example UNIT="rlock valkey-server".
+unit: deps
+	./scripts/tier unit $(UNIT)
 
 deps:
 	./scripts/deps
@@ -69,6 +74,10 @@ mutants: deps
 # Known vulnerabilities in what the module calls. It needs the Go vulnerability database.
 vuln:
 	go run $(GOVULNCHECK) ./...
+
+# The linters of .golangci.yml, on all modules. Building them takes some minutes.
+golangci:
+	for module in . benchmarks interop; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
 
 # redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.
