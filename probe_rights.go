@@ -39,7 +39,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	}
 	const queue = "ZRANGE,ZSCORE,ZADD,ZREM,PTTL,PEXPIRE"
 	for _, row := range []struct{ kind, on, commands string }{
-		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HLEN,PEXPIRE,PTTL,DEL"},
+		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,PEXPIRE,PTTL,DEL"},
 		{"", wire.FencingToken(key), "INCR,GET,DEL"},
 		{"", "", general},
 		{"", wire.LockChannel(key), channel},
@@ -51,7 +51,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindFair, "", "TIME"},
 		{KindFair, wire.FairChannel(key, owner), channel},
 
-		{KindReadWrite, key, "HMGET,HGETALL,HDEL,HRANDFIELD"},
+		{KindReadWrite, key, "HMGET,HGETALL,HRANDFIELD"},
 		{KindReadWrite, wire.ReadHoldTimeout(key, owner.String(), 1), "SET,PTTL,PEXPIRE,DEL"},
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},

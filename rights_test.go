@@ -58,6 +58,7 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	require.NoError(t, err)
 	require.Equal(t, 1, count)
 	require.NoError(t, h.Extend(t.Context(), time.Minute))
+	h = moved(t, c.Lock("app:orders"), h)
 	forced, err := c.Lock("app:orders").ForceUnlock(t.Context())
 	require.NoError(t, err)
 	require.True(t, forced)
@@ -111,7 +112,7 @@ func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
 	h, err = l.Lock(named)
 	require.NoError(t, err)
 	require.NoError(t, h.Extend(ctx, time.Minute))
-	require.NoError(t, l.Unlock(named))
+	require.NoError(t, moved(t, l, h).Unlock(ctx))
 	_, err = l.Lock(ctx)
 	require.NoError(t, err)
 	forced, err := l.ForceUnlock(ctx)
@@ -119,6 +120,21 @@ func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
 	require.True(t, forced)
 	_, err = c.PlainLock("elsewhere").TryLock(ctx)
 	require.ErrorContains(t, err, "NOPERM")
+}
+
+type adopter interface {
+	lock.Locker
+	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+}
+
+// moved detaches a hold of l and adopts it.
+func moved(t *testing.T, l adopter, h lock.Hold) lock.Hold {
+	t.Helper()
+	id, err := h.Detach(t.Context(), time.Minute)
+	require.NoError(t, err)
+	h, err = l.Adopt(t.Context(), id)
+	require.NoError(t, err)
+	return h
 }
 
 // checkSemaphores uses everything of both semaphores that needs a right.
@@ -270,6 +286,7 @@ func checkFairLock(t *testing.T, c, other *redlatch.Client) {
 	h, err = l.Lock(ctx)
 	require.NoError(t, err)
 	require.NoError(t, h.Extend(ctx, time.Minute))
+	h = moved(t, l, h)
 	forced, err := l.ForceUnlock(ctx)
 	require.NoError(t, err)
 	require.True(t, forced)
@@ -311,12 +328,13 @@ func checkRWLock(t *testing.T, c, other *redlatch.Client) {
 		return nil
 	}))
 	for _, side := range []interface {
-		lock.Locker
+		adopter
 		ForceUnlock(ctx context.Context) (bool, error)
 	}{rw.Read(), rw.Write()} {
 		h, err := side.Lock(ctx)
 		require.NoError(t, err)
 		require.NoError(t, h.Extend(ctx, time.Minute))
+		h = moved(t, side, h)
 		forced, err := side.ForceUnlock(ctx)
 		require.NoError(t, err)
 		require.True(t, forced)

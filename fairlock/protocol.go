@@ -24,6 +24,7 @@ var (
 	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire").AtRest()
 	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm").AtRest()
 	releaseScript     = wire.LoadScript(luaFiles, "positions", "release").AtRest()
+	transferScript    = wire.LoadScript(luaFiles, "positions", "transfer").AtRest()
 	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave").AtRest()
 	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat").AtRest()
 	forceUnlockScript = wire.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
@@ -161,6 +162,11 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Relea
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
 	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+}
+
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
+	return transferScript.Exec(ctx, p.s.Client, p.keys,
+		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})).AsBool()
 }
 
 // Leave implements locking.Positioned.

@@ -141,7 +141,19 @@ type Hold interface {
 	// hold is as certain as before.
 	Extend(ctx context.Context, lease time.Duration) error
 
-	// Unlock ends the hold and releases the lock. It tries even if ctx is done, and
+	// Detach ends the hold but leaves the lock held, for lease from now, and returns an id with
+	// which the lock's Adopt, in any process, returns a new hold on it. So work under the lock can
+	// go on in another process, or after a restart. Detach tries even if ctx is done, and blocks
+	// until the server has answered, for 5 s at most.
+	//
+	// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
+	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
+	// those of Unlock. If the outcome is unknown, which ErrIndeterminate reports, Detach returns
+	// the id too and goes on in the background; the lock becomes free when its lease ends if Adopt
+	// does not find it.
+	Detach(ctx context.Context, lease time.Duration) (id string, err error)
+
+	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is done, and
 	// blocks until the server has answered, for 5 s at most.
 	//
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches

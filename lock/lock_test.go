@@ -56,12 +56,25 @@ func TestResolve(t *testing.T) {
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
 		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
+		lock.AtLeast(0), lock.AtLeast(-1), lock.AtLeast(lock.MaxLease + 1),
 	} {
 		_, err := lock.Resolve(opt)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	}
-	_, err = lock.Resolve(lock.MaxHold(time.Second), lock.Lease(time.Second))
+	for _, opts := range [][]lock.Option{
+		{lock.MaxHold(time.Second), lock.Lease(time.Second)},
+		{lock.AtLeast(2 * time.Second), lock.Lease(time.Second)},
+		{lock.AtLeast(2 * time.Second), lock.MaxHold(time.Second)},
+	} {
+		_, err = lock.Resolve(opts...)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+	}
+	_, err = lock.ResolvePermit(lock.AtLeast(time.Second))
 	require.ErrorIs(t, err, lock.ErrInvalid)
+	o, err = lock.Resolve(lock.AtLeast(time.Second))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Second), o.KeepUntil(), time.Second)
+	require.Zero(t, lock.Options{}.KeepUntil())
 }
 
 func TestLostError(t *testing.T) {

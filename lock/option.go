@@ -21,6 +21,7 @@ const (
 	optionWait
 	optionMaxHold
 	optionParent
+	optionAtLeast
 )
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
@@ -51,6 +52,16 @@ func MaxHold(d time.Duration) Option { return Option{kind: optionMaxHold, d: d} 
 // of parent does not release the lock. parent must not be nil.
 func Parent(parent context.Context) Option { return Option{kind: optionParent, parent: parent} }
 
+// AtLeast keeps the lock for d after Lock returns, even if Unlock comes earlier: Unlock then ends
+// the hold and shortens or extends the lease to the rest of d, instead of releasing the lock. It
+// takes no additional request. It is for work that is to run once per interval although the clocks
+// of the machines differ: a second machine that starts a little later finds the lock held.
+//
+// AtLeast does not keep a lock whose process dies or whose client is closed: that becomes free when
+// its lease ends. d must be from a millisecond to MaxLease, and not exceed Lease or MaxHold. Permits
+// of semaphores have no such option.
+func AtLeast(d time.Duration) Option { return Option{kind: optionAtLeast, d: d} }
+
 // Options is the result of a list of options, for implementations of Locker.
 type Options struct {
 	Lease   time.Duration   // 0: renewed until Unlock
@@ -58,6 +69,7 @@ type Options struct {
 	Bounded bool            // Wait was given
 	MaxHold time.Duration   // 0: unbounded
 	Parent  context.Context // nil: the context of the call; see HoldParent
+	AtLeast time.Duration   // 0: Unlock releases the lock at once
 }
 
 // HoldParent returns the parent of the hold's context, for a call with ctx.
@@ -68,19 +80,41 @@ func (o Options) HoldParent(ctx context.Context) context.Context {
 	return ctx
 }
 
+// KeepUntil returns until when AtLeast keeps a lock acquired now, and the zero time without it.
+func (o Options) KeepUntil() time.Time {
+	if o.AtLeast == 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(o.AtLeast)
+}
+
 // Resolve evaluates opts; the last option of a kind wins. It returns an error that
 // matches ErrInvalid and names the invalid option.
 func Resolve(opts ...Option) (Options, error) {
-	o, err := ResolvePermit(opts...)
+	o, err := resolve(opts)
 	if err == nil && o.Lease == NoExpiry {
-		return Options{}, CheckLease(o.Lease)
+		err = CheckLease(o.Lease)
 	}
-	return o, err
+	if err != nil {
+		return Options{}, err
+	}
+	return o, nil
 }
 
 // ResolvePermit is Resolve for the permits of a semaphore, which may be held without
 // expiry: Lease(NoExpiry) is valid and sets Options.Lease to NoExpiry.
 func ResolvePermit(opts ...Option) (Options, error) {
+	o, err := resolve(opts)
+	if err == nil && o.AtLeast > 0 {
+		err = fmt.Errorf("%w: AtLeast: a permit has no least time", ErrInvalid)
+	}
+	if err != nil {
+		return Options{}, err
+	}
+	return o, nil
+}
+
+func resolve(opts []Option) (Options, error) {
 	var o Options
 	for _, opt := range opts {
 		switch opt.kind {
@@ -104,12 +138,20 @@ func ResolvePermit(opts ...Option) (Options, error) {
 				return Options{}, fmt.Errorf("%w: Parent(nil)", ErrInvalid)
 			}
 			o.Parent = opt.parent
+		case optionAtLeast:
+			if err := CheckLease(opt.d); err != nil {
+				return Options{}, fmt.Errorf("AtLeast: %w", err)
+			}
+			o.AtLeast = opt.d
 		default:
 			return Options{}, fmt.Errorf("%w: the zero lock.Option", ErrInvalid)
 		}
 	}
 	if o.Lease != 0 && o.MaxHold > 0 {
 		return Options{}, fmt.Errorf("%w: MaxHold excludes Lease: a hold with a Lease is not renewed", ErrInvalid)
+	}
+	if limit := max(o.Lease, o.MaxHold); limit > 0 && o.AtLeast > limit {
+		return Options{}, fmt.Errorf("%w: AtLeast(%v) exceeds Lease or MaxHold, %v", ErrInvalid, o.AtLeast, limit)
 	}
 	return o, nil
 }

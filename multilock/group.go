@@ -66,8 +66,14 @@ func (g *group) failed(ctx context.Context, what string, began time.Time, err er
 	return wire.Failed(ctx, what, g.info.Name, began, err)
 }
 
+// groupMember is the hold of a group, which may be the member of another group.
+type groupMember interface {
+	hold.Hold
+	KeepUntil(until time.Time)
+}
+
 // open is Lock, or TryLock if try is set, of the group g that acquire acquires.
-func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bool,
+func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try bool,
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if try {
@@ -84,6 +90,7 @@ func open[H hold.Hold](ctx context.Context, g *group, opts []lock.Option, try bo
 	if err != nil {
 		return nil, err
 	}
+	h.KeepUntil(o.KeepUntil())
 	return hold.NewHandle(h), nil
 }
 
@@ -92,6 +99,16 @@ type groupHold struct {
 	hold.State
 	group *group
 	owner lock.Owner // that the caller named, or zero
+
+	keepUntil time.Time // see locking.GroupHold
+}
+
+// KeepUntil implements locking.GroupHold. It is called before the hold is shared.
+func (h *groupHold) KeepUntil(until time.Time) { h.keepUntil = until }
+
+// Detach implements lock.Hold.
+func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
+	return "", fmt.Errorf("%w: Detach %q, which consists of several locks", lock.ErrUnsupported, h.Name())
 }
 
 // begin makes the hold held, with a context that is a child of parent.

@@ -374,6 +374,9 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 		}
 		return err
 	}
+	for _, member := range h.holds {
+		member.KeepUntil(h.keepUntil)
+	}
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
 	err = errors.Join(locking.UnlockTogether(ctx, h.holds)...)

@@ -245,6 +245,14 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	return nil
 }
 
+// KeepUntil implements locking.GroupHold.
+func (h *redHold) KeepUntil(until time.Time) {
+	h.groupHold.KeepUntil(until)
+	if !until.IsZero() {
+		h.passable.Store(false)
+	}
+}
+
 // Context implements lock.Hold.
 func (h *redHold) Context() context.Context { return h.ContextOf(h) }
 

@@ -175,8 +175,9 @@ type redFakeHold struct {
 	extended []time.Duration
 }
 
-func (h *redFakeHold) One() *locking.Hold { return nil }
-func (h *redFakeHold) Receivers() int     { return -1 }
+func (h *redFakeHold) One() *locking.Hold  { return nil }
+func (h *redFakeHold) Receivers() int      { return -1 }
+func (h *redFakeHold) KeepUntil(time.Time) {}
 
 func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()

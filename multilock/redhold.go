@@ -33,6 +33,11 @@ func (h *redHold) Unlock(ctx context.Context) error {
 		return err
 	}
 	h.Lease.Forget()
+	for i := range h.r.members {
+		if member := h.round.hold(i); member != nil {
+			member.KeepUntil(h.keepUntil)
+		}
+	}
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
 	return h.Released(released, h.r.failed(ctx, "unlock", began, h.pass(ctx, began.Add(locking.Patience))))

@@ -83,6 +83,7 @@ var (
 	plainAcquireScript     = wire.LoadScript(luaFiles, "plain_acquire")
 	plainReleaseScript     = wire.LoadScript(luaFiles, "plain_release")
 	plainExtendScript      = wire.LoadScript(luaFiles, "plain_extend")
+	plainTransferScript    = wire.LoadScript(luaFiles, "plain_transfer")
 	plainRenewScript       = wire.LoadScript(luaFiles, "plain_renew")
 	plainForceUnlockScript = wire.LoadScript(luaFiles, "plain_force_unlock")
 )
@@ -123,4 +124,10 @@ func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.
 
 func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
 	return plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+}
+
+func (p *plainProtocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
+	return plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+		c.ID.String(), to.String(), wire.Millis(lease), p.s.Publish, p.Channel(c), wire.PayloadUnlocked,
+	}).AsBool()
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 //go:embed lua/*.lua
@@ -141,4 +142,10 @@ func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
 	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+}
+
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
+	return locking.TransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+		c.ID.String(), to.String(), wire.Millis(lease), p.publish(), p.Channel(c), wire.PayloadUnlocked,
+	}).AsBool()
 }

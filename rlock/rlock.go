@@ -169,6 +169,16 @@ func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, er
 	return o.l.TryLock(ctx, opts...)
 }
 
+// Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
+// another one. The hold has the fencing token of the detached one, if any, but another owner. Of
+// several callers exactly one succeeds; for the others, and if the lease of the detached hold is
+// over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
+// one round trip. If the error matches lock.ErrIndeterminate, the lock may be adopted again under
+// the same id soon. An id that is not one of Detach's is lock.ErrInvalid.
+func (o object) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+	return o.l.Adopt(ctx, id, opts...)
+}
+
 // Do runs fn while holding the lock. See lock.Locker.
 func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, o, fn, opts...)

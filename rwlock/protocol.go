@@ -10,6 +10,7 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 //go:embed lua/*.lua
@@ -21,6 +22,7 @@ var (
 	leaveScript        = wire.LoadScript(luaFiles, "leave").AtRest()
 	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read").AtRest()
 	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write").AtRest()
+	transferScript     = wire.LoadScript(luaFiles, "holds", "transfer").AtRest()
 	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
 	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
 	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
@@ -166,6 +168,13 @@ func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time
 
 func (p *protocol) extend(ctx context.Context, keys, args []string) (bool, error) {
 	return extendScript.Exec(ctx, p.s.Client, keys, args).AsBool()
+}
+
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
+	return transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+		wire.ReadHoldTimeouts(c.Key), c.ID.String(), to.String(), wire.Millis(lease), p.kind,
+		p.s.Publish, p.Channel(c), p.payload,
+	}).AsBool()
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer {

@@ -105,6 +105,16 @@ func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 	return b.l.TryLock(ctx, opts...)
 }
 
+// Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
+// another one. The hold has the fencing token of the detached one, if any, but another owner. Of
+// several callers exactly one succeeds; for the others, and if the lease of the detached hold is
+// over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
+// one round trip. If the error matches lock.ErrIndeterminate, the lock may be adopted again under
+// the same id soon. An id that is not one of Detach's is lock.ErrInvalid.
+func (b base) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+	return b.l.Adopt(ctx, id, opts...)
+}
+
 // Do runs fn while holding this side of the lock. See lock.Locker.
 func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, b, fn, opts...)

@@ -191,6 +191,11 @@ func (p *permit) Extend(ctx context.Context, lease time.Duration) error {
 	return p.Err("Extend", p.e.id.Name)
 }
 
+// Detach completes lock.Hold.
+func (p *permit) Detach(context.Context, time.Duration) (string, error) {
+	return "", lock.ErrUnsupported
+}
+
 // Unlock implements lock.Hold.
 func (p *permit) Unlock(ctx context.Context) error {
 	if p.e.s.Enter() { // Close waits for the release

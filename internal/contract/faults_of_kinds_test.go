@@ -25,7 +25,7 @@ import (
 // fairRow is for a lock that keeps its waiters in a queue on the server.
 var fairRow = requestsOf("fair", requests{
 	acquire: "fairlock/acquire", release: "fairlock/release",
-	handOff: "fairlock/confirm", extend: hashExtend,
+	handOff: "fairlock/confirm", extend: hashExtend, transfer: "fairlock/transfer",
 	there: 2, here: 1, ordered: true,
 	timeout: 30 * time.Second, // which keeps a position for 10 s without a heartbeat
 	steps: []step{

@@ -39,7 +39,7 @@ type faultCase struct {
 var faultTable = []requests{
 	lockRow,
 	requestsOf("fenced", requests{ // no more than what a token comes with
-		acquire: lockRow.acquire, handOff: "rlock/confirm_fenced", there: lockRow.there, here: lockRow.here,
+		acquire: lockRow.acquire, handOff: "rlock/confirm_fenced", transfer: hashTransfer, there: lockRow.there, here: lockRow.here,
 	}),
 	plainRow, fairRow, readRow, writeRow, severalRow, permitRow, numberRow,
 	requestsOf("latch", requests{steps: latchSteps}),
@@ -48,17 +48,17 @@ var faultTable = []requests{
 var (
 	lockRow = requestsOf("lock", requests{
 		acquire: "rlock/acquire", release: "rlock/release",
-		handOff: hashExtend, renew: hashRenew, extend: hashExtend,
+		handOff: hashExtend, renew: hashRenew, extend: hashExtend, transfer: hashTransfer,
 		there: 2, here: 1,
 	})
 	readRow = requestsOf("read", requests{
 		acquire: "rwlock/acquire_read", release: "rwlock/release_read",
-		handOff: "rwlock/release_write", renew: "rwlock/renew_read", extend: "rwlock/extend",
+		handOff: "rwlock/release_write", renew: "rwlock/renew_read", extend: "rwlock/extend", transfer: "rwlock/transfer",
 		there: 2, here: 2, steps: readSteps,
 	})
 	writeRow = requestsOf("write", requests{
 		acquire: "rwlock/acquire_write", release: "rwlock/release_write",
-		handOff: "rwlock/extend", renew: hashRenew, extend: "rwlock/extend",
+		handOff: "rwlock/extend", renew: hashRenew, extend: "rwlock/extend", transfer: "rwlock/transfer",
 		held: reading, there: 2, here: 2, steps: writeSteps,
 	})
 	permitRow = requestsOf("permit semaphore", requests{
@@ -75,7 +75,7 @@ var (
 var plainRow = func() requests {
 	r := requestsOf("plain", requests{
 		acquire: "rlock/plain_acquire", release: "rlock/plain_release", handOff: "rlock/plain_extend",
-		renew: "rlock/plain_renew", extend: "rlock/plain_extend",
+		renew: "rlock/plain_renew", extend: "rlock/plain_extend", transfer: "rlock/plain_transfer",
 		there: 2, here: 1,
 	})
 	r.of, r.rival, r.held = quietly, quietly, quietly
@@ -91,6 +91,8 @@ func (r requests) common() []step {
 		{"release", r.release, (*faultCase).unlock},
 		{"renewal", r.renew, (*faultCase).renewal},
 		{"extension", r.extend, (*faultCase).extension},
+		{"detachment", r.transfer, (*faultCase).detachment},
+		{"adoption", r.transfer, (*faultCase).adoption},
 	}
 	if r.shared {
 		all = append(all, step{"wait together", r.acquire, func(x *faultCase) { x.wait(3) }},
@@ -306,6 +308,30 @@ func (x *faultCase) extension() {
 	}
 	require.NoError(x, err)
 	require.Greater(x, h.Remaining(), 40*time.Second)
+	x.released(h)
+}
+
+func (x *faultCase) detachment() {
+	h := mustLock(x, x.ctx, x.mine())
+	var id string
+	var err error
+	x.during(func() { id, err = h.Detach(x.ctx, time.Hour) })
+	require.NoError(x, err)
+	x.open()
+	require.ErrorIs(x, h.Unlock(x.ctx), lock.ErrNotHeld)
+	isTaken(x, x.theirs())
+	adopted, err := x.of(x.other, x.name).(adopter).Adopt(x.ctx, id)
+	require.NoError(x, err)
+	x.released(adopted)
+}
+
+func (x *faultCase) adoption() {
+	id, err := mustLock(x, x.ctx, x.of(x.other, x.name)).Detach(x.ctx, time.Hour)
+	require.NoError(x, err)
+	var h lock.Hold
+	x.during(func() { h, err = x.mine().(adopter).Adopt(x.ctx, id) })
+	require.NoError(x, err)
+	x.open()
 	x.released(h)
 }
 

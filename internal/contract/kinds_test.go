@@ -436,6 +436,9 @@ func (p permits) Do(ctx context.Context, fn func(context.Context) error, opts ..
 
 type permitHold struct{ *semaphore.Permit }
 
+func (permitHold) Detach(context.Context, time.Duration) (string, error) {
+	return "", lock.ErrUnsupported
+}
 func (permitHold) Owner() lock.Owner                  { return lock.Owner{} }
 func (permitHold) Token() int64                       { return 0 }
 func (h permitHold) Unlock(ctx context.Context) error { return h.Release(ctx) }

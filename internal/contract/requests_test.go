@@ -44,7 +44,7 @@ func files(path string) []string {
 type requests struct {
 	kind
 	// the scripts, by the paths of their files
-	acquire, release, handOff, renew, extend string
+	acquire, release, handOff, renew, extend, transfer string
 	// held returns who keeps waiters waiting.
 	held lockOf
 	// there and here are how many attempts a caller makes until it is parked: behind a
@@ -74,8 +74,9 @@ func requestsOf(name string, r requests) requests {
 }
 
 const (
-	hashRenew  = "internal/locking/renew"
-	hashExtend = "internal/locking/extend"
+	hashRenew    = "internal/locking/renew"
+	hashExtend   = "internal/locking/extend"
+	hashTransfer = "internal/locking/transfer"
 )
 
 // scene is a server, with what all cases of a table have in common. Their clients live

@@ -70,6 +70,22 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 	return err
 }
 
+// Detach implements lock.Hold.
+func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, error) {
+	if err := checkContext(ctx); err != nil {
+		return "", err
+	}
+	if err := lock.CheckLease(lease); err != nil {
+		return "", err
+	}
+	id, err := hd.Hold.Detach(ctx, lease)
+	if !hd.Held() {
+		hd.Disarm()
+	}
+	runtime.KeepAlive(hd)
+	return id, err
+}
+
 func checkContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)

@@ -44,7 +44,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		return nil, lock.ErrClosed
 	}
 	defer s.Leave()
-	o.MaxHold, o.Parent = 0, nil
+	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
@@ -198,7 +198,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	)
 	for i, one := range slices.Backward(holds) {
 		h := one.One()
-		if h == nil || !h.claim.lock.p.Traits().Batch {
+		if h == nil || !h.claim.lock.p.Traits().Batch || h.kept() {
 			tasks = append(tasks, func() { errs[i] = one.Unlock(ctx) })
 			continue
 		}

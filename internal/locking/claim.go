@@ -41,12 +41,13 @@ type claim struct {
 
 	lease watchdog.Lease
 
-	mu     sync.Mutex // of all below, too
-	state  claimState
-	pinned bool    // it is not passed on: its lease on the server may be longer, or a request refers to it
-	holds  []*hold // that are held, the latest last
-	one    [1]*hold
-	cohort *Cohort // if it is passed on as it is, or nil
+	mu        sync.Mutex // of all below, too
+	state     claimState
+	pinned    bool      // it is not passed on: its lease on the server may be longer, or a request refers to it
+	holds     []*hold   // that are held, the latest last
+	keepUntil time.Time // until when its release leaves the lock held
+	one       [1]*hold
+	cohort    *Cohort // if it is passed on as it is, or nil
 
 	first hold // what most claims have only
 }

@@ -201,7 +201,7 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 			c.state = released
 			c.lease.Forget()
 		}
-	case errors.Is(err, lock.ErrLost) && c.state == gone:
+	case errors.Is(err, lock.ErrLost) && c.state == gone && !time.Now().Before(c.keepUntil):
 		// Should the server still keep it.
 		c.lock.s.Go(func(ctx context.Context) {
 			_ = c.cohort.Release(time.Now().Add(Patience), func(by time.Time) error { return c.free(ctx, by) })

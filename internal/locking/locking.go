@@ -72,6 +72,7 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 	if err != nil {
 		return nil, err
 	}
+	h.KeepUntil(o.KeepUntil())
 	h.Site = callsite.Here(2, 2) // above Lock or TryLock of this type and of its kind
 	return holds.NewHandle(h), nil
 }

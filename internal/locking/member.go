@@ -80,6 +80,8 @@ type GroupHold interface {
 	Acquired() time.Time
 	// EndAt ends the hold at that time, whatever is renewed until then.
 	EndAt(at time.Time)
+	// KeepUntil has Unlock leave the lock held until then, unless that is zero.
+	KeepUntil(until time.Time)
 	// StopRenewing leaves the hold to the end of its lease.
 	StopRenewing()
 	// Watch is that of hold.State.
@@ -92,13 +94,15 @@ type Hold = hold
 // Take is Lock, or TryLock if once is set, for a member of a Multi: even with a lease the
 // hold is renewed until Align, and MaxHold counts from there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error) {
-	o.MaxHold, o.Parent = 0, nil
+	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
 	return l.acquire(ctx, o, once, true)
 }
 
 // MemberHold is the hold of a member of a Redlock, which renews it itself.
 type MemberHold interface {
 	AnyHold
+	// KeepUntil is that of a GroupHold.
+	KeepUntil(until time.Time)
 	// Receivers returns the number of subscribers that received the release, negative if that
 	// is unknown or pollers may wait too.
 	Receivers() int

@@ -137,6 +137,9 @@ type Protocol interface {
 	Release(ctx context.Context, c *Claim) (Released, error)
 	// Extend gives the claim at least lease from now and reports whether it stands.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
+	// Transfer makes the claim that of another id, with exactly that lease from now, and reports
+	// whether either stood. Waiters learn the new expiry. It can be repeated.
+	Transfer(ctx context.Context, c *Claim, to lock.Owner, lease time.Duration) (bool, error)
 	// Renewer renews leases of this kind. It is comparable.
 	Renewer() watchdog.Renewer
 }
@@ -194,6 +197,8 @@ var luaFiles embed.FS
 var (
 	// ExtendScript extends a claim to a lock that is a hash with a field per claim.
 	ExtendScript = wire.LoadScript(luaFiles, "extend")
+	// TransferScript transfers such claims.
+	TransferScript = wire.LoadScript(luaFiles, "transfer")
 	// HashRenewScript renews such claims.
 	HashRenewScript = wire.LoadScript(luaFiles, "renew")
 )

@@ -195,6 +195,9 @@ func (c *claim) ask(ctx context.Context, by time.Time) (ok bool, err error) {
 // With mayHaveRun set an earlier request may have released it.
 func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRun bool) error {
 	l := c.lock
+	if until, ok := c.kept(); ok {
+		return c.leaveTo(ctx, by, l.s.NewOwner(), until)
+	}
 	if l.p.Traits().LeftOpen != "" {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
@@ -285,14 +288,27 @@ var cleanupPauses = []time.Duration{50 * time.Millisecond, 250 * time.Millisecon
 // acquisition may run after it. While the client is closing it blocks for one request. The
 // result is closed when no acquisition that was sent before can run any more.
 func (l *Lock) cleanUp(c Claim, again bool) (undone <-chan struct{}) {
-	misses := 0
-	done := newSignal()
-	l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) {
+	misses := len(cleanupPauses)
+	if again {
+		misses = 0
+	}
+	return l.undo(c.Lease, misses, func(ctx context.Context) (bool, error) {
 		freed, err := l.p.Release(ctx, &c)
-		if err == nil && (freed.State != NotHeld || l.s.Ordered) {
+		return freed.State != NotHeld, err
+	})
+}
+
+// undo makes a request in the background that undoes another one with an unknown outcome, for d at
+// most. If it finds nothing to undo, it is repeated after the pauses, but for the first misses of
+// them. The result is as for cleanUp.
+func (l *Lock) undo(d time.Duration, misses int, request func(ctx context.Context) (found bool, err error)) (undone <-chan struct{}) {
+	done := newSignal()
+	l.s.CleanUp(d, func(ctx context.Context) (time.Duration, error) {
+		found, err := request(ctx)
+		if err == nil && (found || l.s.Ordered) {
 			done.send()
 		}
-		if err != nil || freed.State != NotHeld || !again || misses == len(cleanupPauses) {
+		if err != nil || found || misses == len(cleanupPauses) {
 			return -1, err
 		}
 		misses++

@@ -1,0 +1,23 @@
+-- Passes the lock from one claim to another, with a lease from now. It can be repeated.
+-- KEYS[1..5]  as acquire.lua
+-- ARGV[1..5]  as acquire.lua
+-- ARGV[6]     claim that has the lock
+-- ARGV[7]     claim that gets it
+-- ARGV[8]     lease in ms
+-- Reply: 1; 0 if neither claim stands.
+
+local q = positions.open(1, ARGV[1], ARGV[2])
+if redis.call('HEXISTS', KEYS[1], ARGV[6]) == 0 then
+	if redis.call('HEXISTS', KEYS[1], ARGV[7]) == 0 then
+		return 0
+	end
+	positions.extend(q, ARGV[8]) -- delivered twice: its claim may have been given more since
+	return 1
+end
+redis.call('HSET', KEYS[1], ARGV[7], 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[8])
+redis.call('HDEL', KEYS[1], ARGV[6])
+if q.head then
+	redis.pcall(ARGV[3], ARGV[4] .. ':' .. q.head, ARGV[5]) -- the head learns the new expiry
+end
+return 1

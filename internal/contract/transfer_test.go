@@ -1,0 +1,278 @@
+package contract_test
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// adopter is what Detach can leave a lock to.
+type adopter interface {
+	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+}
+
+// With lock.AtLeast a lock stays held for that long, whenever it is unlocked, and no longer.
+func TestAtLeast(t *testing.T) {
+	eachVirtually(t, func(k kind) bool { return k.leased && k.free == "" }, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t), s.Client(t)
+		mine, theirs := k.of(c, "orders"), k.rival(other, "orders")
+		for _, least := range []time.Duration{200 * time.Millisecond, time.Minute} {
+			for _, held := range []time.Duration{0, least / 2, least + 100*time.Millisecond} {
+				for _, ctx := range k.owners(t, c) {
+					h := mustLock(t, ctx, mine, lock.AtLeast(least))
+					free := time.Now().Add(least)
+					w := harness.StartLock(t, t.Context(), theirs)
+					time.Sleep(held)
+					require.NoError(t, h.Unlock(t.Context()))
+					require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+					require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
+					if held < least {
+						time.Sleep(time.Until(free) - time.Millisecond)
+						synctest.Wait()
+						require.True(t, w.Running())
+						isTaken(t, theirs)
+					}
+					got := w.Got()
+					require.Less(t, time.Since(free), held+time.Second)
+					if held < least {
+						require.Less(t, time.Since(free), 600*time.Millisecond, "a Redlock polls")
+					}
+					require.NoError(t, got.Unlock(t.Context()))
+				}
+			}
+		}
+	})
+}
+
+// Unlock makes one request, as without lock.AtLeast.
+func TestRequestsOfAtLeast(t *testing.T) {
+	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		l := k.of(s.Client(t), "orders")
+		for range 2 { // the first round loads the scripts
+			h := mustLock(t, t.Context(), l, lock.AtLeast(time.Second))
+			s.Reset()
+			require.NoError(t, h.Unlock(t.Context()))
+			time.Sleep(2 * time.Second)
+		}
+		require.Equal(t, 1, s.Calls("evalsha"))
+		require.Zero(t, s.Calls("eval"))
+	})
+}
+
+// The last Unlock of an owner keeps the lock for as long as any of its holds needs.
+func TestAtLeastOfAnInnerHold(t *testing.T) {
+	eachVirtually(t, reentrant, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t), s.Client(t)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		outer := mustLock(t, ctx, k.of(c, "orders"))
+		inner := mustLock(t, ctx, k.of(c, "orders"), lock.AtLeast(time.Second))
+		require.NoError(t, inner.Unlock(ctx))
+		require.NoError(t, outer.Unlock(ctx))
+		time.Sleep(time.Second - time.Millisecond)
+		isTaken(t, k.rival(other, "orders"))
+		time.Sleep(2 * time.Millisecond)
+		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+	})
+}
+
+// A caller that does not get the lock does not keep it.
+func TestAtLeastOfAFailedAcquisition(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		g := harness.NewGate(t, s)
+		c, other := harness.ClientAt(t, []string{g.Addr}), harness.Client(t, s)
+		l := k.of(c, "orders")
+		require.NoError(t, l.Do(t.Context(), nothing)) // has the script loaded
+		ctx, cancel := context.WithCancel(t.Context())
+		var w *call
+		g.Keep(t, "EVALSHA", 1, func() { w = harness.StartLock(t, ctx, l, lock.AtLeast(time.Hour)) })
+		cancel()
+		require.Error(t, w.End())
+		require.NoError(t, g.Open())
+		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(soon)))
+	})
+}
+
+// Detach leaves a lock held, and exactly one caller adopts it, in whatever process.
+func TestDetachAndAdopt(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		c, next := harness.Client(t, s), harness.Client(t, s)
+		for _, ctx := range k.owners(t, c) {
+			h := mustLock(t, ctx, k.of(c, "orders"))
+			id, err := h.Detach(t.Context(), time.Minute)
+			require.NoError(t, err)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+			_, err = h.Detach(t.Context(), time.Minute)
+			require.ErrorIs(t, err, lock.ErrNotHeld)
+			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
+			require.Zero(t, h.Remaining())
+			isTaken(t, k.rival(next, "orders"))
+			require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(50_000))
+
+			var mu sync.Mutex
+			var adopted []lock.Hold
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					switch h, err := k.of(next, "orders").(adopter).Adopt(t.Context(), id); {
+					case err == nil:
+						mu.Lock()
+						adopted = append(adopted, h)
+						mu.Unlock()
+					default:
+						require.ErrorIs(t, err, lock.ErrNotHeld)
+					}
+				})
+			}
+			wg.Wait()
+			require.Len(t, adopted, 1)
+			got := adopted[0]
+			require.Equal(t, h.Token(), got.Token())
+			require.NotEqual(t, h.Owner(), got.Owner())
+			require.LessOrEqual(t, got.Remaining(), 30*time.Second)
+			isTaken(t, k.rival(c, "orders"))
+			require.NoError(t, got.Extend(t.Context(), time.Minute))
+
+			// And on: what was adopted can be detached, for less than it had.
+			id, err = got.Detach(t.Context(), 200*time.Millisecond)
+			require.NoError(t, err)
+			require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing), "when the lease is over")
+			_, err = k.of(next, "orders").(adopter).Adopt(t.Context(), id)
+			require.ErrorIs(t, err, lock.ErrNotHeld)
+		}
+	})
+}
+
+// Several readers and the options of an acquisition.
+func TestAdoptOptions(t *testing.T) {
+	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		l := k.of(c, "orders")
+		adopt := func(lease time.Duration, opts ...lock.Option) lock.Hold {
+			id, err := mustLock(t, t.Context(), l).Detach(t.Context(), lease)
+			require.NoError(t, err)
+			h, err := l.(adopter).Adopt(t.Context(), id, opts...)
+			require.NoError(t, err)
+			return h
+		}
+		renewed := adopt(time.Second)
+		time.Sleep(time.Minute)
+		require.NoError(t, renewed.Unlock(t.Context()))
+
+		fixed := adopt(time.Minute, lock.Lease(time.Second))
+		time.Sleep(1100 * time.Millisecond)
+		require.ErrorIs(t, fixed.Unlock(t.Context()), lock.ErrLost)
+		require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+
+		limited := adopt(time.Minute, lock.MaxHold(2*time.Second))
+		<-limited.Context().Done()
+		require.ErrorIs(t, limited.Unlock(t.Context()), lock.ErrLost)
+
+		type key struct{}
+		with := adopt(time.Minute, lock.Parent(context.WithValue(t.Context(), key{}, 1)), lock.AtLeast(time.Second))
+		require.Equal(t, 1, with.Context().Value(key{}))
+		require.NoError(t, with.Unlock(t.Context()))
+		isTaken(t, k.rival(c, "orders"))
+		time.Sleep(time.Second)
+
+		if k.shared {
+			first, second := adopt(time.Hour), mustLock(t, t.Context(), l)
+			require.NoError(t, first.Unlock(t.Context()))
+			isTaken(t, k.rival(c, "orders"))
+			id, err := second.Detach(t.Context(), time.Second)
+			require.NoError(t, err)
+			third := mustLock(t, t.Context(), l)
+			time.Sleep(2 * time.Second)
+			_, err = l.(adopter).Adopt(t.Context(), id)
+			require.ErrorIs(t, err, lock.ErrNotHeld)
+			require.NoError(t, third.Unlock(t.Context()))
+		}
+	})
+}
+
+// What was detached passes by the waiters of its process, which may have had the lock before.
+func TestDetachWithWaiters(t *testing.T) {
+	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		l := k.of(c, "orders")
+		h := mustLock(t, t.Context(), k.rival(c, "orders"))
+		second := harness.StartLock(t, t.Context(), l)
+		synctest.Wait()
+		third := harness.StartLock(t, t.Context(), k.rival(c, "orders"))
+		synctest.Wait()
+		require.NoError(t, h.Unlock(t.Context())) // passes it on
+		began := time.Now()
+		id, err := second.Got().Detach(t.Context(), time.Second)
+		require.NoError(t, err)
+		require.NotEmpty(t, id)
+		require.NoError(t, third.Got().Unlock(t.Context()))
+		require.GreaterOrEqual(t, time.Since(began), time.Second)
+		require.Less(t, time.Since(began), 1500*time.Millisecond)
+	})
+}
+
+func TestInvalidDetachAndAdopt(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		l := k.of(c, "orders")
+		h := mustLock(t, t.Context(), l)
+		var none context.Context
+		if !k.owned {
+			_, err := h.Detach(t.Context(), time.Minute)
+			require.ErrorIs(t, err, lock.ErrUnsupported)
+			require.NoError(t, h.Unlock(t.Context()))
+			return
+		}
+		for _, lease := range []time.Duration{-1, 0, time.Microsecond, lock.MaxLease + 1} {
+			_, err := h.Detach(t.Context(), lease)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		_, err := h.Detach(none, time.Minute)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		require.NoError(t, h.Unlock(t.Context()))
+
+		a := l.(adopter)
+		for _, id := range []string{"", "x", c.ID(), c.ID() + ":", c.ID() + ":1#", c.ID() + ":1#-1", c.ID() + ":1#x"} {
+			_, err := a.Adopt(t.Context(), id)
+			require.ErrorIs(t, err, lock.ErrInvalid, id)
+		}
+		unknown := c.NewOwner().String()
+		_, err = a.Adopt(t.Context(), unknown)
+		require.ErrorIs(t, err, lock.ErrNotHeld)
+		_, err = a.Adopt(t.Context(), unknown, lock.Wait(time.Second))
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		_, err = a.Adopt(ctx, unknown)
+		require.ErrorIs(t, err, lock.ErrUnavailable)
+		require.ErrorIs(t, err, context.Canceled)
+		_, err = k.of(c, "").(adopter).Adopt(t.Context(), unknown)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+
+		if !k.once {
+			ctx := lock.WithOwner(t.Context(), c.NewOwner())
+			outer, inner := mustLock(t, ctx, l), mustLock(t, ctx, l)
+			_, err = inner.Detach(ctx, time.Minute)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			require.NoError(t, inner.Unlock(ctx))
+			require.NoError(t, outer.Unlock(ctx))
+		}
+		harness.Do(t, s.Addr, "SET", "wrong", "string")
+		harness.Do(t, s.Addr, "RPUSH", "list", "x")
+		for _, name := range []string{"wrong", "list"} {
+			if _, err = k.of(c, name).(adopter).Adopt(t.Context(), unknown); k.name == "plain" && name == "wrong" {
+				require.ErrorIs(t, err, lock.ErrNotHeld)
+			} else {
+				require.ErrorContains(t, err, "WRONGTYPE")
+			}
+		}
+		harness.Do(t, s.Addr, "DEL", "wrong", "list")
+	})
+}

@@ -1,0 +1,27 @@
+-- Passes a lock from one claim to another, with a lease from now. It can be repeated.
+-- KEYS[1]  lock hash
+-- ARGV[1]  claim that has the lock
+-- ARGV[2]  claim that gets it
+-- ARGV[3]  lease in ms
+-- ARGV[4]  command that publishes, or '' for a lock that publishes nothing
+-- ARGV[5]  channel, which is no key: ACL rules have channels of their own
+-- ARGV[6]  payload
+-- Reply: 1; 0 if neither claim stands.
+
+if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
+	if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
+		return 0
+	end
+	-- The request was delivered twice. Its claim may have been given more since.
+	if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
+		redis.call('PEXPIRE', KEYS[1], ARGV[3])
+	end
+	return 1
+end
+redis.call('HSET', KEYS[1], ARGV[2], 1)
+redis.call('PEXPIRE', KEYS[1], ARGV[3])
+redis.call('HDEL', KEYS[1], ARGV[1])
+if ARGV[4] ~= '' then
+	redis.pcall(ARGV[4], ARGV[5], ARGV[6]) -- waiters learn the new expiry
+end
+return 1

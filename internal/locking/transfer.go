@@ -1,0 +1,184 @@
+package locking
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/callsite"
+	holds "github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// KeepUntil has the last Unlock of the hold's claim leave the lock held until then. A zero time
+// changes nothing.
+func (h *hold) KeepUntil(until time.Time) {
+	if until.IsZero() {
+		return
+	}
+	c := h.claim
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pinned = true
+	if until.After(c.keepUntil) {
+		c.keepUntil = until
+	}
+}
+
+// kept returns until when the lock has to stay held, if that is later than now.
+func (c *claim) kept() (until time.Time, ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keepUntil, time.Until(c.keepUntil) >= time.Millisecond
+}
+
+func (h *hold) kept() bool {
+	_, ok := h.claim.kept()
+	return ok
+}
+
+// leaveTo ends the claim in this process, and leaves the lock to another claim, which no hold has,
+// until then. A new id makes a renewal that is under way ineffective. If the server does not answer,
+// the request is repeated in the background.
+func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until time.Time) error {
+	l, stood := c.lock, false
+	transfer := func(ctx context.Context) (err error) {
+		stood, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
+		return err
+	}
+	err := Insist(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
+	if errors.Is(err, lock.ErrIndeterminate) {
+		l.s.CleanUp(time.Until(until), func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
+	}
+	c.repeatRelease()
+	if _, positioned := l.p.(Positioned); positioned {
+		passed, _ := c.cohort.left()
+		for _, waiter := range passed {
+			l.leave(Claim{Key: c.Key, ID: waiter})
+		}
+	}
+	l.q.Released(l.queueKey(), c, acquire.Release{Receivers: -1})
+	if err == nil && !stood {
+		return c.releaseError(Released{State: NotHeld}, nil)
+	}
+	return c.releaseError(Released{State: Free}, err)
+}
+
+// Detach implements lock.Hold.
+func (h *hold) Detach(ctx context.Context, lease time.Duration) (string, error) {
+	c, until := h.claim, time.Now().Add(lease)
+	c.mu.Lock()
+	shared := h.Held() && (len(c.holds) > 1 || c.joining > 0)
+	c.pinned = c.pinned || !shared
+	c.mu.Unlock()
+	if shared {
+		return "", fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
+	}
+	e, err := h.startUnlock(ctx)
+	if err != nil {
+		return "", err
+	}
+	if !e.last { // another hold has begun meanwhile
+		return "", e.done(fmt.Errorf("%w: the owner has other holds", lock.ErrInvalid))
+	}
+	if kept, ok := c.kept(); ok && kept.After(until) {
+		until = kept
+	}
+	to := c.lock.s.NewOwner()
+	err = e.done(c.cohort.Release(e.by, func(by time.Time) error { return c.leaveTo(e.ctx, by, to, until) }))
+	if err != nil && !errors.Is(err, lock.ErrIndeterminate) {
+		return "", err
+	}
+	return detachedID(to, c.token), err
+}
+
+// detachedID returns the id of a detached hold with that token.
+func detachedID(owner lock.Owner, token int64) string {
+	if token == 0 {
+		return owner.String()
+	}
+	return owner.String() + tokenSeparator + strconv.FormatInt(token, 10)
+}
+
+const tokenSeparator = "#"
+
+func parseDetachedID(id string) (owner lock.Owner, token int64, err error) {
+	claim, number, fenced := strings.Cut(id, tokenSeparator)
+	owner, err = lock.ParseOwner(claim)
+	if err == nil && fenced {
+		token, err = strconv.ParseInt(number, 10, 64)
+	}
+	if err != nil || token < 0 {
+		return lock.Owner{}, 0, fmt.Errorf("%w: %q is not the id of a detached hold", lock.ErrInvalid, id)
+	}
+	return owner, token, nil
+}
+
+// Adopt returns a hold on what Detach has left under that id.
+func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+	o, err := lock.Resolve(opts...)
+	if err == nil && o.Bounded {
+		err = fmt.Errorf("%w: Wait: Adopt does not wait", lock.ErrInvalid)
+	}
+	from, token, idErr := parseDetachedID(id)
+	if err := cmp.Or(err, idErr, l.Check(ctx)); err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	if ctx.Err() != nil {
+		return nil, l.failed(ctx, "adopt", began, lock.ErrUnavailable)
+	}
+	if !l.s.Enter() {
+		return nil, lock.ErrClosed
+	}
+	defer l.s.Leave()
+	c := l.newClaim(ctx, o, false)
+	c.freshID()
+	c.token = token
+	err = lock.ErrNotHeld
+	l.q.Together([]acquire.Request[*claim]{{
+		Policy: l.p.Traits().Policy, Key: l.queueKey(), Acquirer: c, Once: true,
+	}}, func(int) []acquire.Result {
+		var stood bool
+		if stood, err = c.adopt(ctx, from); err == nil && !stood {
+			err = lock.ErrNotHeld
+		}
+		return []acquire.Result{{Verdict: acquire.Verdict{Acquired: err == nil}}}
+	})
+	if err != nil {
+		return nil, l.failed(ctx, "adopt", began, err)
+	}
+	// The lock is adopted, even if ctx has ended meanwhile.
+	h, err := c.stand(context.WithoutCancel(ctx), o.HoldParent(ctx))
+	if err != nil {
+		return nil, l.failed(ctx, "adopt", began, err)
+	}
+	h.KeepUntil(o.KeepUntil())
+	h.Site = callsite.Here(1, 2) // above Adopt of this type and of its kind
+	return holds.NewHandle(h), nil
+}
+
+// adopt has the claim take over what another one has. A request without an answer is repeated until
+// ctx ends, and then undone, so that the other claim can be adopted again.
+func (c *claim) adopt(ctx context.Context, from lock.Owner) (stood bool, err error) {
+	l, mayHaveRun := c.lock, false
+	detached := c.Claim
+	detached.ID = from
+	err = l.s.Retry(ctx, time.Now().Add(Patience), func(ctx context.Context) (err error) {
+		c.sent = time.Now()
+		stood, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
+		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
+		return err
+	}, wire.IsRefused)
+	if err == nil || !mayHaveRun {
+		return stood, err
+	}
+	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) { return l.p.Transfer(ctx, &c.Claim, from, c.Lease) })
+	return false, errors.Join(lock.ErrIndeterminate, err)
+}
