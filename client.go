@@ -395,10 +395,34 @@ func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 	return multilock.New(c.s, members...)
 }
 
-// RedLock returns a lock that acquires a majority of the given locks. Each must belong
-// to another client with its own server, and usually all have the same name. It sends
-// nothing and does not fail, like MultiLock. Use an odd number of servers: an even
-// number adds no fault tolerance, and is logged.
+// RedLock returns a lock that acquires a majority of the reentrant locks of one name on
+// several clients: it is
+//
+//	clients[0].RedLock(clients[0].Lock(name, opts...), clients[1].Lock(name, opts...), ...)
+//
+// For locks of another kind, such as PlainLock, and for the rules, see Client.RedLock.
+// Without clients, or with a client that is nil or a duplicate, every method returns an error
+// that matches lock.ErrInvalid.
+func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Red {
+	var first *session.Session
+	members := make([]lock.Locker, len(clients))
+	for i, c := range clients {
+		if c != nil {
+			members[i] = c.Lock(name, opts...)
+			first = cmp.Or(first, c.s)
+		}
+	}
+	return multilock.NewRed(first, members...)
+}
+
+// RedLock returns a lock that acquires a majority of the given locks. Each must belong to
+// another client with its own server, and usually all have the same name. Client c may be one
+// of these clients. Its watchdog timeout is the lease unless lock.Lease is given, its watchdog
+// renews all members, and its Close loses the holds. Closing another client costs only the
+// vote of its server.
+//
+// RedLock sends nothing and does not fail, like MultiLock. Use an odd number of servers: an
+// even number adds no fault tolerance, and is logged.
 func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
 	return multilock.NewRed(c.s, members...)
 }

@@ -59,7 +59,6 @@ func ExampleRed() {
 	var (
 		servers []*redlatchtest.Server
 		clients []*redlatch.Client
-		members []lock.Locker
 	)
 	for range 3 {
 		server, err := redlatchtest.Start()
@@ -73,9 +72,8 @@ func ExampleRed() {
 		}
 		defer client.Close()
 		servers, clients = append(servers, server), append(clients, client)
-		members = append(members, client.PlainLock("report"))
 	}
-	report := clients[0].RedLock(members...)
+	report := redlatch.RedLock("report", clients)
 
 	servers[2].Close()
 	h, err := report.Lock(ctx)

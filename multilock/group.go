@@ -1,7 +1,6 @@
 package multilock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,7 +54,10 @@ func find(kind string, i int, m lock.Locker) (*locking.Lock, error) {
 
 // check returns an error if an attempt under ctx is pointless.
 func (g *group) check(ctx context.Context) error {
-	if err := cmp.Or(g.err, g.s.Check(ctx)); err != nil || ctx.Err() == nil {
+	if g.err != nil { // it may have no session
+		return g.err
+	}
+	if err := g.s.Check(ctx); err != nil || ctx.Err() == nil {
 		return err
 	}
 	return g.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)

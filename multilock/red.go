@@ -42,7 +42,8 @@ type redMember interface {
 	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
 }
 
-// NewRed returns a lock on a majority of the members. Only the client calls NewRed.
+// NewRed returns a lock on a majority of the members. Only package redlatch calls NewRed, with
+// a nil session if no member has one.
 func NewRed(s *session.Session, members ...lock.Locker) *Red {
 	var all []redMember
 	var bad error
@@ -52,6 +53,9 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 		} else {
 			all = append(all, l)
 		}
+	}
+	if s == nil {
+		return &Red{group: newGroup(nil, "red", nil, nil, bad)}
 	}
 	return newRed(s, all, bad)
 }
