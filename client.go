@@ -336,9 +336,10 @@ func (c *Client) Stats() Stats {
 	return Stats{Waiting: waiting, Attempting: attempting, Background: c.s.Running()}
 }
 
-// Lock returns the reentrant lock of that name. It sends nothing and does not fail: for
-// an empty name, or one whose braces would spread its keys over several cluster slots,
-// every method that contacts the server returns an error.
+// Lock returns the reentrant lock of that name. It sends nothing and does not fail: for an
+// empty name, every method that contacts the server returns an error. The same applies in a
+// cluster to a name whose braces would spread its keys over several slots. On a single server
+// a name may contain any braces.
 func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
 	return rlock.New(c.s, name, opts...)
 }
@@ -370,9 +371,8 @@ func (c *Client) PermitSemaphore(name string) *semaphore.Expirable {
 }
 
 // CountDownLatch returns the count-down latch of that name, which releases its waiters
-// when its count reaches zero. It sends nothing. For an empty name, or one with braces,
-// which would give its channel another cluster slot, every method that contacts the
-// server returns an error.
+// when its count reaches zero. Names are as for Lock, but with sharded pub/sub no name may
+// contain braces: they would give the latch's channel another cluster slot. It sends nothing.
 func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
 
 // PlainLock returns the plain lock of that name, which excludes the locks of redsync,

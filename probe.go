@@ -134,7 +134,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	var uses []use
 	for _, name := range names {
 		key := c.s.MapName(name)
-		if err := errors.Join(wire.CheckName(name), wire.CheckName(key)); err != nil {
+		if err := errors.Join(c.s.CheckName(name), c.s.CheckName(key)); err != nil {
 			return Report{}, err
 		}
 		uses = append(uses, usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)...)
@@ -153,7 +153,7 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startupTimeout)
 	defer cancel()
 	key := c.s.MapName(startupName)
-	if wire.CheckName(key) != nil {
+	if c.s.CheckName(key) != nil {
 		return // the first use of a lock reports the error
 	}
 	uses := usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)

@@ -71,7 +71,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindPlain, key, "SET,GET,PTTL,PEXPIRE,DEL"},
 		{KindPlain, wire.PlainChannel(key), channel},
 	} {
-		if row.kind == KindLatch && wire.CheckLatchName(key) != nil {
+		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name
 		}
 		for command := range strings.SplitSeq(row.commands, ",") {

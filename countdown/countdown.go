@@ -68,7 +68,7 @@ type Latch struct {
 // New returns the latch of that name. It is called by the client.
 func New(s *session.Session, name string) *Latch {
 	l := &Latch{s: s, name: name}
-	l.key, l.err = s.Key(name, wire.CheckLatchName)
+	l.key, l.err = s.Key(name, s.CheckLatchName)
 	return l
 }
 

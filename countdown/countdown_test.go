@@ -326,14 +326,8 @@ func dump(t testing.TB, s *testserver.Server) []string {
 func TestInvalidArguments(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		for _, name := range []string{"", "{a}b", "a{b", "x}y"} {
-			for what, op := range operations(c.CountDownLatch(name)) {
-				require.ErrorIs(t, op(t.Context()), lock.ErrInvalid, "%s of %q", what, name)
-			}
-		}
-		mapped := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "{app}:" + name }), redlatch.WithoutStartupChecks())
-		for what, op := range operations(mapped.CountDownLatch(key)) {
-			require.ErrorContains(t, op(t.Context()), `mapped to "{app}:import"`, what)
+		for what, op := range operations(c.CountDownLatch("")) {
+			require.ErrorIs(t, op(t.Context()), lock.ErrInvalid, what)
 		}
 		l := c.CountDownLatch(key)
 		require.Equal(t, key, l.Name())
@@ -374,6 +368,40 @@ func TestNameMapper(t *testing.T) {
 		waitForParked(t, c, key, 1)
 		countDown(t, harness.Client(t, s).CountDownLatch("app:"+key), 0)
 		requireReleased(t, done, soon)
+	})
+}
+
+// On a single server a name may contain braces. A latch shares no key and no channel with one whose
+// name differs only by braces.
+func TestNamesWithBraces(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		for _, name := range []string{"{import}", "{app}:import", "a{b", "x}y"} {
+			done := wait(t.Context(), c.CountDownLatch(key))
+			requireReleased(t, done, soon)
+			setCount(t, other.CountDownLatch(key), 1)
+			done = wait(t.Context(), c.CountDownLatch(key))
+			waitForParked(t, c, key, 1)
+
+			l := other.CountDownLatch(name)
+			setCount(t, l, 2)
+			braced := wait(t.Context(), c.CountDownLatch(name))
+			waitForParked(t, c, name, 1)
+			messages := harness.Messages(t, s.Addr, "redisson_countdownlatch__channel__{"+name+"}")
+			countDown(t, l, 1)
+			countDown(t, l, 0)
+			requireReleased(t, braced, soon)
+			require.Equal(t, "0", harness.Receive(t, soon, "a message", messages))
+
+			// Another round of that latch is no other round of this one.
+			setCount(t, l, 1)
+			harness.Do(t, s.Addr, "PUBLISH", wire.LatchChannel(key), "0")
+			waitForParked(t, c, key, 1)
+			requireWaiting(t, done)
+			countDown(t, l, 0)
+			countDown(t, other.CountDownLatch(key), 0)
+			requireReleased(t, done, soon)
+		}
 	})
 }
 

@@ -393,13 +393,20 @@ func TestClusterMessages(t *testing.T) {
 		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
 			t.Run(mode.String(), func(t *testing.T) {
 				c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
-				other := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode)).CountDownLatch(key)
-				l := c.CountDownLatch(key)
-				setCount(t, other, 1)
-				done := wait(t.Context(), l)
-				waitForParked(t, c, key, 1)
-				countDown(t, other, 0)
-				requireReleased(t, done, soon)
+				other := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				for _, name := range []string{key, "{app}:import"} {
+					if mode == pubsub.Sharded && name != key { // the channel has another slot
+						for what, op := range operations(c.CountDownLatch(name)) {
+							require.ErrorIs(t, op(t.Context()), lock.ErrInvalid, what)
+						}
+						continue
+					}
+					setCount(t, other.CountDownLatch(name), 1)
+					done := wait(t.Context(), c.CountDownLatch(name))
+					waitForParked(t, c, name, 1)
+					countDown(t, other.CountDownLatch(name), 0)
+					requireReleased(t, done, soon)
+				}
 			})
 		}
 	})

@@ -43,7 +43,7 @@ type scripts struct{ acquire, undo, release *wire.Script }
 
 func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
-	p.key, p.err = s.Key(name, wire.CheckName)
+	p.key, p.err = s.Key(name, s.CheckName)
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
 	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id

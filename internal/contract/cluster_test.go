@@ -36,6 +36,15 @@ func TestEveryKindInACluster(t *testing.T) {
 				}
 			})
 		}
+		t.Run("names", func(t *testing.T) {
+			c := harness.ClientAt(t, cluster.Addrs())
+			for _, k := range kinds {
+				for _, name := range unslotted {
+					require.ErrorIs(t, only(k.of(c, name).TryLock(t.Context())), lock.ErrInvalid, "%s %s", k.name, name)
+				}
+			}
+			require.ErrorIs(t, only(c.Probe(t.Context(), unslotted[0])), lock.ErrInvalid)
+		})
 		t.Run("renewed", func(t *testing.T) {
 			const timeout = 6 * time.Second // a busy machine has that much time to spare
 			c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithWatchdogTimeout(timeout))

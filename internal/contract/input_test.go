@@ -53,10 +53,6 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 			want error
 		}{
 			"no name":       {k.of(c, ""), t.Context(), lock.ErrInvalid},
-			"open brace":    {k.of(c, "a{b"), t.Context(), lock.ErrInvalid},
-			"empty braces":  {k.of(c, "a{}b"), t.Context(), lock.ErrInvalid},
-			"early brace":   {k.of(c, "x}y"), t.Context(), lock.ErrInvalid},
-			"first a brace": {k.of(c, "}a"), t.Context(), lock.ErrInvalid},
 			"no context":    {k.of(c, "orders"), none, lock.ErrInvalid},
 			"closed client": {k.of(gone, "orders"), t.Context(), lock.ErrClosed},
 		} {
@@ -86,10 +82,27 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.ErrorIs(t, err, boom)
 		require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
+	})
+}
 
-		k.prepare(t, s.Addr, "{orders}")
-		require.NoError(t, k.of(c, "{orders}").Do(t.Context(), nothing))
-		k.unmake(t, s.Addr, "{orders}")
+// unslotted are names whose helper keys have other cluster slots than the names.
+var unslotted = []string{"a{b", "a{}b", "x}y", "}a"}
+
+// Outside a cluster any name is valid.
+func TestNamesWithBraces(t *testing.T) {
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		for _, name := range append([]string{"{orders}", "{shop}orders"}, unslotted...) {
+			k.prepare(t, s.Addr, name)
+			h := mustLock(t, t.Context(), k.of(c, name))
+			isTaken(t, k.rival(harness.Client(t, s), name))
+			waiter := k.waits(t, k.rival(c, name), c)
+			require.NoError(t, h.Unlock(t.Context()))
+			getsIn(t, waiter)
+			k.unmake(t, s.Addr, name)
+			harness.Do(t, s.Addr, "FLUSHALL") // counters and cached replies
+		}
+		k.prepare(t, s.Addr, "orders")
 	})
 }
 
@@ -112,7 +125,7 @@ func TestNameMapper(t *testing.T) {
 		getsIn(t, waiter)
 		k.unmake(t, s.Addr, "app:orders")
 
-		c = harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "}" }))
+		c = harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "" }))
 		require.ErrorIs(t, only(k.of(c, "orders").TryLock(t.Context())), lock.ErrInvalid)
 	})
 }

@@ -32,7 +32,7 @@ type Lock struct {
 // New returns the lock of that name. A bad name is an error of every operation.
 func New(s *session.Session, p Protocol, name string) Lock {
 	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
-	l.key, l.err = s.Key(name, wire.CheckName)
+	l.key, l.err = s.Key(name, s.CheckName)
 	return l
 }
 

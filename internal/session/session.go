@@ -175,6 +175,14 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 	return key, nil
 }
 
+// CheckName is wire.CheckName for the server of this session.
+func (s *Session) CheckName(name string) error { return wire.CheckName(name, s.Cluster()) }
+
+// CheckLatchName is wire.CheckLatchName for the server of this session.
+func (s *Session) CheckLatchName(name string) error {
+	return wire.CheckLatchName(name, s.Cluster(), s.Sharded)
+}
+
 // Bounded returns a context for one request, bounded by ReplyTimeout.
 func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
 	if s.ReplyTimeout > 0 {

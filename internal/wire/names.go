@@ -102,8 +102,15 @@ func LatchChannel(name string) string {
 	return "redisson_countdownlatch__channel__{" + name + "}"
 }
 
-// LatchRound is the key that holds the id of a latch's round. Redisson does not use it.
-func LatchRound(name string) string { return prefixName("redlatch_latch_round", name) }
+// LatchRound is the key that holds the id of a latch's round. Redisson does not use it. Two
+// latches must not share it: an id that changes ends waits. So "{a}" has another prefix than
+// "a", which gets the same braces.
+func LatchRound(name string) string {
+	if strings.Contains(name, "{") {
+		return "redlatch_latch_tagged_round:" + name
+	}
+	return prefixName("redlatch_latch_round", name)
+}
 
 // ServerMark is the key that identifies servers without a run id. Redisson does not use
 // it.
@@ -125,29 +132,29 @@ const (
 // NewRequestID returns a random id of 32 hexadecimal digits.
 func NewRequestID() string { return strings.ReplaceAll(uuid.NewString(), "-", "") }
 
-// CheckName returns an error that matches lock.ErrInvalid if name is empty, or if its
-// helper keys would have a different cluster slot than the name. Such names are invalid
-// on a single server too, so that programs keep working when they move to a cluster.
-func CheckName(name string) error {
+// CheckName returns an error that matches lock.ErrInvalid if name is empty or, in a
+// cluster, if its helper keys would have a different slot than the name.
+func CheckName(name string, cluster bool) error {
 	if name == "" {
 		return fmt.Errorf("%w: the name is empty", lock.ErrInvalid)
 	}
 	// Helper keys put braces around a name without a hash tag. A brace in the name
 	// would change that tag.
-	if strings.ContainsAny(name, "{}") && hashTag(name) == name {
+	if cluster && strings.ContainsAny(name, "{}") && hashTag(name) == name {
 		return fmt.Errorf("%w: name %q: its braces would put its keys into different cluster slots", lock.ErrInvalid, name)
 	}
 	return nil
 }
 
 // CheckLatchName is CheckName for count-down latches, whose channel allows no braces in
-// the name.
-func CheckLatchName(name string) error {
-	if err := CheckName(name); err != nil {
+// the name if it needs the slot of the name: with sharded pub/sub.
+func CheckLatchName(name string, cluster, sharded bool) error {
+	if err := CheckName(name, cluster); err != nil {
 		return err
 	}
-	if hashTag(LatchChannel(name)) != hashTag(name) {
-		return fmt.Errorf("%w: name %q: the braces of a latch's name would put its channel into another cluster slot", lock.ErrInvalid, name)
+	if sharded && hashTag(LatchChannel(name)) != hashTag(name) {
+		return fmt.Errorf("%w: name %q: with sharded pub/sub the name of a latch may contain no braces, "+
+			"because its channel would have another cluster slot", lock.ErrInvalid, name)
 	}
 	return nil
 }

@@ -40,7 +40,7 @@ func TestNames(t *testing.T) {
 		{"permit timeouts", PermitTimeouts, "{orders}:timeout", "{shop}orders:timeout"},
 		{"latch channel", LatchChannel,
 			"redisson_countdownlatch__channel__{orders}", "redisson_countdownlatch__channel__{{shop}orders}"},
-		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_round:{shop}orders"},
+		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_tagged_round:{shop}orders"},
 		{"plain channel", PlainChannel, "redlatch_plain__channel:{orders}", "redlatch_plain__channel:{shop}orders"},
 	}
 	for _, k := range kinds {
@@ -55,7 +55,7 @@ func TestNames(t *testing.T) {
 func TestNamesShareSlot(t *testing.T) {
 	o := owner(t)
 	for _, name := range []string{"orders", "{shop}orders", "a b", "x:y:z", "ключ", "a{b}c", "{a}{b}", "a}b{c}"} {
-		if CheckName(name) != nil {
+		if CheckName(name, true) != nil {
 			continue
 		}
 		for _, key := range []string{
@@ -65,9 +65,9 @@ func TestNamesShareSlot(t *testing.T) {
 		} {
 			assert.Equal(t, Slot(name), Slot(key), key)
 		}
-		if CheckLatchName(name) == nil {
-			assert.Equal(t, Slot(name), Slot(LatchChannel(name)))
-			assert.Equal(t, Slot(name), Slot(LatchRound(name)))
+		assert.Equal(t, Slot(name), Slot(LatchRound(name)), name)
+		if CheckLatchName(name, true, true) == nil {
+			assert.Equal(t, Slot(name), Slot(LatchChannel(name)), name)
 		}
 	}
 }
@@ -98,8 +98,11 @@ func TestCheckName(t *testing.T) {
 					require.ErrorIs(t, err, lock.ErrInvalid)
 				}
 			}
-			check(CheckName(tt.name), tt.ok)
-			check(CheckLatchName(tt.name), tt.latchOK)
+			check(CheckName(tt.name, true), tt.ok)
+			check(CheckName(tt.name, false), tt.name != "")
+			check(CheckLatchName(tt.name, true, true), tt.latchOK)
+			check(CheckLatchName(tt.name, true, false), tt.ok)
+			check(CheckLatchName(tt.name, false, false), tt.name != "")
 		})
 	}
 }
