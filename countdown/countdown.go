@@ -33,7 +33,8 @@
 // replies, too; a request that had no reply then takes effect on what is left.
 //
 // A process that dies before it counts down leaves the count unchanged: a latch has no
-// lease and its key does not expire. Use Wait with a deadline.
+// lease. Use Wait with a deadline, or set the count with TrySetCountFor, so that the server
+// deletes it after a time.
 package countdown
 
 import (
@@ -76,12 +77,32 @@ func New(s *session.Session, name string) *Latch {
 func (l *Latch) Name() string { return l.name }
 
 // TrySetCount begins a round with a count of n unless one is in progress, and reports
-// whether it did. With n = 0 it writes nothing and reports whether the latch is open.
-// It blocks for one round trip, and up to 5 s longer if the server is temporarily
-// unavailable. If n is negative or above MaxCount, the error matches lock.ErrInvalid.
-// If no reply arrives, it matches lock.ErrIndeterminate: the count may or may not have
-// been set. A key of another type is an error and remains unchanged.
+// whether it did. It blocks for one round trip, and up to 5 s longer if the server is
+// temporarily unavailable. If n is negative or above MaxCount, the error matches
+// lock.ErrInvalid. If no reply arrives, it matches lock.ErrIndeterminate: the count may or
+// may not have been set. A key of another type is an error and remains unchanged.
+//
+// A count of 0 needs no round, because a latch without a count is open. TrySetCount with
+// n = 0 writes nothing. It returns true if the latch is open, so that Wait returns at once,
+// and false if a round is in progress.
 func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
+	return l.trySetCount(ctx, n, "")
+}
+
+// TrySetCountFor is TrySetCount for a count that the server deletes after ttl, whatever is
+// left of it. That ends the round as Delete does: Wait returns nil, and Redisson waiters
+// stay blocked. Counting down does not change the time. The time counts from when the server
+// sets the count. If ttl is less than a millisecond or above lock.MaxLease, the error matches
+// lock.ErrInvalid.
+func (l *Latch) TrySetCountFor(ctx context.Context, n int, ttl time.Duration) (bool, error) {
+	if err := lock.CheckLease(ttl); err != nil {
+		return false, err
+	}
+	return l.trySetCount(ctx, n, wire.Millis(ttl))
+}
+
+// trySetCount sets a count with a time to live in ms, "" for none.
+func (l *Latch) trySetCount(ctx context.Context, n int, ttl string) (bool, error) {
 	if n < 0 || n > MaxCount {
 		return false, fmt.Errorf("%w: TrySetCount %q: %d is not from 0 to %d", lock.ErrInvalid, l.name, n, MaxCount)
 	}
@@ -90,7 +111,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 		return err == nil && count == 0, err
 	}
 	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
-		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL))
+		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL), ttl)
 	return set == 1, err
 }
 
@@ -155,7 +176,8 @@ func (l *Latch) Delete(ctx context.Context) (bool, error) {
 // server denies the request or the key has another type.
 //
 // All waiters of a latch in one process share a subscription and their reads. A lost
-// message delays them by at most 5 s.
+// message delays them by at most 5 s. A count that expires sends no message; the waiters read
+// the latch when its time is over.
 func (l *Latch) Wait(ctx context.Context) error {
 	if err := l.check(ctx); err != nil {
 		return err

@@ -284,6 +284,7 @@ func TestWrongType(t *testing.T) {
 				ops := operations(l)
 				if words[2] == "99999999999999999999" { // these operations accept it
 					delete(ops, "TrySetCount")
+					delete(ops, "TrySetCountFor")
 					delete(ops, "Delete")
 				}
 				for what, op := range ops {
@@ -300,12 +301,13 @@ func TestWrongType(t *testing.T) {
 // operations are all operations that query the server.
 func operations(l *countdown.Latch) map[string]func(ctx context.Context) error {
 	return map[string]func(ctx context.Context) error{
-		"TrySetCount": func(ctx context.Context) error { _, err := l.TrySetCount(ctx, 1); return err },
-		"CountDown":   func(ctx context.Context) error { _, err := l.CountDown(ctx); return err },
-		"CountDownN":  func(ctx context.Context) error { _, err := l.CountDownN(ctx, 2); return err },
-		"Count":       func(ctx context.Context) error { _, err := l.Count(ctx); return err },
-		"Delete":      func(ctx context.Context) error { _, err := l.Delete(ctx); return err },
-		"Wait":        l.Wait,
+		"TrySetCount":    func(ctx context.Context) error { _, err := l.TrySetCount(ctx, 1); return err },
+		"TrySetCountFor": func(ctx context.Context) error { _, err := l.TrySetCountFor(ctx, 1, time.Minute); return err },
+		"CountDown":      func(ctx context.Context) error { _, err := l.CountDown(ctx); return err },
+		"CountDownN":     func(ctx context.Context) error { _, err := l.CountDownN(ctx, 2); return err },
+		"Count":          func(ctx context.Context) error { _, err := l.Count(ctx); return err },
+		"Delete":         func(ctx context.Context) error { _, err := l.Delete(ctx); return err },
+		"Wait":           l.Wait,
 	}
 }
 
@@ -339,6 +341,14 @@ func TestInvalidArguments(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		_, err = l.TrySetCount(ctx, countdown.MaxCount+1)
 		require.ErrorIs(t, err, lock.ErrInvalid)
+		_, err = l.TrySetCountFor(ctx, -1, time.Minute)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		for _, ttl := range []time.Duration{0, -1, time.Millisecond - 1, lock.MaxLease + 1} {
+			for _, n := range []int{0, 1} {
+				_, err = l.TrySetCountFor(ctx, n, ttl)
+				require.ErrorIs(t, err, lock.ErrInvalid)
+			}
+		}
 		for _, n := range []int{0, -1, math.MinInt} {
 			_, err = l.CountDownN(ctx, n)
 			require.ErrorIs(t, err, lock.ErrInvalid)
@@ -422,20 +432,5 @@ func TestCloseEndsWaits(t *testing.T) {
 			require.ErrorIs(t, ended(t, done, soon), lock.ErrClosed)
 		}
 		require.Equal(t, ":9", harness.Do(t, s.Addr, "DBSIZE")) // counts, round ids, cached replies
-	})
-}
-
-// Expiry ends a round without a message.
-func TestExpiryReleasesWaiters(t *testing.T) {
-	const ttl = 300 * time.Millisecond
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		l := c.CountDownLatch(key)
-		setCount(t, l, 1)
-		harness.Do(t, s.Addr, "PEXPIRE", key, "300")
-		begin := time.Now()
-		require.NoError(t, l.Wait(t.Context()))
-		require.GreaterOrEqual(t, time.Since(begin), ttl-50*time.Millisecond)
-		require.Less(t, time.Since(begin), ttl+soon)
 	})
 }

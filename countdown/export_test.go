@@ -12,7 +12,7 @@ import (
 
 // Scripts are the scripts that may write, by operation.
 var Scripts = map[string]*wire.Script{
-	"set": trySetCountScript, "down": countDownScript, "delete": deleteScript, "cancel": cancelScript,
+	"set": trySetCountScript, "set for": trySetCountScript, "down": countDownScript, "delete": deleteScript, "cancel": cancelScript,
 }
 
 // Read returns what a waiter reads.

@@ -79,7 +79,7 @@ func java(t testing.TB, s *testserver.Server, do string, n int) int64 {
 // The outcome of a request is unknown to a caller that cancels it.
 func TestCancelledInFlight(t *testing.T) {
 	gone := errors.New("gone")
-	files := map[string]string{"TrySetCount": setLua, "CountDown": countDownLua, "CountDownN": countDownLua, "Delete": deleteLua}
+	files := map[string]string{"TrySetCount": setLua, "TrySetCountFor": setLua, "CountDown": countDownLua, "CountDownN": countDownLua, "Delete": deleteLua}
 	for what, file := range files {
 		t.Run(what, func(t *testing.T) {
 			harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -289,7 +289,7 @@ func TestCountDownAfterServerRestart(t *testing.T) {
 }
 
 func TestForbidden(t *testing.T) {
-	all := []string{"TrySetCount", "CountDown", "CountDownN", "Delete", "Wait"}
+	all := []string{"TrySetCount", "TrySetCountFor", "CountDown", "CountDownN", "Delete", "Wait"}
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		for _, tt := range []struct {
 			name    string

@@ -29,7 +29,7 @@ func TestLockstep(t *testing.T) {
 		lockstep.Test[step]{
 			Steps: lockstep.Size(60_000), Length: 60, Kinds: stepKinds,
 			Outcomes: []string{
-				"set 1 on", "set 1 on 0", "set 0 on more",
+				"set 1 on", "set 1 on 0", "set 0 on more", "set for 1 on", "set for 1 on 0", "set for 0 on more",
 				"down to 0 of", "down to 0 of 0", "down to 0 of more", "down to 1 of more",
 				"deleted 0", "deleted 1", "expired true", "expired false",
 				"repeated -1", "repeated 0", "repeated 1", "cancelled -1", "cancelled 0", "cancelled 1",
@@ -50,7 +50,7 @@ func TestLockstep(t *testing.T) {
 
 // stepKinds are the kinds of steps.
 var stepKinds = lockstep.Weights{
-	{"set", 20}, {"down", 25}, {"delete", 5}, {"read", 12},
+	{"set", 12}, {"set for", 8}, {"down", 25}, {"delete", 5}, {"read", 12},
 	{"redeliver", 5}, {"cancel", 5}, // the last request, or the next
 	{"expire", 7}, {"advance the clock", 10},
 	{"java set", 8}, {"java down", 7}, {"java delete", 2}, {"java reset", 3},
@@ -103,11 +103,15 @@ func (w *world) publish(message string) {
 
 func (w *world) finish() { w.value, w.expiry, w.round, w.roundExpiry = "", 0, "", 0 }
 
-func (w *world) set(n int64, id string) (int64, bool) {
+// set sets a count that expires after ttl, never if that is 0.
+func (w *world) set(n, ttl int64, id string) (int64, bool) {
 	if w.count() > 0 {
 		return 0, false
 	}
 	w.value, w.expiry = itoa(n), 0
+	if ttl > 0 {
+		w.expiry = w.now + ttl
+	}
 	w.round, w.roundExpiry = id, w.now+countdown.RoundTTL.Milliseconds()
 	w.publish("1")
 	return 1, true
@@ -228,7 +232,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 // Take implements lockstep.Walk.
 func (x *walk) Take(s step) bool {
 	switch s.Kind {
-	case "set", "down", "delete":
+	case "set", "set for", "down", "delete":
 		x.request(s)
 		x.last.Send()
 	case "redeliver":
@@ -288,10 +292,16 @@ func (x *walk) request(s step) {
 		}
 		script, ttl, channel := countdown.Scripts[string(s.Kind)], wire.Millis(countdown.ReplyTTL), wire.LatchChannel(key)
 		switch s.Kind {
-		case "set":
-			want := x.w.once(id, func() (int64, bool) { return x.w.set(s.n, id) })
-			x.seen.See("set", want, "on", on)
-			return x.exec(script, want, id, ttl, "PUBLISH", channel, "1", itoa(s.n), id, wire.Millis(countdown.RoundTTL))()
+		case "set", "set for":
+			var countTTL int64
+			countArg := ""
+			if s.Kind == "set for" {
+				countTTL = 1000 * s.n
+				countArg = itoa(countTTL)
+			}
+			want := x.w.once(id, func() (int64, bool) { return x.w.set(s.n, countTTL, id) })
+			x.seen.See(s.Kind, want, "on", on)
+			return x.exec(script, want, id, ttl, "PUBLISH", channel, "1", itoa(s.n), id, wire.Millis(countdown.RoundTTL), countArg)()
 		case "down":
 			want := x.w.once(id, func() (int64, bool) { return x.w.down(s.n) })
 			x.seen.See("down to", min(want, 1), "of", on)

@@ -481,6 +481,9 @@ var latchSteps = func() []step {
 	change("set", "try_set_count", 0, before, 1, func(ctx context.Context, l *countdown.Latch) (int, error) {
 		return number(l.TrySetCount(ctx, before))
 	})
+	change("set for", "try_set_count", 0, before, 1, func(ctx context.Context, l *countdown.Latch) (int, error) {
+		return number(l.TrySetCountFor(ctx, before, time.Hour))
+	})
 	down := func(n int) func(ctx context.Context, l *countdown.Latch) (int, error) {
 		return func(ctx context.Context, l *countdown.Latch) (int, error) { return l.CountDownN(ctx, n) }
 	}
