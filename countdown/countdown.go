@@ -178,7 +178,26 @@ func (l *Latch) Delete(ctx context.Context) (bool, error) {
 // All waiters of a latch in one process share a subscription and their reads. A lost
 // message delays them by at most 5 s. A count that expires sends no message; the waiters read
 // the latch when its time is over.
-func (l *Latch) Wait(ctx context.Context) error {
+func (l *Latch) Wait(ctx context.Context) error { return <-l.WaitChan(ctx) }
+
+// WaitChan begins a Wait and returns a channel for its result, for use in a select
+// statement. It does not block. The channel is closed when the round has ended, so that
+// every receive yields nil. If the wait fails, the channel delivers the error of Wait
+// instead, once, and is never closed. The end of ctx is such an error.
+//
+// Each call begins a wait of its own: call WaitChan before a loop, not in its select
+// statement. A wait lasts until the round ends, ctx ends or the client is closed, even if
+// nobody receives from the channel. It needs no goroutine.
+func (l *Latch) WaitChan(ctx context.Context) <-chan error {
+	result := make(chan error, 1)
+	if err := l.startWait(ctx, result); err != nil {
+		result <- err
+	}
+	return result
+}
+
+// startWait begins a wait that ends with a result, unless it returns an error.
+func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 	if err := l.check(ctx); err != nil {
 		return err
 	}
@@ -186,27 +205,24 @@ func (l *Latch) Wait(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return l.notOpen(ctx, began, nil)
 	}
-	if !l.s.Enter() {
-		return lock.ErrClosed
-	}
-	defer l.s.Leave()
 	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
-	w := &waiter{released: make(chan struct{})}
-	d := session.Of[registry](l.s).join(l.s, l.key, w)
-	var err error
-	select {
-	case <-w.released:
-	case <-ctx.Done():
-	case <-l.s.Done():
+	w := &waiter{}
+	w.end = func() {
+		var err error
+		if !w.opened {
+			err = l.notOpen(ctx, began, w.lastErr)
+		}
+		end(w.reads, err)
+		if err != nil {
+			result <- err
+			return
+		}
+		close(result)
 	}
-	switch released := d.leave(w); {
-	case !released:
-		err = l.notOpen(ctx, began, w.lastErr)
-	case w.err != nil:
-		err = l.notOpen(ctx, began, w.err)
+	if !session.Of[registry](l.s).join(ctx, l.s, l.key, w) {
+		w.end() // the client is closed
 	}
-	end(w.reads, err)
-	return err
+	return nil
 }
 
 // notOpen returns the error of a wait that began then: the client is closed, the last read has

@@ -308,6 +308,7 @@ func operations(l *countdown.Latch) map[string]func(ctx context.Context) error {
 		"Count":          func(ctx context.Context) error { _, err := l.Count(ctx); return err },
 		"Delete":         func(ctx context.Context) error { _, err := l.Delete(ctx); return err },
 		"Wait":           l.Wait,
+		"WaitChan":       func(ctx context.Context) error { return <-l.WaitChan(ctx) },
 	}
 }
 

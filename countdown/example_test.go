@@ -64,6 +64,37 @@ func ExampleLatch_Wait() {
 	// true <nil>
 }
 
+// A process works on while it waits.
+func ExampleLatch_WaitChan() {
+	client, stop := connect()
+	defer stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	latch := client.CountDownLatch("import:42")
+	if _, err := latch.TrySetCountFor(ctx, 1, time.Hour); err != nil {
+		log.Fatal(err)
+	}
+	jobs := make(chan string, 1)
+	jobs <- "orders"
+
+	imported := latch.WaitChan(ctx) // before the loop
+	for {
+		select {
+		case job := <-jobs:
+			fmt.Println("job:", job)
+			if _, err := latch.CountDown(ctx); err != nil {
+				log.Fatal(err)
+			}
+		case err := <-imported:
+			fmt.Println("imported:", err)
+			return
+		}
+	}
+	// Output:
+	// job: orders
+	// imported: <nil>
+}
+
 // done reports that a part is done after its result has been stored.
 func done(ctx context.Context, latch *countdown.Latch) error {
 	_, err := latch.CountDown(ctx)

@@ -289,7 +289,7 @@ func TestCountDownAfterServerRestart(t *testing.T) {
 }
 
 func TestForbidden(t *testing.T) {
-	all := []string{"TrySetCount", "TrySetCountFor", "CountDown", "CountDownN", "Delete", "Wait"}
+	all := []string{"TrySetCount", "TrySetCountFor", "CountDown", "CountDownN", "Delete", "Wait", "WaitChan"}
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		for _, tt := range []struct {
 			name    string
@@ -299,7 +299,7 @@ func TestForbidden(t *testing.T) {
 			{"no publish", []string{"-publish"}, nil},
 			{"no subscribe", []string{"-subscribe"}, nil},
 			{"no channels", []string{"resetchannels"}, nil},
-			{"no pttl", []string{"-pttl"}, []string{"Wait"}},
+			{"no pttl", []string{"-pttl"}, []string{"Wait", "WaitChan"}},
 			{"no scripts", []string{"-@scripting"}, all},
 			{"no round key", []string{"resetkeys", "~" + key}, all},
 			{"no del", []string{"-del"}, []string{"CountDown", "CountDownN", "Delete"}},

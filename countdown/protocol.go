@@ -87,47 +87,60 @@ type latchIO struct {
 	key   string
 	sub   *pubsub.Subscription
 	timer watchdog.Timer
+	ended []*waiter // whose end update has yet to call
 }
 
 // readTimeout bounds one read, whatever the connection does.
 const readTimeout = 3 * time.Second
 
-// join adds w to the waiters of a latch.
-func (r *registry) join(s *session.Session, key string, w *waiter) *latchIO {
+// join adds w to the waiters of a latch until it is released, ctx ends or the session closes,
+// which waits for w.end. If the session is closed, join does nothing and returns false.
+func (r *registry) join(ctx context.Context, s *session.Session, key string, w *waiter) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	d := r.entries[key]
 	if d == nil {
 		d = &latchIO{reg: r, s: s, key: key}
 		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout}
-		if r.entries == nil {
-			r.entries = make(map[string]*latchIO)
-		}
-		r.entries[key] = d
 	}
+	giveUp := func() { d.update(func() { d.giveUp(w) }) } // on a goroutine of its own
+	left, open := s.Join(giveUp)
+	if !open {
+		return false
+	}
+	stop, end := context.AfterFunc(ctx, giveUp), w.end
+	w.end = func() {
+		stop()
+		end()
+		left()
+	}
+	if r.entries == nil {
+		r.entries = make(map[string]*latchIO)
+	}
+	r.entries[key] = d
 	d.waiters.join(w)
-	return d
+	return true
 }
 
-// leave removes w unless it was released, and reports whether it was.
-func (d *latchIO) leave(w *waiter) (released bool) {
-	d.update(func() {
-		released = w.stage == stageDone
-		d.waiters.leave(w)
-	})
-	return released
-}
-
-// update runs f with the mutex held, and discards d when it has become idle.
+// update runs f with the mutex held, and discards d when it has become idle. Then it ends
+// the waits of waiters that have left: what that calls may take long.
 func (d *latchIO) update(f func()) {
 	d.reg.mu.Lock()
-	defer d.reg.mu.Unlock()
 	f()
 	if d.idle() && d.reg.entries[d.key] == d {
 		delete(d.reg.entries, d.key)
 		d.s.Watchdog.Wheel().Cancel(&d.timer)
 	}
+	ended := d.ended
+	d.ended = nil
+	d.reg.mu.Unlock()
+	for _, w := range ended {
+		w.end()
+	}
 }
+
+// left implements effects.
+func (d *latchIO) left(w *waiter) { d.ended = append(d.ended, w) }
 
 // read implements effects. It is not bound to the context of any waiter.
 func (d *latchIO) read() {

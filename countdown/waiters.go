@@ -32,14 +32,14 @@ const (
 	stageDone
 )
 
-// waiter is one call of Wait.
+// waiter is one call of Wait or WaitChan.
 type waiter struct {
 	stage        stage
-	released     chan struct{} // closed on release, but not by leave
-	err          error         // the reason, if the latch did not open
+	opened       bool // its round has ended
 	reads        int
 	failingSince time.Time // start of the outage
 	lastErr      error     // of the last read, if it failed
+	end          func()    // ends the wait; called once, by effects
 }
 
 // effects are the side effects of waiters. They do not call back.
@@ -48,6 +48,7 @@ type effects interface {
 	subscribe() (confirmed bool)
 	unsubscribe()
 	setTimer(d time.Duration) // replaces the previous timer
+	left(w *waiter)           // w is stageDone
 	now() time.Time
 }
 
@@ -82,7 +83,14 @@ func (ws *waiters) join(w *waiter) {
 	ws.read()
 }
 
-// leave removes a waiter that has given up or is being released.
+// giveUp removes a waiter, unless it has left.
+func (ws *waiters) giveUp(w *waiter) {
+	if w.stage != stageDone {
+		ws.leave(w)
+	}
+}
+
+// leave removes a waiter: it has given up, or its round has ended, or reads keep failing.
 func (ws *waiters) leave(w *waiter) {
 	w.stage = stageDone
 	delete(ws.set, w)
@@ -90,12 +98,7 @@ func (ws *waiters) leave(w *waiter) {
 		ws.fx.unsubscribe()
 		ws.subscribed = false
 	}
-}
-
-func (ws *waiters) release(w *waiter, err error) {
-	ws.leave(w)
-	w.err = err
-	close(w.released)
+	ws.fx.left(w)
 }
 
 // idle reports whether the value can be discarded.
@@ -130,7 +133,8 @@ func (ws *waiters) onSnapshot(s snapshot) {
 		w.reads++
 		w.failingSince, w.lastErr = time.Time{}, nil
 		if s.count == 0 || w.stage == stageClosed && laterRound {
-			ws.release(w, nil)
+			w.opened = true
+			ws.leave(w)
 			continue
 		}
 		w.stage = stageClosed
@@ -156,7 +160,7 @@ func (ws *waiters) onError(err error, temporary bool, pause time.Duration) {
 			w.failingSince = now
 		}
 		if !temporary || now.Sub(w.failingSince) >= ws.maxOutage {
-			ws.release(w, err)
+			ws.leave(w)
 		}
 	}
 	ws.afterRead(pause)

@@ -97,6 +97,7 @@ type modelWaiter struct {
 	firstRound int   // round of its first successful read, 0 if none
 	count      int64 // of its last successful read
 	missedRise bool  // a later read found a higher count
+	left       bool
 	ended      bool
 }
 
@@ -137,6 +138,12 @@ func (p *model) unsubscribe() {
 
 func (p *model) setTimer(d time.Duration) { p.timerAt = p.clock.Add(d) }
 func (p *model) now() time.Time           { return p.clock }
+
+func (p *model) left(w *waiter) {
+	at := slices.IndexFunc(p.expected, func(m *modelWaiter) bool { return m.waiter == w })
+	p.must(!p.expected[at].left, "waiter %d leaves twice", at)
+	p.expected[at].left = true
+}
 
 // Other processes.
 
@@ -198,7 +205,7 @@ func (p *model) Take(s modelStep) bool {
 	byJava := p.java && p.r.IntN(2) == 0
 	switch s.Kind {
 	case "wait":
-		w := &modelWaiter{waiter: &waiter{released: make(chan struct{})}, name: len(p.expected), joined: p.step}
+		w := &modelWaiter{waiter: &waiter{}, name: len(p.expected), joined: p.step}
 		p.expected = append(p.expected, w)
 		p.note("waiter ", w.name, " joins")
 		p.waiters.join(w.waiter)
@@ -215,7 +222,9 @@ func (p *model) Take(s modelStep) bool {
 		w := waiting[p.r.IntN(len(waiting))]
 		p.note("waiter ", w.name, " leaves")
 		w.ended = true
-		p.waiters.leave(w.waiter)
+		p.waiters.giveUp(w.waiter)
+		p.must(w.left, "waiter %d has not left", w.name)
+		p.waiters.giveUp(w.waiter) // again, as for the end of both a context and a client
 	case "set":
 		p.note("set by Java: ", byJava)
 		p.set(byJava)
@@ -355,7 +364,7 @@ func (p *model) endStep() {
 		if w.stage == stageDone && !w.ended {
 			w.ended = true
 			p.note("waiter ", w.name, " is released")
-			p.must(w.err == nil, "waiter %d: %v", w.name, w.err)
+			p.must(w.opened && w.left, "waiter %d: %v", w.name, w.lastErr)
 			p.must(p.lastOpen >= w.joined, "waiter %d was released during its round", w.name)
 		}
 	}
