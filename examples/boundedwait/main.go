@@ -3,20 +3,28 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
-	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
 )
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 	l := client.Lock("printer")
 
 	busy, err := l.Lock(ctx, lock.Lease(time.Second)) // a print job of one second

@@ -3,15 +3,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -47,9 +49,14 @@ func (c *cache) build() string {
 }
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 	var c cache
 	var wg sync.WaitGroup
 	for range 20 {

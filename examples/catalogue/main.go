@@ -4,14 +4,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"sync"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -55,9 +57,14 @@ func (c *catalogue) update(ctx context.Context, price int) (err error) {
 }
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 	c := &catalogue{client: client, prices: map[string]int{"lamp": 20}}
 
 	const readers = 10

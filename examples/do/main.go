@@ -3,22 +3,30 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
-	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
 )
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 
-	err := client.Lock("report:2026-11").Do(ctx, func(ctx context.Context) error {
+	err = client.Lock("report:2026-11").Do(ctx, func(ctx context.Context) error {
 		fmt.Println("writing the report exclusively")
 		select {
 		case <-time.After(100 * time.Millisecond): // the work

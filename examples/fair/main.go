@@ -3,20 +3,27 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 )
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 
 	printer := client.FairLock("printer")
 	hold, err := printer.Lock(ctx)

@@ -3,15 +3,17 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -21,9 +23,14 @@ const parts = 4
 var results sync.Map
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 
 	latch := client.CountDownLatch("job:42")
 	if _, err := latch.TrySetCount(ctx, parts); err != nil {

@@ -4,13 +4,16 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 	"time"
 
-	"github.com/redlatch/redlatch/examples/internal/demo"
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/rlock"
 )
@@ -31,9 +34,14 @@ func (s *storage) write(token int64, text string) error {
 }
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 	var file storage
 	l := client.FencedLock("file")
 

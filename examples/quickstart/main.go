@@ -4,7 +4,7 @@
 //
 //	go run ./examples/quickstart
 //
-// It uses the server at REDIS_URL if that is set; otherwise it starts redis-server or
+// It uses the server at -url, or at REDIS_URL. Without one it starts redis-server or
 // valkey-server if installed, and an embedded server if not.
 package main
 
@@ -37,7 +37,7 @@ const (
 
 func main() {
 	worker := flag.String("worker", "", "internal: run as the worker of that name")
-	url := flag.String("url", "", "internal: server of the worker")
+	url := flag.String("url", os.Getenv("REDIS_URL"), "address of the server; empty: start one")
 	name := flag.String("lock", "", "internal: lock of the worker")
 	file := flag.String("file", "", "internal: counter of the worker")
 	processes := flag.Int("processes", 4, "number of processes")
@@ -50,7 +50,7 @@ func main() {
 	if *worker != "" {
 		err = work(*worker, *url, *name, *file, *rounds)
 	} else {
-		err = run(*processes, *rounds)
+		err = run(*url, *processes, *rounds)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "quickstart:", err)
@@ -105,11 +105,11 @@ func read(file string) (int, error) {
 	return strconv.Atoi(string(text))
 }
 
-func run(processes, rounds int) error {
+func run(url string, processes, rounds int) error {
 	if processes < 2 || rounds < 1 {
 		return errors.New("needs two processes or more, and a round or more")
 	}
-	url, kind := os.Getenv("REDIS_URL"), "the server at REDIS_URL"
+	kind := "the given server"
 	if url == "" {
 		server, err := redlatchtest.Start()
 		if err != nil {

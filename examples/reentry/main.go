@@ -3,19 +3,26 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"flag"
 	"fmt"
 	"log"
+	"os"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 	"github.com/redlatch/redlatch/lock"
 )
 
 func main() {
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	flag.Parse()
 	ctx := context.Background()
-	client, stop := demo.Client(ctx)
-	defer stop()
+	client, err := redlatch.Open(ctx, *url)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
 
 	ctx = lock.WithOwner(ctx, client.NewOwner())
 	if err := transfer(ctx, client); err != nil {

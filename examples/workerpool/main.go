@@ -17,7 +17,6 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/examples/internal/demo"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -33,15 +32,16 @@ const (
 )
 
 func main() {
-	url := flag.String("url", "", "internal: server of a process")
+	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
+	worker := flag.Bool("worker", false, "internal: run as one of the processes")
 	stuck := flag.Bool("stuck", false, "internal: work until killed")
 	flag.Parse()
 	ctx := context.Background()
 	err := error(nil)
-	if *url != "" {
+	if *worker {
 		err = process(ctx, *url, *stuck)
 	} else {
-		err = run(ctx)
+		err = run(ctx, *url)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "workerpool:", err)
@@ -96,12 +96,7 @@ func open(ctx context.Context, url string) (*redlatch.Client, error) {
 	return redlatch.Open(ctx, url, redlatch.WithWatchdogTimeout(timeout))
 }
 
-func run(ctx context.Context) error {
-	url, stop, err := demo.Server()
-	if err != nil {
-		return err
-	}
-	defer stop()
+func run(ctx context.Context, url string) error {
 	client, err := open(ctx, url)
 	if err != nil {
 		return err
@@ -170,7 +165,7 @@ func killOne(ctx context.Context, url string) error {
 
 // start runs this program as one of the processes and forwards its output.
 func start(ctx context.Context, url string, tell func(line string), args ...string) error {
-	cmd := exec.CommandContext(ctx, os.Args[0], append(args, "-url", url)...)
+	cmd := exec.CommandContext(ctx, os.Args[0], append(args, "-worker", "-url", url)...)
 	var trouble strings.Builder
 	cmd.Stderr = &trouble
 	out, err := cmd.StdoutPipe()
