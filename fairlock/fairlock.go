@@ -1,27 +1,27 @@
-// Package fairlock is Redisson's fair lock: the waiters of all processes acquire it in the
-// order of their arrival. Java services on the same server share the queue.
+// Package fairlock implements Redisson's fair lock: the waiters of all processes acquire it
+// in the order of their arrival. Java services on the same server share the queue.
 //
 // The server keeps the queue. A waiter enters it with its first attempt and keeps its
-// position for as long as it waits, whatever its lock.Wait, because its client sends
-// heartbeats. If the process of a waiter dies or hangs, the waiter counts as dead 10 s after
-// its last heartbeat (or a third of the watchdog timeout, or the fair wait timeout, if that
-// is less). Once the lock is free, the next heartbeat of a waiter behind it, at most a third
-// of that time later, drops it from the head of the queue. A waiter that gives up leaves the
-// queue before Lock returns if the server answers soon. A process that was paused for too
-// long may have lost its queue positions; its waiters enter the queue again, at the end. An
-// outage of the server does not change the order: afterwards nobody is dropped until all
-// waiters have had time to be heard.
+// position for as long as it waits, because its client sends heartbeats. If the process of
+// a waiter dies or hangs, the waiter counts as dead 10 s after its last heartbeat (or a
+// third of the watchdog timeout, or the fair wait timeout, if that is less). Once the lock
+// is free, the next heartbeat of a waiter behind it, at most a third of that time later,
+// drops it from the head of the queue. A waiter that gives up leaves the queue before Lock
+// returns if the server answers soon. A process that was paused for too long may have lost
+// its queue positions; its waiters enter the queue again, at the end. An outage of the
+// server does not change the order: afterwards nobody is dropped until all waiters have had
+// time to be heard.
 //
-// Within a process the lock passes on as it is while the waiters of that process are next in
-// the server's queue and want the same lease.
+// Within a process the lock passes on as it is while the waiters of that process are next
+// in the server's queue and want the same lease.
 //
 // Java waiters send no heartbeats. They keep their position until a deadline that Redisson
 // computes when they arrive: about five minutes for each position, unless
 // fairLockWaitTimeout says otherwise. A Java waiter that died delays the waiters behind it
 // for that long, and for another fairLockWaitTimeout for each waiter of this package that
-// left the queue before it. A waiter of this package that died does so too while only Java
-// clients use the lock, as they do not read heartbeats; far from the head it has the
-// deadline of the end of the queue. Give both sides the same fairLockWaitTimeout
+// left the queue before it. A dead waiter of this package causes the same delay while only
+// Java clients use the lock, because they do not read heartbeats. Far from the head it has
+// the deadline of the end of the queue. Give both sides the same fairLockWaitTimeout
 // (redlatch.WithFairWaitTimeout here).
 //
 // TryLock never enters the queue, and fails while the queue has waiters.
@@ -46,7 +46,7 @@ type Lock struct {
 	p *protocol
 }
 
-// New returns the fair lock of that name. It is called by the client.
+// New returns the fair lock of that name. The client calls it.
 func New(s *session.Session, name string, opts ...Option) *Lock {
 	p := &protocol{s: s}
 	for _, opt := range opts {
@@ -96,12 +96,12 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 // that owner has no hold in this process. Other errors are those of Hold.Unlock.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
-// ForceUnlock releases the lock, whatever client holds it, notifies the first waiter, and
-// reports whether the lock was held. Holds of this client end at once, as lost. Any other
-// hold learns of it at its next renewal, a third of its lease later at most, or when its
-// lease ends, if that is fixed. Until then its client believes that it holds the lock.
-// ForceUnlock blocks for one round trip. A key that is not a lock is left alone and is an
-// error.
+// ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It
+// reports whether the lock was held. Holds of this client are lost at once. Any other hold
+// is lost at its next renewal, after at most a third of its lease, or, if its lease is
+// fixed, at the end of the lease; until then its holder assumes to hold the lock.
+// ForceUnlock blocks for one round trip. It returns an error and has no effect if the key is
+// not a lock.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
 	return l.l.Force(ctx, func() (bool, error) { return l.p.Force(ctx) })
 }

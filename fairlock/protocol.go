@@ -42,7 +42,7 @@ const (
 // behind it.
 const maxPositionTTL = 10 * time.Second
 
-// Option changes a lock object.
+// Option configures a lock object.
 type Option func(*protocol)
 
 // NonReentrant makes a second acquisition by the same owner fail with an error

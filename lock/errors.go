@@ -12,8 +12,8 @@ import (
 // Errors of all locks. They are matched with errors.Is. The package documentation has a
 // table of them.
 var (
-	// ErrNotAcquired means that others hold the lock, and the wait is over or was not
-	// wanted. It is also the error of a wait that was too short for the server's answer.
+	// ErrNotAcquired means that others hold the lock, and the wait is over or the call does
+	// not wait. It is also the error of a wait that was too short for the server's answer.
 	ErrNotAcquired = errors.New("redlatch: lock not acquired")
 
 	// ErrUnavailable means that the server could not be asked, or did not answer a

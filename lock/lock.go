@@ -15,16 +15,16 @@
 // Waiters of one process pass a lock on without releasing it. The holds that have it one
 // after another are a cohort: they share a key on the server. When one is unlocked, its
 // Unlock asks the server whether the lock stood, and a hold begins without a request of its
-// own if the last such answer is at most 20 ms old. If the lock was removed on the server
-// meanwhile, by ForceUnlock or by hand, or forgotten by a failover, up to 20 ms of holds
-// that the client began after that had no lock. Each of them reports the loss: its context ends,
-// or its Unlock returns ErrLost.
+// own if the last such answer is at most 20 ms old. If the key was removed in between (by
+// ForceUnlock, by hand, or by a failover), the holds that began within those 20 ms did not
+// have the lock. Each of them reports the loss: its context ends, or its Unlock returns
+// ErrLost.
 //
 // # Nested locks
 //
 // Each acquisition has an owner of its own, so a caller that holds a lock and acquires it
-// again waits for itself, like one of a sync.Mutex. The second read lock of a read-write lock
-// waits if a writer came in between. [WithOwner] permits re-entry. Lock logs a warning, once
+// again waits for itself, as with a sync.Mutex. A second read lock of a read-write lock waits
+// only if a writer waits in between. [WithOwner] enables re-entry. Lock logs a warning, once
 // for each pair of call sites, if its context comes from a hold on the same lock: unless
 // another goroutine unlocks that hold, the call waits for itself.
 //

@@ -29,15 +29,15 @@ const (
 // millisecond, the server's unit, to MaxLease. Redisson calls it leaseTime.
 func Lease(d time.Duration) Option { return Option{kind: optionLease, d: d} }
 
-// Wait bounds the wait of Lock but not the hold. With Wait(0) Lock makes one attempt,
-// like TryLock. When d runs out the error matches ErrNotAcquired. d must not be
-// negative. Redisson calls it waitTime.
+// Wait bounds the wait of Lock but not the hold. Without Wait only the context bounds it.
+// With Wait(0) Lock makes one attempt, like TryLock. When d runs out the error matches
+// ErrNotAcquired. d must not be negative. Redisson calls it waitTime.
 func Wait(d time.Duration) Option { return Option{kind: optionWait, d: d} }
 
 // MaxHold stops the renewal after d. The hold then ends as lost, with ReasonMaxHold, so
 // that stuck work cannot keep a lock forever. The lock itself becomes free at Unlock or
-// when its last lease ends. d must be greater than zero. MaxHold excludes Lease, which
-// is not renewed anyway.
+// when its last lease ends. Without MaxHold the lock is renewed until Unlock. d must be
+// greater than zero. MaxHold excludes Lease, which is not renewed.
 func MaxHold(d time.Duration) Option { return Option{kind: optionMaxHold, d: d} }
 
 // Parent makes the hold's context a child of parent instead of the context of the call, which

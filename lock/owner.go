@@ -60,10 +60,10 @@ type ownerKey struct{}
 // WithOwner.
 //
 // Re-entry is local: if o holds the lock in this process, by a lock object of the same
-// client and kind, another Lock adds a hold to what the server has. It sends a request only
-// if its lease outlasts that. If what the server has has expired, Lock acquires the lock
-// anew. Each hold ends at its own time, and the last Unlock releases the lock. An owner means
-// nothing to other processes.
+// client and kind, another Lock adds a hold to the same lease on the server. It sends a
+// request only if the new hold outlasts that lease. If the lease has expired, Lock acquires
+// the lock anew. Each hold ends at its own time, and the last Unlock releases the lock. An
+// owner means nothing to other processes.
 func WithOwner(ctx context.Context, o Owner) context.Context {
 	return context.WithValue(ctx, ownerKey{}, o)
 }

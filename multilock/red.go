@@ -136,7 +136,7 @@ func (r *Red) Name() string { return r.info.Name }
 // detect that two members are on one. An attempt without a majority releases its members,
 // and Lock tries again after a random pause that grows.
 //
-// The hold is valid for the lease, less the time of the acquisition, 1 % of the lease and
+// The hold is valid for the lease, less the time of the acquisition, 1% of the lease and
 // 2 ms for clock drift (see Hold.Remaining). Without lock.Lease the lease is the watchdog
 // timeout of the client that created r. Each renewal acquires missing members again. The
 // hold is lost unless a majority confirms a renewal in time.
