@@ -7,37 +7,120 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
+
+// filesNamed returns the contents of all files of the repository whose names end like that, by
+// their slash-separated paths.
+func filesNamed(t *testing.T, end string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	require.NoError(t, filepath.WalkDir(".", func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && (entry.Name() == ".git" || entry.Name() == "target"): // Maven's output
+			return filepath.SkipDir
+		case !strings.HasSuffix(path, end):
+			return nil
+		}
+		text, err := os.ReadFile(path)
+		files[filepath.ToSlash(path)] = string(text)
+		return err
+	}))
+	return files
+}
 
 // TestDocumentsNameTests verifies that every test named in a document exists.
 func TestDocumentsNameTests(t *testing.T) {
 	t.Parallel()
 	tests := map[string]bool{}
 	declared := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	var documents []string
-	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
-		if strings.HasSuffix(path, ".md") {
-			documents = append(documents, path)
-		}
-		if err != nil || !strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		source, err := os.ReadFile(path)
-		for _, m := range declared.FindAllSubmatch(source, -1) {
-			tests[string(m[1])] = true
-		}
-		return err
-	}))
-	require.Subset(t, documents, []string{"docs/design-notes.md", "docs/testing.md"})
-	names := regexp.MustCompile("`(Test\\w+)`")
-	for _, document := range documents {
-		text, err := os.ReadFile(document)
-		require.NoError(t, err)
-		for _, m := range names.FindAllSubmatch(text, -1) {
-			assert.True(t, tests[string(m[1])], "%s: no test %s", document, m[1])
+	for _, source := range filesNamed(t, "_test.go") {
+		for _, m := range declared.FindAllStringSubmatch(source, -1) {
+			tests[m[1]] = true
 		}
 	}
+	documents := filesNamed(t, ".md")
+	require.Contains(t, documents, "docs/internals/design-notes.md")
+	require.Contains(t, documents, "docs/internals/testing.md")
+	names := regexp.MustCompile("`(Test\\w+)`")
+	for document, text := range documents {
+		for _, m := range names.FindAllStringSubmatch(text, -1) {
+			assert.True(t, tests[m[1]], "%s: no test %s", document, m[1])
+		}
+	}
+}
+
+// TestDocumentsNameFiles verifies that every document or example that Go code, a script or a
+// document names by its path exists.
+func TestDocumentsNameFiles(t *testing.T) {
+	t.Parallel()
+	path := regexp.MustCompile(`(?:^|[\s(\x60"])((?:docs|examples)/[\w/.-]*\w)`)
+	found := 0
+	for _, end := range []string{".go", ".md", ".lua", "Makefile", "tier"} {
+		for file, text := range filesNamed(t, end) {
+			for _, m := range path.FindAllStringSubmatch(text, -1) {
+				found++
+				_, err := os.Stat(m[1])
+				_, errBeside := os.Stat(filepath.Join(filepath.Dir(file), m[1]))
+				assert.False(t, err != nil && errBeside != nil, "%s: there is no %s", file, m[1])
+			}
+		}
+	}
+	assert.Greater(t, found, 10)
+}
+
+var (
+	fenced     = regexp.MustCompile("(?ms)^```.*?^```$")
+	inlineCode = regexp.MustCompile("`[^`]*`")
+	link       = regexp.MustCompile(`\]\(([^()\s]+)\)`)
+	heading    = regexp.MustCompile(`(?m)^#+ (.*)$`)
+)
+
+// TestDocumentLinks verifies that every relative link of a document leads to a file of the
+// repository and, if it has an anchor, to a heading of that file.
+func TestDocumentLinks(t *testing.T) {
+	t.Parallel()
+	documents := filesNamed(t, ".md")
+	found := 0
+	for document, text := range documents {
+		text = inlineCode.ReplaceAllString(fenced.ReplaceAllString(text, ""), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			if strings.Contains(m[1], "://") {
+				continue
+			}
+			found++
+			target, anchor, anchored := strings.Cut(m[1], "#")
+			path := document
+			if target != "" {
+				path = filepath.ToSlash(filepath.Join(filepath.Dir(document), target))
+			}
+			if _, err := os.Stat(path); !assert.NoError(t, err, "%s: %s", document, m[1]) || !anchored {
+				continue
+			}
+			assert.Contains(t, anchors(documents[path]), anchor, "%s: %s", document, m[1])
+		}
+	}
+	assert.Greater(t, found, 30)
+}
+
+// anchors returns the anchors that GitHub gives to the headings of a document.
+func anchors(text string) []string {
+	var all []string
+	for _, m := range heading.FindAllStringSubmatch(fenced.ReplaceAllString(text, ""), -1) {
+		all = append(all, strings.Map(func(r rune) rune {
+			switch {
+			case r == ' ':
+				return '-'
+			case unicode.IsLetter(r), unicode.IsDigit(r), r == '-', r == '_':
+				return unicode.ToLower(r)
+			}
+			return -1
+		}, m[1]))
+	}
+	return all
 }

@@ -24,7 +24,7 @@ import (
 // after that text, with the additions of the table rows that begin with the others.
 func documentedRights(t *testing.T, after string, rows ...string) []string {
 	t.Helper()
-	text, err := os.ReadFile("docs/operations.md")
+	text, err := os.ReadFile("docs/operations/permissions.md")
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(text), after)
 	require.True(t, found, after)
@@ -345,7 +345,7 @@ func checkRWLock(t *testing.T, c, other *redlatch.Client) {
 func TestDocumentedRights(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "the startup checks")...)
+		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "the startup checks")...)
 		var log harness.Log
 		opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
 		require.NoError(t, err)
@@ -360,7 +360,7 @@ func TestDocumentedRights(t *testing.T) {
 		require.Equal(t, redlatch.KindSemaphore, r.Findings[2].Kind)
 		require.Equal(t, redlatch.KindLatch, r.Findings[3].Kind)
 		require.Equal(t, redlatch.KindPlain, r.Findings[4].Kind)
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks")...)
+		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks")...)
 		checkEverything(t, harness.Conn(t, s.Addr), c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -371,7 +371,7 @@ func TestDocumentedRights(t *testing.T) {
 
 		_, err = redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
 		require.ErrorContains(t, err, "NOPERM")
-		harness.Do(t, s.Addr, documentedRights(t, "## Rights", "a database other than 0 (`redis://host/1`)")...)
+		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "a database other than 0 (`redis://host/1`)")...)
 		other, err := redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
 		require.NoError(t, err)
 		defer other.Close()
@@ -384,7 +384,7 @@ func TestDocumentedRightsInCluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## Rights", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log

@@ -372,7 +372,7 @@ func TestSpansOfFailures(t *testing.T) {
 func TestTelemetryIsDocumented(t *testing.T) {
 	source, err := os.ReadFile("internal/telemetry/telemetry.go")
 	require.NoError(t, err)
-	doc, err := os.ReadFile("docs/observability.md")
+	doc, err := os.ReadFile("docs/reference/metrics.md")
 	require.NoError(t, err)
 	names := 0
 	for _, quoted := range strings.Split(string(source), `"`) {

@@ -34,7 +34,7 @@ const (
 	moment     = 200 * time.Millisecond // of leases that expire
 )
 
-// difference is a deliberate difference between redlatch and Redisson. docs/compatibility.md
+// difference is a deliberate difference between redlatch and Redisson. docs/reference/compatibility.md
 // explains it by name.
 type difference struct {
 	name string
@@ -262,9 +262,9 @@ func compare(a, b []string) []string {
 var explained = regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|")
 
 // TestDifferencesAreDocumented checks that the names of differences and the rows of the table
-// in docs/compatibility.md correspond.
+// in docs/reference/compatibility.md correspond.
 func TestDifferencesAreDocumented(t *testing.T) {
-	text, err := os.ReadFile(filepath.Join("..", "docs", "compatibility.md"))
+	text, err := os.ReadFile(filepath.Join("..", "docs", "reference", "compatibility.md"))
 	require.NoError(t, err)
 	var there, here []string
 	for _, m := range explained.FindAllSubmatch(text, -1) {
@@ -280,7 +280,7 @@ func TestDifferencesAreDocumented(t *testing.T) {
 
 // The documented versions are the tested ones.
 func TestVersionsAreDocumented(t *testing.T) {
-	for _, file := range []string{"README.md", filepath.Join("docs", "compatibility.md")} {
+	for _, file := range []string{"README.md", filepath.Join("docs", "reference", "compatibility.md")} {
 		text, err := os.ReadFile(filepath.Join("..", file))
 		require.NoError(t, err)
 		for _, folder := range versions() {
@@ -291,7 +291,7 @@ func TestVersionsAreDocumented(t *testing.T) {
 	}
 }
 
-// TestJavaEndsHoldsItself verifies what docs/compatibility.md says about holds that Java ends
+// TestJavaEndsHoldsItself verifies what docs/reference/compatibility.md says about holds that Java ends
 // or cuts short.
 func TestJavaEndsHoldsItself(t *testing.T) {
 	harness.Full(t)
