@@ -91,8 +91,8 @@ type Locker interface {
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
-	// error matches ErrNotAcquired; other errors are those of Lock. Wait is not a valid
-	// option.
+	// error matches ErrNotAcquired; other errors are those of Lock. Wait and MaxWaiters are
+	// not valid options.
 	TryLock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// Do acquires the lock like Lock, runs fn under the hold's context, and releases

@@ -11,6 +11,7 @@ type Option struct {
 	kind   optionKind
 	d      time.Duration
 	parent context.Context
+	n      int
 }
 
 type optionKind uint8
@@ -22,6 +23,7 @@ const (
 	optionMaxHold
 	optionParent
 	optionAtLeast
+	optionMaxWaiters
 )
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
@@ -62,6 +64,14 @@ func Parent(parent context.Context) Option { return Option{kind: optionParent, p
 // of semaphores have no such option.
 func AtLeast(d time.Duration) Option { return Option{kind: optionAtLeast, d: d} }
 
+// MaxWaiters makes Lock fail instead of wait if n callers of this client already wait for the
+// same lock, so that callers do not pile up behind a slow holder. The error then matches
+// ErrNotAcquired. A call that does not have to wait is not affected, and neither is the re-entry
+// of an owner. The two sides of a read-write lock count together, and so do all requests for
+// permits of a semaphore. n must be at least 1: TryLock does not wait at all. MaxWaiters is not a
+// valid option of TryLock, nor of a multi-lock, whose members have their own waiters.
+func MaxWaiters(n int) Option { return Option{kind: optionMaxWaiters, n: n} }
+
 // Options is the result of a list of options, for implementations of Locker.
 type Options struct {
 	Lease   time.Duration   // 0: renewed until Unlock
@@ -70,6 +80,8 @@ type Options struct {
 	MaxHold time.Duration   // 0: unbounded
 	Parent  context.Context // nil: the context of the call; see HoldParent
 	AtLeast time.Duration   // 0: Unlock releases the lock at once
+
+	MaxWaiters int // 0: unbounded
 }
 
 // HoldParent returns the parent of the hold's context, for a call with ctx.
@@ -143,6 +155,11 @@ func resolve(opts []Option) (Options, error) {
 				return Options{}, fmt.Errorf("AtLeast: %w", err)
 			}
 			o.AtLeast = opt.d
+		case optionMaxWaiters:
+			if opt.n < 1 {
+				return Options{}, fmt.Errorf("%w: MaxWaiters(%d): must be at least 1; TryLock does not wait", ErrInvalid, opt.n)
+			}
+			o.MaxWaiters = opt.n
 		default:
 			return Options{}, fmt.Errorf("%w: the zero lock.Option", ErrInvalid)
 		}

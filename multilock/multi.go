@@ -66,7 +66,7 @@ func (m *Multi) Name() string { return m.info.Name }
 
 // Lock acquires all members, one after the other. It waits until it holds them all, ctx is
 // done, or lock.Wait runs out. On failure it holds no member. See lock.Locker for its
-// errors. If m has no members, a duplicate, or a member that is nil or a type of another
+// errors. lock.MaxWaiters is not a valid option. If m has no members, a duplicate, or a member that is nil or a type of another
 // module, the error matches lock.ErrInvalid.
 //
 // The leases of all members, and lock.MaxHold, count from the acquisition of the last one.
@@ -158,6 +158,9 @@ var errRestart = errors.New("held by others; meanwhile the other members were re
 func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
 	if err := m.check(ctx); err != nil {
 		return nil, err
+	}
+	if o.MaxWaiters > 0 {
+		return nil, fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid)
 	}
 	a := acquisition{o: o, once: once}
 	rounds, began := 0, time.Now()

@@ -184,7 +184,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	}
 	req := acquire.Request[*redHold]{
 		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
-		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named,
+		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
 	}
 	began := time.Now()
 	if o.Wait > 0 {

@@ -74,7 +74,7 @@ func (e *Expirable) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([
 
 // TryAcquire makes one attempt to acquire a permit, which blocks for one round trip. If none
 // is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired;
-// otherwise it is like Acquire. lock.Wait is not a valid option.
+// otherwise it is like Acquire. lock.Wait and lock.MaxWaiters are not valid options.
 func (e *Expirable) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
 	return first(e.TryAcquireN(ctx, 1, opts...))
 }
@@ -85,8 +85,11 @@ func (e *Expirable) TryAcquireN(ctx context.Context, n int, opts ...lock.Option)
 	if err != nil {
 		return nil, err
 	}
-	if o.Bounded {
+	switch {
+	case o.Bounded:
 		return nil, fmt.Errorf("%w: Wait: TryAcquire does not wait", lock.ErrInvalid)
+	case o.MaxWaiters > 0:
+		return nil, fmt.Errorf("%w: MaxWaiters: TryAcquire does not wait", lock.ErrInvalid)
 	}
 	return e.take(ctx, n, o, true)
 }

@@ -63,6 +63,8 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		Acquirer: r,
 		Channel:  p.channel,
 		Once:     once,
+
+		MaxWaiters: o.MaxWaiters,
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)

@@ -129,7 +129,7 @@ func (s *Semaphore) Available(ctx context.Context) (int, error) {
 }
 
 // Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
-// lock.Wait, the only valid option, runs out. For 0 permits it returns nil and sends
+// lock.Wait runs out; the only other valid option is lock.MaxWaiters. For 0 permits it returns nil and sends
 // nothing. Its errors are those of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //

@@ -20,6 +20,7 @@
 package acquire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -66,6 +67,11 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	}
 	inTurn := e.begin(&req)
 	if !inTurn && !req.Once && relation != Beside {
+		if err := e.crowded(&req); err != nil {
+			e.leave()
+			mu.Unlock()
+			return err
+		}
 		w := newWaiter(e, &req)
 		w.unregistered = req.Ordered
 		e.pushBack(w)
@@ -76,14 +82,18 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	v, err := req.try(ctx, pause)
 	mu.Lock()
 	// While a cluster moves the keys, the caller waits.
-	if v.Acquired || err != nil && !moving(err) || req.Once {
+	var crowded error
+	if !v.Acquired {
+		crowded = e.crowded(&req)
+	}
+	if v.Acquired || err != nil && !moving(err) || req.Once || crowded != nil {
 		e.finish(&req, inTurn, v.Acquired)
 		mu.Unlock()
 		switch {
 		case v.Acquired:
 			return nil
 		case err == nil:
-			return lock.ErrNotAcquired
+			return cmp.Or(crowded, lock.ErrNotAcquired)
 		}
 		if u := (*Unavailable)(nil); errors.As(err, &u) {
 			err = u.Err

@@ -42,6 +42,8 @@ type Request[A Acquirer[A]] struct {
 	Channel string
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
+	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
+	MaxWaiters int
 	// Once makes a single attempt, at once, even if others wait.
 	Once bool
 	// Owned is set if the requester has an owner that may hold the key already, and would

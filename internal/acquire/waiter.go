@@ -1,6 +1,7 @@
 package acquire
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -45,6 +46,22 @@ const (
 
 func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
 	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1)} // a copy: most requests never wait
+}
+
+// crowded returns an error that matches lock.ErrNotAcquired if too many others wait for req to wait
+// too, and otherwise nil.
+func (e *entry[A]) crowded(req *Request[A]) error {
+	if req.MaxWaiters == 0 {
+		return nil
+	}
+	n := 0
+	for w := e.first; w != nil && n < req.MaxWaiters; w = w.next {
+		n++
+	}
+	if n < req.MaxWaiters {
+		return nil
+	}
+	return errors.Join(lock.ErrNotAcquired, fmt.Errorf("too many callers of this client wait already: %d (MaxWaiters)", n))
 }
 
 // join returns the relation of a request to the holders.

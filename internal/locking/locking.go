@@ -80,8 +80,11 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 // TryOptions reads the options of a TryLock.
 func TryOptions(opts []lock.Option) (lock.Options, error) {
 	o, err := lock.Resolve(opts...)
-	if err == nil && o.Bounded {
+	switch {
+	case err == nil && o.Bounded:
 		err = fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
+	case err == nil && o.MaxWaiters > 0:
+		err = fmt.Errorf("%w: MaxWaiters: TryLock does not wait", lock.ErrInvalid)
 	}
 	return o, err
 }
@@ -107,7 +110,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	err := errGone
 	for err == errGone {
 		c = l.newClaim(ctx, o, member)
-		h, err = c.acquire(ctx, spanCtx, o.HoldParent(ctx), span, deadline, once)
+		h, err = c.acquire(ctx, spanCtx, o, span, deadline, once)
 	}
 	ended := false
 	defer func() {
@@ -126,7 +129,7 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
-func (c *claim) acquire(ctx, spanCtx, parent context.Context, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
+func (c *claim) acquire(ctx, spanCtx context.Context, o lock.Options, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
 	traits := c.lock.p.Traits()
 	if traits.Ordered { // its channel has the id
 		c.freshID()
@@ -140,6 +143,8 @@ func (c *claim) acquire(ctx, spanCtx, parent context.Context, span telemetry.Acq
 		Deadline: deadline,
 		Once:     once,
 		Owned:    !c.owner.IsZero(),
+
+		MaxWaiters: o.MaxWaiters,
 	}
 	if c.lock.s.Telemetry != nil { // a method value is an allocation
 		req.OnWake = span.Woken
@@ -150,9 +155,9 @@ func (c *claim) acquire(ctx, spanCtx, parent context.Context, span telemetry.Acq
 		return nil, c.leave(ctx, err)
 	case c.joined != nil:
 		c.retire() // it may have a queue position
-		return c.joined.reenter(ctx, parent, c)
+		return c.joined.reenter(ctx, o.HoldParent(ctx), c)
 	default:
-		return c.stand(ctx, parent)
+		return c.stand(ctx, o.HoldParent(ctx))
 	}
 }
 
