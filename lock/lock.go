@@ -102,9 +102,11 @@ type Locker interface {
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }
 
-// Hold is one acquisition of a lock. Release it with one call of Unlock. A hold that
-// becomes unreachable without Unlock is logged, not renewed any more, and released. Its
-// methods are safe for concurrent use, from any goroutine.
+// Hold is one acquisition of a lock. Release it with one call of Unlock. A renewed hold that
+// becomes unreachable without Unlock is released. The client logs that, at most once a second,
+// with the number of such holds that it has not logged. A hold with a fixed [Lease] that becomes
+// unreachable lasts until its lease ends, because work may depend on it. The methods of a Hold
+// are safe for concurrent use, from any goroutine.
 type Hold interface {
 	// Name returns the name of the lock.
 	Name() string

@@ -101,6 +101,7 @@ type groupHold struct {
 	hold.State
 	group *group
 	owner lock.Owner // that the caller named, or zero
+	fixed bool       // not renewed
 
 	keepUntil time.Time // see locking.GroupHold
 }
@@ -140,10 +141,13 @@ func (h *groupHold) background(f func(ctx context.Context)) bool {
 	return true
 }
 
-// dropped logs that the handle was collected, and calls unlock.
+// dropped logs that the handle of a renewed hold was collected, and calls unlock.
 func (h *groupHold) dropped(unlock func(ctx context.Context) error) {
+	if h.fixed {
+		return
+	}
 	h.background(func(ctx context.Context) { // clients of members may still be open
-		h.group.s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+		h.group.s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
 			"name", h.Name(), "kind", h.group.info.Kind, "acquired", h.Site.String())
 		_ = unlock(ctx)
 	})

@@ -188,7 +188,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		rounds++
 		err := m.take(waitCtx, &a)
 		if err == nil && openCtx.Err() == nil {
-			return m.begin(ctx, o.HoldParent(ctx), a.got), nil
+			return m.begin(ctx, o, a.got), nil
 		}
 		undoErr := m.undo(waitCtx, a.got)
 		if errors.Is(err, errRestart) && !once {
@@ -309,10 +309,10 @@ type multiHold struct {
 	stop  func() bool // detaches the hold from its client
 }
 
-func (m *Multi) begin(ctx, parent context.Context, holds []locking.GroupHold) *multiHold {
+func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold) *multiHold {
 	owner, _ := lock.OwnerFrom(ctx)
-	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner}, m: m, holds: holds}
-	h.groupHold.begin(parent)
+	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
+	h.groupHold.begin(o.HoldParent(ctx))
 	h.stop = m.s.OnClose(func() { h.MemberEnded(h.loss(lock.ReasonClosed, nil)) })
 	for _, member := range holds {
 		member.Watch(h, member.Name())

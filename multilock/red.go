@@ -176,7 +176,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	}
 	owner, named := lock.OwnerFrom(ctx)
 	h := &redHold{
-		groupHold: groupHold{group: &r.group, owner: owner}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
+		groupHold: groupHold{group: &r.group, owner: owner, fixed: o.Lease > 0}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),
 	}
 	h.passable.Store(!named && o.Lease == 0 && !r.shared)
 	if h.ttl <= drift(h.ttl) {

@@ -122,7 +122,7 @@ func (p *permit) Dropped() {
 		return
 	}
 	p.e.s.Go(func(ctx context.Context) {
-		p.e.s.Logger.Error("redlatch: a permit was dropped without Release; releasing it",
+		p.e.s.LogDropped("redlatch: a permit was dropped without Release; releasing it",
 			"name", p.e.id.Name, "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
 		_ = p.Unlock(ctx)
 	})

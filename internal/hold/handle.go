@@ -14,8 +14,9 @@ type Hold interface {
 	lock.Hold
 	// Held reports whether the hold is held.
 	Held() bool
-	// Dropped is called when the handle of a held hold was collected. It logs that and
-	// releases the hold, in the background: finalizers run one after the other.
+	// Dropped is called when the handle of a held hold was collected. If the hold is renewed,
+	// it logs that and releases the hold, in the background: finalizers run one after the
+	// other. A hold with a fixed lease lasts until its end.
 	Dropped()
 }
 

@@ -217,9 +217,15 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 
 // Dropped implements holds.Hold.
 func (h *hold) Dropped() {
+	h.claim.mu.Lock()
+	fixed := h.fixed
+	h.claim.mu.Unlock()
+	if fixed {
+		return // work may depend on it until its lease ends
+	}
 	s := h.claim.lock.s
 	s.Go(func(ctx context.Context) {
-		s.Logger.Error("redlatch: a hold was dropped without Unlock; releasing it",
+		s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
 			"name", h.Name(), "kind", h.claim.lock.p.Traits().Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
 		_ = h.Unlock(ctx)
 	})

@@ -56,6 +56,7 @@ type Session struct {
 	identity atomic.Pointer[identity]
 	process  process
 	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
+	dropped  dropped
 
 	mu      sync.Mutex
 	closed  bool
@@ -281,4 +282,5 @@ func (s *Session) Close() {
 	s.Watchdog.Close()
 	s.Hub.Close()
 	s.tasks.Wait()
+	s.dropped.flush(s.Logger)
 }
