@@ -288,12 +288,40 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 // Close ends all waits and holds of this client with lock.ErrClosed and waits for its
 // goroutines. It closes a connection that New or Open made. It does not release the
 // locks still held, because the work under them may not have noticed yet: they become
-// free when their leases end. Repeated calls have no effect.
+// free when their leases end. Shutdown waits for their release. Repeated calls have no effect.
 func (c *Client) Close() {
 	c.s.Close()
 	if c.owned {
 		c.conn.Close()
 	}
+}
+
+// Shutdown closes the client when the locks and permits that this process holds are released. From
+// its call on, acquisitions fail with lock.ErrClosed, and waits end with it, those for latches
+// included. Renewals, Extend, Unlock, Release and all other methods keep working meanwhile. An
+// acquisition whose request was sent before may still succeed. An owner (see lock.WithOwner) that
+// holds a lock of one key can still re-enter it, so that its work can finish.
+//
+// Shutdown blocks until all holds have ended and all releases in the background are done. It then
+// closes the client like Close and returns nil. If ctx ends first, it closes the client at once, which
+// may take a few seconds, and returns an error that matches context.Cause(ctx) and contains the number
+// of holds that are lost with lock.ReasonClosed. It returns an error that matches lock.ErrClosed if
+// Close, or another Shutdown, closes the client while holds remain, and nil if the client is
+// closed already. If ctx is nil, the error matches lock.ErrInvalid, and nothing happens.
+//
+// Shutdown does not wait for holds that this process may never end: a permit whose ID was called,
+// which any process may release by that id; a hold with a fixed lease that was dropped without
+// Unlock; and permits of a Semaphore, which have no holder. What they have on the server stays there, until
+// its lease ends or another process releases it.
+func (c *Client) Shutdown(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	err := c.s.Shutdown(ctx)
+	if c.owned {
+		c.conn.Close()
+	}
+	return err
 }
 
 // ID returns the UUID with which all owners of this client begin.

@@ -48,6 +48,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -206,7 +207,7 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 		return l.notOpen(ctx, began, nil)
 	}
 	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
-	w := &waiter{}
+	w := &waiter{name: l.name, since: began, site: callsite.Here(2, 2)}
 	w.end = func() {
 		var err error
 		if !w.opened {
@@ -228,7 +229,7 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 // notOpen returns the error of a wait that began then: the client is closed, the last read has
 // failed with err, or ctx has ended. While the latch is only closed, its error has no kind.
 func (l *Latch) notOpen(ctx context.Context, began time.Time, err error) error {
-	closed := l.s.Err()
+	closed := l.s.Stopped()
 	if err == nil && closed == nil {
 		waited := time.Since(began).Round(time.Millisecond)
 		return fmt.Errorf("redlatch: wait for %q (waited %v): %w", l.name, waited, context.Cause(ctx))

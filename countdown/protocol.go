@@ -5,6 +5,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"strconv"
 	"sync"
@@ -120,6 +121,21 @@ func (r *registry) join(ctx context.Context, s *session.Session, key string, w *
 	r.entries[key] = d
 	d.waiters.join(w)
 	return true
+}
+
+// Holds yields the waiters.
+func (r *registry) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		for _, d := range r.entries {
+			for w := range d.set {
+				if !yield(session.Hold{Kind: "latch", Name: w.name, Since: w.since, Site: w.site, Waiting: true}) {
+					return
+				}
+			}
+		}
+	}
 }
 
 // update runs f with the mutex held, and discards d when it has become idle. Then it ends

@@ -1,6 +1,10 @@
 package countdown
 
-import "time"
+import (
+	"time"
+
+	"github.com/redlatch/redlatch/internal/callsite"
+)
 
 // snapshot is the state of a latch as one read has found it.
 type snapshot struct {
@@ -40,6 +44,11 @@ type waiter struct {
 	failingSince time.Time // start of the outage
 	lastErr      error     // of the last read, if it failed
 	end          func()    // ends the wait; called once, by effects
+
+	// For a list of the waiters.
+	name  string
+	since time.Time
+	site  callsite.Site
 }
 
 // effects are the side effects of waiters. They do not call back.

@@ -41,7 +41,7 @@ var (
 	// objects other than locks are not undone.
 	ErrIndeterminate = errors.New("redlatch: outcome unknown")
 
-	// ErrClosed means that the client is closed.
+	// ErrClosed means that the client is closed, or shuts down and acquires nothing more.
 	ErrClosed = errors.New("redlatch: client closed")
 
 	// ErrUnsupported means that the server does not support the operation.

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -116,8 +115,8 @@ func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
 
 // begin makes the hold held, with a context that is a child of parent.
 func (h *groupHold) begin(parent context.Context) {
-	h.Site = callsite.Here(4, 3) // skips this method, its caller begin, acquire and open
 	h.Begin(h.group.s.Telemetry.StartHold(parent, h.group.info, h.owner, "", 0))
+	h.Given(4) // skips this method, its caller begin, acquire and open
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {
@@ -141,9 +140,12 @@ func (h *groupHold) background(f func(ctx context.Context)) bool {
 	return true
 }
 
-// dropped logs that the handle of a renewed hold was collected, and calls unlock.
-func (h *groupHold) dropped(unlock func(ctx context.Context) error) {
+// dropped logs that the handle of a renewed hold was collected, and calls unlock. A hold with a
+// fixed lease lasts until its end; disown disowns its members.
+func (h *groupHold) dropped(unlock func(ctx context.Context) error, disown func()) {
 	if h.fixed {
+		h.Disown()
+		disown()
 		return
 	}
 	h.background(func(ctx context.Context) { // clients of members may still be open
@@ -151,6 +153,11 @@ func (h *groupHold) dropped(unlock func(ctx context.Context) error) {
 			"name", h.Name(), "kind", h.group.info.Kind, "acquired", h.Site.String())
 		_ = unlock(ctx)
 	})
+}
+
+// described returns the names of the hold, for a list.
+func (h *groupHold) described() session.Hold {
+	return session.Hold{Kind: h.group.info.Kind, Name: h.group.info.Name, Owner: h.owner.String()}
 }
 
 // Blocks implements hold.Blocker.

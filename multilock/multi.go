@@ -5,8 +5,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math/rand/v2"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/hold"
@@ -313,6 +315,7 @@ func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.Group
 	owner, _ := lock.OwnerFrom(ctx)
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
 	h.groupHold.begin(o.HoldParent(ctx))
+	session.Of[multis](m.s).Store(h, nil)
 	h.stop = m.s.OnClose(func() { h.MemberEnded(h.loss(lock.ReasonClosed, nil)) })
 	for _, member := range holds {
 		member.Watch(h, member.Name())
@@ -320,16 +323,40 @@ func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.Group
 	return h
 }
 
+// multis are the holds of one client. Their members may belong to other clients.
+type multis struct{ sync.Map }
+
+// Holds yields them. Those that are lost are only waited for as members.
+func (m *multis) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		for key := range m.Range {
+			h := key.(*multiHold)
+			listed := h.described()
+			listed.Remaining = h.Remaining()
+			if listed = h.Listed(listed); !listed.Site.IsZero() && !yield(listed) {
+				return
+			}
+		}
+	}
+}
+
 // Context implements lock.Hold.
 func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
 
 // Dropped implements hold.Hold.
-func (h *multiHold) Dropped() { h.dropped(h.Unlock) }
+func (h *multiHold) Dropped() {
+	h.dropped(h.Unlock, func() {
+		for _, member := range h.holds {
+			member.Disown()
+		}
+	})
+}
 
 // MemberEnded implements hold.Group: a member was lost. The work under the hold may not have
 // stopped yet, so the other members stay held until Unlock, or until their leases end.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if h.lose(cause.Reason, cause) {
+		session.Of[multis](h.m.s).Delete(h)
 		h.background(func(context.Context) {
 			for _, member := range h.holds {
 				member.StopRenewing()
@@ -367,6 +394,7 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 // Unlock implements lock.Hold.
 func (h *multiHold) Unlock(ctx context.Context) error {
 	err := h.End("Unlock", h.Name())
+	session.Of[multis](h.m.s).Delete(h)
 	for _, member := range h.holds {
 		member.Watch(nil, "")
 	}

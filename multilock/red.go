@@ -185,6 +185,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	req := acquire.Request[*redHold]{
 		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
 		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
+		Site: &h.Site, Above: 2, // acquire and open
 	}
 	began := time.Now()
 	if o.Wait > 0 {
@@ -266,7 +267,15 @@ func (h *redHold) unlockSoon(ctx context.Context) error {
 }
 
 // Dropped implements hold.Hold.
-func (h *redHold) Dropped() { h.dropped(h.Unlock) }
+func (h *redHold) Dropped() {
+	h.dropped(h.Unlock, func() {
+		for i := range h.r.members {
+			if member := h.round.hold(i); member != nil {
+				member.Disown()
+			}
+		}
+	})
+}
 
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {

@@ -178,6 +178,7 @@ type redFakeHold struct {
 func (h *redFakeHold) One() *locking.Hold  { return nil }
 func (h *redFakeHold) Receivers() int      { return -1 }
 func (h *redFakeHold) KeepUntil(time.Time) {}
+func (h *redFakeHold) Disown()             {}
 
 func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.f.mu.Lock()

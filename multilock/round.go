@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -32,6 +33,18 @@ func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
 // TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
 func (h *redHold) TryAll(context.Context, []*redHold) []acquire.Result { return nil }
 
+// Describe implements acquire.Acquirer.
+func (h *redHold) Describe() session.Hold { return h.described() }
+
+// Holds implements acquire.Acquirer.
+func (h *redHold) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		listed := h.described()
+		listed.Remaining = h.Remaining()
+		yield(h.Listed(listed))
+	}
+}
+
 // Abandon implements acquire.Acquirer.
 func (h *redHold) Abandon() { h.undo(context.Background()) }
 
@@ -43,7 +56,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		case <-time.After(pause):
 		case <-ctx.Done():
 			return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
-		case <-h.r.s.Done():
+		case <-h.r.s.Stopping():
 			return acquire.Verdict{}, lock.ErrClosed
 		}
 	}
@@ -62,7 +75,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 	switch {
 	case duplicates != nil:
 		return acquire.Verdict{}, duplicates
-	case h.r.s.Err() != nil:
+	case h.r.s.Stopped() != nil:
 		return acquire.Verdict{}, lock.ErrClosed
 	case h.once && err == nil:
 		err = lock.ErrNotAcquired

@@ -103,7 +103,7 @@ func first(permits []*Permit, err error) (*Permit, error) {
 }
 
 func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) ([]*Permit, error) {
-	if ok, err := e.enter(ctx, n, MaxBatch); !ok {
+	if ok, err := e.enter(ctx, n, MaxBatch, e.s.Enter); !ok {
 		return nil, err
 	}
 	defer e.s.Leave()
@@ -143,7 +143,7 @@ func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error)
 	if err != nil {
 		return false, err
 	}
-	if ok, err := e.enter(ctx, len(raw), MaxBatch); !ok {
+	if ok, err := e.enter(ctx, len(raw), MaxBatch, e.s.Stay); !ok {
 		return false, err
 	}
 	defer e.s.Leave() // Close waits for the release

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"errors"
+	"iter"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,9 +28,10 @@ type Permit struct {
 
 // ID returns the id of the permit, 32 hexadecimal digits. Expirable.Release releases the
 // permit by its id, in any process, so a permit whose ID was called is not released when it
-// becomes unreachable.
+// becomes unreachable, and the client's Shutdown does not wait for its release.
 func (p *Permit) ID() string {
 	p.handle.Disarm()
+	p.p.Disown()
 	return p.p.id()
 }
 
@@ -78,6 +80,19 @@ type permit struct {
 // use.
 type registry struct{ sync.Map }
 
+// Holds yields those that are held.
+func (r *registry) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		for _, v := range r.Range {
+			p := v.(*permit)
+			h := p.Listed(session.Hold{Kind: p.e.id.Kind, Name: p.Name(), Owner: p.id(), Remaining: p.Remaining()})
+			if !h.Site.IsZero() && !yield(h) {
+				return
+			}
+		}
+	}
+}
+
 // local returns the permit of this client with an id, or nil.
 func (e *Expirable) local(raw string) *permit {
 	if p, ok := session.Of[registry](e.s).Load(raw); ok && p.(*permit).e.key == e.key {
@@ -93,12 +108,16 @@ func (e *Expirable) newPermits(parent context.Context, r *request, o lock.Option
 	if o.Lease == 0 {
 		terms.Renewer = locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}
 	}
-	site := callsite.Here(2, 3) // newPermits and take
+	site := r.site
+	if site.IsZero() {
+		site = callsite.Here(2, len(callsite.Site{})) // newPermits and take
+	}
 	permits := make([]*Permit, len(r.grant.ids))
 	for i, raw := range r.grant.ids {
 		p := &permit{e: e, raw: raw, changing: make(chan struct{}, 1)}
 		p.Site = site
 		p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
+		p.Given(0)
 		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
 		session.Of[registry](e.s).Store(raw, p)
 		e.s.Watchdog.Watch(&p.lease, p, terms)
@@ -119,6 +138,7 @@ func (p *permit) Token() int64      { return 0 }
 // Dropped implements hold.Hold. A permit that is not renewed becomes free at its end.
 func (p *permit) Dropped() {
 	if !p.lease.Renewed() {
+		p.Disown()
 		return
 	}
 	p.e.s.Go(func(ctx context.Context) {
@@ -198,7 +218,7 @@ func (p *permit) Detach(context.Context, time.Duration) (string, error) {
 
 // Unlock implements lock.Hold.
 func (p *permit) Unlock(ctx context.Context) error {
-	if p.e.s.Enter() { // Close waits for the release
+	if p.e.s.Stay() { // Close waits for the release
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()

@@ -62,16 +62,16 @@ func (p *pool) check(ctx context.Context) error {
 	return cmp.Or(p.err, p.s.Check(ctx))
 }
 
-// enter precedes a request for a number of permits, or their release. Unless it reports true
-// the request must not be sent; if it does, Leave of the session follows.
-func (p *pool) enter(ctx context.Context, permits, most int) (ok bool, err error) {
+// enter precedes a request for a number of permits with Enter of the session, or their release with
+// Stay. Unless it reports true the request must not be sent; if it does, Leave of the session follows.
+func (p *pool) enter(ctx context.Context, permits, most int, open func() bool) (ok bool, err error) {
 	if err := p.check(ctx); err != nil {
 		return false, err
 	}
 	if err := checkCount(permits, most); err != nil || permits == 0 {
 		return false, err
 	}
-	if !p.s.Enter() {
+	if !open() {
 		return false, lock.ErrClosed
 	}
 	return true, nil

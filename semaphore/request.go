@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"math"
 	"slices"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -39,6 +41,7 @@ type request struct {
 	pool  *pool
 	began time.Time
 	once  bool
+	site  callsite.Site // if the caller waits
 
 	mu       sync.Mutex // attempts run on the goroutines of other waiters, too
 	grant    grant
@@ -65,6 +68,8 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		Once:     once,
 
 		MaxWaiters: o.MaxWaiters,
+		Site:       &r.site,
+		Above:      2, // acquire and take
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)
@@ -110,6 +115,14 @@ func (r *request) TryAll(ctx context.Context, batch []*request) []acquire.Result
 
 // Join implements acquire.Acquirer.
 func (r *request) Join(*request) (acquire.Relation, error) { return acquire.Unrelated, nil }
+
+// Describe implements acquire.Acquirer.
+func (r *request) Describe() session.Hold {
+	return session.Hold{Kind: r.pool.id.Kind, Name: r.pool.id.Name}
+}
+
+// Holds implements acquire.Acquirer. A request is no holder.
+func (r *request) Holds() iter.Seq[session.Hold] { return func(func(session.Hold) bool) {} }
 
 // Abandon implements acquire.Acquirer.
 func (r *request) Abandon() {

@@ -154,7 +154,7 @@ func (s *Semaphore) TryAcquire(ctx context.Context, permits int) error {
 }
 
 func (s *Semaphore) take(ctx context.Context, permits int, o lock.Options, once bool) error {
-	if ok, err := s.enter(ctx, permits, MaxPermits); !ok {
+	if ok, err := s.enter(ctx, permits, MaxPermits, s.s.Enter); !ok {
 		return err
 	}
 	defer s.s.Leave()
@@ -181,7 +181,7 @@ func (s *Semaphore) ReleaseIfExists(ctx context.Context, permits int) (bool, err
 }
 
 func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, error) {
-	if ok, err := s.enter(ctx, permits, MaxPermits); !ok {
+	if ok, err := s.enter(ctx, permits, MaxPermits, s.s.Stay); !ok {
 		return false, err
 	}
 	defer s.s.Leave() // Close waits for the release

@@ -102,6 +102,14 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	}
 	w := newWaiter(e, &req)
 	w.tries, w.beside = 1, relation == Beside
+	w.queueAfter(inTurn, v, err)
+	return w.wait(ctx)
+}
+
+// queueAfter makes a caller wait whose first attempt had that outcome. inTurn is set if begin
+// preceded it.
+func (w *waiter[A]) queueAfter(inTurn bool, v Verdict, err error) {
+	e := w.entry
 	if inTurn {
 		e.attempting = false
 		e.pushFront(w)
@@ -116,7 +124,6 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	}
 	e.wakeUnregistered()
 	w.admit() // an owner that has acquired meanwhile
-	return w.wait(ctx)
 }
 
 // moving reports whether an attempt failed only because a cluster moves the keys.

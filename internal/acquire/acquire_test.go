@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"hash/maphash"
+	"iter"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -128,6 +130,12 @@ type caller struct {
 func (c *caller) TryAll(context.Context, []*caller) []Result { panic("there are no groups") }
 
 func (c *caller) Abandon() {}
+
+func (c *caller) Describe() session.Hold { return session.Hold{Name: c.name} }
+
+func (c *caller) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) { yield(c.Describe()) }
+}
 
 func (c *caller) Join(holder *caller) (Relation, error) {
 	if holder.owner != c.owner {

@@ -3,6 +3,7 @@ package acquire
 import (
 	"context"
 	"hash/maphash"
+	"iter"
 	"slices"
 	"sync"
 	"time"
@@ -55,7 +56,7 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 			HandOffs:  s.HandOffs,
 			Go:        s.Go,
 			MaxOutage: s.WatchdogTimeout,
-			Closed:    s.Done(),
+			Closed:    s.Stopping(),
 		}, maphash.MakeSeed()
 	})
 	return q
@@ -183,6 +184,44 @@ func (q *Queues[A]) Holders(key Key) []A {
 		return slices.Clone(e.holders)
 	}
 	return nil
+}
+
+// Holds yields what callers of this process hold and wait for. The mutex of a shard is held
+// meanwhile.
+func (q *Queues[A]) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		for i := range q.shards {
+			if !q.shards[i].holds(yield) {
+				return
+			}
+		}
+	}
+}
+
+// holds yields those of a shard, and reports false if yield did.
+func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, e := range s.entries {
+		for _, a := range e.holders {
+			for h := range a.Holds() {
+				if !yield(h) {
+					return false
+				}
+			}
+		}
+		for w := e.first; w != nil; w = w.next {
+			h := w.req.Acquirer.Describe()
+			h.Waiting, h.Since = true, w.since
+			if w.req.Site != nil {
+				h.Site = *w.req.Site
+			}
+			if w.state <= claimed && !yield(h) {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // Stats returns the number of callers that have no reason for an attempt, and of those that

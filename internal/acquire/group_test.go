@@ -3,6 +3,7 @@ package acquire
 import (
 	"context"
 	"errors"
+	"iter"
 	"slices"
 	"strings"
 	"sync"
@@ -134,6 +135,10 @@ func (m *member) TryAll(_ context.Context, all []*member) []Result {
 }
 
 func (m *member) Join(*member) (Relation, error) { panic("there are no owners") }
+
+func (m *member) Describe() session.Hold { panic("nothing is listed") }
+
+func (m *member) Holds() iter.Seq[session.Hold] { panic("nothing is listed") }
 
 func (m *member) Abandon() {
 	m.y.mu.Lock()

@@ -2,8 +2,11 @@ package acquire
 
 import (
 	"context"
+	"iter"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 )
 
@@ -44,6 +47,10 @@ type Request[A Acquirer[A]] struct {
 	Deadline time.Time
 	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
 	MaxWaiters int
+	// Site is where to note the caller when it begins to wait, or nil. Above is the number of frames
+	// between Acquire and the methods that users call.
+	Site  *callsite.Site
+	Above int
 	// Once makes a single attempt, at once, even if others wait.
 	Once bool
 	// Owned is set if the requester has an owner that may hold the key already, and would
@@ -66,6 +73,11 @@ type Acquirer[A any] interface {
 	// Join returns the relation to a holder. The mutex of the queue is held. It is called
 	// for requests with Owned.
 	Join(holder A) (Relation, error)
+	// Describe returns the kind, the name and the owner of what a waiter waits for.
+	Describe() session.Hold
+	// Holds yields what callers have of a holder, or a zero value if that is not acquired yet, or
+	// being released. The mutex of the queue is held.
+	Holds() iter.Seq[session.Hold]
 	// Abandon gives back, in the background, what another caller may have acquired for it,
 	// because its wait is over. It blocks for one request if the client is closing.
 	Abandon()

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -30,6 +31,7 @@ type waiter[A Acquirer[A]] struct {
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
 	tries        int
+	since        time.Time
 	failingSince time.Time // since when the server is Unavailable
 	err          error     // of the last attempt for it or a previous head, if that had no answer
 }
@@ -45,7 +47,10 @@ const (
 )
 
 func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
-	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1)} // a copy: most requests never wait
+	if req.Site != nil {
+		*req.Site = callsite.Here(2+req.Above, len(callsite.Site{}))
+	}
+	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
 }
 
 // crowded returns an error that matches lock.ErrNotAcquired if too many others wait for req to wait

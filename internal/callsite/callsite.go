@@ -8,7 +8,7 @@ import (
 )
 
 // Site is a few frames of a stack. Every acquisition records one; it is rarely printed.
-type Site [3]uintptr
+type Site [4]uintptr
 
 // Here returns up to the given number of frames, starting above the function that calls
 // it. They must include the user's frame, after those of this module.
@@ -16,6 +16,9 @@ func Here(above, frames int) (s Site) {
 	runtime.Callers(2+above, s[:frames]) // skips runtime.Callers and Here
 	return s
 }
+
+// IsZero reports whether nothing was recorded.
+func (s Site) IsZero() bool { return s[0] == 0 }
 
 // String returns the first position outside this module.
 func (s Site) String() string {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -24,15 +25,17 @@ import (
 // holds a mutex of its own meanwhile. The mutex of a State is locked after all others,
 // except for that of its group.
 type State struct {
-	Site callsite.Site   // where the hold was acquired
+	Site callsite.Site   // where the hold was acquired; set before or by Given
 	Span *telemetry.Hold // set by Begin
 
-	mu     sync.Mutex
-	phase  phase
-	lost   *lock.LostError
-	ctx    context.Context         // the parent of the hold's context until cancel is set
-	cancel context.CancelCauseFunc // set by the first call of Context
-	group  Group
+	mu       sync.Mutex
+	phase    phase
+	detached bool
+	since    int64 // Unix time in nanoseconds of Given
+	lost     *lock.LostError
+	ctx      context.Context         // the parent of the hold's context until cancel is set
+	cancel   context.CancelCauseFunc // set by the first call of Context
+	group    Group
 }
 
 type phase uint8
@@ -56,6 +59,40 @@ func (s *State) Begin(parent context.Context, span *telemetry.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.phase, s.ctx, s.Span = held, parent, span
+}
+
+// Given notes that the caller gets the hold. Without it the hold is a part of another. It finds the
+// site, unless that was noted when the caller began to wait, that many frames above its caller.
+func (s *State) Given(above int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.Site.IsZero() {
+		s.Site = callsite.Here(1+above, len(callsite.Site{}))
+	}
+	s.since = time.Now().UnixNano()
+}
+
+// Disown notes that this process may not be the one that ends the hold, so that the shutdown of the
+// client does not wait for that.
+func (s *State) Disown() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.detached = true
+}
+
+// Listed returns l with what the state knows of the hold. If the hold is not held, it is about to be,
+// or is being released: then the result is the zero value.
+func (s *State) Listed(l session.Hold) session.Hold {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.phase != held {
+		return session.Hold{}
+	}
+	l.Detached = s.detached
+	if s.since != 0 {
+		l.Site, l.Since = s.Site, time.Unix(0, s.since)
+	}
+	return l
 }
 
 // Lose makes the hold lost. It reports whether the hold was held; the caller must then call

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"time"
 
@@ -15,7 +16,7 @@ import (
 
 // Try implements acquire.Acquirer.
 func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
-	if err := c.lock.s.Err(); err != nil {
+	if err := c.lock.s.Stopped(); err != nil {
 		return acquire.Verdict{}, err
 	}
 	c.needsID()
@@ -24,9 +25,35 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 	return c.answered(sent, a, err)
 }
 
+// Describe implements acquire.Acquirer.
+func (c *claim) Describe() session.Hold {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return session.Hold{Kind: c.lock.p.Traits().Kind, Name: c.lock.name, Owner: c.ID.String()}
+}
+
+// Holds implements acquire.Acquirer.
+func (c *claim) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		described := c.Describe()
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		for _, h := range c.holds {
+			listed := described
+			listed.Remaining = h.remaining()
+			if !yield(h.Listed(listed)) {
+				return
+			}
+		}
+		if len(c.holds) == 0 {
+			yield(session.Hold{})
+		}
+	}
+}
+
 // TryAll implements acquire.Acquirer.
 func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
-	if err := c.lock.s.Err(); err != nil {
+	if err := c.lock.s.Stopped(); err != nil {
 		return slices.Repeat([]acquire.Result{{Err: err}}, len(all))
 	}
 	// Close leaves it to this request to give back what it acquires.

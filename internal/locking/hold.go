@@ -104,10 +104,15 @@ func (h *hold) Remaining() time.Duration {
 	if !h.Held() {
 		return 0
 	}
+	return h.remaining()
+}
+
+// remaining is Remaining for a hold that is held. The mutex of the claim is held.
+func (h *hold) remaining() time.Duration {
 	if h.own != nil {
-		return min(h.own.Remaining(), c.lease.Remaining())
+		return min(h.own.Remaining(), h.claim.lease.Remaining())
 	}
-	return c.lease.Remaining()
+	return h.claim.lease.Remaining()
 }
 
 // Extend implements lock.Hold.
@@ -221,7 +226,8 @@ func (h *hold) Dropped() {
 	fixed := h.fixed
 	h.claim.mu.Unlock()
 	if fixed {
-		return // work may depend on it until its lease ends
+		h.Disown() // work may depend on it until its lease ends
+		return
 	}
 	s := h.claim.lock.s
 	s.Go(func(ctx context.Context) {

@@ -11,7 +11,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
@@ -73,7 +72,7 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 		return nil, err
 	}
 	h.KeepUntil(o.KeepUntil())
-	h.Site = callsite.Here(2, 2) // above Lock or TryLock of this type and of its kind
+	h.Given(2) // above Lock or TryLock of this type
 	return holds.NewHandle(h), nil
 }
 
@@ -101,7 +100,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 		deadline = began.Add(o.Wait)
 	}
 	if !l.s.Enter() {
-		return nil, lock.ErrClosed
+		// During a shutdown an owner may re-enter what it holds; Try refuses the others.
+		if _, named := lock.OwnerFrom(ctx); !named || !l.s.Stay() {
+			return nil, lock.ErrClosed
+		}
 	}
 	defer l.s.Leave()
 	spanCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
@@ -127,6 +129,12 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 	return h, err
 }
 
+// The frames between the queue and the methods that users call: Lock of a kind, and that of a Multi.
+const (
+	aboveLock   = 4
+	aboveMember = 9
+)
+
 // acquire requests the claim, or joins that of the same owner, and returns the hold of its
 // caller.
 func (c *claim) acquire(ctx, spanCtx context.Context, o lock.Options, span telemetry.Acquire, deadline time.Time, once bool) (*hold, error) {
@@ -145,6 +153,11 @@ func (c *claim) acquire(ctx, spanCtx context.Context, o lock.Options, span telem
 		Owned:    !c.owner.IsZero(),
 
 		MaxWaiters: o.MaxWaiters,
+		Site:       &c.first.Site,
+		Above:      aboveLock,
+	}
+	if c.first.member {
+		req.Above = aboveMember
 	}
 	if c.lock.s.Telemetry != nil { // a method value is an allocation
 		req.OnWake = span.Woken

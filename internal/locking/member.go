@@ -70,6 +70,8 @@ type AnyHold interface {
 	lock.Hold
 	// One returns the hold itself if it is on one lock, and otherwise nil.
 	One() *Hold
+	// Disown is that of hold.State.
+	Disown()
 }
 
 // GroupHold is the hold of a member of a group: a *Hold or that of a Redlock. The group detects

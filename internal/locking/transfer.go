@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -160,7 +159,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 		return nil, l.failed(ctx, "adopt", began, err)
 	}
 	h.KeepUntil(o.KeepUntil())
-	h.Site = callsite.Here(1, 2) // above Adopt of this type and of its kind
+	h.Given(1) // above Adopt of this type and of its kind
 	return holds.NewHandle(h), nil
 }
 

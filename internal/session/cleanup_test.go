@@ -18,6 +18,7 @@ import (
 func bare() *Session {
 	s := &Session{cleanups: cleanups{wake: make(chan struct{}, 1)}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.stopCtx, s.stop = context.WithCancel(s.ctx)
 	return s
 }
 

@@ -60,6 +60,11 @@ type Session struct {
 
 	mu      sync.Mutex
 	closed  bool
+	closing sync.Once
+	left    int             // holds that were lost because the session was closed
+	stopCtx context.Context // of acquisitions and waits; a child of ctx
+	stop    context.CancelFunc
+	joined  atomic.Int64    // number of users of Join
 	ctx     context.Context // for background tasks
 	cancel  context.CancelFunc
 	tasks   sync.WaitGroup
@@ -82,6 +87,7 @@ func New(cfg Config) *Session {
 	s.Client = s.prompt
 	s.cleanups.wake = make(chan struct{}, 1)
 	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.stopCtx, s.stop = context.WithCancel(s.ctx)
 	watch := watchdog.Config{OnRenew: s.renewed}
 	if s.Cluster() {
 		watch.Slot = wire.Slot
@@ -211,18 +217,24 @@ func (s *Session) Err() error {
 // Done returns a channel that is closed when the session is.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Enter must be called before an acquisition. It reports whether the session is open;
-// if so, Leave must be called afterwards.
-func (s *Session) Enter() bool {
+// Enter must be called before an acquisition. It reports whether the session is open, and does not
+// shut down; if so, Leave must be called afterwards.
+func (s *Session) Enter() bool { return s.enter(s.Stopped) }
+
+// Stay is Enter for a release, or for an acquisition by an owner that may hold the lock already. It
+// also succeeds while the session shuts down.
+func (s *Session) Stay() bool { return s.enter(s.Err) }
+
+func (s *Session) enter(err func() error) bool {
 	s.callers.RLock()
-	if s.Err() != nil {
+	if err() != nil {
 		s.callers.RUnlock()
 		return false
 	}
 	return true
 }
 
-// Leave ends what Enter began.
+// Leave ends what Enter or Stay began.
 func (s *Session) Leave() { s.callers.RUnlock() }
 
 // Go runs f in the background with a context that ends when the session closes. It
@@ -243,18 +255,20 @@ func (s *Session) Go(f func(ctx context.Context)) bool {
 // Running returns the number of functions passed to Go that have not returned.
 func (s *Session) Running() int { return int(s.running.Load()) }
 
-// Join registers a user of several sessions: Close waits for leave, and onClose is
-// called when it begins. It reports false, with a nil leave, if the session is closed.
+// Join registers an acquisition from several sessions: Close and Shutdown wait for leave, and
+// onClose is called when one of them begins. It reports false, with a nil leave, if one has begun.
 func (s *Session) Join(onClose func()) (leave func(), open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed {
+	if s.closed || s.Stopped() != nil {
 		return nil, false
 	}
 	s.tasks.Add(1)
-	stop := context.AfterFunc(s.ctx, onClose)
+	s.joined.Add(1)
+	stop := context.AfterFunc(s.stopCtx, onClose)
 	return func() {
 		stop()
+		s.joined.Add(-1)
 		s.tasks.Done()
 	}, true
 }
@@ -265,13 +279,12 @@ func (s *Session) OnClose(f func()) (stop func() bool) { return context.AfterFun
 
 // Close ends all waits and holds with lock.ErrClosed and waits for the session's
 // goroutines. It leaves the keys of the holds to expire: the work under them may not
-// have noticed yet. It does not close the connection.
-func (s *Session) Close() {
+// have noticed yet. It does not close the connection. A concurrent call waits for the first one.
+func (s *Session) Close() { s.closing.Do(s.close) }
+
+func (s *Session) close() {
+	s.left = s.countHolds()
 	s.mu.Lock()
-	if s.closed {
-		s.mu.Unlock()
-		return
-	}
 	s.closed = true
 	s.mu.Unlock()
 	s.cancel()

@@ -1,0 +1,38 @@
+package session
+
+import (
+	"iter"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/callsite"
+)
+
+// Hold is what a client holds, or waits for.
+type Hold struct {
+	Kind, Name, Owner string
+	Since             time.Time
+	Remaining         time.Duration
+	// Site is where the user's code acquires it. It is zero for a part of another hold, and for
+	// one that no caller has yet, or any more.
+	Site     callsite.Site
+	Waiting  bool
+	Detached bool // whoever ends it need not be this process
+}
+
+// Holds yields what all values of Of that hold something, or wait, have. The body of a loop over it
+// must not block, or use the session.
+func (s *Session) Holds() iter.Seq[Hold] {
+	return func(yield func(Hold) bool) {
+		for _, v := range s.shared.Range {
+			of, ok := v.(interface{ Holds() iter.Seq[Hold] })
+			if !ok {
+				continue
+			}
+			for h := range of.Holds() {
+				if !yield(h) {
+					return
+				}
+			}
+		}
+	}
+}
