@@ -394,8 +394,8 @@ func (c *Client) Semaphore(name string) *semaphore.Semaphore { return semaphore.
 
 // PermitSemaphore returns the permit-expirable semaphore of that name, whose permits
 // return when their process dies. Names are as for Lock. It sends nothing.
-func (c *Client) PermitSemaphore(name string) *semaphore.Expirable {
-	return semaphore.NewExpirable(c.s, name)
+func (c *Client) PermitSemaphore(name string) *semaphore.PermitSemaphore {
+	return semaphore.NewPermitSemaphore(c.s, name)
 }
 
 // CountDownLatch returns the count-down latch of that name, which releases its waiters

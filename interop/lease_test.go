@@ -19,7 +19,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 )
 
-// permits are the expirable permits of a semaphore with one permit, as a kind of lock.
+// permits are the leased permits of a semaphore with one permit, as a kind of lock.
 const permits = "permits"
 
 // leased are the kinds of a version of Redisson whose holds expire.

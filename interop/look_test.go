@@ -238,7 +238,7 @@ func TestSidesSeeTheSamePermits(t *testing.T) {
 	})
 }
 
-func TestSidesSeeTheSameExpirablePermits(t *testing.T) {
+func TestSidesSeeTheSamePermitsWithLeases(t *testing.T) {
 	harness.Full(t)
 	eachEnv(t, nil, func(t *testing.T, p *env) {
 		java, ours := p.theirs(t), p.ours(t)

@@ -19,7 +19,7 @@ import (
 type pool interface {
 	set(t testing.TB, permits int) bool
 	// take starts to acquire permits. Its wait and lease are those of a view. Permits of a
-	// semaphore that is not expirable have no lease, and Redisson renews no others.
+	// plain semaphore have no lease, and Redisson renews no others.
 	take(t testing.TB, permits int, wait, lease time.Duration) *permitAttempt
 	// give releases permits: those with the ids, if they have ids.
 	give(t testing.TB, permits int, ids ...string) error
@@ -95,7 +95,7 @@ func (p goNumber) give(t testing.TB, permits int, _ ...string) error {
 
 type goPermits struct {
 	goPool
-	e *semaphore.Expirable
+	e *semaphore.PermitSemaphore
 }
 
 func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *permitAttempt {

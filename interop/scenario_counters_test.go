@@ -140,7 +140,7 @@ var counting = scenario{title: "permits", run: func(r *recorder) {
 
 var expiring = scenario{title: "permits", run: func(r *recorder) {
 	var ids []string // in the order of acquisition
-	does := func(what, method string, a []any, null string, ours func(ctx context.Context, e *semaphore.Expirable) (any, error), until ...func() bool) {
+	does := func(what, method string, a []any, null string, ours func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error), until ...func() bool) {
 		r.t.Helper()
 		r.does(what, "permits", method, a, null, func(ctx context.Context) (any, error) {
 			return ours(ctx, r.side.(goSide).c.PermitSemaphore(traceName))
@@ -195,7 +195,7 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	release := func(what string, of ...string) {
 		r.t.Helper()
 		if len(of) == 1 {
-			does(what, "tryReleaseAsync", args(of[0]), "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) { return e.TryRelease(ctx, of...) })
+			does(what, "tryReleaseAsync", args(of[0]), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return e.TryRelease(ctx, of...) })
 			return
 		}
 		r.step(what, func() string {
@@ -211,25 +211,29 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	}
 	lease := func(what, id string) {
 		r.t.Helper()
-		does(what, "updateLeaseTimeAsync", args(id, tenMinutes.Milliseconds(), ms), "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) {
+		does(what, "updateLeaseTimeAsync", args(id, tenMinutes.Milliseconds(), ms), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
 			return e.UpdateLeaseTime(ctx, id, tenMinutes)
 		})
 	}
 	set := func(what string, n int) {
 		r.t.Helper()
-		does(what, "setPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) { return none(e.SetPermits(ctx, n)) })
+		does(what, "setPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
+			return none(e.SetPermits(ctx, n))
+		})
 	}
 	trySet := func(what string, n int) {
 		r.t.Helper()
-		does(what, "trySetPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) { return e.TrySetPermits(ctx, n) })
+		does(what, "trySetPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return e.TrySetPermits(ctx, n) })
 	}
 	add := func(what string, n int) {
 		r.t.Helper()
-		does(what, "addPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) { return none(e.AddPermits(ctx, n)) })
+		does(what, "addPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
+			return none(e.AddPermits(ctx, n))
+		})
 	}
-	count := func(what, method string, ours func(e *semaphore.Expirable, ctx context.Context) (int, error)) {
+	count := func(what, method string, ours func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error)) {
 		r.t.Helper()
-		does(what, method, nil, "done", func(ctx context.Context, e *semaphore.Expirable) (any, error) { return ours(e, ctx) })
+		does(what, method, nil, "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return ours(e, ctx) })
 	}
 	// over is a condition: the first of the permits has expired.
 	over := func() bool {
@@ -245,9 +249,9 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	acquire("1 is taken without a lease", 1, 0)
 	acquire("no more are to be had", 1, minute)
 	lease("one is to last for 10 min", ids[0])
-	count("how many are free", "availablePermitsAsync", (*semaphore.Expirable).Available)
-	count("how many are taken", "acquiredPermitsAsync", (*semaphore.Expirable).Acquired)
-	count("how many there are", "getPermitsAsync", (*semaphore.Expirable).Permits)
+	count("how many are free", "availablePermitsAsync", (*semaphore.PermitSemaphore).Available)
+	count("how many are taken", "acquiredPermitsAsync", (*semaphore.PermitSemaphore).Acquired)
+	count("how many there are", "getPermitsAsync", (*semaphore.PermitSemaphore).Permits)
 	release("1 is released", ids[0])
 	release("1 is released again", ids[0])
 	release("2 are released, one of which is not taken", ids[0], ids[1])
@@ -259,7 +263,7 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	acquire("1 is taken for a moment, which passes", 1, moment, over)
 	acquire("1 is taken where one is over", 1, minute)
 	acquire("1 is taken for a moment, which passes too", 1, moment, over)
-	count("how many are free where one is over", "availablePermitsAsync", (*semaphore.Expirable).Available)
+	count("how many are free where one is over", "availablePermitsAsync", (*semaphore.PermitSemaphore).Available)
 	acquire("1 is taken where one was over", 1, minute)
 	acquire("1 is taken for a moment, to be released", 1, moment, over)
 	release("what is over is released", ids[len(ids)-1])

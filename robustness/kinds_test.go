@@ -115,8 +115,8 @@ func channels(seed uint64) (names []string) {
 	return names
 }
 
-// permitLocker is a semaphore of expirable permits. A hold is one of them.
-type permitLocker struct{ *semaphore.Expirable }
+// permitLocker is a semaphore of leased permits. A hold is one of them.
+type permitLocker struct{ *semaphore.PermitSemaphore }
 
 type permitHold struct{ *semaphore.Permit }
 

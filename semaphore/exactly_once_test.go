@@ -168,8 +168,8 @@ func TestLateUndoReturnsPermits(t *testing.T) {
 func TestDuplicateAcquisitionsTakeNothing(t *testing.T) {
 	ways := map[string]func(x *onceTest, n int) error{
 		plainKind: func(x *onceTest, n int) error { return x.sem.TryAcquire(x.t.Context(), n) },
-		expirableKind: func(x *onceTest, n int) error {
-			return only(semaphore.NewExpirable(x.sess, key).TryAcquireN(x.t.Context(), n, semaphore.Forever()))
+		permitKind: func(x *onceTest, n int) error {
+			return only(semaphore.NewPermitSemaphore(x.sess, key).TryAcquireN(x.t.Context(), n, semaphore.Forever()))
 		},
 	}
 	for kind, try := range ways {

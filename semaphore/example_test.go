@@ -16,7 +16,7 @@ import (
 )
 
 // Two machines process the same jobs with at most three concurrent workers in total.
-func ExampleExpirable() {
+func ExamplePermitSemaphore() {
 	server, err := redlatchtest.Start()
 	if err != nil {
 		log.Fatal(err)
@@ -64,7 +64,7 @@ func ExampleExpirable() {
 }
 
 // Any process that knows the id of a permit can release it.
-func ExampleExpirable_Release() {
+func ExamplePermitSemaphore_Release() {
 	client, stop := connect()
 	defer stop()
 	ctx := context.Background()

@@ -43,32 +43,32 @@ var semaphoreCalls = []call[*semaphore.Semaphore]{
 	}},
 }
 
-var expirableCalls = []call[*semaphore.Expirable]{
-	{name: "TrySetPermits", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.TrySetPermits(ctx, 1)) }},
-	{name: "SetPermits", do: func(ctx context.Context, e *semaphore.Expirable) error { return e.SetPermits(ctx, 1) }},
-	{name: "AddPermits", do: func(ctx context.Context, e *semaphore.Expirable) error { return e.AddPermits(ctx, 1) }},
-	{name: "Available", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.Available(ctx)) }},
-	{name: "Permits", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.Permits(ctx)) }},
-	{name: "Acquired", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.Acquired(ctx)) }},
-	{name: "Acquire", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.Acquire(ctx)) }},
-	{name: "AcquireN", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.AcquireN(ctx, 1)) }},
-	{name: "TryAcquire", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.TryAcquire(ctx)) }},
-	{name: "TryAcquireN", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.TryAcquireN(ctx, 1)) }},
-	{name: "LeaseTime", do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.LeaseTime(ctx, unknown)) }},
-	{name: "UpdateLeaseTime", do: func(ctx context.Context, e *semaphore.Expirable) error {
+var permitCalls = []call[*semaphore.PermitSemaphore]{
+	{name: "TrySetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TrySetPermits(ctx, 1)) }},
+	{name: "SetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.SetPermits(ctx, 1) }},
+	{name: "AddPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.AddPermits(ctx, 1) }},
+	{name: "Available", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Available(ctx)) }},
+	{name: "Permits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Permits(ctx)) }},
+	{name: "Acquired", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Acquired(ctx)) }},
+	{name: "Acquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Acquire(ctx)) }},
+	{name: "AcquireN", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.AcquireN(ctx, 1)) }},
+	{name: "TryAcquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryAcquire(ctx)) }},
+	{name: "TryAcquireN", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryAcquireN(ctx, 1)) }},
+	{name: "LeaseTime", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.LeaseTime(ctx, unknown)) }},
+	{name: "UpdateLeaseTime", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error {
 		return only(e.UpdateLeaseTime(ctx, unknown, time.Minute))
 	}},
-	{name: "Release", sends: true, do: func(ctx context.Context, e *semaphore.Expirable) error { return e.Release(ctx, unknown) }},
-	{name: "TryRelease", sends: true, do: func(ctx context.Context, e *semaphore.Expirable) error { return only(e.TryRelease(ctx, unknown)) }},
+	{name: "Release", sends: true, do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.Release(ctx, unknown) }},
+	{name: "TryRelease", sends: true, do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryRelease(ctx, unknown)) }},
 }
 
 // eachCall makes every call on both kinds and passes its error to check.
-func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.Expirable, check func(what string, sends bool, err error)) {
+func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.PermitSemaphore, check func(what string, sends bool, err error)) {
 	for _, c := range semaphoreCalls {
 		check("Semaphore."+c.name, c.sends, c.do(ctx, sem))
 	}
-	for _, c := range expirableCalls {
-		check("Expirable."+c.name, c.sends, c.do(ctx, e))
+	for _, c := range permitCalls {
+		check("PermitSemaphore."+c.name, c.sends, c.do(ctx, e))
 	}
 }
 
@@ -150,12 +150,12 @@ func TestCanceledContext(t *testing.T) {
 			switch {
 			case !sends:
 				require.Error(t, err, what)
-				if strings.Contains(what, "Acquire") && what != "Expirable.Acquired" {
+				if strings.Contains(what, "Acquire") && what != "PermitSemaphore.Acquired" {
 					require.ErrorIs(t, err, lock.ErrNotAcquired, what)
 					require.ErrorIs(t, err, boom, what)
 				}
 				require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
-			case what == "Expirable.Release":
+			case what == "PermitSemaphore.Release":
 				require.ErrorIs(t, err, lock.ErrNotHeld, what)
 			default:
 				require.NoError(t, err, what)
@@ -387,9 +387,9 @@ func TestForeignKeys(t *testing.T) {
 				c := harness.Client(t, s)
 				eachCall(t.Context(), c.Semaphore("orders"), c.PermitSemaphore("orders"), func(name string, _ bool, err error) {
 					switch name {
-					case "Expirable.LeaseTime":
+					case "PermitSemaphore.LeaseTime":
 						require.ErrorIs(t, err, lock.ErrNotHeld, name)
-					case "Expirable.UpdateLeaseTime":
+					case "PermitSemaphore.UpdateLeaseTime":
 						require.NoError(t, err, name) // the permit is not acquired
 					default:
 						require.ErrorContains(t, err, "the key has a value of another type", name)
@@ -410,7 +410,7 @@ func TestForeignKeys(t *testing.T) {
 			e := permitSemaphore(t, s, 3)
 			p := take(t, e, 1, lock.Lease(time.Hour))[0]
 			harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
-			for _, c := range expirableCalls {
+			for _, c := range permitCalls {
 				if c.name == "TrySetPermits" || c.name == "AddPermits" {
 					continue // it does not read this key
 				}

@@ -69,7 +69,7 @@ func TestLateReplyDoesNotDelayQueueing(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		loadScripts(t, s.Addr)
 		ctx := t.Context()
-		for kind, script := range map[string]string{plainKind: "acquire.lua", expirableKind: "permit_acquire.lua"} {
+		for kind, script := range map[string]string{plainKind: "acquire.lua", permitKind: "permit_acquire.lua"} {
 			c, g := harness.GatedClient(t, s)
 			elsewhere := harness.Client(t, s)
 			one, rest := takerOf(elsewhere, s, kind, kind), takerOf(elsewhere, s, kind, kind)

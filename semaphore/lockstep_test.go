@@ -54,9 +54,9 @@ var stepKinds = lockstep.Weights{
 // Kinds of steps that not every walk has: those of one kind of semaphore, and those that lose
 // permits.
 var (
-	ofPlain     = []lockstep.Kind{"drain", "java drain"}
-	ofExpirable = []lockstep.Kind{"permit set", "extend", "renew", "read", "java sweep", "expire"}
-	ofLossy     = []lockstep.Kind{"set for", "delete", "expire"}
+	ofPlain   = []lockstep.Kind{"drain", "java drain"}
+	ofPermits = []lockstep.Kind{"permit set", "extend", "renew", "read", "java sweep", "expire"}
+	ofLossy   = []lockstep.Kind{"set for", "delete", "expire"}
 )
 
 // step is one step. Its effect depends on the state.
@@ -87,7 +87,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 	s := step{
 		Kind: stepKinds.Only(func(kind lockstep.Kind) bool {
 			return (x.lossy || !slices.Contains(ofLossy, kind)) &&
-				!slices.Contains(map[bool][]lockstep.Kind{true: ofPlain, false: ofExpirable}[x.expirable], kind)
+				!slices.Contains(map[bool][]lockstep.Kind{true: ofPlain, false: ofPermits}[x.permitSem], kind)
 		}).Draw(r),
 		client: r.IntN(clients), which: r.IntN(1000), n: 1 + r.Int64N(3), size: 1 + r.IntN(4), waits: r.IntN(8) > 0, fault: answered,
 		ms:    []int64{0, 1, 30, 70, 99, 100, 101, 500, 999, 1000, 1001, 3000, 3333, 5000, 10_000, 10_001}[r.IntN(16)],
@@ -99,7 +99,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 	if r.IntN(40) == 0 {
 		s.ms = []int64{30_000, cacheTTL - 1, cacheTTL, cacheTTL + 1, 3_600_000}[r.IntN(5)]
 	}
-	if !x.w.exists && !x.expirable && r.IntN(10) == 0 {
+	if !x.w.exists && !x.permitSem && r.IntN(10) == 0 {
 		s.Kind = "release foreign" // the only step that may be rejected in this state
 	}
 	switch n := r.IntN(12); {
@@ -184,7 +184,7 @@ func (x *walk) do(s step) bool {
 		c.held = slices.Delete(c.held, n, n+1)
 		if keep := g.permits - s.n; keep > 0 && s.which%3 == 0 {
 			rest := request{permits: keep}
-			if x.expirable {
+			if x.permitSem {
 				g.ids, rest.ids = g.ids[:s.n], g.ids[s.n:]
 			}
 			g.permits = s.n
@@ -196,7 +196,7 @@ func (x *walk) do(s step) bool {
 		x.release(c, g, false, s.which%4 == 0, c.waiting[:size], s.fault)
 	case "release foreign":
 		g := request{permits: s.n}
-		if x.expirable {
+		if x.permitSem {
 			g = request{permits: 1, ids: []string{x.pick(s.which)}}
 			if other := x.pick(s.which + 1); s.n == 2 && other != g.ids[0] {
 				g = request{permits: 2, ids: []string{g.ids[0], other}}
@@ -232,11 +232,11 @@ func (x *walk) do(s step) bool {
 		x.run(r, func() []int64 { return x.w.set(r.seq, n, ttl) })
 	case "add":
 		n, payload := x.delta(s), "total"
-		if x.expirable {
+		if x.permitSem {
 			payload = "delta"
 		}
 		r := x.command("add", c, itoa(n), payload)
-		x.run(r, func() []int64 { return x.w.add(r.seq, n, x.expirable) })
+		x.run(r, func() []int64 { return x.w.add(r.seq, n, x.permitSem) })
 	case "drain":
 		r := x.command("drain", c)
 		x.run(r, func() []int64 { return x.w.drain(r.seq) })
@@ -276,14 +276,14 @@ func (x *walk) do(s step) bool {
 		if s.lease == 0 {
 			deadline = noExpiry
 		}
-		if x.expirable {
+		if x.permitSem {
 			x.run(java("permit_acquire", javaNow, append([]string{itoa(deadline)}, ids...)...),
 				func() []int64 { return x.w.javaPermitAcquire(javaNow, deadline, ids) })
 		} else {
 			x.run(java("acquire", s.n), func() []int64 { return x.w.javaAcquire(s.n) })
 		}
 	case "java release":
-		if id, n := x.pick(s.which), min(3, s.n); x.expirable {
+		if id, n := x.pick(s.which), min(3, s.n); x.permitSem {
 			x.run(java("permit_release", javaNow, id), func() []int64 { return x.w.javaPermitRelease(javaNow, id) })
 		} else {
 			x.run(java("release", n), func() []int64 { return x.w.javaRelease(n) })
@@ -292,13 +292,13 @@ func (x *walk) do(s step) bool {
 		x.run(java("permit_sweep", javaNow), func() []int64 { return x.w.javaPermitSweep(javaNow) })
 	case "java add":
 		n, payload := x.delta(s), "total"
-		if x.expirable {
+		if x.permitSem {
 			payload = "delta"
 		}
 		if max(n, -n) >= 10 {
 			return false
 		}
-		x.run(java("add", n, payload), func() []int64 { return x.w.javaAdd(n, x.expirable) })
+		x.run(java("add", n, payload), func() []int64 { return x.w.javaAdd(n, x.permitSem) })
 	case "java drain":
 		x.run(java("drain", 0), x.w.javaDrain)
 	case "delete", "expire":

@@ -18,7 +18,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Permit is an acquired permit of an Expirable. It must be released once, with Release or by
+// Permit is an acquired permit of a PermitSemaphore. It must be released once, with Release or by
 // its id. A renewed permit that becomes unreachable earlier is logged and released, unless
 // ID was called. All methods are safe for concurrent use.
 type Permit struct {
@@ -26,7 +26,7 @@ type Permit struct {
 	handle *hold.Handle
 }
 
-// ID returns the id of the permit, 32 hexadecimal digits. Expirable.Release releases the
+// ID returns the id of the permit, 32 hexadecimal digits. PermitSemaphore.Release releases the
 // permit by its id, in any process, so a permit whose ID was called is not released when it
 // becomes unreachable, and the client's Shutdown does not wait for its release.
 func (p *Permit) ID() string {
@@ -69,7 +69,7 @@ func (p *Permit) Release(ctx context.Context) error { return p.handle.Unlock(ctx
 // permit is the hold of a Permit.
 type permit struct {
 	hold.State
-	e         *Expirable
+	e         *PermitSemaphore
 	raw       string // the id in the form of the server
 	lease     watchdog.Lease
 	changing  chan struct{} // a mutex: see changeLease
@@ -94,7 +94,7 @@ func (r *registry) Holds() iter.Seq[session.Hold] {
 }
 
 // local returns the permit of this client with an id, or nil.
-func (e *Expirable) local(raw string) *permit {
+func (e *PermitSemaphore) local(raw string) *permit {
 	if p, ok := session.Of[registry](e.s).Load(raw); ok && p.(*permit).e.key == e.key {
 		return p.(*permit)
 	}
@@ -103,7 +103,7 @@ func (e *Expirable) local(raw string) *permit {
 
 // newPermits returns the permits of a served request, whose contexts are children of parent. The
 // session is open.
-func (e *Expirable) newPermits(parent context.Context, r *request, o lock.Options) []*Permit {
+func (e *PermitSemaphore) newPermits(parent context.Context, r *request, o lock.Options) []*Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}

@@ -240,7 +240,7 @@ func TestUpdateLeaseTimeWithoutReply(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const lease = 300 * time.Millisecond
 		c, g := harness.GatedClient(t, s)
-		e := withPermits(t, expirable{c.PermitSemaphore("orders")}, 2).Expirable
+		e := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 2).PermitSemaphore
 		shorter, longer := take(t, e, 1)[0], take(t, e, 1, lock.Lease(time.Minute))[0]
 		for p, lease := range map[*semaphore.Permit]time.Duration{shorter: lease, longer: time.Hour} {
 			kept := g.Arm(harness.KeepReply, timeoutsKey("orders"), 1)
@@ -268,7 +268,7 @@ func TestUpdateLeaseTimeWithoutReply(t *testing.T) {
 func TestLeaseChangesAreSerialized(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
-		e := withPermits(t, expirable{c.PermitSemaphore("orders")}, 1).Expirable
+		e := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 1).PermitSemaphore
 		p := take(t, e, 1, lock.Lease(time.Minute))[0]
 		extend := harness.Load(t, s.Addr, "permits.lua", "permit_extend.lua")
 		id := p.ID()

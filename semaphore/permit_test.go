@@ -124,7 +124,7 @@ func TestLostPermit(t *testing.T) {
 		for _, l := range leases {
 			harness.Do(t, s.Addr, "FLUSHALL")
 			c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-			e := withPermits(t, expirable{c.PermitSemaphore("orders")}, 2).Expirable
+			e := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 2).PermitSemaphore
 			p := take(t, e, 1, l.opts...)[0]
 			require.NoError(t, p.Context().Err())
 			w.do(t, s, c, p)
@@ -153,7 +153,7 @@ func TestCloseLeavesPermitsToTheirLeases(t *testing.T) {
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
 		e := c.PermitSemaphore("orders")
 		renewed, fixed, forever := take(t, e, 1)[0], take(t, e, 1, lock.Lease(lease))[0], take(t, e, 1, semaphore.Forever())[0]
-		w := startBehind(t, c, expirable{e}, 1)
+		w := startBehind(t, c, permitSem{e}, 1)
 		c.Close()
 		require.ErrorIs(t, w.End(), lock.ErrClosed)
 		for _, p := range []*semaphore.Permit{renewed, fixed, forever} {

@@ -48,14 +48,14 @@ func newPool(s *session.Session, kind, name string, scripts scripts) pool {
 	p.channel = wire.SemaphoreChannel(p.key)
 	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id
 	p.otherKeys = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), created}
-	if p.expirable() {
+	if p.leased() {
 		p.otherKeys = append(p.otherKeys, wire.PermitTimeouts(p.key))
 	}
 	return p
 }
 
-// expirable reports whether the permits have an id and a lease.
-func (p *pool) expirable() bool { return p.id.Kind == kindExpirable }
+// leased reports whether the permits have an id and a lease.
+func (p *pool) leased() bool { return p.id.Kind == kindPermitSemaphore }
 
 // check returns an error if no operation can succeed.
 func (p *pool) check(ctx context.Context) error {
@@ -109,7 +109,7 @@ func (p *pool) AddPermits(ctx context.Context, delta int) error {
 		return p.check(ctx)
 	}
 	payload := "total"
-	if p.expirable() {
+	if p.leased() {
 		payload = "delta"
 	}
 	reply, err := p.change(ctx, "add permits to", max(delta, -delta), addScript, strconv.Itoa(delta), payload)

@@ -116,7 +116,7 @@ func TestAcquiredPermitsExpireWithSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		timeouts := "{" + key + "}:timeout"
-		e := semaphore.NewExpirable(x.sess, key)
+		e := semaphore.NewPermitSemaphore(x.sess, key)
 		require.NoError(t, e.SetPermits(x.ctx, 5))
 		first, err := e.Acquire(x.ctx, lock.Lease(time.Minute))
 		require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestManyExpiredPermits(t *testing.T) {
 		timeouts, channel := "{"+key+"}:timeout", "redisson_sc:{"+key+"}"
 		harness.Do(t, s.Addr, "SET", key, "0")
 		x.expired(many)
-		e := semaphore.NewExpirable(x.sess, key)
+		e := semaphore.NewPermitSemaphore(x.sess, key)
 		n, err := e.Available(x.ctx)
 		require.NoError(t, err)
 		require.Equal(t, many, n)
@@ -231,7 +231,7 @@ func (x *wireTest) attempts(d time.Duration) int {
 }
 
 // startAcquire acquires a permit in the background.
-func (x *wireTest) startAcquire(e *semaphore.Expirable) <-chan error {
+func (x *wireTest) startAcquire(e *semaphore.PermitSemaphore) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- only(e.Acquire(x.ctx, lock.Lease(time.Minute))) }()
 	return done
@@ -258,7 +258,7 @@ func TestExpiredPermitsCauseNoRetryLoop(t *testing.T) {
 			harness.Do(t, s.Addr, "SET", key, "1")
 			x.expired(1)
 			x.enqueue(1, 2*time.Second)
-			done := x.startAcquire(semaphore.NewExpirable(x.sess, key))
+			done := x.startAcquire(semaphore.NewPermitSemaphore(x.sess, key))
 			require.Less(t, x.attempts(long), 10)
 			require.Equal(t, "2", x.reply("GET", key), "expired permits are free")
 			require.NoError(t, <-done)
@@ -267,7 +267,7 @@ func TestExpiredPermitsCauseNoRetryLoop(t *testing.T) {
 			x := newWireTest(t, empty(t, s))
 			x.expired(1)
 			x.sess.Publish = "PUBLISH"
-			e := semaphore.NewExpirable(x.sess, key)
+			e := semaphore.NewPermitSemaphore(x.sess, key)
 			done := x.startAcquire(e)
 			require.Less(t, x.attempts(long), 10)
 			require.NoError(t, e.AddPermits(x.ctx, 1))

@@ -21,7 +21,7 @@ import (
 // grant is what a request asks for and gets.
 type grant struct {
 	permits int
-	// Only of an expirable semaphore.
+	// Only of a permit semaphore.
 	ids   []string
 	lease time.Duration
 }
@@ -86,7 +86,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		r.Abandon()
 		err = lock.ErrClosed
 	case ctx.Err() != nil, // served while the caller was leaving
-		p.expirable() && time.Since(r.sent) >= r.grant.lease: // this process was suspended until the lease was over
+		p.leased() && time.Since(r.sent) >= r.grant.lease: // this process was suspended until the lease was over
 		err = errors.Join(lock.ErrNotAcquired, p.s.Undo(ctx, patience, func() error {
 			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
 			return err
@@ -142,13 +142,13 @@ const minSend = 8
 // sendCount returns how many requests of a batch, from the first on, are sent when so
 // many permits are free. They include one more than those permits suffice for, because
 // only a request that is not served learns when to retry. Several requests together want
-// at most MaxBatch expirable permits.
+// at most MaxBatch leased permits.
 func (p *pool) sendCount(batch []*request, free int) int {
 	permits := 0
 	for n, r := range batch {
 		permits += r.grant.permits // immutable
 		switch {
-		case p.expirable() && permits > MaxBatch && n > 0:
+		case p.leased() && permits > MaxBatch && n > 0:
 			return n
 		case permits > free && n+1 >= minSend:
 			return n + 1
@@ -195,14 +195,14 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 	args := append(make([]string, 0, 4+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()), strconv.Itoa(len(batch)))
 	for i, r := range batch {
 		r.mu.Lock()
-		if p.expirable() && r.grant.ids == nil {
+		if p.leased() && r.grant.ids == nil {
 			r.grant.ids = newIDs(r.grant.permits)
 		}
 		g := r.grant
 		r.mu.Unlock()
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
-		if p.expirable() {
+		if p.leased() {
 			args = append(args, leaseArg(g.lease))
 		}
 	}
@@ -230,7 +230,7 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			r.attempts++
 		}
 		switch {
-		case i < served && p.expirable() && time.Since(sent) >= r.grant.lease:
+		case i < served && p.leased() && time.Since(sent) >= r.grant.lease:
 			// The lease ended before the reply arrived.
 			late = append(late, r.grant)
 			r.grant.ids = nil
@@ -290,7 +290,7 @@ func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 func (p *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
 	var args []string
 	for _, g := range grants {
-		if p.expirable() {
+		if p.leased() {
 			args = append(args, g.ids...)
 		} else {
 			args = append(args, strconv.Itoa(g.permits))
@@ -341,7 +341,7 @@ const (
 // trip. It retries until patience runs out and then continues in the background.
 func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
 	own := g.ids
-	if !p.expirable() {
+	if !p.leased() {
 		own = []string{wire.Flag(ifExists)}
 	}
 	own = append([]string{strconv.Itoa(g.permits)}, own...)

@@ -38,8 +38,8 @@ func (a *rightsScene) acquireAll() {
 func (a *rightsScene) releaseOther() {
 	n, ids := a.admin.held()
 	var err error
-	if a.less.expirable != nil {
-		err = a.less.expirable.Release(a.Context(), ids...)
+	if a.less.permitSem != nil {
+		err = a.less.permitSem.Release(a.Context(), ids...)
 	} else {
 		err = a.less.plain.Release(a.Context(), n)
 	}
@@ -118,14 +118,14 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 			}
 			_ = a.less.try(a.Context(), 3)
 		}},
-		{"acquire expired permits", expirableKind, func(a *rightsScene) {
-			_, err := a.admin.expirable.AcquireN(a.Context(), total, lock.Lease(time.Millisecond))
+		{"acquire expired permits", permitKind, func(a *rightsScene) {
+			_, err := a.admin.permitSem.AcquireN(a.Context(), total, lock.Lease(time.Millisecond))
 			if err != nil {
 				require.ErrorIs(a, err, lock.ErrNotAcquired) // on a slow machine
 			}
 			a.expired = true
 			harness.Eventually(a, soon, "the permits have expired", func() bool {
-				n, err := a.admin.expirable.Available(a.Context())
+				n, err := a.admin.permitSem.Available(a.Context())
 				return err == nil && n == total
 			})
 			for range 3 {
@@ -186,15 +186,15 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 			n, _ := a.less.plain.Drain(a.Context())
 			a.total -= n
 		}},
-		{"set the total", expirableKind, func(a *rightsScene) {
+		{"set the total", permitKind, func(a *rightsScene) {
 			require.NoError(a, a.admin.try(a.Context(), 4))
-			if err := a.less.expirable.SetPermits(a.Context(), 6); err == nil {
+			if err := a.less.permitSem.SetPermits(a.Context(), 6); err == nil {
 				a.total = 6
 			}
 		}},
 		{"read", "", func(a *rightsScene) {
-			if a.less.expirable != nil {
-				_, _ = a.less.expirable.Permits(a.Context())
+			if a.less.permitSem != nil {
+				_, _ = a.less.permitSem.Permits(a.Context())
 			} else {
 				_, _ = a.less.plain.Available(a.Context())
 			}
@@ -250,7 +250,7 @@ func TestLostRefusalIsNotSuccess(t *testing.T) {
 		c := without(t, s, g.Addr, "incrby")
 		a := &rightsScene{TB: t, less: takerOf(c, s, kind, kind), admin: admin, total: 2}
 		script := "release.lua"
-		if kind == expirableKind {
+		if kind == permitKind {
 			script = "permit_" + script
 		}
 		reached := g.Arm(harness.LoseReply, sha(t, script), 1)

@@ -17,7 +17,7 @@
 //
 // # Which one to use
 //
-// Prefer [Expirable]. Each of its permits has an id and a lease, so the permits of a
+// Prefer [PermitSemaphore]. Each of its permits has an id and a lease, so the permits of a
 // process that dies become free again, and a holder learns when it has lost a permit.
 //
 // [Semaphore] is only a number, and cheaper. Any client may release permits, no matter
@@ -38,7 +38,7 @@
 // its request is the oldest adds one heartbeat timeout. Java clients do not know this order
 // and may be served earlier.
 //
-// A request for more permits than an [Expirable] has in total fails with an error that matches
+// A request for more permits than a [PermitSemaphore] has in total fails with an error that matches
 // lock.ErrInvalid: at once or, if the total shrinks while it waits, at its next heartbeat.
 // While there is no permit at all, requests of any size wait. The total of a [Semaphore] is
 // unknown, because any client may release permits that nobody has acquired. So a request for
@@ -76,8 +76,8 @@ import (
 
 // The names of the kinds in logs and telemetry.
 const (
-	kindSemaphore = "semaphore"
-	kindExpirable = "permit-semaphore"
+	kindSemaphore       = "semaphore"
+	kindPermitSemaphore = "permit-semaphore"
 )
 
 // Semaphore is a number of permits that clients acquire and release. Client.Semaphore
@@ -141,7 +141,7 @@ func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Optio
 		return err
 	}
 	if o.Lease != 0 || o.MaxHold != 0 || o.Parent != nil {
-		return fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of an Expirable do", lock.ErrInvalid)
+		return fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of a PermitSemaphore do", lock.ErrInvalid)
 	}
 	return s.take(ctx, permits, o, o.Bounded && o.Wait == 0)
 }

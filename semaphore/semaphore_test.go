@@ -52,17 +52,17 @@ func (p plain) acquired(n int, err error) (acquired, error) {
 	return func(ctx context.Context) error { return p.Release(ctx, n) }, err
 }
 
-type expirable struct{ *semaphore.Expirable }
+type permitSem struct{ *semaphore.PermitSemaphore }
 
-func (e expirable) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
+func (e permitSem) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
 	return e.acquired(e.AcquireN(ctx, n, opts...))
 }
 
-func (e expirable) tryAcquire(ctx context.Context, n int) (acquired, error) {
+func (e permitSem) tryAcquire(ctx context.Context, n int) (acquired, error) {
 	return e.acquired(e.TryAcquireN(ctx, n))
 }
 
-func (e expirable) acquired(permits []*semaphore.Permit, err error) (acquired, error) {
+func (e permitSem) acquired(permits []*semaphore.Permit, err error) (acquired, error) {
 	return func(ctx context.Context) error {
 		defer runtime.KeepAlive(permits)
 		return e.Release(ctx, idsOf(permits)...)
@@ -80,7 +80,7 @@ func (k kind) String() string { return k.name }
 
 var kinds = []kind{
 	{"semaphore", func(c *redlatch.Client, name string) anySemaphore { return plain{c.Semaphore(name)} }},
-	{"permit semaphore", func(c *redlatch.Client, name string) anySemaphore { return expirable{c.PermitSemaphore(name)} }},
+	{"permit semaphore", func(c *redlatch.Client, name string) anySemaphore { return permitSem{c.PermitSemaphore(name)} }},
 }
 
 // eachKind runs a test for both kinds on every server program, each on its own server.

@@ -29,11 +29,11 @@ var quiet = redlatch.WithLogger(slog.New(slog.DiscardHandler))
 
 // The kinds of taker.
 const (
-	plainKind     = "plain"
-	expirableKind = "expirable"
+	plainKind  = "plain"
+	permitKind = "permit"
 )
 
-var takerKinds = []string{plainKind, expirableKind}
+var takerKinds = []string{plainKind, permitKind}
 
 // scriptFiles returns the files of a script.
 func scriptFiles(file string) []string {
@@ -68,7 +68,7 @@ func loadScripts(t testing.TB, addr string) {
 type taker struct {
 	addr, name string
 	plain      *semaphore.Semaphore
-	expirable  *semaphore.Expirable // nil for the plain kind
+	permitSem  *semaphore.PermitSemaphore // nil for the plain kind
 
 	mu      sync.Mutex
 	number  int
@@ -77,8 +77,8 @@ type taker struct {
 
 func takerOf(c *redlatch.Client, s *testserver.Server, kind, name string) *taker {
 	k := &taker{addr: s.Addr, name: name}
-	if kind == expirableKind {
-		k.expirable = c.PermitSemaphore(name)
+	if kind == permitKind {
+		k.permitSem = c.PermitSemaphore(name)
 	} else {
 		k.plain = c.Semaphore(name)
 	}
@@ -87,29 +87,29 @@ func takerOf(c *redlatch.Client, s *testserver.Server, kind, name string) *taker
 
 // set creates the semaphore.
 func (k *taker) set(ctx context.Context, permits int) (bool, error) {
-	if k.expirable != nil {
-		return k.expirable.TrySetPermits(ctx, permits)
+	if k.permitSem != nil {
+		return k.permitSem.TrySetPermits(ctx, permits)
 	}
 	return k.plain.TrySetPermits(ctx, permits)
 }
 
 func (k *taker) add(ctx context.Context, delta int) error {
-	if k.expirable != nil {
-		return k.expirable.AddPermits(ctx, delta)
+	if k.permitSem != nil {
+		return k.permitSem.AddPermits(ctx, delta)
 	}
 	return k.plain.AddPermits(ctx, delta)
 }
 
 func (k *taker) acquire(ctx context.Context, n int, opts ...lock.Option) error {
-	if k.expirable != nil {
-		return k.addPermits(k.expirable.AcquireN(ctx, n, opts...))
+	if k.permitSem != nil {
+		return k.addPermits(k.permitSem.AcquireN(ctx, n, opts...))
 	}
 	return k.addNumber(n, k.plain.Acquire(ctx, n, opts...))
 }
 
 func (k *taker) try(ctx context.Context, n int) error {
-	if k.expirable != nil {
-		return k.addPermits(k.expirable.TryAcquireN(ctx, n))
+	if k.permitSem != nil {
+		return k.addPermits(k.permitSem.TryAcquireN(ctx, n))
 	}
 	return k.addNumber(n, k.plain.TryAcquire(ctx, n))
 }
@@ -154,7 +154,7 @@ func (k *taker) release(ctx context.Context) error {
 	k.mu.Unlock()
 	k.forget()
 	switch {
-	case k.expirable == nil:
+	case k.permitSem == nil:
 		return k.plain.Release(ctx, out)
 	case len(permits) == 1:
 		return permits[0].Release(ctx)
@@ -163,7 +163,7 @@ func (k *taker) release(ctx context.Context) error {
 	for _, p := range permits {
 		ids = append(ids, p.ID())
 	}
-	return k.expirable.Release(ctx, ids...)
+	return k.permitSem.Release(ctx, ids...)
 }
 
 // free returns the number of free permits on the server.
@@ -186,7 +186,7 @@ func requireExact(t testing.TB, total int, clients ...*taker) {
 	}
 	k := clients[0]
 	require.Equal(t, total-out, k.free(t), "%s: free permits", k.name)
-	if k.expirable == nil {
+	if k.permitSem == nil {
 		return
 	}
 	members, err := testserver.Query(k.addr, "ZRANGE", wire.PermitTimeouts(k.name), "0", "-1")

@@ -330,23 +330,23 @@ func TestWaitQueueEndsWithSemaphore(t *testing.T) {
 func TestOversizedRequestBlocksNobody(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		here, elsewhere := harness.Client(t, s), harness.Client(t, s)
-		e := withPermits(t, expirable{elsewhere.PermitSemaphore("orders")}, 3)
+		e := withPermits(t, permitSem{elsewhere.PermitSemaphore("orders")}, 3)
 		fails := func(w *waiter) {
 			t.Helper()
 			require.ErrorIs(t, w.End(), lock.ErrInvalid)
 		}
 		began := time.Now()
-		fails(start(t, expirable{here.PermitSemaphore("orders")}, 5))
+		fails(start(t, permitSem{here.PermitSemaphore("orders")}, 5))
 		_, err := here.PermitSemaphore("orders").TryAcquireN(t.Context(), 4)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		require.Less(t, time.Since(began), slack)
 
 		for _, c := range []*redlatch.Client{here, elsewhere} {
 			held := mustAcquire(t, e, 2)
-			large := start(t, expirable{here.PermitSemaphore("orders")}, 3)
+			large := start(t, permitSem{here.PermitSemaphore("orders")}, 3)
 			requireQueue(t, s.Addr, "orders", here)
-			small := startBehind(t, c, expirable{c.PermitSemaphore("orders")}, 1)
-			larger := start(t, expirable{here.PermitSemaphore("orders")}, 7)
+			small := startBehind(t, c, permitSem{c.PermitSemaphore("orders")}, 1)
+			larger := start(t, permitSem{here.PermitSemaphore("orders")}, 7)
 			fails(larger)
 			require.NoError(t, e.SetPermits(t.Context(), 2))
 			fails(large)
@@ -360,7 +360,7 @@ func TestOversizedRequestBlocksNobody(t *testing.T) {
 		require.NoError(t, e.SetPermits(t.Context(), 0))
 		large := start(t, e, 5)
 		requireQueue(t, s.Addr, "orders", elsewhere)
-		small := start(t, expirable{here.PermitSemaphore("orders")}, 1)
+		small := start(t, permitSem{here.PermitSemaphore("orders")}, 1)
 		requireQueue(t, s.Addr, "orders", elsewhere, here)
 		require.NoError(t, e.SetPermits(t.Context(), 3))
 		fails(large)

@@ -216,7 +216,7 @@ func TestNextExpiryWakesWaiter(t *testing.T) {
 				other := take(t, deaf, 1)[0]
 				begin := time.Now()
 				take(t, e, 1, lock.Lease(lease))
-				w := start(t, expirable{deaf}, wanted)
+				w := start(t, permitSem{deaf}, wanted)
 				if wanted == 2 {
 					requireQueue(t, s.Addr, "orders", c)
 					harness.Waits(t, 1, c)
@@ -241,7 +241,7 @@ func TestExpiredPermitsServeWaitersElsewhere(t *testing.T) {
 		e := permitSemaphore(t, s, permits)
 		var sems []anySemaphore
 		for range permits {
-			sems = append(sems, expirable{harness.Client(t, s).PermitSemaphore("orders")})
+			sems = append(sems, permitSem{harness.Client(t, s).PermitSemaphore("orders")})
 		}
 		begin := time.Now()
 		take(t, e, permits, lock.Lease(lease))
@@ -273,7 +273,7 @@ func TestNewPermitsWakeWaiters(t *testing.T) {
 			require.NoError(t, sem.AddPermits(t.Context(), 5))
 		},
 		"SetPermits": func(t *testing.T, sem anySemaphore) {
-			e, ok := sem.(expirable)
+			e, ok := sem.(permitSem)
 			if !ok {
 				require.NoError(t, sem.(plain).Release(t.Context(), 2))
 				return
@@ -373,7 +373,7 @@ func TestLargeBatchIsSplit(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const each, waiters = semaphore.MaxBatch/2 + 1, 2
 		c := harness.Client(t, s)
-		e, other := withPermits(t, expirable{c.PermitSemaphore("orders")}, 1), harness.Client(t, s).PermitSemaphore("orders")
+		e, other := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 1), harness.Client(t, s).PermitSemaphore("orders")
 		require.NoError(t, other.AddPermits(t.Context(), -1)) // loads the script
 		var all []*waiter
 		for range waiters {

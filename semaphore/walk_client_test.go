@@ -110,7 +110,7 @@ func (x *walk) acquire(c *client, waiters []*pending, waits bool, f fault) {
 	r := x.command(x.kindOf("acquire"), c)
 	b := x.addBatch(r, waiters, waits)
 	r.apply = func() []int64 {
-		if x.expirable {
+		if x.permitSem {
 			return x.w.permitAcquire(r.seq, b)
 		}
 		return x.w.acquire(r.seq, b)
@@ -139,7 +139,7 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 	if !foreign {
 		r.releases = g
 	}
-	if x.expirable {
+	if x.permitSem {
 		r.args = append(r.args, g.ids...)
 		b := x.addBatch(r, waiters, true)
 		r.apply = func() []int64 { return x.w.permitRelease(r.seq, g.ids, b) }
@@ -180,7 +180,7 @@ func (x *walk) confirm(r *command, f fault) {
 		if f != answered {
 			return
 		} else if len(reply) == 2 { // its permits may never be released
-			if !x.expirable {
+			if !x.permitSem {
 				x.total -= r.releases.permits
 			}
 			r.releases = request{}
@@ -194,7 +194,7 @@ func (x *walk) confirm(r *command, f fault) {
 		var permits []int64
 		for _, g := range r.batch.requests {
 			permits = append(permits, g.permits)
-			if x.expirable {
+			if x.permitSem {
 				args = append(args, g.ids...)
 			} else {
 				args = append(args, itoa(g.permits))
@@ -202,7 +202,7 @@ func (x *walk) confirm(r *command, f fault) {
 		}
 		u := x.commandAs(x.kindOf("undo"), c, r.seq, args...)
 		u.apply = func() []int64 {
-			if x.expirable {
+			if x.permitSem {
 				return x.w.permitUndo(r.seq, args)
 			}
 			return x.w.undo(r.seq, permits)

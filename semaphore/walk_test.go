@@ -77,7 +77,7 @@ type walk struct {
 	ctx       context.Context
 	conn      *lockstep.Client
 	w         *world
-	expirable bool
+	permitSem bool
 	lossy     bool
 	clients   []*client
 	sent      []*command
@@ -87,7 +87,7 @@ type walk struct {
 }
 
 func newWalk(ctx context.Context, conn *lockstep.Client, seed uint64, seen lockstep.Seen) *walk {
-	x := &walk{ctx: ctx, conn: conn, w: newWorld(), expirable: seed%2 == 0, lossy: seed%3 == 2, seen: seen}
+	x := &walk{ctx: ctx, conn: conn, w: newWorld(), permitSem: seed%2 == 0, lossy: seed%3 == 2, seen: seen}
 	x.w.now = 1_700_000_000_000
 	for n := range clients {
 		x.clients = append(x.clients, &client{id: fmt.Sprintf("client-%c", 'c'-n), timeout: []int64{3_000, 1_000, 2_000}[n], skew: skews[n]})
@@ -100,7 +100,7 @@ func (x *walk) see(what ...any) { x.seen.See(what...) }
 
 // newIDs returns ids that contain all byte values.
 func (x *walk) newIDs(n int64) []string {
-	if !x.expirable {
+	if !x.permitSem {
 		return nil
 	}
 	ids := make([]string, n)
@@ -139,7 +139,7 @@ func (x *walk) command(script string, c *client, args ...string) *command {
 func (x *walk) commandAs(script string, c *client, n sequence, args ...string) *command {
 	r := &command{script: script, client: c, seq: n}
 	r.keys = []string{key, n.key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), createdKey}
-	if x.expirable {
+	if x.permitSem {
 		r.keys = append(r.keys, wire.PermitTimeouts(key))
 	}
 	r.args = append([]string{itoa(n.n), itoa(int64(cacheTTL)), "", "", "PUBLISH", wire.SemaphoreChannel(key)}, args...)
@@ -155,7 +155,7 @@ func (r *command) accepted(notAfter, least int64) *command {
 
 // kindOf returns the name of a script for this kind of semaphore.
 func (x *walk) kindOf(script string) string {
-	if x.expirable {
+	if x.permitSem {
 		return "permit_" + script
 	}
 	return script
@@ -178,7 +178,7 @@ func (x *walk) addBatch(r *command, waiters []*pending, waits bool) batch {
 		w := request{p.permits, x.w.now - p.began, p.lease, p.ids}
 		b.requests = append(b.requests, w)
 		r.args = append(r.args, itoa(w.permits), itoa(w.waited))
-		if x.expirable {
+		if x.permitSem {
 			r.args = append(r.args, leaseArg(w.lease))
 		}
 		ids = append(ids, p.ids...)
@@ -293,7 +293,7 @@ func (x *walk) Take(s step) bool {
 
 // count returns the number of permits: free, held by a client, and possibly held.
 func (x *walk) count() int64 {
-	if x.expirable {
+	if x.permitSem {
 		return x.w.total()
 	}
 	sum := x.w.free
@@ -319,7 +319,7 @@ func (x *walk) count() int64 {
 // attempt returns the result of a batch in a copy of the model.
 func (x *walk) attempt(w *world, b batch) (served, retryIn int64) {
 	do := w.acquire
-	if x.expirable {
+	if x.permitSem {
 		do = w.permitAcquire
 	}
 	reply := do(sequence{key: "probe", n: 1, notAfter: w.now}, b)

@@ -94,9 +94,9 @@ func (x *wireTest) acquired(timeouts string) map[string]string {
 	return scores
 }
 
-func TestExpirableWireFormat(t *testing.T) {
+func TestPermitSemaphoreWireFormat(t *testing.T) {
 	eachName(t, func(x *wireTest, name, channel, timeouts string) {
-		ctx, e := x.ctx, semaphore.NewExpirable(x.sess, name)
+		ctx, e := x.ctx, semaphore.NewPermitSemaphore(x.sess, name)
 		var ids []string
 		take := func(n int, opts ...lock.Option) func() error {
 			return func() error {

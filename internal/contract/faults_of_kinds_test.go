@@ -177,17 +177,17 @@ type taker struct {
 	*scene
 	name      string
 	plain     *semaphore.Semaphore
-	expirable *semaphore.Expirable // nil: the other
+	permitSem *semaphore.PermitSemaphore // nil: the other
 
 	mu  sync.Mutex
 	out int
 	ids []string
 }
 
-func (x *site) taker(c *redlatch.Client, expirable bool) *taker {
+func (x *site) taker(c *redlatch.Client, permitSem bool) *taker {
 	k := &taker{scene: x.scene, name: x.name}
-	if expirable {
-		k.expirable = c.PermitSemaphore(x.name)
+	if permitSem {
+		k.permitSem = c.PermitSemaphore(x.name)
 	} else {
 		k.plain = c.Semaphore(x.name)
 	}
@@ -199,10 +199,10 @@ func (k *taker) take(ctx context.Context, n int, once bool) error {
 	var permits []*semaphore.Permit
 	var err error
 	switch {
-	case k.expirable != nil && once:
-		permits, err = k.expirable.TryAcquireN(ctx, n)
-	case k.expirable != nil:
-		permits, err = k.expirable.AcquireN(ctx, n)
+	case k.permitSem != nil && once:
+		permits, err = k.permitSem.TryAcquireN(ctx, n)
+	case k.permitSem != nil:
+		permits, err = k.permitSem.AcquireN(ctx, n)
 	case once:
 		err = k.plain.TryAcquire(ctx, n)
 	default:
@@ -228,23 +228,23 @@ func (k *taker) giveBack(ctx context.Context) error {
 	switch {
 	case n == 0:
 		return nil
-	case k.expirable != nil:
-		return k.expirable.Release(ctx, ids...)
+	case k.permitSem != nil:
+		return k.permitSem.Release(ctx, ids...)
 	default:
 		return k.plain.Release(ctx, n)
 	}
 }
 
 func (k *taker) change(ctx context.Context, delta int) error {
-	if k.expirable != nil {
-		return k.expirable.AddPermits(ctx, delta)
+	if k.permitSem != nil {
+		return k.permitSem.AddPermits(ctx, delta)
 	}
 	return k.plain.AddPermits(ctx, delta)
 }
 
 func (k *taker) make(ctx context.Context, n int) (bool, error) {
-	if k.expirable != nil {
-		return k.expirable.TrySetPermits(ctx, n)
+	if k.permitSem != nil {
+		return k.permitSem.TrySetPermits(ctx, n)
 	}
 	return k.plain.TrySetPermits(ctx, n)
 }
@@ -258,7 +258,7 @@ func exact(t testing.TB, permits int, all ...*taker) {
 		out, ids = out+k.out, append(ids, k.ids...)
 	}
 	require.EqualValues(t, permits-out, k.number(t, "GET", k.name), "%s: free permits", k.name)
-	if k.expirable == nil {
+	if k.permitSem == nil {
 		return
 	}
 	taken := []string{}
@@ -269,10 +269,10 @@ func exact(t testing.TB, permits int, all ...*taker) {
 }
 
 // permitSteps are those of both kinds of semaphore.
-func permitSteps(expirable bool) []step {
+func permitSteps(permitSem bool) []step {
 	const total = 10
 	of := func(name string) string {
-		if expirable {
+		if permitSem {
 			name = "permit_" + name
 		}
 		return "semaphore/" + name
@@ -281,7 +281,7 @@ func permitSteps(expirable bool) []step {
 	// as it returns. The takers are of the client behind the gate and of the other.
 	stepOf := func(name, script string, run func(x *faultCase, mine, other *taker) int) step {
 		return step{name, script, func(x *faultCase) {
-			mine, other := x.taker(x.c, expirable), x.taker(x.other, expirable)
+			mine, other := x.taker(x.c, permitSem), x.taker(x.other, permitSem)
 			x.ask(x, "SET", x.name, strconv.Itoa(total))
 			permits := run(x, mine, other)
 			if x.fault == harness.DelayRequest { // it arrives when all is over, but while the server knows it
@@ -318,7 +318,7 @@ func permitSteps(expirable bool) []step {
 			return total
 		}),
 		stepOf("release of several", of("release"), func(x *faultCase, mine, _ *taker) int {
-			kept := x.taker(x.c, expirable)
+			kept := x.taker(x.c, permitSem)
 			require.NoError(x, kept.take(x.Context(), 2, true))
 			require.NoError(x, mine.take(x.Context(), 4, true))
 			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
@@ -327,7 +327,7 @@ func permitSteps(expirable bool) []step {
 		}),
 		stepOf("release for others of the client", of("release"), func(x *faultCase, mine, _ *taker) int {
 			require.NoError(x, mine.take(x.Context(), total, true))
-			next := x.taker(x.c, expirable)
+			next := x.taker(x.c, permitSem)
 			waiters := line(x, next, 3)
 			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
 			require.NoError(x, waiters.Wait())
@@ -351,11 +351,11 @@ func permitSteps(expirable bool) []step {
 			x.during(func() { require.NoError(x, mine.change(x.Context(), -4)) })
 			return total - 4
 		}),
-		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/permit_set"}[expirable],
+		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/permit_set"}[permitSem],
 			func(x *faultCase, mine, _ *taker) int {
-				if expirable {
+				if permitSem {
 					require.NoError(x, mine.take(x.Context(), 4, true))
-					x.during(func() { require.NoError(x, mine.expirable.SetPermits(x.Context(), 6)) })
+					x.during(func() { require.NoError(x, mine.permitSem.SetPermits(x.Context(), 6)) })
 					return 6
 				}
 				var n int
@@ -371,7 +371,7 @@ func permitSteps(expirable bool) []step {
 			inner := x.g
 			outer := harness.NewGate(x.t, &testserver.Server{Addr: inner.Addr})
 			x.dial(outer)
-			mine = x.taker(x.c, expirable)
+			mine = x.taker(x.c, permitSem)
 			x.during(func() {
 				var attempt errgroup
 				outer.Keep(x, x.load(x, of("acquire")), 1, func() { attempt.Go(func() error { return mine.take(ctx, 3, true) }) })

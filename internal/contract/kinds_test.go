@@ -413,7 +413,7 @@ func async(call func() error) <-chan error {
 // What follows makes Lockers of what is used like one.
 
 // permits is a semaphore whose only permit is held as a lock is.
-type permits struct{ *semaphore.Expirable }
+type permits struct{ *semaphore.PermitSemaphore }
 
 func (p permits) hold(permit *semaphore.Permit, err error) (lock.Hold, error) {
 	if err != nil {

@@ -79,7 +79,7 @@ func WriterWaits(name string) string { return prefixName("redlatch_rwlock_writer
 // SemaphoreChannel is the channel for released permits of both kinds of semaphore.
 func SemaphoreChannel(name string) string { return prefixName("redisson_sc", name) }
 
-// PermitTimeouts is the sorted set of the permits of an expirable semaphore.
+// PermitTimeouts is the sorted set of the permits of a permit semaphore.
 func PermitTimeouts(name string) string { return suffixName(name, "timeout") }
 
 // SemaphoreRequest is the key that stores the sequence number and the cached reply of

@@ -1,4 +1,4 @@
--- Acquires expirable permits for a batch of requests, in order, as far as the free
+-- Acquires leased permits for a batch of requests, in order, as far as the free
 -- permits go.
 -- KEYS, ARGV[1..6]  see pool.lua, permits.lua
 -- ARGV[7..]         the batch: see pool.serve, with a width of 3, and permits.entries

@@ -1,7 +1,7 @@
--- Functions shared by the scripts of the expirable semaphore. This file is prepended to
+-- Functions shared by the scripts of the permit semaphore. This file is prepended to
 -- each of them, after pool.lua where a script has both.
 --
--- Besides the number of free permits, an expirable semaphore has a sorted set of the
+-- Besides the number of free permits, a permit semaphore has a sorted set of the
 -- acquired permits: members are 16-byte ids, scores the times in ms at which the permits
 -- expire. An expired permit remains in the set until an acquisition removes it.
 -- KEYS[6]  acquired permits; KEYS[2] in scripts without pool.lua

@@ -33,7 +33,7 @@ function java.drain()
 	return tonumber(free)
 end
 
--- more is the payload: delta for expirable permits, else total.
+-- more is the payload: delta for leased permits, else total.
 function java.add()
 	local total = (redis.call('GET', key) or 0) + n
 	redis.call('SET', key, total)

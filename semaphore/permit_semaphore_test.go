@@ -21,10 +21,10 @@ import (
 // unknown is an id without a permit.
 const unknown = "0123456789abcdef0123456789abcdef"
 
-// counts are the numbers of permits of an Expirable.
+// counts are the numbers of permits of a PermitSemaphore.
 type counts struct{ permits, free, acquired int }
 
-func countsOf(t testing.TB, e *semaphore.Expirable) (n counts) {
+func countsOf(t testing.TB, e *semaphore.PermitSemaphore) (n counts) {
 	t.Helper()
 	var err error
 	n.permits, err = e.Permits(context.Background())
@@ -36,12 +36,12 @@ func countsOf(t testing.TB, e *semaphore.Expirable) (n counts) {
 }
 
 // permitSemaphore creates a semaphore of a new client with this number of permits.
-func permitSemaphore(t testing.TB, s *testserver.Server, permits int, opts ...redlatch.Option) *semaphore.Expirable {
+func permitSemaphore(t testing.TB, s *testserver.Server, permits int, opts ...redlatch.Option) *semaphore.PermitSemaphore {
 	t.Helper()
-	return withPermits(t, expirable{harness.Client(t, s, opts...).PermitSemaphore("orders")}, permits).Expirable
+	return withPermits(t, permitSem{harness.Client(t, s, opts...).PermitSemaphore("orders")}, permits).PermitSemaphore
 }
 
-func take(t testing.TB, e *semaphore.Expirable, n int, opts ...lock.Option) []*semaphore.Permit {
+func take(t testing.TB, e *semaphore.PermitSemaphore, n int, opts ...lock.Option) []*semaphore.Permit {
 	t.Helper()
 	permits, err := e.AcquireN(context.Background(), n, patient(opts)...)
 	require.NoError(t, err)
@@ -51,7 +51,7 @@ func take(t testing.TB, e *semaphore.Expirable, n int, opts ...lock.Option) []*s
 }
 
 // takeExpired acquires a permit and returns it as soon as it has expired.
-func takeExpired(t testing.TB, e *semaphore.Expirable) *semaphore.Permit {
+func takeExpired(t testing.TB, e *semaphore.PermitSemaphore) *semaphore.Permit {
 	t.Helper()
 	for lease := 20 * time.Millisecond; ; lease *= 2 {
 		p, err := e.TryAcquire(context.Background(), lock.Lease(lease))
@@ -72,7 +72,7 @@ func keep(t testing.TB, permits ...*semaphore.Permit) {
 	t.Cleanup(func() { runtime.KeepAlive(permits) })
 }
 
-func leaseTime(t testing.TB, e *semaphore.Expirable, id string) time.Duration {
+func leaseTime(t testing.TB, e *semaphore.PermitSemaphore, id string) time.Duration {
 	t.Helper()
 	left, err := e.LeaseTime(context.Background(), id)
 	require.NoError(t, err)
@@ -290,7 +290,7 @@ func TestSetPermits(t *testing.T) {
 	})
 }
 
-func TestExpirableAddPermits(t *testing.T) {
+func TestPermitSemaphoreAddPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e := harness.Client(t, s).PermitSemaphore("orders")
 		sum := 0
@@ -354,7 +354,7 @@ func TestReadsWriteNothing(t *testing.T) {
 		conn := harness.Conn(t, s.Addr)
 		before := changes()
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		for _, e := range []*semaphore.Expirable{e, c.PermitSemaphore("never set")} {
+		for _, e := range []*semaphore.PermitSemaphore{e, c.PermitSemaphore("never set")} {
 			countsOf(t, e)
 			for _, id := range []string{expired.ID(), live.ID(), unknown} {
 				_, err := e.LeaseTime(t.Context(), id)

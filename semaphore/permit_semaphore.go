@@ -26,7 +26,7 @@ func Forever() lock.Option { return lock.Lease(lock.NoExpiry) }
 // script blocks the server.
 const MaxBatch = 10_000
 
-// Expirable is a semaphore whose permits have an id and a lease. Client.PermitSemaphore
+// PermitSemaphore is a semaphore whose permits have an id and a lease. Client.PermitSemaphore
 // returns one. It is immutable and safe for concurrent use. All its methods return an error
 // that matches lock.ErrInvalid for an invalid name, number or id, and lock.ErrClosed after
 // the client is closed.
@@ -38,17 +38,17 @@ const MaxBatch = 10_000
 //
 // TrySetPermits, SetPermits or AddPermits creates the semaphore on the server. Until then it
 // has no permits.
-type Expirable struct{ pool }
+type PermitSemaphore struct{ pool }
 
-// NewExpirable returns the semaphore of that name. Only the client calls it.
-func NewExpirable(s *session.Session, name string) *Expirable {
-	return &Expirable{newPool(s, kindExpirable, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript})}
+// NewPermitSemaphore returns the semaphore of that name. Only the client calls it.
+func NewPermitSemaphore(s *session.Session, name string) *PermitSemaphore {
+	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript})}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
 // that, the number of free permits is negative until enough are released. SetPermits blocks
 // as TrySetPermits does.
-func (e *Expirable) SetPermits(ctx context.Context, permits int) error {
+func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
 	_, err := e.change(ctx, "set the permits of", permits, permitSetScript, strconv.Itoa(permits))
 	return err
 }
@@ -57,14 +57,14 @@ func (e *Expirable) SetPermits(ctx context.Context, permits int) error {
 // Its errors are those of lock.Locker.Lock: after an error it has acquired no permit, or
 // releases it in the background. As there, ctx bounds the wait and is the parent of the
 // permit's context.
-func (e *Expirable) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
+func (e *PermitSemaphore) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
 	return first(e.AcquireN(ctx, 1, opts...))
 }
 
 // AcquireN is Acquire for n permits, all or none. The permits are independent of each other
 // afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing. If n
 // exceeds the total number of permits, the error matches lock.ErrInvalid.
-func (e *Expirable) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
+func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
 		return nil, err
@@ -75,12 +75,12 @@ func (e *Expirable) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([
 // TryAcquire makes one attempt to acquire a permit, which blocks for one round trip. If none
 // is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired;
 // otherwise it is like Acquire. lock.Wait and lock.MaxWaiters are not valid options.
-func (e *Expirable) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
+func (e *PermitSemaphore) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
 	return first(e.TryAcquireN(ctx, 1, opts...))
 }
 
 // TryAcquireN is TryAcquire for n permits, all or none.
-func (e *Expirable) TryAcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
+func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
 		return nil, err
@@ -102,7 +102,7 @@ func first(permits []*Permit, err error) (*Permit, error) {
 	return permits[0], nil
 }
 
-func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) ([]*Permit, error) {
+func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) ([]*Permit, error) {
 	if ok, err := e.enter(ctx, n, MaxBatch, e.s.Enter); !ok {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (e *Expirable) take(ctx context.Context, n int, o lock.Options, once bool) 
 // until the server has answered, for about 5 s at most. If the server did not answer, the
 // error matches lock.ErrIndeterminate, and the retries continue in the background. Without
 // ids Release does nothing.
-func (e *Expirable) Release(ctx context.Context, ids ...string) error {
+func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
 	released, err := e.TryRelease(ctx, ids...)
 	if err == nil && !released && len(ids) > 0 {
 		return fmt.Errorf("%w: one of %d permits of %q is not acquired or has expired", lock.ErrNotHeld, len(ids), e.id.Name)
@@ -138,7 +138,7 @@ func (e *Expirable) Release(ctx context.Context, ids ...string) error {
 
 // TryRelease is Release, but returns false instead of an error if a permit is not acquired
 // or has expired.
-func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error) {
+func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, error) {
 	raw, err := e.parse(ctx, ids...)
 	if err != nil {
 		return false, err
@@ -168,26 +168,26 @@ func (e *Expirable) TryRelease(ctx context.Context, ids ...string) (bool, error)
 
 // Permits returns the total number of permits, free and acquired. It writes nothing and
 // blocks for one round trip.
-func (e *Expirable) Permits(ctx context.Context) (int, error) {
+func (e *PermitSemaphore) Permits(ctx context.Context) (int, error) {
 	free, acquired, err := e.counts(ctx)
 	return free + acquired, err
 }
 
 // Available returns the number of free permits, including expired ones. It is negative if
 // more permits are acquired than the total. It writes nothing and blocks for one round trip.
-func (e *Expirable) Available(ctx context.Context) (int, error) {
+func (e *PermitSemaphore) Available(ctx context.Context) (int, error) {
 	free, _, err := e.counts(ctx)
 	return free, err
 }
 
 // Acquired returns the number of acquired permits that have not expired. It writes nothing
 // and blocks for one round trip.
-func (e *Expirable) Acquired(ctx context.Context) (int, error) {
+func (e *PermitSemaphore) Acquired(ctx context.Context) (int, error) {
 	_, acquired, err := e.counts(ctx)
 	return acquired, err
 }
 
-func (e *Expirable) counts(ctx context.Context) (free, acquired int, err error) {
+func (e *PermitSemaphore) counts(ctx context.Context) (free, acquired int, err error) {
 	if err := e.check(ctx); err != nil {
 		return 0, 0, err
 	}
@@ -200,14 +200,14 @@ func (e *Expirable) counts(ctx context.Context) (free, acquired int, err error) 
 }
 
 // run runs a script that does not begin with pool.lua.
-func (e *Expirable) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
+func (e *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
 	return script.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, args)
 }
 
 // LeaseTime returns the remaining lease of a permit, lock.NoExpiry if it never expires. The
 // error matches lock.ErrNotHeld if the permit is not acquired or has expired. LeaseTime
 // writes nothing and blocks for one round trip.
-func (e *Expirable) LeaseTime(ctx context.Context, id string) (time.Duration, error) {
+func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Duration, error) {
 	raw, err := e.parse(ctx, id)
 	if err != nil {
 		return 0, err
@@ -231,7 +231,7 @@ func (e *Expirable) LeaseTime(ctx context.Context, id string) (time.Duration, er
 // this client is no longer renewed. Waiters are not notified: they retry at the previous
 // expiry, on a message, or after 5 s. UpdateLeaseTime blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
-func (e *Expirable) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
+func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
 	raw, err := e.parse(ctx, id)
 	if err != nil {
 		return false, err
@@ -247,7 +247,7 @@ func (e *Expirable) UpdateLeaseTime(ctx context.Context, id string, lease time.D
 // changeLease sends a request for a lease of at least or, with exactly set, just that length. p
 // is nil unless this client has the permit. If two such requests for it were in progress, the
 // order in which the server runs them would be unknown, and its lease could be overestimated.
-func (e *Expirable) changeLease(ctx context.Context, p *permit, raw string, lease time.Duration, exactly bool) (acquired bool, err error) {
+func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw string, lease time.Duration, exactly bool) (acquired bool, err error) {
 	began := time.Now()
 	defer func() { err = e.failed(ctx, "change the lease of a permit of", began, err) }()
 	if ctx.Err() != nil {
@@ -297,7 +297,7 @@ func newIDs(n int) []string {
 
 // parse converts ids to the form of the server. It returns an error if no operation with them
 // can succeed.
-func (e *Expirable) parse(ctx context.Context, ids ...string) ([]string, error) {
+func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, error) {
 	if err := e.check(ctx); err != nil {
 		return nil, err
 	}
