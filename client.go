@@ -389,13 +389,16 @@ func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
 func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
 
 // Semaphore returns the semaphore of that name, whose permits have no identity. Names
-// are as for Lock. It sends nothing.
-func (c *Client) Semaphore(name string) *semaphore.Semaphore { return semaphore.New(c.s, name) }
+// are as for Lock. With semaphore.Permits its requests create it on the server. It sends nothing.
+func (c *Client) Semaphore(name string, opts ...semaphore.Option) *semaphore.Semaphore {
+	return semaphore.New(c.s, name, opts...)
+}
 
 // PermitSemaphore returns the permit-expirable semaphore of that name, whose permits
-// return when their process dies. Names are as for Lock. It sends nothing.
-func (c *Client) PermitSemaphore(name string) *semaphore.PermitSemaphore {
-	return semaphore.NewPermitSemaphore(c.s, name)
+// return when their process dies. Names are as for Lock. With semaphore.Permits its requests
+// create it on the server. It sends nothing.
+func (c *Client) PermitSemaphore(name string, opts ...semaphore.Option) *semaphore.PermitSemaphore {
+	return semaphore.NewPermitSemaphore(c.s, name, opts...)
 }
 
 // CountDownLatch returns the count-down latch of that name, which releases its waiters

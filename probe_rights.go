@@ -37,7 +37,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		general += ",PUBSUB SHARDNUMSUB"
 		channel = "SPUBLISH,SSUBSCRIBE,SUNSUBSCRIBE"
 	}
-	const queue = "ZRANGE,ZSCORE,ZADD,ZREM,PTTL,PEXPIRE"
+	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
 		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,PEXPIRE,PTTL,DEL"},
 		{"", wire.FencingToken(key), "INCR,GET,DEL"},
@@ -56,11 +56,11 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},
 
-		{KindSemaphore, key, "GET,SET,INCRBY,PTTL"},
+		{KindSemaphore, key, "GET,SET,INCRBY,PTTL,DEL"},
 		{KindSemaphore, wire.SemaphoreRequest(key, client, 1), "GET,SET"},
 		{KindSemaphore, wire.SemaphoreWaiting(key), queue},
 		{KindSemaphore, wire.SemaphoreAlive(key), queue},
-		{KindSemaphore, wire.PermitTimeouts(key), "ZRANGE,ZRANGEBYSCORE,ZSCORE,ZCARD,ZCOUNT,ZADD,ZREM,PEXPIRE"},
+		{KindSemaphore, wire.PermitTimeouts(key), "ZRANGE,ZRANGEBYSCORE,ZSCORE,ZCARD,ZCOUNT,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
 		{KindSemaphore, "", "TIME"},
 		{KindSemaphore, wire.SemaphoreChannel(key), channel},
 

@@ -18,6 +18,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // documentedRights returns the words of the first ACL SETUSER in the documentation
@@ -191,22 +192,42 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	require.NoError(t, err)
 	waiting := make(chan error, 1)
 	go func() {
-		permits, err := e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
+		p, err := e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
 		if err == nil {
-			<-permits[0].Context().Done()
+			<-p.Context().Done()
 		}
 		waiting <- err
 	}()
 	waitForListeners(t, c, 1)
 	require.NoError(t, p.Release(ctx))
 	require.NoError(t, <-waiting)
-	n, err = e.Permits(ctx)
+	stats, err := e.Stats(ctx)
 	require.NoError(t, err)
-	require.Equal(t, 4, n)
-	permits, err := e.AcquireN(ctx, 4) // reclaims expired permits
+	require.Equal(t, 4, stats.Total)
+	all, err := e.AcquireN(ctx, 4) // reclaims expired permits
 	require.NoError(t, err)
-	for _, p := range permits {
-		require.NoError(t, p.Release(ctx))
+	require.NoError(t, all.Release(ctx))
+	checkCreation(t, conn, c)
+}
+
+// checkCreation lets requests create semaphores, one of which has permits, and deletes them.
+func checkCreation(t *testing.T, conn rueidis.Client, c *redlatch.Client) {
+	t.Helper()
+	ctx, size := t.Context(), semaphore.Permits(2)
+	s, e := c.Semaphore("app:created", size), c.PermitSemaphore("app:created permits", size)
+	require.NoError(t, s.TryAcquire(ctx, 1))
+	_, err := s.Stats(ctx)
+	require.NoError(t, err)
+	require.NoError(t, s.SetPermits(ctx, 1))
+	p, err := e.Acquire(ctx)
+	require.NoError(t, err)
+	require.NoError(t, conn.Do(ctx, conn.B().Del().Key("app:created permits").Build()).Error())
+	require.NoError(t, e.Do(ctx, func(context.Context) error { return nil }))
+	require.NoError(t, p.Release(ctx))
+	for _, del := range []func(context.Context) (bool, error){s.Delete, e.Delete} {
+		deleted, err := del(ctx)
+		require.NoError(t, err)
+		require.True(t, deleted)
 	}
 }
 

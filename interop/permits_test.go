@@ -29,8 +29,8 @@ type pool interface {
 // permitAttempt is an attempt to acquire permits.
 type permitAttempt struct {
 	*entry
-	ids  []string            // of the acquired permits, if they have ids
-	held []*semaphore.Permit // of Go, because a client releases permits without a reference
+	ids  []string          // of the acquired permits, if they have ids
+	held *semaphore.Permit // of Go, because a client releases permits without a reference
 }
 
 // pools are the kinds of semaphore.
@@ -107,8 +107,8 @@ func (p goPermits) take(t testing.TB, permits int, wait, lease time.Duration) *p
 			acquire = p.e.TryAcquireN
 		}
 		tk.held, err = acquire(ctx, permits, options(wait, lease)...)
-		for _, permit := range tk.held {
-			tk.ids = append(tk.ids, permit.ID())
+		if err == nil {
+			tk.ids = tk.held.IDs()
 		}
 		return err
 	})

@@ -70,7 +70,7 @@ var counting = scenario{title: "permits", run: func(r *recorder) {
 		r.t.Helper()
 		does(what, "tryAcquireAsync", args(n), func(ctx context.Context, s *semaphore.Semaphore) (any, error) {
 			err := s.TryAcquire(ctx, n)
-			if errors.Is(err, lock.ErrNotAcquired) {
+			if errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, semaphore.ErrNotFound) {
 				return false, nil
 			}
 			return true, err
@@ -175,15 +175,15 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 				} else if lease != 0 {
 					opts = append(opts, lock.Lease(lease))
 				}
-				permits, err := r.side.(goSide).c.PermitSemaphore(traceName).TryAcquireN(r.t.Context(), n, opts...)
-				if !errors.Is(err, lock.ErrNotAcquired) {
-					require.NoError(r.t, err)
-				}
-				for _, p := range permits {
-					got = append(got, p.ID())
+				p, err := r.side.(goSide).c.PermitSemaphore(traceName).TryAcquireN(r.t.Context(), n, opts...)
+				switch {
+				case err == nil:
+					got = p.IDs()
+				case !errors.Is(err, lock.ErrNotAcquired):
+					require.ErrorIs(r.t, err, semaphore.ErrNotFound)
 				}
 				// The call is abandoned without a release.
-				r.t.Cleanup(func() { _ = permits })
+				r.t.Cleanup(func() { _ = p })
 			}
 			if len(got) == 0 {
 				return "refused"
@@ -250,8 +250,14 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	acquire("no more are to be had", 1, minute)
 	lease("one is to last for 10 min", ids[0])
 	count("how many are free", "availablePermitsAsync", (*semaphore.PermitSemaphore).Available)
-	count("how many are taken", "acquiredPermitsAsync", (*semaphore.PermitSemaphore).Acquired)
-	count("how many there are", "getPermitsAsync", (*semaphore.PermitSemaphore).Permits)
+	count("how many are taken", "acquiredPermitsAsync", func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error) {
+		stats, err := e.Stats(ctx)
+		return stats.Taken, err
+	})
+	count("how many there are", "getPermitsAsync", func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error) {
+		stats, err := e.Stats(ctx)
+		return stats.Total, err
+	})
 	release("1 is released", ids[0])
 	release("1 is released again", ids[0])
 	release("2 are released, one of which is not taken", ids[0], ids[1])

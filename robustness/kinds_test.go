@@ -150,9 +150,7 @@ func (p *player) oversize(seed uint64) {
 	switch {
 	case err == nil:
 		e.Outcome = wrong
-		for _, p := range all {
-			_ = p.Release(context.Background())
-		}
+		_ = all.Release(context.Background())
 	case errors.Is(err, lock.ErrInvalid):
 	case outcomeOfLock(err) == refused:
 		e.Outcome = refused

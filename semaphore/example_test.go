@@ -13,6 +13,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // Two machines process the same jobs with at most three concurrent workers in total.
@@ -41,18 +42,10 @@ func ExamplePermitSemaphore() {
 			log.Fatal(err)
 		}
 		defer client.Close()
-		workers := client.PermitSemaphore("workers")
-		if _, err := workers.TrySetPermits(ctx, limit); err != nil { // the first call creates it
-			log.Fatal(err)
-		}
+		workers := client.PermitSemaphore("workers", semaphore.Permits(limit))
 		for range jobs {
 			all.Go(func() {
-				permit, err := workers.Acquire(ctx)
-				if err != nil {
-					log.Fatal(err)
-				}
-				defer permit.Release(ctx)
-				if err := work(permit.Context()); err != nil {
+				if err := workers.Do(ctx, work); err != nil {
 					log.Fatal(err)
 				}
 			})
@@ -68,10 +61,7 @@ func ExamplePermitSemaphore_Release() {
 	client, stop := connect()
 	defer stop()
 	ctx := context.Background()
-	seats := client.PermitSemaphore("seats")
-	if err := seats.SetPermits(ctx, 2); err != nil {
-		log.Fatal(err)
-	}
+	seats := client.PermitSemaphore("seats", semaphore.Permits(2))
 
 	seat, err := seats.Acquire(ctx, lock.Lease(time.Hour)) // booked for an hour
 	if err != nil {
@@ -96,10 +86,7 @@ func ExampleSemaphore() {
 	client, stop := connect()
 	defer stop()
 	ctx := context.Background()
-	memory := client.Semaphore("memory") // 1024 MB for all processes
-	if _, err := memory.TrySetPermits(ctx, 1024); err != nil {
-		log.Fatal(err)
-	}
+	memory := client.Semaphore("memory", semaphore.Permits(1024)) // in MB, for all processes
 
 	if err := memory.Acquire(ctx, 700, lock.Wait(time.Minute)); err != nil {
 		log.Fatal(err)

@@ -15,7 +15,7 @@ func (p *Permit) Gone() { p.p.gone() }
 var Scripts = map[string]*wire.Script{
 	"acquire": acquireScript, "undo": undoScript, "release": releaseScript,
 	"set": setScript, "add": addScript, "drain": drainScript, "leave": leaveScript,
+	"resize": resizeScript, "delete": deleteScript, "stats": statsScript,
 	"permit_acquire": permitAcquireScript, "permit_undo": permitUndoScript, "permit_release": permitReleaseScript,
-	"permit_set": permitSetScript, "permit_counts": permitCountsScript, "permit_left": permitLeftScript,
-	"permit_extend": permitExtendScript, "permit_renew": permitRenewScript,
+	"permit_left": permitLeftScript, "permit_extend": permitExtendScript, "permit_renew": permitRenewScript,
 }

@@ -32,6 +32,11 @@ var semaphoreCalls = []call[*semaphore.Semaphore]{
 	{name: "TrySetPermitsFor", do: func(ctx context.Context, s *semaphore.Semaphore) error {
 		return only(s.TrySetPermitsFor(ctx, 1, time.Minute))
 	}},
+	{name: "SetPermits", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.SetPermits(ctx, 1) }},
+	{name: "Stats", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Stats(ctx)) }},
+	{name: "Exists", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Exists(ctx)) }},
+	{name: "Delete", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Delete(ctx)) }},
+	{name: "Do", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.Do(ctx, nothing) }},
 	{name: "AddPermits", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.AddPermits(ctx, 1) }},
 	{name: "Available", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Available(ctx)) }},
 	{name: "Acquire", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.Acquire(ctx, 1) }},
@@ -43,13 +48,18 @@ var semaphoreCalls = []call[*semaphore.Semaphore]{
 	}},
 }
 
+// nothing is a function for Do.
+func nothing(context.Context) error { return nil }
+
 var permitCalls = []call[*semaphore.PermitSemaphore]{
 	{name: "TrySetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TrySetPermits(ctx, 1)) }},
 	{name: "SetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.SetPermits(ctx, 1) }},
 	{name: "AddPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.AddPermits(ctx, 1) }},
 	{name: "Available", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Available(ctx)) }},
-	{name: "Permits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Permits(ctx)) }},
-	{name: "Acquired", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Acquired(ctx)) }},
+	{name: "Stats", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Stats(ctx)) }},
+	{name: "Exists", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Exists(ctx)) }},
+	{name: "Delete", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Delete(ctx)) }},
+	{name: "Do", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.Do(ctx, nothing) }},
 	{name: "Acquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Acquire(ctx)) }},
 	{name: "AcquireN", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.AcquireN(ctx, 1)) }},
 	{name: "TryAcquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryAcquire(ctx)) }},
@@ -150,7 +160,7 @@ func TestCanceledContext(t *testing.T) {
 			switch {
 			case !sends:
 				require.Error(t, err, what)
-				if strings.Contains(what, "Acquire") && what != "PermitSemaphore.Acquired" {
+				if strings.Contains(what, "Acquire") || strings.HasSuffix(what, ".Do") {
 					require.ErrorIs(t, err, lock.ErrNotAcquired, what)
 					require.ErrorIs(t, err, boom, what)
 				}
@@ -183,14 +193,6 @@ func TestZeroPermits(t *testing.T) {
 		there, err := sem.ReleaseIfExists(ctx, 0)
 		require.NoError(t, err)
 		require.False(t, there)
-		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {semaphore.Forever()}, {lock.Wait(time.Minute)}} {
-			permits, err := e.AcquireN(ctx, 0, opts...)
-			require.NoError(t, err)
-			require.Empty(t, permits)
-		}
-		permits, err := e.TryAcquireN(ctx, 0)
-		require.NoError(t, err)
-		require.Empty(t, permits)
 		require.NoError(t, e.Release(ctx))
 		released, err := e.TryRelease(ctx)
 		require.NoError(t, err)
@@ -218,6 +220,7 @@ func TestInvalidNumbers(t *testing.T) {
 		for _, n := range tooMany {
 			_, err := sem.TrySetPermits(ctx, n)
 			invalid(err)
+			invalid(sem.SetPermits(ctx, n))
 			_, err = sem.TrySetPermitsFor(ctx, n, time.Minute)
 			invalid(err)
 			invalid(sem.Acquire(ctx, n))
@@ -233,7 +236,7 @@ func TestInvalidNumbers(t *testing.T) {
 				invalid(e.AddPermits(ctx, n))
 			}
 		}
-		for _, n := range append(tooMany, semaphore.MaxBatch+1) {
+		for _, n := range append(tooMany, 0, semaphore.MaxBatch+1) {
 			_, err := e.AcquireN(ctx, n)
 			invalid(err)
 			_, err = e.TryAcquireN(ctx, n)
@@ -411,7 +414,7 @@ func TestForeignKeys(t *testing.T) {
 			p := take(t, e, 1, lock.Lease(time.Hour))[0]
 			harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
 			for _, c := range permitCalls {
-				if c.name == "TrySetPermits" || c.name == "AddPermits" {
+				if c.name == "TrySetPermits" || c.name == "AddPermits" || c.name == "Exists" {
 					continue // it does not read this key
 				}
 				require.ErrorContains(t, c.do(t.Context(), e), "WRONGTYPE", c.name)

@@ -27,11 +27,13 @@ func TestLockstep(t *testing.T) {
 				"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1",
 				"release 1", "release 0", "release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1",
 				"drain 0", "drain 2", "leave 1", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
-				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_set 0", "permit_set 1",
+				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_release 2",
+				"resize 0", "resize 1", "delete 0", "delete 1", "stats 0", "created by acquire", "created by permit_acquire",
+				"created by release", "created by add", "created by drain",
 				"permit_extend 0", "permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1",
 				"batch split", "queued", "served by a release", "immediate retry", "request too large", "wrong clock", "late duplicate",
 				"duplicate of acquire", "duplicate of release", "duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo",
-				"duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of permit_set",
+				"duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize", "duplicate of delete",
 			},
 			Start: func(worker int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, worker)
@@ -47,16 +49,16 @@ var stepKinds = lockstep.Weights{
 	{"request", 18}, {"attempt", 22}, {"attempt woken", 8}, {"give up", 3}, {"try", 4}, {"confirm", 9}, {"duplicate", 14},
 	{"release", 20}, {"release foreign", 9}, {"time passes", 14}, {"add", 3}, {"set", 4}, {"drain", 4},
 	{"java acquire", 4}, {"java release", 3}, {"java add", 1}, {"java drain", 1}, {"java sweep", 2},
-	{"permit set", 5}, {"extend", 4}, {"renew", 4}, {"read", 7},
-	{"set for", 2}, {"delete", 3}, {"expire", 3},
+	{"resize", 3}, {"extend", 4}, {"renew", 4}, {"read", 7},
+	{"set for", 2}, {"delete semaphore", 2}, {"delete", 3}, {"expire", 3},
 }
 
 // Kinds of steps that not every walk has: those of one kind of semaphore, and those that lose
 // permits.
 var (
 	ofPlain   = []lockstep.Kind{"drain", "java drain"}
-	ofPermits = []lockstep.Kind{"permit set", "extend", "renew", "read", "java sweep", "expire"}
-	ofLossy   = []lockstep.Kind{"set for", "delete", "expire"}
+	ofPermits = []lockstep.Kind{"extend", "renew", "java sweep", "expire"}
+	ofLossy   = []lockstep.Kind{"set for", "delete semaphore", "delete", "expire"}
 )
 
 // step is one step. Its effect depends on the state.
@@ -70,6 +72,7 @@ type step struct {
 	fault  fault
 	ms     int64
 	lease  int64
+	create int64 // 0: a missing semaphore is not created
 }
 
 // fault is what happens to a request.
@@ -91,7 +94,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 		}).Draw(r),
 		client: r.IntN(clients), which: r.IntN(1000), n: 1 + r.Int64N(3), size: 1 + r.IntN(4), waits: r.IntN(8) > 0, fault: answered,
 		ms:    []int64{0, 1, 30, 70, 99, 100, 101, 500, 999, 1000, 1001, 3000, 3333, 5000, 10_000, 10_001}[r.IntN(16)],
-		lease: []int64{0, 0, 0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(10)],
+		lease: []int64{0, 0, 0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(10)], create: []int64{0, 0, 4}[r.IntN(3)],
 	}
 	if r.IntN(8) == 0 || s.Kind == "release foreign" && r.IntN(4) == 0 {
 		s.n = []int64{6, 10, maxPermits, maxPermits - 3}[r.IntN(4)]
@@ -116,6 +119,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 // do takes a step and reports whether it was possible.
 func (x *walk) do(s step) bool {
 	c := x.clients[s.client]
+	x.size = s.create
 	both := []string{key, wire.PermitTimeouts(key)}
 	javaNow := x.w.now + []int64{0, 0, 2000, -2000}[s.which%4]
 	size := min(s.size, len(c.waiting))
@@ -235,28 +239,34 @@ func (x *walk) do(s step) bool {
 		if x.permitSem {
 			payload = "delta"
 		}
-		r := x.command("add", c, itoa(n), payload)
-		x.run(r, func() []int64 { return x.w.add(r.seq, n, x.permitSem) })
+		r := x.command("add", c, itoa(n), payload, itoa(s.create))
+		x.run(r, func() []int64 { return x.w.add(r.seq, n, s.create, x.permitSem) })
 	case "drain":
-		r := x.command("drain", c)
-		x.run(r, func() []int64 { return x.w.drain(r.seq) })
-	case "permit set":
+		r := x.command("drain", c, itoa(s.create))
+		x.run(r, func() []int64 { return x.w.drain(r.seq, s.create) })
+	case "delete semaphore":
+		for _, c := range x.clients {
+			c.woken = true
+		}
+		r := x.command("delete", c)
+		x.run(r, func() []int64 { return x.w.delete(r.seq) })
+	case "resize":
 		n := min(2*s.n-1, maxPermits)
 		if s.which%3 == 0 {
 			n = max(0, x.w.total()) // no change
 		}
-		r := x.command("permit_set", c, itoa(n))
-		x.run(r, func() []int64 { return x.w.permitSet(r.seq, n) })
+		r := x.command("resize", c, itoa(n))
+		x.run(r, func() []int64 { return x.w.resize(r.seq, n) })
 	case "extend":
-		id := x.pick(s.which)
+		ids := slices.Compact([]string{x.pick(s.which), x.pick(s.which + s.client)})
 		how := []string{"least", "just"}[s.size%2]
 		if how == "just" {
 			for _, c := range x.clients {
 				c.woken = true // the permit may expire earlier, without a message
 			}
 		}
-		x.run(unsequenced("permit_extend", both, id, leaseArg(s.lease), how),
-			func() []int64 { return x.w.permitExtend(id, s.lease, how == "least") })
+		x.run(unsequenced("permit_extend", both, append([]string{leaseArg(s.lease), how}, ids...)...),
+			func() []int64 { return x.w.permitExtend(ids, s.lease, how == "least") })
 	case "renew":
 		lease := max(1, s.lease)
 		r := unsequenced("permit_renew", nil, itoa(lease))
@@ -268,7 +278,14 @@ func (x *walk) do(s step) bool {
 		}
 		x.run(r, func() []int64 { return x.w.permitRenew(ids, lease) })
 	case "read":
-		x.run(unsequenced("permit_counts", both), x.w.permitCounts)
+		keys := []string{key, wire.SemaphoreAlive(key)}
+		if x.permitSem {
+			keys = append(keys, wire.PermitTimeouts(key))
+		}
+		x.run(unsequenced("stats", keys), x.w.stats)
+		if !x.permitSem {
+			break
+		}
 		id := x.pick(s.which)
 		x.run(unsequenced("permit_left", both, id), func() []int64 { return x.w.permitLeft(id) })
 	case "java acquire":

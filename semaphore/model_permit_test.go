@@ -1,5 +1,7 @@
 package semaphore_test
 
+import "slices"
+
 // mostOf returns the most permits that a request can get, of this number in all.
 func mostOf(total int64) int64 {
 	if total <= 0 {
@@ -68,6 +70,10 @@ func (w *world) permitAcquire(seq sequence, b batch) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
+	created := w.createMissing(b.size)
+	if w.failed {
+		return nil
+	}
 	had := w.free
 	if w.exists {
 		if len(w.expired()) > 0 && w.denied == "INCRBY" {
@@ -90,7 +96,7 @@ func (w *world) permitAcquire(seq sequence, b batch) []int64 {
 		w.grant(b.requests[:g.n])
 	}
 	w.cacheReply(seq, g.n, g.retryIn, g.queued, most)
-	if w.exists && (g.left || w.free+g.taken > had) {
+	if w.exists && (created || g.left || w.free+g.taken > had) {
 		w.publish(w.free)
 	}
 	return []int64{g.n, w.retryIn(g, b), g.queued, most}
@@ -110,18 +116,21 @@ func (w *world) permitUndo(seq sequence, ids []string) []int64 {
 	return []int64{n}
 }
 
-func (w *world) permitRelease(seq sequence, ids []string, b batch) []int64 {
+func (w *world) permitRelease(seq sequence, all []string, ifExists bool, b batch) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
-	for _, id := range ids {
-		if !w.held(id) {
-			return w.cacheReply(seq, 0)
-		}
+	ids, done := slices.DeleteFunc(slices.Clone(all), func(id string) bool { return !w.held(id) }), int64(1)
+	switch {
+	case len(ids) == 0 || len(ids) < len(all) && !ifExists:
+		return w.cacheReply(seq, 0)
+	case len(ids) < len(all):
+		done = 2
 	}
+	w.createMissing(b.size)
 	n, most := int64(len(ids)), mostOf(w.total())
 	g := w.serve(b, w.free+n, true, most)
-	w.cacheReply(seq, 1, 0, g.n, 0, g.queued, most)
+	w.cacheReply(seq, done, 0, g.n, 0, g.queued, most)
 	if g.n > 0 {
 		w.bind()
 	}
@@ -136,28 +145,7 @@ func (w *world) permitRelease(seq sequence, ids []string, b batch) []int64 {
 	if g.n < int64(len(b.requests)) {
 		retryIn = w.retryIn(g, b)
 	}
-	return []int64{1, w.publish(payload), g.n, retryIn, g.queued, most}
-}
-
-func (w *world) permitSet(seq sequence, wanted int64) []int64 {
-	if reply, duplicate := w.cached(seq); duplicate {
-		return reply
-	}
-	delta := wanted - w.free - int64(len(w.taken.scores))
-	if w.exists && delta == 0 {
-		return w.cacheReply(seq, 0)
-	}
-	w.cacheReply(seq, 1)
-	w.change(delta)
-	if w.free > 0 {
-		w.publish(wanted)
-	}
-	return []int64{1}
-}
-
-func (w *world) permitCounts() []int64 {
-	expired := int64(len(w.expired()))
-	return []int64{w.free + expired, int64(len(w.taken.scores)) - expired}
+	return []int64{done, w.publish(payload), g.n, retryIn, g.queued, most}
 }
 
 func (w *world) permitLeft(id string) []int64 {
@@ -171,19 +159,21 @@ func (w *world) permitLeft(id string) []int64 {
 	}
 }
 
-func (w *world) permitExtend(id string, lease int64, least bool) []int64 {
-	if !w.held(id) {
+func (w *world) permitExtend(ids []string, lease int64, least bool) []int64 {
+	if slices.ContainsFunc(ids, func(id string) bool { return !w.held(id) }) {
 		return []int64{0}
 	}
-	if at := w.deadline(lease); !least || at > w.taken.scores[id] {
-		w.taken.scores[id] = at
+	for _, id := range ids {
+		if at := w.deadline(lease); !least || at > w.taken.scores[id] {
+			w.taken.scores[id] = at
+		}
 	}
 	return []int64{1}
 }
 
 func (w *world) permitRenew(ids []string, lease int64) (held []int64) {
 	for _, id := range ids {
-		held = append(held, w.permitExtend(id, lease, true)...)
+		held = append(held, w.permitExtend([]string{id}, lease, true)...)
 	}
 	return held
 }

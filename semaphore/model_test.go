@@ -213,9 +213,11 @@ type request struct {
 
 // batch is the requests that one client sends at once. The client is "" if they do not wait,
 // and timeout is the ms until its next heartbeat is overdue.
+// A semaphore that does not exist is created with size permits, unless that is 0.
 type batch struct {
 	client   string
 	timeout  int64
+	size     int64
 	requests []request
 }
 
@@ -249,6 +251,9 @@ func (w *world) dequeue(client string) bool {
 // Without a semaphore, or for more than the most permits, clients do not join the queue.
 func (w *world) serve(b batch, free int64, exists bool, most int64) result {
 	g := result{retryIn: -1}
+	if !exists {
+		g.queued = -1
+	}
 	first := w.first()
 	for _, request := range b.requests {
 		if first != "" && first != b.client && w.queue.scores[first] < w.now-request.waited {
@@ -292,15 +297,19 @@ func (w *world) acquire(seq sequence, b batch) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
+	created := w.createMissing(b.size)
+	if w.failed {
+		return nil
+	}
 	g := w.serve(b, w.free, w.exists, maxPermits)
 	if g.n > 0 {
 		if w.refused(seq) {
 			return nil
 		}
 		w.change(-g.taken)
-		if g.left {
-			w.publish(w.free)
-		}
+	}
+	if created || g.n > 0 && g.left {
+		w.publish(w.free)
 	}
 	return w.cacheReply(seq, g.n, g.retryIn, g.queued)
 }
@@ -333,6 +342,9 @@ func (w *world) release(seq sequence, n int64, ifExists bool, b batch) []int64 {
 	if !w.exists && ifExists {
 		return w.cacheReply(seq, 0)
 	}
+	if !w.exists && b.size > 0 {
+		n = b.size
+	}
 	if w.free+n > maxPermits {
 		return w.cacheReply(seq, -1)
 	}
@@ -358,9 +370,12 @@ func (w *world) set(seq sequence, n, ttl int64) []int64 {
 	return []int64{1}
 }
 
-func (w *world) add(seq sequence, n int64, delta bool) []int64 {
+func (w *world) add(seq sequence, n, size int64, delta bool) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
+	}
+	if !w.exists {
+		n += size
 	}
 	if w.free+n > maxPermits || w.free+n < -maxPermits {
 		return w.cacheReply(seq, -1)
@@ -377,10 +392,11 @@ func (w *world) add(seq sequence, n int64, delta bool) []int64 {
 	return []int64{1}
 }
 
-func (w *world) drain(seq sequence) []int64 {
+func (w *world) drain(seq sequence, size int64) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
+	w.createMissing(size)
 	n := w.free
 	if n != 0 {
 		w.change(-n)

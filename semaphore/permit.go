@@ -5,11 +5,12 @@ import (
 	"encoding/hex"
 	"errors"
 	"iter"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -18,21 +19,35 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Permit is an acquired permit of a PermitSemaphore. It must be released once, with Release or by
-// its id. A renewed permit that becomes unreachable earlier is logged and released, unless
-// ID was called. All methods are safe for concurrent use.
+// Permit is what Acquire or AcquireN has acquired from a PermitSemaphore: one permit, or several
+// that end together, with one context and one lease. It must be released once, with Release or by
+// its ids. If one of several permits is lost, or released by its id alone, the Permit is lost;
+// Release then releases the others. A renewed Permit that becomes unreachable earlier is logged
+// and released, unless ID or IDs was called. All methods are safe for concurrent use.
 type Permit struct {
 	p      *permit
 	handle *hold.Handle
 }
 
-// ID returns the id of the permit, 32 hexadecimal digits. PermitSemaphore.Release releases the
-// permit by its id, in any process, so a permit whose ID was called is not released when it
-// becomes unreachable, and the client's Shutdown does not wait for its release.
+// ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
+// PermitSemaphore.Release releases the permit by its id, in any process, so a Permit whose ID was
+// called is not released when it becomes unreachable, and the client's Shutdown does not wait for
+// its release.
 func (p *Permit) ID() string {
 	p.handle.Disarm()
 	p.p.Disown()
 	return p.p.id()
+}
+
+// IDs returns the ids of all its permits. Otherwise it is like ID.
+func (p *Permit) IDs() []string {
+	p.handle.Disarm()
+	p.p.Disown()
+	ids := make([]string, len(p.p.raw))
+	for i, raw := range p.p.raw {
+		ids[i] = hex.EncodeToString([]byte(raw))
+	}
+	return ids
 }
 
 // Name returns the name of the semaphore.
@@ -70,7 +85,7 @@ func (p *Permit) Release(ctx context.Context) error { return p.handle.Unlock(ctx
 type permit struct {
 	hold.State
 	e         *PermitSemaphore
-	raw       string // the id in the form of the server
+	raw       []string // the ids in the form of the server
 	lease     watchdog.Lease
 	changing  chan struct{} // a mutex: see changeLease
 	releasing atomic.Int32  // releases by id in progress
@@ -83,8 +98,11 @@ type registry struct{ sync.Map }
 // Holds yields those that are held.
 func (r *registry) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
-		for _, v := range r.Range {
+		for raw, v := range r.Range {
 			p := v.(*permit)
+			if raw != p.raw[0] {
+				continue // it is listed once
+			}
 			h := p.Listed(session.Hold{Kind: p.e.id.Kind, Name: p.Name(), Owner: p.id(), Remaining: p.Remaining()})
 			if !h.Site.IsZero() && !yield(h) {
 				return
@@ -101,32 +119,27 @@ func (e *PermitSemaphore) local(raw string) *permit {
 	return nil
 }
 
-// newPermits returns the permits of a served request, whose contexts are children of parent. The
+// newPermit returns the Permit of a served request, whose context is a child of parent. The
 // session is open.
-func (e *PermitSemaphore) newPermits(parent context.Context, r *request, o lock.Options) []*Permit {
+func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
-		terms.Renewer = locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}
+		terms.Renewer = renewer{locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}}
 	}
-	site := r.site
-	if site.IsZero() {
-		site = callsite.Here(2, len(callsite.Site{})) // newPermits and take
-	}
-	permits := make([]*Permit, len(r.grant.ids))
-	for i, raw := range r.grant.ids {
-		p := &permit{e: e, raw: raw, changing: make(chan struct{}, 1)}
-		p.Site = site
-		p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
-		p.Given(0)
-		p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), raw
+	p := &permit{e: e, raw: r.grant.ids, changing: make(chan struct{}, 1)}
+	p.Site = r.site
+	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
+	p.Given(4) // above newPermit, take, acquireN or tryAcquireN, and its caller
+	p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), strings.Join(p.raw, "")
+	for _, raw := range p.raw {
 		session.Of[registry](e.s).Store(raw, p)
-		e.s.Watchdog.Watch(&p.lease, p, terms)
-		permits[i] = &Permit{p: p, handle: hold.NewHandle(p)}
 	}
-	return permits
+	e.s.Watchdog.Watch(&p.lease, p, terms)
+	return &Permit{p: p, handle: hold.NewHandle(p)}
 }
 
-func (p *permit) id() string { return hex.EncodeToString([]byte(p.raw)) }
+// id returns the first id.
+func (p *permit) id() string { return hex.EncodeToString([]byte(p.raw[0])) }
 
 // Name implements lock.Hold.
 func (p *permit) Name() string { return p.e.id.Name }
@@ -167,7 +180,9 @@ func (p *permit) gone() {
 // forget removes what this client keeps of a permit that has ended.
 func (p *permit) forget() {
 	p.lease.Forget()
-	session.Of[registry](p.e.s).Delete(p.raw)
+	for _, raw := range p.raw {
+		session.Of[registry](p.e.s).Delete(raw)
+	}
 }
 
 // endRelease is called when a release by id, counted in releasing, has been answered.
@@ -188,6 +203,15 @@ func (p *permit) endRelease(released, gone bool) {
 
 func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: p.e.id.Name, Permit: p.id(), Reason: reason, When: time.Now(), Err: cause}
+}
+
+// fix makes the lease end ttl after sent, and stops its renewal. Of several permits only one has
+// that lease.
+func (p *permit) fix(sent time.Time, ttl time.Duration) {
+	if len(p.raw) > 1 {
+		ttl = min(ttl, time.Since(sent)+p.lease.Remaining())
+	}
+	p.lease.Fix(sent, ttl)
 }
 
 // Remaining implements lock.Hold.
@@ -222,23 +246,71 @@ func (p *permit) Unlock(ctx context.Context) error {
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()
-	g := grant{permits: 1, ids: []string{p.raw}}
+	g := grant{permits: len(p.raw), ids: p.raw}
 	if err := p.End("Release", p.e.id.Name); err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			// The server may still have it.
-			p.e.s.Go(func(ctx context.Context) { _, _ = p.e.release(ctx, patience, g, false) })
+			p.e.s.Go(func(ctx context.Context) { _, _ = p.e.release(ctx, patience, g, true) })
 		}
 		return err
 	}
 	p.forget()
 	ctx, released := p.StartRelease(ctx)
 	began := time.Now()
-	result, err := p.e.release(ctx, patience, g, false)
+	result, err := p.e.release(ctx, patience, g, true)
 	switch {
-	case err == nil && result == releaseAbsent:
+	case err == nil && result != releaseDone:
 		err = p.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	}
 	return p.Released(released, p.e.failed(ctx, "release a permit of", began, err))
+}
+
+// renewer renews permits. The Owner of a lease is the ids of all its permits, one after the other.
+type renewer struct{ locking.ScriptRenewer }
+
+// renewSize bounds the permits that one script renews, because it blocks the server.
+const renewSize = 100
+
+// Renew implements watchdog.Renewer.
+func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+	several := func(l *watchdog.Lease) bool { return len(l.Owner) > idSize }
+	if !slices.ContainsFunc(batches, func(batch []*watchdog.Lease) bool { return slices.ContainsFunc(batch, several) }) {
+		return r.ScriptRenewer.Renew(ctx, batches, ttl, shared)
+	}
+	type place struct{ batch, lease int }
+	var parts [][]*watchdog.Lease // a lease for each permit
+	var places [][]place          // where it comes from
+	results := make([]watchdog.Renewed, len(batches))
+	for b, batch := range batches {
+		results[b] = watchdog.Renewed{Held: slices.Repeat([]bool{true}, len(batch)), Errs: make([]error, len(batch))}
+		var permits []*watchdog.Lease
+		var of []place
+		for i, l := range batch {
+			for id := range slices.Chunk([]byte(l.Owner), idSize) {
+				permits, of = append(permits, &watchdog.Lease{Key: l.Key, Owner: string(id)}), append(of, place{b, i})
+			}
+		}
+		parts = slices.AppendSeq(parts, slices.Chunk(permits, renewSize))
+		places = slices.AppendSeq(places, slices.Chunk(of, renewSize))
+	}
+	for n, renewed := range r.ScriptRenewer.Renew(ctx, parts, ttl, shared) {
+		for i, at := range places[n] {
+			result := &results[at.batch]
+			if err := renewed.ErrOf(i); err != nil {
+				result.Errs[at.lease] = err
+			} else if !renewed.Held[i] {
+				result.Held[at.lease] = false
+			}
+		}
+	}
+	for _, result := range results {
+		for i, held := range result.Held {
+			if !held { // whatever has become of the others
+				result.Errs[i] = nil
+			}
+		}
+	}
+	return results
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -36,35 +35,38 @@ const MaxBatch = 10_000
 // becomes free within the watchdog timeout. With Forever it never ends. Leases are measured
 // by the clock of the server; Redisson measures them by the clock of each client.
 //
-// TrySetPermits, SetPermits or AddPermits creates the semaphore on the server. Until then it
-// has no permits.
+// With [Permits] the first request creates the semaphore on the server. Otherwise TrySetPermits,
+// SetPermits or AddPermits does, and until then it has no permits.
 type PermitSemaphore struct{ pool }
 
 // NewPermitSemaphore returns the semaphore of that name. Only the client calls it.
-func NewPermitSemaphore(s *session.Session, name string) *PermitSemaphore {
-	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript})}
+func NewPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
+	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript}, opts)}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
 // that, the number of free permits is negative until enough are released. SetPermits blocks
 // as TrySetPermits does.
 func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
-	_, err := e.change(ctx, "set the permits of", permits, permitSetScript, strconv.Itoa(permits))
-	return err
+	return e.resize(ctx, permits)
 }
 
 // Acquire acquires a permit. It waits until one is free, ctx is done, or lock.Wait runs out.
 // Its errors are those of lock.Locker.Lock: after an error it has acquired no permit, or
 // releases it in the background. As there, ctx bounds the wait and is the parent of the
-// permit's context.
+// permit's context. If the semaphore does not exist Acquire logs that, once for each name, and
+// waits until it does.
 func (e *PermitSemaphore) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
-	return first(e.AcquireN(ctx, 1, opts...))
+	return e.acquireN(ctx, 1, opts)
 }
 
-// AcquireN is Acquire for n permits, all or none. The permits are independent of each other
-// afterwards. n is at most MaxBatch; for 0 AcquireN returns no permits and sends nothing. If n
+// AcquireN is Acquire for n permits, all or none, in one Permit. n is from 1 to MaxBatch. If n
 // exceeds the total number of permits, the error matches lock.ErrInvalid.
-func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
+func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
+	return e.acquireN(ctx, n, opts)
+}
+
+func (e *PermitSemaphore) acquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
 		return nil, err
@@ -73,14 +75,19 @@ func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Opti
 }
 
 // TryAcquire makes one attempt to acquire a permit, which blocks for one round trip. If none
-// is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired;
-// otherwise it is like Acquire. lock.Wait and lock.MaxWaiters are not valid options.
+// is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired, and if
+// the semaphore does not exist, ErrNotFound; otherwise it is like Acquire. lock.Wait and
+// lock.MaxWaiters are not valid options.
 func (e *PermitSemaphore) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
-	return first(e.TryAcquireN(ctx, 1, opts...))
+	return e.tryAcquireN(ctx, 1, opts)
 }
 
-// TryAcquireN is TryAcquire for n permits, all or none.
-func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.Option) ([]*Permit, error) {
+// TryAcquireN is TryAcquire for n permits, all or none, in one Permit. n is from 1 to MaxBatch.
+func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
+	return e.tryAcquireN(ctx, n, opts)
+}
+
+func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
 		return nil, err
@@ -94,17 +101,26 @@ func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.O
 	return e.take(ctx, n, o, true)
 }
 
-// first returns the only permit of a successful call.
-func first(permits []*Permit, err error) (*Permit, error) {
-	if err != nil {
-		return nil, err
-	}
-	return permits[0], nil
+// Do acquires a permit like Acquire, runs fn under the permit's context, and releases the permit
+// when fn returns, panics (the panic continues) or calls runtime.Goexit. It returns the error of
+// Acquire, or that of fn, unchanged. If Release returns an error, which matches lock.ErrLost if the
+// permit was lost while fn ran, Do returns a *lock.DoError with both. If fn is nil, the error
+// matches lock.ErrInvalid.
+func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return lock.Do(ctx, locker{name: e.id.Name, acquire: func() (lock.Hold, error) {
+		p, err := e.acquireN(ctx, 1, opts)
+		if err != nil {
+			return nil, err
+		}
+		return p.handle, nil
+	}}, fn)
 }
 
-func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) ([]*Permit, error) {
-	if ok, err := e.enter(ctx, n, MaxBatch, e.s.Enter); !ok {
+func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) (*Permit, error) {
+	if ok, err := e.enter(ctx, n, MaxBatch, e.s.Enter); err != nil {
 		return nil, err
+	} else if !ok {
+		return nil, fmt.Errorf("%w: 0 permits: must be from 1 to %d", lock.ErrInvalid, MaxBatch)
 	}
 	defer e.s.Leave()
 	g := grant{permits: n, lease: o.Lease}
@@ -118,13 +134,14 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermits(o.HoldParent(ctx), r, o), nil
+	return e.newPermit(o.HoldParent(ctx), r, o), nil
 }
 
 // Release releases permits by their ids, no matter which process acquired them. It releases
 // all of them, or none if one of them is not acquired or has expired; the error then matches
 // lock.ErrNotHeld. A permit of this client ends as it does by Permit.Release, when the server
-// has confirmed the release or did not answer. Release tries even if ctx is done, and blocks
+// has confirmed the release or did not answer; a Permit of several is lost if the list does not
+// contain all of its ids. Release tries even if ctx is done, and blocks
 // until the server has answered, for about 5 s at most. If the server did not answer, the
 // error matches lock.ErrIndeterminate, and the retries continue in the background. Without
 // ids Release does nothing.
@@ -146,19 +163,22 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	if ok, err := e.enter(ctx, len(raw), MaxBatch, e.s.Stay); !ok {
 		return false, err
 	}
-	defer e.s.Leave() // Close waits for the release
-	var local []*permit
+	defer e.s.Leave()          // Close waits for the release
+	local := map[*permit]int{} // with the number of their ids
 	for _, id := range raw {
 		if p := e.local(id); p != nil {
-			p.releasing.Add(1)
-			local = append(local, p)
+			if local[p]++; local[p] == 1 {
+				p.releasing.Add(1)
+			}
 		}
 	}
 	began, ctx := time.Now(), context.WithoutCancel(ctx)
 	result, err := e.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
 	released := err == nil && result == releaseDone || errors.Is(err, lock.ErrIndeterminate)
-	for _, p := range local {
-		p.endRelease(released, err == nil && len(raw) == 1) // of several, another one may be missing
+	for p, n := range local {
+		all := n == len(p.raw)
+		// If several were not released, another one may be missing.
+		p.endRelease(released && all, released && !all || err == nil && len(raw) == 1)
 	}
 	if err != nil {
 		return false, e.failed(ctx, "release permits of", began, err)
@@ -166,37 +186,30 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	return released, nil
 }
 
-// Permits returns the total number of permits, free and acquired. It writes nothing and
-// blocks for one round trip.
-func (e *PermitSemaphore) Permits(ctx context.Context) (int, error) {
-	free, acquired, err := e.counts(ctx)
-	return free + acquired, err
-}
-
 // Available returns the number of free permits, including expired ones. It is negative if
 // more permits are acquired than the total. It writes nothing and blocks for one round trip.
 func (e *PermitSemaphore) Available(ctx context.Context) (int, error) {
-	free, _, err := e.counts(ctx)
+	free, _, _, err := e.stats(ctx)
 	return free, err
 }
 
-// Acquired returns the number of acquired permits that have not expired. It writes nothing
-// and blocks for one round trip.
-func (e *PermitSemaphore) Acquired(ctx context.Context) (int, error) {
-	_, acquired, err := e.counts(ctx)
-	return acquired, err
+// PermitStats are the numbers of a PermitSemaphore.
+type PermitStats struct {
+	// Total is the number of permits, free and acquired.
+	Total int
+	// Free is the number of free permits: see Available.
+	Free int
+	// Taken is the number of acquired permits that have not expired.
+	Taken int
+	// Waiting is the number of clients in the wait queue: see Stats.
+	Waiting int
 }
 
-func (e *PermitSemaphore) counts(ctx context.Context) (free, acquired int, err error) {
-	if err := e.check(ctx); err != nil {
-		return 0, 0, err
-	}
-	began := time.Now()
-	reply, err := e.run(ctx, permitCountsScript).AsIntSlice()
-	if err != nil {
-		return 0, 0, wire.ReadFailed(ctx, "read", e.id.Name, began, err)
-	}
-	return int(reply[0]), int(reply[1]), nil
+// Stats returns the numbers of one moment, all 0 if the semaphore does not exist. It writes nothing
+// and blocks for one round trip.
+func (e *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
+	free, taken, waiting, err := e.stats(ctx)
+	return PermitStats{Total: free + taken, Free: free, Taken: taken, Waiting: waiting}, err
 }
 
 // run runs a script that does not begin with pool.lua.
@@ -227,8 +240,8 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 }
 
 // UpdateLeaseTime sets the lease of a permit, counted from now, and reports whether the
-// permit is acquired. The new lease may be shorter or longer, or lock.NoExpiry. A permit of
-// this client is no longer renewed. Waiters are not notified: they retry at the previous
+// permit is acquired. The new lease may be shorter or longer, or lock.NoExpiry. A Permit of
+// this client is no longer renewed; with several ids, it ends when the first of them expires. Waiters are not notified: they retry at the previous
 // expiry, on a message, or after 5 s. UpdateLeaseTime blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
 func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
@@ -241,13 +254,13 @@ func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease 
 	} else if err := lock.CheckLease(lease); err != nil {
 		return false, err
 	}
-	return e.changeLease(ctx, e.local(raw[0]), raw[0], lease, true)
+	return e.changeLease(ctx, e.local(raw[0]), raw, lease, true)
 }
 
-// changeLease sends a request for a lease of at least or, with exactly set, just that length. p
-// is nil unless this client has the permit. If two such requests for it were in progress, the
+// changeLease sends a request for a lease of at least or, with exactly set, just that length, for
+// permits of p. p is nil unless this client has them. If two such requests for it were in progress, the
 // order in which the server runs them would be unknown, and its lease could be overestimated.
-func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw string, lease time.Duration, exactly bool) (acquired bool, err error) {
+func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []string, lease time.Duration, exactly bool) (acquired bool, err error) {
 	began := time.Now()
 	defer func() { err = e.failed(ctx, "change the lease of a permit of", began, err) }()
 	if ctx.Err() != nil {
@@ -265,16 +278,16 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw string
 	if exactly {
 		how = "just"
 		if p != nil && lease < p.lease.Remaining() {
-			p.lease.Fix(sent, lease) // before another client can acquire it
+			p.fix(sent, lease) // before another client can acquire it
 		}
 	}
-	n, err := e.run(ctx, permitExtendScript, raw, leaseArg(lease), how).AsInt64()
+	n, err := e.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...).AsInt64()
 	switch {
 	case err != nil || p == nil:
 	case n == 0:
 		p.gone()
 	case exactly:
-		p.lease.Fix(sent, lease)
+		p.fix(sent, lease)
 	default:
 		p.lease.Extended(sent, lease)
 	}

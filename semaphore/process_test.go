@@ -70,8 +70,8 @@ func (j job) acquirer(c *redlatch.Client) func(ctx context.Context, n int) (func
 	}
 	e := c.PermitSemaphore("permits")
 	return func(ctx context.Context, n int) (func() error, error) {
-		permits, err := e.AcquireN(ctx, n)
-		return func() error { return e.Release(ctx, idsOf(permits)...) }, err
+		p, err := e.AcquireN(ctx, n)
+		return func() error { return p.Release(ctx) }, err
 	}
 }
 
@@ -293,8 +293,6 @@ func TestPermitsOfKilledProcessesBecomeFree(t *testing.T) {
 		t.Logf("free after %v", time.Since(died))
 		p, err := c.PermitSemaphore("permits").AcquireN(t.Context(), limit, lock.Wait(watchdog))
 		require.NoError(t, err, "the dead clients time out of the wait queue")
-		for _, p := range p {
-			require.NoError(t, p.Release(t.Context()))
-		}
+		require.NoError(t, p.Release(t.Context()))
 	})
 }

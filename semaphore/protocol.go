@@ -29,8 +29,9 @@ type pool struct {
 	slots   *slots
 	id      telemetry.Lock
 	key     string
-	err     error // invalid name
+	err     error // invalid name or option
 	scripts scripts
+	size    int // with which a missing semaphore is created, 0 if it is not
 
 	queues    *acquire.Queues[*request]
 	queueKey  acquire.Key
@@ -41,9 +42,10 @@ type pool struct {
 // scripts are the scripts that differ between the kinds.
 type scripts struct{ acquire, undo, release *wire.Script }
 
-func newPool(s *session.Session, kind, name string, scripts scripts) pool {
+func newPool(s *session.Session, kind, name string, scripts scripts, opts []Option) pool {
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
+	p.configure(opts)
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
 	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id
@@ -87,38 +89,6 @@ func checkCount(n, most int) error {
 // Name returns the name that the client was given.
 func (p *pool) Name() string { return p.id.Name }
 
-// TrySetPermits creates the semaphore with this number of permits and reports whether it
-// did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
-// for one round trip, or for up to 5 s if the server does not answer; the error then matches
-// lock.ErrIndeterminate, or lock.ErrUnavailable if nothing could be sent.
-func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
-	return p.set(ctx, permits, "")
-}
-
-// set creates the semaphore unless it exists.
-func (p *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
-	reply, err := p.change(ctx, "set the permits of", permits, setScript, strconv.Itoa(permits), ttl)
-	return reply == 1, err
-}
-
-// AddPermits changes the number of permits by delta, which may be negative. The number of
-// free permits may become negative, until enough are released. The semaphore keeps its time
-// to live. AddPermits blocks as TrySetPermits does.
-func (p *pool) AddPermits(ctx context.Context, delta int) error {
-	if delta == 0 {
-		return p.check(ctx)
-	}
-	payload := "total"
-	if p.leased() {
-		payload = "delta"
-	}
-	reply, err := p.change(ctx, "add permits to", max(delta, -delta), addScript, strconv.Itoa(delta), payload)
-	if err == nil && reply < 0 {
-		err = fmt.Errorf("%w: %+d permits for %q: the result must be from -%d to %[4]d", lock.ErrInvalid, delta, p.id.Name, MaxPermits)
-	}
-	return err
-}
-
 // change runs a script that changes the number of permits, and takes effect at most once. It
 // returns the first number of the reply. An error that matches lock.ErrIndeterminate means
 // that the script may have taken effect, or may still do so.
@@ -160,13 +130,14 @@ var (
 	setScript     = wire.LoadScript(luaFiles, "pool", "set").AtRest()
 	addScript     = wire.LoadScript(luaFiles, "pool", "add").AtRest()
 	drainScript   = wire.LoadScript(luaFiles, "pool", "drain").AtRest()
+	resizeScript  = wire.LoadScript(luaFiles, "pool", "resize").AtRest()
+	deleteScript  = wire.LoadScript(luaFiles, "pool", "delete").AtRest()
+	statsScript   = wire.LoadScript(luaFiles, "stats")
 	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
 	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire").AtRest()
 	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
 	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release").AtRest()
-	permitSetScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_set").AtRest()
-	permitCountsScript  = wire.LoadScript(luaFiles, "permit_counts")
 	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
 	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")
 	permitRenewScript   = wire.LoadScript(luaFiles, "permit_renew")

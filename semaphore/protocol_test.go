@@ -208,15 +208,11 @@ func TestManyExpiredPermits(t *testing.T) {
 		require.NoError(t, p.Release(x.ctx))
 
 		// It frees as many as the request wants.
-		permits, err := e.TryAcquireN(x.ctx, many, semaphore.Forever())
+		all, err := e.TryAcquireN(x.ctx, many, semaphore.Forever())
 		require.NoError(t, err)
 		require.Equal(t, "0", x.reply("GET", key))
 		require.EqualValues(t, many, x.number("ZCARD", timeouts))
-		ids := make([]string, many)
-		for i, p := range permits {
-			ids[i] = p.ID()
-		}
-		require.NoError(t, e.Release(x.ctx, ids...))
+		require.NoError(t, all.Release(x.ctx))
 		require.Equal(t, itoa(many), x.reply("GET", key))
 	})
 }
@@ -304,7 +300,7 @@ func TestUndoOfDeletedSemaphore(t *testing.T) {
 				"2 0 forever 0123456789abcdef fedcba9876543210", "0123456789abcdef fedcba9876543210",
 			},
 		} {
-			for _, then := range []string{"nothing", "deleted", "recreated"} {
+			for _, then := range []string{"nothing", "deleted", "recreated", "replaced by Java"} {
 				x := newWireTest(t, empty(t, s))
 				harness.Do(t, s.Addr, "SET", key, "3")
 				args := []string{itoa(n + 1), "360000", itoa(x.now() + 300_000), "0", "RPUSH", "messages"}
@@ -313,22 +309,27 @@ func TestUndoOfDeletedSemaphore(t *testing.T) {
 					require.NoError(t, err)
 					return reply
 				}
-				require.Equal(t, int64(1), do(kind.acquire, append([]string{"", "100", "10000", "1"}, strings.Fields(kind.asks)...)...)[0])
+				require.Equal(t, int64(1), do(kind.acquire, append([]string{"", "100", "10000", "0", "1"}, strings.Fields(kind.asks)...)...)[0])
 				require.Equal(t, "1", x.reply("GET", key))
 				if then != "nothing" {
 					harness.Do(t, s.Addr, "DEL", key, keys[5])
 				}
-				if then == "recreated" {
-					acquired := x.now()
-					harness.Eventually(t, time.Second, "the clock has moved", func() bool { return x.now() > acquired })
+				acquired := x.now()
+				harness.Eventually(t, time.Second, "the clock has moved", func() bool { return x.now() > acquired })
+				switch then {
+				case "recreated":
 					require.NoError(t, only(semaphore.New(x.sess, key).TrySetPermits(x.ctx, 3)))
 					harness.Do(t, s.Addr, "DEL", "messages")
+				case "replaced by Java":
+					harness.Do(t, s.Addr, "SET", key, "1") // the state before
+					require.NoError(t, only(semaphore.NewPermitSemaphore(x.sess, key).Delete(x.ctx)))
+					harness.Do(t, s.Addr, "SET", key, "3")
 				}
 				undone := do(kind.undo, strings.Fields(kind.gives)...)
 				switch then {
 				case "deleted":
 					require.Empty(t, x.keys(), kind.undo)
-				case "recreated":
+				case "recreated", "replaced by Java":
 					require.Equal(t, []int64{0}, undone)
 					require.Equal(t, "3", x.reply("GET", key))
 				default:

@@ -1,6 +1,7 @@
 package semaphore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -80,6 +81,15 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	err := p.queues.Acquire(spanCtx, req)
 	switch {
+	case errors.Is(err, ErrNotFound):
+		switch {
+		case p.s.Err() != nil:
+			err = lock.ErrClosed
+		case ctx.Err() != nil:
+			err = lock.ErrNotAcquired
+		default:
+			err = ErrNotFound
+		}
 	case err != nil:
 		err = r.leave(ctx, err)
 	case p.s.Err() != nil:
@@ -94,7 +104,11 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	err = p.failed(ctx, what, r.began, err)
+	if err == ErrNotFound {
+		err = fmt.Errorf("%w: %q; semaphore.Permits or TrySetPermits creates it", ErrNotFound, p.id.Name)
+	} else {
+		err = p.failed(ctx, what, r.began, err)
+	}
 	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
 	return r, err
 }
@@ -187,12 +201,16 @@ func failed(batch []*request, err error) []acquire.Result {
 
 // encode returns the grants and the script arguments of a batch.
 func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
-	me := ""
+	me, size := "", p.size
 	if waits {
 		me = p.s.ID
 	}
+	for _, r := range batch { // they may be of other objects with this name
+		size = cmp.Or(size, r.pool.size)
+	}
 	grants := make([]grant, len(batch))
-	args := append(make([]string, 0, 4+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()), strconv.Itoa(len(batch)))
+	args := append(make([]string, 0, 5+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()),
+		strconv.Itoa(size), strconv.Itoa(len(batch)))
 	for i, r := range batch {
 		r.mu.Lock()
 		if p.leased() && r.grant.ids == nil {
@@ -214,10 +232,11 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 
 // apply applies the server's reply to a batch of which the first sentCount requests were
 // sent. reply is the number of requests served, when to retry, whether this client is in the
-// wait queue and, if known, the most permits that a request can get. If all requests that
-// were sent were served, or the next one fails, the others retry at once.
+// wait queue or there is no semaphore and, if known, the most permits that a request can get.
+// If all requests that were sent were served, or the next one fails, the others retry at once.
 func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
-	served, retryIn, queued := int(reply[0]), time.Duration(reply[1])*time.Millisecond, reply[2] == 1
+	served, retryIn := int(reply[0]), time.Duration(reply[1])*time.Millisecond
+	queued, missing := reply[2] == 1, reply[2] == -1
 	most := MaxPermits
 	if len(reply) > 3 {
 		most = int(reply[3])
@@ -240,6 +259,8 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		case r.grant.permits > most:
 			r.queued = false
 			results[i].Err = fmt.Errorf("%w: acquire %d permits of %q: it has %d", lock.ErrInvalid, r.grant.permits, p.id.Name, most)
+		case missing && r.once:
+			results[i].Err = ErrNotFound
 		case served == sentCount || batch[served].grant.permits > most:
 			r.waited = true
 		default:
@@ -250,6 +271,9 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		r.mu.Unlock()
 	}
 	p.giveBack(late)
+	if missing && sentCount > 0 && !batch[0].once {
+		p.warnMissing()
+	}
 	return results
 }
 
@@ -335,16 +359,15 @@ const (
 	releaseTooMany = -1
 	releaseAbsent  = 0
 	releaseDone    = 1
+	releasePartly  = 2 // some of the permits were not acquired
 )
 
 // release releases permits and serves waiting requests of this process in the same round
-// trip. It retries until patience runs out and then continues in the background.
+// trip. It retries until patience runs out and then continues in the background. With ifExists
+// set it does not create a semaphore without leases, and of permits with ids it releases those
+// that are acquired; otherwise all or none.
 func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
-	own := g.ids
-	if !p.leased() {
-		own = []string{wire.Flag(ifExists)}
-	}
-	own = append([]string{strconv.Itoa(g.permits)}, own...)
+	own := append([]string{strconv.Itoa(g.permits), wire.Flag(ifExists)}, g.ids...)
 	var reply []int64
 	var err error
 	send := func(batch []*request) []acquire.Result {
@@ -357,7 +380,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 		if err != nil && outcome != wire.Refused {
 			err = errors.Join(lock.ErrIndeterminate, err)
 			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, args, func(reply []int64) {
-				if len(reply) > 2 && reply[0] == releaseDone { // too late for the waiters
+				if len(reply) > 2 { // too late for the waiters
 					p.giveBack(grants[:reply[2]])
 				}
 			}))
@@ -367,7 +390,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 		switch {
 		case err != nil:
 			return failed(batch, &acquire.Unavailable{Err: err})
-		case reply[0] != releaseDone:
+		case reply[0] < releaseDone:
 			return make([]acquire.Result, len(batch)) // they make attempts of their own
 		}
 		p.s.Telemetry.HandedOver(ctx, p.id, int(reply[2]))
@@ -380,7 +403,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	if err != nil {
 		return 0, err
 	}
-	if !offered && reply[0] == releaseDone && reply[1] == 0 {
+	if !offered && reply[0] >= releaseDone && reply[1] == 0 {
 		// The message had no receivers: waiters of this process must not depend on it.
 		p.queues.Wake(p.queueKey)
 	}

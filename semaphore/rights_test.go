@@ -29,6 +29,14 @@ type rightsScene struct {
 
 func (a *rightsScene) do(words ...string) { harness.Do(a, a.admin.addr, words...) }
 
+// exists returns 1 if the semaphore exists, and 0 otherwise.
+func (a *rightsScene) exists() int {
+	if harness.Do(a, a.admin.addr, "EXISTS", a.admin.name) == ":1" {
+		return 1
+	}
+	return 0
+}
+
 // acquireAll acquires all permits for the client with all rights.
 func (a *rightsScene) acquireAll() {
 	require.NoError(a, a.admin.try(a.Context(), a.total))
@@ -97,7 +105,7 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 	const total = 10
 	rights := []string{
 		"get", "set", "del", "exists", "incrby", "decrby", "pttl", "pexpire", "time", "publish", "subscribe",
-		"zadd", "zrem", "zscore", "zrange", "zrangebyscore", "zcard", "zcount",
+		"persist", "zadd", "zrem", "zscore", "zrange", "zrangebyscore", "zcard", "zcount",
 	}
 	expiring := func(a *rightsScene) { a.do("PEXPIRE", a.admin.name, "60000") }
 	operations := []struct {
@@ -182,6 +190,38 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 				}
 			}
 		}},
+		{"create", "", func(a *rightsScene) {
+			a.do("DEL", a.less.name)
+			a.less.creates(7)
+			_ = a.less.try(a.Context(), 3)
+			a.total = 7 * a.exists()
+		}},
+		{"create for permits that are left", permitKind, func(a *rightsScene) {
+			require.NoError(a, a.admin.try(a.Context(), 2))
+			a.do("DEL", a.less.name)
+			a.less.creates(7)
+			_ = a.less.try(a.Context(), 3)
+			a.total = max(2, 7*a.exists())
+		}},
+		{"release what creates", "", func(a *rightsScene) {
+			require.NoError(a, a.admin.try(a.Context(), 2))
+			a.do("DEL", a.less.name)
+			a.less.creates(7)
+			a.releaseOther()
+			a.total = max(2, 7*a.exists())
+		}},
+		{"delete", "", func(a *rightsScene) {
+			require.NoError(a, a.admin.try(a.Context(), 3))
+			if deleted, _ := a.less.delete(a.Context()); deleted {
+				a.admin.forget()
+				a.total = 0
+			}
+		}},
+		{"set the free ones", plainKind, func(a *rightsScene) {
+			if err := a.less.plain.SetPermits(a.Context(), 13); err == nil {
+				a.total = 13
+			}
+		}},
 		{"drain", plainKind, func(a *rightsScene) {
 			n, _ := a.less.plain.Drain(a.Context())
 			a.total -= n
@@ -194,9 +234,9 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 		}},
 		{"read", "", func(a *rightsScene) {
 			if a.less.permitSem != nil {
-				_, _ = a.less.permitSem.Permits(a.Context())
+				_, _ = a.less.permitSem.Stats(a.Context())
 			} else {
-				_, _ = a.less.plain.Available(a.Context())
+				_, _ = a.less.plain.Stats(a.Context())
 			}
 		}},
 	}

@@ -2,18 +2,16 @@
 // machines. It contains Redisson's semaphore and permit-expirable semaphore. Java services
 // on the same server share the same permits.
 //
-// A client creates the objects. The server has a semaphore once its number of permits is set;
-// until then Acquire waits:
+// A client creates the objects. The first request creates the semaphore on the server, with the
+// number of permits in [Permits]:
 //
-//	encoders := client.PermitSemaphore("encoders")
-//	if _, err := encoders.TrySetPermits(ctx, 8); err != nil { // does nothing if it exists
-//		return err
-//	}
-//	p, err := encoders.Acquire(ctx)
-//	if err != nil {
-//		return err
-//	}
-//	defer p.Release(ctx)
+//	encoders := client.PermitSemaphore("encoders", semaphore.Permits(8))
+//	err := encoders.Do(ctx, func(ctx context.Context) error {
+//		return encode(ctx, video) // ctx ends if the permit is lost
+//	})
+//
+// Without that option a semaphore does not exist until its number of permits is set, and then
+// TryAcquire returns [ErrNotFound] and Acquire waits.
 //
 // # Which one to use
 //
@@ -57,17 +55,14 @@
 // The outcome is unknown if the server stays unreachable or rejects a retry: the error matches
 // lock.ErrIndeterminate. An acquisition that could not be undone in time has acquired its
 // permits like one of a process that has died. An undo does not apply to a Semaphore that was
-// deleted and created again, unless Redisson has created it.
+// deleted and created again, unless Redisson has done both.
 package semaphore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"time"
-
-	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -85,13 +80,13 @@ const (
 // that matches lock.ErrInvalid for an invalid name or number, and lock.ErrClosed after the
 // client is closed.
 //
-// TrySetPermits, AddPermits or Release creates the semaphore on the server. Until then it
-// has no permits.
+// With [Permits] the first request creates the semaphore on the server. Otherwise TrySetPermits,
+// SetPermits, AddPermits or Release does, and until then it has no permits.
 type Semaphore struct{ pool }
 
 // New returns the semaphore of that name. Only the client calls it.
-func New(s *session.Session, name string) *Semaphore {
-	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript})}
+func New(s *session.Session, name string, opts ...Option) *Semaphore {
+	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript}, opts)}
 }
 
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its
@@ -103,33 +98,48 @@ func (s *Semaphore) TrySetPermitsFor(ctx context.Context, permits int, ttl time.
 	return s.set(ctx, permits, wire.Millis(ttl))
 }
 
+// SetPermits sets the number of free permits, no matter how many are acquired: if those are
+// released later, their number comes on top. To change the size of a semaphore in use call
+// AddPermits. The semaphore keeps its time to live. SetPermits blocks as TrySetPermits does.
+func (s *Semaphore) SetPermits(ctx context.Context, permits int) error {
+	return s.resize(ctx, permits)
+}
+
 // Drain acquires all free permits and returns their number. A negative number of free
 // permits is returned as such and reset to 0. The semaphore keeps its time to live. Drain
 // blocks as TrySetPermits does.
 func (s *Semaphore) Drain(ctx context.Context) (int, error) {
-	n, err := s.change(ctx, "drain", 0, drainScript)
+	n, err := s.change(ctx, "drain", 0, drainScript, strconv.Itoa(s.size))
 	return int(n), err
 }
 
 // Available returns the number of free permits, which is negative if AddPermits has removed
 // more than were free. It blocks for one round trip.
 func (s *Semaphore) Available(ctx context.Context) (int, error) {
-	if err := s.check(ctx); err != nil {
-		return 0, err
-	}
-	began := time.Now()
-	n, err := wire.Read(ctx, s.s.Client, "GET", s.key).AsInt64()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		if errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange) {
-			err = fmt.Errorf("%w: %w", wire.ErrWrongType, err)
-		}
-		return 0, wire.ReadFailed(ctx, "read", s.id.Name, began, err)
-	}
-	return int(n), nil
+	n, _, err := s.free(ctx)
+	return n, err
+}
+
+// Stats are the numbers of a Semaphore. The number of acquired permits, and therefore the total,
+// is unknown to the server.
+type Stats struct {
+	// Free is the number of free permits, which may be negative: see Available.
+	Free int
+	// Waiting is the number of clients in the wait queue: those whose first request has waited
+	// for 100 ms or more. A process usually has one client. Java clients are never in it.
+	Waiting int
+}
+
+// Stats returns the numbers of one moment, all 0 if the semaphore does not exist. It writes nothing
+// and blocks for one round trip.
+func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
+	free, _, waiting, err := s.stats(ctx)
+	return Stats{Free: free, Waiting: waiting}, err
 }
 
 // Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
-// lock.Wait runs out; the only other valid option is lock.MaxWaiters. For 0 permits it returns nil and sends
+// lock.Wait runs out; the only other valid option is lock.MaxWaiters. If the semaphore does not
+// exist Acquire logs that, once for each name, and waits until it does. For 0 permits it returns nil and sends
 // nothing. Its errors are those of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //
@@ -148,7 +158,8 @@ func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Optio
 
 // TryAcquire makes one attempt to acquire permits, which blocks for one round trip. If too
 // few are free, or an older request is in the wait queue, the error matches
-// lock.ErrNotAcquired; otherwise it is like Acquire.
+// lock.ErrNotAcquired, and if the semaphore does not exist, ErrNotFound; otherwise it is like
+// Acquire.
 func (s *Semaphore) TryAcquire(ctx context.Context, permits int) error {
 	return s.take(ctx, permits, lock.Options{}, true)
 }
@@ -163,7 +174,8 @@ func (s *Semaphore) take(ctx context.Context, permits int, o lock.Options, once 
 }
 
 // Release releases permits, no matter which client acquired them, and creates the semaphore
-// if it does not exist. It tries even if ctx is done, and blocks until the server has
+// if it does not exist: with just these permits or, with the option Permits, in the size given
+// there. It tries even if ctx is done, and blocks until the server has
 // answered, for about 5 s at most. It returns an error that matches lock.ErrInvalid, without
 // any change, if the semaphore would have more than MaxPermits, and one that matches
 // lock.ErrIndeterminate if the server did not answer. In that case the retries continue in
@@ -195,3 +207,35 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 	}
 	return result == releaseDone, nil
 }
+
+// Do acquires a permit like Acquire, runs fn under ctx, and releases the permit when fn returns,
+// panics (the panic continues) or calls runtime.Goexit. It returns the error of Acquire, or that
+// of fn, unchanged. If Release returns an error, Do returns a *lock.DoError with both. If fn is nil,
+// the error matches lock.ErrInvalid.
+func (s *Semaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return lock.Do(ctx, locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
+		return unit{s: s, ctx: ctx}, s.Acquire(ctx, 1, opts...)
+	}}, fn)
+}
+
+// locker is what Do of a semaphore passes to lock.Do, which calls no other methods.
+type locker struct {
+	lock.Locker
+	name    string
+	acquire func() (lock.Hold, error)
+}
+
+func (l locker) Name() string { return l.name }
+
+func (l locker) Lock(context.Context, ...lock.Option) (lock.Hold, error) { return l.acquire() }
+
+// unit is an acquired permit of a Semaphore, for lock.Do.
+type unit struct {
+	lock.Hold
+	s   *Semaphore
+	ctx context.Context
+}
+
+func (u unit) Context() context.Context { return u.ctx }
+
+func (u unit) Unlock(ctx context.Context) error { return u.s.Release(ctx, 1) }

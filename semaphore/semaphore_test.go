@@ -2,7 +2,6 @@ package semaphore_test
 
 import (
 	"context"
-	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -30,6 +29,10 @@ type anySemaphore interface {
 	Name() string
 	TrySetPermits(ctx context.Context, permits int) (bool, error)
 	AddPermits(ctx context.Context, delta int) error
+	SetPermits(ctx context.Context, permits int) error
+	Delete(ctx context.Context) (bool, error)
+	Exists(ctx context.Context) (bool, error)
+	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error
 	Available(ctx context.Context) (int, error)
 	acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error)
 	tryAcquire(ctx context.Context, n int) (acquired, error)
@@ -62,14 +65,15 @@ func (e permitSem) tryAcquire(ctx context.Context, n int) (acquired, error) {
 	return e.acquired(e.TryAcquireN(ctx, n))
 }
 
-func (e permitSem) acquired(permits []*semaphore.Permit, err error) (acquired, error) {
-	return func(ctx context.Context) error {
-		defer runtime.KeepAlive(permits)
-		return e.Release(ctx, idsOf(permits)...)
-	}, err
+func (e permitSem) acquired(p *semaphore.Permit, err error) (acquired, error) {
+	if err != nil {
+		return nil, err
+	}
+	ids := p.IDs() // so that it is not released when the test drops it
+	return func(ctx context.Context) error { return e.Release(ctx, ids...) }, nil
 }
 
-type semaphoreOf func(c *redlatch.Client, name string) anySemaphore
+type semaphoreOf func(c *redlatch.Client, name string, opts ...semaphore.Option) anySemaphore
 
 type kind struct {
 	name string
@@ -79,8 +83,12 @@ type kind struct {
 func (k kind) String() string { return k.name }
 
 var kinds = []kind{
-	{"semaphore", func(c *redlatch.Client, name string) anySemaphore { return plain{c.Semaphore(name)} }},
-	{"permit semaphore", func(c *redlatch.Client, name string) anySemaphore { return permitSem{c.PermitSemaphore(name)} }},
+	{"semaphore", func(c *redlatch.Client, name string, opts ...semaphore.Option) anySemaphore {
+		return plain{c.Semaphore(name, opts...)}
+	}},
+	{"permit semaphore", func(c *redlatch.Client, name string, opts ...semaphore.Option) anySemaphore {
+		return permitSem{c.PermitSemaphore(name, opts...)}
+	}},
 }
 
 // eachKind runs a test for both kinds on every server program, each on its own server.
@@ -137,7 +145,7 @@ func TestTrySetPermits(t *testing.T) {
 		require.Equal(t, "orders", sem.Name())
 		require.Zero(t, available(t, sem))
 		_, err := sem.tryAcquire(t.Context(), 1)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.ErrorIs(t, err, semaphore.ErrNotFound)
 		withPermits(t, sem, 10)
 		require.Equal(t, 10, available(t, sem))
 		for _, c := range []*redlatch.Client{harness.Client(t, s), harness.Client(t, s)} {

@@ -40,7 +40,7 @@ func scriptFiles(file string) []string {
 	switch {
 	case file == "permit_extend.lua" || file == "permit_left.lua":
 		return []string{"permits.lua", file}
-	case file == "permit_counts.lua" || file == "permit_renew.lua":
+	case file == "stats.lua" || file == "permit_renew.lua":
 		return []string{file}
 	case strings.HasPrefix(file, "permit_"):
 		return []string{"pool.lua", "permits.lua", file}
@@ -66,6 +66,7 @@ func loadScripts(t testing.TB, addr string) {
 
 // taker is a semaphore of either kind and the permits that one client has acquired from it.
 type taker struct {
+	client     *redlatch.Client
 	addr, name string
 	plain      *semaphore.Semaphore
 	permitSem  *semaphore.PermitSemaphore // nil for the plain kind
@@ -76,13 +77,29 @@ type taker struct {
 }
 
 func takerOf(c *redlatch.Client, s *testserver.Server, kind, name string) *taker {
-	k := &taker{addr: s.Addr, name: name}
+	k := &taker{client: c, addr: s.Addr, name: name}
 	if kind == permitKind {
 		k.permitSem = c.PermitSemaphore(name)
 	} else {
 		k.plain = c.Semaphore(name)
 	}
 	return k
+}
+
+// creates makes the requests of k create the semaphore.
+func (k *taker) creates(permits int) {
+	if k.permitSem != nil {
+		k.permitSem = k.client.PermitSemaphore(k.name, semaphore.Permits(permits))
+	} else {
+		k.plain = k.client.Semaphore(k.name, semaphore.Permits(permits))
+	}
+}
+
+func (k *taker) delete(ctx context.Context) (bool, error) {
+	if k.permitSem != nil {
+		return k.permitSem.Delete(ctx)
+	}
+	return k.plain.Delete(ctx)
 }
 
 // set creates the semaphore.
@@ -102,22 +119,24 @@ func (k *taker) add(ctx context.Context, delta int) error {
 
 func (k *taker) acquire(ctx context.Context, n int, opts ...lock.Option) error {
 	if k.permitSem != nil {
-		return k.addPermits(k.permitSem.AcquireN(ctx, n, opts...))
+		return k.addPermit(k.permitSem.AcquireN(ctx, n, opts...))
 	}
 	return k.addNumber(n, k.plain.Acquire(ctx, n, opts...))
 }
 
 func (k *taker) try(ctx context.Context, n int) error {
 	if k.permitSem != nil {
-		return k.addPermits(k.permitSem.TryAcquireN(ctx, n))
+		return k.addPermit(k.permitSem.TryAcquireN(ctx, n))
 	}
 	return k.addNumber(n, k.plain.TryAcquire(ctx, n))
 }
 
-func (k *taker) addPermits(permits []*semaphore.Permit, err error) error {
+func (k *taker) addPermit(p *semaphore.Permit, err error) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.permits = append(k.permits, permits...)
+	if err == nil {
+		k.permits = append(k.permits, p)
+	}
 	return err
 }
 
@@ -135,7 +154,7 @@ func (k *taker) held() (n int, ids []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, p := range k.permits {
-		ids = append(ids, p.ID())
+		ids = append(ids, p.IDs()...)
 	}
 	return k.number + len(ids), ids
 }
@@ -161,7 +180,7 @@ func (k *taker) release(ctx context.Context) error {
 	}
 	var ids []string
 	for _, p := range permits {
-		ids = append(ids, p.ID())
+		ids = append(ids, p.IDs()...)
 	}
 	return k.permitSem.Release(ctx, ids...)
 }

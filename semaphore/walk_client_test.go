@@ -135,16 +135,15 @@ func (x *walk) acquire(c *client, waiters []*pending, waits bool, f fault) {
 
 // release releases permits of the client, or those of others.
 func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*pending, f fault) {
-	r := x.command(x.kindOf("release"), c, itoa(g.permits))
+	r := x.command(x.kindOf("release"), c, itoa(g.permits), wire.Flag(ifExists))
 	if !foreign {
 		r.releases = g
 	}
 	if x.permitSem {
 		r.args = append(r.args, g.ids...)
 		b := x.addBatch(r, waiters, true)
-		r.apply = func() []int64 { return x.w.permitRelease(r.seq, g.ids, b) }
+		r.apply = func() []int64 { return x.w.permitRelease(r.seq, g.ids, ifExists, b) }
 	} else {
-		r.args = append(r.args, wire.Flag(ifExists))
 		b := x.addBatch(r, waiters, true)
 		r.apply = func() []int64 { return x.w.release(r.seq, g.permits, ifExists, b) }
 	}
@@ -153,7 +152,7 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 	case reply == nil:
 		x.outcomeUnknown(r)
 		return
-	case reply[0] != 1:
+	case reply[0] < 1:
 		c.woken = true
 		if !foreign && reply[0] < 0 {
 			c.held = append(c.held, g)
@@ -184,7 +183,7 @@ func (x *walk) confirm(r *command, f fault) {
 				x.total -= r.releases.permits
 			}
 			r.releases = request{}
-		} else if reply[0] == 1 {
+		} else if reply[0] >= 1 {
 			c.held = append(c.held, r.batch.requests[:reply[2]]...)
 		} else if reply[0] < 0 && r.releases.permits > 0 {
 			c.held = append(c.held, r.releases)

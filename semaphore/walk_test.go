@@ -56,6 +56,7 @@ type command struct {
 	undone   bool
 	sentAt   int64
 	releases request // permits of its client
+	creates  int64   // size of the semaphore if it does not exist
 }
 
 func (r *command) acquires() bool { return strings.HasSuffix(r.script, "acquire") }
@@ -66,7 +67,7 @@ func (r *command) served(reply []int64) int {
 	case len(reply) == 0 || len(r.waiters) == 0:
 	case r.acquires():
 		return int(max(0, reply[0]))
-	case strings.HasSuffix(r.script, "release") && reply[0] == 1:
+	case strings.HasSuffix(r.script, "release") && reply[0] >= 1:
 		return int(reply[2])
 	}
 	return 0
@@ -79,6 +80,7 @@ type walk struct {
 	w         *world
 	permitSem bool
 	lossy     bool
+	size      int64 // with which this step creates a missing semaphore, 0 if it does not
 	clients   []*client
 	sent      []*command
 	ids       int
@@ -137,7 +139,7 @@ func (x *walk) command(script string, c *client, args ...string) *command {
 }
 
 func (x *walk) commandAs(script string, c *client, n sequence, args ...string) *command {
-	r := &command{script: script, client: c, seq: n}
+	r := &command{script: script, client: c, seq: n, creates: x.size}
 	r.keys = []string{key, n.key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), createdKey}
 	if x.permitSem {
 		r.keys = append(r.keys, wire.PermitTimeouts(key))
@@ -164,12 +166,12 @@ func (x *walk) kindOf(script string) string {
 // addBatch adds a batch to a command.
 func (x *walk) addBatch(r *command, waiters []*pending, waits bool) batch {
 	waiters = slices.Clone(waiters)
-	b := batch{timeout: r.client.timeout}
+	b := batch{timeout: r.client.timeout, size: r.creates}
 	if waits {
 		b.client = r.client.id
 	}
 	r.waiters = waiters
-	r.args = append(r.args, b.client, itoa(int64(bargingMillis)), itoa(b.timeout), itoa(len(waiters)))
+	r.args = append(r.args, b.client, itoa(int64(bargingMillis)), itoa(b.timeout), itoa(b.size), itoa(len(waiters)))
 	var ids []string
 	for _, p := range waiters {
 		if p.ids == nil {
@@ -224,7 +226,7 @@ func (x *walk) deliver(r *command, denied string) []int64 {
 	_, cached := x.w.last(r.seq)
 	if !duplicate && (cached || r.seq.key == "") && r.reply == nil && !x.w.failed {
 		r.reply = want
-		x.account(r)
+		x.account(r, before)
 	}
 	published := len(x.w.messages) > 0
 	for _, n := range x.w.messages {
@@ -244,8 +246,15 @@ func (x *walk) deliver(r *command, denied string) []int64 {
 	return want
 }
 
-// account updates the expected number of permits.
-func (x *walk) account(r *command) {
+// account updates the expected number of permits. before is the world before the command.
+func (x *walk) account(r *command, before *world) {
+	if !before.exists && x.w.exists && r.creates > 0 && r.script != "set" && r.script != "resize" && r.client != nil {
+		x.see("created by", r.script)
+		x.total += r.creates
+		if r.script == "release" {
+			return // its permits are among them
+		}
+	}
 	n := func(i int) int64 { n, _ := strconv.ParseInt(r.args[i], 10, 64); return n }
 	switch {
 	case r.reply[0] == 0:
@@ -255,8 +264,8 @@ func (x *walk) account(r *command) {
 		x.total -= r.reply[0]
 	case r.script == "release" && r.releases.permits == 0 && r.reply[0] == 1:
 		x.total += n(6)
-	case r.script == "permit_set":
-		x.total = n(6)
+	case r.script == "resize":
+		x.total += n(6) - before.total()
 	case r.script == "java_acquire":
 		x.total -= n(2)
 	case r.script == "java_release" || r.script == "java_add":

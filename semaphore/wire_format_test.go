@@ -100,9 +100,9 @@ func TestPermitSemaphoreWireFormat(t *testing.T) {
 		var ids []string
 		take := func(n int, opts ...lock.Option) func() error {
 			return func() error {
-				permits, err := e.AcquireN(ctx, n, opts...)
-				for _, p := range permits {
-					ids = append(ids, p.ID())
+				p, err := e.AcquireN(ctx, n, opts...)
+				if err == nil {
+					ids = append(ids, p.IDs()...)
 				}
 				return err
 			}

@@ -196,13 +196,13 @@ func (x *site) taker(c *redlatch.Client, permitSem bool) *taker {
 
 // take acquires n permits, with one attempt if once is set.
 func (k *taker) take(ctx context.Context, n int, once bool) error {
-	var permits []*semaphore.Permit
+	var p *semaphore.Permit
 	var err error
 	switch {
 	case k.permitSem != nil && once:
-		permits, err = k.permitSem.TryAcquireN(ctx, n)
+		p, err = k.permitSem.TryAcquireN(ctx, n)
 	case k.permitSem != nil:
-		permits, err = k.permitSem.AcquireN(ctx, n)
+		p, err = k.permitSem.AcquireN(ctx, n)
 	case once:
 		err = k.plain.TryAcquire(ctx, n)
 	default:
@@ -213,8 +213,8 @@ func (k *taker) take(ctx context.Context, n int, once bool) error {
 	if err == nil {
 		k.out += n
 	}
-	for _, p := range permits {
-		k.ids = append(k.ids, p.ID())
+	if p != nil {
+		k.ids = append(k.ids, p.IDs()...)
 	}
 	return err
 }
@@ -351,7 +351,7 @@ func permitSteps(permitSem bool) []step {
 			x.during(func() { require.NoError(x, mine.change(x.Context(), -4)) })
 			return total - 4
 		}),
-		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/permit_set"}[permitSem],
+		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/resize"}[permitSem],
 			func(x *faultCase, mine, _ *taker) int {
 				if permitSem {
 					require.NoError(x, mine.take(x.Context(), 4, true))

@@ -3,6 +3,7 @@
 -- ARGV[7]           difference, may be negative
 -- ARGV[8]           payload of the message: total, the free permits afterwards, or
 --                   delta, the difference
+-- ARGV[9]           size with which a missing semaphore is created, 0 if it is not
 -- Reply: 1; -1 if the result is out of range.
 
 local cached = pool.cached()
@@ -11,6 +12,9 @@ if cached then
 end
 local delta = tonumber(ARGV[7])
 local free = pool.free()
+if not free then
+	delta = delta + ARGV[9]
+end
 local total = (free or 0) + delta
 if total > pool.max or total < -pool.max then
 	return pool.cache({-1})

@@ -41,6 +41,17 @@ function permits.sweep(key, taken, free, now, wanted)
 	return free
 end
 
+-- Creates the semaphore with a total number of permits and returns the number of free ones.
+-- If only the old number was deleted there are acquired permits: they count, and no longer
+-- expire with it.
+function permits.create(taken, total)
+	local acquired = redis.call('ZCARD', taken)
+	if acquired > 0 then
+		redis.call('PERSIST', taken)
+	end
+	return pool.create(total - acquired)
+end
+
 -- Returns the most permits that a request can get: the total, free and acquired. Requests
 -- of any size wait while there is no permit at all.
 function permits.most(free, taken)
@@ -109,9 +120,9 @@ end
 -- permits, in the order of the requests.
 function permits.entries(at, requests, now)
 	local entries = {}
-	local id = at + 4 + 3 * tonumber(ARGV[at + 3])
+	local id = at + 5 + 3 * tonumber(ARGV[at + 4])
 	for i = 0, requests - 1 do
-		local first = at + 4 + 3 * i
+		local first = at + 5 + 3 * i
 		for _ = 1, tonumber(ARGV[first]) do
 			entries[#entries + 1] = permits.deadline(ARGV[first + 2], now)
 			entries[#entries + 1] = ARGV[id]

@@ -82,9 +82,17 @@ function pool.cache(reply)
 	return reply
 end
 
--- Notes that the semaphore was created.
+-- Notes that permits acquired before are not those of this semaphore, or of its successor.
 function pool.created()
 	redis.call('SET', created, '', 'PX', ARGV[2])
+end
+
+-- Creates the semaphore and returns its number of free permits. It runs before the reply is
+-- cached: to create the semaphore again would change nothing, and the permits that this
+-- request acquires are those of the new one.
+function pool.create(n)
+	pool.created()
+	return redis.call('INCRBY', permits, n)
 end
 
 -- Reports whether the semaphore was created after the last request of the slot.
@@ -170,22 +178,22 @@ end
 -- none before an older request in the wait queue. It changes only the queue.
 --
 -- ARGV contains, from index at: the client, '' if it does not wait; the ms of waiting
--- after which it joins the queue; the ms after which its heartbeat is overdue; the number
--- of requests; and for each request, in width arguments, its permits and the ms it has
--- waited. A request for more than the most permits does not join the queue, and its client
--- leaves it.
+-- after which it joins the queue; the ms after which its heartbeat is overdue; the size with
+-- which a missing semaphore is created, 0 if it is not; the number of requests; and for each
+-- request, in width arguments, its permits and the ms it has waited. A request for more than
+-- the most permits does not join the queue, and its client leaves it.
 --
 -- Returns a table. n: number of requests served; taken: their permits; retry_in: ms after
 -- which the client ahead may have been removed, or -1; queued: 1 if the client is in the
--- queue for the next request, else 0; left: whether the client has left the queue, so
--- that those behind it can be served.
+-- queue for the next request, -1 if there is no semaphore, else 0; left: whether the client
+-- has left the queue, so that those behind it can be served.
 function pool.serve(free, at, width, most)
-	local me, count = ARGV[at], tonumber(ARGV[at + 3])
-	local served = {n = 0, taken = 0, retry_in = -1, queued = 0, left = false}
+	local me, count = ARGV[at], tonumber(ARGV[at + 4])
+	local served = {n = 0, taken = 0, retry_in = -1, queued = free and 0 or -1, left = false}
 	local head, since, left = first()
 	while served.n < count do
-		local n = tonumber(ARGV[at + 4 + served.n * width])
-		local waited = tonumber(ARGV[at + 5 + served.n * width])
+		local n = tonumber(ARGV[at + 5 + served.n * width])
+		local waited = tonumber(ARGV[at + 6 + served.n * width])
 		if head and head ~= me and since < pool.now() - waited then
 			served.retry_in = left
 			break
@@ -200,8 +208,8 @@ function pool.serve(free, at, width, most)
 		served.n, served.taken = served.n + 1, served.taken + n
 	end
 	if me ~= '' and served.n < count then
-		local waited = tonumber(ARGV[at + 5 + served.n * width])
-		if not free or tonumber(ARGV[at + 4 + served.n * width]) > most then
+		local waited = tonumber(ARGV[at + 6 + served.n * width])
+		if not free or tonumber(ARGV[at + 5 + served.n * width]) > most then
 			-- Without a semaphore there is no order.
 			served.left = pool.dequeue(me) or served.left
 		elseif waited >= tonumber(ARGV[at + 1]) then

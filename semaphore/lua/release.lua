@@ -14,7 +14,9 @@ local free = pool.free()
 if not free and ARGV[8] == '1' then
 	return pool.cache({0})
 end
-local n = tonumber(ARGV[7])
+-- The permits of a semaphore that is gone are among those of its successor.
+local size = tonumber(ARGV[12])
+local n = not free and size > 0 and size or tonumber(ARGV[7])
 local after = (free or 0) + n
 if after > pool.max then
 	return pool.cache({-1})

@@ -1,6 +1,7 @@
--- Sets the total number of permits, free and acquired.
+-- Sets the number of permits: of a permit semaphore the total, free and acquired, of the
+-- other kind the free ones.
 -- KEYS, ARGV[1..6]  see pool.lua, permits.lua
--- ARGV[7]           the total
+-- ARGV[7]           number of permits
 -- Reply: 1 if that is a change, else 0.
 
 local cached = pool.cached()
@@ -9,13 +10,13 @@ if cached then
 end
 local wanted = tonumber(ARGV[7])
 local free = pool.free()
-local change = wanted - (free or 0) - redis.call('ZCARD', KEYS[6])
+local change = wanted - (free or 0) - (KEYS[6] and redis.call('ZCARD', KEYS[6]) or 0)
 if free and change == 0 then
 	return pool.cache({0})
 end
 pool.cache({1})
 -- The payload is Redisson's. Without a free permit no message is needed.
-if pool.change(change) > 0 then
+if pool.change(change, not free) > 0 then
 	pool.publish(wanted)
 end
 return {1}

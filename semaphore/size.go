@@ -1,0 +1,156 @@
+package semaphore
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// ErrNotFound means that the semaphore does not exist on the server, and that the object was
+// made without [Permits]. TryAcquire returns it, and so does Acquire with lock.Wait(0). It matches
+// no error of package lock, not even lock.ErrNotAcquired: no other holder is about to release a
+// permit.
+var ErrNotFound = errors.New("redlatch: semaphore not found")
+
+// Option configures a semaphore object.
+type Option func(*pool)
+
+// Permits is the option to create the semaphore with n permits, from 1 to MaxPermits, if it does
+// not exist when permits are requested, released or added. This takes no round trip of its own.
+// So the semaphore comes back after the server has lost it. An existing semaphore keeps its size:
+// see SetPermits.
+//
+// Permits that were acquired before the loss may still be in use then. Those of a
+// PermitSemaphore are lost, and their holders learn it. Those of a Semaphore are unknown to the
+// server, and a release adds them to the new ones, except for the release that creates the
+// semaphore.
+func Permits(n int) Option {
+	return func(p *pool) {
+		p.size = n
+		if n < 1 || n > MaxPermits {
+			p.err = cmp.Or(p.err, fmt.Errorf("%w: Permits(%d) of %q: must be from 1 to %d", lock.ErrInvalid, n, p.id.Name, MaxPermits))
+		}
+	}
+}
+
+// configure evaluates the options of an object.
+func (p *pool) configure(opts []Option) {
+	for _, opt := range opts {
+		if opt == nil {
+			p.err = cmp.Or(p.err, fmt.Errorf("%w: a nil option of %q", lock.ErrInvalid, p.id.Name))
+			continue
+		}
+		opt(p)
+	}
+}
+
+// TrySetPermits creates the semaphore with this number of permits and reports whether it
+// did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
+// for one round trip, or for up to 5 s if the server does not answer; the error then matches
+// lock.ErrIndeterminate, or lock.ErrUnavailable if nothing could be sent.
+func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
+	return p.set(ctx, permits, "")
+}
+
+// set creates the semaphore unless it exists.
+func (p *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
+	reply, err := p.change(ctx, "set the permits of", permits, setScript, strconv.Itoa(permits), ttl)
+	return reply == 1, err
+}
+
+// resize sets the total number of permits, or of free ones if the total is unknown.
+func (p *pool) resize(ctx context.Context, permits int) error {
+	_, err := p.change(ctx, "set the permits of", permits, resizeScript, strconv.Itoa(permits))
+	return err
+}
+
+// AddPermits changes the number of permits by delta, which may be negative. The number of
+// free permits may become negative, until enough are released. The semaphore keeps its time
+// to live. AddPermits blocks as TrySetPermits does.
+func (p *pool) AddPermits(ctx context.Context, delta int) error {
+	if delta == 0 {
+		return p.check(ctx)
+	}
+	payload := "total"
+	if p.leased() {
+		payload = "delta"
+	}
+	reply, err := p.change(ctx, "add permits to", max(delta, -delta), addScript, strconv.Itoa(delta), payload, strconv.Itoa(p.size))
+	if err == nil && reply < 0 {
+		err = fmt.Errorf("%w: %+d permits for %q: the result must be from -%d to %[4]d", lock.ErrInvalid, delta, p.id.Name, MaxPermits)
+	}
+	return err
+}
+
+// Delete deletes the semaphore with all of its permits, free and acquired, and reports whether
+// there was one. Callers that wait go on waiting, and the next request of an object with Permits
+// creates the semaphore again. Delete does not notify holders: those of a PermitSemaphore learn
+// of their loss with the next renewal, and a Release of a Semaphore creates it again, so use
+// ReleaseIfExists. Delete blocks as TrySetPermits does.
+func (p *pool) Delete(ctx context.Context) (bool, error) {
+	reply, err := p.change(ctx, "delete", 0, deleteScript)
+	return reply == 1, err
+}
+
+// Exists reports whether the semaphore exists on the server, be its permits free or not. It writes
+// nothing and blocks for one round trip.
+func (p *pool) Exists(ctx context.Context) (bool, error) {
+	_, exists, err := p.free(ctx)
+	return exists, err
+}
+
+// free returns the number of free permits that the server has, and whether there is one. Expired
+// permits do not count.
+func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
+	if err := p.check(ctx); err != nil {
+		return 0, false, err
+	}
+	began := time.Now()
+	switch free, err := wire.Read(ctx, p.s.Client, "GET", p.key).AsInt64(); {
+	case err == nil:
+		return int(free), true, nil
+	case rueidis.IsRedisNil(err):
+		return 0, false, nil
+	case errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange):
+		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, fmt.Errorf("%w: %w", wire.ErrWrongType, err))
+	default:
+		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
+	}
+}
+
+// stats returns the numbers of permits and of clients in the wait queue.
+func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) {
+	if err := p.check(ctx); err != nil {
+		return 0, 0, 0, err
+	}
+	keys := []string{p.key, wire.SemaphoreAlive(p.key)}
+	if p.leased() {
+		keys = append(keys, wire.PermitTimeouts(p.key))
+	}
+	began := time.Now()
+	n, err := wire.Numbers(statsScript.Exec(ctx, p.s.Client, keys, nil), 3)
+	if err != nil {
+		return 0, 0, 0, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
+	}
+	return int(n[0]), int(n[1]), int(n[2]), nil
+}
+
+// warnMissing logs, once for each client and name, that a caller waits for a semaphore that does
+// not exist. The caller goes on waiting, because another process may create it.
+func (p *pool) warnMissing() {
+	type warned struct{ sync.Map } // by telemetry.Lock
+	if _, before := session.Of[warned](p.s).LoadOrStore(p.id, true); !before {
+		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; semaphore.Permits or TrySetPermits creates it",
+			"name", p.id.Name, "kind", p.id.Kind)
+	}
+}
