@@ -278,7 +278,7 @@ func TestInvalidOptions(t *testing.T) {
 		}
 		for what, opt := range map[string]lock.Option{
 			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever(),
-			"parent": lock.Parent(context.Background()),
+			"parent": lock.Parent(context.Background()), "at least": lock.AtLeast(time.Minute),
 		} {
 			require.ErrorIs(t, sem.Acquire(ctx, 1, opt), lock.ErrInvalid, what)
 		}

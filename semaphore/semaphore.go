@@ -150,7 +150,7 @@ func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Optio
 	if err != nil {
 		return err
 	}
-	if o.Lease != 0 || o.MaxHold != 0 || o.Parent != nil {
+	if o.Lease != 0 || o.MaxHold != 0 || o.AtLeast != 0 || o.Parent != nil {
 		return fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of a PermitSemaphore do", lock.ErrInvalid)
 	}
 	return s.take(ctx, permits, o, o.Bounded && o.Wait == 0)
