@@ -124,7 +124,7 @@ func TestMissingSemaphore(t *testing.T) {
 		require.NotContains(t, log.String(), warning)
 
 		for range 2 {
-			_, err = of(c, "orders").acquire(t.Context(), 1, lock.Wait(20*time.Millisecond))
+			_, err = of(c, "orders").acquire(t.Context(), 1, lock.Wait(500*time.Millisecond))
 			requireOnly(t, lock.ErrNotAcquired, err)
 		}
 		waiter := start(t, sem, 1)
