@@ -160,7 +160,7 @@ func (h *groupHold) described() session.Hold {
 	return session.Hold{Kind: h.group.info.Kind, Name: h.group.info.Name, Owner: h.owner.String()}
 }
 
-// Blocks implements hold.Blocker.
+// Blocks implements hold.Outer.
 func (h *groupHold) Blocks(on hold.On, owner lock.Owner) bool {
 	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.group.on, on) && h.Held()
 }

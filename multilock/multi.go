@@ -365,6 +365,15 @@ func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	}
 }
 
+// Break implements hold.Outer.
+func (h *multiHold) Break(reason lock.Reason) bool {
+	if !h.lose(reason, nil) {
+		return false
+	}
+	_ = locking.UnlockTogether(context.Background(), h.holds)
+	return true
+}
+
 // Remaining implements lock.Hold.
 func (h *multiHold) Remaining() time.Duration {
 	if !h.Held() {

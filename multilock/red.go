@@ -261,6 +261,18 @@ func (h *redHold) KeepUntil(until time.Time) {
 // Context implements lock.Hold.
 func (h *redHold) Context() context.Context { return h.ContextOf(h) }
 
+// Break implements hold.Outer.
+func (h *redHold) Break(reason lock.Reason) bool {
+	h.Lease.Check()
+	h.Lease.Forget()
+	if !h.lose(reason, nil) {
+		return false
+	}
+	receivers, _ := h.release(context.Background(), time.Now().Add(locking.Patience))
+	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
+	return true
+}
+
 // unlockSoon unlocks a hold that its caller does not get, in the background if that takes long.
 func (h *redHold) unlockSoon(ctx context.Context) error {
 	return h.r.s.Undo(ctx, locking.Patience, func() error { return h.Unlock(ctx) })

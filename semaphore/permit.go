@@ -59,7 +59,7 @@ func (p *Permit) Name() string { return p.p.Name() }
 // sent), or the parent's cause if the parent was canceled, which does not release the permit.
 // Context never blocks and always returns the same context. The context does not keep the
 // permit alive: keep the Permit or its id.
-func (p *Permit) Context() context.Context { return p.p.Context() }
+func (p *Permit) Context() context.Context { return p.p.ContextOf(p.p) }
 
 // Remaining returns how long the permit is certain to stay acquired, by the local monotonic
 // clock: 0 after it has ended, lock.NoExpiry if it never expires.
@@ -147,6 +147,31 @@ func (p *permit) Name() string { return p.e.id.Name }
 // Owner and Token complete lock.Hold.
 func (p *permit) Owner() lock.Owner { return lock.Owner{} }
 func (p *permit) Token() int64      { return 0 }
+
+// Blocks implements hold.Outer. Whether an acquisition waits depends on all permits.
+func (p *permit) Blocks(hold.On, lock.Owner) bool { return false }
+
+// Break implements hold.Outer.
+func (p *permit) Break(reason lock.Reason) bool {
+	p.lease.Check()
+	if !p.Held() {
+		return false
+	}
+	p.Lost(reason, nil)
+	if p.Loss() == nil { // it was released meanwhile
+		return false
+	}
+	p.free(context.Background())
+	return true
+}
+
+// free releases a lost permit, which the server may still have.
+func (p *permit) free(ctx context.Context) {
+	_, _ = p.e.release(ctx, patience, p.asGrant(), true)
+}
+
+// asGrant returns the permit as what a release gives back.
+func (p *permit) asGrant() grant { return grant{permits: len(p.raw), ids: p.raw} }
 
 // Dropped implements hold.Hold. A permit that is not renewed becomes free at its end.
 func (p *permit) Dropped() {
@@ -246,18 +271,16 @@ func (p *permit) Unlock(ctx context.Context) error {
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()
-	g := grant{permits: len(p.raw), ids: p.raw}
 	if err := p.End("Release", p.e.id.Name); err != nil {
 		if errors.Is(err, lock.ErrLost) {
-			// The server may still have it.
-			p.e.s.Go(func(ctx context.Context) { _, _ = p.e.release(ctx, patience, g, true) })
+			p.e.s.Go(p.free)
 		}
 		return err
 	}
 	p.forget()
 	ctx, released := p.StartRelease(ctx)
 	began := time.Now()
-	result, err := p.e.release(ctx, patience, g, true)
+	result, err := p.e.release(ctx, patience, p.asGrant(), true)
 	switch {
 	case err == nil && result != releaseDone:
 		err = p.lostError(lock.ReasonGone, nil)

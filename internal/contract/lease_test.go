@@ -18,6 +18,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
 )
 
 func TestTTL(t *testing.T) {
@@ -342,6 +343,17 @@ const (
 var ways = []way{
 	{name: "lease over", fixed: lock.ReasonExpired},
 	{name: "held for too long", opts: []lock.Option{lock.MaxHold(wayLease / 2)}, renewed: lock.ReasonMaxHold},
+	{
+		name: "by redlatchtest", renewed: lock.ReasonMaxHold, fixed: lock.ReasonMaxHold,
+		happens: func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) func() {
+			// Another owner has the lock before the Unlock of the hold, which spares it.
+			require.True(t, redlatchtest.Lose(t, h.Context(), lock.ReasonMaxHold))
+			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+			theirs, err := k.rival(a.other, name).TryLock(t.Context())
+			require.NoError(t, err)
+			return func() { isReleased(t, []lock.Hold{theirs}) }
+		},
+	},
 	{
 		name: "client closed", renewed: lock.ReasonClosed, fixed: lock.ReasonClosed,
 		happens: func(_ testing.TB, a *wayLost, _ kind, name string, _ lock.Hold) func() {

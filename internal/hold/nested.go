@@ -13,24 +13,27 @@ import (
 // On identifies a lock in this process.
 type On struct{ Client, Kind, Key string }
 
-// Blocker is a hold that makes other acquisitions wait.
-type Blocker interface {
+// Outer is a hold that its context leads to.
+type Outer interface {
 	// Blocks reports whether an acquisition of that lock by owner, which may be zero, waits for
 	// the end of the hold. It does not unless the hold is held.
 	Blocks(on On, owner lock.Owner) bool
+	// Break ends the hold as lost, for a test, and releases what the hold has. It blocks like
+	// Unlock, which returns the loss afterwards. It reports whether the hold was held.
+	Break(reason lock.Reason) bool
 }
 
 // nested is a value of the context of a hold.
 type nested struct {
-	hold  Blocker
+	hold  Outer
 	site  *callsite.Site
 	outer *nested // of the context that the hold was acquired with, or nil
 }
 
 type nestedKey struct{}
 
-// ContextOf is Context for the hold that embeds s, so that WarnNested finds it.
-func (s *State) ContextOf(h Blocker) context.Context {
+// ContextOf is Context for the hold that embeds s, so that WarnNested and From find it.
+func (s *State) ContextOf(h Outer) context.Context {
 	s.mu.Lock()
 	if s.cancel == nil {
 		outer, _ := s.ctx.Value(nestedKey{}).(*nested)
@@ -38,6 +41,14 @@ func (s *State) ContextOf(h Blocker) context.Context {
 	}
 	s.mu.Unlock()
 	return s.Context()
+}
+
+// From returns the hold that ctx comes from, the innermost if there are several, or nil.
+func From(ctx context.Context) Outer {
+	if n, _ := ctx.Value(nestedKey{}).(*nested); n != nil {
+		return n.hold
+	}
+	return nil
 }
 
 // WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of one of

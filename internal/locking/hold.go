@@ -90,7 +90,20 @@ func (h *hold) current(op string) error {
 // Context implements lock.Hold.
 func (h *hold) Context() context.Context { return h.ContextOf(h) }
 
-// Blocks implements holds.Blocker.
+// Break implements holds.Outer. All holds of the claim are lost, as if the server had lost it.
+func (h *hold) Break(reason lock.Reason) bool {
+	if h.current("") != nil {
+		return false
+	}
+	h.claim.Lost(reason, nil)
+	if h.Loss() == nil { // it was unlocked meanwhile
+		return false
+	}
+	h.claim.freeLost(context.Background())
+	return true
+}
+
+// Blocks implements holds.Outer.
 func (h *hold) Blocks(on holds.On, owner lock.Owner) bool {
 	c := h.claim
 	return on == c.lock.On() && (owner.IsZero() || owner != c.owner) && h.Held()
@@ -208,9 +221,7 @@ func (h *hold) startUnlock(ctx context.Context) (ending, error) {
 		}
 	case errors.Is(err, lock.ErrLost) && c.state == gone && !time.Now().Before(c.keepUntil):
 		// Should the server still keep it.
-		c.lock.s.Go(func(ctx context.Context) {
-			_ = c.cohort.Release(time.Now().Add(Patience), func(by time.Time) error { return c.free(ctx, by) })
-		})
+		c.lock.s.Go(c.freeLost)
 	}
 	c.mu.Unlock()
 	if err != nil {

@@ -220,6 +220,11 @@ func (c *claim) free(ctx context.Context, by time.Time) error {
 	return c.releaseError(c.lock.release(ctx, by, &c.Claim, false))
 }
 
+// freeLost is free for all holds that have had the claim. It blocks for Patience at most.
+func (c *claim) freeLost(ctx context.Context) {
+	_ = c.cohort.Release(time.Now().Add(Patience), func(by time.Time) error { return c.free(ctx, by) })
+}
+
 // repeatRelease has the release of a claim repeated in the background if one of its attempts
 // may still be on its way.
 func (c *claim) repeatRelease() {
