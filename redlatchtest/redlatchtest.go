@@ -1,9 +1,17 @@
-// Package redlatchtest provides tests with their own server and a client for it:
+// Package redlatchtest is for tests of code that uses redlatch. NewLocker returns a lock in memory,
+// for unit tests of code that takes a lock.Locker:
+//
+//	orders := redlatchtest.NewLocker("orders")
+//	release := orders.HoldElsewhere() // another process holds the lock until release
+//
+// New provides a test with its own server and a client for it:
 //
 //	func TestShipping(t *testing.T) {
 //		client := redlatchtest.New(t)
 //		...
 //	}
+//
+// Lose, AssertFree and AssertHeld are for both: for the locks of a client and those in memory.
 //
 // The server is redis-server or valkey-server if one is installed. It runs on a free
 // port of the loopback interface with its data in memory. Otherwise it is an embedded

@@ -233,7 +233,7 @@ func (l *noticing) Err() error {
 // A caller leaves, and the server is stopped, just when the caller gets the lock. Its call does
 // not wait for the release.
 func TestACallerLeavesWhenItGetsTheLock(t *testing.T) {
-	noticed := func(k kind) bool { return k.name != "latch" && k.name != "multi" }
+	noticed := func(k kind) bool { return acquired(k) && k.name != "multi" }
 	eachKind(t, noticed, func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s, quiet)
 		h := mustLock(t, t.Context(), k.rival(c, "orders"))

@@ -117,11 +117,11 @@ func (k kind) reads(t *testing.T, c *redlatch.Client) {
 }
 
 // acquired is for choose: a latch is waited for, but not acquired.
-func acquired(k kind) bool { return k.name != "latch" }
+func acquired(k kind) bool { return k.name != "latch" && !k.memory }
 
 // TestErrorsOfAnObjectThatIsHeld: others hold it.
 func TestErrorsOfAnObjectThatIsHeld(t *testing.T) {
-	eachKind(t, acquired, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(acquired), func(t *testing.T, s *testserver.Server, k kind) {
 		h := mustLock(t, t.Context(), k.rival(harness.Client(t, s), "orders"))
 		c := harness.Client(t, s)
 		k.fails(t, c, "orders", lock.ErrNotAcquired)

@@ -54,7 +54,7 @@ func (r *room) pass(t testing.TB, l lock.Locker, rival bool) error {
 }
 
 func TestLockedWhileItIsHeld(t *testing.T) {
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		l := k.of(c, "orders")
 		name := l.Name()
@@ -76,7 +76,7 @@ func TestLockedWhileItIsHeld(t *testing.T) {
 			require.Equal(t, name, h.Name())
 			isLocked(true)
 			if k.leased {
-				require.Equal(t, k.name == "fenced", h.Token() > 0)
+				require.Equal(t, k.tokens, h.Token() > 0)
 			}
 			if k.owned {
 				for _, c := range []*redlatch.Client{c, other} {
@@ -123,7 +123,7 @@ func TestManyExcludeEachOther(t *testing.T) {
 	if testing.Short() {
 		crowds = []crowd{{3, 3, 6}}
 	}
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		for _, m := range crowds {
 			r := &room{k: k}
 			wantWrites := 0
@@ -158,7 +158,7 @@ func TestManyExcludeEachOther(t *testing.T) {
 // Many goroutines, many names, little patience. Who is patient gets in every time.
 func TestLoad(t *testing.T) {
 	names, passes := harness.Size(5, 50), harness.Size(20, 500)
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
 		rooms := make([]room, names)
 		var all []string
@@ -200,7 +200,7 @@ func TestLoad(t *testing.T) {
 
 func TestWaitIsBounded(t *testing.T) {
 	const wait = 300 * time.Millisecond
-	eachVirtually(t, all, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(all), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		h := mustLock(t, t.Context(), k.of(c, "orders"))
 		keys := len(s.Keys())
@@ -313,7 +313,7 @@ func TestForcedOpenInALoop(t *testing.T) {
 }
 
 func TestDo(t *testing.T) {
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		l := k.of(harness.Client(t, s), "orders")
 		taken := func(want bool) {
 			t.Helper()
@@ -339,14 +339,13 @@ func TestDo(t *testing.T) {
 		if !k.leased {
 			return
 		}
-		err := l.Do(t.Context(), func(context.Context) error {
-			harness.Do(t, s.Addr, "FLUSHALL")
+		err := l.Do(t.Context(), func(ctx context.Context) error {
+			k.forgotten(t, s.Addr, ctx)
 			return boom
 		})
 		var both *lock.DoError
 		require.ErrorAs(t, err, &both)
 		require.Equal(t, boom, both.Func)
 		require.ErrorIs(t, both.Unlock, lock.ErrLost)
-		k.prepare(t, s.Addr, "orders")
 	})
 }

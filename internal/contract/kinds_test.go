@@ -21,6 +21,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -56,6 +57,9 @@ type kind struct {
 	shared bool // several hold it at once, but none beside a rival
 	once   bool // an owner cannot hold it more than once
 	polls  bool // waiters make attempts all the time
+	tokens bool // holds have fencing tokens
+	// memory is set if it is a redlatchtest.Locker, which is for tests that ask for it.
+	memory bool
 
 	// poll is how soon a waiter looks without a reason, if that is not the safety poll.
 	poll time.Duration
@@ -140,8 +144,18 @@ var kinds = []kind{
 	{name: "latch", of: latch, rival: latch, once: true, stored: []string{"SET", "orders", "1"}, cached: "redlatch_latch_round:{%s}:*"},
 }
 
+// inMemory returns a row of its own for redlatchtest.Locker: all clients have the same ones.
+func inMemory() kind {
+	var lockers sync.Map
+	of := func(_ *redlatch.Client, name string) lock.Locker {
+		l, _ := lockers.LoadOrStore(name, redlatchtest.NewLocker(name))
+		return l.(lock.Locker)
+	}
+	return kind{name: "in memory", of: of, rival: of, leased: true, tokens: true, memory: true}
+}
+
 func fenced(k kind) kind {
-	k.stays = "redisson_lock_token:{%s}"
+	k.stays, k.tokens = "redisson_lock_token:{%s}", true
 	return k
 }
 
@@ -212,9 +226,20 @@ func (k kind) unmake(t testing.TB, addr string, names ...string) {
 	}
 }
 
+// forgotten has the server forget everything, the hold of ctx included. "orders" is prepared again.
+func (k kind) forgotten(t testing.TB, addr string, ctx context.Context) {
+	t.Helper()
+	if k.memory {
+		redlatchtest.Lose(t, ctx, lock.ReasonGone)
+		return
+	}
+	harness.Do(t, addr, "FLUSHALL")
+	k.prepare(t, addr, "orders")
+}
+
 // choose returns the rows of the kinds that are wanted.
 func choose(wanted func(kind) bool) (rows []kind) {
-	for _, k := range kinds {
+	for _, k := range append(slices.Clone(kinds), inMemory()) {
 		if wanted(k) {
 			rows = append(rows, k)
 		}
@@ -223,10 +248,15 @@ func choose(wanted func(kind) bool) (rows []kind) {
 }
 
 // all, and what follows, are for choose.
-func all(kind) bool         { return true }
+func all(k kind) bool       { return !k.memory }
 func owned(k kind) bool     { return k.owned }
-func leased(k kind) bool    { return k.leased }
+func leased(k kind) bool    { return k.leased && !k.memory }
 func reentrant(k kind) bool { return k.owned && !k.once }
+
+// andInMemory adds the lock in memory to the kinds that are wanted.
+func andInMemory(wanted func(kind) bool) func(kind) bool {
+	return func(k kind) bool { return k.memory || wanted(k) }
+}
 
 // eachKind runs a test for every kind that is asked for, on every server program, all in
 // parallel, each on an empty server of its own. The object "orders" is prepared; if the
@@ -234,6 +264,9 @@ func reentrant(k kind) bool { return k.owned && !k.once }
 func eachKind(t *testing.T, wanted func(kind) bool, test func(t *testing.T, s *testserver.Server, k kind)) {
 	t.Helper()
 	harness.EachOf(t, choose(wanted), func(k kind) string { return k.name }, func(t *testing.T, s *testserver.Server, k kind) {
+		if k.memory {
+			k = inMemory() // on each server
+		}
 		k.prepare(t, s.Addr, "orders")
 		test(t, s, k)
 		k.unmake(t, s.Addr, "orders")
@@ -306,7 +339,7 @@ func together(t *testing.T, s *testserver.Server, wanted func(kind) bool, test f
 // latter is left out for kinds that know no owners.
 func (k kind) owners(t testing.TB, c *redlatch.Client) map[string]context.Context {
 	ctxs := map[string]context.Context{"unnamed": t.Context()}
-	if k.owned {
+	if k.owned || k.memory {
 		ctxs["named"] = lock.WithOwner(t.Context(), c.NewOwner())
 	}
 	return ctxs
@@ -365,6 +398,8 @@ func isTaken(t testing.TB, l lock.Locker) {
 // of them makes an attempt.
 func (k kind) waiting(n int, c *redlatch.Client) bool {
 	switch stats, hub := c.Stats(), c.PubSub(); {
+	case k.memory:
+		return k.of(c, "orders").(*redlatchtest.Locker).Waiting() == n
 	case k.polls:
 		return stats.Waiting+stats.Attempting == n
 	case k.name == "latch": // whose waiters share everything

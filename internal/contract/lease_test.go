@@ -83,7 +83,7 @@ func TestHugeLeases(t *testing.T) {
 }
 
 func TestHoldContext(t *testing.T) {
-	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(leased), func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
 		l := k.of(c, "orders")
 		type key struct{}
@@ -129,7 +129,7 @@ func TestTheContextEndsBeforeTheReleaseIsSent(t *testing.T) {
 }
 
 func TestExtend(t *testing.T) {
-	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(leased), func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
 		l := k.of(c, "orders")
 		for _, ctx := range k.owners(t, c) {
@@ -153,8 +153,7 @@ func TestExtend(t *testing.T) {
 			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
 
 			h = mustLock(t, ctx, l)
-			harness.Do(t, s.Addr, "FLUSHALL")
-			k.prepare(t, s.Addr, "orders")
+			k.forgotten(t, s.Addr, h.Context())
 			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
 			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
@@ -167,7 +166,7 @@ func TestExtend(t *testing.T) {
 func TestParentOfAHold(t *testing.T) {
 	type key struct{}
 	ended := errors.New("ended")
-	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		check := func(before lock.Hold, owner lock.Owner) {
 			t.Helper()
@@ -203,7 +202,7 @@ func TestParentOfAHold(t *testing.T) {
 // processes show it in TestAHolderIsKilledOrStopped.
 func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
 	const lease = 500 * time.Millisecond
-	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		for _, waiting := range []*redlatch.Client{c, s.Client(t)} {
 			begin := time.Now()
@@ -226,7 +225,7 @@ func TestAWaiterGetsInWhenTheLeaseIsOver(t *testing.T) {
 
 // What ends a hold is its time, not when somebody notices.
 func TestAHoldWhoseTimeIsOverIsLostAtOnce(t *testing.T) {
-	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		for what, end := range map[string]func(lock.Hold) error{
 			"Unlock": func(h lock.Hold) error { return h.Unlock(context.Background()) },
@@ -245,8 +244,8 @@ func TestAHoldWhoseTimeIsOverIsLostAtOnce(t *testing.T) {
 }
 
 func TestMaxHold(t *testing.T) {
-	const timeout, most = time.Second, 1500 * time.Millisecond
-	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	const timeout, most = redlatch.DefaultWatchdogTimeout, 45 * time.Second
+	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
 		begin := time.Now()
 		h := mustLock(t, t.Context(), k.of(c, "orders"), lock.MaxHold(most))
@@ -268,7 +267,7 @@ func TestMaxHold(t *testing.T) {
 // every way. TestEveryKindInACluster shows it on real servers.
 func TestEveryKindIsRenewed(t *testing.T) {
 	const timeout = time.Second
-	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(leased), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
 		names := []string{"orders 0", "orders 1", "orders 2"}
 		k.prepareIn(s, names...)
@@ -321,6 +320,7 @@ type way struct {
 	renewed, fixed lock.Reason // of such holds; "": it does not happen to them
 	cause          bool        // it is known why a hold could not be renewed
 	wiped          bool        // objects have to be made again
+	memory         bool        // it can happen to a lock in memory
 	wanted         func(kind) bool
 	// happens returns how to undo it, or nil.
 	happens func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) (undo func())
@@ -341,10 +341,10 @@ const (
 )
 
 var ways = []way{
-	{name: "lease over", fixed: lock.ReasonExpired},
-	{name: "held for too long", opts: []lock.Option{lock.MaxHold(wayLease / 2)}, renewed: lock.ReasonMaxHold},
+	{name: "lease over", fixed: lock.ReasonExpired, memory: true},
+	{name: "held for too long", opts: []lock.Option{lock.MaxHold(wayLease / 2)}, renewed: lock.ReasonMaxHold, memory: true},
 	{
-		name: "by redlatchtest", renewed: lock.ReasonMaxHold, fixed: lock.ReasonMaxHold,
+		name: "by redlatchtest", renewed: lock.ReasonMaxHold, fixed: lock.ReasonMaxHold, memory: true,
 		happens: func(t testing.TB, a *wayLost, k kind, name string, h lock.Hold) func() {
 			// Another owner has the lock before the Unlock of the hold, which spares it.
 			require.True(t, redlatchtest.Lose(t, h.Context(), lock.ReasonMaxHold))
@@ -429,8 +429,8 @@ var ways = []way{
 func TestEveryWayToLoseAHold(t *testing.T) {
 	t.Parallel()
 	for _, w := range ways {
-		for _, k := range choose(leased) {
-			if w.outage != nil || w.wanted != nil && !w.wanted(k) {
+		for _, k := range choose(andInMemory(leased)) {
+			if w.outage != nil || k.memory && !w.memory || w.wanted != nil && !w.wanted(k) {
 				continue
 			}
 			t.Run(w.name+"/"+k.name, func(t *testing.T) {

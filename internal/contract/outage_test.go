@@ -148,7 +148,7 @@ func killConnections(addr string) (kills *atomic.Int32, stop func()) {
 // Calls may fail while connections are killed all the time, and say so. Nobody holds
 // together with another, no waiter hangs, and nothing is left.
 func TestConnectionsKilledInALoop(t *testing.T) {
-	lasting := func(k kind) bool { return k.name != "latch" } // whose count nobody takes back
+	lasting := acquired // nobody takes back the count of a latch
 	eachKind(t, lasting, func(t *testing.T, s *testserver.Server, k kind) {
 		clients, goroutines, enough := harness.Size(2, 4), harness.Size(3, 4), int32(harness.Size(10, 100))
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
@@ -314,7 +314,7 @@ func TestReleaseInAnOutage(t *testing.T) {
 	)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		wanted := func(k kind) bool { return k.name != "latch" } // whose count is never taken down twice
+		wanted := acquired // the count of a latch is never taken down twice
 		rows := len(choose(wanted))
 		killed := barrierOf(rows, func() {
 			harness.Do(t, s.Addr, "SAVE")

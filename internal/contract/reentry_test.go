@@ -106,7 +106,7 @@ func TestLockUnderItsOwnHoldWarns(t *testing.T) {
 }
 
 func TestReentryDoesNotWaitBehindTheQueue(t *testing.T) {
-	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(reentrant), func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
 		l := k.of(c, "orders")
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
@@ -161,7 +161,7 @@ func TestUnlockByOwnerEndsTheLatestHoldOfThisProcess(t *testing.T) {
 // Holds of one owner end each at its own time. The server keeps the lock for as long as the
 // longest of them, and not longer than the last Unlock.
 func TestHoldsOfOneOwnerEndEachAtItsOwnTime(t *testing.T) {
-	eachVirtually(t, reentrant, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, andInMemory(reentrant), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		orders := map[string][]int{"in order": {0, 1, 2}, "in reverse": {2, 1, 0}, "the middle first": {1, 0, 2}}
 		for _, order := range orders {
 			c, other := s.Client(t), s.Client(t)
@@ -206,7 +206,7 @@ func TestHoldsOfOneOwnerEndEachAtItsOwnTime(t *testing.T) {
 // Two goroutines of one owner want the lock that another has: when one gets it, the other
 // joins it.
 func TestGoroutinesOfOneOwnerJoin(t *testing.T) {
-	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, andInMemory(reentrant), func(t *testing.T, s *testserver.Server, k kind) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		for _, held := range []*redlatch.Client{c, other} {
@@ -215,7 +215,7 @@ func TestGoroutinesOfOneOwnerJoin(t *testing.T) {
 			for range 3 {
 				calls = append(calls, harness.StartLock(t, ctx, k.of(c, "orders")))
 			}
-			harness.Waits(t, 3, c)
+			harness.Eventually(t, soon, "they wait", func() bool { return k.waiting(3, c) })
 			require.NoError(t, theirs.Unlock(t.Context()))
 			for _, w := range calls {
 				w.Got()

@@ -1,0 +1,142 @@
+package redlatchtest
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// acquisition is a call that waits for a Locker, and then its hold.
+type acquisition struct {
+	hold.State
+	locker  *Locker
+	owner   lock.Owner      // that the call named, or zero
+	parent  context.Context // of the context of the hold
+	options lock.Options
+	granted chan struct{} // closed when claim is set
+
+	// The mutex of the locker guards these.
+	claim *claim
+	ends  time.Time   // when the hold is lost, or zero
+	sure  time.Time   // the latest time of Extend, or the end of a fixed lease
+	timer *time.Timer // for ends, or nil
+}
+
+func (l *Locker) newAcquisition(ctx context.Context, o lock.Options) *acquisition {
+	owner, _ := lock.OwnerFrom(ctx)
+	return &acquisition{locker: l, owner: owner, parent: o.HoldParent(ctx), options: o, granted: make(chan struct{})}
+}
+
+// begin makes a a hold of c. The mutex of the locker is held, also for lose and drop.
+func (a *acquisition) begin(c *claim) {
+	a.claim = c
+	c.holds = append(c.holds, a)
+	a.Begin(a.parent, nil)
+	if d := max(a.options.Lease, a.options.MaxHold); d > 0 {
+		a.ends = time.Now().Add(d)
+		a.timer = time.AfterFunc(d, a.locker.tick)
+	}
+	if a.options.Lease > 0 {
+		a.sure = a.ends
+	}
+	close(a.granted)
+}
+
+func (a *acquisition) lose(reason lock.Reason) {
+	a.State.Lose(&lock.LostError{Name: a.locker.name, Owner: a.claim.id, Reason: reason, When: time.Now()})
+}
+
+// drop takes an ended hold off its claim, and reports whether it was the last.
+func (a *acquisition) drop() (last bool) {
+	if a.timer != nil {
+		a.timer.Stop()
+	}
+	if i := slices.Index(a.claim.holds, a); i >= 0 {
+		a.claim.holds = slices.Delete(a.claim.holds, i, i+1)
+	}
+	return len(a.claim.holds) == 0
+}
+
+// Name implements lock.Hold.
+func (a *acquisition) Name() string { return a.locker.name }
+
+// Owner implements lock.Hold.
+func (a *acquisition) Owner() lock.Owner { return a.claim.id }
+
+// Token implements lock.Hold.
+func (a *acquisition) Token() int64 { return a.claim.token }
+
+// Context implements lock.Hold.
+func (a *acquisition) Context() context.Context { return a.ContextOf(a) }
+
+// Remaining implements lock.Hold. A hold without a fixed lease is as if it was renewed just now.
+func (a *acquisition) Remaining() time.Duration {
+	a.locker.enter()
+	defer a.locker.mu.Unlock()
+	if !a.Held() {
+		return 0
+	}
+	left := max(redlatch.DefaultWatchdogTimeout, time.Until(a.sure))
+	if !a.ends.IsZero() {
+		left = min(left, time.Until(a.ends))
+	}
+	return left
+}
+
+// Extend implements lock.Hold.
+func (a *acquisition) Extend(ctx context.Context, lease time.Duration) error {
+	a.locker.enter()
+	defer a.locker.mu.Unlock()
+	if err := a.Err("Extend", a.locker.name); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return wire.Failed(ctx, "extend", a.locker.name, time.Now(), lock.ErrUnavailable)
+	}
+	if until := time.Now().Add(lease); until.After(a.sure) {
+		a.sure = until
+		if a.options.Lease > 0 {
+			a.ends = until
+			a.timer.Reset(lease)
+		}
+	}
+	return nil
+}
+
+// Detach implements lock.Hold. No other process can adopt the lock.
+func (a *acquisition) Detach(context.Context, time.Duration) (string, error) {
+	return "", fmt.Errorf("%w: Detach %q, which is in memory", lock.ErrUnsupported, a.locker.name)
+}
+
+// Unlock implements lock.Hold.
+func (a *acquisition) Unlock(context.Context) error {
+	a.locker.enter()
+	defer a.locker.mu.Unlock()
+	if err := a.locker.end(a); err != nil {
+		return err
+	}
+	return next(&a.locker.unlockErrs)
+}
+
+// Dropped implements hold.Hold. Handles of a Locker do not call it.
+func (a *acquisition) Dropped() {}
+
+// Blocks implements hold.Outer.
+func (a *acquisition) Blocks(hold.On, lock.Owner) bool { return false }
+
+// Break implements hold.Outer.
+func (a *acquisition) Break(reason lock.Reason) bool {
+	a.locker.enter()
+	defer a.locker.mu.Unlock()
+	if !a.Held() {
+		return false
+	}
+	a.locker.loseAll(reason)
+	return true
+}
