@@ -12,17 +12,11 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/countdown"
-	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/pubsub"
-	"github.com/redlatch/redlatch/rlock"
-	"github.com/redlatch/redlatch/rwlock"
-	"github.com/redlatch/redlatch/semaphore"
 )
 
 // Client creates all objects and owns what they share: the connection, the pub/sub hub,
@@ -362,98 +356,4 @@ type Stats struct {
 func (c *Client) Stats() Stats {
 	waiting, attempting := c.s.Callers()
 	return Stats{Waiting: waiting, Attempting: attempting, Background: c.s.Running()}
-}
-
-// Lock returns the reentrant lock of that name. It sends nothing and does not fail: for an
-// empty name, every method that contacts the server returns an error. The same applies in a
-// cluster to a name whose braces would spread its keys over several slots. On a single server
-// a name may contain any braces.
-func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
-	return rlock.New(c.s, name, opts...)
-}
-
-// FencedLock returns the fenced lock of that name, whose holds have a fencing token.
-// Names are as for Lock.
-func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
-	return rlock.NewFenced(c.s, name, opts...)
-}
-
-// FairLock returns the fair lock of that name, which serves the waiters of all
-// processes in order of arrival. Names are as for Lock. It sends nothing.
-func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
-	return fairlock.New(c.s, name, opts...)
-}
-
-// RWLock returns the read-write lock of that name, which either many readers or one
-// writer can hold. Names are as for Lock. It sends nothing.
-func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
-
-// Semaphore returns the semaphore of that name, whose permits have no identity. Names
-// are as for Lock. With semaphore.Permits its requests create it on the server. It sends nothing.
-func (c *Client) Semaphore(name string, opts ...semaphore.Option) *semaphore.Semaphore {
-	return semaphore.New(c.s, name, opts...)
-}
-
-// PermitSemaphore returns the permit-expirable semaphore of that name, whose permits
-// return when their process dies. Names are as for Lock. With semaphore.Permits its requests
-// create it on the server. It sends nothing.
-func (c *Client) PermitSemaphore(name string, opts ...semaphore.Option) *semaphore.PermitSemaphore {
-	return semaphore.NewPermitSemaphore(c.s, name, opts...)
-}
-
-// CountDownLatch returns the count-down latch of that name, which releases its waiters
-// when its count reaches zero. Names are as for Lock, but with sharded pub/sub no name may
-// contain braces: they would give the latch's channel another cluster slot. It sends nothing.
-func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
-
-// PlainLock returns the plain lock of that name, which excludes the locks of redsync,
-// redislock and other libraries that set a key. Names are as for Lock. The only option
-// that applies is rlock.WithBackoff. It sends nothing.
-func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
-	return rlock.NewPlain(c.s, name, opts...)
-}
-
-// SpinLock returns the spin lock of that name, which polls instead of using pub/sub.
-// Names are as for Lock.
-func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
-	return rlock.NewSpin(c.s, name, opts...)
-}
-
-// MultiLock returns a lock that acquires all of the given locks, which may be of any
-// kind and client. It sends nothing and does not fail: without members, or with a member
-// that is nil, a duplicate, or of another module's type, every method returns an error.
-func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
-	return multilock.New(c.s, members...)
-}
-
-// RedLock returns a lock that acquires a majority of the reentrant locks of one name on
-// several clients: it is
-//
-//	clients[0].RedLock(clients[0].Lock(name, opts...), clients[1].Lock(name, opts...), ...)
-//
-// For locks of another kind, such as PlainLock, and for the rules, see Client.RedLock.
-// Without clients, or with a client that is nil or a duplicate, every method returns an error
-// that matches lock.ErrInvalid.
-func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Red {
-	var first *session.Session
-	members := make([]lock.Locker, len(clients))
-	for i, c := range clients {
-		if c != nil {
-			members[i] = c.Lock(name, opts...)
-			first = cmp.Or(first, c.s)
-		}
-	}
-	return multilock.NewRed(first, members...)
-}
-
-// RedLock returns a lock that acquires a majority of the given locks. Each must belong to
-// another client with its own server, and usually all have the same name. Client c may be one
-// of these clients. Its watchdog timeout is the lease unless lock.Lease is given, its watchdog
-// renews all members, and its Close loses the holds. Closing another client costs only the
-// vote of its server.
-//
-// RedLock sends nothing and does not fail, like MultiLock. Use an odd number of servers: an
-// even number adds no fault tolerance, and is logged.
-func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
-	return multilock.NewRed(c.s, members...)
 }

@@ -31,11 +31,14 @@ import (
 	"context"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() { construct.Provide(newLock) }
 
 type member = locking.Member
 
@@ -46,8 +49,8 @@ type Lock struct {
 	p *protocol
 }
 
-// New returns the fair lock of that name. The client calls it.
-func New(s *session.Session, name string, opts ...Option) *Lock {
+// newLock returns the fair lock of that name.
+func newLock(s *session.Session, name string, opts ...Option) *Lock {
 	p := &protocol{s: s}
 	for _, opt := range opts {
 		if opt != nil {

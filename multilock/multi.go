@@ -11,12 +11,15 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() { construct.Provide(newMulti) }
 
 // Multi is several locks acquired as one. Client.MultiLock creates it.
 type Multi struct {
@@ -27,9 +30,9 @@ type Multi struct {
 	sessions []*session.Session // of locks
 }
 
-// New returns a lock that holds all members. The members of a Multi replace it. Only the
+// newMulti returns a lock that holds all members. The members of a Multi replace it. Only the
 // client calls New.
-func New(s *session.Session, members ...lock.Locker) *Multi {
+func newMulti(s *session.Session, members ...lock.Locker) *Multi {
 	m := &Multi{}
 	var bad error
 	for _, member := range members {

@@ -11,12 +11,15 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() { construct.Provide(newRed) }
 
 // Red is a lock on several servers, held by the caller that holds a majority of the members.
 // Client.RedLock creates it. The package documentation says when to use it.
@@ -42,9 +45,9 @@ type redMember interface {
 	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
 }
 
-// NewRed returns a lock on a majority of the members. Only package redlatch calls NewRed, with
+// newRed returns a lock on a majority of the members. Package redlatch calls it with
 // a nil session if no member has one.
-func NewRed(s *session.Session, members ...lock.Locker) *Red {
+func newRed(s *session.Session, members ...lock.Locker) *Red {
 	var all []redMember
 	var bad error
 	for i, m := range members {
@@ -57,10 +60,10 @@ func NewRed(s *session.Session, members ...lock.Locker) *Red {
 	if s == nil {
 		return &Red{group: newGroup(nil, "red", nil, nil, bad)}
 	}
-	return newRed(s, all, bad)
+	return newRedOf(s, all, bad)
 }
 
-func newRed(s *session.Session, members []redMember, bad error) *Red {
+func newRedOf(s *session.Session, members []redMember, bad error) *Red {
 	r := &Red{members: members, quorum: len(members)/2 + 1, key: acquire.Key{Kind: "red"}, shared: true}
 	var names []string
 	for _, m := range members {

@@ -5,12 +5,15 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() { construct.Provide(newPlain) }
 
 // Plain is the lock that most other libraries implement: a string with a unique value for
 // each acquisition, which is set if the key does not exist (SET NX PX), and deleted and
@@ -33,8 +36,8 @@ type Plain struct {
 	s *session.Session
 }
 
-// NewPlain returns the plain lock of that name. The client calls it.
-func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
+// newPlain returns the plain lock of that name.
+func newPlain(s *session.Session, name string, opts ...Option) *Plain {
 	settings := &protocol{backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2)}
 	for _, opt := range opts {
 		if opt != nil {

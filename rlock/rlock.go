@@ -27,11 +27,18 @@ import (
 	"context"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() {
+	construct.Provide(newLock)
+	construct.Provide(newFenced)
+	construct.Provide(newSpin)
+}
 
 // Option configures a lock object.
 type Option func(*protocol)
@@ -46,8 +53,8 @@ func NonReentrant() Option {
 // Lock is a reentrant lock. Client.Lock returns it.
 type Lock struct{ base }
 
-// New returns the lock of that name. The client calls it.
-func New(s *session.Session, name string, opts ...Option) *Lock {
+// newLock returns the lock of that name.
+func newLock(s *session.Session, name string, opts ...Option) *Lock {
 	m := &struct {
 		Lock
 		parts
@@ -66,8 +73,8 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 // issued twice.
 type Fenced struct{ base }
 
-// NewFenced returns the fenced lock of that name. The client calls it.
-func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
+// newFenced returns the fenced lock of that name.
+func newFenced(s *session.Session, name string, opts ...Option) *Fenced {
 	m := &struct {
 		Fenced
 		parts
@@ -98,8 +105,8 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 // expensive. Within a process waiters still queue, and only the first one tries.
 type Spin struct{ base }
 
-// NewSpin returns the spin lock of that name. The client calls it.
-func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
+// newSpin returns the spin lock of that name.
+func newSpin(s *session.Session, name string, opts ...Option) *Spin {
 	m := &struct {
 		Spin
 		parts

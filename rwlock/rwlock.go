@@ -40,19 +40,22 @@ import (
 	"context"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
+func init() { construct.Provide(newRWLock) }
+
 // RWLock is a read-write lock. Client.RWLock returns one.
 type RWLock struct {
 	read, write base
 }
 
-// New returns the read-write lock with that name. The client calls it.
-func New(s *session.Session, name string) *RWLock {
+// newRWLock returns the read-write lock with that name.
+func newRWLock(s *session.Session, name string) *RWLock {
 	r, w := newProtocols(s)
 	return &RWLock{
 		read:  newBase(locking.New(s, r, name), &r.protocol),

@@ -11,6 +11,12 @@ func (p *Permit) EndRelease(released bool) { p.p.endRelease(released, false) }
 // Gone is called when the server does not have the permit.
 func (p *Permit) Gone() { p.p.gone() }
 
+// The constructors.
+var (
+	New                = newSemaphore
+	NewPermitSemaphore = newPermitSemaphore
+)
+
 // Scripts are the scripts of both semaphores.
 var Scripts = map[string]*wire.Script{
 	"acquire": acquireScript, "undo": undoScript, "release": releaseScript,

@@ -11,10 +11,13 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func init() { construct.Provide(newPermitSemaphore) }
 
 // Forever is the option for a permit that is not renewed and never expires. If its process
 // dies, it stays acquired until it is released by its id. This is what Redisson does
@@ -39,8 +42,8 @@ const MaxBatch = 10_000
 // SetPermits or AddPermits does, and until then it has no permits.
 type PermitSemaphore struct{ pool }
 
-// NewPermitSemaphore returns the semaphore of that name. Only the client calls it.
-func NewPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
+// newPermitSemaphore returns the semaphore of that name.
+func newPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
 	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript}, opts)}
 }
 
