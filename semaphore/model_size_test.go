@@ -6,12 +6,19 @@ func (w *world) createMissing(total int64) bool {
 	if w.exists || total == 0 {
 		return false
 	}
-	w.taken.until = 0
+	w.keepTaken()
 	w.created = w.now + cacheTTL
 	if w.failed = w.denied == "INCRBY"; !w.failed {
 		w.change(total - int64(len(w.taken.scores)))
 	}
 	return !w.failed
+}
+
+// keepTaken keeps acquired permits that have outlived their semaphore from expiring with it.
+func (w *world) keepTaken() {
+	if !w.exists {
+		w.taken.until = 0
+	}
 }
 
 // resize sets the total number of permits.
@@ -23,6 +30,7 @@ func (w *world) resize(seq sequence, wanted int64) []int64 {
 	if w.exists && delta == 0 {
 		return w.cacheReply(seq, 0)
 	}
+	w.keepTaken()
 	w.cacheReply(seq, 1)
 	w.create(delta)
 	if w.free > 0 {

@@ -374,12 +374,13 @@ func (w *world) add(seq sequence, n, size int64, delta bool) []int64 {
 	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
-	if !w.exists {
-		n += size
+	if !w.exists && size > 0 {
+		n += size - int64(len(w.taken.scores))
 	}
 	if w.free+n > maxPermits || w.free+n < -maxPermits {
 		return w.cacheReply(seq, -1)
 	}
+	w.keepTaken()
 	w.cacheReply(seq, 1)
 	w.create(n)
 	switch {

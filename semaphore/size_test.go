@@ -176,6 +176,33 @@ func TestReleaseCreatesSemaphore(t *testing.T) {
 	})
 }
 
+// Acquired permits that outlive their number of free permits count for a change of size, and no
+// longer expire with it.
+func TestResizeCountsPermitsThatOutliveTheirNumber(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		e := harness.Client(t, s).PermitSemaphore("orders", semaphore.Permits(8))
+		take(t, e, 3)
+		for _, tt := range []struct {
+			what  string
+			do    func() error
+			total int
+		}{
+			{"add", func() error { return e.AddPermits(t.Context(), 1) }, 9},
+			{"set", func() error { return e.SetPermits(t.Context(), 7) }, 7},
+			{"remove", func() error { return e.AddPermits(t.Context(), -6) }, 2},
+			{"add without Permits", func() error {
+				return harness.Client(t, s).PermitSemaphore("orders").AddPermits(t.Context(), 2)
+			}, 5},
+		} {
+			harness.Do(t, s.Addr, "PEXPIRE", timeoutsKey("orders"), "60000")
+			harness.Do(t, s.Addr, "DEL", "orders")
+			require.NoError(t, tt.do(), tt.what)
+			require.Equal(t, counts{tt.total, tt.total - 3, 3}, countsOf(t, e), tt.what)
+			require.EqualValues(t, -1, harness.PTTL(t, s.Addr, timeoutsKey("orders")), tt.what)
+		}
+	})
+}
+
 func TestDelete(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c := harness.Client(t, s)

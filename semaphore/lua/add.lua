@@ -12,12 +12,15 @@ if cached then
 end
 local delta = tonumber(ARGV[7])
 local free = pool.free()
-if not free then
-	delta = delta + ARGV[9]
+if not free and ARGV[9] ~= '0' then
+	delta = delta + ARGV[9] - pool.acquired()
 end
 local total = (free or 0) + delta
 if total > pool.max or total < -pool.max then
 	return pool.cache({-1})
+end
+if not free then
+	pool.outlived()
 end
 pool.cache({1})
 pool.change(delta, not free) -- keeps the time to live

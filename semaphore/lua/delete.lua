@@ -8,7 +8,7 @@ if cached then
 	return cached
 end
 local exists = pool.free() -- a key of another type is an error
-local acquired = KEYS[6] and redis.call('ZCARD', KEYS[6]) or 0
+local acquired = pool.acquired()
 redis.call('DEL', KEYS[3], KEYS[4]) -- fails here, before the rest, if the user lacks the right
 if not exists and acquired == 0 then
 	return pool.cache({0})

@@ -13,7 +13,7 @@ end
 local key, taken, now = KEYS[1], KEYS[6], pool.now()
 local before, created = pool.free(), false
 if not before and ARGV[10] ~= '0' then
-	before, created = permits.create(taken, ARGV[10]), true
+	before, created = permits.create(ARGV[10]), true
 end
 local wanted = #ARGV - 11 - 3 * ARGV[11] -- the number of ids
 local free = before and permits.sweep(key, taken, before, now, wanted)

@@ -27,7 +27,7 @@ end
 pool.begin_release()
 redis.call('ZREM', taken, '') -- fails here, before any change, if the user lacks the right
 if not free and ARGV[at + 3] ~= '0' then
-	free = permits.create(taken, ARGV[at + 3])
+	free = permits.create(ARGV[at + 3])
 end
 free = free or 0
 local most = permits.most(free, taken)

@@ -42,14 +42,9 @@ function permits.sweep(key, taken, free, now, wanted)
 end
 
 -- Creates the semaphore with a total number of permits and returns the number of free ones.
--- If only the old number was deleted there are acquired permits: they count, and no longer
--- expire with it.
-function permits.create(taken, total)
-	local acquired = redis.call('ZCARD', taken)
-	if acquired > 0 then
-		redis.call('PERSIST', taken)
-	end
-	return pool.create(total - acquired)
+-- Permits that have outlived the old number count.
+function permits.create(total)
+	return pool.create(total - pool.outlived())
 end
 
 -- Returns the most permits that a request can get: the total, free and acquired. Requests

@@ -17,6 +17,7 @@
 -- KEYS[2]  cached reply
 -- KEYS[3]  wait queue, KEYS[4] heartbeats
 -- KEYS[5]  exists for as long as a cached reply after the semaphore was created
+-- KEYS[6]  acquired permits, of a permit semaphore
 -- ARGV[1]  sequence number of the request
 -- ARGV[2]  time to live of the cached reply in ms
 -- ARGV[3]  time in ms after which the request must not run
@@ -95,6 +96,16 @@ function pool.create(n)
 	return redis.call('INCRBY', permits, n)
 end
 
+-- Returns the number of acquired permits that the server has although the number of free ones
+-- is gone, and keeps them from expiring with it. It precedes the creation of a semaphore.
+function pool.outlived()
+	local acquired = pool.acquired()
+	if acquired > 0 then
+		redis.call('PERSIST', KEYS[6])
+	end
+	return acquired
+end
+
 -- Reports whether the semaphore was created after the last request of the slot.
 function pool.recreated()
 	local left = redis.pcall('PTTL', created)
@@ -131,6 +142,11 @@ function pool.free()
 		redis.call('INCRBY', permits, 0) -- raises the error
 	end
 	return value and tonumber(value) or nil
+end
+
+-- Returns the number of acquired permits, 0 if only their holders know it.
+function pool.acquired()
+	return KEYS[6] and redis.call('ZCARD', KEYS[6]) or 0
 end
 
 -- Publishes a number of permits, unless no waiter can be served, and returns the number

@@ -10,7 +10,7 @@ if cached then
 end
 local wanted = tonumber(ARGV[7])
 local free = pool.free()
-local change = wanted - (free or 0) - (KEYS[6] and redis.call('ZCARD', KEYS[6]) or 0)
+local change = wanted - (free or 0) - (free and pool.acquired() or pool.outlived())
 if free and change == 0 then
 	return pool.cache({0})
 end
