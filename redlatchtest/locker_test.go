@@ -334,6 +334,11 @@ func TestLoseNeedsAHold(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, permit.Release(t.Context()))
 	failed(t, lose(permit.Context()), "ended")
+	require.ErrorIs(t, printers.Do(t.Context(), func(ctx context.Context) error {
+		assert.True(t, redlatchtest.Lose(t, ctx, lock.ReasonGone))
+		assert.ErrorIs(t, context.Cause(ctx), lock.ErrLost)
+		return nil
+	}), lock.ErrLost)
 }
 
 func TestAssertions(t *testing.T) {

@@ -59,7 +59,7 @@ func (p *Permit) Name() string { return p.p.Name() }
 // sent), or the parent's cause if the parent was canceled, which does not release the permit.
 // Context never blocks and always returns the same context. The context does not keep the
 // permit alive: keep the Permit or its id.
-func (p *Permit) Context() context.Context { return p.p.ContextOf(p.p) }
+func (p *Permit) Context() context.Context { return p.p.Context() }
 
 // Remaining returns how long the permit is certain to stay acquired, by the local monotonic
 // clock: 0 after it has ended, lock.NoExpiry if it never expires.
@@ -147,6 +147,9 @@ func (p *permit) Name() string { return p.e.id.Name }
 // Owner and Token complete lock.Hold.
 func (p *permit) Owner() lock.Owner { return lock.Owner{} }
 func (p *permit) Token() int64      { return 0 }
+
+// Context implements lock.Hold.
+func (p *permit) Context() context.Context { return p.ContextOf(p) }
 
 // Blocks implements hold.Outer. Whether an acquisition waits depends on all permits.
 func (p *permit) Blocks(hold.On, lock.Owner) bool { return false }

@@ -70,7 +70,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 
 		MaxWaiters: o.MaxWaiters,
 		Site:       &r.site,
-		Above:      2, // acquire and take
+		Above:      4, // acquire, take, acquireN and its caller; a request of TryAcquire never waits
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)

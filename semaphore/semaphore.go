@@ -149,6 +149,10 @@ func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 // Release must release the permits once; any client may do so. The end of ctx does not
 // release them.
 func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Option) error {
+	return s.acquireN(ctx, permits, opts)
+}
+
+func (s *Semaphore) acquireN(ctx context.Context, permits int, opts []lock.Option) error {
 	o, err := lock.Resolve(opts...)
 	if err != nil {
 		return err
@@ -213,11 +217,12 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 
 // Do acquires a permit like Acquire, runs fn under ctx, and releases the permit when fn returns,
 // panics (the panic continues) or calls runtime.Goexit. It returns the error of Acquire, or that
-// of fn, unchanged. If Release returns an error, Do returns a *lock.DoError with both. If fn is nil,
-// the error matches lock.ErrInvalid.
+// of fn, unchanged. If the release fails, Do returns a *lock.DoError with both. If the semaphore was
+// deleted or has expired while fn ran, Do releases nothing and does not create it. If fn is nil, the
+// error matches lock.ErrInvalid.
 func (s *Semaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
-		return unit{s: s, ctx: ctx}, s.Acquire(ctx, 1, opts...)
+		return unit{s: s, ctx: ctx}, s.acquireN(ctx, 1, opts)
 	}}, fn)
 }
 
@@ -241,4 +246,8 @@ type unit struct {
 
 func (u unit) Context() context.Context { return u.ctx }
 
-func (u unit) Unlock(ctx context.Context) error { return u.s.Release(ctx, 1) }
+// Unlock implements lock.Hold. The permit is gone if the semaphore is.
+func (u unit) Unlock(ctx context.Context) error {
+	_, err := u.s.ReleaseIfExists(ctx, 1)
+	return err
+}

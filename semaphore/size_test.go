@@ -316,6 +316,49 @@ func TestDo(t *testing.T) {
 	})
 }
 
+// Do does not create a semaphore again that is gone when fn returns.
+func TestDoDoesNotCreateSemaphore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		created := c.Semaphore("orders", semaphore.Permits(3))
+		set := withPermits(t, plain{c.Semaphore("set")}, 3).Semaphore
+		for _, sem := range []*semaphore.Semaphore{created, set} {
+			require.NoError(t, sem.Do(t.Context(), func(ctx context.Context) error {
+				deleted, err := sem.Delete(ctx)
+				require.True(t, deleted)
+				return err
+			}), sem.Name())
+			exists, err := sem.Exists(t.Context())
+			require.NoError(t, err)
+			require.False(t, exists, sem.Name())
+		}
+		require.NoError(t, created.Do(t.Context(), nothing))
+		require.Equal(t, 3, available(t, plain{created}), "the next request creates it in full")
+	})
+}
+
+// The list of waiters names the line that called Do.
+func TestSiteOfWaitingDo(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		c := harness.Client(t, s)
+		sem := withPermits(t, of(c, "orders"), 0)
+		for _, wait := range []func(ctx context.Context) error{
+			func(ctx context.Context) error { return sem.Do(ctx, nothing) },
+			func(ctx context.Context) error { _, err := sem.acquire(ctx, 1); return err },
+		} {
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- wait(ctx) }()
+			harness.Waits(t, 1, c)
+			holds := c.Holds()
+			require.Len(t, holds, 1)
+			require.Regexp(t, `semaphore_test\.\S+ \(\S+_test\.go:\d+\)$`, holds[0].Site)
+			cancel()
+			require.ErrorIs(t, <-done, lock.ErrNotAcquired)
+		}
+	})
+}
+
 // The context of Do ends when its permit is lost, and is otherwise that of the caller.
 func TestContextOfDo(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
