@@ -8,6 +8,9 @@ func (p *Permit) StartRelease() { p.p.releasing.Add(1) }
 // EndRelease is called when the release has been answered.
 func (p *Permit) EndRelease(released bool) { p.p.endRelease(released, false) }
 
+// Weight returns the cost of a renewal.
+func (p *Permit) Weight() int { return int(p.p.lease.Weight) }
+
 // Gone is called when the server does not have the permit.
 func (p *Permit) Gone() { p.p.gone() }
 

@@ -131,6 +131,7 @@ func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.O
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
 	p.Given(4) // above newPermit, take, acquireN or tryAcquireN, and its caller
 	p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), strings.Join(p.raw, "")
+	p.lease.Weight = int32(len(p.raw))
 	for _, raw := range p.raw {
 		session.Of[registry](e.s).Store(raw, p)
 	}

@@ -108,6 +108,8 @@ func TestSeveralAreRenewed(t *testing.T) {
 		const many, timeout = 250, time.Second
 		e := permitSemaphore(t, s, many+1, redlatch.WithWatchdogTimeout(timeout))
 		one, all := take(t, e, 1)[0], takeN(t, e, many)
+		require.Equal(t, 1, one.Weight())
+		require.Equal(t, many, all.Weight())
 		before := time.Now()
 		for _, id := range all.IDs() {
 			harness.Eventually(t, soon, "each is renewed", func() bool { return time.Since(before)+leaseTime(t, e, id) > timeout+10*time.Millisecond })

@@ -15,7 +15,8 @@ const (
 	// batchSize bounds the leases that one script renews. A script blocks the server
 	// while it runs: a hundred keys take well under a millisecond.
 	batchSize = 100
-	// A wave is the leases of one Renew call: an oversized wave would be late as a whole.
+	// A wave is the leases of one Renew call: an oversized wave would be late as a whole. Its
+	// size is the sum of their weights.
 	// Where each slot needs a script of its own, maxSlotWave bounds the scripts, too.
 	maxWave     = 5000
 	maxSlotWave = 512
@@ -107,7 +108,7 @@ func (wd *Watchdog) work(p *pool) {
 	defer wd.mu.Unlock()
 	for len(p.pending) > 0 {
 		for how, leases := range p.pending {
-			n := min(size, len(leases))
+			n := waveOf(leases, size)
 			if p.pending[how] = leases[n:]; n == len(leases) {
 				delete(p.pending, how)
 			}
@@ -118,6 +119,16 @@ func (wd *Watchdog) work(p *pool) {
 		}
 	}
 	p.workers--
+}
+
+// waveOf returns how many of the leases, from the first on, are a wave of that size: at least one.
+func waveOf(leases []*Lease, size int) int {
+	for n, l := range leases {
+		if size -= max(1, int(l.Weight)); size < 0 {
+			return max(n, 1)
+		}
+	}
+	return len(leases)
 }
 
 // renew renews a wave in batches that share a slot.

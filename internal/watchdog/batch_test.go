@@ -3,6 +3,7 @@ package watchdog
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -68,6 +69,20 @@ func TestWavesAreBounded(t *testing.T) {
 		}
 		assert.Equal(t, leases, renewed)
 		assert.Equal(t, leases/batchSize, len(s.batches))
+	})
+}
+
+// Heavy leases count for several, and one that exceeds a wave has one for itself.
+func TestWavesAreBoundedByWeight(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		for i := range 12 {
+			h := &holder{Lease: Lease{Key: strconv.Itoa(i), Weight: []int32{maxWave / 4, 2 * maxWave}[i/8]}}
+			require.True(t, wd.Watch(&h.Lease, h, Terms{Sent: time.Now(), TTL: timeout, Renewer: s}))
+		}
+		time.Sleep(timeout/3 + time.Second)
+		synctest.Wait()
+		slices.Sort(s.waves)
+		assert.Equal(t, []int{1, 1, 1, 1, 4, 4}, s.waves)
 	})
 }
 

@@ -33,6 +33,8 @@ type Holder interface {
 type Lease struct {
 	Key   string
 	Owner string
+	// Weight is the cost of a renewal, in renewals of an ordinary lease; 0 means 1.
+	Weight int32
 
 	timer Timer
 
