@@ -156,3 +156,13 @@ func TestErrorsOfDo(t *testing.T) {
 		}
 	}
 }
+
+// A lease without end is for permits, and the error says so.
+func TestNoExpiryIsForPermits(t *testing.T) {
+	_, err := lock.Resolve(lock.Lease(lock.NoExpiry))
+	require.ErrorIs(t, err, lock.ErrInvalid)
+	require.ErrorContains(t, err, "semaphore.Forever")
+	o, err := lock.ResolvePermit(lock.Lease(lock.NoExpiry))
+	require.NoError(t, err)
+	require.Equal(t, lock.NoExpiry, o.Lease)
+}

@@ -105,7 +105,7 @@ func (o Options) KeepUntil() time.Time {
 func Resolve(opts ...Option) (Options, error) {
 	o, err := resolve(opts)
 	if err == nil && o.Lease == NoExpiry {
-		err = CheckLease(o.Lease)
+		err = fmt.Errorf("%w: a lease without end (semaphore.Forever) is for permits of a PermitSemaphore", ErrInvalid)
 	}
 	if err != nil {
 		return Options{}, err

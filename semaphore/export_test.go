@@ -1,6 +1,9 @@
 package semaphore
 
-import "github.com/redlatch/redlatch/internal/wire"
+import (
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+)
 
 // StartRelease is called before a release of p by its id.
 func (p *Permit) StartRelease() { p.p.releasing.Add(1) }
@@ -13,6 +16,13 @@ func (p *Permit) Weight() int { return int(p.p.lease.Weight) }
 
 // Gone is called when the server does not have the permit.
 func (p *Permit) Gone() { p.p.gone() }
+
+// WarnMissing is called when a request waits for a semaphore that does not exist. It returns the
+// number of names that the client remembers.
+func (s *Semaphore) WarnMissing() int {
+	s.warnMissing()
+	return len(session.Of[warnings](s.s).logged)
+}
 
 // The constructors.
 var (

@@ -238,6 +238,7 @@ func TestInvalidNumbers(t *testing.T) {
 		for _, n := range append(tooMany, 0, semaphore.MaxBatch+1) {
 			_, err := e.AcquireN(ctx, n)
 			invalid(err)
+			require.ErrorContains(t, err, "must be from 1 to 10000")
 			_, err = e.TryAcquireN(ctx, n)
 			invalid(err)
 		}

@@ -1,6 +1,7 @@
 package semaphore
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/hex"
@@ -57,8 +58,8 @@ func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
 // Acquire acquires a permit. It waits until one is free, ctx is done, or lock.Wait runs out.
 // Its errors are those of lock.Locker.Lock: after an error it has acquired no permit, or
 // releases it in the background. As there, ctx bounds the wait and is the parent of the
-// permit's context. If the semaphore does not exist Acquire logs that, once for each name, and
-// waits until it does.
+// permit's context. If the semaphore does not exist Acquire logs that, once for each name unless there
+// are more than 1,000, and waits until it does.
 func (e *PermitSemaphore) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
 	return e.acquireN(ctx, 1, opts)
 }
@@ -120,10 +121,11 @@ func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) e
 }
 
 func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) (*Permit, error) {
-	if ok, err := e.enter(ctx, n, MaxBatch, e.s.Enter); err != nil {
+	if err := cmp.Or(e.check(ctx), checkCount(n, 1, MaxBatch)); err != nil {
 		return nil, err
-	} else if !ok {
-		return nil, fmt.Errorf("%w: 0 permits: must be from 1 to %d", lock.ErrInvalid, MaxBatch)
+	}
+	if !e.s.Enter() {
+		return nil, lock.ErrClosed
 	}
 	defer e.s.Leave()
 	g := grant{permits: n, lease: o.Lease}
@@ -208,7 +210,8 @@ type PermitStats struct {
 	Waiting int
 }
 
-// Stats returns the numbers of one moment, all 0 if the semaphore does not exist. It writes nothing
+// Stats returns the numbers of one moment. Without a semaphore Free is 0, and so are the others,
+// unless only its number of free permits was deleted by other means than Delete. Stats writes nothing
 // and blocks for one round trip.
 func (e *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
 	free, taken, waiting, err := e.stats(ctx)
@@ -317,7 +320,7 @@ func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, e
 	if err := e.check(ctx); err != nil {
 		return nil, err
 	}
-	if err := checkCount(len(ids), MaxBatch); err != nil {
+	if err := checkCount(len(ids), 0, MaxBatch); err != nil {
 		return nil, err
 	}
 	raw := make([]string, len(ids))

@@ -70,7 +70,7 @@ func (p *pool) enter(ctx context.Context, permits, most int, open func() bool) (
 	if err := p.check(ctx); err != nil {
 		return false, err
 	}
-	if err := checkCount(permits, most); err != nil || permits == 0 {
+	if err := checkCount(permits, 0, most); err != nil || permits == 0 {
 		return false, err
 	}
 	if !open() {
@@ -79,9 +79,9 @@ func (p *pool) enter(ctx context.Context, permits, most int, open func() bool) (
 	return true, nil
 }
 
-func checkCount(n, most int) error {
-	if n < 0 || n > most {
-		return fmt.Errorf("%w: %d permits: must be from 0 to %d", lock.ErrInvalid, n, most)
+func checkCount(n, least, most int) error {
+	if n < least || n > most {
+		return fmt.Errorf("%w: %d permits: must be from %d to %d", lock.ErrInvalid, n, least, most)
 	}
 	return nil
 }
@@ -96,7 +96,7 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 	if err := p.check(ctx); err != nil {
 		return 0, err
 	}
-	if err := checkCount(permits, MaxPermits); err != nil {
+	if err := checkCount(permits, 0, MaxPermits); err != nil {
 		return 0, err
 	}
 	began := time.Now()
@@ -154,7 +154,7 @@ const (
 	patience = 5 * time.Second
 
 	// bargingTime is how long a request waits before it joins the wait queue. Until then
-	// younger requests may barge in, and no request waits for another process.
+	// younger requests may overtake it, and no request waits for another process.
 	bargingTime = 100 * time.Millisecond
 	// maxHeartbeatTimeout bounds how long a dead client delays all others.
 	maxHeartbeatTimeout = 3 * time.Second

@@ -50,6 +50,7 @@ type request struct {
 	sent     time.Time // when the attempt was sent that served the request
 	attempts int
 	waited   bool
+	missing  bool            // the last answer was that there is no semaphore
 	queued   bool            // this client is in the wait queue because of this request
 	undone   <-chan struct{} // closed when the last attempt with an unknown outcome is undone, or nil
 }
@@ -104,8 +105,11 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.missing && errors.Is(err, lock.ErrNotAcquired) {
+		err = errors.Join(err, errMissing)
+	}
 	if err == ErrNotFound {
-		err = fmt.Errorf("%w: %q; semaphore.Permits or TrySetPermits creates it", ErrNotFound, p.id.Name)
+		err = fmt.Errorf("%w: %q; %s", ErrNotFound, p.id.Name, creation)
 	} else {
 		err = p.failed(ctx, what, r.began, err)
 	}
@@ -245,6 +249,7 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 	var late []grant
 	for i, r := range batch {
 		r.mu.Lock()
+		r.missing = missing
 		if i < sentCount {
 			r.attempts++
 		}

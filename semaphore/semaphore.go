@@ -26,8 +26,8 @@
 //
 // Waiters of one process are served first come, first served. A request for many permits
 // blocks the requests behind it until it is served; otherwise it would starve. Between
-// processes the first request to arrive gets the permits, but no redlatch client barges
-// past a request that has waited for 100 ms or more.
+// processes the first request to arrive gets the permits, but no redlatch client overtakes a
+// request that has waited for 100 ms or more.
 //
 // So if no permit is held for longer than H, a request with w older requests before it is
 // served after (w+1)·(H+d) + 100 ms at the latest. Here d is the time it takes to learn of
@@ -133,8 +133,9 @@ type Stats struct {
 	Waiting int
 }
 
-// Stats returns the numbers of one moment, all 0 if the semaphore does not exist. It writes nothing
-// and blocks for one round trip.
+// Stats returns the numbers of one moment. Without a semaphore Free is 0, and so is Waiting, unless
+// the semaphore was deleted by other means than Delete. Stats writes nothing and blocks for one round
+// trip.
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 	free, _, waiting, err := s.stats(ctx)
 	return Stats{Free: free, Waiting: waiting}, err
@@ -142,8 +143,8 @@ func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 
 // Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
 // lock.Wait runs out; the only other valid option is lock.MaxWaiters. If the semaphore does not
-// exist Acquire logs that, once for each name, and waits until it does. For 0 permits it returns nil and sends
-// nothing. Its errors are those of lock.Locker.Lock: after an error it has acquired no
+// exist Acquire logs that, once for each name unless there are more than 1,000, and waits until it
+// does. For 0 permits it returns nil and sends nothing. Its errors are those of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //
 // Release must release the permits once; any client may do so. The end of ctx does not

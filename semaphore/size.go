@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -22,13 +23,21 @@ import (
 // permit.
 var ErrNotFound = errors.New("redlatch: semaphore not found")
 
+// creation says how to create a semaphore.
+const creation = "semaphore.Permits or TrySetPermits creates it"
+
+// errMissing is a cause of the error of a wait that is over. It is not ErrNotFound, which a wait does
+// not return.
+var errMissing = errors.New("the semaphore did not exist; " + creation)
+
 // Option configures a semaphore object.
 type Option func(*pool)
 
 // Permits is the option to create the semaphore with n permits, from 1 to MaxPermits, if it does
-// not exist when permits are requested, released or added. This takes no round trip of its own.
-// So the semaphore comes back after the server has lost it. An existing semaphore keeps its size:
-// see SetPermits.
+// not exist when permits are acquired, drained, added, or released. This takes no round trip of its
+// own. So the semaphore comes back after the server has lost it. A release that releases nothing does
+// not create it: neither ReleaseIfExists, nor Release of a permit that is not acquired. An existing
+// semaphore keeps its size: see SetPermits.
 //
 // Permits that were acquired before the loss may still be in use then. Those of a
 // PermitSemaphore are lost, and their holders learn it. Those of a Semaphore are unknown to the
@@ -97,6 +106,11 @@ func (p *pool) AddPermits(ctx context.Context, delta int) error {
 // creates the semaphore again. Delete does not notify holders: those of a PermitSemaphore learn
 // of their loss with the next renewal, and a Release of a Semaphore creates it again, so use
 // ReleaseIfExists. Delete blocks as TrySetPermits does.
+//
+// A Semaphore that was created again does not know which permits belong to the one before: Release
+// and ReleaseIfExists of those add to its permits. For up to 5 minutes after Delete, so do the repeat of
+// a release without a reply, and the return of permits whose caller gave up while the server acquired
+// them. The undo of an acquisition without a reply does not.
 func (p *pool) Delete(ctx context.Context) (bool, error) {
 	reply, err := p.change(ctx, "delete", 0, deleteScript)
 	return reply == 1, err
@@ -145,12 +159,35 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 	return int(n[0]), int(n[1]), int(n[2]), nil
 }
 
-// warnMissing logs, once for each client and name, that a caller waits for a semaphore that does
-// not exist. The caller goes on waiting, because another process may create it.
+// maxWarned bounds the names that a client remembers: programs may make them up.
+const maxWarned = 1000
+
+// warnings are the semaphores that warnMissing of a client has logged. The zero warnings is ready
+// for use.
+type warnings struct {
+	mu     sync.Mutex
+	logged map[telemetry.Lock]bool
+}
+
+// first reports whether l is not logged yet, and notes it. It forgets all others when they are too many.
+func (w *warnings) first(l telemetry.Lock) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.logged[l] {
+		return false
+	}
+	if w.logged == nil || len(w.logged) >= maxWarned {
+		w.logged = make(map[telemetry.Lock]bool)
+	}
+	w.logged[l] = true
+	return true
+}
+
+// warnMissing logs, once for each client and name while the names are few, that a caller waits for a
+// semaphore that does not exist. The caller goes on waiting, because another process may create it.
 func (p *pool) warnMissing() {
-	type warned struct{ sync.Map } // by telemetry.Lock
-	if _, before := session.Of[warned](p.s).LoadOrStore(p.id, true); !before {
-		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; semaphore.Permits or TrySetPermits creates it",
+	if session.Of[warnings](p.s).first(p.id) {
+		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
 			"name", p.id.Name, "kind", p.id.Kind)
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -126,6 +127,7 @@ func TestMissingSemaphore(t *testing.T) {
 		for range 2 {
 			_, err = of(c, "orders").acquire(t.Context(), 1, lock.Wait(500*time.Millisecond))
 			requireOnly(t, lock.ErrNotAcquired, err)
+			require.ErrorContains(t, err, "did not exist; semaphore.Permits or TrySetPermits creates it")
 		}
 		waiter := start(t, sem, 1)
 		harness.Waits(t, 1, c)
@@ -136,6 +138,7 @@ func TestMissingSemaphore(t *testing.T) {
 		// No free permit is something else.
 		_, err = sem.tryAcquire(t.Context(), 1)
 		requireOnly(t, lock.ErrNotAcquired, err)
+		require.NotContains(t, err.Error(), "exist")
 		exists, err = sem.Exists(t.Context())
 		require.NoError(t, err)
 		require.True(t, exists)
@@ -155,6 +158,10 @@ func TestReleaseCreatesSemaphore(t *testing.T) {
 		released, err := sem.ReleaseIfExists(t.Context(), 1)
 		require.NoError(t, err)
 		require.False(t, released)
+		unknownReleased, err := c.PermitSemaphore("none", semaphore.Permits(8)).TryRelease(t.Context(), unknown)
+		require.NoError(t, err)
+		require.False(t, unknownReleased)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "plain", "none"))
 		n, err := sem.Drain(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 8, n)
@@ -229,6 +236,36 @@ func TestDelete(t *testing.T) {
 	})
 }
 
+// A Semaphore cannot tell the permits of the one before from its own.
+func TestReleaseAfterDelete(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		sem := withPermits(t, plain{harness.Client(t, s).Semaphore("orders")}, 3)
+		held := mustAcquire(t, sem, 2)
+		deleted, err := sem.Delete(t.Context())
+		require.NoError(t, err)
+		require.True(t, deleted)
+		withPermits(t, sem, 3)
+		released, err := sem.ReleaseIfExists(t.Context(), 1)
+		require.NoError(t, err)
+		require.True(t, released)
+		held.release(t)
+		require.Equal(t, 6, available(t, sem))
+	})
+}
+
+func TestWarningsAreBounded(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var log harness.Log
+		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
+		for i := range 2500 {
+			require.LessOrEqual(t, c.Semaphore(strconv.Itoa(i)).WarnMissing(), 1000)
+		}
+		require.Equal(t, 2500, strings.Count(log.String(), "does not exist"))
+		c.Semaphore("2499").WarnMissing()
+		require.Equal(t, 2500, strings.Count(log.String(), "does not exist"))
+	})
+}
+
 func TestStats(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c := harness.Client(t, s)
@@ -258,6 +295,12 @@ func TestStats(t *testing.T) {
 		requireStats(3, 1, 0)
 		harness.Do(t, s.Addr, "ZADD", "redlatch_sc_alive:{orders}", "1", "dead")
 		requireStats(3, 1, 0)
+		harness.Do(t, s.Addr, "ZADD", "redlatch_sc_alive:{orders}", "1e15", "alive")
+		harness.Do(t, s.Addr, "DEL", "orders")
+		requireStats(2, 0, 1)
+		_, err := sem.Delete(t.Context())
+		require.NoError(t, err)
+		requireStats(0, 0, 0)
 	})
 }
 

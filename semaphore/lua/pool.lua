@@ -10,7 +10,7 @@
 --
 -- The wait queue holds the clients whose first request has waited for long, with the time
 -- since when. A second set holds the deadlines of their heartbeats. No redlatch client
--- barges past the first client of the queue whose heartbeat is not overdue. The queue is
+-- overtakes the first client of the queue whose heartbeat is not overdue. The queue is
 -- empty unless a request would starve.
 --
 -- KEYS[1]  number of free permits
