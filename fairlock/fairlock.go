@@ -82,8 +82,8 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 // another one. The hold has the fencing token of the detached one, if any, but another owner. Of
 // several callers exactly one succeeds; for the others, and if the lease of the detached hold is
 // over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
-// one round trip. If the error matches lock.ErrIndeterminate, the lock may be adopted again under
-// the same id soon. An id that is not one of Detach's is lock.ErrInvalid.
+// one round trip. If the error matches lock.ErrIndeterminate, the lock can soon be adopted under
+// the same id again, for the lease that this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.Adopt(ctx, id, opts...)
 }

@@ -164,9 +164,10 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
-	return transferScript.Exec(ctx, p.s.Client, p.keys,
-		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})).AsBool()
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
+	n, err := transferScript.Exec(ctx, p.s.Client, p.keys,
+		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})).AsInt64()
+	return locking.Transferred(n), err
 }
 
 // Leave implements locking.Positioned.

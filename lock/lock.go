@@ -150,9 +150,9 @@ type Hold interface {
 	//
 	// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
 	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
-	// those of Unlock. If the outcome is unknown, which ErrIndeterminate reports, Detach returns
-	// the id too and goes on in the background; the lock becomes free when its lease ends if Adopt
-	// does not find it.
+	// those of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report,
+	// Detach returns the id too, and goes on in the background until the lease that the hold had is
+	// over. If Adopt does not find the lock, it becomes free when that lease ends.
 	Detach(ctx context.Context, lease time.Duration) (id string, err error)
 
 	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is done, and

@@ -55,13 +55,20 @@ func MaxHold(d time.Duration) Option { return Option{kind: optionMaxHold, d: d} 
 func Parent(parent context.Context) Option { return Option{kind: optionParent, parent: parent} }
 
 // AtLeast keeps the lock for d after Lock returns, even if Unlock comes earlier: Unlock then ends
-// the hold and shortens or extends the lease to the rest of d, instead of releasing the lock. It
-// takes no additional request. It is for work that is to run once per interval although the clocks
-// of the machines differ: a second machine that starts a little later finds the lock held.
+// the hold and leaves the lock held for the rest of d, instead of releasing it. It takes no additional
+// request. It is for work that is to run once per interval although the clocks of the machines
+// differ: a machine that starts a little later finds the lock held. d must be longer than the clocks
+// differ and shorter than the interval.
 //
-// AtLeast does not keep a lock whose process dies or whose client is closed: that becomes free when
-// its lease ends. d must be from a millisecond to MaxLease, and not exceed Lease or MaxHold. Permits
-// of semaphores have no such option.
+// Unlock keeps the lock whether the work has succeeded or not. For a job that another machine is to
+// repeat after a failure, leave AtLeast out, and after a success end the hold with
+// Detach(ctx, rest) instead of Unlock.
+//
+// A lock whose hold ends otherwise becomes free when its lease ends: that of a process that dies, or
+// of a client that is closed before Unlock. A hold that Adopt returns has options of its own.
+//
+// d must be from a millisecond to MaxLease, and not exceed Lease or MaxHold. Read locks and the
+// permits of semaphores have no such option.
 func AtLeast(d time.Duration) Option { return Option{kind: optionAtLeast, d: d} }
 
 // MaxWaiters makes Lock fail instead of wait if n callers of this client already wait for the
@@ -151,8 +158,8 @@ func resolve(opts []Option) (Options, error) {
 			}
 			o.Parent = opt.parent
 		case optionAtLeast:
-			if err := CheckLease(opt.d); err != nil {
-				return Options{}, fmt.Errorf("AtLeast: %w", err)
+			if CheckLease(opt.d) != nil {
+				return Options{}, fmt.Errorf("%w: AtLeast(%v): must be from a millisecond to %v", ErrInvalid, opt.d, MaxLease)
 			}
 			o.AtLeast = opt.d
 		case optionMaxWaiters:

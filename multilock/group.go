@@ -22,6 +22,8 @@ type group struct {
 	info telemetry.Lock
 	on   []hold.On // the locks that it consists of
 	err  error     // of an invalid member
+
+	reads bool // a member is a read lock
 }
 
 // newGroup returns a group of members with these names, which consists of those locks. err is the
@@ -79,6 +81,9 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	o, err := lock.Resolve(opts...)
 	if try {
 		o, err = locking.TryOptions(opts)
+	}
+	if err == nil && o.AtLeast > 0 && g.reads {
+		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
 	}
 	if err != nil {
 		return nil, err

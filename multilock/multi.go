@@ -30,8 +30,7 @@ type Multi struct {
 	sessions []*session.Session // of locks
 }
 
-// newMulti returns a lock that holds all members. The members of a Multi replace it. Only the
-// client calls New.
+// newMulti returns a lock that holds all members. The members of a Multi replace it.
 func newMulti(s *session.Session, members ...lock.Locker) *Multi {
 	m := &Multi{}
 	var bad error
@@ -63,6 +62,8 @@ func newMulti(s *session.Session, members ...lock.Locker) *Multi {
 	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same, duplicate),
 		checkDuplicates(m.reds, func(a, b *Red) bool { return a.key == b.key }, duplicate))
 	m.group = newGroup(s, "multi", names, on, bad)
+	m.reads = slices.ContainsFunc(m.locks, func(l *locking.Lock) bool { return l.Traits().Shared }) ||
+		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads })
 	return m
 }
 
@@ -319,7 +320,7 @@ func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.Group
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
 	h.groupHold.begin(o.HoldParent(ctx))
 	session.Of[multis](m.s).Store(h, nil)
-	h.stop = m.s.OnClose(func() { h.MemberEnded(h.loss(lock.ReasonClosed, nil)) })
+	h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })
 	for _, member := range holds {
 		member.Watch(h, member.Name())
 	}
@@ -358,14 +359,28 @@ func (h *multiHold) Dropped() {
 // MemberEnded implements hold.Group: a member was lost. The work under the hold may not have
 // stopped yet, so the other members stay held until Unlock, or until their leases end.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
-	if h.lose(cause.Reason, cause) {
-		session.Of[multis](h.m.s).Delete(h)
+	if h.end(cause) {
+		h.forget()
+	}
+}
+
+// end ends the hold as lost, and reports whether it was held.
+func (h *multiHold) end(cause *lock.LostError) bool {
+	lost := h.lose(cause.Reason, cause)
+	if lost {
 		h.background(func(context.Context) {
 			for _, member := range h.holds {
 				member.StopRenewing()
 			}
 		})
 	}
+	return lost
+}
+
+// forget removes the hold from its client.
+func (h *multiHold) forget() {
+	session.Of[multis](h.m.s).Delete(h)
+	h.stop()
 }
 
 // Break implements hold.Outer.
@@ -373,6 +388,7 @@ func (h *multiHold) Break(reason lock.Reason) bool {
 	if !h.lose(reason, nil) {
 		return false
 	}
+	h.forget()
 	_ = locking.UnlockTogether(context.Background(), h.holds)
 	return true
 }
@@ -406,19 +422,16 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 // Unlock implements lock.Hold.
 func (h *multiHold) Unlock(ctx context.Context) error {
 	err := h.End("Unlock", h.Name())
-	session.Of[multis](h.m.s).Delete(h)
 	for _, member := range h.holds {
 		member.Watch(nil, "")
+		member.KeepUntil(h.keepUntil)
 	}
-	h.stop()
+	h.forget()
 	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			_ = locking.UnlockTogether(context.WithoutCancel(ctx), h.holds) // the members that are left
 		}
 		return err
-	}
-	for _, member := range h.holds {
-		member.KeepUntil(h.keepUntil)
 	}
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,6 +78,7 @@ func newRedOf(s *session.Session, members []redMember, bad error) *Red {
 	sameClient := func(a, b redMember) bool { return a.Session() == b.Session() }
 	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
 	r.group = newGroup(s, "red", names, []hold.On{{Client: s.ID, Kind: r.key.Kind, Key: r.key.Name}}, bad)
+	r.reads = slices.ContainsFunc(members, func(m redMember) bool { return m.Traits().Shared })
 	if n := len(members); n%2 == 0 && r.err == nil {
 		type warned struct{ sync.Map } // once for each number
 		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {

@@ -21,6 +21,8 @@ type acquisition struct {
 	options lock.Options
 	granted chan struct{} // closed when claim is set
 
+	elsewhere bool // it is of HoldElsewhere
+
 	// The mutex of the locker guards these.
 	claim *claim
 	ends  time.Time   // when the hold is lost, or zero

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -93,6 +94,7 @@ func (l *Locker) Waiting() int {
 // calls of release have no effect.
 func (l *Locker) HoldElsewhere() (release func()) {
 	a := l.newAcquisition(context.Background(), lock.Options{})
+	a.elsewhere = true
 	l.enter()
 	l.request(a)
 	l.mu.Unlock()
@@ -170,9 +172,20 @@ func (l *Locker) acquire(ctx context.Context, o lock.Options, once bool) (lock.H
 	return &hold.Handle{Hold: a}, nil // unlike that of NewHandle, it is not released when it is dropped
 }
 
-// await acquires the lock for a call, and reports whether it did. err is one of FailLock.
+// callers returns the number of calls that wait. The mutex is held.
+func (l *Locker) callers() (n int) {
+	for _, a := range l.queue {
+		if !a.elsewhere {
+			n++
+		}
+	}
+	return n
+}
+
+// await acquires the lock for a call, and reports whether it did. err is one of FailLock, or that of
+// MaxWaiters.
 func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired bool, err error) {
-	wait := ctx
+	wait, began := ctx, time.Now()
 	if a.options.Bounded && !once {
 		var cancel context.CancelFunc
 		wait, cancel = context.WithTimeout(ctx, a.options.Wait)
@@ -189,9 +202,15 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 		l.mu.Unlock()
 		return false, err
 	}
-	if once && l.claim != nil && !l.joins(a) {
-		l.mu.Unlock()
-		return false, nil
+	if l.claim != nil && !l.joins(a) {
+		var err error
+		if n := l.callers(); a.options.MaxWaiters > 0 && n >= a.options.MaxWaiters {
+			err = wire.Failed(ctx, "acquire", l.name, began, acquire.Crowded(n))
+		}
+		if once || err != nil {
+			l.mu.Unlock()
+			return false, err
+		}
 	}
 	l.request(a)
 	l.mu.Unlock()
@@ -288,9 +307,7 @@ func (l *Locker) expire(a *acquisition) {
 // keepUntil has a claim without holds end then.
 func (c *claim) keepUntil(l *Locker, end time.Time) {
 	c.until = end
-	if d := time.Until(end); d > 0 {
-		time.AfterFunc(d, l.tick)
-	}
+	time.AfterFunc(time.Until(end), l.tick)
 }
 
 // loseAll ends the claim and all of its holds.
@@ -366,6 +383,9 @@ func (l *Locker) leave(a *acquisition) {
 func (l *Locker) end(a *acquisition) error {
 	err := a.End("Unlock", l.name)
 	c := a.claim
+	if c == nil { // it has left the queue before
+		return err
+	}
 	switch last := err == nil && a.drop() || err != nil && len(c.holds) == 0; {
 	case !last || l.claim != c:
 	case time.Now().Before(c.keep):

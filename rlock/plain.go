@@ -129,8 +129,9 @@ func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time
 	return plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }
 
-func (p *plainProtocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
-	return plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+func (p *plainProtocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
+	n, err := plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.s.Publish, p.Channel(c), wire.PayloadUnlocked,
-	}).AsBool()
+	}).AsInt64()
+	return locking.Transferred(n), err
 }

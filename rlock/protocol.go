@@ -144,8 +144,9 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
-	return locking.TransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
+	n, err := locking.TransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.publish(), p.Channel(c), wire.PayloadUnlocked,
-	}).AsBool()
+	}).AsInt64()
+	return locking.Transferred(n), err
 }

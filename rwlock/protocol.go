@@ -170,11 +170,12 @@ func (p *protocol) extend(ctx context.Context, keys, args []string) (bool, error
 	return extendScript.Exec(ctx, p.s.Client, keys, args).AsBool()
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (bool, error) {
-	return transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
+	n, err := transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), to.String(), wire.Millis(lease), p.kind,
 		p.s.Publish, p.Channel(c), p.payload,
-	}).AsBool()
+	}).AsInt64()
+	return locking.Transferred(n), err
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer {

@@ -4,7 +4,7 @@
 -- ARGV[6]     claim that has the lock
 -- ARGV[7]     claim that gets it
 -- ARGV[8]     lease in ms
--- Reply: 1; 0 if neither claim stands.
+-- Reply: 1; 2 if the claim that gets it has it already; 0 if neither claim stands.
 
 local q = positions.open(1, ARGV[1], ARGV[2])
 if redis.call('HEXISTS', KEYS[1], ARGV[6]) == 0 then
@@ -12,10 +12,10 @@ if redis.call('HEXISTS', KEYS[1], ARGV[6]) == 0 then
 		return 0
 	end
 	positions.extend(q, ARGV[8]) -- delivered twice: its claim may have been given more since
-	return 1
+	return 2
 end
+redis.call('PEXPIRE', KEYS[1], ARGV[8]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[7], 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[8])
 redis.call('HDEL', KEYS[1], ARGV[6])
 if q.head then
 	redis.pcall(ARGV[3], ARGV[4] .. ':' .. q.head, ARGV[5]) -- the head learns the new expiry

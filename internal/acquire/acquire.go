@@ -186,6 +186,7 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 			}
 		}
 		mu.Unlock()
+		w.locate()
 		select {
 		case <-w.wake:
 		case <-ctx.Done():

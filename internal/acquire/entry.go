@@ -213,7 +213,7 @@ func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
 		for w := e.first; w != nil; w = w.next {
 			h := w.req.Acquirer.Describe()
 			h.Waiting, h.Since = true, w.since
-			if w.req.Site != nil {
+			if w.sited.Load() {
 				h.Site = *w.req.Site
 			}
 			if w.state <= claimed && !yield(h) {

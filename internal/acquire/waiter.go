@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
@@ -31,6 +32,7 @@ type waiter[A Acquirer[A]] struct {
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
 	tries        int
+	sited        atomic.Bool // req.Site is set
 	since        time.Time
 	failingSince time.Time // since when the server is Unavailable
 	err          error     // of the last attempt for it or a previous head, if that had no answer
@@ -47,10 +49,15 @@ const (
 )
 
 func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
-	if req.Site != nil {
-		*req.Site = callsite.Here(2+req.Above, len(callsite.Site{}))
-	}
 	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
+}
+
+// locate notes the call site, once. The mutex is not held, because that takes a while.
+func (w *waiter[A]) locate() {
+	if w.req.Site != nil && !w.sited.Load() {
+		*w.req.Site = callsite.Here(4+w.req.Above, len(callsite.Site{})) // above locate, loop, wait and Acquire
+		w.sited.Store(true)
+	}
 }
 
 // crowded returns an error that matches lock.ErrNotAcquired if too many others wait for req to wait
@@ -66,6 +73,11 @@ func (e *entry[A]) crowded(req *Request[A]) error {
 	if n < req.MaxWaiters {
 		return nil
 	}
+	return Crowded(n)
+}
+
+// Crowded is the error of a call that does not wait, because so many others do.
+func Crowded(n int) error {
 	return errors.Join(lock.ErrNotAcquired, fmt.Errorf("too many callers of this client wait already: %d (MaxWaiters)", n))
 }
 

@@ -96,6 +96,7 @@ func TestShutdownGivesUp(t *testing.T) {
 		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(timeout+time.Second)))
 
 		cancel()
+		time.Sleep(time.Second) // the last releases
 		require.NoError(t, other.Shutdown(ctx), "nothing is held")
 	})
 }

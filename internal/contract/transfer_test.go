@@ -2,6 +2,7 @@ package contract_test
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -19,9 +20,12 @@ type adopter interface {
 	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
 }
 
+// keeps is for kinds that have lock.AtLeast.
+func keeps(k kind) bool { return k.leased && k.free == "" && !k.shared }
+
 // With lock.AtLeast a lock stays held for that long, whenever it is unlocked, and no longer.
 func TestAtLeast(t *testing.T) {
-	eachVirtually(t, func(k kind) bool { return k.leased && k.free == "" }, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, keeps, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c, other := s.Client(t), s.Client(t)
 		mine, theirs := k.of(c, "orders"), k.rival(other, "orders")
 		for _, least := range []time.Duration{200 * time.Millisecond, time.Minute} {
@@ -54,7 +58,7 @@ func TestAtLeast(t *testing.T) {
 
 // Unlock makes one request, as without lock.AtLeast.
 func TestRequestsOfAtLeast(t *testing.T) {
-	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, func(k kind) bool { return k.owned && keeps(k) }, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		l := k.of(s.Client(t), "orders")
 		for range 2 { // the first round loads the scripts
 			h := mustLock(t, t.Context(), l, lock.AtLeast(time.Second))
@@ -69,7 +73,7 @@ func TestRequestsOfAtLeast(t *testing.T) {
 
 // The last Unlock of an owner keeps the lock for as long as any of its holds needs.
 func TestAtLeastOfAnInnerHold(t *testing.T) {
-	eachVirtually(t, reentrant, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, func(k kind) bool { return reentrant(k) && keeps(k) }, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c, other := s.Client(t), s.Client(t)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		outer := mustLock(t, ctx, k.of(c, "orders"))
@@ -85,7 +89,7 @@ func TestAtLeastOfAnInnerHold(t *testing.T) {
 
 // A caller that does not get the lock does not keep it.
 func TestAtLeastOfAFailedAcquisition(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, func(k kind) bool { return k.owned && keeps(k) }, func(t *testing.T, s *testserver.Server, k kind) {
 		g := harness.NewGate(t, s)
 		c, other := harness.ClientAt(t, []string{g.Addr}), harness.Client(t, s)
 		l := k.of(c, "orders")
@@ -176,11 +180,14 @@ func TestAdoptOptions(t *testing.T) {
 		require.ErrorIs(t, limited.Unlock(t.Context()), lock.ErrLost)
 
 		type key struct{}
-		with := adopt(time.Minute, lock.Parent(context.WithValue(t.Context(), key{}, 1)), lock.AtLeast(time.Second))
+		with := adopt(time.Minute, lock.Parent(context.WithValue(t.Context(), key{}, 1)))
 		require.Equal(t, 1, with.Context().Value(key{}))
 		require.NoError(t, with.Unlock(t.Context()))
-		isTaken(t, k.rival(c, "orders"))
-		time.Sleep(time.Second)
+		if keeps(k) {
+			require.NoError(t, adopt(time.Minute, lock.AtLeast(time.Second)).Unlock(t.Context()))
+			isTaken(t, k.rival(c, "orders"))
+			time.Sleep(time.Second)
+		}
 
 		if k.shared {
 			first, second := adopt(time.Hour), mustLock(t, t.Context(), l)
@@ -239,15 +246,30 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		require.NoError(t, h.Unlock(t.Context()))
 
 		a := l.(adopter)
-		for _, id := range []string{"", "x", c.ID(), c.ID() + ":", c.ID() + ":1#", c.ID() + ":1#-1", c.ID() + ":1#x"} {
+		held := mustLock(t, t.Context(), k.of(c, "held"))
+		_, err = k.of(c, "held").(adopter).Adopt(t.Context(), held.Owner().String())
+		require.ErrorIs(t, err, lock.ErrInvalid, "it is not detached")
+		require.NoError(t, held.Unlock(t.Context()))
+		if k.stays != "" {
+			harness.Do(t, s.Addr, "DEL", fmt.Sprintf(k.stays, "held"))
+		}
+		if k.shared {
+			_, err = l.TryLock(t.Context(), lock.AtLeast(time.Second))
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			_, err = c.MultiLock(l).Lock(t.Context(), lock.AtLeast(time.Second))
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
+		for _, id := range []string{"", "x", c.ID(), c.ID() + ":", c.ID() + ":1", c.ID() + ":1#", c.ID() + ":1#-1", c.ID() + ":1#x"} {
 			_, err := a.Adopt(t.Context(), id)
 			require.ErrorIs(t, err, lock.ErrInvalid, id)
 		}
-		unknown := c.NewOwner().String()
+		unknown := c.NewOwner().String() + "#0"
 		_, err = a.Adopt(t.Context(), unknown)
 		require.ErrorIs(t, err, lock.ErrNotHeld)
-		_, err = a.Adopt(t.Context(), unknown, lock.Wait(time.Second))
-		require.ErrorIs(t, err, lock.ErrInvalid)
+		for _, opt := range []lock.Option{lock.Wait(time.Second), lock.MaxWaiters(1)} {
+			_, err = a.Adopt(t.Context(), unknown, opt)
+			require.ErrorIs(t, err, lock.ErrInvalid)
+		}
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err = a.Adopt(ctx, unknown)
@@ -274,5 +296,52 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 			}
 		}
 		harness.Do(t, s.Addr, "DEL", "wrong", "list")
+	})
+}
+
+// An attempt to adopt whose outcome is unknown is undone, even if its request arrives late.
+func TestUndoneAdoption(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		g := harness.NewGate(t, s)
+		c, other := harness.ClientAt(t, []string{g.Addr}), harness.Client(t, s)
+		l := k.of(c, "orders").(adopter)
+		id, err := mustLock(t, t.Context(), k.of(other, "orders")).Detach(t.Context(), time.Hour)
+		require.NoError(t, err)
+		require.NoError(t, k.of(c, "another").Do(t.Context(), nothing)) // connects
+		ctx, cancel := context.WithCancel(t.Context())
+		reached := g.Arm(harness.DelayRequest, "EVALSHA", 1)
+		failed := async(func() error { _, err := l.Adopt(ctx, id); return err })
+		harness.Reached(t, reached)
+		cancel()
+		require.ErrorIs(t, ends(t, failed, soon), lock.ErrIndeterminate)
+		require.NoError(t, g.Open())
+		var h lock.Hold
+		harness.Eventually(t, soon, "it can be adopted", func() bool {
+			h, err = k.of(other, "orders").(adopter).Adopt(t.Context(), id)
+			return err == nil
+		})
+		require.NoError(t, h.Unlock(t.Context()))
+		if k.stays != "" {
+			harness.Do(t, s.Addr, "DEL", fmt.Sprintf(k.stays, "another"))
+		}
+	})
+}
+
+// AtLeast and Detach need no memory of a server that has none left.
+func TestTransferWithoutMemory(t *testing.T) {
+	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		l := k.of(c, "orders")
+		id, err := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute) // has the script loaded
+		require.NoError(t, err)
+		h, err := l.(adopter).Adopt(t.Context(), id)
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
+		id, err = h.Detach(t.Context(), time.Minute)
+		require.NoError(t, err)
+		h, err = l.(adopter).Adopt(t.Context(), id)
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
+		require.NoError(t, h.Unlock(t.Context()))
 	})
 }

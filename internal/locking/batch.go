@@ -203,7 +203,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 			continue
 		}
 		c := h.claim
-		e, err := h.startUnlock(ctx)
+		e, err := h.startUnlock(ctx, false)
 		if err != nil {
 			errs[i] = err
 		} else if !e.last {

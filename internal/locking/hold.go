@@ -3,6 +3,7 @@ package locking
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -181,7 +182,7 @@ func (h *hold) EndAt(at time.Time) {
 
 // Unlock implements lock.Hold.
 func (h *hold) Unlock(ctx context.Context) error {
-	e, err := h.startUnlock(ctx)
+	e, err := h.startUnlock(ctx, false)
 	if err != nil {
 		return err
 	}
@@ -206,11 +207,16 @@ type ending struct {
 	released func(error)     // ends the span of the release
 }
 
-// startUnlock ends a hold, or returns why there is nothing to end.
-func (h *hold) startUnlock(ctx context.Context) (ending, error) {
+// startUnlock ends a hold, or returns why there is nothing to end. With alone set it is an error
+// that the claim has other holds.
+func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	h.check()
 	c, last := h.claim, false
 	c.mu.Lock()
+	if alone && h.Held() && (len(c.holds) > 1 || c.joining > 0) {
+		c.mu.Unlock()
+		return ending{}, fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
+	}
 	began := time.Now()
 	err := h.End("Unlock", h.Name())
 	switch {

@@ -48,7 +48,7 @@ func (l *Lock) Check(ctx context.Context) error {
 
 // Lock is lock.Locker's.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
+	o, err := l.checked(lock.Resolve(opts...))
 	once := o.Bounded && o.Wait == 0
 	if err == nil && !once && l.Check(ctx) == nil {
 		holds.WarnNested(ctx, l.s, l.described(), 1, l.On())
@@ -58,7 +58,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 
 // TryLock is lock.Locker's.
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := TryOptions(opts)
+	o, err := l.checked(TryOptions(opts))
 	return l.handle(ctx, o, true, err)
 }
 
@@ -74,6 +74,15 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 	h.KeepUntil(o.KeepUntil())
 	h.Given(2) // above Lock or TryLock of this type
 	return holds.NewHandle(h), nil
+}
+
+// checked returns an error for options that this kind does not have. A read lock that nobody holds any
+// more cannot last: each reader would leave a field in the hash.
+func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
+	if err == nil && o.AtLeast > 0 && l.p.Traits().Shared {
+		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
+	}
+	return o, err
 }
 
 // TryOptions reads the options of a TryLock.

@@ -111,6 +111,16 @@ func ReleaseReply(n int64, uncounted bool) Released {
 	}
 }
 
+// Transferred is what a transfer found, and the reply of its scripts.
+type Transferred int64
+
+// What a transfer found.
+const (
+	NeitherStands Transferred = iota
+	Moved
+	WasThere // an earlier request has moved it
+)
+
 // Traits describe a kind of lock.
 type Traits struct {
 	acquire.Policy
@@ -137,9 +147,9 @@ type Protocol interface {
 	Release(ctx context.Context, c *Claim) (Released, error)
 	// Extend gives the claim at least lease from now and reports whether it stands.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
-	// Transfer makes the claim that of another id, with exactly that lease from now, and reports
-	// whether either stood. Waiters learn the new expiry. It can be repeated.
-	Transfer(ctx context.Context, c *Claim, to lock.Owner, lease time.Duration) (bool, error)
+	// Transfer makes the claim that of another id, with exactly that lease from now. Waiters learn
+	// the new expiry. It can be repeated.
+	Transfer(ctx context.Context, c *Claim, to lock.Owner, lease time.Duration) (Transferred, error)
 	// Renewer renews leases of this kind. It is comparable.
 	Renewer() watchdog.Renewer
 }

@@ -46,14 +46,14 @@ func (h *hold) kept() bool {
 // until then. A new id makes a renewal that is under way ineffective. If the server does not answer,
 // the request is repeated in the background.
 func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until time.Time) error {
-	l, stood := c.lock, false
+	l, found := c.lock, NeitherStands
 	transfer := func(ctx context.Context) (err error) {
-		stood, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
+		found, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
 		return err
 	}
 	err := Insist(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
 	if errors.Is(err, lock.ErrIndeterminate) {
-		l.s.CleanUp(time.Until(until), func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
+		l.s.CleanUp(min(time.Until(until), c.Lease), func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
 	}
 	c.repeatRelease()
 	if _, positioned := l.p.(Positioned); positioned {
@@ -63,54 +63,43 @@ func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until 
 		}
 	}
 	l.q.Released(l.queueKey(), c, acquire.Release{Receivers: -1})
-	if err == nil && !stood {
-		return c.releaseError(Released{State: NotHeld}, nil)
+	state := Free
+	if err == nil && found == NeitherStands {
+		state = NotHeld
 	}
-	return c.releaseError(Released{State: Free}, err)
+	return c.releaseError(Released{State: state}, err)
 }
 
 // Detach implements lock.Hold.
 func (h *hold) Detach(ctx context.Context, lease time.Duration) (string, error) {
 	c, until := h.claim, time.Now().Add(lease)
-	c.mu.Lock()
-	shared := h.Held() && (len(c.holds) > 1 || c.joining > 0)
-	c.pinned = c.pinned || !shared
-	c.mu.Unlock()
-	if shared {
-		return "", fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
-	}
-	e, err := h.startUnlock(ctx)
+	e, err := h.startUnlock(ctx, true)
 	if err != nil {
 		return "", err
-	}
-	if !e.last { // another hold has begun meanwhile
-		return "", e.done(fmt.Errorf("%w: the owner has other holds", lock.ErrInvalid))
 	}
 	if kept, ok := c.kept(); ok && kept.After(until) {
 		until = kept
 	}
 	to := c.lock.s.NewOwner()
 	err = e.done(c.cohort.Release(e.by, func(by time.Time) error { return c.leaveTo(e.ctx, by, to, until) }))
-	if err != nil && !errors.Is(err, lock.ErrIndeterminate) {
+	if err != nil && !errors.Is(err, lock.ErrIndeterminate) && !errors.Is(err, lock.ErrClosed) {
 		return "", err
 	}
 	return detachedID(to, c.token), err
 }
 
-// detachedID returns the id of a detached hold with that token.
+// detachedID returns the id of a detached hold with that token. It differs from an owner, so that
+// nobody adopts what others hold.
 func detachedID(owner lock.Owner, token int64) string {
-	if token == 0 {
-		return owner.String()
-	}
 	return owner.String() + tokenSeparator + strconv.FormatInt(token, 10)
 }
 
 const tokenSeparator = "#"
 
 func parseDetachedID(id string) (owner lock.Owner, token int64, err error) {
-	claim, number, fenced := strings.Cut(id, tokenSeparator)
+	claim, number, _ := strings.Cut(id, tokenSeparator)
 	owner, err = lock.ParseOwner(claim)
-	if err == nil && fenced {
+	if err == nil {
 		token, err = strconv.ParseInt(number, 10, 64)
 	}
 	if err != nil || token < 0 {
@@ -121,10 +110,7 @@ func parseDetachedID(id string) (owner lock.Owner, token int64, err error) {
 
 // Adopt returns a hold on what Detach has left under that id.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
-	if err == nil && o.Bounded {
-		err = fmt.Errorf("%w: Wait: Adopt does not wait", lock.ErrInvalid)
-	}
+	o, err := l.checked(TryOptions(opts))
 	from, token, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, l.Check(ctx)); err != nil {
 		return nil, err
@@ -144,8 +130,8 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	l.q.Together([]acquire.Request[*claim]{{
 		Policy: l.p.Traits().Policy, Key: l.queueKey(), Acquirer: c, Once: true,
 	}}, func(int) []acquire.Result {
-		var stood bool
-		if stood, err = c.adopt(ctx, from); err == nil && !stood {
+		var found Transferred
+		if found, err = c.adopt(ctx, from); err == nil && found == NeitherStands {
 			err = lock.ErrNotHeld
 		}
 		return []acquire.Result{{Verdict: acquire.Verdict{Acquired: err == nil}}}
@@ -165,19 +151,22 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 
 // adopt has the claim take over what another one has. A request without an answer is repeated until
 // ctx ends, and then undone, so that the other claim can be adopted again.
-func (c *claim) adopt(ctx context.Context, from lock.Owner) (stood bool, err error) {
+func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, err error) {
 	l, mayHaveRun := c.lock, false
 	detached := c.Claim
 	detached.ID = from
 	err = l.s.Retry(ctx, time.Now().Add(Patience), func(ctx context.Context) (err error) {
 		c.sent = time.Now()
-		stood, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
+		found, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}, wire.IsRefused)
 	if err == nil || !mayHaveRun {
-		return stood, err
+		return found, err
 	}
-	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) { return l.p.Transfer(ctx, &c.Claim, from, c.Lease) })
-	return false, errors.Join(lock.ErrIndeterminate, err)
+	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) {
+		back, err := l.p.Transfer(ctx, &c.Claim, from, c.Lease)
+		return back == Moved, err // else a late request may move it yet
+	})
+	return NeitherStands, errors.Join(lock.ErrIndeterminate, err)
 }

@@ -142,6 +142,18 @@ type pendingCleanup struct {
 	run        Cleanup
 	due, until time.Time
 	retryAfter time.Duration // an error
+	ran        bool          // without an error; it is repeated in case a request arrives late
+}
+
+// resting returns the number of workers that only wait for the repetition of cleanups that have run,
+// and -1 if a cleanup has not run.
+func (cs *cleanups) resting() int {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	if slices.ContainsFunc(cs.pending, func(p pendingCleanup) bool { return !p.ran }) {
+		return -1
+	}
+	return cs.waiting
 }
 
 // CleanUp runs c in the background, at once and then after the pauses, for d at most. When the
@@ -156,7 +168,7 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 	closed := cs.workers == 0
 	if !closed {
-		cs.add(pendingCleanup{c, now, now.Add(d), MinPause})
+		cs.add(pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
 	}
 	cs.mu.Unlock()
 	if closed {
@@ -231,6 +243,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			p.retryAfter = min(2*p.retryAfter, maxPause)
 			pause = p.retryAfter
 		}
+		p.ran = err == nil
 		cs.mu.Lock()
 		if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) && !closing {
 			cs.add(p)

@@ -60,7 +60,8 @@ type Session struct {
 
 	mu      sync.Mutex
 	closed  bool
-	closing sync.Once
+	closing atomic.Bool     // Close was called
+	ended   chan struct{}   // closed when Close has done its work
 	left    int             // holds that were lost because the session was closed
 	stopCtx context.Context // of acquisitions and waits; a child of ctx
 	stop    context.CancelFunc
@@ -85,7 +86,7 @@ func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
 	s.prompt = wire.NewPrompt(cfg.Client)
 	s.Client = s.prompt
-	s.cleanups.wake = make(chan struct{}, 1)
+	s.cleanups.wake, s.ended = make(chan struct{}, 1), make(chan struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.stopCtx, s.stop = context.WithCancel(s.ctx)
 	watch := watchdog.Config{OnRenew: s.renewed}
@@ -280,9 +281,12 @@ func (s *Session) OnClose(f func()) (stop func() bool) { return context.AfterFun
 // Close ends all waits and holds with lock.ErrClosed and waits for the session's
 // goroutines. It leaves the keys of the holds to expire: the work under them may not
 // have noticed yet. It does not close the connection. A concurrent call waits for the first one.
-func (s *Session) Close() { s.closing.Do(s.close) }
-
-func (s *Session) close() {
+func (s *Session) Close() {
+	if s.closing.Swap(true) {
+		<-s.ended
+		return
+	}
+	defer close(s.ended)
 	s.left = s.countHolds()
 	s.mu.Lock()
 	s.closed = true

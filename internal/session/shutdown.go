@@ -69,7 +69,7 @@ func (s *Session) idle() bool {
 			return false
 		}
 	}
-	return s.noCallers() && s.Running() == 0
+	return s.noCallers() && s.Running() == s.cleanups.resting()
 }
 
 // noCallers reports whether no call is between Enter and Leave.

@@ -6,10 +6,11 @@
 -- ARGV[4]  command that publishes
 -- ARGV[5]  channel, which is no key: ACL rules have channels of their own
 -- ARGV[6]  payload
--- Reply: 1; 0 if neither claim stands.
+-- Reply: 1; 2 if the claim that gets it has it already; 0 if neither claim stands.
 
 local holder = redis.call('GET', KEYS[1])
 if holder == ARGV[1] then
+	redis.call('PEXPIRE', KEYS[1], ARGV[3]) -- first: a script may begin with it when the server is out of memory
 	redis.call('SET', KEYS[1], ARGV[2], 'PX', ARGV[3])
 	redis.pcall(ARGV[4], ARGV[5], ARGV[6]) -- waiters learn the new expiry
 	return 1
@@ -21,4 +22,4 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[3])
 end
-return 1
+return 2

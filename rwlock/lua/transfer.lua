@@ -11,7 +11,8 @@
 -- ARGV[6]  command that publishes
 -- ARGV[7]  channel
 -- ARGV[8]  payload
--- Reply: 1; 0 if neither claim stands, or the lease of the read hold is over.
+-- Reply: 1; 2 if the claim that gets it has it already; 0 if neither claim stands, or the lease of
+-- the read hold is over.
 
 local read, lease = ARGV[5] == 'read', tonumber(ARGV[4])
 local suffix = read and '' or ':write'
@@ -28,8 +29,10 @@ if not has then
 	else
 		holds.raise(KEYS[1], lease)
 	end
-	return 1
+	return 2
 end
+-- First: a script may begin with it when the server is out of memory.
+redis.call('PEXPIRE', read and old or KEYS[1], lease)
 if read then
 	redis.call('SET', new, 1, 'PX', lease)
 end

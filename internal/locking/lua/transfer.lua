@@ -6,7 +6,7 @@
 -- ARGV[4]  command that publishes, or '' for a lock that publishes nothing
 -- ARGV[5]  channel, which is no key: ACL rules have channels of their own
 -- ARGV[6]  payload
--- Reply: 1; 0 if neither claim stands.
+-- Reply: 1; 2 if the claim that gets it has it already; 0 if neither claim stands.
 
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 	if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
@@ -16,10 +16,10 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 	if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
 		redis.call('PEXPIRE', KEYS[1], ARGV[3])
 	end
-	return 1
+	return 2
 end
+redis.call('PEXPIRE', KEYS[1], ARGV[3]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[2], 1)
-redis.call('PEXPIRE', KEYS[1], ARGV[3])
 redis.call('HDEL', KEYS[1], ARGV[1])
 if ARGV[4] ~= '' then
 	redis.pcall(ARGV[4], ARGV[5], ARGV[6]) -- waiters learn the new expiry
