@@ -44,8 +44,8 @@ var (
 	// ErrClosed means that the client is closed, or shuts down and acquires nothing more.
 	ErrClosed = errors.New("redlatch: client closed")
 
-	// ErrUnsupported means that the server does not support the operation.
-	ErrUnsupported = errors.New("redlatch: not supported by the server")
+	// ErrUnsupported means that the server, or the kind of object, does not support the operation.
+	ErrUnsupported = errors.New("redlatch: not supported")
 
 	// ErrInvalid means that a name, an option or another argument is invalid. Nothing
 	// was sent to the server.

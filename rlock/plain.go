@@ -19,8 +19,8 @@ func init() { construct.Provide(newPlain) }
 // each acquisition, which is set if the key does not exist (SET NX PX), and deleted and
 // extended by the holder of that value. It excludes the locks of redsync, redislock and most
 // hand-written locks with the same name. The other locks of this package have another type on
-// the server; with the same name, each is an error for the other (WRONGTYPE). Redisson has no
-// such lock. It is not reentrant: another acquisition by its owner is an error that matches
+// the server; with the same name, each is an error for the other (WRONGTYPE), and to the other
+// libraries they look like a lock that is held. Redisson has no such lock. It is not reentrant: another acquisition by its owner is an error that matches
 // lock.ErrReentered.
 //
 // Other libraries release without a message. Waiters receive the releases of redlatch, and

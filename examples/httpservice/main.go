@@ -1,6 +1,6 @@
 // Httpservice is an HTTP service that ships each order once at a time, with any number of
 // instances. It answers 409 while another request ships the order, and 503 while the server
-// of the locks is unavailable. A signal ends the waits, and the service waits for its work.
+// of the locks is unavailable. After a signal it finishes the requests that it has.
 //
 //	go run ./examples/httpservice -addr localhost:8080
 //	curl -i -X POST localhost:8080/orders/7/shipment
@@ -35,6 +35,14 @@ type service struct{ client *redlatch.Client }
 func (s service) shipOrder(w http.ResponseWriter, r *http.Request) {
 	order := r.PathValue("id")
 	err := s.client.Lock("order:"+order).Do(r.Context(), ship, lock.Wait(patience))
+	var after *lock.DoError
+	if errors.As(err, &after) { // the work has run, and Unlock has failed
+		log.Printf("order %s: %v", order, err)
+		if err = after.Func; errors.Is(after.Unlock, lock.ErrLost) {
+			http.Error(w, "check the order", http.StatusInternalServerError)
+			return
+		} // else the lock becomes free when its lease ends
+	}
 	switch {
 	case err == nil:
 		fmt.Fprintf(w, "order %s is shipped\n", order)
@@ -47,7 +55,7 @@ func (s service) shipOrder(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "locks are unavailable", http.StatusServiceUnavailable)
 	case errors.Is(err, lock.ErrIndeterminate):
 		http.Error(w, "the server of the locks did not answer", http.StatusGatewayTimeout)
-	default: // the work failed, or the lock was lost while it ran
+	default: // the work failed
 		log.Printf("order %s: %v", order, err)
 		http.Error(w, "internal error", http.StatusInternalServerError)
 	}
