@@ -110,7 +110,7 @@ func TestRedClientCloses(t *testing.T) {
 					} else {
 						h, err = red.Lock(t.Context())
 					}
-					closed := w.s.Err() != nil
+					closed := w.s.Stopped() != nil
 					switch {
 					case err == nil:
 						<-h.Context().Done()

@@ -291,6 +291,7 @@ func (s *Session) Close() {
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
+	s.stop() // first: a closed session is Stopped
 	s.cancel()
 	// Waiters leave at once, attempts in flight when they have their reply.
 	s.callers.Lock()
