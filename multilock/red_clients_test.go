@@ -13,7 +13,7 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
-// The Redlock of a name is that of the locks with this name, with their options.
+// RedLock of a name combines the locks of that name and passes the options on to them.
 func TestRedLockOfClients(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)

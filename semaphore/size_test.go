@@ -402,7 +402,8 @@ func TestSiteOfWaitingDo(t *testing.T) {
 	})
 }
 
-// The context of Do ends when its permit is lost, and is otherwise that of the caller.
+// Do of a PermitSemaphore ends its context when the permit is lost. Do of a Semaphore passes the
+// caller's context.
 func TestContextOfDo(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(500*time.Millisecond))

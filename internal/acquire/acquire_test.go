@@ -468,7 +468,7 @@ func (w *world) askOwned(o *caller) <-chan error {
 }
 
 // A caller of the owner that holds the key joins the holder, refuses, or makes an attempt
-// at once, whoever waits.
+// at once, even if others wait.
 func TestOwnerThatHolds(t *testing.T) {
 	run(t, func(w *world) {
 		holder := &caller{owner: "a"}
