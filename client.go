@@ -305,17 +305,14 @@ func (c *Client) Close() {
 //
 // Shutdown does not wait for holds that this process may never end: a permit whose ID was called,
 // which any process may release by that id; a hold with a fixed lease that was dropped without
-// Unlock; and permits of a Semaphore, which have no holder. What they have on the server stays there, until
-// its lease ends or another process releases it.
+// Unlock; and permits of a Semaphore, which have no holder. These stay on the server until their
+// lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
-	err := c.s.Shutdown(ctx)
-	if c.owned {
-		c.conn.Close()
-	}
-	return err
+	defer c.Close()
+	return c.s.Shutdown(ctx)
 }
 
 // ID returns the UUID with which all owners of this client begin.

@@ -82,10 +82,7 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	if try {
 		o, err = locking.TryOptions(opts)
 	}
-	if err == nil && o.AtLeast > 0 && g.reads {
-		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
-	}
-	if err != nil {
+	if o, err = locking.Checked(g.reads, o, err); err != nil {
 		return nil, err
 	}
 	once := try || o.Bounded && o.Wait == 0
@@ -107,10 +104,10 @@ type groupHold struct {
 	owner lock.Owner // that the caller named, or zero
 	fixed bool       // not renewed
 
-	keepUntil time.Time // see locking.GroupHold
+	keepUntil time.Time // see locking.AnyHold
 }
 
-// KeepUntil implements locking.GroupHold. It is called before the hold is shared.
+// KeepUntil implements locking.AnyHold. It is called before the hold is shared.
 func (h *groupHold) KeepUntil(until time.Time) { h.keepUntil = until }
 
 // Detach implements lock.Hold.

@@ -255,7 +255,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	return nil
 }
 
-// KeepUntil implements locking.GroupHold.
+// KeepUntil implements locking.AnyHold.
 func (h *redHold) KeepUntil(until time.Time) {
 	h.groupHold.KeepUntil(until)
 	if !until.IsZero() {

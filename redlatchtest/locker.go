@@ -297,10 +297,11 @@ func (l *Locker) expire(a *acquisition) {
 	}
 	a.lose(reason)
 	if c := a.claim; a.drop() {
-		c.keepUntil(l, c.keep)
+		end := c.keep
 		if reason == lock.ReasonMaxHold { // the work under it may not have noticed yet
-			c.keepUntil(l, a.ends.Add(lastLease))
+			end = a.ends.Add(lastLease)
 		}
+		c.keepUntil(l, end)
 	}
 }
 

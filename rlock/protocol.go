@@ -24,6 +24,7 @@ var (
 	acquireEachScript = wire.LoadScript(luaFiles, "acquire_each")
 	releaseScript     = wire.LoadScript(luaFiles, "release")
 	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
+	transferScript    = wire.LoadScript(luaFiles, "transfer")
 	confirmScript     = wire.LoadScript(luaFiles, "confirm_fenced")
 	forceUnlockScript = wire.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
@@ -145,7 +146,7 @@ func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Dura
 }
 
 func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	n, err := locking.TransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+	n, err := transferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.publish(), p.Channel(c), wire.PayloadUnlocked,
 	}).AsInt64()
 	return locking.Transferred(n), err

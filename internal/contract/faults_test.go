@@ -39,7 +39,7 @@ type faultCase struct {
 var faultTable = []requests{
 	lockRow,
 	requestsOf("fenced", requests{ // no more than what a token comes with
-		acquire: lockRow.acquire, handOff: "rlock/confirm_fenced", transfer: hashTransfer, there: lockRow.there, here: lockRow.here,
+		acquire: lockRow.acquire, handOff: "rlock/confirm_fenced", transfer: "rlock/transfer", there: lockRow.there, here: lockRow.here,
 	}),
 	plainRow, fairRow, readRow, writeRow, severalRow, permitRow, numberRow,
 	requestsOf("latch", requests{steps: latchSteps}),
@@ -48,7 +48,7 @@ var faultTable = []requests{
 var (
 	lockRow = requestsOf("lock", requests{
 		acquire: "rlock/acquire", release: "rlock/release",
-		handOff: hashExtend, renew: hashRenew, extend: hashExtend, transfer: hashTransfer,
+		handOff: hashExtend, renew: hashRenew, extend: hashExtend, transfer: "rlock/transfer",
 		there: 2, here: 1,
 	})
 	readRow = requestsOf("read", requests{

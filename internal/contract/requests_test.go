@@ -74,9 +74,8 @@ func requestsOf(name string, r requests) requests {
 }
 
 const (
-	hashRenew    = "internal/locking/renew"
-	hashExtend   = "internal/locking/extend"
-	hashTransfer = "internal/locking/transfer"
+	hashRenew  = "internal/locking/renew"
+	hashExtend = "internal/locking/extend"
 )
 
 // scene is a server, with what all cases of a table have in common. Their clients live

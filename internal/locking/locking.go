@@ -76,13 +76,18 @@ func (l *Lock) handle(ctx context.Context, o lock.Options, once bool, err error)
 	return holds.NewHandle(h), nil
 }
 
-// checked returns an error for options that this kind does not have. A read lock that nobody holds any
-// more cannot last: each reader would leave a field in the hash.
-func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
-	if err == nil && o.AtLeast > 0 && l.p.Traits().Shared {
+// Checked returns an error for options that a lock does not have. A read lock that nobody holds any
+// more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
+// with one.
+func Checked(reads bool, o lock.Options, err error) (lock.Options, error) {
+	if err == nil && o.AtLeast > 0 && reads {
 		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
 	}
 	return o, err
+}
+
+func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
+	return Checked(l.p.Traits().Shared, o, err)
 }
 
 // TryOptions reads the options of a TryLock.

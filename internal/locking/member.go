@@ -72,6 +72,8 @@ type AnyHold interface {
 	One() *Hold
 	// Disown is that of hold.State.
 	Disown()
+	// KeepUntil has Unlock leave the lock held until then, unless that is zero.
+	KeepUntil(until time.Time)
 }
 
 // GroupHold is the hold of a member of a group: a *Hold or that of a Redlock. The group detects
@@ -82,8 +84,6 @@ type GroupHold interface {
 	Acquired() time.Time
 	// EndAt ends the hold at that time, whatever is renewed until then.
 	EndAt(at time.Time)
-	// KeepUntil has Unlock leave the lock held until then, unless that is zero.
-	KeepUntil(until time.Time)
 	// StopRenewing leaves the hold to the end of its lease.
 	StopRenewing()
 	// Watch is that of hold.State.
@@ -103,8 +103,6 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 // MemberHold is the hold of a member of a Redlock, which renews it itself.
 type MemberHold interface {
 	AnyHold
-	// KeepUntil is that of a GroupHold.
-	KeepUntil(until time.Time)
 	// Receivers returns the number of subscribers that received the release, negative if that
 	// is unknown or pollers may wait too.
 	Receivers() int

@@ -207,8 +207,6 @@ var luaFiles embed.FS
 var (
 	// ExtendScript extends a claim to a lock that is a hash with a field per claim.
 	ExtendScript = wire.LoadScript(luaFiles, "extend")
-	// TransferScript transfers such claims.
-	TransferScript = wire.LoadScript(luaFiles, "transfer")
 	// HashRenewScript renews such claims.
 	HashRenewScript = wire.LoadScript(luaFiles, "renew")
 )
