@@ -1,6 +1,6 @@
 // Cron runs a job at regular times on one of several machines. All of them start it at the
-// same time; the first to get the lock runs it, and the others skip it. A record of the last
-// run keeps a machine whose clock is late from running the job again.
+// same time; the first to acquire the lock runs it, and the others skip it. The lock stays
+// held for a while after the job, so a machine whose clock is late skips the job too.
 //
 //	go run ./examples/cron
 package main
@@ -23,6 +23,8 @@ import (
 const (
 	period = 500 * time.Millisecond
 	runs   = 3
+	// keep is longer than the clocks of the machines differ, and shorter than period.
+	keep = 300 * time.Millisecond
 )
 
 // results stands for the place where the job stores its result: a table, a bucket.
@@ -32,7 +34,8 @@ type results struct {
 	n    int
 }
 
-// store runs the job for a period, unless it has a result.
+// store runs the job for a period, unless it has a result. No lock prevents a second run with
+// certainty: the record does.
 func (r *results) store(due time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -43,10 +46,11 @@ func (r *results) store(due time.Time) bool {
 	return true
 }
 
-// runOnce runs the job unless another machine is running it.
+// runOnce runs the job unless another machine runs it or has just run it.
 func runOnce(ctx context.Context, client *redlatch.Client, machine string, due time.Time, r *results) error {
-	// MaxHold keeps a job that hangs from blocking all later ones.
-	hold, err := client.Lock("cron:report").TryLock(ctx, lock.MaxHold(time.Minute))
+	// AtLeast keeps the lock after a failed job too: see docs/guides/recipes.md. MaxHold keeps
+	// a job that hangs from blocking all later ones.
+	hold, err := client.Lock("cron:report").TryLock(ctx, lock.AtLeast(keep), lock.MaxHold(time.Minute))
 	if errors.Is(err, lock.ErrNotAcquired) {
 		return nil
 	}

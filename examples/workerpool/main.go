@@ -56,7 +56,7 @@ func process(ctx context.Context, url string, stuck bool) error {
 		return err
 	}
 	defer client.Close()
-	pool := client.PermitSemaphore("pool")
+	pool := client.PermitSemaphore("pool", semaphore.Permits(limit))
 	ended := make(chan error, workers)
 	for range workers {
 		go func() {
@@ -102,11 +102,7 @@ func run(ctx context.Context, url string) error {
 		return err
 	}
 	defer client.Close()
-	pool := client.PermitSemaphore("pool")
-	if err := pool.SetPermits(ctx, limit); err != nil {
-		return err
-	}
-
+	pool := client.PermitSemaphore("pool", semaphore.Permits(limit))
 	if err := killOne(ctx, url); err != nil {
 		return err
 	}
