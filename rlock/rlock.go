@@ -3,22 +3,22 @@
 // on the same server contend for the same locks. The plain lock is for contention with
 // redsync, redislock, and hand-written locks.
 //
-// Objects are made by a client:
+// A client creates the objects:
 //
-//	h, err := client.Lock("orders").Lock(ctx)
+//	hold, err := client.Lock("orders").Lock(ctx)
 //	if err != nil {
 //		return err
 //	}
-//	defer h.Unlock(ctx)
+//	return errors.Join(ship(hold.Context()), hold.Unlock(ctx))
 //
-// By default every acquisition has its own owner, and a lock taken twice waits for itself,
-// like a sync.Mutex. lock.WithOwner enables re-entry.
+// By default every acquisition has an owner of its own, so a caller that acquires a lock twice
+// waits for itself, as with a sync.Mutex. lock.WithOwner enables re-entry.
 //
-// Waiters of one process are served first come, first served. A lock passes on to the next of
-// them as it is, if that wants the same kind of lock with the same lease. After a bounded
-// number of times the process lets others in; in the long run the shares of processes that
-// always wait stay within a factor of two. A caller that finds the lock
-// free does not queue, so a process that acquires a lock again right after its release
+// Waiters of one process are served first come, first served. The lock passes to the next of
+// them without a release if that waiter wants the same kind of lock with the same lease. After
+// a bounded number of such hand-offs the process yields to others; in the long run the shares
+// of processes that always have waiters stay within a factor of two. A caller that finds the
+// lock free does not queue, so a process that acquires a lock again right after its release
 // competes with the waiters of other processes at random. Spin locks publish no releases, so
 // the order between processes is random for them.
 package rlock

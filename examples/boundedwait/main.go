@@ -31,7 +31,6 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer func() { _ = busy.Unlock(ctx) }()
 
 	if _, err := l.TryLock(ctx); errors.Is(err, lock.ErrNotAcquired) {
 		fmt.Println("the printer is busy; waiting for a moment")
@@ -49,4 +48,5 @@ func main() {
 	if err := h.Unlock(ctx); err != nil {
 		log.Fatal(err)
 	}
+	fmt.Println("the first job:", busy.Unlock(ctx)) // lock.ErrLost: its lease is over
 }
