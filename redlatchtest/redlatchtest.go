@@ -18,6 +18,9 @@
 // server (miniredis) in the test's process, which suffices for what an application does
 // with locks, with limits: keys expire up to some milliseconds late, clusters are not
 // supported, and scripts run in another Lua implementation.
+//
+// Run "go mod tidy" after the first import of this package: the embedded server is a module
+// that package redlatch does not import.
 package redlatchtest
 
 import (
