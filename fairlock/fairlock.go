@@ -9,20 +9,19 @@
 // drops it from the head of the queue. A waiter that gives up leaves the queue before Lock
 // returns if the server answers soon. A process that was paused for too long may have lost
 // its queue positions; its waiters enter the queue again, at the end. An outage of the
-// server does not change the order: afterwards nobody is dropped until all waiters have had
-// time to be heard.
+// server does not change the order: afterwards no waiter is dropped until all have had time
+// to send a heartbeat.
 //
-// Within a process the lock passes on as it is while the waiters of that process are next
-// in the server's queue and want the same lease.
+// Within a process the lock passes on without a release while the waiters of that process are
+// next in the server's queue and want the same lease.
 //
 // Java waiters send no heartbeats. They keep their position until a deadline that Redisson
-// computes when they arrive: about five minutes for each position, unless
-// fairLockWaitTimeout says otherwise. A Java waiter that died delays the waiters behind it
-// for that long, and for another fairLockWaitTimeout for each waiter of this package that
-// left the queue before it. A dead waiter of this package causes the same delay while only
-// Java clients use the lock, because they do not read heartbeats. Far from the head it has
-// the deadline of the end of the queue. Give both sides the same fairLockWaitTimeout
-// (redlatch.WithFairWaitTimeout here).
+// computes when they arrive: fairLockWaitTimeout, by default five minutes, for each position.
+// A Java waiter that died delays the waiters behind it for that long, and for another
+// fairLockWaitTimeout for each waiter of this package that left the queue before it. A dead
+// waiter of this package causes the same delay while only Java clients use the lock, because
+// they do not read heartbeats. Far from the head it has the deadline of the end of the queue.
+// Both sides need the same fairLockWaitTimeout (redlatch.WithFairWaitTimeout here).
 //
 // TryLock never enters the queue, and fails while the queue has waiters.
 package fairlock
@@ -65,9 +64,9 @@ func newLock(s *session.Session, name string, opts ...Option) *Lock {
 // Name returns the name that was passed to the client.
 func (l *Lock) Name() string { return l.l.Name() }
 
-// Lock acquires the lock. It blocks until all waiters that arrived before have had the
-// lock, ctx ends, or lock.Wait runs out. See lock.Locker for its errors. With NonReentrant
-// it fails at once with lock.ErrReentered if the owner holds the lock already.
+// Lock acquires the lock, after all waiters that arrived before. It blocks until it has the
+// lock, ctx ends, or lock.Wait runs out. See lock.Locker for its errors. With NonReentrant it
+// fails at once with lock.ErrReentered if the owner already holds the lock.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.Lock(ctx, opts...)
 }
@@ -79,11 +78,12 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 }
 
 // Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
-// another one. The hold has the fencing token of the detached one, if any, but another owner. Of
-// several callers exactly one succeeds; for the others, and if the lease of the detached hold is
-// over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
-// one round trip. If the error matches lock.ErrIndeterminate, the lock can soon be adopted under
-// the same id again, for the lease that this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
+// another one. The hold has the fencing token of the detached one, if any, but another owner.
+// Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
+// the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
+// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
+// this call requested.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.Adopt(ctx, id, opts...)
 }
@@ -93,18 +93,17 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 	return lock.Do(ctx, l, fn, opts...)
 }
 
-// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
-// process, and releases the lock if that was its only one. It blocks until the server has
-// answered. The error matches lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if
-// that owner has no hold in this process. Other errors are those of Hold.Unlock.
+// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
+// and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
+// lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
+// process. Other errors are those of Hold.Unlock.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
-// ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It
-// reports whether the lock was held. Holds of this client are lost at once. Any other hold
-// is lost at its next renewal, after at most a third of its lease, or, if its lease is
-// fixed, at the end of the lease; until then its holder assumes to hold the lock.
-// ForceUnlock blocks for one round trip. It returns an error and has no effect if the key is
-// not a lock.
+// ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It reports
+// whether the lock was held. Holds of this client are lost at once. Any other hold is lost at
+// its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end
+// of the lease. Until then its context does not end. ForceUnlock blocks for one round trip. It
+// returns an error and has no effect if the key is not a lock.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
 	return l.l.Force(ctx, func() (bool, error) { return l.p.Force(ctx) })
 }
@@ -115,18 +114,18 @@ func (l *Lock) IsLocked(ctx context.Context) (bool, error) {
 	return ttl != 0, err
 }
 
-// TTL returns after what time the lock will be free if it is neither renewed nor released:
-// 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
+// TTL returns the time after which the lock becomes free if it is neither renewed nor
+// released: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
 func (l *Lock) TTL(ctx context.Context) (time.Duration, error) { return l.l.TTL(ctx) }
 
-// HoldCount returns the number of holds of owner: those in this process or, if there are
-// none, the number on the server, which is above 1 for Java threads only. It blocks for one
-// round trip at most.
+// HoldCount returns the number of holds of owner: those in this process or, if there are none,
+// the number on the server, which is above 1 for Java threads only. It blocks for one round
+// trip unless owner has a hold in this process.
 func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	return l.l.HashCount(ctx, owner, owner.String())
 }
 
-// IsHeldBy reports whether owner has a hold, as counted by HoldCount.
+// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
 func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 	n, err := l.HoldCount(ctx, owner)
 	return n > 0, err

@@ -58,8 +58,8 @@ type Waiter struct {
 	// Owner if lock.ParseOwner does not accept it.
 	Owner lock.Owner
 	// Deadline is when the waiter loses its queue position, by the server's clock, unless
-	// it sends a heartbeat before. A waiter of this library sends heartbeats for as long
-	// as it waits, so its deadline moves on; a waiter in Java sends none.
+	// it sends a heartbeat first. Waiters of redlatch send heartbeats while they wait; those
+	// of Java send none.
 	Deadline time.Time
 }
 
@@ -180,7 +180,7 @@ func (p *protocol) Force(ctx context.Context) (bool, error) {
 	return forceUnlockScript.Exec(ctx, p.s.Client, p.keys, p.args).AsBool()
 }
 
-// Queue returns the live waiters, the first first.
+// Queue returns the live waiters in order.
 func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
 	reply, err := queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait)}).ToArray()
 	if err != nil {
@@ -202,8 +202,8 @@ func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
 	return waiters, nil
 }
 
-// heartbeats sends the heartbeats of waiters. A lease of it is a queue position: its key is
-// that of the lock.
+// heartbeats sends the heartbeats of waiters. Its leases are queue positions, each with the key
+// of its lock.
 type heartbeats struct {
 	client      rueidis.Client
 	wait        time.Duration

@@ -2,10 +2,10 @@
 // objects share one subscriber connection (one per primary with sharded pub/sub), and
 // all listeners of a channel share one subscription.
 //
-// Messages are hints. The hub only promises to notify a listener whenever a message may
-// have been missed. Waiters must therefore also poll at intervals. In return, no
-// operation fails because of pub/sub: if the connection is down or subscribing is
-// forbidden, the hub keeps trying while its listeners poll.
+// Messages are hints and may be lost. The hub notifies a listener when it has subscribed again,
+// but not when the connection is lost, so waiters must also poll at intervals. No operation fails
+// because of pub/sub: if the connection is down or subscribing is forbidden, the hub keeps trying
+// while its listeners poll.
 package pubsub
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/redis/rueidis"
 )
 
-// Mode is the kind of pub/sub that the processes on a server have agreed on. Messages
-// of one kind do not reach subscribers of the other.
+// Mode is a kind of pub/sub. Messages of one kind do not reach subscribers of the other, so all
+// processes on a server must use the same.
 type Mode uint8
 
 const (
@@ -60,8 +60,8 @@ type Options struct {
 	// Sharded selects SSUBSCRIBE, on the primary that owns a channel's slot.
 	// It needs a cluster client.
 	Sharded bool
-	// KeepWarm is how long a channel stays subscribed after its last listener has left;
-	// 0 means DefaultKeepWarm, a negative value not at all.
+	// KeepWarm is how long a channel stays subscribed after its last listener has left.
+	// 0 means DefaultKeepWarm, and a negative value no time.
 	KeepWarm time.Duration
 	// Logger receives warnings about the connection; nil means none.
 	Logger *slog.Logger
@@ -71,11 +71,11 @@ type Options struct {
 }
 
 const (
-	// DefaultKeepWarm spares an occasionally contended lock from subscribing and
+	// DefaultKeepWarm keeps an occasionally contended lock from subscribing and
 	// unsubscribing each time.
 	DefaultKeepWarm = 5 * time.Second
 
-	// maxChannels is the number of channels from which on none is kept subscribed without a
+	// maxChannels is the number of channels above which none stays subscribed without a
 	// listener.
 	maxChannels = 10_000
 
@@ -286,7 +286,7 @@ func (h *Hub) Close() {
 	h.done.Wait()
 }
 
-// wakeAssigner has channels assigned soon. h.mu is held.
+// wakeAssigner makes assign run soon. h.mu is held.
 func (h *Hub) wakeAssigner() {
 	if !h.started {
 		h.started = true

@@ -7,12 +7,12 @@ import (
 )
 
 // Backoff returns the pause of a waiter for a spin lock or a plain lock after its n-th
-// attempt, counted from 1, if that fails. It is called before the attempt, and may be called
-// concurrently. A panic ends the wait, and leaves nothing on the server.
+// attempt, counted from 1, if that attempt fails. It is called before the attempt, and may be
+// called concurrently. A panic ends the wait and leaves nothing on the server.
 type Backoff func(n int) time.Duration
 
 // WithBackoff sets the pauses of a spin lock, or the longest pauses of a plain lock, whose
-// waiters also wake up by messages. Other locks do not use it.
+// waiters are also woken by messages. Other locks ignore it.
 func WithBackoff(b Backoff) Option {
 	return func(p *protocol) {
 		if b != nil {

@@ -9,7 +9,7 @@ import (
 )
 
 // ErrStaleToken means that a fencing token is older than one already seen: its holder has
-// lost the lock, and may not know.
+// lost the lock, and may not know it yet.
 var ErrStaleToken = errors.New("redlatch: stale fencing token")
 
 // Guard protects a resource from late holders: it rejects a fencing token that is older than

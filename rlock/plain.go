@@ -15,22 +15,23 @@ import (
 
 func init() { construct.Provide(newPlain) }
 
-// Plain is the lock that most other libraries implement: a string with a unique value for
-// each acquisition, which is set if the key does not exist (SET NX PX), and deleted and
-// extended by the holder of that value. It excludes the locks of redsync, redislock and most
-// hand-written locks with the same name. The other locks of this package have another type on
-// the server; with the same name, each is an error for the other (WRONGTYPE), and to the other
-// libraries they look like a lock that is held. Redisson has no such lock. It is not reentrant: another acquisition by its owner is an error that matches
-// lock.ErrReentered.
+// Plain is the lock that most other libraries implement: a string with a unique value for each
+// acquisition. SET NX PX acquires it, and the holder of the value deletes or extends it. It
+// excludes the locks of redsync, redislock and most hand-written locks with the same name.
+// Redisson has no such lock. It is not reentrant: for another acquisition by its owner the
+// error matches lock.ErrReentered.
 //
-// Other libraries release without a message. Waiters receive the releases of redlatch, and
-// try when the lease ends and after pauses that grow to a quarter of a second; see
-// WithBackoff.
+// The other locks of this package have another type on the server. A plain lock and one of
+// those with the same name get WRONGTYPE errors from each other; other libraries see a lock
+// that is held.
 //
-// Other libraries also poll. While many callers of a process contend, pollers would hardly
-// ever find the lock free. So after every 3 s of passing it on, a process leaves the lock free
-// for 0.3 s, in which no waiter of redlatch tries; a first attempt does. A client that polls
-// every 0.25 s, as redsync does, finds the lock free in that time.
+// A release of redlatch wakes waiters. Other libraries publish no releases, so waiters also try
+// when the lease ends, and after pauses that grow to a quarter of a second; see WithBackoff.
+//
+// Other libraries poll, and would rarely find a lock free for which many callers of a process
+// contend. So after every 3 s of hand-offs a process leaves the lock free for 0.3 s, in which
+// no waiter of redlatch tries, but a first attempt does. A client that polls every 0.25 s, as
+// redsync does, finds the lock free in that time.
 type Plain struct {
 	object
 	s *session.Session
@@ -52,9 +53,9 @@ func newPlain(s *session.Session, name string, opts ...Option) *Plain {
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
 // reports whether the lock was held. Any string with that name counts as a lock. This client's
 // hold is lost at once. Any other hold of redlatch is lost at its next renewal, after at most a
-// third of its lease, or, if its lease is fixed, at the end of the lease; until then its holder
-// assumes to hold the lock. ForceUnlock blocks for one round trip. It returns an error and has
-// no effect if the key is not a string.
+// third of its lease, or, if its lease is fixed, at the end of the lease. Until then its
+// context does not end. ForceUnlock blocks for one round trip. It returns an error and has no
+// effect if the key is not a string.
 func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 	key := l.l.Key()
 	return l.l.Force(ctx, func() (bool, error) {
@@ -64,8 +65,7 @@ func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 }
 
 // HoldCount returns 1 if owner has a hold in this process or is the value on the server, and
-// 0 otherwise. For an owner with a hold in this process it does not block; otherwise it
-// blocks for one round trip.
+// 0 otherwise. It blocks for one round trip unless owner has a hold in this process.
 func (l *Plain) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	return l.l.HoldCount(ctx, owner, func() (int64, error) {
 		value, err := wire.Read(ctx, l.s.Client, "GET", l.l.Key()).ToString()

@@ -36,7 +36,7 @@ type protocol struct {
 	s            *session.Session
 	kind         string
 	fenced       bool
-	silent       bool // publishes nothing and hears nothing
+	silent       bool // neither publishes nor subscribes
 	nonReentrant bool
 	backoff      Backoff // nil unless silent
 	channel      string  // of the lock, unless silent
@@ -103,7 +103,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 // fencedProtocol is the protocol of fenced locks. Each hold needs a token of its own.
 type fencedProtocol struct{ *protocol }
 
-// maxTokens bounds how many tokens a question draws: those that are not used leave a gap.
+// maxTokens bounds how many tokens a question draws: unused ones leave a gap.
 const maxTokens = 16
 
 // Confirm implements locking.Prepared.

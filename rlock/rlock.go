@@ -63,10 +63,10 @@ func newLock(s *session.Session, name string, opts ...Option) *Lock {
 	return &m.Lock
 }
 
-// Fenced is a lock whose every acquisition gets a fencing token: a number higher than those
-// of all acquisitions before. Some numbers may be skipped. The token belongs to the hold
-// (Hold.Token) and is at least 1; re-entry shares it. A resource that remembers the highest
-// token it has seen can reject late holders; see Guard.
+// Fenced is a lock with fencing tokens: each acquisition gets a number higher than those of all
+// earlier ones. Some numbers may be skipped. The token belongs to the hold (Hold.Token) and is
+// at least 1; re-entry shares it. A resource that remembers the highest token it has seen can
+// reject late holders; see Guard.
 //
 // The counter is a separate key without expiry, which outlives the lock. It is as durable as
 // the server: after a failover to a replica that missed the last increments, a token can be
@@ -85,8 +85,8 @@ func newFenced(s *session.Session, name string, opts ...Option) *Fenced {
 }
 
 // ResetTokens removes the counter unless the lock is held, and reports whether it did. It is
-// for names that are no longer used: the counters of generated names, such as one per order,
-// would otherwise accumulate. The next token is 1 again, and resources that remember a higher
+// for names that are no longer used: otherwise the counters of generated names, such as one per
+// order, accumulate. The next token is 1 again, and resources that remember a higher
 // one reject it. ResetTokens blocks for one round trip.
 func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	if err := f.l.Check(ctx); err != nil {
@@ -101,8 +101,8 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 }
 
 // Spin is a lock without pub/sub: its release publishes nothing, and waiters try again after
-// a growing pause. It suits locks that are held very briefly, on servers where publishing is
-// expensive. Within a process waiters still queue, and only the first one tries.
+// growing pauses. It suits locks that are held briefly, on servers where publishing is
+// expensive. The waiters of a process still queue, and only the first one tries.
 type Spin struct{ base }
 
 // newSpin returns the spin lock of that name.
@@ -163,9 +163,9 @@ func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) b
 // Name returns the name that was passed to the client.
 func (o object) Name() string { return o.l.Name() }
 
-// Lock acquires the lock. It blocks until the lock is free, ctx ends, or lock.Wait runs out.
-// See lock.Locker for its errors. With NonReentrant, and for a plain lock, it fails at once with
-// lock.ErrReentered if the owner holds the lock already.
+// Lock acquires the lock. It blocks until it has the lock, ctx ends, or lock.Wait runs out. See
+// lock.Locker for its errors. With NonReentrant, and for a plain lock, it fails at once with
+// lock.ErrReentered if the owner already holds the lock.
 func (o object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return o.l.Lock(ctx, opts...)
 }
@@ -177,11 +177,12 @@ func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, er
 }
 
 // Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
-// another one. The hold has the fencing token of the detached one, if any, but another owner. Of
-// several callers exactly one succeeds; for the others, and if the lease of the detached hold is
-// over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
-// one round trip. If the error matches lock.ErrIndeterminate, the lock can soon be adopted under
-// the same id again, for the lease that this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
+// another one. The hold has the fencing token of the detached one, if any, but another owner.
+// Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
+// the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
+// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
+// this call requested.
 func (o object) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
 	return o.l.Adopt(ctx, id, opts...)
 }
@@ -191,16 +192,16 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 	return lock.Do(ctx, o, fn, opts...)
 }
 
-// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this
-// process, and releases the lock with the last of them. It blocks like Hold.Unlock. The
-// error matches lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has
-// no hold in this process; other errors are those of Hold.Unlock.
+// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
+// and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
+// lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
+// process. Other errors are those of Hold.Unlock.
 func (o object) Unlock(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports
 // whether the lock was held. Holds of this client are lost at once. Any other hold is lost at
 // its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end
-// of the lease; until then its holder assumes to hold the lock. ForceUnlock blocks for one round trip. It
+// of the lease. Until then its context does not end. ForceUnlock blocks for one round trip. It
 // returns an error and has no effect if the key is not a lock.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	return b.l.Force(ctx, func() (bool, error) {
@@ -219,9 +220,9 @@ func (o object) IsLocked(ctx context.Context) (bool, error) {
 // released: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
 func (o object) TTL(ctx context.Context) (time.Duration, error) { return o.l.TTL(ctx) }
 
-// HoldCount returns the number of holds of owner: those in this process, or else the
-// number that the server has for an owner of Java. For an owner of this process it does not
-// block; otherwise it blocks for one round trip.
+// HoldCount returns the number of holds of owner: those in this process or, if there are none,
+// the number on the server, which is above 1 for Java threads only. It blocks for one round trip
+// unless owner has a hold in this process.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	return b.l.HashCount(ctx, owner, owner.String())
 }

@@ -15,8 +15,8 @@
 // # Order
 //
 // Readers and writers of a process wait in one queue, first come, first served. Consecutive
-// readers enter together, and a waiting writer blocks the readers behind it. The lock passes
-// on as it is from writer to writer only; otherwise it is released in between.
+// readers enter together, and a waiting writer blocks the readers behind it. Only a writer
+// passes the lock on without a release, and only to a writer.
 //
 // Across processes of redlatch, a writer that waits for readers registers on the server.
 // It blocks new readers until it has had the lock or gives up, so a stream of readers cannot
@@ -24,13 +24,13 @@
 // unless another writer is faster. If the message of that release is lost, it enters up to two
 // seconds later. The registration of a writer that dies ends within five seconds. Writers of
 // several processes, and a writer and readers that wait for the release of another writer,
-// compete as with rlock: the first attempt decides by chance, and a process that has passed
-// the lock on between its writers a bounded number of times lets others in.
+// compete at random. A process that has passed the lock on between its writers a bounded number
+// of times yields to others.
 //
-// A goroutine that holds the read lock must not acquire it again without an owner: if a writer
-// waits in between, the second acquisition waits behind the writer, and the writer for the
-// first, as with a [sync.RWMutex]. Where reads nest, use lock.WithOwner for both. Lock logs a
-// warning when its context comes from a hold on the same lock.
+// A goroutine that holds the read lock must not acquire it again without an owner. If a writer
+// waits in between, the second acquisition waits for the writer, and the writer waits for the
+// first acquisition, as with a [sync.RWMutex]. Where reads nest, use lock.WithOwner for both. Lock
+// logs a warning when its context comes from a hold on the same lock.
 //
 // Java clients ignore the registration. Their readers enter whenever the lock is in read mode
 // and can starve any writer. Readers of either side can starve a Java writer.
@@ -94,26 +94,26 @@ func newBase(l locking.Lock, p *protocol) base { return base{l.Member(), &l, p} 
 // Name returns the name passed to Client.RWLock.
 func (b base) Name() string { return b.l.Name() }
 
-// Lock acquires this side of the lock. It waits until that is possible, ctx is done, or the
-// time of lock.Wait is over. See lock.Locker for its errors.
+// Lock acquires this side of the lock. It blocks until it has the lock, ctx ends, or lock.Wait
+// runs out. See lock.Locker for its errors.
 func (b base) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return b.l.Lock(ctx, opts...)
 }
 
 // TryLock makes one attempt, which blocks for one round trip. The error matches
-// lock.ErrNotAcquired if other owners prevent the acquisition. A reader is prevented by an
-// owner that writes or waits to write, a writer by any other owner. See lock.Locker for other
-// errors.
+// lock.ErrNotAcquired if another owner is in the way: for a reader one that writes or waits to
+// write, for a writer any. See lock.Locker for other errors.
 func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return b.l.TryLock(ctx, opts...)
 }
 
 // Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
-// another one. The hold has the fencing token of the detached one, if any, but another owner. Of
-// several callers exactly one succeeds; for the others, and if the lease of the detached hold is
-// over, the error matches lock.ErrNotHeld. ctx and the options are those of TryLock. Adopt blocks for
-// one round trip. If the error matches lock.ErrIndeterminate, the lock can soon be adopted under
-// the same id again, for the lease that this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
+// another one. The hold has the fencing token of the detached one, if any, but another owner.
+// Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
+// the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
+// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
+// this call requested.
 func (b base) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
 	return b.l.Adopt(ctx, id, opts...)
 }
@@ -130,12 +130,12 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock if this side of it is held, by any owner, and wakes the waiters.
-// It reports whether this side was held. ForceUnlock of the read lock has no effect while there
-// is a writer, that of the write lock no effect while there are only readers. The writer's own
-// read holds end with the write lock. This client's holds on this side are lost at once. Any
-// other hold is lost at its next renewal, after at most a third of its lease, or, if its lease
-// is fixed, at the end of the lease. ForceUnlock blocks for one round trip. It returns an error
-// and has no effect if the key is not a lock.
+// It reports whether this side was held. On the read lock it has no effect while a writer holds
+// the lock, and on the write lock while only readers do. The writer's own read holds end with
+// the write lock. This client's holds on this side are lost at once. Any other hold is lost at
+// its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end
+// of the lease. ForceUnlock blocks for one round trip. It returns an error and has no effect if
+// the key is not a lock.
 func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 	return b.l.Force(ctx, func() (bool, error) { return b.p.force(ctx, b.l.Key()) })
 }
@@ -150,14 +150,13 @@ func (b base) IsLocked(ctx context.Context) (bool, error) {
 	return locked && err == nil, wire.ReadFailed(ctx, "look at", b.Name(), began, err)
 }
 
-// TTL returns the time after which the lock, whichever side is held, becomes free if it is
-// neither renewed nor released: 0 if it is free now, lock.NoExpiry if never. It blocks for one
-// round trip.
+// TTL returns the time after which both sides of the lock are free if it is neither renewed nor
+// released: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
 func (b base) TTL(ctx context.Context) (time.Duration, error) { return b.l.TTL(ctx) }
 
-// HoldCount returns the number of holds that owner has on this side of the lock. It counts
-// those of this process if there are any, and otherwise asks the server, which blocks for one
-// round trip.
+// HoldCount returns the number of holds that owner has on this side of the lock: those in this
+// process or, if there are none, the number on the server. It blocks for one round trip unless
+// owner has a hold in this process.
 func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	if b.p.kind == kindWrite {
 		return b.l.HashCount(ctx, owner, wire.WriteOwner(owner))
