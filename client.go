@@ -303,10 +303,9 @@ func (c *Client) Close() {
 // Close, or another Shutdown, closes the client while holds remain, and nil if the client is
 // closed already. If ctx is nil, the error matches lock.ErrInvalid, and nothing happens.
 //
-// Shutdown does not wait for holds that this process may never end: a permit whose ID was called,
-// which any process may release by that id; a hold with a fixed lease that was dropped without
-// Unlock; and permits of a Semaphore, which have no holder. These stay on the server until their
-// lease ends or another process releases them.
+// Shutdown does not wait for what no hold of this process will release: what Detach has left; a hold
+// with a fixed lease that was dropped without Unlock; and permits of a Semaphore, which have no
+// holder. These stay on the server until their lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)

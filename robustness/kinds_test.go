@@ -121,11 +121,8 @@ type permitLocker struct{ *semaphore.PermitSemaphore }
 type permitHold struct{ *semaphore.Permit }
 
 func (h permitHold) Unlock(ctx context.Context) error { return h.Release(ctx) }
-func (permitHold) Detach(context.Context, time.Duration) (string, error) {
-	return "", lock.ErrUnsupported
-}
-func (permitHold) Owner() lock.Owner { return lock.Owner{} }
-func (permitHold) Token() int64      { return 0 }
+func (permitHold) Owner() lock.Owner                  { return lock.Owner{} }
+func (permitHold) Token() int64                       { return 0 }
 
 func (l permitLocker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	p, err := l.Acquire(ctx, opts...)

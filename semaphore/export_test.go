@@ -37,4 +37,5 @@ var Scripts = map[string]*wire.Script{
 	"resize": resizeScript, "delete": deleteScript, "stats": statsScript,
 	"permit_acquire": permitAcquireScript, "permit_undo": permitUndoScript, "permit_release": permitReleaseScript,
 	"permit_left": permitLeftScript, "permit_extend": permitExtendScript, "permit_renew": permitRenewScript,
+	"permit_transfer": permitTransferScript,
 }

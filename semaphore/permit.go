@@ -21,28 +21,21 @@ import (
 
 // Permit is what Acquire or AcquireN has acquired from a PermitSemaphore: one permit, or several
 // that end together, with one context and one lease. It must be released once, with Release or by
-// its ids. If one of several permits is lost, or released by its id alone, the Permit is lost;
-// Release then releases the others. A renewed Permit that becomes unreachable earlier is logged
-// and released, unless ID or IDs was called. All methods are safe for concurrent use.
+// its ids, unless Detach leaves it to another process. If one of several permits is lost, or
+// released by its id alone, the Permit is lost; Release then releases the others. A renewed Permit
+// that becomes unreachable earlier is logged and released: an id does not keep it. All methods are
+// safe for concurrent use.
 type Permit struct {
 	p      *permit
 	handle *hold.Handle
 }
 
 // ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
-// PermitSemaphore.Release releases the permit by its id, in any process, so a Permit whose ID was
-// called is not released when it becomes unreachable, and the client's Shutdown does not wait for
-// its release.
-func (p *Permit) ID() string {
-	p.handle.Disarm()
-	p.p.Disown()
-	return p.p.id()
-}
+// PermitSemaphore.Release releases the permit by its id, in any process.
+func (p *Permit) ID() string { return p.p.id() }
 
-// IDs returns the ids of all its permits. Otherwise it is like ID.
+// IDs returns the ids of all its permits.
 func (p *Permit) IDs() []string {
-	p.handle.Disarm()
-	p.p.Disown()
 	ids := make([]string, len(p.p.raw))
 	for i, raw := range p.p.raw {
 		ids[i] = hex.EncodeToString([]byte(raw))
@@ -58,7 +51,7 @@ func (p *Permit) Name() string { return p.p.Name() }
 // permit was lost, context.Canceled if it was released (by Release: before the request is
 // sent), or the parent's cause if the parent was canceled, which does not release the permit.
 // Context never blocks and always returns the same context. The context does not keep the
-// permit alive: keep the Permit or its id.
+// permit alive: keep the Permit.
 func (p *Permit) Context() context.Context { return p.p.Context() }
 
 // Remaining returns how long the permit is certain to stay acquired, by the local monotonic
@@ -72,6 +65,23 @@ func (p *Permit) Remaining() time.Duration { return p.handle.Remaining() }
 // unchanged.
 func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 	return p.handle.Extend(ctx, lease)
+}
+
+// Detach ends the permit without releasing it, and returns an id with which PermitSemaphore.Adopt,
+// in any process, returns a new Permit. Until then the permit is acquired, for lease from now. So
+// work under the permit can go on in another process, or after a restart. Of several permits all
+// are detached, under one id. Detach tries even if ctx is done, and blocks until the server has
+// answered, for about 5 s at most.
+//
+// The error matches lock.ErrInvalid if lease is less than a millisecond; the permit goes on then.
+// Other errors are those of Release. If the error matches lock.ErrIndeterminate, Detach returns the
+// id too, and the retries continue in the background, for 5 minutes at most. If Adopt does not find
+// the permit, it becomes free when the lease that it had ends.
+//
+// In the id, the digits before the # are the id of the detached permit, with which Java and
+// PermitSemaphore.Release can release it too. The ids of several permits are consecutive numbers.
+func (p *Permit) Detach(ctx context.Context, lease time.Duration) (id string, err error) {
+	return p.handle.Detach(ctx, lease)
 }
 
 // Release releases the permit. It tries even if ctx is done, and blocks until the server has
@@ -120,8 +130,8 @@ func (e *PermitSemaphore) local(raw string) *permit {
 }
 
 // newPermit returns the Permit of a served request, whose context is a child of parent. The
-// session is open.
-func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options) *Permit {
+// session is open, and the caller is that many frames above.
+func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options, above int) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = renewer{locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}}
@@ -129,7 +139,7 @@ func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.O
 	p := &permit{e: e, raw: r.grant.ids, changing: make(chan struct{}, 1)}
 	p.Site = r.site
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
-	p.Given(4) // above newPermit, take, acquireN or tryAcquireN, and its caller
+	p.Given(above)
 	p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), strings.Join(p.raw, "")
 	p.lease.Weight = int32(len(p.raw))
 	for _, raw := range p.raw {
@@ -264,18 +274,38 @@ func (p *permit) Extend(ctx context.Context, lease time.Duration) error {
 	return p.Err("Extend", p.e.id.Name)
 }
 
-// Detach completes lock.Hold.
-func (p *permit) Detach(context.Context, time.Duration) (string, error) {
-	return "", lock.ErrUnsupported
-}
-
 // Unlock implements lock.Hold.
 func (p *permit) Unlock(ctx context.Context) error {
-	if p.e.s.Stay() { // Close waits for the release
+	return p.end(ctx, "Release", "release a permit of", func(ctx context.Context) (bool, error) {
+		result, err := p.e.release(ctx, patience, p.asGrant(), true)
+		return result == releaseDone, err
+	})
+}
+
+// Detach implements lock.Hold.
+func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, err error) {
+	to := newIDs(len(p.raw))
+	err = p.end(ctx, "Detach", "detach a permit of", func(ctx context.Context) (bool, error) {
+		moved, err := p.e.leave(ctx, p.raw, to, lease)
+		if err == nil && !moved {
+			p.e.s.Go(p.free) // what is left of several
+		}
+		return moved, err
+	})
+	if err != nil && !errors.Is(err, lock.ErrIndeterminate) {
+		return "", err
+	}
+	return detachedID(to), err
+}
+
+// end ends the permit for op with a request, which reports whether the server had it. what describes
+// the request.
+func (p *permit) end(ctx context.Context, op, what string, request func(ctx context.Context) (bool, error)) error {
+	if p.e.s.Stay() { // Close waits for the request
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()
-	if err := p.End("Release", p.e.id.Name); err != nil {
+	if err := p.End(op, p.e.id.Name); err != nil {
 		if errors.Is(err, lock.ErrLost) {
 			p.e.s.Go(p.free)
 		}
@@ -284,14 +314,14 @@ func (p *permit) Unlock(ctx context.Context) error {
 	p.forget()
 	ctx, released := p.StartRelease(ctx)
 	began := time.Now()
-	result, err := p.e.release(ctx, patience, p.asGrant(), true)
+	stood, err := request(ctx)
 	switch {
-	case err == nil && result != releaseDone:
+	case err == nil && !stood:
 		err = p.lostError(lock.ReasonGone, nil)
 	case wire.IsWrongType(err):
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	}
-	return p.Released(released, p.e.failed(ctx, "release a permit of", began, err))
+	return p.Released(released, p.e.failed(ctx, what, began, err))
 }
 
 // renewer renews permits. The Owner of a lease is the ids of all its permits, one after the other.

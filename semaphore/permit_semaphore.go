@@ -4,10 +4,10 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
+	"encoding/binary"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -92,17 +92,23 @@ func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.O
 }
 
 func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
-	o, err := lock.ResolvePermit(opts...)
+	o, err := tryOptions(opts)
 	if err != nil {
 		return nil, err
 	}
-	switch {
-	case o.Bounded:
-		return nil, fmt.Errorf("%w: Wait: TryAcquire does not wait", lock.ErrInvalid)
-	case o.MaxWaiters > 0:
-		return nil, fmt.Errorf("%w: MaxWaiters: TryAcquire does not wait", lock.ErrInvalid)
-	}
 	return e.take(ctx, n, o, true)
+}
+
+// tryOptions reads the options of a call that does not wait.
+func tryOptions(opts []lock.Option) (lock.Options, error) {
+	o, err := lock.ResolvePermit(opts...)
+	switch {
+	case err == nil && o.Bounded:
+		err = fmt.Errorf("%w: Wait: TryAcquire does not wait", lock.ErrInvalid)
+	case err == nil && o.MaxWaiters > 0:
+		err = fmt.Errorf("%w: MaxWaiters: TryAcquire does not wait", lock.ErrInvalid)
+	}
+	return o, err
 }
 
 // Do acquires a permit like Acquire, runs fn under the permit's context, and releases the permit
@@ -128,18 +134,23 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 		return nil, lock.ErrClosed
 	}
 	defer e.s.Leave()
-	g := grant{permits: n, lease: o.Lease}
-	switch o.Lease {
-	case lock.NoExpiry:
-		g.lease = forever
-	case 0:
-		g.lease = e.s.WatchdogTimeout
-	}
-	r, err := e.acquire(ctx, g, o, once)
+	r, err := e.acquire(ctx, grant{permits: n, lease: e.lease(o)}, o, once)
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermit(o.HoldParent(ctx), r, o), nil
+	return e.newPermit(o.HoldParent(ctx), r, o, 4), nil // above newPermit, take, acquireN or tryAcquireN, and its caller
+}
+
+// lease returns the first lease of a permit with these options.
+func (e *PermitSemaphore) lease(o lock.Options) time.Duration {
+	switch o.Lease {
+	case lock.NoExpiry:
+		return forever
+	case 0:
+		return e.s.WatchdogTimeout
+	default:
+		return o.Lease
+	}
 }
 
 // Release releases permits by their ids, no matter which process acquired them. It releases
@@ -305,11 +316,18 @@ const idSize = 16
 
 // newIDs returns n new ids in the form of the server.
 func newIDs(n int) []string {
-	random := make([]byte, idSize*n)
-	_, _ = rand.Read(random) // never returns an error
-	ids := make([]string, 0, n)
-	for id := range slices.Chunk(random, idSize) {
-		ids = append(ids, string(id))
+	first := make([]byte, idSize)
+	_, _ = rand.Read(first) // never returns an error
+	return consecutive(string(first), n)
+}
+
+// consecutive returns n ids from the first one on, so that this one identifies all of them. Only the
+// last 32 bits count up.
+func consecutive(first string, n int) []string {
+	const at = idSize - 4
+	ids, last := make([]string, n), binary.BigEndian.Uint32([]byte(first[at:]))
+	for i := range ids {
+		ids[i] = string(binary.BigEndian.AppendUint32([]byte(first[:at]), last+uint32(i)))
 	}
 	return ids
 }

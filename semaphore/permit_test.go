@@ -263,10 +263,13 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 			ids["updated"] = updated.ID()
 			p, err := e.Acquire(t.Context())
 			require.NoError(t, err)
-			require.NotNil(t, p.Context()) // without a call of ID
+			require.Len(t, p.IDs(), 1)
+			require.NotEmpty(t, p.ID())
 			p, err = e.Acquire(t.Context())
 			require.NoError(t, err)
-			ids["known"] = p.ID()
+			id, err := p.Detach(t.Context(), time.Hour)
+			require.NoError(t, err)
+			ids["detached"], _, _ = strings.Cut(id, "#")
 			p, err = e.Acquire(t.Context())
 			require.NoError(t, err)
 			require.NoError(t, e.Release(t.Context(), p.ID()))
@@ -281,7 +284,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "dropped without Release"))
 		require.Contains(t, log.String(), "permit_test.go")
-		for _, kind := range []string{"fixed", "forever", "updated", "known"} {
+		for _, kind := range []string{"fixed", "forever", "updated", "detached"} {
 			require.NotContains(t, log.String(), ids[kind])
 			require.NoError(t, e.Release(t.Context(), ids[kind]), kind)
 		}

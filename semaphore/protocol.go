@@ -141,6 +141,8 @@ var (
 	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
 	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")
 	permitRenewScript   = wire.LoadScript(luaFiles, "permit_renew")
+
+	permitTransferScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_transfer").AtRest()
 )
 
 const (

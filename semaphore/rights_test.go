@@ -14,6 +14,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // rightsWait is long enough to join the wait queue.
@@ -165,6 +166,18 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 		{"release of several", "", func(a *rightsScene) {
 			require.NoError(a, a.admin.try(a.Context(), 4))
 			a.releaseOther()
+		}},
+		{"adopt", permitKind, func(a *rightsScene) {
+			require.NoError(a, a.admin.try(a.Context(), 3))
+			expiring(a)
+			id, err := a.admin.permits[0].Detach(a.Context(), time.Minute)
+			require.NoError(a, err)
+			p, err := a.less.permitSem.Adopt(a.Context(), id)
+			if err != nil {
+				p, err = a.admin.permitSem.Adopt(a.Context(), id)
+				require.NoError(a, err)
+			}
+			a.admin.permits = []*semaphore.Permit{p}
 		}},
 		{"undo", "", func(a *rightsScene) {
 			ctx, cancel := context.WithCancel(a.Context())

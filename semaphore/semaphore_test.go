@@ -2,6 +2,7 @@ package semaphore_test
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -69,8 +70,10 @@ func (e permitSem) acquired(p *semaphore.Permit, err error) (acquired, error) {
 	if err != nil {
 		return nil, err
 	}
-	ids := p.IDs() // so that it is not released when the test drops it
-	return func(ctx context.Context) error { return e.Release(ctx, ids...) }, nil
+	return func(ctx context.Context) error {
+		defer runtime.KeepAlive(p)
+		return e.Release(ctx, p.IDs()...)
+	}, nil
 }
 
 type semaphoreOf func(c *redlatch.Client, name string, opts ...semaphore.Option) anySemaphore

@@ -103,6 +103,7 @@ func TestPermitSemaphoreWireFormat(t *testing.T) {
 				p, err := e.AcquireN(ctx, n, opts...)
 				if err == nil {
 					ids = append(ids, p.IDs()...)
+					keep(x.t, p)
 				}
 				return err
 			}

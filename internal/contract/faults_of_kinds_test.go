@@ -179,9 +179,10 @@ type taker struct {
 	plain     *semaphore.Semaphore
 	permitSem *semaphore.PermitSemaphore // nil: the other
 
-	mu  sync.Mutex
-	out int
-	ids []string
+	mu      sync.Mutex
+	out     int
+	ids     []string
+	permits []*semaphore.Permit // which would be released if they were dropped
 }
 
 func (x *site) taker(c *redlatch.Client, permitSem bool) *taker {
@@ -214,7 +215,7 @@ func (k *taker) take(ctx context.Context, n int, once bool) error {
 		k.out += n
 	}
 	if p != nil {
-		k.ids = append(k.ids, p.IDs()...)
+		k.ids, k.permits = append(k.ids, p.IDs()...), append(k.permits, p)
 	}
 	return err
 }

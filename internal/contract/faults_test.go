@@ -64,7 +64,8 @@ var (
 	permitRow = requestsOf("permit semaphore", requests{
 		acquire: "semaphore/permit_acquire", release: "semaphore/permit_release",
 		handOff: "semaphore/permit_release", renew: "semaphore/permit_renew", extend: "semaphore/permit_extend",
-		there: 3, here: 3, numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
+		transfer: "semaphore/permit_transfer",
+		there:    3, here: 3, numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
 	})
 	numberRow = requestsOf("semaphore", requests{
 		acquire: "semaphore/acquire", release: "semaphore/release", handOff: "semaphore/release",

@@ -465,15 +465,16 @@ func (p permits) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 	return p.hold(p.TryAcquire(ctx, opts...))
 }
 
+func (p permits) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+	return p.hold(p.PermitSemaphore.Adopt(ctx, id, opts...))
+}
+
 func (p permits) Do(ctx context.Context, fn func(context.Context) error, opts ...lock.Option) error {
 	return lock.Do(ctx, p, fn, opts...)
 }
 
 type permitHold struct{ *semaphore.Permit }
 
-func (permitHold) Detach(context.Context, time.Duration) (string, error) {
-	return "", lock.ErrUnsupported
-}
 func (permitHold) Owner() lock.Owner                  { return lock.Owner{} }
 func (permitHold) Token() int64                       { return 0 }
 func (h permitHold) Unlock(ctx context.Context) error { return h.Release(ctx) }

@@ -159,31 +159,43 @@ func TestReentryDuringShutdown(t *testing.T) {
 	})
 }
 
-// Permits that another process may release do not delay a shutdown.
-func TestShutdownLeavesDetachedPermits(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+// What was detached does not delay a shutdown, during which a hold can still be detached.
+func TestShutdownLeavesWhatIsDetached(t *testing.T) {
+	eachVirtually(t, detachable, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c, other := s.Client(t), s.Client(t)
-		e := c.PermitSemaphore("orders")
-		require.NoError(t, e.SetPermits(t.Context(), 4))
-		var ids []string
-		for _, opts := range [][]lock.Option{nil, {semaphore.Forever()}} {
-			p, err := e.Acquire(t.Context(), opts...)
-			require.NoError(t, err)
-			ids = append(ids, p.ID())
-		}
-		undetached, err := e.Acquire(t.Context(), semaphore.Forever())
-		require.NoError(t, err)
-		known, err := e.Acquire(t.Context())
-		require.NoError(t, err)
+		h := mustLock(t, t.Context(), k.of(c, "orders"))
 		shutdown := async(func() error { return c.Shutdown(t.Context()) })
 		running(t, shutdown, time.Hour)
-		require.NoError(t, e.Release(t.Context(), known.ID()))
+		_, err := k.of(c, "orders").(adopter).Adopt(t.Context(), unknownID(k, c))
+		require.ErrorIs(t, err, lock.ErrClosed)
+		id, err := h.Detach(t.Context(), time.Hour)
+		require.NoError(t, err)
+		require.NoError(t, ends(t, shutdown, time.Second))
+		h, err = k.of(other, "orders").(adopter).Adopt(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+// A permit whose id is known delays a shutdown until it is released, by its id or otherwise.
+func TestShutdownWaitsForPermitsWithKnownIDs(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		e := c.PermitSemaphore("orders", semaphore.Permits(2))
+		renewed, err := e.Acquire(t.Context())
+		require.NoError(t, err)
+		forever, err := e.Acquire(t.Context(), semaphore.Forever())
+		require.NoError(t, err)
+		ids := append(renewed.IDs(), forever.ID())
+		shutdown := async(func() error { return c.Shutdown(t.Context()) })
+		running(t, shutdown, time.Hour)
 		require.NoError(t, c.Semaphore("numbers").Release(t.Context(), 1))
 		require.ErrorIs(t, c.Semaphore("numbers").TryAcquire(t.Context(), 1), lock.ErrClosed)
-		require.ErrorIs(t, only(e.TryAcquire(t.Context())), lock.ErrClosed)
-		require.NoError(t, undetached.Release(t.Context()))
+		require.NoError(t, e.Release(t.Context(), ids[0]))
+		running(t, shutdown, time.Hour)
+		require.NoError(t, forever.Release(t.Context()))
 		require.NoError(t, ends(t, shutdown, time.Second))
-		require.NoError(t, other.PermitSemaphore("orders").Release(t.Context(), ids...))
+		require.ErrorIs(t, renewed.Release(t.Context()), lock.ErrNotHeld)
 	})
 }
 

@@ -2,7 +2,7 @@ package contract_test
 
 import (
 	"context"
-	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -18,6 +19,19 @@ import (
 // adopter is what Detach can leave a lock to.
 type adopter interface {
 	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+}
+
+// detachable is for kinds whose holds Detach can leave to another process.
+func detachable(k kind) bool { return k.owned || isPermit(k) }
+
+func isPermit(k kind) bool { return k.leased && k.free != "" }
+
+// unknownID returns an id under which nothing was detached.
+func unknownID(k kind, c *redlatch.Client) string {
+	if isPermit(k) {
+		return strings.Repeat("0", 32) + "#1"
+	}
+	return c.NewOwner().String() + "#0"
 }
 
 // keeps is for kinds that have lock.AtLeast.
@@ -106,7 +120,7 @@ func TestAtLeastOfAFailedAcquisition(t *testing.T) {
 
 // Detach leaves a lock held, and exactly one caller adopts it, in whatever process.
 func TestDetachAndAdopt(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, detachable, func(t *testing.T, s *testserver.Server, k kind) {
 		c, next := harness.Client(t, s), harness.Client(t, s)
 		for _, ctx := range k.owners(t, c) {
 			h := mustLock(t, ctx, k.of(c, "orders"))
@@ -118,7 +132,9 @@ func TestDetachAndAdopt(t *testing.T) {
 			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
 			require.Zero(t, h.Remaining())
 			isTaken(t, k.rival(next, "orders"))
-			require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(50_000))
+			if k.owned {
+				require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(50_000))
+			}
 
 			var mu sync.Mutex
 			var adopted []lock.Hold
@@ -139,7 +155,9 @@ func TestDetachAndAdopt(t *testing.T) {
 			require.Len(t, adopted, 1)
 			got := adopted[0]
 			require.Equal(t, h.Token(), got.Token())
-			require.NotEqual(t, h.Owner(), got.Owner())
+			if k.owned {
+				require.NotEqual(t, h.Owner(), got.Owner())
+			}
 			require.LessOrEqual(t, got.Remaining(), 30*time.Second)
 			isTaken(t, k.rival(c, "orders"))
 			require.NoError(t, got.Extend(t.Context(), time.Minute))
@@ -156,7 +174,7 @@ func TestDetachAndAdopt(t *testing.T) {
 
 // Several readers and the options of an acquisition.
 func TestAdoptOptions(t *testing.T) {
-	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, detachable, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		l := k.of(c, "orders")
 		adopt := func(lease time.Duration, opts ...lock.Option) lock.Hold {
@@ -206,7 +224,7 @@ func TestAdoptOptions(t *testing.T) {
 
 // What was detached passes by the waiters of its process, which may have had the lock before.
 func TestDetachWithWaiters(t *testing.T) {
-	eachVirtually(t, owned, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, detachable, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
 		l := k.of(c, "orders")
 		h := mustLock(t, t.Context(), k.rival(c, "orders"))
@@ -231,7 +249,7 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		l := k.of(c, "orders")
 		h := mustLock(t, t.Context(), l)
 		var none context.Context
-		if !k.owned {
+		if !detachable(k) {
 			_, err := h.Detach(t.Context(), time.Minute)
 			require.ErrorIs(t, err, lock.ErrUnsupported)
 			require.NoError(t, h.Unlock(t.Context()))
@@ -246,27 +264,38 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		require.NoError(t, h.Unlock(t.Context()))
 
 		a := l.(adopter)
+		k.prepare(t, s.Addr, "held")
 		held := mustLock(t, t.Context(), k.of(c, "held"))
-		_, err = k.of(c, "held").(adopter).Adopt(t.Context(), held.Owner().String())
+		heldID := held.Owner().String()
+		if p, ok := held.(permitHold); ok {
+			heldID = p.ID()
+		}
+		_, err = k.of(c, "held").(adopter).Adopt(t.Context(), heldID)
 		require.ErrorIs(t, err, lock.ErrInvalid, "it is not detached")
 		require.NoError(t, held.Unlock(t.Context()))
-		if k.stays != "" {
-			harness.Do(t, s.Addr, "DEL", fmt.Sprintf(k.stays, "held"))
-		}
+		k.unmake(t, s.Addr, "held")
 		if k.shared {
 			_, err = l.TryLock(t.Context(), lock.AtLeast(time.Second))
 			require.ErrorIs(t, err, lock.ErrInvalid)
 			_, err = c.MultiLock(l).Lock(t.Context(), lock.AtLeast(time.Second))
 			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
-		for _, id := range []string{"", "x", c.ID(), c.ID() + ":", c.ID() + ":1", c.ID() + ":1#", c.ID() + ":1#-1", c.ID() + ":1#x"} {
+		digits := strings.Repeat("0", 32)
+		for _, id := range []string{
+			"", "x", c.ID(), c.ID() + ":", c.ID() + ":1", c.ID() + ":1#", c.ID() + ":1#-1", c.ID() + ":1#x",
+			digits, digits + "#", digits + "#-1", digits + "#0", digits + "#10001", digits + "#x", digits + "00#1", digits[2:] + "#1",
+		} {
 			_, err := a.Adopt(t.Context(), id)
 			require.ErrorIs(t, err, lock.ErrInvalid, id)
 		}
-		unknown := c.NewOwner().String() + "#0"
+		unknown := unknownID(k, c)
 		_, err = a.Adopt(t.Context(), unknown)
 		require.ErrorIs(t, err, lock.ErrNotHeld)
-		for _, opt := range []lock.Option{lock.Wait(time.Second), lock.MaxWaiters(1)} {
+		opts := []lock.Option{lock.Wait(time.Second), lock.MaxWaiters(1)}
+		if !keeps(k) {
+			opts = append(opts, lock.AtLeast(time.Second))
+		}
+		for _, opt := range opts {
 			_, err = a.Adopt(t.Context(), unknown, opt)
 			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
@@ -278,7 +307,7 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		_, err = k.of(c, "").(adopter).Adopt(t.Context(), unknown)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 
-		if !k.once {
+		if reentrant(k) {
 			ctx := lock.WithOwner(t.Context(), c.NewOwner())
 			outer, inner := mustLock(t, ctx, l), mustLock(t, ctx, l)
 			_, err = inner.Detach(ctx, time.Minute)
@@ -286,8 +315,8 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 			require.NoError(t, inner.Unlock(ctx))
 			require.NoError(t, outer.Unlock(ctx))
 		}
-		harness.Do(t, s.Addr, "SET", "wrong", "string")
-		harness.Do(t, s.Addr, "RPUSH", "list", "x")
+		harness.Do(t, s.Addr, "SET", k.key("wrong"), "string")
+		harness.Do(t, s.Addr, "RPUSH", k.key("list"), "x")
 		for _, name := range []string{"wrong", "list"} {
 			if _, err = k.of(c, name).(adopter).Adopt(t.Context(), unknown); k.name == "plain" && name == "wrong" {
 				require.ErrorIs(t, err, lock.ErrNotHeld)
@@ -295,18 +324,19 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 				require.ErrorContains(t, err, "WRONGTYPE")
 			}
 		}
-		harness.Do(t, s.Addr, "DEL", "wrong", "list")
+		harness.Do(t, s.Addr, "DEL", k.key("wrong"), k.key("list"))
 	})
 }
 
 // An attempt to adopt whose outcome is unknown is undone, even if its request arrives late.
 func TestUndoneAdoption(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, detachable, func(t *testing.T, s *testserver.Server, k kind) {
 		g := harness.NewGate(t, s)
 		c, other := harness.ClientAt(t, []string{g.Addr}), harness.Client(t, s)
 		l := k.of(c, "orders").(adopter)
 		id, err := mustLock(t, t.Context(), k.of(other, "orders")).Detach(t.Context(), time.Hour)
 		require.NoError(t, err)
+		k.prepare(t, s.Addr, "another")
 		require.NoError(t, k.of(c, "another").Do(t.Context(), nothing)) // connects
 		ctx, cancel := context.WithCancel(t.Context())
 		reached := g.Arm(harness.DelayRequest, "EVALSHA", 1)
@@ -321,15 +351,13 @@ func TestUndoneAdoption(t *testing.T) {
 			return err == nil
 		})
 		require.NoError(t, h.Unlock(t.Context()))
-		if k.stays != "" {
-			harness.Do(t, s.Addr, "DEL", fmt.Sprintf(k.stays, "another"))
-		}
+		k.unmake(t, s.Addr, "another")
 	})
 }
 
 // AtLeast and Detach need no memory of a server that has none left.
 func TestTransferWithoutMemory(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, detachable, func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s)
 		l := k.of(c, "orders")
 		id, err := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute) // has the script loaded

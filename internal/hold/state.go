@@ -30,7 +30,7 @@ type State struct {
 
 	mu       sync.Mutex
 	phase    phase
-	detached bool
+	disowned bool
 	since    int64 // Unix time in nanoseconds of Given
 	lost     *lock.LostError
 	ctx      context.Context         // the parent of the hold's context until cancel is set
@@ -72,12 +72,12 @@ func (s *State) Given(above int) {
 	s.since = time.Now().UnixNano()
 }
 
-// Disown notes that this process may not be the one that ends the hold, so that the shutdown of the
-// client does not wait for that.
+// Disown notes that no caller will end the hold, so that the shutdown of the client does not wait for
+// that.
 func (s *State) Disown() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.detached = true
+	s.disowned = true
 }
 
 // Listed returns l with what the state knows of the hold. If the hold is not held, it is about to be,
@@ -88,7 +88,7 @@ func (s *State) Listed(l session.Hold) session.Hold {
 	if s.phase != held {
 		return session.Hold{}
 	}
-	l.Detached = s.detached
+	l.Disowned = s.disowned
 	if s.since != 0 {
 		l.Site, l.Since = s.Site, time.Unix(0, s.since)
 	}

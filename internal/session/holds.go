@@ -16,7 +16,7 @@ type Hold struct {
 	// one that no caller has yet, or any more.
 	Site     callsite.Site
 	Waiting  bool
-	Detached bool // another process may end it
+	Disowned bool // no caller will end it
 }
 
 // Holds yields what all values of Of that hold something, or wait, have. The body of a loop over it

@@ -82,7 +82,7 @@ func (s *Session) noCallers() bool {
 }
 
 // awaited reports whether Shutdown waits for the end of h.
-func (h Hold) awaited() bool { return !h.Waiting && !h.Detached }
+func (h Hold) awaited() bool { return !h.Waiting && !h.Disowned }
 
 // countHolds returns the number of holds that callers have and that Shutdown would wait for.
 func (s *Session) countHolds() (n int) {

@@ -58,7 +58,7 @@ func TestDrainWaits(t *testing.T) {
 		},
 		"a hold": func(s *Session) func() {
 			l := Of[listed](s)
-			idle := []Hold{{Waiting: true}, {Detached: true, Site: site}}
+			idle := []Hold{{Waiting: true}, {Disowned: true, Site: site}}
 			l.set(append(idle, Hold{Site: site}))
 			return func() { l.set(idle) }
 		},

@@ -1,0 +1,109 @@
+package semaphore
+
+import (
+	"cmp"
+	"context"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Adopt returns a Permit of what Permit.Detach has left under that id, in this process or another
+// one. It has the same number of permits, under new ids. Of several callers exactly one succeeds; for
+// the others, and if the lease of the detached permit is over, the error matches lock.ErrNotHeld. ctx
+// and the options are those of TryAcquire. Adopt blocks for one round trip. If the error matches
+// lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
+// this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
+func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Option) (*Permit, error) {
+	o, err := tryOptions(opts)
+	from, idErr := parseDetachedID(id)
+	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
+		return nil, err
+	}
+	const what = "adopt a permit of"
+	began := time.Now()
+	if ctx.Err() != nil {
+		return nil, e.failed(ctx, what, began, lock.ErrUnavailable)
+	}
+	if !e.s.Enter() {
+		return nil, lock.ErrClosed
+	}
+	defer e.s.Leave()
+	r := &request{grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
+	if err := e.adopt(ctx, from, r); err != nil {
+		return nil, e.failed(ctx, what, began, err)
+	}
+	return e.newPermit(o.HoldParent(ctx), r, o, 2), nil // above newPermit and Adopt
+}
+
+// adopt has a request take over permits with these ids. A transfer without an answer is repeated
+// until ctx ends, and then undone, so that they can be adopted again.
+func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) error {
+	g, seq := r.grant, e.slots.next()
+	r.sent = time.Now() // of the first attempt: a later one may find the transfer done
+	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
+	if err != nil && outcome == wire.Unknown {
+		e.repeat(seq, permitTransferScript, transferArgs(g.ids, from, g.lease, true), func([]int64) {})
+		return errors.Join(lock.ErrIndeterminate, err)
+	}
+	e.slots.done(seq)
+	switch {
+	case err != nil:
+		return err
+	case reply[0] != 1:
+		return lock.ErrNotHeld
+	case e.s.Err() != nil:
+		err = lock.ErrClosed
+	case time.Since(r.sent) >= g.lease: // this process was suspended until the lease was over
+		err = lock.ErrNotAcquired
+	}
+	if err != nil {
+		e.giveBack([]grant{g})
+	}
+	return err
+}
+
+// leave moves permits to other ids, which no Permit has, and reports whether all of them were
+// acquired. If the server does not answer, the request is repeated in the background.
+func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease time.Duration) (moved bool, err error) {
+	seq, args := e.slots.next(), transferArgs(from, to, lease, false)
+	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, args)
+	switch {
+	case err != nil && outcome != wire.Refused:
+		e.repeat(seq, permitTransferScript, args, func([]int64) {})
+		return false, errors.Join(lock.ErrIndeterminate, err)
+	case err == nil:
+		moved = reply[0] == 1
+	}
+	e.slots.done(seq)
+	return moved, err
+}
+
+func transferArgs(from, to []string, lease time.Duration, undo bool) []string {
+	return slices.Concat([]string{wire.Flag(undo), leaseArg(lease)}, from, to)
+}
+
+// detachedID returns the id of detached permits, of which the first one identifies all. It differs
+// from the id of a permit, so that nobody adopts what others hold.
+func detachedID(raw []string) string {
+	return hex.EncodeToString([]byte(raw[0])) + countSeparator + strconv.Itoa(len(raw))
+}
+
+const countSeparator = "#"
+
+func parseDetachedID(id string) (raw []string, err error) {
+	digits, count, _ := strings.Cut(id, countSeparator)
+	first, err := hex.DecodeString(digits)
+	n, countErr := strconv.Atoi(count)
+	if err := cmp.Or(err, countErr, checkCount(n, 1, MaxBatch)); err != nil || len(first) != idSize {
+		return nil, fmt.Errorf("%w: %q is not the id of a detached permit", lock.ErrInvalid, id)
+	}
+	return consecutive(string(first), n), nil
+}
