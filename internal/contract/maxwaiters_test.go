@@ -41,6 +41,7 @@ func TestMaxWaiters(t *testing.T) {
 			}
 			waiters = append(waiters, async(func() error { return only(l.Lock(ctx, lock.MaxWaiters(n+1))) }))
 			harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(n+1, c) })
+			synctest.Wait() // a lock that polls counts its first attempts, too
 		}
 		require.ErrorIs(t, only(l.Lock(t.Context(), lock.MaxWaiters(2))), lock.ErrNotAcquired)
 		third := async(func() error { return only(l.Lock(ctx)) }) // without a maximum
