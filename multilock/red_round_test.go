@@ -346,9 +346,9 @@ func TestRedContendersDoNotLivelock(t *testing.T) {
 			rnd := rand.New(rand.NewPCG(7, uint64(contenders)))
 			var sum, longest time.Duration
 			rounds := 0
+			w := &redWorld{t: t, log: &harness.Log{}}
 			seeds := harness.Size(40, 200)
 			for range seeds {
-				w := &redWorld{t: t, log: &harness.Log{}}
 				fakes := w.fakes(redFails, redFails, redFails, redFails, redFails)
 				for _, f := range fakes[1:] { // of four, two and two
 					f.alone = true

@@ -91,6 +91,7 @@ func TestRedCancelledWithTheMajority(t *testing.T) {
 // TestRedClientCloses closes the client at every point of a round and during a hold.
 func TestRedClientCloses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		w := &redWorld{t: t, log: &harness.Log{}}
 		for _, answers := range [][]redAnswer{
 			{redYes, redSlowYes, redLateYes},
 			{redTaken, redTaken, redTaken},
@@ -98,7 +99,6 @@ func TestRedClientCloses(t *testing.T) {
 		} {
 			for after := range 45 {
 				for _, once := range []bool{false, true} {
-					w := &redWorld{t: t, log: &harness.Log{}}
 					w.s = redSession(w.log, redLease)
 					fakes := w.fakes(answers...)
 					red := w.red(fakes)
