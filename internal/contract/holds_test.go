@@ -64,6 +64,7 @@ func TestHolds(t *testing.T) {
 
 			waiting := async(func() error { return k.rival(c, "orders").Do(t.Context(), nothing) })
 			harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+			synctest.Wait() // until its line is known
 			waits := slices.DeleteFunc(c.Holds(), func(h redlatch.HoldInfo) bool { return !h.Waiting })
 			require.Len(t, waits, 1)
 			require.Regexp(t, callSite, waits[0].Site)
