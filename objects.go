@@ -30,7 +30,8 @@ var (
 )
 
 // Lock returns the reentrant lock of that name. It sends nothing and does not fail: for an
-// empty name, every method that contacts the server returns an error. The same applies in a
+// empty name, or an option that is nil or for other kinds of locks, every method that contacts the
+// server returns an error that matches lock.ErrInvalid. The same applies in a
 // cluster to a name whose braces would spread its keys over several slots. On a single server
 // a name may contain any braces.
 func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {

@@ -51,12 +51,7 @@ type Lock struct {
 // newLock returns the fair lock of that name.
 func newLock(s *session.Session, name string, opts ...Option) *Lock {
 	p := &protocol{s: s}
-	for _, opt := range opts {
-		if opt != nil {
-			opt(p)
-		}
-	}
-	l := locking.New(s, p, name)
+	l := locking.New(s, p, name, construct.Configure(p, name, opts))
 	p.prepare(l.Key())
 	return &Lock{l.Member(), &l, p}
 }

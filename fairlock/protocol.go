@@ -42,14 +42,17 @@ const (
 // behind it.
 const maxPositionTTL = 10 * time.Second
 
-// Option configures a lock object.
-type Option func(*protocol)
+// Option configures a lock object. nil is invalid.
+type Option func(*protocol) error
 
 // NonReentrant makes a second acquisition by the same owner fail with an error
 // that matches lock.ErrReentered. It makes no difference on the server: the lock excludes
 // a reentrant fair lock of the same name.
 func NonReentrant() Option {
-	return func(p *protocol) { p.nonReentrant = true }
+	return func(p *protocol) error {
+		p.nonReentrant = true
+		return nil
+	}
 }
 
 // Waiter is an entry in the queue of a fair lock.

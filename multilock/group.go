@@ -48,7 +48,7 @@ func find(kind string, i int, m lock.Locker) (*locking.Lock, error) {
 		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
 	}
 	if err := l.Check(context.Background()); errors.Is(err, lock.ErrInvalid) {
-		return nil, err // of its name
+		return nil, err // of its name or an option
 	}
 	return l, nil
 }

@@ -86,7 +86,7 @@ type redFakeMember struct {
 }
 
 func (f *redFake) member() redFakeMember {
-	l := locking.New(f.s, redProtocol{f: f}, f.name)
+	l := locking.New(f.s, redProtocol{f: f}, f.name, nil)
 	return redFakeMember{&l, f}
 }
 

@@ -1,6 +1,7 @@
 package rlock
 
 import (
+	"errors"
 	"math"
 	"math/rand/v2"
 	"time"
@@ -12,12 +13,17 @@ import (
 type Backoff func(n int) time.Duration
 
 // WithBackoff sets the pauses of a spin lock, or the longest pauses of a plain lock, whose
-// waiters are also woken by messages. Other locks ignore it.
+// waiters are also woken by messages. It is not an option of other locks, and b must not be nil.
 func WithBackoff(b Backoff) Option {
-	return func(p *protocol) {
-		if b != nil {
-			p.backoff = b
+	return func(s *settings) error {
+		switch {
+		case b == nil:
+			return errors.New("rlock.WithBackoff(nil)")
+		case s.backoff == nil:
+			return errors.New("rlock.WithBackoff is for SpinLock and PlainLock")
 		}
+		s.backoff = b
+		return nil
 	}
 }
 

@@ -39,14 +39,10 @@ type Plain struct {
 
 // newPlain returns the plain lock of that name.
 func newPlain(s *session.Session, name string, opts ...Option) *Plain {
-	settings := &protocol{backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2)}
-	for _, opt := range opts {
-		if opt != nil {
-			opt(settings)
-		}
-	}
-	p := &plainProtocol{s: s, backoff: settings.backoff}
-	l := locking.New(s, p, name)
+	p := &plainProtocol{s: s, settings: settings{
+		plain: true, nonReentrant: true, backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2),
+	}}
+	l := locking.New(s, p, name, construct.Configure(&p.settings, name, opts))
 	return &Plain{newObject(&l), s}
 }
 
@@ -93,14 +89,14 @@ var (
 
 // plainProtocol is a string whose value is the claim.
 type plainProtocol struct {
-	s       *session.Session
-	backoff Backoff
+	settings
+	s *session.Session
 }
 
 func (p *plainProtocol) Traits() locking.Traits {
 	return locking.Traits{
 		Policy: acquire.Policy{Backoff: p.backoff, LeftOpen: wire.PayloadLeftOpen},
-		Kind:   "plain", Queue: "plain", Cohorts: true, NonReentrant: true,
+		Kind:   "plain", Queue: "plain", Cohorts: true, NonReentrant: p.nonReentrant,
 	}
 }
 

@@ -33,13 +33,12 @@ var (
 // protocol is the protocol of the locks that are stored as a hash. On the server they differ
 // only in the fencing counter and the message of a release.
 type protocol struct {
-	s            *session.Session
-	kind         string
-	fenced       bool
-	silent       bool // neither publishes nor subscribes
-	nonReentrant bool
-	backoff      Backoff // nil unless silent
-	channel      string  // of the lock, unless silent
+	settings
+	s       *session.Session
+	kind    string
+	fenced  bool
+	silent  bool   // neither publishes nor subscribes
+	channel string // of the lock, unless silent
 }
 
 func (p *protocol) Traits() locking.Traits {

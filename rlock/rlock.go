@@ -25,6 +25,7 @@ package rlock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/construct"
@@ -40,14 +41,28 @@ func init() {
 	construct.Provide(newSpin)
 }
 
-// Option configures a lock object.
-type Option func(*protocol)
+// Option configures a lock object. If an option is nil or does not apply to the kind of lock, all
+// methods of the object except Name return an error that matches lock.ErrInvalid.
+type Option func(*settings) error
+
+// settings are what options set.
+type settings struct {
+	plain        bool
+	nonReentrant bool
+	backoff      Backoff // nil unless waiters poll
+}
 
 // NonReentrant makes a second acquisition by the same owner fail with an error that matches
 // lock.ErrReentered. On the server the lock equals a reentrant lock, and excludes one of the
-// same name.
+// same name. It is an option of Lock, FencedLock and SpinLock. A plain lock is never reentrant.
 func NonReentrant() Option {
-	return func(p *protocol) { p.nonReentrant = true }
+	return func(s *settings) error {
+		if s.plain {
+			return errors.New("rlock.NonReentrant is for Lock, FencedLock and SpinLock; a PlainLock is never reentrant")
+		}
+		s.nonReentrant = true
+		return nil
+	}
 }
 
 // Lock is a reentrant lock. Client.Lock returns it.
@@ -144,18 +159,14 @@ type parts struct {
 // assemble returns the base of the parts.
 func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) base {
 	m.p.s, m.p.kind = s, kind
-	for _, opt := range opts {
-		if opt != nil {
-			opt(&m.p)
-		}
-	}
+	err := construct.Configure(&m.p.settings, name, opts)
 	if m.p.fenced {
-		m.l = locking.New(s, fencedProtocol{&m.p}, name)
+		m.l = locking.New(s, fencedProtocol{&m.p}, name, err)
 	} else {
-		m.l = locking.New(s, &m.p, name)
+		m.l = locking.New(s, &m.p, name, err)
 	}
 	if !m.p.silent {
-		m.p.channel, m.p.backoff = wire.LockChannel(m.l.Key()), nil
+		m.p.channel = wire.LockChannel(m.l.Key())
 	}
 	return base{newObject(&m.l), s, &m.p}
 }

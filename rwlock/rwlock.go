@@ -58,8 +58,8 @@ type RWLock struct {
 func newRWLock(s *session.Session, name string) *RWLock {
 	r, w := newProtocols(s)
 	return &RWLock{
-		read:  newBase(locking.New(s, r, name), &r.protocol),
-		write: newBase(locking.New(s, w, name), &w.protocol),
+		read:  newBase(locking.New(s, r, name, nil), &r.protocol),
+		write: newBase(locking.New(s, w, name, nil), &w.protocol),
 	}
 }
 

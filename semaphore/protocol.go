@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -45,7 +46,7 @@ type scripts struct{ acquire, undo, release *wire.Script }
 func newPool(s *session.Session, kind, name string, scripts scripts, opts []Option) pool {
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
-	p.configure(opts)
+	p.err = cmp.Or(p.err, construct.Configure(&p, name, opts))
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
 	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id

@@ -1,7 +1,6 @@
 package semaphore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,8 +29,8 @@ const creation = "semaphore.Permits or TrySetPermits creates it"
 // not return.
 var errMissing = errors.New("the semaphore did not exist; " + creation)
 
-// Option configures a semaphore object.
-type Option func(*pool)
+// Option configures a semaphore object. nil is invalid.
+type Option func(*pool) error
 
 // Permits is the option to create the semaphore with n permits, from 1 to MaxPermits, if it does
 // not exist when permits are acquired, drained, added, or released. This takes no round trip of its
@@ -44,22 +43,12 @@ type Option func(*pool)
 // server, and a release adds them to the new ones, except for the release that creates the
 // semaphore.
 func Permits(n int) Option {
-	return func(p *pool) {
-		p.size = n
+	return func(p *pool) error {
 		if n < 1 || n > MaxPermits {
-			p.err = cmp.Or(p.err, fmt.Errorf("%w: Permits(%d) of %q: must be from 1 to %d", lock.ErrInvalid, n, p.id.Name, MaxPermits))
+			return fmt.Errorf("semaphore.Permits(%d): must be from 1 to %d", n, MaxPermits)
 		}
-	}
-}
-
-// configure evaluates the options of an object.
-func (p *pool) configure(opts []Option) {
-	for _, opt := range opts {
-		if opt == nil {
-			p.err = cmp.Or(p.err, fmt.Errorf("%w: a nil option of %q", lock.ErrInvalid, p.id.Name))
-			continue
-		}
-		opt(p)
+		p.size = n
+		return nil
 	}
 }
 

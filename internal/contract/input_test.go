@@ -11,9 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 // calls are all methods of an object, called with a context. The owner is who else may
@@ -85,6 +87,44 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.ErrorIs(t, err, boom)
 		require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
+	})
+}
+
+func TestOptionsOfOtherKinds(t *testing.T) {
+	backoff := rlock.WithBackoff(rlock.ConstantBackoff(time.Second))
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		for _, bad := range []struct {
+			l    lock.Locker
+			says string
+		}{
+			{c.Lock("orders", backoff), "rlock.WithBackoff is for SpinLock and PlainLock"},
+			{c.FencedLock("orders", backoff), "rlock.WithBackoff is for SpinLock and PlainLock"},
+			{c.PlainLock("orders", rlock.NonReentrant()), "rlock.NonReentrant is for Lock, FencedLock and SpinLock"},
+			{c.SpinLock("orders", rlock.WithBackoff(nil)), "rlock.WithBackoff(nil)"},
+			{c.PlainLock("orders", rlock.WithBackoff(nil), backoff), "rlock.WithBackoff(nil)"},
+			{c.Lock("orders", nil), "nil option"},
+			{c.FencedLock("orders", nil), "nil option"},
+			{c.SpinLock("orders", nil), "nil option"},
+			{c.PlainLock("orders", nil), "nil option"},
+			{c.FairLock("orders", fairlock.NonReentrant(), nil), "nil option"},
+			{redlatch.RedLock("orders", []*redlatch.Client{c}, backoff), "rlock.WithBackoff is for"},
+			{c.MultiLock(c.Lock("orders", nil)), "nil option"},
+		} {
+			_, owned := bad.l.(harness.Lock)
+			for what, call := range (kind{owned: owned}).calls(bad.l, t.Context(), c.NewOwner()) {
+				err := call()
+				require.ErrorIs(t, err, lock.ErrInvalid, "%s: %s", bad.says, what)
+				require.ErrorContains(t, err, `"orders"`)
+				require.ErrorContains(t, err, bad.says)
+			}
+		}
+		for _, l := range []lock.Locker{
+			c.Lock("a", rlock.NonReentrant()), c.FencedLock("b", rlock.NonReentrant()),
+			c.SpinLock("c", rlock.NonReentrant(), backoff), c.PlainLock("d", backoff), c.FairLock("e", fairlock.NonReentrant()),
+		} {
+			require.NoError(t, l.Do(t.Context(), nothing), "%T", l)
+		}
 	})
 }
 

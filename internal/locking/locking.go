@@ -25,13 +25,14 @@ type Lock struct {
 	q    *acquire.Queues[*claim]
 	name string
 	key  string
-	err  error // of the name
+	err  error // of the name or an option
 }
 
-// New returns the lock of that name. A bad name is an error of every operation.
-func New(s *session.Session, p Protocol, name string) Lock {
+// New returns the lock of that name. A bad name, or else err, is an error of every operation.
+func New(s *session.Session, p Protocol, name string, err error) Lock {
 	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
 	l.key, l.err = s.Key(name, s.CheckName)
+	l.err = cmp.Or(l.err, err)
 	return l
 }
 
