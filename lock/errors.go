@@ -59,12 +59,18 @@ type DoError struct {
 	Unlock error
 }
 
-// Error returns the texts of both errors.
+// Error returns the texts of both errors, or that of Func if it contains the other: a function
+// that fails because the lock was lost may return the cause of its context.
 func (e *DoError) Error() string {
+	unlock := e.Unlock.Error()
 	if e.Func == nil {
-		return e.Unlock.Error()
+		return unlock
 	}
-	return e.Func.Error() + "; " + e.Unlock.Error()
+	work := e.Func.Error()
+	if strings.Contains(work, unlock) {
+		return work
+	}
+	return work + "; " + unlock
 }
 
 // Unwrap returns the errors that are not nil.

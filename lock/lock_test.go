@@ -3,6 +3,7 @@ package lock_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
 	"strings"
 	"testing"
@@ -155,6 +156,16 @@ func TestErrorsOfDo(t *testing.T) {
 			require.Equal(t, failed != nil, strings.HasPrefix(err.Error(), "boom; "))
 		}
 	}
+}
+
+// A function that fails because the lock was lost may return the loss.
+func TestErrorOfDoSaysALossOnce(t *testing.T) {
+	lost := &lock.LostError{Name: "orders", Reason: lock.ReasonGone}
+	err := lock.Do(t.Context(), &fake{err: lost}, func(context.Context) error { return fmt.Errorf("ship: %w", lost) })
+	require.EqualError(t, err, "ship: "+lost.Error())
+	var both *lock.DoError
+	require.ErrorAs(t, err, &both)
+	require.Equal(t, lost, both.Unlock)
 }
 
 // A lease without end is for permits, and the error says so.

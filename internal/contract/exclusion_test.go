@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -343,6 +344,11 @@ func TestDo(t *testing.T) {
 			k.forgotten(t, s.Addr, ctx)
 			return boom
 		})
+		lost := l.Do(t.Context(), func(ctx context.Context) error {
+			k.forgotten(t, s.Addr, ctx)
+			return context.Cause(ctx)
+		})
+		require.Equal(t, 1, strings.Count(lost.Error(), lock.ErrLost.Error()), lost)
 		var both *lock.DoError
 		require.ErrorAs(t, err, &both)
 		require.Equal(t, boom, both.Func)
