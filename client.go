@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"time"
 
@@ -38,40 +39,19 @@ type Client struct {
 //
 // All parts but the scheme are optional: the default host is localhost, the port 6379, and the
 // database 0. Of a cluster or of sentinels, one address that answers is enough; more help if that
-// node is down. [rueidis.ParseURL] documents more parameters.
+// node is down. The parameters client_name, dial_timeout, write_timeout, skip_verify (of TLS
+// certificates) and protocol (2 or 3) are those of [rueidis.ParseURL]. An unknown, empty or
+// repeated parameter is an error, except for several addr and an empty skip_verify, which means
+// true.
 //
-// Open blocks until a server answers. It fails if none does or ctx ends first; if the URL or an
-// option is invalid, the error matches lock.ErrInvalid. It then checks the servers for up to two
-// seconds and logs problems for locks (see WithoutStartupChecks).
+// Open blocks like New. If the URL or an option is invalid, it sends nothing, and the error
+// matches lock.ErrInvalid.
 func Open(ctx context.Context, url string, opts ...Option) (*Client, error) {
 	opt, err := ParseURL(url)
 	if err != nil {
 		return nil, err
 	}
 	return New(ctx, opt, opts...)
-}
-
-// ParseURL converts a URL that Open accepts to options for New, for settings that a URL cannot
-// express. It returns an error that matches lock.ErrInvalid if the URL is invalid.
-func ParseURL(url string) (rueidis.ClientOption, error) {
-	var err error
-	switch hasScheme := strings.Contains(url, "://"); {
-	case url == "":
-		err = errors.New("it is empty")
-	case !hasScheme && strings.Contains(url, "@"): // it may contain a password
-		err = errors.New("it has no scheme, as in redis://user:password@host:port")
-	case !hasScheme:
-		err = fmt.Errorf("%q has no scheme: use %q", url, "redis://"+url)
-	default:
-		var opt rueidis.ClientOption
-		if opt, err = rueidis.ParseURL(url); err == nil {
-			return opt, nil
-		}
-		if strings.Contains(url, "@") { // the text may contain the password
-			err = errors.New("it is malformed; special characters in a password must be escaped")
-		}
-	}
-	return rueidis.ClientOption{}, fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err)
 }
 
 // Defaults of New where they differ from those of rueidis.
@@ -83,9 +63,16 @@ const (
 	sentinelRefresh        = 5 * time.Second
 )
 
-// New connects with the given options and returns a client that owns the connection. It
-// blocks until a server answers. It fails if none does or ctx ends first. For zero
-// fields of opt, New uses defaults for locks: timeouts of 3 s for responses
+// New connects with the given options and returns a client that owns the connection.
+//
+// New blocks until the server has answered a few requests. It makes one attempt: it fails at once
+// if connections are refused, and after the timeout of a connection or a response if the server is
+// silent. It then checks the servers for up to 2 s more and logs problems for locks (see
+// WithoutStartupChecks). ctx bounds all of this; if it ends during the checks, New still returns
+// the client. If opt has no address or an option is invalid, New sends nothing, and the error
+// matches lock.ErrInvalid.
+//
+// For zero fields of opt, New uses defaults for locks: timeouts of 3 s for responses
 // (ConnWriteTimeout) and for connecting (Dialer.Timeout, also of Sentinel), one
 // connection for pipelined commands (PipelineMultiplex), a limit on redirections, and
 // periodic checks of the sentinels. It always disables client-side caching and the
@@ -97,6 +84,9 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	}
 	if opt.ReplicaOnly {
 		return nil, fmt.Errorf("%w: locks cannot be taken on replicas (ReplicaOnly)", lock.ErrInvalid)
+	}
+	if len(opt.InitAddress) == 0 || slices.Contains(opt.InitAddress, "") {
+		return nil, fmt.Errorf("%w: the address of the server is missing (InitAddress)", lock.ErrInvalid)
 	}
 	opt.DisableCache = true
 	opt.DisableRetry = true
@@ -160,8 +150,8 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 	}
 }
 
-// Wrap returns a client that uses conn, which remains open after Close. It blocks for a
-// few round trips and fails if no server answers. The connection may be shared with
+// Wrap returns a client that uses conn, which remains open after Close. It blocks like New, but
+// with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may be shared with
 // other code: renewals do not queue behind other commands, and commands are neither
 // resent nor sent to replicas, whatever the settings of conn.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {

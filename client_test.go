@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -108,8 +112,8 @@ func TestOpenFailsFast(t *testing.T) {
 func TestOpenInvalidURLs(t *testing.T) {
 	for url, says := range map[string]string{
 		"":                       "it is empty",
-		"localhost:6379":         `use "redis://localhost:6379"`,
-		"localhost":              `use "redis://localhost"`,
+		"localhost:6379":         "as in redis://user:password@host:port",
+		":secret":                "no scheme",
 		"me:secret@localhost":    "as in redis://user:password@host:port",
 		"http://localhost":       "scheme",
 		"redis://localhost/x":    "database",
@@ -117,11 +121,88 @@ func TestOpenInvalidURLs(t *testing.T) {
 		"redis://me:se#cret@db":  "malformed",
 		"redis://me:x/secret@db": "malformed",
 		"redis://localhost?db=":  "database",
+
+		"redis://:secret":              "malformed",
+		"redis://:12#secret@db":        "malformed",
+		"redis://:12?secret@db":        "malformed",
+		"redis://:12?secret&x@db":      "malformed",
+		"redis://:12/secret@db":        "malformed",
+		"redis://me:secret@db/x":       `database number: "x"`,
+		"redis://me:secret@db?foo=1":   `unknown parameter "foo"`,
+		"redis://db?foo=secret":        `unknown parameter "foo"`,
+		"redis://db?addr=b:1;addr=c:1": "semicolon",
+		"redis://a:1,b:2":              "?addr=host2:port",
+		"redis://a,b:2":                "?addr=host2:port",
+		"redis://me:secret@a:1,b:2/0":  "?addr=host2:port",
+		"redis://a:1?addr=b:2,c:3":     "?addr=host2:port",
+
+		"redis://a?addr=":                  "parameter addr: the value is empty",
+		"redis://a?master_set=":            "parameter master_set: the value is empty",
+		"redis://a?client_name=b&db=1&db=": "parameter db: there is more than one value",
+		"redis://a/1?db=2":                 "parameter db: there is more than one value",
+		"redis://a?max_retries=3":          "parameter max_retries: must be 0",
+		"redis://a?client_cache=1":         "parameter client_cache: must be 0",
+		"redis://a?protocol=4":             "parameter protocol: must be 2 or 3",
+		"redis://a?skip_verify=true":       "only for rediss and valkeys",
+		"unix://?db=1":                     "address",
 	} {
 		_, err := redlatch.Open(t.Context(), url)
 		require.ErrorIs(t, err, lock.ErrInvalid, "%q", url)
 		require.ErrorContains(t, err, says)
 		require.NotContains(t, err.Error(), "secret")
+	}
+}
+
+func TestParseURL(t *testing.T) {
+	for _, url := range []string{
+		"redis://", "valkeys://me:p,a@b?skip_verify", "unix:///a@b/c?db=1&client_name=me@here",
+		"redis://a:1?addr=b:2&addr=c:3&master_set=m&max_retries=0&client_cache=0&protocol=2&dial_timeout=1s&write_timeout=1s",
+	} {
+		_, err := redlatch.ParseURL(url)
+		require.NoError(t, err, url)
+	}
+}
+
+// The parameters that redlatch knows are the words in the source of rueidis.ParseURL.
+func TestURLParametersAreThoseOfRueidis(t *testing.T) {
+	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/redis/rueidis").Output()
+	require.NoError(t, err)
+	source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "url.go"))
+	require.NoError(t, err)
+	var words []string
+	for _, word := range regexp.MustCompile(`"([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
+		switch word[1] {
+		case "context", "fmt", "net", "strconv", "strings", "time": // imports
+		case "redis", "rediss", "valkey", "valkeys", "unix", "localhost":
+		default:
+			words = append(words, word[1])
+		}
+	}
+	slices.Sort(words)
+	_, err = redlatch.ParseURL("redis://localhost?foo=1")
+	require.ErrorContains(t, err, "there are "+strings.Join(slices.Compact(words), ", "))
+}
+
+// A server that does not use TLS replies with an error, or waits for the end of a line.
+func TestTLSOnAServerWithoutIt(t *testing.T) {
+	for _, reply := range []string{"-ERR unknown command\r\n", ""} {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer l.Close()
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				defer conn.Close()
+				_, _ = conn.Write([]byte(reply))
+			}
+		}()
+		_, err = redlatch.Open(t.Context(), "rediss://"+l.Addr().String()+"?dial_timeout=200ms")
+		require.ErrorIs(t, err, lock.ErrUnavailable)
+		require.NotErrorIs(t, err, context.DeadlineExceeded)
+		require.ErrorContains(t, err, "not use TLS on this port")
 	}
 }
 
@@ -148,6 +229,11 @@ func TestInvalidOptions(t *testing.T) {
 		c.Close()
 		_, err = redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
 		require.ErrorIs(t, err, lock.ErrInvalid)
+		for _, addrs := range [][]string{nil, {}, {""}, {s.Addr, ""}} {
+			_, err = redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: addrs})
+			require.ErrorIs(t, err, lock.ErrInvalid)
+			require.ErrorContains(t, err, "address")
+		}
 		_, err = redlatch.Wrap(t.Context(), nil)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	})

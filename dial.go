@@ -3,6 +3,8 @@ package redlatch
 import (
 	"context"
 	"crypto/tls"
+	"errors"
+	"fmt"
 	"net"
 	"sync"
 
@@ -25,6 +27,7 @@ func writeFirst(opt *rueidis.ClientOption) {
 			conn, err = dialFn(addr, d, conf)
 		case conf != nil:
 			conn, err = (&tls.Dialer{NetDialer: d, Config: conf}).DialContext(ctx, "tcp", addr)
+			err = withoutTLS(err)
 		default:
 			conn, err = d.DialContext(ctx, "tcp", addr)
 		}
@@ -32,6 +35,20 @@ func writeFirst(opt *rueidis.ClientOption) {
 			return nil, err
 		}
 		return &writeFirstConn{Conn: conn, written: make(chan struct{})}, nil
+	}
+}
+
+// withoutTLS adds to the error of a TLS connection that the server may not use TLS. Such a
+// server answers the handshake with an error reply, or waits for the rest of a command.
+func withoutTLS(err error) error {
+	var reply tls.RecordHeaderError
+	switch {
+	case errors.As(err, &reply):
+		return fmt.Errorf("%w: the server does not use TLS on this port", err)
+	case err == context.DeadlineExceeded: // a timeout of the TCP connection is a *net.OpError
+		return fmt.Errorf("%w: no answer to the TLS handshake: the server may not use TLS on this port", err)
+	default:
+		return err
 	}
 }
 

@@ -1,0 +1,92 @@
+package redlatch
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// urlParameters are the parameters that rueidis.ParseURL reads, with their values where all
+// others would have no effect: New disables caching and the resending of commands.
+var urlParameters = map[string][]string{
+	"addr": nil, "client_cache": {"0"}, "client_name": nil, "db": nil, "dial_timeout": nil, "master_set": nil,
+	"max_retries": {"0"}, "protocol": {"2", "3"}, "skip_verify": nil, "write_timeout": nil,
+}
+
+var (
+	errMalformed = errors.New("it is malformed; special characters in a password must be escaped")
+	errComma     = errors.New("a comma cannot separate hosts: use redis://host1:port?addr=host2:port&addr=host3:port")
+)
+
+// ParseURL converts a URL that Open accepts to options for New, for settings that a URL cannot
+// express. It returns an error that matches lock.ErrInvalid if the URL is invalid. The text of
+// the error contains no password.
+func ParseURL(url string) (rueidis.ClientOption, error) {
+	opt, err := parseURL(url)
+	if err != nil {
+		return rueidis.ClientOption{}, fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err)
+	}
+	return opt, nil
+}
+
+// parseURL is rueidis.ParseURL, but returns an error for what that ignores.
+func parseURL(text string) (opt rueidis.ClientOption, err error) {
+	_, authority, hasScheme := strings.Cut(text, "://")
+	rest := ""
+	if i := strings.IndexAny(authority, "/?#"); i >= 0 {
+		authority, rest = authority[:i], authority[i:]
+	}
+	u, parseErr := url.Parse(text)
+	switch {
+	case text == "":
+		return opt, errors.New("it is empty")
+	case !hasScheme:
+		return opt, errors.New("it has no scheme, as in redis://user:password@host:port")
+	case strings.Contains(authority[strings.LastIndex(authority, "@")+1:], ","):
+		return opt, errComma
+	case parseErr != nil, u.Fragment != "":
+		return opt, errMalformed // the text of parseErr contains the URL
+	}
+	if opt, err = rueidis.ParseURL(text); err == nil {
+		err = checkParameters(u, opt.TLSConfig != nil)
+	}
+	if err != nil && strings.Contains(rest, "@") {
+		err = errMalformed // what precedes the @ may belong to the password
+	}
+	return opt, err
+}
+
+func checkParameters(u *url.URL, tls bool) error {
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return err
+	}
+	for name, values := range query {
+		only, known := urlParameters[name]
+		switch {
+		case !known:
+			return fmt.Errorf("unknown parameter %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(urlParameters)), ", "))
+		case name == "addr":
+			if strings.Contains(strings.Join(values, ""), ",") {
+				return errComma
+			}
+		case len(values) > 1, name == "db" && u.Scheme != "unix" && u.Path != "":
+			return fmt.Errorf("parameter %s: there is more than one value", name)
+		case only != nil && !slices.Contains(only, values[0]):
+			return fmt.Errorf("parameter %s: must be %s", name, strings.Join(only, " or "))
+		case name == "skip_verify" && !tls:
+			return errors.New("parameter skip_verify: only for rediss and valkeys")
+		}
+		if slices.Contains(values, "") && name != "skip_verify" { // whose empty value is true
+			return fmt.Errorf("parameter %s: the value is empty", name)
+		}
+	}
+	return nil
+}
