@@ -151,8 +151,8 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 }
 
 // Wrap returns a client that uses conn, which remains open after Close. It blocks like New, but
-// with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may be shared with
-// other code: renewals do not queue behind other commands, and commands are neither
+// with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may
+// be shared with other code: renewals do not queue behind other commands, and commands are neither
 // resent nor sent to replicas, whatever the settings of conn.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)

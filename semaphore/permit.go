@@ -23,19 +23,24 @@ import (
 // that end together, with one context and one lease. It must be released once, with Release or by
 // its ids, unless Detach leaves it to another process. If one of several permits is lost, or
 // released by its id alone, the Permit is lost; Release then releases the others. A renewed Permit
-// that becomes unreachable earlier is logged and released: an id does not keep it. All methods are
-// safe for concurrent use.
+// that becomes unreachable earlier is logged and released, unless ID or IDs was called. All methods
+// are safe for concurrent use.
 type Permit struct {
 	p      *permit
 	handle *hold.Handle
 }
 
 // ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
-// PermitSemaphore.Release releases the permit by its id, in any process.
-func (p *Permit) ID() string { return p.p.id() }
+// PermitSemaphore.Release releases the permit by its id, in any process. A Permit whose ID was
+// called is therefore not released when it becomes unreachable.
+func (p *Permit) ID() string {
+	p.handle.Disarm()
+	return p.p.id()
+}
 
-// IDs returns the ids of all its permits.
+// IDs returns the ids of all its permits. Otherwise it is like ID.
 func (p *Permit) IDs() []string {
+	p.handle.Disarm()
 	ids := make([]string, len(p.p.raw))
 	for i, raw := range p.p.raw {
 		ids[i] = hex.EncodeToString([]byte(raw))
@@ -51,7 +56,7 @@ func (p *Permit) Name() string { return p.p.Name() }
 // permit was lost, context.Canceled if it was released (by Release: before the request is
 // sent), or the parent's cause if the parent was canceled, which does not release the permit.
 // Context never blocks and always returns the same context. The context does not keep the
-// permit alive: keep the Permit.
+// permit alive: keep the Permit or its id.
 func (p *Permit) Context() context.Context { return p.p.Context() }
 
 // Remaining returns how long the permit is certain to stay acquired, by the local monotonic

@@ -245,7 +245,7 @@ func TestMissingDuringReleases(t *testing.T) {
 func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var log harness.Log
-		e := permitSemaphore(t, s, 7, redlatch.WithLogger(log.Logger()))
+		e := permitSemaphore(t, s, 8, redlatch.WithLogger(log.Logger()))
 		ids := map[string]string{}
 		func() {
 			for kind, opts := range map[string][]lock.Option{"fixed": {lock.Lease(time.Hour)}, "forever": {semaphore.Forever()}} {
@@ -263,8 +263,10 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 			ids["updated"] = updated.ID()
 			p, err := e.Acquire(t.Context())
 			require.NoError(t, err)
-			require.Len(t, p.IDs(), 1)
-			require.NotEmpty(t, p.ID())
+			require.NotNil(t, p.Context()) // without a call of ID
+			p, err = e.Acquire(t.Context())
+			require.NoError(t, err)
+			ids["known"] = p.ID()
 			p, err = e.Acquire(t.Context())
 			require.NoError(t, err)
 			id, err := p.Detach(t.Context(), time.Hour)
@@ -276,7 +278,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		}()
 		harness.Eventually(t, soon, "one permit is free", func() bool {
 			runtime.GC()
-			return countsOf(t, e) == counts{7, 2, 5}
+			return countsOf(t, e) == counts{8, 2, 6}
 		})
 		for range 5 {
 			runtime.GC()
@@ -284,11 +286,11 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "dropped without Release"))
 		require.Contains(t, log.String(), "permit_test.go")
-		for _, kind := range []string{"fixed", "forever", "updated", "detached"} {
+		for _, kind := range []string{"fixed", "forever", "updated", "known", "detached"} {
 			require.NotContains(t, log.String(), ids[kind])
 			require.NoError(t, e.Release(t.Context(), ids[kind]), kind)
 		}
-		require.Equal(t, counts{7, 6, 1}, countsOf(t, e))
+		require.Equal(t, counts{8, 7, 1}, countsOf(t, e))
 	})
 }
 

@@ -24,15 +24,15 @@ type Hold interface {
 // the caller has dropped is collected.
 type Handle struct{ Hold }
 
-// NewHandle returns a handle of h that detects that it was dropped, until Unlock or Detach.
+// NewHandle returns a handle of h that detects that it was dropped, until Unlock, Detach or Disarm.
 func NewHandle(h Hold) *Handle {
 	hd := &Handle{h}
 	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
 	return hd
 }
 
-// disarm ends the detection.
-func (hd *Handle) disarm() { runtime.SetFinalizer(hd, nil) }
+// Disarm ends the detection.
+func (hd *Handle) Disarm() { runtime.SetFinalizer(hd, nil) }
 
 func (hd *Handle) dropped() {
 	if hd.Held() {
@@ -65,7 +65,7 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 	if err := checkContext(ctx); err != nil {
 		return err
 	}
-	hd.disarm() // a finalizer delays the collection
+	hd.Disarm() // a finalizer delays the collection
 	err := hd.Hold.Unlock(ctx)
 	runtime.KeepAlive(hd)
 	return err
@@ -81,7 +81,7 @@ func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, erro
 	}
 	id, err := hd.Hold.Detach(ctx, lease)
 	if !hd.Held() {
-		hd.disarm()
+		hd.Disarm()
 	}
 	runtime.KeepAlive(hd)
 	return id, err

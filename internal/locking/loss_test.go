@@ -28,7 +28,7 @@ func newLock(p Protocol, ordered bool) (*Lock, *session.Session) {
 		Client: single{}, ID: uuid.NewString(), WatchdogTimeout: time.Second, Ordered: ordered,
 		Logger: slog.New(slog.DiscardHandler), MapName: func(name string) string { return name },
 	})
-	l := New(s, p, "orders")
+	l := New(s, p, "orders", nil)
 	return &l, s
 }
 
