@@ -40,10 +40,12 @@ func TestSeveralPermitsAreDetachedAndAdopted(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		e, other := permitSemaphore(t, s, 5), harness.Client(t, s).PermitSemaphore("orders")
 		p := takeN(t, e, 4, lock.Lease(time.Minute))
+		messages := harness.Messages(t, s.Addr, channel("orders"))
 		for _, lease := range []time.Duration{time.Hour, 30 * time.Minute} {
 			before := p.IDs()
 			id, err := p.Detach(t.Context(), lease)
 			require.NoError(t, err)
+			require.Equal(t, "4", harness.Receive(t, soon, "waiters in Java learn the new expiry", messages))
 			require.Equal(t, counts{5, 1, 4}, countsOf(t, e))
 			for _, left := range detached(t, id, 4) {
 				require.NotContains(t, before, left)
@@ -53,6 +55,7 @@ func TestSeveralPermitsAreDetachedAndAdopted(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrNotHeld)
 			p, err = other.Adopt(t.Context(), id, semaphore.Forever())
 			require.NoError(t, err)
+			require.Equal(t, "4", harness.Receive(t, soon, "and after that", messages))
 			keep(t, p)
 			require.Equal(t, counts{5, 1, 4}, countsOf(t, e))
 			require.Len(t, p.IDs(), 4)

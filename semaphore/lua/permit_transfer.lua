@@ -35,6 +35,6 @@ local reply = pool.cache({undo and -1 or (stand or moved) and 1 or 0})
 if stand then
 	permits.grant(key, taken, entries) -- first: an empty set would lose its time to live
 	permits.remove(taken, ids)
-	pool.publish(n) -- waiters learn the new expiry
+	pool.publish(n) -- waiters in Java learn the new expiry
 end
 return reply
