@@ -16,8 +16,7 @@
 // The server is redis-server or valkey-server if one is installed. It runs on a free
 // port of the loopback interface with its data in memory. Otherwise it is an embedded
 // server (miniredis) in the test's process, which suffices for what an application does
-// with locks, with limits: keys expire up to some milliseconds late, clusters are not
-// supported, and scripts run in another Lua implementation.
+// with locks, but clusters are not supported, and scripts run in another Lua implementation.
 //
 // Run "go mod tidy" after the first import of this package: the embedded server is a module
 // that package redlatch does not import.
@@ -28,7 +27,6 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/alicebob/miniredis/v2"
 
@@ -63,37 +61,8 @@ func StartEmbedded() (*Server, error) {
 	if err := m.StartAddr("127.0.0.1:0"); err != nil {
 		return nil, fmt.Errorf("redlatchtest: %w", err)
 	}
-	stop := make(chan struct{})
-	var clock sync.WaitGroup
-	clock.Go(func() { drive(m, stop) })
-	return &Server{
-		url:  "redis://" + m.Addr(),
-		kind: "embedded server",
-		stop: func() {
-			close(stop)
-			clock.Wait()
-			m.Close()
-		},
-	}, nil
-}
-
-// clockTick bounds how late a key expires on the embedded server.
-const clockTick = 5 * time.Millisecond
-
-// drive advances the clock of m, which does not expire keys by itself.
-func drive(m *miniredis.Miniredis, stop <-chan struct{}) {
-	ticker := time.NewTicker(clockTick)
-	defer ticker.Stop()
-	for last := time.Now(); ; {
-		select {
-		case now := <-ticker.C:
-			m.SetTime(now)
-			m.FastForward(now.Sub(last))
-			last = now
-		case <-stop:
-			return
-		}
-	}
+	m.ClockTTL(true) // keys expire
+	return &Server{url: "redis://" + m.Addr(), kind: "embedded server", stop: m.Close}, nil
 }
 
 // URL returns the server's address in the form that redlatch.Open accepts.
