@@ -74,15 +74,19 @@ func TestMetrics(t *testing.T) {
 
 		doomed, err := c.Lock("doomed").Lock(t.Context())
 		require.NoError(t, err)
-		theirs, err := harness.Client(t, s).Lock("theirs").Lock(t.Context(), lock.Lease(100*time.Millisecond))
-		require.NoError(t, err)
-		require.NoError(t, c.Lock("theirs").Do(t.Context(), nothing)) // woken by the expiry
-		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+		other := harness.Client(t, s)
+		harness.Eventually(t, 10*time.Second, "an expiry that wakes a waiter", func() bool { // unless it precedes the wait
+			theirs, err := other.Lock("theirs").Lock(t.Context(), lock.Lease(100*time.Millisecond))
+			require.NoError(t, err)
+			require.NoError(t, c.Lock("theirs").Do(t.Context(), nothing))
+			require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+			return r.measured()["redlatch.polls"] != ""
+		})
 		s.Kill()
 		harness.Eventually(t, 10*time.Second, "a loss", func() bool { return r.measured()["redlatch.losses"] != "" })
 		require.ErrorIs(t, doomed.Unlock(t.Context()), lock.ErrLost)
 		require.NoError(t, s.Restart())
-		theirs, err = harness.Client(t, s).Lock("theirs").Lock(t.Context())
+		theirs, err := harness.Client(t, s).Lock("theirs").Lock(t.Context())
 		require.NoError(t, err)
 		defer func() { require.NoError(t, theirs.Unlock(t.Context())) }()
 		harness.Eventually(t, 20*time.Second, "a new subscriber connection", func() bool {
