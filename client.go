@@ -44,8 +44,7 @@ type Client struct {
 // repeated parameter is an error, except for several addr and an empty skip_verify, which means
 // true.
 //
-// Open blocks like New. If the URL or an option is invalid, it sends nothing, and the error
-// matches lock.ErrInvalid.
+// Open blocks like New. If the URL or an option is invalid, the error matches lock.ErrInvalid.
 func Open(ctx context.Context, url string, opts ...Option) (*Client, error) {
 	opt, err := ParseURL(url)
 	if err != nil {
@@ -69,8 +68,8 @@ const (
 // if connections are refused, and after the timeout of a connection or a response if the server is
 // silent. It then checks the servers for up to 2 s more and logs problems for locks (see
 // WithoutStartupChecks). ctx bounds all of this; if it ends during the checks, New still returns
-// the client. If opt has no address or an option is invalid, New sends nothing, and the error
-// matches lock.ErrInvalid.
+// the client. If opt has no address or an option is invalid, the error matches lock.ErrInvalid, and
+// New sends nothing, unless it has to ask the server whether sharded pub/sub is valid there.
 //
 // For zero fields of opt, New uses defaults for locks: timeouts of 3 s for responses
 // (ConnWriteTimeout) and for connecting (Dialer.Timeout, also of Sentinel), one
@@ -87,6 +86,9 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	}
 	if len(opt.InitAddress) == 0 || slices.Contains(opt.InitAddress, "") {
 		return nil, fmt.Errorf("%w: the address of the server is missing (InitAddress)", lock.ErrInvalid)
+	}
+	if opt.ConnWriteTimeout < 0 || opt.Dialer.Timeout < 0 || opt.Sentinel.Dialer.Timeout < 0 {
+		return nil, fmt.Errorf("%w: a timeout of the connection is negative", lock.ErrInvalid)
 	}
 	opt.DisableCache = true
 	opt.DisableRetry = true
@@ -294,8 +296,8 @@ func (c *Client) Close() {
 // closed already. If ctx is nil, the error matches lock.ErrInvalid, and nothing happens.
 //
 // Shutdown does not wait for what no hold of this process will release: what Detach has left; a hold
-// with a fixed lease that was dropped without Unlock; and permits of a Semaphore, which have no
-// holder. These stay on the server until their lease ends or another process releases them.
+// with a fixed lease, or a Permit whose ID was called, that was dropped without Unlock or Release; and
+// permits of a Semaphore, which have no holder. These stay on the server until their lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)

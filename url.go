@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/url"
 	"slices"
 	"strings"
@@ -51,8 +52,10 @@ func parseURL(text string) (opt rueidis.ClientOption, err error) {
 		return opt, errors.New("it has no scheme, as in redis://user:password@host:port")
 	case strings.Contains(authority[strings.LastIndex(authority, "@")+1:], ","):
 		return opt, errComma
-	case parseErr != nil, u.Fragment != "":
-		return opt, errMalformed // the text of parseErr contains the URL
+	case parseErr != nil, u.Fragment != "", u.User == nil && strings.HasPrefix(u.Host, ":"):
+		return opt, errMalformed // the text of parseErr contains the URL, and the port may be a password
+	case u.Scheme == "unix" && u.Host != "":
+		return opt, errors.New("a socket needs three slashes, as in unix:///var/run/redis.sock")
 	}
 	if opt, err = rueidis.ParseURL(text); err == nil {
 		err = checkParameters(u, opt.TLSConfig != nil)
@@ -74,8 +77,10 @@ func checkParameters(u *url.URL, tls bool) error {
 		case !known:
 			return fmt.Errorf("unknown parameter %q: there are %s", name, strings.Join(slices.Sorted(maps.Keys(urlParameters)), ", "))
 		case name == "addr":
-			if strings.Contains(strings.Join(values, ""), ",") {
-				return errComma
+			for _, addr := range values {
+				if err := checkAddr(u, addr); err != nil {
+					return err
+				}
 			}
 		case len(values) > 1, name == "db" && u.Scheme != "unix" && u.Path != "":
 			return fmt.Errorf("parameter %s: there is more than one value", name)
@@ -87,6 +92,22 @@ func checkParameters(u *url.URL, tls bool) error {
 		if slices.Contains(values, "") && name != "skip_verify" { // whose empty value is true
 			return fmt.Errorf("parameter %s: the value is empty", name)
 		}
+	}
+	return nil
+}
+
+// checkAddr checks a further address. rueidis would replace one that has no port by the first.
+func checkAddr(u *url.URL, addr string) error {
+	host, port, err := net.SplitHostPort(addr)
+	switch {
+	case u.Scheme == "unix":
+		return errors.New("parameter addr: a socket is the only address")
+	case strings.Contains(addr, ","):
+		return errComma
+	case strings.Contains(addr, "@"):
+		return errMalformed
+	case addr != "" && (err != nil || host == "" || port == ""):
+		return fmt.Errorf("parameter addr: %q is not host:port", addr)
 	}
 	return nil
 }

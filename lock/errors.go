@@ -59,8 +59,8 @@ type DoError struct {
 	Unlock error
 }
 
-// Error returns the texts of both errors, or that of Func if it contains the other: a function
-// that fails because the lock was lost may return the cause of its context.
+// Error returns the texts of both errors, or only that of Func if it contains that of Unlock: a
+// function that fails because the lock was lost may return the cause of its context.
 func (e *DoError) Error() string {
 	unlock := e.Unlock.Error()
 	if e.Func == nil {

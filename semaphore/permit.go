@@ -32,15 +32,16 @@ type Permit struct {
 
 // ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
 // PermitSemaphore.Release releases the permit by its id, in any process. A Permit whose ID was
-// called is therefore not released when it becomes unreachable.
+// called is therefore not released when it becomes unreachable, and the client's Shutdown then
+// does not wait for it. Use Detach to leave a permit to another process.
 func (p *Permit) ID() string {
-	p.handle.Disarm()
+	p.p.known.Store(true)
 	return p.p.id()
 }
 
 // IDs returns the ids of all its permits. Otherwise it is like ID.
 func (p *Permit) IDs() []string {
-	p.handle.Disarm()
+	p.p.known.Store(true)
 	ids := make([]string, len(p.p.raw))
 	for i, raw := range p.p.raw {
 		ids[i] = hex.EncodeToString([]byte(raw))
@@ -74,14 +75,15 @@ func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 
 // Detach ends the permit without releasing it, and returns an id with which PermitSemaphore.Adopt,
 // in any process, returns a new Permit. Until then the permit is acquired, for lease from now. So
-// work under the permit can go on in another process, or after a restart. Of several permits all
-// are detached, under one id. Detach tries even if ctx is done, and blocks until the server has
+// work under the permit can go on in another process, or after a restart. Several permits are
+// detached together, under one id. Detach tries even if ctx is done, and blocks until the server has
 // answered, for about 5 s at most.
 //
 // The error matches lock.ErrInvalid if lease is less than a millisecond; the permit goes on then.
 // Other errors are those of Release. If the error matches lock.ErrIndeterminate, Detach returns the
 // id too, and the retries continue in the background, for 5 minutes at most. If Adopt does not find
-// the permit, it becomes free when the lease that it had ends.
+// the permit, it becomes free when the lease that it had ends; with Forever, only Release by its id
+// frees it.
 //
 // In the id, the digits before the # are the id of the detached permit, with which Java and
 // PermitSemaphore.Release can release it too. The ids of several permits are consecutive numbers.
@@ -104,6 +106,7 @@ type permit struct {
 	lease     watchdog.Lease
 	changing  chan struct{} // a mutex: see changeLease
 	releasing atomic.Int32  // releases by id in progress
+	known     atomic.Bool   // a caller has an id
 }
 
 // registry contains the permits of one client by their ids. The zero registry is ready for
@@ -192,9 +195,10 @@ func (p *permit) free(ctx context.Context) {
 // asGrant returns the permit as what a release gives back.
 func (p *permit) asGrant() grant { return grant{permits: len(p.raw), ids: p.raw} }
 
-// Dropped implements hold.Hold. A permit that is not renewed becomes free at its end.
+// Dropped implements hold.Hold. A permit that is not renewed becomes free at its end, and one whose
+// id is known can be released by it.
 func (p *permit) Dropped() {
-	if !p.lease.Renewed() {
+	if !p.lease.Renewed() || p.known.Load() {
 		p.Disown()
 		return
 	}
@@ -292,8 +296,8 @@ func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 	to := newIDs(len(p.raw))
 	err = p.end(ctx, "Detach", "detach a permit of", func(ctx context.Context) (bool, error) {
 		moved, err := p.e.leave(ctx, p.raw, to, lease)
-		if err == nil && !moved {
-			p.e.s.Go(p.free) // what is left of several
+		if err == nil && !moved && len(p.raw) > 1 {
+			p.e.s.Go(p.free) // what is left of them
 		}
 		return moved, err
 	})

@@ -104,9 +104,9 @@ func tryOptions(opts []lock.Option) (lock.Options, error) {
 	o, err := lock.ResolvePermit(opts...)
 	switch {
 	case err == nil && o.Bounded:
-		err = fmt.Errorf("%w: Wait: TryAcquire does not wait", lock.ErrInvalid)
+		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)
 	case err == nil && o.MaxWaiters > 0:
-		err = fmt.Errorf("%w: MaxWaiters: TryAcquire does not wait", lock.ErrInvalid)
+		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
 	}
 	return o, err
 }

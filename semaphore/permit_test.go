@@ -286,7 +286,7 @@ func TestDroppedPermitIsReleasedAndLogged(t *testing.T) {
 		}
 		require.Equal(t, 1, strings.Count(log.String(), "dropped without Release"))
 		require.Contains(t, log.String(), "permit_test.go")
-		for _, kind := range []string{"fixed", "forever", "updated", "known", "detached"} {
+		for kind := range ids {
 			require.NotContains(t, log.String(), ids[kind])
 			require.NoError(t, e.Release(t.Context(), ids[kind]), kind)
 		}

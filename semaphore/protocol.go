@@ -177,6 +177,7 @@ type sequence struct {
 	n          uint64
 	notAfter   int64 // ms, by the server's clock
 	mayHaveRun bool
+	sent       time.Time // the first attempt that may have run, or the last one
 }
 
 // slots assigns sequence numbers. A slot has one request in progress at a time, so there
@@ -226,6 +227,9 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 		least = 0
 	}
 	send := func() ([]int64, error) {
+		if !seq.mayHaveRun {
+			seq.sent = time.Now()
+		}
 		all := slices.Concat([]string{strconv.FormatUint(seq.n, 10), wire.Millis(cacheTTL),
 			strconv.FormatInt(seq.notAfter, 10), wire.Millis(least), p.s.Publish, p.channel}, args)
 		return script.Exec(ctx, p.s.Client, keys, all).AsIntSlice()

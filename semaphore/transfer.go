@@ -16,11 +16,12 @@ import (
 )
 
 // Adopt returns a Permit of what Permit.Detach has left under that id, in this process or another
-// one. It has the same number of permits, under new ids. Of several callers exactly one succeeds; for
-// the others, and if the lease of the detached permit is over, the error matches lock.ErrNotHeld. ctx
-// and the options are those of TryAcquire. Adopt blocks for one round trip. If the error matches
+// one. It has the same number of permits, under new ids. Exactly one of several callers succeeds. For
+// the others, and if the lease of the detached permit is over or one of several permits was released,
+// the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the options
+// are those of TryAcquire. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
-// this call asked for. An id that is not one of Detach's is lock.ErrInvalid.
+// this call requested. If the client is closed during the call, the permit may be released.
 func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Option) (*Permit, error) {
 	o, err := tryOptions(opts)
 	from, idErr := parseDetachedID(id)
@@ -47,8 +48,8 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 // until ctx ends, and then undone, so that they can be adopted again.
 func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) error {
 	g, seq := r.grant, e.slots.next()
-	r.sent = time.Now() // of the first attempt: a later one may find the transfer done
 	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
+	r.sent = seq.sent
 	if err != nil && outcome == wire.Unknown {
 		e.repeat(seq, permitTransferScript, transferArgs(g.ids, from, g.lease, true), func([]int64) {})
 		return errors.Join(lock.ErrIndeterminate, err)
@@ -58,7 +59,7 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 	case err != nil:
 		return err
 	case reply[0] != 1:
-		return lock.ErrNotHeld
+		return fmt.Errorf("%w: %q has no detached permit with this id", lock.ErrNotHeld, e.id.Name)
 	case e.s.Err() != nil:
 		err = lock.ErrClosed
 	case time.Since(r.sent) >= g.lease: // this process was suspended until the lease was over

@@ -3,6 +3,7 @@ package contract_test
 import (
 	"context"
 	"errors"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -175,6 +176,29 @@ func TestShutdownLeavesWhatIsDetached(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(t.Context()))
 	})
+}
+
+// A dropped permit whose id is known remains acquired, and does not delay a shutdown.
+func TestShutdownLeavesDroppedPermitsWithKnownIDs(t *testing.T) {
+	for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Hour)}, {semaphore.Forever()}} {
+		harness.Each(t, func(t *testing.T, s *testserver.Server) {
+			var log harness.Log
+			c, other := harness.Client(t, s, redlatch.WithLogger(log.Logger())), harness.Client(t, s)
+			id := func() string {
+				p, err := c.PermitSemaphore("orders", semaphore.Permits(1)).Acquire(t.Context(), opts...)
+				require.NoError(t, err)
+				return p.ID()
+			}()
+			shutdown := async(func() error { return c.Shutdown(t.Context()) })
+			harness.Eventually(t, soon, "the client does not wait for it", func() bool {
+				runtime.GC()
+				return len(shutdown) > 0
+			})
+			require.NoError(t, <-shutdown)
+			require.NotContains(t, log.String(), "dropped")
+			require.NoError(t, other.PermitSemaphore("orders").Release(t.Context(), id))
+		})
+	}
 }
 
 // A permit whose id is known delays a shutdown until it is released, by its id or otherwise.

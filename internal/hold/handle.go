@@ -24,15 +24,15 @@ type Hold interface {
 // the caller has dropped is collected.
 type Handle struct{ Hold }
 
-// NewHandle returns a handle of h that detects that it was dropped, until Unlock, Detach or Disarm.
+// NewHandle returns a handle of h that detects that it was dropped, until Unlock or Detach.
 func NewHandle(h Hold) *Handle {
 	hd := &Handle{h}
 	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
 	return hd
 }
 
-// Disarm ends the detection.
-func (hd *Handle) Disarm() { runtime.SetFinalizer(hd, nil) }
+// disarm ends the detection.
+func (hd *Handle) disarm() { runtime.SetFinalizer(hd, nil) }
 
 func (hd *Handle) dropped() {
 	if hd.Held() {
@@ -65,7 +65,7 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 	if err := checkContext(ctx); err != nil {
 		return err
 	}
-	hd.Disarm() // a finalizer delays the collection
+	hd.disarm() // a finalizer delays the collection
 	err := hd.Hold.Unlock(ctx)
 	runtime.KeepAlive(hd)
 	return err
@@ -81,7 +81,7 @@ func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, erro
 	}
 	id, err := hd.Hold.Detach(ctx, lease)
 	if !hd.Held() {
-		hd.Disarm()
+		hd.disarm()
 	}
 	runtime.KeepAlive(hd)
 	return id, err

@@ -36,7 +36,7 @@ func (f *fake) Extend(_ context.Context, lease time.Duration) error {
 	return nil
 }
 
-// A handle that is collected is reported if its hold is held and the handle armed.
+// A handle that is collected is reported if its hold is held.
 func TestDroppedHandles(t *testing.T) {
 	dropped := make(chan string, 10)
 	drop := func(name string, use func(hd *hold.Handle)) {
@@ -47,7 +47,6 @@ func TestDroppedHandles(t *testing.T) {
 		use(hd)
 	}
 	drop("unarmed", func(*hold.Handle) {})
-	drop("disarmed", (*hold.Handle).Disarm)
 	drop("unlocked", func(hd *hold.Handle) { require.NoError(t, hd.Unlock(t.Context())) })
 	drop("lost", func(hd *hold.Handle) { hd.Hold.(*fake).Lose(newLoss()) })
 	drop("in use", func(hd *hold.Handle) { t.Cleanup(func() { runtime.KeepAlive(hd) }) })

@@ -96,9 +96,9 @@ func TryOptions(opts []lock.Option) (lock.Options, error) {
 	o, err := lock.Resolve(opts...)
 	switch {
 	case err == nil && o.Bounded:
-		err = fmt.Errorf("%w: Wait: TryLock does not wait", lock.ErrInvalid)
+		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)
 	case err == nil && o.MaxWaiters > 0:
-		err = fmt.Errorf("%w: MaxWaiters: TryLock does not wait", lock.ErrInvalid)
+		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
 	}
 	return o, err
 }

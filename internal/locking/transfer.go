@@ -132,7 +132,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	}}, func(int) []acquire.Result {
 		var found Transferred
 		if found, err = c.adopt(ctx, from); err == nil && found == NeitherStands {
-			err = lock.ErrNotHeld
+			err = fmt.Errorf("%w: %q has no detached hold with this id", lock.ErrNotHeld, l.name)
 		}
 		return []acquire.Result{{Verdict: acquire.Verdict{Acquired: err == nil}}}
 	})
