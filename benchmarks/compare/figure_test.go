@@ -42,9 +42,9 @@ func TestMeasures(t *testing.T) {
 	}
 	for key, want := range map[string]float64{
 		"rate": 45, "commands": 2, "allocs": 20, "bytes": 200, "least": 1, "most": 1,
-		"cpu": 1, "server": 25, "memory": 110, "heap": 100,
+		"cpu": 1, "load": 25, "client": 333.333333333, "server": 8333.333333333, "memory": 110, "heap": 100,
 	} {
-		assert.InDelta(t, want, measures[key].of(m), 1e-9, key)
+		assert.InDelta(t, want, measures[key].of(m), 1e-6, key)
 	}
 	assert.InEpsilon(t, 10, measures["p50"].of(m), 0.02)
 	m.Outcomes[1].Shares = []int{90}

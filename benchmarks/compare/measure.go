@@ -37,8 +37,10 @@ var measures = map[string]measure{
 	"stacks":   {title: "stacks B", zero: true, of: total(func(o *outcome) float64 { return o.Stacks })},
 	"memory":   {title: "heap and stacks B", of: total(func(o *outcome) float64 { return o.Heap + o.Stacks })},
 	"resident": {title: "resident B", of: total(func(o *outcome) float64 { return o.Resident })},
+	"client":   {title: "client µs", digits: 1, of: each(func(o *outcome) float64 { return o.CPU.Seconds() * 1e6 })},
+	"server":   {title: "server µs", digits: 1, of: func(m *measurement) float64 { return m.each(m.ServerCPU.Seconds() * 1e6) }},
 	"cpu":      {title: "process, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.cpu()) }},
-	"server":   {title: "server, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.ServerCPU) }},
+	"load":     {title: "server, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.ServerCPU) }},
 }
 
 // total returns a function that sums up a quantity of the processes, and one that divides the

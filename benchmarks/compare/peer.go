@@ -25,6 +25,7 @@ type operation interface {
 var peers = map[string]func(ctx context.Context, addrs []string) (service, error){
 	"floor":       openFloor,
 	"redlatch":    openRedlatch,
+	"wrapped":     openWrapped,
 	"redsync":     openRedsync,
 	"redislock":   openRedislock,
 	"rueidislock": openRueidislock,

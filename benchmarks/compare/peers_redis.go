@@ -39,8 +39,12 @@ type floor struct {
 }
 
 func openFloor(_ context.Context, addrs []string) (service, error) {
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, DisableCache: true, PipelineMultiplex: -1})
+	conn, err := rueidis.NewClient(floorOptions(addrs...))
 	return &floor{conn: conn}, err
+}
+
+func floorOptions(addrs ...string) rueidis.ClientOption {
+	return rueidis.ClientOption{InitAddress: addrs, DisableCache: true, PipelineMultiplex: -1}
 }
 
 func (f *floor) close() { f.conn.Close() }
@@ -71,7 +75,10 @@ func (p *floorPair) release(ctx context.Context) error {
 	return floorRelease.Exec(ctx, p.conn, p.keys, []string{p.owner, p.channel}).Error()
 }
 
-type ours struct{ clients []*redlatch.Client }
+type ours struct {
+	clients  []*redlatch.Client
+	borrowed []rueidis.Client
+}
 
 func openRedlatch(ctx context.Context, addrs []string) (service, error) {
 	s := &ours{}
@@ -85,9 +92,30 @@ func openRedlatch(ctx context.Context, addrs []string) (service, error) {
 	return s, nil
 }
 
+// openWrapped opens clients that borrow a connection with the options of the floor.
+func openWrapped(ctx context.Context, addrs []string) (service, error) {
+	s := &ours{}
+	for _, addr := range addrs {
+		conn, err := rueidis.NewClient(floorOptions(addr))
+		if err != nil {
+			return nil, err
+		}
+		s.borrowed = append(s.borrowed, conn)
+		c, err := redlatch.Wrap(ctx, conn)
+		if err != nil {
+			return nil, err
+		}
+		s.clients = append(s.clients, c)
+	}
+	return s, nil
+}
+
 func (s *ours) close() {
 	for _, c := range s.clients {
 		c.Close()
+	}
+	for _, conn := range s.borrowed {
+		conn.Close()
 	}
 }
 
@@ -246,7 +274,7 @@ type rueidislockPair struct {
 	l    rueidislock.Locker
 	name string
 	give context.CancelFunc
-	// own is the context of calls that cannot be canceled, and giveUp cancels it.
+	// own is the context of calls, and giveUp cancels it.
 	own    context.Context
 	giveUp *time.Timer
 }
@@ -255,13 +283,9 @@ type rueidislockPair struct {
 // TryNextAfter, it waits for a message that never comes.
 const giveUpAfter = 5 * time.Second
 
-// acquire returns a hold that also ends with the context.
+// acquire returns a hold that also ends with the context. Calls share a context until it ends.
 func (p *rueidislockPair) acquire(ctx context.Context) (err error) {
-	if ctx.Done() != nil {
-		_, p.give, err = p.l.WithContext(ctx, p.name)
-		return err
-	}
-	if p.own == nil {
+	if p.own == nil || p.own.Err() != nil {
 		var cancel context.CancelFunc
 		p.own, cancel = context.WithCancel(ctx)
 		p.giveUp = time.AfterFunc(giveUpAfter, cancel)

@@ -62,15 +62,19 @@ type contender struct {
 const enough = 3
 
 // run repeats until ctx is done. A waiter at the end has waited for at least that long;
-// omitting it would hide the longest waits.
+// omitting it would hide the longest waits. Each contender has contexts of its own, like the
+// requests of a service.
 func (c *contender) run(ctx context.Context) {
-	acquiring := ctx
-	if c.Own { // uncontended operations need not be canceled
-		acquiring = context.Background()
+	acquiring, cancel := context.WithCancel(ctx)
+	defer cancel()
+	releasing, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	if c.Background {
+		acquiring, releasing = context.Background(), context.Background()
 	}
 	for ctx.Err() == nil && c.failed < enough {
 		started := time.Now()
-		err := c.once(acquiring)
+		err := c.once(acquiring, releasing)
 		switch {
 		case err == nil:
 			c.latency.add(time.Since(started) - c.Hold)
@@ -88,8 +92,8 @@ func (c *contender) run(ctx context.Context) {
 	}
 }
 
-func (c *contender) once(ctx context.Context) error {
-	if err := c.op.acquire(ctx); err != nil {
+func (c *contender) once(acquiring, releasing context.Context) error {
+	if err := c.op.acquire(acquiring); err != nil {
 		return err
 	}
 	if c.Trace {
@@ -101,7 +105,7 @@ func (c *contender) once(ctx context.Context) error {
 	if c.Trace {
 		c.gave = append(c.gave, monotonic())
 	}
-	return c.op.release(context.Background())
+	return c.op.release(releasing)
 }
 
 // contend has every contender repeat its operation until the time is over.
@@ -126,13 +130,14 @@ func contend(t task, ops []operation) *outcome {
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
-	started := time.Now()
+	started, used := time.Now(), processorTime()
 	close(begin)
 	time.Sleep(t.For)
 	runtime.ReadMemStats(&after) // the cost of cancelling is not that of an operation
+	used = processorTime() - used
 	cancel()
 	wg.Wait()
-	out := &outcome{Elapsed: time.Since(started)}
+	out := &outcome{Elapsed: time.Since(started), CPU: used}
 	out.Allocs, out.Bytes = after.Mallocs-before.Mallocs, after.TotalAlloc-before.TotalAlloc
 	for _, c := range all {
 		out.Latency.merge(&c.latency)

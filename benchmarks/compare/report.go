@@ -35,15 +35,16 @@ func (r *results) text(charts []chart) string {
 		"each repetition, against servers on the same machine. They use their default settings, except leases of 30 s, pools of\n"+
 		"100 connections, unlimited retries, and no logs. redislock has no default way to wait: it retries every 100 ms, as in its\n"+
 		"documentation. rueidislock has one key (`KeyMajority` 1), `NoLoopTracking`, and `TryNextAfter` 1 s, without which a late\n"+
-		"reply makes it wait for ever. Redisson's virtual machine uses the serial collector and is warmed up for 5 to 10 s for each\n"+
+		"reply makes it wait forever. Redisson's virtual machine uses the serial collector and is warmed up for 5 to 10 s for each\n"+
 		"kind of object; ZooKeeper's server runs on one too, and is warmed up only as long as all others.\n\n"+
 		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
 		"  Most measurements took %s s; sections 6 and 7 were measured once. Ratios are medians of the ratios of the repetitions.\n"+
 		"  `%s` contains all values.\n"+
 		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
 		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+
-		"  servers count it together with those of scripts. Allocations and bytes are those of the whole process; Java's are\n"+
-		"  unknown. Unknown values are shown as \"%s\".\n\n",
+		"  servers count it together with those of scripts. Client and server are the processor times of both, per\n"+
+		"  operation. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
+		"- Acquisitions and releases use contexts that can be canceled, as in an HTTP handler, unless the name says otherwise.\n\n",
 		r.Date, plural(r.Repetitions, "repetition"), alone*r.Repetitions, number(r.Window, 1), figuresFile, none)
 	r.writeMachine(&b)
 	r.writeTargets(&b)
@@ -142,7 +143,7 @@ func (r *results) writeNoise(b *strings.Builder) {
 	least, most := r.Noise.Floor.bounds()
 	fmt.Fprintf(b, "## Noise\n\n"+
 		"The floor with one goroutine, before each scenario and at the end, reached %s to %s operations a second, with a\n"+
-		"median of %s: smaller differences are not significant. The host of the machine took %s %% of its time. The load\n"+
+		"median of %s: smaller differences are not significant. The host of the machine took %s%% of its time. The load\n"+
 		"average before was %s.\n",
 		number(least, 0), number(most, 0), number(r.Noise.Floor.median(), 0), number(r.Noise.Steal, 1), number(r.Noise.Load, 2))
 }

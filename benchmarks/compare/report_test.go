@@ -37,7 +37,7 @@ func TestPlots(t *testing.T) {
 	charts := r.charts()
 	require.Len(t, charts, 1, "peers without figures are omitted")
 	charts[0].series[1].values = append(charts[0].series[1].values, 0) // not on a logarithmic axis
-	charts[0].positions = append(charts[0].positions, position{"1 024 goroutines", 1024})
+	charts[0].positions = append(charts[0].positions, position{"1,024 goroutines", 1024})
 	charts[0].positions[0].at = 128
 	file := filepath.Join(t.TempDir(), charts[0].file)
 	require.NoError(t, charts[0].draw(file))

@@ -68,7 +68,7 @@ func (c cellResult) figure(peer, measure string) figure {
 func (c cellResult) first(measure string, ask func(peer string) bool) (best string) {
 	for _, r := range c.Rows {
 		f := r.Figures[measure]
-		if r.Peer == "floor" || len(f) == 0 || !ask(r.Peer) {
+		if isFloor(r.Peer) || len(f) == 0 || !ask(r.Peer) {
 			continue
 		}
 		if best == "" || better(measure, f.median(), c.figure(best, measure).median()) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redlatch/redlatch"
@@ -46,9 +47,36 @@ var (
 
 // The columns of most tables.
 var (
-	costs     = []string{"commands", "allocs", "bytes"}
+	costs     = []string{"client", "server", "commands", "allocs", "bytes"}
 	latencies = []string{"rate", "p50", "p99", "p99.9"}
 )
+
+// variant is a peer under another name, with other settings.
+type variant struct {
+	peer       string
+	background bool
+}
+
+// The variants of the floor and of redlatch.
+const (
+	floorBackground   = "floor, Background"
+	ourBackground     = us + ", Background"
+	wrapped           = us + ", Wrap"
+	wrappedBackground = us + ", Wrap, Background"
+)
+
+var variants = map[string]variant{
+	floorBackground:   {"floor", true},
+	ourBackground:     {us, true},
+	wrapped:           {"wrapped", false},
+	wrappedBackground: {"wrapped", true},
+}
+
+// isOurs reports whether a peer is redlatch or one of its variants.
+func isOurs(peer string) bool { return peer == us || strings.HasPrefix(peer, us+", ") }
+
+// isFloor reports whether a peer is the floor or its variant.
+func isFloor(peer string) bool { return peer == "floor" || peer == floorBackground }
 
 // has reports whether a peer is measured in the scenario.
 func (s scenario) has(peer string) bool {
@@ -59,6 +87,9 @@ func (s scenario) has(peer string) bool {
 func (c cell) taskOf(peer string) task {
 	t := c.task
 	t.Peer, t.Name = peer, "orders"
+	if v, ok := variants[peer]; ok {
+		t.Peer, t.Background = v.peer, v.background
+	}
 	if peer == "floor" && t.Trace {
 		t.Do = "signal" // only wake-ups are traced, and they have their own floor
 	}
@@ -75,12 +106,14 @@ func scenarios(window time.Duration) []scenario {
 func uncontended(window time.Duration) scenario {
 	s := scenario{
 		number: 1, title: "Uncontended", base: "floor", best: "rate",
-		about:    "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server.",
+		about: "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server. " +
+			"Background means that calls use `context.Background()`, and Wrap that redlatch borrows the connection.",
 		measures: slices.Concat(latencies, costs),
 	}
 	for _, n := range []int{1, 8, 64} {
 		s.cells = append(s.cells, cell{
-			name: plural(n, "goroutine"), size: n, processes: 1, peers: slices.Concat([]string{"floor"}, redisPeers, otherPeers),
+			name: plural(n, "goroutine"), size: n, processes: 1,
+			peers: slices.Concat([]string{"floor", floorBackground}, redisPeers, []string{ourBackground, wrapped, wrappedBackground}, otherPeers),
 			alone: n == 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: n, For: window},
 		})
 	}
@@ -115,7 +148,7 @@ func processes(window time.Duration) scenario {
 		number: 3, title: "Contended, four processes", base: us, best: "rate",
 		about: "32 goroutines in each of four processes lock and unlock the same name. Shares of processes are relative to " +
 			"an equal share.",
-		measures: slices.Concat(latencies, []string{"jain", "least", "most", "commands"}),
+		measures: slices.Concat(latencies, []string{"jain", "least", "most", "client", "server", "commands"}),
 		cells: []cell{{
 			name: "4 x 32 goroutines", size: 128, processes: 4, peers: slices.Concat(redisPeers, []string{"etcd"}),
 			task: task{Do: "repeat", Kind: "lock", Goroutines: 32, For: 2 * window},
@@ -139,8 +172,18 @@ func wakeUps(window time.Duration) scenario {
 	}
 }
 
-// orderCell has no throughput.
-const orderCell = "fair lock, order of 64 that queue one after the other"
+// Cells to which targets refer. orderCell has no throughput.
+const (
+	orderCell     = "fair lock, order of 64 that queue one after the other"
+	fairProcesses = "fair lock, 4 x 16 goroutines"
+	semaphoreCell = "semaphore, 64 permits"
+	waitersOfOne  = "10,000 waiters for one lock"
+	waitersOfEach = "10,000 waiters for as many locks"
+)
+
+func redLockCell(servers, goroutines int) string {
+	return fmt.Sprintf("%d servers, %s", servers, plural(goroutines, "goroutine"))
+}
 
 func kinds(window time.Duration) scenario {
 	both := []string{us, redisson}
@@ -157,12 +200,14 @@ func kinds(window time.Duration) scenario {
 	fair := of
 	fair.Kind = "fair"
 	add("fair lock", both, fair)
+	fair.Goroutines = 16
+	s.cells = append(s.cells, cell{name: fairProcesses, size: 64, processes: 4, peers: both, task: fair})
 	for _, writes := range []int{0, 10, 50, 100} {
 		rw := of
 		rw.Kind, rw.Writes = "rw", writes
-		add(fmt.Sprintf("read-write lock, %d %% writes", writes), both, rw)
+		add(fmt.Sprintf("read-write lock, %d%% writes", writes), both, rw)
 	}
-	for _, permits := range []int{1, 10, 100} {
+	for _, permits := range []int{1, 10, 64} {
 		sem := of
 		sem.Kind, sem.Permits = "semaphore", permits
 		add("semaphore, "+plural(permits, "permit"), both, sem)
@@ -172,7 +217,7 @@ func kinds(window time.Duration) scenario {
 		task:     task{Do: "order", Kind: "fair", Goroutines: 64},
 		measures: []string{"queued", "overtook"}, best: "overtook",
 	}, cell{
-		name: "count-down latch, 1 000 waiters", size: 1000, processes: 1, peers: both,
+		name: "count-down latch, 1,000 waiters", size: 1000, processes: 1, peers: both,
 		task:     task{Do: "latch", Kind: "latch", Goroutines: 1000, For: window},
 		measures: []string{"wake50", "wake99", "last50"}, best: "last50",
 	})
@@ -184,7 +229,7 @@ func holds() scenario {
 		number: 6, title: "Held locks", best: "cpu",
 		about: "The cost of held locks over two rounds of redlatch's renewals: memory for each, including the caller's hold, and " +
 			"processor time, of one core.",
-		measures: []string{"memory", "resident", "cpu", "server"},
+		measures: []string{"memory", "resident", "cpu", "load"},
 	}
 	for _, n := range []int{1_000, 10_000, 100_000} {
 		s.cells = append(s.cells, cell{
@@ -205,9 +250,9 @@ func waiters() scenario {
 		measures: []string{"heap", "stacks", "memory", "resident"},
 	}
 	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}
-	of := cell{name: "10 000 waiters for one lock", size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, once: true}
+	of := cell{name: waitersOfOne, size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, once: true}
 	own := of
-	own.name, own.size, own.task.Own = "10 000 waiters for as many locks", t.Goroutines, true
+	own.name, own.size, own.task.Own = waitersOfEach, t.Goroutines, true
 	s.cells = []cell{of, own}
 	return s
 }
@@ -221,7 +266,7 @@ func redLocks(window time.Duration) scenario {
 	for _, servers := range []int{3, 5} {
 		for _, n := range []int{1, 16} {
 			s.cells = append(s.cells, cell{
-				name: fmt.Sprintf("%d servers, %s", servers, plural(n, "goroutine")), size: n, processes: 1, servers: servers,
+				name: redLockCell(servers, n), size: n, processes: 1, servers: servers,
 				peers: []string{us, "redsync"}, alone: n == 1,
 				task: task{Do: "repeat", Kind: "red", Goroutines: n, For: window},
 			})

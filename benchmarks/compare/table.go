@@ -34,12 +34,12 @@ func number(v float64, digits int) string {
 	}
 	whole, rest, _ := strings.Cut(strconv.FormatFloat(math.Abs(v), 'f', digits, 64), ".")
 	for i := len(whole) - 3; i > 0; i -= 3 {
-		whole = whole[:i] + " " + whole[i:]
+		whole = whole[:i] + "," + whole[i:]
 	}
 	if rest != "" {
 		whole += "." + rest
 	}
-	if v < 0 && strings.Trim(whole, "0. ") != "" {
+	if v < 0 && strings.Trim(whole, "0.") != "" {
 		whole = "-" + whole
 	}
 	return whole

@@ -11,9 +11,9 @@ func TestNumbers(t *testing.T) {
 	for want, got := range map[string]string{
 		"0":         number(0, 0),
 		"999":       number(999, 0),
-		"1 000":     number(999.6, 0),
-		"1 234 567": number(1234567, 0),
-		"12 345.68": number(12345.678, 2),
+		"1,000":     number(999.6, 0),
+		"1,234,567": number(1234567, 0),
+		"12,345.68": number(12345.678, 2),
 		"-1.5":      number(-1.5, 1),
 		"0.0":       number(-0.01, 1),
 		none:        number(math.NaN(), 0),
@@ -21,7 +21,7 @@ func TestNumbers(t *testing.T) {
 	} {
 		assert.Equal(t, want, got)
 	}
-	assert.Equal(t, "10 000 locks", plural(10_000, "lock"))
+	assert.Equal(t, "10,000 locks", plural(10_000, "lock"))
 }
 
 func TestFiguresInTables(t *testing.T) {

@@ -65,35 +65,41 @@ func (r *results) targets() []target {
 		return target{scenario, what, true, limit, readings}
 	}
 	return []target{
-		least(1, "0.95 of the floor's throughput with one goroutine", 0.95, one.against("floor", "rate")),
-		least(1, "0.90 of the floor's throughput with 64 goroutines", 0.90, many.against("floor", "rate")),
-		least(1, "no peer has a higher throughput", 1, ofEach(r.cells(1), cellResult.againstBest)...),
-		atMost(1, "at most 10 allocations", 10, one.reads("allocs", 1)),
-		atMost(1, "at most 1 KiB", 1024, one.reads("bytes", 0)),
+		least(1, "0.95 of the floor with one goroutine and `context.Background()`", 0.95, one.ofFloor(ourBackground, wrappedBackground)...),
+		least(1, "0.90 of the floor with one goroutine and contexts that can be canceled", 0.90, one.ofFloor(us, wrapped)...),
+		least(1, "0.92 of the floor with 64 goroutines", 0.92, many.ofFloor(us, wrapped, ourBackground, wrappedBackground)...),
+		least(1, "0.95 of the fastest library on Redis with one goroutine", 0.95, one.againstRedis()),
+		atMost(1, "at most 3 allocations", 3.05, one.reads("allocs", 1)), // those of the runtime included
+		atMost(1, "at most 384 bytes", 384, one.reads("bytes", 0)),
 
-		least(2, "3 times the throughput of the best peer with 128 goroutines", 3, r.cell(2, plural(128, "goroutine")).againstBest()),
-		least(2, "3 times with 1 024", 3, r.cell(2, plural(1024, "goroutine")).againstBest()),
+		least(2, "8 times the throughput of the best peer with 128 goroutines", 8, r.cell(2, plural(128, "goroutine")).againstBest()),
+		least(2, "8 times with 1,024", 8, r.cell(2, plural(1024, "goroutine")).againstBest()),
 		least(2, "Jain's index at least 0.98", 0.98, ofEach(r.cells(2), func(c cellResult) reading { return c.reads("jain", 3) })...),
-		atMost(2, "at most 1.2 commands", 1.2, ofEach(r.cells(2), func(c cellResult) reading { return c.reads("commands", 2) })...),
 
-		least(3, "twice the throughput of the best peer", 2, four.againstBest()),
-		atMost(3, "at most 4 commands", 4, four.reads("commands", 2)),
+		least(3, "4 times the throughput of the best peer", 4, four.againstBest()),
+		least(3, "Jain's index at least 0.98", 0.98, four.reads("jain", 3)),
 		least(3, "every process has at least 0.8 of an equal share", 0.8, four.reads("least", 2)),
 		atMost(3, "and at most 1.2", 1.2, four.reads("most", 2)),
 
-		atMost(4, "median at most 1.3 times the floor's", 1.3, waking.against("floor", "wake50")),
 		atMost(4, "median not above Redisson's", 1, waking.against(redisson, "wake50")),
+		atMost(4, "at most 5 commands", 5, waking.reads("commands", 2)),
 
-		least(5, "fair lock: 5 times the throughput of Redisson", 5, fair.against(redisson, "rate")),
+		least(5, "fair lock: 10 times the throughput of Redisson", 10, fair.against(redisson, "rate")),
+		least(5, "fair lock: 5 times with four processes", 5, r.cell(5, fairProcesses).against(redisson, "rate")),
 		atMost(5, "fair lock: no waiter is overtaken", 0, r.cell(5, orderCell).reads("overtook", 0)),
+		atMost(5, "semaphore: at most 2.5 times the server time of Redisson", 2.5, r.cell(5, semaphoreCell).against(redisson, "server")),
+		atMost(5, "semaphore: at most 12 allocations", 12, r.cell(5, semaphoreCell).reads("allocs", 1)),
+		least(5, "semaphore: 0.7 of the lock's throughput", 0.7, r.cell(5, semaphoreCell).relativeTo(many)),
 
-		atMost(6, "100 000 holds: at most 10 % of a core", 10, most.reads("cpu", 2)),
-		atMost(6, "100 000 holds: at most 1 KiB each", 1024, most.reads("memory", 0)),
+		atMost(6, "100,000 holds: at most 10% of a core", 10, most.reads("cpu", 2)),
+		atMost(6, "100,000 holds: at most 640 bytes each", 640, most.reads("memory", 0)),
 
-		atMost(7, "at most 4 KiB for each waiter", 4096, ofEach(r.cells(7), func(c cellResult) reading { return c.reads("memory", 0) })...),
+		atMost(7, "at most 4 KiB for each waiter for one lock", 4096, r.cell(7, waitersOfOne).reads("memory", 0)),
+		atMost(7, "at most 7 KiB for each waiter for a lock of its own", 7168, r.cell(7, waitersOfEach).reads("memory", 0)),
 
 		least(8, "not slower than redsync with one goroutine", 1, r.redLocks(1)...),
-		least(8, "3 times redsync's throughput with 16", 3, r.redLocks(16)...),
+		least(8, "4 times the throughput of redsync with 3 servers and 16 goroutines", 4,
+			r.cell(8, redLockCell(3, 16)).against("redsync", "rate")),
 	}
 }
 
@@ -127,6 +133,34 @@ func (c cellResult) against(peer, measure string) reading {
 	return reading{fmt.Sprintf("%s of %s's", number(f.median(), 2), peer), f.median(), len(f) > 0}
 }
 
+// ofFloor compares redlatch, or its variants, with the faster of the two floors.
+func (c cellResult) ofFloor(ours ...string) (all []reading) {
+	base := c.figure("floor", "rate")
+	if other := c.figure(floorBackground, "rate"); other.median() > base.median() {
+		base = other
+	}
+	for _, peer := range ours {
+		f := c.figure(peer, "rate").over(base)
+		all = append(all, reading{fmt.Sprintf("%s: %s", peer, number(f.median(), 2)), f.median(), len(f) > 0})
+	}
+	return all
+}
+
+// relativeTo returns the throughput relative to that in another cell.
+func (c cellResult) relativeTo(other cellResult) reading {
+	f := c.figure(us, "rate").over(other.figure(us, "rate"))
+	return reading{number(f.median(), 2), f.median(), len(f) > 0}
+}
+
+// againstRedis returns the throughput of redlatch relative to the best other peer on Redis.
+func (c cellResult) againstRedis() reading {
+	best := c.first("rate", func(peer string) bool { return !isOurs(peer) && slices.Contains(redisPeers, peer) })
+	if best == "" {
+		return reading{}
+	}
+	return c.against(best, "rate")
+}
+
 // fairly is the least index of Jain at which a lock counts as shared equally.
 const fairly = 0.9
 
@@ -134,14 +168,14 @@ const fairly = 0.9
 // does not lock on Redis, or lets few goroutines dominate, the result also names the best one
 // that does not.
 func (c cellResult) againstBest() reading {
-	best := c.first("rate", func(peer string) bool { return peer != us })
+	best := c.first("rate", func(peer string) bool { return !isOurs(peer) })
 	if best == "" {
 		return reading{}
 	}
 	read := c.against(best, "rate")
 	named := []string{best}
 	also := func(what string, ask func(peer string) bool) {
-		peer := c.first("rate", func(peer string) bool { return peer != us && ask(peer) })
+		peer := c.first("rate", func(peer string) bool { return !isOurs(peer) && ask(peer) })
 		if peer == "" || slices.Contains(named, peer) {
 			return
 		}

@@ -24,6 +24,9 @@ type task struct {
 	For  time.Duration `json:"for"`
 	// Patience is the additional time that the preparation may take.
 	Patience time.Duration `json:"patience"`
+	// Background has acquisitions and releases use context.Background() instead of contexts that
+	// can be canceled.
+	Background bool `json:"background"`
 	// Trace records the times of each acquisition and release.
 	Trace bool `json:"trace"`
 }
