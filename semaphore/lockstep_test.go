@@ -94,7 +94,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 		}).Draw(r),
 		client: r.IntN(clients), which: r.IntN(1000), n: 1 + r.Int64N(3), size: 1 + r.IntN(4), waits: r.IntN(8) > 0, fault: answered,
 		ms:    []int64{0, 1, 30, 70, 99, 100, 101, 500, 999, 1000, 1001, 3000, 3333, 5000, 10_000, 10_001}[r.IntN(16)],
-		lease: []int64{0, 0, 0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(10)], create: []int64{0, 0, 4}[r.IntN(3)],
+		lease: []int64{0, 0, 0, 1, 500, 1000, 1000, 5000, 10_000, 30_000}[r.IntN(10)], create: []int64{0, 4}[r.IntN(2)],
 	}
 	if r.IntN(8) == 0 || s.Kind == "release foreign" && r.IntN(4) == 0 {
 		s.n = []int64{6, 10, maxPermits, maxPermits - 3}[r.IntN(4)]
@@ -102,8 +102,17 @@ func (x *walk) Draw(r *rand.Rand) step {
 	if r.IntN(40) == 0 {
 		s.ms = []int64{30_000, cacheTTL - 1, cacheTTL, cacheTTL + 1, 3_600_000}[r.IntN(5)]
 	}
-	if !x.w.exists && !x.permitSem && r.IntN(10) == 0 {
-		s.Kind = "release foreign" // the only step that may be rejected in this state
+	if !x.w.exists && !x.permitSem { // for a short time, because most steps create it
+		switch n := r.IntN(100); {
+		case n < 10:
+			s.Kind = "release foreign" // the only step that may be rejected in this state
+		case n == 10:
+			s.Kind, s.create = "drain", 4
+		case n == 11:
+			s.Kind = "delete semaphore"
+		case n == 12:
+			s.Kind = "read"
+		}
 	}
 	switch n := r.IntN(12); {
 	case n < 3:
@@ -197,12 +206,12 @@ func (x *walk) do(s step) bool {
 		if !s.waits {
 			size = 0
 		}
-		x.release(c, g, false, s.which%4 == 0, c.waiting[:size], s.fault)
+		x.release(c, g, false, s.which%2 == 0, c.waiting[:size], s.fault)
 	case "release foreign":
 		g := request{permits: s.n}
 		if x.permitSem {
 			g = request{permits: 1, ids: []string{x.pick(s.which)}}
-			if other := x.pick(s.which + 1); s.n == 2 && other != g.ids[0] {
+			if other := x.pick(s.which + 1); s.n > 1 && other != g.ids[0] {
 				g = request{permits: 2, ids: []string{g.ids[0], other}}
 			}
 		}
