@@ -31,7 +31,7 @@ const traceName = "orders"
 const (
 	minute     = time.Minute
 	tenMinutes = 10 * time.Minute
-	moment     = 200 * time.Millisecond // of leases that expire
+	moment     = 500 * time.Millisecond // of leases that expire
 )
 
 // difference is a deliberate difference between redlatch and Redisson. docs/reference/compatibility.md
