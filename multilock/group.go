@@ -80,7 +80,7 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if try {
-		o, err = locking.TryOptions(opts)
+		o, err = locking.TryOptions(lock.Resolve(opts...))
 	}
 	if o, err = locking.Checked(g.reads, o, err); err != nil {
 		return nil, err

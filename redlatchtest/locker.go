@@ -58,7 +58,7 @@ func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 
 // TryLock implements lock.Locker.
 func (l *Locker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := locking.TryOptions(opts)
+	o, err := locking.TryOptions(lock.Resolve(opts...))
 	if err != nil {
 		return nil, err
 	}

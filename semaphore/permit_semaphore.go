@@ -13,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/construct"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -92,23 +93,11 @@ func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.O
 }
 
 func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
-	o, err := tryOptions(opts)
+	o, err := locking.TryOptions(lock.ResolvePermit(opts...))
 	if err != nil {
 		return nil, err
 	}
 	return e.take(ctx, n, o, true)
-}
-
-// tryOptions reads the options of a call that does not wait.
-func tryOptions(opts []lock.Option) (lock.Options, error) {
-	o, err := lock.ResolvePermit(opts...)
-	switch {
-	case err == nil && o.Bounded:
-		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)
-	case err == nil && o.MaxWaiters > 0:
-		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
-	}
-	return o, err
 }
 
 // Do acquires a permit like Acquire, runs fn under the permit's context, and releases the permit

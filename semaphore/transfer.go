@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -23,7 +24,7 @@ import (
 // lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
 // this call requested. If the client is closed during the call, the permit may be released.
 func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Option) (*Permit, error) {
-	o, err := tryOptions(opts)
+	o, err := locking.TryOptions(lock.ResolvePermit(opts...))
 	from, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
 		return nil, err

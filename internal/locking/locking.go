@@ -59,7 +59,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 
 // TryLock is lock.Locker's.
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(TryOptions(opts))
+	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
 	return l.handle(ctx, o, true, err)
 }
 
@@ -91,9 +91,9 @@ func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
 	return Checked(l.p.Traits().Shared, o, err)
 }
 
-// TryOptions reads the options of a TryLock.
-func TryOptions(opts []lock.Option) (lock.Options, error) {
-	o, err := lock.Resolve(opts...)
+// TryOptions returns the options of a call that does not wait, or an error if they are for one that
+// does.
+func TryOptions(o lock.Options, err error) (lock.Options, error) {
 	switch {
 	case err == nil && o.Bounded:
 		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)

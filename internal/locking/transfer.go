@@ -110,7 +110,7 @@ func parseDetachedID(id string) (owner lock.Owner, token int64, err error) {
 
 // Adopt returns a hold on what Detach has left under that id.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(TryOptions(opts))
+	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
 	from, token, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, l.Check(ctx)); err != nil {
 		return nil, err
