@@ -106,7 +106,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" {
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
-	writeFirst(&opt)
+	ownConns(&opt, cfg.InFlight)
 	began := time.Now()
 	conn, err := connect(ctx, opt)
 	if err != nil {

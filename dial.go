@@ -7,14 +7,14 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// writeFirst makes the connections of opt block reads until the first write. A server
-// that has reached its client limit sends an unsolicited error, and rueidis panics if
-// it reads one on a connection that it closes before the first command.
-func writeFirst(opt *rueidis.ClientOption) {
+// ownConns makes the connections of opt ours. inFlight is the number of requests in flight.
+func ownConns(opt *rueidis.ClientOption, inFlight *atomic.Int32) {
 	if opt.DisableTCPNoDelay {
 		return // rueidis needs the bare connection
 	}
@@ -34,7 +34,7 @@ func writeFirst(opt *rueidis.ClientOption) {
 		if err != nil {
 			return nil, err
 		}
-		return &writeFirstConn{Conn: conn, written: make(chan struct{})}, nil
+		return &ownConn{Conn: conn, written: make(chan struct{}), inFlight: inFlight}, nil
 	}
 }
 
@@ -52,25 +52,47 @@ func withoutTLS(err error) error {
 	}
 }
 
-type writeFirstConn struct {
+// ownConn is a connection that blocks reads until the first write. A server that has reached
+// its client limit sends an unsolicited error, and rueidis panics if it reads one on a
+// connection that it closes before the first command.
+//
+// It also delays writes while many requests are in flight. The writer of rueidis is woken by the
+// first caller that has got its reply, and would send that caller's next request alone. A moment
+// later the other callers have added theirs. One system call for all of them costs this process
+// and the server half of the processor time. MaxFlushDelay of rueidis does the same, but also when
+// only a few callers share the connection, and makes those slower.
+type ownConn struct {
 	net.Conn
-	once    sync.Once
-	written chan struct{} // closed by the first Write, or Close
+	once     sync.Once
+	written  chan struct{} // closed by the first Write, or Close
+	inFlight *atomic.Int32
 }
 
-func (c *writeFirstConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
+const (
+	// manyInFlight is the number of requests in flight from which on a write is delayed, and
+	// minRequest less than the bytes of a request: a write of fewer bytes for each of those in
+	// flight is one for a few of them.
+	manyInFlight = 32
+	minRequest   = 20
+	writeDelay   = 10 * time.Microsecond
+)
 
-func (c *writeFirstConn) Read(b []byte) (int, error) {
+func (c *ownConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
+
+func (c *ownConn) Read(b []byte) (int, error) {
 	<-c.written
 	return c.Conn.Read(b)
 }
 
-func (c *writeFirstConn) Write(b []byte) (int, error) {
+func (c *ownConn) Write(b []byte) (int, error) {
 	c.unblockReads()
+	if n := int(c.inFlight.Load()); n >= manyInFlight && len(b) < n*minRequest {
+		time.Sleep(writeDelay)
+	}
 	return c.Conn.Write(b)
 }
 
-func (c *writeFirstConn) Close() error {
+func (c *ownConn) Close() error {
 	c.unblockReads()
 	return c.Conn.Close()
 }

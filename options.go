@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -59,6 +60,7 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 		MapName:         func(name string) string { return name },
 		Logger:          slog.Default(),
 		ReplyTimeout:    defaultResponseTimeout,
+		InFlight:        new(atomic.Int32),
 	}}
 	for _, opt := range opts {
 		if opt == nil {

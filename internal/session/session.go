@@ -32,6 +32,9 @@ type Config struct {
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
 	ReplyTimeout time.Duration
+	// InFlight is what the session counts its requests in flight with, unless the server is a
+	// cluster. It may be nil.
+	InFlight *atomic.Int32
 	// Ordered is set if the server runs requests for one key in the order in which they are
 	// sent.
 	Ordered   bool
@@ -84,7 +87,7 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
-	s.prompt = wire.NewPrompt(cfg.Client)
+	s.prompt = wire.NewPrompt(cfg.Client, cfg.InFlight)
 	s.Client = s.prompt
 	s.cleanups.wake, s.ended = make(chan struct{}, 1), make(chan struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())

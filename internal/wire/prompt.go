@@ -26,8 +26,8 @@ type Prompt struct {
 
 // route is what is known of the server that has a range of slots.
 type route struct {
-	answered atomic.Int64 // when the last answer came, since started; 0 after a failure
-	inFlight atomic.Int32 // requests whose callers wait in rueidis
+	answered atomic.Int64  // when the last answer came, since started; 0 after a failure
+	inFlight *atomic.Int32 // requests whose callers wait in rueidis
 }
 
 const (
@@ -59,13 +59,20 @@ func NotSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, errNotSent)
 }
 
-// NewPrompt returns a Prompt that uses c.
-func NewPrompt(c rueidis.Client) *Prompt {
+// NewPrompt returns a Prompt that uses c. If that is not a cluster, inFlight, unless nil, counts the requests whose
+// callers wait in rueidis.
+func NewPrompt(c rueidis.Client, inFlight *atomic.Int32) *Prompt {
 	routes, queues := 1, 1
 	if c.Mode() == rueidis.ClientModeCluster {
 		routes, queues = clusterRoutes, clusterQueues
 	}
 	p := &Prompt{Client: c, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
+	for i := range p.routes {
+		p.routes[i].inFlight = new(atomic.Int32)
+	}
+	if routes == 1 && inFlight != nil {
+		p.routes[0].inFlight = inFlight
+	}
 	for i := range p.queues {
 		p.queues[i] = make(chan struct{}, maxApart)
 	}
