@@ -113,6 +113,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
 	cfg.Ordered = opt.PipelineMultiplex < 0 && !opt.DisableAutoPipelining
+	cfg.ReplyTimeout = defaultResponseTimeout
 	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
 		cfg.ReplyTimeout = 0 // the connection's timeout suffices
 	}
