@@ -290,3 +290,47 @@ func TestRedMaxHoldDuringConfirmation(t *testing.T) {
 		w.drain(fakes)
 	})
 }
+
+// TestRedSettlesForWaiters has a member that answers after the majority. Unlock waits for it a moment if
+// callers of this process wait for the lock, so that the member is released with the others.
+func TestRedSettlesForWaiters(t *testing.T) {
+	const late, grace = redQuick + time.Millisecond, 2 * time.Millisecond
+	for name, row := range map[string]struct {
+		third  redAnswer
+		waits  bool
+		lasted time.Duration
+		asked  int // how often the third member has answered yes when Unlock returns
+	}{
+		"nobody waits":     {redAnswer{after: late}, false, 0, 0},
+		"a caller waits":   {redAnswer{after: late}, true, time.Millisecond, 1},
+		"it never answers": {redHangs, true, grace, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			redRun(t, func(t *testing.T, w *redWorld) {
+				fakes := w.fakes(redYes, redYes, row.third)
+				r := w.red(fakes)
+				h, err := r.Lock(t.Context(), lock.Lease(redLease)) // which is not passed on
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancel(t.Context())
+				defer cancel()
+				if row.waits {
+					go func() {
+						_, err := r.Lock(ctx)
+						assert.ErrorIs(t, err, lock.ErrNotAcquired)
+					}()
+					synctest.Wait()
+					defer synctest.Wait()
+					defer cancel()
+				}
+				began := time.Now()
+				require.NoError(t, h.Unlock(t.Context()))
+				require.Equal(t, row.lasted, time.Since(began))
+				fakes[2].mu.Lock()
+				require.Len(t, fakes[2].holds, row.asked)
+				fakes[2].mu.Unlock()
+				cancel()
+				w.drain(fakes)
+			})
+		})
+	}
+}

@@ -65,6 +65,11 @@ func (h *redHold) pass(ctx context.Context, by time.Time) error {
 		h.r.s.Telemetry.HandedOver(ctx, h.r.info, 1)
 		return h.confirm(ctx, batch)
 	}
+	if h.r.queues().Waited(h.r.key) {
+		// The waiters of a member that is not released are unknown, and those here would pause for
+		// them.
+		h.round.settle(grace)
+	}
 	receivers, err := h.release(ctx, by)
 	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
 	return err

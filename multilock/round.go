@@ -248,6 +248,21 @@ func (rd *round) count() (n struct{ yes, taken, open, awaited int }) {
 	return n
 }
 
+// settle waits until all members have answered, for d at most.
+func (rd *round) settle(d time.Duration) {
+	if rd.count().open == 0 {
+		return
+	}
+	limit := time.After(d)
+	for rd.count().open > 0 {
+		select {
+		case <-rd.changed:
+		case <-limit:
+			return
+		}
+	}
+}
+
 // hold returns the hold of member i, or nil.
 func (rd *round) hold(i int) locking.MemberHold {
 	rd.mu.Lock()
