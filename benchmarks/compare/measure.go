@@ -33,6 +33,7 @@ var measures = map[string]measure{
 	"last50":   {title: "the last, p50 µs", spread: true, of: quantile((*measurement).last, 0.5)},
 	"queued":   {title: "queued", of: total(func(o *outcome) float64 { return float64(o.Queued) })},
 	"overtook": {title: "overtook", zero: true, of: total(func(o *outcome) float64 { return float64(o.Overtook) })},
+	"trips":    {title: "round trips", of: total(func(o *outcome) float64 { return float64(o.Trips) })},
 	"heap":     {title: "heap B", of: total(func(o *outcome) float64 { return o.Heap })},
 	"stacks":   {title: "stacks B", zero: true, of: total(func(o *outcome) float64 { return o.Stacks })},
 	"memory":   {title: "heap and stacks B", of: total(func(o *outcome) float64 { return o.Heap + o.Stacks })},

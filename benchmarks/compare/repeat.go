@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"runtime"
 	"strconv"
@@ -15,6 +17,11 @@ import (
 // own. They warm up on another object, because some libraries leave an object in disorder when
 // an acquisition is canceled.
 func repeat(ctx context.Context, t task, s service) (job, error) {
+	if t.Overheard {
+		if err := overhear(ctx, t.Addrs[0]); err != nil {
+			return nil, err
+		}
+	}
 	warm := t
 	warm.For, warm.Trace = t.For/5, false
 	if !t.Own {
@@ -31,6 +38,23 @@ func repeat(ctx context.Context, t task, s service) (job, error) {
 		ops, err = operations(ctx, t, s)
 	}
 	return func() (*outcome, error) { return contend(t, ops), nil }, err
+}
+
+// overhear subscribes to all channels until ctx is done.
+func overhear(ctx context.Context, addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	if _, err := io.WriteString(conn, "PSUBSCRIBE *\r\n"); err != nil {
+		return err
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // the confirmation
+		return err
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	return nil
 }
 
 // operations returns one operation for each goroutine.
