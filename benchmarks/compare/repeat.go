@@ -89,7 +89,11 @@ const enough = 3
 // omitting it would hide the longest waits. Each contender has contexts of its own, like the
 // requests of a service.
 func (c *contender) run(ctx context.Context) {
-	acquiring, cancel := context.WithCancel(ctx)
+	parent := ctx
+	if c.Own { // nothing waits, and libraries may leave the lock of a canceled acquisition held
+		parent = context.Background()
+	}
+	acquiring, cancel := context.WithCancel(parent)
 	defer cancel()
 	releasing, cancel := context.WithCancel(context.Background())
 	defer cancel()
