@@ -40,6 +40,7 @@ var measures = map[string]measure{
 	"resident": {title: "resident B", of: total(func(o *outcome) float64 { return o.Resident })},
 	"client":   {title: "client µs", digits: 1, of: each(func(o *outcome) float64 { return o.CPU.Seconds() * 1e6 })},
 	"server":   {title: "server µs", digits: 1, of: func(m *measurement) float64 { return m.each(m.ServerCPU.Seconds() * 1e6) }},
+	"scripts":  {title: "scripts µs", digits: 1, of: func(m *measurement) float64 { return m.each(m.Scripts.Seconds() * 1e6) }},
 	"cpu":      {title: "process, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.cpu()) }},
 	"load":     {title: "server, % of a core", digits: 2, of: func(m *measurement) float64 { return m.share(m.ServerCPU) }},
 }

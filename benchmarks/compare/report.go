@@ -43,7 +43,7 @@ func (r *results) text(charts []chart) string {
 		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
 		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+
 		"  servers count it together with those of scripts. Client and server are the processor times of both, per\n"+
-		"  operation. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
+		"  operation, and scripts is the part of the server's that it spends on scripts. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
 		"- Acquisitions and releases use contexts that can be canceled, as in an HTTP handler, unless the name says otherwise.\n\n",
 		r.Date, plural(r.Repetitions, "repetition"), alone*r.Repetitions, number(r.Window, 1), figuresFile, none)
 	r.writeMachine(&b)

@@ -210,7 +210,7 @@ func kinds(window time.Duration) scenario {
 		number: 5, title: "Other kinds", base: us, best: "rate",
 		about: "64 goroutines of one process use one object. For a count-down latch the times are from before the last " +
 			"`CountDown` to the return of the waiters.",
-		measures: slices.Concat(latencies, []string{"jain"}, costs),
+		measures: slices.Concat(latencies, []string{"jain", "scripts"}, costs),
 	}
 	add := func(name string, peers []string, t task) {
 		s.cells = append(s.cells, cell{name: name, size: t.Goroutines, processes: 1, peers: peers, task: t})
