@@ -92,4 +92,6 @@ func TestCommandsOfScriptsAreNotCounted(t *testing.T) {
 	}
 	assert.Equal(t, 11, commands(us, stats))
 	assert.Equal(t, 16, commands("redsync", stats))
+	stats["cmdstat_eval"] = "calls=1,usec=7,usec_per_call=7.00"
+	assert.Equal(t, 8*time.Microsecond, scriptTime(stats))
 }

@@ -26,6 +26,7 @@ var peers = map[string]func(ctx context.Context, addrs []string) (service, error
 	"floor":       openFloor,
 	"redlatch":    openRedlatch,
 	"wrapped":     openWrapped,
+	"unlimited":   openUnlimited,
 	"redsync":     openRedsync,
 	"redislock":   openRedislock,
 	"rueidislock": openRueidislock,

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -80,10 +81,17 @@ type ours struct {
 	borrowed []rueidis.Client
 }
 
-func openRedlatch(ctx context.Context, addrs []string) (service, error) {
+func openRedlatch(ctx context.Context, addrs []string) (service, error) { return openOurs(ctx, addrs) }
+
+// openUnlimited opens clients whose waiters never pause for those of other processes.
+func openUnlimited(ctx context.Context, addrs []string) (service, error) {
+	return openOurs(ctx, addrs, redlatch.WithHandOffLimit(math.MaxInt32))
+}
+
+func openOurs(ctx context.Context, addrs []string, opts ...redlatch.Option) (service, error) {
 	s := &ours{}
 	for _, addr := range addrs {
-		c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}})
+		c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: []string{addr}}, opts...)
 		if err != nil {
 			return nil, err
 		}
@@ -134,6 +142,16 @@ func (s *ours) operation(ctx context.Context, t task, name string) (operation, e
 			members = append(members, c.Lock(name))
 		}
 		return &ourPair{l: c.RedLock(members...)}, nil
+	case "multi":
+		var members []lock.Locker
+		for i := range 3 {
+			members = append(members, c.Lock("{"+name+"}-"+strconv.Itoa(i)))
+		}
+		return &ourPair{l: c.MultiLock(members...)}, nil
+	case "permit":
+		s := c.PermitSemaphore(name)
+		_, err := s.TrySetPermits(ctx, t.Permits)
+		return &ourLeased{s: s}, err
 	case "semaphore":
 		s := c.Semaphore(name)
 		_, err := s.TrySetPermits(ctx, t.Permits)
@@ -174,6 +192,18 @@ type ourPermit struct{ s *semaphore.Semaphore }
 
 func (p ourPermit) acquire(ctx context.Context) error { return p.s.Acquire(ctx, 1) }
 func (p ourPermit) release(ctx context.Context) error { return p.s.Release(ctx, 1) }
+
+type ourLeased struct {
+	s *semaphore.PermitSemaphore
+	p *semaphore.Permit
+}
+
+func (p *ourLeased) acquire(ctx context.Context) (err error) {
+	p.p, err = p.s.Acquire(ctx)
+	return err
+}
+
+func (p *ourLeased) release(ctx context.Context) error { return p.p.Release(ctx) }
 
 type redsyncs struct {
 	conns []*redis.Client

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
+	"net"
 	"os"
 	"runtime"
 	"strconv"
@@ -15,6 +17,11 @@ import (
 // own. They warm up on another object, because some libraries leave an object in disorder when
 // an acquisition is canceled.
 func repeat(ctx context.Context, t task, s service) (job, error) {
+	if t.Overheard {
+		if err := overhear(ctx, t.Addrs[0]); err != nil {
+			return nil, err
+		}
+	}
 	warm := t
 	warm.For, warm.Trace = t.For/5, false
 	if !t.Own {
@@ -31,6 +38,23 @@ func repeat(ctx context.Context, t task, s service) (job, error) {
 		ops, err = operations(ctx, t, s)
 	}
 	return func() (*outcome, error) { return contend(t, ops), nil }, err
+}
+
+// overhear subscribes to all channels until ctx is done.
+func overhear(ctx context.Context, addr string) error {
+	conn, err := net.Dial("tcp", addr)
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { _ = conn.Close() })
+	if _, err := io.WriteString(conn, "PSUBSCRIBE *\r\n"); err != nil {
+		return err
+	}
+	if _, err := conn.Read(make([]byte, 1)); err != nil { // the confirmation
+		return err
+	}
+	go func() { _, _ = io.Copy(io.Discard, conn) }()
+	return nil
 }
 
 // operations returns one operation for each goroutine.
@@ -65,7 +89,11 @@ const enough = 3
 // omitting it would hide the longest waits. Each contender has contexts of its own, like the
 // requests of a service.
 func (c *contender) run(ctx context.Context) {
-	acquiring, cancel := context.WithCancel(ctx)
+	parent := ctx
+	if c.Own { // nothing waits, and libraries may leave the lock of a canceled acquisition held
+		parent = context.Background()
+	}
+	acquiring, cancel := context.WithCancel(parent)
 	defer cancel()
 	releasing, cancel := context.WithCancel(context.Background())
 	defer cancel()

@@ -38,12 +38,12 @@ func (r *results) text(charts []chart) string {
 		"reply makes it wait forever. Redisson's virtual machine uses the serial collector and is warmed up for 5 to 10 s for each\n"+
 		"kind of object; ZooKeeper's server runs on one too, and is warmed up only as long as all others.\n\n"+
 		"- Figures are medians of %s, and of %d for a single goroutine, with the least and the greatest value in brackets.\n"+
-		"  Most measurements took %s s; sections 6 and 7 were measured once. Ratios are medians of the ratios of the repetitions.\n"+
+		"  Most measurements took %s s; sections 6, 7 and 10 were measured once. Ratios are medians of the ratios of the repetitions.\n"+
 		"  `%s` contains all values.\n"+
 		"- An operation is an acquisition and its release. Unless stated otherwise, times cover both.\n"+
 		"- Commands are those that clients sent to the servers, except a `DEL` that Redisson sends after each release of a lock:\n"+
 		"  servers count it together with those of scripts. Client and server are the processor times of both, per\n"+
-		"  operation. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
+		"  operation, and scripts is the part of the server's that it spends on scripts. Allocations and bytes are those of the whole process; Java's are unknown. Unknown values are shown as \"%s\".\n"+
 		"- Acquisitions and releases use contexts that can be canceled, as in an HTTP handler, unless the name says otherwise.\n\n",
 		r.Date, plural(r.Repetitions, "repetition"), alone*r.Repetitions, number(r.Window, 1), figuresFile, none)
 	r.writeMachine(&b)

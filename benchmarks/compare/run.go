@@ -23,8 +23,10 @@ type measurement struct {
 	Outcomes []*outcome
 	// Commands is the number of commands sent to the servers, without the warm-up.
 	Commands int
-	// ServerCPU is the processor time of the servers.
+	// ServerCPU is the processor time of the servers, and Scripts the part that they spent on
+	// scripts, without their input and output.
 	ServerCPU time.Duration
+	Scripts   time.Duration
 }
 
 // process is a worker (see work).
@@ -189,7 +191,7 @@ func (c *crew) run(t task, processes int) (m *measurement, err error) {
 		return nil, err
 	}
 	after, err := look(t)
-	m.Commands, m.ServerCPU = after.commands-before.commands, after.cpu-before.cpu
+	m.Commands, m.ServerCPU, m.Scripts = after.commands-before.commands, after.cpu-before.cpu, after.scripts-before.scripts
 	return m, err
 }
 
@@ -221,6 +223,7 @@ func inParallel(all []*process, f func(i int, p *process) error) error {
 type snapshot struct {
 	commands int
 	cpu      time.Duration
+	scripts  time.Duration
 }
 
 // look reads the snapshot of the servers of a task, if they are Redis.
@@ -234,6 +237,7 @@ func look(t task) (s snapshot, err error) {
 			return s, err
 		}
 		s.commands += commands(t.Peer, stats)
+		s.scripts += scriptTime(stats)
 		used, err := testserver.Info(addr, "cpu")
 		if err != nil {
 			return s, err
@@ -274,4 +278,16 @@ func commands(peer string, stats map[string]string) (n int) {
 		}
 	}
 	return n
+}
+
+// scriptTime returns the time of all scripts in the statistics of a server.
+func scriptTime(stats map[string]string) (d time.Duration) {
+	for _, name := range []string{"cmdstat_eval", "cmdstat_evalsha"} {
+		if _, rest, ok := strings.Cut(stats[name], ",usec="); ok {
+			usec, _, _ := strings.Cut(rest, ",")
+			n, _ := strconv.Atoi(usec)
+			d += time.Duration(n) * time.Microsecond
+		}
+	}
+	return d
 }

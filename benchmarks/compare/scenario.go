@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -55,6 +56,7 @@ var (
 type variant struct {
 	peer       string
 	background bool
+	kind       string // of the object, if it differs
 }
 
 // The variants of the floor and of redlatch.
@@ -63,13 +65,17 @@ const (
 	ourBackground     = us + ", Background"
 	wrapped           = us + ", Wrap"
 	wrappedBackground = us + ", Wrap, Background"
+	ofThree           = us + ", multi-lock of 3"
+	noLimit           = us + ", no limit"
 )
 
 var variants = map[string]variant{
-	floorBackground:   {"floor", true},
-	ourBackground:     {us, true},
-	wrapped:           {"wrapped", false},
-	wrappedBackground: {"wrapped", true},
+	floorBackground:   {peer: "floor", background: true},
+	ourBackground:     {peer: us, background: true},
+	wrapped:           {peer: "wrapped"},
+	wrappedBackground: {peer: "wrapped", background: true},
+	ofThree:           {peer: us, kind: "multi"},
+	noLimit:           {peer: "unlimited"},
 }
 
 // isOurs reports whether a peer is redlatch or one of its variants.
@@ -88,7 +94,7 @@ func (c cell) taskOf(peer string) task {
 	t := c.task
 	t.Peer, t.Name = peer, "orders"
 	if v, ok := variants[peer]; ok {
-		t.Peer, t.Background = v.peer, v.background
+		t.Peer, t.Background, t.Kind = v.peer, v.background, cmp.Or(v.kind, t.Kind)
 	}
 	if peer == "floor" && t.Trace {
 		t.Do = "signal" // only wake-ups are traced, and they have their own floor
@@ -100,6 +106,7 @@ func (c cell) taskOf(peer string) task {
 func scenarios(window time.Duration) []scenario {
 	return []scenario{
 		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
+		fairness(window), start(),
 	}
 }
 
@@ -107,13 +114,14 @@ func uncontended(window time.Duration) scenario {
 	s := scenario{
 		number: 1, title: "Uncontended", base: "floor", best: "rate",
 		about: "Each goroutine locks and unlocks its own name. The floor is two bare scripts that do the same on the server. " +
-			"Background means that calls use `context.Background()`, and Wrap that redlatch borrows the connection.",
+			"Background means that calls use `context.Background()`, and Wrap that redlatch borrows the connection. The names of the " +
+			"multi-lock share a slot.",
 		measures: slices.Concat(latencies, costs),
 	}
 	for _, n := range []int{1, 8, 64} {
 		s.cells = append(s.cells, cell{
 			name: plural(n, "goroutine"), size: n, processes: 1,
-			peers: slices.Concat([]string{"floor", floorBackground}, redisPeers, []string{ourBackground, wrapped, wrappedBackground}, otherPeers),
+			peers: slices.Concat([]string{"floor", floorBackground}, redisPeers, []string{ourBackground, wrapped, wrappedBackground, ofThree}, otherPeers),
 			alone: n == 1, task: task{Do: "repeat", Kind: "lock", Own: true, Goroutines: n, For: window},
 		})
 	}
@@ -157,7 +165,7 @@ func processes(window time.Duration) scenario {
 }
 
 func wakeUps(window time.Duration) scenario {
-	return scenario{
+	s := scenario{
 		number: 4, title: "Wake-up", base: "floor", best: "wake50",
 		about: "The time from before the unlock in one process to after the lock in another, which waits for it: two processes " +
 			"pass a lock to each other and hold it for 3 ms. The floor is a `PUBLISH` by one process and an `EVALSHA` by the other " +
@@ -170,15 +178,25 @@ func wakeUps(window time.Duration) scenario {
 			},
 		}},
 	}
+	fair := s.cells[0]
+	fair.name, fair.peers, fair.task.Kind = fairWaking, []string{us, redisson}, "fair"
+	s.cells = append(s.cells, fair)
+	return s
 }
 
 // Cells to which targets refer. orderCell has no throughput.
 const (
 	orderCell     = "fair lock, order of 64 that queue one after the other"
+	fairWaking    = "fair lock, 2 processes"
 	fairProcesses = "fair lock, 4 x 16 goroutines"
 	semaphoreCell = "semaphore, 64 permits"
+	permitCell    = "permit semaphore, 64 permits"
+	latchCell     = "count-down latch, 4 x 250 waiters"
 	waitersOfOne  = "10,000 waiters for one lock"
 	waitersOfEach = "10,000 waiters for as many locks"
+	sharedCell    = "4 x 8 goroutines"
+	subscribed    = "8 goroutines, and a subscriber that does not wait"
+	startCell     = "one server"
 )
 
 func redLockCell(servers, goroutines int) string {
@@ -192,7 +210,7 @@ func kinds(window time.Duration) scenario {
 		number: 5, title: "Other kinds", base: us, best: "rate",
 		about: "64 goroutines of one process use one object. For a count-down latch the times are from before the last " +
 			"`CountDown` to the return of the waiters.",
-		measures: slices.Concat(latencies, []string{"jain"}, costs),
+		measures: slices.Concat(latencies, []string{"jain", "scripts"}, costs),
 	}
 	add := func(name string, peers []string, t task) {
 		s.cells = append(s.cells, cell{name: name, size: t.Goroutines, processes: 1, peers: peers, task: t})
@@ -212,6 +230,9 @@ func kinds(window time.Duration) scenario {
 		sem.Kind, sem.Permits = "semaphore", permits
 		add("semaphore, "+plural(permits, "permit"), both, sem)
 	}
+	permits := of
+	permits.Kind, permits.Permits = "permit", 64
+	add(permitCell, both, permits)
 	s.cells = append(s.cells, cell{
 		name: orderCell, size: 64, processes: 1, peers: []string{us},
 		task:     task{Do: "order", Kind: "fair", Goroutines: 64},
@@ -220,6 +241,10 @@ func kinds(window time.Duration) scenario {
 		name: "count-down latch, 1,000 waiters", size: 1000, processes: 1, peers: both,
 		task:     task{Do: "latch", Kind: "latch", Goroutines: 1000, For: window},
 		measures: []string{"wake50", "wake99", "last50"}, best: "last50",
+	}, cell{
+		name: latchCell, size: 1000, processes: 4, peers: []string{us},
+		task:     task{Do: "latch", Kind: "latch", Goroutines: 250, For: window},
+		measures: []string{"wake50", "wake99"}, best: "wake99",
 	})
 	return s
 }
@@ -273,4 +298,32 @@ func redLocks(window time.Duration) scenario {
 		}
 	}
 	return s
+}
+
+func fairness(window time.Duration) scenario {
+	s := scenario{
+		number: 9, title: "The price of fairness", base: noLimit, best: "rate",
+		about: "Each holder works for 5 ms. After some acquisitions in a row, the waiters of a process pause for those of other " +
+			"processes. Without a limit they never do. Publishing also counts subscribers that do not wait, for which a process " +
+			"pauses in vain.",
+		measures: []string{"rate", "p50", "p99", "jain", "least", "most"},
+	}
+	t := task{Do: "repeat", Kind: "lock", Goroutines: 8, For: 4 * window, Hold: 5 * time.Millisecond}
+	shared := cell{name: sharedCell, size: 32, processes: 4, peers: []string{us, noLimit}, task: t}
+	alone := shared
+	alone.name, alone.size, alone.processes, alone.task.Overheard = subscribed, 8, 1, true
+	s.cells = []cell{shared, alone}
+	return s
+}
+
+func start() scenario {
+	return scenario{
+		number: 10, title: "Start", best: "trips",
+		about: "The round trips from connecting to the first acquired lock that follow one another, those of TCP included. The server " +
+			"knows the scripts already. The floor is a client of rueidis and its first script.",
+		measures: []string{"trips", "commands"},
+		cells: []cell{{
+			name: startCell, processes: 1, peers: []string{"floor", us}, once: true, task: task{Do: "start", Kind: "lock"},
+		}},
+	}
 }

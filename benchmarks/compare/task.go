@@ -9,7 +9,7 @@ type task struct {
 	Addrs []string `json:"addrs"`
 	// Do names the job. Each job documents how it uses the rest.
 	Do string `json:"do"`
-	// Kind is that of the object: lock, fair, rw, semaphore or red.
+	// Kind is that of the object: lock, fair, rw, semaphore, permit, multi or red.
 	Kind       string `json:"kind"`
 	Name       string `json:"name"`
 	Process    int    `json:"process"` // its number, from 0
@@ -29,6 +29,8 @@ type task struct {
 	Background bool `json:"background"`
 	// Trace records the times of each acquisition and release.
 	Trace bool `json:"trace"`
+	// Overheard has a connection subscribe to everything without waiting for a lock.
+	Overheard bool `json:"overheard"`
 }
 
 // outcome is the result of a task. Values that a job does not measure are zero.
@@ -59,6 +61,8 @@ type outcome struct {
 	// Queued the number of all.
 	Overtook int `json:"overtook"`
 	Queued   int `json:"queued"`
+	// Trips is the number of round trips that follow one another.
+	Trips int `json:"trips"`
 	// Spent means that the worker accepts no further task.
 	Spent bool `json:"spent"`
 }

@@ -19,6 +19,7 @@ var jobs = map[string]func(ctx context.Context, t task, s service) (job, error){
 	"latch":  latches,
 	"hold":   hold,
 	"wait":   wait,
+	"start":  starts,
 }
 
 // work runs a task. It reads the task as a line, prepares it, prints "ready", starts on the

@@ -22,6 +22,7 @@ import java.util.stream.Stream;
 import org.redisson.Redisson;
 import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RLock;
+import org.redisson.api.RPermitExpirableSemaphore;
 import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RSemaphore;
 import org.redisson.api.RedissonClient;
@@ -37,6 +38,8 @@ public final class Worker {
   private static final int BUCKETS = (42 - SUB_BITS) << SUB_BITS;
   private static final long PATIENCE = TimeUnit.SECONDS.toNanos(2); // with those who wait when the time is over
   private static final long SETTLING = TimeUnit.MILLISECONDS.toNanos(300); // see latch.go
+
+  private static final long LEASE_SECONDS = 30; // see peers_redis.go
 
   private static final Gson GSON = new Gson();
   private static final Map<String, RedissonClient> CLIENTS = new HashMap<>();
@@ -155,6 +158,22 @@ public final class Worker {
           @Override
           public void release() {
             semaphore.release();
+          }
+        };
+      case "permit":
+        RPermitExpirableSemaphore leased = client.getPermitExpirableSemaphore(name);
+        leased.trySetPermits(task.get("permits").getAsInt());
+        return new Operation() {
+          private String id;
+
+          @Override
+          public void acquire() throws InterruptedException {
+            id = leased.acquire(LEASE_SECONDS, TimeUnit.SECONDS);
+          }
+
+          @Override
+          public void release() {
+            leased.release(id);
           }
         };
       case "red":
