@@ -109,9 +109,9 @@ func WithPubSubMode(m pubsub.Mode) Option {
 // WithHandOffLimit sets how many times in a row the waiters of this process may acquire a
 // lock before they pause, until another process has released it or for 20 ms. Passing a
 // lock on within the process is faster than a release, and the limit bounds the wait of
-// other processes. If no other process acquires the lock meanwhile, the number doubles, up
-// to 64 times, but the process still pauses after every 50 ms of holding. The default is
-// 16; 0 disables hand-offs. It does not apply to fair locks, whose order the server keeps.
+// other processes. If no other process acquires the lock meanwhile, the next pause comes after
+// 50 ms at the earliest, which double each time, up to 1.6 s. The default is 16; 0 disables
+// hand-offs. It does not apply to fair locks, whose order the server keeps.
 func WithHandOffLimit(n int) Option {
 	return option(n >= 0, func(c *config) { c.HandOffs = n }, "hand-off limit %d is negative", n)
 }

@@ -5,10 +5,10 @@ import "time"
 const (
 	// yieldFor is how long a process that yields waits for the release of another.
 	yieldFor = 20 * time.Millisecond
-	// A process that has yielded in vain does so more rarely, by a factor of up to
-	// 1<<maxUnused, but at least after maxStreak.
+	// A process that has yielded in vain does so again after rareYield at the earliest, which doubles
+	// each time, maxUnused times in all. The last one bounds the wait of a process that comes later.
+	rareYield = 50 * time.Millisecond
 	maxUnused = 6
-	maxStreak = 50 * time.Millisecond
 	// courtesy is how much longer a process that yields waits after the first release of
 	// another, for a third that is slower to notice it, such as one of Java.
 	courtesy = 2 * time.Millisecond
@@ -25,9 +25,9 @@ const (
 // So after a number of consecutive acquisitions its waiters pause until another process has
 // released the key, or for yieldFor.
 //
-// That can be in vain: PUBLISH also counts subscribers that do not wait. Each time it was, the
-// number doubles; it is reset when another process turns up. The pause for a third process
-// becomes rarer in the same way.
+// That can be in vain: PUBLISH also counts subscribers that do not wait. Each time it was, the next
+// pause comes later, until another process turns up. The pause for a third process becomes rarer in a
+// similar way.
 type yield struct {
 	since    time.Duration // since started: the first of the acquisitions
 	handOffs int32         // consecutive acquisitions in this process
@@ -43,12 +43,11 @@ type yield struct {
 // started is what times of a yield count from: a time.Time is larger.
 var started = time.Now()
 
-// begin makes the process yield if it has acquired the key limit times in a row, and reports
-// whether it does. It is called before the release is sent: its message may arrive before its
+// begin makes the process yield if it has acquired the key limit times in a row, and for long
+// enough, and reports whether it does. It is called before the release is sent: its message may arrive before its
 // reply.
 func (y *yield) begin(limit int) bool {
-	n := int(y.handOffs)
-	if n < limit || n < limit<<y.unused && time.Since(started)-y.since < maxStreak {
+	if int(y.handOffs) < limit || y.unused > 0 && time.Since(started)-y.since < rareYield<<(y.unused-1) {
 		return false
 	}
 	y.handOffs, y.active, y.echo, y.courteous = 0, true, true, false

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 )
@@ -26,6 +27,7 @@ func play(processes int, slow, subscribers bool, turns int) (o outcome) {
 		for !me.begin(handOffs) {
 			me.count()
 			o.shares[holder]++
+			time.Sleep(time.Millisecond)
 		}
 		var trying, pausing []int
 		message := func() {
@@ -66,7 +68,7 @@ func play(processes int, slow, subscribers bool, turns int) (o outcome) {
 
 func TestProcessesShareAKey(t *testing.T) {
 	const turns = 10_000
-	synctest.Test(t, func(t *testing.T) { // no time passes
+	synctest.Test(t, func(t *testing.T) {
 		for processes := 2; processes <= 8; processes++ {
 			o := play(processes, false, false, turns)
 			for i, n := range o.shares {
@@ -91,10 +93,33 @@ func TestSlowProcessesHaveTheirTurns(t *testing.T) {
 	})
 }
 
+// Beside subscribers that do not wait, a process loses little time by yielding, however long it holds the
+// key. Another process waits for a bounded time.
 func TestYieldingInVainBecomesRare(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		o := play(1, false, true, 100)
-		assert.Equal(t, 100, o.idle)
-		assert.Greater(t, o.shares[0], 90*handOffs<<maxUnused)
-	})
+	for _, held := range []time.Duration{10 * time.Microsecond, time.Millisecond, 5 * time.Millisecond, 40 * time.Millisecond} {
+		synctest.Test(t, func(t *testing.T) {
+			var y yield
+			turn := func() (streak time.Duration) {
+				began := time.Now()
+				for !y.begin(handOffs) {
+					y.count()
+					time.Sleep(held)
+				}
+				streak = time.Since(began)
+				time.Sleep(yieldFor)
+				y.end(false)
+				return streak
+			}
+			assert.Equal(t, handOffs*held, turn(), "the first")
+			for range maxUnused {
+				turn()
+			}
+			longest := rareYield << (maxUnused - 1)
+			for range 10 {
+				streak := turn()
+				assert.LessOrEqual(t, streak, longest+held)
+				assert.Less(t, float64(yieldFor), 0.02*float64(streak), "held for %v: yields after %v", held, streak)
+			}
+		})
+	}
 }
