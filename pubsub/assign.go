@@ -86,8 +86,7 @@ func (h *Hub) assignAll(topo *topology, nodes map[string]rueidis.Client, now tim
 		}
 		c := h.conns[addr]
 		if c == nil {
-			c = &conn{hub: h, addr: addr, wake: make(chan struct{}, 1), changed: make(map[*channel]struct{})}
-			c.ctx, c.cancel = context.WithCancel(h.ctx)
+			c = newConn(h, addr)
 			h.conns[addr] = c
 			h.done.Go(func() { c.run(node) })
 		}

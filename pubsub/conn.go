@@ -21,12 +21,50 @@ type conn struct {
 	changed map[*channel]struct{} // may need a SUBSCRIBE or UNSUBSCRIBE
 	wake    chan struct{}
 	up      bool
+
+	unwanted map[*channel]struct{} // may need an UNSUBSCRIBE
+	since    time.Time             // when the first of these was added
+	overdue  *time.Timer           // for the first of these
+}
+
+// Channels are unsubscribed together, when there are maxUnwanted or unwantedFor after the first:
+// each waiter of a fair lock has a channel of its own.
+const (
+	maxUnwanted = 128
+	unwantedFor = time.Second
+)
+
+func newConn(h *Hub, addr string) *conn {
+	c := &conn{
+		hub: h, addr: addr, wake: make(chan struct{}, 1),
+		changed: make(map[*channel]struct{}), unwanted: make(map[*channel]struct{}),
+	}
+	c.ctx, c.cancel = context.WithCancel(h.ctx)
+	c.overdue = time.AfterFunc(unwantedFor, c.signal)
+	c.overdue.Stop()
+	return c
 }
 
 // markChanged schedules a comparison of ch's state with whether it has listeners. The
 // hub's mutex is held.
 func (c *conn) markChanged(ch *channel) {
-	c.changed[ch] = struct{}{}
+	if ch.state != subscribed || len(ch.listeners) > 0 {
+		c.changed[ch] = struct{}{}
+		c.signal()
+		return
+	}
+	c.unwanted[ch] = struct{}{}
+	switch len(c.unwanted) {
+	case 1:
+		c.since = time.Now()
+		c.overdue.Reset(unwantedFor)
+	case maxUnwanted:
+		c.signal()
+	}
+}
+
+// signal wakes serve.
+func (c *conn) signal() {
 	select {
 	case c.wake <- struct{}{}:
 	default:
@@ -36,6 +74,7 @@ func (c *conn) markChanged(ch *channel) {
 // run serves the connection until it breaks, its node leaves, or the hub is closed.
 func (c *conn) run(node rueidis.Client) {
 	defer c.cancel()
+	defer c.overdue.Stop()
 	err := c.connect(node)
 
 	h := c.hub
@@ -88,6 +127,7 @@ func (c *conn) connect(node rueidis.Client) error {
 func (c *conn) detach(ch *channel) {
 	h := c.hub
 	delete(c.changed, ch)
+	delete(c.unwanted, ch)
 	ch.conn, ch.state = nil, unsubscribed
 	if len(ch.listeners) == 0 {
 		delete(h.channels, ch.name)
@@ -125,18 +165,24 @@ func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 	defer c.hub.mu.Unlock()
 	for ch := range c.changed {
 		delete(c.changed, ch)
-		wanted := len(ch.listeners) > 0
 		switch {
-		case ch.state == unsubscribed && wanted:
+		case ch.state == unsubscribed && len(ch.listeners) > 0:
 			ch.state = subscribing
 			subscribe = append(subscribe, ch)
 		case ch.state == unsubscribed:
 			c.detach(ch)
-		case ch.state == subscribed && !wanted:
+		}
+		// The confirmation of a subscribing channel triggers another check.
+	}
+	if len(c.unwanted) < maxUnwanted && time.Since(c.since) < unwantedFor {
+		return subscribe, nil
+	}
+	for ch := range c.unwanted {
+		delete(c.unwanted, ch)
+		if ch.state == subscribed && len(ch.listeners) == 0 {
 			ch.state = unsubscribing
 			unsubscribe = append(unsubscribe, ch)
 		}
-		// The confirmation of a subscribing channel triggers another check.
 	}
 	return subscribe, unsubscribe
 }
@@ -144,8 +190,7 @@ func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 // maxChunk bounds the number of channels in one pipeline.
 const maxChunk = 256
 
-// send sends one command per channel: channels of different slots cannot share one in a
-// cluster, and a refusal then affects a single channel.
+// send subscribes or unsubscribes channels.
 func (c *conn) send(client rueidis.DedicatedClient, chs []*channel, subscribe bool) error {
 	for chunk := range slices.Chunk(chs, maxChunk) {
 		if err := c.sendChunk(client, chunk, subscribe); err != nil {
@@ -163,17 +208,28 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			return err
 		}
 	}
-	cmds := make(rueidis.Commands, len(chs))
-	for i, ch := range chs {
+	// A refusal of SUBSCRIBE should affect a single channel. With sharded pub/sub, channels of
+	// different slots cannot share a command.
+	size := 1
+	if !subscribe && !c.hub.opts.Sharded {
+		size = len(chs)
+	}
+	parts := slices.Collect(slices.Chunk(chs, size))
+	cmds := make(rueidis.Commands, len(parts))
+	for i, part := range parts {
+		names := make([]string, len(part))
+		for j, ch := range part {
+			names[j] = ch.name
+		}
 		switch b, sharded := client.B(), c.hub.opts.Sharded; {
 		case subscribe && sharded:
-			cmds[i] = b.Ssubscribe().Channel(ch.name).Build()
+			cmds[i] = b.Ssubscribe().Channel(names...).Build()
 		case subscribe:
-			cmds[i] = b.Subscribe().Channel(ch.name).Build()
+			cmds[i] = b.Subscribe().Channel(names...).Build()
 		case sharded:
-			cmds[i] = b.Sunsubscribe().Channel(ch.name).Build()
+			cmds[i] = b.Sunsubscribe().Channel(names...).Build()
 		default:
-			cmds[i] = b.Unsubscribe().Channel(ch.name).Build()
+			cmds[i] = b.Unsubscribe().Channel(names...).Build()
 		}
 	}
 	for i, resp := range client.DoMulti(ctx, cmds...) {
@@ -183,10 +239,12 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 		case err == nil && subscribe: // onSubscription gets the confirmation
 		case err == nil:
 			c.hub.mu.Lock()
-			c.detach(chs[i])
+			for _, ch := range parts[i] {
+				c.detach(ch)
+			}
 			c.hub.mu.Unlock()
 		case refused && subscribe:
-			c.refused(chs[i], refusal)
+			c.refused(parts[i][0], refusal)
 		default:
 			return err
 		}

@@ -60,8 +60,9 @@ type Options struct {
 	// Sharded selects SSUBSCRIBE, on the primary that owns a channel's slot.
 	// It needs a cluster client.
 	Sharded bool
-	// KeepWarm is how long a channel stays subscribed after its last listener has left.
-	// 0 means DefaultKeepWarm, and a negative value no time.
+	// KeepWarm is how long a channel stays subscribed after its last listener has left, and up to
+	// a second more, because channels are unsubscribed together. 0 means DefaultKeepWarm, and a
+	// negative value no time.
 	KeepWarm time.Duration
 	// Logger receives warnings about the connection; nil means none.
 	Logger *slog.Logger

@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -112,7 +113,7 @@ func TestChannelStaysWarm(t *testing.T) {
 		sub.Close()
 		time.Sleep(warm - moment)
 		require.True(t, isSubscribed())
-		time.Sleep(2 * moment)
+		time.Sleep(2*moment + time.Second)
 		require.False(t, isSubscribed())
 		require.Zero(t, h.Stats().Channels)
 		sub, confirmed = h.Subscribe("ch", e)
@@ -122,7 +123,49 @@ func TestChannelStaysWarm(t *testing.T) {
 	})
 }
 
-func TestNegativeKeepWarmUnsubscribesAtOnce(t *testing.T) {
+// Channels are unsubscribed together: when there are many, or a second after the first.
+func TestChannelsAreUnsubscribedTogether(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		const many = 128
+		h := pubsub.New(s.Conn(t), pubsub.Options{})
+		t.Cleanup(h.Close)
+		e := newRecorder()
+		subscribe := func(name string) *pubsub.Subscription {
+			sub, _ := h.Subscribe(name, e)
+			require.Equal(t, subscribed, e.next(t))
+			return sub
+		}
+		onServer := func() int {
+			synctest.Wait()
+			return len(s.PubSubChannels(""))
+		}
+		var subs []*pubsub.Subscription
+		for i := range many + 2 {
+			subs = append(subs, subscribe(strconv.Itoa(i)))
+		}
+		for _, sub := range subs[:many-1] {
+			sub.Discard()
+		}
+		require.Equal(t, many+2, onServer())
+		subs[many].Discard()
+		require.Equal(t, 2, onServer())
+		require.Equal(t, 2, h.Stats().Channels)
+
+		subs[many-1].Discard()
+		subs[many+1].Discard()
+		time.Sleep(time.Second - time.Millisecond)
+		require.Equal(t, 2, onServer())
+		again, confirmed := h.Subscribe(strconv.Itoa(many-1), e)
+		require.True(t, confirmed)
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, 1, onServer())
+		time.Sleep(time.Hour)
+		require.Equal(t, 1, onServer())
+		again.Discard()
+	})
+}
+
+func TestNegativeKeepWarm(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
 		for range 200 {
