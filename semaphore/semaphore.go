@@ -89,7 +89,7 @@ type Semaphore struct{ pool }
 
 // newSemaphore returns the semaphore of that name.
 func newSemaphore(s *session.Session, name string, opts ...Option) *Semaphore {
-	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript}, opts)}
+	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
 }
 
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its
