@@ -254,7 +254,9 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 func (x *walk) confirm(r *command, f fault) {
 	c := r.client
 	if r.again != nil {
-		r.unknown = false
+		if r.unknown = false; r.reply != nil {
+			r.again.reply = []int64{1, 0, 0, -1, 0}
+		}
 		r = r.again
 		r.unknown, r.sentAt = true, x.w.now
 		x.sent = append(x.sent, r)
