@@ -35,7 +35,7 @@ func (w *world) slow(seq sequence) bool {
 // revert notes that a request has not run.
 func (w *world) revert(seq sequence) []int64 {
 	if _, ok := w.memory[seq.key].slots[seq.slot]; !ok {
-		w.note(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, 0)
+		w.note(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, 0, -1)
 	}
 	return []int64{-1}
 }

@@ -179,7 +179,7 @@ type sequence struct {
 func (w *world) cached(seq sequence, usual ...int64) ([]int64, bool) {
 	if reply, duplicate := w.last(seq); duplicate {
 		if reply == nil {
-			reply = usual
+			reply = append([]int64{}, usual...)
 		}
 		return reply, true
 	}
@@ -223,7 +223,7 @@ func (w *world) note(seq sequence, at int64, reply ...int64) {
 func (w *world) refused(seq sequence) bool {
 	w.failed = w.denied == "INCRBY"
 	if w.failed {
-		w.cacheReply(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1})
+		w.cacheReply(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, -1)
 	}
 	return w.failed
 }

@@ -27,4 +27,4 @@ if left < 240000 or left >= 360000 then
 end
 local entry = ARGV[1] .. ' ' .. time[1] .. ' ' .. time[2]
 -- The entry of a request that has not run.
-local before = last or ARGV[1] - 1 .. ' 0 0'
+local before = last or ARGV[1] - 1 .. ' 0 0 -1'

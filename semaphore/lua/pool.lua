@@ -75,7 +75,7 @@ function pool.last(usual)
 	for n in string.gmatch(rest, '%-?%d+') do
 		reply[#reply + 1] = tonumber(n)
 	end
-	return #reply > 0 and reply or usual
+	return #reply > 0 and reply or usual or {}
 end
 
 -- Returns the reply of a request that must not run, else nil: that of pool.last or, if the
@@ -149,7 +149,7 @@ end
 function pool.change(by, new)
 	local free = redis.pcall('INCRBY', permits, by)
 	if type(free) ~= 'number' then
-		note(ARGV[1] - 1, {})
+		note(ARGV[1] - 1, {-1}) -- a late duplicate of that request has no effect
 		redis.call('INCRBY', permits, by) -- raises the error
 	end
 	if new then
