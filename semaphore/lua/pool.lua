@@ -109,7 +109,8 @@ function pool.cache(reply)
 	return reply
 end
 
--- Notes that permits acquired before are not those of this semaphore, or of its successor.
+-- Notes that permits acquired before are not those of this semaphore, or of its successor. It
+-- runs before the reply is cached, so that a user who lacks the right to it does neither.
 function pool.created()
 	local s, us = time()
 	redis.call('SET', created, s .. ' ' .. us, 'PX', accepted)
@@ -143,17 +144,13 @@ function pool.recreated()
 	return s * 1000000 + us > ran
 end
 
--- Changes the number of free permits and returns the result. new is set if there is no
--- semaphore. All other effects of a request come after it: if the user lacks the right, the
--- request has not run.
-function pool.change(by, new)
+-- Changes the number of free permits and returns the result. All other effects of a request come
+-- after it: if the user lacks the right, the request has not run.
+function pool.change(by)
 	local free = redis.pcall('INCRBY', permits, by)
 	if type(free) ~= 'number' then
 		note(ARGV[1] - 1, {-1}) -- a late duplicate of that request has no effect
 		redis.call('INCRBY', permits, by) -- raises the error
-	end
-	if new then
-		pool.created()
 	end
 	return free
 end

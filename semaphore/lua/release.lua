@@ -22,8 +22,11 @@ if after > pool.max then
 	return pool.cache({-1})
 end
 pool.begin_release()
+if not free then
+	pool.created()
+end
 local served = pool.serve(after, 9, 2, pool.max)
 local reply = {1, 0, served.n, served.retry_in, served.queued}
 pool.cache(reply)
-reply[2] = pool.publish(pool.change(n - served.taken, not free))
+reply[2] = pool.publish(pool.change(n - served.taken))
 return reply
