@@ -159,7 +159,7 @@ var (
 const (
 	// retryTime is how long a request is accepted, retried or undone, and cacheTTL how long
 	// the server keeps its reply at least. The local clock may differ by clockError from the known
-	// time of the server before a request takes a second round trip. The scripts know the last two.
+	// time of the server before a request takes more round trips. The scripts know the last two.
 	retryTime  = 5 * time.Minute
 	clockError = time.Minute
 	cacheTTL   = retryTime + clockError

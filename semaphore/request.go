@@ -121,8 +121,8 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
 	p, sent := r.pool, time.Now()
 	seq := p.slots.next()
-	if sent.Sub(r.began) < bargingTime { // a later attempt joins the wait queue
-		g := r.prepare()
+	if g, first := r.prepare(); sent.Sub(r.began) < bargingTime && (first || !p.leased()) {
+		// A later attempt joins the wait queue, and one for a leased permit must learn when to retry.
 		switch reply, err := p.fastAcquire(ctx, seq, g); {
 		case err != nil || reply == 0:
 			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{0, -1, 0}, err)[0]
@@ -143,14 +143,15 @@ func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
 	return result.Verdict, result.Err
 }
 
-// prepare returns what the request asks for, with ids where permits have some.
-func (r *request) prepare() grant {
+// prepare returns what the request asks for, with ids where permits have some, and whether no
+// attempt was made before.
+func (r *request) prepare() (g grant, first bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.pool.leased() && r.grant.ids == nil {
 		r.grant.ids = newIDs(r.grant.permits)
 	}
-	return r.grant
+	return r.grant, r.attempts == 0
 }
 
 // late reports whether the lease has ended before the reply arrived to an attempt sent at that time.
@@ -260,7 +261,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 	args := append(make([]string, 0, 5+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()),
 		strconv.Itoa(size), strconv.Itoa(len(batch)))
 	for i, r := range batch {
-		g := r.prepare()
+		g, _ := r.prepare()
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
 		if p.leased() {
