@@ -37,7 +37,7 @@ pool.max = 2147483647
 -- A request is accepted less than this time before its end, in ms. Its reply is cached for at
 -- least this time after it, because the scripts that precede fast.lua do not refresh the hash.
 local accepted = 360000
-local ttl = 2 * accepted
+local lifetime = 2 * accepted
 
 local seconds, micros
 
@@ -102,9 +102,9 @@ end
 -- user who lacks the right to one of the two does neither.
 function pool.cache(reply)
 	note(ARGV[1], reply)
-	if redis.pcall('PEXPIRE', requests, ttl) ~= 1 then
+	if redis.pcall('PEXPIRE', requests, lifetime) ~= 1 then
 		redis.call('HDEL', requests, ARGV[2]) -- without this right no key without expiry is left
-		redis.call('PEXPIRE', requests, ttl) -- raises the error
+		redis.call('PEXPIRE', requests, lifetime) -- raises the error
 	end
 	return reply
 end
