@@ -14,7 +14,7 @@ import (
 
 // Client.Probe checks exactly the commands that the scripts use.
 func TestProbeCoversScriptCommands(t *testing.T) {
-	command := regexp.MustCompile(`redis\.p?call\('([A-Z]+)'`)
+	command := regexp.MustCompile(`(?:call|try)\('([A-Z]+)'`)
 	ofAll := map[string]bool{}
 	uses := usesOf("orders", "", false, false)
 	for _, kind := range []struct {

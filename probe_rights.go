@@ -56,9 +56,10 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},
 
-		{KindSemaphore, key, "GET,SET,INCRBY,PTTL,DEL"},
-		{KindSemaphore, wire.SemaphoreRequest(key, client, 1), "GET,SET"},
-		{KindSemaphore, wire.SemaphoreWaiting(key), queue},
+		{KindSemaphore, key, "EXISTS,GET,SET,INCRBY,PTTL,DEL"},
+		{KindSemaphore, wire.SemaphoreRequests(key, client), "EXISTS,HGET,HSET,HDEL,PEXPIRE"},
+		{KindSemaphore, wire.SemaphoreCreated(key), "GET,SET"},
+		{KindSemaphore, wire.SemaphoreWaiting(key), "EXISTS," + queue},
 		{KindSemaphore, wire.SemaphoreAlive(key), queue},
 		{KindSemaphore, wire.PermitTimeouts(key), "ZRANGE,ZRANGEBYSCORE,ZSCORE,ZCARD,ZCOUNT,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
 		{KindSemaphore, "", "TIME"},

@@ -153,14 +153,15 @@ func (r *recorder) state() []string {
 		name := r.text(key)
 		var lines []string
 		add := func(format string, args ...any) { lines = append(lines, name+": "+fmt.Sprintf(format, args...)) }
+		requests := strings.HasPrefix(key, "redlatch_sc_request:")
 		expiry := "stays"
 		if ttl != -1 {
 			expiry = tens(ttl)
 		}
-		if ttl != -1 && slices.Contains(queueKeys, key) {
-			expiry = "expires" // each heartbeat rewrites the time
+		if ttl != -1 && (slices.Contains(queueKeys, key) || requests && kind == "hash") {
+			expiry = "expires" // each heartbeat rewrites the time, and some requests do
 		}
-		if kind != "string" || key == traceName {
+		if !requests && (kind != "string" || key == traceName) {
 			add("%s, %s", kind, expiry)
 		}
 		switch kind {
@@ -170,8 +171,8 @@ func (r *recorder) state() []string {
 			switch {
 			case strings.HasPrefix(key, "redlatch_latch_round:"):
 				value = "<round>"
-			case strings.HasPrefix(key, "redlatch_sc_request:"):
-				value = "<number and reply>"
+			case requests:
+				value = "<time>"
 			}
 			if key == traceName {
 				add("%s", r.text(value))
@@ -179,6 +180,10 @@ func (r *recorder) state() []string {
 				add("%s, %s", r.text(value), expiry)
 			}
 		case "hash":
+			if requests {
+				add("<numbers and replies>, %s", expiry)
+				break
+			}
 			fields, err := do(r.t, r.conn, "HGETALL", key).AsStrMap()
 			require.NoError(r.t, err)
 			for field, value := range fields {
@@ -227,14 +232,12 @@ func tens(ms int64) string {
 
 var (
 	randomID    = regexp.MustCompile(`[0-9a-f]{32}`)
-	slot        = regexp.MustCompile(`^(redlatch_sc_request:.*:)\d+$`)
 	ownerNumber = regexp.MustCompile(`<client>:\d+`)
 )
 
 // text removes the varying parts of a key or value.
 func (r *recorder) text(s string) string {
 	s = randomID.ReplaceAllString(strings.ReplaceAll(s, r.side.id(), "<client>"), "<id>")
-	s = slot.ReplaceAllString(s, "$1<lane>")
 	if _, ours := r.side.(goSide); ours {
 		s = ownerNumber.ReplaceAllStringFunc(s, r.thread)
 	}

@@ -2,6 +2,7 @@ package semaphore_test
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -9,12 +10,14 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -134,7 +137,8 @@ func TestReleaseCountsOnceHoweverLateItsRetry(t *testing.T) {
 			{loss{pause: 0}, true, 3},
 			{loss{pause: 70 * time.Second}, true, 3},
 			{loss{pause: 5*time.Minute + 30*time.Second}, true, 3},
-			{loss{pause: 7 * time.Minute}, false, 3},
+			{loss{pause: 7 * time.Minute}, true, 3},
+			{loss{pause: 13 * time.Minute}, false, 3},
 			{loss{pause: time.Hour}, false, 3},
 			{loss{request: true, pause: 70 * time.Second}, true, 3},
 			{loss{request: true, pause: 7 * time.Minute}, false, 2},
@@ -194,14 +198,15 @@ func TestDuplicateAcquisitionsTakeNothing(t *testing.T) {
 	}
 }
 
-// Only the first request after a change of a clock takes a second round trip.
-func TestWrongClockTakesOneMoreRoundTrip(t *testing.T) {
+// Only the first request after a change of a clock takes more round trips: the script for the usual
+// case leaves it to the other one, which tells the time.
+func TestWrongClockTakesMoreRoundTripsOnce(t *testing.T) {
 	eachOnce(t, func(x *onceTest) {
 		require.NoError(x.t, x.sem.Release(x.t.Context(), 1)) // loads the script
 		for _, step := range []struct {
 			change time.Duration
 			runs   int
-		}{{0, 1}, {50 * time.Second, 1}, {10 * time.Minute, 2}, {0, 1}, {-10 * time.Minute, 2}, {0, 1}} {
+		}{{0, 1}, {50 * time.Second, 1}, {10 * time.Minute, 3}, {0, 1}, {-10 * time.Minute, 3}, {0, 1}} {
 			x.pass(step.change)
 			before := x.runs
 			require.NoError(x.t, x.sem.Release(x.t.Context(), 1))
@@ -223,14 +228,54 @@ func TestUnansweredRequestsUseOneSlot(t *testing.T) {
 			require.NoError(x.t, x.sem.AddPermits(x.t.Context(), -1))
 		}
 		x.Wait(x.Now)
-		slots := 0
-		for name := range x.State().Keys {
-			if name == "redlatch_sc_request:{"+key+"}:"+clientID+":1" {
-				slots++
-			} else {
-				require.NotContains(x.t, name, clientID)
+		requests := x.State().Keys[wire.SemaphoreRequests(key, clientID)]
+		require.Regexp(x.t, `^hash 1=[-0-9 ]*$`, requests.Is)
+	})
+}
+
+// Requests that do not refresh the cached replies are sent only while these live long enough.
+func TestCachedRepliesOutliveRequests(t *testing.T) {
+	eachOnce(t, func(x *onceTest) {
+		e := semaphore.NewPermitSemaphore(x.sess, "permits")
+		require.NoError(x.t, only(e.TrySetPermits(x.t.Context(), 1)))
+		for _, pause := range []time.Duration{0, time.Second, 3 * time.Minute, 59 * time.Second, 2 * time.Minute, 5 * time.Minute, 7 * time.Minute, 13 * time.Minute} {
+			x.pass(pause)
+			require.NoError(x.t, x.sem.Acquire(x.t.Context(), 1))
+			require.NoError(x.t, x.sem.Release(x.t.Context(), 1))
+			p, err := e.Acquire(x.t.Context(), lock.Lease(time.Minute))
+			require.NoError(x.t, err)
+			require.NoError(x.t, p.Release(x.t.Context()))
+			for _, name := range []string{key, "permits"} {
+				requests := x.State().Keys[wire.SemaphoreRequests(name, clientID)]
+				require.GreaterOrEqual(x.t, requests.Ends-x.Now, (6 * time.Minute).Milliseconds(), "%s after %v", name, pause)
 			}
 		}
-		require.Equal(x.t, 1, slots)
+	})
+}
+
+// Goroutines of a client share a key for each semaphore.
+func TestRequestsOfClientUseOneKey(t *testing.T) {
+	const goroutines, semaphores, rounds = 16, 20, 3
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		var wg sync.WaitGroup
+		for range goroutines {
+			wg.Go(func() {
+				for range rounds {
+					for n := range semaphores {
+						sem := c.Semaphore(fmt.Sprint("orders", n), semaphore.Permits(goroutines))
+						assert.NoError(t, sem.Acquire(t.Context(), 1))
+						assert.NoError(t, sem.Release(t.Context(), 1))
+					}
+				}
+			})
+		}
+		wg.Wait()
+		keys, err := testserver.Query(s.Addr, "KEYS", "redlatch_sc_request:*")
+		require.NoError(t, err)
+		require.Len(t, keys, 2*semaphores, "requests, and times of creation")
+		for _, key := range keys {
+			require.Positive(t, harness.PTTL(t, s.Addr, key), key)
+		}
 	})
 }

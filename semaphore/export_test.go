@@ -38,4 +38,6 @@ var Scripts = map[string]*wire.Script{
 	"permit_acquire": permitAcquireScript, "permit_undo": permitUndoScript, "permit_release": permitReleaseScript,
 	"permit_left": permitLeftScript, "permit_extend": permitExtendScript, "permit_renew": permitRenewScript,
 	"permit_transfer": permitTransferScript,
+	"fast_acquire":    fastAcquireScript, "fast_release": fastReleaseScript,
+	"fast_permit_acquire": fastPermitAcquireScript, "fast_permit_release": fastPermitReleaseScript,
 }

@@ -18,11 +18,11 @@ type world struct {
 	exists     bool
 	free       int64
 	until      int64
-	taken      set // acquired permits, by expiry
-	queue      set // clients, by the time since when they wait
-	heartbeats set // clients, by the time at which the heartbeat is overdue
-	cache      map[string]cachedReply
-	created    int64 // until when the server knows that the semaphore is new
+	taken      set                 // acquired permits, by expiry
+	queue      set                 // clients, by the time since when they wait
+	heartbeats set                 // clients, by the time at which the heartbeat is overdue
+	memory     map[string]requests // last requests, by the key of the client
+	created    int64               // until when the server knows that the semaphore is new
 	messages   []int64
 	// denied is a command that the next script may not use; failed reports that it has tried.
 	denied string
@@ -35,11 +35,17 @@ type set struct {
 	until  int64
 }
 
-// cachedReply is the last reply of a slot.
+// requests are the last requests of a client, by slot.
+type requests struct {
+	slots map[string]cachedReply
+	until int64
+}
+
+// cachedReply is the last request of a slot. One without a reply had the usual one.
 type cachedReply struct {
 	n     int64 // sequence number
+	at    int64 // when it ran
 	reply []int64
-	until int64
 }
 
 const (
@@ -48,15 +54,16 @@ const (
 	retryTime     = 300_000
 	clockError    = 60_000
 	cacheTTL      = retryTime + clockError
+	fastTime      = cacheTTL - 2*clockError
 	bargingMillis = 100 // ms after which a request is no longer overtaken
 )
 
-var createdKey = wire.SemaphoreRequest(key, "created", 0)
+var createdKey = wire.SemaphoreCreated(key)
 
 func newSet() set { return set{scores: map[string]int64{}} }
 
 func newWorld() *world {
-	return &world{taken: newSet(), queue: newSet(), heartbeats: newSet(), cache: map[string]cachedReply{}}
+	return &world{taken: newSet(), queue: newSet(), heartbeats: newSet(), memory: map[string]requests{}}
 }
 
 func (s set) clone() set { return set{maps.Clone(s.scores), s.until} }
@@ -64,7 +71,10 @@ func (s set) clone() set { return set{maps.Clone(s.scores), s.until} }
 func (w *world) clone() *world {
 	c := *w
 	c.taken, c.queue, c.heartbeats = w.taken.clone(), w.queue.clone(), w.heartbeats.clone()
-	c.cache, c.messages = maps.Clone(w.cache), slices.Clone(w.messages)
+	c.memory, c.messages = map[string]requests{}, slices.Clone(w.messages)
+	for k, m := range w.memory {
+		c.memory[k] = requests{maps.Clone(m.slots), m.until}
+	}
 	return &c
 }
 
@@ -108,7 +118,7 @@ func (w *world) advance(ms int64) {
 	if over(w.created) {
 		w.created = 0
 	}
-	maps.DeleteFunc(w.cache, func(_ string, r cachedReply) bool { return over(r.until) })
+	maps.DeleteFunc(w.memory, func(_ string, m requests) bool { return over(m.until) })
 }
 
 // remove deletes the number of free permits.
@@ -117,7 +127,7 @@ func (w *world) remove() { w.exists, w.free, w.until = false, 0, 0 }
 // fault deletes a key, or limits its life to some ms.
 func (w *world) fault(k string, ms int64, del bool) {
 	if del {
-		delete(w.cache, k)
+		delete(w.memory, k)
 	}
 	if k == key {
 		if del {
@@ -156,17 +166,21 @@ func (w *world) create(n int64) {
 	w.change(n)
 }
 
-// sequence is the sequence number of a request, the key of its cached reply, and the time
-// after which it must not run, of which least must be left.
+// sequence is the sequence number of a request, the key and the slot of its cached reply, and the
+// time after which it must not run, of which least must be left.
 type sequence struct {
-	key             string
+	key, slot       string
 	n               int64
 	notAfter, least int64
 }
 
-// cached returns the reply to a request that must not run: a duplicate or a late one.
-func (w *world) cached(seq sequence) ([]int64, bool) {
+// cached returns the reply to a request that must not run: a duplicate or a late one. usual is the
+// reply to a duplicate of one that was served alone.
+func (w *world) cached(seq sequence, usual ...int64) ([]int64, bool) {
 	if reply, duplicate := w.last(seq); duplicate {
+		if reply == nil {
+			reply = append([]int64{}, usual...)
+		}
 		return reply, true
 	}
 	if left := seq.notAfter - w.now; left < seq.least || left >= cacheTTL {
@@ -178,7 +192,7 @@ func (w *world) cached(seq sequence) ([]int64, bool) {
 // last returns the reply to a duplicate, which is empty if a later request of the slot was
 // delivered.
 func (w *world) last(seq sequence) (reply []int64, duplicate bool) {
-	r, ok := w.cache[seq.key]
+	r, ok := w.memory[seq.key].slots[seq.slot]
 	if !ok || r.n < seq.n {
 		return nil, false
 	}
@@ -189,8 +203,19 @@ func (w *world) last(seq sequence) (reply []int64, duplicate bool) {
 }
 
 func (w *world) cacheReply(seq sequence, reply ...int64) []int64 {
-	w.cache[seq.key] = cachedReply{seq.n, slices.Clone(reply), w.now + cacheTTL}
+	w.memory[seq.key] = requests{w.memory[seq.key].slots, w.now + 2*cacheTTL}
+	w.note(seq, w.now, reply...)
 	return reply
+}
+
+// note notes that a request has run.
+func (w *world) note(seq sequence, at int64, reply ...int64) {
+	m := w.memory[seq.key]
+	if m.slots == nil {
+		m.slots = map[string]cachedReply{}
+	}
+	m.slots[seq.slot] = cachedReply{seq.n, at, slices.Clone(reply)}
+	w.memory[seq.key] = m
 }
 
 // refused reports whether the user may not change the number of permits, in which case the
@@ -198,7 +223,7 @@ func (w *world) cacheReply(seq sequence, reply ...int64) []int64 {
 func (w *world) refused(seq sequence) bool {
 	w.failed = w.denied == "INCRBY"
 	if w.failed {
-		w.cacheReply(sequence{key: seq.key, n: seq.n - 1})
+		w.cacheReply(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, -1)
 	}
 	return w.failed
 }
@@ -294,7 +319,7 @@ func (w *world) enqueue(b batch, next int64) (queued int64) {
 }
 
 func (w *world) acquire(seq sequence, b batch) []int64 {
-	if reply, duplicate := w.cached(seq); duplicate {
+	if reply, duplicate := w.cached(seq, 1, -1, 0); duplicate {
 		return reply
 	}
 	created := w.createMissing(b.size)
@@ -315,11 +340,11 @@ func (w *world) acquire(seq sequence, b batch) []int64 {
 }
 
 func (w *world) undo(seq sequence, permits []int64) []int64 {
-	before, duplicate := w.last(seq)
+	before, duplicate := w.ranBefore(seq)
 	if duplicate && (len(before) == 0 || before[0] < 0) {
 		return []int64{0}
 	}
-	recreated := w.created > w.cache[seq.key].until
+	recreated := w.created-cacheTTL > w.memory[seq.key].slots[seq.slot].at
 	w.cacheReply(seq, -1)
 	var n int64
 	if duplicate {
@@ -336,7 +361,7 @@ func (w *world) undo(seq sequence, permits []int64) []int64 {
 }
 
 func (w *world) release(seq sequence, n int64, ifExists bool, b batch) []int64 {
-	if reply, duplicate := w.cached(seq); duplicate {
+	if reply, duplicate := w.cached(seq, 1, 0, 0, -1, 0); duplicate {
 		return reply
 	}
 	if !w.exists && ifExists {
@@ -424,11 +449,16 @@ func (w *world) state() (s lockstep.State) {
 	s.Put(wire.PermitTimeouts(key), "zset", w.taken.until, lockstep.Pairs(w.taken.scores)...)
 	s.Put(wire.SemaphoreWaiting(key), "zset", w.queue.until, lockstep.Pairs(w.queue.scores)...)
 	s.Put(wire.SemaphoreAlive(key), "zset", w.heartbeats.until, lockstep.Pairs(w.heartbeats.scores)...)
-	for name, r := range w.cache {
-		s.Put(name, "string", r.until, strings.Trim(fmt.Sprint(append([]int64{r.n}, r.reply...)), "[]"))
+	for name, m := range w.memory {
+		var fields []string
+		for slot, r := range m.slots {
+			entry := append([]int64{r.n}, timeOf(r.at)...)
+			fields = append(fields, slot, numbers(append(entry, r.reply...)))
+		}
+		s.Put(name, "hash", m.until, fields...)
 	}
 	if w.created != 0 {
-		s.Put(createdKey, "string", w.created, "")
+		s.Put(createdKey, "string", w.created, numbers(timeOf(w.created-cacheTTL)))
 	}
 	for _, n := range w.messages {
 		s.Told = append(s.Told, fmt.Sprint(wire.SemaphoreChannel(key), " ", n))

@@ -46,7 +46,9 @@ type PermitSemaphore struct{ pool }
 
 // newPermitSemaphore returns the semaphore of that name.
 func newPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
-	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{permitAcquireScript, permitUndoScript, permitReleaseScript}, opts)}
+	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{
+		permitAcquireScript, permitUndoScript, permitReleaseScript, fastPermitAcquireScript, fastPermitReleaseScript,
+	}, opts)}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than

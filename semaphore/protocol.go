@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -34,14 +33,17 @@ type pool struct {
 	scripts scripts
 	size    int // with which a missing semaphore is created, 0 if it is not
 
-	queues    *acquire.Queues[*request]
-	queueKey  acquire.Key
-	channel   string
-	otherKeys []string // the keys of a script after the first two
+	queues   *acquire.Queues[*request]
+	queueKey acquire.Key
+	channel  string
+	keys     []string // of the scripts that begin with pool.lua
+	memory   *memory
+	// The keys of the scripts that begin with fast.lua.
+	acquireKeys, releaseKeys []string
 }
 
 // scripts are the scripts that differ between the kinds.
-type scripts struct{ acquire, undo, release *wire.Script }
+type scripts struct{ acquire, undo, release, fastAcquire, fastRelease *wire.Script }
 
 func newPool(s *session.Session, kind, name string, scripts scripts, opts []Option) pool {
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
@@ -49,10 +51,12 @@ func newPool(s *session.Session, kind, name string, scripts scripts, opts []Opti
 	p.err = cmp.Or(p.err, construct.Configure(&p, name, opts))
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
-	created := wire.SemaphoreRequest(p.key, "created", 0) // no client has this id
-	p.otherKeys = []string{wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), created}
+	p.memory = session.Of[memories](s).of(p.id.Kind, p.key)
+	p.keys = []string{p.key, wire.SemaphoreRequests(p.key, s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), wire.SemaphoreCreated(p.key)}
+	p.acquireKeys, p.releaseKeys = p.keys[:3:3], p.keys[:2:2]
 	if p.leased() {
-		p.otherKeys = append(p.otherKeys, wire.PermitTimeouts(p.key))
+		taken := wire.PermitTimeouts(p.key)
+		p.keys, p.acquireKeys, p.releaseKeys = append(p.keys, taken), append(p.acquireKeys, taken), append(p.releaseKeys, taken)
 	}
 	return p
 }
@@ -136,6 +140,9 @@ var (
 	statsScript   = wire.LoadScript(luaFiles, "stats")
 	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
+	fastAcquireScript = wire.LoadScript(luaFiles, "fast", "fast_acquire").AtRest()
+	fastReleaseScript = wire.LoadScript(luaFiles, "fast", "fast_release").AtRest()
+
 	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire").AtRest()
 	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
 	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release").AtRest()
@@ -143,16 +150,22 @@ var (
 	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")
 	permitRenewScript   = wire.LoadScript(luaFiles, "permit_renew")
 
+	fastPermitAcquireScript = wire.LoadScript(luaFiles, "fast", "fast_permit_acquire").AtRest()
+	fastPermitReleaseScript = wire.LoadScript(luaFiles, "fast", "fast_permit_release").AtRest()
+
 	permitTransferScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_transfer").AtRest()
 )
 
 const (
 	// retryTime is how long a request is accepted, retried or undone, and cacheTTL how long
-	// the server keeps its reply. The local clock may differ by clockError from the known
-	// time of the server before a request takes a second round trip.
+	// the server keeps its reply at least. The local clock may differ by clockError from the known
+	// time of the server before a request takes more round trips. The scripts know the last two.
 	retryTime  = 5 * time.Minute
 	clockError = time.Minute
 	cacheTTL   = retryTime + clockError
+	// fastTime is for how long after a request that refreshed the cached replies others need not.
+	// The replies live for 2*cacheTTL after it, that is for cacheTTL after its end at least.
+	fastTime = cacheTTL - 2*clockError
 	// patience is how long a request is retried while the caller waits.
 	patience = 5 * time.Second
 
@@ -173,11 +186,22 @@ func (p *pool) heartbeatTimeout() time.Duration {
 // delivered, and can be undone. It is the state of a slot. See Retries in the package
 // documentation.
 type sequence struct {
-	slot       int
+	slot       string
 	n          uint64
 	notAfter   int64 // ms, by the server's clock
 	mayHaveRun bool
 	sent       time.Time // the first attempt that may have run, or the last one
+	args       []string  // reused
+}
+
+// words returns the arguments that identify the request to the scripts, without a copy.
+func (seq *sequence) words() []string {
+	var buf [48]byte
+	text := strconv.AppendUint(buf[:0], seq.n, 10)
+	at := len(text)
+	both := string(strconv.AppendInt(text, seq.notAfter, 10))
+	seq.args = append(seq.args[:0], both[:at], seq.slot, both[at:])
+	return seq.args
 }
 
 // slots assigns sequence numbers. A slot has one request in progress at a time, so there
@@ -195,10 +219,10 @@ func (s *slots) next() *sequence {
 	defer s.mu.Unlock()
 	if len(s.idle) == 0 {
 		s.count++
-		s.idle = append(s.idle, &sequence{slot: s.count})
+		s.idle = append(s.idle, &sequence{slot: strconv.Itoa(s.count)})
 	}
 	last := len(s.idle) - 1
-	seq := s.idle[last] // the slot used last: few slots need few keys
+	seq := s.idle[last] // the slot used last: few slots need little memory
 	s.idle = s.idle[:last]
 	seq.n++
 	seq.mayHaveRun = false
@@ -221,7 +245,6 @@ var errTooLate = errors.New("redlatch: the request came too late for the server"
 // time was unknown: if this is the first attempt or, because the local clock is ahead, no
 // attempt can have run yet.
 func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
-	keys := slices.Concat([]string{p.key, wire.SemaphoreRequest(p.key, p.s.ID, seq.slot)}, p.otherKeys)
 	least := retryTime - clockError // must be left: a first attempt needs time for retries
 	if seq.mayHaveRun {
 		least = 0
@@ -230,9 +253,8 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 		if !seq.mayHaveRun {
 			seq.sent = time.Now()
 		}
-		all := slices.Concat([]string{strconv.FormatUint(seq.n, 10), wire.Millis(cacheTTL),
-			strconv.FormatInt(seq.notAfter, 10), wire.Millis(least), p.s.Publish, p.channel}, args)
-		return script.Exec(ctx, p.s.Client, keys, all).AsIntSlice()
+		seq.args = append(append(seq.words(), wire.Millis(least), p.s.Publish, p.channel), args...)
+		return script.Exec(ctx, p.s.Client, p.keys, seq.args).AsIntSlice()
 	}
 	reply, err := send()
 	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {
@@ -243,8 +265,86 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 	if err == nil && (len(reply) == 0 || len(reply) == 2) { // a later request of the slot has run, or it is late
 		err = errTooLate
 	}
+	if err == nil && !seq.mayHaveRun && script != leaveScript { // it has refreshed the cached replies
+		p.memory.refreshed.Store(seq.notAfter)
+	}
 	seq.mayHaveRun = seq.mayHaveRun || wire.IsUnknown(err)
 	return reply, err
+}
+
+// memory is what a client knows of its cached replies for one semaphore.
+type memory struct {
+	refreshed atomic.Int64 // notAfter of the last request known to have refreshed them
+}
+
+// outlasts reports whether the cached replies are sure to outlive a request that does not refresh
+// them. Both of its times are by the server's clock, which accepts a request less than cacheTTL
+// before its notAfter.
+func (m *memory) outlasts(seq *sequence) bool {
+	return seq.notAfter-m.refreshed.Load() <= fastTime.Milliseconds()
+}
+
+// memories are the memories of one client. The zero memories is ready for use.
+type memories struct {
+	mu sync.Mutex
+	m  map[acquire.Key]*memory
+}
+
+// maxMemories bounds the names that a client remembers: programs may make them up.
+const maxMemories = 10_000
+
+// of returns the memory of a semaphore. It forgets all others when they are too many; their cached
+// replies are refreshed once more.
+func (m *memories) of(kind, key string) *memory {
+	k := acquire.Key{Kind: kind, Name: key}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if one := m.m[k]; one != nil {
+		return one
+	}
+	if m.m == nil || len(m.m) >= maxMemories {
+		m.m = make(map[acquire.Key]*memory)
+	}
+	one := new(memory)
+	m.m[k] = one
+	return one
+}
+
+// fast sends a request to a script that begins with fast.lua, if that may serve it. The reply is
+// negative if it was not sent or has had no effect: then exec sends it.
+func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, seq *sequence, args ...string) (int64, error) {
+	if !p.memory.outlasts(seq) {
+		return -1, nil
+	}
+	seq.sent = time.Now()
+	seq.args = append(seq.words(), args...)
+	reply, err := script.Exec(ctx, p.s.Client, keys, seq.args).AsInt64()
+	seq.mayHaveRun = wire.IsUnknown(err)
+	return reply, err
+}
+
+// fastAcquire makes the first attempt of a single request. The reply is 1 if it is served and 0 if
+// too few permits are free; see fast.
+func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, error) {
+	switch {
+	case !p.leased():
+		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, seq, strconv.Itoa(g.permits))
+	case g.permits == 1:
+		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, seq, leaseArg(g.lease), g.ids[0])
+	}
+	return -1, nil
+}
+
+// fastRelease releases permits while nobody of this process waits. The reply is the number of
+// receivers of the message; see fast.
+func (p *pool) fastRelease(ctx context.Context, seq *sequence, g grant) (int64, error) {
+	switch {
+	case !p.leased():
+		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, seq, strconv.Itoa(g.permits), p.s.Publish, p.channel)
+	case g.permits == 1:
+		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, seq, g.ids[0], p.s.Publish, p.channel)
+	}
+	return -1, nil
 }
 
 // final reports whether a request that failed with err would fail again.

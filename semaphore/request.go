@@ -119,8 +119,49 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 
 // Try implements acquire.Acquirer.
 func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
-	result := r.pool.attempt(ctx, []*request{r}, 1, !r.once)[0]
+	p, sent := r.pool, time.Now()
+	seq := p.slots.next()
+	if g, first := r.prepare(); sent.Sub(r.began) < bargingTime && (first || !p.leased()) {
+		// A later attempt joins the wait queue, and one for a leased permit must learn when to retry.
+		switch reply, err := p.fastAcquire(ctx, seq, g); {
+		case err != nil || reply == 0:
+			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{0, -1, 0}, err)[0]
+			return result.Verdict, result.Err
+		case reply > 0 && !r.late(sent):
+			p.slots.done(seq)
+			r.mu.Lock()
+			r.attempts++
+			r.serve(sent)
+			r.mu.Unlock()
+			return acquire.Verdict{Acquired: true}, nil
+		case reply > 0:
+			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{1, -1, 0}, nil)[0]
+			return result.Verdict, result.Err
+		}
+	}
+	result := p.attempt(ctx, []*request{r}, 1, !r.once, seq, sent)[0]
 	return result.Verdict, result.Err
+}
+
+// prepare returns what the request asks for, with ids where permits have some, and whether no
+// attempt was made before.
+func (r *request) prepare() (g grant, first bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pool.leased() && r.grant.ids == nil {
+		r.grant.ids = newIDs(r.grant.permits)
+	}
+	return r.grant, r.attempts == 0
+}
+
+// late reports whether the lease has ended before the reply arrived to an attempt sent at that time.
+func (r *request) late(sent time.Time) bool {
+	return r.pool.leased() && time.Since(sent) >= r.grant.lease
+}
+
+// serve notes that an attempt sent at that time has served the request. r.mu is held.
+func (r *request) serve(sent time.Time) {
+	r.missing, r.served, r.sent, r.queued = false, true, sent, false
 }
 
 // TryAll implements acquire.Acquirer.
@@ -128,7 +169,7 @@ func (r *request) TryAll(ctx context.Context, batch []*request) []acquire.Result
 	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true)
+	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true, r.pool.slots.next(), time.Now())
 }
 
 // Join implements acquire.Acquirer.
@@ -177,10 +218,14 @@ func (p *pool) sendCount(batch []*request, free int) int {
 
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
-func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool) []acquire.Result {
-	seq, sent := p.slots.next(), time.Now()
+func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []acquire.Result {
 	grants, args := p.encode(batch[:sentCount], sent, waits)
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
+	return p.answered(batch, sentCount, seq, sent, grants, reply, err)
+}
+
+// answered applies the reply to an attempt, or its error.
+func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []acquire.Result {
 	outcome := wire.OutcomeOf(err)
 	if err != nil && outcome == wire.Unknown {
 		p.outcomeUnknown(batch[:sentCount], p.undo(seq, grants))
@@ -216,12 +261,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 	args := append(make([]string, 0, 5+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()),
 		strconv.Itoa(size), strconv.Itoa(len(batch)))
 	for i, r := range batch {
-		r.mu.Lock()
-		if p.leased() && r.grant.ids == nil {
-			r.grant.ids = newIDs(r.grant.permits)
-		}
-		g := r.grant
-		r.mu.Unlock()
+		g, _ := r.prepare()
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
 		if p.leased() {
@@ -254,12 +294,11 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			r.attempts++
 		}
 		switch {
-		case i < served && p.leased() && time.Since(sent) >= r.grant.lease:
-			// The lease ended before the reply arrived.
+		case i < served && r.late(sent):
 			late = append(late, r.grant)
 			r.grant.ids = nil
 		case i < served:
-			r.served, r.sent, r.queued = true, sent, false
+			r.serve(sent)
 			results[i].Acquired = true
 		case r.grant.permits > most:
 			r.queued = false
@@ -368,16 +407,45 @@ const (
 )
 
 // release releases permits and serves waiting requests of this process in the same round
-// trip. It retries until patience runs out and then continues in the background. With ifExists
+// trip, if there are any. It retries until patience runs out and then continues in the background. With ifExists
 // set it does not create a semaphore without leases, and of permits with ids it releases those
 // that are acquired; otherwise all or none.
 func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
+	seq := p.slots.next()
+	if patience > 0 && p.memory.outlasts(seq) && !p.queues.Waited(p.queueKey) {
+		by := time.Now().Add(patience)
+		if p.releaseAlone(ctx, by, seq, g) {
+			p.slots.done(seq)
+			return releaseDone, nil
+		}
+		patience = max(1, time.Until(by))
+	}
+	return p.releaseAs(ctx, patience, seq, g, ifExists)
+}
+
+// releaseAlone releases permits while nobody of this process waits, and reports whether it did. It
+// makes one attempt.
+func (p *pool) releaseAlone(ctx context.Context, by time.Time, seq *sequence, g grant) bool {
+	receivers := int64(-1)
+	err := p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
+		receivers, err = p.fastRelease(ctx, seq, g)
+		return err
+	}, func(error) bool { return true })
+	if err == nil && receivers == 0 {
+		// The message had no receivers: waiters of this process must not depend on it.
+		p.queues.Wake(p.queueKey)
+	}
+	return err == nil && receivers >= 0
+}
+
+// releaseAs is release of a request with a sequence number.
+func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *sequence, g grant, ifExists bool) (int64, error) {
 	own := append([]string{strconv.Itoa(g.permits), wire.Flag(ifExists)}, g.ids...)
 	var reply []int64
 	var err error
 	send := func(batch []*request) []acquire.Result {
 		sentCount := p.sendCount(batch, g.permits)
-		seq, sent := p.slots.next(), time.Now() // of the first attempt: a later one may find the release done
+		sent := time.Now() // of the first attempt: a later one may find the release done
 		grants, args := p.encode(batch[:sentCount], sent, true)
 		args = append(own, args...)
 		var outcome wire.Outcome

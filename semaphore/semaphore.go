@@ -48,7 +48,7 @@
 // A request without a reply is retried or undone for up to 5 minutes, and takes effect at
 // most once. The protocol is that of NFSv4.1's sessions (RFC 8881, section 2.10.6): a request
 // has a slot of its client and a sequence number, and the server keeps the last number of
-// each slot with the reply. Here a reply expires after 6 minutes. Therefore a request also has
+// each slot with the reply. Here a reply is kept for 6 minutes or more. Therefore a request also has
 // an earlier time, by the server's clock, after which the server rejects it, so no retry is
 // mistaken for a new request, however long its process or its server was stopped.
 //
@@ -89,7 +89,7 @@ type Semaphore struct{ pool }
 
 // newSemaphore returns the semaphore of that name.
 func newSemaphore(s *session.Session, name string, opts ...Option) *Semaphore {
-	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript}, opts)}
+	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
 }
 
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its

@@ -34,7 +34,8 @@ type Option func(*pool) error
 
 // Permits is the option to create the semaphore with n permits, from 1 to MaxPermits, if it does
 // not exist when permits are acquired, drained, added, or released. This takes no round trip of its
-// own. So the semaphore comes back after the server has lost it. A release that releases nothing does
+// own, or one if this client has just used the semaphore. So the semaphore comes back after the
+// server has lost it. A release that releases nothing does
 // not create it: neither ReleaseIfExists, nor Release of a permit that is not acquired. An existing
 // semaphore keeps its size: see SetPermits.
 //

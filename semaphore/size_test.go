@@ -42,6 +42,7 @@ func TestRequestsCreateSemaphore(t *testing.T) {
 		}
 		for _, r := range requests {
 			harness.Do(t, s.Addr, "FLUSHDB")
+			sem = of(harness.Client(t, s), "orders", semaphore.Permits(3))
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 			_, err := r.do()
 			require.NoError(t, err, r.what)

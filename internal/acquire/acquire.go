@@ -66,7 +66,9 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 		return err
 	}
 	inTurn := e.begin(&req)
-	if !inTurn && !req.Once && relation != Beside {
+	// Nobody waits for a part of something: its attempts may run at the same time.
+	besides := relation == Beside || req.Untracked && e.first == nil
+	if !inTurn && !req.Once && !besides {
 		if err := e.crowded(&req); err != nil {
 			e.leave()
 			mu.Unlock()

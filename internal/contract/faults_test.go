@@ -62,13 +62,13 @@ var (
 		held: reading, there: 2, here: 2, steps: writeSteps,
 	})
 	permitRow = requestsOf("permit semaphore", requests{
-		acquire: "semaphore/permit_acquire", release: "semaphore/permit_release",
+		acquire: "semaphore/permit_acquire", release: "semaphore/fast_permit_release",
 		handOff: "semaphore/permit_release", renew: "semaphore/permit_renew", extend: "semaphore/permit_extend",
 		transfer: "semaphore/permit_transfer",
 		there:    3, here: 3, numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
 	})
 	numberRow = requestsOf("semaphore", requests{
-		acquire: "semaphore/acquire", release: "semaphore/release", handOff: "semaphore/release",
+		acquire: "semaphore/acquire", release: "semaphore/fast_release", handOff: "semaphore/release",
 		there: 3, here: 3, numbered: true, steps: permitSteps(false),
 	})
 )

@@ -292,7 +292,7 @@ func virtually(t *testing.T, k kind, test func(t *testing.T, s *harness.VirtualS
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		k.prepareIn(s, "orders")
 		test(t, s, k)
-		time.Sleep(7 * time.Minute) // cached replies of a semaphore last 6
+		time.Sleep(13 * time.Minute) // cached replies of a semaphore last 12
 		synctest.Wait()
 		for _, key := range s.Keys() {
 			if k.free != "" {

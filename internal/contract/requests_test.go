@@ -29,6 +29,8 @@ func files(path string) []string {
 	case dir == "countdown" && name != "read":
 		all = []string{"countdown/count", path}
 	case dir != "semaphore":
+	case strings.HasPrefix(name, "fast_"):
+		all = []string{"semaphore/fast", path}
 	case name == "permit_extend":
 		all = []string{"semaphore/permits", path}
 	case strings.HasPrefix(name, "permit_") && name != "permit_renew":

@@ -82,10 +82,16 @@ func SemaphoreChannel(name string) string { return prefixName("redisson_sc", nam
 // PermitTimeouts is the sorted set of the permits of a permit semaphore.
 func PermitTimeouts(name string) string { return suffixName(name, "timeout") }
 
-// SemaphoreRequest is the key that stores the sequence number and the cached reply of
-// the last request in a client's slot. Redisson does not use it.
-func SemaphoreRequest(name, client string, slot int) string {
-	return prefixName("redlatch_sc_request", name) + ":" + client + ":" + strconv.Itoa(slot)
+// SemaphoreRequests is the key that stores the sequence numbers and the cached replies of a
+// client's last requests, by their slots. Redisson does not use it.
+func SemaphoreRequests(name, client string) string {
+	return prefixName("redlatch_sc_request", name) + ":" + client
+}
+
+// SemaphoreCreated is the key that stores when a semaphore was created or deleted. Redisson does
+// not use it.
+func SemaphoreCreated(name string) string {
+	return SemaphoreRequests(name, "created") // no client has this id
 }
 
 // SemaphoreWaiting is the wait queue of a semaphore: a sorted set of clients with the

@@ -21,9 +21,10 @@ if total > pool.max or total < -pool.max then
 end
 if not free then
 	pool.outlived()
+	pool.created()
 end
 pool.cache({1})
-pool.change(delta, not free) -- keeps the time to live
+pool.change(delta) -- keeps the time to live
 -- A message is useful only if a waiter can be served.
 if total > 0 then
 	pool.publish(ARGV[8] == 'delta' and delta or total)

@@ -22,9 +22,9 @@ local function chunks(list, size, call)
 	end
 end
 
--- Frees expired permits and returns the number of free permits afterwards. It does so
--- even if enough permits are free: replies name an expiry as the time to retry, and if
--- the permit were still there a client that may not be served would retry in a loop.
+-- Frees expired permits and returns the number of free permits afterwards. It does so even if
+-- enough permits are free: replies name an expiry as the time to retry, and if the permit were
+-- still there a client that may not be served would retry in a loop.
 function permits.sweep(key, taken, free, now, wanted)
 	for _ = 1, math.ceil(math.max(max_sweep, wanted) / chunk) do
 		local expired = redis.call('ZRANGEBYSCORE', taken, '-inf', now, 'LIMIT', 0, chunk)

@@ -4,9 +4,10 @@
 -- A semaphore is a string: the number of free permits. That is all Redisson knows. The
 -- other keys are redlatch's own, and all of them expire:
 --
--- The cached reply makes requests take effect exactly once, however often and however late
--- they are delivered (see semaphore.go). The key keeps the last sequence number of a slot,
--- and the reply to that request, for longer than the request is accepted.
+-- The last requests of a client make requests take effect exactly once, however often and
+-- however late they are delivered (see semaphore.go). A hash has a field for each slot of the
+-- client: the last sequence number of that slot, the time at which that request ran, and its
+-- reply. The hash outlives the time until which any of these requests is accepted.
 --
 -- The wait queue holds the clients whose first request has waited for long, with the time
 -- since when. A second set holds the deadlines of their heartbeats. No redlatch client
@@ -14,12 +15,12 @@
 -- empty unless a request would starve.
 --
 -- KEYS[1]  number of free permits
--- KEYS[2]  cached reply
+-- KEYS[2]  last requests of the client
 -- KEYS[3]  wait queue, KEYS[4] heartbeats
--- KEYS[5]  exists for as long as a cached reply after the semaphore was created
+-- KEYS[5]  time at which the semaphore was created or deleted last
 -- KEYS[6]  acquired permits, of a permit semaphore
 -- ARGV[1]  sequence number of the request
--- ARGV[2]  time to live of the cached reply in ms
+-- ARGV[2]  slot of the request
 -- ARGV[3]  time in ms after which the request must not run
 -- ARGV[4]  ms that must be left until then
 -- ARGV[5]  command that publishes
@@ -27,65 +28,92 @@
 
 local pool = {}
 
-local permits, cache, queue, heartbeats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local permits, requests, queue, heartbeats = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local created = KEYS[5]
 
 -- The most permits a semaphore can have: an int of Java.
 pool.max = 2147483647
 
-local clock
+-- A request is accepted less than this time before its end, in ms. Its reply is cached for at
+-- least this time after it, because the scripts that precede fast.lua do not refresh the hash.
+local accepted = 360000
+local lifetime = 2 * accepted
 
--- Returns the server's time in ms, the same one throughout a script.
-function pool.now()
-	if not clock then
-		local time = redis.call('TIME')
-		clock = time[1] * 1000 + math.floor(time[2] / 1000)
+local seconds, micros
+
+-- Returns the server's time, as the texts of seconds and microseconds, the same one throughout
+-- a script.
+local function time()
+	if not seconds then
+		seconds, micros = unpack(redis.call('TIME'))
 	end
-	return clock
+	return seconds, micros
 end
 
--- Returns the reply of this request if it has run before, else nil. The reply is empty
--- for a request that arrives after a later one of its slot: its caller no longer waits.
-function pool.last()
-	local last = redis.call('GET', cache)
-	if not last then
+-- Returns the server's time in ms.
+function pool.now()
+	local s, us = time()
+	return s * 1000 + math.floor(us / 1000)
+end
+
+local ran = 0 -- when the last request of the slot ran, in microseconds
+
+-- Returns the reply of this request if it has run before, else nil. usual is the reply of a
+-- request that the hash contains without a reply. The reply is empty for a request that arrives
+-- after a later one of its slot: its caller no longer waits.
+function pool.last(usual)
+	local entry = redis.call('HGET', requests, ARGV[2])
+	if not entry then
 		return nil
+	end
+	local number, s, us, rest = string.match(entry, '^(%d+) (%d+) (%d+)(.*)$')
+	ran = s * 1000000 + us
+	if tonumber(number) ~= tonumber(ARGV[1]) then
+		return tonumber(number) > tonumber(ARGV[1]) and {} or nil
 	end
 	local reply = {}
-	for n in string.gmatch(last, '%-?%d+') do
+	for n in string.gmatch(rest, '%-?%d+') do
 		reply[#reply + 1] = tonumber(n)
 	end
-	local number = table.remove(reply, 1)
-	if number < tonumber(ARGV[1]) then
-		return nil
-	end
-	return number == tonumber(ARGV[1]) and reply or {}
+	return #reply > 0 and reply or usual or {}
 end
 
 -- Returns the reply of a request that must not run, else nil: that of pool.last or, if the
 -- request comes too late, -1 and the server's time. No other reply has two numbers. A
--- request for a time after the end of its cached reply must not run, either.
-function pool.cached()
-	local last = pool.last()
+-- request for a time that is too far ahead must not run, either.
+function pool.cached(usual)
+	local last = pool.last(usual)
 	if last then
 		return last
 	end
 	local left = ARGV[3] - pool.now()
-	if left < tonumber(ARGV[4]) or left >= tonumber(ARGV[2]) then
+	if left < tonumber(ARGV[4]) or left >= accepted then
 		return {-1, pool.now()}
 	end
+end
+
+-- Notes that the request with this number has run.
+local function note(number, reply)
+	local s, us = time()
+	redis.call('HSET', requests, ARGV[2], table.concat({number, s, us, unpack(reply)}, ' '))
 end
 
 -- Caches the reply of this request. It runs before the effects of the request, so that a
 -- user who lacks the right to one of the two does neither.
 function pool.cache(reply)
-	redis.call('SET', cache, ARGV[1] .. ' ' .. table.concat(reply, ' '), 'PX', ARGV[2])
+	note(ARGV[1], reply)
+	if redis.pcall('PEXPIRE', requests, lifetime) ~= 1 then
+		redis.call('HDEL', requests, ARGV[2]) -- without this right no key without expiry is left
+		redis.call('PEXPIRE', requests, lifetime) -- raises the error
+	end
 	return reply
 end
 
--- Notes that permits acquired before are not those of this semaphore, or of its successor.
+-- Notes that permits acquired before are not those of this semaphore, or of its successor. It
+-- runs before the reply is cached, so that a user who lacks the right to it does neither.
 function pool.created()
-	redis.call('SET', created, '', 'PX', ARGV[2])
+	local s, us = time()
+	redis.call('SET', created, s .. ' ' .. us, 'PX', accepted)
 end
 
 -- Creates the semaphore and returns its number of free permits. It runs before the reply is
@@ -108,22 +136,21 @@ end
 
 -- Reports whether the semaphore was created after the last request of the slot.
 function pool.recreated()
-	local left = redis.pcall('PTTL', created)
-	-- Without this right the permits must not be lost.
-	return type(left) == 'number' and left > redis.call('PTTL', cache)
+	local at = redis.call('GET', created)
+	if not at then
+		return false
+	end
+	local s, us = string.match(at, '^(%d+) (%d+)$')
+	return s * 1000000 + us > ran
 end
 
--- Changes the number of free permits and returns the result. new is set if there is no
--- semaphore. All other effects of a request come after it: if the user lacks the right, the
--- request has not run.
-function pool.change(by, new)
+-- Changes the number of free permits and returns the result. All other effects of a request come
+-- after it: if the user lacks the right, the request has not run.
+function pool.change(by)
 	local free = redis.pcall('INCRBY', permits, by)
 	if type(free) ~= 'number' then
-		redis.call('SET', cache, ARGV[1] - 1, 'PX', ARGV[2])
+		note(ARGV[1] - 1, {-1}) -- a late duplicate of that request has no effect
 		redis.call('INCRBY', permits, by) -- raises the error
-	end
-	if new then
-		pool.created()
 	end
 	return free
 end

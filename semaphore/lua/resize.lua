@@ -14,9 +14,12 @@ local change = wanted - (free or 0) - (free and pool.acquired() or pool.outlived
 if free and change == 0 then
 	return pool.cache({0})
 end
+if not free then
+	pool.created()
+end
 pool.cache({1})
 -- The payload is Redisson's. Without a free permit no message is needed.
-if pool.change(change, not free) > 0 then
+if pool.change(change) > 0 then
 	pool.publish(wanted)
 end
 return {1}

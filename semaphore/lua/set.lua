@@ -11,12 +11,12 @@ end
 if pool.free() then
 	return pool.cache({0})
 end
+pool.created()
 pool.cache({1})
 if ARGV[8] == '' then
 	redis.call('SET', KEYS[1], ARGV[7])
 else
 	redis.call('SET', KEYS[1], ARGV[7], 'PX', ARGV[8])
 end
-pool.created()
 pool.publish(tonumber(ARGV[7]))
 return {1}
