@@ -44,8 +44,8 @@ var costs = []cost{
 	{"spin", 2, 5, 5, 728},
 	{"multi of 3", 2, 18, 58, 5547},
 	{"red of 3", 6, 18, 88, 7561},
-	{"semaphore", 2, 14, 36, 1982},
-	{"permit semaphore", 2, 25, 50, 2960},
+	{"semaphore", 2, 11, 4, 224},
+	{"permit semaphore", 2, 15, 17, 944},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 26, 1720},
 }

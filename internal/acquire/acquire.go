@@ -3,9 +3,10 @@
 // poll; repeat.
 //
 // A queue is first in, first out, and one attempt is in flight per key and process: only
-// the head sends requests, and a message wakes only the head. One attempt can be made for
-// several waiters (Request.Group). A holder can pass the key on to the next waiter of the
-// process (Pass): no attempt, no message, no gap.
+// the head sends requests, and a message wakes only the head. First attempts for parts of
+// something (Request.Untracked) run beside each other while nobody waits. One attempt can be
+// made for several waiters (Request.Group). A holder can pass the key on to the next waiter of
+// the process (Pass): no attempt, no message, no gap.
 //
 // Where the server keeps the queue (Request.Ordered), each waiter makes an attempt when it
 // comes, which registers it there, and this queue has the same order.
@@ -66,9 +67,8 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 		return err
 	}
 	inTurn := e.begin(&req)
-	// Nobody waits for a part of something: its attempts may run at the same time.
-	besides := relation == Beside || req.Untracked && e.first == nil
-	if !inTurn && !req.Once && !besides {
+	atOnce := req.Once || relation == Beside || req.Untracked && e.first == nil
+	if !inTurn && !atOnce {
 		if err := e.crowded(&req); err != nil {
 			e.leave()
 			mu.Unlock()
