@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -36,6 +38,7 @@ type cost struct {
 // costs into this table, and the change shows what they were before.
 var costs = []cost{
 	{"lock", 2, 6, 5, 728},
+	{"lock, Wrap", 2, 6, 5, 728},
 	{"fair", 2, 6, 13, 1200},
 	{"read", 2, 14, 17, 1064},
 	{"write", 2, 10, 15, 1000},
@@ -56,7 +59,11 @@ const tolerance = 16
 
 var update = flag.Bool("update", false, "write the measured costs into costs_test.go")
 
-const costServers = 3 // of a Redlock
+// Clients: one for each server of a Redlock, and one that borrows its connection.
+const (
+	costServers = 3
+	borrower    = costServers
+)
 
 // costly returns the operation of each kind. Calls have a context that can be canceled, like those
 // of a service.
@@ -74,6 +81,8 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 	switch kind {
 	case "lock":
 		return pair(c.Lock(kind))
+	case "lock, Wrap":
+		return pair(clients[borrower].Lock(kind))
 	case "fair":
 		return pair(c.FairLock(kind))
 	case "read":
@@ -89,7 +98,7 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 	case "multi of 3":
 		return pair(c.MultiLock(c.Lock("{multi}-1"), c.Lock("{multi}-2"), c.Lock("{multi}-3")))
 	case "red of 3":
-		l := redlatch.RedLock(kind, clients)
+		l := redlatch.RedLock(kind, clients[:costServers])
 		return func() error {
 			h, err := l.Lock(ctx)
 			if err != nil {
@@ -191,6 +200,17 @@ func costOf(t *testing.T, kind string, addrs []string) cost {
 		t.Cleanup(c.Close)
 		clients = append(clients, c)
 	}
+	shared, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs[:1], DisableCache: true, ConnWriteTimeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(shared.Close)
+	c, err := redlatch.Wrap(ctx, shared, redlatch.WithShortTimeouts())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	clients = append(clients, c)
 	operation, err := costly(ctx, kind, clients)
 	if err != nil {
 		t.Fatal(err)
