@@ -65,7 +65,7 @@ var brokenScripts = []struct {
 	},
 	{
 		"a release without a reply is repeated", "semaphore", "pool release",
-		"local last = redis.call('GET', cache)", "local last = nil", "lose replies to all",
+		"local entry = redis.call('HGET', requests, ARGV[2])", "local entry = nil", "lose replies to all",
 	},
 	{
 		"a latch counts down twice", "countdown", "count count_down",
