@@ -87,6 +87,9 @@ func IsWrongType(err error) bool {
 
 // replyIn returns the server's reply that err is or contains, or nil.
 func replyIn(err error) *rueidis.RedisError {
+	if err == nil { // the variable below is an allocation
+		return nil
+	}
 	var reply *rueidis.RedisError
 	if errors.As(err, &reply) && !reply.IsNil() {
 		return reply

@@ -22,3 +22,12 @@ func TestScriptErrors(t *testing.T) {
 		require.Equal(t, tt.want, says(tt.text, tt.reason), tt.text)
 	}
 }
+
+// The reply to every release passes through these.
+func TestNoErrorIsNoAllocation(t *testing.T) {
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		if IsWrongType(nil) || IsUnknown(nil) {
+			t.Fail()
+		}
+	}))
+}
