@@ -165,11 +165,11 @@ func (u *waiter) deadline() time.Duration {
 // heartbeat sends heartbeats of our waiters and reports which are in the queue.
 func (w *timeless) heartbeat(of ...*waiter) []bool {
 	w.t.Helper()
-	leases := make([]*watchdog.Lease, len(of))
+	leases := make([]watchdog.Subject, len(of))
 	for i, u := range of {
-		leases[i] = &watchdog.Lease{Key: orders, Owner: u.owner}
+		leases[i] = watchdog.Subject{Key: orders, Owner: u.owner}
 	}
-	renewed := w.p.HeartbeatRenewer().Renew(w.t.Context(), [][]*watchdog.Lease{leases}, lease, false)[0]
+	renewed := w.p.HeartbeatRenewer().Renew(w.t.Context(), [][]watchdog.Subject{leases}, lease, false)[0]
 	require.NoError(w.t, renewed.Err)
 	return renewed.Held
 }

@@ -22,8 +22,8 @@ func keysOf(name string) []string {
 	return []string{name, wire.FairQueue(name), wire.FairTimeouts(name), wire.FairAlive(name), wire.FairOrder(name)}
 }
 
-func (w *world) position(c *locking.Claim) *watchdog.Lease {
-	return &watchdog.Lease{Key: c.Key, Owner: c.ID.String()}
+func (w *world) position(c *locking.Claim) watchdog.Subject {
+	return watchdog.Subject{Key: c.Key, Owner: c.ID.String()}
 }
 
 // listen counts the messages of each channel that matches the pattern. Each must have the
@@ -95,7 +95,7 @@ func TestPositionsEndByTheClockOfTheServer(t *testing.T) {
 		w.acquire(second)
 		w.release(holder)
 		harness.Eventually(t, 20*time.Second, "the dead waiter is dropped", func() bool {
-			renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]*watchdog.Lease{{w.position(second)}}, lease, false)[0]
+			renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]watchdog.Subject{{w.position(second)}}, lease, false)[0]
 			require.NoError(t, renewed.Err)
 			a := w.acquire(second)
 			require.True(t, renewed.Held[0] || a.Acquired, "in the queue until it acquires the lock")
@@ -192,8 +192,8 @@ func TestKeysOfAnotherType(t *testing.T) {
 			good := &locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
 			require.True(t, w.acquire(&locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
 			w.acquire(good)
-			bad := []*watchdog.Lease{w.position(waiter), w.position(good), w.position(w.claim())}
-			renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]*watchdog.Lease{bad}, lease, false)[0]
+			bad := []watchdog.Subject{w.position(waiter), w.position(good), w.position(w.claim())}
+			renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]watchdog.Subject{bad}, lease, false)[0]
 			require.NoError(t, renewed.Err)
 			require.Equal(t, []bool{isLock, true, false}, renewed.Held)
 		}
@@ -268,7 +268,7 @@ func TestOutOfMemory(t *testing.T) {
 		free.Key = "free"
 		_, err = w.p.Acquire(ctx, free)
 		require.ErrorContains(t, err, "OOM")
-		renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]*watchdog.Lease{{w.position(first), w.position(second)}}, lease, false)[0]
+		renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]watchdog.Subject{{w.position(first), w.position(second)}}, lease, false)[0]
 		require.NoError(t, renewed.Err)
 		require.Equal(t, []bool{true, true}, renewed.Held)
 		require.Equal(t, locking.Free, w.release(holder).State)
@@ -301,7 +301,7 @@ func TestCluster(t *testing.T) {
 			c.Key = key
 			return c
 		}
-		var positions []*watchdog.Lease
+		var positions []watchdog.Subject
 		for _, key := range []string{"{app}a", "{app}b"} {
 			holder, first, second := claim(key), claim(key), claim(key)
 			require.True(t, w.acquire(holder).Acquired)
@@ -312,7 +312,7 @@ func TestCluster(t *testing.T) {
 			positions = append(positions, w.position(second), w.position(first))
 		}
 		for _, shared := range []bool{false, true} {
-			renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]*watchdog.Lease{positions}, lease, shared)[0]
+			renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]watchdog.Subject{positions}, lease, shared)[0]
 			require.NoError(t, renewed.Err)
 			require.Equal(t, []bool{true, false, true, false}, renewed.Held)
 		}
@@ -329,7 +329,7 @@ func TestHeartbeatsWhileASlotIsMoved(t *testing.T) {
 		t.Cleanup(conn.Close)
 		sess := newSession(t, conn, 5*time.Minute)
 		w := &world{t, sess, fairlock.NewProtocol(sess, orders), ""}
-		var positions []*watchdog.Lease
+		var positions []watchdog.Subject
 		const moved, unmoved = "{app}a", "{app}b"
 		for _, key := range []string{moved, unmoved} {
 			holder, first := w.claim(), w.claim()
@@ -346,11 +346,11 @@ func TestHeartbeatsWhileASlotIsMoved(t *testing.T) {
 		for _, key := range keysOf(moved) {
 			require.NoError(t, move.Migrate(key))
 		}
-		renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]*watchdog.Lease{positions}, lease, false)[0]
+		renewed := w.p.HeartbeatRenewer().Renew(t.Context(), [][]watchdog.Subject{positions}, lease, false)[0]
 		require.True(t, wire.IsMoving(renewed.Err), renewed.Err)
 		require.NoError(t, move.MigrateAll())
 		require.NoError(t, move.Finish())
-		renewed = w.p.HeartbeatRenewer().Renew(t.Context(), [][]*watchdog.Lease{positions}, lease, false)[0]
+		renewed = w.p.HeartbeatRenewer().Renew(t.Context(), [][]watchdog.Subject{positions}, lease, false)[0]
 		require.NoError(t, renewed.Err)
 		require.Equal(t, []bool{true, true, false}, renewed.Held)
 	})

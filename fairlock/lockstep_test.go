@@ -319,13 +319,13 @@ func (x *walk) leave(owners ...string) {
 
 // heartbeat is one of some claims of both locks, alternately.
 func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
-	var leases []*watchdog.Lease
+	var leases []watchdog.Subject
 	owners := map[string][]string{}
 	for i := range claims {
 		for n, name := range lockNames {
 			if of(i) {
 				owner := x.claims[n][i].ID.String()
-				leases = append(leases, &watchdog.Lease{Key: name, Owner: owner})
+				leases = append(leases, watchdog.Subject{Key: name, Owner: owner})
 				owners[name] = append(owners[name], owner)
 			}
 		}
@@ -334,7 +334,7 @@ func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
 		return nil
 	}
 	return func() (any, any, error) {
-		renewed := x.p[0].HeartbeatRenewer().Renew(x.ctx, [][]*watchdog.Lease{leases}, lease, true)[0]
+		renewed := x.p[0].HeartbeatRenewer().Renew(x.ctx, [][]watchdog.Subject{leases}, lease, true)[0]
 		kept, want := map[string][]bool{}, make([]bool, len(leases))
 		for _, name := range lockNames {
 			kept[name] = x.model.heartbeat(x.model.locks[name], owners[name])

@@ -216,7 +216,7 @@ type heartbeats struct {
 
 // Renew implements watchdog.Renewer. It renews for positionTTL, whatever the time of a
 // lease.
-func (h heartbeats) Renew(ctx context.Context, batches [][]*watchdog.Lease, _ time.Duration, shared bool) []watchdog.Renewed {
+func (h heartbeats) Renew(ctx context.Context, batches [][]watchdog.Subject, _ time.Duration, shared bool) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	order := make([][]int, len(batches)) // of the leases of a batch, in the script
 	for b, batch := range batches {

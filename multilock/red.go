@@ -294,6 +294,9 @@ func (h *redHold) Dropped() {
 	})
 }
 
+// Leased implements watchdog.Holder.
+func (h *redHold) Leased() watchdog.Subject { return watchdog.Subject{Holder: h} }
+
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {
 	h.Lease.Forget()

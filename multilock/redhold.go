@@ -139,10 +139,10 @@ type redRenewer struct{}
 
 // Renew implements watchdog.Renewer. It also requests missing members. It applies the results
 // itself, because the watchdog ignores Held if a batch has an error.
-func (redRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+func (redRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
 	var holds []*redHold
 	for _, l := range slices.Concat(batches...) {
-		holds = append(holds, l.Holder().(*redHold))
+		holds = append(holds, l.Holder.(*redHold))
 	}
 	sent := time.Now()
 	errs := extendMajorities(ctx, holds, holds[0].ttl, shared)

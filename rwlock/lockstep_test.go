@@ -400,15 +400,15 @@ func (x *walk) release(s *slot) lockstep.Request {
 }
 
 func (x *walk) renew(slots []*slot, lease time.Duration) lockstep.Request {
-	var batch []*watchdog.Lease
+	var batch []watchdog.Subject
 	var claims []*locking.Claim
 	for _, s := range slots {
 		c := x.claimed(s)
 		claims = append(claims, c)
-		batch = append(batch, &watchdog.Lease{Key: key, Owner: c.ID.String()})
+		batch = append(batch, watchdog.Subject{Key: key, Owner: c.ID.String()})
 	}
 	return func() (any, any, error) {
-		real := x.l.of(claims[0]).Renewer().Renew(x.l.t.Context(), [][]*watchdog.Lease{batch}, lease, true)[0]
+		real := x.l.of(claims[0]).Renewer().Renew(x.l.t.Context(), [][]watchdog.Subject{batch}, lease, true)[0]
 		var want []bool
 		for i, c := range claims {
 			held := x.w.extend(c, lease)

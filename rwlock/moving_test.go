@@ -17,12 +17,12 @@ func TestRenewalsWhileASlotMoves(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		l := newLabOf(t, shared, harness.ConnAt(t, cluster.Addrs()), "PUBLISH")
-		var batch []*watchdog.Lease
+		var batch []watchdog.Subject
 		for _, name := range []string{"{moving} split", "{moving} moved", "{moving} unmoved"} {
 			c := l.claim(l.read, time.Minute)
 			c.Key = name
 			l.take(c)
-			batch = append(batch, &watchdog.Lease{Key: c.Key, Owner: c.ID.String()})
+			batch = append(batch, watchdog.Subject{Key: c.Key, Owner: c.ID.String()})
 		}
 		move, err := cluster.BeginMove("{moving}")
 		require.NoError(t, err)
@@ -30,7 +30,7 @@ func TestRenewalsWhileASlotMoves(t *testing.T) {
 			require.NoError(t, move.Migrate(key))
 		}
 		for _, dedicated := range []bool{true, false} {
-			r := l.read.Renewer().Renew(t.Context(), [][]*watchdog.Lease{batch}, time.Minute, !dedicated)[0]
+			r := l.read.Renewer().Renew(t.Context(), [][]watchdog.Subject{batch}, time.Minute, !dedicated)[0]
 			require.True(t, wire.IsMoving(r.ErrOf(0)), r)
 			for i := 1; i < len(batch); i++ {
 				require.NoError(t, r.ErrOf(i))

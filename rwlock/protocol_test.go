@@ -123,11 +123,11 @@ func once(r locking.Released) locking.Released {
 // renew renews claims of one kind for a lease.
 func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
 	l.t.Helper()
-	batch := make([]*watchdog.Lease, len(claims))
+	batch := make([]watchdog.Subject, len(claims))
 	for i, c := range claims {
-		batch[i] = &watchdog.Lease{Key: c.Key, Owner: c.ID.String()}
+		batch[i] = watchdog.Subject{Key: c.Key, Owner: c.ID.String()}
 	}
-	renewed := l.of(claims[0]).Renewer().Renew(l.t.Context(), [][]*watchdog.Lease{batch}, lease, false)
+	renewed := l.of(claims[0]).Renewer().Renew(l.t.Context(), [][]watchdog.Subject{batch}, lease, false)
 	require.Len(l.t, renewed, 1)
 	require.NoError(l.t, renewed[0].Err)
 	return renewed[0].Held

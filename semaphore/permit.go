@@ -148,7 +148,6 @@ func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.O
 	p.Site = r.site
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
 	p.Given(above)
-	p.lease.Key, p.lease.Owner = wire.PermitTimeouts(e.key), strings.Join(p.raw, "")
 	p.lease.Weight = int32(len(p.raw))
 	for _, raw := range p.raw {
 		session.Of[registry](e.s).Store(raw, p)
@@ -209,6 +208,11 @@ func (p *permit) Dropped() {
 	})
 }
 
+// Leased implements watchdog.Holder.
+func (p *permit) Leased() watchdog.Subject {
+	return watchdog.Subject{Key: wire.PermitTimeouts(p.e.key), Owner: strings.Join(p.raw, "")}
+}
+
 // Lost implements watchdog.Holder. While releases by id are in progress, only their answers
 // tell whether a permit that the server does not have is lost or released.
 func (p *permit) Lost(reason lock.Reason, cause error) {
@@ -239,7 +243,7 @@ func (p *permit) endRelease(released, gone bool) {
 	if released {
 		if p.End("Release", p.e.id.Name) == nil {
 			p.forget()
-			p.Span.End(nil)
+			p.Span().End(nil)
 		}
 		return
 	}
@@ -340,22 +344,22 @@ type renewer struct{ locking.ScriptRenewer }
 const renewSize = 100
 
 // Renew implements watchdog.Renewer.
-func (r renewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
-	several := func(l *watchdog.Lease) bool { return len(l.Owner) > idSize }
-	if !slices.ContainsFunc(batches, func(batch []*watchdog.Lease) bool { return slices.ContainsFunc(batch, several) }) {
+func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
+	several := func(l watchdog.Subject) bool { return len(l.Owner) > idSize }
+	if !slices.ContainsFunc(batches, func(batch []watchdog.Subject) bool { return slices.ContainsFunc(batch, several) }) {
 		return r.ScriptRenewer.Renew(ctx, batches, ttl, shared)
 	}
 	type place struct{ batch, lease int }
-	var parts [][]*watchdog.Lease // a lease for each permit
-	var places [][]place          // where it comes from
+	var parts [][]watchdog.Subject // a lease for each permit
+	var places [][]place           // where it comes from
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		results[b] = watchdog.Renewed{Held: slices.Repeat([]bool{true}, len(batch)), Errs: make([]error, len(batch))}
-		var permits []*watchdog.Lease
+		var permits []watchdog.Subject
 		var of []place
 		for i, l := range batch {
 			for id := range slices.Chunk([]byte(l.Owner), idSize) {
-				permits, of = append(permits, &watchdog.Lease{Key: l.Key, Owner: string(id)}), append(of, place{b, i})
+				permits, of = append(permits, watchdog.Subject{Key: l.Key, Owner: string(id)}), append(of, place{b, i})
 			}
 		}
 		parts = slices.AppendSeq(parts, slices.Chunk(permits, renewSize))

@@ -67,8 +67,14 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 type entry[A Acquirer[A]] struct {
 	queues *Queues[A]
 	shard  *shard[A]
-	timer  watchdog.Timer
+	poll   *poll // nil: nobody has waited yet
 	keyState[A]
+}
+
+// poll is the time of the next attempt that nothing else causes.
+type poll struct {
+	timer watchdog.Timer
+	at    time.Time // to which the timer is set, if it is
 }
 
 // keyState is small because each held key has one.
@@ -84,7 +90,6 @@ type keyState[A Acquirer[A]] struct {
 	attempting   bool
 	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
 	cause        telemetry.Cause // the first reason for another attempt of the head, if any
-	pollAt       time.Time       // to which the timer is set, if it is
 
 	yield  yield
 	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
@@ -122,8 +127,9 @@ func (e *entry[A]) leave() {
 	if e.refs > 0 {
 		return
 	}
-	if !e.pollAt.IsZero() {
-		e.queues.cfg.Wheel.Cancel(&e.timer)
+	if e.polls() {
+		e.queues.cfg.Wheel.Cancel(&e.poll.timer)
+		e.poll.at = time.Time{}
 	}
 	s := e.shard
 	delete(s.entries, e.key)

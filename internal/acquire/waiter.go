@@ -55,7 +55,7 @@ func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
 // locate notes the call site, once. The mutex is not held, because that takes a while.
 func (w *waiter[A]) locate() {
 	if w.req.Site != nil && !w.sited.Load() {
-		*w.req.Site = callsite.Here(4+w.req.Above, len(callsite.Site{})) // above locate, loop, wait and Acquire
+		*w.req.Site = callsite.Here(4+w.req.Above, callsite.Frames) // above locate, loop, wait and Acquire
 		w.sited.Store(true)
 	}
 }

@@ -47,7 +47,7 @@ func (e *entry[A]) busy(v Verdict) {
 		pause = min(pause, v.poll)
 	}
 	at := time.Now().Add(pause)
-	if e.outage && e.pollAt.Before(at) {
+	if e.outage && (!e.polls() || e.poll.at.Before(at)) {
 		return // unregistered waiters try before
 	}
 	e.lookAt(at)
@@ -55,13 +55,19 @@ func (e *entry[A]) busy(v Verdict) {
 
 // lookAt schedules an attempt of the head.
 func (e *entry[A]) lookAt(at time.Time) {
-	e.pollAt = at
-	e.queues.cfg.Wheel.Schedule(&e.timer, at, e)
+	if e.poll == nil {
+		e.poll = &poll{}
+	}
+	e.poll.at = at
+	e.queues.cfg.Wheel.Schedule(&e.poll.timer, at, e)
 }
+
+// polls reports whether an attempt of the head is scheduled.
+func (e *entry[A]) polls() bool { return e.poll != nil && !e.poll.at.IsZero() }
 
 // arm makes sure that the head makes another attempt.
 func (e *entry[A]) arm() {
-	if e.pollAt.IsZero() {
+	if !e.polls() {
 		e.lookAt(time.Now().Add(safetyPoll))
 	}
 }
@@ -70,10 +76,10 @@ func (e *entry[A]) arm() {
 func (e *entry[A]) Expire(now time.Time) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	if e.pollAt.IsZero() || now.Before(e.pollAt) {
+	if !e.polls() || now.Before(e.poll.at) {
 		return
 	}
-	e.pollAt, e.outage = time.Time{}, false
+	e.poll.at, e.outage = time.Time{}, false
 	e.nudge(telemetry.Timer)
 	e.wakeUnregistered()
 }

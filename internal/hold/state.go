@@ -25,17 +25,27 @@ import (
 // holds a mutex of its own meanwhile. The mutex of a State is locked after all others,
 // except for that of its group.
 type State struct {
-	Site callsite.Site   // where the hold was acquired; set before or by Given
-	Span *telemetry.Hold // set by Begin
+	Site callsite.Site // where the hold was acquired; set before or by Given
 
-	mu       sync.Mutex
+	// Fixed is set if the hold is not renewed, and Member if it is one of several that are taken as
+	// one. They are the embedding type's.
+	Fixed, Member bool
+
 	phase    phase
 	disowned bool
-	since    int64 // Unix time in nanoseconds of Given
-	lost     *lock.LostError
-	ctx      context.Context         // the parent of the hold's context until cancel is set
-	cancel   context.CancelCauseFunc // set by the first call of Context
-	group    Group
+	mu       sync.Mutex
+	since    int64           // Unix time in nanoseconds of Given
+	ctx      context.Context // the parent of the hold's context until cancel is set
+	release  unending        // the context of the release
+	rare     *rare           // what few holds have, or nil
+}
+
+// rare is what few holds have.
+type rare struct {
+	span   *telemetry.Hold
+	lost   *lock.LostError
+	cancel context.CancelCauseFunc // set by the first call of Context
+	group  Group
 }
 
 type phase uint8
@@ -58,7 +68,33 @@ type Group interface {
 func (s *State) Begin(parent context.Context, span *telemetry.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.phase, s.ctx, s.Span = held, parent, span
+	s.phase, s.ctx = held, parent
+	if span != nil {
+		s.more().span = span
+	}
+}
+
+// more returns what few holds have, to be changed. s.mu is held.
+func (s *State) more() *rare {
+	if s.rare == nil {
+		s.rare = &rare{}
+	}
+	return s.rare
+}
+
+// known returns what few holds have, to be read. s.mu is held.
+func (s *State) known() rare {
+	if s.rare == nil {
+		return rare{}
+	}
+	return *s.rare
+}
+
+// Span returns the span of the hold.
+func (s *State) Span() *telemetry.Hold {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.known().span
 }
 
 // Given notes that the caller gets the hold. Without it the hold is a part of another. It finds the
@@ -67,7 +103,7 @@ func (s *State) Given(above int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Site.IsZero() {
-		s.Site = callsite.Here(1+above, len(callsite.Site{}))
+		s.Site = callsite.Here(1+above, callsite.Frames)
 	}
 	s.since = time.Now().UnixNano()
 }
@@ -103,7 +139,7 @@ func (s *State) Lose(loss *lock.LostError) bool {
 	if s.phase != held {
 		return false
 	}
-	s.phase, s.lost = lost, loss
+	s.phase, s.more().lost = lost, loss
 	s.finish(loss, loss.Name)
 	return true
 }
@@ -112,8 +148,11 @@ func (s *State) Lose(loss *lock.LostError) bool {
 // watchdog, so it runs in the background. background reports false if it runs nothing any
 // more.
 func (s *State) EndSpan(background func(f func(context.Context)) bool) {
-	end := func(context.Context) { s.Span.End(s.lost) }
-	if s.Span != nil && !background(end) {
+	s.mu.Lock()
+	has := s.known()
+	s.mu.Unlock()
+	end := func(context.Context) { has.span.End(has.lost) }
+	if has.span != nil && !background(end) {
 		end(context.Background())
 	}
 }
@@ -138,51 +177,64 @@ func (s *State) End(op, name string) error {
 // StartRelease begins the span of the release of a hold that End has ended. It returns the
 // context for the requests, which ctx does not cancel. released is for Released.
 func (s *State) StartRelease(ctx context.Context) (reqCtx context.Context, released func(error)) {
-	ctx, released = s.Span.StartRelease(ctx)
+	ctx, released = s.Span().StartRelease(ctx)
 	if ctx.Done() != nil {
-		ctx = context.WithoutCancel(ctx)
+		s.release.Context = ctx // a hold is released once
+		ctx = &s.release
 	}
 	return ctx, released
 }
+
+// unending is context.WithoutCancel without an allocation.
+type unending struct{ context.Context }
+
+func (*unending) Deadline() (time.Time, bool) { return time.Time{}, false }
+func (*unending) Done() <-chan struct{}       { return nil }
+func (*unending) Err() error                  { return nil }
 
 // Released ends the spans of the release and of the hold. It returns err, the result of the
 // release.
 func (s *State) Released(released func(error), err error) error {
 	released(err)
+	span := s.Span()
 	if err == nil {
-		s.Span.End(nil)
+		span.End(nil)
 		return nil
 	}
 	var loss *lock.LostError
 	errors.As(err, &loss)
-	s.Span.End(loss)
+	span.End(loss)
 	return err
 }
 
 // finish cancels the context and notifies the group. s.mu is held.
 func (s *State) finish(cause error, name string) {
-	if s.cancel != nil {
-		s.cancel(cause)
+	if s.rare == nil {
+		return
+	}
+	if s.rare.cancel != nil {
+		s.rare.cancel(cause)
 	}
 	s.notifyGroup(name)
 }
 
 func (s *State) notifyGroup(name string) {
-	if s.group == nil {
+	has := s.known()
+	if has.group == nil {
 		return
 	}
-	loss := s.lost
+	loss := has.lost
 	if loss == nil { // unlocked by its owner
 		loss = &lock.LostError{Name: name, Reason: lock.ReasonGone, When: time.Now()}
 	}
-	s.group.MemberEnded(loss)
+	has.group.MemberEnded(loss)
 }
 
 // Watch calls g once when the hold of that name ends, now if it has ended. A nil g undoes it.
 func (s *State) Watch(g Group, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.group = g
+	s.more().group = g
 	if s.phase != held {
 		s.notifyGroup(name)
 	}
@@ -192,7 +244,7 @@ func (s *State) Watch(g Group, name string) {
 func (s *State) Group() Group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.group
+	return s.known().group
 }
 
 // Held reports whether the hold is held.
@@ -206,7 +258,7 @@ func (s *State) Held() bool {
 func (s *State) Loss() *lock.LostError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.lost
+	return s.known().lost
 }
 
 // Err returns nil if the hold is held, its loss until End has returned it, and otherwise an
@@ -222,7 +274,7 @@ func (s *State) err(op, name string) error {
 	case held:
 		return nil
 	case lost:
-		return s.lost
+		return s.rare.lost
 	default:
 		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, name)
 	}
@@ -233,18 +285,19 @@ func (s *State) err(op, name string) error {
 func (s *State) Context() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cancel != nil {
+	if s.known().cancel != nil {
 		return s.ctx
 	}
-	s.ctx, s.cancel = context.WithCancelCause(s.ctx)
+	has := s.more()
+	s.ctx, has.cancel = context.WithCancelCause(s.ctx)
 	switch {
-	case s.lost != nil:
-		s.cancel(s.lost)
+	case has.lost != nil:
+		has.cancel(has.lost)
 	case s.phase == ended:
-		s.cancel(context.Canceled)
+		has.cancel(context.Canceled)
 	}
 	return s.ctx
 }
 
 // RenewalFailed is that of a watchdog.Holder.
-func (s *State) RenewalFailed(err error, left time.Duration) { s.Span.RenewalFailed(err, left) }
+func (s *State) RenewalFailed(err error, left time.Duration) { s.Span().RenewalFailed(err, left) }

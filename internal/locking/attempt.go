@@ -38,14 +38,15 @@ func (c *claim) Holds() iter.Seq[session.Hold] {
 		described := c.Describe()
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		for _, h := range c.holds {
+		holds := c.holds()
+		for _, h := range holds {
 			listed := described
 			listed.Remaining = h.remaining()
 			if !yield(h.Listed(listed)) {
 				return
 			}
 		}
-		if len(c.holds) == 0 {
+		if len(holds) == 0 {
 			yield(session.Hold{})
 		}
 	}
@@ -115,7 +116,7 @@ var errLate = fmt.Errorf("%w: the lease was over before its confirmation came", 
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {
-	c.sent, c.token = sent, a.Token
+	c.sent, c.token = instantOf(sent), a.Token
 	c.forgetPosition()
 }
 
@@ -148,7 +149,7 @@ func (c *claim) outcomeUnknown() {
 // abandon has the claim undone in the background, whatever became of it, and goes on under
 // another id. c.mu is held.
 func (c *claim) abandon() {
-	c.undone = c.lock.cleanUp(c.Claim, true)
+	c.more().undone = c.lock.cleanUp(c.Claim, true)
 	c.freshID()
 }
 
@@ -166,7 +167,7 @@ func (c *claim) Abandon() {
 func (c *claim) retire() (undone <-chan struct{}) {
 	c.mu.Lock()
 	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim
-	undone = c.undone
+	undone = c.known().undone
 	c.forgetPosition()
 	c.mu.Unlock()
 	switch {

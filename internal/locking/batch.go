@@ -113,7 +113,7 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 		if o.Lease == 0 {
 			continue
 		}
-		if one := h.One(); one != nil && one.claim.sent.Equal(last) {
+		if one := h.One(); one != nil && one.Acquired().Equal(last) {
 			one.fix(last, o.Lease)
 		} else {
 			late = append(late, h)
@@ -161,10 +161,10 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 	}
 	for renewer, batches := range batches {
 		tasks = append(tasks, func() {
-			leases := make([][]*watchdog.Lease, len(batches))
+			leases := make([][]watchdog.Subject, len(batches))
 			for b, batch := range batches {
 				for _, i := range batch {
-					leases[b] = append(leases[b], &holds[i].claim.lease)
+					leases[b] = append(leases[b], holds[i].claim.Leased())
 				}
 			}
 			sent := time.Now()

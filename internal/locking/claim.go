@@ -22,35 +22,43 @@ import (
 //	                        └──Lost──▶ gone, and all of its holds are lost
 type claim struct {
 	Claim
-	lock  *Lock
-	owner lock.Owner // that the caller named, or zero
+	lock *Lock
 
-	// Of the attempts. Others may make them too: mu is held.
-	sent       time.Time // when the request that succeeded was sent
-	token      int64
-	attempts   int32
-	receivers  int32 // how many subscribers have heard of its release
-	joining    int32 // callers that are about to get a hold
-	waited     bool
-	mayHaveRun bool            // an attempt has an unknown outcome, and the id was kept
-	undone     <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
-	queued     bool            // it has a queue position on the server
-	ready      bool            // only waiters of this process are before it in the server's queue
-	position   *watchdog.Lease // of the queue position, which heartbeats keep, or nil
-	joined     *claim          // the claim of the same owner that the caller gets a hold of instead
+	// mu guards the rest. Others than its caller may make its attempts.
+	mu        sync.Mutex
+	state     claimState
+	queued    bool    // it has a queue position on the server
+	ready     bool    // only waiters of this process are before it in the server's queue
+	pinned    bool    // it is not passed on: its lease on the server may be longer, or a request refers to it
+	receivers int32   // how many subscribers have heard of its release
+	sent      instant // when the request that succeeded was sent
+	token     int64
+	cohort    *Cohort // if it is passed on as it is, or nil
+	rare      *rare   // what few claims have, or nil
 
 	lease watchdog.Lease
-
-	mu        sync.Mutex // of all below, too
-	state     claimState
-	pinned    bool      // it is not passed on: its lease on the server may be longer, or a request refers to it
-	holds     []*hold   // that are held, the latest last
-	keepUntil time.Time // until when its release leaves the lock held
-	one       [1]*hold
-	cohort    *Cohort // if it is passed on as it is, or nil
-
 	first hold // what most claims have only
 }
+
+// rare is what few claims have.
+type rare struct {
+	owner     lock.Owner      // that the caller named; it does not change
+	holds     []*hold         // of such an owner, that are held, the latest last
+	joining   int             // callers that are about to get a hold
+	joined    *claim          // the claim of the same owner that the caller gets a hold of instead
+	undone    <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
+	position  *position       // the queue position, if heartbeats keep it, or nil
+	keepUntil time.Time       // until when its release leaves the lock held
+}
+
+// instant is a time since started. A time.Time is three times as large.
+type instant time.Duration
+
+var started = time.Now()
+
+func instantOf(t time.Time) instant { return instant(t.Sub(started)) }
+
+func (i instant) time() time.Time { return started.Add(time.Duration(i)) }
 
 type claimState uint8
 
@@ -65,19 +73,70 @@ const (
 // caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
 	c := &claim{lock: l}
+	if owner, named := lock.OwnerFrom(ctx); named {
+		c.rare = &rare{owner: owner}
+	}
 	c.Key, c.Lease = l.key, o.Lease
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
 	}
-	c.owner, _ = lock.OwnerFrom(ctx)
-	c.holds = c.one[:0]
-	c.first = hold{claim: c, ttl: c.Lease, maxHold: o.MaxHold, fixed: o.Lease > 0 && !member, member: member}
+	h := &c.first
+	h.claim, h.ttl, h.Fixed, h.Member = c, c.Lease, o.Lease > 0 && !member, member
+	if h.Fixed || o.MaxHold > 0 {
+		h.own = &alone{hold: h, maxHold: o.MaxHold}
+	}
 	return c
 }
 
+// more returns what few claims have, to be changed. c.mu is held.
+func (c *claim) more() *rare {
+	if c.rare == nil {
+		c.rare = &rare{}
+	}
+	return c.rare
+}
+
+// known returns what few claims have, to be read. c.mu is held.
+func (c *claim) known() rare {
+	if c.rare == nil {
+		return rare{}
+	}
+	return *c.rare
+}
+
+// owner returns the owner that the caller named, or zero.
+func (c *claim) owner() lock.Owner {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.known().owner
+}
+
+// holds returns the holds that are held, the latest last. Without a named owner that is the first
+// at most. c.mu is held.
+func (c *claim) holds() []*hold {
+	switch has := c.known(); {
+	case !has.owner.IsZero():
+		return has.holds
+	case c.state == standing:
+		return []*hold{&c.first}
+	}
+	return nil
+}
+
+// add adds a hold. c.mu is held.
+func (c *claim) add(h *hold) {
+	if !c.known().owner.IsZero() {
+		c.rare.holds = append(c.rare.holds, h)
+	}
+}
+
+// Leased implements watchdog.Holder.
+func (c *claim) Leased() watchdog.Subject { return watchdog.Subject{Key: c.Key, Owner: c.ID.String()} }
+
 // Join implements acquire.Acquirer.
 func (c *claim) Join(h *claim) (acquire.Relation, error) {
-	if c.owner != h.owner {
+	owner := c.owner()
+	if h.owner() != owner {
 		return acquire.Unrelated, nil
 	}
 	h.mu.Lock()
@@ -86,13 +145,15 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 	case h.state != standing:
 		return acquire.Unrelated, nil
 	case c.lock.sameKind(h.lock) && c.lock.p.Traits().NonReentrant:
-		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.name, c.owner)
+		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.name, owner)
 	case c.lock.sameKind(h.lock):
-		h.joining++
-		c.joined = h
+		h.rare.joining++
+		c.mu.Lock()
+		c.rare.joined = h
+		c.mu.Unlock()
 		return acquire.Joined, nil
 	case h.lock.p.Traits().Shared:
-		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, c.owner)
+		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, owner)
 	default: // a writer that reads too
 		// The attempt refers to the write claim, so that must not get another holder.
 		h.pinned = true
@@ -108,23 +169,23 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 	h := &c.first
 	h.Begin(c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token))
-	c.lease.Key, c.lease.Owner = c.Key, c.ID.String()
-	terms := watchdog.Terms{Sent: c.sent, TTL: c.Lease}
-	if !h.fixed {
+	sent := c.sent.time()
+	terms := watchdog.Terms{Sent: sent, TTL: c.Lease}
+	if !h.Fixed {
 		terms.Renewer = c.lock.p.Renewer()
 	}
 	// In one step: a standing claim is a watched one.
 	c.mu.Lock()
-	c.pinned = c.pinned || h.member
+	c.pinned = c.pinned || h.Member
 	watched := c.lock.s.Watchdog.Watch(&c.lease, c, terms)
 	lost := c.state == gone
 	c.state = standing
-	c.holds = append(c.holds, h)
-	if h.fixed || h.maxHold > 0 {
-		h.endsAlone(c.sent)
+	c.add(h)
+	if h.own != nil {
+		h.endsAlone(sent)
 	}
 	c.mu.Unlock()
-	if !c.owner.IsZero() {
+	if !c.owner().IsZero() {
 		c.lock.q.Admit(c.lock.queueKey(), c)
 	}
 	switch {
@@ -133,7 +194,7 @@ func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 		return nil, errGone
 	case !watched:
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
-	case time.Since(c.sent) >= c.Lease:
+	case time.Since(sent) >= c.Lease:
 		// This process slept through the lease.
 		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
 	}
@@ -151,7 +212,7 @@ func (h *hold) checked(ctx context.Context) (*hold, error) {
 	switch {
 	case h.claim.lock.s.Err() != nil: // Close waits for this
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
-	case ctx.Err() != nil && !h.member:
+	case ctx.Err() != nil && !h.Member:
 		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
 	}
 	return h, nil
@@ -170,20 +231,20 @@ func (c *claim) reenter(ctx, parent context.Context, from *claim) (*hold, error)
 	parent, span := c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
 	c.mu.Lock()
-	c.joining--
+	c.rare.joining--
 	if c.state != standing {
 		c.mu.Unlock()
 		span.End(nil)
 		return nil, errGone
 	}
-	short := (h.fixed || c.renewalTTL() == 0) && h.ttl > c.lease.Remaining()
+	short := (h.Fixed || c.renewalTTL() == 0) && h.ttl > c.lease.Remaining()
 	h.Begin(parent, span)
-	c.holds = append(c.holds, h)
-	if h.fixed || h.maxHold > 0 {
+	c.add(h)
+	if h.own != nil {
 		h.endsAlone(time.Now())
 	}
 	c.align()
-	c.pinned = c.pinned || h.fixed
+	c.pinned = c.pinned || h.Fixed
 	c.mu.Unlock()
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {
@@ -215,8 +276,8 @@ func (c *claim) lengthen(ctx context.Context, ttl time.Duration) error {
 // renewalTTL returns the lease to which the holds need the claim to be renewed, or 0. c.mu is
 // held.
 func (c *claim) renewalTTL() (ttl time.Duration) {
-	for _, h := range c.holds {
-		if !h.fixed {
+	for _, h := range c.holds() {
+		if !h.Fixed {
 			ttl = max(ttl, h.ttl)
 		}
 	}
@@ -235,22 +296,26 @@ func (c *claim) align() {
 // drop takes a hold that has ended off the claim, and reports whether it was the last.
 // c.mu is held.
 func (c *claim) drop(h *hold) (last bool) {
-	if i := slices.Index(c.holds, h); i >= 0 {
-		c.holds = slices.Delete(c.holds, i, i+1)
-	}
 	if h.own != nil {
 		h.own.Forget()
 	}
-	if len(c.holds) > 0 {
+	has := c.rare
+	if has == nil || has.owner.IsZero() {
+		return true
+	}
+	if i := slices.Index(has.holds, h); i >= 0 {
+		has.holds = slices.Delete(has.holds, i, i+1)
+	}
+	if len(has.holds) > 0 {
 		c.align()
 	}
-	return len(c.holds) == 0 && c.joining == 0
+	return len(has.holds) == 0 && has.joining == 0
 }
 
 // Lost implements watchdog.Holder.
 func (c *claim) Lost(reason lock.Reason, cause error) {
 	c.mu.Lock()
-	before := c.state
+	before, holds := c.state, c.holds()
 	if before == requested || before == standing {
 		c.state = gone
 	}
@@ -259,8 +324,9 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 		return
 	}
 	c.lease.Forget()
-	holds := c.holds
-	c.holds = nil
+	if c.rare != nil {
+		c.rare.holds = nil
+	}
 	for _, h := range holds {
 		h.Lose(h.lostError(reason, cause))
 		if h.own != nil {
@@ -278,7 +344,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 // RenewalFailed implements watchdog.Holder.
 func (c *claim) RenewalFailed(err error, left time.Duration) {
 	c.mu.Lock()
-	holds := slices.Clone(c.holds)
+	holds := slices.Clone(c.holds())
 	c.mu.Unlock()
 	for _, h := range holds {
 		h.RenewalFailed(err, left)
@@ -294,12 +360,12 @@ func (c *claim) standsAs(id lock.Owner) bool {
 
 // heldBy returns the holds of an owner that the callers named, the latest last.
 func (c *claim) heldBy(owner lock.Owner) []*hold {
-	if c.owner != owner {
-		return nil
-	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return slices.Clone(c.holds)
+	if c.known().owner != owner {
+		return nil
+	}
+	return slices.Clone(c.holds())
 }
 
 // freshID gives the claim an id that no request has used.
@@ -314,12 +380,21 @@ func (c *claim) needsID() {
 	}
 }
 
-// queued is the watchdog.Holder of the claim's queue position.
-type queued claim
+// position is a queue position that heartbeats keep.
+type position struct {
+	watchdog.Lease
+	claim *claim
+	id    lock.Owner // with which it was taken
+}
+
+// Leased implements watchdog.Holder.
+func (p *position) Leased() watchdog.Subject {
+	return watchdog.Subject{Key: p.claim.Key, Owner: p.id.String()}
+}
 
 // Lost implements watchdog.Holder: the position is gone, or it is the first.
-func (q *queued) Lost(lock.Reason, error) {
-	c := (*claim)(q)
+func (p *position) Lost(lock.Reason, error) {
+	c := p.claim
 	c.mu.Lock()
 	c.ready = false
 	c.mu.Unlock()
@@ -328,7 +403,7 @@ func (q *queued) Lost(lock.Reason, error) {
 
 // RenewalFailed implements watchdog.Holder. If it goes on the position is lost, and the
 // attempts that follow say why.
-func (*queued) RenewalFailed(error, time.Duration) {}
+func (*position) RenewalFailed(error, time.Duration) {}
 
 // keepPosition notes that the claim has a queue position, as of a request sent then. c.mu
 // is held.
@@ -340,16 +415,17 @@ func (c *claim) keepPosition(sent time.Time) {
 	if heartbeats == nil {
 		return
 	}
-	c.position = &watchdog.Lease{Key: c.Key, Owner: c.ID.String()}
-	c.lock.s.Watchdog.Watch(c.position, (*queued)(c), watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
+	kept := &position{claim: c, id: c.ID}
+	c.more().position = kept
+	c.lock.s.Watchdog.Watch(&kept.Lease, kept, watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
 }
 
 // forgetPosition is called when the claim has no queue position any more, or soon will
 // not. c.mu is held.
 func (c *claim) forgetPosition() {
-	if c.position != nil {
-		c.position.Forget()
-		c.position = nil
+	if p := c.known().position; p != nil {
+		p.Forget()
+		c.rare.position = nil
 	}
 	c.queued = false
 }

@@ -16,20 +16,24 @@ import (
 // held, which guards the other fields.
 type hold struct {
 	holds.State
-	claim   *claim
-	ttl     time.Duration // the lease that it asked for
-	maxHold time.Duration
-	own     *watchdog.Lease // of a hold that may end before its claim, or nil
-	fixed   bool            // not renewed
-	member  bool            // of several that are taken as one
+	claim *claim
+	ttl   time.Duration // the lease that it asked for
+	own   *alone        // of a hold that may end before its claim, or nil
 }
 
-// alone is the watchdog.Holder of a hold that may end before its claim.
-type alone hold
+// alone is the lease of a hold that may end before its claim.
+type alone struct {
+	watchdog.Lease
+	hold    *hold
+	maxHold time.Duration
+}
+
+// Leased implements watchdog.Holder. The lease is not renewed.
+func (*alone) Leased() watchdog.Subject { return watchdog.Subject{} }
 
 // Lost implements watchdog.Holder.
 func (a *alone) Lost(reason lock.Reason, cause error) {
-	h := (*hold)(a)
+	h := a.hold
 	c := h.claim
 	c.mu.Lock()
 	if !h.Lose(h.lostError(reason, cause)) {
@@ -57,11 +61,10 @@ func (*alone) RenewalFailed(error, time.Duration) {}
 // then has given it, or after MaxHold from now. The mutex of the claim is held.
 func (h *hold) endsAlone(sent time.Time) {
 	terms := watchdog.Terms{Sent: sent, TTL: h.ttl}
-	if !h.fixed {
-		terms = watchdog.Terms{Sent: time.Now(), TTL: h.maxHold, MaxHold: h.maxHold}
+	if d := h.own.maxHold; !h.Fixed {
+		terms = watchdog.Terms{Sent: time.Now(), TTL: d, MaxHold: d}
 	}
-	h.own = &watchdog.Lease{}
-	h.claim.lock.s.Watchdog.Watch(h.own, (*alone)(h), terms)
+	h.claim.lock.s.Watchdog.Watch(&h.own.Lease, h.own, terms)
 }
 
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
@@ -75,7 +78,7 @@ func (h *hold) leases(f func(l *watchdog.Lease)) {
 	h.claim.mu.Unlock()
 	f(&h.claim.lease)
 	if own != nil {
-		f(own)
+		f(&own.Lease)
 	}
 }
 
@@ -107,7 +110,7 @@ func (h *hold) Break(reason lock.Reason) bool {
 // Blocks implements holds.Outer.
 func (h *hold) Blocks(on holds.On, owner lock.Owner) bool {
 	c := h.claim
-	return on == c.lock.On() && (owner.IsZero() || owner != c.owner) && h.Held()
+	return on == c.lock.On() && (owner.IsZero() || owner != c.owner()) && h.Held()
 }
 
 // Remaining implements lock.Hold.
@@ -164,7 +167,7 @@ func (h *hold) fix(sent time.Time, ttl time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h.Held() {
-		h.fixed, h.ttl = true, ttl
+		h.Fixed, h.ttl, h.own = true, ttl, &alone{hold: h}
 		h.endsAlone(sent)
 		c.align()
 	}
@@ -175,7 +178,7 @@ func (h *hold) EndAt(at time.Time) {
 	h.claim.mu.Lock()
 	defer h.claim.mu.Unlock()
 	if h.Held() {
-		h.maxHold = time.Until(at)
+		h.own = &alone{hold: h, maxHold: time.Until(at)}
 		h.endsAlone(time.Time{})
 	}
 }
@@ -213,7 +216,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	h.check()
 	c, last := h.claim, false
 	c.mu.Lock()
-	if alone && h.Held() && (len(c.holds) > 1 || c.joining > 0) {
+	if alone && h.Held() && (len(c.holds()) > 1 || c.known().joining > 0) {
 		c.mu.Unlock()
 		return ending{}, fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
 	}
@@ -225,7 +228,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 			c.state = released
 			c.lease.Forget()
 		}
-	case errors.Is(err, lock.ErrLost) && c.state == gone && !time.Now().Before(c.keepUntil):
+	case errors.Is(err, lock.ErrLost) && c.state == gone && !time.Now().Before(c.known().keepUntil):
 		// Should the server still keep it.
 		c.lock.s.Go(c.freeLost)
 	}
@@ -240,7 +243,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 // Dropped implements holds.Hold.
 func (h *hold) Dropped() {
 	h.claim.mu.Lock()
-	fixed := h.fixed
+	fixed := h.Fixed
 	h.claim.mu.Unlock()
 	if fixed {
 		h.Disown() // work may depend on it until its lease ends

@@ -136,10 +136,10 @@ func (l *Lock) acquire(ctx context.Context, o lock.Options, once, member bool) (
 		}
 	}()
 	c.mu.Lock()
-	attempts, waited := int(c.attempts), c.waited
+	attempts, waited, joined := int(c.attempts), c.waited, c.known().joined != nil
 	c.mu.Unlock()
 	err = l.failed(ctx, "acquire", began, err)
-	span.End(ctx, attempts, waited || attempts == 0 && c.joined == nil, err)
+	span.End(ctx, attempts, waited || attempts == 0 && !joined, err)
 	ended = true
 	return h, err
 }
@@ -165,25 +165,28 @@ func (c *claim) acquire(ctx, spanCtx context.Context, o lock.Options, span telem
 		Channel:  c.lock.p.Channel(&c.Claim),
 		Deadline: deadline,
 		Once:     once,
-		Owned:    !c.owner.IsZero(),
+		Owned:    !c.owner().IsZero(),
 
 		MaxWaiters: o.MaxWaiters,
 		Site:       &c.first.Site,
 		Above:      aboveLock,
 	}
-	if c.first.member {
+	if c.first.Member {
 		req.Above = aboveMember
 	}
 	if c.lock.s.Telemetry != nil { // a method value is an allocation
 		req.OnWake = span.Woken
 	}
 	err := c.lock.q.Acquire(spanCtx, req)
+	c.mu.Lock()
+	joined := c.known().joined
+	c.mu.Unlock()
 	switch {
 	case err != nil:
 		return nil, c.leave(ctx, err)
-	case c.joined != nil:
+	case joined != nil:
 		c.retire() // it may have a queue position
-		return c.joined.reenter(ctx, o.HoldParent(ctx), c)
+		return joined.reenter(ctx, o.HoldParent(ctx), c)
 	default:
 		return c.stand(ctx, o.HoldParent(ctx))
 	}

@@ -66,7 +66,7 @@ func (s *slow) Lost(reason lock.Reason, cause error) {
 func TestUnlockTellsOfLossUnderWay(t *testing.T) {
 	for name, leaseOf := range map[string]func(h *hold) (*watchdog.Lease, watchdog.Holder){
 		"of the claim": func(h *hold) (*watchdog.Lease, watchdog.Holder) { return &h.claim.lease, h.claim },
-		"of the hold":  func(h *hold) (*watchdog.Lease, watchdog.Holder) { return h.own, (*alone)(h) },
+		"of the hold":  func(h *hold) (*watchdog.Lease, watchdog.Holder) { return &h.own.Lease, h.own },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

@@ -117,7 +117,7 @@ func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, 
 func (h *hold) One() *Hold { return h }
 
 // Acquired implements GroupHold.
-func (h *hold) Acquired() time.Time { return h.claim.sent }
+func (h *hold) Acquired() time.Time { return h.claim.sent.time() }
 
 // StopRenewing implements GroupHold.
 func (h *hold) StopRenewing() {
@@ -125,7 +125,7 @@ func (h *hold) StopRenewing() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if h.Held() {
-		h.fixed = true
+		h.Fixed = true
 		c.align()
 	}
 }

@@ -31,6 +31,11 @@ type Claim struct {
 	// LeftOpen is set for a release after which waiters that hear of it stay away for a
 	// while, for the sake of those that do not.
 	LeftOpen bool
+
+	waited     bool // an attempt did not succeed
+	mayHaveRun bool // an attempt has an unknown outcome, and the id was kept
+	attempts   int32
+
 	// Extra is what few claims have, or nil.
 	Extra *Extra
 }
@@ -235,7 +240,7 @@ func Renewer(s *session.Session) watchdog.Renewer {
 
 // Renew implements watchdog.Renewer. If the slot of a batch is being moved and has keys on
 // either side, its leases are renewed again, each by itself.
-func (r ScriptRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, shared bool) []watchdog.Renewed {
+func (r ScriptRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
 	results := r.renew(ctx, batches, ttl, !shared)
 	for b, batch := range batches {
 		if len(batch) == 1 || !wire.IsMoving(results[b].Err) {
@@ -252,7 +257,7 @@ func (r ScriptRenewer) Renew(ctx context.Context, batches [][]*watchdog.Lease, t
 
 // renew sends one script for each batch. With dedicated set it uses connections that other
 // commands cannot delay; otherwise the connection of all other commands.
-func (r ScriptRenewer) renew(ctx context.Context, batches [][]*watchdog.Lease, ttl time.Duration, dedicated bool,
+func (r ScriptRenewer) renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, dedicated bool,
 ) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {

@@ -81,7 +81,7 @@ func (c *claim) end(ctx context.Context, by time.Time, elsewhere bool) error {
 func (c *claim) canPassTo(h *hold, next *claim) bool {
 	to := &next.first
 	if !c.lock.p.Traits().Cohorts || !c.lock.sameKind(next.lock) ||
-		h.member || to.member || h.fixed != to.fixed || c.Lease != next.Lease {
+		h.Member || to.Member || h.Fixed != to.Fixed || c.Lease != next.Lease {
 		return false
 	}
 	c.mu.Lock()
@@ -90,7 +90,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 		return false
 	}
 	if c.cohort == nil {
-		c.cohort = NewCohort(c.sent)
+		c.cohort = NewCohort(c.sent.time())
 	}
 	return true
 }
@@ -99,7 +99,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 // with what token.
 func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 	switch _, trusted := c.cohort.Trusted(); {
-	case !confirmed && (!trusted || next.first.fixed): // a fixed lease counts from an answer
+	case !confirmed && (!trusted || next.first.Fixed): // a fixed lease counts from an answer
 		return 0, false
 	case c.lock.p.Traits().Ordered:
 		next.mu.Lock()

@@ -25,8 +25,8 @@ func (h *hold) KeepUntil(until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pinned = true
-	if until.After(c.keepUntil) {
-		c.keepUntil = until
+	if has := c.more(); until.After(has.keepUntil) {
+		has.keepUntil = until
 	}
 }
 
@@ -34,7 +34,8 @@ func (h *hold) KeepUntil(until time.Time) {
 func (c *claim) kept() (until time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.keepUntil, time.Until(c.keepUntil) >= time.Millisecond
+	until = c.known().keepUntil
+	return until, time.Until(until) >= time.Millisecond
 }
 
 func (h *hold) kept() bool {
@@ -156,7 +157,7 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 	detached := c.Claim
 	detached.ID = from
 	err = l.s.Retry(ctx, time.Now().Add(Patience), func(ctx context.Context) (err error) {
-		c.sent = time.Now()
+		c.sent = instantOf(time.Now())
 		found, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err

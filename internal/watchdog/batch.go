@@ -29,10 +29,10 @@ const (
 
 // Renewer extends leases of one kind on the server. It is comparable.
 type Renewer interface {
-	// Renew extends every lease of every batch to ttl from now. The keys of a batch
+	// Renew extends the lease of every subject of every batch to ttl from now. The keys of a batch
 	// share a slot. Requests use a dedicated connection, which other commands cannot delay.
 	// With shared set, as for every other retry, they use the connection of all commands.
-	Renew(ctx context.Context, batches [][]*Lease, ttl time.Duration, shared bool) []Renewed
+	Renew(ctx context.Context, batches [][]Subject, ttl time.Duration, shared bool) []Renewed
 }
 
 // Renewed is the outcome for one batch.
@@ -133,20 +133,27 @@ func waveOf(leases []*Lease, size int) int {
 
 // renew renews a wave in batches that share a slot.
 func (wd *Watchdog) renew(how renewal, wave []*Lease) {
-	slots := make(map[int][]*Lease)
+	type slotLeases struct {
+		leases   []*Lease
+		subjects []Subject
+	}
+	slots := make(map[int]slotLeases)
 	for _, l := range wave {
 		if !l.isRenewing() { // it was forgotten meanwhile
 			continue
 		}
-		slot := 0
+		slot, subject := 0, l.holder.Leased()
 		if wd.cfg.Slot != nil {
-			slot = wd.cfg.Slot(l.Key)
+			slot = wd.cfg.Slot(subject.Key)
 		}
-		slots[slot] = append(slots[slot], l)
+		of := slots[slot]
+		slots[slot] = slotLeases{append(of.leases, l), append(of.subjects, subject)}
 	}
 	var batches [][]*Lease
-	for _, leases := range slots {
-		batches = slices.AppendSeq(batches, slices.Chunk(leases, batchSize))
+	var subjects [][]Subject
+	for _, of := range slots {
+		batches = slices.AppendSeq(batches, slices.Chunk(of.leases, batchSize))
+		subjects = slices.AppendSeq(subjects, slices.Chunk(of.subjects, batchSize))
 	}
 	if len(batches) == 0 {
 		return
@@ -154,7 +161,7 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 	ctx, cancel := context.WithTimeout(wd.ctx, min(maxRenewTimeout, how.ttl/6))
 	defer cancel()
 	sent := time.Now()
-	results := how.renewer.Renew(ctx, batches, how.ttl, how.shared)
+	results := how.renewer.Renew(ctx, subjects, how.ttl, how.shared)
 	now := time.Now()
 	for b, batch := range batches {
 		r := results[b]
@@ -175,8 +182,8 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err 
 	left := time.Duration(l.deadline - wd.wheel.instant(now))
 	renewed := l.state == renewing // otherwise it was forgotten or has ended meanwhile
 	if renewed && err != nil {
-		l.failures++
-		l.lastErr = err
+		has := l.more()
+		has.failures, has.lastErr = has.failures+1, err
 	}
 	switch {
 	case l.loseIfOver(now): // others may have seen that it had ended, or have taken the lock
@@ -190,9 +197,11 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err 
 	}
 	l.state = watched
 	if err != nil {
-		l.renewAt = wd.wheel.instant(now.Add(retryDelay(l.failures, left)))
+		l.renewAt = wd.wheel.instant(now.Add(retryDelay(l.known().failures, left)))
 	} else {
-		l.failures, l.lastErr = 0, nil
+		if l.rare != nil {
+			l.rare.failures, l.rare.lastErr = 0, nil
+		}
 		if l.renewer != nil { // otherwise it was fixed meanwhile
 			l.deadline = max(l.deadline, wd.wheel.instant(sent.Add(ttl)))
 			l.renewAt = wd.renewalTime(sent, min(ttl, l.ttl)) // it may have been changed meanwhile

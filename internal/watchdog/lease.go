@@ -17,6 +17,16 @@ type Holder interface {
 	// RenewalFailed is called after a failed renewal, which is retried, with the
 	// remaining time of the lease. The call may come just after Forget.
 	RenewalFailed(err error, left time.Duration)
+	// Leased returns what the lease is for. It does not change while the lease is watched.
+	Leased() Subject
+}
+
+// Subject is what a lease is for: an owner holds a key.
+type Subject struct {
+	Key   string
+	Owner string
+	// Holder is the holder if its renewer needs that.
+	Holder Holder
 }
 
 // Lease is the period for which an owner holds a key, to be embedded in a Holder. Its
@@ -31,26 +41,44 @@ type Holder interface {
 // Forget also ends a lost lease. A lost or ended lease is never renewed. While it is lost
 // the watchdog may not have come to tell the holder yet, so Check does.
 type Lease struct {
-	Key   string
-	Owner string
 	// Weight is the cost of a renewal, in renewals of an ordinary lease; 0 means 1.
 	Weight int32
 
-	timer Timer
-
-	mu       sync.Mutex
-	watchdog *Watchdog
-	holder   Holder
-	renewer  Renewer // nil: not renewed, or not any more
 	state    leaseState
 	loss     uint8 // of a lost lease: its reason, by the index in reasons
 	quiet    bool
-	failures int32         // consecutive failed renewals
-	lastErr  error         // of the last of them; of a lost lease, the cause
+	timer    Timer
+	mu       sync.Mutex
+	watchdog *Watchdog
+	holder   Holder
+	renewer  *Renewer      // shared by all leases; nil: not renewed, or not any more
 	ttl      time.Duration // length after a renewal
 	deadline instant       // end of certain ownership
 	renewAt  instant
+	rare     *rare // what few leases have, or nil
+}
+
+// rare is what few leases have.
+type rare struct {
+	failures int32   // consecutive failed renewals
+	lastErr  error   // of the last of them; of a lost lease, the cause
 	end      instant // from MaxHold; zero: none
+}
+
+// more returns what few leases have, to be changed. l.mu is held.
+func (l *Lease) more() *rare {
+	if l.rare == nil {
+		l.rare = &rare{}
+	}
+	return l.rare
+}
+
+// known returns what few leases have, to be read. l.mu is held.
+func (l *Lease) known() rare {
+	if l.rare == nil {
+		return rare{}
+	}
+	return *l.rare
 }
 
 type leaseState uint8
@@ -92,13 +120,6 @@ func (l *Lease) Forget() {
 	}
 }
 
-// Holder returns the holder that was passed to Watch.
-func (l *Lease) Holder() Holder {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.holder
-}
-
 // Remaining returns the time for which ownership is certain, 0 if it is not.
 func (l *Lease) Remaining() time.Duration {
 	l.mu.Lock()
@@ -106,11 +127,15 @@ func (l *Lease) Remaining() time.Duration {
 	if !l.live() {
 		return 0
 	}
-	until := l.deadline
-	if l.end != 0 {
-		until = min(until, l.end)
+	return max(0, time.Duration(l.over()-l.watchdog.wheel.instant(time.Now())))
+}
+
+// over returns when the lease ends unless it is extended. l.mu is held.
+func (l *Lease) over() instant {
+	if end := l.known().end; end != 0 {
+		return min(l.deadline, end)
 	}
-	return max(0, time.Duration(until-l.watchdog.wheel.instant(time.Now())))
+	return l.deadline
 }
 
 // Check ends the lease if it has run out and the wheel has not noticed yet. If the lease is
@@ -118,7 +143,7 @@ func (l *Lease) Remaining() time.Duration {
 func (l *Lease) Check() {
 	l.mu.Lock()
 	if l.state == lost {
-		h, reason, cause := l.holder, reasons[l.loss], l.lastErr
+		h, reason, cause := l.holder, reasons[l.loss], l.known().lastErr
 		l.mu.Unlock()
 		h.Lost(reason, cause)
 	} else if !l.loseIfOver(time.Now()) {
@@ -143,7 +168,7 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
 	l.change(func() {
 		if l.renewer == nil || l.ttl != ttl {
-			l.renewer, l.ttl = renewer, ttl
+			l.renewer, l.ttl = l.watchdog.shared(renewer), ttl
 			l.renewAt = min(l.deadline-instant(ttl*2/3), l.watchdog.wheel.instant(time.Now().Add(ttl/3)))
 		}
 	})
@@ -154,7 +179,7 @@ func (l *Lease) StopRenewing() { l.change(func() { l.renewer = nil }) }
 
 // EndAt ends the lease at the given time regardless of renewals: a MaxHold that was
 // unknown at Watch.
-func (l *Lease) EndAt(at time.Time) { l.change(func() { l.end = l.watchdog.wheel.instant(at) }) }
+func (l *Lease) EndAt(at time.Time) { l.change(func() { l.more().end = l.watchdog.wheel.instant(at) }) }
 
 // Renewed reports whether the watchdog renews the lease.
 func (l *Lease) Renewed() bool {
@@ -175,7 +200,8 @@ func (l *Lease) Expire(now time.Time) {
 	}
 	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
 		l.state = renewing
-		how := renewal{l.renewer, l.ttl, l.quiet, min(l.failures, 1), l.failures%2 == 1}
+		failures := l.known().failures
+		how := renewal{*l.renewer, l.ttl, l.quiet, min(failures, 1), failures%2 == 1}
 		l.watchdog.due[how] = append(l.watchdog.due[how], l)
 	}
 	l.schedule()
@@ -186,12 +212,9 @@ func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil }
 
 // schedule sets the timer to the lease's next event. l.mu is held.
 func (l *Lease) schedule() {
-	at := l.deadline
+	at := l.over()
 	if l.renews() {
 		at = min(at, l.renewAt)
-	}
-	if l.end != 0 {
-		at = min(at, l.end)
 	}
 	l.watchdog.wheel.scheduleAt(&l.timer, at, l)
 }
@@ -202,11 +225,11 @@ func (l *Lease) loseIfOver(now time.Time) bool {
 	if !l.live() {
 		return false
 	}
-	switch at := l.watchdog.wheel.instant(now); {
-	case l.end != 0 && at >= l.end:
+	switch at, has := l.watchdog.wheel.instant(now), l.known(); {
+	case has.end != 0 && at >= has.end:
 		l.lose(lock.ReasonMaxHold, nil)
 	case at >= l.deadline:
-		l.lose(lock.ReasonExpired, l.lastErr)
+		l.lose(lock.ReasonExpired, has.lastErr)
 	default:
 		return false
 	}
@@ -215,7 +238,10 @@ func (l *Lease) loseIfOver(now time.Time) bool {
 
 // lose ends the lease and notifies the holder. l.mu is held, and released.
 func (l *Lease) lose(reason lock.Reason, cause error) {
-	l.state, l.loss, l.lastErr = lost, uint8(slices.Index(reasons, reason)), cause
+	l.state, l.loss = lost, uint8(slices.Index(reasons, reason))
+	if l.rare != nil || cause != nil {
+		l.more().lastErr = cause
+	}
 	l.watchdog.wheel.Cancel(&l.timer)
 	h := l.holder
 	l.mu.Unlock()

@@ -32,7 +32,7 @@ type server struct {
 	hung    func(key string) bool // reports whether the key's node hangs
 }
 
-func (s *server) Renew(ctx context.Context, batches [][]*Lease, _ time.Duration, shared bool) []Renewed {
+func (s *server) Renew(ctx context.Context, batches [][]Subject, _ time.Duration, shared bool) []Renewed {
 	s.mu.Lock()
 	results := make([]Renewed, len(batches))
 	leases := 0
@@ -86,6 +86,7 @@ func (s *server) renewals() int {
 // holder records its loss.
 type holder struct {
 	Lease
+	Subject
 	mu       sync.Mutex
 	l        loss
 	failures []failure
@@ -102,6 +103,8 @@ type loss struct {
 	cause  error
 	when   time.Time
 }
+
+func (h *holder) Leased() Subject { return h.Subject }
 
 func (h *holder) Lost(reason lock.Reason, cause error) {
 	h.mu.Lock()
@@ -123,7 +126,7 @@ func (h *holder) loss() loss {
 
 func watch(t *testing.T, wd *Watchdog, key string, terms Terms) *holder {
 	t.Helper()
-	h := &holder{Lease: Lease{Key: key, Owner: "owner of " + key}}
+	h := &holder{Subject: Subject{Key: key, Owner: "owner of " + key}}
 	if terms.Sent.IsZero() {
 		terms.Sent = time.Now()
 	}

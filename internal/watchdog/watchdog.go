@@ -2,7 +2,9 @@ package watchdog
 
 import (
 	"context"
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch/lock"
@@ -31,6 +33,8 @@ type Watchdog struct {
 	pools  [2]pool // for first attempts and for retries
 	closed bool
 	done   sync.WaitGroup
+
+	renewers atomic.Pointer[[]*Renewer] // see shared
 }
 
 // New returns a watchdog that runs until Close.
@@ -66,15 +70,41 @@ func (wd *Watchdog) Watch(l *Lease, h Holder, terms Terms) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watchdog, l.holder, l.renewer, l.state = wd, h, terms.Renewer, watched
+	l.watchdog, l.holder, l.renewer, l.state = wd, h, wd.shared(terms.Renewer), watched
 	l.ttl, l.quiet = terms.TTL, terms.Quiet
 	l.deadline = wd.wheel.instant(terms.Sent.Add(terms.TTL))
 	l.renewAt = wd.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
-		l.end = wd.wheel.instant(terms.Sent.Add(terms.MaxHold))
+		l.more().end = wd.wheel.instant(terms.Sent.Add(terms.MaxHold))
 	}
 	l.schedule()
 	return true
+}
+
+// shared returns a pointer to a renewer, the same for all leases, which thus have a smaller
+// reference. It returns nil for nil. A client has few renewers.
+func (wd *Watchdog) shared(r Renewer) *Renewer {
+	if r == nil {
+		return nil
+	}
+	for {
+		known := wd.renewers.Load()
+		var all []*Renewer
+		if known != nil {
+			all = *known
+		}
+		for _, other := range all {
+			if *other == r {
+				return other
+			}
+		}
+		added := new(Renewer)
+		*added = r
+		more := append(slices.Clip(all), added)
+		if wd.renewers.CompareAndSwap(known, &more) {
+			return added
+		}
+	}
 }
 
 // renewalTime is a third into the lease, rounded down to one of 32 marks in that third,
