@@ -57,55 +57,74 @@ const (
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
 func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
+	req.Above++ // this
+	w, err := q.Begin(ctx, &req)
+	if w != nil {
+		return w.Wait(ctx)
+	}
+	return err
+}
+
+// Begin is Acquire but for the wait. If the caller has to wait, Begin returns a waiter, whose Wait the
+// caller must call next: its own frame then takes little of the stack while it is parked.
+func (q *Queues[A]) Begin(ctx context.Context, req *Request[A]) (*waiter[A], error) {
 	pause := req.pause(1)
 	e := q.enter(req.Key)
 	mu := &e.shard.mu
-	relation, err := e.join(&req)
+	relation, err := e.join(req)
 	if err != nil || relation == Joined {
 		e.leave()
 		mu.Unlock()
-		return err
+		return nil, err
 	}
-	inTurn := e.begin(&req)
+	inTurn := e.begin(req)
 	atOnce := req.Once || relation == Beside || req.Untracked && e.first == nil
 	if !inTurn && !atOnce {
-		if err := e.crowded(&req); err != nil {
+		defer mu.Unlock()
+		if err := e.crowded(req); err != nil {
 			e.leave()
-			mu.Unlock()
-			return err
+			return nil, err
 		}
-		w := newWaiter(e, &req)
+		w := newWaiter(e, req)
 		w.unregistered = req.Ordered
 		e.pushBack(w)
-		return w.wait(ctx)
+		return w, nil
 	}
+	return e.attempt(ctx, req, relation, inTurn, pause)
+}
 
+// attempt makes an attempt for a caller that does not wait yet. inTurn is set if begin preceded it.
+// The mutex is held, and released.
+func (e *entry[A]) attempt(ctx context.Context, req *Request[A], relation Relation, inTurn bool, pause time.Duration,
+) (*waiter[A], error) {
+	mu := &e.shard.mu
 	mu.Unlock()
 	v, err := req.try(ctx, pause)
 	mu.Lock()
 	// While a cluster moves the keys, the caller waits.
 	var crowded error
 	if !v.Acquired {
-		crowded = e.crowded(&req)
+		crowded = e.crowded(req)
 	}
 	if v.Acquired || err != nil && !moving(err) || req.Once || crowded != nil {
-		e.finish(&req, inTurn, v.Acquired)
+		e.finish(req, inTurn, v.Acquired)
 		mu.Unlock()
 		switch {
 		case v.Acquired:
-			return nil
+			return nil, nil
 		case err == nil:
-			return cmp.Or(crowded, lock.ErrNotAcquired)
+			return nil, cmp.Or(crowded, lock.ErrNotAcquired)
 		}
 		if u := (*Unavailable)(nil); errors.As(err, &u) {
 			err = u.Err
 		}
-		return errors.Join(q.over(ctx, &req), err)
+		return nil, errors.Join(e.queues.over(ctx, req), err)
 	}
-	w := newWaiter(e, &req)
+	defer mu.Unlock()
+	w := newWaiter(e, req)
 	w.tries, w.beside = 1, relation == Beside
 	w.queueAfter(inTurn, v, err)
-	return w.wait(ctx)
+	return w, nil
 }
 
 // queueAfter makes a caller wait whose first attempt had that outcome. inTurn is set if begin
@@ -131,27 +150,37 @@ func (w *waiter[A]) queueAfter(inTurn bool, v Verdict, err error) {
 // moving reports whether an attempt failed only because a cluster moves the keys.
 func moving(err error) bool { return errors.As(err, new(*Unavailable)) && wire.IsMoving(err) }
 
-// wait waits until w is granted or its wait is over. It releases the mutex.
-func (w *waiter[A]) wait(ctx context.Context) error {
-	if !w.req.Deadline.IsZero() {
-		wheel := w.entry.queues.cfg.Wheel
-		wheel.Schedule(&w.timer, w.req.Deadline, w)
-		defer wheel.Cancel(&w.timer)
-	}
-	over := false
-	defer func() {
-		if !over {
-			w.abort()
+// Wait waits until w is granted or its wait is over. Thousands of callers may be parked here, each with
+// a stack of its own, so step does the work and returns before the caller is parked.
+func (w *waiter[A]) Wait(ctx context.Context) error {
+	defer w.finish()
+	for !w.step(ctx) {
+		w.locate()
+		select {
+		case <-w.wake:
+		case <-ctx.Done():
+		case <-w.entry.queues.cfg.Closed:
 		}
-	}()
-	err := w.loop(ctx)
-	over = true
-	return err
+	}
+	return w.result
 }
 
-func (w *waiter[A]) loop(ctx context.Context) error {
+// finish ends the wait, also if user code has panicked.
+func (w *waiter[A]) finish() {
+	if !w.req.Deadline.IsZero() {
+		w.entry.queues.cfg.Wheel.Cancel(&w.timer)
+	}
+	if !w.over {
+		w.abort()
+	}
+}
+
+// step does what there is to do for w, until it has to wait or its wait is over, and reports
+// whether that is so.
+func (w *waiter[A]) step(ctx context.Context) (over bool) {
 	e := w.entry
-	q, mu := e.queues, &e.shard.mu
+	mu := &e.shard.mu
+	mu.Lock()
 	for {
 		switch w.state {
 		case granted:
@@ -159,20 +188,22 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 			if w.handed {
 				w.req.woken(telemetry.HandedOver)
 			}
-			return nil
+			w.over = true
+			return true
 		case ended:
 			mu.Unlock()
-			return w.err
+			w.over, w.result = true, w.err
+			return true
 		}
-		if err := q.over(ctx, &w.req); err != nil {
+		if err := e.queues.over(ctx, &w.req); err != nil {
 			w.linger()
 			if w.state == granted || w.state == ended {
 				continue
 			}
-			err = errors.Join(err, w.failure())
+			w.over, w.result = true, errors.Join(err, w.failure())
 			w.giveUp()
 			mu.Unlock()
-			return err
+			return true
 		}
 		if w.state == waiting {
 			if w.due() {
@@ -188,13 +219,7 @@ func (w *waiter[A]) loop(ctx context.Context) error {
 			}
 		}
 		mu.Unlock()
-		w.locate()
-		select {
-		case <-w.wake:
-		case <-ctx.Done():
-		case <-q.cfg.Closed:
-		}
-		mu.Lock()
+		return false
 	}
 }
 

@@ -36,6 +36,9 @@ type waiter[A Acquirer[A]] struct {
 	since        time.Time
 	failingSince time.Time // since when the server is Unavailable
 	err          error     // of the last attempt for it or a previous head, if that had no answer
+
+	over   bool  // Wait returns
+	result error // of Wait
 }
 
 type waiterState uint8
@@ -49,13 +52,17 @@ const (
 )
 
 func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
-	return &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
+	w := &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
+	if !req.Deadline.IsZero() {
+		e.queues.cfg.Wheel.Schedule(&w.timer, req.Deadline, w)
+	}
+	return w
 }
 
 // locate notes the call site, once. The mutex is not held, because that takes a while.
 func (w *waiter[A]) locate() {
 	if w.req.Site != nil && !w.sited.Load() {
-		*w.req.Site = callsite.Here(4+w.req.Above, callsite.Frames) // above locate, loop, wait and Acquire
+		*w.req.Site = callsite.Here(2+w.req.Above, callsite.Frames) // above locate and Wait
 		w.sited.Store(true)
 	}
 }

@@ -76,3 +76,31 @@ func TestHandleChecksArguments(t *testing.T) {
 	require.False(t, f.Held())
 	require.ErrorIs(t, hd.Unlock(t.Context()), lock.ErrNotHeld)
 }
+
+// The requests of a release go on when the context of Unlock ends, and have its values.
+func TestReleaseOutlivesItsContext(t *testing.T) {
+	type key struct{}
+	ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), key{}, "value"), time.Hour)
+	states := make([]hold.State, 200)
+	var next int
+	require.Zero(t, testing.AllocsPerRun(100, func() {
+		s := &states[next]
+		next++
+		s.Begin(ctx, nil)
+		if s.End("Unlock", name) != nil {
+			t.Fail()
+		}
+		_, _ = s.StartRelease(ctx)
+	}))
+	s := &states[next]
+	s.Begin(ctx, nil)
+	require.NoError(t, s.End("Unlock", name))
+	released, _ := s.StartRelease(ctx)
+	cancel()
+	require.NoError(t, released.Err())
+	require.Nil(t, released.Done())
+	_, limited := released.Deadline()
+	require.False(t, limited)
+	require.Equal(t, "value", released.Value(key{}))
+	require.ErrorIs(t, s.Context().Err(), context.Canceled)
+}

@@ -48,7 +48,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request[*claim], len(locks))
 	for i, l := range locks {
-		claims[i] = l.newClaim(ctx, o, true)
+		claims[i] = l.newClaim(ctx, &o, true)
 		reqs[i] = acquire.Request[*claim]{Key: l.queueKey(), Acquirer: claims[i], Once: all}
 	}
 	var err error

@@ -71,7 +71,7 @@ const (
 
 // newClaim returns a claim that is to be requested, without an id, and the hold that its
 // caller gets. A member of a group is renewed, whatever its lease.
-func (l *Lock) newClaim(ctx context.Context, o lock.Options, member bool) *claim {
+func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *claim {
 	c := &claim{lock: l}
 	if owner, named := lock.OwnerFrom(ctx); named {
 		c.rare = &rare{owner: owner}

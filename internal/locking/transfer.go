@@ -124,7 +124,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 		return nil, lock.ErrClosed
 	}
 	defer l.s.Leave()
-	c := l.newClaim(ctx, o, false)
+	c := l.newClaim(ctx, &o, false)
 	c.freshID()
 	c.token = token
 	err = lock.ErrNotHeld
