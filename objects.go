@@ -4,11 +4,13 @@ import (
 	"cmp"
 
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/once"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/rwlock"
 	"github.com/redlatch/redlatch/semaphore"
@@ -25,6 +27,10 @@ var (
 	newSemaphore       = construct.Of[func(*session.Session, string, ...semaphore.Option) *semaphore.Semaphore]()
 	newPermitSemaphore = construct.Of[func(*session.Session, string, ...semaphore.Option) *semaphore.PermitSemaphore]()
 	newLatch           = construct.Of[func(*session.Session, string) *countdown.Latch]()
+	newCandidacy       = construct.Of[func(*session.Session, string) lock.Locker]()
+	newElection        = construct.Of[func(*session.Session, lock.Locker) *election.Election]()
+	newLockAt          = construct.Of[once.LockAt]()
+	newOnce            = construct.Of[func(*session.Session, once.LockAt, string, ...once.Option) *once.Once]()
 	newMulti           = construct.Of[func(*session.Session, ...lock.Locker) *multilock.Multi]()
 	newRed             = construct.Of[func(*session.Session, ...lock.Locker) *multilock.Red]()
 )
@@ -71,6 +77,18 @@ func (c *Client) PermitSemaphore(name string, opts ...semaphore.Option) *semapho
 // when its count reaches zero. Names are as for Lock, but with sharded pub/sub no name may
 // contain braces: they would give the latch's channel another cluster slot. It sends nothing.
 func (c *Client) CountDownLatch(name string) *countdown.Latch { return newLatch(c.s, name) }
+
+// Election returns the leader election of that name. Its candidates wait for the fair lock of the
+// same name. Names are as for Lock. It sends nothing.
+func (c *Client) Election(name string) *election.Election {
+	return newElection(c.s, newCandidacy(c.s, name))
+}
+
+// Once returns the work of that name, which is to run once for each slot although several machines
+// start it. Names are as for Lock. It sends nothing.
+func (c *Client) Once(name string, opts ...once.Option) *once.Once {
+	return newOnce(c.s, newLockAt, name, opts...)
+}
 
 // PlainLock returns the plain lock of that name, which excludes the locks of redsync,
 // redislock and other libraries that set a key. Names are as for Lock. The only option

@@ -37,7 +37,10 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-func init() { construct.Provide(newLock) }
+func init() {
+	construct.Provide(newLock)
+	construct.Provide(newCandidacy)
+}
 
 type member = locking.Member
 
@@ -50,8 +53,20 @@ type Lock struct {
 
 // newLock returns the fair lock of that name.
 func newLock(s *session.Session, name string, opts ...Option) *Lock {
-	p := &protocol{s: s}
-	l := locking.New(s, p, name, construct.Configure(p, name, opts))
+	p := &protocol{s: s, kind: "fair", cohorts: true}
+	return p.lock(name, construct.Configure(p, name, opts))
+}
+
+// newCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
+// has an owner of its own.
+func newCandidacy(s *session.Session, name string) lock.Locker {
+	p := &protocol{s: s, kind: "election", nonReentrant: true}
+	return p.lock(name, nil)
+}
+
+// lock returns the lock of that name. A bad name, or else err, is an error of every operation.
+func (p *protocol) lock(name string, err error) *Lock {
+	l := locking.New(p.s, p, name, err)
 	p.prepare(l.Key())
 	return &Lock{l.Member(), &l, p}
 }

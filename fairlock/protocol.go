@@ -69,6 +69,8 @@ type Waiter struct {
 // protocol is the hash lock with a queue beside it.
 type protocol struct {
 	s            *session.Session
+	kind         string
+	cohorts      bool
 	nonReentrant bool
 	keys         []string // of the lock and its queue
 	args         []string // the first args of most scripts
@@ -77,7 +79,7 @@ type protocol struct {
 func (p *protocol) Traits() locking.Traits {
 	return locking.Traits{
 		Policy: acquire.Policy{Group: true, Ordered: true},
-		Kind:   "fair", Queue: "fair", Cohorts: true, NonReentrant: p.nonReentrant,
+		Kind:   p.kind, Queue: p.kind, Cohorts: p.cohorts, NonReentrant: p.nonReentrant,
 	}
 }
 

@@ -39,6 +39,7 @@ func init() {
 	construct.Provide(newLock)
 	construct.Provide(newFenced)
 	construct.Provide(newSpin)
+	construct.Provide(newAt)
 }
 
 // Option configures a lock object. If an option is nil or does not apply to the kind of lock, all
@@ -130,6 +131,18 @@ func newSpin(s *session.Session, name string, opts ...Option) *Spin {
 	m.p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
 	m.base = m.assemble(s, "spin", name, opts)
 	return &m.Spin
+}
+
+// newAt returns the lock of a run of a Once, with that key.
+func newAt(s *session.Session, name, key string) lock.Locker {
+	m := &struct {
+		Lock
+		parts
+	}{}
+	m.p = protocol{s: s, kind: "once", settings: settings{nonReentrant: true}, channel: wire.LockChannel(key)}
+	m.l = locking.NewAt(s, &m.p, name, key, nil)
+	m.base = base{newObject(&m.l), s, &m.p}
+	return &m.Lock
 }
 
 type member = locking.Member

@@ -30,10 +30,13 @@ type Lock struct {
 
 // New returns the lock of that name. A bad name, or else err, is an error of every operation.
 func New(s *session.Session, p Protocol, name string, err error) Lock {
-	l := Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name}
-	l.key, l.err = s.Key(name, s.CheckName)
-	l.err = cmp.Or(l.err, err)
-	return l
+	key, nameErr := s.Key(name, s.CheckName)
+	return NewAt(s, p, name, key, cmp.Or(nameErr, err))
+}
+
+// NewAt is New for a lock with that key, whatever its name.
+func NewAt(s *session.Session, p Protocol, name, key string, err error) Lock {
+	return Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name, key: key, err: err}
 }
 
 // Name is lock.Locker's.

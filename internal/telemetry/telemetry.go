@@ -271,6 +271,14 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, per
 	return ctx, h
 }
 
+// SetToken adds a fencing token, which the hold has got later, to the span of the hold with that
+// context.
+func (t *Telemetry) SetToken(ctx context.Context, token int64) {
+	if t != nil {
+		trace.SpanFromContext(ctx).SetAttributes(tokenKey.Int64(token))
+	}
+}
+
 // RenewalFailed records a failed renewal and the remaining lease.
 func (h *Hold) RenewalFailed(err error, left time.Duration) {
 	if h != nil {

@@ -5,6 +5,7 @@ package wire
 
 import (
 	"fmt"
+	"net/url"
 	"strconv"
 	"strings"
 
@@ -116,6 +117,27 @@ func LatchRound(name string) string {
 		return "redlatch_latch_tagged_round:" + name
 	}
 	return prefixName("redlatch_latch_round", name)
+}
+
+// ElectionTerm is the hash with the last term of an election. Redisson has no elections.
+func ElectionTerm(name string) string { return prefixName("redlatch_election", name) }
+
+// ElectionChannel is the channel on which a leader announces its term.
+func ElectionChannel(name string) string { return prefixName("redlatch_election__channel", name) }
+
+// OnceRun is the lock of a run of a Once for a slot. Redisson has no such object.
+func OnceRun(name, slot string) string { return onceKey("redlatch_once", name, slot) }
+
+// OnceDone is the key that exists if such a run has succeeded.
+func OnceDone(name, slot string) string { return onceKey("redlatch_once_done", name, slot) }
+
+// onceKey returns a key that no other name and slot have. "{a}" has another prefix than "a", which
+// gets the same braces, and the last colon precedes the slot.
+func onceKey(prefix, name, slot string) string {
+	if strings.Contains(name, "{") {
+		prefix += "_tagged"
+	}
+	return prefixName(prefix, name) + ":" + url.QueryEscape(slot)
 }
 
 // ServerMark is the key that identifies servers without a run id. Redisson does not use

@@ -1,0 +1,220 @@
+// Package election implements leader election: of several candidates one leads at a time, with a
+// fencing token that grows from term to term.
+//
+//	e := client.Election("scheduler")
+//	err := e.Run(ctx, "host-7:8080", func(ctx context.Context, term *election.Term) error {
+//		return schedule(ctx, term.Token())
+//	})
+//
+// and in any process:
+//
+//	for leader, err := range e.Observe(ctx) {
+//		...
+//	}
+//
+// # Terms
+//
+// The candidates of all processes wait for a fair lock with the name of the election, so they lead
+// in the order in which they came. A term is a hold on that lock, and keeps its promises: the term
+// ends, and its context with it, when the lease is over by the leader's own monotonic clock, before
+// another candidate can begin one. So a leader that loses its connection stops leading while the
+// others still wait. After the death of a leader the next term begins when the lease is over, 30 s
+// later by default (see redlatch.WithWatchdogTimeout).
+//
+// The name is that of the fair lock too. Client.FairLock(name).Queue lists the candidates that wait,
+// and ForceUnlock deposes the leader. While somebody else holds that lock, nobody leads.
+//
+// # Tokens
+//
+// A lease is no proof: a process can be paused after it has checked its term and before it acts on
+// it. Where that matters, pass the token of the term along with each write, and let the resource
+// reject a token lower than the highest it has seen. The server counts the tokens in a key that
+// never expires. If it loses its data, they begin again at 1.
+package election
+
+import (
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/construct"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+var (
+	beginScript  = wire.LoadScript(luaFiles, "begin")
+	leaderScript = wire.LoadScript(luaFiles, "leader")
+)
+
+func init() { construct.Provide(newElection) }
+
+// ErrNoLeader is returned by Leader if there is no leader.
+var ErrNoLeader = errors.New("redlatch: no leader")
+
+// Election is a leader election. Client.Election returns it. It is immutable and safe for
+// concurrent use.
+type Election struct {
+	s         *session.Session
+	candidacy lock.Locker // what the leader holds
+	key       string
+	err       error // the name is invalid
+}
+
+// newElection returns the election whose candidates wait for that lock.
+func newElection(s *session.Session, candidacy lock.Locker) *Election {
+	e := &Election{s: s, candidacy: candidacy}
+	e.key, e.err = s.Key(candidacy.Name(), s.CheckName)
+	return e
+}
+
+// Name returns the name that was passed to the client.
+func (e *Election) Name() string { return e.candidacy.Name() }
+
+// Term is the time for which a candidate leads. End it with Resign. Its methods are safe for
+// concurrent use. A term with a renewed lease that becomes unreachable ends like a hold on a lock.
+type Term struct {
+	hold  lock.Hold
+	value string
+	token int64
+}
+
+// Context returns the context of the term, a child of that of Campaign or lock.Parent. It ends with
+// the term; context.Cause then returns what lock.Hold says for a hold: a *lock.LostError if
+// the term was lost, and context.Canceled after Resign.
+func (t *Term) Context() context.Context { return t.hold.Context() }
+
+// Token returns the fencing token of the term: at least 1, and higher than that of any earlier term.
+func (t *Term) Token() int64 { return t.token }
+
+// Value returns the value that was passed to Campaign.
+func (t *Term) Value() string { return t.value }
+
+// Owner returns the id of the term on the server, which no other term has.
+func (t *Term) Owner() lock.Owner { return t.hold.Owner() }
+
+// Remaining returns the time for which it is certain, by the local monotonic clock, that nobody else
+// leads, and 0 once the term has ended.
+func (t *Term) Remaining() time.Duration { return t.hold.Remaining() }
+
+// Resign ends the term, so that the next candidate leads. It blocks, and returns the errors, of
+// Hold.Unlock: lock.ErrNotHeld after an earlier Resign, and a *lock.LostError if the term was lost.
+func (t *Term) Resign(ctx context.Context) error { return t.hold.Unlock(ctx) }
+
+// Leader describes a term as other processes see it.
+type Leader struct {
+	Value string
+	Token int64
+	Owner lock.Owner
+}
+
+// Campaign becomes a candidate, and returns a term when the candidate leads. It blocks until then,
+// or until ctx ends or lock.Wait runs out. Observers read value, for example an address; it may be
+// empty.
+//
+// The options are those of Locker.Lock without lock.AtLeast. The errors are those of Locker.Lock, too. After an
+// error the caller is no candidate any more, unless it matches lock.ErrIndeterminate: then that is so
+// when a lease is over. A candidate that has the lock, and loses it before its term begins, gets an
+// error that matches lock.ErrNotAcquired. An owner named by lock.WithOwner that leads already gets one
+// that matches lock.ErrReentered.
+func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Option) (*Term, error) {
+	o, err := lock.Resolve(opts...)
+	if err == nil && o.AtLeast > 0 {
+		err = fmt.Errorf("%w: AtLeast: a term has no least time", lock.ErrInvalid)
+	}
+	if err != nil {
+		return nil, err
+	}
+	began := time.Now()
+	hold, err := e.candidacy.Lock(ctx, opts...)
+	if err != nil {
+		return nil, err
+	}
+	token, err := e.begin(ctx, hold, value)
+	if err != nil {
+		return nil, e.withdraw(ctx, hold, began, err)
+	}
+	e.s.Telemetry.SetToken(hold.Context(), token)
+	return &Term{hold, value, token}, nil
+}
+
+// begin begins a term on the server and returns its token. It is repeated until the lease is over.
+func (e *Election) begin(ctx context.Context, hold lock.Hold, value string) (token int64, err error) {
+	if !e.s.Stay() {
+		return 0, lock.ErrClosed
+	}
+	defer e.s.Leave()
+	args := []string{hold.Owner().String(), value, e.s.Publish, wire.ElectionChannel(e.key)}
+	err = e.s.Retry(ctx, time.Now().Add(hold.Remaining()), func(ctx context.Context) (err error) {
+		token, err = beginScript.Exec(ctx, e.s.Client, e.keys(), args).AsInt64()
+		return err
+	}, wire.IsRefused)
+	if err == nil && token == 0 {
+		err = lock.ErrNotAcquired // the lock is gone
+	}
+	return token, err
+}
+
+// withdraw releases the lock of a candidate whose term could not begin because of err. It returns the
+// error of Campaign.
+func (e *Election) withdraw(ctx context.Context, hold lock.Hold, began time.Time, err error) error {
+	undone := e.s.Undo(ctx, locking.Patience, func() error { return hold.Unlock(ctx) })
+	kind := undone
+	switch {
+	case undone != nil && !errors.Is(undone, lock.ErrLost):
+	case ctx.Err() != nil, errors.Is(err, lock.ErrNotAcquired):
+		kind = lock.ErrNotAcquired
+	case wire.IsRefused(err):
+		kind = nil
+	default:
+		kind = lock.ErrUnavailable
+	}
+	return wire.Failed(ctx, "campaign for", e.Name(), began, errors.Join(kind, err))
+}
+
+// Leader returns the current leader. If there is none, the error matches ErrNoLeader. It blocks for
+// one round trip. Other errors are lock.ErrUnavailable, lock.ErrClosed and refusals of the server.
+//
+// The answer can be outdated when it arrives, also because a leader that is cut off stays the leader
+// until its lease is over. It cannot replace a token.
+func (e *Election) Leader(ctx context.Context) (Leader, error) {
+	if err := e.check(ctx); err != nil {
+		return Leader{}, err
+	}
+	began := time.Now()
+	leader, err := e.read(ctx)
+	if err == ErrNoLeader {
+		return Leader{}, fmt.Errorf("%w: %q", ErrNoLeader, e.Name())
+	}
+	return leader, wire.ReadFailed(ctx, "read the leader of", e.Name(), began, err)
+}
+
+// read reads the current leader. The error is ErrNoLeader if there is none.
+func (e *Election) read(ctx context.Context) (Leader, error) {
+	ctx, cancel := e.s.Bounded(ctx)
+	defer cancel()
+	term, err := leaderScript.Exec(ctx, e.s.Client, e.keys(), nil).AsStrSlice()
+	switch {
+	case rueidis.IsRedisNil(err):
+		return Leader{}, ErrNoLeader
+	case err != nil:
+		return Leader{}, err
+	}
+	return parseTerm(term)
+}
+
+// keys returns the keys of both scripts.
+func (e *Election) keys() []string { return []string{e.key, wire.ElectionTerm(e.key)} }
+
+// check returns an error if no operation on the election can succeed.
+func (e *Election) check(ctx context.Context) error { return cmp.Or(e.err, e.s.Check(ctx)) }

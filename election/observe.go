@@ -1,0 +1,134 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+const (
+	// safetyPoll bounds the delay that a lost message causes.
+	safetyPoll = 5 * time.Second
+
+	// minRetry and maxRetry bound the pause after a failed read.
+	minRetry = 100 * time.Millisecond
+	maxRetry = time.Second
+)
+
+// Observe returns an iterator over the leaders, which begins with the current one. If there is none
+// it waits for the next. It may skip a leader that is replaced soon, but always arrives at the current
+// one, within 5 s if a message is lost. It does not report that a term has ended before the next
+// begins.
+//
+// The iteration blocks between leaders. It ends with an error: when ctx ends with its cause, wrapped;
+// lock.ErrClosed if the client is closed; lock.ErrUnavailable if the server has not answered for the
+// watchdog timeout; at once with a refusal of the server, or lock.ErrInvalid. Each iteration makes one
+// request for each new leader, and one every 5 s. It needs no goroutine.
+func (e *Election) Observe(ctx context.Context) iter.Seq2[Leader, error] {
+	return func(yield func(Leader, error) bool) {
+		if err := e.check(ctx); err != nil {
+			yield(Leader{}, err)
+			return
+		}
+		o := &observer{e: e, began: time.Now(), wake: make(chan struct{}, 1)}
+		unsubscribe, _ := e.s.Subscribe(wire.ElectionChannel(e.key), o, false)
+		defer unsubscribe()
+		defer e.s.Watchdog.Wheel().Cancel(&o.timer)
+		for {
+			leader, err := o.next(ctx)
+			if !yield(leader, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// observer is an iteration over the leaders of an election.
+type observer struct {
+	e     *Election
+	began time.Time
+	last  Leader
+	wake  chan struct{} // has room for one
+	timer watchdog.Timer
+}
+
+// Notify implements pubsub.Listener. A message only says that the leader may have changed, and so
+// does a subscription that begins.
+func (o *observer) Notify(pubsub.Event) {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
+// Expire implements watchdog.Expirer.
+func (o *observer) Expire(time.Time) { o.Notify(pubsub.Event{}) }
+
+// next waits for another leader than the last.
+func (o *observer) next(ctx context.Context) (Leader, error) {
+	var outage error      // of the last read
+	var failing time.Time // since then
+	for {
+		leader, err := o.e.read(ctx)
+		pause := safetyPoll
+		switch {
+		case err == nil && leader != o.last:
+			o.last = leader
+			return leader, nil
+		case err == nil || err == ErrNoLeader:
+			outage, failing = nil, time.Time{}
+		case ctx.Err() != nil:
+			return Leader{}, o.ended(ctx, outage)
+		default:
+			if outage == nil {
+				failing = time.Now()
+			}
+			outage = err
+			if wire.IsRefused(err) || time.Since(failing) >= o.e.s.WatchdogTimeout {
+				return Leader{}, o.ended(ctx, outage)
+			}
+			pause = minRetry + rand.N(maxRetry-minRetry)
+		}
+		o.e.s.Watchdog.Wheel().Schedule(&o.timer, time.Now().Add(pause), o)
+		select {
+		case <-o.wake:
+		case <-ctx.Done():
+			return Leader{}, o.ended(ctx, outage)
+		case <-o.e.s.Stopping():
+			return Leader{}, o.ended(ctx, outage)
+		}
+	}
+}
+
+// ended returns the error of an iteration that ends. err is that of the last read. Without it the
+// end of ctx is an error of no kind, because nothing has failed.
+func (o *observer) ended(ctx context.Context, err error) error {
+	closed := o.e.s.Stopped()
+	if err == nil && closed == nil {
+		return fmt.Errorf("redlatch: observe %q (for %v): %w",
+			o.e.Name(), time.Since(o.began).Round(time.Millisecond), context.Cause(ctx))
+	}
+	return wire.ReadFailed(ctx, "observe", o.e.Name(), o.began, errors.Join(closed, err))
+}
+
+// parseTerm returns the leader of a term as leader.lua replies.
+func parseTerm(term []string) (Leader, error) {
+	if len(term) != 3 {
+		return Leader{}, fmt.Errorf("redlatch: the server's reply has %d elements, not 3", len(term))
+	}
+	owner, err := lock.ParseOwner(term[0])
+	if err != nil {
+		return Leader{}, err
+	}
+	token, err := strconv.ParseInt(term[1], 10, 64)
+	return Leader{Value: term[2], Token: token, Owner: owner}, err
+}

@@ -1,0 +1,88 @@
+package election
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// The pauses of Run double from minPause to maxPause, and each is shortened at random by half at most.
+const (
+	minPause = time.Second
+	maxPause = 30 * time.Second
+)
+
+// Run campaigns with that value, again and again, and calls fn whenever it leads, with the context
+// of the term. When fn returns, Run resigns and then pauses, so that other candidates lead
+// meanwhile. The pause is about a second. It doubles with each error, of fn or of Campaign, up to
+// half a minute, until a term has lasted for longer than that. Run logs these errors and continues.
+//
+// fn must return when its context ends: Run waits for that before it campaigns again, so fn never
+// runs twice at a time in one call of Run. If fn panics or calls runtime.Goexit, Run resigns, and
+// the panic continues.
+//
+// Run blocks until ctx ends, and then returns its cause. It returns early only with an error that
+// matches lock.ErrClosed, lock.ErrInvalid, lock.ErrReentered or lock.ErrUnsupported. The options are
+// those of Campaign.
+func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Context, term *Term) error, opts ...lock.Option) error {
+	if err := e.check(ctx); err != nil {
+		return err
+	}
+	if fn == nil {
+		return fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, e.Name())
+	}
+	for pause := minPause; ; {
+		term, err := e.Campaign(ctx, value, opts...)
+		if isFinal(err) && ctx.Err() == nil {
+			return err
+		}
+		if err == nil {
+			began := time.Now()
+			err = serve(ctx, term, fn)
+			if err == nil || time.Since(began) > maxPause {
+				pause = minPause
+			}
+		}
+		if cause := context.Cause(ctx); err != nil && (cause == nil || !errors.Is(err, cause)) {
+			e.s.Logger.Warn("redlatch: election: failed; will campaign again", "name", e.Name(), "error", err)
+		}
+		select {
+		case <-time.After(pause - rand.N(pause/2)):
+		case <-ctx.Done():
+		case <-e.s.Stopping():
+		}
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case e.s.Stopped() != nil:
+			return lock.ErrClosed
+		case err != nil:
+			pause = min(2*pause, maxPause)
+		}
+	}
+}
+
+// isFinal reports whether an error of Campaign would come again.
+func isFinal(err error) bool {
+	for _, final := range []error{lock.ErrClosed, lock.ErrInvalid, lock.ErrReentered, lock.ErrUnsupported} {
+		if errors.Is(err, final) {
+			return true
+		}
+	}
+	return false
+}
+
+// serve runs fn and resigns.
+func serve(ctx context.Context, term *Term, fn func(ctx context.Context, term *Term) error) (err error) {
+	// Deferred, so that a panic or Goexit in fn continues after it.
+	defer func() {
+		if resignErr := term.Resign(ctx); resignErr != nil {
+			err = &lock.DoError{Func: err, Unlock: resignErr}
+		}
+	}()
+	return fn(term.Context(), term)
+}

@@ -1,0 +1,201 @@
+// Package once runs work once although several machines start it, such as a cron job that every
+// machine has in its schedule.
+//
+//	job := client.Once("report")
+//	ran, err := job.Run(ctx, once.At(due), func(ctx context.Context) error {
+//		return writeReport(ctx, due)
+//	})
+//
+// # Slots
+//
+// A slot is one occasion to do the work: usually the time at which it is due, as all machines know
+// it. The first machine runs the work, under a lock. The others wait for it. If it succeeds, that is
+// remembered on the server for a day (see Remember), and they return. If it fails, or its process
+// dies, the next of them runs the work. A machine whose clock is late has the same slot, only later,
+// so it finds the work done, however quickly that was.
+//
+// Use the time from the schedule, not the current one, which differs between machines. Where only the
+// current time is known, round it to what the schedule is made of: for a job that is due at whole
+// minutes, once.At(time.Now().Round(time.Minute)).
+//
+// Different slots do not exclude each other: the run of 12:00 may still go on when that of 13:00
+// begins. If they must not overlap, hold a lock of the job's own during the work.
+//
+// # Durations
+//
+// The options of Run bound the time for which a run occupies its slot. lock.AtLeast(d) keeps the slot
+// for d even if the work ends sooner, so that a failed run is repeated after d at the earliest.
+// lock.MaxHold(d) ends the context of work that takes longer than d, and leaves the slot to others.
+// Without it the lock of a run is renewed for as long as its process lives; after the death of a
+// process the slot is free when the lease is over, 30 s later by default (see
+// redlatch.WithWatchdogTimeout). lock.Wait(0) does not wait for another machine's run.
+//
+// # Exactly once
+//
+// No lock can run work exactly once. A process can die after the work and before that is
+// remembered, and one that is paused for longer than its lease may go on when another has begun. Make
+// the effect of the work idempotent, or write it in a transaction together with the slot.
+package once
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/construct"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func init() { construct.Provide(newOnce) }
+
+// Option configures a Once. nil is invalid.
+type Option func(*Once) error
+
+// Remember sets how long the server remembers that the work of a slot has succeeded; the default is a
+// day. d must be from a millisecond to lock.MaxLease. It must be longer than the clocks of the machines
+// differ, together with the time for which one may be late otherwise.
+func Remember(d time.Duration) Option {
+	return func(o *Once) error {
+		o.remember = d
+		return lock.CheckLease(d)
+	}
+}
+
+// At returns the slot of work that is due at t. Equal times in different time zones are the same slot.
+func At(t time.Time) string { return t.UTC().Format("20060102T150405.999999999Z") }
+
+// Once is work that is to run once for each slot. Client.Once returns it. It is immutable and safe for
+// concurrent use.
+type Once struct {
+	s        *session.Session
+	lockAt   LockAt
+	name     string
+	key      string
+	remember time.Duration
+	err      error // the name or an option is invalid
+}
+
+// LockAt returns the lock with that key. Its errors and spans have the name.
+type LockAt = func(s *session.Session, name, key string) lock.Locker
+
+// newOnce returns the Once of that name.
+func newOnce(s *session.Session, lockAt LockAt, name string, opts ...Option) *Once {
+	o := &Once{s: s, lockAt: lockAt, name: name, remember: 24 * time.Hour}
+	o.key, o.err = s.Key(name, s.CheckName)
+	o.err = cmp.Or(o.err, construct.Configure(o, name, opts))
+	return o
+}
+
+// Name returns the name that was passed to the client.
+func (o *Once) Name() string { return o.name }
+
+// Run runs fn unless the work of the slot has been done, and reports whether it ran fn. The context of
+// fn ends if the lock is lost, or after lock.MaxHold. If another process runs the work, Run
+// blocks until that has succeeded, and returns false, or has failed, and runs fn.
+//
+// An error with false is that of Locker.Lock, lock.ErrNotAcquired for example if lock.Wait ran out or
+// ctx ended while another process ran the work. An error with true is that of fn, unchanged; the next
+// caller then runs the work again. If fn has succeeded and that could not be stored within 5 s, or
+// within the lease if that is longer, the error matches lock.ErrIndeterminate, or is the refusal of the
+// server: the work may run again. If the lock could not be released, or was lost while fn ran, the
+// error is a *lock.DoError; success is remembered nevertheless.
+//
+// If fn panics or calls runtime.Goexit, the work counts as failed, and the panic continues. The
+// options are those of Locker.Lock.
+func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context) error, opts ...lock.Option) (ran bool, err error) {
+	if err := o.check(ctx, slot); err != nil {
+		return false, err
+	}
+	if fn == nil {
+		return false, fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, o.name)
+	}
+	if _, err := lock.Resolve(opts...); err != nil {
+		return false, err
+	}
+	if done, err := o.Done(ctx, slot); done || err != nil {
+		return false, err
+	}
+	hold, err := o.lockAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
+	if err != nil {
+		return false, err
+	}
+	// Deferred, so that a panic or Goexit in fn continues after it.
+	defer func() {
+		if unlockErr := hold.Unlock(ctx); unlockErr != nil && ran {
+			err = &lock.DoError{Func: err, Unlock: unlockErr}
+		}
+	}()
+	if done, err := o.Done(ctx, slot); done || err != nil {
+		return false, err
+	}
+	ran = true
+	if err := fn(hold.Context()); err != nil {
+		return true, err
+	}
+	return true, o.succeeded(ctx, slot, hold)
+}
+
+// succeeded stores that the work of the slot has been done. It can be repeated, and tries even if ctx
+// is done.
+func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold) error {
+	if !o.s.Stay() {
+		return fmt.Errorf("%w: the work of %q is not remembered", lock.ErrClosed, o.name)
+	}
+	defer o.s.Leave()
+	began := time.Now()
+	by := began.Add(max(hold.Remaining(), locking.Patience))
+	err := o.s.Retry(context.WithoutCancel(ctx), by, func(ctx context.Context) error {
+		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(hold.Owner().String()).Px(o.remember).Build()
+		return o.s.Client.Do(wire.Shared(ctx), set).Error()
+	}, wire.IsRefused)
+	if err != nil && !wire.IsRefused(err) {
+		err = errors.Join(lock.ErrIndeterminate, err)
+	}
+	return wire.Failed(ctx, "remember the work of", o.name, began, err)
+}
+
+// Done reports whether the work of the slot has been done, as far as the server remembers. It blocks
+// for one round trip. The error matches lock.ErrUnavailable, lock.ErrClosed or lock.ErrInvalid, or is a
+// refusal of the server.
+func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
+	if err := o.check(ctx, slot); err != nil {
+		return false, err
+	}
+	began := time.Now()
+	bounded, cancel := o.s.Bounded(ctx)
+	defer cancel()
+	done, err := wire.Read(bounded, o.s.Client, "EXISTS", wire.OnceDone(o.key, slot)).AsBool()
+	return done, wire.ReadFailed(ctx, "look at", o.name, began, err)
+}
+
+// Forget removes the memory of the slot, so that its work can run again, and reports whether there was
+// any. It does not affect a run in progress. It blocks for one round trip. The error matches
+// lock.ErrUnavailable, lock.ErrIndeterminate, lock.ErrClosed or lock.ErrInvalid, or is a refusal of the
+// server.
+func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
+	if err := o.check(ctx, slot); err != nil {
+		return false, err
+	}
+	began := time.Now()
+	bounded, cancel := o.s.Bounded(ctx)
+	defer cancel()
+	del := o.s.Client.B().Del().Key(wire.OnceDone(o.key, slot)).Build()
+	had, err := o.s.Client.Do(wire.Shared(bounded), del).AsBool()
+	return had, wire.Failed(ctx, "forget the work of", o.name, began, err)
+}
+
+// check returns an error if no operation on the slot can succeed.
+func (o *Once) check(ctx context.Context, slot string) error {
+	if err := cmp.Or(o.err, o.s.Check(ctx)); err != nil {
+		return err
+	}
+	if slot == "" {
+		return fmt.Errorf("%w: %q: the slot is empty", lock.ErrInvalid, o.name)
+	}
+	return nil
+}
