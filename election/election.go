@@ -107,6 +107,12 @@ func (t *Term) Owner() lock.Owner { return t.hold.Owner() }
 // leads, and 0 once the term has ended.
 func (t *Term) Remaining() time.Duration { return t.hold.Remaining() }
 
+// Extend extends the term to at least lease from now. It is for terms with lock.Lease, which are not
+// renewed. It blocks for one round trip and returns the errors of Hold.Extend.
+func (t *Term) Extend(ctx context.Context, lease time.Duration) error {
+	return t.hold.Extend(ctx, lease)
+}
+
 // Resign ends the term, so that the next candidate leads. It blocks, and returns the errors, of
 // Hold.Unlock: lock.ErrNotHeld after an earlier Resign, and a *lock.LostError if the term was lost.
 func (t *Term) Resign(ctx context.Context) error { return t.hold.Unlock(ctx) }
@@ -122,19 +128,12 @@ type Leader struct {
 // or until ctx ends or lock.Wait runs out. Observers read value, for example an address; it may be
 // empty.
 //
-// The options are those of Locker.Lock without lock.AtLeast. The errors are those of Locker.Lock, too. After an
-// error the caller is no candidate any more, unless it matches lock.ErrIndeterminate: then that is so
-// when a lease is over. A candidate that has the lock, and loses it before its term begins, gets an
-// error that matches lock.ErrNotAcquired. An owner named by lock.WithOwner that leads already gets one
-// that matches lock.ErrReentered.
+// Options and errors are those of Locker.Lock. With lock.AtLeast nobody leads between an early Resign
+// and the end of that time. After an error that matches lock.ErrIndeterminate the candidate leaves the
+// server at the end of a lease at the latest, and after any other it has left. If the lock is lost
+// before the term begins, the error matches lock.ErrNotAcquired. An owner named by lock.WithOwner that
+// already leads gets one that matches lock.ErrReentered.
 func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Option) (*Term, error) {
-	o, err := lock.Resolve(opts...)
-	if err == nil && o.AtLeast > 0 {
-		err = fmt.Errorf("%w: AtLeast: a term has no least time", lock.ErrInvalid)
-	}
-	if err != nil {
-		return nil, err
-	}
 	began := time.Now()
 	hold, err := e.candidacy.Lock(ctx, opts...)
 	if err != nil {

@@ -100,6 +100,8 @@ func (k kind) reads(t *testing.T, c *redlatch.Client) {
 		calls["Available"] = func(ctx context.Context) error { return only(c.PermitSemaphore(k.name).Available(ctx)) }
 	case "semaphore":
 		calls["Available"] = func(ctx context.Context) error { return only(c.Semaphore(k.name).Available(ctx)) }
+	case "election":
+		calls["Leader"] = func(ctx context.Context) error { return only(c.Election(k.name).Leader(ctx)) }
 	case "latch":
 		calls["Count"] = func(ctx context.Context) error { return only(c.CountDownLatch(k.name).Count(ctx)) }
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -61,6 +62,24 @@ var fairRow = requestsOf("fair", requests{
 			harness.InOrder(x, last)
 		}},
 	},
+})
+
+// electionRow is for the request that begins a term. Its others are those of a fair lock.
+var electionRow = requestsOf("election", requests{
+	steps: []step{{"beginning of a term", "election/begin", func(x *faultCase) {
+		var h lock.Hold
+		var err error
+		x.during(func() { h, err = x.mine().TryLock(x.ctx) })
+		require.NoError(x, err)
+		require.EqualValues(x, 1, h.Token(), "it begins once")
+		x.open()
+		leader, err := x.other.Election(x.name).Leader(x.ctx)
+		require.NoError(x, err)
+		require.Equal(x, election.Leader{Token: 1, Owner: h.Owner()}, leader)
+		x.released(h)
+		_, err = x.other.Election(x.name).Leader(x.ctx)
+		require.ErrorIs(x, err, election.ErrNoLeader)
+	}}},
 })
 
 // queue returns the owners in the queue of a fair lock.

@@ -41,7 +41,7 @@ var faultTable = []requests{
 	requestsOf("fenced", requests{ // no more than what a token comes with
 		acquire: lockRow.acquire, handOff: "rlock/confirm_fenced", transfer: "rlock/transfer", there: lockRow.there, here: lockRow.here,
 	}),
-	plainRow, fairRow, readRow, writeRow, severalRow, permitRow, numberRow,
+	plainRow, fairRow, electionRow, readRow, writeRow, severalRow, permitRow, numberRow,
 	requestsOf("latch", requests{steps: latchSteps}),
 }
 

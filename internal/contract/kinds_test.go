@@ -17,8 +17,10 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
@@ -114,6 +116,10 @@ func number(c *redlatch.Client, name string) lock.Locker {
 	return numbered{c.Semaphore(name)}
 }
 
+func candidacy(c *redlatch.Client, name string) lock.Locker {
+	return candidates{c.Election(name)}
+}
+
 func latch(c *redlatch.Client, name string) lock.Locker {
 	return latched{c.CountDownLatch(name)}
 }
@@ -139,6 +145,10 @@ var kinds = []kind{
 	{name: "plain", of: plain, rival: plain, owned: true, leased: true, once: true, stored: []string{"SET", "orders", "somebody"}},
 	{name: "multi", of: multi, rival: multi, leased: true, stored: []string{"HSET", "orders", "somebody", "1"}},
 	{name: "red", of: red, rival: red, leased: true, once: true, polls: true, stored: []string{"HSET", "orders", "somebody", "1"}},
+	{
+		name: "election", of: candidacy, rival: candidacy, leased: true, once: true, tokens: true,
+		stored: []string{"HSET", "orders", "somebody", "1"}, stays: "redlatch_election:{%s}",
+	},
 	{name: "permit semaphore", of: permit, rival: permit, leased: true, once: true, poll: linePoll, free: "1", held: "{%s}:timeout", stored: []string{"SET", "orders", "0"}},
 	{name: "semaphore", of: number, rival: number, once: true, poll: linePoll, free: "1", stored: []string{"SET", "orders", "0"}},
 	{name: "latch", of: latch, rival: latch, once: true, stored: []string{"SET", "orders", "1"}, cached: "redlatch_latch_round:{%s}:*"},
@@ -478,6 +488,39 @@ type permitHold struct{ *semaphore.Permit }
 func (permitHold) Owner() lock.Owner                  { return lock.Owner{} }
 func (permitHold) Token() int64                       { return 0 }
 func (h permitHold) Unlock(ctx context.Context) error { return h.Release(ctx) }
+
+// candidates is an election whose terms are held as a lock is.
+type candidates struct{ *election.Election }
+
+func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	term, err := c.Campaign(ctx, "", opts...)
+	if err != nil {
+		return nil, err
+	}
+	return termHold{term, c.Name()}, nil
+}
+
+func (c candidates) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	if _, err := locking.TryOptions(lock.Resolve(opts...)); err != nil {
+		return nil, err
+	}
+	return c.Lock(ctx, append(opts, lock.Wait(0))...)
+}
+
+func (c candidates) Do(ctx context.Context, fn func(context.Context) error, opts ...lock.Option) error {
+	return lock.Do(ctx, c, fn, opts...)
+}
+
+type termHold struct {
+	*election.Term
+	name string
+}
+
+func (h termHold) Name() string                     { return h.name }
+func (h termHold) Unlock(ctx context.Context) error { return h.Resign(ctx) }
+func (termHold) Detach(context.Context, time.Duration) (string, error) {
+	return "", lock.ErrUnsupported
+}
 
 // numbered is a semaphore whose only permit has neither a lease nor an identity.
 type numbered struct{ *semaphore.Semaphore }
