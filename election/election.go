@@ -21,8 +21,9 @@
 // others still wait. After the death of a leader the next term begins when the lease is over, 30 s
 // later by default (see redlatch.WithWatchdogTimeout).
 //
-// The name is that of the fair lock too. Client.FairLock(name).Queue lists the candidates that wait,
-// and ForceUnlock deposes the leader. While somebody else holds that lock, nobody leads.
+// The name is that of the fair lock too. Client.FairLock(name).Queue lists the candidates that wait.
+// Its ForceUnlock deposes the leader, whose term ends at the next renewal, after a third of the lease at
+// most. While somebody else holds that lock, nobody leads.
 //
 // # Tokens
 //

@@ -47,8 +47,8 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 				pause = minPause
 			}
 		}
-		if cause := context.Cause(ctx); err != nil && (cause == nil || !errors.Is(err, cause)) {
-			e.s.Logger.Warn("redlatch: election: failed; will campaign again", "name", e.Name(), "error", err)
+		if err != nil && !isEnd(ctx, err) {
+			e.s.Logger.Warn("redlatch: an attempt to lead has failed", "name", e.Name(), "error", err)
 		}
 		select {
 		case <-time.After(pause - rand.N(pause/2)):
@@ -74,6 +74,11 @@ func isFinal(err error) bool {
 		}
 	}
 	return false
+}
+
+// isEnd reports whether ctx has ended and err says so.
+func isEnd(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 }
 
 // serve runs fn and resigns.
