@@ -287,6 +287,7 @@ func TestInvalid(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		work := func(context.Context, *election.Term) error { return nil }
+		var none context.Context
 		for what, err := range map[string]error{
 			"name":           only(c.Election("").Campaign(t.Context(), "")),
 			"name of Leader": only(c.Election("").Leader(t.Context())),
@@ -295,10 +296,10 @@ func TestInvalid(t *testing.T) {
 			"option":         only(c.Election(name).Campaign(t.Context(), "", lock.Lease(-1))),
 			"option of Run":  c.Election(name).Run(t.Context(), "", work, lock.Option{}),
 			"function":       c.Election(name).Run(t.Context(), "", nil),
-			"context":        only(c.Election(name).Campaign(nil, "")), //nolint:staticcheck // what is tested
-			"of Leader":      only(c.Election(name).Leader(nil)),       //nolint:staticcheck // what is tested
-			"of Run":         c.Election(name).Run(nil, "", work),      //nolint:staticcheck // what is tested
-			"observed":       firstError(c.Election(name), context.Context(nil)),
+			"context":        only(c.Election(name).Campaign(none, "")),
+			"of Leader":      only(c.Election(name).Leader(none)),
+			"of Run":         c.Election(name).Run(none, "", work),
+			"observed":       firstError(c.Election(name), none),
 		} {
 			require.ErrorIs(t, err, lock.ErrInvalid, what)
 		}

@@ -155,8 +155,8 @@ type Hold interface {
 	// over. If Adopt does not find the lock, it becomes free when that lease ends.
 	Detach(ctx context.Context, lease time.Duration) (id string, err error)
 
-	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is done, and
-	// blocks until the server has answered, for 5 s at most.
+	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is
+	// done, and blocks until the server has answered, for 5 s at most.
 	//
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches
 	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if that

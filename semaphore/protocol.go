@@ -163,8 +163,9 @@ const (
 	retryTime  = 5 * time.Minute
 	clockError = time.Minute
 	cacheTTL   = retryTime + clockError
-	// fastTime is for how long after a request that refreshed the cached replies others need not.
-	// The replies live for 2*cacheTTL after it, that is for cacheTTL after its end at least.
+	// fastTime is the time for which requests need not refresh the cached replies after one that has.
+	// The replies live for 2*cacheTTL after that request: for at least cacheTTL after the end of
+	// fastTime.
 	fastTime = cacheTTL - 2*clockError
 	// patience is how long a request is retried while the caller waits.
 	patience = 5 * time.Second

@@ -9,7 +9,7 @@ type task struct {
 	Addrs []string `json:"addrs"`
 	// Do names the job. Each job documents how it uses the rest.
 	Do string `json:"do"`
-	// Kind is that of the object: lock, fair, rw, semaphore, permit, multi or red.
+	// Kind is the kind of object: lock, fair, rw, semaphore, permit, multi or red.
 	Kind       string `json:"kind"`
 	Name       string `json:"name"`
 	Process    int    `json:"process"` // its number, from 0

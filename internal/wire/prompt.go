@@ -59,8 +59,8 @@ func NotSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, errNotSent)
 }
 
-// NewPrompt returns a Prompt that uses c. If that is not a cluster, inFlight, unless nil, counts the requests whose
-// callers wait in rueidis.
+// NewPrompt returns a Prompt that uses c. If that is not a cluster, inFlight, unless nil, counts the
+// requests whose callers wait in rueidis.
 func NewPrompt(c rueidis.Client, inFlight *atomic.Int32) *Prompt {
 	routes, queues := 1, 1
 	if c.Mode() == rueidis.ClientModeCluster {

@@ -1,0 +1,108 @@
+package semaphore
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// The results of a release.
+const (
+	releaseTooMany = -1
+	releaseAbsent  = 0
+	releaseDone    = 1
+	releasePartly  = 2 // some of the permits were not acquired
+)
+
+// release releases permits and serves waiting requests of this process in the same round trip, if
+// there are any. It retries until patience runs out and then continues in the background. With
+// ifExists set it does not create a semaphore without leases, and of permits with ids it releases
+// those that are acquired; otherwise all or none.
+func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
+	seq := p.slots.next()
+	if patience > 0 && p.memory.outlasts(seq) && !p.queues.Waited(p.queueKey) {
+		by := time.Now().Add(patience)
+		if p.releaseAlone(ctx, by, seq, g) {
+			p.slots.done(seq)
+			return releaseDone, nil
+		}
+		patience = max(1, time.Until(by))
+	}
+	return p.releaseAs(ctx, patience, seq, g, ifExists)
+}
+
+// releaseAlone releases permits while nobody of this process waits, and reports whether it did. It
+// makes one attempt.
+func (p *pool) releaseAlone(ctx context.Context, by time.Time, seq *sequence, g grant) bool {
+	receivers := int64(-1)
+	err := p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
+		receivers, err = p.fastRelease(ctx, seq, g)
+		return err
+	}, func(error) bool { return true })
+	if err == nil && receivers == 0 {
+		// The message had no receivers: waiters of this process must not depend on it.
+		p.queues.Wake(p.queueKey)
+	}
+	return err == nil && receivers >= 0
+}
+
+// releaseAs is release of a request with a sequence number.
+func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *sequence, g grant, ifExists bool) (int64, error) {
+	own := append([]string{strconv.Itoa(g.permits), wire.Flag(ifExists)}, g.ids...)
+	var reply []int64
+	var err error
+	send := func(batch []*request) []acquire.Result {
+		sentCount := p.sendCount(batch, g.permits)
+		sent := time.Now() // of the first attempt: a later one may find the release done
+		grants, args := p.encode(batch[:sentCount], sent, true)
+		args = append(own, args...)
+		var outcome wire.Outcome
+		reply, outcome, err = p.retry(ctx, patience, seq, p.scripts.release, args)
+		if err != nil && outcome != wire.Refused {
+			err = errors.Join(lock.ErrIndeterminate, err)
+			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, args, func(reply []int64) {
+				if len(reply) > 2 { // too late for the waiters
+					p.giveBack(grants[:reply[2]])
+				}
+			}))
+		} else {
+			p.slots.done(seq)
+		}
+		switch {
+		case err != nil:
+			return failed(batch, &acquire.Unavailable{Err: err})
+		case reply[0] < releaseDone:
+			return make([]acquire.Result, len(batch)) // they make attempts of their own
+		}
+		p.s.Telemetry.HandedOver(ctx, p.id, int(reply[2]))
+		return p.apply(batch, sentCount, sent, reply[2:])
+	}
+	offered := p.queues.Offer(p.queueKey, send)
+	if !offered {
+		send(nil)
+	}
+	if err != nil {
+		return 0, err
+	}
+	if !offered && reply[0] >= releaseDone && reply[1] == 0 {
+		// The message had no receivers: waiters of this process must not depend on it.
+		p.queues.Wake(p.queueKey)
+	}
+	return reply[0], nil
+}
+
+// giveBack releases permits of requests that no longer wait, in the background. It does
+// not create a semaphore that was deleted meanwhile.
+func (p *pool) giveBack(grants []grant) {
+	for _, g := range grants {
+		p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
+			_, _ = p.release(ctx, 0, g, true)
+			return -1, nil
+		})
+	}
+}
