@@ -44,6 +44,10 @@ var brokenScripts = []struct {
 		"(not next or next == claim(i))", "true", "",
 	},
 	{
+		"two terms have the same token", "election", "begin",
+		"redis.call('HINCRBY', KEYS[2], 'token', 1)", "redis.call('HINCRBY', KEYS[2], 'token', math.random(0, 1))", "",
+	},
+	{
 		"readers enter beside a writer", "rwlock", "holds acquire_read",
 		"local open = free or mode == 'read'", "local open = true", "",
 	},

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -96,11 +97,11 @@ func (h *history) countPermits(t *testing.T, c *redlatch.Client, seed uint64) (w
 	return []string{fmt.Sprintf("%s: %d permits are free at the end, not %d to %d", name, free, least, most)}
 }
 
-// clear deletes what a semaphore or a latch leaves on the server. Of the keys that only redlatch
+// clear deletes what a semaphore, a latch or an election leaves on the server. Of the keys that only redlatch
 // knows, each must expire.
 func (r *round) clear(t *testing.T) {
 	conn := harness.Conn(t, r.server.Addr)
-	names := []string{lockName(r.seed, "permits"), lockName(r.seed, "counting")}
+	names := []string{lockName(r.seed, "permits"), lockName(r.seed, "counting"), lockName(r.seed, "election")}
 	for i := range latches {
 		names = append(names, latchName(r.seed, i))
 	}
@@ -108,7 +109,7 @@ func (r *round) clear(t *testing.T) {
 		keys, err := conn.Do(t.Context(), conn.B().Keys().Pattern("*"+name+"*").Build()).AsStrSlice()
 		require.NoError(t, err)
 		for _, key := range keys {
-			if strings.HasPrefix(key, "redlatch_") {
+			if strings.HasPrefix(key, "redlatch_") && key != wire.ElectionTerm(name) {
 				require.NotEqual(t, int64(-1), harness.PTTL(t, r.server.Addr, key), key)
 			}
 			harness.Do(t, r.server.Addr, "DEL", key)

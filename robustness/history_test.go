@@ -250,7 +250,7 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 	}
 	for _, lock := range h.locks() {
 		wrongs = append(wrongs, h.checkModel(model, lock, h.partition(lock), dir, timeout)...)
-		if strings.HasPrefix(lock, "fair-") {
+		if isFair(lock) {
 			overtaken, _ := h.overtaken(lock)
 			wrongs = append(wrongs, overtaken...)
 		}
@@ -259,6 +259,11 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 		wrongs = append(wrongs, h.checkModel(latchModel, latch, h.latchOperations(latch), dir, timeout)...)
 	}
 	return wrongs
+}
+
+// isFair reports whether the waiters of a lock acquire it in order.
+func isFair(lock string) bool {
+	return strings.HasPrefix(lock, "fair-") || strings.HasPrefix(lock, "election-")
 }
 
 // latches returns the names of the latches, sorted.
@@ -324,7 +329,7 @@ func (f *figures) add(h *history) {
 	f.faults += h.faults
 	f.wipes += len(h.wipes)
 	for _, lock := range h.locks() {
-		if strings.HasPrefix(lock, "fair-") {
+		if isFair(lock) {
 			_, pairs := h.overtaken(lock)
 			f.pairs += pairs
 		}

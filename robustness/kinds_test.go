@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/rlock"
@@ -42,6 +43,9 @@ var kinds = []lockKind{
 		return c.FencedLock(lockName(seed, "fenced"))
 	}},
 	{name: "fair", named: 25, of: fair},
+	{name: "election", of: func(c *redlatch.Client, seed uint64) lock.Locker {
+		return candidates{c.Election(lockName(seed, "election"))}
+	}},
 	{name: "write", named: 25, locks: []string{"rw"}, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return c.RWLock(lockName(seed, "rw")).Write()
 	}},
@@ -98,7 +102,7 @@ func locksOf(seed uint64, i int) (names []string) {
 
 // deletable are the locks that the nemesis deletes. The holders of a semaphore that is created
 // again would add their permits to it.
-var deletable = []string{"plain", "reentrant", "fenced", "fair", "rw", "multi"}
+var deletable = []string{"plain", "reentrant", "fenced", "fair", "election", "rw", "multi"}
 
 // channels returns the channels of a round on which clients wait for messages.
 func channels(seed uint64) (names []string) {
@@ -108,11 +112,38 @@ func channels(seed uint64) (names []string) {
 	for _, name := range []string{"plain", "reentrant", "fenced", "multi"} {
 		names = append(names, wire.LockChannel(lockName(seed, name)))
 	}
-	names = append(names, wire.RWChannel(lockName(seed, "rw")))
+	names = append(names, wire.RWChannel(lockName(seed, "rw")), wire.ElectionChannel(lockName(seed, "election")))
 	for _, name := range []string{"permits", "counting"} {
 		names = append(names, wire.SemaphoreChannel(lockName(seed, name)))
 	}
 	return names
+}
+
+// candidates is an election. A hold is a term.
+type candidates struct{ *election.Election }
+
+type termHold struct {
+	*election.Term
+	name string
+}
+
+func (h termHold) Name() string                     { return h.name }
+func (h termHold) Unlock(ctx context.Context) error { return h.Resign(ctx) }
+func (termHold) Detach(context.Context, time.Duration) (string, error) {
+	panic("not used")
+}
+
+func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	term, err := c.Campaign(ctx, "value", opts...)
+	return termHold{term, c.Name()}, err
+}
+
+func (c candidates) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return c.Lock(ctx, append(opts, lock.Wait(0))...)
+}
+
+func (candidates) Do(context.Context, func(context.Context) error, ...lock.Option) error {
+	panic("not used")
 }
 
 // permitLocker is a semaphore of leased permits. A hold is one of them.
