@@ -57,11 +57,11 @@ deps:
 interop: deps
 	./scripts/tier interop
 
-# Histories of locks that are contended for while everything fails, checked against a
+# Histories of locks, elections and slots while everything fails, checked against a
 # model. See robustness/doc.go.
 robustness: deps
 	REDLATCH_SERVERS=$(SERVERS) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
-		go test -race -count=1 -timeout 0 -v -run TestHistories ./robustness/
+		go test -race -count=1 -timeout 0 -v -run 'TestHistories|TestSlots' ./robustness/
 
 # Robustness for an hour, or FOR, on each server.
 soak:

@@ -5,6 +5,7 @@ import (
 	"crypto/sha1"
 	"encoding/hex"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -84,14 +85,6 @@ var brokenScripts = []struct {
 // TestBrokenScriptsAreDetected verifies that the checks detect each of these scripts. The link of
 // the workers replaces the right script by it.
 func TestBrokenScriptsAreDetected(t *testing.T) {
-	const (
-		rounds     = 40
-		brokenTime = 1500 * time.Millisecond
-	)
-	_, seed, parent := settings(t)
-	if os.Getenv("REDLATCH_ROBUSTNESS_SEED") == "" {
-		seed = 1
-	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for i, b := range brokenScripts {
 			var source string
@@ -107,22 +100,59 @@ func TestBrokenScriptsAreDetected(t *testing.T) {
 			t.Run(b.name, func(t *testing.T) {
 				broken := strings.Replace(source, b.right, b.wrong, 1)
 				right, instead := scriptHash(source), scriptHash(broken)
-				links := newLinks(t, s, func(request []byte) []byte { return bytes.ReplaceAll(request, right, instead) })
-				for i := range uint64(rounds) {
+				links := newLinks(t, s, workers, func(request []byte) []byte { return bytes.ReplaceAll(request, right, instead) })
+				detected(t, func(r *round) *history {
 					harness.Do(t, s.Addr, "SCRIPT", "LOAD", broken)
-					r := &round{seed: seed + i, server: s, links: links, dir: journals(t, parent), time: brokenTime, only: b.fault}
+					r.server, r.links, r.only = s, links, b.fault
 					if b.fault != "" {
 						r.faults = mostFaults
 					}
-					if wrongs := r.run(t).check(r.dir, checkTimeout); len(wrongs) > 0 {
-						t.Logf("detected with seed %d: %s", r.seed, strings.Join(wrongs, "; "))
-						return
-					}
-				}
-				require.Fail(t, "not detected", "seeds from %d", seed)
+					return r.run(t)
+				})
 			})
 		}
 	})
+}
+
+// brokenRequests are changes of a request of Once that break a promise.
+var brokenRequests = []struct{ name, right, wrong string }{
+	{"a question forgets the success", `\$6\r\nEXISTS\r\n`, "$$6\r\nUNLINK\r\n"},
+	{"a success is stored for another slot", `(SET\r\n\$\d+\r\nredlatch_once)_done`, "${1}_lost"},
+}
+
+// TestBrokenRequestsAreDetected verifies that the checks of slots detect each of these requests.
+func TestBrokenRequestsAreDetected(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, b := range brokenRequests {
+			t.Run(b.name, func(t *testing.T) {
+				right := regexp.MustCompile(b.right)
+				links := newLinks(t, s, schedulers, func(request []byte) []byte {
+					return right.ReplaceAll(request, []byte(b.wrong))
+				})
+				detected(t, func(r *round) *history {
+					r.server, r.links = s, links
+					return r.runSlots(t)
+				})
+			})
+		}
+	})
+}
+
+// detected requires that one of several rounds violates a promise.
+func detected(t *testing.T, run func(*round) *history) {
+	const rounds = 40
+	_, seed, parent := settings(t)
+	if os.Getenv("REDLATCH_ROBUSTNESS_SEED") == "" {
+		seed = 1
+	}
+	for i := range uint64(rounds) {
+		r := &round{seed: seed + i, dir: journals(t, parent), time: 1500 * time.Millisecond}
+		if wrongs := run(r).check(r.dir, checkTimeout); len(wrongs) > 0 {
+			t.Logf("detected with seed %d: %s", r.seed, strings.Join(wrongs, "; "))
+			return
+		}
+	}
+	require.Fail(t, "not detected", "seeds from %d", seed)
 }
 
 // scriptHash is the hash by which a script is called.

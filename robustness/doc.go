@@ -1,11 +1,12 @@
 // Package robustness checks histories. Worker processes contend for objects of every kind
 // while a nemesis stops, kills and disconnects them and their servers, and the events they
-// record are compared with models of a lock and of a latch. The package exports nothing.
+// record are compared with models of a lock, of a latch, and of work that runs once per slot.
+// The package exports nothing.
 //
 // # Running it
 //
-//	go test -short ./robustness/              20 seconds on each server
-//	make robustness                           a minute on each server
+//	go test -short ./robustness/              a minute on each server
+//	make robustness                           a minute of each history on each server
 //	make robustness FOR=5m SEED=42            any duration
 //	make robustness FOR=1s SEED=57            repeats one round
 //	make soak                                 an hour on each server
@@ -21,7 +22,8 @@
 // Every round checks that
 //
 //   - the history of each lock, semaphore and latch fits its model below;
-//   - no waiter of a fair lock is overtaken by one that came when it was in the queue already;
+//   - no waiter of a fair lock and no candidate of an election is overtaken by one that came when it
+//     was in the queue already;
 //   - no call of Lock exceeds its Wait by much;
 //   - an expired lease ends the hold's context, and Unlock then reports the loss, as it does
 //     if the lock was deleted during the hold;
@@ -30,11 +32,21 @@
 //   - at the end every lock can be acquired, a semaphore has neither lost nor gained a permit,
 //     and a latch ends when the rest is counted down.
 //
+// TestSlots has rounds of its own: 8 processes run the work of each slot when it is due by their
+// clocks, which differ by up to 2 seconds. The work of a slot is a hold on a lock in the model.
+// Besides, these rounds check that
+//
+//   - no work begins after the success of its slot, unless the server has lost its data, or the
+//     work that succeeded had lost its lock when the other had asked already;
+//   - Run reports that the work is done only if it has succeeded before;
+//   - at the end the work of each slot can run, or is done.
+//
 // Every minute checks that no key without an expiry is left, and that the run contained
 // holds of every kind, faults, and their consequences.
 //
 // TestBrokenScriptsAreDetected replaces a script by a wrong one, and requires that a round
-// detects it. A new promise of a script deserves another row there.
+// detects it. A new promise of a script deserves another row there. TestBrokenRequestsAreDetected does
+// the same with requests of Once.
 //
 // # The faults
 //
@@ -57,7 +69,7 @@
 //
 // # The model
 //
-// All locks and semaphores have the same model: an exclusive lock, where a reader or a permit
+// All locks, elections and semaphores have the same model: an exclusive lock, where a reader or a permit
 // is a hold that others may share, and of permits there is a limit. A multi-lock is a hold on
 // each of its members. Queues are left out, because no order follows from the moments of calls
 // and returns; the order of the fair lock has a check of its own (order_test.go).

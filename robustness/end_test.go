@@ -97,11 +97,11 @@ func (h *history) countPermits(t *testing.T, c *redlatch.Client, seed uint64) (w
 	return []string{fmt.Sprintf("%s: %d permits are free at the end, not %d to %d", name, free, least, most)}
 }
 
-// clear deletes what a semaphore, a latch or an election leaves on the server. Of the keys that only redlatch
-// knows, each must expire.
+// clear deletes what objects leave on the server. Of the keys that only redlatch knows, each must
+// expire, except the tokens of elections.
 func (r *round) clear(t *testing.T) {
 	conn := harness.Conn(t, r.server.Addr)
-	names := []string{lockName(r.seed, "permits"), lockName(r.seed, "counting"), lockName(r.seed, "election")}
+	names := []string{lockName(r.seed, "fenced"), lockName(r.seed, "election"), lockName(r.seed, "permits"), lockName(r.seed, "counting")}
 	for i := range latches {
 		names = append(names, latchName(r.seed, i))
 	}

@@ -35,6 +35,9 @@ type claim struct {
 	err     string
 	silent  bool
 	over    bool // Unlock was called after certain ownership
+
+	worked     bool // the work of a slot succeeded
+	remembered bool // and this is stored
 }
 
 // history is everything that happened in a round.
@@ -97,9 +100,9 @@ func newHistory(events []event) *history {
 		case silent:
 			c.silent = true
 		case unlocking:
-			c.unlocking = e.At
+			c.unlocking, c.worked = e.At, e.Outcome == fine
 		case unlocked:
-			c.unlocked, c.release, c.lost, c.err = e.At, e.Outcome, e.Lost, e.Err
+			c.unlocked, c.release, c.lost, c.err, c.remembered = e.At, e.Outcome, e.Lost, e.Err, e.Remembered
 		case wiped:
 			h.wipes = append(h.wipes, e)
 		}
@@ -254,6 +257,7 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 			overtaken, _ := h.overtaken(lock)
 			wrongs = append(wrongs, overtaken...)
 		}
+		wrongs = append(wrongs, h.slotWrongs(lock)...)
 	}
 	for _, latch := range h.latches() {
 		wrongs = append(wrongs, h.checkModel(latchModel, latch, h.latchOperations(latch), dir, timeout)...)
@@ -317,15 +321,14 @@ func (h *history) annotations(lock string) []porcupine.Annotation {
 
 // figures are the totals of histories.
 type figures struct {
-	rounds, faults, calls, holds, reentries, expired, gone, unpromised int
-	unknownLocks, unknownUnlocks, killed, wipes, pairs                 int
-	holdsOf                                                            map[string]int // by kind
-	longest                                                            time.Duration  // the longest that any Lock exceeded its Wait
+	faults, calls, holds, reentries, expired, gone, unpromised int
+	unknownLocks, unknownUnlocks, killed, wipes, pairs         int
+	holdsOf                                                    map[string]int // by kind
+	longest                                                    time.Duration  // the longest that any Lock exceeded its Wait
 }
 
 // add counts the events of a round's workers. It ignores what the test does after them.
 func (f *figures) add(h *history) {
-	f.rounds++
 	f.faults += h.faults
 	f.wipes += len(h.wipes)
 	for _, lock := range h.locks() {
@@ -377,8 +380,6 @@ func (f *figures) add(h *history) {
 	}
 }
 
-// missing returns the events that a run of that length should have contained and did not. A
-// single round need only contain holds, because it may repeat another.
 func (f *figures) missing(runFor time.Duration) []string {
 	wanted := map[string]int{"a hold": f.holds}
 	if runFor >= smoke {
@@ -397,14 +398,19 @@ func (f *figures) missing(runFor time.Duration) []string {
 			"a waiter of a fair lock before another": f.pairs,
 		})
 	}
-	maps.DeleteFunc(wanted, func(_ string, n int) bool { return n > 0 })
-	return slices.Sorted(maps.Keys(wanted))
+	return absent(wanted)
+}
+
+// absent returns the keys of what did not occur.
+func absent(counts map[string]int) []string {
+	maps.DeleteFunc(counts, func(_ string, n int) bool { return n > 0 })
+	return slices.Sorted(maps.Keys(counts))
 }
 
 func (f *figures) String() string {
-	return fmt.Sprintf("%d rounds, %d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d expired at once), lost: %d expired, %d gone; "+
+	return fmt.Sprintf("%d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d expired at once), lost: %d expired, %d gone; "+
 		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; %d pairs of waiters in order; "+
 		"Lock at most %v beyond its Wait",
-		f.rounds, f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
+		f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
 		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.pairs, f.longest.Round(time.Millisecond))
 }

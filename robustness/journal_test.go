@@ -44,7 +44,9 @@ type event struct {
 	Lost int64 `json:"lost,omitempty"`
 
 	Outcome outcome `json:"outcome,omitempty"` // of what has returned
-	Err     string  `json:"err,omitempty"`
+	// Remembered is, of unlocked, whether Run has stored the success of the work.
+	Remembered bool   `json:"remembered,omitempty"`
+	Err        string `json:"err,omitempty"`
 }
 
 type kind string
@@ -75,6 +77,7 @@ const (
 	refused outcome = "not acquired"
 	expired outcome = "expired"
 	gone    outcome = "gone"
+	skipped outcome = "done" // another run of the slot has succeeded
 	unknown outcome = "unknown"
 	failed  outcome = "failed" // the connection, the server or the client is down
 	wrong   outcome = "wrong"  // an unexpected error

@@ -26,6 +26,7 @@ type nemesis struct {
 	journal *journal
 	only    string // the only fault, or ""
 	spawn   func(worker int) *harness.Process
+	restore func() error // after the server has lost its data
 
 	workers []*harness.Process
 	stopped []bool // by worker
@@ -229,11 +230,11 @@ func (n *nemesis) restart() {
 	})
 }
 
-// wipeAll deletes everything, and creates the semaphores again. The latches stay open.
+// wipeAll deletes everything.
 func (n *nemesis) wipeAll(do func()) {
 	n.wipe("", func() {
 		do()
-		require.NoError(n.t, create(n.t.Context(), n.server.Addr, n.seed, false))
+		require.NoError(n.t, n.restore())
 	})
 }
 

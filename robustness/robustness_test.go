@@ -18,7 +18,9 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	harness.Main(m, map[string]func(args []string) error{"contend": contend})
+	harness.Main(m, map[string]func(args []string) error{
+		"contend": process(contend), "schedule": process(schedule),
+	})
 }
 
 const (
@@ -76,6 +78,22 @@ type round struct {
 
 // run runs the round and returns its history.
 func (r *round) run(t *testing.T) *history {
+	require.NoError(t, create(t.Context(), r.server.Addr, r.seed, true))
+	// A wipe deletes the semaphores too. The latches stay open.
+	n := r.disturb(t, "contend", func() error { return create(t.Context(), r.server.Addr, r.seed, false) })
+	c, err := connect(t.Context(), r.server.Addr)
+	require.NoError(t, err)
+	defer c.Close()
+	wrongs := r.takeAll(t, c)
+	h := r.history(t, n)
+	h.atEnd = append(wrongs, h.countPermits(t, c, r.seed)...)
+	r.clear(t)
+	return h
+}
+
+// disturb runs worker processes of that name, one for each link, while the nemesis acts.
+// It calls restore when the server has lost its data.
+func (r *round) disturb(t *testing.T, worker string, restore func() error) *nemesis {
 	j, err := openJournal(filepath.Join(r.dir, "nemesis"+journalExt))
 	require.NoError(t, err)
 	defer j.close()
@@ -84,13 +102,12 @@ func (r *round) run(t *testing.T) *history {
 	spawned := 0
 	count, rng := draw(r.seed, r.faults)
 	n := &nemesis{
-		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j, only: r.only,
-		spawn: func(worker int) *harness.Process {
+		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j, only: r.only, restore: restore,
+		spawn: func(i int) *harness.Process {
 			spawned++
-			return harness.Spawn(t, "contend", r.links[worker].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
+			return harness.Spawn(t, worker, r.links[i].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
 		},
 	}
-	require.NoError(t, create(t.Context(), r.server.Addr, r.seed, true))
 	for i := range r.links {
 		n.workers = append(n.workers, n.spawn(i))
 	}
@@ -99,22 +116,21 @@ func (r *round) run(t *testing.T) *history {
 	for _, w := range n.workers {
 		w.Ended(endTime)
 	}
-	c, err := connect(t.Context(), r.server.Addr)
-	require.NoError(t, err)
-	defer c.Close()
-	wrongs := r.takeAll(t, c)
+	return n
+}
+
+// history returns what the journals of the round contain.
+func (r *round) history(t *testing.T, n *nemesis) *history {
 	events, err := readJournals(r.dir)
 	require.NoError(t, err)
 	h := newHistory(events)
 	h.faults = len(n.log)
-	h.atEnd = append(wrongs, h.countPermits(t, c, r.seed)...)
-	r.clear(t)
 	return h
 }
 
-// newLinks returns a link for each worker.
-func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) []*link {
-	links := make([]*link, workers)
+// newLinks returns a link for each of n workers.
+func newLinks(t *testing.T, s *testserver.Server, n int, rewrite func([]byte) []byte) []*link {
+	links := make([]*link, n)
 	for i := range links {
 		l, err := newLink(s.Addr, rewrite)
 		require.NoError(t, err)
@@ -124,53 +140,58 @@ func newLinks(t *testing.T, s *testserver.Server, rewrite func([]byte) []byte) [
 	return links
 }
 
+// totals are the events of several rounds.
+type totals interface {
+	add(*history)
+	// missing returns the events that a run of that length should have contained and did not. A
+	// single round need only contain the first, because it may repeat another.
+	missing(runFor time.Duration) []string
+	String() string
+}
+
 func TestHistories(t *testing.T) {
+	histories(t, workers, (*round).run, func() totals { return &figures{holdsOf: map[string]int{}} })
+}
+
+func TestSlots(t *testing.T) {
+	histories(t, schedulers, (*round).runSlots, func() totals { return &runFigures{} })
+}
+
+// histories runs rounds with that many workers on each server.
+func histories(t *testing.T, workers int, run func(*round, *testing.T) *history, newTotals func() totals) {
 	runFor, seed, dir := settings(t)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		seed := seed
 		for left, ok := runFor, true; left > 0 && ok; left -= longRun {
 			ok = t.Run(fmt.Sprintf("from %d", seed), func(t *testing.T) {
-				seed += uint64(histories(t, harness.Own(t, shared.Program), seed, min(left, longRun), dir))
+				s, runFor := harness.Own(t, shared.Program), min(left, longRun)
+				t.Logf("from seed %d, for %v, on %s", seed, runFor, s.Program)
+				links := newLinks(t, s, workers, nil)
+				sum, begin, first := newTotals(), time.Now(), seed
+				goOn := func() bool {
+					soFar := time.Since(begin)
+					// Some events are rare.
+					return seed == first || soFar < runFor || soFar < 3*runFor && len(sum.missing(runFor)) > 0
+				}
+				for ok := true; ok && goOn(); seed++ {
+					ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
+						dir := journals(t, dir)
+						h := run(&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}, t)
+						sum.add(h)
+						for _, w := range h.check(dir, checkTimeout) {
+							assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
+						}
+					})
+				}
+				t.Logf("in %v: %d rounds, %v", time.Since(begin).Round(time.Second), seed-first, sum)
+				if t.Failed() {
+					return
+				}
+				assert.Empty(t, sum.missing(runFor), "is missing from the run")
+				harness.NothingStays(t, s.Addr)
 			})
 		}
 	})
-}
-
-// histories runs rounds on a server, the first with seed, and returns how many.
-func histories(t *testing.T, s *testserver.Server, first uint64, runFor time.Duration, dir string) (rounds int) {
-	t.Logf("from seed %d, for %v, on %s", first, runFor, s.Program)
-	links := newLinks(t, s, nil)
-	sum := figures{holdsOf: map[string]int{}}
-	begin := time.Now()
-	goOn := func() bool {
-		soFar := time.Since(begin)
-		// Some events are rare.
-		return sum.rounds == 0 || soFar < runFor || soFar < 3*runFor && len(sum.missing(runFor)) > 0
-	}
-	for seed, ok := first, true; ok && goOn(); seed++ {
-		ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
-			dir := journals(t, dir)
-			h := (&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}).run(t)
-			sum.add(h)
-			for _, w := range h.check(dir, checkTimeout) {
-				assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
-			}
-		})
-	}
-	t.Logf("in %v: %v", time.Since(begin).Round(time.Second), &sum)
-	if t.Failed() {
-		return sum.rounds
-	}
-	assert.Empty(t, sum.missing(runFor), "is missing from the run")
-	c, err := connect(t.Context(), s.Addr)
-	require.NoError(t, err)
-	defer c.Close()
-	for i := range sum.rounds {
-		_, err := c.FencedLock(lockName(first+uint64(i), "fenced")).ResetTokens(t.Context())
-		require.NoError(t, err)
-	}
-	harness.NothingStays(t, s.Addr)
-	return sum.rounds
 }
 
 // journals returns a new directory, which is kept if the test fails.

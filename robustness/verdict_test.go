@@ -216,6 +216,69 @@ func TestModelRejects(t *testing.T) {
 	}
 }
 
+// runs adds a run of the slot from called to its end; it begins work at began, and the lease lasts
+// until certain.
+func (s tale) runs(claim string, called, began, certain int64) tale {
+	s = append(s, event{What: locking, At: called, Claim: claim, Lock: "slot", Kind: slotKind, Wait: time.Hour})
+	return append(s, event{What: locked, At: began, Claim: claim}, event{What: seen, At: began, Claim: claim, Until: certain})
+}
+
+// ends ends the work of a claim, and its Run if returned is not 0. The work has succeeded if Run
+// remembers it.
+func (s tale) ends(claim string, at, returned int64, o outcome, remembered bool) tale {
+	worked := event{What: unlocking, At: at, Claim: claim, Outcome: failed}
+	if remembered || returned == 0 {
+		worked.Outcome = fine
+	}
+	s = append(s, worked)
+	if returned == 0 {
+		return s
+	}
+	return append(s, event{What: unlocked, At: returned, Claim: claim, Outcome: o, Lost: at, Remembered: remembered})
+}
+
+// skips adds a Run that finds the work done.
+func (s tale) skips(claim string, called, returned int64) tale {
+	s = append(s, event{What: locking, At: called, Claim: claim, Lock: "slot", Kind: slotKind, Wait: time.Hour})
+	return append(s, event{What: notLocked, At: returned, Claim: claim, Outcome: skipped})
+}
+
+func TestSlotChecks(t *testing.T) {
+	succeeded := tale{}.runs("a", 1, 2, 100).ends("a", 5, 8, fine, true)
+	for name, c := range map[string]struct {
+		tale  tale
+		wrong string // a part of the only violation, or ""
+	}{
+		"done once":                            {succeeded, ""},
+		"done by another":                      {slices.Concat(succeeded, tale{}.skips("b", 9, 10)), ""},
+		"done while it waits":                  {slices.Concat(succeeded, tale{}.skips("b", 3, 10)), ""},
+		"done by a process that was killed":    {slices.Concat(tale{}.runs("a", 1, 2, 100).ends("a", 5, 0, "", true), tale{}.skips("b", 6, 7)), ""},
+		"again after a failure":                {slices.Concat(tale{}.runs("a", 1, 2, 100).ends("a", 5, 8, failed, false), tale{}.runs("b", 3, 9, 100)), ""},
+		"again after a crash":                  {slices.Concat(tale{}.runs("a", 1, 2, 20), tale{}.runs("b", 3, 21, 100)), ""},
+		"again after a success that was lost":  {slices.Concat(succeeded, tale{}.wiped(9, 10, ""), tale{}.runs("b", 11, 12, 100)), ""},
+		"lost while it was stored":             {slices.Concat(succeeded, tale{}.wiped(6, 7, ""), tale{}.runs("b", 9, 10, 100)), ""},
+		"succeeds late, without its lock":      {slices.Concat(tale{}.runs("a", 1, 2, 20).ends("a", 50, 51, expired, true), tale{}.runs("b", 3, 52, 100)), ""},
+		"stopped before it began":              {slices.Concat(succeeded, tale{}.runs("b", 3, 9, 0)), ""},
+		"again after a success":                {slices.Concat(succeeded, tale{}.runs("b", 3, 9, 100)), "ran after"},
+		"again after a success long ago":       {slices.Concat(tale{}.wiped(1, 2, ""), tale{}.runs("a", 3, 4, 100).ends("a", 5, 8, fine, true), tale{}.runs("b", 9, 10, 100)), "ran after"},
+		"again after a success without a lock": {slices.Concat(tale{}.runs("a", 1, 2, 20).ends("a", 50, 51, expired, true), tale{}.runs("b", 52, 53, 100)), "ran after"},
+		"two at a time":                        {slices.Concat(tale{}.runs("a", 1, 2, 100), tale{}.runs("b", 3, 4, 100)), "Illegal"},
+		"done before anything ran":             {tale{}.skips("b", 9, 10), "done before"},
+		"done before its work ended":           {slices.Concat(tale{}.runs("a", 1, 2, 100).ends("a", 11, 12, fine, true), tale{}.skips("b", 9, 10)), "done before"},
+		"done though it failed":                {slices.Concat(tale{}.runs("a", 1, 2, 100).ends("a", 5, 8, failed, false), tale{}.skips("b", 9, 10)), "done before"},
+		"ran and did not":                      {append(tale{}.runs("a", 1, 2, 100).ends("a", 5, 0, "", true), event{What: notLocked, At: 8, Claim: "a", Outcome: refused}), "returned false"},
+	} {
+		wrongs := newHistory(c.tale).check(t.TempDir(), checkTimeout)
+		if c.wrong == "" {
+			assert.Empty(t, wrongs, name)
+			continue
+		}
+		if assert.Len(t, wrongs, 1, name) {
+			assert.Contains(t, wrongs[0], c.wrong, name)
+		}
+	}
+}
+
 func TestCheckReports(t *testing.T) {
 	for what, s := range map[string]tale{
 		"Illegal":          tale{}.calls("a", 1).gets("a", 2, 100).calls("b", 3).gets("b", 4, 100),

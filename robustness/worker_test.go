@@ -29,30 +29,38 @@ const (
 // goroutines is the number of goroutines of a worker: two for each kind, and two for the latches.
 var goroutines = 2 * (len(kinds) + 1)
 
-// contend is the worker: several goroutines acquire and release the round's locks in every way
-// until a time is reached.
-func contend(args []string) error {
-	addr, dir, id := args[0], args[1], "w"+args[3]
-	seed, errSeed := strconv.ParseUint(args[2], 10, 64)
-	number, errNumber := strconv.ParseUint(args[3], 10, 32)
-	until, errUntil := strconv.ParseInt(args[4], 10, 64)
-	j, err := openJournal(filepath.Join(dir, id+journalExt))
-	if err := errors.Join(errSeed, errNumber, errUntil, err); err != nil {
-		return err
-	}
-	var c *redlatch.Client
-	for c == nil {
-		if clock() >= until {
-			return j.close()
+// process returns a worker process, which plays until a time is reached.
+func process(play func(w *worker, seed, number uint64, until int64)) func(args []string) error {
+	return func(args []string) error {
+		addr, dir, id := args[0], args[1], "w"+args[3]
+		seed, errSeed := strconv.ParseUint(args[2], 10, 64)
+		number, errNumber := strconv.ParseUint(args[3], 10, 32)
+		until, errUntil := strconv.ParseInt(args[4], 10, 64)
+		j, err := openJournal(filepath.Join(dir, id+journalExt))
+		if err := errors.Join(errSeed, errNumber, errUntil, err); err != nil {
+			return err
 		}
-		// The server may be down or paused.
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
-		if c, err = connect(ctx, addr, redlatch.WithTracerProvider(tracing{journal: j})); err != nil {
-			time.Sleep(10 * time.Millisecond)
+		var c *redlatch.Client
+		for c == nil {
+			if clock() >= until {
+				return j.close()
+			}
+			// The server may be down or paused.
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			if c, err = connect(ctx, addr, redlatch.WithTracerProvider(tracing{journal: j})); err != nil {
+				time.Sleep(10 * time.Millisecond)
+			}
+			cancel()
 		}
-		cancel()
+		play(&worker{id: id, client: c, journal: j}, seed, number, until)
+		c.Close()
+		j.write(event{What: ended, At: clock(), Claim: id})
+		return j.close()
 	}
-	w := &worker{id: id, client: c, journal: j}
+}
+
+// contend acquires and releases the round's locks in every way, in several goroutines.
+func contend(w *worker, seed, number uint64, until int64) {
 	var wg sync.WaitGroup
 	for g := range goroutines {
 		wg.Go(func() {
@@ -68,14 +76,11 @@ func contend(args []string) error {
 				if p.kind == "permits" && p.chance(1) {
 					p.oversize(seed)
 				}
-				p.play(kinds[i].of(c, seed), p.chance(kinds[i].named))
+				p.play(kinds[i].of(w.client, seed), p.chance(kinds[i].named))
 			}
 		})
 	}
 	wg.Wait()
-	c.Close()
-	j.write(event{What: ended, At: clock(), Claim: id})
-	return j.close()
 }
 
 func connect(ctx context.Context, addr string, opts ...redlatch.Option) (*redlatch.Client, error) {
