@@ -46,27 +46,32 @@ type Finding struct {
 	Advice  string
 	// Missing lists, for CheckCommands, what the server does not support or permit.
 	// Kind is the kind of object that needs it: KindFair, KindReadWrite, KindSemaphore,
-	// KindLatch, KindPlain, or "" for the other locks of package rlock, which fair
-	// locks and read-write locks also need.
+	// KindLatch, KindPlain, KindElection, KindOnce, or "" for the other locks of package
+	// rlock. Fair locks and read-write locks also need what is missing for these, and
+	// elections also need what is missing for fair locks.
 	Missing []Right
 	Kind    string
 }
 
 // Kinds of objects that need other rights than most locks of package rlock: fair locks,
-// read-write locks, semaphores of either kind, count-down latches, plain locks.
+// read-write locks, semaphores of either kind, count-down latches, plain locks, elections,
+// and the objects of Client.Once.
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
 	KindSemaphore = "semaphore"
 	KindLatch     = "count-down latch"
 	KindPlain     = "plain"
+	KindElection  = "election"
+	KindOnce      = "once"
 )
 
 // kinds are all kinds with the plurals of their objects; "" is for the other locks of package
 // rlock.
 var kinds = []struct{ kind, objects string }{
 	{"", ""}, {KindFair, "fair locks"}, {KindReadWrite, "read-write locks"}, {KindSemaphore, "semaphores"},
-	{KindLatch, "count-down latches"}, {KindPlain, "plain locks"},
+	{KindLatch, "count-down latches"}, {KindPlain, "plain locks"}, {KindElection, "elections"},
+	{KindOnce, "once-only work"},
 }
 
 // Right is a command with the key or channel it applies to, if any.

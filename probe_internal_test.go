@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Client.Probe checks exactly the commands that the scripts use.
+// Client.Probe checks exactly the commands that the scripts use, and those that package once sends.
 func TestProbeCoversScriptCommands(t *testing.T) {
-	command := regexp.MustCompile(`(?:call|try)\('([A-Z]+)'`)
+	command := regexp.MustCompile(`(?:call|try)\('([A-Z]+)'|B\(\)\.([A-Z]\w+)\(|"([A-Z]+)", wire\.`)
 	ofAll := map[string]bool{}
 	uses := usesOf("orders", "", false, false)
 	for _, kind := range []struct {
@@ -27,6 +28,8 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		{[]string{"rwlock/*.lua"}, KindReadWrite},
 		{[]string{"semaphore/*.lua"}, KindSemaphore},
 		{[]string{"countdown/*.lua"}, KindLatch},
+		{[]string{"election/*.lua"}, KindElection},
+		{[]string{"once/once.go", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/locking/*.lua"}, KindOnce},
 	} {
 		sent, asked := map[string]bool{}, map[string]bool{}
 		for _, pattern := range kind.scripts {
@@ -40,7 +43,7 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 				source, err := os.ReadFile(file)
 				require.NoError(t, err)
 				for _, m := range command.FindAllSubmatch(source, -1) {
-					sent[string(m[1])] = true
+					sent[strings.ToUpper(string(bytes.Join(m[1:], nil)))] = true
 				}
 			}
 		}

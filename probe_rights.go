@@ -26,7 +26,8 @@ func (u use) words() []string {
 }
 
 // usesOf returns the commands that the objects of a key send, directly or from scripts, in
-// the order of their kinds. Those of fair and read-write locks add to those of kind "".
+// the order of their kinds. Those of fair and read-write locks add to those of kind "", and
+// those of elections to those of fair locks.
 func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	owner, _ := lock.NewOwner(client, 0) // not a real owner
 	general, channel := "PING", "PUBLISH,SUBSCRIBE,UNSUBSCRIBE"
@@ -37,6 +38,8 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		general += ",PUBSUB SHARDNUMSUB"
 		channel = "SPUBLISH,SSUBSCRIBE,SUNSUBSCRIBE"
 	}
+	// One slot stands for all.
+	run, done := wire.OnceRun(key, "slot"), wire.OnceDone(key, "slot")
 	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
 		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,PEXPIRE,PTTL,DEL"},
@@ -71,6 +74,13 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 
 		{KindPlain, key, "SET,GET,PTTL,PEXPIRE,DEL"},
 		{KindPlain, wire.PlainChannel(key), channel},
+
+		{KindElection, wire.ElectionTerm(key), "HGET,HMGET,HSET,HINCRBY"},
+		{KindElection, wire.ElectionChannel(key), channel},
+
+		{KindOnce, run, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HDEL,PEXPIRE,PTTL,DEL"},
+		{KindOnce, wire.LockChannel(run), channel},
+		{KindOnce, done, "EXISTS,SET,DEL"},
 	} {
 		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name

@@ -85,6 +85,7 @@ func TestStartupChecks(t *testing.T) {
 					"read-write: PEXPIRE {app:orders}:<client>:0:rwlock_timeout:1", "read-write: PEXPIRE redlatch_rwlock_writer:{app:orders}",
 					"semaphore: PEXPIRE redlatch_sc_request:{app:orders}:<client>", "semaphore: PEXPIRE redlatch_sc_waiting:{app:orders}", "semaphore: PEXPIRE redlatch_sc_alive:{app:orders}",
 					"semaphore: PEXPIRE {app:orders}:timeout", "plain: PEXPIRE app:orders",
+					"once: PEXPIRE redlatch_once:{app:orders}:slot",
 				},
 			},
 			{
@@ -99,6 +100,9 @@ func TestStartupChecks(t *testing.T) {
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
+					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
+					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
+					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
 				},
 			},
 			{
@@ -119,6 +123,12 @@ func TestStartupChecks(t *testing.T) {
 					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
+					"election: HSET redlatch_election:{app:orders}",
+					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
+					"once: EXISTS redlatch_once:{app:orders}:slot", "once: HSET redlatch_once:{app:orders}:slot",
+					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
+					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
+					"once: EXISTS redlatch_once_done:{app:orders}:slot",
 				},
 			},
 			{

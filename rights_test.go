@@ -2,6 +2,7 @@ package redlatch_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -85,6 +87,87 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	checkSemaphores(t, conn, c, other)
 	checkLatch(t, c, other)
 	checkPlainLock(t, c, other)
+	checkElection(t, c, other)
+	checkOnce(t, c, other)
+}
+
+// checkElection uses everything of an election that needs a right.
+func checkElection(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	e, theirs := c.Election("app:scheduler"), other.Election("app:scheduler")
+	first, err := theirs.Campaign(ctx, "theirs", lock.Lease(time.Hour))
+	require.NoError(t, err)
+	leader, err := e.Leader(ctx)
+	require.NoError(t, err)
+	require.Equal(t, "theirs", leader.Value)
+	campaign := harness.Start(t, ctx, func(ctx context.Context) (*election.Term, error) { return e.Campaign(ctx, "ours") })
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, first.Resign(ctx))
+	term := campaign.Got()
+	require.Greater(t, c.PubSub().Messages, before)
+	require.NoError(t, term.Extend(ctx, time.Minute))
+	observed := 0
+	for leader, err := range e.Observe(ctx) {
+		require.NoError(t, err)
+		if observed++; observed == 2 {
+			require.Equal(t, "next", leader.Value)
+			break
+		}
+		require.Equal(t, "ours", leader.Value)
+		waitForListeners(t, c, 1)
+		before = c.PubSub().Messages
+		require.NoError(t, term.Resign(ctx))
+		term, err = e.Campaign(ctx, "next")
+		require.NoError(t, err)
+	}
+	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+	require.NoError(t, term.Resign(ctx))
+	term, err = e.Campaign(ctx, "", lock.AtLeast(time.Minute))
+	require.NoError(t, err)
+	require.NoError(t, term.Resign(ctx))
+	_, err = c.Election("elsewhere").Leader(ctx)
+	require.ErrorContains(t, err, "NOPERM")
+}
+
+// checkOnce uses everything of a Once that needs a right.
+func checkOnce(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	job, theirs := c.Once("app:report"), other.Once("app:report")
+	runs, finish := make(chan struct{}), make(chan struct{})
+	first := harness.Start(t, ctx, func(ctx context.Context) (bool, error) {
+		return theirs.Run(ctx, "1", func(context.Context) error {
+			close(runs)
+			<-finish
+			return nil
+		})
+	})
+	<-runs
+	second := harness.Start(t, ctx, func(ctx context.Context) (bool, error) { return job.Run(ctx, "1", nothing) })
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	close(finish)
+	require.True(t, first.Got())
+	require.False(t, second.Got())
+	require.Greater(t, c.PubSub().Messages, before)
+	had, err := job.Forget(ctx, "1")
+	require.NoError(t, err)
+	require.True(t, had)
+
+	fails := errors.New("fails")
+	ran, err := job.Run(ctx, "2", func(context.Context) error { return fails })
+	require.Equal(t, fails, err)
+	require.True(t, ran)
+	ran, err = job.Run(ctx, "2", nothing, lock.AtLeast(time.Minute))
+	require.NoError(t, err)
+	require.True(t, ran)
+	done, err := job.Done(ctx, "2")
+	require.NoError(t, err)
+	require.True(t, done)
+	_, err = c.Once("elsewhere").Run(ctx, "1", nothing)
+	require.ErrorContains(t, err, "NOPERM")
 }
 
 // checkPlainLock uses everything of a plain lock that needs a right.
@@ -379,13 +462,15 @@ func TestDocumentedRights(t *testing.T) {
 		defer c.Close()
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
-		require.Len(t, r.Findings, 5)
-		require.Equal(t, redlatch.KindFair, r.Findings[0].Kind)
-		require.Equal(t, redlatch.KindReadWrite, r.Findings[1].Kind)
-		require.Equal(t, redlatch.KindSemaphore, r.Findings[2].Kind)
-		require.Equal(t, redlatch.KindLatch, r.Findings[3].Kind)
-		require.Equal(t, redlatch.KindPlain, r.Findings[4].Kind)
-		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks")...)
+		var kinds []string
+		for _, f := range r.Findings {
+			kinds = append(kinds, f.Kind)
+		}
+		require.Equal(t, []string{
+			redlatch.KindFair, redlatch.KindReadWrite, redlatch.KindSemaphore, redlatch.KindLatch, redlatch.KindPlain,
+			redlatch.KindElection, redlatch.KindOnce,
+		}, kinds)
+		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work")...)
 		checkEverything(t, harness.Conn(t, s.Addr), c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -404,12 +489,42 @@ func TestDocumentedRights(t *testing.T) {
 	})
 }
 
+// The rights of a kind suffice without those of other kinds.
+func TestDocumentedRightsOfEachKind(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		conn, other := harness.Conn(t, s.Addr), harness.Client(t, s)
+		for _, tt := range []struct {
+			rows  []string
+			check func(t *testing.T, c, other *redlatch.Client)
+		}{
+			{[]string{"fair locks"}, checkFairLock},
+			{[]string{"read-write locks"}, checkRWLock},
+			{[]string{"semaphores"}, func(t *testing.T, c, other *redlatch.Client) { checkSemaphores(t, conn, c, other) }},
+			{[]string{"count-down latches"}, checkLatch},
+			{[]string{"plain locks"}, checkPlainLock},
+			{[]string{"fair locks", "elections"}, checkElection},
+			{[]string{"once-only work"}, checkOnce},
+		} {
+			t.Run(strings.Join(tt.rows, ", "), func(t *testing.T) {
+				harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", tt.rows...)...)
+				opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
+				require.NoError(t, err)
+				c, err := redlatch.New(t.Context(), opt, redlatch.WithoutStartupChecks())
+				require.NoError(t, err)
+				defer c.Close()
+				tt.check(t, c, other)
+			})
+		}
+	})
+}
+
 func TestDocumentedRightsInCluster(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work", "a cluster", "the startup checks")...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log
