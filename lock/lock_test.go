@@ -57,7 +57,7 @@ func TestResolve(t *testing.T) {
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
 		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
-		lock.AtLeast(0), lock.AtLeast(-1), lock.AtLeast(lock.MaxLease + 1),
+		lock.AtLeast(-1), lock.AtLeast(time.Microsecond), lock.AtLeast(lock.MaxLease + 1),
 	} {
 		_, err := lock.Resolve(opt)
 		require.ErrorIs(t, err, lock.ErrInvalid)
@@ -72,6 +72,9 @@ func TestResolve(t *testing.T) {
 	}
 	_, err = lock.ResolvePermit(lock.AtLeast(time.Second))
 	require.ErrorIs(t, err, lock.ErrInvalid)
+	o, err = lock.Resolve(lock.AtLeast(time.Second), lock.AtLeast(0))
+	require.NoError(t, err)
+	require.Zero(t, o.KeepUntil(), "the last one wins")
 	o, err = lock.Resolve(lock.AtLeast(time.Second))
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(time.Second), o.KeepUntil(), time.Second)

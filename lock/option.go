@@ -67,8 +67,8 @@ func Parent(parent context.Context) Option { return Option{kind: optionParent, p
 // A lock whose hold ends otherwise becomes free when its lease ends: that of a process that dies, or
 // of a client that is closed before Unlock. A hold that Adopt returns has options of its own.
 //
-// d must be from a millisecond to MaxLease, and not exceed Lease or MaxHold. Read locks and the
-// permits of semaphores have no such option.
+// d must be 0, which is the default, or from a millisecond to MaxLease, and not exceed Lease or
+// MaxHold. Read locks and the permits of semaphores have no such option.
 func AtLeast(d time.Duration) Option { return Option{kind: optionAtLeast, d: d} }
 
 // MaxWaiters makes Lock fail instead of wait if n callers of this client already wait for the
@@ -158,8 +158,8 @@ func resolve(opts []Option) (Options, error) {
 			}
 			o.Parent = opt.parent
 		case optionAtLeast:
-			if CheckLease(opt.d) != nil {
-				return Options{}, fmt.Errorf("%w: AtLeast(%v): must be from a millisecond to %v", ErrInvalid, opt.d, MaxLease)
+			if opt.d != 0 && CheckLease(opt.d) != nil {
+				return Options{}, fmt.Errorf("%w: AtLeast(%v): must be 0, or from a millisecond to %v", ErrInvalid, opt.d, MaxLease)
 			}
 			o.AtLeast = opt.d
 		case optionMaxWaiters:

@@ -23,8 +23,9 @@
 //
 // # Durations
 //
-// The options of Run bound the time for which a run occupies its slot. lock.AtLeast(d) keeps the slot
-// for d even if the work ends sooner, so that a failed run is repeated after d at the earliest.
+// The options of Run bound the time for which a run occupies its slot. lock.AtLeast(d) keeps it for d
+// at least: a run that fails sooner is repeated when d is over, and one that succeeds is remembered for
+// d even if Remember is shorter.
 // lock.MaxHold(d) ends the context of work that takes longer than d, and leaves the slot to others.
 // Without it the lock of a run is renewed for as long as its process lives; after the death of a
 // process the slot is free when the lease is over, 30 s later by default (see
@@ -42,6 +43,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/construct"
@@ -98,12 +100,13 @@ func (o *Once) Name() string { return o.name }
 // fn ends if the lock is lost, or after lock.MaxHold. If another process runs the work, Run
 // blocks until that has succeeded, and returns false, or has failed, and runs fn.
 //
-// An error with false is that of Locker.Lock, lock.ErrNotAcquired for example if lock.Wait ran out or
-// ctx ended while another process ran the work. An error with true is that of fn, unchanged; the next
-// caller then runs the work again. If fn has succeeded and that could not be stored within 5 s, or
-// within the lease if that is longer, the error matches lock.ErrIndeterminate, or is the refusal of the
-// server: the work may run again. If the lock could not be released, or was lost while fn ran, the
-// error is a *lock.DoError; success is remembered nevertheless.
+// An error with false is that of Done or of Locker.Lock: lock.ErrNotAcquired for example if lock.Wait
+// ran out or ctx ended while another process ran the work. An error with true is that of fn,
+// unchanged; the next caller then runs the work again. If fn has succeeded and that could not be
+// stored, the work may run again, and the error matches lock.ErrIndeterminate or lock.ErrClosed, or is
+// the refusal of the server. Run tries to store it until the lease is over, for 5 s at least, but no
+// longer than 5 s after the end of ctx. If the lock could not be released, or was lost while fn ran,
+// the error is a *lock.DoError; success is remembered nevertheless.
 //
 // If fn panics or calls runtime.Goexit, the work counts as failed, and the panic continues. The
 // options are those of Locker.Lock.
@@ -114,46 +117,72 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if fn == nil {
 		return false, fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, o.name)
 	}
-	if _, err := lock.Resolve(opts...); err != nil {
-		return false, err
-	}
-	if done, err := o.Done(ctx, slot); done || err != nil {
-		return false, err
-	}
-	hold, err := o.lockAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
+	settings, err := lock.Resolve(opts...)
 	if err != nil {
 		return false, err
 	}
-	// Deferred, so that a panic or Goexit in fn continues after it.
-	defer func() {
-		if unlockErr := hold.Unlock(ctx); unlockErr != nil && ran {
-			err = &lock.DoError{Func: err, Unlock: unlockErr}
-		}
-	}()
 	if done, err := o.Done(ctx, slot); done || err != nil {
 		return false, err
 	}
+	// A slot is kept only if its work may run again, which is not known before the work ends.
+	opts = append(slices.Clip(opts), lock.AtLeast(0))
+	hold, err := o.lockAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
+	if errors.Is(err, lock.ErrNotAcquired) {
+		if done, doneErr := o.Done(ctx, slot); done && doneErr == nil {
+			return false, nil // another process has just finished
+		}
+	}
+	if err != nil {
+		return false, err
+	}
+	keepUntil, done := settings.KeepUntil(), false
+	// Deferred, so that a panic or Goexit in fn continues after it.
+	defer func() {
+		if endErr := end(ctx, hold, keepUntil, ran && !done); endErr != nil && ran {
+			err = &lock.DoError{Func: err, Unlock: endErr}
+		}
+	}()
+	if done, err = o.Done(ctx, slot); done || err != nil {
+		return false, err
+	}
 	ran = true
-	if err := fn(hold.Context()); err != nil {
+	if err = fn(hold.Context()); err != nil {
 		return true, err
 	}
-	return true, o.succeeded(ctx, slot, hold)
+	err = o.succeeded(ctx, slot, hold, keepUntil)
+	done = err == nil
+	return true, err
+}
+
+// end ends the hold of a run. With keep set, the slot stays occupied until then.
+func end(ctx context.Context, hold lock.Hold, until time.Time, keep bool) error {
+	if rest := time.Until(until); keep && rest >= time.Millisecond {
+		_, err := hold.Detach(ctx, rest)
+		return err
+	}
+	return hold.Unlock(ctx)
 }
 
 // succeeded stores that the work of the slot has been done. It can be repeated, and tries even if ctx
-// is done.
-func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold) error {
+// is done. It is remembered until then at least.
+func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until time.Time) error {
 	if !o.s.Stay() {
 		return fmt.Errorf("%w: the work of %q is not remembered", lock.ErrClosed, o.name)
 	}
 	defer o.s.Leave()
 	began := time.Now()
-	by := began.Add(max(hold.Remaining(), locking.Patience))
-	err := o.s.Retry(context.WithoutCancel(ctx), by, func(ctx context.Context) error {
-		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(hold.Owner().String()).Px(o.remember).Build()
-		return o.s.Client.Do(wire.Shared(ctx), set).Error()
+	limit := max(hold.Remaining(), locking.Patience)
+	longer, cancel := session.LingerFor(ctx, locking.Patience, limit)
+	defer cancel()
+	unknown := false // an attempt without an answer may have stored it
+	err := o.s.Retry(longer, began.Add(limit), func(ctx context.Context) error {
+		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(hold.Owner().String()).
+			Px(max(o.remember, time.Until(until))).Build()
+		err := o.s.Client.Do(wire.Shared(ctx), set).Error()
+		unknown = unknown || err != nil && !wire.IsRefused(err)
+		return err
 	}, wire.IsRefused)
-	if err != nil && !wire.IsRefused(err) {
+	if err != nil && unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
 	return wire.Failed(ctx, "remember the work of", o.name, began, err)

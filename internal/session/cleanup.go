@@ -97,8 +97,13 @@ func Await(all ...<-chan struct{}) bool {
 
 // Linger returns a context that ends a moment after ctx, but after d at the latest.
 func Linger(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
+	return LingerFor(ctx, Grace, d)
+}
+
+// LingerFor returns a context that ends by the time of grace after ctx, but after d at the latest.
+func LingerFor(ctx context.Context, grace, d time.Duration) (context.Context, context.CancelFunc) {
 	longer, cancel := context.WithTimeout(context.WithoutCancel(ctx), d)
-	stop := context.AfterFunc(ctx, func() { time.AfterFunc(Grace, cancel) })
+	stop := context.AfterFunc(ctx, func() { time.AfterFunc(grace, cancel) })
 	return longer, func() {
 		stop()
 		cancel()
