@@ -165,6 +165,47 @@ func TestMetricsOfOtherKinds(t *testing.T) {
 	})
 }
 
+// Terms, and runs of once-only work, are holds of kinds of their own.
+func TestMetricsOfElectionsAndOnce(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		r := record(t)
+		c := s.Client(t, r.options(redlatch.WithMetricName(func(name string) string { return name }))...)
+		term, err := c.Election("scheduler").Campaign(t.Context(), "")
+		require.NoError(t, err)
+		next := make(chan error, 1)
+		go func() {
+			term, err := c.Election("scheduler").Campaign(context.Background(), "")
+			if err == nil {
+				err = term.Resign(context.Background())
+			}
+			next <- err
+		}()
+		synctest.Wait()
+		during := r.measured()
+		assert.Equal(t, "gauge {hold} {kind=election name=scheduler}=1", during["redlatch.holds"])
+		assert.Equal(t, "gauge {waiter} {kind=election name=scheduler}=1", during["redlatch.waiters"])
+		require.NoError(t, term.Resign(t.Context()))
+		require.NoError(t, <-next)
+		for range 2 {
+			_, err := c.Once("report").Run(t.Context(), "1", func(context.Context) error {
+				assert.Equal(t, "gauge {hold} {kind=election name=scheduler}=0 {kind=once name=report}=1", r.measured()["redlatch.holds"])
+				return nil
+			})
+			require.NoError(t, err)
+		}
+
+		got := r.measured()
+		for name, want := range map[string]string{
+			"redlatch.acquisitions":  "counter {acquisition} {kind=election name=scheduler outcome=acquired}=2 {kind=once name=report outcome=acquired}=1",
+			"redlatch.hold.duration": "histogram s {kind=election name=scheduler}=2 {kind=once name=report}=1",
+			"redlatch.waiters":       "gauge {waiter} {kind=election name=scheduler}=0 {kind=once name=report}=0",
+			"redlatch.handoffs":      "",
+		} {
+			assert.Equal(t, want, got[name], name)
+		}
+	})
+}
+
 func TestNamesInMetricsAreOptional(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)

@@ -305,6 +305,65 @@ func TestSpansOfWaits(t *testing.T) {
 	})
 }
 
+// A term is a hold whose token is that of the term. A run of once-only work is a hold with the name of
+// the work; what finds the work done, and what only reads, has no span.
+func TestSpansOfElectionsAndOnce(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c := harness.Client(t, s, r.options()...)
+		r.under(t.Context(), "request", func(ctx context.Context) {
+			e := c.Election("scheduler")
+			for range 2 {
+				term, err := e.Campaign(ctx, "host-7")
+				require.NoError(t, err)
+				r.under(term.Context(), "work", func(context.Context) {})
+				_, err = e.Campaign(ctx, "host-8", lock.Wait(0))
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				_, err = e.Leader(ctx)
+				require.NoError(t, err)
+				for range e.Observe(ctx) {
+					break
+				}
+				require.NoError(t, term.Resign(ctx))
+			}
+			for _, ran := range []bool{true, false} {
+				got, err := c.Once("report").Run(ctx, "1", func(ctx context.Context) error {
+					r.under(ctx, "work", func(context.Context) {})
+					return nil
+				})
+				require.NoError(t, err)
+				require.Equal(t, ran, got)
+			}
+		})
+		require.Equal(t, `request
+  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
+  redlatch.hold{kind=election name=scheduler owner token=1}
+    work
+    redlatch.release{kind=election name=scheduler}
+  redlatch.acquire{attempts=1 contended=true kind=election name=scheduler outcome=not_acquired}
+  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
+  redlatch.hold{kind=election name=scheduler owner token=2}
+    work
+    redlatch.release{kind=election name=scheduler}
+  redlatch.acquire{attempts=1 contended=true kind=election name=scheduler outcome=not_acquired}
+  redlatch.acquire{attempts=1 contended=false kind=once name=report outcome=acquired}
+  redlatch.hold{kind=once name=report owner}
+    work
+    redlatch.release{kind=once name=report}
+`, r.tree())
+
+		r.spans.Reset()
+		term, err := c.Election("scheduler").Campaign(t.Context(), "")
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "DEL", "scheduler")
+		require.ErrorIs(t, term.Resign(t.Context()), lock.ErrLost)
+		require.Equal(t, `redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
+redlatch.hold{kind=election name=scheduler owner token=3} +lost{reason=gone from the server} FAILED
+  redlatch.release{kind=election name=scheduler} FAILED
+`, r.tree())
+	})
+}
+
 func TestSpansOfPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)

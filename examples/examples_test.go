@@ -73,7 +73,7 @@ func TestExamples(t *testing.T) {
 		"reentry":     {"booking -100, holding the account 2 times", "booking +40, holding the account 2 times"},
 		"fencing":     {"stale fencing token: 1, after 2 was seen", `the file says "second"`},
 		"cache":       {"20 requests, built 1 time(s)"},
-		"cron":        {"wrote report 1", "3 runs, "},
+		"cron":        {"wrote report 1", ": the disk is full\n", "wrote report 2", "3 runs, 3 reports"},
 		"fair":        {"worker 1 prints\nworker 2 prints\nworker 3 prints\n"},
 		"fanin":       {", 3 left\n", ", 0 left\n", "all parts are done: 1 4 9 16\n"},
 		"catalogue":   {"10 readers at the same time", "wrote 25, reads 25", "wrote 30, reads 30"},
@@ -84,7 +84,7 @@ func TestExamples(t *testing.T) {
 	}
 	programs, err := os.ReadDir(bin)
 	require.NoError(t, err)
-	require.Len(t, programs, len(wants)+1, "one more than here: httpservice")
+	require.Len(t, programs, len(wants)+2, "two more than here: httpservice and election")
 	for name, want := range wants {
 		for server := range servers {
 			t.Run(name+"/"+server, func(t *testing.T) {
@@ -180,6 +180,85 @@ func TestHTTPService(t *testing.T) {
 			require.Eventually(t, func() bool { return s.post(t, "7") == "503 locks are unavailable\n" }, time.Minute, time.Millisecond)
 			require.NoError(t, s.cmd.Process.Signal(syscall.SIGTERM))
 			s.ends(t)
+		})
+	}
+}
+
+// candidate is a running process of the example election.
+type candidate struct {
+	cmd   *exec.Cmd
+	lines chan string
+}
+
+func stand(t *testing.T, program, name string, s *redlatchtest.Server) *candidate {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), program, "-url", s.URL(), "-name", name)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	c := &candidate{cmd, make(chan string, 100)}
+	go func() {
+		defer close(c.lines)
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			c.lines <- lines.Text()
+		}
+	}()
+	return c
+}
+
+// prints fails the test unless the candidate prints that line within d.
+func (c *candidate) prints(t *testing.T, d time.Duration, want string) {
+	t.Helper()
+	for timeout := time.After(d); ; {
+		select {
+		case line, ok := <-c.lines:
+			require.True(t, ok, "it ended without: %s", want)
+			if line == want {
+				return
+			}
+		case <-timeout:
+			require.FailNow(t, "it does not print in time: "+want)
+		}
+	}
+}
+
+// ends waits until the process has ended after a signal.
+func (c *candidate) ends(t *testing.T) {
+	t.Helper()
+	for range c.lines {
+	}
+	require.NoError(t, c.cmd.Wait())
+}
+
+// TestElection stops the leader, so that the next candidate leads long before the lease is over.
+func TestElection(t *testing.T) {
+	const (
+		soon  = 10 * time.Second
+		lease = 30 * time.Second
+	)
+	program := filepath.Join(build(t, "./election"), "election")
+	for kind, run := range servers {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			server, err := run()
+			require.NoError(t, err)
+			t.Cleanup(server.Close)
+			a := stand(t, program, "A", server)
+			a.prints(t, lease, "A leads, token 1")
+			b := stand(t, program, "B", server)
+			b.prints(t, lease, "B sees that A leads")
+			require.Eventually(t, func() bool {
+				waiting, err := redlatchtest.NewClient(t, server).FairLock("scheduler").Queue(t.Context())
+				return err == nil && len(waiting) == 1
+			}, lease, 10*time.Millisecond)
+			require.NoError(t, a.cmd.Process.Signal(syscall.SIGTERM))
+			b.prints(t, soon, "B leads, token 2")
+			a.prints(t, soon, "A ends its term")
+			a.ends(t)
+			b.prints(t, soon, "B sees that B leads")
+			require.NoError(t, b.cmd.Process.Signal(syscall.SIGTERM))
+			b.ends(t)
 		})
 	}
 }

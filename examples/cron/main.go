@@ -1,6 +1,6 @@
-// Cron runs a job at regular times on one of several machines. All of them start it at the
-// same time; the first to acquire the lock runs it, and the others skip it. The lock stays
-// held for a while after the job, so a machine whose clock is late skips the job too.
+// Cron runs a job at regular times on one of several machines. All of them start it, each by its own
+// clock. The first runs it, and the others wait until it has succeeded. If it fails, the next machine
+// repeats it. After a signal no job begins, and one that has begun ends.
 //
 //	go run ./examples/cron
 package main
@@ -13,68 +13,72 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/once"
 )
 
 const (
 	period = 500 * time.Millisecond
 	runs   = 3
-	// keep is longer than the clocks of the machines differ, and shorter than period.
-	keep = 300 * time.Millisecond
 )
+
+// machines are the names of the machines, with the time by which the clock of each is late.
+var machines = map[string]time.Duration{
+	"machine A": 0, "machine B": 20 * time.Millisecond, "machine C": 200 * time.Millisecond,
+}
 
 // results stands for the place where the job stores its result: a table, a bucket.
 type results struct {
-	mu   sync.Mutex
-	last time.Time // the period of the last result
-	n    int
+	mu     sync.Mutex
+	stored map[time.Time]bool // by the time at which the report was due
+	failed bool
 }
 
-// store runs the job for a period, unless it has a result. No lock prevents a second run with
-// certainty: the record does.
-func (r *results) store(due time.Time) bool {
+var errFull = errors.New("the disk is full")
+
+// store stores the report that was due at that time, unless it is there. No lock prevents a second run
+// with certainty: the record does. The second report fails at first.
+func (r *results) store(machine string, due time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if !due.After(r.last) {
-		return false
+	if len(r.stored) == 1 && !r.failed {
+		r.failed = true
+		return errFull
 	}
-	r.last, r.n = due, r.n+1
-	return true
+	if !r.stored[due] {
+		r.stored[due] = true
+		fmt.Printf("%s wrote report %d\n", machine, len(r.stored))
+	}
+	return nil
 }
 
-// runOnce runs the job unless another machine runs it or has just run it.
-func runOnce(ctx context.Context, client *redlatch.Client, machine string, due time.Time, r *results) error {
-	// AtLeast keeps the lock after a failed job too: see docs/guides/recipes.md. MaxHold keeps
-	// a job that hangs from blocking all later ones.
-	hold, err := client.Lock("cron:report").TryLock(ctx, lock.AtLeast(keep), lock.MaxHold(time.Minute))
-	if errors.Is(err, lock.ErrNotAcquired) {
-		return nil
-	}
-	if err != nil {
-		return err
-	}
-	if r.store(due) {
-		fmt.Printf("%s wrote report %d\n", machine, r.n)
-	}
-	return hold.Unlock(ctx)
-}
-
-// machine runs the job at regular times.
-func machine(ctx context.Context, url, name string, begin time.Time, r *results) error {
+// machine runs the job at regular times, until ctx ends.
+func machine(ctx context.Context, url, name string, late time.Duration, begin time.Time, r *results) error {
 	client, err := redlatch.Open(ctx, url)
 	if err != nil {
 		return err
 	}
 	defer client.Close()
+	job := client.Once("report")
+	work := context.WithoutCancel(ctx) // a signal ends a wait, but no work
 	for i := 1; i <= runs; i++ {
 		due := begin.Add(time.Duration(i) * period)
-		time.Sleep(time.Until(due))
-		if err := runOnce(ctx, client, name, due, r); err != nil {
-			log.Printf("%s: %v", name, err) // the next run may succeed
+		select {
+		case <-time.After(time.Until(due.Add(late))):
+		case <-ctx.Done():
+			return nil
+		}
+		// MaxHold keeps a job that hangs from blocking the others that wait.
+		_, err := job.Run(ctx, once.At(due), func(context.Context) error { return r.store(name, due) },
+			lock.Parent(work), lock.MaxHold(time.Minute))
+		if err != nil && ctx.Err() == nil {
+			log.Printf("%s: %v", name, err) // another machine, or the next run, may succeed
 		}
 	}
 	return nil
@@ -83,18 +87,20 @@ func machine(ctx context.Context, url, name string, begin time.Time, r *results)
 func main() {
 	url := flag.String("url", cmp.Or(os.Getenv("REDIS_URL"), "redis://localhost:6379"), "address of the server")
 	flag.Parse()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, os.Interrupt)
+	defer stop()
 	var (
-		r     results
+		r     = results{stored: map[time.Time]bool{}}
 		group sync.WaitGroup
-		begin = time.Now()
+		begin = time.Now().Truncate(period) // all machines know the times at which the job is due
 	)
-	for _, name := range []string{"machine A", "machine B", "machine C"} {
+	for name, late := range machines {
 		group.Go(func() {
-			if err := machine(context.Background(), *url, name, begin, &r); err != nil {
+			if err := machine(ctx, *url, name, late, begin, &r); err != nil && ctx.Err() == nil {
 				log.Fatal(name, ": ", err)
 			}
 		})
 	}
 	group.Wait()
-	fmt.Printf("%d runs, %d reports\n", runs, r.n)
+	fmt.Printf("%d runs, %d reports\n", runs, len(r.stored))
 }
