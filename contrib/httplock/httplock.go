@@ -1,0 +1,185 @@
+// Package httplock is a net/http middleware that serializes requests by a key, such as the number
+// of an order: while a request with that key is handled, no other process handles one.
+//
+//	serialize, err := httplock.New(httplock.Config{
+//		Locker: func(name string) lock.Locker { return client.Lock(name) },
+//		Key:    func(r *http.Request) string { return "order:" + r.PathValue("id") },
+//		Wait:   500 * time.Millisecond,
+//	})
+//	...
+//	mux.Handle("POST /orders/{id}/shipment", serialize(shipOrder))
+//
+// # Responses
+//
+// A request that does not get its lock does not reach the handler, so the client may repeat it:
+//
+//	409 Conflict             another request has the key, and Wait is over; or too many wait
+//	                         (lock.MaxWaiters)
+//	503 Service Unavailable  the server of the locks is down or silent, or the redlatch client is
+//	                         closed; Retry-After says when to come back
+//	500                      the server refuses, or the key is no valid name of a lock: the
+//	                         program or the server has to be corrected
+//
+// The cause goes to Config.OnError, except that of a 409, which is part of normal operation.
+// Config.Refuse replaces these responses.
+//
+// # The handler
+//
+// The context of its request is that of the hold. It ends when the client disconnects, and when the
+// lock is lost; context.Cause tells which (see lock.LostError). The handler should then stop and
+// answer 5xx: another request with the key may have begun. HoldFrom returns the hold, for its fencing
+// token. The ResponseWriter is the server's own, so Flush, Hijack and http.ResponseController work.
+//
+// The lock is released when the handler returns or panics. A handler that hijacks the connection, or
+// starts a goroutine, loses the lock with its return, even if that work goes on. The server sends a
+// short response after the handler, so a client that has the response can send its next request
+// without a conflict.
+//
+// # Clients that leave
+//
+// A request stops waiting when its client disconnects, and leaves no lock. An HTTP/1 server notices
+// that only when the body of the request has been read. A request with an unread body waits until
+// Wait is over or it has the lock. A middleware before this one can read the body; then, however, an
+// upload that gets 409 has been sent in vain.
+//
+// Wait should be shorter than http.Server.WriteTimeout, which includes it.
+package httplock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/redlatch/redlatch/lock"
+)
+
+// Config configures the middleware. Locker and Key are required.
+type Config struct {
+	// Locker returns the lock of that name, of any kind. It is called for each request.
+	Locker func(name string) lock.Locker
+
+	// Key returns the name of the lock for a request; requests with an equal name exclude each
+	// other. A request whose name is "" is handled without a lock. Parts of the name that the
+	// client chooses should be checked: in a cluster, some names with braces are not valid.
+	Key func(r *http.Request) string
+
+	// Wait is how long a request waits for the lock. 0 means not at all.
+	Wait time.Duration
+
+	// Options are further options of each acquisition, such as lock.MaxHold and
+	// lock.MaxWaiters. lock.Wait and lock.Parent are not valid here.
+	Options []lock.Option
+
+	// RetryAfter is the Retry-After of a 503, rounded up to seconds. 0 means 5 s.
+	RetryAfter time.Duration
+
+	// Refuse writes the response of a request that has not got its lock. err is that of
+	// lock.Locker.Lock. If Refuse is nil, the response is as in the documentation of the package.
+	Refuse func(w http.ResponseWriter, r *http.Request, err error)
+
+	// OnError is called with each error of the locks, except those that match
+	// lock.ErrNotAcquired: of an acquisition before Refuse, of a release after the handler. If a
+	// release reports lock.ErrLost, the handler may have run at the same time as another one. If
+	// OnError is nil, the errors are logged with slog.Default().
+	OnError func(r *http.Request, err error)
+}
+
+const defaultRetryAfter = 5 * time.Second
+
+// New returns a middleware. If the configuration is invalid, the error matches lock.ErrInvalid.
+// New sends nothing.
+func New(c Config) (func(next http.Handler) http.Handler, error) {
+	o, err := lock.Resolve(c.Options...)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("httplock: Options: %w", err)
+	case c.Locker == nil:
+		return nil, invalid("Locker is nil")
+	case c.Key == nil:
+		return nil, invalid("Key is nil")
+	case c.Wait < 0:
+		return nil, invalid("Wait is negative")
+	case c.RetryAfter < 0:
+		return nil, invalid("RetryAfter is negative")
+	case o.Bounded:
+		return nil, invalid("Options: lock.Wait: set Config.Wait instead")
+	case o.Parent != nil:
+		return nil, invalid("Options: lock.Parent: the context of the request is the parent of the hold's")
+	}
+	if c.RetryAfter == 0 {
+		c.RetryAfter = defaultRetryAfter
+	}
+	if c.Refuse == nil {
+		c.Refuse = c.refuse
+	}
+	if c.OnError == nil {
+		c.OnError = logError
+	}
+	c.Options = append([]lock.Option{lock.Wait(c.Wait)}, c.Options...)
+	return func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, next) })
+	}, nil
+}
+
+func invalid(what string) error { return fmt.Errorf("httplock: %w: %s", lock.ErrInvalid, what) }
+
+func (c Config) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	name := c.Key(r)
+	if name == "" {
+		next.ServeHTTP(w, r)
+		return
+	}
+	h, err := c.Locker(name).Lock(r.Context(), c.Options...)
+	if err != nil {
+		if !errors.Is(err, lock.ErrNotAcquired) {
+			c.OnError(r, err)
+		}
+		c.Refuse(w, r, err)
+		return
+	}
+	held := r.WithContext(context.WithValue(h.Context(), holdKey{}, h))
+	defer func() {
+		// The server removes the temporary files of its own request only.
+		if r.MultipartForm == nil {
+			r.MultipartForm = held.MultipartForm
+		}
+		// A handler may have ended the hold itself, with Unlock or Detach.
+		if err := h.Unlock(r.Context()); err != nil && !errors.Is(err, lock.ErrNotHeld) {
+			c.OnError(r, err)
+		}
+	}()
+	next.ServeHTTP(w, held)
+}
+
+func (c Config) refuse(w http.ResponseWriter, _ *http.Request, err error) {
+	switch {
+	case errors.Is(err, lock.ErrNotAcquired):
+		http.Error(w, "another request for this resource is in progress", http.StatusConflict)
+	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrIndeterminate), errors.Is(err, lock.ErrClosed):
+		// The outcome of the acquisition may be unknown, but that of the request is known: the
+		// handler has not run. So it is no 504, after which a client must not repeat a POST.
+		seconds := (c.RetryAfter-1)/time.Second + 1
+		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
+		http.Error(w, "locks are unavailable", http.StatusServiceUnavailable)
+	default:
+		http.Error(w, "internal error", http.StatusInternalServerError)
+	}
+}
+
+func logError(r *http.Request, err error) {
+	slog.ErrorContext(r.Context(), "httplock", "error", err, "method", r.Method, "path", r.URL.Path)
+}
+
+type holdKey struct{}
+
+// HoldFrom returns the hold under which a request is handled, for a handler, and whether there is one.
+// ctx is the context of the request or a child of it. The middleware releases the hold. Of a fenced
+// lock, Hold.Token is the fencing token.
+func HoldFrom(ctx context.Context) (lock.Hold, bool) {
+	h, ok := ctx.Value(holdKey{}).(lock.Hold)
+	return h, ok
+}

@@ -1,0 +1,662 @@
+package httplock_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/contrib/httplock"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
+)
+
+func TestMain(m *testing.M) { harness.Main(m, nil) }
+
+const (
+	patience = 20 * time.Second
+	timeout  = time.Second // of the watchdog, in tests that lose locks
+)
+
+// locks returns the plain locks of a client.
+func locks(c *redlatch.Client) func(string) lock.Locker {
+	return func(name string) lock.Locker { return c.Lock(name) }
+}
+
+// byPath is the key of a request for /orders/7: "orders/7".
+func byPath(r *http.Request) string { return strings.TrimPrefix(r.URL.Path, "/") }
+
+// wrap returns the handler behind the middleware. Key defaults to byPath, and OnError to one that fails the test.
+func wrap(t *testing.T, c httplock.Config, handler http.HandlerFunc) http.Handler {
+	t.Helper()
+	if c.Key == nil {
+		c.Key = byPath
+	}
+	if c.OnError == nil {
+		c.OnError = func(_ *http.Request, err error) { assert.NoError(t, err, "OnError") }
+	}
+	m, err := httplock.New(c)
+	require.NoError(t, err)
+	return m(handler)
+}
+
+// start runs an HTTP server until the end of the test.
+func start(t *testing.T, h http.Handler) *httptest.Server {
+	t.Helper()
+	s := httptest.NewUnstartedServer(h)
+	s.Config.ErrorLog = log.New(io.Discard, "", 0) // panics of handlers
+	s.Start()
+	t.Cleanup(s.Close)
+	return s
+}
+
+// get sends a request and returns its response, without the body.
+func get(s *httptest.Server, path string) (*http.Response, error) {
+	resp, err := s.Client().Get(s.URL + path)
+	if err == nil {
+		_, _ = io.Copy(io.Discard, resp.Body)
+		resp.Body.Close()
+	}
+	return resp, err
+}
+
+func requireStatus(t *testing.T, want int, s *httptest.Server, path string) *http.Response {
+	t.Helper()
+	resp, err := get(s, path)
+	require.NoError(t, err)
+	require.Equal(t, want, resp.StatusCode)
+	return resp
+}
+
+// background sends a request in the background, whose status its call returns.
+func background(t *testing.T, s *httptest.Server, path string) *harness.Call[int] {
+	return harness.Start(t, t.Context(), func(context.Context) (int, error) {
+		resp, err := get(s, path)
+		if err != nil {
+			return 0, err
+		}
+		return resp.StatusCode, nil
+	})
+}
+
+// gate is a handler that reports each request, and handles it until Open.
+type gate struct {
+	entered chan *http.Request
+	open    chan struct{}
+	once    sync.Once
+}
+
+func newGate(t *testing.T) *gate {
+	g := &gate{entered: make(chan *http.Request, 100), open: make(chan struct{})}
+	t.Cleanup(g.Open) // or the server would wait for its handlers
+	return g
+}
+
+func (g *gate) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
+	g.entered <- r
+	<-g.open
+}
+
+func (g *gate) Open() { g.once.Do(func() { close(g.open) }) }
+
+func (g *gate) Entered(t *testing.T) *http.Request {
+	t.Helper()
+	return harness.Receive(t, patience, "a request at the handler", g.entered)
+}
+
+// Eight clients of two processes never handle the same key at the same time.
+func TestRequestsWithOneKeyDoNotOverlap(t *testing.T) {
+	const clients, requests = 8, 10
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var inside, handled [2]atomic.Int32
+		work := func(_ http.ResponseWriter, r *http.Request) {
+			key := int(r.URL.Path[len(r.URL.Path)-1] - '0')
+			assert.Equal(t, int32(1), inside[key].Add(1), "requests overlap")
+			time.Sleep(time.Millisecond) // the work
+			inside[key].Add(-1)
+			handled[key].Add(1)
+		}
+		var instances [2]*httptest.Server
+		for i := range instances {
+			c := harness.Client(t, s)
+			instances[i] = start(t, wrap(t, httplock.Config{Locker: locks(c), Wait: patience}, work))
+		}
+		var all sync.WaitGroup
+		for key := range 2 {
+			for i := range clients {
+				all.Go(func() {
+					for n := range requests {
+						resp, err := get(instances[(i+n)%2], fmt.Sprintf("/orders/%d", key))
+						if assert.NoError(t, err) {
+							assert.Equal(t, http.StatusOK, resp.StatusCode)
+						}
+					}
+				})
+			}
+		}
+		all.Wait()
+		for key := range handled {
+			require.Equal(t, int32(clients*requests), handled[key].Load())
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestKeysAreIndependent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := newGate(t)
+		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
+		first, second := background(t, server, "/orders/1"), background(t, server, "/orders/2")
+		g.Entered(t)
+		g.Entered(t)
+		g.Open()
+		require.Equal(t, http.StatusOK, first.Got())
+		require.Equal(t, http.StatusOK, second.Got())
+	})
+}
+
+// Without Wait, a request whose key another one has gets 409. A request without a key needs no lock.
+func TestConflict(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := newGate(t)
+		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
+		first := background(t, server, "/orders/1")
+		_, ok := httplock.HoldFrom(g.Entered(t).Context())
+		require.True(t, ok)
+		resp := requireStatus(t, http.StatusConflict, server, "/orders/1")
+		require.Empty(t, resp.Header.Get("Retry-After"))
+		unlocked := background(t, server, "/")
+		_, ok = httplock.HoldFrom(g.Entered(t).Context())
+		require.False(t, ok)
+		require.Empty(t, g.entered)
+		g.Open()
+		require.Equal(t, http.StatusOK, first.Got())
+		require.Equal(t, http.StatusOK, unlocked.Got())
+		requireStatus(t, http.StatusOK, server, "/orders/1")
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A waiting request is handled when the one before it has ended. Options are those of each acquisition.
+func TestWaitAndOptions(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g, c := newGate(t), harness.Client(t, s)
+		server := start(t, wrap(t, httplock.Config{
+			Locker: locks(c), Wait: patience, Options: []lock.Option{lock.MaxWaiters(1)},
+		}, g.ServeHTTP))
+		first := background(t, server, "/orders/1")
+		g.Entered(t)
+		second := background(t, server, "/orders/1")
+		harness.Waits(t, 1, c)
+		requireStatus(t, http.StatusConflict, server, "/orders/1") // a second waiter
+		require.True(t, second.Running())
+		g.Open()
+		require.Equal(t, http.StatusOK, first.Got())
+		require.Equal(t, http.StatusOK, second.Got())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestWaitIsBounded(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		orders := redlatchtest.NewLocker("orders")
+		release := orders.HoldElsewhere()
+		h := wrap(t, httplock.Config{
+			Locker: func(string) lock.Locker { return orders }, Wait: 500 * time.Millisecond,
+		}, func(http.ResponseWriter, *http.Request) {})
+		w, begun := httptest.NewRecorder(), time.Now()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/orders", nil))
+		require.Equal(t, http.StatusConflict, w.Code)
+		require.Equal(t, 500*time.Millisecond, time.Since(begun))
+
+		time.AfterFunc(499*time.Millisecond, release)
+		w = httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/orders", nil))
+		require.Equal(t, http.StatusOK, w.Code)
+		redlatchtest.AssertFree(t, orders)
+	})
+}
+
+// A request whose client disconnects stops waiting, while the lock is still held, and leaves nothing. An HTTP/1
+// server notices the disconnection when the body has been read.
+func TestClientLeavesWhileWaiting(t *testing.T) {
+	readBody := func(next http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			body, err := io.ReadAll(r.Body)
+			assert.NoError(t, err)
+			r.Body = io.NopCloser(bytes.NewReader(body))
+			next.ServeHTTP(w, r)
+		})
+	}
+	type row struct {
+		name       string
+		http2      bool
+		body       string
+		middleware func(http.Handler) http.Handler
+	}
+	harness.EachOf(t, []row{
+		{name: "HTTP1 without body"}, {name: "HTTP1 body read before", body: "order", middleware: readBody},
+		{name: "HTTP2", http2: true, body: "order"},
+	}, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, row row) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		refused := make(chan error, 1)
+		h := wrap(t, httplock.Config{
+			Locker: locks(c), Wait: time.Hour,
+			Refuse: func(_ http.ResponseWriter, _ *http.Request, err error) { refused <- err },
+		}, func(http.ResponseWriter, *http.Request) { assert.Fail(t, "the handler has run") })
+		if row.middleware != nil {
+			h = row.middleware(h)
+		}
+		server := httptest.NewUnstartedServer(h)
+		server.EnableHTTP2 = row.http2
+		server.StartTLS()
+		defer server.Close()
+
+		held, err := other.Lock("orders/1").Lock(t.Context())
+		require.NoError(t, err)
+		left := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/orders/1", strings.NewReader(row.body))
+			if err != nil {
+				return nil, err
+			}
+			resp, err := server.Client().Do(r)
+			if err == nil {
+				resp.Body.Close()
+			}
+			return nil, err
+		})
+		harness.Waits(t, 1, c)
+		left.Cancel(nil)
+		require.ErrorIs(t, left.End(), context.Canceled)
+		err = harness.Receive(t, patience, "the end of the wait", refused)
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.Waits(t, 0, c)
+		require.NoError(t, held.Unlock(t.Context()))
+		harness.Idle(t, c, other)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// An HTTP/1 server that has not read the body does not notice that the client has left: the request gets the
+// lock, and releases it.
+func TestClientLeavesWithUnreadBody(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		handled := make(chan struct{})
+		server := start(t, wrap(t, httplock.Config{Locker: locks(c), Wait: time.Hour},
+			func(http.ResponseWriter, *http.Request) { close(handled) }))
+		held, err := other.Lock("orders/1").Lock(t.Context())
+		require.NoError(t, err)
+		left := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
+			r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/orders/1", strings.NewReader("order"))
+			if err != nil {
+				return nil, err
+			}
+			resp, err := server.Client().Do(r)
+			if err == nil {
+				resp.Body.Close()
+			}
+			return nil, err
+		})
+		harness.Waits(t, 1, c)
+		left.Cancel(nil)
+		require.ErrorIs(t, left.End(), context.Canceled)
+		require.NoError(t, held.Unlock(t.Context()))
+		harness.Receive(t, patience, "the handler", handled)
+		harness.Idle(t, c, other)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestClientLeavesTheHandler(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := newGate(t)
+		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
+		left := harness.Start(t, t.Context(), func(ctx context.Context) (*http.Response, error) {
+			r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/orders/1", nil)
+			if err != nil {
+				return nil, err
+			}
+			return server.Client().Do(r)
+		})
+		ctx := g.Entered(t).Context()
+		require.NoError(t, ctx.Err())
+		left.Cancel(nil)
+		require.ErrorIs(t, left.End(), context.Canceled)
+		harness.Receive(t, patience, "the end of the context", ctx.Done())
+		require.Equal(t, context.Canceled, context.Cause(ctx))
+		requireStatus(t, http.StatusConflict, server, "/orders/1") // the handler still has the lock
+		g.Open()
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestUnlocksWhateverTheHandlerDoes(t *testing.T) {
+	hijack := func(w http.ResponseWriter) {
+		conn, _, err := w.(http.Hijacker).Hijack()
+		if assert.NoError(t, err) {
+			conn.Close()
+		}
+	}
+	type row struct {
+		name    string
+		handler http.HandlerFunc
+	}
+	harness.EachOf(t, []row{
+		{"panic", func(http.ResponseWriter, *http.Request) { panic("boom") }},
+		{"ErrAbortHandler", func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }},
+		{"hijack", func(w http.ResponseWriter, _ *http.Request) { hijack(w) }},
+		{"hijack and panic", func(w http.ResponseWriter, _ *http.Request) { hijack(w); panic("boom") }},
+		{"flush and panic", func(w http.ResponseWriter, _ *http.Request) {
+			assert.NoError(t, http.NewResponseController(w).Flush())
+			panic("boom")
+		}},
+	}, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, row row) {
+		var locked atomic.Bool
+		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, func(w http.ResponseWriter, r *http.Request) {
+			locked.Store(harness.Do(t, s.Addr, "EXISTS", "orders/1") == ":1")
+			row.handler(w, r)
+		}))
+		for range 2 {
+			_, err := get(server, "/orders/1")
+			if row.name != "flush and panic" {
+				require.Error(t, err)
+			}
+			require.True(t, locked.Load())
+			harness.NothingLeft(t, s.Addr)
+		}
+	})
+}
+
+// A panic continues to the middlewares outside.
+func TestPanicContinues(t *testing.T) {
+	orders := redlatchtest.NewLocker("orders")
+	h := wrap(t, httplock.Config{Locker: func(string) lock.Locker { return orders }},
+		func(http.ResponseWriter, *http.Request) { panic("boom") })
+	require.PanicsWithValue(t, "boom", func() {
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodGet, "/orders", nil))
+	})
+	redlatchtest.AssertFree(t, orders)
+}
+
+// requireLost waits until a handler has lost its lock, and returns the reason that its context has.
+func requireLost(t *testing.T, ctx context.Context) lock.Reason {
+	t.Helper()
+	harness.Receive(t, patience, "the loss", ctx.Done())
+	var lost *lock.LostError
+	require.ErrorAs(t, context.Cause(ctx), &lost)
+	return lost.Reason
+}
+
+// The context of the handler ends when the lock is lost, and the release reports it.
+func TestLostLock(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Client(t, s)
+		g, failures := newGate(t), make(chan error, 10)
+		server := start(t, wrap(t, httplock.Config{
+			Locker: locks(c), OnError: func(_ *http.Request, err error) { failures <- err },
+		}, g.ServeHTTP))
+		first := background(t, server, "/orders/1")
+		ctx := g.Entered(t).Context()
+		forced, err := other.Lock("orders/1").ForceUnlock(t.Context())
+		require.NoError(t, err)
+		require.True(t, forced)
+		require.Equal(t, lock.ReasonGone, requireLost(t, ctx))
+		require.Empty(t, failures)
+		g.Open()
+		require.Equal(t, http.StatusOK, first.Got()) // the handler has not looked at its context
+		require.ErrorIs(t, harness.Receive(t, patience, "the error of the release", failures), lock.ErrLost)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A request gets 503 while the server is down, and the handler that was busy loses its lock.
+func TestServerKilled(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		g, failures := newGate(t), make(chan error, 1000)
+		server := start(t, wrap(t, httplock.Config{
+			Locker:  locks(harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))),
+			OnError: func(_ *http.Request, err error) { failures <- err },
+		}, g.ServeHTTP))
+		first := background(t, server, "/orders/1")
+		ctx := g.Entered(t).Context()
+		s.Kill()
+		resp := requireStatus(t, http.StatusServiceUnavailable, server, "/orders/2")
+		require.Equal(t, "5", resp.Header.Get("Retry-After"))
+		err := harness.Receive(t, patience, "the error of the acquisition", failures)
+		require.NotErrorIs(t, err, lock.ErrNotAcquired)
+		require.Equal(t, lock.ReasonExpired, requireLost(t, ctx))
+		g.Open()
+		require.Equal(t, http.StatusOK, first.Got())
+		require.ErrorIs(t, harness.Receive(t, patience, "the error of the release", failures), lock.ErrLost)
+		require.NoError(t, s.Restart())
+		harness.Eventually(t, patience, "requests are handled again", func() bool {
+			resp, err := get(server, "/orders/2")
+			require.NoError(t, err)
+			return resp.StatusCode == http.StatusOK
+		})
+	})
+}
+
+// The outcome of an acquisition without a reply is unknown, but the handler has not run. The lock is released
+// when the server answers again.
+func TestSilentServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		faults := harness.NewGate(t, s)
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{faults.Addr}, ConnWriteTimeout: time.Second})
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+		t.Cleanup(func() { _ = faults.Open() })
+		failures := make(chan error, 10)
+		server := start(t, wrap(t, httplock.Config{
+			Locker: locks(c), OnError: func(_ *http.Request, err error) { failures <- err },
+		}, func(http.ResponseWriter, *http.Request) {}))
+		requireStatus(t, http.StatusOK, server, "/orders/1") // loads the script
+		reached := faults.Arm(harness.Silence, "orders/1", 1)
+		resp := requireStatus(t, http.StatusServiceUnavailable, server, "/orders/1")
+		harness.Reached(t, reached)
+		require.NotEmpty(t, resp.Header.Get("Retry-After"))
+		require.ErrorIs(t, harness.Receive(t, patience, "the error of the acquisition", failures), lock.ErrIndeterminate)
+		harness.Idle(t, c)
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestResponses(t *testing.T) {
+	refusal := errors.New("NOPERM")
+	for _, test := range []struct {
+		err        error
+		status     int
+		retryAfter string
+	}{
+		{lock.ErrNotAcquired, http.StatusConflict, ""},
+		{lock.ErrUnavailable, http.StatusServiceUnavailable, "2"},
+		{lock.ErrIndeterminate, http.StatusServiceUnavailable, "2"},
+		{lock.ErrClosed, http.StatusServiceUnavailable, "2"},
+		{lock.ErrInvalid, http.StatusInternalServerError, ""},
+		{lock.ErrUnsupported, http.StatusInternalServerError, ""},
+		{refusal, http.StatusInternalServerError, ""},
+	} {
+		for _, custom := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%v/custom=%v", test.err, custom), func(t *testing.T) {
+				orders := redlatchtest.NewLocker("orders")
+				orders.FailLock(fmt.Errorf("secret: %w", test.err))
+				var reported []error
+				c := httplock.Config{
+					Locker:     func(string) lock.Locker { return orders },
+					RetryAfter: time.Second + 1, // rounded up
+					OnError:    func(_ *http.Request, err error) { reported = append(reported, err) },
+				}
+				if custom {
+					c.Refuse = func(w http.ResponseWriter, r *http.Request, err error) {
+						assert.Equal(t, "/orders", r.URL.Path)
+						assert.ErrorIs(t, err, test.err)
+						w.WriteHeader(http.StatusTeapot)
+					}
+				}
+				h := wrap(t, c, func(http.ResponseWriter, *http.Request) { assert.Fail(t, "the handler has run") })
+				w := httptest.NewRecorder()
+				h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/orders", nil))
+				if custom {
+					require.Equal(t, http.StatusTeapot, w.Code)
+				} else {
+					require.Equal(t, test.status, w.Code)
+					require.Equal(t, test.retryAfter, w.Header().Get("Retry-After"))
+				}
+				require.NotContains(t, w.Body.String(), "secret")
+				require.Equal(t, test.err != lock.ErrNotAcquired, len(reported) == 1)
+			})
+		}
+	}
+}
+
+// By default errors are logged.
+func TestErrorsAreLogged(t *testing.T) {
+	var out bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&out, nil)))
+	defer slog.SetDefault(before)
+	orders := redlatchtest.NewLocker("orders")
+	m, err := httplock.New(httplock.Config{Locker: func(string) lock.Locker { return orders }, Key: byPath})
+	require.NoError(t, err)
+	h := m(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}))
+	orders.FailUnlock(lock.ErrIndeterminate)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/orders/1", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+	require.Contains(t, out.String(), lock.ErrIndeterminate.Error())
+	require.Contains(t, out.String(), "method=POST path=/orders/1")
+
+	out.Reset()
+	release := orders.HoldElsewhere()
+	defer release()
+	h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/orders/1", nil))
+	require.Empty(t, out.String(), "a conflict")
+}
+
+func TestInvalidConfig(t *testing.T) {
+	locker := func(name string) lock.Locker { return redlatchtest.NewLocker(name) }
+	for want, c := range map[string]httplock.Config{
+		"Locker is nil":          {Key: byPath},
+		"Key is nil":             {Locker: locker},
+		"Wait is negative":       {Locker: locker, Key: byPath, Wait: -1},
+		"RetryAfter is negative": {Locker: locker, Key: byPath, RetryAfter: -1},
+		"lock.Wait":              {Locker: locker, Key: byPath, Options: []lock.Option{lock.Wait(0)}},
+		"lock.Parent":            {Locker: locker, Key: byPath, Options: []lock.Option{lock.Parent(t.Context())}},
+		"lease":                  {Locker: locker, Key: byPath, Options: []lock.Option{lock.Lease(0)}},
+		"the zero lock.Option":   {Locker: locker, Key: byPath, Options: []lock.Option{{}}},
+	} {
+		m, err := httplock.New(c)
+		require.Nil(t, m)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		require.ErrorContains(t, err, want)
+		require.ErrorContains(t, err, "httplock: ")
+	}
+}
+
+// The options of a Config may change after New.
+func TestOptionsAreCopied(t *testing.T) {
+	opts := make([]lock.Option, 1, 2)
+	opts[0] = lock.MaxHold(time.Minute)
+	orders := redlatchtest.NewLocker("orders")
+	h := wrap(t, httplock.Config{Locker: func(string) lock.Locker { return orders }, Options: opts},
+		func(http.ResponseWriter, *http.Request) {})
+	opts[0] = lock.Lease(-1)
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/orders", nil))
+	require.Equal(t, http.StatusOK, w.Code)
+}
+
+func TestFencingTokens(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		tokens := make(chan int64, 3)
+		server := start(t, wrap(t, httplock.Config{
+			Locker: func(name string) lock.Locker { return c.FencedLock(name) },
+		}, func(_ http.ResponseWriter, r *http.Request) {
+			h, ok := httplock.HoldFrom(r.Context())
+			assert.True(t, ok)
+			assert.Equal(t, "orders/1", h.Name())
+			tokens <- h.Token()
+		}))
+		for range 3 {
+			requireStatus(t, http.StatusOK, server, "/orders/1")
+		}
+		first, second, third := <-tokens, <-tokens, <-tokens
+		require.Less(t, int64(0), first)
+		require.Less(t, first, second)
+		require.Less(t, second, third)
+	})
+}
+
+// A handler may leave the lock to another process.
+func TestHandlerDetaches(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ids := make(chan string, 1)
+		server := start(t, wrap(t, httplock.Config{Locker: locks(c)}, func(_ http.ResponseWriter, r *http.Request) {
+			h, _ := httplock.HoldFrom(r.Context())
+			id, err := h.Detach(r.Context(), time.Minute)
+			assert.NoError(t, err)
+			ids <- id
+		}))
+		requireStatus(t, http.StatusOK, server, "/orders/1")
+		requireStatus(t, http.StatusConflict, server, "/orders/1")
+		h, err := harness.Client(t, s).Lock("orders/1").Adopt(t.Context(), <-ids)
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+// The server removes the temporary files of a form that the handler has parsed.
+func TestTemporaryFilesAreRemoved(t *testing.T) {
+	orders := redlatchtest.NewLocker("orders")
+	files := make(chan string, 1)
+	server := start(t, wrap(t, httplock.Config{Locker: func(string) lock.Locker { return orders }},
+		func(_ http.ResponseWriter, r *http.Request) {
+			assert.NoError(t, r.ParseMultipartForm(1))
+			f, err := r.MultipartForm.File["scan"][0].Open()
+			if assert.NoError(t, err) {
+				files <- f.(*os.File).Name()
+				f.Close()
+			}
+		}))
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	part, err := form.CreateFormFile("scan", "scan.png")
+	require.NoError(t, err)
+	_, err = part.Write(make([]byte, 20<<20)) // more than is kept in memory
+	require.NoError(t, err)
+	require.NoError(t, form.Close())
+	resp, err := server.Client().Post(server.URL+"/orders", form.FormDataContentType(), &body)
+	require.NoError(t, err)
+	resp.Body.Close()
+	require.Equal(t, http.StatusOK, resp.StatusCode)
+	file := <-files
+	harness.Eventually(t, patience, "the file is removed", func() bool {
+		_, err := os.Stat(file)
+		return errors.Is(err, os.ErrNotExist)
+	})
+}
