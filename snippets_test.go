@@ -27,8 +27,9 @@ var importable = map[string]string{
 	"rueidis": "github.com/redis/rueidis", "trace": "go.opentelemetry.io/otel/trace", "metric": "go.opentelemetry.io/otel/metric",
 	"redlatch": "github.com/redlatch/redlatch", "redlatchtest": "github.com/redlatch/redlatch/redlatchtest",
 	"lock": "github.com/redlatch/redlatch/lock", "pubsub": "github.com/redlatch/redlatch/pubsub",
-	"countdown": "github.com/redlatch/redlatch/countdown", "fairlock": "github.com/redlatch/redlatch/fairlock",
-	"multilock": "github.com/redlatch/redlatch/multilock", "rlock": "github.com/redlatch/redlatch/rlock",
+	"countdown": "github.com/redlatch/redlatch/countdown", "election": "github.com/redlatch/redlatch/election",
+	"fairlock": "github.com/redlatch/redlatch/fairlock", "multilock": "github.com/redlatch/redlatch/multilock",
+	"once": "github.com/redlatch/redlatch/once", "rlock": "github.com/redlatch/redlatch/rlock",
 	"rwlock": "github.com/redlatch/redlatch/rwlock", "semaphore": "github.com/redlatch/redlatch/semaphore",
 }
 
