@@ -77,7 +77,7 @@ vuln:
 
 # The linters of .golangci.yml, on all modules. Building them takes some minutes.
 golangci:
-	for module in . benchmarks interop examples/otel; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
+	for module in . benchmarks interop examples/otel contrib/*/; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
 
 # redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.

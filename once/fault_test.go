@@ -51,14 +51,16 @@ func TestSuccessAfterTheEndOfTheContext(t *testing.T) {
 	})
 }
 
-// Without a server, success is stored as soon as there is one again, while the lock lasts.
+// Without a server, success is stored as soon as there is one again, while the lock lasts, and for a
+// while after the end of ctx.
 func TestOutageWhileSuccessIsStored(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
 		call, work := occupy(t, c.Once(name))
 		g.Stall()
+		call.Cancel(errors.New("over"))
 		work.result <- nil
-		time.Sleep(locking.Patience / 10) // the first attempts fail, or wait
+		time.Sleep(locking.Patience / 2) // the first attempts fail, or wait
 		require.True(t, call.Running())
 		require.NoError(t, g.Open())
 		require.True(t, call.Got().ran)
