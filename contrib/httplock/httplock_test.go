@@ -103,18 +103,20 @@ func background(t *testing.T, s *httptest.Server, path string) *harness.Call[int
 type gate struct {
 	entered chan *http.Request
 	open    chan struct{}
+	ended   <-chan struct{} // when the test ends: the server waits for its handlers
 	once    sync.Once
 }
 
 func newGate(t *testing.T) *gate {
-	g := &gate{entered: make(chan *http.Request, 100), open: make(chan struct{})}
-	t.Cleanup(g.Open) // or the server would wait for its handlers
-	return g
+	return &gate{entered: make(chan *http.Request, 100), open: make(chan struct{}), ended: t.Context().Done()}
 }
 
 func (g *gate) ServeHTTP(_ http.ResponseWriter, r *http.Request) {
 	g.entered <- r
-	<-g.open
+	select {
+	case <-g.open:
+	case <-g.ended:
+	}
 }
 
 func (g *gate) Open() { g.once.Do(func() { close(g.open) }) }
