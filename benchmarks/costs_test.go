@@ -25,7 +25,7 @@ import (
 )
 
 // cost is what an operation without contention costs: a pair of an acquisition and its release,
-// or one call of a latch.
+// one call of a latch, a term, or a run of work that does nothing.
 type cost struct {
 	kind     string
 	scripts  float64 // that the servers run
@@ -51,6 +51,9 @@ var costs = []cost{
 	{"permit semaphore", 2, 16, 14, 742},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 26, 1688},
+	{"election", 3, 11, 19, 1224},
+	{"Once.Run", 2, 9, 32, 1800},
+	{"Once.Run, done slot", 0, 1, 2, 96},
 }
 
 // tolerance is by how much the bytes may differ. They are not exact: owners and requests contain
@@ -78,6 +81,7 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 			return h.Unlock(ctx)
 		}, nil
 	}
+	nothing := func(context.Context) error { return nil }
 	switch kind {
 	case "lock":
 		return pair(c.Lock(kind))
@@ -132,6 +136,28 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 	case "Wait, open latch":
 		l := c.CountDownLatch(kind)
 		return func() error { return l.Wait(ctx) }, nil
+	case "election":
+		e := c.Election(kind)
+		return func() error {
+			term, err := e.Campaign(ctx, "host-7:8080")
+			if err != nil {
+				return err
+			}
+			return term.Resign(ctx)
+		}, nil
+	case "Once.Run":
+		job, slot := c.Once(kind), 0
+		return func() error {
+			slot++
+			_, err := job.Run(ctx, strconv.Itoa(1_000_000+slot), nothing)
+			return err
+		}, nil
+	case "Once.Run, done slot":
+		job := c.Once(kind)
+		return func() error {
+			_, err := job.Run(ctx, "1", nothing)
+			return err
+		}, nil
 	}
 	return nil, fmt.Errorf("unknown kind %q", kind)
 }

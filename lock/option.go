@@ -61,8 +61,7 @@ func Parent(parent context.Context) Option { return Option{kind: optionParent, p
 // differ and shorter than the interval.
 //
 // Unlock keeps the lock whether the work has succeeded or not. For a job that another machine is to
-// repeat after a failure, leave AtLeast out, and after a success end the hold with
-// Detach(ctx, rest) instead of Unlock.
+// repeat after a failure, use package once.
 //
 // A lock whose hold ends otherwise becomes free when its lease ends: that of a process that dies, or
 // of a client that is closed before Unlock. A hold that Adopt returns has options of its own.
