@@ -26,7 +26,9 @@ func provider(u redis.UniversalOptions) func(rueidis.AuthCredentialsContext) (ru
 	var refresh time.Duration
 	switch {
 	case u.StreamingCredentialsProvider != nil:
-		refresh = refreshInterval
+		if u.Protocol != 2 { // a subscriber of RESP2 cannot log in again, and would lose its connection
+			refresh = refreshInterval
+		}
 		ask = func() (username, password string, err error) {
 			c, unsubscribe, err := u.StreamingCredentialsProvider.Subscribe(&listener{})
 			if err != nil {

@@ -21,8 +21,8 @@
 //     in go-redis.
 //   - CredentialsProvider, CredentialsProviderContext: asked for each new connection, within DialTimeout
 //     (5 s by default).
-//   - StreamingCredentialsProvider: asked for each new connection and each minute, after which the
-//     connection logs in again.
+//   - StreamingCredentialsProvider: asked for each new connection. Unless Protocol is 2, it is asked again
+//     each minute, and the connection logs in with the answer.
 //   - ClientName: the name of the connections, those to sentinels included.
 //   - DisableIdentity, DisableIndentity: no CLIENT SETINFO.
 //   - Protocol: 2, or else 3 if the server has it.
@@ -65,7 +65,7 @@
 //     one for messages, and usually one for renewals.
 //   - ReadOnly, RouteByLatency, RouteByLatencyTolerance, RouteRandomly, UseDisconnectedReplicas, ShardPicker,
 //     DisableRoutingPolicies: all requests go to the primary that has the key.
-//   - Limiter: a release or a renewal that it refused would make work unsafe.
+//   - Limiter: a refused renewal would lose a lock, and a refused release would keep it from others.
 //   - IdentitySuffix: part of the name of go-redis, which is not the library that connects.
 //   - NodeAddress, PushNotificationProcessor, MaintNotificationsConfig, UnstableResp3: redlatch takes no part
 //     in maintenance that a server announces. It reconnects when the server ends a connection.

@@ -342,14 +342,18 @@ func TestCredentials(t *testing.T) {
 		require.Equal(t, password, got.Password)
 		require.WithinDuration(t, time.Now().Add(time.Minute), got.RefreshAfter, 10*time.Second)
 	}
+	o.Protocol = 2 // no login but the first
+	got, err := ask()
+	require.NoError(t, err)
+	require.Zero(t, got.RefreshAfter)
 	require.Zero(t, s.active)
 	require.NotSame(t, s.listeners[0], s.listeners[1])
 	s.err = errors.New("no token")
-	_, err := ask()
+	_, err = ask()
 	require.Equal(t, s.err, err)
 
 	o.StreamingCredentialsProvider = nil
-	got, err := ask()
+	got, err = ask()
 	require.NoError(t, err)
 	require.Equal(t, rueidis.AuthCredentials{Username: "carol", Password: "context"}, got)
 	o.CredentialsProviderContext = func(context.Context) (string, string, error) { return "", "", s.err }

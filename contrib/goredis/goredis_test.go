@@ -21,6 +21,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/logging"
 	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -166,6 +167,35 @@ func TestCredentialsChange(t *testing.T) {
 		require.NotEqual(t, ":0", harness.Do(t, s.Addr, "CLIENT", "KILL", "USER", "alice"))
 		harness.Eventually(t, patience, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
 		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
+// Connections log in again with the credentials of a streaming provider, while they are in use.
+func TestConnectionsLogInAgain(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "alice", "on", ">secret", "~*", "&*", "+@all")
+		opt, err := goredis.ClientOption(&redis.Options{Addr: s.Addr, StreamingCredentialsProvider: streaming{}})
+		require.NoError(t, err)
+		ask := opt.AuthCredentialsFn
+		opt.AuthCredentialsFn = func(c rueidis.AuthCredentialsContext) (rueidis.AuthCredentials, error) {
+			got, err := ask(c)
+			if !got.RefreshAfter.IsZero() {
+				got.RefreshAfter = time.Now().Add(10 * time.Millisecond)
+			}
+			return got, err
+		}
+		c, err := redlatch.New(t.Context(), opt)
+		require.NoError(t, err)
+		defer c.Close()
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		waiter := harness.StartLock(t, t.Context(), c.Lock("orders")) // and a subscriber
+		conn := harness.Conn(t, s.Addr)
+		harness.Eventually(t, patience, "many logins", func() bool { return harness.Commands(t, conn)["auth"] >= 30 })
+		require.NoError(t, h.Context().Err())
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, waiter.Got().Unlock(t.Context()))
 	})
 }
 
