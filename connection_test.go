@@ -13,6 +13,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -291,7 +292,7 @@ func TestSentinel(t *testing.T) {
 		defer c.Close()
 		checkLock(t, c, "orders")
 
-		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "servers that sentinels watch")...)
+		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## ACL rules", append(slices.Clone(kindRows), "servers that sentinels watch")...)...)
 		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
 		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
 		require.NoError(t, err)

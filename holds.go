@@ -29,7 +29,8 @@ type HoldInfo struct {
 	// Remaining is the result of the hold's Remaining: lock.NoExpiry if a permit never expires. It is
 	// 0 for a call that waits.
 	Remaining time.Duration
-	// Site is the function and the line that called Lock, TryLock, Do, Acquire or Wait.
+	// Site is the function and the line that called Lock, TryLock, Do, Acquire, Campaign, Run or
+	// Wait.
 	Site string
 }
 

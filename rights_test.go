@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -46,6 +47,11 @@ func documentedRights(t *testing.T, after string, rows ...string) []string {
 		}
 	}
 	return words
+}
+
+// kindRows are the rows of the kinds of objects.
+var kindRows = []string{
+	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work",
 }
 
 // checkEverything uses everything that needs a right. conn has all rights.
@@ -470,7 +476,7 @@ func TestDocumentedRights(t *testing.T) {
 			redlatch.KindFair, redlatch.KindReadWrite, redlatch.KindSemaphore, redlatch.KindLatch, redlatch.KindPlain,
 			redlatch.KindElection, redlatch.KindOnce,
 		}, kinds)
-		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work")...)
+		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", kindRows...)...)
 		checkEverything(t, harness.Conn(t, s.Addr), c, harness.Client(t, s))
 		r, err = c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -524,7 +530,7 @@ func TestDocumentedRightsInCluster(t *testing.T) {
 		cluster := harness.Cluster(t, shared.Program)
 		var addrs []string
 		for _, p := range cluster.Primaries {
-			harness.Do(t, p.Addr, documentedRights(t, "## ACL rules", "fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work", "a cluster", "the startup checks")...)
+			harness.Do(t, p.Addr, documentedRights(t, "## ACL rules", append(slices.Clone(kindRows), "a cluster", "the startup checks")...)...)
 			addrs = append(addrs, p.Addr)
 		}
 		var log harness.Log
