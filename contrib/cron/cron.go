@@ -1,0 +1,152 @@
+// Package redlatchcron runs the jobs of github.com/robfig/cron/v3 once, although several machines have
+// them in their schedules.
+//
+//	jobs := cron.New()
+//	id, err := redlatchcron.Add(jobs, "*/10 * * * *", client.Once("report"), writeReport)
+//	...
+//	jobs.Start()
+//
+// # Slots
+//
+// Each activation of a job is a slot of package once: the time at which it is due by the schedule. A
+// machine whose clock is late has the same slot, only later, and finds the work done. The wrappers of
+// cron do not know that time, so Add takes the place of Cron.AddJob.
+//
+// All machines must use the same schedule in the same time zone: see cron.WithLocation. A time that
+// occurs twice when clocks are set back is two slots. Schedules of the form "@every 5m" begin when a
+// program starts, so machines disagree about them; Add rejects them. Use "*/5 * * * *" instead.
+//
+// The wrappers of cron.WithChain apply as usual, outside the slot. If cron.DelayIfStillRunning delays
+// activations beyond the next one, they are one slot.
+//
+// # Failures
+//
+// The machines that wait for a run repeat it if the job returns an error or panics, or if its process
+// dies: each at most once per slot. lock.Wait(0) in Lock leaves it at the first. If the server cannot be
+// asked, a machine does not run the job.
+package redlatchcron
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+
+	"github.com/robfig/cron/v3"
+
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/once"
+)
+
+// Option configures a job. nil is invalid.
+type Option func(*job) error
+
+// Context sets the parent of the contexts that the job gets. When it ends, machines stop to wait for the
+// runs of others. The default is context.Background().
+func Context(ctx context.Context) Option {
+	return func(j *job) error {
+		j.ctx = ctx
+		return valid(ctx != nil, "Context: the context is nil")
+	}
+}
+
+// Lock sets the options of the runs, such as lock.AtLeast, lock.MaxHold and lock.Wait.
+func Lock(opts ...lock.Option) Option {
+	return func(j *job) error {
+		j.opts = opts
+		_, err := lock.Resolve(opts...)
+		return err
+	}
+}
+
+// Logger sets the logger for errors of the job and of its runs. The default is slog.Default().
+func Logger(logger *slog.Logger) Option {
+	return func(j *job) error {
+		j.logger = logger
+		return valid(logger != nil, "Logger: the logger is nil")
+	}
+}
+
+// Add adds a job with that schedule to c, and returns the id of its entry. fn is called once for each
+// time at which the job is due, on one of the machines that have added a job with the same Once; its
+// context ends when it may no longer run, as that of once.Run. Errors are logged, except that other
+// machines keep the slot after lock.Wait.
+//
+// Add sends nothing. Its error matches lock.ErrInvalid, or lock.ErrClosed if the client is closed.
+func Add(c *cron.Cron, spec string, work *once.Once, fn func(ctx context.Context) error, opts ...Option) (cron.EntryID, error) {
+	j := &job{cron: c, work: work, fn: fn, ctx: context.Background(), logger: slog.Default(), added: make(chan struct{})}
+	if err := j.configure(opts); err != nil {
+		return 0, err
+	}
+	id, err := c.AddJob(spec, j)
+	if err != nil {
+		return 0, fmt.Errorf("%w: the schedule of %q: %w", lock.ErrInvalid, work.Name(), err)
+	}
+	defer close(j.added)
+	if _, ok := c.Entry(id).Schedule.(cron.ConstantDelaySchedule); ok {
+		c.Remove(id)
+		return 0, fmt.Errorf("%w: the schedule of %q, %q, differs between machines", lock.ErrInvalid, work.Name(), spec)
+	}
+	j.id = id
+	return id, nil
+}
+
+func valid(ok bool, reason string) error {
+	if ok {
+		return nil
+	}
+	return fmt.Errorf("%w: %s", lock.ErrInvalid, reason)
+}
+
+// job is a cron.Job.
+type job struct {
+	cron   *cron.Cron
+	work   *once.Once
+	fn     func(ctx context.Context) error
+	ctx    context.Context
+	opts   []lock.Option
+	logger *slog.Logger
+
+	added chan struct{} // closed when id is valid
+	id    cron.EntryID
+}
+
+func (j *job) configure(opts []Option) error {
+	switch {
+	case j.cron == nil:
+		return valid(false, "the cron is nil")
+	case j.work == nil:
+		return valid(false, "the Once is nil")
+	case j.fn == nil:
+		return valid(false, "the function is nil")
+	}
+	for _, opt := range opts {
+		if opt == nil {
+			return valid(false, "an option is nil")
+		}
+		if err := opt(j); err != nil {
+			return err
+		}
+	}
+	// The request of an ended context is not sent.
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	if _, err := j.work.Done(ended, "x"); errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrClosed) {
+		return err
+	}
+	return nil
+}
+
+// Run implements cron.Job.
+func (j *job) Run() {
+	<-j.added
+	due := j.cron.Entry(j.id).Prev
+	if due.IsZero() {
+		return // it was removed, or is run by hand before its first time
+	}
+	slot := once.At(due)
+	_, err := j.work.Run(j.ctx, slot, j.fn, j.opts...)
+	if err != nil && !errors.Is(err, lock.ErrNotAcquired) {
+		j.logger.ErrorContext(j.ctx, "redlatch: a job has failed", "name", j.work.Name(), "slot", slot, "error", err)
+	}
+}
