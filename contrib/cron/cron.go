@@ -145,8 +145,8 @@ func (j *job) Run() {
 		return // it was removed, or is run by hand before its first time
 	}
 	slot := once.At(due)
-	_, err := j.work.Run(j.ctx, slot, j.fn, j.opts...)
-	if err != nil && !errors.Is(err, lock.ErrNotAcquired) {
+	ran, err := j.work.Run(j.ctx, slot, j.fn, j.opts...)
+	if err != nil && (ran || !errors.Is(err, lock.ErrNotAcquired)) {
 		j.logger.ErrorContext(j.ctx, "redlatch: a job has failed", "name", j.work.Name(), "slot", slot, "error", err)
 	}
 }

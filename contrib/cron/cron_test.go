@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -25,7 +26,8 @@ func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 const hourly = "0 * * * *"
 
-var errWork = errors.New("the work failed")
+// errWork is the error of work that itself needs a lock, and is logged although it matches that.
+var errWork = fmt.Errorf("the work failed: %w", lock.ErrNotAcquired)
 
 // runs records when the work ran.
 type runs struct {
