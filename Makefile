@@ -32,6 +32,9 @@ MUTANTS = 100
 # "long" has bench measure for longer and more often.
 BENCH =
 
+# Each module is built with the versions that its own go.mod requires; go.work is for editors.
+export GOWORK = off
+
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS SERVERLESS
 
 .PHONY: check test test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
@@ -78,6 +81,7 @@ vuln:
 # The linters of .golangci.yml, on all modules. Building them takes some minutes.
 golangci:
 	for module in . benchmarks interop examples/otel contrib/*/; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
+	cd cmd/redlatch && GOWORK= go run $(GOLANGCI) run ./...
 
 # redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.

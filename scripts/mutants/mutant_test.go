@@ -160,7 +160,7 @@ func TestTestsAreNotMutated(t *testing.T) {
 // Every package with production code is mutated, including packages added later.
 func TestProductionIsComplete(t *testing.T) {
 	t.Parallel()
-	others := []string{"contrib", "examples", "benchmarks", "interop", "robustness", "scripts", "redlatchtest",
+	others := []string{"cmd", "contrib", "examples", "benchmarks", "interop", "robustness", "scripts", "redlatchtest",
 		"internal/harness", "internal/testserver", "internal/contract", "internal/lockstep"}
 	require.NoError(t, filepath.WalkDir(root, func(file string, d os.DirEntry, err error) error {
 		require.NoError(t, err)

@@ -1,0 +1,301 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/supervise"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// kinds are the values of --kind.
+var kinds = []string{"lock", "fair", "read", "write", "fenced", "plain", "spin"}
+
+// lockCommand is "redlatch lock".
+type lockCommand struct {
+	connection *connection
+
+	kind                          string
+	wait, lease, atLeast, maxHold time.Duration
+	ttl                           time.Duration
+	try                           bool
+	permits                       int
+	red                           []string
+}
+
+func newLock(c *connection) *cobra.Command {
+	l := &lockCommand{connection: c}
+	cmd := &cobra.Command{
+		Use:   "lock [flags] NAME... -- COMMAND [ARG...]",
+		Short: "Run a command while holding a lock",
+		Long: `Acquire the lock NAME, run COMMAND while holding it, and exit with the status of COMMAND.
+With several names, COMMAND runs while redlatch holds all of them.
+
+COMMAND runs in a process group of its own. redlatch forwards signals to that group;
+while it waits for the lock, they end it. redlatch renews the lock until COMMAND ends.
+If the lock is lost, or the lease or --max-hold is about to end, the group gets SIGTERM, and
+SIGKILL after a sixth of that time, 10 s at most, and before the lease ends on the server. On Linux
+COMMAND is killed if redlatch dies; the lock is then free when the lease is over.
+
+The environment of COMMAND contains REDLATCH_NAME, and REDLATCH_TOKEN if the lock is
+fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard output.
+
+` + statusHelp,
+		Example: `  # One backup at a time in the whole cluster; wait for a minute at most.
+  redlatch lock --wait 1m backup -- pg_dump -f /backups/app.sql app
+
+  # A cron job of several machines: one of them runs it, the others skip it.
+  redlatch lock --try --at-least 30s cron:report -- /usr/local/bin/report
+
+  # Four downloads at a time.
+  redlatch lock --permits 4 downloads -- curl -O https://example.com/large.iso
+
+  # Two accounts together, and the fencing token for a database.
+  redlatch lock account:7 account:9 -- ./transfer
+  redlatch lock --kind fenced ledger -- sh -c 'psql -v token=$REDLATCH_TOKEN -f close.sql'
+
+  # A majority of three independent servers.
+  redlatch lock --red redis://a:6379,redis://b:6379,redis://c:6379 deploy -- ./deploy.sh`,
+		DisableFlagsInUseLine: true,
+		RunE:                  l.run,
+	}
+	f := cmd.Flags()
+	f.StringVar(&l.kind, "kind", "lock", "kind of lock: "+strings.Join(kinds, ", "))
+	f.DurationVar(&l.wait, "wait", 0, "longest wait for the lock (default: until a signal)")
+	f.BoolVar(&l.try, "try", false, "do not wait for the lock")
+	f.DurationVar(&l.ttl, "ttl", redlatch.DefaultWatchdogTimeout, "lease, which is renewed until COMMAND ends")
+	f.DurationVar(&l.lease, "lease", 0, "fixed lease, which is not renewed: COMMAND must end before it")
+	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner")
+	f.DurationVar(&l.maxHold, "max-hold", 0, "longest run of COMMAND, which must end before")
+	f.IntVar(&l.permits, "permits", 0, "NAME is a semaphore with this many permits; hold one")
+	f.StringSliceVar(&l.red, "red", nil, "URLs of independent servers: hold the lock on a majority of them")
+	cmd.MarkFlagsMutuallyExclusive("wait", "try")
+	cmd.MarkFlagsMutuallyExclusive("lease", "ttl")
+	cmd.MarkFlagsMutuallyExclusive("permits", "red")
+	cmd.MarkFlagsMutuallyExclusive("permits", "kind")
+	cmd.MarkFlagsMutuallyExclusive("permits", "at-least")
+	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoFileComp))
+	return cmd
+}
+
+// isInvalid returns an error for arguments that make no sense together.
+func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) error {
+	switch {
+	case len(names) == 0:
+		return errors.New("the name of the lock is missing: redlatch lock NAME -- COMMAND")
+	case len(command) == 0:
+		return errors.New("the command is missing: redlatch lock NAME -- COMMAND")
+	case !slices.Contains(kinds, l.kind):
+		return fmt.Errorf("--kind %q: must be one of %s", l.kind, strings.Join(kinds, ", "))
+	case cmd.Flags().Changed("permits") && l.permits < 1:
+		return fmt.Errorf("--permits %d: must be at least 1", l.permits)
+	case len(l.red) > 0 && l.connection.url != "":
+		return errors.New("--red and --url exclude each other")
+	case l.permits > 0 && len(names) > 1:
+		return errors.New("--permits: only one NAME is possible")
+	}
+	for _, d := range []string{"wait", "lease", "at-least", "max-hold"} {
+		if value, _ := cmd.Flags().GetDuration(d); cmd.Flags().Changed(d) && value <= 0 {
+			return fmt.Errorf("--%s %v: must be greater than zero", d, value)
+		}
+	}
+	return nil
+}
+
+// options returns those of the acquisition.
+func (l *lockCommand) options() []lock.Option {
+	// Signals end the wait, and are forwarded afterwards.
+	opts := []lock.Option{lock.Parent(context.Background())}
+	if l.try {
+		opts = append(opts, lock.Wait(0))
+	}
+	if l.wait > 0 {
+		opts = append(opts, lock.Wait(l.wait))
+	}
+	if l.lease > 0 {
+		opts = append(opts, lock.Lease(l.lease))
+	}
+	if l.atLeast > 0 {
+		opts = append(opts, lock.AtLeast(l.atLeast))
+	}
+	if l.maxHold > 0 {
+		opts = append(opts, lock.MaxHold(l.maxHold))
+	}
+	return opts
+}
+
+// grace is the time between SIGTERM and SIGKILL.
+func (l *lockCommand) grace() time.Duration {
+	lease := l.ttl
+	if l.lease > 0 {
+		lease = l.lease
+	}
+	if l.maxHold > 0 {
+		lease = min(lease, l.maxHold)
+	}
+	return min(lease/6, 10*time.Second)
+}
+
+func (l *lockCommand) run(cmd *cobra.Command, args []string) (err error) {
+	names, command := args, []string(nil)
+	if at := cmd.ArgsLenAtDash(); at >= 0 {
+		names, command = args[:at], args[at:]
+	} else if len(args) > 1 {
+		names, command = args[:1], args[1:]
+	}
+	if err := l.isInvalid(cmd, names, command); err != nil {
+		return err
+	}
+	child := exec.Command(command[0], command[1:]...)
+	if child.Err != nil {
+		return notStarted(child.Err) // before the lock is acquired in vain
+	}
+	child.Stdin, child.Stdout, child.Stderr = os.Stdin, os.Stdout, os.Stderr
+
+	signals := notify()
+	defer signal.Stop(signals)
+	wait, stop := cancelBySignal(signals)
+	clients, err := l.open(wait)
+	if err == nil {
+		defer closeAll(clients)
+		var h held
+		if h, err = l.acquire(wait, clients, names); err == nil {
+			// Should a signal have come at the last moment, the command gets it.
+			if sig := stop(); sig != nil {
+				go func() { signals <- sig }()
+			}
+			return l.supervise(child, h, names, signals)
+		}
+	}
+	if sig := stop(); sig != nil {
+		return exit{status: statusSignal + int(sig.(syscall.Signal))}
+	}
+	return err
+}
+
+// supervise runs the command under the lock, and releases the lock.
+func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals chan os.Signal) error {
+	child.Env = append(os.Environ(), "REDLATCH_NAME="+strings.Join(names, ","))
+	child.Env = append(child.Env, h.environment()...)
+	result, startErr := supervise.Run(child, h, l.grace(), signals)
+	err := h.release()
+	switch {
+	case startErr != nil:
+		return notStarted(startErr)
+	case result.Lost != nil:
+		return exit{statusLost, fmt.Errorf("%s: the command was ended: %w", strings.Join(names, ","), result.Lost)}
+	case errors.Is(err, lock.ErrLost):
+		return exit{statusLost, fmt.Errorf("%s: %w", strings.Join(names, ","), err)}
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "redlatch:", err) // the lock is free when its lease is over
+	}
+	return exitOf(result.State)
+}
+
+// open returns the clients of the servers.
+func (l *lockCommand) open(ctx context.Context) (clients []*redlatch.Client, err error) {
+	urls := l.red
+	if len(urls) == 0 {
+		urls = []string{l.connection.address()}
+	}
+	for _, url := range urls {
+		client, err := l.connection.open(ctx, url, redlatch.WithWatchdogTimeout(l.ttl))
+		if err != nil {
+			closeAll(clients)
+			return nil, err
+		}
+		clients = append(clients, client)
+	}
+	return clients, nil
+}
+
+func closeAll(clients []*redlatch.Client) {
+	for _, client := range clients {
+		client.Close()
+	}
+}
+
+// held is what a command runs under: a lock or a permit.
+type held interface {
+	supervise.Lease
+	// environment returns the variables that the command gets.
+	environment() []string
+	release() error
+}
+
+func (l *lockCommand) acquire(ctx context.Context, clients []*redlatch.Client, names []string) (held, error) {
+	if l.permits > 0 {
+		permit, err := clients[0].PermitSemaphore(names[0], semaphore.Permits(l.permits)).Acquire(ctx, l.options()...)
+		return heldPermit{permit}, err
+	}
+	h, err := l.locker(clients, names).Lock(ctx, l.options()...)
+	return heldLock{h}, err
+}
+
+// locker returns the lock of those names.
+func (l *lockCommand) locker(clients []*redlatch.Client, names []string) lock.Locker {
+	var all []lock.Locker
+	for _, name := range names {
+		var votes []lock.Locker
+		for _, client := range clients {
+			votes = append(votes, l.one(client, name))
+		}
+		if len(l.red) > 0 {
+			all = append(all, clients[0].RedLock(votes...))
+		} else {
+			all = append(all, votes...)
+		}
+	}
+	if len(all) == 1 {
+		return all[0]
+	}
+	return clients[0].MultiLock(all...)
+}
+
+func (l *lockCommand) one(client *redlatch.Client, name string) lock.Locker {
+	switch l.kind {
+	case "fair":
+		return client.FairLock(name)
+	case "read":
+		return client.RWLock(name).Read()
+	case "write":
+		return client.RWLock(name).Write()
+	case "fenced":
+		return client.FencedLock(name)
+	case "plain":
+		return client.PlainLock(name)
+	case "spin":
+		return client.SpinLock(name)
+	default:
+		return client.Lock(name)
+	}
+}
+
+type heldLock struct{ lock.Hold }
+
+func (h heldLock) environment() []string {
+	if token := h.Token(); token > 0 {
+		return []string{"REDLATCH_TOKEN=" + strconv.FormatInt(token, 10)}
+	}
+	return nil
+}
+
+func (h heldLock) release() error { return h.Unlock(context.Background()) }
+
+type heldPermit struct{ *semaphore.Permit }
+
+func (p heldPermit) environment() []string { return []string{"REDLATCH_PERMIT=" + p.ID()} }
+func (p heldPermit) release() error        { return p.Release(context.Background()) }

@@ -1,0 +1,323 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// asCommand has the test program be the command.
+const asCommand = "REDLATCH_TEST_COMMAND"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asCommand) != "" {
+		os.Exit(run(os.Args[1:]))
+	}
+	harness.Main(m, nil)
+}
+
+// patience is for what needs no more than some round trips and the start of a process.
+const patience = 10 * time.Second
+
+// command is a redlatch that runs.
+type command struct {
+	t      testing.TB
+	cmd    *exec.Cmd
+	lines  chan string // of the standard output
+	stderr bytes.Buffer
+	ended  chan struct{}
+}
+
+// start starts redlatch on a server.
+func start(t testing.TB, addr string, args ...string) *command {
+	t.Helper()
+	c := &command{t: t, cmd: exec.Command(os.Args[0], args...), lines: make(chan string, 100), ended: make(chan struct{})}
+	c.cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=redis://"+addr)
+	c.cmd.Stderr = &c.stderr
+	stdout, w, err := os.Pipe()
+	require.NoError(t, err)
+	c.cmd.Stdout = w
+	require.NoError(t, c.cmd.Start())
+	w.Close()
+	go func() {
+		defer stdout.Close()
+		for s := bufio.NewScanner(stdout); s.Scan(); {
+			c.lines <- s.Text()
+		}
+		close(c.lines)
+	}()
+	go func() {
+		_ = c.cmd.Wait()
+		close(c.ended)
+	}()
+	t.Cleanup(func() {
+		_ = c.cmd.Process.Kill()
+		<-c.ended
+	})
+	return c
+}
+
+// line returns the next line of the standard output.
+func (c *command) line() string {
+	c.t.Helper()
+	return harness.Receive(c.t, patience, "a line", c.lines)
+}
+
+func (c *command) signal(sig syscall.Signal) {
+	c.t.Helper()
+	require.NoError(c.t, c.cmd.Process.Signal(sig))
+}
+
+// status waits for the end and returns the exit status.
+func (c *command) status(d time.Duration) int {
+	c.t.Helper()
+	harness.Receive(c.t, d, "the end of redlatch", c.ended)
+	return c.cmd.ProcessState.ExitCode()
+}
+
+// sh is a command of redlatch lock that runs a script.
+func sh(script string, flags ...string) []string {
+	return append(append([]string{"lock"}, flags...), "job", "--", "sh", "-c", script)
+}
+
+// isAlive reports whether a process has not ended.
+func isAlive(pid string) bool {
+	state, err := os.ReadFile("/proc/" + pid + "/stat")
+	return err == nil && !strings.Contains(string(state), ") Z ")
+}
+
+func TestStatuses(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		held, err := harness.Client(t, s).Lock("held").Lock(t.Context())
+		require.NoError(t, err)
+		defer held.Unlock(t.Context()) //nolint:errcheck // the test is over
+		for _, row := range []struct {
+			status int
+			stderr string
+			args   []string
+		}{
+			{0, "", sh("exit 0")},
+			{3, "", sh("exit 3")},
+			{128 + 9, "", sh("kill -9 $$")},
+			{statusNotAcquired, "not acquired", []string{"lock", "--try", "held", "--", "true"}},
+			{statusNotAcquired, "not acquired", []string{"lock", "--wait", "50ms", "held", "--", "true"}},
+			{statusNotAcquired, "not acquired", []string{"lock", "--try", "free", "held", "--", "true"}},
+			{statusNotRunnable, "permission denied", []string{"lock", "job", "--", "/etc/passwd"}},
+			{statusNotFound, "not found", []string{"lock", "job", "--", "no-such-command"}},
+			{statusNotFound, "no such file", []string{"lock", "job", "--", "/no/such/command"}},
+			{statusFailed, "command is missing", []string{"lock", "job"}},
+			{statusFailed, "name of the lock is missing", []string{"lock", "--", "true"}},
+			{statusFailed, "must be one of", []string{"lock", "--kind", "reentrant", "job", "--", "true"}},
+			{statusFailed, "must be at least 1", []string{"lock", "--permits", "0", "job", "--", "true"}},
+			{statusFailed, "greater than zero", []string{"lock", "--wait", "-1s", "job", "--", "true"}},
+			{statusFailed, "only one NAME", []string{"lock", "--permits", "2", "a", "b", "--", "true"}},
+			{statusFailed, "none of the others", []string{"lock", "--try", "--wait", "1s", "job", "--", "true"}},
+			{statusFailed, "invalid", []string{"lock", "", "--", "true"}},
+			{statusFailed, "watchdog", []string{"lock", "--ttl", "1ms", "job", "--", "true"}},
+			{statusFailed, "has no least time", []string{"lock", "--kind", "read", "--at-least", "1s", "job", "--", "true"}},
+			{statusFailed, "exclude", []string{"lock", "--url", "redis://h", "--red", "redis://g", "job", "--", "true"}},
+			{statusFailed, "", []string{"lock", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
+			{statusFailed, "unknown command", []string{"unlok"}},
+		} {
+			c := start(t, s.Addr, row.args...)
+			require.Equal(t, row.status, c.status(patience), "%v: %s", row.args, &c.stderr)
+			require.Contains(t, c.stderr.String(), row.stderr, row.args)
+			if row.stderr == "" && row.status != statusFailed {
+				require.Empty(t, c.stderr.String(), row.args)
+			}
+			_, more := <-c.lines
+			require.False(t, more, "%v writes to its standard output", row.args)
+		}
+		require.NoError(t, held.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestEnvironment(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const script = `echo $REDLATCH_NAME/$REDLATCH_TOKEN/$REDLATCH_PERMIT`
+		c := start(t, s.Addr, sh(script)...)
+		require.Equal(t, "job//", c.line())
+		require.Zero(t, c.status(patience))
+		for token := range 2 {
+			c = start(t, s.Addr, sh(script, "--kind", "fenced")...)
+			require.Equal(t, fmt.Sprintf("job/%d/", token+1), c.line())
+			require.Zero(t, c.status(patience))
+		}
+		c = start(t, s.Addr, "lock", "a", "b", "--", "sh", "-c", script)
+		require.Equal(t, "a,b//", c.line())
+		require.Zero(t, c.status(patience))
+		c = start(t, s.Addr, "lock", "--permits", "2", "slots", "--", "sh", "-c", script)
+		require.Regexp(t, `^slots//[0-9a-f]{32}$`, c.line())
+		require.Zero(t, c.status(patience))
+	})
+}
+
+// The command runs while the lock is held, for each kind of lock.
+func TestKinds(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, kind := range kinds {
+			name := "of:" + kind
+			holder := start(t, s.Addr, "lock", "--kind", kind, name, "--", "sh", "-c", "echo held; exec sleep 60")
+			require.Equal(t, "held", holder.line())
+			other := start(t, s.Addr, "lock", "--try", "--kind", kind, name, "--", "true")
+			want := statusNotAcquired
+			if kind == "read" {
+				want = 0
+			}
+			require.Equal(t, want, other.status(patience), kind)
+			holder.signal(syscall.SIGTERM)
+			require.Equal(t, 128+15, holder.status(patience), kind)
+			require.Zero(t, start(t, s.Addr, "lock", "--try", "--kind", kind, name, "--", "true").status(patience), kind)
+		}
+	})
+}
+
+func TestPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		flags := []string{"--permits", "2"}
+		first, second := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...), start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
+		require.Equal(t, "held", first.line())
+		require.Equal(t, "held", second.line())
+		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--permits", "2", "--try")...).status(patience))
+		third := start(t, s.Addr, sh("echo held", flags...)...)
+		first.signal(syscall.SIGTERM)
+		require.Equal(t, "held", third.line())
+		require.Zero(t, third.status(patience))
+	})
+}
+
+// Signals go to the whole group of the command, which may handle them.
+func TestSignals(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := start(t, s.Addr, sh(`trap 'echo got USR1' USR1; trap 'echo got TERM; exit 7' TERM
+			(trap 'echo child got USR1' USR1; echo ready; while :; do sleep 0.01; done) & while :; do wait; done`)...)
+		require.Equal(t, "ready", c.line())
+		c.signal(syscall.SIGUSR1)
+		require.ElementsMatch(t, []string{"got USR1", "child got USR1"}, []string{c.line(), c.line()})
+		c.signal(syscall.SIGTERM)
+		require.Equal(t, "got TERM", c.line())
+		require.Equal(t, 7, c.status(patience))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A signal ends the wait for the lock.
+func TestSignalWhileWaiting(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h, err := harness.Client(t, s).FairLock("job").Lock(t.Context())
+		require.NoError(t, err)
+		c := start(t, s.Addr, sh("true", "--kind", "fair")...)
+		harness.Eventually(t, patience, "redlatch waits", func() bool {
+			waiting, err := harness.Client(t, s).FairLock("job").Queue(t.Context())
+			return err == nil && len(waiting) == 1
+		})
+		c.signal(syscall.SIGINT)
+		require.Equal(t, 128+2, c.status(patience))
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// If redlatch is killed, the command dies too, and the lock is free when its lease is over.
+func TestKilledParent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := start(t, s.Addr, "lock", "--ttl", "1s", "job", "--", "sh", "-c", "echo $$; exec sleep 60")
+		pid := c.line()
+		c.signal(syscall.SIGKILL)
+		harness.Eventually(t, patience, "the command is dead", func() bool { return !isAlive(pid) })
+		next := start(t, s.Addr, sh("echo held", "--wait", "11s")...)
+		require.Equal(t, "held", next.line())
+	})
+}
+
+// When the lock is lost the group gets TERM, and what ignores it is killed.
+func TestLostLock(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "1500ms")...)
+		require.Equal(t, "ready", c.line())
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, "got TERM", c.line())
+		require.Equal(t, statusLost, c.status(patience))
+		require.Contains(t, c.stderr.String(), lock.ErrLost.Error())
+
+		c = start(t, s.Addr, sh(`trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.01; done`, "--ttl", "1500ms")...)
+		pid := c.line()
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, statusLost, c.status(patience))
+		harness.Eventually(t, patience, "the whole group is dead", func() bool { return !isAlive(pid) })
+	})
+}
+
+// Without renewals the command is dead before the lease ends on the server.
+func TestStoppedServer(t *testing.T) {
+	const ttl = 3 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := harness.NewGate(t, s)
+		c := start(t, g.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", ttl.String())...)
+		pid := c.line()
+		g.Stall()
+		require.Equal(t, "got TERM", c.line())
+		harness.Eventually(t, patience, "the command is dead", func() bool { return !isAlive(pid) })
+		require.Positive(t, harness.PTTL(t, s.Addr, "job"), "of the lease")
+		require.Equal(t, statusLost, c.status(patience))
+		require.NoError(t, g.Open())
+	})
+}
+
+func TestDurations(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, flags := range [][]string{{"--lease", "1s"}, {"--max-hold", "500ms"}} {
+			c := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
+			require.Equal(t, "held", c.line())
+			require.Equal(t, statusLost, c.status(patience), flags)
+			harness.Do(t, s.Addr, "DEL", "job")
+		}
+		require.Zero(t, start(t, s.Addr, sh("true", "--at-least", "1h")...).status(patience))
+		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try")...).status(patience))
+		left := harness.PTTL(t, s.Addr, "job")
+		require.Greater(t, left, time.Hour.Milliseconds()-60_000, strconv.Itoa(int(left)))
+	})
+}
+
+func TestRed(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		urls := []string{"redis://" + s.Addr, "redis://127.0.0.1:1"}
+		for range 2 {
+			urls = append(urls, "redis://"+harness.Server(t, s.Program).Addr)
+		}
+		all := strings.Join([]string{urls[0], urls[2], urls[3]}, ",")
+		c := start(t, s.Addr, sh("echo held; exec sleep 60", "--red", all)...)
+		require.Equal(t, "held", c.line())
+		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try", "--red", all)...).status(patience))
+		c.signal(syscall.SIGTERM)
+		require.Equal(t, 128+15, c.status(patience))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The help lists the exit statuses and an example.
+func TestHelp(t *testing.T) {
+	c := start(t, "127.0.0.1:1", "lock", "--help")
+	require.Zero(t, c.status(patience))
+	var help strings.Builder
+	for line := range c.lines {
+		help.WriteString(line + "\n")
+	}
+	for _, want := range []string{"Exit status:", "123", "124", "125", "126", "127", "128 + n", "redlatch lock --wait 1m", "--max-hold"} {
+		require.Contains(t, help.String(), want)
+	}
+}

@@ -1,0 +1,42 @@
+// Command redlatch runs commands under distributed locks, and shows who holds what, on Redis and
+// Valkey. See redlatch --help.
+package main
+
+import (
+	"os"
+	"runtime"
+
+	"github.com/spf13/cobra"
+)
+
+// The main goroutine starts the commands, which die with its thread: see supervise.Run.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	os.Exit(run(os.Args[1:]))
+}
+
+// run runs the program and returns its exit status.
+func run(args []string) int {
+	root := newRoot()
+	root.SetArgs(args)
+	return statusOf(root, root.Execute())
+}
+
+func newRoot() *cobra.Command {
+	c := &connection{}
+	root := &cobra.Command{
+		Use:   "redlatch",
+		Short: "Run commands under distributed locks, and inspect locks on Redis and Valkey",
+		Long: `Run commands under distributed locks, and inspect locks on Redis and Valkey.
+
+The locks are those of the Go library redlatch and of Java's Redisson.`,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.PersistentFlags().StringVar(&c.url, "url", "",
+		"URL of the server (default: $REDLATCH_URL, $REDIS_URL, or "+localhost+")")
+	root.PersistentFlags().StringVar(&c.prefix, "prefix", "", "prefix of all keys: a name is the key without it")
+	root.AddCommand(newLock(c))
+	return root
+}
