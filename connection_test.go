@@ -2,14 +2,8 @@ package redlatch_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -242,15 +236,7 @@ func TestUnixSocket(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		dir := t.TempDir()
-		cert, key, pool := selfSigned(t, dir)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		addr := l.Addr().String()
-		_, port, _ := net.SplitHostPort(addr)
-		require.NoError(t, l.Close())
-		harness.Own(t, shared.Program, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
-			"--tls-auth-clients", "no", "--tls-ca-cert-file", cert)
+		addr, pool := harness.TLS(t, shared.Program)
 		opt, err := redlatch.ParseURL("rediss://" + addr)
 		require.NoError(t, err)
 		opt.TLSConfig.RootCAs = pool
@@ -261,27 +247,6 @@ func TestTLS(t *testing.T) {
 		_, err = redlatch.Open(t.Context(), "rediss://"+addr) // the certificate is not trusted
 		require.ErrorContains(t, err, "certificate")
 	})
-}
-
-func selfSigned(t *testing.T, dir string) (certFile, keyFile string, pool *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	require.NoError(t, os.WriteFile(certFile, certPEM, 0o600))
-	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	pool = x509.NewCertPool()
-	require.True(t, pool.AppendCertsFromPEM(certPEM))
-	return certFile, keyFile, pool
 }
 
 func TestSentinel(t *testing.T) {

@@ -197,8 +197,8 @@ func TestUnavailable(t *testing.T) {
 	})
 }
 
-// A key of another type in the way of the lock is the server's error, and that of the memory counts
-// as a memory.
+// A lock whose key has another type is the server's error. A slot is done if its key exists, whatever
+// type it has.
 func TestForeignKeys(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		o := harness.Client(t, s).Once(name)

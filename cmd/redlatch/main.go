@@ -1,5 +1,4 @@
-// Command redlatch runs commands under distributed locks, and shows who holds what, on Redis and
-// Valkey. See redlatch --help.
+// Command redlatch runs other commands under distributed locks on Redis and Valkey. See redlatch --help.
 package main
 
 import (
@@ -27,8 +26,8 @@ func newRoot() *cobra.Command {
 	c := &connection{}
 	root := &cobra.Command{
 		Use:   "redlatch",
-		Short: "Run commands under distributed locks, and inspect locks on Redis and Valkey",
-		Long: `Run commands under distributed locks, and inspect locks on Redis and Valkey.
+		Short: "Run commands under distributed locks on Redis and Valkey",
+		Long: `Run commands under distributed locks on Redis and Valkey.
 
 The locks are those of the Go library redlatch and of Java's Redisson.`,
 		SilenceUsage:  true,

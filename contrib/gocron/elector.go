@@ -100,7 +100,7 @@ func (e *Elector) IsLeader(ctx context.Context) error {
 }
 
 // Context returns a child of ctx that also ends when the current term ends, and at once if this process
-// does not lead. Its cause is that of the term's context, or matches ErrNotLeader. Call it when
+// does not lead. Its cause is the cause of the term's context, or matches ErrNotLeader. Call it when
 // a job begins, and the function that it returns when the job ends.
 func (e *Elector) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)

@@ -8,30 +8,13 @@ import (
 
 	"github.com/go-co-op/gocron/v2"
 
-	"github.com/redlatch/redlatch"
 	redlatchgocron "github.com/redlatch/redlatch/contrib/gocron"
-	"github.com/redlatch/redlatch/redlatchtest"
+	"github.com/redlatch/redlatch/internal/harness"
 )
-
-// connect returns a client on a new server, and a function that stops both.
-func connect() (client *redlatch.Client, stop func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err = redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
 
 // The first of several machines runs the job. Its context ends if it loses its lock.
 func ExampleLocker() {
-	client, stop := connect()
+	client, stop := harness.Connect()
 	defer stop()
 	locker, err := redlatchgocron.NewLocker(client, time.Minute, redlatchgocron.MaxHold(time.Hour))
 	if err != nil {
@@ -64,7 +47,7 @@ func ExampleLocker() {
 
 // All jobs run on the machine that leads.
 func ExampleElector() {
-	client, stop := connect()
+	client, stop := harness.Connect()
 	defer stop()
 	elector, err := redlatchgocron.NewElector(context.Background(), client, "scheduler", "host-7")
 	if err != nil {

@@ -27,7 +27,7 @@ func TestMain(m *testing.M) { harness.Main(m, nil) }
 const (
 	// job is the name of the job of most tests.
 	job = "report"
-	// key is that of the lock of its runs.
+	// key is the name of its lock.
 	key = "gocron:" + job
 	// soon bounds what takes no time of its own.
 	soon = 10 * time.Second

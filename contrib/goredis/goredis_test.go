@@ -2,13 +2,7 @@ package goredis_test
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
-	"math/big"
 	"net"
 	"os"
 	"path/filepath"
@@ -216,42 +210,13 @@ func TestUnixSocket(t *testing.T) {
 
 func TestTLS(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		cert, key, pool := selfSigned(t)
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		addr := l.Addr().String()
-		require.NoError(t, l.Close())
-		_, port, _ := net.SplitHostPort(addr)
-		harness.Own(t, shared.Program, "--tls-port", port, "--tls-cert-file", cert, "--tls-key-file", key,
-			"--tls-auth-clients", "no", "--tls-ca-cert-file", cert)
+		addr, pool := harness.TLS(t, shared.Program)
 		conf := &tls.Config{RootCAs: pool}
 		checkStandalone(t, &redis.Options{Addr: addr, TLSConfig: conf})
 		checkStandalone(t, &redis.Options{Network: "tcp4", Addr: addr, TLSConfig: conf})
-		_, err = goredis.Open(t.Context(), &redis.Options{Addr: addr, TLSConfig: &tls.Config{}})
+		_, err := goredis.Open(t.Context(), &redis.Options{Addr: addr, TLSConfig: &tls.Config{}})
 		require.ErrorContains(t, err, "certificate")
 	})
-}
-
-func selfSigned(t *testing.T) (certFile, keyFile string, pool *x509.CertPool) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	require.NoError(t, err)
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	dir := t.TempDir()
-	certFile, keyFile = filepath.Join(dir, "cert.pem"), filepath.Join(dir, "key.pem")
-	certPEM := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
-	require.NoError(t, os.WriteFile(certFile, certPEM, 0o600))
-	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	pool = x509.NewCertPool()
-	require.True(t, pool.AppendCertsFromPEM(certPEM))
-	return certFile, keyFile, pool
 }
 
 // The connections have the name of the options, and report their library unless that is disabled.

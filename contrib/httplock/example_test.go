@@ -7,31 +7,14 @@ import (
 	"net/http"
 	"net/http/httptest"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/contrib/httplock"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/redlatchtest"
 )
-
-// connect returns a client on a new server, and a function that stops both.
-func connect() (client *redlatch.Client, stop func()) {
-	server, err := redlatchtest.Start()
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err = redlatch.Open(context.Background(), server.URL())
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() {
-		client.Close()
-		server.Close()
-	}
-}
 
 // Each order is shipped by one request at a time, whichever process handles it.
 func Example() {
-	client, stop := connect()
+	client, stop := harness.Connect()
 	defer stop()
 	serialize, err := httplock.New(httplock.Config{
 		Locker: func(name string) lock.Locker { return client.Lock(name) },
@@ -63,7 +46,7 @@ func Example() {
 // The handler passes the fencing token of its lock to the database, which refuses those of earlier
 // holders.
 func ExampleHoldFrom() {
-	client, stop := connect()
+	client, stop := harness.Connect()
 	defer stop()
 	serialize, err := httplock.New(httplock.Config{
 		Locker: func(name string) lock.Locker { return client.FencedLock(name) },

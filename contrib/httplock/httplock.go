@@ -25,7 +25,7 @@
 //
 // # The handler
 //
-// The context of its request is that of the hold. It ends when the client disconnects, and when the
+// Its request has the context of the hold, which ends when the client disconnects, and when the
 // lock is lost; context.Cause tells which (see lock.LostError). The handler should then stop and
 // answer 5xx: another request with the key may have begun. HoldFrom returns the hold, for its fencing
 // token. The ResponseWriter is the server's own, so Flush, Hijack and http.ResponseController work.

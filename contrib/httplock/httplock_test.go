@@ -99,6 +99,21 @@ func background(t *testing.T, s *httptest.Server, path string) *harness.Call[int
 	})
 }
 
+// post sends an order in the background. A canceled call disconnects.
+func post(t *testing.T, s *httptest.Server, body string) *harness.Call[any] {
+	return harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
+		r, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL+"/orders/1", strings.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		resp, err := s.Client().Do(r)
+		if err == nil {
+			resp.Body.Close()
+		}
+		return nil, err
+	})
+}
+
 // gate is a handler that reports each request, and handles it until Open.
 type gate struct {
 	entered chan *http.Request
@@ -276,17 +291,7 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 
 		held, err := other.Lock("orders/1").Lock(t.Context())
 		require.NoError(t, err)
-		left := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/orders/1", strings.NewReader(row.body))
-			if err != nil {
-				return nil, err
-			}
-			resp, err := server.Client().Do(r)
-			if err == nil {
-				resp.Body.Close()
-			}
-			return nil, err
-		})
+		left := post(t, server, row.body)
 		harness.Waits(t, 1, c)
 		left.Cancel(nil)
 		require.ErrorIs(t, left.End(), context.Canceled)
@@ -310,17 +315,7 @@ func TestClientLeavesWithUnreadBody(t *testing.T) {
 			func(http.ResponseWriter, *http.Request) { close(handled) }))
 		held, err := other.Lock("orders/1").Lock(t.Context())
 		require.NoError(t, err)
-		left := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
-			r, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/orders/1", strings.NewReader("order"))
-			if err != nil {
-				return nil, err
-			}
-			resp, err := server.Client().Do(r)
-			if err == nil {
-				resp.Body.Close()
-			}
-			return nil, err
-		})
+		left := post(t, server, "order")
 		harness.Waits(t, 1, c)
 		left.Cancel(nil)
 		require.ErrorIs(t, left.End(), context.Canceled)

@@ -45,7 +45,7 @@ func (t *terminal) started(group int) {
 	signal.Ignore(syscall.SIGTTOU)
 }
 
-// give makes a process group that of the foreground.
+// give moves a process group to the foreground.
 func (t *terminal) give(group int) {
 	_ = unix.IoctlSetPointerInt(int(t.file.Fd()), unix.TIOCSPGRP, group)
 }
