@@ -55,7 +55,7 @@ func Spawn(t testing.TB, worker string, args ...string) *Process {
 	t.Helper()
 	p := &Process{t: t, cmd: exec.Command(os.Args[0]), lines: make(chan string, 1024), ended: make(chan struct{})}
 	p.cmd.Env = append(os.Environ(), workerEnv+"="+worker, workerEnv+"_ARGS="+strings.Join(args, "\n"))
-	p.cmd.Stderr = os.Stderr
+	p.cmd.Stderr = t.Output() // such as the report of a race
 	_, err := p.cmd.StdinPipe()
 	require.NoError(t, err)
 	out, err := p.cmd.StdoutPipe()
