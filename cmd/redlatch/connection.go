@@ -5,6 +5,11 @@ import (
 	"context"
 	"log/slog"
 	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch"
 )
@@ -27,4 +32,46 @@ func (c *connection) open(ctx context.Context, url string, opts ...redlatch.Opti
 		opts = append(opts, redlatch.WithNameMapper(func(name string) string { return c.prefix + name }))
 	}
 	return redlatch.Open(ctx, url, opts...)
+}
+
+// do runs f with a client of the server. A signal ends the program at once.
+func (c *connection) do(f func(ctx context.Context, client *redlatch.Client) error) error {
+	return interruptible(func(ctx context.Context) error {
+		client, err := c.open(ctx, c.address())
+		if err != nil {
+			return err
+		}
+		defer client.Close()
+		return f(ctx, client)
+	})
+}
+
+// interruptible returns the result of f, or the error for a signal, for which it leaves f behind:
+// the request of f may last for seconds if the server does not answer.
+func interruptible(f func(ctx context.Context) error) error {
+	signals := notify()
+	defer signal.Stop(signals)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	result := make(chan error, 1)
+	go func() { result <- f(ctx) }()
+	select {
+	case err := <-result:
+		return err
+	case sig := <-signals:
+		return exit{status: statusSignal + int(sig.(syscall.Signal))}
+	}
+}
+
+// raw returns a connection to the server for single commands.
+func (c *connection) raw() (rueidis.Client, error) {
+	opt, err := redlatch.ParseURL(c.address())
+	if err != nil {
+		return nil, err
+	}
+	const timeout = 3 * time.Second // as that of redlatch.Open
+	opt.ConnWriteTimeout = cmp.Or(opt.ConnWriteTimeout, timeout)
+	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, timeout)
+	opt.DisableCache = true
+	return rueidis.NewClient(opt)
 }

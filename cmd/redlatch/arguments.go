@@ -1,0 +1,56 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+
+	"github.com/spf13/cobra"
+)
+
+// arguments checks the number of arguments, and that none is empty.
+func arguments(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < least:
+			return fmt.Errorf("an argument is missing: %s", cmd.UseLine())
+		case len(args) > most:
+			return fmt.Errorf("there are too many arguments: %s", cmd.UseLine())
+		case slices.Contains(args, ""):
+			return errors.New("an argument is empty")
+		}
+		return nil
+	}
+}
+
+// number parses an argument.
+func number(arg string, least, most int) (int, error) {
+	n, err := strconv.Atoi(arg)
+	if err != nil || n < least || n > most {
+		return 0, fmt.Errorf("%q: must be a number from %d to %d", arg, least, most)
+	}
+	return n, nil
+}
+
+// group returns a command that only has others.
+func group(cmd *cobra.Command, others ...*cobra.Command) *cobra.Command {
+	cmd.Args = cobra.NoArgs // else cobra takes an unknown command for an argument
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return fmt.Errorf("the command is missing: see %s --help", cmd.CommandPath())
+	}
+	cmd.AddCommand(others...)
+	return cmd
+}
+
+// statusNo says that the command had no effect, or that a check has failed.
+const statusNo = 1
+
+// statusHelpOf returns the exit statuses for the help of a command; no is "" if it never applies.
+func statusHelpOf(ok, no string) string {
+	help := "Exit status:\n  0        " + ok
+	if no != "" {
+		help += "\n  1        " + no
+	}
+	return help + "\n  125      redlatch failed, for example because the server is unreachable"
+}

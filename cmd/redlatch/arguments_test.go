@@ -1,0 +1,179 @@
+package main
+
+import (
+	"net"
+	"os"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// The race detector sleeps for a second before a command ends with status 0.
+func init() { os.Setenv("GORACE", "atexit_sleep_ms=0 "+os.Getenv("GORACE")) }
+
+// unreachable is the address of no server.
+const unreachable = "127.0.0.1:1"
+
+// result is what a redlatch has left behind.
+type result struct {
+	status         int
+	stdout, stderr string
+}
+
+// finish runs redlatch on a server to its end.
+func finish(t testing.TB, addr string, args ...string) result {
+	t.Helper()
+	return start(t, addr, args...).result()
+}
+
+// result waits for the end.
+func (c *command) result() result {
+	c.t.Helper()
+	var stdout strings.Builder
+	for line := range c.lines {
+		stdout.WriteString(line + "\n")
+	}
+	return result{c.status(patience), stdout.String(), c.stderr.String()}
+}
+
+// succeeds runs redlatch, which must succeed without a warning, and returns its standard output.
+func succeeds(t testing.TB, addr string, args ...string) string {
+	t.Helper()
+	r := finish(t, addr, args...)
+	require.Zero(t, r.status, "%v: %s", args, r.stderr)
+	require.Empty(t, r.stderr, args)
+	return r.stdout
+}
+
+// fails runs redlatch, which must fail with that status and text, and print nothing else.
+func fails(t testing.TB, addr string, status int, text string, args ...string) {
+	t.Helper()
+	r := finish(t, addr, args...)
+	require.Equal(t, status, r.status, "%v: %s", args, r.stderr)
+	require.Contains(t, r.stderr, text, args)
+	require.Equal(t, 1, strings.Count(r.stderr, "\n"), "%v: %s", args, r.stderr)
+	require.Empty(t, r.stdout, args)
+}
+
+// Invalid arguments are errors before anything is sent.
+func TestInvalidArguments(t *testing.T) {
+	id := strings.Repeat("0", 32)
+	for _, row := range []struct{ text, args string }{
+		{"argument is missing: redlatch unlock", "unlock --force"},
+		{"too many arguments", "unlock --force a b"},
+		{"an argument is empty", "unlock --force ''"},
+		{"with --force", "unlock a"},
+		{"must be one of lock, fair", "unlock --force --kind multi a"},
+		{"the command is missing", "permits"},
+		{"unknown command", "permits show"},
+		{"argument is missing", "permits set a"},
+		{"must be a number from 0 to 2147483647", "permits set a -- -1"},
+		{"must be a number", "permits set a 2147483648"},
+		{"must be a number", "permits set a many"},
+		{"too many arguments", "permits drain a b"},
+		{"the id of a permit is missing", "permits release a"},
+		{"32 hexadecimal digits", "permits release a " + id + " 17"},
+		{"can release 10000", "permits release a" + strings.Repeat(" "+id, 10_001)},
+		{"must be a number from 1 to 10000", "permits release --plain a 0"},
+		{"too many arguments", "permits release --plain a 1 2"},
+		{"the command is missing", "latch"},
+		{"unknown command", "latch open"},
+		{"must be a number from 1 to 2147483647", "latch set a 0"},
+		{"--ttl", "latch set --ttl 1ns a 1"},
+		{"must be a number from 1", "latch down a 0"},
+		{"greater than zero", "latch wait --wait 0s a"},
+		{"argument is missing", "latch delete"},
+		{"unknown flag", "latch delete --force a"},
+	} {
+		args := strings.Fields(row.args)
+		for i, arg := range args {
+			args[i] = strings.Trim(arg, "'")
+		}
+		fails(t, unreachable, statusFailed, row.text, args...)
+	}
+}
+
+// requests are commands that contact the server.
+var requests = [][]string{
+	{"unlock", "--force", "a"},
+	{"permits", "set", "a", "1"},
+	{"permits", "drain", "a"},
+	{"permits", "release", "a", strings.Repeat("0", 32)},
+	{"permits", "release", "--plain", "a"},
+	{"latch", "set", "a", "1"},
+	{"latch", "down", "a"},
+	{"latch", "wait", "a"},
+	{"latch", "delete", "a"},
+}
+
+// A server that is down, or that does not answer, is a clear error.
+func TestUnavailableServer(t *testing.T) {
+	silent, _ := silentServer(t)
+	for _, args := range requests {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			t.Parallel()
+			fails(t, unreachable, statusFailed, "connection refused", args...)
+			fails(t, silent, statusFailed, silent, args...)
+			fails(t, unreachable, statusFailed, "server URL", append(args, "--url", "redis//")...)
+		})
+	}
+}
+
+// A signal ends each command, even while it waits for the server.
+func TestInterrupt(t *testing.T) {
+	for _, args := range requests {
+		t.Run(strings.Join(args, " "), func(t *testing.T) {
+			t.Parallel()
+			addr, connected := silentServer(t)
+			c := start(t, addr, args...)
+			harness.Receive(t, patience, "a connection", connected)
+			c.signal(syscall.SIGINT)
+			require.Equal(t, result{status: 128 + 2}, c.result())
+		})
+	}
+}
+
+// silentServer returns the address of a server that accepts connections and never answers.
+func silentServer(t *testing.T) (addr string, connected <-chan struct{}) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	accepted := make(chan struct{}, 1000)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			defer conn.Close()
+			accepted <- struct{}{}
+		}
+	}()
+	t.Cleanup(func() {
+		l.Close()
+		<-done
+	})
+	return l.Addr().String(), accepted
+}
+
+// A name is the key without the prefix.
+func TestPrefix(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		succeeds(t, s.Addr, "--prefix", "app:", "latch", "set", "import", "3")
+		require.Equal(t, "2\n", succeeds(t, s.Addr, "latch", "down", "app:import"))
+		succeeds(t, s.Addr, "--prefix", "app:", "permits", "set", "slots", "3")
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "EXISTS", "app:slots"))
+		_, err := harness.Client(t, s).Lock("app:orders").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		require.Equal(t, "orders was held and is open now\n", succeeds(t, s.Addr, "--prefix", "app:", "unlock", "--force", "orders"))
+	})
+}

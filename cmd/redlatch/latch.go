@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// latchCommand is "redlatch latch".
+type latchCommand struct {
+	connection *connection
+
+	wait, ttl time.Duration
+}
+
+func newLatch(c *connection) *cobra.Command {
+	l := &latchCommand{connection: c}
+	set := &cobra.Command{
+		Use:   "set NAME N",
+		Short: "Set the count of a latch",
+		Long: `Set the count of the latch NAME to N, so that the latch is shut until N processes have counted
+down. A count that is not zero stays unchanged.
+
+The output repeats the number.
+
+` + statusHelpOf("the count is N", "the latch has a count already"),
+		Example: `  redlatch latch set import:42 3
+
+  # Open it after an hour, whatever is left of the count.
+  redlatch latch set --ttl 1h import:42 3`,
+		Args: arguments(2, 2),
+		RunE: l.set,
+	}
+	set.Flags().DurationVar(&l.ttl, "ttl", 0, "time after which the server deletes the count (default: never)")
+	down := &cobra.Command{
+		Use:   "down NAME [N]",
+		Short: "Count down",
+		Long: `Reduce the count of the latch NAME by N, by default 1. At zero the latch opens.
+
+The output is what is left of the count, 0 if the latch is open now or was before.
+
+` + statusHelpOf("counted, or the latch was open", ""),
+		Example: `  redlatch latch down import:42`,
+		Args:    arguments(1, 2),
+		RunE:    l.down,
+	}
+	waitCmd := &cobra.Command{
+		Use:   "wait NAME",
+		Short: "Wait until a latch is open",
+		Long: `Wait until the latch NAME is open. A latch without a count is open. It prints nothing.
+
+` + statusHelpOf("the latch is open", "") + `
+  124      the latch is not open, and the wait is over
+  128 + n  signal n ended the wait`,
+		Example: `  redlatch latch wait --wait 10m import:42 && ./publish`,
+		Args:    arguments(1, 1),
+		RunE:    l.await,
+	}
+	waitCmd.Flags().DurationVar(&l.wait, "wait", 0, "longest wait (default: until a signal)")
+	remove := &cobra.Command{
+		Use:   "delete NAME",
+		Short: "Delete the count of a latch, which opens it",
+		Long: `Delete the count of the latch NAME, which releases the waiters of redlatch. Those of Redisson stay
+blocked until the end of a later round.
+
+The output says whether there was a count.
+
+` + statusHelpOf("the latch has no count, whether it had one or not", ""),
+		Example: `  redlatch latch delete import:42`,
+		Args:    arguments(1, 1),
+		RunE:    l.remove,
+	}
+	all := []*cobra.Command{set, down, waitCmd, remove}
+	for _, cmd := range all {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+	}
+	return group(&cobra.Command{
+		Use:   "latch",
+		Short: "Set, count down or await a count-down latch",
+		Long: `Set, count down, await or delete a count-down latch: processes wait until others have counted it
+down to zero.`,
+		Example: `  redlatch latch set import:42 2
+  redlatch latch down import:42
+  redlatch latch wait --wait 10m import:42`,
+	}, all...)
+}
+
+func (l *latchCommand) set(cmd *cobra.Command, args []string) error {
+	name := args[0]
+	n, err := number(args[1], 1, countdown.MaxCount)
+	if err != nil {
+		return err
+	}
+	limited := cmd.Flags().Changed("ttl")
+	if limited {
+		if err := lock.CheckLease(l.ttl); err != nil {
+			return fmt.Errorf("--ttl: %w", err)
+		}
+	}
+	return l.connection.do(func(ctx context.Context, client *redlatch.Client) (err error) {
+		latch, set := client.CountDownLatch(name), false
+		if limited {
+			set, err = latch.TrySetCountFor(ctx, n, l.ttl)
+		} else {
+			set, err = latch.TrySetCount(ctx, n)
+		}
+		switch {
+		case err != nil:
+			return err
+		case !set:
+			return exit{statusNo, fmt.Errorf("%s has a count already, which redlatch latch delete removes", name)}
+		}
+		fmt.Println(n)
+		return nil
+	})
+}
+
+func (l *latchCommand) down(_ *cobra.Command, args []string) (err error) {
+	name, n := args[0], 1
+	if len(args) > 1 {
+		if n, err = number(args[1], 1, countdown.MaxCount); err != nil {
+			return err
+		}
+	}
+	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		left, err := client.CountDownLatch(name).CountDownN(ctx, n)
+		if err == nil {
+			fmt.Println(left)
+		}
+		return err
+	})
+}
+
+func (l *latchCommand) await(cmd *cobra.Command, args []string) error {
+	name := args[0]
+	limited := cmd.Flags().Changed("wait")
+	if limited && l.wait <= 0 {
+		return fmt.Errorf("--wait %v: must be greater than zero", l.wait)
+	}
+	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		if limited {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithTimeout(ctx, l.wait)
+			defer cancel()
+		}
+		err := client.CountDownLatch(name).Wait(ctx)
+		if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrUnavailable) {
+			return exit{statusNotAcquired, fmt.Errorf("%s is not open after %v", name, l.wait)}
+		}
+		return err
+	})
+}
+
+func (l *latchCommand) remove(_ *cobra.Command, args []string) error {
+	name := args[0]
+	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		deleted, err := client.CountDownLatch(name).Delete(ctx)
+		switch {
+		case err != nil:
+			return err
+		case deleted:
+			fmt.Println(name, "is open now")
+		default:
+			fmt.Println(name, "was open")
+		}
+		return nil
+	})
+}

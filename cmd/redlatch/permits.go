@@ -1,0 +1,221 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"regexp"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// permitsCommand is "redlatch permits".
+type permitsCommand struct {
+	connection *connection
+
+	plain bool
+}
+
+func newPermits(c *connection) *cobra.Command {
+	p := &permitsCommand{connection: c}
+	const plain = `
+With --plain the semaphore is a number whose permits have no id: a Semaphore instead of a
+PermitSemaphore.
+`
+	set := &cobra.Command{
+		Use:   "set NAME N",
+		Short: "Set the number of permits",
+		Long: `Set the number of permits of the semaphore NAME to N, and create it if it does not exist.
+
+N counts all permits, free and acquired. If more are acquired, none is free until enough have
+been released.
+` + plain + `N then counts the free permits only, because the server does not know of the others.
+
+The output repeats the number.
+
+` + statusHelpOf("the semaphore has N permits", ""),
+		Example: `  redlatch permits set downloads 4
+  redlatch permits set --plain encoders 8`,
+		Args: arguments(2, 2),
+		RunE: p.set,
+	}
+	drain := &cobra.Command{
+		Use:   "drain NAME",
+		Short: "Let nobody acquire further permits",
+		Long: `Let nobody acquire a further permit of the semaphore NAME. Acquired permits stay acquired.
+
+The number of permits becomes 0; redlatch permits set ends this. The output is the number of
+permits that are still acquired.
+` + plain + `The output is then the number of permits that were free and are acquired now;
+redlatch permits release returns them.
+
+` + statusHelpOf("no permit is free", "there is no such semaphore"),
+		Example: `  # Pause the downloads, and resume them.
+  redlatch permits drain downloads
+  redlatch permits set downloads 4
+
+  # The same for permits without ids.
+  n=$(redlatch permits drain --plain encoders)
+  redlatch permits release --plain encoders "${n:-1}"`,
+		Args: arguments(1, 1),
+		RunE: p.drain,
+	}
+	release := &cobra.Command{
+		Use:   "release NAME ID... | release --plain NAME [N]",
+		Short: "Release permits that another process has acquired",
+		Long: `Release the permits with these ids of the semaphore NAME, whoever has acquired them: all of them,
+or none if one is not acquired. A process that uses one learns of the loss when it next renews it.
+` + plain + `N of them are released, by default 1. Nothing prevents releasing more than are acquired.
+
+The output is the number of released permits.
+
+` + statusHelpOf("the permits are released", "a permit is not acquired or has expired, or there is no such semaphore"),
+		Example: `  redlatch permits release downloads 4ad1b7c12c5b2c3b9b1c0f2d64e3a791
+  redlatch permits release --plain encoders 2`,
+		Args: arguments(1, math.MaxInt),
+		RunE: p.release,
+	}
+	for _, cmd := range []*cobra.Command{set, drain, release} {
+		cmd.ValidArgsFunction = cobra.NoFileCompletions
+		cmd.Flags().BoolVar(&p.plain, "plain", false, "the permits have no ids")
+	}
+	return group(&cobra.Command{
+		Use:   "permits",
+		Short: "Set, drain or release the permits of a semaphore",
+		Long: `Set the number of permits of a semaphore, let nobody acquire any, or release those of other processes.
+
+redlatch lock --permits acquires permits.`,
+		Example: `  redlatch permits set downloads 4
+  redlatch permits drain downloads`,
+	}, set, drain, release)
+}
+
+// checkKind returns an error if the permits of a semaphore have ids although they are to have none.
+func (p *permitsCommand) checkKind(ctx context.Context, client *redlatch.Client, name string) error {
+	if !p.plain {
+		return nil
+	}
+	stats, err := client.PermitSemaphore(name).Stats(ctx)
+	if err == nil && stats.Taken > 0 {
+		err = fmt.Errorf("permits of %s have ids: omit --plain", name)
+	}
+	return err
+}
+
+func (p *permitsCommand) set(_ *cobra.Command, args []string) error {
+	name := args[0]
+	n, err := number(args[1], 0, semaphore.MaxPermits)
+	if err != nil {
+		return err
+	}
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		if err := p.checkKind(ctx, client, name); err != nil {
+			return err
+		}
+		if p.plain {
+			err = client.Semaphore(name).SetPermits(ctx, n)
+		} else {
+			err = client.PermitSemaphore(name).SetPermits(ctx, n)
+		}
+		if err == nil {
+			fmt.Println(n)
+		}
+		return err
+	})
+}
+
+func (p *permitsCommand) drain(_ *cobra.Command, args []string) error {
+	name := args[0]
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		if err := p.checkKind(ctx, client, name); err != nil {
+			return err
+		}
+		// A request would create it.
+		if exists, err := client.Semaphore(name).Exists(ctx); err != nil || !exists {
+			return noSemaphore(name, err)
+		}
+		if p.plain {
+			n, err := client.Semaphore(name).Drain(ctx)
+			if err == nil {
+				fmt.Println(n)
+			}
+			return err
+		}
+		s := client.PermitSemaphore(name)
+		if err := s.SetPermits(ctx, 0); err != nil {
+			return err
+		}
+		stats, err := s.Stats(ctx)
+		if err == nil {
+			fmt.Println(stats.Taken)
+		}
+		return err
+	})
+}
+
+// noSemaphore returns err or, without one, the error of a semaphore that does not exist.
+func noSemaphore(name string, err error) error {
+	if err != nil {
+		return err
+	}
+	return exit{statusNo, fmt.Errorf("there is no semaphore %s", name)}
+}
+
+var permitID = regexp.MustCompile(`^[0-9a-fA-F]{32}$`)
+
+func (p *permitsCommand) release(_ *cobra.Command, args []string) error {
+	if p.plain {
+		return p.releasePlain(args)
+	}
+	name, ids := args[0], args[1:]
+	if len(ids) == 0 {
+		return errors.New("the id of a permit is missing: redlatch permits release NAME ID")
+	}
+	if len(ids) > semaphore.MaxBatch {
+		return fmt.Errorf("%d permits: one command can release %d", len(ids), semaphore.MaxBatch)
+	}
+	for _, id := range ids {
+		if !permitID.MatchString(id) {
+			return fmt.Errorf("%q: the id of a permit has 32 hexadecimal digits", id)
+		}
+	}
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		err := client.PermitSemaphore(name).Release(ctx, ids...)
+		switch {
+		case errors.Is(err, lock.ErrNotHeld):
+			return exit{statusNo, err}
+		case err == nil:
+			fmt.Println(len(ids))
+		}
+		return err
+	})
+}
+
+func (p *permitsCommand) releasePlain(args []string) (err error) {
+	name, n := args[0], 1
+	switch len(args) {
+	case 1:
+	case 2:
+		if n, err = number(args[1], 1, semaphore.MaxBatch); err != nil {
+			return err
+		}
+	default:
+		return errors.New("there are too many arguments: redlatch permits release --plain NAME N")
+	}
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		if err := p.checkKind(ctx, client, name); err != nil {
+			return err
+		}
+		released, err := client.Semaphore(name).ReleaseIfExists(ctx, n)
+		if err != nil || !released {
+			return noSemaphore(name, err)
+		}
+		fmt.Println(n)
+		return nil
+	})
+}
