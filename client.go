@@ -179,7 +179,8 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	if cfg.Telemetry, err = telemetry.New(cfg.tracers, cfg.meters, cfg.metricName); err != nil {
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}
-	cfg.Client, cfg.ID = conn, uuid.NewString()
+	// Redisson's ids have version 4, so the version tells operators the library of a holder.
+	cfg.Client, cfg.ID = conn, uuid.Must(uuid.NewV7()).String()
 	c := &Client{conn: conn, s: session.New(cfg.Config)}
 	if cfg.startupChecks {
 		c.checkAtStartup(ctx)

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -12,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 )
 
 const localhost = "redis://127.0.0.1:6379"
@@ -74,4 +76,13 @@ func (c *connection) raw() (rueidis.Client, error) {
 	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, timeout)
 	opt.DisableCache = true
 	return rueidis.NewClient(opt)
+}
+
+// reader returns a reader of the server's objects, over a connection that the caller closes.
+func (c *connection) reader() (*inspect.Reader, error) {
+	conn, err := c.raw()
+	if err != nil {
+		return nil, fmt.Errorf("connect: %w", err)
+	}
+	return &inspect.Reader{Conn: conn, Prefix: c.prefix}, nil
 }

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+)
+
+func newInspect(c *connection) *cobra.Command {
+	asJSON := false
+	cmd := &cobra.Command{
+		Use:   "inspect [flags] NAME...",
+		Short: "Show who holds and who waits",
+		Long: `Show what the server knows of each NAME: its kind, as far as its keys show it; the holders,
+with the time left of their leases; the queue of a fair lock; the readers and writers of a
+read-write lock; the permits of a semaphore; the count of a latch; the leader of an election;
+and the connections that wait for a message. Anomalies follow: what may keep waiters out.
+
+inspect only reads. It reads all keys of a NAME at one moment, and shows 1000 holders and
+waiters at most. The connections of redlatch listen for some seconds after their last waiter has
+left, so subscribers need not be waiters.
+
+A client whose id is a UUID of version 7 is one of redlatch; then the id also shows when the
+client was created. Redisson has version 4. A fair lock for which nobody waits has the keys of an
+ordinary lock, and is shown as one. A number without other keys may be a semaphore or a latch.
+
+With --json, the output is one JSON object for each NAME, with durations in milliseconds.`,
+		Example: `  redlatch inspect orders
+  redlatch inspect --json orders | jq '.holders[].client'`,
+		Args: cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, names []string) error {
+			r, err := c.reader()
+			if err != nil {
+				return err
+			}
+			defer r.Conn.Close()
+			objects, err := r.ReadAll(cmd.Context(), names)
+			if err != nil {
+				return err
+			}
+			return printObjects(os.Stdout, objects, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
+	return cmd
+}
+
+func printObjects(w io.Writer, objects []inspect.Object, asJSON bool) error {
+	for i, o := range objects {
+		if asJSON {
+			if err := json.NewEncoder(w).Encode(o); err != nil {
+				return err
+			}
+			continue
+		}
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		if err := printObject(w, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kindNames are the kinds in the words of the documentation.
+var kindNames = map[inspect.Kind]string{
+	inspect.None: "no object", inspect.Lock: "lock", inspect.Fenced: "fenced lock", inspect.Fair: "fair lock",
+	inspect.RWLock: "read-write lock", inspect.Plain: "plain lock", inspect.Semaphore: "semaphore",
+	inspect.Permits: "permit semaphore", inspect.Latch: "count-down latch", inspect.Counter: "number",
+	inspect.Election: "election", inspect.Other: "another type of key",
+}
+
+// state is the state of an object in a few words.
+func state(o inspect.Object) string {
+	switch {
+	case o.Permits != nil && o.Permits.Held >= 0:
+		return fmt.Sprintf("%d free, %d held", o.Permits.Free, o.Permits.Held)
+	case o.Permits != nil:
+		return fmt.Sprintf("%d free", o.Permits.Free)
+	case o.Kind == inspect.Latch && !o.Held:
+		return "open"
+	case o.Count != nil:
+		return strconv.FormatInt(*o.Count, 10)
+	case o.Kind == inspect.None, o.Kind == inspect.Other:
+		return "-"
+	case o.Kind == inspect.RWLock && o.Held:
+		return fmt.Sprintf("held for %sing", strings.TrimSuffix(o.Holders[len(o.Holders)-1].Mode, "e")) // a writer may read too
+	case o.Held:
+		return "held"
+	}
+	return "free"
+}
+
+// printObject prints what is known of an object.
+func printObject(w io.Writer, o inspect.Object) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	line := func(cells ...string) { fmt.Fprintln(t, strings.TrimRight(strings.Join(cells, "\t"), "\t")) }
+	line("name", printable(o.Name))
+	if o.Key != o.Name {
+		line("key", printable(o.Key))
+	}
+	line("kind", kindNames[o.Kind])
+	line("state", state(o))
+	if o.Expires != nil || o.Held && o.Permits == nil && o.Count == nil {
+		line("expires", remaining(o.Expires))
+	}
+	if o.Token != nil {
+		line("token", strconv.FormatInt(*o.Token, 10))
+	}
+	if o.Leader != nil {
+		line("term", strconv.FormatInt(o.Leader.Token, 10), strconv.Quote(o.Leader.Value), ended(o.Leader.Current))
+	}
+	if o.Waiting > 0 {
+		line("waiting", strconv.Itoa(o.Waiting))
+	}
+	if o.Subscribers >= 0 {
+		line("subscribers", strconv.Itoa(o.Subscribers))
+	}
+	if len(o.Holders) > 0 {
+		line()
+		line("HOLDER", "LEASE", "LIBRARY", "")
+		for _, h := range o.Holders {
+			line(printable(h.ID), remaining(h.Lease), h.Library, notes(o.At, h))
+		}
+	}
+	if len(o.Queue) > 0 {
+		line()
+		line("QUEUE", "ALIVE", "LIBRARY", "")
+		for i, q := range o.Queue {
+			line(printable(q.ID), signOfLife(q), q.Library, fmt.Sprint(i+1, listening(q)))
+		}
+	}
+	if o.Truncated {
+		line()
+		line("There are more than are shown.")
+	}
+	if len(o.Anomalies) > 0 {
+		line()
+		line("ANOMALIES")
+		for _, a := range o.Anomalies {
+			line(printable(a.Text))
+		}
+	}
+	return t.Flush()
+}
+
+// remaining is the rest of a lease.
+func remaining(lease *inspect.Millis) string {
+	switch {
+	case lease == nil:
+		return "never"
+	case *lease <= 0:
+		return "over"
+	}
+	return lease.String()
+}
+
+func ended(current bool) string {
+	if current {
+		return "current"
+	}
+	return "ended"
+}
+
+// notes are what else is known of a holder.
+func notes(now time.Time, h inspect.Holder) string {
+	var all []string
+	if h.Mode != "" {
+		all = append(all, h.Mode)
+	}
+	if h.Count > 1 {
+		all = append(all, fmt.Sprintf("%d holds", h.Count))
+	}
+	if h.Started != nil {
+		all = append(all, "client since "+inspect.Millis(now.Sub(*h.Started).Round(time.Second)).String())
+	}
+	return strings.Join(all, ", ")
+}
+
+// signOfLife is how long a waiter keeps its position.
+func signOfLife(q inspect.Waiter) string {
+	if q.Alive != nil {
+		return remaining(q.Alive)
+	}
+	return remaining(q.Deadline)
+}
+
+func listening(q inspect.Waiter) string {
+	if q.Listens {
+		return ", listens"
+	}
+	return ""
+}

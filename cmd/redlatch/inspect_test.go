@@ -1,0 +1,336 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// outputOf runs redlatch to its end and returns its standard output and exit status.
+func outputOf(t testing.TB, addr string, args ...string) (stdout string, status int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=redis://"+addr)
+	cmd.Stderr = t.Output()
+	out, _ := cmd.Output()
+	return string(out), cmd.ProcessState.ExitCode()
+}
+
+func mustLock(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
+	t.Helper()
+	h, err := l.Lock(t.Context(), opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { runtime.KeepAlive(h) })
+	return h
+}
+
+// masked replaces what differs from run to run.
+func masked(text string) string {
+	text = regexp.MustCompile(`[0-9a-f-]{36}:\d+`).ReplaceAllString(text, "OWNER")
+	text = regexp.MustCompile(`\b(\d+m)?\d+(\.\d+)?m?s\b`).ReplaceAllString(text, "TIME")
+	return regexp.MustCompile(` +`).ReplaceAllString(text, " ")
+}
+
+func TestInspectShowsAFairLock(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h := mustLock(t, harness.Client(t, s).FairLock("app:orders"))
+		r := start(t, s.Addr, "lock", "--kind", "fair", "app:orders", "--", "true")
+		harness.Eventually(t, patience, "it waits", func() bool {
+			out, status := outputOf(t, s.Addr, "--prefix", "app:", "inspect", "orders", "nothing")
+			require.Zero(t, status)
+			return masked(out) == `name orders
+key app:orders
+kind fair lock
+state held
+expires TIME
+subscribers 1
+
+HOLDER LEASE LIBRARY
+OWNER TIME redlatch client since TIME
+
+QUEUE ALIVE LIBRARY
+OWNER TIME redlatch 1, listens
+
+name nothing
+key app:nothing
+kind no object
+state -
+subscribers 0
+`
+		})
+		out, status := outputOf(t, s.Addr, "inspect", "--json", "app:orders", "x")
+		require.Zero(t, status)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		require.Len(t, lines, 2)
+		var o inspect.Object
+		require.NoError(t, json.Unmarshal([]byte(lines[0]), &o))
+		require.Equal(t, h.Owner().String(), o.Holders[0].ID)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.Zero(t, r.status(patience))
+	})
+}
+
+// Each part that an object can have is printed.
+func TestPrintedObjects(t *testing.T) {
+	var out strings.Builder
+	holders := []inspect.Holder{
+		{Owner: inspect.Owner{ID: "b", Library: "other"}, Mode: "read", Count: 2, Lease: new(inspect.Millis(0))},
+		{Owner: inspect.Owner{ID: "a\x1b[2J", Library: "Redisson"}, Mode: "write", Lease: new(inspect.Millis(90 * time.Second))},
+	}
+	require.NoError(t, printObjects(&out, []inspect.Object{
+		{Name: "rw", Key: "rw", Kind: inspect.RWLock, Held: true, Holders: holders, Waiting: 3, Subscribers: -1, Truncated: true},
+		{Name: "s", Key: "s", Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Free: 4, Held: -1}},
+		{Name: "p", Key: "p", Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Free: 4, Held: 1}},
+		{Name: "l", Key: "l", Kind: inspect.Latch, Held: true, Count: new(int64(2)), Subscribers: 1},
+		{Name: "o", Key: "o", Kind: inspect.Latch, Count: new(int64(0))},
+		{Name: "e", Key: "e", Kind: inspect.Election, Token: new(int64(7)), Leader: &inspect.Term{Token: 9, Value: "host\n"}},
+		{Name: "x", Key: "x", Kind: inspect.Other, Anomalies: []inspect.Anomaly{{Code: "wrong-type", Text: "The key is a set."}}},
+	}, false))
+	require.Equal(t, `name     rw
+kind     read-write lock
+state    held for writing
+expires  never
+waiting  3
+
+HOLDER      LEASE  LIBRARY
+b           over   other     read, 2 holds
+"a\x1b[2J"  1m30s  Redisson  write
+
+There are more than are shown.
+
+name         s
+kind         semaphore
+state        4 free
+subscribers  0
+
+name         p
+kind         permit semaphore
+state        4 free, 1 held
+subscribers  0
+
+name         l
+kind         count-down latch
+state        2
+subscribers  1
+
+name         o
+kind         count-down latch
+state        open
+subscribers  0
+
+name         e
+kind         election
+state        free
+token        7
+term         9  "host\n"  ended
+subscribers  0
+
+name         x
+kind         another type of key
+state        -
+subscribers  0
+
+ANOMALIES
+The key is a set.
+`, out.String())
+}
+
+func TestList(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		h := mustLock(t, c.Lock("orders:7"))
+		fenced := mustLock(t, c.FencedLock("orders:8"))
+		require.NoError(t, fenced.Unlock(t.Context()))
+		jobs := mustLock(t, c.Lock("jobs"))
+		harness.Do(t, s.Addr, "SET", "page:1", "17")
+
+		out, status := outputOf(t, s.Addr, "ls")
+		require.Zero(t, status)
+		require.Equal(t, `NAME KIND STATE EXPIRES WAITERS HOLDER
+jobs lock held TIME - OWNER
+orders:7 lock held TIME - OWNER
+orders:8 fenced free - - -
+`, masked(out))
+		require.Contains(t, out, h.Owner().String())
+		out, _ = outputOf(t, s.Addr, "ls", "orders:*", "--held")
+		require.Equal(t, "NAME KIND STATE EXPIRES WAITERS HOLDER\norders:7 lock held TIME - OWNER\n", masked(out))
+		out, _ = outputOf(t, s.Addr, "ls", "--json", "*8")
+		var o inspect.Object
+		require.NoError(t, json.Unmarshal([]byte(out), &o))
+		require.Equal(t, "orders:8", o.Name)
+		_, status = outputOf(t, s.Addr, "ls", "[")
+		require.Equal(t, statusFailed, status)
+
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, jobs.Unlock(t.Context()))
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// The commands that read fail soon, with a message, if they cannot.
+func TestReadersOfAServerThatIsDown(t *testing.T) {
+	for _, command := range []string{"inspect x", "ls", "doctor x"} {
+		t.Run(command, func(t *testing.T) {
+			r := start(t, "127.0.0.1:1", strings.Fields(command)...)
+			require.Equal(t, statusFailed, r.status(patience))
+			require.Contains(t, r.stderr.String(), "connection refused")
+			require.Equal(t, 1, strings.Count(r.stderr.String(), "\n"))
+		})
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	const timeout = 3 * time.Second // renewed each second
+	type lockCase struct {
+		name   string
+		given  func(t *testing.T, s *testserver.Server)
+		status int
+		want   string
+	}
+	cases := []lockCase{
+		{"nothing", func(*testing.T, *testserver.Server) {}, 0, `No key of jobs exists: it is free.
+If a client does not get it all the same, compare its server, database and name prefix.
+`},
+		{"renewed", func(t *testing.T, s *testserver.Server) {
+			mustLock(t, harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)).Lock("jobs"))
+		}, 0, `jobs is a lock: held.
+OWNER of redlatch holds it; its lease ends in TIME.
+Its lease was renewed while doctor watched: the holder's process lives.
+`},
+		{"fixed", func(t *testing.T, s *testserver.Server) {
+			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
+		}, 0, `jobs is a lock: held.
+OWNER of redlatch holds it; its lease ends in TIME.
+Its lease was not renewed for TIME: it is a fixed lease, or its holder has died or stalls. The lock is free in TIME at the latest.
+`},
+		{"no expiry", func(t *testing.T, s *testserver.Server) {
+			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
+			harness.Do(t, s.Addr, "PERSIST", "jobs")
+		}, 1, `jobs is a lock: held.
+OWNER of redlatch holds it; its lease never ends.
+If the holder does not exist any more, use "redlatch unlock --force jobs".
+PROBLEM: The lock has no expiry: it stays held if its holder dies.
+`},
+		{"wrong type", func(t *testing.T, s *testserver.Server) { harness.Do(t, s.Addr, "SADD", "jobs", "a") }, 1,
+			"PROBLEM: The key is a set that belongs to no synchronizer: requests that use it fail.\n"},
+	}
+	harness.EachOf(t, cases, func(c lockCase) string { return c.name }, func(t *testing.T, s *testserver.Server, c lockCase) {
+		c.given(t, s)
+		out, status := outputOf(t, s.Addr, "doctor", "--watch", timeout.String(), "jobs")
+		require.Equal(t, c.want, masked(out))
+		require.Equal(t, c.status, status)
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// A lock that changes hands is in use.
+func TestDoctorSeesAHandOver(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h := mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
+		next := harness.Client(t, s)
+		waiter := harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) { return next.Lock("jobs").Lock(ctx) })
+		harness.Eventually(t, patience, "it waits", func() bool { return next.PubSub().Subscribed == 1 })
+		conn := harness.Conn(t, s.Addr)
+		before := harness.Commands(t, conn)["type"]
+		r := start(t, s.Addr, "doctor", "--watch", "1m", "jobs")
+		harness.Eventually(t, patience, "doctor reads", func() bool { return harness.Commands(t, conn)["type"] > before })
+		require.NoError(t, h.Unlock(t.Context()))
+		defer waiter.Got().Unlock(context.Background()) //nolint:errcheck // the test is over
+		require.Zero(t, r.status(patience))
+		var out []string
+		for line := range r.lines {
+			out = append(out, line)
+		}
+		require.Contains(t, out, "It changed hands while doctor watched: it is in use, and not stuck.")
+	})
+}
+
+// What doctor says about each state.
+func TestDiagnoses(t *testing.T) {
+	ms := func(d time.Duration) *inspect.Millis { return new(inspect.Millis(d)) }
+	waiter := inspect.Waiter{Owner: inspect.Owner{ID: "w", Library: "redlatch"}, Alive: ms(8 * time.Second)}
+	for _, c := range []struct {
+		name string
+		last inspect.Object
+		want []string
+	}{
+		{"free lock with waiters", inspect.Object{Kind: inspect.Lock, Subscribers: 2}, []string{
+			"jobs is a lock: free.",
+			"PROBLEM: The lock was free for 10s although 2 connections listen to it. " +
+				"Their processes may be stopped, or use another kind of lock under this name.",
+		}},
+		{"held lock with a waiter", inspect.Object{Kind: inspect.Lock, Held: true, Expires: ms(time.Second), Subscribers: 1}, []string{
+			"jobs is a lock: held.",
+			"1 connection listens to it.",
+			"Its lease was not renewed for 10s: it is a fixed lease, or its holder has died or stalls. The lock is free in 1s at the latest.",
+		}},
+		{"free fair lock with a queue", inspect.Object{Kind: inspect.Fair, Subscribers: 1, Queue: []inspect.Waiter{waiter, waiter}}, []string{
+			"jobs is a fair lock: free.",
+			"2 waiters are in its queue. w of redlatch is the first.",
+			"PROBLEM: The lock was free for 10s, and its first waiter does not take it. " +
+				"Others get the lock when the position of that waiter ends, in 8s.",
+		}},
+		{"waiting writers", inspect.Object{
+			Kind: inspect.RWLock, Held: true, Waiting: 2, Expires: ms(time.Minute),
+			Holders: []inspect.Holder{{Owner: inspect.Owner{ID: "r", Library: "other"}, Mode: "read", Lease: ms(time.Minute)}},
+		}, []string{
+			"jobs is a read-write lock: held for reading.",
+			"r holds it to read; its lease ends in 1m0s.",
+			"Its lease was not renewed for 10s: it is a fixed lease, or its holder has died or stalls. The lock is free in 1m0s at the latest.",
+			"2 writers wait for the readers, so new readers of redlatch wait for them.",
+		}},
+		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1}, []string{
+			"jobs is a semaphore: 0 free.",
+			"1 clients have waited for longer than 100 ms, and come first.",
+			"No permit is free. A semaphore without ids does not know who holds them: if a holder has died, " +
+				`"redlatch permits release --plain jobs" returns its permits.`,
+		}},
+		{"permits", inspect.Object{
+			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 2},
+			Holders: []inspect.Holder{{Lease: ms(9 * time.Second)}, {Lease: ms(3 * time.Second)}, {}},
+		}, []string{
+			"jobs is a permit semaphore: 0 free, 2 held.",
+			"PROBLEM: 1 permits have no lease, as those of Redisson without one: if their process has died, only a release " +
+				`by their ids returns them (see "redlatch inspect" and "redlatch permits release").`,
+			"No permit is free. The first lease ends in 3s, unless it is renewed.",
+		}},
+		{"free permits", inspect.Object{Kind: inspect.Permits, Permits: &inspect.PermitNumbers{Free: 2}, Subscribers: 1}, []string{
+			"jobs is a permit semaphore: 2 free, 0 held.",
+			"1 connection listens although permits are free: they may request more permits than that.",
+		}},
+		{"latch", inspect.Object{Kind: inspect.Latch, Held: true, Count: new(int64(2)), Subscribers: 4, Expires: ms(time.Minute)}, []string{
+			"The latch jobs opens after 2 more calls of CountDown. 4 connections listen for that.",
+			"It opens in 1m0s at the latest, when its key expires.",
+		}},
+		{"open latch", inspect.Object{Kind: inspect.Latch, Count: new(int64(0))}, []string{"The latch jobs is open."}},
+		{"counter", inspect.Object{Kind: inspect.Counter, Count: new(int64(3))}, []string{
+			"jobs is the number 3, which may be a semaphore or a latch.",
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			c.last.Name = "jobs"
+			first := c.last
+			c.last.At = first.At.Add(10 * time.Second)
+			var out strings.Builder
+			problems := printDiagnosis(&out, observation{first: first, last: c.last})
+			require.Equal(t, strings.Join(c.want, "\n")+"\n", out.String())
+			require.Equal(t, strings.Contains(out.String(), "PROBLEM"), problems)
+		})
+	}
+}

@@ -1,0 +1,375 @@
+package inspect
+
+import (
+	"cmp"
+	"encoding/hex"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// builder makes an object of a snapshot.
+type builder struct {
+	snapshot
+	o Object
+}
+
+// object returns the object that the keys describe.
+func (s snapshot) object(name, key string) Object {
+	b := &builder{s, Object{Name: name, Key: key, At: s.now.UTC()}}
+	b.o.Kind = s.kind()
+	main := s.keys[mainKey]
+	if !main.isMissing() {
+		b.o.Expires = lease(main.ttl)
+	}
+	switch b.o.Kind {
+	case Lock, Fair, Fenced, Election:
+		b.lock()
+		b.queue()
+	case RWLock:
+		b.readWrite()
+	case Plain:
+		b.plain()
+	case Semaphore, Permits:
+		b.permits()
+	case Latch, Counter:
+		n, _ := main.number()
+		b.o.Count, b.o.Held = &n, b.o.Kind == Latch && n > 0
+	}
+	b.token()
+	b.term()
+	b.o.Subscribers = s.subscribers(b.o.Kind)
+	for _, k := range s.keys {
+		b.o.Truncated = b.o.Truncated || k.size > most
+	}
+	b.checkKeys()
+	return b.o
+}
+
+// kind derives the kind from the keys.
+func (s snapshot) kind() Kind {
+	main := s.keys[mainKey]
+	exists := func(key int) bool { return !s.keys[key].isMissing() }
+	queued := exists(queueKey) || exists(timeoutsKey) || exists(aliveKey)
+	_, isNumber := main.number()
+	switch main.kind {
+	case "hash":
+		fields := main.pairs()
+		_, hasMode := fields["mode"]
+		switch {
+		case hasMode:
+			return RWLock
+		case !isLock(fields):
+			return Other
+		case exists(termKey):
+			return Election
+		case queued:
+			return Fair
+		case exists(tokenKey):
+			return Fenced
+		}
+		return Lock
+	case "string":
+		switch {
+		case isNumber && exists(permitsKey):
+			return Permits
+		case isNumber && (exists(roundKey) || s.channels[latchChannel] > 0):
+			return Latch
+		case isNumber && (exists(waitingKey) || exists(createdKey) || s.channels[semaphoreChannel] > 0):
+			return Semaphore
+		case isNumber:
+			return Counter
+		}
+		if _, err := lock.ParseOwner(main.text()); err == nil || main.ttl >= 0 && main.size <= 256 {
+			return Plain
+		}
+		return Other
+	case "none":
+		for _, k := range []struct {
+			key  int
+			kind Kind
+		}{
+			{termKey, Election}, {queueKey, Fair}, {tokenKey, Fenced}, {writersKey, RWLock},
+			{permitsKey, Permits}, {roundKey, Latch}, {waitingKey, Semaphore}, {createdKey, Semaphore},
+		} {
+			if exists(k.key) {
+				return k.kind
+			}
+		}
+		return None
+	}
+	return Other
+}
+
+// isLock reports whether the fields are those of a lock: owners and numbers of holds.
+func isLock(fields map[string]string) bool {
+	for owner, count := range fields {
+		if _, err := lock.ParseOwner(owner); err != nil {
+			return false
+		}
+		if _, err := strconv.ParseInt(count, 10, 64); err != nil {
+			return false
+		}
+	}
+	return len(fields) > 0
+}
+
+// owner describes the owner with that id.
+func owner(id string) Owner {
+	o := Owner{ID: id, Library: "other"}
+	parsed, err := lock.ParseOwner(id)
+	if err != nil {
+		return o
+	}
+	client, number, _ := strings.Cut(parsed.String(), ":")
+	o.Client = client
+	o.Number, _ = strconv.ParseUint(number, 10, 64)
+	// Redisson has random ids. Those of redlatch contain the time at which the client was created.
+	switch u := uuid.MustParse(client); u.Version() {
+	case 4:
+		o.Library = "Redisson"
+	case 7:
+		o.Library = "redlatch"
+		started := time.Unix(u.Time().UnixTime()).UTC()
+		o.Started = &started
+	}
+	return o
+}
+
+// lease returns the time left, or nil if there is no expiry.
+func lease(ttl time.Duration) *Millis {
+	if ttl == noExpiry {
+		return nil
+	}
+	return new(Millis(ttl))
+}
+
+// noExpiry is the reply to PTTL for a key that does not expire.
+const noExpiry = -time.Millisecond
+
+// found notes an anomaly.
+func (b *builder) found(code, format string, args ...any) {
+	b.o.Anomalies = append(b.o.Anomalies, Anomaly{code, fmt.Sprintf(format, args...)})
+}
+
+func (b *builder) lock() {
+	main := b.keys[mainKey]
+	for id, count := range main.pairs() {
+		n, _ := strconv.ParseInt(count, 10, 64)
+		b.o.Holders = append(b.o.Holders, Holder{Owner: owner(id), Count: n, Lease: lease(main.ttl)})
+	}
+	b.holds()
+	if len(b.o.Holders) > 1 {
+		b.found("several-holders", "The hash has %d holders, and the lock is exclusive.", len(b.o.Holders))
+	}
+}
+
+// holds finishes the holders of a lock.
+func (b *builder) holds() {
+	slices.SortFunc(b.o.Holders, func(x, y Holder) int { return cmp.Compare(x.ID, y.ID) })
+	b.o.Held = len(b.o.Holders) > 0
+	if b.o.Held && b.keys[mainKey].ttl == noExpiry {
+		b.found("no-expiry", "The lock has no expiry: it stays held if its holder dies.")
+	}
+}
+
+func (b *builder) readWrite() {
+	main := b.keys[mainKey]
+	fields := main.pairs()
+	mode := fields["mode"]
+	for id, count := range fields {
+		if id == "mode" {
+			continue
+		}
+		h := Holder{Mode: "read", Lease: lease(b.readers[id])}
+		h.Count, _ = strconv.ParseInt(count, 10, 64)
+		if writer, ok := strings.CutSuffix(id, wire.WriteSuffix); ok {
+			h = Holder{Mode: "write", Count: h.Count, Lease: lease(main.ttl)}
+			id = writer
+		} else if h.Lease != nil && *h.Lease <= 0 {
+			b.found("expired-reader", "The read hold of %s is over, but other holds keep its field.", id)
+		}
+		h.Owner = owner(id)
+		b.o.Holders = append(b.o.Holders, h)
+	}
+	b.holds()
+	b.o.Waiting = b.keys[writersKey].size
+	if mode != "" && mode != "read" && mode != "write" {
+		b.found("mode", "The mode of the lock is %q, which is neither read nor write.", mode)
+	}
+}
+
+func (b *builder) plain() {
+	main := b.keys[mainKey]
+	b.o.Holders = []Holder{{Owner: owner(main.text()), Lease: lease(main.ttl)}}
+	b.holds()
+}
+
+// queue reads the queue of a fair lock.
+func (b *builder) queue() {
+	deadlines, alive := b.keys[timeoutsKey].pairs(), b.keys[aliveKey].pairs()
+	left := func(scores map[string]string, id string) *Millis {
+		ms, err := strconv.ParseFloat(scores[id], 64)
+		if err != nil {
+			return nil
+		}
+		return new(Millis(time.Duration(ms)*time.Millisecond - time.Duration(b.now.UnixMilli())*time.Millisecond))
+	}
+	var ids []string
+	if b.keys[queueKey].kind == "list" {
+		ids = b.keys[queueKey].elements
+	}
+	for i, id := range ids {
+		w := Waiter{Owner: owner(id), Alive: left(alive, id), Deadline: left(deadlines, id)}
+		w.Listens = i < len(b.waiters) && b.waiters[i] > 0
+		b.o.Queue = append(b.o.Queue, w)
+		switch {
+		case w.Deadline == nil && !b.o.Truncated:
+			b.found("no-deadline", "Waiter %s has no deadline: clients of Redisson never drop it.", id)
+		case w.Alive != nil && *w.Alive <= 0:
+			b.found("dead-waiter", "Waiter %s has sent no heartbeat in time: the next request of a waiter drops it.", id)
+		case w.Alive == nil && w.Deadline != nil && *w.Deadline <= 0:
+			b.found("dead-waiter", "The deadline of waiter %s is over: the next request drops it.", id)
+		case w.Alive == nil && !w.Listens:
+			b.found("silent-waiter", "Waiter %s listens to no channel: it may be dead, and keeps its position until its deadline.", id)
+		}
+	}
+	for id := range deadlines {
+		if !slices.Contains(ids, id) && b.keys[queueKey].size <= most && b.keys[timeoutsKey].size <= most {
+			b.found("stray-deadline", "%s has a deadline, but is not in the queue.", id)
+		}
+	}
+}
+
+func (b *builder) permits() {
+	free, _ := b.keys[mainKey].number()
+	numbers := &PermitNumbers{Free: free, Held: -1}
+	b.o.Permits = numbers
+	b.o.Waiting = b.keys[waitingKey].size
+	if b.o.Kind == Permits {
+		numbers.Held = 0
+		b.holdersOfPermits()
+		if missing := b.keys[mainKey].isMissing(); missing && len(b.o.Holders) > 0 {
+			b.found("no-number", "Permits are held, but the number of permits is gone: nobody acquires any.")
+		}
+	}
+	if b.keys[mainKey].isMissing() && b.o.Subscribers > 0 {
+		b.found("no-number", "Clients wait for permits, but the semaphore has not been created.")
+	}
+	if free < 0 {
+		b.found("negative", "The number of free permits is %d: it was reduced below the number of those held.", free)
+	}
+}
+
+// forever is the deadline of permits of Redisson without a lease, in ms.
+const forever = 922337203685477
+
+func (b *builder) holdersOfPermits() {
+	permits := b.keys[permitsKey]
+	held := permits.size
+	ids := permits.pairs()
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
+		deadline, _ := strconv.ParseFloat(ids[id], 64)
+		h := Holder{Owner: Owner{ID: hex.EncodeToString([]byte(id))}}
+		if deadline < forever {
+			h.Lease = new(Millis(time.Duration(math.Round(deadline))*time.Millisecond - time.Duration(b.now.UnixMilli())*time.Millisecond))
+		}
+		if h.Lease != nil && *h.Lease <= 0 {
+			held--
+			b.o.Permits.Free++
+			continue // the next request reclaims it
+		}
+		b.o.Holders = append(b.o.Holders, h)
+	}
+	b.o.Permits.Held, b.o.Held = held, held > 0
+}
+
+// token reads the last fencing token.
+func (b *builder) token() {
+	key := b.keys[tokenKey]
+	if key.isMissing() {
+		return
+	}
+	if n, ok := key.number(); ok {
+		b.o.Token = &n
+	} else {
+		b.found("token", "The fencing token is no integer: acquisitions of the fenced lock fail.")
+	}
+}
+
+// term reads the last term of an election.
+func (b *builder) term() {
+	fields := b.keys[termKey].pairs()
+	if b.o.Kind != Election || len(fields) == 0 {
+		return
+	}
+	n, err := strconv.ParseInt(fields["token"], 10, 64)
+	if err != nil {
+		b.found("token", "The token of the election's last term is no integer: no term begins.")
+	}
+	_, current := b.keys[mainKey].pairs()[fields["owner"]]
+	b.o.Leader = &Term{Token: n, Value: fields["value"], Current: current}
+}
+
+// subscribers returns the number of connections that wait for a message about the object, beyond those
+// of the queue of a fair lock.
+func (s snapshot) subscribers(kind Kind) int {
+	var of []int
+	switch kind {
+	case RWLock:
+		of = s.channels[rwChannel : rwChannel+1]
+	case Semaphore, Permits:
+		of = s.channels[semaphoreChannel : semaphoreChannel+1]
+	case Latch:
+		of = s.channels[latchChannel : latchChannel+1]
+	case Plain:
+		of = s.channels[plainChannel : plainChannel+1]
+	case Fair, Election:
+		of = s.waiters
+	default:
+		of = s.channels
+	}
+	sum := 0
+	for _, n := range of {
+		if n < 0 {
+			return -1
+		}
+		sum += n
+	}
+	return sum
+}
+
+// checkKeys finds keys of wrong types, and keys of another kind of object.
+func (b *builder) checkKeys() {
+	types := []string{
+		tokenKey: "string", queueKey: "list", timeoutsKey: "zset", aliveKey: "zset", writersKey: "set", permitsKey: "zset",
+		waitingKey: "zset", createdKey: "string", roundKey: "string", termKey: "hash",
+	}
+	keys := (&Reader{}).call(b.o.Key, false).Keys
+	for i, k := range b.keys {
+		if i != mainKey && !k.isMissing() && k.kind != types[i] {
+			b.found("wrong-type", "The key %s is a %s, not a %s: requests that use it fail.", keys[i], k.kind, types[i])
+		}
+	}
+	if b.o.Kind == Other {
+		b.found("wrong-type", "The key is a %s that belongs to no synchronizer: requests that use it fail.", b.keys[mainKey].kind)
+	}
+	foreign := map[int][]Kind{
+		queueKey: {Fair, Election}, writersKey: {RWLock}, permitsKey: {Permits}, waitingKey: {Semaphore, Permits},
+		tokenKey: {Fenced, Fair}, termKey: {Election}, roundKey: {Latch},
+	}
+	for i := range b.keys {
+		if kinds := foreign[i]; kinds != nil && !b.keys[i].isMissing() && !slices.Contains(kinds, b.o.Kind) && b.o.Kind != Other {
+			b.found("mixed-kinds", "The key %s belongs to another kind of object of this name, a %s.", keys[i], kinds[0])
+		}
+	}
+}

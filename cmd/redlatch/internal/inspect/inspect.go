@@ -1,0 +1,221 @@
+// Package inspect reads synchronizers from a server: what they are, who holds them and who waits.
+// It only reads.
+package inspect
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/wire"
+)
+
+// most is how many elements of a key are read. It bounds the time of a script.
+const most = 1000
+
+//go:embed lua/read.lua
+var readSource string
+
+var readScript = wire.NewScript(readSource).AtRest()
+
+// Reader reads objects over a connection.
+type Reader struct {
+	Conn rueidis.Client
+	// Prefix precedes the names in keys.
+	Prefix string
+}
+
+// The keys of a snapshot, in the order of the script.
+const (
+	mainKey = iota
+	tokenKey
+	queueKey
+	timeoutsKey
+	aliveKey
+	writersKey
+	permitsKey
+	waitingKey
+	createdKey
+	roundKey
+	termKey
+	numKeys
+)
+
+// The channels of a snapshot.
+const (
+	lockChannel = iota
+	rwChannel
+	semaphoreChannel
+	latchChannel
+	plainChannel
+	electionChannel
+)
+
+// Read returns the object of that name. It blocks for a reply.
+func (r *Reader) Read(ctx context.Context, name string) (Object, error) {
+	objects, err := r.ReadAll(ctx, []string{name})
+	if err != nil {
+		return Object{}, err
+	}
+	return objects[0], nil
+}
+
+// ReadAll returns the objects of those names, in their order. It blocks for the replies.
+func (r *Reader) ReadAll(ctx context.Context, names []string) ([]Object, error) {
+	cluster := r.Conn.Mode() == rueidis.ClientModeCluster
+	var calls []wire.Call
+	for _, name := range names {
+		if err := wire.CheckName(name, cluster); err != nil {
+			return nil, err
+		}
+		calls = append(calls, r.call(r.Prefix+name, cluster))
+	}
+	var objects []Object
+	for i, reply := range readScript.ExecMany(ctx, r.Conn, calls, false) {
+		s, err := parse(reply)
+		if err != nil {
+			return nil, fmt.Errorf("read %q: %w", names[i], err)
+		}
+		objects = append(objects, s.object(names[i], r.Prefix+names[i]))
+	}
+	return objects, nil
+}
+
+func (r *Reader) call(key string, cluster bool) wire.Call {
+	keys := make([]string, numKeys)
+	keys[mainKey] = key
+	keys[tokenKey] = wire.FencingToken(key)
+	keys[queueKey] = wire.FairQueue(key)
+	keys[timeoutsKey] = wire.FairTimeouts(key)
+	keys[aliveKey] = wire.FairAlive(key)
+	keys[writersKey] = wire.WriterWaits(key)
+	keys[permitsKey] = wire.PermitTimeouts(key)
+	keys[waitingKey] = wire.SemaphoreAlive(key)
+	keys[createdKey] = wire.SemaphoreCreated(key)
+	keys[roundKey] = wire.LatchRound(key)
+	keys[termKey] = wire.ElectionTerm(key)
+	sharded := "0"
+	if cluster {
+		sharded = "1"
+	}
+	return wire.Call{Keys: keys, Args: []string{
+		strconv.Itoa(most), wire.ReadHoldTimeouts(key), wire.LockChannel(key) + ":", sharded,
+		wire.LockChannel(key), wire.RWChannel(key), wire.SemaphoreChannel(key), wire.LatchChannel(key),
+		wire.PlainChannel(key), wire.ElectionChannel(key),
+	}}
+}
+
+// snapshot is the state of the keys at one moment.
+type snapshot struct {
+	now      time.Time
+	keys     []value
+	readers  map[string]time.Duration // the longest read hold of a field
+	channels []int                    // subscribers, -1 if unknown
+	waiters  []int                    // subscribers of the channels of the waiters
+}
+
+// value is a key and some of its elements.
+type value struct {
+	kind     string
+	ttl      time.Duration // negative if it does not expire
+	size     int
+	elements []string
+}
+
+var errReply = errors.New("the server's reply has an unexpected form")
+
+// parse parses the reply of the script.
+func parse(reply rueidis.RedisResult) (snapshot, error) {
+	parts, err := reply.ToArray()
+	if err != nil {
+		return snapshot{}, err
+	}
+	if len(parts) != 5 {
+		return snapshot{}, errReply
+	}
+	now, err := parts[0].AsInt64()
+	s := snapshot{now: time.UnixMilli(now), readers: map[string]time.Duration{}}
+	keys, keysErr := parts[1].ToArray()
+	readers, readersErr := parts[2].ToArray()
+	channels, channelsErr := parts[3].AsIntSlice()
+	waiters, waitersErr := parts[4].AsIntSlice()
+	if err = errors.Join(err, keysErr, readersErr, channelsErr, waitersErr); err != nil {
+		return s, err
+	}
+	for _, k := range keys {
+		v, err := parseValue(k)
+		if err != nil {
+			return s, err
+		}
+		s.keys = append(s.keys, v)
+	}
+	for i := 0; i+1 < len(readers); i += 2 {
+		field, err := readers[i].ToString()
+		if err != nil {
+			return s, err
+		}
+		ttl, err := readers[i+1].AsInt64()
+		if err != nil {
+			return s, err
+		}
+		s.readers[field] = max(s.readers[field], time.Duration(ttl)*time.Millisecond)
+	}
+	for _, n := range channels {
+		s.channels = append(s.channels, int(n))
+	}
+	for _, n := range waiters {
+		s.waiters = append(s.waiters, int(n))
+	}
+	return s, nil
+}
+
+func parseValue(m rueidis.RedisMessage) (v value, err error) {
+	parts, err := m.ToArray()
+	if err != nil {
+		return v, err
+	}
+	if len(parts) != 4 {
+		return v, errReply
+	}
+	kind, kindErr := parts[0].ToString()
+	ttl, ttlErr := parts[1].AsInt64()
+	size, sizeErr := parts[2].AsInt64()
+	elements, elementsErr := parts[3].AsStrSlice()
+	v = value{kind: kind, ttl: time.Duration(ttl) * time.Millisecond, size: int(size), elements: elements}
+	return v, errors.Join(kindErr, ttlErr, sizeErr, elementsErr)
+}
+
+// isMissing reports whether the key does not exist.
+func (v value) isMissing() bool { return v.kind == "none" }
+
+// text returns the value of a string, shortened to 256 bytes.
+func (v value) text() string {
+	if v.kind != "string" {
+		return ""
+	}
+	return strings.Join(v.elements, "")
+}
+
+// number returns the value of a string that is an integer.
+func (v value) number() (n int64, ok bool) {
+	n, err := strconv.ParseInt(v.text(), 10, 64)
+	return n, err == nil
+}
+
+// pairs returns the elements of a hash or sorted set, by field or member.
+func (v value) pairs() map[string]string {
+	all := map[string]string{}
+	if v.kind != "hash" && v.kind != "zset" {
+		return all
+	}
+	for i := 0; i+1 < len(v.elements); i += 2 {
+		all[v.elements[i]] = v.elements[i+1]
+	}
+	return all
+}

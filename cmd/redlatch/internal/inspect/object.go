@@ -1,0 +1,127 @@
+package inspect
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// Kind is the kind of an object, as far as its keys show it.
+type Kind string
+
+// The kinds. A fair lock for which nobody waits has the keys of a lock.
+const (
+	None      Kind = "none"      // no key of that name exists
+	Lock      Kind = "lock"      // reentrant, non-reentrant or spin lock
+	Fenced    Kind = "fenced"    // fenced lock
+	Fair      Kind = "fair"      // fair lock
+	RWLock    Kind = "rwlock"    // read-write lock
+	Plain     Kind = "plain"     // lock in a string, also of other libraries
+	Semaphore Kind = "semaphore" // semaphore without permit ids
+	Permits   Kind = "permits"   // permit semaphore
+	Latch     Kind = "latch"     // count-down latch
+	Counter   Kind = "counter"   // an integer: a semaphore, a latch, or neither
+	Election  Kind = "election"  // leader election
+	Other     Kind = "other"     // no object of redlatch or Redisson
+)
+
+// Object is what the server knows of a name.
+type Object struct {
+	Name string    `json:"name"`
+	Key  string    `json:"key"`
+	Kind Kind      `json:"kind"`
+	At   time.Time `json:"at"` // by the server's clock
+	// Held is set if someone holds the lock or a permit, leads, or if the latch is shut.
+	Held bool `json:"held"`
+	// Expires is when the main key expires: the lease of a lock. It is nil if there is none.
+	Expires *Millis `json:"expires_ms,omitempty"`
+
+	Holders []Holder `json:"holders,omitempty"`
+	Queue   []Waiter `json:"queue,omitempty"` // of a fair lock, the first first
+
+	Token   *int64         `json:"token,omitempty"` // the last fencing token
+	Permits *PermitNumbers `json:"permits,omitempty"`
+	Count   *int64         `json:"count,omitempty"` // of a latch or a counter
+	Leader  *Term          `json:"term,omitempty"`  // the last term of an election
+	// Waiting is the number of waiting writers of a read-write lock, or of the clients in the wait
+	// queue of a semaphore.
+	Waiting int `json:"waiting,omitempty"`
+	// Subscribers is the number of connections that wait for a message, -1 if unknown.
+	Subscribers int `json:"subscribers"`
+	// Truncated is set if the object has more holders, waiters or permits than were read.
+	Truncated bool      `json:"truncated,omitempty"`
+	Anomalies []Anomaly `json:"anomalies,omitempty"`
+}
+
+// Millis is a duration, in JSON a number of milliseconds.
+type Millis time.Duration
+
+// MarshalJSON implements json.Marshaler.
+func (m Millis) MarshalJSON() ([]byte, error) {
+	return json.Marshal(time.Duration(m).Milliseconds())
+}
+
+// String implements fmt.Stringer.
+func (m Millis) String() string {
+	d := time.Duration(m)
+	switch {
+	case d.Abs() >= time.Minute:
+		return d.Round(time.Second).String()
+	case d.Abs() >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.String()
+}
+
+// Owner is the id of a holder or waiter.
+type Owner struct {
+	ID string `json:"id"`
+	// Client is the id of the client, and Number that of its claim, or of a thread in Java. They
+	// are zero if ID has another form.
+	Client string `json:"client,omitempty"`
+	Number uint64 `json:"number,omitempty"`
+	// Library is "redlatch", "Redisson" or "other". It is empty for permits, whose ids do not tell it.
+	Library string `json:"library,omitempty"`
+	// Started is when a client of redlatch was created, by the clock of its machine.
+	Started *time.Time `json:"client_started,omitempty"`
+}
+
+// Holder is an owner that holds a lock, or a permit.
+type Holder struct {
+	Owner
+	Mode  string `json:"mode,omitempty"`  // of a read-write lock: read or write
+	Count int64  `json:"count,omitempty"` // of holds
+	// Lease is the time left, nil without an expiry. It is not positive if it is over.
+	Lease *Millis `json:"lease_ms,omitempty"`
+}
+
+// Waiter is an owner in the queue of a fair lock.
+type Waiter struct {
+	Owner
+	// Alive is how long its last heartbeat keeps its position, nil if it sends none, as those of
+	// Redisson.
+	Alive *Millis `json:"alive_ms,omitempty"`
+	// Deadline is the time until Redisson drops it, nil if never.
+	Deadline *Millis `json:"deadline_ms,omitempty"`
+	// Listens is set if a connection has subscribed to its channel. Clients of redlatch do so only
+	// for the first of their waiters.
+	Listens bool `json:"listens"`
+}
+
+// PermitNumbers are the numbers of permits.
+type PermitNumbers struct {
+	Free int64 `json:"free"` // expired permits included
+	Held int   `json:"held"` // of a permit semaphore; -1 if the semaphore does not know
+}
+
+// Term is a term of an election.
+type Term struct {
+	Token   int64  `json:"token"`
+	Value   string `json:"value"`
+	Current bool   `json:"current"` // it has not ended
+}
+
+// Anomaly is a state that the library does not leave behind, or that keeps waiters out.
+type Anomaly struct {
+	Code string `json:"code"`
+	Text string `json:"text"`
+}

@@ -1,0 +1,201 @@
+package inspect
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+)
+
+// batch is the COUNT of a SCAN.
+const batch = 500
+
+// Scanner finds the names of objects, a batch at a time.
+type Scanner struct {
+	prefix  string
+	matches *regexp.Regexp
+	nodes   []rueidis.Client // the primaries that are not finished
+	cursor  uint64
+}
+
+// Scan returns a scanner of the names that match the pattern, a glob as in SCAN. It blocks until
+// each node has reported its role.
+func (r *Reader) Scan(ctx context.Context, pattern string) (*Scanner, error) {
+	matches, err := regexp.Compile(expression(pattern))
+	if err != nil {
+		return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+	}
+	s := &Scanner{prefix: r.Prefix, matches: matches}
+	for addr, node := range r.Conn.Nodes() {
+		role, err := node.Do(ctx, node.B().Role().Build()).ToArray()
+		if err != nil {
+			return nil, fmt.Errorf("node %s: %w", addr, err)
+		}
+		if name, _ := role[0].ToString(); name == "master" {
+			s.nodes = append(s.nodes, node)
+		}
+	}
+	return s, nil
+}
+
+// expression returns the regular expression of a glob.
+func expression(glob string) string {
+	var out strings.Builder
+	out.WriteString(`(?s)\A`)
+	inClass := false
+	for i := 0; i < len(glob); i++ {
+		switch c := glob[i]; {
+		case c == '\\' && i+1 < len(glob):
+			i++
+			out.WriteString(regexp.QuoteMeta(glob[i : i+1]))
+		case inClass && (c == '-' || c == '^'), c == '[', c == ']':
+			inClass = inClass && c != ']' || c == '['
+			out.WriteByte(c)
+		case c == '*':
+			out.WriteString(".*")
+		case c == '?':
+			out.WriteByte('.')
+		default:
+			out.WriteString(regexp.QuoteMeta(glob[i : i+1]))
+		}
+	}
+	return out.String() + `\z`
+}
+
+// Next returns the names of a batch of keys, and whether there are more. A name may come again.
+// Some names may turn out to be no objects. It blocks for two or three replies.
+func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err error) {
+	if len(s.nodes) == 0 {
+		return nil, false, nil
+	}
+	node := s.nodes[0]
+	found, err := node.Do(ctx, node.B().Scan().Cursor(s.cursor).Count(batch).Build()).AsScanEntry()
+	if err != nil {
+		return nil, false, err
+	}
+	if s.cursor = found.Cursor; s.cursor == 0 {
+		s.nodes = s.nodes[1:]
+	}
+	keys, err := mainKeys(ctx, node, found.Elements)
+	if err != nil {
+		return nil, false, err
+	}
+	for _, key := range found.Elements {
+		if name, ok := nameOf(key); ok {
+			keys = append(keys, name)
+		}
+	}
+	for _, key := range keys {
+		if name, ok := strings.CutPrefix(key, s.prefix); ok && s.matches.MatchString(name) && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names, len(s.nodes) > 0, nil
+}
+
+// mainKeys returns the keys that hold a lock.
+func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []string, err error) {
+	var types, looks rueidis.Commands
+	for _, key := range keys {
+		types = append(types, node.B().Type().Key(key).Build())
+	}
+	var of []string
+	for i, reply := range node.DoMulti(ctx, types...) {
+		switch kind, err := reply.ToString(); {
+		case err != nil:
+			return nil, err
+		case kind == "hash":
+			looks, of = append(looks, node.B().Hrandfield().Key(keys[i]).Build()), append(of, keys[i])
+		case kind == "string":
+			looks, of = append(looks, node.B().Getrange().Key(keys[i]).Start(0).End(63).Build()), append(of, keys[i])
+		}
+	}
+	for i, reply := range node.DoMulti(ctx, looks...) {
+		text, err := reply.ToString()
+		if rueidis.IsRedisNil(err) || wire.KindOf(err) == nil && err != nil {
+			continue // it was replaced meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		if _, err := lock.ParseOwner(strings.TrimSuffix(text, wire.WriteSuffix)); err == nil || text == "mode" {
+			locks = append(locks, of[i])
+		}
+	}
+	return locks, nil
+}
+
+// helpers are the forms of the helper keys and channels that contain a name.
+var helpers = func() (all []helper) {
+	const name = "\x00"
+	for _, key := range []func(string) string{
+		wire.FencingToken, wire.FairQueue, wire.FairTimeouts, wire.WriterWaits, wire.PermitTimeouts, wire.SemaphoreWaiting,
+		func(name string) string { return strings.TrimSuffix(wire.SemaphoreRequests(name, ""), ":") },
+		wire.LatchRound, wire.ElectionTerm,
+		wire.LockChannel, wire.RWChannel, wire.SemaphoreChannel, wire.PlainChannel, wire.ElectionChannel, wire.LatchChannel,
+	} {
+		before, after, _ := strings.Cut(key(name), name)
+		all = append(all, helper{before, after, false})
+		before, after, _ = strings.Cut(key("{"+name), "{"+name)
+		all = append(all, helper{before, after, true})
+	}
+	return all
+}()
+
+// helper is what precedes and follows a name. tagged is set for names with a brace.
+type helper struct {
+	before, after string
+	tagged        bool
+}
+
+// nameOf returns the name in a helper key or channel. Of two names that have the same helper key it
+// returns the one without braces.
+func nameOf(key string) (name string, ok bool) {
+	key = id.ReplaceAllLiteralString(key, "")
+	if strings.HasPrefix(key, requests) { // a client follows the name
+		key = key[:strings.LastIndexByte(key, ':')]
+	}
+	for _, h := range helpers {
+		rest, starts := strings.CutPrefix(key, h.before)
+		name, ends := strings.CutSuffix(rest, h.after)
+		if starts && ends && name != "" && name != key && strings.Contains(name, "{") == h.tagged {
+			return name, true
+		}
+	}
+	return "", false
+}
+
+// id is what follows the name in the channel of a waiter and in the key of a reply of a latch.
+var id = regexp.MustCompile(`:([0-9a-f-]{36}:[0-9]+|[0-9a-f]{32})$`)
+
+// requests begins the keys of the requests to semaphores.
+var requests, _, _ = strings.Cut(wire.SemaphoreRequests("", ""), "{")
+
+// Contended returns the keys of the objects for whose messages somebody waits. It blocks for the
+// replies of all nodes. Waiters of a spin lock, and those that poll, do not show.
+func (r *Reader) Contended(ctx context.Context) (names []string, err error) {
+	for addr, node := range r.Conn.Nodes() {
+		for _, command := range []string{"CHANNELS", "SHARDCHANNELS"} {
+			if command == "SHARDCHANNELS" && r.Conn.Mode() != rueidis.ClientModeCluster {
+				continue
+			}
+			channels, err := node.Do(ctx, node.B().Arbitrary("PUBSUB", command).Args("red*").Build()).AsStrSlice()
+			if err != nil && wire.KindOf(err) != nil {
+				return nil, fmt.Errorf("node %s: %w", addr, err)
+			}
+			for _, channel := range channels {
+				key, ok := nameOf(channel)
+				if name, has := strings.CutPrefix(key, r.Prefix); ok && has && !slices.Contains(names, name) {
+					names = append(names, name)
+				}
+			}
+		}
+	}
+	return names, nil
+}

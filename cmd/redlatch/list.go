@@ -1,0 +1,149 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+)
+
+func newList(c *connection) *cobra.Command {
+	var asJSON, held bool
+	cmd := &cobra.Command{
+		Use:     "ls [flags] [PATTERN]",
+		Aliases: []string{"list"},
+		Short:   "List locks and other synchronizers",
+		Long: `List the locks, semaphores, latches and elections of the server, or those whose names match
+PATTERN: * is any text, ? any character, and [a-z] one of those.
+
+ls reads all keys of the server with SCAN, 500 at a time, and looks into strings and hashes. A
+semaphore or latch without waiters, which no client of redlatch has used in the last minutes,
+is only a number: ls does not list those. WAITERS counts the queue of a fair lock, or the
+connections that wait for a message.`,
+		Example: `  redlatch ls
+  redlatch ls 'orders:*'
+  redlatch ls --held --json`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			pattern := "*"
+			if len(args) > 0 {
+				pattern = args[0]
+			}
+			r, err := c.reader()
+			if err != nil {
+				return err
+			}
+			defer r.Conn.Close()
+			objects, err := list(cmd.Context(), r, pattern)
+			if err != nil {
+				return err
+			}
+			if held {
+				objects = slices.DeleteFunc(objects, func(o inspect.Object) bool { return !o.Held })
+			}
+			return printList(os.Stdout, objects, asJSON)
+		},
+	}
+	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each")
+	cmd.Flags().BoolVar(&held, "held", false, "list only what is held")
+	return cmd
+}
+
+// list returns the objects whose names match the pattern, by name.
+func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []inspect.Object, err error) {
+	scanner, err := r.Scan(ctx, pattern)
+	if err != nil {
+		return nil, err
+	}
+	seen := map[string]bool{}
+	for more := true; more; {
+		var names []string
+		if names, more, err = scanner.Next(ctx); err != nil {
+			return nil, err
+		}
+		names = slices.DeleteFunc(names, func(name string) bool {
+			before := seen[name]
+			seen[name] = true
+			return before
+		})
+		found, err := r.ReadAll(ctx, names)
+		if err != nil {
+			return nil, err
+		}
+		for _, o := range found {
+			if o.Kind != inspect.None && o.Kind != inspect.Other && o.Kind != inspect.Counter {
+				objects = append(objects, o)
+			}
+		}
+	}
+	slices.SortFunc(objects, func(a, b inspect.Object) int { return cmp.Compare(a.Name, b.Name) })
+	return objects, nil
+}
+
+func printList(w io.Writer, objects []inspect.Object, asJSON bool) error {
+	if asJSON {
+		for _, o := range objects {
+			if err := json.NewEncoder(w).Encode(o); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "NAME\tKIND\tSTATE\tEXPIRES\tWAITERS\tHOLDER")
+	for _, o := range objects {
+		fmt.Fprintln(t, strings.Join([]string{
+			printable(o.Name), string(o.Kind), state(o), expiry(o), waiters(o), holder(o),
+		}, "\t"))
+	}
+	return t.Flush()
+}
+
+// printable returns a text without characters that a terminal interprets.
+func printable(text string) string {
+	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || !utf8.ValidString(text) {
+		return strconv.Quote(text)
+	}
+	return text
+}
+
+func expiry(o inspect.Object) string {
+	if !o.Held {
+		return "-"
+	}
+	return remaining(o.Expires)
+}
+
+// waiting returns the number of waiters that are known of.
+func waiting(o inspect.Object) int { return max(len(o.Queue), o.Waiting, o.Subscribers) }
+
+func waiters(o inspect.Object) string {
+	if n := waiting(o); n > 0 {
+		return strconv.Itoa(n)
+	}
+	return "-"
+}
+
+// holder is the first holder and the number of the others.
+func holder(o inspect.Object) string {
+	switch n := len(o.Holders); n {
+	case 0:
+		return "-"
+	case 1:
+		return printable(o.Holders[0].ID)
+	default:
+		return fmt.Sprintf("%s and %d more", printable(o.Holders[0].ID), n-1)
+	}
+}
