@@ -2,6 +2,7 @@ package multilock_test
 
 import (
 	"context"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -46,5 +47,35 @@ func TestUnlockCountsReceivers(t *testing.T) {
 				waits.Wait()
 			})
 		}
+	})
+}
+
+// A Redlock may release a member when the same owner has already acquired it again. The lock is
+// still held then, and its waiters are not counted.
+func TestReceiversOfTwoHoldsOfAnOwner(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		hold := func() locking.MemberHold {
+			h, err := locking.Find(c.Lock("orders")).TryMember(ctx, time.Minute)
+			require.NoError(t, err)
+			return h
+		}
+		first, second := hold(), hold()
+		require.NoError(t, first.Unlock(t.Context()))
+		require.Equal(t, -1, first.Receivers())
+		require.NoError(t, second.Unlock(t.Context()))
+		require.Zero(t, second.Receivers())
+
+		var ends sync.WaitGroup
+		for _, h := range []locking.MemberHold{hold(), hold()} {
+			ends.Go(func() {
+				assert.NoError(t, h.Unlock(t.Context()))
+				for h.Receivers() != 0 { // nothing else orders it after the release by the other
+					runtime.Gosched()
+				}
+			})
+		}
+		ends.Wait()
 	})
 }

@@ -30,7 +30,7 @@ type claim struct {
 	queued    bool    // it has a queue position on the server
 	ready     bool    // only waiters of this process are before it in the server's queue
 	pinned    bool    // it is not passed on: its lease on the server may be longer, or a request refers to it
-	receivers int32   // how many subscribers have heard of its release
+	receivers int32   // how many subscribers have heard of its release; negative if that is unknown
 	sent      instant // when the request that succeeded was sent
 	token     int64
 	cohort    *Cohort // if it is passed on as it is, or nil
@@ -72,7 +72,7 @@ const (
 // newClaim returns a claim that is to be requested, without an id, and the hold that its
 // caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *claim {
-	c := &claim{lock: l}
+	c := &claim{lock: l, receivers: -1}
 	if owner, named := lock.OwnerFrom(ctx); named {
 		c.rare = &rare{owner: owner}
 	}

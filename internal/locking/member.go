@@ -104,7 +104,7 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 type MemberHold interface {
 	AnyHold
 	// Receivers returns the number of subscribers that received the release, negative if that
-	// is unknown or pollers may wait too.
+	// is unknown, another hold of the owner goes on, or pollers may wait too.
 	Receivers() int
 }
 
@@ -135,10 +135,13 @@ func (h *hold) Waited() bool { return h.claim.waited }
 
 // Receivers implements MemberHold.
 func (h *hold) Receivers() int {
-	if l := h.claim.lock; l.Channel() == "" || l.p.Traits().LeftOpen != "" {
+	c := h.claim
+	if c.lock.Channel() == "" || c.lock.p.Traits().LeftOpen != "" {
 		return -1
 	}
-	return int(h.claim.receivers)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return int(c.receivers)
 }
 
 // Groups returns the groups through which owner holds the lock, the latest last.

@@ -206,7 +206,11 @@ func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRu
 	}
 	freed, err := l.release(ctx, by, &c.Claim, mayHaveRun)
 	c.repeatRelease()
-	c.receivers = int32(freed.Receivers)
+	if err == nil {
+		c.mu.Lock()
+		c.receivers = int32(freed.Receivers)
+		c.mu.Unlock()
+	}
 	l.q.Released(l.queueKey(), c, acquire.Release{
 		Receivers: freed.Receivers, Kept: freed.State == StillHeld, Elsewhere: elsewhere && l.p.Traits().Ordered,
 		LeftOpen: c.LeftOpen,
