@@ -50,6 +50,9 @@ If the lock is lost, or the lease or --max-hold is about to end, the group gets 
 SIGKILL after a sixth of that time, 10 s at most, and before the lease ends on the server. On Linux
 COMMAND is killed if redlatch dies; the lock is then free when the lease is over.
 
+COMMAND may read the terminal. Ctrl-Z stops redlatch together with COMMAND, so that nothing renews
+the lock; COMMAND goes on after fg or bg, unless the lease is over.
+
 The environment of COMMAND contains REDLATCH_NAME, and REDLATCH_TOKEN if the lock is
 fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard output.
 
@@ -181,7 +184,7 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) (err error) {
 		}
 	}
 	if sig := stop(); sig != nil {
-		return exit{status: statusSignal + int(sig.(syscall.Signal))}
+		return exitBy(sig.(syscall.Signal))
 	}
 	return err
 }
@@ -193,6 +196,8 @@ func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals
 	result, startErr := supervise.Run(child, h, l.grace(), signals)
 	err := h.release()
 	switch {
+	case errors.Is(startErr, supervise.ErrLate):
+		return exit{statusLost, fmt.Errorf("%s: %w", strings.Join(names, ","), startErr)}
 	case startErr != nil:
 		return notStarted(startErr)
 	case result.Lost != nil:

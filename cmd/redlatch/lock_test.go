@@ -81,10 +81,13 @@ func (c *command) signal(sig syscall.Signal) {
 	require.NoError(c.t, c.cmd.Process.Signal(sig))
 }
 
-// status waits for the end and returns the exit status.
+// status waits for the end and returns the exit status, as a shell does.
 func (c *command) status(d time.Duration) int {
 	c.t.Helper()
 	harness.Receive(c.t, d, "the end of redlatch", c.ended)
+	if state := c.cmd.ProcessState.Sys().(syscall.WaitStatus); state.Signaled() {
+		return statusSignal + int(state.Signal())
+	}
 	return c.cmd.ProcessState.ExitCode()
 }
 
@@ -112,6 +115,7 @@ func TestStatuses(t *testing.T) {
 			{0, "", sh("exit 0")},
 			{3, "", sh("exit 3")},
 			{128 + 9, "", sh("kill -9 $$")},
+			{statusLost, "too late to start the command", []string{"lock", "--lease", "1ms", "brief", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "held", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--wait", "50ms", "held", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "free", "held", "--", "true"}},

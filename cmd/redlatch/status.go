@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"syscall"
 
@@ -41,6 +42,25 @@ type exit struct {
 func (e exit) Error() string { return fmt.Sprint(e.err) }
 func (e exit) Unwrap() error { return e.err }
 
+// errInterrupted is the error of an exit because of SIGINT.
+var errInterrupted = errors.New("interrupted")
+
+// exitBy returns the error of an exit because of a signal.
+func exitBy(sig syscall.Signal) error {
+	e := exit{status: statusSignal + int(sig)}
+	if sig == syscall.SIGINT {
+		e.err = errInterrupted
+	}
+	return e
+}
+
+// interrupt ends this process by SIGINT, whose status is the same. A shell ends a loop or a script after
+// Ctrl-C only if the signal has ended the command that it waits for.
+func interrupt() {
+	signal.Reset(syscall.SIGINT)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
+}
+
 // statusOf prints an error of the program, and returns the exit status.
 func statusOf(root *cobra.Command, err error) int {
 	if err == nil {
@@ -50,7 +70,9 @@ func statusOf(root *cobra.Command, err error) int {
 	if !errors.As(err, &e) && errors.Is(err, lock.ErrNotAcquired) {
 		e.status = statusNotAcquired
 	}
-	if e.err != nil {
+	if e.err == errInterrupted {
+		interrupt()
+	} else if e.err != nil {
 		fmt.Fprintln(os.Stderr, root.Name()+":", strings.TrimPrefix(e.Error(), "redlatch: "))
 	}
 	return e.status
@@ -60,7 +82,7 @@ func statusOf(root *cobra.Command, err error) int {
 func exitOf(state syscall.WaitStatus) error {
 	switch {
 	case state.Signaled():
-		return exit{status: statusSignal + int(state.Signal())}
+		return exitBy(state.Signal())
 	case state.ExitStatus() != 0:
 		return exit{status: state.ExitStatus()}
 	}

@@ -23,11 +23,10 @@ func wait(pid int) change {
 	}
 }
 
-// attributes are those of a command in a process group of its own, in the foreground of the terminal
-// if there is one.
+// attributes are those of a command in a process group of its own.
 func attributes(t *terminal) *syscall.SysProcAttr {
 	a := &syscall.SysProcAttr{Setpgid: true}
-	if t != nil {
+	if t.isAlone() {
 		a.Foreground, a.Ctty = true, int(t.file.Fd())
 	}
 	dieWithParent(a)

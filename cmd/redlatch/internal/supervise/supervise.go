@@ -4,8 +4,10 @@ package supervise
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"syscall"
 	"time"
 )
@@ -18,8 +20,12 @@ type Lease interface {
 	Remaining() time.Duration
 }
 
-// ErrExpires is the cause of a Result if the lease was about to end.
-var ErrExpires = errors.New("the lease was about to end without a renewal")
+var (
+	// ErrExpires is the cause of a Result if the lease was about to end.
+	ErrExpires = errors.New("the lease was about to end without a renewal")
+	// ErrLate is the error of Run if the lease was over before.
+	ErrLate = errors.New("too late to start the command")
+)
 
 // margin is what is left of a lease when the command is killed, for the kernel to do so.
 const margin = 50 * time.Millisecond
@@ -35,21 +41,34 @@ type Result struct {
 // forwarded to the group. When the lease is lost, or less than grace of it is left, the group gets
 // SIGTERM, and SIGKILL after grace or just before the end of the lease, whichever is earlier.
 //
+// If the command stops, as after Ctrl-Z, the job of this process stops with the command, because a
+// stopped process does not renew the lease. The command goes on after the job if the lease is not over.
+// The terminal is for whichever of the two needs it, and with this process in the end.
+//
 // On Linux the command is killed if this process dies. For that, the calling goroutine must be
 // locked to a thread that lives as long as the process (runtime.LockOSThread in an init function).
 //
-// Run returns an error if the command cannot be started. cmd must read and write files only.
+// Run returns an error if the command cannot be started, which matches ErrLate if the lease was over.
+// cmd must read and write files only.
 func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Signal) (Result, error) {
-	terminal := foreground()
-	cmd.SysProcAttr = attributes(terminal)
+	s := &supervisor{lease: lease, grace: max(grace, margin), jobs: make(chan os.Signal, 4), terminal: openTerminal()}
+	defer s.terminal.close()
+	s.notify()
+	defer signal.Stop(s.jobs)
+	if cause := s.over(); cause != nil { // for example after a stop
+		return Result{}, fmt.Errorf("%w: %w", ErrLate, cause)
+	}
+	cmd.SysProcAttr = attributes(s.terminal)
 	if err := cmd.Start(); err != nil {
-		terminal.close()
+		s.terminal.started(0)
+		if cmd.SysProcAttr.Foreground {
+			s.terminal.give(s.terminal.own)
+		}
 		return Result{}, err
 	}
-	s := &supervisor{group: cmd.Process.Pid, lease: lease, grace: grace, terminal: terminal}
-	terminal.started(s.group)
 	defer cmd.Process.Release() //nolint:errcheck // it was waited for
-	defer terminal.close()
+	s.group = cmd.Process.Pid
+	s.terminal.started(s.group)
 	return s.run(signals)
 }
 
@@ -58,11 +77,25 @@ type supervisor struct {
 	group    int // the process id of the command too
 	lease    Lease
 	grace    time.Duration
+	jobs     chan os.Signal // the signals that notify lists
 	terminal *terminal
 
 	lost  error     // why the command is being ended, or nil
 	end   time.Time // of the lease, as last seen
 	check *time.Timer
+}
+
+// notify has the signals of job control sent to s.jobs. With a terminal, SIGCONT ends a suspend.
+func (s *supervisor) notify() {
+	all := []os.Signal{syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGCONT}
+	if s.terminal != nil {
+		all = all[:2]
+	}
+	for _, sig := range all {
+		if !signal.Ignored(sig) {
+			signal.Notify(s.jobs, sig)
+		}
+	}
 }
 
 func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
@@ -81,7 +114,7 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 		select {
 		case c := <-changes:
 			if c.stopped() {
-				s.terminal.suspend(s.resume)
+				s.suspend(c.state.StopSignal())
 				continue
 			}
 			if s.lost != nil {
@@ -90,6 +123,12 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 			return Result{c.state, s.lost}, c.err
 		case sig := <-signals:
 			s.signal(sig.(syscall.Signal))
+		case sig := <-s.jobs:
+			if sig == syscall.SIGCONT {
+				s.resume()
+			} else {
+				s.signal(sig.(syscall.Signal))
+			}
 		case <-over:
 			over = nil
 			s.look()
@@ -99,22 +138,29 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 	}
 }
 
-// look ends the command if the lease is lost or about to end, and kills it when its time is over.
-func (s *supervisor) look() {
+// over returns the reason why the lease is over or about to end, or nil.
+func (s *supervisor) over() error {
 	left := s.lease.Remaining()
 	if left > 0 {
 		s.end = time.Now().Add(left)
 	}
-	switch cause := context.Cause(s.lease.Context()); {
-	case s.lost != nil:
+	if cause := context.Cause(s.lease.Context()); cause != nil {
+		return cause
+	}
+	if left <= s.grace {
+		return ErrExpires
+	}
+	return nil
+}
+
+// look ends the command if the lease is lost or about to end, and kills it when its time is over.
+func (s *supervisor) look() {
+	if s.lost != nil {
 		s.signal(syscall.SIGKILL)
 		return
-	case cause != nil:
-		s.lost = cause
-	case left <= s.grace:
-		s.lost = ErrExpires
-	default:
-		s.check.Reset(left - s.grace)
+	}
+	if s.lost = s.over(); s.lost == nil {
+		s.check.Reset(time.Until(s.end) - s.grace)
 		return
 	}
 	patience := min(s.grace, time.Until(s.end)-margin)
@@ -125,9 +171,26 @@ func (s *supervisor) look() {
 	s.check.Reset(max(patience, 0))
 }
 
-// resume continues a command after this process was stopped with it, unless the lease is over.
+// suspend is called when the command was stopped by a signal.
+func (s *supervisor) suspend(by syscall.Signal) {
+	switch t := s.terminal; {
+	case t == nil, s.lost != nil:
+		return
+	case (by == syscall.SIGTTIN || by == syscall.SIGTTOU) && t.isForeground(t.own):
+		t.give(s.group)
+	default:
+		s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
+		t.suspend()
+	}
+	s.resume()
+}
+
+// resume continues the command unless the lease is over.
 func (s *supervisor) resume() {
-	if s.look(); s.lost == nil {
+	if s.lost == nil {
+		s.look()
+	}
+	if s.lost == nil {
 		s.signal(syscall.SIGCONT)
 	}
 }

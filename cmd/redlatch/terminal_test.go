@@ -1,0 +1,408 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+// scripts are commands that a pane finds in its working directory.
+var scripts = map[string]string{
+	// It answers each line.
+	"reader": `echo $$ >pid; echo ready; while read line; do echo "got <$line>"; done; echo the end`,
+	// It never reads. Its file "work" grows while it runs.
+	"worker": `trap 'echo got TERM >>work' TERM; echo $$ >pid; echo ready; while [ ! -e enough ]; do echo >>work; sleep 0.01; done`,
+	// It and its child handle SIGINT.
+	"interruptible": `trap 'echo parent got INT; exit 5' INT; ./child; wait`,
+	"child":         `trap 'echo child got INT; exit' INT; echo ready; while :; do sleep 0.01; done`,
+	// They work under locks of their own.
+	"loop":  `for i in 1 2 3; do redlatch lock job -- sh -c 'echo round; exec sleep 60'; done`,
+	"batch": `redlatch lock job -- ./reader; echo next`,
+	// It consumes its standard input and asks the terminal.
+	"pager": `cat >lines; echo asks; read answer </dev/tty; echo "answer <$answer> for $(cat lines)"`,
+}
+
+// pane is a shell in a terminal of tmux.
+type pane struct {
+	t      testing.TB
+	tmux   func(args ...string) (string, error)
+	target string
+	dir    string
+	number int // of the next command
+}
+
+// panes returns shells in which redlatch uses a server.
+func panes(t testing.TB, s *testserver.Server, n int) []*pane {
+	t.Helper()
+	program, err := filepath.Abs(os.Args[0])
+	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "redlatch") // the path of a socket is short
+	require.NoError(t, err)
+	require.NoError(t, os.Symlink(program, filepath.Join(dir, "redlatch")))
+	for name, script := range scripts {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\n"+script+"\n"), 0o755)) //nolint:gosec // to run it
+	}
+	env := append(os.Environ(), "TMUX_TMPDIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), asCommand+"=1", "REDLATCH_URL=redis://"+s.Addr,
+		"HISTFILE=", `PS1=<\#:$?>`, "PROMPT_COMMAND=", "TMUX=")
+	tmux := func(args ...string) (string, error) {
+		cmd := exec.Command("tmux", append([]string{"-L", "test", "-f", "/dev/null"}, args...)...)
+		cmd.Env, cmd.Dir = env, dir
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	t.Cleanup(func() {
+		_, _ = tmux("kill-server")
+		_ = os.RemoveAll(dir)
+	})
+	var all []*pane
+	for i := range n {
+		p := &pane{t: t, tmux: tmux, target: fmt.Sprintf("pane%d", i), dir: dir, number: 1}
+		out, err := tmux("new-session", "-d", "-s", p.target, "-x", "150", "-y", "100", "bash", "--norc", "--noprofile", "-i")
+		require.NoError(t, err, out)
+		p.prompt()
+		all = append(all, p)
+	}
+	return all
+}
+
+// keys presses keys by their names, such as C-c.
+func (p *pane) keys(names ...string) {
+	p.t.Helper()
+	out, err := p.tmux(append([]string{"send-keys", "-t", p.target}, names...)...)
+	require.NoError(p.t, err, out)
+}
+
+// enter types a line for the command that runs.
+func (p *pane) enter(line string) {
+	p.t.Helper()
+	out, err := p.tmux("send-keys", "-t", p.target, "-l", line)
+	require.NoError(p.t, err, out)
+	p.keys("Enter")
+}
+
+// run types a command for the shell.
+func (p *pane) run(line string) {
+	p.t.Helper()
+	p.number++
+	p.enter(line)
+}
+
+// foreground continues the job that has stopped. What is typed before the shell has left the terminal
+// would be lost.
+func (p *pane) foreground() {
+	p.t.Helper()
+	p.run("fg")
+	p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:\d+>fg\n.+$`, p.number-1)))
+}
+
+// clear empties the terminal.
+func (p *pane) clear() {
+	p.t.Helper()
+	p.run("clear")
+	p.prompt()
+}
+
+// screen returns what the terminal shows.
+func (p *pane) screen() string {
+	p.t.Helper()
+	out, err := p.tmux("capture-pane", "-p", "-J", "-t", p.target)
+	require.NoError(p.t, err, out)
+	return strings.TrimSpace(out)
+}
+
+// shows waits until a line of the terminal is like that.
+func (p *pane) shows(line string) {
+	p.t.Helper()
+	p.until(regexp.MustCompile(`(?m)^` + line + ` *$`))
+}
+
+// prompt waits for the shell and returns the status of its last command.
+func (p *pane) prompt() (status string) {
+	p.t.Helper()
+	return p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:(\d+)>$`, p.number)))[1]
+}
+
+func (p *pane) until(like *regexp.Regexp) (match []string) {
+	p.t.Helper()
+	defer func() {
+		if match == nil {
+			p.t.Logf("the terminal shows:\n%s", p.screen())
+		}
+	}()
+	harness.Eventually(p.t, patience, "the terminal shows "+like.String(), func() bool {
+		match = like.FindStringSubmatch(p.screen())
+		return match != nil
+	})
+	return match
+}
+
+// file returns the contents of a file of the pane.
+func (p *pane) file(name string) string {
+	p.t.Helper()
+	text, err := os.ReadFile(filepath.Join(p.dir, name))
+	require.NoError(p.t, err)
+	return strings.TrimSpace(string(text))
+}
+
+// touch creates a file of the pane.
+func (p *pane) touch(name string) {
+	p.t.Helper()
+	require.NoError(p.t, os.WriteFile(filepath.Join(p.dir, name), nil, 0o600))
+}
+
+// isStopped reports whether a process has stopped.
+func isStopped(pid string) bool {
+	state, err := os.ReadFile("/proc/" + pid + "/stat")
+	return err == nil && strings.Contains(string(state), ") T ")
+}
+
+// eachPane tests with a pane for each server.
+func eachPane(t *testing.T, test func(t *testing.T, s *testserver.Server, p *pane)) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) { test(t, s, panes(t, s, 1)[0]) })
+}
+
+// Ctrl-C ends the wait for the lock.
+func TestTerminalInterruptedWait(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		l := harness.Client(t, s).FairLock("job")
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		p.run("redlatch lock --kind fair job -- true")
+		harness.Eventually(t, patience, "redlatch waits", func() bool {
+			waiting, err := l.Queue(t.Context())
+			return err == nil && len(waiting) == 1
+		})
+		p.keys("C-c")
+		require.Equal(t, "130", p.prompt())
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A process that waits for the lock stops and goes on like any other.
+func TestTerminalStoppedWait(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		l := harness.Client(t, s).FairLock("job")
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		p.run("redlatch lock --kind fair job -- ./reader")
+		harness.Eventually(t, patience, "redlatch waits", func() bool {
+			waiting, err := l.Queue(t.Context())
+			return err == nil && len(waiting) == 1
+		})
+		p.keys("C-z")
+		require.Equal(t, "148", p.prompt())
+		p.foreground()
+		require.NoError(t, h.Unlock(t.Context()))
+		p.shows("ready")
+		p.enter("one")
+		p.shows("got <one>")
+		p.keys("C-d")
+		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// Ctrl-C goes to the group of the command, whose status is that of redlatch.
+func TestTerminalInterruptedCommand(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		for _, pipeline := range []string{"", " | (trap '' INT; cat)"} {
+			p.clear()
+			p.run("set -o pipefail; redlatch lock job -- ./interruptible" + pipeline)
+			p.shows("ready")
+			p.keys("C-c")
+			p.shows(".*child got INT")
+			p.shows("parent got INT")
+			require.Equal(t, "5", p.prompt())
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Ctrl-C ends a loop and a script too, if it ends the command.
+func TestTerminalInterruptedLoop(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		for _, loop := range []string{scripts["loop"], "./loop"} {
+			p.clear()
+			p.run(loop)
+			p.shows("round")
+			p.keys("C-c")
+			require.Equal(t, "130", p.prompt())
+			require.Len(t, regexp.MustCompile("(?m)^round$").FindAllString(p.screen(), -1), 1)
+		}
+	})
+}
+
+// After Ctrl-Z the command stops, and after fg it has the terminal again.
+func TestTerminalForeground(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		for _, row := range []string{
+			"redlatch lock job -- ./reader",
+			"redlatch lock job -- ./reader 2>&1 | cat", // of several processes
+			"sh -c 'redlatch lock job -- ./reader; exit $?'",
+		} {
+			p.clear()
+			p.run(row)
+			p.shows("ready")
+			for _, word := range []string{"one", "two", "three"} {
+				p.enter(word)
+				p.shows("got <" + word + ">")
+				p.keys("C-z")
+				require.Equal(t, "148", p.prompt(), row)
+				require.True(t, isStopped(p.file("pid")), row)
+				p.foreground()
+			}
+			p.enter("four")
+			p.shows("got <four>")
+			p.keys("C-d")
+			p.shows("the end")
+			require.Equal(t, "0", p.prompt(), row)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// After bg the command runs, and the terminal stays with the shell.
+func TestTerminalBackground(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- ./worker")
+		p.shows("ready")
+		p.keys("C-z")
+		require.Equal(t, "148", p.prompt())
+		require.True(t, isStopped(p.file("pid")))
+		p.run("bg")
+		require.Equal(t, "0", p.prompt())
+		harness.Eventually(t, patience, "the command runs", func() bool { return !isStopped(p.file("pid")) })
+		p.touch("enough")
+		harness.Eventually(t, patience, "the command ends", func() bool { return !isAlive(p.file("pid")) })
+		p.run("wait; echo waited")
+		p.shows("waited")
+		require.Equal(t, "0", p.prompt())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A command in the background that reads stops until fg.
+func TestTerminalBackgroundReader(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- ./reader & wait")
+		p.shows("ready")
+		p.shows(`\[1\]\+ +Stopped.*`)
+		p.prompt()
+		p.run("bg")
+		p.prompt()
+		p.run("wait") // until it has stopped again
+		p.prompt()
+		p.foreground()
+		p.enter("one")
+		p.shows("got <one>")
+		p.keys("C-d")
+		p.shows("the end")
+		require.Equal(t, "0", p.prompt())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Ctrl-Z and fg of a script stop and continue the script and the command.
+func TestTerminalScript(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("./batch")
+		p.shows("ready")
+		p.keys("C-z")
+		require.Equal(t, "148", p.prompt())
+		p.foreground()
+		p.enter("one")
+		p.shows("got <one>")
+		p.keys("C-d")
+		p.shows("next")
+		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// Another process of the pipeline may read the terminal.
+func TestTerminalPager(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- echo lines | ./pager")
+		p.shows("asks")
+		p.keys("C-z")
+		p.prompt()
+		p.foreground()
+		p.enter("yes")
+		p.shows("answer <yes> for lines")
+		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// A job that is stopped for longer than the lease ends when it continues, without another step of
+// the command. Others can have the lock meanwhile.
+func TestTerminalStoppedTooLong(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		for _, next := range []string{"fg", "bg; wait %1"} {
+			p.clear()
+			p.run("redlatch lock --ttl 1s job -- ./worker")
+			p.shows("ready")
+			p.keys("C-z")
+			require.Equal(t, "148", p.prompt())
+			work := p.file("work")
+			harness.Eventually(t, patience, "the lease is over", func() bool { return harness.PTTL(t, s.Addr, "job") == -2 })
+			require.Zero(t, start(t, s.Addr, sh("true", "--try")...).status(patience))
+			p.run(next)
+			require.Equal(t, "123", p.prompt())
+			require.False(t, isAlive(p.file("pid")))
+			require.Equal(t, work, p.file("work"))
+		}
+	})
+}
+
+// Of two terminals one has the lock.
+func TestTerminalTwo(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, _ *pane) {
+		both := panes(t, s, 2)
+		holder, waiter := both[0], both[1]
+		holder.run("redlatch lock job -- ./reader")
+		holder.shows("ready")
+		waiter.run("redlatch lock --try job -- true")
+		require.Equal(t, "124", waiter.prompt())
+		waiter.run("redlatch lock job -- ./reader")
+		holder.enter("one")
+		holder.shows("got <one>")
+		require.NotContains(t, waiter.screen(), "ready")
+		holder.keys("C-d")
+		require.Equal(t, "0", holder.prompt())
+		waiter.shows("ready")
+		waiter.enter("two")
+		waiter.shows("got <two>")
+		waiter.keys("C-d")
+		require.Equal(t, "0", waiter.prompt())
+	})
+}
+
+// No shell could continue redlatch, so Ctrl-Z has no effect.
+func TestTerminalWithoutShell(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("exec redlatch lock job -- ./reader")
+		p.shows("ready")
+		p.keys("C-z")
+		p.shows(`\^Z`)
+		p.enter("one")
+		p.shows(".*got <one>")
+	})
+}
+
+// A command that cannot be run has not kept the terminal.
+func TestTerminalNotRunnable(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("stty tostop; chmod -x reader")
+		p.prompt()
+		p.run("redlatch lock job -- ./reader")
+		require.Equal(t, "126", p.prompt())
+	})
+}
