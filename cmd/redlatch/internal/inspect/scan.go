@@ -68,6 +68,9 @@ func expression(glob string) string {
 	return out.String() + `\z`
 }
 
+// Matches reports whether a name matches the pattern.
+func (s *Scanner) Matches(name string) bool { return s.matches.MatchString(name) }
+
 // Next returns the names of a batch of keys, and whether there are more. A name may come again.
 // Some names may turn out to be no objects. It blocks for two or three replies.
 func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err error) {
@@ -92,7 +95,7 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 		}
 	}
 	for _, key := range keys {
-		if name, ok := strings.CutPrefix(key, s.prefix); ok && s.matches.MatchString(name) && !slices.Contains(names, name) {
+		if name, ok := strings.CutPrefix(key, s.prefix); ok && s.Matches(name) && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
