@@ -134,8 +134,8 @@ func TestInterrupt(t *testing.T) {
 			addr, connected := silentServer(t)
 			c := start(t, addr, args...)
 			harness.Receive(t, patience, "a connection", connected)
-			c.signal(syscall.SIGINT)
-			require.Equal(t, result{status: 128 + 2}, c.result())
+			c.signal(syscall.SIGTERM) // a background job ignores SIGINT
+			require.Equal(t, result{status: 128 + 15}, c.result())
 		})
 	}
 }

@@ -73,7 +73,7 @@ func TestPlainPermitsCommand(t *testing.T) {
 func TestPermitsKind(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(3))
-		_, err := slots.Acquire(t.Context())
+		_, err := slots.Acquire(t.Context(), semaphore.Forever()) // also if the garbage collector finds it
 		require.NoError(t, err)
 		for _, args := range []string{"set --plain slots 8", "drain --plain slots", "release --plain slots"} {
 			fails(t, s.Addr, statusFailed, "omit --plain", append([]string{"permits"}, strings.Fields(args)...)...)
