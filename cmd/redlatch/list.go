@@ -120,7 +120,7 @@ func printable(text string) string {
 }
 
 func expiry(o inspect.Object) string {
-	if !o.Held {
+	if !o.Held || o.Expires == nil && (o.Permits != nil || o.Count != nil) {
 		return "-"
 	}
 	return remaining(o.Expires)

@@ -238,6 +238,9 @@ func (r row) rateAfter(o inspect.Object) float64 {
 	case holderIDs(r.Object) != holderIDs(o):
 		changes = 1
 	}
-	const weight = 0.3
+	weight := 0.3
+	if r.rate == 0 {
+		weight = 1
+	}
 	return (1-weight)*r.rate + weight*changes/elapsed
 }
