@@ -174,7 +174,7 @@ func (d *diagnosis) lock() {
 	case o.Held && o.Expires == nil:
 		d.say(`If the holder does not exist any more, use "redlatch unlock --force %s".`, o.Name)
 	case o.Held:
-		d.say("Its lease was not renewed for %s: it is a fixed lease, or its holder has died or stalls. "+
+		d.say("Its lease was not renewed for %s: it is fixed, or its holder has died or stalls. "+
 			"The lock is free in %s at the latest.", inspect.Millis(d.watched()), remaining(o.Expires))
 	}
 	if o.Kind == inspect.RWLock && o.Waiting > 0 {

@@ -217,7 +217,7 @@ Its lease was renewed while doctor watched: the holder's process lives.
 			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
 		}, 0, `jobs is a lock: held.
 OWNER of redlatch holds it; its lease ends in TIME.
-Its lease was not renewed for TIME: it is a fixed lease, or its holder has died or stalls. The lock is free in TIME at the latest.
+Its lease was not renewed for TIME: it is fixed, or its holder has died or stalls. The lock is free in TIME at the latest.
 `},
 		{"no expiry", func(t *testing.T, s *testserver.Server) {
 			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
@@ -228,7 +228,7 @@ If the holder does not exist any more, use "redlatch unlock --force jobs".
 PROBLEM: The lock has no expiry: it stays held if its holder dies.
 `},
 		{"wrong type", func(t *testing.T, s *testserver.Server) { harness.Do(t, s.Addr, "SADD", "jobs", "a") }, 1,
-			"PROBLEM: The key is a set that belongs to no synchronizer: requests that use it fail.\n"},
+			"PROBLEM: The key is a set that is no object of redlatch: requests that use it fail.\n"},
 	}
 	harness.EachOf(t, cases, func(c lockCase) string { return c.name }, func(t *testing.T, s *testserver.Server, c lockCase) {
 		c.given(t, s)
@@ -278,7 +278,7 @@ func TestDiagnoses(t *testing.T) {
 		{"held lock with a waiter", inspect.Object{Kind: inspect.Lock, Held: true, Expires: ms(time.Second), Subscribers: 1}, []string{
 			"jobs is a lock: held.",
 			"1 connection listens to it.",
-			"Its lease was not renewed for 10s: it is a fixed lease, or its holder has died or stalls. The lock is free in 1s at the latest.",
+			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1s at the latest.",
 		}},
 		{"free fair lock with a queue", inspect.Object{Kind: inspect.Fair, Subscribers: 1, Queue: []inspect.Waiter{waiter, waiter}}, []string{
 			"jobs is a fair lock: free.",
@@ -292,7 +292,7 @@ func TestDiagnoses(t *testing.T) {
 		}, []string{
 			"jobs is a read-write lock: held for reading.",
 			"r holds it to read; its lease ends in 1m0s.",
-			"Its lease was not renewed for 10s: it is a fixed lease, or its holder has died or stalls. The lock is free in 1m0s at the latest.",
+			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1m0s at the latest.",
 			"2 writers wait for the readers, so new readers of redlatch wait for them.",
 		}},
 		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1}, []string{

@@ -24,7 +24,7 @@ func newList(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "ls [flags] [PATTERN]",
 		Aliases: []string{"list"},
-		Short:   "List locks and other synchronizers",
+		Short:   "List locks and other objects",
 		Long: `List the locks, semaphores, latches and elections of the server, or those whose names match
 PATTERN: * is any text, ? any character, and [a-z] one of those.
 

@@ -194,6 +194,7 @@ func TestScreenFilters(t *testing.T) {
 	require.Contains(t, p.lines(), `  no name contains "jobx"`)
 	p.press("esc")
 	require.Len(t, p.order(), 3)
+	require.NotContains(t, strings.Join(p.lines(), "\n"), "filter:")
 }
 
 func TestScreenShowsDetails(t *testing.T) {

@@ -125,6 +125,7 @@ func TestRates(t *testing.T) {
 	require.Zero(t, row{}.rateAfter(first.Object), "it is new")
 	require.InDelta(t, 5.0/2, first.rateAfter(object(2*time.Second, 15, "a")), 1e-9)
 	require.Zero(t, first.rateAfter(object(time.Second, 9, "a")), "the token was reset")
+	require.InDelta(t, 1, first.rateAfter(object(time.Second, 0, "b")), 1e-9, "the token is gone")
 	plain := row{object(0, 0, "a"), 1}
 	require.InDelta(t, 0.7+0.3/2, plain.rateAfter(object(2*time.Second, 0, "b")), 1e-9)
 	require.InDelta(t, 0.7, plain.rateAfter(object(2*time.Second, 0, "a")), 1e-9)

@@ -27,6 +27,10 @@ type builder struct {
 func (s snapshot) object(name, key string) Object {
 	b := &builder{s, Object{Name: name, Key: key, At: s.now.UTC()}}
 	b.o.Kind = s.kind()
+	b.o.Subscribers = s.subscribers(b.o.Kind)
+	for _, k := range s.keys {
+		b.o.Truncated = b.o.Truncated || k.size > most
+	}
 	main := s.keys[mainKey]
 	if !main.isMissing() {
 		b.o.Expires = lease(main.ttl)
@@ -47,10 +51,6 @@ func (s snapshot) object(name, key string) Object {
 	}
 	b.token()
 	b.term()
-	b.o.Subscribers = s.subscribers(b.o.Kind)
-	for _, k := range s.keys {
-		b.o.Truncated = b.o.Truncated || k.size > most
-	}
 	b.checkKeys()
 	return b.o
 }
@@ -104,6 +104,9 @@ func (s snapshot) kind() Kind {
 			if exists(k.key) {
 				return k.kind
 			}
+		}
+		if s.channels[semaphoreChannel] > 0 {
+			return Semaphore // that was not created
 		}
 		return None
 	}
@@ -217,23 +220,17 @@ func (b *builder) plain() {
 // queue reads the queue of a fair lock.
 func (b *builder) queue() {
 	deadlines, alive := b.keys[timeoutsKey].pairs(), b.keys[aliveKey].pairs()
-	left := func(scores map[string]string, id string) *Millis {
-		ms, err := strconv.ParseFloat(scores[id], 64)
-		if err != nil {
-			return nil
-		}
-		return new(Millis(time.Duration(ms)*time.Millisecond - time.Duration(b.now.UnixMilli())*time.Millisecond))
-	}
 	var ids []string
 	if b.keys[queueKey].kind == "list" {
 		ids = b.keys[queueKey].elements
 	}
 	for i, id := range ids {
-		w := Waiter{Owner: owner(id), Alive: left(alive, id), Deadline: left(deadlines, id)}
+		w := Waiter{Owner: owner(id), Alive: b.until(alive[id]), Deadline: b.until(deadlines[id])}
 		w.Listens = i < len(b.waiters) && b.waiters[i] > 0
 		b.o.Queue = append(b.o.Queue, w)
 		switch {
-		case w.Deadline == nil && !b.o.Truncated:
+		case b.o.Truncated: // its deadline may not have been read
+		case w.Deadline == nil:
 			b.found("no-deadline", "Waiter %s has no deadline: clients of Redisson never drop it.", id)
 		case w.Alive != nil && *w.Alive <= 0:
 			b.found("dead-waiter", "Waiter %s has sent no heartbeat in time: the next request of a waiter drops it.", id)
@@ -244,44 +241,55 @@ func (b *builder) queue() {
 		}
 	}
 	for id := range deadlines {
-		if !slices.Contains(ids, id) && b.keys[queueKey].size <= most && b.keys[timeoutsKey].size <= most {
+		if !b.o.Truncated && !slices.Contains(ids, id) {
 			b.found("stray-deadline", "%s has a deadline, but is not in the queue.", id)
 		}
 	}
+}
+
+// until returns the time left until a score, in ms since 1970, or nil if there is none.
+func (b *builder) until(score string) *Millis {
+	ms, err := strconv.ParseFloat(score, 64)
+	if err != nil {
+		return nil
+	}
+	return new(Millis(time.Duration(math.Round(ms)-float64(b.now.UnixMilli())) * time.Millisecond))
 }
 
 func (b *builder) permits() {
 	free, _ := b.keys[mainKey].number()
 	numbers := &PermitNumbers{Free: free, Held: -1}
 	b.o.Permits = numbers
-	b.o.Waiting = b.keys[waitingKey].size
+	for _, score := range b.keys[waitingKey].pairs() {
+		if left := b.until(score); left != nil && *left > 0 {
+			b.o.Waiting++
+		}
+	}
 	if b.o.Kind == Permits {
 		numbers.Held = 0
 		b.holdersOfPermits()
-		if missing := b.keys[mainKey].isMissing(); missing && len(b.o.Holders) > 0 {
-			b.found("no-number", "Permits are held, but the number of permits is gone: nobody acquires any.")
-		}
 	}
-	if b.keys[mainKey].isMissing() && b.o.Subscribers > 0 {
-		b.found("no-number", "Clients wait for permits, but the semaphore has not been created.")
+	if missing := b.keys[mainKey].isMissing(); missing && len(b.o.Holders) > 0 {
+		b.found("no-number", "Permits are held, but the number of permits is gone: nobody acquires any.")
+	} else if missing && b.o.Subscribers > 0 {
+		b.found("no-number", "Connections listen, but the semaphore was not created, or was deleted: nobody acquires a permit.")
 	}
 	if free < 0 {
 		b.found("negative", "The number of free permits is %d: it was reduced below the number of those held.", free)
 	}
 }
 
-// forever is the deadline of permits of Redisson without a lease, in ms.
-const forever = 922337203685477
+// forever is the deadline of permits without a lease.
+const forever = "922337203685477"
 
 func (b *builder) holdersOfPermits() {
 	permits := b.keys[permitsKey]
 	held := permits.size
 	ids := permits.pairs()
 	for _, id := range slices.Sorted(maps.Keys(ids)) {
-		deadline, _ := strconv.ParseFloat(ids[id], 64)
 		h := Holder{Owner: Owner{ID: hex.EncodeToString([]byte(id))}}
-		if deadline < forever {
-			h.Lease = new(Millis(time.Duration(math.Round(deadline))*time.Millisecond - time.Duration(b.now.UnixMilli())*time.Millisecond))
+		if ids[id] != forever {
+			h.Lease = b.until(ids[id])
 		}
 		if h.Lease != nil && *h.Lease <= 0 {
 			held--
@@ -361,7 +369,7 @@ func (b *builder) checkKeys() {
 		}
 	}
 	if b.o.Kind == Other {
-		b.found("wrong-type", "The key is a %s that belongs to no synchronizer: requests that use it fail.", b.keys[mainKey].kind)
+		b.found("wrong-type", "The key is a %s that is no object of redlatch: requests that use it fail.", b.keys[mainKey].kind)
 	}
 	foreign := map[int][]Kind{
 		queueKey: {Fair, Election}, writersKey: {RWLock}, permitsKey: {Permits}, waitingKey: {Semaphore, Permits},

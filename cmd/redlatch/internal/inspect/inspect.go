@@ -1,4 +1,4 @@
-// Package inspect reads synchronizers from a server: what they are, who holds them and who waits.
+// Package inspect reads locks and other objects from a server: what they are, who holds them and who waits.
 // It only reads.
 package inspect
 

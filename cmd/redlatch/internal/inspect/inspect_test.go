@@ -244,6 +244,16 @@ func TestKinds(t *testing.T) {
 			require.Equal(t, PermitNumbers{Free: 2, Held: -1}, *o.Permits)
 			harness.Do(t, s.Addr, "FLUSHALL")
 		})
+		t.Run("semaphore that was not created", func(t *testing.T) {
+			stop := waits(t, func() bool { return len(read(t, r).Anomalies) == 1 }, func(ctx context.Context) error {
+				return c.Semaphore("jobs").Acquire(ctx, 1)
+			})
+			o := read(t, r)
+			require.Equal(t, Semaphore, o.Kind)
+			require.Equal(t, "no-number", o.Anomalies[0].Code)
+			stop()
+			harness.Do(t, s.Addr, "FLUSHALL")
+		})
 		t.Run("latch", func(t *testing.T) {
 			l := c.CountDownLatch("jobs")
 			_, err := l.TrySetCount(t.Context(), 2)
@@ -361,6 +371,7 @@ func TestManyHoldersAreTruncated(t *testing.T) {
 		o := read(t, readerOf(t, s.Addr))
 		require.Len(t, o.Queue, most)
 		require.True(t, o.Truncated)
+		require.Empty(t, o.Anomalies, "deadlines were not looked for")
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }
@@ -379,6 +390,16 @@ func TestJSON(t *testing.T) {
 		require.NotContains(t, string(text), "null")
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
+}
+
+// Times are rounded to what a person reads.
+func TestTimes(t *testing.T) {
+	for text, d := range map[string]time.Duration{
+		"0s": 0, "999ms": 999 * time.Millisecond, "1s": 1049 * time.Millisecond, "59.9s": 59_900 * time.Millisecond,
+		"1m0s": time.Minute, "1h0m1s": time.Hour + 1400*time.Millisecond, "-1m1s": -61 * time.Second,
+	} {
+		require.Equal(t, text, Millis(d).String())
+	}
 }
 
 // names returns the names that a scan finds.
@@ -417,12 +438,13 @@ func TestScan(t *testing.T) {
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, h.Unlock(context.Background())) })
 		}
-		_, err := c.PermitSemaphore("c/permits", semaphore.Permits(2)).Acquire(t.Context())
-		require.NoError(t, err)
-		_, err = c.PermitSemaphore("c/{permits}", semaphore.Permits(2)).Acquire(t.Context())
-		require.NoError(t, err)
+		for _, name := range []string{"c/permits", "c/{permits}"} {
+			permit, err := c.PermitSemaphore(name, semaphore.Permits(2)).Acquire(t.Context())
+			require.NoError(t, err)
+			t.Cleanup(func() { require.NoError(t, permit.Release(context.Background())) })
+		}
 		require.NoError(t, c.Semaphore("c/semaphore", semaphore.Permits(2)).Acquire(t.Context(), 1))
-		_, err = c.CountDownLatch("c/latch").TrySetCount(t.Context(), 2)
+		_, err := c.CountDownLatch("c/latch").TrySetCount(t.Context(), 2)
 		require.NoError(t, err)
 		term, err := c.Election("c/election").Campaign(t.Context(), "x")
 		require.NoError(t, err)
