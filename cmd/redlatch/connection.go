@@ -65,8 +65,8 @@ func interruptible(f func(ctx context.Context) error) error {
 	}
 }
 
-// raw returns a connection to the server for single commands.
-func (c *connection) raw() (rueidis.Client, error) {
+// reader returns a reader of the server's objects, over a connection that the caller closes.
+func (c *connection) reader() (*inspect.Reader, error) {
 	opt, err := redlatch.ParseURL(c.address())
 	if err != nil {
 		return nil, err
@@ -75,12 +75,7 @@ func (c *connection) raw() (rueidis.Client, error) {
 	opt.ConnWriteTimeout = cmp.Or(opt.ConnWriteTimeout, timeout)
 	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, timeout)
 	opt.DisableCache = true
-	return rueidis.NewClient(opt)
-}
-
-// reader returns a reader of the server's objects, over a connection that the caller closes.
-func (c *connection) reader() (*inspect.Reader, error) {
-	conn, err := c.raw()
+	conn, err := rueidis.NewClient(opt)
 	if err != nil {
 		return nil, fmt.Errorf("connect: %w", err)
 	}

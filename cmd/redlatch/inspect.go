@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -93,12 +94,19 @@ func state(o inspect.Object) string {
 		return strconv.FormatInt(*o.Count, 10)
 	case o.Kind == inspect.None, o.Kind == inspect.Other:
 		return "-"
+	case isWritten(o):
+		return "held for writing"
 	case o.Kind == inspect.RWLock && o.Held:
-		return fmt.Sprintf("held for %sing", strings.TrimSuffix(o.Holders[len(o.Holders)-1].Mode, "e")) // a writer may read too
+		return "held for reading"
 	case o.Held:
 		return "held"
 	}
 	return "free"
+}
+
+// isWritten reports whether a writer, who may read too, holds a read-write lock.
+func isWritten(o inspect.Object) bool {
+	return slices.ContainsFunc(o.Holders, func(h inspect.Holder) bool { return h.Mode == "write" })
 }
 
 // printObject prints what is known of an object.

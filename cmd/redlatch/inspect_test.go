@@ -90,8 +90,8 @@ subscribers 0
 func TestPrintedObjects(t *testing.T) {
 	var out strings.Builder
 	holders := []inspect.Holder{
-		{Owner: inspect.Owner{ID: "b", Library: "other"}, Mode: "read", Count: 2, Lease: new(inspect.Millis(0))},
 		{Owner: inspect.Owner{ID: "a\x1b[2J", Library: "Redisson"}, Mode: "write", Lease: new(inspect.Millis(90 * time.Second))},
+		{Owner: inspect.Owner{ID: "b", Library: "other"}, Mode: "read", Count: 2, Lease: new(inspect.Millis(0))},
 	}
 	require.NoError(t, printObjects(&out, []inspect.Object{
 		{Name: "rw", Key: "rw", Kind: inspect.RWLock, Held: true, Holders: holders, Waiting: 3, Subscribers: -1, Truncated: true},
@@ -109,8 +109,8 @@ expires  never
 waiting  3
 
 HOLDER      LEASE  LIBRARY
-b           over   other     read, 2 holds
 "a\x1b[2J"  1m30s  Redisson  write
+b           over   other     read, 2 holds
 
 There are more than are shown.
 

@@ -14,7 +14,6 @@ import (
 	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 )
 
@@ -92,17 +91,7 @@ func (c *connection) forceUnlock(ctx context.Context, name string) (held bool, e
 		return false, err
 	}
 	defer client.Close()
-	return c.openLock(ctx, client, name)
-}
-
-// openLock is forceUnlock with a client.
-func (c *connection) openLock(ctx context.Context, client *redlatch.Client, name string) (held bool, err error) {
-	u := &unlockCommand{connection: c}
-	kind, err := u.kindOf(ctx, client, name)
-	if err != nil || kind == "" {
-		return false, err
-	}
-	return (&lockCommand{kind: kind}).one(client, name).(forcible).ForceUnlock(ctx)
+	return (&unlockCommand{connection: c}).unlock(ctx, client, name)
 }
 
 // maxRead is the number of objects that are read for a sample.

@@ -2,17 +2,14 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
-	"github.com/redis/rueidis"
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 )
 
 // unlockCommand is "redlatch unlock".
@@ -69,15 +66,7 @@ func (u *unlockCommand) run(_ *cobra.Command, args []string) error {
 			"make sure that it does not, and repeat the command with --force", name)
 	}
 	return u.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		kind, err := u.kindOf(ctx, client, name)
-		if err != nil {
-			return err
-		}
-		held := false
-		if kind != "" {
-			held, err = (&lockCommand{kind: kind}).one(client, name).(forcible).ForceUnlock(ctx)
-		}
-		switch {
+		switch held, err := u.unlock(ctx, client, name); {
 		case err != nil:
 			return err
 		case held:
@@ -89,6 +78,15 @@ func (u *unlockCommand) run(_ *cobra.Command, args []string) error {
 	})
 }
 
+// unlock opens the lock and reports whether it was held.
+func (u *unlockCommand) unlock(ctx context.Context, client *redlatch.Client, name string) (held bool, err error) {
+	kind, err := u.kindOf(ctx, name)
+	if err != nil || kind == "" {
+		return false, err
+	}
+	return (&lockCommand{kind: kind}).one(client, name).(forcible).ForceUnlock(ctx)
+}
+
 // forcible is a lock of any kind.
 type forcible interface {
 	ForceUnlock(ctx context.Context) (bool, error)
@@ -96,20 +94,48 @@ type forcible interface {
 
 // kindOf returns the kind of the lock, or "" if there is none. ForceUnlock deletes any hash or
 // string, so kindOf refuses one that is not a lock.
-func (u *unlockCommand) kindOf(ctx context.Context, client *redlatch.Client, name string) (string, error) {
-	conn, err := u.connection.raw()
+func (u *unlockCommand) kindOf(ctx context.Context, name string) (string, error) {
+	r, err := u.connection.reader()
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close()
-	found, err := u.found(ctx, client, conn, name)
-	if err != nil || found == "" || u.kind == "" {
+	defer r.Conn.Close()
+	o, err := r.Read(ctx, name)
+	if err != nil || o.Type == "" {
+		return "", err
+	}
+	found, err := u.found(o)
+	if err != nil || u.kind == "" {
 		return found, err
 	}
 	if family(found) != family(u.kind) {
 		return "", fmt.Errorf("%s is of kind %s, not %s", name, found, u.kind)
 	}
 	return u.kind, nil
+}
+
+// found returns the kind of an object, if that is a lock.
+func (u *unlockCommand) found(o inspect.Object) (string, error) {
+	switch o.Kind {
+	case inspect.RWLock:
+		if isWritten(o) {
+			return "write", nil
+		}
+		return "read", nil
+	case inspect.Election:
+		return "fair", nil
+	case inspect.Lock, inspect.Fenced, inspect.Fair:
+		return string(o.Kind), nil
+	}
+	switch {
+	case o.Type == "string" && (u.kind == "plain" || o.Kind == inspect.Plain && o.Holders[0].Library != "other"):
+		return "plain", nil
+	case o.Kind == inspect.Plain:
+		return "", fmt.Errorf("%s may be a lock of another library: if it is one, add --kind plain", o.Name)
+	case o.Kind == inspect.Other:
+		return "", fmt.Errorf("%s is not a lock, but a %s with other contents", o.Name, o.Type)
+	}
+	return "", fmt.Errorf("%s is not a lock, but a %s", o.Name, kindNames[o.Kind])
 }
 
 // family returns the kind of locks with the same format.
@@ -121,60 +147,4 @@ func family(kind string) string {
 		return kind
 	}
 	return "lock"
-}
-
-// found returns the kind that the key shows.
-func (u *unlockCommand) found(ctx context.Context, client *redlatch.Client, conn rueidis.Client, name string) (string, error) {
-	key := u.connection.prefix + name
-	typ, err := conn.Do(ctx, conn.B().Type().Key(key).Build()).ToString()
-	if err != nil {
-		return "", err
-	}
-	switch typ {
-	case "none":
-		return "", nil
-	case "string":
-		value, err := conn.Do(ctx, conn.B().Get().Key(key).Build()).ToString()
-		if rueidis.IsRedisNil(err) {
-			return "", nil
-		}
-		if _, foreign := lock.ParseOwner(value); err == nil && foreign != nil && u.kind != "plain" {
-			err = fmt.Errorf("%s is a string: a lock of another library, a semaphore, a latch or something else; "+
-				"if it is a lock, add --kind plain", name)
-		}
-		return "plain", err
-	case "hash":
-		return u.hashed(ctx, client, conn, name, key)
-	}
-	return "", fmt.Errorf("%s is not a lock: its key has a value of type %s", name, typ)
-}
-
-// hashed returns the kind of a lock that is a hash.
-func (u *unlockCommand) hashed(ctx context.Context, client *redlatch.Client, conn rueidis.Client, name, key string) (string, error) {
-	mode, err := conn.Do(ctx, conn.B().Hget().Key(key).Field("mode").Build()).ToString()
-	if err != nil && !rueidis.IsRedisNil(err) {
-		return "", err
-	}
-	const sample = 100 // a hash that is not a lock may be large
-	fields, err := conn.Do(ctx, conn.B().Hrandfield().Key(key).Count(sample).Build()).AsStrSlice()
-	if err != nil {
-		return "", err
-	}
-	for _, field := range fields {
-		_, err := lock.ParseOwner(strings.TrimSuffix(field, wire.WriteSuffix))
-		if err != nil && (field != "mode" || mode != "read" && mode != "write") {
-			return "", errors.New(name + " is not a lock: it is a hash with other fields")
-		}
-	}
-	switch {
-	case len(fields) == 0:
-		return "", nil // it has just been released
-	case mode != "":
-		return mode, nil
-	}
-	waiters, err := client.FairLock(name).Queue(ctx)
-	if len(waiters) > 0 {
-		return "fair", err
-	}
-	return "lock", err
 }

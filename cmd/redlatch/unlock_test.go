@@ -50,14 +50,18 @@ func TestUnlockOther(t *testing.T) {
 		harness.Do(t, s.Addr, "RPUSH", "list", "1")
 		harness.Do(t, s.Addr, "HSET", "user", "mode", "read", "name", "Ann")
 		harness.Do(t, s.Addr, "HSET", "settings", "mode", "dark")
-		harness.Do(t, s.Addr, "SET", "redsync", "cmFuZG9t")
+		harness.Do(t, s.Addr, "SET", "redsync", "cmFuZG9t", "PX", "3600000")
+		harness.Do(t, s.Addr, "SET", "page", "text")
+		harness.Do(t, s.Addr, "SET", "count", "17")
 		for _, row := range []struct{ text, name, kind string }{
-			{"of type list", "list", ""},
-			{"of type list", "list", "lock"},
-			{"a hash with other fields", "user", ""},
-			{"a hash with other fields", "user", "read"},
-			{"a hash with other fields", "user", "lock"},
-			{"a hash with other fields", "settings", ""},
+			{"a list with other contents", "list", ""},
+			{"a list with other contents", "list", "lock"},
+			{"a hash with other contents", "user", ""},
+			{"a hash with other contents", "user", "read"},
+			{"a hash with other contents", "user", "lock"},
+			{"a hash with other contents", "settings", ""},
+			{"a string with other contents", "page", ""},
+			{"not a lock, but a number", "count", ""},
 			{"add --kind plain", "redsync", ""},
 			{"add --kind plain", "redsync", "lock"},
 			{"of kind read, not fair", "readers", "fair"},

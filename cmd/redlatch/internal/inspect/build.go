@@ -33,7 +33,7 @@ func (s snapshot) object(name, key string) Object {
 	}
 	main := s.keys[mainKey]
 	if !main.isMissing() {
-		b.o.Expires = lease(main.ttl)
+		b.o.Type, b.o.Expires = main.kind, lease(main.ttl)
 	}
 	switch b.o.Kind {
 	case Lock, Fair, Fenced, Election:
@@ -64,12 +64,12 @@ func (s snapshot) kind() Kind {
 	switch main.kind {
 	case "hash":
 		fields := main.pairs()
-		_, hasMode := fields["mode"]
+		mode, hasMode := fields["mode"]
 		switch {
+		case !isLock(fields) || hasMode && mode != "read" && mode != "write":
+			return Other
 		case hasMode:
 			return RWLock
-		case !isLock(fields):
-			return Other
 		case exists(termKey):
 			return Election
 		case queued:
@@ -113,10 +113,14 @@ func (s snapshot) kind() Kind {
 	return Other
 }
 
-// isLock reports whether the fields are those of a lock: owners and numbers of holds.
+// isLock reports whether the fields are those of a lock: owners and numbers of holds, and perhaps a
+// mode.
 func isLock(fields map[string]string) bool {
 	for owner, count := range fields {
-		if _, err := lock.ParseOwner(owner); err != nil {
+		if owner == "mode" {
+			continue
+		}
+		if _, err := lock.ParseOwner(strings.TrimSuffix(owner, wire.WriteSuffix)); err != nil {
 			return false
 		}
 		if _, err := strconv.ParseInt(count, 10, 64); err != nil {
@@ -188,7 +192,6 @@ func (b *builder) holds() {
 func (b *builder) readWrite() {
 	main := b.keys[mainKey]
 	fields := main.pairs()
-	mode := fields["mode"]
 	for id, count := range fields {
 		if id == "mode" {
 			continue
@@ -206,9 +209,6 @@ func (b *builder) readWrite() {
 	}
 	b.holds()
 	b.o.Waiting = b.keys[writersKey].size
-	if mode != "" && mode != "read" && mode != "write" {
-		b.found("mode", "The mode of the lock is %q, which is neither read nor write.", mode)
-	}
 }
 
 func (b *builder) plain() {

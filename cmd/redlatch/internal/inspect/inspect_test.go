@@ -325,7 +325,7 @@ func TestAnomalies(t *testing.T) {
 			{"HSET", "jobs", "mode", "read", java, "1", stray, "1"}, {"PEXPIRE", "jobs", "9000"},
 			{"SET", wire.ReadHoldTimeout("jobs", java, 1), "1", "PX", "9000"},
 		}, []string{"expired-reader"}},
-		{"strange mode", [][]string{{"HSET", "jobs", "mode", "x", java + ":write", "1"}, {"PEXPIRE", "jobs", "9000"}}, []string{"mode"}},
+		{"strange mode", [][]string{{"HSET", "jobs", "mode", "x", java + ":write", "1"}, {"PEXPIRE", "jobs", "9000"}}, []string{"wrong-type"}},
 		{"negative", [][]string{{"SET", "jobs", "-2"}, {"ZADD", wire.PermitTimeouts("jobs"), far, string(id)}}, []string{"negative"}},
 		{"permits without a number", [][]string{{"ZADD", wire.PermitTimeouts("jobs"), far, string(id)}}, []string{"no-number"}},
 		{"queue of a read-write lock", [][]string{
@@ -372,6 +372,22 @@ func TestManyHoldersAreTruncated(t *testing.T) {
 		require.Len(t, o.Queue, most)
 		require.True(t, o.Truncated)
 		require.Empty(t, o.Anomalies, "deadlines were not looked for")
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// The mode of a lock with very many readers is known.
+func TestManyReaders(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		words := []string{"HSET", "jobs", "mode", "read"}
+		for i := range 3 * most {
+			words = append(words, fmt.Sprintf("%s%d", java, i), "1")
+		}
+		harness.Do(t, s.Addr, words...)
+		o := read(t, readerOf(t, s.Addr))
+		require.Equal(t, RWLock, o.Kind)
+		require.GreaterOrEqual(t, len(o.Holders), most)
+		require.True(t, o.Truncated)
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }

@@ -28,6 +28,7 @@ const (
 type Object struct {
 	Name string    `json:"name"`
 	Key  string    `json:"key"`
+	Type string    `json:"type,omitempty"` // of the main key, empty if it does not exist
 	Kind Kind      `json:"kind"`
 	At   time.Time `json:"at"` // by the server's clock
 	// Held is set if someone holds the lock or a permit, leads, or if the latch is shut.

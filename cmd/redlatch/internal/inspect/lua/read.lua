@@ -18,7 +18,12 @@ local elements = {
 		return redis.call('STRLEN', key), {redis.call('GETRANGE', key, 0, 255)}
 	end,
 	hash = function(key)
-		return redis.call('HLEN', key), redis.call('HSCAN', key, 0, 'COUNT', most)[2]
+		local some, mode = redis.call('HSCAN', key, 0, 'COUNT', most)[2], redis.call('HGET', key, 'mode')
+		if mode then -- it may not be among these
+			some[#some + 1] = 'mode'
+			some[#some + 1] = mode
+		end
+		return redis.call('HLEN', key), some
 	end,
 	list = function(key)
 		return redis.call('LLEN', key), redis.call('LRANGE', key, 0, most - 1)
