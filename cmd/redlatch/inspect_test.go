@@ -270,9 +270,10 @@ func TestDiagnoses(t *testing.T) {
 		last inspect.Object
 		want []string
 	}{
-		{"free lock with waiters", inspect.Object{Kind: inspect.Lock, Subscribers: 2}, []string{
+		{"free lock", inspect.Object{Kind: inspect.Fenced}, []string{"jobs is a fenced lock: free."}},
+		{"free lock with waiters", inspect.Object{Kind: inspect.Lock, Subscribers: 1}, []string{
 			"jobs is a lock: free.",
-			"PROBLEM: The lock was free for 10s although 2 connections listen to it. " +
+			"PROBLEM: The lock was free for 10s although 1 connection listens to it. " +
 				"Their processes may be stopped, or use another kind of lock under this name.",
 		}},
 		{"held lock with a waiter", inspect.Object{Kind: inspect.Lock, Held: true, Expires: ms(time.Second), Subscribers: 1}, []string{
@@ -332,5 +333,21 @@ func TestDiagnoses(t *testing.T) {
 			require.Equal(t, strings.Join(c.want, "\n")+"\n", out.String())
 			require.Equal(t, strings.Contains(out.String(), "PROBLEM"), problems)
 		})
+	}
+}
+
+// Of some objects nothing new will be seen.
+func TestSettledObjects(t *testing.T) {
+	soon := new(inspect.Millis(time.Second))
+	for _, settled := range []inspect.Object{
+		{Kind: inspect.None}, {Kind: inspect.Fenced}, {Kind: inspect.Lock, Held: true, Subscribers: 1},
+	} {
+		require.True(t, isSettled(settled), "%+v", settled)
+	}
+	for _, open := range []inspect.Object{
+		{Kind: inspect.Lock, Subscribers: 1}, {Kind: inspect.Fair, Queue: make([]inspect.Waiter, 1)},
+		{Kind: inspect.Lock, Held: true, Expires: soon}, {Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{}},
+	} {
+		require.False(t, isSettled(open), "%+v", open)
 	}
 }
