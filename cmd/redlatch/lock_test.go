@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -41,16 +43,29 @@ type command struct {
 	ended  chan struct{}
 }
 
-// start starts redlatch on a server.
-func start(t testing.TB, addr string, args ...string) *command {
-	t.Helper()
+// newCommand returns a redlatch that uses a server.
+func newCommand(t testing.TB, addr string, args ...string) *command {
 	c := &command{t: t, cmd: exec.Command(os.Args[0], args...), lines: make(chan string, 100), ended: make(chan struct{})}
 	c.cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=redis://"+addr)
 	c.cmd.Stderr = &c.stderr
+	c.cmd.WaitDelay = time.Second // processes that outlive redlatch may have its standard error
+	return c
+}
+
+// start starts redlatch on a server.
+func start(t testing.TB, addr string, args ...string) *command {
+	t.Helper()
+	c := newCommand(t, addr, args...)
+	c.start()
+	return c
+}
+
+func (c *command) start() {
+	c.t.Helper()
 	stdout, w, err := os.Pipe()
-	require.NoError(t, err)
+	require.NoError(c.t, err)
 	c.cmd.Stdout = w
-	require.NoError(t, c.cmd.Start())
+	require.NoError(c.t, c.cmd.Start())
 	w.Close()
 	go func() {
 		defer stdout.Close()
@@ -63,11 +78,10 @@ func start(t testing.TB, addr string, args ...string) *command {
 		_ = c.cmd.Wait()
 		close(c.ended)
 	}()
-	t.Cleanup(func() {
+	c.t.Cleanup(func() {
 		_ = c.cmd.Process.Kill()
 		<-c.ended
 	})
-	return c
 }
 
 // line returns the next line of the standard output.
@@ -89,6 +103,50 @@ func (c *command) status(d time.Duration) int {
 		return statusSignal + int(state.Signal())
 	}
 	return c.cmd.ProcessState.ExitCode()
+}
+
+// end ends a command that does not handle SIGTERM.
+func (c *command) end() {
+	c.t.Helper()
+	c.signal(syscall.SIGTERM)
+	require.Equal(c.t, statusSignal+int(syscall.SIGTERM), c.status(patience))
+}
+
+// holding returns a redlatch that holds the lock "job".
+func holding(t testing.TB, s *testserver.Server, flags ...string) *command {
+	t.Helper()
+	c := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
+	require.Equal(t, "held", c.line())
+	return c
+}
+
+// takeJob acquires the lock "job".
+func takeJob(t testing.TB, s *testserver.Server) lock.Hold {
+	t.Helper()
+	h, err := harness.Client(t, s).Lock("job").TryLock(t.Context())
+	require.NoError(t, err)
+	return h
+}
+
+func unlock(t testing.TB, h lock.Hold) {
+	t.Helper()
+	require.NoError(t, h.Unlock(context.Background()))
+}
+
+// queued returns a condition: that n callers wait for a fair lock.
+func queued(t testing.TB, l *fairlock.Lock, n int) func() bool {
+	return func() bool {
+		queue, err := l.Queue(t.Context())
+		return err == nil && len(queue) == n
+	}
+}
+
+// kill kills a process.
+func kill(t testing.TB, pid string) {
+	t.Helper()
+	n, err := strconv.Atoi(pid)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(n, syscall.SIGKILL))
 }
 
 // sh is a command of redlatch lock that runs a script.
