@@ -156,7 +156,7 @@ var comparison = []struct {
 		}
 	}},
 	{"lock lost", func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", "900ms")...)
+		c := start(t, s.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", "3s")...)
 		pid := c.line()
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())
@@ -165,7 +165,7 @@ var comparison = []struct {
 	}},
 	{"outage of the server", func(t *testing.T, s *testserver.Server) {
 		g := harness.NewGate(t, s)
-		c := start(t, g.Addr, sh("echo held; while [ -d /proc/$$ ]; do sleep 0.01; done", "--ttl", "2s")...)
+		c := start(t, g.Addr, sh("echo held; while [ -d /proc/$$ ]; do sleep 0.01; done", "--ttl", "4s")...)
 		require.Equal(t, "held", c.line())
 		harness.Reached(t, g.Arm(harness.LoseRequest, "EVAL", 0)) // the renewal
 		before := harness.PTTL(t, s.Addr, "job")
@@ -173,7 +173,7 @@ var comparison = []struct {
 		c.end()
 	}},
 	{"killed parent", func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, "lock", "--ttl", "500ms", "job", "--", "sh", "-c", "echo $$; exec sleep 60")
+		c := start(t, s.Addr, "lock", "--ttl", "2s", "job", "--", "sh", "-c", "echo $$; exec sleep 60")
 		pid := c.line()
 		c.signal(syscall.SIGKILL)
 		harness.Eventually(t, patience, "the command is dead", func() bool { return !isAlive(pid) })
@@ -197,12 +197,12 @@ var comparison = []struct {
 		require.Equal(t, "within", line(t, s, sh(os.Args[0]+` lock --try job -- true 2>&-; [ $? = 124 ] && echo within`)...))
 	}},
 	{"fixed lease", func(t *testing.T, s *testserver.Server) {
-		c := holding(t, s, "--lease", "400ms")
+		c := holding(t, s, "--lease", "2s")
 		require.Equal(t, statusLost, c.status(patience))
 		require.Equal(t, "124", line(t, s, sh(os.Args[0]+` lock --try job -- true 2>&-; echo $?`, "--lease", "1h")...))
 	}},
 	{"limited run", func(t *testing.T, s *testserver.Server) {
-		require.Equal(t, statusLost, holding(t, s, "--max-hold", "400ms").status(patience))
+		require.Equal(t, statusLost, holding(t, s, "--max-hold", "2s").status(patience))
 	}},
 	{"minimal hold", func(t *testing.T, s *testserver.Server) {
 		require.Zero(t, exitStatus(t, s, sh("true", "--at-least", "1h")...))

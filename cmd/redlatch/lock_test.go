@@ -309,14 +309,14 @@ func TestKilledParent(t *testing.T) {
 // When the lock is lost the group gets TERM, and what ignores it is killed.
 func TestLostLock(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "1500ms")...)
+		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "3s")...)
 		require.Equal(t, "ready", c.line())
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())
 		require.Equal(t, statusLost, c.status(patience))
 		require.Contains(t, c.stderr.String(), lock.ErrLost.Error())
 
-		c = start(t, s.Addr, sh(`trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.01; done`, "--ttl", "1500ms")...)
+		c = start(t, s.Addr, sh(`trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.01; done`, "--ttl", "3s")...)
 		pid := c.line()
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, statusLost, c.status(patience))
@@ -342,7 +342,7 @@ func TestStoppedServer(t *testing.T) {
 
 func TestDurations(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, flags := range [][]string{{"--lease", "1s"}, {"--max-hold", "500ms"}} {
+		for _, flags := range [][]string{{"--lease", "2s"}, {"--max-hold", "2s"}} {
 			c := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
 			require.Equal(t, "held", c.line())
 			require.Equal(t, statusLost, c.status(patience), flags)

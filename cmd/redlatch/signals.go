@@ -15,6 +15,8 @@ var forwarded = []os.Signal{
 // notify returns a channel of the signals that are to be forwarded. A signal that this process
 // ignores, for example under nohup(1), stays ignored.
 func notify() chan os.Signal {
+	// A warning for a reader that has gone does not end redlatch, and so the command.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	signals := make(chan os.Signal, 16)
 	for _, sig := range forwarded {
 		if !signal.Ignored(sig) {

@@ -26,7 +26,9 @@ var scripts = map[string]string{
 	"child":         `trap 'echo child got INT; exit' INT; echo ready; while :; do sleep 0.01; done`,
 	// They work under locks of their own.
 	"loop":  `for i in 1 2 3; do redlatch lock job -- sh -c 'echo round; exec sleep 60'; done`,
-	"batch": `redlatch lock job -- ./reader; echo next`,
+	"batch": `redlatch lock job -- ./reader; read answer; echo "next <$answer>"`,
+	// It shows whether it is in the foreground.
+	"where": `read -r _ _ _ _ group _ _ foreground _ </proc/$$/stat; [ $group = $foreground ] && echo in front || echo behind`,
 	// It consumes its standard input and asks the terminal.
 	"pager": `cat >lines; echo asks; read answer </dev/tty; echo "answer <$answer> for $(cat lines)"`,
 }
@@ -322,8 +324,60 @@ func TestTerminalScript(t *testing.T) {
 		p.enter("one")
 		p.shows("got <one>")
 		p.keys("C-d")
-		p.shows("next")
+		p.shows("the end")
+		p.enter("two")
+		p.shows("next <two>")
 		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// A command that is a job of its own is in the foreground at once, whether it reads the terminal or not.
+func TestTerminalOfOneProcess(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		for _, row := range []struct{ where, line string }{
+			{"in front", "redlatch lock job -- ./where"},
+			{"in front", "redlatch lock job -- ./where </dev/null >out; cat out"},
+			{"behind", "redlatch lock job -- ./where | cat"},
+			{"behind", "true | redlatch lock job -- ./where"},
+			{"behind", "redlatch lock job -- ./where 2> >(cat)"},
+			{"behind", "sh -c 'redlatch lock job -- ./where; true'"},
+			{"behind", "redlatch lock job -- ./where & wait"},
+		} {
+			p.clear()
+			p.run(row.line)
+			p.shows(row.where)
+			require.Equal(t, "0", p.prompt(), row.line)
+		}
+	})
+}
+
+// A command may be a redlatch, which also hands the terminal on.
+func TestTerminalNested(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- redlatch lock other -- ./reader")
+		p.shows("ready")
+		for _, word := range []string{"one", "two"} {
+			p.enter(word)
+			p.shows("got <" + word + ">")
+			p.keys("C-z")
+			require.Equal(t, "148", p.prompt())
+			p.foreground()
+		}
+		p.keys("C-d")
+		p.shows("the end")
+		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// The shell gets the terminal back from a command that is killed.
+func TestTerminalLostLock(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("trap '' TERM; redlatch lock --ttl 3s job -- ./reader")
+		p.shows("ready")
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, "123", p.prompt())
+		p.run("echo $((1 + 1)) left")
+		p.shows("2 left")
 	})
 }
 
@@ -347,7 +401,7 @@ func TestTerminalStoppedTooLong(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
 		for _, next := range []string{"fg", "bg; wait %1"} {
 			p.clear()
-			p.run("redlatch lock --ttl 1s job -- ./worker")
+			p.run("redlatch lock --ttl 3s job -- ./worker")
 			p.shows("ready")
 			p.keys("C-z")
 			require.Equal(t, "148", p.prompt())

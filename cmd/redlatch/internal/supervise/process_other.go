@@ -2,10 +2,16 @@
 
 package supervise
 
-import "syscall"
+import (
+	"os/signal"
+	"syscall"
+)
 
 // dieWithParent does nothing: only Linux can do that.
 func dieWithParent(*syscall.SysProcAttr) {}
 
 // stopJob stops the process group of this process.
 func stopJob() { _ = syscall.Kill(0, syscall.SIGSTOP) }
+
+// isIgnored reports whether this process ignores a signal.
+func isIgnored(sig syscall.Signal) bool { return signal.Ignored(sig) }

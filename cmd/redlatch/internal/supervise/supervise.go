@@ -87,12 +87,12 @@ type supervisor struct {
 
 // notify has the signals of job control sent to s.jobs. With a terminal, SIGCONT ends a suspend.
 func (s *supervisor) notify() {
-	all := []os.Signal{syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGCONT}
+	all := []syscall.Signal{syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGCONT}
 	if s.terminal != nil {
 		all = all[:2]
 	}
 	for _, sig := range all {
-		if !signal.Ignored(sig) {
+		if !isIgnored(sig) {
 			signal.Notify(s.jobs, sig)
 		}
 	}

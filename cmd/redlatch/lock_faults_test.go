@@ -1,0 +1,183 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+)
+
+// ticker is a script that prints its process id and works, with a file "work" that grows.
+func ticker(t testing.TB) (script, work string) {
+	work = filepath.Join(t.TempDir(), "work")
+	return "echo >>" + work + "; echo $$; while :; do echo >>" + work + "; sleep 0.01; done", work
+}
+
+func sizeOf(t testing.TB, file string) int64 {
+	t.Helper()
+	info, err := os.Stat(file)
+	require.NoError(t, err)
+	return info.Size()
+}
+
+// Of many processes one works at a time.
+func TestLockOfManyProcesses(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		count := filepath.Join(t.TempDir(), "count")
+		require.NoError(t, os.WriteFile(count, []byte("0"), 0o600))
+		var all []*command
+		for range 8 {
+			all = append(all, start(t, s.Addr, sh(`n=$(cat `+count+`); sleep 0.02; echo $((n+1)) >`+count)...))
+		}
+		for _, c := range all {
+			require.Zero(t, c.status(2*patience))
+		}
+		text, err := os.ReadFile(count)
+		require.NoError(t, err)
+		require.Equal(t, "8", strings.TrimSpace(string(text)))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A server that restarts without its data has lost the lock.
+func TestLockOfRestartedServer(t *testing.T) {
+	for _, program := range []string{"redis-server", "valkey-server"} {
+		t.Run(program, func(t *testing.T) {
+			t.Parallel()
+			s := harness.Own(t, program, "--save", "")
+			script, work := ticker(t)
+			c := start(t, s.Addr, sh(script, "--ttl", "2s")...)
+			pid := c.line()
+			s.Kill()
+			require.NoError(t, s.Restart())
+			require.Equal(t, statusLost, c.status(patience))
+			require.False(t, isAlive(pid))
+			require.Positive(t, sizeOf(t, work))
+		})
+	}
+}
+
+// While redlatch alone is stopped the command goes on, and ends when redlatch continues too late.
+func TestLockOfStoppedParent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		script, _ := ticker(t)
+		c := start(t, s.Addr, sh("trap 'echo got TERM' TERM; "+script, "--ttl", "3s")...)
+		pid := c.line()
+		c.signal(syscall.SIGSTOP)
+		require.Equal(t, "true", line(t, s, sh("echo true", "--wait", "9s")...))
+		require.True(t, isAlive(pid))
+		c.signal(syscall.SIGCONT)
+		require.Equal(t, statusLost, c.status(patience))
+		require.False(t, isAlive(pid))
+		_, more := <-c.lines
+		require.False(t, more, "there is no time for SIGTERM")
+	})
+}
+
+// Without a terminal, SIGTSTP and SIGCONT are for the command, and redlatch renews the lock.
+func TestLockOfStoppedCommand(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		script, work := ticker(t)
+		// A dash that is starting a process does not stop.
+		c := newCommand(t, s.Addr, "lock", "--ttl", "3s", "job", "--", "bash", "-c", "trap 'echo continued' CONT; "+script)
+		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		c.start()
+		pid := c.line()
+		for range 2 {
+			c.signal(syscall.SIGTSTP)
+			harness.Eventually(t, patience, "the command has stopped", func() bool { return isStopped(pid) })
+			size := sizeOf(t, work)
+			left := harness.PTTL(t, s.Addr, "job")
+			harness.Eventually(t, patience, "a renewal", func() bool { return harness.PTTL(t, s.Addr, "job") > left })
+			require.Equal(t, size, sizeOf(t, work))
+			c.signal(syscall.SIGCONT)
+			require.Equal(t, "continued", c.line())
+			harness.Eventually(t, patience, "the command works", func() bool { return sizeOf(t, work) > size })
+		}
+		c.end()
+	})
+}
+
+// A stopped command is continued to handle the loss of the lock.
+func TestLockLostByStoppedCommand(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := newCommand(t, s.Addr, sh("trap 'echo got TERM; exit' TERM; echo $$; kill -STOP $$", "--ttl", "6s")...)
+		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		c.start()
+		pid := c.line()
+		harness.Eventually(t, patience, "the command has stopped", func() bool { return isStopped(pid) })
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, "got TERM", c.line())
+		require.Equal(t, statusLost, c.status(patience))
+	})
+}
+
+// A signal that redlatch inherits as ignored stays ignored, also by the command.
+func TestLockWithIgnoredSignals(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := newCommand(t, s.Addr)
+		c.cmd = exec.Command("sh", "-c", `trap '' HUP TSTP WINCH; exec "$0" lock job -- sh -c 'trap "echo got USR1" USR1; echo $$; while :; do sleep 0.01; done'`, os.Args[0])
+		c.cmd.Env = newCommand(t, s.Addr).cmd.Env
+		c.start()
+		pid := c.line()
+		for _, sig := range []syscall.Signal{syscall.SIGHUP, syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGUSR1} {
+			c.signal(sig)
+		}
+		require.Equal(t, "got USR1", c.line())
+		require.False(t, isStopped(pid))
+		c.end()
+	})
+}
+
+// The command learns of a new size of the terminal even if redlatch is in the foreground.
+func TestLockForwardsResizing(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := start(t, s.Addr, sh("trap 'echo got WINCH' WINCH; echo ready; while :; do sleep 0.01; done")...)
+		require.Equal(t, "ready", c.line())
+		c.signal(syscall.SIGWINCH)
+		require.Equal(t, "got WINCH", c.line())
+		c.end()
+	})
+}
+
+// The standard files may be closed, and readers may have gone.
+func TestLockWithoutFiles(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for script, want := range map[string]int{
+			`exec "$0" lock job -- sh -c 'exit 7' <&- >&- 2>&-`:              7,
+			`exec "$0" lock job -- no-such-command <&- >&- 2>&-`:             statusNotFound,
+			`exec 2>&1; ("$0" lock job -- no-such-command; echo $? >&3) | :`: 0,
+		} {
+			c := newCommand(t, s.Addr)
+			c.cmd = exec.Command("sh", "-c", script, os.Args[0])
+			c.cmd.Env = newCommand(t, s.Addr).cmd.Env
+			c.start()
+			require.Equal(t, want, c.status(patience), script)
+		}
+	})
+}
+
+// A name is any text but the empty one.
+func TestLockNames(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, name := range []string{"with spaces", " ", "{braces}", "{", "}{", "a:b", "*", "é€😀", "line\nbreak", "quote'\"", `back\slash`, "$HOME"} {
+			c := start(t, s.Addr, "lock", name, "--", "sh", "-c", "echo held; exec sleep 60")
+			require.Equal(t, "held", c.line(), name)
+			require.Positive(t, harness.PTTL(t, s.Addr, name), name)
+			require.Equal(t, statusNotAcquired, exitStatus(t, s, "lock", "--try", name, "--", "true"), name)
+			c.end()
+		}
+		require.Equal(t, statusFailed, exitStatus(t, s, "lock", "", "--", "true"))
+		require.Equal(t, statusFailed, exitStatus(t, s, "lock", "a", "", "--", "true"))
+		require.Equal(t, "b,a", line(t, s, "lock", "b", "a", "--", "sh", "-c", "echo $REDLATCH_NAME"))
+		require.Equal(t, "b a", line(t, s, "lock", "job", "echo", "b", "a"))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
