@@ -156,7 +156,7 @@ var comparison = []struct {
 		}
 	}},
 	{"lock lost", func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", "3s")...)
+		c := start(t, s.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", "12s")...)
 		pid := c.line()
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())

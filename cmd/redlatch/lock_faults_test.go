@@ -108,7 +108,7 @@ func TestLockOfStoppedCommand(t *testing.T) {
 // A stopped command is continued to handle the loss of the lock.
 func TestLockLostByStoppedCommand(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := newCommand(t, s.Addr, sh("trap 'echo got TERM; exit' TERM; echo $$; kill -STOP $$", "--ttl", "6s")...)
+		c := newCommand(t, s.Addr, sh("trap 'echo got TERM; exit' TERM; echo $$; kill -STOP $$", "--ttl", "12s")...)
 		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		c.start()
 		pid := c.line()

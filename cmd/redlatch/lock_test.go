@@ -309,7 +309,7 @@ func TestKilledParent(t *testing.T) {
 // When the lock is lost the group gets TERM, and what ignores it is killed.
 func TestLostLock(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "3s")...)
+		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "12s")...)
 		require.Equal(t, "ready", c.line())
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())
@@ -326,7 +326,7 @@ func TestLostLock(t *testing.T) {
 
 // Without renewals the command is dead before the lease ends on the server.
 func TestStoppedServer(t *testing.T) {
-	const ttl = 3 * time.Second
+	const ttl = 6 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		g := harness.NewGate(t, s)
 		c := start(t, g.Addr, sh(`trap 'echo got TERM' TERM; echo $$; while :; do sleep 0.01; done`, "--ttl", ttl.String())...)

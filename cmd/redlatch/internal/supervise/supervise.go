@@ -27,8 +27,9 @@ var (
 	ErrLate = errors.New("too late to start the command")
 )
 
-// margin is what is left of a lease when the command is killed, for the kernel to do so.
-const margin = 50 * time.Millisecond
+// margin is what is left of a lease when the command is killed: time for this process to run, and for the
+// kernel to kill.
+func margin(grace time.Duration) time.Duration { return max(grace/5, 50*time.Millisecond) }
 
 // Result says how a command ended.
 type Result struct {
@@ -51,7 +52,7 @@ type Result struct {
 // Run returns an error if the command cannot be started, which matches ErrLate if the lease was over.
 // cmd must read and write files only.
 func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Signal) (Result, error) {
-	s := &supervisor{lease: lease, grace: max(grace, margin), jobs: make(chan os.Signal, 4), terminal: openTerminal()}
+	s := &supervisor{lease: lease, grace: max(grace, margin(grace)), jobs: make(chan os.Signal, 4), terminal: openTerminal()}
 	defer s.terminal.close()
 	s.notify()
 	defer signal.Stop(s.jobs)
@@ -163,7 +164,7 @@ func (s *supervisor) look() {
 		s.check.Reset(time.Until(s.end) - s.grace)
 		return
 	}
-	patience := min(s.grace, time.Until(s.end)-margin)
+	patience := min(s.grace, time.Until(s.end)-margin(s.grace))
 	if patience > 0 {
 		s.signal(syscall.SIGTERM)
 		s.signal(syscall.SIGCONT) // a stopped process would not get the other
