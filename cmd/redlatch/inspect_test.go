@@ -170,6 +170,8 @@ orders:8 fenced free - - -
 		require.Contains(t, out, h.Owner().String())
 		out, _ = outputOf(t, s.Addr, "ls", "orders:*", "--held")
 		require.Equal(t, "NAME KIND STATE EXPIRES WAITERS HOLDER\norders:7 lock held TIME - OWNER\n", masked(out))
+		out, _ = outputOf(t, s.Addr, "ls", "--json")
+		require.Equal(t, 3, strings.Count(out, "\n"))
 		out, _ = outputOf(t, s.Addr, "ls", "--json", "*8")
 		var o inspect.Object
 		require.NoError(t, json.Unmarshal([]byte(out), &o))
@@ -296,7 +298,7 @@ func TestDiagnoses(t *testing.T) {
 			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1m0s at the latest.",
 			"2 writers wait for the readers, so new readers of redlatch wait for them.",
 		}},
-		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1}, []string{
+		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1, Subscribers: 1}, []string{
 			"jobs is a semaphore: 0 free.",
 			"1 clients have waited for longer than 100 ms, and come first.",
 			"No permit is free. A semaphore without ids does not know who holds them: if a holder has died, " +

@@ -376,6 +376,22 @@ func TestManyHoldersAreTruncated(t *testing.T) {
 	})
 }
 
+// A user who may not count subscribers sees everything else.
+func TestUserWithoutPubSub(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.Do(t, s.Addr, "HSET", "jobs", java, "1")
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "reader", "on", "nopass", "~*", "&*", "+@all", "-pubsub")
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "reader", Password: "x", DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		o := read(t, &Reader{Conn: conn})
+		require.Equal(t, -1, o.Subscribers)
+		require.True(t, o.Held)
+		harness.Do(t, s.Addr, "ACL", "DELUSER", "reader")
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
 // The mode of a lock with very many readers is known.
 func TestManyReaders(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
