@@ -48,20 +48,17 @@ func TestLockOfManyProcesses(t *testing.T) {
 
 // A server that restarts without its data has lost the lock.
 func TestLockOfRestartedServer(t *testing.T) {
-	for _, program := range []string{"redis-server", "valkey-server"} {
-		t.Run(program, func(t *testing.T) {
-			t.Parallel()
-			s := harness.Own(t, program, "--save", "")
-			script, work := ticker(t)
-			c := start(t, s.Addr, sh(script, "--ttl", "2s")...)
-			pid := c.line()
-			s.Kill()
-			require.NoError(t, s.Restart())
-			require.Equal(t, statusLost, c.status(patience))
-			require.False(t, isAlive(pid))
-			require.Positive(t, sizeOf(t, work))
-		})
-	}
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--save", "")
+		script, work := ticker(t)
+		c := start(t, s.Addr, sh(script, "--ttl", "2s")...)
+		pid := c.line()
+		s.Kill()
+		require.NoError(t, s.Restart())
+		require.Equal(t, statusLost, c.status(patience))
+		require.False(t, isAlive(pid))
+		require.Positive(t, sizeOf(t, work))
+	})
 }
 
 // While redlatch alone is stopped the command goes on, and ends when redlatch continues too late.

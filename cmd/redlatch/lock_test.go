@@ -324,6 +324,21 @@ func TestLostLock(t *testing.T) {
 	})
 }
 
+// What is left of the group is killed after the command.
+func TestLostLockOfGroup(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := start(t, s.Addr, sh(`(trap '' TERM; echo ready; exec sleep 60) & echo $!; wait`, "--ttl", "3s")...)
+		lines := []string{c.line(), c.line()}
+		pid := lines[0]
+		if pid == "ready" {
+			pid = lines[1]
+		}
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, statusLost, c.status(patience))
+		harness.Eventually(t, patience, "the child is dead", func() bool { return !isAlive(pid) })
+	})
+}
+
 // Without renewals the command is dead before the lease ends on the server.
 func TestStoppedServer(t *testing.T) {
 	const ttl = 6 * time.Second

@@ -21,6 +21,8 @@ var scripts = map[string]string{
 	"reader": `echo $$ >pid; echo ready; while read line; do echo "got <$line>"; done; echo the end`,
 	// It never reads. Its file "work" grows while it runs.
 	"worker": `trap 'echo got TERM >>work' TERM; echo $$ >pid; echo ready; while [ ! -e enough ]; do echo >>work; sleep 0.01; done`,
+	// It works without a pause.
+	"busy": `echo $$ >pid; echo ready; while :; do echo >>work; done`,
 	// It and its child handle SIGINT.
 	"interruptible": `trap 'echo parent got INT; exit 5' INT; ./child; wait`,
 	"child":         `trap 'echo child got INT; exit' INT; echo ready; while :; do sleep 0.01; done`,
@@ -29,6 +31,10 @@ var scripts = map[string]string{
 	"batch": `redlatch lock job -- ./reader; read answer; echo "next <$answer>"`,
 	// It shows whether it is in the foreground.
 	"where": `read -r _ _ _ _ group _ _ foreground _ </proc/$$/stat; [ $group = $foreground ] && echo in front || echo behind`,
+	// Its child ignores SIGTSTP.
+	"stubborn": `(trap '' TSTP; echo $BASHPID >pid; exec sleep 60) & while [ ! -s pid ]; do sleep 0.01; done; echo ready; wait; exit 3`,
+	// It stops instead of ending.
+	"evasive": `trap 'kill -TSTP $$' TERM; echo ready; while :; do sleep 0.01; done`,
 	// It consumes its standard input and asks the terminal.
 	"pager": `cat >lines; echo asks; read answer </dev/tty; echo "answer <$answer> for $(cat lines)"`,
 }
@@ -401,7 +407,7 @@ func TestTerminalStoppedTooLong(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
 		for _, next := range []string{"fg", "bg; wait %1"} {
 			p.clear()
-			p.run("redlatch lock --ttl 3s job -- ./worker")
+			p.run("redlatch lock --ttl 3s job -- ./busy")
 			p.shows("ready")
 			p.keys("C-z")
 			require.Equal(t, "148", p.prompt())
@@ -413,6 +419,32 @@ func TestTerminalStoppedTooLong(t *testing.T) {
 			require.False(t, isAlive(p.file("pid")))
 			require.Equal(t, work, p.file("work"))
 		}
+	})
+}
+
+// Ctrl-Z stops even what ignores it: nothing may go on without renewals.
+func TestTerminalStubbornChild(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- ./stubborn")
+		p.shows("ready")
+		p.keys("C-z")
+		require.Equal(t, "148", p.prompt())
+		pid := p.file("pid")
+		harness.Eventually(t, patience, "the child has stopped", func() bool { return isStopped(pid) })
+		p.foreground()
+		harness.Eventually(t, patience, "the child goes on", func() bool { return !isStopped(pid) })
+		kill(t, pid)
+		require.Equal(t, "3", p.prompt())
+	})
+}
+
+// A command that stops when it is to end is killed, and redlatch does not stop.
+func TestTerminalEvasiveCommand(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("redlatch lock --ttl 3s job -- ./evasive")
+		p.shows("ready")
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, "123", p.prompt())
 	})
 }
 
