@@ -87,6 +87,9 @@ func TestClocks(t *testing.T) {
 		for _, at := range r.times() {
 			require.Zero(t, at.Sub(at.Truncate(time.Hour)), "the first machine runs it when it is due")
 		}
+		ran, err := s.Client(t).Once("report").Done(t.Context(), once.At(r.times()[hours]))
+		require.NoError(t, err)
+		require.True(t, ran, "the slot is the time at which it is due")
 	})
 }
 
@@ -105,7 +108,37 @@ func TestFailure(t *testing.T) {
 		require.Equal(t, time.Second, r.times()[1].Sub(r.times()[0]))
 		synctest.Wait()
 		require.Contains(t, log.String(), errWork.Error())
+		require.Contains(t, log.String(), "name=report slot="+once.At(r.times()[0]))
 		require.Equal(t, 1, bytes.Count(log.Bytes(), []byte("\n")))
+	})
+}
+
+func TestDefaultLogger(t *testing.T) { // not parallel
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	defer slog.SetDefault(before)
+	harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
+		r := runs{fail: 1}
+		machine(t, s.Client(t).Once("report"), 0, r.work)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Contains(t, log.String(), errWork.Error())
+	})
+}
+
+// A job can be added to a cron that runs.
+func TestRunningCron(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := cron.New(cron.WithLocation(time.UTC))
+		c.Start()
+		var r runs
+		_, err := redlatchcron.Add(c, hourly, s.Client(t).Once("report"), r.work)
+		require.NoError(t, err)
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Equal(t, 1, r.count())
+		<-c.Stop().Done()
 	})
 }
 
@@ -234,6 +267,7 @@ func TestInvalid(t *testing.T) {
 		client.Close()
 		require.ErrorIs(t, add(c, hourly, o, r.work), lock.ErrClosed)
 		require.Empty(t, c.Entries())
+		require.Zero(t, s.Calls("exists"), "Add sends nothing")
 		s.NothingLeft(t)
 	})
 }

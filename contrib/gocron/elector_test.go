@@ -176,6 +176,25 @@ func TestElectorContext(t *testing.T) {
 	leads(t, elector(t, c, ""))
 }
 
+// The options are those of each term. NewElector itself sends nothing.
+func TestElectorOptions(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		s.Latency = time.Millisecond
+		c, began := s.Client(t), time.Now()
+		e, err := redlatchgocron.NewElector(t.Context(), c, boss, "", lock.MaxHold(time.Hour))
+		require.NoError(t, err)
+		defer e.Close()
+		require.Equal(t, began, time.Now(), "NewElector waits for no reply")
+		leads(t, e)
+		ctx, end := e.Context(t.Context())
+		defer end()
+		harness.Receive(t, 2*time.Hour, "the end of the term", ctx.Done())
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(ctx), &lost)
+		require.Equal(t, lock.ReasonMaxHold, lost.Reason)
+	})
+}
+
 func TestInvalidElector(t *testing.T) {
 	c := redlatchtest.New(t)
 	var none context.Context

@@ -3,6 +3,7 @@ package redlatchgocron_test
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -318,6 +319,18 @@ func TestLostRun(t *testing.T) {
 	})
 }
 
+func TestDefaultLogger(t *testing.T) { // not parallel
+	log, before := new(harness.Log), slog.Default()
+	slog.SetDefault(log.Logger())
+	defer slog.SetDefault(before)
+	c := redlatchtest.New(t)
+	run, err := locker(t, c).Lock(t.Context(), job)
+	require.NoError(t, err)
+	c.Close()
+	require.ErrorIs(t, run.Unlock(t.Context()), lock.ErrClosed)
+	require.Contains(t, log.String(), "the end of a job's run has failed")
+}
+
 // The end of a job's context ends no lock before Unlock.
 func TestCancelledJob(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -337,6 +350,41 @@ func TestCancelledJob(t *testing.T) {
 		_, err = l.Lock(ctx, job+"2")
 		require.ErrorIs(t, err, context.Canceled)
 	})
+}
+
+// A run that has lost its lock may end after the next run of the job, which has the same context, begins.
+func TestContextOfTheNextRun(t *testing.T) {
+	l := locker(t, redlatchtest.New(t))
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	first, err := l.Lock(ctx, job)
+	require.NoError(t, err)
+	next, err := l.Lock(ctx, job+"2") // as if it were the same job
+	require.NoError(t, err)
+	held := l.Context(ctx)
+	require.NoError(t, first.Unlock(ctx))
+	require.Equal(t, held, l.Context(ctx))
+	require.NoError(t, held.Err())
+	require.NoError(t, next.Unlock(ctx))
+	require.Equal(t, ctx, l.Context(ctx))
+}
+
+// A machine that starts a job less than half a slot early or late has the slot of the others.
+func TestSlotOfAnEarlyStart(t *testing.T) {
+	now := noon
+	l := locker(t, redlatchtest.New(t), redlatchgocron.Clock(func() time.Time { return now }))
+	run, err := l.Lock(t.Context(), job)
+	require.NoError(t, err)
+	require.NoError(t, run.Unlock(t.Context()))
+	for _, by := range []time.Duration{-30*time.Second + 1, 30*time.Second - 1} {
+		now = noon.Add(by)
+		_, err = l.Lock(t.Context(), job)
+		require.ErrorIs(t, err, lock.ErrNotAcquired, by)
+	}
+	now = noon.Add(30 * time.Second)
+	run, err = l.Lock(t.Context(), job)
+	require.NoError(t, err)
+	require.NoError(t, run.Unlock(t.Context()))
 }
 
 func TestRemember(t *testing.T) {
