@@ -51,6 +51,11 @@ type Finding struct {
 	// elections also need what is missing for fair locks.
 	Missing []Right
 	Kind    string
+	// Rules are the rules for ACL SETUSER that permit what is missing. They are as narrow as the
+	// probed names; an asterisk in a name also stands for other text. Without the right to run
+	// scripts no other right can be checked, so there may be more after these. No rule makes a
+	// server support a command.
+	Rules []string
 }
 
 // Kinds of objects that need other rights than most locks of package rlock: fair locks,
@@ -215,6 +220,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	}
 	n.readInfo(info)
 
+	uses = slices.Concat(uses, accessOf(uses))
 	var args []string
 	for _, u := range uses {
 		words := u.words()
@@ -230,7 +236,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		found = []Finding{{
 			Check: CheckCommands, Addr: addr,
 			Problem: "this user may not run scripts", Advice: "allow this user the category @scripting",
-			Missing: []Right{{Command: "EVALSHA"}, {Command: "EVAL"}},
+			Missing: []Right{{Command: "EVALSHA"}, {Command: "EVAL"}}, Rules: []string{"+evalsha", "+eval"},
 		}}
 	case err == nil && len(reply) < 3:
 		err = fmt.Errorf("redlatch: probe %s: the reply has %d elements", addr, len(reply))
@@ -249,6 +255,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 // missing returns the findings about the uses that are not permitted, by their numbers from 1,
 // negative if the server does not support them.
 func missing(addr string, uses []use, numbers []int64) (found []Finding) {
+	rules := rulesOf(uses, numbers)
 	for _, kind := range kinds {
 		unknown := Finding{Advice: "use a server that has these commands and does not rename them"}
 		denies := Finding{Advice: "allow the user these commands, keys and channels (ACL SETUSER)"}
@@ -259,6 +266,11 @@ func missing(addr string, uses []use, numbers []int64) (found []Finding) {
 				unknown.Missing = append(unknown.Missing, u.Right)
 			default:
 				denies.Missing = append(denies.Missing, u.Right)
+				for _, rule := range rules[number] {
+					if !slices.Contains(denies.Rules, rule) {
+						denies.Rules = append(denies.Rules, rule)
+					}
+				}
 			}
 		}
 		unknown.Problem = "the server does not support " + joined(unknown.Missing)

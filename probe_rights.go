@@ -1,6 +1,7 @@
 package redlatch
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/redlatch/redlatch/internal/wire"
@@ -11,6 +12,8 @@ import (
 type use struct {
 	Right
 	kind string
+	// pattern matches On and the keys or channels for which it stands.
+	pattern string
 }
 
 // words returns the command as probe.lua checks it: a key or channel follows it.
@@ -70,6 +73,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 
 		{KindLatch, key, "GET,SET,DECRBY"},
 		{KindLatch, wire.LatchRound(key), "GET,SET,DEL"},
+		{KindLatch, wire.LatchRound(key) + ":" + client, "GET,SET"}, // the replies to requests
 		{KindLatch, wire.LatchChannel(key), channel},
 
 		{KindPlain, key, "SET,GET,PTTL,PEXPIRE,DEL"},
@@ -85,9 +89,91 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name
 		}
+		pattern := row.on
+		if before, _, found := strings.Cut(row.on, ":"+client); found {
+			pattern = before + ":*"
+		}
+		if row.kind == KindOnce {
+			pattern = strings.TrimSuffix(pattern, "slot") + "*"
+		}
 		for command := range strings.SplitSeq(row.commands, ",") {
-			uses = append(uses, use{Right{command, row.on}, row.kind})
+			uses = append(uses, use{Right{command, row.on}, row.kind, pattern})
 		}
 	}
 	return uses
+}
+
+// kindAccess is the kind of the uses that tell whether the user has access to a key at all: no
+// object needs them, because they repeat what a script with that key needs.
+const kindAccess = "access"
+
+// accessOf returns a use of that kind for each key.
+func accessOf(uses []use) (all []use) {
+	seen := map[string]bool{}
+	for _, u := range uses {
+		if u.On != "" && !u.isChannel() && !seen[u.On] {
+			seen[u.On] = true
+			all = append(all, use{Right{"EVALSHA", u.On}, kindAccess, u.pattern})
+		}
+	}
+	return all
+}
+
+// isChannel reports whether the command applies to a channel.
+func (u use) isChannel() bool {
+	return strings.HasSuffix(u.Command, "PUBLISH") || strings.HasSuffix(u.Command, "SUBSCRIBE")
+}
+
+// rulesOf returns the ACL rules that permit each of the uses with these numbers, from 1. They
+// omit what other uses show to be permitted, because ACL SETUSER refuses a pattern for a user with
+// all keys or channels.
+func rulesOf(uses []use, numbers []int64) map[int64][]string {
+	commands, patterns, unsubscribes := map[string]bool{}, map[string]bool{}, false
+	for i, u := range uses {
+		if number := int64(i + 1); slices.Contains(numbers, number) || slices.Contains(numbers, -number) {
+			continue
+		}
+		commands[u.commandRule()] = true
+		switch {
+		case strings.HasSuffix(u.Command, "UNSUBSCRIBE"):
+			unsubscribes = true // on any channel
+		case u.isChannel(), u.kind == kindAccess:
+			patterns[u.patternRule()] = true
+		}
+	}
+	rules := map[int64][]string{}
+	for _, number := range numbers {
+		if number < 0 {
+			continue // the server does not support it
+		}
+		u, add := uses[number-1], []string(nil)
+		if !commands[u.commandRule()] {
+			add = append(add, u.commandRule())
+		}
+		// A user without any command for channels may have access to all of them.
+		if u.On != "" && !patterns[u.patternRule()] && (unsubscribes || !u.isChannel()) {
+			add = append(add, u.patternRule())
+		}
+		if len(add) == 0 { // only both together are denied
+			add = []string{u.commandRule(), u.patternRule()}
+		}
+		rules[number] = add
+	}
+	return rules
+}
+
+// commandRule returns the ACL rule for the command.
+func (u use) commandRule() string {
+	return "+" + strings.ReplaceAll(strings.ToLower(u.Command), " ", "|")
+}
+
+// aclPattern escapes a name for an ACL pattern, which cannot contain spaces.
+var aclPattern = strings.NewReplacer(`\`, `\\`, "?", `\?`, "[", `\[`, "]", `\]`, " ", "?", "\t", "?", "\n", "?", "\r", "?")
+
+// patternRule returns the ACL rule for the key or channel.
+func (u use) patternRule() string {
+	if u.isChannel() {
+		return "&" + aclPattern.Replace(u.pattern)
+	}
+	return "~" + aclPattern.Replace(u.pattern)
 }

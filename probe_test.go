@@ -240,3 +240,78 @@ func TestNewClientSendsNoCancellableRequest(t *testing.T) {
 		c.Close()
 	})
 }
+
+// The rules of the findings permit what is missing, and nothing that is permitted already.
+func TestProbeRules(t *testing.T) {
+	harness.EachOf(t, []struct {
+		name, denied string
+		rules        map[string]string // by kind
+	}{
+		{"a command", "-zscore -publish", map[string]string{
+			"":     "+publish",
+			"fair": "+zscore +publish", "read-write": "+publish", "semaphore": "+zscore +publish",
+			"count-down latch": "+publish", "plain": "+publish", "election": "+publish", "once": "+publish",
+		}},
+		{"keys", "resetkeys ~app:* ~redisson_* ~redlatch_*", map[string]string{
+			"read-write": "~{app:orders}:*", "semaphore": "~{app:orders}:timeout",
+		}},
+		{"keys of requests", "resetkeys ~app:* ~{app:* ~redisson_* ~redlatch_lock_* ~redlatch_rwlock_* ~redlatch_latch_round:{app:orders} ~redlatch_sc_*e:*", map[string]string{
+			"semaphore":        "~redlatch_sc_request:{app:orders}:* ~redlatch_sc_request:{app:orders}:created ~redlatch_sc_waiting:{app:orders}",
+			"count-down latch": "~redlatch_latch_round:{app:orders}:*",
+			"election":         "~redlatch_election:{app:orders} +hincrby", // not used with another key
+			"once":             "~redlatch_once:{app:orders}:* ~redlatch_once_done:{app:orders}:*",
+		}},
+		{"all channels", "resetchannels", map[string]string{
+			"":                 "+publish &redisson_lock__channel:{app:orders} +subscribe",
+			"fair":             "+publish &redisson_lock__channel:{app:orders}:* +subscribe",
+			"read-write":       "+publish &redisson_rwlock:{app:orders} +subscribe",
+			"semaphore":        "+publish &redisson_sc:{app:orders} +subscribe",
+			"count-down latch": "+publish &redisson_countdownlatch__channel__{app:orders} +subscribe",
+			"plain":            "+publish &redlatch_plain__channel:{app:orders} +subscribe",
+			"election":         "+publish &redlatch_election__channel:{app:orders} +subscribe",
+			"once":             "+publish &redisson_lock__channel:redlatch_once:{app:orders}:* +subscribe",
+		}},
+		{"channels", "resetchannels &redisson_rwlock:* &redisson_sc:* &redisson_count* &redlatch_plain* &redlatch_election*", map[string]string{
+			"":     "&redisson_lock__channel:{app:orders}",
+			"fair": "&redisson_lock__channel:{app:orders}:*",
+			"once": "&redisson_lock__channel:redlatch_once:{app:orders}:*",
+		}},
+		{"writes", "resetkeys %R~app:* ~{app:* ~redisson_* ~redlatch_*", map[string]string{
+			"": "~app:orders", "semaphore": "~app:orders +incrby", "count-down latch": "~app:orders +decrby", "plain": "~app:orders",
+		}},
+		{"almost everything", "-@all +ping +hello +info +acl +config +client", map[string]string{"": "+evalsha +eval"}},
+	}, func(row struct {
+		name, denied string
+		rules        map[string]string
+	}) string {
+		return row.name
+	}, func(t *testing.T, shared *testserver.Server, row struct {
+		name, denied string
+		rules        map[string]string
+	}) {
+		s := harness.Own(t, shared.Program)
+		setUser := []string{"ACL", "SETUSER", "default"}
+		harness.Do(t, s.Addr, append(setUser, strings.Fields(row.denied)...)...)
+		c := harness.Client(t, s, redlatch.WithoutStartupChecks())
+		r, err := c.Probe(t.Context(), "app:orders")
+		require.NoError(t, err)
+		rules := map[string]string{}
+		for _, f := range r.Findings {
+			rules[f.Kind] = strings.Join(f.Rules, " ")
+		}
+		require.Equal(t, row.rules, rules)
+
+		for len(r.Findings) > 0 {
+			require.NotEmpty(t, r.Findings[0].Rules)
+			for _, f := range r.Findings {
+				harness.Do(t, s.Addr, append(setUser, f.Rules...)...)
+			}
+			before := len(r.Findings[0].Missing)
+			r, err = c.Probe(t.Context(), "app:orders")
+			require.NoError(t, err)
+			if len(r.Findings) > 0 {
+				require.NotEqual(t, before, len(r.Findings[0].Missing), "no progress")
+			}
+		}
+	})
+}

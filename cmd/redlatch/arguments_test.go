@@ -91,6 +91,9 @@ func TestInvalidArguments(t *testing.T) {
 		{"greater than zero", "latch wait --wait 0s a"},
 		{"argument is missing", "latch delete"},
 		{"unknown flag", "latch delete --force a"},
+		{"argument is missing: redlatch probe", "probe"},
+		{"an argument is empty", "probe a ''"},
+		{"must be one of lock, fair, read-write", "probe --kind lock,spin a"},
 	} {
 		args := strings.Fields(row.args)
 		for i, arg := range args {
@@ -111,6 +114,7 @@ var requests = [][]string{
 	{"latch", "down", "a"},
 	{"latch", "wait", "a"},
 	{"latch", "delete", "a"},
+	{"probe", "a"},
 }
 
 // A server that is down, or that does not answer, is a clear error.

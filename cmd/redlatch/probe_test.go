@@ -1,0 +1,167 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
+)
+
+// restricted returns the URL of a user with these rights, on a server of the test.
+func restricted(t *testing.T, s *testserver.Server, rights string) string {
+	t.Helper()
+	harness.Do(t, s.Addr, append([]string{"ACL", "SETUSER", "app", "reset", "on", ">secret"}, strings.Fields(rights)...)...)
+	return "redis://app:secret@" + s.Addr
+}
+
+// apply runs the ACL commands of a checklist, and returns their number.
+func apply(t *testing.T, s *testserver.Server, checklist string) (n int) {
+	t.Helper()
+	for line := range strings.Lines(checklist) {
+		if words := strings.Fields(line); words[0] == "ACL" {
+			harness.Do(t, s.Addr, words...)
+			n++
+		}
+	}
+	return n
+}
+
+// The printed rules make the probe pass, and the objects work with them.
+func TestProbe(t *testing.T) {
+	harness.EachOf(t, []struct{ name, rights, check, rules string }{
+		{"a command", "+@all -zscore allkeys allchannels", "missing  fair locks ", "+zscore"},
+		{"a key", "+@all allchannels ~app:* ~{app:* ~redisson_* ~redlatch_[^e]*", "missing  elections ", "~redlatch_election:{app:orders} +hincrby"},
+		{"a channel", "+@all allkeys &redisson_[^s]* &redlatch_*", "missing  semaphores ", "&redisson_sc:{app:orders}"},
+		{"the clock", "+@all -time allkeys allchannels", "unknown  clock ", "+time"},
+		{"almost everything", "-@all +ping +hello", "missing  scripts ", "+evalsha +eval"},
+	}, func(row struct{ name, rights, check, rules string }) string { return row.name },
+		func(t *testing.T, shared *testserver.Server, row struct{ name, rights, check, rules string }) {
+			s := harness.Own(t, shared.Program)
+			url := restricted(t, s, row.rights)
+			r := finish(t, s.Addr, "probe", "--url", url, "app:orders")
+			require.Equal(t, statusNo, r.status, r.stderr)
+			_, rest, found := strings.Cut(r.stdout, row.check)
+			require.True(t, found, r.stdout)
+			require.Equal(t, "ACL SETUSER app "+row.rules, strings.TrimSpace(strings.Split(rest, "\n")[1]))
+
+			for round := 0; r.status != 0; round++ {
+				require.Less(t, round, 3, r.stdout)
+				require.Equal(t, statusNo, r.status, r.stderr)
+				require.Positive(t, apply(t, s, r.stdout), r.stdout)
+				if row.name != "almost everything" {
+					require.Zero(t, round, r.stdout)
+				}
+				r = finish(t, s.Addr, "probe", "--url", url, "app:orders")
+			}
+			require.NotContains(t, r.stdout, "unknown")
+			require.NotContains(t, r.stdout, "ACL")
+			useAll(t, url, "app:orders")
+		})
+}
+
+// useAll uses objects of each kind.
+func useAll(t *testing.T, url, name string) {
+	t.Helper()
+	ctx := t.Context()
+	c, err := redlatch.Open(ctx, url)
+	require.NoError(t, err)
+	defer c.Close()
+	nothing := func(context.Context) error { return nil }
+	for _, kind := range kinds {
+		require.NoError(t, (&lockCommand{kind: kind}).one(c, name).Do(ctx, nothing), kind)
+	}
+	_, err = c.Lock(name).ForceUnlock(ctx)
+	require.NoError(t, err)
+	permits := c.PermitSemaphore(name, semaphore.Permits(1))
+	require.NoError(t, permits.Do(ctx, nothing))
+	_, err = permits.Delete(ctx)
+	require.NoError(t, err)
+	latch := c.CountDownLatch(name)
+	_, err = latch.TrySetCount(ctx, 1)
+	require.NoError(t, err)
+	_, err = latch.CountDown(ctx)
+	require.NoError(t, err)
+	require.NoError(t, latch.Wait(ctx))
+	term, err := c.Election(name).Campaign(ctx, "me", lock.Lease(patience))
+	require.NoError(t, err)
+	require.NoError(t, term.Resign(ctx))
+	ran, err := c.Once(name).Run(ctx, "9:00", nothing)
+	require.NoError(t, err)
+	require.True(t, ran)
+}
+
+// An asterisk yields rules for all names with a beginning.
+func TestProbePattern(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		url := restricted(t, s, "+@all")
+		for range 2 {
+			apply(t, s, finish(t, s.Addr, "probe", "--url", url, "app:*").stdout)
+		}
+		for _, name := range []string{"app:orders", "app:other"} {
+			succeeds(t, s.Addr, "probe", "--url", url, name)
+		}
+		require.Equal(t, statusNo, finish(t, s.Addr, "probe", "--url", url, "orders").status)
+		require.Equal(t, statusNo, finish(t, s.Addr, "probe", "--url", url, "app:other", "orders").status)
+	})
+}
+
+func TestProbeKindsAndFormats(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		url := restricted(t, s, "+@all -zscore allkeys allchannels")
+		require.Equal(t, statusNo, finish(t, s.Addr, "probe", "--url", url, "a").status)
+		text := succeeds(t, s.Addr, "probe", "--url", url, "--kind", "lock,latch", "a")
+		require.Regexp(t, `^`+s.Addr+`
+  ok       version           (redis|valkey) \d+\.\d+\.\d+
+  ok       eviction          noeviction
+  ok       clock             \S+ off
+  ok       locks
+  ok       latches
+$`, text)
+		harness.NothingLeft(t, s.Addr)
+
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1gb")
+		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+		r := finish(t, s.Addr, "probe", "--url", url, "--kind", "latch,fair", "--json", "a")
+		require.Equal(t, statusNo, r.status)
+		require.Empty(t, r.stderr)
+		var got struct{ Nodes []checklist }
+		require.NoError(t, json.Unmarshal([]byte(r.stdout), &got))
+		require.Len(t, got.Nodes, 1)
+		require.Equal(t, s.Addr, got.Nodes[0].Addr)
+		require.Equal(t, s.Program, got.Nodes[0].Server+"-server")
+		states := map[string]string{}
+		for _, c := range got.Nodes[0].Checks {
+			states[c.Check] = c.State
+			if c.Check == "fair locks" {
+				require.Equal(t, "ACL SETUSER app +zscore", c.ACL)
+				require.Contains(t, c.Missing, "ZSCORE redisson_lock_timeout:{a}")
+			}
+		}
+		require.Equal(t, map[string]string{
+			"version": "ok", "clock": "ok", "eviction": "wrong", "fair locks": "missing", "latches": "ok",
+		}, states)
+		require.Contains(t, finish(t, s.Addr, "probe", "a").stdout, "set maxmemory-policy to noeviction")
+	})
+}
+
+// Each node of a cluster has a checklist.
+func TestProbeCluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		harness.Full(t)
+		cluster := harness.Cluster(t, shared.Program)
+		text := succeeds(t, cluster.Addrs()[0], "probe", "orders")
+		for _, addr := range cluster.Addrs() {
+			require.Contains(t, text, addr+"\n  ok ")
+		}
+	})
+}
