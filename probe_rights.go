@@ -154,8 +154,8 @@ func rulesOf(uses []use, numbers []int64) map[int64][]string {
 		if u.On != "" && !patterns[u.patternRule()] && (unsubscribes || !u.isChannel()) {
 			add = append(add, u.patternRule())
 		}
-		if len(add) == 0 { // only both together are denied
-			add = []string{u.commandRule(), u.patternRule()}
+		if len(add) == 0 { // a selector permits the command for other keys
+			add = append(add, u.commandRule())
 		}
 		rules[number] = add
 	}

@@ -279,6 +279,9 @@ func TestProbeRules(t *testing.T) {
 		{"writes", "resetkeys %R~app:* ~{app:* ~redisson_* ~redlatch_*", map[string]string{
 			"": "~app:orders", "semaphore": "~app:orders +incrby", "count-down latch": "~app:orders +decrby", "plain": "~app:orders",
 		}},
+		{"a command with some keys", "-del (+del ~redisson_* ~redlatch_* ~{app:*)", map[string]string{
+			"": "+del", "semaphore": "+del", "plain": "+del",
+		}},
 		{"almost everything", "-@all +ping +hello +info +acl +config +client", map[string]string{"": "+evalsha +eval"}},
 	}, func(row struct {
 		name, denied string

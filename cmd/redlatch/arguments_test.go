@@ -91,6 +91,9 @@ func TestInvalidArguments(t *testing.T) {
 		{"greater than zero", "latch wait --wait 0s a"},
 		{"argument is missing", "latch delete"},
 		{"unknown flag", "latch delete --force a"},
+		{"too many arguments", "bench a"},
+		{"greater than zero", "bench --for 0s"},
+		{"at least 1", "bench --goroutines 0"},
 		{"argument is missing: redlatch probe", "probe"},
 		{"an argument is empty", "probe a ''"},
 		{"must be one of lock, fair, read-write", "probe --kind lock,spin a"},
@@ -115,6 +118,7 @@ var requests = [][]string{
 	{"latch", "wait", "a"},
 	{"latch", "delete", "a"},
 	{"probe", "a"},
+	{"bench"},
 }
 
 // A server that is down, or that does not answer, is a clear error.
@@ -136,7 +140,7 @@ func TestInterrupt(t *testing.T) {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			t.Parallel()
 			addr, connected := silentServer(t)
-			c := start(t, addr, args...)
+			c := start(t, addr+"?write_timeout=1h", args...)
 			harness.Receive(t, patience, "a connection", connected)
 			c.signal(syscall.SIGTERM) // a background job ignores SIGINT
 			require.Equal(t, result{status: 128 + 15}, c.result())

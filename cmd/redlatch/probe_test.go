@@ -150,7 +150,9 @@ $`, text)
 		require.Equal(t, map[string]string{
 			"version": "ok", "clock": "ok", "eviction": "wrong", "fair locks": "missing", "latches": "ok",
 		}, states)
-		require.Contains(t, finish(t, s.Addr, "probe", "a").stdout, "set maxmemory-policy to noeviction")
+		r = finish(t, s.Addr, "probe", "a")
+		require.Equal(t, statusNo, r.status)
+		require.Contains(t, r.stdout, "set maxmemory-policy to noeviction")
 	})
 }
 
