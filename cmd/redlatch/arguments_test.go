@@ -140,7 +140,7 @@ func TestInterrupt(t *testing.T) {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			t.Parallel()
 			addr, connected := silentServer(t)
-			c := start(t, addr+"?write_timeout=1h", args...)
+			c := start(t, addr+"?write_timeout=1h&dial_timeout=1h", args...)
 			harness.Receive(t, patience, "a connection", connected)
 			c.signal(syscall.SIGTERM) // a background job ignores SIGINT
 			require.Equal(t, result{status: 128 + 15}, c.result())

@@ -38,8 +38,7 @@ func newBench(c *connection) *cobra.Command {
 		Long: `Measure locks on the server, with some connections and goroutines of this process.
 
 The output is a table with a line for each measurement: how often it was done per second, the
-median and the 99th percentile of its duration, and the median in round trips, which is
-independent of the network.
+median and the 99th percentile of its duration, and the median in round trips.
 
   round trip     a PING, one at a time: the floor of everything else
   lock + unlock  of a lock of each kind, one at a time, without others who want it

@@ -26,10 +26,16 @@ func newRoot() *cobra.Command {
 	c := &connection{}
 	root := &cobra.Command{
 		Use:   "redlatch",
-		Short: "Run commands under distributed locks on Redis and Valkey",
-		Long: `Run commands under distributed locks on Redis and Valkey.
+		Short: "Distributed locks on Redis and Valkey",
+		Long: `Run commands under distributed locks on Redis and Valkey, and inspect, measure and repair locks,
+semaphores and latches.
 
 The locks are those of the Go library redlatch and of Java's Redisson.`,
+		Example: `  redlatch lock --wait 1m backup -- pg_dump -f /backups/app.sql app
+  redlatch inspect backup
+
+  # Complete commands and flags in this shell.
+  eval "$(redlatch completion bash)"`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -37,6 +43,6 @@ The locks are those of the Go library redlatch and of Java's Redisson.`,
 		"URL of the server (default: $REDLATCH_URL, $REDIS_URL, or "+localhost+")")
 	root.PersistentFlags().StringVar(&c.prefix, "prefix", "", "prefix of all keys: a name is the key without it")
 	root.AddCommand(newLock(c), newInspect(c), newList(c), newDoctor(c), newTop(c))
-	root.AddCommand(newUnlock(c), newPermits(c), newLatch(c), newProbe(c), newBench(c))
+	root.AddCommand(newUnlock(c), newPermits(c), newLatch(c), newProbe(c), newBench(c), newMan())
 	return root
 }

@@ -26,10 +26,14 @@ func TestUnlock(t *testing.T) {
 				}
 				waiting := harness.StartLock(t, t.Context(), of.one(waiter, "job"))
 				harness.Waits(t, 1, waiter)
+				before := waiter.PubSub().Messages
 
 				fails(t, s.Addr, statusFailed, "--force", "unlock", "job")
 				require.True(t, waiting.Running())
 				require.Equal(t, "job was held and is open now\n", succeeds(t, s.Addr, args...), args)
+				if kind != "spin" { // polls
+					harness.Eventually(t, patience, "a message", func() bool { return waiter.PubSub().Messages > before })
+				}
 				require.NoError(t, waiting.Got().Unlock(t.Context()))
 				require.ErrorIs(t, hold.Unlock(t.Context()), lock.ErrLost)
 				require.Equal(t, "job was not held\n", succeeds(t, s.Addr, args...), args)
