@@ -1,4 +1,5 @@
-// Command redlatch runs other commands under distributed locks on Redis and Valkey. See redlatch --help.
+// Command redlatch runs other commands under distributed locks on Redis and Valkey, and shows, explains and
+// changes locks. See redlatch --help.
 package main
 
 import (
