@@ -135,8 +135,8 @@ func TestRedContention(t *testing.T) {
 		calls := harness.Commands(t, harness.Conn(t, servers[1].Addr))
 		t.Logf("%d and %d of %d; %.1f scripts each", got[0].Load(), got[1].Load(), rounds,
 			float64(calls["evalsha"])/rounds)
-		for i := range got {
-			require.GreaterOrEqual(t, got[i].Load(), int64(rounds/5))
+		for i := range got { // one of them begins alone
+			require.GreaterOrEqual(t, got[i].Load(), int64(rounds/10))
 		}
 		// Callers of one process do not all try at once, and usually pass the lock on.
 		require.Less(t, calls["evalsha"], rounds)
