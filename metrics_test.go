@@ -219,7 +219,7 @@ func TestNamesInMetricsAreOptional(t *testing.T) {
 		}
 		assert.Equal(t, "histogram s {kind=lock name=order}=2 {kind=lock}=1", r.measured()["redlatch.hold.duration"])
 
-		theirs, err := harness.Client(t, s).Lock("order:3").Lock(t.Context(), lock.Lease(100*time.Millisecond))
+		theirs, err := harness.Client(t, s).Lock("order:3").Lock(t.Context(), lock.Lease(time.Second))
 		require.NoError(t, err)
 		require.NoError(t, c.Lock("order:3").Do(t.Context(), nothing)) // woken by the expiry
 		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -115,6 +116,56 @@ func TestAtLeastOfAFailedAcquisition(t *testing.T) {
 		require.Error(t, w.End())
 		require.NoError(t, g.Open())
 		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(soon)))
+	})
+}
+
+// The reply to a request that leaves a lock held for a moment is lost, and the moment is over when the
+// request is repeated. That is no loss of the lock.
+func TestLostReplyOfAShortTransfer(t *testing.T) {
+	const moment = session.MinPause / 2
+	for name, end := range map[string]func(h lock.Hold) error{
+		"AtLeast": func(h lock.Hold) error { return h.Unlock(context.Background()) },
+		"Detach": func(h lock.Hold) error {
+			_, err := h.Detach(context.Background(), moment)
+			return err
+		},
+		"Adopt": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			eachKind(t, func(k kind) bool { return k.owned && keeps(k) && detachable(k) }, func(t *testing.T, s *testserver.Server, k kind) {
+				g := harness.NewGate(t, s)
+				c := harness.ClientAt(t, []string{g.Addr})
+				l := k.of(c, "orders")
+				_, err := mustLock(t, t.Context(), l).Detach(t.Context(), moment) // has the scripts loaded
+				require.NoError(t, err)
+				if end == nil {
+					id, detachErr := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute)
+					require.NoError(t, detachErr)
+					g.During(t, harness.LoseReply, "EVALSHA", func() { _, err = l.(adopter).Adopt(t.Context(), id, lock.Lease(moment)) })
+				} else {
+					h := mustLock(t, t.Context(), l, lock.AtLeast(moment))
+					g.During(t, harness.LoseReply, "EVALSHA", func() { err = end(h) })
+				}
+				require.ErrorIs(t, err, lock.ErrIndeterminate)
+				require.NotErrorIs(t, err, lock.ErrLost)
+				require.NotErrorIs(t, err, lock.ErrNotHeld)
+			})
+		})
+	}
+}
+
+// A lock that nobody needs to keep any more is free soon after an outage, although the outage has
+// outlasted Unlock and the time of lock.AtLeast.
+func TestAtLeastAndOutage(t *testing.T) {
+	eachKind(t, func(k kind) bool { return k.owned && keeps(k) && detachable(k) }, func(t *testing.T, s *testserver.Server, k kind) {
+		g := harness.NewGate(t, s)
+		c := harness.ClientAt(t, []string{g.Addr})
+		h := mustLock(t, t.Context(), k.of(c, "orders"), lock.AtLeast(time.Second))
+		g.Stall()
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrIndeterminate)
+		g.Redirect(s) // what was sent is lost
+		require.NoError(t, g.Open())
+		require.NoError(t, k.rival(harness.Client(t, s), "orders").Do(t.Context(), nothing, lock.Wait(soon)))
 	})
 }
 

@@ -273,8 +273,8 @@ func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun b
 	return freed, err
 }
 
-// errNoReply is for a claim that is not there after a release without a reply.
-var errNoReply = fmt.Errorf("%w: a release had no reply, and the claim is gone now", lock.ErrIndeterminate)
+// errNoReply is for a claim that is not there after a request without a reply, which may have ended it.
+var errNoReply = fmt.Errorf("%w: a request had no reply, and the lock is gone now", lock.ErrIndeterminate)
 
 // Insist makes a request that can be repeated, again and again if it fails, until it is by. An
 // error that is final is returned at once; otherwise it matches lock.ErrIndeterminate, or

@@ -47,14 +47,15 @@ func (h *hold) kept() bool {
 // until then. A new id makes a renewal that is under way ineffective. If the server does not answer,
 // the request is repeated in the background.
 func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until time.Time) error {
-	l, found := c.lock, NeitherStands
+	l, found, mayHaveRun := c.lock, NeitherStands, false
 	transfer := func(ctx context.Context) (err error) {
 		found, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
+		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}
 	err := Insist(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
 	if errors.Is(err, lock.ErrIndeterminate) {
-		l.s.CleanUp(min(time.Until(until), c.Lease), func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
+		l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
 	}
 	c.repeatRelease()
 	if _, positioned := l.p.(Positioned); positioned {
@@ -67,6 +68,9 @@ func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until 
 	state := Free
 	if err == nil && found == NeitherStands {
 		state = NotHeld
+		if mayHaveRun { // what an earlier try has left may have expired
+			err = errNoReply
+		}
 	}
 	return c.releaseError(Released{State: state}, err)
 }
@@ -162,8 +166,11 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}, wire.IsRefused)
-	if err == nil || !mayHaveRun {
+	switch {
+	case !mayHaveRun || err == nil && found != NeitherStands:
 		return found, err
+	case err == nil: // what an earlier try has adopted may have expired
+		return NeitherStands, errNoReply
 	}
 	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) {
 		back, err := l.p.Transfer(ctx, &c.Claim, from, c.Lease)
