@@ -52,7 +52,7 @@ func TestRun(t *testing.T) {
 		// It is deposed, and campaigns again.
 		_, err := c.FairLock(name).ForceUnlock(t.Context())
 		require.NoError(t, err)
-		_, err = other.Election(name).Campaign(t.Context(), "", lock.Lease(10*time.Millisecond))
+		_, err = other.Election(name).Campaign(t.Context(), "", lock.Lease(500*time.Millisecond))
 		require.NoError(t, err)
 		harness.Do(t, s.Addr, "SCRIPT", "FLUSH")
 		again := harness.Receive(t, 2*soon, "another term", terms)
