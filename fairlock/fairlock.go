@@ -93,7 +93,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
 // options are those of TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
-// this call requested.
+// this call requested, unless that is over.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
 	return l.l.Adopt(ctx, id, opts...)
 }
