@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 )
@@ -22,6 +23,14 @@ func arguments(least, most int) cobra.PositionalArgs {
 		}
 		return nil
 	}
+}
+
+// checkKind returns an error if a value of --kind is not one of those.
+func checkKind(kind string, known []string) error {
+	if !slices.Contains(known, kind) {
+		return fmt.Errorf("--kind %q: must be one of %s", kind, strings.Join(known, ", "))
+	}
+	return nil
 }
 
 // number parses an argument.

@@ -56,17 +56,25 @@ With --json, the output is one JSON object for each NAME, with durations in mill
 }
 
 func printObjects(w io.Writer, objects []inspect.Object, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, objects)
+	}
 	for i, o := range objects {
-		if asJSON {
-			if err := json.NewEncoder(w).Encode(o); err != nil {
-				return err
-			}
-			continue
-		}
 		if i > 0 {
 			fmt.Fprintln(w)
 		}
 		if err := printObject(w, o); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// printJSON prints a line for each object.
+func printJSON(w io.Writer, objects []inspect.Object) error {
+	e := json.NewEncoder(w)
+	for _, o := range objects {
+		if err := e.Encode(o); err != nil {
 			return err
 		}
 	}

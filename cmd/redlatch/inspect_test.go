@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"encoding/json"
-	"os"
-	"os/exec"
 	"regexp"
 	"runtime"
 	"strings"
@@ -19,18 +17,6 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
-
-// outputOf runs redlatch to its end and returns its standard output and exit status.
-func outputOf(t testing.TB, addr string, args ...string) (stdout string, status int) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	cmd := exec.CommandContext(ctx, os.Args[0], args...)
-	cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=redis://"+addr)
-	cmd.Stderr = t.Output()
-	out, _ := cmd.Output()
-	return string(out), cmd.ProcessState.ExitCode()
-}
 
 func mustLock(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
 	t.Helper()
@@ -52,8 +38,7 @@ func TestInspectShowsAFairLock(t *testing.T) {
 		h := mustLock(t, harness.Client(t, s).FairLock("app:orders"))
 		r := start(t, s.Addr, "lock", "--kind", "fair", "app:orders", "--", "true")
 		harness.Eventually(t, patience, "it waits", func() bool {
-			out, status := outputOf(t, s.Addr, "--prefix", "app:", "inspect", "orders", "nothing")
-			require.Zero(t, status)
+			out := succeeds(t, s.Addr, "--prefix", "app:", "inspect", "orders", "nothing")
 			return masked(out) == `name orders
 key app:orders
 kind fair lock
@@ -74,8 +59,7 @@ state -
 subscribers 0
 `
 		})
-		out, status := outputOf(t, s.Addr, "inspect", "--json", "app:orders", "x")
-		require.Zero(t, status)
+		out := succeeds(t, s.Addr, "inspect", "--json", "app:orders", "x")
 		lines := strings.Split(strings.TrimSpace(out), "\n")
 		require.Len(t, lines, 2)
 		var o inspect.Object
@@ -160,24 +144,22 @@ func TestList(t *testing.T) {
 		jobs := mustLock(t, c.Lock("jobs"))
 		harness.Do(t, s.Addr, "SET", "page:1", "17")
 
-		out, status := outputOf(t, s.Addr, "ls")
-		require.Zero(t, status)
+		out := succeeds(t, s.Addr, "ls")
 		require.Equal(t, `NAME KIND STATE EXPIRES WAITERS HOLDER
 jobs lock held TIME - OWNER
 orders:7 lock held TIME - OWNER
 orders:8 fenced free - - -
 `, masked(out))
 		require.Contains(t, out, h.Owner().String())
-		out, _ = outputOf(t, s.Addr, "ls", "orders:*", "--held")
+		out = succeeds(t, s.Addr, "ls", "orders:*", "--held")
 		require.Equal(t, "NAME KIND STATE EXPIRES WAITERS HOLDER\norders:7 lock held TIME - OWNER\n", masked(out))
-		out, _ = outputOf(t, s.Addr, "ls", "--json")
+		out = succeeds(t, s.Addr, "ls", "--json")
 		require.Equal(t, 3, strings.Count(out, "\n"))
-		out, _ = outputOf(t, s.Addr, "ls", "--json", "*8")
+		out = succeeds(t, s.Addr, "ls", "--json", "*8")
 		var o inspect.Object
 		require.NoError(t, json.Unmarshal([]byte(out), &o))
 		require.Equal(t, "orders:8", o.Name)
-		_, status = outputOf(t, s.Addr, "ls", "[")
-		require.Equal(t, statusFailed, status)
+		require.Equal(t, statusFailed, finish(t, s.Addr, "ls", "[").status)
 
 		require.NoError(t, h.Unlock(t.Context()))
 		require.NoError(t, jobs.Unlock(t.Context()))
@@ -234,9 +216,9 @@ PROBLEM: The lock has no expiry: it stays held if its holder dies.
 	}
 	harness.EachOf(t, cases, func(c lockCase) string { return c.name }, func(t *testing.T, s *testserver.Server, c lockCase) {
 		c.given(t, s)
-		out, status := outputOf(t, s.Addr, "doctor", "--watch", timeout.String(), "jobs")
-		require.Equal(t, c.want, masked(out))
-		require.Equal(t, c.status, status)
+		r := finish(t, s.Addr, "doctor", "--watch", timeout.String(), "jobs")
+		require.Equal(t, c.want, masked(r.stdout))
+		require.Equal(t, c.status, r.status)
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -83,7 +82,7 @@ func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []ins
 			return nil, err
 		}
 		for _, o := range found {
-			if o.Kind != inspect.None && o.Kind != inspect.Other && o.Kind != inspect.Counter {
+			if isListed(o) {
 				objects = append(objects, o)
 			}
 		}
@@ -92,14 +91,14 @@ func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []ins
 	return objects, nil
 }
 
+// isListed reports whether an object is surely one of redlatch or Redisson.
+func isListed(o inspect.Object) bool {
+	return o.Kind != inspect.None && o.Kind != inspect.Other && o.Kind != inspect.Counter
+}
+
 func printList(w io.Writer, objects []inspect.Object, asJSON bool) error {
 	if asJSON {
-		for _, o := range objects {
-			if err := json.NewEncoder(w).Encode(o); err != nil {
-				return err
-			}
-		}
-		return nil
+		return printJSON(w, objects)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "NAME\tKIND\tSTATE\tEXPIRES\tWAITERS\tHOLDER")

@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -101,14 +100,15 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		return errors.New("the name of the lock is missing: redlatch lock NAME -- COMMAND")
 	case len(command) == 0:
 		return errors.New("the command is missing: redlatch lock NAME -- COMMAND")
-	case !slices.Contains(kinds, l.kind):
-		return fmt.Errorf("--kind %q: must be one of %s", l.kind, strings.Join(kinds, ", "))
 	case cmd.Flags().Changed("permits") && l.permits < 1:
 		return fmt.Errorf("--permits %d: must be at least 1", l.permits)
 	case len(l.red) > 0 && l.connection.url != "":
 		return errors.New("--red and --url exclude each other")
 	case l.permits > 0 && len(names) > 1:
 		return errors.New("--permits: only one NAME is possible")
+	}
+	if err := checkKind(l.kind, kinds); err != nil {
+		return err
 	}
 	for _, d := range []string{"wait", "lease", "at-least", "max-hold"} {
 		if value, _ := cmd.Flags().GetDuration(d); cmd.Flags().Changed(d) && value <= 0 {

@@ -109,8 +109,8 @@ type checklist struct {
 
 func (p *probeCommand) run(_ *cobra.Command, args []string) error {
 	for _, kind := range p.kinds {
-		if !slices.Contains(probeKindFlags(), kind) {
-			return fmt.Errorf("--kind %q: must be one of %s", kind, strings.Join(probeKindFlags(), ", "))
+		if err := checkKind(kind, probeKindFlags()); err != nil {
+			return err
 		}
 	}
 	opt, err := redlatch.ParseURL(p.connection.address())

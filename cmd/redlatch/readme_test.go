@@ -36,9 +36,7 @@ func TestScreensOfTheREADME(t *testing.T) {
 	harness.EachOf(t, []string{"inspect", "top"}, func(name string) string { return name }, func(t *testing.T, s *testserver.Server, name string) {
 		scene(t, s)
 		if name == "inspect" {
-			out, status := outputOf(t, s.Addr, "inspect", "reports")
-			require.Zero(t, status)
-			shown(t, "redlatch inspect reports", out)
+			shown(t, "redlatch inspect reports", succeeds(t, s.Addr, "inspect", "reports"))
 			return
 		}
 		p := panes(t, s, 1)[0]

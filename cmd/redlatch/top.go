@@ -197,7 +197,7 @@ func (s *sampler) read(ctx context.Context) error {
 		return err
 	}
 	for i, o := range objects {
-		if o.Kind == inspect.None || o.Kind == inspect.Other || o.Kind == inspect.Counter {
+		if !isListed(o) {
 			delete(s.known, o.Name)
 			continue
 		}

@@ -1,9 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -58,10 +58,10 @@ The output says whether the lock was held.
 
 func (u *unlockCommand) run(_ *cobra.Command, args []string) error {
 	name := args[0]
-	switch {
-	case u.kind != "" && !slices.Contains(kinds, u.kind):
-		return fmt.Errorf("--kind %q: must be one of %s", u.kind, strings.Join(kinds, ", "))
-	case !u.force:
+	if err := checkKind(cmp.Or(u.kind, kinds[0]), kinds); err != nil {
+		return err
+	}
+	if !u.force {
 		return fmt.Errorf("the holder of %s may be working, and would work at the same time as the next one: "+
 			"make sure that it does not, and repeat the command with --force", name)
 	}

@@ -362,7 +362,7 @@ func (b *builder) checkKeys() {
 		tokenKey: "string", queueKey: "list", timeoutsKey: "zset", aliveKey: "zset", writersKey: "set", permitsKey: "zset",
 		waitingKey: "zset", createdKey: "string", roundKey: "string", termKey: "hash",
 	}
-	keys := (&Reader{}).call(b.o.Key, false).Keys
+	keys := keysOf(b.o.Key)
 	for i, k := range b.keys {
 		if i != mainKey && !k.isMissing() && k.kind != types[i] {
 			b.found("wrong-type", "The key %s is a %s, not a %s: requests that use it fail.", keys[i], k.kind, types[i])

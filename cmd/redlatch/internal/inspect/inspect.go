@@ -74,7 +74,7 @@ func (r *Reader) ReadAll(ctx context.Context, names []string) ([]Object, error) 
 		if err := wire.CheckName(name, cluster); err != nil {
 			return nil, err
 		}
-		calls = append(calls, r.call(r.Prefix+name, cluster))
+		calls = append(calls, callOf(r.Prefix+name, cluster))
 	}
 	var objects []Object
 	for i, reply := range readScript.ExecMany(ctx, r.Conn, calls, false) {
@@ -87,7 +87,8 @@ func (r *Reader) ReadAll(ctx context.Context, names []string) ([]Object, error) 
 	return objects, nil
 }
 
-func (r *Reader) call(key string, cluster bool) wire.Call {
+// keysOf returns the main key and the helper keys of an object.
+func keysOf(key string) []string {
 	keys := make([]string, numKeys)
 	keys[mainKey] = key
 	keys[tokenKey] = wire.FencingToken(key)
@@ -100,11 +101,16 @@ func (r *Reader) call(key string, cluster bool) wire.Call {
 	keys[createdKey] = wire.SemaphoreCreated(key)
 	keys[roundKey] = wire.LatchRound(key)
 	keys[termKey] = wire.ElectionTerm(key)
+	return keys
+}
+
+// callOf returns the call of the script for an object.
+func callOf(key string, cluster bool) wire.Call {
 	sharded := "0"
 	if cluster {
 		sharded = "1"
 	}
-	return wire.Call{Keys: keys, Args: []string{
+	return wire.Call{Keys: keysOf(key), Args: []string{
 		strconv.Itoa(most), wire.ReadHoldTimeouts(key), wire.LockChannel(key) + ":", sharded,
 		wire.LockChannel(key), wire.RWChannel(key), wire.SemaphoreChannel(key), wire.LatchChannel(key),
 		wire.PlainChannel(key), wire.ElectionChannel(key),
