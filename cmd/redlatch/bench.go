@@ -129,7 +129,7 @@ func repeat(ctx context.Context, f func(ctx context.Context) error) (all []time.
 	return all, nil
 }
 
-// unlessOver returns err, or nil if it is that of the end of the measurement.
+// unlessOver returns err, or nil if the end of the measurement has caused it.
 func unlessOver(ctx context.Context, err error) error {
 	if ctx.Err() != nil && errors.Is(err, context.Cause(ctx)) {
 		return nil

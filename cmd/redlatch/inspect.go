@@ -20,7 +20,7 @@ func newInspect(c *connection) *cobra.Command {
 	asJSON := false
 	cmd := &cobra.Command{
 		Use:   "inspect [flags] NAME...",
-		Short: "Show who holds and who waits",
+		Short: "Show holders and waiters",
 		Long: `Show what the server knows of each NAME: its kind, as far as its keys show it; the holders,
 with the time left of their leases; the queue of a fair lock; the readers and writers of a
 read-write lock; the permits of a semaphore; the count of a latch; the leader of an election;

@@ -1,4 +1,4 @@
-// Package inspect reads locks and other objects from a server: what they are, who holds them and who waits.
+// Package inspect reads locks and other objects from a server: their kinds, holders and waiters.
 // It only reads.
 package inspect
 
