@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -275,7 +274,7 @@ func (b *benchCommand) run(*cobra.Command, []string) error {
 		}
 	}
 	if sig := stop(); sig != nil {
-		return exit{status: statusSignal + int(sig.(syscall.Signal))}
+		return exitBy(sig)
 	}
 	return err
 }

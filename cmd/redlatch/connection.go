@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -61,7 +60,7 @@ func interruptible(f func(ctx context.Context) error) error {
 	case err := <-result:
 		return err
 	case sig := <-signals:
-		return exit{status: statusSignal + int(sig.(syscall.Signal))}
+		return exitBy(sig)
 	}
 }
 

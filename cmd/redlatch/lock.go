@@ -9,7 +9,6 @@ import (
 	"os/signal"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -184,7 +183,7 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) (err error) {
 		}
 	}
 	if sig := stop(); sig != nil {
-		return exitBy(sig.(syscall.Signal))
+		return exitBy(sig)
 	}
 	return err
 }

@@ -141,7 +141,7 @@ func (s *screen) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 func (s *screen) press(key tea.KeyPressMsg) tea.Cmd {
 	name := key.String()
 	if name == "ctrl+c" {
-		return tea.Quit
+		return tea.Interrupt
 	}
 	if name == "ctrl+z" {
 		return tea.Suspend

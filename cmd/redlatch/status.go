@@ -46,8 +46,8 @@ func (e exit) Unwrap() error { return e.err }
 var errInterrupted = errors.New("interrupted")
 
 // exitBy returns the error of an exit because of a signal.
-func exitBy(sig syscall.Signal) error {
-	e := exit{status: statusSignal + int(sig)}
+func exitBy(sig os.Signal) error {
+	e := exit{status: statusSignal + int(sig.(syscall.Signal))}
 	if sig == syscall.SIGINT {
 		e.err = errInterrupted
 	}

@@ -237,16 +237,33 @@ func TestTerminalInterruptedCommand(t *testing.T) {
 
 // Ctrl-C ends a loop and a script too, if it ends the command.
 func TestTerminalInterruptedLoop(t *testing.T) {
-	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
 		for _, loop := range []string{scripts["loop"], "./loop"} {
 			p.clear()
 			p.run(loop)
 			p.shows("round")
-			p.keys("C-c")
-			require.Equal(t, "130", p.prompt())
-			require.Len(t, regexp.MustCompile("(?m)^round$").FindAllString(p.screen(), -1), 1)
+			p.interruptLoop()
+		}
+		harness.Do(t, s.Addr, "SET", "import", "1")
+		for command, ready := range map[string]func(){
+			"bench":             func() { p.shows("round trip .*") },
+			"latch wait import": func() { waitForSubscribers(t, s, "redisson_countdownlatch__channel__{import}", 1) },
+			"top":               func() { p.shows("redlatch top .*") },
+		} {
+			p.clear()
+			p.run("for i in 1 2 3; do echo round; redlatch " + command + "; done")
+			ready()
+			p.interruptLoop()
 		}
 	})
+}
+
+// interruptLoop presses Ctrl-C, which must end the loop in its first round.
+func (p *pane) interruptLoop() {
+	p.t.Helper()
+	p.keys("C-c")
+	require.Equal(p.t, "130", p.prompt())
+	require.Len(p.t, regexp.MustCompile("(?m)^round$").FindAllString(p.screen(), -1), 1)
 }
 
 // After Ctrl-Z the command stops, and after fg it has the terminal again.

@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"slices"
+	"syscall"
 	"time"
 
 	tea "charm.land/bubbletea/v2"
@@ -63,7 +64,7 @@ Keys:
 			}
 			_, err = tea.NewProgram(newScreen(source.sample, c.forceUnlock, place(c.address()), interval)).Run()
 			if errors.Is(err, tea.ErrInterrupted) {
-				return exit{status: statusSignal + 2}
+				return exitBy(syscall.SIGINT)
 			}
 			return err
 		},
