@@ -259,24 +259,23 @@ func (b *benchCommand) run(*cobra.Command, []string) error {
 	}
 	signals := notify()
 	defer signal.Stop(signals)
-	wait, stop := cancelBySignal(signals)
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	ended := make(chan error, 1)
-	go func() { ended <- b.bench(wait) }()
-	var err error
+	go func() { ended <- b.bench(ctx) }()
 	select {
-	case err = <-ended:
-	case <-wait.Done():
+	case err := <-ended:
+		return err
+	case sig := <-signals:
+		cancel()
 		// What is measured ends and is cleaned up, unless the server does not answer.
 		select {
 		case <-ended:
 		case <-time.After(cleanupTime):
 		case <-signals:
 		}
-	}
-	if sig := stop(); sig != nil {
 		return exitBy(sig)
 	}
-	return err
 }
 
 // cleanupTime bounds how long bench continues after a signal.

@@ -151,7 +151,7 @@ func (l *lockCommand) grace() time.Duration {
 	return min(lease/6, 10*time.Second)
 }
 
-func (l *lockCommand) run(cmd *cobra.Command, args []string) (err error) {
+func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	names, command := args, []string(nil)
 	if at := cmd.ArgsLenAtDash(); at >= 0 {
 		names, command = args[:at], args[at:]
@@ -169,21 +169,18 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) (err error) {
 
 	signals := notify()
 	defer signal.Stop(signals)
-	wait, stop := cancelBySignal(signals)
+	wait, cancel := untilSignal()
+	defer cancel()
 	clients, err := l.open(wait)
 	if err == nil {
 		defer closeAll(clients)
 		var h held
 		if h, err = l.acquire(wait, clients, names); err == nil {
-			// Should a signal have come at the last moment, the command gets it.
-			if sig := stop(); sig != nil {
-				go func() { signals <- sig }()
-			}
-			return l.supervise(child, h, names, signals)
+			return l.supervise(child, h, names, signals) // a signal of the last moment too
 		}
 	}
-	if sig := stop(); sig != nil {
-		return exitBy(sig)
+	if wait.Err() != nil {
+		return exitBy(<-signals)
 	}
 	return err
 }

@@ -26,23 +26,17 @@ func notify() chan os.Signal {
 	return signals
 }
 
-// cancelBySignal returns a context that ends at the first signal, and a function that returns this
-// signal, or nil, and leaves all others on the channel.
-func cancelBySignal(signals <-chan os.Signal) (ctx context.Context, stop func() os.Signal) {
-	ctx, cancel := context.WithCancel(context.Background())
-	got, end := make(chan os.Signal, 1), make(chan struct{})
+// untilSignal returns a context that ends at the first signal that notify would report.
+func untilSignal() (ctx context.Context, cancel func()) {
+	ctx, cancel = context.WithCancel(context.Background())
+	signals := notify()
 	go func() {
+		defer signal.Stop(signals)
 		select {
-		case sig := <-signals:
-			got <- sig
+		case <-signals:
 			cancel()
-		case <-end:
-			got <- nil
+		case <-ctx.Done():
 		}
 	}()
-	return ctx, func() os.Signal {
-		close(end)
-		cancel()
-		return <-got
-	}
+	return ctx, cancel
 }

@@ -37,6 +37,8 @@ var scripts = map[string]string{
 	"evasive": `trap 'kill -TSTP $$' TERM; echo ready; while :; do sleep 0.01; done`,
 	// It consumes its standard input and asks the terminal.
 	"pager": `cat >lines; echo asks; read answer </dev/tty; echo "answer <$answer> for $(cat lines)"`,
+	// It asks the terminal when it may.
+	"asker": `while [ ! -e ask ]; do sleep 0.01; done; echo $$ >asker.pid; read answer </dev/tty; echo "answer <$answer>"`,
 }
 
 // pane is a shell in a terminal of tmux.
@@ -415,6 +417,34 @@ func TestTerminalPager(t *testing.T) {
 		p.enter("yes")
 		p.shows("answer <yes> for lines")
 		require.Equal(t, "0", p.prompt())
+	})
+}
+
+// Another process of the job may ask the terminal in the background, which stops it, but not redlatch.
+func TestTerminalBackgroundPager(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("redlatch lock --ttl 3s job -- ./worker | ./asker &")
+		p.prompt()
+		renewal := func() {
+			left := harness.PTTL(t, s.Addr, "job")
+			harness.Eventually(t, patience, "a renewal", func() bool { return harness.PTTL(t, s.Addr, "job") > max(left, 0) })
+		}
+		renewal()
+		p.touch("ask")
+		harness.Eventually(t, patience, "the asker has stopped", func() bool {
+			pid, err := os.ReadFile(filepath.Join(p.dir, "asker.pid"))
+			return err == nil && isStopped(strings.TrimSpace(string(pid)))
+		})
+		renewal()
+		p.foreground() // the shell continues a job if all of it has stopped
+		p.keys("C-z")
+		p.prompt()
+		p.foreground()
+		p.enter("yes")
+		p.shows("answer <yes>")
+		p.touch("enough")
+		require.Equal(t, "0", p.prompt())
+		harness.NothingLeft(t, s.Addr)
 	})
 }
 

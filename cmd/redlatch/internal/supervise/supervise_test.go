@@ -3,8 +3,10 @@ package supervise_test
 import (
 	"context"
 	"errors"
+	"io"
 	"os"
 	"os/exec"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -34,6 +36,38 @@ func (l *lease) endIn(d time.Duration) (end time.Time) {
 	end = time.Now().Add(d)
 	l.end.Store(&end)
 	return end
+}
+
+// A command that has stopped does not go on if the lease is over by then.
+func TestContinuedTooLate(t *testing.T) {
+	if terminal, err := os.Open("/dev/tty"); err == nil {
+		terminal.Close()
+		t.Skip("with a terminal, this process would stop together with the command")
+	}
+	stdout, w, err := os.Pipe()
+	require.NoError(t, err)
+	defer stdout.Close()
+	cmd := exec.Command("sh", "-c", `echo $$; kill -STOP $$; echo continued`)
+	cmd.Stdout = w
+	l := &lease{ctx: t.Context()}
+	go func() {
+		pid := make([]byte, 20)
+		n, _ := stdout.Read(pid)
+		stat := "/proc/" + strings.TrimSpace(string(pid[:n])) + "/stat"
+		for state := []byte(nil); !strings.Contains(string(state), ") T "); state, _ = os.ReadFile(stat) {
+			time.Sleep(time.Millisecond)
+		}
+		l.endIn(100 * time.Millisecond)
+		_ = syscall.Kill(os.Getpid(), syscall.SIGCONT)
+	}()
+	result, err := supervise.Run(cmd, l, time.Second, nil)
+	require.NoError(t, err)
+	require.ErrorIs(t, result.Lost, supervise.ErrExpires)
+	require.Equal(t, syscall.SIGKILL, result.State.Signal())
+	w.Close()
+	rest, err := io.ReadAll(stdout)
+	require.NoError(t, err)
+	require.Empty(t, string(rest))
 }
 
 // runDeaf runs a command that ignores SIGTERM, and calls ready when it does.
