@@ -61,10 +61,7 @@ func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Sign
 	}
 	cmd.SysProcAttr = attributes(s.terminal)
 	if err := cmd.Start(); err != nil {
-		s.terminal.started(0)
-		if cmd.SysProcAttr.Foreground {
-			s.terminal.give(s.terminal.own)
-		}
+		s.terminal.started(0) // the terminal may be with a process that never was; the shell takes it back
 		return Result{}, err
 	}
 	defer cmd.Process.Release() //nolint:errcheck // it was waited for
