@@ -137,7 +137,7 @@ func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Re
 // vote of its server.
 //
 // RedLock sends nothing and does not fail, like MultiLock. Use an odd number of servers: an
-// even number adds no fault tolerance, and is logged.
+// even number adds no fault tolerance, and is logged. WithAbsent is for servers that are down.
 func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
 	return newRed(c.s, members...)
 }

@@ -27,6 +27,7 @@ func init() { construct.Provide(newRed) }
 type Red struct {
 	group
 	members []redMember
+	absent  int // servers without a member
 	quorum  int
 	timeout time.Duration // 0: see serverTimeout
 	// restartDelay is the uptime before which the vote of a server does not count.
@@ -79,14 +80,20 @@ func newRedOf(s *session.Session, members []redMember, bad error) *Red {
 	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
 	r.group = newGroup(s, "red", names, []hold.On{{Client: s.ID, Kind: r.key.Kind, Key: r.key.Name}}, bad)
 	r.reads = slices.ContainsFunc(members, func(m redMember) bool { return m.Traits().Shared })
-	if n := len(members); n%2 == 0 && r.err == nil {
-		type warned struct{ sync.Map } // once for each number
-		if _, before := session.Of[warned](s).LoadOrStore(n, true); !before {
-			s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
-				"name", r.info.Name, "servers", n)
-		}
-	}
 	return r
+}
+
+// warnEven logs an even number of servers, once for each number.
+func (r *Red) warnEven() {
+	n := len(r.members) + r.absent
+	if n%2 != 0 {
+		return
+	}
+	type warned struct{ sync.Map }
+	if _, before := session.Of[warned](r.s).LoadOrStore(n, true); !before {
+		r.s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
+			"name", r.info.Name, "servers", n)
+	}
 }
 
 // WithTimeout returns the same lock with a different limit on the wait for one server
@@ -119,6 +126,26 @@ func (r *Red) WithRestartDelay(d time.Duration) *Red {
 	if d <= 0 && other.err == nil {
 		other.err = fmt.Errorf("%w: Redlock restart delay %v: must be greater than zero", lock.ErrInvalid, d)
 	}
+	return &other
+}
+
+// WithAbsent returns the same lock with n more servers, which have no vote: a majority of all servers
+// must grant the lock. It is for a process that starts while some servers are down, and so has no
+// clients of them. If n is negative, every method returns an error that matches lock.ErrInvalid. If
+// the members are no majority, the error matches lock.ErrUnavailable.
+func (r *Red) WithAbsent(n int) *Red {
+	other := *r
+	other.absent = n
+	all := len(r.members) + n
+	other.quorum = all/2 + 1
+	switch {
+	case other.err != nil:
+	case n < 0:
+		other.err = fmt.Errorf("%w: Redlock with %d absent servers", lock.ErrInvalid, n)
+	case len(r.members) < other.quorum:
+		other.err = fmt.Errorf("%w: Redlock: %d of %d servers are absent", lock.ErrUnavailable, n, all)
+	}
+	other.key.Name += fmt.Sprintf("quorum %d;", other.quorum)
 	return &other
 }
 
@@ -179,6 +206,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
+	r.warnEven()
 	owner, named := lock.OwnerFrom(ctx)
 	h := &redHold{
 		groupHold: groupHold{group: &r.group, owner: owner, fixed: o.Lease > 0}, r: r, once: once, ttl: cmp.Or(o.Lease, r.s.WatchdogTimeout),

@@ -81,7 +81,7 @@ func TestRedLockOfBadClients(t *testing.T) {
 		} {
 			t.Run(name, func(t *testing.T) {
 				red := redlatch.RedLock(bad.name, bad.clients)
-				for _, red := range []lock.Locker{red, red.WithTimeout(redTimeout), red.WithRestartDelay(redTimeout)} {
+				for _, red := range []lock.Locker{red, red.WithTimeout(redTimeout), red.WithRestartDelay(redTimeout), red.WithAbsent(1)} {
 					_ = red.Name()
 					_, err := red.Lock(t.Context())
 					require.ErrorIs(t, err, lock.ErrInvalid)

@@ -281,6 +281,33 @@ func TestRedEvenNumberIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// Servers without a member count for the majority.
+func TestRedWithAbsentServers(t *testing.T) {
+	redRun(t, func(t *testing.T, w *redWorld) {
+		for _, c := range []struct {
+			answers []redAnswer
+			absent  int
+			want    error
+		}{
+			{[]redAnswer{redYes, redYes}, 1, nil},
+			{[]redAnswer{redYes, redTaken}, 1, lock.ErrNotAcquired},
+			{[]redAnswer{redYes, redYes, redTaken}, 0, nil},
+			{[]redAnswer{redYes, redYes, redTaken}, 2, lock.ErrNotAcquired},
+			{[]redAnswer{redYes, redYes, redYes}, 2, nil},
+			{[]redAnswer{redYes, redYes, redYes, redTaken}, 3, lock.ErrNotAcquired},
+			{[]redAnswer{redYes, redYes}, 2, lock.ErrUnavailable},
+			{[]redAnswer{redYes}, -1, lock.ErrInvalid},
+		} {
+			h, err := w.red(w.fakes(c.answers...)).WithAbsent(c.absent).TryLock(t.Context())
+			require.ErrorIs(t, err, c.want, "%v and %d", c.answers, c.absent)
+			if err == nil {
+				require.NoError(t, h.Unlock(t.Context()))
+			}
+		}
+		require.NotContains(t, w.log.String(), "even number", "of all servers")
+	})
+}
+
 // TestRedLocalQueue has many goroutines of one process contend for the lock: they split no
 // votes.
 func TestRedLocalQueue(t *testing.T) {

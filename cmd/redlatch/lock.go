@@ -7,8 +7,10 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,11 +44,13 @@ func newLock(c *connection) *cobra.Command {
 		Long: `Acquire the lock NAME, run COMMAND while holding it, and exit with the status of COMMAND.
 With several names, COMMAND runs while redlatch holds all of them.
 
-COMMAND runs in a process group of its own. redlatch forwards signals to that group;
-while it waits for the lock, they end it. redlatch renews the lock until COMMAND ends.
-If the lock is lost, or the lease or --max-hold is about to end, the group gets SIGTERM, and
-SIGKILL after a sixth of that time, 10 s at most, and before the lease ends on the server. On Linux
-COMMAND is killed if redlatch dies; the lock is then free when the lease is over.
+COMMAND runs in a process group of its own. redlatch forwards signals to that group. A signal that arrives
+during the wait for the lock ends redlatch. redlatch renews the lock until COMMAND ends.
+
+If the lock is lost, or the lease or --max-hold is about to end, the group gets SIGTERM. SIGKILL
+follows after a sixth of the lease or of --max-hold, after 10 s at most, and always before the lease
+ends on the server. On Linux COMMAND is killed if redlatch dies. The lock is then free when the lease
+is over.
 
 COMMAND may read the terminal. Ctrl-Z stops redlatch together with COMMAND, so that nothing renews
 the lock; COMMAND goes on after fg or bg, unless the lease is over.
@@ -80,7 +84,7 @@ fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard o
 	f.DurationVar(&l.ttl, "ttl", redlatch.DefaultWatchdogTimeout, "lease, which is renewed until COMMAND ends")
 	f.DurationVar(&l.lease, "lease", 0, "fixed lease, which is not renewed: COMMAND must end before it")
 	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner")
-	f.DurationVar(&l.maxHold, "max-hold", 0, "longest run of COMMAND, which must end before")
+	f.DurationVar(&l.maxHold, "max-hold", 0, "longest time for which COMMAND may run")
 	f.IntVar(&l.permits, "permits", 0, "NAME is a semaphore with this many permits; hold one")
 	f.StringSliceVar(&l.red, "red", nil, "URLs of independent servers: hold the lock on a majority of them")
 	cmd.MarkFlagsMutuallyExclusive("wait", "try")
@@ -101,8 +105,12 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		return errors.New("the command is missing: redlatch lock NAME -- COMMAND")
 	case cmd.Flags().Changed("permits") && l.permits < 1:
 		return fmt.Errorf("--permits %d: must be at least 1", l.permits)
+	case cmd.Flags().Changed("red") && (len(l.red) == 0 || slices.Contains(l.red, "")):
+		return errors.New("--red: a URL is missing")
 	case len(l.red) > 0 && l.connection.url != "":
 		return errors.New("--red and --url exclude each other")
+	case l.kind == "fenced" && (len(names) > 1 || len(l.red) > 0):
+		return errors.New("--kind fenced: a token is of one lock: only one NAME is possible, and no --red")
 	case l.permits > 0 && len(names) > 1:
 		return errors.New("--permits: only one NAME is possible")
 	}
@@ -201,24 +209,29 @@ func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals
 	case errors.Is(err, lock.ErrLost):
 		return exit{statusLost, fmt.Errorf("%s: %w", strings.Join(names, ","), err)}
 	case err != nil:
-		fmt.Fprintln(os.Stderr, "redlatch:", err) // the lock is free when its lease is over
+		fmt.Fprintln(os.Stderr, "redlatch:", message(err)) // the lock is free when its lease is over
 	}
 	return exitOf(result.State)
 }
 
-// open returns the clients of the servers.
-func (l *lockCommand) open(ctx context.Context) (clients []*redlatch.Client, err error) {
+// open returns the clients of the servers: with --red of those that can be reached, if they are a majority.
+func (l *lockCommand) open(ctx context.Context) ([]*redlatch.Client, error) {
 	urls := l.red
 	if len(urls) == 0 {
 		urls = []string{l.connection.address()}
 	}
-	for _, url := range urls {
-		client, err := l.connection.open(ctx, url, redlatch.WithWatchdogTimeout(l.ttl))
-		if err != nil {
+	clients, errs := make([]*redlatch.Client, len(urls)), make([]error, len(urls))
+	var wg sync.WaitGroup
+	for i, url := range urls {
+		wg.Go(func() { clients[i], errs[i] = l.connection.open(ctx, url, redlatch.WithWatchdogTimeout(l.ttl)) })
+	}
+	wg.Wait()
+	clients = slices.DeleteFunc(clients, func(c *redlatch.Client) bool { return c == nil })
+	for _, err := range errs {
+		if err != nil && (len(clients) <= len(urls)/2 || errors.Is(err, lock.ErrInvalid)) {
 			closeAll(clients)
 			return nil, err
 		}
-		clients = append(clients, client)
 	}
 	return clients, nil
 }
@@ -255,7 +268,7 @@ func (l *lockCommand) locker(clients []*redlatch.Client, names []string) lock.Lo
 			votes = append(votes, l.one(client, name))
 		}
 		if len(l.red) > 0 {
-			all = append(all, clients[0].RedLock(votes...))
+			all = append(all, clients[0].RedLock(votes...).WithAbsent(len(l.red)-len(clients)))
 		} else {
 			all = append(all, votes...)
 		}

@@ -61,6 +61,19 @@ func TestLockOfRestartedServer(t *testing.T) {
 	})
 }
 
+// If the lock cannot be released, the status is that of the command.
+func TestLockOfServerThatIsGone(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		c := start(t, s.Addr, sh("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done")...)
+		require.Equal(t, "ready", c.line())
+		s.Kill()
+		c.signal(syscall.SIGTERM)
+		require.Equal(t, 7, c.status(3*patience))
+		require.Contains(t, c.stderr.String(), "\nredlatch: ")
+	})
+}
+
 // While redlatch alone is stopped the command goes on, and ends when redlatch continues too late.
 func TestLockOfStoppedParent(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -148,9 +161,8 @@ func TestLockForwardsResizing(t *testing.T) {
 func TestLockWithoutFiles(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for script, want := range map[string]int{
-			`exec "$0" lock job -- sh -c 'exit 7' <&- >&- 2>&-`:              7,
-			`exec "$0" lock job -- no-such-command <&- >&- 2>&-`:             statusNotFound,
-			`exec 2>&1; ("$0" lock job -- no-such-command; echo $? >&3) | :`: 0,
+			`exec "$0" lock job -- sh -c 'exit 7' <&- >&- 2>&-`:  7,
+			`exec "$0" lock job -- no-such-command <&- >&- 2>&-`: statusNotFound,
 		} {
 			c := newCommand(t, s.Addr)
 			c.cmd = exec.Command("sh", "-c", script, os.Args[0])
@@ -158,6 +170,15 @@ func TestLockWithoutFiles(t *testing.T) {
 			c.start()
 			require.Equal(t, want, c.status(patience), script)
 		}
+		r, w, err := os.Pipe()
+		require.NoError(t, err)
+		defer w.Close()
+		r.Close()
+		defer unlock(t, takeJob(t, s))
+		c := newCommand(t, s.Addr, sh("true", "--try")...)
+		c.cmd.Stderr = w
+		c.start()
+		require.Equal(t, statusNotAcquired, c.status(patience))
 	})
 }
 

@@ -186,6 +186,7 @@ func TestStatuses(t *testing.T) {
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "free", "held", "--", "true"}},
 			{statusNotRunnable, "permission denied", []string{"lock", "job", "--", "/etc/passwd"}},
 			{statusNotFound, "not found", []string{"lock", "job", "--", "no-such-command"}},
+			{statusNotFound, "not found", []string{"lock", "--try", "held", "--", "no-such-command"}},
 			{statusNotFound, "no such file", []string{"lock", "job", "--", "/no/such/command"}},
 			{statusFailed, "command is missing", []string{"lock", "job"}},
 			{statusFailed, "name of the lock is missing", []string{"lock", "--", "true"}},
@@ -204,6 +205,10 @@ func TestStatuses(t *testing.T) {
 			{statusFailed, "invalid", []string{"lock", "", "--", "true"}},
 			{statusFailed, "watchdog", []string{"lock", "--ttl", "1ms", "job", "--", "true"}},
 			{statusFailed, "has no least time", []string{"lock", "--kind", "read", "--at-least", "1s", "job", "--", "true"}},
+			{statusFailed, "--red: a URL is missing", sh("true", "--red", "")},
+			{statusFailed, "--red: a URL is missing", sh("true", "--red", "redis://h,,redis://g")},
+			{statusFailed, "--kind fenced: ", []string{"lock", "--kind", "fenced", "a", "b", "--", "true"}},
+			{statusFailed, "--kind fenced: ", sh("true", "--kind", "fenced", "--red", "redis://h,redis://g,redis://i")},
 			{statusFailed, "exclude", []string{"lock", "--url", "redis://h", "--red", "redis://g", "job", "--", "true"}},
 			{statusFailed, "", []string{"lock", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
 			{statusFailed, "unknown command", []string{"unlok"}},
@@ -249,6 +254,11 @@ func TestKinds(t *testing.T) {
 			name := "of:" + kind
 			holder := start(t, s.Addr, "lock", "--kind", kind, name, "--", "sh", "-c", "echo held; exec sleep 60")
 			require.Equal(t, "held", holder.line())
+			if typ := harness.Do(t, s.Addr, "TYPE", name); kind == "plain" {
+				require.Equal(t, "+string", typ)
+			} else {
+				require.Equal(t, "+hash", typ, kind)
+			}
 			other := start(t, s.Addr, "lock", "--try", "--kind", kind, name, "--", "true")
 			want := statusNotAcquired
 			if kind == "read" {
@@ -386,17 +396,75 @@ func TestDurations(t *testing.T) {
 
 func TestRed(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		urls := []string{"redis://" + s.Addr, "redis://127.0.0.1:1"}
+		urls := []string{"redis://" + s.Addr}
 		for range 2 {
 			urls = append(urls, "redis://"+harness.Server(t, s.Program).Addr)
 		}
-		all := strings.Join([]string{urls[0], urls[2], urls[3]}, ",")
+		all := strings.Join(urls, ",")
 		c := start(t, s.Addr, sh("echo held; exec sleep 60", "--red", all)...)
 		require.Equal(t, "held", c.line())
 		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try", "--red", all)...).status(patience))
 		c.signal(syscall.SIGTERM)
 		require.Equal(t, 128+15, c.status(patience))
 		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+func TestGrace(t *testing.T) {
+	for _, c := range []struct {
+		want time.Duration
+		of   lockCommand
+	}{
+		{5 * time.Second, lockCommand{ttl: 30 * time.Second}},
+		{10 * time.Second, lockCommand{ttl: time.Hour}},
+		{time.Second, lockCommand{ttl: time.Hour, lease: 6 * time.Second}},
+		{time.Second, lockCommand{ttl: time.Hour, maxHold: 6 * time.Second}},
+		{time.Second, lockCommand{ttl: 6 * time.Second, maxHold: time.Hour}},
+	} {
+		require.Equal(t, c.want, c.of.grace())
+	}
+}
+
+// REDLATCH_URL precedes REDIS_URL, and an empty variable is none.
+func TestURLs(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		url := "redis://" + s.Addr
+		for _, env := range [][]string{
+			{"REDLATCH_URL=" + url, "REDIS_URL=redis://" + unreachable},
+			{"REDLATCH_URL=", "REDIS_URL=" + url},
+		} {
+			c := newCommand(t, s.Addr, sh("true")...)
+			c.cmd.Env = append(c.cmd.Env, env...)
+			c.start()
+			require.Zero(t, c.status(patience), "%v: %s", env, &c.stderr)
+		}
+		c := newCommand(t, unreachable, sh("true", "--url", url)...)
+		c.start()
+		require.Zero(t, c.status(patience), &c.stderr)
+	})
+}
+
+// A loss that only the release notices is a loss.
+func TestLostAtTheEnd(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		fails(t, s.Addr, statusLost, "job", sh(os.Args[0]+" unlock --force job >&-")...)
+	})
+}
+
+// A majority of the servers is enough from the beginning, and it is one of all servers.
+func TestRedWithoutSomeServers(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const down = "redis://127.0.0.1:1"
+		url := "redis://" + s.Addr
+		second, third := "redis://"+harness.Server(t, s.Program).Addr, "redis://"+harness.Server(t, s.Program).Addr
+		require.Zero(t, exitStatus(t, s, sh("true", "--try", "--red", url+","+down+","+second)...))
+		fails(t, s.Addr, statusFailed, "connection refused", sh("true", "--try", "--red", url+","+down+","+down)...)
+		fails(t, s.Addr, statusFailed, "invalid", sh("true", "--try", "--red", url+","+second+",redis//")...)
+
+		five := strings.Join([]string{url, second, third, down, down}, ",")
+		require.Zero(t, exitStatus(t, s, sh("true", "--try", "--red", five)...))
+		defer unlock(t, takeJob(t, s)) // two of five are no majority
+		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--try", "--red", five)...))
 	})
 }
 

@@ -8,6 +8,7 @@ import (
 	"os/signal"
 	"strings"
 	"syscall"
+	"unicode"
 
 	"github.com/spf13/cobra"
 
@@ -73,9 +74,20 @@ func statusOf(root *cobra.Command, err error) int {
 	if e.err == errInterrupted {
 		interrupt()
 	} else if e.err != nil {
-		fmt.Fprintln(os.Stderr, root.Name()+":", strings.TrimPrefix(e.Error(), "redlatch: "))
+		fmt.Fprintln(os.Stderr, root.Name()+":", message(e.err))
 	}
 	return e.status
+}
+
+// message returns the text of an error without the prefixes of the errors that it wraps, and without
+// characters of names that a terminal interprets.
+func message(err error) string {
+	return strings.Map(func(r rune) rune {
+		if r == '\n' || r == '\t' || unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, strings.ReplaceAll(err.Error(), "redlatch: ", ""))
 }
 
 // exitOf returns the error of a command that has ended, or nil.

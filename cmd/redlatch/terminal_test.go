@@ -420,6 +420,33 @@ func TestTerminalPager(t *testing.T) {
 	})
 }
 
+// A job of several processes stops as a whole each time, even if its command is in the background.
+func TestTerminalPipeline(t *testing.T) {
+	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
+		p.run("redlatch lock job -- ./worker | cat")
+		p.shows("ready")
+		for range 3 {
+			p.keys("C-z")
+			require.Equal(t, "148", p.prompt())
+			require.True(t, isStopped(p.file("pid")))
+			p.foreground()
+			harness.Eventually(t, patience, "the command runs", func() bool { return !isStopped(p.file("pid")) })
+		}
+		p.touch("enough")
+		require.Equal(t, "0", p.prompt())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A command that may not write in the background gets the terminal.
+func TestTerminalWriter(t *testing.T) {
+	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
+		p.run("stty tostop; sh -c 'redlatch lock job -- echo written; true'")
+		p.shows("written")
+		require.Equal(t, "0", p.prompt())
+	})
+}
+
 // Another process of the job may ask the terminal in the background, which stops it, but not redlatch.
 func TestTerminalBackgroundPager(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {

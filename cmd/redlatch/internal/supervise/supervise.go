@@ -22,7 +22,7 @@ type Lease interface {
 
 var (
 	// ErrExpires is the cause of a Result if the lease was about to end.
-	ErrExpires = errors.New("the lease was about to end without a renewal")
+	ErrExpires = errors.New("the lease was about to end")
 	// ErrLate is the error of Run if the lease was over before.
 	ErrLate = errors.New("too late to start the command")
 )
