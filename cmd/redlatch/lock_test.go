@@ -410,6 +410,15 @@ func TestRed(t *testing.T) {
 	})
 }
 
+// A message has no prefix but that of the program, and nothing that a terminal interprets. A loss that
+// only the release notices is a loss.
+func TestMessages(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		fails(t, s.Addr, statusLost, "redlatch: job: lock lost: ", sh(os.Args[0]+" unlock --force job >&-")...)
+		fails(t, s.Addr, statusLost, "redlatch: red\ufffd[31m: too late ", "lock", "--lease", "40ms", "red\x1b[31m", "--", "true")
+	})
+}
+
 func TestGrace(t *testing.T) {
 	for _, c := range []struct {
 		want time.Duration
@@ -441,13 +450,6 @@ func TestURLs(t *testing.T) {
 		c := newCommand(t, unreachable, sh("true", "--url", url)...)
 		c.start()
 		require.Zero(t, c.status(patience), &c.stderr)
-	})
-}
-
-// A loss that only the release notices is a loss.
-func TestLostAtTheEnd(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		fails(t, s.Addr, statusLost, "job", sh(os.Args[0]+" unlock --force job >&-")...)
 	})
 }
 
