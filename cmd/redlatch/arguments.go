@@ -33,6 +33,12 @@ func checkKind(kind string, known []string) error {
 	return nil
 }
 
+// printLine prints a line to the standard output.
+func printLine(words ...any) error {
+	_, err := fmt.Println(words...)
+	return err
+}
+
 // number parses an argument.
 func number(arg string, least, most int) (int, error) {
 	n, err := strconv.Atoi(arg)

@@ -81,7 +81,7 @@ func TestInvalidArguments(t *testing.T) {
 		{"the id of a permit is missing", "permits release a"},
 		{"32 hexadecimal digits", "permits release a " + id + " 17"},
 		{"can release 10000", "permits release a" + strings.Repeat(" "+id, 10_001)},
-		{"must be a number from 1 to 10000", "permits release --plain a 0"},
+		{"must be a number from 0 to 2147483647", "permits release --plain a -- -1"},
 		{"too many arguments", "permits release --plain a 1 2"},
 		{"the command is missing", "latch"},
 		{"unknown command", "latch open"},
@@ -95,6 +95,19 @@ func TestInvalidArguments(t *testing.T) {
 		{"greater than zero", "bench --for 0s"},
 		{"at least 1", "bench --goroutines 0"},
 		{"argument is missing: redlatch probe", "probe"},
+		{"argument is missing: redlatch inspect", "inspect"},
+		{"an argument is empty", "inspect a ''"},
+		{"too many arguments", "ls a b"},
+		{"an argument is empty", "ls ''"},
+		{"must be like [a-z]", "ls ["},
+		{"must be like [a-z]", "ls [z-a]"},
+		{"argument is missing: redlatch doctor", "doctor"},
+		{"an argument is empty", "doctor ''"},
+		{"too many arguments", "doctor a b"},
+		{"greater than zero", "doctor --watch 0s a"},
+		{"greater than zero", "doctor --watch -1s a"},
+		{"too many arguments", "top a b"},
+		{"must be like [a-z]", "top ["},
 		{"an argument is empty", "probe a ''"},
 		{"must be one of lock, fair, read-write", "probe --kind lock,spin a"},
 	} {
@@ -136,7 +149,7 @@ func TestUnavailableServer(t *testing.T) {
 
 // A signal ends each command, even while it waits for the server.
 func TestInterrupt(t *testing.T) {
-	for _, args := range requests {
+	for _, args := range append([][]string{{"inspect", "a"}, {"ls"}, {"doctor", "a"}}, requests...) {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			t.Parallel()
 			addr, connected := silentServer(t)

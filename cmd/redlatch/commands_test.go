@@ -61,7 +61,7 @@ func callsOf(t *testing.T, example string) (calls [][]string) {
 	r, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer r.Close()
-	cmd := exec.Command("/bin/sh", "-c", `redlatch() { printf '%s\0' "$@" >&3; printf '\1\0' >&3; }`+"\n"+example)
+	cmd := exec.Command("/bin/sh", "-c", `redlatch() { printf '%s\0' "$@" >&3; printf '\1\0' >&3; echo 7; }`+"\n"+example)
 	cmd.Env, cmd.Dir, cmd.ExtraFiles = []string{"PATH=/nonexistent"}, t.TempDir(), []*os.File{w}
 	_ = cmd.Run() // commands behind a pipe are not found
 	w.Close()

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -24,24 +26,26 @@ doctor watches NAME until it changes hands or its lease is renewed, for --watch 
 and Redisson renew a lease after a third of it: after 10 s, unless configured otherwise. doctor
 only reads. For the rights of a user and the settings of the server see "redlatch probe".
 
-The exit status is 0 if doctor found nothing wrong, and 1 if it found a problem.`,
+` + statusHelpOf("doctor found nothing wrong", "doctor found a problem") + `
+  128 + n  signal n ended doctor`,
 		Example: `  redlatch doctor orders
   redlatch doctor --watch 30s orders`,
-		Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			r, err := c.reader()
-			if err != nil {
+		Args: arguments(1, 1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if watch <= 0 {
+				return fmt.Errorf("--watch %v: must be greater than zero", watch)
+			}
+			return c.read(func(ctx context.Context, r *inspect.Reader) error {
+				seen, err := observe(ctx, r, args[0], watch)
+				if err != nil {
+					return err
+				}
+				problems, err := printDiagnosis(os.Stdout, seen)
+				if err == nil && problems {
+					err = exit{status: statusNo}
+				}
 				return err
-			}
-			defer r.Conn.Close()
-			seen, err := observe(cmd.Context(), r, args[0], watch)
-			if err != nil {
-				return err
-			}
-			if problems := printDiagnosis(os.Stdout, seen); problems {
-				return exit{status: 1}
-			}
-			return nil
+			})
 		},
 	}
 	cmd.Flags().DurationVar(&watch, "watch", 11*time.Second, "longest time to watch")
@@ -98,16 +102,17 @@ func holderIDs(o inspect.Object) (all string) {
 }
 
 // printDiagnosis prints what an observation means, and reports whether that includes problems.
-func printDiagnosis(w io.Writer, seen observation) (problems bool) {
+func printDiagnosis(w io.Writer, seen observation) (problems bool, err error) {
 	for _, s := range diagnose(seen) {
-		if !s.problem {
-			fmt.Fprintln(w, s.text)
-			continue
+		text := s.text
+		if s.problem {
+			problems, text = true, "PROBLEM: "+text
 		}
-		problems = true
-		fmt.Fprintln(w, "PROBLEM:", s.text)
+		if _, err := fmt.Fprintln(w, text); err != nil {
+			return problems, err
+		}
 	}
-	return problems
+	return problems, nil
 }
 
 // statement is a sentence of a diagnosis.
@@ -140,6 +145,9 @@ func diagnose(seen observation) []statement {
 			d.say("It was released while doctor watched.")
 			break
 		}
+		if d.stuck() {
+			break
+		}
 		d.say("If a client does not get it all the same, compare its server, database and name prefix.")
 	case inspect.Other:
 	case inspect.Counter:
@@ -159,7 +167,7 @@ func diagnose(seen observation) []statement {
 
 func (d *diagnosis) lock() {
 	o := d.last
-	d.say("%s is a %s: %s.", o.Name, kindNames[o.Kind], state(o))
+	d.say("%s is %s: %s.", o.Name, inspect.WithArticle(kindNames[o.Kind]), state(o))
 	for _, h := range o.Holders {
 		d.say("%s holds it%s; its lease %s.", described(h.Owner), mode(h), end(h.Lease))
 	}
@@ -172,19 +180,41 @@ func (d *diagnosis) lock() {
 	case d.renewed:
 		d.say("Its lease was renewed while doctor watched: the holder's process lives.")
 	case o.Held && o.Expires == nil:
-		d.say(`If the holder does not exist any more, use "redlatch unlock --force %s".`, o.Name)
+		d.say("If the holder does not exist any more, use this command: %s", advice(o, "unlock --force"))
+	case o.Held && d.watched() <= d.renewal():
+		d.say("Its lease was not renewed for %s, but so long a lease is renewed later: use --watch %s to see that. "+
+			"The lock is free in %s at the latest, unless it is renewed.",
+			inspect.Millis(d.watched()), d.renewal().Truncate(time.Second)+2*time.Second, remaining(o.Expires))
 	case o.Held:
 		d.say("Its lease was not renewed for %s: it is fixed, or its holder has died or stalls. "+
 			"The lock is free in %s at the latest.", inspect.Millis(d.watched()), remaining(o.Expires))
 	}
-	if o.Kind == inspect.RWLock && o.Waiting > 0 {
+	switch {
+	case o.Kind != inspect.RWLock:
+	case o.Waiting == 1:
+		d.say("1 writer waits for the readers, so new readers of redlatch wait for it.")
+	case o.Waiting > 1:
 		d.say("%d writers wait for the readers, so new readers of redlatch wait for them.", o.Waiting)
 	}
 	d.queue()
+	d.stuck()
+}
+
+// renewal is how long a holder that lives may take until it renews the lease. A lease is renewed
+// after a third; what was left of it at first is all of it, or a part that is renewed earlier.
+func (d *diagnosis) renewal() time.Duration {
+	return (d.watched() + time.Duration(*d.last.Expires)) / 3
+}
+
+// stuck reports waiters that do not take a free lock, and whether there are any.
+func (d *diagnosis) stuck() bool {
+	o := d.last
 	if !o.Held && !d.changed && o.Subscribers > 0 && len(o.Queue) == 0 && d.watched() > warm {
 		d.problem("The lock was free for %s although %s to it. Their processes may be stopped, "+
 			"or use another kind of lock under this name.", inspect.Millis(d.watched()), listeners(o.Subscribers))
+		return true
 	}
+	return false
 }
 
 // queue explains the queue of a fair lock.
@@ -194,7 +224,7 @@ func (d *diagnosis) queue() {
 		return
 	}
 	head := o.Queue[0]
-	d.say("%d waiters are in its queue. %s is the first.", len(o.Queue), described(head.Owner))
+	d.say("%s in its queue. %s is the first.", are(len(o.Queue), "waiter"), described(head.Owner))
 	if o.Held || d.changed {
 		return
 	}
@@ -204,26 +234,38 @@ func (d *diagnosis) queue() {
 
 func (d *diagnosis) permits() {
 	o := d.last
-	d.say("%s is a %s: %s.", o.Name, kindNames[o.Kind], state(o))
+	d.say("%s is %s: %s.", o.Name, inspect.WithArticle(kindNames[o.Kind]), state(o))
 	forever := 0
 	for _, h := range o.Holders {
 		if h.Lease == nil {
 			forever++
 		}
 	}
-	if forever > 0 {
+	switch {
+	case forever == 1:
+		d.problem("1 permit has no lease, as those of Redisson without one: if its process has died, only a release " +
+			`by its id returns it (see "redlatch inspect" and "redlatch permits release").`)
+	case forever > 1:
 		d.problem("%d permits have no lease, as those of Redisson without one: if their process has died, only a release "+
 			`by their ids returns them (see "redlatch inspect" and "redlatch permits release").`, forever)
 	}
-	if o.Waiting > 0 {
+	switch {
+	case o.Waiting == 1:
+		d.say("1 client has waited for longer than 100 ms, and comes first.")
+	case o.Waiting > 1:
 		d.say("%d clients have waited for longer than 100 ms, and come first.", o.Waiting)
 	}
 	switch {
 	case o.Permits.Free > 0 && o.Subscribers > 0 && !d.changed:
-		d.say("%s although permits are free: they may request more permits than that.", listeners(o.Subscribers))
-	case o.Permits.Free == 0 && o.Permits.Held < 0:
+		d.say("%s although %s free: a waiter may request more than that.", listeners(o.Subscribers), are(int(o.Permits.Free), "permit"))
+	case o.Permits.Free < 0 && o.Permits.Held >= 0 && o.Permits.Size() > 0:
+		d.say("The number of permits was reduced to %d: no permit is free until %d are released or end.",
+			o.Permits.Size(), 1-o.Permits.Free)
+	case o.Permits.Free < 0 && o.Permits.Held >= 0 && o.Permits.Size() == 0:
+		d.say("The number of permits was reduced to 0: nobody acquires one until it is raised.")
+	case o.Permits.Free <= 0 && o.Permits.Held < 0:
 		d.say("No permit is free. A semaphore without ids does not know who holds them: if a holder has died, "+
-			`"redlatch permits release --plain %s" returns its permits.`, o.Name)
+			"this command returns a permit of it: %s", advice(o, "permits release --plain"))
 	case o.Permits.Free == 0 && len(o.Holders) > 0:
 		d.say("No permit is free. The first lease %s, unless it is renewed.", end(soonest(o.Holders)))
 	}
@@ -245,7 +287,10 @@ func (d *diagnosis) latch() {
 		d.say("The latch %s is open.", o.Name)
 		return
 	}
-	d.say("The latch %s opens after %d more calls of CountDown. %s for that.", o.Name, *o.Count, listeners(o.Subscribers))
+	d.say("The latch %s opens after %s of CountDown.", o.Name, count(*o.Count, "more call"))
+	if o.Subscribers > 0 {
+		d.say("%s for that.", listeners(o.Subscribers))
+	}
 	if o.Expires != nil {
 		d.say("It opens in %s at the latest, when its key expires.", remaining(o.Expires))
 	}
@@ -255,7 +300,44 @@ func listeners(n int) string {
 	if n == 1 {
 		return "1 connection listens"
 	}
-	return fmt.Sprintf("%d connections listen", n)
+	return count(n, "connection") + " listen"
+}
+
+// are is a number of things that are something.
+func are(n int, noun string) string {
+	if n == 1 {
+		return count(n, noun) + " is"
+	}
+	return count(n, noun) + " are"
+}
+
+// advice is a command about an object, for a shell. The name comes from whoever may write keys.
+func advice(o inspect.Object, words string) string {
+	prefix, separator := strings.TrimSuffix(o.Key, o.Name), " "
+	if prefix != "" {
+		prefix = " --prefix " + quoted(prefix)
+	}
+	if strings.HasPrefix(o.Name, "-") {
+		separator = " -- "
+	}
+	return "redlatch" + prefix + " " + words + separator + quoted(o.Name)
+}
+
+var harmless = regexp.MustCompile(`^[\w@%+:,./-]+$`)
+
+// quoted quotes a word for a shell. The form with $ keeps characters that a terminal interprets.
+func quoted(word string) string {
+	switch {
+	case harmless.MatchString(word):
+		return word
+	case printable(word) == word:
+		return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+	}
+	var out strings.Builder
+	for _, b := range []byte(word) {
+		fmt.Fprintf(&out, `\x%02x`, b)
+	}
+	return "$'" + out.String() + "'"
 }
 
 // end says when a lease ends.
@@ -267,6 +349,14 @@ func end(lease *inspect.Millis) string {
 		return "is over"
 	}
 	return "ends in " + lease.String()
+}
+
+// count is a number of things, of which one has that name.
+func count[N int | int64](n N, noun string) string {
+	if n == 1 {
+		return fmt.Sprint(n, " ", noun)
+	}
+	return fmt.Sprint(n, " ", noun, "s")
 }
 
 // described describes a client.

@@ -1,19 +1,26 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
+	"os/signal"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 func newInspect(c *connection) *cobra.Command {
@@ -24,31 +31,32 @@ func newInspect(c *connection) *cobra.Command {
 		Long: `Show what the server knows of each NAME: its kind, as far as its keys show it; the holders,
 with the time left of their leases; the queue of a fair lock; the readers and writers of a
 read-write lock; the permits of a semaphore; the count of a latch; the leader of an election;
-and the connections that wait for a message. Anomalies follow: what may keep waiters out.
+and the connections that wait for a message. Anomalies, which may keep waiters out, come last.
 
 inspect only reads. It reads all keys of a NAME at one moment, and shows 1000 holders and
 waiters at most. The connections of redlatch listen for some seconds after their last waiter has
 left, so subscribers need not be waiters.
 
 A client whose id is a UUID of version 7 is one of redlatch; then the id also shows when the
-client was created. Redisson has version 4. A fair lock for which nobody waits has the keys of an
-ordinary lock, and is shown as one. A number without other keys may be a semaphore or a latch.
+client was created. A client whose id has version 4 is one of Redisson. A fair lock for which nobody
+waits has the keys of an ordinary lock, and is shown as one. A number without other keys may be a
+semaphore or a latch.
 
-With --json, the output is one JSON object for each NAME, with durations in milliseconds.`,
+With --json, the output is one JSON object for each NAME, with durations in milliseconds.
+
+` + statusHelpOf("every NAME is shown, whether it exists or not", "") + `
+  128 + n  signal n ended inspect`,
 		Example: `  redlatch inspect orders
   redlatch inspect --json orders | jq '.holders[].client'`,
-		Args: cobra.MinimumNArgs(1),
-		RunE: func(cmd *cobra.Command, names []string) error {
-			r, err := c.reader()
-			if err != nil {
-				return err
-			}
-			defer r.Conn.Close()
-			objects, err := r.ReadAll(cmd.Context(), names)
-			if err != nil {
-				return err
-			}
-			return printObjects(os.Stdout, objects, asJSON)
+		Args: arguments(1, math.MaxInt),
+		RunE: func(_ *cobra.Command, names []string) error {
+			return c.read(func(ctx context.Context, r *inspect.Reader) error {
+				objects, err := r.ReadAll(ctx, names)
+				if err != nil {
+					return err
+				}
+				return printObjects(os.Stdout, objects, asJSON)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -92,6 +100,8 @@ var kindNames = map[inspect.Kind]string{
 // state is the state of an object in a few words.
 func state(o inspect.Object) string {
 	switch {
+	case o.Permits != nil && o.Permits.Held >= 0 && o.Permits.Free < 0:
+		return fmt.Sprintf("0 free, %d held, %d too many", o.Permits.Held, -o.Permits.Free)
 	case o.Permits != nil && o.Permits.Held >= 0:
 		return fmt.Sprintf("%d free, %d held", o.Permits.Free, o.Permits.Held)
 	case o.Permits != nil:
@@ -110,6 +120,56 @@ func state(o inspect.Object) string {
 		return "held"
 	}
 	return "free"
+}
+
+// checkObject returns an error if an object is of another kind than those. It trusts a number, which
+// may be anything, and a user who may not read: the change itself needs fewer rights.
+func (c *connection) checkObject(ctx context.Context, name, what string, kinds ...inspect.Kind) error {
+	o, err := c.object(ctx, name)
+	var refused *rueidis.RedisError
+	switch {
+	case errors.As(err, &refused) && wire.KindOf(err) == nil:
+		return nil
+	case err != nil:
+		return err
+	case o.Kind == inspect.None, o.Kind == inspect.Counter, slices.Contains(kinds, o.Kind):
+		return nil
+	}
+	return fmt.Errorf("%s is %s, not a %s", printable(name), description(o), what)
+}
+
+// read runs f with a reader. A signal ends the program at once. So does a reader of the output that has gone.
+func (c *connection) read(f func(ctx context.Context, r *inspect.Reader) error) error {
+	return interruptible(func(ctx context.Context) error {
+		signal.Reset(syscall.SIGPIPE)
+		r, err := c.reader()
+		if err != nil {
+			return err
+		}
+		defer r.Conn.Close()
+		return f(ctx, r)
+	})
+}
+
+// object reads an object over a connection of its own.
+func (c *connection) object(ctx context.Context, name string) (inspect.Object, error) {
+	r, err := c.reader()
+	if err != nil {
+		return inspect.Object{}, err
+	}
+	defer r.Conn.Close()
+	return r.Read(ctx, name)
+}
+
+// description is the kind of an object, with an article.
+func description(o inspect.Object) string {
+	switch o.Kind {
+	case inspect.Other:
+		return inspect.WithArticle(o.Type) + " with other contents"
+	case inspect.Permits:
+		return "a semaphore whose permits have ids"
+	}
+	return inspect.WithArticle(kindNames[o.Kind])
 }
 
 // isWritten reports whether a writer, who may read too, holds a read-write lock.

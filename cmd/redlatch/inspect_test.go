@@ -3,9 +3,13 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"os"
+	"os/exec"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,17 +202,24 @@ OWNER of redlatch holds it; its lease ends in TIME.
 Its lease was renewed while doctor watched: the holder's process lives.
 `},
 		{"fixed", func(t *testing.T, s *testserver.Server) {
-			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
+			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(2*timeout))
 		}, 0, `jobs is a lock: held.
 OWNER of redlatch holds it; its lease ends in TIME.
 Its lease was not renewed for TIME: it is fixed, or its holder has died or stalls. The lock is free in TIME at the latest.
+`},
+		{"long", func(t *testing.T, s *testserver.Server) {
+			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
+		}, 0, `jobs is a lock: held.
+OWNER of redlatch holds it; its lease ends in TIME.
+Its lease was not renewed for TIME, but so long a lease is renewed later: use --watch TIME to see that. ` +
+			`The lock is free in TIME at the latest, unless it is renewed.
 `},
 		{"no expiry", func(t *testing.T, s *testserver.Server) {
 			mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
 			harness.Do(t, s.Addr, "PERSIST", "jobs")
 		}, 1, `jobs is a lock: held.
 OWNER of redlatch holds it; its lease never ends.
-If the holder does not exist any more, use "redlatch unlock --force jobs".
+If the holder does not exist any more, use this command: redlatch unlock --force jobs
 PROBLEM: The lock has no expiry: it stays held if its holder dies.
 `},
 		{"wrong type", func(t *testing.T, s *testserver.Server) { harness.Do(t, s.Addr, "SADD", "jobs", "a") }, 1,
@@ -277,31 +288,56 @@ func TestDiagnoses(t *testing.T) {
 		}, []string{
 			"jobs is a read-write lock: held for reading.",
 			"r holds it to read; its lease ends in 1m0s.",
-			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1m0s at the latest.",
+			"Its lease was not renewed for 10s, but so long a lease is renewed later: use --watch 25s to see that. " +
+				"The lock is free in 1m0s at the latest, unless it is renewed.",
 			"2 writers wait for the readers, so new readers of redlatch wait for them.",
 		}},
 		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1, Subscribers: 1}, []string{
 			"jobs is a semaphore: 0 free.",
-			"1 clients have waited for longer than 100 ms, and come first.",
+			"1 client has waited for longer than 100 ms, and comes first.",
 			"No permit is free. A semaphore without ids does not know who holds them: if a holder has died, " +
-				`"redlatch permits release --plain jobs" returns its permits.`,
+				"this command returns a permit of it: redlatch permits release --plain jobs",
 		}},
 		{"permits", inspect.Object{
 			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 2},
 			Holders: []inspect.Holder{{Lease: ms(9 * time.Second)}, {Lease: ms(3 * time.Second)}, {}},
 		}, []string{
 			"jobs is a permit semaphore: 0 free, 2 held.",
-			"PROBLEM: 1 permits have no lease, as those of Redisson without one: if their process has died, only a release " +
-				`by their ids returns them (see "redlatch inspect" and "redlatch permits release").`,
+			"PROBLEM: 1 permit has no lease, as those of Redisson without one: if its process has died, only a release " +
+				`by its id returns it (see "redlatch inspect" and "redlatch permits release").`,
 			"No permit is free. The first lease ends in 3s, unless it is renewed.",
 		}},
 		{"free permits", inspect.Object{Kind: inspect.Permits, Permits: &inspect.PermitNumbers{Free: 2}, Subscribers: 1}, []string{
 			"jobs is a permit semaphore: 2 free, 0 held.",
-			"1 connection listens although permits are free: they may request more permits than that.",
+			"1 connection listens although 2 permits are free: a waiter may request more than that.",
 		}},
 		{"latch", inspect.Object{Kind: inspect.Latch, Held: true, Count: new(int64(2)), Subscribers: 4, Expires: ms(time.Minute)}, []string{
-			"The latch jobs opens after 2 more calls of CountDown. 4 connections listen for that.",
+			"The latch jobs opens after 2 more calls of CountDown.",
+			"4 connections listen for that.",
 			"It opens in 1m0s at the latest, when its key expires.",
+		}},
+		{"last call", inspect.Object{Kind: inspect.Latch, Held: true, Count: new(int64(1))}, []string{
+			"The latch jobs opens after 1 more call of CountDown.",
+		}},
+		{"election", inspect.Object{Kind: inspect.Election}, []string{"jobs is an election: free."}},
+		{"no key, with waiters", inspect.Object{Kind: inspect.None, Subscribers: 1}, []string{
+			"No key of jobs exists: it is free.",
+			"PROBLEM: The lock was free for 10s although 1 connection listens to it. " +
+				"Their processes may be stopped, or use another kind of lock under this name.",
+		}},
+		{"one waiter, one writer", inspect.Object{
+			Kind: inspect.RWLock, Held: true, Waiting: 1, Expires: ms(time.Second), Queue: []inspect.Waiter{waiter},
+		}, []string{
+			"jobs is a read-write lock: held for reading.",
+			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1s at the latest.",
+			"1 writer waits for the readers, so new readers of redlatch wait for it.",
+			"1 waiter is in its queue. w of redlatch is the first.",
+		}},
+		{"reduced permits", inspect.Object{
+			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 3, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},
+		}, []string{
+			"jobs is a permit semaphore: 0 free, 3 held, 1 too many.",
+			"The number of permits was reduced to 2: no permit is free until 2 are released or end.",
 		}},
 		{"open latch", inspect.Object{Kind: inspect.Latch, Count: new(int64(0))}, []string{"The latch jobs is open."}},
 		{"counter", inspect.Object{Kind: inspect.Counter, Count: new(int64(3))}, []string{
@@ -313,11 +349,67 @@ func TestDiagnoses(t *testing.T) {
 			first := c.last
 			c.last.At = first.At.Add(10 * time.Second)
 			var out strings.Builder
-			problems := printDiagnosis(&out, observation{first: first, last: c.last})
+			problems, err := printDiagnosis(&out, observation{first: first, last: c.last})
+			require.NoError(t, err)
 			require.Equal(t, strings.Join(c.want, "\n")+"\n", out.String())
 			require.Equal(t, strings.Contains(out.String(), "PROBLEM"), problems)
 		})
 	}
+}
+
+// A command that doctor advises means the same in a shell, whatever the name.
+func TestAdvice(t *testing.T) {
+	for _, name := range []string{"jobs", "x; touch pwned", "it's", "$(touch pwned)", "-x", "a\x1b[2J\xff\n'", "~", "#", "a b\\"} {
+		for _, prefix := range []string{"", "app:", "my app:"} {
+			text := advice(inspect.Object{Name: name, Key: prefix + name}, "unlock --force")
+			require.Equal(t, text, printable(text))
+			got := exec.Command("bash", "-c", `redlatch() { printf '%s\0' "$@"; }; `+text) //nolint:gosec // a test
+			out, err := got.Output()
+			require.NoError(t, err, text)
+			want := []string{"unlock", "--force", name}
+			if prefix != "" {
+				want = append([]string{"--prefix", prefix}, want...)
+			}
+			args := strings.Split(strings.TrimSuffix(string(out), "\x00"), "\x00")
+			require.Equal(t, want, slices.DeleteFunc(args, func(arg string) bool { return arg == "--" }), text)
+		}
+	}
+}
+
+// An output that cannot be written is an error.
+func TestFullOutput(t *testing.T) {
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip(err)
+	}
+	defer full.Close()
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, args := range []string{
+			"doctor x", "inspect x", "ls", "unlock --force x", "latch set l 2", "latch down l", "latch delete l", "latch delete l",
+			"permits set p 2", "permits drain p", "permits set --plain q 2", "permits drain --plain q", "permits release --plain q 2",
+		} {
+			c := newCommand(t, s.Addr, strings.Fields(args)...)
+			c.cmd.Stdout = full
+			require.Error(t, c.cmd.Run(), args)
+			require.Equal(t, statusFailed, c.cmd.ProcessState.ExitCode(), args)
+			require.Contains(t, c.stderr.String(), "no space left on device", args)
+		}
+	})
+}
+
+// A reader that has seen enough, such as head, ends ls without a message.
+func TestListForAReaderThatGoes(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r, w, err := os.Pipe()
+		require.NoError(t, err)
+		r.Close()
+		defer w.Close()
+		c := newCommand(t, s.Addr, "ls")
+		c.cmd.Stdout = w
+		require.Error(t, c.cmd.Run())
+		require.Equal(t, syscall.SIGPIPE, c.cmd.ProcessState.Sys().(syscall.WaitStatus).Signal())
+		require.Empty(t, c.stderr.String())
+	})
 }
 
 // Of some objects nothing new will be seen.

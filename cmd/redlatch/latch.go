@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -54,10 +55,9 @@ The output is what is left of the count, 0 if the latch is open now or was befor
 	waitCmd := &cobra.Command{
 		Use:   "wait NAME",
 		Short: "Wait until a latch is open",
-		Long: `Wait until the latch NAME is open. A latch without a count is open. It prints nothing.
+		Long: `Wait until the latch NAME is open. A latch without a count is open. The command prints nothing.
 
-` + statusHelpOf("the latch is open", "") + `
-  124      the latch is not open, and the wait is over
+` + statusHelpOf("the latch is open\n  124      the latch is not open, and the wait is over", "") + `
   128 + n  signal n ended the wait`,
 		Example: `  redlatch latch wait --wait 10m import:42 && ./publish`,
 		Args:    arguments(1, 1),
@@ -67,8 +67,9 @@ The output is what is left of the count, 0 if the latch is open now or was befor
 	remove := &cobra.Command{
 		Use:   "delete NAME",
 		Short: "Delete the count of a latch, which opens it",
-		Long: `Delete the count of the latch NAME, which releases the waiters of redlatch. Those of Redisson stay
-blocked until the end of a later round.
+		Long: `Delete the count of the latch NAME, which opens the latch. The waiters of redlatch go on at once.
+Waiters of Redisson do not notice the deletion. They stay blocked until somebody sets a count again
+and it is counted down to zero.
 
 The output says whether there was a count.
 
@@ -92,6 +93,16 @@ down to zero.`,
 	}, all...)
 }
 
+// do runs f with a latch, if name may be one.
+func (l *latchCommand) do(name string, f func(ctx context.Context, latch *countdown.Latch) error) error {
+	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		if err := l.connection.checkObject(ctx, name, "latch", inspect.Latch); err != nil {
+			return err
+		}
+		return f(ctx, client.CountDownLatch(name))
+	})
+}
+
 func (l *latchCommand) set(cmd *cobra.Command, args []string) error {
 	name := args[0]
 	n, err := number(args[1], 1, countdown.MaxCount)
@@ -104,8 +115,8 @@ func (l *latchCommand) set(cmd *cobra.Command, args []string) error {
 			return fmt.Errorf("--ttl: %w", err)
 		}
 	}
-	return l.connection.do(func(ctx context.Context, client *redlatch.Client) (err error) {
-		latch, set := client.CountDownLatch(name), false
+	return l.do(name, func(ctx context.Context, latch *countdown.Latch) (err error) {
+		set := false
 		if limited {
 			set, err = latch.TrySetCountFor(ctx, n, l.ttl)
 		} else {
@@ -117,8 +128,7 @@ func (l *latchCommand) set(cmd *cobra.Command, args []string) error {
 		case !set:
 			return exit{statusNo, fmt.Errorf("%s has a count already, which redlatch latch delete removes", name)}
 		}
-		fmt.Println(n)
-		return nil
+		return printLine(n)
 	})
 }
 
@@ -129,12 +139,12 @@ func (l *latchCommand) down(_ *cobra.Command, args []string) (err error) {
 			return err
 		}
 	}
-	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		left, err := client.CountDownLatch(name).CountDownN(ctx, n)
-		if err == nil {
-			fmt.Println(left)
+	return l.do(name, func(ctx context.Context, latch *countdown.Latch) error {
+		left, err := latch.CountDownN(ctx, n)
+		if err != nil {
+			return err
 		}
-		return err
+		return printLine(left)
 	})
 }
 
@@ -144,13 +154,13 @@ func (l *latchCommand) await(cmd *cobra.Command, args []string) error {
 	if limited && l.wait <= 0 {
 		return fmt.Errorf("--wait %v: must be greater than zero", l.wait)
 	}
-	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+	return l.do(name, func(ctx context.Context, latch *countdown.Latch) error {
 		if limited {
 			var cancel context.CancelFunc
 			ctx, cancel = context.WithTimeout(ctx, l.wait)
 			defer cancel()
 		}
-		err := client.CountDownLatch(name).Wait(ctx)
+		err := latch.Wait(ctx)
 		if errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, lock.ErrUnavailable) {
 			return exit{statusNotAcquired, fmt.Errorf("%s is not open after %v", name, l.wait)}
 		}
@@ -160,16 +170,14 @@ func (l *latchCommand) await(cmd *cobra.Command, args []string) error {
 
 func (l *latchCommand) remove(_ *cobra.Command, args []string) error {
 	name := args[0]
-	return l.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		deleted, err := client.CountDownLatch(name).Delete(ctx)
+	return l.do(name, func(ctx context.Context, latch *countdown.Latch) error {
+		deleted, err := latch.Delete(ctx)
 		switch {
 		case err != nil:
 			return err
 		case deleted:
-			fmt.Println(name, "is open now")
-		default:
-			fmt.Println(name, "was open")
+			return printLine(name, "is open now")
 		}
-		return nil
+		return printLine(name, "was open")
 	})
 }

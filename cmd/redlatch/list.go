@@ -30,34 +30,42 @@ PATTERN: * is any text, ? any character, and [a-z] one of those.
 ls reads all keys of the server with SCAN, 500 at a time, and looks into strings and hashes. A
 semaphore or latch without waiters, which no client of redlatch has used in the last minutes,
 is only a number: ls does not list those. WAITERS counts the queue of a fair lock, or the
-connections that wait for a message.`,
+connections that wait for a message.
+
+` + statusHelpOf("listed, even if there is nothing to list", "") + `
+  128 + n  signal n ended ls`,
 		Example: `  redlatch ls
   redlatch ls 'orders:*'
   redlatch ls --held --json`,
-		Args: cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			pattern := "*"
-			if len(args) > 0 {
-				pattern = args[0]
-			}
-			r, err := c.reader()
+		Args: arguments(0, 1),
+		RunE: func(_ *cobra.Command, args []string) error {
+			pattern, err := patternOf(args)
 			if err != nil {
 				return err
 			}
-			defer r.Conn.Close()
-			objects, err := list(cmd.Context(), r, pattern)
-			if err != nil {
-				return err
-			}
-			if held {
-				objects = slices.DeleteFunc(objects, func(o inspect.Object) bool { return !o.Held })
-			}
-			return printList(os.Stdout, objects, asJSON)
+			return c.read(func(ctx context.Context, r *inspect.Reader) error {
+				objects, err := list(ctx, r, pattern)
+				if err != nil {
+					return err
+				}
+				if held {
+					objects = slices.DeleteFunc(objects, func(o inspect.Object) bool { return !o.Held })
+				}
+				return printList(os.Stdout, objects, asJSON)
+			})
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each")
 	cmd.Flags().BoolVar(&held, "held", false, "list only what is held")
 	return cmd
+}
+
+// patternOf returns the pattern among the arguments, or one that matches all names.
+func patternOf(args []string) (string, error) {
+	if len(args) == 0 {
+		return "*", nil
+	}
+	return args[0], inspect.CheckPattern(args[0])
 }
 
 // list returns the objects whose names match the pattern, by name.

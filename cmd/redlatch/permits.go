@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -60,8 +62,8 @@ redlatch permits release returns them.
   redlatch permits set downloads 4
 
   # The same for permits without ids.
-  n=$(redlatch permits drain --plain encoders)
-  redlatch permits release --plain encoders "${n:-1}"`,
+  n=$(redlatch permits drain --plain encoders) &&
+    redlatch permits release --plain encoders "$n"`,
 		Args: arguments(1, 1),
 		RunE: p.drain,
 	}
@@ -95,16 +97,18 @@ redlatch lock --permits acquires permits.`,
 	}, set, drain, release)
 }
 
-// checkKind returns an error if the permits of a semaphore have ids although they are to have none.
-func (p *permitsCommand) checkKind(ctx context.Context, client *redlatch.Client, name string) error {
-	if !p.plain {
-		return nil
-	}
-	stats, err := client.PermitSemaphore(name).Stats(ctx)
-	if err == nil && stats.Taken > 0 {
-		err = fmt.Errorf("permits of %s have ids: omit --plain", name)
-	}
-	return err
+// do runs f with a client of the server, if name may be a semaphore of the right kind.
+func (p *permitsCommand) do(name string, f func(ctx context.Context, client *redlatch.Client) error) error {
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		what, kinds := "semaphore", []inspect.Kind{inspect.Semaphore, inspect.Permits} // without permits held they look the same
+		if p.plain {
+			what, kinds = "semaphore for --plain", kinds[:1]
+		}
+		if err := p.connection.checkObject(ctx, name, what, kinds...); err != nil {
+			return err
+		}
+		return f(ctx, client)
+	})
 }
 
 func (p *permitsCommand) set(_ *cobra.Command, args []string) error {
@@ -113,48 +117,42 @@ func (p *permitsCommand) set(_ *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
-	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		if err := p.checkKind(ctx, client, name); err != nil {
-			return err
-		}
+	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
 		if p.plain {
 			err = client.Semaphore(name).SetPermits(ctx, n)
 		} else {
 			err = client.PermitSemaphore(name).SetPermits(ctx, n)
 		}
-		if err == nil {
-			fmt.Println(n)
+		if err != nil {
+			return err
 		}
-		return err
+		return printLine(n)
 	})
 }
 
 func (p *permitsCommand) drain(_ *cobra.Command, args []string) error {
 	name := args[0]
-	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		if err := p.checkKind(ctx, client, name); err != nil {
-			return err
-		}
+	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
 		// A request would create it.
 		if exists, err := client.Semaphore(name).Exists(ctx); err != nil || !exists {
 			return noSemaphore(name, err)
 		}
 		if p.plain {
 			n, err := client.Semaphore(name).Drain(ctx)
-			if err == nil {
-				fmt.Println(n)
+			if err != nil {
+				return err
 			}
-			return err
+			return printLine(n)
 		}
 		s := client.PermitSemaphore(name)
 		if err := s.SetPermits(ctx, 0); err != nil {
 			return err
 		}
 		stats, err := s.Stats(ctx)
-		if err == nil {
-			fmt.Println(stats.Taken)
+		if err != nil {
+			return err
 		}
-		return err
+		return printLine(stats.Taken)
 	})
 }
 
@@ -184,15 +182,15 @@ func (p *permitsCommand) release(_ *cobra.Command, args []string) error {
 			return fmt.Errorf("%q: the id of a permit has 32 hexadecimal digits", id)
 		}
 	}
-	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
 		err := client.PermitSemaphore(name).Release(ctx, ids...)
 		switch {
 		case errors.Is(err, lock.ErrNotHeld):
 			return exit{statusNo, err}
-		case err == nil:
-			fmt.Println(len(ids))
+		case err != nil:
+			return err
 		}
-		return err
+		return printLine(len(ids))
 	})
 }
 
@@ -201,21 +199,24 @@ func (p *permitsCommand) releasePlain(args []string) (err error) {
 	switch len(args) {
 	case 1:
 	case 2:
-		if n, err = number(args[1], 1, semaphore.MaxBatch); err != nil {
+		if n, err = number(args[1], 0, semaphore.MaxPermits); err != nil {
 			return err
 		}
 	default:
 		return errors.New("there are too many arguments: redlatch permits release --plain NAME N")
 	}
-	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		if err := p.checkKind(ctx, client, name); err != nil {
-			return err
+	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
+		for released := 0; released < n; {
+			batch := min(n-released, semaphore.MaxBatch)
+			exists, err := client.Semaphore(name).ReleaseIfExists(ctx, batch)
+			switch {
+			case (err != nil || !exists) && released > 0:
+				return fmt.Errorf("released only %d of %d permits: %w", released, n, cmp.Or(err, errors.New("the semaphore was deleted")))
+			case err != nil || !exists:
+				return noSemaphore(name, err)
+			}
+			released += batch
 		}
-		released, err := client.Semaphore(name).ReleaseIfExists(ctx, n)
-		if err != nil || !released {
-			return noSemaphore(name, err)
-		}
-		fmt.Println(n)
-		return nil
+		return printLine(n)
 	})
 }

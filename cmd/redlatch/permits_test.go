@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -66,6 +68,14 @@ func TestPlainPermitsCommand(t *testing.T) {
 		require.Equal(t, 3, free())
 		require.Equal(t, "8\n", succeeds(t, s.Addr, "permits", "set", "--plain", "slots", "8"))
 		require.Equal(t, 8, free())
+		require.Equal(t, "0\n", succeeds(t, s.Addr, "permits", "release", "--plain", "slots", "0"))
+		require.Equal(t, 8, free())
+
+		// What drain prints can be released, also if that takes several requests.
+		succeeds(t, s.Addr, "permits", "set", "--plain", "slots", "20001")
+		require.Equal(t, "20001\n", succeeds(t, s.Addr, "permits", "drain", "--plain", "slots"))
+		require.Equal(t, "20001\n", succeeds(t, s.Addr, "permits", "release", "--plain", "slots", "20001"))
+		require.Equal(t, 20001, free())
 	})
 }
 
@@ -76,10 +86,82 @@ func TestPermitsKind(t *testing.T) {
 		_, err := slots.Acquire(t.Context(), semaphore.Forever()) // also if the garbage collector finds it
 		require.NoError(t, err)
 		for _, args := range []string{"set --plain slots 8", "drain --plain slots", "release --plain slots"} {
-			fails(t, s.Addr, statusFailed, "omit --plain", append([]string{"permits"}, strings.Fields(args)...)...)
+			fails(t, s.Addr, statusFailed, "whose permits have ids, not a semaphore for --plain", append([]string{"permits"}, strings.Fields(args)...)...)
 		}
 		stats, err := slots.Stats(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, semaphore.PermitStats{Total: 3, Free: 2, Taken: 1}, stats)
+	})
+}
+
+// After a drain, the permits that are still held are no problem.
+func TestDrainedPermits(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(3))
+		_, err := slots.Acquire(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		require.Equal(t, "1\n", succeeds(t, s.Addr, "permits", "drain", "slots"))
+		require.Contains(t, succeeds(t, s.Addr, "ls"), "0 free, 1 held, 1 too many")
+		out := succeeds(t, s.Addr, "doctor", "--watch", "1ms", "slots")
+		require.Contains(t, out, "The number of permits was reduced to 0: nobody acquires one until it is raised.")
+	})
+}
+
+// A semaphore or a lock is not mistaken for a latch, nor a latch for a semaphore.
+func TestPermitsAndLatchesOfOtherKinds(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		client := harness.Client(t, s)
+		_, err := client.Lock("lock").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		_, err = client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		succeeds(t, s.Addr, "latch", "set", "latch", "3")
+		succeeds(t, s.Addr, "permits", "set", "--plain", "plain", "5")
+		harness.Do(t, s.Addr, "SET", "page", "text")
+		before := values(t, s)
+
+		permits := []string{"permits set NAME 4", "permits drain NAME", "permits release NAME " + strings.Repeat("0", 32)}
+		plain := []string{"permits set --plain NAME 4", "permits drain --plain NAME", "permits release --plain NAME"}
+		latches := []string{"latch set NAME 4", "latch down NAME", "latch wait NAME", "latch delete NAME"}
+		for _, row := range []struct {
+			name, text string
+			commands   []string
+		}{
+			{"latch", "latch is a count-down latch, not a semaphore", slices.Concat(permits, plain)},
+			{"lock", "lock is a lock, not a semaphore", slices.Concat(permits, plain)},
+			{"page", "page is a string with other contents, not a semaphore", slices.Concat(permits, plain)},
+			{"ids", "ids is a semaphore whose permits have ids, not a semaphore for --plain", plain},
+			{"ids", "ids is a semaphore whose permits have ids, not a latch", latches},
+			{"plain", "plain is a semaphore, not a latch", latches},
+			{"lock", "lock is a lock, not a latch", latches},
+		} {
+			for _, command := range row.commands {
+				fails(t, s.Addr, statusFailed, row.text, strings.Fields(strings.ReplaceAll(command, "NAME", row.name))...)
+			}
+			require.Equal(t, before, values(t, s), row.name)
+		}
+
+		harness.Do(t, s.Addr, "SET", "number", "3") // of Redisson, for example
+		require.Equal(t, "2\n", succeeds(t, s.Addr, "latch", "down", "number"))
+		harness.Do(t, s.Addr, "SET", "digits", "3")
+		require.Equal(t, "3\n", succeeds(t, s.Addr, "permits", "drain", "--plain", "digits"))
+	})
+}
+
+// values returns what the strings are.
+func values(t *testing.T, s *testserver.Server) (all []string) {
+	for _, name := range []string{"latch", "plain", "ids", "page"} {
+		all = append(all, harness.Do(t, s.Addr, "GET", name))
+	}
+	return append(all, harness.Do(t, s.Addr, "EXISTS", "lock"))
+}
+
+// The check of the kind needs no rights that the change does not need.
+func TestLatchWithFewRights(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "few", "on", "nopass", "resetkeys", "~x", "~redlatch_latch_*", "allchannels", "+@all", "-keys")
+		addr := "few:pass@" + s.Addr
+		require.Equal(t, "3\n", succeeds(t, addr, "latch", "set", "x", "3"))
+		require.Equal(t, "2\n", succeeds(t, addr, "latch", "down", "x"))
 	})
 }

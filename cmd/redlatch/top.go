@@ -41,8 +41,12 @@ Keys:
   q, ctrl+c                          quit`,
 		Example: `  redlatch top
   redlatch top --interval 500ms 'orders:*'`,
-		Args: cobra.MaximumNArgs(1),
+		Args: arguments(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
+			pattern, err := patternOf(args)
+			if err != nil {
+				return err
+			}
 			if interval < leastInterval {
 				return fmt.Errorf("--interval %v: must be at least %v", interval, leastInterval)
 			}
@@ -54,10 +58,6 @@ Keys:
 				return err
 			}
 			defer r.Conn.Close()
-			pattern := "*"
-			if len(args) > 0 {
-				pattern = args[0]
-			}
 			source := &sampler{reader: r, pattern: pattern, budget: interval / 5}
 			if _, err := r.Scan(context.Background(), pattern); err != nil {
 				return err

@@ -184,7 +184,7 @@ func TestTopInATerminal(t *testing.T) {
 func TestTopNeedsATerminal(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for flags, message := range map[string]string{
-			"": "needs a terminal", "--interval 1ms": "must be at least", "a b": "1 arg",
+			"": "needs a terminal", "--interval 1ms": "must be at least", "a b": "too many arguments",
 		} {
 			c := start(t, s.Addr, append([]string{"top"}, strings.Fields(flags)...)...)
 			require.Equal(t, statusFailed, c.status(patience))

@@ -29,8 +29,9 @@ func newUnlock(c *connection) *cobra.Command {
 
 The holder is not asked. If it lives, it learns of the loss when it next renews the lock: after a
 third of the lease, which is 10 s by default. Until then it may work at the same time as the next
-holder. Of a lock that is never renewed, it learns at the end of the lease. If the holder is dead,
-the lock becomes free without this command when its lease is over. So --force is required.
+holder. If the lock is never renewed, the holder learns of the loss when the lease ends.
+If the holder is dead, the lock becomes free without this command when its lease is over. So
+--force is required.
 
 redlatch tells the kind of the lock from its key. It refuses a key that is not a lock, and a
 string that another library may have written, unless --kind is plain. The readers of a read-write
@@ -70,11 +71,9 @@ func (u *unlockCommand) run(_ *cobra.Command, args []string) error {
 		case err != nil:
 			return err
 		case held:
-			fmt.Println(name, "was held and is open now")
-		default:
-			fmt.Println(name, "was not held")
+			return printLine(name, "was held and is open now")
 		}
-		return nil
+		return printLine(name, "was not held")
 	})
 }
 
@@ -95,12 +94,7 @@ type forcible interface {
 // kindOf returns the kind of the lock, or "" if there is none. ForceUnlock deletes any hash or
 // string, so kindOf refuses one that is not a lock.
 func (u *unlockCommand) kindOf(ctx context.Context, name string) (string, error) {
-	r, err := u.connection.reader()
-	if err != nil {
-		return "", err
-	}
-	defer r.Conn.Close()
-	o, err := r.Read(ctx, name)
+	o, err := u.connection.object(ctx, name)
 	if err != nil || o.Type == "" {
 		return "", err
 	}
@@ -127,15 +121,14 @@ func (u *unlockCommand) found(o inspect.Object) (string, error) {
 	case inspect.Lock, inspect.Fenced, inspect.Fair:
 		return string(o.Kind), nil
 	}
+	maybe := o.Kind == inspect.Plain || o.Type == "string" && (o.Kind == inspect.Other || o.Kind == inspect.Counter)
 	switch {
-	case o.Type == "string" && (u.kind == "plain" || o.Kind == inspect.Plain && o.Holders[0].Library != "other"):
+	case maybe && u.kind == "plain", o.Kind == inspect.Plain && o.Holders[0].Library != "other":
 		return "plain", nil
 	case o.Kind == inspect.Plain:
 		return "", fmt.Errorf("%s may be a lock of another library: if it is one, add --kind plain", o.Name)
-	case o.Kind == inspect.Other:
-		return "", fmt.Errorf("%s is not a lock, but a %s with other contents", o.Name, o.Type)
 	}
-	return "", fmt.Errorf("%s is not a lock, but a %s", o.Name, kindNames[o.Kind])
+	return "", fmt.Errorf("%s is not a lock, but %s", o.Name, description(o))
 }
 
 // family returns the kind of locks with the same format.

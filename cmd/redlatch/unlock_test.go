@@ -9,6 +9,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // unlock opens a lock of each kind, and wakes the waiters of that kind.
@@ -51,6 +52,11 @@ func TestUnlockOther(t *testing.T) {
 			_, err := (&lockCommand{kind: kind}).one(client, name).Lock(t.Context(), lock.Lease(time.Hour))
 			require.NoError(t, err)
 		}
+		require.NoError(t, client.Semaphore("slots").SetPermits(t.Context(), 3))
+		_, err := client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		_, err = client.CountDownLatch("latch").TrySetCount(t.Context(), 3)
+		require.NoError(t, err)
 		harness.Do(t, s.Addr, "RPUSH", "list", "1")
 		harness.Do(t, s.Addr, "HSET", "user", "mode", "read", "name", "Ann")
 		harness.Do(t, s.Addr, "HSET", "settings", "mode", "dark")
@@ -72,6 +78,10 @@ func TestUnlockOther(t *testing.T) {
 			{"of kind read, not plain", "readers", "plain"},
 			{"of kind lock, not write", "lock", "write"},
 			{"of kind plain, not spin", "plain", "spin"},
+			{"not a lock, but a semaphore", "slots", "plain"},
+			{"not a lock, but a semaphore whose permits have ids", "ids", "plain"},
+			{"not a lock, but a count-down latch", "latch", "plain"},
+			{"not a lock, but a hash", "user", "plain"},
 		} {
 			args := []string{"unlock", "--force", row.name}
 			if row.kind != "" {

@@ -274,8 +274,12 @@ func (b *builder) permits() {
 	} else if missing && b.o.Subscribers > 0 {
 		b.found("no-number", "Connections listen, but the semaphore was not created, or was deleted: nobody acquires a permit.")
 	}
-	if free < 0 {
+	switch {
+	case free >= 0:
+	case b.o.Kind == Semaphore:
 		b.found("negative", "The number of free permits is %d: it was reduced below the number of those held.", free)
+	case numbers.Size() < 0: // else the size was reduced below the number of permits held
+		b.found("negative", "The number of permits, free and held, is %d: no release frees one.", numbers.Size())
 	}
 }
 
@@ -377,7 +381,7 @@ func (b *builder) checkKeys() {
 	}
 	for i := range b.keys {
 		if kinds := foreign[i]; kinds != nil && !b.keys[i].isMissing() && !slices.Contains(kinds, b.o.Kind) && b.o.Kind != Other {
-			b.found("mixed-kinds", "The key %s belongs to another kind of object of this name, a %s.", keys[i], kinds[0])
+			b.found("mixed-kinds", "The key %s belongs to another kind of object of this name, %s.", keys[i], WithArticle(string(kinds[0])))
 		}
 	}
 }

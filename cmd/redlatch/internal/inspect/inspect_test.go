@@ -327,6 +327,8 @@ func TestAnomalies(t *testing.T) {
 		}, []string{"expired-reader"}},
 		{"strange mode", [][]string{{"HSET", "jobs", "mode", "x", java + ":write", "1"}, {"PEXPIRE", "jobs", "9000"}}, []string{"wrong-type"}},
 		{"negative", [][]string{{"SET", "jobs", "-2"}, {"ZADD", wire.PermitTimeouts("jobs"), far, string(id)}}, []string{"negative"}},
+		{"drained", [][]string{{"SET", "jobs", "-1"}, {"ZADD", wire.PermitTimeouts("jobs"), far, string(id)}}, nil},
+		{"negative without ids", [][]string{{"SET", "jobs", "-1"}, {"SET", wire.SemaphoreCreated("jobs"), "1 1"}}, []string{"negative"}},
 		{"permits without a number", [][]string{{"ZADD", wire.PermitTimeouts("jobs"), far, string(id)}}, []string{"no-number"}},
 		{"queue of a read-write lock", [][]string{
 			{"HSET", "jobs", "mode", "write", java + ":write", "1"}, {"PEXPIRE", "jobs", "9000"},

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 )
 
@@ -23,6 +24,14 @@ const (
 	Election  Kind = "election"  // leader election
 	Other     Kind = "other"     // no object of redlatch or Redisson
 )
+
+// WithArticle returns a noun, such as the name of a kind, after its indefinite article.
+func WithArticle(noun string) string {
+	if strings.ContainsRune("aeio", rune(noun[0])) {
+		return "an " + noun
+	}
+	return "a " + noun
+}
 
 // Object is what the server knows of a name.
 type Object struct {
@@ -113,6 +122,9 @@ type PermitNumbers struct {
 	Free int64 `json:"free"` // expired permits included
 	Held int   `json:"held"` // of a permit semaphore; -1 if the semaphore does not know
 }
+
+// Size is the number of all permits of a permit semaphore.
+func (n PermitNumbers) Size() int64 { return n.Free + int64(n.Held) }
 
 // Term is a term of an election.
 type Term struct {

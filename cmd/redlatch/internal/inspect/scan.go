@@ -27,9 +27,9 @@ type Scanner struct {
 // Scan returns a scanner of the names that match the pattern, a glob as in SCAN. It blocks until
 // each node has reported its role.
 func (r *Reader) Scan(ctx context.Context, pattern string) (*Scanner, error) {
-	matches, err := regexp.Compile(expression(pattern))
+	matches, err := compile(pattern)
 	if err != nil {
-		return nil, fmt.Errorf("pattern %q: %w", pattern, err)
+		return nil, err
 	}
 	s := &Scanner{prefix: r.Prefix, matches: matches}
 	for addr, node := range r.Conn.Nodes() {
@@ -42,6 +42,21 @@ func (r *Reader) Scan(ctx context.Context, pattern string) (*Scanner, error) {
 		}
 	}
 	return s, nil
+}
+
+// CheckPattern returns an error if Scan does not accept a pattern.
+func CheckPattern(pattern string) error {
+	_, err := compile(pattern)
+	return err
+}
+
+// compile returns the regular expression of a pattern.
+func compile(pattern string) (*regexp.Regexp, error) {
+	matches, err := regexp.Compile(expression(pattern))
+	if err != nil { // which tells of the expression, and not of the pattern
+		return nil, fmt.Errorf(`pattern %q: a set of characters must be like [a-z]; \[ is the character [ itself`, pattern)
+	}
+	return matches, nil
 }
 
 // expression returns the regular expression of a glob.
