@@ -92,7 +92,7 @@ func TestInvalidArguments(t *testing.T) {
 		{"argument is missing", "latch delete"},
 		{"unknown flag", "latch delete --force a"},
 		{"too many arguments", "bench a"},
-		{"greater than zero", "bench --for 0s"},
+		{"at least 1s", "bench --for 999ms"},
 		{"at least 1", "bench --goroutines 0"},
 		{"argument is missing: redlatch probe", "probe"},
 		{"argument is missing: redlatch inspect", "inspect"},

@@ -212,7 +212,7 @@ func (b *bencher) awaitWaiter(ctx context.Context, client *redlatch.Client) {
 }
 
 // measure runs all tasks, for that long together, and reports each.
-func (b *bencher) measure(ctx context.Context, length time.Duration, report func(measurement)) error {
+func (b *bencher) measure(ctx context.Context, length time.Duration, report func(measurement) error) error {
 	tasks, roundTrip := b.tasks(), time.Duration(0)
 	for _, t := range tasks {
 		limited, cancel := context.WithTimeout(ctx, length/time.Duration(len(tasks)))
@@ -232,10 +232,12 @@ func (b *bencher) measure(ctx context.Context, length time.Duration, report func
 		slices.Sort(all)
 		median := all[len(all)/2]
 		roundTrip = cmp.Or(roundTrip, median)
-		report(measurement{
+		if err := report(measurement{
 			What: t.what, Kind: t.kind, Count: len(all), Rate: float64(len(all)) / took.Seconds(),
 			Median: median.Seconds(), P99: all[len(all)*99/100].Seconds(), RoundTrips: median.Seconds() / roundTrip.Seconds(),
-		})
+		}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -252,8 +254,8 @@ func (b *bencher) clean(ctx context.Context) error {
 
 func (b *benchCommand) run(*cobra.Command, []string) error {
 	switch {
-	case b.length <= 0:
-		return fmt.Errorf("--for %v: must be greater than zero", b.length)
+	case b.length < time.Second:
+		return fmt.Errorf("--for %v: must be at least 1s", b.length)
 	case b.callers < 1:
 		return fmt.Errorf("--goroutines %d: must be at least 1", b.callers)
 	}
@@ -290,15 +292,20 @@ func (b *benchCommand) bench(ctx context.Context) (err error) {
 		}
 		defer bench.clients[i].Close()
 	}
-	all, row := []measurement(nil), "%-14s %-6s %11s %11s %11s %12s\n"
-	if !b.json {
-		fmt.Printf(row, "", "", "per second", "median", "p99", "round trips")
-	}
-	err = bench.measure(ctx, b.length, func(m measurement) {
-		all = append(all, m)
-		if !b.json {
-			fmt.Printf(row, m.What, m.Kind, fmt.Sprintf("%.0f", m.Rate), micros(m.Median), micros(m.P99), fmt.Sprintf("%.1f", m.RoundTrips))
+	all := []measurement(nil)
+	row := func(cells ...any) error {
+		if b.json {
+			return nil
 		}
+		_, err := fmt.Printf("%-14s %-6s %11s %11s %11s %12s\n", cells...)
+		return err
+	}
+	if err := row("", "", "per second", "median", "p99", "round trips"); err != nil {
+		return err
+	}
+	err = bench.measure(ctx, b.length, func(m measurement) error {
+		all = append(all, m)
+		return row(m.What, m.Kind, fmt.Sprintf("%.0f", m.Rate), micros(m.Median), micros(m.P99), fmt.Sprintf("%.1f", m.RoundTrips))
 	})
 	clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTime)
 	defer cancel()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,6 +38,22 @@ func TestBench(t *testing.T) {
 			require.GreaterOrEqual(t, m.P99, m.Median, row)
 			require.InDelta(t, m.Median/got.Measurements[0].Median, m.RoundTrips, 1e-9, row)
 		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Bench ends when nobody reads its output, and leaves nothing behind.
+func TestBenchWithoutReader(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r, w, err := os.Pipe()
+		require.NoError(t, err)
+		defer w.Close()
+		c := newCommand(t, s.Addr, "bench", "--for", "1h")
+		c.cmd.Stdout = w
+		r.Close()
+		require.Error(t, c.cmd.Run())
+		require.Equal(t, statusFailed, c.cmd.ProcessState.ExitCode())
+		require.Contains(t, c.stderr.String(), "broken pipe")
 		harness.NothingLeft(t, s.Addr)
 	})
 }
