@@ -1,11 +1,13 @@
 package main
 
 import (
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -52,6 +54,24 @@ func TestCommands(t *testing.T) {
 			assert.NotEmpty(t, f.Usage, "%s --%s", path, f.Name)
 		})
 	}
+}
+
+// Each command that does something explains its exit statuses, in their order.
+func TestExitStatusesInHelp(t *testing.T) {
+	for _, cmd := range allCommands() {
+		if cmd.HasSubCommands() {
+			continue
+		}
+		_, statuses, found := strings.Cut(cmd.Long, "\nExit status:\n")
+		require.True(t, found, cmd.CommandPath())
+		var numbers []string
+		for _, match := range regexp.MustCompile(`(?m)^  (\d+) `).FindAllStringSubmatch(statuses, -1) {
+			numbers = append(numbers, fmt.Sprintf("%3s", match[1]))
+		}
+		require.Contains(t, numbers, "125", cmd.CommandPath())
+		require.True(t, slices.IsSorted(numbers), "%s: %v", cmd.CommandPath(), numbers)
+	}
+	require.NotContains(t, newMan().Long, "server")
 }
 
 // callsOf runs examples in a shell that knows no other command than redlatch, and returns the

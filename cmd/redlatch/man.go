@@ -14,10 +14,12 @@ func newMan() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write the manual pages",
-		Long: `Write a manual page for each command to the folder DIR, which is created if it does not exist. It
-prints nothing.
+		Long: `Write a manual page for each command to the folder DIR, which is created if it does not exist. The
+command prints nothing.
 
-` + statusHelpOf("written", ""),
+Exit status:
+  0        written
+  125      redlatch failed, for example because it may not write to DIR`,
 		Example: `  redlatch man /usr/local/share/man/man1`,
 		Args:    arguments(1, 1),
 		Hidden:  true, // it is for packagers

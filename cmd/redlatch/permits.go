@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -206,16 +205,11 @@ func (p *permitsCommand) releasePlain(args []string) (err error) {
 		return errors.New("there are too many arguments: redlatch permits release --plain NAME N")
 	}
 	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
-		for released := 0; released < n; {
-			batch := min(n-released, semaphore.MaxBatch)
-			exists, err := client.Semaphore(name).ReleaseIfExists(ctx, batch)
-			switch {
-			case (err != nil || !exists) && released > 0:
-				return fmt.Errorf("released only %d of %d permits: %w", released, n, cmp.Or(err, errors.New("the semaphore was deleted")))
-			case err != nil || !exists:
+		if n > 0 {
+			released, err := client.Semaphore(name).ReleaseIfExists(ctx, n)
+			if err != nil || !released {
 				return noSemaphore(name, err)
 			}
-			released += batch
 		}
 		return printLine(n)
 	})

@@ -71,7 +71,7 @@ func TestPlainPermitsCommand(t *testing.T) {
 		require.Equal(t, "0\n", succeeds(t, s.Addr, "permits", "release", "--plain", "slots", "0"))
 		require.Equal(t, 8, free())
 
-		// What drain prints can be released, also if that takes several requests.
+		// What drain prints can be released, however much it is.
 		succeeds(t, s.Addr, "permits", "set", "--plain", "slots", "20001")
 		require.Equal(t, "20001\n", succeeds(t, s.Addr, "permits", "drain", "--plain", "slots"))
 		require.Equal(t, "20001\n", succeeds(t, s.Addr, "permits", "release", "--plain", "slots", "20001"))

@@ -245,7 +245,7 @@ func (s *screen) confirm() {
 	switch at := s.position(); {
 	case at < 0:
 	case !isForcible(s.rows[at].Kind):
-		s.notice = "a " + kindNames[s.rows[at].Kind] + " cannot be unlocked"
+		s.notice = inspect.WithArticle(kindNames[s.rows[at].Kind]) + " cannot be unlocked"
 	default:
 		s.confirming = true
 	}
@@ -253,7 +253,9 @@ func (s *screen) confirm() {
 
 // isForcible reports whether objects of a kind can be unlocked by force.
 func isForcible(kind inspect.Kind) bool {
-	return slices.Contains([]inspect.Kind{inspect.Lock, inspect.Fair, inspect.Fenced, inspect.Plain, inspect.RWLock}, kind)
+	return slices.Contains([]inspect.Kind{
+		inspect.Lock, inspect.Fair, inspect.Fenced, inspect.Plain, inspect.RWLock, inspect.Election,
+	}, kind)
 }
 
 func (s *screen) unlockSelected() tea.Cmd {

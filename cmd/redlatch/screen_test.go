@@ -237,6 +237,7 @@ func TestScreenUnlocksAfterAConfirmation(t *testing.T) {
 	require.Contains(t, p.lines(), "a count-down latch cannot be unlocked")
 	p.press("y")
 	require.Len(t, p.unlocked, 3)
+	require.True(t, isForcible(inspect.Election))
 }
 
 func TestScreenKeepsTheLastSampleAfterAnError(t *testing.T) {
@@ -264,9 +265,8 @@ func TestScreenRefreshes(t *testing.T) {
 	p.next.scanned, p.next.skipped = false, 5
 	p.refresh()
 	require.Contains(t, p.lines()[0], "scanning  5 not refreshed")
-	for _, quit := range []tea.KeyPressMsg{{Code: 'q', Text: "q"}, {Code: 'c', Mod: tea.ModCtrl}} {
-		require.Equal(t, tea.Quit(), p.send(quit)())
-	}
+	require.Equal(t, tea.Quit(), p.send(tea.KeyPressMsg{Code: 'q', Text: "q"})())
+	require.Equal(t, tea.Interrupt(), p.send(tea.KeyPressMsg{Code: 'c', Mod: tea.ModCtrl})())
 	require.Equal(t, tea.Suspend(), p.send(tea.KeyPressMsg{Code: 'z', Mod: tea.ModCtrl})())
 }
 

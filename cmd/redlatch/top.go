@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"os/signal"
 	"slices"
 	"syscall"
 	"time"
@@ -26,8 +27,8 @@ func newTop(c *connection) *cobra.Command {
 		Long: `Show the locks, semaphores, latches and elections of the server in the terminal, or those whose
 names match PATTERN, and refresh them every --interval. The most contended come first.
 
-top finds the names for which somebody waits at once, by their channels, and all others step by
-step with SCAN. It never uses KEYS or MONITOR, and reads at most ` + fmt.Sprint(maxRead) + ` names at a time: those that are
+top finds contended names immediately, by their channels. It finds all other names step by step,
+with SCAN. It never uses KEYS or MONITOR, and reads at most ` + fmt.Sprint(maxRead) + ` names at a time: those that are
 contended or held come first. HAND-OVERS is how often a name was seen to change its holder, for each
 second; of a fenced lock it counts every acquisition, of the others one for each refresh at most.
 
@@ -38,7 +39,10 @@ Keys:
   s                                  sort by the next column; r reverses the order
   u                                  open the lock although it is held, after a confirmation
   p                                  pause
-  q, ctrl+c                          quit`,
+  q, ctrl+c                          quit
+
+` + statusHelpOf("the user has quit with q", "") + `
+  128 + n  signal n ended top, or ctrl+c as signal 2`,
 		Example: `  redlatch top
   redlatch top --interval 500ms 'orders:*'`,
 		Args: arguments(0, 1),
@@ -53,24 +57,50 @@ Keys:
 			if !term.IsTerminal(os.Stdin.Fd()) || !term.IsTerminal(os.Stdout.Fd()) {
 				return errors.New("top needs a terminal: see redlatch ls")
 			}
-			r, err := c.reader()
-			if err != nil {
+			var r *inspect.Reader
+			if err := interruptible(func(ctx context.Context) (err error) {
+				if r, err = c.reader(); err == nil {
+					_, err = r.Scan(ctx, pattern)
+				}
+				return err
+			}); err != nil {
 				return err
 			}
 			defer r.Conn.Close()
 			source := &sampler{reader: r, pattern: pattern, budget: interval / 5}
-			if _, err := r.Scan(context.Background(), pattern); err != nil {
-				return err
-			}
-			_, err = tea.NewProgram(newScreen(source.sample, c.forceUnlock, place(c.address()), interval)).Run()
-			if errors.Is(err, tea.ErrInterrupted) {
-				return exitBy(syscall.SIGINT)
-			}
-			return err
+			return show(newScreen(source.sample, c.forceUnlock, place(c.address()), interval))
 		},
 	}
 	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two refreshes")
 	return cmd
+}
+
+// show runs a screen until its user or a signal ends it, and restores the terminal.
+func show(s *screen) error {
+	signals := notify()
+	defer signal.Stop(signals)
+	program := tea.NewProgram(s, tea.WithoutSignalHandler())
+	by := make(chan os.Signal, 1)
+	ended := make(chan struct{})
+	defer close(ended)
+	go func() {
+		select {
+		case sig := <-signals:
+			by <- sig
+			program.Quit()
+		case <-ended:
+		}
+	}()
+	_, err := program.Run()
+	select {
+	case sig := <-by:
+		return exitBy(sig)
+	default:
+	}
+	if errors.Is(err, tea.ErrInterrupted) {
+		return exitBy(syscall.SIGINT)
+	}
+	return err
 }
 
 // leastInterval keeps top from being a load.

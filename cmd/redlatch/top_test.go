@@ -3,9 +3,13 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -178,6 +182,29 @@ func TestTopInATerminal(t *testing.T) {
 		}), "the screen is restored")
 		require.NoError(t, next.Unlock(t.Context()))
 		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// A signal ends top as it ends other commands, and the terminal is as before.
+func TestTopEndsBySignals(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		mustLock(t, harness.Client(t, s).Lock("orders"))
+		p := panes(t, s, 1)[0]
+		for name, sig := range map[string]syscall.Signal{"TERM": syscall.SIGTERM, "QUIT": syscall.SIGQUIT, "USR1": syscall.SIGUSR1} {
+			p.run(`sh -c 'echo $$ >pid; exec redlatch top --interval 100ms'`)
+			p.until(regexp.MustCompile(`(?m)^> orders `))
+			pid, err := os.ReadFile(filepath.Join(p.dir, "pid"))
+			require.NoError(t, err)
+			n, err := strconv.Atoi(strings.TrimSpace(string(pid)))
+			require.NoError(t, err)
+			require.NoError(t, syscall.Kill(n, sig), name)
+			require.Equal(t, strconv.Itoa(128+int(sig)), p.prompt(), name)
+			require.NotRegexp(t, `(?m)^> orders|goroutine`, p.screen(), name)
+			p.enter("stty -a | grep -o ' icanon'")
+			p.number++
+			p.until(regexp.MustCompile(`(?m)^ ?icanon$`))
+			p.prompt()
+		}
 	})
 }
 
