@@ -23,8 +23,9 @@ func newDoctor(c *connection) *cobra.Command {
 		Long: `Explain why NAME is not free, or why its waiters do not get it.
 
 doctor watches NAME until it changes hands or its lease is renewed, for --watch at most. redlatch
-and Redisson renew a lease after a third of it: after 10 s, unless configured otherwise. doctor
-only reads. For the rights of a user and the settings of the server see "redlatch probe".
+and Redisson renew a lease after a third of it: after 10 s, unless configured otherwise. For a longer
+lease, doctor says which --watch shows whether it is renewed. doctor only reads. For the rights of a
+user and the settings of the server see "redlatch probe".
 
 ` + statusHelpOf("doctor found nothing wrong", "doctor found a problem") + `
   128 + n  signal n ended doctor`,
@@ -264,7 +265,8 @@ func (d *diagnosis) permits() {
 	case o.Permits.Free < 0 && o.Permits.Held >= 0 && o.Permits.Size() == 0:
 		d.say("The number of permits was reduced to 0: nobody acquires one until it is raised.")
 	case o.Permits.Free <= 0 && o.Permits.Held < 0:
-		d.say("No permit is free. A semaphore without ids does not know who holds them: if a holder has died, "+
+		d.say("No permit is free: all are held, or somebody has drained the semaphore. "+
+			"It does not know who holds permits without ids. If a holder has died, "+
 			"this command returns a permit of it: %s", advice(o, "permits release --plain"))
 	case o.Permits.Free == 0 && len(o.Holders) > 0:
 		d.say("No permit is free. The first lease %s, unless it is renewed.", end(soonest(o.Holders)))

@@ -295,8 +295,8 @@ func TestDiagnoses(t *testing.T) {
 		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1, Subscribers: 1}, []string{
 			"jobs is a semaphore: 0 free.",
 			"1 client has waited for longer than 100 ms, and comes first.",
-			"No permit is free. A semaphore without ids does not know who holds them: if a holder has died, " +
-				"this command returns a permit of it: redlatch permits release --plain jobs",
+			"No permit is free: all are held, or somebody has drained the semaphore. " +
+				"It does not know who holds permits without ids. If a holder has died, this command returns a permit of it: redlatch permits release --plain jobs",
 		}},
 		{"permits", inspect.Object{
 			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 2},

@@ -86,7 +86,11 @@ The output says whether there was a count.
 		Use:   "latch",
 		Short: "Set, count down or await a count-down latch",
 		Long: `Set, count down, await or delete a count-down latch: processes wait until others have counted it
-down to zero.`,
+down to zero.
+
+The commands refuse a name that is no latch. A number without other keys may be anything, for
+example a latch of Redisson, a semaphore, or a counter of an application. They trust that it is a
+latch.`,
 		Example: `  redlatch latch set import:42 2
   redlatch latch down import:42
   redlatch latch wait --wait 10m import:42`,

@@ -90,7 +90,11 @@ The output is the number of released permits.
 		Short: "Set, drain or release the permits of a semaphore",
 		Long: `Set the number of permits of a semaphore, let nobody acquire any, or release those of other processes.
 
-redlatch lock --permits acquires permits.`,
+redlatch lock --permits acquires permits.
+
+The commands refuse a name that is no semaphore. A number without other keys may be anything, for
+example a semaphore of Redisson, a latch, or a counter of an application. They trust that it is a
+semaphore.`,
 		Example: `  redlatch permits set downloads 4
   redlatch permits drain downloads`,
 	}, set, drain, release)

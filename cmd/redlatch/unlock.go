@@ -29,11 +29,11 @@ func newUnlock(c *connection) *cobra.Command {
 
 The holder is not asked. If it lives, it learns of the loss when it next renews the lock: after a
 third of the lease, which is 10 s by default. Until then it may work at the same time as the next
-holder. If the lock is never renewed, the holder learns of the loss when the lease ends.
-If the holder is dead, the lock becomes free without this command when its lease is over. So
---force is required.
+holder. If the lock is never renewed, the holder learns of the loss when the lease ends. If the
+holder is dead, the lock becomes free without this command when its lease is over. So --force is
+required.
 
-redlatch tells the kind of the lock from its key. It refuses a key that is not a lock, and a
+redlatch tells the kind of the lock from its key. It refuses a key that is not a lock. It refuses a
 string that another library may have written, unless --kind is plain. The readers of a read-write
 lock are removed together.
 
