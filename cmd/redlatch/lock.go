@@ -236,9 +236,13 @@ func (l *lockCommand) open(ctx context.Context) ([]*redlatch.Client, error) {
 	return clients, nil
 }
 
+// closeAll closes the clients after the releases that go on in the background, such as those of the
+// votes that a Redlock did not wait for.
 func closeAll(clients []*redlatch.Client) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
 	for _, client := range clients {
-		client.Close()
+		_ = client.Shutdown(ctx)
 	}
 }
 

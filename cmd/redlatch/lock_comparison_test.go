@@ -168,8 +168,7 @@ var comparison = []struct {
 		c := start(t, g.Addr, sh("echo held; while [ -d /proc/$$ ]; do sleep 0.01; done", "--ttl", "4s")...)
 		require.Equal(t, "held", c.line())
 		harness.Reached(t, g.Arm(harness.LoseRequest, "EVAL", 0)) // the renewal
-		before := harness.PTTL(t, s.Addr, "job")
-		harness.Eventually(t, patience, "another renewal", func() bool { return harness.PTTL(t, s.Addr, "job") > before })
+		awaitRenewal(t, s)
 		c.end()
 	}},
 	{"killed parent", func(t *testing.T, s *testserver.Server) {

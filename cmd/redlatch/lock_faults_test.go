@@ -70,7 +70,7 @@ func TestLockOfServerThatIsGone(t *testing.T) {
 		s.Kill()
 		c.signal(syscall.SIGTERM)
 		require.Equal(t, 7, c.status(3*patience))
-		require.Contains(t, c.stderr.String(), "\nredlatch: ")
+		require.Contains(t, c.stderr.String(), "redlatch: outcome unknown: unlock")
 	})
 }
 
@@ -104,8 +104,7 @@ func TestLockOfStoppedCommand(t *testing.T) {
 			c.signal(syscall.SIGTSTP)
 			harness.Eventually(t, patience, "the command has stopped", func() bool { return isStopped(pid) })
 			size := sizeOf(t, work)
-			left := harness.PTTL(t, s.Addr, "job")
-			harness.Eventually(t, patience, "a renewal", func() bool { return harness.PTTL(t, s.Addr, "job") > left })
+			awaitRenewal(t, s)
 			require.Equal(t, size, sizeOf(t, work))
 			c.signal(syscall.SIGCONT)
 			require.Equal(t, "continued", c.line())

@@ -135,6 +135,18 @@ func takeJob(t testing.TB, s *testserver.Server) lock.Hold {
 	return h
 }
 
+// awaitRenewal waits until the lease of the lock "job" becomes longer.
+func awaitRenewal(t testing.TB, s *testserver.Server) {
+	t.Helper()
+	var last int64
+	harness.Eventually(t, patience, "a renewal", func() bool {
+		left := harness.PTTL(t, s.Addr, "job")
+		renewed := last > 0 && left > last
+		last = left
+		return renewed
+	})
+}
+
 func unlock(t testing.TB, h lock.Hold) {
 	t.Helper()
 	require.NoError(t, h.Unlock(context.Background()))

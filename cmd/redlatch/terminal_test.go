@@ -452,17 +452,13 @@ func TestTerminalBackgroundPager(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
 		p.run("redlatch lock --ttl 3s job -- ./worker | ./asker &")
 		p.prompt()
-		renewal := func() {
-			left := harness.PTTL(t, s.Addr, "job")
-			harness.Eventually(t, patience, "a renewal", func() bool { return harness.PTTL(t, s.Addr, "job") > max(left, 0) })
-		}
-		renewal()
+		awaitRenewal(t, s)
 		p.touch("ask")
 		harness.Eventually(t, patience, "the asker has stopped", func() bool {
 			pid, err := os.ReadFile(filepath.Join(p.dir, "asker.pid"))
 			return err == nil && isStopped(strings.TrimSpace(string(pid)))
 		})
-		renewal()
+		awaitRenewal(t, s)
 		p.foreground() // the shell continues a job if all of it has stopped
 		p.keys("C-z")
 		p.prompt()
