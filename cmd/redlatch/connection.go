@@ -76,7 +76,7 @@ func (c *connection) reader() (*inspect.Reader, error) {
 	opt.DisableCache = true
 	conn, err := rueidis.NewClient(opt)
 	if err != nil {
-		return nil, fmt.Errorf("connect: %w", err)
+		return nil, fmt.Errorf("connect to %s: %w", place(c.address()), err)
 	}
 	return &inspect.Reader{Conn: conn, Prefix: c.prefix}, nil
 }

@@ -350,7 +350,7 @@ func TestLostLock(t *testing.T) {
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())
 		require.Equal(t, statusLost, c.status(patience))
-		require.Contains(t, c.stderr.String(), lock.ErrLost.Error())
+		require.Contains(t, c.stderr.String(), "job: the command was ended: lock lost: ")
 
 		c = start(t, s.Addr, sh(`trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.01; done`, "--ttl", "3s")...)
 		pid := c.line()
