@@ -167,13 +167,28 @@ func (u use) commandRule() string {
 	return "+" + strings.ReplaceAll(strings.ToLower(u.Command), " ", "|")
 }
 
-// aclPattern escapes a name for an ACL pattern, which cannot contain spaces.
-var aclPattern = strings.NewReplacer(`\`, `\\`, "?", `\?`, "[", `\[`, "]", `\]`, " ", "?", "\t", "?", "\n", "?", "\r", "?")
+// aclPattern returns an ACL pattern of a name. A pattern cannot contain spaces, and quotes and control
+// characters would have to be quoted for redis-cli: any character may be in their places.
+func aclPattern(name string) string {
+	var out strings.Builder
+	for _, c := range []byte(name) {
+		switch {
+		case strings.IndexByte(`\?[]`, c) >= 0:
+			out.WriteByte('\\')
+			out.WriteByte(c)
+		case c <= ' ' || c == 0x7f || c == '"' || c == '\'':
+			out.WriteByte('?')
+		default:
+			out.WriteByte(c)
+		}
+	}
+	return out.String()
+}
 
 // patternRule returns the ACL rule for the key or channel.
 func (u use) patternRule() string {
 	if u.isChannel() {
-		return "&" + aclPattern.Replace(u.pattern)
+		return "&" + aclPattern(u.pattern)
 	}
-	return "~" + aclPattern.Replace(u.pattern)
+	return "~" + aclPattern(u.pattern)
 }

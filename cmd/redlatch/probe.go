@@ -246,7 +246,7 @@ func (p *probeCommand) print(w io.Writer, lists []checklist) error {
 		}
 		fmt.Fprintln(&text, l.Addr)
 		for _, c := range l.Checks {
-			fmt.Fprintln(&text, strings.TrimRight(fmt.Sprintf("  %-7s  %-16s  %s", c.State, c.Check, c.Detail), " "))
+			fmt.Fprintln(&text, strings.TrimRight(fmt.Sprintf("  %-7s  %-16s  %s", c.State, c.Check, printable(c.Detail)), " "))
 			switch {
 			case c.ACL != "":
 				fmt.Fprintln(&text, "          ", c.ACL)

@@ -114,6 +114,23 @@ func TestProbePattern(t *testing.T) {
 	})
 }
 
+// The rules for any name can be pasted into a session of redis-cli.
+func TestProbeStrangeNames(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		for _, name := range []string{`"quoted"`, "it's", "a b", "line\nbreak", "\x1b[31m\v\x7f", `back\slash?`} {
+			url := restricted(t, s, "+@all")
+			for range 2 {
+				lines := finish(t, s.Addr, "probe", "--kind", "lock", "--url", url, name).stdout
+				require.NotRegexp(t, `ACL SETUSER .*["']`, lines)
+				require.NotRegexp(t, `[^\n[:print:]µ]`, lines)
+				apply(t, s, lines)
+			}
+			succeeds(t, s.Addr, "probe", "--kind", "lock", "--url", url, name)
+		}
+	})
+}
+
 func TestProbeKindsAndFormats(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
