@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
@@ -259,28 +258,10 @@ func (b *benchCommand) run(*cobra.Command, []string) error {
 	case b.callers < 1:
 		return fmt.Errorf("--goroutines %d: must be at least 1", b.callers)
 	}
-	signals := notify()
-	defer signal.Stop(signals)
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	ended := make(chan error, 1)
-	go func() { ended <- b.bench(ctx) }()
-	select {
-	case err := <-ended:
-		return err
-	case sig := <-signals:
-		cancel()
-		// What is measured ends and is cleaned up, unless the server does not answer.
-		select {
-		case <-ended:
-		case <-time.After(cleanupTime):
-		case <-signals:
-		}
-		return exitBy(sig)
-	}
+	return interruptible(cleanupTime, b.bench)
 }
 
-// cleanupTime bounds how long bench continues after a signal.
+// cleanupTime bounds how long bench continues after a signal, to remove its keys.
 const cleanupTime = 2 * time.Second
 
 // bench measures until ctx ends, and cleans up.

@@ -37,7 +37,7 @@ func (c *connection) open(ctx context.Context, url string, opts ...redlatch.Opti
 
 // do runs f with a client of the server. A signal ends the program at once.
 func (c *connection) do(f func(ctx context.Context, client *redlatch.Client) error) error {
-	return interruptible(func(ctx context.Context) error {
+	return interruptible(0, func(ctx context.Context) error {
 		client, err := c.open(ctx, c.address())
 		if err != nil {
 			return err
@@ -47,9 +47,10 @@ func (c *connection) do(f func(ctx context.Context, client *redlatch.Client) err
 	})
 }
 
-// interruptible returns the result of f, or the error for a signal, for which it leaves f behind:
-// the request of f may last for seconds if the server does not answer.
-func interruptible(f func(ctx context.Context) error) error {
+// interruptible returns the result of f, or the error for a signal. After a signal it ends ctx, waits
+// for f for that time at most, or until the next signal, and leaves f behind: a request of f may last
+// for seconds if the server does not answer.
+func interruptible(patience time.Duration, f func(ctx context.Context) error) error {
 	signals := notify()
 	defer signal.Stop(signals)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,6 +61,12 @@ func interruptible(f func(ctx context.Context) error) error {
 	case err := <-result:
 		return err
 	case sig := <-signals:
+		cancel()
+		select {
+		case <-result:
+		case <-time.After(patience):
+		case <-signals:
+		}
 		return exitBy(sig)
 	}
 }

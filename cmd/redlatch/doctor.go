@@ -266,8 +266,8 @@ func (d *diagnosis) permits() {
 		d.say("The number of permits was reduced to 0: nobody acquires one until it is raised.")
 	case o.Permits.Free <= 0 && o.Permits.Held < 0:
 		d.say("No permit is free: all are held, or somebody has drained the semaphore. "+
-			"It does not know who holds permits without ids. If a holder has died, "+
-			"this command returns a permit of it: %s", advice(o, "permits release --plain"))
+			"The server has no record of the holders of such permits. If a holder has died, "+
+			"this command returns one of its permits: %s", advice(o, "permits release --plain"))
 	case o.Permits.Free == 0 && len(o.Holders) > 0:
 		d.say("No permit is free. The first lease %s, unless it is renewed.", end(soonest(o.Holders)))
 	}
@@ -313,7 +313,8 @@ func are(n int, noun string) string {
 	return count(n, noun) + " are"
 }
 
-// advice is a command about an object, for a shell. The name comes from whoever may write keys.
+// advice returns a shell command for an object. It quotes the name, which any client that may write keys
+// can choose.
 func advice(o inspect.Object, words string) string {
 	prefix, separator := strings.TrimSuffix(o.Key, o.Name), " "
 	if prefix != "" {

@@ -140,7 +140,7 @@ func (c *connection) checkObject(ctx context.Context, name, what string, kinds .
 
 // read runs f with a reader. A signal ends the program at once. So does a reader of the output that has gone.
 func (c *connection) read(f func(ctx context.Context, r *inspect.Reader) error) error {
-	return interruptible(func(ctx context.Context) error {
+	return interruptible(0, func(ctx context.Context) error {
 		signal.Reset(syscall.SIGPIPE)
 		r, err := c.reader()
 		if err != nil {

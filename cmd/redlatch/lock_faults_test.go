@@ -61,7 +61,7 @@ func TestLockOfRestartedServer(t *testing.T) {
 	})
 }
 
-// If the lock cannot be released, the status is that of the command.
+// If the release fails, redlatch exits with the status of the command.
 func TestLockOfServerThatIsGone(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)

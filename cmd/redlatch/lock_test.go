@@ -422,8 +422,8 @@ func TestRed(t *testing.T) {
 	})
 }
 
-// A message has no prefix but that of the program, and nothing that a terminal interprets. A loss that
-// only the release notices is a loss.
+// A message has a single prefix and no control characters. A loss that only the release notices is
+// reported too.
 func TestMessages(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		fails(t, s.Addr, statusLost, "redlatch: job: lock lost: ", sh(os.Args[0]+" unlock --force job >&-")...)

@@ -58,7 +58,7 @@ Keys:
 				return errors.New("top needs a terminal: see redlatch ls")
 			}
 			var r *inspect.Reader
-			if err := interruptible(func(ctx context.Context) (err error) {
+			if err := interruptible(0, func(ctx context.Context) (err error) {
 				if r, err = c.reader(); err == nil {
 					_, err = r.Scan(ctx, pattern)
 				}
@@ -79,25 +79,13 @@ Keys:
 func show(s *screen) error {
 	signals := notify()
 	defer signal.Stop(signals)
-	program := tea.NewProgram(s, tea.WithoutSignalHandler())
-	by := make(chan os.Signal, 1)
-	ended := make(chan struct{})
-	defer close(ended)
-	go func() {
-		select {
-		case sig := <-signals:
-			by <- sig
-			program.Quit()
-		case <-ended:
-		}
-	}()
-	_, err := program.Run()
-	select {
-	case sig := <-by:
-		return exitBy(sig)
-	default:
-	}
-	if errors.Is(err, tea.ErrInterrupted) {
+	ctx, cancel := untilSignal()
+	defer cancel()
+	_, err := tea.NewProgram(s, tea.WithoutSignalHandler(), tea.WithContext(ctx)).Run()
+	switch {
+	case ctx.Err() != nil:
+		return exitBy(<-signals)
+	case errors.Is(err, tea.ErrInterrupted):
 		return exitBy(syscall.SIGINT)
 	}
 	return err
