@@ -106,7 +106,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" {
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
-	ownConns(&opt, cfg.InFlight)
+	cfg.Link = ownConns(&opt)
 	began := time.Now()
 	conn, err := connect(ctx, opt)
 	if err != nil {

@@ -6,20 +6,25 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// ownConns makes the connections of opt ours. inFlight is the number of requests in flight.
-func ownConns(opt *rueidis.ClientOption, inFlight *atomic.Int32) {
+// ownConns makes the connections of opt ours, and returns what they know of requests, or nil if they
+// cannot be ours.
+func ownConns(opt *rueidis.ClientOption) *wire.Link {
 	if opt.DisableTCPNoDelay {
-		return // rueidis needs the bare connection
+		return nil // rueidis needs the bare connection
 	}
+	link := wire.NewLink(opt.ConnWriteTimeout)
 	dial, dialFn := opt.DialCtxFn, opt.DialFn
 	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
+		wire.Keep(ctx)
 		switch {
 		case dial != nil:
 			conn, err = dial(ctx, addr, d, conf)
@@ -34,8 +39,9 @@ func ownConns(opt *rueidis.ClientOption, inFlight *atomic.Int32) {
 		if err != nil {
 			return nil, err
 		}
-		return &ownConn{Conn: conn, written: make(chan struct{}), inFlight: inFlight}, nil
+		return &ownConn{Conn: conn, written: make(chan struct{}), link: link}, nil
 	}
+	return link
 }
 
 // withoutTLS adds to the error of a TLS connection that the server may not use TLS. Such a
@@ -61,11 +67,15 @@ func withoutTLS(err error) error {
 // later the other callers have added theirs. One system call for all of them costs this process
 // and the server half of the processor time. MaxFlushDelay of rueidis does the same, but also when
 // only a few callers share the connection, and makes those slower.
+//
+// And it ends a request that is alone when the context of its caller ends (see wire.Link).
 type ownConn struct {
 	net.Conn
 	once     sync.Once
 	written  chan struct{} // closed by the first Write, or Close
-	inFlight *atomic.Int32
+	link     *wire.Link
+	alone    *wire.Alone // the request of the last SetDeadline, or nil
+	deadline time.Time   // of the request that is alone
 }
 
 const (
@@ -75,18 +85,64 @@ const (
 	manyInFlight = 32
 	minRequest   = 20
 	writeDelay   = 10 * time.Microsecond
+	// unwatched is the time after which a connection begins to watch the context of a request that
+	// is alone. Most are answered before.
+	unwatched = 20 * time.Millisecond
 )
 
 func (c *ownConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
 
 func (c *ownConn) Read(b []byte) (int, error) {
 	<-c.written
-	return c.Conn.Read(b)
+	n, err := c.Conn.Read(b)
+	if a := c.alone; a != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		c.alone = nil
+		return c.readUntil(a, b)
+	}
+	return n, err
 }
+
+// SetDeadline implements net.Conn. rueidis calls it before each request in its synchronous mode, and
+// when that ends.
+func (c *ownConn) SetDeadline(t time.Time) error {
+	err := c.Conn.SetDeadline(t)
+	if c.alone = c.link.Alone(t); c.alone == nil || err != nil {
+		return err
+	}
+	c.deadline = t
+	if soon := time.Now().Add(unwatched); soon.Before(t) {
+		return c.Conn.SetReadDeadline(soon)
+	}
+	return nil
+}
+
+// readUntil is Read for a request that is alone. It gives the connection up when the context of its
+// caller ends.
+func (c *ownConn) readUntil(a *wire.Alone, b []byte) (int, error) {
+	if err := c.Conn.SetReadDeadline(c.deadline); err != nil {
+		return 0, err
+	}
+	ended := make(chan struct{})
+	stop := context.AfterFunc(a.Caller, func() {
+		_ = c.Conn.SetReadDeadline(past)
+		close(ended)
+	})
+	n, err := c.Conn.Read(b)
+	if !stop() {
+		<-ended
+		if err != nil {
+			err = a.GiveUp()
+		}
+	}
+	return n, err
+}
+
+// past is a deadline that ends a read at once.
+var past = time.Unix(1, 0)
 
 func (c *ownConn) Write(b []byte) (int, error) {
 	c.unblockReads()
-	if n := int(c.inFlight.Load()); n >= manyInFlight && len(b) < n*minRequest {
+	if n := int(c.link.InFlight.Load()); n >= manyInFlight && len(b) < n*minRequest {
 		time.Sleep(writeDelay)
 	}
 	return c.Conn.Write(b)

@@ -1,14 +1,20 @@
 package redlatch
 
 import (
+	"context"
+	"errors"
 	"net"
+	"os"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // sink is a connection that swallows what is written.
@@ -32,14 +38,99 @@ func TestWritesAreDelayedUnderLoad(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var inFlight atomic.Int32
-				inFlight.Store(row.inFlight)
-				c := &ownConn{Conn: sink{}, written: make(chan struct{}), inFlight: &inFlight}
+				link := wire.NewLink(time.Second)
+				link.InFlight.Store(row.inFlight)
+				c := &ownConn{Conn: sink{}, written: make(chan struct{}), link: link}
 				began := time.Now()
 				n, err := c.Write([]byte(strings.Repeat("x", row.bytes)))
 				require.NoError(t, err)
 				require.Equal(t, row.bytes, n)
 				require.Equal(t, row.delay, time.Since(began))
+			})
+		})
+	}
+}
+
+// synchronous is a client that uses its connection like rueidis in its synchronous mode.
+type synchronous struct {
+	rueidis.Client
+	conn    net.Conn
+	timeout time.Duration
+}
+
+func (synchronous) Mode() rueidis.ClientMode { return rueidis.ClientModeStandalone }
+
+func (c synchronous) Do(ctx context.Context, _ rueidis.Completed) rueidis.RedisResult {
+	by, has := ctx.Deadline()
+	if latest := time.Now().Add(c.timeout); !has || by.After(latest) {
+		by, has = latest, false
+	}
+	_ = c.conn.SetDeadline(by)
+	_, err := c.conn.Write([]byte("?"))
+	if err == nil {
+		_, err = c.conn.Read(make([]byte, 1))
+	}
+	if has && errors.Is(err, os.ErrDeadlineExceeded) {
+		err = context.DeadlineExceeded
+	}
+	if err == nil {
+		return rueidis.RedisResult{}
+	}
+	return rueidis.NewErrorResult(err)
+}
+
+// A request that is alone ends with the context of its caller, although rueidis waits in Read.
+func TestRequestsAloneEndWithTheirContexts(t *testing.T) {
+	const timeout, never = time.Second, 2 * time.Second
+	for name, row := range map[string]struct {
+		idle       time.Duration // after a pause the request is made on another goroutine
+		reply, end time.Duration // after the request was sent
+		took       time.Duration
+		err        error
+	}{
+		"a reply":               {reply: 0, end: never, took: 0},
+		"a late reply":          {reply: 3 * unwatched, end: never, took: 3 * unwatched},
+		"canceled, reply soon":  {reply: unwatched / 2, end: unwatched / 4, took: unwatched / 2},
+		"canceled soon":         {reply: never, end: unwatched / 4, took: unwatched, err: context.Canceled},
+		"canceled later":        {reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},
+		"no reply":              {reply: never, end: never, took: timeout, err: os.ErrDeadlineExceeded},
+		"idle, a late reply":    {idle: time.Minute, reply: 3 * unwatched, end: never, took: 3 * unwatched},
+		"idle, canceled soon":   {idle: time.Minute, reply: never, end: unwatched / 4, took: unwatched / 4, err: context.Canceled},
+		"idle, canceled later":  {idle: time.Minute, reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},
+		"a late reply, and end": {reply: 3 * unwatched, end: 4 * unwatched, took: 3 * unwatched},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				ours, server := net.Pipe()
+				link := wire.NewLink(timeout)
+				p := wire.NewPrompt(synchronous{conn: &ownConn{Conn: ours, written: make(chan struct{}), link: link}, timeout: timeout}, link)
+				serve := func(pause time.Duration) {
+					_, err := server.Read(make([]byte, 1))
+					require.NoError(t, err)
+					time.AfterFunc(pause, func() { _, _ = server.Write([]byte("!")) })
+				}
+				go serve(0)
+				require.NoError(t, p.Do(context.Background(), rueidis.Completed{}).Error(), "the server answers")
+
+				time.Sleep(row.idle)
+				ctx, cancel := context.WithCancel(context.Background())
+				defer cancel()
+				go serve(row.reply)
+				time.AfterFunc(row.end, cancel)
+				sent := time.Now()
+				err := p.Do(ctx, rueidis.Completed{}).Error()
+				require.Equal(t, row.took, time.Since(sent))
+				require.ErrorIs(t, err, row.err)
+				require.Equal(t, row.err != nil, wire.IsUnknown(err))
+				undone := wire.Undone(ctx, errors.Join(lock.ErrNotAcquired, lock.ErrIndeterminate, err))
+				require.Equal(t, row.err != nil, errors.Is(undone, lock.ErrIndeterminate), "another connection's request may overtake it")
+				if err == nil { // the end of the context has no effect on the next request
+					cancel()
+					go serve(0)
+					require.NoError(t, p.Do(context.Background(), rueidis.Completed{}).Error())
+				}
+				require.NoError(t, ours.Close())
+				require.NoError(t, server.Close())
 			})
 		})
 	}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/metric"
@@ -60,7 +59,6 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 		MapName:         func(name string) string { return name },
 		Logger:          slog.Default(),
 		ReplyTimeout:    defaultResponseTimeout,
-		InFlight:        new(atomic.Int32),
 	}}
 	for _, opt := range opts {
 		if opt == nil {

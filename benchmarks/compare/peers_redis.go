@@ -45,7 +45,7 @@ func openFloor(_ context.Context, addrs []string) (service, error) {
 }
 
 func floorOptions(addrs ...string) rueidis.ClientOption {
-	return rueidis.ClientOption{InitAddress: addrs, DisableCache: true, PipelineMultiplex: -1}
+	return rueidis.ClientOption{InitAddress: addrs, DisableCache: true, PipelineMultiplex: -1, ConnWriteTimeout: 3 * time.Second}
 }
 
 func (f *floor) close() { f.conn.Close() }
@@ -109,7 +109,7 @@ func openWrapped(ctx context.Context, addrs []string) (service, error) {
 			return nil, err
 		}
 		s.borrowed = append(s.borrowed, conn)
-		c, err := redlatch.Wrap(ctx, conn)
+		c, err := redlatch.Wrap(ctx, conn, redlatch.WithShortTimeouts())
 		if err != nil {
 			return nil, err
 		}

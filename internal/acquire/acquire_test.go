@@ -50,7 +50,7 @@ func run(t *testing.T, test func(w *world)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, closed: make(chan struct{})}
-		w.Queues = newQueues[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t)})
+		w.Queues = newQueues[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {}})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {

@@ -28,6 +28,8 @@ type Config struct {
 	Go func(f func(ctx context.Context)) bool
 	// MaxOutage bounds how long a waiter keeps trying while the server is Unavailable.
 	MaxOutage time.Duration
+	// OnWait is called when a caller begins to wait.
+	OnWait func()
 	// Closed ends every wait with lock.ErrClosed once it is closed.
 	Closed <-chan struct{}
 }
@@ -56,6 +58,7 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 			HandOffs:  s.HandOffs,
 			Go:        s.Go,
 			MaxOutage: s.WatchdogTimeout,
+			OnWait:    s.Contended,
 			Closed:    s.Stopping(),
 		}, maphash.MakeSeed()
 	})

@@ -53,6 +53,7 @@ const (
 
 func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
 	w := &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
+	e.queues.cfg.OnWait()
 	if !req.Deadline.IsZero() {
 		e.queues.cfg.Wheel.Schedule(&w.timer, req.Deadline, w)
 	}

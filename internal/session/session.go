@@ -32,9 +32,8 @@ type Config struct {
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
 	ReplyTimeout time.Duration
-	// InFlight is what the session counts its requests in flight with, unless the server is a
-	// cluster. It may be nil.
-	InFlight *atomic.Int32
+	// Link is that of the connections of Client, or nil if others have made them.
+	Link *wire.Link
 	// Ordered is set if the server runs requests for one key in the order in which they are
 	// sent.
 	Ordered   bool
@@ -87,7 +86,7 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
-	s.prompt = wire.NewPrompt(cfg.Client, cfg.InFlight)
+	s.prompt = wire.NewPrompt(cfg.Client, cfg.Link)
 	s.Client = s.prompt
 	s.cleanups.wake, s.ended = make(chan struct{}, 1), make(chan struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -105,6 +104,13 @@ func New(cfg Config) *Session {
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
 	return s
+}
+
+// Contended notes that a caller begins to wait for another.
+func (s *Session) Contended() {
+	if s.Link != nil && !s.Link.Contended.Load() {
+		s.Link.Contended.Store(true)
+	}
 }
 
 // Subscribe subscribes l through the hub. The caller ends the subscription with unsubscribe.

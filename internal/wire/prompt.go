@@ -20,6 +20,7 @@ import (
 // a time, and the others wait. Commands on dedicated connections are left to rueidis.
 type Prompt struct {
 	rueidis.Client
+	link   *Link // nil for connections that others have made
 	routes []route
 	queues []chan struct{} // have room for the requests on goroutines of their own
 }
@@ -59,19 +60,18 @@ func NotSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, errNotSent)
 }
 
-// NewPrompt returns a Prompt that uses c. If that is not a cluster, inFlight, unless nil, counts the
-// requests whose callers wait in rueidis.
-func NewPrompt(c rueidis.Client, inFlight *atomic.Int32) *Prompt {
+// NewPrompt returns a Prompt that uses c. link is that of its connections, or nil.
+func NewPrompt(c rueidis.Client, link *Link) *Prompt {
 	routes, queues := 1, 1
 	if c.Mode() == rueidis.ClientModeCluster {
 		routes, queues = clusterRoutes, clusterQueues
 	}
-	p := &Prompt{Client: c, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
+	p := &Prompt{Client: c, link: link, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
 	for i := range p.routes {
 		p.routes[i].inFlight = new(atomic.Int32)
 	}
-	if routes == 1 && inFlight != nil {
-		p.routes[0].inFlight = inFlight
+	if routes == 1 && link != nil {
+		p.routes[0].inFlight = &link.InFlight
 	}
 	for i := range p.queues {
 		p.queues[i] = make(chan struct{}, maxApart)
@@ -106,20 +106,52 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	r, queue := p.of(cmd)
 	if r.direct(ctx) {
 		defer r.inFlight.Add(-1)
-		reply := p.Client.Do(ctx, cmd)
-		r.note(reply.NonRedisError())
-		return reply
+		return p.send(ctx, ctx, cmd, r)
 	}
 	return p.doApart(ctx, cmd, r, queue)
 }
 
+// send sends a command, for a caller with that context.
+func (p *Prompt) send(ctx, caller context.Context, cmd rueidis.Completed, r *route) (reply rueidis.RedisResult) {
+	alone := p.link.enter(ctx, caller)
+	switch {
+	case alone != nil:
+		ctx = alone
+	case p.link != nil && ctx.Done() == nil && p.link.Contended.Load():
+		ctx = p.link.pipelined
+	}
+	for {
+		if reply = p.Client.Do(ctx, cmd); !notSent(ctx, reply.NonRedisError()) {
+			break
+		}
+	}
+	if alone != nil {
+		reply = p.link.leave(alone, reply)
+	}
+	r.note(reply.NonRedisError())
+	return reply
+}
+
+// sendAll sends commands together.
+func (p *Prompt) sendAll(ctx context.Context, cmds []rueidis.Completed, r *route) (replies []rueidis.RedisResult) {
+	for {
+		replies = p.Client.DoMulti(ctx, cmds...)
+		if err := replies[len(cmds)-1].NonRedisError(); !notSent(ctx, err) {
+			r.note(err)
+			return replies
+		}
+	}
+}
+
 func (p *Prompt) doApart(ctx context.Context, cmd rueidis.Completed, r *route, queue chan struct{}) rueidis.RedisResult {
-	reply, err := apart(ctx, r, queue, func(ctx context.Context) rueidis.RedisResult {
-		reply := p.Client.Do(ctx, cmd)
-		r.note(reply.NonRedisError())
-		return reply
+	mayBeAlone := p.link != nil && !p.link.Contended.Load()
+	reply, err := apart(ctx, r, queue, func(request context.Context) rueidis.RedisResult {
+		return p.send(request, ctx, cmd, r)
 	})
 	if err != nil {
+		if mayBeAlone && err == ctx.Err() { // its connection is given up now
+			err = errors.Join(err, errGivenUp)
+		}
 		return rueidis.NewErrorResult(err)
 	}
 	return reply
@@ -134,14 +166,10 @@ func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 	r, queue := p.of(cmds[0])
 	if r.direct(ctx) {
 		defer r.inFlight.Add(-1)
-		replies := p.Client.DoMulti(ctx, cmds...)
-		r.note(replies[n-1].NonRedisError())
-		return replies
+		return p.sendAll(ctx, cmds, r)
 	}
 	replies, err := apart(ctx, r, queue, func(ctx context.Context) []rueidis.RedisResult {
-		replies := p.Client.DoMulti(ctx, cmds...)
-		r.note(replies[n-1].NonRedisError())
-		return replies
+		return p.sendAll(ctx, cmds, r)
 	})
 	if err != nil {
 		replies = make([]rueidis.RedisResult, n)

@@ -66,7 +66,7 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const timeout, n = 300 * time.Millisecond, 3 * maxInFlight
 			conn := &silent{}
-			p := NewPrompt(conn, new(atomic.Int32))
+			p := NewPrompt(conn, NewLink(time.Second))
 			require.False(t, p.Answers())
 			require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
 			require.True(t, p.Answers())
@@ -104,7 +104,7 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 func TestARequestThatIsNotSentInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
-		p := NewPrompt(conn, new(atomic.Int32))
+		p := NewPrompt(conn, NewLink(time.Second))
 		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
 		conn.answer = make(chan struct{})
 		time.Sleep(fresh)
@@ -132,7 +132,7 @@ func TestARequestThatIsNotSentInTime(t *testing.T) {
 func TestPromptLimitsRequestsInFlight(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
-		p := NewPrompt(conn, new(atomic.Int32))
+		p := NewPrompt(conn, NewLink(time.Second))
 		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
 		conn.answer = make(chan struct{})
 		conn.sent.Store(0)
@@ -150,7 +150,7 @@ func TestPromptLimitsRequestsInFlight(t *testing.T) {
 func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{answer: make(chan struct{})}
-		p := NewPrompt(conn, new(atomic.Int32))
+		p := NewPrompt(conn, NewLink(time.Second))
 		for range 2 * maxApart {
 			go p.Do(context.Background(), rueidis.Completed{})
 		}
@@ -162,7 +162,7 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 
 // In a cluster a node that answers says nothing about the others.
 func TestPromptKnowsNodesApart(t *testing.T) {
-	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster}, new(atomic.Int32))
+	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster}, NewLink(time.Second))
 	require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
 	require.True(t, p.routes[0].answers(fresh))
 	require.False(t, p.routes[1].answers(fresh))
