@@ -57,49 +57,68 @@ const (
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
 func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
+	req.Ctx = ctx
 	req.Above++ // this
-	w, err := q.Begin(ctx, &req)
-	if w != nil {
-		return w.Wait(ctx)
-	}
-	return err
+	w := q.Prepare()
+	w.req = req
+	return w.Acquire()
 }
 
-// Begin is Acquire but for the wait. If the caller has to wait, Begin returns a waiter, whose Wait the
-// caller must call next: its own frame then takes little of the stack while it is parked.
-func (q *Queues[A]) Begin(ctx context.Context, req *Request[A]) (*waiter[A], error) {
+// Acquire is that of Queues, for the Request of w. w must not be used afterwards.
+//
+// Thousands of callers may be parked here, each with a stack of its own, so begin and step do the
+// work and return before the caller is parked.
+func (w *waiter[A]) Acquire() error {
+	if !w.begin() {
+		return w.reuse()
+	}
+	for !w.step() {
+		w.locate()
+		select {
+		case <-w.wake:
+		case <-w.req.Ctx.Done():
+		}
+	}
+	return w.result
+}
+
+// begin makes an attempt, unless others are ahead. It reports whether the caller has to wait. If not, the
+// result is set.
+func (w *waiter[A]) begin() (waits bool) {
+	req := &w.req
 	pause := req.pause(1)
-	e := q.enter(req.Key)
-	mu := &e.shard.mu
+	e := w.queues.enter(&req.Key)
+	w.entry = e
 	relation, err := e.join(req)
 	if err != nil || relation == Joined {
 		e.leave()
-		mu.Unlock()
-		return nil, err
+		e.shard.mu.Unlock()
+		w.result = err
+		return false
 	}
 	inTurn := e.begin(req)
-	atOnce := req.Once || relation == Beside || req.Untracked && e.first == nil
-	if !inTurn && !atOnce {
-		defer mu.Unlock()
-		if err := e.crowded(req); err != nil {
-			e.leave()
-			return nil, err
-		}
-		w := newWaiter(e, req)
-		w.unregistered = req.Ordered
-		e.pushBack(w)
-		return w, nil
+	if inTurn || req.Once || relation == Beside || req.Untracked && e.first == nil {
+		return w.attemptFirst(relation, inTurn, pause)
 	}
-	return e.attempt(ctx, req, relation, inTurn, pause)
+	defer e.shard.mu.Unlock()
+	if err := e.crowded(req); err != nil {
+		e.leave()
+		w.result = err
+		return false
+	}
+	w.waits()
+	w.unregistered = req.Ordered
+	e.pushBack(w)
+	return true
 }
 
-// attempt makes an attempt for a caller that does not wait yet. inTurn is set if begin preceded it.
-// The mutex is held, and released.
-func (e *entry[A]) attempt(ctx context.Context, req *Request[A], relation Relation, inTurn bool, pause time.Duration,
-) (*waiter[A], error) {
+// attemptFirst makes the first attempt, before the caller waits. inTurn is set if entry.begin preceded
+// it. The mutex is held, and released.
+func (w *waiter[A]) attemptFirst(relation Relation, inTurn bool, pause time.Duration) (waits bool) {
+	e, req := w.entry, &w.req
 	mu := &e.shard.mu
 	mu.Unlock()
-	v, err := req.try(ctx, pause)
+	v, err := req.try(pause)
 	mu.Lock()
 	// While a cluster moves the keys, the caller waits.
 	var crowded error
@@ -109,25 +128,31 @@ func (e *entry[A]) attempt(ctx context.Context, req *Request[A], relation Relati
 	if v.Acquired || err != nil && !moving(err) || req.Once || crowded != nil {
 		e.finish(req, inTurn, v.Acquired)
 		mu.Unlock()
-		switch {
-		case v.Acquired:
-			return nil, nil
-		case err == nil:
-			return nil, cmp.Or(crowded, lock.ErrNotAcquired)
-		}
-		if u := (*Unavailable)(nil); errors.As(err, &u) {
-			err = u.Err
-		}
-		return nil, errors.Join(e.queues.over(ctx, req), err)
+		w.result = w.unqueuedResult(v, err, crowded)
+		return false
 	}
 	defer mu.Unlock()
-	w := newWaiter(e, req)
+	w.waits()
 	w.tries, w.beside = 1, relation == Beside
 	w.queueAfter(inTurn, v, err)
-	return w, nil
+	return true
 }
 
-// queueAfter makes a caller wait whose first attempt had that outcome. inTurn is set if begin
+// unqueuedResult returns the result of a call that does not wait, after an attempt with that outcome.
+func (w *waiter[A]) unqueuedResult(v Verdict, err, crowded error) error {
+	switch {
+	case v.Acquired:
+		return nil
+	case err == nil:
+		return cmp.Or(crowded, lock.ErrNotAcquired)
+	}
+	if u := (*Unavailable)(nil); errors.As(err, &u) {
+		err = u.Err
+	}
+	return errors.Join(w.queues.over(&w.req), err)
+}
+
+// queueAfter makes a caller wait whose first attempt had that outcome. inTurn is set if entry.begin
 // preceded it.
 func (w *waiter[A]) queueAfter(inTurn bool, v Verdict, err error) {
 	e := w.entry
@@ -150,64 +175,34 @@ func (w *waiter[A]) queueAfter(inTurn bool, v Verdict, err error) {
 // moving reports whether an attempt failed only because a cluster moves the keys.
 func moving(err error) bool { return errors.As(err, new(*Unavailable)) && wire.IsMoving(err) }
 
-// Wait waits until w is granted or its wait is over. Thousands of callers may be parked here, each with
-// a stack of its own, so step does the work and returns before the caller is parked.
-func (w *waiter[A]) Wait(ctx context.Context) error {
-	defer w.finish()
-	for !w.step(ctx) {
-		w.locate()
-		select {
-		case <-w.wake:
-		case <-ctx.Done():
-		case <-w.entry.queues.cfg.Closed:
-		}
-	}
-	return w.result
-}
-
-// finish ends the wait, also if user code has panicked.
-func (w *waiter[A]) finish() {
-	if !w.req.Deadline.IsZero() {
-		w.entry.queues.cfg.Wheel.Cancel(&w.timer)
-	}
-	if !w.over {
-		w.abort()
-	}
-}
-
 // step does what there is to do for w, until it has to wait or its wait is over, and reports
 // whether that is so.
-func (w *waiter[A]) step(ctx context.Context) (over bool) {
+func (w *waiter[A]) step() (over bool) {
+	over = true // if user code panics, too
+	defer func() {
+		if over {
+			w.finish()
+		}
+	}()
 	e := w.entry
 	mu := &e.shard.mu
 	mu.Lock()
 	for {
-		switch w.state {
-		case granted:
+		if w.state > claimed { // granted, ended or gone
 			mu.Unlock()
 			if w.handed {
 				w.req.woken(telemetry.HandedOver)
 			}
 			w.over = true
 			return true
-		case ended:
-			mu.Unlock()
-			w.over, w.result = true, w.err
-			return true
 		}
-		if err := e.queues.over(ctx, &w.req); err != nil {
-			w.linger()
-			if w.state == granted || w.state == ended {
-				continue
-			}
-			w.over, w.result = true, errors.Join(err, w.failure())
-			w.giveUp()
-			mu.Unlock()
-			return true
+		if err := w.queues.over(&w.req); err != nil {
+			w.leave(err)
+			continue
 		}
 		if w.state == waiting {
 			if w.due() {
-				w.attempt(ctx)
+				w.attempt()
 				continue
 			}
 			if e.first == w {
@@ -223,9 +218,19 @@ func (w *waiter[A]) step(ctx context.Context) (over bool) {
 	}
 }
 
+// finish ends the wait, also if user code has panicked.
+func (w *waiter[A]) finish() {
+	if !w.req.Deadline.IsZero() {
+		w.queues.cfg.Wheel.Cancel(&w.timer)
+	}
+	if !w.over {
+		w.abort()
+	}
+}
+
 // abort locks the mutex and removes a waiter whose OnWake or Backoff has panicked.
 func (w *waiter[A]) abort() {
-	q, mu := w.entry.queues, &w.entry.shard.mu
+	q, mu := w.queues, &w.entry.shard.mu
 	mu.Lock()
 	wasGranted := w.state == granted
 	if !wasGranted {
@@ -247,13 +252,11 @@ func (w *waiter[A]) due() bool {
 }
 
 // over returns the reason to stop waiting, or nil.
-func (q *Queues[A]) over(ctx context.Context, req *Request[A]) error {
-	select {
-	case <-q.cfg.Closed:
+func (q *Queues[A]) over(req *Request[A]) error {
+	if q.cfg.Open.Err() != nil {
 		return lock.ErrClosed
-	default:
 	}
-	if d := req.Deadline; ctx.Err() != nil || !d.IsZero() && !time.Now().Before(d) {
+	if d := req.Deadline; req.Ctx.Err() != nil || !d.IsZero() && !time.Now().Before(d) {
 		return lock.ErrNotAcquired
 	}
 	return nil
@@ -261,10 +264,10 @@ func (q *Queues[A]) over(ctx context.Context, req *Request[A]) error {
 
 // attempt makes an attempt for w and, in one request, for others. It releases the mutex
 // meanwhile; the waiters keep their positions.
-func (w *waiter[A]) attempt(ctx context.Context) {
+func (w *waiter[A]) attempt() {
 	e := w.entry
 	mu := &e.shard.mu
-	cause, n := telemetry.Cause(0), w.tries+1
+	cause, n := telemetry.Cause(0), int(w.tries)+1
 	if e.first == w {
 		cause = e.cause
 	}
@@ -281,7 +284,7 @@ func (w *waiter[A]) attempt(ctx context.Context) {
 	batch := e.claim(w)
 	mu.Unlock()
 	if len(batch) == 1 {
-		v, err := w.req.try(ctx, pause)
+		v, err := w.req.try(pause)
 		e.attempted(batch, []Result{{v, err}}, false)
 	} else if !e.queues.cfg.Go(func(ctx context.Context) {
 		// In the background, because w may leave before the others have their results.
@@ -396,7 +399,7 @@ func (w *waiter[A]) take(r Result) bool {
 		w.state = granted
 	case r.unsent:
 	default:
-		w.failingSince, w.err = time.Time{}, nil
+		w.failingSince, w.err = 0, nil
 		w.register(true)
 		if r.Moved {
 			e.unlink(w)
@@ -422,11 +425,11 @@ func (w *waiter[A]) failed(err error) {
 	} else {
 		w.err = unavailable.Err
 	}
-	now := time.Now()
-	if w.failingSince.IsZero() {
+	now := time.Since(started)
+	if w.failingSince == 0 {
 		w.failingSince = now
 	}
-	if now.Sub(w.failingSince) >= e.queues.cfg.MaxOutage {
+	if now-w.failingSince >= e.queues.cfg.MaxOutage {
 		w.end(w.err)
 		return
 	}
@@ -434,11 +437,12 @@ func (w *waiter[A]) failed(err error) {
 		w.register(false)
 	}
 	e.outage = true
-	e.lookAt(now.Add(minRetry + rand.N(maxRetry-minRetry)))
+	e.lookAt(time.Now().Add(minRetry + rand.N(maxRetry-minRetry)))
 }
 
 // try makes an attempt. pause is the pause after it, where that is not for the server to say.
-func (r *Request[A]) try(ctx context.Context, pause time.Duration) (Verdict, error) {
+func (r *Request[A]) try(pause time.Duration) (Verdict, error) {
+	ctx := r.Ctx
 	if !r.Deadline.IsZero() {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithDeadline(ctx, r.Deadline)

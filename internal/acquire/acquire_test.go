@@ -42,15 +42,16 @@ type world struct {
 	inFlight  int
 	listeners map[pubsub.Listener]bool
 	deaf      bool // subscriptions are never confirmed and hear nothing
-	closed    chan struct{}
+	close     context.CancelFunc
 }
 
 func run(t *testing.T, test func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
-		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, closed: make(chan struct{})}
-		w.Queues = newQueues[*caller](Config{Closed: w.closed, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {}})
+		open, cancel := context.WithCancel(t.Context())
+		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, close: cancel}
+		w.Queues = newQueues[*caller](Config{Open: open, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {}})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -61,7 +62,9 @@ func run(t *testing.T, test func(w *world)) {
 }
 
 func newQueues[A Acquirer[A]](cfg Config) *Queues[A] {
-	return &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
+	q := &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
+	q.wakeAtEnd()
+	return q
 }
 
 // background runs what is to run on.
@@ -667,7 +670,7 @@ func TestCloseEndsEveryWait(t *testing.T) {
 		w.takeElsewhere()
 		a, b := w.ask(w.t.Context(), "a"), w.ask(w.t.Context(), "b")
 		time.Sleep(time.Second)
-		close(w.closed)
+		w.close()
 		require.ErrorIs(t, <-a.done, lock.ErrClosed)
 		require.ErrorIs(t, <-b.done, lock.ErrClosed)
 	})

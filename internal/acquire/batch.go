@@ -8,7 +8,7 @@ func (q *Queues[A]) Together(reqs []Request[A], try func(n int) []Result) (acqui
 	entries := make([]*entry[A], 0, len(reqs))
 	for i := range reqs {
 		req := &reqs[i]
-		e := q.enter(req.Key)
+		e := q.enter(&req.Key)
 		free := e.begin(req) || req.Once
 		if !free {
 			e.leave()

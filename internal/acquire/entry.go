@@ -30,8 +30,8 @@ type Config struct {
 	MaxOutage time.Duration
 	// OnWait is called when a caller begins to wait.
 	OnWait func()
-	// Closed ends every wait with lock.ErrClosed once it is closed.
-	Closed <-chan struct{}
+	// Open ends every wait with lock.ErrClosed when it ends.
+	Open context.Context
 }
 
 // Queues are the queues of one client for acquirers of one type, by key.
@@ -40,6 +40,7 @@ type Queues[A Acquirer[A]] struct {
 	cfg    Config
 	seed   maphash.Seed
 	shards [shardCount]shard[A]
+	unused sync.Pool // of waiters that have not waited
 }
 
 type shard[A Acquirer[A]] struct {
@@ -59,10 +60,27 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 			Go:        s.Go,
 			MaxOutage: s.WatchdogTimeout,
 			OnWait:    s.Contended,
-			Closed:    s.Stopping(),
+			Open:      s.StopContext(),
 		}, maphash.MakeSeed()
+		q.wakeAtEnd()
 	})
 	return q
+}
+
+// wakeAtEnd wakes all waiters when Open ends, so that each waits for two channels instead of three.
+func (q *Queues[A]) wakeAtEnd() {
+	context.AfterFunc(q.cfg.Open, func() {
+		for i := range q.shards {
+			s := &q.shards[i]
+			s.mu.Lock()
+			for _, e := range s.entries {
+				for w := e.first; w != nil; w = w.next {
+					w.signal()
+				}
+			}
+			s.mu.Unlock()
+		}
+	})
 }
 
 // entry is the state of one key while callers of this process hold it, wait for it or try
@@ -98,16 +116,23 @@ type keyState[A Acquirer[A]] struct {
 	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
 }
 
+// shard returns the shard of key.
+func (q *Queues[A]) shard(key *Key) *shard[A] {
+	return &q.shards[maphash.Comparable(q.seed, *key)%shardCount]
+}
+
 // lock locks the shard of key, and returns it and the entry of key, or nil.
 func (q *Queues[A]) lock(key Key) (*shard[A], *entry[A]) {
-	s := &q.shards[maphash.Comparable(q.seed, key)%shardCount]
+	s := q.shard(&key)
 	s.mu.Lock()
 	return s, s.entries[key]
 }
 
 // enter locks the shard of key, and returns the entry of key with one more reference.
-func (q *Queues[A]) enter(key Key) *entry[A] {
-	s, e := q.lock(key)
+func (q *Queues[A]) enter(key *Key) *entry[A] {
+	s := q.shard(key)
+	s.mu.Lock()
+	e := s.entries[*key]
 	if e == nil {
 		if n := len(s.free); n > 0 {
 			e, s.free = s.free[n-1], s.free[:n-1]
@@ -117,8 +142,8 @@ func (q *Queues[A]) enter(key Key) *entry[A] {
 		if s.entries == nil {
 			s.entries = make(map[Key]*entry[A])
 		}
-		e.key = key
-		s.entries[key] = e
+		e.key = *key
+		s.entries[e.key] = e
 	}
 	e.refs++
 	return e
@@ -221,7 +246,7 @@ func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
 		}
 		for w := e.first; w != nil; w = w.next {
 			h := w.req.Acquirer.Describe()
-			h.Waiting, h.Since = true, w.since
+			h.Waiting, h.Since = true, started.Add(w.since)
 			if w.sited.Load() {
 				h.Site = *w.req.Site
 			}

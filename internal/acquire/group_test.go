@@ -40,7 +40,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
-		y.Queues = newQueues[*member](Config{Closed: make(chan struct{}), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
+		y.Queues = newQueues[*member](Config{Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
 			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
 				y.mu.Lock()
 				defer y.mu.Unlock()

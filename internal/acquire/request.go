@@ -39,6 +39,7 @@ type Policy struct {
 // Request describes an acquisition.
 type Request[A Acquirer[A]] struct {
 	Policy
+	Ctx      context.Context // its end ends the wait
 	Key      Key
 	Acquirer A
 	// Channel is the channel of releases; "" if there is none.
@@ -50,7 +51,7 @@ type Request[A Acquirer[A]] struct {
 	// Site is where to note the caller when it begins to wait, or nil. Above is the number of frames
 	// between Acquire and the methods that users call.
 	Site  *callsite.Site
-	Above int
+	Above uint8
 	// Once makes a single attempt, at once, even if others wait.
 	Once bool
 	// Owned is set if the requester has an owner that may hold the key already, and would

@@ -22,6 +22,7 @@ import (
 //	   │             └─────▶ gone (it gave up meanwhile)
 //	   └─▶ granted, ended, gone
 type waiter[A Acquirer[A]] struct {
+	queues       *Queues[A]
 	entry        *entry[A]
 	next, prev   *waiter[A]
 	req          Request[A]
@@ -31,15 +32,17 @@ type waiter[A Acquirer[A]] struct {
 	unregistered bool // it needs an attempt to get a position in the server's queue
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
-	tries        int
-	sited        atomic.Bool // req.Site is set
-	since        time.Time
-	failingSince time.Time // since when the server is Unavailable
-	err          error     // of the last attempt for it or a previous head, if that had no answer
-
-	over   bool  // Wait returns
-	result error // of Wait
+	over         bool // result is set
+	tries        int32
+	sited        atomic.Bool   // req.Site is set
+	since        time.Duration // since started: when it began to wait
+	failingSince time.Duration // since started: since when the server is Unavailable; 0: it is not
+	err          error         // of the last attempt for it or a previous head, if that had no answer
+	result       error         // of Acquire
 }
+
+// Waiter is a waiter for packages that call Prepare.
+type Waiter[A Acquirer[A]] = waiter[A]
 
 type waiterState uint8
 
@@ -51,19 +54,42 @@ const (
 	gone
 )
 
-func newWaiter[A Acquirer[A]](e *entry[A], req *Request[A]) *waiter[A] {
-	w := &waiter[A]{entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Now()} // a copy: most requests never wait
-	e.queues.cfg.OnWait()
-	if !req.Deadline.IsZero() {
-		e.queues.cfg.Wheel.Schedule(&w.timer, req.Deadline, w)
+// Prepare returns a waiter whose Acquire acquires what its Request says. Most callers do not have to wait,
+// and later ones reuse their waiters: the Request is on none of their stacks, and costs no allocation.
+func (q *Queues[A]) Prepare() *waiter[A] {
+	if w, ok := q.unused.Get().(*waiter[A]); ok {
+		return w
 	}
-	return w
+	return &waiter[A]{queues: q, wake: make(chan struct{}, 1)}
+}
+
+// Request returns the request, to be set.
+func (w *waiter[A]) Request() *Request[A] { return &w.req }
+
+// reuse leaves a waiter that was in no queue to another caller, and returns its result. A waiter that was
+// in one may still be a part of an attempt, or of a timer that fires.
+//
+//go:noinline
+func (w *waiter[A]) reuse() error {
+	err := w.result
+	w.entry, w.req, w.result = nil, Request[A]{}, nil
+	w.queues.unused.Put(w)
+	return err
+}
+
+// waits notes that the caller begins to wait.
+func (w *waiter[A]) waits() {
+	w.queues.cfg.OnWait()
+	w.since = time.Since(started)
+	if d := w.req.Deadline; !d.IsZero() {
+		w.queues.cfg.Wheel.Schedule(&w.timer, d, w)
+	}
 }
 
 // locate notes the call site, once. The mutex is not held, because that takes a while.
 func (w *waiter[A]) locate() {
 	if w.req.Site != nil && !w.sited.Load() {
-		*w.req.Site = callsite.Here(2+w.req.Above, callsite.Frames) // above locate and Wait
+		*w.req.Site = callsite.Here(2+int(w.req.Above), callsite.Frames) // above locate and Acquire
 		w.sited.Store(true)
 	}
 }
@@ -159,6 +185,17 @@ func (w *waiter[A]) giveUp() {
 	e.leave()
 }
 
+// leave ends the wait for that reason, unless it ends otherwise meanwhile. It may release the mutex for
+// a while.
+func (w *waiter[A]) leave(reason error) {
+	w.linger()
+	if w.state == granted || w.state == ended {
+		return
+	}
+	w.result = errors.Join(reason, w.failure())
+	w.giveUp()
+}
+
 // linger waits a moment for an attempt for several that is under way for w. It releases the mutex
 // meanwhile.
 func (w *waiter[A]) linger() {
@@ -172,7 +209,7 @@ func (w *waiter[A]) linger() {
 		case <-w.wake:
 		case <-limit:
 			over = true
-		case <-w.entry.queues.cfg.Closed:
+		case <-w.queues.cfg.Open.Done():
 			over = true
 		}
 		mu.Lock()
@@ -198,7 +235,7 @@ var errNoAnswer = fmt.Errorf("%w: an attempt has no answer yet", lock.ErrIndeter
 // end ends the wait with an error.
 func (w *waiter[A]) end(err error) {
 	w.giveUp()
-	w.state, w.err = ended, err
+	w.state, w.err, w.result = ended, err, err
 }
 
 // Expire implements watchdog's Target: the deadline of the wait has passed.

@@ -52,24 +52,15 @@ func (l *Lock) Check(ctx context.Context) error {
 
 // Lock is lock.Locker's.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	var o lock.Options
-	if err := l.resolve(ctx, &o, opts); err != nil {
+	a := acquisition{lock: l, ctx: ctx}
+	if err := a.resolve(opts); err != nil {
 		return nil, err
 	}
-	return l.handle(ctx, &o, o.Bounded && o.Wait == 0)
-}
-
-// resolve sets the options of Lock, and warns of a nested acquisition.
-func (l *Lock) resolve(ctx context.Context, to *lock.Options, opts []lock.Option) error {
-	o, err := l.checked(lock.Resolve(opts...))
+	h, err := a.acquire()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	*to = o
-	if once := o.Bounded && o.Wait == 0; !once && l.Check(ctx) == nil {
-		holds.WarnNested(ctx, l.s, l.described(), 2, l.On())
-	}
-	return nil
+	return a.handle(h), nil
 }
 
 // TryLock is lock.Locker's.
@@ -78,26 +69,12 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 	if err != nil {
 		return nil, err
 	}
-	return l.handle(ctx, &o, true)
-}
-
-// handle acquires the lock for a caller.
-func (l *Lock) handle(ctx context.Context, o *lock.Options, once bool) (lock.Hold, error) {
-	h, err := l.acquire(ctx, o, once, false)
+	a := acquisition{lock: l, ctx: ctx, opts: o, once: true}
+	h, err := a.acquire()
 	if err != nil {
 		return nil, err
 	}
-	return h.handleFor(o), nil
-}
-
-// handleFor returns the handle that the caller of Lock or TryLock gets. Its frame is not to be a part
-// of handle's, which is on the stack of a waiter.
-//
-//go:noinline
-func (h *hold) handleFor(o *lock.Options) lock.Hold {
-	h.KeepUntil(o.KeepUntil())
-	h.Given(3) // above handleFor, handle and Lock or TryLock of this type
-	return holds.NewHandle(h)
+	return a.handle(h), nil
 }
 
 // Checked returns an error for options that a lock does not have. A read lock that nobody holds any
@@ -124,138 +101,6 @@ func TryOptions(o lock.Options, err error) (lock.Options, error) {
 		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
 	}
 	return o, err
-}
-
-// acquire acquires the lock. Its frame and those of its callers are on the stack of each waiter, so
-// they are small, and what comes before and after the wait is in other functions.
-func (l *Lock) acquire(ctx context.Context, o *lock.Options, once, member bool) (*hold, error) {
-	began := time.Now()
-	if err := l.begin(ctx, began); err != nil {
-		return nil, err
-	}
-	defer l.s.Leave()
-	spanCtx, span := l.startAcquire(ctx)
-	for {
-		c := l.newClaim(ctx, o, member)
-		w, err := c.request(spanCtx, o, span, began, once)
-		if w != nil {
-			err = w.Wait(spanCtx)
-		}
-		h, err := c.granted(ctx, o, err)
-		if err != errGone {
-			return h, c.ended(ctx, h, span, began, err)
-		}
-	}
-}
-
-// begin begins an acquisition, unless the result says why not. The session must be left after it.
-func (l *Lock) begin(ctx context.Context, began time.Time) error {
-	if err := l.Check(ctx); err != nil {
-		return err
-	}
-	if ctx.Err() != nil {
-		return l.failed(ctx, "acquire", began, lock.ErrNotAcquired)
-	}
-	if !l.s.Enter() {
-		// During a shutdown an owner may re-enter what it holds; Try refuses the others.
-		if _, named := lock.OwnerFrom(ctx); !named || !l.s.Stay() {
-			return lock.ErrClosed
-		}
-	}
-	return nil
-}
-
-// startAcquire begins the span of an acquisition, which is nil if nobody reads it.
-func (l *Lock) startAcquire(ctx context.Context) (context.Context, *telemetry.Acquire) {
-	if l.s.Telemetry == nil {
-		return ctx, nil
-	}
-	ctx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
-	return ctx, &span
-}
-
-// ended ends the span of an acquisition that has the hold or the error as its result. It returns
-// the error that the caller gets.
-func (c *claim) ended(ctx context.Context, h *hold, span *telemetry.Acquire, began time.Time, err error) error {
-	err = c.lock.failed(ctx, "acquire", began, err)
-	if span == nil {
-		return err
-	}
-	ended := false
-	defer func() {
-		if !ended && h != nil { // an exporter has panicked
-			_ = h.Unlock(ctx)
-		}
-	}()
-	c.mu.Lock()
-	attempts, waited, joined := int(c.attempts), c.waited, c.known().joined != nil
-	c.mu.Unlock()
-	span.End(ctx, attempts, waited || attempts == 0 && !joined, err)
-	ended = true
-	return err
-}
-
-// The frames between the queue and the methods that users call: Lock of a kind, and that of a Multi.
-const (
-	aboveLock   = 3
-	aboveMember = 8
-)
-
-// granted returns the hold of the caller after a request with that result. It may be one of another
-// claim of the same owner.
-func (c *claim) granted(ctx context.Context, o *lock.Options, err error) (*hold, error) {
-	c.mu.Lock()
-	joined := c.known().joined
-	c.mu.Unlock()
-	switch {
-	case err != nil:
-		return nil, c.leave(ctx, err)
-	case joined != nil:
-		c.retire() // it may have a queue position
-		return joined.reenter(ctx, o.HoldParent(ctx), c)
-	default:
-		return c.stand(ctx, o.HoldParent(ctx))
-	}
-}
-
-// waiting is a claim whose caller has to wait.
-type waiting interface {
-	Wait(ctx context.Context) error
-}
-
-// request requests the claim, and returns what to wait for if its caller has to wait.
-func (c *claim) request(ctx context.Context, o *lock.Options, span *telemetry.Acquire, began time.Time, once bool) (waiting, error) {
-	traits := c.lock.p.Traits()
-	if traits.Ordered { // its channel has the id
-		c.freshID()
-	}
-	c.Waits = !once
-	req := acquire.Request[*claim]{
-		Policy:   traits.Policy,
-		Key:      c.lock.queueKey(),
-		Acquirer: c,
-		Channel:  c.lock.p.Channel(&c.Claim),
-		Once:     once,
-		Owned:    !c.owner().IsZero(),
-
-		MaxWaiters: o.MaxWaiters,
-		Site:       &c.first.Site,
-		Above:      aboveLock,
-	}
-	if c.first.Member {
-		req.Above = aboveMember
-	}
-	if o.Bounded && !once {
-		req.Deadline = began.Add(o.Wait)
-	}
-	if span != nil { // a method value is an allocation
-		req.OnWake = span.Woken
-	}
-	w, err := c.lock.q.Begin(ctx, &req)
-	if w == nil {
-		return nil, err
-	}
-	return w, nil
 }
 
 // UnlockOwner ends the latest hold that the owner of ctx has in this process. It blocks

@@ -97,7 +97,8 @@ type Hold = hold
 // hold is renewed until Align, and MaxHold counts from there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error) {
 	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
-	return l.acquire(ctx, &o, once, true)
+	a := acquisition{lock: l, ctx: ctx, opts: o, once: once, member: true}
+	return a.acquire()
 }
 
 // MemberHold is the hold of a member of a Redlock, which renews it itself.
@@ -110,7 +111,8 @@ type MemberHold interface {
 
 // TryMember is TryLock for a member of a Redlock.
 func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, error) {
-	return l.acquire(ctx, &lock.Options{Lease: lease}, true, false)
+	a := acquisition{lock: l, ctx: ctx, opts: lock.Options{Lease: lease}, once: true}
+	return a.acquire()
 }
 
 // One implements AnyHold.

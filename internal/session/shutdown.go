@@ -16,6 +16,9 @@ const maxDrainPause = 20 * time.Millisecond
 // are no acquisitions any more.
 func (s *Session) Stopping() <-chan struct{} { return s.stopCtx.Done() }
 
+// StopContext returns a context that ends when Stopping is closed.
+func (s *Session) StopContext() context.Context { return s.stopCtx }
+
 // Stopped returns lock.ErrClosed if Stopping is closed.
 func (s *Session) Stopped() error {
 	if s.stopCtx.Err() != nil {
