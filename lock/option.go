@@ -108,75 +108,88 @@ func (o Options) KeepUntil() time.Time {
 
 // Resolve evaluates opts; the last option of a kind wins. It returns an error that
 // matches ErrInvalid and names the invalid option.
-func Resolve(opts ...Option) (Options, error) {
-	o, err := resolve(opts)
+func Resolve(opts ...Option) (o Options, err error) {
+	err = o.resolve(opts)
 	if err == nil && o.Lease == NoExpiry {
-		err = fmt.Errorf("%w: a lease without end (semaphore.Forever) is for permits of a PermitSemaphore", ErrInvalid)
+		err = invalid("a lease without end (semaphore.Forever) is for permits of a PermitSemaphore")
 	}
 	if err != nil {
-		return Options{}, err
+		o = Options{}
 	}
-	return o, nil
+	return o, err
 }
 
 // ResolvePermit is Resolve for the permits of a semaphore, which may be held without
 // expiry: Lease(NoExpiry) is valid and sets Options.Lease to NoExpiry.
-func ResolvePermit(opts ...Option) (Options, error) {
-	o, err := resolve(opts)
+func ResolvePermit(opts ...Option) (o Options, err error) {
+	err = o.resolve(opts)
 	if err == nil && o.AtLeast > 0 {
-		err = fmt.Errorf("%w: AtLeast: a permit has no least time", ErrInvalid)
+		err = invalid("AtLeast: a permit has no least time")
 	}
 	if err != nil {
-		return Options{}, err
+		o = Options{}
 	}
-	return o, nil
+	return o, err
 }
 
-func resolve(opts []Option) (Options, error) {
-	var o Options
-	for _, opt := range opts {
-		switch opt.kind {
-		case optionLease:
-			if err := CheckLease(opt.d); err != nil && opt.d != NoExpiry {
-				return Options{}, err
-			}
-			o.Lease = opt.d
-		case optionWait:
-			if opt.d < 0 {
-				return Options{}, fmt.Errorf("%w: Wait(%v): must not be negative", ErrInvalid, opt.d)
-			}
-			o.Wait, o.Bounded = opt.d, true
-		case optionMaxHold:
-			if opt.d <= 0 {
-				return Options{}, fmt.Errorf("%w: MaxHold(%v): must be greater than zero", ErrInvalid, opt.d)
-			}
-			o.MaxHold = opt.d
-		case optionParent:
-			if opt.parent == nil {
-				return Options{}, fmt.Errorf("%w: Parent(nil)", ErrInvalid)
-			}
-			o.Parent = opt.parent
-		case optionAtLeast:
-			if opt.d != 0 && CheckLease(opt.d) != nil {
-				return Options{}, fmt.Errorf("%w: AtLeast(%v): must be 0, or from a millisecond to %v", ErrInvalid, opt.d, MaxLease)
-			}
-			o.AtLeast = opt.d
-		case optionMaxWaiters:
-			if opt.n < 1 {
-				return Options{}, fmt.Errorf("%w: MaxWaiters(%d): must be at least 1; TryLock does not wait", ErrInvalid, opt.n)
-			}
-			o.MaxWaiters = opt.n
-		default:
-			return Options{}, fmt.Errorf("%w: the zero lock.Option", ErrInvalid)
+// resolve sets what opts say.
+func (o *Options) resolve(opts []Option) error {
+	for i := range opts {
+		if err := o.set(&opts[i]); err != nil {
+			return err
 		}
 	}
 	if o.Lease != 0 && o.MaxHold > 0 {
-		return Options{}, fmt.Errorf("%w: MaxHold excludes Lease: a hold with a Lease is not renewed", ErrInvalid)
+		return invalid("MaxHold excludes Lease: a hold with a Lease is not renewed")
 	}
 	if limit := max(o.Lease, o.MaxHold); limit > 0 && o.AtLeast > limit {
-		return Options{}, fmt.Errorf("%w: AtLeast(%v) exceeds Lease or MaxHold, %v", ErrInvalid, o.AtLeast, limit)
+		return invalid("AtLeast(%v) exceeds Lease or MaxHold, %v", o.AtLeast, limit)
 	}
-	return o, nil
+	return nil
+}
+
+// set sets what an option says.
+func (o *Options) set(opt *Option) error {
+	switch opt.kind {
+	case optionLease:
+		if err := CheckLease(opt.d); err != nil && opt.d != NoExpiry {
+			return err
+		}
+		o.Lease = opt.d
+	case optionWait:
+		if opt.d < 0 {
+			return invalid("Wait(%v): must not be negative", opt.d)
+		}
+		o.Wait, o.Bounded = opt.d, true
+	case optionMaxHold:
+		if opt.d <= 0 {
+			return invalid("MaxHold(%v): must be greater than zero", opt.d)
+		}
+		o.MaxHold = opt.d
+	case optionParent:
+		if opt.parent == nil {
+			return invalid("Parent(nil)")
+		}
+		o.Parent = opt.parent
+	case optionAtLeast:
+		if opt.d != 0 && CheckLease(opt.d) != nil {
+			return invalid("AtLeast(%v): must be 0, or from a millisecond to %v", opt.d, MaxLease)
+		}
+		o.AtLeast = opt.d
+	case optionMaxWaiters:
+		if opt.n < 1 {
+			return invalid("MaxWaiters(%d): must be at least 1; TryLock does not wait", opt.n)
+		}
+		o.MaxWaiters = opt.n
+	default:
+		return invalid("the zero lock.Option")
+	}
+	return nil
+}
+
+// invalid returns an error that matches ErrInvalid.
+func invalid(format string, args ...any) error {
+	return fmt.Errorf("%w: %s", ErrInvalid, fmt.Sprintf(format, args...))
 }
 
 // MaxLease is the longest lease. It is far longer than useful, and safe for the

@@ -89,27 +89,25 @@ func (w *waiter[A]) begin() (waits bool) {
 	pause := req.pause(1)
 	e := w.queues.enter(&req.Key)
 	w.entry = e
-	relation, err := e.join(req)
-	if err != nil || relation == Joined {
+	var relation Relation
+	if relation, w.result = e.join(req); w.result != nil || relation == Joined {
 		e.leave()
 		e.shard.mu.Unlock()
-		w.result = err
 		return false
 	}
 	inTurn := e.begin(req)
 	if inTurn || req.Once || relation == Beside || req.Untracked && e.first == nil {
 		return w.attemptFirst(relation, inTurn, pause)
 	}
-	defer e.shard.mu.Unlock()
-	if err := e.crowded(req); err != nil {
+	if w.result = e.crowded(req); w.result != nil {
 		e.leave()
-		w.result = err
-		return false
+	} else {
+		w.waits()
+		w.unregistered = req.Ordered
+		e.pushBack(w)
 	}
-	w.waits()
-	w.unregistered = req.Ordered
-	e.pushBack(w)
-	return true
+	e.shard.mu.Unlock()
+	return w.result == nil
 }
 
 // attemptFirst makes the first attempt, before the caller waits. inTurn is set if entry.begin preceded

@@ -36,23 +36,20 @@ type span struct {
 	ctx context.Context // of the requests
 }
 
-// resolve sets the options of Lock, and warns of a nested acquisition.
-func (a *acquisition) resolve(opts []lock.Option) error {
-	if len(opts) > 0 {
-		if err := a.setOptions(opts); err != nil {
-			return err
-		}
+// resolve sets the options of Lock.
+func (a *acquisition) resolve(opts []lock.Option) (err error) {
+	if a.opts, err = lock.Resolve(opts...); err != nil {
+		return err
 	}
+	a.once = a.opts.Bounded && a.opts.Wait == 0
+	return a.lock.check(&a.opts)
+}
+
+// warnNested warns of a nested acquisition by Lock.
+func (a *acquisition) warnNested() {
 	if l := a.lock; !a.once && l.Check(a.ctx) == nil {
 		holds.WarnNested(a.ctx, l.s, l.described(), 2, l.On())
 	}
-	return nil
-}
-
-func (a *acquisition) setOptions(opts []lock.Option) error {
-	o, err := a.lock.checked(lock.Resolve(opts...))
-	a.opts, a.once = o, o.Bounded && o.Wait == 0
-	return err
 }
 
 // acquire acquires the lock: it makes an attempt or waits, again if the claim is gone by then.

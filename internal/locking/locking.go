@@ -56,6 +56,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err := a.resolve(opts); err != nil {
 		return nil, err
 	}
+	a.warnNested()
 	h, err := a.acquire()
 	if err != nil {
 		return nil, err
@@ -81,11 +82,21 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 // more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
 // with one.
 func Checked(reads bool, o lock.Options, err error) (lock.Options, error) {
-	if err == nil && o.AtLeast > 0 && reads {
-		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
+	if err == nil {
+		err = check(reads, &o)
 	}
 	return o, err
 }
+
+func check(reads bool, o *lock.Options) error {
+	if o.AtLeast > 0 && reads {
+		return fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
+	}
+	return nil
+}
+
+// check returns an error for options that the lock does not have.
+func (l *Lock) check(o *lock.Options) error { return check(l.p.Traits().Shared, o) }
 
 func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
 	return Checked(l.p.Traits().Shared, o, err)
