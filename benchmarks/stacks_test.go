@@ -21,7 +21,7 @@ func TestWaitersHaveSmallStacks(t *testing.T) {
 	const (
 		waiters  = 2000
 		smallest = 2048 // of the runtime
-		most     = smallest * 3 / 2
+		most     = smallest * 7 / 4
 	)
 	s, err := testserver.Start(redisProgram(t))
 	if err != nil {
