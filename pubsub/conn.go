@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 // conn is one subscriber connection. A lost connection is replaced by a new conn. The hub's
@@ -208,13 +210,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			return err
 		}
 	}
-	// A refusal of SUBSCRIBE should affect a single channel. With sharded pub/sub, channels of
-	// different slots cannot share a command.
-	size := 1
-	if !subscribe && !c.hub.opts.Sharded {
-		size = len(chs)
-	}
-	parts := slices.Collect(slices.Chunk(chs, size))
+	parts := c.parts(chs, subscribe)
 	cmds := make(rueidis.Commands, len(parts))
 	for i, part := range parts {
 		names := make([]string, len(part))
@@ -244,12 +240,36 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			}
 			c.hub.mu.Unlock()
 		case refused && subscribe:
-			c.refused(parts[i][0], refusal)
+			c.refused(parts[i], refusal)
 		default:
 			return err
 		}
 	}
 	return nil
+}
+
+// parts divides channels into those that share a command. With sharded pub/sub these must be of one
+// slot. A refusal of SUBSCRIBE affects all of its channels, so these are of one slot too: the waiters
+// of a fair lock have one each, and the same permission for all.
+func (c *conn) parts(chs []*channel, subscribe bool) (parts [][]*channel) {
+	if !subscribe && !c.hub.opts.Sharded {
+		return [][]*channel{chs}
+	}
+	ofSlot := make(map[int]int, len(chs)) // the index in parts
+	for _, ch := range chs {
+		slot := wire.Slot(ch.name)
+		i, ok := ofSlot[slot]
+		switch {
+		case subscribe && ch.alone:
+			parts = append(parts, []*channel{ch})
+		case ok:
+			parts[i] = append(parts[i], ch)
+		default:
+			ofSlot[slot] = len(parts)
+			parts = append(parts, []*channel{ch})
+		}
+	}
+	return parts
 }
 
 // notBusy returns an error if the server is busy with a script. A busy server refuses
@@ -304,16 +324,11 @@ func (c *conn) confirmed(ch *channel) {
 	}
 }
 
-// refused handles an error reply to a subscription: the slot has moved, or the server
-// denies the subscription.
-func (c *conn) refused(ch *channel, err *rueidis.RedisError) {
+// refused handles an error reply to the subscription of channels: the slot has moved, or the server
+// denies the subscription. If it denies that of several, each is sent again by itself.
+func (c *conn) refused(chs []*channel, err *rueidis.RedisError) {
 	h := c.hub
 	h.mu.Lock()
-	if ch.conn != c {
-		h.mu.Unlock()
-		return
-	}
-	c.detach(ch)
 	_, moved := err.IsMoved()
 	first, pause := false, deniedBackoff
 	switch {
@@ -321,13 +336,20 @@ func (c *conn) refused(ch *channel, err *rueidis.RedisError) {
 		pause = minBackoff
 	case err.IsLoading() || strings.HasPrefix(err.Error(), "BUSY") || strings.HasPrefix(err.Error(), "MASTERDOWN"):
 		pause = maxBackoff
+	case len(chs) > 1:
+		pause = 0
 	default:
 		first, h.denied = !h.denied, true
 	}
-	ch.notBefore = time.Now().Add(pause)
+	for _, ch := range chs {
+		if ch.conn == c {
+			c.detach(ch)
+			ch.alone, ch.notBefore = ch.alone || pause == 0, time.Now().Add(pause)
+		}
+	}
 	h.mu.Unlock()
 	if first {
 		h.opts.Logger.Warn("redlatch: subscription refused; waiters poll instead: "+
-			"allow this user to subscribe to the channels of its locks", "channel", ch.name, "error", err)
+			"allow this user to subscribe to the channels of its locks", "channel", chs[0].name, "error", err)
 	}
 }

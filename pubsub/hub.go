@@ -142,6 +142,7 @@ type channel struct {
 	state     channelState
 	cooling   *time.Timer // ends the time for which it is kept warm
 	notBefore time.Time   // earliest retry after a refusal
+	alone     bool        // it shares no SUBSCRIBE, because a shared one was refused
 }
 
 type channelState uint8
@@ -191,6 +192,23 @@ func New(client rueidis.Client, opts Options) *Hub {
 func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	return h.subscribe(name, l)
+}
+
+// SubscribeAll is Subscribe for several channels, each with the listener of the same index. Their
+// subscriptions are sent together: those of one hash slot in one command.
+func (h *Hub) SubscribeAll(names []string, ls []Listener) []*Subscription {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	subs := make([]*Subscription, len(names))
+	for i, name := range names {
+		subs[i], _ = h.subscribe(name, ls[i])
+	}
+	return subs
+}
+
+// subscribe is Subscribe. h.mu is held.
+func (h *Hub) subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	if h.closed {
 		return &Subscription{hub: h, closed: true}, false
 	}

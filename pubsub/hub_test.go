@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -287,6 +288,54 @@ func TestRefusedSubscriptionIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// Channels of one slot share a SUBSCRIBE. If the server denies that, each has one of its own.
+func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "on", ">secret", "+@all", "allkeys", "resetchannels", "&*:allowed*")
+		conn, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{s.Addr}, Username: "app", Password: "secret", DisableCache: true,
+		})
+		require.NoError(t, err)
+		defer conn.Close()
+		var log harness.Log
+		h := pubsub.New(conn, pubsub.Options{Logger: log.Logger()})
+		defer h.Close()
+		subscribe := func(n int, suffixes ...string) recorder {
+			var names []string
+			var ls []pubsub.Listener
+			e := newRecorder()
+			for i := range n {
+				for _, suffix := range suffixes {
+					names, ls = append(names, fmt.Sprintf("{ch}:%s%d", suffix, i)), append(ls, e)
+				}
+			}
+			require.Len(t, h.SubscribeAll(names, ls), len(names))
+			return e
+		}
+		e := subscribe(8, "allowed")
+		for range 8 {
+			require.Equal(t, subscribed, e.next(t))
+		}
+		require.Equal(t, 1, harness.Commands(t, conn)["subscribe"])
+		for i := range 8 {
+			channel := fmt.Sprint("{ch}:allowed", i)
+			require.Equal(t, int64(1), numsub(t, conn, channel))
+			harness.Do(t, s.Addr, "PUBLISH", channel, "7")
+			require.Equal(t, message("7"), e.next(t))
+		}
+		require.Empty(t, log.String())
+
+		e = subscribe(3, "allowed too ", "forbidden")
+		for range 3 {
+			require.Equal(t, subscribed, e.next(t))
+		}
+		harness.Eventually(t, 5*time.Second, "the others are refused", func() bool { return h.Refused() == 3 })
+		require.Empty(t, e)
+		require.Equal(t, 1, strings.Count(log.String(), "\n"))
+	})
+}
+
 // A server that is busy with a script also refuses UNSUBSCRIBE.
 func TestUnsubscribeWhileServerIsBusy(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
@@ -415,9 +464,22 @@ func TestShardedChannelsFollowSlots(t *testing.T) {
 			require.Equal(t, message("1"), e.next(t))
 		}
 
+		together := newRecorder()
+		h.SubscribeAll([]string{"{ch7}:1", "{ch7}:2", "{ch8}:1", "{ch8}:2", "{ch9}:1"}, slices.Repeat([]pubsub.Listener{together}, 5))
+		for range 5 {
+			require.Equal(t, subscribed, together.next(t))
+		}
+		require.NoError(t, publish("{ch8}:2"))
+		require.Equal(t, message("1"), together.next(t))
+
 		// The listeners of a moved slot are notified and subscribed at the new node.
 		require.NoError(t, cluster.MoveSlotOf("ch7"))
 		require.Equal(t, subscribed, recorders["ch7"].next(t))
+		for range 2 {
+			require.Equal(t, subscribed, together.next(t))
+		}
+		require.NoError(t, publish("{ch7}:2"))
+		require.Equal(t, message("1"), together.next(t))
 		require.NoError(t, publish("ch7"))
 		require.Equal(t, message("1"), recorders["ch7"].next(t))
 	})
