@@ -40,7 +40,7 @@ func (e *Election) Observe(ctx context.Context) iter.Seq2[Leader, error] {
 			return
 		}
 		o := &observer{e: e, began: time.Now(), wake: make(chan struct{}, 1)}
-		unsubscribe, _ := e.s.Subscribe(wire.ElectionChannel(e.key), o, false)
+		unsubscribe, _ := e.s.Subscribe(wire.ElectionChannel(e.key), o)
 		defer unsubscribe()
 		defer e.s.Watchdog.Wheel().Cancel(&o.timer)
 		for {

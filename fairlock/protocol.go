@@ -83,7 +83,8 @@ func (p *protocol) Traits() locking.Traits {
 	}
 }
 
-func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
+// Channel implements locking.Protocol. A waiter listens to wire.FairChannel.
+func (p *protocol) Channel(*locking.Claim) string { return p.args[3] }
 
 func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
 

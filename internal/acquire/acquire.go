@@ -17,7 +17,8 @@
 // The loop is in this file. The others have the state of a key (entry.go), its list of
 // waiters (waiter.go), the reasons to try again (wake.go), the ways to pass a key on
 // (handoff.go) and to leave it to other processes (yield.go), the waiters that the server
-// orders (position.go), and attempts for several keys (batch.go).
+// orders (position.go) and the channels of later ones (reserve.go), and attempts for several
+// keys (batch.go).
 package acquire
 
 import (
@@ -95,11 +96,13 @@ func (w *waiter[A]) begin() (waits bool) {
 		e.shard.mu.Unlock()
 		return false
 	}
+	e.identify(req)
 	inTurn := e.begin(req)
 	if inTurn || req.Once || relation == Beside || req.Untracked && e.first == nil {
 		return w.attemptFirst(relation, inTurn, pause)
 	}
 	if w.result = e.crowded(req); w.result != nil {
+		req.own.close()
 		e.leave()
 	} else {
 		w.waits()
@@ -208,6 +211,7 @@ func (w *waiter[A]) step() (over bool) {
 					e.subscribe()
 					continue
 				}
+				e.refill()
 				e.arm()
 			}
 		}
@@ -302,7 +306,7 @@ func (e *entry[A]) claim(w *waiter[A]) []*waiter[A] {
 	}
 	e.attempting = true
 	for _, w := range batch {
-		w.state = claimed
+		w.state, w.again = claimed, false
 		w.tries++
 	}
 	return batch
@@ -360,7 +364,7 @@ func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) 
 		switch {
 		case w.state == gone:
 			left = append(left, w.req.Acquirer)
-			e.unlink(w)
+			e.remove(w)
 			e.leave()
 		case w.take(results[i]):
 			acquired, shared = true, shared || w.req.Shared
@@ -392,13 +396,13 @@ func (w *waiter[A]) take(r Result) bool {
 	case r.Err != nil:
 		w.failed(r.Err)
 	case r.Acquired:
-		e.unlink(w)
+		e.remove(w)
 		e.enlist(&w.req)
 		w.state = granted
 	case r.unsent:
 	default:
 		w.failingSince, w.err = 0, nil
-		w.register(true)
+		w.register(!w.again)
 		if r.Moved {
 			e.unlink(w)
 			e.pushBack(w)

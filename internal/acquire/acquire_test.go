@@ -75,7 +75,7 @@ func background(t *testing.T) func(func(context.Context)) bool {
 	}
 }
 
-func (w *world) subscribe(_ string, l pubsub.Listener, _ bool) (func(), bool) {
+func (w *world) subscribe(_ string, l pubsub.Listener) (func(), bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.listeners[l] = true

@@ -11,15 +11,20 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 )
 
 // Config is the configuration of Queues.
 type Config struct {
 	Wheel *watchdog.Wheel
-	// Subscribe is the hub's, and returns how to end the subscription. A channel that is
-	// own belongs to one waiter and will not be needed again.
-	Subscribe func(channel string, l pubsub.Listener, own bool) (unsubscribe func(), confirmed bool)
+	// Subscribe is the hub's, and returns how to end the subscription.
+	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
+	// SubscribeOwn is Subscribe for channels that will not be needed again, each with a
+	// listener.
+	SubscribeOwn func(channels []string, ls []pubsub.Listener) (unsubscribe []func())
+	// NewOwner returns an id that no other request has.
+	NewOwner func() lock.Owner
 	// HandOffs is the number of consecutive times a key may be passed on within the process
 	// before other processes get a chance.
 	HandOffs int
@@ -44,9 +49,10 @@ type Queues[A Acquirer[A]] struct {
 }
 
 type shard[A Acquirer[A]] struct {
-	mu      sync.Mutex
-	entries map[Key]*entry[A]
-	free    []*entry[A]
+	mu       sync.Mutex
+	entries  map[Key]*entry[A]
+	free     []*entry[A]
+	reserves map[Key]*reserve[A]
 }
 
 // Of returns the queues that the objects of a client share for acquirers of one type.
@@ -54,13 +60,15 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 	q := session.Of[Queues[A]](s)
 	q.once.Do(func() {
 		q.cfg, q.seed = Config{
-			Wheel:     s.Watchdog.Wheel(),
-			Subscribe: s.Subscribe,
-			HandOffs:  s.HandOffs,
-			Go:        s.Go,
-			MaxOutage: s.WatchdogTimeout,
-			OnWait:    s.Contended,
-			Open:      s.StopContext(),
+			Wheel:        s.Watchdog.Wheel(),
+			Subscribe:    s.Subscribe,
+			SubscribeOwn: s.SubscribeOwn,
+			NewOwner:     s.NewOwner,
+			HandOffs:     s.HandOffs,
+			Go:           s.Go,
+			MaxOutage:    s.WatchdogTimeout,
+			OnWait:       s.Contended,
+			Open:         s.StopContext(),
 		}, maphash.MakeSeed()
 		q.wakeAtEnd()
 	})
@@ -106,8 +114,7 @@ type keyState[A Acquirer[A]] struct {
 
 	unregistered int32 // waiters that are
 	first, last  *waiter[A]
-	unsubscribe  func()     // nil: not subscribed
-	subscriber   *waiter[A] // whose own channel it is; nil: a channel for all
+	unsubscribe  func() // nil: not subscribed to the channel of all waiters
 	attempting   bool
 	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
 	cause        telemetry.Cause // the first reason for another attempt of the head, if any
@@ -185,6 +192,7 @@ func (e *entry[A]) finish(req *Request[A], inTurn, acquired bool) {
 	if inTurn {
 		e.attempting = false
 	}
+	req.own.close()
 	switch {
 	case !acquired:
 		if inTurn {

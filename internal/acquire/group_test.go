@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,48 +30,92 @@ type yard struct {
 
 	mu        sync.Mutex
 	judge     func(names []string) []Result // the server's part of an attempt
-	delay     time.Duration                 // of its answers, beyond latency
+	delay     time.Duration                 // of attempts, beyond latency
+	reply     time.Duration                 // how long an answer is on its way
 	attempts  []string                      // the names in each, with commas
 	abandoned []string
 	channels  map[string]pubsub.Listener
+	members   map[string]*member // the latest of each name
+
+	subscriptions int  // requests for own channels
+	deaf          bool // subscriptions are not confirmed
+	owners        atomic.Uint64
 }
 
 func inYard(t *testing.T, test func(y *yard)) {
 	synctest.Test(t, func(t *testing.T) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
-		y := &yard{t: t, channels: map[string]pubsub.Listener{}}
+		y := &yard{t: t, channels: map[string]pubsub.Listener{}, members: map[string]*member{}}
 		y.Queues = newQueues[*member](Config{Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
-			Subscribe: func(channel string, l pubsub.Listener, _ bool) (func(), bool) {
-				y.mu.Lock()
-				defer y.mu.Unlock()
-				y.channels[channel] = l
-				time.AfterFunc(latency, func() { y.publish(channel, pubsub.Event{Subscribed: true}) })
-				return func() {
-					y.mu.Lock()
-					defer y.mu.Unlock()
-					delete(y.channels, channel)
-				}, false
-			}})
+			Subscribe: y.subscribe,
+			SubscribeOwn: func(channels []string, ls []pubsub.Listener) (unsubscribe []func()) {
+				y.subscriptions++
+				for i, channel := range channels {
+					f, _ := y.subscribe(channel, ls[i])
+					unsubscribe = append(unsubscribe, f)
+				}
+				return unsubscribe
+			},
+			NewOwner: y.newOwner,
+		})
 		test(y)
+		time.Sleep(3 * pubsub.DefaultKeepWarm) // reserved channels are given back
 		synctest.Wait()
 		for i := range y.shards {
 			assert.Empty(t, y.shards[i].entries, "entries are left")
 			for _, e := range y.shards[i].free {
 				assert.Zero(t, e.unregistered, "counted waiters are left")
 			}
+			assert.Empty(t, y.shards[i].reserves, "reserves are left")
 		}
 		assert.Empty(t, y.channels, "subscriptions are left")
 	})
 }
 
+func (y *yard) subscribe(channel string, l pubsub.Listener) (func(), bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.channels[channel] = l
+	if !y.deaf {
+		time.AfterFunc(latency, func() { y.notify(channel, pubsub.Event{Subscribed: true}) })
+	}
+	return func() {
+		y.mu.Lock()
+		defer y.mu.Unlock()
+		delete(y.channels, channel)
+	}, false
+}
+
+func (y *yard) newOwner() lock.Owner {
+	o, err := lock.NewOwner("01a214dc-024a-7b3d-94db-59ce4c6292bf", y.owners.Add(1))
+	require.NoError(y.t, err)
+	return o
+}
+
+// publish sends an event to a channel, or to the own one of a member: "of" and its name.
 func (y *yard) publish(channel string, ev pubsub.Event) {
+	y.mu.Lock()
+	if name, own := strings.CutPrefix(channel, "of "); own {
+		channel = y.members[name].channel()
+	}
+	y.mu.Unlock()
+	y.notify(channel, ev)
+}
+
+func (y *yard) notify(channel string, ev pubsub.Event) {
 	y.mu.Lock()
 	l := y.channels[channel]
 	y.mu.Unlock()
 	if l != nil {
 		l.Notify(ev)
 	}
+}
+
+func (y *yard) replyTakes(d time.Duration) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.reply = d
 }
 
 func (y *yard) answers(judge func(names []string) []Result) {
@@ -88,12 +133,16 @@ func (y *yard) seen() []string {
 	return seen
 }
 
+// subscribed returns the own channels of members that are subscribed.
 func (y *yard) subscribed() (channels []string) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
-	for channel := range y.channels {
-		channels = append(channels, channel)
+	for name, m := range y.members {
+		if y.channels[m.channel()] != nil {
+			channels = append(channels, "of "+name)
+		}
 	}
+	slices.Sort(channels)
 	return channels
 }
 
@@ -113,6 +162,7 @@ func same(names []string, r Result) []Result {
 type member struct {
 	y      *yard
 	name   string
+	id     lock.Owner // of an Ordered request
 	done   chan error
 	cancel context.CancelFunc
 }
@@ -129,9 +179,11 @@ func (m *member) TryAll(_ context.Context, all []*member) []Result {
 	}
 	time.Sleep(latency + m.y.delay)
 	m.y.mu.Lock()
-	defer m.y.mu.Unlock()
 	m.y.attempts = append(m.y.attempts, strings.Join(names, ","))
-	return m.y.judge(names)
+	results, reply := m.y.judge(names), m.y.reply
+	m.y.mu.Unlock()
+	time.Sleep(reply)
+	return results
 }
 
 func (m *member) Join(*member) (Relation, error) { panic("there are no owners") }
@@ -139,6 +191,8 @@ func (m *member) Join(*member) (Relation, error) { panic("there are no owners") 
 func (m *member) Describe() session.Hold { panic("nothing is listed") }
 
 func (m *member) Holds() iter.Seq[session.Hold] { panic("nothing is listed") }
+
+func (m *member) channel() string { return "own:" + m.id.String() }
 
 func (m *member) Abandon() {
 	m.y.mu.Lock()
@@ -152,6 +206,9 @@ func (y *yard) ask(name string, change func(*Request[*member])) *member {
 	ctx, m.cancel = context.WithCancel(y.t.Context())
 	req := Request[*member]{Key: key, Acquirer: m, Channel: "all"}
 	change(&req)
+	y.mu.Lock()
+	y.members[name] = m
+	y.mu.Unlock()
 	go func() { m.done <- y.Acquire(ctx, req) }()
 	synctest.Wait()
 	return m
@@ -160,7 +217,7 @@ func (y *yard) ask(name string, change func(*Request[*member])) *member {
 func reader(r *Request[*member]) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
 func writer(r *Request[*member]) { r.TryWhileHeld = true }
 func inLine(r *Request[*member]) {
-	r.Ordered, r.Group, r.Channel = true, true, "of "+r.Acquirer.name
+	r.Ordered, r.Group, r.Channel, r.ID = true, true, "own", &r.Acquirer.id
 }
 
 // pass passes the key on from a holder to the next waiter.
@@ -464,7 +521,7 @@ func TestAWaiterWhoLostItsPlaceQueuesAnew(t *testing.T) {
 		y.Displaced(key, a)
 		time.Sleep(5 * latency)
 		require.Equal(t, []string{"b", "c", "a"}, l.order())
-		require.Equal(t, []string{"of b"}, y.subscribed(), "b is the first now")
+		require.Equal(t, []string{"of a", "of b"}, y.subscribed(), "b is the first now, and a will be")
 		y.publish("of b", pubsub.Event{})
 		time.Sleep(5 * latency)
 		y.seen()

@@ -25,7 +25,7 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 		return false
 	}
 	e.yield.count()
-	e.unlink(w)
+	e.remove(w)
 	w.state, w.handed = granted, true
 	w.signal()
 	e.holders[0] = w.req.Acquirer

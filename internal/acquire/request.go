@@ -8,6 +8,7 @@ import (
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // Key identifies a queue. Objects of different kinds do not share one.
@@ -25,7 +26,7 @@ type Policy struct {
 	// Group is set if one attempt can be made for several waiters.
 	Group bool
 	// Ordered is set if the server keeps the queue: each waiter has to make an attempt when
-	// it comes. Its Channel is its own.
+	// it comes, and has a channel of its own: Channel, a colon and its ID.
 	Ordered bool
 	// Backoff returns the pause after the n-th attempt, counted from 1, where there is no
 	// Channel or where some release without a message. It may be user code.
@@ -44,6 +45,8 @@ type Request[A Acquirer[A]] struct {
 	Acquirer A
 	// Channel is the channel of releases; "" if there is none.
 	Channel string
+	// ID is where an Ordered request gets an id that no other request has.
+	ID *lock.Owner
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
 	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
@@ -60,6 +63,8 @@ type Request[A Acquirer[A]] struct {
 	// OnWake is called on the waiter's goroutine before each further attempt, and when the
 	// key was passed on to it. It may be nil.
 	OnWake func(telemetry.Cause)
+
+	own *ownChannel[A] // of an Ordered request, or nil as long as it is not subscribed
 }
 
 // Acquirer makes attempts. A is the type itself.

@@ -32,6 +32,7 @@ type waiter[A Acquirer[A]] struct {
 	unregistered bool // it needs an attempt to get a position in the server's queue
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
+	again        bool // the attempt that it is claimed for may have been too early
 	over         bool // result is set
 	tries        int32
 	sited        atomic.Bool   // req.Site is set
@@ -83,6 +84,9 @@ func (w *waiter[A]) waits() {
 	w.since = time.Since(started)
 	if d := w.req.Deadline; !d.IsZero() {
 		w.queues.cfg.Wheel.Schedule(&w.timer, d, w)
+	}
+	if w.req.own != nil {
+		w.req.own.waiter = w
 	}
 }
 
@@ -171,7 +175,7 @@ func (w *waiter[A]) giveUp() {
 	}
 	wasHead := e.first == w
 	w.state = gone
-	e.unlink(w)
+	e.remove(w)
 	if w.unregistered {
 		e.wakeUnregistered() // it may have been woken to try for a batch
 	}
@@ -272,7 +276,12 @@ func (e *entry[A]) pushFront(w *waiter[A]) {
 	e.count(w, 1)
 	e.link(w, e.first)
 	e.link(nil, w)
-	e.unsubscribeUnused()
+}
+
+// remove removes w from the list for good, and ends its subscription.
+func (e *entry[A]) remove(w *waiter[A]) {
+	e.unlink(w)
+	w.req.own.close()
 }
 
 // unlink removes w from the list, and ends the subscription with the last waiter.

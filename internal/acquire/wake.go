@@ -11,18 +11,21 @@ import (
 // there are no messages while this process holds the key.
 func (e *entry[A]) wantsChannel() bool {
 	req := &e.first.req
-	return e.unsubscribe == nil && req.Channel != "" &&
-		(!req.Ordered || len(e.holders) == 0 && !e.first.unregistered)
+	if req.Ordered {
+		return req.own == nil && len(e.holders) == 0 && !e.first.unregistered
+	}
+	return e.unsubscribe == nil && req.Channel != ""
 }
 
 // subscribe subscribes for the head. The hub does not call back from here.
 func (e *entry[A]) subscribe() {
 	req := &e.first.req
 	if req.Ordered {
-		e.subscriber = e.first
+		e.listen()
+		return
 	}
 	var confirmed bool
-	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Channel, e, req.Ordered)
+	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Channel, e)
 	if confirmed && (len(e.holders) == 0 || req.TryWhileHeld) {
 		// A message may have been published since the last attempt.
 		e.mark(telemetry.Subscribed)
@@ -31,9 +34,9 @@ func (e *entry[A]) subscribe() {
 
 // unsubscribeUnused ends a subscription without a waiter.
 func (e *entry[A]) unsubscribeUnused() {
-	if e.unsubscribe != nil && (e.first == nil || e.subscriber != nil && e.subscriber != e.first) {
+	if e.unsubscribe != nil && e.first == nil {
 		e.unsubscribe()
-		e.unsubscribe, e.subscriber = nil, nil
+		e.unsubscribe = nil
 	}
 }
 

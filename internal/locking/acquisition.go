@@ -119,9 +119,6 @@ func (a *acquisition) prepare() *acquire.Waiter[*claim] {
 func (a *acquisition) describe(req *acquire.Request[*claim]) {
 	c, traits := a.claim, a.lock.p.Traits()
 	c.Waits = !a.once
-	if traits.Ordered { // its channel has the id
-		c.freshID()
-	}
 	*req = acquire.Request[*claim]{
 		Ctx:      a.ctx,
 		Policy:   traits.Policy,
@@ -137,6 +134,9 @@ func (a *acquisition) describe(req *acquire.Request[*claim]) {
 	}
 	if a.member {
 		req.Above = aboveMember
+	}
+	if traits.Ordered {
+		req.ID = &c.ID
 	}
 	if a.opts.Bounded && !a.once {
 		req.Deadline = a.began.time().Add(a.opts.Wait)

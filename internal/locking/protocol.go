@@ -144,7 +144,8 @@ type Traits struct {
 // round trip. An error that is a reply of the server says that nothing was done.
 type Protocol interface {
 	Traits() Traits
-	// Channel returns the channel of releases for the claim, or "".
+	// Channel returns the channel of releases for the claim, or "". An Ordered kind has one for
+	// each claim: this, a colon and the id.
 	Channel(c *Claim) string
 	// Acquire makes one attempt.
 	Acquire(ctx context.Context, c *Claim) (Answer, error)

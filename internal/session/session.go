@@ -114,13 +114,17 @@ func (s *Session) Contended() {
 }
 
 // Subscribe subscribes l through the hub. The caller ends the subscription with unsubscribe.
-// With own set the channel belongs to this listener alone, and is not used again.
-func (s *Session) Subscribe(channel string, l pubsub.Listener, own bool) (unsubscribe func(), confirmed bool) {
+func (s *Session) Subscribe(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool) {
 	sub, confirmed := s.Hub.Subscribe(channel, l)
-	if own {
-		return sub.Discard, confirmed
-	}
 	return sub.Close, confirmed
+}
+
+// SubscribeOwn is Subscribe for channels that belong to one listener each, and are not used again.
+func (s *Session) SubscribeOwn(channels []string, ls []pubsub.Listener) (unsubscribe []func()) {
+	for _, sub := range s.Hub.SubscribeAll(channels, ls) {
+		unsubscribe = append(unsubscribe, sub.Discard)
+	}
+	return unsubscribe
 }
 
 // Of returns the session's value of type T, initially its zero value. It holds what a

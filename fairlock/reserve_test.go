@@ -1,0 +1,199 @@
+package fairlock_test
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+// alternate passes the lock "orders" between clients n times, each time to a waiter that came while
+// another client held it. before is called before each release.
+func alternate(t testing.TB, s *testserver.Server, h lock.Hold, all []*redlatch.Client, n int, before func(i int)) lock.Hold {
+	t.Helper()
+	for i := range n {
+		w := queue(t, context.Background(), s.Addr, all[(i+1)%len(all)].FairLock("orders"))
+		harness.Eventually(t, soon, "it sleeps", func() bool { return all[(i+1)%len(all)].Stats().Attempting == 0 })
+		before(i)
+		require.NoError(t, h.Unlock(t.Context()))
+		h = w.Got()
+	}
+	return h
+}
+
+func quiet(int) {}
+
+// A lock that processes pass to each other costs three scripts each time: one to enqueue, one to
+// acquire, one to release. Subscriptions are shared by several waiters.
+func TestPassingBetweenProcessesCostsThreeScripts(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const turns = 32
+		all := clients(t, s, 2, redlatch.WithWatchdogTimeout(time.Hour)) // no heartbeats
+		h := alternate(t, s, mustLock(t, all[0].FairLock("orders")), all, 4, quiet)
+		conn := harness.Conn(t, s.Addr)
+		defer conn.Close()
+		before := harness.Commands(t, conn)
+		h = alternate(t, s, h, all, turns, quiet)
+		after := harness.Commands(t, conn)
+		scripts, subscriptions := after["evalsha"]-before["evalsha"], after["subscribe"]-before["subscribe"]
+		require.GreaterOrEqual(t, scripts, 3*turns)
+		require.Less(t, scripts, 3*turns+turns/4)
+		require.LessOrEqual(t, subscriptions, turns/4)
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The first wait subscribes to one channel only, and a lock without waits to none.
+func TestNoChannelIsReservedForTheFirstWait(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		all := clients(t, s, 2)
+		h := mustLock(t, all[0].FairLock("orders"))
+		require.Zero(t, all[0].PubSub().Channels)
+		w := asleep(t, context.Background(), s.Addr, all[1])
+		require.Equal(t, 1, all[1].PubSub().Channels)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, w.Got().Unlock(t.Context()))
+	})
+}
+
+// The connection of a subscriber may break before a reserved channel is used, or while a waiter
+// listens to it. The waiter acquires the lock without its heartbeat or poll.
+func TestReservedChannelsSurviveALostConnection(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const turns = 6
+		all := clients(t, s, 2, quietly, redlatch.WithWatchdogTimeout(time.Hour))
+		h := alternate(t, s, mustLock(t, all[0].FairLock("orders")), all, 4, quiet)
+		kill := func() { harness.Do(t, s.Addr, "CLIENT", "KILL", "TYPE", "pubsub") }
+		begin := time.Now()
+		h = alternate(t, s, h, all, turns, func(int) { kill() })
+		for range turns {
+			kill()
+			h = alternate(t, s, h, all, 1, quiet)
+			all[0], all[1] = all[1], all[0]
+		}
+		require.Less(t, time.Since(begin), 2*turns*time.Second+slack)
+		require.NoError(t, h.Unlock(t.Context()))
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A user without the right to subscribe waits until the lease ends, again and again.
+func TestReservedChannelsThatMayNotBeSubscribed(t *testing.T) {
+	const lease = 500 * time.Millisecond
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
+		opt, err := redlatch.ParseURL("redis://mute:secret@" + s.Addr)
+		require.NoError(t, err)
+		var log harness.Log
+		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()), redlatch.WithoutStartupChecks())
+		require.NoError(t, err)
+		defer c.Close()
+		holder := harness.Client(t, s).FairLock("orders")
+		for range 4 {
+			h := mustLock(t, holder, lock.Lease(lease))
+			begin := time.Now()
+			require.NoError(t, mustLock(t, c.FairLock("orders")).Unlock(t.Context()))
+			require.Less(t, time.Since(begin), lease+slack)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		}
+		require.Zero(t, c.PubSub().Subscribed)
+		require.NotContains(t, log.String(), "lost")
+	})
+}
+
+func TestNothingIsSubscribedAfterClose(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		all := clients(t, s, 2)
+		h := alternate(t, s, mustLock(t, all[0].FairLock("orders")), all, 4, quiet)
+		require.NoError(t, h.Unlock(t.Context()))
+		channels := func() int { return len(ask(t, s.Addr, "PUBSUB", "CHANNELS", wire.LockChannel("orders")+":*")) }
+		require.GreaterOrEqual(t, channels(), 8)
+		for _, c := range all {
+			c.Close()
+		}
+		harness.Eventually(t, soon, "no channel is subscribed", func() bool { return channels() == 0 })
+	})
+}
+
+// Clients that do not use the lock unsubscribe from its channels.
+func TestReservedChannelsAreUnsubscribed(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		all := []*redlatch.Client{s.Client(t), s.Client(t)}
+		h := mustLock(t, all[0].FairLock("orders"))
+		for i := range 4 {
+			w := queues(t, s, context.Background(), all[(i+1)%2])
+			require.NoError(t, h.Unlock(t.Context()))
+			h = w.Got()
+		}
+		require.NoError(t, h.Unlock(t.Context()))
+		channels := func() int {
+			synctest.Wait()
+			return len(s.PubSubChannels(wire.LockChannel("orders") + ":*"))
+		}
+		require.GreaterOrEqual(t, channels(), 8)
+		time.Sleep(2*pubsub.DefaultKeepWarm + 2*time.Second)
+		require.Zero(t, channels())
+		for _, c := range all {
+			require.Zero(t, c.PubSub().Channels)
+		}
+		s.NothingLeft(t)
+	})
+}
+
+// Waiters of several clients acquire the lock in their order, whether their channels are reserved or
+// not.
+func TestReservedChannelsKeepTheOrder(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		all := clients(t, s, 3)
+		for range 3 {
+			h := mustLock(t, all[0].FairLock("orders"))
+			var waiters []*caller
+			for i := range 9 {
+				waiters = append(waiters, queue(t, context.Background(), s.Addr, all[i%3].FairLock("orders")))
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			harness.InOrder(t, waiters...)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// In a cluster the channels of a lock have one slot, and sharded and plain pub/sub serve them.
+func TestReservedChannelsInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+			var all []*redlatch.Client
+			for range 2 {
+				all = append(all, harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode)))
+			}
+			name := "orders of " + mode.String()
+			h := mustLock(t, all[0].FairLock(name))
+			begin := time.Now()
+			for i := range 12 {
+				c := all[(i+1)%2]
+				w := harness.StartLock(t, context.Background(), c.FairLock(name))
+				harness.Eventually(t, soon, "it waits", func() bool { return c.Stats() == redlatch.Stats{Waiting: 1} })
+				require.NoError(t, h.Unlock(t.Context()))
+				h = w.Got()
+			}
+			require.Less(t, time.Since(begin), 12*time.Second+slack, "no message is lost") // heartbeats come after 3.3 s
+			require.NoError(t, h.Unlock(t.Context()))
+			for _, c := range all {
+				harness.Eventually(t, soon, "channels are reserved", func() bool { return c.PubSub().Subscribed >= 8 })
+				require.Equal(t, 1, c.PubSub().Connections)
+			}
+		}
+	})
+}
