@@ -1,8 +1,9 @@
 -- The beginning of the scripts that serve a request alone, in the usual case: no other client
 -- is in the wait queue, and the semaphore and the last requests of the client exist. In any
 -- other case they have no effect and reply -1, and the client sends the request again, to the
--- script that begins with pool.lua. They define no function and call few commands, because most
--- requests to a semaphore are such cases.
+-- script that begins with pool.lua. They define no function, call few commands, and pass those
+-- texts rather than numbers, which are slow to convert, because most requests to a semaphore are
+-- such cases.
 --
 -- They do not refresh the last requests: the client sends them only while the hash is sure to
 -- outlive the request. An entry of theirs without a reply stands for the usual reply.
@@ -16,7 +17,11 @@
 local call, try = redis.call, redis.pcall
 
 local last = call('HGET', KEYS[2], ARGV[2])
-if last and tonumber(string.match(last, '^%d+')) >= tonumber(ARGV[1]) then
+if last then
+	if string.match(last, '^%d+') - ARGV[1] >= 0 then
+		return -1
+	end
+elseif call('EXISTS', KEYS[2]) == 0 then
 	return -1
 end
 -- Nearly the bounds of pool.cached, without milliseconds: this is a first attempt.

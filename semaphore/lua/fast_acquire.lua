@@ -3,8 +3,8 @@
 -- ARGV[4]  number of permits
 -- Reply: 1; 0 if too few are free; -1 if acquire.lua must decide.
 
--- The third key counts three times.
-if call('EXISTS', KEYS[1], KEYS[2], KEYS[3], KEYS[3], KEYS[3]) ~= 2
+-- The third key counts twice.
+if call('EXISTS', KEYS[1], KEYS[3], KEYS[3]) ~= 1
 	or type(try('HSET', KEYS[2], ARGV[2], entry)) ~= 'number' then
 	return -1
 end

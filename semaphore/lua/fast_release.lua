@@ -4,7 +4,7 @@
 -- ARGV[6]  channel
 -- Reply: the number of receivers of the message; -1 if release.lua must decide.
 
-if call('EXISTS', KEYS[1], KEYS[2]) ~= 2 or type(try('HSET', KEYS[2], ARGV[2], entry)) ~= 'number' then
+if call('EXISTS', KEYS[1]) == 0 or type(try('HSET', KEYS[2], ARGV[2], entry)) ~= 'number' then
 	return -1
 end
 local free = try('INCRBY', KEYS[1], ARGV[4])
