@@ -48,7 +48,7 @@ var costs = []cost{
 	{"multi of 3", 2, 18, 57, 4675},
 	{"red of 3", 6, 18, 84, 6321},
 	{"semaphore", 2, 11, 4, 195},
-	{"permit semaphore", 2, 15, 14, 742},
+	{"permit semaphore", 2, 15, 8, 494},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 26, 1688},
 	{"election", 3, 11, 17, 1096},

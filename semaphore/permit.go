@@ -24,10 +24,10 @@ import (
 // its ids, unless Detach leaves it to another process. If one of several permits is lost, or
 // released by its id alone, the Permit is lost; Release then releases the others. A renewed Permit
 // that becomes unreachable earlier is logged and released, unless ID or IDs was called. All methods
-// are safe for concurrent use.
+// are safe for concurrent use. A Permit must not be copied.
 type Permit struct {
+	handle hold.Handle
 	p      *permit
-	handle *hold.Handle
 }
 
 // ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
@@ -104,23 +104,65 @@ type permit struct {
 	e         *PermitSemaphore
 	raw       []string // the ids in the form of the server
 	lease     watchdog.Lease
-	changing  chan struct{} // a mutex: see changeLease
-	releasing atomic.Int32  // releases by id in progress
-	known     atomic.Bool   // a caller has an id
+	releasing atomic.Int32 // releases by id in progress
+	known     atomic.Bool  // a caller has an id
+	changing  struct {     // a mutex: see changeLease
+		once sync.Once
+		c    chan struct{}
+	}
 }
 
 // registry contains the permits of one client by their ids. The zero registry is ready for
 // use.
-type registry struct{ sync.Map }
+type registry struct {
+	mu   sync.Mutex
+	byID map[string]*permit
+}
+
+// add adds a permit under all of its ids.
+func (r *registry) add(p *permit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.byID == nil {
+		r.byID = make(map[string]*permit)
+	}
+	for _, raw := range p.raw {
+		r.byID[raw] = p
+	}
+}
+
+// remove undoes add. It can be repeated.
+func (r *registry) remove(p *permit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, raw := range p.raw {
+		delete(r.byID, raw)
+	}
+}
+
+// find returns the permit with an id, or nil.
+func (r *registry) find(raw string) *permit {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.byID[raw]
+}
+
+// all returns each permit once.
+func (r *registry) all() (all []*permit) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for raw, p := range r.byID {
+		if raw == p.raw[0] {
+			all = append(all, p)
+		}
+	}
+	return all
+}
 
 // Holds yields those that are held.
 func (r *registry) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
-		for raw, v := range r.Range {
-			p := v.(*permit)
-			if raw != p.raw[0] {
-				continue // it is listed once
-			}
+		for _, p := range r.all() {
 			h := p.Listed(session.Hold{Kind: p.e.id.Kind, Name: p.Name(), Owner: p.id(), Remaining: p.Remaining()})
 			if !h.Site.IsZero() && !yield(h) {
 				return
@@ -131,8 +173,8 @@ func (r *registry) Holds() iter.Seq[session.Hold] {
 
 // local returns the permit of this client with an id, or nil.
 func (e *PermitSemaphore) local(raw string) *permit {
-	if p, ok := session.Of[registry](e.s).Load(raw); ok && p.(*permit).e.key == e.key {
-		return p.(*permit)
+	if p := e.permits.find(raw); p != nil && p.e.key == e.key {
+		return p
 	}
 	return nil
 }
@@ -142,18 +184,22 @@ func (e *PermitSemaphore) local(raw string) *permit {
 func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options, above int) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
-		terms.Renewer = renewer{locking.ScriptRenewer{Client: e.s.Client, Script: permitRenewScript}}
+		terms.Renewer = e.renewer
 	}
-	p := &permit{e: e, raw: r.grant.ids, changing: make(chan struct{}, 1)}
+	p := &permit{e: e, raw: r.grant.ids}
 	p.Site = r.site
-	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, p.id(), 0))
+	id := ""
+	if e.s.Telemetry != nil { // the text of an id allocates
+		id = p.id()
+	}
+	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, id, 0))
 	p.Given(above)
 	p.lease.Weight = int32(len(p.raw))
-	for _, raw := range p.raw {
-		session.Of[registry](e.s).Store(raw, p)
-	}
+	e.permits.add(p)
 	e.s.Watchdog.Watch(&p.lease, p, terms)
-	return &Permit{p: p, handle: hold.NewHandle(p)}
+	result := &Permit{p: p}
+	result.handle.Refer(p)
+	return result
 }
 
 // id returns the first id.
@@ -232,9 +278,7 @@ func (p *permit) gone() {
 // forget removes what this client keeps of a permit that has ended.
 func (p *permit) forget() {
 	p.lease.Forget()
-	for _, raw := range p.raw {
-		session.Of[registry](p.e.s).Delete(raw)
-	}
+	p.e.permits.remove(p)
 }
 
 // endRelease is called when a release by id, counted in releasing, has been answered.
@@ -256,6 +300,20 @@ func (p *permit) endRelease(released, gone bool) {
 func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: p.e.id.Name, Permit: p.id(), Reason: reason, When: time.Now(), Err: cause}
 }
+
+// startChange begins a change of the lease, unless ctx ends before those of others do. It reports
+// whether it did; endChange follows.
+func (p *permit) startChange(ctx context.Context) bool {
+	p.changing.once.Do(func() { p.changing.c = make(chan struct{}, 1) })
+	select {
+	case p.changing.c <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (p *permit) endChange() { <-p.changing.c }
 
 // fix makes the lease end ttl after sent, and stops its renewal. Of several permits only one has
 // that lease.

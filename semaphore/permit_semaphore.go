@@ -15,6 +15,7 @@ import (
 	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -42,13 +43,18 @@ const MaxBatch = 10_000
 //
 // With [Permits] the first request creates the semaphore on the server. Otherwise TrySetPermits,
 // SetPermits or AddPermits does, and until then it has no permits.
-type PermitSemaphore struct{ pool }
+type PermitSemaphore struct {
+	pool
+	permits *registry
+	renewer watchdog.Renewer
+}
 
 // newPermitSemaphore returns the semaphore of that name.
 func newPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
-	return &PermitSemaphore{newPool(s, kindPermitSemaphore, name, scripts{
+	p := newPool(s, kindPermitSemaphore, name, scripts{
 		permitAcquireScript, permitUndoScript, permitReleaseScript, fastPermitAcquireScript, fastPermitReleaseScript,
-	}, opts)}
+	}, opts)
+	return &PermitSemaphore{p, session.Of[registry](s), renewer{locking.ScriptRenewer{Client: s.Client, Script: permitRenewScript}}}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
@@ -113,7 +119,7 @@ func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) e
 		if err != nil {
 			return nil, err
 		}
-		return p.handle, nil
+		return &p.handle, nil
 	}}, fn)
 }
 
@@ -275,12 +281,10 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []stri
 		return false, lock.ErrUnavailable
 	}
 	if p != nil {
-		select {
-		case p.changing <- struct{}{}:
-			defer func() { <-p.changing }()
-		case <-ctx.Done():
+		if !p.startChange(ctx) {
 			return false, lock.ErrUnavailable
 		}
+		defer p.endChange()
 	}
 	sent, how := time.Now(), "least"
 	if exactly {

@@ -26,9 +26,16 @@ type Handle struct{ Hold }
 
 // NewHandle returns a handle of h that detects that it was dropped, until Unlock or Detach.
 func NewHandle(h Hold) *Handle {
-	hd := &Handle{h}
-	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
+	hd := new(Handle)
+	hd.Refer(h)
 	return hd
+}
+
+// Refer makes the zero Handle one that NewHandle returns. If it is a field it is the first one of an
+// allocated struct, which the caller must not copy.
+func (hd *Handle) Refer(h Hold) {
+	hd.Hold = h
+	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
 }
 
 // disarm ends the detection.
