@@ -45,7 +45,7 @@ var costs = []cost{
 	{"fenced", 2, 7, 5, 448},
 	{"plain", 2, 4, 6, 496},
 	{"spin", 2, 5, 3, 384},
-	{"multi of 3", 2, 18, 57, 4675},
+	{"multi of 3", 2, 14, 12, 2008},
 	{"red of 3", 6, 18, 84, 6321},
 	{"semaphore", 2, 11, 4, 195},
 	{"permit semaphore", 2, 15, 8, 494},

@@ -115,10 +115,11 @@ func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
 	return "", fmt.Errorf("%w: Detach %q, which consists of several locks", lock.ErrUnsupported, h.Name())
 }
 
-// begin makes the hold held, with a context that is a child of parent.
-func (h *groupHold) begin(parent context.Context) {
+// begin makes the hold held, with a context that is a child of parent. Lock, or TryLock, is that many
+// frames above.
+func (h *groupHold) begin(parent context.Context, above int) {
 	h.Begin(h.group.s.Telemetry.StartHold(parent, h.group.info, h.owner, "", 0))
-	h.Given(4) // skips this method, its caller begin, acquire and open
+	h.Given(1 + above) // skips this method too
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {

@@ -6,7 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/rand/v2"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -15,7 +15,6 @@ import (
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -66,6 +65,9 @@ func newMulti(s *session.Session, members ...lock.Locker) *Multi {
 		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads })
 	return m
 }
+
+// local reports whether all members that are locks belong to the client of m.
+func (m *Multi) local() bool { return len(m.sessions) == 1 && m.sessions[0] == m.s }
 
 // Name returns the names of the members, separated by commas.
 func (m *Multi) Name() string { return m.info.Name }
@@ -145,182 +147,23 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 	return true, nil
 }
 
-const (
-	// memberWait is the least time that a caller waits for a member while it holds others, if
-	// their order is not certain. The longest is twice as long. Both double with each round, up
-	// to maxDoublings times: a member may have more waiters than that leaves time for.
-	memberWait   = 5 * time.Second
-	maxDoublings = 6
-	// maxPause is the longest pause before the acquisition starts over.
-	maxPause = 50 * time.Millisecond
-	// maxUndo bounds how long a failed acquisition waits for the release of its members while
-	// its wait is not over.
-	maxUndo = time.Second
-)
-
-// errRestart has the acquisition start over.
-var errRestart = errors.New("held by others; meanwhile the other members were released")
-
-func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *multiHold, err error) {
-	if err := m.check(ctx); err != nil {
-		return nil, err
-	}
-	if o.MaxWaiters > 0 {
-		return nil, fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid)
-	}
-	a := acquisition{o: o, once: once}
-	rounds, began := 0, time.Now()
-	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
-	defer func() {
-		err = m.failed(ctx, "acquire", began, err)
-		span.End(ctx, rounds, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
-	}()
-	openCtx, cancel := context.WithCancelCause(spanCtx)
-	defer cancel(nil)
-	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
-		leave, open := s.Join(func() { cancel(lock.ErrClosed) })
-		if !open {
-			return nil, lock.ErrClosed
-		}
-		defer leave()
-	}
-	waitCtx := openCtx
-	if o.Wait > 0 {
-		var stop context.CancelFunc
-		waitCtx, stop = context.WithTimeoutCause(openCtx, o.Wait, lock.ErrNotAcquired)
-		defer stop()
-	}
-	for {
-		rounds++
-		err := m.take(waitCtx, &a)
-		if err == nil && openCtx.Err() == nil {
-			return m.begin(ctx, o, a.got), nil
-		}
-		undoErr := m.undo(waitCtx, a.got)
-		if errors.Is(err, errRestart) && !once {
-			a.waited = true
-			a.restarts++
-			select {
-			case <-time.After(rand.N(maxPause)):
-				continue
-			case <-waitCtx.Done():
-			}
-		}
-		switch cause := context.Cause(waitCtx); {
-		case errors.Is(cause, lock.ErrClosed):
-			err = cause
-		case cause != nil, errors.Is(err, errRestart):
-			err = errors.Join(lock.ErrNotAcquired, err)
-		}
-		return nil, errors.Join(err, undoErr)
-	}
-}
-
-// undo releases the members that a failed acquisition holds.
-func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
-	err := m.s.Undo(ctx, maxUndo, func() error {
-		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
-		return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
-	})
-	if err == lock.ErrIndeterminate { // it goes on
-		err = fmt.Errorf("%w: release %q", err, m.info.Name)
-	}
-	return err
-}
-
-// acquisition is the state of an acquisition.
-type acquisition struct {
-	o       lock.Options
-	once    bool
-	waited  bool
-	certain bool                // the order of the members; see inOrder
-	got     []locking.GroupHold // in the current round
-	// restarts counts the rounds that ended because a wait took too long, or a member was lost.
-	restarts int
-}
-
-// take acquires all members. If it fails, those in a.got have to be released; the error is
-// errRestart if another round may succeed.
-func (m *Multi) take(ctx context.Context, a *acquisition) error {
-	a.got = nil
-	locks, err := m.inOrder(ctx, a)
-	if err != nil {
-		return err
-	}
-	for _, red := range m.reds {
-		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
-			return red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
-		})
-		if err != nil {
-			return err
-		}
-	}
-	for len(a.got) < len(m.members) {
-		if err := a.takeNext(ctx, locks[len(a.got)-len(m.reds):]); err != nil {
-			return err
-		}
-	}
-	switch err := locking.Align(ctx, a.got, a.o); {
-	case err != nil && !errors.Is(err, lock.ErrLost):
-		return err
-	case err != nil, slices.ContainsFunc(a.got, func(h locking.GroupHold) bool { return h.Remaining() == 0 }):
-		return errRestart // lost, or expired during the wait for others
-	}
-	return nil
-}
-
-// takeNext acquires the first of the locks, or with one script as many as are free.
-func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error {
-	if n := locking.Together(ctx, locks); n > 1 && ctx.Err() == nil {
-		some, err := locking.TakeTogether(ctx, locks[:n], a.o, a.once)
-		a.got = append(a.got, some...)
-		switch {
-		case len(some) == n, errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
-			return err
-		case a.once && !wire.IsRefused(err):
-			return err
-		}
-		// A separate attempt waits, or yields the error of the member that the server refused.
-		locks = locks[len(some):]
-		a.waited = !a.once
-	}
-	return a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
-		h, err := locking.Take(ctx, locks[0], a.o, a.once)
-		a.waited = a.waited || err == nil && h.Waited()
-		return h, err
-	})
-}
-
-// await acquires one member with take. If others are held and the order is not certain, it
-// bounds the wait.
-func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) (locking.GroupHold, error)) error {
-	if !a.once && !a.certain && len(a.got) > 0 {
-		var cancel context.CancelFunc
-		least := memberWait << min(a.restarts, maxDoublings)
-		ctx, cancel = context.WithTimeoutCause(ctx, least+rand.N(least), errRestart)
-		defer cancel()
-	}
-	h, err := take(ctx)
-	if err == nil {
-		a.got = append(a.got, h)
-	}
-	return err
-}
-
 // multiHold is a hold on all members.
 type multiHold struct {
 	groupHold
 	m     *Multi
 	holds []locking.GroupHold
-	stop  func() bool // detaches the hold from its client
+	stop  func() bool // detaches the hold from its client, or nil
 }
 
-func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold) *multiHold {
+// begin returns the hold of a caller that has all members. Lock, or TryLock, is that many frames above.
+func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold, above int) *multiHold {
 	owner, _ := lock.OwnerFrom(ctx)
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
-	h.groupHold.begin(o.HoldParent(ctx))
-	session.Of[multis](m.s).Store(h, nil)
-	h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })
+	h.groupHold.begin(o.HoldParent(ctx), 1+above)
+	session.Of[multis](m.s).add(h)
+	if !m.local() { // otherwise the members end with the client
+		h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })
+	}
 	for _, member := range holds {
 		member.Watch(h, member.Name())
 	}
@@ -328,13 +171,33 @@ func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.Group
 }
 
 // multis are the holds of one client. Their members may belong to other clients.
-type multis struct{ sync.Map }
+type multis struct {
+	mu  sync.Mutex
+	all map[*multiHold]struct{}
+}
+
+func (m *multis) add(h *multiHold) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.all == nil {
+		m.all = make(map[*multiHold]struct{})
+	}
+	m.all[h] = struct{}{}
+}
+
+func (m *multis) remove(h *multiHold) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.all, h)
+}
 
 // Holds yields them. Those that are lost are only waited for as members.
 func (m *multis) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
-		for key := range m.Range {
-			h := key.(*multiHold)
+		m.mu.Lock()
+		all := slices.Collect(maps.Keys(m.all))
+		m.mu.Unlock()
+		for _, h := range all {
 			listed := h.described()
 			listed.Remaining = h.Remaining()
 			if listed = h.Listed(listed); !listed.Site.IsZero() && !yield(listed) {
@@ -379,8 +242,10 @@ func (h *multiHold) end(cause *lock.LostError) bool {
 
 // forget removes the hold from its client.
 func (h *multiHold) forget() {
-	session.Of[multis](h.m.s).Delete(h)
-	h.stop()
+	session.Of[multis](h.m.s).remove(h)
+	if h.stop != nil {
+		h.stop()
+	}
 }
 
 // Break implements hold.Outer.

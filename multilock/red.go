@@ -260,7 +260,7 @@ type redHold struct {
 
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
-	h.groupHold.begin(o.HoldParent(ctx))
+	h.groupHold.begin(o.HoldParent(ctx), 3) // above begin, acquire and open
 	if h.cohort != nil && o.MaxHold > 0 {
 		o.MaxHold += time.Since(h.sent) // MaxHold counts from the hand-off
 	}

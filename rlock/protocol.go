@@ -80,24 +80,27 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	}
 }
 
-func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) ([]locking.Answer, error) {
-	keys, args := make([]string, len(claims)), make([]string, 2, 2+len(claims))
-	args[0], args[1] = p.s.Millis(claims[0].Lease), wire.Flag(all)
-	for i, c := range claims {
-		keys[i], args = c.Key, append(args, c.ID.String())
+func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) (locking.Several, error) {
+	keys, args := make([]string, 0, usual), make([]string, 0, 2+usual)
+	args = append(args, p.s.Millis(claims[0].Lease), wire.Flag(all))
+	for _, c := range claims {
+		keys, args = append(keys, c.Key), append(args, c.ID.String())
 	}
-	reply, err := wire.Numbers(acquireEachScript.Exec(ctx, p.s.Client, keys, args), 3)
+	reply := acquireEachScript.Exec(ctx, p.s.Client, keys, args)
+	if n, err := reply.AsInt64(); err == nil && n == 0 {
+		return locking.Several{Acquired: len(claims)}, nil
+	}
+	numbers, err := wire.Numbers(reply, 3)
 	if err != nil {
-		return nil, err
+		return locking.Several{}, err
 	}
-	answers := make([]locking.Answer, len(claims))
-	for i := range answers {
-		answers[i].Acquired = int64(i) < reply[0]
-		answers[i].FreeIn = time.Duration(-2-reply[1]) * time.Millisecond
-		answers[i].InTheWay = int64(i) == reply[2]
-	}
-	return answers, nil
+	return locking.Several{
+		Acquired: int(numbers[0]), FreeIn: time.Duration(-2-numbers[1]) * time.Millisecond, InTheWay: int(numbers[2]),
+	}, nil
 }
+
+// usual is how many locks one script acquires without an allocation for their keys.
+const usual = 4
 
 // fencedProtocol is the protocol of fenced locks. Each hold needs a token of its own.
 type fencedProtocol struct{ *protocol }
@@ -123,21 +126,28 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Relea
 	return locking.ReleaseReply(n, p.silent || p.s.PartialCounts), err
 }
 
-func (p *protocol) ReleaseEach(ctx context.Context, claims []*locking.Claim) ([]locking.Released, []bool, error) {
-	keys, args := make([]string, len(claims)), make([]string, 2, 2+2*len(claims))
-	args[0], args[1] = p.publish(), wire.PayloadUnlocked
-	for i, c := range claims {
-		keys[i], args = c.Key, append(args, c.ID.String(), wire.LockChannel(c.Key))
+func (p *protocol) ReleaseEach(ctx context.Context, claims []locking.Freeing) ([]locking.Released, error) {
+	keys, args := make([]string, 0, usual), make([]string, 0, 2+2*usual)
+	args = append(args, p.publish(), wire.PayloadUnlocked)
+	for _, c := range claims {
+		keys, args = append(keys, c.Key), append(args, c.ID.String(), c.Channel)
 	}
-	replies, err := wire.Numbers(releaseEachScript.Exec(ctx, p.s.Client, keys, args), len(claims))
+	reply := releaseEachScript.Exec(ctx, p.s.Client, keys, args)
+	released := make([]locking.Released, len(claims))
+	if n, err := reply.AsInt64(); err == nil {
+		for i := range released {
+			released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
+		}
+		return released, nil
+	}
+	replies, err := wire.Numbers(reply, len(claims))
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	released, done := make([]locking.Released, len(claims)), make([]bool, len(claims))
 	for i, n := range replies {
-		released[i], done[i] = locking.ReleaseReply(n, p.s.PartialCounts), n >= 0
+		released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
 	}
-	return released, done, nil
+	return released, nil
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {

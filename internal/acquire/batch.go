@@ -2,10 +2,10 @@ package acquire
 
 // Together makes one attempt for requests of different keys: in their order, for those before
 // the first key that this process holds or waits for, or for all of them if they say Once. It
-// calls try with their number, unless that is 0, and try returns a result for each, the
-// acquired ones first. It returns the number of these; they are holders until Released.
-func (q *Queues[A]) Together(reqs []Request[A], try func(n int) []Result) (acquired int) {
-	entries := make([]*entry[A], 0, len(reqs))
+// calls try with their number, unless that is 0, and try returns how many of them have acquired,
+// from the first on. It returns the same number; these are holders until Released.
+func (q *Queues[A]) Together(reqs []Request[A], try func(n int) (acquired int)) (acquired int) {
+	entries := make([]*entry[A], 0, 4) // more are rare, and take an allocation
 	for i := range reqs {
 		req := &reqs[i]
 		e := q.enter(&req.Key)
@@ -22,14 +22,10 @@ func (q *Queues[A]) Together(reqs []Request[A], try func(n int) []Result) (acqui
 	if len(entries) == 0 {
 		return 0
 	}
-	results := try(len(entries))
+	acquired = try(len(entries))
 	for i, e := range entries {
-		ok := results[i].Err == nil && results[i].Acquired
-		if ok {
-			acquired++
-		}
 		e.shard.mu.Lock()
-		e.finish(&reqs[i], !reqs[i].Once, ok)
+		e.finish(&reqs[i], !reqs[i].Once, i < acquired)
 		e.shard.mu.Unlock()
 	}
 	return acquired

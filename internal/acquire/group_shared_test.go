@@ -1,7 +1,6 @@
 package acquire
 
 import (
-	"errors"
 	"slices"
 	"testing"
 	"testing/synctest"
@@ -23,13 +22,13 @@ type several struct {
 var togetherKeys = []Key{{Kind: "lock", Name: "invoices"}, key, {Kind: "lock", Name: "stock"}}
 
 // together asks for all keys; answer is what the server says to an attempt for n.
-func (y *yard) together(name string, once bool, answer func(n int) []Result) *several {
+func (y *yard) together(name string, once bool, answer func(n int) int) *several {
 	s := &several{y: y, done: make(chan int, 1)}
 	for _, k := range togetherKeys {
 		s.reqs = append(s.reqs, Request[*member]{Key: k, Acquirer: &member{y: y, name: name}, Once: once})
 	}
 	go func() {
-		s.done <- y.Together(s.reqs, func(n int) []Result {
+		s.done <- y.Together(s.reqs, func(n int) int {
 			time.Sleep(latency)
 			y.mu.Lock()
 			y.attempts = append(y.attempts, name)
@@ -69,16 +68,7 @@ func (s *several) released(n int) {
 }
 
 // firstOf is a server that gives that many of them, from the first on.
-func firstOf(got int) func(n int) []Result {
-	return func(n int) []Result {
-		results := make([]Result, n)
-		for i := range results {
-			results[i].Acquired = i < got
-			results[i].FreeIn = -1
-		}
-		return results
-	}
-}
+func firstOf(got int) func(n int) int { return func(int) int { return got } }
 
 // gets waits for the attempts that m still needs.
 func (y *yard) gets(m *member) {
@@ -92,9 +82,9 @@ func exclusive(*Request[*member]) {}
 func TestKeysAreTakenTogether(t *testing.T) {
 	inYard(t, func(y *yard) {
 		for _, once := range []bool{false, true} {
-			s := y.together("ann", once, func(n int) []Result {
+			s := y.together("ann", once, func(n int) int {
 				assert.Len(t, togetherKeys, n)
-				return firstOf(n)(n)
+				return n
 			})
 			s.got(3)
 			require.Equal(t, []string{"ann"}, y.seen())
@@ -124,9 +114,9 @@ func TestTogetherTakesThoseBeforeTheFirstThatIsTaken(t *testing.T) {
 		cid := y.ask("cid", exclusive)
 		y.seen()
 		for range 2 {
-			s = y.together("ann", false, func(n int) []Result {
+			s = y.together("ann", false, func(n int) int {
 				assert.Equal(t, 1, n)
-				return firstOf(n)(n)
+				return n
 			})
 			s.got(1)
 			s.released(1)
@@ -153,16 +143,16 @@ func TestTogetherDoesNotPassWhoWaits(t *testing.T) {
 		y.waits(ben)
 		time.Sleep(2 * latency)
 		y.seen()
-		s := y.together("ann", false, func(n int) []Result {
+		s := y.together("ann", false, func(n int) int {
 			assert.Equal(t, 1, n, "it asks for what somebody waits for")
-			return firstOf(n)(n)
+			return n
 		})
 		s.got(1)
 		s.released(1)
 		// Who makes one attempt makes it in any case.
-		s = y.together("cid", true, func(n int) []Result {
+		s = y.together("cid", true, func(n int) int {
 			assert.Equal(t, 3, n)
-			return firstOf(0)(n)
+			return 0
 		})
 		s.got(0)
 		ben.cancel()
@@ -175,9 +165,9 @@ func TestTogetherAsksNothingWhereTheFirstIsTaken(t *testing.T) {
 	inYard(t, func(y *yard) {
 		first := y.together("ann", false, firstOf(1))
 		first.got(1)
-		s := y.together("ben", false, func(int) []Result {
+		s := y.together("ben", false, func(int) int {
 			assert.Fail(t, "it asks for what this process holds")
-			return nil
+			return 0
 		})
 		s.got(0)
 		first.released(1)
@@ -199,15 +189,7 @@ func TestAnAttemptTogetherIsAnAttemptOfEachKey(t *testing.T) {
 		y.Released(key, ben, Release{Receivers: 0})
 		s.released(1)
 
-		failed := errors.New("failed")
-		s = y.together("ann", false, func(n int) []Result {
-			results := firstOf(0)(n)
-			for i := range results {
-				results[i].Err = failed
-				results[i].Acquired = true // an error is the last word
-			}
-			return results
-		})
+		s = y.together("ann", false, firstOf(0))
 		ben = y.ask("ben", exclusive)
 		s.got(0)
 		y.gets(ben)

@@ -37,11 +37,11 @@ type State struct {
 	since    int64           // Unix time in nanoseconds of Given
 	ctx      context.Context // the parent of the hold's context until cancel is set
 	release  unending        // the context of the release
-	rare     *rare           // what few holds have, or nil
+	rare     *Rare           // what few holds have, or nil
 }
 
-// rare is what few holds have.
-type rare struct {
+// Rare is what few holds have.
+type Rare struct {
 	span   *telemetry.Hold
 	lost   *lock.LostError
 	cancel context.CancelCauseFunc // set by the first call of Context
@@ -74,18 +74,22 @@ func (s *State) Begin(parent context.Context, span *telemetry.Hold) {
 	}
 }
 
+// Reserve gives a hold that is not held yet room for what few holds have, so that Watch need not
+// allocate it.
+func (s *State) Reserve(r *Rare) { s.rare = r }
+
 // more returns what few holds have, to be changed. s.mu is held.
-func (s *State) more() *rare {
+func (s *State) more() *Rare {
 	if s.rare == nil {
-		s.rare = &rare{}
+		s.rare = &Rare{}
 	}
 	return s.rare
 }
 
 // known returns what few holds have, to be read. s.mu is held.
-func (s *State) known() rare {
+func (s *State) known() Rare {
 	if s.rare == nil {
-		return rare{}
+		return Rare{}
 	}
 	return *s.rare
 }

@@ -104,7 +104,7 @@ func (a *acquisition) startSpan() {
 // The frames between the queue and the methods that users call: Lock of a kind, and that of a Multi.
 const (
 	aboveLock   = 2
-	aboveMember = 8
+	aboveMember = 9
 )
 
 // prepare makes a claim, and returns what requests it.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -45,39 +46,30 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	defer s.Leave()
 	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
+	made := make([]struct { // one allocation
+		claim
+		group holds.Rare
+	}, len(locks))
 	claims := make([]*claim, len(locks))
-	reqs := make([]acquire.Request[*claim], len(locks))
+	reqs := make([]acquire.Request[*claim], 0, 4) // more are rare, and take an allocation
 	for i, l := range locks {
-		claims[i] = l.newClaim(ctx, &o, true)
-		reqs[i] = acquire.Request[*claim]{Key: l.queueKey(), Acquirer: claims[i], Once: all}
+		c := &made[i].claim
+		c.begin(ctx, l, &o, true)
+		c.first.Reserve(&made[i].group)
+		claims[i], reqs = c, append(reqs, acquire.Request[*claim]{Key: l.queueKey(), Acquirer: c, Once: all})
 	}
 	var err error
 	began := time.Now()
-	n := locks[0].q.Together(reqs, func(n int) []acquire.Result {
-		var inTheWay int
-		results := attempt(claims[:n], func(claims []*Claim) ([]Answer, error) {
-			answers, err := locks[0].p.(Batched).AcquireEach(ctx, claims, all)
-			inTheWay = slices.IndexFunc(answers, func(a Answer) bool { return a.InTheWay })
-			return answers, err
-		})
-		err = results[0].Err
-		if u := (*acquire.Unavailable)(nil); errors.As(err, &u) {
-			err = u.Err
-		}
-		if wire.NotSent(ctx, err) { // the wait is over
-			err = nil
-		}
-		if err == nil && all && inTheWay >= 0 {
-			err = locks[inTheWay].failed(ctx, "acquire", began, lock.ErrNotAcquired)
-		}
-		return results
+	n := locks[0].q.Together(reqs, func(n int) (acquired int) {
+		acquired, err = attemptEach(ctx, claims[:n], all, began)
+		return acquired
 	})
-	holds := make([]GroupHold, 0, n)
+	got := make([]GroupHold, 0, n)
 	for _, c := range claims[:n] {
 		if h, standErr := c.stand(ctx, ctx); standErr != nil {
 			err = errors.Join(err, standErr)
 		} else {
-			holds = append(holds, h)
+			got = append(got, h)
 		}
 	}
 	if err != nil && ctx.Err() != nil {
@@ -90,9 +82,41 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 	if err != nil { // all or none
-		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, holds)...))
+		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, got)...))
 	}
-	return holds, nil
+	return got, nil
+}
+
+// attemptEach makes an attempt of TakeTogether, and returns how many of the claims have acquired, from
+// the first on. The acquisition began then.
+func attemptEach(ctx context.Context, claims []*claim, all bool, began time.Time) (acquired int, err error) {
+	asked := make([]*Claim, len(claims))
+	for i, c := range claims {
+		c.needsID()
+		asked[i] = &c.Claim
+	}
+	sent := time.Now()
+	several, reqErr := claims[0].lock.p.(Batched).AcquireEach(ctx, asked, all)
+	for i, c := range claims {
+		v, failed := c.answered(sent, Answer{Acquired: i < several.Acquired, FreeIn: several.FreeIn}, reqErr)
+		if failed == nil && v.Acquired {
+			acquired++
+		}
+		if i == 0 {
+			err = failed
+		}
+	}
+	switch {
+	case wire.NotSent(ctx, reqErr): // the wait is over
+		return acquired, nil
+	case err != nil:
+		if u := (*acquire.Unavailable)(nil); errors.As(err, &u) {
+			err = u.Err
+		}
+	case all && several.Acquired < len(claims):
+		err = claims[several.InTheWay].lock.failed(ctx, "acquire", began, lock.ErrNotAcquired)
+	}
+	return acquired, err
 }
 
 // Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
@@ -118,6 +142,9 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 		} else {
 			late = append(late, h)
 		}
+	}
+	if len(late) == 0 {
+		return nil
 	}
 	errs := make([]error, len(late))
 	extendTogether(ctx, late, o.Lease, true, (*hold).fix, func(i int, err error) { errs[i] = err })
@@ -192,14 +219,12 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 // for each. It blocks like lock.Hold's Unlock.
 func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	errs := make([]error, len(holds))
-	var (
-		tasks []func()
-		free  []freeing
-	)
-	for i, one := range slices.Backward(holds) {
-		h := one.One()
+	free := make([]freeing, 0, len(holds))
+	var apart []int // those that no script releases with others
+	for i := len(holds) - 1; i >= 0; i-- {
+		h := holds[i].One()
 		if h == nil || !h.claim.lock.p.Traits().Batch || h.kept() {
-			tasks = append(tasks, func() { errs[i] = one.Unlock(ctx) })
+			apart = append(apart, i)
 			continue
 		}
 		c := h.claim
@@ -213,16 +238,29 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 			free = append(free, freeing{e, &errs[i]})
 		}
 	}
+	if len(apart) == 0 && len(free) > 0 && joined(free) == len(free) {
+		releaseFree(free)
+		return errs
+	}
+	var tasks []func()
+	for _, i := range apart {
+		tasks = append(tasks, func() { errs[i] = holds[i].Unlock(ctx) })
+	}
 	for len(free) > 0 {
-		n := 1
-		for n < min(len(free), maxTogether) && free[n].claim.lock.joins(free[0].claim.lock) {
-			n++
-		}
-		batch := free[:n]
-		tasks, free = append(tasks, func() { releaseFree(batch) }), free[n:]
+		batch := free[:joined(free)]
+		tasks, free = append(tasks, func() { releaseFree(batch) }), free[len(batch):]
 	}
 	atOnce(tasks)
 	return errs
+}
+
+// joined returns how many of the claims, counted from the first, one script can release.
+func joined(free []freeing) int {
+	n := 1
+	for n < min(len(free), maxTogether) && free[n].claim.lock.joins(free[0].claim.lock) {
+		n++
+	}
+	return n
 }
 
 // GiveBack is UnlockTogether for holds that no caller has. It also releases those that were
@@ -243,7 +281,10 @@ func GiveBack(ctx context.Context, holds []GroupHold) []error {
 
 // atOnce runs tasks at once.
 func atOnce(tasks []func()) {
-	if len(tasks) == 1 {
+	switch len(tasks) {
+	case 0:
+		return
+	case 1:
 		tasks[0]()
 		return
 	}
@@ -267,25 +308,34 @@ func releaseFree(free []freeing) {
 		first.alone(false)
 		return
 	}
-	claims := make([]*Claim, len(free))
+	claims := make([]Freeing, len(free))
 	for i, f := range free {
-		claims[i] = &f.claim.Claim
+		claims[i] = Freeing{&f.claim.Claim, f.claim.lock.p.Channel(&f.claim.Claim)}
 	}
 	l := first.claim.lock
 	ctx, cancel := l.s.Bounded(first.ctx)
-	freed, done, err := l.p.(Batched).ReleaseEach(ctx, claims)
+	freed, err := l.p.(Batched).ReleaseEach(ctx, claims)
 	cancel()
-	var rest []func() // to be released one by one
+	var rest []int // to be released one by one
 	for i, f := range free {
 		c := f.claim
-		if err != nil || !done[i] {
-			rest = append(rest, func() { f.alone(wire.IsUnknown(err)) })
+		if err != nil || freed[i].State == Unreleased {
+			rest = append(rest, i)
 			continue
 		}
 		l.q.Released(c.lock.queueKey(), c, acquire.Release{Receivers: freed[i].Receivers})
 		*f.err = f.done(c.releaseError(freed[i], nil))
 	}
-	atOnce(rest)
+	releaseRest(free, rest, wire.IsUnknown(err))
+}
+
+// releaseRest releases those claims one by one, at once.
+func releaseRest(free []freeing, rest []int, mayHaveRun bool) {
+	var tasks []func()
+	for _, i := range rest {
+		tasks = append(tasks, func() { free[i].alone(mayHaveRun) })
+	}
+	atOnce(tasks)
 }
 
 // alone releases the claim by itself.

@@ -72,7 +72,14 @@ const (
 // newClaim returns a claim that is to be requested, without an id, and the hold that its
 // caller gets. A member of a group is renewed, whatever its lease.
 func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *claim {
-	c := &claim{lock: l, receivers: -1}
+	c := new(claim)
+	c.begin(ctx, l, o, member)
+	return c
+}
+
+// begin makes the zero claim what newClaim returns.
+func (c *claim) begin(ctx context.Context, l *Lock, o *lock.Options, member bool) {
+	c.lock, c.receivers = l, -1
 	if owner, named := lock.OwnerFrom(ctx); named {
 		c.rare = &rare{owner: owner}
 	}
@@ -85,7 +92,6 @@ func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *clai
 	if h.Fixed || o.MaxHold > 0 {
 		h.own = &alone{hold: h, maxHold: o.MaxHold}
 	}
-	return c
 }
 
 // more returns what few claims have, to be changed. c.mu is held.

@@ -57,8 +57,20 @@ type Answer struct {
 	// Queued is set if the claim has a queue position on the server now, which Leave
 	// removes. Moved is set if that is behind all others, as after the first attempt.
 	Queued, Moved bool
-	// InTheWay is set for the first lock of several that is held.
-	InTheWay bool
+}
+
+// Several is what the server says to an acquisition of several locks.
+type Several struct {
+	Acquired int // how many, from the first on
+	// Unless all are acquired: what Answer has, and the index, of the first lock that is held.
+	FreeIn   time.Duration
+	InTheWay int
+}
+
+// Freeing is a claim that is to be released, with the channel of its lock.
+type Freeing struct {
+	*Claim
+	Channel string
 }
 
 // Question asks whether a claim stands that is passed on within the process.
@@ -98,9 +110,10 @@ type ReleaseState int64
 
 // What a release found.
 const (
-	NotHeld   ReleaseState = iota // the claim was not there
-	StillHeld                     // others hold the lock too
-	Free                          // the lock is free, and that was published
+	Unreleased ReleaseState = iota - 1 // the key is of another type
+	NotHeld                            // the claim was not there
+	StillHeld                          // others hold the lock too
+	Free                               // the lock is free, and that was published
 )
 
 // ReleaseReply returns what the reply of a release script means. With uncounted set
@@ -180,12 +193,11 @@ func AcquireOne(ctx context.Context, p Grouped, c *Claim) (Answer, error) {
 // Batched is a Protocol whose Traits say Batch.
 type Batched interface {
 	// AcquireEach takes the locks of claims, in their order, up to the first
-	// that somebody else has, or with all set none if there is one. It returns an
-	// answer for each.
-	AcquireEach(ctx context.Context, claims []*Claim, all bool) ([]Answer, error)
-	// ReleaseEach is Release for several claims. It reports false for one that has to be
-	// released by itself.
-	ReleaseEach(ctx context.Context, claims []*Claim) ([]Released, []bool, error)
+	// that somebody else has, or with all set none if there is one.
+	AcquireEach(ctx context.Context, claims []*Claim, all bool) (Several, error)
+	// ReleaseEach is Release for several claims. The state of one that has to be released by
+	// itself is Unreleased.
+	ReleaseEach(ctx context.Context, claims []Freeing) ([]Released, error)
 }
 
 // Prepared is a Protocol whose claims can be passed on only to waiters that a Question has

@@ -134,12 +134,15 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	err = lock.ErrNotHeld
 	l.q.Together([]acquire.Request[*claim]{{
 		Policy: l.p.Traits().Policy, Key: l.queueKey(), Acquirer: c, Once: true,
-	}}, func(int) []acquire.Result {
+	}}, func(int) (acquired int) {
 		var found Transferred
 		if found, err = c.adopt(ctx, from); err == nil && found == NeitherStands {
 			err = fmt.Errorf("%w: %q has no detached hold with this id", lock.ErrNotHeld, l.name)
 		}
-		return []acquire.Result{{Verdict: acquire.Verdict{Acquired: err == nil}}}
+		if err != nil {
+			return 0
+		}
+		return 1
 	})
 	if err != nil {
 		return nil, l.failed(ctx, "adopt", began, err)

@@ -3,18 +3,20 @@
 -- ARGV[1]    lease in ms
 -- ARGV[2]    1 to take all of them or none
 -- ARGV[2+i]  claim
--- Reply: how many are acquired; of the first that is taken, -2 - PTTL, 0 if none is; how many
--- precede that.
+-- Reply: 0 if all are acquired; otherwise how many are acquired; of the first that is taken,
+-- -2 - PTTL; how many precede that.
 
 local count, taken = #KEYS, 0
 local old = {} -- those that an earlier delivery of this request has taken
-for i, key in ipairs(KEYS) do
-	if redis.call('EXISTS', key) == 1 then
-		if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then
-			count, taken = i - 1, -2 - redis.call('PTTL', key)
-			break
+if redis.call('EXISTS', unpack(KEYS)) > 0 then
+	for i, key in ipairs(KEYS) do
+		if redis.call('EXISTS', key) == 1 then
+			if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then
+				count, taken = i - 1, -2 - redis.call('PTTL', key)
+				break
+			end
+			old[i] = true
 		end
-		old[i] = true
 	end
 end
 if count < #KEYS and ARGV[2] == '1' then
@@ -22,7 +24,7 @@ if count < #KEYS and ARGV[2] == '1' then
 end
 for i = 1, count do
 	if not old[i] then
-		redis.call('HSET', KEYS[i], ARGV[2 + i], 1)
+		redis.call('HSET', KEYS[i], ARGV[2 + i], '1')
 	end
 	if not old[i] or redis.call('PTTL', KEYS[i]) < tonumber(ARGV[1]) then
 		local expires = redis.pcall('PEXPIRE', KEYS[i], ARGV[1])
@@ -35,5 +37,8 @@ for i = 1, count do
 			return expires
 		end
 	end
+end
+if count == #KEYS then
+	return 0
 end
 return {count, taken, count}
