@@ -9,7 +9,7 @@
 if redis.call('EXISTS', KEYS[1]) == 0 then
 	-- What can fail comes first, and leaves nothing.
 	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
-	redis.call('HSET', KEYS[1], ARGV[2], 1)
+	redis.call('HSET', KEYS[1], ARGV[2], '1') -- a number would have to be converted
 	local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
 	if expires ~= 1 then -- without that right the user must not take it for ever
 		redis.call('DEL', KEYS[1])
