@@ -116,14 +116,15 @@ func (h *redHold) undo(ctx context.Context) {
 func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err error) {
 	err = h.cohort.Release(by, func(by time.Time) error {
 		t := h.round.release(ctx)
-		limit, cancel := context.WithDeadline(ctx, by)
-		defer cancel()
 		free := func() int { return len(h.r.members) - t.open - len(t.errs) }
 		held := t.open
-		t.wait(limit, func() bool { return free() >= h.r.quorum })
-		others, stop := context.WithTimeout(limit, grace)
-		defer stop()
-		t.wait(others, nil)
+		limit := time.NewTimer(time.Until(by)) // ctx does not end
+		defer limit.Stop()
+		wait(t, limit.C, func() bool { return free() >= h.r.quorum })
+		if t.open > 0 {
+			limit.Reset(min(grace, time.Until(by)))
+			wait(t, limit.C, nil)
+		}
 		receivers = t.receivers
 		if h.r.channel == "" || t.counted < len(h.r.members) {
 			receivers = -1 // not every member has counted the waiters of this lock
@@ -212,7 +213,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 	errs := make([]error, len(holds))
 	for n, h := range holds {
 		t := tallies[n]
-		t.wait(ctx, func() bool { return t.yes >= h.r.quorum || t.yes+t.away() < h.r.quorum })
+		wait(t, ctx.Done(), func() bool { return t.yes >= h.r.quorum || t.yes+t.away() < h.r.quorum })
 		errs[n] = h.confirmed(t)
 	}
 	return errs
@@ -251,31 +252,34 @@ type answer struct {
 	receivers int
 }
 
-// wait counts answers until all have arrived, enough reports true unless it is nil, or ctx is
-// done.
-func (t *tally) wait(ctx context.Context, enough func() bool) {
+// wait counts answers until all have arrived, enough reports true unless it is nil, or over says that
+// the time is over. Then it counts those that are there.
+func wait[T any](t *tally, over <-chan T, enough func() bool) {
 	for t.open > 0 && (enough == nil || !enough()) {
-		var a answer
 		select {
-		case a = <-t.answers:
-		case <-ctx.Done():
-			if len(t.answers) == 0 {
-				return
+		case a := <-t.answers:
+			t.count(a)
+		case <-over:
+			for len(t.answers) > 0 {
+				t.count(<-t.answers)
 			}
-			a = <-t.answers
+			return
 		}
-		t.open--
-		switch {
-		case isGone(a.err):
-			t.gone++
-		case a.err != nil:
-			t.errs = append(t.errs, serverError{a.i, a.err})
-		default:
-			t.yes++
-			if a.receivers >= 0 {
-				t.receivers += a.receivers
-				t.counted++
-			}
+	}
+}
+
+func (t *tally) count(a answer) {
+	t.open--
+	switch {
+	case isGone(a.err):
+		t.gone++
+	case a.err != nil:
+		t.errs = append(t.errs, serverError{a.i, a.err})
+	default:
+		t.yes++
+		if a.receivers >= 0 {
+			t.receivers += a.receivers
+			t.counted++
 		}
 	}
 }

@@ -128,7 +128,7 @@ func (h *redHold) undoRound(ctx context.Context) {
 		h.split = 0
 	} else {
 		h.split++
-		released.wait(limit, nil)
+		wait(released, limit.Done(), nil)
 		h.again = time.Now().Add(splitBackoff(h.split))
 	}
 }
@@ -167,31 +167,58 @@ type asked struct{ atomic.Bool }
 func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
+	var all *attempts
 	for i := range rd.votes {
 		v := &rd.votes[i]
 		if v.hold != nil || v.asking || rd.closed {
 			continue
 		}
+		if all == nil {
+			all = rd.newAttempts(ctx, lease)
+			defer all.done()
+		}
 		s := rd.r.members[i].Session()
 		v.asking, v.awaited = true, !s.AskedServer() && !session.Of[asked](s).Swap(true)
-		if !rd.r.s.Go(func(context.Context) { rd.ask(ctx, i, lease) }) {
+		all.open.Add(1)
+		if !rd.r.s.Go(func(context.Context) { rd.ask(all, i) }) {
 			*v = vote{err: lock.ErrClosed}
+			all.done()
 		}
 	}
 }
 
-// ask makes an attempt for member i.
-func (rd *round) ask(ctx context.Context, i int, lease time.Duration) {
-	// The attempt may outlast the caller, and the hold of a member may outlive its context,
-	// which nothing watches.
+// attempts are attempts for several members at once. They may outlast the caller, and the hold of a
+// member may outlive its context, which nothing watches.
+type attempts struct {
+	ctx    context.Context
+	cancel context.CancelFunc
+	lease  time.Duration
+	open   atomic.Int32 // those that have no answer, and askMissing until it returns
+}
+
+func (rd *round) newAttempts(ctx context.Context, lease time.Duration) *attempts {
 	ctx, cancel := context.WithTimeoutCause(context.WithoutCancel(ctx), rd.r.serverTimeout(lease), errNoAnswer)
-	defer cancel()
+	all := &attempts{ctx: wire.Shared(ctx), cancel: cancel, lease: lease}
+	all.open.Store(1)
+	return all
+}
+
+func (all *attempts) done() {
+	if all.open.Add(-1) == 0 {
+		all.cancel()
+	}
+}
+
+// ask makes an attempt for member i.
+func (rd *round) ask(all *attempts, i int) {
+	defer all.done()
+	ctx := all.ctx
 	m := rd.r.members[i]
 	// The server is identified before it votes, because two members on one server have one
 	// vote. If it refuses the question, they remain undetected.
 	_, _ = m.Session().Server(ctx)
 	sent := time.Now()
-	hold, err := m.TryMember(ctx, lease)
+	hold, err := m.TryMember(ctx, all.lease)
 	if err == nil && rd.r.restartDelay > 0 {
 		// The server is asked after its vote: it may have restarted just before.
 		if err = rd.r.checkUptime(ctx, m.Session(), sent); err != nil {

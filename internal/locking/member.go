@@ -138,7 +138,7 @@ func (h *hold) Waited() bool { return h.claim.waited }
 // Receivers implements MemberHold.
 func (h *hold) Receivers() int {
 	c := h.claim
-	if c.lock.Channel() == "" || c.lock.p.Traits().LeftOpen != "" {
+	if traits := c.lock.p.Traits(); traits.Ordered || traits.LeftOpen != "" || c.lock.p.Channel(&c.Claim) == "" {
 		return -1
 	}
 	c.mu.Lock()

@@ -258,12 +258,17 @@ func (s *Session) Go(f func(ctx context.Context)) bool {
 	defer s.mu.Unlock()
 	if !s.closed {
 		s.running.Add(1)
-		s.tasks.Go(func() {
-			defer s.running.Add(-1)
-			f(s.ctx)
-		})
+		s.tasks.Add(1)
+		go s.run(f)
 	}
 	return !s.closed
+}
+
+// run runs a function of Go.
+func (s *Session) run(f func(ctx context.Context)) {
+	defer s.tasks.Done()
+	defer s.running.Add(-1)
+	f(s.ctx)
 }
 
 // Running returns the number of functions passed to Go that have not returned.
