@@ -76,6 +76,8 @@ type ownConn struct {
 	link     *wire.Link
 	alone    *wire.Alone // the request of the last SetDeadline, or nil
 	deadline time.Time   // of the request that is alone
+	// readBy and writeBy are the deadlines of Conn.
+	readBy, writeBy time.Time
 }
 
 const (
@@ -95,43 +97,56 @@ func (c *ownConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
 func (c *ownConn) Read(b []byte) (int, error) {
 	<-c.written
 	n, err := c.Conn.Read(b)
-	if a := c.alone; a != nil && errors.Is(err, os.ErrDeadlineExceeded) {
-		c.alone = nil
-		return c.readUntil(a, b)
+	if c.alone != nil && errors.Is(err, os.ErrDeadlineExceeded) {
+		return c.readUntil(c.alone.Caller, b)
 	}
 	return n, err
 }
 
 // SetDeadline implements net.Conn. rueidis calls it before each request in its synchronous mode, and
-// when that ends.
+// when that ends. The deadlines of requests that are alone are not exact: to change a timer for each
+// request, to a time before all others, would wake another thread.
 func (c *ownConn) SetDeadline(t time.Time) error {
-	err := c.Conn.SetDeadline(t)
-	if c.alone = c.link.Alone(t); c.alone == nil || err != nil {
-		return err
+	if c.alone = c.link.Alone(t); c.alone == nil {
+		c.readBy, c.writeBy = t, t
+		return c.Conn.SetDeadline(t)
 	}
 	c.deadline = t
-	if soon := time.Now().Add(unwatched); soon.Before(t) {
-		return c.Conn.SetReadDeadline(soon)
+	now := time.Now()
+	if c.writeBy.Before(t) {
+		c.writeBy = t.Add(t.Sub(now))
+		if err := c.Conn.SetWriteDeadline(c.writeBy); err != nil {
+			return err
+		}
 	}
-	return nil
+	if left := c.readBy.Sub(now); left > unwatched/2 && left <= unwatched {
+		return nil
+	}
+	return c.setReadDeadline(now.Add(unwatched))
+}
+
+func (c *ownConn) setReadDeadline(t time.Time) error {
+	c.readBy = t
+	return c.Conn.SetReadDeadline(t)
 }
 
 // readUntil is Read for a request that is alone. It gives the connection up when the context of its
 // caller ends.
-func (c *ownConn) readUntil(a *wire.Alone, b []byte) (int, error) {
-	if err := c.Conn.SetReadDeadline(c.deadline); err != nil {
+func (c *ownConn) readUntil(ctx context.Context, b []byte) (int, error) {
+	if err := c.setReadDeadline(c.deadline); err != nil {
 		return 0, err
 	}
 	ended := make(chan struct{})
-	stop := context.AfterFunc(a.Caller, func() {
+	stop := context.AfterFunc(ctx, func() {
 		_ = c.Conn.SetReadDeadline(past)
 		close(ended)
 	})
 	n, err := c.Conn.Read(b)
 	if !stop() {
 		<-ended
+		c.readBy = past
 		if err != nil {
-			err = a.GiveUp()
+			err = c.alone.GiveUp()
 		}
 	}
 	return n, err

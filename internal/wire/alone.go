@@ -107,9 +107,9 @@ func notSent(ctx context.Context, err error) bool {
 var aloneContexts = sync.Pool{New: func() any { return new(Alone) }}
 
 // enter returns the context of a request under ctx, for a caller with that context. It returns nil if
-// the request is not alone, or the caller's context cannot end. leave must be called after the request.
+// the request is not alone. leave must be called after the request.
 func (l *Link) enter(ctx, caller context.Context) *Alone {
-	if l == nil || caller.Done() == nil || l.Contended.Load() || l.alone.Load() != nil {
+	if l == nil || l.Contended.Load() || l.alone.Load() != nil {
 		return nil
 	}
 	a := aloneContexts.Get().(*Alone)
