@@ -312,6 +312,7 @@ func fairness(window time.Duration) scenario {
 	shared := cell{name: sharedCell, size: 32, processes: 4, peers: []string{us, noLimit}, task: t}
 	alone := shared
 	alone.name, alone.size, alone.processes, alone.task.Overheard = subscribed, 8, 1, true
+	alone.task.For = 20 * window // pauses in vain become rarer in the first 2 s
 	s.cells = []cell{shared, alone}
 	return s
 }

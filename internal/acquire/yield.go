@@ -5,10 +5,12 @@ import "time"
 const (
 	// yieldFor is how long a process that yields waits for the release of another.
 	yieldFor = 20 * time.Millisecond
-	// A process that has yielded in vain does so again after rareYield at the earliest, which doubles
-	// each time, maxUnused times in all. The last one bounds the wait of a process that comes later.
-	rareYield = 50 * time.Millisecond
-	maxUnused = 6
+	// A process that has yielded in vain does so again after rareYield at the earliest, and then after
+	// four times as long, up to the last time. That bounds the wait of a process that comes later.
+	rareYield = 25 * time.Millisecond
+	maxUnused = 4
+	// maxVain is the most often that the pause for a third process becomes half as frequent.
+	maxVain = 6
 	// courtesy is how much longer a process that yields waits after the first release of
 	// another, for a third that is slower to notice it, such as one of Java.
 	courtesy = 2 * time.Millisecond
@@ -47,7 +49,7 @@ var started = time.Now()
 // enough, and reports whether it does. It is called before the release is sent: its message may arrive before its
 // reply.
 func (y *yield) begin(limit int) bool {
-	if int(y.handOffs) < limit || y.unused > 0 && time.Since(started)-y.since < rareYield<<(y.unused-1) {
+	if int(y.handOffs) < limit || y.unused > 0 && time.Since(started)-y.since < rareYield<<(2*(y.unused-1)) {
 		return false
 	}
 	y.handOffs, y.active, y.echo, y.courteous = 0, true, true, false
@@ -70,7 +72,7 @@ func (y *yield) end(used bool) {
 	case y.courteous && used:
 		y.vain = 0
 	case y.courteous:
-		y.vain = min(y.vain+1, maxUnused)
+		y.vain = min(y.vain+1, maxVain)
 	case used:
 		y.unused = 0
 	default:

@@ -77,7 +77,7 @@ func TestProcessesShareAKey(t *testing.T) {
 				assert.Less(t, n, fair*2, "process %d of %d: %v", i, processes, o.shares)
 			}
 			assert.Zero(t, o.idle, "%d processes", processes)
-			assert.Less(t, o.vain, turns>>(maxUnused-1), "%d processes", processes)
+			assert.Less(t, o.vain, turns>>(maxVain-1), "%d processes", processes)
 		}
 	})
 }
@@ -114,7 +114,7 @@ func TestYieldingInVainBecomesRare(t *testing.T) {
 			for range maxUnused {
 				turn()
 			}
-			longest := rareYield << (maxUnused - 1)
+			longest := rareYield << (2 * (maxUnused - 1))
 			for range 10 {
 				streak := turn()
 				assert.LessOrEqual(t, streak, longest+held)
