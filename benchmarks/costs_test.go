@@ -48,7 +48,7 @@ var costs = []cost{
 	{"multi of 3", 2, 14, 12, 2008},
 	{"red of 3", 6, 18, 55, 4411},
 	{"semaphore", 2, 11, 4, 195},
-	{"permit semaphore", 2, 15, 8, 494},
+	{"permit semaphore", 2, 16, 8, 494},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 25, 1664},
 	{"election", 3, 11, 17, 1096},

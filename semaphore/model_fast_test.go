@@ -69,7 +69,7 @@ func (w *world) fastRelease(seq sequence, n int64) []int64 {
 
 func (w *world) fastPermitAcquire(seq sequence, p request) []int64 {
 	switch {
-	case w.slow(seq) || w.until != 0 || len(w.queue.scores) > 0:
+	case w.slow(seq) || w.until != 0 || len(w.queue.scores) > 0 || w.anyExpired():
 		return []int64{-1}
 	case w.denied == "INCRBY" || w.free < 1:
 		return w.revert(seq)
@@ -78,6 +78,16 @@ func (w *world) fastPermitAcquire(seq sequence, p request) []int64 {
 	w.change(-1)
 	w.grant([]request{p})
 	return []int64{1}
+}
+
+// anyExpired reports whether a permit has expired that no request has made free yet.
+func (w *world) anyExpired() bool {
+	for id := range w.taken.scores {
+		if !w.held(id) {
+			return true
+		}
+	}
+	return false
 }
 
 func (w *world) fastPermitRelease(seq sequence, id string) []int64 {

@@ -23,6 +23,7 @@ func (x *walk) apply(r *command, reply []int64) {
 		most = reply[3]
 	}
 	tooLarge := func(p *pending) bool { return p.permits > most && slices.Contains(r.waiters, p) }
+	c.polls = reply[2] == -1
 	c.queued, c.woken, c.mayMissExpiry, c.wakeAt = reply[2] == 1, n == len(r.waiters) || tooLarge(r.waiters[n]), false, 0
 	if slices.ContainsFunc(c.waiting, tooLarge) {
 		x.see("request too large")

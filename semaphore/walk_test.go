@@ -33,6 +33,7 @@ type client struct {
 	woken         bool
 	queued        bool
 	mayMissExpiry bool // permits were acquired since, and may expire
+	polls         bool // there was no semaphore at the last attempt, and its creation may wake nobody
 }
 
 // pending is a request that waits for permits.
@@ -366,14 +367,14 @@ func (x *walk) due(c *client) bool {
 }
 
 // checkAwake fails the walk if a client sleeps that could be served. A client with a timer may
-// miss the expiry of permits acquired since its last attempt.
+// miss the expiry of permits acquired since its last attempt, and so may one that found no semaphore.
 func (x *walk) checkAwake() {
 	for _, c := range x.clients {
 		if len(c.waiting) == 0 || x.due(c) {
 			continue
 		}
 		b := batch{client: c.id, timeout: c.timeout, requests: []request{x.requestOf(c.waiting[0])}}
-		if served, _ := x.attempt(x.w.clone(), b); served > 0 && !(c.mayMissExpiry && c.wakeAt != 0) {
+		if served, _ := x.attempt(x.w.clone(), b); served > 0 && !(c.mayMissExpiry && (c.wakeAt != 0 || c.polls)) {
 			lockstep.Failf("%s sleeps although it could be served", c.id)
 		}
 	}

@@ -3,7 +3,7 @@
 --
 -- Besides the number of free permits, a permit semaphore has a sorted set of the
 -- acquired permits: members are 16-byte ids, scores the times in ms at which the permits
--- expire. An expired permit remains in the set until permit_acquire.lua removes it.
+-- expire. An expired permit remains in the set until an acquisition removes it.
 -- KEYS[6]  acquired permits; KEYS[2] in scripts without pool.lua
 
 local permits = {}
