@@ -62,13 +62,7 @@ func withoutTLS(err error) error {
 // its client limit sends an unsolicited error, and rueidis panics if it reads one on a
 // connection that it closes before the first command.
 //
-// It also delays writes while many requests are in flight. The writer of rueidis is woken by the
-// first caller that has got its reply, and would send that caller's next request alone. A moment
-// later the other callers have added theirs. One system call for all of them costs this process
-// and the server half of the processor time. MaxFlushDelay of rueidis does the same, but also when
-// only a few callers share the connection, and makes those slower.
-//
-// And it ends a request that is alone when the context of its caller ends (see wire.Link).
+// It also ends a request that is alone when the context of its caller ends (see wire.Link).
 type ownConn struct {
 	net.Conn
 	once     sync.Once
@@ -80,17 +74,9 @@ type ownConn struct {
 	readBy, writeBy time.Time
 }
 
-const (
-	// manyInFlight is the number of requests in flight from which on a write is delayed, and
-	// minRequest less than the bytes of a request: a write of fewer bytes for each of those in
-	// flight is one for a few of them.
-	manyInFlight = 32
-	minRequest   = 20
-	writeDelay   = 10 * time.Microsecond
-	// unwatched is the time after which a connection begins to watch the context of a request that
-	// is alone. Most are answered before.
-	unwatched = 20 * time.Millisecond
-)
+// unwatched is the time after which a connection begins to watch the context of a request that is
+// alone. Most are answered before.
+const unwatched = 20 * time.Millisecond
 
 func (c *ownConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
 
@@ -157,9 +143,6 @@ var past = time.Unix(1, 0)
 
 func (c *ownConn) Write(b []byte) (int, error) {
 	c.unblockReads()
-	if n := int(c.link.InFlight.Load()); n >= manyInFlight && len(b) < n*minRequest {
-		time.Sleep(writeDelay)
-	}
 	return c.Conn.Write(b)
 }
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"os"
-	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -16,40 +15,6 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-// sink is a connection that swallows what is written.
-type sink struct{ net.Conn }
-
-func (sink) Write(b []byte) (int, error) { return len(b), nil }
-
-// A write is delayed only while many requests are in flight, and only if it is for a few of them.
-func TestWritesAreDelayedUnderLoad(t *testing.T) {
-	const few = minRequest*manyInFlight - 1
-	for name, row := range map[string]struct {
-		inFlight int32
-		bytes    int
-		delay    time.Duration
-	}{
-		"alone":                {1, 1, 0},
-		"not many":             {manyInFlight - 1, 1, 0},
-		"many, one request":    {manyInFlight, few, writeDelay},
-		"many, together":       {manyInFlight, few + 1, 0},
-		"more, no longer many": {2 * manyInFlight, few + 1, writeDelay},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				link := wire.NewLink(time.Second)
-				link.InFlight.Store(row.inFlight)
-				c := &ownConn{Conn: sink{}, written: make(chan struct{}), link: link}
-				began := time.Now()
-				n, err := c.Write([]byte(strings.Repeat("x", row.bytes)))
-				require.NoError(t, err)
-				require.Equal(t, row.bytes, n)
-				require.Equal(t, row.delay, time.Since(began))
-			})
-		})
-	}
-}
 
 // synchronous is a client that uses its connection like rueidis in its synchronous mode.
 type synchronous struct {

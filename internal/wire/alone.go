@@ -20,13 +20,9 @@ import (
 // context with a deadline, that of the connection. rueidis does not heed the end of such a
 // context, so the connection does (see Alone).
 type Link struct {
-	InFlight atomic.Int32 // requests whose callers wait in rueidis; not counted for a cluster
-
 	// Contended is set when a caller begins to wait for another. From then on connections do not stay in
 	// the synchronous mode: requests that clean up must not queue behind one that has no reply.
 	Contended atomic.Bool
-
-	pipelined context.Context // never ends, but looks as if it could: the next request need not wait for the reply
 
 	timeout  time.Duration
 	alone    atomic.Pointer[Alone]
@@ -34,9 +30,7 @@ type Link struct {
 }
 
 // NewLink returns the link of connections that wait for a reply for as long as timeout.
-func NewLink(timeout time.Duration) *Link {
-	return &Link{timeout: timeout, pipelined: unwatched{context.Background(), make(chan struct{})}}
-}
+func NewLink(timeout time.Duration) *Link { return &Link{timeout: timeout} }
 
 // Alone returns the request that is alone, if deadline is its own, and otherwise nil. Deadlines
 // identify requests, because a connection learns nothing else of them.

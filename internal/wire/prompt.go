@@ -20,15 +20,17 @@ import (
 // a time, and the others wait. Commands on dedicated connections are left to rueidis.
 type Prompt struct {
 	rueidis.Client
-	link   *Link // nil for connections that others have made
-	routes []route
-	queues []chan struct{} // have room for the requests on goroutines of their own
+	link      *Link // nil for connections that others have made
+	gathering gathering
+	routes    []route
+	queues    []chan struct{} // have room for the requests on goroutines of their own
+	pipelined context.Context // never ends, but looks as if it could: rueidis sends the next request before the reply comes
 }
 
 // route is what is known of the server that has a range of slots.
 type route struct {
-	answered atomic.Int64  // when the last answer came, since started; 0 after a failure
-	inFlight *atomic.Int32 // requests whose callers wait in rueidis
+	answered atomic.Int64 // when the last answer came, since started; 0 after a failure
+	inFlight atomic.Int32 // requests whose callers wait in rueidis
 }
 
 const (
@@ -67,12 +69,8 @@ func NewPrompt(c rueidis.Client, link *Link) *Prompt {
 		routes, queues = clusterRoutes, clusterQueues
 	}
 	p := &Prompt{Client: c, link: link, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
-	for i := range p.routes {
-		p.routes[i].inFlight = new(atomic.Int32)
-	}
-	if routes == 1 && link != nil {
-		p.routes[0].inFlight = &link.InFlight
-	}
+	p.pipelined = unwatched{context.Background(), make(chan struct{})}
+	p.gathering.client, p.gathering.ctx = c, p.pipelined
 	for i := range p.queues {
 		p.queues[i] = make(chan struct{}, maxApart)
 	}
@@ -106,6 +104,11 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	r, queue := p.of(cmd)
 	if r.direct(ctx) {
 		defer r.inFlight.Add(-1)
+		if len(p.routes) == 1 && r.inFlight.Load() >= manyInFlight {
+			reply := p.gathering.do(ctx, cmd)
+			r.note(reply.NonRedisError())
+			return reply
+		}
 		return p.send(ctx, ctx, cmd, r)
 	}
 	return p.doApart(ctx, cmd, r, queue)
@@ -118,7 +121,7 @@ func (p *Prompt) send(ctx, caller context.Context, cmd rueidis.Completed, r *rou
 	case alone != nil:
 		ctx = alone
 	case p.link != nil && ctx.Done() == nil && p.link.Contended.Load():
-		ctx = p.link.pipelined
+		ctx = p.pipelined
 	}
 	for {
 		if reply = p.Client.Do(ctx, cmd); !notSent(ctx, reply.NonRedisError()) {

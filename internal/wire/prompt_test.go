@@ -17,28 +17,27 @@ type silent struct {
 	answer  chan struct{}
 	mode    rueidis.ClientMode
 	sent    atomic.Int32
+	batches atomic.Int32 // in which they were sent
 	unknown atomic.Int32 // requests whose caller had left when they could have been sent
 }
 
 func (s *silent) Mode() rueidis.ClientMode { return s.mode }
 
-func (s *silent) Do(ctx context.Context, _ rueidis.Completed) rueidis.RedisResult {
-	s.sent.Add(1)
-	if s.answer != nil {
-		<-s.answer
-		if ctx.Err() != nil {
-			s.unknown.Add(1)
-		}
-	}
-	return rueidis.RedisResult{}
+func (s *silent) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return s.DoMulti(ctx, cmd)[0]
 }
 
 func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
-	replies := make([]rueidis.RedisResult, len(cmds))
-	for i, cmd := range cmds {
-		replies[i] = s.Do(ctx, cmd)
+	n := int32(len(cmds))
+	s.sent.Add(n)
+	s.batches.Add(1)
+	if s.answer != nil {
+		<-s.answer
+		if ctx.Err() != nil {
+			s.unknown.Add(n)
+		}
 	}
-	return replies
+	return make([]rueidis.RedisResult, n)
 }
 
 // do makes n requests with that time, and returns their errors.
@@ -52,7 +51,7 @@ func do(t *testing.T, p *Prompt, n int, timeout time.Duration) <-chan error {
 			if i%2 == 0 {
 				errs <- p.Do(ctx, rueidis.Completed{}).Error()
 			} else {
-				errs <- p.DoMulti(ctx, rueidis.Completed{}, rueidis.Completed{})[1].Error()
+				errs <- p.DoMulti(ctx, rueidis.Completed{})[0].Error()
 			}
 		}()
 	}
@@ -137,6 +136,7 @@ func TestPromptLimitsRequestsInFlight(t *testing.T) {
 		conn.answer = make(chan struct{})
 		conn.sent.Store(0)
 		errs := do(t, p, 2*maxInFlight, time.Minute)
+		time.Sleep(gatherFor)
 		synctest.Wait()
 		require.EqualValues(t, maxInFlight+maxApart, conn.sent.Load())
 		close(conn.answer)
@@ -154,6 +154,7 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 		for range 2 * maxApart {
 			go p.Do(context.Background(), rueidis.Completed{})
 		}
+		time.Sleep(gatherFor)
 		synctest.Wait()
 		require.EqualValues(t, 2*maxApart, conn.sent.Load())
 		close(conn.answer)
@@ -167,4 +168,46 @@ func TestPromptKnowsNodesApart(t *testing.T) {
 	require.True(t, p.routes[0].answers(fresh))
 	require.False(t, p.routes[1].answers(fresh))
 	require.False(t, p.Answers())
+}
+
+// Requests beside many others are sent together, a moment later. Each caller gets its own reply, or leaves
+// when its context ends.
+func TestManyRequestsAreGathered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		p := NewPrompt(conn, nil)
+		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+		conn.answer = make(chan struct{})
+		conn.sent.Store(0)
+		conn.batches.Store(0)
+		const more = 10
+		var errs []<-chan error
+		start := func() { errs = append(errs, do(t, p, 1, time.Minute)); synctest.Wait() }
+		for range manyInFlight - 1 {
+			start()
+		}
+		require.EqualValues(t, manyInFlight-1, conn.batches.Load(), "few are sent at once")
+		for range more {
+			start()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() { left <- p.Do(ctx, rueidis.Completed{}).Error() }()
+		synctest.Wait()
+		require.EqualValues(t, manyInFlight-1, conn.sent.Load(), "the others not yet")
+		time.Sleep(gatherFor)
+		synctest.Wait()
+		require.EqualValues(t, manyInFlight, conn.batches.Load())
+		require.EqualValues(t, manyInFlight+more, conn.sent.Load())
+		cancel()
+		require.ErrorIs(t, <-left, context.Canceled)
+		start()
+		time.Sleep(gatherFor)
+		synctest.Wait()
+		require.EqualValues(t, manyInFlight+1, conn.batches.Load(), "the next batch does not wait for a reply")
+		close(conn.answer)
+		for _, err := range errs {
+			require.NoError(t, <-err)
+		}
+	})
 }

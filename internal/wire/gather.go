@@ -1,0 +1,77 @@
+package wire
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/redis/rueidis"
+)
+
+const (
+	// manyInFlight is the number of requests in flight from which on they are gathered.
+	manyInFlight = 20
+	// gatherFor is how long the first request of a batch waits for others.
+	gatherFor = 10 * time.Microsecond
+)
+
+// gathering sends requests of many callers together. rueidis would send the next request of the first
+// caller that has got its reply alone. A moment later the other callers have added theirs. One system
+// call for all of them costs this process and the server half of the processor time. MaxFlushDelay of
+// rueidis does the same, but also when only a few callers share the connection, and makes those slower.
+type gathering struct {
+	client rueidis.Client
+	ctx    context.Context // of all batches; it does not end
+
+	mu     sync.Mutex
+	next   *gathered // the batch that requests are added to, or nil
+	unused sync.Pool // of requests
+}
+
+// gathered is a batch of requests.
+type gathered struct {
+	commands []rueidis.Completed
+	requests []*gatheredRequest
+}
+
+type gatheredRequest struct {
+	reply rueidis.RedisResult
+	done  chan struct{}
+}
+
+// do makes a request together with others. Its caller leaves when ctx ends; the request is sent
+// nevertheless.
+func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	r, _ := g.unused.Get().(*gatheredRequest)
+	if r == nil {
+		r = &gatheredRequest{done: make(chan struct{}, 1)}
+	}
+	g.mu.Lock()
+	if g.next == nil {
+		g.next = &gathered{}
+		go g.send(g.next)
+	}
+	g.next.commands, g.next.requests = append(g.next.commands, cmd), append(g.next.requests, r)
+	g.mu.Unlock()
+	select {
+	case <-r.done:
+		reply := r.reply
+		r.reply = rueidis.RedisResult{}
+		g.unused.Put(r)
+		return reply
+	case <-ctx.Done():
+		return rueidis.NewErrorResult(ctx.Err())
+	}
+}
+
+// send sends a batch after a moment.
+func (g *gathering) send(batch *gathered) {
+	time.Sleep(gatherFor)
+	g.mu.Lock()
+	g.next = nil
+	g.mu.Unlock()
+	for i, reply := range g.client.DoMulti(g.ctx, batch.commands...) {
+		batch.requests[i].reply = reply
+		batch.requests[i].done <- struct{}{}
+	}
+}
