@@ -333,7 +333,7 @@ func TestRedLocalQueue(t *testing.T) {
 		}
 		done.Wait()
 		require.Equal(t, callers, n)
-		require.Equal(t, 2, fakes[0].attempts(), "the first one, and after 16 hand-offs; then not for 50 ms, because no other process came")
+		require.Equal(t, 3, fakes[0].attempts(), "the first one, after 16 hand-offs, and after 25 ms more; then not for 100 ms, because no other process came")
 		// A millisecond each for the attempt, the work and the release, and some for the
 		// yield to other processes.
 		require.LessOrEqual(t, time.Since(began), callers*3*time.Millisecond+25*time.Millisecond)
