@@ -3,7 +3,6 @@ package wire
 import (
 	"context"
 	"errors"
-	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -115,20 +114,16 @@ func (l *Link) enter(ctx, caller context.Context) *Alone {
 	return a
 }
 
-// leave ends a request that is alone. It returns the reply, with an error that says what has ended the
-// request.
+// leave ends a request that is alone. It returns the reply, or why there is none.
 func (l *Link) leave(a *Alone, reply rueidis.RedisResult) rueidis.RedisResult {
-	ctx, givenUp := a.Caller, a.givenUp
 	l.deadline.Store(0)
 	l.alone.Store(nil)
 	switch err := reply.NonRedisError(); {
 	case err == nil && !a.kept:
 		*a = Alone{}
 		aloneContexts.Put(a)
-	case givenUp:
-		return rueidis.NewErrorResult(errors.Join(ctx.Err(), errGivenUp))
-	case err == context.DeadlineExceeded && ctx.Err() == nil: // of the connection
-		return rueidis.NewErrorResult(os.ErrDeadlineExceeded)
+	case a.givenUp:
+		return rueidis.NewErrorResult(errors.Join(a.Caller.Err(), errGivenUp))
 	}
 	return reply
 }

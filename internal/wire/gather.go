@@ -23,9 +23,10 @@ type gathering struct {
 	client rueidis.Client
 	ctx    context.Context // of all batches; it does not end
 
-	mu     sync.Mutex
-	next   *gathered // the batch that requests are added to, or nil
-	unused sync.Pool // of requests
+	mu   sync.Mutex
+	next *gathered // the batch that requests are added to, or nil
+
+	requests, batches sync.Pool // that are not in use
 }
 
 // gathered is a batch of requests.
@@ -42,13 +43,15 @@ type gatheredRequest struct {
 // do makes a request together with others. Its caller leaves when ctx ends; the request is sent
 // nevertheless.
 func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
-	r, _ := g.unused.Get().(*gatheredRequest)
-	if r == nil {
+	r, ok := g.requests.Get().(*gatheredRequest)
+	if !ok {
 		r = &gatheredRequest{done: make(chan struct{}, 1)}
 	}
 	g.mu.Lock()
 	if g.next == nil {
-		g.next = &gathered{}
+		if g.next, ok = g.batches.Get().(*gathered); !ok {
+			g.next = new(gathered)
+		}
 		go g.send(g.next)
 	}
 	g.next.commands, g.next.requests = append(g.next.commands, cmd), append(g.next.requests, r)
@@ -57,7 +60,7 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 	case <-r.done:
 		reply := r.reply
 		r.reply = rueidis.RedisResult{}
-		g.unused.Put(r)
+		g.requests.Put(r)
 		return reply
 	case <-ctx.Done():
 		return rueidis.NewErrorResult(ctx.Err())
@@ -74,4 +77,8 @@ func (g *gathering) send(batch *gathered) {
 		batch.requests[i].reply = reply
 		batch.requests[i].done <- struct{}{}
 	}
+	clear(batch.commands)
+	clear(batch.requests)
+	batch.commands, batch.requests = batch.commands[:0], batch.requests[:0]
+	g.batches.Put(batch)
 }

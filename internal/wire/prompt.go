@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"time"
 
@@ -130,6 +131,9 @@ func (p *Prompt) send(ctx, caller context.Context, cmd rueidis.Completed, r *rou
 	}
 	if alone != nil {
 		reply = p.link.leave(alone, reply)
+	}
+	if reply.NonRedisError() == context.DeadlineExceeded && caller.Err() == nil { // that of a request that was alone
+		reply = rueidis.NewErrorResult(os.ErrDeadlineExceeded)
 	}
 	r.note(reply.NonRedisError())
 	return reply
