@@ -89,6 +89,9 @@ func TestRequestsAloneEndWithTheirContexts(t *testing.T) {
 				require.Equal(t, row.err != nil, wire.IsUnknown(err))
 				undone := wire.Undone(ctx, errors.Join(lock.ErrNotAcquired, lock.ErrIndeterminate, err))
 				require.Equal(t, row.err != nil, errors.Is(undone, lock.ErrIndeterminate), "another connection's request may overtake it")
+				synctest.Wait()
+				time.Sleep(unwatched)
+				require.Equal(t, errors.Is(row.err, context.Canceled), link.Contended.Load(), "given up once")
 				if err == nil { // the end of the context has no effect on the next request
 					cancel()
 					go serve(0)

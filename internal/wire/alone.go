@@ -19,8 +19,10 @@ import (
 // context with a deadline, that of the connection. rueidis does not heed the end of such a
 // context, so the connection does (see Alone).
 type Link struct {
-	// Contended is set when a caller begins to wait for another. From then on connections do not stay in
-	// the synchronous mode: requests that clean up must not queue behind one that has no reply.
+	// Contended is set when a caller begins to wait for another: requests that clean up must not queue
+	// behind one that has no reply. It is also set when a connection was given up, so that callers that
+	// leave a slow server cost one connection and not many. From then on connections do not stay in the
+	// synchronous mode.
 	Contended atomic.Bool
 
 	timeout  time.Duration
@@ -123,6 +125,7 @@ func (l *Link) leave(a *Alone, reply rueidis.RedisResult) rueidis.RedisResult {
 		*a = Alone{}
 		aloneContexts.Put(a)
 	case a.givenUp:
+		l.Contended.Store(true)
 		return rueidis.NewErrorResult(errors.Join(a.Caller.Err(), errGivenUp))
 	}
 	return reply
