@@ -52,7 +52,7 @@ func (y *yard) contended(l *line) {
 	y.seen()
 }
 
-// The first wait is like that of any key. From the second one on, channels are subscribed before
+// The first wait for a key reserves nothing. From the second one on, channels are subscribed before
 // there are waiters for them, several in one request, and these waiters try once before the
 // message.
 func TestReservedChannelsSpareAttempts(t *testing.T) {

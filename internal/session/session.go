@@ -32,7 +32,7 @@ type Config struct {
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
 	ReplyTimeout time.Duration
-	// Link is that of the connections of Client, or nil if others have made them.
+	// Link informs the connections of Client about its requests. It is nil for a borrowed Client.
 	Link *wire.Link
 	// Ordered is set if the server runs requests for one key in the order in which they are
 	// sent.

@@ -16,8 +16,8 @@ import (
 // read the replies themselves. Two goroutines take over, for good, when two requests overlap, or
 // at the first context that can be canceled and has no deadline. That suits many callers; for a
 // single one each request then takes twice the processor time. So a request that is alone gets a
-// context with a deadline, that of the connection. rueidis does not heed the end of such a
-// context, so the connection does (see Alone).
+// context with a deadline, at which the connection would time out anyway. rueidis does not heed the
+// end of such a context, so the connection does (see Alone).
 type Link struct {
 	// Contended is set when a caller begins to wait for another: requests that clean up must not queue
 	// behind one that has no reply. It is also set when a connection was given up, so that callers that

@@ -21,7 +21,7 @@ import (
 // a time, and the others wait. Commands on dedicated connections are left to rueidis.
 type Prompt struct {
 	rueidis.Client
-	link      *Link // nil for connections that others have made
+	link      *Link // nil for a borrowed client
 	gathering gathering
 	routes    []route
 	queues    []chan struct{} // have room for the requests on goroutines of their own
@@ -63,7 +63,7 @@ func NotSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, errNotSent)
 }
 
-// NewPrompt returns a Prompt that uses c. link is that of its connections, or nil.
+// NewPrompt returns a Prompt that uses c. link informs its connections, or is nil.
 func NewPrompt(c rueidis.Client, link *Link) *Prompt {
 	routes, queues := 1, 1
 	if c.Mode() == rueidis.ClientModeCluster {
