@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"runtime"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -136,7 +137,6 @@ func TestPromptLimitsRequestsInFlight(t *testing.T) {
 		conn.answer = make(chan struct{})
 		conn.sent.Store(0)
 		errs := do(t, p, 2*maxInFlight, time.Minute)
-		time.Sleep(gatherFor)
 		synctest.Wait()
 		require.EqualValues(t, maxInFlight+maxApart, conn.sent.Load())
 		close(conn.answer)
@@ -154,7 +154,6 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 		for range 2 * maxApart {
 			go p.Do(context.Background(), rueidis.Completed{})
 		}
-		time.Sleep(gatherFor)
 		synctest.Wait()
 		require.EqualValues(t, 2*maxApart, conn.sent.Load())
 		close(conn.answer)
@@ -170,44 +169,70 @@ func TestPromptKnowsNodesApart(t *testing.T) {
 	require.False(t, p.Answers())
 }
 
-// Requests beside many others are sent together, a moment later. Each caller gets its own reply, or leaves
-// when its context ends.
+// Requests beside many others are sent together. Each caller gets its own reply, or leaves when its
+// context ends.
 func TestManyRequestsAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
 		p := NewPrompt(conn, nil)
-		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+		require.NoError(t, <-do(t, p, 1, time.Minute))
 		conn.answer = make(chan struct{})
 		conn.sent.Store(0)
 		conn.batches.Store(0)
-		const more = 10
+		sent := func(requests, batches int, why string) {
+			t.Helper()
+			synctest.Wait()
+			require.EqualValues(t, requests, conn.sent.Load(), why)
+			require.EqualValues(t, batches, conn.batches.Load(), why)
+		}
 		var errs []<-chan error
-		start := func() { errs = append(errs, do(t, p, 1, time.Minute)); synctest.Wait() }
-		for range manyInFlight - 1 {
-			start()
+		start := func(n int) {
+			for range n {
+				errs = append(errs, do(t, p, 1, time.Minute))
+				synctest.Wait()
+			}
 		}
-		require.EqualValues(t, manyInFlight-1, conn.batches.Load(), "few are sent at once")
-		for range more {
-			start()
-		}
+		const alone, more = manyInFlight - 1, 10
+		start(alone)
+		sent(alone, alone, "few are sent at once")
+
+		next := new(gathered) // as if other goroutines were still to run before it is sent
+		p.gathering.next = next
+		start(more)
 		ctx, cancel := context.WithCancel(t.Context())
 		left := make(chan error, 1)
 		go func() { left <- p.Do(ctx, rueidis.Completed{}).Error() }()
-		synctest.Wait()
-		require.EqualValues(t, manyInFlight-1, conn.sent.Load(), "the others not yet")
-		time.Sleep(gatherFor)
-		synctest.Wait()
-		require.EqualValues(t, manyInFlight, conn.batches.Load())
-		require.EqualValues(t, manyInFlight+more, conn.sent.Load())
+		sent(alone, alone, "the others are not")
+		go p.gathering.send(next)
+		sent(alone+more+1, alone+1, "they are sent together")
 		cancel()
-		require.ErrorIs(t, <-left, context.Canceled)
-		start()
-		time.Sleep(gatherFor)
-		synctest.Wait()
-		require.EqualValues(t, manyInFlight+1, conn.batches.Load(), "the next batch does not wait for a reply")
+		err := <-left
+		require.ErrorIs(t, err, context.Canceled)
+		require.False(t, NotSent(ctx, err))
+
+		start(1)
+		sent(alone+more+2, alone+2, "the next batch does not wait for a reply")
 		close(conn.answer)
 		for _, err := range errs {
 			require.NoError(t, <-err)
 		}
+		require.Nil(t, p.gathering.next)
+	})
+}
+
+// A batch has the requests of all callers that could run when the first of them was made.
+func TestABatchWaitsForRunnableCallers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{answer: make(chan struct{})}
+		p := NewPrompt(conn, nil)
+		const callers = 30
+		for range callers {
+			go p.gathering.do(context.Background(), rueidis.Completed{})
+		}
+		synctest.Wait()
+		require.EqualValues(t, callers, conn.sent.Load())
+		require.Less(t, conn.batches.Load(), int32(callers/3), "now and then the scheduler runs another goroutine first")
+		close(conn.answer)
 	})
 }
