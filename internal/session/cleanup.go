@@ -1,6 +1,7 @@
 package session
 
 import (
+	"container/heap"
 	"context"
 	"errors"
 	"slices"
@@ -136,7 +137,7 @@ type Cleanup func(ctx context.Context) (pause time.Duration, err error)
 // cleanups are the pending cleanups of a session. A few workers run them when they are due.
 type cleanups struct {
 	mu      sync.Mutex
-	pending []pendingCleanup // by due
+	pending pendingCleanups
 	workers int
 	waiting int           // of the workers, for a cleanup to be due
 	wake    chan struct{} // has room for one
@@ -150,12 +151,28 @@ type pendingCleanup struct {
 	ran        bool          // without an error; it is repeated in case a request arrives late
 }
 
+// pendingCleanups are a heap: the first is due first.
+type pendingCleanups []*pendingCleanup
+
+func (ps pendingCleanups) Len() int           { return len(ps) }
+func (ps pendingCleanups) Less(i, j int) bool { return ps[i].due.Before(ps[j].due) }
+func (ps pendingCleanups) Swap(i, j int)      { ps[i], ps[j] = ps[j], ps[i] }
+func (ps *pendingCleanups) Push(p any)        { *ps = append(*ps, p.(*pendingCleanup)) }
+
+func (ps *pendingCleanups) Pop() any {
+	last := len(*ps) - 1
+	p := (*ps)[last]
+	(*ps)[last] = nil
+	*ps = (*ps)[:last]
+	return p
+}
+
 // resting returns the number of workers that only wait for the repetition of cleanups that have run,
 // and -1 if a cleanup has not run.
 func (cs *cleanups) resting() int {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if slices.ContainsFunc(cs.pending, func(p pendingCleanup) bool { return !p.ran }) {
+	if slices.ContainsFunc(cs.pending, func(p *pendingCleanup) bool { return !p.ran }) {
 		return -1
 	}
 	return cs.waiting
@@ -173,7 +190,7 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 	closed := cs.workers == 0
 	if !closed {
-		cs.add(pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
+		cs.add(&pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
 	}
 	cs.mu.Unlock()
 	if closed {
@@ -184,17 +201,11 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 }
 
 // add makes p pending. cs.mu is held.
-func (cs *cleanups) add(p pendingCleanup) {
+func (cs *cleanups) add(p *pendingCleanup) {
 	if len(cs.pending) == maxCleanups {
-		cs.pending = slices.Delete(cs.pending, 0, 1)
+		heap.Pop(&cs.pending)
 	}
-	i, _ := slices.BinarySearchFunc(cs.pending, p.due, func(other pendingCleanup, due time.Time) int {
-		if other.due.After(due) {
-			return 1
-		}
-		return -1
-	})
-	cs.pending = slices.Insert(cs.pending, i, p)
+	heap.Push(&cs.pending, p)
 	cs.signal()
 }
 
@@ -236,7 +247,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			cs.waiting--
 			continue
 		}
-		cs.pending = slices.Delete(cs.pending, 0, 1)
+		heap.Pop(&cs.pending)
 		cs.signal() // the next one needs another worker
 		cs.mu.Unlock()
 		runCtx, cancel := context.WithDeadline(runCtx, until)
