@@ -180,7 +180,7 @@ func (e *PermitSemaphore) local(raw string) *permit {
 }
 
 // newPermit returns the Permit of a served request, whose context is a child of parent. The
-// session is open, and the caller is that many frames above.
+// session is open, and the method that the user called is that many frames above.
 func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options, above int) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {

@@ -135,7 +135,7 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermit(o.HoldParent(ctx), r, o, 4), nil // above newPermit, take, acquireN or tryAcquireN, and its caller
+	return e.newPermit(o.HoldParent(ctx), r, o, 3), nil // above newPermit, take, and acquireN or tryAcquireN
 }
 
 // lease returns the first lease of a permit with these options.

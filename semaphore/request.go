@@ -71,7 +71,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 
 		MaxWaiters: o.MaxWaiters,
 		Site:       &r.site,
-		Above:      4, // acquire, take, acquireN and its caller; a request of TryAcquire never waits
+		Above:      3, // acquire, take and acquireN; a request of TryAcquire never waits
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)

@@ -42,7 +42,7 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 	if err := e.adopt(ctx, from, r); err != nil {
 		return nil, e.failed(ctx, what, began, err)
 	}
-	return e.newPermit(o.HoldParent(ctx), r, o, 2), nil // above newPermit and Adopt
+	return e.newPermit(o.HoldParent(ctx), r, o, 1), nil // above newPermit
 }
 
 // adopt has a request take over permits with these ids. A transfer without an answer is repeated

@@ -93,7 +93,7 @@ func (w *waiter[A]) waits() {
 // locate notes the call site, once. The mutex is not held, because that takes a while.
 func (w *waiter[A]) locate() {
 	if w.req.Site != nil && !w.sited.Load() {
-		*w.req.Site = callsite.Here(2+int(w.req.Above), callsite.Frames) // above locate and Acquire
+		*w.req.Site = callsite.Here(3 + int(w.req.Above)) // above locate, Acquire and the method that the user called
 		w.sited.Store(true)
 	}
 }

@@ -8,72 +8,77 @@ import (
 	"sync"
 )
 
-// Site stands for a few frames of a stack. Every acquisition records one; it is rarely printed.
-// A program has few sites, so each is stored once, and for good.
+// Site is a position in the user's code. Every acquisition records one; it is rarely printed. A
+// program has few sites, so each is stored once, and for good.
 type Site uint32
 
-// Frames is the most frames that a Site has.
-const Frames = 4
-
-type stack [Frames]uintptr
-
-// sites are all sites: the zero Site is none, and the others are indexes in stacks.
+// sites are the frames seen so far. The zero Site is none, and the others are indexes in pcs.
 var sites = struct {
 	sync.RWMutex
-	of     map[stack]Site
-	stacks []stack
-}{of: make(map[stack]Site), stacks: make([]stack, 1)}
+	of  map[uintptr]frame
+	pcs []uintptr
+}{of: make(map[uintptr]frame), pcs: make([]uintptr, 1)}
 
-// Here returns up to the given number of frames, starting above the function that calls
-// it. They must include the user's frame, after those of this module.
-func Here(above, frames int) Site {
-	var s stack
-	runtime.Callers(2+above, s[:frames]) // skips runtime.Callers and Here
-	sites.RLock()
-	site, known := sites.of[s]
-	sites.RUnlock()
-	if known || s[0] == 0 {
-		return site
-	}
-	return add(s)
+type frame struct {
+	site  Site
+	inner bool // it is in this module
 }
 
-// add returns the site of a stack, and stores that unless another caller has.
-func add(s stack) Site {
-	sites.Lock()
-	defer sites.Unlock()
-	site, known := sites.of[s]
-	if !known {
-		site = Site(len(sites.stacks))
-		sites.of[s], sites.stacks = site, append(sites.stacks, s)
+// Here returns the first frame outside this module, of those above the function that calls it. It
+// skips the given number of them. Each frame that it reads takes long, even if it does not return that.
+func Here(above int) Site {
+	const enough = 4 // frames of this module between an acquisition and the user's code
+	var site Site
+	for i := range enough {
+		var pc [1]uintptr
+		if runtime.Callers(2+above+i, pc[:]) == 0 { // skips runtime.Callers and Here
+			break
+		}
+		sites.RLock()
+		f, known := sites.of[pc[0]]
+		sites.RUnlock()
+		if !known {
+			f = add(pc[0])
+		}
+		if site = f.site; !f.inner {
+			break
+		}
 	}
 	return site
 }
 
-// frames returns the stack of s.
-func (s Site) frames() stack {
-	sites.RLock()
-	defer sites.RUnlock()
-	return sites.stacks[s]
+// add stores a frame, unless another caller has.
+func add(pc uintptr) frame {
+	sites.Lock()
+	defer sites.Unlock()
+	f, known := sites.of[pc]
+	if !known {
+		is := described(pc)
+		f = frame{
+			Site(len(sites.pcs)),
+			strings.HasPrefix(is.Function, "github.com/redlatch/redlatch/") && !strings.HasSuffix(is.File, "_test.go"),
+		}
+		sites.of[pc], sites.pcs = f, append(sites.pcs, pc)
+	}
+	return f
+}
+
+func described(pc uintptr) runtime.Frame {
+	f, _ := runtime.CallersFrames([]uintptr{pc}).Next()
+	return f
 }
 
 // IsZero reports whether nothing was recorded.
 func (s Site) IsZero() bool { return s == 0 }
 
-// String returns the first position outside this module.
+// String returns the function, file and line.
 func (s Site) String() string {
-	stack, n := s.frames(), 0
-	for n < len(stack) && stack[n] != 0 {
-		n++
-	}
-	if n == 0 {
+	if s == 0 {
 		return "unknown"
 	}
-	frames := runtime.CallersFrames(stack[:n])
-	for {
-		f, more := frames.Next()
-		if !strings.HasPrefix(f.Function, "github.com/redlatch/redlatch/") || strings.HasSuffix(f.File, "_test.go") || !more {
-			return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
-		}
-	}
+	sites.RLock()
+	pc := sites.pcs[s]
+	sites.RUnlock()
+	f := described(pc)
+	return fmt.Sprintf("%s (%s:%d)", f.Function, f.File, f.Line)
 }

@@ -63,7 +63,7 @@ func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, skip 
 	for ; n != nil; n = n.outer {
 		for _, on := range locks {
 			if n.hold.Blocks(on, owner) {
-				n.warn(s, l, callsite.Here(1+skip, 3))
+				n.warn(s, l, callsite.Here(2+skip))
 				return
 			}
 		}

@@ -107,7 +107,7 @@ func (s *State) Given(above int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.Site.IsZero() {
-		s.Site = callsite.Here(1+above, callsite.Frames)
+		s.Site = callsite.Here(2 + above)
 	}
 	s.since = time.Now().UnixNano()
 }
