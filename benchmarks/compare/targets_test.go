@@ -25,6 +25,13 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
+// A verdict counts the digits that are printed.
+func TestReadingsAreRounded(t *testing.T) {
+	assert.Equal(t, reading{"384", 384, true}, figure{384.4}.printed(0))
+	assert.Equal(t, reading{"0.98", 0.98, true}, figure{0.9751}.printed(2))
+	assert.False(t, figure{}.printed(0).known)
+}
+
 // contendedBy returns results of one cell of scenario 2 with the throughputs of some peers.
 func contendedBy(rates map[string]float64) *results {
 	c := cellResult{Name: plural(128, "goroutine"), Measures: []string{"rate"}, Best: "rate", Base: us}
