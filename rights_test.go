@@ -382,7 +382,7 @@ func checkFairLock(t *testing.T, c, other *redlatch.Client) {
 			return len(queue) == i+1
 		})
 	}
-	_, err = l.Lock(ctx, lock.Wait(50*time.Millisecond)) // gives up its queue position
+	_, err = l.Lock(ctx, lock.Wait(500*time.Millisecond)) // gives up its queue position
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	_, err = l.TryLock(ctx)
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
@@ -424,7 +424,7 @@ func checkRWLock(t *testing.T, c, other *redlatch.Client) {
 
 	h, err = theirs.Read().Lock(ctx)
 	require.NoError(t, err)
-	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond)) // blocks readers while it waits
+	_, err = rw.Write().Lock(ctx, lock.Wait(500*time.Millisecond)) // blocks readers while it waits
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	go func() { waiter <- rw.Write().Do(ctx, nothing) }()
 	waitForListeners(t, c, 1)
