@@ -250,9 +250,10 @@ type redHold struct {
 	passable atomic.Bool   // renewed, not extended, exclusive and without a named owner
 	ttl      time.Duration // of the members' leases
 	rounds   int
-	split    int       // consecutive rounds that acquired some members, but no majority
-	again    time.Time // the earliest start of the next round
-	sent     time.Time // the start of the round that succeeded
+	granted  atomic.Bool // a member, since the last round began
+	split    int         // consecutive rounds that acquired some members, but no majority
+	over     time.Time   // the end of the last round
+	sent     time.Time   // the start of the round that succeeded
 	round    *round
 	answers  error           // of the servers in the last round, if that was not decisive
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil

@@ -50,8 +50,7 @@ func (h *redHold) Abandon() { h.undo(context.Background()) }
 
 // Try implements acquire.Acquirer: it runs one round of the algorithm.
 func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
-	if pause := time.Until(h.again); pause > 0 {
-		// The releases of the last round wake the waiters, which would split the votes again.
+	if pause := h.pause(); pause > 0 {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
@@ -93,7 +92,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	h.round = &round{r: h.r, changed: make(chan struct{}, 1), votes: make([]vote, len(h.r.members))}
+	h.round = &round{r: h.r, changed: make(chan struct{}, 1), granted: &h.granted, votes: make([]vote, len(h.r.members))}
 	h.round.askMissing(ctx, h.ttl)
 	began := time.Now()
 	var patience <-chan time.Time
@@ -124,13 +123,21 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 func (h *redHold) undoRound(ctx context.Context) {
 	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	if released := h.round.release(limit); released.open == 0 {
-		h.split = 0
-	} else {
-		h.split++
+	if released := h.round.release(limit); released.open > 0 {
 		wait(released, limit.Done(), nil)
-		h.again = time.Now().Add(splitBackoff(h.split))
 	}
+	h.over = time.Now()
+}
+
+// pause returns the time until the next round. The releases of the last one wake the waiters, which
+// would split the votes again. So do those of members that are granted when their round is over.
+func (h *redHold) pause() time.Duration {
+	if !h.granted.Swap(false) {
+		h.split = 0
+		return 0
+	}
+	h.split++
+	return time.Until(h.over.Add(splitBackoff(h.split)))
 }
 
 // sameServer reports whether two members are known to be on one server.
@@ -144,6 +151,7 @@ func sameServer(a, b redMember) bool {
 type round struct {
 	r       *Red
 	changed chan struct{} // has capacity 1; signals each answer
+	granted *atomic.Bool  // set by each grant
 
 	mu     sync.Mutex
 	votes  []vote
@@ -230,6 +238,7 @@ func (rd *round) ask(all *attempts, i int) {
 	rd.votes[i] = vote{err: err}
 	if err == nil {
 		rd.votes[i].hold = hold
+		rd.granted.Store(true)
 	}
 	rd.mu.Unlock()
 	if late && err == nil {
