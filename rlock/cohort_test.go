@@ -287,15 +287,18 @@ func TestManyHoldsShareTheirRequests(t *testing.T) {
 			waiters = 32
 			more    = 5 // requests: two in the place of each 17th, the one for all, a look by the clock
 		)
-		for deadline := time.Now().Add(2 * soon); ; require.Less(t, time.Now(), deadline, "few claims are passed on") {
+		// On a busy machine an answer may be too old to be trusted when it comes.
+		for deadline := time.Now().Add(2 * soon); ; {
 			x := k.stall(t, s, waiters, 0)
 			time.Sleep(trust)
 			begun, requests := x.begun.Load(), x.g.Scripts()
 			x.end(t)
-			require.LessOrEqual(t, x.g.Scripts()-requests, waiters-int(begun)+more)
-			if begun-x.atRequest > more {
-				break // else that would be so without sharing
+			requests = x.g.Scripts() - requests
+			// If few had passed a claim on, that would be so without sharing.
+			if begun-x.atRequest > more && requests <= waiters-int(begun)+more {
+				break
 			}
+			require.Less(t, time.Now(), deadline, "%d requests for %d holds", requests, waiters-x.atRequest)
 		}
 	})
 }
