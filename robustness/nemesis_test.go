@@ -49,7 +49,7 @@ var faults = []struct {
 	harmless bool
 }{
 	{"stop a worker", (*nemesis).stopWorker, false},
-	{"kill a worker", (*nemesis).killWorker, true},
+	{"kill workers", (*nemesis).killWorkers, true},
 	{"CLIENT KILL TYPE normal", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes") }, false},
 	{"CLIENT KILL TYPE pubsub", func(n *nemesis) { n.command("CLIENT", "KILL", "TYPE", "pubsub") }, true},
 	{"CLIENT PAUSE WRITE", func(n *nemesis) { n.pause("WRITE") }, false},
@@ -169,10 +169,13 @@ func (n *nemesis) stopWorker() {
 	})
 }
 
-func (n *nemesis) killWorker() {
-	i := n.rng.IntN(len(n.workers))
-	n.workers[i].Kill()
-	n.workers[i] = n.spawn(i)
+// killWorkers kills one worker, or several at once. A worker has no call under way for much of its time.
+func (n *nemesis) killWorkers() {
+	victims := n.rng.Perm(len(n.workers))
+	for _, i := range victims[:1+n.rng.IntN(len(victims))] {
+		n.workers[i].Kill()
+		n.workers[i] = n.spawn(i)
+	}
 }
 
 func (n *nemesis) cut(links []*link) {

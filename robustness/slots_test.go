@@ -44,7 +44,7 @@ func schedule(w *worker, seed uint64, number uint64, until int64) {
 	now := func() time.Time { return time.Now().Add(ahead) }
 	for due := now().Truncate(slotEvery).Add(slotEvery); clock() < until; due = due.Add(slotEvery) {
 		time.Sleep(due.Sub(now()))
-		p := player{worker: w, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), kind: slotKind, long: 3}
+		p := player{worker: w, rng: rand.New(rand.NewPCG(rng.Uint64(), 0)), kind: slotKind, long: 15}
 		runs.Go(func() { p.run(jobs, once.At(due)) })
 	}
 	runs.Wait()
