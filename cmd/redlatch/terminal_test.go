@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
@@ -62,7 +63,7 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\n"+script+"\n"), 0o755)) //nolint:gosec // to run it
 	}
 	env := append(os.Environ(), "TMUX_TMPDIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), asCommand+"=1", "REDLATCH_URL=redis://"+s.Addr,
-		"HISTFILE=", `PS1=<\#:$?>`, "PROMPT_COMMAND=", "TMUX=")
+		"HISTFILE=", `PS1=<\#:$?>`, "PROMPT_COMMAND=", "TMUX=", "GORACE=atexit_sleep_ms=0 exitcode=0 log_path="+filepath.Join(dir, "race"))
 	tmux := func(args ...string) (string, error) {
 		cmd := exec.Command("tmux", append([]string{"-L", "test", "-f", "/dev/null"}, args...)...)
 		cmd.Env, cmd.Dir = env, dir
@@ -71,6 +72,7 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 	}
 	t.Cleanup(func() {
 		_, _ = tmux("kill-server")
+		assertNoRaces(t, dir)
 		_ = os.RemoveAll(dir)
 	})
 	var all []*pane
@@ -82,6 +84,21 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 		all = append(all, p)
 	}
 	return all
+}
+
+// assertNoRaces fails the test if the race detector has written reports to dir. The terminal library may
+// close its input while a goroutine wakes up that reads it, when the command ends.
+func assertNoRaces(t testing.TB, dir string) {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(dir, "race.*"))
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		for _, report := range strings.Split(string(text), "WARNING: DATA RACE")[1:] {
+			assert.Contains(t, report, "(*epollCancelReader).Close()")
+		}
+	}
 }
 
 // keys presses keys by their names, such as C-c.
