@@ -253,6 +253,7 @@ type redHold struct {
 	granted  atomic.Bool // a member, since the last round began
 	split    int         // consecutive rounds that acquired some members, but no majority
 	over     time.Time   // the end of the last round
+	early    bool        // that round was granted a member before its end
 	sent     time.Time   // the start of the round that succeeded
 	round    *round
 	answers  error           // of the servers in the last round, if that was not decisive

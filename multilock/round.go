@@ -123,20 +123,26 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 func (h *redHold) undoRound(ctx context.Context) {
 	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
-	if released := h.round.release(limit); released.open > 0 {
+	released := h.round.release(limit)
+	h.early = released.open > 0
+	if h.early {
 		wait(released, limit.Done(), nil)
 	}
 	h.over = time.Now()
 }
 
 // pause returns the time until the next round. The releases of the last one wake the waiters, which
-// would split the votes again. So do those of members that are granted when their round is over.
+// would split the votes again. So do those of members that are granted when their round is over, but
+// the first time their holder has probably just released them all.
 func (h *redHold) pause() time.Duration {
 	if !h.granted.Swap(false) {
 		h.split = 0
 		return 0
 	}
 	h.split++
+	if h.split == 1 && !h.early {
+		return 0
+	}
 	return time.Until(h.over.Add(splitBackoff(h.split)))
 }
 
