@@ -158,9 +158,9 @@ func TestRedSplitVotesPause(t *testing.T) {
 	redEachOf(t, 5, lates, time.Duration.String, func(t *testing.T, servers []*testserver.Server, late time.Duration) {
 		var members []multilock.RedMember
 		for i, c := range redClients(t, servers) {
-			var m multilock.RedMember = locking.Find(c.Lock("orders"))
+			m := slowMember{Lock: locking.Find(c.Lock("orders"))}
 			if i < 2 {
-				m = slowMember{locking.Find(c.Lock("orders")), late}
+				m.late = late
 			}
 			members = append(members, m)
 		}

@@ -82,10 +82,8 @@ func (k kind) fails(t *testing.T, c *redlatch.Client, object string, kind error)
 	} {
 		t.Log(name) // in a bubble there are no subtests
 		ctx, err := run()
-		for range 5 { // the wait may end during an attempt to connect, whose outcome is unknown
-			if kind != lock.ErrUnavailable || !errors.Is(err, lock.ErrIndeterminate) {
-				break
-			}
+		// The wait may end during an attempt to connect, whose outcome is unknown.
+		for again := 5; again > 0 && kind == lock.ErrUnavailable && errors.Is(err, lock.ErrIndeterminate); again-- {
 			ctx, err = run()
 		}
 		failure{kind, ctx.Err()}.check(t, err, object) // the first attempt may end it before ctx does
