@@ -75,9 +75,12 @@ func campaignWorker(args []string) error {
 	return <-errs
 }
 
-// lead leads for some milliseconds.
+// lead leads for some milliseconds, unless the term ended before, because this process was stopped.
 func lead(journal *os.File, term *election.Term) error {
 	begun := time.Now()
+	if term.Remaining() == 0 {
+		return term.Resign(context.Background())
+	}
 	fmt.Fprintln(journal, "begin", term.Token(), begun.UnixNano())
 	certain := begun
 	for end := begun.Add(rand.N(10 * time.Millisecond)); ; {
