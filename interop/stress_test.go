@@ -280,8 +280,8 @@ func nobodyStarves(t *testing.T, kind string, ours, theirs []result) {
 		return
 	}
 	equal := sum(all) / len(all)
-	for _, r := range theirs {
-		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/30, "a process of Java")
+	for _, r := range theirs { // a fifth of one round for 16 of a process of Go
+		require.Greater(t, 80*sum(r.Shares)/len(r.Shares), equal, "a process of Java")
 	}
 	for _, r := range ours { // first come, first served
 		require.Greater(t, sum(r.Shares)/len(r.Shares), equal/10, "a process of Go")
