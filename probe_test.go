@@ -27,7 +27,7 @@ func TestProbe(t *testing.T) {
 		require.Len(t, r.Nodes, 1)
 		n := r.Nodes[0]
 		assert.Equal(t, s.Addr, n.Addr)
-		assert.Equal(t, s.Program, n.Server+"-server")
+		assert.Equal(t, s.Valkey(), n.Server == "valkey")
 		assert.Regexp(t, `^\d+\.\d+\.\d+$`, n.Version)
 		assert.Equal(t, "noeviction", n.EvictionPolicy)
 		assert.True(t, n.RightsKnown)

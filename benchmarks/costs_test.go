@@ -206,7 +206,7 @@ func redisProgram(t *testing.T) string {
 	}
 	found := testserver.Find()
 	if len(found) == 0 {
-		t.Fatal("no redis-server and no valkey-server: run 'make deps'")
+		t.Fatal(testserver.Missing)
 	}
 	return found[0]
 }

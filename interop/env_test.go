@@ -30,7 +30,7 @@ type env struct {
 func at(t testing.TB, version string, servers ...*testserver.Server) *env {
 	t.Helper()
 	p := &env{version: version, servers: servers, cluster: len(servers) > 1, j: shared(t, version)}
-	if servers[0].Program == testserver.Valkey {
+	if servers[0].Valkey() {
 		p.codec = "org.redisson.client.codec.StringCodec"
 	}
 	return p
@@ -53,6 +53,17 @@ func clustered() bool { return !testing.Short() && onRedis() }
 func onRedis() bool {
 	named := os.Getenv("REDLATCH_SERVERS")
 	return named == "" || strings.Contains(named, testserver.Redis)
+}
+
+// redisProgram returns the first Redis among the servers of this run.
+func redisProgram(t testing.TB) string {
+	t.Helper()
+	for _, program := range harness.Programs(t) {
+		if strings.HasPrefix(program, testserver.Redis) {
+			return program
+		}
+	}
+	return testserver.Redis
 }
 
 // ofRedis starts a test of the second tier whose servers run redis-server, whatever others
@@ -96,7 +107,7 @@ func everywhere(t *testing.T, test func(t *testing.T, p *env)) {
 	t.Helper()
 	eachServer(t, func(t *testing.T, servers []*testserver.Server) {
 		of := []string{newest}
-		if len(servers) == 1 && servers[0].Program == testserver.Redis {
+		if len(servers) == 1 && !servers[0].Valkey() {
 			of = versions()
 		}
 		for _, version := range of {
@@ -127,7 +138,7 @@ func cluster(t testing.TB) []*testserver.Server {
 	clusters.mu.Unlock()
 	if c == nil {
 		var err error
-		c, err = testserver.StartCluster(testserver.Redis, 3, false, 15*time.Second)
+		c, err = testserver.StartCluster(redisProgram(t), 3, false, 15*time.Second)
 		require.NoError(t, err)
 		harness.Finally(c.Stop)
 	}

@@ -150,7 +150,7 @@ func TestTraces(t *testing.T) {
 	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		of := versions()
-		if s.Program == testserver.Valkey {
+		if s.Valkey() {
 			of = of[:1] // the files differ, but not between servers
 		}
 		on(t, of, func(t *testing.T) []*testserver.Server {

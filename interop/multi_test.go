@@ -274,7 +274,7 @@ func inOrder(t *testing.T, n int) (envs []*env) {
 	t.Helper()
 	ids := map[*env]string{}
 	for range n {
-		s := harness.Own(t, testserver.Redis)
+		s := harness.Own(t, redisProgram(t))
 		info, err := testserver.Info(s.Addr, "server")
 		require.NoError(t, err)
 		p := at(t, newest, s)

@@ -154,7 +154,7 @@ func TestContendersOfBothLanguages(t *testing.T) {
 	const contenders, limit = 16, 4
 	second := spawnJVM(t, newest) // for the kinds that no other version has
 	eachEnv(t, []string{newest}, func(t *testing.T, p *env) {
-		full := !p.cluster && p.servers[0].Program == testserver.Redis
+		full := !p.cluster && !p.servers[0].Valkey()
 		both := []*jvm{p.j, shared(t, before)}
 		contend := func(work, kind string, rounds int, prepare, check func(t *testing.T)) {
 			t.Run(kind, func(t *testing.T) {

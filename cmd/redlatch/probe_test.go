@@ -155,7 +155,7 @@ $`, text)
 		require.NoError(t, json.Unmarshal([]byte(r.stdout), &got))
 		require.Len(t, got.Nodes, 1)
 		require.Equal(t, s.Addr, got.Nodes[0].Addr)
-		require.Equal(t, s.Program, got.Nodes[0].Server+"-server")
+		require.Equal(t, s.Valkey(), got.Nodes[0].Server == "valkey")
 		states := map[string]string{}
 		for _, c := range got.Nodes[0].Checks {
 			states[c.Check] = c.State

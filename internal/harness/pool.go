@@ -62,14 +62,15 @@ func Server(t testing.TB, program string) *testserver.Server {
 	return s
 }
 
-// programs returns the server programs that every test runs on: those that REDLATCH_SERVERS lists, or
+// Programs returns the server programs that every test runs on: those that REDLATCH_SERVERS lists, or
 // those that are installed. A short run uses only the first one.
-func programs(t testing.TB) []string {
+func Programs(t testing.TB) []string {
+	t.Helper()
 	all := testserver.Find()
 	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
 		all = strings.Split(named, ",")
 	}
-	require.NotEmpty(t, all, "no redis-server and no valkey-server: run 'make deps'")
+	require.NotEmpty(t, all, testserver.Missing)
 	if testing.Short() {
 		return all[:1]
 	}
@@ -104,8 +105,8 @@ func EachAlone(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 
 func each(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 	t.Helper()
-	for _, program := range programs(t) {
-		t.Run(strings.TrimSuffix(program, "-server"), func(t *testing.T) {
+	for _, program := range Programs(t) {
+		t.Run(testserver.Label(program), func(t *testing.T) {
 			test(t, Server(t, program))
 		})
 	}
@@ -127,9 +128,9 @@ func EachBusy(t *testing.T, test func(t *testing.T, s *testserver.Server)) {
 func EachOf[R any](t *testing.T, rows []R, name func(R) string, test func(t *testing.T, s *testserver.Server, row R)) {
 	t.Helper()
 	t.Parallel()
-	for _, program := range programs(t) {
+	for _, program := range Programs(t) {
 		for _, row := range rows {
-			t.Run(strings.TrimSuffix(program, "-server")+"/"+name(row), func(t *testing.T) {
+			t.Run(testserver.Label(program)+"/"+name(row), func(t *testing.T) {
 				t.Parallel()
 				test(t, Server(t, program), row)
 			})

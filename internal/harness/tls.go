@@ -14,12 +14,17 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // TLS starts a server that only this test uses, and returns its address for TLS and the certificate that
-// a client has to trust.
+// a client has to trust. It skips the test on a server that was built without TLS.
 func TLS(t testing.TB, program string) (addr string, roots *x509.CertPool) {
 	t.Helper()
+	if !testserver.SupportsTLS(program) {
+		t.Skip(program + " was built without TLS")
+	}
 	cert, key, roots := selfSigned(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

@@ -49,19 +49,15 @@ func StartCluster(program string, n int, replicas bool, nodeTimeout time.Duratio
 	return c, nil
 }
 
-// startNode starts a cluster node, which needs a second free port for the cluster bus.
 func startNode(program string, timeout time.Duration) (*Server, error) {
-	bus, err := freeAddr()
-	if err != nil {
-		return nil, err
-	}
-	_, port, _ := net.SplitHostPort(bus)
-	return Start(program, "--cluster-enabled", "yes", "--cluster-port", port,
+	return start(&Server{Program: program, bus: true, args: []string{
+		"--cluster-enabled", "yes",
 		"--cluster-node-timeout", strconv.FormatInt(timeout.Milliseconds(), 10),
 		"--cluster-announce-ip", "127.0.0.1",
 		// A failure of one primary affects no other.
 		"--cluster-require-full-coverage", "no", "--cluster-allow-replica-migration", "no",
-		"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0")
+		"--cluster-replica-validity-factor", "0", "--repl-diskless-sync-delay", "0",
+	}})
 }
 
 const slotCount = 16384
@@ -83,16 +79,19 @@ func (c *Cluster) join() error {
 	for i, s := range nodes {
 		var commands [][]string
 		if i < len(c.Primaries) {
-			from, to := i*slotCount/len(c.Primaries), (i+1)*slotCount/len(c.Primaries)-1
-			commands = append(commands, []string{"CLUSTER", "ADDSLOTSRANGE", fmt.Sprint(from), fmt.Sprint(to)})
+			add := []string{"CLUSTER", "ADDSLOTS"}
+			for slot := i * slotCount / len(c.Primaries); slot < (i+1)*slotCount/len(c.Primaries); slot++ {
+				add = append(add, strconv.Itoa(slot))
+			}
+			commands = append(commands, add)
 		}
 		for _, other := range nodes[:i] { // all pairs: gossip takes longer
 			host, port, _ := net.SplitHostPort(other.Addr)
-			commands = append(commands, []string{"CLUSTER", "MEET", host, port, argOf(other.args, "--cluster-port")})
+			commands = append(commands, []string{"CLUSTER", "MEET", host, port})
 		}
 		for _, words := range commands {
 			if _, err := Query(s.Addr, words...); err != nil {
-				return fmt.Errorf("%s: %w", strings.Join(words, " "), err)
+				return fmt.Errorf("%s: %w", strings.Join(words[:2], " "), err)
 			}
 		}
 	}
@@ -284,7 +283,10 @@ func (c *Cluster) Reshard(from, to *Server, n int) error {
 	if err != nil {
 		return err
 	}
-	tool := strings.TrimSuffix(from.Program, "server") + "cli"
+	tool, err := from.tool()
+	if err != nil {
+		return err
+	}
 	output, err := exec.Command(tool, "--cluster", "reshard", from.Addr, "--cluster-from", source, "--cluster-to", target,
 		"--cluster-slots", strconv.Itoa(n), "--cluster-yes").CombinedOutput()
 	if err != nil {
@@ -312,15 +314,6 @@ func (s *Server) id() (string, error) {
 		return "", err
 	}
 	return reply[0], nil
-}
-
-func argOf(args []string, name string) string {
-	for i, a := range args {
-		if a == name && i+1 < len(args) {
-			return args[i+1]
-		}
-	}
-	return ""
 }
 
 // Stop stops every node.

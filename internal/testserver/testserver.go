@@ -19,23 +19,6 @@ import (
 	"time"
 )
 
-// The server programs, in order of preference.
-const (
-	Redis  = "redis-server"
-	Valkey = "valkey-server"
-)
-
-// Find returns the installed programs.
-func Find() []string {
-	var found []string
-	for _, program := range []string{Redis, Valkey} {
-		if _, err := exec.LookPath(program); err == nil {
-			found = append(found, program)
-		}
-	}
-	return found
-}
-
 // Server is a running server.
 type Server struct {
 	Program string
@@ -43,6 +26,7 @@ type Server struct {
 
 	dir  string
 	args []string
+	bus  bool // whether it listens on a second port, for the bus of a cluster
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -59,30 +43,44 @@ const (
 // Start starts a program with these additional arguments and blocks until it answers. Stop stops
 // it.
 func Start(program string, args ...string) (*Server, error) {
-	dir, err := os.MkdirTemp("", "redlatch-")
-	if err != nil {
+	return start(&Server{Program: program, args: args})
+}
+
+func start(s *Server) (_ *Server, err error) {
+	if s.dir, err = os.MkdirTemp("", "redlatch-"); err != nil {
 		return nil, err
 	}
-	s := &Server{Program: program, dir: dir, args: args}
 	for range portTries {
 		// Another process may take the port before the server does.
-		if s.Addr, err = freeAddr(); err != nil {
+		if s.Addr, err = freeAddr(s.bus); err != nil {
 			break
 		}
 		if err = s.launch(); err == nil {
 			return s, nil
 		}
 	}
-	return nil, errors.Join(err, os.RemoveAll(dir))
+	return nil, errors.Join(err, os.RemoveAll(s.dir))
 }
 
-func freeAddr() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		return "", err
+// busOffset is the distance of the port of the cluster bus, which older servers cannot change.
+const busOffset = 10_000
+
+// freeAddr returns an address whose port is free, as is the port of the bus if bus is set.
+func freeAddr(bus bool) (string, error) {
+	for {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return "", err
+		}
+		defer l.Close() // at the end, so that each try gets another port
+		if !bus {
+			return l.Addr().String(), nil
+		}
+		second, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", l.Addr().(*net.TCPAddr).Port+busOffset))
+		if err == nil {
+			return l.Addr().String(), second.Close()
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 // URL returns the address as a URL for redlatch.Open.
@@ -164,7 +162,11 @@ func (s *Server) launch() error {
 		"--port", port, "--bind", "127.0.0.1", "--dir", s.dir,
 		"--save", "", "--appendonly", "no", "--daemonize", "no",
 	})
-	cmd := exec.Command(s.Program, args...)
+	path, err := lookPath(s.Program)
+	if err != nil {
+		return err
+	}
+	cmd := exec.Command(path, args...)
 	s.output.Reset()
 	cmd.Stdout, cmd.Stderr = &s.output, &s.output
 	if err := cmd.Start(); err != nil {
