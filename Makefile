@@ -1,8 +1,9 @@
 # The tiers of tests. CONTRIBUTING.md says what each is for and how long it takes.
 #
-#   make check      format, lint, vet, and the tests that need no server
-#   make test       check, every promise once on a real server, and smoke tests of the rest
-#   make test-all   everything at full size on both servers; PART=i/n runs a share of it
+#   make lint       format, vet and linters
+#   make check      lint, and the tests that need no server
+#   make test       every promise once on a real server, and smoke tests of the rest
+#   make test-all   everything at full size on all servers; PART=i/n runs a share of it
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
@@ -12,8 +13,13 @@ GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # The oldest Go that go.mod accepts.
 OLDEST_GO = go1.25.0
 
-# The servers of the second tier; both must be installed. The first tier runs on the first.
-SERVERS = redis-server,valkey-server
+# The servers, as scripts/servers names them, with the newest of each kind first. The first tier runs
+# in full on the first of these and samples the others.
+SERVERS = redis-server-8.0,valkey-server-9.1,redis-server-6.2
+
+# The servers of the second tier: everything runs on FULL, and a part on SAMPLED.
+FULL    = redis-server-8.0,valkey-server-9.1,redis-server-6.2,valkey-server-8.0
+SAMPLED = redis-server-7.0,valkey-server-8.1
 
 # Packages whose tests start no server.
 SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/hold ./internal/telemetry \
@@ -35,11 +41,15 @@ BENCH =
 # Each module is built with the versions that its own go.mod requires; go.work is for editors.
 export GOWORK = off
 
-export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS SERVERLESS
+export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
-.PHONY: check test test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
+.PHONY: lint check test test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
 
-check: deps
+lint:
+	./scripts/deps lint
+	./scripts/tier lint
+
+check: lint
 	./scripts/tier check
 
 test: deps
@@ -63,7 +73,7 @@ interop: deps
 # Histories of locks, elections and slots while everything fails, checked against a
 # model. See robustness/doc.go.
 robustness: deps
-	REDLATCH_SERVERS=$(SERVERS) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
+	REDLATCH_SERVERS=$$(./scripts/servers $(FULL)) REDLATCH_ROBUSTNESS_FOR=$(FOR) REDLATCH_ROBUSTNESS_SEED=$(SEED) \
 		go test -race -count=1 -timeout 0 -v -run 'TestHistories|TestSlots' ./robustness/
 
 # Robustness for an hour, or FOR, on each server.
