@@ -35,6 +35,8 @@ SEED =
 # How many mutants to draw, and from which seed.
 MUTANTS = 100
 
+comma = ,
+
 # "long" has bench measure for longer and more often.
 BENCH =
 
@@ -98,7 +100,7 @@ golangci:
 bench:
 	./scripts/deps bench
 	mvn -q -B -ntp -f interop/redisson -pl 4 clean compile
-	cd benchmarks && go run ./compare $(if $(filter long,$(BENCH)),-long)
+	cd benchmarks && REDLATCH_SERVERS=$$(../scripts/servers $(firstword $(subst $(comma), ,$(SERVERS)))) go run ./compare $(if $(filter long,$(BENCH)),-long)
 
 # Every benchmark once, and the tests of the comparison.
 bench-test: deps

@@ -201,14 +201,11 @@ func TestCosts(t *testing.T) {
 // redisProgram returns the server of the first tier.
 func redisProgram(t *testing.T) string {
 	t.Helper()
-	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
-		return strings.Split(named, ",")[0]
-	}
-	found := testserver.Find()
-	if len(found) == 0 {
+	chosen := testserver.Chosen()
+	if len(chosen) == 0 {
 		t.Fatal(testserver.Missing)
 	}
-	return found[0]
+	return chosen[0]
 }
 
 // costOf measures an operation of a kind several times. Whatever else the process does, such as

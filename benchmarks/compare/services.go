@@ -50,8 +50,12 @@ func (s *services) addrs(peer string, n int) ([]string, error) {
 		}
 		return []string{d.addr}, nil
 	}
+	chosen := testserver.Chosen()
+	if len(chosen) == 0 {
+		return nil, errors.New(testserver.Missing)
+	}
 	for len(s.redis) < n {
-		r, err := testserver.Start(testserver.Redis)
+		r, err := testserver.Start(chosen[0])
 		if err != nil {
 			return nil, err
 		}

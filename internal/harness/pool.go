@@ -1,8 +1,6 @@
 package harness
 
 import (
-	"os"
-	"strings"
 	"sync"
 	"testing"
 
@@ -62,14 +60,11 @@ func Server(t testing.TB, program string) *testserver.Server {
 	return s
 }
 
-// Programs returns the server programs that every test runs on: those that REDLATCH_SERVERS lists, or
-// those that are installed. A short run uses only the first one.
+// Programs returns the server programs that every test runs on: the chosen ones. A short run uses only
+// the first.
 func Programs(t testing.TB) []string {
 	t.Helper()
-	all := testserver.Find()
-	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
-		all = strings.Split(named, ",")
-	}
+	all := testserver.Chosen()
 	require.NotEmpty(t, all, testserver.Missing)
 	if testing.Short() {
 		return all[:1]

@@ -40,6 +40,15 @@ func Find() []string {
 	return found
 }
 
+// Chosen returns the programs that REDLATCH_SERVERS lists, separated by commas, or those that Find
+// returns.
+func Chosen() []string {
+	if named := os.Getenv("REDLATCH_SERVERS"); named != "" {
+		return strings.Split(named, ",")
+	}
+	return Find()
+}
+
 // Label returns a short name for a program: redis, or redis-8.0.
 func Label(program string) string { return strings.Replace(program, "-server", "", 1) }
 
