@@ -273,7 +273,12 @@ func TestCluster(t *testing.T) {
 	harness.Full(t)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
-		for _, mode := range []pubsub.Mode{pubsub.Auto, pubsub.Sharded, pubsub.Plain} {
+		modes := harness.PubSubModes(t, cluster)
+		if modes[0] == pubsub.Plain {
+			_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: cluster.Addrs()}, redlatch.WithPubSubMode(pubsub.Sharded))
+			require.ErrorIs(t, err, lock.ErrUnsupported)
+		}
+		for _, mode := range append(modes, pubsub.Auto) {
 			t.Run(mode.String(), func(t *testing.T) {
 				addrs := cluster.Addrs()
 				c := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
@@ -301,7 +306,7 @@ func TestCluster(t *testing.T) {
 					require.Less(t, time.Since(begin), slack, "woken by the safety poll")
 				}
 				want := len(addrs)
-				if mode == pubsub.Plain {
+				if mode == pubsub.Plain || mode == pubsub.Auto && modes[0] == pubsub.Plain {
 					want = 1
 				}
 				require.Equal(t, want, other.PubSub().Connections)

@@ -17,6 +17,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/pubsub"
 )
 
 // service is a cluster or a set of servers watched by sentinels.
@@ -33,10 +34,17 @@ type service struct {
 	numsub string
 	// partitioned is set if other servers serve some of the names.
 	partitioned bool
+	// broadcasts is set if messages about a name reach the subscribers of all servers. Otherwise they
+	// reach those of the server of the name and of its replicas.
+	broadcasts bool
 }
 
-func clusterService(c *testserver.Cluster) service {
+func clusterService(t *testing.T, c *testserver.Cluster) service {
+	t.Helper()
 	s := service{servers: c.Nodes(), serving: c.Owner, healthy: c.Healthy, numsub: "SHARDNUMSUB", partitioned: true}
+	if harness.PubSubModes(t, c)[0] == pubsub.Plain {
+		s.numsub, s.broadcasts = "NUMSUB", true
+	}
 	s.rejoin = func(*testserver.Server) error { return nil } // a cluster node rejoins by itself
 	s.url = "redis://" + c.Addrs()[0] + "?addr=" + strings.Join(c.Addrs()[1:], "&addr=")
 	return s
@@ -99,12 +107,14 @@ func (s service) names(t *testing.T, prefix string, n int, want func(at *testser
 	return names
 }
 
-// hasSubscriber reports whether releases of a name have a subscriber: the server of the
-// name notifies its own subscribers and those of its replicas.
+// hasSubscriber reports whether releases of a name have a subscriber.
 func (s service) hasSubscriber(name string) bool {
 	at := s.serving(name)
+	if at == nil {
+		return false
+	}
 	for _, server := range s.servers {
-		if at == nil || server != at && (!server.Up() || server.ReplicaOf() != at.Addr) {
+		if server != at && (!server.Up() || !s.broadcasts && server.ReplicaOf() != at.Addr) {
 			continue
 		}
 		reply, err := testserver.Query(server.Addr, "PUBSUB", s.numsub, wire.LockChannel(name))

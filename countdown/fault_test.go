@@ -390,7 +390,7 @@ func TestBorrowedConnectionWithoutTimeout(t *testing.T) {
 func TestClusterMessages(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
-		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+		for _, mode := range harness.PubSubModes(t, cluster) {
 			t.Run(mode.String(), func(t *testing.T) {
 				c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
 				other := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))

@@ -178,7 +178,7 @@ func (c *crowd) send(process int, words string) {
 
 // latest returns the last owners in the queue, and whether the waiter of a number has had the
 // lock or has left.
-var latest = rueidis.NewLuaScriptReadOnly(`
+var latest = rueidis.NewLuaScript(`
 	local over = redis.call('LPOS', KEYS[2], ARGV[1]) or redis.call('LPOS', KEYS[3], ARGV[1])
 	return {redis.call('LRANGE', KEYS[1], -64, -1), over and 1 or 0}`)
 

@@ -173,7 +173,7 @@ func TestReservedChannelsKeepTheOrder(t *testing.T) {
 func TestReservedChannelsInACluster(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
-		for _, mode := range []pubsub.Mode{pubsub.Sharded, pubsub.Plain} {
+		for _, mode := range harness.PubSubModes(t, cluster) {
 			var all []*redlatch.Client
 			for range 2 {
 				all = append(all, harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode)))

@@ -438,51 +438,61 @@ func TestChurn(t *testing.T) {
 	})
 }
 
+// Sharded channels are subscribed at the primary of their slot, also after that has moved. Plain ones
+// share a connection to any node, and the messages of all nodes reach it.
 func TestShardedChannelsFollowSlots(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
-		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{cluster.Primaries[0].Addr}, DisableCache: true})
-		require.NoError(t, err)
-		defer conn.Close()
-		h := pubsub.New(conn, pubsub.Options{Sharded: true})
-		defer h.Close()
-		recorders := map[string]recorder{}
-		for i := range 30 {
-			name := fmt.Sprint("ch", i)
-			recorders[name] = newRecorder()
-			h.Subscribe(name, recorders[name])
+		for _, mode := range harness.PubSubModes(t, cluster) {
+			t.Run(mode.String(), func(t *testing.T) { channelsOfCluster(t, cluster, mode == pubsub.Sharded) })
 		}
-		for _, e := range recorders {
-			require.Equal(t, subscribed, e.next(t))
-		}
-		require.Equal(t, 3, h.Stats().Connections)
-		publish := func(name string) error {
-			return conn.Do(t.Context(), conn.B().Spublish().Channel(name).Message("1").Build()).Error()
-		}
-		for name, e := range recorders {
-			require.NoError(t, publish(name))
-			require.Equal(t, message("1"), e.next(t))
-		}
+	})
+}
 
-		together := newRecorder()
-		h.SubscribeAll([]string{"{ch7}:1", "{ch7}:2", "{ch8}:1", "{ch8}:2", "{ch9}:1"}, slices.Repeat([]pubsub.Listener{together}, 5))
-		for range 5 {
-			require.Equal(t, subscribed, together.next(t))
-		}
-		require.NoError(t, publish("{ch8}:2"))
-		require.Equal(t, message("1"), together.next(t))
+func channelsOfCluster(t *testing.T, cluster *testserver.Cluster, sharded bool) {
+	conn := harness.ConnAt(t, []string{cluster.Primaries[0].Addr})
+	h := pubsub.New(conn, pubsub.Options{Sharded: sharded})
+	defer h.Close()
+	recorders := map[string]recorder{}
+	for i := range 30 {
+		name := fmt.Sprint("ch", i)
+		recorders[name] = newRecorder()
+		h.Subscribe(name, recorders[name])
+	}
+	for _, e := range recorders {
+		require.Equal(t, subscribed, e.next(t))
+	}
+	publish, connections := "PUBLISH", 1
+	if sharded {
+		publish, connections = "SPUBLISH", 3
+	}
+	require.Equal(t, connections, h.Stats().Connections)
+	receives := func(name string, e recorder) {
+		t.Helper()
+		harness.Do(t, cluster.Owner(name).Addr, publish, name, "1")
+		require.Equal(t, message("1"), e.next(t))
+	}
+	for name, e := range recorders {
+		receives(name, e)
+	}
 
-		// The listeners of a moved slot are notified and subscribed at the new node.
-		require.NoError(t, cluster.MoveSlotOf("ch7"))
+	together := newRecorder()
+	h.SubscribeAll([]string{"{ch7}:1", "{ch7}:2", "{ch8}:1", "{ch8}:2", "{ch9}:1"}, slices.Repeat([]pubsub.Listener{together}, 5))
+	for range 5 {
+		require.Equal(t, subscribed, together.next(t))
+	}
+	receives("{ch8}:2", together)
+
+	// The listeners of a moved slot are notified and subscribed at the new node.
+	require.NoError(t, cluster.MoveSlotOf("ch7"))
+	if sharded {
 		require.Equal(t, subscribed, recorders["ch7"].next(t))
 		for range 2 {
 			require.Equal(t, subscribed, together.next(t))
 		}
-		require.NoError(t, publish("{ch7}:2"))
-		require.Equal(t, message("1"), together.next(t))
-		require.NoError(t, publish("ch7"))
-		require.Equal(t, message("1"), recorders["ch7"].next(t))
-	})
+	}
+	receives("{ch7}:2", together)
+	receives("ch7", recorders["ch7"])
 }
 
 // The hub asks all nodes of a cluster for the slots, and rueidis dials each node with
@@ -519,7 +529,8 @@ func TestTopologyRefreshCancelsNoOtherDial(t *testing.T) {
 		e := newRecorder()
 		h.Subscribe(name, e)
 		dial := <-dialled
-		require.Equal(t, subscribed, e.next(t))
+		// A server without sharded pub/sub is asked for the slots too, and refuses the subscription.
+		harness.Eventually(t, 10*time.Second, "the hub uses the answer", func() bool { return len(e) > 0 || h.Refused() > 0 })
 		require.NoError(t, dial.Err())
 		close(release)
 	})

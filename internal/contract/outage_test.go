@@ -384,12 +384,11 @@ var troubles = []trouble{
 	},
 	{
 		name: "loading",
-		// The delay is in microseconds; the server answers between chunks of that
-		// many bytes.
-		args: []string{"--key-load-delay", "10000", "--loading-process-events-interval-bytes", "1024", "--rdbcompression", "no"},
+		// The delay for each key is in microseconds. The server answers after each 2 MB; it loads 40.
+		args: []string{"--key-load-delay", "150000", "--rdbcompression", "no"},
 		begin: func(t testing.TB, s *testserver.Server) func() {
-			const keys = "600"
-			harness.Do(t, s.Addr, "EVAL", "for i = 1, ARGV[1] do redis.call('SET', 'filler:' .. i, string.rep('x', 1000)) end", "0", keys)
+			const keys = "40"
+			harness.Do(t, s.Addr, "EVAL", "for i = 1, ARGV[1] do redis.call('SETRANGE', 'filler:' .. i, 999999, 'x') end", "0", keys)
 			harness.Do(t, s.Addr, "SAVE")
 			s.Kill()
 			require.NoError(t, s.Restart())

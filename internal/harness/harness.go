@@ -175,7 +175,7 @@ func NothingStays(t testing.TB, addr string) {
 }
 
 // Commands returns the number of calls of each command, by its name in lower case, since CONFIG
-// RESETSTAT.
+// RESETSTAT. Calls of subcommands are added up, because Redis 6.2 counts them together.
 func Commands(t testing.TB, conn rueidis.Client) map[string]int {
 	t.Helper()
 	info, err := conn.Do(context.Background(), conn.B().Info().Section("commandstats").Build()).ToString()
@@ -186,9 +186,11 @@ func Commands(t testing.TB, conn rueidis.Client) map[string]int {
 		if !ok {
 			continue
 		}
-		n, _, _ := strings.Cut(rest, ",")
-		calls[name], err = strconv.Atoi(n)
+		digits, _, _ := strings.Cut(rest, ",")
+		n, err := strconv.Atoi(digits)
 		require.NoError(t, err)
+		command, _, _ := strings.Cut(name, "|")
+		calls[command] += n
 	}
 	return calls
 }

@@ -1,12 +1,14 @@
 package harness
 
 import (
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/pubsub"
 )
 
 // Cluster returns a cluster of three primaries that only this test uses. The node timeout is long: with
@@ -29,6 +31,18 @@ func startCluster(t testing.TB, program string, replicas bool, nodeTimeout time.
 	require.NoError(t, err)
 	t.Cleanup(c.Stop)
 	return c
+}
+
+// PubSubModes returns the kinds of pub/sub that the nodes of a cluster have. The first is the one that
+// pubsub.Auto selects: sharded, which Redis has from 7.0, or else plain.
+func PubSubModes(t testing.TB, c *testserver.Cluster) []pubsub.Mode {
+	t.Helper()
+	reply, err := testserver.Command(c.Primaries[0].Addr, "PUBSUB", "SHARDNUMSUB")
+	require.NoError(t, err)
+	if strings.HasPrefix(reply, "-") {
+		return []pubsub.Mode{pubsub.Plain}
+	}
+	return []pubsub.Mode{pubsub.Sharded, pubsub.Plain}
 }
 
 // Sentinels returns a primary with replicas and sentinels that only this test uses.
