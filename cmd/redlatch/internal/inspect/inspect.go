@@ -76,12 +76,19 @@ func (r *Reader) ReadAll(ctx context.Context, names []string) ([]Object, error) 
 		}
 		calls = append(calls, callOf(r.Prefix+name, cluster))
 	}
-	var objects []Object
+	var snapshots []snapshot
 	for i, reply := range readScript.ExecMany(ctx, r.Conn, calls, false) {
 		s, err := parse(reply)
 		if err != nil {
 			return nil, fmt.Errorf("read %q: %w", names[i], err)
 		}
+		snapshots = append(snapshots, s)
+	}
+	if cluster {
+		r.countPlain(ctx, calls, snapshots)
+	}
+	var objects []Object
+	for i, s := range snapshots {
 		objects = append(objects, s.object(names[i], r.Prefix+names[i]))
 	}
 	return objects, nil
@@ -110,12 +117,20 @@ func callOf(key string, cluster bool) wire.Call {
 	if cluster {
 		sharded = "1"
 	}
-	return wire.Call{Keys: keysOf(key), Args: []string{
-		strconv.Itoa(most), wire.ReadHoldTimeouts(key), wire.LockChannel(key) + ":", sharded,
+	args := []string{strconv.Itoa(most), wire.ReadHoldTimeouts(key), waiterPrefix(key), sharded}
+	return wire.Call{Keys: keysOf(key), Args: append(args, channelsOf(key)...)}
+}
+
+// channelsOf returns the channels of an object, except those of waiters.
+func channelsOf(key string) []string {
+	return []string{
 		wire.LockChannel(key), wire.RWChannel(key), wire.SemaphoreChannel(key), wire.LatchChannel(key),
 		wire.PlainChannel(key), wire.ElectionChannel(key),
-	}}
+	}
 }
+
+// waiterPrefix precedes a waiter in the name of its channel.
+func waiterPrefix(key string) string { return wire.LockChannel(key) + ":" }
 
 // snapshot is the state of the keys at one moment.
 type snapshot struct {

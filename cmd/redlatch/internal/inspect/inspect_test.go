@@ -534,15 +534,16 @@ func TestContended(t *testing.T) {
 	})
 }
 
-func clientOf(t testing.TB, cluster *testserver.Cluster) *redlatch.Client {
+func clientOf(t testing.TB, cluster *testserver.Cluster, opts ...redlatch.Option) *redlatch.Client {
 	t.Helper()
-	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: cluster.Addrs()})
+	c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: cluster.Addrs()}, opts...)
 	require.NoError(t, err)
 	t.Cleanup(c.Close)
 	return c
 }
 
-// In a cluster every primary is scanned, and a name is read from its own.
+// In a cluster every primary is scanned, and a name is read from its own. Its subscribers are connected
+// to that one, or with plain pub/sub to any node.
 func TestCluster(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.ReplicatedCluster(t, shared.Program)
@@ -567,15 +568,33 @@ func TestCluster(t *testing.T) {
 			require.Equal(t, Fenced, o.Kind)
 			require.True(t, o.Held)
 		}
-		stop := waits(t, func() bool {
-			o, err := r.Read(t.Context(), want[0])
+		for _, mode := range harness.PubSubModes(t, cluster) {
+			other := clientOf(t, cluster, redlatch.WithPubSubMode(mode))
+			var stops []func()
+			for _, name := range want {
+				stops = append(stops, waits(t, func() bool {
+					o, err := r.Read(t.Context(), name)
+					require.NoError(t, err)
+					return o.Subscribers == 1
+				}, locked(other.FencedLock(name))))
+				contended, err := r.Contended(t.Context())
+				require.NoError(t, err)
+				slices.Sort(contended)
+				require.Equal(t, want[:len(stops)], contended)
+			}
+			h, err := c.FairLock("fair").Lock(t.Context())
 			require.NoError(t, err)
-			return o.Subscribers == 1
-		}, locked(clientOf(t, cluster).FencedLock(want[0])))
-		contended, err := r.Contended(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, want[:1], contended)
-		stop()
+			stops = append(stops, waits(t, func() bool {
+				o, err := r.Read(t.Context(), "fair")
+				require.NoError(t, err)
+				return len(o.Queue) == 1 && o.Queue[0].Listens
+			}, locked(other.FairLock("fair"))))
+			for _, stop := range stops {
+				stop()
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			other.Close() // no channel is kept warm
+		}
 		_, err = r.Read(t.Context(), "a{b")
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	})

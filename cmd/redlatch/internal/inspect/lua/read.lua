@@ -4,11 +4,12 @@
 -- ARGV[1]     how many elements of a key to return
 -- ARGV[2]     prefix of the keys of read holds
 -- ARGV[3]     prefix of the channels of the waiters in KEYS[3], a list
--- ARGV[4]     1 in a cluster, where channels may be sharded
+-- ARGV[4]     1 in a cluster, where channels may be sharded, and subscribers of plain ones are counted
+--             at every node
 -- ARGV[5..]   channels
 -- Reply: the time in ms; for each key its type, its PTTL, its size and elements; for each read hold of
--- KEYS[1] its field and the PTTL of its key; for each channel its subscribers, -1 if unknown; the same
--- for the channels of waiters.
+-- KEYS[1] its field and the PTTL of its key; for each channel its subscribers, -1 if unknown, in a
+-- cluster only those of the sharded one; the same for the channels of waiters.
 
 local most = tonumber(ARGV[1])
 
@@ -38,9 +39,10 @@ local elements = {
 
 local function subscribers(channel)
 	-- pcall: without this right the number is unknown, and old servers have no sharded channels.
-	local n = redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or -1
-	local sharded = ARGV[4] == '1' and redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)[2] or 0
-	return n < 0 and n or n + sharded
+	if ARGV[4] == '1' then
+		return redis.pcall('PUBSUB', 'SHARDNUMSUB', channel)[2] or 0
+	end
+	return redis.pcall('PUBSUB', 'NUMSUB', channel)[2] or -1
 end
 
 local time = redis.call('TIME')
