@@ -45,10 +45,10 @@ var ownServers = map[string]bool{"quickstart": true, "quorum": true}
 // command returns a run of an example on a server.
 func command(t *testing.T, program, server string, args ...string) *exec.Cmd {
 	t.Helper()
-	path := os.Getenv("PATH")
+	env := append(os.Environ(), "REDIS_URL=")
 	if name := filepath.Base(program); ownServers[name] {
 		if server == "embedded" {
-			path = "/nowhere"
+			env = append(env, "PATH=/nowhere", "REDLATCH_SERVER_CACHE=/nowhere")
 		}
 	} else {
 		s, err := servers[server]()
@@ -58,7 +58,7 @@ func command(t *testing.T, program, server string, args ...string) *exec.Cmd {
 	}
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.WaitDelay = time.Second
-	cmd.Env = append(os.Environ(), "PATH="+path, "REDIS_URL=")
+	cmd.Env = env
 	return cmd
 }
 
