@@ -762,6 +762,23 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 	})
 }
 
+// A replica refuses attempts when the lease is over, and does not say that the lock is taken, which it
+// would say for as long as it has no primary that removes the lock.
+func TestReplicaRefusesWhenTheLeaseIsOver(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		l := newLab(t, s)
+		l.take(l.claim(l.write, 300*time.Millisecond))
+		harness.Do(t, s.Addr, "REPLICAOF", "127.0.0.1", "1")
+		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.claim(l.write, time.Minute), l.waiter()} {
+			harness.Eventually(t, 10*time.Second, "the replica refuses", func() bool {
+				_, err := l.of(c).Acquire(t.Context(), c)
+				return err != nil && strings.Contains(err.Error(), "READONLY")
+			})
+		}
+	})
+}
+
 func TestAReleaseDoesNotNeedTheRightToPublish(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := newLabOf(t, s, harness.Conn(t, s.Addr), "NONSENSE")

@@ -18,7 +18,11 @@ if redis.call('EXISTS', KEYS[1]) == 0 then
 	return token
 end
 if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
-	return -2 - redis.call('PTTL', KEYS[1])
+	local left = redis.call('PTTL', KEYS[1])
+	if left == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
+		redis.call('HDEL', KEYS[1], '')
+	end
+	return -2 - left
 end
 -- An attempt was delivered twice: this one, or an earlier one of the same wait. The caller
 -- counts the lease from this one.

@@ -12,7 +12,11 @@ if redis.call('EXISTS', unpack(KEYS)) > 0 then
 	for i, key in ipairs(KEYS) do
 		if redis.call('EXISTS', key) == 1 then
 			if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then
-				count, taken = i - 1, -2 - redis.call('PTTL', key)
+				local left = redis.call('PTTL', key)
+				if left == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
+					redis.call('HDEL', key, '')
+				end
+				count, taken = i - 1, -2 - left
 				break
 			end
 			old[i] = true

@@ -19,6 +19,9 @@ if open and redis.call('EXISTS', KEYS[2]) == 1 then
 elseif not open then
 	refused = -2 - redis.call('PTTL', KEYS[1])
 end
+if refused == -2 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
+	redis.call('HDEL', KEYS[1], '')
+end
 for i = 2, #ARGV, 3 do
 	local lease, claim, writer = tonumber(ARGV[i]), ARGV[i + 1], ARGV[i + 2]
 	local answer = 0

@@ -22,6 +22,9 @@ end
 if redis.call('EXISTS', KEYS[1]) == 1 then
 	local free_in = redis.call('PTTL', KEYS[1])
 	if mode ~= 'read' or ARGV[3] ~= '1' then
+		if free_in == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
+			redis.call('HDEL', KEYS[1], '')
+		end
 		return {0, free_in}
 	end
 	-- All waiting writers share one set, and each attempt prolongs it. The set ends when
