@@ -198,10 +198,7 @@ func (s *Script) command(c rueidis.Client, call Call, dedicated, inFull bool) ru
 // neverSuffix makes a key that never exists from a key that the user may access.
 const neverSuffix = ":never"
 
-func isNoScript(resp rueidis.RedisResult) bool {
-	err, ok := rueidis.IsRedisErr(resp.Error())
-	return ok && err.IsNoScript()
-}
+func isNoScript(resp rueidis.RedisResult) bool { return meaningOf(resp.Error()) == notCached }
 
 // Millis formats a duration for scripts: whole milliseconds, rounded up so that a lease
 // on the server does not end before the local one.
