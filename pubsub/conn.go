@@ -206,7 +206,10 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 	ctx, cancel := context.WithTimeout(c.ctx, subscribeTimeout)
 	defer cancel()
 	if !subscribe {
-		if err := notBusy(ctx, client); err != nil {
+		// rueidis sends a PING with UNSUBSCRIBE, and panics if a server refuses one of them in a way that
+		// it does not expect: one that is busy with a script, or a replica without its primary. Dropping the
+		// connection ends the subscriptions as well.
+		if err := client.Do(ctx, client.B().Ping().Build()).Error(); err != nil {
 			return err
 		}
 	}
@@ -230,7 +233,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 	}
 	for i, resp := range client.DoMulti(ctx, cmds...) {
 		err := resp.Error()
-		refusal, refused := rueidis.IsRedisErr(err)
+		_, refused := rueidis.IsRedisErr(err)
 		switch {
 		case err == nil && subscribe: // onSubscription gets the confirmation
 		case err == nil:
@@ -240,7 +243,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			}
 			c.hub.mu.Unlock()
 		case refused && subscribe:
-			c.refused(parts[i], refusal)
+			c.refused(parts[i], err)
 		default:
 			return err
 		}
@@ -270,17 +273,6 @@ func (c *conn) parts(chs []*channel, subscribe bool) (parts [][]*channel) {
 		}
 	}
 	return parts
-}
-
-// notBusy returns an error if the server is busy with a script. A busy server refuses
-// UNSUBSCRIBE, on which rueidis panics. Dropping the connection ends the subscriptions
-// as well.
-func notBusy(ctx context.Context, client rueidis.DedicatedClient) error {
-	err := client.Do(ctx, client.B().Ping().Build()).Error()
-	if reply, ok := rueidis.IsRedisErr(err); ok && !strings.HasPrefix(reply.Error(), "BUSY") {
-		return nil
-	}
-	return err
 }
 
 // onSubscription runs on the reading goroutine for every confirmation.
@@ -326,15 +318,14 @@ func (c *conn) confirmed(ch *channel) {
 
 // refused handles an error reply to the subscription of channels: the slot has moved, or the server
 // denies the subscription. If it denies that of several, each is sent again by itself.
-func (c *conn) refused(chs []*channel, err *rueidis.RedisError) {
+func (c *conn) refused(chs []*channel, err error) {
 	h := c.hub
 	h.mu.Lock()
-	_, moved := err.IsMoved()
 	first, pause := false, deniedBackoff
 	switch {
-	case moved || err.IsClusterDown() || err.IsTryAgain():
+	case wire.IsElsewhere(err):
 		pause = minBackoff
-	case err.IsLoading() || strings.HasPrefix(err.Error(), "BUSY") || strings.HasPrefix(err.Error(), "MASTERDOWN"):
+	case wire.OutcomeOf(err) == wire.Passing:
 		pause = maxBackoff
 	case len(chs) > 1:
 		pause = 0

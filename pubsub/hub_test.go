@@ -358,6 +358,28 @@ func TestUnsubscribeWhileServerIsBusy(t *testing.T) {
 	})
 }
 
+// A replica without its primary answers UNSUBSCRIBE, but not the PING that rueidis sends with it.
+func TestUnsubscribeFromReplicaWithoutPrimary(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--replica-serve-stale-data", "no")
+		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
+		left, stays := newRecorder(), newRecorder()
+		sub, _ := h.Subscribe("left", left)
+		h.Subscribe("stays", stays)
+		require.Equal(t, subscribed, left.next(t))
+		require.Equal(t, subscribed, stays.next(t))
+		harness.Do(t, s.Addr, "REPLICAOF", "127.0.0.1", "1")
+		sub.Close()
+		harness.Eventually(t, 10*time.Second, "unsubscribed", func() bool { return numsub(t, conn, "left") == 0 })
+		h.Subscribe("late", stays) // rueidis would take its confirmation for the missing answer
+		require.Equal(t, subscribed, stays.next(t))
+		harness.Do(t, s.Addr, "REPLICAOF", "NO", "ONE")
+		harness.Eventually(t, 10*time.Second, "all are subscribed", func() bool { return h.Stats().Subscribed == 2 })
+		require.EqualValues(t, 1, numsub(t, conn, "stays"))
+		require.Empty(t, left)
+	})
+}
+
 func TestSubscribeWhileServerIsBusy(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program, "--lua-time-limit", "50")
