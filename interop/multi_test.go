@@ -239,11 +239,12 @@ func TestRedLocksExcludeEachOther(t *testing.T) {
 			require.NoError(t, theirs.release(t, 2))
 
 			for without := range all.Members {
-				// Two of three are a majority for the other.
+				// Two of three are a majority for the other. A member may still be on its way back: a Redlock
+				// of Go is released when a majority is, and a round of it ends before the last vote arrives.
 				var singles []view
 				for _, m := range slices.Delete(slices.Clone(all.Members), without, without+1) {
 					d := first.view(m)
-					d.take(t, 3, 0, 0).gets(t, answers)
+					d.take(t, 3, givenBack, 0).gets(t, answers)
 					singles = append(singles, d)
 				}
 				theirs.take(t, 4, 0, 0).fails(t, answers)

@@ -173,6 +173,9 @@ func (r *Red) Name() string { return r.info.Name }
 // timeout of the client that created r. Each renewal acquires missing members again. The
 // hold is lost unless a majority confirms a renewal in time.
 //
+// Unlock returns when a majority is released, which suffices for the next caller of the Redlock.
+// Other members are released when their servers answer.
+//
 // See lock.Locker for the errors. If too few servers respond for a majority, Lock keeps
 // trying for the watchdog timeout. Then the error matches lock.ErrIndeterminate if the silent
 // servers may have completed a majority, and otherwise lock.ErrUnavailable; it counts the

@@ -172,7 +172,7 @@ func TestRedSplitVotesPause(t *testing.T) {
 		}
 		harness.Do(t, servers[0].Addr, "CONFIG", "RESETSTAT")
 		_, err := red.Lock(t.Context(), lock.Wait(2*time.Second))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		harness.NotAcquired(t, err) // a round may be under way when the time is over
 		calls := harness.Commands(t, harness.Conn(t, servers[0].Addr))
 		t.Logf("%d attempts", calls["evalsha"]/2)
 		require.Greater(t, calls["evalsha"], 2*5)
