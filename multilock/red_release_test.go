@@ -56,6 +56,16 @@ func TestRedSlowRelease(t *testing.T) {
 		require.LessOrEqual(t, time.Since(began), 2*time.Millisecond)
 		w.drain(fakes)
 
+		// A member that may yet be granted is not free: Unlock waits for a majority of the others.
+		fakes = w.fakes(redYes, redYes, redAnswer{after: 10 * redQuick})
+		fakes[0].unlock.after = 5 * redQuick
+		h, err = w.red(fakes).Lock(t.Context())
+		require.NoError(t, err)
+		began = time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		require.Equal(t, 5*redQuick, time.Since(began))
+		w.drain(fakes)
+
 		// Unlock waits for a slow majority.
 		fakes = w.fakes(redYes, redYes, redYes)
 		fakes[0].unlock, fakes[1].unlock = redAnswer{after: time.Second / 2}, slow

@@ -116,7 +116,7 @@ func (h *redHold) undo(ctx context.Context) {
 func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err error) {
 	err = h.cohort.Release(by, func(by time.Time) error {
 		t := h.round.release(ctx)
-		free := func() int { return len(h.r.members) - t.open - len(t.errs) }
+		free := func() int { return len(h.r.members) - t.open - t.unknown - len(t.errs) }
 		held := t.open
 		limit := time.NewTimer(time.Until(by)) // ctx does not end
 		defer limit.Stop()
@@ -242,6 +242,7 @@ type tally struct {
 	answers            chan answer // has capacity for all
 	open, yes, gone    int
 	errs               []error // of the others
+	unknown            int     // members that may yet be granted, and are released then
 	receivers, counted int     // of a release, and the members whose receivers are known
 }
 

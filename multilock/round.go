@@ -337,10 +337,15 @@ func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 
 // release closes the round and drops all members that are held.
 func (rd *round) release(ctx context.Context) *tally {
+	t := &tally{answers: make(chan answer, len(rd.votes))}
 	rd.mu.Lock()
 	rd.closed = true
+	for _, v := range rd.votes {
+		if v.asking {
+			t.unknown++
+		}
+	}
 	rd.mu.Unlock()
-	t := &tally{answers: make(chan answer, len(rd.votes))}
 	for i := range rd.votes {
 		if hold := rd.hold(i); hold != nil && rd.drop(ctx, i, hold, t) {
 			t.open++
