@@ -121,10 +121,16 @@ func TestReshardingUnderLoad(t *testing.T) {
 			k.prepare(t, cluster.Primaries[0].Addr, names[i])
 			l.begin(t, k, names[i], clients)
 		}
-		for round := range rounds {
-			before := l.uses.Load()
-			require.NoError(t, cluster.Reshard(cluster.Primaries[round%2], cluster.Primaries[1-round%2], slots))
-			harness.Eventually(t, soon, "uses", func() bool { return l.uses.Load() >= before+100 })
+		moves := []func(from, to *testserver.Server, n int) error{cluster.Reshard}
+		if cluster.MigratesSlots() {
+			moves = append(moves, cluster.MigrateSlots)
+		}
+		for _, move := range moves {
+			for round := range rounds {
+				before := l.uses.Load()
+				require.NoError(t, move(cluster.Primaries[round%2], cluster.Primaries[1-round%2], slots))
+				harness.Eventually(t, soon, "uses", func() bool { return l.uses.Load() >= before+100 })
+			}
 		}
 		l.end()
 		t.Logf("%d uses", l.uses.Load())

@@ -292,6 +292,38 @@ func (c *Cluster) Reshard(from, to *Server, n int) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w: %s", tool, err, output[max(0, len(output)-1000):])
 	}
+	return c.agreeOnEpoch()
+}
+
+// MigratesSlots reports whether the nodes can move slots at once, with all their keys, as those of
+// Valkey 9 can.
+func (c *Cluster) MigratesSlots() bool {
+	_, err := Query(c.Primaries[0].Addr, "CLUSTER", "GETSLOTMIGRATIONS")
+	return err == nil
+}
+
+// MigrateSlots has a primary move the slots below n to another at once, and blocks until all nodes agree.
+func (c *Cluster) MigrateSlots(from, to *Server, n int) error {
+	target, err := to.id()
+	if err != nil {
+		return err
+	}
+	last := strconv.Itoa(n - 1)
+	if _, err := Query(from.Addr, "CLUSTER", "MIGRATESLOTS", "SLOTSRANGE", "0", last, "NODE", target); err != nil {
+		return err
+	}
+	key := 0
+	for wire.Slot(strconv.Itoa(key)) >= n {
+		key++
+	}
+	err = eventually("slots 0 to "+last+" have moved", func() bool { return c.Owner(strconv.Itoa(key)) == to })
+	if err != nil {
+		return err
+	}
+	return c.agreeOnEpoch()
+}
+
+func (c *Cluster) agreeOnEpoch() error {
 	return eventually("the nodes agree on the epoch", func() bool {
 		epochs := make(map[string]bool)
 		for _, s := range c.Nodes() {
