@@ -105,8 +105,8 @@ type Node struct {
 	// half of RoundTrip.
 	ClockOffset time.Duration
 	RoundTrip   time.Duration
-	// RightsKnown reports whether the server supports checking rights: Redis and Valkey
-	// from 7.0.
+	// RightsKnown reports whether the server could check every right, as Redis and Valkey
+	// from 7.0 can. Otherwise a command without a finding may be forbidden.
 	RightsKnown bool
 }
 
@@ -232,13 +232,8 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	var found []Finding
 	switch {
 	case forbidden(err):
-		err = nil
-		found = []Finding{{
-			Check: CheckCommands, Addr: addr,
-			Problem: "this user may not run scripts", Advice: "allow this user the category @scripting",
-			Missing: []Right{{Command: "EVALSHA"}, {Command: "EVAL"}}, Rules: []string{"+evalsha", "+eval"},
-		}}
-	case err == nil && len(reply) < 3:
+		found, err = []Finding{withoutScripts(addr, err)}, nil
+	case err == nil && len(reply) != 3+len(uses):
 		err = fmt.Errorf("redlatch: probe %s: the reply has %d elements", addr, len(reply))
 	case err != nil:
 		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
@@ -246,36 +241,59 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		if reply[0] != 0 {
 			n.ClockOffset = time.UnixMicro(reply[0]*1e6 + reply[1]).Sub(sent.Add(n.RoundTrip / 2))
 		}
-		n.RightsKnown = reply[2] == 1
-		found = missing(addr, uses, reply[3:])
+		verdicts := make([]verdict, len(uses))
+		for i := range uses {
+			verdicts[i] = verdict(reply[3+i])
+		}
+		n.RightsKnown = reply[2] == 1 && !slices.Contains(verdicts, useUnknown)
+		found = missing(addr, uses, verdicts)
 	}
 	return n, append(found, n.findings()...), err
 }
 
-// missing returns the findings about the uses that are not permitted, by their numbers from 1,
-// negative if the server does not support them.
-func missing(addr string, uses []use, numbers []int64) (found []Finding) {
-	rules := rulesOf(uses, numbers)
+// withoutScripts returns the finding about a server that has refused to run a script.
+func withoutScripts(addr string, err error) Finding {
+	f := Finding{Check: CheckCommands, Addr: addr}
+	if unknownCommand(err) {
+		f.Missing = []Right{{Command: "EVALSHA"}}
+		if !strings.Contains(err.Error(), "EVALSHA") {
+			f.Missing = []Right{{Command: "EVAL"}}
+		}
+		f.Problem, f.Advice = lacks(f.Missing), adviceUnsupported
+		return f
+	}
+	f.Problem, f.Advice = "this user may not run scripts", "allow this user the category @scripting"
+	f.Missing = []Right{{Command: "EVALSHA"}, {Command: "EVAL"}}
+	f.Rules = []string{"+evalsha", "+eval"}
+	return f
+}
+
+// missing returns the findings about the uses that the server refuses or does not support. It says
+// nothing about those for which that is unknown.
+func missing(addr string, uses []use, verdicts []verdict) (found []Finding) {
+	rules := rulesOf(uses, verdicts)
 	for _, kind := range kinds {
-		unknown := Finding{Advice: "use a server that has these commands and does not rename them"}
+		lacking := Finding{Advice: adviceUnsupported}
 		denies := Finding{Advice: "allow the user these commands, keys and channels (ACL SETUSER)"}
-		for _, number := range numbers {
-			switch u := uses[max(number, -number)-1]; {
-			case u.kind != kind.kind:
-			case number < 0:
-				unknown.Missing = append(unknown.Missing, u.Right)
-			default:
+		for i, u := range uses {
+			if u.kind != kind.kind {
+				continue
+			}
+			switch verdicts[i] {
+			case useUnsupported:
+				lacking.Missing = append(lacking.Missing, u.Right)
+			case useRefused:
 				denies.Missing = append(denies.Missing, u.Right)
-				for _, rule := range rules[number] {
+				for _, rule := range rules[i] {
 					if !slices.Contains(denies.Rules, rule) {
 						denies.Rules = append(denies.Rules, rule)
 					}
 				}
 			}
 		}
-		unknown.Problem = "the server does not support " + joined(unknown.Missing)
+		lacking.Problem = lacks(lacking.Missing)
 		denies.Problem = denied(denies.Missing)
-		for _, f := range []Finding{unknown, denies} {
+		for _, f := range []Finding{lacking, denies} {
 			f.Check, f.Addr, f.Kind = CheckCommands, addr, kind.kind
 			if f.Kind != "" {
 				f.Problem = "for " + kind.objects + ": " + f.Problem
@@ -287,6 +305,10 @@ func missing(addr string, uses []use, numbers []int64) (found []Finding) {
 	}
 	return found
 }
+
+const adviceUnsupported = "use a server that has these commands and does not rename them"
+
+func lacks(rights []Right) string { return "the server does not support " + joined(rights) }
 
 func denied(rights []Right) string { return "this user may not " + joined(rights) }
 
@@ -321,7 +343,13 @@ func (n *Node) findings() (all []Finding) {
 // forbidden reports whether err is a permanent refusal of a command.
 func forbidden(err error) bool {
 	reply, isReply := rueidis.IsRedisErr(err)
-	return isReply && (strings.HasPrefix(reply.Error(), "NOPERM") || strings.HasPrefix(reply.Error(), "unknown command"))
+	return isReply && strings.HasPrefix(reply.Error(), "NOPERM") || unknownCommand(err)
+}
+
+// unknownCommand reports whether err says that the server does not know a command.
+func unknownCommand(err error) bool {
+	reply, isReply := rueidis.IsRedisErr(err)
+	return isReply && strings.HasPrefix(reply.Error(), "unknown command")
 }
 
 // readInfo parses the reply to INFO.

@@ -16,7 +16,28 @@ type use struct {
 	pattern string
 }
 
-// words returns the command as probe.lua checks it: a key or channel follows it.
+// verdict is what a server says about a use, as in the reply of probe.lua.
+type verdict int64
+
+const (
+	usePermitted   verdict = 1
+	useRefused     verdict = 0
+	useUnsupported verdict = -1
+	useUnknown     verdict = -2
+)
+
+// moreArguments is the least number of arguments that a command takes after the key or channel.
+var moreArguments = map[string]int{
+	"HDEL": 1, "HEXISTS": 1, "HGET": 1, "HINCRBY": 2, "HMGET": 1, "HSET": 2,
+	"LINDEX": 1, "LPOS": 1, "LPUSH": 1, "LRANGE": 2, "LREM": 2, "RPUSH": 1,
+	"SADD": 1, "SREM": 1,
+	"ZADD": 2, "ZCOUNT": 2, "ZMSCORE": 1, "ZRANGE": 2, "ZRANGEBYSCORE": 2, "ZREM": 1, "ZSCORE": 1,
+	"DECRBY": 1, "INCRBY": 1, "PEXPIRE": 1, "SET": 1,
+	"PUBLISH": 1, "SPUBLISH": 1,
+}
+
+// words returns the command as probe.lua checks it. Redis 8 checks only a command that has enough
+// arguments; their values do not matter.
 func (u use) words() []string {
 	switch {
 	case u.On == "":
@@ -24,7 +45,7 @@ func (u use) words() []string {
 	case strings.HasPrefix(u.Command, "EVAL"):
 		return []string{u.Command, "script", "1", u.On}
 	default:
-		return []string{u.Command, u.On}
+		return append([]string{u.Command, u.On}, slices.Repeat([]string{"0"}, moreArguments[u.Command])...)
 	}
 }
 
@@ -124,13 +145,13 @@ func (u use) isChannel() bool {
 	return strings.HasSuffix(u.Command, "PUBLISH") || strings.HasSuffix(u.Command, "SUBSCRIBE")
 }
 
-// rulesOf returns the ACL rules that permit each of the uses with these numbers, from 1. They
-// omit what other uses show to be permitted, because ACL SETUSER refuses a pattern for a user with
-// all keys or channels.
-func rulesOf(uses []use, numbers []int64) map[int64][]string {
+// rulesOf returns the ACL rules that permit each of the uses that the server refuses, by its index.
+// They omit what other uses show to be permitted, because ACL SETUSER refuses a pattern for a user
+// with all keys or channels.
+func rulesOf(uses []use, verdicts []verdict) map[int][]string {
 	commands, patterns, unsubscribes := map[string]bool{}, map[string]bool{}, false
 	for i, u := range uses {
-		if number := int64(i + 1); slices.Contains(numbers, number) || slices.Contains(numbers, -number) {
+		if verdicts[i] != usePermitted {
 			continue
 		}
 		commands[u.commandRule()] = true
@@ -141,12 +162,13 @@ func rulesOf(uses []use, numbers []int64) map[int64][]string {
 			patterns[u.patternRule()] = true
 		}
 	}
-	rules := map[int64][]string{}
-	for _, number := range numbers {
-		if number < 0 {
-			continue // the server does not support it
+
+	rules := map[int][]string{}
+	for i, u := range uses {
+		if verdicts[i] != useRefused {
+			continue
 		}
-		u, add := uses[number-1], []string(nil)
+		var add []string
 		if !commands[u.commandRule()] {
 			add = append(add, u.commandRule())
 		}
@@ -157,7 +179,7 @@ func rulesOf(uses []use, numbers []int64) map[int64][]string {
 		if len(add) == 0 { // a selector permits the command for other keys
 			add = append(add, u.commandRule())
 		}
-		rules[number] = add
+		rules[i] = add
 	}
 	return rules
 }

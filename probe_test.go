@@ -2,6 +2,7 @@ package redlatch_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -30,7 +31,7 @@ func TestProbe(t *testing.T) {
 		assert.Equal(t, s.Valkey(), n.Server == "valkey")
 		assert.Regexp(t, `^\d+\.\d+\.\d+$`, n.Version)
 		assert.Equal(t, "noeviction", n.EvictionPolicy)
-		assert.True(t, n.RightsKnown)
+		assert.Equal(t, harness.ChecksRights(t, s), n.RightsKnown)
 		assert.False(t, n.Replica)
 		assert.Less(t, n.ClockOffset.Abs(), time.Second)
 		assert.Positive(t, n.RoundTrip)
@@ -47,6 +48,7 @@ func TestProbe(t *testing.T) {
 func TestStartupChecks(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
+		checked := harness.ChecksRights(t, s)
 		for _, tt := range []struct {
 			name    string
 			server  [][]string // commands to prepare the server
@@ -174,6 +176,9 @@ func TestStartupChecks(t *testing.T) {
 				for _, words := range tt.server {
 					harness.Do(t, s.Addr, words...)
 				}
+				if !checked && !strings.Contains(tt.logged, "scripts") && tt.missing != nil {
+					tt.logged, tt.missing = "", nil // what is not known is not reported
+				}
 				defer func() {
 					harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "allcommands", "allkeys", "allchannels")
 					harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
@@ -206,6 +211,74 @@ func TestStartupChecks(t *testing.T) {
 				}
 				assert.Equal(t, tt.missing, missing)
 			})
+		}
+	})
+}
+
+// A renamed command is reported as unsupported, whether or not the server can check rights.
+func TestProbeRenamedCommands(t *testing.T) {
+	harness.EachOf(t, []renamed{
+		{"HLEN", "the server does not support HLEN redlatch-startup-check", []string{"HLEN orders"}},
+		{"INCR", "the server does not support INCR redisson_lock_token:{redlatch-startup-check}", []string{"INCR redisson_lock_token:{orders}"}},
+		{"ZMSCORE", "", []string{
+			"fair: ZMSCORE redisson_lock_timeout:{orders}", "fair: ZMSCORE redlatch_lock_alive:{orders}",
+		}},
+		{"SPOP", "", nil}, // not used
+		{"EVALSHA", "the server does not support EVALSHA", []string{"EVALSHA"}},
+		{"EVAL", "the server does not support EVAL", []string{"EVAL"}},
+	}, func(row renamed) string { return row.command }, func(t *testing.T, shared *testserver.Server, row renamed) {
+		s := harness.Own(t, shared.Program, "--rename-command", row.command, "OTHER")
+		var log harness.Log
+		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
+		if row.logged == "" {
+			require.Empty(t, log.String())
+		} else {
+			require.Contains(t, log.String(), "startup check: "+row.logged+`" `)
+			require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
+		}
+
+		r, err := c.Probe(t.Context(), "orders")
+		require.NoError(t, err)
+		var missing []string
+		for _, f := range r.Findings {
+			require.Equal(t, "use a server that has these commands and does not rename them", f.Advice)
+			require.Empty(t, f.Rules)
+			for _, right := range f.Missing {
+				if f.Kind != "" {
+					right.Command = f.Kind + ": " + right.Command
+				}
+				missing = append(missing, right.String())
+			}
+		}
+		require.Equal(t, row.missing, missing)
+	})
+}
+
+type renamed struct {
+	command string
+	logged  string // "" for nothing
+	missing []string
+}
+
+// A check that fails says neither that the user may not use a command nor that it does not exist.
+func TestProbeFailedChecks(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn, sha := harness.Conn(t, s.Addr), harness.Load(t, s.Addr, "probe.lua")
+		verdictOf := func(words ...string) int64 {
+			args := append([]string{sha, "0", fmt.Sprint(len(words))}, words...)
+			reply, err := conn.Do(t.Context(), conn.B().Arbitrary("EVALSHA").Args(args...).Build()).AsIntSlice()
+			require.NoError(t, err)
+			require.Len(t, reply, 4)
+			return reply[3]
+		}
+		const permitted, unsupported, unknown = 1, -1, -2
+		// The server knows the command but not the subcommand, so that there is nothing to check.
+		require.EqualValues(t, unknown, verdictOf("CLUSTER", "NOSUCH"))
+		require.EqualValues(t, unsupported, verdictOf("NOSUCH", "key"))
+		if harness.ChecksRights(t, s) {
+			require.EqualValues(t, permitted, verdictOf("HGET", "key", "field"))
+		} else {
+			require.EqualValues(t, unknown, verdictOf("HGET", "key", "field"))
 		}
 	})
 }
@@ -293,6 +366,9 @@ func TestProbeRules(t *testing.T) {
 		rules        map[string]string
 	}) {
 		s := harness.Own(t, shared.Program)
+		if !harness.ChecksRights(t, s) {
+			t.Skip("the server cannot check rights")
+		}
 		setUser := []string{"ACL", "SETUSER", "default"}
 		harness.Do(t, s.Addr, append(setUser, strings.Fields(row.denied)...)...)
 		c := harness.Client(t, s, redlatch.WithoutStartupChecks())

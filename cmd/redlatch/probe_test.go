@@ -34,6 +34,14 @@ func apply(t *testing.T, s *testserver.Server, checklist string) (n int) {
 	return n
 }
 
+// rightsChecked skips the test if the server cannot check rights.
+func rightsChecked(t *testing.T, s *testserver.Server) {
+	t.Helper()
+	if !harness.ChecksRights(t, s) {
+		t.Skip("the server cannot check rights")
+	}
+}
+
 // The printed rules make the probe pass, and the objects work with them.
 func TestProbe(t *testing.T) {
 	harness.EachOf(t, []struct{ name, rights, check, rules string }{
@@ -45,6 +53,7 @@ func TestProbe(t *testing.T) {
 	}, func(row struct{ name, rights, check, rules string }) string { return row.name },
 		func(t *testing.T, shared *testserver.Server, row struct{ name, rights, check, rules string }) {
 			s := harness.Own(t, shared.Program)
+			rightsChecked(t, s)
 			url := restricted(t, s, row.rights)
 			r := finish(t, s.Addr, "probe", "--url", url, "app:orders")
 			require.Equal(t, statusNo, r.status, r.stderr)
@@ -102,6 +111,7 @@ func useAll(t *testing.T, url, name string) {
 func TestProbePattern(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
+		rightsChecked(t, s)
 		url := restricted(t, s, "+@all")
 		for range 2 {
 			apply(t, s, finish(t, s.Addr, "probe", "--url", url, "app:*").stdout)
@@ -118,6 +128,7 @@ func TestProbePattern(t *testing.T) {
 func TestProbeStrangeNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
+		rightsChecked(t, s)
 		for _, name := range []string{`"quoted"`, "it's", "a b", "line\nbreak", "\x1b[31m\v\x7f", `back\slash?`} {
 			url := restricted(t, s, "+@all")
 			for range 2 {
@@ -134,6 +145,7 @@ func TestProbeStrangeNames(t *testing.T) {
 func TestProbeKindsAndFormats(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
+		rightsChecked(t, s)
 		url := restricted(t, s, "+@all -zscore allkeys allchannels")
 		require.Equal(t, statusNo, finish(t, s.Addr, "probe", "--url", url, "a").status)
 		text := succeeds(t, s.Addr, "probe", "--url", url, "--kind", "lock,latch", "a")
@@ -170,6 +182,26 @@ $`, text)
 		r = finish(t, s.Addr, "probe", "a")
 		require.Equal(t, statusNo, r.status)
 		require.Contains(t, r.stdout, "set maxmemory-policy to noeviction")
+	})
+}
+
+// A server that lacks a command is told from one that cannot check rights.
+func TestProbeRenamedCommand(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program, "--rename-command", "HLEN", "OTHER")
+		r := finish(t, s.Addr, "probe", "--kind", "lock,latch", "a")
+		require.Equal(t, statusNo, r.status, r.stderr)
+		_, checks, _ := strings.Cut(r.stdout, " off\n")
+		want := `  missing  locks             HLEN a
+           use a server that has these commands and does not rename them
+  ok       latches
+`
+		if !harness.ChecksRights(t, s) {
+			const doubt = "the server cannot check rights\n"
+			want = strings.Replace("  unknown  locks             "+doubt+want, "ok       latches\n", "unknown  latches           "+doubt, 1)
+			succeeds(t, s.Addr, "probe", "--kind", "latch", "a")
+		}
+		require.Equal(t, want, checks)
 	})
 }
 

@@ -83,6 +83,12 @@ func Do(t testing.TB, addr string, words ...string) string {
 	return reply
 }
 
+// ChecksRights reports whether scripts can ask a server what its user may do.
+func ChecksRights(t testing.TB, s *testserver.Server) bool {
+	t.Helper()
+	return Do(t, s.Addr, "EVAL", "return redis.acl_check_cmd and 1 or 0", "0") == ":1"
+}
+
 // Client returns a client on a server. The end of the test closes it.
 func Client(t testing.TB, s *testserver.Server, opts ...redlatch.Option) *redlatch.Client {
 	t.Helper()
