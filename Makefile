@@ -13,17 +13,17 @@ GOLANGCI    = github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0
 # The oldest Go that go.mod accepts.
 OLDEST_GO = go1.25.0
 
-# The servers, as scripts/servers names them. The first tier runs in full on the first of these and
-# samples the others. Redis 8.0 follows when Probe can check rights there.
-SERVERS = redis-server-7.0,valkey-server-8.0
+# The servers, as scripts/servers names them, with the newest of each kind first. The first tier runs
+# in full on the first of these and samples the others.
+SERVERS = redis-server-8.0,valkey-server-9.1,redis-server-6.2
 
-# The servers of the second tier: everything runs on FULL, and a part on SAMPLED, which may be empty.
-FULL    = redis-server-7.0,valkey-server-8.0
-SAMPLED =
+# The servers of the second tier: everything runs on FULL, and a part on SAMPLED.
+FULL    = redis-server-8.0,valkey-server-9.1,redis-server-6.2,valkey-server-8.0
+SAMPLED = redis-server-7.0,valkey-server-8.1
 
 # Packages whose tests start no server.
 SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/hold ./internal/telemetry \
-	./internal/watchdog ./internal/wire
+	./internal/watchdog
 
 # A share of test-all: i of n.
 PART = 1/1
