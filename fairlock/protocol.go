@@ -21,13 +21,13 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript     = wire.LoadScript(luaFiles, "positions", "acquire").AtRest()
+	acquireScript     = locking.LoadScript(luaFiles, "positions", "acquire").AtRest()
 	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm").AtRest()
 	releaseScript     = wire.LoadScript(luaFiles, "positions", "release").AtRest()
 	transferScript    = wire.LoadScript(luaFiles, "positions", "transfer").AtRest()
 	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave").AtRest()
 	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat").AtRest()
-	forceUnlockScript = wire.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
+	forceUnlockScript = locking.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
 	queueScript       = wire.LoadScript(luaFiles, "positions", "queue")
 )
 

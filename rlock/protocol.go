@@ -20,13 +20,13 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript     = wire.LoadScript(luaFiles, "acquire")
-	acquireEachScript = wire.LoadScript(luaFiles, "acquire_each")
+	acquireScript     = locking.LoadScript(luaFiles, "acquire")
+	acquireEachScript = locking.LoadScript(luaFiles, "acquire_each")
 	releaseScript     = wire.LoadScript(luaFiles, "release")
 	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
 	transferScript    = wire.LoadScript(luaFiles, "transfer")
 	confirmScript     = wire.LoadScript(luaFiles, "confirm_fenced")
-	forceUnlockScript = wire.LoadScript(luaFiles, "force_unlock")
+	forceUnlockScript = locking.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
 

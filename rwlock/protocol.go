@@ -17,15 +17,15 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireReadScript  = wire.LoadScript(luaFiles, "holds", "acquire_read").AtRest()
-	acquireWriteScript = wire.LoadScript(luaFiles, "holds", "acquire_write").AtRest()
+	acquireReadScript  = locking.LoadScript(luaFiles, "holds", "acquire_read").AtRest()
+	acquireWriteScript = locking.LoadScript(luaFiles, "holds", "acquire_write").AtRest()
 	leaveScript        = wire.LoadScript(luaFiles, "leave").AtRest()
 	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read").AtRest()
 	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write").AtRest()
 	transferScript     = wire.LoadScript(luaFiles, "holds", "transfer").AtRest()
 	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
 	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
-	forceUnlockScript  = wire.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
+	forceUnlockScript  = locking.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
 	isLockedScript     = wire.LoadScript(luaFiles, "is_locked")
 )
 

@@ -3,8 +3,11 @@
 -- ARGV[1..5]  as acquire.lua
 -- Reply: 1 if it was held, else 0.
 
--- HLEN, not EXISTS: a key of another type is not a lock to be deleted.
-local held = redis.call('HLEN', KEYS[1]) > 0
+local fields = redis.call('HLEN', KEYS[1])
+local held = fields > 0
+if held and kinds.of(KEYS[1], fields) ~= 'lock' then
+	return kinds.foreign()
+end
 local q = positions.open(1, ARGV[1], ARGV[2])
 positions.free(q)
 positions.refresh(q, {})

@@ -208,6 +208,37 @@ func TestAKeyOfTheWrongType(t *testing.T) {
 	})
 }
 
+// The hash of an application is no lock, whatever its fields, and is left as it is.
+func TestAHashOfAnApplication(t *testing.T) {
+	hashes := [][]string{
+		{"name", "bob", "visits", "3"}, {"visits", "3"}, {"mode", "read"},
+		{"mode", "read", "name", "bob"}, {"mode", "write", "name", "bob"}, {"mode", "read", "visits", "3", "name", "bob"},
+	}
+	hash := func(k kind) bool { return len(k.stored) > 0 && k.stored[0] == "HSET" }
+	eachKind(t, hash, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s)
+		ctx, cancel := context.WithTimeout(t.Context(), soon)
+		defer cancel()
+		for _, fields := range hashes {
+			harness.Do(t, s.Addr, append([]string{"HSET", "orders"}, fields...)...)
+			before := harness.Do(t, s.Addr, "DUMP", "orders")
+			for what, call := range k.calls(k.of(c, "orders"), ctx, c.NewOwner()) {
+				switch err := call(); what {
+				case "IsLocked", "TTL", "HoldCount", "IsHeldBy", "Unlock": // which change no such hash
+				default:
+					require.ErrorContains(t, err, "WRONGTYPE", "%s %v", what, fields)
+					require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+				}
+			}
+			require.Equal(t, before, harness.Do(t, s.Addr, "DUMP", "orders"))
+			require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"), "nothing else is left")
+			harness.Do(t, s.Addr, "FLUSHALL")
+		}
+		harness.Idle(t, c)
+		k.prepare(t, s.Addr, "orders")
+	})
+}
+
 // restricted returns a client whose user may not do everything. The server must know the
 // scripts already if these may not be loaded.
 func restricted(t *testing.T, s *testserver.Server, opts []redlatch.Option, rules ...string) *redlatch.Client {

@@ -78,9 +78,12 @@ type kind struct {
 	cached string
 }
 
+// somebody is the owner of a hold that no client knows of.
+const somebody = "018f4c3a-1111-7000-8000-000000000001:1"
+
 // ownedKind returns a lock that is a hash of owners, of which one holds it.
 func ownedKind(name string, of lockOf) kind {
-	return kind{name: name, of: of, rival: of, owned: true, leased: true, stored: []string{"HSET", "orders", "somebody", "1"}}
+	return kind{name: name, of: of, rival: of, owned: true, leased: true, stored: []string{"HSET", "orders", somebody, "1"}}
 }
 
 func polling(k kind) kind {
@@ -136,18 +139,18 @@ var kinds = []kind{
 	})),
 	{
 		name: "read", of: reading, rival: writing, owned: true, leased: true, shared: true,
-		stored: []string{"HSET", "orders", "mode", "read", "somebody", "1"},
+		stored: []string{"HSET", "orders", "mode", "read", somebody, "1"},
 	},
 	{
 		name: "write", of: writing, rival: writing, owned: true, leased: true,
-		stored: []string{"HSET", "orders", "mode", "write", "somebody:write", "1"},
+		stored: []string{"HSET", "orders", "mode", "write", somebody + ":write", "1"},
 	},
 	{name: "plain", of: plain, rival: plain, owned: true, leased: true, once: true, stored: []string{"SET", "orders", "somebody"}},
-	{name: "multi", of: multi, rival: multi, leased: true, stored: []string{"HSET", "orders", "somebody", "1"}},
-	{name: "red", of: red, rival: red, leased: true, once: true, polls: true, stored: []string{"HSET", "orders", "somebody", "1"}},
+	{name: "multi", of: multi, rival: multi, leased: true, stored: []string{"HSET", "orders", somebody, "1"}},
+	{name: "red", of: red, rival: red, leased: true, once: true, polls: true, stored: []string{"HSET", "orders", somebody, "1"}},
 	{
 		name: "election", of: candidacy, rival: candidacy, leased: true, once: true, tokens: true,
-		stored: []string{"HSET", "orders", "somebody", "1"}, stays: "redlatch_election:{%s}",
+		stored: []string{"HSET", "orders", somebody, "1"}, stays: "redlatch_election:{%s}",
 	},
 	{name: "permit semaphore", of: permit, rival: permit, leased: true, once: true, poll: linePoll, free: "1", held: "{%s}:timeout", stored: []string{"SET", "orders", "0"}},
 	{name: "semaphore", of: number, rival: number, once: true, poll: linePoll, free: "1", stored: []string{"SET", "orders", "0"}},

@@ -79,8 +79,8 @@ func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args 
 // call matches a Lua call of a function in a table.
 var call = regexp.MustCompile(`\b(\w+)\.\w+\(`)
 
-// Source returns the source of a script. The file of shared functions that a script
-// calls, if any, is prepended to a single file; several files are only concatenated. A
+// Source returns the source of a script. The files of shared functions that a script
+// calls, if any, are prepended to a single file; several files are only concatenated. A
 // file that does not exist is looked up in the subdirectory lua.
 func Source(t testing.TB, files ...string) string {
 	t.Helper()
@@ -96,13 +96,20 @@ func Source(t testing.TB, files ...string) string {
 	file := locate(files[0])
 	source, err := os.ReadFile(file)
 	require.NoError(t, err)
+	whole, seen := string(source), map[string]bool{"kinds": true}
 	for _, m := range call.FindAllSubmatch(source, -1) {
-		common := filepath.Join(filepath.Dir(file), string(m[1])+".lua")
-		if before, err := os.ReadFile(common); err == nil && common != file {
-			return string(before) + string(source)
+		name := string(m[1])
+		common := filepath.Join(filepath.Dir(file), name+".lua")
+		if before, err := os.ReadFile(common); err == nil && common != file && !seen[name] {
+			whole, seen[name] = string(before)+whole, true
 		}
 	}
-	return string(source)
+	if !strings.Contains(string(source), "kinds.") || filepath.Base(file) == "kinds.lua" {
+		return whole
+	}
+	kinds, err := os.ReadFile(filepath.Join(filepath.Dir(file), "../../internal/locking/lua/kinds.lua"))
+	require.NoError(t, err)
+	return string(kinds) + whole
 }
 
 // locate returns the path of a script, which is in its package's directory or in the

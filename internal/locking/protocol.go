@@ -229,6 +229,11 @@ var (
 	HashRenewScript = wire.LoadScript(luaFiles, "renew")
 )
 
+// LoadScript is wire.LoadScript for a script that tells the locks from other hashes: kinds.lua precedes it.
+func LoadScript(files embed.FS, names ...string) *wire.Script {
+	return wire.NewScript(wire.Source(luaFiles, "kinds") + wire.Source(files, names...))
+}
+
 // ScriptRenewer renews claims with a script like renew.lua.
 type ScriptRenewer struct {
 	Client    rueidis.Client

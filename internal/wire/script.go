@@ -37,7 +37,10 @@ func NewScript(source string) *Script {
 
 // LoadScript prepares the script that consists of these files of the folder lua, one after
 // the other.
-func LoadScript(files embed.FS, names ...string) *Script {
+func LoadScript(files embed.FS, names ...string) *Script { return NewScript(Source(files, names...)) }
+
+// Source returns the text of these files of the folder lua, one after the other.
+func Source(files embed.FS, names ...string) string {
 	var source strings.Builder
 	for _, name := range names {
 		text, err := files.ReadFile("lua/" + name + ".lua")
@@ -46,7 +49,7 @@ func LoadScript(files embed.FS, names ...string) *Script {
 		}
 		source.Write(text)
 	}
-	return NewScript(source.String())
+	return source.String()
 }
 
 // AtRest makes a cluster refuse the script while the slot of its keys moves, with TRYAGAIN. A

@@ -6,7 +6,8 @@
 -- Reply: acquired, the fencing token or 0; taken, -2 - PTTL, which is negative
 -- also when the key has no expiry (PTTL -1).
 
-if redis.call('EXISTS', KEYS[1]) == 0 then
+local fields = redis.call('HLEN', KEYS[1])
+if fields == 0 then
 	-- What can fail comes first, and leaves nothing.
 	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
 	redis.call('HSET', KEYS[1], ARGV[2], '1') -- a number would have to be converted
@@ -21,6 +22,9 @@ if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	local left = redis.call('PTTL', KEYS[1])
 	if left == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
 		redis.call('HDEL', KEYS[1], '')
+	end
+	if not kinds.of(KEYS[1], fields) then
+		return kinds.foreign()
 	end
 	return -2 - left
 end

@@ -10,11 +10,15 @@ local count, taken = #KEYS, 0
 local old = {} -- those that an earlier delivery of this request has taken
 if redis.call('EXISTS', unpack(KEYS)) > 0 then
 	for i, key in ipairs(KEYS) do
-		if redis.call('EXISTS', key) == 1 then
+		local fields = redis.call('HLEN', key)
+		if fields > 0 then
 			if redis.call('HEXISTS', key, ARGV[2 + i]) == 0 then
 				local left = redis.call('PTTL', key)
 				if left == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
 					redis.call('HDEL', key, '')
+				end
+				if not kinds.of(key, fields) then
+					return kinds.foreign()
 				end
 				count, taken = i - 1, -2 - left
 				break

@@ -5,9 +5,12 @@
 -- ARGV[3]  payload
 -- Reply: 1 if it was held, else 0.
 
--- HLEN, not EXISTS: a key of another type is not a lock to be deleted.
-if redis.call('HLEN', KEYS[1]) == 0 then
+local fields = redis.call('HLEN', KEYS[1])
+if fields == 0 then
 	return 0
+end
+if kinds.of(KEYS[1], fields) ~= 'lock' then
+	return kinds.foreign()
 end
 redis.call('DEL', KEYS[1])
 if ARGV[1] ~= '' then

@@ -10,8 +10,12 @@
 -- attempt may succeed; -1 means unknown, and the reply is negative in that case too.
 
 local mode = redis.call('HGET', KEYS[1], 'mode')
--- A hash without a mode is a lock of another kind.
-local free = not mode and redis.call('EXISTS', KEYS[1]) == 0
+local fields = redis.call('HLEN', KEYS[1])
+local free = fields == 0
+-- A lock without a mode is of another kind.
+if not free and not kinds.of(KEYS[1], fields) then
+	return kinds.foreign()
+end
 local open = free or mode == 'read'
 local answers, readers, refused = {}, {}, 0
 if open and redis.call('EXISTS', KEYS[2]) == 1 then

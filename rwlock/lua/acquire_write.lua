@@ -19,7 +19,11 @@ if mode == 'write' and writes then
 	holds.raise(KEYS[1], lease)
 	return {1, 0}
 end
-if redis.call('EXISTS', KEYS[1]) == 1 then
+local fields = redis.call('HLEN', KEYS[1])
+if fields > 0 then
+	if not kinds.of(KEYS[1], fields) then
+		return kinds.foreign()
+	end
 	local free_in = redis.call('PTTL', KEYS[1])
 	if mode ~= 'read' or ARGV[3] ~= '1' then
 		if free_in == 0 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect

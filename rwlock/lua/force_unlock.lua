@@ -8,10 +8,18 @@
 -- ARGV[5]  payload
 -- Reply: 1 if it was in that mode, else 0.
 
--- This fails for a key of another type, which must not be deleted.
-local fields = redis.call('HGETALL', KEYS[1])
+local count = redis.call('HLEN', KEYS[1])
+if count > 0 and not kinds.of(KEYS[1], count) then
+	return kinds.foreign()
+end
 if redis.call('HGET', KEYS[1], 'mode') ~= ARGV[2] then
 	return 0
+end
+local fields = redis.call('HGETALL', KEYS[1])
+for i = 1, #fields, 2 do
+	if fields[i] ~= 'mode' and not kinds.is_owner(fields[i]) then
+		return kinds.foreign()
+	end
 end
 redis.call('DEL', KEYS[1])
 for i = 1, #fields, 2 do
