@@ -29,10 +29,15 @@ func (c *connection) address() string {
 func (c *connection) open(ctx context.Context, url string, opts ...redlatch.Option) (*redlatch.Client, error) {
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	opts = append([]redlatch.Option{redlatch.WithLogger(logger), redlatch.WithoutStartupChecks()}, opts...)
-	if c.prefix != "" {
-		opts = append(opts, redlatch.WithNameMapper(func(name string) string { return c.prefix + name }))
+	return redlatch.Open(ctx, url, append(opts, c.names()...)...)
+}
+
+// names returns the option for the prefix, if there is one.
+func (c *connection) names() []redlatch.Option {
+	if c.prefix == "" {
+		return nil
 	}
-	return redlatch.Open(ctx, url, opts...)
+	return []redlatch.Option{redlatch.WithNameMapper(func(name string) string { return c.prefix + name })}
 }
 
 // do runs f with a client of the server. A signal ends the program at once.
