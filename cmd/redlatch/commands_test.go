@@ -162,6 +162,7 @@ func TestCompletion(t *testing.T) {
 		{"unlock --kind ", strings.Join(kinds, "\n")},
 		{"lock --kind ", strings.Join(kinds, "\n")},
 		{"probe --kind ", strings.Join(probeKindFlags(), "\n")},
+		{"verify --pubsub ", "auto\nsharded\nplain"},
 		{"latch w", "wait\tWait until a latch is open"},
 		{"permits drain ", ""}, // no files
 		{"unlock ", ""},

@@ -3,10 +3,12 @@ package main
 import (
 	"encoding/json"
 	"maps"
+	"net"
 	"os"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -153,7 +155,7 @@ func TestVerifyRights(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		rights := documentedRights(t, append(slices.Clone(kindRows), "the startup checks")...)
-		for _, row := range []struct {
+		rows := []struct {
 			rights string
 			status int
 			want   map[string]string
@@ -165,12 +167,97 @@ func TestVerifyRights(t *testing.T) {
 			{strings.ReplaceAll(rights, "&redisson_sc:{app:*", ""), statusWarning, map[string]string{
 				"hash tags": resultUnchecked, "semaphore": resultPolls, "permit semaphore": resultPolls,
 			}},
-			{rights + " -zmscore", statusNo, map[string]string{"hash tags": resultUnchecked, "fair lock": resultFails, "election": resultFails}},
-		} {
+			{rights + " -zmscore", statusNo, map[string]string{
+				"hash tags": resultUnchecked, "fair lock": resultFails, "election": resultFails,
+			}},
+		}
+		for _, row := range rows[:harness.Size(1, len(rows))] {
 			_, checks := verified(t, s.Addr, row.status, "--url", restricted(t, s, row.rights), "--prefix", "app:")
 			requireResults(t, checks, row.want)
 			requireNoKeys(t, s.Addr)
 		}
+	})
+}
+
+// far returns the address of a proxy in front of a server, through which a round trip takes that much longer.
+func far(t *testing.T, s *testserver.Server, roundTrip time.Duration) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	var all sync.WaitGroup
+	// A chunk leaves when its time has come, however many are on their way.
+	forward := func(from, to net.Conn) {
+		type chunk struct {
+			bytes []byte
+			due   time.Time
+		}
+		chunks := make(chan chunk, 10_000)
+		all.Go(func() {
+			defer to.Close()
+			for c := range chunks {
+				time.Sleep(time.Until(c.due))
+				_, _ = to.Write(c.bytes)
+			}
+		})
+		all.Go(func() {
+			defer close(chunks)
+			for {
+				b := make([]byte, 1<<14)
+				n, err := from.Read(b)
+				if err != nil {
+					return
+				}
+				chunks <- chunk{b[:n], time.Now().Add(roundTrip / 2)}
+			}
+		})
+	}
+	all.Go(func() {
+		for {
+			client, err := l.Accept()
+			if err != nil {
+				return
+			}
+			server, err := net.Dial("tcp", s.Addr)
+			if err != nil {
+				client.Close()
+				continue
+			}
+			forward(client, server)
+			forward(server, client)
+		}
+	})
+	t.Cleanup(func() {
+		l.Close()
+		all.Wait() // redlatch has ended, and closed its connections
+	})
+	return l.Addr().String()
+}
+
+// The bounds grow with the round trip.
+func TestVerifyFar(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const roundTrip = 100 * time.Millisecond
+		got, checks := verified(t, far(t, s, roundTrip), 0)
+		requireResults(t, checks, map[string]string{"hash tags": resultUnchecked})
+		require.Greater(t, got.RoundTrip, roundTrip.Seconds()*1e3)
+		requireNoKeys(t, s.Addr)
+	})
+}
+
+// Where the time is too short for a check, verify does not say that something fails.
+func TestVerifyTooFar(t *testing.T) {
+	harness.Full(t)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		_, checks := verified(t, far(t, s, 800*time.Millisecond), statusWarning)
+		late := 0
+		for name, c := range checks {
+			require.NotEqual(t, resultFails, c.Result, "%s: %s", name, c.Detail)
+			if strings.HasPrefix(c.Detail, "no time was left") {
+				late++
+			}
+		}
+		require.Positive(t, late)
+		requireNoKeys(t, s.Addr)
 	})
 }
 
@@ -230,6 +317,7 @@ func TestVerifyInterrupted(t *testing.T) {
 
 // verify ends although the server does not answer any more, and names the keys that it could not delete.
 func TestVerifyWithoutServer(t *testing.T) {
+	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		gate := harness.NewGate(t, s)
 		c := start(t, gate.Addr, "verify")
@@ -241,6 +329,9 @@ func TestVerifyWithoutServer(t *testing.T) {
 		require.NoError(t, gate.Open())
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
+}
+
+func TestVerifyFails(t *testing.T) {
 	require.Equal(t, statusFailed, finish(t, unreachable, "verify").status)
 	require.Equal(t, statusFailed, finish(t, unreachable, "verify", "--pubsub", "none").status)
 }
