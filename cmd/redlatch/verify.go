@@ -370,7 +370,9 @@ func (v *verifier) describe(ctx context.Context) (server, topology string) {
 	server = cmp.Or(strings.Join(slices.Compact(versions), ", "), "unknown")
 	switch v.conn.Mode() {
 	case rueidis.ClientModeCluster:
-		topology = fmt.Sprintf("cluster, %d nodes", len(nodes))
+		if topology = fmt.Sprintf("cluster, %d nodes", len(nodes)); len(nodes) == 1 {
+			topology = "cluster, 1 node"
+		}
 	case rueidis.ClientModeSentinel:
 		topology = "sentinel"
 	default:

@@ -315,7 +315,7 @@ func (t *trial) heard(w *waiter, release func() error) error {
 	bound := t.within(time.Second, 5)
 	for released := time.Now(); w.client.PubSub().Messages == before; time.Sleep(time.Millisecond) {
 		if time.Since(released) > bound {
-			polls := fmt.Sprintf("no message came within %v", round(bound))
+			polls := fmt.Sprintf("no message came within %v", bound.Round(100*time.Millisecond))
 			if refusal := w.log.lastRefusal(); refusal != "" {
 				polls += ": " + refusal
 			}

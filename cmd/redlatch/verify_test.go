@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"net"
@@ -85,6 +86,8 @@ func TestVerify(t *testing.T) {
 		require.Equal(t, "single server", got.Topology)
 		require.Equal(t, "plain", got.PubSub)
 		require.Positive(t, got.RoundTrip)
+		require.Greater(t, checks["polling"].Seconds, 3.0, "the client was woken by a message")
+		require.Less(t, checks["reconnection"].Seconds, 3.0, "the client has not noticed that it lost its connections")
 		requireNoKeys(t, s.Addr)
 	})
 }
@@ -290,6 +293,31 @@ func TestVerifyMissingCommand(t *testing.T) {
 		})
 		require.Regexp(t, `^waiting: .*[Uu]nknown`, checks["fair lock"].Detail)
 		requireNoKeys(t, s.Addr)
+	})
+}
+
+// A server that forgets locks breaks all of them.
+func TestVerifyForgetfulServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn := harness.Conn(t, s.Addr)
+		stop, stopped := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(stopped)
+			for {
+				select {
+				case <-stop:
+					return
+				case <-time.After(2 * time.Millisecond):
+					_ = conn.Do(context.Background(), conn.B().Flushall().Build()).Error()
+				}
+			}
+		}()
+		_, checks := verified(t, s.Addr, statusNo)
+		close(stop)
+		<-stopped
+		for _, name := range []string{"lock", "fenced lock", "fair lock", "read-write lock", "election", "MultiLock", "renewal", "reconnection"} {
+			require.Equal(t, resultFails, checks[name].Result, name)
+		}
 	})
 }
 
