@@ -28,7 +28,8 @@ func (e *entry[A]) wakeUnregistered() {
 	}
 }
 
-// Displaced is called when a waiter may have lost its position in the server's queue.
+// Displaced is called when a waiter may have lost its position in the server's queue, or may be the
+// first there.
 func (q *Queues[A]) Displaced(key Key, a A) {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
@@ -37,6 +38,9 @@ func (q *Queues[A]) Displaced(key Key, a A) {
 	}
 	for w := e.first; w != nil; w = w.next {
 		if w.req.Acquirer == a {
+			if w.state == claimed {
+				w.again = true // the attempt may have been too early
+			}
 			if w.state == waiting {
 				w.register(false)
 				w.signal()

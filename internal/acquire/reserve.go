@@ -158,10 +158,12 @@ func (c *ownChannel[A]) Notify(ev pubsub.Event) {
 	defer c.shard.mu.Unlock()
 	switch e, w := c.entry, c.waiter; {
 	case e == nil:
-	case w == nil || w == e.first: // w is nil during the first attempt
-		e.nudge(cause)
-	case w.state == claimed: // this attempt may have been too early
+	case w != nil && w.state == claimed:
+		// The attempt may have been too early. A reason for the head would not do: with the reply
+		// another waiter can become the head.
 		w.again = true
+	case w == nil || w == e.first: // w is nil during the first attempt, which makes it the head
+		e.nudge(cause)
 	case w.state == waiting: // the head is another one on the server, or a message may be lost
 		w.register(false)
 		w.signal()

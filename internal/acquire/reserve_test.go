@@ -147,6 +147,28 @@ func TestMessagesOfReservedChannels(t *testing.T) {
 			l.becomes("", "b", "a")
 			y.publish("of b", pubsub.Event{})
 		}, []string{"a", "b", "a,b", "b"}},
+		{"before the reply of its attempt, while another arrives", func(y *yard, l *line) {
+			l.becomes("")
+			holder := y.ask("holder", inLine)
+			time.Sleep(5 * latency)
+			y.in(holder)
+			y.replyTakes(slow)
+			y.ask("b", inLine)
+			time.Sleep(slow / 2)
+			y.ask("a", inLine) // with the reply, b goes behind it
+			l.becomes("", "b")
+			y.publish("of b", pubsub.Event{})
+			y.Released(key, holder, Release{Receivers: 1, Elsewhere: true})
+		}, []string{"holder", "b", "a,b"}},
+		{"before the reply of the first attempt, while another arrives", func(y *yard, l *line) {
+			l.becomes("elsewhere")
+			y.replyTakes(slow)
+			y.ask("b", inLine)
+			time.Sleep(slow / 2)
+			y.ask("a", inLine)
+			l.becomes("", "b")
+			y.publish("of b", pubsub.Event{})
+		}, []string{"b", "b,a"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			inYard(t, func(y *yard) {
@@ -185,6 +207,27 @@ func TestAMessageInVain(t *testing.T) {
 		require.Equal(t, []string{"b", "b"}, y.seen())
 		y.served(l, a)
 		y.served(l, b)
+	})
+}
+
+// A heartbeat may find that a waiter is the first, or has lost its position, while the reply of an
+// attempt is on its way. The waiter tries again then, and does not wait for the next heartbeat.
+func TestAHeartbeatDuringAnAttempt(t *testing.T) {
+	inYard(t, func(y *yard) {
+		l := newLine(y)
+		a, b := y.waitsIn(l, "a"), y.waitsIn(l, "b")
+		y.seen()
+		y.replyTakes(slow)
+		y.Displaced(key, b)
+		time.Sleep(slow / 2)
+		l.becomes("", "b", "a")
+		y.Displaced(key, b)
+		y.replyTakes(0)
+		time.Sleep(slow)
+		y.in(b)
+		require.Equal(t, []string{"b", "b"}, y.seen())
+		y.free(b)
+		y.served(l, a)
 	})
 }
 
