@@ -398,6 +398,29 @@ func TestHandOffLimitAdmitsOtherProcesses(t *testing.T) {
 	})
 }
 
+// With a limit of 0 no lock is passed on within the process, also when yielding to others has been in
+// vain many times.
+func TestHandOffLimitZero(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		s.Latency = time.Millisecond
+		r := record(t)
+		c := s.Client(t, r.options(redlatch.WithHandOffLimit(0))...)
+		red := redlatch.RedLock("red", []*redlatch.Client{c})
+		var callers sync.WaitGroup
+		for _, l := range []lock.Locker{c.Lock("orders"), c.FencedLock("fenced"), c.RWLock("rw").Write(), red} {
+			for range 4 {
+				callers.Go(func() {
+					for range 25 {
+						assert.NoError(t, l.Do(t.Context(), nothing))
+					}
+				})
+			}
+		}
+		callers.Wait()
+		require.Empty(t, r.measured()["redlatch.handoffs"])
+	})
+}
+
 // renewed reports whether a hold is certain until the given time.
 func renewed(h lock.Hold, until time.Time) bool { return time.Now().Add(h.Remaining()).After(until) }
 

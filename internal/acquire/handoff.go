@@ -21,7 +21,8 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	if w == nil || w.state != waiting || w.unregistered || e.opens() {
 		return false
 	}
-	if !w.req.Ordered && e.yield.begin(q.cfg.HandOffs) || !give(w.req.Acquirer) {
+	// With a limit of 0 the process need not yield each time, but never passes the key on.
+	if !w.req.Ordered && (e.yield.begin(q.cfg.HandOffs) || q.cfg.HandOffs == 0) || !give(w.req.Acquirer) {
 		return false
 	}
 	e.yield.count()
