@@ -8,7 +8,7 @@
 // kind of this module, on any servers, and Redlocks.
 //
 // Callers that name the same locks in different orders do not deadlock: every Multi
-// acquires its members in one order, by server and name. Two clients can disagree about the
+// acquires its members in one order, by server, hash tag and name. Two clients can disagree about the
 // order of servers after one was restarted. A Multi on several servers that has waited long
 // for a member therefore releases the others and starts over, each time with twice the
 // patience. On one server it keeps waiting. A caller that holds one of these locks should not wait for another without a

@@ -58,8 +58,7 @@ func newMulti(s *session.Session, members ...lock.Locker) *Multi {
 	}
 	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
 	m.locks = servers(nil).sort(m.locks)
-	bad = cmp.Or(bad, checkDuplicates(m.locks, servers(nil).same, duplicate),
-		checkDuplicates(m.reds, func(a, b *Red) bool { return a.key == b.key }, duplicate))
+	bad = cmp.Or(bad, m.checkMembers(nil))
 	m.group = newGroup(s, "multi", names, on, bad)
 	m.reads = slices.ContainsFunc(m.locks, func(l *locking.Lock) bool { return l.Traits().Shared }) ||
 		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads })
@@ -121,13 +120,21 @@ func (m *Multi) Unlock(ctx context.Context) error {
 		return locking.ErrNoOwner(m.info.Name)
 	}
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
-		if h := g.(*multiHold); len(h.m.reds) == 0 && slices.EqualFunc(h.m.locks, m.locks, servers(nil).same) {
+		if h := g.(*multiHold); len(h.m.reds) == 0 && h.m.sameLocks(m) {
 			if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 				return err
 			}
 		}
 	}
 	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
+}
+
+// sameLocks reports whether m and other have the same locks, in any order.
+func (m *Multi) sameLocks(other *Multi) bool {
+	missing := func(l *locking.Lock) bool {
+		return !slices.ContainsFunc(other.locks, func(o *locking.Lock) bool { return servers(nil).same(l, o) })
+	}
+	return len(m.locks) == len(other.locks) && !slices.ContainsFunc(m.locks, missing)
 }
 
 // IsHeldBy reports whether owner holds all members. It blocks for one round trip for each

@@ -77,6 +77,20 @@ func TestMultiOfANamedOwner(t *testing.T) {
 	})
 }
 
+// Unlock by owner knows a hold by its members, also if the locks of two servers have one name.
+func TestMultiUnlockIgnoresTheOrderOfClients(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, other := harness.Client(t, s), harness.Client(t, harness.Server(t, s.Program))
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		h, err := c.MultiLock(c.Lock("a"), other.Lock("a")).Lock(ctx)
+		require.NoError(t, err)
+		require.ErrorIs(t, c.MultiLock(c.Lock("a"), c.Lock("b")).Unlock(ctx), lock.ErrNotHeld)
+		require.NoError(t, c.MultiLock(other.Lock("a"), c.Lock("a")).Unlock(ctx))
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+		multiEmpty(t, s)
+	})
+}
+
 // A batch of locks counts the holds of an owner like single locks do.
 func TestMultiOfANamedOwnerIsCounted(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

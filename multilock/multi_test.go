@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -16,6 +17,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/rlock"
 )
 
@@ -116,9 +118,34 @@ func TestMultiOfMultis(t *testing.T) {
 	})
 }
 
+// The order of two locks is the same for a client that sees a cluster of one node and for one that sees
+// a single server: each waits for the first one before it takes the other.
+func TestMultiHasOneOrderForAllClients(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster, err := testserver.StartCluster(shared.Program, 1, false, 15*time.Second)
+		require.NoError(t, err)
+		t.Cleanup(cluster.Stop)
+		views := map[string]rueidis.ClientOption{"cluster": {}, "single server": {ForceSingleClient: true}}
+		for view, opt := range views {
+			opt.InitAddress = cluster.Addrs()
+			c, err := redlatch.New(t.Context(), opt, redlatch.WithPubSubMode(pubsub.Plain))
+			require.NoError(t, err)
+			defer c.Close()
+			first, second := c.Lock("a"), c.Lock("b") // their slots have the other order
+			h := multiMust(t, first)
+			waiter := harness.StartLock(t, t.Context(), c.MultiLock(second, first))
+			multiWaits(t, c)
+			require.False(t, harness.IsLocked(t, second), view)
+			require.NoError(t, h.Unlock(t.Context()))
+			require.NoError(t, waiter.Got().Unlock(t.Context()))
+		}
+	})
+}
+
 func TestMultiOfBadMembers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, same := harness.Client(t, s), harness.Client(t, s)
+		apart := harness.Client(t, harness.Server(t, s.Program))
 		mapped := harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "a" }))
 		a := c.Lock("a")
 		var noMulti *multilock.Multi
@@ -140,6 +167,9 @@ func TestMultiOfBadMembers(t *testing.T) {
 			"twice, through two clients":    {[]lock.Locker{a, same.Lock("a")}, `duplicate member "a"`},
 			"twice, through a name mapper":  {[]lock.Locker{a, mapped.Lock("other")}, "duplicate member"},
 			"a Redlock twice":               {[]lock.Locker{c.RedLock(a), a, c.RedLock(a)}, `duplicate member "a"`},
+			"a member of a Redlock":         {[]lock.Locker{c.RedLock(c.Lock("b"), apart.Lock("b")), c.Lock("b")}, `duplicate member "b"`},
+			"through another client":        {[]lock.Locker{c.RedLock(apart.Lock("b"), same.Lock("b")), c.Lock("b")}, `duplicate member "b"`},
+			"Redlocks with a common member": {[]lock.Locker{c.RedLock(a), c.RedLock(a, apart.Lock("a"))}, `duplicate member "a"`},
 			"an invalid Redlock":            {[]lock.Locker{a, c.RedLock()}, "without members"},
 			"foreign":                       {[]lock.Locker{a, multiForeign{c.Lock("b")}}, "member 2"},
 			"foreign, embeds a lock":        {[]lock.Locker{a, multiEmbeds{c.Lock("b")}}, "multiEmbeds"},

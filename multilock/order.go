@@ -9,24 +9,26 @@ import (
 
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
 // servers are the servers of clients, as far as they are known.
 type servers map[*session.Session]session.Server
 
-// sort returns the locks in the order in which every Multi acquires them: by server, slot and
-// key. Unknown servers come first.
+// sort returns the locks in the order in which every Multi acquires them: by server, hash
+// tag and key. Unknown servers come first. The hash tag counts without a cluster too, because the only
+// node of a cluster is a single server for some clients.
 func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
 	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
 		at, bt := known[a.Session()], known[b.Session()]
 		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
-			cmp.Compare(a.Slot(), b.Slot()), cmp.Compare(a.Key(), b.Key()))
+			cmp.Compare(wire.HashTag(a.Key()), wire.HashTag(b.Key())), cmp.Compare(a.Key(), b.Key()))
 	})
 }
 
 // same reports whether two locks are known to be the same.
-func (known servers) same(a, b *locking.Lock) bool {
+func (known servers) same(a, b redMember) bool {
 	server := known[a.Session()]
 	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
 }
@@ -43,16 +45,29 @@ func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M
 	return nil
 }
 
-// inOrder returns the locks in order, and sets a.certain if that order is certain: then a caller
+// checkMembers returns an error if two of the locks that m consists of are the same: m would wait for
+// itself.
+func (m *Multi) checkMembers(known servers) error {
+	var all []redMember
+	for _, l := range m.locks {
+		all = append(all, l)
+	}
+	for _, red := range m.reds {
+		all = append(all, red.members...)
+	}
+	return checkDuplicates(all, known.same, duplicate)
+}
+
+// inOrder returns the locks in order, and their servers, and sets a.certain if that order is certain: then a caller
 // may wait for one of them however long it holds others. It identifies the servers if there are
 // several clients.
 //
 // It is certain for the locks of one server. The order of several depends on their identities,
 // about which clients can disagree: one may not have noticed yet that a server was restarted,
 // or may not be permitted to see its run id. A Redlock has several servers.
-func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, error) {
+func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, servers) {
 	a.certain = len(m.reds) == 0
-	if len(m.sessions) < 2 {
+	if a.certain && len(m.sessions) < 2 {
 		return m.locks, nil
 	}
 	answers := make([]session.Server, len(m.sessions))
@@ -68,6 +83,5 @@ func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, e
 		known[s] = answers[i]
 		a.certain = a.certain && answers[i].ID != "" && answers[i] == answers[0]
 	}
-	locks := known.sort(m.locks)
-	return locks, checkDuplicates(locks, known.same, duplicate)
+	return known.sort(m.locks), known
 }

@@ -145,15 +145,20 @@ func (a *acquisition) bounded(ctx context.Context) (context.Context, context.Can
 // take acquires the members that takeFree has not. If it fails, those in a.got have to be released;
 // the error is errRestart if another round may succeed.
 func (m *Multi) take(ctx context.Context, a *acquisition) error {
-	locks, err := m.inOrder(ctx, a)
-	if err != nil {
-		return err
-	}
+	locks, known := m.inOrder(ctx, a)
 	for _, red := range m.reds {
 		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
 			return red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
 		})
 		if err != nil {
+			return err
+		}
+		for _, member := range red.members { // a round has identified those that answer
+			known[member.Session()] = member.Session().KnownServer()
+		}
+	}
+	if known != nil {
+		if err := m.checkMembers(known); err != nil {
 			return err
 		}
 	}

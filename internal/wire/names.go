@@ -169,7 +169,7 @@ func CheckName(name string, cluster bool) error {
 	}
 	// Helper keys put braces around a name without a hash tag. A brace in the name
 	// would change that tag.
-	if cluster && strings.ContainsAny(name, "{}") && hashTag(name) == name {
+	if cluster && strings.ContainsAny(name, "{}") && HashTag(name) == name {
 		return fmt.Errorf("%w: name %q: its braces would put its keys into different cluster slots", lock.ErrInvalid, name)
 	}
 	return nil
@@ -181,16 +181,16 @@ func CheckLatchName(name string, cluster, sharded bool) error {
 	if err := CheckName(name, cluster); err != nil {
 		return err
 	}
-	if sharded && hashTag(LatchChannel(name)) != hashTag(name) {
+	if sharded && HashTag(LatchChannel(name)) != HashTag(name) {
 		return fmt.Errorf("%w: name %q: with sharded pub/sub the name of a latch may contain no braces, "+
 			"because its channel would have another cluster slot", lock.ErrInvalid, name)
 	}
 	return nil
 }
 
-// hashTag returns the part of a key that determines its slot: the text between the
+// HashTag returns the part of a key that determines its slot: the text between the
 // first "{" and the next "}" unless it is empty, else the whole key.
-func hashTag(key string) string {
+func HashTag(key string) string {
 	_, rest, ok := strings.Cut(key, "{")
 	if !ok {
 		return key
@@ -209,7 +209,7 @@ const slots = 16384
 // CRC16 (XMODEM) of its hash tag, modulo 16384.
 func Slot(key string) int {
 	var crc uint16
-	for _, b := range []byte(hashTag(key)) {
+	for _, b := range []byte(HashTag(key)) {
 		crc ^= uint16(b) << 8
 		for range 8 {
 			if crc&0x8000 != 0 {
