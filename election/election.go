@@ -39,11 +39,13 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/construct"
+	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -135,8 +137,13 @@ type Leader struct {
 // before the term begins, the error matches lock.ErrNotAcquired. An owner named by lock.WithOwner that
 // already leads gets one that matches lock.ErrReentered.
 func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Option) (*Term, error) {
+	settings, err := lock.Resolve(opts...)
+	if err != nil {
+		return nil, err
+	}
 	began := time.Now()
-	hold, err := e.candidacy.Lock(ctx, opts...)
+	// The least time is that of a term, and a candidate whose term does not begin leaves at once.
+	hold, err := e.candidacy.Lock(ctx, append(slices.Clip(opts), lock.AtLeast(0))...)
 	if err != nil {
 		return nil, err
 	}
@@ -144,6 +151,7 @@ func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Opti
 	if err != nil {
 		return nil, e.withdraw(ctx, hold, began, err)
 	}
+	holds.KeepUntil(hold, settings.KeepUntil())
 	e.s.Telemetry.SetToken(hold.Context(), token)
 	return &Term{hold, value, token}, nil
 }

@@ -35,10 +35,10 @@ func campaign(t testing.TB, c *redlatch.Client, value string, opts ...lock.Optio
 }
 
 // stand begins a campaign in the background.
-func stand(t testing.TB, c *redlatch.Client, value string) *harness.Call[*election.Term] {
+func stand(t testing.TB, c *redlatch.Client, value string, opts ...lock.Option) *harness.Call[*election.Term] {
 	t.Helper()
 	return harness.Start(t, t.Context(), func(ctx context.Context) (*election.Term, error) {
-		return c.Election(name).Campaign(ctx, value)
+		return c.Election(name).Campaign(ctx, value, opts...)
 	})
 }
 
@@ -218,7 +218,7 @@ func TestNamedOwner(t *testing.T) {
 	})
 }
 
-// A candidate whose term does not begin gives the lock back.
+// A candidate whose term does not begin gives the lock back, also with AtLeast.
 func TestTermThatDoesNotBegin(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, g := harness.GatedClient(t, s)
@@ -235,7 +235,7 @@ func TestTermThatDoesNotBegin(t *testing.T) {
 
 		t.Run("cancelled", func(t *testing.T) {
 			var call *harness.Call[*election.Term]
-			g.Keep(t, begin, 1, func() { call = stand(t, c, "") })
+			g.Keep(t, begin, 1, func() { call = stand(t, c, "", lock.AtLeast(time.Minute)) })
 			cause := errors.New("over")
 			call.Cancel(cause)
 			err := call.EndWithin(soon)
@@ -246,7 +246,7 @@ func TestTermThatDoesNotBegin(t *testing.T) {
 		})
 		t.Run("lock lost", func(t *testing.T) {
 			reached := g.Arm(harness.DelayRequest, begin, 1)
-			call := stand(t, c, "")
+			call := stand(t, c, "", lock.AtLeast(time.Minute))
 			harness.Reached(t, reached)
 			harness.Do(t, s.Addr, "DEL", name)
 			require.ErrorIs(t, call.End(), lock.ErrNotAcquired)
@@ -256,7 +256,7 @@ func TestTermThatDoesNotBegin(t *testing.T) {
 		t.Run("refused", func(t *testing.T) {
 			harness.Do(t, s.Addr, "DEL", wire.ElectionTerm(name))
 			harness.Do(t, s.Addr, "SET", wire.ElectionTerm(name), "x")
-			_, err := c.Election(name).Campaign(t.Context(), "")
+			_, err := c.Election(name).Campaign(t.Context(), "", lock.AtLeast(time.Minute))
 			var refusal *rueidis.RedisError
 			require.ErrorAs(t, err, &refusal)
 			require.ErrorContains(t, err, "WRONGTYPE")

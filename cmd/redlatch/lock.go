@@ -17,6 +17,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/supervise"
+	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -83,7 +84,7 @@ fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard o
 	f.BoolVar(&l.try, "try", false, "do not wait for the lock")
 	f.DurationVar(&l.ttl, "ttl", redlatch.DefaultWatchdogTimeout, "lease, which is renewed until COMMAND ends")
 	f.DurationVar(&l.lease, "lease", 0, "fixed lease, which is not renewed: COMMAND must end before it")
-	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner")
+	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner; not if it does not start")
 	f.DurationVar(&l.maxHold, "max-hold", 0, "longest time for which COMMAND may run")
 	f.IntVar(&l.permits, "permits", 0, "NAME is a semaphore with this many permits; hold one")
 	f.StringSliceVar(&l.red, "red", nil, "URLs of independent servers: hold the lock on a majority of them")
@@ -111,6 +112,8 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		return errors.New("--red and --url exclude each other")
 	case l.kind == "fenced" && (len(names) > 1 || len(l.red) > 0):
 		return errors.New("--kind fenced: a token is of one lock: only one NAME is possible, and no --red")
+	case l.kind == "read" && l.atLeast > 0:
+		return errors.New("--at-least: a read lock has no least time")
 	case l.permits > 0 && len(names) > 1:
 		return errors.New("--permits: only one NAME is possible")
 	}
@@ -122,10 +125,12 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 			return fmt.Errorf("--%s %v: must be greater than zero", d, value)
 		}
 	}
-	return nil
+	_, err := lock.Resolve(append(l.options(), lock.AtLeast(l.atLeast))...)
+	return err
 }
 
-// options returns those of the acquisition.
+// options returns those of the acquisition. --at-least is not among them: the least time is for a command
+// that has started.
 func (l *lockCommand) options() []lock.Option {
 	// Signals end the wait, and are forwarded afterwards.
 	opts := []lock.Option{lock.Parent(context.Background())}
@@ -137,9 +142,6 @@ func (l *lockCommand) options() []lock.Option {
 	}
 	if l.lease > 0 {
 		opts = append(opts, lock.Lease(l.lease))
-	}
-	if l.atLeast > 0 {
-		opts = append(opts, lock.AtLeast(l.atLeast))
 	}
 	if l.maxHold > 0 {
 		opts = append(opts, lock.MaxHold(l.maxHold))
@@ -197,7 +199,11 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals chan os.Signal) error {
 	child.Env = append(os.Environ(), "REDLATCH_NAME="+strings.Join(names, ","))
 	child.Env = append(child.Env, h.environment()...)
+	begun := time.Now()
 	result, startErr := supervise.Run(child, h, l.grace(), signals)
+	if startErr == nil && l.atLeast > 0 {
+		h.keepUntil(begun.Add(l.atLeast))
+	}
 	err := h.release()
 	switch {
 	case errors.Is(startErr, supervise.ErrLate):
@@ -251,6 +257,8 @@ type held interface {
 	supervise.Lease
 	// environment returns the variables that the command gets.
 	environment() []string
+	// keepUntil has release leave the lock held until then.
+	keepUntil(t time.Time)
 	release() error
 }
 
@@ -311,9 +319,12 @@ func (h heldLock) environment() []string {
 	return nil
 }
 
+func (h heldLock) keepUntil(t time.Time) { hold.KeepUntil(h.Hold, t) }
+
 func (h heldLock) release() error { return h.Unlock(context.Background()) }
 
 type heldPermit struct{ *semaphore.Permit }
 
 func (p heldPermit) environment() []string { return []string{"REDLATCH_PERMIT=" + p.ID()} }
+func (p heldPermit) keepUntil(time.Time)   {} // --at-least is not for permits
 func (p heldPermit) release() error        { return p.Release(context.Background()) }

@@ -8,6 +8,8 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -403,6 +405,23 @@ func TestDurations(t *testing.T) {
 		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try")...).status(patience))
 		left := harness.PTTL(t, s.Addr, "job")
 		require.Greater(t, left, time.Hour.Milliseconds()-60_000, strconv.Itoa(int(left)))
+	})
+}
+
+// The least time is for a command that has started.
+func TestAtLeastOfACommandThatDoesNotStart(t *testing.T) {
+	script := filepath.Join(t.TempDir(), "script")
+	require.NoError(t, os.WriteFile(script, []byte("#!/no/such/interpreter\n"), 0o700))
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		other := harness.Server(t, s.Program)
+		for _, flags := range [][]string{
+			{"job"}, {"--lease", "2h", "job"}, {"--kind", "fair", "job"}, {"job", "another"}, {"--red", "redis://" + s.Addr + ",redis://" + other.Addr, "job"},
+		} {
+			args := slices.Concat([]string{"lock", "--at-least", "1h"}, flags, []string{"--", script})
+			require.Equal(t, statusNotFound, start(t, s.Addr, args...).status(patience), flags)
+			harness.NothingLeft(t, s.Addr)
+			harness.NothingLeft(t, other.Addr)
+		}
 	})
 }
 

@@ -38,6 +38,15 @@ func (hd *Handle) Refer(h Hold) {
 	runtime.SetFinalizer(hd, (*Handle).dropped) // a cleanup would be two more allocations
 }
 
+// KeepUntil has the Unlock of h, a hold of this module, leave the lock held until then. It is
+// lock.AtLeast for a caller whose work may fail to begin after Lock: until it has begun, Unlock
+// releases the lock. A zero time changes nothing. No other goroutine uses h meanwhile.
+func KeepUntil(h lock.Hold, until time.Time) {
+	if hd, ok := h.(*Handle); ok {
+		hd.Hold.(interface{ KeepUntil(until time.Time) }).KeepUntil(until)
+	}
+}
+
 // disarm ends the detection.
 func (hd *Handle) disarm() { runtime.SetFinalizer(hd, nil) }
 
