@@ -7,9 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/rlock"
 )
 
@@ -138,5 +140,69 @@ func TestMultiForbiddenReentry(t *testing.T) {
 		require.NoError(t, first.Unlock(t.Context()))
 		require.NoError(t, reads.Unlock(t.Context()))
 		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// The lease and MaxHold of a hold that an owner adds to others count from that call, and not from when
+// the members were acquired.
+func TestMultiTermsOfReentry(t *testing.T) {
+	const (
+		timeout = 2 * time.Second
+		before  = 1200 * time.Millisecond // since the members were acquired
+		term    = time.Second
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+		held := []lock.Locker{c.Lock("a"), c.FencedLock("b"), c.FairLock("c"), c.RWLock("d").Read(), c.RWLock("e").Write()}
+		groups := map[string]*multilock.Multi{
+			"the same members": c.MultiLock(held...),
+			"another member":   c.MultiLock(append([]lock.Locker{c.Lock("f")}, held...)...),
+		}
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		first, err := groups["the same members"].Lock(ctx)
+		require.NoError(t, err)
+		time.Sleep(before)
+		for name, m := range groups {
+			for _, opt := range []lock.Option{lock.Lease(term), lock.MaxHold(term), lock.Lease(time.Minute)} {
+				begin := time.Now()
+				again, err := m.TryLock(ctx, opt)
+				require.NoError(t, err, name)
+				left := again.Remaining()
+				require.Greater(t, left, term-time.Since(begin)-time.Millisecond, name)
+				for _, key := range []string{"a", "b", "c", "d", "e"} {
+					ttl := time.Duration(harness.PTTL(t, s.Addr, key)) * time.Millisecond
+					require.GreaterOrEqual(t, ttl, again.Remaining()-time.Millisecond, "%s: %s expires before the hold", name, key)
+				}
+				require.NoError(t, again.Unlock(t.Context()))
+			}
+		}
+		require.NoError(t, first.Unlock(t.Context()))
+		multiEmpty(t, s)
+	})
+}
+
+// Without an answer of the server, no hold claims a longer lease than the server has given: neither the
+// one that is refused, nor the one that its owner had before.
+func TestMultiReentryWithoutAServer(t *testing.T) {
+	const timeout = 4 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, gate := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout))
+		for _, m := range []*multilock.Multi{c.MultiLock(c.Lock("a")), c.MultiLock(c.Lock("a"), c.FencedLock("b"))} {
+			ctx := lock.WithOwner(t.Context(), c.NewOwner())
+			first, err := m.Lock(ctx)
+			require.NoError(t, err)
+			gate.Stall()
+			waitCtx, cancel := context.WithTimeout(ctx, time.Second)
+			again, err := m.Lock(waitCtx, lock.Lease(10*timeout))
+			cancel()
+			if err == nil {
+				require.LessOrEqual(t, again.Remaining(), timeout, "the server was not asked")
+			}
+			require.LessOrEqual(t, first.Remaining(), timeout, "the server was not asked")
+			require.NoError(t, gate.Open())
+			require.Error(t, err)
+			require.NoError(t, first.Unlock(t.Context()))
+		}
+		multiEmpty(t, s)
 	})
 }

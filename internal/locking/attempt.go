@@ -116,7 +116,7 @@ var errLate = fmt.Errorf("%w: the lease was over before its confirmation came", 
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {
-	c.sent, c.token = instantOf(sent), a.Token
+	c.first.sent, c.token = instantOf(sent), a.Token
 	c.forgetPosition()
 }
 

@@ -137,9 +137,9 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 		if o.Lease == 0 {
 			continue
 		}
-		if one := h.One(); one != nil && one.Acquired().Equal(last) {
+		if one := h.One(); one != nil && one.requested() && one.Acquired().Equal(last) {
 			one.fix(last, o.Lease)
-		} else {
+		} else { // the server may have given it less
 			late = append(late, h)
 		}
 	}
@@ -178,6 +178,9 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 			done(i, err)
 		} else {
 			holds[i] = h
+			if lease > h.ttl {
+				h.claim.pin()
+			}
 			g := group{h.claim.lock.p.Renewer(), h.claim.lock.Slot()}
 			groups[g] = append(groups[g], i)
 		}

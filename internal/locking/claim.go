@@ -27,11 +27,10 @@ type claim struct {
 	// mu guards the rest. Others than its caller may make its attempts.
 	mu        sync.Mutex
 	state     claimState
-	queued    bool    // it has a queue position on the server
-	ready     bool    // only waiters of this process are before it in the server's queue
-	pinned    bool    // it is not passed on: its lease on the server may be longer, or a request refers to it
-	receivers int32   // how many subscribers have heard of its release; negative if that is unknown
-	sent      instant // when the request that succeeded was sent
+	queued    bool  // it has a queue position on the server
+	ready     bool  // only waiters of this process are before it in the server's queue
+	pinned    bool  // it is not passed on: its lease on the server may be longer, or a request refers to it
+	receivers int32 // how many subscribers have heard of its release; negative if that is unknown
 	token     int64
 	cohort    *Cohort // if it is passed on as it is, or nil
 	rare      *rare   // what few claims have, or nil
@@ -136,6 +135,13 @@ func (c *claim) add(h *hold) {
 	}
 }
 
+// pin keeps the claim from being passed on.
+func (c *claim) pin() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.pinned = true
+}
+
 // Leased implements watchdog.Holder.
 func (c *claim) Leased() watchdog.Subject { return watchdog.Subject{Key: c.Key, Owner: c.ID.String()} }
 
@@ -175,7 +181,7 @@ func (c *claim) Join(h *claim) (acquire.Relation, error) {
 func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 	h := &c.first
 	h.Begin(c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token))
-	sent := c.sent.time()
+	sent := h.sent.time()
 	terms := watchdog.Terms{Sent: sent, TTL: c.Lease}
 	if !h.Fixed {
 		terms.Renewer = c.lock.p.Renewer()
@@ -236,6 +242,7 @@ func (c *claim) reenter(ctx, parent context.Context, from *claim) (*hold, error)
 	h.claim = c
 	parent, span := c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token)
 	c.lease.Check() // its time may be over, and the watchdog late
+	now := time.Now()
 	c.mu.Lock()
 	c.rare.joining--
 	if c.state != standing {
@@ -244,13 +251,14 @@ func (c *claim) reenter(ctx, parent context.Context, from *claim) (*hold, error)
 		return nil, errGone
 	}
 	short := (h.Fixed || c.renewalTTL() == 0) && h.ttl > c.lease.Remaining()
+	h.sent = instantOf(now) // not the claim's, which may be long ago
 	h.Begin(parent, span)
 	c.add(h)
 	if h.own != nil {
-		h.endsAlone(time.Now())
+		h.endsAlone(now)
 	}
 	c.align()
-	c.pinned = c.pinned || h.Fixed
+	c.pinned = c.pinned || h.Fixed || h.Member // a group may fix its lease later
 	c.mu.Unlock()
 	if short {
 		if err := c.lengthen(ctx, h.ttl); err != nil {

@@ -17,9 +17,13 @@ import (
 type hold struct {
 	holds.State
 	claim *claim
+	sent  instant       // when the request that succeeded was sent, or when it joined the claim without one
 	ttl   time.Duration // the lease that it asked for
 	own   *alone        // of a hold that may end before its claim, or nil
 }
+
+// requested reports whether a request for this hold, and no other one, has given the claim its lease.
+func (h *hold) requested() bool { return h == &h.claim.first }
 
 // alone is the lease of a hold that may end before its claim.
 type alone struct {
@@ -138,9 +142,7 @@ func (h *hold) Extend(ctx context.Context, lease time.Duration) error {
 		return err
 	}
 	c := h.claim
-	c.mu.Lock()
-	c.pinned = true
-	c.mu.Unlock()
+	c.pin()
 	sent := time.Now()
 	ok, err := c.lock.p.Extend(ctx, &c.Claim, lease)
 	if err != nil {

@@ -80,7 +80,8 @@ type AnyHold interface {
 // that it was dropped.
 type GroupHold interface {
 	AnyHold
-	// Acquired returns when the request that succeeded was sent.
+	// Acquired returns when the request that succeeded was sent, or when the hold joined others of its
+	// owner without a request.
 	Acquired() time.Time
 	// EndAt ends the hold at that time, whatever is renewed until then.
 	EndAt(at time.Time)
@@ -119,7 +120,7 @@ func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, 
 func (h *hold) One() *Hold { return h }
 
 // Acquired implements GroupHold.
-func (h *hold) Acquired() time.Time { return h.claim.sent.time() }
+func (h *hold) Acquired() time.Time { return h.sent.time() }
 
 // StopRenewing implements GroupHold.
 func (h *hold) StopRenewing() {

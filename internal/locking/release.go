@@ -90,7 +90,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 		return false
 	}
 	if c.cohort == nil {
-		c.cohort = NewCohort(c.sent.time())
+		c.cohort = NewCohort(c.first.sent.time())
 	}
 	return true
 }
