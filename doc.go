@@ -12,8 +12,9 @@
 //     clock, and then even a check does not help.
 //   - Replication is asynchronous. After a failover the new primary may lack a lock that
 //     the old one acknowledged.
-//   - Leases assume that clocks run at about the same rate. A server whose wall clock is
-//     set forward ends them early.
+//   - Leases assume that clocks run at about the same rate: a hold ends before its lease
+//     does, by a thousandth of the lease and a millisecond. A server whose clock is faster
+//     than that, or is set forward, ends leases early.
 //
 // Work that merely should not be done twice can tolerate that. Work that must stay
 // correct needs a fencing token that the resource itself checks: see Client.FencedLock

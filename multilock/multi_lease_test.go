@@ -47,7 +47,7 @@ func TestMultiLeaseCountsFromTheLast(t *testing.T) {
 			}
 		}
 		require.LessOrEqual(t, left, lease)
-		require.Greater(t, left, lease-time.Since(begin)-time.Millisecond, "the lease counts from too early")
+		require.Greater(t, left, lease-lease/100-time.Since(begin), "the lease counts from too early")
 		certain := func() {
 			for _, m := range all {
 				longest := lease - time.Since(taken)
@@ -62,7 +62,7 @@ func TestMultiLeaseCountsFromTheLast(t *testing.T) {
 		time.Sleep(lease / 2) // a renewal would be due by then
 		certain()
 		require.Equal(t, lock.ReasonExpired, multiLost(t, h, lease+multiSlack).Reason)
-		require.GreaterOrEqual(t, time.Since(begin), lease)
+		require.GreaterOrEqual(t, time.Since(begin), lease-lease/100) // clocks may differ in rate
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 		multiFree(t, all, -1)
 		multiEmpty(t, s, second)

@@ -273,6 +273,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	if o.Lease == 0 {
 		terms.Renewer = redRenewer{}
 	}
+	h.Lease.Exact = true
 	watched := h.r.s.Watchdog.Watch(&h.Lease, h, terms)
 	if h.cohort.Gone() {
 		h.Lost(lock.ReasonGone, nil) // the loss may have preceded Watch

@@ -15,6 +15,7 @@ import (
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -156,7 +157,7 @@ func (r *request) prepare() (g grant, first bool) {
 
 // late reports whether the lease has ended before the reply arrived to an attempt sent at that time.
 func (r *request) late(sent time.Time) bool {
-	return r.pool.leased() && time.Since(sent) >= r.grant.lease
+	return r.pool.leased() && time.Since(sent) >= watchdog.Certain(r.grant.lease)
 }
 
 // serve notes that an attempt sent at that time has served the request. r.mu is held.

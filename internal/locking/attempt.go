@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -98,7 +99,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 			c.keepPosition(sent)
 		}
 		return acquire.Verdict{FreeIn: a.FreeIn, Moved: a.Moved}, nil
-	case time.Since(sent) < c.Lease:
+	case time.Since(sent) < watchdog.Certain(c.Lease):
 		c.acquired(sent, a)
 		return acquire.Verdict{Acquired: true}, nil
 	case c.lock.p.Traits().Ordered:

@@ -206,7 +206,7 @@ func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 		return nil, errGone
 	case !watched:
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
-	case time.Since(sent) >= c.Lease:
+	case time.Since(sent) >= watchdog.Certain(c.Lease):
 		// This process slept through the lease.
 		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
 	}

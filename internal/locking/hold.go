@@ -66,7 +66,7 @@ func (*alone) RenewalFailed(error, time.Duration) {}
 func (h *hold) endsAlone(sent time.Time) {
 	terms := watchdog.Terms{Sent: sent, TTL: h.ttl}
 	if d := h.own.maxHold; !h.Fixed {
-		terms = watchdog.Terms{Sent: time.Now(), TTL: d, MaxHold: d}
+		terms = watchdog.Terms{Sent: time.Now(), TTL: lock.MaxLease, MaxHold: d}
 	}
 	h.claim.lock.s.Watchdog.Watch(&h.own.Lease, h.own, terms)
 }

@@ -203,7 +203,7 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err 
 			l.rare.failures, l.rare.lastErr = 0, nil
 		}
 		if l.renewer != nil { // otherwise it was fixed meanwhile
-			l.deadline = max(l.deadline, wd.wheel.instant(sent.Add(ttl)))
+			l.deadline = max(l.deadline, l.certainUntil(sent, ttl))
 			l.renewAt = wd.renewalTime(sent, min(ttl, l.ttl)) // it may have been changed meanwhile
 		}
 	}

@@ -43,6 +43,8 @@ type Subject struct {
 type Lease struct {
 	// Weight is the cost of a renewal, in renewals of an ordinary lease; 0 means 1.
 	Weight int32
+	// Exact is set if its lengths are less than the server has by more than Margin.
+	Exact bool
 
 	state    leaseState
 	loss     uint8 // of a lost lease: its reason, by the index in reasons
@@ -53,7 +55,7 @@ type Lease struct {
 	holder   Holder
 	renewer  *Renewer      // shared by all leases; nil: not renewed, or not any more
 	ttl      time.Duration // length after a renewal
-	deadline instant       // end of certain ownership
+	deadline instant       // end of certain ownership; see Margin
 	renewAt  instant
 	rare     *rare // what few leases have, or nil
 }
@@ -96,6 +98,22 @@ var reasons = []lock.Reason{lock.ReasonExpired, lock.ReasonGone, lock.ReasonMaxH
 
 // live reports whether the lease is watched and has not ended. l.mu is held.
 func (l *Lease) live() bool { return l.state == watched || l.state == renewing }
+
+// Margin is how much earlier than the server a client ends a lease of length ttl. The clock of the server
+// may be faster by a thousandth, which is twice what NTP corrects, and the timer that ends the lease fires
+// a moment late. A very short lease is not used up by that.
+func Margin(ttl time.Duration) time.Duration { return min(ttl/1000+time.Millisecond, ttl/10) }
+
+// Certain returns for how long after a request was sent the lease of length ttl that it took is certain.
+func Certain(ttl time.Duration) time.Duration { return ttl - Margin(ttl) }
+
+// certainUntil returns when the lease ends if a request sent then gave it ttl.
+func (l *Lease) certainUntil(sent time.Time, ttl time.Duration) instant {
+	if !l.Exact {
+		ttl = Certain(ttl)
+	}
+	return l.watchdog.wheel.instant(sent.Add(ttl))
+}
 
 // change changes a lease that is live.
 func (l *Lease) change(f func()) {
@@ -146,22 +164,23 @@ func (l *Lease) Check() {
 		h, reason, cause := l.holder, reasons[l.loss], l.known().lastErr
 		l.mu.Unlock()
 		h.Lost(reason, cause)
-	} else if !l.loseIfOver(time.Now()) {
-		l.mu.Unlock()
+		return
 	}
+	l.mu.Unlock()
+	l.endIfOver()
 }
 
 // Extended records that a request sent at sent has extended the lease to at least ttl.
 // It has no effect on an ended lease.
 func (l *Lease) Extended(sent time.Time, ttl time.Duration) {
 	l.Check()
-	l.change(func() { l.deadline = max(l.deadline, l.watchdog.wheel.instant(sent.Add(ttl))) })
+	l.change(func() { l.deadline = max(l.deadline, l.certainUntil(sent, ttl)) })
 }
 
 // Fix makes the lease end ttl after sent and stops its renewal.
 func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 	l.Check()
-	l.change(func() { l.renewer, l.deadline = nil, l.watchdog.wheel.instant(sent.Add(ttl)) })
+	l.change(func() { l.renewer, l.deadline = nil, l.certainUntil(sent, ttl) })
 }
 
 // Renew has the lease renewed from now on, by renewer and to ttl.
@@ -211,12 +230,27 @@ func (l *Lease) Expire(now time.Time) {
 func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil }
 
 // schedule sets the timer to the lease's next event. l.mu is held.
+//
+// The wheel may be a tick late, and the end of a lease must not be: others may hold the key then. So the
+// wheel fires at the tick before, and a timer of the runtime measures the rest.
 func (l *Lease) schedule() {
-	at := l.over()
+	wheel, over := l.watchdog.wheel, l.over()
+	if left := over - wheel.instant(time.Now()); left < instant(tick) {
+		time.AfterFunc(time.Duration(left), l.endIfOver)
+	}
+	at := over - over%instant(tick)
 	if l.renews() {
 		at = min(at, l.renewAt)
 	}
-	l.watchdog.wheel.scheduleAt(&l.timer, at, l)
+	wheel.scheduleAt(&l.timer, at, l)
+}
+
+// endIfOver ends the lease unless it was extended.
+func (l *Lease) endIfOver() {
+	l.mu.Lock()
+	if !l.loseIfOver(time.Now()) {
+		l.mu.Unlock()
+	}
 }
 
 // loseIfOver ends a live lease whose time is over by now, and reports whether it has. l.mu is

@@ -72,7 +72,7 @@ func (wd *Watchdog) Watch(l *Lease, h Holder, terms Terms) bool {
 	defer l.mu.Unlock()
 	l.watchdog, l.holder, l.renewer, l.state = wd, h, wd.shared(terms.Renewer), watched
 	l.ttl, l.quiet = terms.TTL, terms.Quiet
-	l.deadline = wd.wheel.instant(terms.Sent.Add(terms.TTL))
+	l.deadline = l.certainUntil(terms.Sent, terms.TTL)
 	l.renewAt = wd.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
 		l.more().end = wd.wheel.instant(terms.Sent.Add(terms.MaxHold))
