@@ -356,8 +356,12 @@ func (p *permit) Unlock(ctx context.Context) error {
 // Detach implements lock.Hold.
 func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, err error) {
 	to := newIDs(len(p.raw))
+	var over time.Time
+	if left := p.Remaining(); left != lock.NoExpiry {
+		over = time.Now().Add(left)
+	}
 	err = p.end(ctx, "Detach", "detach a permit of", func(ctx context.Context) (bool, error) {
-		moved, err := p.e.leave(ctx, p.raw, to, lease)
+		moved, err := p.e.leave(ctx, p.raw, to, lease, over)
 		if err == nil && !moved && len(p.raw) > 1 {
 			p.e.s.Go(p.free) // what is left of them
 		}

@@ -369,13 +369,16 @@ func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence,
 	return reply, outcome, err
 }
 
+// always returns a function for repeat.
+func always(args []string) func() []string { return func() []string { return args } }
+
 // repeat repeats a request in the background, for as long as the server accepts it, and then
 // calls done with the reply, nil if there is none. If there is one, it closes answered after that.
-func (p *pool) repeat(seq *sequence, script *wire.Script, args []string, done func(reply []int64)) (answered <-chan struct{}) {
+func (p *pool) repeat(seq *sequence, script *wire.Script, args func() []string, done func(reply []int64)) (answered <-chan struct{}) {
 	replied := make(chan struct{})
 	p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 		for {
-			reply, err := p.exec(ctx, script, seq, args)
+			reply, err := p.exec(ctx, script, seq, args())
 			if err == nil || final(err) {
 				p.slots.done(seq)
 				if err != nil {

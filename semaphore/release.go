@@ -65,7 +65,7 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 		reply, outcome, err = p.retry(ctx, patience, seq, p.scripts.release, args)
 		if err != nil && outcome != wire.Refused {
 			err = errors.Join(lock.ErrIndeterminate, err)
-			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, args, func(reply []int64) {
+			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, always(args), func(reply []int64) {
 				if len(reply) > 2 { // too late for the waiters
 					p.giveBack(grants[:reply[2]])
 				}

@@ -365,7 +365,7 @@ func (p *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
-	return p.repeat(seq, p.scripts.undo, args, func([]int64) {})
+	return p.repeat(seq, p.scripts.undo, always(args), func([]int64) {})
 }
 
 // leave is leaveQueue for a wait under ctx that has failed with err. A caller that gets the result has
@@ -393,7 +393,7 @@ func (r *request) leaveQueue() (left <-chan struct{}) {
 		return nil
 	}
 	p := r.pool
-	return p.repeat(p.slots.next(), leaveScript, []string{p.s.ID}, func([]int64) {
+	return p.repeat(p.slots.next(), leaveScript, always([]string{p.s.ID}), func([]int64) {
 		// All requests of this client shared the position: the next one needs its own.
 		p.queues.Wake(p.queueKey)
 	})

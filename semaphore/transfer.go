@@ -52,7 +52,8 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
 	r.sent = seq.sent
 	if err != nil && outcome == wire.Unknown {
-		e.repeat(seq, permitTransferScript, transferArgs(g.ids, from, g.lease, true), func([]int64) {})
+		over := endOf(r.sent, g.lease)
+		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(g.ids, from, leaseUntil(over), true) }, func([]int64) {})
 		return errors.Join(lock.ErrIndeterminate, err)
 	}
 	e.slots.done(seq)
@@ -73,19 +74,40 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 }
 
 // leave moves permits to other ids, which no Permit has, and reports whether all of them were
-// acquired. If the server does not answer, the request is repeated in the background.
-func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease time.Duration) (moved bool, err error) {
-	seq, args := e.slots.next(), transferArgs(from, to, lease, false)
-	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, args)
+// acquired. If the server does not answer, the request is repeated in the background, and leaves them
+// until over at most: Adopt may have looked for them in vain by then.
+func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease time.Duration, over time.Time) (moved bool, err error) {
+	until := time.Now().Add(lease)
+	seq := e.slots.next()
+	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, to, lease, false))
 	switch {
 	case err != nil && outcome != wire.Refused:
-		e.repeat(seq, permitTransferScript, args, func([]int64) {})
+		if over.IsZero() || until.Before(over) {
+			over = until
+		}
+		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(from, to, leaseUntil(over), false) }, func([]int64) {})
 		return false, errors.Join(lock.ErrIndeterminate, err)
 	case err == nil:
 		moved = reply[0] == 1
 	}
 	e.slots.done(seq)
 	return moved, err
+}
+
+// endOf returns when a lease ends that began then, the zero time for one without an end.
+func endOf(began time.Time, lease time.Duration) time.Time {
+	if lease == forever {
+		return time.Time{}
+	}
+	return began.Add(lease)
+}
+
+// leaseUntil returns the lease from now that ends then.
+func leaseUntil(end time.Time) time.Duration {
+	if end.IsZero() {
+		return forever
+	}
+	return max(time.Until(end), time.Millisecond)
 }
 
 func transferArgs(from, to []string, lease time.Duration, undo bool) []string {

@@ -169,6 +169,52 @@ func TestAtLeastAndOutage(t *testing.T) {
 	})
 }
 
+// A Detach without an answer that the background repeats leaves the lock for no longer than the hold had
+// it: the caller may have looked for it in vain before.
+func TestDetachAndOutage(t *testing.T) {
+	const timeout = 8 * time.Second                                           // longer than Detach tries
+	represent := func(k kind) bool { return k.name == "lock" || isPermit(k) } // the others share their code
+	eachKind(t, represent, func(t *testing.T, s *testserver.Server, k kind) {
+		g := harness.NewGate(t, s)
+		c := harness.ClientAt(t, []string{g.Addr}, redlatch.WithWatchdogTimeout(timeout))
+		h := mustLock(t, t.Context(), k.of(c, "orders"))
+		g.Stall()
+		_, err := h.Detach(t.Context(), time.Hour)
+		require.ErrorIs(t, err, lock.ErrIndeterminate)
+		g.Redirect(s) // what was sent is lost
+		require.NoError(t, g.Open())
+		require.NoError(t, k.rival(harness.Client(t, s), "orders").Do(t.Context(), nothing, lock.Wait(timeout+soon)))
+	})
+}
+
+// The background gives back what a failed Adopt may have taken, for no longer than Adopt has asked for.
+func TestUndoneAdoptionAndOutage(t *testing.T) {
+	const lease = 20 * time.Second // longer than Adopt tries
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := harness.NewGate(t, s)
+		c := harness.ClientAt(t, []string{g.Addr})
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		id, err := h.Detach(t.Context(), time.Hour)
+		require.NoError(t, err)
+		reached := g.Arm(harness.Silence, "EVALSHA", 1) // it is adopted, and nobody learns that
+		adopt := async(func() error { _, err := c.Lock("orders").Adopt(t.Context(), id, lock.Lease(lease)); return err })
+		harness.Reached(t, reached)
+		g.Stall()
+		require.ErrorIs(t, ends(t, adopt, lease), lock.ErrIndeterminate)
+		over := time.Now().Add(lease)
+		time.Sleep(time.Second)
+		g.Redirect(s)
+		require.NoError(t, g.Open())
+		owner, _, _ := strings.Cut(id, "#")
+		harness.Eventually(t, soon, "it can be adopted", func() bool {
+			return harness.Do(t, s.Addr, "HEXISTS", "orders", owner) == ":1"
+		})
+		left := time.Duration(harness.PTTL(t, s.Addr, "orders")) * time.Millisecond
+		require.LessOrEqual(t, left, time.Until(over)+20*time.Millisecond)
+	})
+}
+
 // Detach leaves a lock held, and exactly one caller adopts it, in whatever process.
 func TestDetachAndAdopt(t *testing.T) {
 	eachKind(t, detachable, func(t *testing.T, s *testserver.Server, k kind) {

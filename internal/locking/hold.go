@@ -210,13 +210,14 @@ type ending struct {
 	ctx      context.Context // of its requests
 	by       time.Time       // when Unlock has to return
 	released func(error)     // ends the span of the release
+	over     time.Time       // when the lease of the claim ends that it leaves
 }
 
 // startUnlock ends a hold, or returns why there is nothing to end. With alone set it is an error
 // that the claim has other holds.
 func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	h.check()
-	c, last := h.claim, false
+	c, last, over := h.claim, false, time.Time{}
 	c.mu.Lock()
 	if alone && h.Held() && (len(c.holds()) > 1 || c.known().joining > 0) {
 		c.mu.Unlock()
@@ -227,6 +228,9 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	switch {
 	case err == nil:
 		if last = c.drop(h); last {
+			left := c.lease.Remaining()
+			over = began.Add(left)
+			c.Lease = max(c.Lease, left) // for as long the server may have it
 			c.state = released
 			c.lease.Forget()
 		}
@@ -239,7 +243,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 		return ending{}, err
 	}
 	ctx, end := h.StartRelease(ctx)
-	return ending{h, last, began, ctx, began.Add(Patience), end}, nil
+	return ending{h, last, began, ctx, began.Add(Patience), end, over}, nil
 }
 
 // Dropped implements holds.Hold.

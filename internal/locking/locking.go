@@ -167,7 +167,7 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 			case slices.Contains(before, c):
 				c.Lost(lock.ReasonGone, nil)
 			default: // it was granted meanwhile, before the lock was opened or after
-				if err := c.lengthen(ctx, c.Lease); err != nil && err != errGone {
+				if err := c.lengthen(ctx, max(c.lease.Remaining(), time.Millisecond)); err != nil && err != errGone {
 					return true, l.failed(ctx, "force unlock", began, err)
 				}
 			}

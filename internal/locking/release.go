@@ -196,7 +196,7 @@ func (c *claim) ask(ctx context.Context, by time.Time) (ok bool, err error) {
 func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRun bool) error {
 	l := c.lock
 	if until, ok := c.kept(); ok {
-		return c.leaveTo(ctx, by, l.s.NewOwner(), until)
+		return c.leaveTo(ctx, by, l.s.NewOwner(), until, until)
 	}
 	if l.p.Traits().LeftOpen != "" {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())

@@ -45,8 +45,8 @@ func (h *hold) kept() bool {
 
 // leaveTo ends the claim in this process, and leaves the lock to another claim, which no hold has,
 // until then. A new id makes a renewal that is under way ineffective. If the server does not answer,
-// the request is repeated in the background.
-func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until time.Time) error {
+// the request is repeated in the background, and leaves the lock to it until unanswered at most.
+func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until, unanswered time.Time) error {
 	l, found, mayHaveRun := c.lock, NeitherStands, false
 	transfer := func(ctx context.Context) (err error) {
 		found, err = l.p.Transfer(ctx, &c.Claim, to, max(time.Until(until), time.Millisecond))
@@ -55,6 +55,9 @@ func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until 
 	}
 	err := Insist(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
 	if errors.Is(err, lock.ErrIndeterminate) {
+		if unanswered.Before(until) {
+			until = unanswered
+		}
 		l.s.CleanUp(c.Lease, func(ctx context.Context) (time.Duration, error) { return -1, transfer(ctx) })
 	}
 	c.repeatRelease()
@@ -86,7 +89,9 @@ func (h *hold) Detach(ctx context.Context, lease time.Duration) (string, error) 
 		until = kept
 	}
 	to := c.lock.s.NewOwner()
-	err = e.done(c.cohort.Release(e.by, func(by time.Time) error { return c.leaveTo(e.ctx, by, to, until) }))
+	// Adopt may have looked in vain by the time that a late request leaves the lock to nobody, so that
+	// must not last longer than the hold would have.
+	err = e.done(c.cohort.Release(e.by, func(by time.Time) error { return c.leaveTo(e.ctx, by, to, until, e.over) }))
 	if err != nil && !errors.Is(err, lock.ErrIndeterminate) && !errors.Is(err, lock.ErrClosed) {
 		return "", err
 	}
@@ -176,7 +181,8 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 		return NeitherStands, errNoReply
 	}
 	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) {
-		back, err := l.p.Transfer(ctx, &c.Claim, from, c.Lease)
+		left := time.Until(c.first.sent.time().Add(c.Lease))
+		back, err := l.p.Transfer(ctx, &c.Claim, from, max(left, time.Millisecond))
 		return back == Moved, err // else a late request may move it yet
 	})
 	return NeitherStands, errors.Join(lock.ErrIndeterminate, err)
