@@ -2,23 +2,33 @@ package wire
 
 import (
 	"context"
+	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/redis/rueidis"
 )
 
-// manyInFlight is the number of requests in flight from which on they are gathered.
-const manyInFlight = 20
+const (
+	// manyInFlight is the number of requests in flight from which on those of callers that cannot leave
+	// are gathered too.
+	manyInFlight = 20
+	// maxBatch is the most requests in a batch.
+	maxBatch = 512
+)
 
-// gathering sends requests of many callers together. rueidis would send the next request of the first
-// caller that has got its reply alone. After the other goroutines that can run have run, the other
-// callers have added theirs. One system call for all of them costs this process and the server half of
-// the processor time. MaxFlushDelay of rueidis has a similar effect, but it delays each request for a
-// time, also when only a few callers share the connection.
+// gathering sends requests of many callers together, and lets each caller leave. rueidis would send the
+// next request of the first caller that has got its reply alone. After the other goroutines that can run
+// have run, the other callers have added theirs. One system call for all of them costs this process and
+// the server half of the processor time. MaxFlushDelay of rueidis has a similar effect, but it delays
+// each request for a time, also when only a few callers share the connection.
 type gathering struct {
 	client rueidis.Client
 	ctx    context.Context // of all batches; it does not end
+	route  *route
+	room   chan struct{} // for what has no reply
 
 	mu   sync.Mutex
 	next *gathered // the batch that requests are added to, or nil
@@ -35,17 +45,28 @@ type gathered struct {
 type gatheredRequest struct {
 	reply rueidis.RedisResult
 	done  chan struct{}
+	state atomic.Int32
+	held  chan struct{} // has to be received from when the request is over, unless it is nil
 }
 
-// do makes a request together with others. Its caller leaves when ctx ends; the request is sent
-// nevertheless.
-func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+// The states of a gatheredRequest.
+const (
+	unsent int32 = iota
+	sent
+	abandoned // by its caller
+)
+
+// do makes a request together with others. Its caller leaves when ctx ends; the request is not sent
+// after that.
+func (g *gathering) do(ctx context.Context, cmd rueidis.Completed, held chan struct{}) rueidis.RedisResult {
 	r, ok := g.requests.Get().(*gatheredRequest)
 	if !ok {
 		r = &gatheredRequest{done: make(chan struct{}, 1)}
 	}
+	r.held = held
+	r.state.Store(unsent)
 	g.mu.Lock()
-	if g.next == nil {
+	if g.next == nil || len(g.next.requests) == maxBatch {
 		if g.next, ok = g.batches.Get().(*gathered); !ok {
 			g.next = new(gathered)
 		}
@@ -59,6 +80,9 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 		select {
 		case <-r.done:
 		case <-ctx.Done():
+			if r.state.Swap(abandoned) == unsent {
+				return rueidis.NewErrorResult(fmt.Errorf("%w: %w", errHeld, ctx.Err()))
+			}
 			return rueidis.NewErrorResult(ctx.Err())
 		}
 	}
@@ -68,8 +92,10 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 	return reply
 }
 
-// send sends a batch when the goroutines that could run meanwhile have added nothing more to it.
+// send sends a batch when there is room, and the goroutines that could run meanwhile have added nothing
+// more to it.
 func (g *gathering) send(batch *gathered) {
+	g.room <- struct{}{}
 	g.mu.Lock()
 	for n := 0; n < len(batch.requests); {
 		n = len(batch.requests)
@@ -77,14 +103,61 @@ func (g *gathering) send(batch *gathered) {
 		runtime.Gosched()
 		g.mu.Lock()
 	}
-	g.next = nil
-	g.mu.Unlock()
-	for i, reply := range g.client.DoMulti(g.ctx, batch.commands...) {
-		batch.requests[i].reply = reply
-		batch.requests[i].done <- struct{}{}
+	if g.next == batch {
+		g.next = nil
 	}
+	g.mu.Unlock()
+
+	g.exchange(batch)
+	<-g.room
 	clear(batch.commands)
 	clear(batch.requests)
 	batch.commands, batch.requests = batch.commands[:0], batch.requests[:0]
 	g.batches.Put(batch)
+}
+
+// exchange makes the requests of a batch whose callers have not left, again if they were not sent.
+func (g *gathering) exchange(batch *gathered) {
+	for range mostTries {
+		commands, requests := batch.commands[:0], batch.requests[:0]
+		for i, r := range batch.requests {
+			if r.state.CompareAndSwap(unsent, sent) || r.state.Load() == sent {
+				commands, requests = append(commands, batch.commands[i]), append(requests, r)
+			} else {
+				g.over(r)
+			}
+		}
+		clear(batch.requests[len(requests):])
+		batch.commands, batch.requests = commands, requests
+		if len(commands) == 0 {
+			return
+		}
+
+		began := time.Since(started)
+		replies := g.client.DoMulti(g.ctx, commands...)
+		err := replies[len(replies)-1].NonRedisError()
+		g.route.note(began, err)
+		if notSent(g.ctx, err) {
+			continue
+		}
+		for i, reply := range replies {
+			requests[i].reply = reply
+			g.over(requests[i])
+			requests[i].done <- struct{}{}
+		}
+		return
+	}
+	for _, r := range batch.requests {
+		r.reply = rueidis.NewErrorResult(errHeld)
+		g.over(r)
+		r.done <- struct{}{}
+	}
+}
+
+// over notes the end of a request.
+func (g *gathering) over(r *gatheredRequest) {
+	g.route.inFlight.Add(-1)
+	if r.held != nil {
+		<-r.held
+	}
 }
