@@ -319,3 +319,34 @@ func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
 		harness.Eventually(t, soon, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 	})
 }
+
+// One caller leaves while the server stalls. Those behind it on its connection lose nothing.
+func TestACallerThatLeavesFailsNobodyElse(t *testing.T) {
+	const others, leaves, stall = 100, 150 * time.Millisecond, 400 * time.Millisecond
+	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s, quiet)
+		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
+		g.Stall()
+		first := async(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), leaves)
+			defer cancel()
+			return only(c.Lock("first").TryLock(ctx))
+		})
+		harness.Eventually(t, soon, "it is under way", func() bool { _, n := attempting(c); return n == 1 })
+		var all sync.WaitGroup
+		for i := range others {
+			all.Go(func() {
+				assert.NoError(t, c.Lock(fmt.Sprint("other ", i)).Do(context.Background(), nothing))
+			})
+		}
+		time.AfterFunc(stall, func() { _ = g.Open() })
+		require.Error(t, ends(t, first, soon))
+		all.Wait()
+	})
+}
+
+// attempting returns how many callers wait, and make an attempt.
+func attempting(c *redlatch.Client) (waiting, n int) {
+	stats := c.Stats()
+	return stats.Waiting, stats.Attempting
+}
