@@ -18,6 +18,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // verified runs verify, which must have that status within its 30 s, and returns the checks by name.
@@ -170,6 +171,10 @@ func TestVerifyRights(t *testing.T) {
 			{strings.ReplaceAll(rights, "&redisson_sc:{app:*", ""), statusWarning, map[string]string{
 				"hash tags": resultUnchecked, "semaphore": resultPolls, "permit semaphore": resultPolls,
 			}},
+			// Keys that the user may not touch are not left behind.
+			{strings.ReplaceAll(rights, "~redlatch_election:{app:*", ""), statusNo, map[string]string{
+				"hash tags": resultUnchecked, "election": resultFails,
+			}},
 			{rights + " -zmscore", statusNo, map[string]string{
 				"hash tags": resultUnchecked, "fair lock": resultFails, "election": resultFails,
 			}},
@@ -318,6 +323,27 @@ func TestVerifyForgetfulServer(t *testing.T) {
 		for _, name := range []string{"lock", "fenced lock", "fair lock", "read-write lock", "election", "MultiLock", "renewal", "reconnection"} {
 			require.Equal(t, resultFails, checks[name].Result, name)
 		}
+	})
+}
+
+// A lock that a second client gets, or nobody gets after the release, is noticed.
+func TestVerifyNoticesABrokenLock(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		free, held := harness.Client(t, s).Lock("free"), harness.Client(t, s).Lock("held")
+		h, err := held.TryLock(t.Context())
+		require.NoError(t, err)
+		defer unlock(t, h)
+		check := &trial{verifier: &verifier{}, ctx: t.Context(), name: "free"}
+		require.ErrorIs(t, check.taken(free), errBoth)
+		require.NoError(t, check.taken(held))
+		require.ErrorIs(t, check.free(held), lock.ErrNotAcquired)
+		require.NoError(t, check.free(free))
+		ended := make(chan error, 1)
+		ended <- nil
+		require.ErrorIs(t, check.parked(harness.Client(t, s), ended), errBoth)
+		require.ErrorContains(t, check.inTime(time.Second, 900*time.Millisecond), "before its lease")
+		require.ErrorContains(t, check.inTime(time.Second, 4*time.Second), "later than its lease")
+		require.NoError(t, check.inTime(time.Second, time.Second))
 	})
 }
 
