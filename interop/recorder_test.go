@@ -153,7 +153,7 @@ func (r *recorder) state() []string {
 		name := r.text(key)
 		var lines []string
 		add := func(format string, args ...any) { lines = append(lines, name+": "+fmt.Sprintf(format, args...)) }
-		requests := strings.HasPrefix(key, "redlatch_sc_request:")
+		requests := strings.HasPrefix(key, "redlatch_sc_request")
 		expiry := "stays"
 		if ttl != -1 {
 			expiry = tens(ttl)

@@ -171,7 +171,7 @@ func NothingStays(t testing.TB, addr string) {
 		keys, err := conn.Do(context.Background(), conn.B().Keys().Pattern("*").Build()).AsStrSlice()
 		require.NoError(t, err)
 		for _, key := range keys {
-			cached := strings.HasPrefix(key, "redisson_unlock_latch:") || strings.HasPrefix(key, "redlatch_sc_request:")
+			cached := strings.HasPrefix(key, "redisson_unlock_latch:") || strings.HasPrefix(key, "redlatch_sc_request")
 			if !cached || PTTL(t, addr, key) == -1 {
 				return false
 			}

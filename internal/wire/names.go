@@ -31,6 +31,15 @@ func suffixName(name, s string) string {
 	return "{" + name + "}:" + s
 }
 
+// ownName prepends p to a name as prefixName does, for a key or channel that Redisson does not use. No
+// other name has the same: "{a}" gets another prefix than "a", which gets the same braces.
+func ownName(p, name string) string {
+	if strings.Contains(name, "{") {
+		p += "_tagged"
+	}
+	return prefixName(p, name)
+}
+
 // LockChannel is the channel for releases of a lock, fenced lock or non-reentrant lock.
 func LockChannel(name string) string { return prefixName("redisson_lock__channel", name) }
 
@@ -50,7 +59,7 @@ func FairChannel(name string, owner lock.Owner) string {
 }
 
 // FairAlive is the sorted set of waiters that send heartbeats, with the time at which
-// each counts as dead. Redisson does not use it.
+// each counts as dead. Redisson does not use it. Names that share a queue share it too.
 func FairAlive(name string) string { return prefixName("redlatch_lock_alive", name) }
 
 // FairOrder is the sorted set of these waiters in the order in which they came. Redisson
@@ -76,7 +85,7 @@ func ReadHoldTimeouts(name string) string { return suffixName(name, "") }
 
 // WriterWaits is the key that blocks new readers while a writer waits. Redisson does
 // not use it.
-func WriterWaits(name string) string { return prefixName("redlatch_rwlock_writer", name) }
+func WriterWaits(name string) string { return ownName("redlatch_rwlock_writer", name) }
 
 // SemaphoreChannel is the channel for released permits of both kinds of semaphore.
 func SemaphoreChannel(name string) string { return prefixName("redisson_sc", name) }
@@ -87,7 +96,7 @@ func PermitTimeouts(name string) string { return suffixName(name, "timeout") }
 // SemaphoreRequests is the key that stores the sequence numbers and the cached replies of a
 // client's last requests, by their slots. Redisson does not use it.
 func SemaphoreRequests(name, client string) string {
-	return prefixName("redlatch_sc_request", name) + ":" + client
+	return ownName("redlatch_sc_request", name) + ":" + client
 }
 
 // SemaphoreCreated is the key that stores when a semaphore was created or deleted. Redisson does
@@ -98,11 +107,11 @@ func SemaphoreCreated(name string) string {
 
 // SemaphoreWaiting is the wait queue of a semaphore: a sorted set of clients with the
 // time since which each has waited. Redisson does not use it.
-func SemaphoreWaiting(name string) string { return prefixName("redlatch_sc_waiting", name) }
+func SemaphoreWaiting(name string) string { return ownName("redlatch_sc_waiting", name) }
 
 // SemaphoreAlive is the sorted set of these clients with the time at which each counts as
 // dead. Redisson does not use it.
-func SemaphoreAlive(name string) string { return prefixName("redlatch_sc_alive", name) }
+func SemaphoreAlive(name string) string { return ownName("redlatch_sc_alive", name) }
 
 // LatchChannel is the channel of a count-down latch. Unlike all others it adds braces
 // even if the name contains some.
@@ -110,21 +119,14 @@ func LatchChannel(name string) string {
 	return "redisson_countdownlatch__channel__{" + name + "}"
 }
 
-// LatchRound is the key that holds the id of a latch's round. Redisson does not use it. Two
-// latches must not share it: an id that changes ends waits. So "{a}" has another prefix than
-// "a", which gets the same braces.
-func LatchRound(name string) string {
-	if strings.Contains(name, "{") {
-		return "redlatch_latch_tagged_round:" + name
-	}
-	return prefixName("redlatch_latch_round", name)
-}
+// LatchRound is the key that holds the id of a latch's round. Redisson does not use it.
+func LatchRound(name string) string { return ownName("redlatch_latch_round", name) }
 
 // ElectionTerm is the hash with the last term of an election. Redisson has no elections.
-func ElectionTerm(name string) string { return prefixName("redlatch_election", name) }
+func ElectionTerm(name string) string { return ownName("redlatch_election", name) }
 
 // ElectionChannel is the channel on which a leader announces its term.
-func ElectionChannel(name string) string { return prefixName("redlatch_election__channel", name) }
+func ElectionChannel(name string) string { return ownName("redlatch_election__channel", name) }
 
 // OnceRun is the lock of a run of a Once for a slot. Redisson has no such object.
 func OnceRun(name, slot string) string { return onceKey("redlatch_once", name, slot) }
@@ -132,13 +134,9 @@ func OnceRun(name, slot string) string { return onceKey("redlatch_once", name, s
 // OnceDone is the key that exists if such a run has succeeded.
 func OnceDone(name, slot string) string { return onceKey("redlatch_once_done", name, slot) }
 
-// onceKey returns a key that no other name and slot have. "{a}" has another prefix than "a", which
-// gets the same braces, and the last colon precedes the slot.
+// onceKey returns a key that no other name and slot have: the last colon precedes the slot.
 func onceKey(prefix, name, slot string) string {
-	if strings.Contains(name, "{") {
-		prefix += "_tagged"
-	}
-	return prefixName(prefix, name) + ":" + url.QueryEscape(slot)
+	return ownName(prefix, name) + ":" + url.QueryEscape(slot)
 }
 
 // ServerMark is the key that identifies servers without a run id. Redisson does not use
@@ -147,7 +145,7 @@ const ServerMark = "redlatch_server_mark"
 
 // PlainChannel is the channel for releases of a plain lock. Only redlatch publishes
 // there.
-func PlainChannel(name string) string { return prefixName("redlatch_plain__channel", name) }
+func PlainChannel(name string) string { return ownName("redlatch_plain__channel", name) }
 
 // Payloads of messages; decimal, like all numbers in the format.
 const (

@@ -40,8 +40,13 @@ func TestNames(t *testing.T) {
 		{"permit timeouts", PermitTimeouts, "{orders}:timeout", "{shop}orders:timeout"},
 		{"latch channel", LatchChannel,
 			"redisson_countdownlatch__channel__{orders}", "redisson_countdownlatch__channel__{{shop}orders}"},
-		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_tagged_round:{shop}orders"},
-		{"plain channel", PlainChannel, "redlatch_plain__channel:{orders}", "redlatch_plain__channel:{shop}orders"},
+		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_round_tagged:{shop}orders"},
+		{"plain channel", PlainChannel, "redlatch_plain__channel:{orders}", "redlatch_plain__channel_tagged:{shop}orders"},
+		{"waiting writers", WriterWaits, "redlatch_rwlock_writer:{orders}", "redlatch_rwlock_writer_tagged:{shop}orders"},
+		{"wait queue", SemaphoreWaiting, "redlatch_sc_waiting:{orders}", "redlatch_sc_waiting_tagged:{shop}orders"},
+		{"clients in the wait queue", SemaphoreAlive, "redlatch_sc_alive:{orders}", "redlatch_sc_alive_tagged:{shop}orders"},
+		{"election", ElectionTerm, "redlatch_election:{orders}", "redlatch_election_tagged:{shop}orders"},
+		{"election channel", ElectionChannel, "redlatch_election__channel:{orders}", "redlatch_election__channel_tagged:{shop}orders"},
 	}
 	for _, k := range kinds {
 		t.Run(k.kind, func(t *testing.T) {
@@ -61,7 +66,8 @@ func TestNamesShareSlot(t *testing.T) {
 		for _, key := range []string{
 			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name),
 			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o.String(), 1), SemaphoreChannel(name), PermitTimeouts(name),
-			PlainChannel(name),
+			PlainChannel(name), WriterWaits(name), SemaphoreWaiting(name), SemaphoreAlive(name), SemaphoreRequests(name, client),
+			ElectionTerm(name), ElectionChannel(name), OnceRun(name, "1"), OnceDone(name, "1"),
 		} {
 			assert.Equal(t, Slot(name), Slot(key), key)
 		}

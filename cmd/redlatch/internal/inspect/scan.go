@@ -193,7 +193,7 @@ func nameOf(key string) (name string, ok bool) {
 var id = regexp.MustCompile(`:([0-9a-f-]{36}:[0-9]+|[0-9a-f]{32})$`)
 
 // requests begins the keys of the requests to semaphores.
-var requests, _, _ = strings.Cut(wire.SemaphoreRequests("", ""), "{")
+var requests, _, _ = strings.Cut(wire.SemaphoreRequests("", ""), ":")
 
 // Contended returns the keys of the objects for whose messages somebody waits. It blocks for the
 // replies of all nodes. Waiters of a spin lock, and those that poll, do not show.
