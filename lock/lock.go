@@ -150,8 +150,8 @@ type Hold interface {
 	//
 	// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
 	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
-	// those of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report,
-	// Detach returns the id too, and goes on in the background until the lease that the hold had is
+	// those of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
+	// server rejects all writes, Detach returns the id too, and goes on in the background until the lease that the hold had is
 	// over. If Adopt does not find the lock, it becomes free when that lease ends.
 	Detach(ctx context.Context, lease time.Duration) (id string, err error)
 
@@ -161,8 +161,10 @@ type Hold interface {
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches
 	// ErrLost (a *LostError) if the lock was lost before, and ErrIndeterminate if that
 	// is unknown: the server never answered, or a reply was lost and the lock is gone
-	// now. If the server never answered, the release is retried in the background until
-	// the lease ends, unless the next waiter of this process has the lock by then.
+	// now. If the server rejects all writes for a second, because it is not the primary (the error
+	// then matches ErrUnavailable), lacks replicas, or cannot store anything, Unlock returns what it
+	// says. If the server never answered or rejects all writes, the release is retried in the
+	// background until the lease ends, unless the next waiter of this process has the lock by then.
 	Unlock(ctx context.Context) error
 }
 

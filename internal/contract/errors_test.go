@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -291,6 +292,53 @@ func TestErrorsOfAServerThatRefuses(t *testing.T) {
 				require.ErrorContains(t, err, tt.says)
 				harness.Do(t, s.Addr, strings.Fields(tt.after)...)
 			})
+		}
+	})
+}
+
+// A server rejects all writes. Unlock and Detach say so after a second, and not that their outcome is
+// unknown. When the server takes writes again, the lock becomes free.
+func TestUnlockWhileTheServerRejectsWrites(t *testing.T) {
+	type row struct {
+		says          string
+		kind          error
+		before, after string
+	}
+	rows := []row{
+		{"READONLY", lock.ErrUnavailable, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
+		{"NOREPLICAS", nil, "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"},
+	}
+	chosen := choose(func(k kind) bool { return k.owned && !k.memory })
+	harness.EachOf(t, rows, func(r row) string { return r.says }, func(t *testing.T, shared *testserver.Server, tt row) {
+		s := harness.Own(t, shared.Program)
+		c := curtly(t, s.Addr)
+		var all sync.WaitGroup
+		ends := make(map[string]func() error)
+		for _, k := range chosen {
+			unlocked, detached := mustLock(t, t.Context(), k.of(c, k.name)), mustLock(t, t.Context(), k.of(c, k.name+" detached"))
+			ends[k.name] = func() error { return unlocked.Unlock(t.Context()) }
+			ends[k.name+" detached"] = func() error {
+				id, err := detached.Detach(t.Context(), 10*time.Millisecond)
+				assert.NotEmpty(t, id, "it may happen yet")
+				return err
+			}
+		}
+		harness.Do(t, s.Addr, strings.Fields(tt.before)...)
+		for name, end := range ends {
+			all.Go(func() {
+				began := time.Now()
+				err := end()
+				assert.Less(t, time.Since(began), 2*time.Second+busy, name)
+				assert.NotErrorIs(t, err, lock.ErrIndeterminate, name)
+				assert.Equal(t, tt.kind != nil, errors.Is(err, lock.ErrUnavailable), "%v", err)
+				assert.ErrorContains(t, err, tt.says, name)
+			})
+		}
+		all.Wait()
+		harness.Do(t, s.Addr, strings.Fields(tt.after)...)
+		for _, k := range chosen {
+			require.NoError(t, k.rival(c, k.name).Do(t.Context(), nothing, lock.Wait(soon)), k.name)
+			require.NoError(t, k.rival(c, k.name+" detached").Do(t.Context(), nothing, lock.Wait(soon)), k.name)
 		}
 	})
 }

@@ -13,8 +13,12 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Patience bounds Unlock.
-const Patience = 5 * time.Second
+const (
+	// Patience bounds Unlock.
+	Patience = 5 * time.Second
+	// turnedAway is how long Unlock goes on if the server rejects all writes.
+	turnedAway = time.Second
+)
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
 // its last hold, has ended. All of its requests together end by then.
@@ -264,7 +268,7 @@ func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun b
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
-	if errors.Is(err, lock.ErrIndeterminate) {
+	if goesOn(err) {
 		l.cleanUp(*c, false)
 	}
 	if err == nil && freed.State == NotHeld && mayHaveRun {
@@ -278,15 +282,29 @@ var errNoReply = fmt.Errorf("%w: a request had no reply, and the lock is gone no
 
 // Insist makes a request that can be repeated, again and again if it fails, until it is by. An
 // error that is final is returned at once; otherwise it matches lock.ErrIndeterminate, or
-// lock.ErrClosed if the client is closing.
+// lock.ErrClosed if the client is closing. If the server has rejected every attempt because it rejects
+// all writes, Insist gives up sooner, and returns what the server says.
 func Insist(ctx context.Context, by time.Time, s *session.Session, request func(ctx context.Context) error,
 	final func(error) bool) error {
-	err := s.Retry(ctx, by, request, final)
-	if err == nil || final(err) || errors.Is(err, lock.ErrClosed) {
+	began, rejected := time.Now(), true
+	err := s.Retry(ctx, by, func(ctx context.Context) error {
+		err := request(ctx)
+		rejected = rejected && wire.IsTurnedAway(err)
 		return err
+	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= turnedAway })
+	switch {
+	case err == nil || final(err) || errors.Is(err, lock.ErrClosed):
+		return err
+	case rejected:
+		return wire.Classify(err)
+	default:
+		return errors.Join(lock.ErrIndeterminate, err)
 	}
-	return errors.Join(lock.ErrIndeterminate, err)
 }
+
+// goesOn reports whether a request that has failed with that error of Insist has to be made in the
+// background.
+func goesOn(err error) bool { return errors.Is(err, lock.ErrIndeterminate) || wire.IsTurnedAway(err) }
 
 // cleanupPauses are the pauses before further releases of a claim that was not found: its
 // acquisition may still be on its way, on a connection that was given up.

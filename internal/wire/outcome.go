@@ -28,7 +28,7 @@ func OutcomeOf(err error) Outcome {
 	case noReply:
 	case cutShort:
 		return Unknown
-	case trouble, moved, divided, deliberate:
+	case trouble, replica, moved, divided, deliberate:
 		return Passing
 	default:
 		return Refused
@@ -42,6 +42,12 @@ func OutcomeOf(err error) Outcome {
 
 // isDeliberate reports whether the server rejects all writes until its operator acts.
 func isDeliberate(err error) bool { return meaningOf(err) == deliberate }
+
+// IsTurnedAway reports whether err says that the server rejects all writes, and not only for a moment.
+func IsTurnedAway(err error) bool {
+	m := meaningOf(err)
+	return m == deliberate || m == replica
+}
 
 // IsRefused reports whether err says that a request had no effect and would fail again.
 func IsRefused(err error) bool { return OutcomeOf(err) == Refused }

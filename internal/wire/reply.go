@@ -13,6 +13,7 @@ type meaning uint8
 const (
 	refusal    meaning = iota // the request would be refused again
 	trouble                   // the server cannot serve it for now
+	replica                   // the server is not the primary
 	moved                     // another node serves the key, or none does for now
 	divided                   // the keys of the request are on two nodes for now
 	cutShort                  // a script has used a key that is not on its node
@@ -27,7 +28,8 @@ const (
 // codes are the codes with a meaning. The error of a server begins with a code, an upper-case word. The
 // words after it differ between servers, so they mean nothing.
 var codes = map[string]meaning{
-	"BUSY": trouble, "LOADING": trouble, "MASTERDOWN": trouble, "READONLY": trouble, "REDIRECT": trouble,
+	"BUSY": trouble, "LOADING": trouble, "REDIRECT": trouble,
+	"MASTERDOWN": replica, "READONLY": replica,
 	"ASK": moved, "CLUSTERDOWN": moved, "MOVED": moved,
 	"TRYAGAIN":   divided,
 	"MISCONF":    deliberate,
@@ -122,6 +124,9 @@ func IsDenied(err error) bool {
 	m := meaningOf(err)
 	return m == denied || m == unknown
 }
+
+// IsReplica reports whether err says that the server is not the primary.
+func IsReplica(err error) bool { return meaningOf(err) == replica }
 
 // IsElsewhere reports whether err says that another node serves the key or channel, or none does for
 // now.
