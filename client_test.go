@@ -269,17 +269,17 @@ func TestUncontendedPairIsTwoCommands(t *testing.T) {
 			pair func() error
 			want string
 		}{
-			{"lock", of(ctx, c.Lock("a")), "evalsha 2: del 1, exists 1, hexists 1, hset 1, pexpire 1, publish 1"},
-			{"lock of a named owner", of(named, c.Lock("a")), "evalsha 2: del 1, exists 1, hexists 1, hset 1, pexpire 1, publish 1"},
+			{"lock", of(ctx, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
+			{"lock of a named owner", of(named, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
 			{"re-entry", of(again, c.Lock("held")), "evalsha 0: "},
-			{"fenced", of(ctx, c.FencedLock("a")), "evalsha 2: del 1, exists 1, hexists 1, hset 1, incr 1, pexpire 1, publish 1"},
-			{"spin", of(ctx, c.SpinLock("a")), "evalsha 2: del 1, exists 1, hexists 1, hset 1, pexpire 1"},
+			{"fenced", of(ctx, c.FencedLock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, incr 1, pexpire 1, publish 1"},
+			{"spin", of(ctx, c.SpinLock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1"},
 			{"plain", of(ctx, c.PlainLock("a")), "evalsha 2: del 1, get 1, publish 1, set 1"},
 			{"fair", of(ctx, c.FairLock("a")), "evalsha 2: del 1, exists 2, hexists 1, hset 1, pexpire 1"},
-			{"read", of(ctx, c.RWLock("a").Read()), "evalsha 2: del 2, exists 2, hdel 1, hget 1, hlen 1, hmget 1, hset 1, pexpire 1, pttl 2, publish 1, set 1"},
-			{"write", of(ctx, c.RWLock("a").Write()), "evalsha 2: del 2, exists 1, hdel 1, hgetall 1, hmget 2, hset 1, pexpire 1, publish 1"},
+			{"read", of(ctx, c.RWLock("a").Read()), "evalsha 2: del 2, exists 1, hdel 1, hget 1, hlen 2, hmget 1, hset 1, pexpire 1, pttl 2, publish 1, set 1"},
+			{"write", of(ctx, c.RWLock("a").Write()), "evalsha 2: del 2, hdel 1, hgetall 1, hlen 1, hmget 2, hset 1, pexpire 1, publish 1"},
 			{"multi", of(ctx, c.MultiLock(c.Lock("a"), c.Lock("b"))), "evalsha 2: del 1, exists 1, hexists 2, hset 2, pexpire 2, publish 2"},
-			{"red", of(ctx, c.RedLock(c.Lock("a"))), "evalsha 2: del 1, exists 1, hexists 1, hset 1, pexpire 1, publish 1"},
+			{"red", of(ctx, c.RedLock(c.Lock("a"))), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
 			{"semaphore", func() error {
 				if err := numbered.Acquire(ctx, 1); err != nil {
 					return err

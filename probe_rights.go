@@ -66,7 +66,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	run, done := wire.OnceRun(key, "slot"), wire.OnceDone(key, "slot")
 	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
-		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,PEXPIRE,PTTL,DEL"},
+		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
 		{"", wire.FencingToken(key), "INCR,GET,DEL"},
 		{"", "", general},
 		{"", wire.LockChannel(key), channel},
@@ -78,7 +78,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindFair, "", "TIME"},
 		{KindFair, wire.FairChannel(key, owner), channel},
 
-		{KindReadWrite, key, "HMGET,HGETALL,HRANDFIELD"},
+		{KindReadWrite, key, "HMGET,HGETALL"},
 		{KindReadWrite, wire.ReadHoldTimeout(key, owner.String(), 1), "SET,PTTL,PEXPIRE,DEL"},
 		{KindReadWrite, wire.WriterWaits(key), "EXISTS,PTTL,SADD,SREM,PEXPIRE,DEL"},
 		{KindReadWrite, wire.RWChannel(key), channel},
@@ -103,7 +103,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindElection, wire.ElectionTerm(key), "HGET,HMGET,HSET,HINCRBY"},
 		{KindElection, wire.ElectionChannel(key), channel},
 
-		{KindOnce, run, "EVALSHA,EVAL,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,PEXPIRE,PTTL,DEL"},
+		{KindOnce, run, "EVALSHA,EVAL,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
 		{KindOnce, wire.LockChannel(run), channel},
 		{KindOnce, done, "EXISTS,SET,DEL"},
 	} {

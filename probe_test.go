@@ -127,7 +127,7 @@ func TestStartupChecks(t *testing.T) {
 					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
 					"election: HSET redlatch_election:{app:orders}",
 					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
-					"once: EXISTS redlatch_once:{app:orders}:slot", "once: HSET redlatch_once:{app:orders}:slot",
+					"once: HSET redlatch_once:{app:orders}:slot",
 					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
 					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
 					"once: EXISTS redlatch_once_done:{app:orders}:slot",
@@ -218,7 +218,7 @@ func TestStartupChecks(t *testing.T) {
 // A renamed command is reported as unsupported, whether or not the server can check rights.
 func TestProbeRenamedCommands(t *testing.T) {
 	harness.EachOf(t, []renamed{
-		{"HLEN", "the server does not support HLEN redlatch-startup-check", []string{"HLEN orders"}},
+		{"HLEN", "the server does not support HLEN redlatch-startup-check", []string{"HLEN orders", "once: HLEN redlatch_once:{orders}:slot"}},
 		{"INCR", "the server does not support INCR redisson_lock_token:{redlatch-startup-check}", []string{"INCR redisson_lock_token:{orders}"}},
 		{"ZMSCORE", "", []string{
 			"fair: ZMSCORE redisson_lock_timeout:{orders}", "fair: ZMSCORE redlatch_lock_alive:{orders}",
