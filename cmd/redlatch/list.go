@@ -85,7 +85,7 @@ func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []ins
 			seen[name] = true
 			return before
 		})
-		found, err := r.ReadAll(ctx, names)
+		found, err := r.ReadSome(ctx, names)
 		if err != nil {
 			return nil, err
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"os/signal"
@@ -211,16 +212,18 @@ func (s *sampler) read(ctx context.Context) error {
 	for i, r := range all {
 		names[i] = r.Name
 	}
-	objects, err := s.reader.ReadAll(ctx, names)
+	objects, err := s.reader.ReadSome(ctx, names)
 	if err != nil {
 		return err
 	}
-	for i, o := range objects {
-		if !isListed(o) {
-			delete(s.known, o.Name)
-			continue
+	before := maps.Clone(s.known)
+	for _, name := range names {
+		delete(s.known, name)
+	}
+	for _, o := range objects {
+		if isListed(o) {
+			s.known[o.Name] = row{o, before[o.Name].rateAfter(o)}
 		}
-		s.known[o.Name] = row{o, all[i].rateAfter(o)}
 	}
 	return nil
 }

@@ -68,21 +68,36 @@ func (r *Reader) Read(ctx context.Context, name string) (Object, error) {
 
 // ReadAll returns the objects of those names, in their order. It blocks for the replies.
 func (r *Reader) ReadAll(ctx context.Context, names []string) ([]Object, error) {
+	return r.read(ctx, names, func(error) bool { return false })
+}
+
+// ReadSome is ReadAll without the names that the server does not let the user read.
+func (r *Reader) ReadSome(ctx context.Context, names []string) ([]Object, error) {
+	return r.read(ctx, names, wire.IsRefused)
+}
+
+// read leaves out the names whose error can be skipped.
+func (r *Reader) read(ctx context.Context, all []string, skips func(error) bool) ([]Object, error) {
 	cluster := r.Conn.Mode() == rueidis.ClientModeCluster
-	var calls []wire.Call
-	for _, name := range names {
+	var asked []wire.Call
+	for _, name := range all {
 		if err := wire.CheckName(name, cluster); err != nil {
 			return nil, err
 		}
-		calls = append(calls, callOf(r.Prefix+name, cluster))
+		asked = append(asked, callOf(r.Prefix+name, cluster))
 	}
+	var names []string
+	var calls []wire.Call
 	var snapshots []snapshot
-	for i, reply := range readScript.ExecMany(ctx, r.Conn, calls, false) {
+	for i, reply := range readScript.ExecMany(ctx, r.Conn, asked, false) {
 		s, err := parse(reply)
-		if err != nil {
-			return nil, fmt.Errorf("read %q: %w", names[i], err)
+		if err != nil && skips(err) {
+			continue
 		}
-		snapshots = append(snapshots, s)
+		if err != nil {
+			return nil, fmt.Errorf("read %q: %w", all[i], err)
+		}
+		names, calls, snapshots = append(names, all[i]), append(calls, asked[i]), append(snapshots, s)
 	}
 	if cluster {
 		r.countPlain(ctx, calls, snapshots)

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -389,6 +390,45 @@ func TestUserWithoutPubSub(t *testing.T) {
 		o := read(t, &Reader{Conn: conn})
 		require.Equal(t, -1, o.Subscribers)
 		require.True(t, o.Held)
+		harness.Do(t, s.Addr, "ACL", "DELUSER", "reader")
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// The hash of an application, with large numbers in many fields, costs no more than a lock.
+func TestLargeHashOfAnApplication(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, "EVAL", "for i = 1, 10000 do redis.call('HSET', 'jobs', 'user:' .. i, 1000000) end", "0")
+		r := readerOf(t, s.Addr)
+		read(t, r)
+		stats, err := r.Conn.Do(t.Context(), r.Conn.B().Info().Section("commandstats").Build()).ToString()
+		require.NoError(t, err)
+		_, calls, _ := strings.Cut(stats, "cmdstat_pttl:calls=")
+		calls, _, _ = strings.Cut(calls, ",")
+		n, err := strconv.Atoi(calls)
+		require.NoError(t, err, stats)
+		require.LessOrEqual(t, n, most+numKeys)
+	})
+}
+
+// Keys that no object can have, or that the user may not read, are left out.
+func TestScanOfOddKeys(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, key := range []string{"app:", "app:jobs", "secret", "app:secret"} {
+			harness.Do(t, s.Addr, "HSET", key, java+"1", "1")
+		}
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "reader", "on", "nopass", "~app:", "~app:j*", "~*{app:*", "&*", "+@all")
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "reader", Password: "x", DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		r := &Reader{Conn: conn, Prefix: "app:"}
+		require.Equal(t, []string{"jobs"}, names(t, r, "*"))
+		objects, err := r.ReadSome(t.Context(), []string{"jobs", "secret"})
+		require.NoError(t, err)
+		require.Len(t, objects, 1)
+		_, err = r.ReadAll(t.Context(), []string{"jobs", "secret"})
+		require.ErrorContains(t, err, "secret")
 		harness.Do(t, s.Addr, "ACL", "DELUSER", "reader")
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})

@@ -19,6 +19,7 @@ const batch = 500
 // Scanner finds the names of objects, a batch at a time.
 type Scanner struct {
 	prefix  string
+	cluster bool
 	matches *regexp.Regexp
 	nodes   []rueidis.Client // the primaries that are not finished
 	cursor  uint64
@@ -31,7 +32,7 @@ func (r *Reader) Scan(ctx context.Context, pattern string) (*Scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &Scanner{prefix: r.Prefix, matches: matches}
+	s := &Scanner{prefix: r.Prefix, cluster: r.Conn.Mode() == rueidis.ClientModeCluster, matches: matches}
 	for addr, node := range r.Conn.Nodes() {
 		role, err := node.Do(ctx, node.B().Role().Build()).ToArray()
 		if err != nil {
@@ -87,7 +88,8 @@ func expression(glob string) string {
 func (s *Scanner) Matches(name string) bool { return s.matches.MatchString(name) }
 
 // Next returns the names of a batch of keys, and whether there are more. A name may come again.
-// Some names may turn out to be no objects. It blocks for two or three replies.
+// Some names may turn out to be no objects. It leaves out the keys that the user may not read, and those that
+// no object can have. It blocks for two or three replies.
 func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err error) {
 	if len(s.nodes) == 0 {
 		return nil, false, nil
@@ -110,7 +112,8 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 		}
 	}
 	for _, key := range keys {
-		if name, ok := strings.CutPrefix(key, s.prefix); ok && s.Matches(name) && !slices.Contains(names, name) {
+		name, ok := strings.CutPrefix(key, s.prefix)
+		if ok && s.Matches(name) && wire.CheckName(name, s.cluster) == nil && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
 	}
@@ -126,7 +129,7 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []
 	var of []string
 	for i, reply := range node.DoMulti(ctx, types...) {
 		switch kind, err := reply.ToString(); {
-		case err != nil:
+		case err != nil && !wire.IsRefused(err):
 			return nil, err
 		case kind == "hash":
 			looks, of = append(looks, node.B().Hrandfield().Key(keys[i]).Build()), append(of, keys[i])
@@ -209,7 +212,8 @@ func (r *Reader) Contended(ctx context.Context) (names []string, err error) {
 			}
 			for _, channel := range channels {
 				key, ok := nameOf(channel)
-				if name, has := strings.CutPrefix(key, r.Prefix); ok && has && !slices.Contains(names, name) {
+				name, has := strings.CutPrefix(key, r.Prefix)
+				if ok && has && wire.CheckName(name, r.Conn.Mode() == rueidis.ClientModeCluster) == nil && !slices.Contains(names, name) {
 					names = append(names, name)
 				}
 			}

@@ -57,7 +57,8 @@ end
 if keys[1][1] == 'hash' then
 	local fields = keys[1][4]
 	for i = 1, #fields, 2 do
-		for n = 1, math.min(tonumber(fields[i + 1]) or 0, most) do
+		-- The hash may be an application's, with large numbers in many fields.
+		for n = 1, math.min(tonumber(fields[i + 1]) or 0, most - #readers / 2) do
 			readers[#readers + 1] = fields[i]
 			readers[#readers + 1] = redis.call('PTTL', ARGV[2] .. fields[i] .. ':rwlock_timeout:' .. n)
 		end
