@@ -68,6 +68,15 @@ func (c *lossyConn) Do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 	return c.Client.Client.Do(late, c.B().Ping().Build())
 }
 
+// DoMulti implements rueidis.Client.
+func (c *lossyConn) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	replies := make([]rueidis.RedisResult, len(cmds))
+	for i, cmd := range cmds {
+		replies[i] = c.Do(ctx, cmd)
+	}
+	return replies
+}
+
 // onceTest is a session on a server with a virtual clock, and a semaphore with 3 permits.
 type onceTest struct {
 	*lossyConn

@@ -92,7 +92,7 @@ func (x *wireTest) keys() map[string]string {
 	require.NoError(x.t, err)
 	types := map[string]string{}
 	for _, k := range all {
-		if !strings.HasPrefix(k, "redlatch_sc_request:") {
+		if !strings.HasPrefix(k, "redlatch_sc_request") {
 			types[k] = x.reply("TYPE", k)
 		}
 	}

@@ -153,7 +153,7 @@ func onlyRequestsLeft(t *testing.T, cluster *testserver.Cluster, match string) {
 		harness.Eventually(t, 2*soon, "no key is left but those of requests", func() bool {
 			keys, err := testserver.Query(node.Addr, "KEYS", match)
 			require.NoError(t, err)
-			return !slices.ContainsFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "redlatch_sc_request:") })
+			return !slices.ContainsFunc(keys, func(key string) bool { return !strings.HasPrefix(key, "redlatch_sc_request") })
 		})
 	}
 }

@@ -80,34 +80,30 @@ func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args 
 var call = regexp.MustCompile(`\b(\w+)\.\w+\(`)
 
 // Source returns the source of a script. The files of shared functions that a script
-// calls, if any, are prepended to a single file; several files are only concatenated. A
+// calls, if any, are prepended to a single file; several files are only concatenated, but for kinds.lua. A
 // file that does not exist is looked up in the subdirectory lua.
 func Source(t testing.TB, files ...string) string {
 	t.Helper()
-	if len(files) > 1 {
-		var all strings.Builder
-		for _, file := range files {
-			source, err := os.ReadFile(locate(file))
-			require.NoError(t, err)
-			all.Write(source)
-		}
-		return all.String()
+	var whole string
+	for _, file := range files {
+		source, err := os.ReadFile(locate(file))
+		require.NoError(t, err)
+		whole += string(source)
 	}
-	file := locate(files[0])
-	source, err := os.ReadFile(file)
-	require.NoError(t, err)
-	whole, seen := string(source), map[string]bool{"kinds": true}
-	for _, m := range call.FindAllSubmatch(source, -1) {
-		name := string(m[1])
-		common := filepath.Join(filepath.Dir(file), name+".lua")
-		if before, err := os.ReadFile(common); err == nil && common != file && !seen[name] {
-			whole, seen[name] = string(before)+whole, true
+	first := locate(files[0])
+	if len(files) == 1 {
+		seen := map[string]bool{"kinds": true}
+		for _, m := range call.FindAllStringSubmatch(whole, -1) {
+			common := filepath.Join(filepath.Dir(first), m[1]+".lua")
+			if before, err := os.ReadFile(common); err == nil && common != first && !seen[m[1]] {
+				whole, seen[m[1]] = string(before)+whole, true
+			}
 		}
 	}
-	if !strings.Contains(string(source), "kinds.") || filepath.Base(file) == "kinds.lua" {
+	if !strings.Contains(whole, "kinds.") || filepath.Base(first) == "kinds.lua" {
 		return whole
 	}
-	kinds, err := os.ReadFile(filepath.Join(filepath.Dir(file), "../../internal/locking/lua/kinds.lua"))
+	kinds, err := os.ReadFile(filepath.Join(filepath.Dir(first), "../../internal/locking/lua/kinds.lua"))
 	require.NoError(t, err)
 	return string(kinds) + whole
 }

@@ -81,7 +81,11 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed, held chan str
 		case <-r.done:
 		case <-ctx.Done():
 			if r.state.Swap(abandoned) == unsent {
-				return rueidis.NewErrorResult(fmt.Errorf("%w: %w", errHeld, ctx.Err()))
+				why := errNotSent
+				if g.route.silent() {
+					why = errHeld
+				}
+				return rueidis.NewErrorResult(fmt.Errorf("%w: %w", why, ctx.Err()))
 			}
 			return rueidis.NewErrorResult(ctx.Err())
 		}
