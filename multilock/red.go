@@ -333,8 +333,9 @@ func (h *redHold) Leased() watchdog.Subject { return watchdog.Subject{Holder: h}
 
 // Lost implements watchdog.Holder.
 func (h *redHold) Lost(reason lock.Reason, cause error) {
-	h.Lease.Forget()
-	if !h.lose(reason, cause) {
+	lost := h.lose(reason, cause)
+	h.Lease.Forget() // after that, Check would not wait for this
+	if !lost {
 		return
 	}
 	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the

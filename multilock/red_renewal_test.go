@@ -160,7 +160,7 @@ func TestRedIsLost(t *testing.T) {
 	}
 }
 
-// TestRedExpiredBeforeTheWatchdogRan unlocks and extends an expired hold before the watchdog
+// TestRedExpiredBeforeTheWatchdogRan unlocks and extends an expired hold, perhaps before the watchdog
 // has noticed.
 func TestRedExpiredBeforeTheWatchdogRan(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
@@ -169,7 +169,6 @@ func TestRedExpiredBeforeTheWatchdogRan(t *testing.T) {
 			h, err := w.red(fakes).Lock(t.Context(), lock.Lease(redLease+777*time.Microsecond)) // between two ticks
 			require.NoError(t, err)
 			time.Sleep(h.Remaining())
-			require.NoError(t, h.Context().Err())
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 			w.drain(fakes)
 

@@ -164,10 +164,9 @@ func (l *Lease) Check() {
 		h, reason, cause := l.holder, reasons[l.loss], l.known().lastErr
 		l.mu.Unlock()
 		h.Lost(reason, cause)
-		return
+	} else if !l.loseIfOver(time.Now()) {
+		l.mu.Unlock()
 	}
-	l.mu.Unlock()
-	l.endIfOver()
 }
 
 // Extended records that a request sent at sent has extended the lease to at least ttl.

@@ -112,18 +112,23 @@ func (g *gathering) send(batch *gathered) {
 	}
 	g.mu.Unlock()
 
-	g.exchange(batch)
+	answered := g.exchange(batch)
 	<-g.room
+	if !answered {
+		return // a connection that has failed may still read the commands
+	}
 	clear(batch.commands)
 	clear(batch.requests)
 	batch.commands, batch.requests = batch.commands[:0], batch.requests[:0]
 	g.batches.Put(batch)
 }
 
-// exchange makes the requests of a batch whose callers have not left, again if they were not sent.
-func (g *gathering) exchange(batch *gathered) {
+// exchange makes the requests of a batch whose callers have not left, again if they were not sent. It reports
+// whether the server has answered.
+func (g *gathering) exchange(batch *gathered) (answered bool) {
+	commands := batch.commands[:0]
 	for range mostTries {
-		commands, requests := batch.commands[:0], batch.requests[:0]
+		requests := batch.requests[:0]
 		for i, r := range batch.requests {
 			if r.state.CompareAndSwap(unsent, sent) || r.state.Load() == sent {
 				commands, requests = append(commands, batch.commands[i]), append(requests, r)
@@ -134,7 +139,7 @@ func (g *gathering) exchange(batch *gathered) {
 		clear(batch.requests[len(requests):])
 		batch.commands, batch.requests = commands, requests
 		if len(commands) == 0 {
-			return
+			return true
 		}
 
 		began := time.Since(started)
@@ -142,6 +147,7 @@ func (g *gathering) exchange(batch *gathered) {
 		err := replies[len(replies)-1].NonRedisError()
 		g.route.note(began, err)
 		if notSent(g.ctx, err) {
+			commands = nil // the connection that has failed may still read them
 			continue
 		}
 		for i, reply := range replies {
@@ -149,13 +155,14 @@ func (g *gathering) exchange(batch *gathered) {
 			g.over(requests[i])
 			requests[i].done <- struct{}{}
 		}
-		return
+		return err == nil
 	}
 	for _, r := range batch.requests {
 		r.reply = rueidis.NewErrorResult(errHeld)
 		g.over(r)
 		r.done <- struct{}{}
 	}
+	return false
 }
 
 // over notes the end of a request.
