@@ -102,8 +102,6 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	// Commands of one connection run in order, so a release cannot overtake the acquisition
 	// before it.
 	opt.PipelineMultiplex = cmp.Or(opt.PipelineMultiplex, -1)
-	opt.BlockingPipeline = cmp.Or(opt.BlockingPipeline, -1)                      // or large batches use other connections
-	opt.RingScaleEachConn = max(opt.RingScaleEachConn, rueidis.DefaultRingScale) // with room for what waits in it (see wire.Prompt)
 	opt.ClusterOption.MaxMovedRedirections = cmp.Or(opt.ClusterOption.MaxMovedRedirections, defaultRedirections)
 	if opt.Sentinel.MasterSet != "" {
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
@@ -114,7 +112,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if err != nil {
 		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
-	cfg.Ordered = opt.PipelineMultiplex < 0 && opt.BlockingPipeline < 0 && !opt.DisableAutoPipelining
+	cfg.Ordered = opt.PipelineMultiplex < 0 && !opt.DisableAutoPipelining
 	cfg.ReplyTimeout = defaultResponseTimeout
 	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
 		cfg.ReplyTimeout = 0 // the connection's timeout suffices

@@ -22,28 +22,24 @@ func ownConns(opt *rueidis.ClientOption) *wire.Link {
 		return nil // rueidis needs the bare connection
 	}
 	link := wire.NewLink(opt.ConnWriteTimeout)
-	link.Direct = opt.AuthCredentialsFn == nil && !opt.Standalone.EnableRedirect
 	dial, dialFn := opt.DialCtxFn, opt.DialFn
-	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (net.Conn, error) {
+	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
 		wire.Keep(ctx)
-		making := link.Dial()
-		conn, err := making.Connect(ctx, func(ctx context.Context) (conn net.Conn, err error) {
-			switch {
-			case dial != nil:
-				return dial(ctx, addr, d, conf)
-			case dialFn != nil:
-				return dialFn(addr, d, conf)
-			case conf != nil:
-				conn, err = (&tls.Dialer{NetDialer: d, Config: conf}).DialContext(ctx, "tcp", addr)
-				return conn, withoutTLS(err)
-			default:
-				return d.DialContext(ctx, "tcp", addr)
-			}
-		})
+		switch {
+		case dial != nil:
+			conn, err = dial(ctx, addr, d, conf)
+		case dialFn != nil:
+			conn, err = dialFn(addr, d, conf)
+		case conf != nil:
+			conn, err = (&tls.Dialer{NetDialer: d, Config: conf}).DialContext(ctx, "tcp", addr)
+			err = withoutTLS(err)
+		default:
+			conn, err = d.DialContext(ctx, "tcp", addr)
+		}
 		if err != nil {
 			return nil, err
 		}
-		return &ownConn{Conn: conn, written: make(chan struct{}), link: link, making: making}, nil
+		return &ownConn{Conn: conn, written: make(chan struct{}), link: link}, nil
 	}
 	return link
 }
@@ -72,8 +68,6 @@ type ownConn struct {
 	once     sync.Once
 	written  chan struct{} // closed by the first Write, or Close
 	link     *wire.Link
-	making   *wire.Dial
-	writes   int         // up to the second, which has the first request
 	alone    *wire.Alone // the request of the last SetDeadline, or nil
 	deadline time.Time   // of the request that is alone
 	// readBy and writeBy are the deadlines of Conn.
@@ -92,7 +86,7 @@ func (c *ownConn) Read(b []byte) (int, error) {
 	if c.alone != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		return c.readUntil(c.alone.Caller, b)
 	}
-	return n, c.making.Err(err)
+	return n, err
 }
 
 // SetDeadline implements net.Conn. rueidis calls it before each request in its synchronous mode, and
@@ -148,22 +142,11 @@ func (c *ownConn) readUntil(ctx context.Context, b []byte) (int, error) {
 var past = time.Unix(1, 0)
 
 func (c *ownConn) Write(b []byte) (int, error) {
-	switch c.writes {
-	case 0: // rueidis introduces itself
-		c.unblockReads()
-		c.writes++
-	case 1:
-		if err := c.making.End(); err != nil {
-			return 0, err
-		}
-		c.writes++
-	}
-	n, err := c.Conn.Write(b)
-	return n, c.making.Err(err)
+	c.unblockReads()
+	return c.Conn.Write(b)
 }
 
 func (c *ownConn) Close() error {
 	c.unblockReads()
-	_ = c.making.End()
 	return c.Conn.Close()
 }

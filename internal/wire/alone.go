@@ -24,10 +24,7 @@ type Link struct {
 	// leave a slow server cost one connection and not many. From then on connections do not stay in the
 	// synchronous mode.
 	Contended atomic.Bool
-	// Direct is set if a request that is alone waits in rueidis for nothing but its connection.
-	Direct bool
 
-	dials    dials
 	timeout  time.Duration
 	alone    atomic.Pointer[Alone]
 	deadline atomic.Int64 // of alone, in Unix nanoseconds
@@ -104,13 +101,10 @@ func notSent(ctx context.Context, err error) bool {
 
 var aloneContexts = sync.Pool{New: func() any { return new(Alone) }}
 
-// lone reports whether a request would be alone.
-func (l *Link) lone() bool { return l != nil && !l.Contended.Load() && l.alone.Load() == nil }
-
 // enter returns the context of a request under ctx, for a caller with that context. It returns nil if
 // the request is not alone. leave must be called after the request.
 func (l *Link) enter(ctx, caller context.Context) *Alone {
-	if !l.lone() {
+	if l == nil || l.Contended.Load() || l.alone.Load() != nil {
 		return nil
 	}
 	a := aloneContexts.Get().(*Alone)

@@ -34,7 +34,7 @@ func OutcomeOf(err error) Outcome {
 		return Refused
 	}
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" ||
-		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, errNotSent) || errors.Is(err, errHeld) {
+		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, errNotSent) || errors.Is(err, errSilent) {
 		return Passing
 	}
 	return Unknown

@@ -10,15 +10,12 @@ import (
 
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
-
-	"github.com/redlatch/redlatch/lock"
 )
 
-// silent is a connection that heeds no context. It replies when answer is closed, or if it is nil.
+// silent is a connection that heeds no context. It replies when that is closed, or if it is nil.
 type silent struct {
 	rueidis.Client
 	answer  chan struct{}
-	far     time.Duration // the time of a round trip
 	mode    rueidis.ClientMode
 	sent    atomic.Int32
 	batches atomic.Int32 // in which they were sent
@@ -35,7 +32,6 @@ func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 	n := int32(len(cmds))
 	s.sent.Add(n)
 	s.batches.Add(1)
-	time.Sleep(s.far)
 	if s.answer != nil {
 		<-s.answer
 		if ctx.Err() != nil {
@@ -63,40 +59,40 @@ func do(t *testing.T, p *Prompt, n int, timeout time.Duration) <-chan error {
 	return errs
 }
 
-// Callers leave a silent server when their contexts end, wherever their requests are. When it has been
-// silent for a while few more are sent, and the others are not. When it answers again, all are.
+// Callers leave a silent server when their contexts end. Few requests are under way then, and the
+// others were not sent. When the server answers again, requests are not limited.
 func TestPromptLeavesASilentServer(t *testing.T) {
-	for _, link := range []*Link{nil, NewLink(time.Second)} {
+	for _, idle := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
-			const timeout, n = 300 * time.Millisecond, maxInFlight - 2*maxHeld
+			const timeout, n = 300 * time.Millisecond, 3 * maxInFlight
 			conn := &silent{}
-			p := NewPrompt(conn, link)
+			p := NewPrompt(conn, NewLink(time.Second))
 			require.False(t, p.Answers())
 			require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
 			require.True(t, p.Answers())
 			conn.answer = make(chan struct{})
+			conn.sent.Store(0)
+			time.Sleep(idle + fresh)
 
-			leave := func() (unsent int) {
-				begin := time.Now()
-				errs := do(t, p, n, timeout)
-				for range n {
-					err := <-errs
-					require.ErrorIs(t, err, context.DeadlineExceeded)
-					if OutcomeOf(err) == Passing {
-						require.Equal(t, lock.ErrUnavailable, KindOf(err), "others need not hold the lock")
-						unsent++
-					}
+			begin := time.Now()
+			errs := do(t, p, n, timeout)
+			unsent := 0
+			for range n {
+				err := <-errs
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				if OutcomeOf(err) == Passing {
+					unsent++
 				}
-				require.Equal(t, timeout, time.Since(begin))
-				return unsent
 			}
-			require.Zero(t, leave())
-			require.Equal(t, n-maxHeld, leave())
+			require.Equal(t, timeout, time.Since(begin))
+			require.Equal(t, n-maxApart, unsent)
+			require.EqualValues(t, maxApart, conn.sent.Load())
 
 			close(conn.answer)
 			synctest.Wait()
 			require.True(t, p.Answers())
-			errs := do(t, p, n, timeout)
+			require.EqualValues(t, conn.sent.Load(), conn.unknown.Load(), "rueidis can tell that nobody waits")
+			errs = do(t, p, n, timeout)
 			for range n {
 				require.NoError(t, <-errs)
 			}
@@ -104,69 +100,49 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 	}
 }
 
-// Nothing waits in the connection for room, since callers could not leave.
-func TestPromptLimitsRequestsInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		const timeout = quiet / 2
-		conn := &silent{answer: make(chan struct{})}
-		p := NewPrompt(conn, nil)
-		begin := time.Now()
-		errs := do(t, p, 3*maxInFlight, timeout)
-		for range 3 * maxInFlight {
-			require.ErrorIs(t, <-errs, context.DeadlineExceeded)
-		}
-		require.Equal(t, timeout, time.Since(begin))
-		require.EqualValues(t, maxInFlight, conn.batches.Load())
-		close(conn.answer)
-	})
-}
-
-// A server that is far away is not silent: nothing is held back.
-func TestManyCallersOfAFarServer(t *testing.T) {
-	for _, mode := range []rueidis.ClientMode{rueidis.ClientModeStandalone, rueidis.ClientModeCluster} {
-		synctest.Test(t, func(t *testing.T) {
-			const far, n = 100 * time.Millisecond, 5000
-			conn := &silent{far: far, mode: mode}
-			p := NewPrompt(conn, NewLink(time.Second))
-			require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
-			time.Sleep(time.Minute)
-			for i := range 3 {
-				errs := make(chan error, n)
-				for range n {
-					go func() {
-						ctx, cancel := context.WithTimeout(t.Context(), 3*far)
-						defer cancel()
-						errs <- p.Do(ctx, rueidis.Completed{}).Error()
-					}()
-				}
-				for range n {
-					require.NoError(t, <-errs, i)
-				}
-			}
-		})
-	}
-}
-
-// The outcome of a request whose context ends while it is held back is known.
+// A request that was not sent says nothing of a server that has answered a moment ago.
 func TestARequestThatIsNotSentInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
 		p := NewPrompt(conn, NewLink(time.Second))
 		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
 		conn.answer = make(chan struct{})
+		time.Sleep(fresh)
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
 		require.True(t, NotSent(ended, p.Do(ended, rueidis.Completed{}).Error()))
-		for range maxHeld + 1 {
+		for range maxApart {
 			go p.Do(t.Context(), rueidis.Completed{})
-			time.Sleep(2 * quiet)
 		}
-		ctx, cancel := context.WithTimeout(t.Context(), quiet)
-		err := p.Do(ctx, rueidis.Completed{}).Error()
-		cancel()
-		require.Equal(t, lock.ErrUnavailable, KindOf(err), "%v", err)
-		require.False(t, NotSent(ctx, err))
+		synctest.Wait()
+		for _, wait := range []time.Duration{alive / 2, alive} {
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			err := p.Do(ctx, rueidis.Completed{}).Error()
+			cancel()
+			require.Equal(t, Passing, OutcomeOf(err))
+			require.Equal(t, wait < alive, NotSent(ctx, err), "%v", err)
+			require.False(t, NotSent(t.Context(), err))
+		}
 		close(conn.answer)
+	})
+}
+
+// While the server answers, callers wait in the connection, but for no more requests than that
+// takes.
+func TestPromptLimitsRequestsInFlight(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		p := NewPrompt(conn, NewLink(time.Second))
+		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
+		conn.answer = make(chan struct{})
+		conn.sent.Store(0)
+		errs := do(t, p, 2*maxInFlight, time.Minute)
+		synctest.Wait()
+		require.EqualValues(t, maxInFlight+maxApart, conn.sent.Load())
+		close(conn.answer)
+		for range 2 * maxInFlight {
+			require.NoError(t, <-errs)
+		}
 	})
 }
 
@@ -175,11 +151,11 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{answer: make(chan struct{})}
 		p := NewPrompt(conn, NewLink(time.Second))
-		for range 2 * maxHeld {
+		for range 2 * maxApart {
 			go p.Do(context.Background(), rueidis.Completed{})
 		}
 		synctest.Wait()
-		require.EqualValues(t, 2*maxHeld, conn.sent.Load())
+		require.EqualValues(t, 2*maxApart, conn.sent.Load())
 		close(conn.answer)
 	})
 }
@@ -188,8 +164,8 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 func TestPromptKnowsNodesApart(t *testing.T) {
 	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster}, NewLink(time.Second))
 	require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
-	require.True(t, p.routes[0].answers())
-	require.False(t, p.routes[1].answers())
+	require.True(t, p.routes[0].answers(fresh))
+	require.False(t, p.routes[1].answers(fresh))
 	require.False(t, p.Answers())
 }
 
@@ -252,7 +228,7 @@ func TestABatchWaitsForRunnableCallers(t *testing.T) {
 		p := NewPrompt(conn, nil)
 		const callers = 30
 		for range callers {
-			go p.gathering.do(context.Background(), rueidis.Completed{}, nil)
+			go p.gathering.do(context.Background(), rueidis.Completed{})
 		}
 		synctest.Wait()
 		require.EqualValues(t, callers, conn.sent.Load())
