@@ -57,7 +57,15 @@ func NewElector(ctx context.Context, client *redlatch.Client, name, value string
 	}
 	go func() {
 		defer close(e.ended)
-		e.err = candidacy.Run(ctx, value, e.lead, opts...)
+		e.err = candidacy.Run(ctx, value, func(led context.Context, term *election.Term) error {
+			e.term.Store(term)
+			// With lock.Parent the context of the term is no child of ctx.
+			select {
+			case <-led.Done():
+			case <-ctx.Done():
+			}
+			return nil
+		}, opts...)
 	}()
 	return e, nil
 }
@@ -71,13 +79,6 @@ func check(e *election.Election) error {
 	if errors.Is(err, lock.ErrInvalid) || errors.Is(err, lock.ErrClosed) {
 		return err
 	}
-	return nil
-}
-
-// lead is called for each term.
-func (e *Elector) lead(ctx context.Context, term *election.Term) error {
-	e.term.Store(term)
-	<-ctx.Done()
 	return nil
 }
 

@@ -57,6 +57,36 @@ func elected(t testing.TB, e gocron.Elector) *machine {
 	return m
 }
 
+// A term whose context is not that of the elector ends with the elector, and so do the contexts of its
+// jobs.
+func TestElectorWithAParent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		for _, end := range []func(*redlatchgocron.Elector){(*redlatchgocron.Elector).Close, func(*redlatchgocron.Elector) { cancel() }} {
+			e, err := redlatchgocron.NewElector(ctx, harness.Client(t, s), boss, "a", lock.Parent(context.Background()))
+			require.NoError(t, err)
+			leads(t, e)
+			running, done := e.Context(t.Context())
+			defer done()
+			ended := make(chan struct{})
+			go func() {
+				defer close(ended)
+				end(e)
+			}()
+			for _, over := range []<-chan struct{}{ended, running.Done()} {
+				select {
+				case <-over:
+				case <-time.After(soon):
+					require.FailNow(t, "the term goes on")
+				}
+			}
+			follows(t, e)
+			e.Close()
+		}
+	})
+}
+
 // Only the leader runs jobs. When it resigns another machine leads.
 func TestOnlyTheLeaderRuns(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
