@@ -27,8 +27,12 @@ const (
 func (h *redHold) Unlock(ctx context.Context) error {
 	h.Lease.Check()
 	if err := h.End("Unlock", h.Name()); err != nil {
-		if errors.Is(err, lock.ErrLost) {
-			h.undo(context.WithoutCancel(ctx))
+		if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
+			if lost.Reason == lock.ReasonMaxHold { // the servers have it for sure, and most likely answer
+				_, _ = h.release(context.WithoutCancel(ctx), time.Now().Add(locking.Patience))
+			} else {
+				h.undo(context.WithoutCancel(ctx))
+			}
 		}
 		return err
 	}

@@ -381,8 +381,12 @@ func (p *permit) end(ctx context.Context, op, what string, request func(ctx cont
 	}
 	p.lease.Check()
 	if err := p.End(op, p.e.id.Name); err != nil {
-		if errors.Is(err, lock.ErrLost) {
-			p.e.s.Go(p.free)
+		if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
+			if lost.Reason == lock.ReasonMaxHold && p.e.s.Err() == nil { // the server has it for sure, and most likely answers
+				p.free(context.WithoutCancel(ctx))
+			} else {
+				p.e.s.Go(p.free)
+			}
 		}
 		return err
 	}

@@ -224,6 +224,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	errs := make([]error, len(holds))
 	free := make([]freeing, 0, len(holds))
 	var apart []int // those that no script releases with others
+	var tasks []func()
 	for i := len(holds) - 1; i >= 0; i-- {
 		h := holds[i].One()
 		if h == nil || !h.claim.lock.p.Traits().Batch || h.kept() {
@@ -234,6 +235,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 		e, err := h.startUnlock(ctx, false)
 		if err != nil {
 			errs[i] = err
+			tasks = append(tasks, func() { h.freeLost(ctx, err) })
 		} else if !e.last {
 			errs[i] = e.done(nil)
 		} else {
@@ -241,11 +243,10 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 			free = append(free, freeing{e, &errs[i]})
 		}
 	}
-	if len(apart) == 0 && len(free) > 0 && joined(free) == len(free) {
+	if len(apart) == 0 && len(tasks) == 0 && len(free) > 0 && joined(free) == len(free) {
 		releaseFree(free)
 		return errs
 	}
-	var tasks []func()
 	for _, i := range apart {
 		tasks = append(tasks, func() { errs[i] = holds[i].Unlock(ctx) })
 	}

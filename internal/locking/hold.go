@@ -189,6 +189,7 @@ func (h *hold) EndAt(at time.Time) {
 func (h *hold) Unlock(ctx context.Context) error {
 	e, err := h.startUnlock(ctx, false)
 	if err != nil {
+		h.freeLost(ctx, err)
 		return err
 	}
 	if e.last {
@@ -225,8 +226,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	}
 	began := time.Now()
 	err := h.End("Unlock", h.Name())
-	switch {
-	case err == nil:
+	if err == nil {
 		if last = c.drop(h); last {
 			left := c.lease.Remaining()
 			over = began.Add(left)
@@ -234,9 +234,6 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 			c.state = released
 			c.lease.Forget()
 		}
-	case errors.Is(err, lock.ErrLost) && c.state == gone && !time.Now().Before(c.known().keepUntil):
-		// Should the server still keep it.
-		c.lock.s.Go(c.freeLost)
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -244,6 +241,25 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	}
 	ctx, end := h.StartRelease(ctx)
 	return ending{h, last, began, ctx, began.Add(Patience), end, over}, nil
+}
+
+// freeLost releases what the server may still have of a lost hold, of which Unlock has returned that loss.
+func (h *hold) freeLost(ctx context.Context, err error) {
+	var loss *lock.LostError
+	if !errors.As(err, &loss) {
+		return
+	}
+	c := h.claim
+	c.mu.Lock()
+	left := c.state == gone && !time.Now().Before(c.known().keepUntil)
+	c.mu.Unlock()
+	switch {
+	case !left || c.lock.s.Err() != nil:
+	case loss.Reason == lock.ReasonMaxHold: // the server has it for sure, and most likely answers
+		c.freeLost(context.WithoutCancel(ctx))
+	default:
+		c.lock.s.Go(c.freeLost)
+	}
 }
 
 // Dropped implements holds.Hold.

@@ -83,6 +83,7 @@ func (h *hold) Detach(ctx context.Context, lease time.Duration) (string, error) 
 	c, until := h.claim, time.Now().Add(lease)
 	e, err := h.startUnlock(ctx, true)
 	if err != nil {
+		h.freeLost(ctx, err)
 		return "", err
 	}
 	if kept, ok := c.kept(); ok && kept.After(until) {
