@@ -8,7 +8,8 @@ local kinds = {}
 
 -- is_owner reports whether a field is that of an owner, or of a writer.
 function kinds.is_owner(field)
-	return field:gsub(':write$', ''):find('^%x%x%x%x%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%-%x%x%x%x%x%x%x%x%x%x%x%x:%d+$') ~= nil
+	local client, rest = field:sub(1, 36), field:sub(37)
+	return client:find('^%x+%-%x+%-%x+%-%x+%-%x+$') ~= nil and (rest:find('^:%d+$') or rest:find('^:%d+:write$')) ~= nil
 end
 
 -- of returns 'lock' for the hash of a lock, the mode of a read-write lock, and nil for any other
