@@ -297,7 +297,7 @@ func TestLeaseWithoutRenewerExpires(t *testing.T) {
 		time.Sleep(Certain(time.Minute) - 1)
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
-		time.Sleep(1)
+		time.Sleep(time.Nanosecond)
 		synctest.Wait()
 		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
 		assert.Zero(t, s.renewals())
