@@ -281,6 +281,9 @@ func missing(addr string, uses []use, verdicts []verdict) (found []Finding) {
 			}
 			switch verdicts[i] {
 			case useUnsupported:
+				if u.Command == "ASKING" {
+					continue // a server without it, such as an embedded one, moves no slots
+				}
 				lacking.Missing = append(lacking.Missing, u.Right)
 			case useRefused:
 				denies.Missing = append(denies.Missing, u.Right)

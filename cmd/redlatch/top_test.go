@@ -45,6 +45,7 @@ func take(t *testing.T, s *sampler) (sample, map[string]row) {
 // Samples follow what is held, waited for and released, without KEYS and MONITOR.
 func TestSamples(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		from := samplerOf(t, s, "a*")
 		_, rows := take(t, from)

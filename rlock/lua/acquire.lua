@@ -26,7 +26,7 @@ if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	if not kinds.of(KEYS[1], fields) then
 		return kinds.foreign()
 	end
-	return -2 - left
+	return -2 - (left == -2 and 0 or left) -- -2 if it has expired since
 end
 -- An attempt was delivered twice: this one, or an earlier one of the same wait. The caller
 -- counts the lease from this one.

@@ -20,7 +20,7 @@ if redis.call('EXISTS', unpack(KEYS)) > 0 then
 				if not kinds.of(key, fields) then
 					return kinds.foreign()
 				end
-				count, taken = i - 1, -2 - left
+				count, taken = i - 1, -2 - (left == -2 and 0 or left) -- -2 if it has expired since
 				break
 			end
 			old[i] = true
