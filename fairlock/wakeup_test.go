@@ -17,9 +17,7 @@ import (
 // message meets on its way to a waiter, it reaches that waiter: without one a heartbeat would wake the
 // waiter after a second or more.
 func TestNoWakeUpIsLost(t *testing.T) {
-	if testing.Short() {
-		t.Skip("takes a while")
-	}
+	harness.Full(t)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const wait = time.Second // far more than a round trip, and far less than the 3.3 s between heartbeats
 		all := clients(t, s, 2)

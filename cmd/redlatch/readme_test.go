@@ -91,6 +91,13 @@ func scene(t *testing.T, s *testserver.Server) {
 	}
 
 	invoices := harness.Client(t, s).FencedLock("invoices")
+	t.Cleanup(every(20*time.Millisecond, func() {
+		_ = invoices.Do(context.Background(), func(context.Context) error { return nil })
+	}))
+}
+
+// every calls f after each pause, until the returned function is called, which waits for the last call.
+func every(pause time.Duration, f func()) (end func()) {
 	stop, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(stopped)
@@ -98,10 +105,10 @@ func scene(t *testing.T, s *testserver.Server) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(20 * time.Millisecond):
+			case <-time.After(pause):
+				f()
 			}
-			_ = invoices.Do(context.Background(), func(context.Context) error { return nil })
 		}
 	}()
-	t.Cleanup(func() { close(stop); <-stopped })
+	return func() { close(stop); <-stopped }
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
 	"os"
 	"os/signal"
@@ -216,14 +215,15 @@ func (s *sampler) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	before := maps.Clone(s.known)
-	for _, name := range names {
-		delete(s.known, name)
-	}
-	for _, o := range objects {
-		if isListed(o) {
-			s.known[o.Name] = row{o, before[o.Name].rateAfter(o)}
+	for _, r := range all {
+		delete(s.known, r.Name)
+		if len(objects) == 0 || objects[0].Name != r.Name {
+			continue // the user may not read it
 		}
+		if isListed(objects[0]) {
+			s.known[r.Name] = row{objects[0], r.rateAfter(objects[0])}
+		}
+		objects = objects[1:]
 	}
 	return nil
 }

@@ -305,21 +305,11 @@ func TestVerifyMissingCommand(t *testing.T) {
 func TestVerifyForgetfulServer(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		conn := harness.Conn(t, s.Addr)
-		stop, stopped := make(chan struct{}), make(chan struct{})
-		go func() {
-			defer close(stopped)
-			for {
-				select {
-				case <-stop:
-					return
-				case <-time.After(2 * time.Millisecond):
-					_ = conn.Do(context.Background(), conn.B().Flushall().Build()).Error()
-				}
-			}
-		}()
+		end := every(2*time.Millisecond, func() {
+			_ = conn.Do(context.Background(), conn.B().Flushall().Build()).Error()
+		})
 		_, checks := verified(t, s.Addr, statusNo)
-		close(stop)
-		<-stopped
+		end()
 		for _, name := range []string{"lock", "fenced lock", "fair lock", "read-write lock", "election", "MultiLock", "renewal", "reconnection"} {
 			require.Equal(t, resultFails, checks[name].Result, name)
 		}

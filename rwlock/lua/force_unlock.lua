@@ -9,10 +9,14 @@
 -- Reply: 1 if it was in that mode, else 0.
 
 local count = redis.call('HLEN', KEYS[1])
-if count > 0 and not kinds.of(KEYS[1], count) then
+if count == 0 then
+	return 0
+end
+local kind = kinds.of(KEYS[1], count)
+if not kind then
 	return kinds.foreign()
 end
-if redis.call('HGET', KEYS[1], 'mode') ~= ARGV[2] then
+if kind ~= ARGV[2] then
 	return 0
 end
 local fields = redis.call('HGETALL', KEYS[1])
