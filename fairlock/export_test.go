@@ -13,7 +13,7 @@ type Protocol = protocol
 
 // NewProtocol returns the protocol of a lock object with that key and those options.
 func NewProtocol(s *session.Session, key string, opts ...Option) *Protocol {
-	p := &protocol{s: s, kind: "fair", cohorts: true}
+	p := &protocol{s: s, kind: "fair"}
 	p.prepare(key)
 	for _, opt := range opts {
 		opt(p)

@@ -53,14 +53,14 @@ type Lock struct {
 
 // newLock returns the fair lock of that name.
 func newLock(s *session.Session, name string, opts ...Option) *Lock {
-	p := &protocol{s: s, kind: "fair", cohorts: true}
+	p := &protocol{s: s, kind: "fair"}
 	return p.lock(name, construct.Configure(p, name, opts))
 }
 
 // newCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
 // has an owner of its own.
 func newCandidacy(s *session.Session, name string) lock.Locker {
-	p := &protocol{s: s, kind: "election", nonReentrant: true}
+	p := &protocol{s: s, kind: "election", candidacy: true, nonReentrant: true}
 	return p.lock(name, nil)
 }
 
@@ -106,7 +106,8 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
-// process. Other errors are those of Hold.Unlock.
+// process. Other errors are those of Hold.Unlock: a lost hold counts until Unlock has
+// returned its loss.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It reports

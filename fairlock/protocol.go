@@ -70,7 +70,7 @@ type Waiter struct {
 type protocol struct {
 	s            *session.Session
 	kind         string
-	cohorts      bool
+	candidacy    bool // of an election
 	nonReentrant bool
 	keys         []string // of the lock and its queue
 	args         []string // the first args of most scripts
@@ -79,7 +79,7 @@ type protocol struct {
 func (p *protocol) Traits() locking.Traits {
 	return locking.Traits{
 		Policy: acquire.Policy{Group: true, Ordered: true},
-		Kind:   p.kind, Queue: p.kind, Cohorts: p.cohorts, NonReentrant: p.nonReentrant,
+		Kind:   p.kind, Queue: p.kind, Cohorts: !p.candidacy, NonReentrant: p.nonReentrant, NoOwnerUnlock: p.candidacy,
 	}
 }
 

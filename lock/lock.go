@@ -105,8 +105,9 @@ type Locker interface {
 // Hold is one acquisition of a lock. Release it with one call of Unlock. A renewed hold that
 // becomes unreachable without Unlock is released. The client logs that, at most once a second,
 // with the number of such holds that it has not logged. A hold with a fixed [Lease] that becomes
-// unreachable lasts until its lease ends, because work may depend on it. The methods of a Hold
-// are safe for concurrent use, from any goroutine.
+// unreachable lasts until its lease ends, because work may depend on it. The hold of an owner named
+// by [WithOwner] lasts too, if the lock has an Unlock method that ends the hold by its owner: such an
+// owner need not keep the hold. The methods of a Hold are safe for concurrent use, from any goroutine.
 type Hold interface {
 	// Name returns the name of the lock.
 	Name() string

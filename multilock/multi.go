@@ -110,7 +110,8 @@ func (m *Multi) checkOwner() error {
 // Unlock ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
-// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock.
+// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock: a lost hold
+// counts until Unlock has returned its loss.
 func (m *Multi) Unlock(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
 		return err
@@ -219,6 +220,9 @@ func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
 
 // Dropped implements hold.Hold.
 func (h *multiHold) Dropped() {
+	if !h.owner.IsZero() && len(h.m.reds) == 0 {
+		return // the owner can end it without the handle
+	}
 	h.dropped(h.Unlock, func() {
 		for _, member := range h.holds {
 			member.Disown()
@@ -261,7 +265,9 @@ func (h *multiHold) Break(reason lock.Reason) bool {
 		return false
 	}
 	h.forget()
-	_ = locking.UnlockTogether(context.Background(), h.holds)
+	for _, member := range h.holds {
+		member.(hold.Outer).Break(reason)
+	}
 	return true
 }
 

@@ -276,14 +276,14 @@ func TestMultiClientClosedDuringAcquisition(t *testing.T) {
 	})
 }
 
-// The client can find a hold of a named owner, which must not keep it from being collected.
+// The client can find the hold, which must not keep its handle from being collected.
 func TestMultiDropped(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var log harness.Log
 		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
 		m := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c"))
 		func() {
-			h, err := m.Lock(lock.WithOwner(t.Context(), c.NewOwner()))
+			h, err := m.Lock(t.Context())
 			require.NoError(t, err)
 			runtime.GC()
 			require.Positive(t, h.Remaining())

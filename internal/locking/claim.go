@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -203,6 +204,7 @@ func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 	switch {
 	case lost || c.cohort.Gone():
 		c.Lost(lock.ReasonGone, nil)
+		session.Of[lostHolds](c.lock.s).remove(h) // no caller has had it
 		return nil, errGone
 	case !watched:
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
@@ -342,7 +344,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 		c.rare.holds = nil
 	}
 	for _, h := range holds {
-		h.Lose(h.lostError(reason, cause))
+		h.lose(reason, cause)
 		if h.own != nil {
 			h.own.Forget()
 		}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	holds "github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -40,7 +41,7 @@ func (a *alone) Lost(reason lock.Reason, cause error) {
 	h := a.hold
 	c := h.claim
 	c.mu.Lock()
-	if !h.Lose(h.lostError(reason, cause)) {
+	if !h.lose(reason, cause) {
 		c.mu.Unlock()
 		return
 	}
@@ -69,6 +70,15 @@ func (h *hold) endsAlone(sent time.Time) {
 		terms = watchdog.Terms{Sent: time.Now(), TTL: lock.MaxLease, MaxHold: d}
 	}
 	h.claim.lock.s.Watchdog.Watch(&h.own.Lease, h.own, terms)
+}
+
+// lose makes the hold lost, and reports whether it was held. The mutex of the claim is held.
+func (h *hold) lose(reason lock.Reason, cause error) bool {
+	was := h.Lose(h.lostError(reason, cause))
+	if was && !h.claim.known().owner.IsZero() {
+		session.Of[lostHolds](h.claim.lock.s).add(h)
+	}
+	return was
 }
 
 func (h *hold) lostError(reason lock.Reason, cause error) *lock.LostError {
@@ -234,6 +244,8 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 			c.state = released
 			c.lease.Forget()
 		}
+	} else {
+		session.Of[lostHolds](c.lock.s).remove(h)
 	}
 	c.mu.Unlock()
 	if err != nil {
@@ -264,6 +276,9 @@ func (h *hold) freeLost(ctx context.Context, err error) {
 
 // Dropped implements holds.Hold.
 func (h *hold) Dropped() {
+	if !h.claim.owner().IsZero() && !h.claim.lock.p.Traits().NoOwnerUnlock {
+		return // the owner can end it without the handle
+	}
 	h.claim.mu.Lock()
 	fixed := h.Fixed
 	h.claim.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -114,7 +115,7 @@ func TryOptions(o lock.Options, err error) (lock.Options, error) {
 	return o, err
 }
 
-// UnlockOwner ends the latest hold that the owner of ctx has in this process. It blocks
+// UnlockOwner ends the latest hold that the owner of ctx has in this process, or has lost. It blocks
 // like Hold.Unlock and returns the same errors; ErrInvalid if ctx names no owner,
 // ErrNotHeld if that has no hold here.
 func (l *Lock) UnlockOwner(ctx context.Context) error {
@@ -125,7 +126,7 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 	if !ok {
 		return ErrNoOwner(l.name)
 	}
-	for _, h := range slices.Backward(l.heldBy(o)) {
+	for _, h := range slices.Backward(l.takenBy(o)) {
 		if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
 			return err
 		}
@@ -147,6 +148,55 @@ func (l *Lock) heldBy(o lock.Owner) (held []*hold) {
 		}
 	}
 	return held
+}
+
+// takenBy returns the holds that an owner has in this process, and those that it has lost without
+// having heard of it from Unlock. The latest is the last.
+func (l *Lock) takenBy(o lock.Owner) []*hold {
+	taken := append(l.heldBy(o), session.Of[lostHolds](l.s).of(l, o)...) // in this order: a hold may be lost meanwhile
+	slices.SortStableFunc(taken, func(a, b *hold) int { return cmp.Compare(a.sent, b.sent) })
+	return taken
+}
+
+// maxLost bounds the lost holds that a client remembers.
+const maxLost = 1000
+
+// lostHolds are the holds that the owners named by the callers of one client have lost, the latest
+// last, until Unlock returns the loss. An owner that uses UnlockOwner need not keep its holds.
+type lostHolds struct {
+	mu  sync.Mutex
+	all []*hold
+}
+
+// add adds a hold, and forgets the oldest one if there are too many.
+func (l *lostHolds) add(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.all) == maxLost {
+		l.all = slices.Delete(l.all, 0, 1)
+	}
+	l.all = append(l.all, h)
+}
+
+// remove removes a hold, if it is there.
+func (l *lostHolds) remove(h *hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := slices.Index(l.all, h); i >= 0 {
+		l.all = slices.Delete(l.all, i, i+1)
+	}
+}
+
+// of returns the holds on a lock that owner has lost.
+func (l *lostHolds) of(on *Lock, owner lock.Owner) (lost []*hold) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, h := range l.all { // without the mutexes of their claims, which are locked before l.mu
+		if of := h.claim.lock; of.queueKey() == on.queueKey() && of.sameKind(on) && h.claim.rare.owner == owner {
+			lost = append(lost, h)
+		}
+	}
+	return lost
 }
 
 // Force runs open, which opens the lock by force and reports whether it was held, and ends

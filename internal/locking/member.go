@@ -147,9 +147,10 @@ func (h *hold) Receivers() int {
 	return int(c.receivers)
 }
 
-// Groups returns the groups through which owner holds the lock, the latest last.
+// Groups returns the groups through which owner holds the lock, or held it until it was lost. The
+// latest is the last.
 func (l *Lock) Groups(owner lock.Owner) (groups []holds.Group) {
-	for _, h := range l.heldBy(owner) {
+	for _, h := range l.takenBy(owner) {
 		if g := h.Group(); g != nil {
 			groups = append(groups, g)
 		}

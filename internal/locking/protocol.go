@@ -151,6 +151,8 @@ type Traits struct {
 	// NonReentrant is set if an owner that holds the lock gets an error instead of another
 	// hold.
 	NonReentrant bool
+	// NoOwnerUnlock is set if a hold ends by its own Unlock only: the kind has no UnlockOwner.
+	NoOwnerUnlock bool
 }
 
 // Protocol is what a kind of lock says to the server. Its methods block for one
