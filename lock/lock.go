@@ -80,7 +80,8 @@ type Locker interface {
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
 	// the wait ended while others held the lock, before the server's answer (the request is
-	// undone then), or because the process was paused until the lease was over;
+	// undone then), or because the lease was over before the answer came: the process was
+	// paused, or the lease is shorter than a round trip;
 	// ErrUnavailable if the server could not be asked; ErrIndeterminate if the reply to a
 	// request was lost, which is then undone in the background; ErrClosed if the client was
 	// closed; ErrInvalid for an invalid name or option. If ctx ended the wait, it also

@@ -28,7 +28,7 @@ const (
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
 // Unlock comes first. Without Lease the lock is renewed until Unlock. d must be from a
-// millisecond, the server's unit, to MaxLease. Redisson calls it leaseTime.
+// millisecond, the server's unit, to MaxLease, and exceed a few round trips. Redisson calls it leaseTime.
 func Lease(d time.Duration) Option { return Option{kind: optionLease, d: d} }
 
 // Wait bounds the wait of Lock but not the hold. Without Wait only the context bounds it.

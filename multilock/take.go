@@ -1,6 +1,7 @@
 package multilock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -41,10 +43,11 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		return nil, fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid)
 	}
 	a := acquisition{o: o, once: once, began: time.Now()}
+	a.round = a.began
 	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
 	defer func() {
 		err = m.failed(ctx, "acquire", a.began, err)
-		span.End(ctx, 1+a.restarts, a.waited || errors.Is(err, lock.ErrNotAcquired), err)
+		span.End(ctx, 1+a.restarts, a.waited || a.restarts > 0 || errors.Is(err, lock.ErrNotAcquired), err)
 	}()
 	err = m.takeFree(spanCtx, &a)
 	if err == nil && spanCtx.Err() == nil {
@@ -90,7 +93,7 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 		undoErr := m.undo(waitCtx, a.got)
 		a.got = nil
 		if errors.Is(err, errRestart) && !a.once {
-			a.waited = true
+			a.waited = false
 			a.restarts++
 			select {
 			case <-time.After(rand.N(maxPause)):
@@ -126,12 +129,14 @@ type acquisition struct {
 	o       lock.Options
 	once    bool
 	began   time.Time
-	waited  bool
+	round   time.Time           // when the current round began
+	waited  bool                // in the current round
 	blocked bool                // others hold the next member
 	certain bool                // the order of the members; see inOrder
 	got     []locking.GroupHold // in the current round
 	// restarts counts the rounds that ended because a wait took too long, or a member was lost.
 	restarts int
+	late     int // rounds whose lease was over before the last member was acquired, though none had to be waited for
 }
 
 // bounded returns ctx for a request, or a wait, that ends when the wait of the caller does.
@@ -145,10 +150,13 @@ func (a *acquisition) bounded(ctx context.Context) (context.Context, context.Can
 // take acquires the members that takeFree has not. If it fails, those in a.got have to be released;
 // the error is errRestart if another round may succeed.
 func (m *Multi) take(ctx context.Context, a *acquisition) error {
+	a.round = time.Now()
 	locks, known := m.inOrder(ctx, a)
 	for _, red := range m.reds {
 		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
-			return red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
+			h, err := red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
+			a.waited = a.waited || err == nil && h.rounds > 1
+			return h, err
 		})
 		if err != nil {
 			return err
@@ -176,7 +184,12 @@ func (a *acquisition) align(ctx context.Context) error {
 	case err != nil && !errors.Is(err, lock.ErrLost):
 		return err
 	case err != nil, slices.ContainsFunc(a.got, func(h locking.GroupHold) bool { return h.Remaining() == 0 }):
-		return errRestart // lost, or expired during the wait for others
+		// Lost, or expired during the wait for others.
+		if length := cmp.Or(a.o.Lease, a.o.MaxHold); length > 0 && !a.waited {
+			a.late++
+			return cmp.Or(acquire.Late(a.late, !a.once, length, a.round), errRestart)
+		}
+		return errRestart
 	}
 	return nil
 }

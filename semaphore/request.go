@@ -50,6 +50,7 @@ type request struct {
 	served   bool
 	sent     time.Time // when the attempt was sent that served the request
 	attempts int
+	late     int // attempts whose confirmation came when the lease was over
 	waited   bool
 	missing  bool            // the last answer was that there is no semaphore
 	queued   bool            // this client is in the wait queue because of this request
@@ -82,6 +83,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		req.OnWake = span.Woken
 	}
 	err := p.queues.Acquire(spanCtx, req)
+	overdue := err == nil && r.isLate(r.sent) // this process was suspended until the lease was over
 	switch {
 	case errors.Is(err, ErrNotFound):
 		switch {
@@ -97,9 +99,12 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	case p.s.Err() != nil:
 		r.Abandon()
 		err = lock.ErrClosed
-	case ctx.Err() != nil, // served while the caller was leaving
-		p.leased() && time.Since(r.sent) >= r.grant.lease: // this process was suspended until the lease was over
-		err = errors.Join(lock.ErrNotAcquired, p.s.Undo(ctx, patience, func() error {
+	case ctx.Err() != nil || overdue: // served while the caller was leaving
+		err = lock.ErrNotAcquired
+		if overdue {
+			err = acquire.Late(1, false, r.grant.lease, r.sent)
+		}
+		err = errors.Join(err, p.s.Undo(ctx, patience, func() error {
 			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
 			return err
 		}))
@@ -128,7 +133,7 @@ func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
 		case err != nil || reply == 0:
 			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{0, -1, 0}, err)[0]
 			return result.Verdict, result.Err
-		case reply > 0 && !r.late(sent):
+		case reply > 0 && !r.isLate(sent):
 			p.slots.done(seq)
 			r.mu.Lock()
 			r.attempts++
@@ -155,8 +160,8 @@ func (r *request) prepare() (g grant, first bool) {
 	return r.grant, r.attempts == 0
 }
 
-// late reports whether the lease has ended before the reply arrived to an attempt sent at that time.
-func (r *request) late(sent time.Time) bool {
+// isLate reports whether the lease has ended before the reply arrived to an attempt sent at that time.
+func (r *request) isLate(sent time.Time) bool {
 	return r.pool.leased() && time.Since(sent) >= watchdog.Certain(r.grant.lease)
 }
 
@@ -295,9 +300,11 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			r.attempts++
 		}
 		switch {
-		case i < served && r.late(sent):
+		case i < served && r.isLate(sent):
 			late = append(late, r.grant)
 			r.grant.ids = nil
+			r.late++
+			results[i].Err = acquire.Late(r.late, !r.once, r.grant.lease, sent)
 		case i < served:
 			r.serve(sent)
 			results[i].Acquired = true

@@ -119,6 +119,20 @@ func Crowded(n int) error {
 	return errors.Join(lock.ErrNotAcquired, fmt.Errorf("too many callers of this client wait already: %d (MaxWaiters)", n))
 }
 
+// maxLate is how many attempts of one call may be confirmed too late: a pause of the process ends, and a
+// lease that is shorter than a round trip never suffices.
+const maxLate = 3
+
+// Late returns the error of a call whose hold, requested then and for that long, was over before its
+// confirmation came. It returns nil if the call should try again: it waits, and that has happened n times.
+func Late(n int, waits bool, length time.Duration, sent time.Time) error {
+	if waits && n < maxLate {
+		return nil
+	}
+	return errors.Join(lock.ErrNotAcquired, fmt.Errorf(
+		"a hold of %v was over before its confirmation came, after %v", length, time.Since(sent).Round(time.Microsecond)))
+}
+
 // join returns the relation of a request to the holders.
 func (e *entry[A]) join(req *Request[A]) (relation Relation, err error) {
 	if !req.Owned {

@@ -291,3 +291,38 @@ func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
 		harness.Eventually(t, soon, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 	})
 }
+
+// A lease that is over before its confirmation comes is an error that says so, after a few attempts.
+func TestALeaseShorterThanARoundTrip(t *testing.T) {
+	const latency = 20 * time.Millisecond
+	kinds := func(k kind) bool { return leased(k) && k.name != "red" } // which bounds the wait for a server by the lease
+	eachVirtually(t, kinds, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		s.Latency = latency
+		c := s.Client(t)
+		lengths := []lock.Option{lock.Lease(latency), lock.Lease(latency / 2)}
+		if k.name == "multi" { // whose three members take two requests
+			lengths = append(lengths, lock.Lease(3*latency/2), lock.Lease(2*latency))
+		}
+		for _, length := range lengths {
+			for what, call := range map[string]func() (lock.Hold, error){
+				"Lock":    func() (lock.Hold, error) { return k.of(c, "orders").Lock(t.Context(), length, lock.Wait(4*time.Second)) },
+				"TryLock": func() (lock.Hold, error) { return k.of(c, "orders").TryLock(t.Context(), length) },
+			} {
+				s.Reset()
+				began := time.Now()
+				err := ends(t, async(func() error { return only(call()) }), time.Minute)
+				require.ErrorContains(t, err, "was over before its confirmation came", "%s %v", what, length)
+				harness.NotAcquired(t, err)
+				require.Less(t, time.Since(began), 2*time.Second, what)
+				require.Less(t, s.Calls("evalsha"), 40, what)
+				time.Sleep(time.Minute)
+			}
+		}
+		if k.name != "election" { // a term begins with another request
+			h := mustLock(t, t.Context(), k.of(c, "orders"), lock.MaxHold(latency/2))
+			<-h.Context().Done()
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		}
+		require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing, lock.Lease(10*latency)))
+	})
+}

@@ -3,7 +3,6 @@ package locking
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
 	"slices"
 	"time"
@@ -104,16 +103,14 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 		return acquire.Verdict{Acquired: true}, nil
 	case c.lock.p.Traits().Ordered:
 		c.mayHaveRun = true // and retire gives it back
-		return acquire.Verdict{}, errLate
+		return acquire.Verdict{}, acquire.Late(1, false, c.Lease, sent)
 	default:
 		// The lease was over before its confirmation came.
 		c.abandon()
-		return acquire.Verdict{FreeIn: 0}, nil
+		c.rare.late++
+		return acquire.Verdict{FreeIn: 0}, acquire.Late(c.rare.late, c.Waits, c.Lease, sent)
 	}
 }
-
-// errLate is for a lease that was over before its confirmation came.
-var errLate = fmt.Errorf("%w: the lease was over before its confirmation came", lock.ErrNotAcquired)
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {

@@ -119,8 +119,8 @@ func attemptEach(ctx context.Context, claims []*claim, all bool, began time.Time
 	return acquired, err
 }
 
-// Align makes the leases of the holds of a group, and MaxHold, count from the acquisition of
-// the last one, and ends the renewal of leases that the caller set. It returns an error if a
+// Align makes the leases of the holds of a group count from the acquisition of the last one, and MaxHold
+// from now, and ends the renewal of leases that the caller set. It returns an error if a
 // hold is lost, or its lease may be too short.
 func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 	var last time.Time
@@ -129,10 +129,11 @@ func Align(ctx context.Context, holds []GroupHold, o lock.Options) error {
 			last = sent
 		}
 	}
+	end := time.Now().Add(o.MaxHold)
 	var late []GroupHold
 	for _, h := range holds {
 		if o.MaxHold > 0 {
-			h.EndAt(last.Add(o.MaxHold))
+			h.EndAt(end)
 		}
 		if o.Lease == 0 {
 			continue

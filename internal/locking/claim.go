@@ -49,6 +49,7 @@ type rare struct {
 	undone    <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
 	position  *position       // the queue position, if heartbeats keep it, or nil
 	keepUntil time.Time       // until when its release leaves the lock held
+	late      int             // attempts whose confirmation came when the lease was over
 }
 
 // instant is a time since started. A time.Time is three times as large.
@@ -210,7 +211,7 @@ func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))
 	case time.Since(sent) >= watchdog.Certain(c.Lease):
 		// This process slept through the lease.
-		return nil, errors.Join(lock.ErrNotAcquired, h.undo(ctx))
+		return nil, errors.Join(acquire.Late(1, false, c.Lease, sent), h.undo(ctx))
 	}
 	return h.checked(ctx)
 }
