@@ -145,6 +145,27 @@ func TestARequestForAPositionArrivesLate(t *testing.T) {
 	})
 }
 
+// Holds of one client have a fair lock one after the other. A copy of the request that took it arrives when
+// the last of them has released it, and is undone.
+func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
+	eachSite(t, []requests{fairRow}, time.Hour, func(x *site) {
+		theirs := mustLock(x, x.Context(), x.theirs())
+		w := x.parked(x.there)
+		var first lock.Hold
+		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
+			require.NoError(x, theirs.Unlock(x.Context()))
+			first = w.Got()
+		})
+		next := x.joined()
+		require.NoError(x, first.Unlock(x.ctx))
+		h := next.Got()
+		require.Equal(x, first.Owner(), h.Owner(), "the lock was handed over")
+		require.NoError(x, h.Unlock(x.ctx))
+		x.open()
+		harness.Eventually(x, soon, "the lock is free", func() bool { return !harness.IsLocked(x, x.lock(x.other, x.name)) })
+	})
+}
+
 // The request that gives something back in the background is lost just when the client of
 // a semaphore is closed.
 func TestCloseGivesBackWhatIsUnknown(t *testing.T) {

@@ -33,7 +33,7 @@ type Claim struct {
 	LeftOpen bool
 
 	waited     bool // an attempt did not succeed
-	mayHaveRun bool // an attempt has an unknown outcome, and the id was kept
+	mayHaveRun bool // an attempt with this id has an unknown outcome, and the id was kept
 	attempts   int32
 
 	// Extra is what few claims have, or nil.

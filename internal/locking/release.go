@@ -65,6 +65,7 @@ func (c *claim) passOn(ctx context.Context, by time.Time, h *hold) error {
 			return c.end(ctx, by, ask)
 		}
 		if err := c.confirm(ctx, c.cohort.Enqueue(by)); errors.Is(err, lock.ErrLost) {
+			c.repeatRelease()
 			c.lock.q.Released(c.lock.queueKey(), c, acquire.Release{})
 			return err
 		} else if err != nil {
@@ -119,6 +120,9 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 // passTo gives the claim to a waiter. It returns what removes the waiter's own traces.
 func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	sent, _ := c.cohort.Trusted()
+	c.mu.Lock()
+	mayHaveRun := c.mayHaveRun
+	c.mu.Unlock()
 	next.mu.Lock()
 	defer next.mu.Unlock()
 	left = func() {}
@@ -126,14 +130,13 @@ func (c *claim) passTo(next *claim, token int64, confirmed bool) (left func()) {
 	case next.mayHaveRun:
 		c.cohort.leaves(next.ID) // with the next question, or the release
 		left = func() { c.lock.cleanUp(waited, true) }
-		next.mayHaveRun = false
 	case next.queued:
 		c.cohort.leaves(next.ID)
 		if confirmed { // that may be long after
 			left = func() { c.lock.leave(waited) }
 		}
 	}
-	next.ID, next.cohort = c.ID, c.cohort
+	next.ID, next.mayHaveRun, next.cohort = c.ID, mayHaveRun, c.cohort
 	next.acquired(sent, Answer{Token: token})
 	return left
 }
