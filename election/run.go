@@ -19,7 +19,8 @@ const (
 // Run campaigns with that value, again and again, and calls fn whenever it leads, with the context
 // of the term. When fn returns, Run resigns and then pauses, so that other candidates lead
 // meanwhile. The pause is about a second. It doubles with each error, of fn or of Campaign, up to
-// half a minute, until a term has lasted for longer than that. Run logs these errors and continues.
+// half a minute, until a term has lasted for longer than that. Run logs these errors and continues. It
+// is no error that a term ends by lock.Lease or lock.MaxHold, nor that fn returns that as its error.
 //
 // fn must return when its context ends: Run waits for that before it campaigns again, so fn never
 // runs twice at a time in one call of Run. If fn panics or calls runtime.Goexit, Run resigns, and
@@ -35,6 +36,7 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 	if fn == nil {
 		return fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, e.Name())
 	}
+	o, _ := lock.Resolve(opts...) // Campaign returns the error
 	for pause := minPause; ; {
 		term, err := e.Campaign(ctx, value, opts...)
 		if isFinal(err) && ctx.Err() == nil {
@@ -42,7 +44,7 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 		}
 		if err == nil {
 			began := time.Now()
-			err = serve(ctx, term, fn)
+			err = serve(ctx, term, o.Lease > 0, fn)
 			if err == nil || time.Since(began) > maxPause {
 				pause = minPause
 			}
@@ -81,11 +83,19 @@ func isEnd(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && (errors.Is(err, ctx.Err()) || errors.Is(err, context.Cause(ctx)))
 }
 
-// serve runs fn and resigns.
-func serve(ctx context.Context, term *Term, fn func(ctx context.Context, term *Term) error) (err error) {
+// serve runs fn and resigns. With fixed set the term is meant to end with its lease.
+func serve(ctx context.Context, term *Term, fixed bool, fn func(ctx context.Context, term *Term) error) (err error) {
 	// Deferred, so that a panic or Goexit in fn continues after it.
 	defer func() {
-		if resignErr := term.Resign(ctx); resignErr != nil {
+		resignErr := term.Resign(ctx)
+		var loss *lock.LostError
+		if errors.As(resignErr, &loss) && (loss.Reason == lock.ReasonMaxHold || fixed && loss.Reason == lock.ReasonExpired) {
+			resignErr = nil
+			if err != nil && isEnd(term.Context(), err) {
+				err = nil
+			}
+		}
+		if resignErr != nil {
 			err = &lock.DoError{Func: err, Unlock: resignErr}
 		}
 	}()

@@ -107,6 +107,37 @@ func TestPausesOfRun(t *testing.T) {
 	})
 }
 
+// A term that ends by its options is no failure, whether the work returns that or not. The pauses do
+// not grow.
+func TestRunWithTermsThatEnd(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		for _, length := range []lock.Option{lock.Lease(10 * time.Second), lock.MaxHold(10 * time.Second)} {
+			for what, result := range map[string]func(ctx context.Context) error{
+				"nil": func(context.Context) error { return nil }, "the cause": context.Cause, "the end": context.Context.Err,
+			} {
+				var log bytes.Buffer
+				c := s.Client(t, redlatch.WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+				ctx, cancel := context.WithCancel(t.Context())
+				terms, ended := 0, time.Now()
+				err := c.Election("e").Run(ctx, "", func(ctx context.Context, _ *election.Term) error {
+					if terms++; terms > 1 {
+						require.LessOrEqual(t, time.Since(ended), minPause, what)
+					}
+					if terms == 6 {
+						cancel()
+						return nil
+					}
+					<-ctx.Done()
+					ended = time.Now()
+					return result(ctx)
+				}, length, lock.Parent(t.Context()))
+				require.ErrorIs(t, err, context.Canceled)
+				require.Empty(t, log.String(), what)
+			}
+		}
+	})
+}
+
 // A term that is lost counts as a failure, and the work ends before the next begins.
 func TestRunWaitsForItsWork(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
