@@ -76,7 +76,7 @@ func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	case n >= 0:
 		return locking.Answer{Acquired: true, Token: n}, nil
 	default:
-		return locking.Answer{FreeIn: time.Duration(-2-n) * time.Millisecond}, nil
+		return locking.Answer{FreeIn: time.Duration(-2-n) * time.Millisecond, NoExpiry: n == -1}, nil
 	}
 }
 

@@ -21,7 +21,7 @@ func (p *Permit) Gone() { p.p.gone() }
 // number of names that the client remembers.
 func (s *Semaphore) WarnMissing() int {
 	s.warnMissing()
-	return len(session.Of[warnings](s.s).logged)
+	return session.Of[session.Warnings](s.s).Len()
 }
 
 // The constructors.

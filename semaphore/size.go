@@ -5,13 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
 
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/session"
-	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -149,34 +147,10 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 	return int(n[0]), int(n[1]), int(n[2]), nil
 }
 
-// maxWarned bounds the names that a client remembers: programs may make them up.
-const maxWarned = 1000
-
-// warnings are the semaphores that warnMissing of a client has logged. The zero warnings is ready
-// for use.
-type warnings struct {
-	mu     sync.Mutex
-	logged map[telemetry.Lock]bool
-}
-
-// first reports whether l is not logged yet, and notes it. It forgets all others when they are too many.
-func (w *warnings) first(l telemetry.Lock) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.logged[l] {
-		return false
-	}
-	if w.logged == nil || len(w.logged) >= maxWarned {
-		w.logged = make(map[telemetry.Lock]bool)
-	}
-	w.logged[l] = true
-	return true
-}
-
 // warnMissing logs, once for each client and name while the names are few, that a caller waits for a
 // semaphore that does not exist. The caller goes on waiting, because another process may create it.
 func (p *pool) warnMissing() {
-	if session.Of[warnings](p.s).first(p.id) {
+	if session.Of[session.Warnings](p.s).First(p.id) {
 		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
 			"name", p.id.Name, "kind", p.id.Kind)
 	}

@@ -305,7 +305,9 @@ func TestALeaseShorterThanARoundTrip(t *testing.T) {
 		}
 		for _, length := range lengths {
 			for what, call := range map[string]func() (lock.Hold, error){
-				"Lock":    func() (lock.Hold, error) { return k.of(c, "orders").Lock(t.Context(), length, lock.Wait(4*time.Second)) },
+				"Lock": func() (lock.Hold, error) {
+					return k.of(c, "orders").Lock(t.Context(), length, lock.Wait(4*time.Second))
+				},
 				"TryLock": func() (lock.Hold, error) { return k.of(c, "orders").TryLock(t.Context(), length) },
 			} {
 				s.Reset()

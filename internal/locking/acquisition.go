@@ -2,6 +2,7 @@ package locking
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -160,11 +161,14 @@ func (a *acquisition) outcome(err error) (*hold, error) {
 func (a *acquisition) granted(err error) (*hold, error) {
 	c := a.claim
 	c.mu.Lock()
-	joined := c.known().joined
+	joined, forever := c.known().joined, c.known().forever
 	c.mu.Unlock()
 	switch {
 	case err != nil:
-		return nil, c.leave(a.ctx, err)
+		if err = c.leave(a.ctx, err); forever && errors.Is(err, lock.ErrNotAcquired) {
+			err = errors.Join(err, errForever)
+		}
+		return nil, err
 	case joined != nil:
 		c.retire() // it may have a queue position
 		return joined.reenter(a.ctx, a.opts.HoldParent(a.ctx), c)

@@ -94,6 +94,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	case !a.Acquired:
 		c.waited, c.Waits = true, true
 		c.ready = c.ready && !a.Moved
+		c.heldForever(a.NoExpiry)
 		if a.Queued {
 			c.keepPosition(sent)
 		}
@@ -111,6 +112,22 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 		return acquire.Verdict{FreeIn: 0}, acquire.Late(c.rare.late, c.Waits, c.Lease, sent)
 	}
 }
+
+// heldForever notes whether what keeps the lock has no expiry, which is logged once. c.mu is held.
+func (c *claim) heldForever(is bool) {
+	if is || c.rare != nil {
+		c.more().forever = is
+	}
+	if l := c.lock; is && session.Of[session.Warnings](l.s).First(l.described()) {
+		l.s.Go(func(context.Context) { // a logger may block
+			l.s.Logger.Warn("redlatch: Lock finds a key without an expiry, which only a deletion frees; it may not be a lock",
+				"name", l.name, "kind", l.p.Traits().Kind, "key", l.key)
+		})
+	}
+}
+
+// errForever is a part of the error of a wait for a key without an expiry.
+var errForever = errors.New("the key has no expiry: a deletion frees it, and it may not be a lock")
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {

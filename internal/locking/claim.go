@@ -49,6 +49,7 @@ type rare struct {
 	undone    <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
 	position  *position       // the queue position, if heartbeats keep it, or nil
 	keepUntil time.Time       // until when its release leaves the lock held
+	forever   bool            // what keeps the lock from it has no expiry
 	late      int             // attempts whose confirmation came when the lease was over
 }
 

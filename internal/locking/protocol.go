@@ -54,6 +54,7 @@ type Answer struct {
 	Acquired bool
 	Token    int64         // of a fenced kind
 	FreeIn   time.Duration // if not acquired; less than 0 if unknown
+	NoExpiry bool          // if not acquired: the key is known to have no expiry
 	// Queued is set if the claim has a queue position on the server now, which Leave
 	// removes. Moved is set if that is behind all others, as after the first attempt.
 	Queued, Moved bool
