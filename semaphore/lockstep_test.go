@@ -26,7 +26,7 @@ func TestLockstep(t *testing.T) {
 			Outcomes: []string{
 				"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1",
 				"release 1", "release 0", "release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1",
-				"drain 0", "drain 2", "leave 1", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
+				"drain 0", "drain 2", "leave 1", "leave 2", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
 				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_release 2",
 				"resize 0", "resize 1", "delete 0", "delete 1", "stats 0", "created by acquire", "created by permit_acquire",
 				"created by release", "created by add", "created by drain",

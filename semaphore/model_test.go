@@ -430,9 +430,19 @@ func (w *world) drain(seq sequence, size int64) []int64 {
 	return w.cacheReply(seq, n)
 }
 
-func (w *world) leave(client string) []int64 {
-	if !w.dequeue(client) {
+// leave removes a client from the queue, or moves it to the place of its next request, unless that has
+// not waited for long.
+func (w *world) leave(client string, next *batch) []int64 {
+	switch {
+	case next == nil:
+		if !w.dequeue(client) {
+			return []int64{0}
+		}
+	case !w.queue.has(client):
 		return []int64{0}
+	default:
+		w.queue.scores[client] = max(w.queue.scores[client], w.now-next.requests[0].waited)
+		w.enqueue(*next, 0)
 	}
 	w.publish(w.free)
 	return []int64{1}

@@ -54,6 +54,7 @@ type request struct {
 	waited   bool
 	missing  bool            // the last answer was that there is no semaphore
 	queued   bool            // this client is in the wait queue because of this request
+	over     bool            // it no longer waits
 	undone   <-chan struct{} // closed when the last attempt with an unknown outcome is undone, or nil
 }
 
@@ -391,17 +392,45 @@ func (r *request) leave(ctx context.Context, err error) error {
 // leaveQueue removes this client from the wait queue, in the background, if it is there
 // because of a request that no longer waits. The result is closed when it is removed; nil if it
 // was not there.
+//
+// All requests of this client share a position. The next one gets its own in the same request: in
+// between, a younger one of another client would overtake it.
 func (r *request) leaveQueue() (left <-chan struct{}) {
 	r.mu.Lock()
 	queued := r.queued
-	r.queued = false
+	r.queued, r.over = false, true
 	r.mu.Unlock()
 	if !queued {
 		return nil
 	}
 	p := r.pool
-	return p.repeat(p.slots.next(), leaveScript, always([]string{p.s.ID}), func([]int64) {
-		// All requests of this client shared the position: the next one needs its own.
-		p.queues.Wake(p.queueKey)
-	})
+	next := p.inheritor()
+	args := func() []string {
+		args := []string{p.s.ID}
+		if next != nil {
+			args = append(args, strconv.FormatInt(time.Since(next.began).Milliseconds(), 10), wire.Millis(p.heartbeatTimeout()))
+		}
+		next = nil // a repetition comes late, when the position may be that of another request
+		return args
+	}
+	return p.repeat(p.slots.next(), leaveScript, args, func([]int64) { p.queues.Wake(p.queueKey) })
+}
+
+// inheritor returns the request to which the position of this client in the wait queue goes, or nil if
+// the first one that waits has not waited for long.
+func (p *pool) inheritor() *request {
+	for _, next := range p.queues.Waiters(p.queueKey) {
+		next.mu.Lock()
+		waits := !next.over && !next.served
+		inherits := waits && time.Since(next.began) >= bargingTime
+		next.queued = next.queued || inherits
+		next.mu.Unlock()
+		if inherits {
+			return next
+		}
+		if waits {
+			return nil
+		}
+	}
+	return nil
 }

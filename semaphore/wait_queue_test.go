@@ -2,6 +2,8 @@ package semaphore_test
 
 import (
 	"context"
+	"crypto/sha1"
+	"encoding/hex"
 	"strconv"
 	"strings"
 	"testing"
@@ -295,6 +297,39 @@ func TestNextWaiterGetsOwnQueuePosition(t *testing.T) {
 			requireQueue(t, s.Addr, "orders")
 		}
 		require.Less(t, took, times*heartbeat/2)
+		held.release(t)
+	})
+}
+
+// The next waiter of a client has its position as soon as the first one has left it: a younger request of
+// another client does not overtake it in between.
+func TestNextWaiterIsNotOvertaken(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		loadScripts(t, s.Addr)
+		holder := withPermits(t, of(harness.Client(t, s), "orders"), 2)
+		held := mustAcquire(t, holder, 2) // so leaving publishes nothing
+		sum := sha1.Sum([]byte(harness.Source(t, "lua/pool.lua", "lua/leave.lua")))
+		for range 4 {
+			c, g := harness.GatedClient(t, s)
+			other := harness.Client(t, s)
+			first := start(t, of(c, "orders"), 2)
+			requireQueue(t, s.Addr, "orders", c)
+			next := startBehind(t, c, of(c, "orders"), 2)
+			time.Sleep(2 * bargingTime)
+			younger := start(t, of(other, "orders"), 2)
+			requireQueue(t, s.Addr, "orders", c, other)
+			left := g.Arm(harness.KeepReply, hex.EncodeToString(sum[:]), 1)
+			first.Leave()
+			harness.Reached(t, left)
+			got, err := testserver.Query(s.Addr, "ZRANGE", queueKey("orders"), "0", "-1")
+			require.NoError(t, err)
+			require.Equal(t, []string{c.ID(), other.ID()}, got)
+			require.NoError(t, g.Open())
+			next.Leave()
+			requireQueue(t, s.Addr, "orders", other)
+			younger.Leave()
+			requireQueue(t, s.Addr, "orders")
+		}
 		held.release(t)
 	})
 }

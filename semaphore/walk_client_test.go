@@ -318,8 +318,16 @@ func (x *walk) giveUp(c *client, n int) {
 		return
 	}
 	c.queued = false
-	r := x.command("leave", c, c.id)
-	x.run(r, func() []int64 { return x.w.leave(c.id) })
+	args := []string{c.id}
+	var next *batch
+	if len(c.waiting) > 0 && x.w.now-c.waiting[0].began >= bargingMillis {
+		c.queued = true
+		next = &batch{client: c.id, timeout: c.timeout, requests: []request{x.requestOf(c.waiting[0])}}
+		args = append(args, itoa(next.requests[0].waited), itoa(next.timeout))
+		x.see("leave", 2)
+	}
+	r := x.command("leave", c, args...)
+	x.run(r, func() []int64 { return x.w.leave(c.id, next) })
 }
 
 // run sends a command that only has a reply.

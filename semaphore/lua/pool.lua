@@ -200,6 +200,29 @@ function pool.dequeue(client)
 	return redis.call('ZREM', queue, client) == 1
 end
 
+-- Adds a client to the wait queue, unless it is there, for a request that has waited for some ms. Its
+-- heartbeat is overdue after ttl ms.
+local function enqueue(client, waited, ttl)
+	keep(queue, ttl) -- first: without this right no key without expiry is created
+	keep(heartbeats, ttl)
+	redis.call('ZADD', queue, 'NX', pool.now() - waited, client)
+	redis.call('ZADD', heartbeats, pool.now() + ttl, client)
+	keep(queue, ttl)
+	keep(heartbeats, ttl)
+end
+
+-- Moves a client of the wait queue to the place of a request that has waited for some ms, and reports
+-- whether it was in the queue. It does not move forward: the call may be late.
+function pool.move(client, waited, ttl)
+	local since = redis.call('ZSCORE', queue, client)
+	if not since then
+		return false
+	end
+	redis.call('ZADD', queue, 'XX', math.max(tonumber(since), pool.now() - waited), client)
+	enqueue(client, waited, ttl)
+	return true
+end
+
 -- Returns the first client of the wait queue whose heartbeat is not overdue, nil if there
 -- is none; the time since when it waits; and the ms until its next heartbeat is overdue.
 -- Clients before it are removed.
@@ -256,13 +279,7 @@ function pool.serve(free, at, width, most)
 			-- Without a semaphore there is no order.
 			served.left = pool.dequeue(me) or served.left
 		elseif waited >= tonumber(ARGV[at + 1]) then
-			local ttl = ARGV[at + 2]
-			keep(queue, ttl) -- first: without this right no key without expiry is created
-			keep(heartbeats, ttl)
-			redis.call('ZADD', queue, 'NX', pool.now() - waited, me)
-			redis.call('ZADD', heartbeats, pool.now() + ttl, me)
-			keep(queue, ttl)
-			keep(heartbeats, ttl)
+			enqueue(me, waited, ARGV[at + 2])
 			served.queued = 1
 		end
 	end
