@@ -80,7 +80,7 @@ func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 // answered, for about 5 s at most.
 //
 // The error matches lock.ErrInvalid if lease is less than a millisecond; the permit goes on then.
-// Other errors are those of Release. If the error matches lock.ErrIndeterminate, Detach returns the
+// Other errors are those of Release. If the server did not answer or rejects all writes, Detach returns the
 // id too, and the retries continue in the background, for 5 minutes at most. If Adopt does not find
 // the permit, it becomes free when the lease that it had ends; with Forever, only Release by its id
 // frees it.
@@ -94,8 +94,9 @@ func (p *Permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 // Release releases the permit. It tries even if ctx is done, and blocks until the server has
 // answered, for about 5 s at most. It returns lock.ErrNotHeld if the permit was released
 // before, an error that matches lock.ErrLost (a *lock.LostError) if it was lost before, and
-// one that matches lock.ErrIndeterminate if the server did not answer. In that case the
-// retries continue in the background, and the lease, if any, frees the permit at the latest.
+// one that matches lock.ErrIndeterminate if the server did not answer. If the server rejects all writes for
+// a second, Release returns what it says. In both cases the retries continue in the background, and the
+// lease, if any, frees the permit at the latest.
 func (p *Permit) Release(ctx context.Context) error { return p.handle.Unlock(ctx) }
 
 // permit is the hold of a Permit.
@@ -367,7 +368,7 @@ func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 		}
 		return moved, err
 	})
-	if err != nil && !errors.Is(err, lock.ErrIndeterminate) {
+	if err != nil && !locking.GoesOn(err) {
 		return "", err
 	}
 	return detachedID(to), err

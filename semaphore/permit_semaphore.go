@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"encoding/binary"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"time"
 
@@ -156,8 +155,8 @@ func (e *PermitSemaphore) lease(o lock.Options) time.Duration {
 // has confirmed the release or did not answer; a Permit of several is lost if the list does not
 // contain all of its ids. Release tries even if ctx is done, and blocks
 // until the server has answered, for about 5 s at most. If the server did not answer, the
-// error matches lock.ErrIndeterminate, and the retries continue in the background. Without
-// ids Release does nothing.
+// error matches lock.ErrIndeterminate. If it rejects all writes for a second, Release returns what it
+// says. In both cases the retries continue in the background. Without ids Release does nothing.
 func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
 	released, err := e.TryRelease(ctx, ids...)
 	if err == nil && !released && len(ids) > 0 {
@@ -187,7 +186,7 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	}
 	began, ctx := time.Now(), context.WithoutCancel(ctx)
 	result, err := e.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
-	released := err == nil && result == releaseDone || errors.Is(err, lock.ErrIndeterminate)
+	released := err == nil && result == releaseDone || locking.GoesOn(err)
 	for p, n := range local {
 		all := n == len(p.raw)
 		// If several were not released, another one may be missing.

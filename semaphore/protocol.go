@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/construct"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -351,22 +352,33 @@ func (p *pool) fastRelease(ctx context.Context, seq *sequence, g grant) (int64, 
 // final reports whether a request that failed with err would fail again.
 func final(err error) bool { return wire.IsRefused(err) || errors.Is(err, errTooLate) }
 
-// retry repeats a request until the server answers, ctx is done, or patience runs out. Along
-// with an error it returns the outcome of all attempts together.
+// retry repeats a request until the server answers, ctx is done, or patience runs out, sooner if the
+// server rejects all writes. Along with an error it returns the outcome of all attempts together.
 func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence, script *wire.Script, args []string) (
 	reply []int64, outcome wire.Outcome, err error) {
 	var by time.Time // or one attempt
 	if patience > 0 {
 		by = time.Now().Add(patience)
 	}
+	began, rejected := time.Now(), true
 	err = p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
 		reply, err = p.exec(ctx, script, seq, args)
 		if outcome = wire.OutcomeOf(err); seq.mayHaveRun {
 			outcome = wire.Unknown
 		}
+		rejected = rejected && wire.IsTurnedAway(err)
 		return err
-	}, final)
+	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= locking.TurnedAway })
 	return reply, outcome, err
+}
+
+// ended returns the error of a release that has failed with err, and that the background repeats: its
+// outcome is unknown, unless the server has rejected every attempt because it rejects all writes.
+func ended(err error, outcome wire.Outcome) error {
+	if outcome == wire.Passing && wire.IsTurnedAway(err) {
+		return wire.Classify(err)
+	}
+	return errors.Join(lock.ErrIndeterminate, err)
 }
 
 // always returns a function for repeat.

@@ -2,13 +2,11 @@ package semaphore
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
 )
 
 // The results of a release.
@@ -64,7 +62,7 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 		var outcome wire.Outcome
 		reply, outcome, err = p.retry(ctx, patience, seq, p.scripts.release, args)
 		if err != nil && outcome != wire.Refused {
-			err = errors.Join(lock.ErrIndeterminate, err)
+			err = ended(err, outcome)
 			p.outcomeUnknown(batch[:sentCount], p.repeat(seq, p.scripts.release, always(args), func(reply []int64) {
 				if len(reply) > 2 { // too late for the waiters
 					p.giveBack(grants[:reply[2]])

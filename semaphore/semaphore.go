@@ -186,9 +186,10 @@ func (s *Semaphore) take(ctx context.Context, permits int, o lock.Options, once 
 // there. It tries even if ctx is done, and blocks until the server has
 // answered, for about 5 s at most. It returns an error that matches lock.ErrInvalid, without
 // any change, if the semaphore would have more than MaxPermits, and one that matches
-// lock.ErrIndeterminate if the server did not answer. In that case the retries continue in
-// the background, and the caller must not repeat the release. For 0 permits Release does
-// nothing.
+// lock.ErrIndeterminate if the server did not answer. If the server rejects all writes for a second,
+// because it is not the primary (the error then matches lock.ErrUnavailable), lacks replicas, or cannot
+// store anything, Release returns what it says. In both cases the retries continue in the background, and
+// the caller must not repeat the release. For 0 permits Release does nothing.
 func (s *Semaphore) Release(ctx context.Context, permits int) error {
 	_, err := s.put(ctx, permits, false)
 	return err

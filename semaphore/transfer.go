@@ -86,7 +86,7 @@ func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease ti
 			over = until
 		}
 		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(from, to, leaseUntil(over), false) }, func([]int64) {})
-		return false, errors.Join(lock.ErrIndeterminate, err)
+		return false, ended(err, outcome)
 	case err == nil:
 		moved = reply[0] == 1
 	}

@@ -16,8 +16,8 @@ import (
 const (
 	// Patience bounds Unlock.
 	Patience = 5 * time.Second
-	// turnedAway is how long Unlock goes on if the server rejects all writes.
-	turnedAway = time.Second
+	// TurnedAway is how long Unlock goes on if the server rejects all writes.
+	TurnedAway = time.Second
 )
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
@@ -271,7 +271,7 @@ func (l *Lock) release(ctx context.Context, by time.Time, c *Claim, mayHaveRun b
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err
 	}, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
-	if goesOn(err) {
+	if GoesOn(err) {
 		l.cleanUp(*c, false)
 	}
 	if err == nil && freed.State == NotHeld && mayHaveRun {
@@ -294,7 +294,7 @@ func Insist(ctx context.Context, by time.Time, s *session.Session, request func(
 		err := request(ctx)
 		rejected = rejected && wire.IsTurnedAway(err)
 		return err
-	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= turnedAway })
+	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= TurnedAway })
 	switch {
 	case err == nil || final(err) || errors.Is(err, lock.ErrClosed):
 		return err
@@ -305,9 +305,9 @@ func Insist(ctx context.Context, by time.Time, s *session.Session, request func(
 	}
 }
 
-// goesOn reports whether a request that has failed with that error of Insist has to be made in the
+// GoesOn reports whether a request that has failed with that error of Insist has to be made in the
 // background.
-func goesOn(err error) bool { return errors.Is(err, lock.ErrIndeterminate) || wire.IsTurnedAway(err) }
+func GoesOn(err error) bool { return errors.Is(err, lock.ErrIndeterminate) || wire.IsTurnedAway(err) }
 
 // cleanupPauses are the pauses before further releases of a claim that was not found: its
 // acquisition may still be on its way, on a connection that was given up.

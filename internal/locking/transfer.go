@@ -54,7 +54,7 @@ func (c *claim) leaveTo(ctx context.Context, by time.Time, to lock.Owner, until,
 		return err
 	}
 	err := Insist(ctx, by, l.s, transfer, func(err error) bool { return l.s.Err() == nil && wire.IsRefused(err) })
-	if goesOn(err) {
+	if GoesOn(err) {
 		if unanswered.Before(until) {
 			until = unanswered
 		}
@@ -93,7 +93,7 @@ func (h *hold) Detach(ctx context.Context, lease time.Duration) (string, error) 
 	// Adopt may have looked in vain by the time that a late request leaves the lock to nobody, so that
 	// must not last longer than the hold would have.
 	err = e.done(c.cohort.Release(e.by, func(by time.Time) error { return c.leaveTo(e.ctx, by, to, until, e.over) }))
-	if err != nil && !goesOn(err) && !errors.Is(err, lock.ErrClosed) {
+	if err != nil && !GoesOn(err) && !errors.Is(err, lock.ErrClosed) {
 		return "", err
 	}
 	return detachedID(to, c.token), err
