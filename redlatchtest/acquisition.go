@@ -59,10 +59,29 @@ func (a *acquisition) drop() (last bool) {
 	if a.timer != nil {
 		a.timer.Stop()
 	}
+	if end := a.leased(); end.After(a.claim.lease) {
+		a.claim.lease = end
+	}
 	if i := slices.Index(a.claim.holds, a); i >= 0 {
 		a.claim.holds = slices.Delete(a.claim.holds, i, i+1)
 	}
 	return len(a.claim.holds) == 0
+}
+
+// leased returns the end of the lease that a, which ends, has on the server. A lease there never gets
+// shorter, whatever other holds the claim has.
+func (a *acquisition) leased() time.Time {
+	if a.options.Lease > 0 {
+		return a.sure
+	}
+	end := time.Now()
+	if !a.ends.IsZero() && a.ends.Before(end) { // the timer may be late
+		end = a.ends
+	}
+	if end = end.Add(lastLease); a.sure.After(end) {
+		end = a.sure
+	}
+	return end
 }
 
 // Name implements lock.Hold.

@@ -255,10 +255,11 @@ type claim struct {
 	token int64
 	holds []*acquisition // that are held
 	keep  time.Time      // until when lock.AtLeast keeps it, or zero
+	lease time.Time      // the end of the longest lease that an ended hold has left on the server
 	until time.Time      // of a claim without holds: its end
 }
 
-// lastLease is how long a claim outlives its holds after lock.MaxHold.
+// lastLease is how long a claim outlives a renewed hold at most.
 const lastLease = redlatch.DefaultWatchdogTimeout
 
 // clientID is the client in the ids of all Lockers, and claims is the number of their claims so far.
@@ -296,10 +297,10 @@ func (l *Locker) expire(a *acquisition) {
 		reason = lock.ReasonMaxHold
 	}
 	a.lose(reason)
-	if c := a.claim; a.drop() {
-		end := c.keep
-		if reason == lock.ReasonMaxHold { // the work under it may not have noticed yet
-			end = a.ends.Add(lastLease)
+	if c := a.claim; a.drop() { // the work under it may not have noticed yet
+		end := c.lease
+		if c.keep.After(end) {
+			end = c.keep
 		}
 		c.keepUntil(l, end)
 	}

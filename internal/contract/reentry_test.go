@@ -203,6 +203,32 @@ func TestHoldsOfOneOwnerEndEachAtItsOwnTime(t *testing.T) {
 	})
 }
 
+// A lease on the server never gets shorter: the lock outlasts the last hold of an owner if another one had a
+// longer lease, because the work under it may go on. Unlock frees it.
+func TestALongerLeaseOfAnEndedHoldStays(t *testing.T) {
+	eachVirtually(t, andInMemory(reentrant), func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t), s.Client(t)
+		for _, longer := range [][]lock.Option{nil, {lock.Lease(20 * time.Second)}, {lock.MaxHold(time.Minute)}} {
+			ctx := lock.WithOwner(t.Context(), c.NewOwner())
+			first := mustLock(t, ctx, k.of(c, "orders"), longer...)
+			last := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(2*time.Second))
+			require.NoError(t, first.Unlock(ctx))
+			<-last.Context().Done()
+			require.ErrorIs(t, context.Cause(last.Context()), lock.ErrLost)
+			time.Sleep(time.Second)
+			isTaken(t, k.rival(other, "orders"))
+			require.ErrorIs(t, last.Unlock(ctx), lock.ErrLost)
+			require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(time.Second)))
+		}
+		// Without that Unlock it becomes free when the longer lease ends.
+		ctx := lock.WithOwner(t.Context(), c.NewOwner())
+		first := mustLock(t, ctx, k.of(c, "orders"))
+		mustLock(t, ctx, k.of(c, "orders"), lock.Lease(2*time.Second))
+		require.NoError(t, first.Unlock(ctx))
+		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing, lock.Wait(time.Minute)))
+	})
+}
+
 // Two goroutines of one owner want the lock that another has: when one gets it, the other
 // joins it.
 func TestGoroutinesOfOneOwnerJoin(t *testing.T) {
