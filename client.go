@@ -156,7 +156,8 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 // Wrap returns a client that uses conn, which remains open after Close. It blocks like New, but
 // with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may
 // be shared with other code: renewals do not queue behind other commands, and commands are neither
-// resent nor sent to replicas, whatever the settings of conn.
+// resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on a connection of the pool
+// of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)
 	if err != nil {

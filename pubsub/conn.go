@@ -110,12 +110,18 @@ func (c *conn) connect(node rueidis.Client) error {
 		client, _ := node.Dedicate()
 		dedicated <- client
 	}()
+	late := time.NewTimer(dedicateTime)
+	defer late.Stop()
 	var client rueidis.DedicatedClient
-	select {
-	case client = <-dedicated:
-	case <-c.ctx.Done():
-		go func() { (<-dedicated).Close() }()
-		return c.ctx.Err()
+	for client == nil {
+		select {
+		case client = <-dedicated:
+		case <-late.C:
+			c.hub.opts.Logger.Warn("redlatch: no connection for subscriptions yet; waiters poll. All connections of BlockingPoolSize are in use, or the server does not answer", "addr", c.addr)
+		case <-c.ctx.Done():
+			go func() { (<-dedicated).Close() }()
+			return c.ctx.Err()
+		}
 	}
 	// Close instead of the release function: a connection with subscriptions must not
 	// return to the pool.

@@ -86,6 +86,9 @@ const (
 	// a silent server sooner, and a slow one may have many channels to subscribe.
 	subscribeTimeout = 15 * time.Second
 
+	// dedicateTime is how long a connection may take before the wait for it is logged.
+	dedicateTime = time.Second
+
 	minBackoff = 50 * time.Millisecond
 	maxBackoff = time.Second
 	// deniedBackoff is for errors that last, such as a missing permission.

@@ -288,6 +288,30 @@ func TestRefusedSubscriptionIsLoggedOnce(t *testing.T) {
 	})
 }
 
+// The application uses all connections of the pool from which the subscriber connection comes. That is logged
+// once, and the subscription follows when one is free.
+func TestExhaustedPoolIsLoggedOnce(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, BlockingPoolSize: 1, DisableCache: true})
+		require.NoError(t, err)
+		defer conn.Close()
+		inUse, release := conn.Dedicate()
+		require.NoError(t, inUse.Do(t.Context(), inUse.B().Ping().Build()).Error())
+		var log harness.Log
+		h := pubsub.New(conn, pubsub.Options{Logger: log.Logger()})
+		defer h.Close()
+		waiter := newRecorder()
+		h.Subscribe("orders", waiter)
+		harness.Eventually(t, 10*time.Second, "the wait for a connection is logged", func() bool {
+			return strings.Contains(log.String(), "BlockingPoolSize")
+		})
+		require.Empty(t, waiter)
+		release()
+		require.Equal(t, subscribed, waiter.next(t))
+		require.Equal(t, 1, strings.Count(log.String(), "\n"))
+	})
+}
+
 // Channels of one slot share a SUBSCRIBE. If the server denies that, each has one of its own.
 func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
