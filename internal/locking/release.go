@@ -225,10 +225,14 @@ func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRu
 	return c.releaseError(freed, err)
 }
 
-// free releases a claim that was lost, should the server still have it.
+// free releases a claim that was lost, should the server still have it. Several holds of an owner may do
+// that at once.
 func (c *claim) free(ctx context.Context, by time.Time) error {
 	c.repeatRelease()
-	return c.releaseError(c.lock.release(ctx, by, &c.Claim, false))
+	c.mu.Lock()
+	lost := c.Claim
+	c.mu.Unlock()
+	return c.releaseError(c.lock.release(ctx, by, &lost, false))
 }
 
 // freeLost is free for all holds that have had the claim. It blocks for Patience at most.
@@ -242,9 +246,10 @@ func (c *claim) repeatRelease() {
 	c.mu.Lock()
 	mayHaveRun := c.mayHaveRun
 	c.mayHaveRun = false
+	claim := c.Claim
 	c.mu.Unlock()
 	if mayHaveRun {
-		c.lock.cleanUp(c.Claim, true)
+		c.lock.cleanUp(claim, true)
 	}
 }
 
