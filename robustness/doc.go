@@ -23,7 +23,13 @@
 //
 //   - the history of each lock, semaphore and latch fits its model below;
 //   - no waiter of a fair lock and no candidate of an election is overtaken by one that came when it
-//     was in the queue already;
+//     was in the queue already, nor a request for permits that has waited for a while;
+//   - no waiter waits for long for a lock that nobody has;
+//   - a hold begins with the lease that it has asked for, and an owner that certainly holds a lock
+//     can lock it again;
+//   - a detached hold is found by Adopt, and what it does not find soon becomes free;
+//   - the context of a hold ends with its lease: half of the contexts end less than a millisecond after
+//     a timer;
 //   - no call of Lock exceeds its Wait by much;
 //   - an expired lease ends the hold's context, and Unlock then reports the loss, as it does
 //     if the lock was deleted during the hold;
@@ -48,6 +54,18 @@
 // detects it. A new promise of a script deserves another row there. TestBrokenRequestsAreDetected does
 // the same with requests of Once.
 //
+// # The rounds
+//
+// Goroutines of each worker use objects of one kind each. Their leases are renewed, end with MaxHold, or
+// are fixed: shorter than many pauses of the machine, or longer than the watchdog timeout. Some goroutines
+// of a worker act as one owner, which locks a MultiLock whose members it holds, and its members. Others
+// detach holds and adopt them. A worker is near the server, or its link has a round trip of 0.5, 2, 30 or
+// 100 ms.
+//
+// Half of the rounds have only a few kinds, with many operations, and half of those have no faults. The
+// checks of order and of waits pass over times at which a fault, or another program on the machine, delays
+// requests.
+//
 // # The faults
 //
 // Each worker has a connection of its own to the server, through a link. The nemesis stops
@@ -55,7 +73,7 @@
 // connections on the server, pauses the server, flushes its scripts, deletes a lock or
 // everything, restarts the server without its data, and publishes messages that announce
 // releases. A stall lasts longer than a lease every other time, and at times longer than
-// Unlock waits.
+// Unlock waits. A silent link loses all data for longer than that.
 //
 // # Reading a failure
 //

@@ -17,13 +17,16 @@ import (
 )
 
 // takeAll acquires and releases every lock, and ends every latch. It returns those that are stuck
-// after the faults.
-func (r *round) takeAll(t *testing.T, c *redlatch.Client) (wrongs []string) {
+// after the faults, as h has them.
+func (r *round) takeAll(t *testing.T, c *redlatch.Client, h *history) (wrongs []string) {
 	j, err := openJournal(filepath.Join(r.dir, lastWorker+journalExt))
 	require.NoError(t, err)
 	defer j.close()
 	w := &worker{id: lastWorker, client: c, journal: j}
-	const wait = 10 * watchdogTimeout
+	wait := 15 * watchdogTimeout // longer than any lease
+	if h.mayHaveLeft() {
+		wait += detachTime
+	}
 	works := func(what string, err error) bool {
 		if err != nil {
 			wrongs = append(wrongs, fmt.Sprintf("%s does not work at the end: %v", what, err))
@@ -36,18 +39,27 @@ func (r *round) takeAll(t *testing.T, c *redlatch.Client) (wrongs []string) {
 		}
 		p := player{worker: w, kind: k.name, locks: strings.Join(locksOf(r.seed, i), ",")}
 		l := k.of(c, r.seed)
+		if k.detach {
+			for _, id := range h.notAdopted() {
+				if adopted, err := p.adopt(l, id); err == nil {
+					p.unlock(adopted)
+				}
+			}
+		}
 		h, err := p.acquire(t.Context(), l, l.Lock, wait, []lock.Option{lock.Wait(wait)})
 		if works(k.name, err) {
 			p.unlock(h)
 		}
 	}
-	e := c.PermitSemaphore(lockName(r.seed, "permits"))
-	all, err := e.AcquireN(t.Context(), permits, lock.Wait(wait))
-	if works(e.Name(), err) {
-		works(e.Name(), all.Release(t.Context()))
-	}
-	if stats, err := e.Stats(t.Context()); works(e.Name(), err) && stats.Total != permits {
-		wrongs = append(wrongs, fmt.Sprintf("%s: %d permits at the end, not %d", e.Name(), stats.Total, permits))
+	for name, n := range map[string]int{"permits": permits, "turns": 1} {
+		e := c.PermitSemaphore(lockName(r.seed, name))
+		all, err := e.AcquireN(t.Context(), n, lock.Wait(wait))
+		if works(e.Name(), err) {
+			works(e.Name(), all.Release(t.Context()))
+		}
+		if stats, err := e.Stats(t.Context()); works(e.Name(), err) && stats.Total != n {
+			wrongs = append(wrongs, fmt.Sprintf("%s: %d permits at the end, not %d", e.Name(), stats.Total, n))
+		}
 	}
 	for i := range latches {
 		p := player{worker: w}
@@ -101,7 +113,10 @@ func (h *history) countPermits(t *testing.T, c *redlatch.Client, seed uint64) (w
 // expire, except the tokens of elections.
 func (r *round) clear(t *testing.T) {
 	conn := harness.Conn(t, r.server.Addr)
-	names := []string{lockName(r.seed, "fenced"), lockName(r.seed, "election"), lockName(r.seed, "permits"), lockName(r.seed, "counting")}
+	var names []string
+	for _, name := range []string{"fenced", "election", "permits", "counting", "owned2", "turns"} {
+		names = append(names, lockName(r.seed, name))
+	}
 	for i := range latches {
 		names = append(names, latchName(r.seed, i))
 	}

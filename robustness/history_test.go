@@ -2,6 +2,7 @@ package robustness
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -14,14 +15,17 @@ import (
 
 // claim is the record of one acquisition.
 type claim struct {
-	id    string
-	kind  string
-	locks []string
-	owner string // known before the call returns if the owner is named
-	named bool
-	token int64
-	wait  time.Duration
-	fixed bool // it is not renewed
+	id     string
+	kind   string
+	locks  []string
+	owner  string // known before the call returns if the owner is named
+	named  bool
+	token  int64
+	wait   time.Duration
+	lease  time.Duration // 0: it is renewed
+	max    bool          // it has a MaxHold
+	rtt    time.Duration
+	adopts string // the id of the detached hold that it is to be on
 
 	// Times; 0 if it did not happen.
 	called, returned    int64 // of Lock
@@ -34,7 +38,10 @@ type claim struct {
 	release outcome // of Unlock
 	err     string
 	silent  bool
-	over    bool // Unlock was called after certain ownership
+	over    bool   // Unlock was called after certain ownership
+	leaving bool   // Detach was called, at the time of unlocking
+	left    string // the id that Detach returned
+	brief   string // how the hold was shorter than its lease
 
 	worked     bool // the work of a slot succeeded
 	remembered bool // and this is stored
@@ -48,8 +55,10 @@ type history struct {
 	wipes        []event
 	ended        map[string]bool // workers that were not killed
 	disturbances []event         // faults that may change the order of waiters
+	busy         []event         // times at which the machine was late
 	faults       int             // caused by the nemesis
 	atEnd        []string        // what was wrong at the end
+	lateness     []time.Duration // of contexts that ended with their lease, against timers
 }
 
 func newHistory(events []event) *history {
@@ -80,14 +89,16 @@ func newHistory(events []event) *history {
 		}
 		switch e.What {
 		case locking:
-			c.kind, c.locks, c.called, c.wait, c.fixed = e.Kind, strings.Split(e.Lock, ","), e.At, e.Wait, e.Fixed
-			c.owner, c.named = e.Owner, e.Named
+			c.kind, c.locks, c.called, c.wait, c.lease = e.Kind, strings.Split(e.Lock, ","), e.At, e.Wait, e.Lease
+			c.owner, c.named, c.max, c.adopts, c.rtt = e.Owner, e.Named, e.MaxHold, e.ID, e.RTT
 		case queued:
 			c.queued = e.At
 		case over:
 			c.over = true
 		case disturbed:
 			h.disturbances = append(h.disturbances, e)
+		case busy:
+			h.busy = append(h.busy, e)
 		case locked:
 			c.returned, c.token = e.At, e.Token
 			if !c.named {
@@ -99,6 +110,14 @@ func newHistory(events []event) *history {
 			c.certain = max(c.certain, e.Until)
 		case silent:
 			c.silent = true
+		case brief:
+			c.brief = e.Err
+		case late:
+			h.lateness = append(h.lateness, time.Duration(e.At-e.Until))
+		case leaving:
+			c.unlocking, c.leaving = e.At, true
+		case left:
+			c.left = e.ID
 		case unlocking:
 			c.unlocking, c.worked = e.At, e.Outcome == fine
 		case unlocked:
@@ -151,15 +170,12 @@ func (h *history) partition(lock string) []porcupine.Operation {
 	for _, w := range h.wipesOf(lock) {
 		add("nemesis", operation{step: wipe, counter: w.Lock == ""}, w.At, w.Until)
 	}
-	since := map[string]int64{} // the first appearance of each owner
+	since := map[string]int64{} // the first appearance of each owner, on any lock
 	for _, c := range h.claims {
-		if !slices.Contains(c.locks, lock) {
-			continue
-		}
 		if since[c.owner] == 0 {
 			since[c.owner] = c.called
 		}
-		if !c.acquired() {
+		if !slices.Contains(c.locks, lock) || !c.acquired() {
 			continue
 		}
 		wipes := h.wipesOf(c.locks...)
@@ -231,8 +247,14 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 		switch {
 		case c.returned > 0 && time.Duration(c.returned-c.called) > c.wait+lockSlack:
 			wrongs = append(wrongs, fmt.Sprintf("%s: Lock with a Wait of %v took %v", c.id, c.wait, time.Duration(c.returned-c.called)))
-		case c.failure == wrong || c.release == wrong:
+		case c.failure == wrong || c.release == wrong || c.release == maxHold && !c.max:
 			wrongs = append(wrongs, fmt.Sprintf("%s: unexpected error: %s", c.id, c.err))
+		case c.brief != "" && len(h.wipesOf(c.locks...)) == 0:
+			wrongs = append(wrongs, c.id+": "+c.brief)
+		case h.reentryRefused(c):
+			wrongs = append(wrongs, fmt.Sprintf("%s: refused, though its owner held %s: %s", c.id, c.locks, c.err))
+		case h.lostWhileLeft(c):
+			wrongs = append(wrongs, c.id+": a detached hold was not found")
 		case c.silent:
 			wrongs = append(wrongs, c.id+": the lease expired and the hold's context did not end")
 		case c.over && c.release == fine:
@@ -257,7 +279,13 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 			overtaken, _ := h.overtaken(lock)
 			wrongs = append(wrongs, overtaken...)
 		}
+		if hasQueue(lock) {
+			wrongs = append(wrongs, h.idle(lock)...)
+		}
 		wrongs = append(wrongs, h.slotWrongs(lock)...)
+	}
+	if median := h.medianLateness(); median > mostLateness {
+		wrongs = append(wrongs, fmt.Sprintf("half of %d contexts ended %v late or more", len(h.lateness), median))
 	}
 	for _, latch := range h.latches() {
 		wrongs = append(wrongs, h.checkModel(latchModel, latch, h.latchOperations(latch), dir, timeout)...)
@@ -266,8 +294,137 @@ func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
 }
 
 // isFair reports whether the waiters of a lock acquire it in order.
-func isFair(lock string) bool {
-	return strings.HasPrefix(lock, "fair-") || strings.HasPrefix(lock, "election-")
+func isFair(lock string) bool { return isOneOf(lock, "fair", "queue", "election", "turns") }
+
+// hasQueue reports whether holds on a lock are on no other lock, and exclude each other.
+func hasQueue(lock string) bool {
+	return isOneOf(lock, "plain", "fenced", "queue", "election", "turns")
+}
+
+// isOneOf reports whether a lock is that of one of these kinds.
+func isOneOf(lock string, kinds ...string) bool {
+	kind, _, _ := strings.Cut(lock, "-")
+	return slices.Contains(kinds, kind)
+}
+
+// ends returns when the promise of an acquisition ends.
+func (c *claim) ends() int64 {
+	if c.unlocking > 0 {
+		return min(c.certain, c.unlocking)
+	}
+	return c.certain
+}
+
+// reentryRefused reports whether a call found that others have the locks, although its owner was certain
+// to hold each of them during the whole call.
+func (h *history) reentryRefused(c *claim) bool {
+	took := c.returned - c.called
+	if c.failure != refused || !c.named || c.wait > 0 && took >= int64(c.wait) || c.lease > 0 && took > int64(c.lease/2) ||
+		strings.Contains(c.err, context.Canceled.Error()) || h.disturbed(c.called, c.returned) {
+		return false
+	}
+	for _, lock := range c.locks {
+		if !slices.ContainsFunc(h.claims, func(o *claim) bool {
+			return o.owner == c.owner && o.acquired() && o.returned < c.called && o.ends() > c.returned && slices.Contains(o.locks, lock)
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// lostWhileLeft reports whether Adopt has not found a hold that Detach has left.
+func (h *history) lostWhileLeft(c *claim) bool {
+	if c.failure != nowhere || slices.ContainsFunc(h.claims, func(other *claim) bool { // that may have adopted it before
+		return other.adopts == c.adopts && other != c && other.failure != nowhere
+	}) {
+		return false
+	}
+	return slices.ContainsFunc(h.claims, func(o *claim) bool {
+		return o.left == c.adopts && o.release == fine && !slices.ContainsFunc(h.wipesOf(c.locks...), func(w event) bool {
+			return o.called < w.Until && w.At < c.returned
+		})
+	})
+}
+
+// mayHaveLeft reports whether a process may have detached a hold whose id is unknown.
+func (h *history) mayHaveLeft() bool {
+	return slices.ContainsFunc(h.claims, func(c *claim) bool { return c.leaving && c.unlocked == 0 })
+}
+
+// notAdopted returns the ids of detached holds that nobody has adopted, nor missed.
+func (h *history) notAdopted() (ids []string) {
+	for _, c := range h.claims {
+		if c.left != "" && !slices.ContainsFunc(h.claims, func(a *claim) bool {
+			return a.adopts == c.left && (a.acquired() || a.failure == nowhere)
+		}) {
+			ids = append(ids, c.left)
+		}
+	}
+	return ids
+}
+
+const (
+	// mostIdle is how long a lock that waiters of this machine want may be free. Messages wake them; the
+	// polls that follow lost messages come later.
+	mostIdle = 500 * time.Millisecond
+	// mostLateness bounds the median lateness of contexts, which is far less than the lease of a lock ends
+	// later on the server, and enoughLate is the number of them that have a median.
+	mostLateness = time.Millisecond
+	enoughLate   = 15
+)
+
+// mayHaveHeld reports whether one of these claims may have had the lock between two times, although its
+// caller has left: the request was answered after that, and is undone.
+func mayHaveHeld(claims []*claim, from, to int64) bool {
+	return slices.ContainsFunc(claims, func(c *claim) bool {
+		return (c.failure == unknown || c.failure == failed) && c.called < to && from < c.returned+int64(mostIdle)
+	})
+}
+
+// medianLateness returns 0 if there are too few contexts.
+func (h *history) medianLateness() time.Duration {
+	if len(h.lateness) < enoughLate {
+		return 0
+	}
+	return slices.Sorted(slices.Values(h.lateness))[len(h.lateness)/2]
+}
+
+// idle returns the waiters that have waited for long while nobody had the lock. The check passes over
+// rounds with faults, which delay or lose messages, or leave the lock to a process that has died, and
+// over times at which the machine was busy.
+func (h *history) idle(lock string) (wrongs []string) {
+	if h.faults > 0 || len(h.wipes) > 0 {
+		return nil
+	}
+	var holders, all []*claim // in the order in which they have acquired the lock
+	for _, c := range h.claims {
+		if c.locks[0] != lock || strings.HasPrefix(c.id, lastWorker) {
+			continue
+		}
+		all = append(all, c)
+		if c.acquired() {
+			holders = append(holders, c)
+		}
+	}
+	slices.SortFunc(holders, func(a, b *claim) int { return cmp.Compare(a.returned, b.returned) })
+	free := int64(0) // since when
+	for _, next := range holders {
+		if free > 0 {
+			for _, w := range all {
+				from, to := max(w.called, free), min(w.returned, next.returned)
+				if idle := time.Duration(to - from); idle > mostIdle && !h.disturbed(from, to) && !mayHaveHeld(all, from, to) {
+					wrongs = append(wrongs, fmt.Sprintf("%s: waited while nobody had %s for %v", w.id, lock, idle))
+				}
+			}
+		}
+		until := next.unlocked
+		if next.release != fine {
+			until = max(until, next.unlocking, next.certain)
+		}
+		free = max(free, until)
+	}
+	return wrongs
 }
 
 // latches returns the names of the latches, sorted.
@@ -323,6 +480,8 @@ func (h *history) annotations(lock string) []porcupine.Annotation {
 type figures struct {
 	faults, calls, holds, reentries, expired, gone, unpromised int
 	unknownLocks, unknownUnlocks, killed, wipes, pairs         int
+	adopted, ended                                             int
+	lateness                                                   []time.Duration
 	holdsOf                                                    map[string]int // by kind
 	longest                                                    time.Duration  // the longest that any Lock exceeded its Wait
 }
@@ -331,6 +490,7 @@ type figures struct {
 func (f *figures) add(h *history) {
 	f.faults += h.faults
 	f.wipes += len(h.wipes)
+	f.lateness = append(f.lateness, h.lateness...)
 	for _, lock := range h.locks() {
 		if isFair(lock) {
 			_, pairs := h.overtaken(lock)
@@ -356,6 +516,9 @@ func (f *figures) add(h *history) {
 				f.reentries++
 			}
 			holding[c.owner] = true
+			if c.adopts != "" {
+				f.adopted++
+			}
 			if c.certain == 0 {
 				f.unpromised++
 			}
@@ -369,6 +532,8 @@ func (f *figures) add(h *history) {
 			f.expired++
 		case c.release == gone:
 			f.gone++
+		case c.release == maxHold:
+			f.ended++
 		case c.release == unknown:
 			f.unknownUnlocks++
 		case c.acquired() && c.unlocked == 0:
@@ -393,7 +558,8 @@ func (f *figures) missing(runFor time.Duration) []string {
 	}
 	if runFor >= longRun {
 		maps.Copy(wanted, map[string]int{
-			"re-entry": f.reentries, "a lease that expired": f.expired, "a hold that was gone": f.gone,
+			"re-entry": f.reentries, "a hold that ended with MaxHold": f.ended, "an adopted hold": f.adopted,
+			"contexts that ended with their lease": len(f.lateness) / enoughLate, "a lease that expired": f.expired, "a hold that was gone": f.gone,
 			"a call cut short by a kill": f.killed, "a wipe": f.wipes,
 			"a waiter of a fair lock before another": f.pairs,
 		})
@@ -408,9 +574,11 @@ func absent(counts map[string]int) []string {
 }
 
 func (f *figures) String() string {
-	return fmt.Sprintf("%d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d expired at once), lost: %d expired, %d gone; "+
+	return fmt.Sprintf("%d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d adopted, %d expired at once), lost: %d expired, %d gone; "+
+		"%d ended with MaxHold; contexts late by %v at most; "+
 		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; %d pairs of waiters in order; "+
 		"Lock at most %v beyond its Wait",
-		f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.unpromised, f.expired, f.gone,
+		f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.adopted, f.unpromised, f.expired, f.gone,
+		f.ended, slices.Max(append([]time.Duration{0}, f.lateness...)).Round(10*time.Microsecond),
 		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.pairs, f.longest.Round(time.Millisecond))
 }

@@ -31,7 +31,11 @@ type event struct {
 
 	Kind  string        `json:"kind,omitempty"`  // of locking
 	Wait  time.Duration `json:"wait,omitempty"`  // of locking
-	Fixed bool          `json:"fixed,omitempty"` // of locking: it has a lease that is not renewed
+	Lease time.Duration `json:"lease,omitempty"` // of locking, if it is not renewed
+
+	RTT     time.Duration `json:"rtt,omitempty"` // of locking: the round trip of a far client
+	MaxHold bool          `json:"max,omitempty"` // of locking
+	ID      string        `json:"id,omitempty"`  // of locking by Adopt, and of left: that of the detached hold
 
 	Owner string `json:"owner,omitempty"` // of locking, if the owner is named
 	Named bool   `json:"named,omitempty"` // of locking
@@ -58,6 +62,10 @@ const (
 	seen      kind = "seen"      // Remaining was positive
 	queued    kind = "queued"    // Lock has a queue position on the server, or on its way to it
 	over      kind = "over"      // Remaining was 0 just before Unlock
+	brief     kind = "brief"     // the hold began with less time than was asked for
+	late      kind = "late"      // the context ended at At, and a timer for the end of the lease fired at Until
+	leaving   kind = "leaving"   // Detach is called; left or unlocked follows
+	left      kind = "left"      // Detach has returned an id, in vain if the outcome is unknown
 	silent    kind = "silent"    // Remaining was 0, and the context did not end
 	unlocking kind = "unlocking" // Unlock is called
 	unlocked  kind = "unlocked"  // it has returned, with any result
@@ -65,6 +73,7 @@ const (
 	ended     kind = "ended"     // a worker, not killed
 	wiped     kind = "wiped"
 	disturbed kind = "disturbed" // a fault began that may change the order of waiters
+	busy      kind = "busy"      // the machine was late
 
 	counting kind = "counting" // CountDown, Count or Wait of a latch is called
 	counted  kind = "counted"  // it has returned
@@ -77,7 +86,9 @@ const (
 	refused outcome = "not acquired"
 	expired outcome = "expired"
 	gone    outcome = "gone"
-	skipped outcome = "done" // another run of the slot has succeeded
+	skipped outcome = "done"    // another run of the slot has succeeded
+	nowhere outcome = "nowhere" // there is no detached hold with that id
+	maxHold outcome = "MaxHold"
 	unknown outcome = "unknown"
 	failed  outcome = "failed" // the connection, the server or the client is down
 	wrong   outcome = "wrong"  // an unexpected error

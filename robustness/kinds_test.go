@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -32,6 +33,10 @@ type lockKind struct {
 	limit   int  // as many others; 0: any number
 	forever bool // without a lease, so that even the end of the process does not end it
 	long    int  // of 100, how many last through renewals; 0: one
+	common  bool // all acquisitions of a worker at a time are by one owner
+	slow    bool // the holds last longer than most waits of a busy machine
+	detach  bool // the holds are detached and adopted
+	quick   bool // the holds are short and the leases long, so that only messages wake waiters in time
 }
 
 var kinds = []lockKind{
@@ -56,9 +61,28 @@ var kinds = []lockKind{
 	{name: "permits", shared: true, limit: permits, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return permitLocker{c.PermitSemaphore(lockName(seed, "permits"))}
 	}},
+	{name: "owner", long: 10, named: 100, common: true, locks: []string{"owned"}, of: owned},
+	{name: "owner-multi", long: 10, named: 100, common: true, locks: []string{"owned", "owned2", "owned3"}, of: ownedMulti},
+	{name: "queue", quick: true, of: func(c *redlatch.Client, seed uint64) lock.Locker { return c.FairLock(lockName(seed, "queue")) }},
+	{name: "turns", slow: true, limit: 1, of: func(c *redlatch.Client, seed uint64) lock.Locker {
+		return permitLocker{c.PermitSemaphore(lockName(seed, "turns"))}
+	}},
+	{name: "left", detach: true, of: func(c *redlatch.Client, seed uint64) lock.Locker { return c.Lock(lockName(seed, "left")) }},
 	{name: "counting", shared: true, limit: permits, forever: true, of: func(c *redlatch.Client, seed uint64) lock.Locker {
 		return countLocker{c.Semaphore(lockName(seed, "counting"))}
 	}},
+}
+
+// focuses are kinds for which some rounds are, because they need many operations in a short time.
+var focuses = [][]string{{"queue"}, {"queue", "fair", "multi"}, {"turns"}, {"owner", "owner-multi"}, {"left"}}
+
+// focusOf returns the only kinds of the round with that seed, or nil if it has all kinds.
+func focusOf(seed uint64) []string {
+	rng := rand.New(rand.NewPCG(seed, math.MaxUint64))
+	if rng.IntN(2) == 0 {
+		return nil
+	}
+	return focuses[rng.IntN(len(focuses))]
 }
 
 func reentrant(c *redlatch.Client, seed uint64) lock.Locker {
@@ -66,6 +90,12 @@ func reentrant(c *redlatch.Client, seed uint64) lock.Locker {
 }
 func multi(c *redlatch.Client, seed uint64) lock.Locker {
 	return c.MultiLock(reentrant(c, seed), c.Lock(lockName(seed, "multi")), fair(c, seed))
+}
+
+func owned(c *redlatch.Client, seed uint64) lock.Locker { return c.Lock(lockName(seed, "owned")) }
+
+func ownedMulti(c *redlatch.Client, seed uint64) lock.Locker {
+	return c.MultiLock(owned(c, seed), c.FencedLock(lockName(seed, "owned2")), c.FairLock(lockName(seed, "owned3")))
 }
 
 func fair(c *redlatch.Client, seed uint64) lock.Locker { return c.FairLock(lockName(seed, "fair")) }
@@ -102,18 +132,18 @@ func locksOf(seed uint64, i int) (names []string) {
 
 // deletable are the locks that the nemesis deletes. The holders of a semaphore that is created
 // again would add their permits to it.
-var deletable = []string{"plain", "reentrant", "fenced", "fair", "election", "rw", "multi"}
+var deletable = []string{"plain", "reentrant", "fenced", "fair", "election", "rw", "multi", "owned", "owned2", "owned3", "queue", "left"}
 
 // channels returns the channels of a round on which clients wait for messages.
 func channels(seed uint64) (names []string) {
 	for i := range latches {
 		names = append(names, wire.LatchChannel(latchName(seed, i)))
 	}
-	for _, name := range []string{"plain", "reentrant", "fenced", "multi"} {
+	for _, name := range []string{"plain", "reentrant", "fenced", "multi", "owned", "owned2", "left"} {
 		names = append(names, wire.LockChannel(lockName(seed, name)))
 	}
 	names = append(names, wire.RWChannel(lockName(seed, "rw")), wire.ElectionChannel(lockName(seed, "election")))
-	for _, name := range []string{"permits", "counting"} {
+	for _, name := range []string{"permits", "counting", "turns"} {
 		names = append(names, wire.SemaphoreChannel(lockName(seed, name)))
 	}
 	return names
@@ -229,6 +259,9 @@ func create(ctx context.Context, addr string, seed uint64, withLatches bool) err
 		}
 		defer c.Close()
 		if _, err := c.PermitSemaphore(lockName(seed, "permits")).TrySetPermits(ctx, permits); err != nil {
+			return err
+		}
+		if _, err := c.PermitSemaphore(lockName(seed, "turns")).TrySetPermits(ctx, 1); err != nil {
 			return err
 		}
 		if _, err := c.Semaphore(lockName(seed, "counting")).TrySetPermits(ctx, permits); err != nil {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// link is the network between a worker and the server. It can be cut, it can lose replies, and it
-// can delay data, which then arrives late even if the sender has left.
+// link is the network between a worker and the server. It can be long, it can be cut, it can lose
+// replies, and it can delay data, which then arrives late even if the sender has left.
 type link struct {
 	listener net.Listener
 	server   string
@@ -16,7 +16,9 @@ type link struct {
 	mu      sync.Mutex
 	conns   map[net.Conn]bool
 	stalled chan struct{} // closed when data flows again; nil if it does
-	delay   time.Duration // of all data
+	silent  bool          // all data is lost, and each connection whose data was lost breaks afterwards
+	rtt     time.Duration // the round trip of a far client
+	delay   time.Duration // of all data, besides
 	lose    int           // as many replies are lost next, each with its connection
 
 	done sync.WaitGroup
@@ -64,32 +66,87 @@ func (l *link) connect(client net.Conn) {
 	l.mu.Unlock()
 }
 
+// parcel is data under way.
+type parcel struct {
+	data []byte
+	due  time.Time
+	last bool // the sender has closed the connection
+}
+
+// pump sends what it reads from one side to the other.
 func (l *link) pump(to, from net.Conn, rewrite func([]byte) []byte, replies bool) {
-	defer to.Close()
-	buf := make([]byte, 32<<10)
+	line := make(chan parcel, 1024)
+	var deliveries sync.WaitGroup
+	deliveries.Go(func() { l.deliver(to, line) })
+	defer deliveries.Wait()
+	defer close(line)
 	for {
+		buf := make([]byte, 32<<10)
 		n, err := from.Read(buf)
 		l.mu.Lock()
-		stalled, delay, lost := l.stalled, l.delay, replies && err == nil && l.lose > 0
+		stalled, silent, delay, lost := l.stalled, l.silent, l.delay+l.rtt/2, replies && err == nil && l.lose > 0
 		if lost {
 			l.lose--
 		}
 		l.mu.Unlock()
-		if lost {
+		switch {
+		case lost:
 			return
-		}
-		if stalled != nil {
+		case silent && err == nil:
+			// What follows on this connection is lost too.
+			l.waitForSound()
+			return
+		case stalled != nil:
 			<-stalled
 		}
-		time.Sleep(delay)
 		b := buf[:n]
 		if rewrite != nil {
 			b = rewrite(b)
 		}
-		if _, errTo := to.Write(b); err != nil || errTo != nil {
+		line <- parcel{b, time.Now().Add(delay), err != nil}
+		if err != nil {
 			return
 		}
 	}
+}
+
+// deliver delivers data when it is due, and closes the connection after the last.
+func (l *link) deliver(to net.Conn, line <-chan parcel) {
+	defer func() {
+		to.Close()
+		for range line { // the sender may still send
+		}
+	}()
+	for p := range line {
+		time.Sleep(time.Until(p.due))
+		if _, err := to.Write(p.data); err != nil || p.last {
+			return
+		}
+	}
+}
+
+// waitForSound waits until the link is not silent.
+func (l *link) waitForSound() {
+	for silent := true; silent; {
+		time.Sleep(time.Millisecond)
+		l.mu.Lock()
+		silent = l.silent
+		l.mu.Unlock()
+	}
+}
+
+// silence loses all data, or ends that.
+func (l *link) silence(on bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.silent = on
+}
+
+// far sets the round trip.
+func (l *link) far(rtt time.Duration) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.rtt = rtt
 }
 
 // cut breaks all connections. Data under way is lost.
@@ -135,6 +192,7 @@ func (l *link) resume() {
 
 func (l *link) close() {
 	l.listener.Close()
+	l.silence(false)
 	l.cut()
 	l.resume()
 	l.done.Wait()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"time"
 
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/embedded"
@@ -12,7 +13,7 @@ import (
 
 // overtaken returns the waiters of a fair lock that a later one has overtaken, and how many pairs
 // of waiters were compared. A waiter that had a queue position before another called Lock must
-// return first. The check passes over waiters that a fault may have delayed or taken out of the
+// return first. So must a request for permits that has waited for a while. The check passes over waiters that a fault may have delayed or taken out of the
 // queue, calls of owners that may hold the lock already, and leases that a busy machine does not
 // notice.
 func (h *history) overtaken(lock string) (wrongs []string, pairs int) {
@@ -28,14 +29,14 @@ func (h *history) overtaken(lock string) (wrongs []string, pairs int) {
 		owners[c.owner] = owners[c.owner] || c.named
 	}
 	for i, a := range waiters {
-		if a.queued == 0 || a.fixed {
+		if a.lease > 0 {
 			continue
 		}
 		for _, b := range waiters[i+1:] {
 			if b.called > a.returned {
 				break
 			}
-			if b.called < a.queued || h.disturbed(a.called, a.returned) {
+			if !ordered(a, b) || h.disturbed(a.called, a.returned) {
 				continue
 			}
 			pairs++
@@ -47,9 +48,24 @@ func (h *history) overtaken(lock string) (wrongs []string, pairs int) {
 	return wrongs, pairs
 }
 
+// orderAfter returns how long a request for permits has waited when no later one may overtake it: 100 ms,
+// until its next attempt has come to the server, with slack.
+func (c *claim) orderAfter() time.Duration { return 200*time.Millisecond + 4*c.rtt }
+
+// ordered reports whether a has to acquire the lock before b, which has come later.
+func ordered(a, b *claim) bool {
+	if kindOf(a.kind).limit > 0 {
+		return b.called > a.called+int64(a.orderAfter())
+	}
+	return a.queued > 0 && b.called >= a.queued
+}
+
 // disturbed reports whether a fault that may change the order of waiters came between two times,
-// or shortly before.
+// or shortly before, or the machine was late then.
 func (h *history) disturbed(from, to int64) bool {
+	if slices.ContainsFunc(h.busy, func(e event) bool { return e.At < to && from < e.Until }) {
+		return true
+	}
 	return slices.ContainsFunc(h.disturbances, func(e event) bool { return e.At < to && from < e.Until+int64(watchdogTimeout) })
 }
 

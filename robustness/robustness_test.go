@@ -74,6 +74,7 @@ type round struct {
 	faults int           // at most
 	only   string        // the only fault, or ""
 	time   time.Duration // 0: roundTime
+	far    bool          // whether some workers are far from the server
 }
 
 // run runs the round and returns its history.
@@ -84,8 +85,9 @@ func (r *round) run(t *testing.T) *history {
 	c, err := connect(t.Context(), r.server.Addr)
 	require.NoError(t, err)
 	defer c.Close()
-	wrongs := r.takeAll(t, c)
 	h := r.history(t, n)
+	wrongs := r.takeAll(t, c, h)
+	h = r.history(t, n) // with what takeAll has done
 	h.atEnd = append(wrongs, h.countPermits(t, c, r.seed)...)
 	r.clear(t)
 	return h
@@ -105,10 +107,19 @@ func (r *round) disturb(t *testing.T, worker string, restore func() error) *neme
 		t: t, rng: rng, server: r.server, links: r.links, seed: r.seed, journal: j, only: r.only, restore: restore,
 		spawn: func(i int) *harness.Process {
 			spawned++
-			return harness.Spawn(t, worker, r.links[i].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end))
+			var rtt time.Duration
+			if r.far {
+				rtt = distance(r.seed, i)
+			}
+			return harness.Spawn(t, worker, r.links[i].addr(), r.dir, fmt.Sprint(r.seed), fmt.Sprint(spawned), fmt.Sprint(end),
+				r.server.Addr, rtt.String(), fmt.Sprint(r.far))
 		},
 	}
-	for i := range r.links {
+	for i, l := range r.links {
+		l.far(0)
+		if r.far {
+			l.far(distance(r.seed, i))
+		}
 		n.workers = append(n.workers, n.spawn(i))
 	}
 	n.run(until, count)
@@ -176,7 +187,7 @@ func histories(t *testing.T, workers int, run func(*round, *testing.T) *history,
 				for ok := true; ok && goOn(); seed++ {
 					ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 						dir := journals(t, dir)
-						h := run(&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults}, t)
+						h := run(&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults, far: true}, t)
 						sum.add(h)
 						for _, w := range h.check(dir, checkTimeout) {
 							assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)

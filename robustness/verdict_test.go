@@ -288,6 +288,11 @@ func TestCheckReports(t *testing.T) {
 			unlocks("a", 22).unlocked("a", 23, fine),
 		"deleted and Unlock returned nil": tale{}.calls("a", 1).gets("a", 2, 100).wiped(3, 4, "orders").
 			unlocks("a", 5).unlocked("a", 6, fine),
+		"of a lease": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: brief, At: 3, Claim: "a", Err: "1 ms of a lease of 9 ms"}),
+		"though its owner held": tale{}.calls("a1", 1).as("A").gets("a1", 2, 100).calls("a2", 3).as("A").fails("a2", 4, refused).
+			unlocks("a1", 5).unlocked("a1", 6, fine),
+		"was not found":       tale{}.calls("a", 1).gets("a", 2, 100).leaves("a", 3, "id", fine).calls("b", 4).adopts("id").fails("b", 5, nowhere),
+		"contexts ended":      tale(slices.Repeat([]event{{What: late, At: int64(3 * time.Millisecond), Until: int64(time.Millisecond)}}, enoughLate)),
 		"a request for":       {{What: oversized, At: 1, Until: 2, Outcome: refused}},
 		"context did not end": append(tale{}.calls("a", 1).gets("a", 2, 100), event{What: silent, At: 3, Claim: "a"}),
 	} {
@@ -295,8 +300,55 @@ func TestCheckReports(t *testing.T) {
 		require.Len(t, wrongs, 1, what)
 		assert.Contains(t, wrongs[0], what)
 	}
-	ordinary := tale{}.calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine)
-	assert.Empty(t, newHistory(ordinary).check(t.TempDir(), checkTimeout))
+	for what, s := range map[string]tale{
+		"an ordinary hold": tale{}.calls("a", 1).gets("a", 2, 100).unlocks("a", 3).unlocked("a", 4, fine),
+		"an owner whose hold has ended": tale{}.calls("a1", 1).as("A").gets("a1", 2, 100).unlocks("a1", 3).unlocked("a1", 4, fine).
+			calls("a2", 5).as("A").fails("a2", 6, refused),
+		"another has adopted it": tale{}.calls("a", 1).gets("a", 2, 100).leaves("a", 3, "id", fine).
+			calls("b", 4).adopts("id").gets("b", 5, 100).calls("c", 4).adopts("id").fails("c", 6, nowhere),
+		"adopted after an unknown outcome": tale{}.calls("a", 1).gets("a", 2, 100).leaves("a", 3, "id", unknown).
+			calls("b", 4).adopts("id").fails("b", 5, nowhere),
+		"few late contexts": tale(slices.Repeat([]event{{What: late, At: int64(3 * time.Millisecond)}}, enoughLate-1)),
+	} {
+		assert.Empty(t, newHistory(s).check(t.TempDir(), checkTimeout), what)
+	}
+}
+
+// leaves detaches the hold of a claim at a time.
+func (s tale) leaves(claim string, at int64, id string, o outcome) tale {
+	s = append(s, event{What: leaving, At: at, Claim: claim}).unlocked(claim, at, o)
+	return append(s, event{What: left, At: at, Claim: claim, ID: id})
+}
+
+// adopts makes the latest call one of Adopt.
+func (s tale) adopts(id string) tale {
+	s[len(s)-1].ID = id
+	return s
+}
+
+func TestIdleLocks(t *testing.T) {
+	const second = int64(time.Second)
+	on := func(s tale) tale {
+		for i := range s {
+			if s[i].Lock == "orders" {
+				s[i].Lock = "queue-1"
+			}
+		}
+		return s
+	}
+	for name, c := range map[string]struct {
+		tale   tale
+		wrongs int
+	}{
+		"idle":              {tale{}.calls("a", 1).gets("a", 2, 9*second).calls("b", 3).unlocks("a", 4).unlocked("a", 5, fine).gets("b", second, 9*second), 1},
+		"nobody waits":      {tale{}.calls("a", 1).gets("a", 2, 9*second).unlocks("a", 4).unlocked("a", 5, fine).calls("b", second).gets("b", second+1, 9*second), 0},
+		"held":              {tale{}.calls("a", 1).gets("a", 2, 9*second).calls("b", 3).unlocks("a", second).unlocked("a", second+1, fine).gets("b", second+2, 9*second), 0},
+		"until its lease":   {tale{}.calls("a", 1).gets("a", 2, second).calls("b", 3).unlocks("a", 4).unlocked("a", 5, unknown).gets("b", second+2, 9*second), 0},
+		"a busy machine":    {append(tale{}.calls("a", 1).gets("a", 2, 9*second).calls("b", 3).unlocks("a", 4).unlocked("a", 5, fine).gets("b", second, 9*second), event{What: disturbed, At: 6, Until: 7}), 0},
+		"another that left": {tale{}.calls("a", 1).gets("a", 2, 9*second).calls("b", 3).calls("c", 3).unlocks("a", 4).unlocked("a", 5, fine).fails("c", 6, unknown).gets("b", second, 9*second), 0},
+	} {
+		assert.Len(t, newHistory(on(c.tale)).idle("queue-1"), c.wrongs, name)
+	}
 }
 
 func TestOvertaking(t *testing.T) {
