@@ -158,6 +158,9 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 // be shared with other code: renewals do not queue behind other commands, and commands are neither
 // resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on a connection of the pool
 // of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
+// If the address of the server may lead to another one after a failover, conn needs a ConnLifetime: nothing
+// else closes a connection to the old primary. If a hook of conn panics, the outcome of the request is
+// unknown, and the logger gets the stack.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)
 	if err != nil {
@@ -166,7 +169,8 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 	if conn == nil {
 		return nil, fmt.Errorf("%w: the connection is nil", lock.ErrInvalid)
 	}
-	return start(ctx, conn, cfg)
+	guarded := wire.Guard(conn, func(err error, stack string) { cfg.Logger.Error(err.Error(), "stack", stack) })
+	return start(ctx, guarded, cfg)
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {

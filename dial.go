@@ -25,6 +25,12 @@ func ownConns(opt *rueidis.ClientOption) *wire.Link {
 	dial, dialFn := opt.DialCtxFn, opt.DialFn
 	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
 		wire.Keep(ctx)
+		// rueidis never ends the requests that wait for a connection whose dialer has panicked.
+		defer func() {
+			if v := recover(); v != nil {
+				conn, err = nil, fmt.Errorf("redlatch: the dialer has panicked: %v", v)
+			}
+		}()
 		switch {
 		case dial != nil:
 			conn, err = dial(ctx, addr, d, conf)

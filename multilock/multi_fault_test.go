@@ -339,3 +339,17 @@ func TestRedWaitsOnceToIdentifySilentServers(t *testing.T) {
 		require.NoError(t, silent.Open())
 	})
 }
+
+// The pauses of a member panic while others are held. Nothing stays held.
+func TestMultiOfAMemberWhoseBackoffPanics(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		h, err := harness.Client(t, s).Lock("b").Lock(t.Context())
+		require.NoError(t, err)
+		spin := c.SpinLock("b", rlock.WithBackoff(func(int) time.Duration { panic("a bug") }))
+		m := c.MultiLock(c.Lock("a"), spin)
+		require.PanicsWithValue(t, "a bug", func() { _, _ = m.Lock(t.Context()) })
+		require.NoError(t, c.Lock("a").Do(t.Context(), func(context.Context) error { return nil }, lock.Wait(5*time.Second)))
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}

@@ -53,7 +53,15 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	if err == nil && spanCtx.Err() == nil {
 		return m.begin(ctx, o, a.got, 2), nil // above acquire and open
 	}
-	return m.wait(ctx, spanCtx, &a, err)
+	panicked := true // in a Backoff of a member
+	defer func() {
+		if panicked {
+			_ = m.undo(spanCtx, a.got)
+		}
+	}()
+	h, err := m.wait(ctx, spanCtx, &a, err)
+	panicked = false
+	return h, err
 }
 
 // takeFree acquires all members with one script if they are of the client of m, in one slot, and

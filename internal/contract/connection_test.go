@@ -3,6 +3,7 @@ package contract_test
 import (
 	"context"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -146,5 +147,56 @@ func TestCloseAndRenewalWithAnExhaustedPool(t *testing.T) {
 			k.unmake(t, s.Addr, "my "+k.name, "their "+k.name)
 		}
 		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// panicking is a connection whose hook panics in the next request after it was armed.
+type panicking struct {
+	rueidis.Client
+	armed *atomic.Bool
+}
+
+func (p panicking) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	if p.armed.CompareAndSwap(true, false) {
+		panic("a bug")
+	}
+	return p.Client.Do(ctx, cmd)
+}
+
+func (p panicking) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	if p.armed.CompareAndSwap(true, false) {
+		panic("a bug")
+	}
+	return p.Client.DoMulti(ctx, cmds...)
+}
+
+// A hook of the connection panics in the request of a caller, with a context that can end or not. The call
+// fails, and the name can be locked afterwards.
+func TestAHookThatPanics(t *testing.T) {
+	single := func(k kind) bool { return acquired(k) && k.name != "red" } // which needs only a majority
+	eachKind(t, single, func(t *testing.T, s *testserver.Server, k kind) {
+		var armed atomic.Bool
+		c, err := redlatch.Wrap(t.Context(), panicking{harness.Conn(t, s.Addr), &armed}, quiet)
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+		k.prepare(t, s.Addr, "orders")
+		for _, ctx := range []context.Context{t.Context(), context.Background()} {
+			armed.Store(true)
+			_, err := k.of(c, "orders").TryLock(ctx)
+			failure{lock.ErrIndeterminate, nil}.check(t, err, "orders")
+			require.ErrorContains(t, err, "a bug")
+			require.NoError(t, k.of(c, "orders").Do(ctx, nothing, lock.Wait(soon)))
+		}
+		if k.polls {
+			return
+		}
+		h := mustLock(t, t.Context(), k.rival(c, "orders"))
+		waiter := async(func() error { return k.of(c, "orders").Do(t.Context(), nothing) })
+		harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+		armed.Store(true)
+		err = h.Unlock(t.Context()) // repeated, or done by the request of the waiter
+		require.NoError(t, err)
+		require.NoError(t, ends(t, waiter, 2*soon))
+		harness.Idle(t, c)
 	})
 }

@@ -2,6 +2,7 @@ package contract_test
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"runtime"
 	"sync"
@@ -78,13 +79,6 @@ func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string)
 		bounded["ForceUnlock"] = func(ctx context.Context) error { return only(k.lock(c, forced).ForceUnlock(ctx)) }
 	}
 	unlocks = calls{"Unlock": u.Unlock}
-	if k.owned && !k.polls { // Unlock has a question first
-		w := mustLock(t, t.Context(), k.of(c, k.name+phase+" waited for"))
-		ctx, cancel := context.WithCancel(t.Context())
-		t.Cleanup(cancel)
-		go func() { _ = k.rival(c, k.name+phase+" waited for").Do(ctx, nothing) }()
-		unlocks["Unlock with a waiter"] = w.Unlock
-	}
 	switch k.name {
 	case "semaphore":
 		bounded["Available"] = func(ctx context.Context) error { return only(c.Semaphore(free).Available(ctx)) }
@@ -112,6 +106,15 @@ func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string)
 	return bounded, unlocks
 }
 
+// unlockOfWaited returns Unlock of an object of kind k that somebody waits for: it has a question first.
+func unlockOfWaited(t *testing.T, c *redlatch.Client, k kind, phase string) func(context.Context) error {
+	w := mustLock(t, t.Context(), k.of(c, k.name+phase+" waited for"))
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(cancel)
+	go func() { _ = k.rival(c, k.name+phase+" waited for").Do(ctx, nothing) }()
+	return w.Unlock
+}
+
 // endInTime stops s, for a moment and for so long that its connections are given up. Every call on
 // objects of those kinds, whose names have tag, returns soon after its context has ended, Unlock
 // within 5 s, and what they may have acquired is free when s is back. So do the others, and meanwhile
@@ -131,6 +134,7 @@ func endInTime(t *testing.T, s *testserver.Server, c *redlatch.Client, chosen []
 				unlocks[phase][name+" of "+k.name+phase] = call
 			}
 			if k.owned && !k.polls {
+				unlocks[phase]["Unlock with a waiter of "+k.name+phase] = unlockOfWaited(t, c, k, phase)
 				waiters++
 			}
 		}
@@ -192,6 +196,30 @@ func TestDeadlines(t *testing.T) {
 			},
 			"Wrap": func(ctx context.Context) error { return only(redlatch.Wrap(ctx, conn, quiet)) },
 		}, func() {})
+	})
+}
+
+// Calls on objects of all kinds begin at once, just after the server has stopped, when the client still
+// takes a single caller for alone. Each returns when its context ends, whichever of them was alone and
+// whichever has to connect again.
+func TestCallsThatBeginAtOnceEndWithTheirContexts(t *testing.T) {
+	const rounds = 5
+	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
+		for i := range rounds {
+			c := harness.Client(t, s, quiet)
+			all := make(calls)
+			for _, k := range kinds {
+				phase := fmt.Sprintf(" %s %d", t.Name(), i)
+				bounded, _ := deadlineCalls(t, c, k, s.Addr, phase)
+				for name, call := range bounded {
+					all[name+" of "+k.name] = call
+				}
+			}
+			s.Pause()
+			all.endIn(t, callTime, func(name string, err error) { assert.Error(t, err, name) })
+			s.Resume()
+			harness.Idle(t, c)
+		}
 	})
 }
 
@@ -327,4 +355,35 @@ func TestALeaseShorterThanARoundTrip(t *testing.T) {
 		}
 		require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing, lock.Lease(10*latency)))
 	})
+}
+
+// One caller leaves while the server stalls. Those behind it on its connection lose nothing.
+func TestACallerThatLeavesFailsNobodyElse(t *testing.T) {
+	const others, leaves, stall = 100, 150 * time.Millisecond, 400 * time.Millisecond
+	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s, quiet)
+		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
+		g.Stall()
+		first := async(func() error {
+			ctx, cancel := context.WithTimeout(context.Background(), leaves)
+			defer cancel()
+			return only(c.Lock("first").TryLock(ctx))
+		})
+		harness.Eventually(t, soon, "it is under way", func() bool { _, n := attempting(c); return n == 1 })
+		var all sync.WaitGroup
+		for i := range others {
+			all.Go(func() {
+				assert.NoError(t, c.Lock(fmt.Sprint("other ", i)).Do(context.Background(), nothing))
+			})
+		}
+		time.AfterFunc(stall, func() { _ = g.Open() })
+		require.Error(t, ends(t, first, soon))
+		all.Wait()
+	})
+}
+
+// attempting returns how many callers wait, and make an attempt.
+func attempting(c *redlatch.Client) (waiting, n int) {
+	stats := c.Stats()
+	return stats.Waiting, stats.Attempting
 }

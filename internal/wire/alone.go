@@ -101,10 +101,13 @@ func notSent(ctx context.Context, err error) bool {
 
 var aloneContexts = sync.Pool{New: func() any { return new(Alone) }}
 
+// free reports whether a request may be alone.
+func (l *Link) free() bool { return l != nil && !l.Contended.Load() && l.alone.Load() == nil }
+
 // enter returns the context of a request under ctx, for a caller with that context. It returns nil if
 // the request is not alone. leave must be called after the request.
 func (l *Link) enter(ctx, caller context.Context) *Alone {
-	if l == nil || l.Contended.Load() || l.alone.Load() != nil {
+	if !l.free() {
 		return nil
 	}
 	a := aloneContexts.Get().(*Alone)

@@ -3,6 +3,7 @@ package wire
 import (
 	"context"
 	"runtime"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -12,14 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// silent is a connection that heeds no context. It replies when that is closed, or if it is nil.
+// silent is a connection that sends a request when connected is closed, unless its context has an error
+// then, and replies when answer is closed. Both are closed if they are nil.
 type silent struct {
 	rueidis.Client
-	answer  chan struct{}
-	mode    rueidis.ClientMode
-	sent    atomic.Int32
-	batches atomic.Int32 // in which they were sent
-	unknown atomic.Int32 // requests whose caller had left when they could have been sent
+	connected, answer chan struct{}
+	mode              rueidis.ClientMode
+	sent, batches     atomic.Int32  // requests, and how often some were sent
+	lost              atomic.Int32  // how often the connection is given up before the next are sent
+	far               time.Duration // how long a reply takes
 }
 
 func (s *silent) Mode() rueidis.ClientMode { return s.mode }
@@ -29,16 +31,23 @@ func (s *silent) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 }
 
 func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
-	n := int32(len(cmds))
-	s.sent.Add(n)
+	if s.connected != nil {
+		<-s.connected
+	}
+	err := ctx.Err()
+	if err == nil && s.lost.Add(-1) >= 0 {
+		err = errGivenUp
+	}
+	if err != nil {
+		return slices.Repeat([]rueidis.RedisResult{rueidis.NewErrorResult(err)}, len(cmds))
+	}
+	s.sent.Add(int32(len(cmds)))
 	s.batches.Add(1)
 	if s.answer != nil {
 		<-s.answer
-		if ctx.Err() != nil {
-			s.unknown.Add(n)
-		}
 	}
-	return make([]rueidis.RedisResult, n)
+	time.Sleep(s.far)
+	return make([]rueidis.RedisResult, len(cmds))
 }
 
 // do makes n requests with that time, and returns their errors.
@@ -59,12 +68,12 @@ func do(t *testing.T, p *Prompt, n int, timeout time.Duration) <-chan error {
 	return errs
 }
 
-// Callers leave a silent server when their contexts end. Few requests are under way then, and the
-// others were not sent. When the server answers again, requests are not limited.
+// Callers leave a silent server when their contexts end. When the server answers again, requests are
+// not limited.
 func TestPromptLeavesASilentServer(t *testing.T) {
 	for _, idle := range []time.Duration{0, time.Minute} {
 		synctest.Test(t, func(t *testing.T) {
-			const timeout, n = 300 * time.Millisecond, 3 * maxInFlight
+			const timeout, n = 300 * time.Millisecond, 4 * maxApart
 			conn := &silent{}
 			p := NewPrompt(conn, NewLink(time.Second))
 			require.False(t, p.Answers())
@@ -85,13 +94,12 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 				}
 			}
 			require.Equal(t, timeout, time.Since(begin))
-			require.Equal(t, n-maxApart, unsent)
-			require.EqualValues(t, maxApart, conn.sent.Load())
+			require.Equal(t, n-int(conn.sent.Load()), unsent)
+			require.GreaterOrEqual(t, unsent, n/2-maxApart)
 
 			close(conn.answer)
 			synctest.Wait()
 			require.True(t, p.Answers())
-			require.EqualValues(t, conn.sent.Load(), conn.unknown.Load(), "rueidis can tell that nobody waits")
 			errs = do(t, p, n, timeout)
 			for range n {
 				require.NoError(t, <-errs)
@@ -100,50 +108,108 @@ func TestPromptLeavesASilentServer(t *testing.T) {
 	}
 }
 
-// A request that was not sent says nothing of a server that has answered a moment ago.
-func TestARequestThatIsNotSentInTime(t *testing.T) {
+// Few batches are sent to a server that does not answer. Callers that leave meanwhile know that theirs
+// were not, and those that stay have theirs sent together when the server answers.
+func TestASilentServerGetsFewBatches(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		conn := &silent{}
-		p := NewPrompt(conn, NewLink(time.Second))
-		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
-		conn.answer = make(chan struct{})
-		time.Sleep(fresh)
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.True(t, NotSent(ended, p.Do(ended, rueidis.Completed{}).Error()))
-		for range maxApart {
-			go p.Do(t.Context(), rueidis.Completed{})
+		const leave, stay = 10, 20
+		conn := &silent{answer: make(chan struct{})}
+		p := NewPrompt(conn, nil)
+		waiting := func(n int, timeout time.Duration) (errs []<-chan error) {
+			for range n {
+				errs = append(errs, do(t, p, 1, timeout))
+				synctest.Wait()
+			}
+			return errs
 		}
-		synctest.Wait()
-		for _, wait := range []time.Duration{alive / 2, alive} {
-			ctx, cancel := context.WithTimeout(t.Context(), wait)
-			err := p.Do(ctx, rueidis.Completed{}).Error()
-			cancel()
+		sent := waiting(maxBatches, time.Minute)
+		early := waiting(leave, quiet/2)
+		leaving := waiting(leave, time.Second)
+		staying := waiting(stay, time.Minute)
+		require.EqualValues(t, maxBatches, conn.sent.Load())
+		for _, err := range early {
+			require.ErrorIs(t, <-err, errNotSent, "it says nothing of the server")
+		}
+		for _, err := range leaving {
+			err := <-err
+			require.ErrorIs(t, err, errSilent)
 			require.Equal(t, Passing, OutcomeOf(err))
-			require.Equal(t, wait < alive, NotSent(ctx, err), "%v", err)
-			require.False(t, NotSent(t.Context(), err))
 		}
 		close(conn.answer)
+		for _, err := range append(sent, staying...) {
+			require.NoError(t, <-err)
+		}
+		require.EqualValues(t, maxBatches+stay, conn.sent.Load())
+		require.EqualValues(t, maxBatches+1, conn.batches.Load())
 	})
 }
 
-// While the server answers, callers wait in the connection, but for no more requests than that
-// takes.
-func TestPromptLimitsRequestsInFlight(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		conn := &silent{}
-		p := NewPrompt(conn, NewLink(time.Second))
-		require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error())
-		conn.answer = make(chan struct{})
-		conn.sent.Store(0)
-		errs := do(t, p, 2*maxInFlight, time.Minute)
-		synctest.Wait()
-		require.EqualValues(t, maxInFlight+maxApart, conn.sent.Load())
-		close(conn.answer)
-		for range 2 * maxInFlight {
-			require.NoError(t, <-errs)
-		}
-	})
+// A request is not sent after its caller has left, neither when the connection is there, nor when the
+// request has to be sent again. The others of its batch are.
+func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
+	for _, lost := range []int32{0, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			const leave, stay = 10, 20
+			conn := &silent{connected: make(chan struct{})}
+			conn.lost.Store(lost)
+			p := NewPrompt(conn, nil)
+			call := func(n int, timeout time.Duration) <-chan error {
+				errs := make(chan error, n)
+				for range n {
+					go func() {
+						ctx, cancel := context.WithTimeout(t.Context(), timeout)
+						defer cancel()
+						errs <- p.Do(ctx, rueidis.Completed{}).Error()
+					}()
+				}
+				return errs
+			}
+			leaving, staying := call(leave, time.Second), call(stay, time.Minute)
+			for range leave {
+				err := <-leaving
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, Passing, OutcomeOf(err))
+			}
+			close(conn.connected)
+			for range stay {
+				require.NoError(t, <-staying)
+			}
+			require.EqualValues(t, stay, conn.sent.Load())
+		})
+	}
+}
+
+// A server that is far away takes more requests than a connection does.
+func TestManyCallersOfAFarServer(t *testing.T) {
+	for _, mode := range []rueidis.ClientMode{rueidis.ClientModeStandalone, rueidis.ClientModeCluster} {
+		synctest.Test(t, func(t *testing.T) {
+			conn := &silent{far: 100 * time.Millisecond, mode: mode}
+			p := NewPrompt(conn, NewLink(time.Second))
+			n := 10 * 1024
+			if mode == rueidis.ClientModeCluster {
+				n = 8 * maxApart
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			errs := make(chan error, n)
+			for range n {
+				go func() { errs <- p.Do(ctx, rueidis.Completed{}).Error() }()
+			}
+			for range n {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
+
+// A caller whose context had ended before it called sends nothing.
+func TestARequestThatIsNotSentInTime(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	p := NewPrompt(&silent{}, NewLink(time.Second))
+	require.True(t, NotSent(ended, p.Do(ended, rueidis.Completed{}).Error()))
+	require.True(t, NotSent(ended, p.DoMulti(ended, rueidis.Completed{})[0].Error()))
+	require.False(t, NotSent(t.Context(), p.Do(ended, rueidis.Completed{}).Error()))
 }
 
 // A caller whose context cannot end waits in the connection.
@@ -164,8 +230,8 @@ func TestPromptWaitsForACallerThatDoesNotLeave(t *testing.T) {
 func TestPromptKnowsNodesApart(t *testing.T) {
 	p := NewPrompt(&silent{mode: rueidis.ClientModeCluster}, NewLink(time.Second))
 	require.NoError(t, p.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
-	require.True(t, p.routes[0].answers(fresh))
-	require.False(t, p.routes[1].answers(fresh))
+	require.True(t, p.routes[0].answers())
+	require.False(t, p.routes[1].answers())
 	require.False(t, p.Answers())
 }
 
@@ -196,7 +262,7 @@ func TestManyRequestsAreGathered(t *testing.T) {
 		start(alone)
 		sent(alone, alone, "few are sent at once")
 
-		next := new(gathered) // as if other goroutines were still to run before it is sent
+		next := &batch{unwatched: newUnwatched(t.Context()), g: &p.gathering} // as if other goroutines were still to run before it is sent
 		p.gathering.next = next
 		start(more)
 		ctx, cancel := context.WithCancel(t.Context())
