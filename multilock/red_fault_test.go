@@ -266,6 +266,22 @@ func TestRedUnlockWhileServersAreStopped(t *testing.T) {
 	})
 }
 
+// The first acquisition meets a silent server. It waits for the identity of that server, but not so long
+// that its context ends.
+func TestRedFirstLockBesideASilentServer(t *testing.T) {
+	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
+		red := redOf(redClients(t, servers, redlatch.WithWatchdogTimeout(time.Minute)), "orders").WithTimeout(10 * time.Second)
+		servers[2].Pause()
+		defer servers[2].Resume()
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		h, err := red.Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, ctx.Err())
+		require.NoError(t, h.Unlock(t.Context()))
+	})
+}
+
 // TestRedClientClosed closes the client of the Redlock during a hold. The work may not have
 // stopped yet, so the keys stay until Unlock or the end of their leases.
 func TestRedClientClosed(t *testing.T) {

@@ -93,7 +93,7 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	defer cancel()
 	h.round = &round{r: h.r, changed: make(chan struct{}, 1), granted: &h.granted, votes: make([]vote, len(h.r.members))}
 	h.round.askMissing(ctx, h.ttl)
-	began := time.Now()
+	began, identifying := time.Now(), false
 	var patience <-chan time.Time
 	for {
 		n := h.round.count()
@@ -101,7 +101,13 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 		case n.yes+n.open < h.r.quorum, n.yes >= h.r.quorum && n.awaited == 0:
 			return n.yes, true
 		case n.yes >= h.r.quorum:
-			patience = nil
+			// A server that does not identify itself gets no more than half of the caller's time.
+			if deadline, ok := ctx.Deadline(); ok && !identifying {
+				patience = time.After(time.Until(deadline) / 2)
+			} else if !ok {
+				patience = nil
+			}
+			identifying = true
 		case n.taken > 0 && patience == nil && !h.once:
 			patience = time.After(max(minPatience<<min(h.rounds, 16), 4*time.Since(began)))
 		}
