@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/rueidis"
@@ -45,7 +46,9 @@ func ownConns(opt *rueidis.ClientOption) *wire.Link {
 		if err != nil {
 			return nil, err
 		}
-		return &ownConn{Conn: conn, written: make(chan struct{}), link: link}, nil
+		own := &ownConn{Conn: conn, written: make(chan struct{}), link: link}
+		link.Opened(own)
+		return own, nil
 	}
 	return link
 }
@@ -78,6 +81,7 @@ type ownConn struct {
 	deadline time.Time   // of the request that is alone
 	// readBy and writeBy are the deadlines of Conn.
 	readBy, writeBy time.Time
+	givenUp         atomic.Pointer[error]
 }
 
 // unwatched is the time after which a connection begins to watch the context of a request that is
@@ -92,7 +96,21 @@ func (c *ownConn) Read(b []byte) (int, error) {
 	if c.alone != nil && errors.Is(err, os.ErrDeadlineExceeded) {
 		return c.readUntil(c.alone.Caller, b)
 	}
-	return n, err
+	return n, c.reason(err)
+}
+
+// reason returns err, or why the connection was given up.
+func (c *ownConn) reason(err error) error {
+	if givenUp := c.givenUp.Load(); err != nil && givenUp != nil {
+		return *givenUp
+	}
+	return err
+}
+
+// GiveUp implements wire.Conn.
+func (c *ownConn) GiveUp(err error) {
+	c.givenUp.Store(&err)
+	_ = c.Close()
 }
 
 // SetDeadline implements net.Conn. rueidis calls it before each request in its synchronous mode, and
@@ -149,10 +167,12 @@ var past = time.Unix(1, 0)
 
 func (c *ownConn) Write(b []byte) (int, error) {
 	c.unblockReads()
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	return n, c.reason(err)
 }
 
 func (c *ownConn) Close() error {
+	c.link.Closed(c)
 	c.unblockReads()
 	return c.Conn.Close()
 }

@@ -2,16 +2,21 @@ package redlatch_test
 
 import (
 	"context"
+	"crypto/tls"
 	"fmt"
 	"maps"
+	"net"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -372,4 +377,58 @@ func shardIsGone(t *testing.T, s service) {
 		assert.NoError(t, l.unlock(h))
 	}
 	assert.Empty(t, l.doubles)
+}
+
+// The primary becomes a replica, and the address leads to its successor, as behind a DNS name or a virtual
+// address. The old primary stays up. Holds are renewed on the successor, waiters hear of releases there,
+// and calls succeed.
+func TestFailoverBehindOneAddress(t *testing.T) {
+	harness.EachAlone(t, func(t *testing.T, old *testserver.Server) {
+		next := harness.Own(t, old.Program)
+		var addr atomic.Pointer[string]
+		addr.Store(&old.Addr)
+		open := func() *redlatch.Client {
+			c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+				InitAddress: []string{"redis.example:6379"}, ForceSingleClient: true,
+				DialCtxFn: func(ctx context.Context, _ string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+					return d.DialContext(ctx, "tcp", *addr.Load())
+				},
+			}, redlatch.WithWatchdogTimeout(longLease))
+			require.NoError(t, err)
+			t.Cleanup(c.Close)
+			return c
+		}
+		c, other := open(), open()
+		follow := func(replica, primary *testserver.Server) {
+			host, port, err := net.SplitHostPort(primary.Addr)
+			require.NoError(t, err)
+			harness.Do(t, primary.Addr, "CONFIG", "SET", "repl-diskless-sync-delay", "0")
+			harness.Do(t, replica.Addr, "REPLICAOF", host, port)
+			harness.Eventually(t, longLease, "it replicates", func() bool { return replica.ReplicaOf() == primary.Addr })
+		}
+		follow(next, old)
+		h, err := c.Lock("orders").Lock(t.Context())
+		require.NoError(t, err)
+		waited := make(chan error, 1)
+		go func() { waited <- other.Lock("orders").Do(t.Context(), func(context.Context) error { return nil }) }()
+		harness.Waits(t, 1, other)
+		harness.Eventually(t, soon, "it is replicated", func() bool { return harness.Do(t, next.Addr, "EXISTS", "orders") == ":1" })
+
+		harness.Do(t, next.Addr, "REPLICAOF", "NO", "ONE")
+		follow(old, next)
+		addr.Store(&next.Addr)
+		began := time.Now()
+		nothing := func(context.Context) error { return nil }
+		harness.Eventually(t, 2*soon, "calls succeed", func() bool { return c.Lock("others").Do(t.Context(), nothing) == nil })
+		require.Less(t, time.Since(began), longLease/3, "before a renewal")
+		time.Sleep(time.Until(began.Add(2 * longLease / 3))) // the hold is renewed
+		require.Greater(t, h.Remaining(), longLease/2)
+		require.NoError(t, h.Unlock(t.Context()))
+		select {
+		case err := <-waited:
+			require.NoError(t, err)
+		case <-time.After(soon):
+			t.Fatal("the waiter did not hear of the release")
+		}
+	})
 }

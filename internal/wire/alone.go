@@ -3,6 +3,8 @@ package wire
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -28,6 +30,57 @@ type Link struct {
 	timeout  time.Duration
 	alone    atomic.Pointer[Alone]
 	deadline atomic.Int64 // of alone, in Unix nanoseconds
+
+	mu       sync.Mutex
+	open     map[Conn]struct{}
+	redialed time.Time // when they were last closed
+}
+
+// Conn is a connection of a Link.
+type Conn interface {
+	// GiveUp closes the connection. Its requests fail with err.
+	GiveUp(err error)
+}
+
+// Opened notes that there is a connection. Closed must be called when it is closed.
+func (l *Link) Opened(c Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.open == nil {
+		l.open = make(map[Conn]struct{})
+	}
+	l.open[c] = struct{}{}
+}
+
+// Closed notes that a connection is closed.
+func (l *Link) Closed(c Conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, c)
+}
+
+// redialPause is the least time between two calls of redial that close connections.
+const redialPause = time.Second
+
+// mayRedial reports whether the connections may be closed again, and notes that they are.
+func (l *Link) mayRedial() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if time.Since(l.redialed) < redialPause {
+		return false
+	}
+	l.redialed = time.Now()
+	return true
+}
+
+// redial closes all connections, so that they are made anew.
+func (l *Link) redial() {
+	l.mu.Lock()
+	conns := slices.Collect(maps.Keys(l.open))
+	l.mu.Unlock()
+	for _, c := range conns {
+		c.GiveUp(errGivenUp)
+	}
 }
 
 // NewLink returns the link of connections that wait for a reply for as long as timeout.
@@ -89,8 +142,8 @@ func (a *Alone) GiveUp() error {
 }
 
 // errGivenUp is of a connection that was given up. The request that was alone may run, and another one
-// may overtake it. Those that rueidis returns the same error for were not sent: they waited for that
-// request.
+// may overtake it. All others on a shared connection that rueidis returns the same error for were not
+// sent: they waited for that request, or found the connection closed.
 var errGivenUp = errors.New("redlatch: gave up the connection that waited for the reply")
 
 // notSent reports whether a request under ctx that has failed with err was not sent, and has to be made

@@ -26,9 +26,9 @@ const (
 // the server half of the processor time. MaxFlushDelay of rueidis has a similar effect, but it delays
 // each request for a time, also when only a few callers share the connection.
 type gathering struct {
-	client rueidis.Client
-	route  *route
-	room   chan struct{} // has an element for each batch without a reply
+	p     *Prompt
+	route *route
+	room  chan struct{} // has an element for each batch without a reply
 
 	mu   sync.Mutex
 	next *batch // the batch that requests are added to, or nil
@@ -163,11 +163,13 @@ func (g *gathering) send(b *batch) {
 
 // exchange makes the requests of a batch whose callers have not left, again if they were not sent.
 func (g *gathering) exchange(b *batch) error {
+	g.p.underWay.RLock()
+	defer g.p.underWay.RUnlock()
 	for {
 		if g.withoutLeft(b); len(b.requests) == 0 {
 			return nil
 		}
-		replies := g.client.DoMulti(b, b.commands...)
+		replies := g.p.Client.DoMulti(b, b.commands...)
 		err := replies[len(replies)-1].NonRedisError()
 		if err == errLeft {
 			continue
@@ -176,6 +178,7 @@ func (g *gathering) exchange(b *batch) error {
 		if notSent(b, err) {
 			continue
 		}
+		g.p.redialIfReplica(replies...)
 		for i, reply := range replies {
 			b.requests[i].reply = reply
 			b.requests[i].done <- struct{}{}

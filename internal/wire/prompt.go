@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,10 @@ import (
 // before, it lasts until the server answers or rueidis gives up the connection. While a server
 // does not answer, few requests are sent to it. Commands on dedicated connections are left to
 // rueidis.
+//
+// A reply that says that the server is a replica has all connections made anew, because their address
+// may lead to another server by now. They are closed when no request is under way, so that the outcome of
+// none becomes unknown.
 type Prompt struct {
 	rueidis.Client
 	link      *Link // nil for a borrowed client
@@ -28,6 +33,7 @@ type Prompt struct {
 	routes    []route
 	queues    []chan struct{} // have room for the requests on goroutines of their own
 	pipelined context.Context
+	underWay  sync.RWMutex // read-locked by requests on shared connections
 }
 
 // route is what is known of the server that has a range of slots.
@@ -67,7 +73,7 @@ func NewPrompt(c rueidis.Client, link *Link) *Prompt {
 	p := &Prompt{Client: c, link: link, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
 	p.single = routes == 1
 	p.pipelined = newUnwatched(context.Background())
-	p.gathering.client, p.gathering.route, p.gathering.room = c, &p.routes[0], make(chan struct{}, maxBatches)
+	p.gathering.p, p.gathering.route, p.gathering.room = p, &p.routes[0], make(chan struct{}, maxBatches)
 	for i := range p.queues {
 		p.queues[i] = make(chan struct{}, maxApart)
 	}
@@ -112,7 +118,9 @@ func (r *route) heldBack(ctx context.Context) error {
 // Do implements rueidis.Client.
 func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
 	if cmd.IsBlock() {
-		return p.Client.Do(ctx, cmd)
+		reply := p.Client.Do(ctx, cmd)
+		p.redialIfReplica(reply)
+		return reply
 	}
 	if ctx.Err() != nil {
 		return rueidis.NewErrorResult(fmt.Errorf("%w: %w", errNotSent, ctx.Err()))
@@ -123,19 +131,21 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 		if n := r.inFlight.Add(1); p.single && n >= manyInFlight {
 			return p.gathering.do(ctx, cmd)
 		}
+		p.underWay.RLock()
+		defer p.underWay.RUnlock()
 		return p.send(ctx, p.link.enter(ctx, ctx), cmd, r)
 	}
 
-	if r.answers() {
-		if alone := p.link.enter(ctx, ctx); alone != nil {
-			return p.send(ctx, alone, cmd, r)
-		}
+	if reply, ok := p.sendAlone(ctx, cmd, r); ok {
+		return reply
 	}
 	mayBeAlone := p.link.free()
 	if p.single && !mayBeAlone {
 		return p.gathering.do(ctx, cmd)
 	}
 	reply, err := apart(ctx, r, queue, func(request context.Context) rueidis.RedisResult {
+		p.underWay.RLock()
+		defer p.underWay.RUnlock()
 		return p.send(request, p.link.enter(request, ctx), cmd, r)
 	})
 	if err != nil {
@@ -145,6 +155,19 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 		return rueidis.NewErrorResult(err)
 	}
 	return reply
+}
+
+// sendAlone sends a command if nothing can keep its caller: it is alone, on a connection that works.
+func (p *Prompt) sendAlone(ctx context.Context, cmd rueidis.Completed, r *route) (reply rueidis.RedisResult, ok bool) {
+	if !r.answers() || !p.underWay.TryRLock() {
+		return reply, false
+	}
+	defer p.underWay.RUnlock()
+	alone := p.link.enter(ctx, ctx)
+	if alone == nil {
+		return reply, false
+	}
+	return p.send(ctx, alone, cmd, r), true
 }
 
 // send sends a command under ctx, or that of a request that is alone.
@@ -169,24 +192,47 @@ func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, 
 		}
 	}
 	r.note(reply.NonRedisError())
+	p.redialIfReplica(reply)
 	return reply
 }
 
 // sendAll sends commands together.
 func (p *Prompt) sendAll(ctx context.Context, cmds []rueidis.Completed, r *route) (replies []rueidis.RedisResult) {
+	p.underWay.RLock()
+	defer p.underWay.RUnlock()
 	for {
 		replies = p.Client.DoMulti(ctx, cmds...)
 		if err := replies[len(cmds)-1].NonRedisError(); !notSent(ctx, err) {
 			r.note(err)
+			p.redialIfReplica(replies...)
 			return replies
 		}
+	}
+}
+
+// redialIfReplica has all connections made anew if a reply says that the server is a replica.
+func (p *Prompt) redialIfReplica(replies ...rueidis.RedisResult) {
+	if p.link == nil {
+		return
+	}
+	for _, reply := range replies {
+		if err := reply.Error(); err == nil || meaningOf(err) != replica || !p.link.mayRedial() {
+			continue
+		}
+		go func() {
+			p.underWay.Lock()
+			defer p.underWay.Unlock()
+			p.link.redial()
+		}()
 	}
 }
 
 // DoMulti implements rueidis.Client. All commands belong to one route.
 func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
 	if len(cmds) == 0 || cmds[0].IsBlock() {
-		return p.Client.DoMulti(ctx, cmds...)
+		replies := p.Client.DoMulti(ctx, cmds...)
+		p.redialIfReplica(replies...)
+		return replies
 	}
 	r, queue := p.of(cmds[0])
 	if ctx.Done() == nil {
