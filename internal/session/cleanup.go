@@ -4,7 +4,6 @@ import (
 	"container/heap"
 	"context"
 	"errors"
-	"slices"
 	"sync"
 	"time"
 
@@ -13,11 +12,14 @@ import (
 )
 
 const (
-	// maxCleanups bounds how many cleanups are pending. Beyond that the first is dropped:
-	// what it would remove expires.
+	// maxCleanups bounds how many cleanups are pending. Beyond that the first is dropped, of those that
+	// have run if there are some: what it would remove expires.
 	maxCleanups = 10_000
-	// cleanupsAtOnce bounds how many run at the same time.
-	cleanupsAtOnce = 16
+	// cleanupsAtOnce bounds how many run at the same time. The connection sends their requests together,
+	// so they keep up with thousands of callers a second that leave a server 100 ms away.
+	cleanupsAtOnce = 512
+	// maxWaiting bounds how many workers wait for a cleanup to be due.
+	maxWaiting = 16
 	// lastCleanup bounds how long Close waits for those that are still pending.
 	lastCleanup = time.Second
 
@@ -134,10 +136,12 @@ func (s *Session) Undo(ctx context.Context, d time.Duration, f func() error) err
 // session repeats it, with growing pauses, unless the server refused it.
 type Cleanup func(ctx context.Context) (pause time.Duration, err error)
 
-// cleanups are the pending cleanups of a session. A few workers run them when they are due.
+// cleanups are the pending cleanups of a session. Workers run them when they are due, those first that
+// may never have run.
 type cleanups struct {
 	mu      sync.Mutex
-	pending pendingCleanups
+	first   pendingCleanups // that may never have run
+	again   pendingCleanups // that are repeated in case a request arrives late
 	workers int
 	waiting int           // of the workers, for a cleanup to be due
 	wake    chan struct{} // has room for one
@@ -148,7 +152,7 @@ type pendingCleanup struct {
 	run        Cleanup
 	due, until time.Time
 	retryAfter time.Duration // an error
-	ran        bool          // without an error; it is repeated in case a request arrives late
+	ran        bool          // without an error
 }
 
 // pendingCleanups are a heap: the first is due first.
@@ -172,7 +176,7 @@ func (ps *pendingCleanups) Pop() any {
 func (cs *cleanups) resting() int {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	if slices.ContainsFunc(cs.pending, func(p *pendingCleanup) bool { return !p.ran }) {
+	if len(cs.first) > 0 {
 		return -1
 	}
 	return cs.waiting
@@ -185,9 +189,7 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	now := time.Now()
 	cs := &s.cleanups
 	cs.mu.Lock()
-	if cs.workers < cleanupsAtOnce && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
-		cs.workers++
-	}
+	cs.hire(s)
 	closed := cs.workers == 0
 	if !closed {
 		cs.add(&pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
@@ -200,13 +202,39 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 }
 
+// hire adds a worker unless there are enough. cs.mu is held.
+func (cs *cleanups) hire(s *Session) {
+	if cs.workers < cleanupsAtOnce && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
+		cs.workers++
+	}
+}
+
 // add makes p pending. cs.mu is held.
 func (cs *cleanups) add(p *pendingCleanup) {
-	if len(cs.pending) == maxCleanups {
-		heap.Pop(&cs.pending)
+	if cs.pending() == maxCleanups {
+		dropped := &cs.first
+		if len(cs.again) > 0 {
+			dropped = &cs.again
+		}
+		heap.Pop(dropped)
 	}
-	heap.Push(&cs.pending, p)
+	if p.ran {
+		heap.Push(&cs.again, p)
+	} else {
+		heap.Push(&cs.first, p)
+	}
 	cs.signal()
+}
+
+// pending returns the number of cleanups that are. cs.mu is held.
+func (cs *cleanups) pending() int { return len(cs.first) + len(cs.again) }
+
+// next returns the heap whose first cleanup is next. cs.mu is held.
+func (cs *cleanups) next(now time.Time) *pendingCleanups {
+	if len(cs.again) == 0 || len(cs.first) > 0 && (!cs.first[0].due.After(now) || cs.first[0].due.Before(cs.again[0].due)) {
+		return &cs.first
+	}
+	return &cs.again
 }
 
 // signal wakes a worker that waits.
@@ -223,8 +251,9 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	defer func() { cs.workers-- }()
-	for len(cs.pending) > 0 {
-		p := cs.pending[0]
+	for cs.pending() > 0 {
+		next := cs.next(time.Now())
+		p := (*next)[0]
 		runCtx, until := ctx, p.until
 		closing := ctx.Err() != nil
 		if closing {
@@ -233,7 +262,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			}
 			runCtx, until = context.Background(), cs.closeBy
 		} else if wait := time.Until(p.due); wait > 0 {
-			if cs.waiting == len(cs.pending) {
+			if cs.waiting == min(cs.pending(), maxWaiting) {
 				return
 			}
 			cs.waiting++
@@ -247,8 +276,11 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			cs.waiting--
 			continue
 		}
-		heap.Pop(&cs.pending)
-		cs.signal() // the next one needs another worker
+		heap.Pop(next)
+		if cs.waiting == 0 && cs.pending() > 0 { // the next one needs another worker
+			cs.hire(s)
+		}
+		cs.signal()
 		cs.mu.Unlock()
 		runCtx, cancel := context.WithDeadline(runCtx, until)
 		reqCtx, end := s.Bounded(runCtx)

@@ -78,6 +78,46 @@ func TestCleanUpsAreBounded(t *testing.T) {
 	})
 }
 
+// When too many are pending, those are dropped first that have run, and are repeated only in case a request
+// arrives late. They delay none that has not run.
+func TestRepeatedCleanUpsAreDroppedFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := bare()
+		defer s.end()
+		const latency = 100 * time.Millisecond
+		var repeated, ran, latest atomic.Int64
+		for range maxCleanups {
+			once := false
+			s.CleanUp(time.Hour, func(context.Context) (time.Duration, error) {
+				time.Sleep(latency)
+				if once {
+					repeated.Add(1)
+					return -1, nil
+				}
+				once = true
+				return 30 * time.Second, nil
+			})
+		}
+		time.Sleep(20 * time.Second)
+		synctest.Wait()
+		began := time.Now()
+		for range maxCleanups / 2 {
+			s.CleanUp(time.Hour, func(context.Context) (time.Duration, error) {
+				time.Sleep(latency)
+				ran.Add(1)
+				latest.Store(int64(time.Since(began)))
+				return -1, nil
+			})
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.EqualValues(t, maxCleanups/2, ran.Load(), "none is dropped")
+		require.Less(t, repeated.Load(), int64(maxCleanups*6/10))
+		require.Less(t, time.Duration(latest.Load()), 2*time.Second, "as many at a time as a far server needs")
+		require.Zero(t, s.Running())
+	})
+}
+
 // When the session closes, those under way are interrupted, and all that are left run once.
 func TestCleanUpWhileClosing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
