@@ -25,6 +25,7 @@ type nemesis struct {
 	seed    uint64
 	journal *journal
 	only    string // the only fault, or ""
+	prefer  string // a third of the faults, or ""
 	spawn   func(worker int) *harness.Process
 	restore func() error // after the server has lost its data
 
@@ -41,13 +42,15 @@ type undo struct {
 	do func()
 }
 
-// faults are the faults from which the nemesis chooses. Those that are harmless do not change the
-// order in which others wait.
-var faults = []struct {
+type fault struct {
 	name     string
 	do       func(*nemesis)
 	harmless bool
-}{
+}
+
+// faults are the faults from which the nemesis chooses. Those that are harmless do not change the
+// order in which others wait.
+var faults = []fault{
 	{"stop a worker", (*nemesis).stopWorker, false},
 	{"kill workers", (*nemesis).killWorkers, true},
 	{"kill workers", (*nemesis).killWorkers, true}, // most faults do not leave anything to others
@@ -60,7 +63,7 @@ var faults = []struct {
 	{"cut all off", func(n *nemesis) { n.cut(n.links) }, false},
 	{"stall a worker", func(n *nemesis) { n.stall(n.one()) }, false},
 	{"stall all", func(n *nemesis) { n.stall(n.links) }, false},
-	{"silence a worker", func(n *nemesis) { n.silence(n.one()) }, false},
+	{silenceWorker, func(n *nemesis) { n.silence(n.one()) }, false},
 	{"slow network", (*nemesis).slow, false},
 	{"lose replies to a worker", func(n *nemesis) { n.loseReplies(n.one()) }, false},
 	{"lose replies to all", func(n *nemesis) { n.loseReplies(n.links) }, false},
@@ -109,6 +112,9 @@ func (n *nemesis) run(until time.Time, count int) {
 		}
 		n.wait(next)
 		f := faults[n.rng.IntN(len(faults))]
+		if n.prefer != "" && n.rng.IntN(3) == 0 {
+			f = faults[slices.IndexFunc(faults, func(f fault) bool { return f.name == n.prefer })]
+		}
 		for n.only != "" && f.name != n.only {
 			f = faults[n.rng.IntN(len(faults))]
 		}
@@ -215,6 +221,8 @@ func (n *nemesis) stall(links []*link) {
 		n.after(d, l.resume)
 	}
 }
+
+const silenceWorker = "silence a worker"
 
 // silence loses all data for longer than Unlock and Detach wait for an answer. What they have sent does
 // not arrive late.

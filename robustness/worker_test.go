@@ -31,6 +31,10 @@ const (
 	maxDepth = 3 // of re-entry
 )
 
+// times is how many times the goroutines of a slow kind there are in rounds of few kinds: the queues are
+// longer.
+const times = 3
+
 // goroutines is the number of goroutines of a worker: two for each kind, and two for the latches.
 var goroutines = 2 * (len(kinds) + 1)
 
@@ -109,11 +113,16 @@ func connectBy(until int64, addr string, opts ...redlatch.Option) *redlatch.Clie
 // contend acquires and releases the round's locks in every way, in several goroutines.
 func contend(w *worker, seed, number uint64, until int64) {
 	var wg sync.WaitGroup
-	for g := range goroutines {
+	for g := range times * goroutines {
 		wg.Go(func() {
-			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*uint64(goroutines)+uint64(g)))}
+			p := player{worker: w, rng: rand.New(rand.NewPCG(seed, number*uint64(times*goroutines)+uint64(g)))}
 			i := g % (len(kinds) + 1) // one kind, so that no other is idle while it is held
-			if focus := focusOf(seed); w.focus && focus != nil && (i == len(kinds) || !slices.Contains(focus, kinds[i].name)) {
+			focus := focusOf(seed)
+			few := w.focus && focus != nil
+			if g >= goroutines && !(few && i < len(kinds) && kinds[i].slow) {
+				return
+			}
+			if few && i < len(kinds) && !slices.Contains(focus, kinds[i].name) {
 				return
 			}
 			if i == len(kinds) {
