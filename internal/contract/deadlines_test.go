@@ -387,3 +387,36 @@ func attempting(c *redlatch.Client) (waiting, n int) {
 	stats := c.Stats()
 	return stats.Waiting, stats.Attempting
 }
+
+// Many callers with different names, and time for some round trips, call a healthy server that is far away.
+// All of their calls succeed, and so do those that release.
+func TestBurstsOfCallsToAFarServer(t *testing.T) {
+	rows := []struct {
+		callers       int
+		latency, time time.Duration // one way
+	}{
+		{1000, 50 * time.Millisecond, time.Second},
+		{5000, 2500 * time.Microsecond, 500 * time.Millisecond},
+		{5000, 25 * time.Millisecond, time.Second},
+	}
+	for _, row := range rows {
+		harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
+			s.Latency = row.latency
+			c := s.Client(t)
+			require.NoError(t, c.Lock("first").Do(t.Context(), nothing))
+			time.Sleep(time.Minute) // the last answer is old
+			var all sync.WaitGroup
+			for i := range row.callers {
+				all.Go(func() {
+					ctx, cancel := context.WithTimeout(t.Context(), row.time)
+					defer cancel()
+					h, err := c.Lock(fmt.Sprint("orders ", i)).Lock(ctx)
+					if assert.NoError(t, err) {
+						assert.NoError(t, h.Unlock(t.Context()))
+					}
+				})
+			}
+			all.Wait()
+		})
+	}
+}
