@@ -383,8 +383,8 @@ func shardIsGone(t *testing.T, s service) {
 // address. The old primary stays up. Holds are renewed on the successor, waiters hear of releases there,
 // and calls succeed.
 func TestFailoverBehindOneAddress(t *testing.T) {
-	harness.EachAlone(t, func(t *testing.T, old *testserver.Server) {
-		next := harness.Own(t, old.Program)
+	harness.EachAlone(t, func(t *testing.T, shared *testserver.Server) {
+		old, next := harness.Own(t, shared.Program), harness.Own(t, shared.Program)
 		var addr atomic.Pointer[string]
 		addr.Store(&old.Addr)
 		open := func() *redlatch.Client {
