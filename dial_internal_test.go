@@ -58,7 +58,7 @@ func TestRequestsAloneEndWithTheirContexts(t *testing.T) {
 		"canceled, reply soon":  {reply: unwatched / 2, end: unwatched / 4, took: unwatched / 2},
 		"canceled soon":         {reply: never, end: unwatched / 4, took: unwatched, err: context.Canceled},
 		"canceled later":        {reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},
-		"no reply":              {reply: never, end: never, took: timeout, err: os.ErrDeadlineExceeded},
+		"no reply":              {reply: never, end: never, took: timeout - time.Nanosecond, err: os.ErrDeadlineExceeded},
 		"idle, a late reply":    {idle: time.Minute, reply: 3 * unwatched, end: never, took: 3 * unwatched},
 		"idle, canceled soon":   {idle: time.Minute, reply: never, end: unwatched / 4, took: unwatched / 4, err: context.Canceled},
 		"idle, canceled later":  {idle: time.Minute, reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},

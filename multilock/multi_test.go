@@ -341,8 +341,12 @@ func TestMultiWaitBoundsAllMembers(t *testing.T) {
 		defer cancel()
 		begin = time.Now()
 		_, err := m.Lock(ctx)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		if errors.Is(err, lock.ErrIndeterminate) { // the release of the others was not confirmed in time
+			require.ErrorContains(t, err, "release")
+		} else {
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+		}
 		require.Less(t, time.Since(begin), wait/4+slack)
 		require.NoError(t, second.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)

@@ -353,7 +353,7 @@ func TestAKeyWithoutAnExpiry(t *testing.T) {
 		harness.Do(t, s.Addr, k.stored...)
 		for range 2 {
 			for _, err := range []error{
-				only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(time.Millisecond))),
+				only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(soon/10))),
 			} {
 				harness.NotAcquired(t, err)
 				require.ErrorContains(t, err, "no expiry")

@@ -164,8 +164,8 @@ func (l *Link) enter(ctx, caller context.Context) *Alone {
 		return nil
 	}
 	a := aloneContexts.Get().(*Alone)
-	// One nanosecond more than a deadline of rueidis for another connection at the same time.
-	*a = Alone{Context: ctx, Caller: caller, deadline: time.Now().Add(l.timeout + time.Nanosecond)}
+	// One nanosecond less than a deadline of rueidis for another connection at the same time.
+	*a = Alone{Context: ctx, Caller: caller, deadline: time.Now().Add(l.timeout - time.Nanosecond)}
 	if !l.alone.CompareAndSwap(nil, a) {
 		return nil
 	}
