@@ -203,7 +203,10 @@ func TestDeadlines(t *testing.T) {
 // takes a single caller for alone. Each returns when its context ends, whichever of them was alone and
 // whichever has to connect again.
 func TestCallsThatBeginAtOnceEndWithTheirContexts(t *testing.T) {
-	const rounds = 5
+	rounds := 5
+	if testing.Short() {
+		rounds = 2
+	}
 	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
 		for i := range rounds {
 			c := harness.Client(t, s, quiet)
@@ -398,6 +401,9 @@ func TestBurstsOfCallsToAFarServer(t *testing.T) {
 		{1000, 50 * time.Millisecond, time.Second},
 		{5000, 2500 * time.Microsecond, 500 * time.Millisecond},
 		{5000, 25 * time.Millisecond, time.Second},
+	}
+	if testing.Short() {
+		rows = rows[:1]
 	}
 	for _, row := range rows {
 		harness.VirtualAlone(t, func(t *testing.T, s *harness.VirtualServer) {
