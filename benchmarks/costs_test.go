@@ -38,7 +38,7 @@ type cost struct {
 // costs into this table, and the change shows what they were before.
 var costs = []cost{
 	{"lock", 2, 6, 3, 384},
-	{"lock, Wrap", 2, 6, 3, 384},
+	{"lock, Wrap", 2, 6, 4, 411},
 	{"fair", 2, 6, 9, 744},
 	{"read", 2, 14, 15, 720},
 	{"write", 2, 10, 13, 656},
@@ -48,7 +48,7 @@ var costs = []cost{
 	{"multi of 3", 2, 14, 12, 2105},
 	{"red of 3", 6, 18, 55, 4411},
 	{"semaphore", 2, 11, 4, 195},
-	{"permit semaphore", 2, 16, 8, 494},
+	{"permit semaphore", 2, 16, 8, 514},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 25, 1664},
 	{"election", 3, 11, 18, 1146},

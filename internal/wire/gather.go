@@ -46,6 +46,7 @@ type batch struct {
 	commands []rueidis.Completed
 	requests []*request
 	sent     bool // guarded by g.mu
+	one      [1]rueidis.RedisResult
 }
 
 type request struct {
@@ -156,7 +157,7 @@ func (g *gathering) send(b *batch) {
 	clear(b.commands)
 	clear(b.requests)
 	g.mu.Lock()
-	b.commands, b.requests, b.sent = b.commands[:0], b.requests[:0], false
+	b.commands, b.requests, b.sent, b.one[0] = b.commands[:0], b.requests[:0], false, rueidis.RedisResult{}
 	g.mu.Unlock()
 	g.batches.Put(b)
 }
@@ -169,7 +170,7 @@ func (g *gathering) exchange(b *batch) error {
 		if g.withoutLeft(b); len(b.requests) == 0 {
 			return nil
 		}
-		replies := g.p.Client.DoMulti(b, b.commands...)
+		replies := g.p.replies(b)
 		err := replies[len(replies)-1].NonRedisError()
 		if err == errLeft {
 			continue
@@ -185,6 +186,15 @@ func (g *gathering) exchange(b *batch) error {
 		}
 		return err
 	}
+}
+
+// replies sends a batch and returns the replies. Most batches of few callers have one request.
+func (p *Prompt) replies(b *batch) []rueidis.RedisResult {
+	if len(b.commands) > 1 {
+		return p.Client.DoMulti(b, b.commands...)
+	}
+	b.one[0] = p.Client.Do(b, b.commands[0])
+	return b.one[:]
 }
 
 // withoutLeft drops the requests of a batch, which is not sent, whose callers have left.

@@ -28,24 +28,30 @@ type guardedConn struct {
 
 type report func(err error, stack string)
 
-// recovered has to be deferred. If a request has panicked, it calls fail with the error.
-func (report report) recovered(fail func(err error)) {
-	if v := recover(); v != nil {
-		err := fmt.Errorf("redlatch: a hook of the connection has panicked: %v", v)
-		report(err, string(debug.Stack()))
-		fail(err)
-	}
+// panicked reports the value of a panic, and returns the error of the request.
+func (report report) panicked(value any) error {
+	err := fmt.Errorf("redlatch: a hook of the connection has panicked: %v", value)
+	report(err, string(debug.Stack()))
+	return err
 }
 
 // Do implements rueidis.Client.
 func (g guard) Do(ctx context.Context, cmd rueidis.Completed) (reply rueidis.RedisResult) {
-	defer g.report.recovered(func(err error) { reply = rueidis.NewErrorResult(err) })
+	defer func() {
+		if v := recover(); v != nil {
+			reply = rueidis.NewErrorResult(g.report.panicked(v))
+		}
+	}()
 	return g.Client.Do(ctx, cmd)
 }
 
 // DoMulti implements rueidis.Client.
 func (g guard) DoMulti(ctx context.Context, cmds ...rueidis.Completed) (replies []rueidis.RedisResult) {
-	defer g.report.recovered(func(err error) { replies = all(err, len(cmds)) })
+	defer func() {
+		if v := recover(); v != nil {
+			replies = all(g.report.panicked(v), len(cmds))
+		}
+	}()
 	return g.Client.DoMulti(ctx, cmds...)
 }
 
@@ -66,13 +72,21 @@ func (g guard) Dedicate() (rueidis.DedicatedClient, func()) {
 
 // Do implements rueidis.DedicatedClient.
 func (g guardedConn) Do(ctx context.Context, cmd rueidis.Completed) (reply rueidis.RedisResult) {
-	defer g.report.recovered(func(err error) { reply = rueidis.NewErrorResult(err) })
+	defer func() {
+		if v := recover(); v != nil {
+			reply = rueidis.NewErrorResult(g.report.panicked(v))
+		}
+	}()
 	return g.DedicatedClient.Do(ctx, cmd)
 }
 
 // DoMulti implements rueidis.DedicatedClient.
 func (g guardedConn) DoMulti(ctx context.Context, cmds ...rueidis.Completed) (replies []rueidis.RedisResult) {
-	defer g.report.recovered(func(err error) { replies = all(err, len(cmds)) })
+	defer func() {
+		if v := recover(); v != nil {
+			replies = all(g.report.panicked(v), len(cmds))
+		}
+	}()
 	return g.DedicatedClient.DoMulti(ctx, cmds...)
 }
 

@@ -139,10 +139,15 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	if reply, ok := p.sendAlone(ctx, cmd, r); ok {
 		return reply
 	}
-	mayBeAlone := p.link.free()
-	if p.single && !mayBeAlone {
+	if p.single && !p.link.free() {
 		return p.gathering.do(ctx, cmd)
 	}
+	return p.doApart(ctx, cmd, r, queue)
+}
+
+// doApart sends a command on a goroutine of its own.
+func (p *Prompt) doApart(ctx context.Context, cmd rueidis.Completed, r *route, queue chan struct{}) rueidis.RedisResult {
+	mayBeAlone := p.link.free()
 	reply, err := apart(ctx, r, queue, func(request context.Context) rueidis.RedisResult {
 		p.underWay.RLock()
 		defer p.underWay.RUnlock()
