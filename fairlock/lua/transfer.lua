@@ -16,7 +16,10 @@ if redis.call('HEXISTS', KEYS[1], ARGV[6]) == 0 then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[8]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[7], 1)
-redis.call('HDEL', KEYS[1], ARGV[6])
+if redis.call('HDEL', KEYS[1], ARGV[6]) == 0 then
+	-- PEXPIRE has deleted the key: to Redis 6.2 a short lease may be over at once.
+	redis.call('DEL', KEYS[1])
+end
 if q.head then
 	redis.pcall(ARGV[3], ARGV[4] .. ':' .. q.head, ARGV[5]) -- the head learns the new expiry
 end

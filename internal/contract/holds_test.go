@@ -197,7 +197,7 @@ func TestDebugHandler(t *testing.T) {
 
 // A dropped hold with a fixed lease lasts until its end, and is neither logged nor waited for.
 func TestADroppedFixedLeaseRunsToItsEnd(t *testing.T) {
-	const lease = 5 * time.Second
+	const lease = 15 * time.Second // collections of many tests at once take long
 	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
 		var log harness.Log
 		c, other := harness.Client(t, s, redlatch.WithLogger(log.Logger())), harness.Client(t, s)

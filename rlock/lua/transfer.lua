@@ -20,7 +20,10 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[3]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[2], 1)
-redis.call('HDEL', KEYS[1], ARGV[1])
+if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then
+	-- PEXPIRE has deleted the key: to Redis 6.2 a short lease may be over at once.
+	redis.call('DEL', KEYS[1])
+end
 if ARGV[4] ~= '' then
 	redis.pcall(ARGV[4], ARGV[5], ARGV[6]) -- waiters learn the new expiry
 end
