@@ -47,7 +47,7 @@ var costs = []cost{
 	{"spin", 2, 5, 3, 384},
 	{"multi of 3", 2, 14, 12, 2105},
 	{"red of 3", 6, 18, 55, 4411},
-	{"semaphore", 2, 11, 4, 195},
+	{"semaphore", 2, 11, 4, 208},
 	{"permit semaphore", 2, 16, 8, 514},
 	{"CountDown", 1, 4, 9, 390},
 	{"Wait, open latch", 1, 3, 25, 1664},
