@@ -106,8 +106,8 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
-// process. Other errors are those of Hold.Unlock: a lost hold counts until Unlock has
-// returned its loss.
+// process. Other errors are those of Hold.Unlock. A lost hold counts as held until
+// Unlock has returned its loss.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It reports

@@ -110,8 +110,8 @@ func (m *Multi) checkOwner() error {
 // Unlock ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
-// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock: a lost hold
-// counts until Unlock has returned its loss.
+// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock. A lost hold
+// counts as held until Unlock has returned its loss.
 func (m *Multi) Unlock(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
 		return err

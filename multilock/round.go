@@ -101,13 +101,14 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 		case n.yes+n.open < h.r.quorum, n.yes >= h.r.quorum && n.awaited == 0:
 			return n.yes, true
 		case n.yes >= h.r.quorum:
-			// A server that does not identify itself gets no more than half of the caller's time.
-			if deadline, ok := ctx.Deadline(); ok && !identifying {
-				patience = time.After(time.Until(deadline) / 2)
-			} else if !ok {
-				patience = nil
+			if identifying {
+				break
 			}
-			identifying = true
+			// A server that does not identify itself gets no more than half of the caller's time.
+			identifying, patience = true, nil
+			if deadline, ok := ctx.Deadline(); ok {
+				patience = time.After(time.Until(deadline) / 2)
+			}
 		case n.taken > 0 && patience == nil && !h.once:
 			patience = time.After(max(minPatience<<min(h.rounds, 16), 4*time.Since(began)))
 		}

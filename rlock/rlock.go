@@ -219,8 +219,8 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
-// process. Other errors are those of Hold.Unlock: a lost hold counts until Unlock has
-// returned its loss.
+// process. Other errors are those of Hold.Unlock. A lost hold counts as held until
+// Unlock has returned its loss.
 func (o object) Unlock(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports

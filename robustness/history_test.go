@@ -301,7 +301,7 @@ func hasQueue(lock string) bool {
 	return isOneOf(lock, "plain", "fenced", "queue", "election", "turns")
 }
 
-// isOneOf reports whether a lock is that of one of these kinds.
+// isOneOf reports whether a lock has one of these kinds.
 func isOneOf(lock string, kinds ...string) bool {
 	kind, _, _ := strings.Cut(lock, "-")
 	return slices.Contains(kinds, kind)

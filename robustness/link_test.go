@@ -84,7 +84,9 @@ func (l *link) pump(to, from net.Conn, rewrite func([]byte) []byte, replies bool
 		buf := make([]byte, 32<<10)
 		n, err := from.Read(buf)
 		l.mu.Lock()
-		stalled, silent, delay, lost := l.stalled, l.silent, l.delay+l.rtt/2, replies && err == nil && l.lose > 0
+		stalled, silent := l.stalled, l.silent
+		delay := l.delay + l.rtt/2
+		lost := replies && err == nil && l.lose > 0
 		if lost {
 			l.lose--
 		}

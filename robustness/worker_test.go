@@ -80,8 +80,8 @@ func process(play func(w *worker, seed, number uint64, until int64)) func(args [
 // of a round.
 const hiccup = 100 * time.Millisecond
 
-// pulse asks the server for a sign of life until a time, and notes when the worker, its link or the server
-// were late, or did not answer.
+// pulse pings the server until a time, and notes when the worker, its link or the server were late, or did
+// not answer.
 func (w *worker) pulse(conn rueidis.Client, until int64) {
 	defer conn.Close()
 	for clock() < until {
@@ -358,7 +358,7 @@ func (p *player) leave(l, direct lock.Locker) {
 	p.unlock(adopted)
 }
 
-// detachTime is for how long locks are detached. It is longer than what the end of a round waits for a
+// detachTime is the lease of detached holds. It is longer than what the end of a round waits for a
 // lock, unless a process may have left one without noting its id.
 const detachTime = 30 * time.Second
 

@@ -126,7 +126,7 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 // Unlock ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
 // in this process. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if ctx names no
 // owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are those of
-// Hold.Unlock: a lost hold counts until Unlock has returned its loss.
+// Hold.Unlock. A lost hold counts as held until Unlock has returned its loss.
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock if this side of it is held, by any owner, and wakes the waiters.

@@ -14,7 +14,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/construct"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -360,15 +359,13 @@ func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence,
 	if patience > 0 {
 		by = time.Now().Add(patience)
 	}
-	began, rejected := time.Now(), true
-	err = p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
+	_, err = p.s.RetryWrite(ctx, by, func(ctx context.Context) (err error) {
 		reply, err = p.exec(ctx, script, seq, args)
 		if outcome = wire.OutcomeOf(err); seq.mayHaveRun {
 			outcome = wire.Unknown
 		}
-		rejected = rejected && wire.IsTurnedAway(err)
 		return err
-	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= locking.TurnedAway })
+	}, final)
 	return reply, outcome, err
 }
 

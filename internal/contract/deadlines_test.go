@@ -372,7 +372,7 @@ func TestACallerThatLeavesFailsNobodyElse(t *testing.T) {
 			defer cancel()
 			return only(c.Lock("first").TryLock(ctx))
 		})
-		harness.Eventually(t, soon, "it is under way", func() bool { _, n := attempting(c); return n == 1 })
+		harness.Eventually(t, soon, "it is under way", func() bool { return c.Stats().Attempting == 1 })
 		var all sync.WaitGroup
 		for i := range others {
 			all.Go(func() {
@@ -383,12 +383,6 @@ func TestACallerThatLeavesFailsNobodyElse(t *testing.T) {
 		require.Error(t, ends(t, first, soon))
 		all.Wait()
 	})
-}
-
-// attempting returns how many callers wait, and make an attempt.
-func attempting(c *redlatch.Client) (waiting, n int) {
-	stats := c.Stats()
-	return stats.Waiting, stats.Attempting
 }
 
 // Many callers with different names, and time for some round trips, call a healthy server that is far away.

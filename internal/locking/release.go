@@ -13,12 +13,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-const (
-	// Patience bounds Unlock.
-	Patience = 5 * time.Second
-	// TurnedAway is how long Unlock goes on if the server rejects all writes.
-	TurnedAway = time.Second
-)
+// Patience bounds Unlock.
+const Patience = 5 * time.Second
 
 // release passes the claim on to the next waiter of this process, or gives it back, when h,
 // its last hold, has ended. All of its requests together end by then.
@@ -294,12 +290,7 @@ var errNoReply = fmt.Errorf("%w: a request had no reply, and the lock is gone no
 // all writes, Insist gives up sooner, and returns what the server says.
 func Insist(ctx context.Context, by time.Time, s *session.Session, request func(ctx context.Context) error,
 	final func(error) bool) error {
-	began, rejected := time.Now(), true
-	err := s.Retry(ctx, by, func(ctx context.Context) error {
-		err := request(ctx)
-		rejected = rejected && wire.IsTurnedAway(err)
-		return err
-	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= TurnedAway })
+	rejected, err := s.RetryWrite(ctx, by, request, final)
 	switch {
 	case err == nil || final(err) || errors.Is(err, lock.ErrClosed):
 		return err

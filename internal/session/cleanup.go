@@ -61,6 +61,22 @@ func (s *Session) Retry(ctx context.Context, by time.Time, request func(ctx cont
 	}
 }
 
+// turnedAway is how long RetryWrite goes on if the server rejects all writes.
+const turnedAway = time.Second
+
+// RetryWrite is Retry, but gives up sooner if the server has rejected every attempt because it rejects all
+// writes. It reports whether the server has.
+func (s *Session) RetryWrite(ctx context.Context, by time.Time, request func(ctx context.Context) error,
+	final func(error) bool) (rejected bool, err error) {
+	began, rejected := time.Now(), true
+	err = s.Retry(ctx, by, func(ctx context.Context) error {
+		err := request(ctx)
+		rejected = rejected && wire.IsTurnedAway(err)
+		return err
+	}, func(err error) bool { return final(err) || rejected && time.Since(began) >= turnedAway })
+	return rejected, err
+}
+
 // boundedBy is Bounded for a request that has to end by then, unless that is zero. It returns ctx
 // if the connection's timeout is sure to end the request in time.
 func (s *Session) boundedBy(ctx context.Context, by time.Time) (context.Context, context.CancelFunc) {

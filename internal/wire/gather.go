@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// manyInFlight is the number of requests in flight from which on those of callers that cannot leave
-	// are gathered too.
+	// manyInFlight is the number of requests in flight at which those of callers that cannot leave are
+	// gathered too.
 	manyInFlight = 20
 	// maxBatches is the number of batches without a reply. A server that is far away gets larger batches
 	// instead of more, and one that does not answer gets no more.
@@ -179,7 +179,6 @@ func (g *gathering) exchange(b *batch) error {
 		if notSent(b, err) {
 			continue
 		}
-		g.p.redialIfReplica(replies...)
 		for i, reply := range replies {
 			b.requests[i].reply = reply
 			b.requests[i].done <- struct{}{}
@@ -191,9 +190,9 @@ func (g *gathering) exchange(b *batch) error {
 // replies sends a batch and returns the replies. Most batches of few callers have one request.
 func (p *Prompt) replies(b *batch) []rueidis.RedisResult {
 	if len(b.commands) > 1 {
-		return p.Client.DoMulti(b, b.commands...)
+		return p.askAll(b, b.commands)
 	}
-	b.one[0] = p.Client.Do(b, b.commands[0])
+	b.one[0] = p.ask(b, b.commands[0])
 	return b.one[:]
 }
 

@@ -107,10 +107,13 @@ func (r *route) note(err error) {
 	}
 }
 
+// tooLate returns the error of a request whose context has ended before it was sent.
+func tooLate(ctx context.Context) error { return fmt.Errorf("%w: %w", errNotSent, ctx.Err()) }
+
 // heldBack returns the error of a request that was not sent before ctx ended.
 func (r *route) heldBack(ctx context.Context) error {
 	if asked := r.asked.Load(); asked == 0 || time.Since(started)-time.Duration(asked) < quiet {
-		return fmt.Errorf("%w: %w", errNotSent, ctx.Err())
+		return tooLate(ctx)
 	}
 	return fmt.Errorf("%w: %w", errSilent, ctx.Err())
 }
@@ -118,12 +121,10 @@ func (r *route) heldBack(ctx context.Context) error {
 // Do implements rueidis.Client.
 func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
 	if cmd.IsBlock() {
-		reply := p.Client.Do(ctx, cmd)
-		p.redialIfReplica(reply)
-		return reply
+		return p.ask(ctx, cmd)
 	}
 	if ctx.Err() != nil {
-		return rueidis.NewErrorResult(fmt.Errorf("%w: %w", errNotSent, ctx.Err()))
+		return rueidis.NewErrorResult(tooLate(ctx))
 	}
 	r, queue := p.of(cmd)
 	if ctx.Done() == nil {
@@ -175,7 +176,7 @@ func (p *Prompt) sendAlone(ctx context.Context, cmd rueidis.Completed, r *route)
 	return p.send(ctx, alone, cmd, r), true
 }
 
-// send sends a command under ctx, or that of a request that is alone.
+// send sends a command with the context alone, or with ctx if alone is nil.
 func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, r *route) (reply rueidis.RedisResult) {
 	switch {
 	case alone != nil:
@@ -185,19 +186,18 @@ func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, 
 	}
 	r.begin()
 	for {
-		if reply = p.Client.Do(ctx, cmd); !notSent(ctx, reply.NonRedisError()) {
+		if reply = p.ask(ctx, cmd); !notSent(ctx, reply.NonRedisError()) {
 			break
 		}
 	}
 	if alone != nil {
 		caller := alone.Caller
 		reply = p.link.leave(alone, reply)
-		if reply.NonRedisError() == context.DeadlineExceeded && caller.Err() == nil { // the deadline is that of alone
+		if reply.NonRedisError() == context.DeadlineExceeded && caller.Err() == nil { // it is the deadline of alone
 			reply = rueidis.NewErrorResult(os.ErrDeadlineExceeded)
 		}
 	}
 	r.note(reply.NonRedisError())
-	p.redialIfReplica(reply)
 	return reply
 }
 
@@ -206,38 +206,49 @@ func (p *Prompt) sendAll(ctx context.Context, cmds []rueidis.Completed, r *route
 	p.underWay.RLock()
 	defer p.underWay.RUnlock()
 	for {
-		replies = p.Client.DoMulti(ctx, cmds...)
+		replies = p.askAll(ctx, cmds)
 		if err := replies[len(cmds)-1].NonRedisError(); !notSent(ctx, err) {
 			r.note(err)
-			p.redialIfReplica(replies...)
 			return replies
 		}
 	}
 }
 
+// ask is Do of the underlying client.
+func (p *Prompt) ask(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	reply := p.Client.Do(ctx, cmd)
+	p.redialIfReplica(reply)
+	return reply
+}
+
+// askAll is DoMulti of the underlying client.
+func (p *Prompt) askAll(ctx context.Context, cmds []rueidis.Completed) []rueidis.RedisResult {
+	replies := p.Client.DoMulti(ctx, cmds...)
+	for _, reply := range replies {
+		p.redialIfReplica(reply)
+	}
+	return replies
+}
+
 // redialIfReplica has all connections made anew if a reply says that the server is a replica.
-func (p *Prompt) redialIfReplica(replies ...rueidis.RedisResult) {
+func (p *Prompt) redialIfReplica(reply rueidis.RedisResult) {
 	if p.link == nil {
 		return
 	}
-	for _, reply := range replies {
-		if err := reply.Error(); err == nil || meaningOf(err) != replica || !p.link.mayRedial() {
-			continue
-		}
-		go func() {
-			p.underWay.Lock()
-			defer p.underWay.Unlock()
-			p.link.redial()
-		}()
+	if err := reply.Error(); err == nil || meaningOf(err) != replica || !p.link.mayRedial() {
+		return
 	}
+	go func() {
+		p.underWay.Lock()
+		defer p.underWay.Unlock()
+		p.link.redial()
+	}()
 }
 
 // DoMulti implements rueidis.Client. All commands belong to one route.
 func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
 	if len(cmds) == 0 || cmds[0].IsBlock() {
-		replies := p.Client.DoMulti(ctx, cmds...)
-		p.redialIfReplica(replies...)
-		return replies
+		return p.askAll(ctx, cmds)
 	}
 	r, queue := p.of(cmds[0])
 	if ctx.Done() == nil {
@@ -262,7 +273,7 @@ func (p *Prompt) of(cmd rueidis.Completed) (*route, chan struct{}) {
 // ends.
 func apart[T any](ctx context.Context, r *route, queue chan struct{}, request func(ctx context.Context) T) (reply T, err error) {
 	if ctx.Err() != nil {
-		return reply, fmt.Errorf("%w: %w", errNotSent, ctx.Err())
+		return reply, tooLate(ctx)
 	}
 	r.begin()
 	select {
