@@ -173,8 +173,23 @@ func TestMissingOutcomeFails(t *testing.T) {
 		require.Equal(t, want == "", r.failed == "", r.failed)
 	}
 
-	// A short run need not see everything.
+	// An outcome that is rare by chance is waited for.
 	x, _ := words(right)
+	x.Steps, x.Outcomes = 20_000, []string{"late"}
+	begin := x.Start(0)
+	x.Start = func(int) Begin[Kind] {
+		return func(seed uint64, seen Seen) Walk[Kind] {
+			if seed >= 3_000 {
+				seen.See("late")
+			}
+			return begin(seed, seen)
+		}
+	}
+	t.Setenv("REDLATCH_LOCKSTEP_SEED", "1")
+	x.Run(t)
+
+	// A short run need not see everything.
+	x, _ = words(right)
 	x.Kinds = letters
 	require.Empty(t, x.missing(Seen{"a": 9}, 1_000))
 	require.Equal(t, []string{`"b" (1)`}, x.missing(Seen{"a": 2, "b": 1, "c": 2, "d": 2, "never": 2}, 10_000))
