@@ -9,11 +9,13 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 // The loss of any member, for any reason, ends the hold with an error and releases the other
@@ -286,6 +288,48 @@ func TestMultiClientClosedDuringAcquisition(t *testing.T) {
 			}
 		}
 		require.NoError(t, theirs.Unlock(t.Context()))
+	})
+}
+
+// slowRelease delays the first request of each release, as a busy machine does.
+type slowRelease struct{ sdktrace.SpanProcessor }
+
+func (slowRelease) OnStart(_ context.Context, span sdktrace.ReadWriteSpan) {
+	if span.Name() == "redlatch.release" {
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (slowRelease) OnEnd(sdktrace.ReadOnlySpan) {}
+
+// A client is closed while an acquisition, which has a member of that client, is busy elsewhere. Close waits
+// until the member is released.
+func TestMultiClientOfMemberClosedDuringAcquisition(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		slow := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(slowRelease{}))
+		first, second := harness.Client(t, s), harness.Client(t, s, redlatch.WithTracerProvider(slow))
+		busy, proceed := make(chan struct{}), make(chan struct{})
+		last := first.SpinLock("b", rlock.WithBackoff(func(int) time.Duration {
+			close(busy)
+			<-proceed
+			return time.Millisecond
+		}))
+		done := make(chan error, 1)
+		go func() {
+			_, err := first.MultiLock(second.Lock("a"), last).Lock(context.Background())
+			done <- err
+		}()
+		<-busy
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			second.Close()
+		}()
+		harness.Eventually(t, 5*time.Second, "the client is closing", func() bool { return second.Ping(t.Context()) != nil })
+		close(proceed)
+		require.ErrorIs(t, <-done, lock.ErrClosed)
+		<-closed
+		harness.NothingLeft(t, s.Addr)
 	})
 }
 

@@ -122,10 +122,14 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 
 // undo releases the members that a failed acquisition holds.
 func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
-	err := m.s.Undo(ctx, maxUndo, func() error {
+	release := func() error {
 		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
 		return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
-	})
+	}
+	if errors.Is(context.Cause(ctx), lock.ErrClosed) { // the client of a member is closing and waits for this call
+		return release()
+	}
+	err := m.s.Undo(ctx, maxUndo, release)
 	if err == lock.ErrIndeterminate { // it goes on
 		err = fmt.Errorf("%w: release %q", err, m.info.Name)
 	}
