@@ -302,7 +302,7 @@ func TestACallerLeavesWhenItGetsTheLock(t *testing.T) {
 // Callers leave a stopped server, and then the client is closed. Few goroutines are left while
 // the server is silent, and none soon after Close, although the server does not come back.
 func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
-	const callers, few = 500, 100 // few: 32 requests, 16 cleanups, those of the client and of rueidis
+	const callers, few = 500, 100 // few: 32 batches, 16 cleanups, those of the client and of rueidis
 	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
 		before := runtime.NumGoroutine()
 		c := harness.Client(t, s, quiet)
