@@ -393,9 +393,11 @@ func TestSiteOfWaitingDo(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			done := make(chan error, 1)
 			go func() { done <- wait(ctx) }()
-			harness.Waits(t, 1, c)
-			holds := c.Holds()
-			require.Len(t, holds, 1)
+			var holds []redlatch.HoldInfo
+			harness.Eventually(t, 10*time.Second, "the waiter is listed", func() bool {
+				holds = c.Holds()
+				return len(holds) == 1
+			})
 			require.Regexp(t, `semaphore_test\.\S+ \(\S+_test\.go:\d+\)$`, holds[0].Site)
 			cancel()
 			require.ErrorIs(t, <-done, lock.ErrNotAcquired)
