@@ -39,7 +39,9 @@ type Client struct {
 //
 // All parts but the scheme are optional: the default host is localhost, the port 6379, and the
 // database 0. Of a cluster or of sentinels, one address that answers is enough; more help if that
-// node is down. The parameters client_name, dial_timeout, write_timeout, skip_verify (of TLS
+// node is down. With rediss, the connections to sentinels use TLS as well. The parameters
+// sentinel_username and sentinel_password are the credentials for sentinels: those in front of the
+// host are for the servers. The parameters client_name, dial_timeout, write_timeout, skip_verify (of TLS
 // certificates) and protocol (2 or 3) are those of [rueidis.ParseURL]. An unknown, empty or
 // repeated parameter is an error, except for several addr and an empty skip_verify, which means
 // true.

@@ -127,7 +127,7 @@ func TestOpenInvalidURLs(t *testing.T) {
 		"redis://:12?secret@db":        "malformed",
 		"redis://:12?secret&x@db":      "malformed",
 		"redis://:12/secret@db":        "malformed",
-		"redis://me:secret@db/x":       `database number: "x"`,
+		"redis://me:secret@db/x":       "invalid database number",
 		"redis://me:secret@db?foo=1":   `unknown parameter "foo"`,
 		"redis://db?foo=secret":        `unknown parameter "foo"`,
 		"redis://db?addr=b:1;addr=c:1": "semicolon",
@@ -139,8 +139,8 @@ func TestOpenInvalidURLs(t *testing.T) {
 		"redis://:12/secret":               "malformed",
 		"redis://:12?secret":               "malformed",
 		"redis://a?addr=me:secret@b:2":     "malformed",
-		"redis://a?addr=b":                 `addr: "b" is not host:port`,
-		"redis://a?addr=[::1]":             `addr: "[::1]" is not host:port`,
+		"redis://a?addr=b":                 "addr: a value is not host:port",
+		"redis://a?addr=[::1]":             "addr: a value is not host:port",
 		"unix:///a?addr=b:1":               "only address",
 		"unix://var/run/redis.sock":        "unix:///var",
 		"redis://a?write_timeout=-1s":      "negative",
@@ -154,6 +154,14 @@ func TestOpenInvalidURLs(t *testing.T) {
 		"redis://a?protocol=4":             "parameter protocol: must be 2 or 3",
 		"redis://a?skip_verify=true":       "only for rediss and valkeys",
 		"unix://?db=1":                     "address",
+
+		"redis://a/secret":                          "invalid database number",
+		"redis://a/secret/0":                        "invalid URL path",
+		"redis://a?db=secret":                       "invalid database number",
+		"redis://a?write_timeout=secret":            "invalid write timeout",
+		"redis://a?addr=secret":                     "addr: a value is not host:port",
+		"redis://a?sentinel_password=secret":        "only with master_set",
+		"redis://a?master_set=m&sentinel_username=": "parameter sentinel_username: the value is empty",
 	} {
 		_, err := redlatch.Open(t.Context(), url)
 		require.ErrorIs(t, err, lock.ErrInvalid, "%q", url)
@@ -172,13 +180,49 @@ func TestParseURL(t *testing.T) {
 	}
 }
 
-// The parameters that redlatch knows are the words in the source of rueidis.ParseURL.
+func TestParseURLOfSentinels(t *testing.T) {
+	opt, err := redlatch.ParseURL("rediss://app:password@a:1?addr=b:2&master_set=m&sentinel_username=watch&sentinel_password=%26word")
+	require.NoError(t, err)
+	require.Equal(t, []string{"a:1", "b:2"}, opt.InitAddress)
+	require.Equal(t, "app password", opt.Username+" "+opt.Password)
+	require.Equal(t, "watch &word", opt.Sentinel.Username+" "+opt.Sentinel.Password)
+	require.NotNil(t, opt.Sentinel.TLSConfig)
+
+	opt, err = redlatch.ParseURL("redis://a:1?master_set=m")
+	require.NoError(t, err)
+	require.Nil(t, opt.Sentinel.TLSConfig)
+}
+
+// The first bytes that a sentinel gets are those of a TLS handshake.
+func TestConnectionsToSentinelsUseTLS(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer l.Close()
+	first := make(chan byte, 1)
+	go func() {
+		conn, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer conn.Close()
+		b := make([]byte, 1)
+		if _, err := conn.Read(b); err == nil {
+			first <- b[0]
+		}
+	}()
+	_, err = redlatch.Open(t.Context(), "rediss://"+l.Addr().String()+"?master_set=m&dial_timeout=200ms")
+	require.Error(t, err)
+	const handshake = 22 // RFC 8446, section 5.1
+	require.Equal(t, byte(handshake), <-first)
+}
+
+// The parameters that redlatch knows are the words in the source of rueidis.ParseURL, and its own.
 func TestURLParametersAreThoseOfRueidis(t *testing.T) {
 	dir, err := exec.Command("go", "list", "-f", "{{.Dir}}", "github.com/redis/rueidis").Output()
 	require.NoError(t, err)
 	source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "url.go"))
 	require.NoError(t, err)
-	var words []string
+	words := []string{"sentinel_password", "sentinel_username"}
 	for _, word := range regexp.MustCompile(`"([a-z_]+)"`).FindAllStringSubmatch(string(source), -1) {
 		switch word[1] {
 		case "context", "fmt", "net", "strconv", "strings", "time": // imports

@@ -251,21 +251,45 @@ func TestTLS(t *testing.T) {
 
 func TestSentinel(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		servers := harness.Sentinels(t, shared.Program, 0, 1)
+		servers := harness.Sentinels(t, shared.Program, 1, 1)
 		c, err := redlatch.Open(t.Context(), servers.URL())
 		require.NoError(t, err)
 		defer c.Close()
 		checkLock(t, c, "orders")
 
-		harness.Do(t, servers.Servers[0].Addr, documentedRights(t, "## ACL rules", append(slices.Clone(kindRows), "servers that sentinels watch")...)...)
-		harness.Do(t, servers.Sentinels[0].Addr, documentedRights(t, "On sentinels")...)
-		opt, err := redlatch.ParseURL(strings.Replace(servers.URL(), "//", "//app:password@", 1))
-		require.NoError(t, err)
-		opt.Sentinel.Username, opt.Sentinel.Password = "app", "password"
-		restricted, err := redlatch.New(t.Context(), opt)
+		for _, server := range servers.Servers {
+			rights := documentedRights(t, "## ACL rules", append(slices.Clone(kindRows), "servers that sentinels watch")...)
+			harness.Do(t, server.Addr, rights...)
+		}
+		sentinel := servers.Sentinels[0].Addr
+		harness.Do(t, sentinel, documentedRights(t, "On sentinels")...)
+		url := strings.Replace(servers.URL(), "//", "//app:password@", 1) + "&sentinel_username=app&sentinel_password=password"
+		restricted, err := redlatch.Open(t.Context(), url)
 		require.NoError(t, err)
 		defer restricted.Close()
 		checkEverything(t, harness.Conn(t, servers.Servers[0].Addr), restricted, c)
+
+		// The rights suffice to follow a failover, and for nothing else.
+		user, err := rueidis.NewClient(rueidis.ClientOption{
+			InitAddress: []string{sentinel}, Username: "app", Password: "password", ForceSingleClient: true, DisableCache: true,
+		})
+		require.NoError(t, err)
+		defer user.Close()
+		for _, command := range [][]string{{"SET", "main", "quorum", "1"}, {"REMOVE", "main"}, {"FAILOVER", "main"}} {
+			err := user.Do(t.Context(), user.B().Arbitrary("SENTINEL").Args(command...).Build()).Error()
+			require.ErrorContains(t, err, "NOPERM", "%v", command)
+		}
+		before := servers.Primary()
+		harness.Do(t, sentinel, "SENTINEL", "FAILOVER", "main")
+		harness.Eventually(t, 30*time.Second, "another primary", func() bool {
+			now := servers.Primary()
+			return now != nil && now != before
+		})
+		harness.Eventually(t, 30*time.Second, "a lock on the new primary", func() bool {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			return restricted.Lock("app:orders").Do(ctx, nothing) == nil
+		})
 	})
 }
 

@@ -14,11 +14,13 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// urlParameters are the parameters that rueidis.ParseURL reads, with their values where all
-// others would have no effect: New disables caching and the resending of commands.
+// urlParameters are the parameters of a URL, with their values where all others would have no effect:
+// New disables caching and the resending of commands. rueidis.ParseURL reads those that do not begin
+// with "sentinel_".
 var urlParameters = map[string][]string{
 	"addr": nil, "client_cache": {"0"}, "client_name": nil, "db": nil, "dial_timeout": nil, "master_set": nil,
-	"max_retries": {"0"}, "protocol": {"2", "3"}, "skip_verify": nil, "write_timeout": nil,
+	"max_retries": {"0"}, "protocol": {"2", "3"}, "sentinel_password": nil, "sentinel_username": nil, "skip_verify": nil,
+	"write_timeout": nil,
 }
 
 var (
@@ -57,8 +59,20 @@ func parseURL(text string) (opt rueidis.ClientOption, err error) {
 	case u.Scheme == "unix" && u.Host != "":
 		return opt, errors.New("a socket needs three slashes, as in unix:///var/run/redis.sock")
 	}
-	if opt, err = rueidis.ParseURL(text); err == nil {
+	if opt, err = rueidis.ParseURL(text); err != nil {
+		// A value that follows the colon may be a password in a wrong place.
+		what, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "redis: "), ":")
+		err = errors.New(what)
+	} else {
 		err = checkParameters(u, opt.TLSConfig != nil)
+	}
+
+	// A URL has one scheme, so a plaintext connection to the sentinels would be a surprise, and they
+	// say which server is the primary.
+	if opt.Sentinel.MasterSet != "" {
+		opt.Sentinel.TLSConfig = opt.TLSConfig
+		opt.Sentinel.Username = u.Query().Get("sentinel_username")
+		opt.Sentinel.Password = u.Query().Get("sentinel_password")
 	}
 	if err != nil && strings.Contains(rest, "@") {
 		err = errMalformed // what precedes the @ may belong to the password
@@ -86,6 +100,8 @@ func checkParameters(u *url.URL, tls bool) error {
 			return fmt.Errorf("parameter %s: there is more than one value", name)
 		case only != nil && !slices.Contains(only, values[0]):
 			return fmt.Errorf("parameter %s: must be %s", name, strings.Join(only, " or "))
+		case strings.HasPrefix(name, "sentinel_") && !query.Has("master_set"):
+			return fmt.Errorf("parameter %s: only with master_set", name)
 		case name == "skip_verify" && !tls:
 			return errors.New("parameter skip_verify: only for rediss and valkeys")
 		}
@@ -107,7 +123,7 @@ func checkAddr(u *url.URL, addr string) error {
 	case strings.Contains(addr, "@"):
 		return errMalformed
 	case addr != "" && (err != nil || host == "" || port == ""):
-		return fmt.Errorf("parameter addr: %q is not host:port", addr)
+		return errors.New("parameter addr: a value is not host:port")
 	}
 	return nil
 }
