@@ -118,18 +118,21 @@ func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// leaseEnds returns how long the lease lasts, less than 0 if there is none or it does not end.
-func (m *model) leaseEnds(l *lockModel) time.Duration {
-	if l.free() || l.ends[lockAt] == never {
-		return millis(-1)
+// told sets what an answer says about the lease.
+func (m *model) told(l *lockModel, a locking.Answer) locking.Answer {
+	a.FreeIn = millis(m.ttl(l))
+	if l.free() {
+		a.FreeIn = millis(-1)
+	} else if l.ends[lockAt] == never {
+		a.FreeIn, a.NoExpiry = millis(-2), true
 	}
-	return millis(m.ttl(l))
+	return a
 }
 
 // enqueue is an attempt that does not acquire the lock.
 func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 	if !c.Waits {
-		return locking.Answer{FreeIn: m.leaseEnds(l)}
+		return m.told(l, locking.Answer{})
 	}
 	owner := c.ID.String()
 	moved := !l.queued(owner)
@@ -143,8 +146,8 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 		l.queue = append(l.queue, owner)
 	}
 	a := locking.Answer{Queued: true, Moved: moved, FreeIn: millis(-1)}
-	if l.first() == owner {
-		a.FreeIn = m.leaseEnds(l)
+	if l.first() == owner || !l.free() && l.ends[lockAt] == never {
+		return m.told(l, a)
 	}
 	return a
 }

@@ -36,6 +36,8 @@ const (
 	replyAcquired = 0
 	replyWaits    = 2
 	replyEntered  = 3 // waits, behind all others
+
+	replyForever = -2 // instead of a time: the lock has no expiry
 )
 
 // maxPositionTTL bounds how long a waiter whose process has died delays the waiters
@@ -131,6 +133,7 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 		answers[i] = locking.Answer{
 			Acquired: result == replyAcquired,
 			FreeIn:   time.Duration(numbers[2*i+1]) * time.Millisecond,
+			NoExpiry: numbers[2*i+1] == replyForever,
 			Queued:   result == replyWaits || result == replyEntered,
 			Moved:    result == replyEntered,
 		}

@@ -39,6 +39,8 @@ const (
 const (
 	replyAcquired = 1
 	replyBlocking = 2 // not acquired, and new readers are blocked
+
+	replyForever = -1 // instead of a time: the lock has no expiry
 )
 
 const (
@@ -110,7 +112,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	answers := make([]locking.Answer, len(replies))
 	for i, n := range replies {
 		if answers[i].Acquired = n == 0; n != 0 {
-			answers[i].FreeIn = millis(-2 - n)
+			answers[i].FreeIn, answers[i].NoExpiry = millis(-2-n), n == -1
 		}
 	}
 	return answers, nil
@@ -120,14 +122,19 @@ func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond 
 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
-		p.s.Millis(c.Lease), c.ID.String(), wire.Flag(c.Waits), wire.Millis(writerLife), wire.Millis(writerPause),
+		p.s.Millis(c.Lease), c.ID.String(), wire.Flag(c.Waits), wire.Millis(writerLife),
 	}), 2)
 	if err != nil {
 		return locking.Answer{}, err
 	}
-	return locking.Answer{
-		Acquired: reply[0] == replyAcquired, FreeIn: millis(reply[1]), Queued: reply[0] == replyBlocking,
-	}, nil
+	a := locking.Answer{
+		Acquired: reply[0] == replyAcquired, FreeIn: millis(reply[1]), NoExpiry: reply[1] == replyForever,
+		Queued: reply[0] == replyBlocking,
+	}
+	if a.Queued && (a.NoExpiry || a.FreeIn > writerPause) {
+		a.FreeIn = writerPause
+	}
+	return a, nil
 }
 
 // Leave implements locking.Positioned.

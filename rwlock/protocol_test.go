@@ -425,8 +425,8 @@ func TestALockWithoutExpiry(t *testing.T) {
 		r := l.take(l.claim(l.read, time.Minute))
 		other := l.take(l.claim(l.read, 20*time.Second))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
-		require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(l.claim(l.write, time.Minute)))
-		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause}, l.acquire(l.waiter()))
+		require.Equal(l.t, locking.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(l.claim(l.write, time.Minute)))
+		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause, NoExpiry: true}, l.acquire(l.waiter()))
 		require.Equal(l.t, stillHeld, l.release(r))
 		l.ttl(key, 20*time.Second)
 		require.Equal(l.t, free, l.release(other))
@@ -434,7 +434,7 @@ func TestALockWithoutExpiry(t *testing.T) {
 		w := l.take(l.claim(l.write, time.Minute))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
 		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.waiter()} {
-			require.Equal(l.t, locking.Answer{FreeIn: unknownTime}, l.acquire(c))
+			require.Equal(l.t, locking.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(c))
 		}
 		require.Equal(l.t, []bool{true}, l.renew(time.Minute, w))
 		l.ttl(key, time.Minute)

@@ -286,16 +286,16 @@ function positions.close(q, publish, channel, payload)
 end
 
 -- The result of an attempt, and in how many ms another one may succeed, -1 if that is
--- unknown.
+-- unknown, -2 if the lock has no expiry.
 positions.acquired = {0, 0}
 
 function positions.refused(q)
-	return {1, q.expires and not q.free and q.ttl or -1}
+	return {1, not q.expires and -2 or q.free and -1 or q.ttl}
 end
 
 -- enqueue records a heartbeat of a waiter, and adds it to the end of the list if it is not
 -- there. The result is 2 if it was there, 3 if not. Only the head learns when the lease
--- ends: another waiter would poll in vain.
+-- ends: another waiter would poll in vain. All learn that it does not end.
 function positions.enqueue(q, waiter)
 	local queued = positions.queued(q, waiter)
 	positions.renew(q, {waiter})
@@ -305,5 +305,6 @@ function positions.enqueue(q, waiter)
 		-- RPUSH comes last: a waiter in the list without times would stay there for long.
 		redis.call('RPUSH', q.list, waiter)
 	end
-	return {queued and 2 or 3, positions.head(q) == waiter and positions.refused(q)[2] or -1}
+	local first = positions.head(q) == waiter
+	return {queued and 2 or 3, (first or not q.expires) and positions.refused(q)[2] or -1}
 end

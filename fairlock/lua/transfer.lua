@@ -1,4 +1,4 @@
--- Passes the lock from one claim to another, with a lease from now. It can be repeated.
+-- Passes the lock from one claim to another, with a lease from now. A repetition changes nothing: it may come late.
 -- KEYS[1..5]  as acquire.lua
 -- ARGV[1..5]  as acquire.lua
 -- ARGV[6]     claim that has the lock
@@ -8,11 +8,7 @@
 
 local q = positions.open(1, ARGV[1], ARGV[2])
 if redis.call('HEXISTS', KEYS[1], ARGV[6]) == 0 then
-	if redis.call('HEXISTS', KEYS[1], ARGV[7]) == 0 then
-		return 0
-	end
-	positions.extend(q, ARGV[8]) -- delivered twice: its claim may have been given more since
-	return 2
+	return 2 * redis.call('HEXISTS', KEYS[1], ARGV[7])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[8]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[7], 1)

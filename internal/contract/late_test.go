@@ -166,6 +166,26 @@ func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
 	})
 }
 
+// A copy of the request that took a fair lock arrives when Unlock has learned that the lock was lost, before
+// it could hand the lock over, and is undone.
+func TestACopyOfAnAcquisitionArrivesAfterALoss(t *testing.T) {
+	eachSite(t, []requests{fairRow}, time.Hour, func(x *site) {
+		theirs := mustLock(x, x.Context(), x.theirs())
+		w := x.parked(x.there)
+		var first lock.Hold
+		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
+			require.NoError(x, theirs.Unlock(x.Context()))
+			first = w.Got()
+		})
+		next := x.joined()
+		x.ask(x, "DEL", x.name)
+		require.ErrorIs(x, first.Unlock(x.ctx), lock.ErrLost)
+		require.NoError(x, next.Got().Unlock(x.ctx))
+		x.open()
+		harness.Eventually(x, soon, "the lock is free", func() bool { return !harness.IsLocked(x, x.lock(x.other, x.name)) })
+	})
+}
+
 // The request that gives something back in the background is lost just when the client of
 // a semaphore is closed.
 func TestCloseGivesBackWhatIsUnknown(t *testing.T) {

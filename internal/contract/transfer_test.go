@@ -180,6 +180,51 @@ func TestATransferThatIsOverAtOnceLeavesNothing(t *testing.T) {
 	})
 }
 
+// A copy of a request that leaves a lock, or adopts it, arrives when its lease is partly over. It gives no
+// more than is left, and takes nothing once the lock is free.
+func TestACopyOfATransferArrivesLate(t *testing.T) {
+	eachKind(t, func(k kind) bool { return k.owned }, func(t *testing.T, s *testserver.Server, k kind) {
+		g := harness.NewGate(t, s)
+		c := harness.ClientAt(t, []string{g.Addr})
+		l := k.of(c, "orders")
+		ends := func() int64 { return time.Now().UnixMilli() + harness.PTTL(t, s.Addr, "orders") }
+		late := func(what string) {
+			const delay = 300 * time.Millisecond
+			was := ends()
+			time.Sleep(delay)
+			require.NoError(t, g.Open())
+			require.Less(t, ends(), was+delay.Milliseconds()/2, what)
+		}
+		id, err := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute) // has the scripts loaded
+		require.NoError(t, err)
+		h, err := l.(adopter).Adopt(t.Context(), id, lock.Lease(time.Minute))
+		require.NoError(t, err)
+
+		g.During(t, harness.Echo, "EVALSHA", func() { id, err = h.Detach(t.Context(), time.Hour) })
+		require.NoError(t, err)
+		late("Detach")
+		g.During(t, harness.Echo, "EVALSHA", func() { h, err = l.(adopter).Adopt(t.Context(), id, lock.Lease(time.Minute)) })
+		require.NoError(t, err)
+		late("Adopt")
+		if keeps(k) {
+			require.NoError(t, h.Unlock(t.Context()))
+			h = mustLock(t, t.Context(), l, lock.AtLeast(time.Minute))
+			g.During(t, harness.Echo, "EVALSHA", func() { require.NoError(t, h.Unlock(t.Context())) })
+			late("Unlock with lock.AtLeast")
+			harness.Do(t, s.Addr, "DEL", "orders")
+			h = mustLock(t, t.Context(), l)
+		}
+
+		g.During(t, harness.Echo, "EVALSHA", func() { id, err = h.Detach(t.Context(), time.Hour) })
+		require.NoError(t, err)
+		h, err = l.(adopter).Adopt(t.Context(), id)
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, g.Open())
+		require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing, lock.Wait(0)))
+	})
+}
+
 // A lock that nobody needs to keep any more is free soon after an outage, although the outage has
 // outlasted Unlock and the time of lock.AtLeast.
 func TestAtLeastAndOutage(t *testing.T) {

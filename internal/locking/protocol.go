@@ -170,7 +170,7 @@ type Protocol interface {
 	// Extend gives the claim at least lease from now and reports whether it stands.
 	Extend(ctx context.Context, c *Claim, lease time.Duration) (bool, error)
 	// Transfer makes the claim that of another id, with exactly that lease from now. Waiters learn
-	// the new expiry. It can be repeated.
+	// the new expiry. A repetition changes nothing.
 	Transfer(ctx context.Context, c *Claim, to lock.Owner, lease time.Duration) (Transferred, error)
 	// Renewer renews leases of this kind. It is comparable.
 	Renewer() watchdog.Renewer

@@ -170,7 +170,9 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 	detached := c.Claim
 	detached.ID = from
 	err = l.s.Retry(ctx, time.Now().Add(Patience), func(ctx context.Context) (err error) {
-		c.first.sent = instantOf(time.Now())
+		if !mayHaveRun { // else it may find what an earlier try has adopted, with the lease from then
+			c.first.sent = instantOf(time.Now())
+		}
 		found, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
 		return err

@@ -1,4 +1,4 @@
--- Passes a plain lock from one claim to another, with a lease from now. It can be repeated.
+-- Passes a plain lock from one claim to another, with a lease from now. A repetition changes nothing: it may come late.
 -- KEYS[1]  lock string
 -- ARGV[1]  claim that has the lock
 -- ARGV[2]  claim that gets it
@@ -15,11 +15,4 @@ if holder == ARGV[1] then
 	redis.pcall(ARGV[4], ARGV[5], ARGV[6]) -- waiters learn the new expiry
 	return 1
 end
-if holder ~= ARGV[2] then
-	return 0
-end
--- The request was delivered twice. Its claim may have been given more since.
-if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-	redis.call('PEXPIRE', KEYS[1], ARGV[3])
-end
-return 2
+return holder == ARGV[2] and 2 or 0

@@ -1,4 +1,4 @@
--- Passes a lock from one claim to another, with a lease from now. It can be repeated.
+-- Passes a lock from one claim to another, with a lease from now. A repetition changes nothing: it may come late.
 -- KEYS[1]  lock hash
 -- ARGV[1]  claim that has the lock
 -- ARGV[2]  claim that gets it
@@ -9,14 +9,7 @@
 -- Reply: 1; 2 if the claim that gets it has it already; 0 if neither claim stands.
 
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
-	if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
-		return 0
-	end
-	-- The request was delivered twice. Its claim may have been given more since.
-	if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[3]) then
-		redis.call('PEXPIRE', KEYS[1], ARGV[3])
-	end
-	return 2
+	return 2 * redis.call('HEXISTS', KEYS[1], ARGV[2])
 end
 redis.call('PEXPIRE', KEYS[1], ARGV[3]) -- first: a script may begin with it when the server is out of memory
 redis.call('HSET', KEYS[1], ARGV[2], 1)

@@ -7,7 +7,7 @@
 -- ARGV[3i]     the claim
 -- ARGV[3i+1]   write claim of the same owner, beside which it may enter, or ''
 -- Reply: for each claim 0 if it is acquired, else -2 - ms. After that many ms another
--- attempt may succeed; -1 means unknown, and the reply is negative in that case too.
+-- attempt may succeed; -1 means that what keeps it out has no expiry.
 
 local mode = redis.call('HGET', KEYS[1], 'mode')
 local fields = redis.call('HLEN', KEYS[1])

@@ -6,9 +6,8 @@
 -- ARGV[2]  claim
 -- ARGV[3]  1 if the claim waits and may block readers
 -- ARGV[4]  ms for which it blocks them unless it tries again
--- ARGV[5]  ms after which it must try again
 -- Reply: {1, 0} if the claim is acquired, else {0, ms}, or {2, ms} if it blocks readers.
--- After that many ms another attempt may succeed; -1 means unknown.
+-- After that many ms another attempt may succeed; -1 means that the lock has no expiry.
 
 local lease, field = tonumber(ARGV[1]), ARGV[2] .. ':write'
 local mode, writes = unpack(redis.call('HMGET', KEYS[1], 'mode', field))
@@ -39,8 +38,7 @@ if fields > 0 then
 		redis.call('SREM', KEYS[2], ARGV[2])
 		return expires
 	end
-	local again = tonumber(ARGV[5])
-	return {2, free_in < 0 and again or math.min(free_in, again)}
+	return {2, free_in}
 end
 redis.call('HSET', KEYS[1], 'mode', 'write', field, 1)
 local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])

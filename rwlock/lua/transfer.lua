@@ -1,6 +1,6 @@
 -- transfer
--- Passes the write side, or a read hold, from one claim to another, with a lease from now. It
--- can be repeated.
+-- Passes the write side, or a read hold, from one claim to another, with a lease from now. A
+-- repetition changes nothing: it may come late.
 -- KEYS[1]  lock hash
 -- KEYS[2]  waiting writers, which are not used
 -- ARGV[1]  prefix of the keys of read holds
@@ -19,16 +19,10 @@ local suffix = read and '' or ':write'
 local from, to = ARGV[2] .. suffix, ARGV[3] .. suffix
 local old, new = holds.key(ARGV[1], ARGV[2], 1), holds.key(ARGV[1], ARGV[3], 1)
 local mode, has, got = unpack(redis.call('HMGET', KEYS[1], 'mode', from, to))
-if not mode or not has and not got or read and has and redis.call('PTTL', old) == -2 then
+if not mode or not has and not got or read and redis.call('PTTL', has and old or new) == -2 then
 	return 0
 end
 if not has then
-	-- The request was delivered twice. Its claim may have been given more since.
-	if read then
-		holds.prolong(KEYS[1], new, lease)
-	else
-		holds.raise(KEYS[1], lease)
-	end
 	return 2
 end
 -- First: a script may begin with it when the server is out of memory.
