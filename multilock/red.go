@@ -257,7 +257,7 @@ type redHold struct {
 	split    int         // consecutive rounds that acquired some members, but no majority
 	over     time.Time   // the end of the last round
 	early    bool        // that round was granted a member before its end
-	sent     time.Time   // the start of the round that succeeded
+	sent     time.Time   // the first request of the round that succeeded
 	round    *round
 	answers  error           // of the servers in the last round, if that was not decisive
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil

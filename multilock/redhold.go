@@ -209,8 +209,12 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			})
 		}
 	}
+	limit := min(maxRenewal, lease)
+	if by, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(by))
+	}
 	s.Go(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		locking.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
 	})
