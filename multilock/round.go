@@ -59,6 +59,7 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		}
 	}
 	h.rounds++
+	began := time.Now()
 	yes, decided := h.collect(ctx)
 	// The round has identified servers.
 	duplicates := checkDuplicates(h.r.members, sameServer, "a Redlock needs a server for each member:")
@@ -68,6 +69,10 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 	}
 	h.undoRound(ctx)
 	var err error
+	if duplicates == nil && yes+h.round.late() >= h.r.quorum {
+		h.late++
+		return acquire.Verdict{FreeIn: -1}, acquire.Late(h.late, !h.once, h.ttl, began)
+	}
 	h.answers, err = h.round.verdict(yes, decided)
 	switch {
 	case duplicates != nil:
@@ -291,6 +296,18 @@ func (rd *round) count() (n struct{ yes, taken, open, awaited int }) {
 			}
 		case isTaken(v.err):
 			n.taken++
+		}
+	}
+	return n
+}
+
+// late returns the number of members that were granted, and were over before the confirmation came.
+func (rd *round) late() (n int) {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	for _, v := range rd.votes {
+		if errors.Is(v.err, acquire.ErrLate) {
+			n++
 		}
 	}
 	return n

@@ -326,8 +326,7 @@ func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
 // A lease that is over before its confirmation comes is an error that says so, after a few attempts.
 func TestALeaseShorterThanARoundTrip(t *testing.T) {
 	const latency = 20 * time.Millisecond
-	kinds := func(k kind) bool { return leased(k) && k.name != "red" } // which bounds the wait for a server by the lease
-	eachVirtually(t, kinds, func(t *testing.T, s *harness.VirtualServer, k kind) {
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		s.Latency = latency
 		c := s.Client(t)
 		lengths := []lock.Option{lock.Lease(latency), lock.Lease(latency / 2)}
