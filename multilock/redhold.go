@@ -136,6 +136,8 @@ func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err
 		switch err := errors.Join(t.errs...); {
 		case held-t.gone < h.r.quorum:
 			return h.loss(lock.ReasonGone, err)
+		case free() < h.r.quorum && t.open+t.unknown == 0 && !errors.Is(err, lock.ErrIndeterminate):
+			return err // every server has answered, and too few have released their members
 		case free() < h.r.quorum:
 			return errors.Join(lock.ErrIndeterminate, err)
 		}
