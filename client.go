@@ -15,6 +15,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
@@ -157,9 +158,9 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 
 // Wrap returns a client that uses conn, which remains open after Close. It blocks like New, but
 // with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may
-// be shared with other code: renewals do not queue behind other commands, and commands are neither
-// resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on a connection of the pool
-// of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
+// be shared with other code: renewals do not queue behind other commands unless the server is far away,
+// and commands are neither resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on
+// a connection of the pool of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
 // If the address of the server may lead to another one after a failover, conn needs a ConnLifetime: nothing
 // else closes a connection to the old primary. If a hook of conn panics, the outcome of the request is
 // unknown, and the logger gets the stack.
@@ -176,9 +177,14 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 }
 
 func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error) {
+	began := time.Now()
 	err := ping(ctx, detached(ctx), conn)
 	if err != nil {
 		return nil, err
+	}
+	if cfg.Link != nil && watchdog.IsFar(time.Since(began), cfg.WatchdogTimeout) {
+		// In the synchronous mode a renewal could wait for the reply to another request first.
+		cfg.Link.Contended.Store(true)
 	}
 	if cfg.Sharded, err = sharded(ctx, conn, cfg.mode); err != nil {
 		return nil, err

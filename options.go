@@ -75,6 +75,10 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 // renewed after a third of that time, and ends that long after its process died. The
 // default is 30 s, the minimum 100 ms. Redisson calls it lockWatchdogTimeout; clients
 // may use different timeouts.
+//
+// A timeout should be at least six round trips to the server, so that a renewal without a reply can be
+// repeated; the startup checks warn of a shorter one. Below two round trips, which a request to load a script
+// adds to, every hold is lost before its renewal is confirmed.
 func WithWatchdogTimeout(d time.Duration) Option {
 	return option(d >= minWatchdogTimeout && d <= lock.MaxLease, func(c *config) { c.WatchdogTimeout = d },
 		"watchdog timeout %v: must be from %v to %v", d, minWatchdogTimeout, lock.MaxLease)
@@ -142,8 +146,8 @@ func WithMetricName(f func(name string) string) Option {
 }
 
 // WithoutStartupChecks disables the checks of New, Open and Wrap: whether a server may
-// evict locks, is too old, has a clock that is far off, or denies this user the use of
-// locks. The checks log warnings and never fail. Disable them in programs that are too
+// evict locks, is too old, has a clock that is far off, is too far away for the watchdog timeout, or
+// denies this user the use of locks. The checks log warnings and never fail. Disable them in programs that are too
 // short-lived for a few extra round trips; Client.Probe does the same on demand.
 func WithoutStartupChecks() Option {
 	return option(true, func(c *config) { c.startupChecks = false }, "")

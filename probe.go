@@ -33,6 +33,8 @@ const (
 	CheckVersion Check = "version"
 	// CheckClock: the server's clock is far from that of this machine.
 	CheckClock Check = "clock"
+	// CheckLatency: a round trip to the server takes more than a sixth of the watchdog timeout.
+	CheckLatency Check = "latency"
 	// CheckCommands: the server lacks a command, or the user may not use it, or not on
 	// the keys and channels of a lock.
 	CheckCommands Check = "commands"
@@ -197,7 +199,7 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 	var r Report
 	var errs []error
 	for a := range askNodes(ctx, c.conn, func(addr string, node rueidis.Client) (a reply) {
-		a.node, a.findings, a.err = probeNode(request, addr, node, uses)
+		a.node, a.findings, a.err = probeNode(request, addr, node, uses, c.s.WatchdogTimeout)
 		return a
 	}) {
 		r.Nodes = append(r.Nodes, a.node)
@@ -212,13 +214,16 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 	return r, errors.Join(errs...)
 }
 
-func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use) (Node, []Finding, error) {
+func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use, watchdogTimeout time.Duration,
+) (Node, []Finding, error) {
 	n := Node{Addr: addr}
+	began := time.Now()
 	info, err := conn.Do(ctx, conn.B().Info().Build()).ToString()
 	if err != nil && !forbidden(err) {
 		return n, nil, fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	}
 	n.readInfo(info)
+	asked := time.Since(began)
 
 	uses = slices.Concat(uses, accessOf(uses))
 	var args []string
@@ -247,6 +252,10 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		}
 		n.RightsKnown = reply[2] == 1 && !slices.Contains(verdicts, useUnknown)
 		found = missing(addr, uses, verdicts)
+	}
+	// One of the requests may have had to open a connection or to send the script a second time.
+	if err == nil {
+		found = append(found, n.latency(min(asked, n.RoundTrip), watchdogTimeout)...)
 	}
 	return n, append(found, n.findings()...), err
 }
@@ -321,6 +330,19 @@ func joined(rights []Right) string {
 		words[i] = r.String()
 	}
 	return strings.Join(words, ", ")
+}
+
+// latency returns the finding that a round trip leaves too little of the watchdog timeout for renewals.
+func (n *Node) latency(roundTrip, watchdogTimeout time.Duration) []Finding {
+	if roundTrip <= watchdogTimeout/6 {
+		return nil
+	}
+	return []Finding{{
+		Check: CheckLatency, Addr: n.Addr,
+		Problem: fmt.Sprintf("a round trip takes %v, more than a sixth of the watchdog timeout of %v",
+			roundTrip.Round(time.Millisecond), watchdogTimeout),
+		Advice: "use a longer watchdog timeout: one lost reply may cost a hold, and a round trip of half the timeout costs all",
+	}}
 }
 
 // findings returns the problems visible in n.

@@ -3,6 +3,7 @@ package redlatch_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -393,4 +394,23 @@ func TestProbeRules(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A server that is too far away for renewals to be repeated is a finding of New and Probe.
+func TestProbeFindsAFarServer(t *testing.T) {
+	const timeout = time.Second
+	for latency, far := range map[time.Duration]bool{timeout / 7: false, timeout / 5: true} {
+		t.Run(latency.String(), func(t *testing.T) {
+			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+				s.Latency = latency
+				var log harness.Log
+				c := s.Client(t, redlatch.WithWatchdogTimeout(timeout), redlatch.WithLogger(log.Logger()))
+				require.Equal(t, far, strings.Contains(log.String(), "check=latency"), log.String())
+				report, err := c.Probe(t.Context())
+				require.NoError(t, err)
+				found := slices.ContainsFunc(report.Findings, func(f redlatch.Finding) bool { return f.Check == redlatch.CheckLatency })
+				require.Equal(t, far, found)
+			})
+		})
+	}
 }

@@ -149,9 +149,10 @@ func (r *Red) WithAbsent(n int) *Red {
 	return &other
 }
 
-// serverTimeout bounds the wait for a server. It never exceeds the usable lease.
+// serverTimeout bounds the wait for a server. An answer after the lease is of no use but to say that it is too
+// late, so the wait does not exceed the lease by more than a moment.
 func (r *Red) serverTimeout(lease time.Duration) time.Duration {
-	return min(cmp.Or(r.timeout, min(max(lease/20, leastTimeout), time.Second)), lease-drift(lease))
+	return min(cmp.Or(r.timeout, min(max(lease/20, leastTimeout), time.Second)), lease+leastTimeout)
 }
 
 // drift is subtracted from the lease, because the clocks of servers may run faster than
@@ -254,10 +255,11 @@ type redHold struct {
 	ttl      time.Duration // of the members' leases
 	rounds   int
 	granted  atomic.Bool // a member, since the last round began
+	late     int         // rounds whose majority was over before its confirmation came
 	split    int         // consecutive rounds that acquired some members, but no majority
 	over     time.Time   // the end of the last round
 	early    bool        // that round was granted a member before its end
-	sent     time.Time   // the start of the round that succeeded
+	sent     time.Time   // the first request of the round that succeeded
 	round    *round
 	answers  error           // of the servers in the last round, if that was not decisive
 	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
@@ -284,7 +286,7 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	case ctx.Err() != nil:
 		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
 	case time.Since(h.sent) >= terms.TTL:
-		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
+		return errors.Join(acquire.Late(1, false, h.ttl, h.sent), h.unlockSoon(ctx))
 	}
 	return nil
 }

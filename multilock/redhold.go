@@ -136,6 +136,8 @@ func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err
 		switch err := errors.Join(t.errs...); {
 		case held-t.gone < h.r.quorum:
 			return h.loss(lock.ReasonGone, err)
+		case free() < h.r.quorum && t.open+t.unknown == 0 && !errors.Is(err, lock.ErrIndeterminate):
+			return err // every server has answered, and too few have released their members
 		case free() < h.r.quorum:
 			return errors.Join(lock.ErrIndeterminate, err)
 		}
@@ -209,8 +211,12 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			})
 		}
 	}
+	limit := min(maxRenewal, lease)
+	if by, ok := ctx.Deadline(); ok {
+		limit = min(limit, time.Until(by))
+	}
 	s.Go(func(ctx context.Context) {
-		ctx, cancel := context.WithTimeout(ctx, max(leastTimeout, min(maxRenewal, lease/6)))
+		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
 		locking.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
 	})

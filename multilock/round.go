@@ -59,16 +59,20 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 		}
 	}
 	h.rounds++
-	sent := time.Now()
+	began := time.Now()
 	yes, decided := h.collect(ctx)
 	// The round has identified servers.
 	duplicates := checkDuplicates(h.r.members, sameServer, "a Redlock needs a server for each member:")
-	if duplicates == nil && yes >= h.r.quorum && time.Since(sent) < h.ttl-drift(h.ttl) {
-		h.sent = sent
+	h.sent = h.round.sent()
+	if duplicates == nil && yes >= h.r.quorum && time.Since(h.sent) < h.ttl-drift(h.ttl) {
 		return acquire.Verdict{Acquired: true}, nil
 	}
 	h.undoRound(ctx)
 	var err error
+	if duplicates == nil && yes+h.round.late() >= h.r.quorum {
+		h.late++
+		return acquire.Verdict{FreeIn: -1}, acquire.Late(h.late, !h.once, h.ttl, began)
+	}
 	h.answers, err = h.round.verdict(yes, decided)
 	switch {
 	case duplicates != nil:
@@ -174,6 +178,7 @@ type round struct {
 // confirmed it until it is released or lost.
 type vote struct {
 	hold    locking.MemberHold
+	sent    time.Time // when it was requested
 	err     error
 	asking  bool // an attempt is under way
 	awaited bool // even by a majority
@@ -249,7 +254,7 @@ func (rd *round) ask(all *attempts, i int) {
 	late := rd.closed
 	rd.votes[i] = vote{err: err}
 	if err == nil {
-		rd.votes[i].hold = hold
+		rd.votes[i].hold, rd.votes[i].sent = hold, sent
 		rd.granted.Store(true)
 	}
 	rd.mu.Unlock()
@@ -296,6 +301,18 @@ func (rd *round) count() (n struct{ yes, taken, open, awaited int }) {
 	return n
 }
 
+// late returns the number of members that were granted, and were over before the confirmation came.
+func (rd *round) late() (n int) {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	for _, v := range rd.votes {
+		if errors.Is(v.err, acquire.ErrLate) {
+			n++
+		}
+	}
+	return n
+}
+
 // settle waits until all members have answered, for d at most.
 func (rd *round) settle(d time.Duration) {
 	if rd.count().open == 0 {
@@ -309,6 +326,18 @@ func (rd *round) settle(d time.Duration) {
 			return
 		}
 	}
+}
+
+// sent returns when the first of the members that are held was requested.
+func (rd *round) sent() (first time.Time) {
+	rd.mu.Lock()
+	defer rd.mu.Unlock()
+	for _, v := range rd.votes {
+		if v.hold != nil && (first.IsZero() || v.sent.Before(first)) {
+			first = v.sent
+		}
+	}
+	return first
 }
 
 // hold returns the hold of member i, or nil.

@@ -123,15 +123,23 @@ func Crowded(n int) error {
 // lease that is shorter than a round trip never suffices.
 const maxLate = 3
 
+// ErrLate matches the errors of Late.
+var ErrLate = errors.New("the confirmation came too late")
+
 // Late returns the error of a call whose hold, requested then and for that long, was over before its
 // confirmation came. It returns nil if the call should try again: it waits, and that has happened n times.
 func Late(n int, waits bool, length time.Duration, sent time.Time) error {
 	if waits && n < maxLate {
 		return nil
 	}
-	return errors.Join(lock.ErrNotAcquired, fmt.Errorf(
-		"a hold of %v was over before its confirmation came, after %v", length, time.Since(sent).Round(time.Microsecond)))
+	return errors.Join(lock.ErrNotAcquired, late{fmt.Errorf(
+		"a hold of %v was over before its confirmation came, after %v", length, time.Since(sent).Round(time.Microsecond))})
 }
+
+// late is an error that matches ErrLate.
+type late struct{ error }
+
+func (late) Is(err error) bool { return err == ErrLate }
 
 // join returns the relation of a request to the holders.
 func (e *entry[A]) join(req *Request[A]) (relation Relation, err error) {

@@ -316,8 +316,7 @@ func TestUnlockWhileTheServerRejectsWrites(t *testing.T) {
 		{"READONLY", lock.ErrUnavailable, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
 		{"NOREPLICAS", nil, "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"},
 	}
-	// A latch has no Unlock, and of the servers of a Redlock some may have released it.
-	chosen := choose(func(k kind) bool { return !k.memory && k.name != "latch" && k.name != "red" })
+	chosen := choose(func(k kind) bool { return !k.memory && k.name != "latch" }) // which has no Unlock
 	harness.EachOf(t, rows, func(r row) string { return r.says }, func(t *testing.T, shared *testserver.Server, tt row) {
 		s := harness.Own(t, shared.Program)
 		c := curtly(t, s.Addr)

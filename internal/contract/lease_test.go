@@ -285,6 +285,28 @@ func TestEveryKindIsRenewed(t *testing.T) {
 	})
 }
 
+// A server is nearly half of the watchdog timeout away, and a connection takes several round trips to make.
+func TestHoldsOnAFarServerAreRenewed(t *testing.T) {
+	const timeout = time.Second
+	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		near := s.Client(t, redlatch.WithWatchdogTimeout(timeout)) // the server knows the scripts by then
+		h := mustLock(t, t.Context(), k.of(near, "orders"))
+		time.Sleep(timeout)
+		require.NoError(t, h.Unlock(t.Context()))
+		for _, latency := range []time.Duration{timeout / 40, timeout / 10, timeout / 5, timeout / 3, timeout * 9 / 20, timeout * 12 / 25} {
+			s.Latency = latency
+			c := s.Client(t, redlatch.WithWatchdogTimeout(timeout))
+			// The first acquisition of a Redlock also asks which server that is.
+			require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing, lock.Lease(time.Minute)))
+			h := mustLock(t, t.Context(), k.of(c, "orders"))
+			time.Sleep(20 * timeout)
+			require.NoError(t, context.Cause(h.Context()), latency)
+			require.NoError(t, h.Unlock(t.Context()), latency)
+			c.Close()
+		}
+	})
+}
+
 // holdAll takes the objects of these names, each in another way.
 func (k kind) holdAll(t testing.TB, c *redlatch.Client, names []string) (holds []lock.Hold) {
 	t.Helper()

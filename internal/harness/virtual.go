@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	"net"
@@ -120,16 +121,21 @@ func (s *VirtualServer) NothingLeft(t testing.TB) {
 	require.Empty(t, s.Keys(), "leftover keys")
 }
 
-// bufferedConn buffers writes like a socket. Without a buffer the two ends of a net.Pipe can deadlock
-// when both write.
+// bufferedConn buffers writes like a socket, and each arrives after the latency. Without a buffer the two
+// ends of a net.Pipe can deadlock when both write.
 type bufferedConn struct {
 	net.Conn
 	latency time.Duration
 
 	mu      sync.Mutex
 	more    sync.Cond
-	pending []byte
+	pending []write
 	err     error // set when the writer has ended
+}
+
+type write struct {
+	data    []byte
+	arrives time.Time
 }
 
 func newBufferedConn(conn net.Conn, latency time.Duration) *bufferedConn {
@@ -148,11 +154,11 @@ func (c *bufferedConn) pass() {
 			c.more.Wait()
 			continue
 		}
-		b := c.pending
-		c.pending = nil
+		next := c.pending[0]
+		c.pending = c.pending[1:]
 		c.mu.Unlock()
-		time.Sleep(c.latency)
-		_, err := c.Conn.Write(b)
+		time.Sleep(time.Until(next.arrives))
+		_, err := c.Conn.Write(next.data)
 		c.mu.Lock()
 		if err != nil {
 			c.err = err
@@ -166,7 +172,7 @@ func (c *bufferedConn) Write(b []byte) (int, error) {
 	if c.err != nil {
 		return 0, c.err
 	}
-	c.pending = append(c.pending, b...)
+	c.pending = append(c.pending, write{bytes.Clone(b), time.Now().Add(c.latency)})
 	c.more.Signal()
 	return len(b), nil
 }

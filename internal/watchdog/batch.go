@@ -30,8 +30,9 @@ const (
 // Renewer extends leases of one kind on the server. It is comparable.
 type Renewer interface {
 	// Renew extends the lease of every subject of every batch to ttl from now. The keys of a batch
-	// share a slot. Requests use a dedicated connection, which other commands cannot delay.
-	// With shared set, as for every other retry, they use the connection of all commands.
+	// share a slot. Requests use a dedicated connection, which other commands cannot delay, and
+	// which may have to be made first. With shared set they use the connection of all commands.
+	// Retries use either in turn.
 	Renew(ctx context.Context, batches [][]Subject, ttl time.Duration, shared bool) []Renewed
 }
 
@@ -60,6 +61,7 @@ type renewal struct {
 	ttl     time.Duration
 	quiet   bool
 	pool    int32
+	far     bool
 	shared  bool
 }
 
@@ -158,7 +160,7 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 	if len(batches) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(wd.ctx, min(maxRenewTimeout, how.ttl/6))
+	ctx, cancel := context.WithTimeout(wd.ctx, wd.attemptTime(how, batches))
 	defer cancel()
 	sent := time.Now()
 	results := how.renewer.Renew(ctx, subjects, how.ttl, how.shared)
@@ -175,6 +177,27 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 		}
 	}
 }
+
+// attemptTime bounds an attempt. From a near server the reply takes a fraction of that, and the rest of the
+// lease is for several more attempts. From a far one it takes no longer than the last reply, or else the third of the
+// lease that has passed since then, and a quarter more for variation. Leases whose reply comes in time do not end
+// because others in the wave have none.
+func (wd *Watchdog) attemptTime(how renewal, batches [][]*Lease) time.Duration {
+	limit := how.ttl / 6
+	if how.far {
+		left := time.Duration(math.MaxInt64)
+		for _, l := range slices.Concat(batches...) {
+			left = min(left, l.untilDeadline())
+		}
+		age := max(how.ttl/3, how.ttl-left)
+		limit = max(limit, min(age+age/4, left-tick))
+	}
+	return min(maxRenewTimeout, limit)
+}
+
+// IsFar reports whether an attempt to renew a lease to ttl is too short for a new connection, which takes
+// several round trips, if a request on an open one took that long.
+func IsFar(took, ttl time.Duration) bool { return took > min(maxRenewTimeout, ttl/6)/6 }
 
 // apply records the outcome of a renewal and returns what was left of the lease.
 func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err error, held bool) time.Duration {
@@ -203,6 +226,7 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err 
 			l.rare.failures, l.rare.lastErr = 0, nil
 		}
 		if l.renewer != nil { // otherwise it was fixed meanwhile
+			l.far = IsFar(now.Sub(sent), ttl)
 			l.deadline = max(l.deadline, l.certainUntil(sent, ttl))
 			l.renewAt = wd.renewalTime(sent, min(ttl, l.ttl)) // it may have been changed meanwhile
 		}

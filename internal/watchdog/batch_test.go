@@ -53,6 +53,27 @@ func TestRetriesAlternateConnections(t *testing.T) {
 	})
 }
 
+// A far server is asked over the open connection first, for longer than a near one, and time is left for
+// an attempt over another.
+func TestFarServerIsAskedOverTheOpenConnection(t *testing.T) {
+	run(t, func(t *testing.T, wd *Watchdog, s *server) {
+		const ttl = 3 * time.Second
+		s.set(func(s *server) { s.latency = time.Hour })
+		h := watch(t, wd, "a", Terms{Sent: time.Now().Add(-ttl / 30), TTL: ttl, Renewer: s})
+		time.Sleep(ttl * 6 / 10) // two thirds of the lease are over
+		synctest.Wait()
+		assert.Equal(t, []bool{true}, s.shared)
+		s.set(func(s *server) { s.latency = ttl / 10 })
+		time.Sleep(ttl * 3 / 10)
+		synctest.Wait()
+		assert.Equal(t, []bool{true, false}, s.shared)
+		time.Sleep(ttl / 10)
+		synctest.Wait()
+		assert.Zero(t, h.loss().times)
+		assert.Greater(t, h.Remaining(), ttl/2)
+	})
+}
+
 func TestWavesAreBounded(t *testing.T) {
 	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		s.set(func(s *server) { s.latency = time.Second })

@@ -49,6 +49,7 @@ type Lease struct {
 	state    leaseState
 	loss     uint8 // of a lost lease: its reason, by the index in reasons
 	quiet    bool
+	far      bool // see IsFar
 	timer    Timer
 	mu       sync.Mutex
 	watchdog *Watchdog
@@ -148,6 +149,13 @@ func (l *Lease) Remaining() time.Duration {
 	return max(0, time.Duration(l.over()-l.watchdog.wheel.instant(time.Now())))
 }
 
+// untilDeadline returns the time for which ownership is certain, regardless of a MaxHold.
+func (l *Lease) untilDeadline() time.Duration {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return time.Duration(l.deadline - l.watchdog.wheel.instant(time.Now()))
+}
+
 // over returns when the lease ends unless it is extended. l.mu is held.
 func (l *Lease) over() instant {
 	if end := l.known().end; end != 0 {
@@ -219,7 +227,8 @@ func (l *Lease) Expire(now time.Time) {
 	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
 		l.state = renewing
 		failures := l.known().failures
-		how := renewal{*l.renewer, l.ttl, l.quiet, min(failures, 1), failures%2 == 1}
+		// A far server is asked over the connection that is open, and a near one over that of renewals.
+		how := renewal{*l.renewer, l.ttl, l.quiet, min(failures, 1), l.far, (failures%2 == 1) != l.far}
 		l.watchdog.due[how] = append(l.watchdog.due[how], l)
 	}
 	l.schedule()

@@ -71,7 +71,7 @@ func (wd *Watchdog) Watch(l *Lease, h Holder, terms Terms) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.watchdog, l.holder, l.renewer, l.state = wd, h, wd.shared(terms.Renewer), watched
-	l.ttl, l.quiet = terms.TTL, terms.Quiet
+	l.ttl, l.quiet, l.far = terms.TTL, terms.Quiet, IsFar(time.Since(terms.Sent), terms.TTL)
 	l.deadline = l.certainUntil(terms.Sent, terms.TTL)
 	l.renewAt = wd.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
