@@ -7,6 +7,8 @@ import (
 	"os"
 	"strings"
 	"time"
+
+	"github.com/redlatch/redlatch/internal/text"
 )
 
 // Errors of all locks. They are matched with errors.Is. The package documentation has a
@@ -117,7 +119,7 @@ type LostError struct {
 
 // Error returns a description of the loss.
 func (e *LostError) Error() string {
-	s := fmt.Sprintf("%v: %q", ErrLost, e.Name)
+	s := fmt.Sprintf("%v: %q", ErrLost, text.Cut(e.Name))
 	switch {
 	case e.Permit != "":
 		s += " (permit " + e.Permit + ")"
@@ -126,7 +128,7 @@ func (e *LostError) Error() string {
 	}
 	s += ": " + string(e.Reason)
 	if e.Err != nil {
-		s += ": " + strings.ReplaceAll(e.Err.Error(), "\n", "; ")
+		s += ": " + text.Safe(strings.ReplaceAll(e.Err.Error(), "\n", "; "))
 	}
 	return s
 }

@@ -427,3 +427,24 @@ func TestForeignKeys(t *testing.T) {
 		})
 	})
 }
+
+// A value that is not a semaphore's may be a secret, or large.
+func TestForeignValuesAreNotInErrors(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		c := harness.Client(t, s)
+		for _, value := range []string{"topsecret", strings.Repeat("x", 1<<20), "12\x1b[2J"} {
+			harness.Do(t, s.Addr, "SET", "orders", value)
+			for what, call := range map[string]func() error{
+				"Available": func() error { return only(of(c, "orders").Available(t.Context())) },
+				"Acquire":   func() error { _, err := of(c, "orders").acquire(t.Context(), 1); return err },
+				"Add":       func() error { return of(c, "orders").AddPermits(t.Context(), 1) },
+			} {
+				err := call()
+				require.Error(t, err, what)
+				require.NotContains(t, err.Error(), "topsecret", what)
+				require.NotContains(t, err.Error(), "\x1b", what)
+				require.Less(t, len(err.Error()), 1000, what)
+			}
+		}
+	})
+}

@@ -13,6 +13,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -119,7 +120,7 @@ func (t *Telemetry) attrsOf(l Lock) attrs {
 	a := attrs{kindKey.String(l.Kind)}
 	if t.nameFor != nil {
 		if name := t.nameFor(l.Name); name != "" {
-			a = append(a, nameKey.String(name))
+			a = append(a, nameKey.String(text.Safe(name)))
 		}
 	}
 	return a
@@ -132,7 +133,7 @@ func (a attrs) with(more ...attribute.KeyValue) metric.MeasurementOption {
 
 // spanAttributes returns the attributes of l and more for a span.
 func (l Lock) spanAttributes(more ...attribute.KeyValue) trace.SpanStartEventOption {
-	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(l.Name))...)
+	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(text.Safe(l.Name)))...)
 }
 
 // Acquire is an acquisition in progress.
@@ -197,7 +198,7 @@ func (a Acquire) End(ctx context.Context, attempts int, contended bool, err erro
 	a.t.wait.Record(ctx, time.Since(a.start).Seconds(), a.attrs.with(outcome))
 	a.span.SetAttributes(outcome, attemptsKey.Int(attempts), contendedKey.Bool(contended))
 	if failed {
-		a.span.SetStatus(codes.Error, err.Error())
+		a.span.SetStatus(codes.Error, text.Safe(err.Error()))
 	}
 	a.span.End()
 }
@@ -233,7 +234,7 @@ func (t *Telemetry) StartWait(ctx context.Context, l Lock) (end func(attempts in
 			outcome = "not_open"
 		default:
 			outcome = "error"
-			span.SetStatus(codes.Error, err.Error())
+			span.SetStatus(codes.Error, text.Safe(err.Error()))
 		}
 		span.SetAttributes(outcomeKey.String(outcome), attemptsKey.Int(attempts))
 		span.End()
@@ -283,7 +284,7 @@ func (t *Telemetry) SetToken(ctx context.Context, token int64) {
 func (h *Hold) RenewalFailed(err error, left time.Duration) {
 	if h != nil {
 		h.span.AddEvent("renewal failed", trace.WithAttributes(
-			errorKey.String(err.Error()), remainingKey.Float64(left.Seconds())))
+			errorKey.String(text.Safe(err.Error())), remainingKey.Float64(left.Seconds())))
 	}
 }
 
@@ -299,7 +300,7 @@ func (h *Hold) End(lost *lock.LostError) {
 		reason := reasonKey.String(string(lost.Reason))
 		h.t.losses.Add(ctx, 1, h.attrs.with(reason))
 		h.span.AddEvent("lost", trace.WithAttributes(reason))
-		h.span.SetStatus(codes.Error, lost.Error())
+		h.span.SetStatus(codes.Error, text.Safe(lost.Error()))
 	}
 	h.span.End()
 }
@@ -313,7 +314,7 @@ func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) 
 	ctx, span := h.t.tracer.Start(trace.ContextWithSpan(ctx, h.span), "redlatch.release", h.lock.spanAttributes())
 	return ctx, func(err error) {
 		if err != nil {
-			span.SetStatus(codes.Error, err.Error())
+			span.SetStatus(codes.Error, text.Safe(err.Error()))
 		}
 		span.End()
 	}

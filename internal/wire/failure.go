@@ -7,9 +7,11 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -191,7 +193,7 @@ func (f *Failure) call() string {
 	if f.name == "" {
 		return f.what
 	}
-	return fmt.Sprintf("%s %q", f.what, f.name)
+	return fmt.Sprintf("%s %q", f.what, text.Cut(f.name))
 }
 
 // why returns the causes other than the kind, for the message.
@@ -228,7 +230,7 @@ func Reason(err error) string {
 func (f *Failure) line(cause error) string {
 	if inner, ok := cause.(*Failure); ok {
 		if inner.kind == lock.ErrNotAcquired && inner.why() == "" {
-			return fmt.Sprintf("%q is held by others", inner.name)
+			return fmt.Sprintf("%q is held by others", text.Cut(inner.name))
 		}
 		return inner.call() + ": " + Reason(inner)
 	}
@@ -236,11 +238,14 @@ func (f *Failure) line(cause error) string {
 		return "no reply in time"
 	}
 	if IsWrongType(cause) && !errors.Is(cause, ErrWrongType) {
-		return ErrWrongType.Error() + ": " + cause.Error()
+		return ErrWrongType.Error() + ": " + text.Safe(cause.Error())
+	}
+	if number := (*strconv.NumError)(nil); errors.As(cause, &number) { // its message has the value
+		return "the server's value is not a number that is expected here"
 	}
 	line := cause.Error()
 	if slices.Contains(kinds, f.kind) {
 		line = strings.TrimPrefix(line, f.kind.Error()+": ")
 	}
-	return strings.ReplaceAll(strings.TrimPrefix(line, "redlatch: "), "\n", "; ")
+	return text.Safe(strings.ReplaceAll(strings.TrimPrefix(line, "redlatch: "), "\n", "; "))
 }

@@ -7,12 +7,14 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -52,6 +54,8 @@ func TestFailed(t *testing.T) {
 		{t.Context(), errors.New("two\nlines"), []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): two; lines`},
 		{t.Context(), fmt.Errorf("%w: %q", ErrWrongType, "x"), []error{ErrWrongType},
 			`redlatch: acquire "a" (waited 1.5s): the key has a value of another type: "x"`},
+		{t.Context(), errors.New("a\x1b[2Jb\xff" + strings.Repeat("x", 1000)), []error{lock.ErrIndeterminate},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): a\x1b[2Jb\xff` + strings.Repeat("x", text.Max-7) + "…"},
 		{t.Context(), lost, []error{lost}, lost.Error()},
 	} {
 		synctest.Test(t, func(t *testing.T) { // for the time
