@@ -241,7 +241,7 @@ func TestDeadlinesInACluster(t *testing.T) {
 			for _, k := range tagged {
 				began := time.Now()
 				require.NoError(t, k.of(c, k.name+"{c}").Do(t.Context(), nothing, lock.Wait(soon)), k.name)
-				require.Less(t, time.Since(began), busy, k.name)
+				require.Less(t, time.Since(began), 2*time.Second, k.name) // the driver waits for the stopped node for 3 s
 			}
 		})
 	})
