@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"iter"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -195,7 +196,7 @@ func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.O
 	}
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, id, 0))
 	p.Given(above)
-	p.lease.Weight = int32(len(p.raw))
+	p.lease.Weight = uint16(min(len(p.raw), math.MaxUint16))
 	e.permits.add(p)
 	e.s.Watchdog.Watch(&p.lease, p, terms)
 	result := &Permit{p: p}

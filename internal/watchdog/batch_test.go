@@ -97,7 +97,7 @@ func TestWavesAreBounded(t *testing.T) {
 func TestWavesAreBoundedByWeight(t *testing.T) {
 	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		for i := range 12 {
-			h := &holder{Subject: Subject{Key: strconv.Itoa(i)}, Lease: Lease{Weight: []int32{maxWave / 4, 2 * maxWave}[i/8]}}
+			h := &holder{Subject: Subject{Key: strconv.Itoa(i)}, Lease: Lease{Weight: []uint16{maxWave / 4, 2 * maxWave}[i/8]}}
 			require.True(t, wd.Watch(&h.Lease, h, Terms{Sent: time.Now(), TTL: timeout, Renewer: s}))
 		}
 		time.Sleep(timeout/3 + time.Second)

@@ -42,7 +42,7 @@ type Subject struct {
 // the watchdog may not have come to tell the holder yet, so Check does.
 type Lease struct {
 	// Weight is the cost of a renewal, in renewals of an ordinary lease; 0 means 1.
-	Weight int32
+	Weight uint16
 	// Exact is set if its lengths are less than the server has by more than Margin.
 	Exact bool
 
