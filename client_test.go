@@ -316,7 +316,7 @@ func TestUncontendedPairIsTwoCommands(t *testing.T) {
 			{"lock", of(ctx, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
 			{"lock of a named owner", of(named, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
 			{"re-entry", of(again, c.Lock("held")), "evalsha 0: "},
-			{"fenced", of(ctx, c.FencedLock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, incr 1, pexpire 1, publish 1"},
+			{"fenced", of(ctx, c.FencedLock("a")), "evalsha 2: del 1, get 1, hexists 1, hlen 1, hset 1, incr 1, pexpire 1, publish 1"},
 			{"spin", of(ctx, c.SpinLock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1"},
 			{"plain", of(ctx, c.PlainLock("a")), "evalsha 2: del 1, get 1, publish 1, set 1"},
 			{"fair", of(ctx, c.FairLock("a")), "evalsha 2: del 1, exists 2, hexists 1, hset 1, pexpire 1"},
