@@ -29,7 +29,7 @@ const (
 // moreArguments is the least number of arguments that a command takes after the key or channel.
 var moreArguments = map[string]int{
 	"HDEL": 1, "HEXISTS": 1, "HGET": 1, "HINCRBY": 2, "HMGET": 1, "HSET": 2,
-	"LINDEX": 1, "LPOS": 1, "LPUSH": 1, "LRANGE": 2, "LREM": 2, "RPUSH": 1,
+	"LINDEX": 1, "LPUSH": 1, "LRANGE": 2, "LREM": 2, "RPUSH": 1,
 	"SADD": 1, "SREM": 1,
 	"ZADD": 2, "ZCOUNT": 2, "ZMSCORE": 1, "ZRANGE": 2, "ZRANGEBYSCORE": 2, "ZREM": 1, "ZSCORE": 1,
 	"DECRBY": 1, "INCRBY": 1, "PEXPIRE": 1, "SET": 1,
@@ -71,7 +71,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{"", "", general},
 		{"", wire.LockChannel(key), channel},
 
-		{KindFair, wire.FairQueue(key), "EXISTS,LLEN,LINDEX,LPOS,LRANGE,RPUSH,LPUSH,LPOP,LREM,PTTL,PEXPIRE,PERSIST,DEL"},
+		{KindFair, wire.FairQueue(key), "EXISTS,LLEN,LINDEX,LRANGE,RPUSH,LPUSH,LPOP,LREM,PTTL,PEXPIRE,PERSIST,DEL"},
 		{KindFair, wire.FairTimeouts(key), "EXISTS,ZCARD,ZSCORE,ZMSCORE,ZADD,ZREM,PEXPIRE,PERSIST,DEL"},
 		{KindFair, wire.FairAlive(key), "EXISTS,ZCARD,ZRANGE,ZSCORE,ZMSCORE,ZADD,ZREM,PEXPIRE,DEL"},
 		{KindFair, wire.FairOrder(key), "EXISTS,ZRANGE,ZRANGEBYSCORE,ZSCORE,ZADD,ZREM,PEXPIRE,DEL"},

@@ -52,7 +52,7 @@ func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
 	ttl, _ := reply[1].AsInt64()
 	round, _ := reply[2].ToString() // "" if it is nil
 	count, err := parseCount(text)
-	return snapshot{count: count, ttl: time.Duration(ttl) * time.Millisecond, round: round}, err
+	return snapshot{count: count, ttl: wire.Duration(ttl), round: round}, err
 }
 
 // errTooLate means that the server may have dropped the cached reply.

@@ -56,7 +56,7 @@ import (
 var luaFiles embed.FS
 
 var (
-	beginScript  = wire.LoadScript(luaFiles, "begin")
+	beginScript  = locking.LoadScript(luaFiles, "begin")
 	leaderScript = wire.LoadScript(luaFiles, "leader")
 )
 

@@ -330,11 +330,39 @@ func TestForeignTerm(t *testing.T) {
 		harness.Do(t, s.Addr, "DEL", key)
 		nobodyLeads(t, c)
 		resign(t, term)
-		harness.Do(t, s.Addr, "HSET", key, "token", "many")
-		_, err := c.Election(name).Campaign(t.Context(), "")
-		require.ErrorContains(t, err, "not an integer")
-		nobodyLeads(t, c)
-		harness.Do(t, s.Addr, "DEL", key)
 		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// A term has a token from 1 to 2^53-1, or it does not begin, and the candidate leaves.
+func TestATermWithoutATokenDoesNotBegin(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		key := wire.ElectionTerm(name)
+		for _, set := range [][]string{
+			{"HSET", key, "token", "9007199254740991"}, {"HSET", key, "token", "9223372036854775807"},
+			{"HSET", key, "token", "-1000"}, {"HSET", key, "token", "-1"}, {"HSET", key, "token", "many"}, {"RPUSH", key, "x"},
+		} {
+			harness.Do(t, s.Addr, set...)
+			before, err := testserver.Query(s.Addr, "DUMP", key)
+			require.NoError(t, err)
+			_, err = c.Election(name).Campaign(t.Context(), "")
+			require.ErrorContains(t, err, "fencing counter", "%v", set)
+			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+			require.NotErrorIs(t, err, lock.ErrUnavailable)
+			after, err := testserver.Query(s.Addr, "DUMP", key)
+			require.NoError(t, err)
+			require.Equal(t, before, after)
+			harness.Do(t, s.Addr, "DEL", key)
+			harness.NothingLeft(t, s.Addr)
+		}
+		harness.Do(t, s.Addr, "HSET", key, "token", "9007199254740990")
+		term := campaign(t, c, "last")
+		require.EqualValues(t, 9007199254740991, term.Token())
+		leads(t, c, term)
+		harness.Do(t, s.Addr, "HSET", key, "token", "-5")
+		_, err := c.Election(name).Leader(t.Context())
+		require.ErrorContains(t, err, "token")
+		resign(t, term)
 	})
 }

@@ -22,6 +22,9 @@ const (
 	// minRetry and maxRetry bound the pause after a failed read.
 	minRetry = 100 * time.Millisecond
 	maxRetry = time.Second
+
+	// maxToken is the largest token of a term, as the scripts know it.
+	maxToken = 1<<53 - 1
 )
 
 // Observe returns an iterator over the leaders, which begins with the current one. If there is none
@@ -130,5 +133,8 @@ func parseTerm(term []string) (Leader, error) {
 		return Leader{}, err
 	}
 	token, err := strconv.ParseInt(term[1], 10, 64)
-	return Leader{Value: term[2], Token: token, Owner: owner}, err
+	if err != nil || token < 1 || token > maxToken {
+		return Leader{}, errors.New("redlatch: the token of the term is not a number from 1 to 2^53-1")
+	}
+	return Leader{Value: term[2], Token: token, Owner: owner}, nil
 }

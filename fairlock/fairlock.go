@@ -24,6 +24,9 @@
 // Both sides need the same fairLockWaitTimeout (redlatch.WithFairWaitTimeout here).
 //
 // TryLock never enters the queue, and fails while the queue has waiters.
+//
+// The queue has room for 65,535 waiters of all processes. While it is longer every method but IsLocked, TTL and
+// HoldCount returns an error, so that no script occupies the server for long.
 package fairlock
 
 import (
@@ -142,7 +145,7 @@ func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 	return n > 0, err
 }
 
-// Queue returns the waiters in the order in which they will acquire the lock. It is a
+// Queue returns the waiters in the order in which they will acquire the lock, the first 10,000 of them. It is a
 // snapshot, blocks for one round trip and changes nothing. A waiter that has just acquired
 // the lock from another one of its process may still be listed, until its Unlock at most.
 func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {

@@ -132,7 +132,7 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 		result := numbers[2*i]
 		answers[i] = locking.Answer{
 			Acquired: result == replyAcquired,
-			FreeIn:   time.Duration(numbers[2*i+1]) * time.Millisecond,
+			FreeIn:   wire.Duration(numbers[2*i+1]),
 			NoExpiry: numbers[2*i+1] == replyForever,
 			Queued:   result == replyWaits || result == replyEntered,
 			Moved:    result == replyEntered,
@@ -189,9 +189,12 @@ func (p *protocol) Force(ctx context.Context) (bool, error) {
 	return forceUnlockScript.Exec(ctx, p.s.Client, p.keys, p.args).AsBool()
 }
 
-// Queue returns the live waiters in order.
+// maxQueue bounds the waiters that Queue returns.
+const maxQueue = 10_000
+
+// Queue returns the first live waiters in order.
 func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
-	reply, err := queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait)}).ToArray()
+	reply, err := queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait), strconv.Itoa(maxQueue)}).ToArray()
 	if err != nil {
 		return nil, err
 	}

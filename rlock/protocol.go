@@ -25,7 +25,7 @@ var (
 	releaseScript     = wire.LoadScript(luaFiles, "release")
 	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
 	transferScript    = wire.LoadScript(luaFiles, "transfer")
-	confirmScript     = wire.LoadScript(luaFiles, "confirm_fenced")
+	confirmScript     = locking.LoadScript(luaFiles, "confirm_fenced")
 	forceUnlockScript = locking.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
@@ -69,15 +69,15 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 }
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
-	n, err := reply.AsInt64()
-	switch {
-	case err != nil:
-		return locking.Answer{}, err
-	case n >= 0:
-		return locking.Answer{Acquired: true, Token: n}, nil
-	default:
-		return locking.Answer{FreeIn: time.Duration(-2-n) * time.Millisecond, NoExpiry: n == -1}, nil
+	if m, _ := reply.ToMessage(); m.IsInt64() {
+		token, err := m.AsInt64()
+		return locking.Answer{Acquired: true, Token: token}, err
 	}
+	taken, err := wire.Numbers(reply, 1)
+	if err != nil {
+		return locking.Answer{}, err
+	}
+	return locking.Answer{FreeIn: wire.Duration(taken[0]), NoExpiry: taken[0] == -1}, nil
 }
 
 func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) (locking.Several, error) {
@@ -95,7 +95,7 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 		return locking.Several{}, err
 	}
 	return locking.Several{
-		Acquired: int(numbers[0]), FreeIn: time.Duration(-2-numbers[1]) * time.Millisecond, InTheWay: int(numbers[2]),
+		Acquired: int(numbers[0]), FreeIn: wire.Duration(numbers[1]), InTheWay: int(numbers[2]),
 	}, nil
 }
 

@@ -87,6 +87,10 @@ func newLock(s *session.Session, name string, opts ...Option) *Lock {
 // The counter is a separate key without expiry, which outlives the lock. It is as durable as
 // the server: after a failover to a replica that missed the last increments, a token can be
 // issued twice.
+//
+// Tokens are below 2^53, which JSON and JavaScript know exactly. If another program has set the counter such that the next
+// one would not be from 1 to 2^53-1, or is no number at all, acquisitions fail with an error that says so, and the
+// lock stays free. ResetTokens removes the counter.
 type Fenced struct{ base }
 
 // newFenced returns the fenced lock of that name.

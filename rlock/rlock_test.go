@@ -3,6 +3,7 @@ package rlock_test
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -85,20 +86,6 @@ func TestFencingTokens(t *testing.T) {
 	})
 }
 
-func TestABadFencingCounterTakesNothing(t *testing.T) {
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		c := harness.Client(t, s)
-		const counter = "redisson_lock_token:{orders}"
-		for _, set := range [][]string{{"SET", counter, "9223372036854775807"}, {"SET", counter, "x"}, {"RPUSH", counter, "x"}} {
-			harness.Do(t, s.Addr, "DEL", counter)
-			harness.Do(t, s.Addr, set...)
-			_, err := c.FencedLock("orders").TryLock(owner(c))
-			require.Error(t, err)
-			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
-		}
-	})
-}
-
 func TestGuard(t *testing.T) {
 	var g rlock.Guard
 	require.NoError(t, g.Check(3))
@@ -135,5 +122,83 @@ func asleep(t *testing.T, s *testserver.Server, n int, clients ...*redlatch.Clie
 	defer conn.Close()
 	harness.Eventually(t, soon, fmt.Sprintf("%d attempts, and then quiet", n), func() bool {
 		return harness.Commands(t, conn)["evalsha"] >= n && harness.Stats(clients...).Attempting == 0
+	})
+}
+
+// A token is at least 1 and a number that every reader of JSON knows exactly. A counter that would give another
+// one grants nothing, and stays as it is.
+func TestACounterOutOfRangeTakesNothing(t *testing.T) {
+	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
+		c := harness.Client(t, s)
+		const counter = "redisson_lock_token:{orders}"
+		for _, set := range [][]string{
+			{"SET", counter, "9007199254740991"}, {"SET", counter, "9007199254740992"}, {"SET", counter, "9223372036854775807"},
+			{"SET", counter, "-1000"}, {"SET", counter, "-1"},
+			{"SET", counter, "x"}, {"SET", counter, "1.5"}, {"SET", counter, "007"}, {"RPUSH", counter, "x"},
+		} {
+			harness.Do(t, s.Addr, "DEL", counter)
+			harness.Do(t, s.Addr, set...)
+			before, err := testserver.Query(s.Addr, "DUMP", counter)
+			require.NoError(t, err)
+			for name, acquire := range map[string]func() (lock.Hold, error){
+				"TryLock": func() (lock.Hold, error) { return c.FencedLock("orders").TryLock(owner(c)) },
+				"Lock":    func() (lock.Hold, error) { return c.FencedLock("orders").Lock(owner(c), lock.Wait(soon)) },
+			} {
+				began := time.Now()
+				_, err := acquire()
+				require.ErrorContains(t, err, "fencing counter", "%s %v", name, set)
+				require.NotErrorIs(t, err, lock.ErrNotAcquired)
+				require.NotErrorIs(t, err, lock.ErrUnavailable)
+				require.NotErrorIs(t, err, lock.ErrIndeterminate)
+				require.Less(t, time.Since(began), soon/2, "it is not tried again")
+				require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+				after, err := testserver.Query(s.Addr, "DUMP", counter)
+				require.NoError(t, err)
+				require.Equal(t, before, after)
+			}
+		}
+		for _, last := range []string{"9007199254740990", "0"} {
+			harness.Do(t, s.Addr, "SET", counter, last)
+			h, err := c.FencedLock("orders").TryLock(owner(c))
+			require.NoError(t, err)
+			require.Equal(t, last, strconv.FormatInt(h.Token()-1, 10))
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+	})
+}
+
+// The callers of a process get the last tokens in turn, and then errors.
+func TestTheLastTokensAreNotRepeated(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		harness.Do(t, s.Addr, "SET", "redisson_lock_token:{orders}", "9007199254740986")
+		first := mustLock(t, c.FencedLock("orders"))
+		const callers = 8
+		tokens, errs := []int64{first.Token()}, make(chan error, callers)
+		for range callers {
+			go func() {
+				h, err := c.FencedLock("orders").Lock(context.Background())
+				if err == nil {
+					tokens = append(tokens, h.Token())
+					err = h.Unlock(context.Background())
+				}
+				errs <- err
+			}()
+		}
+		harness.Waits(t, callers, c)
+		require.NoError(t, first.Unlock(t.Context()))
+		refused := 0
+		for range callers {
+			if err := harness.Receive(t, soon, "the end of a call", errs); err != nil {
+				require.ErrorContains(t, err, "fencing counter")
+				refused++
+			}
+		}
+		require.Equal(t, callers+1-len(tokens), refused)
+		require.Greater(t, len(tokens), 1)
+		for i, token := range tokens {
+			require.Less(t, token, int64(1)<<53)
+			require.True(t, i == 0 || token > tokens[i-1], "%v", tokens)
+		}
 	})
 }

@@ -58,7 +58,7 @@ var brokenScripts = []struct {
 	},
 	{
 		"the first reader to leave frees the lock", "rwlock", "holds release_read",
-		"if others == 0 then", "if others >= 0 then", "",
+		"if others == 0 or", "if others >= 0 or", "",
 	},
 	{
 		"a semaphore has a permit too many", "semaphore", "pool acquire",

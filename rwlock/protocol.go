@@ -112,13 +112,11 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	answers := make([]locking.Answer, len(replies))
 	for i, n := range replies {
 		if answers[i].Acquired = n == 0; n != 0 {
-			answers[i].FreeIn, answers[i].NoExpiry = millis(-2-n), n == -1
+			answers[i].FreeIn, answers[i].NoExpiry = wire.Duration(-2-n), n == -1
 		}
 	}
 	return answers, nil
 }
-
-func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
@@ -128,7 +126,7 @@ func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.
 		return locking.Answer{}, err
 	}
 	a := locking.Answer{
-		Acquired: reply[0] == replyAcquired, FreeIn: millis(reply[1]), NoExpiry: reply[1] == replyForever,
+		Acquired: reply[0] == replyAcquired, FreeIn: wire.Duration(reply[1]), NoExpiry: reply[1] == replyForever,
 		Queued: reply[0] == replyBlocking,
 	}
 	if a.Queued && (a.NoExpiry || a.FreeIn > writerPause) {

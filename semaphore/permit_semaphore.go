@@ -248,7 +248,7 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 	case left < 0:
 		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.id.Name)
 	default:
-		return time.Duration(left) * time.Millisecond, nil
+		return wire.Duration(left), nil
 	}
 }
 

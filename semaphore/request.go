@@ -286,7 +286,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 // wait queue or there is no semaphore and, if known, the most permits that a request can get.
 // If all requests that were sent were served, or the next one fails, the others retry at once.
 func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
-	served, retryIn := int(reply[0]), time.Duration(reply[1])*time.Millisecond
+	served, retryIn := int(reply[0]), wire.Duration(reply[1])
 	queued, missing := reply[2] == 1, reply[2] == -1
 	most := MaxPermits
 	if len(reply) > 3 {

@@ -10,8 +10,14 @@
 if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then
 	return 0
 end
-if redis.call('HGET', KEYS[2], 'owner') == ARGV[1] then
-	return tonumber(redis.call('HGET', KEYS[2], 'token'))
+local reply = redis.pcall('HGET', KEYS[2], 'token')
+if redis.pcall('HGET', KEYS[2], 'owner') == ARGV[1] then
+	local begun, bad = tokens.last(reply, 0)
+	return begun or bad
+end
+local _, bad = tokens.last(reply, 1)
+if bad then
+	return bad
 end
 local token = redis.call('HINCRBY', KEYS[2], 'token', 1)
 redis.call('HSET', KEYS[2], 'owner', ARGV[1], 'value', ARGV[2])

@@ -51,6 +51,7 @@ end
 if not q.free and not holder and not kinds.of(KEYS[1], redis.call('HLEN', KEYS[1])) then
 	return kinds.foreign()
 end
+positions.fits(q, live)
 positions.refresh(q, live)
 local next = positions.next(q)
 for i = 1, count do

@@ -6,7 +6,7 @@
 -- ARGV[4]         payload
 -- ARGV[5..]       for each lock its channel, the number of its claims, and the claims
 -- Reply: for each claim 1 if it is in the queue and must keep waiting; 0 if it is not in
--- the queue, or can acquire the lock now.
+-- the queue, or can acquire the lock now, or make an attempt that removes more dead waiters.
 
 local reply = {}
 
@@ -25,7 +25,7 @@ local function heartbeat(q, channel, first, last)
 		if queued[i] then
 			renewed[#renewed + 1] = waiter
 		end
-		reply[#reply + 1] = queued[i] and waiter ~= next and 1 or 0
+		reply[#reply + 1] = queued[i] and waiter ~= next and not q.unfinished and 1 or 0
 	end
 	if #renewed > 0 then
 		positions.renew(q, renewed)
@@ -38,11 +38,13 @@ for l = 1, #KEYS / 5 do
 	local first = at + 2
 	local last = at + 1 + ARGV[at + 1]
 	-- pcall: a key of another type means that this queue is empty, and must not fail the
-	-- rest of the batch. If the server refuses to write, no position is lost.
+	-- rest of the batch, nor must a queue with too many waiters, which an attempt reports. If the server refuses
+	-- to write, no position is lost.
 	local opened, q = pcall(positions.open, 5 * l - 4, ARGV[1], ARGV[2])
+	local failure = not opened and (type(q) == 'table' and q.err or q)
 	if opened then
 		heartbeat(q, ARGV[at], first, last)
-	elseif not string.find(type(q) == 'table' and q.err or q, 'WRONGTYPE') then
+	elseif not string.find(failure, 'WRONGTYPE') and not string.find(failure, positions.too_many, 1, true) then
 		error(q)
 	else
 		for _ = first, last do

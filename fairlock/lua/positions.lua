@@ -8,7 +8,19 @@
 --
 -- Java can evict a live waiter. So another sorted set of redlatch has the order in which our
 -- waiters came. Its member '' has the negative time until which no waiter is dropped.
+--
+-- Whoever can write to these keys can make them as large as the server allows. So a queue has a most of
+-- waiters, beyond which every script fails before its first write, and a script removes or moves only so many.
 local positions = {}
+
+-- If the keys do not fit together a script reads the whole list, and Lua is slow with many names.
+local most, most_unfit = 65535, 10000
+local most_dead = 1000 -- so many dead waiters are removed from the list, and so many from the order
+local most_moved = 1000
+
+-- The error of a script for a queue with too many waiters.
+positions.too_many = 'The fair lock has more than ' .. most .. ' waiters, or ' .. most_unfit
+	.. ' whose times are missing'
 
 -- open reads the state that the other functions use. first is the index in KEYS of the
 -- lock hash, which the list, the deadlines, the heartbeats and the order follow. wait is Redisson's
@@ -26,7 +38,12 @@ function positions.open(first, wait, ttl)
 	-- A key of another type is an error here, before anything is changed.
 	q.head = positions.head(q)
 	-- Every waiter in the list has a deadline, unless a key was changed by hand.
-	q.intact = redis.call('LLEN', q.list) == redis.call('ZCARD', q.deadlines)
+	q.length = redis.call('LLEN', q.list)
+	q.intact = q.length == redis.call('ZCARD', q.deadlines)
+	q.most = q.intact and most or most_unfit
+	if q.length > q.most then
+		error(positions.too_many, 0)
+	end
 	redis.call('ZCARD', q.heartbeats)
 	local patience = redis.call('ZSCORE', q.order, '')
 	local time = redis.call('TIME')
@@ -60,12 +77,25 @@ function positions.head(q)
 	return redis.call('LINDEX', q.list, 0)
 end
 
--- queued reports whether a waiter is in the list. It searches the list only if it must.
+-- listed records that a waiter was put into the list, or taken from it with by = -1.
+local function listed(q, waiter, by)
+	if q.members then
+		q.members[waiter] = (q.members[waiter] or 0) + by
+	end
+end
+
+-- queued reports whether a waiter is in the list. It reads the list, once, only if it must.
 function positions.queued(q, waiter)
 	if q.intact then
 		return redis.call('ZSCORE', q.deadlines, waiter)
 	end
-	return redis.call('LPOS', q.list, waiter)
+	if not q.members then
+		q.members = {}
+		for _, member in ipairs(redis.call('LRANGE', q.list, 0, -1)) do
+			listed(q, member, 1)
+		end
+	end
+	return (q.members[waiter] or 0) > 0
 end
 
 -- all_queued reports that of each of some waiters.
@@ -78,6 +108,20 @@ function positions.all_queued(q, waiters)
 		queued[i] = positions.queued(q, waiter)
 	end
 	return queued
+end
+
+-- fits fails unless there is room for waiters that may be in the list already.
+function positions.fits(q, waiters)
+	local length = q.length
+	if length + #waiters <= q.most then
+		return
+	end
+	for i, queued in ipairs(positions.all_queued(q, waiters)) do
+		length = length + (queued and 0 or 1)
+	end
+	if length > q.most then
+		error(positions.too_many, 0)
+	end
 end
 
 -- dies returns when a waiter counts as dead, or nil. The deadline of our own waiter does not
@@ -115,9 +159,9 @@ local function listen(q, live)
 end
 
 -- purge removes dead waiters from the head of the list. Only a free lock needs that. It does
--- not fail for lack of memory.
+-- not fail for lack of memory. It notes whether the next script has to go on.
 local function purge(q)
-	local waiter = positions.head(q)
+	local waiter, removed = positions.head(q), 0
 	while waiter do
 		local dies = positions.dies(q, waiter)
 		if not dies then
@@ -127,7 +171,13 @@ local function purge(q)
 		if not q.free or q.silent or q.patient or not dies or dies > q.now then
 			break
 		end
+		if removed == most_dead then
+			q.unfinished = true
+			break
+		end
+		removed = removed + 1
 		redis.call('LPOP', q.list)
+		listed(q, waiter, -1)
 		redis.call('ZREM', q.deadlines, waiter)
 		redis.call('ZREM', q.heartbeats, waiter)
 		redis.call('ZREM', q.order, waiter)
@@ -158,6 +208,7 @@ local function evicted(q, live)
 			add(waiter)
 		end
 	end
+	local all = 0
 	repeat
 		local first, forgotten = redis.call('ZRANGEBYSCORE', q.order, 0, '+inf', 'LIMIT', 0, some), 0
 		for _, waiter in ipairs(first) do
@@ -169,7 +220,8 @@ local function evicted(q, live)
 				redis.call('ZREM', q.heartbeats, waiter)
 			end
 		end
-	until forgotten < some
+		all = all + forgotten
+	until forgotten < some or all >= most_dead
 	return found
 end
 
@@ -184,15 +236,17 @@ local function restore(q, back)
 	redis.call('ZREM', q.heartbeats, '')
 	local function earlier(a, b) return a[2] < b[2] or a[2] == b[2] and a[1] < b[1] end
 	table.sort(back, earlier)
-	local last, head = back[#back][2], positions.head(q)
-	while (rank(q, head) or last) < last do
+	local last, head, moved = back[#back][2], positions.head(q), 0
+	while moved < most_moved and (rank(q, head) or last) < last do
 		redis.call('LPOP', q.list)
-		back[#back + 1] = {head, rank(q, head)}
+		listed(q, head, -1)
+		back[#back + 1], moved = {head, rank(q, head)}, moved + 1
 		head = positions.head(q)
 	end
 	table.sort(back, earlier)
 	for i = #back, 1, -1 do
 		redis.call('LPUSH', q.list, back[i][1])
+		listed(q, back[i][1], 1)
 		redis.call('ZADD', q.deadlines, q.now + q.ttl + i * q.wait, back[i][1])
 	end
 	q.changed = true
@@ -233,7 +287,9 @@ function positions.leave(q, ...)
 	redis.call('ZREM', q.order, ...)
 	if redis.call('ZREM', q.deadlines, ...) > 0 or not q.intact then
 		for _, waiter in ipairs({...}) do
-			redis.call('LREM', q.list, 1, waiter)
+			if q.intact or positions.queued(q, waiter) then
+				listed(q, waiter, -redis.call('LREM', q.list, 1, waiter))
+			end
 		end
 	end
 end
@@ -295,7 +351,8 @@ end
 
 -- enqueue records a heartbeat of a waiter, and adds it to the end of the list if it is not
 -- there. The result is 2 if it was there, 3 if not. Only the head learns when the lease
--- ends: another waiter would poll in vain. All learn that it does not end.
+-- ends: another waiter would poll in vain. All learn that it does not end. While dead ones are at the head each
+-- waiter goes on with them.
 function positions.enqueue(q, waiter)
 	local queued = positions.queued(q, waiter)
 	positions.renew(q, {waiter})
@@ -304,6 +361,10 @@ function positions.enqueue(q, waiter)
 		redis.call('ZADD', q.order, math.max(last, 0) + 1, waiter)
 		-- RPUSH comes last: a waiter in the list without times would stay there for long.
 		redis.call('RPUSH', q.list, waiter)
+		listed(q, waiter, 1)
+	end
+	if q.unfinished then
+		return {queued and 2 or 3, 1}
 	end
 	local first = positions.head(q) == waiter
 	return {queued and 2 or 3, (first or not q.expires) and positions.refused(q)[2] or -1}

@@ -80,8 +80,8 @@ func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args 
 var call = regexp.MustCompile(`\b(\w+)\.\w+\(`)
 
 // Source returns the source of a script. The files of shared functions that a script
-// calls, if any, are prepended to a single file; several files are only concatenated, but for kinds.lua. A
-// file that does not exist is looked up in the subdirectory lua.
+// calls, if any, are prepended to a single file; several files are only concatenated. The shared files of
+// package locking precede both. A file that does not exist is looked up in the subdirectory lua.
 func Source(t testing.TB, files ...string) string {
 	t.Helper()
 	var whole string
@@ -92,7 +92,7 @@ func Source(t testing.TB, files ...string) string {
 	}
 	first := locate(files[0])
 	if len(files) == 1 {
-		seen := map[string]bool{"kinds": true}
+		seen := map[string]bool{"tokens": true, "kinds": true}
 		for _, m := range call.FindAllStringSubmatch(whole, -1) {
 			common := filepath.Join(filepath.Dir(first), m[1]+".lua")
 			if before, err := os.ReadFile(common); err == nil && common != first && !seen[m[1]] {
@@ -100,12 +100,15 @@ func Source(t testing.TB, files ...string) string {
 			}
 		}
 	}
-	if !strings.Contains(whole, "kinds.") || filepath.Base(first) == "kinds.lua" {
-		return whole
+	for _, name := range []string{"tokens", "kinds"} { // as locking.LoadScript
+		if !strings.Contains(whole, name+".") || filepath.Base(first) == name+".lua" {
+			continue
+		}
+		shared, err := os.ReadFile(filepath.Join(filepath.Dir(first), "../../internal/locking/lua", name+".lua"))
+		require.NoError(t, err)
+		whole = string(shared) + whole
 	}
-	kinds, err := os.ReadFile(filepath.Join(filepath.Dir(first), "../../internal/locking/lua/kinds.lua"))
-	require.NoError(t, err)
-	return string(kinds) + whole
+	return whole
 }
 
 // locate returns the path of a script, which is in its package's directory or in the

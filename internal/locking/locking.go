@@ -243,7 +243,7 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 	case ttl == -1:
 		return lock.NoExpiry, nil
 	default:
-		return max(time.Duration(ttl)*time.Millisecond, 1), nil // it is there
+		return max(wire.Duration(ttl), 1), nil // it is there
 	}
 }
 

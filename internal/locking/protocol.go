@@ -7,6 +7,7 @@ import (
 	"context"
 	"embed"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -232,9 +233,18 @@ var (
 	HashRenewScript = wire.LoadScript(luaFiles, "renew")
 )
 
-// LoadScript is wire.LoadScript for a script that tells the locks from other hashes: kinds.lua precedes it.
+// shared are the files of functions for the scripts of several packages.
+var shared = []string{"tokens", "kinds"}
+
+// LoadScript is wire.LoadScript for a script that uses such functions: the files that have them precede it.
 func LoadScript(files embed.FS, names ...string) *wire.Script {
-	return wire.NewScript(wire.Source(luaFiles, "kinds") + wire.Source(files, names...))
+	source := wire.Source(files, names...)
+	for _, name := range shared {
+		if strings.Contains(source, name+".") {
+			source = wire.Source(luaFiles, name) + source
+		}
+	}
+	return wire.NewScript(source)
 }
 
 // ScriptRenewer renews claims with a script like renew.lua.

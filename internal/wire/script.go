@@ -8,6 +8,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -207,6 +208,13 @@ func isNoScript(resp rueidis.RedisResult) bool { return meaningOf(resp.Error()) 
 // on the server does not end before the local one.
 func Millis(d time.Duration) string {
 	return strconv.FormatInt(int64((d+time.Millisecond-1)/time.Millisecond), 10)
+}
+
+// Duration returns the duration of that many milliseconds in a reply. What a writer of the key makes too
+// long for a duration is the longest, or the most negative.
+func Duration(ms int64) time.Duration {
+	const most = math.MaxInt64 / int64(time.Millisecond)
+	return time.Duration(max(-most, min(ms, most))) * time.Millisecond
 }
 
 // Flag formats a bool for scripts.

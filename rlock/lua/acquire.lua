@@ -3,13 +3,19 @@
 -- KEYS[2]  fencing counter, for a fenced lock only
 -- ARGV[1]  lease in ms
 -- ARGV[2]  claim
--- Reply: acquired, the fencing token or 0; taken, -2 - PTTL, which is negative
--- also when the key has no expiry (PTTL -1).
+-- Reply: acquired, the fencing token or 0; taken, a list of PTTL, which is -1 if the key has no expiry.
 
 local fields = redis.call('HLEN', KEYS[1])
 if fields == 0 then
 	-- What can fail comes first, and leaves nothing.
-	local token = KEYS[2] and redis.call('INCR', KEYS[2]) or 0
+	local token = 0
+	if KEYS[2] then
+		local _, bad = tokens.last(redis.pcall('GET', KEYS[2]), 1)
+		if bad then
+			return bad
+		end
+		token = redis.call('INCR', KEYS[2])
+	end
 	redis.call('HSET', KEYS[1], ARGV[2], '1') -- a number would have to be converted
 	local expires = redis.pcall('PEXPIRE', KEYS[1], ARGV[1])
 	if expires ~= 1 then -- without that right the user must not take it for ever
@@ -26,14 +32,18 @@ if redis.call('HEXISTS', KEYS[1], ARGV[2]) == 0 then
 	if not kinds.of(KEYS[1], fields) then
 		return kinds.foreign()
 	end
-	return -2 - (left == -2 and 0 or left) -- -2 if it has expired since
+	return {left == -2 and 0 or left} -- -2 if it has expired since
 end
 -- An attempt was delivered twice: this one, or an earlier one of the same wait. The caller
 -- counts the lease from this one.
+local token, bad = 0
+if KEYS[2] then
+	token, bad = tokens.last(redis.pcall('GET', KEYS[2]), 0)
+end
+if bad then
+	return bad
+end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[1]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[1])
 end
-if KEYS[2] then
-	return tonumber(redis.call('GET', KEYS[2]))
-end
-return 0
+return token

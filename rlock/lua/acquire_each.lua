@@ -4,7 +4,7 @@
 -- ARGV[2]    1 to take all of them or none
 -- ARGV[2+i]  claim
 -- Reply: 0 if all are acquired; otherwise how many are acquired; of the first that is taken,
--- -2 - PTTL; how many precede that.
+-- PTTL; how many precede that.
 
 local count, taken = #KEYS, 0
 local old = {} -- those that an earlier delivery of this request has taken
@@ -20,7 +20,7 @@ if redis.call('EXISTS', unpack(KEYS)) > 0 then
 				if not kinds.of(key, fields) then
 					return kinds.foreign()
 				end
-				count, taken = i - 1, -2 - (left == -2 and 0 or left) -- -2 if it has expired since
+				count, taken = i - 1, left == -2 and 0 or left -- -2 if it has expired since
 				break
 			end
 			old[i] = true

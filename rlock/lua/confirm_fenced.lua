@@ -13,13 +13,17 @@ end
 if redis.call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then
 	redis.call('PEXPIRE', KEYS[1], ARGV[2])
 end
-local last = 0
-for i = 1, tonumber(ARGV[3]) do
-	-- pcall: a counter of another type must not hide that the claim stands.
+local n = tonumber(ARGV[3])
+-- pcall: a counter that allows no token must not hide that the claim stands.
+local last = tokens.last(redis.pcall('GET', KEYS[2]), n)
+if not last then
+	return {1, 0, 0}
+end
+for i = 1, n do
 	local token = redis.pcall('INCR', KEYS[2])
 	if type(token) ~= 'number' then
 		return {1, i - 1, last}
 	end
 	last = token
 end
-return {1, tonumber(ARGV[3]), last}
+return {1, n, last}

@@ -16,12 +16,18 @@ local free = fields == 0
 if not free and not kinds.of(KEYS[1], fields) then
 	return kinds.foreign()
 end
+if not holds.fits(fields, (#ARGV - 1) / 3) then
+	return holds.too_many()
+end
 local open = free or mode == 'read'
 local answers, readers, refused = {}, {}, 0
 if open and redis.call('EXISTS', KEYS[2]) == 1 then
 	open, refused = false, -2 - redis.call('PTTL', KEYS[2])
 elseif not open then
 	refused = -2 - redis.call('PTTL', KEYS[1])
+end
+if not open and refused == 0 then -- it has expired since, which does not mean that the claim is acquired
+	refused = -2
 end
 if refused == -2 then -- a replica of Redis 6.2 keeps what has expired, and refuses this, which has no effect
 	redis.call('HDEL', KEYS[1], '')

@@ -19,16 +19,19 @@ end
 if kind ~= ARGV[2] then
 	return 0
 end
-local fields = redis.call('HGETALL', KEYS[1])
-for i = 1, #fields, 2 do
-	if fields[i] ~= 'mode' and not kinds.is_owner(fields[i]) then
+local owners, counts = holds.all(KEYS[1])
+if not owners then
+	return counts
+end
+for _, owner in ipairs(owners) do
+	if not kinds.is_owner(owner) then
 		return kinds.foreign()
 	end
 end
 redis.call('DEL', KEYS[1])
-for i = 1, #fields, 2 do
-	for n = 1, tonumber(fields[i + 1]) or 0 do -- mode has no number
-		redis.call('DEL', holds.key(ARGV[1], fields[i], n))
+for i, owner in ipairs(owners) do
+	for n = 1, counts[i] do
+		redis.call('DEL', holds.key(ARGV[1], owner, n))
 	end
 end
 holds.publish(ARGV[3], ARGV[4], ARGV[5])

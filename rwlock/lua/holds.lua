@@ -7,12 +7,19 @@
 -- keys exist, so most scripts build the names of these keys instead of declaring them. The
 -- keys are in the slot of the hash, but servers that refuse undeclared keys are not
 -- supported. Scripts that use keys of several claims run only while the slot does not move.
+--
+-- Java counts the holds of an owner in its field. A script looks at the keys of all holds of the lock, but
+-- whoever can write to the hash could make it do so for ever. So the holds are at most as many as those
+-- of java.util.concurrent.locks.ReentrantReadWriteLock, of fewer owners, because Lua is slow with many names. A script
+-- that would look at more fails before its first write.
 
 local holds = {}
 
 -- Two expiries that differ by at most this many ms count as equal: before Redis 7.2 the
 -- clock advances while a script runs.
 local slack = 100
+-- The most holds of a lock, and their owners.
+local most, most_owners = 65535, 10000
 -- From these numbers of holders on, end_read avoids looking at all of them.
 local some, many = 4, 32
 
@@ -40,16 +47,50 @@ function holds.prolong(lock, key, ttl)
 	end
 end
 
--- Returns how many ms the longest read hold has left, not counting those of one owner. It
--- returns 0 if no hold has any time left: then all remaining holders have died.
-function holds.longest(lock, prefix, except)
-	local longest, fields = 0, redis.call('HGETALL', lock)
+-- The error of a script that would have to look at too many holds.
+function holds.too_many()
+	return redis.error_reply('ERR The lock has more than ' .. most_owners .. ' owners or ' .. most
+		.. ' holds, or a field that is no number of holds')
+end
+
+-- Reports whether a lock with so many fields, one of which is its mode, has room for more.
+function holds.fits(fields, more)
+	return fields - 1 + more <= most_owners
+end
+
+-- Returns the owners of a lock, except one, and the numbers of their holds: two lists, or nil and an
+-- error.
+function holds.all(lock, except)
+	if not holds.fits(redis.call('HLEN', lock), 0) then
+		return nil, holds.too_many()
+	end
+	local owners, counts, sum = {}, {}, 0
+	local fields = redis.call('HGETALL', lock)
 	for i = 1, #fields, 2 do
-		local owner, count = fields[i], tonumber(fields[i + 1]) -- mode has no number
-		if count and owner ~= except then
-			for n = 1, count do
-				longest = math.max(longest, redis.call('PTTL', holds.key(prefix, owner, n)))
+		if fields[i] ~= 'mode' and fields[i] ~= except then
+			local count = string.find(fields[i + 1], '^[1-9]%d?%d?%d?%d?$') and tonumber(fields[i + 1])
+			sum = sum + (count or most + 1)
+			if sum > most then
+				return nil, holds.too_many()
 			end
+			owners[#owners + 1], counts[#counts + 1] = fields[i], count
+		end
+	end
+	return owners, counts
+end
+
+-- Returns how many ms the longest read hold has left, not counting those of one owner. It
+-- returns 0 if no hold has any time left: then all remaining holders have died. It returns nil and an error
+-- if there are too many holds.
+function holds.longest(lock, prefix, except)
+	local owners, counts = holds.all(lock, except)
+	if not owners then
+		return nil, counts
+	end
+	local longest = 0
+	for i, owner in ipairs(owners) do
+		for n = 1, counts[i] do
+			longest = math.max(longest, redis.call('PTTL', holds.key(prefix, owner, n)))
 		end
 	end
 	return longest
@@ -87,58 +128,66 @@ function holds.admit(lock, prefix, readers, mode)
 	return done
 end
 
--- Looks at some read holds and reports whether one of them lasts about as long as the lock.
+-- Looks at some read holds, but not at one claim's, and reports whether one of them lasts about as long as the lock.
 -- The expiries of holds that are renewed differ by a third of the lease, so one of 32 is
 -- among the latest tenth, but hardly ever the very last.
-local function another_lasts(lock, prefix, ttl)
+local function another_lasts(lock, prefix, ttl, except)
 	-- pcall: without this right end_read looks at all of them.
 	local sample = redis.pcall('HRANDFIELD', lock, many)
 	for _, owner in ipairs(sample) do
-		if redis.call('PTTL', holds.key(prefix, owner, 1)) >= ttl * 0.9 and ttl > 0 then
+		if owner ~= except and ttl > 0 and redis.call('PTTL', holds.key(prefix, owner, 1)) >= ttl * 0.9 then
 			return true
 		end
 	end
 	return false
 end
 
--- Ends a read claim, and returns whether the lock is free.
-function holds.end_read(lock, prefix, claim)
+-- Ends a read claim of a lock in that mode, and returns whether the lock is free. It returns nil and an error, and
+-- changes nothing, if there are too many holds.
+function holds.end_read(lock, prefix, claim, mode)
 	local key = holds.key(prefix, claim, 1)
 	local gone = redis.call('PTTL', key)
+	local others = redis.call('HLEN', lock) - 2
+	local ttl, longest
+	-- The write claim determines the expiry while there is one. Otherwise the lock lasts as long as its longest
+	-- hold. If the hold that ends had less time than the lock, another hold is the longest, and the expiry stays. The
+	-- lock can last longer than all holds after a downgrade by Java, or if the server was slow. That is
+	-- corrected when there are few holders. With many it may last longer than the longest
+	-- hold by a tenth, but never longer than it would have with the hold that ends.
+	if others > 0 and mode == 'read' then
+		ttl = redis.call('PTTL', lock)
+		if not (others >= some and gone >= 0 and gone < ttl - slack
+			or others >= many and another_lasts(lock, prefix, ttl, claim)) then
+			local err
+			longest, err = holds.longest(lock, prefix, claim)
+			if err then
+				return nil, err
+			end
+		end
+	end
 	redis.call('DEL', key)
 	redis.call('HDEL', lock, claim)
-	local others = redis.call('HLEN', lock) - 1
-	if others == 0 then
+	if others == 0 or longest and longest <= 0 then
 		redis.call('DEL', lock)
 		return true
 	end
-	if redis.call('HGET', lock, 'mode') ~= 'read' then
-		return false -- the write claim determines the expiry
-	end
-	-- The lock lasts as long as its longest hold. If the hold that ended had less time than
-	-- the lock, another hold is the longest, and the expiry stays. The lock can last longer
-	-- than all holds after a downgrade by Java, or if the server was slow. That is
-	-- corrected when there are few holders. With many it may last longer than the longest
-	-- hold by a tenth, but never longer than it would have with the hold that ended.
-	local ttl = redis.call('PTTL', lock)
-	if others >= some and gone >= 0 and gone < ttl - slack or others >= many and another_lasts(lock, prefix, ttl) then
-		return false
-	end
-	local longest = holds.longest(lock, prefix)
-	if longest <= 0 then
-		redis.call('DEL', lock)
-		return true
-	end
-	if ttl < 0 or longest < ttl then
+	if longest and (ttl < 0 or longest < ttl) then
 		redis.pcall('PEXPIRE', lock, longest)
 	end
 	return false
 end
 
--- Ends a write claim. After that the lock is free, or the writer goes on as a reader.
+-- Ends a write claim. After that the lock is free, or the writer goes on as a reader. It returns an error, and
+-- changes nothing, if there are too many holds.
 function holds.end_write(lock, prefix, field)
+	local longest, err = 0
+	if redis.call('HLEN', lock) > 2 then
+		longest, err = holds.longest(lock, prefix, field)
+		if err then
+			return err
+		end
+	end
 	redis.call('HDEL', lock, field)
-	local longest = holds.longest(lock, prefix)
 	if longest <= 0 then
 		redis.call('DEL', lock)
 	else

@@ -14,7 +14,8 @@ local mode, held = unpack(redis.call('HMGET', KEYS[1], 'mode', ARGV[2]))
 if not mode or not held then
 	return 0
 end
-if not holds.end_read(KEYS[1], ARGV[1], ARGV[2]) then
-	return 1
+local free, err = holds.end_read(KEYS[1], ARGV[1], ARGV[2], mode)
+if not free then
+	return err or 1
 end
 return 2 + holds.publish(ARGV[3], ARGV[4], ARGV[5])

@@ -9,7 +9,10 @@
 local field = ARGV[2] .. ':write'
 local mode, held = unpack(redis.call('HMGET', KEYS[1], 'mode', field))
 if mode == 'write' and held then
-	holds.end_write(KEYS[1], ARGV[1], field)
+	local err = holds.end_write(KEYS[1], ARGV[1], field)
+	if err then
+		return err
+	end
 	return 2 + holds.publish(ARGV[3], ARGV[4], ARGV[5])
 end
 -- The claim may still be waiting, and block readers.

@@ -25,6 +25,14 @@ end
 if not has then
 	return 2
 end
+local longest
+if not read or mode ~= 'write' then -- the write claim determines the expiry
+	local err
+	longest, err = holds.longest(KEYS[1], ARGV[1], from)
+	if err then
+		return err
+	end
+end
 -- First: a script may begin with it when the server is out of memory.
 redis.call('PEXPIRE', read and old or KEYS[1], lease)
 if read then
@@ -35,10 +43,10 @@ redis.call('HDEL', KEYS[1], from)
 if read then
 	redis.call('DEL', old)
 end
-if read and mode == 'write' then
-	holds.raise(KEYS[1], lease) -- the write claim determines the expiry
+if longest then
+	redis.call('PEXPIRE', KEYS[1], math.max(lease, longest))
 else
-	redis.call('PEXPIRE', KEYS[1], math.max(lease, holds.longest(KEYS[1], ARGV[1])))
+	holds.raise(KEYS[1], lease)
 end
 holds.publish(ARGV[6], ARGV[7], ARGV[8]) -- waiters learn the new expiry
 return 1

@@ -18,7 +18,8 @@ local call, try = redis.call, redis.pcall
 
 local last = call('HGET', KEYS[2], ARGV[2])
 if last then
-	if string.match(last, '^%d+') - ARGV[1] >= 0 then
+	local number = string.match(last, '^%d+')
+	if not number or number - ARGV[1] >= 0 then
 		return -1
 	end
 elseif call('EXISTS', KEYS[2]) == 0 then

@@ -39,6 +39,9 @@ pool.max = 2147483647
 local accepted = 360000
 local lifetime = 2 * accepted
 
+-- The longest entry for a request. No reply has more than six numbers.
+local longest_entry = 200
+
 local seconds, micros
 
 -- Returns the server's time, as the texts of seconds and microseconds, the same one throughout
@@ -67,6 +70,9 @@ function pool.last(usual)
 		return nil
 	end
 	local number, s, us, rest = string.match(entry, '^(%d+) (%d+) (%d+)(.*)$')
+	if not number or #entry > longest_entry then
+		error('The last request of this client is not an entry of redlatch', 0)
+	end
 	ran = s * 1000000 + us
 	if tonumber(number) ~= tonumber(ARGV[1]) then
 		return tonumber(number) > tonumber(ARGV[1]) and {} or nil
@@ -223,20 +229,35 @@ function pool.move(client, waited, ttl)
 	return true
 end
 
+-- No heartbeat is overdue later than after this time, in ms. A later one is not a client's.
+local longest = 3000
+-- A script removes at most so many clients from the wait queue.
+local most_dead = 1000
+
 -- Returns the first client of the wait queue whose heartbeat is not overdue, nil if there
 -- is none; the time since when it waits; and the ms until its next heartbeat is overdue.
--- Clients before it are removed.
+-- Clients before it are removed. If they are too many, the next one counts as alive for a moment.
 local function first()
+	local removed = 0
 	while true do
 		local client, since = unpack(redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES'))
 		if not client then
 			return nil
 		end
 		local left = tonumber(redis.call('ZSCORE', heartbeats, client) or 0) - pool.now()
+		if left > longest then
+			left = longest
+			-- pcall: the next request can do this.
+			redis.pcall('ZADD', heartbeats, pool.now() + longest, client)
+		end
 		if left > 0 then
 			return client, tonumber(since), left
 		end
+		if removed == most_dead then
+			return client, tonumber(since), 1
+		end
 		pool.dequeue(client)
+		removed = removed + 1
 	end
 end
 

@@ -9,7 +9,7 @@ if cached and (cached[1] or -1) < 0 then
 	return {0} -- a duplicate of this request
 end
 local taken = 0
-for i = 1, cached and cached[1] or 0 do
+for i = 1, cached and math.min(cached[1], #ARGV - 6) or 0 do
 	taken = taken + ARGV[6 + i]
 end
 -- A semaphore deleted meanwhile stays deleted, and its successor has no permits of it.

@@ -200,7 +200,7 @@ func parse(reply rueidis.RedisResult) (snapshot, error) {
 		if err != nil {
 			return s, err
 		}
-		s.readers[field] = max(s.readers[field], time.Duration(ttl)*time.Millisecond)
+		s.readers[field] = max(s.readers[field], wire.Duration(ttl))
 	}
 	for _, n := range channels {
 		s.channels = append(s.channels, int(n))
@@ -223,7 +223,7 @@ func parseValue(m rueidis.RedisMessage) (v value, err error) {
 	ttl, ttlErr := parts[1].AsInt64()
 	size, sizeErr := parts[2].AsInt64()
 	elements, elementsErr := parts[3].AsStrSlice()
-	v = value{kind: kind, ttl: time.Duration(ttl) * time.Millisecond, size: int(size), elements: elements}
+	v = value{kind: kind, ttl: wire.Duration(ttl), size: int(size), elements: elements}
 	return v, errors.Join(kindErr, ttlErr, sizeErr, elementsErr)
 }
 

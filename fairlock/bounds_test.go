@@ -1,0 +1,209 @@
+package fairlock_test
+
+import (
+	"context"
+	"math"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
+)
+
+const (
+	// mostWaiters is the most waiters of a queue, and mostRemoved how many one request removes or moves.
+	mostWaiters, mostRemoved = 65_535, 1000
+	// prompt bounds the reply of a script that does as much as it may.
+	prompt = 2 * time.Second
+)
+
+// eachOwn runs a test on a server of its own, which would not answer again if a script had no bound.
+func eachOwn(t *testing.T, test func(t *testing.T, w *world)) {
+	for _, program := range harness.Programs(t) {
+		t.Run(program, func(t *testing.T) { test(t, newWorld(t, harness.Own(t, program), 5*time.Minute)) })
+	}
+}
+
+// fill adds n waiters of nobody to the queue. Their scores in the sorted sets are in the order of their positions
+// from first on; a set whose name is missing does not get them.
+func (w *world) fill(n int, first map[string]int64) {
+	w.t.Helper()
+	sets, args := []string{wire.FairQueue(orders)}, []string{strconv.Itoa(n)}
+	for name, score := range first {
+		sets, args = append(sets, name), append(args, strconv.FormatInt(score, 10))
+	}
+	const script = `
+		for i = 1, tonumber(ARGV[1]) do
+			redis.call('RPUSH', KEYS[1], 'waiter ' .. i)
+			for set = 2, #KEYS do
+				redis.call('ZADD', KEYS[set], ARGV[set] + i, 'waiter ' .. i)
+			end
+		end`
+	words := slices.Concat([]string{"EVAL", script, strconv.Itoa(len(sets))}, sets, args)
+	harness.Do(w.t, w.addr, words...)
+}
+
+// dump returns the values of all keys of the lock.
+func (w *world) dump() (all []string) {
+	w.t.Helper()
+	for _, name := range keysOf(orders) {
+		value, err := testserver.Query(w.addr, "DUMP", name)
+		require.NoError(w.t, err)
+		all = append(all, value...)
+	}
+	return all
+}
+
+// within returns a context that ends after a bounded time.
+func within(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(t.Context(), prompt)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// No script works on a queue that is too long, whoever made it so.
+func TestAQueueThatIsTooLong(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		holder, waiter := w.claim(), w.claim()
+		require.True(t, w.acquire(holder).Acquired)
+		w.acquire(waiter)
+		w.fill(100_000, map[string]int64{wire.FairOrder(orders): 0})
+		before := w.dump()
+		for name, do := range map[string]func(ctx context.Context) error{
+			"acquire":             func(ctx context.Context) error { _, err := w.p.Acquire(ctx, w.claim()); return err },
+			"acquire again":       func(ctx context.Context) error { _, err := w.p.Acquire(ctx, waiter); return err },
+			"release":             func(ctx context.Context) error { _, err := w.p.Release(ctx, holder); return err },
+			"release of a waiter": func(ctx context.Context) error { _, err := w.p.Release(ctx, waiter); return err },
+			"leave":               func(ctx context.Context) error { return w.p.Leave(ctx, waiter) },
+			"force":               func(ctx context.Context) error { _, err := w.p.Force(ctx); return err },
+			"queue":               func(ctx context.Context) error { _, err := w.p.Queue(ctx); return err },
+			"transfer":            func(ctx context.Context) error { _, err := w.p.Transfer(ctx, holder, waiter.ID, lease); return err },
+			"confirm for a waiter": func(ctx context.Context) error {
+				_, err := fairlock.ConfirmClaim(ctx, w.p, holder, nil, []string{waiter.ID.String()})
+				return err
+			},
+		} {
+			require.ErrorContains(t, do(within(t)), "65535 waiters", name)
+			require.Equal(t, before, w.dump(), name)
+		}
+
+		// Its waiters make an attempt, which fails. Those of other locks keep their positions.
+		good := &locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
+		require.True(t, w.acquire(&locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
+		w.acquire(good)
+		renewed := w.p.HeartbeatRenewer().Renew(within(t), [][]watchdog.Subject{{w.position(waiter), w.position(good)}}, lease, false)[0]
+		require.NoError(t, renewed.Err)
+		require.Equal(t, []bool{false, true}, renewed.Held)
+	})
+}
+
+// A script reads the list of a queue whose keys do not fit together once, and forgets so many dead waiters.
+func TestALongQueueWithoutTimes(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		holder, waiter := w.claim(), w.claim()
+		require.True(t, w.acquire(holder).Acquired)
+		w.acquire(waiter)
+		w.fill(9_500, map[string]int64{wire.FairOrder(orders): 0})
+		// In the order before those of the list, and dead.
+		harness.Do(t, w.addr, "EVAL", `for i = 1, 100000 do redis.call('ZADD', KEYS[1], 0, 'dead ' .. i) end`, "1", wire.FairOrder(orders))
+		_, err := w.p.Acquire(within(t), waiter)
+		require.NoError(t, err)
+		claims := []*locking.Claim{waiter}
+		for range 100 {
+			claims = append(claims, w.claim())
+		}
+		_, err = w.p.AcquireAll(within(t), claims)
+		require.NoError(t, err)
+		released, err := w.p.Release(within(t), holder)
+		require.NoError(t, err)
+		require.Equal(t, locking.Free, released.State)
+		a, err := w.p.Acquire(within(t), waiter)
+		require.NoError(t, err)
+		require.True(t, a.Acquired)
+	})
+}
+
+// A queue has a last place. Waiters that have one keep it.
+func TestAFullQueue(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		holder, waiter := w.claim(), w.claim()
+		require.True(t, w.acquire(holder).Acquired)
+		w.acquire(waiter)
+		late := time.Now().Add(time.Hour).UnixMilli()
+		w.fill(mostWaiters-2, map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1})
+		last := w.claim()
+		require.True(t, w.acquire(last).Moved)
+		before := w.dump()
+		_, err := w.p.Acquire(within(t), w.claim())
+		require.ErrorContains(t, err, "65535 waiters")
+		require.Equal(t, before, w.dump())
+		require.True(t, w.acquire(last).Queued)
+		once := w.claim()
+		once.Waits = false
+		require.False(t, w.acquire(once).Acquired)
+		require.Equal(t, locking.NotHeld, w.release(last).State)
+		require.True(t, w.acquire(w.claim()).Moved)
+	})
+}
+
+// A request removes so many dead waiters, and the next goes on.
+func TestManyDeadWaiters(t *testing.T) {
+	const dead = 20 * mostRemoved
+	eachOwn(t, func(t *testing.T, w *world) {
+		conn := harness.Conn(t, w.addr)
+		w.fill(dead, map[string]int64{wire.FairTimeouts(orders): 1})
+		waiter, renewed := w.claim(), []bool(nil)
+		for attempt := 0; ; attempt++ {
+			before := harness.Commands(t, conn)["lpop"]
+			a, err := w.p.Acquire(within(t), waiter)
+			require.NoError(t, err)
+			require.LessOrEqual(t, harness.Commands(t, conn)["lpop"]-before, mostRemoved)
+			if a.Acquired {
+				require.Equal(t, dead/mostRemoved-1, attempt+1, "and one heartbeat")
+				break
+			}
+			require.Equal(t, time.Millisecond, a.FreeIn, "the next attempt follows at once")
+			if attempt == 0 { // a heartbeat goes on as well, and sends the waiter for another attempt
+				renewed = w.p.HeartbeatRenewer().Renew(within(t), [][]watchdog.Subject{{w.position(waiter)}}, lease, false)[0].Held
+				require.Equal(t, []bool{false}, renewed)
+			}
+		}
+	})
+}
+
+// A waiter that Java has evicted goes behind so many that came earlier.
+func TestManyEarlierWaiters(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		conn := harness.Conn(t, w.addr)
+		require.True(t, w.acquire(w.claim()).Acquired)
+		late := time.Now().Add(time.Hour).UnixMilli()
+		w.fill(20*mostRemoved, map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1})
+		evicted := w.claim()
+		harness.Do(t, w.addr, "ZADD", wire.FairOrder(orders), "inf", evicted.ID.String())
+		harness.Do(t, w.addr, "ZADD", wire.FairAlive(orders), strconv.FormatInt(late, 10), evicted.ID.String())
+		before := harness.Commands(t, conn)["lpop"]
+		a, err := w.p.Acquire(within(t), evicted)
+		require.NoError(t, err)
+		require.True(t, a.Queued)
+		require.LessOrEqual(t, harness.Commands(t, conn)["lpop"]-before, mostRemoved)
+	})
+}
+
+// Queue returns the first waiters.
+func TestTheFirstWaitersOfALongQueue(t *testing.T) {
+	eachOwn(t, func(t *testing.T, w *world) {
+		w.fill(mostWaiters, map[string]int64{wire.FairTimeouts(orders): math.MaxInt32 * int64(1000)})
+		waiters, err := w.p.Queue(within(t))
+		require.NoError(t, err)
+		require.Equal(t, 10_000, len(waiters))
+		require.Equal(t, time.UnixMilli(math.MaxInt32*1000+1), waiters[0].Deadline)
+	})
+}
