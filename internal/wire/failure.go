@@ -241,7 +241,7 @@ func (f *Failure) line(cause error) string {
 		return ErrWrongType.Error() + ": " + text.Safe(cause.Error())
 	}
 	if number := (*strconv.NumError)(nil); errors.As(cause, &number) { // its message has the value
-		return "the server's value is not a number that is expected here"
+		return ErrWrongType.Error()
 	}
 	line := cause.Error()
 	if slices.Contains(kinds, f.kind) {
