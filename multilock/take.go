@@ -126,7 +126,8 @@ func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
 		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
 		return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
 	}
-	if errors.Is(context.Cause(ctx), lock.ErrClosed) { // the client of a member is closing and waits for this call
+	// Not errors.Is: the context of the caller may have ended with a lost hold of another client that was closed.
+	if context.Cause(ctx) == lock.ErrClosed { // the client of a member is closing and waits for this call
 		return release()
 	}
 	err := m.s.Undo(ctx, maxUndo, release)
