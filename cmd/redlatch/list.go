@@ -10,12 +10,11 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
-	"unicode"
-	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/text"
 )
 
 func newList(c *connection) *cobra.Command {
@@ -119,11 +118,11 @@ func printList(w io.Writer, objects []inspect.Object, asJSON bool) error {
 }
 
 // printable returns a text without characters that a terminal interprets.
-func printable(text string) string {
-	if strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsPrint(r) }) || !utf8.ValidString(text) {
-		return strconv.Quote(text)
+func printable(s string) string {
+	if text.Printable(s) {
+		return s
 	}
-	return text
+	return strconv.Quote(s)
 }
 
 func expiry(o inspect.Object) string {

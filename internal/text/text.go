@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 	"unicode"
+	"unicode/utf8"
 )
 
 // Max is the number of bytes of a foreign text that are shown.
@@ -16,11 +17,16 @@ const Max = 512
 // of the latter.
 func Safe(s string) string {
 	s = Cut(s)
-	if !strings.ContainsFunc(s, func(r rune) bool { return r == unicode.ReplacementChar || !unicode.IsPrint(r) }) {
+	if Printable(s) {
 		return s
 	}
 	quoted := strconv.Quote(s)
 	return quoted[1 : len(quoted)-1]
+}
+
+// Printable reports whether s is UTF-8 without control characters.
+func Printable(s string) bool {
+	return utf8.ValidString(s) && !strings.ContainsFunc(s, func(r rune) bool { return !unicode.IsPrint(r) })
 }
 
 // Cut returns s, or its first Max bytes and an ellipsis.
