@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -91,8 +92,11 @@ func Source(t testing.TB, files ...string) string {
 		whole += string(source)
 	}
 	first := locate(files[0])
+	if strings.HasSuffix(filepath.Dir(first), "internal/locking/lua") {
+		return whole // the shared files need no others
+	}
 	if len(files) == 1 {
-		seen := map[string]bool{"tokens": true, "kinds": true}
+		seen := make(map[string]bool)
 		for _, m := range call.FindAllStringSubmatch(whole, -1) {
 			common := filepath.Join(filepath.Dir(first), m[1]+".lua")
 			if before, err := os.ReadFile(common); err == nil && common != first && !seen[m[1]] {
@@ -100,15 +104,7 @@ func Source(t testing.TB, files ...string) string {
 			}
 		}
 	}
-	for _, name := range []string{"tokens", "kinds"} { // as locking.LoadScript
-		if !strings.Contains(whole, name+".") || filepath.Base(first) == name+".lua" {
-			continue
-		}
-		shared, err := os.ReadFile(filepath.Join(filepath.Dir(first), "../../internal/locking/lua", name+".lua"))
-		require.NoError(t, err)
-		whole = string(shared) + whole
-	}
-	return whole
+	return locking.WithShared(whole)
 }
 
 // locate returns the path of a script, which is in its package's directory or in the

@@ -236,15 +236,19 @@ var (
 // shared are the files of functions for the scripts of several packages.
 var shared = []string{"tokens", "kinds"}
 
-// LoadScript is wire.LoadScript for a script that uses such functions: the files that have them precede it.
+// LoadScript is wire.LoadScript for a script that uses shared functions.
 func LoadScript(files embed.FS, names ...string) *wire.Script {
-	source := wire.Source(files, names...)
+	return wire.NewScript(WithShared(wire.Source(files, names...)))
+}
+
+// WithShared returns the source of a script, after the shared files that it uses.
+func WithShared(source string) string {
 	for _, name := range shared {
 		if strings.Contains(source, name+".") {
 			source = wire.Source(luaFiles, name) + source
 		}
 	}
-	return wire.NewScript(source)
+	return source
 }
 
 // ScriptRenewer renews claims with a script like renew.lua.
