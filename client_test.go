@@ -193,7 +193,7 @@ func TestParseURLOfSentinels(t *testing.T) {
 	require.Nil(t, opt.Sentinel.TLSConfig)
 }
 
-// The first bytes that a sentinel gets are those of a TLS handshake.
+// A connection to a sentinel begins with a TLS handshake.
 func TestConnectionsToSentinelsUseTLS(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

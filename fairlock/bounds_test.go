@@ -69,7 +69,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// No script works on a queue that is too long, whoever made it so.
+// Every script fails on a queue that is too long, and changes nothing.
 func TestAQueueThatIsTooLong(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
 		holder, waiter := w.claim(), w.claim()
@@ -95,7 +95,7 @@ func TestAQueueThatIsTooLong(t *testing.T) {
 			require.Equal(t, before, w.dump(), name)
 		}
 
-		// Its waiters make an attempt, which fails. Those of other locks keep their positions.
+		// A heartbeat sends its waiters to an attempt, which fails. Waiters of other locks keep their positions.
 		good := &locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
 		require.True(t, w.acquire(&locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
 		w.acquire(good)
@@ -112,7 +112,7 @@ func TestALongQueueWithoutTimes(t *testing.T) {
 		require.True(t, w.acquire(holder).Acquired)
 		w.acquire(waiter)
 		w.fill(9_500, map[string]int64{wire.FairOrder(orders): 0})
-		// In the order before those of the list, and dead.
+		// Dead waiters, before the waiters of the list in the order.
 		harness.Do(t, w.addr, "EVAL", `for i = 1, 100000 do redis.call('ZADD', KEYS[1], 0, 'dead ' .. i) end`, "1", wire.FairOrder(orders))
 		_, err := w.p.Acquire(within(t), waiter)
 		require.NoError(t, err)

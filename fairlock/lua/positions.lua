@@ -9,8 +9,9 @@
 -- Java can evict a live waiter. So another sorted set of redlatch has the order in which our
 -- waiters came. Its member '' has the negative time until which no waiter is dropped.
 --
--- Whoever can write to these keys can make them as large as the server allows. So a queue has a most of
--- waiters, beyond which every script fails before its first write, and a script removes or moves only so many.
+-- Whoever can write to these keys can make them as large as the server allows. So a queue has a
+-- maximum length, beyond which every script fails before its first write, and a script removes or moves a limited
+-- number of waiters.
 local positions = {}
 
 -- If the keys do not fit together a script reads the whole list, and Lua is slow with many names.

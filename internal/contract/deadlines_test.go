@@ -302,7 +302,7 @@ func TestACallerLeavesWhenItGetsTheLock(t *testing.T) {
 // Callers leave a stopped server, and then the client is closed. Few goroutines are left while
 // the server is silent, and none soon after Close, although the server does not come back.
 func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
-	const callers, few = 500, 100 // few: 32 batches, 16 cleanups, those of the client and of rueidis
+	const callers, few = 500, 100 // few: 32 batches, 16 cleanups, and the goroutines of the client and of rueidis
 	harness.EachAlone(t, func(t *testing.T, s *testserver.Server) {
 		before := runtime.NumGoroutine()
 		c := harness.Client(t, s, quiet)
@@ -329,7 +329,7 @@ func TestALeaseShorterThanARoundTrip(t *testing.T) {
 	eachVirtually(t, leased, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		s.Latency = latency
 		c := s.Client(t)
-		// The first acquisition loads scripts, and that of a Redlock also asks which server that is.
+		// The first acquisition loads the scripts. A Redlock also asks for the identity of the server.
 		require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing, lock.Lease(time.Minute)))
 		lengths := []lock.Option{lock.Lease(latency), lock.Lease(latency / 2)}
 		if k.name == "multi" { // whose three members take two requests

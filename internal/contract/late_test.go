@@ -145,18 +145,24 @@ func TestARequestForAPositionArrivesLate(t *testing.T) {
 	})
 }
 
+// copied returns a hold of a fair lock, and the next waiter of its client. A copy of the request that acquired
+// the hold arrives when the gate opens.
+func (x *site) copied() (first lock.Hold, next *call) {
+	x.Helper()
+	theirs := mustLock(x, x.Context(), x.theirs())
+	w := x.parked(x.there)
+	x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
+		require.NoError(x, theirs.Unlock(x.Context()))
+		first = w.Got()
+	})
+	return first, x.joined()
+}
+
 // Holds of one client have a fair lock one after the other. A copy of the request that took it arrives when
 // the last of them has released it, and is undone.
 func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
 	eachSite(t, []requests{fairRow}, time.Hour, func(x *site) {
-		theirs := mustLock(x, x.Context(), x.theirs())
-		w := x.parked(x.there)
-		var first lock.Hold
-		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
-			require.NoError(x, theirs.Unlock(x.Context()))
-			first = w.Got()
-		})
-		next := x.joined()
+		first, next := x.copied()
 		require.NoError(x, first.Unlock(x.ctx))
 		h := next.Got()
 		require.Equal(x, first.Owner(), h.Owner(), "the lock was handed over")
@@ -170,14 +176,7 @@ func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
 // it could hand the lock over, and is undone.
 func TestACopyOfAnAcquisitionArrivesAfterALoss(t *testing.T) {
 	eachSite(t, []requests{fairRow}, time.Hour, func(x *site) {
-		theirs := mustLock(x, x.Context(), x.theirs())
-		w := x.parked(x.there)
-		var first lock.Hold
-		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
-			require.NoError(x, theirs.Unlock(x.Context()))
-			first = w.Got()
-		})
-		next := x.joined()
+		first, next := x.copied()
 		x.ask(x, "DEL", x.name)
 		require.ErrorIs(x, first.Unlock(x.ctx), lock.ErrLost)
 		require.NoError(x, next.Got().Unlock(x.ctx))

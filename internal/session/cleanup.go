@@ -15,9 +15,9 @@ const (
 	// maxCleanups bounds how many cleanups are pending. Beyond that the first is dropped, of those that
 	// have run if there are some: what it would remove expires.
 	maxCleanups = 10_000
-	// fewCleanups is how many run at the same time while the server does not answer, and cleanupsAtOnce how
-	// many at most while it does. The connection sends their requests together,
-	// so they keep up with thousands of callers a second that leave a server 100 ms away.
+	// fewCleanups bounds how many run at the same time while the server does not answer, and cleanupsAtOnce
+	// while it does. The connection sends their requests together, so they keep up with thousands of callers a
+	// second that leave a server 100 ms away.
 	fewCleanups    = 16
 	cleanupsAtOnce = 512
 	// maxWaiting bounds how many workers wait for a cleanup to be due.
@@ -161,7 +161,7 @@ type cleanups struct {
 	first   pendingCleanups // that may never have run
 	again   pendingCleanups // that are repeated in case a request arrives late
 	workers int
-	limit   int           // of the workers, between fewCleanups and cleanupsAtOnce
+	extra   int           // how many workers there may be beyond fewCleanups
 	waiting int           // of the workers, for a cleanup to be due
 	wake    chan struct{} // has room for one
 	closeBy time.Time     // for the last runs
@@ -223,7 +223,7 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 
 // hire adds a worker unless there are enough. cs.mu is held.
 func (cs *cleanups) hire(s *Session) {
-	if cs.workers < max(cs.limit, fewCleanups) && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
+	if cs.workers < fewCleanups+cs.extra && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
 		cs.workers++
 	}
 }
@@ -315,9 +315,9 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		// A server that answers gets twice as many at once after each round trip. One that does not is
 		// left with few.
 		if err == nil || wire.IsRefused(err) {
-			cs.limit = min(max(cs.limit, fewCleanups)+1, cleanupsAtOnce)
+			cs.extra = min(cs.extra+1, cleanupsAtOnce-fewCleanups)
 		} else {
-			cs.limit = fewCleanups
+			cs.extra = 0
 		}
 		if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) && !closing {
 			cs.add(p)

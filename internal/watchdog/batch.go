@@ -160,7 +160,7 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 	if len(batches) == 0 {
 		return
 	}
-	ctx, cancel := context.WithTimeout(wd.ctx, wd.attemptTime(how, batches))
+	ctx, cancel := context.WithTimeout(wd.ctx, how.attemptTime(batches))
 	defer cancel()
 	sent := time.Now()
 	results := how.renewer.Renew(ctx, subjects, how.ttl, how.shared)
@@ -182,7 +182,7 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 // lease is for several more attempts. From a far one it takes no longer than the last reply, or else the third of the
 // lease that has passed since then, and a quarter more for variation. Leases whose reply comes in time do not end
 // because others in the wave have none.
-func (wd *Watchdog) attemptTime(how renewal, batches [][]*Lease) time.Duration {
+func (how renewal) attemptTime(batches [][]*Lease) time.Duration {
 	limit := how.ttl / 6
 	if how.far {
 		left := time.Duration(math.MaxInt64)

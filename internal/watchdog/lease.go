@@ -227,7 +227,7 @@ func (l *Lease) Expire(now time.Time) {
 	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
 		l.state = renewing
 		failures := l.known().failures
-		// A far server is asked over the connection that is open, and a near one over that of renewals.
+		// A far server gets the request on the shared, open connection, a near one on the renewal connection.
 		how := renewal{*l.renewer, l.ttl, l.quiet, min(failures, 1), l.far, (failures%2 == 1) != l.far}
 		l.watchdog.due[how] = append(l.watchdog.due[how], l)
 	}

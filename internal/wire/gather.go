@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// manyInFlight is the number of requests in flight at which those of callers that cannot leave are
-	// gathered too.
+	// manyInFlight is the number of requests in flight from which gathering includes the requests of
+	// callers that cannot leave.
 	manyInFlight = 20
 	// maxBatches is the number of batches without a reply. A server that is far away gets larger batches
 	// instead of more, and one that does not answer gets no more.
