@@ -137,8 +137,8 @@ func exclusive(kind string) scenario {
 		r.passesStep("2 unlocks, 3 gets it", d, 2, three, r.queued(0))
 		r.givesStep("3 unlocks", d, 3)
 		r.loose = false
-		r.takesStep("1 locks for 4.9 s", d, 1, forever, 4900*time.Millisecond)
-		two = r.waitsStep("2 waits for 1 s", d, 2, time.Second, 0, r.queued(1))
+		r.takesStep("1 locks for 9.9 s", d, 1, forever, 9900*time.Millisecond)
+		two = r.waitsStep("2 waits for 6 s", d, 2, 6*time.Second, 0, r.queued(1))
 		three = r.waitsStep("3 waits behind it", d, 3, forever, 0, r.queued(2))
 		r.loose = ours
 		r.step("2 gives up", func() string { return r.outcome(two) }, r.queued(1))

@@ -186,7 +186,7 @@ func histories(t *testing.T, workers int, run func(*round, *testing.T) *history,
 				goOn := func() bool {
 					soFar := time.Since(begin)
 					// Some events are rare.
-					return seed == first || soFar < runFor || soFar < 3*runFor && len(sum.missing(runFor)) > 0
+					return seed == first || soFar < runFor || soFar < 5*runFor && len(sum.missing(runFor)) > 0
 				}
 				for ok := true; ok && goOn(); seed++ {
 					ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
