@@ -66,6 +66,26 @@ func TestRedSlowRelease(t *testing.T) {
 		require.Equal(t, 5*redQuick, time.Since(began))
 		w.drain(fakes)
 
+		// A member that is granted meanwhile counts when it is released.
+		fakes = w.fakes(redYes, redYes, redAnswer{after: 3 * redQuick})
+		fakes[0].unlock = slow
+		h, err = w.red(fakes).Lock(t.Context())
+		require.NoError(t, err)
+		began = time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		require.Equal(t, 2*redQuick+2*time.Millisecond, time.Since(began))
+		w.drain(fakes)
+
+		// So does one that is refused.
+		fakes = w.fakes(redYes, redYes, redAnswer{after: 3 * redQuick, err: errRedTaken})
+		fakes[0].unlock = redAnswer{after: redQuick, err: errors.Join(lock.ErrIndeterminate, errRedBoom)}
+		h, err = w.red(fakes).Lock(t.Context())
+		require.NoError(t, err)
+		began = time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		require.Equal(t, 2*redQuick, time.Since(began))
+		w.drain(fakes)
+
 		// Unlock waits for a slow majority.
 		fakes = w.fakes(redYes, redYes, redYes)
 		fakes[0].unlock, fakes[1].unlock = redAnswer{after: time.Second / 2}, slow

@@ -120,7 +120,7 @@ func (h *redHold) undo(ctx context.Context) {
 func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err error) {
 	err = h.cohort.Release(by, func(by time.Time) error {
 		t := h.round.release(ctx)
-		free := func() int { return len(h.r.members) - t.open - t.unknown - len(t.errs) }
+		free := func() int { return len(h.r.members) - t.open - t.asking - len(t.errs) }
 		held := t.open
 		limit := time.NewTimer(time.Until(by)) // ctx does not end
 		defer limit.Stop()
@@ -136,7 +136,7 @@ func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err
 		switch err := errors.Join(t.errs...); {
 		case held-t.gone < h.r.quorum:
 			return h.loss(lock.ReasonGone, err)
-		case free() < h.r.quorum && t.open+t.unknown == 0 && !errors.Is(err, lock.ErrIndeterminate):
+		case free() < h.r.quorum && t.open+t.asking == 0 && !errors.Is(err, lock.ErrIndeterminate):
 			return err // every server has answered, and too few have released their members
 		case free() < h.r.quorum:
 			return errors.Join(lock.ErrIndeterminate, err)
@@ -252,8 +252,11 @@ type tally struct {
 	answers            chan answer // has capacity for all
 	open, yes, gone    int
 	errs               []error // of the others
-	unknown            int     // members that may yet be granted, and are released then
 	receivers, counted int     // of a release, and the members whose receivers are known
+	// The members that had not answered the acquisition yet when the release began: how many are still
+	// to be refused, or granted and then released.
+	asked  []bool
+	asking int
 }
 
 // answer is the answer of member i.
@@ -264,9 +267,10 @@ type answer struct {
 }
 
 // wait counts answers until all have arrived, enough reports true unless it is nil, or over says that
-// the time is over. Then it counts those that are there.
+// the time is over. Then it counts those that are there. With enough it also waits for members that are
+// still being asked.
 func wait[T any](t *tally, over <-chan T, enough func() bool) {
-	for t.open > 0 && (enough == nil || !enough()) {
+	for t.open+t.asking > 0 && (enough == nil && t.open > 0 || enough != nil && !enough()) {
 		select {
 		case a := <-t.answers:
 			t.count(a)
@@ -280,6 +284,13 @@ func wait[T any](t *tally, over <-chan T, enough func() bool) {
 }
 
 func (t *tally) count(a answer) {
+	if t.asked != nil && t.asked[a.i] {
+		t.asking--
+		if a.err != nil && !isTaken(a.err) && !isGone(a.err) {
+			t.errs = append(t.errs, serverError{a.i, a.err})
+		}
+		return
+	}
 	t.open--
 	switch {
 	case isGone(a.err):

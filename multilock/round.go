@@ -169,9 +169,9 @@ type round struct {
 	changed chan struct{} // has capacity 1; signals each answer
 	granted *atomic.Bool  // set by each grant
 
-	mu     sync.Mutex
-	votes  []vote
-	closed bool // a member that is granted now is released
+	mu       sync.Mutex
+	votes    []vote
+	released *tally // of the last release; a member that is granted after it is released too
 }
 
 // vote is the answer of a member. It keeps the hold of the member from when the server
@@ -195,7 +195,7 @@ func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
 	var all *attempts
 	for i := range rd.votes {
 		v := &rd.votes[i]
-		if v.hold != nil || v.asking || rd.closed {
+		if v.hold != nil || v.asking || rd.released != nil {
 			continue
 		}
 		if all == nil {
@@ -251,15 +251,19 @@ func (rd *round) ask(all *attempts, i int) {
 		}
 	}
 	rd.mu.Lock()
-	late := rd.closed
+	late := rd.released
 	rd.votes[i] = vote{err: err}
 	if err == nil {
 		rd.votes[i].hold, rd.votes[i].sent = hold, sent
 		rd.granted.Store(true)
 	}
 	rd.mu.Unlock()
-	if late && err == nil {
-		rd.drop(ctx, i, hold, nil)
+	switch {
+	case late == nil:
+	case err == nil:
+		rd.drop(ctx, i, hold, late)
+	default:
+		late.answers <- answer{i: i, err: err}
 	}
 	select {
 	case rd.changed <- struct{}{}:
@@ -371,19 +375,19 @@ func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 	return true
 }
 
-// release closes the round and drops all members that are held.
+// release closes the round and drops all members that are held, now or when they are granted.
 func (rd *round) release(ctx context.Context) *tally {
-	t := &tally{answers: make(chan answer, len(rd.votes))}
+	t := &tally{answers: make(chan answer, len(rd.votes)), asked: make([]bool, len(rd.votes))}
 	rd.mu.Lock()
-	rd.closed = true
-	for _, v := range rd.votes {
-		if v.asking {
-			t.unknown++
+	rd.released = t
+	for i, v := range rd.votes {
+		if t.asked[i] = v.asking; v.asking {
+			t.asking++
 		}
 	}
 	rd.mu.Unlock()
 	for i := range rd.votes {
-		if hold := rd.hold(i); hold != nil && rd.drop(ctx, i, hold, t) {
+		if hold := rd.hold(i); hold != nil && !t.asked[i] && rd.drop(ctx, i, hold, t) {
 			t.open++
 		}
 	}
