@@ -180,11 +180,12 @@ func TestVeryManyWaitersOfOneProcess(t *testing.T) {
 		begin := time.Now()
 		require.NoError(t, h.Unlock(t.Context()))
 		wg.Wait()
-		sent := harness.Commands(t, conn)["evalsha"] - before
-		t.Logf("%v and %.3f scripts for an acquisition, of waiters in the queue", time.Since(begin)/time.Duration(waiters), float64(sent)/float64(waiters))
+		took, sent := time.Since(begin), harness.Commands(t, conn)["evalsha"]-before
+		t.Logf("%v and %.3f scripts for an acquisition, of waiters in the queue", took/time.Duration(waiters), float64(sent)/float64(waiters))
 		require.Equal(t, processesOf(want), processesOf(had))
 		require.LessOrEqual(t, channels, 1)
-		require.Less(t, sent, waiters/2, "a question covers several hand-offs")
+		// An answer is believed for 20 ms, in which a busy machine hands the lock over once.
+		require.Less(t, sent, waiters/2+int(took/(20*time.Millisecond)), "a question covers several hand-offs")
 		harness.NothingLeft(t, s.Addr)
 	})
 }

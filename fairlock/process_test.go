@@ -355,7 +355,7 @@ func TestKilledProcessesLoseTheirPositions(t *testing.T) {
 func TestTheQueueOfTheDeadExpires(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := newCrowd(t, s, 1, redlatch.DefaultWatchdogTimeout, time.Second)
-		h := mustLock(t, harness.Client(t, s).FairLock("orders"), lock.Lease(time.Second))
+		h := mustLock(t, harness.Client(t, s).FairLock("orders"), lock.Lease(5*time.Second))
 		c.queue(0, order{})
 		c.queue(0, order{})
 		c.procs[0].Kill()

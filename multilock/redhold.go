@@ -205,7 +205,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			members = append(members, hold)
 			answered = append(answered, func(err error) {
 				if isGone(err) {
-					h.round.drop(context.Background(), i, hold, nil) // the server may still have it
+					h.round.drop(context.Background(), i, hold, nil, false) // the server may still have it
 				}
 				t.answers <- answer{i: i, err: err}
 			})
@@ -253,9 +253,8 @@ type tally struct {
 	open, yes, gone    int
 	errs               []error // of the others
 	receivers, counted int     // of a release, and the members whose receivers are known
-	// The members that had not answered the acquisition yet when the release began: how many are still
-	// to be refused, or granted and then released.
-	asked  []bool
+	// asking counts the members that had not answered the acquisition when the release began, until
+	// they are refused, or granted and then released.
 	asking int
 }
 
@@ -264,6 +263,7 @@ type answer struct {
 	i         int
 	err       error
 	receivers int
+	late      bool // the member is one that asking has counted
 }
 
 // wait counts answers until all have arrived, enough reports true unless it is nil, or over says that
@@ -284,7 +284,7 @@ func wait[T any](t *tally, over <-chan T, enough func() bool) {
 }
 
 func (t *tally) count(a answer) {
-	if t.asked != nil && t.asked[a.i] {
+	if a.late {
 		t.asking--
 		if a.err != nil && !isTaken(a.err) && !isGone(a.err) {
 			t.errs = append(t.errs, serverError{a.i, a.err})

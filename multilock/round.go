@@ -181,6 +181,7 @@ type vote struct {
 	sent    time.Time // when it was requested
 	err     error
 	asking  bool // an attempt is under way
+	late    bool // it was, when the round was released
 	awaited bool // even by a majority
 }
 
@@ -252,7 +253,7 @@ func (rd *round) ask(all *attempts, i int) {
 	}
 	rd.mu.Lock()
 	late := rd.released
-	rd.votes[i] = vote{err: err}
+	rd.votes[i] = vote{err: err, late: late != nil}
 	if err == nil {
 		rd.votes[i].hold, rd.votes[i].sent = hold, sent
 		rd.granted.Store(true)
@@ -261,9 +262,9 @@ func (rd *round) ask(all *attempts, i int) {
 	switch {
 	case late == nil:
 	case err == nil:
-		rd.drop(ctx, i, hold, late)
+		rd.drop(ctx, i, hold, late, true)
 	default:
-		late.answers <- answer{i: i, err: err}
+		late.answers <- answer{i: i, err: err, late: true}
 	}
 	select {
 	case rd.changed <- struct{}{}:
@@ -352,11 +353,11 @@ func (rd *round) hold(i int) locking.MemberHold {
 }
 
 // drop releases the hold of member i in the background and sends the result to t, which may be
-// nil. It reports false if the member was dropped before. It blocks while the member's client
-// is closing.
-func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally) bool {
+// nil. It reports false if the member was dropped before, or is not late as the caller says. It blocks
+// while the member's client is closing.
+func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally, late bool) bool {
 	rd.mu.Lock()
-	if rd.votes[i].hold != hold {
+	if rd.votes[i].hold != hold || rd.votes[i].late != late {
 		rd.mu.Unlock()
 		return false
 	}
@@ -365,7 +366,7 @@ func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 	unlock := func(context.Context) {
 		err := hold.Unlock(ctx)
 		if t != nil {
-			t.answers <- answer{i, err, hold.Receivers()}
+			t.answers <- answer{i, err, hold.Receivers(), late}
 		}
 	}
 	// The member's client runs it, because the Redlock's client may close first.
@@ -377,17 +378,17 @@ func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 
 // release closes the round and drops all members that are held, now or when they are granted.
 func (rd *round) release(ctx context.Context) *tally {
-	t := &tally{answers: make(chan answer, len(rd.votes)), asked: make([]bool, len(rd.votes))}
+	t := &tally{answers: make(chan answer, len(rd.votes))}
 	rd.mu.Lock()
 	rd.released = t
-	for i, v := range rd.votes {
-		if t.asked[i] = v.asking; v.asking {
+	for _, v := range rd.votes {
+		if v.asking {
 			t.asking++
 		}
 	}
 	rd.mu.Unlock()
 	for i := range rd.votes {
-		if hold := rd.hold(i); hold != nil && !t.asked[i] && rd.drop(ctx, i, hold, t) {
+		if hold := rd.hold(i); hold != nil && rd.drop(ctx, i, hold, t, false) {
 			t.open++
 		}
 	}

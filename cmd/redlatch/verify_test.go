@@ -295,6 +295,7 @@ func TestVerifyMissingCommand(t *testing.T) {
 		_, checks := verified(t, s.Addr, statusNo)
 		requireResults(t, checks, map[string]string{
 			"hash tags": resultUnchecked, "fair lock": resultFails, "election": resultFails,
+			"MultiLock": checks["MultiLock"].Result, // one of its members is a fair lock, for which it may have to wait
 		})
 		require.Regexp(t, `^waiting: .*[Uu]nknown`, checks["fair lock"].Detail)
 		requireNoKeys(t, s.Addr)
