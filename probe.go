@@ -232,14 +232,12 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		args = append(append(args, strconv.Itoa(len(words))), words...)
 	}
 	sent := time.Now()
-	reply, err := probeScript.Exec(ctx, conn, nil, args).AsIntSlice()
+	reply, err := wire.Numbers(probeScript.Exec(ctx, conn, nil, args), 3+len(uses), wire.Any)
 	n.RoundTrip = time.Since(sent)
 	var found []Finding
 	switch {
 	case forbidden(err):
 		found, err = []Finding{withoutScripts(addr, err)}, nil
-	case err == nil && len(reply) != 3+len(uses):
-		err = fmt.Errorf("redlatch: probe %s: the reply has %d elements", addr, len(reply))
 	case err != nil:
 		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	default:

@@ -266,7 +266,7 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	err = l.s.Retry(ctx, start.Add(retryTimeout), func(ctx context.Context) error {
 		for next != cancelScript || l.s.Err() == nil { // a closing client leaves the outcome unknown
 			keys := []string{l.key, wire.LatchRound(l.key), cachedReply(l.key, id)}
-			n, err = next.Exec(ctx, l.s.Client, keys, args).AsInt64()
+			n, err = wire.Number(next.Exec(ctx, l.s.Client, keys, args), wire.Range{Least: -1, Most: math.MaxInt64})
 			if err == nil && n < 0 && time.Since(start) >= replyTTL {
 				err = errTooLate
 			}

@@ -1,6 +1,7 @@
 package countdown
 
 import (
+	"cmp"
 	"context"
 	"embed"
 	"errors"
@@ -44,13 +45,19 @@ func cachedReply(key, request string) string { return wire.LatchRound(key) + ":"
 
 // read returns the state of a latch.
 func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
-	reply, err := readScript.Exec(ctx, c, []string{key, wire.LatchRound(key)}, nil).ToArray()
+	reply, err := wire.List(readScript.Exec(ctx, c, []string{key, wire.LatchRound(key)}, nil), 3, 3)
 	if err != nil || reply[0].IsNil() {
 		return snapshot{}, err
 	}
-	text, _ := reply[0].ToString()
-	ttl, _ := reply[1].AsInt64()
-	round, _ := reply[2].ToString() // "" if it is nil
+	text, textErr := wire.Text(reply[0])
+	ttl, ttlErr := wire.Times.Number(reply[1])
+	round, roundErr := "", error(nil)
+	if !reply[2].IsNil() {
+		round, roundErr = wire.Text(reply[2])
+	}
+	if err := cmp.Or(textErr, ttlErr, roundErr); err != nil {
+		return snapshot{}, err
+	}
 	count, err := parseCount(text)
 	return snapshot{count: count, ttl: wire.Duration(ttl), round: round}, err
 }

@@ -164,7 +164,7 @@ func (e *Election) begin(ctx context.Context, hold lock.Hold, value string) (tok
 	defer e.s.Leave()
 	args := []string{hold.Owner().String(), value, e.s.Publish, wire.ElectionChannel(e.key)}
 	err = e.s.Retry(ctx, time.Now().Add(hold.Remaining()), func(ctx context.Context) (err error) {
-		token, err = beginScript.Exec(ctx, e.s.Client, e.keys(), args).AsInt64()
+		token, err = wire.Number(beginScript.Exec(ctx, e.s.Client, e.keys(), args), wire.Tokens)
 		return err
 	}, wire.IsRefused)
 	if err == nil && token == 0 {

@@ -22,9 +22,6 @@ const (
 	// minRetry and maxRetry bound the pause after a failed read.
 	minRetry = 100 * time.Millisecond
 	maxRetry = time.Second
-
-	// maxToken is the largest token of a term, as the scripts know it.
-	maxToken = 1<<53 - 1
 )
 
 // Observe returns an iterator over the leaders, which begins with the current one. If there is none
@@ -133,7 +130,7 @@ func parseTerm(term []string) (Leader, error) {
 		return Leader{}, err
 	}
 	token, err := strconv.ParseInt(term[1], 10, 64)
-	if err != nil || token < 1 || token > maxToken {
+	if err != nil || token < 1 || token > wire.MaxToken {
 		return Leader{}, errors.New("redlatch: the token of the term is not a number from 1 to 2^53-1")
 	}
 	return Leader{Value: term[2], Token: token, Owner: owner}, nil

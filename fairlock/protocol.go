@@ -123,7 +123,8 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 	for _, c := range claims {
 		args = append(args, c.ID.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
 	}
-	numbers, err := wire.Numbers(acquireScript.Exec(ctx, p.s.Client, p.keys, args), 2*len(claims))
+	numbers, err := wire.Numbers(acquireScript.Exec(ctx, p.s.Client, p.keys, args), 2*len(claims),
+		wire.Range{Least: replyAcquired, Most: replyEntered}, wire.Times)
 	if err != nil {
 		return nil, err
 	}
@@ -146,7 +147,8 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 func (p *protocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
 	args := append(make([]string, 0, len(p.args)+3+len(q.Passed)+len(q.Next)), p.args...)
 	args = append(args, c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(len(q.Passed)))
-	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2)
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2,
+		wire.Flags, wire.Range{Most: int64(len(q.Next))})
 	if err != nil {
 		return locking.Confirmation{}, err
 	}
@@ -165,18 +167,16 @@ func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Relea
 	if c.Extra != nil {
 		args = withOwners(args, c.Extra.Passed)
 	}
-	n, err := releaseScript.Exec(ctx, p.s.Client, p.keys, args).AsInt64()
-	return locking.ReleaseReply(n, p.s.PartialCounts), err
+	return locking.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, p.keys, args), p.s.PartialCounts)
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+	return wire.Bool(locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
 func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	n, err := transferScript.Exec(ctx, p.s.Client, p.keys,
-		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})).AsInt64()
-	return locking.Transferred(n), err
+	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, p.keys,
+		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})))
 }
 
 // Leave implements locking.Positioned.
@@ -186,7 +186,7 @@ func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
 
 // Force opens the lock and reports whether it was held.
 func (p *protocol) Force(ctx context.Context) (bool, error) {
-	return forceUnlockScript.Exec(ctx, p.s.Client, p.keys, p.args).AsBool()
+	return wire.Bool(forceUnlockScript.Exec(ctx, p.s.Client, p.keys, p.args))
 }
 
 // maxQueue bounds the waiters that Queue returns.
@@ -194,17 +194,18 @@ const maxQueue = 10_000
 
 // Queue returns the first live waiters in order.
 func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
-	reply, err := queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait), strconv.Itoa(maxQueue)}).ToArray()
+	reply, err := wire.List(queueScript.Exec(ctx, p.s.Client, p.keys, []string{wire.Millis(p.s.FairWait), strconv.Itoa(maxQueue)}),
+		0, 2*maxQueue)
 	if err != nil {
 		return nil, err
 	}
 	waiters := make([]Waiter, 0, len(reply)/2)
-	for pair := range slices.Chunk(reply, 2) {
-		name, err := pair[0].ToString()
+	for i := 1; i < len(reply); i += 2 {
+		name, err := wire.Text(reply[i-1])
 		if err != nil {
 			return nil, err
 		}
-		dies, err := pair[len(pair)-1].AsInt64()
+		dies, err := wire.Times.Number(reply[i])
 		if err != nil {
 			return nil, err
 		}
@@ -251,7 +252,7 @@ func (h heartbeats) Renew(ctx context.Context, batches [][]watchdog.Subject, _ t
 	}
 	results := make([]watchdog.Renewed, len(batches))
 	for b, reply := range heartbeatScript.ExecMany(ctx, h.client, calls, !shared) {
-		alive, err := wire.Numbers(reply, len(batches[b]))
+		alive, err := wire.Numbers(reply, len(batches[b]), wire.Flags)
 		results[b].Err = err
 		if err != nil {
 			continue

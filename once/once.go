@@ -198,7 +198,7 @@ func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
 	began := time.Now()
 	bounded, cancel := o.s.Bounded(ctx)
 	defer cancel()
-	done, err := wire.Read(bounded, o.s.Client, "EXISTS", wire.OnceDone(o.key, slot)).AsBool()
+	done, err := wire.Bool(wire.Read(bounded, o.s.Client, "EXISTS", wire.OnceDone(o.key, slot)))
 	return done, wire.ReadFailed(ctx, "look at", o.name, began, err)
 }
 
@@ -214,7 +214,7 @@ func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
 	bounded, cancel := o.s.Bounded(ctx)
 	defer cancel()
 	del := o.s.Client.B().Del().Key(wire.OnceDone(o.key, slot)).Build()
-	had, err := o.s.Client.Do(wire.Shared(bounded), del).AsBool()
+	had, err := wire.Bool(o.s.Client.Do(wire.Shared(bounded), del))
 	return had, wire.Failed(ctx, "forget the work of", o.name, began, err)
 }
 

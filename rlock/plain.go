@@ -55,8 +55,8 @@ func newPlain(s *session.Session, name string, opts ...Option) *Plain {
 func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 	key := l.l.Key()
 	return l.l.Force(ctx, func() (bool, error) {
-		return plainForceUnlockScript.Exec(ctx, l.s.Client, []string{key},
-			[]string{l.s.Publish, wire.PlainChannel(key), wire.PayloadUnlocked}).AsBool()
+		return wire.Bool(plainForceUnlockScript.Exec(ctx, l.s.Client, []string{key},
+			[]string{l.s.Publish, wire.PlainChannel(key), wire.PayloadUnlocked}))
 	})
 }
 
@@ -116,18 +116,16 @@ func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.
 	if c.LeftOpen {
 		payload = wire.PayloadLeftOpen
 	}
-	n, err := plainReleaseScript.Exec(ctx, p.s.Client, []string{c.Key},
-		[]string{c.ID.String(), p.s.Publish, p.Channel(c), payload}).AsInt64()
-	return locking.ReleaseReply(n, p.s.PartialCounts), err
+	return locking.ReleaseReply(plainReleaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+		[]string{c.ID.String(), p.s.Publish, p.Channel(c), payload}), p.s.PartialCounts)
 }
 
 func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+	return wire.Bool(plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
 func (p *plainProtocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	n, err := plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+	return locking.TransferReply(plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.s.Publish, p.Channel(c), wire.PayloadUnlocked,
-	}).AsInt64()
-	return locking.Transferred(n), err
+	}))
 }

@@ -70,10 +70,10 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 
 func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
 	if m, _ := reply.ToMessage(); m.IsInt64() {
-		token, err := m.AsInt64()
+		token, err := wire.Number(reply, wire.Tokens)
 		return locking.Answer{Acquired: true, Token: token}, err
 	}
-	taken, err := wire.Numbers(reply, 1)
+	taken, err := wire.Numbers(reply, 1, wire.Times)
 	if err != nil {
 		return locking.Answer{}, err
 	}
@@ -87,10 +87,11 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all
 		keys, args = append(keys, c.Key), append(args, c.ID.String())
 	}
 	reply := acquireEachScript.Exec(ctx, p.s.Client, keys, args)
-	if n, err := reply.AsInt64(); err == nil && n == 0 {
+	if n, err := wire.Number(reply, wire.Flags); err == nil && n == 0 {
 		return locking.Several{Acquired: len(claims)}, nil
 	}
-	numbers, err := wire.Numbers(reply, 3)
+	some := wire.Range{Most: int64(len(claims)) - 1}
+	numbers, err := wire.Numbers(reply, 3, some, wire.Times, some)
 	if err != nil {
 		return locking.Several{}, err
 	}
@@ -112,7 +113,7 @@ const maxTokens = 16
 func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
 	n := max(0, min(len(q.Next), maxTokens)-q.Tokens)
 	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, []string{c.Key, wire.FencingToken(c.Key)},
-		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3)
+		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3, wire.Flags, wire.Range{Most: int64(n)}, wire.Tokens)
 	if err != nil {
 		return locking.Confirmation{}, err
 	}
@@ -121,9 +122,8 @@ func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking
 }
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	n, err := releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
-		[]string{c.ID.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}).AsInt64()
-	return locking.ReleaseReply(n, p.silent || p.s.PartialCounts), err
+	return locking.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+		[]string{c.ID.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}), p.silent || p.s.PartialCounts)
 }
 
 func (p *protocol) ReleaseEach(ctx context.Context, claims []locking.Freeing) ([]locking.Released, error) {
@@ -134,29 +134,28 @@ func (p *protocol) ReleaseEach(ctx context.Context, claims []locking.Freeing) ([
 	}
 	reply := releaseEachScript.Exec(ctx, p.s.Client, keys, args)
 	released := make([]locking.Released, len(claims))
-	if n, err := reply.AsInt64(); err == nil {
+	if n, err := wire.Number(reply, locking.Releases); err == nil {
 		for i := range released {
-			released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
+			released[i] = locking.ReleasedBy(n, p.s.PartialCounts)
 		}
 		return released, nil
 	}
-	replies, err := wire.Numbers(reply, len(claims))
+	replies, err := wire.Numbers(reply, len(claims), wire.Range{Least: int64(locking.Unreleased), Most: locking.Releases.Most})
 	if err != nil {
 		return nil, err
 	}
 	for i, n := range replies {
-		released[i] = locking.ReleaseReply(n, p.s.PartialCounts)
+		released[i] = locking.ReleasedBy(n, p.s.PartialCounts)
 	}
 	return released, nil
 }
 
 func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}).AsBool()
+	return wire.Bool(locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
 func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	n, err := transferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.publish(), p.Channel(c), wire.PayloadUnlocked,
-	}).AsInt64()
-	return locking.Transferred(n), err
+	}))
 }

@@ -113,7 +113,7 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	began := time.Now()
-	reset, err := resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil).AsBool()
+	reset, err := wire.Bool(resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil))
 	if err != nil {
 		return false, wire.Failed(ctx, "reset the tokens of", f.Name(), began, err)
 	}

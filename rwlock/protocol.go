@@ -3,6 +3,7 @@ package rwlock
 import (
 	"context"
 	"embed"
+	"math"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
@@ -105,7 +106,8 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 		}
 		args = append(args, p.s.Millis(c.Lease), c.ID.String(), writer)
 	}
-	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0].Key), args), len(claims))
+	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0].Key), args), len(claims),
+		wire.Range{Least: math.MinInt64})
 	if err != nil {
 		return nil, err
 	}
@@ -121,7 +123,7 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
 	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		p.s.Millis(c.Lease), c.ID.String(), wire.Flag(c.Waits), wire.Millis(writerLife),
-	}), 2)
+	}), 2, wire.Range{Most: replyBlocking}, wire.Times)
 	if err != nil {
 		return locking.Answer{}, err
 	}
@@ -156,10 +158,9 @@ func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim) (locking.
 }
 
 func (p *protocol) release(ctx context.Context, script *wire.Script, c *locking.Claim) (locking.Released, error) {
-	n, err := script.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+	return locking.ReleaseReply(script.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), p.s.Publish, p.Channel(c), p.payload,
-	}).AsInt64()
-	return locking.ReleaseReply(n, p.s.PartialCounts), err
+	}), p.s.PartialCounts)
 }
 
 func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
@@ -172,15 +173,14 @@ func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time
 }
 
 func (p *protocol) extend(ctx context.Context, keys, args []string) (bool, error) {
-	return extendScript.Exec(ctx, p.s.Client, keys, args).AsBool()
+	return wire.Bool(extendScript.Exec(ctx, p.s.Client, keys, args))
 }
 
 func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	n, err := transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), to.String(), wire.Millis(lease), p.kind,
 		p.s.Publish, p.Channel(c), p.payload,
-	}).AsInt64()
-	return locking.Transferred(n), err
+	}))
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer {
@@ -193,11 +193,11 @@ func (p *writeProtocol) Renewer() watchdog.Renewer {
 
 // force opens a lock that is in this protocol's mode, and reports whether it was.
 func (p *protocol) force(ctx context.Context, key string) (bool, error) {
-	return forceUnlockScript.Exec(ctx, p.s.Client, lockAndWriters(key),
-		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}).AsBool()
+	return wire.Bool(forceUnlockScript.Exec(ctx, p.s.Client, lockAndWriters(key),
+		[]string{wire.ReadHoldTimeouts(key), p.kind, p.s.Publish, wire.RWChannel(key), p.payload}))
 }
 
 // isLocked reports whether this side of the lock is held.
 func (p *protocol) isLocked(ctx context.Context, key string) (bool, error) {
-	return isLockedScript.Exec(ctx, p.s.Client, []string{key}, []string{p.kind}).AsBool()
+	return wire.Bool(isLockedScript.Exec(ctx, p.s.Client, []string{key}, []string{p.kind}))
 }

@@ -239,7 +239,7 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 		return 0, err
 	}
 	began := time.Now()
-	left, err := e.run(ctx, permitLeftScript, raw...).AsInt64()
+	left, err := wire.Number(e.run(ctx, permitLeftScript, raw...), wire.Times)
 	switch {
 	case err != nil:
 		return 0, wire.ReadFailed(ctx, "read a lease of", e.id.Name, began, err)
@@ -292,17 +292,17 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []stri
 			p.fix(sent, lease) // before another client can acquire it
 		}
 	}
-	n, err := e.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...).AsInt64()
+	acquired, err = wire.Bool(e.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...))
 	switch {
 	case err != nil || p == nil:
-	case n == 0:
+	case !acquired:
 		p.gone()
 	case exactly:
 		p.fix(sent, lease)
 	default:
 		p.lease.Extended(sent, lease)
 	}
-	return n == 1, err
+	return acquired, err
 }
 
 // idSize is the number of bytes of an id on the server.

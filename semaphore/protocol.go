@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
@@ -190,6 +192,7 @@ type sequence struct {
 	slot       string
 	n          uint64
 	notAfter   int64 // ms, by the server's clock
+	batch      int   // how many requests for permits it has
 	mayHaveRun bool
 	sent       time.Time // the first attempt that may have run, or the last one
 	args       []string  // reused
@@ -226,7 +229,7 @@ func (s *slots) next() *sequence {
 	seq := s.idle[last] // the slot used last: few slots need little memory
 	s.idle = s.idle[:last]
 	seq.n++
-	seq.mayHaveRun = false
+	seq.batch, seq.mayHaveRun = 0, false
 	seq.notAfter = time.Now().UnixMilli() + s.ahead.Load() + retryTime.Milliseconds()
 	return seq
 }
@@ -255,7 +258,7 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 			seq.sent = time.Now()
 		}
 		seq.args = append(append(seq.words(), wire.Millis(least), p.s.Publish, p.channel), args...)
-		return script.Exec(ctx, p.s.Client, p.keys, seq.args).AsIntSlice()
+		return p.decode(script.Exec(ctx, p.s.Client, p.keys, seq.args), script, seq.batch)
 	}
 	reply, err := send()
 	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {
@@ -271,6 +274,48 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 	}
 	seq.mayHaveRun = seq.mayHaveRun || wire.IsUnknown(err)
 	return reply, err
+}
+
+// longestReply is the longest reply of a script that begins with pool.lua.
+const longestReply = 6
+
+// decode decodes the reply of a script that begins with pool.lua to a request with a batch of that
+// many. It has no number or two if the script has not run, and otherwise as many as the script says.
+func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int) ([]int64, error) {
+	parts, err := wire.List(reply, 0, longestReply)
+	if err != nil {
+		return nil, err
+	}
+	numbers := make([]int64, len(parts))
+	for i, part := range parts {
+		if numbers[i], err = wire.Any.Number(part); err != nil {
+			return nil, err
+		}
+	}
+	valid := len(numbers) == 1
+	switch {
+	case len(numbers) == 0, len(numbers) == 2:
+		valid = true
+	case script == p.scripts.acquire:
+		valid = p.serves(numbers, batch)
+	case script == p.scripts.release && len(numbers) > 2:
+		valid = releaseDone <= numbers[0] && numbers[0] <= releasePartly && p.serves(numbers[2:], batch)
+	case script == p.scripts.release:
+		valid = releaseTooMany <= numbers[0] && numbers[0] < releaseDone
+	}
+	if !valid {
+		return nil, wire.ErrReply
+	}
+	return numbers, nil
+}
+
+// serves reports whether acquire.lua can have replied that to a batch of that many requests.
+func (p *pool) serves(reply []int64, batch int) bool {
+	width := 3
+	if p.leased() {
+		width = 4
+	}
+	return len(reply) == width && 0 <= reply[0] && reply[0] <= int64(batch) && -1 <= reply[2] && reply[2] <= 1
 }
 
 // memory is what a client knows of its cached replies for one semaphore.
@@ -312,14 +357,14 @@ func (m *memories) of(kind, key string) *memory {
 }
 
 // fast sends a request to a script that begins with fast.lua, if that may serve it. The reply is
-// negative if it was not sent or has had no effect: then exec sends it.
-func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, seq *sequence, args ...string) (int64, error) {
+// negative if it was not sent or has had no effect: then exec sends it. It is most at most.
+func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, most int64, seq *sequence, args ...string) (int64, error) {
 	if !p.memory.outlasts(seq) {
 		return -1, nil
 	}
 	seq.sent = time.Now()
 	seq.args = append(seq.words(), args...)
-	reply, err := script.Exec(ctx, p.s.Client, keys, seq.args).AsInt64()
+	reply, err := wire.Number(script.Exec(ctx, p.s.Client, keys, seq.args), wire.Range{Least: -1, Most: most})
 	seq.mayHaveRun = wire.IsUnknown(err)
 	return reply, err
 }
@@ -329,9 +374,9 @@ func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, seq
 func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, error) {
 	switch {
 	case !p.leased():
-		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, seq, strconv.Itoa(g.permits))
+		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, strconv.Itoa(g.permits))
 	case g.permits == 1:
-		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, seq, leaseArg(g.lease), g.ids[0])
+		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, leaseArg(g.lease), g.ids[0])
 	}
 	return -1, nil
 }
@@ -341,9 +386,9 @@ func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, 
 func (p *pool) fastRelease(ctx context.Context, seq *sequence, g grant) (int64, error) {
 	switch {
 	case !p.leased():
-		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, seq, strconv.Itoa(g.permits), p.s.Publish, p.channel)
+		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, strconv.Itoa(g.permits), p.s.Publish, p.channel)
 	case g.permits == 1:
-		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, seq, g.ids[0], p.s.Publish, p.channel)
+		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, g.ids[0], p.s.Publish, p.channel)
 	}
 	return -1, nil
 }

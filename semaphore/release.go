@@ -56,6 +56,7 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 	var err error
 	send := func(batch []*request) []acquire.Result {
 		sentCount := p.sendCount(batch, g.permits)
+		seq.batch = sentCount
 		sent := time.Now() // of the first attempt: a later one may find the release done
 		grants, args := p.encode(batch[:sentCount], sent, true)
 		args = append(own, args...)

@@ -227,6 +227,7 @@ func (p *pool) sendCount(batch []*request, free int) int {
 // wait behind one another afterwards.
 func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []acquire.Result {
 	grants, args := p.encode(batch[:sentCount], sent, waits)
+	seq.batch = sentCount
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
 	return p.answered(batch, sentCount, seq, sent, grants, reply, err)
 }

@@ -140,7 +140,7 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 		keys = append(keys, wire.PermitTimeouts(p.key))
 	}
 	began := time.Now()
-	n, err := wire.Numbers(statsScript.Exec(ctx, p.s.Client, keys, nil), 3)
+	n, err := wire.Numbers(statsScript.Exec(ctx, p.s.Client, keys, nil), 3, wire.Any)
 	if err != nil {
 		return 0, 0, 0, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
 	}

@@ -938,7 +938,7 @@ func (t *trial) offsets() (map[string]clockOffset, error) {
 	return found, t.nodes(func(addr string, node rueidis.Client) error {
 		for range 3 {
 			sent := time.Now()
-			reply, err := node.Do(t.ctx, node.B().Time().Build()).AsIntSlice()
+			reply, err := node.Do(t.ctx, node.B().Time().Build()).AsIntSlice() // texts
 			if err != nil || len(reply) != 2 {
 				return errors.Join(errors.New("the user or the server does not permit TIME"), err)
 			}

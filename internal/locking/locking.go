@@ -234,7 +234,7 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 		return 0, err
 	}
 	began := time.Now()
-	ttl, err := wire.Read(ctx, l.s.Client, "PTTL", l.key).AsInt64()
+	ttl, err := wire.Number(wire.Read(ctx, l.s.Client, "PTTL", l.key), wire.Times)
 	switch {
 	case err != nil:
 		return 0, wire.ReadFailed(ctx, "look at", l.name, began, err)

@@ -6,6 +6,7 @@ package locking
 import (
 	"context"
 	"embed"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -118,9 +119,18 @@ const (
 	Free                               // the lock is free, and that was published
 )
 
-// ReleaseReply returns what the reply of a release script means. With uncounted set
-// the number of receivers is not complete.
-func ReleaseReply(n int64, uncounted bool) Released {
+// Releases is the range of replies of scripts that release one claim.
+var Releases = wire.Range{Least: int64(NotHeld), Most: math.MaxInt32}
+
+// ReleaseReply decodes the reply of such a script. With uncounted set the number of receivers
+// is not complete.
+func ReleaseReply(reply rueidis.RedisResult, uncounted bool) (Released, error) {
+	n, err := wire.Number(reply, Releases)
+	return ReleasedBy(n, uncounted), err
+}
+
+// ReleasedBy is ReleaseReply of a number.
+func ReleasedBy(n int64, uncounted bool) Released {
 	switch state := ReleaseState(n); {
 	case state < Free:
 		return Released{State: state}
@@ -140,6 +150,12 @@ const (
 	Moved
 	WasThere // an earlier request has moved it
 )
+
+// TransferReply decodes the reply of a transfer.
+func TransferReply(reply rueidis.RedisResult) (Transferred, error) {
+	n, err := wire.Number(reply, wire.Range{Least: int64(NeitherStands), Most: int64(WasThere)})
+	return Transferred(n), err
+}
 
 // Traits describe a kind of lock.
 type Traits struct {
@@ -308,7 +324,7 @@ func (r ScriptRenewer) renew(ctx context.Context, batches [][]watchdog.Subject, 
 	}
 	results := make([]watchdog.Renewed, len(batches))
 	for b, reply := range r.Script.ExecMany(ctx, r.Client, calls, dedicated) {
-		held, err := wire.Numbers(reply, len(batches[b]))
+		held, err := wire.Numbers(reply, len(batches[b]), wire.Flags)
 		results[b].Err = err
 		for _, n := range held {
 			results[b].Held = append(results[b].Held, n == 1)

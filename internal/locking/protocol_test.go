@@ -8,17 +8,17 @@ import (
 	"github.com/redlatch/redlatch/internal/locking"
 )
 
-func TestReleaseReply(t *testing.T) {
+func TestReleasedBy(t *testing.T) {
 	for n, want := range map[int64]locking.Released{
 		0: {State: locking.NotHeld},
 		1: {State: locking.StillHeld},
 		2: {State: locking.Free},
 		5: {State: locking.Free, Receivers: 3},
 	} {
-		require.Equal(t, want, locking.ReleaseReply(n, false), n)
+		require.Equal(t, want, locking.ReleasedBy(n, false), n)
 		if want.State == locking.Free {
 			want.Receivers = -1
 		}
-		require.Equal(t, want, locking.ReleaseReply(n, true), n)
+		require.Equal(t, want, locking.ReleasedBy(n, true), n)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"embed"
 	"encoding/hex"
 	"errors"
-	"fmt"
 	"math"
 	"slices"
 	"strconv"
@@ -223,13 +222,4 @@ func Flag(yes bool) string {
 		return "1"
 	}
 	return "0"
-}
-
-// Numbers parses a reply of n numbers.
-func Numbers(reply rueidis.RedisResult, n int) ([]int64, error) {
-	numbers, err := reply.AsIntSlice()
-	if err == nil && len(numbers) != n {
-		return nil, fmt.Errorf("redlatch: the server's reply has %d numbers, not %d", len(numbers), n)
-	}
-	return numbers, err
 }

@@ -7,6 +7,7 @@ import (
 	_ "embed"
 	"errors"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"time"
@@ -55,6 +56,7 @@ const (
 	latchChannel
 	plainChannel
 	electionChannel
+	numChannels
 )
 
 // Read returns the object of that name. It blocks for a reply.
@@ -164,23 +166,18 @@ type value struct {
 	elements []string
 }
 
-var errReply = errors.New("the server's reply has an unexpected form")
-
 // parse parses the reply of the script.
 func parse(reply rueidis.RedisResult) (snapshot, error) {
-	parts, err := reply.ToArray()
+	parts, err := wire.List(reply, 5, 5)
 	if err != nil {
 		return snapshot{}, err
 	}
-	if len(parts) != 5 {
-		return snapshot{}, errReply
-	}
-	now, err := parts[0].AsInt64()
+	now, err := wire.Times.Number(parts[0])
 	s := snapshot{now: time.UnixMilli(now), readers: map[string]time.Duration{}}
-	keys, keysErr := parts[1].ToArray()
-	readers, readersErr := parts[2].ToArray()
-	channels, channelsErr := parts[3].AsIntSlice()
-	waiters, waitersErr := parts[4].AsIntSlice()
+	keys, keysErr := wire.Elements(parts[1], numKeys, numKeys)
+	readers, readersErr := wire.Elements(parts[2], 0, 2*most)
+	channels, channelsErr := wire.Elements(parts[3], numChannels, numChannels)
+	waiters, waitersErr := wire.Elements(parts[4], 0, most)
 	if err = errors.Join(err, keysErr, readersErr, channelsErr, waitersErr); err != nil {
 		return s, err
 	}
@@ -191,37 +188,39 @@ func parse(reply rueidis.RedisResult) (snapshot, error) {
 		}
 		s.keys = append(s.keys, v)
 	}
-	for i := 0; i+1 < len(readers); i += 2 {
-		field, err := readers[i].ToString()
-		if err != nil {
-			return s, err
-		}
-		ttl, err := readers[i+1].AsInt64()
-		if err != nil {
+	if len(waiters) > len(s.keys[queueKey].elements) {
+		return s, wire.ErrReply
+	}
+	for i := 1; i < len(readers); i += 2 {
+		field, err := wire.Text(readers[i-1])
+		ttl, ttlErr := wire.Times.Number(readers[i])
+		if err = errors.Join(err, ttlErr); err != nil {
 			return s, err
 		}
 		s.readers[field] = max(s.readers[field], wire.Duration(ttl))
 	}
-	for _, n := range channels {
-		s.channels = append(s.channels, int(n))
+	s.channels, channelsErr = subscribers(channels)
+	s.waiters, waitersErr = subscribers(waiters)
+	return s, errors.Join(channelsErr, waitersErr)
+}
+
+// subscribers parses numbers of subscribers, -1 if they are unknown.
+func subscribers(list []rueidis.RedisMessage) (counts []int, err error) {
+	for _, m := range list {
+		n, numErr := wire.Range{Least: -1, Most: math.MaxInt32}.Number(m)
+		counts, err = append(counts, int(n)), errors.Join(err, numErr)
 	}
-	for _, n := range waiters {
-		s.waiters = append(s.waiters, int(n))
-	}
-	return s, nil
+	return counts, err
 }
 
 func parseValue(m rueidis.RedisMessage) (v value, err error) {
-	parts, err := m.ToArray()
+	parts, err := wire.Elements(m, 4, 4)
 	if err != nil {
 		return v, err
 	}
-	if len(parts) != 4 {
-		return v, errReply
-	}
-	kind, kindErr := parts[0].ToString()
-	ttl, ttlErr := parts[1].AsInt64()
-	size, sizeErr := parts[2].AsInt64()
+	kind, kindErr := wire.Text(parts[0])
+	ttl, ttlErr := wire.Times.Number(parts[1])
+	size, sizeErr := wire.Range{Most: math.MaxInt64}.Number(parts[2])
 	elements, elementsErr := parts[3].AsStrSlice()
 	v = value{kind: kind, ttl: wire.Duration(ttl), size: int(size), elements: elements}
 	return v, errors.Join(kindErr, ttlErr, sizeErr, elementsErr)

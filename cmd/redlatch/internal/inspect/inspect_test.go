@@ -412,6 +412,30 @@ func TestLargeHashOfAnApplication(t *testing.T) {
 	})
 }
 
+// Large values of an application's keys stay on the server.
+func TestLargeValuesOfAnApplication(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		large := strings.Repeat("x", 10_000_000)
+		harness.Do(t, s.Addr, "HSET", "jobs", "body", large, large, "1")
+		harness.Do(t, s.Addr, "RPUSH", wire.FairQueue("jobs"), large)
+		r := readerOf(t, s.Addr)
+		before := statOf(t, r, "total_net_output_bytes")
+		read(t, r)
+		require.Less(t, statOf(t, r, "total_net_output_bytes")-before, 100_000)
+	})
+}
+
+func statOf(t *testing.T, r *Reader, name string) int {
+	stats, err := r.Conn.Do(t.Context(), r.Conn.B().Info().Section("stats").Build()).ToString()
+	require.NoError(t, err)
+	_, value, _ := strings.Cut(stats, name+":")
+	value, _, _ = strings.Cut(value, "\r")
+	n, err := strconv.Atoi(value)
+	require.NoError(t, err, stats)
+	return n
+}
+
 // Keys that no object can have, or that the user may not read, are left out.
 func TestScanOfOddKeys(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

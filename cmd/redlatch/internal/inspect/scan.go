@@ -3,6 +3,7 @@ package inspect
 import (
 	"context"
 	"fmt"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -34,7 +35,7 @@ func (r *Reader) Scan(ctx context.Context, pattern string) (*Scanner, error) {
 	}
 	s := &Scanner{prefix: r.Prefix, cluster: r.Conn.Mode() == rueidis.ClientModeCluster, matches: matches}
 	for addr, node := range r.Conn.Nodes() {
-		role, err := node.Do(ctx, node.B().Role().Build()).ToArray()
+		role, err := wire.List(node.Do(ctx, node.B().Role().Build()), 1, math.MaxInt)
 		if err != nil {
 			return nil, fmt.Errorf("node %s: %w", addr, err)
 		}

@@ -12,6 +12,8 @@
 -- cluster only those of the sharded one; the same for the channels of waiters.
 
 local most = tonumber(ARGV[1])
+-- No element of an object is longer. Those of an application's key may be.
+local longest = 1024
 
 -- Each returns the size and some of the elements of a key.
 local elements = {
@@ -51,6 +53,9 @@ for i, key in ipairs(KEYS) do
 	local kind, size, some = redis.call('TYPE', key).ok, 0, {}
 	if elements[kind] then
 		size, some = elements[kind](key)
+		for j, element in ipairs(some) do
+			some[j] = string.sub(element, 1, longest)
+		end
 	end
 	keys[i] = {kind, redis.call('PTTL', key), size, some}
 end
