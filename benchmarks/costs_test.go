@@ -46,7 +46,7 @@ var costs = []cost{
 	{"plain", 2, 4, 6, 496},
 	{"spin", 2, 5, 3, 384},
 	{"multi of 3", 2, 14, 12, 2105},
-	{"red of 3", 6, 18, 55, 4478},
+	{"red of 3", 6, 18, 55, 4510},
 	{"semaphore", 2, 11, 4, 208},
 	{"permit semaphore", 2, 16, 8, 514},
 	{"CountDown", 1, 4, 9, 390},
