@@ -22,9 +22,9 @@ import (
 
 const (
 	// callTime is the time that the callers of TestDeadlines have. busy is what a machine that
-	// runs other tests may add.
+	// runs other tests may add; the driver would wait for 3 s.
 	callTime = 300 * time.Millisecond
-	busy     = 600 * time.Millisecond
+	busy     = 1500 * time.Millisecond
 	// unlockTime bounds Unlock, whatever its context.
 	unlockTime = 5 * time.Second
 )
