@@ -295,6 +295,36 @@ func TestInvalidOptions(t *testing.T) {
 func second[T any](_ T, err error) error { return err }
 
 // An uncontended lock costs two requests, whose scripts run only these commands.
+func TestStrictNames(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		prefix := redlatch.WithNameMapper(func(name string) string { return strings.TrimPrefix("app:"+name, "app:/") })
+		c, lenient := harness.Client(t, s, redlatch.WithStrictNames(), prefix), harness.Client(t, s, prefix)
+		for _, bad := range []string{"/{orders}", "/redisson_lock_queue:{orders}", "/{orders}:timeout", strings.Repeat("x", 509)} {
+			for what, err := range map[string]error{
+				"lock":      only(c.Lock(bad).TryLock(t.Context())),
+				"fair":      only(c.FairLock(bad).TryLock(t.Context())),
+				"write":     only(c.RWLock(bad).Write().TryLock(t.Context())),
+				"semaphore": c.Semaphore(bad).TryAcquire(t.Context(), 1),
+				"latch":     only(c.CountDownLatch(bad).Count(t.Context())),
+				"election":  only(c.Election(bad).Leader(t.Context())),
+				"once":      only(c.Once(bad).Done(t.Context(), "slot")),
+				"multi":     only(c.MultiLock(c.Lock("a"), c.Lock(bad)).TryLock(t.Context())),
+			} {
+				require.ErrorIs(t, err, lock.ErrInvalid, "%s %.40q", what, bad)
+				require.Less(t, len(err.Error()), 200, "%s %.40q", what, bad)
+			}
+			require.NoError(t, lenient.Lock(bad).Do(t.Context(), func(context.Context) error { return nil }))
+		}
+		for _, good := range []string{"orders", "{orders}", "/orders:timeout"} { // {orders} is app:{orders}
+			require.NoError(t, c.Lock(good).Do(t.Context(), func(context.Context) error { return nil }), good)
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// only returns the error of a call.
+func only[T any](_ T, err error) error { return err }
+
 func TestUncontendedPairIsTwoCommands(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)

@@ -101,6 +101,18 @@ func WithNameMapper(f func(name string) string) Option {
 	return option(f != nil, func(c *config) { c.MapName = f }, "the name mapper is nil")
 }
 
+// WithStrictNames refuses names that make two objects share keys, and long ones: the methods of the object
+// return an error that matches lock.ErrInvalid. It is for programs whose users choose names. What is refused
+// is judged by the key that the name is mapped to:
+//
+//   - {x}, because in Redisson's format it has the helper keys of x
+//   - what begins with redisson_ or redlatch_, or is like {x}:timeout, because that may be a helper
+//     key of another object
+//   - more than 512 bytes
+func WithStrictNames() Option {
+	return option(true, func(c *config) { c.StrictNames = true }, "")
+}
+
 // WithPubSubMode sets the kind of pub/sub, which must be the same in all processes that
 // share locks. The default, pubsub.Auto, follows Redisson. Without a cluster, New
 // rejects pubsub.Sharded.

@@ -131,7 +131,6 @@ func TestStartupChecks(t *testing.T) {
 					"once: HSET redlatch_once:{app:orders}:slot",
 					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
 					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
-					"once: EXISTS redlatch_once_done:{app:orders}:slot",
 				},
 			},
 			{

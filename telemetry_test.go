@@ -2,18 +2,21 @@ package redlatch_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
 	"go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
@@ -424,6 +427,57 @@ func TestSpansOfFailures(t *testing.T) {
 		assert.Equal(t, "redlatch.hold{kind=lock name=gone owner} +lost{reason=gone from the server} FAILED", lines[1])
 		assert.Regexp(t, `^redlatch\.hold\{kind=lock name=stuck owner\}( \+renewal failed\{error remaining\})+ \+lost\{reason=lease expired\} FAILED$`, lines[3])
 		assert.Regexp(t, `^redlatch\.acquire\{attempts=1 contended=false kind=lock name=stuck outcome=(unavailable|indeterminate)\} FAILED$`, lines[4])
+	})
+}
+
+// Exporters refuse a batch of spans with a text that is not valid UTF-8, and no text is very long, whatever the
+// names are and the server says.
+func TestSpansOfOddNames(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		r := record(t)
+		c := harness.Client(t, s, r.options(redlatch.WithMetricName(func(name string) string { return name }))...)
+		nothing := func(context.Context) error { return nil }
+		for _, name := range []string{"\xff\xfe", "a\x00\x1b[2J", strings.Repeat("x", 100_000)} {
+			harness.Do(t, s.Addr, "SET", name+" string", name)
+			for _, l := range []lock.Locker{
+				c.Lock(name), c.FairLock(name), c.RWLock(name).Write(), c.PlainLock(name), c.MultiLock(c.Lock(name), c.Lock(name+"2")),
+				c.RedLock(c.Lock(name)),
+			} {
+				require.NoError(t, l.Do(t.Context(), nothing))
+			}
+			require.Error(t, c.Lock(name+" string").Do(t.Context(), nothing))
+			require.Error(t, c.Semaphore(name+" string").TryAcquire(t.Context(), 1))
+			require.NoError(t, only(c.Once(name).Run(t.Context(), name, nothing)))
+			term, err := c.Election(name).Campaign(t.Context(), name)
+			require.NoError(t, err)
+			require.NoError(t, term.Resign(t.Context()))
+		}
+		valid := func(text string) {
+			require.True(t, utf8.ValidString(text), "%.80q", text)
+			require.Less(t, len(text), 2000, "%.80q", text)
+		}
+		var spans int
+		for _, span := range r.spans.GetSpans() {
+			spans++
+			valid(span.Name)
+			valid(span.Status.Description)
+			for _, a := range span.Attributes {
+				valid(a.Value.String())
+			}
+			for _, e := range span.Events {
+				for _, a := range e.Attributes {
+					valid(a.Value.String())
+				}
+			}
+		}
+		require.Greater(t, spans, 3*8)
+		var all metricdata.ResourceMetrics
+		require.NoError(t, r.reader.Collect(t.Context(), &all))
+		text, err := json.Marshal(all)
+		require.NoError(t, err)
+		require.NotContains(t, string(text), `\ufffd`) // what json writes for a byte that is not valid
+		require.NotContains(t, string(text), strings.Repeat("x", 2000))
+		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }
 

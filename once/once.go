@@ -46,6 +46,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/redis/rueidis"
+
 	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -198,8 +200,12 @@ func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
 	began := time.Now()
 	bounded, cancel := o.s.Bounded(ctx)
 	defer cancel()
-	done, err := wire.Bool(wire.Read(bounded, o.s.Client, "EXISTS", wire.OnceDone(o.key, slot)))
-	return done, wire.ReadFailed(ctx, "look at", o.name, began, err)
+	// Not EXISTS: a lock with the name of this key would keep the work from ever running.
+	err := wire.Read(bounded, o.s.Client, "GET", wire.OnceDone(o.key, slot)).Error()
+	if rueidis.IsRedisNil(err) {
+		return false, nil
+	}
+	return err == nil, wire.ReadFailed(ctx, "look at", o.name, began, err)
 }
 
 // Forget removes the memory of the slot, so that its work can run again, and reports whether there was

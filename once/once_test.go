@@ -427,6 +427,22 @@ func TestInvalid(t *testing.T) {
 	})
 }
 
+// A lock whose name is the key that remembers the work is an error, and does not keep the work from running
+// without a word.
+func TestALockWithTheNameOfTheMemory(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		var w counter
+		h, err := c.Lock(wire.OnceDone(name, slot)).Lock(t.Context())
+		require.NoError(t, err)
+		ran, err := c.Once(name).Run(t.Context(), slot, w.work)
+		require.ErrorContains(t, err, "WRONGTYPE")
+		require.False(t, ran)
+		require.NoError(t, h.Unlock(t.Context()))
+		require.True(t, runs(t, c.Once(name), slot, w.work))
+	})
+}
+
 // Names and slots that look alike do not share keys.
 func TestKeys(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

@@ -1,11 +1,16 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 )
@@ -35,8 +40,43 @@ func checkKind(kind string, known []string) error {
 
 // printLine prints a line to the standard output.
 func printLine(words ...any) error {
+	for i, word := range words {
+		if s, ok := word.(string); ok {
+			words[i] = printable(s)
+		}
+	}
 	_, err := fmt.Println(words...)
 	return err
+}
+
+// newEncoder returns an encoder whose output a terminal shows as it is.
+func newEncoder(w io.Writer) *json.Encoder {
+	e := json.NewEncoder(escaping{w})
+	e.SetEscapeHTML(false)
+	return e
+}
+
+// escaping is a writer of JSON that escapes the characters that a terminal may interpret, which can only
+// be in strings. Each write is a whole value.
+type escaping struct{ io.Writer }
+
+func (e escaping) Write(p []byte) (int, error) {
+	var out []byte
+	for _, r := range string(p) {
+		switch {
+		case r == '\n' || unicode.IsPrint(r):
+			out = utf8.AppendRune(out, r)
+		case r > 0xffff:
+			high, low := utf16.EncodeRune(r)
+			out = fmt.Appendf(out, `\u%04x\u%04x`, high, low)
+		default:
+			out = fmt.Appendf(out, `\u%04x`, r)
+		}
+	}
+	if _, err := e.Writer.Write(out); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }
 
 // number parses an argument.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -293,7 +292,7 @@ func (b *benchCommand) bench(ctx context.Context) (err error) {
 	if err = cmp.Or(err, bench.clean(clean)); err != nil || ctx.Err() != nil || !b.json {
 		return err
 	}
-	e := json.NewEncoder(os.Stdout)
+	e := newEncoder(os.Stdout)
 	e.SetIndent("", "  ")
 	return e.Encode(map[string]any{"goroutines": b.callers, "measurements": all})
 }

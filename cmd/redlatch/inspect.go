@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -80,7 +79,7 @@ func printObjects(w io.Writer, objects []inspect.Object, asJSON bool) error {
 
 // printJSON prints a line for each object.
 func printJSON(w io.Writer, objects []inspect.Object) error {
-	e := json.NewEncoder(w)
+	e := newEncoder(w)
 	for _, o := range objects {
 		if err := e.Encode(o); err != nil {
 			return err

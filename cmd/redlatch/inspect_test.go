@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"github.com/stretchr/testify/require"
 
@@ -72,6 +73,50 @@ subscribers 0
 		require.NoError(t, h.Unlock(t.Context()))
 		require.Zero(t, r.status(patience))
 	})
+}
+
+// A terminal shows what names, owners and values are, and does not obey them.
+func TestControlCharactersAreNotPrinted(t *testing.T) {
+	const odd = "a\x1b[2J\x07\x7f\u009b31m\u202ex\U000e0041"
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		h := mustLock(t, harness.Client(t, s).Lock(odd))
+		term, err := harness.Client(t, s).Election("job").Campaign(t.Context(), odd)
+		require.NoError(t, err)
+		for _, args := range [][]string{
+			{"inspect", odd, "job"}, {"inspect", "--json", odd, "job"}, {"ls"}, {"ls", "--json"}, {"doctor", odd}, {"unlock", "--force", odd},
+			{"unlock", "--force", odd},
+		} {
+			out := succeeds(t, s.Addr, args...)
+			require.Equal(t, -1, strings.IndexFunc(out, func(r rune) bool { return r != '\n' && !unicode.IsPrint(r) }), "%v: %q", args, out)
+			if slices.Contains(args, "--json") {
+				var names []string
+				for d := json.NewDecoder(strings.NewReader(out)); d.More(); {
+					var o inspect.Object
+					require.NoError(t, d.Decode(&o))
+					names = append(names, o.Name)
+				}
+				require.Contains(t, names, odd)
+			}
+		}
+		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+		require.NoError(t, term.Resign(t.Context()))
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// What is printed of a URL has no password, wherever that stands.
+func TestPlace(t *testing.T) {
+	for url, want := range map[string]string{
+		"redis://app:secret@db:6379/3":          "db:6379",
+		"redis://db?password=secret":            "db",
+		"rediss://db/?sentinel_password=secret": "db",
+		"redis:secret@db":                       "the server",
+		"redis://app:sec/ret@db":                "the server",
+		"secret":                                "the server",
+		"unix:///run/secret.sock":               "the server",
+	} {
+		require.Equal(t, want, place(url))
+	}
 }
 
 // Each part that an object can have is printed.

@@ -34,7 +34,8 @@ type lockCommand struct {
 	ttl                           time.Duration
 	try                           bool
 	permits                       int
-	red                           []string
+	red, names                    []string
+	keepURL                       bool
 }
 
 func newLock(c *connection) *cobra.Command {
@@ -57,7 +58,10 @@ COMMAND may read the terminal. Ctrl-Z stops redlatch together with COMMAND, so t
 the lock; COMMAND goes on after fg or bg, unless the lease is over.
 
 The environment of COMMAND contains REDLATCH_NAME, and REDLATCH_TOKEN if the lock is
-fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard output.
+fenced, or REDLATCH_PERMIT with --permits. It lacks REDLATCH_URL and REDLATCH_RED, which may have
+passwords, unless --keep-url is given. redlatch prints nothing to standard output.
+
+Use --name for a name that begins with a dash, or that somebody else chooses.
 
 ` + statusHelp,
 		Example: `  # One backup at a time in the whole cluster; wait for a minute at most.
@@ -87,7 +91,10 @@ fenced, or REDLATCH_PERMIT with --permits. redlatch prints nothing to standard o
 	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner; not if it does not start")
 	f.DurationVar(&l.maxHold, "max-hold", 0, "longest time for which COMMAND may run")
 	f.IntVar(&l.permits, "permits", 0, "NAME is a semaphore with this many permits; hold one")
-	f.StringSliceVar(&l.red, "red", nil, "URLs of independent servers: hold the lock on a majority of them")
+	f.StringSliceVar(&l.red, "red", nil,
+		"URLs of independent servers: hold the lock on a majority of them (default: $REDLATCH_RED, unless there is --url or --permits)")
+	f.StringArrayVar(&l.names, "name", nil, "NAME, which may begin with a dash; may be repeated")
+	f.BoolVar(&l.keepURL, "keep-url", false, "leave REDLATCH_URL and REDLATCH_RED in the environment of COMMAND")
 	cmd.MarkFlagsMutuallyExclusive("wait", "try")
 	cmd.MarkFlagsMutuallyExclusive("lease", "ttl")
 	cmd.MarkFlagsMutuallyExclusive("permits", "red")
@@ -163,10 +170,17 @@ func (l *lockCommand) grace() time.Duration {
 
 func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	names, command := args, []string(nil)
-	if at := cmd.ArgsLenAtDash(); at >= 0 {
+	switch at := cmd.ArgsLenAtDash(); {
+	case at >= 0:
 		names, command = args[:at], args[at:]
-	} else if len(args) > 1 {
+	case len(l.names) > 0:
+		names, command = nil, args
+	case len(args) > 1:
 		names, command = args[:1], args[1:]
+	}
+	names = append(l.names, names...)
+	if red := os.Getenv("REDLATCH_RED"); red != "" && !cmd.Flags().Changed("red") && l.connection.url == "" && l.permits == 0 {
+		l.red = strings.Split(red, ",")
 	}
 	if err := l.isInvalid(cmd, names, command); err != nil {
 		return err
@@ -197,7 +211,11 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 
 // supervise runs the command under the lock, and releases the lock.
 func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals chan os.Signal) error {
-	child.Env = append(os.Environ(), "REDLATCH_NAME="+strings.Join(names, ","))
+	child.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return !l.keepURL && (name == "REDLATCH_URL" || name == "REDLATCH_RED")
+	})
+	child.Env = append(child.Env, "REDLATCH_NAME="+strings.Join(names, ","))
 	child.Env = append(child.Env, h.environment()...)
 	begun := time.Now()
 	result, startErr := supervise.Run(child, h, l.grace(), signals)

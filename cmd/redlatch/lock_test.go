@@ -261,6 +261,63 @@ func TestEnvironment(t *testing.T) {
 	})
 }
 
+// The command does not get the URLs, which may have passwords.
+func TestCommandHasNoURL(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const script = `echo ${REDLATCH_URL-none} ${REDLATCH_RED-none} ${REDIS_URL-none}`
+		url := "redis://" + s.Addr
+		for _, row := range []struct {
+			want string
+			args []string
+		}{
+			{"none none other", sh(script)},
+			{url + " " + url + " other", sh(script, "--keep-url")},
+		} {
+			c := newCommand(t, s.Addr, row.args...)
+			c.cmd.Env = append(c.cmd.Env, "REDLATCH_RED="+url, "REDIS_URL=other")
+			c.start()
+			require.Equal(t, row.want, c.line())
+			require.Zero(t, c.status(patience))
+		}
+	})
+}
+
+// REDLATCH_RED has the servers of a Redlock, for a command without another server.
+func TestRedOfTheEnvironment(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		red := "REDLATCH_RED=redis://" + s.Addr + ",redis://" + unreachable + ",redis://" + unreachable
+		for want, args := range map[int][][]string{
+			statusFailed: {sh("true")},
+			0:            {sh("true", "--url", "redis://"+s.Addr), {"lock", "--permits", "1", "slots", "--", "true"}},
+		} {
+			for _, a := range args {
+				c := newCommand(t, s.Addr, a...)
+				c.cmd.Env = append(c.cmd.Env, red)
+				c.start()
+				require.Equal(t, want, c.status(patience), "%v: %s", a, &c.stderr)
+			}
+		}
+	})
+}
+
+// A name that begins with a dash is no flag.
+func TestNamesWithADash(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const script = `echo $REDLATCH_NAME`
+		for want, args := range map[string][]string{
+			"--try":        {"lock", "--name=--try", "--", "sh", "-c", script},
+			"--":           {"lock", "--name=--", "--", "sh", "-c", script},
+			"--url=x,b,-c": {"lock", "--name=--url=x", "--name", "b", "--name=-c", "--", "sh", "-c", script},
+			"-a,b":         {"lock", "--name=-a", "b", "--", "sh", "-c", script},
+		} {
+			c := start(t, s.Addr, args...)
+			require.Equal(t, want, c.line())
+			require.Zero(t, c.status(patience), &c.stderr)
+		}
+		require.Equal(t, "--force was not held\n", succeeds(t, s.Addr, "unlock", "--force", "--", "--force"))
+	})
+}
+
 // The command runs while the lock is held, for each kind of lock.
 func TestKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

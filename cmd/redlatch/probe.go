@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"os"
@@ -234,8 +233,7 @@ func setUser(user string, rules []string) string {
 
 func (p *probeCommand) print(w io.Writer, lists []checklist) error {
 	if p.json {
-		e := json.NewEncoder(w)
-		e.SetEscapeHTML(false)
+		e := newEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(map[string]any{"nodes": lists})
 	}

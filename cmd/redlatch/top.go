@@ -97,10 +97,10 @@ const leastInterval = 100 * time.Millisecond
 // place returns the URL of a server without its password.
 func place(address string) string {
 	u, err := url.Parse(address)
-	if err != nil {
-		return ""
+	if err != nil || u.Host == "" {
+		return "the server"
 	}
-	return u.Redacted()
+	return u.Host
 }
 
 // forceUnlock opens a lock whatever its kind, and reports whether it was held.

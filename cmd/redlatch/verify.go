@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -409,8 +408,7 @@ func versionOf(info map[string]string) string {
 
 func (v *verifyCommand) print(w io.Writer, r verification) error {
 	if v.json {
-		e := json.NewEncoder(w)
-		e.SetEscapeHTML(false)
+		e := newEncoder(w)
 		e.SetIndent("", "  ")
 		return e.Encode(r)
 	}

@@ -13,6 +13,7 @@
 //
 // A request that does not get its lock does not reach the handler, so the client may repeat it:
 //
+//	400 Bad Request          the key is longer than MaxKey, or empty although RequireKey is set
 //	409 Conflict             another request has the key, and Wait is over; or too many wait
 //	                         (lock.MaxWaiters)
 //	503 Service Unavailable  the server of the locks is down or silent, or the redlatch client is
@@ -20,8 +21,14 @@
 //	500                      the server refuses, or the key is no valid name of a lock: the
 //	                         program or the server has to be corrected
 //
-// The cause goes to Config.OnError, except that of a 409, which is part of normal operation.
+// The cause goes to Config.OnError, except that of a 400 and a 409, which are part of normal operation.
 // Config.Refuse replaces these responses.
+//
+// # Keys that clients choose
+//
+// Put a literal prefix in front of what a client chooses, as in the example above: without one a client
+// can name any lock of the application, and keys that belong to other objects. The names of a fenced lock
+// should be few, or come from a table of the application: each leaves a counter on the server for ever.
 //
 // # The handler
 //
@@ -63,9 +70,17 @@ type Config struct {
 	Locker func(name string) lock.Locker
 
 	// Key returns the name of the lock for a request; requests with an equal name exclude each
-	// other. A request whose name is "" is handled without a lock. Parts of the name that the
-	// client chooses should be checked: in a cluster, some names with braces are not valid.
+	// other. A request whose name is "" is handled without a lock, unless RequireKey is set. Parts of
+	// the name that the client chooses should be checked: in a cluster, some names with braces are not
+	// valid.
 	Key func(r *http.Request) string
+
+	// MaxKey is the length in bytes of the longest name. 0 means 512. A request with a longer one is
+	// refused, with an error that matches ErrKey.
+	MaxKey int
+
+	// RequireKey refuses requests whose name is "", with an error that matches ErrKey.
+	RequireKey bool
 
 	// Wait is how long a request waits for the lock. 0 means not at all.
 	Wait time.Duration
@@ -77,18 +92,24 @@ type Config struct {
 	// RetryAfter is the Retry-After of a 503, rounded up to seconds. 0 means 5 s.
 	RetryAfter time.Duration
 
-	// Refuse writes the response of a request that has not got its lock. err is that of
-	// lock.Locker.Lock. If Refuse is nil, the response is as in the documentation of the package.
+	// Refuse writes the response of a request that has not got its lock. err matches ErrKey, or is
+	// that of lock.Locker.Lock. If Refuse is nil, the response is as in the documentation of the package.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 
-	// OnError is called with each error of the locks, except those that match
+	// OnError is called with each error of the locks, except those that match ErrKey or
 	// lock.ErrNotAcquired: of an acquisition before Refuse, of a release after the handler. If a
 	// release reports lock.ErrLost, the handler may have run at the same time as another one. If
 	// OnError is nil, the errors are logged with slog.Default().
 	OnError func(r *http.Request, err error)
 }
 
-const defaultRetryAfter = 5 * time.Second
+const (
+	defaultRetryAfter = 5 * time.Second
+	defaultMaxKey     = 512
+)
+
+// ErrKey is the error for a request whose key is empty or too long.
+var ErrKey = errors.New("httplock: the key of the request is empty or too long")
 
 // New returns a middleware. If the configuration is invalid, the error matches lock.ErrInvalid.
 // New sends nothing.
@@ -105,6 +126,8 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 		return nil, invalid("Wait is negative")
 	case c.RetryAfter < 0:
 		return nil, invalid("RetryAfter is negative")
+	case c.MaxKey < 0:
+		return nil, invalid("MaxKey is negative")
 	case o.Bounded:
 		return nil, invalid("Options: lock.Wait: set Config.Wait instead")
 	case o.Parent != nil:
@@ -112,6 +135,9 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 	}
 	if c.RetryAfter == 0 {
 		c.RetryAfter = defaultRetryAfter
+	}
+	if c.MaxKey == 0 {
+		c.MaxKey = defaultMaxKey
 	}
 	if c.Refuse == nil {
 		c.Refuse = c.refuse
@@ -128,12 +154,19 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 func invalid(what string) error { return fmt.Errorf("httplock: %w: %s", lock.ErrInvalid, what) }
 
 func (c Config) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
-	name := c.Key(r)
-	if name == "" {
+	switch name := c.Key(r); {
+	case name == "" && c.RequireKey, len(name) > c.MaxKey:
+		c.Refuse(w, r, ErrKey)
+	case name == "":
 		next.ServeHTTP(w, r)
-		return
+	default:
+		c.serveWith(c.Locker(name), w, r, next)
 	}
-	h, err := c.Locker(name).Lock(r.Context(), c.Options...)
+}
+
+// serveWith serves a request under a lock.
+func (c Config) serveWith(l lock.Locker, w http.ResponseWriter, r *http.Request, next http.Handler) {
+	h, err := l.Lock(r.Context(), c.Options...)
 	if err != nil {
 		if !errors.Is(err, lock.ErrNotAcquired) {
 			c.OnError(r, err)
@@ -157,6 +190,8 @@ func (c Config) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 
 func (c Config) refuse(w http.ResponseWriter, _ *http.Request, err error) {
 	switch {
+	case err == ErrKey:
+		http.Error(w, "the name of the resource is missing or too long", http.StatusBadRequest)
 	case errors.Is(err, lock.ErrNotAcquired):
 		http.Error(w, "another request for this resource is in progress", http.StatusConflict)
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrIndeterminate), errors.Is(err, lock.ErrClosed):

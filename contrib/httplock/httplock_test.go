@@ -530,6 +530,34 @@ func TestResponses(t *testing.T) {
 }
 
 // By default errors are logged.
+func TestKeysThatClientsChoose(t *testing.T) {
+	locker := func(string) lock.Locker { return redlatchtest.NewLocker("one") }
+	for _, row := range []struct {
+		config httplock.Config
+		path   string
+		want   int
+	}{
+		{httplock.Config{}, "/" + strings.Repeat("x", 512), http.StatusOK},
+		{httplock.Config{}, "/" + strings.Repeat("x", 513), http.StatusBadRequest},
+		{httplock.Config{MaxKey: 3}, "/xxx", http.StatusOK},
+		{httplock.Config{MaxKey: 3}, "/xxxx", http.StatusBadRequest},
+		{httplock.Config{}, "/", http.StatusOK},
+		{httplock.Config{RequireKey: true}, "/", http.StatusBadRequest},
+		{httplock.Config{RequireKey: true}, "/x", http.StatusOK},
+	} {
+		row.config.Locker = locker
+		s := start(t, wrap(t, row.config, func(http.ResponseWriter, *http.Request) {}))
+		resp, err := get(s, row.path)
+		require.NoError(t, err)
+		require.Equal(t, row.want, resp.StatusCode, "%+v %.10s", row.config, row.path)
+	}
+	refused := make(chan error, 1)
+	c := httplock.Config{Locker: locker, RequireKey: true, Refuse: func(_ http.ResponseWriter, _ *http.Request, err error) { refused <- err }}
+	_, err := get(start(t, wrap(t, c, func(http.ResponseWriter, *http.Request) {})), "/")
+	require.NoError(t, err)
+	require.ErrorIs(t, <-refused, httplock.ErrKey)
+}
+
 func TestErrorsAreLogged(t *testing.T) {
 	var out bytes.Buffer
 	before := slog.Default()
@@ -559,6 +587,7 @@ func TestInvalidConfig(t *testing.T) {
 		"Locker is nil":          {Key: byPath},
 		"Key is nil":             {Locker: locker},
 		"Wait is negative":       {Locker: locker, Key: byPath, Wait: -1},
+		"MaxKey is negative":     {Locker: locker, Key: byPath, MaxKey: -1},
 		"RetryAfter is negative": {Locker: locker, Key: byPath, RetryAfter: -1},
 		"lock.Wait":              {Locker: locker, Key: byPath, Options: []lock.Option{lock.Wait(0)}},
 		"lock.Parent":            {Locker: locker, Key: byPath, Options: []lock.Option{lock.Parent(t.Context())}},

@@ -28,6 +28,7 @@ type Config struct {
 	FairWait        time.Duration
 	HandOffs        int
 	MapName         func(string) string
+	StrictNames     bool // wire.CheckStrictly applies
 	Sharded         bool
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
@@ -192,6 +193,11 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 	key := s.MapName(name)
 	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
+	}
+	if s.StrictNames {
+		if err := wire.CheckStrictly(key); err != nil {
+			return "", err
+		}
 	}
 	return key, nil
 }

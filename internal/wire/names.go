@@ -173,6 +173,25 @@ func CheckName(name string, cluster bool) error {
 	return nil
 }
 
+// maxStrictName is the length in bytes of the longest key that CheckStrictly accepts.
+const maxStrictName = 512
+
+// CheckStrictly returns an error that matches lock.ErrInvalid if an object with that key could share keys
+// with one of another name, or if the key is very long.
+func CheckStrictly(key string) error {
+	tagged := strings.Contains(key, "{")
+	switch {
+	case len(key) > maxStrictName:
+		return fmt.Errorf("%w: the name makes a key of %d bytes, more than %d", lock.ErrInvalid, len(key), maxStrictName)
+	case key == "{"+HashTag(key)+"}":
+		return fmt.Errorf("%w: name %q: it shares keys with the name without braces", lock.ErrInvalid, key)
+	case strings.HasPrefix(key, "redisson_"), strings.HasPrefix(key, "redlatch_"),
+		tagged && (strings.HasSuffix(key, ":timeout") || strings.Contains(key, ":rwlock_timeout:")):
+		return fmt.Errorf("%w: name %q: it may be a key that belongs to another object", lock.ErrInvalid, key)
+	}
+	return nil
+}
+
 // CheckLatchName is CheckName for count-down latches, whose channel allows no braces in
 // the name if it needs the slot of the name: with sharded pub/sub.
 func CheckLatchName(name string, cluster, sharded bool) error {

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -110,6 +111,26 @@ func TestCheckName(t *testing.T) {
 			check(CheckLatchName(tt.name, true, false), tt.ok)
 			check(CheckLatchName(tt.name, false, false), tt.name != "")
 		})
+	}
+}
+
+// No key of an object whose name is accepted has a name that is accepted, and no two names that are
+// share a key.
+func TestCheckStrictly(t *testing.T) {
+	for _, name := range []string{"orders", "a:b", "{a}b", "b{a}", "a{b}c", "{a}{b}", "{", "orders:timeout", strings.Repeat("x", 512)} {
+		require.NoError(t, CheckStrictly(name), name)
+		owner := lock.Owner{}.String()
+		for _, key := range []string{
+			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name), FairAlive(name), FairOrder(name), RWChannel(name),
+			ReadHoldTimeout(name, owner, 1), WriterWaits(name), SemaphoreChannel(name), PermitTimeouts(name), SemaphoreRequests(name, "c"),
+			SemaphoreCreated(name), SemaphoreWaiting(name), SemaphoreAlive(name), LatchChannel(name), LatchRound(name), ElectionTerm(name),
+			ElectionChannel(name), OnceRun(name, "s"), OnceDone(name, "s"), ServerMark, PlainChannel(name),
+		} {
+			require.ErrorIs(t, CheckStrictly(key), lock.ErrInvalid, key)
+		}
+	}
+	for _, name := range []string{"{a}", "{a:b}", strings.Repeat("x", 513)} {
+		require.ErrorIs(t, CheckStrictly(name), lock.ErrInvalid, name)
 	}
 }
 

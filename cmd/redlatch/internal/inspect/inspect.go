@@ -174,7 +174,7 @@ func parse(reply rueidis.RedisResult) (snapshot, error) {
 	}
 	now, err := wire.Times.Number(parts[0])
 	s := snapshot{now: time.UnixMilli(now), readers: map[string]time.Duration{}}
-	keys, keysErr := wire.Elements(parts[1], numKeys, numKeys)
+	keys, keysErr := wire.Elements(parts[1], numKeys, numKeys+1) // AtRest adds a key
 	readers, readersErr := wire.Elements(parts[2], 0, 2*most)
 	channels, channelsErr := wire.Elements(parts[3], numChannels, numChannels)
 	waiters, waitersErr := wire.Elements(parts[4], 0, most)
