@@ -107,9 +107,9 @@ func TestControlCharactersAreNotPrinted(t *testing.T) {
 // What is printed of a URL has no password, wherever that stands.
 func TestPlace(t *testing.T) {
 	for url, want := range map[string]string{
-		"redis://app:secret@db:6379/3":          "db:6379",
-		"redis://db?password=secret":            "db",
-		"rediss://db/?sentinel_password=secret": "db",
+		"redis://app:secret@db:6379/3":          "redis://db:6379",
+		"redis://db?password=secret":            "redis://db",
+		"rediss://db/?sentinel_password=secret": "rediss://db",
 		"redis:secret@db":                       "the server",
 		"redis://app:sec/ret@db":                "the server",
 		"secret":                                "the server",

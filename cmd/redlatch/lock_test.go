@@ -55,7 +55,8 @@ type command struct {
 // newCommand returns a redlatch that uses a server.
 func newCommand(t testing.TB, addr string, args ...string) *command {
 	c := &command{t: t, cmd: exec.Command(os.Args[0], args...), lines: make(chan string, 100), ended: make(chan struct{})}
-	c.cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=redis://"+addr)
+	// The commands that it runs get REDIS_URL too.
+	c.cmd.Env = append(os.Environ(), asCommand+"=1", "REDLATCH_URL=", "REDIS_URL=redis://"+addr)
 	c.cmd.Stderr = &c.stderr
 	c.cmd.WaitDelay = time.Second // processes that outlive redlatch may have its standard error
 	return c
@@ -274,7 +275,7 @@ func TestCommandHasNoURL(t *testing.T) {
 			{url + " " + url + " other", sh(script, "--keep-url")},
 		} {
 			c := newCommand(t, s.Addr, row.args...)
-			c.cmd.Env = append(c.cmd.Env, "REDLATCH_RED="+url, "REDIS_URL=other")
+			c.cmd.Env = append(c.cmd.Env, "REDLATCH_URL="+url, "REDLATCH_RED="+url, "REDIS_URL=other")
 			c.start()
 			require.Equal(t, row.want, c.line())
 			require.Zero(t, c.status(patience))

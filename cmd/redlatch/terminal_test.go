@@ -62,7 +62,7 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 	for name, script := range scripts {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/bash\n"+script+"\n"), 0o755)) //nolint:gosec // to run it
 	}
-	env := append(os.Environ(), "TMUX_TMPDIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), asCommand+"=1", "REDLATCH_URL=redis://"+s.Addr,
+	env := append(os.Environ(), "TMUX_TMPDIR="+dir, "PATH="+dir+":"+os.Getenv("PATH"), asCommand+"=1", "REDLATCH_URL=", "REDIS_URL=redis://"+s.Addr,
 		"HISTFILE=", `PS1=<\#:$?>`, "PROMPT_COMMAND=", "TMUX=", "GORACE=atexit_sleep_ms=0 exitcode=0 log_path="+filepath.Join(dir, "race"))
 	tmux := func(args ...string) (string, error) {
 		cmd := exec.Command("tmux", append([]string{"-L", "test", "-f", "/dev/null"}, args...)...)

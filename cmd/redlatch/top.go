@@ -94,13 +94,13 @@ func show(s *screen) error {
 // leastInterval keeps top from being a load.
 const leastInterval = 100 * time.Millisecond
 
-// place returns the URL of a server without its password.
+// place returns what is shown of the URL of a server, which may have a password anywhere else.
 func place(address string) string {
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" {
 		return "the server"
 	}
-	return u.Host
+	return u.Scheme + "://" + u.Host
 }
 
 // forceUnlock opens a lock whatever its kind, and reports whether it was held.
