@@ -36,19 +36,22 @@ func eachOwn(t *testing.T, test func(t *testing.T, w *world)) {
 // from first on; a set whose name is missing does not get them.
 func (w *world) fill(n int, first map[string]int64) {
 	w.t.Helper()
-	sets, args := []string{wire.FairQueue(orders)}, []string{strconv.Itoa(n)}
+	const atOnce = 5000 // a script for all would keep the server busy for seconds
+	sets, args := []string{wire.FairQueue(orders)}, []string{"", ""}
 	for name, score := range first {
 		sets, args = append(sets, name), append(args, strconv.FormatInt(score, 10))
 	}
 	const script = `
-		for i = 1, tonumber(ARGV[1]) do
+		for i = tonumber(ARGV[1]), tonumber(ARGV[2]) do
 			redis.call('RPUSH', KEYS[1], 'waiter ' .. i)
 			for set = 2, #KEYS do
-				redis.call('ZADD', KEYS[set], ARGV[set] + i, 'waiter ' .. i)
+				redis.call('ZADD', KEYS[set], ARGV[1 + set] + i, 'waiter ' .. i)
 			end
 		end`
-	words := slices.Concat([]string{"EVAL", script, strconv.Itoa(len(sets))}, sets, args)
-	harness.Do(w.t, w.addr, words...)
+	for i := 1; i <= n; i += atOnce {
+		args[0], args[1] = strconv.Itoa(i), strconv.Itoa(min(n, i+atOnce-1))
+		harness.Do(w.t, w.addr, slices.Concat([]string{"EVAL", script, strconv.Itoa(len(sets))}, sets, args)...)
+	}
 }
 
 // dump returns the values of all keys of the lock.

@@ -197,8 +197,7 @@ func TestUnavailable(t *testing.T) {
 	})
 }
 
-// A lock whose key has another type is the server's error. A slot is done if its key exists, whatever
-// type it has.
+// A key of another type is the server's error.
 func TestForeignKeys(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		o := harness.Client(t, s).Once(name)
@@ -209,7 +208,9 @@ func TestForeignKeys(t *testing.T) {
 		refused(t, err, "WRONGTYPE")
 		harness.Do(t, s.Addr, "DEL", wire.OnceRun(name, slot))
 		harness.Do(t, s.Addr, "RPUSH", wire.OnceDone(name, slot), "x")
-		require.False(t, runs(t, o, slot, w.work))
+		ran, err = o.Run(t.Context(), slot, w.work)
+		require.False(t, ran)
+		refused(t, err, "WRONGTYPE")
 		require.True(t, forget(t, o, slot))
 		require.Zero(t, w.runs.Load())
 		harness.NothingLeft(t, s.Addr)
