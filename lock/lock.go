@@ -154,7 +154,8 @@ type Hold interface {
 	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
 	// those of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
 	// server rejects all writes, Detach returns the id too, and goes on in the background until the lease that the hold had is
-	// over. If Adopt does not find the lock, it becomes free when that lease ends.
+	// over. If Adopt does not find the lock, it becomes free when that lease ends, or, if the first request arrives
+	// before that after all, when lease is over.
 	Detach(ctx context.Context, lease time.Duration) (id string, err error)
 
 	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is
