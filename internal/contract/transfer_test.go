@@ -137,7 +137,9 @@ func TestLostReplyOfAShortTransfer(t *testing.T) {
 				g := harness.NewGate(t, s)
 				c := harness.ClientAt(t, []string{g.Addr})
 				l := k.of(c, "orders")
-				_, err := mustLock(t, t.Context(), l).Detach(t.Context(), moment) // has the scripts loaded
+				// Has the scripts loaded, also that of a release, which follows if the moment is over.
+				require.NoError(t, l.Do(t.Context(), nothing))
+				_, err := mustLock(t, t.Context(), l).Detach(t.Context(), moment)
 				require.NoError(t, err)
 				if end == nil {
 					id, detachErr := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute)
