@@ -312,6 +312,14 @@ func (t *tally) away() int { return t.open + len(t.errs) }
 // isGone reports whether err says that a server no longer has the hold of its member.
 func isGone(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, lock.ErrNotHeld) }
 
+// Remaining implements lock.Hold.
+func (h *redHold) Remaining() time.Duration {
+	if !h.Held() { // the lease of a lost hold ends after its context
+		return 0
+	}
+	return h.Lease.Remaining()
+}
+
 // Extend implements lock.Hold.
 func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.Lease.Check()

@@ -328,6 +328,9 @@ func (p *permit) fix(sent time.Time, ttl time.Duration) {
 
 // Remaining implements lock.Hold.
 func (p *permit) Remaining() time.Duration {
+	if !p.Held() { // the lease of a lost permit ends after its context
+		return 0
+	}
 	left := p.lease.Remaining()
 	if left > lock.MaxLease { // less is the rest of MaxHold
 		return lock.NoExpiry

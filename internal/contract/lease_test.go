@@ -616,3 +616,25 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 		}
 	})
 }
+
+// Whoever sees the end of a hold's context finds nothing left of its lease.
+func TestNothingRemainsWhenTheContextEnds(t *testing.T) {
+	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
+		c := harness.Client(t, s, quiet)
+		for range harness.Size(20, 200) {
+			h := mustLock(t, t.Context(), k.of(c, "orders"))
+			remains := make(chan time.Duration)
+			go func() {
+				for ctx := h.Context(); ctx.Err() == nil; { // the end is to be seen at once
+					runtime.Gosched()
+				}
+				remains <- h.Remaining()
+			}()
+			harness.Do(t, s.Addr, "DEL", k.key("orders"))
+			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
+			require.Zero(t, <-remains)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+			k.forgotten(t, s.Addr, t.Context())
+		}
+	})
+}
