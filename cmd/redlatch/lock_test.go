@@ -197,7 +197,7 @@ func TestStatuses(t *testing.T) {
 			{128 + 9, "", sh("kill -9 $$")},
 			{statusLost, "too late to start the command", []string{"lock", "--lease", "40ms", "brief", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "held", "--", "true"}},
-			{statusNotAcquired, "not acquired", []string{"lock", "--wait", "50ms", "held", "--", "true"}},
+			{statusNotAcquired, "not acquired", []string{"lock", "--wait", "500ms", "held", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "free", "held", "--", "true"}},
 			{statusNotRunnable, "permission denied", []string{"lock", "job", "--", "/etc/passwd"}},
 			{statusNotFound, "not found", []string{"lock", "job", "--", "no-such-command"}},
