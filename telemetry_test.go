@@ -4,9 +4,11 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 	"unicode/utf8"
@@ -435,7 +437,10 @@ func TestSpansOfFailures(t *testing.T) {
 func TestSpansOfOddNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
-		c := harness.Client(t, s, r.options(redlatch.WithMetricName(func(name string) string { return name }))...)
+		var logged textHandler
+		c := harness.Client(t, s, r.options(
+			redlatch.WithMetricName(func(name string) string { return name }), redlatch.WithLogger(slog.New(&logged)),
+		)...)
 		nothing := func(context.Context) error { return nil }
 		for _, name := range []string{"\xff\xfe", "a\x00\x1b[2J", strings.Repeat("x", 100_000)} {
 			harness.Do(t, s.Addr, "SET", name+" string", name)
@@ -447,6 +452,13 @@ func TestSpansOfOddNames(t *testing.T) {
 			}
 			require.Error(t, c.Lock(name+" string").Do(t.Context(), nothing))
 			require.Error(t, c.Semaphore(name+" string").TryAcquire(t.Context(), 1))
+			harness.Do(t, s.Addr, "HSET", name+" endless", c.NewOwner().String(), "1")
+			require.Error(t, c.Lock(name+" endless").Do(t.Context(), nothing, lock.Wait(10*time.Millisecond)))
+			require.Error(t, c.Semaphore(name+" missing").Acquire(t.Context(), 1, lock.Wait(10*time.Millisecond)))
+			require.Error(t, c.Lock(name).Do(t.Context(), func(ctx context.Context) error {
+				return c.Lock(name).Do(ctx, nothing, lock.Wait(10*time.Millisecond)) // by mistake
+			}))
+			require.Error(t, c.RedLock(c.Lock(name), c.Lock(name)).Do(t.Context(), nothing, lock.Wait(10*time.Millisecond)))
 			require.NoError(t, only(c.Once(name).Run(t.Context(), name, nothing)))
 			term, err := c.Election(name).Campaign(t.Context(), name)
 			require.NoError(t, err)
@@ -471,6 +483,11 @@ func TestSpansOfOddNames(t *testing.T) {
 			}
 		}
 		require.Greater(t, spans, 3*8)
+		lines := logged.texts()
+		require.GreaterOrEqual(t, len(lines), 3*4*2)
+		for _, text := range lines {
+			valid(text)
+		}
 		var all metricdata.ResourceMetrics
 		require.NoError(t, r.reader.Collect(t.Context(), &all))
 		text, err := json.Marshal(all)
@@ -480,6 +497,33 @@ func TestSpansOfOddNames(t *testing.T) {
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }
+
+// textHandler keeps the texts of log records.
+type textHandler struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (h *textHandler) texts() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.all)
+}
+
+func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.all = append(h.all, r.Message)
+	r.Attrs(func(a slog.Attr) bool {
+		h.all = append(h.all, a.Value.String())
+		return true
+	})
+	return nil
+}
+
+func (*textHandler) Enabled(context.Context, slog.Level) bool { return true }
+func (h *textHandler) WithAttrs([]slog.Attr) slog.Handler     { return h }
+func (h *textHandler) WithGroup(string) slog.Handler          { return h }
 
 // The documentation lists everything that the code emits.
 func TestTelemetryIsDocumented(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -50,7 +51,7 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 			}
 		}
 		if err != nil && !isEnd(ctx, err) {
-			e.s.Logger.Warn("redlatch: an attempt to lead has failed", "name", e.Name(), "error", err)
+			e.s.Logger.Warn("redlatch: an attempt to lead has failed", "name", text.Safe(e.Name()), "error", err)
 		}
 		select {
 		case <-time.After(pause - rand.N(pause/2)):

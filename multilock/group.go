@@ -12,6 +12,7 @@ import (
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -153,7 +154,7 @@ func (h *groupHold) dropped(unlock func(ctx context.Context) error, disown func(
 	}
 	h.background(func(ctx context.Context) { // clients of members may still be open
 		h.group.s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
-			"name", h.Name(), "kind", h.group.info.Kind, "acquired", h.Site.String())
+			"name", text.Safe(h.Name()), "kind", h.group.info.Kind, "acquired", h.Site.String())
 		_ = unlock(ctx)
 	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -92,7 +93,7 @@ func (r *Red) warnEven() {
 	type warned struct{ sync.Map }
 	if _, before := session.Of[warned](r.s).LoadOrStore(n, true); !before {
 		r.s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
-			"name", r.info.Name, "servers", n)
+			"name", text.Safe(r.info.Name), "servers", n)
 	}
 }
 

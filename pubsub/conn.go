@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -347,6 +348,6 @@ func (c *conn) refused(chs []*channel, err error) {
 	h.mu.Unlock()
 	if first {
 		h.opts.Logger.Warn("redlatch: subscription refused; waiters poll instead: "+
-			"allow this user to subscribe to the channels of its locks", "channel", chs[0].name, "error", err)
+			"allow this user to subscribe to the channels of its locks", "channel", text.Safe(chs[0].name), "error", err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -251,7 +252,7 @@ func (p *permit) Dropped() {
 	}
 	p.e.s.Go(func(ctx context.Context) {
 		p.e.s.LogDropped("redlatch: a permit was dropped without Release; releasing it",
-			"name", p.e.id.Name, "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
+			"name", text.Safe(p.e.id.Name), "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
 		_ = p.Unlock(ctx)
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -152,6 +153,6 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 func (p *pool) warnMissing() {
 	if session.Of[session.Warnings](p.s).First(p.id) {
 		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
-			"name", p.id.Name, "kind", p.id.Kind)
+			"name", text.Safe(p.id.Name), "kind", p.id.Kind)
 	}
 }

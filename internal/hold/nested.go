@@ -7,6 +7,7 @@ import (
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -74,6 +75,6 @@ func (n *nested) warn(s *session.Session, l telemetry.Lock, called callsite.Site
 	type warned struct{ sync.Map }
 	if _, before := session.Of[warned](s).LoadOrStore([2]callsite.Site{*n.site, called}, true); !before {
 		s.Logger.Warn("redlatch: Lock was called under a hold on the same lock, and may wait for itself; lock.WithOwner permits re-entry",
-			"name", l.Name, "kind", l.Kind, "held", n.site.String(), "called", called.String())
+			"name", text.Safe(l.Name), "kind", l.Kind, "held", n.site.String(), "called", called.String())
 	}
 }

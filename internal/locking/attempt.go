@@ -9,6 +9,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -121,7 +122,7 @@ func (c *claim) heldForever(is bool) {
 	if l := c.lock; is && session.Of[session.Warnings](l.s).First(l.described()) {
 		l.s.Go(func(context.Context) { // a logger may block
 			l.s.Logger.Warn("redlatch: Lock finds a key without an expiry, which only a deletion frees; it may not be a lock",
-				"name", l.name, "kind", l.p.Traits().Kind, "key", l.key)
+				"name", text.Safe(l.name), "kind", l.p.Traits().Kind, "key", text.Safe(l.key))
 		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/redlatch/redlatch/internal/acquire"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -289,7 +290,7 @@ func (h *hold) Dropped() {
 	s := h.claim.lock.s
 	s.Go(func(ctx context.Context) {
 		s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
-			"name", h.Name(), "kind", h.claim.lock.p.Traits().Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
+			"name", text.Safe(h.Name()), "kind", h.claim.lock.p.Traits().Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
 		_ = h.Unlock(ctx)
 	})
 }
