@@ -442,6 +442,7 @@ func TestSpansOfOddNames(t *testing.T) {
 			redlatch.WithMetricName(func(name string) string { return name }), redlatch.WithLogger(slog.New(&logged)),
 		)...)
 		nothing := func(context.Context) error { return nil }
+		const wait = 500 * time.Millisecond // for an attempt on a busy machine
 		for _, name := range []string{"\xff\xfe", "a\x00\x1b[2J", strings.Repeat("x", 100_000)} {
 			harness.Do(t, s.Addr, "SET", name+" string", name)
 			for _, l := range []lock.Locker{
@@ -453,12 +454,11 @@ func TestSpansOfOddNames(t *testing.T) {
 			require.Error(t, c.Lock(name+" string").Do(t.Context(), nothing))
 			require.Error(t, c.Semaphore(name+" string").TryAcquire(t.Context(), 1))
 			harness.Do(t, s.Addr, "HSET", name+" endless", c.NewOwner().String(), "1")
-			require.Error(t, c.Lock(name+" endless").Do(t.Context(), nothing, lock.Wait(10*time.Millisecond)))
-			require.Error(t, c.Semaphore(name+" missing").Acquire(t.Context(), 1, lock.Wait(10*time.Millisecond)))
+			require.Error(t, c.Lock(name+" endless").Do(t.Context(), nothing, lock.Wait(wait)))
+			require.Error(t, c.Semaphore(name+" missing").Acquire(t.Context(), 1, lock.Wait(wait)))
 			require.Error(t, c.Lock(name).Do(t.Context(), func(ctx context.Context) error {
-				return c.Lock(name).Do(ctx, nothing, lock.Wait(10*time.Millisecond)) // by mistake
+				return c.Lock(name).Do(ctx, nothing, lock.Wait(wait)) // by mistake
 			}))
-			require.Error(t, c.RedLock(c.Lock(name), c.Lock(name)).Do(t.Context(), nothing, lock.Wait(10*time.Millisecond)))
 			require.NoError(t, only(c.Once(name).Run(t.Context(), name, nothing)))
 			term, err := c.Election(name).Campaign(t.Context(), name)
 			require.NoError(t, err)
@@ -484,9 +484,11 @@ func TestSpansOfOddNames(t *testing.T) {
 		}
 		require.Greater(t, spans, 3*8)
 		lines := logged.texts()
-		require.GreaterOrEqual(t, len(lines), 3*4*2)
 		for _, text := range lines {
 			valid(text)
+		}
+		for _, warning := range []string{"a key without an expiry", "a semaphore that does not exist", "under a hold on the same lock"} {
+			require.Contains(t, strings.Join(lines, "\n"), warning)
 		}
 		var all metricdata.ResourceMetrics
 		require.NoError(t, r.reader.Collect(t.Context(), &all))
