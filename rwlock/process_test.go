@@ -200,6 +200,8 @@ func (k *contender) take(ctx context.Context, side string) (lock.Hold, bool, err
 		return nil, false, fmt.Errorf("a waiter hangs: %w", err)
 	case errors.Is(err, lock.ErrNotAcquired), errors.Is(err, lock.ErrIndeterminate):
 		return nil, false, nil
+	case errors.Is(err, lock.ErrUnavailable) && errors.Is(err, context.DeadlineExceeded):
+		return nil, false, nil // a busy server has not answered others for a while
 	default:
 		return nil, false, err
 	}
