@@ -115,7 +115,7 @@ func TestBrokenScriptsAreDetected(t *testing.T) {
 
 // brokenRequests are changes of a request of Once that break a promise.
 var brokenRequests = []struct{ name, right, wrong string }{
-	{"a question forgets the success", `\$6\r\nEXISTS\r\n`, "$$6\r\nUNLINK\r\n"},
+	{"a question forgets the success", `\$3\r\nGET\r\n`, "$$6\r\nGETDEL\r\n"},
 	{"a success is stored for another slot", `(SET\r\n\$\d+\r\nredlatch_once)_done`, "${1}_lost"},
 }
 
