@@ -294,21 +294,20 @@ func TestInvalidOptions(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// An uncontended lock costs two requests, whose scripts run only these commands.
 func TestStrictNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		prefix := redlatch.WithNameMapper(func(name string) string { return strings.TrimPrefix("app:"+name, "app:/") })
 		c, lenient := harness.Client(t, s, redlatch.WithStrictNames(), prefix), harness.Client(t, s, prefix)
 		for _, bad := range []string{"/{orders}", "/redisson_lock_queue:{orders}", "/{orders}:timeout", strings.Repeat("x", 509)} {
 			for what, err := range map[string]error{
-				"lock":      only(c.Lock(bad).TryLock(t.Context())),
-				"fair":      only(c.FairLock(bad).TryLock(t.Context())),
-				"write":     only(c.RWLock(bad).Write().TryLock(t.Context())),
+				"lock":      second(c.Lock(bad).TryLock(t.Context())),
+				"fair":      second(c.FairLock(bad).TryLock(t.Context())),
+				"write":     second(c.RWLock(bad).Write().TryLock(t.Context())),
 				"semaphore": c.Semaphore(bad).TryAcquire(t.Context(), 1),
-				"latch":     only(c.CountDownLatch(bad).Count(t.Context())),
-				"election":  only(c.Election(bad).Leader(t.Context())),
-				"once":      only(c.Once(bad).Done(t.Context(), "slot")),
-				"multi":     only(c.MultiLock(c.Lock("a"), c.Lock(bad)).TryLock(t.Context())),
+				"latch":     second(c.CountDownLatch(bad).Count(t.Context())),
+				"election":  second(c.Election(bad).Leader(t.Context())),
+				"once":      second(c.Once(bad).Done(t.Context(), "slot")),
+				"multi":     second(c.MultiLock(c.Lock("a"), c.Lock(bad)).TryLock(t.Context())),
 			} {
 				require.ErrorIs(t, err, lock.ErrInvalid, "%s %.40q", what, bad)
 				require.Less(t, len(err.Error()), 200, "%s %.40q", what, bad)
@@ -322,9 +321,7 @@ func TestStrictNames(t *testing.T) {
 	})
 }
 
-// only returns the error of a call.
-func only[T any](_ T, err error) error { return err }
-
+// An uncontended lock costs two requests, whose scripts run only these commands.
 func TestUncontendedPairIsTwoCommands(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)

@@ -459,7 +459,7 @@ func TestSpansOfOddNames(t *testing.T) {
 			require.Error(t, c.Lock(name).Do(t.Context(), func(ctx context.Context) error {
 				return c.Lock(name).Do(ctx, nothing, lock.Wait(wait)) // by mistake
 			}))
-			require.NoError(t, only(c.Once(name).Run(t.Context(), name, nothing)))
+			require.NoError(t, second(c.Once(name).Run(t.Context(), name, nothing)))
 			term, err := c.Election(name).Campaign(t.Context(), name)
 			require.NoError(t, err)
 			require.NoError(t, term.Resign(t.Context()))

@@ -286,12 +286,11 @@ func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int)
 	if err != nil {
 		return nil, err
 	}
-	numbers := make([]int64, len(parts))
-	for i, part := range parts {
-		if numbers[i], err = wire.Any.Number(part); err != nil {
-			return nil, err
-		}
+	numbers, err := wire.NumbersIn(parts, wire.Any)
+	if err != nil {
+		return nil, err
 	}
+
 	valid := len(numbers) == 1
 	switch {
 	case len(numbers) == 0, len(numbers) == 2:

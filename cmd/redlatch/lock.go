@@ -170,7 +170,8 @@ func (l *lockCommand) grace() time.Duration {
 
 func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	names, command := args, []string(nil)
-	switch at := cmd.ArgsLenAtDash(); {
+	at := cmd.ArgsLenAtDash()
+	switch {
 	case at >= 0:
 		names, command = args[:at], args[at:]
 	case len(l.names) > 0:

@@ -617,7 +617,7 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 	})
 }
 
-// Whoever sees the end of a hold's context finds nothing left of its lease.
+// Remaining is 0 as soon as the context of a lost hold has ended.
 func TestNothingRemainsWhenTheContextEnds(t *testing.T) {
 	eachKind(t, leased, func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s, quiet)

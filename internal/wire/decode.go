@@ -20,7 +20,6 @@ type Range struct{ Least, Most int64 }
 var (
 	Any    = Range{math.MinInt64, math.MaxInt64}
 	Flags  = Range{0, 1}
-	Counts = Range{0, math.MaxInt32}
 	Tokens = Range{0, MaxToken}
 	// Times has times in ms, and less than 0 for those that do not exist. See Duration.
 	Times = Range{-2, math.MaxInt64}
@@ -59,7 +58,12 @@ func Numbers(reply rueidis.RedisResult, n int, ranges ...Range) ([]int64, error)
 	if err != nil {
 		return nil, err
 	}
-	numbers := make([]int64, n)
+	return NumbersIn(parts, ranges...)
+}
+
+// NumbersIn is Numbers for the elements of a list.
+func NumbersIn(parts []rueidis.RedisMessage, ranges ...Range) (numbers []int64, err error) {
+	numbers = make([]int64, len(parts))
 	for i, part := range parts {
 		if numbers[i], err = ranges[i%len(ranges)].Number(part); err != nil {
 			return nil, err
