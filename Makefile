@@ -3,6 +3,7 @@
 #   make lint       format, vet and linters
 #   make check      lint, and the tests that need no server
 #   make test       every promise once on a real server, and smoke tests of the rest
+#   make costs      what each operation costs: requests, bytes and allocations
 #   make test-all   everything at full size on all servers; PART=i/n runs a share of it
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
@@ -45,7 +46,7 @@ export GOWORK = off
 
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
-.PHONY: lint check test test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
+.PHONY: lint check test costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
 
 lint:
 	./scripts/deps lint
@@ -56,6 +57,9 @@ check: lint
 
 test: deps
 	./scripts/tier test
+
+costs: deps
+	./scripts/tier costs
 
 test-all: deps
 	./scripts/tier all $(PART)

@@ -210,7 +210,7 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 		return l.notOpen(ctx, began, nil)
 	}
 	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
-	w := &waiter{name: l.name, since: began, site: callsite.Here(2)}
+	w := &waiter{name: l.name, since: began, site: callsite.Here()}
 	w.end = func() {
 		var err error
 		if !w.opened {

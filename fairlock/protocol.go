@@ -85,8 +85,7 @@ func (p *protocol) Traits() locking.Traits {
 	}
 }
 
-// Channel implements locking.Protocol. A waiter listens to wire.FairChannel.
-func (p *protocol) Channel(*locking.Claim) string { return p.args[3] }
+func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
 
 func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
 

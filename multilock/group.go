@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -88,7 +89,7 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	}
 	once := try || o.Bounded && o.Wait == 0
 	if !once && g.check(ctx) == nil {
-		hold.WarnNested(ctx, g.s, g.info, 2, g.on...)
+		hold.WarnNested(ctx, g.s, g.info, g.on...)
 	}
 	h, err := acquire(ctx, o, once)
 	if err != nil {
@@ -116,11 +117,10 @@ func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
 	return "", fmt.Errorf("%w: Detach %q, which consists of several locks", lock.ErrUnsupported, h.Name())
 }
 
-// begin makes the hold held, with a context that is a child of parent. Lock, or TryLock, is that many
-// frames above.
-func (h *groupHold) begin(parent context.Context, above int) {
+// begin makes the hold held, with a context that is a child of parent.
+func (h *groupHold) begin(parent context.Context) {
 	h.Begin(h.group.s.Telemetry.StartHold(parent, h.group.info, h.owner, "", 0))
-	h.Given(1 + above) // skips this method too
+	h.Given(callsite.Here())
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {

@@ -163,11 +163,11 @@ type multiHold struct {
 	stop  func() bool // detaches the hold from its client, or nil
 }
 
-// begin returns the hold of a caller that has all members. Lock, or TryLock, is that many frames above.
-func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold, above int) *multiHold {
+// begin returns the hold of a caller that has all members.
+func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold) *multiHold {
 	owner, _ := lock.OwnerFrom(ctx)
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
-	h.groupHold.begin(o.HoldParent(ctx), 1+above)
+	h.groupHold.begin(o.HoldParent(ctx))
 	session.Of[multis](m.s).add(h)
 	if !m.local() { // otherwise the members end with the client
 		h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })

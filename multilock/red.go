@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
@@ -222,8 +223,8 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	}
 	req := acquire.Request[*redHold]{
 		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
-		Key:    h.r.key, Acquirer: h, Channel: r.channel, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
-		Site: &h.Site, Above: 2, // acquire and open
+		Key:    h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
+		Site: callsite.Here(),
 	}
 	began := time.Now()
 	if o.Wait > 0 {
@@ -245,6 +246,9 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	span.End(ctx, h.rounds, h.rounds != 1 || errors.Is(err, lock.ErrNotAcquired), err)
 	return h, err
 }
+
+// Channel implements acquire.Acquirer.
+func (h *redHold) Channel() string { return h.r.channel }
 
 // redHold is a hold on a majority, or the attempt to acquire one.
 type redHold struct {
@@ -268,7 +272,7 @@ type redHold struct {
 
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
-	h.groupHold.begin(o.HoldParent(ctx), 3) // above begin, acquire and open
+	h.groupHold.begin(o.HoldParent(ctx))
 	if h.cohort != nil && o.MaxHold > 0 {
 		o.MaxHold += time.Since(h.sent) // MaxHold counts from the hand-off
 	}

@@ -29,14 +29,14 @@ func TestRedRestartDelay(t *testing.T) {
 		second, err := after.TryLock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err, "this is what the delay prevents")
 		require.NoError(t, second.Unlock(t.Context()))
+		returned := func() bool { return redExists(t, servers[:2], "orders") == 0 } // the last after the decision
+		harness.Eventually(t, redSlack, "the votes are returned", returned)
 
 		_, err = after.WithRestartDelay(delay).TryLock(t.Context())
 		if time.Since(restarted) < delay {
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.ErrorContains(t, err, "up for too short a time")
-			harness.Eventually(t, redSlack, "the votes are returned", func() bool { // the last after the decision
-				return redExists(t, servers[:2], "orders") == 0
-			})
+			harness.Eventually(t, redSlack, "the votes are returned", returned)
 		}
 		second, err = after.WithRestartDelay(delay).Lock(t.Context())
 		require.NoError(t, err)

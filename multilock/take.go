@@ -51,7 +51,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	}()
 	err = m.takeFree(spanCtx, &a)
 	if err == nil && spanCtx.Err() == nil {
-		return m.begin(ctx, o, a.got, 2), nil // above acquire and open
+		return m.begin(ctx, o, a.got), nil
 	}
 	panicked := true // in a Backoff of a member
 	defer func() {
@@ -96,7 +96,7 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 			err = m.take(waitCtx, a)
 		}
 		if err == nil && openCtx.Err() == nil {
-			return m.begin(ctx, a.o, a.got, 3), nil // above wait, acquire and open
+			return m.begin(ctx, a.o, a.got), nil
 		}
 		undoErr := m.undo(waitCtx, a.got)
 		a.got = nil

@@ -195,23 +195,6 @@ func New(client rueidis.Client, opts Options) *Hub {
 func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.subscribe(name, l)
-}
-
-// SubscribeAll is Subscribe for several channels, each with the listener of the same index. Their
-// subscriptions are sent together: those of one hash slot in one command.
-func (h *Hub) SubscribeAll(names []string, ls []Listener) []*Subscription {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	subs := make([]*Subscription, len(names))
-	for i, name := range names {
-		subs[i], _ = h.subscribe(name, ls[i])
-	}
-	return subs
-}
-
-// subscribe is Subscribe. h.mu is held.
-func (h *Hub) subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	if h.closed {
 		return &Subscription{hub: h, closed: true}, false
 	}

@@ -183,20 +183,19 @@ func (e *PermitSemaphore) local(raw string) *permit {
 }
 
 // newPermit returns the Permit of a served request, whose context is a child of parent. The
-// session is open, and the method that the user called is that many frames above.
-func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options, above int) *Permit {
+// session is open.
+func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
 		terms.Renewer = e.renewer
 	}
 	p := &permit{e: e, raw: r.grant.ids}
-	p.Site = r.site
 	id := ""
 	if e.s.Telemetry != nil { // the text of an id allocates
 		id = p.id()
 	}
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, id, 0))
-	p.Given(above)
+	p.Given(r.site)
 	p.lease.Weight = uint16(min(len(p.raw), math.MaxUint16))
 	e.permits.add(p)
 	e.s.Watchdog.Watch(&p.lease, p, terms)

@@ -134,7 +134,7 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 	if err != nil {
 		return nil, err
 	}
-	return e.newPermit(o.HoldParent(ctx), r, o, 3), nil // above newPermit, take, and acquireN or tryAcquireN
+	return e.newPermit(o.HoldParent(ctx), r, o), nil
 }
 
 // lease returns the first lease of a permit with these options.

@@ -43,7 +43,7 @@ type request struct {
 	pool  *pool
 	began time.Time
 	once  bool
-	site  callsite.Site // if the caller waits
+	site  callsite.Site
 
 	mu       sync.Mutex // attempts run on the goroutines of other waiters, too
 	grant    grant
@@ -64,17 +64,15 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if ctx.Err() != nil {
 		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
 	}
-	r := &request{pool: p, began: time.Now(), grant: g, once: once}
+	r := &request{pool: p, began: time.Now(), site: callsite.Here(), grant: g, once: once}
 	req := acquire.Request[*request]{
 		Policy:   acquire.Policy{TryWhileHeld: true, Shared: true, Group: true, Untracked: true},
 		Key:      p.queueKey,
 		Acquirer: r,
-		Channel:  p.channel,
 		Once:     once,
 
 		MaxWaiters: o.MaxWaiters,
-		Site:       &r.site,
-		Above:      3, // acquire, take and acquireN; a request of TryAcquire never waits
+		Site:       r.site,
 	}
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)
@@ -123,6 +121,9 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
 	return r, err
 }
+
+// Channel implements acquire.Acquirer.
+func (r *request) Channel() string { return r.pool.channel }
 
 // Try implements acquire.Acquirer.
 func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {

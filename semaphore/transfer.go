@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -38,11 +39,11 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 		return nil, lock.ErrClosed
 	}
 	defer e.s.Leave()
-	r := &request{grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
+	r := &request{site: callsite.Here(), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
 	if err := e.adopt(ctx, from, r); err != nil {
 		return nil, e.failed(ctx, what, began, err)
 	}
-	return e.newPermit(o.HoldParent(ctx), r, o, 1), nil // above newPermit
+	return e.newPermit(o.HoldParent(ctx), r, o), nil
 }
 
 // adopt has a request take over permits with these ids. A transfer without an answer is repeated

@@ -17,8 +17,7 @@
 // The loop is in this file. The others have the state of a key (entry.go), its list of
 // waiters (waiter.go), the reasons to try again (wake.go), the ways to pass a key on
 // (handoff.go) and to leave it to other processes (yield.go), the waiters that the server
-// orders (position.go) and the channels of later ones (reserve.go), and attempts for several
-// keys (batch.go).
+// orders (position.go), and attempts for several keys (batch.go).
 package acquire
 
 import (
@@ -59,7 +58,6 @@ const (
 // acquired is a holder until Released, unless it has joined one or is Untracked.
 func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 	req.Ctx = ctx
-	req.Above++ // this
 	w := q.Prepare()
 	w.req = req
 	return w.Acquire()
@@ -74,7 +72,6 @@ func (w *waiter[A]) Acquire() error {
 		return w.reuse()
 	}
 	for !w.step() {
-		w.locate()
 		select {
 		case <-w.wake:
 		case <-w.req.Ctx.Done():
@@ -96,13 +93,11 @@ func (w *waiter[A]) begin() (waits bool) {
 		e.shard.mu.Unlock()
 		return false
 	}
-	e.identify(req)
 	inTurn := e.begin(req)
 	if inTurn || req.Once || relation == Beside || req.Untracked && e.first == nil {
 		return w.attemptFirst(relation, inTurn, pause)
 	}
 	if w.result = e.crowded(req); w.result != nil {
-		req.own.close()
 		e.leave()
 	} else {
 		w.waits()
@@ -211,7 +206,6 @@ func (w *waiter[A]) step() (over bool) {
 					e.subscribe()
 					continue
 				}
-				e.refill()
 				e.arm()
 			}
 		}
@@ -457,7 +451,7 @@ func (r *Request[A]) try(pause time.Duration) (Verdict, error) {
 	case err != nil:
 		return Verdict{}, err
 	case r.Backoff == nil:
-	case r.Channel == "":
+	case r.Acquirer.Channel() == "":
 		v.FreeIn = pause
 	default:
 		v.poll = max(pause, time.Millisecond)

@@ -128,6 +128,7 @@ type caller struct {
 	joinErr  error
 	joined   int
 	refuses  bool // to have the key passed on to it
+	mute     bool // there are no messages
 }
 
 func (c *caller) TryAll(context.Context, []*caller) []Result { panic("there are no groups") }
@@ -148,6 +149,13 @@ func (c *caller) Join(holder *caller) (Relation, error) {
 		c.joined++
 	}
 	return c.relation, c.joinErr
+}
+
+func (c *caller) Channel() string {
+	if c.mute {
+		return ""
+	}
+	return "channel"
 }
 
 func (c *caller) Try(ctx context.Context) (Verdict, error) {
@@ -191,7 +199,7 @@ func (w *world) inFlightNow() int {
 // ask starts an acquisition.
 func (w *world) ask(ctx context.Context, name string, change ...func(*Request[*caller])) *caller {
 	c := &caller{w: w, name: name, done: make(chan error, 1)}
-	req := Request[*caller]{Key: key, Acquirer: c, Channel: "channel"}
+	req := Request[*caller]{Key: key, Acquirer: c}
 	for _, f := range change {
 		f(&req)
 	}
@@ -592,7 +600,7 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 		w.takeElsewhere()
 		var asked []int
 		c := w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) {
-			r.Channel = ""
+			r.Acquirer.mute = true
 			r.Backoff = func(n int) time.Duration {
 				asked = append(asked, n)
 				return 100 * time.Millisecond
@@ -612,7 +620,7 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 func TestPanicEndsTheWait(t *testing.T) {
 	backoff := func(at int) func(*Request[*caller]) {
 		return func(r *Request[*caller]) {
-			r.Channel = ""
+			r.Acquirer.mute = true
 			r.Backoff = func(n int) time.Duration {
 				if n == at {
 					panic("boom")
@@ -642,7 +650,7 @@ func TestPanicEndsTheWait(t *testing.T) {
 				} else {
 					w.takeElsewhere()
 				}
-				req := Request[*caller]{Key: key, Acquirer: &caller{w: w}, Channel: "channel"}
+				req := Request[*caller]{Key: key, Acquirer: &caller{w: w}}
 				change(&req)
 				panicked := make(chan any, 1)
 				go func() {
@@ -749,7 +757,7 @@ func TestManyCallersWithRandomFates(t *testing.T) {
 						time.AfterFunc(rand.N(20*latency), cancel)
 					}
 					c := &caller{w: w, refuses: rand.N(10) == 0}
-					req := Request[*caller]{Key: key, Acquirer: c, Channel: "channel"}
+					req := Request[*caller]{Key: key, Acquirer: c}
 					if rand.N(3) == 0 {
 						req.Deadline = time.Now().Add(rand.N(20 * latency))
 					}

@@ -11,7 +11,6 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
-	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
 )
 
@@ -20,11 +19,8 @@ type Config struct {
 	Wheel *watchdog.Wheel
 	// Subscribe is the hub's, and returns how to end the subscription.
 	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
-	// SubscribeOwn is Subscribe for channels that will not be needed again, each with a
-	// listener.
-	SubscribeOwn func(channels []string, ls []pubsub.Listener) (unsubscribe []func())
-	// NewOwner returns an id that no other request has.
-	NewOwner func() lock.Owner
+	// SubscribeOwn is Subscribe for a channel that will not be needed again.
+	SubscribeOwn func(channel string, l pubsub.Listener) (unsubscribe func())
 	// HandOffs is the number of consecutive times a key may be passed on within the process
 	// before other processes get a chance.
 	HandOffs int
@@ -49,10 +45,9 @@ type Queues[A Acquirer[A]] struct {
 }
 
 type shard[A Acquirer[A]] struct {
-	mu       sync.Mutex
-	entries  map[Key]*entry[A]
-	free     []*entry[A]
-	reserves map[Key]*reserve[A]
+	mu      sync.Mutex
+	entries map[Key]*entry[A]
+	free    []*entry[A]
 }
 
 // Of returns the queues that the objects of a client share for acquirers of one type.
@@ -63,7 +58,6 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 			Wheel:        s.Watchdog.Wheel(),
 			Subscribe:    s.Subscribe,
 			SubscribeOwn: s.SubscribeOwn,
-			NewOwner:     s.NewOwner,
 			HandOffs:     s.HandOffs,
 			Go:           s.Go,
 			MaxOutage:    s.WatchdogTimeout,
@@ -192,7 +186,6 @@ func (e *entry[A]) finish(req *Request[A], inTurn, acquired bool) {
 	if inTurn {
 		e.attempting = false
 	}
-	req.own.close()
 	switch {
 	case !acquired:
 		if inTurn {
@@ -254,10 +247,7 @@ func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
 		}
 		for w := e.first; w != nil; w = w.next {
 			h := w.req.Acquirer.Describe()
-			h.Waiting, h.Since = true, started.Add(w.since)
-			if w.sited.Load() {
-				h.Site = *w.req.Site
-			}
+			h.Waiting, h.Since, h.Site = true, started.Add(w.since), w.req.Site
 			if w.state <= claimed && !yield(h) {
 				return false
 			}

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,10 +35,6 @@ type yard struct {
 	abandoned []string
 	channels  map[string]pubsub.Listener
 	members   map[string]*member // the latest of each name
-
-	subscriptions int  // requests for own channels
-	deaf          bool // subscriptions are not confirmed
-	owners        atomic.Uint64
 }
 
 func inYard(t *testing.T, test func(y *yard)) {
@@ -49,25 +44,18 @@ func inYard(t *testing.T, test func(y *yard)) {
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}, members: map[string]*member{}}
 		y.Queues = newQueues[*member](Config{Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
 			Subscribe: y.subscribe,
-			SubscribeOwn: func(channels []string, ls []pubsub.Listener) (unsubscribe []func()) {
-				y.subscriptions++
-				for i, channel := range channels {
-					f, _ := y.subscribe(channel, ls[i])
-					unsubscribe = append(unsubscribe, f)
-				}
+			SubscribeOwn: func(channel string, l pubsub.Listener) (unsubscribe func()) {
+				unsubscribe, _ = y.subscribe(channel, l)
 				return unsubscribe
 			},
-			NewOwner: y.newOwner,
 		})
 		test(y)
-		time.Sleep(3 * pubsub.DefaultKeepWarm) // reserved channels are given back
 		synctest.Wait()
 		for i := range y.shards {
 			assert.Empty(t, y.shards[i].entries, "entries are left")
 			for _, e := range y.shards[i].free {
 				assert.Zero(t, e.unregistered, "counted waiters are left")
 			}
-			assert.Empty(t, y.shards[i].reserves, "reserves are left")
 		}
 		assert.Empty(t, y.channels, "subscriptions are left")
 	})
@@ -77,9 +65,7 @@ func (y *yard) subscribe(channel string, l pubsub.Listener) (func(), bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	y.channels[channel] = l
-	if !y.deaf {
-		time.AfterFunc(latency, func() { y.notify(channel, pubsub.Event{Subscribed: true}) })
-	}
+	time.AfterFunc(latency, func() { y.publish(channel, pubsub.Event{Subscribed: true}) })
 	return func() {
 		y.mu.Lock()
 		defer y.mu.Unlock()
@@ -87,23 +73,8 @@ func (y *yard) subscribe(channel string, l pubsub.Listener) (func(), bool) {
 	}, false
 }
 
-func (y *yard) newOwner() lock.Owner {
-	o, err := lock.NewOwner("01a214dc-024a-7b3d-94db-59ce4c6292bf", y.owners.Add(1))
-	require.NoError(y.t, err)
-	return o
-}
-
-// publish sends an event to a channel, or to the own one of a member: "of" and its name.
+// publish sends an event to a channel: "all", or "of" and the name of a member.
 func (y *yard) publish(channel string, ev pubsub.Event) {
-	y.mu.Lock()
-	if name, own := strings.CutPrefix(channel, "of "); own {
-		channel = y.members[name].channel()
-	}
-	y.mu.Unlock()
-	y.notify(channel, ev)
-}
-
-func (y *yard) notify(channel string, ev pubsub.Event) {
 	y.mu.Lock()
 	l := y.channels[channel]
 	y.mu.Unlock()
@@ -138,7 +109,7 @@ func (y *yard) subscribed() (channels []string) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	for name, m := range y.members {
-		if y.channels[m.channel()] != nil {
+		if y.channels[m.Channel()] != nil {
 			channels = append(channels, "of "+name)
 		}
 	}
@@ -162,7 +133,7 @@ func same(names []string, r Result) []Result {
 type member struct {
 	y      *yard
 	name   string
-	id     lock.Owner // of an Ordered request
+	own    bool // it has a channel of its own
 	done   chan error
 	cancel context.CancelFunc
 }
@@ -192,7 +163,12 @@ func (m *member) Describe() session.Hold { panic("nothing is listed") }
 
 func (m *member) Holds() iter.Seq[session.Hold] { panic("nothing is listed") }
 
-func (m *member) channel() string { return "own:" + m.id.String() }
+func (m *member) Channel() string {
+	if m.own {
+		return "of " + m.name
+	}
+	return "all"
+}
 
 func (m *member) Abandon() {
 	m.y.mu.Lock()
@@ -204,7 +180,7 @@ func (y *yard) ask(name string, change func(*Request[*member])) *member {
 	m := &member{y: y, name: name, done: make(chan error, 1)}
 	var ctx context.Context
 	ctx, m.cancel = context.WithCancel(y.t.Context())
-	req := Request[*member]{Key: key, Acquirer: m, Channel: "all"}
+	req := Request[*member]{Key: key, Acquirer: m}
 	change(&req)
 	y.mu.Lock()
 	y.members[name] = m
@@ -217,7 +193,7 @@ func (y *yard) ask(name string, change func(*Request[*member])) *member {
 func reader(r *Request[*member]) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
 func writer(r *Request[*member]) { r.TryWhileHeld = true }
 func inLine(r *Request[*member]) {
-	r.Ordered, r.Group, r.Channel, r.ID = true, true, "own", &r.Acquirer.id
+	r.Ordered, r.Group, r.Acquirer.own = true, true, true
 }
 
 // pass passes the key on from a holder to the next waiter.

@@ -8,7 +8,6 @@ import (
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
-	"github.com/redlatch/redlatch/lock"
 )
 
 // Key identifies a queue. Objects of different kinds do not share one.
@@ -26,10 +25,10 @@ type Policy struct {
 	// Group is set if one attempt can be made for several waiters.
 	Group bool
 	// Ordered is set if the server keeps the queue: each waiter has to make an attempt when
-	// it comes, and has a channel of its own: Channel, a colon and its ID.
+	// it comes, and has a channel of its own.
 	Ordered bool
 	// Backoff returns the pause after the n-th attempt, counted from 1, where there is no
-	// Channel or where some release without a message. It may be user code.
+	// channel or where some release without a message. It may be user code.
 	Backoff func(n int) time.Duration
 	// LeftOpen is the payload of a release after which waiters that receive it pause, so
 	// that others, which poll and release without a message, can acquire; "" if there are
@@ -43,18 +42,12 @@ type Request[A Acquirer[A]] struct {
 	Ctx      context.Context // its end ends the wait
 	Key      Key
 	Acquirer A
-	// Channel is the channel of releases; "" if there is none.
-	Channel string
-	// ID is where an Ordered request gets an id that no other request has.
-	ID *lock.Owner
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
 	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
 	MaxWaiters int
-	// Site is where to note the caller when it begins to wait, or nil. Above is the number of frames
-	// between Acquire and the methods that users call.
-	Site  *callsite.Site
-	Above uint8
+	// Site is the call site of the caller.
+	Site callsite.Site
 	// Once makes a single attempt, at once, even if others wait.
 	Once bool
 	// Owned is set if the requester has an owner that may hold the key already, and would
@@ -63,8 +56,6 @@ type Request[A Acquirer[A]] struct {
 	// OnWake is called on the waiter's goroutine before each further attempt, and when the
 	// key was passed on to it. It may be nil.
 	OnWake func(telemetry.Cause)
-
-	own *ownChannel[A] // of an Ordered request, or nil as long as it is not subscribed
 }
 
 // Acquirer makes attempts. A is the type itself.
@@ -79,6 +70,9 @@ type Acquirer[A any] interface {
 	// Join returns the relation to a holder. The mutex of the queue is held. It is called
 	// for requests with Owned.
 	Join(holder A) (Relation, error)
+	// Channel returns the channel of releases, "" if there is none. It is called after an attempt,
+	// and with the mutex of the queue held.
+	Channel() string
 	// Describe returns the kind, the name and the owner of what a waiter waits for.
 	Describe() session.Hold
 	// Holds yields what callers have of a holder, or a zero value if that is not acquired yet, or

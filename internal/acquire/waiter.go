@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -28,6 +26,7 @@ type waiter[A Acquirer[A]] struct {
 	req          Request[A]
 	wake         chan struct{}
 	timer        watchdog.Timer
+	unsubscribe  func() // from its own channel; nil: not subscribed
 	state        waiterState
 	unregistered bool // it needs an attempt to get a position in the server's queue
 	handed       bool // granted without an attempt
@@ -35,7 +34,6 @@ type waiter[A Acquirer[A]] struct {
 	again        bool // the attempt that it is claimed for may have been too early
 	over         bool // result is set
 	tries        int32
-	sited        atomic.Bool   // req.Site is set
 	since        time.Duration // since started: when it began to wait
 	failingSince time.Duration // since started: since when the server is Unavailable; 0: it is not
 	err          error         // of the last attempt for it or a previous head, if that had no answer
@@ -84,17 +82,6 @@ func (w *waiter[A]) waits() {
 	w.since = time.Since(started)
 	if d := w.req.Deadline; !d.IsZero() {
 		w.queues.cfg.Wheel.Schedule(&w.timer, d, w)
-	}
-	if w.req.own != nil {
-		w.req.own.waiter = w
-	}
-}
-
-// locate notes the call site, once. The mutex is not held, because that takes a while.
-func (w *waiter[A]) locate() {
-	if w.req.Site != nil && !w.sited.Load() {
-		*w.req.Site = callsite.Here(3 + int(w.req.Above)) // above locate, Acquire and the method that the user called
-		w.sited.Store(true)
 	}
 }
 
@@ -303,7 +290,9 @@ func (e *entry[A]) pushFront(w *waiter[A]) {
 // remove removes w from the list for good, and ends its subscription.
 func (e *entry[A]) remove(w *waiter[A]) {
 	e.unlink(w)
-	w.req.own.close()
+	if w.unsubscribe != nil {
+		w.unsubscribe()
+	}
 }
 
 // unlink removes w from the list, and ends the subscription with the last waiter.

@@ -12,20 +12,21 @@ import (
 func (e *entry[A]) wantsChannel() bool {
 	req := &e.first.req
 	if req.Ordered {
-		return req.own == nil && len(e.holders) == 0 && !e.first.unregistered
+		return e.first.unsubscribe == nil && len(e.holders) == 0 && !e.first.unregistered
 	}
-	return e.unsubscribe == nil && req.Channel != ""
+	return e.unsubscribe == nil && req.Acquirer.Channel() != ""
 }
 
 // subscribe subscribes for the head. The hub does not call back from here.
 func (e *entry[A]) subscribe() {
 	req := &e.first.req
 	if req.Ordered {
-		e.listen()
+		e.first.unsubscribe = e.queues.cfg.SubscribeOwn(req.Acquirer.Channel(), e.first)
 		return
 	}
+
 	var confirmed bool
-	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Channel, e)
+	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(req.Acquirer.Channel(), e)
 	if confirmed && (len(e.holders) == 0 || req.TryWhileHeld) {
 		// A message may have been published since the last attempt.
 		e.mark(telemetry.Subscribed)
@@ -87,7 +88,31 @@ func (e *entry[A]) Expire(now time.Time) {
 	e.wakeUnregistered()
 }
 
-// Notify implements pubsub.Listener. It locks the mutex.
+// Notify implements pubsub.Listener, for the own channel of a waiter. It locks the mutex.
+func (w *waiter[A]) Notify(ev pubsub.Event) {
+	cause := telemetry.Message
+	if ev.Subscribed {
+		cause = telemetry.Subscribed
+	}
+
+	e := w.entry
+	e.shard.mu.Lock()
+	defer e.shard.mu.Unlock()
+	switch {
+	case w.state > claimed: // its wait is over, and the entry may be in use for another key
+	case w.state == claimed:
+		// The attempt may have been too early. A reason for the head would not do: with the reply
+		// another waiter can become the head.
+		w.again = true
+	case w == e.first:
+		e.nudge(cause)
+	default: // the head is another one on the server, or a message may be lost
+		w.register(false)
+		w.signal()
+	}
+}
+
+// Notify implements pubsub.Listener, for the channel of all waiters. It locks the mutex.
 func (e *entry[A]) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()

@@ -20,47 +20,73 @@ var sites = struct {
 }{of: make(map[uintptr]frame), pcs: make([]uintptr, 1)}
 
 type frame struct {
-	site  Site
-	inner bool // it is in this module
+	site Site
+	kind kind
 }
 
-// Here returns the first frame outside this module, of those above the function that calls it. It
-// skips the given number of them. Each frame that it reads takes long, even if it does not return that.
-func Here(above int) Site {
-	const enough = 4 // frames of this module between an acquisition and the user's code
+// kind says whose code a frame is.
+type kind uint8
+
+const (
+	users  kind = iota
+	ours        // in this module, but for its tests and adapters
+	goexit      // below the function that a goroutine runs
+)
+
+// Here returns the innermost frame outside this module of the goroutine that calls it. On a goroutine
+// that this module has started it returns the outermost frame.
+func Here() Site {
 	var site Site
-	for i := range enough {
-		var pc [1]uintptr
-		if runtime.Callers(2+above+i, pc[:]) == 0 { // skips runtime.Callers and Here
-			break
+	var pcs [8]uintptr
+	for skip := 2; ; skip += len(pcs) { // runtime.Callers and Here
+
+		n := runtime.Callers(skip, pcs[:])
+		for _, pc := range pcs[:n] {
+			f := lookUp(pc)
+			if f.kind == goexit {
+				return site
+			}
+			site = f.site
+			if f.kind == users {
+				return site
+			}
 		}
-		sites.RLock()
-		f, known := sites.of[pc[0]]
-		sites.RUnlock()
-		if !known {
-			f = add(pc[0])
-		}
-		if site = f.site; !f.inner {
-			break
+
+		if n < len(pcs) {
+			return site
 		}
 	}
-	return site
 }
 
-// add stores a frame, unless another caller has.
-func add(pc uintptr) frame {
+// lookUp returns the frame of pc, and stores it unless it is known.
+func lookUp(pc uintptr) frame {
+	sites.RLock()
+	f, known := sites.of[pc]
+	sites.RUnlock()
+	if known {
+		return f
+	}
+
 	sites.Lock()
 	defer sites.Unlock()
-	f, known := sites.of[pc]
-	if !known {
-		is := described(pc)
-		f = frame{
-			Site(len(sites.pcs)),
-			strings.HasPrefix(is.Function, "github.com/redlatch/redlatch/") && !strings.HasSuffix(is.File, "_test.go"),
-		}
-		sites.of[pc], sites.pcs = f, append(sites.pcs, pc)
+	if f, known := sites.of[pc]; known { // another caller was faster
+		return f
 	}
+	f = frame{Site(len(sites.pcs)), kindOf(described(pc))}
+	sites.of[pc], sites.pcs = f, append(sites.pcs, pc)
 	return f
+}
+
+func kindOf(f runtime.Frame) kind {
+	const module = "github.com/redlatch/redlatch/"
+	if strings.HasPrefix(f.Function, "runtime.") {
+		return goexit
+	}
+	path, inside := strings.CutPrefix(f.Function, module)
+	if inside && !strings.HasPrefix(path, "contrib/") && !strings.HasSuffix(f.File, "_test.go") {
+		return ours
+	}
+	return users
 }
 
 func described(pc uintptr) runtime.Frame {
@@ -76,6 +102,7 @@ func (s Site) String() string {
 	if s == 0 {
 		return "unknown"
 	}
+
 	sites.RLock()
 	pc := sites.pcs[s]
 	sites.RUnlock()

@@ -201,7 +201,6 @@ func TestLoad(t *testing.T) {
 }
 
 // noListeners verifies that a client that does not use its objects any more soon listens to nothing.
-// Channels of later waiters of a fair lock are reserved for a while.
 func noListeners(t *testing.T, c *redlatch.Client) {
 	t.Helper()
 	harness.Eventually(t, 3*pubsub.DefaultKeepWarm, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })

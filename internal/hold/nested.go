@@ -54,8 +54,8 @@ func From(ctx context.Context) Outer {
 
 // WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of one of
 // those locks, which are l: the acquisition waits for its own caller. It logs once for each
-// pair of call sites. It skips that many frames above its caller to find the second one.
-func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, skip int, locks ...On) {
+// pair of call sites.
+func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, locks ...On) {
 	n, _ := ctx.Value(nestedKey{}).(*nested)
 	if n == nil {
 		return
@@ -64,7 +64,7 @@ func WarnNested(ctx context.Context, s *session.Session, l telemetry.Lock, skip 
 	for ; n != nil; n = n.outer {
 		for _, on := range locks {
 			if n.hold.Blocks(on, owner) {
-				n.warn(s, l, callsite.Here(2+skip))
+				n.warn(s, l, callsite.Here())
 				return
 			}
 		}

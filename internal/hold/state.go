@@ -25,7 +25,7 @@ import (
 // holds a mutex of its own meanwhile. The mutex of a State is locked after all others,
 // except for that of its group.
 type State struct {
-	Site callsite.Site // where the hold was acquired; set before or by Given
+	Site callsite.Site // where the hold was acquired; set by Given
 
 	// Fixed is set if the hold is not renewed, and Member if it is one of several that are taken as
 	// one. They are the embedding type's.
@@ -101,15 +101,11 @@ func (s *State) Span() *telemetry.Hold {
 	return s.known().span
 }
 
-// Given notes that the caller gets the hold. Without it the hold is a part of another. It finds the
-// site, unless that was noted when the caller began to wait, that many frames above its caller.
-func (s *State) Given(above int) {
+// Given notes that a caller gets the hold, and where it is. Without it the hold is a part of another.
+func (s *State) Given(to callsite.Site) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.Site.IsZero() {
-		s.Site = callsite.Here(2 + above)
-	}
-	s.since = time.Now().UnixNano()
+	s.Site, s.since = to, time.Now().UnixNano()
 }
 
 // Disown notes that no caller will end the hold, so that the shutdown of the client does not wait for

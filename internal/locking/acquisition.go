@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/lock"
@@ -27,6 +28,7 @@ type acquisition struct {
 	member bool // the hold is for a group
 	gone   bool // the claim is, before the caller has a hold of it
 	began  instant
+	site   callsite.Site
 	span   *span // nil if nobody reads it
 	claim  *claim
 }
@@ -49,7 +51,7 @@ func (a *acquisition) resolve(opts []lock.Option) (err error) {
 // warnNested warns of a nested acquisition by Lock.
 func (a *acquisition) warnNested() {
 	if l := a.lock; !a.once && l.Check(a.ctx) == nil {
-		holds.WarnNested(a.ctx, l.s, l.described(), 2, l.On())
+		holds.WarnNested(a.ctx, l.s, l.described(), l.On())
 	}
 }
 
@@ -71,7 +73,7 @@ func (a *acquisition) acquire() (*hold, error) {
 // begin begins the acquisition, unless the result says why not. The session must be left after it.
 func (a *acquisition) begin() error {
 	l := a.lock
-	a.began = instantOf(time.Now())
+	a.began, a.site = instantOf(time.Now()), callsite.Here()
 	if err := l.Check(a.ctx); err != nil {
 		return err
 	}
@@ -102,12 +104,6 @@ func (a *acquisition) startSpan() {
 	}
 }
 
-// The frames between the queue and the methods that users call: Lock of a kind, and that of a Multi.
-const (
-	aboveLock   = 2
-	aboveMember = 9
-)
-
 // prepare makes a claim, and returns what requests it.
 func (a *acquisition) prepare() *acquire.Waiter[*claim] {
 	a.claim = a.lock.newClaim(a.ctx, &a.opts, a.member)
@@ -125,19 +121,11 @@ func (a *acquisition) describe(req *acquire.Request[*claim]) {
 		Policy:   traits.Policy,
 		Key:      acquire.Key{Kind: traits.Queue, Name: a.lock.key},
 		Acquirer: c,
-		Channel:  a.lock.p.Channel(&c.Claim),
 		Once:     a.once,
 		Owned:    c.rare != nil, // only an owner can be known yet
 
 		MaxWaiters: a.opts.MaxWaiters,
-		Site:       &c.first.Site,
-		Above:      aboveLock,
-	}
-	if a.member {
-		req.Above = aboveMember
-	}
-	if traits.Ordered {
-		req.ID = &c.ID
+		Site:       a.site,
 	}
 	if a.opts.Bounded && !a.once {
 		req.Deadline = a.began.time().Add(a.opts.Wait)
@@ -204,6 +192,6 @@ func (a *acquisition) ended(h *hold, err error) error {
 //go:noinline
 func (a *acquisition) handle(h *hold) lock.Hold {
 	h.KeepUntil(a.opts.KeepUntil())
-	h.Given(2) // above handle and Lock or TryLock of this type
+	h.Given(a.site)
 	return holds.NewHandle(h)
 }

@@ -26,6 +26,9 @@ func (c *claim) Try(ctx context.Context) (acquire.Verdict, error) {
 	return c.answered(sent, a, err)
 }
 
+// Channel implements acquire.Acquirer.
+func (c *claim) Channel() string { return c.lock.p.Channel(&c.Claim) }
+
 // Describe implements acquire.Acquirer.
 func (c *claim) Describe() session.Hold {
 	c.mu.Lock()

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -159,7 +160,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 		return nil, l.failed(ctx, "adopt", began, err)
 	}
 	h.KeepUntil(o.KeepUntil())
-	h.Given(1) // above Adopt of this type and of its kind
+	h.Given(callsite.Here())
 	return holds.NewHandle(h), nil
 }
 

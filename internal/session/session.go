@@ -120,12 +120,10 @@ func (s *Session) Subscribe(channel string, l pubsub.Listener) (unsubscribe func
 	return sub.Close, confirmed
 }
 
-// SubscribeOwn is Subscribe for channels that belong to one listener each, and are not used again.
-func (s *Session) SubscribeOwn(channels []string, ls []pubsub.Listener) (unsubscribe []func()) {
-	for _, sub := range s.Hub.SubscribeAll(channels, ls) {
-		unsubscribe = append(unsubscribe, sub.Discard)
-	}
-	return unsubscribe
+// SubscribeOwn is Subscribe for a channel that belongs to one listener, and is not used again.
+func (s *Session) SubscribeOwn(channel string, l pubsub.Listener) (unsubscribe func()) {
+	sub, _ := s.Hub.Subscribe(channel, l)
+	return sub.Discard
 }
 
 // Of returns the session's value of type T, initially its zero value. It holds what a

@@ -40,7 +40,7 @@ func (l *listed) Holds() iter.Seq[Hold] {
 
 // Everything that a session does keeps it from being idle, until it is done.
 func TestDrainWaits(t *testing.T) {
-	site := callsite.Here(0)
+	site := callsite.Here()
 	for what, begin := range map[string]func(s *Session) (end func()){
 		"a call": func(s *Session) func() {
 			require.True(t, s.Enter())

@@ -52,8 +52,7 @@ func FairQueue(name string) string { return prefixName("redisson_lock_queue", na
 // FairTimeouts is the sorted set of the waiters' deadlines.
 func FairTimeouts(name string) string { return prefixName("redisson_lock_timeout", name) }
 
-// FairChannel is the channel that notifies one waiter of a fair lock that it is next. The loop of
-// internal/acquire builds it in the same way.
+// FairChannel is the channel that notifies one waiter of a fair lock that it is next.
 func FairChannel(name string, owner lock.Owner) string {
 	return LockChannel(name) + ":" + owner.String()
 }

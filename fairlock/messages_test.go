@@ -13,7 +13,6 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // alternate passes the lock "orders" between clients n times, each time to a waiter that came while
@@ -32,9 +31,10 @@ func alternate(t testing.TB, s *testserver.Server, h lock.Hold, all []*redlatch.
 
 func quiet(int) {}
 
-// A lock that processes pass to each other costs three scripts each time: one to enqueue, one to
-// acquire, one to release. Subscriptions are shared by several waiters.
-func TestPassingBetweenProcessesCostsThreeScripts(t *testing.T) {
+// A lock that processes pass to each other costs five commands each time: a script to enqueue, a
+// subscription and a script that follows it, a script to acquire, and one to release. Channels are
+// unsubscribed together.
+func TestPassingBetweenProcessesCostsFiveCommands(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const turns = 32
 		all := clients(t, s, 2, redlatch.WithWatchdogTimeout(time.Hour)) // no heartbeats
@@ -44,17 +44,18 @@ func TestPassingBetweenProcessesCostsThreeScripts(t *testing.T) {
 		before := harness.Commands(t, conn)
 		h = alternate(t, s, h, all, turns, quiet)
 		after := harness.Commands(t, conn)
-		scripts, subscriptions := after["evalsha"]-before["evalsha"], after["subscribe"]-before["subscribe"]
-		require.GreaterOrEqual(t, scripts, 3*turns)
-		require.Less(t, scripts, 3*turns+turns/4)
-		require.LessOrEqual(t, subscriptions, turns/4)
+		sent := func(command string) int { return after[command] - before[command] }
+		require.Greater(t, sent("evalsha"), 3*turns)
+		require.Less(t, sent("evalsha"), 4*turns+turns/4)
+		require.Equal(t, turns, sent("subscribe"))
+		require.LessOrEqual(t, sent("unsubscribe"), turns/4)
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
-// The first wait subscribes to one channel only, and a lock without waits to none.
-func TestNoChannelIsReservedForTheFirstWait(t *testing.T) {
+// A wait subscribes to one channel, and a lock without waits to none.
+func TestAWaitSubscribesToOneChannel(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := clients(t, s, 2)
 		h := mustLock(t, all[0].FairLock("orders"))
@@ -66,9 +67,9 @@ func TestNoChannelIsReservedForTheFirstWait(t *testing.T) {
 	})
 }
 
-// The connection of a subscriber may break before a reserved channel is used, or while a waiter
-// listens to it. The waiter acquires the lock without its heartbeat or poll.
-func TestReservedChannelsSurviveALostConnection(t *testing.T) {
+// The connection of a subscriber may break before a waiter comes, or while it listens. The waiter
+// acquires the lock without its heartbeat or poll.
+func TestWaitersSurviveALostSubscription(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const turns = 6
 		all := clients(t, s, 2, quietly, redlatch.WithWatchdogTimeout(time.Hour))
@@ -88,7 +89,7 @@ func TestReservedChannelsSurviveALostConnection(t *testing.T) {
 }
 
 // A user without the right to subscribe waits until the lease ends, again and again.
-func TestReservedChannelsThatMayNotBeSubscribed(t *testing.T) {
+func TestWaitersThatMayNotSubscribe(t *testing.T) {
 	const lease = 500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
@@ -115,19 +116,19 @@ func TestReservedChannelsThatMayNotBeSubscribed(t *testing.T) {
 func TestNothingIsSubscribedAfterClose(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		all := clients(t, s, 2)
-		h := alternate(t, s, mustLock(t, all[0].FairLock("orders")), all, 4, quiet)
-		require.NoError(t, h.Unlock(t.Context()))
+		h := mustLock(t, all[0].FairLock("orders"))
+		w := asleep(t, context.Background(), s.Addr, all[1])
 		channels := func() int { return len(ask(t, s.Addr, "PUBSUB", "CHANNELS", wire.LockChannel("orders")+":*")) }
-		require.GreaterOrEqual(t, channels(), 8)
-		for _, c := range all {
-			c.Close()
-		}
+		require.Equal(t, 1, channels())
+		all[1].Close()
+		require.ErrorIs(t, w.EndWithin(soon), lock.ErrClosed)
 		harness.Eventually(t, soon, "no channel is subscribed", func() bool { return channels() == 0 })
+		require.NoError(t, h.Unlock(t.Context()))
 	})
 }
 
-// Clients that do not use the lock unsubscribe from its channels.
-func TestReservedChannelsAreUnsubscribed(t *testing.T) {
+// Clients that no longer wait soon unsubscribe from their channels.
+func TestChannelsOfWaitersAreUnsubscribed(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		all := []*redlatch.Client{s.Client(t), s.Client(t)}
 		h := mustLock(t, all[0].FairLock("orders"))
@@ -141,8 +142,8 @@ func TestReservedChannelsAreUnsubscribed(t *testing.T) {
 			synctest.Wait()
 			return len(s.PubSubChannels(wire.LockChannel("orders") + ":*"))
 		}
-		require.GreaterOrEqual(t, channels(), 8)
-		time.Sleep(2*pubsub.DefaultKeepWarm + 2*time.Second)
+		require.NotZero(t, channels())
+		time.Sleep(2 * time.Second) // channels are unsubscribed together
 		require.Zero(t, channels())
 		for _, c := range all {
 			require.Zero(t, c.PubSub().Channels)
@@ -151,26 +152,8 @@ func TestReservedChannelsAreUnsubscribed(t *testing.T) {
 	})
 }
 
-// Waiters of several clients acquire the lock in their order, whether their channels are reserved or
-// not.
-func TestReservedChannelsKeepTheOrder(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		all := clients(t, s, 3)
-		for range 3 {
-			h := mustLock(t, all[0].FairLock("orders"))
-			var waiters []*caller
-			for i := range 9 {
-				waiters = append(waiters, queue(t, context.Background(), s.Addr, all[i%3].FairLock("orders")))
-			}
-			require.NoError(t, h.Unlock(t.Context()))
-			harness.InOrder(t, waiters...)
-		}
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 // In a cluster the channels of a lock have one slot, and sharded and plain pub/sub serve them.
-func TestReservedChannelsInACluster(t *testing.T) {
+func TestMessagesInACluster(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		cluster := harness.Cluster(t, shared.Program)
 		for _, mode := range harness.PubSubModes(t, cluster) {
@@ -191,7 +174,6 @@ func TestReservedChannelsInACluster(t *testing.T) {
 			require.Less(t, time.Since(begin), 12*time.Second+slack, "no message is lost") // heartbeats come after 3.3 s
 			require.NoError(t, h.Unlock(t.Context()))
 			for _, c := range all {
-				harness.Eventually(t, soon, "channels are reserved", func() bool { return c.PubSub().Subscribed >= 8 })
 				require.Equal(t, 1, c.PubSub().Connections)
 			}
 		}
