@@ -49,14 +49,11 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newLatch) }
 
 // MaxCount is the highest count that TrySetCount accepts. Java accepts higher ones.
 const MaxCount = math.MaxInt32
@@ -70,8 +67,8 @@ type Latch struct {
 	err  error // the name is invalid
 }
 
-// newLatch returns the latch of that name.
-func newLatch(s *session.Session, name string) *Latch {
+// New returns the latch of that name. Client.CountDownLatch calls it.
+func New(s *session.Session, name string) *Latch {
 	l := &Latch{s: s, name: name}
 	l.key, l.err = s.Key(name, s.CheckLatchName)
 	return l

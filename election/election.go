@@ -44,7 +44,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/construct"
+	"github.com/redlatch/redlatch/fairlock"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -60,8 +60,6 @@ var (
 	leaderScript = wire.LoadScript(luaFiles, "leader")
 )
 
-func init() { construct.Provide(newElection) }
-
 // ErrNoLeader is returned by Leader if there is no leader.
 var ErrNoLeader = errors.New("redlatch: no leader")
 
@@ -74,10 +72,10 @@ type Election struct {
 	err       error // the name is invalid
 }
 
-// newElection returns the election whose candidates wait for that lock.
-func newElection(s *session.Session, candidacy lock.Locker) *Election {
-	e := &Election{s: s, candidacy: candidacy}
-	e.key, e.err = s.Key(candidacy.Name(), s.CheckName)
+// New returns the election of that name. Client.Election calls it.
+func New(s *session.Session, name string) *Election {
+	e := &Election{s: s, candidacy: fairlock.NewCandidacy(s, name)}
+	e.key, e.err = s.Key(name, s.CheckName)
 	return e
 }
 

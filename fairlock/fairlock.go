@@ -33,17 +33,11 @@ import (
 	"context"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() {
-	construct.Provide(newLock)
-	construct.Provide(newCandidacy)
-}
 
 type member = locking.Member
 
@@ -54,15 +48,15 @@ type Lock struct {
 	p *protocol
 }
 
-// newLock returns the fair lock of that name.
-func newLock(s *session.Session, name string, opts ...Option) *Lock {
+// New returns the fair lock of that name. Client.FairLock calls it.
+func New(s *session.Session, name string, opts ...Option) *Lock {
 	p := &protocol{s: s, kind: "fair"}
-	return p.lock(name, construct.Configure(p, name, opts))
+	return p.lock(name, session.Configure(p, name, opts))
 }
 
-// newCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
-// has an owner of its own.
-func newCandidacy(s *session.Session, name string) lock.Locker {
+// NewCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
+// has an owner of its own. Package election calls it.
+func NewCandidacy(s *session.Session, name string) lock.Locker {
 	p := &protocol{s: s, kind: "election", candidacy: true, nonReentrant: true}
 	return p.lock(name, nil)
 }

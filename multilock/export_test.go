@@ -10,9 +10,3 @@ func NewRedOf(s *session.Session, members []RedMember) *Red { return newRedOf(s,
 
 // WasAsked makes Redlocks not wait for the server of a client to be identified.
 func WasAsked(s *session.Session) { session.Of[asked](s).Store(true) }
-
-// The constructors, for tests.
-var (
-	New    = newMulti
-	NewRed = newRed
-)

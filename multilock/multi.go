@@ -11,14 +11,11 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newMulti) }
 
 // Multi is several locks acquired as one. Client.MultiLock creates it.
 type Multi struct {
@@ -29,8 +26,8 @@ type Multi struct {
 	sessions []*session.Session // of locks
 }
 
-// newMulti returns a lock that holds all members. The members of a Multi replace it.
-func newMulti(s *session.Session, members ...lock.Locker) *Multi {
+// New returns a lock that holds all members. Client.MultiLock calls it. The members of a Multi replace it.
+func New(s *session.Session, members ...lock.Locker) *Multi {
 	m := &Multi{}
 	var bad error
 	for _, member := range members {

@@ -13,7 +13,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
@@ -21,8 +20,6 @@ import (
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newRed) }
 
 // Red is a lock on several servers, held by the caller that holds a majority of the members.
 // Client.RedLock creates it. The package documentation says when to use it.
@@ -49,9 +46,9 @@ type redMember interface {
 	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
 }
 
-// newRed returns a lock on a majority of the members. Package redlatch calls it with
+// NewRed returns a lock on a majority of the members. Client.RedLock and redlatch.RedLock call it, with
 // a nil session if no member has one.
-func newRed(s *session.Session, members ...lock.Locker) *Red {
+func NewRed(s *session.Session, members ...lock.Locker) *Red {
 	var all []redMember
 	var bad error
 	for i, m := range members {

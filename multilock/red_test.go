@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
@@ -195,8 +194,7 @@ func TestRedProcessesAlternate(t *testing.T) {
 func TestRedInvalidMembers(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
 		f := w.fakes(redYes, redYes, redYes)
-		newRLock := construct.Of[func(*session.Session, string, ...rlock.Option) *rlock.Lock]()
-		of := func(i int) *rlock.Lock { return newRLock(w.member(i), "orders") }
+		of := func(i int) *rlock.Lock { return rlock.New(w.member(i), "orders") }
 		var none *rlock.Lock
 		bad := map[string]*multilock.Red{
 			"none":         multilock.NewRed(w.s),

@@ -48,14 +48,12 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
-
-func init() { construct.Provide(newOnce) }
 
 // Option configures a Once. nil is invalid.
 type Option func(*Once) error
@@ -77,21 +75,17 @@ func At(t time.Time) string { return t.UTC().Format("20060102T150405.999999999Z"
 // concurrent use.
 type Once struct {
 	s        *session.Session
-	lockAt   LockAt
 	name     string
 	key      string
 	remember time.Duration
 	err      error // the name or an option is invalid
 }
 
-// LockAt returns the lock with that key. Its errors and spans have the name.
-type LockAt = func(s *session.Session, name, key string) lock.Locker
-
-// newOnce returns the Once of that name.
-func newOnce(s *session.Session, lockAt LockAt, name string, opts ...Option) *Once {
-	o := &Once{s: s, lockAt: lockAt, name: name, remember: 24 * time.Hour}
+// New returns the Once of that name. Client.Once calls it.
+func New(s *session.Session, name string, opts ...Option) *Once {
+	o := &Once{s: s, name: name, remember: 24 * time.Hour}
 	o.key, o.err = s.Key(name, s.CheckName)
-	o.err = cmp.Or(o.err, construct.Configure(o, name, opts))
+	o.err = cmp.Or(o.err, session.Configure(o, name, opts))
 	return o
 }
 
@@ -128,7 +122,7 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	}
 	// A slot is kept only if its work may run again, which is not known before the work ends.
 	opts = append(slices.Clip(opts), lock.AtLeast(0))
-	hold, err := o.lockAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
+	hold, err := rlock.NewAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
 	if errors.Is(err, lock.ErrNotAcquired) {
 		if done, doneErr := o.Done(ctx, slot); done && doneErr == nil {
 			return false, nil // another process has just finished

@@ -5,15 +5,12 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newPlain) }
 
 // Plain is the lock that most other libraries implement: a string with a unique value for each
 // acquisition. SET NX PX acquires it, and the holder of the value deletes or extends it. It
@@ -37,12 +34,12 @@ type Plain struct {
 	s *session.Session
 }
 
-// newPlain returns the plain lock of that name.
-func newPlain(s *session.Session, name string, opts ...Option) *Plain {
+// NewPlain returns the plain lock of that name. Client.PlainLock calls it.
+func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
 	p := &plainProtocol{s: s, settings: settings{
 		plain: true, nonReentrant: true, backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2),
 	}}
-	l := locking.New(s, p, name, construct.Configure(&p.settings, name, opts))
+	l := locking.New(s, p, name, session.Configure(&p.settings, name, opts))
 	return &Plain{newObject(&l), s}
 }
 

@@ -28,19 +28,11 @@ import (
 	"errors"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() {
-	construct.Provide(newLock)
-	construct.Provide(newFenced)
-	construct.Provide(newSpin)
-	construct.Provide(newAt)
-}
 
 // Option configures a lock object. If an option is nil or does not apply to the kind of lock, all
 // methods of the object except Name return an error that matches lock.ErrInvalid.
@@ -69,8 +61,8 @@ func NonReentrant() Option {
 // Lock is a reentrant lock. Client.Lock returns it.
 type Lock struct{ base }
 
-// newLock returns the lock of that name.
-func newLock(s *session.Session, name string, opts ...Option) *Lock {
+// New returns the reentrant lock of that name. Client.Lock calls it.
+func New(s *session.Session, name string, opts ...Option) *Lock {
 	m := &struct {
 		Lock
 		parts
@@ -93,8 +85,8 @@ func newLock(s *session.Session, name string, opts ...Option) *Lock {
 // lock stays free. ResetTokens removes the counter.
 type Fenced struct{ base }
 
-// newFenced returns the fenced lock of that name.
-func newFenced(s *session.Session, name string, opts ...Option) *Fenced {
+// NewFenced returns the fenced lock of that name. Client.FencedLock calls it.
+func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
 	m := &struct {
 		Fenced
 		parts
@@ -125,8 +117,8 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 // expensive. The waiters of a process still queue, and only the first one tries.
 type Spin struct{ base }
 
-// newSpin returns the spin lock of that name.
-func newSpin(s *session.Session, name string, opts ...Option) *Spin {
+// NewSpin returns the spin lock of that name. Client.SpinLock calls it.
+func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
 	m := &struct {
 		Spin
 		parts
@@ -137,8 +129,8 @@ func newSpin(s *session.Session, name string, opts ...Option) *Spin {
 	return &m.Spin
 }
 
-// newAt returns the lock of a run of a Once, with that key.
-func newAt(s *session.Session, name, key string) lock.Locker {
+// NewAt returns the lock of a run of a Once, with that key. Package once calls it.
+func NewAt(s *session.Session, name, key string) lock.Locker {
 	m := &struct {
 		Lock
 		parts
@@ -176,7 +168,7 @@ type parts struct {
 // assemble returns the base of the parts.
 func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) base {
 	m.p.s, m.p.kind = s, kind
-	err := construct.Configure(&m.p.settings, name, opts)
+	err := session.Configure(&m.p.settings, name, opts)
 	if m.p.fenced {
 		m.l = locking.New(s, fencedProtocol{&m.p}, name, err)
 	} else {

@@ -43,22 +43,19 @@ import (
 	"context"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
-func init() { construct.Provide(newRWLock) }
-
 // RWLock is a read-write lock. Client.RWLock returns one.
 type RWLock struct {
 	read, write base
 }
 
-// newRWLock returns the read-write lock with that name.
-func newRWLock(s *session.Session, name string) *RWLock {
+// New returns the read-write lock of that name. Client.RWLock calls it.
+func New(s *session.Session, name string) *RWLock {
 	r, w := newProtocols(s)
 	return &RWLock{
 		read:  newBase(locking.New(s, r, name, nil), &r.protocol),

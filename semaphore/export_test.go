@@ -24,12 +24,6 @@ func (s *Semaphore) WarnMissing() int {
 	return session.Of[session.Warnings](s.s).Len()
 }
 
-// The constructors.
-var (
-	New                = newSemaphore
-	NewPermitSemaphore = newPermitSemaphore
-)
-
 // Scripts are the scripts of both semaphores.
 var Scripts = map[string]*wire.Script{
 	"acquire": acquireScript, "undo": undoScript, "release": releaseScript,

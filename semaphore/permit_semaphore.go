@@ -11,15 +11,12 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newPermitSemaphore) }
 
 // Forever is the option for a permit that is not renewed and never expires. If its process
 // dies, it stays acquired until it is released by its id. This is what Redisson does
@@ -48,8 +45,9 @@ type PermitSemaphore struct {
 	renewer watchdog.Renewer
 }
 
-// newPermitSemaphore returns the semaphore of that name.
-func newPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
+// NewPermitSemaphore returns the permit-expirable semaphore of that name. Client.PermitSemaphore calls
+// it.
+func NewPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
 	p := newPool(s, kindPermitSemaphore, name, scripts{
 		permitAcquireScript, permitUndoScript, permitReleaseScript, fastPermitAcquireScript, fastPermitReleaseScript,
 	}, opts)

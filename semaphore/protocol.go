@@ -15,7 +15,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -50,7 +49,7 @@ type scripts struct{ acquire, undo, release, fastAcquire, fastRelease *wire.Scri
 func newPool(s *session.Session, kind, name string, scripts scripts, opts []Option) pool {
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
-	p.err = cmp.Or(p.err, construct.Configure(&p, name, opts))
+	p.err = cmp.Or(p.err, session.Configure(&p, name, opts))
 	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
 	p.memory = session.Of[memories](s).of(p.id.Kind, p.key)

@@ -64,13 +64,10 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/construct"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
-
-func init() { construct.Provide(newSemaphore) }
 
 // The names of the kinds in logs and telemetry.
 const (
@@ -87,8 +84,8 @@ const (
 // SetPermits, AddPermits or Release does, and until then it has no permits.
 type Semaphore struct{ pool }
 
-// newSemaphore returns the semaphore of that name.
-func newSemaphore(s *session.Session, name string, opts ...Option) *Semaphore {
+// New returns the semaphore of that name. Client.Semaphore calls it.
+func New(s *session.Session, name string, opts ...Option) *Semaphore {
 	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
 }
 
