@@ -218,7 +218,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	if h.ttl <= drift(h.ttl) {
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
-	req := acquire.Request[*redHold]{
+	req := acquire.Request{
 		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
 		Key:    h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
 		Site: callsite.Here(),
@@ -350,7 +350,7 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: -1})
 }
 
-func (r *Red) queues() *acquire.Queues[*redHold] { return acquire.Of[*redHold](r.s) }
+func (r *Red) queues() *acquire.Queues { return acquire.Of(r.s) }
 
 // Owner implements lock.Hold. It also hides the field of the lease.
 func (h *redHold) Owner() lock.Owner { return h.owner }

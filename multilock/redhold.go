@@ -51,7 +51,8 @@ func (h *redHold) Unlock(ctx context.Context) error {
 // releases them.
 func (h *redHold) pass(ctx context.Context, by time.Time) error {
 	var batch *locking.Batch
-	passed := h.r.queues().Pass(h.r.key, h, func(next *redHold) bool {
+	passed := h.r.queues().Pass(h.r.key, h, func(waiter acquire.Acquirer) bool {
+		next := waiter.(*redHold)
 		if !h.passable.Load() || !next.passable.Load() {
 			return false
 		}
@@ -94,7 +95,7 @@ func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
 	case !errors.Is(err, lock.ErrLost):
 		return err
 	}
-	for _, other := range h.r.queues().Holders(h.r.key) {
+	for _, other := range acquire.As[*redHold](h.r.queues().Holders(h.r.key)) {
 		if other.round == h.round {
 			other.Lost(lock.ReasonGone, nil)
 		}

@@ -22,15 +22,15 @@ import (
 const minPatience = 5 * time.Millisecond
 
 // Join implements acquire.Acquirer: the members let their owner re-enter.
-func (h *redHold) Join(holder *redHold) (acquire.Relation, error) {
-	if holder.owner == h.owner {
+func (h *redHold) Join(holder acquire.Acquirer) (acquire.Relation, error) {
+	if holder.(*redHold).owner == h.owner {
 		return acquire.Beside, nil
 	}
 	return acquire.Unrelated, nil
 }
 
 // TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
-func (h *redHold) TryAll(context.Context, []*redHold) []acquire.Result { return nil }
+func (h *redHold) TryAll(context.Context, []acquire.Acquirer) []acquire.Result { return nil }
 
 // Describe implements acquire.Acquirer.
 func (h *redHold) Describe() session.Hold { return h.described() }

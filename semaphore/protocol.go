@@ -34,7 +34,7 @@ type pool struct {
 	scripts scripts
 	size    int // with which a missing semaphore is created, 0 if it is not
 
-	queues   *acquire.Queues[*request]
+	queues   *acquire.Queues
 	queueKey acquire.Key
 	channel  string
 	keys     []string // of the scripts that begin with pool.lua
@@ -50,7 +50,7 @@ func newPool(s *session.Session, kind, name string, scripts scripts, opts []Opti
 	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
 	p.err = cmp.Or(p.err, session.Configure(&p, name, opts))
-	p.queues, p.queueKey = acquire.Of[*request](s), acquire.Key{Kind: kind, Name: p.key}
+	p.queues, p.queueKey = acquire.Of(s), acquire.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
 	p.memory = session.Of[memories](s).of(p.id.Kind, p.key)
 	p.keys = []string{p.key, wire.SemaphoreRequests(p.key, s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), wire.SemaphoreCreated(p.key)}

@@ -81,7 +81,7 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 		p.s.Telemetry.HandedOver(ctx, p.id, int(reply[2]))
 		return p.apply(batch, sentCount, sent, reply[2:])
 	}
-	offered := p.queues.Offer(p.queueKey, send)
+	offered := p.queues.Offer(p.queueKey, func(all []acquire.Acquirer) []acquire.Result { return send(acquire.As[*request](all)) })
 	if !offered {
 		send(nil)
 	}

@@ -65,7 +65,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
 	}
 	r := &request{pool: p, began: time.Now(), site: callsite.Here(), grant: g, once: once}
-	req := acquire.Request[*request]{
+	req := acquire.Request{
 		Policy:   acquire.Policy{TryWhileHeld: true, Shared: true, Group: true, Untracked: true},
 		Key:      p.queueKey,
 		Acquirer: r,
@@ -173,7 +173,8 @@ func (r *request) serve(sent time.Time) {
 }
 
 // TryAll implements acquire.Acquirer.
-func (r *request) TryAll(ctx context.Context, batch []*request) []acquire.Result {
+func (r *request) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
+	batch := acquire.As[*request](all)
 	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
@@ -181,7 +182,7 @@ func (r *request) TryAll(ctx context.Context, batch []*request) []acquire.Result
 }
 
 // Join implements acquire.Acquirer.
-func (r *request) Join(*request) (acquire.Relation, error) { return acquire.Unrelated, nil }
+func (r *request) Join(acquire.Acquirer) (acquire.Relation, error) { return acquire.Unrelated, nil }
 
 // Describe implements acquire.Acquirer.
 func (r *request) Describe() session.Hold {
@@ -421,7 +422,7 @@ func (r *request) leaveQueue() (left <-chan struct{}) {
 // inheritor returns the request to which the position of this client in the wait queue goes, or nil if
 // the first one that waits has not waited for long.
 func (p *pool) inheritor() *request {
-	for _, next := range p.queues.Waiters(p.queueKey) {
+	for _, next := range acquire.As[*request](p.queues.Waiters(p.queueKey)) {
 		next.mu.Lock()
 		waits := !next.over && !next.served
 		inherits := waits && time.Since(next.began) >= bargingTime

@@ -56,7 +56,7 @@ const (
 // lock.ErrNotAcquired or lock.ErrClosed, or it is that of an attempt. If ctx ends while the
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
-func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
+func (q *Queues) Acquire(ctx context.Context, req Request) error {
 	req.Ctx = ctx
 	w := q.Prepare()
 	w.req = req
@@ -67,7 +67,7 @@ func (q *Queues[A]) Acquire(ctx context.Context, req Request[A]) error {
 //
 // Thousands of callers may be parked here, each with a stack of its own, so begin and step do the
 // work and return before the caller is parked.
-func (w *waiter[A]) Acquire() error {
+func (w *waiter) Acquire() error {
 	if !w.begin() {
 		return w.reuse()
 	}
@@ -82,7 +82,7 @@ func (w *waiter[A]) Acquire() error {
 
 // begin makes an attempt, unless others are ahead. It reports whether the caller has to wait. If not, the
 // result is set.
-func (w *waiter[A]) begin() (waits bool) {
+func (w *waiter) begin() (waits bool) {
 	req := &w.req
 	pause := req.pause(1)
 	e := w.queues.enter(&req.Key)
@@ -110,7 +110,7 @@ func (w *waiter[A]) begin() (waits bool) {
 
 // attemptFirst makes the first attempt, before the caller waits. inTurn is set if entry.begin preceded
 // it. The mutex is held, and released.
-func (w *waiter[A]) attemptFirst(relation Relation, inTurn bool, pause time.Duration) (waits bool) {
+func (w *waiter) attemptFirst(relation Relation, inTurn bool, pause time.Duration) (waits bool) {
 	e, req := w.entry, &w.req
 	mu := &e.shard.mu
 	mu.Unlock()
@@ -135,7 +135,7 @@ func (w *waiter[A]) attemptFirst(relation Relation, inTurn bool, pause time.Dura
 }
 
 // unqueuedResult returns the result of a call that does not wait, after an attempt with that outcome.
-func (w *waiter[A]) unqueuedResult(v Verdict, err, crowded error) error {
+func (w *waiter) unqueuedResult(v Verdict, err, crowded error) error {
 	switch {
 	case v.Acquired:
 		return nil
@@ -150,7 +150,7 @@ func (w *waiter[A]) unqueuedResult(v Verdict, err, crowded error) error {
 
 // queueAfter makes a caller wait whose first attempt had that outcome. inTurn is set if entry.begin
 // preceded it.
-func (w *waiter[A]) queueAfter(inTurn bool, v Verdict, err error) {
+func (w *waiter) queueAfter(inTurn bool, v Verdict, err error) {
 	e := w.entry
 	if inTurn {
 		e.attempting = false
@@ -173,7 +173,7 @@ func moving(err error) bool { return errors.As(err, new(*Unavailable)) && wire.I
 
 // step does what there is to do for w, until it has to wait or its wait is over, and reports
 // whether that is so.
-func (w *waiter[A]) step() (over bool) {
+func (w *waiter) step() (over bool) {
 	over = true // if user code panics, too
 	defer func() {
 		if over {
@@ -215,7 +215,7 @@ func (w *waiter[A]) step() (over bool) {
 }
 
 // finish ends the wait, also if user code has panicked.
-func (w *waiter[A]) finish() {
+func (w *waiter) finish() {
 	if !w.req.Deadline.IsZero() {
 		w.queues.cfg.Wheel.Cancel(&w.timer)
 	}
@@ -225,7 +225,7 @@ func (w *waiter[A]) finish() {
 }
 
 // abort locks the mutex and removes a waiter whose OnWake or Backoff has panicked.
-func (w *waiter[A]) abort() {
+func (w *waiter) abort() {
 	q, mu := w.queues, &w.entry.shard.mu
 	mu.Lock()
 	wasGranted := w.state == granted
@@ -242,13 +242,13 @@ func (w *waiter[A]) abort() {
 }
 
 // due reports whether w should make an attempt now.
-func (w *waiter[A]) due() bool {
+func (w *waiter) due() bool {
 	e := w.entry
 	return !e.attempting && (w.unregistered && !e.outage || e.first == w && e.cause != 0 && !e.isOpen())
 }
 
 // over returns the reason to stop waiting, or nil.
-func (q *Queues[A]) over(req *Request[A]) error {
+func (q *Queues) over(req *Request) error {
 	if q.cfg.Open.Err() != nil {
 		return lock.ErrClosed
 	}
@@ -260,7 +260,7 @@ func (q *Queues[A]) over(req *Request[A]) error {
 
 // attempt makes an attempt for w and, in one request, for others. It releases the mutex
 // meanwhile; the waiters keep their positions.
-func (w *waiter[A]) attempt() {
+func (w *waiter) attempt() {
 	e := w.entry
 	mu := &e.shard.mu
 	cause, n := telemetry.Cause(0), int(w.tries)+1
@@ -293,7 +293,7 @@ func (w *waiter[A]) attempt() {
 }
 
 // claim begins an attempt of w and returns the waiters that it is for.
-func (e *entry[A]) claim(w *waiter[A]) []*waiter[A] {
+func (e *entry) claim(w *waiter) []*waiter {
 	batch := e.batch(w)
 	if slices.Contains(batch, e.first) {
 		e.cause, e.yield.echo = 0, false
@@ -307,23 +307,23 @@ func (e *entry[A]) claim(w *waiter[A]) []*waiter[A] {
 }
 
 // batch returns the waiters for which w makes an attempt, in their order.
-func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
+func (e *entry) batch(w *waiter) []*waiter {
 	if !w.req.Group {
-		return []*waiter[A]{w}
+		return []*waiter{w}
 	}
 	if !w.req.Ordered {
 		n := 0
 		for next := w; next != nil && next.req.Group && n < maxGroup; next = next.next {
 			n++
 		}
-		batch := make([]*waiter[A], 0, n)
+		batch := make([]*waiter, 0, n)
 		for ; len(batch) < n; w = w.next {
 			batch = append(batch, w)
 		}
 		return batch
 	}
 	// The head, if it has a reason, and new waiters, which are at the end.
-	var batch []*waiter[A]
+	var batch []*waiter
 	for other, n := e.last, e.unregistered; other != e.first && n > 0; other = other.prev {
 		if other.unregistered {
 			n--
@@ -339,8 +339,8 @@ func (e *entry[A]) batch(w *waiter[A]) []*waiter[A] {
 	return batch[:min(len(batch), maxGroup)]
 }
 
-func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
-	all := make([]A, len(batch))
+func acquirers(batch []*waiter) []Acquirer {
+	all := make([]Acquirer, len(batch))
 	for i, w := range batch {
 		all[i] = w.req.Acquirer
 	}
@@ -349,11 +349,11 @@ func acquirers[A Acquirer[A]](batch []*waiter[A]) []A {
 
 // attempted locks the mutex and applies the results of an attempt. With handed set it was made
 // for what a caller of this process gave back.
-func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) {
+func (e *entry) attempted(batch []*waiter, results []Result, handed bool) {
 	e.shard.mu.Lock()
 	e.attempting = false
 	acquired, shared := false, false
-	var left []A // its waiters have left meanwhile
+	var left []Acquirer // its waiters have left meanwhile
 	for i, w := range batch {
 		switch {
 		case w.state == gone:
@@ -383,7 +383,7 @@ func (e *entry[A]) attempted(batch []*waiter[A], results []Result, handed bool) 
 }
 
 // take applies the result of an attempt and reports whether it acquired.
-func (w *waiter[A]) take(r Result) bool {
+func (w *waiter) take(r Result) bool {
 	e := w.entry
 	w.state = waiting
 	switch {
@@ -409,7 +409,7 @@ func (w *waiter[A]) take(r Result) bool {
 }
 
 // failed applies the error of an attempt.
-func (w *waiter[A]) failed(err error) {
+func (w *waiter) failed(err error) {
 	e := w.entry
 	var unavailable *Unavailable
 	if !errors.As(err, &unavailable) {
@@ -437,7 +437,7 @@ func (w *waiter[A]) failed(err error) {
 }
 
 // try makes an attempt. pause is the pause after it, where that is not for the server to say.
-func (r *Request[A]) try(pause time.Duration) (Verdict, error) {
+func (r *Request) try(pause time.Duration) (Verdict, error) {
 	ctx := r.Ctx
 	if !r.Deadline.IsZero() {
 		var cancel context.CancelFunc
@@ -460,14 +460,14 @@ func (r *Request[A]) try(pause time.Duration) (Verdict, error) {
 }
 
 // pause returns the pause after the n-th attempt.
-func (r *Request[A]) pause(n int) time.Duration {
+func (r *Request) pause(n int) time.Duration {
 	if r.Backoff == nil {
 		return 0
 	}
 	return r.Backoff(n)
 }
 
-func (r *Request[A]) woken(c telemetry.Cause) {
+func (r *Request) woken(c telemetry.Cause) {
 	if r.OnWake != nil {
 		r.OnWake(c)
 	}

@@ -31,7 +31,7 @@ var key = Key{Kind: "lock", Name: "orders"}
 
 // world is a server with one key, the hub, and the queues of one process.
 type world struct {
-	*Queues[*caller]
+	*Queues
 	t *testing.T
 
 	mu        sync.Mutex
@@ -51,7 +51,7 @@ func run(t *testing.T, test func(w *world)) {
 		defer wheel.Stop()
 		open, cancel := context.WithCancel(t.Context())
 		w := &world{t: t, freeIn: -1, listeners: map[pubsub.Listener]bool{}, close: cancel}
-		w.Queues = newQueues[*caller](Config{Open: open, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {}})
+		w.Queues = newQueues(Config{Open: open, Wheel: wheel, Subscribe: w.subscribe, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {}})
 		test(w)
 		synctest.Wait()
 		for i := range w.shards {
@@ -61,8 +61,8 @@ func run(t *testing.T, test func(w *world)) {
 	})
 }
 
-func newQueues[A Acquirer[A]](cfg Config) *Queues[A] {
-	q := &Queues[A]{cfg: cfg, seed: maphash.MakeSeed()}
+func newQueues(cfg Config) *Queues {
+	q := &Queues{cfg: cfg, seed: maphash.MakeSeed()}
 	q.wakeAtEnd()
 	return q
 }
@@ -131,7 +131,7 @@ type caller struct {
 	mute     bool // there are no messages
 }
 
-func (c *caller) TryAll(context.Context, []*caller) []Result { panic("there are no groups") }
+func (c *caller) TryAll(context.Context, []Acquirer) []Result { panic("there are no groups") }
 
 func (c *caller) Abandon() {}
 
@@ -141,8 +141,8 @@ func (c *caller) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) { yield(c.Describe()) }
 }
 
-func (c *caller) Join(holder *caller) (Relation, error) {
-	if holder.owner != c.owner {
+func (c *caller) Join(holder Acquirer) (Relation, error) {
+	if holder.(*caller).owner != c.owner {
 		return Unrelated, nil
 	}
 	if c.relation == Joined {
@@ -197,9 +197,9 @@ func (w *world) inFlightNow() int {
 }
 
 // ask starts an acquisition.
-func (w *world) ask(ctx context.Context, name string, change ...func(*Request[*caller])) *caller {
+func (w *world) ask(ctx context.Context, name string, change ...func(*Request)) *caller {
 	c := &caller{w: w, name: name, done: make(chan error, 1)}
-	req := Request[*caller]{Key: key, Acquirer: c}
+	req := Request{Key: key, Acquirer: c}
 	for _, f := range change {
 		f(&req)
 	}
@@ -221,7 +221,7 @@ func (c *caller) has() bool {
 
 // pass passes the key on to the next waiter, and reports whether it did.
 func (w *world) pass() bool {
-	return w.Pass(key, w.holder(), func(next *caller) bool { return !next.refuses })
+	return w.Pass(key, w.holder(), func(next Acquirer) bool { return !next.(*caller).refuses })
 }
 
 // release passes the key on, or releases it for all.
@@ -239,7 +239,7 @@ func (w *world) release() {
 func (w *world) holder() *caller {
 	holders := w.Holders(key)
 	require.Len(w.t, holders, 1)
-	return holders[0]
+	return holders[0].(*caller)
 }
 
 // elsewhere is another process that has the key.
@@ -367,8 +367,8 @@ func TestAMessageWakesTheHeadAlone(t *testing.T) {
 
 func TestAWaiterHearsWhyItTriesAgain(t *testing.T) {
 	run(t, func(w *world) {
-		hears := func(causes *[]telemetry.Cause) func(*Request[*caller]) {
-			return func(r *Request[*caller]) { r.OnWake = func(c telemetry.Cause) { *causes = append(*causes, c) } }
+		hears := func(causes *[]telemetry.Cause) func(*Request) {
+			return func(r *Request) { r.OnWake = func(c telemetry.Cause) { *causes = append(*causes, c) } }
 		}
 		w.takeElsewhere()
 		var first, second []telemetry.Cause
@@ -402,7 +402,7 @@ func TestTheNextWaiterTakesOverWhenTheHeadLeaves(t *testing.T) {
 			run(t, func(w *world) {
 				w.takeElsewhere()
 				ctx, cancel := context.WithCancel(w.t.Context())
-				head := w.ask(ctx, "head", func(r *Request[*caller]) {
+				head := w.ask(ctx, "head", func(r *Request) {
 					if how == "deadline" {
 						r.Deadline = time.Now().Add(2 * time.Second)
 					}
@@ -441,7 +441,7 @@ func TestAWaiterThatRefusesWaitsForTheRelease(t *testing.T) {
 		time.Sleep(10 * latency)
 		require.True(t, first.has())
 		require.False(t, w.pass())
-		require.Equal(t, []*caller{first}, w.Holders(key))
+		require.Equal(t, []Acquirer{first}, w.Holders(key))
 		require.False(t, second.has())
 		w.release()
 		time.Sleep(2 * latency)
@@ -456,7 +456,7 @@ func TestOnceDoesNotQueue(t *testing.T) {
 		waiter := w.ask(w.t.Context(), "waiter")
 		time.Sleep(time.Second)
 		before := w.tries()
-		require.ErrorIs(t, w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
+		require.ErrorIs(t, w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
 		require.Equal(t, before+1, w.tries())
 		w.releaseElsewhere()
 		time.Sleep(2 * latency)
@@ -473,7 +473,7 @@ func (w *world) parked() int {
 func (w *world) askOwned(o *caller) <-chan error {
 	o.w = w
 	done := make(chan error, 1)
-	go func() { done <- w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: o, Owned: true}) }()
+	go func() { done <- w.Acquire(w.t.Context(), Request{Key: key, Acquirer: o, Owned: true}) }()
 	synctest.Wait()
 	return done
 }
@@ -500,7 +500,7 @@ func TestOwnerThatHolds(t *testing.T) {
 		beside := w.askOwned(&caller{owner: "a", relation: Beside})
 		time.Sleep(2 * latency)
 		require.Equal(t, before+1, w.tries())
-		require.Equal(t, []*caller{holder}, w.Holders(key), "who joins is no holder")
+		require.Equal(t, []Acquirer{holder}, w.Holders(key), "who joins is no holder")
 
 		w.releaseElsewhere()
 		w.Released(key, holder, Release{Receivers: -1})
@@ -549,7 +549,7 @@ func TestAnErrorOfTheFirstAttemptIsReturned(t *testing.T) {
 	run(t, func(w *world) {
 		boom := errors.New("boom")
 		w.set(func() { w.err = &Unavailable{boom} })
-		err := w.Acquire(w.t.Context(), Request[*caller]{Key: key, Acquirer: &caller{w: w}})
+		err := w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}})
 		require.ErrorIs(t, err, boom)
 		require.Equal(t, 1, w.tries())
 		var u *Unavailable
@@ -599,8 +599,8 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 	run(t, func(w *world) {
 		w.takeElsewhere()
 		var asked []int
-		c := w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) {
-			r.Acquirer.mute = true
+		c := w.ask(w.t.Context(), "waiter", func(r *Request) {
+			r.Acquirer.(*caller).mute = true
 			r.Backoff = func(n int) time.Duration {
 				asked = append(asked, n)
 				return 100 * time.Millisecond
@@ -618,9 +618,9 @@ func TestBackoffWhereNothingIsPublished(t *testing.T) {
 
 // A panic of Backoff or OnWake ends the wait and leaves nothing.
 func TestPanicEndsTheWait(t *testing.T) {
-	backoff := func(at int) func(*Request[*caller]) {
-		return func(r *Request[*caller]) {
-			r.Acquirer.mute = true
+	backoff := func(at int) func(*Request) {
+		return func(r *Request) {
+			r.Acquirer.(*caller).mute = true
 			r.Backoff = func(n int) time.Duration {
 				if n == at {
 					panic("boom")
@@ -629,8 +629,8 @@ func TestPanicEndsTheWait(t *testing.T) {
 			}
 		}
 	}
-	wake := func(at telemetry.Cause) func(*Request[*caller]) {
-		return func(r *Request[*caller]) {
+	wake := func(at telemetry.Cause) func(*Request) {
+		return func(r *Request) {
 			r.OnWake = func(c telemetry.Cause) {
 				if c == at {
 					panic("boom")
@@ -638,7 +638,7 @@ func TestPanicEndsTheWait(t *testing.T) {
 			}
 		}
 	}
-	for what, change := range map[string]func(*Request[*caller]){
+	for what, change := range map[string]func(*Request){
 		"first backoff": backoff(1), "third backoff": backoff(3), "wake-up": wake(telemetry.Subscribed), "hand-off": wake(telemetry.HandedOver),
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -650,7 +650,7 @@ func TestPanicEndsTheWait(t *testing.T) {
 				} else {
 					w.takeElsewhere()
 				}
-				req := Request[*caller]{Key: key, Acquirer: &caller{w: w}}
+				req := Request{Key: key, Acquirer: &caller{w: w}}
 				change(&req)
 				panicked := make(chan any, 1)
 				go func() {
@@ -757,7 +757,7 @@ func TestManyCallersWithRandomFates(t *testing.T) {
 						time.AfterFunc(rand.N(20*latency), cancel)
 					}
 					c := &caller{w: w, refuses: rand.N(10) == 0}
-					req := Request[*caller]{Key: key, Acquirer: c}
+					req := Request{Key: key, Acquirer: c}
 					if rand.N(3) == 0 {
 						req.Deadline = time.Now().Add(rand.N(20 * latency))
 					}

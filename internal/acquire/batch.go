@@ -4,8 +4,8 @@ package acquire
 // the first key that this process holds or waits for, or for all of them if they say Once. It
 // calls try with their number, unless that is 0, and try returns how many of them have acquired,
 // from the first on. It returns the same number; these are holders until Released.
-func (q *Queues[A]) Together(reqs []Request[A], try func(n int) (acquired int)) (acquired int) {
-	entries := make([]*entry[A], 0, 4) // more are rare, and take an allocation
+func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acquired int) {
+	entries := make([]*entry, 0, 4) // more are rare, and take an allocation
 	for i := range reqs {
 		req := &reqs[i]
 		e := q.enter(&req.Key)

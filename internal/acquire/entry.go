@@ -35,24 +35,24 @@ type Config struct {
 	Open context.Context
 }
 
-// Queues are the queues of one client for acquirers of one type, by key.
-type Queues[A Acquirer[A]] struct {
+// Queues are the queues of one client, by key.
+type Queues struct {
 	once   sync.Once
 	cfg    Config
 	seed   maphash.Seed
-	shards [shardCount]shard[A]
+	shards [shardCount]shard
 	unused sync.Pool // of waiters that have not waited
 }
 
-type shard[A Acquirer[A]] struct {
+type shard struct {
 	mu      sync.Mutex
-	entries map[Key]*entry[A]
-	free    []*entry[A]
+	entries map[Key]*entry
+	free    []*entry
 }
 
-// Of returns the queues that the objects of a client share for acquirers of one type.
-func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
-	q := session.Of[Queues[A]](s)
+// Of returns the queues that the objects of a client share.
+func Of(s *session.Session) *Queues {
+	q := session.Of[Queues](s)
 	q.once.Do(func() {
 		q.cfg, q.seed = Config{
 			Wheel:        s.Watchdog.Wheel(),
@@ -70,7 +70,7 @@ func Of[A Acquirer[A]](s *session.Session) *Queues[A] {
 }
 
 // wakeAtEnd wakes all waiters when Open ends, so that each waits for two channels instead of three.
-func (q *Queues[A]) wakeAtEnd() {
+func (q *Queues) wakeAtEnd() {
 	context.AfterFunc(q.cfg.Open, func() {
 		for i := range q.shards {
 			s := &q.shards[i]
@@ -87,11 +87,11 @@ func (q *Queues[A]) wakeAtEnd() {
 
 // entry is the state of one key while callers of this process hold it, wait for it or try
 // to acquire it. The mutex of its shard guards it.
-type entry[A Acquirer[A]] struct {
-	queues *Queues[A]
-	shard  *shard[A]
+type entry struct {
+	queues *Queues
+	shard  *shard
 	poll   *poll // nil: nobody has waited yet
-	keyState[A]
+	keyState
 }
 
 // poll is the time of the next attempt that nothing else causes.
@@ -101,13 +101,13 @@ type poll struct {
 }
 
 // keyState is small because each held key has one.
-type keyState[A Acquirer[A]] struct {
+type keyState struct {
 	key     Key
-	holders []A
+	holders []Acquirer
 	refs    int32 // holders, waiters, and attempts outside the queue
 
 	unregistered int32 // waiters that are
-	first, last  *waiter[A]
+	first, last  *waiter
 	unsubscribe  func() // nil: not subscribed to the channel of all waiters
 	attempting   bool
 	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
@@ -118,19 +118,19 @@ type keyState[A Acquirer[A]] struct {
 }
 
 // shard returns the shard of key.
-func (q *Queues[A]) shard(key *Key) *shard[A] {
+func (q *Queues) shard(key *Key) *shard {
 	return &q.shards[maphash.Comparable(q.seed, *key)%shardCount]
 }
 
 // lock locks the shard of key, and returns it and the entry of key, or nil.
-func (q *Queues[A]) lock(key Key) (*shard[A], *entry[A]) {
+func (q *Queues) lock(key Key) (*shard, *entry) {
 	s := q.shard(&key)
 	s.mu.Lock()
 	return s, s.entries[key]
 }
 
 // enter locks the shard of key, and returns the entry of key with one more reference.
-func (q *Queues[A]) enter(key *Key) *entry[A] {
+func (q *Queues) enter(key *Key) *entry {
 	s := q.shard(key)
 	s.mu.Lock()
 	e := s.entries[*key]
@@ -138,10 +138,10 @@ func (q *Queues[A]) enter(key *Key) *entry[A] {
 		if n := len(s.free); n > 0 {
 			e, s.free = s.free[n-1], s.free[:n-1]
 		} else {
-			e = &entry[A]{queues: q, shard: s}
+			e = &entry{queues: q, shard: s}
 		}
 		if s.entries == nil {
-			s.entries = make(map[Key]*entry[A])
+			s.entries = make(map[Key]*entry)
 		}
 		e.key = *key
 		s.entries[e.key] = e
@@ -151,7 +151,7 @@ func (q *Queues[A]) enter(key *Key) *entry[A] {
 }
 
 // leave drops a reference.
-func (e *entry[A]) leave() {
+func (e *entry) leave() {
 	e.refs--
 	if e.refs > 0 {
 		return
@@ -164,7 +164,7 @@ func (e *entry[A]) leave() {
 	delete(s.entries, e.key)
 	// A late event may find the entry in use for another key, where it costs an attempt.
 	clear(e.holders[:cap(e.holders)])
-	e.keyState = keyState[A]{holders: e.holders[:0]}
+	e.keyState = keyState{holders: e.holders[:0]}
 	if len(s.free) < maxFree {
 		s.free = append(s.free, e)
 	}
@@ -172,7 +172,7 @@ func (e *entry[A]) leave() {
 
 // begin begins an attempt of a caller that does not wait. It reports false if it makes one
 // Once, or callers of this process are ahead of it.
-func (e *entry[A]) begin(req *Request[A]) bool {
+func (e *entry) begin(req *Request) bool {
 	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.TryWhileHeld {
 		return false
 	}
@@ -182,7 +182,7 @@ func (e *entry[A]) begin(req *Request[A]) bool {
 
 // finish ends the attempt of a caller that does not wait. inTurn is set if begin preceded it:
 // callers that came meanwhile have waited for it.
-func (e *entry[A]) finish(req *Request[A], inTurn, acquired bool) {
+func (e *entry) finish(req *Request, inTurn, acquired bool) {
 	if inTurn {
 		e.attempting = false
 	}
@@ -203,7 +203,7 @@ func (e *entry[A]) finish(req *Request[A], inTurn, acquired bool) {
 }
 
 // enlist records a requester that has acquired as a holder.
-func (e *entry[A]) enlist(req *Request[A]) {
+func (e *entry) enlist(req *Request) {
 	if req.Untracked {
 		e.leave()
 	} else {
@@ -212,7 +212,7 @@ func (e *entry[A]) enlist(req *Request[A]) {
 }
 
 // Holders returns the holders of key in this process, the latest last.
-func (q *Queues[A]) Holders(key Key) []A {
+func (q *Queues) Holders(key Key) []Acquirer {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	if e != nil {
@@ -223,7 +223,7 @@ func (q *Queues[A]) Holders(key Key) []A {
 
 // Holds yields what callers of this process hold and wait for. The mutex of a shard is held
 // meanwhile.
-func (q *Queues[A]) Holds() iter.Seq[session.Hold] {
+func (q *Queues) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
 		for i := range q.shards {
 			if !q.shards[i].holds(yield) {
@@ -234,7 +234,7 @@ func (q *Queues[A]) Holds() iter.Seq[session.Hold] {
 }
 
 // holds yields those of a shard, and reports false if yield did.
-func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
+func (s *shard) holds(yield func(session.Hold) bool) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, e := range s.entries {
@@ -258,7 +258,7 @@ func (s *shard[A]) holds(yield func(session.Hold) bool) bool {
 
 // Stats returns the number of callers that have no reason for an attempt, and of those that
 // make one, are about to, or have a key passed on to them.
-func (q *Queues[A]) Stats() (parked, attempting int) {
+func (q *Queues) Stats() (parked, attempting int) {
 	for i := range q.shards {
 		s := &q.shards[i]
 		s.mu.Lock()

@@ -19,7 +19,7 @@ func TestAnOutageIsThatOfEveryWaiter(t *testing.T) {
 		deadline := time.Now().Add(time.Second)
 		var all []*caller
 		for _, name := range []string{"head", "second", "third"} {
-			all = append(all, w.ask(w.t.Context(), name, func(r *Request[*caller]) { r.Deadline = deadline }))
+			all = append(all, w.ask(w.t.Context(), name, func(r *Request) { r.Deadline = deadline }))
 			time.Sleep(time.Millisecond)
 		}
 		w.set(func() { w.err = &Unavailable{errors.Join(lock.ErrIndeterminate, io.EOF)} })
@@ -37,7 +37,7 @@ func TestAnUnknownOutcomeIsNotForgotten(t *testing.T) {
 	run(t, func(w *world) {
 		w.takeElsewhere()
 		w.freeIn = 10 * time.Millisecond
-		c := w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) { r.Deadline = time.Now().Add(5 * time.Second) })
+		c := w.ask(w.t.Context(), "waiter", func(r *Request) { r.Deadline = time.Now().Add(5 * time.Second) })
 		time.Sleep(time.Millisecond)
 		w.set(func() { w.err = &Unavailable{errors.Join(lock.ErrIndeterminate, io.EOF)} })
 		time.Sleep(2 * time.Second)
@@ -45,10 +45,10 @@ func TestAnUnknownOutcomeIsNotForgotten(t *testing.T) {
 		require.ErrorIs(t, <-c.done, lock.ErrIndeterminate)
 
 		// An answer ends it.
-		c = w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) { r.Deadline = time.Now().Add(5 * time.Second) })
+		c = w.ask(w.t.Context(), "waiter", func(r *Request) { r.Deadline = time.Now().Add(5 * time.Second) })
 		require.ErrorIs(t, <-c.done, lock.ErrUnavailable, "the first attempt ends the wait")
 		w.set(func() { w.err = nil })
-		c = w.ask(w.t.Context(), "waiter", func(r *Request[*caller]) { r.Deadline = time.Now().Add(5 * time.Second) })
+		c = w.ask(w.t.Context(), "waiter", func(r *Request) { r.Deadline = time.Now().Add(5 * time.Second) })
 		time.Sleep(time.Millisecond)
 		w.set(func() { w.err = &Unavailable{errors.Join(lock.ErrIndeterminate, io.EOF)} })
 		time.Sleep(time.Second)

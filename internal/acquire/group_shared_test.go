@@ -14,7 +14,7 @@ import (
 // that nobody else wants.
 type several struct {
 	y    *yard
-	reqs []Request[*member]
+	reqs []Request
 	done chan int
 }
 
@@ -25,7 +25,7 @@ var togetherKeys = []Key{{Kind: "lock", Name: "invoices"}, key, {Kind: "lock", N
 func (y *yard) together(name string, once bool, answer func(n int) int) *several {
 	s := &several{y: y, done: make(chan int, 1)}
 	for _, k := range togetherKeys {
-		s.reqs = append(s.reqs, Request[*member]{Key: k, Acquirer: &member{y: y, name: name}, Once: once})
+		s.reqs = append(s.reqs, Request{Key: k, Acquirer: &member{y: y, name: name}, Once: once})
 	}
 	go func() {
 		s.done <- y.Together(s.reqs, func(n int) int {
@@ -77,7 +77,7 @@ func (y *yard) gets(m *member) {
 	y.in(m)
 }
 
-func exclusive(*Request[*member]) {}
+func exclusive(*Request) {}
 
 func TestKeysAreTakenTogether(t *testing.T) {
 	inYard(t, func(y *yard) {
@@ -133,7 +133,7 @@ func TestTogetherTakesThoseBeforeTheFirstThatIsTaken(t *testing.T) {
 
 // has reports whether m is a holder.
 func (y *yard) has(m *member) bool {
-	return slices.Contains(y.Holders(key), m)
+	return slices.Contains(y.Holders(key), Acquirer(m))
 }
 
 func TestTogetherDoesNotPassWhoWaits(t *testing.T) {
@@ -205,7 +205,7 @@ func TestAnAttemptMadeOnceKeepsNobodyOut(t *testing.T) {
 		ben := y.ask("ben", exclusive)
 		y.gets(ben)
 		s.got(0)
-		require.Equal(t, []*member{ben}, y.Holders(key))
+		require.Equal(t, []Acquirer{ben}, y.Holders(key))
 		y.Released(key, ben, Release{Receivers: 0})
 
 		// Nor does it end the attempt of another.

@@ -24,7 +24,7 @@ import (
 // yard is a server with one key that members of a process ask for, alone or
 // together.
 type yard struct {
-	*Queues[*member]
+	*Queues
 	t *testing.T
 
 	mu        sync.Mutex
@@ -42,7 +42,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
 		y := &yard{t: t, channels: map[string]pubsub.Listener{}, members: map[string]*member{}}
-		y.Queues = newQueues[*member](Config{Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
+		y.Queues = newQueues(Config{Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, Go: background(t), OnWait: func() {},
 			Subscribe: y.subscribe,
 			SubscribeOwn: func(channel string, l pubsub.Listener) (unsubscribe func()) {
 				unsubscribe, _ = y.subscribe(channel, l)
@@ -139,14 +139,14 @@ type member struct {
 }
 
 func (m *member) Try(ctx context.Context) (Verdict, error) {
-	r := m.TryAll(ctx, []*member{m})[0]
+	r := m.TryAll(ctx, []Acquirer{m})[0]
 	return r.Verdict, r.Err
 }
 
-func (m *member) TryAll(_ context.Context, all []*member) []Result {
+func (m *member) TryAll(_ context.Context, all []Acquirer) []Result {
 	names := make([]string, len(all))
-	for i, a := range all {
-		names[i] = a.name
+	for i, m := range As[*member](all) {
+		names[i] = m.name
 	}
 	time.Sleep(latency + m.y.delay)
 	m.y.mu.Lock()
@@ -157,7 +157,7 @@ func (m *member) TryAll(_ context.Context, all []*member) []Result {
 	return results
 }
 
-func (m *member) Join(*member) (Relation, error) { panic("there are no owners") }
+func (m *member) Join(Acquirer) (Relation, error) { panic("there are no owners") }
 
 func (m *member) Describe() session.Hold { panic("nothing is listed") }
 
@@ -176,11 +176,11 @@ func (m *member) Abandon() {
 	m.y.abandoned = append(m.y.abandoned, m.name)
 }
 
-func (y *yard) ask(name string, change func(*Request[*member])) *member {
+func (y *yard) ask(name string, change func(*Request)) *member {
 	m := &member{y: y, name: name, done: make(chan error, 1)}
 	var ctx context.Context
 	ctx, m.cancel = context.WithCancel(y.t.Context())
-	req := Request[*member]{Key: key, Acquirer: m}
+	req := Request{Key: key, Acquirer: m}
 	change(&req)
 	y.mu.Lock()
 	y.members[name] = m
@@ -190,15 +190,15 @@ func (y *yard) ask(name string, change func(*Request[*member])) *member {
 	return m
 }
 
-func reader(r *Request[*member]) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
-func writer(r *Request[*member]) { r.TryWhileHeld = true }
-func inLine(r *Request[*member]) {
-	r.Ordered, r.Group, r.Acquirer.own = true, true, true
+func reader(r *Request) { r.TryWhileHeld, r.Shared, r.Group = true, true, true }
+func writer(r *Request) { r.TryWhileHeld = true }
+func inLine(r *Request) {
+	r.Ordered, r.Group, r.Acquirer.(*member).own = true, true, true
 }
 
 // pass passes the key on from a holder to the next waiter.
 func (y *yard) pass(from *member) bool {
-	return y.Pass(key, from, func(*member) bool { return true })
+	return y.Pass(key, from, func(Acquirer) bool { return true })
 }
 
 func (y *yard) readers(names ...string) (all []*member) {
@@ -520,7 +520,7 @@ func TestWhoGotNoPlaceInAnOutageTriesAgain(t *testing.T) {
 		a := y.ask("a", inLine)
 		time.Sleep(5 * latency)
 		y.answers(func(names []string) []Result { return same(names, Result{Err: &Unavailable{errBoom}}) })
-		b := y.ask("b", func(r *Request[*member]) { inLine(r); r.Group = false })
+		b := y.ask("b", func(r *Request) { inLine(r); r.Group = false })
 		c := y.ask("c", inLine)
 		time.Sleep(5 * latency)
 		y.waits(a, b, c)
@@ -587,9 +587,9 @@ func TestTheNextWithoutAPlaceTriesWhenTheFirstLeaves(t *testing.T) {
 		y.answers(nobody)
 		first := y.ask("first", inLine)
 		time.Sleep(10 * latency)
-		alone := y.ask("alone", func(r *Request[*member]) { inLine(r); r.Group = false })
+		alone := y.ask("alone", func(r *Request) { inLine(r); r.Group = false })
 		// It is over when the attempt under way is, and this one would be the next to try.
-		leaver := y.ask("leaver", func(r *Request[*member]) { inLine(r); r.Deadline = time.Now().Add(latency) })
+		leaver := y.ask("leaver", func(r *Request) { inLine(r); r.Deadline = time.Now().Add(latency) })
 		last := y.ask("last", inLine)
 		y.seen()
 		time.Sleep(10 * latency)

@@ -11,14 +11,11 @@ import (
 // reports whether it did. It calls give, with the mutex of the queue held, which reports
 // whether that waiter can have what from has. If Pass reports false, the caller asks the
 // server again, or releases the key and calls Released.
-func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
+func (q *Queues) Pass(key Key, from Acquirer, give func(next Acquirer) bool) bool {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
-	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.yield.active {
-		return false
-	}
-	w := e.first
-	if w == nil || w.state != waiting || w.unregistered || e.opens() {
+	w := e.next(from)
+	if w == nil {
 		return false
 	}
 	// With a limit of 0 the process need not yield each time, but never passes the key on.
@@ -34,8 +31,30 @@ func (q *Queues[A]) Pass(key Key, from A, give func(next A) bool) bool {
 	return true
 }
 
+// Yield is called before a holder releases key without Pass: after enough acquisitions in a row it is the
+// turn of other processes.
+func (q *Queues) Yield(key Key, from Acquirer) {
+	s, e := q.lock(key)
+	defer s.mu.Unlock()
+	if w := e.next(from); w != nil && !w.req.Ordered {
+		e.yield.begin(q.cfg.HandOffs)
+	}
+}
+
+// next returns the waiter that can have what from has, or nil. The mutex is held.
+func (e *entry) next(from Acquirer) *waiter {
+	if e == nil || len(e.holders) != 1 || e.holders[0] != from || e.yield.active {
+		return nil
+	}
+	w := e.first
+	if w == nil || w.state != waiting || w.unregistered || e.opens() {
+		return nil
+	}
+	return w
+}
+
 // Waited reports whether a caller of this process waits for key.
-func (q *Queues[A]) Waited(key Key) bool {
+func (q *Queues) Waited(key Key) bool {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	return e != nil && e.first != nil
@@ -43,13 +62,13 @@ func (q *Queues[A]) Waited(key Key) bool {
 
 // Waiters returns up to maxGroup waiters of key that the server has in its queue, the first
 // first.
-func (q *Queues[A]) Waiters(key Key) []A {
+func (q *Queues) Waiters(key Key) []Acquirer {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	var waiters []A
+	var waiters []Acquirer
 	for w := e.first; w != nil && !w.unregistered && len(waiters) < maxGroup; w = w.next {
 		waiters = append(waiters, w.req.Acquirer)
 	}
@@ -58,7 +77,7 @@ func (q *Queues[A]) Waiters(key Key) []A {
 
 // LeavesOpen reports whether it is time for a release that leaves the key open to pollers,
 // with the payload LeftOpen.
-func (q *Queues[A]) LeavesOpen(key Key) bool {
+func (q *Queues) LeavesOpen(key Key) bool {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	return e != nil && e.opens()
@@ -68,7 +87,7 @@ func (q *Queues[A]) LeavesOpen(key Key) bool {
 // gives back a part of what they wait for. It reports false, without a call of try, if there
 // are no waiters, an attempt is under way, or it is time to release for all processes. The
 // requests of that key have Group and Untracked set.
-func (q *Queues[A]) Offer(key Key, try func(all []A) []Result) bool {
+func (q *Queues) Offer(key Key, try func(all []Acquirer) []Result) bool {
 	s, e := q.lock(key)
 	if e == nil || e.first == nil || e.attempting || int(e.yield.handOffs) >= q.cfg.HandOffs {
 		if e != nil {
@@ -99,7 +118,7 @@ type Release struct {
 
 // Released ends the hold of a, whether released or lost. If this process yields and others
 // may wait, its waiters pause; otherwise its head tries at once if that can succeed.
-func (q *Queues[A]) Released(key Key, a A, how Release) {
+func (q *Queues) Released(key Key, a Acquirer, how Release) {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	if e == nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // permit asks for one of several that members of a process can have.
-func permit(r *Request[*member]) {
+func permit(r *Request) {
 	r.TryWhileHeld, r.Shared, r.Group, r.Untracked = true, true, true, true
 }
 
@@ -32,7 +32,7 @@ func (y *yard) permits(names ...string) (all []*member) {
 
 // offer offers what somebody gives back to those who wait.
 func (y *yard) offer() bool {
-	return y.Offer(key, func(all []*member) []Result {
+	return y.Offer(key, func(all []Acquirer) []Result {
 		return all[0].TryAll(y.t.Context(), all)
 	})
 }
@@ -57,7 +57,7 @@ func TestNobodyIsOnRecordForWhatIsNotHeld(t *testing.T) {
 		time.Sleep(2 * latency)
 		y.in(a)
 		require.True(t, y.idle())
-		once := y.ask("once", func(r *Request[*member]) { permit(r); r.Once = true })
+		once := y.ask("once", func(r *Request) { permit(r); r.Once = true })
 		time.Sleep(2 * latency)
 		y.in(once)
 		require.Empty(t, y.Holders(key))
@@ -65,7 +65,7 @@ func TestNobodyIsOnRecordForWhatIsNotHeld(t *testing.T) {
 
 		all := y.permits("b", "c")
 		y.answers(everybody)
-		once = y.ask("again", func(r *Request[*member]) { permit(r); r.Once = true })
+		once = y.ask("again", func(r *Request) { permit(r); r.Once = true })
 		time.Sleep(10 * latency)
 		y.in(once)
 		require.Equal(t, []string{"again"}, y.seen(), "it says nothing of what is left")
@@ -105,7 +105,7 @@ func TestWhoWasServedByAnOfferKnows(t *testing.T) {
 	inYard(t, func(y *yard) {
 		y.answers(nobody)
 		var causes []telemetry.Cause
-		a := y.ask("a", func(r *Request[*member]) {
+		a := y.ask("a", func(r *Request) {
 			permit(r)
 			r.OnWake = func(c telemetry.Cause) { causes = append(causes, c) }
 		})

@@ -16,7 +16,7 @@ const (
 )
 
 // polled is a request for a key that others poll for.
-func polled(r *Request[*caller]) {
+func polled(r *Request) {
 	r.LeftOpen = leftOpen
 	r.Backoff = func(int) time.Duration { return backoff }
 }

@@ -37,11 +37,11 @@ type Policy struct {
 }
 
 // Request describes an acquisition.
-type Request[A Acquirer[A]] struct {
+type Request struct {
 	Policy
 	Ctx      context.Context // its end ends the wait
 	Key      Key
-	Acquirer A
+	Acquirer Acquirer
 	// Deadline ends the wait; zero for none.
 	Deadline time.Time
 	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
@@ -58,18 +58,17 @@ type Request[A Acquirer[A]] struct {
 	OnWake func(telemetry.Cause)
 }
 
-// Acquirer makes attempts. A is the type itself.
-type Acquirer[A any] interface {
-	comparable
+// Acquirer makes attempts. Those for one key are of one type.
+type Acquirer interface {
 	// Try makes one attempt. An *Unavailable error does not end the wait; any other error
 	// does. A failed attempt leaves nothing on the server, or arranges for its removal.
 	Try(ctx context.Context) (Verdict, error)
 	// TryAll makes one attempt for all, including itself, and returns a result for each.
 	// ctx belongs to none of them. It is called for requests with Group.
-	TryAll(ctx context.Context, all []A) []Result
+	TryAll(ctx context.Context, all []Acquirer) []Result
 	// Join returns the relation to a holder. The mutex of the queue is held. It is called
 	// for requests with Owned.
-	Join(holder A) (Relation, error)
+	Join(holder Acquirer) (Relation, error)
 	// Channel returns the channel of releases, "" if there is none. It is called after an attempt,
 	// and with the mutex of the queue held.
 	Channel() string
@@ -81,6 +80,15 @@ type Acquirer[A any] interface {
 	// Abandon gives back, in the background, what another caller may have acquired for it,
 	// because its wait is over. It blocks for one request if the client is closing.
 	Abandon()
+}
+
+// As returns acquirers of one type.
+func As[A Acquirer](all []Acquirer) []A {
+	of := make([]A, len(all))
+	for i, a := range all {
+		of[i] = a.(A)
+	}
+	return of
 }
 
 // Verdict is the server's answer to an attempt.

@@ -19,11 +19,11 @@ import (
 //	waiting ◀──▶ claimed ──▶ granted, or ended with err
 //	   │             └─────▶ gone (it gave up meanwhile)
 //	   └─▶ granted, ended, gone
-type waiter[A Acquirer[A]] struct {
-	queues       *Queues[A]
-	entry        *entry[A]
-	next, prev   *waiter[A]
-	req          Request[A]
+type waiter struct {
+	queues       *Queues
+	entry        *entry
+	next, prev   *waiter
+	req          Request
 	wake         chan struct{}
 	timer        watchdog.Timer
 	unsubscribe  func() // from its own channel; nil: not subscribed
@@ -41,7 +41,7 @@ type waiter[A Acquirer[A]] struct {
 }
 
 // Waiter is a waiter for packages that call Prepare.
-type Waiter[A Acquirer[A]] = waiter[A]
+type Waiter = waiter
 
 type waiterState uint8
 
@@ -55,29 +55,29 @@ const (
 
 // Prepare returns a waiter whose Acquire acquires what its Request says. Most callers do not have to wait,
 // and later ones reuse their waiters: the Request is on none of their stacks, and costs no allocation.
-func (q *Queues[A]) Prepare() *waiter[A] {
-	if w, ok := q.unused.Get().(*waiter[A]); ok {
+func (q *Queues) Prepare() *waiter {
+	if w, ok := q.unused.Get().(*waiter); ok {
 		return w
 	}
-	return &waiter[A]{queues: q, wake: make(chan struct{}, 1)}
+	return &waiter{queues: q, wake: make(chan struct{}, 1)}
 }
 
 // Request returns the request, to be set.
-func (w *waiter[A]) Request() *Request[A] { return &w.req }
+func (w *waiter) Request() *Request { return &w.req }
 
 // reuse leaves a waiter that was in no queue to another caller, and returns its result. A waiter that was
 // in one may still be a part of an attempt, or of a timer that fires.
 //
 //go:noinline
-func (w *waiter[A]) reuse() error {
+func (w *waiter) reuse() error {
 	err := w.result
-	w.entry, w.req, w.result = nil, Request[A]{}, nil
+	w.entry, w.req, w.result = nil, Request{}, nil
 	w.queues.unused.Put(w)
 	return err
 }
 
 // waits notes that the caller begins to wait.
-func (w *waiter[A]) waits() {
+func (w *waiter) waits() {
 	w.queues.cfg.OnWait()
 	w.since = time.Since(started)
 	if d := w.req.Deadline; !d.IsZero() {
@@ -87,7 +87,7 @@ func (w *waiter[A]) waits() {
 
 // crowded returns an error that matches lock.ErrNotAcquired if too many others wait for req to wait
 // too, and otherwise nil.
-func (e *entry[A]) crowded(req *Request[A]) error {
+func (e *entry) crowded(req *Request) error {
 	if req.MaxWaiters == 0 {
 		return nil
 	}
@@ -129,7 +129,7 @@ type late struct{ error }
 func (late) Is(err error) bool { return err == ErrLate }
 
 // join returns the relation of a request to the holders.
-func (e *entry[A]) join(req *Request[A]) (relation Relation, err error) {
+func (e *entry) join(req *Request) (relation Relation, err error) {
 	if !req.Owned {
 		return Unrelated, nil
 	}
@@ -144,7 +144,7 @@ func (e *entry[A]) join(req *Request[A]) (relation Relation, err error) {
 }
 
 // Admit lets waiters of the same owner join a holder, as soon as it can be joined.
-func (q *Queues[A]) Admit(key Key, holder A) {
+func (q *Queues) Admit(key Key, holder Acquirer) {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	if e == nil || !slices.Contains(e.holders, holder) {
@@ -161,7 +161,7 @@ func (q *Queues[A]) Admit(key Key, holder A) {
 }
 
 // admit lets a waiter join a holder of the same owner, or try once beside it, if there is one.
-func (w *waiter[A]) admit() {
+func (w *waiter) admit() {
 	relation, err := w.entry.join(&w.req)
 	switch {
 	case err != nil:
@@ -176,7 +176,7 @@ func (w *waiter[A]) admit() {
 }
 
 // giveUp removes the waiter; if it is claimed, the end of the attempt does.
-func (w *waiter[A]) giveUp() {
+func (w *waiter) giveUp() {
 	e := w.entry
 	if w.state == claimed {
 		w.state = gone
@@ -200,7 +200,7 @@ func (w *waiter[A]) giveUp() {
 
 // leave ends the wait for that reason, unless it ends otherwise meanwhile. It may release the mutex for
 // a while.
-func (w *waiter[A]) leave(reason error) {
+func (w *waiter) leave(reason error) {
 	w.linger()
 	if w.state == granted || w.state == ended {
 		return
@@ -211,7 +211,7 @@ func (w *waiter[A]) leave(reason error) {
 
 // linger waits a moment for an attempt for several that is under way for w. It releases the mutex
 // meanwhile.
-func (w *waiter[A]) linger() {
+func (w *waiter) linger() {
 	if w.state != claimed {
 		return
 	}
@@ -231,7 +231,7 @@ func (w *waiter[A]) linger() {
 
 // failure returns the error of the last attempt of the waiter, or of the head for it, if that had
 // no answer, or has none yet.
-func (w *waiter[A]) failure() error {
+func (w *waiter) failure() error {
 	if w.state == claimed {
 		return errNoAnswer
 	}
@@ -246,15 +246,15 @@ func (w *waiter[A]) failure() error {
 var errNoAnswer = fmt.Errorf("%w: an attempt has no answer yet", lock.ErrIndeterminate)
 
 // end ends the wait with an error.
-func (w *waiter[A]) end(err error) {
+func (w *waiter) end(err error) {
 	w.giveUp()
 	w.state, w.err, w.result = ended, err, err
 }
 
 // Expire implements watchdog's Target: the deadline of the wait has passed.
-func (w *waiter[A]) Expire(time.Time) { w.signal() }
+func (w *waiter) Expire(time.Time) { w.signal() }
 
-func (w *waiter[A]) signal() {
+func (w *waiter) signal() {
 	select {
 	case w.wake <- struct{}{}:
 	default:
@@ -262,7 +262,7 @@ func (w *waiter[A]) signal() {
 }
 
 // link makes b follow a in the list. nil stands for either end of it.
-func (e *entry[A]) link(a, b *waiter[A]) {
+func (e *entry) link(a, b *waiter) {
 	if a != nil {
 		a.next = b
 	} else {
@@ -275,20 +275,20 @@ func (e *entry[A]) link(a, b *waiter[A]) {
 	}
 }
 
-func (e *entry[A]) pushBack(w *waiter[A]) {
+func (e *entry) pushBack(w *waiter) {
 	e.count(w, 1)
 	e.link(e.last, w)
 	e.link(w, nil)
 }
 
-func (e *entry[A]) pushFront(w *waiter[A]) {
+func (e *entry) pushFront(w *waiter) {
 	e.count(w, 1)
 	e.link(w, e.first)
 	e.link(nil, w)
 }
 
 // remove removes w from the list for good, and ends its subscription.
-func (e *entry[A]) remove(w *waiter[A]) {
+func (e *entry) remove(w *waiter) {
 	e.unlink(w)
 	if w.unsubscribe != nil {
 		w.unsubscribe()
@@ -296,7 +296,7 @@ func (e *entry[A]) remove(w *waiter[A]) {
 }
 
 // unlink removes w from the list, and ends the subscription with the last waiter.
-func (e *entry[A]) unlink(w *waiter[A]) {
+func (e *entry) unlink(w *waiter) {
 	e.count(w, -1)
 	e.link(w.prev, w.next)
 	w.prev, w.next = nil, nil

@@ -9,7 +9,7 @@ import (
 
 // wantsChannel reports whether the head should subscribe. Where the server keeps the queue,
 // there are no messages while this process holds the key.
-func (e *entry[A]) wantsChannel() bool {
+func (e *entry) wantsChannel() bool {
 	req := &e.first.req
 	if req.Ordered {
 		return e.first.unsubscribe == nil && len(e.holders) == 0 && !e.first.unregistered
@@ -18,7 +18,7 @@ func (e *entry[A]) wantsChannel() bool {
 }
 
 // subscribe subscribes for the head. The hub does not call back from here.
-func (e *entry[A]) subscribe() {
+func (e *entry) subscribe() {
 	req := &e.first.req
 	if req.Ordered {
 		e.first.unsubscribe = e.queues.cfg.SubscribeOwn(req.Acquirer.Channel(), e.first)
@@ -34,7 +34,7 @@ func (e *entry[A]) subscribe() {
 }
 
 // unsubscribeUnused ends a subscription without a waiter.
-func (e *entry[A]) unsubscribeUnused() {
+func (e *entry) unsubscribeUnused() {
 	if e.unsubscribe != nil && e.first == nil {
 		e.unsubscribe()
 		e.unsubscribe = nil
@@ -42,7 +42,7 @@ func (e *entry[A]) unsubscribeUnused() {
 }
 
 // busy schedules the next attempt after one that found the key taken.
-func (e *entry[A]) busy(v Verdict) {
+func (e *entry) busy(v Verdict) {
 	pause := safetyPoll
 	if v.FreeIn >= 0 {
 		pause = min(pause, v.FreeIn)
@@ -58,7 +58,7 @@ func (e *entry[A]) busy(v Verdict) {
 }
 
 // lookAt schedules an attempt of the head.
-func (e *entry[A]) lookAt(at time.Time) {
+func (e *entry) lookAt(at time.Time) {
 	if e.poll == nil {
 		e.poll = &poll{}
 	}
@@ -67,17 +67,17 @@ func (e *entry[A]) lookAt(at time.Time) {
 }
 
 // polls reports whether an attempt of the head is scheduled.
-func (e *entry[A]) polls() bool { return e.poll != nil && !e.poll.at.IsZero() }
+func (e *entry) polls() bool { return e.poll != nil && !e.poll.at.IsZero() }
 
 // arm makes sure that the head makes another attempt.
-func (e *entry[A]) arm() {
+func (e *entry) arm() {
 	if !e.polls() {
 		e.lookAt(time.Now().Add(safetyPoll))
 	}
 }
 
 // Expire implements watchdog.Expirer. It locks the mutex.
-func (e *entry[A]) Expire(now time.Time) {
+func (e *entry) Expire(now time.Time) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	if !e.polls() || now.Before(e.poll.at) {
@@ -89,7 +89,7 @@ func (e *entry[A]) Expire(now time.Time) {
 }
 
 // Notify implements pubsub.Listener, for the own channel of a waiter. It locks the mutex.
-func (w *waiter[A]) Notify(ev pubsub.Event) {
+func (w *waiter) Notify(ev pubsub.Event) {
 	cause := telemetry.Message
 	if ev.Subscribed {
 		cause = telemetry.Subscribed
@@ -113,7 +113,7 @@ func (w *waiter[A]) Notify(ev pubsub.Event) {
 }
 
 // Notify implements pubsub.Listener, for the channel of all waiters. It locks the mutex.
-func (e *entry[A]) Notify(ev pubsub.Event) {
+func (e *entry) Notify(ev pubsub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 	switch {
@@ -133,14 +133,14 @@ func (e *entry[A]) Notify(ev pubsub.Event) {
 }
 
 // mark records a reason for an attempt.
-func (e *entry[A]) mark(c telemetry.Cause) {
+func (e *entry) mark(c telemetry.Cause) {
 	if e.cause == 0 {
 		e.cause = c
 	}
 }
 
 // nudge makes the head try, later if the key is left open.
-func (e *entry[A]) nudge(c telemetry.Cause) {
+func (e *entry) nudge(c telemetry.Cause) {
 	if e.attempting || e.first != nil {
 		e.mark(c)
 	}
@@ -154,7 +154,7 @@ func (e *entry[A]) nudge(c telemetry.Cause) {
 }
 
 // Wake makes the head of a queue try.
-func (q *Queues[A]) Wake(key Key) {
+func (q *Queues) Wake(key Key) {
 	s, e := q.lock(key)
 	defer s.mu.Unlock()
 	if e != nil {

@@ -111,7 +111,7 @@ func (y *yield) heard() reaction {
 
 // opens reports whether it is time to leave the key open to pollers that may wait beside the
 // head.
-func (e *entry[A]) opens() bool {
+func (e *entry) opens() bool {
 	if e.first == nil || e.first.req.LeftOpen == "" {
 		return false
 	}
@@ -123,7 +123,7 @@ func (e *entry[A]) opens() bool {
 }
 
 // leaveOpen keeps this process from trying for a while.
-func (e *entry[A]) leaveOpen() {
+func (e *entry) leaveOpen() {
 	e.opened, e.yield.active = time.Since(started), false
 	if e.first != nil {
 		e.lookAt(started.Add(e.opened + openFor))
@@ -131,4 +131,4 @@ func (e *entry[A]) leaveOpen() {
 }
 
 // isOpen reports whether the key is left open.
-func (e *entry[A]) isOpen() bool { return e.opened != 0 && time.Since(started)-e.opened < openFor }
+func (e *entry) isOpen() bool { return e.opened != 0 && time.Since(started)-e.opened < openFor }

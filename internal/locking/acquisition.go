@@ -105,7 +105,7 @@ func (a *acquisition) startSpan() {
 }
 
 // prepare makes a claim, and returns what requests it.
-func (a *acquisition) prepare() *acquire.Waiter[*claim] {
+func (a *acquisition) prepare() *acquire.Waiter {
 	a.claim = a.lock.newClaim(a.ctx, &a.opts, a.member)
 	w := a.lock.q.Prepare()
 	a.describe(w.Request())
@@ -113,10 +113,10 @@ func (a *acquisition) prepare() *acquire.Waiter[*claim] {
 }
 
 // describe sets the request for the claim.
-func (a *acquisition) describe(req *acquire.Request[*claim]) {
+func (a *acquisition) describe(req *acquire.Request) {
 	c, traits := a.claim, a.lock.p.Traits()
 	c.Waits = !a.once
-	*req = acquire.Request[*claim]{
+	*req = acquire.Request{
 		Ctx:      a.ctx,
 		Policy:   traits.Policy,
 		Key:      acquire.Key{Kind: traits.Queue, Name: a.lock.key},

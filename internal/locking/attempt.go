@@ -57,14 +57,14 @@ func (c *claim) Holds() iter.Seq[session.Hold] {
 }
 
 // TryAll implements acquire.Acquirer.
-func (c *claim) TryAll(ctx context.Context, all []*claim) []acquire.Result {
+func (c *claim) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
 	if err := c.lock.s.Stopped(); err != nil {
 		return slices.Repeat([]acquire.Result{{Err: err}}, len(all))
 	}
 	// Close leaves it to this request to give back what it acquires.
 	ctx, cancel := c.lock.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
-	return attempt(all, func(claims []*Claim) ([]Answer, error) {
+	return attempt(acquire.As[*claim](all), func(claims []*Claim) ([]Answer, error) {
 		return c.lock.p.(Grouped).AcquireAll(ctx, claims)
 	})
 }

@@ -51,12 +51,12 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		group holds.Rare
 	}, len(locks))
 	claims := make([]*claim, len(locks))
-	reqs := make([]acquire.Request[*claim], 0, 4) // more are rare, and take an allocation
+	reqs := make([]acquire.Request, 0, 4) // more are rare, and take an allocation
 	for i, l := range locks {
 		c := &made[i].claim
 		c.begin(ctx, l, &o, true)
 		c.first.Reserve(&made[i].group)
-		claims[i], reqs = c, append(reqs, acquire.Request[*claim]{Key: l.queueKey(), Acquirer: c, Once: all})
+		claims[i], reqs = c, append(reqs, acquire.Request{Key: l.queueKey(), Acquirer: c, Once: all})
 	}
 	var err error
 	began := time.Now()
@@ -240,7 +240,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 		} else if !e.last {
 			errs[i] = e.done(nil)
 		} else {
-			c.lock.q.Pass(c.lock.queueKey(), c, func(*claim) bool { return false }) // it may yield
+			c.lock.q.Yield(c.lock.queueKey(), c)
 			free = append(free, freeing{e, &errs[i]})
 		}
 	}

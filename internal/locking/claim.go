@@ -149,8 +149,8 @@ func (c *claim) pin() {
 func (c *claim) Leased() watchdog.Subject { return watchdog.Subject{Key: c.Key, Owner: c.ID.String()} }
 
 // Join implements acquire.Acquirer.
-func (c *claim) Join(h *claim) (acquire.Relation, error) {
-	owner := c.owner()
+func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
+	h, owner := holder.(*claim), c.owner()
 	if h.owner() != owner {
 		return acquire.Unrelated, nil
 	}

@@ -23,7 +23,7 @@ import (
 type Lock struct {
 	s    *session.Session
 	p    Protocol
-	q    *acquire.Queues[*claim]
+	q    *acquire.Queues
 	name string
 	key  string
 	err  error // of the name or an option
@@ -37,7 +37,7 @@ func New(s *session.Session, p Protocol, name string, err error) Lock {
 
 // NewAt is New for a lock with that key, whatever its name.
 func NewAt(s *session.Session, p Protocol, name, key string, err error) Lock {
-	return Lock{s: s, p: p, q: acquire.Of[*claim](s), name: name, key: key, err: err}
+	return Lock{s: s, p: p, q: acquire.Of(s), name: name, key: key, err: err}
 }
 
 // Name is lock.Locker's.
@@ -140,9 +140,12 @@ func ErrNoOwner(name string) error {
 	return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, name)
 }
 
+// holders returns the claims that this process holds, also on locks that exclude this one.
+func (l *Lock) holders() []*claim { return acquire.As[*claim](l.q.Holders(l.queueKey())) }
+
 // heldBy returns the holds that an owner has in this process, the latest last.
 func (l *Lock) heldBy(o lock.Owner) (held []*hold) {
-	for _, c := range l.q.Holders(l.queueKey()) {
+	for _, c := range l.holders() {
 		if c.lock.sameKind(l) {
 			held = append(held, c.heldBy(o)...)
 		}
@@ -205,13 +208,13 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 	if err := l.Check(ctx); err != nil {
 		return false, err
 	}
-	before, began := l.q.Holders(l.queueKey()), time.Now()
+	before, began := l.holders(), time.Now()
 	held, err := open()
 	if err != nil {
 		return false, l.failed(ctx, "force unlock", began, err)
 	}
 	if held {
-		for _, c := range l.q.Holders(l.queueKey()) {
+		for _, c := range l.holders() {
 			switch { // a writer may read too
 			case !c.lock.sameKind(l):
 			case slices.Contains(before, c):

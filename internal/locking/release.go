@@ -34,7 +34,8 @@ func (c *claim) passOn(ctx context.Context, by time.Time, h *hold) error {
 	)
 	for confirmed := false; ; confirmed = true {
 		ask := false
-		passed := c.lock.q.Pass(c.lock.queueKey(), c, func(next *claim) bool {
+		passed := c.lock.q.Pass(c.lock.queueKey(), c, func(waiter acquire.Acquirer) bool {
+			next := waiter.(*claim)
 			if !c.canPassTo(h, next) {
 				return false
 			}
@@ -147,7 +148,7 @@ func (c *claim) confirm(ctx context.Context, batch *Batch) error {
 		return c.releaseError(Released{State: NotHeld}, err)
 	})
 	if errors.Is(err, lock.ErrLost) {
-		for _, other := range c.lock.q.Holders(c.lock.queueKey()) {
+		for _, other := range c.lock.holders() {
 			if other.standsAs(c.ID) {
 				other.Lost(lock.ReasonGone, nil)
 			}
@@ -165,7 +166,7 @@ func (c *claim) ask(ctx context.Context, by time.Time) (ok bool, err error) {
 	var next []*claim
 	prepared, _ := l.p.(Prepared)
 	if prepared != nil {
-		next = l.q.Waiters(l.queueKey())
+		next = acquire.As[*claim](l.q.Waiters(l.queueKey()))
 		q.Next = make([]lock.Owner, len(next))
 		for i, w := range next {
 			w.mu.Lock()

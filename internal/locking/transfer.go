@@ -139,7 +139,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	c.freshID()
 	c.token = token
 	err = lock.ErrNotHeld
-	l.q.Together([]acquire.Request[*claim]{{
+	l.q.Together([]acquire.Request{{
 		Policy: l.p.Traits().Policy, Key: l.queueKey(), Acquirer: c, Once: true,
 	}}, func(int) (acquired int) {
 		var found Transferred
