@@ -34,7 +34,7 @@ func ConfirmClaim(ctx context.Context, p *Protocol, c *locking.Claim, had, waiti
 // ReleaseAfter releases a claim after other waiters have had the lock.
 func ReleaseAfter(ctx context.Context, p *Protocol, c *locking.Claim, had []string) (locking.Released, error) {
 	last := *c
-	last.Extra = &locking.Extra{Passed: owners(had)}
+	last.Passed = owners(had)
 	return p.Release(ctx, &last)
 }
 

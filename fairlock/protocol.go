@@ -163,8 +163,8 @@ func withOwners(args []string, owners []lock.Owner) []string {
 
 func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
 	args := slices.Concat(p.args, []string{c.ID.String()})
-	if c.Extra != nil {
-		args = withOwners(args, c.Extra.Passed)
+	if len(c.Passed) > 0 {
+		args = withOwners(args, c.Passed)
 	}
 	return locking.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, p.keys, args), p.s.PartialCounts)
 }

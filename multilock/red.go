@@ -233,7 +233,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	defer r.s.Leave()
 	spanCtx, span := r.s.Telemetry.StartAcquire(ctx, r.info)
 	req.OnWake = span.Woken
-	err := r.queues().Acquire(spanCtx, req)
+	err := r.queues().Acquire(spanCtx, &req)
 	if err == nil {
 		err = h.begin(ctx, o)
 	} else if h.answers != nil {

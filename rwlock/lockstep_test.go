@@ -212,7 +212,7 @@ func (x *walk) fresh(s *slot) *locking.Claim {
 	s.promise, s.blocks = 0, 0
 	s.claim = newClaim(s.kind, locking.Claim{Key: key, ID: owner(100 + x.ids), Lease: 20 * time.Second})
 	if s.writer != nil && x.live(s.writer) {
-		s.claim.Extra = &locking.Extra{Writer: s.writer.claim.ID}
+		s.claim.Writer = s.writer.claim.ID
 		x.beside[s.claim.ID.String()] = s.writer.claim.ID.String()
 	}
 	return s.claim

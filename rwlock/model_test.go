@@ -77,7 +77,7 @@ func fieldOf(c *locking.Claim) string {
 func (w *world) holds(c *locking.Claim) bool { return w.counts[fieldOf(c)] > 0 }
 
 func (w *world) acquire(c *locking.Claim) locking.Answer {
-	writes := c.Extra != nil && w.counts[wire.WriteOwner(c.Extra.Writer)] > 0
+	writes := !c.Writer.IsZero() && w.counts[wire.WriteOwner(c.Writer)] > 0
 	switch {
 	case w.extend(c, c.Lease): // delivered before
 	case kindOf(c) == "read" && !writes && w.mode == "write":

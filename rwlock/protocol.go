@@ -101,8 +101,8 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 	args[0] = wire.ReadHoldTimeouts(claims[0].Key)
 	for _, c := range claims {
 		writer := ""
-		if c.Extra != nil {
-			writer = c.Extra.Writer.String()
+		if !c.Writer.IsZero() {
+			writer = c.Writer.String()
 		}
 		args = append(args, p.s.Millis(c.Lease), c.ID.String(), writer)
 	}

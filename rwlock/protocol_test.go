@@ -82,7 +82,7 @@ func (l *lab) waiter() *locking.Claim {
 // own returns the claim of a writer that also reads.
 func (l *lab) own(w *locking.Claim, lease time.Duration) *locking.Claim {
 	c := l.claim(l.read, lease)
-	c.Extra = &locking.Extra{Writer: w.ID}
+	c.Writer = w.ID
 	return c
 }
 

@@ -81,7 +81,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if p.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
-	err := p.queues.Acquire(spanCtx, req)
+	err := p.queues.Acquire(spanCtx, &req)
 	overdue := err == nil && r.isLate(r.sent) // this process was suspended until the lease was over
 	switch {
 	case errors.Is(err, ErrNotFound):

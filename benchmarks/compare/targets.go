@@ -78,7 +78,7 @@ func (r *results) targets() []target {
 		least(1, "0.92 of the floor with 64 goroutines", 0.92, many.ofFloor(us, wrapped, ourBackground, wrappedBackground)...),
 		least(1, "0.95 of the fastest library on Redis with one goroutine", 0.95, one.againstRedis()),
 		atMost(1, "at most 3 allocations", 3, one.reads("allocs", 1)),
-		atMost(1, "at most 384 bytes", 384, one.reads("bytes", 0)),
+		atMost(1, "at most 704 bytes", 704, one.reads("bytes", 0)),
 		atMost(1, "a multi-lock of three names costs at most 1.3 times as much with one goroutine and with 64", 1.3,
 			one.costOf(ofThree), many.costOf(ofThree)),
 

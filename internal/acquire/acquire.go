@@ -56,25 +56,29 @@ const (
 // lock.ErrNotAcquired or lock.ErrClosed, or it is that of an attempt. If ctx ends while the
 // last attempt has no answer, the error includes that of the attempt. A requester that has
 // acquired is a holder until Released, unless it has joined one or is Untracked.
-func (q *Queues) Acquire(ctx context.Context, req Request) error {
-	req.Ctx = ctx
-	w := q.Prepare()
-	w.req = req
-	return w.Acquire()
-}
-
-// Acquire is that of Queues, for the Request of w. w must not be used afterwards.
-//
-// Thousands of callers may be parked here, each with a stack of its own, so begin and step do the
-// work and return before the caller is parked.
-func (w *waiter) Acquire() error {
-	if !w.begin() {
-		return w.reuse()
+func (q *Queues) Acquire(ctx context.Context, req *Request) error {
+	// Most callers do not have to wait, and their waiters are used again.
+	w, ok := q.unused.Get().(*waiter)
+	if !ok {
+		w = &waiter{queues: q, wake: make(chan struct{}, 1)}
 	}
+	w.req = *req
+	w.req.Ctx = ctx
+
+	if !w.begin() {
+		err := w.result
+		w.entry, w.result = nil, nil
+		w.req = Request{}
+		q.unused.Put(w)
+		return err
+	}
+
+	// A waiter that was in a queue may still be a part of an attempt, or of a timer that fires, so it is not
+	// used again.
 	for !w.step() {
 		select {
 		case <-w.wake:
-		case <-w.req.Ctx.Done():
+		case <-ctx.Done():
 		}
 	}
 	return w.result

@@ -203,7 +203,7 @@ func (w *world) ask(ctx context.Context, name string, change ...func(*Request)) 
 	for _, f := range change {
 		f(&req)
 	}
-	go func() { c.done <- w.Acquire(ctx, req) }()
+	go func() { c.done <- w.Acquire(ctx, &req) }()
 	synctest.Wait()
 	return c
 }
@@ -456,7 +456,7 @@ func TestOnceDoesNotQueue(t *testing.T) {
 		waiter := w.ask(w.t.Context(), "waiter")
 		time.Sleep(time.Second)
 		before := w.tries()
-		require.ErrorIs(t, w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
+		require.ErrorIs(t, w.Acquire(w.t.Context(), &Request{Key: key, Acquirer: &caller{w: w}, Once: true}), lock.ErrNotAcquired)
 		require.Equal(t, before+1, w.tries())
 		w.releaseElsewhere()
 		time.Sleep(2 * latency)
@@ -473,7 +473,7 @@ func (w *world) parked() int {
 func (w *world) askOwned(o *caller) <-chan error {
 	o.w = w
 	done := make(chan error, 1)
-	go func() { done <- w.Acquire(w.t.Context(), Request{Key: key, Acquirer: o, Owned: true}) }()
+	go func() { done <- w.Acquire(w.t.Context(), &Request{Key: key, Acquirer: o, Owned: true}) }()
 	synctest.Wait()
 	return done
 }
@@ -549,7 +549,7 @@ func TestAnErrorOfTheFirstAttemptIsReturned(t *testing.T) {
 	run(t, func(w *world) {
 		boom := errors.New("boom")
 		w.set(func() { w.err = &Unavailable{boom} })
-		err := w.Acquire(w.t.Context(), Request{Key: key, Acquirer: &caller{w: w}})
+		err := w.Acquire(w.t.Context(), &Request{Key: key, Acquirer: &caller{w: w}})
 		require.ErrorIs(t, err, boom)
 		require.Equal(t, 1, w.tries())
 		var u *Unavailable
@@ -655,7 +655,7 @@ func TestPanicEndsTheWait(t *testing.T) {
 				panicked := make(chan any, 1)
 				go func() {
 					defer func() { panicked <- recover() }()
-					_ = w.Acquire(w.t.Context(), req)
+					_ = w.Acquire(w.t.Context(), &req)
 				}()
 				synctest.Wait()
 				time.Sleep(time.Second)
@@ -761,7 +761,7 @@ func TestManyCallersWithRandomFates(t *testing.T) {
 					if rand.N(3) == 0 {
 						req.Deadline = time.Now().Add(rand.N(20 * latency))
 					}
-					if err := w.Acquire(ctx, req); err == nil {
+					if err := w.Acquire(ctx, &req); err == nil {
 						w.set(func() { holding++; assert.Equal(t, 1, holding) })
 						time.Sleep(rand.N(3 * latency))
 						w.set(func() { holding-- })

@@ -185,7 +185,7 @@ func (y *yard) ask(name string, change func(*Request)) *member {
 	y.mu.Lock()
 	y.members[name] = m
 	y.mu.Unlock()
-	go func() { m.done <- y.Acquire(ctx, req) }()
+	go func() { m.done <- y.Acquire(ctx, &req) }()
 	synctest.Wait()
 	return m
 }

@@ -40,9 +40,6 @@ type waiter struct {
 	result       error         // of Acquire
 }
 
-// Waiter is a waiter for packages that call Prepare.
-type Waiter = waiter
-
 type waiterState uint8
 
 const (
@@ -52,29 +49,6 @@ const (
 	ended
 	gone
 )
-
-// Prepare returns a waiter whose Acquire acquires what its Request says. Most callers do not have to wait,
-// and later ones reuse their waiters: the Request is on none of their stacks, and costs no allocation.
-func (q *Queues) Prepare() *waiter {
-	if w, ok := q.unused.Get().(*waiter); ok {
-		return w
-	}
-	return &waiter{queues: q, wake: make(chan struct{}, 1)}
-}
-
-// Request returns the request, to be set.
-func (w *waiter) Request() *Request { return &w.req }
-
-// reuse leaves a waiter that was in no queue to another caller, and returns its result. A waiter that was
-// in one may still be a part of an attempt, or of a timer that fires.
-//
-//go:noinline
-func (w *waiter) reuse() error {
-	err := w.result
-	w.entry, w.req, w.result = nil, Request{}, nil
-	w.queues.unused.Put(w)
-	return err
-}
 
 // waits notes that the caller begins to wait.
 func (w *waiter) waits() {

@@ -36,7 +36,7 @@ type nestedKey struct{}
 // ContextOf is Context for the hold that embeds s, so that WarnNested and From find it.
 func (s *State) ContextOf(h Outer) context.Context {
 	s.mu.Lock()
-	if s.known().cancel == nil {
+	if s.cancel == nil {
 		outer, _ := s.ctx.Value(nestedKey{}).(*nested)
 		s.ctx = context.WithValue(s.ctx, nestedKey{}, &nested{h, &s.Site, outer})
 	}

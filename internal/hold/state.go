@@ -34,18 +34,13 @@ type State struct {
 	phase    phase
 	disowned bool
 	mu       sync.Mutex
-	since    int64           // Unix time in nanoseconds of Given
-	ctx      context.Context // the parent of the hold's context until cancel is set
-	release  unending        // the context of the release
-	rare     *Rare           // what few holds have, or nil
-}
-
-// Rare is what few holds have.
-type Rare struct {
-	span   *telemetry.Hold
-	lost   *lock.LostError
-	cancel context.CancelCauseFunc // set by the first call of Context
-	group  Group
+	since    time.Time               // of Given
+	ctx      context.Context         // the parent of the hold's context until cancel is set
+	cancel   context.CancelCauseFunc // set by the first call of Context
+	release  unending                // the context of the release
+	span     *telemetry.Hold         // nil if nobody reads it
+	lost     *lock.LostError         // the loss, or nil
+	group    Group                   // of Watch, or nil
 }
 
 type phase uint8
@@ -68,44 +63,21 @@ type Group interface {
 func (s *State) Begin(parent context.Context, span *telemetry.Hold) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.phase, s.ctx = held, parent
-	if span != nil {
-		s.more().span = span
-	}
-}
-
-// Reserve gives a hold that is not held yet room for what few holds have, so that Watch need not
-// allocate it.
-func (s *State) Reserve(r *Rare) { s.rare = r }
-
-// more returns what few holds have, to be changed. s.mu is held.
-func (s *State) more() *Rare {
-	if s.rare == nil {
-		s.rare = &Rare{}
-	}
-	return s.rare
-}
-
-// known returns what few holds have, to be read. s.mu is held.
-func (s *State) known() Rare {
-	if s.rare == nil {
-		return Rare{}
-	}
-	return *s.rare
+	s.phase, s.ctx, s.span = held, parent, span
 }
 
 // Span returns the span of the hold.
 func (s *State) Span() *telemetry.Hold {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.known().span
+	return s.span
 }
 
 // Given notes that a caller gets the hold, and where it is. Without it the hold is a part of another.
 func (s *State) Given(to callsite.Site) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.Site, s.since = to, time.Now().UnixNano()
+	s.Site, s.since = to, time.Now()
 }
 
 // Disown notes that no caller will end the hold, so that the shutdown of the client does not wait for
@@ -125,8 +97,8 @@ func (s *State) Listed(l session.Hold) session.Hold {
 		return session.Hold{}
 	}
 	l.Disowned = s.disowned
-	if s.since != 0 {
-		l.Site, l.Since = s.Site, time.Unix(0, s.since)
+	if !s.since.IsZero() {
+		l.Site, l.Since = s.Site, s.since
 	}
 	return l
 }
@@ -139,7 +111,7 @@ func (s *State) Lose(loss *lock.LostError) bool {
 	if s.phase != held {
 		return false
 	}
-	s.phase, s.more().lost = lost, loss
+	s.phase, s.lost = lost, loss
 	s.finish(loss, loss.Name)
 	return true
 }
@@ -149,10 +121,10 @@ func (s *State) Lose(loss *lock.LostError) bool {
 // more.
 func (s *State) EndSpan(background func(f func(context.Context)) bool) {
 	s.mu.Lock()
-	has := s.known()
+	span, loss := s.span, s.lost
 	s.mu.Unlock()
-	end := func(context.Context) { has.span.End(has.lost) }
-	if has.span != nil && !background(end) {
+	end := func(context.Context) { span.End(loss) }
+	if span != nil && !background(end) {
 		end(context.Background())
 	}
 }
@@ -209,32 +181,28 @@ func (s *State) Released(released func(error), err error) error {
 
 // finish cancels the context and notifies the group. s.mu is held.
 func (s *State) finish(cause error, name string) {
-	if s.rare == nil {
-		return
-	}
-	if s.rare.cancel != nil {
-		s.rare.cancel(cause)
+	if s.cancel != nil {
+		s.cancel(cause)
 	}
 	s.notifyGroup(name)
 }
 
 func (s *State) notifyGroup(name string) {
-	has := s.known()
-	if has.group == nil {
+	if s.group == nil {
 		return
 	}
-	loss := has.lost
+	loss := s.lost
 	if loss == nil { // unlocked by its owner
 		loss = &lock.LostError{Name: name, Reason: lock.ReasonGone, When: time.Now()}
 	}
-	has.group.MemberEnded(loss)
+	s.group.MemberEnded(loss)
 }
 
 // Watch calls g once when the hold of that name ends, now if it has ended. A nil g undoes it.
 func (s *State) Watch(g Group, name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.more().group = g
+	s.group = g
 	if s.phase != held {
 		s.notifyGroup(name)
 	}
@@ -244,7 +212,7 @@ func (s *State) Watch(g Group, name string) {
 func (s *State) Group() Group {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.known().group
+	return s.group
 }
 
 // Held reports whether the hold is held.
@@ -258,7 +226,7 @@ func (s *State) Held() bool {
 func (s *State) Loss() *lock.LostError {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.known().lost
+	return s.lost
 }
 
 // Err returns nil if the hold is held, its loss until End has returned it, and otherwise an
@@ -274,7 +242,7 @@ func (s *State) err(op, name string) error {
 	case held:
 		return nil
 	case lost:
-		return s.rare.lost
+		return s.lost
 	default:
 		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, name)
 	}
@@ -285,16 +253,15 @@ func (s *State) err(op, name string) error {
 func (s *State) Context() context.Context {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.known().cancel != nil {
+	if s.cancel != nil {
 		return s.ctx
 	}
-	has := s.more()
-	s.ctx, has.cancel = context.WithCancelCause(s.ctx)
-	switch {
-	case has.lost != nil:
-		has.cancel(has.lost)
-	case s.phase == ended:
-		has.cancel(context.Canceled)
+
+	s.ctx, s.cancel = context.WithCancelCause(s.ctx)
+	if s.lost != nil {
+		s.cancel(s.lost)
+	} else if s.phase == ended {
+		s.cancel(context.Canceled)
 	}
 	return s.ctx
 }

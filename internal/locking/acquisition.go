@@ -12,186 +12,131 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// acquisition is a call that acquires a lock.
-//
-// Thousands of callers may wait for locks, each with a stack of its own. A goroutine starts with a
-// stack of 2 KiB, of which the runtime reserves 928 bytes, and a stack that has grown hardly ever
-// shrinks again. So the frames between the user's call and the wait are small: methods share
-// the acquisition instead of passing its parts on, and what needs a larger frame is in a function
-// that returns before the wait or is called after it. The same holds for package acquire.
-// TestWaitersHaveSmallStacks in benchmarks verifies it.
-type acquisition struct {
-	lock   *Lock
-	ctx    context.Context // of the call
+// call is a call that acquires a lock.
+type call struct {
+	site   callsite.Site
 	opts   lock.Options
 	once   bool // it does not wait
 	member bool // the hold is for a group
-	gone   bool // the claim is, before the caller has a hold of it
-	began  instant
-	site   callsite.Site
-	span   *span // nil if nobody reads it
-	claim  *claim
 }
 
-// span is the span of an acquisition.
-type span struct {
-	telemetry.Acquire
-	ctx context.Context // of the requests
-}
-
-// resolve sets the options of Lock.
-func (a *acquisition) resolve(opts []lock.Option) (err error) {
-	if a.opts, err = lock.Resolve(opts...); err != nil {
-		return err
-	}
-	a.once = a.opts.Bounded && a.opts.Wait == 0
-	return a.lock.check(&a.opts)
-}
-
-// warnNested warns of a nested acquisition by Lock.
-func (a *acquisition) warnNested() {
-	if l := a.lock; !a.once && l.Check(a.ctx) == nil {
-		holds.WarnNested(a.ctx, l.s, l.described(), l.On())
-	}
-}
-
-// acquire acquires the lock: it makes an attempt or waits, again if the claim is gone by then.
-func (a *acquisition) acquire() (*hold, error) {
-	if err := a.begin(); err != nil {
+// Lock is lock.Locker's.
+func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	o, err := l.checked(lock.Resolve(opts...))
+	if err != nil {
 		return nil, err
 	}
-	defer a.leave()
-	a.startSpan()
-	for {
-		h, err := a.outcome(a.prepare().Acquire())
-		if !a.gone {
-			return h, err
-		}
+
+	once := o.Bounded && o.Wait == 0
+	if !once && l.Check(ctx) == nil {
+		holds.WarnNested(ctx, l.s, l.described(), l.On())
 	}
+	return l.handle(ctx, &call{site: callsite.Here(), opts: o, once: once})
 }
 
-// begin begins the acquisition, unless the result says why not. The session must be left after it.
-func (a *acquisition) begin() error {
-	l := a.lock
-	a.began, a.site = instantOf(time.Now()), callsite.Here()
-	if err := l.Check(a.ctx); err != nil {
-		return err
+// TryLock is lock.Locker's.
+func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
+	if err != nil {
+		return nil, err
 	}
-	if a.ctx.Err() != nil {
-		return a.failed(lock.ErrNotAcquired)
+	return l.handle(ctx, &call{site: callsite.Here(), opts: o, once: true})
+}
+
+// handle acquires the lock and returns the handle of the caller.
+func (l *Lock) handle(ctx context.Context, call *call) (lock.Hold, error) {
+	h, err := l.acquire(ctx, call)
+	if err != nil {
+		return nil, err
 	}
+	h.KeepUntil(call.opts.KeepUntil())
+	h.Given(call.site)
+	return holds.NewHandle(h), nil
+}
+
+// acquire acquires the lock: it makes an attempt, or waits for its turn.
+func (l *Lock) acquire(ctx context.Context, call *call) (*hold, error) {
+	began := time.Now()
+	if err := l.Check(ctx); err != nil {
+		return nil, err
+	}
+	if ctx.Err() != nil {
+		return nil, l.failed(ctx, "acquire", began, lock.ErrNotAcquired)
+	}
+
 	if !l.s.Enter() {
 		// During a shutdown an owner may re-enter what it holds; Try refuses the others.
-		if _, named := lock.OwnerFrom(a.ctx); !named || !l.s.Stay() {
-			return lock.ErrClosed
+		if _, named := lock.OwnerFrom(ctx); !named || !l.s.Stay() {
+			return nil, lock.ErrClosed
 		}
 	}
-	return nil
-}
+	defer l.s.Leave()
 
-func (a *acquisition) leave() { a.lock.s.Leave() }
+	reqCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
+	req := acquire.Request{
+		Policy:     l.p.Traits().Policy,
+		Key:        l.queueKey(),
+		Once:       call.once,
+		MaxWaiters: call.opts.MaxWaiters,
+		Site:       call.site,
+	}
+	if call.opts.Bounded && !call.once {
+		req.Deadline = began.Add(call.opts.Wait)
+	}
+	if span != nil { // a method value is an allocation
+		req.OnWake = span.Woken
+	}
 
-// failed returns the error that the caller gets.
-func (a *acquisition) failed(err error) error {
-	return a.lock.failed(a.ctx, "acquire", a.began.time(), err)
-}
+	for {
+		c := l.newClaim(ctx, &call.opts, call.member)
+		c.Waits = !call.once
+		req.Acquirer, req.Owned = c, !c.owner.IsZero()
+		err := l.q.Acquire(reqCtx, &req)
+		h, err := c.granted(ctx, call.opts.HoldParent(ctx), err)
+		if err == errGone {
+			continue // the claim that the caller was to share or take over ended before it had a hold of it
+		}
 
-// startSpan begins the span of the acquisition.
-func (a *acquisition) startSpan() {
-	if t := a.lock.s.Telemetry; t != nil {
-		ctx, acquire := t.StartAcquire(a.ctx, a.lock.described())
-		a.span = &span{acquire, ctx}
+		err = l.failed(ctx, "acquire", began, err)
+		c.endSpan(ctx, span, h, err)
+		return h, err
 	}
 }
 
-// prepare makes a claim, and returns what requests it.
-func (a *acquisition) prepare() *acquire.Waiter {
-	a.claim = a.lock.newClaim(a.ctx, &a.opts, a.member)
-	w := a.lock.q.Prepare()
-	a.describe(w.Request())
-	return w
-}
-
-// describe sets the request for the claim.
-func (a *acquisition) describe(req *acquire.Request) {
-	c, traits := a.claim, a.lock.p.Traits()
-	c.Waits = !a.once
-	*req = acquire.Request{
-		Ctx:      a.ctx,
-		Policy:   traits.Policy,
-		Key:      acquire.Key{Kind: traits.Queue, Name: a.lock.key},
-		Acquirer: c,
-		Once:     a.once,
-		Owned:    c.rare != nil, // only an owner can be known yet
-
-		MaxWaiters: a.opts.MaxWaiters,
-		Site:       a.site,
-	}
-	if a.opts.Bounded && !a.once {
-		req.Deadline = a.began.time().Add(a.opts.Wait)
-	}
-	if a.span != nil { // a method value is an allocation
-		req.Ctx, req.OnWake = a.span.ctx, a.span.Woken
-	}
-}
-
-// outcome returns what the caller gets after a request with that result, unless the claim is gone.
-func (a *acquisition) outcome(err error) (*hold, error) {
-	h, err := a.granted(err)
-	if a.gone = err == errGone; a.gone {
-		return nil, nil
-	}
-	return h, a.ended(h, err)
-}
-
-// granted returns the hold of the caller after a request with that result. It may be one of another
-// claim of the same owner.
-func (a *acquisition) granted(err error) (*hold, error) {
-	c := a.claim
+// granted returns the hold of the caller of Acquire, which has returned err. It may be one of another
+// claim of the same owner. parent is the parent of its context. The error is errGone if the claim is gone
+// before the caller has a hold of it.
+func (c *claim) granted(ctx, parent context.Context, err error) (*hold, error) {
 	c.mu.Lock()
-	joined, forever := c.known().joined, c.known().forever
+	joined, forever := c.joined, c.forever
 	c.mu.Unlock()
-	switch {
-	case err != nil:
-		if err = c.leave(a.ctx, err); forever && errors.Is(err, lock.ErrNotAcquired) {
+
+	if err != nil {
+		err = c.leave(ctx, err)
+		if forever && errors.Is(err, lock.ErrNotAcquired) {
 			err = errors.Join(err, errForever)
 		}
 		return nil, err
-	case joined != nil:
-		c.retire() // it may have a queue position
-		return joined.reenter(a.ctx, a.opts.HoldParent(a.ctx), c)
-	default:
-		return c.stand(a.ctx, a.opts.HoldParent(a.ctx))
 	}
+	if joined != nil {
+		c.retire() // it may have a queue position
+		return joined.reenter(ctx, parent, c)
+	}
+	return c.stand(ctx, parent)
 }
 
-// ended ends the span of the acquisition, which has the hold or the error as its result. It returns
-// the error that the caller gets.
-func (a *acquisition) ended(h *hold, err error) error {
-	c := a.claim
-	err = a.failed(err)
-	if a.span == nil {
-		return err
-	}
+// endSpan ends the span of an acquisition, which returns the hold or the error.
+func (c *claim) endSpan(ctx context.Context, span *telemetry.Acquire, h *hold, err error) {
 	ended := false
 	defer func() {
 		if !ended && h != nil { // an exporter has panicked
-			_ = h.Unlock(a.ctx)
+			_ = h.Unlock(ctx)
 		}
 	}()
-	c.mu.Lock()
-	attempts, waited, joined := int(c.attempts), c.waited, c.known().joined != nil
-	c.mu.Unlock()
-	a.span.End(a.ctx, attempts, waited || attempts == 0 && !joined, err)
-	ended = true
-	return err
-}
 
-// handle returns the handle that the caller of Lock or TryLock gets.
-//
-//go:noinline
-func (a *acquisition) handle(h *hold) lock.Hold {
-	h.KeepUntil(a.opts.KeepUntil())
-	h.Given(a.site)
-	return holds.NewHandle(h)
+	c.mu.Lock()
+	attempts, waited := int(c.attempts), c.waited || c.attempts == 0 && c.joined == nil
+	c.mu.Unlock()
+	span.End(ctx, attempts, waited, err)
+	ended = true
 }

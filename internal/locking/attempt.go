@@ -112,16 +112,14 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	default:
 		// The lease was over before its confirmation came.
 		c.abandon()
-		c.rare.late++
-		return acquire.Verdict{FreeIn: 0}, acquire.Late(c.rare.late, c.Waits, c.Lease, sent)
+		c.late++
+		return acquire.Verdict{FreeIn: 0}, acquire.Late(c.late, c.Waits, c.Lease, sent)
 	}
 }
 
 // heldForever notes whether what keeps the lock has no expiry, which is logged once. c.mu is held.
 func (c *claim) heldForever(is bool) {
-	if is || c.rare != nil {
-		c.more().forever = is
-	}
+	c.forever = is
 	if l := c.lock; is && session.Of[session.Warnings](l.s).First(l.described()) {
 		l.s.Go(func(context.Context) { // a logger may block
 			l.s.Logger.Warn("redlatch: Lock finds a key without an expiry, which only a deletion frees; it may not be a lock",
@@ -135,7 +133,7 @@ var errForever = errors.New("the key has no expiry: a deletion frees it, and it 
 
 // acquired notes the success of a request. c.mu is held.
 func (c *claim) acquired(sent time.Time, a Answer) {
-	c.first.sent, c.token = instantOf(sent), a.Token
+	c.first.sent, c.token = sent, a.Token
 	c.forgetPosition()
 }
 
@@ -168,7 +166,7 @@ func (c *claim) outcomeUnknown() {
 // abandon has the claim undone in the background, whatever became of it, and goes on under
 // another id. c.mu is held.
 func (c *claim) abandon() {
-	c.more().undone = c.lock.cleanUp(c.Claim, true)
+	c.undone = c.lock.cleanUp(c.Claim, true)
 	c.freshID()
 }
 
@@ -186,7 +184,7 @@ func (c *claim) Abandon() {
 func (c *claim) retire() (undone <-chan struct{}) {
 	c.mu.Lock()
 	queued, mayHaveRun, claim := c.queued, c.mayHaveRun, c.Claim
-	undone = c.known().undone
+	undone = c.undone
 	c.forgetPosition()
 	c.mu.Unlock()
 	switch {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/acquire"
-	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -46,16 +45,12 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 	}
 	defer s.Leave()
 	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
-	made := make([]struct { // one allocation
-		claim
-		group holds.Rare
-	}, len(locks))
+	made := make([]claim, len(locks)) // one allocation
 	claims := make([]*claim, len(locks))
 	reqs := make([]acquire.Request, 0, 4) // more are rare, and take an allocation
 	for i, l := range locks {
-		c := &made[i].claim
+		c := &made[i]
 		c.begin(ctx, l, &o, true)
-		c.first.Reserve(&made[i].group)
 		claims[i], reqs = c, append(reqs, acquire.Request{Key: l.queueKey(), Acquirer: c, Once: all})
 	}
 	var err error

@@ -23,7 +23,8 @@ import (
 //	                        └──Lost──▶ gone, and all of its holds are lost
 type claim struct {
 	Claim
-	lock *Lock
+	lock  *Lock
+	owner lock.Owner // that the caller named, or zero; it does not change
 
 	// mu guards the rest. Others than its caller may make its attempts.
 	mu        sync.Mutex
@@ -31,36 +32,23 @@ type claim struct {
 	queued    bool  // it has a queue position on the server
 	ready     bool  // only waiters of this process are before it in the server's queue
 	pinned    bool  // it is not passed on: its lease on the server may be longer, or a request refers to it
+	forever   bool  // what keeps the lock from it has no expiry
+	late      int   // attempts whose confirmation came when the lease was over
 	receivers int32 // how many subscribers have heard of its release; negative if that is unknown
 	token     int64
-	cohort    *Cohort // if it is passed on as it is, or nil
-	rare      *rare   // what few claims have, or nil
+	cohort    *Cohort         // if it is passed on as it is, or nil
+	position  *position       // the queue position, if heartbeats keep it, or nil
+	undone    <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
+	keepUntil time.Time       // until when its release leaves the lock held
+
+	// An owner can have several holds of a claim.
+	owned   []*hold // those of a named owner that are held, the latest last
+	joining int     // callers that are about to get a hold
+	joined  *claim  // the claim of the same owner that the caller gets a hold of instead
 
 	lease watchdog.Lease
-	first hold // what most claims have only
+	first hold // the only hold unless the owner re-enters
 }
-
-// rare is what few claims have.
-type rare struct {
-	owner     lock.Owner      // that the caller named; it does not change
-	holds     []*hold         // of such an owner, that are held, the latest last
-	joining   int             // callers that are about to get a hold
-	joined    *claim          // the claim of the same owner that the caller gets a hold of instead
-	undone    <-chan struct{} // of cleanUp, for the last attempt with an unknown outcome, or nil
-	position  *position       // the queue position, if heartbeats keep it, or nil
-	keepUntil time.Time       // until when its release leaves the lock held
-	forever   bool            // what keeps the lock from it has no expiry
-	late      int             // attempts whose confirmation came when the lease was over
-}
-
-// instant is a time since started. A time.Time is three times as large.
-type instant time.Duration
-
-var started = time.Now()
-
-func instantOf(t time.Time) instant { return instant(t.Sub(started)) }
-
-func (i instant) time() time.Time { return started.Add(time.Duration(i)) }
 
 type claimState uint8
 
@@ -82,9 +70,7 @@ func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *clai
 // begin makes the zero claim what newClaim returns.
 func (c *claim) begin(ctx context.Context, l *Lock, o *lock.Options, member bool) {
 	c.lock, c.receivers = l, -1
-	if owner, named := lock.OwnerFrom(ctx); named {
-		c.rare = &rare{owner: owner}
-	}
+	c.owner, _ = lock.OwnerFrom(ctx)
 	c.Key, c.Lease = l.key, o.Lease
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
@@ -96,36 +82,13 @@ func (c *claim) begin(ctx context.Context, l *Lock, o *lock.Options, member bool
 	}
 }
 
-// more returns what few claims have, to be changed. c.mu is held.
-func (c *claim) more() *rare {
-	if c.rare == nil {
-		c.rare = &rare{}
-	}
-	return c.rare
-}
-
-// known returns what few claims have, to be read. c.mu is held.
-func (c *claim) known() rare {
-	if c.rare == nil {
-		return rare{}
-	}
-	return *c.rare
-}
-
-// owner returns the owner that the caller named, or zero.
-func (c *claim) owner() lock.Owner {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.known().owner
-}
-
 // holds returns the holds that are held, the latest last. Without a named owner that is the first
 // at most. c.mu is held.
 func (c *claim) holds() []*hold {
-	switch has := c.known(); {
-	case !has.owner.IsZero():
-		return has.holds
-	case c.state == standing:
+	if !c.owner.IsZero() {
+		return c.owned
+	}
+	if c.state == standing {
 		return []*hold{&c.first}
 	}
 	return nil
@@ -133,8 +96,8 @@ func (c *claim) holds() []*hold {
 
 // add adds a hold. c.mu is held.
 func (c *claim) add(h *hold) {
-	if !c.known().owner.IsZero() {
-		c.rare.holds = append(c.rare.holds, h)
+	if !c.owner.IsZero() {
+		c.owned = append(c.owned, h)
 	}
 }
 
@@ -150,8 +113,8 @@ func (c *claim) Leased() watchdog.Subject { return watchdog.Subject{Key: c.Key, 
 
 // Join implements acquire.Acquirer.
 func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
-	h, owner := holder.(*claim), c.owner()
-	if h.owner() != owner {
+	h, owner := holder.(*claim), c.owner
+	if h.owner != owner {
 		return acquire.Unrelated, nil
 	}
 	h.mu.Lock()
@@ -162,9 +125,9 @@ func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
 	case c.lock.sameKind(h.lock) && c.lock.p.Traits().NonReentrant:
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.name, owner)
 	case c.lock.sameKind(h.lock):
-		h.rare.joining++
+		h.joining++
 		c.mu.Lock()
-		c.rare.joined = h
+		c.joined = h
 		c.mu.Unlock()
 		return acquire.Joined, nil
 	case h.lock.p.Traits().Shared:
@@ -173,7 +136,7 @@ func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
 		// The attempt refers to the write claim, so that must not get another holder.
 		h.pinned = true
 		c.mu.Lock()
-		c.Extra = &Extra{Writer: h.ID}
+		c.Writer = h.ID
 		c.mu.Unlock()
 		return acquire.Beside, nil
 	}
@@ -184,7 +147,7 @@ func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
 func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 	h := &c.first
 	h.Begin(c.lock.s.Telemetry.StartHold(parent, c.lock.described(), c.ID, "", c.token))
-	sent := h.sent.time()
+	sent := h.sent
 	terms := watchdog.Terms{Sent: sent, TTL: c.Lease}
 	if !h.Fixed {
 		terms.Renewer = c.lock.p.Renewer()
@@ -200,7 +163,7 @@ func (c *claim) stand(ctx, parent context.Context) (*hold, error) {
 		h.endsAlone(sent)
 	}
 	c.mu.Unlock()
-	if !c.owner().IsZero() {
+	if !c.owner.IsZero() {
 		c.lock.q.Admit(c.lock.queueKey(), c)
 	}
 	switch {
@@ -248,14 +211,14 @@ func (c *claim) reenter(ctx, parent context.Context, from *claim) (*hold, error)
 	c.lease.Check() // its time may be over, and the watchdog late
 	now := time.Now()
 	c.mu.Lock()
-	c.rare.joining--
+	c.joining--
 	if c.state != standing {
 		c.mu.Unlock()
 		span.End(nil)
 		return nil, errGone
 	}
 	short := (h.Fixed || c.renewalTTL() == 0) && h.ttl > c.lease.Remaining()
-	h.sent = instantOf(now) // not the claim's, which may be long ago
+	h.sent = now // not the claim's, which may be long ago
 	h.Begin(parent, span)
 	c.add(h)
 	if h.own != nil {
@@ -317,17 +280,17 @@ func (c *claim) drop(h *hold) (last bool) {
 	if h.own != nil {
 		h.own.Forget()
 	}
-	has := c.rare
-	if has == nil || has.owner.IsZero() {
+	if c.owner.IsZero() {
 		return true
 	}
-	if i := slices.Index(has.holds, h); i >= 0 {
-		has.holds = slices.Delete(has.holds, i, i+1)
+
+	if i := slices.Index(c.owned, h); i >= 0 {
+		c.owned = slices.Delete(c.owned, i, i+1)
 	}
-	if len(has.holds) > 0 {
+	if len(c.owned) > 0 {
 		c.align()
 	}
-	return len(has.holds) == 0 && has.joining == 0
+	return len(c.owned) == 0 && c.joining == 0
 }
 
 // Lost implements watchdog.Holder.
@@ -342,9 +305,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 		return
 	}
 	c.lease.Forget()
-	if c.rare != nil {
-		c.rare.holds = nil
-	}
+	c.owned = nil
 	for _, h := range holds {
 		h.lose(reason, cause)
 		if h.own != nil {
@@ -378,11 +339,11 @@ func (c *claim) standsAs(id lock.Owner) bool {
 
 // heldBy returns the holds of an owner that the callers named, the latest last.
 func (c *claim) heldBy(owner lock.Owner) []*hold {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.known().owner != owner {
+	if c.owner != owner {
 		return nil
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return slices.Clone(c.holds())
 }
 
@@ -434,16 +395,16 @@ func (c *claim) keepPosition(sent time.Time) {
 		return
 	}
 	kept := &position{claim: c, id: c.ID}
-	c.more().position = kept
+	c.position = kept
 	c.lock.s.Watchdog.Watch(&kept.Lease, kept, watchdog.Terms{Sent: sent, TTL: p.PositionTTL(), Renewer: heartbeats, Quiet: true})
 }
 
 // forgetPosition is called when the claim has no queue position any more, or soon will
 // not. c.mu is held.
 func (c *claim) forgetPosition() {
-	if p := c.known().position; p != nil {
-		p.Forget()
-		c.rare.position = nil
+	if c.position != nil {
+		c.position.Forget()
+		c.position = nil
 	}
 	c.queued = false
 }

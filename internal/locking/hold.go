@@ -19,7 +19,7 @@ import (
 type hold struct {
 	holds.State
 	claim *claim
-	sent  instant       // when the request that succeeded was sent, or when it joined the claim without one
+	sent  time.Time     // when the request that succeeded was sent, or when it joined the claim without one
 	ttl   time.Duration // the lease that it asked for
 	own   *alone        // of a hold that may end before its claim, or nil
 }
@@ -76,7 +76,7 @@ func (h *hold) endsAlone(sent time.Time) {
 // lose makes the hold lost, and reports whether it was held. The mutex of the claim is held.
 func (h *hold) lose(reason lock.Reason, cause error) bool {
 	was := h.Lose(h.lostError(reason, cause))
-	if was && !h.claim.known().owner.IsZero() {
+	if was && !h.claim.owner.IsZero() {
 		session.Of[lostHolds](h.claim.lock.s).add(h)
 	}
 	return was
@@ -125,7 +125,7 @@ func (h *hold) Break(reason lock.Reason) bool {
 // Blocks implements holds.Outer.
 func (h *hold) Blocks(on holds.On, owner lock.Owner) bool {
 	c := h.claim
-	return on == c.lock.On() && (owner.IsZero() || owner != c.owner()) && h.Held()
+	return on == c.lock.On() && (owner.IsZero() || owner != c.owner) && h.Held()
 }
 
 // Remaining implements lock.Hold.
@@ -231,7 +231,7 @@ func (h *hold) startUnlock(ctx context.Context, alone bool) (ending, error) {
 	h.check()
 	c, last, over := h.claim, false, time.Time{}
 	c.mu.Lock()
-	if alone && h.Held() && (len(c.holds()) > 1 || c.known().joining > 0) {
+	if alone && h.Held() && (len(c.holds()) > 1 || c.joining > 0) {
 		c.mu.Unlock()
 		return ending{}, fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
 	}
@@ -264,7 +264,7 @@ func (h *hold) freeLost(ctx context.Context, err error) {
 	}
 	c := h.claim
 	c.mu.Lock()
-	left := c.state == gone && !time.Now().Before(c.known().keepUntil)
+	left := c.state == gone && !time.Now().Before(c.keepUntil)
 	c.mu.Unlock()
 	switch {
 	case !left || c.lock.s.Err() != nil:
@@ -277,7 +277,7 @@ func (h *hold) freeLost(ctx context.Context, err error) {
 
 // Dropped implements holds.Hold.
 func (h *hold) Dropped() {
-	if !h.claim.owner().IsZero() && !h.claim.lock.p.Traits().NoOwnerUnlock {
+	if !h.claim.owner.IsZero() && !h.claim.lock.p.Traits().NoOwnerUnlock {
 		return // the owner can end it without the handle
 	}
 	h.claim.mu.Lock()

@@ -51,54 +51,17 @@ func (l *Lock) Check(ctx context.Context) error {
 	return cmp.Or(l.err, l.s.Check(ctx))
 }
 
-// Lock is lock.Locker's.
-func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	a := acquisition{lock: l, ctx: ctx}
-	if err := a.resolve(opts); err != nil {
-		return nil, err
-	}
-	a.warnNested()
-	h, err := a.acquire()
-	if err != nil {
-		return nil, err
-	}
-	return a.handle(h), nil
-}
-
-// TryLock is lock.Locker's.
-func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
-	if err != nil {
-		return nil, err
-	}
-	a := acquisition{lock: l, ctx: ctx, opts: o, once: true}
-	h, err := a.acquire()
-	if err != nil {
-		return nil, err
-	}
-	return a.handle(h), nil
-}
-
 // Checked returns an error for options that a lock does not have. A read lock that nobody holds any
 // more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
 // with one.
 func Checked(reads bool, o lock.Options, err error) (lock.Options, error) {
-	if err == nil {
-		err = check(reads, &o)
+	if err == nil && o.AtLeast > 0 && reads {
+		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
 	}
 	return o, err
 }
 
-func check(reads bool, o *lock.Options) error {
-	if o.AtLeast > 0 && reads {
-		return fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
-	}
-	return nil
-}
-
-// check returns an error for options that the lock does not have.
-func (l *Lock) check(o *lock.Options) error { return check(l.p.Traits().Shared, o) }
-
+// checked returns an error for options that the lock does not have.
 func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
 	return Checked(l.p.Traits().Shared, o, err)
 }
@@ -157,7 +120,7 @@ func (l *Lock) heldBy(o lock.Owner) (held []*hold) {
 // having heard of it from Unlock. The latest is the last.
 func (l *Lock) takenBy(o lock.Owner) []*hold {
 	taken := append(l.heldBy(o), session.Of[lostHolds](l.s).of(l, o)...) // in this order: a hold may be lost meanwhile
-	slices.SortStableFunc(taken, func(a, b *hold) int { return cmp.Compare(a.sent, b.sent) })
+	slices.SortStableFunc(taken, func(a, b *hold) int { return a.sent.Compare(b.sent) })
 	return taken
 }
 
@@ -195,7 +158,7 @@ func (l *lostHolds) of(on *Lock, owner lock.Owner) (lost []*hold) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, h := range l.all { // without the mutexes of their claims, which are locked before l.mu
-		if of := h.claim.lock; of.queueKey() == on.queueKey() && of.sameKind(on) && h.claim.rare.owner == owner {
+		if of := h.claim.lock; of.queueKey() == on.queueKey() && of.sameKind(on) && h.claim.owner == owner {
 			lost = append(lost, h)
 		}
 	}

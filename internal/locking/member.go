@@ -5,6 +5,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/callsite"
 	holds "github.com/redlatch/redlatch/internal/hold"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -98,8 +99,7 @@ type Hold = hold
 // hold is renewed until Align, and MaxHold counts from there.
 func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error) {
 	o.MaxHold, o.Parent, o.AtLeast = 0, nil, 0
-	a := acquisition{lock: l, ctx: ctx, opts: o, once: once, member: true}
-	return a.acquire()
+	return l.acquire(ctx, &call{site: callsite.Here(), opts: o, once: once, member: true})
 }
 
 // MemberHold is the hold of a member of a Redlock, which renews it itself.
@@ -112,15 +112,14 @@ type MemberHold interface {
 
 // TryMember is TryLock for a member of a Redlock.
 func (l *Lock) TryMember(ctx context.Context, lease time.Duration) (MemberHold, error) {
-	a := acquisition{lock: l, ctx: ctx, opts: lock.Options{Lease: lease}, once: true}
-	return a.acquire()
+	return l.acquire(ctx, &call{opts: lock.Options{Lease: lease}, once: true})
 }
 
 // One implements AnyHold.
 func (h *hold) One() *Hold { return h }
 
 // Acquired implements GroupHold.
-func (h *hold) Acquired() time.Time { return h.sent.time() }
+func (h *hold) Acquired() time.Time { return h.sent }
 
 // StopRenewing implements GroupHold.
 func (h *hold) StopRenewing() {

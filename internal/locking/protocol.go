@@ -34,21 +34,15 @@ type Claim struct {
 	// while, for the sake of those that do not.
 	LeftOpen bool
 
-	waited     bool // an attempt did not succeed
-	mayHaveRun bool // an attempt with this id has an unknown outcome, and the id was kept
-	attempts   int32
-
-	// Extra is what few claims have, or nil.
-	Extra *Extra
-}
-
-// Extra is what few claims have.
-type Extra struct {
 	// Writer is the id of the write claim beside which a read claim of the same owner is
 	// requested, or zero.
 	Writer lock.Owner
 	// Passed is as in Question, for a release.
 	Passed []lock.Owner
+
+	waited     bool // an attempt did not succeed
+	mayHaveRun bool // an attempt with this id has an unknown outcome, and the id was kept
+	attempts   int32
 }
 
 // Answer is what the server says to an acquisition.

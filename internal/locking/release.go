@@ -92,7 +92,7 @@ func (c *claim) canPassTo(h *hold, next *claim) bool {
 		return false
 	}
 	if c.cohort == nil {
-		c.cohort = NewCohort(c.first.sent.time())
+		c.cohort = NewCohort(c.first.sent)
 	}
 	return true
 }
@@ -206,7 +206,7 @@ func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRu
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
 	if passed, _ := c.cohort.left(); len(passed) > 0 {
-		c.Extra = &Extra{Passed: passed}
+		c.Passed = passed
 	}
 	freed, err := l.release(ctx, by, &c.Claim, mayHaveRun)
 	c.repeatRelease()

@@ -26,8 +26,8 @@ func (h *hold) KeepUntil(until time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.pinned = true
-	if has := c.more(); until.After(has.keepUntil) {
-		has.keepUntil = until
+	if until.After(c.keepUntil) {
+		c.keepUntil = until
 	}
 }
 
@@ -35,7 +35,7 @@ func (h *hold) KeepUntil(until time.Time) {
 func (c *claim) kept() (until time.Time, ok bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	until = c.known().keepUntil
+	until = c.keepUntil
 	return until, time.Until(until) >= time.Millisecond
 }
 
@@ -172,7 +172,7 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 	detached.ID = from
 	err = l.s.Retry(ctx, time.Now().Add(Patience), func(ctx context.Context) (err error) {
 		if !mayHaveRun { // else it may find what an earlier try has adopted, with the lease from then
-			c.first.sent = instantOf(time.Now())
+			c.first.sent = time.Now()
 		}
 		found, err = l.p.Transfer(ctx, &detached, c.ID, c.Lease)
 		mayHaveRun = mayHaveRun || wire.IsUnknown(err)
@@ -185,7 +185,7 @@ func (c *claim) adopt(ctx context.Context, from lock.Owner) (found Transferred, 
 		return NeitherStands, errNoReply
 	}
 	l.undo(c.Lease, 0, func(ctx context.Context) (bool, error) {
-		left := time.Until(c.first.sent.time().Add(c.Lease))
+		left := time.Until(c.first.sent.Add(c.Lease))
 		back, err := l.p.Transfer(ctx, &c.Claim, from, max(left, time.Millisecond))
 		return back == Moved, err // else a late request may move it yet
 	})

@@ -136,7 +136,7 @@ func (l Lock) spanAttributes(more ...attribute.KeyValue) trace.SpanStartEventOpt
 	return trace.WithAttributes(append(more, kindKey.String(l.Kind), nameKey.String(text.Safe(l.Name)))...)
 }
 
-// Acquire is an acquisition in progress.
+// Acquire is an acquisition in progress. Nothing is recorded of a nil one.
 type Acquire struct {
 	t     *Telemetry
 	attrs attrs
@@ -145,11 +145,11 @@ type Acquire struct {
 }
 
 // StartAcquire begins the span of an acquisition.
-func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, Acquire) {
+func (t *Telemetry) StartAcquire(ctx context.Context, l Lock) (context.Context, *Acquire) {
 	if t == nil {
-		return ctx, Acquire{}
+		return ctx, nil
 	}
-	a := Acquire{t: t, attrs: t.attrsOf(l), start: time.Now()}
+	a := &Acquire{t: t, attrs: t.attrsOf(l), start: time.Now()}
 	t.waiters.Add(ctx, 1, a.attrs.with())
 	ctx, a.span = t.tracer.Start(ctx, "redlatch.acquire", l.spanAttributes())
 	return ctx, a
@@ -173,9 +173,9 @@ func (c Cause) String() string {
 }
 
 // Woken records a confirmed subscription, or the cause of another attempt.
-func (a Acquire) Woken(c Cause) {
+func (a *Acquire) Woken(c Cause) {
 	switch {
-	case a.t == nil:
+	case a == nil:
 		return
 	case c == Subscribed:
 		a.span.AddEvent("subscribed")
@@ -187,8 +187,8 @@ func (a Acquire) Woken(c Cause) {
 }
 
 // End ends the span and records the metrics.
-func (a Acquire) End(ctx context.Context, attempts int, contended bool, err error) {
-	if a.t == nil {
+func (a *Acquire) End(ctx context.Context, attempts int, contended bool, err error) {
+	if a == nil {
 		return
 	}
 	o, failed := outcomeOf(err)
