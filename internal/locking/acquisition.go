@@ -74,7 +74,7 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*hold, error) {
 
 	reqCtx, span := l.s.Telemetry.StartAcquire(ctx, l.described())
 	req := acquire.Request{
-		Policy:     l.p.Traits().Policy,
+		Policy:     l.traits.Policy,
 		Key:        l.queueKey(),
 		Once:       call.once,
 		MaxWaiters: call.opts.MaxWaiters,

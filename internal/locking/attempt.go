@@ -33,7 +33,7 @@ func (c *claim) Channel() string { return c.lock.p.Channel(&c.Claim) }
 func (c *claim) Describe() session.Hold {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return session.Hold{Kind: c.lock.p.Traits().Kind, Name: c.lock.name, Owner: c.ID.String()}
+	return session.Hold{Kind: c.lock.traits.Kind, Name: c.lock.name, Owner: c.ID.String()}
 }
 
 // Holds implements acquire.Acquirer.
@@ -106,7 +106,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (acquire.Verdict, 
 	case time.Since(sent) < watchdog.Certain(c.Lease):
 		c.acquired(sent, a)
 		return acquire.Verdict{Acquired: true}, nil
-	case c.lock.p.Traits().Ordered:
+	case c.lock.traits.Ordered:
 		c.mayHaveRun = true // and retire gives it back
 		return acquire.Verdict{}, acquire.Late(1, false, c.Lease, sent)
 	default:
@@ -123,7 +123,7 @@ func (c *claim) heldForever(is bool) {
 	if l := c.lock; is && session.Of[session.Warnings](l.s).First(l.described()) {
 		l.s.Go(func(context.Context) { // a logger may block
 			l.s.Logger.Warn("redlatch: Lock finds a key without an expiry, which only a deletion frees; it may not be a lock",
-				"name", text.Safe(l.name), "kind", l.p.Traits().Kind, "key", text.Safe(l.key))
+				"name", text.Safe(l.name), "kind", l.traits.Kind, "key", text.Safe(l.key))
 		})
 	}
 }
@@ -156,7 +156,7 @@ func (c *claim) failed(err error) error {
 // have a queue position keeps its id, and with it the position: the next attempt finds out,
 // and its release is repeated in case the request arrives after it. c.mu is held.
 func (c *claim) outcomeUnknown() {
-	if c.lock.p.Traits().Ordered {
+	if c.lock.traits.Ordered {
 		c.mayHaveRun = true
 		return
 	}

@@ -31,7 +31,7 @@ func Together(ctx context.Context, locks []*Lock) int {
 
 // joins reports whether one script can handle both locks.
 func (l *Lock) joins(other *Lock) bool {
-	return l.p.Traits().Batch && other.p.Traits().Batch && l.s == other.s && l.Slot() == other.Slot()
+	return l.traits.Batch && other.traits.Batch && l.s == other.s && l.Slot() == other.Slot()
 }
 
 // TakeTogether acquires locks that Together has counted, with one script and in order, up to
@@ -223,7 +223,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	var tasks []func()
 	for i := len(holds) - 1; i >= 0; i-- {
 		h := holds[i].One()
-		if h == nil || !h.claim.lock.p.Traits().Batch || h.kept() {
+		if h == nil || !h.claim.lock.traits.Batch || h.kept() {
 			apart = append(apart, i)
 			continue
 		}

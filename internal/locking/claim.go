@@ -122,7 +122,7 @@ func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
 	switch {
 	case h.state != standing:
 		return acquire.Unrelated, nil
-	case c.lock.sameKind(h.lock) && c.lock.p.Traits().NonReentrant:
+	case c.lock.sameKind(h.lock) && c.lock.traits.NonReentrant:
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.name, owner)
 	case c.lock.sameKind(h.lock):
 		h.joining++
@@ -130,7 +130,7 @@ func (c *claim) Join(holder acquire.Acquirer) (acquire.Relation, error) {
 		c.joined = h
 		c.mu.Unlock()
 		return acquire.Joined, nil
-	case h.lock.p.Traits().Shared:
+	case h.lock.traits.Shared:
 		return acquire.Unrelated, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.name, owner)
 	default: // a writer that reads too
 		// The attempt refers to the write claim, so that must not get another holder.

@@ -277,7 +277,7 @@ func (h *hold) freeLost(ctx context.Context, err error) {
 
 // Dropped implements holds.Hold.
 func (h *hold) Dropped() {
-	if !h.claim.owner.IsZero() && !h.claim.lock.p.Traits().NoOwnerUnlock {
+	if !h.claim.owner.IsZero() && !h.claim.lock.traits.NoOwnerUnlock {
 		return // the owner can end it without the handle
 	}
 	h.claim.mu.Lock()
@@ -290,7 +290,7 @@ func (h *hold) Dropped() {
 	s := h.claim.lock.s
 	s.Go(func(ctx context.Context) {
 		s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
-			"name", text.Safe(h.Name()), "kind", h.claim.lock.p.Traits().Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
+			"name", text.Safe(h.Name()), "kind", h.claim.lock.traits.Kind, "owner", h.Owner().String(), "acquired", h.Site.String())
 		_ = h.Unlock(ctx)
 	})
 }

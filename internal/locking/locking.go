@@ -21,12 +21,13 @@ import (
 
 // Lock is a lock of some kind: a name and a protocol. It is immutable.
 type Lock struct {
-	s    *session.Session
-	p    Protocol
-	q    *acquire.Queues
-	name string
-	key  string
-	err  error // of the name or an option
+	s      *session.Session
+	p      Protocol
+	traits Traits // of p
+	q      *acquire.Queues
+	name   string
+	key    string
+	err    error // of the name or an option
 }
 
 // New returns the lock of that name. A bad name, or else err, is an error of every operation.
@@ -37,7 +38,7 @@ func New(s *session.Session, p Protocol, name string, err error) Lock {
 
 // NewAt is New for a lock with that key, whatever its name.
 func NewAt(s *session.Session, p Protocol, name, key string, err error) Lock {
-	return Lock{s: s, p: p, q: acquire.Of(s), name: name, key: key, err: err}
+	return Lock{s: s, p: p, traits: p.Traits(), q: acquire.Of(s), name: name, key: key, err: err}
 }
 
 // Name is lock.Locker's.
@@ -63,7 +64,7 @@ func Checked(reads bool, o lock.Options, err error) (lock.Options, error) {
 
 // checked returns an error for options that the lock does not have.
 func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
-	return Checked(l.p.Traits().Shared, o, err)
+	return Checked(l.traits.Shared, o, err)
 }
 
 // TryOptions returns the options of a call that does not wait, or an error if they are for one that
@@ -250,17 +251,17 @@ func (l *Lock) failed(ctx context.Context, what string, began time.Time, err err
 }
 
 func (l *Lock) described() telemetry.Lock {
-	return telemetry.Lock{Kind: l.p.Traits().Kind, Name: l.name}
+	return telemetry.Lock{Kind: l.traits.Kind, Name: l.name}
 }
 
 // sameKind reports whether other, of the same name, is of the same kind.
-func (l *Lock) sameKind(other *Lock) bool { return l.p.Traits().Kind == other.p.Traits().Kind }
+func (l *Lock) sameKind(other *Lock) bool { return l.traits.Kind == other.traits.Kind }
 
 // On identifies the lock. Locks of kinds that exclude each other have the same identity.
 func (l *Lock) On() holds.On {
-	return holds.On{Client: l.s.ID, Kind: l.p.Traits().Queue, Key: l.key}
+	return holds.On{Client: l.s.ID, Kind: l.traits.Queue, Key: l.key}
 }
 
 func (l *Lock) queueKey() acquire.Key {
-	return acquire.Key{Kind: l.p.Traits().Queue, Name: l.key}
+	return acquire.Key{Kind: l.traits.Queue, Name: l.key}
 }

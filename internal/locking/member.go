@@ -48,11 +48,11 @@ func packageOf(v any) string {
 func (l *Lock) Session() *session.Session { return l.s }
 
 // Traits returns the traits of the kind of lock.
-func (l *Lock) Traits() Traits { return l.p.Traits() }
+func (l *Lock) Traits() Traits { return l.traits }
 
 // Channel returns the channel of releases, "" if waiters have channels of their own.
 func (l *Lock) Channel() string {
-	if l.p.Traits().Ordered {
+	if l.traits.Ordered {
 		return ""
 	}
 	return l.p.Channel(&Claim{Key: l.key})
@@ -138,7 +138,7 @@ func (h *hold) Waited() bool { return h.claim.waited }
 // Receivers implements MemberHold.
 func (h *hold) Receivers() int {
 	c := h.claim
-	if traits := c.lock.p.Traits(); traits.Ordered || traits.LeftOpen != "" || c.lock.p.Channel(&c.Claim) == "" {
+	if traits := c.lock.traits; traits.Ordered || traits.LeftOpen != "" || c.lock.p.Channel(&c.Claim) == "" {
 		return -1
 	}
 	c.mu.Lock()

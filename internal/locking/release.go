@@ -82,7 +82,7 @@ func (c *claim) end(ctx context.Context, by time.Time, elsewhere bool) error {
 // canPassTo reports whether a waiter can go on with the claim as it is: it wants the same.
 func (c *claim) canPassTo(h *hold, next *claim) bool {
 	to := &next.first
-	if !c.lock.p.Traits().Cohorts || !c.lock.sameKind(next.lock) ||
+	if !c.lock.traits.Cohorts || !c.lock.sameKind(next.lock) ||
 		h.Member || to.Member || h.Fixed != to.Fixed || c.Lease != next.Lease {
 		return false
 	}
@@ -103,7 +103,7 @@ func (c *claim) readyFor(next *claim, confirmed bool) (token int64, ok bool) {
 	switch _, trusted := c.cohort.Trusted(); {
 	case !confirmed && (!trusted || next.first.Fixed): // a fixed lease counts from an answer
 		return 0, false
-	case c.lock.p.Traits().Ordered:
+	case c.lock.traits.Ordered:
 		next.mu.Lock()
 		defer next.mu.Unlock()
 		return 0, next.ready
@@ -202,7 +202,7 @@ func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRu
 	if until, ok := c.kept(); ok {
 		return c.leaveTo(ctx, by, l.s.NewOwner(), until, until)
 	}
-	if l.p.Traits().LeftOpen != "" {
+	if l.traits.LeftOpen != "" {
 		c.LeftOpen = l.q.LeavesOpen(l.queueKey())
 	}
 	if passed, _ := c.cohort.left(); len(passed) > 0 {
@@ -216,7 +216,7 @@ func (c *claim) giveBack(ctx context.Context, by time.Time, elsewhere, mayHaveRu
 		c.mu.Unlock()
 	}
 	l.q.Released(l.queueKey(), c, acquire.Release{
-		Receivers: freed.Receivers, Kept: freed.State == StillHeld, Elsewhere: elsewhere && l.p.Traits().Ordered,
+		Receivers: freed.Receivers, Kept: freed.State == StillHeld, Elsewhere: elsewhere && l.traits.Ordered,
 		LeftOpen: c.LeftOpen,
 	})
 	return c.releaseError(freed, err)

@@ -140,7 +140,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	c.token = token
 	err = lock.ErrNotHeld
 	l.q.Together([]acquire.Request{{
-		Policy: l.p.Traits().Policy, Key: l.queueKey(), Acquirer: c, Once: true,
+		Policy: l.traits.Policy, Key: l.queueKey(), Acquirer: c, Once: true,
 	}}, func(int) (acquired int) {
 		var found Transferred
 		if found, err = c.adopt(ctx, from); err == nil && found == NeitherStands {
