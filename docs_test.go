@@ -1,6 +1,9 @@
 package redlatch_test
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -53,6 +56,89 @@ func TestDocumentsNameTests(t *testing.T) {
 			assert.True(t, tests[m[1]], "%s: no test %s", document, m[1])
 		}
 	}
+}
+
+// TestArchitectureNamesIdentifiers verifies that every Go identifier in the description of the code is
+// declared there. A qualified one belongs to a package or to a type.
+func TestArchitectureNamesIdentifiers(t *testing.T) {
+	t.Parallel()
+	declared := identifiers(t)
+	require.True(t, declared["Queues.Acquire"] && declared["acquire.Acquire"] && declared["claim.pinned"] && !declared["claim.none"])
+	text, err := os.ReadFile("docs/internals/architecture.md")
+	require.NoError(t, err)
+
+	found := 0
+	name := regexp.MustCompile("`([a-zA-Z]+\\.[A-Za-z]+|[A-Za-z]*(?:[a-z][A-Z]|[A-Z][a-z])[A-Za-z]*)`")
+	other := regexp.MustCompile(`^Test|\.(go|lua|md|work)$`)
+	for _, m := range name.FindAllStringSubmatch(string(text), -1) {
+		if !other.MatchString(m[1]) {
+			found++
+			assert.True(t, declared[m[1]], "no %s is declared", m[1])
+		}
+	}
+	assert.Greater(t, found, 80)
+}
+
+// identifiers returns what the packages of this module declare, also qualified by the package and by the
+// type.
+func identifiers(t *testing.T) map[string]bool {
+	t.Helper()
+	declared := map[string]bool{}
+	for path, source := range filesNamed(t, ".go") {
+		if strings.HasSuffix(path, "_test.go") {
+			continue
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, source, 0)
+		require.NoError(t, err)
+		declare := func(id *ast.Ident, of string) {
+			declared[id.Name], declared[file.Name.Name+"."+id.Name], declared[of+"."+id.Name] = true, true, true
+		}
+		ast.Inspect(file, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				declare(n.Name, receiver(n))
+			case *ast.ValueSpec:
+				for _, name := range n.Names {
+					declare(name, "")
+				}
+			case *ast.TypeSpec:
+				declare(n.Name, "")
+				ast.Inspect(n.Type, func(inner ast.Node) bool {
+					if field, ok := inner.(*ast.Field); ok {
+						for _, name := range field.Names {
+							declare(name, n.Name.Name)
+						}
+					}
+					return true
+				})
+			case *ast.Field: // a parameter
+				for _, name := range n.Names {
+					declare(name, "")
+				}
+			}
+			return true
+		})
+	}
+	return declared
+}
+
+// receiver returns the name of the type of a method, "" for a function.
+func receiver(f *ast.FuncDecl) string {
+	if f.Recv == nil {
+		return ""
+	}
+	of := f.Recv.List[0].Type
+	if pointer, ok := of.(*ast.StarExpr); ok {
+		of = pointer.X
+	}
+	if generic, ok := of.(*ast.IndexExpr); ok {
+		of = generic.X
+	}
+	name, _ := of.(*ast.Ident)
+	if name == nil {
+		return ""
+	}
+	return name.Name
 }
 
 // TestDocumentsNameFiles verifies that every document or example that Go code, a script or a
