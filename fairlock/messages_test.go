@@ -93,13 +93,8 @@ func TestWaitersThatMayNotSubscribe(t *testing.T) {
 	const lease = 500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
-		opt, err := redlatch.ParseURL("redis://mute:secret@" + s.Addr)
-		require.NoError(t, err)
 		var log harness.Log
-		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()), redlatch.WithoutStartupChecks())
-		require.NoError(t, err)
-		defer c.Close()
+		c := harness.WithoutSubscribe(t, s, redlatch.WithLogger(log.Logger()))
 		holder := harness.Client(t, s).FairLock("orders")
 		for range 4 {
 			h := mustLock(t, holder, lock.Lease(lease))

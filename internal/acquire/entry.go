@@ -247,7 +247,9 @@ func (s *shard) holds(yield func(session.Hold) bool) bool {
 		}
 		for w := e.first; w != nil; w = w.next {
 			h := w.req.Acquirer.Describe()
-			h.Waiting, h.Since, h.Site = true, started.Add(w.since), w.req.Site
+			h.Waiting = true
+			h.Since = started.Add(w.since)
+			h.Site = w.req.Site
 			if w.state <= claimed && !yield(h) {
 				return false
 			}

@@ -98,18 +98,23 @@ func (w *waiter) Notify(ev pubsub.Event) {
 	e := w.entry
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
-	switch {
-	case w.state > claimed: // its wait is over, and the entry may be in use for another key
-	case w.state == claimed:
+	if w.state > claimed {
+		return // its wait is over, and the entry may be in use for another key
+	}
+	if w.state == claimed {
 		// The attempt may have been too early. A reason for the head would not do: with the reply
 		// another waiter can become the head.
 		w.again = true
-	case w == e.first:
-		e.nudge(cause)
-	default: // the head is another one on the server, or a message may be lost
-		w.register(false)
-		w.signal()
+		return
 	}
+	if w == e.first {
+		e.nudge(cause)
+		return
+	}
+
+	// The head is another one on the server, or a message may be lost.
+	w.register(false)
+	w.signal()
 }
 
 // Notify implements pubsub.Listener, for the channel of all waiters. It locks the mutex.

@@ -38,8 +38,8 @@ const (
 func Here() Site {
 	var site Site
 	var pcs [8]uintptr
-	for skip := 2; ; skip += len(pcs) { // runtime.Callers and Here
-
+	const own = 2 // runtime.Callers and Here
+	for skip := own; ; skip += len(pcs) {
 		n := runtime.Callers(skip, pcs[:])
 		for _, pc := range pcs[:n] {
 			f := lookUp(pc)

@@ -104,6 +104,18 @@ func ClientAt(t testing.TB, addrs []string, opts ...redlatch.Option) *redlatch.C
 	return c
 }
 
+// WithoutSubscribe is Client for a user of the server s that must not subscribe.
+func WithoutSubscribe(t testing.TB, s *testserver.Server, opts ...redlatch.Option) *redlatch.Client {
+	t.Helper()
+	Do(t, s.Addr, "ACL", "SETUSER", "mute", "on", ">secret", "allkeys", "allchannels", "+@all", "-subscribe")
+	opt, err := redlatch.ParseURL("redis://mute:secret@" + s.Addr)
+	require.NoError(t, err)
+	c, err := redlatch.New(t.Context(), opt, append(opts, redlatch.WithoutStartupChecks())...)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
 // Conn returns a rueidis client on a server. The end of the test closes it.
 func Conn(t testing.TB, addr string) rueidis.Client {
 	t.Helper()

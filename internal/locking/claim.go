@@ -42,7 +42,7 @@ type claim struct {
 	keepUntil time.Time       // until when its release leaves the lock held
 
 	// An owner can have several holds of a claim.
-	owned   []*hold // those of a named owner that are held, the latest last
+	owned   []*hold // the current holds of a named owner, the latest last
 	joining int     // callers that are about to get a hold
 	joined  *claim  // the claim of the same owner that the caller gets a hold of instead
 
