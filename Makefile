@@ -24,7 +24,7 @@ SAMPLED = redis-server-7.0,valkey-server-8.1
 
 # Packages whose tests start no server.
 SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/hold ./internal/telemetry \
-	./internal/watchdog
+	./internal/watchdog ./internal/wire
 
 # A share of test-all: i of n.
 PART = 1/1

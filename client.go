@@ -109,7 +109,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" {
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
-	cfg.Link = ownConns(&opt)
+	cfg.Link = wire.OwnConns(&opt)
 	began := time.Now()
 	conn, err := connect(ctx, opt)
 	if err != nil {

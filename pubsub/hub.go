@@ -100,6 +100,7 @@ type Stats struct {
 	Listeners   int    // open subscriptions
 	Channels    int    // channels with a listener or kept warm
 	Subscribed  int    // channels confirmed by the server
+	Refused     int    // channels that the server has refused to subscribe; the hub asks again after a pause
 	Connections int    // live subscriber connections
 	Messages    uint64 // messages received in total
 	Reconnects  uint64 // lost connections that were replaced
@@ -266,11 +267,14 @@ func (h *Hub) drop(ch *channel) {
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	now := time.Now()
 	s := Stats{Channels: len(h.channels), Messages: h.messages, Reconnects: h.reconnects}
 	for _, ch := range h.channels {
 		s.Listeners += len(ch.listeners)
 		if ch.state == subscribed {
 			s.Subscribed++
+		} else if ch.notBefore.After(now) {
+			s.Refused++
 		}
 	}
 	for _, c := range h.conns {

@@ -280,7 +280,7 @@ func TestRefusedSubscriptionIsLoggedOnce(t *testing.T) {
 		for range 5 {
 			require.Equal(t, subscribed, ok.next(t))
 		}
-		harness.Eventually(t, 5*time.Second, "all refused", func() bool { return h.Refused() == 5 })
+		harness.Eventually(t, 5*time.Second, "all refused", func() bool { return h.Stats().Refused == 5 })
 		require.Empty(t, refused)
 		require.Contains(t, log.String(), "refused")
 		require.Equal(t, 1, strings.Count(log.String(), "\n"))
@@ -350,7 +350,7 @@ func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 		for range 3 {
 			require.Equal(t, subscribed, e.next(t))
 		}
-		harness.Eventually(t, 5*time.Second, "the others are refused", func() bool { return h.Refused() == 3 })
+		harness.Eventually(t, 5*time.Second, "the others are refused", func() bool { return h.Stats().Refused == 3 })
 		require.Empty(t, e)
 		require.Equal(t, 1, strings.Count(log.String(), "\n"))
 	})
@@ -414,7 +414,7 @@ func TestSubscribeWhileServerIsBusy(t *testing.T) {
 		}()
 		harness.Answers(t, s, "-BUSY")
 		h.Subscribe("second", e)
-		harness.Eventually(t, 5*time.Second, "refused", func() bool { return h.Refused() == 1 })
+		harness.Eventually(t, 5*time.Second, "refused", func() bool { return h.Stats().Refused == 1 })
 		harness.Do(t, s.Addr, "SCRIPT", "KILL")
 		require.Error(t, <-script)
 		require.Equal(t, subscribed, e.next(t))
@@ -574,7 +574,7 @@ func TestTopologyRefreshCancelsNoOtherDial(t *testing.T) {
 		h.Subscribe(name, e)
 		dial := <-dialled
 		// A server without sharded pub/sub is asked for the slots too, and refuses the subscription.
-		harness.Eventually(t, 10*time.Second, "the hub uses the answer", func() bool { return len(e) > 0 || h.Refused() > 0 })
+		harness.Eventually(t, 10*time.Second, "the hub uses the answer", func() bool { return len(e) > 0 || h.Stats().Refused > 0 })
 		require.NoError(t, dial.Err())
 		close(release)
 	})

@@ -130,7 +130,7 @@ func (x *movingKind) addr(name string) string { return x.names.cluster.Owner(nam
 // inEveryOrder runs a test for each order in which the keys can move, and for each number of keys
 // that have moved when something happens, or for some of these cases.
 func (x *movingKind) inEveryOrder(t *testing.T, test func(t *testing.T, m *movingObject)) {
-	most := harness.Size(4, 24)
+	most := harness.Size(1, 24)
 	first := rand.IntN(1000) * most
 	for n, cases := 0, most; n < min(most, cases); n++ {
 		m := x.newObject(first + n)

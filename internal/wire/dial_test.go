@@ -1,4 +1,4 @@
-package redlatch
+package wire
 
 import (
 	"context"
@@ -12,7 +12,6 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -54,21 +53,21 @@ func TestRequestsAloneEndWithTheirContexts(t *testing.T) {
 		err        error
 	}{
 		"a reply":               {reply: 0, end: never, took: 0},
-		"a late reply":          {reply: 3 * unwatched, end: never, took: 3 * unwatched},
-		"canceled, reply soon":  {reply: unwatched / 2, end: unwatched / 4, took: unwatched / 2},
-		"canceled soon":         {reply: never, end: unwatched / 4, took: unwatched, err: context.Canceled},
-		"canceled later":        {reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},
+		"a late reply":          {reply: 3 * watchAfter, end: never, took: 3 * watchAfter},
+		"canceled, reply soon":  {reply: watchAfter / 2, end: watchAfter / 4, took: watchAfter / 2},
+		"canceled soon":         {reply: never, end: watchAfter / 4, took: watchAfter, err: context.Canceled},
+		"canceled later":        {reply: never, end: 5 * watchAfter, took: 5 * watchAfter, err: context.Canceled},
 		"no reply":              {reply: never, end: never, took: timeout - time.Nanosecond, err: os.ErrDeadlineExceeded},
-		"idle, a late reply":    {idle: time.Minute, reply: 3 * unwatched, end: never, took: 3 * unwatched},
-		"idle, canceled soon":   {idle: time.Minute, reply: never, end: unwatched / 4, took: unwatched / 4, err: context.Canceled},
-		"idle, canceled later":  {idle: time.Minute, reply: never, end: 5 * unwatched, took: 5 * unwatched, err: context.Canceled},
-		"a late reply, and end": {reply: 3 * unwatched, end: 4 * unwatched, took: 3 * unwatched},
+		"idle, a late reply":    {idle: time.Minute, reply: 3 * watchAfter, end: never, took: 3 * watchAfter},
+		"idle, canceled soon":   {idle: time.Minute, reply: never, end: watchAfter / 4, took: watchAfter / 4, err: context.Canceled},
+		"idle, canceled later":  {idle: time.Minute, reply: never, end: 5 * watchAfter, took: 5 * watchAfter, err: context.Canceled},
+		"a late reply, and end": {reply: 3 * watchAfter, end: 4 * watchAfter, took: 3 * watchAfter},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				ours, server := net.Pipe()
-				link := wire.NewLink(timeout)
-				p := wire.NewPrompt(synchronous{conn: &ownConn{Conn: ours, written: make(chan struct{}), link: link}, timeout: timeout}, link)
+				link := NewLink(timeout)
+				p := NewPrompt(synchronous{conn: &ownConn{Conn: ours, written: make(chan struct{}), link: link}, timeout: timeout}, link)
 				serve := func(pause time.Duration) {
 					_, err := server.Read(make([]byte, 1))
 					require.NoError(t, err)
@@ -86,11 +85,11 @@ func TestRequestsAloneEndWithTheirContexts(t *testing.T) {
 				err := p.Do(ctx, rueidis.Completed{}).Error()
 				require.Equal(t, row.took, time.Since(sent))
 				require.ErrorIs(t, err, row.err)
-				require.Equal(t, row.err != nil, wire.IsUnknown(err))
-				undone := wire.Undone(ctx, errors.Join(lock.ErrNotAcquired, lock.ErrIndeterminate, err))
+				require.Equal(t, row.err != nil, IsUnknown(err))
+				undone := Undone(ctx, errors.Join(lock.ErrNotAcquired, lock.ErrIndeterminate, err))
 				require.Equal(t, row.err != nil, errors.Is(undone, lock.ErrIndeterminate), "another connection's request may overtake it")
 				synctest.Wait()
-				time.Sleep(unwatched)
+				time.Sleep(watchAfter)
 				require.Equal(t, errors.Is(row.err, context.Canceled), link.Contended.Load(), "given up once")
 				if err == nil { // the end of the context has no effect on the next request
 					cancel()

@@ -1,4 +1,4 @@
-package wire_test
+package replies_test
 
 import (
 	"context"

@@ -1,4 +1,4 @@
-package redlatch
+package wire
 
 import (
 	"context"
@@ -12,20 +12,18 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
-
-	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// ownConns makes the connections of opt ours, and returns what they know of requests, or nil if they
-// cannot be ours.
-func ownConns(opt *rueidis.ClientOption) *wire.Link {
+// OwnConns makes clients of opt use connections of this package, and returns what links them to requests.
+// It returns nil if the options do not allow that.
+func OwnConns(opt *rueidis.ClientOption) *Link {
 	if opt.DisableTCPNoDelay {
 		return nil // rueidis needs the bare connection
 	}
-	link := wire.NewLink(opt.ConnWriteTimeout)
+	link := NewLink(opt.ConnWriteTimeout)
 	dial, dialFn := opt.DialCtxFn, opt.DialFn
 	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
-		wire.Keep(ctx)
+		Keep(ctx)
 		// rueidis never ends the requests that wait for a connection whose dialer has panicked.
 		defer func() {
 			if v := recover(); v != nil {
@@ -71,22 +69,22 @@ func withoutTLS(err error) error {
 // its client limit sends an unsolicited error, and rueidis panics if it reads one on a
 // connection that it closes before the first command.
 //
-// It also ends a request that is alone when the context of its caller ends (see wire.Link).
+// It also ends a request that is alone when the context of its caller ends (see Link).
 type ownConn struct {
 	net.Conn
 	once     sync.Once
 	written  chan struct{} // closed by the first Write, or Close
-	link     *wire.Link
-	alone    *wire.Alone // the request of the last SetDeadline, or nil
-	deadline time.Time   // of the request that is alone
+	link     *Link
+	alone    *Alone    // the request of the last SetDeadline, or nil
+	deadline time.Time // of the request that is alone
 	// readBy and writeBy are the deadlines of Conn.
 	readBy, writeBy time.Time
 	givenUp         atomic.Pointer[error]
 }
 
-// unwatched is the time after which a connection begins to watch the context of a request that is
+// watchAfter is the time after which a connection begins to watch the context of a request that is
 // alone. Most are answered before.
-const unwatched = 20 * time.Millisecond
+const watchAfter = 20 * time.Millisecond
 
 func (c *ownConn) unblockReads() { c.once.Do(func() { close(c.written) }) }
 
@@ -107,7 +105,7 @@ func (c *ownConn) reason(err error) error {
 	return err
 }
 
-// GiveUp implements wire.Conn.
+// GiveUp implements Conn.
 func (c *ownConn) GiveUp(err error) {
 	c.givenUp.Store(&err)
 	_ = c.Close()
@@ -129,10 +127,10 @@ func (c *ownConn) SetDeadline(t time.Time) error {
 			return err
 		}
 	}
-	if left := c.readBy.Sub(now); left > unwatched/2 && left <= unwatched {
+	if left := c.readBy.Sub(now); left > watchAfter/2 && left <= watchAfter {
 		return nil
 	}
-	return c.setReadDeadline(now.Add(unwatched))
+	return c.setReadDeadline(now.Add(watchAfter))
 }
 
 func (c *ownConn) setReadDeadline(t time.Time) error {
