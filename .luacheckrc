@@ -8,8 +8,8 @@ files["rlock/lua/*.lua"] = {read_globals = {"kinds", "tokens"}}
 files["election/lua/*.lua"] = {read_globals = {"tokens"}}
 files["fairlock/lua/*.lua"] = {read_globals = {"kinds", "positions"}}
 files["rwlock/lua/*.lua"] = {read_globals = {"kinds", "holds"}}
-files["internal/locking/lua/kinds.lua"] = {ignore = {"2..", "311"}}
-files["internal/locking/lua/tokens.lua"] = {ignore = {"2..", "311"}}
+files["internal/engine/lua/kinds.lua"] = {ignore = {"2..", "311"}}
+files["internal/engine/lua/tokens.lua"] = {ignore = {"2..", "311"}}
 files["countdown/lua/*.lua"] = {read_globals = {"latch"}}
 files["fairlock/lua/positions.lua"] = {ignore = {"2..", "311"}}
 files["rwlock/lua/holds.lua"] = {ignore = {"2..", "311"}}

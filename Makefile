@@ -3,6 +3,7 @@
 #   make lint       format, vet and linters
 #   make check      lint, and the tests that need no server
 #   make test       every promise once on a real server, and smoke tests of the rest
+#   make adapters   the modules below contrib
 #   make costs      what each operation costs: requests, bytes and allocations
 #   make test-all   everything at full size on all servers; PART=i/n runs a share of it
 
@@ -23,7 +24,7 @@ FULL    = redis-server-8.0,valkey-server-9.1,redis-server-6.2,valkey-server-8.0
 SAMPLED = redis-server-7.0,valkey-server-8.1
 
 # Packages whose tests start no server.
-SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/locking ./internal/acquire ./internal/hold ./internal/telemetry \
+SERVERLESS = ./lock ./scripts/... ./internal/lockstep ./internal/engine ./internal/telemetry \
 	./internal/watchdog ./internal/wire
 
 # A share of test-all: i of n.
@@ -46,7 +47,7 @@ export GOWORK = off
 
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
-.PHONY: lint check test costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
+.PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
 
 lint:
 	./scripts/deps lint
@@ -57,6 +58,9 @@ check: lint
 
 test: deps
 	./scripts/tier test
+
+adapters: deps
+	./scripts/tier adapters
 
 costs: deps
 	./scripts/tier costs

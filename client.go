@@ -13,12 +13,16 @@ import (
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 // Client creates all objects and owns what they share: the connection, the pub/sub hub,
@@ -28,6 +32,12 @@ type Client struct {
 	conn  rueidis.Client
 	owned bool
 	s     *session.Session
+
+	// What the objects of one kind share.
+	engine     *engine.Engine
+	semaphores *semaphore.Shared
+	latches    *countdown.Shared
+	groups     *multilock.Shared
 }
 
 // Open connects to the server at the given URL:
@@ -43,7 +53,7 @@ type Client struct {
 // node is down. With rediss, the connections to sentinels use TLS as well. The parameters
 // sentinel_username and sentinel_password are the credentials for sentinels: those in front of the
 // host are for the servers. The parameters client_name, dial_timeout, write_timeout, skip_verify (of TLS
-// certificates) and protocol (2 or 3) are those of [rueidis.ParseURL]. An unknown, empty or
+// certificates) and protocol (2 or 3) have the meaning that [rueidis.ParseURL] gives them. An unknown, empty or
 // repeated parameter is an error, except for several addr and an empty skip_verify, which means
 // true.
 //
@@ -56,7 +66,7 @@ func Open(ctx context.Context, url string, opts ...Option) (*Client, error) {
 	return New(ctx, opt, opts...)
 }
 
-// Defaults of New where they differ from those of rueidis.
+// Defaults of New where they differ from the defaults of rueidis.
 const (
 	// defaultResponseTimeout bounds connecting and waiting for a reply. It is well
 	// under a third of the default lease.
@@ -93,15 +103,20 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.ConnWriteTimeout < 0 || opt.Dialer.Timeout < 0 || opt.Sentinel.Dialer.Timeout < 0 {
 		return nil, fmt.Errorf("%w: a timeout of the connection is negative", lock.ErrInvalid)
 	}
+
 	opt.DisableCache = true
 	opt.DisableRetry = true
+
 	// Replicas may lag behind the primary.
+	opt.SendToReplicas = nil
 	//lint:ignore SA1019 deprecated options must still be disabled
-	opt.SendToReplicas, opt.ReplicaSelector, opt.ReadNodeSelector = nil, nil, nil
+	opt.ReplicaSelector = nil
+	opt.ReadNodeSelector = nil
 	opt.Standalone.ReplicaAddress = nil
 	opt.ConnWriteTimeout = cmp.Or(opt.ConnWriteTimeout, defaultResponseTimeout)
 	opt.Dialer.Timeout = cmp.Or(opt.Dialer.Timeout, defaultResponseTimeout)
 	opt.Sentinel.Dialer.Timeout = cmp.Or(opt.Sentinel.Dialer.Timeout, opt.Dialer.Timeout)
+
 	// Commands of one connection run in order, so a release cannot overtake the acquisition
 	// before it.
 	opt.PipelineMultiplex = cmp.Or(opt.PipelineMultiplex, -1)
@@ -115,6 +130,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if err != nil {
 		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
+
 	cfg.Ordered = opt.PipelineMultiplex < 0 && !opt.DisableAutoPipelining
 	cfg.ReplyTimeout = defaultResponseTimeout
 	if opt.ConnWriteTimeout <= session.LongestReply && opt.Dialer.KeepAlive >= 0 {
@@ -125,6 +141,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 		conn.Close()
 		return nil, err
 	}
+
 	c.owned = true
 	return c, nil
 }
@@ -134,6 +151,7 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
+
 	type result struct {
 		conn rueidis.Client
 		err  error
@@ -172,6 +190,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 	if conn == nil {
 		return nil, fmt.Errorf("%w: the connection is nil", lock.ErrInvalid)
 	}
+
 	guarded := wire.Guard(conn, func(err error, stack string) { cfg.Logger.Error(err.Error(), "stack", stack) })
 	return start(ctx, guarded, cfg)
 }
@@ -192,9 +211,14 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	if cfg.Telemetry, err = telemetry.New(cfg.tracers, cfg.meters, cfg.metricName); err != nil {
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}
+
 	// Redisson's ids have version 4, so the version tells operators the library of a holder.
-	cfg.Client, cfg.ID = conn, uuid.Must(uuid.NewV7()).String()
-	c := &Client{conn: conn, s: session.New(cfg.Config)}
+	cfg.Client = conn
+	cfg.ID = uuid.Must(uuid.NewV7()).String()
+	s := session.New(cfg.Config)
+	c := &Client{conn: conn, s: s, engine: engine.New(s), latches: countdown.NewShared(s)}
+	c.semaphores = semaphore.NewShared(c.engine)
+	c.groups = multilock.NewShared(c.engine)
 	if cfg.startupChecks {
 		c.checkAtStartup(ctx)
 	}
@@ -224,9 +248,11 @@ func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Cli
 			_, replied = rueidis.IsRedisErr(reply)
 		}
 	}
+
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+
 	return err
 }
 
@@ -264,12 +290,13 @@ func detached(ctx context.Context) context.Context { return context.WithoutCance
 // pub/sub if its nodes support PUBSUB SHARDNUMSUB.
 func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, error) {
 	cluster := conn.Mode() == rueidis.ClientModeCluster
-	switch {
-	case mode == pubsub.Plain, mode == pubsub.Auto && !cluster:
+	if mode == pubsub.Plain || mode == pubsub.Auto && !cluster {
 		return false, nil
-	case !cluster:
+	}
+	if !cluster {
 		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
 	}
+
 	began := time.Now()
 	err := anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(detached(ctx), node.B().PubsubShardnumsub().Build()).Error()
@@ -283,6 +310,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 	if mode == pubsub.Sharded {
 		return false, errors.Join(lock.ErrUnsupported, err)
 	}
+
 	return false, nil
 }
 

@@ -54,6 +54,7 @@ func (c *Client) Holds() []HoldInfo {
 			Site: h.Site.String(),
 		})
 	}
+
 	slices.SortFunc(all, func(a, b HoldInfo) int {
 		return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Owner, b.Owner))
 	})
@@ -102,6 +103,7 @@ func writeJSON(w http.ResponseWriter, holds []HoldInfo) {
 			objects[i].Remaining = &remaining
 		}
 	}
+
 	encoder := json.NewEncoder(w)
 	encoder.SetIndent("", "  ")
 	_ = encoder.Encode(objects)
@@ -115,19 +117,22 @@ func writeTable(w http.ResponseWriter, client string, holds []HoldInfo) {
 			waiting++
 		}
 	}
+
 	fmt.Fprintf(w, "client %s: %d held, %d waiting\n\n", client, len(holds)-waiting, waiting)
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(table, "STATE\tFOR\tREMAINING\tKIND\tNAME\tOWNER\tSITE")
 	for _, h := range holds {
-		state, remaining := "held", h.Remaining.Round(time.Millisecond).String()
-		switch {
-		case h.Waiting:
-			state, remaining = "waiting", "-"
-		case h.Remaining < 0:
+		state := "held"
+		remaining := h.Remaining.Round(time.Millisecond).String()
+		if h.Waiting {
+			state = "waiting"
+			remaining = "-"
+		} else if h.Remaining < 0 {
 			remaining = "forever"
 		}
 		fmt.Fprintf(table, "%s\t%v\t%s\t%s\t%q\t%s\t%s\n",
 			state, time.Since(h.Since).Round(time.Millisecond), remaining, h.Kind, h.Name, cmp.Or(h.Owner, "-"), h.Site)
 	}
+
 	_ = table.Flush()
 }

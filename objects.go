@@ -6,7 +6,6 @@ import (
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/once"
@@ -21,73 +20,73 @@ import (
 // cluster to a name whose braces would spread its keys over several slots. On a single server
 // a name may contain any braces.
 func (c *Client) Lock(name string, opts ...rlock.Option) *rlock.Lock {
-	return rlock.New(c.s, name, opts...)
+	return rlock.New(c.engine, name, opts...)
 }
 
 // FencedLock returns the fenced lock of that name, whose holds have a fencing token.
 // Names are as for Lock.
 func (c *Client) FencedLock(name string, opts ...rlock.Option) *rlock.Fenced {
-	return rlock.NewFenced(c.s, name, opts...)
+	return rlock.NewFenced(c.engine, name, opts...)
 }
 
 // FairLock returns the fair lock of that name, which serves the waiters of all
 // processes in order of arrival. Names are as for Lock. It sends nothing.
 func (c *Client) FairLock(name string, opts ...fairlock.Option) *fairlock.Lock {
-	return fairlock.New(c.s, name, opts...)
+	return fairlock.New(c.engine, name, opts...)
 }
 
 // RWLock returns the read-write lock of that name, which either many readers or one
 // writer can hold. Names are as for Lock. It sends nothing.
-func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.s, name) }
+func (c *Client) RWLock(name string) *rwlock.RWLock { return rwlock.New(c.engine, name) }
 
 // Semaphore returns the semaphore of that name, whose permits have no identity. Names
 // are as for Lock. With semaphore.Permits its requests create it on the server. It sends nothing.
 func (c *Client) Semaphore(name string, opts ...semaphore.Option) *semaphore.Semaphore {
-	return semaphore.New(c.s, name, opts...)
+	return semaphore.New(c.semaphores, name, opts...)
 }
 
 // PermitSemaphore returns the permit-expirable semaphore of that name, whose permits
 // return when their process dies. Names are as for Lock. With semaphore.Permits its requests
 // create it on the server. It sends nothing.
 func (c *Client) PermitSemaphore(name string, opts ...semaphore.Option) *semaphore.PermitSemaphore {
-	return semaphore.NewPermitSemaphore(c.s, name, opts...)
+	return semaphore.NewPermitSemaphore(c.semaphores, name, opts...)
 }
 
 // CountDownLatch returns the count-down latch of that name, which releases its waiters
 // when its count reaches zero. Names are as for Lock, but with sharded pub/sub no name may
 // contain braces: they would give the latch's channel another cluster slot. It sends nothing.
-func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.s, name) }
+func (c *Client) CountDownLatch(name string) *countdown.Latch { return countdown.New(c.latches, name) }
 
 // Election returns the leader election of that name. Its candidates wait for the fair lock of the
 // same name. Names are as for Lock. It sends nothing.
 func (c *Client) Election(name string) *election.Election {
-	return election.New(c.s, name)
+	return election.New(c.engine, name)
 }
 
 // Once returns the work of that name, which is to run once for each slot although several machines
 // start it. Names are as for Lock. It sends nothing.
 func (c *Client) Once(name string, opts ...once.Option) *once.Once {
-	return once.New(c.s, name, opts...)
+	return once.New(c.engine, name, opts...)
 }
 
 // PlainLock returns the plain lock of that name, which excludes the locks of redsync,
 // redislock and other libraries that set a key. Names are as for Lock. The only option
 // that applies is rlock.WithBackoff. It sends nothing.
 func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
-	return rlock.NewPlain(c.s, name, opts...)
+	return rlock.NewPlain(c.engine, name, opts...)
 }
 
 // SpinLock returns the spin lock of that name, which polls instead of using pub/sub.
 // Names are as for Lock.
 func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
-	return rlock.NewSpin(c.s, name, opts...)
+	return rlock.NewSpin(c.engine, name, opts...)
 }
 
 // MultiLock returns a lock that acquires all of the given locks, which may be of any
 // kind and client. It sends nothing and does not fail: without members, or with a member
 // that is nil, a duplicate, or of another module's type, every method returns an error.
 func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
-	return multilock.New(c.s, members...)
+	return multilock.New(c.groups, members...)
 }
 
 // RedLock returns a lock that acquires a majority of the reentrant locks of one name on
@@ -99,14 +98,15 @@ func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 // Without clients, or with a client that is nil or a duplicate, every method returns an error
 // that matches lock.ErrInvalid.
 func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Red {
-	var first *session.Session
+	var first *multilock.Shared
 	members := make([]lock.Locker, len(clients))
 	for i, c := range clients {
 		if c != nil {
 			members[i] = c.Lock(name, opts...)
-			first = cmp.Or(first, c.s)
+			first = cmp.Or(first, c.groups)
 		}
 	}
+
 	return multilock.NewRed(first, members...)
 }
 
@@ -119,5 +119,5 @@ func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Re
 // RedLock sends nothing and does not fail, like MultiLock. Use an odd number of servers: an
 // even number adds no fault tolerance, and is logged. WithAbsent is for servers that are down.
 func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
-	return multilock.NewRed(c.s, members...)
+	return multilock.NewRed(c.groups, members...)
 }

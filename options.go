@@ -52,6 +52,7 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 	if ctx == nil {
 		return config{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
+
 	c := config{startupChecks: true, Config: session.Config{
 		WatchdogTimeout: DefaultWatchdogTimeout,
 		FairWait:        DefaultFairWaitTimeout,
@@ -68,6 +69,7 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 			return config{}, err
 		}
 	}
+
 	return c, nil
 }
 

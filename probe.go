@@ -31,7 +31,7 @@ const (
 	CheckEviction Check = "eviction"
 	// CheckVersion: the server is older than the oldest supported version.
 	CheckVersion Check = "version"
-	// CheckClock: the server's clock is far from that of this machine.
+	// CheckClock: the server's clock is far from the clock of this machine.
 	CheckClock Check = "clock"
 	// CheckLatency: a round trip to the server takes more than a sixth of the watchdog timeout.
 	CheckLatency Check = "latency"
@@ -103,7 +103,7 @@ type Node struct {
 	// not 0.
 	EvictionPolicy string
 	MaxMemory      int64
-	// ClockOffset is the server's clock minus that of this machine, with a precision of
+	// ClockOffset is the server's clock minus the clock of this machine, with a precision of
 	// half of RoundTrip.
 	ClockOffset time.Duration
 	RoundTrip   time.Duration
@@ -143,6 +143,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 	if ctx == nil {
 		return Report{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
+
 	var uses []use
 	for _, name := range names {
 		key := c.s.MapName(name)
@@ -151,6 +152,7 @@ func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
 		}
 		uses = append(uses, usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)...)
 	}
+
 	return c.probe(ctx, wire.Shared(ctx), uses)
 }
 
@@ -164,10 +166,12 @@ const startupTimeout = 2 * time.Second
 func (c *Client) checkAtStartup(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, startupTimeout)
 	defer cancel()
+
 	key := c.s.MapName(startupName)
 	if c.s.CheckName(key) != nil {
 		return // the first use of a lock reports the error
 	}
+
 	uses := usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)
 	uses = slices.DeleteFunc(uses, func(u use) bool { return u.kind != "" })
 	report, err := c.probe(ctx, detached(ctx), uses)
@@ -222,6 +226,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	if err != nil && !forbidden(err) {
 		return n, nil, fmt.Errorf("redlatch: probe %s: %w", addr, err)
 	}
+
 	n.readInfo(info)
 	asked := time.Since(began)
 
@@ -235,12 +240,12 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	reply, err := wire.Numbers(probeScript.Exec(ctx, conn, nil, args), 3+len(uses), wire.Any)
 	n.RoundTrip = time.Since(sent)
 	var found []Finding
-	switch {
-	case forbidden(err):
-		found, err = []Finding{withoutScripts(addr, err)}, nil
-	case err != nil:
+	if forbidden(err) {
+		found = []Finding{withoutScripts(addr, err)}
+		err = nil
+	} else if err != nil {
 		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
-	default:
+	} else {
 		if reply[0] != 0 {
 			n.ClockOffset = time.UnixMicro(reply[0]*1e6 + reply[1]).Sub(sent.Add(n.RoundTrip / 2))
 		}
@@ -251,6 +256,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		n.RightsKnown = reply[2] == 1 && !slices.Contains(verdicts, useUnknown)
 		found = missing(addr, uses, verdicts)
 	}
+
 	// One of the requests may have had to open a connection or to send the script a second time.
 	if err == nil {
 		found = append(found, n.latency(min(asked, n.RoundTrip), watchdogTimeout)...)
@@ -266,10 +272,13 @@ func withoutScripts(addr string, err error) Finding {
 		if !strings.Contains(err.Error(), "EVALSHA") {
 			f.Missing = []Right{{Command: "EVAL"}}
 		}
-		f.Problem, f.Advice = lacks(f.Missing), adviceUnsupported
+		f.Problem = lacks(f.Missing)
+		f.Advice = adviceUnsupported
 		return f
 	}
-	f.Problem, f.Advice = "this user may not run scripts", "allow this user the category @scripting"
+
+	f.Problem = "this user may not run scripts"
+	f.Advice = "allow this user the category @scripting"
 	f.Missing = []Right{{Command: "EVALSHA"}, {Command: "EVAL"}}
 	f.Rules = []string{"+evalsha", "+eval"}
 	return f
@@ -304,7 +313,9 @@ func missing(addr string, uses []use, verdicts []verdict) (found []Finding) {
 		lacking.Problem = lacks(lacking.Missing)
 		denies.Problem = denied(denies.Missing)
 		for _, f := range []Finding{lacking, denies} {
-			f.Check, f.Addr, f.Kind = CheckCommands, addr, kind.kind
+			f.Check = CheckCommands
+			f.Addr = addr
+			f.Kind = kind.kind
 			if f.Kind != "" {
 				f.Problem = "for " + kind.objects + ": " + f.Problem
 			}
@@ -313,6 +324,7 @@ func missing(addr string, uses []use, verdicts []verdict) (found []Finding) {
 			}
 		}
 	}
+
 	return found
 }
 
@@ -335,6 +347,7 @@ func (n *Node) latency(roundTrip, watchdogTimeout time.Duration) []Finding {
 	if roundTrip <= watchdogTimeout/6 {
 		return nil
 	}
+
 	return []Finding{{
 		Check: CheckLatency, Addr: n.Addr,
 		Problem: fmt.Sprintf("a round trip takes %v, more than a sixth of the watchdog timeout of %v",
@@ -383,6 +396,7 @@ func (n *Node) readInfo(info string) {
 			fields[name] = value
 		}
 	}
+
 	n.Server = cmp.Or(fields["server_name"], "redis")
 	n.Version = cmp.Or(fields[n.Server+"_version"], fields["redis_version"])
 	if n.Version == "" {

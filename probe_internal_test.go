@@ -22,14 +22,14 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		scripts []string
 		name    string
 	}{
-		{[]string{"rlock/[^p]*.lua", "internal/locking/*.lua"}, ""},
+		{[]string{"rlock/[^p]*.lua", "internal/engine/*.lua"}, ""},
 		{[]string{"rlock/plain_*.lua"}, KindPlain},
 		{[]string{"fairlock/*.lua"}, KindFair},
 		{[]string{"rwlock/*.lua"}, KindReadWrite},
 		{[]string{"semaphore/*.lua"}, KindSemaphore},
 		{[]string{"countdown/*.lua"}, KindLatch},
 		{[]string{"election/*.lua"}, KindElection},
-		{[]string{"once/once.go", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/locking/*.lua"}, KindOnce},
+		{[]string{"once/once.go", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua"}, KindOnce},
 	} {
 		sent, asked := map[string]bool{}, map[string]bool{}
 		for _, pattern := range kind.scripts {

@@ -39,22 +39,22 @@ var moreArguments = map[string]int{
 // words returns the command as probe.lua checks it. Redis 8 checks only a command that has enough
 // arguments; their values do not matter.
 func (u use) words() []string {
-	switch {
-	case u.On == "":
+	if u.On == "" {
 		return strings.Fields(u.Command)
-	case strings.HasPrefix(u.Command, "EVAL"):
-		return []string{u.Command, "script", "1", u.On}
-	default:
-		return append([]string{u.Command, u.On}, slices.Repeat([]string{"0"}, moreArguments[u.Command])...)
 	}
+	if strings.HasPrefix(u.Command, "EVAL") {
+		return []string{u.Command, "script", "1", u.On}
+	}
+	return append([]string{u.Command, u.On}, slices.Repeat([]string{"0"}, moreArguments[u.Command])...)
 }
 
 // usesOf returns the commands that the objects of a key send, directly or from scripts, in
-// the order of their kinds. Those of fair and read-write locks add to those of kind "", and
-// those of elections to those of fair locks.
+// the order of their kinds. The commands of fair and read-write locks add to the commands of kind "", and
+// the commands of elections to the commands of fair locks.
 func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	owner, _ := lock.NewOwner(client, 0) // not a real owner
-	general, channel := "PING", "PUBLISH,SUBSCRIBE,UNSUBSCRIBE"
+	general := "PING"
+	channel := "PUBLISH,SUBSCRIBE,UNSUBSCRIBE"
 	if cluster {
 		general += ",CLUSTER SLOTS,CLUSTER SHARDS,ASKING"
 	}
@@ -62,8 +62,10 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		general += ",PUBSUB SHARDNUMSUB"
 		channel = "SPUBLISH,SSUBSCRIBE,SUNSUBSCRIBE"
 	}
+
 	// One slot stands for all.
-	run, done := wire.OnceRun(key, "slot"), wire.OnceDone(key, "slot")
+	run := wire.OnceRun(key, "slot")
+	done := wire.OnceDone(key, "slot")
 	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
 		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
@@ -149,16 +151,17 @@ func (u use) isChannel() bool {
 // They omit what other uses show to be permitted, because ACL SETUSER refuses a pattern for a user
 // with all keys or channels.
 func rulesOf(uses []use, verdicts []verdict) map[int][]string {
-	commands, patterns, unsubscribes := map[string]bool{}, map[string]bool{}, false
+	commands := map[string]bool{}
+	patterns := map[string]bool{}
+	unsubscribes := false
 	for i, u := range uses {
 		if verdicts[i] != usePermitted {
 			continue
 		}
 		commands[u.commandRule()] = true
-		switch {
-		case strings.HasSuffix(u.Command, "UNSUBSCRIBE"):
+		if strings.HasSuffix(u.Command, "UNSUBSCRIBE") {
 			unsubscribes = true // on any channel
-		case u.isChannel(), u.kind == kindAccess:
+		} else if u.isChannel() || u.kind == kindAccess {
 			patterns[u.patternRule()] = true
 		}
 	}
@@ -172,6 +175,7 @@ func rulesOf(uses []use, verdicts []verdict) map[int][]string {
 		if !commands[u.commandRule()] {
 			add = append(add, u.commandRule())
 		}
+
 		// A user without any command for channels may have access to all of them.
 		if u.On != "" && !patterns[u.patternRule()] && (unsubscribes || !u.isChannel()) {
 			add = append(add, u.patternRule())
@@ -181,6 +185,7 @@ func rulesOf(uses []use, verdicts []verdict) map[int][]string {
 		}
 		rules[i] = add
 	}
+
 	return rules
 }
 
@@ -194,16 +199,16 @@ func (u use) commandRule() string {
 func aclPattern(name string) string {
 	var out strings.Builder
 	for _, c := range []byte(name) {
-		switch {
-		case strings.IndexByte(`\?[]`, c) >= 0:
+		if strings.IndexByte(`\?[]`, c) >= 0 {
 			out.WriteByte('\\')
 			out.WriteByte(c)
-		case c <= ' ' || c == 0x7f || c == '"' || c == '\'':
+		} else if c <= ' ' || c == 0x7f || c == '"' || c == '\'' {
 			out.WriteByte('?')
-		default:
+		} else {
 			out.WriteByte(c)
 		}
 	}
+
 	return out.String()
 }
 

@@ -59,6 +59,7 @@ func parseURL(text string) (opt rueidis.ClientOption, err error) {
 	case u.Scheme == "unix" && u.Host != "":
 		return opt, errors.New("a socket needs three slashes, as in unix:///var/run/redis.sock")
 	}
+
 	if opt, err = rueidis.ParseURL(text); err != nil {
 		// A value that follows the colon may be a password in a wrong place.
 		what, _, _ := strings.Cut(strings.TrimPrefix(err.Error(), "redis: "), ":")
@@ -85,6 +86,7 @@ func checkParameters(u *url.URL, tls bool) error {
 	if err != nil {
 		return err
 	}
+
 	for name, values := range query {
 		only, known := urlParameters[name]
 		switch {
@@ -109,21 +111,25 @@ func checkParameters(u *url.URL, tls bool) error {
 			return fmt.Errorf("parameter %s: the value is empty", name)
 		}
 	}
+
 	return nil
 }
 
 // checkAddr checks a further address. rueidis would replace one that has no port by the first.
 func checkAddr(u *url.URL, addr string) error {
 	host, port, err := net.SplitHostPort(addr)
-	switch {
-	case u.Scheme == "unix":
+	if u.Scheme == "unix" {
 		return errors.New("parameter addr: a socket is the only address")
-	case strings.Contains(addr, ","):
+	}
+	if strings.Contains(addr, ",") {
 		return errComma
-	case strings.Contains(addr, "@"):
+	}
+	if strings.Contains(addr, "@") {
 		return errMalformed
-	case addr != "" && (err != nil || host == "" || port == ""):
+	}
+	if addr != "" && (err != nil || host == "" || port == "") {
 		return errors.New("parameter addr: a value is not host:port")
 	}
+
 	return nil
 }

@@ -61,6 +61,7 @@ const MaxCount = math.MaxInt32
 // Latch is a count-down latch. It is created by Client.CountDownLatch and is safe for
 // concurrent use. It is immutable: the count is on the server.
 type Latch struct {
+	all  *Shared
 	s    *session.Session
 	name string
 	key  string
@@ -68,9 +69,9 @@ type Latch struct {
 }
 
 // New returns the latch of that name. Client.CountDownLatch calls it.
-func New(s *session.Session, name string) *Latch {
-	l := &Latch{s: s, name: name}
-	l.key, l.err = s.Key(name, s.CheckLatchName)
+func New(all *Shared, name string) *Latch {
+	l := &Latch{all: all, s: all.s, name: name}
+	l.key, l.err = l.s.Key(name, l.s.CheckLatchName)
 	return l
 }
 
@@ -111,6 +112,7 @@ func (l *Latch) trySetCount(ctx context.Context, n int, ttl string) (bool, error
 		count, err := l.Count(ctx)
 		return err == nil && count == 0, err
 	}
+
 	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
 		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL), ttl)
 	return set == 1, err
@@ -144,11 +146,13 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 	if err := l.check(ctx); err != nil {
 		return 0, err
 	}
+
 	began := time.Now()
 	text, err := wire.Read(ctx, l.s.Client, "GET", l.key).ToString()
 	if rueidis.IsRedisNil(err) {
 		return 0, nil
 	}
+
 	var count int64
 	if err == nil {
 		count, err = parseCount(text)
@@ -156,6 +160,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, wire.ReadFailed(ctx, "read the count of", l.name, began, errors.Join(l.s.Err(), err))
 	}
+
 	return int(min(count, math.MaxInt)), nil
 }
 
@@ -202,10 +207,12 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 	if err := l.check(ctx); err != nil {
 		return err
 	}
+
 	began := time.Now()
 	if ctx.Err() != nil {
 		return l.notOpen(ctx, began, nil)
 	}
+
 	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
 	w := &waiter{name: l.name, since: began, site: callsite.Here()}
 	w.end = func() {
@@ -220,7 +227,7 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 		}
 		close(result)
 	}
-	if !session.Of[registry](l.s).join(ctx, l.s, l.key, w) {
+	if !l.all.join(ctx, l.key, w) {
 		w.end() // the client is closed
 	}
 	return nil
@@ -252,12 +259,15 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if err := l.check(ctx); err != nil {
 		return 0, err
 	}
+
 	start := time.Now()
 	if ctx.Err() != nil { // before sending
 		return 0, wire.Failed(ctx, operation, l.name, start, lock.ErrUnavailable)
 	}
+
 	args = append([]string{wire.Millis(replyTTL), l.s.Publish, wire.LatchChannel(l.key)}, args...)
-	id, next := wire.NewRequestID(), script
+	id := wire.NewRequestID()
+	next := script
 	var n int64
 	var err error
 	err = l.s.Retry(ctx, start.Add(retryTimeout), func(ctx context.Context) error {
@@ -267,11 +277,12 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 			if err == nil && n < 0 && time.Since(start) >= replyTTL {
 				err = errTooLate
 			}
-			switch {
-			case err == nil && n < 0: // cancelled
-				id, next = wire.NewRequestID(), script
+			if err == nil && n < 0 { // cancelled
+				id = wire.NewRequestID()
+				next = script
 				continue
-			case wire.IsUnknown(err):
+			}
+			if wire.IsUnknown(err) {
 				next = cancelScript
 			}
 			break

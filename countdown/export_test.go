@@ -6,7 +6,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -48,7 +47,7 @@ func Unread(l *Latch) int {
 }
 
 func inStage(l *Latch, s stage) (n int, reading bool) {
-	reg := session.Of[registry](l.s)
+	reg := l.all
 	reg.mu.Lock()
 	defer reg.mu.Unlock()
 	d := reg.entries[l.key]
@@ -65,7 +64,7 @@ func inStage(l *Latch, s stage) (n int, reading bool) {
 
 // Latches returns the number of latches of the client that have waiters.
 func Latches(l *Latch) int {
-	reg := session.Of[registry](l.s)
+	reg := l.all
 	reg.mu.Lock()
 	defer reg.mu.Unlock()
 	return len(reg.entries)

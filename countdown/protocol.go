@@ -32,7 +32,7 @@ var (
 )
 
 const (
-	// roundTTL is the time to live of a round id. A waiter compares the id with that of its
+	// roundTTL is the time to live of a round id. A waiter compares the id with the id of its
 	// previous read, which is at most a poll interval or an outage old.
 	roundTTL = time.Hour
 	// replyTTL is the time to live of a cached reply. Within that time a request without one
@@ -49,15 +49,18 @@ func read(ctx context.Context, c rueidis.Client, key string) (snapshot, error) {
 	if err != nil || reply[0].IsNil() {
 		return snapshot{}, err
 	}
+
 	text, textErr := wire.Text(reply[0])
 	ttl, ttlErr := wire.Times.Number(reply[1])
-	round, roundErr := "", error(nil)
+	round := ""
+	roundErr := error(nil)
 	if !reply[2].IsNil() {
 		round, roundErr = wire.Text(reply[2])
 	}
 	if err := cmp.Or(textErr, ttlErr, roundErr); err != nil {
 		return snapshot{}, err
 	}
+
 	count, err := parseCount(text)
 	return snapshot{count: count, ttl: wire.Duration(ttl), round: round}, err
 }
@@ -80,17 +83,25 @@ func parseCount(text string) (int64, error) {
 	return max(count, 0), nil
 }
 
-// registry holds the waiters of one client, by key.
-type registry struct {
+// Shared is what the latches of one client share: their waiters, by key.
+type Shared struct {
+	s       *session.Session
 	mu      sync.Mutex
 	entries map[string]*latchIO
 }
 
-// latchIO is the waiters of one latch with their effects. The registry's mutex guards
+// NewShared returns what the latches of a client share. There is one for each session.
+func NewShared(s *session.Session) *Shared {
+	all := &Shared{s: s, entries: make(map[string]*latchIO)}
+	s.List(all.holds)
+	return all
+}
+
+// latchIO is the waiters of one latch with their effects. The mutex of Shared guards
 // it.
 type latchIO struct {
 	waiters
-	reg   *registry
+	all   *Shared
 	s     *session.Session
 	key   string
 	sub   *pubsub.Subscription
@@ -103,12 +114,14 @@ const readTimeout = 3 * time.Second
 
 // join adds w to the waiters of a latch until it is released, ctx ends or the session closes,
 // which waits for w.end. If the session is closed, join does nothing and returns false.
-func (r *registry) join(ctx context.Context, s *session.Session, key string, w *waiter) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	d := r.entries[key]
+func (all *Shared) join(ctx context.Context, key string, w *waiter) bool {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+
+	s := all.s
+	d := all.entries[key]
 	if d == nil {
-		d = &latchIO{reg: r, s: s, key: key}
+		d = &latchIO{all: all, s: s, key: key}
 		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout}
 	}
 	giveUp := func() { d.update(func() { d.giveUp(w) }) } // on a goroutine of its own
@@ -116,26 +129,25 @@ func (r *registry) join(ctx context.Context, s *session.Session, key string, w *
 	if !open {
 		return false
 	}
-	stop, end := context.AfterFunc(ctx, giveUp), w.end
+
+	stop := context.AfterFunc(ctx, giveUp)
+	end := w.end
 	w.end = func() {
 		stop()
 		end()
 		left()
 	}
-	if r.entries == nil {
-		r.entries = make(map[string]*latchIO)
-	}
-	r.entries[key] = d
+	all.entries[key] = d
 	d.waiters.join(w)
 	return true
 }
 
-// Holds yields the waiters.
-func (r *registry) Holds() iter.Seq[session.Hold] {
+// holds yields the waiters.
+func (all *Shared) holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		for _, d := range r.entries {
+		all.mu.Lock()
+		defer all.mu.Unlock()
+		for _, d := range all.entries {
 			for w := range d.set {
 				if !yield(session.Hold{Kind: "latch", Name: w.name, Since: w.since, Site: w.site, Waiting: true}) {
 					return
@@ -148,15 +160,15 @@ func (r *registry) Holds() iter.Seq[session.Hold] {
 // update runs f with the mutex held, and discards d when it has become idle. Then it ends
 // the waits of waiters that have left: what that calls may take long.
 func (d *latchIO) update(f func()) {
-	d.reg.mu.Lock()
+	d.all.mu.Lock()
 	f()
-	if d.idle() && d.reg.entries[d.key] == d {
-		delete(d.reg.entries, d.key)
+	if d.idle() && d.all.entries[d.key] == d {
+		delete(d.all.entries, d.key)
 		d.s.Watchdog.Wheel().Cancel(&d.timer)
 	}
 	ended := d.ended
 	d.ended = nil
-	d.reg.mu.Unlock()
+	d.all.mu.Unlock()
 	for _, w := range ended {
 		w.end()
 	}

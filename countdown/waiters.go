@@ -122,12 +122,15 @@ func (ws *waiters) read() {
 	if len(ws.set) == 0 {
 		return
 	}
-	ws.reading, ws.readAgain = true, false
+
+	ws.reading = true
+	ws.readAgain = false
 	for w := range ws.set {
 		if w.stage == stageNew {
 			w.stage = stageReading
 		}
 	}
+
 	ws.fx.read()
 }
 
@@ -140,7 +143,8 @@ func (ws *waiters) onSnapshot(s snapshot) {
 			continue
 		}
 		w.reads++
-		w.failingSince, w.lastErr = time.Time{}, nil
+		w.failingSince = time.Time{}
+		w.lastErr = nil
 		if s.count == 0 || w.stage == stageClosed && laterRound {
 			w.opened = true
 			ws.leave(w)
@@ -148,6 +152,7 @@ func (ws *waiters) onSnapshot(s snapshot) {
 		}
 		w.stage = stageClosed
 	}
+
 	pause := safetyPoll
 	if s.ttl >= 0 {
 		pause = min(pause, s.ttl+time.Millisecond)
@@ -172,6 +177,7 @@ func (ws *waiters) onError(err error, temporary bool, pause time.Duration) {
 			ws.leave(w)
 		}
 	}
+
 	ws.afterRead(pause)
 }
 
@@ -183,10 +189,12 @@ func (ws *waiters) afterRead(pause time.Duration) {
 	}
 	if !ws.subscribed {
 		ws.subscribed = true
+
 		// A message may have been missed before the subscription. Its confirmation, if
 		// it is still to come, causes another read.
 		ws.readAgain = ws.fx.subscribe() || ws.readAgain
 	}
+
 	ws.fx.setTimer(pause)
 	if ws.readAgain {
 		ws.read()

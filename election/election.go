@@ -21,7 +21,7 @@
 // others still wait. After the death of a leader the next term begins when the lease is over, 30 s
 // later by default (see redlatch.WithWatchdogTimeout).
 //
-// The name is that of the fair lock too. Client.FairLock(name).Queue lists the candidates that wait.
+// The fair lock has the same name. Client.FairLock(name).Queue lists the candidates that wait.
 // Its ForceUnlock deposes the leader, whose term ends at the next renewal, after a third of the lease at
 // most. While somebody else holds that lock, nobody leads.
 //
@@ -45,8 +45,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/fairlock"
-	holds "github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -56,7 +55,7 @@ import (
 var luaFiles embed.FS
 
 var (
-	beginScript  = locking.LoadScript(luaFiles, "begin")
+	beginScript  = engine.LoadScript(luaFiles, "begin")
 	leaderScript = wire.LoadScript(luaFiles, "leader")
 )
 
@@ -73,9 +72,9 @@ type Election struct {
 }
 
 // New returns the election of that name. Client.Election calls it.
-func New(s *session.Session, name string) *Election {
-	e := &Election{s: s, candidacy: fairlock.NewCandidacy(s, name)}
-	e.key, e.err = s.Key(name, s.CheckName)
+func New(engine *engine.Engine, name string) *Election {
+	e := &Election{s: engine.Session, candidacy: fairlock.NewCandidacy(engine, name)}
+	e.key, e.err = e.s.Key(name, e.s.CheckName)
 	return e
 }
 
@@ -90,12 +89,12 @@ type Term struct {
 	token int64
 }
 
-// Context returns the context of the term, a child of that of Campaign or lock.Parent. It ends with
+// Context returns the context of the term, a child of the context of Campaign or lock.Parent. It ends with
 // the term; context.Cause then returns what lock.Hold says for a hold: a *lock.LostError if
 // the term was lost, and context.Canceled after Resign.
 func (t *Term) Context() context.Context { return t.hold.Context() }
 
-// Token returns the fencing token of the term: at least 1, and higher than that of any earlier term.
+// Token returns the fencing token of the term: at least 1, and higher than the token of any earlier term.
 func (t *Term) Token() int64 { return t.token }
 
 // Value returns the value that was passed to Campaign.
@@ -129,7 +128,7 @@ type Leader struct {
 // or until ctx ends or lock.Wait runs out. Observers read value, for example an address; it may be
 // empty.
 //
-// Options and errors are those of Locker.Lock. With lock.AtLeast nobody leads between an early Resign
+// It has the options and errors of Locker.Lock. With lock.AtLeast nobody leads between an early Resign
 // and the end of that time. After an error that matches lock.ErrIndeterminate the candidate leaves the
 // server at the end of a lease at the latest, and after any other it has left. If the lock is lost
 // before the term begins, the error matches lock.ErrNotAcquired. An owner named by lock.WithOwner that
@@ -139,17 +138,21 @@ func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Opti
 	if err != nil {
 		return nil, err
 	}
+
 	began := time.Now()
-	// The least time is that of a term, and a candidate whose term does not begin leaves at once.
+
+	// The least time applies to a term, and a candidate whose term does not begin leaves at once.
 	hold, err := e.candidacy.Lock(ctx, append(slices.Clip(opts), lock.AtLeast(0))...)
 	if err != nil {
 		return nil, err
 	}
+
 	token, err := e.begin(ctx, hold, value)
 	if err != nil {
 		return nil, e.withdraw(ctx, hold, began, err)
 	}
-	holds.KeepUntil(hold, settings.KeepUntil())
+
+	engine.KeepUntil(hold, settings.KeepUntil())
 	e.s.Telemetry.SetToken(hold.Context(), token)
 	return &Term{hold, value, token}, nil
 }
@@ -160,6 +163,7 @@ func (e *Election) begin(ctx context.Context, hold lock.Hold, value string) (tok
 		return 0, lock.ErrClosed
 	}
 	defer e.s.Leave()
+
 	args := []string{hold.Owner().String(), value, e.s.Publish, wire.ElectionChannel(e.key)}
 	err = e.s.Retry(ctx, time.Now().Add(hold.Remaining()), func(ctx context.Context) (err error) {
 		token, err = wire.Number(beginScript.Exec(ctx, e.s.Client, e.keys(), args), wire.Tokens)
@@ -174,7 +178,7 @@ func (e *Election) begin(ctx context.Context, hold lock.Hold, value string) (tok
 // withdraw releases the lock of a candidate whose term could not begin because of err. It returns the
 // error of Campaign.
 func (e *Election) withdraw(ctx context.Context, hold lock.Hold, began time.Time, err error) error {
-	undone := e.s.Undo(ctx, locking.Patience, func() error { return hold.Unlock(ctx) })
+	undone := e.s.Undo(ctx, engine.UnlockTimeout, func() error { return hold.Unlock(ctx) })
 	kind := undone
 	switch {
 	case undone != nil && !errors.Is(undone, lock.ErrLost):
@@ -185,6 +189,7 @@ func (e *Election) withdraw(ctx context.Context, hold lock.Hold, began time.Time
 	default:
 		kind = lock.ErrUnavailable
 	}
+
 	return wire.Failed(ctx, "campaign for", e.Name(), began, errors.Join(kind, err))
 }
 
@@ -197,11 +202,13 @@ func (e *Election) Leader(ctx context.Context) (Leader, error) {
 	if err := e.check(ctx); err != nil {
 		return Leader{}, err
 	}
+
 	began := time.Now()
 	leader, err := e.read(ctx)
 	if err == ErrNoLeader {
 		return Leader{}, fmt.Errorf("%w: %q", ErrNoLeader, e.Name())
 	}
+
 	return leader, wire.ReadFailed(ctx, "read the leader of", e.Name(), began, err)
 }
 
@@ -209,13 +216,15 @@ func (e *Election) Leader(ctx context.Context) (Leader, error) {
 func (e *Election) read(ctx context.Context) (Leader, error) {
 	ctx, cancel := e.s.Bounded(ctx)
 	defer cancel()
+
 	term, err := leaderScript.Exec(ctx, e.s.Client, e.keys(), nil).AsStrSlice()
-	switch {
-	case rueidis.IsRedisNil(err):
+	if rueidis.IsRedisNil(err) {
 		return Leader{}, ErrNoLeader
-	case err != nil:
+	}
+	if err != nil {
 		return Leader{}, err
 	}
+
 	return parseTerm(term)
 }
 

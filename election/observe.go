@@ -80,15 +80,18 @@ func (o *observer) next(ctx context.Context) (Leader, error) {
 	for {
 		leader, err := o.e.read(ctx)
 		pause := safetyPoll
-		switch {
-		case err == nil && leader != o.last:
+		if err == nil && leader != o.last {
 			o.last = leader
 			return leader, nil
-		case err == nil || err == ErrNoLeader:
-			outage, failing = nil, time.Time{}
-		case ctx.Err() != nil:
-			return Leader{}, o.ended(ctx, outage)
-		default:
+		}
+
+		if err == nil || err == ErrNoLeader {
+			outage = nil
+			failing = time.Time{}
+		} else {
+			if ctx.Err() != nil {
+				return Leader{}, o.ended(ctx, outage)
+			}
 			if outage == nil {
 				failing = time.Now()
 			}
@@ -98,6 +101,7 @@ func (o *observer) next(ctx context.Context) (Leader, error) {
 			}
 			pause = minRetry + rand.N(maxRetry-minRetry)
 		}
+
 		o.e.s.Watchdog.Wheel().Schedule(&o.timer, time.Now().Add(pause), o)
 		select {
 		case <-o.wake:
@@ -109,7 +113,7 @@ func (o *observer) next(ctx context.Context) (Leader, error) {
 	}
 }
 
-// ended returns the error of an iteration that ends. err is that of the last read. Without it the
+// ended returns the error of an iteration that ends. err is the error of the last read. Without it the
 // end of ctx is an error of no kind, because nothing has failed.
 func (o *observer) ended(ctx context.Context, err error) error {
 	closed := o.e.s.Stopped()
@@ -125,13 +129,16 @@ func parseTerm(term []string) (Leader, error) {
 	if len(term) != 3 {
 		return Leader{}, fmt.Errorf("redlatch: the server's reply has %d elements, not 3", len(term))
 	}
+
 	owner, err := lock.ParseOwner(term[0])
 	if err != nil {
 		return Leader{}, err
 	}
+
 	token, err := strconv.ParseInt(term[1], 10, 64)
 	if err != nil || token < 1 || token > wire.MaxToken {
 		return Leader{}, errors.New("redlatch: the token of the term is not a number from 1 to 2^53-1")
 	}
+
 	return Leader{Value: term[2], Token: token, Owner: owner}, nil
 }

@@ -29,7 +29,7 @@ const (
 //
 // Run blocks until ctx ends, and then returns its cause. It returns early only with an error that
 // matches lock.ErrClosed, lock.ErrInvalid, lock.ErrReentered or lock.ErrUnsupported. The options are
-// those of Campaign.
+// the options of Campaign.
 func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Context, term *Term) error, opts ...lock.Option) error {
 	if err := e.check(ctx); err != nil {
 		return err
@@ -37,6 +37,7 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 	if fn == nil {
 		return fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, e.Name())
 	}
+
 	o, _ := lock.Resolve(opts...) // Campaign returns the error
 	for pause := minPause; ; {
 		term, err := e.Campaign(ctx, value, opts...)
@@ -58,12 +59,13 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 		case <-ctx.Done():
 		case <-e.s.Stopping():
 		}
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return context.Cause(ctx)
-		case e.s.Stopped() != nil:
+		}
+		if e.s.Stopped() != nil {
 			return lock.ErrClosed
-		case err != nil:
+		}
+		if err != nil {
 			pause = min(2*pause, maxPause)
 		}
 	}

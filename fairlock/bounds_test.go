@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -99,8 +99,8 @@ func TestAQueueThatIsTooLong(t *testing.T) {
 		}
 
 		// A heartbeat sends its waiters to an attempt, which fails. Waiters of other locks keep their positions.
-		good := &locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
-		require.True(t, w.acquire(&locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
+		good := &engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
+		require.True(t, w.acquire(&engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
 		w.acquire(good)
 		renewed := w.p.HeartbeatRenewer().Renew(within(t), [][]watchdog.Subject{{w.position(waiter), w.position(good)}}, lease, false)[0]
 		require.NoError(t, renewed.Err)
@@ -119,7 +119,7 @@ func TestALongQueueWithoutTimes(t *testing.T) {
 		harness.Do(t, w.addr, "EVAL", `for i = 1, 100000 do redis.call('ZADD', KEYS[1], 0, 'dead ' .. i) end`, "1", wire.FairOrder(orders))
 		_, err := w.p.Acquire(within(t), waiter)
 		require.NoError(t, err)
-		claims := []*locking.Claim{waiter}
+		claims := []*engine.Claim{waiter}
 		for range 100 {
 			claims = append(claims, w.claim())
 		}
@@ -127,7 +127,7 @@ func TestALongQueueWithoutTimes(t *testing.T) {
 		require.NoError(t, err)
 		released, err := w.p.Release(within(t), holder)
 		require.NoError(t, err)
-		require.Equal(t, locking.Free, released.State)
+		require.Equal(t, engine.Free, released.State)
 		a, err := w.p.Acquire(within(t), waiter)
 		require.NoError(t, err)
 		require.True(t, a.Acquired)
@@ -143,7 +143,7 @@ func TestAFullQueue(t *testing.T) {
 		late := time.Now().Add(time.Hour).UnixMilli()
 		w.fill(mostWaiters-2, map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1})
 		last := w.claim()
-		require.True(t, w.acquire(last).Moved)
+		require.True(t, w.acquire(last).Requeued)
 		before := w.dump()
 		_, err := w.p.Acquire(within(t), w.claim())
 		require.ErrorContains(t, err, "65535 waiters")
@@ -152,8 +152,8 @@ func TestAFullQueue(t *testing.T) {
 		once := w.claim()
 		once.Waits = false
 		require.False(t, w.acquire(once).Acquired)
-		require.Equal(t, locking.NotHeld, w.release(last).State)
-		require.True(t, w.acquire(w.claim()).Moved)
+		require.Equal(t, engine.NotHeld, w.release(last).State)
+		require.True(t, w.acquire(w.claim()).Requeued)
 	})
 }
 

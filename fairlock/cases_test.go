@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 )
@@ -98,7 +98,7 @@ func inVirtualTime(t *testing.T, wait time.Duration, test func(t *testing.T, w *
 // waiter is a client that wants the lock, in Go or in Java.
 type waiter struct {
 	w     *timeless
-	claim *locking.Claim // nil in Java
+	claim *engine.Claim // nil in Java
 	owner string
 	*java // nil in Go
 }
@@ -148,7 +148,7 @@ func (u *waiter) leave() {
 func (u *waiter) release() {
 	u.w.t.Helper()
 	if u.claim != nil {
-		require.Equal(u.w.t, locking.Free, u.w.release(u.claim).State)
+		require.Equal(u.w.t, engine.Free, u.w.release(u.claim).State)
 		return
 	}
 	u.java.release()
@@ -311,7 +311,7 @@ func TestOneAttemptNeverQueues(t *testing.T) {
 			once := w.ours()
 			once.claim.Waits, once.claim.Lease = false, lease
 			a := w.acquire(once.claim)
-			require.Equal(t, locking.Answer{FreeIn: lease}, a)
+			require.Equal(t, engine.Answer{FreeIn: lease}, a)
 			require.Empty(t, w.queue())
 		}
 		holder.release()

@@ -3,7 +3,7 @@ package fairlock
 import (
 	"context"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -13,7 +13,7 @@ type Protocol = protocol
 
 // NewProtocol returns the protocol of a lock object with that key and those options.
 func NewProtocol(s *session.Session, key string, opts ...Option) *Protocol {
-	p := &protocol{s: s, kind: "fair"}
+	p := &protocol{e: engine.New(s), s: s, kind: "fair"}
 	p.prepare(key)
 	for _, opt := range opts {
 		opt(p)
@@ -22,9 +22,9 @@ func NewProtocol(s *session.Session, key string, opts ...Option) *Protocol {
 }
 
 // ConfirmClaim runs confirm.lua, and returns its reply.
-func ConfirmClaim(ctx context.Context, p *Protocol, c *locking.Claim, had, waiting []string) (reply [2]int64, err error) {
-	a, err := p.Confirm(ctx, c, locking.Question{Passed: owners(had), Next: owners(waiting)})
-	if a.Stands {
+func ConfirmClaim(ctx context.Context, p *Protocol, c *engine.Claim, had, waiting []string) (reply [2]int64, err error) {
+	a, err := p.Confirm(ctx, c, engine.OwnershipCheck{Passed: owners(had), Next: owners(waiting)})
+	if a.Held {
 		reply[0] = 1
 	}
 	reply[1] = int64(a.Ready)
@@ -32,7 +32,7 @@ func ConfirmClaim(ctx context.Context, p *Protocol, c *locking.Claim, had, waiti
 }
 
 // ReleaseAfter releases a claim after other waiters have had the lock.
-func ReleaseAfter(ctx context.Context, p *Protocol, c *locking.Claim, had []string) (locking.Released, error) {
+func ReleaseAfter(ctx context.Context, p *Protocol, c *engine.Claim, had []string) (engine.Release, error) {
 	last := *c
 	last.Passed = owners(had)
 	return p.Release(ctx, &last)

@@ -33,37 +33,37 @@ import (
 	"context"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
-type member = locking.Member
+type member = engine.Member
 
 // Lock is a fair lock. Client.FairLock returns it.
 type Lock struct {
 	member
-	l *locking.Lock
+	l *engine.Lock
 	p *protocol
 }
 
 // New returns the fair lock of that name. Client.FairLock calls it.
-func New(s *session.Session, name string, opts ...Option) *Lock {
-	p := &protocol{s: s, kind: "fair"}
+func New(e *engine.Engine, name string, opts ...Option) *Lock {
+	p := &protocol{e: e, s: e.Session, kind: "fair"}
 	return p.lock(name, session.Configure(p, name, opts))
 }
 
 // NewCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
 // has an owner of its own. Package election calls it.
-func NewCandidacy(s *session.Session, name string) lock.Locker {
-	p := &protocol{s: s, kind: "election", candidacy: true, nonReentrant: true}
+func NewCandidacy(e *engine.Engine, name string) lock.Locker {
+	p := &protocol{e: e, s: e.Session, kind: "election", candidacy: true, nonReentrant: true}
 	return p.lock(name, nil)
 }
 
 // lock returns the lock of that name. A bad name, or else err, is an error of every operation.
 func (p *protocol) lock(name string, err error) *Lock {
-	l := locking.New(p.s, p, name, err)
+	l := engine.NewLock(p.e, p, name, err)
 	p.prepare(l.Key())
 	return &Lock{l.Member(), &l, p}
 }
@@ -88,7 +88,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
-// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
 func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
@@ -103,7 +103,7 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
-// process. Other errors are those of Hold.Unlock. A lost hold counts as held until
+// process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
 // Unlock has returned its loss.
 func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
@@ -146,10 +146,12 @@ func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
 	if err := l.l.Check(ctx); err != nil {
 		return nil, err
 	}
+
 	began := time.Now()
 	waiters, err := l.p.Queue(ctx)
 	if err != nil {
 		return nil, wire.ReadFailed(ctx, "look at the queue of", l.Name(), began, err)
 	}
+
 	return waiters, nil
 }

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -22,7 +22,7 @@ func keysOf(name string) []string {
 	return []string{name, wire.FairQueue(name), wire.FairTimeouts(name), wire.FairAlive(name), wire.FairOrder(name)}
 }
 
-func (w *world) position(c *locking.Claim) watchdog.Subject {
+func (w *world) position(c *engine.Claim) watchdog.Subject {
 	return watchdog.Subject{Key: c.Key, Owner: c.ID.String()}
 }
 
@@ -65,14 +65,14 @@ func TestOnlyTheFirstGetsAMessage(t *testing.T) {
 		w.acquire(first)
 		w.acquire(second)
 		want := map[string]int{}
-		soon := func(c *locking.Claim) {
+		soon := func(c *engine.Claim) {
 			t.Helper()
 			channel := wire.FairChannel(c.Key, c.ID)
 			want[channel]++
 			harness.Eventually(t, 5*time.Second, "the first gets its message", func() bool { return messages()[channel] > want[channel]-1 })
 			require.Equal(t, want, messages())
 		}
-		require.Equal(t, locking.Released{State: locking.Free, Receivers: 1}, w.release(holder))
+		require.Equal(t, engine.Release{State: engine.Free, Receivers: 1}, w.release(holder))
 		soon(first)
 		require.NoError(t, w.p.Leave(t.Context(), first))
 		soon(second)
@@ -100,7 +100,7 @@ func TestPositionsEndByTheClockOfTheServer(t *testing.T) {
 			require.NoError(t, renewed.Err)
 			a := w.acquire(second)
 			require.True(t, renewed.Held[0] || a.Acquired, "in the queue until it acquires the lock")
-			require.False(t, a.Moved)
+			require.False(t, a.Requeued)
 			return a.Acquired
 		})
 		require.GreaterOrEqual(t, time.Since(began), w.p.PositionTTL()-time.Millisecond)
@@ -166,7 +166,7 @@ func TestKeysOfAnotherType(t *testing.T) {
 				{"acquire", true, func() error { _, err := w.p.Acquire(ctx, w.claim()); return err }},
 				{"acquire again", true, func() error { _, err := w.p.Acquire(ctx, waiter); return err }},
 				{"acquire all", true, func() error {
-					_, err := w.p.AcquireAll(ctx, []*locking.Claim{w.claim(), waiter})
+					_, err := w.p.AcquireAll(ctx, []*engine.Claim{w.claim(), waiter})
 					return err
 				}},
 				{"release", true, func() error { _, err := w.p.Release(ctx, holder); return err }},
@@ -190,8 +190,8 @@ func TestKeysOfAnotherType(t *testing.T) {
 			}
 
 			// One bad queue does not fail the heartbeats of the others.
-			good := &locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
-			require.True(t, w.acquire(&locking.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
+			good := &engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
+			require.True(t, w.acquire(&engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
 			w.acquire(good)
 			bad := []watchdog.Subject{w.position(waiter), w.position(good), w.position(w.claim())}
 			renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]watchdog.Subject{bad}, lease, false)[0]
@@ -227,7 +227,7 @@ func TestExpiryForbidden(t *testing.T) {
 		w.release(holder)
 		_, err = less.Acquire(t.Context(), waiter)
 		require.Error(t, err)
-		_, err = less.AcquireAll(t.Context(), []*locking.Claim{w.claim(), waiter})
+		_, err = less.AcquireAll(t.Context(), []*engine.Claim{w.claim(), waiter})
 		require.Error(t, err)
 		waiters, err := w.p.Queue(t.Context())
 		require.NoError(t, err)
@@ -272,7 +272,7 @@ func TestOutOfMemory(t *testing.T) {
 		renewed := w.p.HeartbeatRenewer().Renew(ctx, [][]watchdog.Subject{{w.position(first), w.position(second)}}, lease, false)[0]
 		require.NoError(t, renewed.Err)
 		require.Equal(t, []bool{true, true}, renewed.Held)
-		require.Equal(t, locking.Free, w.release(holder).State)
+		require.Equal(t, engine.Free, w.release(holder).State)
 		_, err = w.p.Acquire(ctx, first)
 		require.ErrorContains(t, err, "OOM")
 		require.NoError(t, w.p.Leave(ctx, first))
@@ -297,7 +297,7 @@ func TestCluster(t *testing.T) {
 		t.Cleanup(conn.Close)
 		sess := newSession(t, conn, 5*time.Minute)
 		w := &world{t, sess, fairlock.NewProtocol(sess, orders), ""}
-		claim := func(key string) *locking.Claim {
+		claim := func(key string) *engine.Claim {
 			c := w.claim()
 			c.Key = key
 			return c
@@ -308,7 +308,7 @@ func TestCluster(t *testing.T) {
 			require.True(t, w.acquire(holder).Acquired)
 			w.acquire(first)
 			w.acquire(second)
-			require.Equal(t, locking.Released{State: locking.Free, Receivers: -1}, w.release(holder))
+			require.Equal(t, engine.Release{State: engine.Free, Receivers: -1}, w.release(holder))
 			require.True(t, w.acquire(first).Acquired)
 			positions = append(positions, w.position(second), w.position(first))
 		}

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
@@ -109,7 +109,7 @@ type walk struct {
 	wait  int64
 	wild  bool // Java clients have wrong clocks and wait for long, and keys are deleted
 	// The claims and the Java threads of each lock.
-	claims     [][]*locking.Claim
+	claims     [][]*engine.Claim
 	javas      [][]string
 	generation int
 	again      lockstep.Request // the last one
@@ -129,7 +129,7 @@ func newWalk(ctx context.Context, conn *lockstep.Client, sessions map[int64]*ses
 	x.model.wait, x.model.positionTTL = x.wait, x.p[0].PositionTTL().Milliseconds()
 	x.model.now, x.model.seen = begin, seen
 	for n := range lockNames {
-		var all []*locking.Claim
+		var all []*engine.Claim
 		for i := range claims {
 			all = append(all, x.newClaim(n, i))
 		}
@@ -175,11 +175,11 @@ func (x *walk) Draw(r *rand.Rand) step {
 }
 
 // newClaim returns the i-th claim of the n-th lock, with a new id.
-func (x *walk) newClaim(n, i int) *locking.Claim {
+func (x *walk) newClaim(n, i int) *engine.Claim {
 	x.generation++
 	id, err := lock.NewOwner(clientID, uint64(1000*x.generation+10*n+i))
 	lockstep.Check(err)
-	return &locking.Claim{Key: lockNames[n], ID: id, Waits: true, Lease: lease}
+	return &engine.Claim{Key: lockNames[n], ID: id, Waits: true, Lease: lease}
 }
 
 // ownerOf returns the owner in a role, "" if there is none.
@@ -200,7 +200,7 @@ func (x *walk) claimOf(n, who, otherwise int) int {
 		return who
 	}
 	owner := x.model.locks[lockNames[n]].ownerOf(who)
-	if i := slices.IndexFunc(x.claims[n], func(c *locking.Claim) bool { return c.ID.String() == owner }); i >= 0 {
+	if i := slices.IndexFunc(x.claims[n], func(c *engine.Claim) bool { return c.ID.String() == owner }); i >= 0 {
 		return i
 	}
 	return otherwise
@@ -224,7 +224,7 @@ func (x *walk) request(s step) lockstep.Request {
 	owner := c.ID.String()
 	switch s.Kind {
 	case "acquire", "acquire all":
-		some := []*locking.Claim{&c}
+		some := []*engine.Claim{&c}
 		for i, other := range x.claims[s.lock] {
 			if s.Kind == "acquire all" && s.some&(1<<i) != 0 && other.ID != c.ID {
 				other := *other
@@ -247,7 +247,7 @@ func (x *walk) request(s step) lockstep.Request {
 			x.leave(append(had, owner)...)
 			real, err := fairlock.ReleaseAfter(x.ctx, x.p[s.lock], &c, had)
 			want := m.release(l, &c, had)
-			x.seen.See(map[locking.ReleaseState]string{locking.Free: "free", locking.NotHeld: "not held"}[want.State])
+			x.seen.See(map[engine.ReleaseState]string{engine.Free: "free", engine.NotHeld: "not held"}[want.State])
 			return real, want, err
 		}
 	case "confirm":
@@ -347,12 +347,12 @@ func (x *walk) heartbeat(of func(i int) bool) lockstep.Request {
 	}
 }
 
-func (x *walk) answered(answers []locking.Answer) {
+func (x *walk) answered(answers []engine.Answer) {
 	for _, a := range answers {
 		switch {
 		case a.Acquired:
 			x.seen.See("acquired")
-		case a.Moved:
+		case a.Requeued:
 			x.seen.See("queued behind all")
 		case a.Queued:
 			x.seen.See("queued")

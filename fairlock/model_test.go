@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/fairlock"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -105,12 +105,12 @@ func (m *model) ttl(l *lockModel) int64 {
 	return l.ends[lockAt] - m.now
 }
 
-func (m *model) hold(l *lockModel, c *locking.Claim) {
+func (m *model) hold(l *lockModel, c *engine.Claim) {
 	l.counts = map[string]int{c.ID.String(): 1}
 	l.ends[lockAt] = m.now + c.Lease.Milliseconds()
 }
 
-func (m *model) atLeast(l *lockModel, c *locking.Claim) {
+func (m *model) atLeast(l *lockModel, c *engine.Claim) {
 	if lease := c.Lease.Milliseconds(); m.ttl(l) < lease {
 		l.ends[lockAt] = m.now + lease
 	}
@@ -119,7 +119,7 @@ func (m *model) atLeast(l *lockModel, c *locking.Claim) {
 func millis(n int64) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // told sets what an answer says about the lease.
-func (m *model) told(l *lockModel, a locking.Answer) locking.Answer {
+func (m *model) told(l *lockModel, a engine.Answer) engine.Answer {
 	a.FreeIn = millis(m.ttl(l))
 	if l.free() {
 		a.FreeIn = millis(-1)
@@ -130,9 +130,9 @@ func (m *model) told(l *lockModel, a locking.Answer) locking.Answer {
 }
 
 // enqueue is an attempt that does not acquire the lock.
-func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
+func (m *model) enqueue(l *lockModel, c *engine.Claim) engine.Answer {
 	if !c.Waits {
-		return m.told(l, locking.Answer{})
+		return m.told(l, engine.Answer{})
 	}
 	owner := c.ID.String()
 	moved := !l.queued(owner)
@@ -145,14 +145,14 @@ func (m *model) enqueue(l *lockModel, c *locking.Claim) locking.Answer {
 		l.order[owner] = last + 1
 		l.queue = append(l.queue, owner)
 	}
-	a := locking.Answer{Queued: true, Moved: moved, FreeIn: millis(-1)}
+	a := engine.Answer{Queued: true, Requeued: moved, FreeIn: millis(-1)}
 	if l.first() == owner || !l.free() && l.ends[lockAt] == never {
 		return m.told(l, a)
 	}
 	return a
 }
 
-func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer {
+func (m *model) acquire(l *lockModel, claims []*engine.Claim) []engine.Answer {
 	m.begin(l)
 	holder := -1
 	var live []string
@@ -169,7 +169,7 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 	if l.free() {
 		holder = 0
 		if next := l.next(); next != "" {
-			holder = slices.IndexFunc(claims, func(c *locking.Claim) bool { return c.ID.String() == next })
+			holder = slices.IndexFunc(claims, func(c *engine.Claim) bool { return c.ID.String() == next })
 		}
 		if holder >= 0 {
 			m.hold(l, claims[holder])
@@ -178,7 +178,7 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 	if holder >= 0 {
 		l.leave(claims[holder].ID.String())
 	}
-	answers := make([]locking.Answer, len(claims))
+	answers := make([]engine.Answer, len(claims))
 	for i, c := range claims {
 		if i == holder {
 			answers[i].Acquired = true
@@ -191,15 +191,15 @@ func (m *model) acquire(l *lockModel, claims []*locking.Claim) []locking.Answer 
 }
 
 // open frees the lock.
-func (m *model) open(l *lockModel) locking.Released {
+func (m *model) open(l *lockModel) engine.Release {
 	l.drop(lockAt)
 	l.freed = true
 	m.refresh(l)
-	return locking.Released{State: locking.Free, Receivers: m.end(l)}
+	return engine.Release{State: engine.Free, Receivers: m.end(l)}
 }
 
 // release is that of a claim. The waiters in had leave the queue.
-func (m *model) release(l *lockModel, c *locking.Claim, had []string) locking.Released {
+func (m *model) release(l *lockModel, c *engine.Claim, had []string) engine.Release {
 	m.begin(l)
 	l.leave(had...)
 	if l.counts[c.ID.String()] > 0 {
@@ -208,11 +208,11 @@ func (m *model) release(l *lockModel, c *locking.Claim, had []string) locking.Re
 	l.leave(c.ID.String())
 	m.refresh(l)
 	m.end(l)
-	return locking.Released{}
+	return engine.Release{}
 }
 
 // confirm returns whether the claim holds the lock, and how many of the waiting are the first.
-func (m *model) confirm(l *lockModel, c *locking.Claim, had, waiting []string) [2]int64 {
+func (m *model) confirm(l *lockModel, c *engine.Claim, had, waiting []string) [2]int64 {
 	m.begin(l)
 	held := l.counts[c.ID.String()] > 0
 	if held {
@@ -231,7 +231,7 @@ func (m *model) confirm(l *lockModel, c *locking.Claim, had, waiting []string) [
 	return [2]int64{1, int64(n)}
 }
 
-func (m *model) extend(l *lockModel, c *locking.Claim) bool {
+func (m *model) extend(l *lockModel, c *engine.Claim) bool {
 	if l.counts[c.ID.String()] == 0 {
 		return false
 	}

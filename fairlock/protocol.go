@@ -9,8 +9,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -21,13 +20,13 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript     = locking.LoadScript(luaFiles, "positions", "acquire").AtRest()
+	acquireScript     = engine.LoadScript(luaFiles, "positions", "acquire").AtRest()
 	confirmScript     = wire.LoadScript(luaFiles, "positions", "confirm").AtRest()
 	releaseScript     = wire.LoadScript(luaFiles, "positions", "release").AtRest()
 	transferScript    = wire.LoadScript(luaFiles, "positions", "transfer").AtRest()
 	leaveScript       = wire.LoadScript(luaFiles, "positions", "leave").AtRest()
 	heartbeatScript   = wire.LoadScript(luaFiles, "positions", "heartbeat").AtRest()
-	forceUnlockScript = locking.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
+	forceUnlockScript = engine.LoadScript(luaFiles, "positions", "force_unlock").AtRest()
 	queueScript       = wire.LoadScript(luaFiles, "positions", "queue")
 )
 
@@ -70,7 +69,8 @@ type Waiter struct {
 
 // protocol is the hash lock with a queue beside it.
 type protocol struct {
-	s            *session.Session
+	e            *engine.Engine
+	s            *session.Session // of e
 	kind         string
 	candidacy    bool // of an election
 	nonReentrant bool
@@ -78,24 +78,31 @@ type protocol struct {
 	args         []string // the first args of most scripts
 }
 
-func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{
-		Policy: acquire.Policy{Group: true, Ordered: true},
-		Kind:   p.kind, Queue: p.kind, Cohorts: !p.candidacy, NonReentrant: p.nonReentrant, NoOwnerUnlock: p.candidacy,
+func (p *protocol) Kind() engine.Kind {
+	return engine.Kind{
+		Name:         p.kind,
+		Queue:        p.kind,
+		Waiting:      engine.Waiting{Group: true, Ordered: true},
+		HandOff:      !p.candidacy,
+		NonReentrant: p.nonReentrant,
+		HandleOnly:   p.candidacy,
+		Grouped:      p,
+		Checker:      p,
+		Positions:    p,
 	}
 }
 
-func (p *protocol) Channel(c *locking.Claim) string { return wire.FairChannel(c.Key, c.ID) }
+func (p *protocol) Channel(c *engine.Claim) string { return wire.FairChannel(c.Key, c.ID) }
 
-func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
+func (p *protocol) Renewer() watchdog.Renewer { return p.e.HashRenewer() }
 
-// PositionTTL implements locking.Positioned. It is short, because a dead waiter delays the
+// PositionTTL implements engine.Positions. It is short, because a dead waiter delays the
 // waiters behind it for that long, and at most the user's limit for that delay.
 func (p *protocol) PositionTTL() time.Duration {
 	return min(maxPositionTTL, p.s.WatchdogTimeout/3, p.s.FairWait)
 }
 
-// HeartbeatRenewer implements locking.Positioned.
+// HeartbeatRenewer implements engine.Positions.
 func (p *protocol) HeartbeatRenewer() watchdog.Renewer {
 	return heartbeats{client: p.s.Client, wait: p.s.FairWait, positionTTL: p.PositionTTL(), publish: p.s.Publish}
 }
@@ -113,11 +120,11 @@ func (p *protocol) prepare(key string) {
 	}
 }
 
-func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	return locking.AcquireOne(ctx, p, c)
+func (p *protocol) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
+	return engine.AcquireOne(ctx, p, c)
 }
 
-func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
+func (p *protocol) AcquireAll(ctx context.Context, claims []*engine.Claim) ([]engine.Answer, error) {
 	args := append(make([]string, 0, len(p.args)+3*len(claims)), p.args...)
 	for _, c := range claims {
 		args = append(args, c.ID.String(), p.s.Millis(c.Lease), wire.Flag(c.Waits))
@@ -127,31 +134,33 @@ func (p *protocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]l
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]locking.Answer, len(claims))
+
+	answers := make([]engine.Answer, len(claims))
 	for i := range answers {
 		result := numbers[2*i]
-		answers[i] = locking.Answer{
+		answers[i] = engine.Answer{
 			Acquired: result == replyAcquired,
 			FreeIn:   wire.Duration(numbers[2*i+1]),
 			NoExpiry: numbers[2*i+1] == replyForever,
 			Queued:   result == replyWaits || result == replyEntered,
-			Moved:    result == replyEntered,
+			Requeued: result == replyEntered,
 		}
 	}
+
 	return answers, nil
 }
 
-// Confirm implements locking.Prepared. A waiter is ready if only waiters of this process are
+// Confirm implements engine.Checker. A waiter is ready if only waiters of this process are
 // before it in the queue.
-func (p *protocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
-	args := append(make([]string, 0, len(p.args)+3+len(q.Passed)+len(q.Next)), p.args...)
-	args = append(args, c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(len(q.Passed)))
-	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.keys, withOwners(withOwners(args, q.Passed), q.Next)), 2,
-		wire.Flags, wire.Range{Most: int64(len(q.Next))})
+func (p *protocol) Confirm(ctx context.Context, c *engine.Claim, check engine.OwnershipCheck) (engine.OwnershipResult, error) {
+	args := append(make([]string, 0, len(p.args)+3+len(check.Passed)+len(check.Next)), p.args...)
+	args = append(args, c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(len(check.Passed)))
+	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, p.keys, withOwners(withOwners(args, check.Passed), check.Next)), 2,
+		wire.Flags, wire.Range{Most: int64(len(check.Next))})
 	if err != nil {
-		return locking.Confirmation{}, err
+		return engine.OwnershipResult{}, err
 	}
-	return locking.Confirmation{Stands: reply[0] == 1, Ready: int(reply[1])}, nil
+	return engine.OwnershipResult{Held: reply[0] == 1, Ready: int(reply[1])}, nil
 }
 
 func withOwners(args []string, owners []lock.Owner) []string {
@@ -161,25 +170,25 @@ func withOwners(args []string, owners []lock.Owner) []string {
 	return args
 }
 
-func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+func (p *protocol) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
 	args := slices.Concat(p.args, []string{c.ID.String()})
 	if len(c.Passed) > 0 {
 		args = withOwners(args, c.Passed)
 	}
-	return locking.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, p.keys, args), p.s.PartialCounts)
+	return engine.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, p.keys, args), p.s.PartialCounts)
 }
 
-func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return wire.Bool(locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
+func (p *protocol) Extend(ctx context.Context, c *engine.Claim, lease time.Duration) (bool, error) {
+	return wire.Bool(engine.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, p.keys,
+func (p *protocol) Transfer(ctx context.Context, c *engine.Claim, to lock.Owner, lease time.Duration) (engine.Transferred, error) {
+	return engine.TransferReply(transferScript.Exec(ctx, p.s.Client, p.keys,
 		slices.Concat(p.args, []string{c.ID.String(), to.String(), wire.Millis(lease)})))
 }
 
-// Leave implements locking.Positioned.
-func (p *protocol) Leave(ctx context.Context, c *locking.Claim) error {
+// Leave implements engine.Positions.
+func (p *protocol) Leave(ctx context.Context, c *engine.Claim) error {
 	return leaveScript.Exec(ctx, p.s.Client, p.keys, slices.Concat(p.args, []string{c.ID.String()})).Error()
 }
 
@@ -198,6 +207,7 @@ func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
 	if err != nil {
 		return nil, err
 	}
+
 	waiters := make([]Waiter, 0, len(reply)/2)
 	for i := 1; i < len(reply); i += 2 {
 		name, err := wire.Text(reply[i-1])
@@ -211,6 +221,7 @@ func (p *protocol) Queue(ctx context.Context) ([]Waiter, error) {
 		owner, _ := lock.ParseOwner(name) // else the zero Owner
 		waiters = append(waiters, Waiter{Owner: owner, Deadline: time.UnixMilli(dies)})
 	}
+
 	return waiters, nil
 }
 
@@ -249,6 +260,7 @@ func (h heartbeats) Renew(ctx context.Context, batches [][]watchdog.Subject, _ t
 		}
 		calls[b] = wire.Call{Keys: all, Args: args}
 	}
+
 	results := make([]watchdog.Renewed, len(batches))
 	for b, reply := range heartbeatScript.ExecMany(ctx, h.client, calls, !shared) {
 		alive, err := wire.Numbers(reply, len(batches[b]), wire.Flags)
@@ -261,5 +273,6 @@ func (h heartbeats) Renew(ctx context.Context, batches [][]watchdog.Subject, _ t
 			results[b].Held[i] = alive[n] == 1
 		}
 	}
+
 	return results
 }

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
@@ -55,26 +55,26 @@ func ownerOf(t testing.TB, id string, number int) lock.Owner {
 }
 
 // claim returns a new claim that waits.
-func (w *world) claim() *locking.Claim {
-	return &locking.Claim{Key: orders, ID: w.s.NewOwner(), Lease: lease, Waits: true}
+func (w *world) claim() *engine.Claim {
+	return &engine.Claim{Key: orders, ID: w.s.NewOwner(), Lease: lease, Waits: true}
 }
 
 // of returns the protocol of the lock of a claim.
-func (w *world) of(c *locking.Claim) *fairlock.Protocol {
+func (w *world) of(c *engine.Claim) *fairlock.Protocol {
 	if c.Key == orders {
 		return w.p
 	}
 	return fairlock.NewProtocol(w.s, c.Key)
 }
 
-func (w *world) acquire(c *locking.Claim) locking.Answer {
+func (w *world) acquire(c *engine.Claim) engine.Answer {
 	w.t.Helper()
 	a, err := w.of(c).Acquire(w.t.Context(), c)
 	require.NoError(w.t, err)
 	return a
 }
 
-func (w *world) release(c *locking.Claim) locking.Released {
+func (w *world) release(c *engine.Claim) engine.Release {
 	w.t.Helper()
 	r, err := w.of(c).Release(w.t.Context(), c)
 	require.NoError(w.t, err)
@@ -86,24 +86,24 @@ func TestFirstComeFirstServed(t *testing.T) {
 		w := newWorld(t, s, 5*time.Minute)
 		a, b, c := w.claim(), w.claim(), w.claim()
 		require.True(t, w.acquire(a).Acquired)
-		for _, waiter := range []*locking.Claim{b, c} {
+		for _, waiter := range []*engine.Claim{b, c} {
 			answer := w.acquire(waiter)
-			require.True(t, answer.Queued && answer.Moved, "%+v", answer)
+			require.True(t, answer.Queued && answer.Requeued, "%+v", answer)
 			require.Equal(t, waiter == b, answer.FreeIn > lease-5*time.Second, "%+v", answer)
 			answer = w.acquire(waiter)
-			require.True(t, answer.Queued && !answer.Moved, "%+v", answer)
+			require.True(t, answer.Queued && !answer.Requeued, "%+v", answer)
 		}
-		require.Equal(t, locking.Free, w.release(a).State)
+		require.Equal(t, engine.Free, w.release(a).State)
 		require.False(t, w.acquire(c).Acquired)
 		require.True(t, w.acquire(b).Acquired)
-		require.Equal(t, locking.Free, w.release(b).State)
+		require.Equal(t, engine.Free, w.release(b).State)
 		once := w.claim()
 		once.Waits = false
 		answer := w.acquire(once)
 		require.False(t, answer.Acquired || answer.Queued, "the lock is free but has a waiter")
 		require.True(t, w.acquire(c).Acquired)
-		require.Equal(t, locking.Free, w.release(c).State)
-		require.Equal(t, locking.NotHeld, w.release(c).State)
+		require.Equal(t, engine.Free, w.release(c).State)
+		require.Equal(t, engine.NotHeld, w.release(c).State)
 		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -61,17 +61,19 @@ type DoError struct {
 	Unlock error
 }
 
-// Error returns the texts of both errors, or only that of Func if it contains that of Unlock: a
+// Error returns the texts of both errors, or only the text of Func if it contains the text of Unlock: a
 // function that fails because the lock was lost may return the cause of its context.
 func (e *DoError) Error() string {
 	unlock := e.Unlock.Error()
 	if e.Func == nil {
 		return unlock
 	}
+
 	work := e.Func.Error()
 	if strings.Contains(work, unlock) {
 		return work
 	}
+
 	return work + "; " + unlock
 }
 
@@ -120,10 +122,9 @@ type LostError struct {
 // Error returns a description of the loss.
 func (e *LostError) Error() string {
 	s := fmt.Sprintf("%v: %q", ErrLost, text.Cut(e.Name))
-	switch {
-	case e.Permit != "":
+	if e.Permit != "" {
 		s += " (permit " + e.Permit + ")"
-	case !e.Owner.IsZero():
+	} else if !e.Owner.IsZero() {
 		s += " (owner " + e.Owner.String() + ")"
 	}
 	s += ": " + string(e.Reason)

@@ -92,13 +92,13 @@ type Locker interface {
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
-	// error matches ErrNotAcquired; other errors are those of Lock. Wait and MaxWaiters are
+	// error matches ErrNotAcquired; other errors are the errors of Lock. Wait and MaxWaiters are
 	// not valid options.
 	TryLock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// Do acquires the lock like Lock, runs fn under the hold's context, and releases
 	// the lock when fn returns, panics (the panic continues) or calls runtime.Goexit.
-	// It returns the error of Lock, or that of fn, unchanged. If Unlock returns an error, which
+	// It returns the error of Lock, or the error of fn, unchanged. If Unlock returns an error, which
 	// matches ErrLost if the lock was lost while fn ran, Do returns a *DoError with both.
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }
@@ -113,7 +113,7 @@ type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
 
-	// Owner returns the id under which the server has the lock: that of the client and a
+	// Owner returns the id under which the server has the lock: the id of the client and a
 	// number. It is for logs and traces, and not for WithOwner: the holds of one owner share
 	// it, and so do holds that the client passes the lock on to.
 	Owner() Owner
@@ -152,7 +152,7 @@ type Hold interface {
 	//
 	// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
 	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
-	// those of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
+	// the errors of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
 	// server rejects all writes, Detach returns the id too, and goes on in the background until the lease that the hold had is
 	// over. If Adopt does not find the lock, it becomes free when that lease ends, or, if the first request arrives
 	// before that after all, when lease is over.
@@ -181,10 +181,12 @@ func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts 
 	if fn == nil {
 		return fmt.Errorf("%w: Do %q: the function is nil", ErrInvalid, l.Name())
 	}
+
 	h, err := l.Lock(ctx, opts...)
 	if err != nil {
 		return err
 	}
+
 	// Deferred instead of recovered: a panic or Goexit in fn continues with its own
 	// stack after the release.
 	defer func() {

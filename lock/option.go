@@ -50,7 +50,7 @@ func MaxHold(d time.Duration) Option { return Option{kind: optionMaxHold, d: d} 
 //	defer stop()
 //	err := l.Do(wait, work, lock.Parent(ctx)) // ends early if it waits, and not if it works
 //
-// The values of the hold's context, such as a trace and an owner, are those of parent. The end
+// The values of the hold's context, such as a trace and an owner, come from parent. The end
 // of parent does not release the lock. parent must not be nil.
 func Parent(parent context.Context) Option { return Option{kind: optionParent, parent: parent} }
 
@@ -63,8 +63,8 @@ func Parent(parent context.Context) Option { return Option{kind: optionParent, p
 // Unlock keeps the lock whether the work has succeeded or not. For a job that another machine is to
 // repeat after a failure, use package once.
 //
-// A lock whose hold ends otherwise becomes free when its lease ends: that of a process that dies, or
-// of a client that is closed before Unlock. A hold that Adopt returns has options of its own.
+// AtLeast applies to Unlock only. If the process dies, or the client is closed before Unlock, the lock
+// becomes free when its lease ends. A hold that Adopt returns has options of its own.
 //
 // d must be 0, which is the default, or from a millisecond to MaxLease, and not exceed Lease or
 // MaxHold. Read locks and the permits of semaphores have no such option.
@@ -139,12 +139,14 @@ func (o *Options) resolve(opts []Option) error {
 			return err
 		}
 	}
+
 	if o.Lease != 0 && o.MaxHold > 0 {
 		return invalid("MaxHold excludes Lease: a hold with a Lease is not renewed")
 	}
 	if limit := max(o.Lease, o.MaxHold); limit > 0 && o.AtLeast > limit {
 		return invalid("AtLeast(%v) exceeds Lease or MaxHold, %v", o.AtLeast, limit)
 	}
+
 	return nil
 }
 
@@ -160,7 +162,8 @@ func (o *Options) set(opt *Option) error {
 		if opt.d < 0 {
 			return invalid("Wait(%v): must not be negative", opt.d)
 		}
-		o.Wait, o.Bounded = opt.d, true
+		o.Wait = opt.d
+		o.Bounded = true
 	case optionMaxHold:
 		if opt.d <= 0 {
 			return invalid("MaxHold(%v): must be greater than zero", opt.d)
@@ -184,6 +187,7 @@ func (o *Options) set(opt *Option) error {
 	default:
 		return invalid("the zero lock.Option")
 	}
+
 	return nil
 }
 

@@ -6,7 +6,7 @@ import "github.com/redlatch/redlatch/internal/session"
 type RedMember = redMember
 
 // NewRedOf returns a Redlock of these members.
-func NewRedOf(s *session.Session, members []RedMember) *Red { return newRedOf(s, members, nil) }
+func NewRedOf(all *Shared, members []RedMember) *Red { return newRedOf(all, members, nil) }
 
 // WasAsked makes Redlocks not wait for the server of a client to be identified.
-func WasAsked(s *session.Session) { session.Of[asked](s).Store(true) }
+func WasAsked(s *session.Session) { s.AwaitServer() }

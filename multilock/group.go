@@ -9,8 +9,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/text"
@@ -20,17 +19,18 @@ import (
 
 // group is the part that Multi and Red share.
 type group struct {
-	s    *session.Session
+	all  *Shared
+	s    *session.Session // of the client
 	info telemetry.Lock
-	on   []hold.On // the locks that it consists of
-	err  error     // of an invalid member
+	on   []engine.LockID // the locks that it consists of
+	err  error           // of an invalid member
 
 	reads bool // a member is a read lock
 }
 
 // newGroup returns a group of members with these names, which consists of those locks. err is the
 // error of an invalid member.
-func newGroup(s *session.Session, kind string, names []string, on []hold.On, err error) group {
+func newGroup(all *Shared, kind string, names []string, on []engine.LockID, err error) group {
 	if err == nil && len(names) == 0 {
 		err = fmt.Errorf("%w: %s lock without members", lock.ErrInvalid, kind)
 	}
@@ -40,12 +40,18 @@ func newGroup(s *session.Session, kind string, names []string, on []hold.On, err
 			unique = append(unique, name)
 		}
 	}
-	return group{s: s, info: telemetry.Lock{Kind: kind, Name: strings.Join(unique, ",")}, on: on, err: err}
+
+	g := group{all: all, info: telemetry.Lock{Kind: kind, Name: strings.Join(unique, ",")}, on: on, err: err}
+	if all != nil { // there is a member
+		g.s = all.e.Session
+	}
+
+	return g
 }
 
 // find returns the lock that is member i of a group.
-func find(kind string, i int, m lock.Locker) (*locking.Lock, error) {
-	l := locking.Find(m)
+func find(kind string, i int, m lock.Locker) (*engine.Lock, error) {
+	l := engine.Find(m)
 	if l == nil {
 		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
 	}
@@ -73,7 +79,7 @@ func (g *group) failed(ctx context.Context, what string, began time.Time, err er
 
 // groupMember is the hold of a group, which may be the member of another group.
 type groupMember interface {
-	hold.Hold
+	engine.Droppable
 	KeepUntil(until time.Time)
 }
 
@@ -82,34 +88,34 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if try {
-		o, err = locking.TryOptions(lock.Resolve(opts...))
+		o, err = engine.TryOptions(lock.Resolve(opts...))
 	}
-	if o, err = locking.Checked(g.reads, o, err); err != nil {
+	if o, err = engine.Checked(g.reads, o, err); err != nil {
 		return nil, err
 	}
 	once := try || o.Bounded && o.Wait == 0
 	if !once && g.check(ctx) == nil {
-		hold.WarnNested(ctx, g.s, g.info, g.on...)
+		g.all.e.WarnNested(ctx, g.info, g.on...)
 	}
 	h, err := acquire(ctx, o, once)
 	if err != nil {
 		return nil, err
 	}
 	h.KeepUntil(o.KeepUntil())
-	return hold.NewHandle(h), nil
+	return engine.NewHandle(h), nil
 }
 
 // groupHold is the common part of the holds on a Multi and a Red.
 type groupHold struct {
-	hold.State
+	engine.State
 	group *group
 	owner lock.Owner // that the caller named, or zero
 	fixed bool       // not renewed
 
-	keepUntil time.Time // see locking.AnyHold
+	keepUntil time.Time // see engine.AnyHold
 }
 
-// KeepUntil implements locking.AnyHold. It is called before the hold is shared.
+// KeepUntil implements engine.AnyHold. It is called before the hold is shared.
 func (h *groupHold) KeepUntil(until time.Time) { h.keepUntil = until }
 
 // Detach implements lock.Hold.
@@ -152,6 +158,7 @@ func (h *groupHold) dropped(unlock func(ctx context.Context) error, disown func(
 		disown()
 		return
 	}
+
 	h.background(func(ctx context.Context) { // clients of members may still be open
 		h.group.s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
 			"name", text.Safe(h.Name()), "kind", h.group.info.Kind, "acquired", h.Site.String())
@@ -164,9 +171,9 @@ func (h *groupHold) described() session.Hold {
 	return session.Hold{Kind: h.group.info.Kind, Name: h.group.info.Name, Owner: h.owner.String()}
 }
 
-// Blocks implements hold.Outer.
-func (h *groupHold) Blocks(on hold.On, owner lock.Owner) bool {
-	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.group.on, on) && h.Held()
+// Conflicts implements engine.ContextHold.
+func (h *groupHold) Conflicts(with engine.LockID, owner lock.Owner) bool {
+	return (owner.IsZero() || owner != h.owner) && slices.Contains(h.group.on, with) && h.Held()
 }
 
 // Name implements lock.Hold.

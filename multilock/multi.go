@@ -11,8 +11,7 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -21,43 +20,48 @@ import (
 type Multi struct {
 	group
 	members  []lock.Locker
-	reds     []*Red             // those of the members that are Redlocks, by name
-	locks    []*locking.Lock    // the others, in order as far as it is known without asking
+	reds     []*Red             // the members that are Redlocks, by name
+	locks    []*engine.Lock     // the others, in order as far as it is known without asking
 	sessions []*session.Session // of locks
 }
 
 // New returns a lock that holds all members. Client.MultiLock calls it. The members of a Multi replace it.
-func New(s *session.Session, members ...lock.Locker) *Multi {
+func New(all *Shared, members ...lock.Locker) *Multi {
 	m := &Multi{}
 	var bad error
 	for _, member := range members {
 		if multi, ok := member.(*Multi); ok && multi != nil {
-			m.members, bad = append(m.members, multi.members...), cmp.Or(bad, multi.err)
+			m.members = append(m.members, multi.members...)
+			bad = cmp.Or(bad, multi.err)
 		} else {
 			m.members = append(m.members, member)
 		}
 	}
+
 	var names []string
-	var on []hold.On
+	var on []engine.LockID
 	for i, member := range m.members {
 		if red, _ := member.(*Red); red != nil {
-			m.reds, on = append(m.reds, red), append(on, red.on...)
+			m.reds = append(m.reds, red)
+			on = append(on, red.on...)
 		} else if l, err := find("multi", i, member); err != nil {
 			bad = cmp.Or(bad, err)
 			continue
 		} else {
-			m.locks, on = append(m.locks, l), append(on, l.On())
+			m.locks = append(m.locks, l)
+			on = append(on, l.ID())
 			if !slices.Contains(m.sessions, l.Session()) {
 				m.sessions = append(m.sessions, l.Session())
 			}
 		}
 		names = append(names, member.Name())
 	}
+
 	slices.SortStableFunc(m.reds, func(a, b *Red) int { return cmp.Compare(a.Name(), b.Name()) })
 	m.locks = servers(nil).sort(m.locks)
 	bad = cmp.Or(bad, m.checkMembers(nil))
-	m.group = newGroup(s, "multi", names, on, bad)
-	m.reads = slices.ContainsFunc(m.locks, func(l *locking.Lock) bool { return l.Traits().Shared }) ||
+	m.group = newGroup(all, "multi", names, on, bad)
+	m.reads = slices.ContainsFunc(m.locks, func(l *engine.Lock) bool { return l.Kind().Shared }) ||
 		slices.ContainsFunc(m.reds, func(r *Red) bool { return r.reads })
 	return m
 }
@@ -107,16 +111,18 @@ func (m *Multi) checkOwner() error {
 // Unlock ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
-// lock.ErrUnsupported if a member is a Red. Other errors are those of Hold.Unlock. A lost hold
+// lock.ErrUnsupported if a member is a Red. Other errors are the errors of Hold.Unlock. A lost hold
 // counts as held until Unlock has returned its loss.
 func (m *Multi) Unlock(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
 		return err
 	}
+
 	owner, ok := lock.OwnerFrom(ctx)
 	if !ok {
-		return locking.ErrNoOwner(m.info.Name)
+		return engine.ErrNoOwner(m.info.Name)
 	}
+
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
 		if h := g.(*multiHold); len(h.m.reds) == 0 && h.m.sameLocks(m) {
 			if err := h.Unlock(ctx); !errors.Is(err, lock.ErrNotHeld) {
@@ -124,13 +130,14 @@ func (m *Multi) Unlock(ctx context.Context) error {
 			}
 		}
 	}
+
 	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
 }
 
 // sameLocks reports whether m and other have the same locks, in any order.
 func (m *Multi) sameLocks(other *Multi) bool {
-	missing := func(l *locking.Lock) bool {
-		return !slices.ContainsFunc(other.locks, func(o *locking.Lock) bool { return servers(nil).same(l, o) })
+	missing := func(l *engine.Lock) bool {
+		return !slices.ContainsFunc(other.locks, func(o *engine.Lock) bool { return servers(nil).same(l, o) })
 	}
 	return len(m.locks) == len(other.locks) && !slices.ContainsFunc(m.locks, missing)
 }
@@ -141,6 +148,7 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 	if err := m.checkOwner(); err != nil {
 		return false, err
 	}
+
 	for _, member := range slices.Backward(m.members) {
 		l := member.(interface {
 			IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
@@ -149,6 +157,7 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 			return false, err
 		}
 	}
+
 	return true, nil
 }
 
@@ -156,16 +165,16 @@ func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err 
 type multiHold struct {
 	groupHold
 	m     *Multi
-	holds []locking.GroupHold
+	holds []engine.GroupHold
 	stop  func() bool // detaches the hold from its client, or nil
 }
 
 // begin returns the hold of a caller that has all members.
-func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.GroupHold) *multiHold {
+func (m *Multi) begin(ctx context.Context, o lock.Options, holds []engine.GroupHold) *multiHold {
 	owner, _ := lock.OwnerFrom(ctx)
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
 	h.groupHold.begin(o.HoldParent(ctx))
-	session.Of[multis](m.s).add(h)
+	m.all.add(h)
 	if !m.local() { // otherwise the members end with the client
 		h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })
 	}
@@ -175,34 +184,41 @@ func (m *Multi) begin(ctx context.Context, o lock.Options, holds []locking.Group
 	return h
 }
 
-// multis are the holds of one client. Their members may belong to other clients.
-type multis struct {
-	mu  sync.Mutex
-	all map[*multiHold]struct{}
+// Shared is what the groups of one client share: the holds on a Multi. Their members may belong to other
+// clients.
+type Shared struct {
+	e     *engine.Engine
+	even  session.Warnings // even numbers of servers
+	mu    sync.Mutex
+	holds map[*multiHold]struct{}
 }
 
-func (m *multis) add(h *multiHold) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.all == nil {
-		m.all = make(map[*multiHold]struct{})
-	}
-	m.all[h] = struct{}{}
+// NewShared returns what the groups of a client share. There is one for each engine.
+func NewShared(e *engine.Engine) *Shared {
+	all := &Shared{e: e, holds: make(map[*multiHold]struct{})}
+	e.Session.List(all.list)
+	return all
 }
 
-func (m *multis) remove(h *multiHold) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	delete(m.all, h)
+func (all *Shared) add(h *multiHold) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	all.holds[h] = struct{}{}
 }
 
-// Holds yields them. Those that are lost are only waited for as members.
-func (m *multis) Holds() iter.Seq[session.Hold] {
+func (all *Shared) remove(h *multiHold) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+	delete(all.holds, h)
+}
+
+// list yields the holds. Those that are lost are only waited for as members.
+func (all *Shared) list() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
-		m.mu.Lock()
-		all := slices.Collect(maps.Keys(m.all))
-		m.mu.Unlock()
-		for _, h := range all {
+		all.mu.Lock()
+		holds := slices.Collect(maps.Keys(all.holds))
+		all.mu.Unlock()
+		for _, h := range holds {
 			listed := h.described()
 			listed.Remaining = h.Remaining()
 			if listed = h.Listed(listed); !listed.Site.IsZero() && !yield(listed) {
@@ -215,7 +231,7 @@ func (m *multis) Holds() iter.Seq[session.Hold] {
 // Context implements lock.Hold.
 func (h *multiHold) Context() context.Context { return h.ContextOf(h) }
 
-// Dropped implements hold.Hold.
+// Dropped implements engine.Droppable.
 func (h *multiHold) Dropped() {
 	if !h.owner.IsZero() && len(h.m.reds) == 0 {
 		return // the owner can end it without the handle
@@ -227,7 +243,7 @@ func (h *multiHold) Dropped() {
 	})
 }
 
-// MemberEnded implements hold.Group: a member was lost. The work under the hold may not have
+// MemberEnded implements engine.Group: a member was lost. The work under the hold may not have
 // stopped yet, so the other members stay held until Unlock, or until their leases end.
 func (h *multiHold) MemberEnded(cause *lock.LostError) {
 	if h.end(cause) {
@@ -245,25 +261,26 @@ func (h *multiHold) end(cause *lock.LostError) bool {
 			}
 		})
 	}
+
 	return lost
 }
 
 // forget removes the hold from its client.
 func (h *multiHold) forget() {
-	session.Of[multis](h.m.s).remove(h)
+	h.m.all.remove(h)
 	if h.stop != nil {
 		h.stop()
 	}
 }
 
-// Break implements hold.Outer.
+// Break implements engine.ContextHold.
 func (h *multiHold) Break(reason lock.Reason) bool {
 	if !h.lose(reason, nil) {
 		return false
 	}
 	h.forget()
 	for _, member := range h.holds {
-		member.(hold.Outer).Break(reason)
+		member.(engine.ContextHold).Break(reason)
 	}
 	return true
 }
@@ -285,8 +302,10 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
-	errs, began := make([]error, len(h.holds)), time.Now()
-	locking.ExtendTogether(ctx, h.holds, lease, true, func(i int, err error) { errs[i] = err })
+
+	errs := make([]error, len(h.holds))
+	began := time.Now()
+	engine.ExtendTogether(ctx, h.holds, lease, true, func(i int, err error) { errs[i] = err })
 	err := errors.Join(errs...)
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
@@ -304,12 +323,13 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 	h.forget()
 	if err != nil {
 		if errors.Is(err, lock.ErrLost) {
-			_ = locking.UnlockTogether(context.WithoutCancel(ctx), h.holds) // the members that are left
+			_ = engine.UnlockTogether(context.WithoutCancel(ctx), h.holds) // the members that are left
 		}
 		return err
 	}
+
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
-	err = errors.Join(locking.UnlockTogether(ctx, h.holds)...)
+	err = errors.Join(engine.UnlockTogether(ctx, h.holds)...)
 	return h.Released(released, h.m.failed(ctx, "unlock", began, err))
 }

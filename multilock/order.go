@@ -7,7 +7,7 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -19,9 +19,10 @@ type servers map[*session.Session]session.Server
 // sort returns the locks in the order in which every Multi acquires them: by server, hash
 // tag and key. Unknown servers come first. The hash tag counts without a cluster too, because the only
 // node of a cluster is a single server for some clients.
-func (known servers) sort(locks []*locking.Lock) []*locking.Lock {
-	return slices.SortedStableFunc(slices.Values(locks), func(a, b *locking.Lock) int {
-		at, bt := known[a.Session()], known[b.Session()]
+func (known servers) sort(locks []*engine.Lock) []*engine.Lock {
+	return slices.SortedStableFunc(slices.Values(locks), func(a, b *engine.Lock) int {
+		at := known[a.Session()]
+		bt := known[b.Session()]
 		return cmp.Or(cmp.Compare(at.ID, bt.ID), cmp.Compare(at.Database, bt.Database),
 			cmp.Compare(wire.HashTag(a.Key()), wire.HashTag(b.Key())), cmp.Compare(a.Key(), b.Key()))
 	})
@@ -65,11 +66,12 @@ func (m *Multi) checkMembers(known servers) error {
 // It is certain for the locks of one server. The order of several depends on their identities,
 // about which clients can disagree: one may not have noticed yet that a server was restarted,
 // or may not be permitted to see its run id. A Redlock has several servers.
-func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, servers) {
+func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*engine.Lock, servers) {
 	a.certain = len(m.reds) == 0
 	if a.certain && len(m.sessions) < 2 {
 		return m.locks, nil
 	}
+
 	answers := make([]session.Server, len(m.sessions))
 	var pending sync.WaitGroup
 	for i, s := range m.sessions {
@@ -77,6 +79,7 @@ func (m *Multi) inOrder(ctx context.Context, a *acquisition) ([]*locking.Lock, s
 		// because its members cannot be acquired either.
 		pending.Go(func() { answers[i], _ = s.Server(ctx) })
 	}
+
 	pending.Wait()
 	known := make(servers)
 	for i, s := range m.sessions {

@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -33,7 +33,7 @@ func TestUnlockCountsReceivers(t *testing.T) {
 		} {
 			t.Run(kind, func(t *testing.T) {
 				holder, waiter := harness.Client(t, s), harness.Client(t, s)
-				h, err := locking.Find(k.of(holder)).TryMember(t.Context(), time.Minute)
+				h, err := engine.Find(k.of(holder)).TryMember(t.Context(), time.Minute)
 				require.NoError(t, err)
 				var waits sync.WaitGroup
 				waits.Go(func() {
@@ -56,8 +56,8 @@ func TestReceiversOfTwoHoldsOfAnOwner(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		hold := func() locking.MemberHold {
-			h, err := locking.Find(c.Lock("orders")).TryMember(ctx, time.Minute)
+		hold := func() engine.MemberHold {
+			h, err := engine.Find(c.Lock("orders")).TryMember(ctx, time.Minute)
 			require.NoError(t, err)
 			return h
 		}
@@ -68,7 +68,7 @@ func TestReceiversOfTwoHoldsOfAnOwner(t *testing.T) {
 		require.Zero(t, second.Receivers())
 
 		var ends sync.WaitGroup
-		for _, h := range []locking.MemberHold{hold(), hold()} {
+		for _, h := range []engine.MemberHold{hold(), hold()} {
 			ends.Go(func() {
 				assert.NoError(t, h.Unlock(t.Context()))
 				for h.Receivers() != 0 { // nothing else orders it after the release by the other

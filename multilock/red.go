@@ -7,15 +7,14 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
+	"strconv"
 	"sync/atomic"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
@@ -31,54 +30,58 @@ type Red struct {
 	timeout time.Duration // 0: see serverTimeout
 	// restartDelay is the uptime before which the vote of a server does not count.
 	restartDelay time.Duration
-	key          acquire.Key // of the local queue
-	channel      string      // the channel of releases, "" if the session cannot hear any
-	shared       bool        // whether several callers can hold it at once, as readers
+	key          engine.Key // of the local queue
+	channel      string     // the channel of releases, "" if the session cannot hear any
+	shared       bool       // whether several callers can hold it at once, as readers
 }
 
-// redMember is a *locking.Lock. Tests replace it.
+// redMember is a *engine.Lock. Tests replace it.
 type redMember interface {
 	Name() string
 	Key() string
 	Channel() string
-	Traits() locking.Traits
+	Kind() *engine.Kind
 	Session() *session.Session
-	TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error)
+	TryMember(ctx context.Context, lease time.Duration) (engine.MemberHold, error)
 }
 
 // NewRed returns a lock on a majority of the members. Client.RedLock and redlatch.RedLock call it, with
-// a nil session if no member has one.
-func NewRed(s *session.Session, members ...lock.Locker) *Red {
-	var all []redMember
+// nil if no member has a client.
+func NewRed(all *Shared, members ...lock.Locker) *Red {
+	var locks []redMember
 	var bad error
 	for i, m := range members {
 		if l, err := find("red", i, m); err != nil {
 			bad = cmp.Or(bad, err)
 		} else {
-			all = append(all, l)
+			locks = append(locks, l)
 		}
 	}
-	if s == nil {
+
+	if all == nil {
 		return &Red{group: newGroup(nil, "red", nil, nil, bad)}
 	}
-	return newRedOf(s, all, bad)
+
+	return newRedOf(all, locks, bad)
 }
 
-func newRedOf(s *session.Session, members []redMember, bad error) *Red {
-	r := &Red{members: members, quorum: len(members)/2 + 1, key: acquire.Key{Kind: "red"}, shared: true}
+func newRedOf(all *Shared, members []redMember, bad error) *Red {
+	s := all.e.Session
+	r := &Red{members: members, quorum: len(members)/2 + 1, key: engine.Key{Kind: "red"}, shared: true}
 	var names []string
 	for _, m := range members {
 		names = append(names, m.Name())
 		if m.Session() == s {
 			r.channel = m.Channel()
 		}
-		r.shared = r.shared && m.Traits().Shared
-		r.key.Name += fmt.Sprintf("%s %s %q;", m.Traits().Kind, m.Session().ID, m.Key())
+		r.shared = r.shared && m.Kind().Shared
+		r.key.Name += fmt.Sprintf("%s %s %q;", m.Kind().Name, m.Session().ID, m.Key())
 	}
+
 	sameClient := func(a, b redMember) bool { return a.Session() == b.Session() }
 	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
-	r.group = newGroup(s, "red", names, []hold.On{{Client: s.ID, Kind: r.key.Kind, Key: r.key.Name}}, bad)
-	r.reads = slices.ContainsFunc(members, func(m redMember) bool { return m.Traits().Shared })
+	r.group = newGroup(all, "red", names, []engine.LockID{{Client: s.ID, Key: r.key}}, bad)
+	r.reads = slices.ContainsFunc(members, func(m redMember) bool { return m.Kind().Shared })
 	return r
 }
 
@@ -88,8 +91,7 @@ func (r *Red) warnEven() {
 	if n%2 != 0 {
 		return
 	}
-	type warned struct{ sync.Map }
-	if _, before := session.Of[warned](r.s).LoadOrStore(n, true); !before {
+	if r.all.even.First(telemetry.Lock{Kind: "red servers", Name: strconv.Itoa(n)}) {
 		r.s.Logger.Warn("redlatch: a Redlock has an even number of servers, which adds no fault tolerance",
 			"name", text.Safe(r.info.Name), "servers", n)
 	}
@@ -144,6 +146,7 @@ func (r *Red) WithAbsent(n int) *Red {
 	case len(r.members) < other.quorum:
 		other.err = fmt.Errorf("%w: Redlock: %d of %d servers are absent", lock.ErrUnavailable, n, all)
 	}
+
 	other.key.Name += fmt.Sprintf("quorum %d;", other.quorum)
 	return &other
 }
@@ -209,6 +212,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	if err := r.check(ctx); err != nil {
 		return nil, err
 	}
+
 	r.warnEven()
 	owner, named := lock.OwnerFrom(ctx)
 	h := &redHold{
@@ -218,9 +222,10 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	if h.ttl <= drift(h.ttl) {
 		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
 	}
-	req := acquire.Request{
-		Policy: acquire.Policy{TryWhileHeld: r.shared, Shared: r.shared, Backoff: splitBackoff},
-		Key:    h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
+
+	req := engine.Request{
+		Waiting: engine.Waiting{Shareable: r.shared, Shared: r.shared, Backoff: splitBackoff},
+		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
 		Site: callsite.Here(),
 	}
 	began := time.Now()
@@ -231,6 +236,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		return nil, lock.ErrClosed
 	}
 	defer r.s.Leave()
+
 	spanCtx, span := r.s.Telemetry.StartAcquire(ctx, r.info)
 	req.OnWake = span.Woken
 	err := r.queues().Acquire(spanCtx, &req)
@@ -244,7 +250,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	return h, err
 }
 
-// Channel implements acquire.Acquirer.
+// Channel implements engine.Acquirer.
 func (h *redHold) Channel() string { return h.r.channel }
 
 // redHold is a hold on a majority, or the attempt to acquire one.
@@ -263,8 +269,8 @@ type redHold struct {
 	early    bool        // that round was granted a member before its end
 	sent     time.Time   // the first request of the round that succeeded
 	round    *round
-	answers  error           // of the servers in the last round, if that was not decisive
-	cohort   *locking.Cohort // shared by the holds that pass on the members, or nil
+	answers  error          // of the servers in the last round, if that was not decisive
+	cohort   *engine.Cohort // shared by the holds that pass on the members, or nil
 }
 
 // begin makes a hold of an attempt that has succeeded.
@@ -282,18 +288,20 @@ func (h *redHold) begin(ctx context.Context, o lock.Options) error {
 	if h.cohort.Gone() {
 		h.Lost(lock.ReasonGone, nil) // the loss may have preceded Watch
 	}
-	switch {
-	case !watched || h.r.s.Err() != nil:
+	if !watched || h.r.s.Err() != nil {
 		return errors.Join(lock.ErrClosed, h.Unlock(ctx))
-	case ctx.Err() != nil:
-		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
-	case time.Since(h.sent) >= terms.TTL:
-		return errors.Join(acquire.Late(1, false, h.ttl, h.sent), h.unlockSoon(ctx))
 	}
+	if ctx.Err() != nil {
+		return errors.Join(lock.ErrNotAcquired, h.unlockSoon(ctx))
+	}
+	if time.Since(h.sent) >= terms.TTL {
+		return errors.Join(engine.Late(1, false, h.ttl, h.sent), h.unlockSoon(ctx))
+	}
+
 	return nil
 }
 
-// KeepUntil implements locking.AnyHold.
+// KeepUntil implements engine.AnyHold.
 func (h *redHold) KeepUntil(until time.Time) {
 	h.groupHold.KeepUntil(until)
 	if !until.IsZero() {
@@ -304,24 +312,24 @@ func (h *redHold) KeepUntil(until time.Time) {
 // Context implements lock.Hold.
 func (h *redHold) Context() context.Context { return h.ContextOf(h) }
 
-// Break implements hold.Outer.
+// Break implements engine.ContextHold.
 func (h *redHold) Break(reason lock.Reason) bool {
 	h.Lease.Check()
 	h.Lease.Forget()
 	if !h.lose(reason, nil) {
 		return false
 	}
-	receivers, _ := h.release(context.Background(), time.Now().Add(locking.Patience))
-	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
+	receivers, _ := h.release(context.Background(), time.Now().Add(engine.UnlockTimeout))
+	h.r.queues().Released(h.r.key, h, engine.Release{Receivers: receivers})
 	return true
 }
 
 // unlockSoon unlocks a hold that its caller does not get, in the background if that takes long.
 func (h *redHold) unlockSoon(ctx context.Context) error {
-	return h.r.s.Undo(ctx, locking.Patience, func() error { return h.Unlock(ctx) })
+	return h.r.s.Undo(ctx, engine.UnlockTimeout, func() error { return h.Unlock(ctx) })
 }
 
-// Dropped implements hold.Hold.
+// Dropped implements engine.Droppable.
 func (h *redHold) Dropped() {
 	h.dropped(h.Unlock, func() {
 		for i := range h.r.members {
@@ -342,21 +350,22 @@ func (h *redHold) Lost(reason lock.Reason, cause error) {
 	if !lost {
 		return
 	}
+
 	// After MaxHold, or while the client is closing, the work may not have stopped yet, so the
 	// members are left to their leases or to Unlock.
 	if reason != lock.ReasonMaxHold && reason != lock.ReasonClosed {
 		h.r.s.Go(func(context.Context) { h.undo(context.Background()) }) // the watchdog does not wait
 	}
-	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: -1})
+	h.r.queues().Released(h.r.key, h, engine.Release{Receivers: -1})
 }
 
-func (r *Red) queues() *acquire.Queues { return acquire.Of(r.s) }
+func (r *Red) queues() *engine.Queues { return &r.all.e.Queues }
 
 // Owner implements lock.Hold. It also hides the field of the lease.
 func (h *redHold) Owner() lock.Owner { return h.owner }
 
-// One implements locking.AnyHold: it is on several locks.
-func (h *redHold) One() *locking.Hold { return nil }
+// One implements engine.AnyHold: it is on several locks.
+func (h *redHold) One() *engine.Hold { return nil }
 
-// Acquired implements locking.GroupHold.
+// Acquired implements engine.GroupHold.
 func (h *redHold) Acquired() time.Time { return h.sent }

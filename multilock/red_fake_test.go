@@ -12,8 +12,8 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
@@ -54,7 +54,7 @@ var (
 // redFake is a member without a server.
 type redFake struct {
 	t    *testing.T
-	s    *session.Session
+	e    *engine.Engine
 	name string
 
 	mu      sync.Mutex
@@ -73,24 +73,24 @@ type redFake struct {
 
 // redProtocol is the protocol of a fake. No two fakes are of one kind.
 type redProtocol struct {
-	locking.Protocol
+	engine.Protocol
 	f *redFake
 }
 
-func (p redProtocol) Traits() locking.Traits { return locking.Traits{Kind: fmt.Sprintf("%p", p.f)} }
+func (p redProtocol) Kind() engine.Kind { return engine.Kind{Name: fmt.Sprintf("%p", p.f)} }
 
 // redFakeMember is a fake as a member of a Redlock.
 type redFakeMember struct {
-	*locking.Lock
+	*engine.Lock
 	f *redFake
 }
 
 func (f *redFake) member() redFakeMember {
-	l := locking.New(f.s, redProtocol{f: f}, f.name, nil)
+	l := engine.NewLock(f.e, redProtocol{f: f}, f.name, nil)
 	return redFakeMember{&l, f}
 }
 
-func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error) {
+func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (engine.MemberHold, error) {
 	return m.f.try(ctx, lease)
 }
 
@@ -175,7 +175,7 @@ type redFakeHold struct {
 	extended []time.Duration
 }
 
-func (h *redFakeHold) One() *locking.Hold  { return nil }
+func (h *redFakeHold) One() *engine.Hold   { return nil }
 func (h *redFakeHold) Receivers() int      { return -1 }
 func (h *redFakeHold) KeepUntil(time.Time) {}
 func (h *redFakeHold) Disown()             {}
@@ -245,6 +245,9 @@ func redSessionOf(conn redConn, log *harness.Log, watchdog time.Duration) *sessi
 type redWorld struct {
 	t       *testing.T
 	s       *session.Session
+	mu      sync.Mutex
+	all     *multilock.Shared // of allOf; see groups
+	allOf   *session.Session
 	log     *harness.Log
 	members []*session.Session // those of the fakes
 }
@@ -263,7 +266,7 @@ func redRun(t *testing.T, test func(t *testing.T, w *redWorld)) {
 func (w *redWorld) fakes(answers ...redAnswer) []*redFake {
 	fakes := make([]*redFake, len(answers))
 	for i, a := range answers {
-		fakes[i] = &redFake{t: w.t, s: w.member(i), name: "orders", answers: []redAnswer{a}}
+		fakes[i] = &redFake{t: w.t, e: engine.New(w.member(i)), name: "orders", answers: []redAnswer{a}}
 	}
 	return fakes
 }
@@ -284,7 +287,17 @@ func (w *redWorld) red(fakes []*redFake) *multilock.Red {
 	for i, f := range fakes {
 		members[i] = f.member()
 	}
-	return multilock.NewRedOf(w.s, members)
+	return multilock.NewRedOf(w.groups(), members)
+}
+
+// groups returns what the groups of the session share.
+func (w *redWorld) groups() *multilock.Shared {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.allOf != w.s {
+		w.all, w.allOf = multilock.NewShared(engine.New(w.s)), w.s
+	}
+	return w.all
 }
 
 // drain waits for everything that was begun, and checks that every hold of a fake was

@@ -14,8 +14,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
@@ -142,11 +142,11 @@ func TestRedServersFail(t *testing.T) {
 
 // slowMember is a member that answers late.
 type slowMember struct {
-	*locking.Lock
+	*engine.Lock
 	late time.Duration
 }
 
-func (m slowMember) TryMember(ctx context.Context, lease time.Duration) (locking.MemberHold, error) {
+func (m slowMember) TryMember(ctx context.Context, lease time.Duration) (engine.MemberHold, error) {
 	time.Sleep(m.late)
 	return m.Lock.TryMember(ctx, lease)
 }
@@ -158,13 +158,13 @@ func TestRedSplitVotesPause(t *testing.T) {
 	redEachOf(t, 5, lates, time.Duration.String, func(t *testing.T, servers []*testserver.Server, late time.Duration) {
 		var members []multilock.RedMember
 		for i, c := range redClients(t, servers) {
-			m := slowMember{Lock: locking.Find(c.Lock("orders"))}
+			m := slowMember{Lock: engine.Find(c.Lock("orders"))}
 			if i < 2 {
 				m.late = late
 			}
 			members = append(members, m)
 		}
-		red := multilock.NewRedOf(members[0].Session(), members).WithTimeout(redWatchdog / 2)
+		red := multilock.NewRedOf(multilock.NewShared(engine.New(members[0].Session())), members).WithTimeout(redWatchdog / 2)
 		for _, c := range redClients(t, servers)[2:] {
 			h, err := c.Lock("orders").Lock(t.Context())
 			require.NoError(t, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -138,7 +138,7 @@ func TestRedSlowRelease(t *testing.T) {
 		synctest.Wait()
 		began = time.Now()
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrIndeterminate)
-		require.Equal(t, locking.Patience, time.Since(began))
+		require.Equal(t, engine.UnlockTimeout, time.Since(began))
 		w.drain(fakes)
 	})
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
@@ -194,21 +195,21 @@ func TestRedProcessesAlternate(t *testing.T) {
 func TestRedInvalidMembers(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
 		f := w.fakes(redYes, redYes, redYes)
-		of := func(i int) *rlock.Lock { return rlock.New(w.member(i), "orders") }
+		of := func(i int) *rlock.Lock { return rlock.New(engine.New(w.member(i)), "orders") }
 		var none *rlock.Lock
 		bad := map[string]*multilock.Red{
-			"none":         multilock.NewRed(w.s),
-			"nil":          multilock.NewRed(w.s, of(0), nil, of(2)),
-			"typed nil":    multilock.NewRed(w.s, of(0), none, of(2)),
-			"zero":         multilock.NewRed(w.s, of(0), &rlock.Lock{}, of(2)),
-			"twice":        multilock.NewRed(w.s, of(0), of(1), of(0)),
-			"a Multi":      multilock.NewRed(w.s, of(0), of(1), multilock.New(w.s, of(2))),
-			"a Red":        multilock.NewRed(w.s, of(0), of(1), multilock.NewRed(w.s, of(2))),
-			"foreign":      multilock.NewRed(w.s, of(0), of(1), multiForeign{of(2)}),
-			"embeds":       multilock.NewRed(w.s, of(0), of(1), multiEmbeds{of(2)}),
-			"points to it": multilock.NewRed(w.s, of(0), of(1), &multiEmbeds{of(2)}),
-			"timeout 0":    multilock.NewRed(w.s, of(0), of(1), of(2)).WithTimeout(0),
-			"timeout -1":   multilock.NewRed(w.s, of(0), of(1), of(2)).WithTimeout(-1),
+			"none":         multilock.NewRed(w.groups()),
+			"nil":          multilock.NewRed(w.groups(), of(0), nil, of(2)),
+			"typed nil":    multilock.NewRed(w.groups(), of(0), none, of(2)),
+			"zero":         multilock.NewRed(w.groups(), of(0), &rlock.Lock{}, of(2)),
+			"twice":        multilock.NewRed(w.groups(), of(0), of(1), of(0)),
+			"a Multi":      multilock.NewRed(w.groups(), of(0), of(1), multilock.New(w.groups(), of(2))),
+			"a Red":        multilock.NewRed(w.groups(), of(0), of(1), multilock.NewRed(w.groups(), of(2))),
+			"foreign":      multilock.NewRed(w.groups(), of(0), of(1), multiForeign{of(2)}),
+			"embeds":       multilock.NewRed(w.groups(), of(0), of(1), multiEmbeds{of(2)}),
+			"points to it": multilock.NewRed(w.groups(), of(0), of(1), &multiEmbeds{of(2)}),
+			"timeout 0":    multilock.NewRed(w.groups(), of(0), of(1), of(2)).WithTimeout(0),
+			"timeout -1":   multilock.NewRed(w.groups(), of(0), of(1), of(2)).WithTimeout(-1),
 		}
 		for what, red := range bad {
 			for _, red := range []*multilock.Red{red, red.WithTimeout(time.Second)} {

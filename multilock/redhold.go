@@ -7,8 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -29,40 +28,44 @@ func (h *redHold) Unlock(ctx context.Context) error {
 	if err := h.End("Unlock", h.Name()); err != nil {
 		if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 			if lost.Reason == lock.ReasonMaxHold { // the servers have it for sure, and most likely answer
-				_, _ = h.release(context.WithoutCancel(ctx), time.Now().Add(locking.Patience))
+				_, _ = h.release(context.WithoutCancel(ctx), time.Now().Add(engine.UnlockTimeout))
 			} else {
 				h.undo(context.WithoutCancel(ctx))
 			}
 		}
 		return err
 	}
+
 	h.Lease.Forget()
 	for i := range h.r.members {
 		if member := h.round.hold(i); member != nil {
 			member.KeepUntil(h.keepUntil)
 		}
 	}
+
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
-	return h.Released(released, h.r.failed(ctx, "unlock", began, h.pass(ctx, began.Add(locking.Patience))))
+	return h.Released(released, h.r.failed(ctx, "unlock", began, h.pass(ctx, began.Add(engine.UnlockTimeout))))
 }
 
 // pass hands the members to the next local waiter if that can take them over, and otherwise
 // releases them.
 func (h *redHold) pass(ctx context.Context, by time.Time) error {
-	var batch *locking.Batch
-	passed := h.r.queues().Pass(h.r.key, h, func(waiter acquire.Acquirer) bool {
+	var batch *engine.Batch
+	passed := h.r.queues().Pass(h.r.key, h, func(waiter engine.Acquirer) bool {
 		next := waiter.(*redHold)
 		if !h.passable.Load() || !next.passable.Load() {
 			return false
 		}
 		if h.cohort == nil {
-			h.cohort = locking.NewCohort(h.sent)
+			h.cohort = engine.NewCohort(h.sent)
 		}
-		sent, trusted := h.cohort.Trusted()
+		sent, trusted := h.cohort.Valid()
 		if trusted {
 			batch = h.cohort.Enqueue(by)
-			next.round, next.cohort, next.sent = h.round, h.cohort, sent
+			next.round = h.round
+			next.cohort = h.cohort
+			next.sent = sent
 		}
 		return trusted
 	})
@@ -76,30 +79,32 @@ func (h *redHold) pass(ctx context.Context, by time.Time) error {
 		h.round.settle(grace)
 	}
 	receivers, err := h.release(ctx, by)
-	h.r.queues().Released(h.r.key, h, acquire.Release{Receivers: receivers})
+	h.r.queues().Released(h.r.key, h, engine.Release{Receivers: receivers})
 	return err
 }
 
 // confirm asks the members whether they were still held when they were passed on. Without
 // a majority, the hold that has them now is lost too. If only a minority is unavailable, Unlock
 // does not wait for it, and the lock is neither lost nor passed on.
-func (h *redHold) confirm(ctx context.Context, batch *locking.Batch) error {
+func (h *redHold) confirm(ctx context.Context, batch *engine.Batch) error {
 	err := h.cohort.Confirm(batch, func(by time.Time) error {
-		return locking.Insist(ctx, by, h.r.s, func(ctx context.Context) error {
+		return engine.RetryUntil(ctx, by, h.r.s, func(ctx context.Context) error {
 			return extendMajorities(ctx, []*redHold{h}, h.ttl, true)[0]
 		}, func(err error) bool { return errors.Is(err, lock.ErrLost) || errors.Is(err, errMinorityAway) })
 	})
-	switch {
-	case err == nil || errors.Is(err, errMinorityAway):
+	if err == nil || errors.Is(err, errMinorityAway) {
 		return nil
-	case !errors.Is(err, lock.ErrLost):
+	}
+	if !errors.Is(err, lock.ErrLost) {
 		return err
 	}
-	for _, other := range acquire.As[*redHold](h.r.queues().Holders(h.r.key)) {
+
+	for _, other := range engine.As[*redHold](h.r.queues().Holders(h.r.key)) {
 		if other.round == h.round {
 			other.Lost(lock.ReasonGone, nil)
 		}
 	}
+
 	return err
 }
 
@@ -110,14 +115,14 @@ func (h *redHold) undo(ctx context.Context) {
 		h.round.release(ctx)
 		return
 	}
-	release := func(context.Context) { _, _ = h.release(ctx, time.Now().Add(locking.Patience)) }
+	release := func(context.Context) { _, _ = h.release(ctx, time.Now().Add(engine.UnlockTimeout)) }
 	if !h.r.s.Go(release) {
 		release(ctx) // clients of members may still be open
 	}
 }
 
 // release releases all members and returns when a majority of the servers is free. It answers
-// for the holds that have passed them on. receivers is as in acquire.Release.
+// for the holds that have passed them on. receivers is as in engine.Release.
 func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err error) {
 	err = h.cohort.Release(by, func(by time.Time) error {
 		t := h.round.release(ctx)
@@ -134,12 +139,14 @@ func (h *redHold) release(ctx context.Context, by time.Time) (receivers int, err
 		if h.r.channel == "" || t.counted < len(h.r.members) {
 			receivers = -1 // not every member has counted the waiters of this lock
 		}
-		switch err := errors.Join(t.errs...); {
-		case held-t.gone < h.r.quorum:
+		err := errors.Join(t.errs...)
+		if held-t.gone < h.r.quorum {
 			return h.loss(lock.ReasonGone, err)
-		case free() < h.r.quorum && t.open+t.asking == 0 && !errors.Is(err, lock.ErrIndeterminate):
+		}
+		if free() < h.r.quorum && t.open+t.asking == 0 && !errors.Is(err, lock.ErrIndeterminate) {
 			return err // every server has answered, and too few have released their members
-		case free() < h.r.quorum:
+		}
+		if free() < h.r.quorum {
 			return errors.Join(lock.ErrIndeterminate, err)
 		}
 		return nil
@@ -162,15 +169,16 @@ func (redRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl t
 	results := make([]watchdog.Renewed, len(batches))
 	for b, batch := range batches {
 		for range batch {
-			h, err := holds[0], errs[0]
-			holds, errs = holds[1:], errs[1:]
+			h := holds[0]
+			err := errs[0]
+			holds = holds[1:]
+			errs = errs[1:]
 			results[b].Held = append(results[b].Held, err == nil)
-			switch {
-			case err == nil:
+			if err == nil {
 				h.Lease.Extended(sent, ttl)
-			case errors.Is(err, lock.ErrLost):
+			} else if errors.Is(err, lock.ErrLost) {
 				h.Lost(lock.ReasonGone, nil)
-			default:
+			} else {
 				results[b].Err = err
 			}
 			if h.Held() {
@@ -179,6 +187,7 @@ func (redRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl t
 			}
 		}
 	}
+
 	return results
 }
 
@@ -191,7 +200,8 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer s.OnClose(cancel)() // which ends the holds
-	var members []locking.MemberHold
+
+	var members []engine.MemberHold
 	var answered []func(err error)
 	tallies := make([]*tally, len(holds))
 	for n, h := range holds {
@@ -212,6 +222,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 			})
 		}
 	}
+
 	limit := min(maxRenewal, lease)
 	if by, ok := ctx.Deadline(); ok {
 		limit = min(limit, time.Until(by))
@@ -219,7 +230,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 	s.Go(func(ctx context.Context) {
 		ctx, cancel := context.WithTimeout(ctx, limit)
 		defer cancel()
-		locking.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
+		engine.ExtendTogether(ctx, members, lease, shared, func(n int, err error) { answered[n](err) })
 	})
 	errs := make([]error, len(holds))
 	for n, h := range holds {
@@ -227,6 +238,7 @@ func extendMajorities(ctx context.Context, holds []*redHold, lease time.Duration
 		wait(t, ctx.Done(), func() bool { return t.yes >= h.r.quorum || t.yes+t.away() < h.r.quorum })
 		errs[n] = h.confirmed(t)
 	}
+
 	return errs
 }
 
@@ -235,12 +247,13 @@ var errMinorityAway = errors.New("a minority of the servers is unavailable")
 
 // confirmed returns nil if a majority has confirmed the hold.
 func (h *redHold) confirmed(t *tally) error {
-	switch {
-	case t.yes >= h.r.quorum:
+	if t.yes >= h.r.quorum {
 		return nil
-	case t.yes+t.away() < h.r.quorum:
+	}
+	if t.yes+t.away() < h.r.quorum {
 		return h.loss(lock.ReasonGone, nil)
 	}
+
 	errs := append(t.errs, errors.New("not confirmed by a majority"))
 	if h.r.s.Err() == nil && t.away() <= len(h.r.members)-h.r.quorum {
 		errs = append(errs, errMinorityAway)
@@ -292,13 +305,13 @@ func (t *tally) count(a answer) {
 		}
 		return
 	}
+
 	t.open--
-	switch {
-	case isGone(a.err):
+	if isGone(a.err) {
 		t.gone++
-	case a.err != nil:
+	} else if a.err != nil {
 		t.errs = append(t.errs, serverError{a.i, a.err})
-	default:
+	} else {
 		t.yes++
 		if a.receivers >= 0 {
 			t.receivers += a.receivers
@@ -328,12 +341,12 @@ func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	if err := h.Err("Extend", h.Name()); err != nil {
 		return err
 	}
+
 	sent := time.Now()
 	err := extendMajorities(ctx, []*redHold{h}, lease, true)[0]
-	switch {
-	case err == nil:
+	if err == nil {
 		h.Lease.Extended(sent, lease-drift(lease))
-	case errors.Is(err, lock.ErrLost):
+	} else if errors.Is(err, lock.ErrLost) {
 		h.Lost(lock.ReasonGone, nil)
 	}
 	return cmp.Or(h.Err("Extend", h.Name()), h.r.failed(ctx, "extend", sent, err))

@@ -9,8 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -21,21 +20,21 @@ import (
 // answered may be down. The limit doubles with each round, in case they are only far away.
 const minPatience = 5 * time.Millisecond
 
-// Join implements acquire.Acquirer: the members let their owner re-enter.
-func (h *redHold) Join(holder acquire.Acquirer) (acquire.Relation, error) {
+// Join implements engine.Acquirer: the members let their owner re-enter.
+func (h *redHold) Join(holder engine.Acquirer) (engine.Relation, error) {
 	if holder.(*redHold).owner == h.owner {
-		return acquire.Beside, nil
+		return engine.SameOwner, nil
 	}
-	return acquire.Unrelated, nil
+	return engine.Conflict, nil
 }
 
-// TryAll implements acquire.Acquirer. It is not called: each caller has a round of its own.
-func (h *redHold) TryAll(context.Context, []acquire.Acquirer) []acquire.Result { return nil }
+// TryAll implements engine.Acquirer. It is not called: each caller has a round of its own.
+func (h *redHold) TryAll(context.Context, []engine.Acquirer) []engine.Answer { return nil }
 
-// Describe implements acquire.Acquirer.
+// Describe implements engine.Acquirer.
 func (h *redHold) Describe() session.Hold { return h.described() }
 
-// Holds implements acquire.Acquirer.
+// Holds implements engine.Acquirer.
 func (h *redHold) Holds() iter.Seq[session.Hold] {
 	return func(yield func(session.Hold) bool) {
 		listed := h.described()
@@ -44,50 +43,55 @@ func (h *redHold) Holds() iter.Seq[session.Hold] {
 	}
 }
 
-// Abandon implements acquire.Acquirer.
+// Abandon implements engine.Acquirer.
 func (h *redHold) Abandon() { h.undo(context.Background()) }
 
-// Try implements acquire.Acquirer: it runs one round of the algorithm.
-func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
+// Try implements engine.Acquirer: it runs one round of the algorithm.
+func (h *redHold) Try(ctx context.Context) (engine.Answer, error) {
 	if pause := h.pause(); pause > 0 {
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():
-			return acquire.Verdict{FreeIn: -1}, nil // the queue reports the reason
+			return engine.Answer{FreeIn: -1}, nil // the queue reports the reason
 		case <-h.r.s.Stopping():
-			return acquire.Verdict{}, lock.ErrClosed
+			return engine.Answer{}, lock.ErrClosed
 		}
 	}
+
 	h.rounds++
 	began := time.Now()
 	yes, decided := h.collect(ctx)
+
 	// The round has identified servers.
 	duplicates := checkDuplicates(h.r.members, sameServer, "a Redlock needs a server for each member:")
 	h.sent = h.round.sent()
 	if duplicates == nil && yes >= h.r.quorum && time.Since(h.sent) < h.ttl-drift(h.ttl) {
-		return acquire.Verdict{Acquired: true}, nil
+		return engine.Answer{Acquired: true}, nil
 	}
+
 	h.undoRound(ctx)
 	var err error
 	if duplicates == nil && yes+h.round.late() >= h.r.quorum {
 		h.late++
-		return acquire.Verdict{FreeIn: -1}, acquire.Late(h.late, !h.once, h.ttl, began)
+		return engine.Answer{FreeIn: -1}, engine.Late(h.late, !h.once, h.ttl, began)
 	}
+
 	h.answers, err = h.round.verdict(yes, decided)
 	switch {
 	case duplicates != nil:
-		return acquire.Verdict{}, duplicates
+		return engine.Answer{}, duplicates
 	case h.r.s.Stopped() != nil:
-		return acquire.Verdict{}, lock.ErrClosed
+		return engine.Answer{}, lock.ErrClosed
 	case h.once && err == nil:
 		err = lock.ErrNotAcquired
-	case !h.once && h.rounds == 1 && errors.As(err, new(*acquire.Unavailable)):
+	case !h.once && h.rounds == 1 && errors.As(err, new(*engine.Unavailable)):
 		err = nil // an error of the first attempt would end the acquisition
-	case ctx.Err() != nil && errors.As(err, new(*acquire.Unavailable)):
+	case ctx.Err() != nil && errors.As(err, new(*engine.Unavailable)):
 		// The caller cut the round short, which says nothing to the other waiters.
-		err = &acquire.Unavailable{Err: errors.Join(errNoMajority, ctx.Err())}
+		err = &engine.Unavailable{Err: errors.Join(errNoMajority, ctx.Err())}
 	}
-	return acquire.Verdict{FreeIn: -1}, err
+
+	return engine.Answer{FreeIn: -1}, err
 }
 
 // collect asks all members and returns the number of those held once the outcome is decided
@@ -95,9 +99,11 @@ func (h *redHold) Try(ctx context.Context) (acquire.Verdict, error) {
 func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 	limit, cancel := session.Linger(ctx, h.r.serverTimeout(h.ttl))
 	defer cancel()
+
 	h.round = &round{r: h.r, changed: make(chan struct{}, 1), granted: &h.granted, votes: make([]vote, len(h.r.members))}
 	h.round.askMissing(ctx, h.ttl)
-	began, identifying := time.Now(), false
+	began := time.Now()
+	identifying := false
 	var patience <-chan time.Time
 	for {
 		n := h.round.count()
@@ -109,7 +115,8 @@ func (h *redHold) collect(ctx context.Context) (yes int, decided bool) {
 				break
 			}
 			// A server that does not identify itself gets no more than half of the caller's time.
-			identifying, patience = true, nil
+			identifying = true
+			patience = nil
 			if deadline, ok := ctx.Deadline(); ok {
 				patience = time.After(time.Until(deadline) / 2)
 			}
@@ -142,17 +149,19 @@ func (h *redHold) undoRound(ctx context.Context) {
 }
 
 // pause returns the time until the next round. The releases of the last one wake the waiters, which
-// would split the votes again. So do those of members that are granted when their round is over, but
+// would split the votes again. So do the releases of members that are granted when their round is over, but
 // the first time their holder has probably just released them all.
 func (h *redHold) pause() time.Duration {
 	if !h.granted.Swap(false) {
 		h.split = 0
 		return 0
 	}
+
 	h.split++
 	if h.split == 1 && !h.early {
 		return 0
 	}
+
 	return time.Until(h.over.Add(splitBackoff(h.split)))
 }
 
@@ -177,7 +186,7 @@ type round struct {
 // vote is the answer of a member. It keeps the hold of the member from when the server
 // confirmed it until it is released or lost.
 type vote struct {
-	hold    locking.MemberHold
+	hold    engine.MemberHold
 	sent    time.Time // when it was requested
 	err     error
 	asking  bool // an attempt is under way
@@ -185,14 +194,11 @@ type vote struct {
 	awaited bool // even by a majority
 }
 
-// asked is set once a member of a client was asked whose server was not identified before. It
-// may be the server of another member, so a majority waits for its answer, but only once.
-type asked struct{ atomic.Bool }
-
 // askMissing makes an attempt for each member that is not held, in the background.
 func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
+
 	var all *attempts
 	for i := range rd.votes {
 		v := &rd.votes[i]
@@ -204,7 +210,8 @@ func (rd *round) askMissing(ctx context.Context, lease time.Duration) {
 			defer all.done()
 		}
 		s := rd.r.members[i].Session()
-		v.asking, v.awaited = true, !s.AskedServer() && !session.Of[asked](s).Swap(true)
+		v.asking = true
+		v.awaited = s.AwaitServer()
 		all.open.Add(1)
 		if !rd.r.s.Go(func(context.Context) { rd.ask(all, i) }) {
 			*v = vote{err: lock.ErrClosed}
@@ -238,8 +245,10 @@ func (all *attempts) done() {
 // ask makes an attempt for member i.
 func (rd *round) ask(all *attempts, i int) {
 	defer all.done()
+
 	ctx := all.ctx
 	m := rd.r.members[i]
+
 	// The server is identified before it votes, because two members on one server have one
 	// vote. If it refuses the question, they remain undetected.
 	_, _ = m.Session().Server(ctx)
@@ -251,11 +260,13 @@ func (rd *round) ask(all *attempts, i int) {
 			_ = hold.Unlock(ctx)
 		}
 	}
+
 	rd.mu.Lock()
 	late := rd.released
 	rd.votes[i] = vote{err: err, late: late != nil}
 	if err == nil {
-		rd.votes[i].hold, rd.votes[i].sent = hold, sent
+		rd.votes[i].hold = hold
+		rd.votes[i].sent = sent
 		rd.granted.Store(true)
 	}
 	rd.mu.Unlock()
@@ -266,6 +277,7 @@ func (rd *round) ask(all *attempts, i int) {
 	default:
 		late.answers <- answer{i: i, err: err, late: true}
 	}
+
 	select {
 	case rd.changed <- struct{}{}:
 	default:
@@ -273,7 +285,7 @@ func (rd *round) ask(all *attempts, i int) {
 }
 
 // errRestarted is the answer of a server that may have forgotten a lock that it granted. It is as
-// good as that of one that has not.
+// good as the answer of a server that has not.
 var errRestarted = fmt.Errorf("%w: the server has restarted", lock.ErrNotAcquired)
 
 // checkUptime returns an error if the server may have started less than restartDelay before sent.
@@ -290,19 +302,20 @@ func (r *Red) checkUptime(ctx context.Context, s *session.Session, sent time.Tim
 func (rd *round) count() (n struct{ yes, taken, open, awaited int }) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
+
 	for _, v := range rd.votes {
-		switch {
-		case v.hold != nil:
+		if v.hold != nil {
 			n.yes++
-		case v.asking:
+		} else if v.asking {
 			n.open++
 			if v.awaited {
 				n.awaited++
 			}
-		case isTaken(v.err):
+		} else if isTaken(v.err) {
 			n.taken++
 		}
 	}
+
 	return n
 }
 
@@ -311,7 +324,7 @@ func (rd *round) late() (n int) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
 	for _, v := range rd.votes {
-		if errors.Is(v.err, acquire.ErrLate) {
+		if errors.Is(v.err, engine.ErrLate) {
 			n++
 		}
 	}
@@ -323,6 +336,7 @@ func (rd *round) settle(d time.Duration) {
 	if rd.count().open == 0 {
 		return
 	}
+
 	limit := time.After(d)
 	for rd.count().open > 0 {
 		select {
@@ -346,7 +360,7 @@ func (rd *round) sent() (first time.Time) {
 }
 
 // hold returns the hold of member i, or nil.
-func (rd *round) hold(i int) locking.MemberHold {
+func (rd *round) hold(i int) engine.MemberHold {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
 	return rd.votes[i].hold
@@ -355,12 +369,13 @@ func (rd *round) hold(i int) locking.MemberHold {
 // drop releases the hold of member i in the background and sends the result to t, which may be
 // nil. It reports false if the member was dropped before, or is not late as the caller says. It blocks
 // while the member's client is closing.
-func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *tally, late bool) bool {
+func (rd *round) drop(ctx context.Context, i int, hold engine.MemberHold, t *tally, late bool) bool {
 	rd.mu.Lock()
 	if rd.votes[i].hold != hold || rd.votes[i].late != late {
 		rd.mu.Unlock()
 		return false
 	}
+
 	rd.votes[i].hold = nil
 	rd.mu.Unlock()
 	unlock := func(context.Context) {
@@ -369,6 +384,7 @@ func (rd *round) drop(ctx context.Context, i int, hold locking.MemberHold, t *ta
 			t.answers <- answer{i, err, hold.Receivers(), late}
 		}
 	}
+
 	// The member's client runs it, because the Redlock's client may close first.
 	if !rd.r.members[i].Session().Go(unlock) {
 		unlock(ctx)
@@ -392,5 +408,6 @@ func (rd *round) release(ctx context.Context) *tally {
 			t.open++
 		}
 	}
+
 	return t
 }

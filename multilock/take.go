@@ -9,8 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -42,6 +41,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	if o.MaxWaiters > 0 {
 		return nil, fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid)
 	}
+
 	a := acquisition{o: o, once: once, began: time.Now()}
 	a.round = a.began
 	spanCtx, span := m.s.Telemetry.StartAcquire(ctx, m.info)
@@ -53,6 +53,7 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 	if err == nil && spanCtx.Err() == nil {
 		return m.begin(ctx, o, a.got), nil
 	}
+
 	panicked := true // in a Backoff of a member
 	defer func() {
 		if panicked {
@@ -67,14 +68,17 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 // takeFree acquires all members with one script if they are of the client of m, in one slot, and
 // free. In any other case wait goes on.
 func (m *Multi) takeFree(ctx context.Context, a *acquisition) error {
-	if n := len(m.members); n == 1 || len(m.locks) < n || !m.local() || locking.Together(ctx, m.locks) < n {
+	if n := len(m.members); n == 1 || len(m.locks) < n || !m.local() || engine.Together(ctx, m.locks) < n {
 		return errBlocked
 	}
+
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
+
 	if err := a.takeTogether(ctx, m.locks); err != nil {
 		return err
 	}
+
 	return a.align(ctx)
 }
 
@@ -82,6 +86,7 @@ func (m *Multi) takeFree(ctx context.Context, a *acquisition) error {
 func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*multiHold, error) {
 	openCtx, cancel := context.WithCancelCause(spanCtx)
 	defer cancel(nil)
+
 	for _, s := range slices.Concat(m.sessions, []*session.Session{m.s}) { // keeps them open
 		leave, open := s.Join(func() { cancel(lock.ErrClosed) })
 		if !open {
@@ -91,6 +96,7 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 	}
 	waitCtx, stop := a.bounded(openCtx)
 	defer stop()
+
 	for {
 		if err == errBlocked {
 			err = m.take(waitCtx, a)
@@ -110,10 +116,10 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 			case <-waitCtx.Done():
 			}
 		}
-		switch cause := context.Cause(waitCtx); {
-		case errors.Is(cause, lock.ErrClosed):
+		cause := context.Cause(waitCtx)
+		if errors.Is(cause, lock.ErrClosed) {
 			err = cause
-		case cause != nil, errors.Is(err, errRestart):
+		} else if cause != nil || errors.Is(err, errRestart) {
 			err = errors.Join(lock.ErrNotAcquired, err)
 		}
 		return nil, errors.Join(err, undoErr)
@@ -121,11 +127,12 @@ func (m *Multi) wait(ctx, spanCtx context.Context, a *acquisition, err error) (*
 }
 
 // undo releases the members that a failed acquisition holds.
-func (m *Multi) undo(ctx context.Context, holds []locking.GroupHold) error {
+func (m *Multi) undo(ctx context.Context, holds []engine.GroupHold) error {
 	release := func() error {
-		errs := locking.GiveBack(context.WithoutCancel(ctx), holds)
+		errs := engine.GiveBack(context.WithoutCancel(ctx), holds)
 		return errors.Join(slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, lock.ErrLost) })...)
 	}
+
 	// Not errors.Is: the context of the caller may have ended with a lost hold of another client that was closed.
 	if context.Cause(ctx) == lock.ErrClosed { // the client of a member is closing and waits for this call
 		return release()
@@ -142,11 +149,11 @@ type acquisition struct {
 	o       lock.Options
 	once    bool
 	began   time.Time
-	round   time.Time           // when the current round began
-	waited  bool                // in the current round
-	blocked bool                // others hold the next member
-	certain bool                // the order of the members; see inOrder
-	got     []locking.GroupHold // in the current round
+	round   time.Time          // when the current round began
+	waited  bool               // in the current round
+	blocked bool               // others hold the next member
+	certain bool               // the order of the members; see inOrder
+	got     []engine.GroupHold // in the current round
 	// restarts counts the rounds that ended because a wait took too long, or a member was lost.
 	restarts int
 	late     int // rounds whose lease was over before the last member was acquired, though none had to be waited for
@@ -166,7 +173,7 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 	a.round = time.Now()
 	locks, known := m.inOrder(ctx, a)
 	for _, red := range m.reds {
-		err := a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
+		err := a.await(ctx, func(ctx context.Context) (engine.GroupHold, error) {
 			h, err := red.acquire(ctx, lock.Options{Lease: a.o.Lease}, a.once) // MaxHold counts from Align
 			a.waited = a.waited || err == nil && h.rounds > 1
 			return h, err
@@ -178,6 +185,7 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 			known[member.Session()] = member.Session().KnownServer()
 		}
 	}
+
 	if known != nil {
 		if err := m.checkMembers(known); err != nil {
 			return err
@@ -188,37 +196,41 @@ func (m *Multi) take(ctx context.Context, a *acquisition) error {
 			return err
 		}
 	}
+
 	return a.align(ctx)
 }
 
 // align makes the leases of all members count from the acquisition of the last one.
 func (a *acquisition) align(ctx context.Context) error {
-	switch err := locking.Align(ctx, a.got, a.o); {
-	case err != nil && !errors.Is(err, lock.ErrLost):
+	err := engine.Align(ctx, a.got, a.o)
+	if err != nil && !errors.Is(err, lock.ErrLost) {
 		return err
-	case err != nil, slices.ContainsFunc(a.got, func(h locking.GroupHold) bool { return h.Remaining() == 0 }):
+	}
+	if err != nil || slices.ContainsFunc(a.got, func(h engine.GroupHold) bool { return h.Remaining() == 0 }) {
 		// Lost, or expired during the wait for others.
 		if length := cmp.Or(a.o.Lease, a.o.MaxHold); length > 0 && !a.waited {
 			a.late++
-			return cmp.Or(acquire.Late(a.late, !a.once, length, a.round), errRestart)
+			return cmp.Or(engine.Late(a.late, !a.once, length, a.round), errRestart)
 		}
 		return errRestart
 	}
+
 	return nil
 }
 
 // takeNext acquires the first of the locks, or with one script as many as are free.
-func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error {
-	if n := locking.Together(ctx, locks); n > 1 && !a.blocked && ctx.Err() == nil {
+func (a *acquisition) takeNext(ctx context.Context, locks []*engine.Lock) error {
+	if n := engine.Together(ctx, locks); n > 1 && !a.blocked && ctx.Err() == nil {
 		before := len(a.got)
 		if err := a.takeTogether(ctx, locks[:n]); err != errBlocked {
 			return err
 		}
 		locks = locks[len(a.got)-before:]
 	}
+
 	a.blocked = false
-	return a.await(ctx, func(ctx context.Context) (locking.GroupHold, error) {
-		h, err := locking.Take(ctx, locks[0], a.o, a.once)
+	return a.await(ctx, func(ctx context.Context) (engine.GroupHold, error) {
+		h, err := engine.Take(ctx, locks[0], a.o, a.once)
 		a.waited = a.waited || err == nil && h.Waited()
 		return h, err
 	})
@@ -227,32 +239,35 @@ func (a *acquisition) takeNext(ctx context.Context, locks []*locking.Lock) error
 // takeTogether acquires the locks with one script. The error is errBlocked if one of them is not
 // free: a separate attempt for the first of those waits, or yields the error of the member that the
 // server refused.
-func (a *acquisition) takeTogether(ctx context.Context, locks []*locking.Lock) error {
-	some, err := locking.TakeTogether(ctx, locks, a.o, a.once)
+func (a *acquisition) takeTogether(ctx context.Context, locks []*engine.Lock) error {
+	some, err := engine.TakeTogether(ctx, locks, a.o, a.once)
 	if a.got == nil {
 		a.got = some
 	} else {
 		a.got = append(a.got, some...)
 	}
-	switch {
-	case len(some) == len(locks), errors.Is(err, lock.ErrClosed), err != nil && ctx.Err() != nil:
-		return err
-	case a.once && err != nil && !wire.IsRefused(err):
+	if len(some) == len(locks) || errors.Is(err, lock.ErrClosed) || err != nil && ctx.Err() != nil {
 		return err
 	}
-	a.waited, a.blocked = !a.once, true
+	if a.once && err != nil && !wire.IsRefused(err) {
+		return err
+	}
+
+	a.waited = !a.once
+	a.blocked = true
 	return errBlocked
 }
 
 // await acquires one member with take. If others are held and the order is not certain, it
 // bounds the wait.
-func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) (locking.GroupHold, error)) error {
+func (a *acquisition) await(ctx context.Context, take func(ctx context.Context) (engine.GroupHold, error)) error {
 	if !a.once && !a.certain && len(a.got) > 0 {
 		var cancel context.CancelFunc
 		least := memberWait << min(a.restarts, maxDoublings)
 		ctx, cancel = context.WithTimeoutCause(ctx, least+rand.N(least), errRestart)
 		defer cancel()
 	}
+
 	h, err := take(ctx)
 	if err == nil {
 		a.got = append(a.got, h)

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"strings"
 
-	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -21,6 +21,7 @@ type summary struct {
 func (rd *round) summary(decided bool) (a summary) {
 	rd.mu.Lock()
 	defer rd.mu.Unlock()
+
 	for i, v := range rd.votes {
 		err := v.err
 		if v.asking && !decided {
@@ -44,6 +45,7 @@ func (rd *round) summary(decided bool) (a summary) {
 		}
 		a.away = append(a.away, serverError{i, err})
 	}
+
 	a.refused = append(a.refused, a.final...)
 	return a
 }
@@ -77,22 +79,26 @@ func (a summary) line(yes, n int) string {
 // otherwise the answers for the error of a wait that ends now. yes is the number of members
 // that the round had acquired.
 func (rd *round) verdict(yes int, decided bool) (answers, err error) {
-	a, n, quorum := rd.summary(decided), len(rd.votes), rd.r.quorum
+	a := rd.summary(decided)
+	n := len(rd.votes)
+	quorum := rd.r.quorum
 	if n-len(a.final) < quorum {
 		return nil, errors.Join(a.final...)
 	}
+
 	answers = errors.New(a.line(yes, n))
-	switch {
-	case n-len(a.away) >= quorum:
+	if n-len(a.away) >= quorum {
 		return answers, nil
-	case n-a.taken-a.restarted-a.down-len(a.refused) >= quorum: // the round may have acquired a majority
+	}
+	if n-a.taken-a.restarted-a.down-len(a.refused) >= quorum { // the round may have acquired a majority
 		answers = errors.Join(lock.ErrIndeterminate, answers)
-	case n-len(a.refused) < quorum:
+	} else if n-len(a.refused) < quorum {
 		answers = refusal{answers, a.refused}
-	default:
+	} else {
 		answers = errors.Join(lock.ErrUnavailable, answers)
 	}
-	return answers, &acquire.Unavailable{Err: errNoMajority}
+
+	return answers, &engine.Unavailable{Err: errNoMajority}
 }
 
 // refusal is an error with the refusals of servers, which its text has already.

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -60,7 +60,7 @@ func TestOutageWhileSuccessIsStored(t *testing.T) {
 		g.Stall()
 		call.Cancel(errors.New("over"))
 		work.result <- nil
-		time.Sleep(locking.Patience / 2) // the first attempts fail, or wait
+		time.Sleep(engine.UnlockTimeout / 2) // the first attempts fail, or wait
 		require.True(t, call.Running())
 		require.NoError(t, g.Open())
 		require.True(t, call.Got().ran)
@@ -78,10 +78,10 @@ func TestSuccessThatIsNotStored(t *testing.T) {
 			g.Stall()
 			began := time.Now()
 			work.result <- nil
-			err := call.EndWithin(2*locking.Patience + soon)
+			err := call.EndWithin(2*engine.UnlockTimeout + soon)
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 			require.True(t, call.Value.ran)
-			require.GreaterOrEqual(t, time.Since(began), locking.Patience-time.Second)
+			require.GreaterOrEqual(t, time.Since(began), engine.UnlockTimeout-time.Second)
 			require.NoError(t, g.Open())
 		})
 		t.Run("end of the context", func(t *testing.T) {
@@ -93,7 +93,7 @@ func TestSuccessThatIsNotStored(t *testing.T) {
 			g.Stall()
 			b.result <- nil
 			call.Cancel(errors.New("over"))
-			err := call.EndWithin(3*locking.Patience + soon)
+			err := call.EndWithin(3*engine.UnlockTimeout + soon)
 			require.ErrorIs(t, err, lock.ErrIndeterminate)
 			require.True(t, call.Value.ran)
 			require.NoError(t, g.Open())
@@ -134,7 +134,7 @@ func TestRefusalAfterALostReply(t *testing.T) {
 		harness.Reached(t, reached)
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "-set")
 		defer harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "+set")
-		err := call.EndWithin(2*locking.Patience + soon)
+		err := call.EndWithin(2*engine.UnlockTimeout + soon)
 		require.ErrorIs(t, err, lock.ErrIndeterminate)
 		require.ErrorContains(t, err, "NOPERM")
 		require.NoError(t, g.Open())
@@ -186,7 +186,7 @@ func TestUnavailable(t *testing.T) {
 			})
 			harness.Reached(t, reached)
 			call.Cancel(errors.New("over"))
-			require.ErrorIs(t, call.EndWithin(locking.Patience+soon), lock.ErrUnavailable, "Unlock gets no reply either")
+			require.ErrorIs(t, call.EndWithin(engine.UnlockTimeout+soon), lock.ErrUnavailable, "Unlock gets no reply either")
 			require.False(t, call.Value.ran)
 			require.NoError(t, g.Open())
 			require.True(t, runs(t, harness.Client(t, s).Once(name), slot, func(context.Context) error { return nil }, lock.Wait(soon)))

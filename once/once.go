@@ -18,7 +18,7 @@
 // current time is known, round it to what the schedule is made of: for a job that is due at whole
 // minutes, once.At(time.Now().Round(time.Minute)).
 //
-// Different slots do not exclude each other: the run of 12:00 may still go on when that of 13:00
+// Different slots do not exclude each other: the run of 12:00 may still go on when the run of 13:00
 // begins. If they must not overlap, hold a lock of the job's own during the work.
 //
 // # Durations
@@ -48,7 +48,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -74,7 +74,8 @@ func At(t time.Time) string { return t.UTC().Format("20060102T150405.999999999Z"
 // Once is work that is to run once for each slot. Client.Once returns it. It is immutable and safe for
 // concurrent use.
 type Once struct {
-	s        *session.Session
+	e        *engine.Engine
+	s        *session.Session // of e
 	name     string
 	key      string
 	remember time.Duration
@@ -82,8 +83,9 @@ type Once struct {
 }
 
 // New returns the Once of that name. Client.Once calls it.
-func New(s *session.Session, name string, opts ...Option) *Once {
-	o := &Once{s: s, name: name, remember: 24 * time.Hour}
+func New(e *engine.Engine, name string, opts ...Option) *Once {
+	s := e.Session
+	o := &Once{e: e, s: s, name: name, remember: 24 * time.Hour}
 	o.key, o.err = s.Key(name, s.CheckName)
 	o.err = cmp.Or(o.err, session.Configure(o, name, opts))
 	return o
@@ -96,8 +98,8 @@ func (o *Once) Name() string { return o.name }
 // fn ends if the lock is lost, or after lock.MaxHold. If another process runs the work, Run
 // blocks until that has succeeded, and returns false, or has failed, and runs fn.
 //
-// An error with false is that of Done or of Locker.Lock: lock.ErrNotAcquired for example if lock.Wait
-// ran out or ctx ended while another process ran the work. An error with true is that of fn,
+// An error with false is an error of Done or of Locker.Lock: lock.ErrNotAcquired for example if lock.Wait
+// ran out or ctx ended while another process ran the work. An error with true is the error of fn,
 // unchanged; the next caller then runs the work again. If fn has succeeded and that could not be
 // stored, the work may run again, and the error matches lock.ErrIndeterminate or lock.ErrClosed, or is
 // the refusal of the server. Run tries to store it until the lease is over, for 5 s at least, but no
@@ -105,7 +107,7 @@ func (o *Once) Name() string { return o.name }
 // the error is a *lock.DoError; success is remembered nevertheless.
 //
 // If fn panics or calls runtime.Goexit, the work counts as failed, and the panic continues. The
-// options are those of Locker.Lock.
+// options have the same meaning as for Locker.Lock.
 func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context) error, opts ...lock.Option) (ran bool, err error) {
 	if err := o.check(ctx, slot); err != nil {
 		return false, err
@@ -113,6 +115,7 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if fn == nil {
 		return false, fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, o.name)
 	}
+
 	settings, err := lock.Resolve(opts...)
 	if err != nil {
 		return false, err
@@ -120,9 +123,10 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if done, err := o.Done(ctx, slot); done || err != nil {
 		return false, err
 	}
+
 	// A slot is kept only if its work may run again, which is not known before the work ends.
 	opts = append(slices.Clip(opts), lock.AtLeast(0))
-	hold, err := rlock.NewAt(o.s, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
+	hold, err := rlock.NewAt(o.e, o.name, wire.OnceRun(o.key, slot)).Lock(ctx, opts...)
 	if errors.Is(err, lock.ErrNotAcquired) {
 		if done, doneErr := o.Done(ctx, slot); done && doneErr == nil {
 			return false, nil // another process has just finished
@@ -131,7 +135,10 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if err != nil {
 		return false, err
 	}
-	keepUntil, done := settings.KeepUntil(), false
+
+	keepUntil := settings.KeepUntil()
+	done := false
+
 	// Deferred, so that a panic or Goexit in fn continues after it.
 	defer func() {
 		if endErr := end(ctx, hold, keepUntil, ran && !done); endErr != nil && ran {
@@ -141,10 +148,12 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if done, err = o.Done(ctx, slot); done || err != nil {
 		return false, err
 	}
+
 	ran = true
 	if err = fn(hold.Context()); err != nil {
 		return true, err
 	}
+
 	err = o.succeeded(ctx, slot, hold, keepUntil)
 	done = err == nil
 	return true, err
@@ -166,10 +175,12 @@ func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until
 		return fmt.Errorf("%w: the work of %q is not remembered", lock.ErrClosed, o.name)
 	}
 	defer o.s.Leave()
+
 	began := time.Now()
-	limit := max(hold.Remaining(), locking.Patience)
-	longer, cancel := session.LingerFor(ctx, locking.Patience, limit)
+	limit := max(hold.Remaining(), engine.UnlockTimeout)
+	longer, cancel := session.LingerFor(ctx, engine.UnlockTimeout, limit)
 	defer cancel()
+
 	unknown := false // an attempt without an answer may have stored it
 	err := o.s.Retry(longer, began.Add(limit), func(ctx context.Context) error {
 		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(hold.Owner().String()).
@@ -191,14 +202,17 @@ func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
 	if err := o.check(ctx, slot); err != nil {
 		return false, err
 	}
+
 	began := time.Now()
 	bounded, cancel := o.s.Bounded(ctx)
 	defer cancel()
+
 	// Not EXISTS: a lock with the name of this key would keep the work from ever running.
 	err := wire.Read(bounded, o.s.Client, "GET", wire.OnceDone(o.key, slot)).Error()
 	if rueidis.IsRedisNil(err) {
 		return false, nil
 	}
+
 	return err == nil, wire.ReadFailed(ctx, "look at", o.name, began, err)
 }
 
@@ -210,9 +224,11 @@ func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
 	if err := o.check(ctx, slot); err != nil {
 		return false, err
 	}
+
 	began := time.Now()
 	bounded, cancel := o.s.Bounded(ctx)
 	defer cancel()
+
 	del := o.s.Client.B().Del().Key(wire.OnceDone(o.key, slot)).Build()
 	had, err := wire.Bool(o.s.Client.Do(wire.Shared(bounded), del))
 	return had, wire.Failed(ctx, "forget the work of", o.name, began, err)

@@ -27,6 +27,7 @@ const (
 func (h *Hub) assign() {
 	timer := time.NewTimer(nodeCheckInterval)
 	defer timer.Stop()
+
 	var topo topology
 	for {
 		select {
@@ -92,8 +93,9 @@ func (h *Hub) assignAll(topo *topology, nodes map[string]rueidis.Client, now tim
 		}
 		delete(h.unassigned, ch)
 		ch.conn = c
-		c.markChanged(ch)
+		c.markChangedLocked(ch)
 	}
+
 	return next
 }
 
@@ -105,12 +107,14 @@ func (h *Hub) anyAddr(nodes map[string]rueidis.Client) string {
 			return addr
 		}
 	}
+
 	best := ""
 	for addr := range nodes {
 		if best == "" || h.retries[addr].at.Before(h.retries[best].at) {
 			best = addr
 		}
 	}
+
 	return best
 }
 
@@ -133,6 +137,7 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 	if time.Since(t.asked) < refreshInterval {
 		return
 	}
+
 	answers := make(chan []slotRange, len(nodes))
 	for addr, node := range nodes {
 		go func() {
@@ -142,13 +147,16 @@ func (t *topology) refresh(ctx context.Context, nodes map[string]rueidis.Client)
 			answers <- parseSlots(reply, addr)
 		}()
 	}
+
 	patience, cancel := context.WithTimeout(ctx, topologyTimeout)
 	defer cancel()
+
 	for range nodes {
 		select {
 		case ranges := <-answers:
 			if len(ranges) > 0 {
-				t.ranges, t.asked = ranges, time.Now()
+				t.ranges = ranges
+				t.asked = time.Now()
 				return
 			}
 		case <-patience.Done():
@@ -182,6 +190,7 @@ func parseSlots(reply []rueidis.RedisMessage, asked string) []slotRange {
 		}
 		ranges = append(ranges, slotRange{first, last, net.JoinHostPort(host, strconv.FormatInt(port, 10))})
 	}
+
 	return ranges
 }
 

@@ -48,14 +48,14 @@ func newConn(h *Hub, addr string) *conn {
 	return c
 }
 
-// markChanged schedules a comparison of ch's state with whether it has listeners. The
-// hub's mutex is held.
-func (c *conn) markChanged(ch *channel) {
+// markChangedLocked schedules a comparison of ch's state with whether it has listeners.
+func (c *conn) markChangedLocked(ch *channel) {
 	if ch.state != subscribed || len(ch.listeners) > 0 {
 		c.changed[ch] = struct{}{}
 		c.signal()
 		return
 	}
+
 	c.unwanted[ch] = struct{}{}
 	switch len(c.unwanted) {
 	case 1:
@@ -78,6 +78,7 @@ func (c *conn) signal() {
 func (c *conn) run(node rueidis.Client) {
 	defer c.cancel()
 	defer c.overdue.Stop()
+
 	err := c.connect(node)
 
 	h := c.hub
@@ -85,13 +86,15 @@ func (c *conn) run(node rueidis.Client) {
 	delete(h.conns, c.addr)
 	for _, ch := range h.channels {
 		if ch.conn == c {
-			c.detach(ch)
+			c.detachLocked(ch)
 		}
 	}
+
 	if c.ctx.Err() != nil { // ended on purpose
 		h.mu.Unlock()
 		return
 	}
+
 	r := h.retries[c.addr]
 	r.failures++
 	delay := min(minBackoff<<min(r.failures-1, 10), maxBackoff)
@@ -113,6 +116,7 @@ func (c *conn) connect(node rueidis.Client) error {
 	}()
 	late := time.NewTimer(dedicateTime)
 	defer late.Stop()
+
 	var client rueidis.DedicatedClient
 	for client == nil {
 		select {
@@ -124,27 +128,30 @@ func (c *conn) connect(node rueidis.Client) error {
 			return c.ctx.Err()
 		}
 	}
+
 	// Close instead of the release function: a connection with subscriptions must not
 	// return to the pool.
 	defer client.Close()
+
 	broken := client.SetPubSubHooks(rueidis.PubSubHooks{OnMessage: c.hub.deliver, OnSubscription: c.onSubscription})
 	return c.serve(client, broken)
 }
 
-// detach removes a channel from the connection. If it has listeners it becomes
-// unassigned. The hub's mutex is held.
-func (c *conn) detach(ch *channel) {
+// detachLocked removes a channel from the connection. If it has listeners it becomes unassigned.
+func (c *conn) detachLocked(ch *channel) {
 	h := c.hub
 	delete(c.changed, ch)
 	delete(c.unwanted, ch)
-	ch.conn, ch.state = nil, unsubscribed
+	ch.conn = nil
+	ch.state = unsubscribed
 	if len(ch.listeners) == 0 {
 		delete(h.channels, ch.name)
 		return
 	}
+
 	h.unassigned[ch] = struct{}{}
 	h.stale = true
-	h.wakeAssigner()
+	h.wakeAssignerLocked()
 }
 
 func (c *conn) serve(client rueidis.DedicatedClient, broken <-chan error) error {
@@ -172,20 +179,23 @@ func (c *conn) serve(client rueidis.DedicatedClient, broken <-chan error) error 
 func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 	c.hub.mu.Lock()
 	defer c.hub.mu.Unlock()
+
 	for ch := range c.changed {
 		delete(c.changed, ch)
-		switch {
-		case ch.state == unsubscribed && len(ch.listeners) > 0:
+		if ch.state == unsubscribed && len(ch.listeners) > 0 {
 			ch.state = subscribing
 			subscribe = append(subscribe, ch)
-		case ch.state == unsubscribed:
-			c.detach(ch)
+		} else if ch.state == unsubscribed {
+			c.detachLocked(ch)
 		}
+
 		// The confirmation of a subscribing channel triggers another check.
 	}
+
 	if len(c.unwanted) < maxUnwanted && time.Since(c.since) < unwantedFor {
 		return subscribe, nil
 	}
+
 	for ch := range c.unwanted {
 		delete(c.unwanted, ch)
 		if ch.state == subscribed && len(ch.listeners) == 0 {
@@ -193,6 +203,7 @@ func (c *conn) takeChanges() (subscribe, unsubscribe []*channel) {
 			unsubscribe = append(unsubscribe, ch)
 		}
 	}
+
 	return subscribe, unsubscribe
 }
 
@@ -212,6 +223,7 @@ func (c *conn) send(client rueidis.DedicatedClient, chs []*channel, subscribe bo
 func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscribe bool) error {
 	ctx, cancel := context.WithTimeout(c.ctx, subscribeTimeout)
 	defer cancel()
+
 	if !subscribe {
 		// rueidis sends a PING with UNSUBSCRIBE, and panics if a server refuses one of them in a way that
 		// it does not expect: one that is busy with a script, or a replica without its primary. Dropping the
@@ -220,6 +232,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			return err
 		}
 	}
+
 	parts := c.parts(chs, subscribe)
 	cmds := make(rueidis.Commands, len(parts))
 	for i, part := range parts {
@@ -227,17 +240,19 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 		for j, ch := range part {
 			names[j] = ch.name
 		}
-		switch b, sharded := client.B(), c.hub.opts.Sharded; {
-		case subscribe && sharded:
+		b := client.B()
+		sharded := c.hub.opts.Sharded
+		if subscribe && sharded {
 			cmds[i] = b.Ssubscribe().Channel(names...).Build()
-		case subscribe:
+		} else if subscribe {
 			cmds[i] = b.Subscribe().Channel(names...).Build()
-		case sharded:
+		} else if sharded {
 			cmds[i] = b.Sunsubscribe().Channel(names...).Build()
-		default:
+		} else {
 			cmds[i] = b.Unsubscribe().Channel(names...).Build()
 		}
 	}
+
 	for i, resp := range client.DoMulti(ctx, cmds...) {
 		err := resp.Error()
 		_, refused := rueidis.IsRedisErr(err)
@@ -246,7 +261,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 		case err == nil:
 			c.hub.mu.Lock()
 			for _, ch := range parts[i] {
-				c.detach(ch)
+				c.detachLocked(ch)
 			}
 			c.hub.mu.Unlock()
 		case refused && subscribe:
@@ -255,6 +270,7 @@ func (c *conn) sendChunk(client rueidis.DedicatedClient, chs []*channel, subscri
 			return err
 		}
 	}
+
 	return nil
 }
 
@@ -265,20 +281,21 @@ func (c *conn) parts(chs []*channel, subscribe bool) (parts [][]*channel) {
 	if !subscribe && !c.hub.opts.Sharded {
 		return [][]*channel{chs}
 	}
+
 	ofSlot := make(map[int]int, len(chs)) // the index in parts
 	for _, ch := range chs {
 		slot := wire.Slot(ch.name)
 		i, ok := ofSlot[slot]
-		switch {
-		case subscribe && ch.alone:
+		if subscribe && ch.alone {
 			parts = append(parts, []*channel{ch})
-		case ok:
+		} else if ok {
 			parts[i] = append(parts[i], ch)
-		default:
+		} else {
 			ofSlot[slot] = len(parts)
 			parts = append(parts, []*channel{ch})
 		}
 	}
+
 	return parts
 }
 
@@ -287,24 +304,21 @@ func (c *conn) onSubscription(s rueidis.PubSubSubscription) {
 	h := c.hub
 	h.mu.Lock()
 	ch := h.channels[s.Channel]
-	switch {
-	case ch == nil || ch.conn != c:
-	case strings.HasSuffix(s.Kind, "unsubscribe"):
-		if ch.state != unsubscribing { // unsolicited: the slot has moved to another node
-			c.detach(ch)
-		}
-	case ch.state == subscribing:
-		c.confirmed(ch)
+	ended := strings.HasSuffix(s.Kind, "unsubscribe")
+	if ch == nil || ch.conn != c || !ended && ch.state != subscribing {
+		h.mu.Unlock()
 		return
 	}
-	h.mu.Unlock()
-}
+	if ended {
+		if ch.state != unsubscribing { // unsolicited: the slot has moved to another node
+			c.detachLocked(ch)
+		}
+		h.mu.Unlock()
+		return
+	}
 
-// confirmed notifies the listeners of a channel that it is subscribed now. The hub's mutex is
-// held, and released.
-func (c *conn) confirmed(ch *channel) {
-	h := c.hub
-	ch.state, ch.notBefore = subscribed, time.Time{}
+	ch.state = subscribed
+	ch.notBefore = time.Time{}
 	restored := !c.up && h.retries[c.addr].failures > 0
 	c.up = true
 	if restored {
@@ -312,9 +326,13 @@ func (c *conn) confirmed(ch *channel) {
 		h.reconnects++
 	}
 	if len(ch.listeners) == 0 { // they have left
-		c.markChanged(ch)
+		c.markChangedLocked(ch)
 	}
-	h.notify(ch.listeners, Event{Subscribed: true}) // releases the mutex
+
+	listeners := ch.listenersLocked()
+	h.mu.Unlock()
+
+	notify(listeners, Event{Subscribed: true})
 	if restored {
 		h.opts.Logger.Info("redlatch: subscriber connection restored", "addr", c.addr)
 		if h.opts.OnReconnect != nil {
@@ -324,25 +342,28 @@ func (c *conn) confirmed(ch *channel) {
 }
 
 // refused handles an error reply to the subscription of channels: the slot has moved, or the server
-// denies the subscription. If it denies that of several, each is sent again by itself.
+// denies the subscription. If it denies several together, each is sent again by itself.
 func (c *conn) refused(chs []*channel, err error) {
 	h := c.hub
 	h.mu.Lock()
-	first, pause := false, deniedBackoff
-	switch {
-	case wire.IsElsewhere(err):
+	first := false
+	pause := deniedBackoff
+	if wire.IsElsewhere(err) {
 		pause = minBackoff
-	case wire.OutcomeOf(err) == wire.Passing:
+	} else if wire.OutcomeOf(err) == wire.Passing {
 		pause = maxBackoff
-	case len(chs) > 1:
+	} else if len(chs) > 1 {
 		pause = 0
-	default:
-		first, h.denied = !h.denied, true
+	} else {
+		first = !h.denied
+		h.denied = true
 	}
+
 	for _, ch := range chs {
 		if ch.conn == c {
-			c.detach(ch)
-			ch.alone, ch.notBefore = ch.alone || pause == 0, time.Now().Add(pause)
+			c.detachLocked(ch)
+			ch.alone = ch.alone || pause == 0
+			ch.notBefore = time.Now().Add(pause)
 		}
 	}
 	h.mu.Unlock()

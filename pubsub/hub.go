@@ -196,16 +196,19 @@ func New(client rueidis.Client, opts Options) *Hub {
 func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	if h.closed {
 		return &Subscription{hub: h, closed: true}, false
 	}
+
 	ch := h.channels[name]
 	if ch == nil {
 		ch = &channel{name: name}
 		h.channels[name] = ch
 		h.unassigned[ch] = struct{}{}
-		h.wakeAssigner()
+		h.wakeAssignerLocked()
 	}
+
 	if ch.cooling != nil {
 		ch.cooling.Stop()
 	}
@@ -225,9 +228,11 @@ func (s *Subscription) close(warm bool) {
 	h := s.hub
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	if s.closed {
 		return
 	}
+
 	s.closed = true
 	ch := s.ch
 	at := slices.Index(ch.listeners, s)
@@ -235,7 +240,7 @@ func (s *Subscription) close(warm bool) {
 	switch {
 	case len(ch.listeners) > 0 || h.closed:
 	case !warm || h.opts.KeepWarm < 0 || len(h.channels) > maxChannels:
-		h.drop(ch)
+		h.dropLocked(ch)
 	case ch.cooling == nil:
 		ch.cooling = time.AfterFunc(h.opts.KeepWarm, func() { h.cooled(ch) })
 	default:
@@ -249,14 +254,14 @@ func (h *Hub) cooled(ch *channel) {
 	defer h.mu.Unlock()
 	// It may have a new listener, or a successor of the same name.
 	if len(ch.listeners) == 0 && h.channels[ch.name] == ch {
-		h.drop(ch)
+		h.dropLocked(ch)
 	}
 }
 
-// drop removes a channel without listeners. h.mu is held.
-func (h *Hub) drop(ch *channel) {
+// dropLocked removes a channel without listeners.
+func (h *Hub) dropLocked(ch *channel) {
 	if ch.conn != nil {
-		ch.conn.markChanged(ch)
+		ch.conn.markChangedLocked(ch)
 		return
 	}
 	delete(h.unassigned, ch)
@@ -267,6 +272,7 @@ func (h *Hub) drop(ch *channel) {
 func (h *Hub) Stats() Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+
 	now := time.Now()
 	s := Stats{Channels: len(h.channels), Messages: h.messages, Reconnects: h.reconnects}
 	for _, ch := range h.channels {
@@ -277,11 +283,13 @@ func (h *Hub) Stats() Stats {
 			s.Refused++
 		}
 	}
+
 	for _, c := range h.conns {
 		if c.up {
 			s.Connections++
 		}
 	}
+
 	return s
 }
 
@@ -295,8 +303,8 @@ func (h *Hub) Close() {
 	h.done.Wait()
 }
 
-// wakeAssigner makes assign run soon. h.mu is held.
-func (h *Hub) wakeAssigner() {
+// wakeAssignerLocked makes assign run soon.
+func (h *Hub) wakeAssignerLocked() {
 	if !h.started {
 		h.started = true
 		h.done.Go(h.assign)
@@ -312,22 +320,26 @@ func (h *Hub) wakeAssigner() {
 func (h *Hub) deliver(m rueidis.PubSubMessage) {
 	h.mu.Lock()
 	h.messages++
-	ch := h.channels[m.Channel]
-	if ch == nil {
-		h.mu.Unlock()
-		return
-	}
-	h.notify(ch.listeners, Event{Payload: m.Message})
-}
-
-// notify calls listeners. h.mu is held, and released first: listeners may hold locks
-// under which they call the hub.
-func (h *Hub) notify(subs []*Subscription, ev Event) {
-	listeners := make([]Listener, len(subs))
-	for i, s := range subs {
-		listeners[i] = s.listener
+	var listeners []Listener
+	if ch := h.channels[m.Channel]; ch != nil {
+		listeners = ch.listenersLocked()
 	}
 	h.mu.Unlock()
+	notify(listeners, Event{Payload: m.Message})
+}
+
+// listenersLocked returns the listeners of a channel, for notify.
+func (ch *channel) listenersLocked() []Listener {
+	listeners := make([]Listener, len(ch.listeners))
+	for i, s := range ch.listeners {
+		listeners[i] = s.listener
+	}
+	return listeners
+}
+
+// notify calls listeners. They may hold locks under which they call the hub, so the hub's mutex is not
+// locked.
+func notify(listeners []Listener, ev Event) {
 	for _, l := range listeners {
 		l.Notify(ev)
 	}

@@ -7,14 +7,14 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
 // acquisition is a call that waits for a Locker, and then its hold.
 type acquisition struct {
-	hold.State
+	engine.State
 	locker  *Locker
 	owner   lock.Owner      // that the call named, or zero
 	parent  context.Context // of the context of the hold
@@ -74,10 +74,12 @@ func (a *acquisition) leased() time.Time {
 	if a.options.Lease > 0 {
 		return a.sure
 	}
+
 	end := time.Now()
 	if !a.ends.IsZero() && a.ends.Before(end) { // the timer may be late
 		end = a.ends
 	}
+
 	if end = end.Add(lastLease); a.sure.After(end) {
 		end = a.sure
 	}
@@ -100,9 +102,11 @@ func (a *acquisition) Context() context.Context { return a.ContextOf(a) }
 func (a *acquisition) Remaining() time.Duration {
 	a.locker.enter()
 	defer a.locker.mu.Unlock()
+
 	if !a.Held() {
 		return 0
 	}
+
 	left := max(redlatch.DefaultWatchdogTimeout, time.Until(a.sure))
 	if !a.ends.IsZero() {
 		left = min(left, time.Until(a.ends))
@@ -114,6 +118,7 @@ func (a *acquisition) Remaining() time.Duration {
 func (a *acquisition) Extend(ctx context.Context, lease time.Duration) error {
 	a.locker.enter()
 	defer a.locker.mu.Unlock()
+
 	if err := a.Err("Extend", a.locker.name); err != nil {
 		return err
 	}
@@ -127,6 +132,7 @@ func (a *acquisition) Extend(ctx context.Context, lease time.Duration) error {
 			a.timer.Reset(lease)
 		}
 	}
+
 	return nil
 }
 
@@ -145,13 +151,13 @@ func (a *acquisition) Unlock(context.Context) error {
 	return next(&a.locker.unlockErrs)
 }
 
-// Dropped implements hold.Hold. Handles of a Locker do not call it.
+// Dropped implements engine.Droppable. Handles of a Locker do not call it.
 func (a *acquisition) Dropped() {}
 
-// Blocks implements hold.Outer.
-func (a *acquisition) Blocks(hold.On, lock.Owner) bool { return false }
+// Conflicts implements engine.ContextHold.
+func (a *acquisition) Conflicts(engine.LockID, lock.Owner) bool { return false }
 
-// Break implements hold.Outer.
+// Break implements engine.ContextHold.
 func (a *acquisition) Break(reason lock.Reason) bool {
 	a.locker.enter()
 	defer a.locker.mu.Unlock()

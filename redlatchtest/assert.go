@@ -30,13 +30,13 @@ func assertLocked(tb testing.TB, l lock.Locker, want bool) bool {
 		tb.Errorf("redlatchtest: the lock is nil")
 		return false
 	}
+
 	locked, err := isLocked(l)
-	switch {
-	case err != nil:
+	if err != nil {
 		tb.Errorf("redlatchtest: cannot tell whether the lock %q is held: %v", l.Name(), err)
-	case locked != want:
+	} else if locked != want {
 		tb.Errorf("redlatchtest: the lock %q is %s", l.Name(), map[bool]string{true: "held", false: "free"}[locked])
-	default:
+	} else {
 		return true
 	}
 	return false
@@ -48,17 +48,19 @@ const patience = 10 * time.Second
 func isLocked(l lock.Locker) (bool, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+
 	if l, ok := l.(interface {
 		IsLocked(ctx context.Context) (bool, error)
 	}); ok {
 		return l.IsLocked(ctx)
 	}
 	h, err := l.TryLock(ctx)
-	switch {
-	case errors.Is(err, lock.ErrNotAcquired):
+	if errors.Is(err, lock.ErrNotAcquired) {
 		return true, nil
-	case err != nil:
+	}
+	if err != nil {
 		return false, err
 	}
+
 	return false, h.Unlock(ctx)
 }

@@ -9,9 +9,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -21,11 +19,11 @@ import (
 // calls of Lock acquire it in the order in which they came. Its other methods let a test cause what a
 // real lock does only at bad times.
 //
-// It uses no goroutines while nobody calls it, and no clock but that of package time, so it works
+// It uses no goroutines while nobody calls it, and no clock but the clock of package time, so it works
 // under testing/synctest.
 //
 // It differs from the lock of a client in this: a hold has a fencing token, which rises with every
-// acquisition, as that of a FencedLock does; Detach returns an error that matches
+// acquisition, as a hold of a FencedLock does; Detach returns an error that matches
 // lock.ErrUnsupported; a hold that the caller drops stays held, so that AssertFree finds it; and no
 // warning is logged if a call waits for its own caller.
 type Locker struct {
@@ -58,7 +56,7 @@ func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 
 // TryLock implements lock.Locker.
 func (l *Locker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := locking.TryOptions(lock.Resolve(opts...))
+	o, err := engine.TryOptions(lock.Resolve(opts...))
 	if err != nil {
 		return nil, err
 	}
@@ -142,10 +140,11 @@ func (l *Locker) FailUnlock(errs ...error) {
 	l.unlockErrs = append(l.unlockErrs, errs...)
 }
 
-// next takes the first of errs that are left. The mutex is held.
+// next takes the first of errs that are left.
 func next(errs *[]error) (err error) {
 	if len(*errs) > 0 {
-		err, *errs = (*errs)[0], (*errs)[1:]
+		err = (*errs)[0]
+		*errs = (*errs)[1:]
 	}
 	return err
 }
@@ -161,19 +160,22 @@ func (l *Locker) acquire(ctx context.Context, o lock.Options, once bool) (lock.H
 	if err := l.check(ctx); err != nil {
 		return nil, err
 	}
-	a, began := l.newAcquisition(ctx, o), time.Now()
+
+	a := l.newAcquisition(ctx, o)
+	began := time.Now()
 	acquired, err := l.await(ctx, a, once)
-	switch {
-	case err != nil:
+	if err != nil {
 		return nil, err
-	case !acquired:
+	}
+	if !acquired {
 		return nil, wire.Failed(ctx, "acquire", l.name, began, lock.ErrNotAcquired)
 	}
-	return &hold.Handle{Hold: a}, nil // unlike that of NewHandle, it is not released when it is dropped
+
+	return &engine.Handle{Droppable: a}, nil // unlike a handle of NewHandle, it is not released when it is dropped
 }
 
-// callers returns the number of calls that wait. The mutex is held.
-func (l *Locker) callers() (n int) {
+// callersLocked returns the number of calls that wait.
+func (l *Locker) callersLocked() (n int) {
 	for _, a := range l.queue {
 		if !a.elsewhere {
 			n++
@@ -182,10 +184,11 @@ func (l *Locker) callers() (n int) {
 	return n
 }
 
-// await acquires the lock for a call, and reports whether it did. err is one of FailLock, or that of
+// await acquires the lock for a call, and reports whether it did. err is one of FailLock, or the error of
 // MaxWaiters.
 func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired bool, err error) {
-	wait, began := ctx, time.Now()
+	wait := ctx
+	began := time.Now()
 	if a.options.Bounded && !once {
 		var cancel context.CancelFunc
 		wait, cancel = context.WithTimeout(ctx, a.options.Wait)
@@ -197,6 +200,7 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 	if ctx.Err() != nil || !sleep(wait, delay) {
 		return false, nil
 	}
+
 	l.enter()
 	if err := next(&l.lockErrs); err != nil {
 		l.mu.Unlock()
@@ -204,14 +208,15 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 	}
 	if l.claim != nil && !l.joins(a) {
 		var err error
-		if n := l.callers(); a.options.MaxWaiters > 0 && n >= a.options.MaxWaiters {
-			err = wire.Failed(ctx, "acquire", l.name, began, acquire.Crowded(n))
+		if n := l.callersLocked(); a.options.MaxWaiters > 0 && n >= a.options.MaxWaiters {
+			err = wire.Failed(ctx, "acquire", l.name, began, engine.Crowded(n))
 		}
 		if once || err != nil {
 			l.mu.Unlock()
 			return false, err
 		}
 	}
+
 	l.request(a)
 	l.mu.Unlock()
 	select {
@@ -222,8 +227,10 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 		l.leave(a)
 		return false, nil
 	}
+
 	l.enter()
 	defer l.mu.Unlock()
+
 	if l.unqueue(a) {
 		return false, nil
 	}
@@ -238,8 +245,10 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return true
 	}
+
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+
 	select {
 	case <-timer.C:
 		return true
@@ -270,15 +279,18 @@ var claims atomic.Uint64
 // enter locks the mutex, and ends what is over by now, even if its timer is late.
 func (l *Locker) enter() {
 	l.mu.Lock()
-	c, now := l.claim, time.Now()
+	c := l.claim
+	now := time.Now()
 	if c == nil {
 		return
 	}
+
 	for _, a := range slices.Clone(c.holds) {
 		if !a.ends.IsZero() && !now.Before(a.ends) {
 			l.expire(a)
 		}
 	}
+
 	if len(c.holds) == 0 && l.claim == c && !now.Before(c.until) {
 		l.free()
 	}
@@ -323,12 +335,11 @@ func (l *Locker) loseAll(reason lock.Reason) {
 
 // request grants the lock to a, if that is possible now, or has a wait.
 func (l *Locker) request(a *acquisition) {
-	switch {
-	case l.claim == nil:
+	if l.claim == nil {
 		l.grant(a)
-	case l.joins(a):
+	} else if l.joins(a) {
 		a.begin(l.claim)
-	default:
+	} else {
 		l.queue = append(l.queue, a)
 	}
 }
@@ -388,12 +399,14 @@ func (l *Locker) end(a *acquisition) error {
 	if c == nil { // it has left the queue before
 		return err
 	}
-	switch last := err == nil && a.drop() || err != nil && len(c.holds) == 0; {
+	last := err == nil && a.drop() || err != nil && len(c.holds) == 0
+	switch {
 	case !last || l.claim != c:
 	case time.Now().Before(c.keep):
 		c.keepUntil(l, c.keep)
 	default:
 		l.free()
 	}
+
 	return err
 }

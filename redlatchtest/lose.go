@@ -4,7 +4,7 @@ import (
 	"context"
 	"testing"
 
-	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -21,16 +21,15 @@ import (
 // hold, or the hold has ended, the test fails, and Lose returns false.
 func Lose(tb testing.TB, ctx context.Context, reason lock.Reason) bool {
 	tb.Helper()
-	var h hold.Outer
+	var h engine.ContextHold
 	if ctx != nil {
-		h = hold.From(ctx)
+		h = engine.From(ctx)
 	}
-	switch {
-	case h == nil:
+	if h == nil {
 		tb.Errorf("redlatchtest: Lose: the context does not come from a hold")
-	case !h.Break(reason):
+	} else if !h.Break(reason) {
 		tb.Errorf("redlatchtest: Lose: the hold has ended before: %v", context.Cause(ctx))
-	default:
+	} else {
 		return true
 	}
 	return false

@@ -86,7 +86,7 @@ func New(tb testing.TB, opts ...redlatch.Option) *redlatch.Client {
 	return NewClient(tb, s, opts...)
 }
 
-// NewClient returns another client of a server, like that of another process. It is
+// NewClient returns another client of a server, like a client in another process. It is
 // closed when the test ends.
 func NewClient(tb testing.TB, s *Server, opts ...redlatch.Option) *redlatch.Client {
 	tb.Helper()

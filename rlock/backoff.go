@@ -16,10 +16,10 @@ type Backoff func(n int) time.Duration
 // waiters are also woken by messages. It is not an option of other locks, and b must not be nil.
 func WithBackoff(b Backoff) Option {
 	return func(s *settings) error {
-		switch {
-		case b == nil:
+		if b == nil {
 			return errors.New("rlock.WithBackoff(nil)")
-		case s.backoff == nil:
+		}
+		if s.backoff == nil {
 			return errors.New("rlock.WithBackoff is for SpinLock and PlainLock")
 		}
 		s.backoff = b

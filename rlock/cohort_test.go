@@ -28,7 +28,7 @@ type cohortKind struct {
 
 // eachCohortKind runs a test for every such kind on every server.
 func eachCohortKind(t *testing.T, test func(t *testing.T, s *testserver.Server, k cohortKind)) {
-	const extend = "../internal/locking/extend.lua"
+	const extend = "../internal/engine/extend.lua"
 	harness.EachOf(t, []cohortKind{
 		{"lock", func(c *redlatch.Client) harness.Lock { return c.Lock("orders") }, extend},
 		{"spin", func(c *redlatch.Client) harness.Lock { return c.SpinLock("orders") }, extend},

@@ -33,11 +33,14 @@ func (g *Guard) Check(token int64) error {
 	if token <= 0 {
 		return fmt.Errorf("%w: %d is not a fencing token", lock.ErrInvalid, token)
 	}
+
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	if token < g.highest {
 		return fmt.Errorf("%w: %d, after %d was seen", ErrStaleToken, token, g.highest)
 	}
+
 	g.highest = token
 	return nil
 }

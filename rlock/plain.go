@@ -4,8 +4,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -35,12 +34,12 @@ type Plain struct {
 }
 
 // NewPlain returns the plain lock of that name. Client.PlainLock calls it.
-func NewPlain(s *session.Session, name string, opts ...Option) *Plain {
-	p := &plainProtocol{s: s, settings: settings{
+func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
+	p := &plainProtocol{s: e.Session, settings: settings{
 		plain: true, nonReentrant: true, backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2),
 	}}
-	l := locking.New(s, p, name, session.Configure(&p.settings, name, opts))
-	return &Plain{newObject(&l), s}
+	l := engine.NewLock(e, p, name, session.Configure(&p.settings, name, opts))
+	return &Plain{newObject(&l), e.Session}
 }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
@@ -90,39 +89,42 @@ type plainProtocol struct {
 	s *session.Session
 }
 
-func (p *plainProtocol) Traits() locking.Traits {
-	return locking.Traits{
-		Policy: acquire.Policy{Backoff: p.backoff, LeftOpen: wire.PayloadLeftOpen},
-		Kind:   "plain", Queue: "plain", Cohorts: true, NonReentrant: p.nonReentrant,
+func (p *plainProtocol) Kind() engine.Kind {
+	return engine.Kind{
+		Name:         "plain",
+		Queue:        "plain",
+		Waiting:      engine.Waiting{Backoff: p.backoff, LeftOpen: wire.PayloadLeftOpen},
+		HandOff:      true,
+		NonReentrant: p.nonReentrant,
 	}
 }
 
-func (p *plainProtocol) Channel(c *locking.Claim) string { return wire.PlainChannel(c.Key) }
+func (p *plainProtocol) Channel(c *engine.Claim) string { return wire.PlainChannel(c.Key) }
 
 func (p *plainProtocol) Renewer() watchdog.Renewer {
-	return locking.ScriptRenewer{Client: p.s.Client, Script: plainRenewScript}
+	return engine.ScriptRenewer{Client: p.s.Client, Script: plainRenewScript}
 }
 
-func (p *plainProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+func (p *plainProtocol) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
 	return acquireAnswer(plainAcquireScript.Exec(ctx, p.s.Client, []string{c.Key},
 		[]string{p.s.Millis(c.Lease), c.ID.String()}))
 }
 
-func (p *plainProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+func (p *plainProtocol) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
 	payload := wire.PayloadUnlocked
 	if c.LeftOpen {
 		payload = wire.PayloadLeftOpen
 	}
-	return locking.ReleaseReply(plainReleaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+	return engine.ReleaseReply(plainReleaseScript.Exec(ctx, p.s.Client, []string{c.Key},
 		[]string{c.ID.String(), p.s.Publish, p.Channel(c), payload}), p.s.PartialCounts)
 }
 
-func (p *plainProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+func (p *plainProtocol) Extend(ctx context.Context, c *engine.Claim, lease time.Duration) (bool, error) {
 	return wire.Bool(plainExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
-func (p *plainProtocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	return locking.TransferReply(plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+func (p *plainProtocol) Transfer(ctx context.Context, c *engine.Claim, to lock.Owner, lease time.Duration) (engine.Transferred, error) {
+	return engine.TransferReply(plainTransferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.s.Publish, p.Channel(c), wire.PayloadUnlocked,
 	}))
 }

@@ -8,8 +8,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -20,13 +19,13 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireScript     = locking.LoadScript(luaFiles, "acquire")
-	acquireEachScript = locking.LoadScript(luaFiles, "acquire_each")
+	acquireScript     = engine.LoadScript(luaFiles, "acquire")
+	acquireEachScript = engine.LoadScript(luaFiles, "acquire_each")
 	releaseScript     = wire.LoadScript(luaFiles, "release")
 	releaseEachScript = wire.LoadScript(luaFiles, "release_each")
 	transferScript    = wire.LoadScript(luaFiles, "transfer")
-	confirmScript     = locking.LoadScript(luaFiles, "confirm_fenced")
-	forceUnlockScript = locking.LoadScript(luaFiles, "force_unlock")
+	confirmScript     = engine.LoadScript(luaFiles, "confirm_fenced")
+	forceUnlockScript = engine.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
 )
 
@@ -34,23 +33,33 @@ var (
 // only in the fencing counter and the message of a release.
 type protocol struct {
 	settings
-	s       *session.Session
+	e       *engine.Engine
+	s       *session.Session // of e
 	kind    string
 	fenced  bool
 	silent  bool   // neither publishes nor subscribes
 	channel string // of the lock, unless silent
 }
 
-func (p *protocol) Traits() locking.Traits {
-	return locking.Traits{
-		Policy: acquire.Policy{Backoff: p.backoff},
-		Kind:   p.kind, Queue: p.kind, Batch: !p.fenced && !p.silent, Cohorts: true, NonReentrant: p.nonReentrant,
+func (p *protocol) Kind() engine.Kind {
+	k := engine.Kind{
+		Name:         p.kind,
+		Queue:        p.kind,
+		Waiting:      engine.Waiting{Backoff: p.backoff},
+		HandOff:      true,
+		NonReentrant: p.nonReentrant,
 	}
+	if p.fenced {
+		k.Checker = fencedProtocol{p}
+	} else if !p.silent {
+		k.Batched = p
+	}
+	return k
 }
 
-func (p *protocol) Channel(*locking.Claim) string { return p.channel }
+func (p *protocol) Channel(*engine.Claim) string { return p.channel }
 
-func (p *protocol) Renewer() watchdog.Renewer { return locking.Renewer(p.s) }
+func (p *protocol) Renewer() watchdog.Renewer { return p.e.HashRenewer() }
 
 // publish is the command that a release script publishes with.
 func (p *protocol) publish() string {
@@ -60,7 +69,7 @@ func (p *protocol) publish() string {
 	return p.s.Publish
 }
 
-func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+func (p *protocol) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
 	keys := []string{c.Key}
 	if p.fenced {
 		keys = append(keys, wire.FencingToken(c.Key))
@@ -68,35 +77,41 @@ func (p *protocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answe
 	return acquireAnswer(acquireScript.Exec(ctx, p.s.Client, keys, []string{p.s.Millis(c.Lease), c.ID.String()}))
 }
 
-func acquireAnswer(reply rueidis.RedisResult) (locking.Answer, error) {
+func acquireAnswer(reply rueidis.RedisResult) (engine.Answer, error) {
 	if m, _ := reply.ToMessage(); m.IsInt64() {
 		token, err := wire.Number(reply, wire.Tokens)
-		return locking.Answer{Acquired: true, Token: token}, err
+		return engine.Answer{Acquired: true, Token: token}, err
 	}
+
 	taken, err := wire.Numbers(reply, 1, wire.Times)
 	if err != nil {
-		return locking.Answer{}, err
+		return engine.Answer{}, err
 	}
-	return locking.Answer{FreeIn: wire.Duration(taken[0]), NoExpiry: taken[0] == -1}, nil
+
+	return engine.Answer{FreeIn: wire.Duration(taken[0]), NoExpiry: taken[0] == -1}, nil
 }
 
-func (p *protocol) AcquireEach(ctx context.Context, claims []*locking.Claim, all bool) (locking.Several, error) {
-	keys, args := make([]string, 0, usual), make([]string, 0, 2+usual)
+func (p *protocol) AcquireEach(ctx context.Context, claims []*engine.Claim, all bool) (engine.MultiAnswer, error) {
+	keys := make([]string, 0, usual)
+	args := make([]string, 0, 2+usual)
 	args = append(args, p.s.Millis(claims[0].Lease), wire.Flag(all))
 	for _, c := range claims {
-		keys, args = append(keys, c.Key), append(args, c.ID.String())
+		keys = append(keys, c.Key)
+		args = append(args, c.ID.String())
 	}
 	reply := acquireEachScript.Exec(ctx, p.s.Client, keys, args)
 	if n, err := wire.Number(reply, wire.Flags); err == nil && n == 0 {
-		return locking.Several{Acquired: len(claims)}, nil
+		return engine.MultiAnswer{Acquired: len(claims)}, nil
 	}
+
 	some := wire.Range{Most: int64(len(claims)) - 1}
 	numbers, err := wire.Numbers(reply, 3, some, wire.Times, some)
 	if err != nil {
-		return locking.Several{}, err
+		return engine.MultiAnswer{}, err
 	}
-	return locking.Several{
-		Acquired: int(numbers[0]), FreeIn: wire.Duration(numbers[1]), InTheWay: int(numbers[2]),
+
+	return engine.MultiAnswer{
+		Acquired: int(numbers[0]), FreeIn: wire.Duration(numbers[1]), FirstConflict: int(numbers[2]),
 	}, nil
 }
 
@@ -106,56 +121,61 @@ const usual = 4
 // fencedProtocol is the protocol of fenced locks. Each hold needs a token of its own.
 type fencedProtocol struct{ *protocol }
 
-// maxTokens bounds how many tokens a question draws: unused ones leave a gap.
+// maxTokens bounds how many tokens a check draws: unused ones leave a gap.
 const maxTokens = 16
 
-// Confirm implements locking.Prepared.
-func (p fencedProtocol) Confirm(ctx context.Context, c *locking.Claim, q locking.Question) (locking.Confirmation, error) {
-	n := max(0, min(len(q.Next), maxTokens)-q.Tokens)
+// Confirm implements engine.Checker.
+func (p fencedProtocol) Confirm(ctx context.Context, c *engine.Claim, check engine.OwnershipCheck) (engine.OwnershipResult, error) {
+	n := max(0, min(len(check.Next), maxTokens)-check.Tokens)
 	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, []string{c.Key, wire.FencingToken(c.Key)},
 		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3, wire.Flags, wire.Range{Most: int64(n)}, wire.Tokens)
 	if err != nil {
-		return locking.Confirmation{}, err
+		return engine.OwnershipResult{}, err
 	}
-	drawn, last := reply[1], reply[2]
-	return locking.Confirmation{Stands: reply[0] == 1, Tokens: int(drawn), Token: last - drawn + 1}, nil
+	drawn := reply[1]
+	last := reply[2]
+	return engine.OwnershipResult{Held: reply[0] == 1, Tokens: int(drawn), Token: last - drawn + 1}, nil
 }
 
-func (p *protocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
-	return locking.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
+func (p *protocol) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
+	return engine.ReleaseReply(releaseScript.Exec(ctx, p.s.Client, []string{c.Key},
 		[]string{c.ID.String(), p.publish(), p.Channel(c), wire.PayloadUnlocked}), p.silent || p.s.PartialCounts)
 }
 
-func (p *protocol) ReleaseEach(ctx context.Context, claims []locking.Freeing) ([]locking.Released, error) {
-	keys, args := make([]string, 0, usual), make([]string, 0, 2+2*usual)
+func (p *protocol) ReleaseEach(ctx context.Context, claims []engine.PendingRelease) ([]engine.Release, error) {
+	keys := make([]string, 0, usual)
+	args := make([]string, 0, 2+2*usual)
 	args = append(args, p.publish(), wire.PayloadUnlocked)
 	for _, c := range claims {
-		keys, args = append(keys, c.Key), append(args, c.ID.String(), c.Channel)
+		keys = append(keys, c.Key)
+		args = append(args, c.ID.String(), c.Channel)
 	}
 	reply := releaseEachScript.Exec(ctx, p.s.Client, keys, args)
-	released := make([]locking.Released, len(claims))
-	if n, err := wire.Number(reply, locking.Releases); err == nil {
+	released := make([]engine.Release, len(claims))
+	if n, err := wire.Number(reply, engine.Releases); err == nil {
 		for i := range released {
-			released[i] = locking.ReleasedBy(n, p.s.PartialCounts)
+			released[i] = engine.ReleasedBy(n, p.s.PartialCounts)
 		}
 		return released, nil
 	}
-	replies, err := wire.Numbers(reply, len(claims), wire.Range{Least: int64(locking.Unreleased), Most: locking.Releases.Most})
+
+	replies, err := wire.Numbers(reply, len(claims), wire.Range{Least: int64(engine.Unreleased), Most: engine.Releases.Most})
 	if err != nil {
 		return nil, err
 	}
+
 	for i, n := range replies {
-		released[i] = locking.ReleasedBy(n, p.s.PartialCounts)
+		released[i] = engine.ReleasedBy(n, p.s.PartialCounts)
 	}
 	return released, nil
 }
 
-func (p *protocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
-	return wire.Bool(locking.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
+func (p *protocol) Extend(ctx context.Context, c *engine.Claim, lease time.Duration) (bool, error) {
+	return wire.Bool(engine.ExtendScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{c.ID.String(), wire.Millis(lease)}))
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
+func (p *protocol) Transfer(ctx context.Context, c *engine.Claim, to lock.Owner, lease time.Duration) (engine.Transferred, error) {
+	return engine.TransferReply(transferScript.Exec(ctx, p.s.Client, []string{c.Key}, []string{
 		c.ID.String(), to.String(), wire.Millis(lease), p.publish(), p.Channel(c), wire.PayloadUnlocked,
 	}))
 }

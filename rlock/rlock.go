@@ -28,7 +28,7 @@ import (
 	"errors"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -62,16 +62,16 @@ func NonReentrant() Option {
 type Lock struct{ base }
 
 // New returns the reentrant lock of that name. Client.Lock calls it.
-func New(s *session.Session, name string, opts ...Option) *Lock {
+func New(e *engine.Engine, name string, opts ...Option) *Lock {
 	m := &struct {
 		Lock
 		parts
 	}{}
-	m.base = m.assemble(s, "lock", name, opts)
+	m.base = m.assemble(e, "lock", name, opts)
 	return &m.Lock
 }
 
-// Fenced is a lock with fencing tokens: each acquisition gets a number higher than those of all
+// Fenced is a lock with fencing tokens: each acquisition gets a number higher than the numbers of all
 // earlier ones. Some numbers may be skipped. The token belongs to the hold (Hold.Token) and is
 // at least 1; re-entry shares it. A resource that remembers the highest token it has seen can
 // reject late holders; see Guard.
@@ -86,13 +86,13 @@ func New(s *session.Session, name string, opts ...Option) *Lock {
 type Fenced struct{ base }
 
 // NewFenced returns the fenced lock of that name. Client.FencedLock calls it.
-func NewFenced(s *session.Session, name string, opts ...Option) *Fenced {
+func NewFenced(e *engine.Engine, name string, opts ...Option) *Fenced {
 	m := &struct {
 		Fenced
 		parts
 	}{}
 	m.p.fenced = true
-	m.base = m.assemble(s, "fenced", name, opts)
+	m.base = m.assemble(e, "fenced", name, opts)
 	return &m.Fenced
 }
 
@@ -104,11 +104,13 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	if err := f.l.Check(ctx); err != nil {
 		return false, err
 	}
+
 	began := time.Now()
 	reset, err := wire.Bool(resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil))
 	if err != nil {
 		return false, wire.Failed(ctx, "reset the tokens of", f.Name(), began, err)
 	}
+
 	return reset, nil
 }
 
@@ -118,38 +120,38 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 type Spin struct{ base }
 
 // NewSpin returns the spin lock of that name. Client.SpinLock calls it.
-func NewSpin(s *session.Session, name string, opts ...Option) *Spin {
+func NewSpin(e *engine.Engine, name string, opts ...Option) *Spin {
 	m := &struct {
 		Spin
 		parts
 	}{}
 	m.p.silent = true
 	m.p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
-	m.base = m.assemble(s, "spin", name, opts)
+	m.base = m.assemble(e, "spin", name, opts)
 	return &m.Spin
 }
 
 // NewAt returns the lock of a run of a Once, with that key. Package once calls it.
-func NewAt(s *session.Session, name, key string) lock.Locker {
+func NewAt(e *engine.Engine, name, key string) lock.Locker {
 	m := &struct {
 		Lock
 		parts
 	}{}
-	m.p = protocol{s: s, kind: "once", settings: settings{nonReentrant: true}, channel: wire.LockChannel(key)}
-	m.l = locking.NewAt(s, &m.p, name, key, nil)
-	m.base = base{newObject(&m.l), s, &m.p}
+	m.p = protocol{e: e, s: e.Session, kind: "once", settings: settings{nonReentrant: true}, channel: wire.LockChannel(key)}
+	m.l = engine.NewLockAt(e, &m.p, name, key, nil)
+	m.base = base{newObject(&m.l), e.Session, &m.p}
 	return &m.Lock
 }
 
-type member = locking.Member
+type member = engine.Member
 
 // object is common to all kinds.
 type object struct {
 	member
-	l *locking.Lock
+	l *engine.Lock
 }
 
-func newObject(l *locking.Lock) object { return object{l.Member(), l} }
+func newObject(l *engine.Lock) object { return object{l.Member(), l} }
 
 // base is common to the kinds that are a hash.
 type base struct {
@@ -162,22 +164,24 @@ type base struct {
 // acquisition.
 type parts struct {
 	p protocol
-	l locking.Lock
+	l engine.Lock
 }
 
 // assemble returns the base of the parts.
-func (m *parts) assemble(s *session.Session, kind, name string, opts []Option) base {
-	m.p.s, m.p.kind = s, kind
+func (m *parts) assemble(e *engine.Engine, kind, name string, opts []Option) base {
+	m.p.e = e
+	m.p.s = e.Session
+	m.p.kind = kind
 	err := session.Configure(&m.p.settings, name, opts)
 	if m.p.fenced {
-		m.l = locking.New(s, fencedProtocol{&m.p}, name, err)
+		m.l = engine.NewLock(e, fencedProtocol{&m.p}, name, err)
 	} else {
-		m.l = locking.New(s, &m.p, name, err)
+		m.l = engine.NewLock(e, &m.p, name, err)
 	}
 	if !m.p.silent {
 		m.p.channel = wire.LockChannel(m.l.Key())
 	}
-	return base{newObject(&m.l), s, &m.p}
+	return base{newObject(&m.l), e.Session, &m.p}
 }
 
 // Name returns the name that was passed to the client.
@@ -200,7 +204,7 @@ func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, er
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
-// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
 func (o object) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
@@ -215,7 +219,7 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
-// process. Other errors are those of Hold.Unlock. A lost hold counts as held until
+// process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
 // Unlock has returned its loss.
 func (o object) Unlock(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
 

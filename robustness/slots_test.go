@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
 )
@@ -99,7 +99,7 @@ func (p *player) run(jobs *once.Once, slot string) {
 // work is the work of a slot. It fails, panics, or goes on without its lock at times.
 func (p *player) work(ctx context.Context, claim string) error {
 	p.journal.write(event{What: locked, At: clock(), Claim: claim})
-	h := taken{Hold: hold.From(ctx).(lock.Hold), claim: claim}
+	h := taken{Hold: engine.From(ctx).(lock.Hold), claim: claim}
 	p.hold(h)
 	if !p.look(h) {
 		p.journal.write(event{What: over, At: clock(), Claim: claim})

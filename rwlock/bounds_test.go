@@ -10,8 +10,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
@@ -35,7 +35,7 @@ func TestNumbersOfHoldsAreBounded(t *testing.T) {
 				l := newLab(t, harness.Own(t, program))
 				read, write := l.claim(l.read, time.Minute), l.claim(l.write, time.Minute)
 				for _, c := range []struct {
-					held *locking.Claim
+					held *engine.Claim
 					call func() error
 				}{
 					{read, func() error { _, err := l.read.Release(within(t), read); return err }},
@@ -94,7 +94,7 @@ func TestALockHasManyHolds(t *testing.T) {
 			add()
 			r, err := l.read.Release(within(t), c)
 			require.NoError(t, err, name)
-			require.Equal(t, locking.Free, r.State, "the other holds have no key")
+			require.Equal(t, engine.Free, r.State, "the other holds have no key")
 
 			l.take(l.claim(l.read, time.Minute))
 			add()

@@ -3,13 +3,13 @@ package rwlock
 import (
 	"context"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 )
 
 // Protocol is the protocol of readers or of writers.
 type Protocol interface {
-	locking.Protocol
+	engine.Protocol
 	Force(ctx context.Context, key string) (bool, error)
 	IsLocked(ctx context.Context, key string) (bool, error)
 }

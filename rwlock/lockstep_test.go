@@ -7,8 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -54,7 +54,7 @@ var stepKinds = lockstep.Weights{
 type slot struct {
 	kind    string
 	writer  *slot // of the same owner, beside which the claim is requested
-	claim   *locking.Claim
+	claim   *engine.Claim
 	promise int64 // until when the claim is promised to stand; 0 if it never stood
 	blocks  int64 // until when it is promised to block new readers
 }
@@ -191,7 +191,7 @@ func (s *slot) lost() {
 func (x *walk) live(s *slot) bool { return s.promise > x.w.now }
 
 // claimed returns the claim of a slot.
-func (x *walk) claimed(s *slot) *locking.Claim {
+func (x *walk) claimed(s *slot) *engine.Claim {
 	if s.claim == nil {
 		return x.fresh(s)
 	}
@@ -199,7 +199,7 @@ func (x *walk) claimed(s *slot) *locking.Claim {
 }
 
 // trying gives a slot a new claim unless the one it has stands or never did.
-func (x *walk) trying(s *slot) *locking.Claim {
+func (x *walk) trying(s *slot) *engine.Claim {
 	if s.claim == nil || s.promise != 0 && !x.live(s) || s.writer != nil && x.live(s.writer) && !x.live(s) {
 		return x.fresh(s)
 	}
@@ -207,10 +207,10 @@ func (x *walk) trying(s *slot) *locking.Claim {
 }
 
 // fresh gives a slot a new claim.
-func (x *walk) fresh(s *slot) *locking.Claim {
+func (x *walk) fresh(s *slot) *engine.Claim {
 	x.ids++
 	s.promise, s.blocks = 0, 0
-	s.claim = newClaim(s.kind, locking.Claim{Key: key, ID: owner(100 + x.ids), Lease: 20 * time.Second})
+	s.claim = newClaim(s.kind, engine.Claim{Key: key, ID: owner(100 + x.ids), Lease: 20 * time.Second})
 	if s.writer != nil && x.live(s.writer) {
 		s.claim.Writer = s.writer.claim.ID
 		x.beside[s.claim.ID.String()] = s.writer.claim.ID.String()
@@ -278,7 +278,7 @@ func (x *walk) request(s step) lockstep.Request {
 		return func() (any, any, error) {
 			x.w.leave(c)
 			first.blocks = 0
-			return nil, nil, x.l.write.(locking.Positioned).Leave(x.l.t.Context(), c)
+			return nil, nil, x.l.write.(engine.Positions).Leave(x.l.t.Context(), c)
 		}
 	case "renew":
 		return x.renew(slots, s.lease)
@@ -293,7 +293,7 @@ func (x *walk) request(s step) lockstep.Request {
 		}
 	case "force":
 		return func() (any, any, error) {
-			real, err := x.l.of(newClaim(first.kind, locking.Claim{})).Force(x.l.t.Context(), key)
+			real, err := x.l.of(newClaim(first.kind, engine.Claim{})).Force(x.l.t.Context(), key)
 			want := x.w.force(first.kind)
 			x.see("forced", want)
 			for _, s := range x.slots {
@@ -305,7 +305,7 @@ func (x *walk) request(s step) lockstep.Request {
 		}
 	default:
 		return func() (any, any, error) {
-			real, err := x.l.of(newClaim(first.kind, locking.Claim{})).IsLocked(x.l.t.Context(), key)
+			real, err := x.l.of(newClaim(first.kind, engine.Claim{})).IsLocked(x.l.t.Context(), key)
 			return real, x.w.isLocked(first.kind), err
 		}
 	}
@@ -314,7 +314,7 @@ func (x *walk) request(s step) lockstep.Request {
 func (x *walk) see(what ...any) { x.seen.See(what...) }
 
 // acquired records the outcome of an attempt.
-func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
+func (x *walk) acquired(s *slot, c *engine.Claim, a engine.Answer) {
 	switch {
 	case a.Acquired:
 		x.see(kindOf(c), "acquired")
@@ -332,7 +332,7 @@ func (x *walk) acquired(s *slot, c *locking.Claim, a locking.Answer) {
 	}
 }
 
-func (x *walk) attempt(s *slot, c *locking.Claim) lockstep.Request {
+func (x *walk) attempt(s *slot, c *engine.Claim) lockstep.Request {
 	return func() (any, any, error) {
 		real, err := x.l.of(c).Acquire(x.l.t.Context(), c)
 		want := x.w.acquire(c)
@@ -342,15 +342,15 @@ func (x *walk) attempt(s *slot, c *locking.Claim) lockstep.Request {
 }
 
 func (x *walk) acquireAll(slots []*slot, lease time.Duration) lockstep.Request {
-	var claims []*locking.Claim
+	var claims []*engine.Claim
 	for i, s := range slots {
 		c := x.trying(s)
 		c.Lease, c.Waits = unlike(lease, i), true
 		claims = append(claims, c)
 	}
 	return func() (any, any, error) {
-		real, err := x.l.read.(locking.Grouped).AcquireAll(x.l.t.Context(), claims)
-		var want []locking.Answer
+		real, err := x.l.read.(engine.Grouped).AcquireAll(x.l.t.Context(), claims)
+		var want []engine.Answer
 		some := 0
 		for i, c := range claims {
 			a := x.w.acquire(c)
@@ -375,10 +375,10 @@ func unlike(lease time.Duration, i int) time.Duration {
 	return lease + time.Duration((3-2*i)*(i%2))*time.Second
 }
 
-func (x *walk) released(c *locking.Claim, what string, r locking.Released) {
-	x.see(kindOf(c), what+map[locking.ReleaseState]string{
-		locking.Free: "free", locking.StillHeld: "still", locking.NotHeld: "none"}[r.State])
-	if kindOf(c) == "write" && r.State == locking.Free && x.w.mode != "" {
+func (x *walk) released(c *engine.Claim, what string, r engine.Release) {
+	x.see(kindOf(c), what+map[engine.ReleaseState]string{
+		engine.Free: "free", engine.StillHeld: "still", engine.NotHeld: "none"}[r.State])
+	if kindOf(c) == "write" && r.State == engine.Free && x.w.mode != "" {
 		x.see("downgrade")
 	}
 }
@@ -401,7 +401,7 @@ func (x *walk) release(s *slot) lockstep.Request {
 
 func (x *walk) renew(slots []*slot, lease time.Duration) lockstep.Request {
 	var batch []watchdog.Subject
-	var claims []*locking.Claim
+	var claims []*engine.Claim
 	for _, s := range slots {
 		c := x.claimed(s)
 		claims = append(claims, c)

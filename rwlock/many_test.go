@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 )
 
@@ -18,25 +18,25 @@ func TestReleaseBesideManyReaders(t *testing.T) {
 	const readers, longest = 1000, 30 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		l := newLab(t, s)
-		var claims []*locking.Claim
+		var claims []*engine.Claim
 		for i := range readers { // as far apart as if they were renewed every third of their leases
 			claims = append(claims, l.claim(l.read, longest-time.Duration(i)*longest/3/readers))
 		}
 		for some := range slices.Chunk(claims, 100) {
-			answers, err := l.read.(locking.Grouped).AcquireAll(t.Context(), some)
+			answers, err := l.read.(engine.Grouped).AcquireAll(t.Context(), some)
 			require.NoError(t, err)
 			require.True(t, answers[0].Acquired)
 		}
-		release := func(c *locking.Claim) (lookups int) {
+		release := func(c *engine.Claim) (lookups int) {
 			t.Helper()
 			before := harness.Commands(t, l.conn)["pttl"]
 			released, err := l.read.Release(t.Context(), c)
 			require.NoError(t, err)
-			require.Equal(t, locking.StillHeld, released.State)
+			require.Equal(t, engine.StillHeld, released.State)
 			return harness.Commands(t, l.conn)["pttl"] - before
 		}
 		// lasts checks the expiry of the lock, whose longest hold is that of c.
-		lasts := func(c *locking.Claim) {
+		lasts := func(c *engine.Claim) {
 			t.Helper()
 			const both = "return {redis.call('PTTL', KEYS[1]), redis.call('PTTL', KEYS[2])}"
 			left, err := l.conn.Do(t.Context(), l.conn.B().Eval().Script(both).Numkeys(2).

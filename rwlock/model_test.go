@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/rwlock"
@@ -67,27 +67,27 @@ func holdKeyOf(owner string, n int) string {
 func isWriter(field string) bool { return strings.HasSuffix(field, wire.WriteSuffix) }
 
 // fieldOf returns the field of a claim in the hash.
-func fieldOf(c *locking.Claim) string {
+func fieldOf(c *engine.Claim) string {
 	if kindOf(c) == "write" {
 		return wire.WriteOwner(c.ID)
 	}
 	return c.ID.String()
 }
 
-func (w *world) holds(c *locking.Claim) bool { return w.counts[fieldOf(c)] > 0 }
+func (w *world) holds(c *engine.Claim) bool { return w.counts[fieldOf(c)] > 0 }
 
-func (w *world) acquire(c *locking.Claim) locking.Answer {
+func (w *world) acquire(c *engine.Claim) engine.Answer {
 	writes := !c.Writer.IsZero() && w.counts[wire.WriteOwner(c.Writer)] > 0
 	switch {
 	case w.extend(c, c.Lease): // delivered before
 	case kindOf(c) == "read" && !writes && w.mode == "write":
-		return locking.Answer{FreeIn: w.in(w.until)}
+		return engine.Answer{FreeIn: w.in(w.until)}
 	case kindOf(c) == "read" && !writes && len(w.writers) > 0:
-		return locking.Answer{FreeIn: w.in(w.kept)}
+		return engine.Answer{FreeIn: w.in(w.kept)}
 	case kindOf(c) == "read":
 		w.admit(c)
 	case w.mode != "":
-		a := locking.Answer{FreeIn: w.in(w.until)}
+		a := engine.Answer{FreeIn: w.in(w.until)}
 		if c.Waits && w.mode == "read" {
 			w.writers[c.ID.String()] = true
 			w.kept = w.now + ms(rwlock.WriterLife)
@@ -97,14 +97,14 @@ func (w *world) acquire(c *locking.Claim) locking.Answer {
 	default:
 		w.write(c)
 	}
-	return locking.Answer{Acquired: true}
+	return engine.Answer{Acquired: true}
 }
 
 // unknownTime is an answer's FreeIn if the server cannot tell.
 const unknownTime = -time.Millisecond
 
 // admit lets a reader in.
-func (w *world) admit(c *locking.Claim) {
+func (w *world) admit(c *engine.Claim) {
 	if w.mode == "" {
 		w.mode = "read"
 	}
@@ -115,7 +115,7 @@ func (w *world) admit(c *locking.Claim) {
 }
 
 // write gives a lock that is free to a writer.
-func (w *world) write(c *locking.Claim) {
+func (w *world) write(c *engine.Claim) {
 	w.mode = "write"
 	w.counts[fieldOf(c)] = 1
 	w.until = w.now + ms(c.Lease)
@@ -137,12 +137,12 @@ func (w *world) longest(except string) (until int64) {
 	return until
 }
 
-func (w *world) publish(payload string) locking.Released {
+func (w *world) publish(payload string) engine.Release {
 	w.sent = append(w.sent, payload)
-	return locking.Released{State: locking.Free, Receivers: lockstep.Subscribers}
+	return engine.Release{State: engine.Free, Receivers: lockstep.Subscribers}
 }
 
-func (w *world) release(c *locking.Claim) locking.Released {
+func (w *world) release(c *engine.Claim) engine.Release {
 	switch {
 	case !w.holds(c):
 		w.leave(c)
@@ -154,7 +154,7 @@ func (w *world) release(c *locking.Claim) locking.Released {
 	}
 }
 
-func (w *world) endWrite(c *locking.Claim) locking.Released {
+func (w *world) endWrite(c *engine.Claim) engine.Release {
 	delete(w.counts, fieldOf(c))
 	w.mode, w.until = "read", w.longest("")
 	if w.until == 0 {
@@ -167,7 +167,7 @@ func (w *world) endWrite(c *locking.Claim) locking.Released {
 // them.
 const manyHolders = 4
 
-func (w *world) endRead(c *locking.Claim) locking.Released {
+func (w *world) endRead(c *engine.Claim) engine.Release {
 	k := holdKeyOf(c.ID.String(), 1)
 	until := w.keys[k]
 	delete(w.keys, k)
@@ -185,7 +185,7 @@ func (w *world) endRead(c *locking.Claim) locking.Released {
 	return w.publish("0")
 }
 
-func (w *world) leave(c *locking.Claim) {
+func (w *world) leave(c *engine.Claim) {
 	if kindOf(c) == "write" && w.writers[c.ID.String()] {
 		delete(w.writers, c.ID.String())
 		if len(w.writers) == 0 {
@@ -196,7 +196,7 @@ func (w *world) leave(c *locking.Claim) {
 
 // extend makes a claim, and with it the lock, last at least that long, and reports whether the
 // claim stands.
-func (w *world) extend(c *locking.Claim, lease time.Duration) bool {
+func (w *world) extend(c *engine.Claim, lease time.Duration) bool {
 	if !w.holds(c) {
 		return false
 	}

@@ -6,8 +6,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -18,15 +17,15 @@ import (
 var luaFiles embed.FS
 
 var (
-	acquireReadScript  = locking.LoadScript(luaFiles, "holds", "acquire_read").AtRest()
-	acquireWriteScript = locking.LoadScript(luaFiles, "holds", "acquire_write").AtRest()
+	acquireReadScript  = engine.LoadScript(luaFiles, "holds", "acquire_read").AtRest()
+	acquireWriteScript = engine.LoadScript(luaFiles, "holds", "acquire_write").AtRest()
 	leaveScript        = wire.LoadScript(luaFiles, "leave").AtRest()
 	releaseReadScript  = wire.LoadScript(luaFiles, "holds", "release_read").AtRest()
 	releaseWriteScript = wire.LoadScript(luaFiles, "holds", "release_write").AtRest()
 	transferScript     = wire.LoadScript(luaFiles, "holds", "transfer").AtRest()
 	extendScript       = wire.LoadScript(luaFiles, "holds", "extend")
 	renewReadScript    = wire.LoadScript(luaFiles, "holds", "renew_read")
-	forceUnlockScript  = locking.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
+	forceUnlockScript  = engine.LoadScript(luaFiles, "holds", "force_unlock").AtRest()
 	isLockedScript     = wire.LoadScript(luaFiles, "is_locked")
 )
 
@@ -76,27 +75,38 @@ func newProtocols(s *session.Session) (*readProtocol, *writeProtocol) {
 // Readers and writers of a process wait in one queue, first come, first served.
 const queueKind = "rwlock"
 
-func (p *readProtocol) Traits() locking.Traits {
-	return locking.Traits{Policy: acquire.Policy{TryWhileHeld: true, Shared: true, Group: true}, Kind: kindRead, Queue: queueKind}
+func (p *readProtocol) Kind() engine.Kind {
+	return engine.Kind{
+		Name:    kindRead,
+		Queue:   queueKind,
+		Waiting: engine.Waiting{Shareable: true, Shared: true, Group: true},
+		Grouped: p,
+	}
 }
 
-// Traits implements locking.Protocol. A writer tries while this process has a hold: if that
+// Kind implements engine.Protocol. A writer tries while this process has a hold: if that
 // is a reader's, the attempt blocks new readers of other processes.
-func (p *writeProtocol) Traits() locking.Traits {
-	return locking.Traits{Policy: acquire.Policy{TryWhileHeld: true}, Kind: kindWrite, Queue: queueKind, Cohorts: true}
+func (p *writeProtocol) Kind() engine.Kind {
+	return engine.Kind{
+		Name:      kindWrite,
+		Queue:     queueKind,
+		Waiting:   engine.Waiting{Shareable: true},
+		HandOff:   true,
+		Positions: p,
+	}
 }
 
-func (p *protocol) Channel(c *locking.Claim) string { return wire.RWChannel(c.Key) }
+func (p *protocol) Channel(c *engine.Claim) string { return wire.RWChannel(c.Key) }
 
 // lockAndWriters returns the keys of most scripts.
 func lockAndWriters(key string) []string { return []string{key, wire.WriterWaits(key)} }
 
-func (p *readProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
-	return locking.AcquireOne(ctx, p, c)
+func (p *readProtocol) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
+	return engine.AcquireOne(ctx, p, c)
 }
 
-// AcquireAll implements locking.Grouped.
-func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) ([]locking.Answer, error) {
+// AcquireAll implements engine.Grouped.
+func (p *readProtocol) AcquireAll(ctx context.Context, claims []*engine.Claim) ([]engine.Answer, error) {
 	args := make([]string, 1, 1+3*len(claims))
 	args[0] = wire.ReadHoldTimeouts(claims[0].Key)
 	for _, c := range claims {
@@ -106,28 +116,33 @@ func (p *readProtocol) AcquireAll(ctx context.Context, claims []*locking.Claim) 
 		}
 		args = append(args, p.s.Millis(c.Lease), c.ID.String(), writer)
 	}
+
 	replies, err := wire.Numbers(acquireReadScript.Exec(ctx, p.s.Client, lockAndWriters(claims[0].Key), args), len(claims),
 		wire.Range{Least: math.MinInt64})
 	if err != nil {
 		return nil, err
 	}
-	answers := make([]locking.Answer, len(replies))
+
+	answers := make([]engine.Answer, len(replies))
 	for i, n := range replies {
 		if answers[i].Acquired = n == 0; n != 0 {
-			answers[i].FreeIn, answers[i].NoExpiry = wire.Duration(-2-n), n == -1
+			answers[i].FreeIn = wire.Duration(-2 - n)
+			answers[i].NoExpiry = n == -1
 		}
 	}
+
 	return answers, nil
 }
 
-func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.Answer, error) {
+func (p *writeProtocol) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
 	reply, err := wire.Numbers(acquireWriteScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		p.s.Millis(c.Lease), c.ID.String(), wire.Flag(c.Waits), wire.Millis(writerLife),
 	}), 2, wire.Range{Most: replyBlocking}, wire.Times)
 	if err != nil {
-		return locking.Answer{}, err
+		return engine.Answer{}, err
 	}
-	a := locking.Answer{
+
+	a := engine.Answer{
 		Acquired: reply[0] == replyAcquired, FreeIn: wire.Duration(reply[1]), NoExpiry: reply[1] == replyForever,
 		Queued: reply[0] == replyBlocking,
 	}
@@ -137,38 +152,38 @@ func (p *writeProtocol) Acquire(ctx context.Context, c *locking.Claim) (locking.
 	return a, nil
 }
 
-// Leave implements locking.Positioned.
-func (p *writeProtocol) Leave(ctx context.Context, c *locking.Claim) error {
+// Leave implements engine.Positions.
+func (p *writeProtocol) Leave(ctx context.Context, c *engine.Claim) error {
 	return leaveScript.Exec(ctx, p.s.Client, []string{wire.WriterWaits(c.Key)},
 		[]string{c.ID.String(), p.s.Publish, p.Channel(c), p.payload}).Error()
 }
 
-// HeartbeatRenewer implements locking.Positioned: attempts serve as heartbeats.
+// HeartbeatRenewer implements engine.Positions: attempts serve as heartbeats.
 func (p *writeProtocol) HeartbeatRenewer() watchdog.Renewer { return nil }
 
-// PositionTTL implements locking.Positioned.
+// PositionTTL implements engine.Positions.
 func (p *writeProtocol) PositionTTL() time.Duration { return 0 }
 
-func (p *readProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+func (p *readProtocol) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
 	return p.release(ctx, releaseReadScript, c)
 }
 
-func (p *writeProtocol) Release(ctx context.Context, c *locking.Claim) (locking.Released, error) {
+func (p *writeProtocol) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
 	return p.release(ctx, releaseWriteScript, c)
 }
 
-func (p *protocol) release(ctx context.Context, script *wire.Script, c *locking.Claim) (locking.Released, error) {
-	return locking.ReleaseReply(script.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+func (p *protocol) release(ctx context.Context, script *wire.Script, c *engine.Claim) (engine.Release, error) {
+	return engine.ReleaseReply(script.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), p.s.Publish, p.Channel(c), p.payload,
 	}), p.s.PartialCounts)
 }
 
-func (p *readProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+func (p *readProtocol) Extend(ctx context.Context, c *engine.Claim, lease time.Duration) (bool, error) {
 	id := c.ID.String()
 	return p.extend(ctx, []string{c.Key, wire.ReadHoldTimeout(c.Key, id, 1)}, []string{id, wire.Millis(lease)})
 }
 
-func (p *writeProtocol) Extend(ctx context.Context, c *locking.Claim, lease time.Duration) (bool, error) {
+func (p *writeProtocol) Extend(ctx context.Context, c *engine.Claim, lease time.Duration) (bool, error) {
 	return p.extend(ctx, []string{c.Key}, []string{wire.WriteOwner(c.ID), wire.Millis(lease)})
 }
 
@@ -176,19 +191,19 @@ func (p *protocol) extend(ctx context.Context, keys, args []string) (bool, error
 	return wire.Bool(extendScript.Exec(ctx, p.s.Client, keys, args))
 }
 
-func (p *protocol) Transfer(ctx context.Context, c *locking.Claim, to lock.Owner, lease time.Duration) (locking.Transferred, error) {
-	return locking.TransferReply(transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
+func (p *protocol) Transfer(ctx context.Context, c *engine.Claim, to lock.Owner, lease time.Duration) (engine.Transferred, error) {
+	return engine.TransferReply(transferScript.Exec(ctx, p.s.Client, lockAndWriters(c.Key), []string{
 		wire.ReadHoldTimeouts(c.Key), c.ID.String(), to.String(), wire.Millis(lease), p.kind,
 		p.s.Publish, p.Channel(c), p.payload,
 	}))
 }
 
 func (p *readProtocol) Renewer() watchdog.Renewer {
-	return locking.ScriptRenewer{Client: p.s.Client, Script: renewReadScript, ReadHolds: true}
+	return engine.ScriptRenewer{Client: p.s.Client, Script: renewReadScript, ReadHolds: true}
 }
 
 func (p *writeProtocol) Renewer() watchdog.Renewer {
-	return locking.ScriptRenewer{Client: p.s.Client, Script: locking.HashRenewScript, Suffix: wire.WriteSuffix}
+	return engine.ScriptRenewer{Client: p.s.Client, Script: engine.HashRenewScript, Suffix: wire.WriteSuffix}
 }
 
 // force opens a lock that is in this protocol's mode, and reports whether it was.

@@ -11,8 +11,8 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -67,33 +67,33 @@ func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client, publish s
 }
 
 // claim returns a claim with an id of its own.
-func (l *lab) claim(p rwlock.Protocol, lease time.Duration) *locking.Claim {
+func (l *lab) claim(p rwlock.Protocol, lease time.Duration) *engine.Claim {
 	l.ids++
-	return newClaim(p.Traits().Kind, locking.Claim{Key: key, ID: owner(1000 + l.ids), Lease: lease})
+	return newClaim(p.Kind().Name, engine.Claim{Key: key, ID: owner(1000 + l.ids), Lease: lease})
 }
 
 // waiter returns the claim of a waiting writer.
-func (l *lab) waiter() *locking.Claim {
+func (l *lab) waiter() *engine.Claim {
 	c := l.claim(l.write, time.Minute)
 	c.Waits = true
 	return c
 }
 
 // own returns the claim of a writer that also reads.
-func (l *lab) own(w *locking.Claim, lease time.Duration) *locking.Claim {
+func (l *lab) own(w *engine.Claim, lease time.Duration) *engine.Claim {
 	c := l.claim(l.read, lease)
 	c.Writer = w.ID
 	return c
 }
 
-func (l *lab) of(c *locking.Claim) rwlock.Protocol {
-	if kindOf(c) == l.read.Traits().Kind {
+func (l *lab) of(c *engine.Claim) rwlock.Protocol {
+	if kindOf(c) == l.read.Kind().Name {
 		return l.read
 	}
 	return l.write
 }
 
-func (l *lab) acquire(c *locking.Claim) locking.Answer {
+func (l *lab) acquire(c *engine.Claim) engine.Answer {
 	l.t.Helper()
 	a, err := l.of(c).Acquire(l.t.Context(), c)
 	require.NoError(l.t, err)
@@ -101,13 +101,13 @@ func (l *lab) acquire(c *locking.Claim) locking.Answer {
 }
 
 // take makes an attempt that must succeed, and returns its claim.
-func (l *lab) take(c *locking.Claim) *locking.Claim {
+func (l *lab) take(c *engine.Claim) *engine.Claim {
 	l.t.Helper()
 	require.True(l.t, l.acquire(c).Acquired)
 	return c
 }
 
-func (l *lab) release(c *locking.Claim) locking.Released {
+func (l *lab) release(c *engine.Claim) engine.Release {
 	l.t.Helper()
 	r, err := l.of(c).Release(l.t.Context(), c)
 	require.NoError(l.t, err)
@@ -115,13 +115,13 @@ func (l *lab) release(c *locking.Claim) locking.Released {
 }
 
 // once limits the number of receivers: the reply of RPUSH counts earlier messages too.
-func once(r locking.Released) locking.Released {
+func once(r engine.Release) engine.Release {
 	r.Receivers = min(r.Receivers, 1)
 	return r
 }
 
 // renew renews claims of one kind for a lease.
-func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
+func (l *lab) renew(lease time.Duration, claims ...*engine.Claim) []bool {
 	l.t.Helper()
 	batch := make([]watchdog.Subject, len(claims))
 	for i, c := range claims {
@@ -133,9 +133,9 @@ func (l *lab) renew(lease time.Duration, claims ...*locking.Claim) []bool {
 	return renewed[0].Held
 }
 
-func (l *lab) leave(c *locking.Claim) {
+func (l *lab) leave(c *engine.Claim) {
 	l.t.Helper()
-	require.NoError(l.t, l.write.(locking.Positioned).Leave(l.t.Context(), c))
+	require.NoError(l.t, l.write.(engine.Positions).Leave(l.t.Context(), c))
 }
 
 // messages returns the messages since the last call.
@@ -155,7 +155,7 @@ func (l *lab) hash() map[string]string {
 }
 
 // has requires that the lock is in the mode, and that these claims stand and no others.
-func (l *lab) has(mode string, claims ...*locking.Claim) {
+func (l *lab) has(mode string, claims ...*engine.Claim) {
 	l.t.Helper()
 	want := map[string]string{"mode": mode}
 	for _, c := range claims {
@@ -208,7 +208,7 @@ func (l *lab) about(want, got time.Duration, what string) {
 	require.GreaterOrEqual(l.t, got, want-time.Since(l.began)-rounding, what)
 }
 
-func (l *lab) holdKey(c *locking.Claim) string { return wire.ReadHoldTimeout(key, c.ID.String(), 1) }
+func (l *lab) holdKey(c *engine.Claim) string { return wire.ReadHoldTimeout(key, c.ID.String(), 1) }
 
 func (l *lab) empty() {
 	l.t.Helper()
@@ -216,9 +216,9 @@ func (l *lab) empty() {
 }
 
 var (
-	stillHeld = locking.Released{State: locking.StillHeld}
-	notHeld   = locking.Released{}
-	free      = locking.Released{State: locking.Free, Receivers: 1}
+	stillHeld = engine.Release{State: engine.StillHeld}
+	notHeld   = engine.Release{}
+	free      = engine.Release{State: engine.Free, Receivers: 1}
 )
 
 // each runs a test in a lab on every server.
@@ -228,7 +228,7 @@ func each(t *testing.T, test func(l *lab)) {
 
 func TestReadersShareAndTheLastOneFreesTheLock(t *testing.T) {
 	each(t, func(l *lab) {
-		var readers []*locking.Claim
+		var readers []*engine.Claim
 		for n := range 3 {
 			lease := time.Duration(n+1) * 20 * time.Second
 			readers = append(readers, l.take(l.claim(l.read, lease)))
@@ -262,7 +262,7 @@ func TestRequestsForAClaimThatDoesNotStand(t *testing.T) {
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
 			for _, other := range []rwlock.Protocol{nil, l.read, l.write} {
 				harness.Do(l.t, l.s.Addr, "FLUSHALL")
-				claims := []*locking.Claim{l.claim(p, time.Minute)}
+				claims := []*engine.Claim{l.claim(p, time.Minute)}
 				if other != nil {
 					holder := l.take(l.claim(other, 10*time.Second))
 					if other != p { // it is held on the other side
@@ -294,7 +294,7 @@ func TestAWriterExcludesOthers(t *testing.T) {
 			for _, waits := range []bool{false, true} {
 				c.Waits = waits
 				a := l.acquire(c)
-				require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
+				require.Equal(l.t, engine.Answer{FreeIn: a.FreeIn}, a)
 				l.about(20*time.Second, a.FreeIn, "the wait")
 			}
 		}
@@ -401,7 +401,7 @@ func TestReadersThatDiedGoWithTheLastThatLives(t *testing.T) {
 
 func TestAReaderWhoseKeyWasEvictedDoesNotProlongTheLock(t *testing.T) {
 	each(t, func(l *lab) {
-		var short []*locking.Claim
+		var short []*engine.Claim
 		for range 6 {
 			short = append(short, l.take(l.claim(l.read, 20*time.Second)))
 		}
@@ -425,16 +425,16 @@ func TestALockWithoutExpiry(t *testing.T) {
 		r := l.take(l.claim(l.read, time.Minute))
 		other := l.take(l.claim(l.read, 20*time.Second))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
-		require.Equal(l.t, locking.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(l.claim(l.write, time.Minute)))
-		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause, NoExpiry: true}, l.acquire(l.waiter()))
+		require.Equal(l.t, engine.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(l.claim(l.write, time.Minute)))
+		require.Equal(l.t, engine.Answer{Queued: true, FreeIn: rwlock.WriterPause, NoExpiry: true}, l.acquire(l.waiter()))
 		require.Equal(l.t, stillHeld, l.release(r))
 		l.ttl(key, 20*time.Second)
 		require.Equal(l.t, free, l.release(other))
 
 		w := l.take(l.claim(l.write, time.Minute))
 		harness.Do(l.t, l.s.Addr, "PERSIST", key)
-		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.waiter()} {
-			require.Equal(l.t, locking.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(c))
+		for _, c := range []*engine.Claim{l.claim(l.read, time.Minute), l.waiter()} {
+			require.Equal(l.t, engine.Answer{FreeIn: unknownTime, NoExpiry: true}, l.acquire(c))
 		}
 		require.Equal(l.t, []bool{true}, l.renew(time.Minute, w))
 		l.ttl(key, time.Minute)
@@ -470,7 +470,7 @@ func TestRenewalCutsNothingShort(t *testing.T) {
 		l.ttl(l.holdKey(long), time.Hour)
 		l.ttl(l.holdKey(short), 30*time.Second)
 		l.ttl(key, time.Hour)
-		for _, c := range []*locking.Claim{long, short} {
+		for _, c := range []*engine.Claim{long, short} {
 			held, err := l.read.Extend(l.t.Context(), c, 20*time.Second)
 			require.NoError(l.t, err)
 			require.True(l.t, held)
@@ -493,7 +493,7 @@ func TestARenewalKeepsAReaderWhoseKeyWasEvicted(t *testing.T) {
 
 func TestABadKeyDoesNotFailTheBatch(t *testing.T) {
 	each(t, func(l *lab) {
-		var claims []*locking.Claim
+		var claims []*engine.Claim
 		for _, name := range []string{"a", "b", "c"} {
 			c := l.claim(l.read, 20*time.Second)
 			c.Key = name
@@ -512,7 +512,7 @@ func TestAWaitingWriterBlocksNewReaders(t *testing.T) {
 		once := l.claim(l.write, time.Minute)
 		require.False(l.t, l.acquire(once).Queued, "it does not wait")
 		w, w2 := l.waiter(), l.waiter()
-		require.Equal(l.t, locking.Answer{Queued: true, FreeIn: rwlock.WriterPause}, l.acquire(w))
+		require.Equal(l.t, engine.Answer{Queued: true, FreeIn: rwlock.WriterPause}, l.acquire(w))
 		l.ttl(wire.WriterWaits(key), rwlock.WriterLife)
 		a := l.acquire(l.claim(l.read, time.Minute))
 		require.False(l.t, a.Acquired)
@@ -588,12 +588,12 @@ func TestAnAttemptThatIsRepeated(t *testing.T) {
 func TestAGroupOfReadersEntersTogether(t *testing.T) {
 	each(t, func(l *lab) {
 		w := l.take(l.claim(l.write, 20*time.Second))
-		var claims []*locking.Claim
+		var claims []*engine.Claim
 		for n := range 100 {
 			claims = append(claims, l.claim(l.read, time.Duration(129-n)*time.Second))
 		}
-		all := func() []locking.Answer {
-			answers, err := l.read.(locking.Grouped).AcquireAll(l.t.Context(), claims)
+		all := func() []engine.Answer {
+			answers, err := l.read.(engine.Grouped).AcquireAll(l.t.Context(), claims)
 			require.NoError(l.t, err)
 			require.Len(l.t, answers, len(claims))
 			return answers
@@ -642,10 +642,10 @@ func TestALockOfAnotherKindIsNotTouched(t *testing.T) {
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
 			same := l.claim(p, time.Minute)
 			same.ID = o
-			for _, c := range []*locking.Claim{same, l.claim(p, time.Minute)} {
+			for _, c := range []*engine.Claim{same, l.claim(p, time.Minute)} {
 				c.Waits = true
 				a := l.acquire(c)
-				require.Equal(l.t, locking.Answer{FreeIn: a.FreeIn}, a)
+				require.Equal(l.t, engine.Answer{FreeIn: a.FreeIn}, a)
 				l.about(20*time.Second, a.FreeIn, "the wait")
 				require.Equal(l.t, notHeld, l.release(c))
 				require.Equal(l.t, []bool{false}, l.renew(time.Minute, l.own(same, time.Minute)))
@@ -695,8 +695,8 @@ func TestAnAttemptThatFailsLeavesNothing(t *testing.T) {
 			writer := l.claim(l.write, time.Minute)
 			for _, tt := range []struct {
 				name   string
-				before *locking.Claim
-				claim  *locking.Claim
+				before *engine.Claim
+				claim  *engine.Claim
 				needs  string
 			}{
 				{"reader", nil, l.claim(l.read, time.Minute), "pexpire set hset"},
@@ -736,12 +736,12 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
 			t.Cleanup(func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") })
 			keys := harness.Do(t, s.Addr, "DBSIZE")
-			for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.waiter()} {
+			for _, c := range []*engine.Claim{l.claim(l.read, time.Minute), l.waiter()} {
 				_, err := l.of(c).Acquire(t.Context(), c)
 				require.ErrorContains(t, err, "OOM")
 			}
 			if group {
-				_, err := l.read.(locking.Grouped).AcquireAll(t.Context(), []*locking.Claim{l.claim(l.read, time.Minute), l.claim(l.read, time.Minute)})
+				_, err := l.read.(engine.Grouped).AcquireAll(t.Context(), []*engine.Claim{l.claim(l.read, time.Minute), l.claim(l.read, time.Minute)})
 				require.ErrorContains(t, err, "OOM")
 			}
 			require.Equal(t, keys, harness.Do(t, s.Addr, "DBSIZE"))
@@ -750,13 +750,13 @@ func TestOutOfMemoryTakesNothingAndReleases(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, held)
 			require.Equal(t, stillHeld, l.release(r))
-			require.Equal(t, locking.Free, l.release(other).State)
+			require.Equal(t, engine.Free, l.release(other).State)
 			_, err = l.write.Acquire(t.Context(), l.claim(l.write, time.Minute))
 			require.ErrorContains(t, err, "OOM")
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
 			w := l.take(l.claim(l.write, time.Minute))
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
-			require.Equal(t, locking.Free, l.release(w).State)
+			require.Equal(t, engine.Free, l.release(w).State)
 			harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0")
 		}
 	})
@@ -770,7 +770,7 @@ func TestReplicaRefusesWhenTheLeaseIsOver(t *testing.T) {
 		l := newLab(t, s)
 		l.take(l.claim(l.write, 300*time.Millisecond))
 		harness.Do(t, s.Addr, "REPLICAOF", "127.0.0.1", "1")
-		for _, c := range []*locking.Claim{l.claim(l.read, time.Minute), l.claim(l.write, time.Minute), l.waiter()} {
+		for _, c := range []*engine.Claim{l.claim(l.read, time.Minute), l.claim(l.write, time.Minute), l.waiter()} {
 			harness.Eventually(t, 10*time.Second, "the replica refuses", func() bool {
 				_, err := l.of(c).Acquire(t.Context(), c)
 				return err != nil && strings.Contains(err.Error(), "READONLY")
@@ -784,7 +784,7 @@ func TestAReleaseDoesNotNeedTheRightToPublish(t *testing.T) {
 		l := newLabOf(t, s, harness.Conn(t, s.Addr), "NONSENSE")
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
 			c := l.take(l.claim(p, time.Minute))
-			require.Equal(t, locking.Released{State: locking.Free}, l.release(c))
+			require.Equal(t, engine.Release{State: engine.Free}, l.release(c))
 			l.empty()
 		}
 		l.take(l.claim(l.read, time.Minute))
@@ -802,19 +802,19 @@ func TestReceiversAreNotCountedIfSomeAreUnknown(t *testing.T) {
 		l.sess.PartialCounts = true
 		for _, p := range []rwlock.Protocol{l.read, l.write} {
 			c := l.take(l.claim(p, time.Minute))
-			require.Equal(l.t, locking.Released{State: locking.Free, Receivers: -1}, l.release(c))
+			require.Equal(l.t, engine.Release{State: engine.Free, Receivers: -1}, l.release(c))
 		}
 	})
 }
 
 var kinds sync.Map // of claims, by their pointers
 
-func newClaim(kind string, c locking.Claim) *locking.Claim {
+func newClaim(kind string, c engine.Claim) *engine.Claim {
 	kinds.Store(&c, kind)
 	return &c
 }
 
-func kindOf(c *locking.Claim) string {
+func kindOf(c *engine.Claim) string {
 	kind, _ := kinds.Load(c)
 	name, _ := kind.(string)
 	return name

@@ -43,8 +43,7 @@ import (
 	"context"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -55,11 +54,11 @@ type RWLock struct {
 }
 
 // New returns the read-write lock of that name. Client.RWLock calls it.
-func New(s *session.Session, name string) *RWLock {
-	r, w := newProtocols(s)
+func New(e *engine.Engine, name string) *RWLock {
+	r, w := newProtocols(e.Session)
 	return &RWLock{
-		read:  newBase(locking.New(s, r, name, nil), &r.protocol),
-		write: newBase(locking.New(s, w, name, nil), &w.protocol),
+		read:  newBase(engine.NewLock(e, r, name, nil), &r.protocol),
+		write: newBase(engine.NewLock(e, w, name, nil), &w.protocol),
 	}
 }
 
@@ -80,16 +79,16 @@ type ReadLock struct{ base }
 // wait for itself.
 type WriteLock struct{ base }
 
-type member = locking.Member
+type member = engine.Member
 
 // base is the common part of both sides.
 type base struct {
 	member
-	l *locking.Lock
+	l *engine.Lock
 	p *protocol
 }
 
-func newBase(l locking.Lock, p *protocol) base { return base{l.Member(), &l, p} }
+func newBase(l engine.Lock, p *protocol) base { return base{l.Member(), &l, p} }
 
 // Name returns the name passed to Client.RWLock.
 func (b base) Name() string { return b.l.Name() }
@@ -111,7 +110,7 @@ func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
-// options are those of TryLock. Adopt blocks for one round trip. If the error matches
+// options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
 func (b base) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
@@ -125,7 +124,7 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 
 // Unlock ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
 // in this process. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if ctx names no
-// owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are those of
+// owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are the errors of
 // Hold.Unlock. A lost hold counts as held until Unlock has returned its loss.
 func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/session"
@@ -82,6 +83,7 @@ type onceTest struct {
 	*lossyConn
 	t    *testing.T
 	sess *session.Session
+	all  *semaphore.Shared
 	sem  *semaphore.Semaphore
 }
 
@@ -95,7 +97,8 @@ func eachOnce(t *testing.T, test func(x *onceTest)) {
 		})
 		t.Cleanup(x.sess.Close)
 		x.sess.Publish = "PUBLISH"
-		x.sem = semaphore.New(x.sess, key)
+		x.all = semaphore.NewShared(engine.New(x.sess))
+		x.sem = semaphore.New(x.all, key)
 		require.NoError(t, only(x.sem.TrySetPermits(t.Context(), 3)))
 		test(x)
 	})
@@ -182,7 +185,7 @@ func TestDuplicateAcquisitionsTakeNothing(t *testing.T) {
 	ways := map[string]func(x *onceTest, n int) error{
 		plainKind: func(x *onceTest, n int) error { return x.sem.TryAcquire(x.t.Context(), n) },
 		permitKind: func(x *onceTest, n int) error {
-			return only(semaphore.NewPermitSemaphore(x.sess, key).TryAcquireN(x.t.Context(), n, semaphore.Forever()))
+			return only(semaphore.NewPermitSemaphore(x.all, key).TryAcquireN(x.t.Context(), n, semaphore.Forever()))
 		},
 	}
 	for kind, try := range ways {
@@ -245,7 +248,7 @@ func TestUnansweredRequestsUseOneSlot(t *testing.T) {
 // Requests that do not refresh the cached replies are sent only while these live long enough.
 func TestCachedRepliesOutliveRequests(t *testing.T) {
 	eachOnce(t, func(x *onceTest) {
-		e := semaphore.NewPermitSemaphore(x.sess, "permits")
+		e := semaphore.NewPermitSemaphore(x.all, "permits")
 		require.NoError(x.t, only(e.TrySetPermits(x.t.Context(), 1)))
 		for _, pause := range []time.Duration{0, time.Second, 3 * time.Minute, 59 * time.Second, 2 * time.Minute, 5 * time.Minute, 7 * time.Minute, 13 * time.Minute} {
 			x.pass(pause)

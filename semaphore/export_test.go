@@ -1,7 +1,6 @@
 package semaphore
 
 import (
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -21,7 +20,7 @@ func (p *Permit) Gone() { p.p.gone() }
 // number of names that the client remembers.
 func (s *Semaphore) WarnMissing() int {
 	s.warnMissing()
-	return session.Of[session.Warnings](s.s).Len()
+	return s.s.Warnings.Len()
 }
 
 // Scripts are the scripts of both semaphores.

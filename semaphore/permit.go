@@ -12,8 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/hold"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -28,7 +27,7 @@ import (
 // that becomes unreachable earlier is logged and released, unless ID or IDs was called. All methods
 // are safe for concurrent use. A Permit must not be copied.
 type Permit struct {
-	handle hold.Handle
+	handle engine.Handle
 	p      *permit
 }
 
@@ -82,7 +81,7 @@ func (p *Permit) Extend(ctx context.Context, lease time.Duration) error {
 // answered, for about 5 s at most.
 //
 // The error matches lock.ErrInvalid if lease is less than a millisecond; the permit goes on then.
-// Other errors are those of Release. If the server did not answer or rejects all writes, Detach returns the
+// Other errors are the errors of Release. If the server did not answer or rejects all writes, Detach returns the
 // id too, and the retries continue in the background, for 5 minutes at most. If Adopt does not find
 // the permit, it becomes free when the lease that it had ends; with Forever, only Release by its id
 // frees it.
@@ -103,7 +102,7 @@ func (p *Permit) Release(ctx context.Context) error { return p.handle.Unlock(ctx
 
 // permit is the hold of a Permit.
 type permit struct {
-	hold.State
+	engine.State
 	e         *PermitSemaphore
 	raw       []string // the ids in the form of the server
 	lease     watchdog.Lease
@@ -194,6 +193,7 @@ func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.O
 	if e.s.Telemetry != nil { // the text of an id allocates
 		id = p.id()
 	}
+
 	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, id, 0))
 	p.Given(r.site)
 	p.lease.Weight = uint16(min(len(p.raw), math.MaxUint16))
@@ -217,19 +217,21 @@ func (p *permit) Token() int64      { return 0 }
 // Context implements lock.Hold.
 func (p *permit) Context() context.Context { return p.ContextOf(p) }
 
-// Blocks implements hold.Outer. Whether an acquisition waits depends on all permits.
-func (p *permit) Blocks(hold.On, lock.Owner) bool { return false }
+// Conflicts implements engine.ContextHold. Whether an acquisition waits depends on all permits.
+func (p *permit) Conflicts(engine.LockID, lock.Owner) bool { return false }
 
-// Break implements hold.Outer.
+// Break implements engine.ContextHold.
 func (p *permit) Break(reason lock.Reason) bool {
 	p.lease.Check()
 	if !p.Held() {
 		return false
 	}
+
 	p.Lost(reason, nil)
 	if p.Loss() == nil { // it was released meanwhile
 		return false
 	}
+
 	p.free(context.Background())
 	return true
 }
@@ -242,13 +244,14 @@ func (p *permit) free(ctx context.Context) {
 // asGrant returns the permit as what a release gives back.
 func (p *permit) asGrant() grant { return grant{permits: len(p.raw), ids: p.raw} }
 
-// Dropped implements hold.Hold. A permit that is not renewed becomes free at its end, and one whose
+// Dropped implements engine.Droppable. A permit that is not renewed becomes free at its end, and one whose
 // id is known can be released by it.
 func (p *permit) Dropped() {
 	if !p.lease.Renewed() || p.known.Load() {
 		p.Disown()
 		return
 	}
+
 	p.e.s.Go(func(ctx context.Context) {
 		p.e.s.LogDropped("redlatch: a permit was dropped without Release; releasing it",
 			"name", text.Safe(p.e.id.Name), "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
@@ -293,6 +296,7 @@ func (p *permit) endRelease(released, gone bool) {
 		}
 		return
 	}
+
 	p.lease.Check()
 	if gone || p.lease.Remaining() == 0 { // or the watchdog has learned that it is gone
 		p.gone()
@@ -303,7 +307,7 @@ func (p *permit) lostError(reason lock.Reason, cause error) *lock.LostError {
 	return &lock.LostError{Name: p.e.id.Name, Permit: p.id(), Reason: reason, When: time.Now(), Err: cause}
 }
 
-// startChange begins a change of the lease, unless ctx ends before those of others do. It reports
+// startChange begins a change of the lease, unless ctx ends before the changes of others do. It reports
 // whether it did; endChange follows.
 func (p *permit) startChange(ctx context.Context) bool {
 	p.changing.once.Do(func() { p.changing.c = make(chan struct{}, 1) })
@@ -372,9 +376,10 @@ func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 		}
 		return moved, err
 	})
-	if err != nil && !locking.GoesOn(err) {
+	if err != nil && !engine.GoesOn(err) {
 		return "", err
 	}
+
 	return detachedID(to), err
 }
 
@@ -395,21 +400,21 @@ func (p *permit) end(ctx context.Context, op, what string, request func(ctx cont
 		}
 		return err
 	}
+
 	p.forget()
 	ctx, released := p.StartRelease(ctx)
 	began := time.Now()
 	stood, err := request(ctx)
-	switch {
-	case err == nil && !stood:
+	if err == nil && !stood {
 		err = p.lostError(lock.ReasonGone, nil)
-	case wire.IsWrongType(err):
+	} else if wire.IsWrongType(err) {
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	}
 	return p.Released(released, p.e.failed(ctx, what, began, err))
 }
 
 // renewer renews permits. The Owner of a lease is the ids of all its permits, one after the other.
-type renewer struct{ locking.ScriptRenewer }
+type renewer struct{ engine.ScriptRenewer }
 
 // renewSize bounds the permits that one script renews, because it blocks the server.
 const renewSize = 100
@@ -420,6 +425,7 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 	if !slices.ContainsFunc(batches, func(batch []watchdog.Subject) bool { return slices.ContainsFunc(batch, several) }) {
 		return r.ScriptRenewer.Renew(ctx, batches, ttl, shared)
 	}
+
 	type place struct{ batch, lease int }
 	var parts [][]watchdog.Subject // a lease for each permit
 	var places [][]place           // where it comes from
@@ -430,12 +436,14 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 		var of []place
 		for i, l := range batch {
 			for id := range slices.Chunk([]byte(l.Owner), idSize) {
-				permits, of = append(permits, watchdog.Subject{Key: l.Key, Owner: string(id)}), append(of, place{b, i})
+				permits = append(permits, watchdog.Subject{Key: l.Key, Owner: string(id)})
+				of = append(of, place{b, i})
 			}
 		}
 		parts = slices.AppendSeq(parts, slices.Chunk(permits, renewSize))
 		places = slices.AppendSeq(places, slices.Chunk(of, renewSize))
 	}
+
 	for n, renewed := range r.ScriptRenewer.Renew(ctx, parts, ttl, shared) {
 		for i, at := range places[n] {
 			result := &results[at.batch]
@@ -446,6 +454,7 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 			}
 		}
 	}
+
 	for _, result := range results {
 		for i, held := range result.Held {
 			if !held { // whatever has become of the others
@@ -453,5 +462,6 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 			}
 		}
 	}
+
 	return results
 }

@@ -11,8 +11,7 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/locking"
-	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -47,11 +46,11 @@ type PermitSemaphore struct {
 
 // NewPermitSemaphore returns the permit-expirable semaphore of that name. Client.PermitSemaphore calls
 // it.
-func NewPermitSemaphore(s *session.Session, name string, opts ...Option) *PermitSemaphore {
-	p := newPool(s, kindPermitSemaphore, name, scripts{
+func NewPermitSemaphore(all *Shared, name string, opts ...Option) *PermitSemaphore {
+	p := newPool(all, kindPermitSemaphore, name, scripts{
 		permitAcquireScript, permitUndoScript, permitReleaseScript, fastPermitAcquireScript, fastPermitReleaseScript,
 	}, opts)
-	return &PermitSemaphore{p, session.Of[registry](s), renewer{locking.ScriptRenewer{Client: s.Client, Script: permitRenewScript}}}
+	return &PermitSemaphore{p, &all.permits, renewer{engine.ScriptRenewer{Client: p.s.Client, Script: permitRenewScript}}}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
@@ -62,7 +61,7 @@ func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
 }
 
 // Acquire acquires a permit. It waits until one is free, ctx is done, or lock.Wait runs out.
-// Its errors are those of lock.Locker.Lock: after an error it has acquired no permit, or
+// It has the errors of lock.Locker.Lock: after an error it has acquired no permit, or
 // releases it in the background. As there, ctx bounds the wait and is the parent of the
 // permit's context. If the semaphore does not exist Acquire logs that, once for each name unless there
 // are more than 1,000, and waits until it does.
@@ -98,7 +97,7 @@ func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.O
 }
 
 func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
-	o, err := locking.TryOptions(lock.ResolvePermit(opts...))
+	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +106,7 @@ func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Op
 
 // Do acquires a permit like Acquire, runs fn under the permit's context, and releases the permit
 // when fn returns, panics (the panic continues) or calls runtime.Goexit. It returns the error of
-// Acquire, or that of fn, unchanged. If Release returns an error, which matches lock.ErrLost if the
+// Acquire, or the error of fn, unchanged. If Release returns an error, which matches lock.ErrLost if the
 // permit was lost while fn ran, Do returns a *lock.DoError with both. If fn is nil, the error
 // matches lock.ErrInvalid.
 func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
@@ -128,10 +127,12 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 		return nil, lock.ErrClosed
 	}
 	defer e.s.Leave()
+
 	r, err := e.acquire(ctx, grant{permits: n, lease: e.lease(o)}, o, once)
 	if err != nil {
 		return nil, err
 	}
+
 	return e.newPermit(o.HoldParent(ctx), r, o), nil
 }
 
@@ -173,7 +174,8 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	if ok, err := e.enter(ctx, len(raw), MaxBatch, e.s.Stay); !ok {
 		return false, err
 	}
-	defer e.s.Leave()          // Close waits for the release
+	defer e.s.Leave() // Close waits for the release
+
 	local := map[*permit]int{} // with the number of their ids
 	for _, id := range raw {
 		if p := e.local(id); p != nil {
@@ -182,17 +184,22 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 			}
 		}
 	}
-	began, ctx := time.Now(), context.WithoutCancel(ctx)
+
+	began := time.Now()
+	ctx = context.WithoutCancel(ctx)
 	result, err := e.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
-	released := err == nil && result == releaseDone || locking.GoesOn(err)
+	released := err == nil && result == releaseDone || engine.GoesOn(err)
 	for p, n := range local {
 		all := n == len(p.raw)
+
 		// If several were not released, another one may be missing.
 		p.endRelease(released && all, released && !all || err == nil && len(raw) == 1)
 	}
+
 	if err != nil {
 		return false, e.failed(ctx, "release permits of", began, err)
 	}
+
 	return released, nil
 }
 
@@ -236,18 +243,19 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 	if err != nil {
 		return 0, err
 	}
+
 	began := time.Now()
 	left, err := wire.Number(e.run(ctx, permitLeftScript, raw...), wire.Times)
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, wire.ReadFailed(ctx, "read a lease of", e.id.Name, began, err)
-	case left == -1:
-		return lock.NoExpiry, nil
-	case left < 0:
-		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.id.Name)
-	default:
-		return wire.Duration(left), nil
 	}
+	if left == -1 {
+		return lock.NoExpiry, nil
+	}
+	if left < 0 {
+		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.id.Name)
+	}
+	return wire.Duration(left), nil
 }
 
 // UpdateLeaseTime sets the lease of a permit, counted from now, and reports whether the
@@ -274,6 +282,7 @@ func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease 
 func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []string, lease time.Duration, exactly bool) (acquired bool, err error) {
 	began := time.Now()
 	defer func() { err = e.failed(ctx, "change the lease of a permit of", began, err) }()
+
 	if ctx.Err() != nil {
 		return false, lock.ErrUnavailable
 	}
@@ -283,13 +292,16 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []stri
 		}
 		defer p.endChange()
 	}
-	sent, how := time.Now(), "least"
+
+	sent := time.Now()
+	how := "least"
 	if exactly {
 		how = "just"
 		if p != nil && lease < p.lease.Remaining() {
 			p.fix(sent, lease) // before another client can acquire it
 		}
 	}
+
 	acquired, err = wire.Bool(e.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...))
 	switch {
 	case err != nil || p == nil:
@@ -300,6 +312,7 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []stri
 	default:
 		p.lease.Extended(sent, lease)
 	}
+
 	return acquired, err
 }
 
@@ -317,7 +330,8 @@ func newIDs(n int) []string {
 // last 32 bits count up.
 func consecutive(first string, n int) []string {
 	const at = idSize - 4
-	ids, last := make([]string, n), binary.BigEndian.Uint32([]byte(first[at:]))
+	ids := make([]string, n)
+	last := binary.BigEndian.Uint32([]byte(first[at:]))
 	for i := range ids {
 		ids[i] = string(binary.BigEndian.AppendUint32([]byte(first[:at]), last+uint32(i)))
 	}
@@ -333,6 +347,7 @@ func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, e
 	if err := checkCount(len(ids), 0, MaxBatch); err != nil {
 		return nil, err
 	}
+
 	raw := make([]string, len(ids))
 	seen := make(map[string]bool, len(ids))
 	for i, id := range ids {
@@ -346,5 +361,6 @@ func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, e
 		}
 		seen[raw[i]] = true
 	}
+
 	return raw, nil
 }

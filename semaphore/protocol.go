@@ -14,14 +14,14 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
-// MaxPermits is the maximum number of permits of a semaphore, that of Java.
+// MaxPermits is the maximum number of permits of a semaphore, the same as in Java.
 const MaxPermits = math.MaxInt32
 
 // pool is the common part of both semaphores: a number of permits, and requests for them.
@@ -34,8 +34,8 @@ type pool struct {
 	scripts scripts
 	size    int // with which a missing semaphore is created, 0 if it is not
 
-	queues   *acquire.Queues
-	queueKey acquire.Key
+	queues   *engine.Queues
+	queueKey engine.Key
 	channel  string
 	keys     []string // of the scripts that begin with pool.lua
 	memory   *memory
@@ -46,15 +46,33 @@ type pool struct {
 // scripts are the scripts that differ between the kinds.
 type scripts struct{ acquire, undo, release, fastAcquire, fastRelease *wire.Script }
 
-func newPool(s *session.Session, kind, name string, scripts scripts, opts []Option) pool {
-	p := pool{s: s, slots: session.Of[slots](s), id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
+// Shared is what the semaphores of one client share.
+type Shared struct {
+	e        *engine.Engine
+	slots    slots
+	memories memories
+	permits  registry
+}
+
+// NewShared returns what the semaphores of a client share. There is one for each engine.
+func NewShared(e *engine.Engine) *Shared {
+	all := &Shared{e: e}
+	e.Session.List(all.permits.Holds)
+	return all
+}
+
+func newPool(all *Shared, kind, name string, scripts scripts, opts []Option) pool {
+	s := all.e.Session
+	p := pool{s: s, slots: &all.slots, id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
 	p.err = cmp.Or(p.err, session.Configure(&p, name, opts))
-	p.queues, p.queueKey = acquire.Of(s), acquire.Key{Kind: kind, Name: p.key}
+	p.queues = &all.e.Queues
+	p.queueKey = engine.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
-	p.memory = session.Of[memories](s).of(p.id.Kind, p.key)
+	p.memory = all.memories.of(p.id.Kind, p.key)
 	p.keys = []string{p.key, wire.SemaphoreRequests(p.key, s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), wire.SemaphoreCreated(p.key)}
-	p.acquireKeys, p.releaseKeys = p.keys[:3:3], p.keys[:2:2]
+	p.acquireKeys = p.keys[:3:3]
+	p.releaseKeys = p.keys[:2:2]
 	if p.leased() {
 		taken := wire.PermitTimeouts(p.key)
 		p.keys, p.acquireKeys, p.releaseKeys = append(p.keys, taken), append(p.acquireKeys, taken), append(p.releaseKeys, taken)
@@ -82,6 +100,7 @@ func (p *pool) enter(ctx context.Context, permits, most int, open func() bool) (
 	if !open() {
 		return false, lock.ErrClosed
 	}
+
 	return true, nil
 }
 
@@ -105,17 +124,20 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 	if err := checkCount(permits, 0, MaxPermits); err != nil {
 		return 0, err
 	}
+
 	began := time.Now()
 	if ctx.Err() != nil {
 		return 0, p.failed(ctx, what, began, lock.ErrUnavailable)
 	}
+
 	seq := p.slots.next()
 	defer p.slots.done(seq)
+
 	reply, outcome, err := p.retry(ctx, patience, seq, script, args)
-	switch {
-	case err == nil:
+	if err == nil {
 		return reply[0], nil
-	case outcome == wire.Unknown:
+	}
+	if outcome == wire.Unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
 	return 0, p.failed(ctx, what, began, err)
@@ -220,6 +242,7 @@ type slots struct {
 func (s *slots) next() *sequence {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if len(s.idle) == 0 {
 		s.count++
 		s.idle = append(s.idle, &sequence{slot: strconv.Itoa(s.count)})
@@ -228,7 +251,8 @@ func (s *slots) next() *sequence {
 	seq := s.idle[last] // the slot used last: few slots need little memory
 	s.idle = s.idle[:last]
 	seq.n++
-	seq.batch, seq.mayHaveRun = 0, false
+	seq.batch = 0
+	seq.mayHaveRun = false
 	seq.notAfter = time.Now().UnixMilli() + s.ahead.Load() + retryTime.Milliseconds()
 	return seq
 }
@@ -268,9 +292,11 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 	if err == nil && (len(reply) == 0 || len(reply) == 2) { // a later request of the slot has run, or it is late
 		err = errTooLate
 	}
+
 	if err == nil && !seq.mayHaveRun && script != leaveScript { // it has refreshed the cached replies
 		p.memory.refreshed.Store(seq.notAfter)
 	}
+
 	seq.mayHaveRun = seq.mayHaveRun || wire.IsUnknown(err)
 	return reply, err
 }
@@ -285,25 +311,27 @@ func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int)
 	if err != nil {
 		return nil, err
 	}
+
 	numbers, err := wire.NumbersIn(parts, wire.Any)
 	if err != nil {
 		return nil, err
 	}
 
 	valid := len(numbers) == 1
-	switch {
-	case len(numbers) == 0, len(numbers) == 2:
+	if len(numbers) == 0 || len(numbers) == 2 {
 		valid = true
-	case script == p.scripts.acquire:
+	} else if script == p.scripts.acquire {
 		valid = p.serves(numbers, batch)
-	case script == p.scripts.release && len(numbers) > 2:
+	} else if script == p.scripts.release && len(numbers) > 2 {
 		valid = releaseDone <= numbers[0] && numbers[0] <= releasePartly && p.serves(numbers[2:], batch)
-	case script == p.scripts.release:
+	} else if script == p.scripts.release {
 		valid = releaseTooMany <= numbers[0] && numbers[0] < releaseDone
 	}
+
 	if !valid {
 		return nil, wire.ErrReply
 	}
+
 	return numbers, nil
 }
 
@@ -331,7 +359,7 @@ func (m *memory) outlasts(seq *sequence) bool {
 // memories are the memories of one client. The zero memories is ready for use.
 type memories struct {
 	mu sync.Mutex
-	m  map[acquire.Key]*memory
+	m  map[engine.Key]*memory
 }
 
 // maxMemories bounds the names that a client remembers: programs may make them up.
@@ -340,14 +368,15 @@ const maxMemories = 10_000
 // of returns the memory of a semaphore. It forgets all others when they are too many; their cached
 // replies are refreshed once more.
 func (m *memories) of(kind, key string) *memory {
-	k := acquire.Key{Kind: kind, Name: key}
+	k := engine.Key{Kind: kind, Name: key}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+
 	if one := m.m[k]; one != nil {
 		return one
 	}
 	if m.m == nil || len(m.m) >= maxMemories {
-		m.m = make(map[acquire.Key]*memory)
+		m.m = make(map[engine.Key]*memory)
 	}
 	one := new(memory)
 	m.m[k] = one
@@ -370,10 +399,10 @@ func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, mos
 // fastAcquire makes the first attempt of a single request. The reply is 1 if it is served and 0 if
 // too few permits are free; see fast.
 func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, error) {
-	switch {
-	case !p.leased():
+	if !p.leased() {
 		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, strconv.Itoa(g.permits))
-	case g.permits == 1:
+	}
+	if g.permits == 1 {
 		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, leaseArg(g.lease), g.ids[0])
 	}
 	return -1, nil
@@ -382,10 +411,10 @@ func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, 
 // fastRelease releases permits while nobody of this process waits. The reply is the number of
 // receivers of the message; see fast.
 func (p *pool) fastRelease(ctx context.Context, seq *sequence, g grant) (int64, error) {
-	switch {
-	case !p.leased():
+	if !p.leased() {
 		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, strconv.Itoa(g.permits), p.s.Publish, p.channel)
-	case g.permits == 1:
+	}
+	if g.permits == 1 {
 		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, g.ids[0], p.s.Publish, p.channel)
 	}
 	return -1, nil

@@ -13,6 +13,7 @@ import (
 	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
@@ -35,6 +36,7 @@ type wireTest struct {
 	addr string
 	conn rueidis.Client
 	sess *session.Session
+	all  *semaphore.Shared
 }
 
 func newWireTest(t *testing.T, s *testserver.Server) *wireTest {
@@ -45,6 +47,7 @@ func newWireTest(t *testing.T, s *testserver.Server) *wireTest {
 	})
 	t.Cleanup(x.sess.Close)
 	x.sess.Publish = "RPUSH"
+	x.all = semaphore.NewShared(engine.New(x.sess))
 	return x
 }
 
@@ -116,7 +119,7 @@ func TestAcquiredPermitsExpireWithSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		timeouts := "{" + key + "}:timeout"
-		e := semaphore.NewPermitSemaphore(x.sess, key)
+		e := semaphore.NewPermitSemaphore(x.all, key)
 		require.NoError(t, e.SetPermits(x.ctx, 5))
 		first, err := e.Acquire(x.ctx, lock.Lease(time.Minute))
 		require.NoError(t, err)
@@ -146,7 +149,7 @@ func TestCachedRepliesAndWaitQueueExpire(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		x := newWireTest(t, s)
 		queue, heartbeats, channel := "redlatch_sc_waiting:{"+key+"}", "redlatch_sc_alive:{"+key+"}", "redisson_sc:{"+key+"}"
-		sem := semaphore.New(x.sess, key)
+		sem := semaphore.New(x.all, key)
 		require.NoError(t, only(sem.TrySetPermits(x.ctx, 3)))
 		require.NoError(t, sem.Acquire(x.ctx, 2))
 		harness.Do(t, s.Addr, "DEL", channel)
@@ -195,7 +198,7 @@ func TestManyExpiredPermits(t *testing.T) {
 		timeouts, channel := "{"+key+"}:timeout", "redisson_sc:{"+key+"}"
 		harness.Do(t, s.Addr, "SET", key, "0")
 		x.expired(many)
-		e := semaphore.NewPermitSemaphore(x.sess, key)
+		e := semaphore.NewPermitSemaphore(x.all, key)
 		n, err := e.Available(x.ctx)
 		require.NoError(t, err)
 		require.Equal(t, many, n)
@@ -255,7 +258,7 @@ func TestExpiredPermitsCauseNoRetryLoop(t *testing.T) {
 			harness.Do(t, s.Addr, "SET", key, "1")
 			x.expired(1)
 			x.enqueue(1, 2*time.Second)
-			done := x.startAcquire(semaphore.NewPermitSemaphore(x.sess, key))
+			done := x.startAcquire(semaphore.NewPermitSemaphore(x.all, key))
 			require.Less(t, x.attempts(long), 10)
 			require.Equal(t, "2", x.reply("GET", key), "expired permits are free")
 			require.NoError(t, <-done)
@@ -264,7 +267,7 @@ func TestExpiredPermitsCauseNoRetryLoop(t *testing.T) {
 			x := newWireTest(t, empty(t, s))
 			x.expired(1)
 			x.sess.Publish = "PUBLISH"
-			e := semaphore.NewPermitSemaphore(x.sess, key)
+			e := semaphore.NewPermitSemaphore(x.all, key)
 			done := x.startAcquire(e)
 			require.Less(t, x.attempts(long), 10)
 			require.NoError(t, e.AddPermits(x.ctx, 1))
@@ -280,7 +283,7 @@ func TestOldestRequestIsServedOutsideWaitQueue(t *testing.T) {
 		harness.Do(t, s.Addr, "SET", key, "1")
 		x.enqueue(x.now()+60_000, 10*time.Second)
 		began := time.Now()
-		require.NoError(t, semaphore.New(x.sess, key).Acquire(x.ctx, 1))
+		require.NoError(t, semaphore.New(x.all, key).Acquire(x.ctx, 1))
 		require.Less(t, time.Since(began), 500*time.Millisecond) // its next heartbeat would be at 1 s
 	})
 }
@@ -319,11 +322,11 @@ func TestUndoOfDeletedSemaphore(t *testing.T) {
 				harness.Eventually(t, time.Second, "the clock has moved", func() bool { return x.now() > acquired })
 				switch then {
 				case "recreated":
-					require.NoError(t, only(semaphore.New(x.sess, key).TrySetPermits(x.ctx, 3)))
+					require.NoError(t, only(semaphore.New(x.all, key).TrySetPermits(x.ctx, 3)))
 					harness.Do(t, s.Addr, "DEL", "messages")
 				case "replaced by Java":
 					harness.Do(t, s.Addr, "SET", key, "1") // the state before
-					require.NoError(t, only(semaphore.NewPermitSemaphore(x.sess, key).Delete(x.ctx)))
+					require.NoError(t, only(semaphore.NewPermitSemaphore(x.all, key).Delete(x.ctx)))
 					harness.Do(t, s.Addr, "SET", key, "3")
 				}
 				undone := do(kind.undo, strings.Fields(kind.gives)...)

@@ -5,7 +5,7 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -31,6 +31,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 		}
 		patience = max(1, time.Until(by))
 	}
+
 	return p.releaseAs(ctx, patience, seq, g, ifExists)
 }
 
@@ -54,7 +55,7 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 	own := append([]string{strconv.Itoa(g.permits), wire.Flag(ifExists)}, g.ids...)
 	var reply []int64
 	var err error
-	send := func(batch []*request) []acquire.Result {
+	send := func(batch []*request) []engine.Answer {
 		sentCount := p.sendCount(batch, g.permits)
 		seq.batch = sentCount
 		sent := time.Now() // of the first attempt: a later one may find the release done
@@ -72,16 +73,16 @@ func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *seque
 		} else {
 			p.slots.done(seq)
 		}
-		switch {
-		case err != nil:
-			return failed(batch, &acquire.Unavailable{Err: err})
-		case reply[0] < releaseDone:
-			return make([]acquire.Result, len(batch)) // they make attempts of their own
+		if err != nil {
+			return failed(batch, &engine.Unavailable{Err: err})
+		}
+		if reply[0] < releaseDone {
+			return make([]engine.Answer, len(batch)) // they make attempts of their own
 		}
 		p.s.Telemetry.HandedOver(ctx, p.id, int(reply[2]))
 		return p.apply(batch, sentCount, sent, reply[2:])
 	}
-	offered := p.queues.Offer(p.queueKey, func(all []acquire.Acquirer) []acquire.Result { return send(acquire.As[*request](all)) })
+	offered := p.queues.Offer(p.queueKey, func(all []engine.Acquirer) []engine.Answer { return send(engine.As[*request](all)) })
 	if !offered {
 		send(nil)
 	}

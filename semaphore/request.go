@@ -12,8 +12,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/acquire"
 	"github.com/redlatch/redlatch/internal/callsite"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
@@ -64,9 +64,10 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if ctx.Err() != nil {
 		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
 	}
+
 	r := &request{pool: p, began: time.Now(), site: callsite.Here(), grant: g, once: once}
-	req := acquire.Request{
-		Policy:   acquire.Policy{TryWhileHeld: true, Shared: true, Group: true, Untracked: true},
+	req := engine.Request{
+		Waiting:  engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
 		Key:      p.queueKey,
 		Acquirer: r,
 		Once:     once,
@@ -81,35 +82,36 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if p.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
+
 	err := p.queues.Acquire(spanCtx, &req)
 	overdue := err == nil && r.isLate(r.sent) // this process was suspended until the lease was over
-	switch {
-	case errors.Is(err, ErrNotFound):
-		switch {
-		case p.s.Err() != nil:
+	if errors.Is(err, ErrNotFound) {
+		if p.s.Err() != nil {
 			err = lock.ErrClosed
-		case ctx.Err() != nil:
+		} else if ctx.Err() != nil {
 			err = lock.ErrNotAcquired
-		default:
+		} else {
 			err = ErrNotFound
 		}
-	case err != nil:
+	} else if err != nil {
 		err = r.leave(ctx, err)
-	case p.s.Err() != nil:
+	} else if p.s.Err() != nil {
 		r.Abandon()
 		err = lock.ErrClosed
-	case ctx.Err() != nil || overdue: // served while the caller was leaving
+	} else if ctx.Err() != nil || overdue { // served while the caller was leaving
 		err = lock.ErrNotAcquired
 		if overdue {
-			err = acquire.Late(1, false, r.grant.lease, r.sent)
+			err = engine.Late(1, false, r.grant.lease, r.sent)
 		}
 		err = errors.Join(err, p.s.Undo(ctx, patience, func() error {
 			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
 			return err
 		}))
 	}
+
 	r.mu.Lock()
 	defer r.mu.Unlock()
+
 	if r.missing && errors.Is(err, lock.ErrNotAcquired) {
 		err = errors.Join(err, errMissing)
 	}
@@ -122,33 +124,37 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	return r, err
 }
 
-// Channel implements acquire.Acquirer.
+// Channel implements engine.Acquirer.
 func (r *request) Channel() string { return r.pool.channel }
 
-// Try implements acquire.Acquirer.
-func (r *request) Try(ctx context.Context) (acquire.Verdict, error) {
-	p, sent := r.pool, time.Now()
+// Try implements engine.Acquirer.
+func (r *request) Try(ctx context.Context) (engine.Answer, error) {
+	p := r.pool
+	sent := time.Now()
 	seq := p.slots.next()
 	if g, first := r.prepare(); sent.Sub(r.began) < bargingTime && (first || !p.leased()) {
 		// A later attempt joins the wait queue, and one for a leased permit must learn when to retry.
-		switch reply, err := p.fastAcquire(ctx, seq, g); {
-		case err != nil || reply == 0:
+		reply, err := p.fastAcquire(ctx, seq, g)
+		if err != nil || reply == 0 {
 			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{0, -1, 0}, err)[0]
-			return result.Verdict, result.Err
-		case reply > 0 && !r.isLate(sent):
+			return result, result.Err
+		}
+		if reply > 0 && !r.isLate(sent) {
 			p.slots.done(seq)
 			r.mu.Lock()
 			r.attempts++
-			r.serve(sent)
+			r.serveLocked(sent)
 			r.mu.Unlock()
-			return acquire.Verdict{Acquired: true}, nil
-		case reply > 0:
+			return engine.Answer{Acquired: true}, nil
+		}
+		if reply > 0 {
 			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{1, -1, 0}, nil)[0]
-			return result.Verdict, result.Err
+			return result, result.Err
 		}
 	}
+
 	result := p.attempt(ctx, []*request{r}, 1, !r.once, seq, sent)[0]
-	return result.Verdict, result.Err
+	return result, result.Err
 }
 
 // prepare returns what the request asks for, with ids where permits have some, and whether no
@@ -167,36 +173,40 @@ func (r *request) isLate(sent time.Time) bool {
 	return r.pool.leased() && time.Since(sent) >= watchdog.Certain(r.grant.lease)
 }
 
-// serve notes that an attempt sent at that time has served the request. r.mu is held.
-func (r *request) serve(sent time.Time) {
-	r.missing, r.served, r.sent, r.queued = false, true, sent, false
+// serveLocked notes that an attempt sent at that time has served the request.
+func (r *request) serveLocked(sent time.Time) {
+	r.missing = false
+	r.served = true
+	r.sent = sent
+	r.queued = false
 }
 
-// TryAll implements acquire.Acquirer.
-func (r *request) TryAll(ctx context.Context, all []acquire.Acquirer) []acquire.Result {
-	batch := acquire.As[*request](all)
+// TryAll implements engine.Acquirer.
+func (r *request) TryAll(ctx context.Context, all []engine.Acquirer) []engine.Answer {
+	batch := engine.As[*request](all)
 	// The attempt outlives a closing client, so that its permits can be released.
 	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
 	defer cancel()
 	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true, r.pool.slots.next(), time.Now())
 }
 
-// Join implements acquire.Acquirer.
-func (r *request) Join(acquire.Acquirer) (acquire.Relation, error) { return acquire.Unrelated, nil }
+// Join implements engine.Acquirer.
+func (r *request) Join(engine.Acquirer) (engine.Relation, error) { return engine.Conflict, nil }
 
-// Describe implements acquire.Acquirer.
+// Describe implements engine.Acquirer.
 func (r *request) Describe() session.Hold {
 	return session.Hold{Kind: r.pool.id.Kind, Name: r.pool.id.Name}
 }
 
-// Holds implements acquire.Acquirer. A request is no holder.
+// Holds implements engine.Acquirer. A request is no holder.
 func (r *request) Holds() iter.Seq[session.Hold] { return func(func(session.Hold) bool) {} }
 
-// Abandon implements acquire.Acquirer.
+// Abandon implements engine.Acquirer.
 func (r *request) Abandon() {
 	r.leaveQueue()
 	r.mu.Lock()
-	served, g := r.served, r.grant
+	served := r.served
+	g := r.grant
 	r.mu.Unlock()
 	if served {
 		r.pool.giveBack([]grant{g})
@@ -215,19 +225,20 @@ func (p *pool) sendCount(batch []*request, free int) int {
 	permits := 0
 	for n, r := range batch {
 		permits += r.grant.permits // immutable
-		switch {
-		case p.leased() && permits > MaxBatch && n > 0:
+		if p.leased() && permits > MaxBatch && n > 0 {
 			return n
-		case permits > free && n+1 >= minSend:
+		}
+		if permits > free && n+1 >= minSend {
 			return n + 1
 		}
 	}
+
 	return len(batch)
 }
 
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
-func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []acquire.Result {
+func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []engine.Answer {
 	grants, args := p.encode(batch[:sentCount], sent, waits)
 	seq.batch = sentCount
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
@@ -235,7 +246,7 @@ func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, wai
 }
 
 // answered applies the reply to an attempt, or its error.
-func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []acquire.Result {
+func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []engine.Answer {
 	outcome := wire.OutcomeOf(err)
 	if err != nil && outcome == wire.Unknown {
 		p.outcomeUnknown(batch[:sentCount], p.undo(seq, grants))
@@ -245,28 +256,29 @@ func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent tim
 	if err == nil {
 		return p.apply(batch, sentCount, sent, reply)
 	}
-	switch {
-	case p.s.Err() != nil:
+	if p.s.Err() != nil {
 		err = errors.Join(lock.ErrClosed, err)
-	case outcome != wire.Refused:
-		err = &acquire.Unavailable{Err: wire.Classify(err)}
+	} else if outcome != wire.Refused {
+		err = &engine.Unavailable{Err: wire.Classify(err)}
 	}
 	return failed(batch, err)
 }
 
-func failed(batch []*request, err error) []acquire.Result {
-	return slices.Repeat([]acquire.Result{{Err: err}}, len(batch))
+func failed(batch []*request, err error) []engine.Answer {
+	return slices.Repeat([]engine.Answer{{Err: err}}, len(batch))
 }
 
 // encode returns the grants and the script arguments of a batch.
 func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
-	me, size := "", p.size
+	me := ""
+	size := p.size
 	if waits {
 		me = p.s.ID
 	}
 	for _, r := range batch { // they may be of other objects with this name
 		size = cmp.Or(size, r.pool.size)
 	}
+
 	grants := make([]grant, len(batch))
 	args := append(make([]string, 0, 5+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()),
 		strconv.Itoa(size), strconv.Itoa(len(batch)))
@@ -278,6 +290,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 			args = append(args, leaseArg(g.lease))
 		}
 	}
+
 	for _, g := range grants {
 		args = append(args, g.ids...)
 	}
@@ -288,14 +301,16 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 // sent. reply is the number of requests served, when to retry, whether this client is in the
 // wait queue or there is no semaphore and, if known, the most permits that a request can get.
 // If all requests that were sent were served, or the next one fails, the others retry at once.
-func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []acquire.Result {
-	served, retryIn := int(reply[0]), wire.Duration(reply[1])
-	queued, missing := reply[2] == 1, reply[2] == -1
+func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []engine.Answer {
+	served := int(reply[0])
+	retryIn := wire.Duration(reply[1])
+	queued := reply[2] == 1
+	missing := reply[2] == -1
 	most := MaxPermits
 	if len(reply) > 3 {
 		most = int(reply[3])
 	}
-	results := make([]acquire.Result, len(batch))
+	results := make([]engine.Answer, len(batch))
 	var late []grant
 	for i, r := range batch {
 		r.mu.Lock()
@@ -308,9 +323,9 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			late = append(late, r.grant)
 			r.grant.ids = nil
 			r.late++
-			results[i].Err = acquire.Late(r.late, !r.once, r.grant.lease, sent)
+			results[i].Err = engine.Late(r.late, !r.once, r.grant.lease, sent)
 		case i < served:
-			r.serve(sent)
+			r.serveLocked(sent)
 			results[i].Acquired = true
 		case r.grant.permits > most:
 			r.queued = false
@@ -322,10 +337,11 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		default:
 			r.waited = true
 			r.queued = queued && i == served
-			results[i].FreeIn = p.nextAttempt(retryIn, r, sent)
+			results[i].FreeIn = p.nextAttemptLocked(retryIn, r, sent)
 		}
 		r.mu.Unlock()
 	}
+
 	p.giveBack(late)
 	if missing && sentCount > 0 && !batch[0].once {
 		p.warnMissing()
@@ -333,14 +349,13 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 	return results
 }
 
-// nextAttempt returns the time after which a request retries without a message, if an
-// attempt sent at that time did not serve it. r.mu is held.
-func (p *pool) nextAttempt(retryIn time.Duration, r *request, sent time.Time) time.Duration {
+// nextAttemptLocked returns the time after which a request retries without a message, if an
+// attempt sent at that time did not serve it. The mutex of the request is locked.
+func (p *pool) nextAttemptLocked(retryIn time.Duration, r *request, sent time.Time) time.Duration {
 	pause := time.Duration(-1)
-	switch {
-	case r.queued:
+	if r.queued {
 		pause = p.heartbeatTimeout() / 3 // each attempt is a heartbeat
-	case sent.Sub(r.began) < bargingTime: // a later one is not queued if there is no semaphore
+	} else if sent.Sub(r.began) < bargingTime { // a later one is not queued if there is no semaphore
 		pause = max(0, bargingTime-time.Since(r.began)) // then it may join the wait queue
 	}
 	if retryIn >= 0 && (pause < 0 || retryIn < pause) {
@@ -357,7 +372,8 @@ func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 	for i, r := range batch {
 		r.mu.Lock()
 		r.attempts++
-		r.grant.ids, r.undone = nil, undone
+		r.grant.ids = nil
+		r.undone = undone
 		if i == 0 && !r.once && time.Since(r.began) >= bargingTime {
 			r.queued = true
 		}
@@ -376,6 +392,7 @@ func (p *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
+
 	return p.repeat(seq, p.scripts.undo, always(args), func([]int64) {})
 }
 
@@ -401,11 +418,13 @@ func (r *request) leave(ctx context.Context, err error) error {
 func (r *request) leaveQueue() (left <-chan struct{}) {
 	r.mu.Lock()
 	queued := r.queued
-	r.queued, r.over = false, true
+	r.queued = false
+	r.over = true
 	r.mu.Unlock()
 	if !queued {
 		return nil
 	}
+
 	p := r.pool
 	next := p.inheritor()
 	args := func() []string {
@@ -413,7 +432,7 @@ func (r *request) leaveQueue() (left <-chan struct{}) {
 		if next != nil {
 			args = append(args, strconv.FormatInt(time.Since(next.began).Milliseconds(), 10), wire.Millis(p.heartbeatTimeout()))
 		}
-		next = nil // a repetition comes late, when the position may be that of another request
+		next = nil // a repetition comes late, when another request may have the position
 		return args
 	}
 	return p.repeat(p.slots.next(), leaveScript, args, func([]int64) { p.queues.Wake(p.queueKey) })
@@ -422,7 +441,7 @@ func (r *request) leaveQueue() (left <-chan struct{}) {
 // inheritor returns the request to which the position of this client in the wait queue goes, or nil if
 // the first one that waits has not waited for long.
 func (p *pool) inheritor() *request {
-	for _, next := range acquire.As[*request](p.queues.Waiters(p.queueKey)) {
+	for _, next := range engine.As[*request](p.queues.Waiters(p.queueKey)) {
 		next.mu.Lock()
 		waits := !next.over && !next.served
 		inherits := waits && time.Since(next.began) >= bargingTime
@@ -435,5 +454,6 @@ func (p *pool) inheritor() *request {
 			return nil
 		}
 	}
+
 	return nil
 }

@@ -46,7 +46,7 @@
 // # Retries
 //
 // A request without a reply is retried or undone for up to 5 minutes, and takes effect at
-// most once. The protocol is that of NFSv4.1's sessions (RFC 8881, section 2.10.6): a request
+// most once. The protocol follows NFSv4.1's sessions (RFC 8881, section 2.10.6): a request
 // has a slot of its client and a sequence number, and the server keeps the last number of
 // each slot with the reply. Here a reply is kept for 6 minutes or more. Therefore a request also has
 // an earlier time, by the server's clock, after which the server rejects it, so no retry is
@@ -64,7 +64,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -85,8 +84,8 @@ const (
 type Semaphore struct{ pool }
 
 // New returns the semaphore of that name. Client.Semaphore calls it.
-func New(s *session.Session, name string, opts ...Option) *Semaphore {
-	return &Semaphore{newPool(s, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
+func New(all *Shared, name string, opts ...Option) *Semaphore {
+	return &Semaphore{newPool(all, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
 }
 
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its
@@ -141,7 +140,7 @@ func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 // Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
 // lock.Wait runs out; the only other valid option is lock.MaxWaiters. If the semaphore does not
 // exist Acquire logs that, once for each name unless there are more than 1,000, and waits until it
-// does. For 0 permits it returns nil and sends nothing. Its errors are those of lock.Locker.Lock: after an error it has acquired no
+// does. For 0 permits it returns nil and sends nothing. It has the errors of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //
 // Release must release the permits once; any client may do so. The end of ctx does not
@@ -203,14 +202,17 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 		return false, err
 	}
 	defer s.s.Leave() // Close waits for the release
-	began, ctx := time.Now(), context.WithoutCancel(ctx)
+
+	began := time.Now()
+	ctx = context.WithoutCancel(ctx)
 	result, err := s.release(ctx, patience, grant{permits: permits}, ifExists)
-	switch {
-	case err != nil:
+	if err != nil {
 		return false, s.failed(ctx, "release permits of", began, err)
-	case result == releaseTooMany:
+	}
+	if result == releaseTooMany {
 		return false, fmt.Errorf("%w: release %d permits: %q would have more than %d", lock.ErrInvalid, permits, s.id.Name, MaxPermits)
 	}
+
 	return result == releaseDone, nil
 }
 

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/rueidis"
 
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -79,6 +78,7 @@ func (p *pool) AddPermits(ctx context.Context, delta int) error {
 	if delta == 0 {
 		return p.check(ctx)
 	}
+
 	payload := "total"
 	if p.leased() {
 		payload = "delta"
@@ -92,7 +92,7 @@ func (p *pool) AddPermits(ctx context.Context, delta int) error {
 
 // Delete deletes the semaphore with all of its permits, free and acquired, and reports whether
 // there was one. Callers that wait go on waiting, and the next request of an object with Permits
-// creates the semaphore again. Delete does not notify holders: those of a PermitSemaphore learn
+// creates the semaphore again. Delete does not notify holders: the holders of a PermitSemaphore learn
 // of their loss with the next renewal, and a Release of a Semaphore creates it again, so use
 // ReleaseIfExists. Delete blocks as TrySetPermits does.
 //
@@ -118,17 +118,19 @@ func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
 	if err := p.check(ctx); err != nil {
 		return 0, false, err
 	}
+
 	began := time.Now()
-	switch free, err := wire.Read(ctx, p.s.Client, "GET", p.key).AsInt64(); {
-	case err == nil:
+	free, err := wire.Read(ctx, p.s.Client, "GET", p.key).AsInt64()
+	if err == nil {
 		return int(free), true, nil
-	case rueidis.IsRedisNil(err):
-		return 0, false, nil
-	case errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange):
-		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, fmt.Errorf("%w: %w", wire.ErrWrongType, err))
-	default:
-		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
 	}
+	if rueidis.IsRedisNil(err) {
+		return 0, false, nil
+	}
+	if errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange) {
+		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, fmt.Errorf("%w: %w", wire.ErrWrongType, err))
+	}
+	return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
 }
 
 // stats returns the numbers of permits and of clients in the wait queue.
@@ -136,6 +138,7 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 	if err := p.check(ctx); err != nil {
 		return 0, 0, 0, err
 	}
+
 	keys := []string{p.key, wire.SemaphoreAlive(p.key)}
 	if p.leased() {
 		keys = append(keys, wire.PermitTimeouts(p.key))
@@ -145,13 +148,14 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 	if err != nil {
 		return 0, 0, 0, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
 	}
+
 	return int(n[0]), int(n[1]), int(n[2]), nil
 }
 
 // warnMissing logs, once for each client and name while the names are few, that a caller waits for a
 // semaphore that does not exist. The caller goes on waiting, because another process may create it.
 func (p *pool) warnMissing() {
-	if session.Of[session.Warnings](p.s).First(p.id) {
+	if p.s.Warnings.First(p.id) {
 		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
 			"name", text.Safe(p.id.Name), "kind", p.id.Kind)
 	}

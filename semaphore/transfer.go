@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -21,15 +21,16 @@ import (
 // one. It has the same number of permits, under new ids. Exactly one of several callers succeeds. For
 // the others, and if the lease of the detached permit is over or one of several permits was released,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the options
-// are those of TryAcquire. Adopt blocks for one round trip. If the error matches
+// have the same meaning as for TryAcquire. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
 // this call requested. If the client is closed during the call, the permit may be released.
 func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Option) (*Permit, error) {
-	o, err := locking.TryOptions(lock.ResolvePermit(opts...))
+	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
 	from, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
 		return nil, err
 	}
+
 	const what = "adopt a permit of"
 	began := time.Now()
 	if ctx.Err() != nil {
@@ -39,17 +40,20 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 		return nil, lock.ErrClosed
 	}
 	defer e.s.Leave()
+
 	r := &request{site: callsite.Here(), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
 	if err := e.adopt(ctx, from, r); err != nil {
 		return nil, e.failed(ctx, what, began, err)
 	}
+
 	return e.newPermit(o.HoldParent(ctx), r, o), nil
 }
 
 // adopt has a request take over permits with these ids. A transfer without an answer is repeated
 // until ctx ends, and then undone, so that they can be adopted again.
 func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) error {
-	g, seq := r.grant, e.slots.next()
+	g := r.grant
+	seq := e.slots.next()
 	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
 	r.sent = seq.sent
 	if err != nil && outcome == wire.Unknown {
@@ -57,17 +61,20 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(g.ids, from, leaseUntil(over), true) }, func([]int64) {})
 		return errors.Join(lock.ErrIndeterminate, err)
 	}
+
 	e.slots.done(seq)
-	switch {
-	case err != nil:
+	if err != nil {
 		return err
-	case reply[0] != 1:
+	}
+	if reply[0] != 1 {
 		return fmt.Errorf("%w: %q has no detached permit with this id", lock.ErrNotHeld, e.id.Name)
-	case e.s.Err() != nil:
+	}
+	if e.s.Err() != nil {
 		err = lock.ErrClosed
-	case time.Since(r.sent) >= g.lease: // this process was suspended until the lease was over
+	} else if time.Since(r.sent) >= g.lease { // this process was suspended until the lease was over
 		err = lock.ErrNotAcquired
 	}
+
 	if err != nil {
 		e.giveBack([]grant{g})
 	}
@@ -81,14 +88,15 @@ func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease ti
 	until := time.Now().Add(lease)
 	seq := e.slots.next()
 	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, to, lease, false))
-	switch {
-	case err != nil && outcome != wire.Refused:
+	if err != nil && outcome != wire.Refused {
 		if over.IsZero() || until.Before(over) {
 			over = until
 		}
 		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(from, to, leaseUntil(over), false) }, func([]int64) {})
 		return false, ended(err, outcome)
-	case err == nil:
+	}
+
+	if err == nil {
 		moved = reply[0] == 1
 	}
 	e.slots.done(seq)

@@ -47,7 +47,7 @@ func eachName(t *testing.T, test func(x *wireTest, name, channel, timeouts strin
 
 func TestSemaphoreWireFormat(t *testing.T) {
 	eachName(t, func(x *wireTest, name, channel, _ string) {
-		ctx, s := x.ctx, semaphore.New(x.sess, name)
+		ctx, s := x.ctx, semaphore.New(x.all, name)
 		x.runAll(name, channel, []operation{
 			{"release if exists, without a semaphore", func() error { return only(s.ReleaseIfExists(ctx, 3)) }, "nil", ""},
 			{"drain without a semaphore", func() error { return only(s.Drain(ctx)) }, "nil", ""},
@@ -96,7 +96,7 @@ func (x *wireTest) acquired(timeouts string) map[string]string {
 
 func TestPermitSemaphoreWireFormat(t *testing.T) {
 	eachName(t, func(x *wireTest, name, channel, timeouts string) {
-		ctx, e := x.ctx, semaphore.NewPermitSemaphore(x.sess, name)
+		ctx, e := x.ctx, semaphore.NewPermitSemaphore(x.all, name)
 		var ids []string
 		take := func(n int, opts ...lock.Option) func() error {
 			return func() error {

@@ -17,7 +17,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/supervise"
-	"github.com/redlatch/redlatch/internal/hold"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -338,7 +338,7 @@ func (h heldLock) environment() []string {
 	return nil
 }
 
-func (h heldLock) keepUntil(t time.Time) { hold.KeepUntil(h.Hold, t) }
+func (h heldLock) keepUntil(t time.Time) { engine.KeepUntil(h.Hold, t) }
 
 func (h heldLock) release() error { return h.Unlock(context.Background()) }
 

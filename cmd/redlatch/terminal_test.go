@@ -123,12 +123,15 @@ func (p *pane) run(line string) {
 	p.enter(line)
 }
 
+// logged is what a job in the background may have logged behind the prompt: a warning, on a busy machine.
+const logged = `(?:time=.*\n?)*`
+
 // foreground continues the job that has stopped. What is typed before the shell has left the terminal
 // would be lost.
 func (p *pane) foreground() {
 	p.t.Helper()
 	p.run("fg")
-	p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:\d+>fg\n.+$`, p.number-1)))
+	p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:\d+>%sfg\n.+$`, p.number-1, logged)))
 }
 
 // clear empties the terminal.
@@ -155,7 +158,7 @@ func (p *pane) shows(line string) {
 // prompt waits for the shell and returns the status of its last command.
 func (p *pane) prompt() (status string) {
 	p.t.Helper()
-	return p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:(\d+)>$`, p.number)))[1]
+	return p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:(\d+)>%s$`, p.number, logged)))[1]
 }
 
 func (p *pane) until(like *regexp.Regexp) (match []string) {

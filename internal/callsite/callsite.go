@@ -69,9 +69,11 @@ func lookUp(pc uintptr) frame {
 
 	sites.Lock()
 	defer sites.Unlock()
+
 	if f, known := sites.of[pc]; known { // another caller was faster
 		return f
 	}
+
 	f = frame{Site(len(sites.pcs)), kindOf(described(pc))}
 	sites.of[pc], sites.pcs = f, append(sites.pcs, pc)
 	return f
@@ -82,10 +84,12 @@ func kindOf(f runtime.Frame) kind {
 	if strings.HasPrefix(f.Function, "runtime.") {
 		return goexit
 	}
+
 	path, inside := strings.CutPrefix(f.Function, module)
 	if inside && !strings.HasPrefix(path, "contrib/") && !strings.HasSuffix(f.File, "_test.go") {
 		return ours
 	}
+
 	return users
 }
 

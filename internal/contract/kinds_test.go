@@ -19,8 +19,8 @@ import (
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/locking"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/redlatchtest"
@@ -504,7 +504,7 @@ func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 }
 
 func (c candidates) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	if _, err := locking.TryOptions(lock.Resolve(opts...)); err != nil {
+	if _, err := engine.TryOptions(lock.Resolve(opts...)); err != nil {
 		return nil, err
 	}
 	return c.Lock(ctx, append(opts, lock.Wait(0))...)

@@ -76,8 +76,8 @@ func requestsOf(name string, r requests) requests {
 }
 
 const (
-	hashRenew  = "internal/locking/renew"
-	hashExtend = "internal/locking/extend"
+	hashRenew  = "internal/engine/renew"
+	hashExtend = "internal/engine/extend"
 )
 
 // scene is a server, with what all cases of a table have in common. Their clients live

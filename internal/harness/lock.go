@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
-	"github.com/redlatch/redlatch/internal/locking"
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -92,7 +92,7 @@ func Source(t testing.TB, files ...string) string {
 		whole += string(source)
 	}
 	first := locate(files[0])
-	if strings.HasSuffix(filepath.Dir(first), "internal/locking/lua") {
+	if strings.HasSuffix(filepath.Dir(first), "internal/engine/lua") {
 		return whole // the shared files need no others
 	}
 	if len(files) == 1 {
@@ -104,7 +104,7 @@ func Source(t testing.TB, files ...string) string {
 			}
 		}
 	}
-	return locking.WithShared(whole)
+	return engine.WithShared(whole)
 }
 
 // locate returns the path of a script, which is in its package's directory or in the
@@ -139,7 +139,7 @@ func Load(t testing.TB, addr string, files ...string) string {
 // command.
 func WarmUp(t testing.TB, addr string) {
 	t.Helper()
-	for _, dir := range []string{".", "../internal/locking"} {
+	for _, dir := range []string{".", "../internal/engine"} {
 		files, err := filepath.Glob(filepath.Join(dir, "*.lua"))
 		require.NoError(t, err)
 		more, err := filepath.Glob(filepath.Join(dir, "lua", "*.lua"))

@@ -44,12 +44,13 @@ func (s *Session) Retry(ctx context.Context, by time.Time, request func(ctx cont
 		attempt, cancel := s.boundedBy(ctx, by)
 		err := request(attempt)
 		cancel()
-		switch {
-		case err == nil || final(err):
+		if err == nil || final(err) {
 			return err
-		case closed != nil:
+		}
+		if closed != nil {
 			return errors.Join(closed, err)
-		case time.Until(by) < pause:
+		}
+		if time.Until(by) < pause {
 			return err
 		}
 		select {
@@ -70,7 +71,8 @@ const turnedAway = time.Second
 // writes. It reports whether the server has.
 func (s *Session) RetryWrite(ctx context.Context, by time.Time, request func(ctx context.Context) error,
 	final func(error) bool) (rejected bool, err error) {
-	began, rejected := time.Now(), true
+	began := time.Now()
+	rejected = true
 	err = s.Retry(ctx, by, func(ctx context.Context) error {
 		err := request(ctx)
 		rejected = rejected && wire.IsTurnedAway(err)
@@ -113,6 +115,7 @@ func Await(all ...<-chan struct{}) bool {
 			return false
 		}
 	}
+
 	return true
 }
 
@@ -141,6 +144,7 @@ func (s *Session) Undo(ctx context.Context, d time.Duration, f func() error) err
 	}
 	limit, cancel := Linger(ctx, d)
 	defer cancel()
+
 	select {
 	case err := <-done:
 		return err
@@ -208,10 +212,10 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	now := time.Now()
 	cs := &s.cleanups
 	cs.mu.Lock()
-	cs.hire(s)
+	cs.hireLocked(s)
 	closed := cs.workers == 0
 	if !closed {
-		cs.add(&pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
+		cs.addLocked(&pendingCleanup{run: c, due: now, until: now.Add(d), retryAfter: MinPause})
 	}
 	cs.mu.Unlock()
 	if closed {
@@ -221,22 +225,23 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 }
 
-// hire adds a worker unless there are enough. cs.mu is held.
-func (cs *cleanups) hire(s *Session) {
+// hireLocked adds a worker unless there are enough.
+func (cs *cleanups) hireLocked(s *Session) {
 	if cs.workers < fewCleanups+cs.extra && s.Go(func(ctx context.Context) { cs.work(ctx, s) }) {
 		cs.workers++
 	}
 }
 
-// add makes p pending. cs.mu is held.
-func (cs *cleanups) add(p *pendingCleanup) {
-	if cs.pending() == maxCleanups {
+// addLocked makes p pending.
+func (cs *cleanups) addLocked(p *pendingCleanup) {
+	if cs.pendingLocked() == maxCleanups {
 		dropped := &cs.first
 		if len(cs.again) > 0 {
 			dropped = &cs.again
 		}
 		heap.Pop(dropped)
 	}
+
 	if p.ran {
 		heap.Push(&cs.again, p)
 	} else {
@@ -245,11 +250,11 @@ func (cs *cleanups) add(p *pendingCleanup) {
 	cs.signal()
 }
 
-// pending returns the number of cleanups that are. cs.mu is held.
-func (cs *cleanups) pending() int { return len(cs.first) + len(cs.again) }
+// pendingLocked returns the number of pending cleanups.
+func (cs *cleanups) pendingLocked() int { return len(cs.first) + len(cs.again) }
 
-// next returns the heap whose first cleanup is next. cs.mu is held.
-func (cs *cleanups) next(now time.Time) *pendingCleanups {
+// nextLocked returns the heap whose first cleanup is next.
+func (cs *cleanups) nextLocked(now time.Time) *pendingCleanups {
 	if len(cs.again) == 0 || len(cs.first) > 0 && (!cs.first[0].due.After(now) || cs.first[0].due.Before(cs.again[0].due)) {
 		return &cs.first
 	}
@@ -270,18 +275,21 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	defer func() { cs.workers-- }()
-	for cs.pending() > 0 {
-		next := cs.next(time.Now())
+
+	for cs.pendingLocked() > 0 {
+		next := cs.nextLocked(time.Now())
 		p := (*next)[0]
-		runCtx, until := ctx, p.until
+		runCtx := ctx
+		until := p.until
 		closing := ctx.Err() != nil
 		if closing {
 			if cs.closeBy.IsZero() {
 				cs.closeBy = time.Now().Add(lastCleanup)
 			}
-			runCtx, until = context.Background(), cs.closeBy
+			runCtx = context.Background()
+			until = cs.closeBy
 		} else if wait := time.Until(p.due); wait > 0 {
-			if cs.waiting == min(cs.pending(), maxWaiting) {
+			if cs.waiting == min(cs.pendingLocked(), maxWaiting) {
 				return
 			}
 			cs.waiting++
@@ -296,8 +304,8 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			continue
 		}
 		heap.Pop(next)
-		if cs.waiting == 0 && cs.pending() > 0 { // the next one needs another worker
-			cs.hire(s)
+		if cs.waiting == 0 && cs.pendingLocked() > 0 { // the next one needs another worker
+			cs.hireLocked(s)
 		}
 		cs.signal()
 		cs.mu.Unlock()
@@ -312,6 +320,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		}
 		p.ran = err == nil
 		cs.mu.Lock()
+
 		// A server that answers gets twice as many at once after each round trip. One that does not is
 		// left with few.
 		if err == nil || wire.IsRefused(err) {
@@ -320,7 +329,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 			cs.extra = 0
 		}
 		if p.due = time.Now().Add(pause); pause >= 0 && p.due.Before(p.until) && !closing {
-			cs.add(p)
+			cs.addLocked(p)
 		}
 	}
 }

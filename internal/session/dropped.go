@@ -27,7 +27,8 @@ func (s *Session) LogDropped(msg string, args ...any) {
 	if d.suppressed > 0 {
 		args = append(args, "suppressed", d.suppressed)
 	}
-	d.last, d.suppressed = now, 0
+	d.last = now
+	d.suppressed = 0
 	d.mu.Unlock()
 	s.Logger.Error(msg, args...)
 }

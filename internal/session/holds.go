@@ -19,16 +19,12 @@ type Hold struct {
 	Disowned bool // no caller will end it
 }
 
-// Holds yields what all values of Of that hold something, or wait, have. The body of a loop over it
-// must not block, or use the session.
+// Holds yields what callers of this client hold, and wait for. The body of a loop over it must not
+// block, or use the session.
 func (s *Session) Holds() iter.Seq[Hold] {
 	return func(yield func(Hold) bool) {
-		for _, v := range s.shared.Range {
-			of, ok := v.(interface{ Holds() iter.Seq[Hold] })
-			if !ok {
-				continue
-			}
-			for h := range of.Holds() {
+		for _, holds := range s.holds {
+			for h := range holds() {
 				if !yield(h) {
 					return
 				}

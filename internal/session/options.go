@@ -21,5 +21,6 @@ func Configure[S any, O ~func(S) error](settings S, name string, opts []O) error
 			return fmt.Errorf("%w: options of %q: %w", lock.ErrInvalid, name, err)
 		}
 	}
+
 	return nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Server identifies a server and a database, to compare those of several clients.
+// Server identifies a server and a database, to compare the servers of several clients.
 type Server struct {
 	// ID is the run id of the server, or for a cluster the smallest of its nodes. It is
 	// the same for all clients until the server restarts or is replaced.
@@ -45,19 +45,24 @@ func (s *Session) Server(ctx context.Context) (Server, error) {
 	return s.ask(ctx)
 }
 
+// AwaitServer reports, once, that the server is not identified yet: it may be the server of another client.
+// So the majority of a Redlock awaits its answer.
+func (s *Session) AwaitServer() bool { return !s.AskedServer() && !s.serverAwaited.Swap(true) }
+
 // AskedServer reports whether the identity, or its absence, is known.
 func (s *Session) AskedServer() bool { return s.identity.Load() != nil }
 
 func (s *Session) ask(ctx context.Context) (Server, error) {
 	ctx, cancel := s.Bounded(ctx)
 	defer cancel()
+
 	asked := time.Now()
 	server, err := s.identify(wire.Shared(ctx))
-	switch {
-	case err == nil:
+	if err == nil {
 		s.identity.Store(&identity{server, asked})
 		return server, nil
-	case errors.As(err, new(*rueidis.RedisError)):
+	}
+	if errors.As(err, new(*rueidis.RedisError)) {
 		s.identity.CompareAndSwap(nil, &identity{asked: asked}) // asking again would fail again
 	}
 	return Server{}, fmt.Errorf("redlatch: identify the server: %w", err)
@@ -76,6 +81,7 @@ func (s *Session) KnownServer() Server {
 			s.Go(func(ctx context.Context) { _, _ = s.ask(ctx) })
 		}
 	}
+
 	return known.server
 }
 
@@ -92,18 +98,22 @@ type process struct {
 func (s *Session) Since(ctx context.Context) (time.Time, error) {
 	ctx, cancel := s.Bounded(ctx)
 	defer cancel()
+
 	runID, uptime, err := s.info(ctx)
 	if noReply(err) {
 		return time.Time{}, fmt.Errorf("redlatch: ask for the server's uptime: %w", err)
 	}
+
 	seconds, convErr := strconv.ParseInt(uptime, 10, 64)
 	if err := cmp.Or(err, convErr); err != nil || runID == "" || s.Cluster() {
 		return time.Time{}, fmt.Errorf("%w: the server does not tell its uptime: %v", lock.ErrUnsupported, err)
 	}
+
 	now := time.Now()
 	p := &s.process
 	p.mu.Lock()
 	defer p.mu.Unlock()
+
 	if p.runID != "" && p.runID != runID {
 		p.replaced = now
 	}
@@ -111,6 +121,7 @@ func (s *Session) Since(ctx context.Context) (time.Time, error) {
 	if started := now.Add(-time.Duration(seconds) * time.Second); started.After(p.replaced) {
 		return started, nil
 	}
+
 	return p.replaced, nil
 }
 
@@ -124,6 +135,7 @@ func (s *Session) identify(ctx context.Context) (Server, error) {
 		id, err := leastNode(nodes)
 		return Server{ID: id, Database: "0"}, err
 	}
+
 	id, _, err := s.info(ctx)
 	if noReply(err) {
 		return Server{}, err
@@ -134,10 +146,12 @@ func (s *Session) identify(ctx context.Context) (Server, error) {
 			return Server{}, errors.Join(markErr, err)
 		}
 	}
+
 	client, err := s.Client.Do(ctx, b.ClientInfo().Build()).ToString()
 	if noReply(err) {
 		return Server{}, err
 	}
+
 	return Server{ID: id, Database: field(client, " ", "db=")}, nil
 }
 
@@ -195,8 +209,10 @@ func leastNode(ranges []rueidis.RedisMessage) (string, error) {
 			}
 		}
 	}
+
 	if len(nodes) == 0 {
 		return "", errors.New("no node is known")
 	}
+
 	return slices.Min(nodes), nil
 }

@@ -5,8 +5,8 @@ package session
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,12 +54,14 @@ type Session struct {
 	PartialCounts bool
 	Watchdog      *watchdog.Watchdog
 	Hub           *pubsub.Hub
+	Warnings      Warnings
 
-	owners   atomic.Uint64
-	identity atomic.Pointer[identity]
-	process  process
-	warned   atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
-	dropped  dropped
+	owners        atomic.Uint64
+	identity      atomic.Pointer[identity]
+	serverAwaited atomic.Bool // see AwaitServer
+	process       process
+	warned        atomic.Int64 // when a failed renewal was last logged, in Unix nanoseconds
+	dropped       dropped
 
 	mu      sync.Mutex
 	closed  bool
@@ -74,7 +76,8 @@ type Session struct {
 	tasks   sync.WaitGroup
 	running atomic.Int64 // number of tasks
 
-	shared   sync.Map // by type; see Of
+	holds    []func() iter.Seq[Hold]            // see List
+	counted  []func() (waiting, attempting int) // see Count
 	cleanups cleanups
 
 	watchdogMillis string // WatchdogTimeout, formatted
@@ -89,7 +92,8 @@ func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
 	s.prompt = wire.NewPrompt(cfg.Client, cfg.Link)
 	s.Client = s.prompt
-	s.cleanups.wake, s.ended = make(chan struct{}, 1), make(chan struct{})
+	s.cleanups.wake = make(chan struct{}, 1)
+	s.ended = make(chan struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.stopCtx, s.stop = context.WithCancel(s.ctx)
 	watch := watchdog.Config{OnRenew: s.renewed}
@@ -126,27 +130,20 @@ func (s *Session) SubscribeOwn(channel string, l pubsub.Listener) (unsubscribe f
 	return sub.Discard
 }
 
-// Of returns the session's value of type T, initially its zero value. It holds what a
-// package shares among all objects of a client.
-func Of[T any](s *Session) *T {
-	key := reflect.TypeFor[T]()
-	if t, ok := s.shared.Load(key); ok {
-		return t.(*T)
-	}
-	t, _ := s.shared.LoadOrStore(key, new(T))
-	return t.(*T)
+// List makes holds a part of Holds. It is called before the session is used.
+func (s *Session) List(holds func() iter.Seq[Hold]) { s.holds = append(s.holds, holds) }
+
+// Count makes callers a part of Callers. It is called before the session is used.
+func (s *Session) Count(callers func() (waiting, attempting int)) {
+	s.counted = append(s.counted, callers)
 }
 
-// Callers returns the number of callers that wait, and of those that make an attempt, as all
-// values of Of that count them have it.
+// Callers returns the number of callers that wait, and of those that make an attempt.
 func (s *Session) Callers() (waiting, attempting int) {
-	for _, v := range s.shared.Range {
-		if of, ok := v.(interface {
-			Stats() (waiting, attempting int)
-		}); ok {
-			w, a := of.Stats()
-			waiting, attempting = waiting+w, attempting+a
-		}
+	for _, callers := range s.counted {
+		w, a := callers()
+		waiting = waiting + w
+		attempting = attempting + a
 	}
 	return waiting, attempting
 }
@@ -159,6 +156,7 @@ func (s *Session) renewed(remaining time.Duration, err error) {
 	if err == nil {
 		return
 	}
+
 	now := time.Now().UnixNano()
 	if last := s.warned.Load(); now-last >= int64(time.Second) && s.warned.CompareAndSwap(last, now) {
 		// An outage fails many renewals at once.
@@ -188,6 +186,7 @@ func (s *Session) Key(name string, check func(string) error) (string, error) {
 	if err := check(name); err != nil {
 		return "", err
 	}
+
 	key := s.MapName(name)
 	if err := check(key); err != nil {
 		return "", fmt.Errorf("name mapped to %q: %w", key, err)
@@ -283,9 +282,11 @@ func (s *Session) Running() int { return int(s.running.Load()) }
 func (s *Session) Join(onClose func()) (leave func(), open bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+
 	if s.closed || s.Stopped() != nil {
 		return nil, false
 	}
+
 	s.tasks.Add(1)
 	s.joined.Add(1)
 	stop := context.AfterFunc(s.stopCtx, onClose)
@@ -309,12 +310,14 @@ func (s *Session) Close() {
 		return
 	}
 	defer close(s.ended)
+
 	s.left = s.countHolds()
 	s.mu.Lock()
 	s.closed = true
 	s.mu.Unlock()
 	s.stop() // first: a closed session is Stopped
 	s.cancel()
+
 	// Waiters leave at once, attempts in flight when they have their reply.
 	s.callers.Lock()
 	//lint:ignore SA2001 this only waits for the callers

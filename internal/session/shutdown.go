@@ -35,6 +35,7 @@ func (s *Session) Shutdown(ctx context.Context) error {
 		s.Close() // it may be under way
 		return nil
 	}
+
 	s.stop()
 	err := s.drain(ctx)
 	s.Close()
@@ -44,6 +45,7 @@ func (s *Session) Shutdown(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("redlatch: closed before everything was released (holds left: %d): %w", s.left, err)
 	}
+
 	return nil
 }
 
@@ -58,6 +60,7 @@ func (s *Session) drain(ctx context.Context) error {
 			return context.Cause(ctx)
 		}
 	}
+
 	return nil
 }
 
@@ -67,11 +70,13 @@ func (s *Session) idle() bool {
 	if !s.noCallers() || s.joined.Load() > 0 {
 		return false
 	}
+
 	for h := range s.Holds() {
 		if h.awaited() {
 			return false
 		}
 	}
+
 	return s.noCallers() && s.Running() == s.cleanups.resting()
 }
 

@@ -14,7 +14,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// listed is a value of Of that holds something.
+// listed has what is held.
 type listed struct {
 	mu  sync.Mutex
 	all []Hold
@@ -26,7 +26,7 @@ func (l *listed) set(all []Hold) {
 	l.all = all
 }
 
-func (l *listed) Holds() iter.Seq[Hold] {
+func (l *listed) holds() iter.Seq[Hold] {
 	return func(yield func(Hold) bool) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
@@ -57,13 +57,15 @@ func TestDrainWaits(t *testing.T) {
 			return func() { close(done) }
 		},
 		"a hold": func(s *Session) func() {
-			l := Of[listed](s)
+			l := new(listed)
+			s.List(l.holds)
 			idle := []Hold{{Waiting: true}, {Disowned: true, Site: site}}
 			l.set(append(idle, Hold{Site: site}))
 			return func() { l.set(idle) }
 		},
 		"a part of a hold": func(s *Session) func() {
-			l := Of[listed](s)
+			l := new(listed)
+			s.List(l.holds)
 			l.set([]Hold{{}})
 			return func() { l.set(nil) }
 		},

@@ -19,6 +19,7 @@ type Warnings struct {
 func (w *Warnings) First(l telemetry.Lock) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	if w.logged[l] {
 		return false
 	}

@@ -174,13 +174,14 @@ func (c Cause) String() string {
 
 // Woken records a confirmed subscription, or the cause of another attempt.
 func (a *Acquire) Woken(c Cause) {
-	switch {
-	case a == nil:
+	if a == nil {
 		return
-	case c == Subscribed:
+	}
+	if c == Subscribed {
 		a.span.AddEvent("subscribed")
 		return
-	case c == Timer:
+	}
+	if c == Timer {
 		a.t.polls.Add(context.Background(), 1, a.attrs.with())
 	}
 	a.span.AddEvent("woken", trace.WithAttributes(wakeKey.String(c.String())))
@@ -191,6 +192,7 @@ func (a *Acquire) End(ctx context.Context, attempts int, contended bool, err err
 	if a == nil {
 		return
 	}
+
 	o, failed := outcomeOf(err)
 	outcome := outcomeKey.String(o)
 	a.t.waiters.Add(ctx, -1, a.attrs.with())
@@ -225,6 +227,7 @@ func (t *Telemetry) StartWait(ctx context.Context, l Lock) (end func(attempts in
 	if t == nil {
 		return func(int, error) {}
 	}
+
 	_, span := t.tracer.Start(ctx, "redlatch.wait", l.spanAttributes())
 	return func(attempts int, err error) {
 		outcome := "open"
@@ -256,6 +259,7 @@ func (t *Telemetry) StartHold(ctx context.Context, l Lock, owner lock.Owner, per
 	if t == nil {
 		return ctx, nil
 	}
+
 	var of []attribute.KeyValue
 	if !owner.IsZero() {
 		of = append(of, ownerKey.String(owner.String()))
@@ -293,6 +297,7 @@ func (h *Hold) End(lost *lock.LostError) {
 	if h == nil {
 		return
 	}
+
 	ctx := context.Background()
 	h.t.holds.Add(ctx, -1, h.attrs.with())
 	h.t.held.Record(ctx, time.Since(h.start).Seconds(), h.attrs.with())
@@ -302,6 +307,7 @@ func (h *Hold) End(lost *lock.LostError) {
 		h.span.AddEvent("lost", trace.WithAttributes(reason))
 		h.span.SetStatus(codes.Error, text.Safe(lost.Error()))
 	}
+
 	h.span.End()
 }
 
@@ -311,6 +317,7 @@ func (h *Hold) StartRelease(ctx context.Context) (context.Context, func(error)) 
 	if h == nil {
 		return ctx, func(error) {}
 	}
+
 	ctx, span := h.t.tracer.Start(trace.ContextWithSpan(ctx, h.span), "redlatch.release", h.lock.spanAttributes())
 	return ctx, func(err error) {
 		if err != nil {

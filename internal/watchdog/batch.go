@@ -41,7 +41,7 @@ type Renewed struct {
 	// Held reports for each lease whether its owner still holds it. A key of the wrong
 	// type is not held.
 	Held []bool
-	// Err is set if the outcome of the whole batch is unknown, and Errs if that of some leases
+	// Err is set if the outcome of the whole batch is unknown, and Errs if the outcome of some leases
 	// is: it has an error or nil for each.
 	Err  error
 	Errs []error
@@ -78,22 +78,26 @@ func (wd *Watchdog) dispatch() {
 	if len(wd.due) == 0 {
 		return
 	}
+
 	wd.mu.Lock()
 	defer wd.mu.Unlock()
+
 	if wd.closed {
 		return
 	}
+
 	for how, leases := range wd.due {
 		p := &wd.pools[how.pool]
 		p.pending[how] = append(p.pending[how], leases...)
-		wd.startWorker(p)
+		wd.startWorkerLocked(p)
 	}
+
 	clear(wd.due)
 }
 
-// startWorker adds a worker to a pool with pending renewals, unless it has enough. Workers
-// exist only while renewals are pending. wd.mu is held.
-func (wd *Watchdog) startWorker(p *pool) {
+// startWorkerLocked adds a worker to a pool with pending renewals, unless it has enough. Workers
+// exist only while renewals are pending.
+func (wd *Watchdog) startWorkerLocked(p *pool) {
 	if len(p.pending) > 0 && p.workers < maxWorkers {
 		p.workers++
 		wd.done.Go(func() { wd.work(p) })
@@ -108,18 +112,20 @@ func (wd *Watchdog) work(p *pool) {
 	}
 	wd.mu.Lock()
 	defer wd.mu.Unlock()
+
 	for len(p.pending) > 0 {
 		for how, leases := range p.pending {
 			n := waveOf(leases, size)
 			if p.pending[how] = leases[n:]; n == len(leases) {
 				delete(p.pending, how)
 			}
-			wd.startWorker(p) // for the rest
+			wd.startWorkerLocked(p) // for the rest
 			wd.mu.Unlock()
 			wd.renew(how, leases[:n])
 			wd.mu.Lock()
 		}
 	}
+
 	p.workers--
 }
 
@@ -144,13 +150,15 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 		if !l.isRenewing() { // it was forgotten meanwhile
 			continue
 		}
-		slot, subject := 0, l.holder.Leased()
+		slot := 0
+		subject := l.holder.Leased()
 		if wd.cfg.Slot != nil {
 			slot = wd.cfg.Slot(subject.Key)
 		}
 		of := slots[slot]
 		slots[slot] = slotLeases{append(of.leases, l), append(of.subjects, subject)}
 	}
+
 	var batches [][]*Lease
 	var subjects [][]Subject
 	for _, of := range slots {
@@ -160,8 +168,10 @@ func (wd *Watchdog) renew(how renewal, wave []*Lease) {
 	if len(batches) == 0 {
 		return
 	}
+
 	ctx, cancel := context.WithTimeout(wd.ctx, how.attemptTime(batches))
 	defer cancel()
+
 	sent := time.Now()
 	results := how.renewer.Renew(ctx, subjects, how.ttl, how.shared)
 	now := time.Now()
@@ -192,6 +202,7 @@ func (how renewal) attemptTime(batches [][]*Lease) time.Duration {
 		age := max(how.ttl/3, how.ttl-left)
 		limit = max(limit, min(age+age/4, left-tick))
 	}
+
 	return min(maxRenewTimeout, limit)
 }
 
@@ -205,39 +216,44 @@ func (wd *Watchdog) apply(l *Lease, sent, now time.Time, ttl time.Duration, err 
 	left := time.Duration(l.deadline - wd.wheel.instant(now))
 	renewed := l.state == renewing // otherwise it was forgotten or has ended meanwhile
 	if renewed && err != nil {
-		has := l.more()
-		has.failures, has.lastErr = has.failures+1, err
+		l.failures++
+		l.lastErr = err
 	}
-	switch {
-	case l.loseIfOver(now): // others may have seen that it had ended, or have taken the lock
-		return left
-	case !renewed:
-		l.mu.Unlock()
-		return left
-	case err == nil && !held:
-		l.lose(lock.ReasonGone, nil)
-		return left
+	over := l.endIfOverLocked(now) // others may have seen that it had ended, or have taken the lock
+	if !over && renewed {
+		if err == nil && !held {
+			l.loseLocked(lock.ReasonGone, nil)
+			over = true
+		} else {
+			l.renewedLocked(sent, now, ttl, left, err)
+		}
 	}
+	l.mu.Unlock()
+
+	if over {
+		l.tell()
+	} else if renewed && err != nil {
+		l.holder.RenewalFailed(err, left)
+	}
+	return left
+}
+
+// renewedLocked records the outcome of the renewal of a lease that goes on.
+func (l *Lease) renewedLocked(sent, now time.Time, ttl, left time.Duration, err error) {
+	wd := l.watchdog
 	l.state = watched
 	if err != nil {
-		l.renewAt = wd.wheel.instant(now.Add(retryDelay(l.known().failures, left)))
+		l.renewAt = wd.wheel.instant(now.Add(retryDelay(l.failures, left)))
 	} else {
-		if l.rare != nil {
-			l.rare.failures, l.rare.lastErr = 0, nil
-		}
+		l.failures = 0
+		l.lastErr = nil
 		if l.renewer != nil { // otherwise it was fixed meanwhile
 			l.far = IsFar(now.Sub(sent), ttl)
 			l.deadline = max(l.deadline, l.certainUntil(sent, ttl))
 			l.renewAt = wd.renewalTime(sent, min(ttl, l.ttl)) // it may have been changed meanwhile
 		}
 	}
-	l.schedule()
-	h := l.holder
-	l.mu.Unlock()
-	if err != nil {
-		h.RenewalFailed(err, left)
-	}
-	return left
+	l.scheduleLocked()
 }
 
 // retryDelay is the pause before a retry: it doubles from 100 ms to a second, is at

@@ -1,7 +1,6 @@
 package watchdog
 
 import (
-	"slices"
 	"sync"
 	"time"
 
@@ -46,42 +45,21 @@ type Lease struct {
 	// Exact is set if its lengths are less than the server has by more than Margin.
 	Exact bool
 
+	mu       sync.Mutex
 	state    leaseState
-	loss     uint8 // of a lost lease: its reason, by the index in reasons
 	quiet    bool
 	far      bool // see IsFar
 	timer    Timer
-	mu       sync.Mutex
 	watchdog *Watchdog
 	holder   Holder
-	renewer  *Renewer      // shared by all leases; nil: not renewed, or not any more
+	renewer  Renewer       // nil: not renewed, or not any more
 	ttl      time.Duration // length after a renewal
 	deadline instant       // end of certain ownership; see Margin
 	renewAt  instant
-	rare     *rare // what few leases have, or nil
-}
-
-// rare is what few leases have.
-type rare struct {
-	failures int32   // consecutive failed renewals
-	lastErr  error   // of the last of them; of a lost lease, the cause
-	end      instant // from MaxHold; zero: none
-}
-
-// more returns what few leases have, to be changed. l.mu is held.
-func (l *Lease) more() *rare {
-	if l.rare == nil {
-		l.rare = &rare{}
-	}
-	return l.rare
-}
-
-// known returns what few leases have, to be read. l.mu is held.
-func (l *Lease) known() rare {
-	if l.rare == nil {
-		return rare{}
-	}
-	return *l.rare
+	end      instant     // from MaxHold; zero: none
+	failures int32       // consecutive failed renewals
+	lastErr  error       // of the last of them; of a lost lease, the cause
+	reason   lock.Reason // of a lost lease
 }
 
 type leaseState uint8
@@ -94,11 +72,8 @@ const (
 	ended
 )
 
-// reasons are those for which a watchdog ends a lease.
-var reasons = []lock.Reason{lock.ReasonExpired, lock.ReasonGone, lock.ReasonMaxHold, lock.ReasonClosed}
-
-// live reports whether the lease is watched and has not ended. l.mu is held.
-func (l *Lease) live() bool { return l.state == watched || l.state == renewing }
+// liveLocked reports whether the lease is watched and has not ended.
+func (l *Lease) liveLocked() bool { return l.state == watched || l.state == renewing }
 
 // Margin is how much earlier than the server a client ends a lease of length ttl. The clock of the server
 // may be faster by a thousandth, which is twice what NTP corrects, and the timer that ends the lease fires
@@ -120,9 +95,9 @@ func (l *Lease) certainUntil(sent time.Time, ttl time.Duration) instant {
 func (l *Lease) change(f func()) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live() {
+	if l.liveLocked() {
 		f()
-		l.schedule()
+		l.scheduleLocked()
 	}
 }
 
@@ -131,7 +106,7 @@ func (l *Lease) change(f func()) {
 func (l *Lease) Forget() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.live() {
+	if l.liveLocked() {
 		l.watchdog.wheel.Cancel(&l.timer)
 	}
 	if l.watchdog != nil {
@@ -143,10 +118,10 @@ func (l *Lease) Forget() {
 func (l *Lease) Remaining() time.Duration {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.live() {
+	if !l.liveLocked() {
 		return 0
 	}
-	return max(0, time.Duration(l.over()-l.watchdog.wheel.instant(time.Now())))
+	return max(0, time.Duration(l.overLocked()-l.watchdog.wheel.instant(time.Now())))
 }
 
 // untilDeadline returns the time for which ownership is certain, regardless of a MaxHold.
@@ -156,10 +131,10 @@ func (l *Lease) untilDeadline() time.Duration {
 	return time.Duration(l.deadline - l.watchdog.wheel.instant(time.Now()))
 }
 
-// over returns when the lease ends unless it is extended. l.mu is held.
-func (l *Lease) over() instant {
-	if end := l.known().end; end != 0 {
-		return min(l.deadline, end)
+// overLocked returns when the lease ends unless it is extended.
+func (l *Lease) overLocked() instant {
+	if l.end != 0 {
+		return min(l.deadline, l.end)
 	}
 	return l.deadline
 }
@@ -168,12 +143,11 @@ func (l *Lease) over() instant {
 // lost, the holder has been told when Check returns.
 func (l *Lease) Check() {
 	l.mu.Lock()
-	if l.state == lost {
-		h, reason, cause := l.holder, reasons[l.loss], l.known().lastErr
-		l.mu.Unlock()
-		h.Lost(reason, cause)
-	} else if !l.loseIfOver(time.Now()) {
-		l.mu.Unlock()
+	l.endIfOverLocked(time.Now())
+	isLost := l.state == lost
+	l.mu.Unlock()
+	if isLost {
+		l.tell()
 	}
 }
 
@@ -194,7 +168,8 @@ func (l *Lease) Fix(sent time.Time, ttl time.Duration) {
 func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
 	l.change(func() {
 		if l.renewer == nil || l.ttl != ttl {
-			l.renewer, l.ttl = l.watchdog.shared(renewer), ttl
+			l.renewer = renewer
+			l.ttl = ttl
 			l.renewAt = min(l.deadline-instant(ttl*2/3), l.watchdog.wheel.instant(time.Now().Add(ttl/3)))
 		}
 	})
@@ -205,7 +180,7 @@ func (l *Lease) StopRenewing() { l.change(func() { l.renewer = nil }) }
 
 // EndAt ends the lease at the given time regardless of renewals: a MaxHold that was
 // unknown at Watch.
-func (l *Lease) EndAt(at time.Time) { l.change(func() { l.more().end = l.watchdog.wheel.instant(at) }) }
+func (l *Lease) EndAt(at time.Time) { l.change(func() { l.end = l.watchdog.wheel.instant(at) }) }
 
 // Renewed reports whether the watchdog renews the lease.
 func (l *Lease) Renewed() bool {
@@ -217,37 +192,37 @@ func (l *Lease) Renewed() bool {
 // Expire is called by the wheel.
 func (l *Lease) Expire(now time.Time) {
 	l.mu.Lock()
-	if l.loseIfOver(now) {
-		return
+	over := l.endIfOverLocked(now)
+	if l.liveLocked() {
+		if l.renewsLocked() && l.watchdog.wheel.instant(now) >= l.renewAt {
+			l.state = renewing
+			// A far server gets the request on the shared, open connection, a near one on the renewal connection.
+			how := renewal{l.renewer, l.ttl, l.quiet, min(l.failures, 1), l.far, (l.failures%2 == 1) != l.far}
+			l.watchdog.due[how] = append(l.watchdog.due[how], l)
+		}
+		l.scheduleLocked()
 	}
-	defer l.mu.Unlock()
-	if !l.live() {
-		return
+	l.mu.Unlock()
+	if over {
+		l.tell()
 	}
-	if l.renews() && l.watchdog.wheel.instant(now) >= l.renewAt {
-		l.state = renewing
-		failures := l.known().failures
-		// A far server gets the request on the shared, open connection, a near one on the renewal connection.
-		how := renewal{*l.renewer, l.ttl, l.quiet, min(failures, 1), l.far, (failures%2 == 1) != l.far}
-		l.watchdog.due[how] = append(l.watchdog.due[how], l)
-	}
-	l.schedule()
 }
 
-// renews reports whether the lease is renewed when due. l.mu is held.
-func (l *Lease) renews() bool { return l.state == watched && l.renewer != nil }
+// renewsLocked reports whether the lease is renewed when due.
+func (l *Lease) renewsLocked() bool { return l.state == watched && l.renewer != nil }
 
-// schedule sets the timer to the lease's next event. l.mu is held.
+// scheduleLocked sets the timer to the lease's next event.
 //
 // The wheel may be a tick late, and the end of a lease must not be: others may hold the key then. So the
 // wheel fires at the tick before, and a timer of the runtime measures the rest.
-func (l *Lease) schedule() {
-	wheel, over := l.watchdog.wheel, l.over()
+func (l *Lease) scheduleLocked() {
+	wheel := l.watchdog.wheel
+	over := l.overLocked()
 	if left := over - wheel.instant(time.Now()); left < instant(tick) {
 		time.AfterFunc(time.Duration(left), l.endIfOver)
 	}
 	at := over - over%instant(tick)
-	if l.renews() {
+	if l.renewsLocked() {
 		at = min(at, l.renewAt)
 	}
 	wheel.scheduleAt(&l.timer, at, l)
@@ -256,39 +231,43 @@ func (l *Lease) schedule() {
 // endIfOver ends the lease unless it was extended.
 func (l *Lease) endIfOver() {
 	l.mu.Lock()
-	if !l.loseIfOver(time.Now()) {
-		l.mu.Unlock()
-	}
-}
-
-// loseIfOver ends a live lease whose time is over by now, and reports whether it has. l.mu is
-// held, and released then.
-func (l *Lease) loseIfOver(now time.Time) bool {
-	if !l.live() {
-		return false
-	}
-	switch at, has := l.watchdog.wheel.instant(now), l.known(); {
-	case has.end != 0 && at >= has.end:
-		l.lose(lock.ReasonMaxHold, nil)
-	case at >= l.deadline:
-		l.lose(lock.ReasonExpired, has.lastErr)
-	default:
-		return false
-	}
-	return true
-}
-
-// lose ends the lease and notifies the holder. l.mu is held, and released.
-func (l *Lease) lose(reason lock.Reason, cause error) {
-	l.state, l.loss = lost, uint8(slices.Index(reasons, reason))
-	if l.rare != nil || cause != nil {
-		l.more().lastErr = cause
-	}
-	l.watchdog.wheel.Cancel(&l.timer)
-	h := l.holder
+	over := l.endIfOverLocked(time.Now())
 	l.mu.Unlock()
-	h.Lost(reason, cause)
+	if over {
+		l.tell()
+	}
 }
+
+// endIfOverLocked makes a live lease lost if its time is over by now, and reports whether it has. Then
+// tell follows, without the mutex.
+func (l *Lease) endIfOverLocked(now time.Time) bool {
+	if !l.liveLocked() {
+		return false
+	}
+
+	at := l.watchdog.wheel.instant(now)
+	if l.end != 0 && at >= l.end {
+		l.loseLocked(lock.ReasonMaxHold, nil)
+		return true
+	}
+	if at >= l.deadline {
+		l.loseLocked(lock.ReasonExpired, l.lastErr)
+		return true
+	}
+
+	return false
+}
+
+// loseLocked makes the lease lost. Then tell follows, without the mutex.
+func (l *Lease) loseLocked(reason lock.Reason, cause error) {
+	l.state = lost
+	l.reason = reason
+	l.lastErr = cause
+	l.watchdog.wheel.Cancel(&l.timer)
+}
+
+// tell tells the holder that the lease is lost. What it reads does not change any more.
+func (l *Lease) tell() { l.holder.Lost(l.reason, l.lastErr) }
 
 func (l *Lease) isRenewing() bool {
 	l.mu.Lock()

@@ -2,9 +2,7 @@ package watchdog
 
 import (
 	"context"
-	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redlatch/redlatch/lock"
@@ -33,8 +31,6 @@ type Watchdog struct {
 	pools  [2]pool // for first attempts and for retries
 	closed bool
 	done   sync.WaitGroup
-
-	renewers atomic.Pointer[[]*Renewer] // see shared
 }
 
 // New returns a watchdog that runs until Close.
@@ -65,46 +61,28 @@ type Terms struct {
 func (wd *Watchdog) Watch(l *Lease, h Holder, terms Terms) bool {
 	wd.mu.Lock()
 	defer wd.mu.Unlock()
+
 	if wd.closed {
 		return false
 	}
+
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.watchdog, l.holder, l.renewer, l.state = wd, h, wd.shared(terms.Renewer), watched
-	l.ttl, l.quiet, l.far = terms.TTL, terms.Quiet, IsFar(time.Since(terms.Sent), terms.TTL)
+
+	l.watchdog = wd
+	l.holder = h
+	l.renewer = terms.Renewer
+	l.state = watched
+	l.ttl = terms.TTL
+	l.quiet = terms.Quiet
+	l.far = IsFar(time.Since(terms.Sent), terms.TTL)
 	l.deadline = l.certainUntil(terms.Sent, terms.TTL)
 	l.renewAt = wd.renewalTime(terms.Sent, terms.TTL)
 	if terms.MaxHold > 0 {
-		l.more().end = wd.wheel.instant(terms.Sent.Add(terms.MaxHold))
+		l.end = wd.wheel.instant(terms.Sent.Add(terms.MaxHold))
 	}
-	l.schedule()
+	l.scheduleLocked()
 	return true
-}
-
-// shared returns a pointer to a renewer, the same for all leases, which thus have a smaller
-// reference. It returns nil for nil. A client has few renewers.
-func (wd *Watchdog) shared(r Renewer) *Renewer {
-	if r == nil {
-		return nil
-	}
-	for {
-		known := wd.renewers.Load()
-		var all []*Renewer
-		if known != nil {
-			all = *known
-		}
-		for _, other := range all {
-			if *other == r {
-				return other
-			}
-		}
-		added := new(Renewer)
-		*added = r
-		more := append(slices.Clip(all), added)
-		if wd.renewers.CompareAndSwap(known, &more) {
-			return added
-		}
-	}
 }
 
 // renewalTime is a third into the lease, rounded down to one of 32 marks in that third,
@@ -131,12 +109,16 @@ func (wd *Watchdog) Close() {
 	for _, target := range wd.wheel.Stop() {
 		if l, ok := target.(*Lease); ok {
 			l.mu.Lock()
-			if l.live() {
-				l.lose(lock.ReasonClosed, nil)
-			} else {
-				l.mu.Unlock()
+			live := l.liveLocked()
+			if live {
+				l.loseLocked(lock.ReasonClosed, nil)
+			}
+			l.mu.Unlock()
+			if live {
+				l.tell()
 			}
 		}
 	}
+
 	wd.done.Wait()
 }

@@ -76,8 +76,10 @@ func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 	due := int64((min(time.Duration(at), lock.MaxLease) + tick - 1) / tick)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	t.remove()
-	t.due, t.target = max(due, w.passed+1), target
+
+	t.removeLocked()
+	t.due = max(due, w.passed+1)
+	t.target = target
 	t.at = &w.slots[t.due%slotCount]
 	t.next = *t.at
 	if t.next != nil {
@@ -94,12 +96,12 @@ func (w *Wheel) scheduleAt(t *Timer, at instant, target Expirer) {
 // returns, and must then be harmless.
 func (w *Wheel) Cancel(t *Timer) {
 	w.mu.Lock()
-	t.remove()
+	t.removeLocked()
 	w.mu.Unlock()
 }
 
-// remove takes t off its list. The mutex of the wheel is held.
-func (t *Timer) remove() {
+// removeLocked takes t off its list.
+func (t *Timer) removeLocked() {
 	if t.at == nil {
 		return
 	}
@@ -107,7 +109,8 @@ func (t *Timer) remove() {
 	if t.next != nil {
 		t.next.at = t.at
 	}
-	t.next, t.at = nil, nil
+	t.next = nil
+	t.at = nil
 }
 
 // Stop ends the wheel's goroutine, waits for it, and returns the targets of all timers. None
@@ -120,12 +123,14 @@ func (w *Wheel) Stop() (targets []Expirer) {
 	<-w.done
 	w.mu.Lock()
 	defer w.mu.Unlock()
+
 	for i := range w.slots {
 		for w.slots[i] != nil {
 			targets = append(targets, w.slots[i].target)
-			w.slots[i].remove()
+			w.slots[i].removeLocked()
 		}
 	}
+
 	return targets
 }
 
@@ -138,8 +143,10 @@ func (w *Wheel) wake() {
 
 func (w *Wheel) run() {
 	defer close(w.done)
+
 	timer := time.NewTimer(0)
 	defer timer.Stop()
+
 	for {
 		w.mu.Lock()
 		w.wakeAt = w.next()
@@ -172,17 +179,19 @@ func (w *Wheel) next() int64 {
 func (w *Wheel) advance(now time.Time) {
 	current := int64(now.Sub(w.start) / tick)
 	w.mu.Lock()
+
 	// After a pause longer than a revolution, every slot is visited once.
 	for at := max(w.passed+1, current-slotCount+1); at <= current; at++ {
 		for t := w.slots[at%slotCount]; t != nil; {
 			next := t.next
 			if t.due <= current {
-				t.remove()
+				t.removeLocked()
 				w.expired = append(w.expired, t.target)
 			}
 			t = next
 		}
 	}
+
 	w.passed = max(w.passed, current)
 	w.mu.Unlock()
 

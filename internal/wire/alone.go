@@ -163,12 +163,15 @@ func (l *Link) enter(ctx, caller context.Context) *Alone {
 	if !l.free() {
 		return nil
 	}
+
 	a := aloneContexts.Get().(*Alone)
+
 	// One nanosecond less than a deadline of rueidis for another connection at the same time.
 	*a = Alone{Context: ctx, Caller: caller, deadline: time.Now().Add(l.timeout - time.Nanosecond)}
 	if !l.alone.CompareAndSwap(nil, a) {
 		return nil
 	}
+
 	l.deadline.Store(a.deadline.UnixNano())
 	return a
 }
@@ -177,11 +180,11 @@ func (l *Link) enter(ctx, caller context.Context) *Alone {
 func (l *Link) leave(a *Alone, reply rueidis.RedisResult) rueidis.RedisResult {
 	l.deadline.Store(0)
 	l.alone.Store(nil)
-	switch err := reply.NonRedisError(); {
-	case err == nil && !a.kept:
+	err := reply.NonRedisError()
+	if err == nil && !a.kept {
 		*a = Alone{}
 		aloneContexts.Put(a)
-	case a.givenUp:
+	} else if a.givenUp {
 		l.Contended.Store(true)
 		return rueidis.NewErrorResult(errors.Join(a.Caller.Err(), errGivenUp))
 	}

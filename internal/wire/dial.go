@@ -20,25 +20,28 @@ func OwnConns(opt *rueidis.ClientOption) *Link {
 	if opt.DisableTCPNoDelay {
 		return nil // rueidis needs the bare connection
 	}
+
 	link := NewLink(opt.ConnWriteTimeout)
-	dial, dialFn := opt.DialCtxFn, opt.DialFn
+	dial := opt.DialCtxFn
+	dialFn := opt.DialFn
 	opt.DialCtxFn = func(ctx context.Context, addr string, d *net.Dialer, conf *tls.Config) (conn net.Conn, err error) {
 		Keep(ctx)
+
 		// rueidis never ends the requests that wait for a connection whose dialer has panicked.
 		defer func() {
 			if v := recover(); v != nil {
-				conn, err = nil, fmt.Errorf("redlatch: the dialer has panicked: %v", v)
+				conn = nil
+				err = fmt.Errorf("redlatch: the dialer has panicked: %v", v)
 			}
 		}()
-		switch {
-		case dial != nil:
+		if dial != nil {
 			conn, err = dial(ctx, addr, d, conf)
-		case dialFn != nil:
+		} else if dialFn != nil {
 			conn, err = dialFn(addr, d, conf)
-		case conf != nil:
+		} else if conf != nil {
 			conn, err = (&tls.Dialer{NetDialer: d, Config: conf}).DialContext(ctx, "tcp", addr)
 			err = withoutTLS(err)
-		default:
+		} else {
 			conn, err = d.DialContext(ctx, "tcp", addr)
 		}
 		if err != nil {
@@ -55,14 +58,13 @@ func OwnConns(opt *rueidis.ClientOption) *Link {
 // server answers the handshake with an error reply, or waits for the rest of a command.
 func withoutTLS(err error) error {
 	var reply tls.RecordHeaderError
-	switch {
-	case errors.As(err, &reply):
+	if errors.As(err, &reply) {
 		return fmt.Errorf("%w: the server does not use TLS on this port", err)
-	case err == context.DeadlineExceeded: // a timeout of the TCP connection is a *net.OpError
-		return fmt.Errorf("%w: no answer to the TLS handshake: the server may not use TLS on this port", err)
-	default:
-		return err
 	}
+	if err == context.DeadlineExceeded { // a timeout of the TCP connection is a *net.OpError
+		return fmt.Errorf("%w: no answer to the TLS handshake: the server may not use TLS on this port", err)
+	}
+	return err
 }
 
 // ownConn is a connection that blocks reads until the first write. A server that has reached
@@ -116,9 +118,11 @@ func (c *ownConn) GiveUp(err error) {
 // request, to a time before all others, would wake another thread.
 func (c *ownConn) SetDeadline(t time.Time) error {
 	if c.alone = c.link.Alone(t); c.alone == nil {
-		c.readBy, c.writeBy = t, t
+		c.readBy = t
+		c.writeBy = t
 		return c.Conn.SetDeadline(t)
 	}
+
 	c.deadline = t
 	now := time.Now()
 	if c.writeBy.Before(t) {
@@ -127,9 +131,11 @@ func (c *ownConn) SetDeadline(t time.Time) error {
 			return err
 		}
 	}
+
 	if left := c.readBy.Sub(now); left > watchAfter/2 && left <= watchAfter {
 		return nil
 	}
+
 	return c.setReadDeadline(now.Add(watchAfter))
 }
 
@@ -144,6 +150,7 @@ func (c *ownConn) readUntil(ctx context.Context, b []byte) (int, error) {
 	if err := c.setReadDeadline(c.deadline); err != nil {
 		return 0, err
 	}
+
 	ended := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
 		_ = c.Conn.SetReadDeadline(past)
@@ -157,6 +164,7 @@ func (c *ownConn) readUntil(ctx context.Context, b []byte) (int, error) {
 			err = c.alone.GiveUp()
 		}
 	}
+
 	return n, err
 }
 

@@ -61,6 +61,7 @@ func Undone(ctx context.Context, err error) error {
 	if !over || !errors.Is(err, lock.ErrIndeterminate) {
 		return err
 	}
+
 	causes := []error{lock.ErrNotAcquired}
 	for _, cause := range split(err) {
 		switch {
@@ -71,10 +72,11 @@ func Undone(ctx context.Context, err error) error {
 			return err
 		}
 	}
+
 	return errors.Join(causes...)
 }
 
-// NotAsked returns the error of a caller that has sent no request, because that of another caller
+// NotAsked returns the error of a caller that has sent no request, because the request of another caller
 // has failed with err. It is nil if that only says that the other caller has left.
 func NotAsked(err error) error {
 	for _, cause := range split(err) {
@@ -115,10 +117,9 @@ func ReadFailed(ctx context.Context, what, name string, began time.Time, err err
 
 func failed(ctx context.Context, what, name string, began time.Time, err, unknown error) error {
 	kind := matching(err, kinds)
-	switch {
-	case kind == lock.ErrNotAcquired && replyIn(err) != nil:
+	if kind == lock.ErrNotAcquired && replyIn(err) != nil {
 		kind = nil // the wait is over, but not because others hold the lock
-	case kind == nil:
+	} else if kind == nil {
 		if fact := matching(err, facts); fact != nil && len(split(err)) == 1 {
 			return err
 		} else if fact != nil {
@@ -161,16 +162,16 @@ func split(err error) []error {
 // Is reports whether f matches target: a kind if that is the kind of f, a timeout if the cause of the
 // end of the context matches it, and another error if that cause or the error of the request does.
 func (f *Failure) Is(target error) bool {
-	switch {
-	case target == f.kind:
+	if target == f.kind {
 		return true
-	case isKind(target) && target != lock.ErrClosed:
-		return false
-	case errors.Is(f.ended, target):
-		return true
-	default:
-		return !slices.Contains(timeouts, target) && errors.Is(f.err, target)
 	}
+	if isKind(target) && target != lock.ErrClosed {
+		return false
+	}
+	if errors.Is(f.ended, target) {
+		return true
+	}
+	return !slices.Contains(timeouts, target) && errors.Is(f.err, target)
 }
 
 // As is for errors.As.
@@ -205,12 +206,14 @@ func (f *Failure) why() string {
 		})
 		causes = append([]error{f.ended}, causes...)
 	}
+
 	var lines []string
 	for _, cause := range causes {
 		if cause != f.kind && (!isKind(cause) || cause == lock.ErrClosed) {
 			lines = append(lines, f.line(cause))
 		}
 	}
+
 	return strings.Join(lines, "; ")
 }
 
@@ -226,7 +229,7 @@ func Reason(err error) string {
 	return strings.TrimPrefix(f.kind.Error(), "redlatch: ")
 }
 
-// line returns the message of a cause, without what that of f says too.
+// line returns the cause's message without the part that is already in the message of f.
 func (f *Failure) line(cause error) string {
 	if inner, ok := cause.(*Failure); ok {
 		if inner.kind == lock.ErrNotAcquired && inner.why() == "" {
@@ -234,6 +237,7 @@ func (f *Failure) line(cause error) string {
 		}
 		return inner.call() + ": " + Reason(inner)
 	}
+
 	if cause == context.DeadlineExceeded && !errors.Is(f, cause) {
 		return "no reply in time"
 	}
@@ -243,6 +247,7 @@ func (f *Failure) line(cause error) string {
 	if number := (*strconv.NumError)(nil); errors.As(cause, &number) { // its message has the value
 		return ErrWrongType.Error()
 	}
+
 	line := cause.Error()
 	if slices.Contains(kinds, f.kind) {
 		line = strings.TrimPrefix(line, f.kind.Error()+": ")

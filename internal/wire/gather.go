@@ -79,6 +79,7 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 		}
 		go g.send(g.next)
 	}
+
 	r.batch = g.next
 	g.next.commands, g.next.requests = append(g.next.commands, cmd), append(g.next.requests, r)
 	g.mu.Unlock()
@@ -95,7 +96,8 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 		}
 	}
 	reply := r.reply
-	r.reply, r.batch = rueidis.RedisResult{}, nil
+	r.reply = rueidis.RedisResult{}
+	r.batch = nil
 	g.requests.Put(r)
 	return reply
 }
@@ -104,15 +106,18 @@ func (g *gathering) do(ctx context.Context, cmd rueidis.Completed) rueidis.Redis
 func (g *gathering) leave(ctx context.Context, r *request) error {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	select {
 	case <-r.done:
 		return nil
 	default:
 	}
+
 	r.left = true
 	if r.batch.sent {
 		return ctx.Err()
 	}
+
 	return g.route.heldBack(ctx)
 }
 
@@ -120,14 +125,17 @@ func (g *gathering) leave(ctx context.Context, r *request) error {
 func (b *batch) Err() error {
 	b.g.mu.Lock()
 	defer b.g.mu.Unlock()
+
 	if b.sent {
 		return nil
 	}
+
 	for _, r := range b.requests {
 		if r.left {
 			return errLeft
 		}
 	}
+
 	b.sent = true
 	return nil
 }
@@ -144,6 +152,7 @@ func (g *gathering) send(b *batch) {
 		runtime.Gosched()
 		g.mu.Lock()
 	}
+
 	if g.next == b {
 		g.next = nil
 	}
@@ -154,10 +163,14 @@ func (g *gathering) send(b *batch) {
 	if err != nil {
 		return // a connection that has failed may still read the commands
 	}
+
 	clear(b.commands)
 	clear(b.requests)
 	g.mu.Lock()
-	b.commands, b.requests, b.sent, b.one[0] = b.commands[:0], b.requests[:0], false, rueidis.RedisResult{}
+	b.commands = b.commands[:0]
+	b.requests = b.requests[:0]
+	b.sent = false
+	b.one[0] = rueidis.RedisResult{}
 	g.mu.Unlock()
 	g.batches.Put(b)
 }
@@ -166,6 +179,7 @@ func (g *gathering) send(b *batch) {
 func (g *gathering) exchange(b *batch) error {
 	g.p.underWay.RLock()
 	defer g.p.underWay.RUnlock()
+
 	for {
 		if g.withoutLeft(b); len(b.requests) == 0 {
 			return nil
@@ -200,13 +214,17 @@ func (p *Prompt) replies(b *batch) []rueidis.RedisResult {
 func (g *gathering) withoutLeft(b *batch) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+
 	b.sent = false
 	n := 0
 	for i, r := range b.requests {
 		if !r.left {
-			b.commands[n], b.requests[n] = b.commands[i], r
+			b.commands[n] = b.commands[i]
+			b.requests[n] = r
 			n++
 		}
 	}
-	b.commands, b.requests = b.commands[:n], b.requests[:n]
+
+	b.commands = b.commands[:n]
+	b.requests = b.requests[:n]
 }

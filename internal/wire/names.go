@@ -164,11 +164,13 @@ func CheckName(name string, cluster bool) error {
 	if name == "" {
 		return fmt.Errorf("%w: the name is empty", lock.ErrInvalid)
 	}
+
 	// Helper keys put braces around a name without a hash tag. A brace in the name
 	// would change that tag.
 	if cluster && strings.ContainsAny(name, "{}") && HashTag(name) == name {
 		return fmt.Errorf("%w: name %q: its braces would put its keys into different cluster slots", lock.ErrInvalid, name)
 	}
+
 	return nil
 }
 
@@ -188,6 +190,7 @@ func CheckStrictly(key string) error {
 		tagged && (strings.HasSuffix(key, ":timeout") || strings.Contains(key, ":rwlock_timeout:")):
 		return fmt.Errorf("%w: name %q: it may be a key that belongs to another object", lock.ErrInvalid, key)
 	}
+
 	return nil
 }
 
@@ -211,10 +214,12 @@ func HashTag(key string) string {
 	if !ok {
 		return key
 	}
+
 	tag, _, ok := strings.Cut(rest, "}")
 	if !ok || tag == "" {
 		return key
 	}
+
 	return tag
 }
 
@@ -235,5 +240,6 @@ func Slot(key string) int {
 			}
 		}
 	}
+
 	return int(crc % slots)
 }

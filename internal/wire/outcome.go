@@ -24,6 +24,7 @@ func OutcomeOf(err error) Outcome {
 	if errors.Is(err, ErrWrongType) {
 		return Refused
 	}
+
 	switch meaningOf(err) {
 	case noReply:
 	case cutShort:
@@ -33,10 +34,12 @@ func OutcomeOf(err error) Outcome {
 	default:
 		return Refused
 	}
+
 	if op := (*net.OpError)(nil); errors.As(err, &op) && op.Op == "dial" ||
 		errors.Is(err, rueidis.ErrNoSlot) || errors.Is(err, errNotSent) || errors.Is(err, errSilent) {
 		return Passing
 	}
+
 	return Unknown
 }
 

@@ -66,14 +66,18 @@ func NotSent(ctx context.Context, err error) bool {
 
 // NewPrompt returns a Prompt that uses c. link informs its connections, or is nil.
 func NewPrompt(c rueidis.Client, link *Link) *Prompt {
-	routes, queues := 1, 1
+	routes := 1
+	queues := 1
 	if c.Mode() == rueidis.ClientModeCluster {
-		routes, queues = clusterRoutes, clusterQueues
+		routes = clusterRoutes
+		queues = clusterQueues
 	}
 	p := &Prompt{Client: c, link: link, routes: make([]route, routes), queues: make([]chan struct{}, queues)}
 	p.single = routes == 1
 	p.pipelined = newUnwatched(context.Background())
-	p.gathering.p, p.gathering.route, p.gathering.room = p, &p.routes[0], make(chan struct{}, maxBatches)
+	p.gathering.p = p
+	p.gathering.route = &p.routes[0]
+	p.gathering.room = make(chan struct{}, maxBatches)
 	for i := range p.queues {
 		p.queues[i] = make(chan struct{}, maxApart)
 	}
@@ -126,6 +130,7 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	if ctx.Err() != nil {
 		return rueidis.NewErrorResult(tooLate(ctx))
 	}
+
 	r, queue := p.of(cmd)
 	if ctx.Done() == nil {
 		defer r.inFlight.Add(-1)
@@ -143,6 +148,7 @@ func (p *Prompt) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 	if p.single && !p.link.free() {
 		return p.gathering.do(ctx, cmd)
 	}
+
 	return p.doApart(ctx, cmd, r, queue)
 }
 
@@ -160,6 +166,7 @@ func (p *Prompt) doApart(ctx context.Context, cmd rueidis.Completed, r *route, q
 		}
 		return rueidis.NewErrorResult(err)
 	}
+
 	return reply
 }
 
@@ -169,19 +176,20 @@ func (p *Prompt) sendAlone(ctx context.Context, cmd rueidis.Completed, r *route)
 		return reply, false
 	}
 	defer p.underWay.RUnlock()
+
 	alone := p.link.enter(ctx, ctx)
 	if alone == nil {
 		return reply, false
 	}
+
 	return p.send(ctx, alone, cmd, r), true
 }
 
 // send sends a command with the context alone, or with ctx if alone is nil.
 func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, r *route) (reply rueidis.RedisResult) {
-	switch {
-	case alone != nil:
+	if alone != nil {
 		ctx = alone
-	case p.link != nil && ctx.Done() == nil && p.link.Contended.Load():
+	} else if p.link != nil && ctx.Done() == nil && p.link.Contended.Load() {
 		ctx = p.pipelined
 	}
 	r.begin()
@@ -190,6 +198,7 @@ func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, 
 			break
 		}
 	}
+
 	if alone != nil {
 		caller := alone.Caller
 		reply = p.link.leave(alone, reply)
@@ -197,6 +206,7 @@ func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, 
 			reply = rueidis.NewErrorResult(os.ErrDeadlineExceeded)
 		}
 	}
+
 	r.note(reply.NonRedisError())
 	return reply
 }
@@ -205,6 +215,7 @@ func (p *Prompt) send(ctx context.Context, alone *Alone, cmd rueidis.Completed, 
 func (p *Prompt) sendAll(ctx context.Context, cmds []rueidis.Completed, r *route) (replies []rueidis.RedisResult) {
 	p.underWay.RLock()
 	defer p.underWay.RUnlock()
+
 	for {
 		replies = p.askAll(ctx, cmds)
 		if err := replies[len(cmds)-1].NonRedisError(); !notSent(ctx, err) {
@@ -238,6 +249,7 @@ func (p *Prompt) redialIfReplica(reply rueidis.RedisResult) {
 	if err := reply.Error(); err == nil || meaningOf(err) != replica || !p.link.mayRedial() {
 		return
 	}
+
 	go func() {
 		p.underWay.Lock()
 		defer p.underWay.Unlock()
@@ -250,10 +262,12 @@ func (p *Prompt) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 	if len(cmds) == 0 || cmds[0].IsBlock() {
 		return p.askAll(ctx, cmds)
 	}
+
 	r, queue := p.of(cmds[0])
 	if ctx.Done() == nil {
 		return p.sendAll(ctx, cmds, r)
 	}
+
 	replies, err := apart(ctx, r, queue, func(ctx context.Context) []rueidis.RedisResult {
 		return p.sendAll(ctx, cmds, r)
 	})
@@ -275,12 +289,14 @@ func apart[T any](ctx context.Context, r *route, queue chan struct{}, request fu
 	if ctx.Err() != nil {
 		return reply, tooLate(ctx)
 	}
+
 	r.begin()
 	select {
 	case queue <- struct{}{}:
 	case <-ctx.Done():
 		return reply, r.heldBack(ctx)
 	}
+
 	done := make(chan T, 1)
 	go func() {
 		defer func() { <-queue }()

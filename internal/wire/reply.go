@@ -78,16 +78,19 @@ func meaningOf(err error) meaning {
 	if reply == nil {
 		return noReply
 	}
+
 	text := plain(reply.Error())
 	code, _, _ := strings.Cut(text, " ")
 	if m, ok := codes[code]; ok {
 		return m
 	}
+
 	for _, p := range phrases {
 		if strings.HasPrefix(text, p.words) {
 			return p.meaning
 		}
 	}
+
 	return refusal
 }
 
@@ -115,6 +118,7 @@ func plain(text string) string {
 		}
 		text = cause
 	}
+
 	return strings.TrimPrefix(strings.TrimPrefix(text, "-"), "ERR ")
 }
 
@@ -140,6 +144,7 @@ func replyIn(err error) *rueidis.RedisError {
 	if err == nil {
 		return nil
 	}
+
 	reply, ok := err.(*rueidis.RedisError)
 	if !ok {
 		var inside *rueidis.RedisError // an allocation
@@ -149,5 +154,6 @@ func replyIn(err error) *rueidis.RedisError {
 	if reply == nil || reply.IsNil() {
 		return nil
 	}
+
 	return reply
 }

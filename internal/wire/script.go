@@ -49,6 +49,7 @@ func Source(files embed.FS, names ...string) string {
 		}
 		source.Write(text)
 	}
+
 	return source.String()
 }
 
@@ -141,6 +142,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, d
 	if c.Mode() == rueidis.ClientModeCluster {
 		return s.execEach(ctx, c, calls, dedicated)
 	}
+
 	cmds := make(rueidis.Commands, len(calls))
 	for i, call := range calls {
 		cmds[i] = s.command(c, call, dedicated, s.sha == "")
@@ -151,6 +153,7 @@ func (s *Script) ExecMany(ctx context.Context, c rueidis.Client, calls []Call, d
 			replies[i] = c.Do(ctx, s.command(c, calls[i], dedicated, true))
 		}
 	}
+
 	return replies
 }
 
@@ -177,15 +180,18 @@ func (s *Script) execEach(ctx context.Context, c rueidis.Client, calls []Call, d
 			}
 		})
 	}
+
 	done.Wait()
 	return replies
 }
 
 // command returns the command that runs the script, by its SHA-1 or in full.
 func (s *Script) command(c rueidis.Client, call Call, dedicated, inFull bool) rueidis.Completed {
-	name, script := "EVALSHA", s.sha
+	name := "EVALSHA"
+	script := s.sha
 	if inFull {
-		name, script = "EVAL", s.source
+		name = "EVAL"
+		script = s.source
 	}
 	keys := call.Keys
 	if s.atRest && c.Mode() == rueidis.ClientModeCluster {
@@ -195,6 +201,7 @@ func (s *Script) command(c rueidis.Client, call Call, dedicated, inFull bool) ru
 	if dedicated {
 		return cmd.Blocking()
 	}
+
 	return cmd.Build()
 }
 

@@ -55,7 +55,7 @@ func (m mutant) diff(src []byte) string {
 // production are the packages whose code is mutated.
 var production = []string{
 	".", "countdown", "election", "fairlock", "lock", "multilock", "once", "pubsub", "rlock", "rwlock", "semaphore",
-	"internal/callsite", "internal/hold", "internal/locking", "internal/acquire", "internal/session", "internal/telemetry", "internal/text", "internal/watchdog",
+	"internal/callsite", "internal/engine", "internal/session", "internal/telemetry", "internal/text", "internal/watchdog",
 	"internal/wire",
 }
 

@@ -231,7 +231,7 @@ func TestCandidates(t *testing.T) {
 		{"rlock", false, []string{"rlock", "internal/contract", "."}},
 		{"rlock", true, []string{"rlock", "internal/contract"}},
 		{".", true, []string{".", "internal/contract"}},
-		{"internal/acquire", false, []string{"internal/acquire", "internal/contract", ".", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
+		{"internal/engine", false, []string{"internal/engine", "internal/contract", ".", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
 		{"internal/session", false, []string{"internal/contract", ".", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
 	} {
 		hasTests := func(pkg string) bool { return pkg != "internal/session" }

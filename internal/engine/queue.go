@@ -1,0 +1,420 @@
+package engine
+
+import (
+	"context"
+	"hash/maphash"
+	"iter"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/pubsub"
+)
+
+const (
+	shardCount = 32
+	// maxFree is the number of unused entries that a shard keeps for reuse.
+	maxFree = 64
+)
+
+// Config is the configuration of Queues.
+type Config struct {
+	Wheel *watchdog.Wheel
+	// Subscribe is the hub's, and returns how to end the subscription.
+	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
+	// SubscribeOwn is Subscribe for a channel that will not be needed again.
+	SubscribeOwn func(channel string, l pubsub.Listener) (unsubscribe func())
+	// HandOffs is the number of consecutive times a key may be passed on within the process
+	// before other processes get a chance.
+	HandOffs int
+	// Go runs f in the background and reports whether it does; it does not while the client
+	// is closing. The context ends then.
+	Go func(f func(ctx context.Context)) bool
+	// MaxOutage bounds how long a waiter keeps trying while the server is Unavailable.
+	MaxOutage time.Duration
+	// OnWait is called when a caller begins to wait.
+	OnWait func()
+	// Open ends every wait with lock.ErrClosed when it ends.
+	Open context.Context
+}
+
+// Queues are the queues of one client, by key.
+//
+// A queue is first in, first out, and one attempt is in flight per key and process: only the head sends
+// requests, and a message wakes only the head. First attempts for parts of something (Waiting.Counting)
+// run beside each other while nobody waits. One attempt can be made for several waiters (Waiting.Group).
+// A holder can pass the key on to the next waiter of the process (Pass): no attempt, no message, no gap.
+//
+// Where the server keeps the queue (Waiting.Ordered), each waiter makes an attempt when it comes, which
+// registers it there, and this queue has the same order.
+type Queues struct {
+	cfg    Config
+	seed   maphash.Seed
+	shards [shardCount]shard
+	unused sync.Pool // of waiters that have not waited
+}
+
+type shard struct {
+	mu      sync.Mutex
+	entries map[Key]*entry
+	free    []*entry
+}
+
+// init makes the zero Queues ready for use.
+func (q *Queues) init(cfg Config) {
+	q.cfg = cfg
+	q.seed = maphash.MakeSeed()
+	q.wakeAtEnd()
+}
+
+// wakeAtEnd wakes all waiters when Open ends, so that each waits for two channels instead of three.
+func (q *Queues) wakeAtEnd() {
+	context.AfterFunc(q.cfg.Open, func() {
+		for i := range q.shards {
+			s := &q.shards[i]
+			s.mu.Lock()
+			for _, e := range s.entries {
+				for w := e.first; w != nil; w = w.next {
+					w.signal()
+				}
+			}
+			s.mu.Unlock()
+		}
+	})
+}
+
+// entry is the state of one key while callers of this process hold it, wait for it or try
+// to acquire it. The mutex of its shard guards it.
+type entry struct {
+	queues *Queues
+	shard  *shard
+	poll   *poll // nil: nobody has waited yet
+	keyState
+}
+
+// poll is the time of the next attempt that nothing else causes.
+type poll struct {
+	timer watchdog.Timer
+	at    time.Time // to which the timer is set, if it is
+}
+
+// keyState is small because each held key has one.
+type keyState struct {
+	key     Key
+	holders []Acquirer
+	refs    int32 // holders, waiters, and attempts outside the queue
+
+	unregistered int32 // waiters that have to make an attempt wherever they are in the list
+	first, last  *waiter
+	unsubscribe  func() // nil: not subscribed to the channel of all waiters
+	attempting   bool
+	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
+	cause        telemetry.Cause // the first reason for another attempt of the head, if any
+
+	yield  yield
+	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
+}
+
+// shard returns the shard of key.
+func (q *Queues) shard(key *Key) *shard {
+	return &q.shards[maphash.Comparable(q.seed, *key)%shardCount]
+}
+
+// entryLocked returns the entry of key with one more reference.
+func (s *shard) entryLocked(q *Queues, key *Key) *entry {
+	e := s.entries[*key]
+	if e == nil {
+		if n := len(s.free); n > 0 {
+			e = s.free[n-1]
+			s.free = s.free[:n-1]
+		} else {
+			e = &entry{queues: q, shard: s}
+		}
+		if s.entries == nil {
+			s.entries = make(map[Key]*entry)
+		}
+		e.key = *key
+		s.entries[e.key] = e
+	}
+
+	e.refs++
+	return e
+}
+
+// with calls f with the entry of key, with its mutex locked, unless no caller of this process has to do
+// with the key.
+func (q *Queues) with(key Key, f func(e *entry)) {
+	s := q.shard(&key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.entries[key]; e != nil {
+		f(e)
+	}
+}
+
+// leaveLocked drops a reference.
+func (e *entry) leaveLocked() {
+	e.refs--
+	if e.refs > 0 {
+		return
+	}
+
+	if e.pollsLocked() {
+		e.queues.cfg.Wheel.Cancel(&e.poll.timer)
+		e.poll.at = time.Time{}
+	}
+	s := e.shard
+	delete(s.entries, e.key)
+
+	// A late event may find the entry in use for another key, where it costs an attempt.
+	clear(e.holders[:cap(e.holders)])
+	e.keyState = keyState{holders: e.holders[:0]}
+	if len(s.free) < maxFree {
+		s.free = append(s.free, e)
+	}
+}
+
+// beginLocked begins an attempt of a caller that does not wait. It reports false if it makes one
+// Once, or callers of this process are ahead of it.
+func (e *entry) beginLocked(req *Request) bool {
+	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.Shareable {
+		return false
+	}
+	e.attempting = true
+	e.yield.active = false
+	e.cause = 0
+	return true
+}
+
+// finishLocked ends the attempt of a caller that does not wait. inTurn is set if beginLocked preceded
+// it: callers that came meanwhile have waited for it.
+func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
+	if inTurn {
+		e.attempting = false
+	}
+	if !acquired {
+		if inTurn {
+			e.nudgeLocked(telemetry.Local)
+		}
+		e.leaveLocked()
+		return
+	}
+
+	if inTurn || !req.Counting {
+		if req.Shared {
+			e.nudgeLocked(telemetry.Local)
+		}
+		e.wakeUnregisteredLocked()
+	}
+
+	e.enlistLocked(req)
+}
+
+// enlistLocked records a requester that has acquired as a holder.
+func (e *entry) enlistLocked(req *Request) {
+	if req.Counting {
+		e.leaveLocked()
+	} else {
+		e.holders = append(e.holders, req.Acquirer)
+	}
+}
+
+// Holders returns the holders of key in this process, the latest last.
+func (q *Queues) Holders(key Key) (holders []Acquirer) {
+	q.with(key, func(e *entry) { holders = slices.Clone(e.holders) })
+	return holders
+}
+
+// Together makes one attempt for requests of different keys: in their order, for those before the first
+// key that this process holds or waits for, or for all of them if they say Once. It calls try with their
+// number, unless that is 0, and try returns how many of them have acquired, from the first on. Together
+// returns the same number; these are holders until Released.
+func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acquired int) {
+	entries := make([]*entry, 0, 4) // more are rare, and take an allocation
+	for i := range reqs {
+		req := &reqs[i]
+		s := q.shard(&req.Key)
+		s.mu.Lock()
+		e := s.entryLocked(q, &req.Key)
+		free := e.beginLocked(req) || req.Once
+		if !free {
+			e.leaveLocked()
+		}
+		s.mu.Unlock()
+		if !free {
+			break
+		}
+		entries = append(entries, e)
+	}
+
+	if len(entries) == 0 {
+		return 0
+	}
+
+	acquired = try(len(entries))
+	for i, e := range entries {
+		e.shard.mu.Lock()
+		e.finishLocked(&reqs[i], !reqs[i].Once, i < acquired)
+		e.shard.mu.Unlock()
+	}
+
+	return acquired
+}
+
+// Holds yields what callers of this process hold and wait for. The mutex of a shard is held
+// meanwhile.
+func (q *Queues) Holds() iter.Seq[session.Hold] {
+	return func(yield func(session.Hold) bool) {
+		for i := range q.shards {
+			if !q.shards[i].holds(yield) {
+				return
+			}
+		}
+	}
+}
+
+// holds yields the holds of a shard, and reports false if yield did.
+func (s *shard) holds(yield func(session.Hold) bool) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	for _, e := range s.entries {
+		for _, a := range e.holders {
+			for h := range a.Holds() {
+				if !yield(h) {
+					return false
+				}
+			}
+		}
+		for w := e.first; w != nil; w = w.next {
+			h := w.req.Acquirer.Describe()
+			h.Waiting = true
+			h.Since = started.Add(w.since)
+			h.Site = w.req.Site
+			if w.state <= claimed && !yield(h) {
+				return false
+			}
+		}
+	}
+
+	return true
+}
+
+// Stats returns the number of callers that have no reason for an attempt, and of those that
+// make one, are about to, or have a key passed on to them.
+func (q *Queues) Stats() (parked, attempting int) {
+	for i := range q.shards {
+		s := &q.shards[i]
+		s.mu.Lock()
+		for _, e := range s.entries {
+			attempting += int(e.refs) - len(e.holders)
+			for w := e.first; w != nil; w = w.next {
+				if w.state == waiting && !w.dueLocked() {
+					parked++
+					attempting--
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+
+	return parked, attempting
+}
+
+// registerLocked notes whether the server's queue has a waiter of the list, or need not have it. If
+// not, an attempt has to register it.
+func (w *waiter) registerLocked(done bool) {
+	w.entry.countLocked(w, -1)
+	w.unregistered = !done
+	w.entry.countLocked(w, 1)
+}
+
+// countLocked adds n to the number of unregistered waiters if w is one.
+func (e *entry) countLocked(w *waiter, n int32) {
+	if w.unregistered {
+		e.unregistered += n
+	}
+}
+
+// wakeUnregisteredLocked makes the first unregistered waiter try.
+func (e *entry) wakeUnregisteredLocked() {
+	if e.unregistered == 0 || e.attempting {
+		return
+	}
+
+	for w := e.first; w != nil; w = w.next {
+		if w.unregistered {
+			w.signal()
+			return
+		}
+	}
+}
+
+// Displaced is called when a waiter may have lost its position in the server's queue, or may be the
+// first there.
+func (q *Queues) Displaced(key Key, a Acquirer) {
+	q.with(key, func(e *entry) {
+		for w := e.first; w != nil; w = w.next {
+			if w.req.Acquirer != a {
+				continue
+			}
+			if w.state == claimed {
+				w.again = true // the attempt may have been too early
+			}
+			if w.state == waiting {
+				w.registerLocked(false)
+				w.signal()
+			}
+			return
+		}
+	})
+}
+
+// linkLocked makes b follow a in the list. nil stands for either end of it.
+func (e *entry) linkLocked(a, b *waiter) {
+	if a != nil {
+		a.next = b
+	} else {
+		e.first = b
+	}
+	if b != nil {
+		b.prev = a
+	} else {
+		e.last = a
+	}
+}
+
+func (e *entry) pushBackLocked(w *waiter) {
+	e.countLocked(w, 1)
+	e.linkLocked(e.last, w)
+	e.linkLocked(w, nil)
+}
+
+func (e *entry) pushFrontLocked(w *waiter) {
+	e.countLocked(w, 1)
+	e.linkLocked(w, e.first)
+	e.linkLocked(nil, w)
+}
+
+// removeLocked removes w from the list for good, and ends its subscription.
+func (e *entry) removeLocked(w *waiter) {
+	e.unlinkLocked(w)
+	if w.unsubscribe != nil {
+		w.unsubscribe()
+	}
+}
+
+// unlinkLocked removes w from the list, and ends the subscription with the last waiter.
+func (e *entry) unlinkLocked(w *waiter) {
+	e.countLocked(w, -1)
+	e.linkLocked(w.prev, w.next)
+	w.prev = nil
+	w.next = nil
+	if e.first != nil {
+		e.armLocked() // the next head is not woken
+	}
+	e.unsubscribeUnusedLocked()
+}
