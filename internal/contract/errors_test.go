@@ -399,8 +399,8 @@ func TestErrorsOfRedLocks(t *testing.T) {
 		other := mustLock(t, t.Context(), harness.Client(t, servers[1]).Lock("orders"))
 		check(lock.ErrNotAcquired, `[23] of 3 servers: 2 held by others`)
 		require.NoError(t, other.Unlock(t.Context()))
-		servers[2].Pause()
-		check(lock.ErrNotAcquired, `2 of 3 servers: 1 held by others, 1 silent \(server 3: `)
+		servers[2].Pause() // perhaps before it has answered the release of its vote, so that nothing more is sent to it
+		check(lock.ErrNotAcquired, `2 of 3 servers: 1 held by others, 1 (silent|not reached) \(server 3: `)
 		require.NoError(t, theirs.Unlock(t.Context()))
 		servers[1].Pause()
 		check(lock.ErrIndeterminate, `2 of 3 servers: (2|1 not reached, 1) silent \(server 2: `)

@@ -28,6 +28,10 @@ const (
 	// MinPause and maxPause bound the pauses between attempts of a request that is repeated.
 	MinPause = 20 * time.Millisecond
 	maxPause = time.Second
+
+	// leastAttempt is the least time for an attempt that follows another one. One without time for an answer
+	// would make the outcome unknown that the others have made known.
+	leastAttempt = 200 * time.Millisecond
 )
 
 // LongestReply is the longest that a request may take if ReplyTimeout is 0.
@@ -50,7 +54,7 @@ func (s *Session) Retry(ctx context.Context, by time.Time, request func(ctx cont
 		if closed != nil {
 			return errors.Join(closed, err)
 		}
-		if time.Until(by) < pause {
+		if time.Until(by) < pause+leastAttempt {
 			return err
 		}
 		select {

@@ -177,6 +177,26 @@ func TestRetryEndsInTime(t *testing.T) {
 	})
 }
 
+// Each attempt has time for an answer: the last one, too.
+func TestRetryLeavesTimeForTheLastAttempt(t *testing.T) {
+	for over := range 200 {
+		synctest.Test(t, func(t *testing.T) {
+			s := bare()
+			defer s.end()
+			s.prompt, s.ReplyTimeout = new(wire.Prompt), 3*time.Second
+			failed, left := errors.New("failed"), time.Hour
+			patience := 4*time.Second + time.Duration(over)*10*time.Millisecond
+			require.Equal(t, failed, s.Retry(t.Context(), time.Now().Add(patience), func(ctx context.Context) error {
+				by, ok := ctx.Deadline()
+				require.True(t, ok)
+				left = min(left, time.Until(by))
+				return failed
+			}, never))
+			require.GreaterOrEqual(t, left, leastAttempt)
+		})
+	}
+}
+
 // What a call undoes goes on in the background when its context has ended.
 func TestUndoGoesOnInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
