@@ -72,8 +72,8 @@ type Election struct {
 }
 
 // New returns the election of that name. Client.Election calls it.
-func New(engine *engine.Engine, name string) *Election {
-	e := &Election{s: engine.Session, candidacy: fairlock.NewCandidacy(engine, name)}
+func New(eng *engine.Engine, name string) *Election {
+	e := &Election{s: eng.Session, candidacy: fairlock.NewCandidacy(eng, name)}
 	e.key, e.err = e.s.Key(name, e.s.CheckName)
 	return e
 }

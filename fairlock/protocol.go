@@ -82,7 +82,7 @@ func (p *protocol) Kind() engine.Kind {
 	return engine.Kind{
 		Name:         p.kind,
 		Queue:        p.kind,
-		Waiting:      engine.Waiting{Group: true, Ordered: true},
+		Waiting:      engine.Waiting{Ordered: true},
 		HandOff:      !p.candidacy,
 		NonReentrant: p.nonReentrant,
 		HandleOnly:   p.candidacy,

@@ -50,7 +50,7 @@ func (p *protocol) Kind() engine.Kind {
 		NonReentrant: p.nonReentrant,
 	}
 	if p.fenced {
-		k.Checker = fencedProtocol{p}
+		k.Checker = p
 	} else if !p.silent {
 		k.Batched = p
 	}
@@ -118,14 +118,11 @@ func (p *protocol) AcquireEach(ctx context.Context, claims []*engine.Claim, all 
 // usual is how many locks one script acquires without an allocation for their keys.
 const usual = 4
 
-// fencedProtocol is the protocol of fenced locks. Each hold needs a token of its own.
-type fencedProtocol struct{ *protocol }
-
 // maxTokens bounds how many tokens a check draws: unused ones leave a gap.
 const maxTokens = 16
 
-// Confirm implements engine.Checker.
-func (p fencedProtocol) Confirm(ctx context.Context, c *engine.Claim, check engine.OwnershipCheck) (engine.OwnershipResult, error) {
+// Confirm implements engine.Checker, for fenced locks: each hold needs a token of its own.
+func (p *protocol) Confirm(ctx context.Context, c *engine.Claim, check engine.OwnershipCheck) (engine.OwnershipResult, error) {
 	n := max(0, min(len(check.Next), maxTokens)-check.Tokens)
 	reply, err := wire.Numbers(confirmScript.Exec(ctx, p.s.Client, []string{c.Key, wire.FencingToken(c.Key)},
 		[]string{c.ID.String(), p.s.Millis(c.Lease), strconv.Itoa(n)}), 3, wire.Flags, wire.Range{Most: int64(n)}, wire.Tokens)

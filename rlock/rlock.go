@@ -173,11 +173,7 @@ func (m *parts) assemble(e *engine.Engine, kind, name string, opts []Option) bas
 	m.p.s = e.Session
 	m.p.kind = kind
 	err := session.Configure(&m.p.settings, name, opts)
-	if m.p.fenced {
-		m.l = engine.NewLock(e, fencedProtocol{&m.p}, name, err)
-	} else {
-		m.l = engine.NewLock(e, &m.p, name, err)
-	}
+	m.l = engine.NewLock(e, &m.p, name, err)
 	if !m.p.silent {
 		m.p.channel = wire.LockChannel(m.l.Key())
 	}

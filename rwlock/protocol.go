@@ -79,7 +79,7 @@ func (p *readProtocol) Kind() engine.Kind {
 	return engine.Kind{
 		Name:    kindRead,
 		Queue:   queueKind,
-		Waiting: engine.Waiting{Shareable: true, Shared: true, Group: true},
+		Waiting: engine.Waiting{Shareable: true, Shared: true},
 		Grouped: p,
 	}
 }

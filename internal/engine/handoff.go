@@ -217,22 +217,19 @@ func (c *claim) checkOwnership(ctx context.Context, by time.Time) (held bool, er
 // what from has. If Pass reports false, the caller asks the server again, or releases the key and calls
 // Released.
 func (q *Queues) Pass(key Key, from Acquirer, give func(next Acquirer) bool) (passed bool) {
-	s := q.shard(&key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
+	q.with(key, func(e *entry) { passed = e.passLocked(from, give) })
+	return passed
+}
 
-	e := s.entries[key]
-	if e == nil {
-		return false
-	}
-
+func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed bool) {
 	w := e.nextLocked(from)
 	if w == nil {
 		return false
 	}
 
 	// With a limit of 0 the process need not yield each time, but never passes the key on.
-	if !w.req.Ordered && (e.yield.begin(q.cfg.HandOffs) || q.cfg.HandOffs == 0) {
+	limit := e.queues.cfg.HandOffs
+	if !w.req.Ordered && (e.yield.begin(limit) || limit == 0) {
 		return false
 	}
 	if !give(w.req.Acquirer) {

@@ -162,7 +162,7 @@ type Kind struct {
 	HandleOnly bool
 
 	// The rest is nil if the kind does not need it, or has no such scripts.
-	Grouped   Grouped // set if Group is
+	Grouped   Grouped // NewLock sets Group if it is set
 	Batched   Batched
 	Checker   Checker
 	Positions Positions

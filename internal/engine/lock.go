@@ -82,7 +82,6 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 			return nil, lock.ErrClosed
 		}
 	}
-
 	defer l.s.Leave()
 
 	reqCtx, span := l.s.Telemetry.StartAcquire(ctx, l.id)
@@ -158,6 +157,7 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 		s.mu.Unlock()
 		return w.wait()
 	}
+
 	s.mu.Unlock()
 	answer, err := w.req.try(pause)
 	s.mu.Lock()
@@ -215,7 +215,6 @@ func (r *Request) try(pause time.Duration) (Answer, error) {
 	if wire.NotSent(ctx, err) { // the wait is over
 		return Answer{FreeIn: -1, unsent: true}, nil
 	}
-
 	if err != nil {
 		return Answer{}, err
 	}

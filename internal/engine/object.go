@@ -38,6 +38,7 @@ func NewLock(e *Engine, p Protocol, name string, err error) Lock {
 // NewLockAt is NewLock for a lock with that key, whatever its name.
 func NewLockAt(e *Engine, p Protocol, name, key string, err error) Lock {
 	l := Lock{e: e, s: e.Session, p: p, kind: p.Kind(), key: key, err: err}
+	l.kind.Group = l.kind.Grouped != nil
 	l.id = telemetry.Lock{Kind: l.kind.Name, Name: name}
 	l.queue = Key{Kind: l.kind.Queue, Name: key}
 	return l

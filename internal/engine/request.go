@@ -22,7 +22,7 @@ type Waiting struct {
 	// Counting is set if a requester is no holder of the key once it has acquired: it takes a part of
 	// something, and others may have parts of it too.
 	Counting bool
-	// Group is set if one attempt can be made for several waiters.
+	// Group is set if one attempt can be made for several waiters. NewLock sets it for a lock.
 	Group bool
 	// Ordered is set if the server keeps the queue: each waiter has to make an attempt when it comes, and
 	// has a channel of its own.

@@ -455,23 +455,19 @@ func (e *entry) relationLocked(req *Request) (relation Relation, err error) {
 
 // Admit lets waiters of the same owner join a holder, as soon as it can be joined.
 func (q *Queues) Admit(key Key, holder Acquirer) {
-	s := q.shard(&key)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-
-	e := s.entries[key]
-	if e == nil || !slices.Contains(e.holders, holder) {
-		return
-	}
-
-	for w := e.first; w != nil; {
-		next := w.next
-		if w.req.Owned && w.state == waiting {
-			w.admitLocked()
-			w.signal()
+	q.with(key, func(e *entry) {
+		if !slices.Contains(e.holders, holder) {
+			return
 		}
-		w = next
-	}
+		for w := e.first; w != nil; {
+			next := w.next
+			if w.req.Owned && w.state == waiting {
+				w.admitLocked()
+				w.signal()
+			}
+			w = next
+		}
+	})
 }
 
 // admitLocked lets a waiter join a holder of the same owner, or try once beside it, if there is one.
