@@ -124,7 +124,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if opt.Sentinel.MasterSet != "" {
 		opt.Sentinel.TopologyRefreshInterval = cmp.Or(opt.Sentinel.TopologyRefreshInterval, sentinelRefresh)
 	}
-	cfg.Link = wire.OwnConns(&opt)
+	cfg.Conns = wire.NewConns(&opt)
 	began := time.Now()
 	conn, err := connect(ctx, opt)
 	if err != nil {
@@ -201,9 +201,9 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	if err != nil {
 		return nil, err
 	}
-	if cfg.Link != nil && watchdog.IsFar(time.Since(began), cfg.WatchdogTimeout) {
+	if cfg.Conns != nil && watchdog.IsFar(time.Since(began), cfg.WatchdogTimeout) {
 		// In the synchronous mode a renewal could wait for the reply to another request first.
-		cfg.Link.Contended.Store(true)
+		cfg.Conns.Contended.Store(true)
 	}
 	if cfg.Sharded, err = sharded(ctx, conn, cfg.mode); err != nil {
 		return nil, err

@@ -88,7 +88,7 @@ func (s *Session) RetryWrite(ctx context.Context, by time.Time, request func(ctx
 // boundedBy is Bounded for a request that has to end by then, unless that is zero. It returns ctx
 // if the connection's timeout is sure to end the request in time.
 func (s *Session) boundedBy(ctx context.Context, by time.Time) (context.Context, context.CancelFunc) {
-	if by.IsZero() || s.ReplyTimeout == 0 && time.Until(by) > LongestReply && s.prompt.Answers() {
+	if by.IsZero() || s.ReplyTimeout == 0 && time.Until(by) > LongestReply && s.client.Answers() {
 		return s.Bounded(ctx)
 	}
 	if s.ReplyTimeout > 0 {

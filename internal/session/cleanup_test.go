@@ -152,7 +152,7 @@ func TestRetryEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		for _, replyTimeout := range []time.Duration{0, 3 * time.Second} {
 			s := bare()
-			s.prompt, s.ReplyTimeout = new(wire.Prompt), replyTimeout
+			s.client, s.ReplyTimeout = new(wire.Client), replyTimeout
 			const patience = 5 * time.Second
 			began, n := time.Now(), 0
 			err := s.Retry(t.Context(), began.Add(patience), func(ctx context.Context) error {
@@ -183,7 +183,7 @@ func TestRetryLeavesTimeForTheLastAttempt(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := bare()
 			defer s.end()
-			s.prompt, s.ReplyTimeout = new(wire.Prompt), 3*time.Second
+			s.client, s.ReplyTimeout = new(wire.Client), 3*time.Second
 			failed, left := errors.New("failed"), time.Hour
 			patience := 4*time.Second + time.Duration(over)*10*time.Millisecond
 			require.Equal(t, failed, s.Retry(t.Context(), time.Now().Add(patience), func(ctx context.Context) error {

@@ -33,8 +33,8 @@ type Config struct {
 	// ReplyTimeout bounds requests on a connection whose own timeouts are too long; 0
 	// means no bound.
 	ReplyTimeout time.Duration
-	// Link informs the connections of Client about its requests. It is nil for a borrowed Client.
-	Link *wire.Link
+	// Conns are the connections of Client, nil if it is borrowed.
+	Conns *wire.Conns
 	// Ordered is set if the server runs requests for one key in the order in which they are
 	// sent.
 	Ordered   bool
@@ -46,7 +46,7 @@ type Config struct {
 // New.
 type Session struct {
 	Config
-	prompt *wire.Prompt // the Client
+	client *wire.Client // the Client
 	// Publish is the command that publishes releases.
 	Publish string
 	// PartialCounts is set if the reply of Publish omits the subscribers of other
@@ -90,8 +90,8 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
-	s.prompt = wire.NewPrompt(cfg.Client, cfg.Link)
-	s.Client = s.prompt
+	s.client = wire.NewClient(cfg.Client, cfg.Conns)
+	s.Client = s.client
 	s.cleanups.wake = make(chan struct{}, 1)
 	s.ended = make(chan struct{})
 	s.ctx, s.cancel = context.WithCancel(context.Background())
@@ -113,8 +113,8 @@ func New(cfg Config) *Session {
 
 // Contended notes that a caller begins to wait for another.
 func (s *Session) Contended() {
-	if s.Link != nil && !s.Link.Contended.Load() {
-		s.Link.Contended.Store(true)
+	if s.Conns != nil && !s.Conns.Contended.Load() {
+		s.Conns.Contended.Store(true)
 	}
 }
 

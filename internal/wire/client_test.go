@@ -1,0 +1,196 @@
+package wire
+
+import (
+	"context"
+	"runtime"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/require"
+)
+
+// silent is a connection that sends a request when connected is closed, unless its context has an error
+// then, and replies when answer is closed. Both are closed if they are nil.
+type silent struct {
+	rueidis.Client
+	connected, answer chan struct{}
+	mode              rueidis.ClientMode
+	sent, batches     atomic.Int32  // requests, and how often some were sent
+	redialed          atomic.Int32  // how often the connection is closed before the next are sent
+	far               time.Duration // how long a reply takes
+}
+
+func (s *silent) Mode() rueidis.ClientMode { return s.mode }
+
+func (s *silent) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
+	return s.DoMulti(ctx, cmd)[0]
+}
+
+func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueidis.RedisResult {
+	if s.connected != nil {
+		<-s.connected
+	}
+	err := ctx.Err()
+	if err == nil && s.redialed.Add(-1) >= 0 {
+		err = errRedialed
+	}
+	if err != nil {
+		return slices.Repeat([]rueidis.RedisResult{rueidis.NewErrorResult(err)}, len(cmds))
+	}
+	s.sent.Add(int32(len(cmds)))
+	s.batches.Add(1)
+	if s.answer != nil {
+		<-s.answer
+	}
+	time.Sleep(s.far)
+	return make([]rueidis.RedisResult, len(cmds))
+}
+
+// do makes n requests with that time, and returns their errors.
+func do(t *testing.T, c *Client, n int, timeout time.Duration) <-chan error {
+	t.Helper()
+	errs := make(chan error, n)
+	for i := range n {
+		go func() {
+			ctx, cancel := context.WithTimeout(t.Context(), timeout)
+			defer cancel()
+			if i%2 == 0 {
+				errs <- c.Do(ctx, rueidis.Completed{}).Error()
+			} else {
+				errs <- c.DoMulti(ctx, rueidis.Completed{})[0].Error()
+			}
+		}()
+	}
+	return errs
+}
+
+// Callers leave a silent server when their contexts end. Few batches are sent to it. Callers that leave
+// before theirs are sent know that, and those that stay have theirs sent together when the server answers.
+func TestCallersLeaveASilentServer(t *testing.T) {
+	for _, mode := range []rueidis.ClientMode{rueidis.ClientModeStandalone, rueidis.ClientModeCluster} {
+		synctest.Test(t, func(t *testing.T) {
+			const leave, stay, timeout = 10, 20, 300 * time.Millisecond
+			conn := &silent{answer: make(chan struct{}), mode: mode}
+			c := NewClient(conn, nil)
+			most := cap(c.queues[0].room)
+
+			sent := make(chan error, most)
+			for range most { // one after the other, so that each is in a batch of its own
+				err := do(t, c, 1, timeout)
+				synctest.Wait()
+				go func() { sent <- <-err }()
+			}
+			early := do(t, c, leave, quiet/2)
+			late := do(t, c, leave, timeout)
+			staying := do(t, c, stay, time.Minute)
+			synctest.Wait()
+			require.EqualValues(t, most, conn.sent.Load())
+			require.False(t, c.Answers())
+
+			began := time.Now()
+			for range leave {
+				require.ErrorIs(t, <-early, errNotSent, "it says nothing of the server")
+			}
+			require.Equal(t, quiet/2, time.Since(began))
+			for range leave {
+				err := <-late
+				require.ErrorIs(t, err, errSilent)
+				require.Equal(t, Passing, OutcomeOf(err))
+			}
+			for range most {
+				err := <-sent
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, Unknown, OutcomeOf(err))
+			}
+			require.Equal(t, timeout, time.Since(began))
+
+			close(conn.answer)
+			for range stay {
+				require.NoError(t, <-staying)
+			}
+			require.EqualValues(t, most+stay, conn.sent.Load())
+			if mode == rueidis.ClientModeStandalone {
+				require.EqualValues(t, most+1, conn.batches.Load())
+				require.True(t, c.Answers())
+			}
+		})
+	}
+}
+
+// A request is not sent after its caller has left, neither when the connection is there, nor when the
+// request has to be sent again. The others of its batch are.
+func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
+	for _, redialed := range []int32{0, 2} {
+		synctest.Test(t, func(t *testing.T) {
+			const leave, stay = 10, 20
+			conn := &silent{connected: make(chan struct{})}
+			conn.redialed.Store(redialed)
+			c := NewClient(conn, nil)
+			leaving, staying := do(t, c, leave, time.Second), do(t, c, stay, time.Minute)
+			for range leave {
+				err := <-leaving
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.Equal(t, Passing, OutcomeOf(err))
+			}
+			close(conn.connected)
+			for range stay {
+				require.NoError(t, <-staying)
+			}
+			require.EqualValues(t, stay, conn.sent.Load())
+		})
+	}
+}
+
+// A server that is far away takes more requests than a connection does.
+func TestManyCallersOfAFarServer(t *testing.T) {
+	for mode, n := range map[rueidis.ClientMode]int{
+		rueidis.ClientModeStandalone: 10 * 1024,
+		rueidis.ClientModeCluster:    8 * clusterBatches,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			errs := do(t, NewClient(&silent{far: 100 * time.Millisecond, mode: mode}, nil), n, time.Second)
+			for range n {
+				require.NoError(t, <-errs)
+			}
+		})
+	}
+}
+
+// A caller whose context had ended before it called sends nothing.
+func TestARequestThatIsNotSentInTime(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	c := NewClient(&silent{}, nil)
+	require.True(t, NotSent(ended, c.Do(ended, rueidis.Completed{}).Error()))
+	require.True(t, NotSent(ended, c.DoMulti(ended, rueidis.Completed{})[0].Error()))
+	require.False(t, NotSent(t.Context(), c.Do(ended, rueidis.Completed{}).Error()))
+}
+
+// In a cluster a node that answers says nothing about the others.
+func TestNodesAreKnownApart(t *testing.T) {
+	c := NewClient(&silent{mode: rueidis.ClientModeCluster}, nil)
+	require.NoError(t, c.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
+	require.True(t, c.queues[0].answers())
+	require.False(t, c.queues[1].answers())
+	require.False(t, c.Answers())
+}
+
+// A batch has the requests of all callers that could run when the first of them was made. Each gets its
+// own replies.
+func TestABatchWaitsForRunnableCallers(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		const callers = 30
+		errs := do(t, NewClient(conn, nil), callers, time.Second)
+		for range callers {
+			require.NoError(t, <-errs)
+		}
+		require.EqualValues(t, callers, conn.sent.Load())
+		require.Less(t, conn.batches.Load(), int32(callers/3), "now and then the scheduler runs another goroutine first")
+	})
+}
