@@ -2,7 +2,6 @@ package redlatch_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -27,7 +27,6 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
-	"github.com/redlatch/redlatch/rlock"
 )
 
 func TestMain(m *testing.M) { harness.Main(m, nil) }
@@ -37,8 +36,7 @@ func nothing(context.Context) error { return nil }
 const (
 	// patience bounds what takes a moment on an idle machine.
 	patience = 30 * time.Second
-	// slack bounds the delay of something that is due now. It is less than the safety
-	// poll.
+	// slack bounds the delay of something that is due now. It is less than the safety poll.
 	slack = 3500 * time.Millisecond
 )
 
@@ -46,18 +44,48 @@ const (
 // client must have no other waiters.
 func checkLock(t *testing.T, c *redlatch.Client, name string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
-	defer cancel()
-	h, err := c.Lock(name).Lock(ctx)
-	require.NoError(t, err)
-	waited := make(chan error, 1)
-	go func() { waited <- c.Lock(name).Do(ctx, nothing) }()
+	h := mustLock(t, c.Lock(name))
+	waiter := harness.StartLock(t, t.Context(), c.Lock(name))
 	harness.Waits(t, 1, c)
-	require.NoError(t, h.Unlock(ctx))
-	require.NoError(t, <-waited)
-	locked, err := c.Lock(name).IsLocked(ctx)
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, waiter.Got().Unlock(t.Context()))
+	require.False(t, harness.IsLocked(t, c.Lock(name)))
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func mustLock(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
+	t.Helper()
+	h, err := l.Lock(t.Context(), opts...)
 	require.NoError(t, err)
-	require.False(t, locked)
+	return h
+}
+
+// connect returns a client. The end of the test closes it.
+func connect(t *testing.T, opt rueidis.ClientOption, opts ...redlatch.Option) *redlatch.Client {
+	t.Helper()
+	c, err := redlatch.New(t.Context(), opt, opts...)
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// listen has serve talk to all who connect to the address that it returns.
+func listen(t *testing.T, serve func(conn net.Conn)) (addr string) {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			serve(conn)
+		}
+	}()
+	return l.Addr().String()
 }
 
 func TestOpen(t *testing.T) {
@@ -92,8 +120,7 @@ func TestOpenFailsFast(t *testing.T) {
 	_, err = redlatch.Open(t.Context(), "redis://"+closedAddr)
 	require.ErrorContains(t, err, closedAddr)
 
-	// The context bounds the wait for a server that accepts connections and stays
-	// silent.
+	// The context bounds the wait for a server that accepts connections and stays silent.
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	_, err = redlatch.Open(ctx, "redis://"+silent) // otherwise os.ErrDeadlineExceeded
@@ -195,22 +222,15 @@ func TestParseURLOfSentinels(t *testing.T) {
 
 // A connection to a sentinel begins with a TLS handshake.
 func TestConnectionsToSentinelsUseTLS(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer l.Close()
 	first := make(chan byte, 1)
-	go func() {
-		conn, err := l.Accept()
-		if err != nil {
-			return
-		}
+	addr := listen(t, func(conn net.Conn) {
 		defer conn.Close()
 		b := make([]byte, 1)
-		if _, err := conn.Read(b); err == nil {
+		if _, err := conn.Read(b); err == nil && len(first) == 0 {
 			first <- b[0]
 		}
-	}()
-	_, err = redlatch.Open(t.Context(), "rediss://"+l.Addr().String()+"?master_set=m&dial_timeout=200ms")
+	})
+	_, err := redlatch.Open(t.Context(), "rediss://"+addr+"?master_set=m&dial_timeout=200ms")
 	require.Error(t, err)
 	const handshake = 22 // RFC 8446, section 5.1
 	require.Equal(t, byte(handshake), <-first)
@@ -239,20 +259,11 @@ func TestURLParametersAreThoseOfRueidis(t *testing.T) {
 // A server that does not use TLS replies with an error, or waits for the end of a line.
 func TestTLSOnAServerWithoutIt(t *testing.T) {
 	for _, reply := range []string{"-ERR unknown command\r\n", ""} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close()
-		go func() {
-			for {
-				conn, err := l.Accept()
-				if err != nil {
-					return
-				}
-				defer conn.Close()
-				_, _ = conn.Write([]byte(reply))
-			}
-		}()
-		_, err = redlatch.Open(t.Context(), "rediss://"+l.Addr().String()+"?dial_timeout=200ms")
+		addr := listen(t, func(conn net.Conn) {
+			t.Cleanup(func() { conn.Close() })
+			_, _ = conn.Write([]byte(reply))
+		})
+		_, err := redlatch.Open(t.Context(), "rediss://"+addr+"?dial_timeout=200ms")
 		require.ErrorIs(t, err, lock.ErrUnavailable)
 		require.NotErrorIs(t, err, context.DeadlineExceeded)
 		require.ErrorContains(t, err, "not use TLS on this port")
@@ -277,10 +288,8 @@ func TestInvalidOptions(t *testing.T) {
 			_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}}, opt)
 			require.ErrorIs(t, err, lock.ErrInvalid, name)
 		}
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}}, redlatch.WithWatchdogTimeout(lock.MaxLease))
-		require.NoError(t, err)
-		c.Close()
-		_, err = redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
+		connect(t, rueidis.ClientOption{InitAddress: []string{s.Addr}}, redlatch.WithWatchdogTimeout(lock.MaxLease))
+		_, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ReplicaOnly: true})
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		for _, addrs := range [][]string{nil, {}, {""}, {s.Addr, ""}} {
 			_, err = redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: addrs})
@@ -291,8 +300,6 @@ func TestInvalidOptions(t *testing.T) {
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	})
 }
-
-func second[T any](_ T, err error) error { return err }
 
 func TestStrictNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -312,138 +319,47 @@ func TestStrictNames(t *testing.T) {
 				require.ErrorIs(t, err, lock.ErrInvalid, "%s %.40q", what, bad)
 				require.Less(t, len(err.Error()), 200, "%s %.40q", what, bad)
 			}
-			require.NoError(t, lenient.Lock(bad).Do(t.Context(), func(context.Context) error { return nil }))
+			require.NoError(t, lenient.Lock(bad).Do(t.Context(), nothing))
 		}
 		for _, good := range []string{"orders", "{orders}", "/orders:timeout"} { // {orders} is app:{orders}
-			require.NoError(t, c.Lock(good).Do(t.Context(), func(context.Context) error { return nil }), good)
+			require.NoError(t, c.Lock(good).Do(t.Context(), nothing), good)
 		}
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
-// An uncontended lock costs two requests, whose scripts run only these commands.
-func TestUncontendedPairIsTwoCommands(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
-		ctx := t.Context()
-		named, again := lock.WithOwner(ctx, c.NewOwner()), lock.WithOwner(ctx, c.NewOwner())
-		held, err := c.Lock("held").Lock(again, lock.Lease(time.Hour))
-		require.NoError(t, err)
-		permits, numbered, latch := c.PermitSemaphore("permits"), c.Semaphore("semaphore"), c.CountDownLatch("latch")
-		require.NoError(t, permits.AddPermits(ctx, 2))
-		require.NoError(t, numbered.AddPermits(ctx, 2))
-		of := func(ctx context.Context, l lock.Locker) func() error {
-			return func() error { return l.Do(ctx, nothing) }
-		}
-		for _, k := range []struct {
-			name string
-			pair func() error
-			want string
-		}{
-			{"lock", of(ctx, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
-			{"lock of a named owner", of(named, c.Lock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
-			{"re-entry", of(again, c.Lock("held")), "evalsha 0: "},
-			{"fenced", of(ctx, c.FencedLock("a")), "evalsha 2: del 1, get 1, hexists 1, hlen 1, hset 1, incr 1, pexpire 1, publish 1"},
-			{"spin", of(ctx, c.SpinLock("a")), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1"},
-			{"plain", of(ctx, c.PlainLock("a")), "evalsha 2: del 1, get 1, publish 1, set 1"},
-			{"fair", of(ctx, c.FairLock("a")), "evalsha 2: del 1, exists 2, hexists 1, hset 1, pexpire 1"},
-			{"read", of(ctx, c.RWLock("a").Read()), "evalsha 2: del 2, exists 1, hdel 1, hget 1, hlen 2, hmget 1, hset 1, pexpire 1, pttl 2, publish 1, set 1"},
-			{"write", of(ctx, c.RWLock("a").Write()), "evalsha 2: del 2, hdel 1, hlen 2, hmget 2, hset 1, pexpire 1, publish 1"},
-			{"multi", of(ctx, c.MultiLock(c.Lock("a"), c.Lock("b"))), "evalsha 2: del 1, exists 1, hexists 2, hset 2, pexpire 2, publish 2"},
-			{"red", of(ctx, c.RedLock(c.Lock("a"))), "evalsha 2: del 1, hexists 1, hlen 1, hset 1, pexpire 1, publish 1"},
-			{"semaphore", func() error {
-				if err := numbered.Acquire(ctx, 1); err != nil {
-					return err
-				}
-				return numbered.Release(ctx, 1)
-			}, "evalsha 2: exists 2, hget 2, hset 2, incrby 2, publish 1, time 2"},
-			{"permit semaphore", func() error {
-				p, err := permits.Acquire(ctx)
-				if err != nil {
-					return err
-				}
-				return p.Release(ctx)
-			}, "evalsha 2: exists 2, hget 2, hset 2, incrby 2, pttl 1, publish 1, time 2, zadd 1, zcount 1, zrem 1, zscore 1"},
-			{"latch", func() error {
-				if _, err := latch.TrySetCount(ctx, 1); err != nil {
-					return err
-				}
-				return second(latch.CountDown(ctx))
-			}, "evalsha 2: del 2, get 4, publish 2, set 4"},
-		} {
-			require.NoError(t, k.pair()) // loads the scripts
-			harness.Idle(t, c)
-			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-			const pairs = 20
-			for range pairs {
-				require.NoError(t, k.pair(), k.name)
-			}
-			harness.Idle(t, c)
-			calls := harness.Commands(t, conn)
-			var of []string
-			for name, n := range calls {
-				switch name {
-				case "config", "ping", "evalsha": // connections send pings
-				default:
-					of = append(of, fmt.Sprint(name, " ", float64(n)/pairs))
-				}
-			}
-			slices.Sort(of)
-			assert.Equal(t, k.want, fmt.Sprint("evalsha ", float64(calls["evalsha"])/pairs, ": ", strings.Join(of, ", ")), k.name)
-		}
-		require.NoError(t, held.Unlock(ctx))
-	})
-}
-
 func TestHandOffIsOneCommand(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const waiters = 10 // less than the hand-off limit
-		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
-		l := c.Lock("orders")
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
 		checkLock(t, c, "other") // loads the scripts
-		h, err := l.Lock(t.Context())
-		require.NoError(t, err)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		holds := make(chan lock.Hold)
-		for range waiters {
-			go func() {
-				h, err := l.Lock(context.Background())
-				assert.NoError(t, err)
-				holds <- h
-			}()
+		h := mustLock(t, c.Lock("orders"))
+		var waiters []*harness.Call[lock.Hold]
+		for range 10 { // less than the hand-off limit
+			waiters = append(waiters, harness.StartLock(t, t.Context(), c.Lock("orders")))
+			time.Sleep(time.Second)
 		}
-		waitForWaiters(t, conn, waiters, 1, c) // one attempt after the subscription
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		for range waiters {
+		s.Reset()
+		for _, w := range waiters {
 			require.NoError(t, h.Unlock(t.Context()))
-			h = <-holds
+			h = w.Got()
 		}
-		calls := harness.Commands(t, conn)
-		assert.Equal(t, waiters, calls["evalsha"])
-		assert.Zero(t, calls["publish"])
+		require.Equal(t, len(waiters), s.Calls("evalsha"))
+		require.Zero(t, s.Calls("publish"))
 		require.NoError(t, h.Unlock(t.Context()))
 	})
 }
 
-// waitForWaiters blocks until n callers of a client wait and have completed that many
-// attempts since CONFIG RESETSTAT.
-func waitForWaiters(t *testing.T, conn rueidis.Client, n, attempts int, c *redlatch.Client) {
-	t.Helper()
-	harness.Eventually(t, patience, fmt.Sprint(n, " waiting callers after ", attempts, " attempts"), func() bool {
-		return harness.Commands(t, conn)["evalsha"] >= attempts && harness.Waiting(n, c)
-	})
-}
-
+// Callers of a process have a lock in the order in which they came, and processes take turns.
 func TestHandOffLimitAdmitsOtherProcesses(t *testing.T) {
 	const limit, rounds = 4, 3
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		s.Latency = time.Millisecond
 		here, there := s.Client(t, redlatch.WithHandOffLimit(limit)), s.Client(t, redlatch.WithHandOffLimit(limit))
-		h, err := here.Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
-		want, got := []string{"here"}, []string{"here"} // the holders, in order
+		h := mustLock(t, here.Lock("orders"))
+		var want, got []string // the holders, in order
 		var waiters sync.WaitGroup
 		wait := func(c *redlatch.Client, name string) {
+			name = fmt.Sprint(name, len(want))
 			want = append(want, name)
 			waiters.Go(func() {
 				assert.NoError(t, c.Lock("orders").Do(t.Context(), func(context.Context) error {
@@ -451,6 +367,7 @@ func TestHandOffLimitAdmitsOtherProcesses(t *testing.T) {
 					return nil
 				}))
 			})
+			time.Sleep(100 * time.Millisecond)
 		}
 		for round := range rounds {
 			for n := range 1 + limit {
@@ -462,7 +379,6 @@ func TestHandOffLimitAdmitsOtherProcesses(t *testing.T) {
 				wait(there, "there")
 			}
 		}
-		time.Sleep(time.Second)
 		require.NoError(t, h.Unlock(t.Context()))
 		waiters.Wait()
 		require.Equal(t, want, got)
@@ -495,20 +411,7 @@ func TestHandOffLimitZero(t *testing.T) {
 // renewed reports whether a hold is certain until the given time.
 func renewed(h lock.Hold, until time.Time) bool { return time.Now().Add(h.Remaining()).After(until) }
 
-// requireRenewed blocks until holds with that lease have been renewed several times.
-func requireRenewed(t *testing.T, lease time.Duration, holds ...lock.Hold) {
-	t.Helper()
-	begin := time.Now()
-	for _, h := range holds {
-		harness.Eventually(t, 3*lease+slack, "renewals of "+h.Name(), func() bool {
-			return renewed(h, begin.Add(2*lease)) || h.Context().Err() != nil
-		})
-		require.NoError(t, context.Cause(h.Context()), h.Name())
-	}
-}
-
-// A finalizer detects a dropped hold, and the finalizers of a process run one after the
-// other.
+// A finalizer detects a dropped hold, and the finalizers of a process run one after the other.
 func TestBlockingLoggerDoesNotBlockFinalizers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		logging, blocked := make(chan struct{}, 1), make(chan struct{})
@@ -520,66 +423,22 @@ func TestBlockingLoggerDoesNotBlockFinalizers(t *testing.T) {
 			return len(b), nil
 		}), nil))
 		c := harness.Client(t, s, redlatch.WithLogger(log), redlatch.WithoutStartupChecks())
-		_, err := c.Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
+		mustLock(t, c.Lock("orders"))
 		harness.Eventually(t, 10*time.Second, "a log entry", func() bool {
 			runtime.GC()
 			return len(logging) > 0
 		})
-		other := make(chan struct{})
-		func() { runtime.SetFinalizer(new([1]*int), func(*[1]*int) { close(other) }) }()
+		var other atomic.Bool
+		func() { runtime.SetFinalizer(new([1]*int), func(*[1]*int) { other.Store(true) }) }()
 		harness.Eventually(t, 10*time.Second, "another finalizer runs", func() bool {
 			runtime.GC()
-			select {
-			case <-other:
-				return true
-			default:
-				return false
-			}
+			return other.Load()
 		})
 		unblock()
-		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
-			locked, err := c.Lock("orders").IsLocked(t.Context())
-			return err == nil && !locked
-		})
+		require.NoError(t, c.Lock("orders").Do(t.Context(), nothing, lock.Wait(10*time.Second)))
 	})
 }
 
 type writerFunc func([]byte) (int, error)
 
 func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
-
-func TestManyHoldsAreRenewedInBatches(t *testing.T) {
-	const timeout, holds = 2 * time.Second, 500
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, conn := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Conn(t, s.Addr)
-		all := takeAll(t, c, names(holds))
-		// Only the hold whose key is overwritten is lost.
-		harness.Do(t, s.Addr, "SET", all[7].Name(), "precious")
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		requireLost(t, timeout+slack, all[7], lock.ReasonGone)
-		all = slices.Delete(all, 7, 8)
-		requireRenewed(t, timeout, all...)
-		calls := harness.Commands(t, conn)
-		require.GreaterOrEqual(t, calls["hexists"], 3*holds, "keys renewed")
-		require.Greater(t, calls["hexists"]/calls["evalsha"], 4, "keys renewed by one script")
-		unlockAll(t, all)
-	})
-}
-
-func TestGuardRejectsStaleToken(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		var guard rlock.Guard
-		late, err := c.FencedLock("orders").Lock(t.Context(), lock.Lease(100*time.Millisecond))
-		require.NoError(t, err)
-		<-late.Context().Done() // its holder does not check
-		require.NoError(t, c.FencedLock("orders").Do(t.Context(), nothing))
-		h, err := c.FencedLock("orders").Lock(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, guard.Check(h.Token()))
-		require.ErrorIs(t, guard.Check(late.Token()), rlock.ErrStaleToken)
-		require.NoError(t, h.Unlock(t.Context()))
-		require.True(t, errors.Is(late.Unlock(t.Context()), lock.ErrLost))
-	})
-}

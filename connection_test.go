@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -38,10 +37,8 @@ func TestBorrowedConnectionWithRetries(t *testing.T) {
 		defer c.Close()
 		checkLock(t, c, "orders")
 		s.Kill()
-		done := make(chan struct{})
-		go func() {
-			defer close(done)
-			ctx := context.Background()
+		calls := harness.Start(t, t.Context(), func(context.Context) (any, error) {
+			ctx := context.Background() // which does not end
 			for _, err := range []error{
 				c.Ping(ctx),
 				second(c.Lock("orders").IsLocked(ctx)),
@@ -52,12 +49,9 @@ func TestBorrowedConnectionWithRetries(t *testing.T) {
 			} {
 				assert.Error(t, err)
 			}
-		}()
-		select {
-		case <-done:
-		case <-time.After(20 * time.Second):
-			require.Fail(t, "a call hangs")
-		}
+			return nil, nil
+		})
+		require.NoError(t, calls.EndWithin(20*time.Second))
 	})
 }
 
@@ -72,12 +66,8 @@ func TestShortLivedConnections(t *testing.T) {
 			require.NoError(t, err)
 			return n
 		}
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, ConnLifetime: lifetime},
-			redlatch.WithWatchdogTimeout(timeout))
-		require.NoError(t, err)
-		defer c.Close()
-		h, err := c.Lock("held").Lock(t.Context())
-		require.NoError(t, err)
+		c := connect(t, rueidis.ClientOption{InitAddress: []string{s.Addr}, ConnLifetime: lifetime}, redlatch.WithWatchdogTimeout(timeout))
+		h := mustLock(t, c.Lock("held"))
 		checkLock(t, c, "orders") // opens every kind of connection
 		before := connections()
 		begin := time.Now()
@@ -98,15 +88,12 @@ func TestRenewalsBypassOtherCommands(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		g := harness.NewGate(t, s)
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+		c := connect(t, rueidis.ClientOption{
 			// The test sends the only PING, and the connection has no timeout.
 			InitAddress: []string{g.Addr}, ConnWriteTimeout: time.Minute, Dialer: net.Dialer{KeepAlive: -1},
 		}, redlatch.WithWatchdogTimeout(timeout))
-		require.NoError(t, err)
-		t.Cleanup(c.Close)
 		t.Cleanup(func() { _ = g.Open() })
-		h, err := c.Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
+		h := mustLock(t, c.Lock("orders"))
 		reached := g.Arm(harness.KeepReply, "PING", 1)
 		answered := make(chan error, 1)
 		go func() { answered <- c.Ping(context.Background()) }()
@@ -124,85 +111,27 @@ func TestRenewalsBypassOtherCommands(t *testing.T) {
 	})
 }
 
-func TestServerStopped(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		c := harness.Client(t, s)
-		checkLock(t, c, "orders")
-		s.Kill()
-		_, err := c.Lock("orders").Lock(t.Context(), lock.Wait(5*time.Second), lock.Lease(10*time.Second))
-		require.Error(t, err)
-		require.NotErrorIs(t, err, lock.ErrNotAcquired)
-		_, err = c.Lock("orders").TryLock(t.Context())
-		require.Error(t, err)
-		require.NotErrorIs(t, err, lock.ErrNotAcquired)
-		require.NoError(t, s.Restart())
-		harness.Eventually(t, 10*time.Second, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
-		checkLock(t, c, "orders")
-	})
-}
-
-// A restarted server is empty: earlier holds are lost, and the watchdog renews later
-// ones.
-func TestWatchdogAfterRestart(t *testing.T) {
-	const timeout = time.Second
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-		l := c.Lock("orders")
-		h, err := l.Lock(t.Context())
-		require.NoError(t, err)
-		s.Kill()
-		require.NoError(t, s.Restart())
-		select {
-		case <-h.Context().Done():
-		case <-time.After(timeout + slack):
-			require.Fail(t, "the hold has not ended")
-		}
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-
-		harness.Eventually(t, 10*time.Second, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
-		for range 2 {
-			h, err = l.Lock(t.Context())
-			require.NoError(t, err)
-			requireRenewed(t, timeout, h)
-			require.NoError(t, h.Unlock(t.Context()))
-		}
-	})
-}
-
 // A server at its client limit sends an error before the first command. A call whose
 // context has ended by then closes the new connection unused.
 func TestServerSendsErrorFirst(t *testing.T) {
-	full, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer full.Close()
-	go func() {
-		for {
-			conn, err := full.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
-			conn.Close()
-		}
-	}()
+	full := listen(t, func(conn net.Conn) {
+		_, _ = conn.Write([]byte("-ERR max number of clients reached\r\n"))
+		conn.Close()
+	})
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var leave atomic.Pointer[context.CancelFunc] // cancels the current call while the server is full
 		var dials atomic.Int32
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{
+		c := connect(t, rueidis.ClientOption{
 			InitAddress: []string{s.Addr},
 			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
 				if leave := leave.Load(); leave != nil {
 					defer (*leave)()
 					dials.Add(1)
-					addr = full.Addr().String()
+					addr = full
 				}
 				return d.DialContext(ctx, "tcp", addr)
 			},
 		})
-		require.NoError(t, err)
-		defer c.Close()
 		ping := func() error {
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -240,10 +169,7 @@ func TestTLS(t *testing.T) {
 		opt, err := redlatch.ParseURL("rediss://" + addr)
 		require.NoError(t, err)
 		opt.TLSConfig.RootCAs = pool
-		c, err := redlatch.New(t.Context(), opt)
-		require.NoError(t, err)
-		defer c.Close()
-		checkLock(t, c, "orders")
+		checkLock(t, connect(t, opt), "orders")
 		_, err = redlatch.Open(t.Context(), "rediss://"+addr) // the certificate is not trusted
 		require.ErrorContains(t, err, "certificate")
 	})
@@ -293,6 +219,7 @@ func TestSentinel(t *testing.T) {
 	})
 }
 
+// Sharded subscriptions have a connection to each primary; plain ones share one.
 func TestCluster(t *testing.T) {
 	harness.Full(t)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
@@ -304,37 +231,60 @@ func TestCluster(t *testing.T) {
 		}
 		for _, mode := range append(modes, pubsub.Auto) {
 			t.Run(mode.String(), func(t *testing.T) {
-				addrs := cluster.Addrs()
-				c := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
-				other := harness.ClientAt(t, addrs, redlatch.WithPubSubMode(mode))
-				// Enough names for every primary to own some.
-				var wg sync.WaitGroup
-				for i := range 12 {
-					name := fmt.Sprint("orders-", i)
-					for range 3 {
-						checkLock(t, c, name)
-					}
-					require.NoError(t, c.FencedLock(name+":fenced").Do(t.Context(), nothing))
-					ctx := lock.WithOwner(t.Context(), c.NewOwner())
-					require.NoError(t, c.Lock("{"+name+"}:named").Do(ctx, nothing))
-
-					// The lease is too long to matter, so a message wakes the waiter of
-					// the other client.
-					h, err := c.Lock(name).Lock(t.Context(), lock.Lease(time.Hour))
-					require.NoError(t, err)
-					wg.Go(func() { assert.NoError(t, other.Lock(name).Do(context.Background(), nothing)) })
+				c := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				other := harness.ClientAt(t, cluster.Addrs(), redlatch.WithPubSubMode(mode))
+				for i := range 12 { // enough names for every primary to own some
+					h := mustLock(t, c.Lock(fmt.Sprint("orders-", i)), lock.Lease(time.Hour))
+					waiter := harness.StartLock(t, t.Context(), other.Lock(h.Name()))
 					harness.Eventually(t, 10*time.Second, "subscribed", func() bool { return other.PubSub().Subscribed == i+1 })
 					begin := time.Now()
 					require.NoError(t, h.Unlock(t.Context()))
-					wg.Wait()
+					require.NoError(t, waiter.Got().Unlock(t.Context()))
 					require.Less(t, time.Since(begin), slack, "woken by the safety poll")
 				}
-				want := len(addrs)
-				if mode == pubsub.Plain || mode == pubsub.Auto && modes[0] == pubsub.Plain {
+				want := len(cluster.Primaries)
+				if mode == pubsub.Plain || modes[0] == pubsub.Plain {
 					want = 1
 				}
 				require.Equal(t, want, other.PubSub().Connections)
 			})
 		}
+	})
+}
+
+// observed counts how often rueidis leaves its synchronous mode on a connection: it then removes the
+// deadline.
+type observed struct {
+	net.Conn
+	pipelined *atomic.Int32
+}
+
+func (o observed) SetDeadline(t time.Time) error {
+	if t.IsZero() {
+		o.pipelined.Add(1)
+	}
+	return o.Conn.SetDeadline(t)
+}
+
+// Opening a client, and a single caller whose context cannot end, use the synchronous mode of rueidis,
+// whose requests take half of the processor time. Callers that wait do not.
+func TestSingleCallersAreSynchronous(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var pipelined atomic.Int32
+		c := connect(t, rueidis.ClientOption{
+			InitAddress: []string{s.Addr},
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				conn, err := d.DialContext(ctx, "tcp", addr)
+				return observed{conn, &pipelined}, err
+			},
+		})
+		for range 5 {
+			require.NoError(t, c.Lock("free").Do(context.Background(), nothing))
+		}
+		require.Zero(t, pipelined.Load())
+
+		h := mustLock(t, harness.Client(t, s).Lock("taken"), lock.Lease(50*time.Millisecond))
+		require.NoError(t, c.SpinLock("taken").Do(context.Background(), nothing)) // without a connection for messages
+		require.NotZero(t, pipelined.Load(), h)
 	})
 }

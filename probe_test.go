@@ -1,14 +1,16 @@
 package redlatch_test
 
 import (
-	"context"
+	"bytes"
 	"fmt"
-	"slices"
+	"os"
+	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -68,16 +70,6 @@ func TestStartupChecks(t *testing.T) {
 				options: []redlatch.Option{redlatch.WithoutStartupChecks()},
 			},
 			{
-				name:   "policy without a bound",
-				server: [][]string{{"CONFIG", "SET", "maxmemory-policy", "allkeys-lru"}},
-			},
-			{
-				name:    "no scripts",
-				server:  [][]string{{"ACL", "SETUSER", "default", "-@scripting"}},
-				logged:  "may not run scripts",
-				missing: []string{"EVALSHA", "EVAL"},
-			},
-			{
 				name:   "a command is missing",
 				server: [][]string{{"ACL", "SETUSER", "default", "-pexpire"}},
 				logged: "may not PEXPIRE redlatch-startup-check",
@@ -94,7 +86,7 @@ func TestStartupChecks(t *testing.T) {
 			{
 				name:   "no channels",
 				server: [][]string{{"ACL", "SETUSER", "default", "resetchannels"}},
-				logged: "may not PUBLISH redisson_lock__channel:{redlatch-startup-check}",
+				logged: "may not PUBLISH redisson_lock__channel:{redlatch-startup-check}, SUBSCRIBE redisson_lock__channel",
 				missing: []string{
 					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
 					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
@@ -104,31 +96,6 @@ func TestStartupChecks(t *testing.T) {
 					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
 					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
 					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
-					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
-					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
-				},
-			},
-			{
-				name:   "no channels, and not all commands",
-				server: [][]string{{"ACL", "SETUSER", "default", "resetchannels", "-exists", "-hset"}},
-				logged: "may not EXISTS redlatch-startup-check, HSET redlatch-startup-check, PUBLISH",
-				missing: []string{
-					"EXISTS app:orders", "HSET app:orders",
-					"PUBLISH redisson_lock__channel:{app:orders}", "SUBSCRIBE redisson_lock__channel:{app:orders}",
-					"fair: EXISTS redisson_lock_queue:{app:orders}", "fair: EXISTS redisson_lock_timeout:{app:orders}",
-					"fair: EXISTS redlatch_lock_alive:{app:orders}", "fair: EXISTS redlatch_lock_order:{app:orders}",
-					"fair: PUBLISH redisson_lock__channel:{app:orders}:<client>:0", "fair: SUBSCRIBE redisson_lock__channel:{app:orders}:<client>:0",
-					"read-write: EXISTS redlatch_rwlock_writer:{app:orders}",
-					"read-write: PUBLISH redisson_rwlock:{app:orders}", "read-write: SUBSCRIBE redisson_rwlock:{app:orders}",
-					"semaphore: EXISTS app:orders", "semaphore: EXISTS redlatch_sc_request:{app:orders}:<client>",
-					"semaphore: HSET redlatch_sc_request:{app:orders}:<client>", "semaphore: EXISTS redlatch_sc_waiting:{app:orders}",
-					"semaphore: PUBLISH redisson_sc:{app:orders}", "semaphore: SUBSCRIBE redisson_sc:{app:orders}",
-					"count-down latch: PUBLISH redisson_countdownlatch__channel__{app:orders}",
-					"count-down latch: SUBSCRIBE redisson_countdownlatch__channel__{app:orders}",
-					"plain: PUBLISH redlatch_plain__channel:{app:orders}", "plain: SUBSCRIBE redlatch_plain__channel:{app:orders}",
-					"election: HSET redlatch_election:{app:orders}",
-					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
-					"once: HSET redlatch_once:{app:orders}:slot",
 					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
 					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
 				},
@@ -217,6 +184,11 @@ func TestStartupChecks(t *testing.T) {
 
 // A renamed command is reported as unsupported, whether or not the server can check rights.
 func TestProbeRenamedCommands(t *testing.T) {
+	type renamed struct {
+		command string
+		logged  string // "" for nothing
+		missing []string
+	}
 	harness.EachOf(t, []renamed{
 		{"HLEN", "the server does not support HLEN redlatch-startup-check", []string{"HLEN orders", "once: HLEN redlatch_once:{orders}:slot"}},
 		{"INCR", "the server does not support INCR redisson_lock_token:{redlatch-startup-check}", []string{"INCR redisson_lock_token:{orders}"}},
@@ -254,72 +226,13 @@ func TestProbeRenamedCommands(t *testing.T) {
 	})
 }
 
-type renamed struct {
-	command string
-	logged  string // "" for nothing
-	missing []string
-}
-
-// A check that fails says neither that the user may not use a command nor that it does not exist.
-func TestProbeFailedChecks(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		conn, sha := harness.Conn(t, s.Addr), harness.Load(t, s.Addr, "probe.lua")
-		verdictOf := func(words ...string) int64 {
-			args := append([]string{sha, "0", fmt.Sprint(len(words))}, words...)
-			reply, err := conn.Do(t.Context(), conn.B().Arbitrary("EVALSHA").Args(args...).Build()).AsIntSlice()
-			require.NoError(t, err)
-			require.Len(t, reply, 4)
-			return reply[3]
-		}
-		const permitted, unsupported, unknown = 1, -1, -2
-		// The server knows the command but not the subcommand, so that there is nothing to check.
-		require.EqualValues(t, unknown, verdictOf("CLUSTER", "NOSUCH"))
-		require.EqualValues(t, unsupported, verdictOf("NOSUCH", "key"))
-		if harness.ChecksRights(t, s) {
-			require.EqualValues(t, permitted, verdictOf("HGET", "key", "field"))
-		} else {
-			require.EqualValues(t, unknown, verdictOf("HGET", "key", "field"))
-		}
-	})
-}
-
-// noDeadline fails the test if a request can be cancelled.
-type noDeadline struct {
-	rueidis.Client
-	t *testing.T
-}
-
-func (e noDeadline) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisResult {
-	assert.Nil(e.t, ctx.Done(), cmd.Commands())
-	return e.Client.Do(ctx, cmd)
-}
-
-func (e noDeadline) Nodes() map[string]rueidis.Client {
-	nodes := e.Client.Nodes()
-	for addr, node := range nodes {
-		nodes[addr] = noDeadline{node, e.t}
-	}
-	return nodes
-}
-
-// A cancellable request would make rueidis switch the connection to another mode, which
-// is slower for sequential callers.
-func TestNewClientSendsNoCancellableRequest(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		c, err := redlatch.Wrap(ctx, noDeadline{harness.Conn(t, s.Addr), t})
-		require.NoError(t, err)
-		c.Close()
-	})
-}
-
 // The rules of the findings permit what is missing, and nothing that is permitted already.
 func TestProbeRules(t *testing.T) {
-	harness.EachOf(t, []struct {
+	type row struct {
 		name, denied string
 		rules        map[string]string // by kind
-	}{
+	}
+	harness.EachOf(t, []row{
 		{"a command", "-zscore -publish", map[string]string{
 			"":     "+publish",
 			"fair": "+zscore +publish", "read-write": "+publish", "semaphore": "+zscore +publish",
@@ -356,15 +269,7 @@ func TestProbeRules(t *testing.T) {
 			"": "+del", "semaphore": "+del", "plain": "+del",
 		}},
 		{"almost everything", "-@all +ping +hello +info +acl +config +client", map[string]string{"": "+evalsha +eval"}},
-	}, func(row struct {
-		name, denied string
-		rules        map[string]string
-	}) string {
-		return row.name
-	}, func(t *testing.T, shared *testserver.Server, row struct {
-		name, denied string
-		rules        map[string]string
-	}) {
+	}, func(row row) string { return row.name }, func(t *testing.T, shared *testserver.Server, row row) {
 		s := harness.Own(t, shared.Program)
 		if !harness.ChecksRights(t, s) {
 			t.Skip("the server cannot check rights")
@@ -395,20 +300,129 @@ func TestProbeRules(t *testing.T) {
 	})
 }
 
-// A server that is too far away for renewals to be repeated is a finding of New and Probe.
-func TestProbeFindsAFarServer(t *testing.T) {
-	const timeout = time.Second
-	for latency, far := range map[time.Duration]bool{timeout / 7: false, timeout / 5: true} {
-		t.Run(latency.String(), func(t *testing.T) {
-			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-				s.Latency = latency
-				var log harness.Log
-				c := s.Client(t, redlatch.WithWatchdogTimeout(timeout), redlatch.WithLogger(log.Logger()))
-				require.Equal(t, far, strings.Contains(log.String(), "check=latency"), log.String())
-				report, err := c.Probe(t.Context())
+// Client.Probe checks exactly the commands that the scripts use, and those that package once sends.
+func TestProbeCoversScriptCommands(t *testing.T) {
+	command := regexp.MustCompile(`(?:call|try)\('([A-Z]+)'|B\(\)\.([A-Z]\w+)\(|"([A-Z]+)", wire\.`)
+	asked := askedOf(t)
+	for _, kind := range []struct {
+		scripts []string
+		name    string
+	}{
+		{[]string{"rlock/[^p]*.lua", "internal/engine/*.lua"}, ""},
+		{[]string{"rlock/plain_*.lua"}, redlatch.KindPlain},
+		{[]string{"fairlock/*.lua"}, redlatch.KindFair},
+		{[]string{"rwlock/*.lua"}, redlatch.KindReadWrite},
+		{[]string{"semaphore/*.lua"}, redlatch.KindSemaphore},
+		{[]string{"countdown/*.lua"}, redlatch.KindLatch},
+		{[]string{"election/*.lua"}, redlatch.KindElection},
+		{[]string{"once/once.go", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua"}, redlatch.KindOnce},
+	} {
+		sent := map[string]bool{}
+		for _, pattern := range kind.scripts {
+			files, err := filepath.Glob(pattern)
+			require.NoError(t, err)
+			more, err := filepath.Glob(filepath.Join(filepath.Dir(pattern), "lua", filepath.Base(pattern)))
+			require.NoError(t, err)
+			files = append(files, more...)
+			require.NotEmpty(t, files)
+			for _, file := range files {
+				source, err := os.ReadFile(file)
 				require.NoError(t, err)
-				found := slices.ContainsFunc(report.Findings, func(f redlatch.Finding) bool { return f.Check == redlatch.CheckLatency })
-				require.Equal(t, far, found)
+				for _, m := range command.FindAllSubmatch(source, -1) {
+					sent[strings.ToUpper(string(bytes.Join(m[1:], nil)))] = true
+				}
+			}
+		}
+		sent["HGET"] = sent["HGET"] || kind.name == "" // HoldCount sends it
+		for name := range sent {
+			assert.True(t, asked[kind.name][name] || asked[""][name], "%v: %s is not checked", kind.scripts, name)
+		}
+		for name := range asked[kind.name] {
+			assert.True(t, sent[name], "%v: %s is checked but not used", kind.scripts, name)
+		}
+	}
+}
+
+// askedOf returns the commands that a user lacks who may only run scripts, by kind. Scripts get the command
+// that publishes as an argument.
+func askedOf(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	s := harness.Own(t, harness.Programs(t)[0])
+	harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "-@all", "+eval", "+evalsha", "+ping", "+hello", "+info", "+acl", "+config", "+client")
+	r, err := harness.Client(t, s, redlatch.WithoutStartupChecks()).Probe(t.Context(), "orders")
+	require.NoError(t, err)
+	require.True(t, r.Nodes[0].RightsKnown)
+	asked := map[string]map[string]bool{}
+	for _, f := range r.Findings {
+		asked[f.Kind] = map[string]bool{}
+		for _, right := range f.Missing {
+			if right.Command != "PUBLISH" && !strings.HasSuffix(right.Command, "SUBSCRIBE") {
+				asked[f.Kind][right.Command] = true
+			}
+		}
+	}
+	return asked
+}
+
+// What a server says of itself, and how its clock and its distance compare.
+func TestFindings(t *testing.T) {
+	const timeout = time.Second // of the watchdog
+	for _, tt := range []struct {
+		name    string
+		info    string
+		ahead   time.Duration // of the server's clock
+		latency time.Duration
+		want    redlatch.Check // "" for nothing
+	}{
+		{name: "redis 6.2", info: "redis_version:6.2.14"},
+		{name: "redis 8", info: "redis_version:8.4.0"},
+		{name: "redis 6.0", info: "redis_version:6.0.16", want: redlatch.CheckVersion},
+		{name: "valkey 7.2", info: "redis_version:7.2.4 server_name:valkey valkey_version:7.2.5"},
+		{name: "valkey 10", info: "redis_version:7.2.4 server_name:valkey valkey_version:10.0.0"},
+		{name: "another server", info: "redis_version:1.0.0 server_name:other"},
+		{name: "no info", info: ""},
+		{name: "an unknown version format", info: "redis_version:unstable"},
+		{name: "evicts", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:master", want: redlatch.CheckEviction},
+		{name: "does not evict", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:noeviction role:master"},
+		{name: "has no bound", info: "redis_version:7.0.0 maxmemory:0 maxmemory_policy:volatile-ttl role:master"},
+		{name: "is a replica", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:slave"},
+		{name: "clock ahead", ahead: 1100 * time.Millisecond, want: redlatch.CheckClock},
+		{name: "clock behind", ahead: -1100 * time.Millisecond, want: redlatch.CheckClock},
+		{name: "clock about right", ahead: 900 * time.Millisecond},
+		{name: "clock offset too imprecise", ahead: 950 * time.Millisecond, latency: timeout / 7}, // of which it adds a half
+		{name: "near", latency: timeout / 7},
+		{name: "far", latency: timeout / 5, want: redlatch.CheckLatency}, // too far for renewals to be repeated
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+				s.Latency = tt.latency
+				s.Server().SetPreHook(func(p *server.Peer, command string, _ ...string) bool {
+					switch command {
+					case "INFO":
+						p.WriteBulk(strings.ReplaceAll(tt.info, " ", "\r\n"))
+					case "TIME":
+						now := time.Now().Add(tt.ahead).UnixMicro()
+						p.WriteStrings([]string{fmt.Sprint(now / 1e6), fmt.Sprint(now % 1e6)})
+					default:
+						return false
+					}
+					return true
+				})
+				var log harness.Log
+				c := s.Client(t, redlatch.WithLogger(log.Logger()), redlatch.WithWatchdogTimeout(timeout))
+				require.Equal(t, tt.want != "", strings.Contains(log.String(), "check="+string(tt.want)), log.String())
+				r, err := c.Probe(t.Context())
+				require.NoError(t, err)
+				var found []redlatch.Check
+				for _, f := range r.Findings {
+					found = append(found, f.Check)
+					require.Equal(t, "virtual:0", f.Addr)
+				}
+				if tt.want == "" {
+					require.Empty(t, found)
+				} else {
+					require.Equal(t, []redlatch.Check{tt.want}, found)
+				}
 			})
 		})
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -54,40 +53,45 @@ var kindRows = []string{
 	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work",
 }
 
+// wakes fails the test unless a message wakes a caller of c when others release. No lease may help.
+func wakes(t *testing.T, c *redlatch.Client, release func() error, wait func(ctx context.Context) error) {
+	t.Helper()
+	woken := make(chan error, 1)
+	go func() { woken <- wait(context.Background()) }()
+	waitForListeners(t, c, 1)
+	before := c.PubSub().Messages
+	require.NoError(t, release())
+	require.NoError(t, <-woken)
+	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+}
+
+// returns fails the test unless a call returns that, and no error.
+func returns[T any](t *testing.T, want T) func(got T, err error) {
+	t.Helper()
+	return func(got T, err error) {
+		t.Helper()
+		require.NoError(t, err)
+		require.Equal(t, want, got)
+	}
+}
+
+// waitForListeners waits until that many waiters are subscribed.
+func waitForListeners(t *testing.T, c *redlatch.Client, waiters int) {
+	t.Helper()
+	harness.Eventually(t, 5*time.Second, "subscribed", func() bool {
+		s := c.PubSub()
+		return s.Listeners == waiters && s.Subscribed == s.Channels
+	})
+}
+
 // checkEverything uses everything that needs a right. conn has all rights.
 func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Client) {
 	t.Helper()
 	checkLock(t, c, "app:orders")
-	require.NoError(t, c.FencedLock("app:fenced").Do(t.Context(), nothing))
-	named := lock.WithOwner(t.Context(), c.NewOwner())
-	require.NoError(t, c.FencedLock("app:named").Do(named, nothing))
-	h, err := c.Lock("app:orders").Lock(t.Context())
-	require.NoError(t, err)
-	count, err := c.Lock("app:orders").HoldCount(t.Context(), h.Owner())
-	require.NoError(t, err)
-	require.Equal(t, 1, count)
-	require.NoError(t, h.Extend(t.Context(), time.Minute))
-	h = moved(t, c.Lock("app:orders"), h)
-	forced, err := c.Lock("app:orders").ForceUnlock(t.Context())
-	require.NoError(t, err)
-	require.True(t, forced)
-	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-	_, err = c.FencedLock("app:fenced").ResetTokens(t.Context())
-	require.NoError(t, err)
-
-	// The lease is too long to matter, so a message wakes the waiter.
-	h, err = other.Lock("app:theirs").Lock(t.Context(), lock.Lease(time.Hour))
-	require.NoError(t, err)
-	waiter := make(chan error, 1)
-	go func() { waiter <- c.Lock("app:theirs").Do(context.Background(), nothing) }()
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	require.NoError(t, h.Unlock(t.Context()))
-	require.NoError(t, <-waiter)
-	require.Greater(t, c.PubSub().Messages, before)
-	_, err = c.Lock("elsewhere").TryLock(t.Context())
-	require.ErrorContains(t, err, "NOPERM")
-
+	checkLocker(t, c, c.Lock("app:orders"), c.Lock("app:orders"), other.Lock("app:orders"))
+	checkLocker(t, c, c.FencedLock("app:fenced"), c.FencedLock("app:fenced"), other.FencedLock("app:fenced"))
+	require.NoError(t, second(c.FencedLock("app:fenced").ResetTokens(t.Context())))
+	require.ErrorContains(t, second(c.Lock("elsewhere").TryLock(t.Context())), "NOPERM")
 	checkFairLock(t, c, other)
 	checkRWLock(t, c, other)
 	checkSemaphores(t, conn, c, other)
@@ -97,150 +101,175 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	checkOnce(t, c, other)
 }
 
-// checkElection uses everything of an election that needs a right.
-func checkElection(t *testing.T, c, other *redlatch.Client) {
+// movable is a lock whose holds can move to another process.
+type movable interface {
+	harness.Lock
+	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+}
+
+// checkLocker uses everything that most locks have and that needs a right. rival, of the same client, and
+// theirs exclude l.
+func checkLocker(t *testing.T, c *redlatch.Client, l, rival, theirs movable) {
 	t.Helper()
 	ctx := t.Context()
-	e, theirs := c.Election("app:scheduler"), other.Election("app:scheduler")
-	first, err := theirs.Campaign(ctx, "theirs", lock.Lease(time.Hour))
+	h := mustLock(t, theirs, lock.Lease(time.Hour))
+	wakes(t, c, func() error { return h.Unlock(ctx) }, func(ctx context.Context) error { return l.Do(ctx, nothing) })
+
+	h = mustLock(t, rival)
+	waiter := harness.StartLock(t, ctx, l)
+	harness.Waits(t, 1, c)
+	require.NoError(t, h.Unlock(ctx)) // hands it off, if it can
+	require.NoError(t, waiter.Got().Unlock(ctx))
+
+	h, err := l.Lock(lock.WithOwner(ctx, c.NewOwner()))
 	require.NoError(t, err)
+	require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
+	require.True(t, harness.IsLocked(t, l))
+	require.NoError(t, second(l.TTL(ctx)))
+	require.NoError(t, h.Extend(ctx, time.Minute))
+	id, err := h.Detach(ctx, time.Minute)
+	require.NoError(t, err)
+	h, err = l.Adopt(ctx, id)
+	require.NoError(t, err)
+	returns(t, true)(l.ForceUnlock(ctx))
+	require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+}
+
+// What follows uses everything of a kind that needs a right.
+
+func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	checkLocker(t, c, c.PlainLock("app:plain"), c.PlainLock("app:plain"), other.PlainLock("app:plain"))
+	require.ErrorContains(t, second(c.PlainLock("elsewhere").TryLock(t.Context())), "NOPERM")
+}
+
+func checkFairLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	l, ctx := c.FairLock("app:fair"), t.Context()
+	checkLocker(t, c, l, l, other.FairLock("app:fair"))
+
+	h := mustLock(t, other.FairLock("app:fair"), lock.Lease(time.Hour))
+	var waiters []*harness.Call[lock.Hold]
+	for i := range 3 {
+		waiters = append(waiters, harness.StartLock(t, ctx, l))
+		harness.Eventually(t, 5*time.Second, "a queue position", func() bool {
+			queue, err := l.Queue(ctx)
+			require.NoError(t, err)
+			return len(queue) == i+1
+		})
+	}
+	require.ErrorIs(t, second(l.Lock(ctx, lock.Wait(500*time.Millisecond))), lock.ErrNotAcquired) // gives up its queue position
+	require.ErrorIs(t, second(l.TryLock(ctx)), lock.ErrNotAcquired)
+	require.NoError(t, h.Unlock(ctx))
+	harness.InOrder(t, waiters...)
+}
+
+func checkRWLock(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx := t.Context()
+	rw, theirs := c.RWLock("app:rw"), other.RWLock("app:rw")
+	checkLocker(t, c, rw.Read(), rw.Write(), theirs.Write())
+	checkLocker(t, c, rw.Write(), rw.Write(), theirs.Read())
+
+	h := mustLock(t, theirs.Read())
+	// It blocks readers while it waits.
+	require.ErrorIs(t, second(rw.Write().Lock(ctx, lock.Wait(500*time.Millisecond))), lock.ErrNotAcquired)
+	require.NoError(t, h.Unlock(ctx))
+	named := lock.WithOwner(ctx, c.NewOwner())
+	h, err := rw.Write().Lock(named)
+	require.NoError(t, err)
+	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
+		require.NoError(t, h.Unlock(ctx))
+		require.True(t, harness.IsLocked(t, rw.Read()))
+		return nil
+	}))
+}
+
+func checkElection(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx, e := t.Context(), c.Election("app:scheduler")
+	campaign := func(e *election.Election, value string, opts ...lock.Option) *election.Term {
+		t.Helper()
+		term, err := e.Campaign(ctx, value, opts...)
+		require.NoError(t, err)
+		return term
+	}
+	theirs := campaign(other.Election("app:scheduler"), "theirs", lock.Lease(time.Hour))
 	leader, err := e.Leader(ctx)
 	require.NoError(t, err)
 	require.Equal(t, "theirs", leader.Value)
-	campaign := harness.Start(t, ctx, func(ctx context.Context) (*election.Term, error) { return e.Campaign(ctx, "ours") })
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	require.NoError(t, first.Resign(ctx))
-	term := campaign.Got()
-	require.Greater(t, c.PubSub().Messages, before)
+	var term *election.Term
+	wakes(t, c, func() error { return theirs.Resign(ctx) }, func(context.Context) (err error) {
+		term, err = e.Campaign(ctx, "ours")
+		return err
+	})
 	require.NoError(t, term.Extend(ctx, time.Minute))
-	observed := 0
-	for leader, err := range e.Observe(ctx) {
-		require.NoError(t, err)
-		if observed++; observed == 2 {
-			require.Equal(t, "next", leader.Value)
-			break
-		}
-		require.Equal(t, "ours", leader.Value)
-		waitForListeners(t, c, 1)
-		before = c.PubSub().Messages
+
+	wakes(t, c, func() error {
 		require.NoError(t, term.Resign(ctx))
-		term, err = e.Campaign(ctx, "next")
-		require.NoError(t, err)
-	}
-	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+		term = campaign(e, "next")
+		return nil
+	}, func(ctx context.Context) error {
+		for leader, err := range e.Observe(ctx) {
+			if err != nil || leader.Value == "next" {
+				return err
+			}
+		}
+		return errors.New("the next leader was not observed")
+	})
 	require.NoError(t, term.Resign(ctx))
-	term, err = e.Campaign(ctx, "", lock.AtLeast(time.Minute))
-	require.NoError(t, err)
-	require.NoError(t, term.Resign(ctx))
-	_, err = c.Election("elsewhere").Leader(ctx)
-	require.ErrorContains(t, err, "NOPERM")
+	require.NoError(t, campaign(e, "", lock.AtLeast(time.Minute)).Resign(ctx))
+	require.ErrorContains(t, second(c.Election("elsewhere").Leader(ctx)), "NOPERM")
 }
 
-// checkOnce uses everything of a Once that needs a right.
 func checkOnce(t *testing.T, c, other *redlatch.Client) {
 	t.Helper()
-	ctx := t.Context()
-	job, theirs := c.Once("app:report"), other.Once("app:report")
+	ctx, job := t.Context(), c.Once("app:report")
 	runs, finish := make(chan struct{}), make(chan struct{})
 	first := harness.Start(t, ctx, func(ctx context.Context) (bool, error) {
-		return theirs.Run(ctx, "1", func(context.Context) error {
+		return other.Once("app:report").Run(ctx, "1", func(context.Context) error {
 			close(runs)
 			<-finish
 			return nil
 		})
 	})
 	<-runs
-	second := harness.Start(t, ctx, func(ctx context.Context) (bool, error) { return job.Run(ctx, "1", nothing) })
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	close(finish)
+	wakes(t, c, func() error { close(finish); return nil }, func(ctx context.Context) error {
+		ran, err := job.Run(ctx, "1", nothing)
+		assert.False(t, ran)
+		return err
+	})
 	require.True(t, first.Got())
-	require.False(t, second.Got())
-	require.Greater(t, c.PubSub().Messages, before)
-	had, err := job.Forget(ctx, "1")
-	require.NoError(t, err)
-	require.True(t, had)
+	returns(t, true)(job.Forget(ctx, "1"))
 
 	fails := errors.New("fails")
-	ran, err := job.Run(ctx, "2", func(context.Context) error { return fails })
-	require.Equal(t, fails, err)
-	require.True(t, ran)
-	ran, err = job.Run(ctx, "2", nothing, lock.AtLeast(time.Minute))
-	require.NoError(t, err)
-	require.True(t, ran)
-	done, err := job.Done(ctx, "2")
-	require.NoError(t, err)
-	require.True(t, done)
-	_, err = c.Once("elsewhere").Run(ctx, "1", nothing)
-	require.ErrorContains(t, err, "NOPERM")
+	require.Equal(t, fails, second(job.Run(ctx, "2", func(context.Context) error { return fails })))
+	returns(t, true)(job.Run(ctx, "2", nothing, lock.AtLeast(time.Minute)))
+	returns(t, true)(job.Done(ctx, "2"))
+	require.ErrorContains(t, second(c.Once("elsewhere").Run(ctx, "1", nothing)), "NOPERM")
 }
 
-// checkPlainLock uses everything of a plain lock that needs a right.
-func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
+func checkLatch(t *testing.T, c, other *redlatch.Client) {
 	t.Helper()
-	ctx := t.Context()
-	l, theirs := c.PlainLock("app:plain"), other.PlainLock("app:plain")
-	h, err := theirs.Lock(ctx, lock.Lease(time.Hour))
-	require.NoError(t, err)
-	waiter := make(chan error, 1)
-	go func() { waiter <- l.Do(context.Background(), nothing) }()
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	require.NoError(t, h.Unlock(ctx))
-	require.NoError(t, <-waiter)
-	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
-
-	h, err = l.Lock(ctx)
-	require.NoError(t, err)
-	go func() { waiter <- l.Do(context.Background(), nothing) }()
-	waitForListeners(t, c, 1)
-	require.NoError(t, h.Unlock(ctx)) // hands it off
-	require.NoError(t, <-waiter)
-
-	named := lock.WithOwner(ctx, c.NewOwner())
-	h, err = l.Lock(named)
-	require.NoError(t, err)
-	require.NoError(t, h.Extend(ctx, time.Minute))
-	require.NoError(t, moved(t, l, h).Unlock(ctx))
-	_, err = l.Lock(ctx)
-	require.NoError(t, err)
-	forced, err := l.ForceUnlock(ctx)
-	require.NoError(t, err)
-	require.True(t, forced)
-	_, err = c.PlainLock("elsewhere").TryLock(ctx)
-	require.ErrorContains(t, err, "NOPERM")
+	ctx, l, theirs := t.Context(), c.CountDownLatch("app:import"), other.CountDownLatch("app:import")
+	returns(t, true)(l.TrySetCount(ctx, 2))
+	returns(t, 2)(l.Count(ctx))
+	require.NoError(t, second(l.CountDown(ctx)))
+	wakes(t, c, func() error { return second(theirs.CountDown(ctx)) }, l.Wait)
+	require.NoError(t, second(l.TrySetCount(ctx, 1)))
+	returns(t, true)(l.Delete(ctx))
+	require.ErrorContains(t, second(c.CountDownLatch("elsewhere").Count(ctx)), "NOPERM")
 }
 
-type adopter interface {
-	lock.Locker
-	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
-}
-
-// moved detaches a hold of l and adopts it.
-func moved(t *testing.T, l adopter, h lock.Hold) lock.Hold {
-	t.Helper()
-	id, err := h.Detach(t.Context(), time.Minute)
-	require.NoError(t, err)
-	h, err = l.Adopt(t.Context(), id)
-	require.NoError(t, err)
-	return h
-}
-
-// checkSemaphores uses everything of both semaphores that needs a right.
 func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Client) {
 	t.Helper()
 	ctx := t.Context()
 	s, e := c.Semaphore("app:semaphore"), c.PermitSemaphore("app:permits")
 	for _, try := range []func(context.Context, int) (bool, error){s.TrySetPermits, e.TrySetPermits} {
-		set, err := try(ctx, 2)
-		require.NoError(t, err)
-		require.True(t, set)
+		returns(t, true)(try(ctx, 2))
 	}
 	require.NoError(t, s.AddPermits(ctx, 1))
-	n, err := s.Drain(ctx)
-	require.NoError(t, err)
-	require.Equal(t, 3, n)
+	returns(t, 3)(s.Drain(ctx))
 
 	// A message wakes a waiter, with and without a queue position. A waiter that gives
 	// up makes way for the next.
@@ -262,12 +291,8 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 		require.NoError(t, other.Semaphore("app:semaphore").Release(ctx, 3))
 		require.NoError(t, <-served)
 	}
-	exists, err := s.ReleaseIfExists(ctx, 3)
-	require.NoError(t, err)
-	require.True(t, exists)
-	n, err = s.Available(ctx)
-	require.NoError(t, err)
-	require.Equal(t, 3, n)
+	returns(t, true)(s.ReleaseIfExists(ctx, 3))
+	returns(t, 3)(s.Available(ctx))
 
 	require.NoError(t, e.SetPermits(ctx, 3))
 	require.NoError(t, e.AddPermits(ctx, 1))
@@ -278,181 +303,34 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	require.NoError(t, err)
 	p, err = e.Adopt(ctx, id)
 	require.NoError(t, err)
-	updated, err := e.UpdateLeaseTime(ctx, p.ID(), time.Minute)
-	require.NoError(t, err)
-	require.True(t, updated)
-	_, err = e.LeaseTime(ctx, p.ID())
-	require.NoError(t, err)
-	waiting := make(chan error, 1)
-	go func() {
-		p, err := e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
-		if err == nil {
-			<-p.Context().Done()
-		}
-		waiting <- err
-	}()
+	returns(t, true)(e.UpdateLeaseTime(ctx, p.ID(), time.Minute))
+	require.NoError(t, second(e.LeaseTime(ctx, p.ID())))
+	expired := harness.Start(t, ctx, func(ctx context.Context) (*semaphore.Permit, error) {
+		return e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
+	})
 	waitForListeners(t, c, 1)
 	require.NoError(t, p.Release(ctx))
-	require.NoError(t, <-waiting)
+	<-expired.Got().Context().Done()
 	stats, err := e.Stats(ctx)
 	require.NoError(t, err)
 	require.Equal(t, 4, stats.Total)
 	all, err := e.AcquireN(ctx, 4) // reclaims expired permits
 	require.NoError(t, err)
 	require.NoError(t, all.Release(ctx))
-	checkCreation(t, conn, c)
-}
 
-// checkCreation lets requests create semaphores, one of which has permits, and deletes them.
-func checkCreation(t *testing.T, conn rueidis.Client, c *redlatch.Client) {
-	t.Helper()
-	ctx, size := t.Context(), semaphore.Permits(2)
-	s, e := c.Semaphore("app:created", size), c.PermitSemaphore("app:created permits", size)
+	// Requests create semaphores, one of which has permits, and delete them.
+	size := semaphore.Permits(2)
+	s, e = c.Semaphore("app:created", size), c.PermitSemaphore("app:created permits", size)
 	require.NoError(t, s.TryAcquire(ctx, 1))
-	_, err := s.Stats(ctx)
-	require.NoError(t, err)
+	require.NoError(t, second(s.Stats(ctx)))
 	require.NoError(t, s.SetPermits(ctx, 1))
-	p, err := e.Acquire(ctx)
+	p, err = e.Acquire(ctx)
 	require.NoError(t, err)
 	require.NoError(t, conn.Do(ctx, conn.B().Del().Key("app:created permits").Build()).Error())
-	require.NoError(t, e.Do(ctx, func(context.Context) error { return nil }))
+	require.NoError(t, e.Do(ctx, nothing))
 	require.NoError(t, p.Release(ctx))
 	for _, del := range []func(context.Context) (bool, error){s.Delete, e.Delete} {
-		deleted, err := del(ctx)
-		require.NoError(t, err)
-		require.True(t, deleted)
-	}
-}
-
-// checkLatch uses everything of a count-down latch that needs a right.
-func checkLatch(t *testing.T, c, other *redlatch.Client) {
-	t.Helper()
-	l, theirs := c.CountDownLatch("app:import"), other.CountDownLatch("app:import")
-	set, err := l.TrySetCount(t.Context(), 2)
-	require.NoError(t, err)
-	require.True(t, set)
-	n, err := l.Count(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
-	before := c.PubSub().Messages
-	waiter := make(chan error, 1)
-	go func() { waiter <- l.Wait(context.Background()) }()
-	waitForListeners(t, c, 1)
-	n, err = l.CountDown(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, 1, n)
-	_, err = theirs.CountDown(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, <-waiter)
-	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
-	_, err = l.TrySetCount(t.Context(), 1)
-	require.NoError(t, err)
-	deleted, err := l.Delete(t.Context())
-	require.NoError(t, err)
-	require.True(t, deleted)
-	_, err = c.CountDownLatch("elsewhere").Count(t.Context())
-	require.ErrorContains(t, err, "NOPERM")
-}
-
-// waitForListeners waits until that many waiters are subscribed.
-func waitForListeners(t *testing.T, c *redlatch.Client, waiters int) {
-	t.Helper()
-	harness.Eventually(t, 5*time.Second, "subscribed", func() bool {
-		s := c.PubSub()
-		return s.Listeners == waiters && s.Subscribed == s.Channels
-	})
-}
-
-// checkFairLock uses everything of a fair lock that needs a right.
-func checkFairLock(t *testing.T, c, other *redlatch.Client) {
-	t.Helper()
-	ctx := t.Context()
-	l := c.FairLock("app:fair")
-	h, err := other.FairLock("app:fair").Lock(ctx, lock.Lease(time.Hour))
-	require.NoError(t, err)
-	served := make(chan int, 3)
-	var wg sync.WaitGroup
-	for i := range cap(served) {
-		wg.Go(func() {
-			assert.NoError(t, l.Do(ctx, func(context.Context) error { served <- i; return nil }))
-		})
-		harness.Eventually(t, 5*time.Second, "a queue position", func() bool {
-			queue, err := l.Queue(ctx)
-			require.NoError(t, err)
-			return len(queue) == i+1
-		})
-	}
-	_, err = l.Lock(ctx, lock.Wait(500*time.Millisecond)) // gives up its queue position
-	require.ErrorIs(t, err, lock.ErrNotAcquired)
-	_, err = l.TryLock(ctx)
-	require.ErrorIs(t, err, lock.ErrNotAcquired)
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	require.NoError(t, h.Unlock(ctx))
-	wg.Wait()
-	for i := range cap(served) {
-		require.Equal(t, i, <-served)
-	}
-	require.Greater(t, c.PubSub().Messages, before)
-
-	named := lock.WithOwner(ctx, c.NewOwner())
-	require.NoError(t, l.Do(named, func(ctx context.Context) error { return l.Do(ctx, nothing) }))
-	h, err = l.Lock(ctx)
-	require.NoError(t, err)
-	require.NoError(t, h.Extend(ctx, time.Minute))
-	h = moved(t, l, h)
-	forced, err := l.ForceUnlock(ctx)
-	require.NoError(t, err)
-	require.True(t, forced)
-	require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
-}
-
-// checkRWLock uses everything of a read-write lock that needs a right.
-func checkRWLock(t *testing.T, c, other *redlatch.Client) {
-	t.Helper()
-	ctx := t.Context()
-	rw, theirs := c.RWLock("app:rw"), other.RWLock("app:rw")
-	h, err := theirs.Write().Lock(ctx, lock.Lease(time.Hour))
-	require.NoError(t, err)
-	waiter := make(chan error, 1)
-	go func() { waiter <- rw.Read().Do(ctx, nothing) }()
-	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
-	require.NoError(t, h.Unlock(ctx))
-	require.NoError(t, <-waiter)
-	require.Greater(t, c.PubSub().Messages, before)
-
-	h, err = theirs.Read().Lock(ctx)
-	require.NoError(t, err)
-	_, err = rw.Write().Lock(ctx, lock.Wait(500*time.Millisecond)) // blocks readers while it waits
-	require.ErrorIs(t, err, lock.ErrNotAcquired)
-	go func() { waiter <- rw.Write().Do(ctx, nothing) }()
-	waitForListeners(t, c, 1)
-	require.NoError(t, h.Unlock(ctx))
-	require.NoError(t, <-waiter)
-
-	named := lock.WithOwner(ctx, c.NewOwner())
-	h, err = rw.Write().Lock(named)
-	require.NoError(t, err)
-	require.NoError(t, rw.Read().Do(named, func(ctx context.Context) error {
-		require.NoError(t, h.Unlock(ctx))
-		reading, err := rw.Read().IsLocked(ctx)
-		require.NoError(t, err)
-		require.True(t, reading)
-		return nil
-	}))
-	for _, side := range []interface {
-		adopter
-		ForceUnlock(ctx context.Context) (bool, error)
-	}{rw.Read(), rw.Write()} {
-		h, err := side.Lock(ctx)
-		require.NoError(t, err)
-		require.NoError(t, h.Extend(ctx, time.Minute))
-		h = moved(t, side, h)
-		forced, err := side.ForceUnlock(ctx)
-		require.NoError(t, err)
-		require.True(t, forced)
-		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+		returns(t, true)(del(ctx))
 	}
 }
 
@@ -463,9 +341,7 @@ func TestDocumentedRights(t *testing.T) {
 		var log harness.Log
 		opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
 		require.NoError(t, err)
-		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
-		require.NoError(t, err)
-		defer c.Close()
+		c := connect(t, opt, redlatch.WithLogger(log.Logger()))
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
 		var kinds []string
@@ -518,9 +394,7 @@ func TestDocumentedRightsOfEachKind(t *testing.T) {
 				harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", tt.rows...)...)
 				opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr)
 				require.NoError(t, err)
-				c, err := redlatch.New(t.Context(), opt, redlatch.WithoutStartupChecks())
-				require.NoError(t, err)
-				defer c.Close()
+				c := connect(t, opt, redlatch.WithoutStartupChecks())
 				tt.check(t, c, other)
 			})
 		}
@@ -543,9 +417,7 @@ func TestDocumentedRightsInCluster(t *testing.T) {
 		}
 		var log harness.Log
 		opt := rueidis.ClientOption{InitAddress: addrs, Username: "app", Password: "password"}
-		c, err := redlatch.New(t.Context(), opt, redlatch.WithLogger(log.Logger()))
-		require.NoError(t, err)
-		defer c.Close()
+		c := connect(t, opt, redlatch.WithLogger(log.Logger()))
 		checkEverything(t, harness.ConnAt(t, addrs), c, harness.ClientAt(t, addrs))
 		r, err := c.Probe(t.Context(), "app:orders")
 		require.NoError(t, err)
@@ -558,35 +430,20 @@ func TestDocumentedRightsInCluster(t *testing.T) {
 	})
 }
 
+// Who may not subscribe looks when the lease of the holder is over, and the log says so once.
 func TestSubscribeForbidden(t *testing.T) {
-	const (
-		locks, waiters = 5, 3
-		lease          = 700 * time.Millisecond
-	)
+	const lease = 700 * time.Millisecond // which ends before any safety poll
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		var log harness.Log
 		c := harness.WithoutSubscribe(t, s, redlatch.WithLogger(log.Logger()))
 		holder := harness.Client(t, s)
-		for round := range 2 {
-			var holds []lock.Hold
-			var wg sync.WaitGroup
-			for i := range locks {
-				name := fmt.Sprint("orders ", i)
-				h, err := holder.Lock(name).Lock(t.Context(), lock.Lease(lease))
-				require.NoError(t, err)
-				holds = append(holds, h)
-				for range waiters {
-					wg.Go(func() { assert.NoError(t, c.Lock(name).Do(context.Background(), nothing)) })
-				}
-			}
+		for i := range 4 {
+			theirs := mustLock(t, holder.Lock(fmt.Sprint("orders ", i%2)), lock.Lease(lease))
 			begin := time.Now()
-			wg.Wait()
-			// The lease ends before any safety poll.
-			require.Less(t, time.Since(begin), lease+slack, "round %d", round)
-			for _, h := range holds {
-				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-			}
+			require.NoError(t, c.Lock(theirs.Name()).Do(t.Context(), nothing))
+			require.Less(t, time.Since(begin), lease+slack)
+			require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
 		}
 		require.Zero(t, c.PubSub().Subscribed)
 		require.Equal(t, 1, strings.Count(log.String(), "subscription refused"), log.String())

@@ -121,8 +121,7 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 		checkLock(t, c, "other") // loads the scripts and connects the subscriber
 		harness.Eventually(t, warmth, "no channel", func() bool { return c.PubSub().Channels == 0 })
 		received := c.PubSub().Messages
-		h, err := holder.Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
+		h := mustLock(t, holder.Lock("orders"), lock.Lease(time.Hour))
 		before := currentUsage(waiters)
 
 		// polls bounds the number of polls of the first waiter.
@@ -170,8 +169,9 @@ func TestManyWaitersOnManyLocks(t *testing.T) {
 	waiters := harness.Size(500, 10_000)
 	eachCrowded(t, func(t *testing.T, s crowded) {
 		holder, c := s.client(t), s.client(t)
+		before := currentUsage(waiters)
 		held := takeAll(t, holder, names(2*waiters), lock.Lease(time.Hour))
-		var before usage
+		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+few, "holds need no goroutines")
 		for round := range 2 {
 			// Maps keep their size, and the queues keep some entries for the next
 			// locks. Only the second round, with other locks, must cost nothing more.

@@ -8,8 +8,8 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
@@ -100,33 +100,73 @@ func printed(attrs []attribute.KeyValue) string {
 	return "{" + strings.Join(all, " ") + "}"
 }
 
-func TestSpans(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
-		work := func(ctx context.Context) error {
-			r.under(ctx, "work", func(context.Context) {})
-			return nil
+// measured returns the unit and the points of each metric by name.
+func (r *recorder) measured() map[string]string {
+	var data metricdata.ResourceMetrics
+	require.NoError(r.t, r.reader.Collect(r.t.Context(), &data))
+	all := map[string]string{}
+	for _, scope := range data.ScopeMetrics {
+		assert.Equal(r.t, "github.com/redlatch/redlatch", scope.Scope.Name)
+		for _, m := range scope.Metrics {
+			assert.NotEmpty(r.t, m.Description, m.Name)
+			var points []string
+			switch d := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				kind := "gauge"
+				if d.IsMonotonic {
+					kind = "counter"
+				}
+				for _, p := range d.DataPoints {
+					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Value))
+				}
+				all[m.Name] = kind + " " + m.Unit
+			case metricdata.Histogram[float64]:
+				for _, p := range d.DataPoints {
+					points = append(points, fmt.Sprintf("%s=%d", printed(p.Attributes.ToSlice()), p.Count))
+				}
+				all[m.Name] = "histogram " + m.Unit
+			}
+			slices.Sort(points)
+			all[m.Name] += " " + strings.Join(points, " ")
 		}
+	}
+	return all
+}
 
-		// Woken by a message, then by a hand-off.
-		require.NoError(t, c.Lock("warm").Do(lock.WithOwner(t.Context(), c.NewOwner()), nothing))
-		require.NoError(t, c.Lock("warm").Do(t.Context(), nothing))
-		r.spans.Reset()
-		theirs, err := harness.Client(t, s).Lock("orders").Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		done := make(chan error, 2)
+// recorded runs a test with a client whose spans and metrics are recorded, in virtual time.
+func recorded(t *testing.T, test func(t *testing.T, s *harness.VirtualServer, c *redlatch.Client, r *recorder), opts ...redlatch.Option) {
+	t.Helper()
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		s.Latency = time.Millisecond // else spans begin at the same time
+		r := record(t)
+		test(t, s, s.Client(t, r.options(opts...)...), r)
+	})
+}
+
+// waits acquires a lock in the background and releases it. It returns when all callers wait.
+func waits(ctx context.Context, l lock.Locker, opts ...lock.Option) <-chan error {
+	done := make(chan error, 1)
+	go func() { done <- l.Do(ctx, nothing, opts...) }()
+	time.Sleep(time.Second)
+	synctest.Wait()
+	return done
+}
+
+func TestSpans(t *testing.T) {
+	recorded(t, func(t *testing.T, s *harness.VirtualServer, c *redlatch.Client, r *recorder) {
+		theirs := mustLock(t, s.Client(t).Lock("orders"), lock.Lease(time.Hour))
 		r.under(t.Context(), "request", func(ctx context.Context) {
-			go func() { done <- c.Lock("orders").Do(ctx, work) }()
-			waitForWaiters(t, conn, 1, 2, c)
+			first := waits(ctx, c.Lock("orders"), lock.Wait(3*time.Second))
+			next := waits(ctx, c.Lock("orders"))
+			require.ErrorIs(t, <-first, lock.ErrNotAcquired)
+			time.Sleep(safetyPoll + time.Second)
 			require.NoError(t, theirs.Unlock(t.Context()))
-			require.NoError(t, <-done)
+			require.NoError(t, <-next)
 		})
 		require.Equal(t, `request
-  redlatch.acquire{attempts=3 contended=true kind=lock name=orders outcome=acquired} +subscribed +woken{wake=message}
+  redlatch.acquire{attempts=2 contended=true kind=lock name=orders outcome=not_acquired} +subscribed
+  redlatch.acquire{attempts=3 contended=true kind=lock name=orders outcome=acquired} +woken{wake=local} +woken{wake=timer} +woken{wake=message}
   redlatch.hold{kind=lock name=orders owner}
-    work
     redlatch.release{kind=lock name=orders}
 `, r.tree())
 
@@ -134,17 +174,16 @@ func TestSpans(t *testing.T) {
 		r.under(t.Context(), "request", func(ctx context.Context) {
 			h, err := c.FencedLock("invoices").Lock(ctx)
 			require.NoError(t, err)
-			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-			go func() { done <- c.FencedLock("invoices").Do(ctx, nothing) }()
-			waitForWaiters(t, conn, 1, 1, c) // after it has subscribed
-			_, err = c.FencedLock("invoices").TryLock(ctx)
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			r.under(h.Context(), "work", func(context.Context) {})
+			next := waits(ctx, c.FencedLock("invoices"))
+			require.ErrorIs(t, second(c.FencedLock("invoices").TryLock(ctx)), lock.ErrNotAcquired)
 			require.NoError(t, h.Unlock(t.Context()))
-			require.NoError(t, <-done)
+			require.NoError(t, <-next)
 		})
 		require.Equal(t, `request
   redlatch.acquire{attempts=1 contended=false kind=fenced name=invoices outcome=acquired}
   redlatch.hold{kind=fenced name=invoices owner token=1}
+    work
     redlatch.release{kind=fenced name=invoices}
   redlatch.acquire{attempts=1 contended=true kind=fenced name=invoices outcome=acquired} +subscribed +woken{wake=hand-off}
   redlatch.acquire{attempts=1 contended=true kind=fenced name=invoices outcome=not_acquired}
@@ -154,88 +193,151 @@ func TestSpans(t *testing.T) {
 	})
 }
 
-// A fair lock passes from one waiter to the next. A writer admits readers, one of which
-// has made the attempts for both.
+// A fair lock passes from one waiter to the next. A writer admits readers, one of which has made the
+// attempts for both. A permit is a hold if it has a lease. A wait for a latch is a span, whatever its
+// outcome. A term is a hold whose token is that of the term. A run of once-only work is a hold with the name
+// of the work; what finds the work done, and what only reads, has no span.
 func TestSpansOfOtherKinds(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		c, conn := harness.Client(t, s, r.options()...), harness.Conn(t, s.Addr)
-		other := harness.Client(t, s)
-		done := make(chan error, 2)
+	recorded(t, func(t *testing.T, s *harness.VirtualServer, c *redlatch.Client, r *recorder) {
+		other := s.Client(t)
+		check := func(what string, during func(ctx context.Context), want string) {
+			t.Helper()
+			r.spans.Reset()
+			r.under(t.Context(), what, during)
+			require.Equal(t, what+"\n"+want, r.tree())
+		}
 
-		theirs, err := other.FairLock("orders").Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			entered, release := make(chan struct{}), make(chan struct{})
-			go func() {
-				done <- c.FairLock("orders").Do(ctx, func(context.Context) error {
-					close(entered)
-					<-release
-					return nil
-				})
-			}()
-			waitForWaiters(t, conn, 1, 2, c) // on arrival and after it has subscribed
+		theirs := mustLock(t, other.FairLock("orders"), lock.Lease(time.Hour))
+		check("fair lock", func(ctx context.Context) {
+			first := waits(ctx, c.FairLock("orders"))
+			next := waits(ctx, c.FairLock("orders"))
 			require.NoError(t, theirs.Unlock(t.Context()))
-			<-entered
-			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-			go func() { done <- c.FairLock("orders").Do(ctx, nothing) }()
-			waitForWaiters(t, conn, 1, 1, c) // on arrival; no message arrives while this process holds the lock
-			close(release)
-			require.NoError(t, <-done)
-			require.NoError(t, <-done)
-		})
-		require.Equal(t, `request
-  redlatch.acquire{attempts=3 contended=true kind=fair name=orders outcome=acquired} +subscribed +woken{wake=message}
-  redlatch.hold{kind=fair name=orders owner}
-    redlatch.release{kind=fair name=orders}
+			require.NoError(t, <-first)
+			require.NoError(t, <-next)
+		}, `  redlatch.acquire{attempts=3 contended=true kind=fair name=orders outcome=acquired} +subscribed +woken{wake=message}
   redlatch.acquire{attempts=1 contended=true kind=fair name=orders outcome=acquired} +woken{wake=hand-off}
   redlatch.hold{kind=fair name=orders owner}
     redlatch.release{kind=fair name=orders}
+  redlatch.hold{kind=fair name=orders owner}
+    redlatch.release{kind=fair name=orders}
+`)
+
+		theirs = mustLock(t, other.RWLock("catalogue").Write(), lock.Lease(time.Hour))
+		check("readers", func(ctx context.Context) {
+			first := waits(ctx, c.RWLock("catalogue").Read())
+			next := waits(ctx, c.RWLock("catalogue").Read())
+			require.NoError(t, theirs.Unlock(t.Context()))
+			require.NoError(t, <-first)
+			require.NoError(t, <-next)
+		}, `  redlatch.acquire{attempts=3 contended=true kind=read name=catalogue outcome=acquired} +subscribed +woken{wake=message}
+  redlatch.acquire{attempts=1 contended=false kind=read name=catalogue outcome=acquired}
+  redlatch.hold{kind=read name=catalogue owner}
+    redlatch.release{kind=read name=catalogue}
+  redlatch.hold{kind=read name=catalogue owner}
+    redlatch.release{kind=read name=catalogue}
+`)
+		check("writer", func(ctx context.Context) {
+			require.NoError(t, c.RWLock("catalogue").Write().Do(ctx, nothing))
+		}, `  redlatch.acquire{attempts=1 contended=false kind=write name=catalogue outcome=acquired}
+  redlatch.hold{kind=write name=catalogue owner}
+    redlatch.release{kind=write name=catalogue}
+`)
+
+		check("release that fails", func(ctx context.Context) {
+			h, err := c.Lock("stuck").Lock(ctx)
+			require.NoError(t, err)
+			s.SetError("ERR a bug")
+			require.ErrorContains(t, h.Unlock(ctx), "a bug")
+			s.SetError("")
+		}, `  redlatch.acquire{attempts=1 contended=false kind=lock name=stuck outcome=acquired}
+  redlatch.hold{kind=lock name=stuck owner}
+    redlatch.release{kind=lock name=stuck} FAILED
+`)
+
+		seats, leased := c.Semaphore("seats"), c.PermitSemaphore("leased")
+		require.NoError(t, seats.AddPermits(t.Context(), 1))
+		require.NoError(t, leased.AddPermits(t.Context(), 1))
+		r.spans.Reset()
+		require.NoError(t, seats.Acquire(t.Context(), 1))
+		require.ErrorIs(t, seats.TryAcquire(t.Context(), 1), lock.ErrNotAcquired)
+		require.NoError(t, seats.Release(t.Context(), 1))
+		permit, err := leased.Acquire(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, permit.Release(t.Context()))
+		require.Equal(t, `redlatch.acquire{attempts=1 contended=false kind=semaphore name=seats outcome=acquired}
+redlatch.acquire{attempts=1 contended=true kind=semaphore name=seats outcome=not_acquired}
+redlatch.acquire{attempts=1 contended=false kind=permit-semaphore name=leased outcome=acquired}
+redlatch.hold{kind=permit-semaphore name=leased permit=`+permit.ID()+`}
+  redlatch.release{kind=permit-semaphore name=leased}
 `, r.tree())
 
-		require.NoError(t, c.RWLock("catalogue").Read().Do(t.Context(), nothing)) // loads the scripts
-		r.spans.Reset()
-		theirs, err = other.RWLock("catalogue").Write().Lock(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			waitForWaiters(t, conn, 1, 2, c)
-			go func() { done <- c.RWLock("catalogue").Read().Do(ctx, nothing) }()
-			waitForWaiters(t, conn, 2, 2, c)
-			require.NoError(t, theirs.Unlock(t.Context()))
-			require.NoError(t, <-done)
-			require.NoError(t, <-done)
-			require.NoError(t, c.RWLock("catalogue").Write().Do(ctx, nothing))
-		})
-		tree := r.tree()
-		for _, line := range []string{
-			"redlatch.acquire{attempts=3 contended=true kind=read name=catalogue outcome=acquired} +subscribed +woken{wake=message}",
-			"redlatch.acquire{attempts=1 contended=false kind=read name=catalogue outcome=acquired}",
-			"redlatch.acquire{attempts=1 contended=false kind=write name=catalogue outcome=acquired}",
-			"redlatch.hold{kind=write name=catalogue owner}\n    redlatch.release{kind=write name=catalogue}",
-		} {
-			assert.Contains(t, tree, "  "+line+"\n")
-		}
-		assert.Equal(t, 2, strings.Count(tree, "  redlatch.hold{kind=read name=catalogue owner}\n    redlatch.release{kind=read name=catalogue}\n"), tree)
+		check("latch", func(ctx context.Context) {
+			require.NoError(t, c.CountDownLatch("import").Wait(ctx))
+			require.NoError(t, second(other.CountDownLatch("import").TrySetCount(ctx, 1)))
+			bounded, cancel := context.WithTimeout(ctx, time.Second)
+			defer cancel()
+			require.ErrorIs(t, c.CountDownLatch("import").Wait(bounded), context.DeadlineExceeded)
+			require.NoError(t, s.Set("import", "one"))
+			require.Error(t, c.CountDownLatch("import").Wait(ctx))
+		}, `  redlatch.wait{attempts=1 kind=latch name=import outcome=open}
+  redlatch.wait{attempts=2 kind=latch name=import outcome=not_open}
+  redlatch.wait{attempts=1 kind=latch name=import outcome=error} FAILED
+`)
+
+		check("election", func(ctx context.Context) {
+			e := c.Election("scheduler")
+			term, err := e.Campaign(ctx, "host-7")
+			require.NoError(t, err)
+			r.under(term.Context(), "work", func(context.Context) {})
+			require.ErrorIs(t, second(e.Campaign(ctx, "host-8", lock.Wait(0))), lock.ErrNotAcquired)
+			require.NoError(t, second(e.Leader(ctx)))
+			for range e.Observe(ctx) {
+				break
+			}
+			require.NoError(t, term.Resign(ctx))
+			term, err = e.Campaign(ctx, "host-7")
+			require.NoError(t, err)
+			require.True(t, s.Del("scheduler"))
+			require.ErrorIs(t, term.Resign(ctx), lock.ErrLost)
+		}, `  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
+  redlatch.hold{kind=election name=scheduler owner token=1}
+    work
+    redlatch.release{kind=election name=scheduler}
+  redlatch.acquire{attempts=1 contended=true kind=election name=scheduler outcome=not_acquired}
+  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
+  redlatch.hold{kind=election name=scheduler owner token=2} +lost{reason=gone from the server} FAILED
+    redlatch.release{kind=election name=scheduler} FAILED
+`)
+
+		check("once", func(ctx context.Context) {
+			for range 2 {
+				require.NoError(t, second(c.Once("report").Run(ctx, "1", func(ctx context.Context) error {
+					r.under(ctx, "work", func(context.Context) {})
+					return nil
+				})))
+			}
+		}, `  redlatch.acquire{attempts=1 contended=false kind=once name=report outcome=acquired}
+  redlatch.hold{kind=once name=report owner}
+    work
+    redlatch.release{kind=once name=report}
+`)
 	})
 }
 
 // Groups of locks have their own spans, with those of their members inside.
 func TestSpansOfGroups(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) { // in virtual time several begin at once
 		r := record(t)
 		c := harness.Client(t, s, r.options()...)
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			both := c.MultiLock(c.Lock("b"), c.Lock("a"), c.FencedLock("c"))
-			require.NoError(t, both.Do(ctx, func(ctx context.Context) error {
-				r.under(ctx, "work", func(context.Context) {})
-				_, err := both.TryLock(ctx)
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-				return nil
-			}))
-		})
+		tryInside := func(l lock.Locker) func(ctx context.Context) {
+			return func(ctx context.Context) {
+				require.NoError(t, l.Do(ctx, func(ctx context.Context) error {
+					require.ErrorIs(t, second(l.TryLock(ctx)), lock.ErrNotAcquired)
+					return nil
+				}))
+			}
+		}
+		r.under(t.Context(), "request", tryInside(c.MultiLock(c.Lock("b"), c.Lock("a"), c.FencedLock("c"))))
 		require.Equal(t, `request
   redlatch.acquire{attempts=1 contended=false kind=multi name=b,a,c outcome=acquired}
     redlatch.hold{kind=lock name=a owner}
@@ -246,24 +348,12 @@ func TestSpansOfGroups(t *testing.T) {
     redlatch.hold{kind=fenced name=c owner token=1}
       redlatch.release{kind=fenced name=c}
   redlatch.hold{kind=multi name=b,a,c}
-    work
     redlatch.acquire{attempts=1 contended=true kind=multi name=b,a,c outcome=not_acquired}
     redlatch.release{kind=multi name=b,a,c}
 `, r.tree())
 
 		r.spans.Reset()
-		members := []lock.Locker{c.Lock("orders")}
-		for range 2 {
-			members = append(members, harness.Client(t, harness.Own(t, s.Program), r.options()...).Lock("orders"))
-		}
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			red := c.RedLock(members...)
-			require.NoError(t, red.Do(ctx, func(ctx context.Context) error {
-				_, err := red.TryLock(ctx)
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-				return nil
-			}))
-		})
+		r.under(t.Context(), "request", tryInside(c.RedLock(c.Lock("orders"))))
 		var ordered strings.Builder
 		for line := range strings.Lines(r.tree()) {
 			if !strings.Contains(line, "kind=lock") { // their order varies
@@ -279,149 +369,26 @@ func TestSpansOfGroups(t *testing.T) {
 	})
 }
 
-// A wait is a span, whatever its outcome.
-func TestSpansOfWaits(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		c, other := harness.Client(t, s, r.options()...), harness.Client(t, s).CountDownLatch("import")
-		conn := harness.Conn(t, s.Addr)
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			require.NoError(t, c.CountDownLatch("import").Wait(ctx))
-			_, err := other.TrySetCount(ctx, 1)
-			require.NoError(t, err)
-			bounded, cancel := context.WithCancel(ctx)
-			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-			done := make(chan error, 1)
-			go func() { done <- c.CountDownLatch("import").Wait(bounded) }()
-			waitForListeners(t, c, 1)
-			harness.Eventually(t, patience, "two reads", func() bool {
-				return harness.Commands(t, conn)["evalsha"] == 2 && c.Stats().Background == 0
-			})
-			cancel()
-			require.ErrorIs(t, <-done, context.Canceled)
-			harness.Do(t, s.Addr, "SET", "import", "one")
-			require.Error(t, c.CountDownLatch("import").Wait(ctx))
-		})
-		require.Equal(t, `request
-  redlatch.wait{attempts=1 kind=latch name=import outcome=open}
-  redlatch.wait{attempts=2 kind=latch name=import outcome=not_open}
-  redlatch.wait{attempts=1 kind=latch name=import outcome=error} FAILED
-`, r.tree())
-	})
-}
-
-// A term is a hold whose token is that of the term. A run of once-only work is a hold with the name of
-// the work; what finds the work done, and what only reads, has no span.
-func TestSpansOfElectionsAndOnce(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		c := harness.Client(t, s, r.options()...)
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			e := c.Election("scheduler")
-			for range 2 {
-				term, err := e.Campaign(ctx, "host-7")
-				require.NoError(t, err)
-				r.under(term.Context(), "work", func(context.Context) {})
-				_, err = e.Campaign(ctx, "host-8", lock.Wait(0))
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-				_, err = e.Leader(ctx)
-				require.NoError(t, err)
-				for range e.Observe(ctx) {
-					break
-				}
-				require.NoError(t, term.Resign(ctx))
-			}
-			for _, ran := range []bool{true, false} {
-				got, err := c.Once("report").Run(ctx, "1", func(ctx context.Context) error {
-					r.under(ctx, "work", func(context.Context) {})
-					return nil
-				})
-				require.NoError(t, err)
-				require.Equal(t, ran, got)
-			}
-		})
-		require.Equal(t, `request
-  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
-  redlatch.hold{kind=election name=scheduler owner token=1}
-    work
-    redlatch.release{kind=election name=scheduler}
-  redlatch.acquire{attempts=1 contended=true kind=election name=scheduler outcome=not_acquired}
-  redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
-  redlatch.hold{kind=election name=scheduler owner token=2}
-    work
-    redlatch.release{kind=election name=scheduler}
-  redlatch.acquire{attempts=1 contended=true kind=election name=scheduler outcome=not_acquired}
-  redlatch.acquire{attempts=1 contended=false kind=once name=report outcome=acquired}
-  redlatch.hold{kind=once name=report owner}
-    work
-    redlatch.release{kind=once name=report}
-`, r.tree())
-
-		r.spans.Reset()
-		term, err := c.Election("scheduler").Campaign(t.Context(), "")
-		require.NoError(t, err)
-		harness.Do(t, s.Addr, "DEL", "scheduler")
-		require.ErrorIs(t, term.Resign(t.Context()), lock.ErrLost)
-		require.Equal(t, `redlatch.acquire{attempts=1 contended=false kind=election name=scheduler outcome=acquired}
-redlatch.hold{kind=election name=scheduler owner token=3} +lost{reason=gone from the server} FAILED
-  redlatch.release{kind=election name=scheduler} FAILED
-`, r.tree())
-	})
-}
-
-func TestSpansOfPermits(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		r := record(t)
-		c := harness.Client(t, s, r.options()...)
-		seats, leased := c.Semaphore("seats"), c.PermitSemaphore("leased")
-		_, err := seats.TrySetPermits(t.Context(), 1)
-		require.NoError(t, err)
-		_, err = leased.TrySetPermits(t.Context(), 1)
-		require.NoError(t, err)
-		var id string
-		r.under(t.Context(), "request", func(ctx context.Context) {
-			require.NoError(t, seats.Acquire(ctx, 1))
-			require.ErrorIs(t, seats.TryAcquire(ctx, 1), lock.ErrNotAcquired)
-			require.NoError(t, seats.Release(ctx, 1))
-			permit, err := leased.Acquire(ctx)
-			require.NoError(t, err)
-			require.NoError(t, permit.Release(ctx))
-			id = permit.ID()
-		})
-		require.Equal(t, `request
-  redlatch.acquire{attempts=1 contended=false kind=semaphore name=seats outcome=acquired}
-  redlatch.acquire{attempts=1 contended=true kind=semaphore name=seats outcome=not_acquired}
-  redlatch.acquire{attempts=1 contended=false kind=permit-semaphore name=leased outcome=acquired}
-  redlatch.hold{kind=permit-semaphore name=leased permit=`+id+`}
-    redlatch.release{kind=permit-semaphore name=leased}
-`, r.tree())
-	})
-}
-
 func TestSpansOfFailures(t *testing.T) {
 	const timeout = 2 * time.Second
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		r := record(t)
 		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(timeout))...)
-		gone, err := c.Lock("gone").Lock(t.Context())
-		require.NoError(t, err)
+		gone := mustLock(t, c.Lock("gone"))
 		harness.Do(t, s.Addr, "DEL", "gone")
 		<-gone.Context().Done()
 		require.ErrorIs(t, gone.Unlock(t.Context()), lock.ErrLost)
-		stuck, err := c.Lock("stuck").Lock(t.Context())
-		require.NoError(t, err)
+		stuck := mustLock(t, c.Lock("stuck"))
 		s.Kill()
 		<-stuck.Context().Done()
 		require.ErrorIs(t, stuck.Unlock(t.Context()), lock.ErrLost)
-		_, err = c.Lock("stuck").TryLock(t.Context())
-		require.Error(t, err)
+		require.Error(t, second(c.Lock("stuck").TryLock(t.Context())))
 
 		require.NoError(t, s.Restart())
 		harness.Eventually(t, 10*time.Second, "the connection is back", func() bool { return c.Ping(t.Context()) == nil })
 		harness.Do(t, s.Addr, "CLIENT", "PAUSE", "1000")
-		_, err = c.Lock("late").Lock(t.Context(), lock.Wait(100*time.Millisecond)) // its outcome is unknown
-		require.ErrorIs(t, err, lock.ErrIndeterminate)
+		require.ErrorIs(t, second(c.Lock("late").Lock(t.Context(), lock.Wait(100*time.Millisecond))), lock.ErrIndeterminate)
 
 		harness.Eventually(t, 5*time.Second, "all spans have ended", func() bool { return len(r.spans.GetSpans()) == 6 })
 		lines := strings.Split(r.tree(), "\n")
@@ -437,11 +404,10 @@ func TestSpansOfFailures(t *testing.T) {
 func TestSpansOfOddNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		r := record(t)
-		var logged textHandler
+		var log harness.Log
 		c := harness.Client(t, s, r.options(
-			redlatch.WithMetricName(func(name string) string { return name }), redlatch.WithLogger(slog.New(&logged)),
+			redlatch.WithMetricName(func(name string) string { return name }), redlatch.WithLogger(slog.New(slog.NewJSONHandler(&log, nil))),
 		)...)
-		nothing := func(context.Context) error { return nil }
 		const wait = 500 * time.Millisecond // for an attempt on a busy machine
 		for _, name := range []string{"\xff\xfe", "a\x00\x1b[2J", strings.Repeat("x", 100_000)} {
 			harness.Do(t, s.Addr, "SET", name+" string", name)
@@ -483,49 +449,133 @@ func TestSpansOfOddNames(t *testing.T) {
 			}
 		}
 		require.Greater(t, spans, 3*8)
-		lines := logged.texts()
-		for _, text := range lines {
-			valid(text)
-		}
 		for _, warning := range []string{"a key without an expiry", "a semaphore that does not exist", "under a hold on the same lock"} {
-			require.Contains(t, strings.Join(lines, "\n"), warning)
+			require.Contains(t, log.String(), warning)
 		}
 		var all metricdata.ResourceMetrics
 		require.NoError(t, r.reader.Collect(t.Context(), &all))
-		text, err := json.Marshal(all)
+		metrics, err := json.Marshal(all)
 		require.NoError(t, err)
-		require.NotContains(t, string(text), `\ufffd`) // what json writes for a byte that is not valid
-		require.NotContains(t, string(text), strings.Repeat("x", 2000))
+		for _, text := range []string{log.String(), string(metrics)} {
+			require.NotContains(t, text, `\ufffd`) // what is written for a byte that is not valid
+			require.NotContains(t, text, strings.Repeat("x", 2000))
+		}
 		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }
 
-// textHandler keeps the texts of log records.
-type textHandler struct {
-	mu  sync.Mutex
-	all []string
-}
+func TestMetrics(t *testing.T) {
+	const timeout = 2 * time.Second
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		r := record(t)
+		c := harness.Client(t, s, r.options(redlatch.WithWatchdogTimeout(timeout))...)
+		h := mustLock(t, c.Lock("orders"))
+		waiter := harness.StartLock(t, t.Context(), c.Lock("orders"))
+		harness.Waits(t, 1, c)
+		require.ErrorIs(t, second(c.FencedLock("orders").TryLock(t.Context())), lock.ErrNotAcquired)
+		harness.Eventually(t, 5*time.Second, "a renewal", func() bool { return r.measured()["redlatch.renewal.remaining"] != "" })
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, waiter.Got().Unlock(t.Context()))
 
-func (h *textHandler) texts() []string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return slices.Clone(h.all)
-}
+		doomed := mustLock(t, c.Lock("doomed"))
+		other := harness.Client(t, s)
+		harness.Eventually(t, 10*time.Second, "an expiry that wakes a waiter", func() bool { // unless it precedes the wait
+			theirs := mustLock(t, other.Lock("theirs"), lock.Lease(100*time.Millisecond))
+			require.NoError(t, c.Lock("theirs").Do(t.Context(), nothing))
+			require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+			return r.measured()["redlatch.polls"] != ""
+		})
+		s.Kill()
+		harness.Eventually(t, 10*time.Second, "a loss", func() bool { return r.measured()["redlatch.losses"] != "" })
+		require.ErrorIs(t, doomed.Unlock(t.Context()), lock.ErrLost)
+		require.NoError(t, s.Restart())
+		theirs := mustLock(t, harness.Client(t, s).Lock("theirs"))
+		defer func() { require.NoError(t, theirs.Unlock(t.Context())) }()
+		harness.Eventually(t, 20*time.Second, "a new subscriber connection", func() bool {
+			_ = c.Lock("theirs").Do(t.Context(), nothing, lock.Wait(100*time.Millisecond))
+			return r.measured()["redlatch.hub.reconnects"] != ""
+		})
 
-func (h *textHandler) Handle(_ context.Context, r slog.Record) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.all = append(h.all, r.Message)
-	r.Attrs(func(a slog.Attr) bool {
-		h.all = append(h.all, a.Value.String())
-		return true
+		got := r.measured()
+		for name, want := range map[string]string{
+			"redlatch.acquisitions":      `^counter {acquisition} {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
+			"redlatch.acquire.duration":  `^histogram s {kind=fenced outcome=not_acquired}=1 {kind=lock outcome=acquired}=\d+`,
+			"redlatch.hold.duration":     `^histogram s {kind=lock}=\d+$`,
+			"redlatch.holds":             `^gauge {hold} {kind=lock}=0$`,
+			"redlatch.waiters":           `^gauge {waiter} {kind=fenced}=0 {kind=lock}=0$`,
+			"redlatch.losses":            `^counter {hold} {kind=lock reason=lease expired}=1$`,
+			"redlatch.handoffs":          `^counter {handoff} {kind=lock}=1$`,
+			"redlatch.polls":             `^counter {attempt} {kind=lock}=\d+$`,
+			"redlatch.hub.reconnects":    `^counter {reconnect} =[1-9]\d*$`,
+			"redlatch.renewal.remaining": `^histogram s =\d+$`,
+			"redlatch.renewal.failures":  `^counter {batch} =[1-9]\d*$`,
+		} {
+			assert.Regexp(t, want, got[name], name)
+			delete(got, name)
+		}
+		assert.Empty(t, got, "metrics without an expectation")
 	})
-	return nil
 }
 
-func (*textHandler) Enabled(context.Context, slog.Level) bool { return true }
-func (h *textHandler) WithAttrs([]slog.Attr) slog.Handler     { return h }
-func (h *textHandler) WithGroup(string) slog.Handler          { return h }
+// All kinds have metrics. Heartbeats are neither polls nor renewals, and names are optional.
+func TestMetricsOfOtherKinds(t *testing.T) {
+	template := redlatch.WithMetricName(func(name string) string {
+		template, _, _ := strings.Cut(name, ":")
+		return strings.TrimPrefix(template, "private")
+	})
+	recorded(t, func(t *testing.T, s *harness.VirtualServer, c *redlatch.Client, r *recorder) {
+		check := func(want map[string]string) {
+			t.Helper()
+			got := r.measured()
+			for name, want := range want {
+				assert.Equal(t, want, got["redlatch."+name], name)
+			}
+		}
+
+		h := mustLock(t, c.FairLock("order:1"), lock.Lease(time.Hour))
+		next := waits(t.Context(), c.FairLock("order:1"), lock.Lease(time.Hour))
+		s.Reset()
+		time.Sleep(safetyPoll - 2*time.Second)
+		require.Equal(t, 1, s.Calls("evalsha"), "the heartbeat")
+		check(map[string]string{"waiters": "gauge {waiter} {kind=fair name=order}=1", "renewal.remaining": "", "polls": ""})
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, <-next)
+
+		// All readers that are next enter when a writer leaves.
+		rw := c.RWLock("private")
+		h = mustLock(t, rw.Write(), lock.Lease(time.Hour))
+		first, next := waits(t.Context(), rw.Read()), waits(t.Context(), rw.Read())
+		require.NoError(t, h.Unlock(t.Context()))
+		require.NoError(t, <-first)
+		require.NoError(t, <-next)
+		h = mustLock(t, rw.Read())
+
+		term, err := c.Election("scheduler").Campaign(t.Context(), "")
+		require.NoError(t, err)
+		check(map[string]string{"holds": "gauge {hold} {kind=election name=scheduler}=1 {kind=fair name=order}=0 {kind=read}=1 {kind=write}=0"})
+		require.NoError(t, term.Resign(t.Context()))
+		for range 2 {
+			require.NoError(t, second(c.Once("report").Run(t.Context(), "1", nothing)))
+		}
+		theirs := mustLock(t, s.Client(t).Lock("order:3"), lock.Lease(time.Second))
+		require.NoError(t, c.Lock("order:3").Do(t.Context(), nothing)) // woken by the expiry
+		require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
+
+		check(map[string]string{
+			"acquisitions": "counter {acquisition} {kind=election name=scheduler outcome=acquired}=1 {kind=fair name=order outcome=acquired}=2 " +
+				"{kind=lock name=order outcome=acquired}=1 {kind=once name=report outcome=acquired}=1 " +
+				"{kind=read outcome=acquired}=3 {kind=write outcome=acquired}=1",
+			"waiters": "gauge {waiter} {kind=election name=scheduler}=0 {kind=fair name=order}=0 {kind=lock name=order}=0 " +
+				"{kind=once name=report}=0 {kind=read}=0 {kind=write}=0",
+			"hold.duration": "histogram s {kind=election name=scheduler}=1 {kind=fair name=order}=2 {kind=lock name=order}=1 " +
+				"{kind=once name=report}=1 {kind=read}=2 {kind=write}=1",
+			"handoffs": "counter {handoff} {kind=fair name=order}=1",
+			"polls":    "counter {attempt} {kind=lock name=order}=1",
+		})
+		require.NoError(t, h.Unlock(t.Context()))
+	}, template)
+}
 
 // The documentation lists everything that the code emits.
 func TestTelemetryIsDocumented(t *testing.T) {

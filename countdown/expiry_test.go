@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // A count expires at its time, which counting down does not change. The waiters learn of it
@@ -44,37 +43,4 @@ func TestExpiryReleasesWaiters(t *testing.T) {
 			})
 		})
 	}
-}
-
-// Java counts a latch down without changing its time to live.
-func TestTimeToLiveOnServer(t *testing.T) {
-	const ttl = time.Hour
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		l := harness.Client(t, s).CountDownLatch(key)
-		set, err := l.TrySetCountFor(t.Context(), 5, ttl)
-		require.NoError(t, err)
-		require.True(t, set)
-		kept := func() {
-			t.Helper()
-			left := harness.PTTL(t, s.Addr, key)
-			require.LessOrEqual(t, left, ttl.Milliseconds())
-			require.Greater(t, left, ttl.Milliseconds()-60_000)
-		}
-		kept()
-		countDown(t, l, 4)
-		kept()
-		require.EqualValues(t, 3, java(t, s, "down", 0))
-		kept()
-		require.Zero(t, java(t, s, "set", 7))
-		kept()
-		_, err = l.CountDownN(t.Context(), 3)
-		require.NoError(t, err)
-		nothingLeft(t, s)
-
-		// A count of zero needs no time to live.
-		set, err = l.TrySetCountFor(t.Context(), 0, ttl)
-		require.NoError(t, err)
-		require.True(t, set)
-		nothingLeft(t, s)
-	})
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -143,7 +142,7 @@ func TestObserveWithoutMessages(t *testing.T) {
 // Observers that lose every message, their connection, or nothing arrive at the right leader after
 // many changes.
 func TestObserversArrive(t *testing.T) {
-	changes := harness.Size(200, 1000)
+	changes := harness.Size(60, 1000)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		a, heard := harness.Client(t, s), harness.Client(t, s)
 		deaf, mute := harness.GatedClient(t, s)
@@ -160,7 +159,7 @@ func TestObserversArrive(t *testing.T) {
 				resign(t, term)
 			}
 			term = campaign(t, a, fmt.Sprint(i))
-			if i%50 == 25 {
+			if i%20 == 10 {
 				unstable.Redirect(s) // cuts the connections
 			}
 		}
@@ -241,25 +240,5 @@ func TestObserveAndOutage(t *testing.T) {
 		harness.Do(t, s.Addr, "DEL", wire.ElectionTerm(name))
 		harness.Do(t, s.Addr, "LPUSH", wire.ElectionTerm(name), "x")
 		require.ErrorContains(t, ended(t, long, safetyPoll+soon), "WRONGTYPE")
-	})
-}
-
-// An observer sees nothing change while a leader that is cut off may still lead.
-func TestObserveALeaderThatDies(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		c := s.Client(t)
-		dying := s.Client(t)
-		term := campaign(t, dying, "dying")
-		all := observe(t.Context(), c.Election(name))
-		sees(t, all, term, time.Second)
-		dying.Close() // leaves the lock to its lease
-		require.ErrorIs(t, context.Cause(term.Context()), lock.ErrClosed)
-		next := stand(t, c, "next")
-		time.Sleep(15 * time.Second)
-		synctest.Wait()
-		require.True(t, next.Running())
-		require.Empty(t, all)
-		sees(t, all, next.Got(), time.Second)
-		resign(t, next.Value)
 	})
 }

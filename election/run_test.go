@@ -201,26 +201,3 @@ func TestRunEndsEarly(t *testing.T) {
 		require.ErrorIs(t, r.EndWithin(soon), lock.ErrClosed)
 	})
 }
-
-// Shutdown waits for the end of a term, which the program has to end.
-func TestRunAndShutdown(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		begun, finish := make(chan struct{}), make(chan struct{})
-		r := run(t, t.Context(), c, func(context.Context, *election.Term) error {
-			close(begun)
-			<-finish
-			return nil
-		})
-		harness.Receive(t, soon, "a term", begun)
-		down := harness.Start(t, t.Context(), func(ctx context.Context) (struct{}, error) { return struct{}{}, c.Shutdown(ctx) })
-		waits := stand(t, other, "next")
-		harness.Waits(t, 1, other)
-		require.True(t, down.Running())
-		close(finish)
-		require.ErrorIs(t, r.EndWithin(soon), lock.ErrClosed)
-		require.NoError(t, down.EndWithin(soon))
-		resign(t, waits.Got())
-		onlyTokensLeft(t, s)
-	})
-}

@@ -13,8 +13,6 @@ import (
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/testserver"
-	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -28,7 +26,7 @@ const (
 // eachOwn runs a test on a server of its own, which would not answer again if a script had no bound.
 func eachOwn(t *testing.T, test func(t *testing.T, w *world)) {
 	for _, program := range harness.Programs(t) {
-		t.Run(program, func(t *testing.T) { test(t, newWorld(t, harness.Own(t, program), 5*time.Minute)) })
+		t.Run(program, func(t *testing.T) { test(t, newWorld(t, harness.Own(t, program))) })
 	}
 }
 
@@ -54,15 +52,10 @@ func (w *world) fill(n int, first map[string]int64) {
 	}
 }
 
-// dump returns the values of all keys of the lock.
-func (w *world) dump() (all []string) {
-	w.t.Helper()
-	for _, name := range keysOf(orders) {
-		value, err := testserver.Query(w.addr, "DUMP", name)
-		require.NoError(w.t, err)
-		all = append(all, value...)
-	}
-	return all
+// alive are the scores of waiters of redlatch whose heartbeats count for an hour.
+func alive() map[string]int64 {
+	late := time.Now().Add(time.Hour).UnixMilli()
+	return map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1}
 }
 
 // within returns a context that ends after a bounded time.
@@ -75,10 +68,9 @@ func within(t *testing.T) context.Context {
 // Every script fails on a queue that is too long, and changes nothing.
 func TestAQueueThatIsTooLong(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
-		holder, waiter := w.claim(), w.claim()
-		require.True(t, w.acquire(holder).Acquired)
-		w.acquire(waiter)
-		w.fill(100_000, map[string]int64{wire.FairOrder(orders): 0})
+		holder, waiters := w.held(orders, 1)
+		waiter := waiters[0]
+		w.fill(mostWaiters+5000, map[string]int64{wire.FairOrder(orders): 0})
 		before := w.dump()
 		for name, do := range map[string]func(ctx context.Context) error{
 			"acquire":             func(ctx context.Context) error { _, err := w.p.Acquire(ctx, w.claim()); return err },
@@ -90,7 +82,7 @@ func TestAQueueThatIsTooLong(t *testing.T) {
 			"queue":               func(ctx context.Context) error { _, err := w.p.Queue(ctx); return err },
 			"transfer":            func(ctx context.Context) error { _, err := w.p.Transfer(ctx, holder, waiter.ID, lease); return err },
 			"confirm for a waiter": func(ctx context.Context) error {
-				_, err := fairlock.ConfirmClaim(ctx, w.p, holder, nil, []string{waiter.ID.String()})
+				_, err := fairlock.ConfirmClaim(ctx, w.p, holder, nil, ids(waiter))
 				return err
 			},
 		} {
@@ -99,36 +91,30 @@ func TestAQueueThatIsTooLong(t *testing.T) {
 		}
 
 		// A heartbeat sends its waiters to an attempt, which fails. Waiters of other locks keep their positions.
-		good := &engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease, Waits: true}
-		require.True(t, w.acquire(&engine.Claim{Key: "good", ID: w.s.NewOwner(), Lease: lease}).Acquired)
-		w.acquire(good)
-		renewed := w.p.HeartbeatRenewer().Renew(within(t), [][]watchdog.Subject{{w.position(waiter), w.position(good)}}, lease, false)[0]
-		require.NoError(t, renewed.Err)
-		require.Equal(t, []bool{false, true}, renewed.Held)
+		_, good := w.held("good", 1)
+		require.Equal(t, []bool{false, true}, w.heartbeat(waiter, good[0]))
 	})
 }
 
 // A script reads the list of a queue whose keys do not fit together once, and forgets so many dead waiters.
 func TestALongQueueWithoutTimes(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
-		holder, waiter := w.claim(), w.claim()
-		require.True(t, w.acquire(holder).Acquired)
-		w.acquire(waiter)
+		holder, waiters := w.held(orders, 1)
 		w.fill(9_500, map[string]int64{wire.FairOrder(orders): 0})
 		// Dead waiters, before the waiters of the list in the order.
 		harness.Do(t, w.addr, "EVAL", `for i = 1, 100000 do redis.call('ZADD', KEYS[1], 0, 'dead ' .. i) end`, "1", wire.FairOrder(orders))
-		_, err := w.p.Acquire(within(t), waiter)
+		_, err := w.p.Acquire(within(t), waiters[0])
 		require.NoError(t, err)
-		claims := []*engine.Claim{waiter}
 		for range 100 {
-			claims = append(claims, w.claim())
+			waiters = append(waiters, w.claim())
 		}
-		_, err = w.p.AcquireAll(within(t), claims)
+		_, err = w.p.AcquireAll(within(t), waiters)
 		require.NoError(t, err)
+
 		released, err := w.p.Release(within(t), holder)
 		require.NoError(t, err)
 		require.Equal(t, engine.Free, released.State)
-		a, err := w.p.Acquire(within(t), waiter)
+		a, err := w.p.Acquire(within(t), waiters[0])
 		require.NoError(t, err)
 		require.True(t, a.Acquired)
 	})
@@ -137,21 +123,19 @@ func TestALongQueueWithoutTimes(t *testing.T) {
 // A queue has a last place. Waiters that have one keep it.
 func TestAFullQueue(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
-		holder, waiter := w.claim(), w.claim()
-		require.True(t, w.acquire(holder).Acquired)
-		w.acquire(waiter)
-		late := time.Now().Add(time.Hour).UnixMilli()
-		w.fill(mostWaiters-2, map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1})
-		last := w.claim()
+		w.held(orders, 1)
+		w.fill(mostWaiters-2, alive())
+		last, once := w.claim(), w.claim()
+		once.Waits = false
 		require.True(t, w.acquire(last).Requeued)
+
 		before := w.dump()
 		_, err := w.p.Acquire(within(t), w.claim())
 		require.ErrorContains(t, err, "65535 waiters")
 		require.Equal(t, before, w.dump())
 		require.True(t, w.acquire(last).Queued)
-		once := w.claim()
-		once.Waits = false
 		require.False(t, w.acquire(once).Acquired)
+
 		require.Equal(t, engine.NotHeld, w.release(last).State)
 		require.True(t, w.acquire(w.claim()).Requeued)
 	})
@@ -163,7 +147,7 @@ func TestManyDeadWaiters(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
 		conn := harness.Conn(t, w.addr)
 		w.fill(dead, map[string]int64{wire.FairTimeouts(orders): 1})
-		waiter, renewed := w.claim(), []bool(nil)
+		waiter := w.claim()
 		for attempt := 0; ; attempt++ {
 			before := harness.Commands(t, conn)["lpop"]
 			a, err := w.p.Acquire(within(t), waiter)
@@ -175,8 +159,7 @@ func TestManyDeadWaiters(t *testing.T) {
 			}
 			require.Equal(t, time.Millisecond, a.FreeIn, "the next attempt follows at once")
 			if attempt == 0 { // a heartbeat goes on as well, and sends the waiter for another attempt
-				renewed = w.p.HeartbeatRenewer().Renew(within(t), [][]watchdog.Subject{{w.position(waiter)}}, lease, false)[0].Held
-				require.Equal(t, []bool{false}, renewed)
+				require.Equal(t, []bool{false}, w.heartbeat(waiter))
 			}
 		}
 	})
@@ -186,12 +169,12 @@ func TestManyDeadWaiters(t *testing.T) {
 func TestManyEarlierWaiters(t *testing.T) {
 	eachOwn(t, func(t *testing.T, w *world) {
 		conn := harness.Conn(t, w.addr)
-		require.True(t, w.acquire(w.claim()).Acquired)
-		late := time.Now().Add(time.Hour).UnixMilli()
-		w.fill(20*mostRemoved, map[string]int64{wire.FairTimeouts(orders): late, wire.FairAlive(orders): late, wire.FairOrder(orders): 1})
+		w.held(orders, 0)
+		w.fill(20*mostRemoved, alive())
 		evicted := w.claim()
 		harness.Do(t, w.addr, "ZADD", wire.FairOrder(orders), "inf", evicted.ID.String())
-		harness.Do(t, w.addr, "ZADD", wire.FairAlive(orders), strconv.FormatInt(late, 10), evicted.ID.String())
+		harness.Do(t, w.addr, "ZADD", wire.FairAlive(orders), strconv.FormatInt(time.Now().Add(time.Hour).UnixMilli(), 10), evicted.ID.String())
+
 		before := harness.Commands(t, conn)["lpop"]
 		a, err := w.p.Acquire(within(t), evicted)
 		require.NoError(t, err)
@@ -206,7 +189,7 @@ func TestTheFirstWaitersOfALongQueue(t *testing.T) {
 		w.fill(mostWaiters, map[string]int64{wire.FairTimeouts(orders): math.MaxInt32 * int64(1000)})
 		waiters, err := w.p.Queue(within(t))
 		require.NoError(t, err)
-		require.Equal(t, 10_000, len(waiters))
+		require.Len(t, waiters, 10_000)
 		require.Equal(t, time.UnixMilli(math.MaxInt32*1000+1), waiters[0].Deadline)
 	})
 }

@@ -5,172 +5,133 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/internal/harness"
 )
+
+// The tests of this file say what happens to waiters that are not heard in time, and to those that Java
+// has evicted, in virtual time. TestLockstep shows it for all other orders of requests.
+
+func inVirtualTime(t *testing.T, test func(t *testing.T, w *world)) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) { test(t, worldOn(t, s.Conn(t))) })
+}
 
 // After an outage all heartbeats are overdue. Whichever comes first, and whenever the lock is
 // released, the order is the same as before.
 func TestTheOrderSurvivesAnOutage(t *testing.T) {
 	for released := range 5 { // so many requests come before the release
-		inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-			holder, line, late := w.ours(), []*waiter{}, w.ours()
-			holder.mustAcquire(time.Hour)
-			for range 6 {
-				line = append(line, w.ours())
-				line[len(line)-1].mustWait()
-			}
+		inVirtualTime(t, func(t *testing.T, w *world) {
+			holder, line := w.held(orders, 6)
+			late := w.claim()
 			time.Sleep(2 * w.p.PositionTTL())
 			for i, request := range []func(){
 				func() { w.heartbeat(line[3], line[2]) },
-				func() { line[1].mustWait() },
-				func() { late.mustWait() },
+				func() { w.acquire(line[1]) },
+				func() { w.acquire(late) },
 				func() { w.heartbeat(line[4], line[0]) },
-				func() { line[5].mustWait() },
+				func() { w.acquire(line[5]) },
 			} {
 				if i == released {
-					holder.release()
+					w.release(holder)
 				}
 				request()
 				time.Sleep(w.p.PositionTTL() / 20)
 			}
-			w.inOrder(append(line, late)...)
-			for _, u := range append(line, late) {
-				u.mustAcquire(lease)
-				u.release()
+
+			line = append(line, late)
+			require.Equal(t, ids(line...), w.queue())
+			for _, c := range line {
+				require.True(t, w.acquire(c).Acquired)
+				w.release(c)
 			}
-			w.nothingLeft()
 		})
 	}
 }
 
-// Waiters that are not heard after an outage are dropped when the others send their second
-// heartbeats.
-func TestTheDeadOfAnOutageAreDropped(t *testing.T) {
-	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		holder, dead, second := w.ours(), w.ours(), w.ours()
-		holder.mustAcquire(lease)
-		dead.mustWait()
-		second.mustWait()
-		time.Sleep(2 * w.p.PositionTTL())
-		holder.release()
-		second.mustOutlive(dead, w.p.PositionTTL()/3)
-	})
-}
-
-// A queue of dead waiters does not keep out a single attempt, and disappears soon after the
-// next release.
-func TestAQueueOfTheDeadIsNoObstacle(t *testing.T) {
-	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		holder, once := w.ours(), w.ours()
-		once.claim.Waits = false
-		holder.mustAcquire(lease)
-		w.ours().mustWait()
-		w.ours().mustWait()
-		time.Sleep(w.p.PositionTTL() - time.Millisecond)
-		holder.release()
-		acquired, _ := once.poll(lease)
-		require.False(t, acquired, "they may be alive")
-		time.Sleep(time.Millisecond)
-		once.mustAcquire(lease)
-		once.release()
-		time.Sleep(w.p.PositionTTL() + time.Millisecond)
-		w.nothingLeft()
-	})
-}
-
-// A waiter of ours that Java evicts after its rank has expired, and after its death, does not hide a
-// Java waiter from a single attempt.
-func TestADeadWaiterWithoutARankHidesNobody(t *testing.T) {
-	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		holder, unranked, head, once := w.ours(), w.ours(), w.ours(), w.ours()
-		patient, hidden := w.java(1), w.java(2)
-		patient.wait = 10 * time.Hour
-		once.claim.Waits = false
-		holder.mustAcquire(lease)
-		patient.mustWait()
-		unranked.mustWait()
-		time.Sleep(time.Hour)
-		patient.mustAcquire(lease)
-		require.Equal(t, []bool{true}, w.heartbeat(unranked))
-		head.mustWait()
-		time.Sleep(lease + 3*w.wait/2)
-		hidden.mustWait()
-		w.inOrder(head, hidden)
-		once.mustWait()
-		w.inOrder(hidden)
-		hidden.mustAcquire(lease)
-	})
-}
-
-// While the lock is held no waiter loses its queue position, however late its heartbeat is and
-// whichever request comes meanwhile.
-func TestNothingIsDroppedWhileTheLockIsHeld(t *testing.T) {
-	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		for what, request := range map[string]func(holder, last *waiter){
-			"attempt":   func(_, last *waiter) { last.mustWait() },
-			"heartbeat": func(_, last *waiter) { w.heartbeat(last) },
-			"confirm":   func(holder, last *waiter) { w.confirm(holder, nil, last) },
-			"leave":     func(_, last *waiter) { w.ours().leave() },
-			"release":   func(_, last *waiter) { require.Zero(t, w.release(w.ours().claim)) },
-		} {
-			w.s.FlushAll()
-			holder, first, second, last := w.ours(), w.ours(), w.ours(), w.ours()
-			holder.mustAcquire(time.Hour)
-			for _, u := range []*waiter{first, second, last} {
-				u.mustWait()
+// A waiter is dropped as soon as its heartbeat does not count any more; after an outage in which all are
+// silent, when the others send their second heartbeats.
+func TestADeadWaiterIsDroppedSoon(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		ttl := w.p.PositionTTL()
+		for _, outage := range []time.Duration{0, 2 * ttl} {
+			holder, line := w.held(orders, 2)
+			dead, second := line[0], line[1]
+			time.Sleep(outage)
+			rest := ttl / 3
+			if outage == 0 {
+				time.Sleep(time.Second)
+				require.Equal(t, []bool{true}, w.heartbeat(second))
+				rest = ttl - time.Second
 			}
-			time.Sleep(3 * w.p.PositionTTL())
-			request(holder, last)
-			require.Equal(t, ownersOfAll([]*waiter{first, second, last}), w.queue(), what)
+			w.release(holder)
+			require.Negative(t, w.acquire(second).FreeIn, "it is not the head")
+
+			time.Sleep(rest - time.Millisecond)
+			require.Equal(t, ids(dead, second), w.queue())
+			time.Sleep(time.Millisecond)
+			require.Equal(t, []bool{false}, w.heartbeat(second), "it can acquire the lock")
+			require.True(t, w.acquire(second).Acquired)
+			w.release(second)
+			require.Empty(t, w.queue())
 		}
 	})
 }
 
-// Waiters that a Java client with a fast clock has evicted return in their order, whichever of
-// them is heard first, and before the lock is given to another waiter.
+// A queue of dead waiters does not keep out a single attempt.
+func TestAQueueOfTheDeadIsNoObstacle(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		holder, _ := w.held(orders, 2)
+		once := w.claim()
+		once.Waits = false
+		time.Sleep(w.p.PositionTTL() - time.Millisecond)
+		w.release(holder)
+		require.False(t, w.acquire(once).Acquired, "they may be alive")
+
+		time.Sleep(time.Millisecond)
+		require.True(t, w.acquire(once).Acquired)
+		w.release(once)
+		time.Sleep(w.p.PositionTTL() + time.Millisecond)
+		require.Empty(t, w.queue())
+	})
+}
+
+// evict has a Java client with a fast clock evict all waiters of redlatch. It is the only waiter then.
+func (w *world) evict() (java string) {
+	w.t.Helper()
+	fast := newJava(w.t, w.s.Client, 1, fairWait)
+	fast.ahead = 2 * time.Hour
+	require.False(w.t, fast.acquire())
+	require.Equal(w.t, []string{fast.owner}, w.queue())
+	return fast.owner
+}
+
+// Waiters that Java has evicted return in their order, whichever of them is heard first.
 func TestEvictedWaitersReturnInOrder(t *testing.T) {
-	orders := [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}, {1, 3, 0, 2}}
-	for _, order := range orders {
-		inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-			holder := w.ours()
-			holder.mustAcquire(10 * time.Hour)
-			var line []*waiter
-			for range 4 {
-				line = append(line, w.ours())
-				line[len(line)-1].mustWait()
-			}
-			slow, fast := w.java(1), w.java(2)
-			slow.wait = 10 * time.Hour
-			slow.mustWait()
-			fast.ahead = 10*time.Hour + 30*time.Minute
-			fast.wait = 10 * time.Hour
-			fast.mustWait()
-			w.inOrder(slow, fast)
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}, {1, 3, 0, 2}} {
+		inVirtualTime(t, func(t *testing.T, w *world) {
+			_, line := w.held(orders, 4)
+			java := w.evict()
 			for i, n := range order {
 				if i%2 == 0 {
 					w.heartbeat(line[n])
 				} else {
-					line[n].mustWait()
+					w.acquire(line[n])
 				}
 			}
-			w.inOrder(append(line, slow, fast)...)
+			require.Equal(t, append(ids(line...), java), w.queue())
 		})
 	}
 }
 
 // Any request puts evicted waiters back, so that no other one acquires the lock before them.
 func TestEvictedWaitersAreNotOvertaken(t *testing.T) {
-	inVirtualTime(t, 5*time.Minute, func(t *testing.T, w *timeless) {
-		holder, first, second, third := w.ours(), w.ours(), w.ours(), w.ours()
-		fast := w.java(1)
-		holder.mustAcquire(time.Hour)
-		first.mustWait()
-		second.mustWait()
-		fast.ahead = 2 * time.Hour
-		fast.mustWait()
-		w.inOrder(fast)
-		holder.release()
-		third.mustWait()
-		w.inOrder(first, second, fast, third)
-		first.mustAcquire(lease)
+	inVirtualTime(t, func(t *testing.T, w *world) {
+		holder, line := w.held(orders, 2)
+		java := w.evict()
+		w.release(holder)
+		late := w.claim()
+		require.False(t, w.acquire(late).Acquired)
+		require.Equal(t, append(ids(line...), java, late.ID.String()), w.queue())
+		require.True(t, w.acquire(line[0]).Acquired)
 	})
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -40,10 +41,7 @@ func eachVirtually(t *testing.T, test func(t *testing.T, s *harness.VirtualServe
 
 // owners returns the queue of the lock "orders" on the server.
 func owners(s *harness.VirtualServer) []string {
-	if !s.Exists(listKey("orders")) {
-		return nil
-	}
-	owners, _ := s.List(listKey("orders"))
+	owners, _ := s.List(wire.FairQueue(orders)) // which fails if there is none
 	return owners
 }
 
@@ -51,7 +49,7 @@ func owners(s *harness.VirtualServer) []string {
 func queues(t *testing.T, s *harness.VirtualServer, ctx context.Context, c *redlatch.Client, opts ...lock.Option) *caller {
 	t.Helper()
 	before := len(owners(s))
-	w := harness.StartLock(t, ctx, c.FairLock("orders"), opts...)
+	w := harness.StartLock(t, ctx, c.FairLock(orders), opts...)
 	synctest.Wait()
 	queue := owners(s)
 	require.Len(t, queue, before+1)
@@ -74,22 +72,18 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 		eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
 			var line []*caller
 			begin := time.Now()
-			holder := mustLock(t, all[0].FairLock("orders"), lock.Lease(first))
+			holder := mustLock(t, all[0].FairLock(orders), lock.Lease(first))
 			for i := range waiters {
-				line = append(line, queues(t, s, t.Context(), all[i%len(all)], lock.Lease(lease), lock.Wait(time.Minute)))
+				line = append(line, queues(t, s, t.Context(), all[i%len(all)], lock.Lease(lease)))
 			}
-			line[gone].Cancel(nil)
-			harness.NotAcquired(t, line[gone].End())
+			line[gone].Leave()
 			line = slices.Delete(line, gone, gone+1)
 			for i, w := range line {
-				h := w.Got()
-				require.Equal(t, w.Owner, h.Owner().String())
+				require.Equal(t, w.Owner, w.Got().Owner().String())
 				require.InDelta(t, first+time.Duration(i)*lease, w.At.Sub(begin), float64(time.Duration(i+1)*grain))
 			}
-			for _, h := range []lock.Hold{holder, line[0].Value, line[waiters-3].Value} {
-				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-			}
 			runtime.KeepAlive(line)
+			require.ErrorIs(t, holder.Unlock(t.Context()), lock.ErrLost)
 		})
 	}
 }
@@ -99,7 +93,7 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 	const short, long = 300 * time.Millisecond, 2 * time.Minute
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
-		h := mustLock(t, all[0].FairLock("orders"))
+		h := mustLock(t, all[0].FairLock(orders))
 		var stay, leave []*caller
 		begin := time.Now()
 		for i := range 9 {
@@ -114,15 +108,13 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 			harness.NotAcquired(t, w.End())
 			require.InDelta(t, short, w.At.Sub(begin), float64(grain))
 		}
-		synctest.Wait()
-		require.Equal(t, ownersOf(stay), owners(s))
 		time.Sleep(long - time.Minute)
 		synctest.Wait()
 		require.Equal(t, ownersOf(stay), owners(s))
 		// No deadline is in the past for a Java client.
 		for _, w := range stay {
 			require.True(t, w.Running())
-			deadline, err := s.ZScore(deadlinesKey("orders"), w.Owner)
+			deadline, err := s.ZScore(wire.FairTimeouts(orders), w.Owner)
 			require.NoError(t, err)
 			require.Greater(t, int64(deadline), time.Now().Add(time.Minute).UnixMilli())
 		}
@@ -131,58 +123,49 @@ func TestWaitsOfDifferentLengthsSideBySide(t *testing.T) {
 	})
 }
 
+// Queue returns the waiters in order. A heartbeat keeps a position for a third of the watchdog timeout,
+// or for the fair wait timeout if that is less, and is sent every third of that.
 func TestQueue(t *testing.T) {
-	const timeout = 9 * time.Second // of the watchdog
-	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
-		l := all[0].FairLock("orders")
-		queue := func() (owners []string) {
-			t.Helper()
-			waiters, err := l.Queue(t.Context())
-			require.NoError(t, err)
-			for _, w := range waiters {
-				owners = append(owners, w.Owner.String())
-				// A heartbeat keeps a position for a third of the timeout, and is sent every third
-				// of that.
-				require.WithinRange(t, w.Deadline, time.Now().Add(timeout/3-timeout/9-grain), time.Now().Add(timeout/3))
+	const ttl = 3 * time.Second
+	for _, opt := range []redlatch.Option{redlatch.WithWatchdogTimeout(3 * ttl), redlatch.WithFairWaitTimeout(ttl)} {
+		eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
+			l := all[0].FairLock(orders)
+			queued := func(want ...*caller) {
+				t.Helper()
+				waiters, err := l.Queue(t.Context())
+				require.NoError(t, err)
+				var owners []string
+				for _, w := range waiters {
+					owners = append(owners, w.Owner.String())
+					require.WithinRange(t, w.Deadline, time.Now().Add(ttl-ttl/3-grain), time.Now().Add(ttl))
+				}
+				require.Equal(t, ownersOf(want), owners)
 			}
-			return owners
-		}
-		queued := func(want ...*caller) {
-			t.Helper()
-			require.Equal(t, ownersOf(want), queue())
-		}
-		queued()
-		require.Empty(t, s.Keys())
-		h := mustLock(t, l)
-		queued()
-		var line []*caller
-		for i := range 5 {
-			c, ctx := all[i%len(all)], t.Context()
-			if i == 3 {
-				ctx = lock.WithOwner(ctx, c.NewOwner())
+			queued()
+			require.Empty(t, s.Keys())
+			h := mustLock(t, l)
+			queued()
+			var line []*caller
+			for i := range 5 {
+				c, ctx := all[i%len(all)], t.Context()
+				if i == 3 {
+					ctx = lock.WithOwner(ctx, c.NewOwner())
+				}
+				line = append(line, queues(t, s, ctx, c))
 			}
-			line = append(line, queues(t, s, ctx, c))
-		}
-		queued(line...)
-		line[1].Cancel(nil)
-		harness.NotAcquired(t, line[1].End())
-		synctest.Wait()
-		line = slices.Delete(line, 1, 2)
-		for range 10 { // much longer than one heartbeat keeps a position
 			queued(line...)
-			time.Sleep(timeout / 9)
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-		harness.InOrder(t, line[0])
-		line[1].Got()
-		// It got the lock within its process, so it may still be listed.
-		listed := queue()
-		if listed[0] == line[1].Owner {
-			listed = listed[1:]
-		}
-		require.Equal(t, ownersOf(line[2:]), listed)
-		harness.InOrder(t, line[1:]...)
-	}, redlatch.WithWatchdogTimeout(timeout))
+
+			line[1].Leave()
+			synctest.Wait()
+			line = slices.Delete(line, 1, 2)
+			for range 10 { // much longer than one heartbeat keeps a position
+				queued(line...)
+				time.Sleep(ttl / 3)
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			harness.InOrder(t, line...)
+		}, opt)
+	}
 }
 
 // Java's waiters have a deadline, waiters that have lost their position are left out, and
@@ -190,36 +173,31 @@ func TestQueue(t *testing.T) {
 func TestQueueWithOthersInIt(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
-		l := c.FairLock("orders")
-		java := ownerOf(t, javaID, 42)
+		l := c.FairLock(orders)
+		java, err := lock.ParseOwner(javaID + ":42")
+		require.NoError(t, err)
 		later := time.Now().Add(5 * time.Minute)
-		at := map[string]time.Time{"dead": time.Now(), java.String(): later, "somebody": later}
-		for _, owner := range []string{"dead", java.String(), "somebody"} {
-			_, err := s.ZAdd(deadlinesKey("orders"), float64(at[owner].UnixMilli()), owner)
+		for _, w := range []struct {
+			owner string
+			dies  time.Time
+		}{{"dead", time.Now()}, {java.String(), later}, {"somebody", later}} {
+			_, err := s.ZAdd(wire.FairTimeouts(orders), float64(w.dies.UnixMilli()), w.owner)
 			require.NoError(t, err)
-			_, err = s.Push(listKey("orders"), owner)
+			_, err = s.Push(wire.FairQueue(orders), w.owner)
 			require.NoError(t, err)
 		}
 		queued, err := l.Queue(t.Context())
 		require.NoError(t, err)
-		require.Len(t, queued, 2)
-		require.Equal(t, []lock.Owner{java, {}}, []lock.Owner{queued[0].Owner, queued[1].Owner})
-		for _, w := range queued {
-			require.True(t, later.Equal(w.Deadline))
-		}
+		at := time.UnixMilli(later.UnixMilli())
+		require.Equal(t, []fairlock.Waiter{{Owner: java, Deadline: at}, {Deadline: at}}, queued)
 		require.Len(t, owners(s), 3, "it changes nothing")
 
 		var none context.Context
-		for want, look := range map[error]func() ([]fairlock.Waiter, error){
-			lock.ErrInvalid: func() ([]fairlock.Waiter, error) { return l.Queue(none) },
-			lock.ErrClosed: func() ([]fairlock.Waiter, error) {
-				c.Close()
-				return l.Queue(t.Context())
-			},
-		} {
-			_, err := look()
-			require.ErrorIs(t, err, want)
-		}
+		_, err = l.Queue(none)
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		c.Close()
+		_, err = l.Queue(t.Context())
+		require.ErrorIs(t, err, lock.ErrClosed)
 	})
 }
 
@@ -229,14 +207,14 @@ func TestADeadJavaWaiterDelaysTheOthersUntilItsDeadline(t *testing.T) {
 	const wait = 90 * time.Second
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
 		c := all[0]
-		h := mustLock(t, c.FairLock("orders"), lock.Lease(500*time.Millisecond))
+		h := mustLock(t, c.FairLock(orders), lock.Lease(500*time.Millisecond))
 		dead := newJava(t, s.Conn(t), 1, wait)
 		require.False(t, dead.acquire())
 		var line []*caller
 		for _, c := range all {
 			line = append(line, queues(t, s, t.Context(), c))
 		}
-		queued, err := c.FairLock("orders").Queue(t.Context())
+		queued, err := c.FairLock(orders).Queue(t.Context())
 		require.NoError(t, err)
 		require.Len(t, queued, 1+len(line))
 		require.Equal(t, dead.owner, queued[0].Owner.String())
@@ -264,7 +242,7 @@ func TestADeadJavaWaiterDelaysTheOthersUntilItsDeadline(t *testing.T) {
 func TestAJavaAcquirerEvictsNobody(t *testing.T) {
 	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
-		h := mustLock(t, all[0].FairLock("orders"), lock.Lease(time.Minute))
+		h := mustLock(t, all[0].FairLock(orders), lock.Lease(time.Minute))
 		first, second, last := newJava(t, s.Conn(t), 1, fairWait), newJava(t, s.Conn(t), 2, fairWait), newJava(t, s.Conn(t), 3, fairWait)
 		require.False(t, first.acquire())
 		require.False(t, second.acquire())
@@ -303,7 +281,7 @@ func TestEvictedWaitersComeBack(t *testing.T) {
 	const fairWait, timeout = 5 * time.Second, 4500 * time.Millisecond
 	const interval = timeout / 9 // of heartbeats
 	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, all []*redlatch.Client) {
-		h := mustLock(t, s.Client(t).FairLock("orders"))
+		h := mustLock(t, s.Client(t).FairLock(orders))
 		first, evictor := newJava(t, s.Conn(t), 1, time.Hour), newJava(t, s.Conn(t), 2, fairWait)
 		require.False(t, first.acquire())
 		var ours []*caller

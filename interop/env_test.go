@@ -3,14 +3,10 @@ package interop
 import (
 	"context"
 	"fmt"
-	"os"
 	"strings"
-	"sync"
 	"testing"
-	"time"
 
 	"github.com/redis/rueidis"
-	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -36,119 +32,28 @@ func at(t testing.TB, version string, servers ...*testserver.Server) *env {
 	return p
 }
 
-// eachServer runs a test for every server program, and in the second tier for a cluster of
-// redis-server. The servers are empty.
-func eachServer(t *testing.T, test func(t *testing.T, servers []*testserver.Server)) {
+// eachEnv runs a test with every version of Redisson on every server program. The servers are empty.
+func eachEnv(t *testing.T, test func(t *testing.T, p *env)) {
 	t.Helper()
-	harness.Each(t, func(t *testing.T, s *testserver.Server) { test(t, []*testserver.Server{s}) })
-	if clustered() {
-		t.Run("cluster", func(t *testing.T) { test(t, cluster(t)) })
-	}
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		for _, version := range versions() {
+			t.Run("Redisson "+version, func(t *testing.T) {
+				harness.Do(t, s.Addr, "FLUSHALL")
+				test(t, at(t, version, s))
+			})
+		}
+	})
 }
 
-// clustered reports whether tests also run on a cluster: in the second tier, if they run on
-// redis-server.
-func clustered() bool { return !testing.Short() && onRedis() }
-
-func onRedis() bool {
-	named := os.Getenv("REDLATCH_SERVERS")
-	return named == "" || strings.Contains(named, testserver.Redis)
-}
-
-// redisProgram returns the first Redis among the servers of this run.
-func redisProgram(t testing.TB) string {
+// onCluster runs a test of the second tier on a cluster of redis-server, if tests run on one.
+func onCluster(t *testing.T, test func(t *testing.T, nodes []*testserver.Server)) {
 	t.Helper()
 	for _, program := range harness.Programs(t) {
-		if strings.HasPrefix(program, testserver.Redis) {
-			return program
+		if strings.HasPrefix(program, testserver.Redis) && !testing.Short() {
+			t.Run("cluster", func(t *testing.T) { test(t, harness.Cluster(t, program).Primaries) })
+			return
 		}
 	}
-	return testserver.Redis
-}
-
-// ofRedis starts a test of the second tier whose servers run redis-server, whatever others
-// run.
-func ofRedis(t *testing.T) {
-	t.Helper()
-	harness.Full(t)
-	if !onRedis() {
-		t.Skip("its servers are of " + testserver.Redis)
-	}
-	t.Parallel()
-}
-
-func flush(t testing.TB, servers []*testserver.Server) {
-	t.Helper()
-	for _, s := range servers {
-		harness.Do(t, s.Addr, "FLUSHALL")
-	}
-}
-
-// eachEnv runs a test on all servers, each with every one of those versions of Redisson, or
-// with all if there are none. The servers are empty.
-func eachEnv(t *testing.T, of []string, test func(t *testing.T, p *env)) {
-	t.Helper()
-	if of == nil {
-		of = versions()
-	}
-	eachServer(t, func(t *testing.T, servers []*testserver.Server) {
-		for _, version := range of {
-			t.Run("Redisson "+version, func(t *testing.T) {
-				flush(t, servers)
-				test(t, at(t, version, servers...))
-			})
-		}
-	})
-}
-
-// everywhere runs a slow test with all versions of Redisson on redis-server, in parallel, and
-// with the newest on other servers.
-func everywhere(t *testing.T, test func(t *testing.T, p *env)) {
-	t.Helper()
-	eachServer(t, func(t *testing.T, servers []*testserver.Server) {
-		of := []string{newest}
-		if len(servers) == 1 && !servers[0].Valkey() {
-			of = versions()
-		}
-		for _, version := range of {
-			p := at(t, version, servers...)
-			t.Run("Redisson "+version, func(t *testing.T) {
-				t.Parallel()
-				test(t, p)
-			})
-		}
-	})
-}
-
-// clusters are the unused clusters. Starting one takes longer than many tests.
-var clusters struct {
-	mu   sync.Mutex
-	idle []*testserver.Cluster
-}
-
-// cluster returns the nodes of an empty cluster of redis-server for the exclusive use of this
-// test, which must leave it unchanged.
-func cluster(t testing.TB) []*testserver.Server {
-	t.Helper()
-	var c *testserver.Cluster
-	clusters.mu.Lock()
-	if last := len(clusters.idle) - 1; last >= 0 {
-		c, clusters.idle = clusters.idle[last], clusters.idle[:last]
-	}
-	clusters.mu.Unlock()
-	if c == nil {
-		var err error
-		c, err = testserver.StartCluster(redisProgram(t), 3, false, 15*time.Second)
-		require.NoError(t, err)
-		harness.Finally(c.Stop)
-	}
-	t.Cleanup(func() {
-		clusters.mu.Lock()
-		defer clusters.mu.Unlock()
-		clusters.idle = append(clusters.idle, c)
-	})
-	flush(t, c.Primaries)
-	return c.Primaries
 }
 
 // addrs returns the addresses of the servers.

@@ -158,12 +158,9 @@ func TestTraces(t *testing.T) {
 			return []*testserver.Server{harness.Server(t, s.Program)}
 		})
 	})
-	if clustered() {
-		t.Run("cluster", func(t *testing.T) {
-			servers := cluster(t)
-			on(t, []string{newest}, func(*testing.T) []*testserver.Server { return servers })
-		})
-	}
+	onCluster(t, func(t *testing.T, nodes []*testserver.Server) {
+		on(t, []string{newest}, func(*testing.T) []*testserver.Server { return nodes })
+	})
 	if int(ran.Load()) < len(traces) {
 		return // nothing follows from a partial run
 	}

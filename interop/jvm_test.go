@@ -40,9 +40,6 @@ const answers = 30 * time.Second
 
 // jvm is a process with a version of Redisson. It executes commands.
 type jvm struct {
-	cmd   *exec.Cmd
-	ended chan struct{}
-
 	mu    sync.Mutex
 	in    io.WriteCloser
 	last  int64
@@ -67,33 +64,6 @@ func (e *javaError) Error() string { return e.class + ": " + e.message }
 func (e *javaError) Is(target error) bool {
 	return e.class == "IllegalMonitorStateException" && target == lock.ErrNotHeld ||
 		e.class == "CancellationException" && target == errCancelled
-}
-
-// newJVM starts a process with that version. The caller ends it by stop.
-func newJVM(version string) (*jvm, error) {
-	dir := filepath.Join("redisson", version, "target")
-	if _, err := os.Stat(filepath.Join(dir, "lib")); err != nil {
-		return nil, fmt.Errorf("%w: run 'mvn -f interop/redisson compile'", err)
-	}
-	j := &jvm{calls: map[int64]chan<- answer{}, ended: make(chan struct{})}
-	j.cmd = exec.Command("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
-		"-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
-		"-cp", filepath.Join(dir, "classes")+":"+filepath.Join(dir, "lib", "*"), "interop.Main")
-	j.cmd.Stderr = os.Stderr
-	in, err := j.cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := j.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	j.in = in
-	if err := j.cmd.Start(); err != nil {
-		return nil, err
-	}
-	go j.read(out)
-	return j, nil
 }
 
 // read delivers answers until the process has ended.
@@ -121,19 +91,6 @@ func (j *jvm) read(out io.Reader) {
 	}
 	j.calls = nil
 	j.mu.Unlock()
-	_ = j.cmd.Wait()
-	close(j.ended)
-}
-
-// stop ends the process and waits for it.
-func (j *jvm) stop() {
-	_ = j.in.Close()
-	j.kill()
-}
-
-func (j *jvm) kill() {
-	_ = j.cmd.Process.Kill()
-	<-j.ended
 }
 
 // call is a command that was sent.
@@ -207,21 +164,27 @@ func shared(t testing.TB, version string) *jvm {
 	t.Helper()
 	jvmsMu.Lock()
 	defer jvmsMu.Unlock()
-	if jvms[version] == nil {
-		j, err := newJVM(version)
-		require.NoError(t, err)
-		jvms[version] = j
-		harness.Finally(j.stop)
+	if jvms[version] != nil {
+		return jvms[version]
 	}
-	return jvms[version]
-}
-
-// spawnJVM starts a process that only this test uses, and may kill.
-func spawnJVM(t testing.TB, version string) *jvm {
-	t.Helper()
-	j, err := newJVM(version)
+	dir := filepath.Join("redisson", version, "target")
+	require.DirExists(t, filepath.Join(dir, "lib"), "run 'mvn -f interop/redisson compile'")
+	cmd := exec.Command("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+		"-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+		"-cp", filepath.Join(dir, "classes")+":"+filepath.Join(dir, "lib", "*"), "interop.Main")
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
 	require.NoError(t, err)
-	t.Cleanup(j.stop)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	j := &jvm{in: in, calls: map[int64]chan<- answer{}}
+	go j.read(out)
+	jvms[version] = j
+	harness.Finally(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
 	return j
 }
 
@@ -237,14 +200,7 @@ func (j *jvm) client(t testing.TB, p *env, more ...string) *redisson {
 	t.Helper()
 	c := &redisson{j: j, name: fmt.Sprint(t.Name(), "/", time.Now().UnixNano())}
 	j.give(t, command{"do": "open", "client": c.name, "config": p.config(more)}).must(t, &c.id)
-	t.Cleanup(func() {
-		j.mu.Lock()
-		alive := j.calls != nil
-		j.mu.Unlock()
-		if alive {
-			j.give(t, command{"do": "close", "client": c.name}).must(t, nil)
-		}
-	})
+	t.Cleanup(func() { j.give(t, command{"do": "close", "client": c.name}).must(t, nil) })
 	return c
 }
 

@@ -15,27 +15,6 @@ import (
 	"github.com/redlatch/redlatch/pubsub"
 )
 
-// modes are the settings of Redisson that correspond to those of redlatch.
-var modes = map[string]pubsub.Mode{"ON": pubsub.Sharded, "OFF": pubsub.Plain}
-
-// eachMode runs a test on a cluster for each mode and with every version of Redisson that has
-// the setting.
-func eachMode(t *testing.T, test func(t *testing.T, p *env, setting string, java side)) {
-	t.Helper()
-	ofRedis(t)
-	servers := cluster(t)
-	for _, version := range []string{newest, before} {
-		p := at(t, version, servers...)
-		for setting := range modes {
-			t.Run(fmt.Sprintf("Redisson %s, %s", version, setting), func(t *testing.T) {
-				t.Parallel()
-				java := javaSide{p.theirs(t, fmt.Sprintf("  shardedSubscriptionMode: %q", setting))}
-				t.Run("objects", func(t *testing.T) { test(t, p, setting, java) })
-			})
-		}
-	}
-}
-
 // heard waits until that many clients are subscribed to channels with that prefix, by either
 // kind of pub/sub.
 func (p *env) heard(t testing.TB, sharded bool, channel string, clients int) {
@@ -64,89 +43,61 @@ func (p *env) heard(t testing.TB, sharded bool, channel string, clients int) {
 	})
 }
 
-// channelOf returns the channel of a lock's releases, or its prefix.
-func channelOf(kind, name string) string {
-	switch kind {
-	case "read", "write":
-		return wire.RWChannel(name)
-	}
-	return wire.LockChannel(name)
-}
-
+// On a cluster the sides wake each other if they have corresponding modes.
 func TestPubSubModesMatch(t *testing.T) {
-	eachMode(t, func(t *testing.T, p *env, setting string, java side) {
-		ours := goSide{p.ours(t, redlatch.WithPubSubMode(modes[setting])), false}
-		sharded := setting == "ON"
-		for _, s := range []pair{{ours, java}, {java, ours}} {
-			t.Run(s.first.String()+", then "+s.second.String(), func(t *testing.T) {
-				for _, kind := range []string{"lock", "fenced", "fair", "read", "write", "non-reentrant", "non-reentrant fair"} {
-					if !has(p.version, kind) {
-						continue
+	harness.Full(t)
+	t.Parallel()
+	onCluster(t, func(t *testing.T, nodes []*testserver.Server) {
+		for _, version := range []string{newest, before} { // the oldest has no such setting
+			for setting, mode := range map[string]pubsub.Mode{"ON": pubsub.Sharded, "OFF": pubsub.Plain, "AUTO": pubsub.Auto} {
+				t.Run(fmt.Sprintf("Redisson %s, %s", version, setting), func(t *testing.T) {
+					t.Parallel()
+					p := at(t, version, nodes...)
+					java := javaSide{p.theirs(t, fmt.Sprintf("  shardedSubscriptionMode: %q", setting))}
+					ours := goSide{p.ours(t, redlatch.WithPubSubMode(mode)), false}
+					for i, s := range [][2]side{{ours, java}, {java, ours}} {
+						wakes := func(name, channel string, release func(), wait func() *entry) {
+							tried := p.watch(t, name)
+							waiting := wait()
+							tried.asleep(t, s[1], 1)
+							p.heard(t, setting != "OFF", channel, 1)
+							p.heard(t, setting == "OFF", channel, 0)
+							began := time.Now()
+							release()
+							waiting.promptly(t, began)
+						}
+						for kind, channel := range map[string]func(string) string{
+							"lock": wire.LockChannel, "fair": wire.LockChannel, "read": wire.RWChannel, "write": wire.RWChannel,
+						} {
+							name := fmt.Sprint("orders of ", t.Name(), i, kind)
+							held, theirs := s[0].lock(kind, name), s[1].lock(rival(kind), name)
+							held.take(t, 1, 0, long).gets(t, answers)
+							wakes(name, channel(name),
+								func() { require.NoError(t, held.release(t, 1)) },
+								func() *entry { return theirs.take(t, 1, forever, long) })
+							require.NoError(t, theirs.release(t, 1))
+						}
+						for _, kind := range pools {
+							name := fmt.Sprint("orders of ", t.Name(), i, kind)
+							mine, theirs := poolOf(t, s[0], kind, name), poolOf(t, s[1], kind, name)
+							require.True(t, mine.set(1))
+							held := mine.take(1, 0, long)
+							held.gets(t, answers)
+							wakes(name, wire.SemaphoreChannel(name),
+								func() { require.NoError(t, mine.give(1, held.ids...)) },
+								func() *entry { return theirs.take(1, forever, long).entry })
+						}
+						name := fmt.Sprint("orders of ", t.Name(), i)
+						mine, theirs := latchOf(t, s[0], name), latchOf(t, s[1], name)
+						require.True(t, mine.set(1))
+						waiting := theirs.wait(forever)
+						p.heard(t, setting != "OFF", wire.LatchChannel(name), 1)
+						began := time.Now()
+						mine.down()
+						waiting.promptly(t, began)
 					}
-					name := fmt.Sprint("orders of ", t.Name(), kind)
-					held, theirs := s.first.lock(kind, name), s.second.lock(rival(kind), name)
-					held.take(t, 1, 0, long).gets(t, answers)
-					tried := p.watch(t, name)
-					waiting := theirs.take(t, 1, forever, long)
-					tried.asleep(t, s.second, 1)
-					p.heard(t, sharded, channelOf(kind, name), 1)
-					p.heard(t, !sharded, channelOf(kind, name), 0)
-					began := time.Now()
-					require.NoError(t, held.release(t, 1))
-					promptly(t, began, waiting.gets(t, answers))
-					require.NoError(t, theirs.release(t, 1))
-				}
-				for _, kind := range pools {
-					name := fmt.Sprint("orders of ", t.Name(), kind)
-					mine, theirs := poolOf(s.first, kind, name), poolOf(s.second, kind, name)
-					require.True(t, mine.set(t, 1))
-					held := mine.take(t, 1, 0, long)
-					held.gets(t, answers)
-					tried := p.watch(t, name)
-					waiting := theirs.take(t, 1, forever, long)
-					tried.asleep(t, s.second, 1)
-					p.heard(t, sharded, wire.SemaphoreChannel(name), 1)
-					began := time.Now()
-					require.NoError(t, mine.give(t, 1, held.ids...))
-					promptly(t, began, waiting.gets(t, answers))
-				}
-				name := fmt.Sprint("orders of ", t.Name())
-				mine, theirs := latchOf(s.first, name), latchOf(s.second, name)
-				require.True(t, mine.set(t, 1))
-				waiting := theirs.wait(t, forever)
-				p.heard(t, sharded, wire.LatchChannel(name), 1)
-				began := time.Now()
-				mine.down(t)
-				promptly(t, began, waiting.gets(t, answers))
-			})
-		}
-	})
-}
-
-// safetyPoll is the interval at which our waiters poll.
-const safetyPoll = 5 * time.Second
-
-// Java's waiters have no such guarantee.
-func TestOurWaitersAcquireDespiteAnotherMode(t *testing.T) {
-	eachMode(t, func(t *testing.T, p *env, setting string, java side) {
-		mode := pubsub.Sharded
-		if setting == "ON" {
-			mode = pubsub.Plain
-		}
-		ours := goSide{p.ours(t, redlatch.WithPubSubMode(mode)), false}
-		p.eachKind(t, func(t *testing.T, kind, name string) {
-			if kind == "spin" {
-				return // it hears nothing anyway
+				})
 			}
-			held, theirs := java.lock(kind, name), ours.lock(rival(kind), name)
-			held.take(t, 1, 0, long).gets(t, answers)
-			waiting := theirs.take(t, 1, forever, long)
-			p.heard(t, mode == pubsub.Sharded, channelOf(kind, name), 1)
-			began := time.Now()
-			require.NoError(t, held.release(t, 1))
-			at := waiting.gets(t, 2*safetyPoll)
-			require.LessOrEqual(t, at.Sub(began), safetyPoll+slack)
-			require.NoError(t, theirs.release(t, 1))
-		})
+		}
 	})
 }

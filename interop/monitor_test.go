@@ -74,26 +74,20 @@ func newMonitor(t testing.TB, addr string, wanted func(c monitored) bool) *monit
 	return m
 }
 
-// catchUp waits until the monitor has all commands that the server has run.
-func (m *monitor) catchUp(t testing.TB) {
+// since returns all commands that the server has run since its last call.
+func (m *monitor) since(t testing.TB) (seen []monitored) {
 	t.Helper()
 	here := "monitored " + strconv.FormatInt(time.Now().UnixNano(), 10)
 	harness.Do(t, m.addr, "ECHO", here)
 	harness.Eventually(t, answers, "the monitor has caught up", func() bool {
 		m.mu.Lock()
 		defer m.mu.Unlock()
-		return slices.ContainsFunc(m.seen, func(c monitored) bool { return c.words[len(c.words)-1] == here })
+		if !slices.ContainsFunc(m.seen, func(c monitored) bool { return c.words[len(c.words)-1] == here }) {
+			return false
+		}
+		seen, m.seen = m.seen, nil
+		return true
 	})
-}
-
-// since returns the commands since its last call.
-func (m *monitor) since(t testing.TB) []monitored {
-	t.Helper()
-	m.catchUp(t)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	seen := m.seen
-	m.seen = nil
 	return seen
 }
 
@@ -103,38 +97,17 @@ type attempts struct {
 	monitors []*monitor
 }
 
-// watch counts attempts from now on: all of them, or those of owners with that prefix.
-func (p *env) watch(t testing.TB, name string, owners ...string) *attempts {
+// watch counts attempts from now on.
+func (p *env) watch(t testing.TB, name string) *attempts {
 	t.Helper()
 	a := &attempts{name: name}
-	tries := func(c monitored) bool {
-		command := strings.ToUpper(c.words[0])
-		if c.script || command != "EVAL" && command != "EVALSHA" && command != "GET" || !slices.Contains(c.words, name) {
-			return false
-		}
-		return owners == nil || slices.ContainsFunc(owners, func(o string) bool {
-			return slices.ContainsFunc(c.words, func(w string) bool { return strings.HasPrefix(w, o) })
-		})
-	}
 	for _, addr := range p.addrs() {
-		a.monitors = append(a.monitors, newMonitor(t, addr, tries))
+		a.monitors = append(a.monitors, newMonitor(t, addr, func(c monitored) bool {
+			command := strings.ToUpper(c.words[0])
+			return !c.script && slices.Contains(c.words, name) && (command == "EVAL" || command == "EVALSHA" || command == "GET")
+		}))
 	}
 	return a
-}
-
-func (a *attempts) count() (n int) {
-	for _, m := range a.monitors {
-		m.mu.Lock()
-		n += len(m.seen)
-		m.mu.Unlock()
-	}
-	return n
-}
-
-// reach waits until there were n.
-func (a *attempts) reach(t testing.TB, n int) {
-	t.Helper()
-	harness.Eventually(t, answers, strconv.Itoa(n)+" attempts at "+a.name, func() bool { return a.count() >= n })
 }
 
 // asleep waits until n waiters of that side, which all started after watch, sleep. Each waiter
@@ -144,25 +117,20 @@ func (a *attempts) asleep(t testing.TB, of side, waiters int) {
 	t.Helper()
 	java, is := of.(javaSide)
 	if !is {
-		a.reach(t, 2)
-		return
+		waiters = 1
 	}
-	a.reach(t, 2*waiters)
+	harness.Eventually(t, answers, strconv.Itoa(2*waiters)+" attempts at "+a.name, func() bool {
+		n := 0
+		for _, m := range a.monitors {
+			m.mu.Lock()
+			n += len(m.seen)
+			m.mu.Unlock()
+		}
+		return n >= 2*waiters
+	})
 	// Redisson misses messages between the reply to its second try and its sleep. It has less
 	// to do there than this takes.
-	for range 3 {
+	for i := 0; is && i < 3; i++ {
 		java.c.on(t, "lock", a.name, "remainTimeToLiveAsync").must(t, nil)
 	}
-}
-
-// quiet waits until the attempts stop.
-func (a *attempts) quiet(t testing.TB) {
-	t.Helper()
-	last, since := -1, time.Now()
-	harness.Eventually(t, answers, "an end of attempts at "+a.name, func() bool {
-		if n := a.count(); n != last {
-			last, since = n, time.Now()
-		}
-		return time.Since(since) > 2*shortly
-	})
 }

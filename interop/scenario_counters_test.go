@@ -10,38 +10,38 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// does makes a call in either language. Java's null and lock.ErrNotAcquired are the same
-// result.
-func (r *recorder) does(what, kind, method string, args []any, null string, ours func(ctx context.Context) (any, error), until ...func() bool) {
+// op is a call of a method in either language.
+type op[O any] struct {
+	method string // of Redisson
+	args   []any
+	ours   func(ctx context.Context, o O) (any, error)
+}
+
+// does makes a call as a step. Java's null, no result, and lock.ErrNotAcquired are the same.
+func does[O any](r *recorder, kind string, of func(c *redlatch.Client) O, what string, o op[O], until ...func() bool) {
 	r.t.Helper()
 	r.step(what, func() string {
+		var value any
+		var err error
 		if j, is := r.side.(javaSide); is {
-			a, err := j.c.on(r.t, kind, traceName, method, args...).within(r.t, answers)
-			if err != nil {
-				return "error"
+			var a answer
+			if a, err = j.c.on(r.t, kind, traceName, o.method, o.args...).within(r.t, answers); err == nil {
+				require.NoError(r.t, json.Unmarshal(a.Value, &value))
 			}
-			var value any
-			require.NoError(r.t, json.Unmarshal(a.Value, &value))
-			if list, is := value.([]any); is && len(list) == 0 {
-				value = nil
-			}
-			if value == nil {
-				return null
-			}
-			return r.text(fmt.Sprint(value))
+		} else {
+			value, err = o.ours(r.t.Context(), of(r.side.(goSide).c))
 		}
-		value, err := ours(r.t.Context())
-		if errors.Is(err, lock.ErrNotAcquired) {
-			return null
-		}
-		if err != nil {
+		list, _ := value.([]any)
+		switch {
+		case err != nil && !errors.Is(err, lock.ErrNotAcquired):
 			return "error"
-		}
-		if value == nil {
+		case err != nil, value == nil, list != nil && len(list) == 0:
 			return "done"
 		}
 		return r.text(fmt.Sprint(value))
@@ -60,47 +60,36 @@ func args(a ...any) []any { return a }
 func none(err error) (any, error) { return nil, err }
 
 var counting = scenario{title: "permits", run: func(r *recorder) {
-	does := func(what, method string, a []any, ours func(ctx context.Context, s *semaphore.Semaphore) (any, error), until ...func() bool) {
+	type of = *semaphore.Semaphore
+	does := func(what string, o op[of], until ...func() bool) {
 		r.t.Helper()
-		r.does(what, "semaphore", method, a, "done", func(ctx context.Context) (any, error) {
-			return ours(ctx, r.side.(goSide).c.Semaphore(traceName))
-		}, until...)
+		does(r, "semaphore", func(c *redlatch.Client) of { return c.Semaphore(traceName) }, what, o, until...)
 	}
-	try := func(what string, n int) {
-		r.t.Helper()
-		does(what, "tryAcquireAsync", args(n), func(ctx context.Context, s *semaphore.Semaphore) (any, error) {
+	try := func(n int) op[of] {
+		return op[of]{"tryAcquireAsync", args(n), func(ctx context.Context, s of) (any, error) {
 			err := s.TryAcquire(ctx, n)
 			if errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, semaphore.ErrNotFound) {
 				return false, nil
 			}
 			return true, err
-		})
+		}}
 	}
-	set := func(what string, n int) {
-		r.t.Helper()
-		does(what, "trySetPermitsAsync", args(n), func(ctx context.Context, s *semaphore.Semaphore) (any, error) { return s.TrySetPermits(ctx, n) })
+	set := func(n int) op[of] {
+		return op[of]{"trySetPermitsAsync", args(n), func(ctx context.Context, s of) (any, error) { return s.TrySetPermits(ctx, n) }}
 	}
-	release := func(what string, n int) {
-		r.t.Helper()
-		does(what, "releaseAsync", args(n), func(ctx context.Context, s *semaphore.Semaphore) (any, error) { return none(s.Release(ctx, n)) })
+	release := func(n int) op[of] {
+		return op[of]{"releaseAsync", args(n), func(ctx context.Context, s of) (any, error) { return none(s.Release(ctx, n)) }}
 	}
-	add := func(what string, n int) {
-		r.t.Helper()
-		does(what, "addPermitsAsync", args(n), func(ctx context.Context, s *semaphore.Semaphore) (any, error) { return none(s.AddPermits(ctx, n)) })
+	add := func(n int) op[of] {
+		return op[of]{"addPermitsAsync", args(n), func(ctx context.Context, s of) (any, error) { return none(s.AddPermits(ctx, n)) }}
 	}
-	drain := func(what string) {
-		r.t.Helper()
-		does(what, "drainPermitsAsync", nil, func(ctx context.Context, s *semaphore.Semaphore) (any, error) { return s.Drain(ctx) })
-	}
-	available := func(what string) {
-		r.t.Helper()
-		does(what, "availablePermitsAsync", nil, func(ctx context.Context, s *semaphore.Semaphore) (any, error) { return s.Available(ctx) })
-	}
-	try("a permit of none", 1)
-	set("5 are set", 5)
-	set("7 are set again", 7)
-	try("3 are taken", 3)
-	try("3 are not to be had", 3)
+	drain := op[of]{"drainPermitsAsync", nil, func(ctx context.Context, s of) (any, error) { return s.Drain(ctx) }}
+	available := op[of]{"availablePermitsAsync", nil, func(ctx context.Context, s of) (any, error) { return s.Available(ctx) }}
+	does("a permit of none", try(1))
+	does("5 are set", set(5))
+	does("7 are set again", set(7))
+	does("3 are taken", try(3))
+	does("3 are not to be had", try(3))
 	var enters func() bool // once
 	r.step("somebody waits for 3", func() string {
 		if j, is := r.side.(javaSide); is {
@@ -117,34 +106,31 @@ var counting = scenario{title: "permits", run: func(r *recorder) {
 		_, java := r.side.(javaSide)
 		return java || !r.gone("redlatch_sc_alive:{"+traceName+"}")()
 	})
-	does("1 is released, who waits gets 3", "releaseAsync", args(1), func(ctx context.Context, s *semaphore.Semaphore) (any, error) {
-		return none(s.Release(ctx, 1))
-	}, sync.OnceValue(func() bool { return enters() }))
-	release("2 are released", 2)
-	available("how many there are")
-	add("2 are added", 2)
-	drain("all are taken")
-	release("1 is released", 1)
+	does("1 is released, who waits gets 3", release(1), sync.OnceValue(func() bool { return enters() }))
+	does("2 are released", release(2))
+	does("how many there are", available)
+	does("2 are added", add(2))
+	does("all are taken", drain)
+	does("1 is released", release(1))
 	r.by("PEXPIRE", traceName, "60000")
-	try("1 is taken of what expires", 1)
-	release("2 are released of what expires", 2)
-	add("1 is added to what expires", 1)
+	does("1 is taken of what expires", try(1))
+	does("2 are released of what expires", release(2))
+	does("1 is added to what expires", add(1))
 	r.by("PEXPIRE", traceName, "60000")
-	drain("all are taken of what expires")
-	add("2 are taken away", -2)
-	release("1 is released and none is free", 1)
-	drain("a negative number is taken")
+	does("all are taken of what expires", drain)
+	does("2 are taken away", add(-2))
+	does("1 is released and none is free", release(1))
+	does("a negative number is taken", drain)
 	r.by("DEL", traceName)
-	release("1 is released that nobody has set", 1)
+	does("1 is released that nobody has set", release(1))
 }}
 
 var expiring = scenario{title: "permits", run: func(r *recorder) {
+	type of = *semaphore.PermitSemaphore
 	var ids []string // in the order of acquisition
-	does := func(what, method string, a []any, null string, ours func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error), until ...func() bool) {
+	does := func(what string, o op[of], until ...func() bool) {
 		r.t.Helper()
-		r.does(what, "permits", method, a, null, func(ctx context.Context) (any, error) {
-			return ours(ctx, r.side.(goSide).c.PermitSemaphore(traceName))
-		}, until...)
+		does(r, "permits", func(c *redlatch.Client) of { return c.PermitSemaphore(traceName) }, what, o, until...)
 	}
 	// acquire acquires permits. A lease of 0 is renewed if the kind allows that; -1 never
 	// ends.
@@ -192,48 +178,43 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 			return r.text(fmt.Sprint(got))
 		}, until...)
 	}
-	release := func(what string, of ...string) {
+	release := func(what string, some ...string) {
 		r.t.Helper()
-		if len(of) == 1 {
-			does(what, "tryReleaseAsync", args(of[0]), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return e.TryRelease(ctx, of...) })
+		if len(some) == 1 {
+			does(what, op[of]{"tryReleaseAsync", args(some[0]), func(ctx context.Context, e of) (any, error) { return e.TryRelease(ctx, some...) }})
 			return
 		}
 		r.step(what, func() string {
 			if j, is := r.side.(javaSide); is {
 				var n int
-				j.c.on(r.t, "permits", traceName, "tryReleaseAsync", of).must(r.t, &n)
-				return fmt.Sprint(n == len(of))
+				j.c.on(r.t, "permits", traceName, "tryReleaseAsync", some).must(r.t, &n)
+				return fmt.Sprint(n == len(some))
 			}
-			ok, err := r.side.(goSide).c.PermitSemaphore(traceName).TryRelease(r.t.Context(), of...)
+			ok, err := r.side.(goSide).c.PermitSemaphore(traceName).TryRelease(r.t.Context(), some...)
 			require.NoError(r.t, err)
 			return fmt.Sprint(ok)
 		})
 	}
-	lease := func(what, id string) {
-		r.t.Helper()
-		does(what, "updateLeaseTimeAsync", args(id, tenMinutes.Milliseconds(), ms), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
+	lease := func(id string) op[of] {
+		return op[of]{"updateLeaseTimeAsync", args(id, tenMinutes.Milliseconds(), ms), func(ctx context.Context, e of) (any, error) {
 			return e.UpdateLeaseTime(ctx, id, tenMinutes)
-		})
+		}}
 	}
-	set := func(what string, n int) {
-		r.t.Helper()
-		does(what, "setPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
-			return none(e.SetPermits(ctx, n))
-		})
+	set := func(n int) op[of] {
+		return op[of]{"setPermitsAsync", args(n), func(ctx context.Context, e of) (any, error) { return none(e.SetPermits(ctx, n)) }}
 	}
-	trySet := func(what string, n int) {
-		r.t.Helper()
-		does(what, "trySetPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return e.TrySetPermits(ctx, n) })
+	trySet := func(n int) op[of] {
+		return op[of]{"trySetPermitsAsync", args(n), func(ctx context.Context, e of) (any, error) { return e.TrySetPermits(ctx, n) }}
 	}
-	add := func(what string, n int) {
-		r.t.Helper()
-		does(what, "addPermitsAsync", args(n), "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) {
-			return none(e.AddPermits(ctx, n))
-		})
+	add := func(n int) op[of] {
+		return op[of]{"addPermitsAsync", args(n), func(ctx context.Context, e of) (any, error) { return none(e.AddPermits(ctx, n)) }}
 	}
-	count := func(what, method string, ours func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error)) {
-		r.t.Helper()
-		does(what, method, nil, "done", func(ctx context.Context, e *semaphore.PermitSemaphore) (any, error) { return ours(e, ctx) })
+	free := op[of]{"availablePermitsAsync", nil, func(ctx context.Context, e of) (any, error) { return e.Available(ctx) }}
+	count := func(method string, pick func(stats semaphore.PermitStats) int) op[of] {
+		return op[of]{method, nil, func(ctx context.Context, e of) (any, error) {
+			stats, err := e.Stats(ctx)
+			return pick(stats), err
+		}}
 	}
 	// over is a condition: the first of the permits has expired.
 	over := func() bool {
@@ -241,83 +222,69 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 		return err == nil && len(scores) == 1 && int64(scores[0].Score) < time.Now().UnixMilli()
 	}
 	acquire("a permit of none", 1, minute)
-	trySet("5 are set", 5)
-	trySet("7 are set again", 7)
+	does("5 are set", trySet(5))
+	does("7 are set again", trySet(7))
 	acquire("1 is taken for 1 min", 1, minute)
 	acquire("1 is taken for ever", 1, -1)
 	acquire("2 are taken for 1 min", 2, minute)
 	acquire("1 is taken without a lease", 1, 0)
 	acquire("no more are to be had", 1, minute)
-	lease("one is to last for 10 min", ids[0])
-	count("how many are free", "availablePermitsAsync", (*semaphore.PermitSemaphore).Available)
-	count("how many are taken", "acquiredPermitsAsync", func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error) {
-		stats, err := e.Stats(ctx)
-		return stats.Taken, err
-	})
-	count("how many there are", "getPermitsAsync", func(e *semaphore.PermitSemaphore, ctx context.Context) (int, error) {
-		stats, err := e.Stats(ctx)
-		return stats.Total, err
-	})
+	does("one is to last for 10 min", lease(ids[0]))
+	does("how many are free", free)
+	does("how many are taken", count("acquiredPermitsAsync", func(stats semaphore.PermitStats) int { return stats.Taken }))
+	does("how many there are", count("getPermitsAsync", func(stats semaphore.PermitStats) int { return stats.Total }))
 	release("1 is released", ids[0])
 	release("1 is released again", ids[0])
 	release("2 are released, one of which is not taken", ids[0], ids[1])
 	release("2 are released", ids[2], ids[3])
-	set("there are to be 7", 7)
-	set("there are to be 7 already", 7)
-	add("2 are added", 2)
-	add("1 is taken away", -1)
+	does("there are to be 7", set(7))
+	does("there are to be 7 already", set(7))
+	does("2 are added", add(2))
+	does("1 is taken away", add(-1))
 	acquire("1 is taken for a moment, which passes", 1, moment, over)
 	acquire("1 is taken where one is over", 1, minute)
 	acquire("1 is taken for a moment, which passes too", 1, moment, over)
-	count("how many are free where one is over", "availablePermitsAsync", (*semaphore.PermitSemaphore).Available)
+	does("how many are free where one is over", free)
 	acquire("1 is taken where one was over", 1, minute)
 	acquire("1 is taken for a moment, to be released", 1, moment, over)
 	release("what is over is released", ids[len(ids)-1])
 	acquire("another 1 is taken where one was over", 1, minute)
 	acquire("1 is taken for a moment, to last longer", 1, moment, over)
-	lease("what is over is to last", ids[len(ids)-1])
+	does("what is over is to last", lease(ids[len(ids)-1]))
 	acquire("the last 1 is taken where one was over", 1, minute)
 	r.by("PEXPIRE", traceName, "60000")
 	acquire("1 is taken for 10 min of what expires", 1, tenMinutes)
-	set("there are to be 3 of what expires", 3)
+	does("there are to be 3 of what expires", set(3))
 	r.by("DEL", traceName)
 	r.by("DEL", "{"+traceName+"}:timeout")
-	trySet("3 are set", 3)
+	does("3 are set", trySet(3))
 	r.by("PEXPIRE", traceName, "60000")
 	acquire("the first is taken for 10 min of what expires", 1, tenMinutes)
 }}
 
 var rounds = scenario{title: "rounds", run: func(r *recorder) {
-	set := func(what string, n int) {
+	type of = *countdown.Latch
+	does := func(what string, o op[of]) {
 		r.t.Helper()
-		r.does(what, "latch", "trySetCountAsync", args(n), "done", func(ctx context.Context) (any, error) {
-			return r.side.(goSide).c.CountDownLatch(traceName).TrySetCount(ctx, n)
-		})
+		does(r, "latch", func(c *redlatch.Client) of { return c.CountDownLatch(traceName) }, what, o)
 	}
-	down := func(what string) {
-		r.t.Helper()
-		r.does(what, "latch", "countDownAsync", nil, "done", func(ctx context.Context) (any, error) {
-			_, err := r.side.(goSide).c.CountDownLatch(traceName).CountDown(ctx)
-			return none(err)
-		})
+	set := func(n int) op[of] {
+		return op[of]{"trySetCountAsync", args(n), func(ctx context.Context, l of) (any, error) { return l.TrySetCount(ctx, n) }}
 	}
-	remove := func(what string) {
-		r.t.Helper()
-		r.does(what, "latch", "deleteAsync", nil, "done", func(ctx context.Context) (any, error) {
-			return r.side.(goSide).c.CountDownLatch(traceName).Delete(ctx)
-		})
-	}
-	down("counted down where there is no count")
-	set("2 are set", 2)
-	set("3 are set again", 3)
-	r.does("how many are left", "latch", "getCountAsync", nil, "done", func(ctx context.Context) (any, error) {
-		return r.side.(goSide).c.CountDownLatch(traceName).Count(ctx)
-	})
-	down("counted down")
-	down("counted down to zero")
-	set("1 is set", 1)
-	remove("deleted")
-	remove("deleted again")
+	down := op[of]{"countDownAsync", nil, func(ctx context.Context, l of) (any, error) {
+		_, err := l.CountDown(ctx)
+		return none(err)
+	}}
+	remove := op[of]{"deleteAsync", nil, func(ctx context.Context, l of) (any, error) { return l.Delete(ctx) }}
+	does("counted down where there is no count", down)
+	does("2 are set", set(2))
+	does("3 are set again", set(3))
+	does("how many are left", op[of]{"getCountAsync", nil, func(ctx context.Context, l of) (any, error) { return l.Count(ctx) }})
+	does("counted down", down)
+	does("counted down to zero", down)
+	does("1 is set", set(1))
+	does("deleted", remove)
+	does("deleted again", remove)
 	r.by("SET", traceName, "0")
-	set("2 are set where a zero is stored", 2)
+	does("2 are set where a zero is stored", set(2))
 }}

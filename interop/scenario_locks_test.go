@@ -77,12 +77,16 @@ func (r *recorder) forceStep(what string, d view) {
 func (r *recorder) waitsStep(what string, d view, thread uint64, wait, lease time.Duration, until ...func() bool) *entry {
 	r.t.Helper()
 	var e *entry
+	tried := r.p.watch(r.t, traceName)
 	r.waiting = thread
 	r.step(what, func() string {
 		e = d.take(r.t, thread, wait, lease)
 		return "waits"
 	}, append(until, r.parked)...)
 	r.waiting = 0
+	if _, java := r.side.(javaSide); java {
+		tried.asleep(r.t, r.side, 1)
+	}
 	return e
 }
 

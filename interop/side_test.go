@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -34,7 +35,6 @@ type view interface {
 	take(t testing.TB, thread uint64, wait, lease time.Duration) *entry
 	release(t testing.TB, thread uint64) error
 	locked(t testing.TB) bool
-	holds(t testing.TB, thread uint64) int
 	ttl(t testing.TB) time.Duration // 0 if it is free
 	force(t testing.TB) bool
 }
@@ -46,6 +46,7 @@ const forever time.Duration = -1
 
 // entry is an attempt to acquire a lock.
 type entry struct {
+	began   time.Time
 	outcome func(t testing.TB, d time.Duration) (got bool, at time.Time, err error)
 	ended   func() bool // whether outcome has a value
 	cancel  func()
@@ -204,13 +205,13 @@ func begun(t testing.TB, ctx context.Context, f func(ctx context.Context) error)
 		err error
 		at  time.Time
 	}
-	done := make(chan result, 1)
+	done, began := make(chan result, 1), time.Now()
 	go func() {
 		err := f(ctx)
 		done <- result{err, time.Now()}
 	}()
 	ended := func() bool { return len(done) > 0 }
-	return &entry{ended: ended, cancel: cancel, outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
+	return &entry{began: began, ended: ended, cancel: cancel, outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
 		t.Helper()
 		select {
 		case r := <-done:
@@ -255,21 +256,6 @@ func (d *goView) latest(thread uint64) lock.Hold {
 func (d *goView) locked(t testing.TB) bool {
 	t.Helper()
 	return harness.IsLocked(t, d.l)
-}
-
-func (d *goView) holds(t testing.TB, thread uint64) int {
-	t.Helper()
-	o, err := lock.NewOwner(d.side.id(), thread)
-	require.NoError(t, err)
-	if !d.side.named {
-		d.mu.Lock()
-		defer d.mu.Unlock()
-		if len(d.held[thread]) == 0 {
-			return 0
-		}
-		o = d.held[thread][0].Owner()
-	}
-	return harness.HoldCount(t, d.l, o)
 }
 
 func (d *goView) ttl(t testing.TB) time.Duration {
@@ -331,6 +317,7 @@ func (d *javaView) take(t testing.TB, thread uint64, wait, lease time.Duration) 
 // entry returns the call as an attempt. got reports whether a value means success.
 func (c *call) entry(t testing.TB, got func(value json.RawMessage) bool) *entry {
 	return &entry{
+		began:  time.Now(),
 		ended:  func() bool { return len(c.done) > 0 },
 		cancel: func() { c.cancel(t) },
 		outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
@@ -364,20 +351,6 @@ func (d *javaView) locked(t testing.TB) bool {
 	return is
 }
 
-// commander is the thread in Java that makes asynchronous calls.
-const commander = 1
-
-func (d *javaView) holds(t testing.TB, thread uint64) int {
-	t.Helper()
-	require.EqualValues(t, commander, thread, "Java tells a thread how often it holds a lock, and no other")
-	var n int
-	d.call(t, "getHoldCountAsync").must(t, &n)
-	var held bool
-	d.call(t, "isHeldByThread", thread).must(t, &held)
-	require.Equal(t, n > 0, held)
-	return n
-}
-
 func (d *javaView) ttl(t testing.TB) time.Duration {
 	t.Helper()
 	var left json.Number
@@ -394,19 +367,16 @@ func (d *javaView) force(t testing.TB) bool {
 	return was
 }
 
-// pair is two sides of different languages.
-type pair struct{ first, second side }
-
 // eachPair runs a test with Go first and Java second, the other way round, and with both kinds
 // of owner in Go.
 func (p *env) eachPair(t *testing.T, test func(t *testing.T, first, second side)) {
 	t.Helper()
 	java, ours := javaSide{p.theirs(t)}, p.ours(t)
-	for _, s := range []pair{
+	for _, s := range [][2]side{
 		{goSide{ours, false}, java}, {java, goSide{ours, false}},
 		{goSide{ours, true}, java}, {java, goSide{ours, true}},
 	} {
-		t.Run(s.first.String()+", then "+s.second.String(), func(t *testing.T) { test(t, s.first, s.second) })
+		t.Run(fmt.Sprint(s[0], ", then ", s[1]), func(t *testing.T) { test(t, s[0], s[1]) })
 	}
 }
 
@@ -418,18 +388,8 @@ func (p *env) eachKind(t *testing.T, test func(t *testing.T, kind, name string))
 		if has(p.version, kind) {
 			t.Run(kind, func(t *testing.T) {
 				t.Parallel()
-				test(t, kind, p.nameFor(t))
+				test(t, kind, "orders of "+t.Name())
 			})
 		}
 	}
-}
-
-// nameFor returns a name that only this test uses. On a cluster it has a hash tag, as is
-// common there.
-func (p *env) nameFor(t testing.TB) string {
-	name := "orders of " + t.Name()
-	if p.cluster {
-		name = "{" + name + "}:1"
-	}
-	return name
 }

@@ -2,10 +2,11 @@ package multilock_test
 
 import (
 	"context"
+	"slices"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
+	"github.com/alicebob/miniredis/v2"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -14,6 +15,8 @@ import (
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/rlock"
 )
+
+func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 // multiSlack allows for a busy machine.
 const multiSlack = 2500 * time.Millisecond
@@ -41,6 +44,13 @@ func multiMust(t *testing.T, l lock.Locker, opts ...lock.Option) lock.Hold {
 	return h
 }
 
+// multiGot returns the hold of a waiter that gets in before it polls.
+func multiGot(t *testing.T, w *harness.Call[lock.Hold]) lock.Hold {
+	t.Helper()
+	require.NoError(t, w.EndWithin(4*time.Second))
+	return w.Value
+}
+
 // multiForeign is a Locker of another module.
 type multiForeign struct{ lock.Locker }
 
@@ -57,96 +67,43 @@ func multiRunID(t *testing.T, s *testserver.Server) string {
 	return info["run_id"]
 }
 
-// multiKind is a kind of member and a lock that excludes it.
-type multiKind struct {
+type lockOf = func(c *redlatch.Client, name string) lock.Locker
+
+func plainLock(c *redlatch.Client, name string) lock.Locker  { return c.Lock(name) }
+func keyLock(c *redlatch.Client, name string) lock.Locker    { return c.PlainLock(name) }
+func fencedLock(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }
+func fairLock(c *redlatch.Client, name string) lock.Locker   { return c.FairLock(name) }
+func spinLock(c *redlatch.Client, name string) lock.Locker   { return c.SpinLock(name) }
+func readLock(c *redlatch.Client, name string) lock.Locker   { return c.RWLock(name).Read() }
+func writeLock(c *redlatch.Client, name string) lock.Locker  { return c.RWLock(name).Write() }
+
+// multiKinds are the kinds of members, and what excludes each.
+var multiKinds = []struct {
 	name    string
-	of, bar func(c *redlatch.Client, name string) lock.Locker
+	of, bar lockOf
+}{
+	{"lock", plainLock, plainLock},
+	{"lock too", plainLock, plainLock},
+	{"fenced", fencedLock, fencedLock},
+	{"spin", spinLock, spinLock},
+	{"fair", fairLock, fairLock},
+	{"write", writeLock, writeLock},
+	{"read", readLock, writeLock},
+	{"redlock", func(c *redlatch.Client, name string) lock.Locker { return c.RedLock(c.Lock(name)) }, plainLock},
 }
 
-func multiLock(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }
-
-var multiKinds = []multiKind{
-	{name: "lock", of: multiLock},
-	{name: "lock too", of: multiLock},
-	{name: "fenced", of: func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) }},
-	{name: "spin", of: func(c *redlatch.Client, name string) lock.Locker { return c.SpinLock(name) }},
-	{name: "fair", of: func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) }},
-	{name: "write", of: func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }},
-	{
-		name: "read", of: func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Read() },
-		bar: func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() },
-	},
-	{
-		name: "redlock", of: func(c *redlatch.Client, name string) lock.Locker { return c.RedLock(c.Lock(name)) },
-		bar: multiLock,
-	},
-}
-
-// multiMember is a member and the same lock of another client.
+// multiMember is a member, and a lock of another client that excludes it.
 type multiMember struct {
-	name string
-	l    lock.Locker
-	bar  lock.Locker
-	addr string
+	name   string
+	l, bar lock.Locker
 }
 
-// multiOfAll returns members of every kind, some of a second client and some on a second
-// server, and their clients. The first client creates the Multi.
-func multiOfAll(t *testing.T, s, second *testserver.Server, opts ...redlatch.Option) (clients []*redlatch.Client, all []multiMember) {
-	t.Helper()
-	of := func(c, other *redlatch.Client, addr, where string, kinds []multiKind) {
-		clients = append(clients, c)
-		for _, k := range kinds {
-			name, bar := where+k.name, k.bar
-			if bar == nil {
-				bar = k.of
-			}
-			all = append(all, multiMember{name, k.of(c, name), bar(other, name), addr})
-		}
+// multiMembers returns members of the first n kinds, whose names begin like that.
+func multiMembers(begin string, c, other *redlatch.Client, n int) (all []multiMember) {
+	for _, k := range multiKinds[:n] {
+		all = append(all, multiMember{begin + k.name, k.of(c, begin+k.name), k.bar(other, begin+k.name)})
 	}
-	of(harness.Client(t, s, opts...), harness.Client(t, s, opts...), s.Addr, "", multiKinds)
-	of(harness.Client(t, s, opts...), harness.Client(t, s), s.Addr, "second client's ", multiKinds[:2])
-	of(harness.Client(t, second, opts...), harness.Client(t, second), second.Addr, "second server's ", multiKinds[:3])
-	return clients, all
-}
-
-// multiStart acquires a lock in the background.
-func multiStart(t *testing.T, l lock.Locker, opts ...lock.Option) <-chan lock.Hold {
-	t.Helper()
-	got := make(chan lock.Hold, 1)
-	go func() {
-		h, err := l.Lock(context.Background(), opts...)
-		assert.NoError(t, err)
-		got <- h
-	}()
-	return got
-}
-
-// multiGot returns the hold that was acquired.
-func multiGot(t *testing.T, got <-chan lock.Hold) lock.Hold {
-	t.Helper()
-	select {
-	case h := <-got:
-		require.NotNil(t, h)
-		return h
-	case <-time.After(4 * time.Second): // a waiter polls after 5 s
-		require.FailNow(t, "the next waiter does not acquire it")
-		return nil
-	}
-}
-
-// multiLost returns the loss of a hold, which must happen within d.
-func multiLost(t *testing.T, h lock.Hold, d time.Duration) *lock.LostError {
-	t.Helper()
-	select {
-	case <-h.Context().Done():
-	case <-time.After(d):
-		require.FailNow(t, "the hold is not lost")
-	}
-	lost, ok := context.Cause(h.Context()).(*lock.LostError)
-	require.True(t, ok)
-	require.Zero(t, h.Remaining())
-	return lost
+	return all
 }
 
 func multiLockers(all []multiMember) (members []lock.Locker) {
@@ -156,36 +113,46 @@ func multiLockers(all []multiMember) (members []lock.Locker) {
 	return members
 }
 
-// multiFree fails the test unless all members except one are free.
-func multiFree(t *testing.T, all []multiMember, but int) {
+// multiLost returns the loss of a hold, which must happen within d.
+func multiLost(t *testing.T, h lock.Hold, d time.Duration) *lock.LostError {
 	t.Helper()
-	for i, m := range all {
-		if i == but {
-			continue
-		}
-		// A release whose reply was lost may still be under way.
-		h, err := m.bar.Lock(t.Context(), lock.Wait(2*time.Second))
-		require.NoError(t, err, m.name)
-		require.NoError(t, h.Unlock(t.Context()))
-	}
+	harness.Receive(t, d, "the loss of the hold", h.Context().Done())
+	lost, ok := context.Cause(h.Context()).(*lock.LostError)
+	require.True(t, ok)
+	require.Zero(t, h.Remaining())
+	return lost
 }
 
-// multiFields returns the fields of a lock's hash, which are its owners.
-func multiFields(t *testing.T, addr, name string) []string {
-	t.Helper()
-	fields, err := testserver.Query(addr, "HKEYS", name)
-	require.NoError(t, err)
-	return fields
-}
-
+// multiEmpty fails the test unless the servers are empty, but for fencing counters.
 func multiEmpty(t *testing.T, servers ...*testserver.Server) {
 	t.Helper()
 	for _, s := range servers {
-		tokens, err := testserver.Query(s.Addr, "KEYS", "redisson_lock_token:*") // fencing counters stay
+		tokens, err := testserver.Query(s.Addr, "KEYS", "redisson_lock_token:*")
 		require.NoError(t, err)
-		for _, key := range tokens {
-			harness.Do(t, s.Addr, "DEL", key)
+		if len(tokens) > 0 {
+			harness.Do(t, s.Addr, slices.Insert(tokens, 0, "DEL")...)
 		}
 		harness.NothingLeft(t, s.Addr)
 	}
+}
+
+// virtuallyEmpty is multiEmpty for a server in virtual time, when what expires has expired.
+func virtuallyEmpty(t *testing.T, s *harness.VirtualServer) {
+	t.Helper()
+	time.Sleep(5 * time.Minute)
+	for _, key := range s.Keys() {
+		require.Contains(t, key, "redisson_lock_token:")
+	}
+}
+
+// virtualServer returns another server in the bubble of a test.
+func virtualServer(t *testing.T) *harness.VirtualServer {
+	t.Helper()
+	s := &harness.VirtualServer{Miniredis: miniredis.NewMiniRedis()}
+	conn, err := s.Dial() // starts it without a listener
+	require.NoError(t, err)
+	require.NoError(t, conn.Close())
+	t.Cleanup(s.Close)
+	s.ClockTTL(true)
+	return s
 }

@@ -1,154 +1,117 @@
 package multilock_test
 
 import (
-	"context"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 )
 
-// The leases of all members count from the acquisition of the last one, and a fixed lease is
-// not renewed.
-func TestMultiLeaseCountsFromTheLast(t *testing.T) {
-	const lease = 2 * time.Second
-	name := func(name string) string { return name }
-	harness.EachOf(t, []string{"lock", "lock too", "fair", "read", "second server's lock"}, name, func(t *testing.T, s *testserver.Server, name string) {
-		second := harness.Server(t, s.Program)
-		// The watchdog timeout differs from the lease: the lease counts.
-		clients, all := multiOfAll(t, s, second, redlatch.WithWatchdogTimeout(time.Minute))
-		// A Redlock is not renewed during the wait.
-		all = slices.DeleteFunc(all, func(m multiMember) bool { return m.name == "redlock" })
-		held := all[slices.IndexFunc(all, func(m multiMember) bool { return m.name == name })]
-		theirs := multiMust(t, held.bar)
-		got := multiStart(t, clients[0].MultiLock(multiLockers(all)...), lock.Lease(lease))
-		multiWaits(t, clients...)
-		before := make(map[string][]string)
-		for _, m := range all {
-			if fields := multiFields(t, m.addr, m.name); m.name != held.name && len(fields) > 0 {
-				before[m.name] = fields
-			}
+// The leases of all members, and MaxHold, count from the acquisition of the last one. Those that are held
+// before that stay so, and a fixed lease is not renewed after it.
+func TestMultiTermsCountFromTheLast(t *testing.T) {
+	const term, slack = 2 * time.Second, 100 * time.Millisecond
+	type row struct {
+		opt    lock.Option
+		reason lock.Reason
+	}
+	for name, row := range map[string]row{
+		"lease": {lock.Lease(term), lock.ReasonExpired}, "max hold": {lock.MaxHold(term), lock.ReasonMaxHold},
+	} {
+		for _, last := range []string{"lock", "lock too", "fair", "read", "another client's lock"} {
+			t.Run(name+"/"+last, func(t *testing.T) {
+				harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+					// The watchdog timeout differs from the lease: the lease counts.
+					option := redlatch.WithWatchdogTimeout(time.Minute)
+					c, same, other := s.Client(t, option), s.Client(t, option), s.Client(t)
+					// A Redlock, which is last, is not renewed during the wait.
+					all := append(multiMembers("", c, other, len(multiKinds)-1), multiMembers("another client's ", same, other, 2)...)
+					fields := func() map[string][]string {
+						owners := make(map[string][]string)
+						for _, m := range all {
+							if found, err := s.HKeys(m.name); err == nil && m.name != last {
+								owners[m.name] = found
+							}
+						}
+						return owners
+					}
+					theirs := multiMust(t, all[slices.IndexFunc(all, func(m multiMember) bool { return m.name == last })].bar)
+
+					w := harness.StartLock(t, t.Context(), c.MultiLock(multiLockers(all)...), row.opt)
+					synctest.Wait()
+					before := fields()
+					time.Sleep(term * 5 / 4)
+					require.True(t, w.Running())
+					began := time.Now()
+					require.NoError(t, theirs.Unlock(t.Context()))
+					h := w.Got()
+
+					after := fields()
+					for name, owners := range before {
+						require.Equal(t, owners, after[name], "%s was acquired again", name)
+					}
+					require.LessOrEqual(t, h.Remaining(), term)
+					require.Greater(t, h.Remaining(), term-slack)
+					conn := s.Conn(t)
+					for range 2 {
+						for _, m := range all {
+							ms, err := conn.Do(t.Context(), conn.B().Pttl().Key(m.name).Build()).AsInt64()
+							require.NoError(t, err)
+							ttl := time.Duration(ms) * time.Millisecond
+							require.GreaterOrEqual(t, ttl, h.Remaining()-time.Millisecond, "%s expires before the hold", m.name)
+							if name == "lease" {
+								require.LessOrEqual(t, ttl, time.Until(began.Add(term+slack)), "%s was renewed", m.name)
+							}
+						}
+						time.Sleep(term / 2)
+					}
+					require.Equal(t, row.reason, multiLost(t, h, term).Reason)
+					require.GreaterOrEqual(t, time.Since(began), term)
+					require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+					virtuallyEmpty(t, s)
+				})
+			})
 		}
-		time.Sleep(lease * 5 / 4) // longer than the lease of the members already held
-		require.Empty(t, got)
-		begin := time.Now()
-		require.NoError(t, theirs.Unlock(t.Context()))
-		h := multiGot(t, got)
-		taken, left := time.Now(), h.Remaining()
-		for _, m := range all {
-			if fields := before[m.name]; fields != nil {
-				require.Equal(t, fields, multiFields(t, m.addr, m.name), "%s was acquired again", m.name)
-			}
-		}
-		require.LessOrEqual(t, left, lease)
-		require.Greater(t, left, lease-lease/100-time.Since(begin), "the lease counts from too early")
-		certain := func() {
-			for _, m := range all {
-				longest := lease - time.Since(taken)
-				ttl := time.Duration(harness.PTTL(t, m.addr, m.name)) * time.Millisecond
-				if h.Remaining() > 0 {
-					require.LessOrEqual(t, ttl, longest+time.Millisecond, "%s was renewed", m.name)
-					require.GreaterOrEqual(t, ttl, h.Remaining()-time.Millisecond, "%s expires before the hold", m.name)
-				}
-			}
-		}
-		certain()
-		time.Sleep(lease / 2) // a renewal would be due by then
-		certain()
-		require.Equal(t, lock.ReasonExpired, multiLost(t, h, lease+multiSlack).Reason)
-		require.GreaterOrEqual(t, time.Since(begin), lease-lease/100) // clocks may differ in rate
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		multiFree(t, all, -1)
-		multiEmpty(t, s, second)
-	})
+	}
 }
 
 // A long wait for a Redlock, which is acquired first, does not use up the lease.
 func TestMultiLeaseAfterAWaitForARedlock(t *testing.T) {
 	const lease = time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		theirs := multiMust(t, other.Lock("z"))
-		got := multiStart(t, c.MultiLock(c.FencedLock("a"), c.RedLock(c.Lock("z")), c.Lock("b")), lock.Lease(lease))
-		multiWaits(t, c)
-		require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"), "it holds others")
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		theirs := multiMust(t, s.Client(t).Lock("z"))
+		w := harness.StartLock(t, t.Context(), c.MultiLock(c.FencedLock("a"), c.RedLock(c.Lock("z")), c.Lock("b")), lock.Lease(lease))
 		time.Sleep(lease * 5 / 4)
+		require.False(t, s.Exists("a") || s.Exists("b"), "it holds others")
 		require.NoError(t, theirs.Unlock(t.Context()))
-		h := multiGot(t, got)
+		h := w.Got()
 		require.Positive(t, h.Remaining())
 		require.NoError(t, h.Unlock(t.Context()))
-		multiEmpty(t, s)
 	})
 }
 
-func TestMultiMaxHoldCountsFromTheLast(t *testing.T) {
-	const most = 600 * time.Millisecond
-	name := func(name string) string { return name }
-	harness.EachOf(t, []string{"a", "c", "d"}, name, func(t *testing.T, s *testserver.Server, held string) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		theirs := multiMust(t, other.Lock(held))
-		got := multiStart(t, c.MultiLock(c.FencedLock("a"), c.Lock("b"), c.Lock("c"), c.FencedLock("d")), lock.MaxHold(most))
-		multiWaits(t, c)
-		var before [2][]string
-		for i, name := range []string{"a", "b"} {
-			before[i] = multiFields(t, s.Addr, name)
-		}
-		time.Sleep(most * 5 / 4)
-		begin := time.Now()
-		require.NoError(t, theirs.Unlock(t.Context()))
-		h := multiGot(t, got)
-		for i, name := range []string{"a", "b"} {
-			if held != "a" {
-				require.Equal(t, before[i], multiFields(t, s.Addr, name), "%s was acquired again", name)
-			}
-		}
-		left := h.Remaining()
-		require.LessOrEqual(t, left, most)
-		require.Greater(t, left, most-time.Since(begin)-time.Millisecond)
-		require.Equal(t, lock.ReasonMaxHold, multiLost(t, h, most+multiSlack).Reason)
-		require.GreaterOrEqual(t, time.Since(begin), most)
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		multiEmpty(t, s)
-	})
-}
-
-func TestMultiIsRenewed(t *testing.T) {
-	const timeout = 2 * time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		second := harness.Server(t, s.Program)
-		clients, all := multiOfAll(t, s, second, redlatch.WithWatchdogTimeout(timeout))
-		h := multiMust(t, clients[0].MultiLock(multiLockers(all)...))
-		time.Sleep(timeout * 5 / 4)
-		require.NoError(t, context.Cause(h.Context()))
-		for _, m := range all {
-			_, err := m.bar.TryLock(t.Context())
-			require.ErrorIs(t, err, lock.ErrNotAcquired, m.name)
-		}
-		require.NoError(t, h.Extend(t.Context(), time.Minute))
-		require.Greater(t, h.Remaining(), 50*time.Second)
-		for _, m := range all {
-			require.Greater(t, harness.PTTL(t, m.addr, m.name), (50 * time.Second).Milliseconds(), m.name)
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-		multiEmpty(t, s, second)
-	})
-}
-
-// Remaining is the minimum of all members: two clients have different timeouts.
+// Members of any client are renewed, each in time for the timeout of its client. Remaining is the least of
+// all.
 func TestMultiRemainingIsTheLeast(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Hour))
-		brief := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Minute))
-		for _, members := range [][]lock.Locker{{c.Lock("a"), brief.Lock("b")}, {brief.Lock("a"), c.Lock("b")}} {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t, redlatch.WithWatchdogTimeout(time.Hour))
+		brief := s.Client(t, redlatch.WithWatchdogTimeout(time.Minute))
+		for _, members := range [][]lock.Locker{
+			{c.Lock("a"), brief.Lock("b")}, {brief.Lock("a"), c.Lock("b")}, {c.Lock("a"), brief.RedLock(brief.Lock("b"))},
+		} {
 			h := multiMust(t, c.MultiLock(members...))
-			require.LessOrEqual(t, h.Remaining(), time.Minute)
-			require.Greater(t, h.Remaining(), 50*time.Second)
+			for range 10 {
+				require.LessOrEqual(t, h.Remaining(), time.Minute)
+				require.Greater(t, h.Remaining(), 30*time.Second)
+				time.Sleep(45 * time.Second)
+			}
 			require.NoError(t, h.Extend(t.Context(), 5*time.Minute))
 			require.LessOrEqual(t, h.Remaining(), 5*time.Minute)
 			require.Greater(t, h.Remaining(), 4*time.Minute)

@@ -3,13 +3,11 @@ package multilock_test
 import (
 	"context"
 	"fmt"
-	"runtime"
-	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
@@ -18,95 +16,82 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
-// The loss of any member, for any reason, ends the hold with an error and releases the other
-// members.
+// The loss of any member, for any reason, ends the hold with an error that names the member. The others are
+// held until Unlock, or the end of their leases.
 func TestMultiIsLostWithAnyMember(t *testing.T) {
-	const timeout = 1500 * time.Millisecond // of the watchdog
-	type way struct {
-		name string
-		soon bool // at once instead of at the next renewal
-		lose func(t *testing.T, s *testserver.Server, c, other *redlatch.Client, owner lock.Owner)
-	}
-	ways := []way{
-		{"deleted", false, func(t *testing.T, s *testserver.Server, _, _ *redlatch.Client, _ lock.Owner) {
-			harness.Do(t, s.Addr, "DEL", "b")
-		}},
-		{"wrong type", false, func(t *testing.T, s *testserver.Server, _, _ *redlatch.Client, _ lock.Owner) {
-			harness.Do(t, s.Addr, "SET", "b", "precious", "PX", "2500")
-		}},
-		{"forced open here", true, func(t *testing.T, _ *testserver.Server, c, _ *redlatch.Client, _ lock.Owner) {
+	const timeout = 30 * time.Second // of the watchdog
+	for name, lose := range map[string]func(t *testing.T, s *harness.VirtualServer, c *redlatch.Client, o lock.Owner){
+		"deleted": func(t *testing.T, s *harness.VirtualServer, _ *redlatch.Client, _ lock.Owner) {
+			require.True(t, s.Del("b"))
+		},
+		"forced open here": func(t *testing.T, _ *harness.VirtualServer, c *redlatch.Client, _ lock.Owner) {
 			_, err := c.Lock("b").ForceUnlock(t.Context())
 			require.NoError(t, err)
-		}},
-		{"forced open elsewhere", false, func(t *testing.T, _ *testserver.Server, _, other *redlatch.Client, _ lock.Owner) {
-			_, err := other.Lock("b").ForceUnlock(t.Context())
+		},
+		"forced open elsewhere": func(t *testing.T, s *harness.VirtualServer, _ *redlatch.Client, _ lock.Owner) {
+			_, err := s.Client(t).Lock("b").ForceUnlock(t.Context())
 			require.NoError(t, err)
-		}},
-		{"unlocked by its owner here", true, func(t *testing.T, _ *testserver.Server, c, _ *redlatch.Client, o lock.Owner) {
+		},
+		"unlocked by its owner": func(t *testing.T, _ *harness.VirtualServer, c *redlatch.Client, o lock.Owner) {
 			require.NoError(t, c.Lock("b").Unlock(lock.WithOwner(t.Context(), o)))
-		}},
-	}
-	harness.EachOf(t, ways, func(w way) string { return w.name }, func(t *testing.T, s *testserver.Server, w way) {
-		for _, named := range []bool{false, true} {
-			if !named && strings.HasPrefix(w.name, "unlocked") {
-				continue // the owner is unknown
-			}
-			c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Client(t, s)
-			if w.soon {
-				c = harness.Client(t, s) // the next renewal is far off
-			}
-			owner := c.NewOwner()
-			ctx := t.Context()
-			if named {
-				ctx = lock.WithOwner(ctx, owner)
-			}
-			h, err := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c")).Lock(ctx)
-			require.NoError(t, err)
-			w.lose(t, s, c, other, owner)
-			lost := multiLost(t, h, timeout/3+multiSlack)
-			require.Equal(t, "a,b,c", lost.Name)
-			require.Equal(t, lock.ReasonGone, lost.Reason)
-			require.Equal(t, h.Owner(), lost.Owner)
-			member, ok := lost.Err.(*lock.LostError)
-			require.True(t, ok, "the error does not name the member: %v", lost.Err)
-			require.Equal(t, "b", member.Name)
-			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
-			// The other members are held until Unlock, or the end of their leases.
-			free := func() {
-				for _, l := range []lock.Locker{other.Lock("a"), other.FencedLock("c")} {
-					require.NoError(t, l.Do(t.Context(), multiNothing, lock.Wait(timeout+multiSlack)))
-				}
-			}
-			_, err = other.Lock("a").TryLock(t.Context())
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
-			if !w.soon {
-				free()
-			}
-			require.Equal(t, error(lost), h.Unlock(t.Context()))
-			free()
-			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-			multiEmpty(t, s)
+		},
+	} {
+		for _, unlocked := range []bool{true, false} {
+			t.Run(fmt.Sprint(name, ", unlocked ", unlocked), func(t *testing.T) {
+				harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+					c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
+					owner := c.NewOwner()
+					ctx := lock.WithOwner(t.Context(), owner)
+					h, err := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c")).Lock(ctx)
+					require.NoError(t, err)
+					lose(t, s, c, owner)
+
+					lost := multiLost(t, h, timeout/3+time.Second)
+					require.Equal(t, "a,b,c", lost.Name)
+					require.Equal(t, lock.ReasonGone, lost.Reason)
+					require.Equal(t, owner, lost.Owner)
+					var member *lock.LostError
+					require.ErrorAs(t, lost.Err, &member)
+					require.Equal(t, "b", member.Name)
+					require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
+					for _, l := range []lock.Locker{other.Lock("a"), other.FencedLock("c")} {
+						_, err := l.TryLock(t.Context())
+						require.ErrorIs(t, err, lock.ErrNotAcquired)
+					}
+
+					wait := timeout + time.Second
+					if unlocked {
+						require.Equal(t, error(lost), h.Unlock(t.Context()))
+						require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+						wait = 0
+					}
+					for _, l := range []lock.Locker{other.Lock("a"), other.FencedLock("c")} {
+						require.NoError(t, l.Do(t.Context(), multiNothing, lock.Wait(wait)))
+					}
+					virtuallyEmpty(t, s)
+				})
+			})
 		}
-	})
+	}
 }
 
 // A member that is a Redlock is no exception.
 func TestMultiIsLostWithARedlock(t *testing.T) {
-	const timeout = 1500 * time.Millisecond // of the watchdog
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Client(t, s)
+	const timeout = 3 * time.Second // of the watchdog
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
 		m := c.MultiLock(c.Lock("a"), c.RedLock(c.Lock("r")))
 		h := multiMust(t, m)
-		harness.Do(t, s.Addr, "DEL", "r")
-		require.Equal(t, lock.ReasonGone, multiLost(t, h, timeout/3+multiSlack).Reason)
-		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(timeout+multiSlack)))
+		require.True(t, s.Del("r"))
+		require.Equal(t, lock.ReasonGone, multiLost(t, h, timeout/3+time.Second).Reason)
+		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(timeout)))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 
 		h = multiMust(t, m)
-		harness.Do(t, s.Addr, "DEL", "r")
+		require.True(t, s.Del("r"))
 		require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrLost)
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		harness.NothingStays(t, s.Addr)
+		virtuallyEmpty(t, s)
 	})
 }
 
@@ -114,25 +99,24 @@ func TestMultiIsLostWithARedlock(t *testing.T) {
 func TestMultiExtendAndUnlockDetectALoss(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		m := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c"))
+		mixed, several := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c")), c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c"))
 		for _, lost := range []string{"a", "b", "c"} {
-			h := multiMust(t, m)
+			h := multiMust(t, mixed)
 			harness.Do(t, s.Addr, "DEL", lost)
 			err := h.Extend(t.Context(), time.Minute)
 			require.ErrorIs(t, err, lock.ErrLost)
 			require.ErrorContains(t, err, fmt.Sprintf("%q", lost))
-			require.ErrorIs(t, h.Context().Err(), context.Canceled)
 			require.Equal(t, context.Cause(h.Context()), h.Unlock(t.Context()))
 
-			h = multiMust(t, m)
+			h = multiMust(t, mixed)
 			harness.Do(t, s.Addr, "DEL", lost)
 			err = h.Unlock(t.Context())
 			require.ErrorIs(t, err, lock.ErrLost)
 			require.ErrorContains(t, err, fmt.Sprintf("%q", lost))
 			multiEmpty(t, s)
 		}
+
 		// The key of b has another type now; the other members are released and not lost.
-		several := c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c"))
 		h := multiMust(t, several)
 		harness.Do(t, s.Addr, "SET", "b", "precious")
 		err := h.Unlock(t.Context())
@@ -141,6 +125,7 @@ func TestMultiExtendAndUnlockDetectALoss(t *testing.T) {
 		require.NotContains(t, err.Error(), `lost: "c"`)
 		require.Equal(t, ":1", harness.Do(t, s.Addr, "DEL", "b"))
 		harness.NothingLeft(t, s.Addr)
+
 		// The other members are free when Unlock reports the loss.
 		for range harness.Size(10, 50) {
 			h := multiMust(t, several)
@@ -151,7 +136,7 @@ func TestMultiExtendAndUnlockDetectALoss(t *testing.T) {
 			require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
 		}
 
-		h = multiMust(t, m)
+		h = multiMust(t, mixed)
 		harness.Do(t, s.Addr, "FLUSHALL")
 		err = h.Unlock(t.Context())
 		for _, name := range []string{"a", "b", "c"} {
@@ -160,87 +145,39 @@ func TestMultiExtendAndUnlockDetectALoss(t *testing.T) {
 	})
 }
 
-func TestMultiServerKilled(t *testing.T) {
-	const timeout = time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		second := harness.Own(t, s.Program)
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-		there := harness.Client(t, second, redlatch.WithWatchdogTimeout(timeout))
-		other := harness.Client(t, s)
-		h := multiMust(t, c.MultiLock(c.Lock("a"), there.Lock("b"), c.Lock("c")))
-		second.Kill()
-		lost := multiLost(t, h, timeout+multiSlack)
-		require.Equal(t, lock.ReasonExpired, lost.Reason)
-		require.ErrorContains(t, lost.Err, `"b"`)
-		require.NoError(t, other.Lock("a").Do(t.Context(), multiNothing, lock.Wait(multiSlack)))
-		require.NoError(t, other.Lock("c").Do(t.Context(), multiNothing, lock.Wait(multiSlack)))
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		// A TryLock that fails releases the members that are available.
-		_, err := c.MultiLock(c.Lock("a"), there.Lock("b"), c.Lock("c")).TryLock(t.Context())
-		require.Error(t, err)
-		require.NotErrorIs(t, err, lock.ErrNotAcquired)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A server is killed during the wait for a member. The members held so far are released,
-// except those on that server.
-func TestMultiServerKilledDuringAcquisition(t *testing.T) {
-	const timeout = time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		second := harness.Own(t, s.Program)
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-		there := harness.Client(t, second, redlatch.WithWatchdogTimeout(timeout))
-		theirs := multiMust(t, harness.Client(t, second, redlatch.WithWatchdogTimeout(time.Minute)).Lock("b"))
-		done := make(chan error, 1)
-		go func() {
-			done <- c.MultiLock(c.Lock("a"), there.Lock("b"), c.Lock("c"), there.Lock("a")).Do(context.Background(), multiNothing)
-		}()
-		multiSleeps(t, there)
-		second.Kill()
-		select {
-		// A waiter tries every 5 s, and then allows the server its timeout.
-		case err := <-done:
-			require.Error(t, err)
-			require.ErrorContains(t, err, "acquire")
-		case <-time.After(12 * time.Second):
-			require.FailNow(t, "Lock does not return")
-		}
-		harness.NothingLeft(t, s.Addr)
-		require.NoError(t, second.Restart())
-		require.Error(t, theirs.Unlock(t.Context()))
-		require.NoError(t, c.MultiLock(c.Lock("a"), there.Lock("b")).Do(t.Context(), multiNothing, lock.Wait(5*time.Second)))
-	})
-}
-
-func TestMultiClientClosed(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const members = 200 // enough that they do not all end at once
-		for round := range harness.Size(4, 20) {
-			mine := round > 0
+// A hold ends with the client that made it, and with that of any member. The closed client leaves its members
+// to their leases; other clients release their own.
+func TestMultiEndsWithItsClients(t *testing.T) {
+	const members = 200 // enough that they do not all end at once
+	type row struct {
+		closed string
+		left   int
+	}
+	rows := []row{{"maker", 0}, {"client of one", 1}, {"client of most", members}}
+	harness.EachOf(t, rows, func(r row) string { return r.closed }, func(t *testing.T, s *testserver.Server, r row) {
+		for range harness.Size(1, 10) {
 			harness.Do(t, s.Addr, "FLUSHALL")
-			c, second := harness.Client(t, s), harness.Client(t, s)
-			all := []lock.Locker{second.Lock("of the second client")}
+			clients := map[string]*redlatch.Client{}
+			for _, row := range rows {
+				clients[row.closed] = harness.Client(t, s)
+			}
+			all := []lock.Locker{clients["client of one"].Lock("one")}
 			for i := range members {
-				all = append(all, c.Lock(fmt.Sprint(i)))
+				all = append(all, clients["client of most"].Lock(fmt.Sprint(i)))
 			}
-			h := multiMust(t, c.MultiLock(all...))
-			if mine {
-				c.Close()
-			} else {
-				second.Close()
-			}
+			m := clients["maker"].MultiLock(all...)
+			h := multiMust(t, m)
+			clients[r.closed].Close()
+
 			require.ErrorIs(t, multiLost(t, h, 5*time.Second), lock.ErrClosed)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-			// The closed client leaves its members to their leases; the other client releases
-			// its own.
-			left := ":1"
-			if mine {
-				left = fmt.Sprint(":", members)
+			require.Equal(t, fmt.Sprint(":", r.left), harness.Do(t, s.Addr, "DBSIZE"))
+			_, err := m.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrClosed)
+			require.Equal(t, fmt.Sprint(":", r.left), harness.Do(t, s.Addr, "DBSIZE"))
+			for _, c := range clients {
+				c.Close()
 			}
-			require.Equal(t, left, harness.Do(t, s.Addr, "DBSIZE"))
-			c.Close()
-			second.Close()
 		}
 	})
 }
@@ -248,39 +185,20 @@ func TestMultiClientClosed(t *testing.T) {
 // Closing any client ends an acquisition, which leaves nothing behind.
 func TestMultiClientClosedDuringAcquisition(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		other := harness.Client(t, s)
-		theirs := multiMust(t, other.Lock("c"))
+		theirs := multiMust(t, harness.Client(t, s).Lock("c"))
 		for range harness.Size(2, 10) {
 			for which := range 3 {
 				clients := []*redlatch.Client{harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)}
 				m := clients[0].MultiLock(clients[1].Lock("a"), clients[0].FencedLock("b"), clients[1].Lock("aa"), clients[2].Lock("c"))
-				done := make(chan error, 1)
-				go func() {
-					_, err := m.Lock(context.Background())
-					done <- err
-				}()
-				multiSleeps(t, clients[2])
+				w := harness.StartLock(t, t.Context(), m)
+				multiWaits(t, clients[2])
 				clients[which].Close()
-				select {
-				case err := <-done:
-					require.ErrorIs(t, err, lock.ErrClosed)
-				case <-time.After(5 * time.Second):
-					require.FailNow(t, "Lock does not return")
-				}
+				require.ErrorIs(t, w.EndWithin(5*time.Second), lock.ErrClosed)
 
 				// Lock waits only a moment for the release, and for its last attempt, which may yet draw a token.
-				var left []string
-				t.Cleanup(func() {
-					if t.Failed() {
-						t.Logf("client %d was closed, left are %q", which, left)
-					}
-				})
 				harness.Eventually(t, 5*time.Second, "nothing else is left", func() bool {
 					harness.Do(t, s.Addr, "DEL", "redisson_lock_token:{b}")
-					var err error
-					left, err = testserver.Query(s.Addr, "KEYS", "*")
-					require.NoError(t, err)
-					return len(left) == 1
+					return harness.Do(t, s.Addr, "DBSIZE") == ":1"
 				})
 				for _, c := range clients {
 					c.Close()
@@ -291,67 +209,33 @@ func TestMultiClientClosedDuringAcquisition(t *testing.T) {
 	})
 }
 
-// slowRelease delays the first request of each release, as a busy machine does.
-type slowRelease struct{ sdktrace.SpanProcessor }
-
-func (slowRelease) OnStart(_ context.Context, span sdktrace.ReadWriteSpan) {
-	if span.Name() == "redlatch.release" {
-		time.Sleep(100 * time.Millisecond)
-	}
-}
-
-func (slowRelease) OnEnd(sdktrace.ReadOnlySpan) {}
-
 // A client is closed while an acquisition, which has a member of that client, is busy elsewhere. Close waits
 // until the member is released.
 func TestMultiClientOfMemberClosedDuringAcquisition(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		slow := sdktrace.NewTracerProvider(sdktrace.WithSpanProcessor(slowRelease{}))
-		first, second := harness.Client(t, s), harness.Client(t, s, redlatch.WithTracerProvider(slow))
-		busy, proceed := make(chan struct{}), make(chan struct{})
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		first := s.Client(t)
+		s.Latency = 100 * time.Millisecond // what has not arrived is lost with its connection
+		second := s.Client(t)
+		proceed := make(chan struct{})
 		last := first.SpinLock("b", rlock.WithBackoff(func(int) time.Duration {
-			close(busy)
 			<-proceed
 			return time.Millisecond
 		}))
-		done := make(chan error, 1)
-		go func() {
-			_, err := first.MultiLock(second.Lock("a"), last).Lock(context.Background())
-			done <- err
-		}()
-		<-busy
+		w := harness.StartLock(t, t.Context(), first.MultiLock(second.Lock("a"), last))
+		time.Sleep(time.Second)
+		require.True(t, s.Exists("a"))
+
 		closed := make(chan struct{})
 		go func() {
-			defer close(closed)
 			second.Close()
+			close(closed)
 		}()
-		harness.Eventually(t, 5*time.Second, "the client is closing", func() bool { return second.Ping(t.Context()) != nil })
+		synctest.Wait()
 		close(proceed)
-		require.ErrorIs(t, <-done, lock.ErrClosed)
+		require.ErrorIs(t, w.End(), lock.ErrClosed)
 		<-closed
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// The client can find the hold, which must not keep its handle from being collected.
-func TestMultiDropped(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		var log harness.Log
-		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
-		m := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FencedLock("c"))
-		func() {
-			h, err := m.Lock(t.Context())
-			require.NoError(t, err)
-			runtime.GC()
-			require.Positive(t, h.Remaining())
-		}()
-		harness.Eventually(t, 10*time.Second, "the lock is free", func() bool {
-			runtime.GC()
-			return !harness.IsLocked(t, c.Lock("a")) && !harness.IsLocked(t, c.Lock("b")) && !harness.IsLocked(t, c.FencedLock("c"))
-		})
-		require.Equal(t, 1, strings.Count(log.String(), "dropped without Unlock"), log.String())
-		require.Contains(t, log.String(), "name=a,b,c")
-		multiEmpty(t, s)
+		require.False(t, s.Exists("a"))
+		virtuallyEmpty(t, s)
 	})
 }
 
@@ -359,102 +243,51 @@ func TestMultiDropped(t *testing.T) {
 // fails.
 func TestMultiMemberLostBeforeTheLastIsAcquired(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}} {
-			for _, once := range []bool{false, true} {
-				c, g := harness.GatedClient(t, s)
-				multiWarmUp(t, s)
-				m := c.MultiLock(c.FencedLock("a"), c.FencedLock("b"))
-				reached := g.Arm(harness.KeepReply, harness.SHA(t, "../rlock/acquire.lua"), 2)
-				var h lock.Hold
-				done := make(chan error, 1)
-				go func() {
-					var err error
-					if once {
-						h, err = m.TryLock(context.Background(), opts...)
-					} else {
-						h, err = m.Lock(context.Background(), opts...)
-					}
-					done <- err
-				}()
-				<-reached
-				harness.Do(t, s.Addr, "DEL", "a")
-				require.NoError(t, g.Open())
-				err := <-done
-				switch {
-				case len(opts) == 0: // the next renewal finds it
-					require.NoError(t, err)
-					require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-				case once:
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
-				default:
-					require.NoError(t, err)
-					require.True(t, harness.IsLocked(t, c.FencedLock("a")))
-					require.NoError(t, h.Unlock(t.Context()))
-				}
-				multiEmpty(t, s)
-				c.Close()
+		for _, once := range []bool{false, true} {
+			c, g := harness.GatedClient(t, s)
+			m := c.MultiLock(c.FencedLock("a"), c.FencedLock("b"))
+			require.NoError(t, m.Do(t.Context(), multiNothing)) // has the scripts loaded
+			take := m.Lock
+			if once {
+				take = m.TryLock
 			}
+			var w *harness.Call[lock.Hold]
+			g.Keep(t, harness.SHA(t, "../rlock/acquire.lua"), 2, func() {
+				w = harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) { return take(ctx, lock.Lease(time.Minute)) })
+			})
+			harness.Do(t, s.Addr, "DEL", "a")
+			require.NoError(t, g.Open())
+			if once {
+				require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+			} else {
+				h := w.Got()
+				require.True(t, harness.IsLocked(t, c.FencedLock("a")))
+				require.NoError(t, h.Unlock(t.Context()))
+			}
+			multiEmpty(t, s)
 		}
 	})
 }
 
-// A member that is found lost during the wait for another is acquired again.
+// A member that is lost during the wait for another is acquired again.
 func TestMultiMemberLostDuringTheWait(t *testing.T) {
-	const timeout = 2 * time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout))
-		other := harness.Client(t, s)
+	const timeout = 3 * time.Second // of the watchdog
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
 		for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}} {
 			theirs := multiMust(t, other.Lock("c"))
-			got := multiStart(t, c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")), opts...)
-			multiSleeps(t, c)
-			harness.Do(t, s.Addr, "DEL", "a")
-			if opts == nil { // otherwise the loss is found at the end
-				renewals := g.Scripts() // from now on
-				harness.Eventually(t, timeout+multiSlack, "one renewal has been answered and another has begun", func() bool {
-					return g.Scripts() >= renewals+2
-				})
-			}
+			w := harness.StartLock(t, t.Context(), c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")), opts...)
+			synctest.Wait()
+			require.True(t, s.Del("a"))
+			time.Sleep(2 * timeout / 3) // a renewal finds it
 			require.NoError(t, theirs.Unlock(t.Context()))
-			h := multiGot(t, got)
+			h := w.Got()
 			require.NoError(t, h.Context().Err())
 			for _, name := range []string{"a", "b", "c"} {
-				require.True(t, harness.IsLocked(t, other.Lock(name)), name)
+				require.True(t, s.Exists(name), name)
 			}
 			require.NoError(t, h.Unlock(t.Context()))
-			harness.NothingLeft(t, s.Addr)
 		}
-	})
-}
-
-// At MaxHold the context ends, and the members stay locked until Unlock or the end of their
-// leases.
-func TestMultiMaxHoldLeavesItsLocksToUnlock(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		names := []string{"a", "b", "c"}
-		h, err := c.MultiLock(c.Lock("a"), c.Lock("b"), c.FairLock("c")).Lock(t.Context(), lock.MaxHold(200*time.Millisecond))
-		require.NoError(t, err)
-		require.Equal(t, lock.ReasonMaxHold, multiLost(t, h, multiSlack).Reason)
-		other := harness.Client(t, s)
-		for _, name := range names {
-			_, err := other.Lock(name).Lock(t.Context(), lock.Wait(200*time.Millisecond))
-			require.ErrorIs(t, err, lock.ErrNotAcquired, name)
-		}
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A hold belongs to the client that created it, even if its members are of other clients.
-func TestMultiEndsWithTheClientThatMadeIt(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		maker, c := harness.Client(t, s), harness.Client(t, s, redlatch.WithWatchdogTimeout(3*time.Second))
-		h, err := maker.MultiLock(c.Lock("a"), c.Lock("b")).Lock(t.Context())
-		require.NoError(t, err)
-		maker.Close()
-		require.ErrorIs(t, multiLost(t, h, 5*time.Second), lock.ErrClosed)
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
-		harness.NothingLeft(t, s.Addr)
+		virtuallyEmpty(t, s)
 	})
 }

@@ -18,38 +18,34 @@ import (
 func TestMultiOfANamedOwner(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		m := c.MultiLock(c.Lock("a"), c.FencedLock("b"), c.FairLock("c"), c.RWLock("d").Write())
+		a, d := c.Lock("a"), c.RWLock("d").Write()
+		m := c.MultiLock(a, c.FencedLock("b"), c.FairLock("c"), d)
 		mine := c.NewOwner()
 		ctx := lock.WithOwner(t.Context(), mine)
-		isHeldBy := func(o lock.Owner) bool {
-			held, err := m.IsHeldBy(t.Context(), o)
+		counts := func(want int) {
+			t.Helper()
+			held, err := m.IsHeldBy(t.Context(), mine)
 			require.NoError(t, err)
-			return held
+			require.Equal(t, want > 0, held)
+			require.Equal(t, want, harness.HoldCount(t, a, mine))
+			require.Equal(t, want, harness.HoldCount(t, d, mine))
 		}
-		require.False(t, isHeldBy(mine))
+		counts(0)
 		first, err := m.Lock(ctx, lock.Lease(10*time.Second))
 		require.NoError(t, err)
 		require.Equal(t, mine, first.Owner())
-		require.True(t, isHeldBy(mine))
-		require.False(t, isHeldBy(c.NewOwner()))
+		counts(1)
+		held, err := m.IsHeldBy(t.Context(), c.NewOwner())
+		require.NoError(t, err)
+		require.False(t, held)
 		again, err := m.TryLock(ctx)
 		require.NoError(t, err)
+		counts(2)
+		require.NoError(t, first.Extend(t.Context(), time.Hour))
 		require.NoError(t, again.Unlock(t.Context()))
-		require.True(t, isHeldBy(mine))
+		counts(1)
 		require.NoError(t, first.Unlock(t.Context()))
-		require.False(t, isHeldBy(mine))
-
-		h, err := m.Lock(ctx)
-		require.NoError(t, err)
-		require.NoError(t, m.Unlock(ctx))
-		require.False(t, isHeldBy(mine))
-		select { // the hold notices, because it belongs to this client
-		case <-h.Context().Done():
-		case <-time.After(5 * time.Second):
-			require.FailNow(t, "the hold remains")
-		}
-		require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
+		counts(0)
 		require.ErrorIs(t, m.Unlock(ctx), lock.ErrNotHeld)
 		require.ErrorIs(t, m.Unlock(t.Context()), lock.ErrInvalid)
 
@@ -59,19 +55,23 @@ func TestMultiOfANamedOwner(t *testing.T) {
 		require.NoError(t, err)
 		single, err := c.MultiLock(c.Lock("a"), c.FencedLock("b")).Lock(ctx)
 		require.NoError(t, err)
-		last, err := c.MultiLock(c.RWLock("d").Write(), c.FairLock("c"), c.FencedLock("b"), c.Lock("a")).Lock(ctx)
+		last, err := c.MultiLock(d, c.FairLock("c"), c.FencedLock("b"), a).Lock(ctx)
 		require.NoError(t, err)
 		for _, h := range []lock.Hold{last, first} {
 			require.NoError(t, h.Context().Err())
 			require.NoError(t, m.Unlock(ctx))
 			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
+			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 		}
 		require.NoError(t, single.Context().Err())
 		require.NoError(t, single.Unlock(t.Context()))
+
+		// Invalid arguments.
+		var none context.Context
+		require.ErrorIs(t, m.Unlock(none), lock.ErrInvalid)
 		_, err = m.IsHeldBy(t.Context(), lock.Owner{})
 		require.ErrorIs(t, err, lock.ErrInvalid)
-
-		unknown := c.MultiLock(c.Lock("a"), c.RedLock(c.Lock("z")))
+		unknown := c.MultiLock(a, c.RedLock(c.Lock("z")))
 		require.ErrorIs(t, unknown.Unlock(ctx), lock.ErrUnsupported)
 		_, err = unknown.IsHeldBy(t.Context(), mine)
 		require.ErrorIs(t, err, lock.ErrUnsupported)
@@ -81,65 +81,36 @@ func TestMultiOfANamedOwner(t *testing.T) {
 
 // Unlock by owner knows a hold by its members, also if the locks of two servers have one name.
 func TestMultiUnlockIgnoresTheOrderOfClients(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, harness.Server(t, s.Program))
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c, other := s.Client(t), virtualServer(t).Client(t)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		h, err := c.MultiLock(c.Lock("a"), other.Lock("a")).Lock(ctx)
 		require.NoError(t, err)
 		require.ErrorIs(t, c.MultiLock(c.Lock("a"), c.Lock("b")).Unlock(ctx), lock.ErrNotHeld)
 		require.NoError(t, c.MultiLock(other.Lock("a"), c.Lock("a")).Unlock(ctx))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-		multiEmpty(t, s)
-	})
-}
-
-// A batch of locks counts the holds of an owner like single locks do.
-func TestMultiOfANamedOwnerIsCounted(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		all := []*rlock.Lock{c.Lock("a"), c.Lock("b"), c.Lock("c")}
-		m := c.MultiLock(all[0], all[1], all[2])
-		owner := c.NewOwner()
-		ctx := lock.WithOwner(t.Context(), owner)
-		counts := func(want int) {
-			for _, l := range all {
-				require.Equal(t, want, harness.HoldCount(t, l, owner))
-			}
-		}
-		first, err := m.Lock(ctx, lock.Lease(time.Minute))
-		require.NoError(t, err)
-		counts(1)
-		again, err := m.TryLock(ctx)
-		require.NoError(t, err)
-		counts(2)
-		require.NoError(t, first.Extend(t.Context(), time.Hour))
-		require.NoError(t, first.Unlock(t.Context()))
-		counts(1)
-		require.NoError(t, again.Unlock(t.Context()))
-		counts(0)
-		harness.NothingStays(t, s.Addr)
 	})
 }
 
 // A forbidden upgrade or re-entry is an error without a wait and leaves the owner's holds
 // untouched.
 func TestMultiForbiddenReentry(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		rw := c.RWLock("b")
+		rw, once := c.RWLock("b"), c.Lock("n", rlock.NonReentrant())
 		reads, err := rw.Read().Lock(ctx)
 		require.NoError(t, err)
 		_, err = c.MultiLock(c.Lock("a"), rw.Write(), c.Lock("c")).Lock(ctx)
 		require.ErrorIs(t, err, lock.ErrUpgrade)
-		first, err := c.Lock("n", rlock.NonReentrant()).Lock(ctx)
+		first, err := once.Lock(ctx)
 		require.NoError(t, err)
-		_, err = c.MultiLock(c.Lock("a"), c.Lock("n", rlock.NonReentrant())).Lock(ctx)
+		_, err = c.MultiLock(c.Lock("a"), once).Lock(ctx)
 		require.ErrorIs(t, err, lock.ErrReentered)
-		require.False(t, harness.IsLocked(t, c.Lock("a")))
+		require.False(t, s.Exists("a"))
 		require.NoError(t, first.Unlock(t.Context()))
 		require.NoError(t, reads.Unlock(t.Context()))
-		harness.NothingStays(t, s.Addr)
+		virtuallyEmpty(t, s)
 	})
 }
 
@@ -151,33 +122,30 @@ func TestMultiTermsOfReentry(t *testing.T) {
 		before  = 1200 * time.Millisecond // since the members were acquired
 		term    = time.Second
 	)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c, conn := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Conn(t)
+		names := []string{"a", "b", "c", "d", "e"}
 		held := []lock.Locker{c.Lock("a"), c.FencedLock("b"), c.FairLock("c"), c.RWLock("d").Read(), c.RWLock("e").Write()}
-		groups := map[string]*multilock.Multi{
-			"the same members": c.MultiLock(held...),
-			"another member":   c.MultiLock(append([]lock.Locker{c.Lock("f")}, held...)...),
-		}
+		same := c.MultiLock(held...)
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		first, err := groups["the same members"].Lock(ctx)
+		first, err := same.Lock(ctx)
 		require.NoError(t, err)
 		time.Sleep(before)
-		for name, m := range groups {
+		for _, m := range []*multilock.Multi{same, c.MultiLock(append([]lock.Locker{c.Lock("f")}, held...)...)} {
 			for _, opt := range []lock.Option{lock.Lease(term), lock.MaxHold(term), lock.Lease(time.Minute)} {
-				begin := time.Now()
 				again, err := m.TryLock(ctx, opt)
-				require.NoError(t, err, name)
-				left := again.Remaining()
-				require.Greater(t, left, term-term/100-time.Since(begin), name)
-				for _, key := range []string{"a", "b", "c", "d", "e"} {
-					ttl := time.Duration(harness.PTTL(t, s.Addr, key)) * time.Millisecond
-					require.GreaterOrEqual(t, ttl, again.Remaining()-time.Millisecond, "%s: %s expires before the hold", name, key)
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, again.Remaining(), term-term/100)
+				for _, name := range names {
+					ttl, err := conn.Do(t.Context(), conn.B().Pttl().Key(name).Build()).AsInt64()
+					require.NoError(t, err)
+					require.GreaterOrEqual(t, ttl, again.Remaining().Milliseconds()-1, "%s: %s expires before the hold", m.Name(), name)
 				}
 				require.NoError(t, again.Unlock(t.Context()))
 			}
 		}
 		require.NoError(t, first.Unlock(t.Context()))
-		multiEmpty(t, s)
+		virtuallyEmpty(t, s)
 	})
 }
 

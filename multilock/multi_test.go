@@ -3,13 +3,17 @@ package multilock_test
 import (
 	"cmp"
 	"context"
-	"errors"
+	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -24,97 +28,45 @@ import (
 func TestMultiAcquiresAllOrNone(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		second := harness.Server(t, s.Program)
-		clients, all := multiOfAll(t, s, second)
-		m := clients[0].MultiLock(multiLockers(all)...)
+		c, same, there := harness.Client(t, s), harness.Client(t, s), harness.Client(t, second)
+		other := harness.Client(t, s)
+		all := slices.Concat(
+			multiMembers("", c, other, len(multiKinds)),
+			multiMembers("second client's ", same, other, 2),
+			multiMembers("second server's ", there, harness.Client(t, second), 3),
+		)
+		m := c.MultiLock(multiLockers(all)...)
 		for held, it := range all {
 			theirs := multiMust(t, it.bar)
+			othersAreFree := func() {
+				t.Helper()
+				for i, member := range all {
+					if i != held { // a release whose reply was lost may still be under way
+						require.NoError(t, member.bar.Do(t.Context(), multiNothing, lock.Wait(2*time.Second)), member.name)
+					}
+				}
+			}
 			_, err := m.TryLock(t.Context())
 			require.ErrorIs(t, err, lock.ErrNotAcquired, it.name)
-			multiFree(t, all, held)
-			_, err = m.Lock(t.Context(), lock.Wait(0))
-			require.ErrorIs(t, err, lock.ErrNotAcquired, it.name)
-			multiFree(t, all, held)
-			begin := time.Now()
+			othersAreFree()
 			_, err = m.Lock(t.Context(), lock.Wait(100*time.Millisecond))
 			harness.NotAcquired(t, err) // the release of twelve may go on
-			require.GreaterOrEqual(t, time.Since(begin), 100*time.Millisecond)
-			require.Less(t, time.Since(begin), 3*time.Second) // the attempt also releases twelve
-			multiFree(t, all, held)
+			othersAreFree()
 
-			got := multiStart(t, m)
-			multiWaits(t, clients...)
-			require.Empty(t, got, it.name)
+			w := harness.StartLock(t, t.Context(), m)
+			multiWaits(t, c, same, there)
+			require.True(t, w.Running(), it.name)
 			require.NoError(t, theirs.Unlock(t.Context()))
-			h := multiGot(t, got)
-			for _, other := range all {
-				_, err := other.bar.TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrNotAcquired, other.name)
+			h := multiGot(t, w)
+			for _, member := range all {
+				_, err := member.bar.TryLock(t.Context())
+				require.ErrorIs(t, err, lock.ErrNotAcquired, member.name)
 			}
 			require.NoError(t, h.Context().Err())
-			require.NoError(t, h.Unlock(t.Context()))
-			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
-			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-			require.Zero(t, h.Remaining())
-			require.ErrorIs(t, h.Extend(t.Context(), time.Minute), lock.ErrNotHeld)
-			h, err = m.TryLock(t.Context())
-			require.NoError(t, err)
+			require.Zero(t, h.Owner())
 			require.NoError(t, h.Unlock(t.Context()))
 		}
 		multiEmpty(t, s, second)
-	})
-}
-
-// A caller that holds the three locks excludes another until it releases them, on one server
-// and on three.
-func TestMultiOnOneServerAndOnThree(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		servers := []*testserver.Server{s, harness.Server(t, s.Program), harness.Server(t, s.Program)}
-		for _, several := range []bool{false, true} {
-			of := func() (members []lock.Locker, clients []*redlatch.Client) {
-				for i, name := range []string{"a", "b", "c"} {
-					if several || i == 0 {
-						clients = append(clients, harness.Client(t, servers[i]))
-					}
-					members = append(members, clients[len(clients)-1].Lock(name))
-				}
-				return members, clients
-			}
-			mine, clients := of()
-			theirs, others := of()
-			slices.Reverse(theirs)
-			m, l := clients[0].MultiLock(mine...), others[0].MultiLock(theirs...)
-			h := multiMust(t, m, lock.Lease(10*time.Second))
-			require.Equal(t, "a,b,c", h.Name())
-			require.Zero(t, h.Owner())
-			require.Zero(t, h.Token())
-			for range 2 {
-				_, err := l.TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-			}
-			next := multiStart(t, l)
-			multiWaits(t, others...)
-			require.Empty(t, next)
-			require.NoError(t, h.Unlock(t.Context()))
-			require.NoError(t, multiGot(t, next).Unlock(t.Context()))
-			for _, s := range servers {
-				harness.NothingLeft(t, s.Addr)
-			}
-		}
-	})
-}
-
-func TestMultiOfMultis(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		m := c.MultiLock(c.MultiLock(c.Lock("c"), c.Lock("a")), c.Lock("b"))
-		require.Equal(t, "c,a,b", m.Name())
-		h := multiMust(t, m)
-		for _, name := range []string{"a", "b", "c"} {
-			require.True(t, harness.IsLocked(t, c.Lock(name)))
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-		require.NoError(t, m.Do(t.Context(), func(ctx context.Context) error { return ctx.Err() }))
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -145,7 +97,8 @@ func TestMultiHasOneOrderForAllClients(t *testing.T) {
 func TestMultiOfBadMembers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, same := harness.Client(t, s), harness.Client(t, s)
-		apart := harness.Client(t, harness.Server(t, s.Program))
+		second := harness.Server(t, s.Program)
+		apart := harness.Client(t, second)
 		mapped := harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "a" }))
 		a := c.Lock("a")
 		var noMulti *multilock.Multi
@@ -178,75 +131,28 @@ func TestMultiOfBadMembers(t *testing.T) {
 			"a bad name":                    {[]lock.Locker{a, c.Lock("")}, "name"},
 			"a bad name, several in a slot": {[]lock.Locker{c.Lock(""), a, c.Lock("b")}, "name"},
 		} {
-			t.Run(name, func(t *testing.T) {
-				m := c.MultiLock(bad.members...)
-				_, err := m.Lock(t.Context())
-				require.ErrorIs(t, err, lock.ErrInvalid)
-				require.ErrorContains(t, err, bad.says)
-				_, err = m.TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrInvalid)
-				require.ErrorIs(t, m.Do(t.Context(), multiNothing), lock.ErrInvalid)
-				harness.NothingLeft(t, s.Addr)
-			})
+			m := c.MultiLock(bad.members...)
+			_, err := m.Lock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			require.ErrorContains(t, err, bad.says, name)
+			_, err = m.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, name)
+			require.ErrorIs(t, m.Do(t.Context(), multiNothing), lock.ErrInvalid, name)
+			harness.NothingLeft(t, s.Addr)
 		}
 		for _, m := range []*multilock.Multi{c.MultiLock(), c.MultiLock(a, nil), c.MultiLock(a, c.Lock("a"))} {
 			require.ErrorIs(t, m.Unlock(t.Context()), lock.ErrInvalid)
 			_, err := m.IsHeldBy(t.Context(), c.NewOwner())
 			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
+
 		// The same name on different servers or databases is not the same lock.
-		second := harness.Server(t, s.Program)
 		third, err := redlatch.Open(t.Context(), s.URL()+"/3")
 		require.NoError(t, err)
 		defer third.Close()
-		m := c.MultiLock(a, harness.Client(t, second).Lock("a"), third.Lock("a"))
+		m := c.MultiLock(a, apart.Lock("a"), third.Lock("a"))
 		require.Equal(t, "a", m.Name())
 		require.NoError(t, m.Do(t.Context(), multiNothing))
-	})
-}
-
-func TestMultiWithBadArguments(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		m := c.MultiLock(c.Lock("a"), c.Lock("b"), other.Lock("c"))
-		var none context.Context
-		for _, lockIt := range []func(context.Context, ...lock.Option) (lock.Hold, error){m.Lock, m.TryLock} {
-			_, err := lockIt(none)
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			_, err = lockIt(t.Context(), lock.Lease(-1))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			_, err = lockIt(t.Context(), lock.MaxHold(-1))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			gone := errors.New("gone")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			cancel(gone)
-			_, err = lockIt(ctx)
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
-			require.ErrorIs(t, err, gone)
-		}
-		_, err := m.TryLock(t.Context(), lock.Wait(time.Second))
-		require.ErrorIs(t, err, lock.ErrInvalid)
-		require.ErrorIs(t, m.Do(t.Context(), nil), lock.ErrInvalid)
-		require.ErrorIs(t, m.Unlock(none), lock.ErrInvalid)
-
-		h := multiMust(t, m)
-		require.ErrorIs(t, h.Unlock(none), lock.ErrInvalid)
-		require.ErrorIs(t, h.Extend(none, time.Minute), lock.ErrInvalid)
-		require.ErrorIs(t, h.Extend(t.Context(), 0), lock.ErrInvalid)
-		ended, cancel := context.WithCancel(t.Context())
-		cancel()
-		require.NoError(t, h.Unlock(ended), "acquired members are released")
-		harness.NothingLeft(t, s.Addr)
-
-		other.Close() // of one member
-		_, err = m.Lock(t.Context())
-		require.ErrorIs(t, err, lock.ErrClosed)
-		require.NoError(t, c.Lock("a").Do(t.Context(), multiNothing))
-		c.Close()
-		_, err = c.MultiLock(c.Lock("a")).Lock(t.Context())
-		require.ErrorIs(t, err, lock.ErrClosed)
-		_, err = c.MultiLock(c.Lock("a")).TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrClosed)
 	})
 }
 
@@ -258,30 +164,19 @@ func TestMultiAcquiresInOneOrder(t *testing.T) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		here, there := harness.Client(t, second), harness.Client(t, second)
 		type named struct {
-			name    string
-			l, bar  lock.Locker
-			server  string
-			unknown bool
+			name, server string // no server: it is first
+			l, bar       lock.Locker
 		}
+		one, two := multiRunID(t, s), multiRunID(t, second)
 		all := []named{
-			{"c", c.Lock("c"), other.Lock("c"), multiRunID(t, s), false},
-			{"a", c.FencedLock("a"), other.FencedLock("a"), multiRunID(t, s), false},
-			{"z", c.RedLock(c.Lock("z")), other.Lock("z"), "", true},
-			{"b", c.Lock("b"), other.Lock("b"), multiRunID(t, s), false},
+			{"c", one, c.Lock("c"), other.Lock("c")},
+			{"a", one, c.FencedLock("a"), other.FencedLock("a")},
+			{"z", "", c.RedLock(c.Lock("z")), other.Lock("z")},
+			{"b", one, c.Lock("b"), other.Lock("b")},
 		}
-		for _, several := range []bool{false, true} {
-			if several {
-				all = append(all, named{"b", here.Lock("b"), there.Lock("b"), multiRunID(t, second), false},
-					named{"a", here.Lock("a"), there.Lock("a"), multiRunID(t, second), false})
-			}
-			order := slices.Clone(all)
-			slices.SortFunc(order, func(a, b named) int {
-				if a.unknown != b.unknown { // first
-					if a.unknown {
-						return -1
-					}
-					return 1
-				}
+		for _, more := range [][]named{nil, {{"b", two, here.Lock("b"), there.Lock("b")}, {"a", two, here.Lock("a"), there.Lock("a")}}} {
+			all = append(all, more...)
+			order := slices.SortedFunc(slices.Values(all), func(a, b named) int {
 				return cmp.Or(cmp.Compare(a.server, b.server), cmp.Compare(a.name, b.name))
 			})
 			for i, held := range order {
@@ -291,72 +186,127 @@ func TestMultiAcquiresInOneOrder(t *testing.T) {
 					members = append(members, n.l)
 				}
 				slices.Reverse(all)
-				done := make(chan error, 1)
-				go func() { done <- c.MultiLock(members...).Do(context.Background(), multiNothing) }()
-				free := func(n named) bool {
-					h, err := n.bar.TryLock(t.Context())
-					if err != nil {
-						require.ErrorIs(t, err, lock.ErrNotAcquired)
-						return false
-					}
-					require.NoError(t, h.Unlock(t.Context()))
-					return true
-				}
+				w := harness.StartLock(t, t.Context(), c.MultiLock(members...))
 				multiWaits(t, c, here)
+
 				for j, n := range order {
-					if j != i {
-						require.Equal(t, j > i, free(n), "%q of %q while %q is waited for", n.name, n.server, held.name)
+					if j == i {
+						continue
 					}
+					err := n.bar.Do(t.Context(), multiNothing, lock.Wait(0))
+					require.Equal(t, j > i, err == nil, "%q of %q while %q is waited for: %v", n.name, n.server, held.name, err)
 				}
 				require.NoError(t, theirs.Unlock(t.Context()))
-				require.NoError(t, <-done)
+				require.NoError(t, w.Got().Unlock(t.Context()))
 			}
 		}
 	})
 }
 
-// notAcquired fails the test unless the lock was not acquired, or the release of members was not
-// confirmed before the end of the wait.
-func notAcquired(t *testing.T, err error) {
-	t.Helper()
-	if errors.Is(err, lock.ErrIndeterminate) {
-		require.ErrorContains(t, err, "release")
-	} else {
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-	}
+// Callers that name the same locks in any order, on one server or on three, exclude each other and do not
+// deadlock: two that block each other would be idle for 5 s.
+func TestMultiContendersInAnyOrder(t *testing.T) {
+	const callers, rounds = 12, 20
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		servers := []*testserver.Server{s, harness.Server(t, s.Program), harness.Server(t, s.Program)}
+		for _, n := range []int{1, 3} {
+			var inside atomic.Int32
+			counter := 0
+			began := time.Now()
+			var all sync.WaitGroup
+			for range 3 {
+				var clients []*redlatch.Client
+				for _, s := range servers[:n] {
+					clients = append(clients, harness.Client(t, s))
+				}
+				for range callers / 3 {
+					all.Go(func() {
+						for range rounds {
+							var members []lock.Locker
+							for _, i := range rand.Perm(3) {
+								members = append(members, clients[i%n].Lock(fmt.Sprint(i)))
+							}
+							assert.NoError(t, clients[0].MultiLock(members...).Do(t.Context(), func(context.Context) error {
+								assert.EqualValues(t, 1, inside.Add(1))
+								counter++
+								inside.Add(-1)
+								return nil
+							}))
+						}
+					})
+				}
+			}
+			all.Wait()
+			require.Equal(t, callers*rounds, counter)
+			require.Less(t, time.Since(began), 20*time.Second)
+		}
+		multiEmpty(t, servers...)
+	})
 }
 
 // Wait bounds the acquisition of all members together.
 func TestMultiWaitBoundsAllMembers(t *testing.T) {
-	const (
-		wait  = 2 * time.Second
-		slack = wait * 3 / 5 // otherwise it might have waited for two of them
-	)
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
+	const wait, slack = 2 * time.Second, 100 * time.Millisecond
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c, other := s.Client(t), s.Client(t)
 		first, second := multiMust(t, other.Lock("a")), multiMust(t, other.FairLock("b"))
 		m := c.MultiLock(c.Lock("a"), c.FairLock("b"), c.Lock("c"))
-		begin, done := time.Now(), make(chan error, 1)
-		go func() {
-			_, err := m.Lock(context.Background(), lock.Wait(wait))
-			done <- err
-		}()
+
+		began := time.Now()
+		w := harness.StartLock(t, t.Context(), m, lock.Wait(wait))
 		time.Sleep(wait * 2 / 3)
 		require.NoError(t, first.Unlock(t.Context()))
-		notAcquired(t, <-done)
-		require.GreaterOrEqual(t, time.Since(begin), wait)
-		require.Less(t, time.Since(begin), wait+slack)
-		harness.Eventually(t, wait, "the others are released", func() bool { return !harness.IsLocked(t, c.Lock("a")) })
+		require.ErrorIs(t, w.End(), lock.ErrNotAcquired)
+		require.WithinRange(t, time.Now(), began.Add(wait), began.Add(wait+slack))
+		require.False(t, s.Exists("a"))
 
-		ctx, cancel := context.WithTimeout(t.Context(), wait/4)
+		began = time.Now()
+		ctx, cancel := context.WithTimeout(t.Context(), wait)
 		defer cancel()
-		begin = time.Now()
 		_, err := m.Lock(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		notAcquired(t, err)
-		require.Less(t, time.Since(begin), wait/4+slack)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.WithinRange(t, time.Now(), began.Add(wait), began.Add(wait+slack))
 		require.NoError(t, second.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
+		virtuallyEmpty(t, s)
+	})
+}
+
+// The members of a Multi that is a member are acquired with the others.
+func TestMultiIsOneScript(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		m := c.MultiLock(c.MultiLock(c.Lock("c"), c.Lock("a")), c.Lock("b"))
+		require.Equal(t, "c,a,b", m.Name())
+		h := multiMust(t, m) // has the scripts loaded
+		require.Equal(t, []string{"a", "b", "c"}, s.Keys())
+		require.NoError(t, h.Extend(t.Context(), time.Minute))
+		require.NoError(t, h.Unlock(t.Context()))
+		isOne := func(what string) {
+			t.Helper()
+			require.Equal(t, 1, s.Calls("evalsha"), what)
+			require.Zero(t, s.Calls("eval"), what)
+			s.Reset()
+		}
+
+		s.Reset()
+		for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, m.TryLock} {
+			for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {lock.MaxHold(time.Hour)}} {
+				h, err := take(t.Context(), opts...)
+				require.NoError(t, err)
+				isOne("acquire")
+				require.NoError(t, h.Extend(t.Context(), time.Hour))
+				isOne("extend")
+				require.NoError(t, h.Unlock(t.Context()))
+				isOne("release")
+			}
+		}
+		theirs := multiMust(t, s.Client(t).Lock("c"))
+		s.Reset()
+		_, err := m.TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		isOne("failed attempt")
+		require.NoError(t, theirs.Unlock(t.Context()))
 	})
 }
 
@@ -374,12 +324,32 @@ func TestMultiOfMany(t *testing.T) {
 		require.Equal(t, ":250", harness.Do(t, s.Addr, "DBSIZE"))
 		require.NoError(t, h.Extend(t.Context(), time.Hour))
 		require.NoError(t, h.Unlock(t.Context()))
+
 		theirs := multiMust(t, other.Lock(strings.Repeat("x", 240)))
 		_, err = m.TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"))
 		require.NoError(t, theirs.Unlock(t.Context()))
-		require.NoError(t, m.Do(t.Context(), multiNothing))
 		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// Members of one slot are one script. Members of two clients of one cluster are found to be the same lock.
+func TestMultiInACluster(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		cluster := harness.Cluster(t, shared.Program)
+		c, other := harness.ClientAt(t, cluster.Addrs()), harness.ClientAt(t, cluster.Addrs())
+		tagged := c.MultiLock(c.Lock("{order-7}:c"), c.Lock("{order-7}:b"), c.Lock("{order-7}:a"))
+		require.NoError(t, tagged.Do(t.Context(), multiNothing)) // has the scripts loaded
+		owner := cluster.Owner("{order-7}").Addr
+		harness.Do(t, owner, "CONFIG", "RESETSTAT")
+		require.NoError(t, tagged.Do(t.Context(), multiNothing))
+		require.Equal(t, 2, harness.Commands(t, harness.Conn(t, owner))["evalsha"])
+
+		_, err := c.MultiLock(c.Lock("a"), other.Lock("a")).TryLock(t.Context())
+		require.ErrorIs(t, err, lock.ErrInvalid)
+		for _, node := range cluster.Primaries {
+			harness.NothingLeft(t, node.Addr)
+		}
 	})
 }

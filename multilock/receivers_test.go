@@ -1,16 +1,11 @@
 package multilock_test
 
 import (
-	"context"
-	"runtime"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
@@ -22,30 +17,21 @@ import (
 func TestUnlockCountsReceivers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		for kind, k := range map[string]struct {
-			of        func(c *redlatch.Client) lock.Locker
+			of        lockOf
 			receivers int
 		}{
-			"lock":  {func(c *redlatch.Client) lock.Locker { return c.Lock("orders") }, 1},
-			"write": {func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Write() }, 1},
-			"fair":  {func(c *redlatch.Client) lock.Locker { return c.FairLock("orders") }, -1},
-			"spin":  {func(c *redlatch.Client) lock.Locker { return c.SpinLock("orders") }, -1},
-			"plain": {func(c *redlatch.Client) lock.Locker { return c.PlainLock("orders") }, -1},
+			"lock": {plainLock, 1}, "write": {writeLock, 1}, "fair": {fairLock, -1}, "spin": {spinLock, -1}, "plain": {keyLock, -1},
 		} {
-			t.Run(kind, func(t *testing.T) {
-				holder, waiter := harness.Client(t, s), harness.Client(t, s)
-				h, err := engine.Find(k.of(holder)).TryMember(t.Context(), time.Minute)
-				require.NoError(t, err)
-				var waits sync.WaitGroup
-				waits.Go(func() {
-					assert.NoError(t, k.of(waiter).Do(t.Context(), func(context.Context) error { return nil }))
-				})
-				if kind != "spin" {
-					harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
-				}
-				require.NoError(t, h.Unlock(t.Context()))
-				require.Equal(t, k.receivers, h.Receivers())
-				waits.Wait()
-			})
+			holder, waiter := harness.Client(t, s), harness.Client(t, s)
+			h, err := engine.Find(k.of(holder, kind)).TryMember(t.Context(), time.Minute)
+			require.NoError(t, err)
+			w := harness.StartLock(t, t.Context(), k.of(waiter, kind))
+			if kind != "spin" {
+				harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
+			}
+			require.NoError(t, h.Unlock(t.Context()))
+			require.Equal(t, k.receivers, h.Receivers(), kind)
+			require.NoError(t, w.Got().Unlock(t.Context()))
 		}
 	})
 }
@@ -66,16 +52,5 @@ func TestReceiversOfTwoHoldsOfAnOwner(t *testing.T) {
 		require.Equal(t, -1, first.Receivers())
 		require.NoError(t, second.Unlock(t.Context()))
 		require.Zero(t, second.Receivers())
-
-		var ends sync.WaitGroup
-		for _, h := range []engine.MemberHold{hold(), hold()} {
-			ends.Go(func() {
-				assert.NoError(t, h.Unlock(t.Context()))
-				for h.Receivers() != 0 { // nothing else orders it after the release by the other
-					runtime.Gosched()
-				}
-			})
-		}
-		ends.Wait()
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -15,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
+	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
 )
@@ -38,7 +40,7 @@ const (
 
 var (
 	errRedTaken = fmt.Errorf("%w: held by another owner", lock.ErrNotAcquired)
-	errRedBoom  = errors.New("boom")
+	errRedBoom  = &net.OpError{Op: "dial", Err: errors.New("boom")} // nothing was sent
 
 	redYes     = redAnswer{after: redQuick}
 	redTaken   = redAnswer{after: redQuick, err: errRedTaken}
@@ -51,9 +53,9 @@ var (
 	redAnswers = []redAnswer{redYes, redTaken, redFails, redSlowYes, redSlowErr, redHangs, redLateYes}
 )
 
-// redFake is a member without a server.
+// redFake is the protocol of a lock whose server is a fake.
 type redFake struct {
-	t    *testing.T
+	engine.Protocol
 	e    *engine.Engine
 	name string
 
@@ -62,37 +64,48 @@ type redFake struct {
 	asked   []time.Time
 	leases  []time.Duration
 	holds   []*redFakeHold
-	trying  int    // attempts under way
-	given   func() // called with each grant; may be nil
-	alone   bool   // it tracks its holder
+	trying  int  // attempts under way
+	alone   bool // it refuses an attempt while somebody has a hold
 
 	// The rest applies to its current holds.
 	extend redAnswer
 	unlock redAnswer
 }
 
-// redProtocol is the protocol of a fake. No two fakes are of one kind.
-type redProtocol struct {
-	engine.Protocol
-	f *redFake
+// redFakeHold is a hold that a fake has granted.
+type redFakeHold struct {
+	id       string
+	until    time.Time
+	released bool
+	gone     bool
+	extended []time.Duration
 }
 
-func (p redProtocol) Kind() engine.Kind { return engine.Kind{Name: fmt.Sprintf("%p", p.f)} }
+func (h *redFakeHold) current() bool { return !h.released && !h.gone && !time.Now().After(h.until) }
 
-// redFakeMember is a fake as a member of a Redlock.
-type redFakeMember struct {
-	*engine.Lock
-	f *redFake
+// redFakeLock is a lock of that protocol.
+type redFakeLock struct {
+	*engineLock
+	engine.Member
 }
 
-func (f *redFake) member() redFakeMember {
-	l := engine.NewLock(f.e, redProtocol{f: f}, f.name, nil)
-	return redFakeMember{&l, f}
+type engineLock = engine.Lock // whose name is no field, since Lock is a method
+
+func (*redFakeLock) Do(context.Context, func(context.Context) error, ...lock.Option) error {
+	panic("not used")
 }
 
-func (m redFakeMember) TryMember(ctx context.Context, lease time.Duration) (engine.MemberHold, error) {
-	return m.f.try(ctx, lease)
+func (f *redFake) lock() lock.Locker {
+	l := engine.NewLock(f.e, f, f.name, nil)
+	return &redFakeLock{&l, l.Member()}
 }
+
+// Kind implements engine.Protocol. No two fakes are of one kind.
+func (f *redFake) Kind() engine.Kind { return engine.Kind{Name: fmt.Sprintf("%p", f)} }
+
+func (*redFake) Channel(*engine.Claim) string { return "" }
+
+func (f *redFake) Renewer() watchdog.Renewer { return f }
 
 func (a redAnswer) wait(ctx context.Context) error {
 	if a.deaf {
@@ -109,9 +122,9 @@ func (a redAnswer) wait(ctx context.Context) error {
 	}
 }
 
-func (f *redFake) try(ctx context.Context, lease time.Duration) (*redFakeHold, error) {
+func (f *redFake) Acquire(ctx context.Context, c *engine.Claim) (engine.Answer, error) {
 	f.mu.Lock()
-	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, lease)
+	f.asked, f.leases = append(f.asked, time.Now()), append(f.leases, c.Lease)
 	a := f.answers[0]
 	if len(f.answers) > 1 {
 		f.answers = f.answers[1:]
@@ -122,24 +135,70 @@ func (f *redFake) try(ctx context.Context, lease time.Duration) (*redFakeHold, e
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.trying--
+	if err == errRedTaken || err == nil && f.alone && f.heldLocked() > 0 {
+		return engine.Answer{FreeIn: -1}, nil
+	}
 	if err != nil {
-		return nil, err
+		return engine.Answer{}, err
 	}
-	if f.alone && f.heldNow() > 0 {
-		return nil, errRedTaken
-	}
-	if f.given != nil {
-		f.given()
-	}
-	h := &redFakeHold{f: f, until: time.Now().Add(lease)}
-	f.holds = append(f.holds, h)
-	return h, nil
+	f.holds = append(f.holds, &redFakeHold{id: c.ID.String(), until: time.Now().Add(c.Lease)})
+	return engine.Answer{Acquired: true}, nil
 }
 
-// heldNow is called with f.mu held.
-func (f *redFake) heldNow() (n int) {
+func (f *redFake) Release(ctx context.Context, c *engine.Claim) (engine.Release, error) {
+	f.mu.Lock()
+	a := f.unlock
+	f.mu.Unlock()
+	err := a.wait(context.WithoutCancel(ctx))
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	state := engine.NotHeld
+	if h := f.holdLocked(c.ID.String()); h != nil {
+		if h.current() {
+			state = engine.Free
+		}
+		h.released = true
+	}
+	return engine.Release{State: state, Receivers: -1}, err
+}
+
+func (f *redFake) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, _ bool) []watchdog.Renewed {
+	f.mu.Lock()
+	a := f.extend
+	f.mu.Unlock()
+	err := a.wait(ctx)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	results := make([]watchdog.Renewed, len(batches))
+	for b, batch := range batches {
+		results[b].Err = err
+		for _, subject := range batch {
+			h := f.holdLocked(subject.Owner)
+			held := h != nil && h.current()
+			if held && err == nil {
+				h.extended = append(h.extended, ttl)
+				if until := time.Now().Add(ttl); until.After(h.until) {
+					h.until = until
+				}
+			}
+			results[b].Held = append(results[b].Held, held)
+		}
+	}
+	return results
+}
+
+func (f *redFake) holdLocked(id string) *redFakeHold {
 	for _, h := range f.holds {
-		if h.unlocked == 0 {
+		if h.id == id {
+			return h
+		}
+	}
+	return nil
+}
+
+func (f *redFake) heldLocked() (n int) {
+	for _, h := range f.holds {
+		if !h.released {
 			n++
 		}
 	}
@@ -150,7 +209,7 @@ func (f *redFake) heldNow() (n int) {
 func (f *redFake) held() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.heldNow()
+	return f.heldLocked()
 }
 
 func (f *redFake) set(change func()) {
@@ -163,54 +222,6 @@ func (f *redFake) attempts() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return len(f.asked)
-}
-
-// redFakeHold is a hold of a fake.
-type redFakeHold struct {
-	lock.Hold
-	f        *redFake
-	until    time.Time
-	unlocked int
-	gone     bool
-	extended []time.Duration
-}
-
-func (h *redFakeHold) One() *engine.Hold   { return nil }
-func (h *redFakeHold) Receivers() int      { return -1 }
-func (h *redFakeHold) KeepUntil(time.Time) {}
-func (h *redFakeHold) Disown()             {}
-
-func (h *redFakeHold) Extend(ctx context.Context, lease time.Duration) error {
-	h.f.mu.Lock()
-	a := h.f.extend
-	h.f.mu.Unlock()
-	if err := a.wait(ctx); err != nil {
-		return err
-	}
-	h.f.mu.Lock()
-	defer h.f.mu.Unlock()
-	if h.gone || h.unlocked > 0 || time.Now().After(h.until) {
-		return &lock.LostError{Name: h.f.name, Reason: lock.ReasonGone}
-	}
-	h.extended = append(h.extended, lease)
-	if until := time.Now().Add(lease); until.After(h.until) {
-		h.until = until
-	}
-	return nil
-}
-
-func (h *redFakeHold) Unlock(ctx context.Context) error {
-	h.f.mu.Lock()
-	a := h.f.unlock
-	h.f.mu.Unlock()
-	err := a.wait(context.WithoutCancel(ctx))
-	h.f.mu.Lock()
-	defer h.f.mu.Unlock()
-	h.unlocked++
-	if err == nil && (h.gone || time.Now().After(h.until)) {
-		return &lock.LostError{Name: h.f.name, Reason: lock.ReasonGone}
-	}
-	return err
 }
 
 // redConn is a connection without a server.
@@ -228,15 +239,10 @@ func (redConn) Do(context.Context, rueidis.Completed) rueidis.RedisResult {
 	return rueidis.RedisResult{}
 }
 
-const redID = "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11"
-
-func redSession(log *harness.Log, watchdog time.Duration) *session.Session {
-	return redSessionOf(redConn{mode: rueidis.ClientModeStandalone}, log, watchdog)
-}
-
-func redSessionOf(conn redConn, log *harness.Log, watchdog time.Duration) *session.Session {
+// redSession returns the session of a client. That of a cluster, which does not say who it is, has members.
+func redSession(log *harness.Log, mode rueidis.ClientMode) *session.Session {
 	return session.New(session.Config{
-		Client: conn, ID: redID, WatchdogTimeout: watchdog, FairWait: time.Minute, HandOffs: 16,
+		Client: redConn{mode: mode}, ID: "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11", WatchdogTimeout: redLease, FairWait: time.Minute, HandOffs: 16,
 		MapName: func(s string) string { return s }, Logger: log.Logger(),
 	})
 }
@@ -256,7 +262,7 @@ type redWorld struct {
 func redRun(t *testing.T, test func(t *testing.T, w *redWorld)) {
 	synctest.Test(t, func(t *testing.T) {
 		log := &harness.Log{}
-		w := &redWorld{t: t, s: redSession(log, redLease), log: log}
+		w := &redWorld{t: t, s: redSession(log, rueidis.ClientModeStandalone), log: log}
 		defer synctest.Wait()
 		defer w.s.Close()
 		test(t, w)
@@ -266,7 +272,7 @@ func redRun(t *testing.T, test func(t *testing.T, w *redWorld)) {
 func (w *redWorld) fakes(answers ...redAnswer) []*redFake {
 	fakes := make([]*redFake, len(answers))
 	for i, a := range answers {
-		fakes[i] = &redFake{t: w.t, e: engine.New(w.member(i)), name: "orders", answers: []redAnswer{a}}
+		fakes[i] = &redFake{e: engine.New(w.member(i)), name: "orders", answers: []redAnswer{a}}
 	}
 	return fakes
 }
@@ -274,20 +280,20 @@ func (w *redWorld) fakes(answers ...redAnswer) []*redFake {
 // member returns the session of the i-th fakes.
 func (w *redWorld) member(i int) *session.Session {
 	for len(w.members) <= i {
-		s := redSessionOf(redConn{mode: rueidis.ClientModeCluster}, w.log, redLease)
+		s := redSession(w.log, rueidis.ClientModeCluster)
 		w.t.Cleanup(s.Close)
-		multilock.WasAsked(s)
+		s.AwaitServer() // so that no Redlock awaits it
 		w.members = append(w.members, s)
 	}
 	return w.members[i]
 }
 
 func (w *redWorld) red(fakes []*redFake) *multilock.Red {
-	members := make([]multilock.RedMember, len(fakes))
-	for i, f := range fakes {
-		members[i] = f.member()
+	var members []lock.Locker
+	for _, f := range fakes {
+		members = append(members, f.lock())
 	}
-	return multilock.NewRedOf(w.groups(), members)
+	return multilock.NewRed(w.groups(), members...)
 }
 
 // groups returns what the groups of the session share.
@@ -301,15 +307,13 @@ func (w *redWorld) groups() *multilock.Shared {
 }
 
 // drain waits for everything that was begun, and checks that every hold of a fake was
-// released exactly once.
+// released.
 func (w *redWorld) drain(fakes []*redFake, what ...any) {
 	w.t.Helper()
 	redSleep(time.Minute)
 	for i, f := range fakes {
 		require.Zero(w.t, f.trying, "attempts of member %d: %v", i, what)
-		for _, h := range f.holds {
-			require.Equal(w.t, 1, h.unlocked, "member %d: %v", i, what)
-		}
+		require.Zero(w.t, f.held(), "member %d: %v", i, what)
 	}
 }
 

@@ -7,139 +7,80 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
 
-// TestRedSlowRelease has members that do not answer a release. Unlock does not wait for a
-// minority, and for a majority only as long as necessary.
+// Unlock does not wait for a minority that does not answer a release, and for a majority only as long as
+// necessary.
 func TestRedSlowRelease(t *testing.T) {
+	const grace = 2 * time.Millisecond // for members slower than the majority, so that the next caller finds them free
+	quick, slow := redAnswer{after: redQuick}, redAnswer{after: 10 * time.Second}
+	unknown := redAnswer{after: redQuick, err: errors.New("no answer")}
+	for what, row := range map[string]struct {
+		answers []redAnswer
+		unlocks []redAnswer // of the first members; the others answer at once
+		early   bool        // Unlock begins before the last members have answered the acquisition
+		took    time.Duration
+		err     error
+	}{
+		"all are quick":                     {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{quick, quick, quick}, took: redQuick},
+		"one is a little slower":            {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{quick}, took: redQuick},
+		"one of three is silent":            {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{slow}, took: grace},
+		"two of five are silent":            {answers: []redAnswer{redYes, redYes, redYes, redYes, redYes}, unlocks: []redAnswer{slow, slow, quick, quick, quick}, took: redQuick + grace},
+		"others need no release":            {answers: []redAnswer{redYes, redYes, redYes, redTaken, redFails}, unlocks: []redAnswer{slow}, took: grace},
+		"one may yet be granted":            {answers: []redAnswer{redYes, redYes, {after: 10 * redQuick}}, unlocks: []redAnswer{{after: 5 * redQuick}}, early: true, took: 5 * redQuick},
+		"one is granted, and released":      {answers: []redAnswer{redYes, redYes, {after: 3 * redQuick}}, unlocks: []redAnswer{slow}, early: true, took: 2*redQuick + grace},
+		"one is refused meanwhile":          {answers: []redAnswer{redYes, redYes, {after: 3 * redQuick, err: errRedTaken}}, unlocks: []redAnswer{unknown}, early: true, took: 2*redQuick + grace},
+		"a majority is slow":                {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{{after: time.Second / 2}, slow}, took: time.Second/2 + grace},
+		"a majority gives no answer":        {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{unknown, unknown}, err: lock.ErrIndeterminate},
+		"a majority is silent for too long": {answers: []redAnswer{redYes, redYes, redYes}, unlocks: []redAnswer{slow, slow}, err: lock.ErrIndeterminate},
+	} {
+		t.Run(what, func(t *testing.T) {
+			redRun(t, func(t *testing.T, w *redWorld) {
+				fakes := w.fakes(row.answers...)
+				for i, unlock := range row.unlocks {
+					fakes[i].unlock = unlock
+				}
+				h, err := w.red(fakes).Lock(t.Context())
+				require.NoError(t, err)
+				if !row.early {
+					synctest.Wait()
+				}
+				began := time.Now()
+				err = h.Unlock(t.Context())
+				require.ErrorIs(t, err, row.err)
+				if row.err != nil {
+					require.WithinRange(t, time.Now(), began, began.Add(engine.UnlockTimeout))
+				} else {
+					require.Equal(t, row.took, time.Since(began))
+				}
+				w.drain(fakes)
+			})
+		})
+	}
+}
+
+// A failed round waits for releases no longer than for a member, and no longer than a moment after its caller
+// has left.
+func TestRedFailsDespiteASlowRelease(t *testing.T) {
+	later := redAnswer{after: 2 * redQuick, err: errRedTaken}
 	redRun(t, func(t *testing.T, w *redWorld) {
-		slow := redAnswer{after: 10 * time.Second}
-		for away := range 3 {
-			fakes := w.fakes(redYes, redYes, redYes, redYes, redYes)
-			for _, f := range fakes[:away] {
-				f.unlock = slow
-			}
-			for _, f := range fakes[away:] {
-				f.unlock.after = redQuick
-			}
-			h, err := w.red(fakes).Lock(t.Context())
-			require.NoError(t, err)
-			synctest.Wait()
+		for _, wait := range []time.Duration{time.Minute, 3 * redQuick} {
+			fakes := w.fakes(redYes, later, later)
+			fakes[0].unlock.after = 10 * time.Second
+			ctx, cancel := context.WithTimeout(t.Context(), wait)
+			defer cancel()
 			began := time.Now()
-			require.NoError(t, h.Unlock(t.Context()))
-			require.LessOrEqual(t, time.Since(began), redQuick+2*time.Millisecond)
+			_, err := w.red(fakes).TryLock(ctx)
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.Equal(t, min(2*redQuick+redPatience, wait+session.Grace), time.Since(began))
 			w.drain(fakes)
 		}
-
-		// Unlock waits for slightly slower members, so that the next caller finds them free.
-		fakes := w.fakes(redYes, redYes, redYes)
-		fakes[0].unlock.after = redQuick
-		h, err := w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		synctest.Wait()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Zero(t, fakes[0].held())
-
-		// Members that are not held need no release: three of five are held, and one is slow.
-		fakes = w.fakes(redYes, redYes, redYes, redTaken, redFails)
-		fakes[0].unlock = slow
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		began := time.Now()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.LessOrEqual(t, time.Since(began), 2*time.Millisecond)
-		w.drain(fakes)
-
-		// A member that may yet be granted is not free: Unlock waits for a majority of the others.
-		fakes = w.fakes(redYes, redYes, redAnswer{after: 10 * redQuick})
-		fakes[0].unlock.after = 5 * redQuick
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		began = time.Now()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Equal(t, 5*redQuick, time.Since(began))
-		w.drain(fakes)
-
-		// A member that is granted meanwhile counts when it is released.
-		fakes = w.fakes(redYes, redYes, redAnswer{after: 3 * redQuick})
-		fakes[0].unlock = slow
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		began = time.Now()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Equal(t, 2*redQuick+2*time.Millisecond, time.Since(began))
-		w.drain(fakes)
-
-		// So does one that is refused.
-		fakes = w.fakes(redYes, redYes, redAnswer{after: 3 * redQuick, err: errRedTaken})
-		fakes[0].unlock = redAnswer{after: redQuick, err: errors.Join(lock.ErrIndeterminate, errRedBoom)}
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		began = time.Now()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Equal(t, 2*redQuick, time.Since(began))
-		w.drain(fakes)
-
-		// Unlock waits for a slow majority.
-		fakes = w.fakes(redYes, redYes, redYes)
-		fakes[0].unlock, fakes[1].unlock = redAnswer{after: time.Second / 2}, slow
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		synctest.Wait()
-		began = time.Now()
-		require.NoError(t, h.Unlock(t.Context()))
-		require.Equal(t, time.Second/2+2*time.Millisecond, time.Since(began))
-		w.drain(fakes)
-
-		// Without an answer from a majority, Unlock returns an error.
-		fakes = w.fakes(redYes, redYes, redYes)
-		for _, f := range fakes[:2] {
-			f.unlock = redAnswer{after: redQuick, err: errors.Join(lock.ErrIndeterminate, errRedBoom)}
-		}
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		synctest.Wait()
-		err = h.Unlock(t.Context())
-		require.ErrorIs(t, err, lock.ErrIndeterminate)
-		require.ErrorIs(t, err, errRedBoom)
-
-		// A failed round waits for releases no longer than for a member.
-		later := redAnswer{after: 2 * redQuick, err: errRedTaken}
-		fakes = w.fakes(redYes, later, later)
-		fakes[0].unlock = slow
-		began = time.Now()
-		_, err = w.red(fakes).TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.Equal(t, 2*redQuick+redPatience, time.Since(began))
-		w.drain(fakes)
-
-		// Nor longer than a moment after its caller has left.
-		fakes = w.fakes(redYes, later, later)
-		fakes[0].unlock = slow
-		ctx, cancel := context.WithTimeout(t.Context(), 3*redQuick)
-		defer cancel()
-		began = time.Now()
-		_, err = w.red(fakes).TryLock(ctx)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.Equal(t, 3*redQuick+session.Grace, time.Since(began))
-		w.drain(fakes)
-
-		// Unlock ends although a majority is silent.
-		fakes = w.fakes(redYes, redYes, redYes)
-		fakes[0].unlock, fakes[1].unlock = slow, slow
-		h, err = w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		synctest.Wait()
-		began = time.Now()
-		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrIndeterminate)
-		require.Equal(t, engine.UnlockTimeout, time.Since(began))
-		w.drain(fakes)
 	})
 }
 
@@ -199,12 +140,7 @@ func TestRedIsPassedOn(t *testing.T) {
 				}
 				first, err := w.red(fakes).Lock(t.Context())
 				require.NoError(t, err)
-				next := make(chan lock.Hold)
-				go func() {
-					h, err := w.red(fakes).Lock(t.Context())
-					assert.NoError(t, err)
-					next <- h
-				}()
+				next := harness.StartLock(t, t.Context(), w.red(fakes))
 				synctest.Wait()
 				for i, f := range fakes {
 					f.set(func() {
@@ -219,7 +155,7 @@ func TestRedIsPassedOn(t *testing.T) {
 				}
 				unlocked := make(chan error, 1)
 				go func() { unlocked <- first.Unlock(t.Context()) }()
-				second := <-next
+				second := next.Got()
 				require.Empty(t, unlocked, "the answer comes late")
 				require.NoError(t, second.Context().Err())
 				redSleep(2 * redQuick)
@@ -264,14 +200,10 @@ func TestRedIsNotPassedOn(t *testing.T) {
 				if c.use != nil {
 					c.use(first)
 				}
-				next := make(chan error, 1)
-				go func() {
-					h, err := w.red(fakes).Lock(t.Context(), c.second...)
-					next <- errors.Join(err, h.Unlock(t.Context()))
-				}()
+				next := harness.StartLock(t, t.Context(), w.red(fakes), c.second...)
 				synctest.Wait()
 				require.NoError(t, first.Unlock(t.Context()))
-				require.NoError(t, <-next)
+				require.NoError(t, next.Got().Unlock(t.Context()))
 				require.GreaterOrEqual(t, fakes[0].attempts(), 2)
 				w.drain(fakes, what)
 			})
@@ -289,19 +221,12 @@ func TestRedMaxHoldDuringConfirmation(t *testing.T) {
 			f.alone = true
 		}
 		r := w.red(fakes)
-		next := make(chan lock.Hold)
-		wait := func(opts ...lock.Option) {
-			go func() {
-				h, err := r.Lock(context.Background(), opts...)
-				assert.NoError(t, err)
-				next <- h
-			}()
-			synctest.Wait()
-		}
-		wait()
-		first := <-next
-		wait()
-		wait(lock.MaxHold(maxHold))
+		first, err := r.Lock(t.Context())
+		require.NoError(t, err)
+		second := harness.StartLock(t, t.Context(), r)
+		synctest.Wait()
+		third := harness.StartLock(t, t.Context(), r, lock.MaxHold(maxHold))
+		synctest.Wait()
 		redSleep(slow) // it is trusted for longer
 		for _, f := range fakes {
 			f.set(func() { f.extend.after = slow })
@@ -309,8 +234,8 @@ func TestRedMaxHoldDuringConfirmation(t *testing.T) {
 		unlocked := make(chan error, 2)
 		unlock := func(h lock.Hold) { go func() { unlocked <- h.Unlock(context.Background()) }() }
 		unlock(first)
-		unlock(<-next)
-		last := <-next
+		unlock(second.Got())
+		last := third.Got()
 		began := time.Now()
 		<-last.Context().Done()
 		require.GreaterOrEqual(t, time.Since(began), maxHold)
@@ -341,16 +266,10 @@ func TestRedSettlesForWaiters(t *testing.T) {
 				r := w.red(fakes)
 				h, err := r.Lock(t.Context(), lock.Lease(redLease)) // which is not passed on
 				require.NoError(t, err)
-				ctx, cancel := context.WithCancel(t.Context())
-				defer cancel()
+				var waiter *harness.Call[lock.Hold]
 				if row.waits {
-					go func() {
-						_, err := r.Lock(ctx)
-						assert.ErrorIs(t, err, lock.ErrNotAcquired)
-					}()
+					waiter = harness.StartLock(t, t.Context(), r)
 					synctest.Wait()
-					defer synctest.Wait()
-					defer cancel()
 				}
 				began := time.Now()
 				require.NoError(t, h.Unlock(t.Context()))
@@ -358,7 +277,9 @@ func TestRedSettlesForWaiters(t *testing.T) {
 				fakes[2].mu.Lock()
 				require.Len(t, fakes[2].holds, row.asked)
 				fakes[2].mu.Unlock()
-				cancel()
+				if row.waits {
+					waiter.Leave()
+				}
 				w.drain(fakes)
 			})
 		})

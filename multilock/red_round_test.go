@@ -1,7 +1,6 @@
 package multilock_test
 
 import (
-	"context"
 	"errors"
 	"math/rand/v2"
 	"sync"
@@ -9,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -54,7 +54,7 @@ func TestRedDecides(t *testing.T) {
 				}
 			}
 		}
-		for range 1500 {
+		for range harness.Size(300, 1500) {
 			five := make([]redAnswer, 5)
 			for i := range five {
 				five[i] = redAnswers[rnd.IntN(len(redAnswers))]
@@ -78,7 +78,7 @@ func TestRedDecides(t *testing.T) {
 			}
 			took := time.Since(began)
 			if !acquired {
-				harness.NotAcquired(t, err)
+				require.Equal(t, 1, redKinds(err), "%v", err)
 				if took != at {
 					at += redQuick // to release the acquired members
 				}
@@ -89,10 +89,10 @@ func TestRedDecides(t *testing.T) {
 			require.NoError(t, err, "%v", answers)
 			require.Equal(t, at, took, "%v", answers)
 			require.Equal(t, redValid-took, h.Remaining())
-			time.Sleep(redLate)
+			time.Sleep(redLate + 10*redQuick)
 			for i, a := range answers {
 				want := 0
-				if a.err == nil && a.after <= redLate {
+				if a.err == nil && a.after <= redPatience {
 					want = 1 // including grants after the majority
 				}
 				require.Equal(t, want, fakes[i].held(), "member %d: %v", i, answers)
@@ -105,18 +105,6 @@ func TestRedDecides(t *testing.T) {
 			require.Zero(t, h.Remaining())
 			w.drain(fakes, answers)
 		}
-	})
-}
-
-// TestRedLateYesAfterUnlock has a member answer after the end of the hold.
-func TestRedLateYesAfterUnlock(t *testing.T) {
-	redRun(t, func(t *testing.T, w *redWorld) {
-		fakes := w.fakes(redYes, redYes, redLateYes)
-		h, err := w.red(fakes).Lock(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(t.Context()))
-		w.drain(fakes)
-		require.Len(t, fakes[2].holds, 1)
 	})
 }
 
@@ -155,18 +143,6 @@ func TestRedValidity(t *testing.T) {
 	}
 }
 
-// TestRedLeaseTooShort requests a lease that drift uses up.
-func TestRedLeaseTooShort(t *testing.T) {
-	redRun(t, func(t *testing.T, w *redWorld) {
-		fakes := w.fakes(redYes, redYes, redYes)
-		for _, lease := range []time.Duration{time.Millisecond, 2 * time.Millisecond, 2020 * time.Microsecond} {
-			_, err := w.red(fakes).Lock(t.Context(), lock.Lease(lease))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-		}
-		require.Zero(t, fakes[0].attempts())
-	})
-}
-
 // TestRedServerTimeout measures the wait for a member that hangs.
 func TestRedServerTimeout(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
@@ -193,98 +169,19 @@ func TestRedServerTimeout(t *testing.T) {
 	})
 }
 
-// TestRedWaits has a majority only in the third or fourth round. The pauses in between are
-// random, with a bound that doubles.
-func TestRedWaits(t *testing.T) {
-	for _, refusal := range []redAnswer{redTaken, redFails} { // the first rounds find members held
-		redRun(t, func(t *testing.T, w *redWorld) {
-			fakes := w.fakes(redYes, redYes, redYes)
-			for _, f := range fakes[:2] {
-				f.answers = []redAnswer{refusal, refusal, refusal, redYes}
-				if refusal == redFails {
-					f.answers = f.answers[1:] // short enough not to give up
-				}
-			}
-			h, err := w.red(fakes).Lock(t.Context())
-			require.NoError(t, err)
-			require.NoError(t, h.Unlock(t.Context()))
-			for n, longest := range []time.Duration{8, 16, 32}[:fakes[0].attempts()-1] {
-				pause := fakes[0].asked[n+1].Sub(fakes[0].asked[n])
-				longest = longest*time.Millisecond + 20*time.Millisecond // the round, and a tick
-				if refusal == redFails && n > 0 {
-					longest = time.Second + 20*time.Millisecond // as for any unavailable server
-				}
-				require.GreaterOrEqual(t, pause, redQuick)
-				require.LessOrEqual(t, pause, longest, "%d", n)
-			}
-			w.drain(fakes)
-		})
-	}
-}
-
-// TestRedPausesGrow checks the mean of many pauses.
-func TestRedPausesGrow(t *testing.T) {
-	redRun(t, func(t *testing.T, w *redWorld) {
-		const rounds, times = 9, 40
-		var sum [rounds]time.Duration
-		for range times {
-			fakes := w.fakes(redTaken, redTaken, redTaken)
-			ctx, cancel := context.WithCancel(t.Context())
-			go func() {
-				_, err := w.red(fakes).Lock(ctx)
-				harness.NotAcquired(t, err)
-				assert.ErrorIs(t, err, context.Canceled)
-			}()
-			for fakes[0].attempts() <= rounds {
-				time.Sleep(time.Millisecond)
-			}
-			cancel()
-			synctest.Wait()
-			for n := range rounds {
-				sum[n] += fakes[0].asked[n+1].Sub(fakes[0].asked[n])
-			}
-		}
-		for n := range rounds - 3 {
-			require.Greater(t, sum[n+3], sum[n], "%v", sum)
-		}
-		require.Less(t, sum[rounds-1]/times, 400*time.Millisecond)
-	})
-}
-
-// TestRedWaitIsBounded has members that hang for longer than the caller waits.
-func TestRedWaitIsBounded(t *testing.T) {
-	redRun(t, func(t *testing.T, w *redWorld) {
-		fakes := w.fakes(redYes, redHangs, redHangs)
-		began := time.Now()
-		_, err := w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
-		harness.NotAcquired(t, err)
-		require.LessOrEqual(t, time.Since(began), 20*time.Millisecond+2*session.Grace) // for answers, and for the release
-		w.drain(fakes)
-
-		soon := redAnswer{after: 20*time.Millisecond + session.Grace/2, err: lock.ErrNotAcquired}
-		fakes = w.fakes(soon, soon, soon)
-		_, err = w.red(fakes).Lock(t.Context(), lock.Wait(20*time.Millisecond))
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		w.drain(fakes)
-
-		fakes = w.fakes(redTaken, redTaken, redTaken)
-		began = time.Now()
-		_, err = w.red(fakes).Lock(t.Context(), lock.Wait(700*time.Millisecond))
-		harness.NotAcquired(t, err)
-		require.InDelta(t, 700*time.Millisecond, time.Since(began), float64(6*time.Millisecond))
-	})
-}
-
 // TestRedServersAway has no majority because of errors. Lock retries for a watchdog timeout,
 // unless the errors are final.
 func TestRedServersAway(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
-		for _, a := range []redAnswer{redFails, redHangs, {after: redQuick, err: errors.Join(lock.ErrNotAcquired, context.DeadlineExceeded)},
-			{after: redQuick, err: errors.Join(lock.ErrNotAcquired, lock.ErrIndeterminate)}} {
-			fakes := w.fakes(redYes, a, a)
+		for _, row := range []struct {
+			answer redAnswer
+			want   error
+		}{{redFails, lock.ErrUnavailable}, {redHangs, lock.ErrIndeterminate}, {redAnswer{after: redQuick, err: errors.New("no answer")}, lock.ErrIndeterminate}} {
+			fakes := w.fakes(redYes, row.answer, row.answer)
 			began := time.Now()
 			_, err := w.red(fakes).Lock(t.Context())
-			harness.NotAcquired(t, err)
+			require.ErrorIs(t, err, row.want)
+			require.Equal(t, 1, redKinds(err), "%v", err)
 			require.ErrorContains(t, err, "server 2")
 			require.ErrorContains(t, err, "server 3")
 			require.Greater(t, time.Since(began), redLease)
@@ -293,11 +190,11 @@ func TestRedServersAway(t *testing.T) {
 			w.drain(fakes)
 
 			_, err = w.red(fakes).TryLock(t.Context())
-			harness.NotAcquired(t, err)
+			require.ErrorIs(t, err, row.want)
 			require.ErrorContains(t, err, "server 2")
 
 			// A minority is unavailable and others are held: Lock continues.
-			fakes = w.fakes(redYes, a, redTaken)
+			fakes = w.fakes(redYes, row.answer, redTaken)
 			_, err = w.red(fakes).Lock(t.Context(), lock.Wait(5*redLease))
 			harness.NotAcquired(t, err)
 			require.Greater(t, fakes[0].attempts(), 10)
@@ -319,7 +216,7 @@ func TestRedServersAway(t *testing.T) {
 			// A final error and a temporary one: another attempt may succeed.
 			fakes = w.fakes(redYes, a, redFails)
 			_, err = w.red(fakes).Lock(t.Context())
-			harness.NotAcquired(t, err)
+			require.Equal(t, 1, redKinds(err), "%v", err)
 			require.Greater(t, fakes[0].attempts(), 2)
 			w.drain(fakes)
 		}
@@ -362,7 +259,7 @@ func TestRedContendersDoNotLivelock(t *testing.T) {
 				var done sync.WaitGroup
 				began := time.Now()
 				for range contenders {
-					s := redSession(w.log, redLease)
+					s := redSession(w.log, rueidis.ClientModeStandalone)
 					sessions = append(sessions, s)
 					red := (&redWorld{t: t, s: s, log: w.log}).red(fakes)
 					done.Go(func() {

@@ -2,7 +2,6 @@ package multilock_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/rlock"
 )
 
 const (
@@ -102,44 +102,49 @@ func redEachOf[R any](t *testing.T, n int, rows []R, name func(R) string, test f
 	})
 }
 
-// TestRedContention has two sets of clients in one process contend for a lock.
+// Two processes contend for a lock. Both get it often, and usually pass it on.
 func TestRedContention(t *testing.T) {
-	redEach(t, 5, func(t *testing.T, servers []*testserver.Server) {
+	kinds := map[string]lockOf{"lock": plainLock, "fair": fairLock}
+	redEachOf(t, 5, []string{"lock", "fair"}, strings.Clone, func(t *testing.T, servers []*testserver.Server, kind string) {
 		const callers, rounds = 64, 400
-		reds := []*multilock.Red{redOf(redClients(t, servers), "orders"), redOf(redClients(t, servers), "orders")}
+		var reds [2]*multilock.Red
+		for i := range reds {
+			var members []lock.Locker
+			clients := redClients(t, servers)
+			for _, c := range clients {
+				members = append(members, kinds[kind](c, "orders"))
+			}
+			reds[i] = clients[0].RedLock(members...).WithTimeout(redWatchdog / 2)
+		}
 		for _, s := range servers {
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		}
 		var inside atomic.Int32
-		var got [2]atomic.Int64
-		counter, left := 0, atomic.Int64{}
+		var left atomic.Int64
 		left.Store(rounds)
+		var got [2]int // guarded by the lock
 		var done sync.WaitGroup
 		for i := range callers {
 			done.Go(func() {
 				for left.Add(-1) >= 0 {
-					h, err := reds[i%2].Lock(context.Background())
-					if !assert.NoError(t, err) {
-						return
-					}
-					assert.EqualValues(t, 1, inside.Add(1))
-					counter++
-					got[i%2].Add(1)
-					inside.Add(-1)
-					assert.NoError(t, h.Unlock(context.Background()))
+					assert.NoError(t, reds[i%2].Do(t.Context(), func(context.Context) error {
+						assert.EqualValues(t, 1, inside.Add(1))
+						got[i%2]++
+						inside.Add(-1)
+						return nil
+					}))
 				}
 			})
 		}
 		done.Wait()
-		require.Equal(t, rounds, counter)
-		calls := harness.Commands(t, harness.Conn(t, servers[1].Addr))
-		t.Logf("%d and %d of %d; %.1f scripts each", got[0].Load(), got[1].Load(), rounds,
-			float64(calls["evalsha"])/rounds)
+		calls := harness.Commands(t, harness.Conn(t, servers[1].Addr))["evalsha"]
+		t.Logf("%v of %d; %.1f scripts each", got, rounds, float64(calls)/rounds)
+		require.Equal(t, rounds, got[0]+got[1])
 		for i := range got { // one of them begins alone
-			require.GreaterOrEqual(t, got[i].Load(), int64(rounds/10))
+			require.GreaterOrEqual(t, got[i], rounds/10)
 		}
 		// Callers of one process do not all try at once, and usually pass the lock on.
-		require.Less(t, calls["evalsha"], rounds)
+		require.Less(t, calls, rounds)
 		redNothingStays(t, servers)
 	})
 }
@@ -193,135 +198,55 @@ func TestRedSameServerIdentifiedLate(t *testing.T) {
 		late, g := harness.GatedClient(t, servers[0])
 		reached := g.Arm(harness.KeepReply, "INFO", 1)
 		red := a.RedLock(a.Lock("orders"), b.Lock("orders"), late.Lock("others")).WithTimeout(10 * time.Second)
-		failed := make(chan error, 1)
-		go func() {
-			_, err := red.Lock(context.Background())
-			failed <- err
-		}()
+		w := harness.StartLock(t, t.Context(), red)
 		harness.Reached(t, reached)
 		redEventually(t, servers, "orders", 2, redSlack)
 		require.NoError(t, g.Open())
-		require.ErrorIs(t, <-failed, lock.ErrInvalid)
+		require.ErrorIs(t, w.End(), lock.ErrInvalid)
 		redNothingStays(t, servers)
 	})
 }
 
-func TestRedBadMembers(t *testing.T) {
+// The end of a client costs one vote, and that of the first client, which renews the hold, the hold.
+func TestRedClientsClosed(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
-		members := func(names ...string) []lock.Locker {
-			var all []lock.Locker
-			for i, name := range names {
-				all = append(all, clients[i].Lock(name))
-			}
-			return all
-		}
-		_, err := clients[0].RedLock(members("orders", "", "orders")...).Lock(t.Context())
-		require.ErrorIs(t, err, lock.ErrInvalid)
-
-		// Closed clients: of a minority, of a majority, and of the Redlock.
-		red := redOf(clients, "orders")
+		red := redlatch.RedLock("orders", clients).WithTimeout(redWatchdog / 2)
 		clients[2].Close()
 		h, err := red.Lock(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(t.Context()))
+
 		h, err = red.Lock(t.Context())
 		require.NoError(t, err)
-		clients[1].Close() // during the hold
+		clients[1].Close()
 		<-h.Context().Done()
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
 		_, err = red.Lock(t.Context())
 		require.ErrorIs(t, err, lock.ErrClosed)
+
 		clients[0].Close()
 		_, err = red.TryLock(t.Context())
 		require.ErrorIs(t, err, lock.ErrClosed)
 		for _, s := range servers {
 			harness.NothingLeft(t, s.Addr)
 		}
-	})
-}
 
-// TestRedBehaviours covers what Redisson's tests expect of its RedLock, with a server for each
-// member.
-func TestRedBehaviours(t *testing.T) {
-	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
-		clients := redClients(t, servers)
-		others := redClients(t, servers)
-		red := redOf(clients, "orders")
-
-		// Ten at a time, five times each, with a wait and a lease; failures are retried.
-		for _, opts := range [][]lock.Option{{lock.Lease(2 * time.Second)}, {lock.Lease(time.Minute)}, {lock.Lease(2 * time.Second), lock.Wait(4 * time.Second)}} {
-			var done sync.WaitGroup
-			counter := 0
-			for i := range 10 {
-				mine := red
-				if i%2 == 1 {
-					mine = redOf(others, "orders")
-				}
-				done.Go(func() {
-					for range 5 {
-						var h lock.Hold
-						err := lock.ErrNotAcquired
-						for errors.Is(err, lock.ErrNotAcquired) {
-							h, err = mine.Lock(context.Background(), opts...)
-						}
-						if !assert.NoError(t, err) {
-							return
-						}
-						before := counter
-						time.Sleep(time.Millisecond)
-						counter = before + 1
-						assert.NoError(t, h.Unlock(context.Background()))
-					}
-				})
-			}
-			done.Wait()
-			require.Equal(t, 50, counter)
-		}
-
-		// Two of three are held elsewhere.
-		h1, err := others[0].Lock("orders").Lock(t.Context())
+		clients = redClients(t, servers)
+		h, err = redlatch.RedLock("orders", clients).WithTimeout(redWatchdog / 2).Lock(t.Context())
 		require.NoError(t, err)
-		h2, err := others[1].Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
-		_, err = red.TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.NoError(t, h2.Unlock(t.Context()))
-
-		// One of three.
-		h, err := red.Lock(t.Context(), lock.Wait(time.Second/2), lock.Lease(5*time.Second))
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(t.Context()))
-
-		// The lock is forced open.
-		forced, err := clients[0].Lock("orders").ForceUnlock(t.Context())
-		require.NoError(t, err)
-		require.True(t, forced)
-		require.NoError(t, red.Do(t.Context(), multiNothing))
-		_ = h1.Unlock(t.Context())
-
-		// A server is down.
-		servers[0].Kill()
-		h, err = red.Lock(t.Context())
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(t.Context()))
-		redNothingStays(t, servers[1:])
+		clients[0].Close()
+		require.Equal(t, lock.ReasonClosed, multiLost(t, h, redSlack).Reason)
 	})
 }
 
 // TestRedKinds acquires, renews, contends for and releases Redlocks over every kind of lock.
 func TestRedKinds(t *testing.T) {
-	kinds := map[string]func(c *redlatch.Client) lock.Locker{
-		"lock":   func(c *redlatch.Client) lock.Locker { return c.Lock("orders") },
-		"fenced": func(c *redlatch.Client) lock.Locker { return c.FencedLock("orders") },
-		"spin":   func(c *redlatch.Client) lock.Locker { return c.SpinLock("orders") },
-		"plain":  func(c *redlatch.Client) lock.Locker { return c.PlainLock("orders") },
-		"fair":   func(c *redlatch.Client) lock.Locker { return c.FairLock("orders") },
-		"write":  func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Write() },
-		"read":   func(c *redlatch.Client) lock.Locker { return c.RWLock("orders").Read() },
+	kinds := map[string]lockOf{
+		"lock": plainLock, "fenced": fencedLock, "spin": spinLock, "plain": keyLock, "fair": fairLock, "write": writeLock, "read": readLock,
 	}
 	redEachOf(t, 3, slices.Sorted(maps.Keys(kinds)), strings.Clone, func(t *testing.T, servers []*testserver.Server, name string) {
-		of := kinds[name]
+		of := func(c *redlatch.Client) lock.Locker { return kinds[name](c, "orders") }
 		red := func(clients []*redlatch.Client) *multilock.Red {
 			return clients[1].RedLock(of(clients[0]), of(clients[1]), of(clients[2])).WithTimeout(redWatchdog / 2)
 		}
@@ -335,16 +260,16 @@ func TestRedKinds(t *testing.T) {
 		harness.Do(t, servers[0].Addr, "DEL", "orders")
 		redEventually(t, servers, "orders", 3, redWatchdog+redSlack)
 		for _, red := range []*multilock.Red{mine, theirs} {
-			got := multiStart(t, red)
-			if name != "read" {
-				_, err := red.TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrNotAcquired)
-				require.Empty(t, got)
-				require.NoError(t, h.Unlock(t.Context()))
-				h = multiGot(t, got)
+			w := harness.StartLock(t, t.Context(), red)
+			if name == "read" {
+				require.NoError(t, multiGot(t, w).Unlock(t.Context()))
 				continue
 			}
-			require.NoError(t, multiGot(t, got).Unlock(t.Context()))
+			_, err := red.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.True(t, w.Running())
+			require.NoError(t, h.Unlock(t.Context()))
+			h = multiGot(t, w)
 		}
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.Idle(t, slices.Concat(clients...)...) // a vote may be on its way, and draw a token
@@ -355,25 +280,32 @@ func TestRedKinds(t *testing.T) {
 	})
 }
 
-// TestRedNamedOwner acquires the lock again under the same owner.
+// An owner acquires the lock again, unless the options of its members forbid that.
 func TestRedNamedOwner(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
-		red := redOf(clients, "orders")
 		owner := clients[0].NewOwner()
 		ctx := lock.WithOwner(t.Context(), owner)
+		red := redOf(clients, "orders")
 		h, err := red.Lock(ctx)
 		require.NoError(t, err)
 		require.Equal(t, owner, h.Owner())
 		h2, err := red.Lock(ctx)
 		require.NoError(t, err)
-		_, err = red.TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.NoError(t, h.Unlock(ctx))
-		_, err = red.TryLock(t.Context())
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.NoError(t, h2.Unlock(ctx))
+		for _, h := range []lock.Hold{h, h2} {
+			_, err = red.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			require.NoError(t, h.Unlock(ctx))
+		}
 		redEventually(t, servers, "orders", 0, redSlack)
+
+		red = redlatch.RedLock("orders", clients, rlock.NonReentrant()).WithTimeout(redWatchdog / 2)
+		h, err = red.Lock(ctx)
+		require.NoError(t, err)
+		redEventually(t, servers, "orders", 3, redSlack)
+		_, err = red.TryLock(ctx)
+		require.ErrorIs(t, err, lock.ErrReentered)
+		require.NoError(t, h.Unlock(t.Context()))
 		redNothingStays(t, servers)
 	})
 }

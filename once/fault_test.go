@@ -39,18 +39,6 @@ func TestFaultsWhileSuccessIsStored(t *testing.T) {
 	})
 }
 
-// The end of ctx does not lose a success.
-func TestSuccessAfterTheEndOfTheContext(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		call, work := occupy(t, c.Once(name))
-		call.Cancel(errors.New("over"))
-		work.result <- nil
-		require.True(t, call.Got().ran)
-		require.True(t, done(t, c.Once(name), slot))
-	})
-}
-
 // Without a server, success is stored as soon as there is one again, while the lock lasts, and for a
 // while after the end of ctx.
 func TestOutageWhileSuccessIsStored(t *testing.T) {
@@ -213,19 +201,6 @@ func TestForeignKeys(t *testing.T) {
 		refused(t, err, "WRONGTYPE")
 		require.True(t, forget(t, o, slot))
 		require.Zero(t, w.runs.Load())
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A restarted server without scripts changes nothing.
-func TestScriptFlush(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		o := harness.Client(t, s).Once(name)
-		call, work := occupy(t, o)
-		harness.Do(t, s.Addr, "SCRIPT", "FLUSH")
-		work.result <- nil
-		require.True(t, call.Got().ran)
-		require.True(t, forget(t, o, slot))
 		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -20,7 +20,7 @@ import (
 	"github.com/redlatch/redlatch/once"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, workers) }
+func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 const (
 	// name is the work of most tests, and slot its slot.
@@ -147,20 +147,6 @@ func TestRemember(t *testing.T) {
 			require.True(t, forget(t, o, slot))
 			harness.NothingLeft(t, s.Addr)
 		}
-	})
-}
-
-func TestMemoryEnds(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		o := s.Client(t).Once(name, once.Remember(time.Hour))
-		var w counter
-		require.True(t, runs(t, o, slot, w.work))
-		time.Sleep(time.Hour - time.Second)
-		require.False(t, runs(t, o, slot, w.work))
-		time.Sleep(time.Second)
-		require.True(t, runs(t, o, slot, w.work))
-		time.Sleep(time.Hour)
-		s.NothingLeft(t)
 	})
 }
 
@@ -316,29 +302,6 @@ func TestAtLeast(t *testing.T) {
 	})
 }
 
-// After MaxHold the context of the work ends, and another machine may run it.
-func TestMaxHold(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		a, b := s.Client(t).Once(name), s.Client(t).Once(name)
-		var w counter
-		var next *harness.Call[outcome]
-		began := time.Now()
-		ran, err := a.Run(t.Context(), slot, func(ctx context.Context) error {
-			next = start(t, b, slot, w.work)
-			<-ctx.Done()
-			require.ErrorIs(t, context.Cause(ctx), lock.ErrLost)
-			return ctx.Err()
-		}, lock.MaxHold(time.Hour))
-		require.True(t, ran)
-		var both *lock.DoError
-		require.ErrorAs(t, err, &both)
-		require.Equal(t, context.Canceled, both.Func)
-		require.ErrorIs(t, both.Unlock, lock.ErrLost)
-		require.Equal(t, time.Hour, time.Since(began).Truncate(time.Minute))
-		require.True(t, next.Got().ran)
-	})
-}
-
 // Work that goes on after its lock was lost is remembered if it succeeds.
 func TestSuccessAfterALoss(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -424,22 +387,6 @@ func TestInvalid(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrClosed)
 		}
 		require.Zero(t, w.runs.Load())
-	})
-}
-
-// A lock whose name is the key that remembers the work is an error, and does not keep the work from running
-// without a word.
-func TestALockWithTheNameOfTheMemory(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		var w counter
-		h, err := c.Lock(wire.OnceDone(name, slot)).Lock(t.Context())
-		require.NoError(t, err)
-		ran, err := c.Once(name).Run(t.Context(), slot, w.work)
-		require.ErrorContains(t, err, "WRONGTYPE")
-		require.False(t, ran)
-		require.NoError(t, h.Unlock(t.Context()))
-		require.True(t, runs(t, c.Once(name), slot, w.work))
 	})
 }
 

@@ -165,23 +165,6 @@ func TestChannelsAreUnsubscribedTogether(t *testing.T) {
 	})
 }
 
-func TestNegativeKeepWarm(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
-		for range 200 {
-			e := newRecorder()
-			sub, confirmed := h.Subscribe("ch", e)
-			if !confirmed {
-				require.Equal(t, subscribed, e.next(t))
-			}
-			sub.Close()
-		}
-		harness.Eventually(t, 5*time.Second, "unsubscribed", func() bool {
-			return numsub(t, conn, "ch") == 0 && h.Stats().Channels == 0
-		})
-	})
-}
-
 func TestReconnectNotifiesEveryListener(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const channels = 600 // more than one pipeline holds
@@ -210,25 +193,8 @@ func TestReconnectNotifiesEveryListener(t *testing.T) {
 	})
 }
 
+// Channels are subscribed when the server is back: those that were before, and those that are new.
 func TestReconnectAfterServerRestart(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		h, _ := newHub(t, s, pubsub.Options{})
-		e, late := newRecorder(), newRecorder()
-		sub, _ := h.Subscribe("ch", e)
-		require.Equal(t, subscribed, e.next(t))
-		s.Kill()
-		subLate, _ := h.Subscribe("late", late)
-		harness.Eventually(t, 5*time.Second, "the connection is lost", func() bool { return h.Stats().Connections == 0 })
-		require.NoError(t, s.Restart())
-		require.Equal(t, subscribed, e.next(t))
-		require.Equal(t, subscribed, late.next(t))
-		sub.Close()
-		subLate.Close()
-	})
-}
-
-func TestSubscribeWhileServerIsDown(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		var dials atomic.Int32
@@ -243,9 +209,12 @@ func TestSubscribeWhileServerIsDown(t *testing.T) {
 		defer conn.Close()
 		h := pubsub.New(conn, pubsub.Options{})
 		defer h.Close()
+		was, left, stays := newRecorder(), newRecorder(), newRecorder()
+		h.Subscribe("was", was)
+		require.Equal(t, subscribed, was.next(t))
+
 		s.Kill()
 		before := dials.Load()
-		left, stays := newRecorder(), newRecorder()
 		sub, confirmed := h.Subscribe("left", left)
 		require.False(t, confirmed)
 		_, confirmed = h.Subscribe("stays", stays)
@@ -253,8 +222,10 @@ func TestSubscribeWhileServerIsDown(t *testing.T) {
 		harness.Eventually(t, 10*time.Second, "the hub keeps dialing", func() bool { return dials.Load() >= before+3 })
 		require.Zero(t, h.Stats().Subscribed)
 		require.Empty(t, stays)
+
 		sub.Close()
 		require.NoError(t, s.Restart())
+		require.Equal(t, subscribed, was.next(t))
 		require.Equal(t, subscribed, stays.next(t))
 		require.Empty(t, left)
 	})

@@ -2,7 +2,6 @@ package rlock_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -128,19 +127,6 @@ func TestPlainHandOffLeavesNoGap(t *testing.T) {
 	})
 }
 
-func TestPlainReleaseWakesByMessage(t *testing.T) {
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		here, there := harness.Client(t, s), harness.Client(t, s)
-		h, err := here.PlainLock("orders").Lock(owner(here), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		w := plainWaiter(t, s, there, plainQuiet(there, "orders"), behindThere)
-		require.NoError(t, h.Unlock(t.Context()))
-		plainGetsIn(t, 3*time.Second, w) // well before it looks by itself
-		require.Positive(t, there.PubSub().Messages)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 // Strangers release without a message. Neither the lease nor the safety poll is of help.
 func TestPlainReleaseByAStrangerIsFoundByPolling(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -175,80 +161,53 @@ func TestPlainWaiterBehindAHolderHereDoesNotPoll(t *testing.T) {
 	})
 }
 
-func TestPlainLeaseOfAStranger(t *testing.T) {
-	const lease = time.Second
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		for _, renewed := range []bool{false, true} {
-			until := time.Now().Add(lease)
-			harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", fmt.Sprint(lease.Milliseconds()))
-			w := plainWaiter(t, s, c, plainQuiet(c, "orders"), behindThere)
-			if renewed {
-				until = time.Now().Add(2 * lease)
-				harness.Do(t, s.Addr, "SET", "orders", "another's", "PX", fmt.Sprint((2 * lease).Milliseconds()))
-			}
-			plainGetsIn(t, 2*lease+3*time.Second, w)
-			require.Greater(t, time.Now(), until.Add(-5*time.Millisecond))
-		}
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// Whatever becomes of one lock, the others of its batch are renewed, and what a
+// Whatever becomes of one lock, the others of its batch are renewed, and what
 // another holder has put in its place is neither extended nor deleted.
 func TestPlainRenewal(t *testing.T) {
 	const timeout = 3 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, conn := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)), harness.Conn(t, s.Addr)
-		for _, named := range []bool{false, true} {
-			holds := map[string]lock.Hold{}
-			for _, name := range []string{"kept", "listed", "deleted", "taken", "extended", "kept too"} {
-				ctx := t.Context()
-				if named {
-					ctx = lock.WithOwner(ctx, c.NewOwner())
-				}
-				h, err := c.PlainLock(name).Lock(ctx)
-				require.NoError(t, err)
-				holds[name] = h
-			}
-			require.NoError(t, holds["extended"].Extend(t.Context(), time.Hour))
-			for _, name := range []string{"listed", "deleted"} {
-				harness.Do(t, s.Addr, "DEL", name)
-			}
-			harness.Do(t, s.Addr, "RPUSH", "listed", "precious")
-			harness.Do(t, s.Addr, "SET", "taken", holds["taken"].Owner().String()+"7", "PX", "60000")
-			first, seen := time.Now().Add(timeout), time.Now()
-			for name, h := range holds {
-				harness.Eventually(t, timeout, name+" is renewed, or lost", func() bool {
-					return h.Context().Err() != nil || time.Now().Add(h.Remaining()).After(first.Add(timeout/4))
-				})
-			}
-			// What was extended is renewed with the rest.
-			passed := time.Since(seen).Milliseconds()
-			for name, h := range holds {
-				if strings.HasPrefix(name, "kept") || name == "extended" {
-					require.NoError(t, context.Cause(h.Context()), name)
-					continue
-				}
-				var lost *lock.LostError
-				require.ErrorAs(t, context.Cause(h.Context()), &lost, name)
-				require.Equal(t, lock.ReasonGone, lost.Reason, name)
-				require.ErrorIs(t, h.Extend(t.Context(), time.Hour), lock.ErrLost)
-				require.Equal(t, error(lost), h.Unlock(t.Context()))
-				delete(holds, name)
-			}
-			require.Greater(t, harness.PTTL(t, s.Addr, "extended"), (59 * time.Minute).Milliseconds())
-			for _, h := range holds {
-				require.NoError(t, h.Unlock(t.Context()))
-			}
-			harness.Idle(t, c) // the releases of what was lost
-			require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "listed"))
-			require.Equal(t, int64(-1), harness.PTTL(t, s.Addr, "listed"))
-			require.True(t, strings.HasSuffix(plainValue(t, conn, "taken"), "7"))
-			require.LessOrEqual(t, harness.PTTL(t, s.Addr, "taken"), 60_000-passed)
-			require.Equal(t, ":2", harness.Do(t, s.Addr, "DEL", "listed", "taken"))
-			harness.NothingLeft(t, s.Addr)
+		holds := map[string]lock.Hold{}
+		for _, name := range []string{"kept", "listed", "deleted", "taken", "extended", "kept too"} {
+			holds[name] = mustLock(t, c.PlainLock(name))
 		}
+		require.NoError(t, holds["extended"].Extend(t.Context(), time.Hour))
+		for _, name := range []string{"listed", "deleted"} {
+			harness.Do(t, s.Addr, "DEL", name)
+		}
+		harness.Do(t, s.Addr, "RPUSH", "listed", "precious")
+		harness.Do(t, s.Addr, "SET", "taken", holds["taken"].Owner().String()+"7", "PX", "60000")
+		first, seen := time.Now().Add(timeout), time.Now()
+		for name, h := range holds {
+			harness.Eventually(t, timeout, name+" is renewed, or lost", func() bool {
+				return h.Context().Err() != nil || time.Now().Add(h.Remaining()).After(first.Add(timeout/4))
+			})
+		}
+		// What was extended is renewed with the rest.
+		passed := time.Since(seen).Milliseconds()
+		for name, h := range holds {
+			if strings.HasPrefix(name, "kept") || name == "extended" {
+				require.NoError(t, context.Cause(h.Context()), name)
+				continue
+			}
+			var lost *lock.LostError
+			require.ErrorAs(t, context.Cause(h.Context()), &lost, name)
+			require.Equal(t, lock.ReasonGone, lost.Reason, name)
+			require.ErrorIs(t, h.Extend(t.Context(), time.Hour), lock.ErrLost)
+			require.Equal(t, error(lost), h.Unlock(t.Context()))
+			delete(holds, name)
+		}
+		require.Greater(t, harness.PTTL(t, s.Addr, "extended"), (59 * time.Minute).Milliseconds())
+		for _, h := range holds {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		harness.Idle(t, c) // the releases of what was lost
+		require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "listed"))
+		require.Equal(t, int64(-1), harness.PTTL(t, s.Addr, "listed"))
+		require.True(t, strings.HasSuffix(plainValue(t, conn, "taken"), "7"))
+		require.LessOrEqual(t, harness.PTTL(t, s.Addr, "taken"), 60_000-passed)
+		require.Equal(t, ":2", harness.Do(t, s.Addr, "DEL", "listed", "taken"))
+		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -288,65 +247,6 @@ func TestPlainRequestsOfAHoldThatIsGone(t *testing.T) {
 	})
 }
 
-func TestPlainAfterTheServerForgotItsScripts(t *testing.T) {
-	const timeout = time.Second
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))
-		ctx := owner(c)
-		forget := func() { harness.Do(t, s.Addr, "SCRIPT", "FLUSH") }
-		forget()
-		h, err := c.PlainLock("orders").Lock(ctx)
-		require.NoError(t, err)
-		forget()
-		first := time.Now().Add(h.Remaining())
-		harness.Eventually(t, timeout, "the lease is renewed", func() bool {
-			return time.Now().Add(h.Remaining()).After(first.Add(timeout / 4))
-		})
-		forget()
-		require.NoError(t, h.Extend(ctx, time.Minute))
-		w := plainWaiter(t, s, c, plainQuiet(c, "orders"), behindHere)
-		forget()
-		require.NoError(t, h.Unlock(ctx))
-		plainGetsIn(t, 3*time.Second, w)
-		h, err = c.PlainLock("orders").Lock(ctx)
-		require.NoError(t, err)
-		forget()
-		forced, err := c.PlainLock("orders").ForceUnlock(ctx)
-		require.NoError(t, err)
-		require.True(t, forced)
-		require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A plain lock and any other of the same name are errors of each other, and do each
-// other no harm.
-func TestPlainAndOtherLocksOfOneName(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		others := []harness.Lock{c.Lock("orders"), c.FencedLock("orders"), c.SpinLock("orders")}
-		for _, other := range others {
-			for _, pair := range [][2]harness.Lock{{c.PlainLock("orders"), other}, {other, c.PlainLock("orders")}} {
-				h := mustLock(t, pair[0])
-				named := lock.WithOwner(t.Context(), c.NewOwner())
-				for what, do := range map[string]func() error{
-					"TryLock": func() error { _, err := pair[1].TryLock(t.Context()); return err },
-					"Lock":    func() error { _, err := pair[1].Lock(named); return err },
-					"Force":   func() error { _, err := pair[1].ForceUnlock(t.Context()); return err },
-					"Count":   func() error { _, err := pair[1].HoldCount(t.Context(), h.Owner()); return err },
-				} {
-					err := do()
-					require.ErrorContains(t, err, "WRONGTYPE", what)
-					require.NotErrorIs(t, err, lock.ErrNotAcquired)
-				}
-				require.NoError(t, h.Unlock(t.Context()))
-			}
-		}
-		harness.Do(t, s.Addr, "DEL", "redisson_lock_token:{orders}")
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 // A plain lock is not reentrant, and its value is the whole claim.
 func TestPlainOwners(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -367,56 +267,6 @@ func TestPlainOwners(t *testing.T) {
 			require.ErrorIs(t, err, lock.ErrNotAcquired, value)
 			require.NotErrorIs(t, err, lock.ErrReentered, value)
 		}
-	})
-}
-
-// The release that was sent first arrives when the same owner has the lock again.
-func TestPlainReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
-	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
-		c, g := harness.GatedClient(t, s)
-		harness.WarmUp(t, s.Addr)
-		ctx := owner(c)
-		l := c.PlainLock("orders")
-		h, err := l.Lock(ctx)
-		require.NoError(t, err)
-		reached := g.Arm(harness.DelayRequest, "EVALSHA", 1)
-		require.NoError(t, h.Unlock(ctx))
-		<-reached
-		next, err := l.Lock(ctx)
-		require.NoError(t, err)
-		require.NoError(t, g.Open())
-		require.Equal(t, 1, harness.HoldCount(t, l, next.Owner()))
-		require.NoError(t, next.Unlock(ctx))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// An acquisition whose reply was lost is undone, and the same owner can try again
-// meanwhile: what it meets is itself.
-func TestPlainOwnerMeetsItsAbandonedAttempt(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, g := harness.GatedClient(t, s)
-		other := harness.Client(t, s)
-		harness.WarmUp(t, s.Addr)
-		theirs := mustLock(t, other.PlainLock("orders"))
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		l := plainQuiet(c, "orders")
-		next := make(chan lock.Hold, 1)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		go func() {
-			h, err := l.Lock(ctx)
-			assert.NoError(t, err)
-			next <- h
-		}()
-		asleep(t, s, behindThere, c)
-		reached := g.Arm(harness.LoseReply, harness.SHA(t, "plain_acquire.lua"), 1)
-		require.NoError(t, theirs.Unlock(t.Context()))
-		<-reached
-		h := harness.Receive(t, soon, "the waiter does not wait for itself", next)
-		require.NotNil(t, h)
-		require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
-		require.NoError(t, h.Unlock(ctx))
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 

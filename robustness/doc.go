@@ -51,8 +51,7 @@
 // holds of every kind, faults, and their consequences.
 //
 // TestBrokenScriptsAreDetected replaces a script by a wrong one, and requires that a round
-// detects it. A new promise of a script deserves another row there. TestBrokenRequestsAreDetected does
-// the same with requests of Once.
+// detects it. A new promise of a script deserves another row there.
 //
 // # The rounds
 //

@@ -446,7 +446,6 @@ func (h *history) checkModel(
 	}
 	w := fmt.Sprintf("the history of %s (%d operations) is %s", name, len(ops), verdict)
 	_, info := porcupine.CheckOperationsVerbose(model, ops, timeout)
-	info.AddAnnotations(h.annotations(name))
 	path := filepath.Join(dir, name+".html")
 	if err := porcupine.VisualizePath(model, info, path); err != nil {
 		w += ": " + err.Error()
@@ -456,50 +455,34 @@ func (h *history) checkModel(
 	return append(wrongs, w)
 }
 
-// annotations are events for the reader of a visualization. The model does not need them.
-func (h *history) annotations(lock string) []porcupine.Annotation {
-	var notes []porcupine.Annotation
-	for _, c := range h.claims {
-		if !slices.Contains(c.locks, lock) {
-			continue
-		}
-		client := c.worker()
-		switch {
-		case !c.acquired() && c.returned == 0:
-			notes = append(notes, porcupine.Annotation{Tag: client + " failed", Start: c.called, Description: c.id + ": never returned"})
-		case !c.acquired() && c.failure != refused:
-			notes = append(notes, porcupine.Annotation{Tag: client + " failed", Start: c.called, End: c.returned, Description: fmt.Sprintf("%s: %s", c.id, c.failure), Details: c.err})
-		case c.unlocking > 0:
-			notes = append(notes, porcupine.Annotation{Tag: client + " unlock", Start: c.unlocking, End: c.unlocked, Description: fmt.Sprintf("%s: %s", c.id, c.release), Details: c.err})
+// totals are the numbers of events in several rounds.
+type totals map[string]int
+
+// missing returns the wanted events that there were fewer of, sorted.
+func (s totals) missing(wanted map[string]int) (names []string) {
+	for name, n := range wanted {
+		if s[name] < n {
+			names = append(names, fmt.Sprintf("%s (%d of %d)", name, s[name], n))
 		}
 	}
-	return notes
+	slices.Sort(names)
+	return names
 }
 
-// figures are the totals of histories.
-type figures struct {
-	faults, calls, holds, reentries, expired, gone, unpromised int
-	unknownLocks, unknownUnlocks, killed, wipes, pairs         int
-	adopted, ended                                             int
-	lateness                                                   []time.Duration
-	holdsOf                                                    map[string]int // by kind
-	longest                                                    time.Duration  // the longest that any Lock exceeded its Wait
-}
-
-// add counts the events of a round's workers. It ignores what the test does after them.
-func (f *figures) add(h *history) {
-	f.faults += h.faults
-	f.wipes += len(h.wipes)
-	f.lateness = append(f.lateness, h.lateness...)
+// addHolds counts the events of a round's workers. It ignores what the test does after them.
+func (s totals) addHolds(h *history) {
+	s["fault"] += h.faults
+	s["wipe"] += len(h.wipes)
+	s["context that ended with its lease"] += len(h.lateness)
 	for _, lock := range h.locks() {
 		if isFair(lock) {
 			_, pairs := h.overtaken(lock)
-			f.pairs += pairs
+			s["waiter of a fair lock before another"] += pairs
 		}
 	}
 	for _, c := range h.latchCalls {
 		if c.outcome == fine {
-			f.holdsOf[string(c.step)]++
+			s["call of a latch: "+string(c.step)]++
 		}
 	}
 	holding := map[string]bool{}
@@ -507,78 +490,46 @@ func (f *figures) add(h *history) {
 		if strings.HasPrefix(c.id, lastWorker) {
 			continue
 		}
-		f.calls++
-		switch {
-		case c.acquired():
-			f.holds++
-			f.holdsOf[c.kind]++
+		s["call"]++
+		if c.acquired() {
+			s["hold"]++
+			s["hold of kind "+c.kind]++
 			if holding[c.owner] {
-				f.reentries++
+				s["re-entry"]++
 			}
 			holding[c.owner] = true
 			if c.adopts != "" {
-				f.adopted++
+				s["adopted hold"]++
 			}
-			if c.certain == 0 {
-				f.unpromised++
-			}
-		case c.returned == 0:
-			f.killed++
-		case c.failure == unknown:
-			f.unknownLocks++
 		}
-		switch {
-		case c.release == expired:
-			f.expired++
-		case c.release == gone:
-			f.gone++
-		case c.release == maxHold:
-			f.ended++
-		case c.release == unknown:
-			f.unknownUnlocks++
-		case c.acquired() && c.unlocked == 0:
-			f.killed++
+		if c.returned == 0 || c.acquired() && c.unlocked == 0 {
+			s["call cut short by a kill"]++
 		}
-		if c.returned > 0 {
-			f.longest = max(f.longest, time.Duration(c.returned-c.called)-c.wait)
+		if o := cmp.Or(c.failure, c.release); o != "" {
+			s[string(o)]++
 		}
 	}
 }
 
-func (f *figures) missing(runFor time.Duration) []string {
-	wanted := map[string]int{"a hold": f.holds}
+// holdsWanted returns the events that a run of that length contains. A single round need only contain a
+// hold, because it may repeat another.
+func holdsWanted(runFor time.Duration) map[string]int {
+	wanted := map[string]int{"hold": 1}
 	if runFor >= smoke {
-		wanted["a fault"] = f.faults
+		wanted["fault"] = 1
 		for _, k := range kinds {
-			wanted[fmt.Sprintf("%d holds of kind %s", enough, k.name)] = f.holdsOf[k.name] / enough
+			wanted["hold of kind "+k.name] = enough
 		}
 		for _, s := range []step{countDown, await} {
-			wanted[fmt.Sprintf("%d calls of a latch: %s", enough, s)] = f.holdsOf[string(s)] / enough
+			wanted["call of a latch: "+string(s)] = enough
 		}
 	}
 	if runFor >= longRun {
-		maps.Copy(wanted, map[string]int{
-			"re-entry": f.reentries, "a hold that ended with MaxHold": f.ended, "an adopted hold": f.adopted,
-			"contexts that ended with their lease": len(f.lateness) / enoughLate, "a lease that expired": f.expired, "a hold that was gone": f.gone,
-			"a call cut short by a kill": f.killed, "a wipe": f.wipes,
-			"a waiter of a fair lock before another": f.pairs,
-		})
+		for _, name := range []string{"re-entry", "adopted hold", string(maxHold), string(expired), string(gone), "call cut short by a kill", "wipe",
+			"waiter of a fair lock before another"} {
+			wanted[name] = 1
+		}
+		wanted["context that ended with its lease"] = enoughLate
 	}
-	return absent(wanted)
-}
-
-// absent returns the keys of what did not occur.
-func absent(counts map[string]int) []string {
-	maps.DeleteFunc(counts, func(_ string, n int) bool { return n > 0 })
-	return slices.Sorted(maps.Keys(counts))
-}
-
-func (f *figures) String() string {
-	return fmt.Sprintf("%d faults: %d calls of Lock, %d holds (%v, %d by re-entry, %d adopted, %d expired at once), lost: %d expired, %d gone; "+
-		"%d ended with MaxHold; contexts late by %v at most; "+
-		"outcome unknown: %d of Lock, %d of Unlock; %d cut short by a kill; %d wipes; %d pairs of waiters in order; "+
-		"Lock at most %v beyond its Wait",
-		f.faults, f.calls, f.holds, f.holdsOf, f.reentries, f.adopted, f.unpromised, f.expired, f.gone,
-		f.ended, slices.Max(append([]time.Duration{0}, f.lateness...)).Round(10*time.Microsecond),
-		f.unknownLocks, f.unknownUnlocks, f.killed, f.wipes, f.pairs, f.longest.Round(time.Millisecond))
+	return wanted
 }

@@ -155,25 +155,18 @@ func newLinks(t *testing.T, s *testserver.Server, n int, rewrite func([]byte) []
 	return links
 }
 
-// totals are the events of several rounds.
-type totals interface {
-	add(*history)
-	// missing returns the events that a run of that length should have contained and did not. A
-	// single round need only contain the first, because it may repeat another.
-	missing(runFor time.Duration) []string
-	String() string
-}
-
 func TestHistories(t *testing.T) {
-	histories(t, workers, (*round).run, func() totals { return &figures{holdsOf: map[string]int{}} })
+	histories(t, workers, (*round).run, totals.addHolds, holdsWanted)
 }
 
 func TestSlots(t *testing.T) {
-	histories(t, schedulers, (*round).runSlots, func() totals { return &runFigures{} })
+	histories(t, schedulers, (*round).runSlots, totals.addRuns, runsWanted)
 }
 
 // histories runs rounds with that many workers on each server.
-func histories(t *testing.T, workers int, run func(*round, *testing.T) *history, newTotals func() totals) {
+func histories(
+	t *testing.T, workers int, run func(*round, *testing.T) *history, add func(totals, *history), wanted func(runFor time.Duration) map[string]int,
+) {
 	runFor, seed, dir := settings(t)
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		seed := seed
@@ -182,17 +175,17 @@ func histories(t *testing.T, workers int, run func(*round, *testing.T) *history,
 				s, runFor := harness.Own(t, shared.Program), min(left, longRun)
 				t.Logf("from seed %d, for %v, on %s", seed, runFor, s.Program)
 				links := newLinks(t, s, workers, nil)
-				sum, begin, first := newTotals(), time.Now(), seed
+				sum, begin, first := totals{}, time.Now(), seed
 				goOn := func() bool {
 					soFar := time.Since(begin)
 					// Some events are rare.
-					return seed == first || soFar < runFor || soFar < 5*runFor && len(sum.missing(runFor)) > 0
+					return seed == first || soFar < runFor || soFar < 5*runFor && len(sum.missing(wanted(runFor))) > 0
 				}
 				for ok := true; ok && goOn(); seed++ {
 					ok = t.Run(fmt.Sprintf("seed=%d", seed), func(t *testing.T) {
 						dir := journals(t, dir)
 						h := run(&round{seed: seed, server: s, links: links, dir: dir, faults: mostFaults, far: true}, t)
-						sum.add(h)
+						add(sum, h)
 						for _, w := range h.check(dir, checkTimeout) {
 							assert.Fail(t, w, "seed %d on %s, journals in %s", seed, s.Program, dir)
 						}
@@ -202,7 +195,7 @@ func histories(t *testing.T, workers int, run func(*round, *testing.T) *history,
 				if t.Failed() {
 					return
 				}
-				assert.Empty(t, sum.missing(runFor), "is missing from the run")
+				assert.Empty(t, sum.missing(wanted(runFor)), "is missing from the run")
 				harness.NothingStays(t, s.Addr)
 			})
 		}

@@ -1,9 +1,11 @@
 package robustness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"sync"
@@ -186,58 +188,45 @@ func (h *history) doneBefore(c *claim, runs []*claim) *claim {
 	return nil
 }
 
-// runFigures are the totals of runs.
-type runFigures struct {
-	faults, slots, runs, again, skipped, remembered, failed, lost, unknown, killed, wipes int
-}
-
-func (f *runFigures) add(h *history) {
-	f.faults += h.faults
-	f.wipes += len(h.wipes)
-	f.slots += len(h.locks())
+// addRuns counts the events of a round of schedules.
+func (s totals) addRuns(h *history) {
+	s["fault"] += h.faults
+	s["wipe"] += len(h.wipes)
+	s["slot"] += len(h.locks())
 	ran := map[string]bool{}
 	for _, c := range h.claims {
-		switch {
-		case c.failure == skipped:
-			f.skipped++
-		case c.acquired():
-			f.runs++
+		if c.acquired() {
+			s["run"]++
 			if ran[c.locks[0]] {
-				f.again++
+				s["slot that ran again"]++
 			}
 			ran[c.locks[0]] = true
 		}
-		switch {
-		case c.acquired() && c.unlocked == 0 || c.returned == 0:
-			f.killed++
-		case c.remembered:
-			f.remembered++
-		case c.release == failed:
-			f.failed++
+		if c.returned == 0 || c.acquired() && c.unlocked == 0 {
+			s["call cut short by a kill"]++
 		}
-		switch {
-		case c.release == expired, c.release == gone:
-			f.lost++
-		case c.release == unknown, c.failure == unknown:
-			f.unknown++
+		if c.remembered {
+			s["success"]++
+		} else if c.release == failed {
+			s["work that failed"]++
+		}
+		if c.release == expired || c.release == gone {
+			s["run that lost its lock"]++
+		}
+		if o := cmp.Or(c.failure, c.release); o != "" {
+			s[string(o)]++
 		}
 	}
 }
 
-func (f *runFigures) missing(runFor time.Duration) []string {
-	wanted := map[string]int{"a run": f.runs}
+// runsWanted returns the events that a run of that length contains.
+func runsWanted(runFor time.Duration) map[string]int {
+	wanted := map[string]int{"run": 1}
 	if runFor >= smoke {
-		wanted["a fault"], wanted["a slot that another process had done"] = f.faults, f.skipped
-		wanted["a slot that ran again"], wanted["a success"], wanted["work that failed"] = f.again, f.remembered, f.failed
+		maps.Copy(wanted, map[string]int{"fault": 1, string(skipped): 1, "slot that ran again": 1, "success": 1, "work that failed": 1})
 	}
 	if runFor >= longRun {
-		wanted["a run that lost its lock"], wanted["a call cut short by a kill"], wanted["a wipe"] = f.lost, f.killed, f.wipes
+		maps.Copy(wanted, map[string]int{"run that lost its lock": 1, "call cut short by a kill": 1, "wipe": 1})
 	}
-	return absent(wanted)
-}
-
-func (f *runFigures) String() string {
-	return fmt.Sprintf("%d faults, %d slots: %d runs (%d again), %d successes, %d failures, %d done by others; "+
-		"%d runs lost their lock; outcome unknown: %d; %d cut short by a kill; %d wipes",
-		f.faults, f.slots, f.runs, f.again, f.remembered, f.failed, f.skipped, f.lost, f.unknown, f.killed, f.wipes)
+	return wanted
 }

@@ -99,9 +99,8 @@ func TestALockHasManyHolds(t *testing.T) {
 			l.take(l.claim(l.read, time.Minute))
 			add()
 			other := l.claim(l.read, time.Minute)
-			if a, err := l.read.Acquire(within(t), other); name == "of many owners" {
+			if _, err := l.read.Acquire(within(t), other); name == "of many owners" {
 				require.ErrorContains(t, err, "holds")
-				require.False(t, a.Acquired)
 			} else {
 				require.NoError(t, err)
 				_, err = l.read.Release(within(t), other)

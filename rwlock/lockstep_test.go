@@ -30,7 +30,7 @@ func TestLockstep(t *testing.T) {
 			},
 			Start: func(worker int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, worker)
-				l := newLabOf(t, s, conn, "PUBLISH")
+				l := newLabOf(t, s, conn)
 				return func(seed uint64, seen lockstep.Seen) lockstep.Walk[step] {
 					return newWalk(l, conn, seed%2 == 0, seen)
 				}

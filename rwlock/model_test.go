@@ -100,9 +100,6 @@ func (w *world) acquire(c *engine.Claim) engine.Answer {
 	return engine.Answer{Acquired: true}
 }
 
-// unknownTime is an answer's FreeIn if the server cannot tell.
-const unknownTime = -time.Millisecond
-
 // admit lets a reader in.
 func (w *world) admit(c *engine.Claim) {
 	if w.mode == "" {

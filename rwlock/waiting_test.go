@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -17,6 +18,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rwlock"
 )
 
 // crowd is a number of goroutines that acquire a lock and hold it until out is called.
@@ -90,19 +92,16 @@ func TestAllReadersEnterWhenAWriterLeaves(t *testing.T) {
 	const readersEach = 5
 	eachPlace(t, func(t *testing.T, s *testserver.Server, holder, first *redlatch.Client) {
 		harness.WarmUp(t, s.Addr)
+		all := []*redlatch.Client{first, harness.Client(t, s), harness.Client(t, s)}
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
 		w := mustLock(t, writing(holder, "orders"), lock.Lease(time.Minute))
 		waiting := newCrowd(t)
 		requests := 1
-		for _, c := range []*redlatch.Client{first, harness.Client(t, s), harness.Client(t, s)} {
+		for _, c := range all {
 			waiting.add(readersEach-1, reading(c, "orders"))
-			requests += 2 // the first attempt, unless the writer is here, and the one after subscribing
-			if c == holder {
-				requests--
-			}
+			requests += 2 // the first attempt, and the one after subscribing
 			quiet(t, s, readersEach-1, requests, c)
-			waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()}) // whose first attempt is its own
-			requests++
+			waiting.add(1, withOwner{reading(c, "orders"), c.NewOwner()})
 			quiet(t, s, readersEach, requests, c)
 		}
 		unlock(t, w)
@@ -153,23 +152,6 @@ func TestFirstComeFirstServedInAProcess(t *testing.T) {
 	})
 }
 
-// The second time the process is already subscribed to the channel.
-func TestAWriterBlocksReadersElsewhereAtOnce(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		for range 2 {
-			r := mustLock(t, reading(c, "orders"))
-			entered, leave := inBackground(t.Context(), writing(c, "orders"))
-			harness.Eventually(t, beforePolls, "a writer waits", func() bool { return exists(t, s, writerWaits) })
-			require.False(t, tries(t, t.Context(), reading(other, "orders")))
-			unlock(t, r)
-			enters(t, entered, beforePolls)
-			close(leave)
-			harness.NothingLeft(t, s.Addr)
-		}
-	})
-}
-
 // A writer must not block the readers before it in the queue.
 func TestAWriterDoesNotBlockReadersBeforeIt(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -183,7 +165,7 @@ func TestAWriterDoesNotBlockReadersBeforeIt(t *testing.T) {
 		reader, leaveReader := inBackground(t.Context(), reading(c, "orders"))
 		quiet(t, s, 2, 4, other, c)
 		writer, leaveWriter := inBackground(named(t, c), writing(c, "orders"))
-		quiet(t, s, 3, 5, other, c)
+		quiet(t, s, 3, 4, other, c)
 		cancel()
 		harness.NotAcquired(t, <-first)
 		enters(t, reader, beforePolls)
@@ -296,59 +278,28 @@ func TestReadersEnterWhenAWriterGivesUp(t *testing.T) {
 	})
 }
 
-// Two writers wait and one gives up: the other still blocks readers and enters.
-func TestAWriterThatGivesUpDoesNotAffectTheOther(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		holder, c, other, readers := harness.Client(t, s), harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)
-		r := mustLock(t, reading(holder, "orders"))
-		ctx, cancel := context.WithCancel(t.Context())
-		defer cancel()
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		leaves, _ := inBackground(ctx, writing(c, "orders"))
-		quiet(t, s, 1, 2, c)
-		stays, leave := inBackground(t.Context(), writing(other, "orders"))
-		quiet(t, s, 2, 4, c, other)
-		late, leaveLate := inBackground(t.Context(), reading(readers, "orders"))
-		quiet(t, s, 3, 6, c, other, readers)
-		cancel()
-		harness.NotAcquired(t, <-leaves)
-		harness.Eventually(t, soon, "it has left", func() bool { return harness.Do(t, s.Addr, "SCARD", writerWaits) == ":1" })
-		require.Empty(t, late)
-		require.False(t, tries(t, t.Context(), reading(holder, "orders")))
-		unlock(t, r)
-		enters(t, stays, beforePolls)
-		require.Empty(t, late)
-		close(leave)
-		enters(t, late, beforePolls)
-		close(leaveLate)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 // A writer blocks readers for as long as it waits, and for at most five seconds after it dies.
 func TestAWriterKilledWhileItWaits(t *testing.T) {
-	const (
-		life  = 5 * time.Second // of the registration that blocks readers
-		pause = 2 * time.Second // after which the writer renews it at the latest
-		slack = 2500 * time.Millisecond
-	)
+	const slack = 2500 * time.Millisecond
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		holder, c := harness.Client(t, s), harness.Client(t, s)
+		dead, g := harness.GatedClient(t, s, redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 		r := mustLock(t, reading(holder, "orders"))
-		p := harness.Spawn(t, "wait to write", s.Addr)
-		require.Equal(t, "waiting", p.Line(30*time.Second))
+		inBackground(t.Context(), writing(dead, "orders"))
+		harness.Waits(t, 1, dead)
 		waiting := newCrowd(t)
 		waiting.add(3, reading(c, "orders"))
 		last := harness.PTTL(t, s.Addr, writerWaits)
-		harness.Eventually(t, pause+slack, "the writer renews its registration", func() bool {
+		harness.Eventually(t, rwlock.WriterPause+slack, "the writer renews its registration", func() bool {
 			before := last
 			last = harness.PTTL(t, s.Addr, writerWaits)
 			require.Positive(t, last)
 			return last > before
 		})
 		require.Empty(t, waiting.entered)
-		p.Kill()
-		waiting.allIn(life + slack)
+
+		g.Stall() // and it is dead to the server
+		waiting.allIn(rwlock.WriterLife + slack)
 		require.False(t, exists(t, s, writerWaits))
 		unlock(t, r)
 		waiting.out()

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,66 +20,45 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// call is a method that sends a request, with valid arguments.
-type call[S any] struct {
-	name string
-	do   func(ctx context.Context, s S) error
-	// sends reports that the method sends its request even if the context is done.
-	sends bool
-}
+// unknown is an id without a permit.
+const unknown = "0123456789abcdef0123456789abcdef"
 
-var semaphoreCalls = []call[*semaphore.Semaphore]{
-	{name: "TrySetPermits", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.TrySetPermits(ctx, 1)) }},
-	{name: "TrySetPermitsFor", do: func(ctx context.Context, s *semaphore.Semaphore) error {
-		return only(s.TrySetPermitsFor(ctx, 1, time.Minute))
-	}},
-	{name: "SetPermits", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.SetPermits(ctx, 1) }},
-	{name: "Stats", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Stats(ctx)) }},
-	{name: "Exists", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Exists(ctx)) }},
-	{name: "Delete", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Delete(ctx)) }},
-	{name: "Do", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.Do(ctx, nothing) }},
-	{name: "AddPermits", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.AddPermits(ctx, 1) }},
-	{name: "Available", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Available(ctx)) }},
-	{name: "Acquire", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.Acquire(ctx, 1) }},
-	{name: "TryAcquire", do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.TryAcquire(ctx, 1) }},
-	{name: "Drain", do: func(ctx context.Context, s *semaphore.Semaphore) error { return only(s.Drain(ctx)) }},
-	{name: "Release", sends: true, do: func(ctx context.Context, s *semaphore.Semaphore) error { return s.Release(ctx, 1) }},
-	{name: "ReleaseIfExists", sends: true, do: func(ctx context.Context, s *semaphore.Semaphore) error {
-		return only(s.ReleaseIfExists(ctx, 1))
-	}},
-}
+// callsOf returns calls of all methods that send requests, with valid arguments.
+func callsOf(s *semaphore.Semaphore, e *semaphore.PermitSemaphore) map[string]func(ctx context.Context) error {
+	nothing := func(context.Context) error { return nil }
+	type ctx = context.Context
+	return map[string]func(ctx) error{
+		"Semaphore.TrySetPermits":    func(c ctx) error { return only(s.TrySetPermits(c, 1)) },
+		"Semaphore.TrySetPermitsFor": func(c ctx) error { return only(s.TrySetPermitsFor(c, 1, time.Minute)) },
+		"Semaphore.SetPermits":       func(c ctx) error { return s.SetPermits(c, 1) },
+		"Semaphore.AddPermits":       func(c ctx) error { return s.AddPermits(c, 1) },
+		"Semaphore.Available":        func(c ctx) error { return only(s.Available(c)) },
+		"Semaphore.Stats":            func(c ctx) error { return only(s.Stats(c)) },
+		"Semaphore.Exists":           func(c ctx) error { return only(s.Exists(c)) },
+		"Semaphore.Delete":           func(c ctx) error { return only(s.Delete(c)) },
+		"Semaphore.Do":               func(c ctx) error { return s.Do(c, nothing) },
+		"Semaphore.Acquire":          func(c ctx) error { return s.Acquire(c, 1) },
+		"Semaphore.TryAcquire":       func(c ctx) error { return s.TryAcquire(c, 1) },
+		"Semaphore.Drain":            func(c ctx) error { return only(s.Drain(c)) },
+		"Semaphore.Release":          func(c ctx) error { return s.Release(c, 1) },
+		"Semaphore.ReleaseIfExists":  func(c ctx) error { return only(s.ReleaseIfExists(c, 1)) },
 
-// nothing is a function for Do.
-func nothing(context.Context) error { return nil }
-
-var permitCalls = []call[*semaphore.PermitSemaphore]{
-	{name: "TrySetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TrySetPermits(ctx, 1)) }},
-	{name: "SetPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.SetPermits(ctx, 1) }},
-	{name: "AddPermits", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.AddPermits(ctx, 1) }},
-	{name: "Available", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Available(ctx)) }},
-	{name: "Stats", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Stats(ctx)) }},
-	{name: "Exists", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Exists(ctx)) }},
-	{name: "Delete", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Delete(ctx)) }},
-	{name: "Do", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.Do(ctx, nothing) }},
-	{name: "Acquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.Acquire(ctx)) }},
-	{name: "AcquireN", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.AcquireN(ctx, 1)) }},
-	{name: "TryAcquire", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryAcquire(ctx)) }},
-	{name: "TryAcquireN", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryAcquireN(ctx, 1)) }},
-	{name: "LeaseTime", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.LeaseTime(ctx, unknown)) }},
-	{name: "UpdateLeaseTime", do: func(ctx context.Context, e *semaphore.PermitSemaphore) error {
-		return only(e.UpdateLeaseTime(ctx, unknown, time.Minute))
-	}},
-	{name: "Release", sends: true, do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return e.Release(ctx, unknown) }},
-	{name: "TryRelease", sends: true, do: func(ctx context.Context, e *semaphore.PermitSemaphore) error { return only(e.TryRelease(ctx, unknown)) }},
-}
-
-// eachCall makes every call on both kinds and passes its error to check.
-func eachCall(ctx context.Context, sem *semaphore.Semaphore, e *semaphore.PermitSemaphore, check func(what string, sends bool, err error)) {
-	for _, c := range semaphoreCalls {
-		check("Semaphore."+c.name, c.sends, c.do(ctx, sem))
-	}
-	for _, c := range permitCalls {
-		check("PermitSemaphore."+c.name, c.sends, c.do(ctx, e))
+		"PermitSemaphore.TrySetPermits":   func(c ctx) error { return only(e.TrySetPermits(c, 1)) },
+		"PermitSemaphore.SetPermits":      func(c ctx) error { return e.SetPermits(c, 1) },
+		"PermitSemaphore.AddPermits":      func(c ctx) error { return e.AddPermits(c, 1) },
+		"PermitSemaphore.Available":       func(c ctx) error { return only(e.Available(c)) },
+		"PermitSemaphore.Stats":           func(c ctx) error { return only(e.Stats(c)) },
+		"PermitSemaphore.Exists":          func(c ctx) error { return only(e.Exists(c)) },
+		"PermitSemaphore.Delete":          func(c ctx) error { return only(e.Delete(c)) },
+		"PermitSemaphore.Do":              func(c ctx) error { return e.Do(c, nothing) },
+		"PermitSemaphore.Acquire":         func(c ctx) error { return only(e.Acquire(c)) },
+		"PermitSemaphore.AcquireN":        func(c ctx) error { return only(e.AcquireN(c, 1)) },
+		"PermitSemaphore.TryAcquire":      func(c ctx) error { return only(e.TryAcquire(c)) },
+		"PermitSemaphore.TryAcquireN":     func(c ctx) error { return only(e.TryAcquireN(c, 1)) },
+		"PermitSemaphore.LeaseTime":       func(c ctx) error { return only(e.LeaseTime(c, unknown)) },
+		"PermitSemaphore.UpdateLeaseTime": func(c ctx) error { return only(e.UpdateLeaseTime(c, unknown, time.Minute)) },
+		"PermitSemaphore.Release":         func(c ctx) error { return e.Release(c, unknown) },
+		"PermitSemaphore.TryRelease":      func(c ctx) error { return only(e.TryRelease(c, unknown)) },
 	}
 }
 
@@ -90,87 +70,77 @@ func noRequests(t *testing.T, s *testserver.Server) (check func()) {
 	return func() {
 		t.Helper()
 		for command, n := range harness.Commands(t, conn) {
-			switch command {
-			case "config", "info", "hello", "client", "ping":
-			default:
+			if !slices.Contains([]string{"config", "info", "hello", "client", "ping"}, command) {
 				require.Zero(t, n, command)
 			}
 		}
 	}
 }
 
-// Names with braces that a cluster could not keep are tested with those of all kinds.
-func TestEmptyName(t *testing.T) {
+// A call with a bad context, or of an object with a bad name, option or client, sends nothing.
+func TestEveryCallChecksItsObject(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		check := noRequests(t, s)
-		eachCall(t.Context(), c.Semaphore(""), c.PermitSemaphore(""), func(what string, _ bool, err error) {
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
-		})
-		check()
-	})
-}
-
-func TestNilContext(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		p := take(t, permitSemaphore(t, s, 1), 1)[0]
-		check := noRequests(t, s)
+		c, closed := harness.Client(t, s), harness.Client(t, s)
+		sem, e := closed.Semaphore("orders"), closed.PermitSemaphore("orders")
+		closed.Close()
 		var none context.Context
-		eachCall(none, c.Semaphore("orders"), c.PermitSemaphore("orders"), func(what string, _ bool, err error) {
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
-		})
-		require.ErrorIs(t, p.Release(none), lock.ErrInvalid)
-		require.ErrorIs(t, p.Extend(none, time.Minute), lock.ErrInvalid)
-		check()
-		require.NoError(t, p.Context().Err())
-		require.NoError(t, p.Release(t.Context()))
-	})
-}
+		type row struct {
+			ctx  context.Context
+			sem  *semaphore.Semaphore
+			e    *semaphore.PermitSemaphore
+			want error
+		}
+		rows := map[string]row{
+			"no name":                    {t.Context(), c.Semaphore(""), c.PermitSemaphore(""), lock.ErrInvalid},
+			"no context":                 {none, c.Semaphore("orders"), c.PermitSemaphore("orders"), lock.ErrInvalid},
+			"closed client":              {t.Context(), sem, e, lock.ErrClosed},
+			"created of a closed client": {t.Context(), closed.Semaphore("orders"), closed.PermitSemaphore("orders"), lock.ErrClosed},
+		}
+		for what, opt := range map[string]semaphore.Option{
+			"size 0": semaphore.Permits(0), "negative size": semaphore.Permits(-1), "large size": semaphore.Permits(semaphore.MaxPermits + 1), "nil option": nil,
+		} {
+			rows[what] = row{t.Context(), c.Semaphore("orders", opt), c.PermitSemaphore("orders", opt), lock.ErrInvalid}
+		}
 
-func TestClosedClient(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
-		c.Close()
 		check := noRequests(t, s)
-		for _, late := range []bool{false, true} {
-			if late { // created after Close
-				sem, e = c.Semaphore("plain"), c.PermitSemaphore("orders")
+		for what, r := range rows {
+			for name, call := range callsOf(r.sem, r.e) {
+				require.ErrorIs(t, call(r.ctx), r.want, "%s with %s", name, what)
 			}
-			eachCall(t.Context(), sem, e, func(what string, _ bool, err error) {
-				require.ErrorIs(t, err, lock.ErrClosed, what)
-			})
 		}
 		check()
 	})
 }
 
-func TestCanceledContext(t *testing.T) {
+// Under a context that has ended only releases take effect.
+func TestCallsUnderAnEndedContext(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		sem := withPermits(t, plain{c.Semaphore("plain")}, 5)
-		e := permitSemaphore(t, s, 5)
-		p := take(t, e, 1)[0]
+		sem, e := withPermits(t, plain{c.Semaphore("plain")}, 5), permitSemaphore(t, c, 5)
+		p := take(t, e, 1)
 		boom := errors.New("boom")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(boom)
-		eachCall(ctx, sem.Semaphore, e, func(what string, sends bool, err error) {
-			switch {
-			case !sends:
-				require.Error(t, err, what)
-				if strings.Contains(what, "Acquire") || strings.HasSuffix(what, ".Do") {
-					require.ErrorIs(t, err, lock.ErrNotAcquired, what)
-					require.ErrorIs(t, err, boom, what)
-				}
-				require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
-			case what == "PermitSemaphore.Release":
-				require.ErrorIs(t, err, lock.ErrNotHeld, what)
-			default:
-				require.NoError(t, err, what)
+
+		for name, call := range callsOf(sem.Semaphore, e) {
+			err := call(ctx)
+			if name == "PermitSemaphore.Release" {
+				require.ErrorIs(t, err, lock.ErrNotHeld, name)
+				continue
 			}
-		})
-		require.Equal(t, 7, available(t, sem), "only the two releases took effect")
+			if strings.Contains(name, "Release") {
+				require.NoError(t, err, name)
+				continue
+			}
+			require.Error(t, err, name)
+			require.NotErrorIs(t, err, lock.ErrIndeterminate, name)
+			if strings.Contains(name, "Acquire") || strings.HasSuffix(name, ".Do") {
+				require.ErrorIs(t, err, lock.ErrNotAcquired, name)
+				require.ErrorIs(t, err, boom, name)
+			}
+		}
+
+		require.Equal(t, 7, available(t, sem))
 		require.Equal(t, counts{5, 4, 1}, countsOf(t, e))
 		require.Error(t, p.Extend(ctx, time.Hour))
 		require.NoError(t, p.Release(ctx))
@@ -181,162 +151,97 @@ func TestCanceledContext(t *testing.T) {
 // A call for 0 permits sends nothing.
 func TestZeroPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
+		c, ctx := harness.Client(t, s), t.Context()
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
-		ctx := t.Context()
 		check := noRequests(t, s)
-		require.NoError(t, sem.Acquire(ctx, 0))
-		require.NoError(t, sem.Acquire(ctx, 0, lock.Wait(10*time.Minute)))
-		require.NoError(t, sem.TryAcquire(ctx, 0))
-		require.NoError(t, sem.Release(ctx, 0))
 		there, err := sem.ReleaseIfExists(ctx, 0)
-		require.NoError(t, err)
-		require.False(t, there)
-		require.NoError(t, e.Release(ctx))
-		released, err := e.TryRelease(ctx)
-		require.NoError(t, err)
-		require.False(t, released)
+		released, err2 := e.TryRelease(ctx)
+		require.False(t, there || released)
+		require.NoError(t, errors.Join(sem.Acquire(ctx, 0, lock.Wait(10*time.Minute)), sem.TryAcquire(ctx, 0), sem.Release(ctx, 0), e.Release(ctx), err, err2))
 		check()
-		require.Zero(t, available(t, sem))
-		require.Equal(t, ":0", harness.Do(t, s.Addr, "DBSIZE"))
 	})
 }
 
-func TestInvalidNumbers(t *testing.T) {
+// Numbers out of range, and options of other kinds, are errors before a request is sent.
+func TestInvalidArguments(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
+		c, ctx := harness.Client(t, s), t.Context()
 		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
-		ctx := t.Context()
 		check := noRequests(t, s)
-		invalid := func(err error) {
+		invalid := func(n any, errs ...error) {
 			t.Helper()
-			require.ErrorIs(t, err, lock.ErrInvalid)
-		}
-		tooMany := []int{-1, math.MinInt}
-		if strconv.IntSize == 64 {
-			tooMany = append(tooMany, semaphore.MaxPermits+1, math.MaxInt)
-		}
-		for _, n := range tooMany {
-			_, err := sem.TrySetPermits(ctx, n)
-			invalid(err)
-			invalid(sem.SetPermits(ctx, n))
-			_, err = sem.TrySetPermitsFor(ctx, n, time.Minute)
-			invalid(err)
-			invalid(sem.Acquire(ctx, n))
-			invalid(sem.TryAcquire(ctx, n))
-			invalid(sem.Release(ctx, n))
-			_, err = sem.ReleaseIfExists(ctx, n)
-			invalid(err)
-			_, err = e.TrySetPermits(ctx, n)
-			invalid(err)
-			invalid(e.SetPermits(ctx, n))
-			if n != -1 {
-				invalid(sem.AddPermits(ctx, n))
-				invalid(e.AddPermits(ctx, n))
+			for i, err := range errs {
+				require.ErrorIs(t, err, lock.ErrInvalid, "%v: call %d", n, i)
 			}
 		}
-		for _, n := range append(tooMany, 0, semaphore.MaxBatch+1) {
-			_, err := e.AcquireN(ctx, n)
-			invalid(err)
-			require.ErrorContains(t, err, "must be from 1 to 10000")
-			_, err = e.TryAcquireN(ctx, n)
-			invalid(err)
-		}
-		for _, ttl := range []time.Duration{0, -1, time.Millisecond - 1, lock.MaxLease + 1, lock.NoExpiry} {
-			_, err := sem.TrySetPermitsFor(ctx, 1, ttl)
-			invalid(err)
-			if ttl != lock.NoExpiry {
-				_, err = e.UpdateLeaseTime(ctx, unknown, ttl)
-				invalid(err)
-			}
-		}
-		check()
-	})
-}
 
-func TestInvalidOptions(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		sem, e := c.Semaphore("plain"), c.PermitSemaphore("orders")
-		ctx := t.Context()
-		check := noRequests(t, s)
-		bad := map[string][]lock.Option{
-			"zero option": {{}}, "no lease": {lock.Lease(0)}, "lease too short": {lock.Lease(time.Millisecond - 1)},
-			"lease too long": {lock.Lease(lock.MaxLease + 1)}, "negative wait": {lock.Wait(-1)}, "no MaxHold": {lock.MaxHold(0)},
-			"MaxHold with a lease": {lock.MaxHold(time.Minute), lock.Lease(time.Hour)}, "MaxHold for ever": {lock.MaxHold(time.Minute), semaphore.Forever()},
+		outside := []int{math.MinInt}
+		if strconv.IntSize == 64 {
+			outside = append(outside, semaphore.MaxPermits+1, math.MaxInt)
 		}
-		for what, opts := range bad {
-			require.ErrorIs(t, sem.Acquire(ctx, 1, opts...), lock.ErrInvalid, what)
-			_, err := e.Acquire(ctx, opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
-			_, err = e.AcquireN(ctx, 2, opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
-			_, err = e.TryAcquire(ctx, opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
-			_, err = e.TryAcquireN(ctx, 0, opts...)
-			require.ErrorIs(t, err, lock.ErrInvalid, what)
+		for _, n := range outside {
+			invalid(n, sem.AddPermits(ctx, n), e.AddPermits(ctx, n))
 		}
+		outside = append(outside, -1)
+		for _, n := range outside {
+			invalid(n, only(sem.TrySetPermits(ctx, n)), sem.SetPermits(ctx, n), only(sem.TrySetPermitsFor(ctx, n, time.Minute)),
+				sem.Acquire(ctx, n), sem.TryAcquire(ctx, n), sem.Release(ctx, n), only(sem.ReleaseIfExists(ctx, n)),
+				only(e.TrySetPermits(ctx, n)), e.SetPermits(ctx, n))
+		}
+		for _, n := range append(outside, 0, semaphore.MaxBatch+1) {
+			invalid(n, only(e.AcquireN(ctx, n)), only(e.TryAcquireN(ctx, n)))
+			require.ErrorContains(t, only(e.AcquireN(ctx, n)), "must be from 1 to 10000")
+		}
+		for _, lease := range []time.Duration{0, -time.Second, time.Millisecond - 1, lock.MaxLease + 1} {
+			invalid(lease, only(sem.TrySetPermitsFor(ctx, 1, lease)), only(e.UpdateLeaseTime(ctx, unknown, lease)))
+		}
+		invalid("no expiry", only(sem.TrySetPermitsFor(ctx, 1, lock.NoExpiry)))
 		for what, opt := range map[string]lock.Option{
+			"zero option": {}, "negative wait": lock.Wait(-1),
 			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever(),
 			"parent": lock.Parent(context.Background()), "at least": lock.AtLeast(time.Minute),
 		} {
-			require.ErrorIs(t, sem.Acquire(ctx, 1, opt), lock.ErrInvalid, what)
+			invalid(what, sem.Acquire(ctx, 1, opt))
 		}
-		for _, wait := range []time.Duration{0, time.Minute} {
-			_, err := e.TryAcquire(ctx, lock.Wait(wait))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			_, err = e.TryAcquireN(ctx, 2, lock.Wait(wait))
-			require.ErrorIs(t, err, lock.ErrInvalid)
-		}
+		invalid("MaxHold for ever", only(e.AcquireN(ctx, 2, lock.MaxHold(time.Minute), semaphore.Forever())))
+		invalid("wait of one attempt", only(e.TryAcquire(ctx, lock.Wait(0))), only(e.TryAcquireN(ctx, 2, lock.Wait(time.Minute))))
 		check()
-
-		p := take(t, permitSemaphore(t, s, 1), 1)[0]
-		for _, lease := range []time.Duration{0, -time.Second, time.Millisecond - 1, lock.MaxLease + 1, lock.NoExpiry} {
-			require.ErrorIs(t, p.Extend(ctx, lease), lock.ErrInvalid)
-		}
-		require.NoError(t, p.Context().Err())
 	})
 }
 
 func TestInvalidIDs(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		e := permitSemaphore(t, s, 2)
-		p := take(t, e, 1)[0]
-		ctx := t.Context()
+		e, ctx := permitSemaphore(t, harness.Client(t, s), 2), t.Context()
+		p := take(t, e, 1)
+		many := make([]string, semaphore.MaxBatch+1)
+		for i := range many {
+			many[i] = hex.EncodeToString([]byte(fmt.Sprintf("permit %09d", i)))
+		}
+		upper := strings.ToUpper(p.ID())
+
 		check := noRequests(t, s)
 		invalid := func(ids ...string) {
 			t.Helper()
 			require.ErrorIs(t, e.Release(ctx, ids...), lock.ErrInvalid)
-			released, err := e.TryRelease(ctx, ids...)
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			require.False(t, released)
+			require.ErrorIs(t, only(e.TryRelease(ctx, ids...)), lock.ErrInvalid)
 		}
 		for _, id := range []string{"", "1234", unknown[1:], unknown + "0", unknown + "00", "g" + unknown[1:], raw(t, unknown)} {
 			invalid(id)
 			invalid(p.ID(), id)
 			invalid(id, p.ID())
-			_, err := e.LeaseTime(ctx, id)
-			require.ErrorIs(t, err, lock.ErrInvalid)
-			_, err = e.UpdateLeaseTime(ctx, id, time.Minute)
-			require.ErrorIs(t, err, lock.ErrInvalid)
+			require.ErrorIs(t, only(e.LeaseTime(ctx, id)), lock.ErrInvalid)
+			require.ErrorIs(t, only(e.UpdateLeaseTime(ctx, id, time.Minute)), lock.ErrInvalid)
 		}
-		invalid(p.ID(), p.ID())
 		invalid(p.ID(), unknown, unknown)
-		many := make([]string, semaphore.MaxBatch+1)
-		for i := range many {
-			many[i] = hex.EncodeToString([]byte(fmt.Sprintf("permit %09d", i)))
-		}
+		invalid(p.ID(), upper) // ids are not case-sensitive
 		invalid(many...)
 		check()
+
 		released, err := e.TryRelease(ctx, many[1:]...)
 		require.NoError(t, err)
 		require.False(t, released)
 		require.Equal(t, counts{2, 1, 1}, countsOf(t, e))
 		require.NoError(t, p.Context().Err())
-
-		// Ids are not case-sensitive.
-		upper := fmt.Sprintf("%X", raw(t, p.ID()))
-		invalid(p.ID(), upper)
 		require.NoError(t, e.Release(ctx, upper))
 		require.ErrorIs(t, p.Release(ctx), lock.ErrNotHeld)
 	})
@@ -344,26 +249,19 @@ func TestInvalidIDs(t *testing.T) {
 
 func TestTooManyPermits(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		ctx := t.Context()
+		c, ctx := harness.Client(t, s), t.Context()
 		sem := withPermits(t, plain{c.Semaphore("plain")}, semaphore.MaxPermits)
-		unchanged := func(n int, err error) {
-			t.Helper()
+		for _, err := range []error{sem.Release(ctx, 1), only(sem.ReleaseIfExists(ctx, semaphore.MaxPermits)), sem.AddPermits(ctx, 1)} {
 			require.ErrorIs(t, err, lock.ErrInvalid)
-			require.Equal(t, n, available(t, sem))
+			require.Equal(t, semaphore.MaxPermits, available(t, sem))
 		}
-		unchanged(semaphore.MaxPermits, sem.Release(ctx, 1))
-		_, err := sem.ReleaseIfExists(ctx, semaphore.MaxPermits)
-		unchanged(semaphore.MaxPermits, err)
-		unchanged(semaphore.MaxPermits, sem.AddPermits(ctx, 1))
 		mustAcquire(t, sem, 1)
-		unchanged(semaphore.MaxPermits-1, sem.Release(ctx, 2))
+		require.ErrorIs(t, sem.Release(ctx, 2), lock.ErrInvalid, "by the script for the usual case")
 		require.NoError(t, sem.Release(ctx, 1))
 		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))
 		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))
-		unchanged(-semaphore.MaxPermits, sem.AddPermits(ctx, -1))
-		require.NoError(t, sem.Release(ctx, semaphore.MaxPermits))
-		require.Zero(t, available(t, sem))
+		require.ErrorIs(t, sem.AddPermits(ctx, -1), lock.ErrInvalid)
+		require.Equal(t, -semaphore.MaxPermits, available(t, sem))
 
 		e := c.PermitSemaphore("orders")
 		require.NoError(t, e.SetPermits(ctx, semaphore.MaxPermits))
@@ -372,79 +270,61 @@ func TestTooManyPermits(t *testing.T) {
 	})
 }
 
-// A key that is not a semaphore stays unchanged.
-func TestForeignKeys(t *testing.T) {
-	keys := map[string][]string{
-		"another type": {"HSET", "orders", "a", "1"},
-		"a list":       {"RPUSH", "orders", "1"},
-		"no number":    {"SET", "orders", "precious"},
-		"nothing":      {"SET", "orders", ""},
+// A key that is not a semaphore stays unchanged. Its value may be a secret, or large.
+func TestForeignValuesAreNotInErrors(t *testing.T) {
+	values := map[string][]string{
+		"a hash": {"HSET", "orders", "topsecret", "1"}, "a list": {"RPUSH", "orders", "1"}, "nothing": {"SET", "orders", ""},
+		"no number": {"SET", "orders", "topsecret\x1b[2J"}, "a long text": {"SET", "orders", strings.Repeat("topsecret", 1<<17)},
 	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for what, make := range keys {
-			t.Run(what, func(t *testing.T) {
-				harness.Do(t, s.Addr, "FLUSHALL")
-				harness.Do(t, s.Addr, make...)
-				before, err := testserver.Query(s.Addr, "DUMP", "orders")
-				require.NoError(t, err)
-				c := harness.Client(t, s)
-				eachCall(t.Context(), c.Semaphore("orders"), c.PermitSemaphore("orders"), func(name string, _ bool, err error) {
-					switch name {
-					case "PermitSemaphore.LeaseTime":
-						require.ErrorIs(t, err, lock.ErrNotHeld, name)
-					case "PermitSemaphore.UpdateLeaseTime":
-						require.NoError(t, err, name) // the permit is not acquired
-					default:
-						require.ErrorContains(t, err, "the key has a value of another type", name)
-						require.NotErrorIs(t, err, lock.ErrUnavailable, name)
-						require.NotErrorIs(t, err, lock.ErrNotAcquired, name)
-						require.NotErrorIs(t, err, lock.ErrIndeterminate, name)
-					}
-				})
-				after, err := testserver.Query(s.Addr, "DUMP", "orders")
-				require.NoError(t, err)
-				require.Equal(t, before, after)
-				harness.Do(t, s.Addr, "DEL", "orders")
-				harness.NothingStays(t, s.Addr)
-			})
-		}
-		t.Run("the set of permits", func(t *testing.T) {
-			harness.Do(t, s.Addr, "FLUSHALL")
-			e := permitSemaphore(t, s, 3)
-			p := take(t, e, 1, lock.Lease(time.Hour))[0]
-			harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
-			for _, c := range permitCalls {
-				if c.name == "TrySetPermits" || c.name == "AddPermits" || c.name == "Exists" {
-					continue // it does not read this key
+		for what, set := range values {
+			harness.Do(t, s.Addr, set...)
+			before, err := testserver.Query(s.Addr, "DUMP", "orders")
+			require.NoError(t, err)
+			c := harness.Client(t, s)
+			for name, call := range callsOf(c.Semaphore("orders"), c.PermitSemaphore("orders")) {
+				err := call(t.Context())
+				switch name {
+				case "PermitSemaphore.LeaseTime": // which does not read this key
+					require.ErrorIs(t, err, lock.ErrNotHeld, what)
+					continue
+				case "PermitSemaphore.UpdateLeaseTime":
+					require.NoError(t, err, what)
+					continue
 				}
-				require.ErrorContains(t, c.do(t.Context(), e), "WRONGTYPE", c.name)
+				require.ErrorContains(t, err, "the key has a value of another type", "%s of %s", name, what)
+				for _, kind := range []error{lock.ErrUnavailable, lock.ErrNotAcquired, lock.ErrIndeterminate} {
+					require.NotErrorIs(t, err, kind, "%s of %s", name, what)
+				}
+				require.NotContains(t, err.Error(), "topsecret", name)
+				require.NotContains(t, err.Error(), "\x1b", name)
+				require.Less(t, len(err.Error()), 1000, name)
 			}
-			var lost *lock.LostError
-			require.ErrorAs(t, p.Release(t.Context()), &lost)
-			require.Equal(t, lock.ReasonGone, lost.Reason)
-			require.Equal(t, "$1", harness.Do(t, s.Addr, "GET", "orders"))
-			require.Equal(t, "$8", harness.Do(t, s.Addr, "GET", timeoutsKey("orders")))
-		})
-	})
-}
+			after, err := testserver.Query(s.Addr, "DUMP", "orders")
+			require.NoError(t, err)
+			require.Equal(t, before, after, what)
+			harness.Do(t, s.Addr, "DEL", "orders")
+			harness.NothingStays(t, s.Addr)
+			harness.Do(t, s.Addr, "FLUSHALL")
+		}
 
-// A value that is not a semaphore's may be a secret, or large.
-func TestForeignValuesAreNotInErrors(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		// The same applies to the set of acquired permits.
 		c := harness.Client(t, s)
-		for _, value := range []string{"topsecret", strings.Repeat("x", 1<<20), "12\x1b[2J"} {
-			harness.Do(t, s.Addr, "SET", "orders", value)
-			for what, call := range map[string]func() error{
-				"Available": func() error { return only(of(c, "orders").Available(t.Context())) },
-				"Acquire":   func() error { _, err := of(c, "orders").acquire(t.Context(), 1); return err },
-				"Add":       func() error { return of(c, "orders").AddPermits(t.Context(), 1) },
-			} {
-				err := call()
-				require.Error(t, err, what)
-				require.NotContains(t, err.Error(), "topsecret", what)
-				require.NotContains(t, err.Error(), "\x1b", what)
-				require.Less(t, len(err.Error()), 1000, what)
+		e := permitSemaphore(t, c, 3)
+		p := take(t, e, 1, lock.Lease(time.Hour))
+		harness.Do(t, s.Addr, "SET", timeoutsKey("orders"), "precious")
+		for name, call := range callsOf(c.Semaphore("plain"), e) {
+			_, method, _ := strings.Cut(name, "PermitSemaphore.")
+			switch method {
+			case "", "TrySetPermits", "AddPermits", "Exists": // which do not read this key
+			default:
+				require.ErrorContains(t, call(t.Context()), "WRONGTYPE", name)
 			}
 		}
+		var lost *lock.LostError
+		require.ErrorAs(t, p.Release(t.Context()), &lost)
+		require.Equal(t, lock.ReasonGone, lost.Reason)
+		require.Equal(t, "$1", harness.Do(t, s.Addr, "GET", "orders"))
+		require.Equal(t, "$8", harness.Do(t, s.Addr, "GET", timeoutsKey("orders")))
 	})
 }

@@ -4,6 +4,7 @@ import (
 	_ "embed"
 	"math/rand/v2"
 	"slices"
+	"strconv"
 	"testing"
 
 	"github.com/redlatch/redlatch/internal/harness"
@@ -20,34 +21,39 @@ var javaScript = wire.NewScript(javaLua)
 // TestLockstep compares the scripts with a model after each step of random sequences with
 // random faults, and checks the guarantees of a semaphore.
 func TestLockstep(t *testing.T) {
+	scripts := map[string]*wire.Script{}
+	for _, name := range scriptNames(t) {
+		scripts[name] = wire.NewScript(harness.Source(t, files(name)...))
+	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		lockstep.Test[step]{
 			Steps: lockstep.Size(40_000), Length: 80, Kinds: stepKinds,
 			Outcomes: []string{
-				"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1",
-				"release 1", "release 0", "release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1",
-				"drain 0", "drain 2", "leave 1", "leave 2", "permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused",
-				"permit_undo 0", "permit_undo 1", "permit_release 0", "permit_release 1", "permit_release 2",
-				"resize 0", "resize 1", "delete 0", "delete 1", "stats 0", "created by acquire", "created by permit_acquire",
-				"created by release", "created by add", "created by drain",
-				"permit_extend 0", "permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1",
-				"batch split", "queued", "served by a release", "immediate retry", "request too large", "wrong clock", "late duplicate",
-				"duplicate of acquire", "duplicate of release", "duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo",
-				"fast_acquire 1", "fast_acquire 0", "fast_acquire -1", "fast_acquire unanswered", "fast_acquire delayed",
-				"fast_release 2", "fast_release -1", "fast_release unanswered", "fast_release delayed",
-				"fast_permit_acquire 1", "fast_permit_acquire -1", "fast_permit_release 2", "fast_permit_release -1",
-				"duplicate of fast_acquire", "duplicate of fast_release", "duplicate of fast_permit_acquire", "duplicate of fast_permit_release",
-				"duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize", "duplicate of delete",
+				"acquire 0", "acquire 1", "acquire 2", "acquire unanswered", "acquire delayed", "undo 0", "undo 1", "release 1", "release 0",
+				"release -1", "release unanswered", "release delayed", "set 0", "set 1", "add 1", "add -1", "drain 0", "drain 2", "leave 1", "leave 2",
+				"permit_acquire 0", "permit_acquire 1", "permit_acquire 2", "permit_acquire refused", "permit_undo 0", "permit_undo 1",
+				"permit_release 0", "permit_release 1", "permit_release 2", "resize 0", "resize 1", "delete 0", "delete 1", "stats 0",
+				"created by acquire", "created by permit_acquire", "created by release", "created by add", "created by drain", "permit_extend 0",
+				"permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1", "batch split", "queued", "served by a release",
+				"immediate retry", "request too large", "wrong clock", "late duplicate", "duplicate of acquire", "duplicate of release",
+				"duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo", "fast_acquire 1",
+				"fast_acquire 0", "fast_acquire -1", "fast_acquire unanswered", "fast_acquire delayed", "fast_release 2", "fast_release -1",
+				"fast_release unanswered", "fast_release delayed", "fast_permit_acquire 1", "fast_permit_acquire -1", "fast_permit_release 2",
+				"fast_permit_release -1", "duplicate of fast_acquire", "duplicate of fast_release", "duplicate of fast_permit_acquire",
+				"duplicate of fast_permit_release", "duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize",
+				"duplicate of delete",
 			},
 			Start: func(worker int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, worker)
 				return func(seed uint64, seen lockstep.Seen) lockstep.Walk[step] {
-					return newWalk(t.Context(), conn, seed, seen)
+					return newWalk(t.Context(), conn, scripts, seed, seen)
 				}
 			},
 		}.Run(t)
 	})
 }
+
+func itoa[T int | int64](n T) string { return strconv.FormatInt(int64(n), 10) }
 
 var stepKinds = lockstep.Weights{
 	{"request", 18}, {"attempt", 22}, {"attempt woken", 8}, {"give up", 3}, {"try", 4}, {"confirm", 9}, {"duplicate", 14},

@@ -476,3 +476,164 @@ func (w *world) state() (s lockstep.State) {
 	w.messages = nil
 	return s
 }
+
+// timeOf returns a time as TIME does; 0 stands for none.
+func timeOf(ms int64) []int64 {
+	if ms == 0 {
+		return []int64{0, 0}
+	}
+	return []int64{ms / 1000, ms%1000*1000 + 999}
+}
+
+func numbers(list []int64) string { return strings.Trim(fmt.Sprint(list), "[]") }
+
+// ranBefore is last for an acquisition that is to be undone.
+func (w *world) ranBefore(seq sequence) (reply []int64, duplicate bool) {
+	reply, duplicate = w.last(seq)
+	if duplicate && reply == nil {
+		reply = []int64{1}
+	}
+	return reply, duplicate
+}
+
+// slow reports whether a script for the usual case leaves a request to the others.
+func (w *world) slow(seq sequence) bool {
+	_, duplicate := w.last(seq)
+	left := seq.notAfter - w.now/1000*1000
+	_, known := w.memory[seq.key]
+	return duplicate || left < cacheTTL-2*clockError || left >= cacheTTL || !known || !w.exists
+}
+
+// revert notes that a request has not run.
+func (w *world) revert(seq sequence) []int64 {
+	if _, ok := w.memory[seq.key].slots[seq.slot]; !ok {
+		w.note(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, 0, -1)
+	}
+	return []int64{-1}
+}
+
+func (w *world) fastAcquire(seq sequence, n int64) []int64 {
+	switch {
+	case w.slow(seq) || len(w.queue.scores) > 0:
+		return []int64{-1}
+	case w.denied == "INCRBY":
+		return w.revert(seq)
+	case w.free < n:
+		w.note(seq, w.now, 0, -1, 0)
+		return []int64{0}
+	}
+	w.note(seq, w.now)
+	w.change(-n)
+	return []int64{1}
+}
+
+func (w *world) fastRelease(seq sequence, n int64) []int64 {
+	switch {
+	case w.slow(seq):
+		return []int64{-1}
+	case w.free+n > maxPermits:
+		return w.revert(seq)
+	}
+	w.note(seq, w.now)
+	w.change(n)
+	return []int64{w.publish(w.free)}
+}
+
+func (w *world) fastPermitAcquire(seq sequence, p request) []int64 {
+	switch {
+	case w.slow(seq) || w.until != 0 || len(w.queue.scores) > 0 || w.anyExpired():
+		return []int64{-1}
+	case w.denied == "INCRBY" || w.free < 1:
+		return w.revert(seq)
+	}
+	w.note(seq, w.now)
+	w.change(-1)
+	w.grant([]request{p})
+	return []int64{1}
+}
+
+// anyExpired reports whether a permit has expired that no request has made free yet.
+func (w *world) anyExpired() bool {
+	for id := range w.taken.scores {
+		if !w.held(id) {
+			return true
+		}
+	}
+	return false
+}
+
+func (w *world) fastPermitRelease(seq sequence, id string) []int64 {
+	if w.slow(seq) || !w.held(id) {
+		return []int64{-1}
+	}
+	w.note(seq, w.now)
+	w.taken.drop(id)
+	w.change(1)
+	return []int64{w.publish(w.free)}
+}
+
+// createMissing creates the semaphore with this total if it does not exist, unless that is 0, and
+// reports whether it did. Acquired permits that have outlived a semaphore are among them.
+func (w *world) createMissing(total int64) bool {
+	if w.exists || total == 0 {
+		return false
+	}
+	w.keepTaken()
+	w.created = w.now + cacheTTL
+	if w.failed = w.denied == "INCRBY"; !w.failed {
+		w.change(total - int64(len(w.taken.scores)))
+	}
+	return !w.failed
+}
+
+// keepTaken keeps acquired permits that have outlived their semaphore from expiring with it.
+func (w *world) keepTaken() {
+	if !w.exists {
+		w.taken.until = 0
+	}
+}
+
+// resize sets the total number of permits.
+func (w *world) resize(seq sequence, wanted int64) []int64 {
+	if reply, duplicate := w.cached(seq); duplicate {
+		return reply
+	}
+	delta := wanted - w.total()
+	if w.exists && delta == 0 {
+		return w.cacheReply(seq, 0)
+	}
+	w.keepTaken()
+	w.cacheReply(seq, 1)
+	w.create(delta)
+	if w.free > 0 {
+		w.publish(wanted)
+	}
+	return []int64{1}
+}
+
+func (w *world) delete(seq sequence) []int64 {
+	if reply, duplicate := w.cached(seq); duplicate {
+		return reply
+	}
+	w.queue.clear()
+	w.heartbeats.clear()
+	if !w.exists && len(w.taken.scores) == 0 {
+		return w.cacheReply(seq, 0)
+	}
+	w.created = w.now + cacheTTL
+	w.remove()
+	w.taken.clear()
+	return w.cacheReply(seq, 1)
+}
+
+// stats returns the numbers of free and acquired permits and of waiting clients.
+func (w *world) stats() []int64 {
+	waiting := int64(0)
+	for _, until := range w.heartbeats.scores {
+		if until > w.now {
+			waiting++
+		}
+	}
+	expired := int64(len(w.expired()))
+	return []int64{w.free + expired, int64(len(w.taken.scores)) - expired, waiting}
+}

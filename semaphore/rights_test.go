@@ -3,6 +3,10 @@ package semaphore_test
 import (
 	"context"
 	"encoding/hex"
+	"log/slog"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -12,283 +16,261 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// rightsWait is long enough to join the wait queue.
-const rightsWait = 400 * time.Millisecond
+// party is a client of the semaphore "orders", and what it has acquired.
+type party struct {
+	sem anySemaphore
+	acquired
+}
 
-// rightsScene is a semaphore with a client that has all rights and one that lacks a right.
-type rightsScene struct {
-	testing.TB
-	less, admin *taker
+// acquire makes one attempt to acquire n permits, or waits if there are options.
+func (p *party) acquire(ctx context.Context, n int, opts ...lock.Option) error {
+	a, err := p.sem.acquire(ctx, n, append([]lock.Option{lock.Wait(0)}, opts...)...)
+	if err == nil {
+		p.n, p.ids = p.n+a.n, append(p.ids, a.ids...)
+	}
+	return err
+}
+
+// release releases everything in one request, through the semaphore of any client.
+func (p *party) release(ctx context.Context, through anySemaphore) error {
+	err := through.giveBack(ctx, p.acquired)
+	if err == nil {
+		p.acquired = acquired{}
+	}
+	return err
+}
+
+// rightsTest is a semaphore with a client that lacks a right, and one that has all.
+type rightsTest struct {
+	*testing.T
+	addr        string
+	less, admin party
+	sized       anySemaphore // of the client that lacks a right, with 7 permits if a request creates it
 	total       int
 	expired     bool // expired permits may still be in the set
 }
 
-func (a *rightsScene) do(words ...string) { harness.Do(a, a.admin.addr, words...) }
+func (x *rightsTest) do(words ...string) string { return harness.Do(x, x.addr, words...) }
 
-// exists returns 1 if the semaphore exists, and 0 otherwise.
-func (a *rightsScene) exists() int {
-	if harness.Do(a, a.admin.addr, "EXISTS", a.admin.name) == ":1" {
-		return 1
-	}
-	return 0
-}
+// take acquires permits for the client with all rights.
+func (x *rightsTest) take(n int) { require.NoError(x, x.admin.acquire(x.Context(), n)) }
 
-// acquireAll acquires all permits for the client with all rights.
-func (a *rightsScene) acquireAll() {
-	require.NoError(a, a.admin.try(a.Context(), a.total))
-}
-
-// releaseOther releases the permits of the other client through the one that lacks a right.
-func (a *rightsScene) releaseOther() {
-	n, ids := a.admin.held()
-	var err error
-	if a.less.permitSem != nil {
-		err = a.less.permitSem.Release(a.Context(), ids...)
-	} else {
-		err = a.less.plain.Release(a.Context(), n)
-	}
-	if err == nil {
-		a.admin.forget()
-	}
-}
-
-// startQueued starts to acquire permits through the client that lacks a right, and returns when it
-// is in the wait queue or has failed.
-func (a *rightsScene) startQueued() <-chan error {
-	waiter := a.less.start(a.Context(), 2, lock.Wait(rightsWait))
-	ended := make(chan error, 1)
-	failed := make(chan struct{})
-	go func() {
-		err := <-waiter
-		close(failed)
-		ended <- err
-	}()
-	harness.Eventually(a, soon, "the client is queued or has failed", func() bool {
-		select {
-		case <-failed:
-			return true
-		default:
-			return queueLength(a, a.admin.addr, a.admin.name) == ":1"
-		}
+// waits has the client that lacks a right wait for permits, until then has run and for a moment at most. The
+// client is in the wait queue by then, or has failed.
+func (x *rightsTest) waits(then func()) {
+	waits := harness.Start(x, x.Context(), func(ctx context.Context) (any, error) {
+		return nil, x.less.acquire(ctx, 2, lock.Wait(400*time.Millisecond))
 	})
-	return ended
+	harness.Eventually(x, soon, "the client is queued or has failed", func() bool {
+		return !waits.Running() || x.do("ZCARD", queueKey("orders")) == ":1"
+	})
+	then()
+	_ = waits.End()
 }
 
 // check compares the permits on the server with those of the clients.
-func (a *rightsScene) check() {
-	a.Helper()
-	keys, err := testserver.Query(a.admin.addr, "KEYS", "redlatch_sc_*")
-	require.NoError(a, err)
+func (x *rightsTest) check() {
+	x.Helper()
+	keys, err := testserver.Query(x.addr, "KEYS", "redlatch_sc_*")
+	require.NoError(x, err)
 	for _, key := range keys {
-		require.NotEqual(a, int64(-1), harness.PTTL(a, a.admin.addr, key), "%s does not expire", key)
+		require.NotEqual(x, int64(-1), harness.PTTL(x, x.addr, key), "%s does not expire", key)
 	}
-	if !a.expired {
-		requireExact(a, a.total, a.less, a.admin)
+	value, err := testserver.Query(x.addr, "GET", "orders")
+	require.NoError(x, err)
+	free, _ := strconv.Atoi(value[0]) // "" without a semaphore
+	if _, leased := x.less.sem.(permitSem); !leased {
+		require.Equal(x, x.total, free+x.less.n+x.admin.n)
 		return
 	}
-	members, err := testserver.Query(a.admin.addr, "ZRANGE", wire.PermitTimeouts(a.admin.name), "0", "-1")
-	require.NoError(a, err)
-	require.Equal(a, a.total, a.less.free(a)+len(members), "permits, free and acquired")
-	_, ids := a.less.held()
-	for i, m := range members {
-		members[i] = hex.EncodeToString([]byte(m))
+	taken, err := testserver.Query(x.addr, "ZRANGE", timeoutsKey("orders"), "0", "-1")
+	require.NoError(x, err)
+	for i, id := range taken {
+		taken[i] = hex.EncodeToString([]byte(id))
 	}
-	require.Subset(a, members, ids)
+	require.Equal(x, x.total, free+len(taken))
+	if ids := slices.Concat(x.less.ids, x.admin.ids); x.expired {
+		require.Subset(x, taken, ids)
+	} else {
+		require.ElementsMatch(x, ids, taken)
+	}
+}
+
+// rightsOperation is something that the client that lacks a right does with a semaphore of 10 permits.
+type rightsOperation struct {
+	name  string
+	run   func(x *rightsTest)
+	kind  string // "" for both
+	alone bool   // it has requests that may be served alone
+}
+
+var rightsOperations = []rightsOperation{
+	{name: "acquire", alone: true, run: func(x *rightsTest) {
+		_ = x.less.acquire(x.Context(), 1)
+		_ = x.less.acquire(x.Context(), 3)
+	}},
+	{name: "acquire from a semaphore that expires", run: func(x *rightsTest) {
+		x.do("PEXPIRE", "orders", "60000")
+		_ = x.less.acquire(x.Context(), 3)
+		_ = x.less.acquire(x.Context(), 2)
+	}},
+	{name: "acquire past a dead client", alone: true, run: func(x *rightsTest) {
+		for _, key := range []string{queueKey("orders"), heartbeatKey("orders")} {
+			x.do("ZADD", key, "1", "dead")
+			x.do("PEXPIRE", key, "60000")
+		}
+		_ = x.less.acquire(x.Context(), 3)
+	}},
+	{name: "acquire expired permits", kind: "permit semaphore", run: func(x *rightsTest) {
+		x.take(x.total)
+		for _, id := range x.admin.ids {
+			x.do("ZADD", timeoutsKey("orders"), "XX", "1", raw(x, id))
+		}
+		x.admin.acquired, x.expired = acquired{}, true
+		for range 3 {
+			_ = x.less.acquire(x.Context(), 3)
+		}
+	}},
+	{name: "wait", run: func(x *rightsTest) {
+		x.take(x.total)
+		x.waits(func() { require.NoError(x, x.admin.release(x.Context(), x.admin.sem)) })
+	}},
+	{name: "release to local waiters", run: func(x *rightsTest) {
+		x.do("PEXPIRE", "orders", "60000")
+		x.take(x.total)
+		x.waits(func() { _ = x.admin.release(x.Context(), x.less.sem) })
+	}},
+	{name: "release", alone: true, run: func(x *rightsTest) {
+		for _, n := range []int{1, 4} {
+			x.take(n)
+			_ = x.admin.release(x.Context(), x.less.sem)
+		}
+	}},
+	{name: "adopt", kind: "permit semaphore", run: func(x *rightsTest) {
+		p := take(x, x.admin.sem.(permitSem).PermitSemaphore, 3)
+		x.do("PEXPIRE", "orders", "60000")
+		id, err := p.Detach(x.Context(), time.Minute)
+		require.NoError(x, err)
+		p, err = x.less.sem.(permitSem).Adopt(x.Context(), id)
+		if err != nil {
+			p, err = x.admin.sem.(permitSem).Adopt(x.Context(), id)
+			require.NoError(x, err)
+		}
+		x.admin.ids = p.IDs()
+	}},
+	// A right that is withdrawn between the acquisition and its undo may lose permits.
+	{name: "undo", run: func(x *rightsTest) {
+		x.do("CLIENT", "PAUSE", "30000", "WRITE")
+		attempt := harness.Start(x, x.Context(), func(ctx context.Context) (any, error) { return nil, x.less.acquire(ctx, 3) })
+		harness.Eventually(x, soon, "the request is in progress", func() bool {
+			clients, err := testserver.Query(x.addr, "CLIENT", "LIST")
+			return err == nil && strings.Contains(strings.Join(clients, ""), "flags=b")
+		})
+		attempt.Cancel(nil)
+		require.ErrorIs(x, attempt.End(), lock.ErrIndeterminate)
+		x.do("CLIENT", "UNPAUSE")
+	}},
+	{name: "create with TrySetPermits", run: func(x *rightsTest) {
+		x.do("DEL", "orders")
+		x.total = 0
+		if made, _ := x.less.sem.TrySetPermits(x.Context(), 7); made {
+			x.total = 7
+		}
+	}},
+	{name: "add", run: func(x *rightsTest) {
+		for _, n := range []int{5, -3} {
+			if err := x.less.sem.AddPermits(x.Context(), n); err == nil {
+				x.total += n
+			}
+		}
+	}},
+	{name: "set", run: func(x *rightsTest) {
+		x.take(4)
+		if err := x.less.sem.SetPermits(x.Context(), 6); err == nil {
+			x.total = 6
+			if _, leased := x.less.sem.(permitSem); !leased {
+				x.total += 4
+			}
+		}
+	}},
+	{name: "create with an acquisition", run: func(x *rightsTest) { x.creates(0, func() { _ = x.less.acquire(x.Context(), 3) }) }},
+	{name: "create for permits that are left", kind: "permit semaphore", run: func(x *rightsTest) {
+		x.creates(2, func() { _ = x.less.acquire(x.Context(), 3) })
+	}},
+	{name: "create with a release", run: func(x *rightsTest) {
+		x.creates(2, func() { _ = x.admin.release(x.Context(), x.less.sem) })
+	}},
+	{name: "delete", run: func(x *rightsTest) {
+		x.take(3)
+		if deleted, _ := x.less.sem.Delete(x.Context()); deleted {
+			x.admin.acquired, x.total = acquired{}, 0
+		}
+	}},
+	{name: "drain", kind: "semaphore", run: func(x *rightsTest) {
+		n, _ := x.less.sem.(plain).Drain(x.Context())
+		x.total -= n
+	}},
+}
+
+// creates deletes the number of free permits, of which left are acquired, and runs what creates it again.
+func (x *rightsTest) creates(left int, create func()) {
+	if left > 0 {
+		x.take(left)
+	}
+	x.do("DEL", "orders")
+	x.less.sem, x.total = x.sized, left
+	create()
+	if x.do("EXISTS", "orders") == ":1" {
+		x.total = 7
+	}
 }
 
 // No missing right loses or adds permits: a call that fails has changed nothing.
 func TestMissingRightLosesNoPermits(t *testing.T) {
-	const total = 10
 	rights := []string{
 		"get", "set", "del", "exists", "incrby", "decrby", "hget", "hset", "hdel", "pttl", "pexpire", "time", "publish", "subscribe",
 		"persist", "zadd", "zrem", "zscore", "zrange", "zrangebyscore", "zcard", "zcount",
 	}
-	expiring := func(a *rightsScene) { a.do("PEXPIRE", a.admin.name, "60000") }
-	type operation struct {
-		name  string
-		kind  string // "" for both
-		run   func(a *rightsScene)
-		alone bool // it has requests that may be served alone
-	}
-	operations := []operation{
-		{"acquire", "", func(a *rightsScene) { _ = a.less.try(a.Context(), 3) }, true},
-		{"acquire one", "", func(a *rightsScene) { _ = a.less.try(a.Context(), 1) }, true},
-		{"acquire from a semaphore that expires", "", func(a *rightsScene) {
-			expiring(a)
-			_ = a.less.try(a.Context(), 3)
-			_ = a.less.try(a.Context(), 2)
-		}, false},
-		{"acquire past a dead client", "", func(a *rightsScene) {
-			for _, key := range []string{wire.SemaphoreWaiting(a.less.name), wire.SemaphoreAlive(a.less.name)} {
-				a.do("ZADD", key, "1", "dead")
-				a.do("PEXPIRE", key, "60000")
-			}
-			_ = a.less.try(a.Context(), 3)
-		}, true},
-		{"acquire expired permits", permitKind, func(a *rightsScene) {
-			_, err := a.admin.permitSem.AcquireN(a.Context(), total, lock.Lease(time.Millisecond))
-			if err != nil {
-				require.ErrorIs(a, err, lock.ErrNotAcquired) // on a slow machine
-			}
-			a.expired = true
-			harness.Eventually(a, soon, "the permits have expired", func() bool {
-				n, err := a.admin.permitSem.Available(a.Context())
-				return err == nil && n == total
-			})
-			for range 3 {
-				_ = a.less.try(a.Context(), 3)
-			}
-		}, false},
-		{"wait without success", "", func(a *rightsScene) {
-			a.acquireAll()
-			ended := a.startQueued()
-			require.Error(a, await(a, ended))
-		}, false},
-		{"wait", "", func(a *rightsScene) {
-			a.acquireAll()
-			ended := a.startQueued()
-			require.NoError(a, a.admin.release(a.Context()))
-			_ = await(a, ended)
-		}, false},
-		{"release to local waiters", "", func(a *rightsScene) {
-			expiring(a)
-			a.acquireAll()
-			ended := a.startQueued()
-			a.releaseOther()
-			_ = await(a, ended)
-		}, false},
-		{"release", "", func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 1))
-			a.releaseOther()
-		}, true},
-		{"release of several", "", func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 4))
-			a.releaseOther()
-		}, true},
-		{"adopt", permitKind, func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 3))
-			expiring(a)
-			id, err := a.admin.permits[0].Detach(a.Context(), time.Minute)
-			require.NoError(a, err)
-			p, err := a.less.permitSem.Adopt(a.Context(), id)
-			if err != nil {
-				p, err = a.admin.permitSem.Adopt(a.Context(), id)
-				require.NoError(a, err)
-			}
-			a.admin.permits = []*semaphore.Permit{p}
-		}, false},
-		{"undo", "", func(a *rightsScene) {
-			ctx, cancel := context.WithCancel(a.Context())
-			a.do("CLIENT", "PAUSE", "30000", "WRITE")
-			done := make(chan error, 1)
-			go func() { done <- a.less.try(ctx, 3) }()
-			harness.Eventually(a, soon, "the request is in progress", func() bool { return blocked(a, a.admin.addr) })
-			cancel()
-			require.ErrorIs(a, await(a, done), lock.ErrIndeterminate)
-			a.do("CLIENT", "UNPAUSE")
-		}, false}, // a right that is withdrawn between the acquisition and its undo may lose permits
-		{"set", "", func(a *rightsScene) {
-			a.do("DEL", a.less.name)
-			a.total = 0
-			if made, _ := a.less.set(a.Context(), 7); made {
-				a.total = 7
-			}
-		}, false},
-		{"add", "", func(a *rightsScene) {
-			for _, n := range []int{5, -3} {
-				if err := a.less.add(a.Context(), n); err == nil {
-					a.total += n
-				}
-			}
-		}, false},
-		{"create", "", func(a *rightsScene) {
-			a.do("DEL", a.less.name)
-			a.less.creates(7)
-			_ = a.less.try(a.Context(), 3)
-			a.total = 7 * a.exists()
-		}, false},
-		{"create for permits that are left", permitKind, func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 2))
-			a.do("DEL", a.less.name)
-			a.less.creates(7)
-			_ = a.less.try(a.Context(), 3)
-			a.total = max(2, 7*a.exists())
-		}, false},
-		{"release what creates", "", func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 2))
-			a.do("DEL", a.less.name)
-			a.less.creates(7)
-			a.releaseOther()
-			a.total = max(2, 7*a.exists())
-		}, false},
-		{"delete", "", func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 3))
-			if deleted, _ := a.less.delete(a.Context()); deleted {
-				a.admin.forget()
-				a.total = 0
-			}
-		}, false},
-		{"set the free ones", plainKind, func(a *rightsScene) {
-			if err := a.less.plain.SetPermits(a.Context(), 13); err == nil {
-				a.total = 13
-			}
-		}, false},
-		{"drain", plainKind, func(a *rightsScene) {
-			n, _ := a.less.plain.Drain(a.Context())
-			a.total -= n
-		}, false},
-		{"set the total", permitKind, func(a *rightsScene) {
-			require.NoError(a, a.admin.try(a.Context(), 4))
-			if err := a.less.permitSem.SetPermits(a.Context(), 6); err == nil {
-				a.total = 6
-			}
-		}, false},
-		{"read", "", func(a *rightsScene) {
-			if a.less.permitSem != nil {
-				_, _ = a.less.permitSem.Stats(a.Context())
-			} else {
-				_, _ = a.less.plain.Stats(a.Context())
-			}
-		}, false},
-	}
 	harness.EachOf(t, rights, func(right string) string { return right }, func(t *testing.T, s *testserver.Server, right string) {
-		admin := harness.Client(t, s, quiet)
-		c := without(t, s, s.Addr, right)
-		for _, kind := range takerKinds {
-			for n, op := range append(operations, operations...) {
-				warm := n >= len(operations) // the client sends the scripts for the usual case first
-				if op.kind != "" && op.kind != kind || warm && !op.alone {
+		admin, less := harness.Client(t, s, quiet), without(t, s, s.Addr, right)
+		test := func(t *testing.T, k kind, op rightsOperation, warm bool) {
+			harness.Do(t, s.Addr, "FLUSHALL")
+			x := &rightsTest{
+				T: t, addr: s.Addr, total: 10, less: party{sem: k.of(less, "orders")}, admin: party{sem: k.of(admin, "orders")},
+				sized: k.of(less, "orders", semaphore.Permits(7)),
+			}
+			withPermits(t, x.admin.sem, x.total)
+			if warm { // the client sends the scripts for the usual case first
+				x.do("ACL", "SETUSER", "less", "+"+right)
+				for range 2 {
+					require.NoError(t, x.less.acquire(t.Context(), 1))
+					require.NoError(t, x.less.release(t.Context(), x.less.sem))
+				}
+				x.do("ACL", "SETUSER", "less", "-"+right)
+			}
+			op.run(x)
+			harness.Idle(t, less, admin)
+			x.check()
+		}
+		for _, k := range kinds {
+			for _, op := range rightsOperations {
+				if op.kind != "" && op.kind != k.name {
 					continue
 				}
-				t.Run(kind+"/"+op.name, func(t *testing.T) {
-					a := &rightsScene{TB: t, less: takerOf(c, s, kind, "pool"), admin: takerOf(admin, s, kind, "pool"), total: total}
-					harness.Do(t, s.Addr, "FLUSHALL")
-					_, err := a.admin.set(t.Context(), total)
-					require.NoError(t, err)
-					if warm {
-						harness.Do(t, s.Addr, "ACL", "SETUSER", "less", "+"+right)
-						for range 2 {
-							require.NoError(t, a.less.try(t.Context(), 1))
-							require.NoError(t, a.less.release(t.Context()))
-						}
-						harness.Do(t, s.Addr, "ACL", "SETUSER", "less", "-"+right)
-					}
-					op.run(a)
-					harness.Idle(t, c, admin)
-					a.check()
-					for _, k := range []*taker{a.less, a.admin} {
-						k.forget()
-					}
-				})
+				t.Run(k.name+"/"+op.name, func(t *testing.T) { test(t, k, op, false) })
+				if op.alone {
+					t.Run(k.name+"/"+op.name+", warm", func(t *testing.T) { test(t, k, op, true) })
+				}
 			}
 		}
 	})
 }
+
+var quiet = redlatch.WithLogger(slog.New(slog.DiscardHandler))
 
 // without returns a client at that address whose user lacks one right.
 func without(t *testing.T, s *testserver.Server, addr, right string) *redlatch.Client {
@@ -305,25 +287,20 @@ func without(t *testing.T, s *testserver.Server, addr, right string) *redlatch.C
 
 // A release is refused and the reply is lost. The retry is refused as well.
 func TestLostRefusalIsNotSuccess(t *testing.T) {
-	harness.EachOf(t, takerKinds, func(kind string) string { return kind }, func(t *testing.T, s *testserver.Server, kind string) {
-		loadScripts(t, s.Addr)
-		admin := takerOf(harness.Client(t, s), s, kind, kind)
-		_, err := admin.set(t.Context(), 2)
-		require.NoError(t, err)
-		require.NoError(t, admin.try(t.Context(), 2))
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		x := &rightsTest{T: t, addr: s.Addr, total: 2, admin: party{sem: withPermits(t, of(harness.Client(t, s), "orders"), 2)}}
+		x.take(2)
 		g := harness.NewGate(t, s)
 		c := without(t, s, g.Addr, "incrby")
-		a := &rightsScene{TB: t, less: takerOf(c, s, kind, kind), admin: admin, total: 2}
-		script := "release.lua"
-		if kind == permitKind {
-			script = "permit_" + script
+		x.less.sem = of(c, "orders")
+		script := "release"
+		if _, leased := x.less.sem.(permitSem); leased {
+			script = "permit_release"
 		}
-		reached := g.Arm(harness.LoseReply, sha(t, script), 1)
-		a.releaseOther()
-		<-reached
-		n, _ := admin.held()
-		require.Equal(t, 2, n, "the release has failed")
+		reached := g.Arm(harness.LoseReply, load(t, s.Addr, script), 1)
+		require.Error(t, x.admin.release(t.Context(), x.less.sem))
+		harness.Reached(t, reached)
 		c.Close() // ends the retries
-		a.check()
+		x.check()
 	})
 }

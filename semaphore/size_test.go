@@ -3,8 +3,8 @@ package semaphore_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,135 +18,150 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// Every kind of request creates the semaphore, as TrySetPermits does and in the same script, each
-// time that it is gone.
+// Every kind of request creates the semaphore, in the same script, each time that it is gone.
 func TestRequestsCreateSemaphore(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		c := harness.Client(t, s)
-		sem, ctx := of(c, "orders", semaphore.Permits(3)), t.Context()
+		ctx, conn := t.Context(), harness.Conn(t, s.Addr)
 		loadScripts(t, s.Addr)
-		conn := harness.Conn(t, s.Addr)
-		requests := []struct {
-			what string
-			do   func() (acquired, error)
+		for what, r := range map[string]struct {
+			do   func(sem anySemaphore) error
 			free int
 		}{
-			{"TryAcquire", func() (acquired, error) { return sem.tryAcquire(ctx, 2) }, 1},
-			{"Acquire", func() (acquired, error) { return sem.acquire(ctx, 1) }, 2},
-			{"TryAcquire of too many", func() (acquired, error) {
-				_, err := sem.tryAcquire(ctx, 4)
-				require.Error(t, err)
-				return nil, nil
+			"TryAcquire": {func(sem anySemaphore) error { return only(sem.tryAcquire(ctx, 2)) }, 1},
+			"Acquire":    {func(sem anySemaphore) error { return only(sem.acquire(ctx, 1)) }, 2},
+			"TryAcquire of too many": {func(sem anySemaphore) error {
+				require.Error(t, only(sem.tryAcquire(ctx, 4)))
+				return nil
 			}, 3},
-			{"AddPermits", func() (acquired, error) { return nil, sem.AddPermits(ctx, -1) }, 2},
-		}
-		for _, r := range requests {
+			"AddPermits": {func(sem anySemaphore) error { return sem.AddPermits(ctx, -1) }, 2},
+		} {
 			harness.Do(t, s.Addr, "FLUSHDB")
-			sem = of(harness.Client(t, s), "orders", semaphore.Permits(3))
+			sem := of(harness.Client(t, s), "orders", semaphore.Permits(3))
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-			_, err := r.do()
-			require.NoError(t, err, r.what)
-			require.Equal(t, 1, harness.Commands(t, conn)["evalsha"], r.what)
-			require.Equal(t, r.free, available(t, sem), r.what)
-			require.EqualValues(t, -1, harness.PTTL(t, s.Addr, "orders"), r.what)
+			require.NoError(t, r.do(sem), what)
+			require.Equal(t, 1, harness.Commands(t, conn)["evalsha"], what)
+			require.Equal(t, r.free, available(t, sem), what)
 		}
+
+		// The client has used the semaphore before the server loses it.
+		sem := of(harness.Client(t, s), "orders", semaphore.Permits(3))
+		mustAcquire(t, sem, 1)
 		harness.Do(t, s.Addr, "FLUSHDB")
-		mustAcquire(t, sem, 2).release(t)
-		dump := func(key string) []string {
-			reply, err := testserver.Query(s.Addr, "DUMP", key)
-			require.NoError(t, err)
-			return reply
-		}
-		withPermits(t, of(c, "set"), 3)
-		require.Equal(t, dump("set"), dump("orders"), "the same bytes as TrySetPermits")
+		mustAcquire(t, sem, 2)
+		require.Equal(t, 1, available(t, sem))
 
 		// An existing semaphore keeps its size.
-		mustAcquire(t, of(c, "orders", semaphore.Permits(7)), 1)
-		require.Equal(t, 2, available(t, sem))
+		mustAcquire(t, of(harness.Client(t, s), "orders", semaphore.Permits(7)), 1)
+		require.Zero(t, available(t, sem))
 	})
 }
 
-// A request that creates the semaphore wakes those that wait for one.
+// What creates the semaphore wakes those that wait for one.
 func TestCreationWakesWaiters(t *testing.T) {
+	ways := map[string]func(ctx context.Context, sem anySemaphore) error{
+		"Permits": func(ctx context.Context, sem anySemaphore) error {
+			return sem.Do(ctx, func(context.Context) error { return nil })
+		},
+		"TrySetPermits": func(ctx context.Context, sem anySemaphore) error { return only(sem.TrySetPermits(ctx, 2)) },
+		"SetPermits":    func(ctx context.Context, sem anySemaphore) error { return sem.SetPermits(ctx, 2) },
+		"AddPermits to fewer than none": func(ctx context.Context, sem anySemaphore) error {
+			return errors.Join(sem.AddPermits(ctx, -3), sem.AddPermits(ctx, 5))
+		},
+	}
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		here, there := harness.Client(t, s), harness.Client(t, s)
-		waiter := start(t, of(here, "orders"), 1)
-		notQueued(t, waiter, here)
-		requireMessages(t, here, 1, func() {
-			_, err := of(there, "orders", semaphore.Permits(2)).tryAcquire(t.Context(), 1)
-			require.NoError(t, err)
-			waiter.Got()
-		})
-	})
-}
-
-func TestInvalidSizes(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		check := noRequests(t, s)
-		for what, opt := range map[string]semaphore.Option{
-			"0": semaphore.Permits(0), "negative": semaphore.Permits(-1), "too large": semaphore.Permits(semaphore.MaxPermits + 1), "nil": nil,
-		} {
-			eachCall(t.Context(), c.Semaphore("orders", opt), c.PermitSemaphore("orders", opt), func(name string, _ bool, err error) {
-				require.ErrorIs(t, err, lock.ErrInvalid, "%s with %s", name, what)
+		for way, create := range ways {
+			t.Run(way, func(t *testing.T) {
+				t.Parallel()
+				here := harness.Client(t, s)
+				w := startBehind(t, here, of(here, way), 1)
+				// It has found that it cannot join the wait queue: its next attempt is the poll.
+				harness.Eventually(t, soon, "it is parked", func() bool { return time.Since(w.Begun) > 2*bargingTime && harness.Waiting(1, here) })
+				var opts []semaphore.Option
+				if way == "Permits" {
+					opts = append(opts, semaphore.Permits(2))
+				}
+				begin := time.Now()
+				requireMessages(t, here, 1, func() { require.NoError(t, create(t.Context(), of(harness.Client(t, s), way, opts...))) })
+				w.Got().release(t)
+				require.Less(t, w.At.Sub(begin), slack)
 			})
 		}
-		check()
 	})
 }
 
-// kindsOfErrors are those of which an error matches at most one.
-var kindsOfErrors = []error{lock.ErrNotAcquired, lock.ErrUnavailable, lock.ErrIndeterminate, lock.ErrClosed, semaphore.ErrNotFound}
-
-func requireOnly(t testing.TB, want, err error) {
-	t.Helper()
-	for _, kind := range kindsOfErrors {
-		require.Equal(t, kind == want, errors.Is(err, kind), "%v matches %v", err, kind)
-	}
+// Without a semaphore clients do not queue. No message tells of one that is created by hand.
+func TestPollFindsSemaphoreCreatedByHand(t *testing.T) {
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, of semaphoreOf) {
+		w := start(t, of(s.Client(t), "orders"), 1)
+		time.Sleep(time.Minute)
+		require.NoError(t, s.Set("orders", "1"))
+		begin := time.Now()
+		w.Got()
+		require.LessOrEqual(t, time.Since(begin), 5*time.Second)
+	})
 }
 
 func TestMissingSemaphore(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+	// matches fails the test unless err matches want, and none of the others.
+	matches := func(t *testing.T, want, err error) {
+		t.Helper()
+		for _, kind := range []error{lock.ErrNotAcquired, lock.ErrUnavailable, lock.ErrIndeterminate, lock.ErrClosed, semaphore.ErrNotFound} {
+			require.Equal(t, kind == want, errors.Is(err, kind), "%v matches %v", err, kind)
+		}
+	}
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, of semaphoreOf) {
+		const warning = "does not exist"
 		var log harness.Log
-		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
+		c := s.Client(t, redlatch.WithLogger(log.Logger()))
 		sem := of(c, "orders")
-		exists, err := sem.Exists(t.Context())
-		require.NoError(t, err)
-		require.False(t, exists)
-		_, err = sem.tryAcquire(t.Context(), 1)
-		requireOnly(t, semaphore.ErrNotFound, err)
+		_, err := sem.tryAcquire(t.Context(), 1)
+		matches(t, semaphore.ErrNotFound, err)
 		require.ErrorContains(t, err, `"orders"`)
 		_, err = sem.acquire(t.Context(), 1, lock.Wait(0))
-		requireOnly(t, semaphore.ErrNotFound, err)
+		matches(t, semaphore.ErrNotFound, err)
 		ctx, cancel := context.WithCancel(t.Context())
 		cancel()
 		_, err = sem.tryAcquire(ctx, 1)
-		requireOnly(t, lock.ErrNotAcquired, err)
-		const warning = "does not exist"
+		matches(t, lock.ErrNotAcquired, err)
 		require.NotContains(t, log.String(), warning)
 
 		for range 2 {
 			_, err = of(c, "orders").acquire(t.Context(), 1, lock.Wait(500*time.Millisecond))
-			requireOnly(t, lock.ErrNotAcquired, err)
+			matches(t, lock.ErrNotAcquired, err)
 			require.ErrorContains(t, err, "did not exist; semaphore.Permits or TrySetPermits creates it")
 		}
-		waiter := start(t, sem, 1)
-		harness.Waits(t, 1, c)
 		require.Equal(t, 1, strings.Count(log.String(), warning), log.String())
-		withPermits(t, of(harness.Client(t, s), "orders"), 1)
-		waiter.Got()
 
 		// No free permit is something else.
+		withPermits(t, of(s.Client(t), "orders"), 0)
 		_, err = sem.tryAcquire(t.Context(), 1)
-		requireOnly(t, lock.ErrNotAcquired, err)
+		matches(t, lock.ErrNotAcquired, err)
 		require.NotContains(t, err.Error(), "exist")
-		exists, err = sem.Exists(t.Context())
+		exists, err := sem.Exists(t.Context())
 		require.NoError(t, err)
 		require.True(t, exists)
 	})
 }
 
-// The permits of a release that creates the semaphore are among its permits.
+// A client logs each name once, and remembers at most 1,000 names.
+func TestWarningsAreBounded(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		var log harness.Log
+		c := s.Client(t, redlatch.WithLogger(log.Logger()))
+		warnings := func(name int) int {
+			harness.NotAcquired(t, c.Semaphore(fmt.Sprint(name)).Acquire(t.Context(), 1, lock.Wait(time.Millisecond)))
+			return strings.Count(log.String(), "does not exist")
+		}
+		for name := range 1001 {
+			require.Equal(t, name+1, warnings(name))
+		}
+		require.Equal(t, 1001, warnings(1000))
+		require.Equal(t, 1002, warnings(0), "it is forgotten")
+	})
+}
+
+// The permits of a release that creates the semaphore are among its permits. A release that releases
+// nothing creates none.
 func TestReleaseCreatesSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
@@ -155,62 +170,54 @@ func TestReleaseCreatesSemaphore(t *testing.T) {
 		harness.Do(t, s.Addr, "FLUSHDB")
 		held.release(t)
 		require.Equal(t, 8, available(t, sem))
+
 		harness.Do(t, s.Addr, "FLUSHDB")
 		released, err := sem.ReleaseIfExists(t.Context(), 1)
 		require.NoError(t, err)
 		require.False(t, released)
-		unknownReleased, err := c.PermitSemaphore("none", semaphore.Permits(8)).TryRelease(t.Context(), unknown)
+		released, err = c.PermitSemaphore("none", semaphore.Permits(8)).TryRelease(t.Context(), unknown)
 		require.NoError(t, err)
-		require.False(t, unknownReleased)
+		require.False(t, released)
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "plain", "none"))
+
 		n, err := sem.Drain(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 8, n)
-
-		// Permits that outlive their semaphore count.
-		e := c.PermitSemaphore("orders", semaphore.Permits(8))
-		several, err := e.AcquireN(t.Context(), 3)
+		released, err = sem.ReleaseIfExists(t.Context(), 1)
 		require.NoError(t, err)
-		other := take(t, e, 1)[0]
-		harness.Do(t, s.Addr, "PEXPIRE", timeoutsKey("orders"), "60000")
-		harness.Do(t, s.Addr, "DEL", "orders")
-		require.NoError(t, several.Release(t.Context()))
-		require.Equal(t, counts{8, 7, 1}, countsOf(t, e))
-		harness.Do(t, s.Addr, "DEL", "orders")
-		last := take(t, e, 1)[0]
-		require.Equal(t, counts{8, 6, 2}, countsOf(t, e))
-		require.EqualValues(t, -1, harness.PTTL(t, s.Addr, timeoutsKey("orders")))
-		require.NoError(t, e.Release(t.Context(), other.ID(), last.ID()))
+		require.True(t, released)
 	})
 }
 
-// Acquired permits that outlive their number of free permits count for a change of size, and no
-// longer expire with it.
-func TestResizeCountsPermitsThatOutliveTheirNumber(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		e := harness.Client(t, s).PermitSemaphore("orders", semaphore.Permits(8))
-		take(t, e, 3)
+// Acquired permits that outlive their number of free permits are among those of the semaphore that is created
+// again, and no longer expire with it.
+func TestOutlivingPermitsCount(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		e := c.PermitSemaphore("orders", semaphore.Permits(8))
+		held := take(t, e, 3, semaphore.Forever())
 		for _, tt := range []struct {
-			what  string
-			do    func() error
-			total int
+			what string
+			do   func() error
+			want counts
 		}{
-			{"add", func() error { return e.AddPermits(t.Context(), 1) }, 9},
-			{"set", func() error { return e.SetPermits(t.Context(), 7) }, 7},
-			{"remove", func() error { return e.AddPermits(t.Context(), -6) }, 2},
-			{"add without Permits", func() error {
-				return harness.Client(t, s).PermitSemaphore("orders").AddPermits(t.Context(), 2)
-			}, 5},
+			{"add", func() error { return e.AddPermits(t.Context(), 1) }, counts{9, 6, 3}},
+			{"set", func() error { return e.SetPermits(t.Context(), 7) }, counts{7, 4, 3}},
+			{"remove", func() error { return e.AddPermits(t.Context(), -6) }, counts{2, -1, 3}},
+			{"add without Permits", func() error { return c.PermitSemaphore("orders").AddPermits(t.Context(), 2) }, counts{5, 2, 3}},
+			{"acquire", func() error { return only(e.AcquireN(t.Context(), 2, semaphore.Forever())) }, counts{8, 3, 5}},
+			{"release", func() error { return held.Release(t.Context()) }, counts{8, 6, 2}},
 		} {
-			harness.Do(t, s.Addr, "PEXPIRE", timeoutsKey("orders"), "60000")
-			harness.Do(t, s.Addr, "DEL", "orders")
+			s.Del("orders")
+			s.SetTTL(timeoutsKey("orders"), time.Minute)
 			require.NoError(t, tt.do(), tt.what)
-			require.Equal(t, counts{tt.total, tt.total - 3, 3}, countsOf(t, e), tt.what)
-			require.EqualValues(t, -1, harness.PTTL(t, s.Addr, timeoutsKey("orders")), tt.what)
+			require.Equal(t, tt.want, countsOf(t, e), tt.what)
+			require.Zero(t, s.TTL(timeoutsKey("orders")), tt.what)
 		}
 	})
 }
 
+// Callers that wait for a semaphore that is deleted go on waiting.
 func TestDelete(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c := harness.Client(t, s)
@@ -220,8 +227,7 @@ func TestDelete(t *testing.T) {
 			deleted, err := sem.Delete(t.Context())
 			require.NoError(t, err)
 			require.Equal(t, want, deleted)
-			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders", timeoutsKey("orders"),
-				"redlatch_sc_waiting:{orders}", "redlatch_sc_alive:{orders}"))
+			require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders", timeoutsKey("orders"), queueKey("orders"), heartbeatKey("orders")))
 		}
 		del(false)
 		withPermits(t, sem, 2)
@@ -234,36 +240,6 @@ func TestDelete(t *testing.T) {
 		waiter.Got()
 		del(true)
 		harness.NothingStays(t, s.Addr)
-	})
-}
-
-// A Semaphore cannot tell the permits of the one before from its own.
-func TestReleaseAfterDelete(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		sem := withPermits(t, plain{harness.Client(t, s).Semaphore("orders")}, 3)
-		held := mustAcquire(t, sem, 2)
-		deleted, err := sem.Delete(t.Context())
-		require.NoError(t, err)
-		require.True(t, deleted)
-		withPermits(t, sem, 3)
-		released, err := sem.ReleaseIfExists(t.Context(), 1)
-		require.NoError(t, err)
-		require.True(t, released)
-		held.release(t)
-		require.Equal(t, 6, available(t, sem))
-	})
-}
-
-func TestWarningsAreBounded(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		var log harness.Log
-		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
-		for i := range 2500 {
-			require.LessOrEqual(t, c.Semaphore(strconv.Itoa(i)).WarnMissing(), 1000)
-		}
-		require.Equal(t, 2500, strings.Count(log.String(), "does not exist"))
-		c.Semaphore("2499").WarnMissing()
-		require.Equal(t, 2500, strings.Count(log.String(), "does not exist"))
 	})
 }
 
@@ -294,48 +270,34 @@ func TestStats(t *testing.T) {
 		waiter.Got()
 		second.Got()
 		requireStats(3, 1, 0)
-		harness.Do(t, s.Addr, "ZADD", "redlatch_sc_alive:{orders}", "1", "dead")
-		requireStats(3, 1, 0)
-		harness.Do(t, s.Addr, "ZADD", "redlatch_sc_alive:{orders}", "1e15", "alive")
-		harness.Do(t, s.Addr, "DEL", "orders")
-		requireStats(2, 0, 1)
-		_, err := sem.Delete(t.Context())
-		require.NoError(t, err)
-		requireStats(0, 0, 0)
 	})
 }
 
-// SetPermits of a Semaphore sets the number of free permits and wakes waiters.
-func TestSetFreePermits(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		here := harness.Client(t, s)
-		sem, theirs := plain{here.Semaphore("orders")}, plain{harness.Client(t, s).Semaphore("orders")}
-		for _, n := range []int{4, 4, 0, 2} {
-			require.NoError(t, theirs.SetPermits(t.Context(), n))
-			require.Equal(t, n, available(t, sem))
-		}
-		mustAcquire(t, sem, 2)
-		waiter := startBehind(t, here, sem, 3)
-		requireMessages(t, here, 1, func() {
-			require.NoError(t, theirs.SetPermits(t.Context(), 5))
-			waiter.Got()
-		})
-		require.Equal(t, 2, available(t, sem))
-	})
-}
-
+// Do holds a permit while fn runs, whose error it returns, and releases it however fn ends.
 func TestDo(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		sem, ctx := of(harness.Client(t, s), "orders", semaphore.Permits(1)), t.Context()
-		boom := errors.New("boom")
+		c, ctx := harness.Client(t, s), t.Context()
+		sem, boom := of(c, "orders", semaphore.Permits(1)), errors.New("boom")
+		_, leased := sem.(permitSem)
 		require.ErrorIs(t, sem.Do(ctx, nil), lock.ErrInvalid)
+		var inside context.Context
 		require.Equal(t, boom, sem.Do(ctx, func(inner context.Context) error {
-			_, err := sem.tryAcquire(ctx, 1)
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
+			inside = inner
 			require.NoError(t, inner.Err())
-			require.ErrorIs(t, sem.Do(ctx, nothing, lock.Wait(0)), lock.ErrNotAcquired)
+			require.ErrorIs(t, sem.Do(ctx, nil, lock.Wait(0)), lock.ErrInvalid)
+			require.ErrorIs(t, only(sem.tryAcquire(ctx, 1)), lock.ErrNotAcquired)
+
+			waits := harness.Start(t, ctx, func(ctx context.Context) (any, error) {
+				return nil, sem.Do(ctx, func(context.Context) error { return nil })
+			})
+			harness.Waits(t, 1, c)
+			for _, h := range c.Holds() {
+				require.Regexp(t, `semaphore_test\.TestDo\S* \(\S+size_test.go:\d+\)$`, h.Site, "the line that has called Do")
+			}
+			waits.Leave()
 			return boom
 		}))
+		require.Equal(t, leased, inside.Err() != nil, "it ends with the permit, or is that of the caller")
 		require.Panics(t, func() { _ = sem.Do(ctx, func(context.Context) error { panic("boom") }) })
 		done := make(chan struct{})
 		go func() {
@@ -343,9 +305,20 @@ func TestDo(t *testing.T) {
 			_ = sem.Do(ctx, func(context.Context) error { runtime.Goexit(); return nil })
 		}()
 		<-done
-		require.Equal(t, 1, available(t, sem), "all have released their permit")
+		require.Equal(t, 1, available(t, sem))
 
-		err := sem.Do(ctx, func(context.Context) error {
+		// A semaphore that is gone when fn returns is not created again.
+		err := sem.Do(ctx, func(ctx context.Context) error { return only(sem.Delete(ctx)) })
+		if leased {
+			require.ErrorIs(t, err, lock.ErrLost)
+		} else {
+			require.NoError(t, err)
+		}
+		exists, err := sem.Exists(ctx)
+		require.NoError(t, err)
+		require.False(t, exists)
+
+		err = sem.Do(ctx, func(context.Context) error {
 			harness.Do(t, s.Addr, "DEL", "orders", timeoutsKey("orders"))
 			harness.Do(t, s.Addr, "SET", "orders", "precious")
 			return boom
@@ -354,70 +327,5 @@ func TestDo(t *testing.T) {
 		require.ErrorAs(t, err, &both)
 		require.Equal(t, boom, both.Func)
 		require.Error(t, both.Unlock)
-		if _, leased := sem.(permitSem); leased {
-			require.ErrorIs(t, err, lock.ErrLost)
-		}
-	})
-}
-
-// Do does not create a semaphore again that is gone when fn returns.
-func TestDoDoesNotCreateSemaphore(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		created := c.Semaphore("orders", semaphore.Permits(3))
-		set := withPermits(t, plain{c.Semaphore("set")}, 3).Semaphore
-		for _, sem := range []*semaphore.Semaphore{created, set} {
-			require.NoError(t, sem.Do(t.Context(), func(ctx context.Context) error {
-				deleted, err := sem.Delete(ctx)
-				require.True(t, deleted)
-				return err
-			}), sem.Name())
-			exists, err := sem.Exists(t.Context())
-			require.NoError(t, err)
-			require.False(t, exists, sem.Name())
-		}
-		require.NoError(t, created.Do(t.Context(), nothing))
-		require.Equal(t, 3, available(t, plain{created}), "the next request creates it in full")
-	})
-}
-
-// The list of waiters names the line that called Do.
-func TestSiteOfWaitingDo(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		c := harness.Client(t, s)
-		sem := withPermits(t, of(c, "orders"), 0)
-		for _, wait := range []func(ctx context.Context) error{
-			func(ctx context.Context) error { return sem.Do(ctx, nothing) },
-			func(ctx context.Context) error { _, err := sem.acquire(ctx, 1); return err },
-		} {
-			ctx, cancel := context.WithCancel(t.Context())
-			done := make(chan error, 1)
-			go func() { done <- wait(ctx) }()
-			var holds []redlatch.HoldInfo
-			harness.Eventually(t, 10*time.Second, "the waiter is listed", func() bool {
-				holds = c.Holds()
-				return len(holds) == 1
-			})
-			require.Regexp(t, `semaphore_test\.\S+ \(\S+_test\.go:\d+\)$`, holds[0].Site)
-			cancel()
-			require.ErrorIs(t, <-done, lock.ErrNotAcquired)
-		}
-	})
-}
-
-// Do of a PermitSemaphore ends its context when the permit is lost. Do of a Semaphore passes the
-// caller's context.
-func TestContextOfDo(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(500*time.Millisecond))
-		require.ErrorIs(t, c.PermitSemaphore("permits", semaphore.Permits(1)).Do(t.Context(), func(ctx context.Context) error {
-			harness.Do(t, s.Addr, "DEL", timeoutsKey("permits"))
-			<-ctx.Done()
-			return context.Cause(ctx)
-		}), lock.ErrLost)
-		require.NoError(t, c.Semaphore("plain", semaphore.Permits(1)).Do(t.Context(), func(ctx context.Context) error {
-			require.Equal(t, t.Context(), ctx)
-			return nil
-		}))
 	})
 }

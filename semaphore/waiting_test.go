@@ -2,13 +2,17 @@ package semaphore_test
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"math"
 	"strconv"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -21,12 +25,10 @@ import (
 const (
 	// bargingTime is how long younger requests may barge past a request.
 	bargingTime = 100 * time.Millisecond
-	// heartbeatTimeout is how long a dead client stays in the wait queue, with the
-	// watchdogTimeout of these tests.
-	heartbeatTimeout = time.Second
-	watchdogTimeout  = 3 * heartbeatTimeout
-	// heartbeat is the heartbeat interval with the default watchdog timeout.
-	heartbeat = time.Second
+	// heartbeatTimeout is how long a dead client stays in the wait queue.
+	heartbeatTimeout = 3 * time.Second
+	// heartbeat is the heartbeat interval.
+	heartbeat = heartbeatTimeout / 3
 )
 
 // waiter is a background call of Acquire.
@@ -46,12 +48,34 @@ func startBehind(t testing.TB, c *redlatch.Client, sem anySemaphore, n int, opts
 	return w
 }
 
-// notQueued returns when the only waiter of a client has found that its semaphore does not
-// exist, so that it cannot join the wait queue. Its next attempt is the poll.
-func notQueued(t testing.TB, w *waiter, c *redlatch.Client) {
+// startQueued is start. It returns when c is in the wait queue, behind others.
+func startQueued(t testing.TB, addr string, c *redlatch.Client, sem anySemaphore, n int, others ...*redlatch.Client) *waiter {
 	t.Helper()
-	harness.Eventually(t, soon, "a waiter that has found no semaphore", func() bool {
-		return time.Since(w.Begun) > 2*bargingTime && harness.Waiting(1, c)
+	w := start(t, sem, n)
+	requireQueue(t, addr, "orders", append(others, c)...)
+	return w
+}
+
+// queue returns the ids of the clients in the wait queue of a semaphore.
+func queue(t testing.TB, addr, name string) string {
+	t.Helper()
+	ids, err := testserver.Query(addr, "ZRANGE", queueKey(name), "0", "-1")
+	require.NoError(t, err)
+	return strings.Join(ids, " ")
+}
+
+// requireQueue returns when the wait queue of a semaphore consists of these clients.
+func requireQueue(t testing.TB, addr, name string, clients ...*redlatch.Client) {
+	t.Helper()
+	var want []string
+	for _, c := range clients {
+		want = append(want, c.ID())
+	}
+	// Well before a position times out.
+	harness.Eventually(t, slack, "the wait queue", func() bool {
+		// The server drops connections if there are too many at once.
+		time.Sleep(5 * time.Millisecond)
+		return queue(t, addr, name) == strings.Join(want, " ")
 	})
 }
 
@@ -68,43 +92,19 @@ func requireMessages(t testing.TB, c *redlatch.Client, n uint64, f func()) {
 	harness.Eventually(t, soon, "messages", func() bool { return c.PubSub().Messages >= before+n })
 }
 
-// attempts returns a function that returns the number of scripts run since its last call.
-func attempts(t testing.TB, addr string) (since func() int) {
-	t.Helper()
-	conn := harness.Conn(t, addr)
-	scripts := func() int {
-		calls := harness.Commands(t, conn)
-		return calls["evalsha"] + calls["eval"]
-	}
-	last := scripts()
-	return func() int {
-		n := scripts() - last
-		last += n
-		return n
-	}
-}
-
-// heartbeats returns the number of attempts that a client in the wait queue may have made.
-func heartbeats(since time.Time) int { return 1 + int(time.Since(since)/heartbeat) }
-
 func TestFirstComeFirstServed(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		const permits = 10
 		c := harness.Client(t, s)
 		sem := withPermits(t, of(c, "orders"), permits)
-		var held []acquired
-		for range permits {
-			held = append(held, mustAcquire(t, sem, 1))
-		}
+		held, rest := mustAcquire(t, sem, 1), mustAcquire(t, sem, permits-1)
 		one := startBehind(t, c, sem, 1)
 		all := startBehind(t, c, of(c, "orders"), permits)
 		late := startBehind(t, c, sem, 1)
 
-		held[0].release(t)
+		held.release(t)
 		first := one.Got()
-		for _, h := range held[1:] {
-			h.release(t)
-		}
+		rest.release(t)
 		require.Equal(t, permits-1, available(t, sem))
 		harness.Waits(t, 2, c) // the request for all permits, and the one behind it
 		require.True(t, all.Running() && late.Running())
@@ -117,286 +117,12 @@ func TestFirstComeFirstServed(t *testing.T) {
 	})
 }
 
-func TestReleaseServesAllItCan(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		const permits, clients, each = 5, 3, 4
-		holder := withPermits(t, of(harness.Client(t, s), "orders"), permits)
-		held := []acquired{mustAcquire(t, holder, permits)}
-		var waiting []*redlatch.Client
-		served := make(chan acquired, clients*each)
-		for range clients {
-			c := harness.Client(t, s)
-			waiting = append(waiting, c)
-			for range each {
-				w := startBehind(t, c, of(c, "orders"), 1)
-				go func() {
-					<-w.Ended
-					served <- w.Value
-				}()
-			}
-		}
-		for left := clients * each; left > 0; {
-			for _, a := range held {
-				a.release(t)
-			}
-			held = nil
-			for range min(left, permits) {
-				held = append(held, <-served)
-			}
-			left -= len(held)
-			harness.Waits(t, left, waiting...)
-			require.Empty(t, served)
-			require.Equal(t, permits-len(held), available(t, holder))
-		}
-		for _, a := range held {
-			a.release(t)
-		}
-		require.Equal(t, permits, available(t, holder))
-	})
-}
-
-func TestOneAttemptAtATime(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		const waiters, messages = 30, 20
-		holder := withPermits(t, of(harness.Client(t, s), "orders"), 1)
-		held := mustAcquire(t, holder, 1)
-		c, g := harness.GatedClient(t, s)
-		for range waiters {
-			start(t, of(c, "orders"), 1)
-		}
-		requireQueue(t, s.Addr, "orders", c)
-		harness.Waits(t, waiters, c)
-
-		kept := g.Arm(harness.KeepReply, queueKey("orders"), 1)
-		since := attempts(t, s.Addr)
-		requireMessages(t, c, messages, func() {
-			for range messages {
-				harness.Do(t, s.Addr, "PUBLISH", channel("orders"), "1")
-			}
-		})
-		harness.Reached(t, kept)
-		require.Positive(t, c.Stats().Attempting)
-		require.LessOrEqual(t, since(), 1)
-		opened := time.Now()
-		require.NoError(t, g.Open())
-		harness.Waits(t, waiters, c)
-		require.LessOrEqual(t, since(), heartbeats(opened), "one attempt for all messages")
-		held.release(t)
-	})
-}
-
-// Without a semaphore clients do not queue, and send no heartbeats.
-func TestPollFindsSemaphoreCreatedByHand(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		w := startBehind(t, c, plain{c.Semaphore("orders")}, 1)
-		notQueued(t, w, c)
-		begin := time.Now()
-		harness.Do(t, s.Addr, "SET", "orders", "1")
-		w.Got()
-		require.Less(t, w.At.Sub(begin), 5*time.Second+slack)
-	})
-}
-
-// The expiry sends no message. A release of the own process that does not suffice may precede
-// it.
-func TestNextExpiryWakesWaiter(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		// The heartbeat of a queued waiter comes 0.8 s later.
-		const lease, times = 300 * time.Millisecond, 5
-		e := permitSemaphore(t, s, 4)
-		take(t, e, 1, semaphore.Forever())
-		take(t, e, 1, lock.Lease(time.Hour))
-		c, g := harness.GatedClient(t, s)
-		g.Mute()
-		deaf := c.PermitSemaphore("orders")
-		for _, wanted := range []int{1, 2} {
-			var late time.Duration
-			for range times {
-				other := take(t, deaf, 1)[0]
-				begin := time.Now()
-				take(t, e, 1, lock.Lease(lease))
-				w := start(t, permitSem{deaf}, wanted)
-				if wanted == 2 {
-					requireQueue(t, s.Addr, "orders", c)
-					harness.Waits(t, 1, c)
-					require.NoError(t, other.Release(t.Context()))
-				}
-				w.Got().release(t)
-				require.GreaterOrEqual(t, w.At.Sub(begin), lease-5*time.Millisecond)
-				late += w.At.Sub(begin) - lease
-				if wanted == 1 {
-					require.NoError(t, other.Release(t.Context()))
-				}
-			}
-			require.Less(t, late, times*heartbeat/2, "%d permits", wanted)
-		}
-	})
-}
-
-// All permits of a process that is gone become free when their leases expire.
-func TestExpiredPermitsServeWaitersElsewhere(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const lease, permits = time.Second, 6
-		e := permitSemaphore(t, s, permits)
-		var sems []anySemaphore
-		for range permits {
-			sems = append(sems, permitSem{harness.Client(t, s).PermitSemaphore("orders")})
-		}
-		begin := time.Now()
-		take(t, e, permits, lock.Lease(lease))
-		var all []*waiter
-		for _, sem := range sems {
-			all = append(all, start(t, sem, 1))
-		}
-		for _, w := range all {
-			a := w.Got()
-			require.GreaterOrEqual(t, w.At.Sub(begin), lease-5*time.Millisecond)
-			require.Less(t, w.At.Sub(begin), lease+slack)
-			defer a.release(t)
-		}
-		require.Equal(t, counts{permits, 0, permits}, countsOf(t, e))
-	})
-}
-
-func TestNewPermitsWakeWaiters(t *testing.T) {
-	type bring func(t *testing.T, sem anySemaphore)
-	ways := map[string]bring{
-		"TrySetPermits": func(t *testing.T, sem anySemaphore) {
-			made, err := sem.TrySetPermits(t.Context(), 2)
-			require.NoError(t, err)
-			require.True(t, made)
-		},
-		"AddPermits": func(t *testing.T, sem anySemaphore) { require.NoError(t, sem.AddPermits(t.Context(), 2)) },
-		"AddPermits to fewer than none": func(t *testing.T, sem anySemaphore) {
-			require.NoError(t, sem.AddPermits(t.Context(), -3))
-			require.NoError(t, sem.AddPermits(t.Context(), 5))
-		},
-		"SetPermits": func(t *testing.T, sem anySemaphore) {
-			e, ok := sem.(permitSem)
-			if !ok {
-				require.NoError(t, sem.(plain).Release(t.Context(), 2))
-				return
-			}
-			require.NoError(t, e.SetPermits(t.Context(), 2))
-		},
-	}
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		for way, comes := range ways {
-			t.Run(way, func(t *testing.T) {
-				t.Parallel()
-				a, b := harness.Client(t, s), harness.Client(t, s)
-				w1, w2 := startBehind(t, a, of(a, way), 1), startBehind(t, b, of(b, way), 1)
-				notQueued(t, w1, a)
-				notQueued(t, w2, b)
-				begin := time.Now()
-				requireMessages(t, a, 1, func() { requireMessages(t, b, 1, func() { comes(t, of(harness.Client(t, s), way)) }) })
-				for _, w := range []*waiter{w1, w2} {
-					defer w.Got().release(t)
-					require.Less(t, w.At.Sub(begin), slack)
-				}
-			})
-		}
-	})
-}
-
-// A release serves the next waiter of the same process in the same request.
-func TestReleaseToLocalWaiterIsOneRequest(t *testing.T) {
-	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
-		const waiters = 10
-		c := harness.Client(t, s)
-		sem := withPermits(t, of(c, "orders"), 1)
-		held := mustAcquire(t, sem, 1)
-		var all []*waiter
-		for range waiters {
-			all = append(all, startBehind(t, c, sem, 1))
-		}
-		time.Sleep(bargingTime) // then no further attempt is needed to join the queue
-		requireQueue(t, s.Addr, "orders", c)
-		harness.Waits(t, waiters, c)
-		since, begin := attempts(t, s.Addr), time.Now()
-		for i, w := range all {
-			held.release(t)
-			held = w.Got()
-			harness.Waits(t, waiters-1-i, c)
-		}
-		// The first waiter sends heartbeats as well.
-		require.LessOrEqual(t, since(), waiters+heartbeats(begin))
-		held.release(t)
-	})
-}
-
-// Users without the right to publish and subscribe can use a semaphore. Waiters of the releasing
-// process do not have to poll.
-func TestWithoutMessages(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
-		quiet := func(opts ...redlatch.Option) *redlatch.Client {
-			opts = append(opts, redlatch.WithLogger(slog.New(slog.DiscardHandler)))
-			c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "quiet", Password: "secret"}, opts...)
-			require.NoError(t, err)
-			t.Cleanup(c.Close)
-			return c
-		}
-		for _, k := range kinds {
-			t.Run(k.name, func(t *testing.T) {
-				t.Parallel()
-				here, there := quiet(redlatch.WithHandOffLimit(0)), quiet(redlatch.WithWatchdogTimeout(watchdogTimeout))
-				sem := withPermits(t, k.of(here, k.name), 1)
-				held := mustAcquire(t, sem, 1)
-				const times = 5
-				var took time.Duration
-				for range times {
-					w := startBehind(t, here, sem, 1)
-					requireQueue(t, s.Addr, k.name, here)
-					begin := time.Now()
-					held.release(t)
-					held = w.Got()
-					took += w.At.Sub(begin)
-				}
-				require.Less(t, took, times*heartbeat/2)
-
-				w := start(t, k.of(there, k.name), 1)
-				requireQueue(t, s.Addr, k.name, there)
-				begin := time.Now()
-				held.release(t)
-				w.Got().release(t)
-				require.Less(t, w.At.Sub(begin), heartbeatTimeout/3+slack)
-			})
-		}
-	})
-}
-
-// Requests that exceed MaxBatch together are sent one after the other.
-func TestLargeBatchIsSplit(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const each, waiters = semaphore.MaxBatch/2 + 1, 2
-		c := harness.Client(t, s)
-		e, other := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 1), harness.Client(t, s).PermitSemaphore("orders")
-		require.NoError(t, other.AddPermits(t.Context(), -1)) // loads the script
-		var all []*waiter
-		for range waiters {
-			all = append(all, startBehind(t, c, e, each))
-		}
-		since := attempts(t, s.Addr)
-		require.NoError(t, other.AddPermits(t.Context(), waiters*each))
-		var got []acquired
-		for _, w := range all {
-			got = append(got, w.Got())
-		}
-		require.Greater(t, since(), waiters) // and AddPermits
-		for _, a := range got {
-			a.release(t)
-		}
-		require.Equal(t, waiters*each, available(t, e))
-	})
-}
-
-// The size and number of requests for a release do not depend on the number of waiters.
+// The size and number of requests for a release do not depend on the number of waiters. It serves the
+// next waiter of the same process in the same request.
 func TestReleaseSizeIsIndependentOfWaiters(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		const waiters, releases = 100, 10
+		loadScripts(t, s.Addr)
 		c := harness.Client(t, s)
 		sem := withPermits(t, of(c, "orders"), 1)
 		held := mustAcquire(t, sem, 1)
@@ -417,19 +143,380 @@ func TestReleaseSizeIsIndependentOfWaiters(t *testing.T) {
 			require.NoError(t, err)
 			return n
 		}
-		since, begin, least := attempts(t, s.Addr), time.Now(), math.MaxInt
+		conn, begin, least := harness.Conn(t, s.Addr), time.Now(), math.MaxInt
+		scripts := harness.Commands(t, conn)["evalsha"]
 		for range releases {
 			before := bytes()
 			held.release(t)
 			held = <-got
 			least = min(least, bytes()-before) // a heartbeat adds some
 		}
-		require.LessOrEqual(t, since(), releases+1+heartbeats(begin))
+		require.LessOrEqual(t, harness.Commands(t, conn)["evalsha"]-scripts, releases+2+int(time.Since(begin)/heartbeat))
 		require.Less(t, least, 1500)
 		held.release(t)
 		for range waiters - releases {
 			(<-got).release(t)
 		}
 		require.Equal(t, 1, available(t, sem))
+	})
+}
+
+// Requests that exceed MaxBatch together are sent one after the other.
+func TestLargeBatchIsSplit(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const each, waiters = semaphore.MaxBatch/2 + 1, 2
+		loadScripts(t, s.Addr)
+		c, conn := harness.Client(t, s), harness.Conn(t, s.Addr)
+		e, other := withPermits(t, permitSem{c.PermitSemaphore("orders")}, 0), harness.Client(t, s).PermitSemaphore("orders")
+		var all []*waiter
+		for range waiters {
+			all = append(all, startBehind(t, c, e, each))
+		}
+		scripts := harness.Commands(t, conn)["evalsha"]
+		require.NoError(t, other.AddPermits(t.Context(), waiters*each))
+		for _, w := range all {
+			defer w.Got().release(t)
+		}
+		require.Greater(t, harness.Commands(t, conn)["evalsha"]-scripts, waiters) // and AddPermits
+	})
+}
+
+// The expiry sends no message. A release of the own process that does not suffice may precede
+// it.
+func TestNextExpiryWakesWaiter(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		const lease = 300 * time.Millisecond // well before any heartbeat
+		c := s.Client(t)
+		e := permitSemaphore(t, s.Client(t), 4)
+		take(t, e, 1, semaphore.Forever())
+		take(t, e, 1, lock.Lease(time.Hour))
+		for _, wanted := range []int{1, 2} {
+			other := take(t, c.PermitSemaphore("orders"), 1)
+			begin := time.Now()
+			take(t, e, 1, lock.Lease(lease))
+			w := start(t, permitSem{c.PermitSemaphore("orders")}, wanted)
+			time.Sleep(lease / 2)
+			if wanted == 2 {
+				require.NoError(t, other.Release(t.Context()))
+			}
+			w.Got().release(t)
+			require.InDelta(t, lease, w.At.Sub(begin), float64(10*time.Millisecond), "%d permits", wanted)
+			if wanted == 1 {
+				require.NoError(t, other.Release(t.Context()))
+			}
+		}
+	})
+}
+
+// A release whose message nobody hears wakes the waiters of its process, which do not have to poll.
+func TestWithoutMessages(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
+		defer harness.Do(t, s.Addr, "ACL", "DELUSER", "quiet")
+		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "quiet", Password: "secret"},
+			redlatch.WithHandOffLimit(0), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+		require.NoError(t, err)
+		defer c.Close()
+		sem := withPermits(t, of(c, "orders"), 1)
+		held := mustAcquire(t, sem, 1)
+		const times = 5
+		var took time.Duration
+		for range times {
+			w := startQueued(t, s.Addr, c, sem, 1)
+			begin := time.Now()
+			held.release(t)
+			held = w.Got()
+			took += w.At.Sub(begin)
+		}
+		require.Less(t, took, times*heartbeat/2)
+		held.release(t)
+	})
+}
+
+// Close waits for a release without a reply.
+func TestCloseWaitsForReleases(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		c, g := harness.GatedClient(t, s)
+		sem, script := withPermits(t, of(c, "orders"), 2), "fast_release"
+		if _, leased := sem.(permitSem); leased {
+			script = "permit_release"
+		}
+		held := mustAcquire(t, sem, 2)
+		released, closed := make(chan error, 1), make(chan struct{})
+		g.Keep(t, load(t, s.Addr, script), 1, func() { go func() { released <- sem.giveBack(context.Background(), held) }() })
+		go func() {
+			c.Close()
+			close(closed)
+		}()
+		ended, cancel := context.WithCancel(t.Context())
+		cancel() // so that Ping sends nothing
+		harness.Eventually(t, soon, "the client is closing", func() bool { return errors.Is(c.Ping(ended), lock.ErrClosed) })
+		select {
+		case <-closed:
+			require.FailNow(t, "Close did not wait")
+		default:
+		}
+
+		require.NoError(t, g.Open())
+		harness.Receive(t, soon, "the end of Close", closed)
+		require.NoError(t, harness.Receive(t, soon, "the end of the release", released))
+		require.Equal(t, 2, available(t, of(harness.Client(t, s), "orders")))
+	})
+}
+
+// Permits of a waiter that was served after it had left are released, unless the semaphore was
+// deleted meanwhile: the release would create it again.
+func TestGiveBackDoesNotCreateSemaphore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, g := harness.GatedClient(t, s)
+		acquire := load(t, s.Addr, "acquire")
+		mine, other := plain{c.Semaphore("orders")}, withPermits(t, plain{harness.Client(t, s).Semaphore("orders")}, 0)
+		waiters := []*waiter{startQueued(t, s.Addr, c, mine, 1), startBehind(t, c, mine, 1)}
+		g.Keep(t, acquire, 1, func() { require.NoError(t, other.Release(t.Context(), 2)) })
+		for _, w := range waiters {
+			w.Leave()
+		}
+		harness.Do(t, s.Addr, "DEL", "orders")
+		require.NoError(t, g.Open())
+		harness.Idle(t, c)
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
+	})
+}
+
+// A request of another process does not barge past a request that has waited for 100 ms, even
+// if enough permits for it are free.
+func TestYoungRequestsDoNotBarge(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		const permits = 10
+		old, young := harness.Client(t, s), harness.Client(t, s)
+		holder := withPermits(t, of(harness.Client(t, s), "orders"), permits)
+		held := mustAcquire(t, holder, 1)
+
+		all := start(t, of(old, "orders"), permits)
+		early, err := of(young, "orders").tryAcquire(t.Context(), 1)
+		if time.Since(all.Begun) < bargingTime {
+			require.NoError(t, err, "until then any request may be served")
+		}
+		if err == nil {
+			early.release(t)
+		}
+		requireQueue(t, s.Addr, "orders", old)
+		require.GreaterOrEqual(t, time.Since(all.Begun), bargingTime)
+
+		require.Equal(t, permits-1, available(t, holder))
+		for _, sem := range []anySemaphore{of(young, "orders"), holder, of(old, "orders")} {
+			require.ErrorIs(t, only(sem.tryAcquire(t.Context(), 1)), lock.ErrNotAcquired)
+			require.ErrorIs(t, only(sem.acquire(t.Context(), 1, lock.Wait(0))), lock.ErrNotAcquired)
+		}
+		one := startQueued(t, s.Addr, young, of(young, "orders"), 1, old)
+		held.release(t)
+		got := all.Got()
+		require.True(t, one.Running())
+		requireMessages(t, young, 1, func() { got.release(t) })
+		one.Got().release(t)
+		requireQueue(t, s.Addr, "orders")
+		require.Equal(t, permits, available(t, holder))
+	})
+}
+
+// A request for all permits is served despite an endless series of requests for one or two, and never
+// together with one of them.
+func TestLargeRequestDoesNotStarve(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		const permits, small = 4, 3
+		big := withPermits(t, of(harness.Client(t, s), "orders"), permits)
+		var used atomic.Int32
+		use := func(sem anySemaphore, n int32) error {
+			held, err := sem.acquire(t.Context(), int(n))
+			if err != nil {
+				return err
+			}
+			assert.LessOrEqual(t, used.Add(n), int32(permits))
+			time.Sleep(5 * time.Millisecond)
+			used.Add(-n)
+			return sem.giveBack(context.Background(), held)
+		}
+		var over atomic.Bool
+		ended := make(chan error, small*permits)
+		for range small {
+			sem := of(harness.Client(t, s), "orders")
+			for g := range permits {
+				go func() {
+					var err error
+					for err == nil && !over.Load() {
+						err = use(sem, int32(1+g%2))
+					}
+					ended <- err
+				}()
+			}
+		}
+		for range 5 {
+			begin := time.Now()
+			require.NoError(t, use(big, permits))
+			require.Less(t, time.Since(begin), bargingTime+slack)
+		}
+		over.Store(true)
+		for range small * permits {
+			require.NoError(t, harness.Receive(t, soon, "the end of a caller", ended))
+		}
+		require.Equal(t, permits, available(t, big))
+	})
+}
+
+// A client in the wait queue whose heartbeat is overdue is removed.
+func TestDeadClientLosesQueuePosition(t *testing.T) {
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, of semaphoreOf) {
+		sem := withPermits(t, of(s.Client(t), "orders"), 2)
+		now := time.Now()
+		for key, since := range map[string]time.Time{queueKey("orders"): now.Add(-time.Minute), heartbeatKey("orders"): now.Add(heartbeatTimeout)} {
+			_, err := s.ZAdd(key, float64(since.UnixMilli()), "5d1f7a52-31c4-4c1b-8f0e-7f2a9f4f3d02")
+			require.NoError(t, err)
+		}
+		require.ErrorIs(t, only(sem.tryAcquire(t.Context(), 1)), lock.ErrNotAcquired)
+		got := mustAcquire(t, sem, 1)
+		require.InDelta(t, heartbeatTimeout, time.Since(now), float64(bargingTime))
+		mustAcquire(t, sem, 1)
+		got.release(t)
+		require.False(t, s.Exists(queueKey("orders")) || s.Exists(heartbeatKey("orders")))
+	})
+}
+
+// Heartbeats keep the keys of the wait queue, which expire soon after the last one.
+func TestWaitQueueExpires(t *testing.T) {
+	eachVirtually(t, func(t *testing.T, s *harness.VirtualServer, of semaphoreOf) {
+		held := mustAcquire(t, withPermits(t, of(s.Client(t), "orders"), 1), 1)
+		w := start(t, of(s.Client(t), "orders"), 1)
+		time.Sleep(2 * bargingTime)
+		for range 100 {
+			for _, key := range []string{queueKey("orders"), heartbeatKey("orders")} {
+				require.Greater(t, s.TTL(key), heartbeatTimeout/2)
+				require.LessOrEqual(t, s.TTL(key), heartbeatTimeout)
+			}
+			time.Sleep(heartbeatTimeout / 7)
+		}
+		held.release(t)
+		w.Got().release(t)
+	})
+}
+
+// A queue position belongs to the client. When the waiter it was for leaves, the next waiter of that
+// client has its own as soon as the first one has left it: before a client that came later, and behind one that came
+// earlier.
+func TestNextWaiterIsNotOvertaken(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		holder := withPermits(t, of(harness.Client(t, s), "orders"), 2)
+		held := mustAcquire(t, holder, 2) // so leaving publishes nothing
+		leave := load(t, s.Addr, "leave")
+		for _, nextIsOlder := range []bool{true, false, true, false} {
+			c, g := harness.GatedClient(t, s)
+			other := harness.Client(t, s)
+			first := startQueued(t, s.Addr, c, of(c, "orders"), 2)
+			var next, theirs *waiter
+			want := other.ID() + " " + c.ID()
+			if nextIsOlder {
+				next = startBehind(t, c, of(c, "orders"), 2)
+				time.Sleep(2 * bargingTime)
+				want = c.ID() + " " + other.ID()
+			}
+			theirs = startQueued(t, s.Addr, other, of(other, "orders"), 2, c)
+			if !nextIsOlder {
+				next = startBehind(t, c, of(c, "orders"), 2)
+				time.Sleep(2 * bargingTime)
+			}
+
+			left := g.Arm(harness.KeepReply, leave, 1)
+			first.Leave()
+			harness.Reached(t, left)
+			require.Equal(t, want, queue(t, s.Addr, "orders"))
+
+			require.NoError(t, g.Open())
+			next.Leave()
+			requireQueue(t, s.Addr, "orders", other)
+			theirs.Leave()
+			requireQueue(t, s.Addr, "orders")
+		}
+		held.release(t)
+	})
+}
+
+// A next waiter that has not waited for long joins the wait queue when it has, also if an attempt was
+// sent before and is answered after that.
+func TestYoungWaiterJoinsWaitQueueInTime(t *testing.T) {
+	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
+		loadScripts(t, s.Addr)
+		c, g := harness.GatedClient(t, s)
+		mine, holder := of(c, "orders"), withPermits(t, of(harness.Client(t, s), "orders"), 2)
+		held, rest := mustAcquire(t, holder, 1), mustAcquire(t, holder, 1)
+		position := func() string {
+			position, err := testserver.Query(s.Addr, "ZRANGE", queueKey("orders"), "0", "0", "WITHSCORES")
+			require.NoError(t, err)
+			return strings.Join(position, " ")
+		}
+		leaving := startQueued(t, s.Addr, c, mine, 1)
+		for range 3 {
+			before, next := position(), startBehind(t, c, mine, 1)
+			leaving.Leave()
+			// Well before its next heartbeat.
+			harness.Eventually(t, slack, "the next waiter is queued", func() bool { return position() != "" && position() != before })
+			harness.Waits(t, 1, c)
+			leaving = next
+		}
+
+		// Both kinds send such an attempt with the script of their own.
+		script := "acquire"
+		if _, leased := mine.(permitSem); leased {
+			script = "permit_acquire"
+		}
+		var next *waiter
+		g.Keep(t, load(t, s.Addr, script), 1, func() {
+			next = startBehind(t, c, mine, 1)
+			held.release(t)
+		})
+		<-time.After(3 * bargingTime / 2)
+		require.Empty(t, queue(t, s.Addr, "orders"))
+		require.NoError(t, g.Open())
+		served := leaving.Got()
+		harness.Eventually(t, time.Second, "the next waiter is queued", func() bool { return queue(t, s.Addr, "orders") == c.ID() })
+		rest.release(t)
+		next.Got().release(t)
+		served.release(t)
+	})
+}
+
+// A request for more permits than the semaphore has fails at once and delays no other, also if
+// the total shrinks while it waits.
+func TestOversizedRequestBlocksNobody(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		here, elsewhere := harness.Client(t, s), harness.Client(t, s)
+		e, mine := withPermits(t, permitSem{elsewhere.PermitSemaphore("orders")}, 3), permitSem{here.PermitSemaphore("orders")}
+		fails := func(w *waiter) {
+			t.Helper()
+			require.ErrorIs(t, w.End(), lock.ErrInvalid)
+		}
+		began := time.Now()
+		fails(start(t, mine, 5))
+		require.ErrorIs(t, only(mine.TryAcquireN(t.Context(), 4)), lock.ErrInvalid)
+		require.Less(t, time.Since(began), slack)
+
+		for _, c := range []*redlatch.Client{here, elsewhere} {
+			held := mustAcquire(t, e, 2)
+			large := startQueued(t, s.Addr, here, mine, 3)
+			small := startBehind(t, c, permitSem{c.PermitSemaphore("orders")}, 1)
+			fails(start(t, mine, 7))
+			require.NoError(t, e.SetPermits(t.Context(), 2))
+			fails(large)
+			held.release(t)
+			small.Got().release(t)
+			requireQueue(t, s.Addr, "orders")
+			require.NoError(t, e.SetPermits(t.Context(), 3))
+		}
+
+		// Without any permit nobody can be blocked, and requests wait.
+		require.NoError(t, e.SetPermits(t.Context(), 0))
+		large := startQueued(t, s.Addr, elsewhere, e, 5)
+		small := startQueued(t, s.Addr, here, mine, 1, elsewhere)
+		require.NoError(t, e.SetPermits(t.Context(), 3))
+		fails(large)
+		small.Got().release(t)
 	})
 }

@@ -9,7 +9,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/lockstep"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/semaphore"
 )
 
 const clients = 3
@@ -86,6 +85,7 @@ func (r *command) served(reply []int64) int {
 type walk struct {
 	ctx       context.Context
 	conn      *lockstep.Client
+	scripts   map[string]*wire.Script
 	w         *world
 	permitSem bool
 	lossy     bool
@@ -98,8 +98,8 @@ type walk struct {
 	seen      lockstep.Seen
 }
 
-func newWalk(ctx context.Context, conn *lockstep.Client, seed uint64, seen lockstep.Seen) *walk {
-	x := &walk{ctx: ctx, conn: conn, w: newWorld(), permitSem: seed%2 == 0, lossy: seed%3 == 2, seen: seen}
+func newWalk(ctx context.Context, conn *lockstep.Client, scripts map[string]*wire.Script, seed uint64, seen lockstep.Seen) *walk {
+	x := &walk{ctx: ctx, conn: conn, scripts: scripts, w: newWorld(), permitSem: seed%2 == 0, lossy: seed%3 == 2, seen: seen}
 	x.w.now = 1_700_000_000_000
 	for n := range clients {
 		x.clients = append(x.clients, &client{id: fmt.Sprintf("client-%c", 'c'-n), timeout: []int64{3_000, 1_000, 2_000}[n], skew: skews[n]})
@@ -212,7 +212,7 @@ func leaseArg(lease int64) string {
 // deliver runs a command on the server and in the model, and compares the replies.
 func (x *walk) deliver(r *command, denied string) []int64 {
 	before := x.w.clone()
-	script := semaphore.Scripts[r.script]
+	script := x.scripts[r.script]
 	if script == nil {
 		script = javaScript
 	}

@@ -66,6 +66,27 @@ func fails(t testing.TB, addr string, status int, text string, args ...string) {
 func TestInvalidArguments(t *testing.T) {
 	id := strings.Repeat("0", 32)
 	for _, row := range []struct{ text, args string }{
+		{"command is missing", "lock job"},
+		{"name of the lock is missing", "lock -- true"},
+		{"must be one of", "lock --kind reentrant job -- true"},
+		{"must be at least 1", "lock --permits 0 job -- true"},
+		{"--wait -1s: must be greater than zero", "lock --wait -1s job -- true"},
+		{"--lease 0s: must be greater than zero", "lock --lease 0 job -- true"},
+		{"--at-least 0s: must be greater than zero", "lock --at-least 0 job -- true"},
+		{"--max-hold 0s: must be greater than zero", "lock --max-hold 0 job -- true"},
+		{"only one NAME", "lock --permits 2 a b -- true"},
+		{"none of the others", "lock --try --wait 1s job -- true"},
+		{"none of the others", "lock --lease 1m --ttl 1m job -- true"},
+		{"none of the others", "lock --permits 2 --red redis://h job -- true"},
+		{"none of the others", "lock --permits 2 --kind fair job -- true"},
+		{"none of the others", "lock --permits 2 --at-least 1m job -- true"},
+		{"has no least time", "lock --kind read --at-least 1s job -- true"},
+		{"--red: a URL is missing", "lock --red '' job -- true"},
+		{"--red: a URL is missing", "lock --red redis://h,,redis://g job -- true"},
+		{"--kind fenced: ", "lock --kind fenced a b -- true"},
+		{"--kind fenced: ", "lock --kind fenced --red redis://h,redis://g,redis://i job -- true"},
+		{"exclude", "lock --url redis://h --red redis://g job -- true"},
+		{"unknown command", "frobnicate"},
 		{"argument is missing: redlatch unlock", "unlock --force"},
 		{"too many arguments", "unlock --force a b"},
 		{"an argument is empty", "unlock --force ''"},
@@ -107,6 +128,8 @@ func TestInvalidArguments(t *testing.T) {
 		{"greater than zero", "doctor --watch 0s a"},
 		{"greater than zero", "doctor --watch -1s a"},
 		{"too many arguments", "top a b"},
+		{"needs a terminal", "top"},
+		{"must be at least", "top --interval 1ms"},
 		{"must be like [a-z]", "top ["},
 		{"an argument is empty", "probe a ''"},
 		{"must be one of lock, fair, read-write", "probe --kind lock,spin a"},
@@ -121,6 +144,9 @@ func TestInvalidArguments(t *testing.T) {
 
 // requests are commands that contact the server.
 var requests = [][]string{
+	{"inspect", "a"},
+	{"ls"},
+	{"doctor", "a"},
 	{"unlock", "--force", "a"},
 	{"permits", "set", "a", "1"},
 	{"permits", "drain", "a"},
@@ -149,7 +175,7 @@ func TestUnavailableServer(t *testing.T) {
 
 // A signal ends each command, even while it waits for the server.
 func TestInterrupt(t *testing.T) {
-	for _, args := range append([][]string{{"inspect", "a"}, {"ls"}, {"doctor", "a"}}, requests...) {
+	for _, args := range requests {
 		t.Run(strings.Join(args, " "), func(t *testing.T) {
 			t.Parallel()
 			addr, connected := silentServer(t)

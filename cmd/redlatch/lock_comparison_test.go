@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -20,10 +21,7 @@ var comparison = []struct {
 	row  string
 	test func(t *testing.T, s *testserver.Server)
 }{
-	{"scope", func(t *testing.T, s *testserver.Server) {
-		defer unlock(t, takeJob(t, s))
-		require.Equal(t, statusNotAcquired, exitStatus(t, s, "lock", "--try", "job", "--", "true"))
-	}},
+	{"scope", onConflict},
 	{"wait", func(t *testing.T, s *testserver.Server) {
 		l := harness.Client(t, s).FairLock("job")
 		h, err := l.Lock(t.Context())
@@ -34,16 +32,8 @@ var comparison = []struct {
 		unlock(t, h)
 		require.Zero(t, waiter.status(patience))
 	}},
-	{"try", func(t *testing.T, s *testserver.Server) {
-		require.Zero(t, exitStatus(t, s, sh("true", "--try")...))
-		defer unlock(t, takeJob(t, s))
-		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--try")...))
-	}},
-	{"status on conflict", func(t *testing.T, s *testserver.Server) {
-		defer unlock(t, takeJob(t, s))
-		require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--try")...))
-		require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--wait", "20ms")...))
-	}},
+	{"try", onConflict},
+	{"status on conflict", onConflict},
 	{"status of the command", func(t *testing.T, s *testserver.Server) {
 		for _, want := range []int{0, 1, 2, 77, 255} {
 			require.Equal(t, want, exitStatus(t, s, "lock", "job", "--", "bash", "-c", `exit "$1"`, "sh", strconv.Itoa(want)))
@@ -69,6 +59,7 @@ var comparison = []struct {
 		writer.end()
 	}},
 	{"semaphore", func(t *testing.T, s *testserver.Server) {
+		require.Regexp(t, `^[0-9a-f]{32}$`, line(t, s, sh("echo $REDLATCH_PERMIT", "--permits", "2")...))
 		first, second := holding(t, s, "--permits", "2"), holding(t, s, "--permits", "2")
 		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--permits", "2", "--try")...))
 		first.end()
@@ -161,6 +152,7 @@ var comparison = []struct {
 		harness.Do(t, s.Addr, "DEL", "job")
 		require.Equal(t, "got TERM", c.line())
 		require.Equal(t, statusLost, c.status(patience))
+		require.Contains(t, c.stderr.String(), "job: the command was ended: lock lost: ")
 		require.False(t, isAlive(pid))
 	}},
 	{"outage of the server", func(t *testing.T, s *testserver.Server) {
@@ -206,6 +198,7 @@ var comparison = []struct {
 	{"minimal hold", func(t *testing.T, s *testserver.Server) {
 		require.Zero(t, exitStatus(t, s, sh("true", "--at-least", "1h")...))
 		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--try")...))
+		require.Greater(t, harness.PTTL(t, s.Addr, "job"), time.Hour.Milliseconds()-60_000)
 	}},
 	{"several servers", func(t *testing.T, s *testserver.Server) {
 		second, third := harness.Server(t, s.Program), harness.Server(t, s.Program)
@@ -216,6 +209,14 @@ var comparison = []struct {
 		defer unlock(t, takeJob(t, s)) // of a minority
 		require.Zero(t, exitStatus(t, s, sh("true", "--try", "--red", red)...))
 	}},
+}
+
+// onConflict has a program hold the lock that a command wants.
+func onConflict(t *testing.T, s *testserver.Server) {
+	require.Zero(t, exitStatus(t, s, sh("true", "--try")...))
+	defer unlock(t, takeJob(t, s))
+	require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--try")...))
+	require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--wait", "20ms")...))
 }
 
 func exitStatus(t testing.TB, s *testserver.Server, args ...string) int {

@@ -4,7 +4,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"testing"
 
@@ -25,40 +24,6 @@ func sizeOf(t testing.TB, file string) int64 {
 	info, err := os.Stat(file)
 	require.NoError(t, err)
 	return info.Size()
-}
-
-// Of many processes one works at a time.
-func TestLockOfManyProcesses(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		count := filepath.Join(t.TempDir(), "count")
-		require.NoError(t, os.WriteFile(count, []byte("0"), 0o600))
-		var all []*command
-		for range 8 {
-			all = append(all, start(t, s.Addr, sh(`n=$(cat `+count+`); sleep 0.02; echo $((n+1)) >`+count)...))
-		}
-		for _, c := range all {
-			require.Zero(t, c.status(2*patience))
-		}
-		text, err := os.ReadFile(count)
-		require.NoError(t, err)
-		require.Equal(t, "8", strings.TrimSpace(string(text)))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A server that restarts without its data has lost the lock.
-func TestLockOfRestartedServer(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program, "--save", "")
-		script, work := ticker(t)
-		c := start(t, s.Addr, sh(script, "--ttl", "2s")...)
-		pid := c.line()
-		s.Kill()
-		require.NoError(t, s.Restart())
-		require.Equal(t, statusLost, c.status(patience))
-		require.False(t, isAlive(pid))
-		require.Positive(t, sizeOf(t, work))
-	})
 }
 
 // If the release fails, redlatch exits with the status of the command.
@@ -178,23 +143,5 @@ func TestLockWithoutFiles(t *testing.T) {
 		c.cmd.Stderr = w
 		c.start()
 		require.Equal(t, statusNotAcquired, c.status(patience))
-	})
-}
-
-// A name is any text but the empty one.
-func TestLockNames(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, name := range []string{"with spaces", " ", "{braces}", "{", "}{", "a:b", "*", "é€😀", "line\nbreak", "quote'\"", `back\slash`, "$HOME"} {
-			c := start(t, s.Addr, "lock", name, "--", "sh", "-c", "echo held; exec sleep 60")
-			require.Equal(t, "held", c.line(), name)
-			require.Positive(t, harness.PTTL(t, s.Addr, name), name)
-			require.Equal(t, statusNotAcquired, exitStatus(t, s, "lock", "--try", name, "--", "true"), name)
-			c.end()
-		}
-		require.Equal(t, statusFailed, exitStatus(t, s, "lock", "", "--", "true"))
-		require.Equal(t, statusFailed, exitStatus(t, s, "lock", "a", "", "--", "true"))
-		require.Equal(t, "b,a", line(t, s, "lock", "b", "a", "--", "sh", "-c", "echo $REDLATCH_NAME"))
-		require.Equal(t, "b a", line(t, s, "lock", "job", "echo", "b", "a"))
-		harness.NothingLeft(t, s.Addr)
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"fmt"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -192,231 +191,88 @@ func TestStatuses(t *testing.T) {
 			stderr string
 			args   []string
 		}{
-			{0, "", sh("exit 0")},
-			{3, "", sh("exit 3")},
-			{128 + 9, "", sh("kill -9 $$")},
 			{statusLost, "too late to start the command", []string{"lock", "--lease", "40ms", "brief", "--", "true"}},
-			{statusNotAcquired, "not acquired", []string{"lock", "--try", "held", "--", "true"}},
-			{statusNotAcquired, "not acquired", []string{"lock", "--wait", "500ms", "held", "--", "true"}},
 			{statusNotAcquired, "not acquired", []string{"lock", "--try", "free", "held", "--", "true"}},
 			{statusNotRunnable, "permission denied", []string{"lock", "job", "--", "/etc/passwd"}},
 			{statusNotFound, "not found", []string{"lock", "job", "--", "no-such-command"}},
 			{statusNotFound, "not found", []string{"lock", "--try", "held", "--", "no-such-command"}},
 			{statusNotFound, "no such file", []string{"lock", "job", "--", "/no/such/command"}},
-			{statusFailed, "command is missing", []string{"lock", "job"}},
-			{statusFailed, "name of the lock is missing", []string{"lock", "--", "true"}},
-			{statusFailed, "must be one of", []string{"lock", "--kind", "reentrant", "job", "--", "true"}},
-			{statusFailed, "must be at least 1", []string{"lock", "--permits", "0", "job", "--", "true"}},
-			{statusFailed, "--wait -1s: must be greater than zero", []string{"lock", "--wait", "-1s", "job", "--", "true"}},
-			{statusFailed, "--lease 0s: must be greater than zero", []string{"lock", "--lease", "0", "job", "--", "true"}},
-			{statusFailed, "--at-least 0s: must be greater than zero", []string{"lock", "--at-least", "0", "job", "--", "true"}},
-			{statusFailed, "--max-hold 0s: must be greater than zero", []string{"lock", "--max-hold", "0", "job", "--", "true"}},
-			{statusFailed, "only one NAME", []string{"lock", "--permits", "2", "a", "b", "--", "true"}},
-			{statusFailed, "none of the others", []string{"lock", "--try", "--wait", "1s", "job", "--", "true"}},
-			{statusFailed, "none of the others", []string{"lock", "--lease", "1m", "--ttl", "1m", "job", "--", "true"}},
-			{statusFailed, "none of the others", []string{"lock", "--permits", "2", "--red", "redis://h", "job", "--", "true"}},
-			{statusFailed, "none of the others", []string{"lock", "--permits", "2", "--kind", "fair", "job", "--", "true"}},
-			{statusFailed, "none of the others", []string{"lock", "--permits", "2", "--at-least", "1m", "job", "--", "true"}},
 			{statusFailed, "invalid", []string{"lock", "", "--", "true"}},
 			{statusFailed, "watchdog", []string{"lock", "--ttl", "1ms", "job", "--", "true"}},
-			{statusFailed, "has no least time", []string{"lock", "--kind", "read", "--at-least", "1s", "job", "--", "true"}},
-			{statusFailed, "--red: a URL is missing", sh("true", "--red", "")},
-			{statusFailed, "--red: a URL is missing", sh("true", "--red", "redis://h,,redis://g")},
-			{statusFailed, "--kind fenced: ", []string{"lock", "--kind", "fenced", "a", "b", "--", "true"}},
-			{statusFailed, "--kind fenced: ", sh("true", "--kind", "fenced", "--red", "redis://h,redis://g,redis://i")},
-			{statusFailed, "exclude", []string{"lock", "--url", "redis://h", "--red", "redis://g", "job", "--", "true"}},
-			{statusFailed, "", []string{"lock", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
-			{statusFailed, "unknown command", []string{"unlok"}},
+			{statusFailed, "connection refused", []string{"lock", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
 		} {
-			c := start(t, s.Addr, row.args...)
-			require.Equal(t, row.status, c.status(patience), "%v: %s", row.args, &c.stderr)
-			require.Contains(t, c.stderr.String(), row.stderr, row.args)
-			if row.stderr == "" && row.status != statusFailed {
-				require.Empty(t, c.stderr.String(), row.args)
-			}
-			_, more := <-c.lines
-			require.False(t, more, "%v writes to its standard output", row.args)
+			fails(t, s.Addr, row.status, row.stderr, row.args...)
 		}
 		require.NoError(t, held.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
 	})
 }
 
-func TestEnvironment(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const script = `echo $REDLATCH_NAME/$REDLATCH_TOKEN/$REDLATCH_PERMIT`
-		c := start(t, s.Addr, sh(script)...)
-		require.Equal(t, "job//", c.line())
-		require.Zero(t, c.status(patience))
-		for token := range 2 {
-			c = start(t, s.Addr, sh(script, "--kind", "fenced")...)
-			require.Equal(t, fmt.Sprintf("job/%d/", token+1), c.line())
-			require.Zero(t, c.status(patience))
-		}
-		c = start(t, s.Addr, "lock", "a", "b", "--", "sh", "-c", script)
-		require.Equal(t, "a,b//", c.line())
-		require.Zero(t, c.status(patience))
-		c = start(t, s.Addr, "lock", "--permits", "2", "slots", "--", "sh", "-c", script)
-		require.Regexp(t, `^slots//[0-9a-f]{32}$`, c.line())
-		require.Zero(t, c.status(patience))
-	})
-}
-
-// The command does not get the URLs, which may have passwords.
-func TestCommandHasNoURL(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const script = `echo ${REDLATCH_URL-none} ${REDLATCH_RED-none} ${REDIS_URL-none}`
-		url := "redis://" + s.Addr
-		for _, row := range []struct {
-			want string
-			args []string
-		}{
-			{"none none other", sh(script)},
-			{url + " " + url + " other", sh(script, "--keep-url")},
-		} {
-			c := newCommand(t, s.Addr, row.args...)
-			c.cmd.Env = append(c.cmd.Env, "REDLATCH_URL="+url, "REDLATCH_RED="+url, "REDIS_URL=other")
-			c.start()
-			require.Equal(t, row.want, c.line())
-			require.Zero(t, c.status(patience))
-		}
-	})
-}
-
-// REDLATCH_RED has the servers of a Redlock, for a command without another server.
-func TestRedOfTheEnvironment(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		red := "REDLATCH_RED=redis://" + s.Addr + ",redis://" + unreachable + ",redis://" + unreachable
-		for want, args := range map[int][][]string{
-			statusFailed: {sh("true")},
-			0:            {sh("true", "--url", "redis://"+s.Addr), {"lock", "--permits", "1", "slots", "--", "true"}},
-		} {
-			for _, a := range args {
-				c := newCommand(t, s.Addr, a...)
-				c.cmd.Env = append(c.cmd.Env, red)
-				c.start()
-				require.Equal(t, want, c.status(patience), "%v: %s", a, &c.stderr)
-			}
-		}
-	})
-}
-
-// A name that begins with a dash is no flag.
-func TestNamesWithADash(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		const script = `echo $REDLATCH_NAME`
-		for want, args := range map[string][]string{
-			"--try":        {"lock", "--name=--try", "--", "sh", "-c", script},
-			"--":           {"lock", "--name=--", "--", "sh", "-c", script},
-			"--url=x,b,-c": {"lock", "--name=--url=x", "--name", "b", "--name=-c", "--", "sh", "-c", script},
-			"-a,b":         {"lock", "--name=-a", "b", "--", "sh", "-c", script},
-		} {
-			c := start(t, s.Addr, args...)
-			require.Equal(t, want, c.line())
-			require.Zero(t, c.status(patience), &c.stderr)
-		}
-		require.Equal(t, "--force was not held\n", succeeds(t, s.Addr, "unlock", "--force", "--", "--force"))
-	})
-}
-
-// The command runs while the lock is held, for each kind of lock.
+// A plain lock and a spin lock are the only kinds that no row of the comparison holds.
 func TestKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, kind := range kinds {
-			name := "of:" + kind
-			holder := start(t, s.Addr, "lock", "--kind", kind, name, "--", "sh", "-c", "echo held; exec sleep 60")
-			require.Equal(t, "held", holder.line())
-			if typ := harness.Do(t, s.Addr, "TYPE", name); kind == "plain" {
-				require.Equal(t, "+string", typ)
-			} else {
-				require.Equal(t, "+hash", typ, kind)
-			}
-			other := start(t, s.Addr, "lock", "--try", "--kind", kind, name, "--", "true")
-			want := statusNotAcquired
-			if kind == "read" {
-				want = 0
-			}
-			require.Equal(t, want, other.status(patience), kind)
-			holder.signal(syscall.SIGTERM)
-			require.Equal(t, 128+15, holder.status(patience), kind)
-			require.Zero(t, start(t, s.Addr, "lock", "--try", "--kind", kind, name, "--", "true").status(patience), kind)
+		for kind, want := range map[string]string{"plain": "+string", "spin": "+hash"} {
+			holder := holding(t, s, "--kind", kind)
+			require.Equal(t, want, harness.Do(t, s.Addr, "TYPE", "job"))
+			require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--try", "--kind", kind)...), kind)
+			holder.end()
 		}
 	})
 }
 
-func TestPermits(t *testing.T) {
+// REDLATCH_URL precedes REDIS_URL, and an empty variable is none. REDLATCH_RED has the servers of a Redlock, for a
+// command without another server. The command that runs gets neither of the first and the last, which may have passwords.
+func TestEnvironment(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		flags := []string{"--permits", "2"}
-		first, second := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...), start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
-		require.Equal(t, "held", first.line())
-		require.Equal(t, "held", second.line())
-		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--permits", "2", "--try")...).status(patience))
-		third := start(t, s.Addr, sh("echo held", flags...)...)
-		first.signal(syscall.SIGTERM)
-		require.Equal(t, "held", third.line())
-		require.Zero(t, third.status(patience))
+		const script = `echo ${REDLATCH_URL-none} ${REDLATCH_RED-none} ${REDIS_URL-none}`
+		const none = "redis://" + unreachable
+		url := "redis://" + s.Addr
+		minority := "REDLATCH_RED=" + url + "," + none + "," + none
+		for _, row := range []struct {
+			env    []string
+			args   []string
+			status int
+			prints string
+		}{
+			{[]string{"REDLATCH_URL=" + url, "REDIS_URL=" + none}, sh(script), 0, "none none " + none + "\n"},
+			{[]string{"REDLATCH_URL=", "REDIS_URL=" + url}, sh(script), 0, "none none " + url + "\n"},
+			{[]string{"REDIS_URL=" + none}, sh("true", "--url", url), 0, ""},
+			{[]string{minority}, sh("true"), statusFailed, ""},
+			{[]string{minority}, sh("true", "--url", url), 0, ""},
+			{[]string{minority}, []string{"lock", "--permits", "1", "slots", "--", "true"}, 0, ""},
+			{
+				[]string{"REDLATCH_URL=" + url, "REDLATCH_RED=" + url, "REDIS_URL=other"}, sh(script, "--keep-url"), 0,
+				url + " " + url + " other\n",
+			},
+		} {
+			c := newCommand(t, s.Addr, row.args...)
+			c.cmd.Env = append(c.cmd.Env, row.env...)
+			c.start()
+			r := c.result()
+			require.Equal(t, row.status, r.status, "%v: %s", row.env, r.stderr)
+			require.Equal(t, row.prints, r.stdout, "%v", row.env)
+		}
 	})
 }
 
-// Signals go to the whole group of the command, which may handle them.
-func TestSignals(t *testing.T) {
+// A name is any text but the empty one. One that begins with a dash is no flag.
+func TestNames(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got USR1' USR1; trap 'echo got TERM; exit 7' TERM
-			(trap 'echo child got USR1' USR1; echo ready; while :; do sleep 0.01; done) & while :; do wait; done`)...)
-		require.Equal(t, "ready", c.line())
-		c.signal(syscall.SIGUSR1)
-		require.ElementsMatch(t, []string{"got USR1", "child got USR1"}, []string{c.line(), c.line()})
-		c.signal(syscall.SIGTERM)
-		require.Equal(t, "got TERM", c.line())
-		require.Equal(t, 7, c.status(patience))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A signal ends the wait for the lock.
-func TestSignalWhileWaiting(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, err := harness.Client(t, s).FairLock("job").Lock(t.Context())
-		require.NoError(t, err)
-		c := start(t, s.Addr, sh("true", "--kind", "fair")...)
-		harness.Eventually(t, patience, "redlatch waits", func() bool {
-			waiting, err := harness.Client(t, s).FairLock("job").Queue(t.Context())
-			return err == nil && len(waiting) == 1
-		})
-		c.signal(syscall.SIGINT)
-		require.Equal(t, 128+2, c.status(patience))
-		require.NoError(t, h.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// If redlatch is killed, the command dies too, and the lock is free when its lease is over.
-func TestKilledParent(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, "lock", "--ttl", "1s", "job", "--", "sh", "-c", "echo $$; exec sleep 60")
-		pid := c.line()
-		c.signal(syscall.SIGKILL)
-		harness.Eventually(t, patience, "the command is dead", func() bool { return !isAlive(pid) })
-		next := start(t, s.Addr, sh("echo held", "--wait", "11s")...)
-		require.Equal(t, "held", next.line())
-	})
-}
-
-// When the lock is lost the group gets TERM, and what ignores it is killed.
-func TestLostLock(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := start(t, s.Addr, sh(`trap 'echo got TERM; exit 0' TERM; echo ready; while :; do sleep 0.01; done`, "--ttl", "12s")...)
-		require.Equal(t, "ready", c.line())
-		harness.Do(t, s.Addr, "DEL", "job")
-		require.Equal(t, "got TERM", c.line())
-		require.Equal(t, statusLost, c.status(patience))
-		require.Contains(t, c.stderr.String(), "job: the command was ended: lock lost: ")
-
-		c = start(t, s.Addr, sh(`trap '' TERM; sleep 60 & echo $!; while :; do sleep 0.01; done`, "--ttl", "3s")...)
-		pid := c.line()
-		harness.Do(t, s.Addr, "DEL", "job")
-		require.Equal(t, statusLost, c.status(patience))
-		harness.Eventually(t, patience, "the whole group is dead", func() bool { return !isAlive(pid) })
+		const script = `echo "$REDLATCH_NAME"`
+		for want, args := range map[string][]string{
+			"--try":          {"lock", "--name=--try", "--", "sh", "-c", script},
+			"--":             {"lock", "--name=--", "--", "sh", "-c", script},
+			"--url=x,b,-c":   {"lock", "--name=--url=x", "--name", "b", "--name=-c", "--", "sh", "-c", script},
+			"-a,b":           {"lock", "--name=-a", "b", "--", "sh", "-c", script},
+			"b,a":            {"lock", "b", "a", "--", "sh", "-c", script},
+			" ":              {"lock", " ", "--", "sh", "-c", script},
+			`é😀}{ $HOME*'"\`: {"lock", `é😀}{ $HOME*'"\`, "--", "sh", "-c", script},
+		} {
+			require.Equal(t, want, line(t, s, args...))
+		}
+		require.Equal(t, "b a", line(t, s, "lock", "job", "echo", "b", "a"), "one name needs no --")
+		require.Equal(t, "--force was not held\n", succeeds(t, s.Addr, "unlock", "--force", "--", "--force"))
+		fails(t, s.Addr, statusFailed, "invalid", "lock", "a", "", "--", "true")
 	})
 }
 
@@ -451,21 +307,6 @@ func TestStoppedServer(t *testing.T) {
 	})
 }
 
-func TestDurations(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		for _, flags := range [][]string{{"--lease", "2s"}, {"--max-hold", "2s"}} {
-			c := start(t, s.Addr, sh("echo held; exec sleep 60", flags...)...)
-			require.Equal(t, "held", c.line())
-			require.Equal(t, statusLost, c.status(patience), flags)
-			harness.Do(t, s.Addr, "DEL", "job")
-		}
-		require.Zero(t, start(t, s.Addr, sh("true", "--at-least", "1h")...).status(patience))
-		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try")...).status(patience))
-		left := harness.PTTL(t, s.Addr, "job")
-		require.Greater(t, left, time.Hour.Milliseconds()-60_000, strconv.Itoa(int(left)))
-	})
-}
-
 // The least time is for a command that has started.
 func TestAtLeastOfACommandThatDoesNotStart(t *testing.T) {
 	script := filepath.Join(t.TempDir(), "script")
@@ -480,22 +321,6 @@ func TestAtLeastOfACommandThatDoesNotStart(t *testing.T) {
 			harness.NothingLeft(t, s.Addr)
 			harness.NothingLeft(t, other.Addr)
 		}
-	})
-}
-
-func TestRed(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		urls := []string{"redis://" + s.Addr}
-		for range 2 {
-			urls = append(urls, "redis://"+harness.Server(t, s.Program).Addr)
-		}
-		all := strings.Join(urls, ",")
-		c := start(t, s.Addr, sh("echo held; exec sleep 60", "--red", all)...)
-		require.Equal(t, "held", c.line())
-		require.Equal(t, statusNotAcquired, start(t, s.Addr, sh("true", "--try", "--red", all)...).status(patience))
-		c.signal(syscall.SIGTERM)
-		require.Equal(t, 128+15, c.status(patience))
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -523,25 +348,6 @@ func TestGrace(t *testing.T) {
 	}
 }
 
-// REDLATCH_URL precedes REDIS_URL, and an empty variable is none.
-func TestURLs(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		url := "redis://" + s.Addr
-		for _, env := range [][]string{
-			{"REDLATCH_URL=" + url, "REDIS_URL=redis://" + unreachable},
-			{"REDLATCH_URL=", "REDIS_URL=" + url},
-		} {
-			c := newCommand(t, s.Addr, sh("true")...)
-			c.cmd.Env = append(c.cmd.Env, env...)
-			c.start()
-			require.Zero(t, c.status(patience), "%v: %s", env, &c.stderr)
-		}
-		c := newCommand(t, unreachable, sh("true", "--url", url)...)
-		c.start()
-		require.Zero(t, c.status(patience), &c.stderr)
-	})
-}
-
 // A majority of the servers is enough from the beginning, and it is one of all servers.
 func TestRedWithoutSomeServers(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -557,17 +363,4 @@ func TestRedWithoutSomeServers(t *testing.T) {
 		defer unlock(t, takeJob(t, s)) // two of five are no majority
 		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--try", "--red", five)...))
 	})
-}
-
-// The help lists the exit statuses and an example.
-func TestHelp(t *testing.T) {
-	c := start(t, "127.0.0.1:1", "lock", "--help")
-	require.Zero(t, c.status(patience))
-	var help strings.Builder
-	for line := range c.lines {
-		help.WriteString(line + "\n")
-	}
-	for _, want := range []string{"Exit status:", "123", "124", "125", "126", "127", "128 + n", "redlatch lock --wait 1m", "--max-hold"} {
-		require.Contains(t, help.String(), want)
-	}
 }

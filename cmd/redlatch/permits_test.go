@@ -79,34 +79,6 @@ func TestPlainPermitsCommand(t *testing.T) {
 	})
 }
 
-// A semaphore whose permits have ids is not mistaken for one of the other kind.
-func TestPermitsKind(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(3))
-		_, err := slots.Acquire(t.Context(), semaphore.Forever()) // also if the garbage collector finds it
-		require.NoError(t, err)
-		for _, args := range []string{"set --plain slots 8", "drain --plain slots", "release --plain slots"} {
-			fails(t, s.Addr, statusFailed, "whose permits have ids, not a semaphore for --plain", append([]string{"permits"}, strings.Fields(args)...)...)
-		}
-		stats, err := slots.Stats(t.Context())
-		require.NoError(t, err)
-		require.Equal(t, semaphore.PermitStats{Total: 3, Free: 2, Taken: 1}, stats)
-	})
-}
-
-// After a drain, the permits that are still held are no problem.
-func TestDrainedPermits(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(3))
-		_, err := slots.Acquire(t.Context(), lock.Lease(time.Hour))
-		require.NoError(t, err)
-		require.Equal(t, "1\n", succeeds(t, s.Addr, "permits", "drain", "slots"))
-		require.Contains(t, succeeds(t, s.Addr, "ls"), "0 free, 1 held, 1 too many")
-		out := succeeds(t, s.Addr, "doctor", "--watch", "1ms", "slots")
-		require.Contains(t, out, "The number of permits was reduced to 0: nobody acquires one until it is raised.")
-	})
-}
-
 // A semaphore or a lock is not mistaken for a latch, nor a latch for a semaphore.
 func TestPermitsAndLatchesOfOtherKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

@@ -240,19 +240,6 @@ func TestScreenUnlocksAfterAConfirmation(t *testing.T) {
 	require.True(t, isForcible(inspect.Election))
 }
 
-func TestScreenKeepsTheLastSampleAfterAnError(t *testing.T) {
-	p := play(t, lockRow("a", 0, 0))
-	p.next = sample{err: errors.New("connection refused")}
-	p.refresh()
-	require.Equal(t, []string{"a"}, p.order())
-	require.Contains(t, p.lines(), "as of 03:04:05: connection refused")
-
-	p = play(t)
-	p.s.last = sample{}
-	p.refresh()
-	require.NotEmpty(t, p.lines())
-}
-
 // Each sample leads to the next one, after the interval, unless the screen is paused.
 func TestScreenRefreshes(t *testing.T) {
 	p := play(t, lockRow("a", 0, 0))

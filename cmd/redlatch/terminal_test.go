@@ -36,8 +36,6 @@ var scripts = map[string]string{
 	"stubborn": `(trap '' TSTP; echo $BASHPID >pid; exec sleep 60) & while [ ! -s pid ]; do sleep 0.01; done; echo ready; wait; exit 3`,
 	// It stops instead of ending.
 	"evasive": `trap 'kill -TSTP $$' TERM; echo ready; while :; do sleep 0.01; done`,
-	// It consumes its standard input and asks the terminal.
-	"pager": `cat >lines; echo asks; read answer </dev/tty; echo "answer <$answer> for $(cat lines)"`,
 	// It asks the terminal when it may.
 	"asker": `while [ ! -e ask ]; do sleep 0.01; done; echo $$ >asker.pid; read answer </dev/tty; echo "answer <$answer>"`,
 }
@@ -200,24 +198,6 @@ func eachPane(t *testing.T, test func(t *testing.T, s *testserver.Server, p *pan
 	harness.Each(t, func(t *testing.T, s *testserver.Server) { test(t, s, panes(t, s, 1)[0]) })
 }
 
-// Ctrl-C ends the wait for the lock.
-func TestTerminalInterruptedWait(t *testing.T) {
-	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		l := harness.Client(t, s).FairLock("job")
-		h, err := l.Lock(t.Context())
-		require.NoError(t, err)
-		p.run("redlatch lock --kind fair job -- true")
-		harness.Eventually(t, patience, "redlatch waits", func() bool {
-			waiting, err := l.Queue(t.Context())
-			return err == nil && len(waiting) == 1
-		})
-		p.keys("C-c")
-		require.Equal(t, "130", p.prompt())
-		require.NoError(t, h.Unlock(t.Context()))
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
 // A process that waits for the lock stops and goes on like any other.
 func TestTerminalStoppedWait(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
@@ -225,10 +205,7 @@ func TestTerminalStoppedWait(t *testing.T) {
 		h, err := l.Lock(t.Context())
 		require.NoError(t, err)
 		p.run("redlatch lock --kind fair job -- ./reader")
-		harness.Eventually(t, patience, "redlatch waits", func() bool {
-			waiting, err := l.Queue(t.Context())
-			return err == nil && len(waiting) == 1
-		})
+		harness.Eventually(t, patience, "redlatch waits", queued(t, l, 1))
 		p.keys("C-z")
 		require.Equal(t, "148", p.prompt())
 		p.foreground()
@@ -244,15 +221,12 @@ func TestTerminalStoppedWait(t *testing.T) {
 // Ctrl-C goes to the group of the command, whose status is that of redlatch.
 func TestTerminalInterruptedCommand(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		for _, pipeline := range []string{"", " | (trap '' INT; cat)"} {
-			p.clear()
-			p.run("set -o pipefail; redlatch lock job -- ./interruptible" + pipeline)
-			p.shows("ready")
-			p.keys("C-c")
-			p.shows(".*child got INT")
-			p.shows("parent got INT")
-			require.Equal(t, "5", p.prompt())
-		}
+		p.run("set -o pipefail; redlatch lock job -- ./interruptible | (trap '' INT; cat)")
+		p.shows("ready")
+		p.keys("C-c")
+		p.shows(".*child got INT")
+		p.shows("parent got INT")
+		require.Equal(t, "5", p.prompt())
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -260,32 +234,22 @@ func TestTerminalInterruptedCommand(t *testing.T) {
 // Ctrl-C ends a loop and a script too, if it ends the command.
 func TestTerminalInterruptedLoop(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		for _, loop := range []string{scripts["loop"], "./loop"} {
-			p.clear()
-			p.run(loop)
-			p.shows("round")
-			p.interruptLoop()
-		}
 		harness.Do(t, s.Addr, "SET", "import", "1")
-		for command, ready := range map[string]func(){
-			"bench":             func() { p.shows("round trip .*") },
-			"latch wait import": func() { waitForSubscribers(t, s, "redisson_countdownlatch__channel__{import}", 1) },
-			"top":               func() { p.shows("redlatch top .*") },
+		for loop, ready := range map[string]func(){
+			"./loop": func() { p.shows("round") },
+			"for i in 1 2 3; do echo round; redlatch latch wait import; done": func() {
+				waitForSubscribers(t, s, "redisson_countdownlatch__channel__{import}", 1)
+			},
+			"for i in 1 2 3; do echo round; redlatch top; done": func() { p.shows("redlatch top .*") },
 		} {
 			p.clear()
-			p.run("for i in 1 2 3; do echo round; redlatch " + command + "; done")
+			p.run(loop)
 			ready()
-			p.interruptLoop()
+			p.keys("C-c")
+			require.Equal(t, "130", p.prompt(), loop)
+			require.Len(t, regexp.MustCompile("(?m)^round$").FindAllString(p.screen(), -1), 1, loop)
 		}
 	})
-}
-
-// interruptLoop presses Ctrl-C, which must end the loop in its first round.
-func (p *pane) interruptLoop() {
-	p.t.Helper()
-	p.keys("C-c")
-	require.Equal(p.t, "130", p.prompt())
-	require.Len(p.t, regexp.MustCompile("(?m)^round$").FindAllString(p.screen(), -1), 1)
 }
 
 // After Ctrl-Z the command stops, and after fg it has the terminal again.
@@ -294,12 +258,12 @@ func TestTerminalForeground(t *testing.T) {
 		for _, row := range []string{
 			"redlatch lock job -- ./reader",
 			"redlatch lock job -- ./reader 2>&1 | cat", // of several processes
-			"sh -c 'redlatch lock job -- ./reader; exit $?'",
+			"redlatch lock job -- redlatch lock other -- ./reader",
 		} {
 			p.clear()
 			p.run(row)
 			p.shows("ready")
-			for _, word := range []string{"one", "two", "three"} {
+			for _, word := range []string{"one", "two"} {
 				p.enter(word)
 				p.shows("got <" + word + ">")
 				p.keys("C-z")
@@ -307,8 +271,6 @@ func TestTerminalForeground(t *testing.T) {
 				require.True(t, isStopped(p.file("pid")), row)
 				p.foreground()
 			}
-			p.enter("four")
-			p.shows("got <four>")
 			p.keys("C-d")
 			p.shows("the end")
 			require.Equal(t, "0", p.prompt(), row)
@@ -396,65 +358,20 @@ func TestTerminalOfOneProcess(t *testing.T) {
 	})
 }
 
-// A command may be a redlatch, which also hands the terminal on.
-func TestTerminalNested(t *testing.T) {
-	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
-		p.run("redlatch lock job -- redlatch lock other -- ./reader")
-		p.shows("ready")
-		for _, word := range []string{"one", "two"} {
-			p.enter(word)
-			p.shows("got <" + word + ">")
-			p.keys("C-z")
-			require.Equal(t, "148", p.prompt())
-			p.foreground()
-		}
-		p.keys("C-d")
-		p.shows("the end")
-		require.Equal(t, "0", p.prompt())
-	})
-}
-
-// The shell gets the terminal back from a command that is killed.
+// The shell gets the terminal back from a command that is killed, because it ignores that it is to end, or stops
+// then. redlatch does not stop.
 func TestTerminalLostLock(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		p.run("trap '' TERM; redlatch lock --ttl 3s job -- ./reader")
-		p.shows("ready")
-		harness.Do(t, s.Addr, "DEL", "job")
-		require.Equal(t, "123", p.prompt())
-		p.run("echo $((1 + 1)) left")
-		p.shows("2 left")
-	})
-}
-
-// Another process of the pipeline may read the terminal.
-func TestTerminalPager(t *testing.T) {
-	eachPane(t, func(t *testing.T, _ *testserver.Server, p *pane) {
-		p.run("redlatch lock job -- echo lines | ./pager")
-		p.shows("asks")
-		p.keys("C-z")
-		p.prompt()
-		p.foreground()
-		p.enter("yes")
-		p.shows("answer <yes> for lines")
-		require.Equal(t, "0", p.prompt())
-	})
-}
-
-// A job of several processes stops as a whole each time, even if its command is in the background.
-func TestTerminalPipeline(t *testing.T) {
-	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		p.run("redlatch lock job -- ./worker | cat")
-		p.shows("ready")
-		for range 3 {
-			p.keys("C-z")
-			require.Equal(t, "148", p.prompt())
-			require.True(t, isStopped(p.file("pid")))
-			p.foreground()
-			harness.Eventually(t, patience, "the command runs", func() bool { return !isStopped(p.file("pid")) })
+		for _, command := range []string{"redlatch lock --ttl 3s job -- ./evasive", "trap '' TERM; redlatch lock --ttl 3s job -- ./reader"} {
+			p.clear()
+			p.run(command)
+			p.shows("ready")
+			harness.Do(t, s.Addr, "DEL", "job")
+			require.Equal(t, "123", p.prompt(), command)
+			p.run("echo $((1 + 1)) left")
+			p.shows("2 left")
+			p.prompt()
 		}
-		p.touch("enough")
-		require.Equal(t, "0", p.prompt())
-		harness.NothingLeft(t, s.Addr)
 	})
 }
 
@@ -468,6 +385,7 @@ func TestTerminalWriter(t *testing.T) {
 }
 
 // Another process of the job may ask the terminal in the background, which stops it, but not redlatch.
+// Ctrl-Z stops the job as a whole, although its command is in the background.
 func TestTerminalBackgroundPager(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
 		p.run("redlatch lock --ttl 3s job -- ./worker | ./asker &")
@@ -482,7 +400,9 @@ func TestTerminalBackgroundPager(t *testing.T) {
 		p.foreground() // the shell continues a job if all of it has stopped
 		p.keys("C-z")
 		p.prompt()
+		require.True(t, isStopped(p.file("pid")))
 		p.foreground()
+		harness.Eventually(t, patience, "the command runs", func() bool { return !isStopped(p.file("pid")) })
 		p.enter("yes")
 		p.shows("answer <yes>")
 		p.touch("enough")
@@ -495,20 +415,17 @@ func TestTerminalBackgroundPager(t *testing.T) {
 // the command. Others can have the lock meanwhile.
 func TestTerminalStoppedTooLong(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		for _, next := range []string{"fg", "bg; wait %1"} {
-			p.clear()
-			p.run("redlatch lock --ttl 3s job -- ./busy")
-			p.shows("ready")
-			p.keys("C-z")
-			require.Equal(t, "148", p.prompt())
-			work := p.file("work")
-			harness.Eventually(t, patience, "the lease is over", func() bool { return harness.PTTL(t, s.Addr, "job") == -2 })
-			require.Zero(t, start(t, s.Addr, sh("true", "--try")...).status(patience))
-			p.run(next)
-			require.Equal(t, "123", p.prompt())
-			require.False(t, isAlive(p.file("pid")))
-			require.Equal(t, work, p.file("work"))
-		}
+		p.run("redlatch lock --ttl 3s job -- ./busy")
+		p.shows("ready")
+		p.keys("C-z")
+		require.Equal(t, "148", p.prompt())
+		work := p.file("work")
+		harness.Eventually(t, patience, "the lease is over", func() bool { return harness.PTTL(t, s.Addr, "job") == -2 })
+		require.Zero(t, exitStatus(t, s, sh("true", "--try")...))
+		p.run("fg")
+		require.Equal(t, "123", p.prompt())
+		require.False(t, isAlive(p.file("pid")))
+		require.Equal(t, work, p.file("work"))
 	})
 }
 
@@ -525,39 +442,6 @@ func TestTerminalStubbornChild(t *testing.T) {
 		harness.Eventually(t, patience, "the child goes on", func() bool { return !isStopped(pid) })
 		kill(t, pid)
 		require.Equal(t, "3", p.prompt())
-	})
-}
-
-// A command that stops when it is to end is killed, and redlatch does not stop.
-func TestTerminalEvasiveCommand(t *testing.T) {
-	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		p.run("redlatch lock --ttl 3s job -- ./evasive")
-		p.shows("ready")
-		harness.Do(t, s.Addr, "DEL", "job")
-		require.Equal(t, "123", p.prompt())
-	})
-}
-
-// Of two terminals one has the lock.
-func TestTerminalTwo(t *testing.T) {
-	eachPane(t, func(t *testing.T, s *testserver.Server, _ *pane) {
-		both := panes(t, s, 2)
-		holder, waiter := both[0], both[1]
-		holder.run("redlatch lock job -- ./reader")
-		holder.shows("ready")
-		waiter.run("redlatch lock --try job -- true")
-		require.Equal(t, "124", waiter.prompt())
-		waiter.run("redlatch lock job -- ./reader")
-		holder.enter("one")
-		holder.shows("got <one>")
-		require.NotContains(t, waiter.screen(), "ready")
-		holder.keys("C-d")
-		require.Equal(t, "0", holder.prompt())
-		waiter.shows("ready")
-		waiter.enter("two")
-		waiter.shows("got <two>")
-		waiter.keys("C-d")
-		require.Equal(t, "0", waiter.prompt())
 	})
 }
 

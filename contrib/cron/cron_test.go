@@ -17,7 +17,6 @@ import (
 
 	redlatchcron "github.com/redlatch/redlatch/contrib/cron"
 	"github.com/redlatch/redlatch/internal/harness"
-	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
 )
@@ -204,37 +203,6 @@ func TestNoRun(t *testing.T) {
 		require.Zero(t, r.count())
 		synctest.Wait()
 		require.Contains(t, log.String(), lock.ErrClosed.Error())
-	})
-}
-
-// Eight machines on a real server run a job of every second once.
-func TestServers(t *testing.T) {
-	const machines, slots = 8, 3
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		var mu sync.Mutex
-		var ran []time.Time
-		all := make(chan struct{}, 1000)
-		for range machines {
-			c := cron.New(cron.WithSeconds(), cron.WithLocation(time.UTC))
-			_, err := redlatchcron.Add(c, "* * * * * *", harness.Client(t, s).Once("tick"), func(context.Context) error {
-				mu.Lock()
-				defer mu.Unlock()
-				ran = append(ran, time.Now())
-				all <- struct{}{}
-				return nil
-			})
-			require.NoError(t, err)
-			c.Start()
-			t.Cleanup(func() { <-c.Stop().Done() })
-		}
-		for range slots {
-			harness.Receive(t, 10*time.Second, "a run", all)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		for i, at := range ran[1:] {
-			require.Greater(t, at.Truncate(time.Second), ran[i].Truncate(time.Second), "two runs in one second")
-		}
 	})
 }
 

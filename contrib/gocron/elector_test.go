@@ -132,6 +132,7 @@ func TestLostTerm(t *testing.T) {
 		next := elector(t, b, "b")
 		harness.Waits(t, 1, b)
 		g.Stall()
+		elector(t, c, "late") // which does not ask the server
 		leads(t, next)
 		require.ErrorIs(t, a.IsLeader(t.Context()), redlatchgocron.ErrNotLeader)
 		harness.Receive(t, soon, "the end of the job's context", ctx.Done())
@@ -140,21 +141,15 @@ func TestLostTerm(t *testing.T) {
 	})
 }
 
-// A server that is down has no leader, and a process that has died leaves its place to another one.
-func TestElectionWithoutAServer(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		a := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Second))
+// A process that closes its client leaves its place to another one.
+func TestElectorOfAClosedClient(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		a, b := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Second)), harness.Client(t, s)
 		e := elector(t, a, "a")
 		leads(t, e)
-		s.Kill()
-		follows(t, e)
-		require.NoError(t, s.Restart())
-		leads(t, e)
-
-		b := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Second))
 		next := elector(t, b, "b")
 		harness.Waits(t, 1, b)
+
 		a.Close()
 		require.ErrorIs(t, e.IsLeader(t.Context()), redlatchgocron.ErrNotLeader)
 		leads(t, next)
@@ -188,41 +183,6 @@ func TestContextOfAJob(t *testing.T) {
 	ctx, end = e.Context(t.Context())
 	defer end()
 	require.ErrorIs(t, context.Cause(ctx), redlatchgocron.ErrNotLeader)
-}
-
-// The end of the context of NewElector ends the candidacy.
-func TestElectorContext(t *testing.T) {
-	c := redlatchtest.New(t)
-	ctx, cancel := context.WithCancelCause(t.Context())
-	e, err := redlatchgocron.NewElector(ctx, c, boss, "")
-	require.NoError(t, err)
-	leads(t, e)
-	cause := errors.New("stopped")
-	cancel(cause)
-	e.Close()
-	err = e.IsLeader(t.Context())
-	require.ErrorIs(t, err, redlatchgocron.ErrNotLeader)
-	require.ErrorIs(t, err, cause)
-	leads(t, elector(t, c, ""))
-}
-
-// The options are those of each term. NewElector itself sends nothing.
-func TestElectorOptions(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		s.Latency = time.Millisecond
-		c, began := s.Client(t), time.Now()
-		e, err := redlatchgocron.NewElector(t.Context(), c, boss, "", lock.MaxHold(time.Hour))
-		require.NoError(t, err)
-		defer e.Close()
-		require.Equal(t, began, time.Now(), "NewElector waits for no reply")
-		leads(t, e)
-		ctx, end := e.Context(t.Context())
-		defer end()
-		harness.Receive(t, 2*time.Hour, "the end of the term", ctx.Done())
-		var lost *lock.LostError
-		require.ErrorAs(t, context.Cause(ctx), &lost)
-		require.Equal(t, lock.ReasonMaxHold, lost.Reason)
-	})
 }
 
 func TestInvalidElector(t *testing.T) {

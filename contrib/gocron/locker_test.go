@@ -259,28 +259,6 @@ func TestClocksDiffer(t *testing.T) {
 	})
 }
 
-// A machine that comes late runs the job of a process that has died, when its lease is over.
-func TestDeathOfAProcess(t *testing.T) {
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		clock := redlatchgocron.Clock(func() time.Time { return noon })
-		dies := s.Client(t)
-		run, err := locker(t, dies, clock, redlatchgocron.Logger(new(harness.Log).Logger())).Lock(t.Context(), job)
-		require.NoError(t, err)
-		dies.Close()
-		require.ErrorIs(t, run.Unlock(t.Context()), lock.ErrClosed)
-		l := locker(t, s.Client(t), clock)
-		_, err = l.Lock(t.Context(), job)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		time.Sleep(30 * time.Second)
-		run, err = l.Lock(t.Context(), job)
-		require.NoError(t, err)
-		require.NoError(t, run.Unlock(t.Context()))
-		_, err = l.Lock(t.Context(), job)
-		require.ErrorIs(t, err, lock.ErrNotAcquired)
-		require.ErrorContains(t, err, "has been run")
-	})
-}
-
 // The context of a run ends with its locks. That it was lost is logged, because gocron drops it.
 func TestLostRun(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
@@ -347,6 +325,9 @@ func TestCancelledJob(t *testing.T) {
 		require.NoError(t, run.Unlock(ctx), "a second call")
 		remembered(t, c, noon)
 		require.False(t, harness.IsLocked(t, c.Lock(key)))
+		_, err = l.Lock(t.Context(), job)
+		require.ErrorIs(t, err, lock.ErrNotAcquired)
+		require.ErrorContains(t, err, "has been run")
 		_, err = l.Lock(ctx, job+"2")
 		require.ErrorIs(t, err, context.Canceled)
 	})

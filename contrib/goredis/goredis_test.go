@@ -6,9 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -84,9 +82,8 @@ func TestStandalone(t *testing.T) {
 	}
 	harness.EachOf(t, []row{
 		{"plain", func(*testing.T, *testserver.Server, *redis.Options) {}},
-		{"database", func(_ *testing.T, _ *testserver.Server, opt *redis.Options) { opt.DB = 3 }},
-		{"RESP2", func(_ *testing.T, _ *testserver.Server, opt *redis.Options) { opt.Protocol = 2 }},
-		{"timeouts", func(_ *testing.T, _ *testserver.Server, opt *redis.Options) {
+		{"database, RESP2, timeouts", func(_ *testing.T, _ *testserver.Server, opt *redis.Options) {
+			opt.DB, opt.Protocol, opt.Network = 3, 2, "tcp4"
 			opt.DialTimeout, opt.ReadTimeout, opt.WriteTimeout = time.Second, 2*time.Second, -1
 			opt.ConnMaxLifetime = time.Hour
 		}},
@@ -100,7 +97,6 @@ func TestStandalone(t *testing.T) {
 				return new(net.Dialer).DialContext(ctx, network, s.Addr)
 			}
 		}},
-		{"network", func(_ *testing.T, _ *testserver.Server, opt *redis.Options) { opt.Network = "tcp4" }},
 	}, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, row row) {
 		opt := &redis.Options{Addr: s.Addr}
 		row.set(t, s, opt)
@@ -109,58 +105,17 @@ func TestStandalone(t *testing.T) {
 	})
 }
 
-// The user of the server may do nothing, so each client has to log in.
+// The default user of the server may do nothing, so each client has to log in, also with the older protocol.
 func TestUsers(t *testing.T) {
-	type row struct {
-		name string
-		set  func(opt *redis.Options)
-	}
-	harness.EachOf(t, []row{
-		{"user", func(opt *redis.Options) { opt.Username, opt.Password = "alice", "secret" }},
-		{"provider", func(opt *redis.Options) {
-			opt.CredentialsProvider = func() (string, string) { return "alice", "secret" }
-		}},
-		{"provider with context", func(opt *redis.Options) {
-			opt.CredentialsProviderContext = func(context.Context) (string, string, error) { return "alice", "secret", nil }
-		}},
-		{"streaming provider", func(opt *redis.Options) { opt.StreamingCredentialsProvider = streaming{} }},
-		{"user, RESP2", func(opt *redis.Options) { opt.Username, opt.Password, opt.Protocol = "alice", "secret", 2 }},
-	}, func(r row) string { return r.name }, func(t *testing.T, shared *testserver.Server, row row) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "alice", "on", ">secret", "~*", "&*", "+@all")
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "off")
-		opt := &redis.Options{Addr: s.Addr}
-		_, err := goredis.Open(t.Context(), opt)
+		_, err := goredis.Open(t.Context(), &redis.Options{Addr: s.Addr})
 		require.ErrorContains(t, err, "NOAUTH")
-		row.set(opt)
-		checkStandalone(t, opt)
-	})
-}
-
-func TestPassword(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		harness.Do(t, s.Addr, "CONFIG", "SET", "requirepass", "secret")
-		checkStandalone(t, &redis.Options{Addr: s.Addr, Password: "secret"})
-	})
-}
-
-// A provider is asked again when a connection is replaced.
-func TestCredentialsChange(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		rules := []string{"ACL", "SETUSER", "alice", "on", "~*", "&*", "+@all", "resetpass"}
-		harness.Do(t, s.Addr, append(rules, ">one")...)
-		var password atomic.Value
-		password.Store("one")
-		c := open(t, &redis.Options{Addr: s.Addr, CredentialsProvider: func() (string, string) { return "alice", password.Load().(string) }})
-		h, err := c.Lock("orders").Lock(t.Context())
-		require.NoError(t, err)
-		password.Store("two")
-		harness.Do(t, s.Addr, append(rules, ">two")...)
-		require.NotEqual(t, ":0", harness.Do(t, s.Addr, "CLIENT", "KILL", "USER", "alice"))
-		harness.Eventually(t, patience, "the connection is restored", func() bool { return c.Ping(t.Context()) == nil })
-		require.NoError(t, h.Unlock(t.Context()))
+		for _, protocol := range []int{2, 3} {
+			checkStandalone(t, &redis.Options{Addr: s.Addr, Username: "alice", Password: "secret", Protocol: protocol})
+		}
 	})
 }
 
@@ -216,36 +171,6 @@ func TestTLS(t *testing.T) {
 		checkStandalone(t, &redis.Options{Network: "tcp4", Addr: addr, TLSConfig: conf})
 		_, err := goredis.Open(t.Context(), &redis.Options{Addr: addr, TLSConfig: &tls.Config{}})
 		require.ErrorContains(t, err, "certificate")
-	})
-}
-
-// The connections have the name of the options, and report their library unless that is disabled.
-func TestIdentity(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		list := func(name string) (library bool) {
-			t.Helper()
-			clients, err := testserver.Query(s.Addr, "CLIENT", "LIST")
-			require.NoError(t, err)
-			found := 0
-			for line := range strings.Lines(clients[0]) {
-				if strings.Contains(line, " name="+name+" ") {
-					found++
-					library = library || strings.Contains(line, "lib-name=rueidis")
-				}
-			}
-			require.NotZero(t, found)
-			return library
-		}
-		open(t, &redis.Options{Addr: s.Addr, ClientName: "shop"})
-		library := list("shop")
-		open(t, &redis.Options{Addr: s.Addr, ClientName: "hidden", DisableIdentity: true})
-		require.False(t, list("hidden"))
-		info, err := testserver.Info(s.Addr, "server")
-		require.NoError(t, err)
-		major, _, _ := strings.Cut(info["redis_version"], ".")
-		version, err := strconv.Atoi(major)
-		require.NoError(t, err)
-		require.Equal(t, version >= 7 && list("shop"), library)
 	})
 }
 

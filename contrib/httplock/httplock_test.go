@@ -19,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
@@ -141,58 +140,8 @@ func (g *gate) Entered(t *testing.T) *http.Request {
 	return harness.Receive(t, patience, "a request at the handler", g.entered)
 }
 
-// Eight clients of two processes never handle the same key at the same time.
-func TestRequestsWithOneKeyDoNotOverlap(t *testing.T) {
-	const clients, requests = 8, 10
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		var inside, handled [2]atomic.Int32
-		work := func(_ http.ResponseWriter, r *http.Request) {
-			key := int(r.URL.Path[len(r.URL.Path)-1] - '0')
-			assert.Equal(t, int32(1), inside[key].Add(1), "requests overlap")
-			time.Sleep(time.Millisecond) // the work
-			inside[key].Add(-1)
-			handled[key].Add(1)
-		}
-		var instances [2]*httptest.Server
-		for i := range instances {
-			c := harness.Client(t, s)
-			instances[i] = start(t, wrap(t, httplock.Config{Locker: locks(c), Wait: patience}, work))
-		}
-		var all sync.WaitGroup
-		for key := range 2 {
-			for i := range clients {
-				all.Go(func() {
-					for n := range requests {
-						resp, err := get(instances[(i+n)%2], fmt.Sprintf("/orders/%d", key))
-						if assert.NoError(t, err) {
-							assert.Equal(t, http.StatusOK, resp.StatusCode)
-						}
-					}
-				})
-			}
-		}
-		all.Wait()
-		for key := range handled {
-			require.Equal(t, int32(clients*requests), handled[key].Load())
-		}
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-func TestKeysAreIndependent(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		g := newGate(t)
-		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
-		first, second := background(t, server, "/orders/1"), background(t, server, "/orders/2")
-		g.Entered(t)
-		g.Entered(t)
-		g.Open()
-		require.Equal(t, http.StatusOK, first.Got())
-		require.Equal(t, http.StatusOK, second.Got())
-	})
-}
-
-// Without Wait, a request whose key another one has gets 409. A request without a key needs no lock.
+// Without Wait, a request whose key another one has gets 409. Other keys are independent, and a request without
+// a key needs no lock.
 func TestConflict(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		g := newGate(t)
@@ -202,12 +151,16 @@ func TestConflict(t *testing.T) {
 		require.True(t, ok)
 		resp := requireStatus(t, http.StatusConflict, server, "/orders/1")
 		require.Empty(t, resp.Header.Get("Retry-After"))
+		second := background(t, server, "/orders/2")
+		_, ok = httplock.HoldFrom(g.Entered(t).Context())
+		require.True(t, ok)
 		unlocked := background(t, server, "/")
 		_, ok = httplock.HoldFrom(g.Entered(t).Context())
 		require.False(t, ok)
 		require.Empty(t, g.entered)
 		g.Open()
 		require.Equal(t, http.StatusOK, first.Got())
+		require.Equal(t, http.StatusOK, second.Got())
 		require.Equal(t, http.StatusOK, unlocked.Got())
 		requireStatus(t, http.StatusOK, server, "/orders/1")
 		harness.NothingLeft(t, s.Addr)
@@ -330,13 +283,7 @@ func TestClientLeavesTheHandler(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		g := newGate(t)
 		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
-		left := harness.Start(t, t.Context(), func(ctx context.Context) (*http.Response, error) {
-			r, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL+"/orders/1", nil)
-			if err != nil {
-				return nil, err
-			}
-			return server.Client().Do(r)
-		})
+		left := post(t, server, "")
 		ctx := g.Entered(t).Context()
 		require.NoError(t, ctx.Err())
 		left.Cancel(nil)
@@ -397,15 +344,6 @@ func TestPanicContinues(t *testing.T) {
 	redlatchtest.AssertFree(t, orders)
 }
 
-// requireLost waits until a handler has lost its lock, and returns the reason that its context has.
-func requireLost(t *testing.T, ctx context.Context) lock.Reason {
-	t.Helper()
-	harness.Receive(t, patience, "the loss", ctx.Done())
-	var lost *lock.LostError
-	require.ErrorAs(t, context.Cause(ctx), &lost)
-	return lost.Reason
-}
-
 // The context of the handler ends when the lock is lost, and the release reports it.
 func TestLostLock(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
@@ -419,64 +357,14 @@ func TestLostLock(t *testing.T) {
 		forced, err := other.Lock("orders/1").ForceUnlock(t.Context())
 		require.NoError(t, err)
 		require.True(t, forced)
-		require.Equal(t, lock.ReasonGone, requireLost(t, ctx))
+		harness.Receive(t, patience, "the loss", ctx.Done())
+		var lost *lock.LostError
+		require.ErrorAs(t, context.Cause(ctx), &lost)
+		require.Equal(t, lock.ReasonGone, lost.Reason)
 		require.Empty(t, failures)
 		g.Open()
 		require.Equal(t, http.StatusOK, first.Got()) // the handler has not looked at its context
 		require.ErrorIs(t, harness.Receive(t, patience, "the error of the release", failures), lock.ErrLost)
-		harness.NothingLeft(t, s.Addr)
-	})
-}
-
-// A request gets 503 while the server is down, and the handler that was busy loses its lock.
-func TestServerKilled(t *testing.T) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		g, failures := newGate(t), make(chan error, 1000)
-		server := start(t, wrap(t, httplock.Config{
-			Locker:  locks(harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))),
-			OnError: func(_ *http.Request, err error) { failures <- err },
-		}, g.ServeHTTP))
-		first := background(t, server, "/orders/1")
-		ctx := g.Entered(t).Context()
-		s.Kill()
-		resp := requireStatus(t, http.StatusServiceUnavailable, server, "/orders/2")
-		require.Equal(t, "5", resp.Header.Get("Retry-After"))
-		err := harness.Receive(t, patience, "the error of the acquisition", failures)
-		require.NotErrorIs(t, err, lock.ErrNotAcquired)
-		require.Equal(t, lock.ReasonExpired, requireLost(t, ctx))
-		g.Open()
-		require.Equal(t, http.StatusOK, first.Got())
-		require.ErrorIs(t, harness.Receive(t, patience, "the error of the release", failures), lock.ErrLost)
-		require.NoError(t, s.Restart())
-		harness.Eventually(t, patience, "requests are handled again", func() bool {
-			resp, err := get(server, "/orders/2")
-			require.NoError(t, err)
-			return resp.StatusCode == http.StatusOK
-		})
-	})
-}
-
-// The outcome of an acquisition without a reply is unknown, but the handler has not run. The lock is released
-// when the server answers again.
-func TestSilentServer(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		faults := harness.NewGate(t, s)
-		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{faults.Addr}, ConnWriteTimeout: time.Second})
-		require.NoError(t, err)
-		t.Cleanup(c.Close)
-		t.Cleanup(func() { _ = faults.Open() })
-		failures := make(chan error, 10)
-		server := start(t, wrap(t, httplock.Config{
-			Locker: locks(c), OnError: func(_ *http.Request, err error) { failures <- err },
-		}, func(http.ResponseWriter, *http.Request) {}))
-		requireStatus(t, http.StatusOK, server, "/orders/1") // loads the script
-		reached := faults.Arm(harness.Silence, "orders/1", 1)
-		resp := requireStatus(t, http.StatusServiceUnavailable, server, "/orders/1")
-		harness.Reached(t, reached)
-		require.NotEmpty(t, resp.Header.Get("Retry-After"))
-		require.ErrorIs(t, harness.Receive(t, patience, "the error of the acquisition", failures), lock.ErrIndeterminate)
-		harness.Idle(t, c)
 		harness.NothingLeft(t, s.Addr)
 	})
 }
@@ -486,15 +374,16 @@ func TestResponses(t *testing.T) {
 	for _, test := range []struct {
 		err        error
 		status     int
+		config     time.Duration // RetryAfter
 		retryAfter string
 	}{
-		{lock.ErrNotAcquired, http.StatusConflict, ""},
-		{lock.ErrUnavailable, http.StatusServiceUnavailable, "2"},
-		{lock.ErrIndeterminate, http.StatusServiceUnavailable, "2"},
-		{lock.ErrClosed, http.StatusServiceUnavailable, "2"},
-		{lock.ErrInvalid, http.StatusInternalServerError, ""},
-		{lock.ErrUnsupported, http.StatusInternalServerError, ""},
-		{refusal, http.StatusInternalServerError, ""},
+		{lock.ErrNotAcquired, http.StatusConflict, 0, ""},
+		{lock.ErrUnavailable, http.StatusServiceUnavailable, 0, "5"},
+		{lock.ErrIndeterminate, http.StatusServiceUnavailable, time.Second + 1, "2"},
+		{lock.ErrClosed, http.StatusServiceUnavailable, time.Second, "1"},
+		{lock.ErrInvalid, http.StatusInternalServerError, 0, ""},
+		{lock.ErrUnsupported, http.StatusInternalServerError, 0, ""},
+		{refusal, http.StatusInternalServerError, 0, ""},
 	} {
 		for _, custom := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%v/custom=%v", test.err, custom), func(t *testing.T) {
@@ -503,7 +392,7 @@ func TestResponses(t *testing.T) {
 				var reported []error
 				c := httplock.Config{
 					Locker:     func(string) lock.Locker { return orders },
-					RetryAfter: time.Second + 1, // rounded up
+					RetryAfter: test.config,
 					OnError:    func(_ *http.Request, err error) { reported = append(reported, err) },
 				}
 				if custom {
@@ -600,41 +489,6 @@ func TestInvalidConfig(t *testing.T) {
 		require.ErrorContains(t, err, want)
 		require.ErrorContains(t, err, "httplock: ")
 	}
-}
-
-// The options of a Config may change after New.
-func TestOptionsAreCopied(t *testing.T) {
-	opts := make([]lock.Option, 1, 2)
-	opts[0] = lock.MaxHold(time.Minute)
-	orders := redlatchtest.NewLocker("orders")
-	h := wrap(t, httplock.Config{Locker: func(string) lock.Locker { return orders }, Options: opts},
-		func(http.ResponseWriter, *http.Request) {})
-	opts[0] = lock.Lease(-1)
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/orders", nil))
-	require.Equal(t, http.StatusOK, w.Code)
-}
-
-func TestFencingTokens(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c := harness.Client(t, s)
-		tokens := make(chan int64, 3)
-		server := start(t, wrap(t, httplock.Config{
-			Locker: func(name string) lock.Locker { return c.FencedLock(name) },
-		}, func(_ http.ResponseWriter, r *http.Request) {
-			h, ok := httplock.HoldFrom(r.Context())
-			assert.True(t, ok)
-			assert.Equal(t, "orders/1", h.Name())
-			tokens <- h.Token()
-		}))
-		for range 3 {
-			requireStatus(t, http.StatusOK, server, "/orders/1")
-		}
-		first, second, third := <-tokens, <-tokens, <-tokens
-		require.Less(t, int64(0), first)
-		require.Less(t, first, second)
-		require.Less(t, second, third)
-	})
 }
 
 // A handler may leave the lock to another process.

@@ -3,6 +3,7 @@ package contract_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"strings"
@@ -64,9 +65,8 @@ func curtly(t testing.TB, addr string) *redlatch.Client {
 
 // fails makes every kind of attempt to acquire an object, which have to fail like that. Only the first
 // of them has a connection to a silent server. What waits for the next one is not sent.
-func (k kind) fails(t *testing.T, c *redlatch.Client, object string, kind error) {
+func fails(t *testing.T, l lock.Locker, kind error) {
 	const wait = 200 * time.Millisecond
-	l := k.of(c, object)
 	first := true
 	for name, run := range map[string]func() (context.Context, error){
 		"TryLock": func() (context.Context, error) { return t.Context(), only(l.TryLock(t.Context())) },
@@ -95,30 +95,13 @@ func (k kind) fails(t *testing.T, c *redlatch.Client, object string, kind error)
 			expected = lock.ErrUnavailable
 		}
 		first = false
-		failure{expected, ctx.Err()}.check(t, err, object) // the first attempt may end it before ctx does
+		failure{expected, ctx.Err()}.check(t, err, l.Name()) // the first attempt may end it before ctx does
 	}
 }
 
 // reads makes the calls that change nothing on the server, which has to be unavailable.
 func (k kind) reads(t *testing.T, c *redlatch.Client) {
-	calls := map[string]func(ctx context.Context) error{}
-	if k.owned {
-		l := k.lock(c, k.name)
-		calls["HoldCount"] = func(ctx context.Context) error { return only(l.HoldCount(ctx, c.NewOwner())) }
-		calls["IsLocked"] = func(ctx context.Context) error { return only(c.Lock(k.name).IsLocked(ctx)) }
-		calls["TTL"] = func(ctx context.Context) error { return only(c.Lock(k.name).TTL(ctx)) }
-	}
-	switch k.name {
-	case "permit semaphore":
-		calls["Available"] = func(ctx context.Context) error { return only(c.PermitSemaphore(k.name).Available(ctx)) }
-	case "semaphore":
-		calls["Available"] = func(ctx context.Context) error { return only(c.Semaphore(k.name).Available(ctx)) }
-	case "election":
-		calls["Leader"] = func(ctx context.Context) error { return only(c.Election(k.name).Leader(ctx)) }
-	case "latch":
-		calls["Count"] = func(ctx context.Context) error { return only(c.CountDownLatch(k.name).Count(ctx)) }
-	}
-	for name, call := range calls {
+	for name, call := range looks(k.of(c, k.name), c.NewOwner()) {
 		t.Run(name, func(t *testing.T) {
 			failure{lock.ErrUnavailable, nil}.check(t, call(t.Context()), k.name)
 			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
@@ -133,31 +116,18 @@ func (k kind) reads(t *testing.T, c *redlatch.Client) {
 // acquired is for choose: a latch is waited for, but not acquired.
 func acquired(k kind) bool { return k.name != "latch" && !k.memory }
 
-// TestErrorsOfAnObjectThatIsHeld: others hold it.
-func TestErrorsOfAnObjectThatIsHeld(t *testing.T) {
-	eachVirtually(t, andInMemory(acquired), func(t *testing.T, s *harness.VirtualServer, k kind) {
-		h := mustLock(t, t.Context(), k.rival(s.Client(t), "orders"))
-		c := s.Client(t)
-		k.fails(t, c, "orders", lock.ErrNotAcquired)
-		ctx, cancel := context.WithCancel(t.Context())
-		cancel()
-		_, err := k.of(c, "orders").Lock(ctx)
-		failure{lock.ErrNotAcquired, context.Canceled}.check(t, err, "orders")
-		require.NoError(t, h.Unlock(t.Context()))
-	})
-}
-
-// TestErrorsOfAWaitThatEndsDuringAnAttempt: the call waits a moment for the server's answer, and
+// The call waits a moment for the server's answer, and
 // only without one the outcome is unknown.
 func TestErrorsOfAWaitThatEndsDuringAnAttempt(t *testing.T) {
 	eachVirtually(t, acquired, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		for _, latency := range []time.Duration{session.Grace / 5, 3 * session.Grace} {
 			s.Latency = latency
+			step := latency / time.Duration(harness.Size(3, 8))
 			c := s.Client(t)
 			require.NoError(t, k.of(c, "orders").Do(t.Context(), nothing)) // the scripts are loaded
 			h := mustLock(t, t.Context(), k.rival(s.Client(t), "orders"))
 			kinds := map[error]int{}
-			for wait := time.Millisecond; wait < 6*latency; wait += latency / 8 {
+			for wait := time.Millisecond; wait < 6*latency; wait += step {
 				began := time.Now()
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				_, err := k.of(c, "orders").Lock(ctx)
@@ -173,7 +143,7 @@ func TestErrorsOfAWaitThatEndsDuringAnAttempt(t *testing.T) {
 			require.NotZero(t, kinds[lock.ErrNotAcquired])
 			require.Equal(t, latency > session.Grace, kinds[lock.ErrIndeterminate] > 0)
 			require.NoError(t, h.Unlock(t.Context()))
-			for wait := time.Millisecond; wait < latency; wait += latency / 8 {
+			for wait := time.Millisecond; wait < latency; wait += step {
 				ctx, cancel := context.WithTimeout(t.Context(), wait)
 				_, err := k.of(c, "orders").Lock(ctx)
 				cancel()
@@ -194,8 +164,8 @@ func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
 	eachVirtually(t, acquired, func(t *testing.T, s *harness.VirtualServer, k kind) {
 		others := s.Client(t)
 		s.Latency = session.Grace / 5 // a script may have to be loaded
-		c := s.Client(t)
-		for wait := 10 * time.Millisecond; wait < 300*time.Millisecond; wait += 7 * time.Millisecond {
+		c, step := s.Client(t), time.Duration(harness.Size(19, 7))*time.Millisecond
+		for wait := 10 * time.Millisecond; wait < 300*time.Millisecond; wait += step {
 			h := mustLock(t, t.Context(), k.rival(others, "orders"))
 			_, err := k.of(c, "orders").Lock(t.Context(), lock.Wait(wait))
 			failure{lock.ErrNotAcquired, nil}.check(t, err, "orders")
@@ -205,127 +175,128 @@ func TestAWaitThatEndedIsNoObstacle(t *testing.T) {
 	})
 }
 
-// inTrouble runs a test for all kinds at the same time. Each calls begin, and the trouble begins
-// when all have.
-func inTrouble(
-	t *testing.T, trouble func(s *testserver.Server), test func(t *testing.T, s *testserver.Server, k kind, begin func()),
-) {
-	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		s := harness.Own(t, shared.Program)
-		begun := barrierOf(len(kinds), func() { trouble(s) })
-		var wg sync.WaitGroup
-		for _, k := range kinds {
-			wg.Go(func() {
-				t.Run(k.name, func(t *testing.T) { test(t, s, k, begun.join(t)) })
-			})
-		}
-		wg.Wait()
-		s.Resume()
-	})
-}
-
-// TestErrorsOfAServerThatIsDown: nothing can be sent, except that a release continues in the
-// background.
-func TestErrorsOfAServerThatIsDown(t *testing.T) {
-	inTrouble(t, (*testserver.Server).Kill, func(t *testing.T, s *testserver.Server, k kind, begin func()) {
-		c, held := curtly(t, s.Addr), k.name+" held"
-		k.prepare(t, s.Addr, held)
-		h := mustLock(t, t.Context(), k.of(c, held), k.long()...)
-		begin()
-		harness.Eventually(t, soon, "the client knows", func() bool {
-			err := c.Ping(t.Context())
-			return err != nil && strings.Contains(err.Error(), "refused")
+// inTrouble runs a test for all kinds at the same time. Each calls begin, and the trouble begins when all
+// have, and over, when it ends.
+func inTrouble(t *testing.T, trouble, end func(), test func(t *testing.T, k kind, begin, over func())) {
+	begun, ended := barrierOf(len(kinds), trouble), barrierOf(len(kinds), end)
+	var all sync.WaitGroup
+	for _, k := range kinds {
+		all.Go(func() {
+			t.Run(k.name, func(t *testing.T) { test(t, k, begun.join(t), ended.join(t)) })
 		})
-		k.reads(t, c)
-		if k.name == "latch" {
-			failure{lock.ErrUnavailable, nil}.check(t, h.Unlock(t.Context()), held)
-			return
-		}
-		k.fails(t, c, k.name, lock.ErrUnavailable)
-		if k.leased {
-			failure{lock.ErrUnavailable, nil}.check(t, h.Extend(t.Context(), 2*time.Hour), held)
-		}
-		failure{lock.ErrIndeterminate, nil}.check(t, h.Unlock(t.Context()), held)
-	})
-}
-
-// TestErrorsOfAServerThatIsSilent: requests are sent, and nothing comes back.
-func TestErrorsOfAServerThatIsSilent(t *testing.T) {
-	inTrouble(t, (*testserver.Server).Pause, func(t *testing.T, s *testserver.Server, k kind, begin func()) {
-		held, extended := k.name+" held", k.name+" extended"
-		k.prepare(t, s.Addr, k.name, held, extended)
-		// Each has a connection that the silence has not broken yet.
-		holder, extender, reader, c := curtly(t, s.Addr), curtly(t, s.Addr), curtly(t, s.Addr), curtly(t, s.Addr)
-		h := mustLock(t, t.Context(), k.of(holder, held), k.long()...)
-		other := mustLock(t, t.Context(), k.of(extender, extended), k.long()...)
-		begin()
-		unlocked := async(func() error { return h.Unlock(t.Context()) })
-		if k.name != "latch" {
-			k.fails(t, c, k.name, lock.ErrIndeterminate)
-		}
-		if k.leased {
-			failure{lock.ErrIndeterminate, nil}.check(t, other.Extend(t.Context(), 2*time.Hour), extended)
-		}
-		k.reads(t, reader)
-		failure{lock.ErrIndeterminate, nil}.check(t, ends(t, unlocked, 2*soon), held)
-	})
-}
-
-// TestErrorsOfAServerThatRefuses: those that another attempt may not get are temporary, and all
-// others are the server's own words.
-func TestErrorsOfAServerThatRefuses(t *testing.T) {
-	rows := []struct {
-		name, says    string
-		kind          error
-		before, after string
-	}{
-		{"wrong type", "another type", nil, "EVAL redis.call('DEL',KEYS[1])redis.call('SADD',KEYS[1],1) 1 orders", "DEL orders"},
-		{"no number", "another type", nil, "SET orders precious", "DEL orders"},
-		{"read only", "READONLY", lock.ErrUnavailable, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
-		{"no right", "NOPERM", nil, "ACL SETUSER default -eval -evalsha", "ACL SETUSER default +@all"},
-		{"full", "OOM", nil, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0"},
 	}
-	harness.EachOf(t, kinds, func(k kind) string { return k.name }, func(t *testing.T, shared *testserver.Server, k kind) {
+	all.Wait()
+}
+
+// Nothing can be sent, except that a release continues in the background until the server is back, with its data
+// or empty. Then all who wait get in.
+func TestErrorsOfAServerThatIsDown(t *testing.T) {
+	const trust = 20 * time.Millisecond // in the server's last answer
+	harness.EachOf(t, []bool{true, false}, func(saved bool) string { return fmt.Sprint("saved=", saved) }, func(t *testing.T, shared *testserver.Server, saved bool) {
 		s := harness.Own(t, shared.Program)
-		for _, tt := range rows {
-			if tt.name == "no number" && k.free == "" && k.name != "latch" {
-				continue
+		kill := func() {
+			// Until then a hold would be passed on without a question, to a waiter that unlocks too.
+			time.Sleep(trust)
+			if saved {
+				harness.Do(t, s.Addr, "SAVE")
 			}
-			t.Run(tt.name, func(t *testing.T) {
-				c := curtly(t, s.Addr)
-				k.prepare(t, s.Addr, "orders")
-				harness.Do(t, s.Addr, strings.Fields(tt.before)...)
-				_, err := k.of(c, "orders").TryLock(t.Context())
-				failure{tt.kind, nil}.check(t, err, "orders")
-				require.ErrorContains(t, err, tt.says)
-				harness.Do(t, s.Addr, strings.Fields(tt.after)...)
-			})
+			s.Kill()
 		}
+		restart := func() { assert.NoError(t, s.Restart()) }
+		inTrouble(t, kill, restart, func(t *testing.T, k kind, begin, over func()) {
+			c, held := curtly(t, s.Addr), k.name+" held"
+			k.prepare(t, s.Addr, held)
+			holds := []lock.Hold{mustLock(t, t.Context(), k.of(c, held), k.long()...)}
+			var waiters []<-chan error
+			for _, roles := range k.roles() {
+				waiting := harness.Client(t, s, quiet)
+				k.prepare(t, s.Addr, roles.name+" wanted")
+				holds = append(holds, mustLock(t, t.Context(), roles.held(c, roles.name+" wanted"), k.long()...))
+				waiters = append(waiters, k.waits(t, roles.waits(waiting, roles.name+" wanted"), waiting))
+			}
+			begin()
+			harness.Eventually(t, soon, "the client knows", func() bool {
+				err := c.Ping(t.Context())
+				return err != nil && strings.Contains(err.Error(), "refused")
+			})
+			k.reads(t, c)
+			if k.name == "latch" { // whose count is never taken down twice
+				failure{lock.ErrUnavailable, nil}.check(t, holds[0].Unlock(t.Context()), held)
+				over()
+				require.NoError(t, holds[1].Unlock(t.Context()))
+			} else {
+				fails(t, k.of(c, k.name), lock.ErrUnavailable)
+				if k.leased {
+					failure{lock.ErrUnavailable, nil}.check(t, holds[0].Extend(t.Context(), 2*time.Hour), held)
+				}
+				for _, h := range holds {
+					began := time.Now()
+					failure{lock.ErrIndeterminate, nil}.check(t, h.Unlock(t.Context()), h.Name())
+					require.Less(t, time.Since(began), unlockTime+busy)
+				}
+				over()
+			}
+			for i, roles := range k.roles() {
+				k.prepare(t, s.Addr, roles.name+" wanted")
+				require.NoError(t, ends(t, waiters[i], 2*soon))
+			}
+			harness.Idle(t, c)
+		})
 	})
 }
 
-// A server rejects all writes. Unlock, Release and Detach say so after a second, and not that their outcome is
-// unknown. When the server takes writes again, the lock becomes free.
-func TestUnlockWhileTheServerRejectsWrites(t *testing.T) {
+// Requests are sent, and nothing comes back.
+func TestErrorsOfAServerThatIsSilent(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		inTrouble(t, s.Pause, s.Resume, func(t *testing.T, k kind, begin, over func()) {
+			held, extended := k.name+" held", k.name+" extended"
+			k.prepare(t, s.Addr, k.name, held, extended)
+			// Each has a connection that the silence has not broken yet.
+			holder, extender, reader, c := curtly(t, s.Addr), curtly(t, s.Addr), curtly(t, s.Addr), curtly(t, s.Addr)
+			h := mustLock(t, t.Context(), k.of(holder, held), k.long()...)
+			other := mustLock(t, t.Context(), k.of(extender, extended), k.long()...)
+			begin()
+			unlocked := async(func() error { return h.Unlock(t.Context()) })
+			if k.name != "latch" {
+				fails(t, k.of(c, k.name), lock.ErrIndeterminate)
+			}
+			if k.leased {
+				failure{lock.ErrIndeterminate, nil}.check(t, other.Extend(t.Context(), 2*time.Hour), extended)
+			}
+			k.reads(t, reader)
+			failure{lock.ErrIndeterminate, nil}.check(t, ends(t, unlocked, 2*soon), held)
+			over()
+		})
+	})
+}
+
+// What another attempt may not get is temporary, and all others are the server's own words. Where the server
+// rejects all writes, Unlock, Release and Detach say so after a second, and not that their outcome is
+// unknown. When it takes writes again, the lock becomes free.
+func TestErrorsOfAServerThatRefuses(t *testing.T) {
 	type row struct {
 		says          string
 		kind          error
 		before, after string
+		ends          bool // also what releases
 	}
 	rows := []row{
-		{"READONLY", lock.ErrUnavailable, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"},
-		{"NOREPLICAS", nil, "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0"},
+		{"READONLY", lock.ErrUnavailable, "REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE", true},
+		{"NOREPLICAS", nil, "CONFIG SET min-replicas-to-write 1", "CONFIG SET min-replicas-to-write 0", true},
+		{"NOPERM", nil, "ACL SETUSER default -eval -evalsha", "ACL SETUSER default +@all", false},
+		{"OOM", nil, "CONFIG SET maxmemory 1", "CONFIG SET maxmemory 0", false},
 	}
-	chosen := choose(func(k kind) bool { return !k.memory && k.name != "latch" }) // which has no Unlock
 	harness.EachOf(t, rows, func(r row) string { return r.says }, func(t *testing.T, shared *testserver.Server, tt row) {
 		s := harness.Own(t, shared.Program)
 		c := curtly(t, s.Addr)
-		var all sync.WaitGroup
 		ends := make(map[string]func() error)
-		for _, k := range chosen {
-			k.prepare(t, s.Addr, k.name, k.name+" detached")
-			unlocked := mustLock(t, t.Context(), k.of(c, k.name))
-			ends[k.name] = func() error { return unlocked.Unlock(t.Context()) }
+		for _, k := range kinds {
+			k.prepare(t, s.Addr, k.name, k.name+" held", k.name+" detached")
+			if !tt.ends || k.name == "latch" { // which has no Unlock
+				continue
+			}
+			held := mustLock(t, t.Context(), k.of(c, k.name+" held"))
+			ends[k.name+" held"] = func() error { return held.Unlock(t.Context()) }
 			if !detachable(k) {
 				continue
 			}
@@ -336,7 +307,14 @@ func TestUnlockWhileTheServerRejectsWrites(t *testing.T) {
 				return err
 			}
 		}
+
 		harness.Do(t, s.Addr, strings.Fields(tt.before)...)
+		for _, k := range kinds {
+			err := only(k.of(c, k.name).TryLock(t.Context()))
+			failure{tt.kind, nil}.check(t, err, k.name)
+			require.ErrorContains(t, err, tt.says)
+		}
+		var all sync.WaitGroup
 		for name, end := range ends {
 			all.Go(func() {
 				began := time.Now()
@@ -349,14 +327,16 @@ func TestUnlockWhileTheServerRejectsWrites(t *testing.T) {
 		}
 		all.Wait()
 		harness.Do(t, s.Addr, strings.Fields(tt.after)...)
-		for _, k := range chosen {
-			require.NoError(t, k.rival(c, k.name).Do(t.Context(), nothing, lock.Wait(soon)), k.name)
-			require.NoError(t, k.rival(c, k.name+" detached").Do(t.Context(), nothing, lock.Wait(soon)), k.name)
+
+		for _, k := range kinds {
+			for _, name := range []string{k.name, k.name + " held", k.name + " detached"} {
+				require.NoError(t, k.rival(c, name).Do(t.Context(), nothing, lock.Wait(soon)), name)
+			}
 		}
 	})
 }
 
-// TestErrorsOfMultiLocks: the error names the member that others hold.
+// The error names the member that others hold.
 func TestErrorsOfMultiLocks(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
@@ -376,7 +356,7 @@ func TestErrorsOfMultiLocks(t *testing.T) {
 	})
 }
 
-// TestErrorsOfRedLocks: the error counts the servers by answer.
+// The error counts the servers by answer.
 func TestErrorsOfRedLocks(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		c := harness.Client(t, shared)

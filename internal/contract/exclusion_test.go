@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -26,7 +27,8 @@ type room struct {
 	k       kind
 	inside  atomic.Int32
 	entries atomic.Int32
-	writes  int // protected by the object alone: by its rival
+	writes  int          // protected by the object alone: by its rival
+	written atomic.Int32 // the same
 }
 
 const writer = 1 << 16
@@ -37,6 +39,7 @@ func (r *room) enter(t testing.TB, rival bool) {
 	if rival || !r.k.shared {
 		me = writer
 		r.writes++
+		r.written.Add(1)
 	}
 	if now := r.inside.Add(me); me == writer {
 		assert.Equal(t, int32(writer), now, "somebody else is inside")
@@ -55,193 +58,157 @@ func (r *room) pass(t testing.TB, l lock.Locker, rival bool) error {
 	})
 }
 
+// Both clients find it held, by its owner and nobody else, who cannot unlock it either.
 func TestLockedWhileItIsHeld(t *testing.T) {
 	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		l := k.of(c, "orders")
-		name := l.Name()
-		require.Contains(t, name, "orders")
-		isLocked := func(want bool) {
+		require.Contains(t, l.Name(), "orders")
+		holds := func(owner lock.Owner, n int) {
 			t.Helper()
-			for _, c := range []*redlatch.Client{c, other} {
+			for _, from := range []*redlatch.Client{c, other} {
 				if k.owned {
-					require.Equal(t, want, harness.IsLocked(t, k.lock(c, "orders")))
+					seen := k.lock(from, "orders")
+					for _, another := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
+						require.Zero(t, harness.HoldCount(t, seen, another))
+						require.ErrorIs(t, seen.Unlock(lock.WithOwner(t.Context(), another)), lock.ErrNotHeld)
+					}
+					require.Equal(t, n > 0, harness.IsLocked(t, seen))
+					require.Equal(t, n, harness.HoldCount(t, seen, owner))
 				}
-				if want {
-					isTaken(t, k.rival(c, "orders"))
+				if n > 0 {
+					isTaken(t, k.rival(from, "orders"))
 				}
 			}
 		}
-		for range 3 {
-			isLocked(false)
+		for range 2 {
 			h := mustLock(t, t.Context(), l)
-			require.Equal(t, name, h.Name())
-			isLocked(true)
+			var owner lock.Owner
 			if k.leased {
+				owner = h.Owner()
 				require.Equal(t, k.tokens, h.Token() > 0)
 			}
-			if k.owned {
-				for _, c := range []*redlatch.Client{c, other} {
-					require.Equal(t, 1, harness.HoldCount(t, k.lock(c, "orders"), h.Owner()))
-				}
-			}
+			require.Equal(t, l.Name(), h.Name())
+			holds(owner, 1)
 			require.NoError(t, h.Unlock(t.Context()))
-			if k.owned {
-				require.Zero(t, harness.HoldCount(t, k.lock(c, "orders"), h.Owner()))
-			}
+			holds(owner, 0)
 			if k.leased {
 				require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 				require.Equal(t, context.Canceled, context.Cause(h.Context()))
 			}
 		}
-		isLocked(false)
 		// What one finds taken, another finds free as soon as it is.
 		require.NoError(t, k.rival(other, "orders").Do(t.Context(), nothing))
 	})
 }
 
-func TestTheHoldIsOfNobodyElse(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		h := mustLock(t, t.Context(), k.of(c, "orders"))
-		for _, from := range []*redlatch.Client{c, other} {
-			l := k.lock(from, "orders")
-			for _, another := range []lock.Owner{c.NewOwner(), other.NewOwner()} {
-				require.Zero(t, harness.HoldCount(t, l, another))
-				require.ErrorIs(t, l.Unlock(lock.WithOwner(t.Context(), another)), lock.ErrNotHeld)
-			}
-			require.True(t, harness.IsLocked(t, l))
-			isTaken(t, k.rival(from, "orders"))
-			require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-	})
-}
-
-// Also two goroutines with one Locker and one context never hold it together.
+// Also two goroutines with one Locker and one context never hold it together. With several names callers
+// have little patience, but for the first, which gets in every time.
 func TestManyExcludeEachOther(t *testing.T) {
-	type crowd struct{ clients, goroutines, passes int }
-	crowds := []crowd{{1, 15, 20}, {50, 1, 2}, {8, 2, 25}}
+	type crowd struct{ clients, goroutines, passes, names int }
+	crowds := []crowd{{1, 15, 20, 1}, {50, 1, 2, 1}, {8, 2, 25, 1}, {1, 20, 500, 50}}
 	if testing.Short() {
-		crowds = []crowd{{3, 3, 6}}
+		crowds = []crowd{{2, 4, 6, 1}, {1, 10, 15, 5}}
 	}
 	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
 		for _, m := range crowds {
-			r := &room{k: k}
-			wantWrites := 0
+			rooms := make([]room, m.names)
+			var names []string
+			for i := range rooms {
+				rooms[i].k = k
+				names = append(names, fmt.Sprint("orders-", i))
+			}
+			k.prepare(t, s.Addr, names...)
+			var clients []*redlatch.Client
 			var wg sync.WaitGroup
 			for range m.clients {
 				c := harness.Client(t, s)
+				clients = append(clients, c)
 				for g := range m.goroutines {
-					rival, l := k.shared && g%3 == 0, k.of(c, "orders")
+					of, rival, patient, opts := k.of, k.shared && g%3 == 0, m.names == 1 || g == 0, []lock.Option(nil)
 					if rival {
-						l = k.rival(c, "orders")
+						of = k.rival
 					}
-					if rival || !k.shared {
-						wantWrites += m.passes
+					if !patient {
+						opts = []lock.Option{lock.Wait(time.Duration(g%10) * time.Millisecond)}
 					}
 					wg.Go(func() {
-						for range m.passes {
-							assert.NoError(t, l.Do(t.Context(), func(context.Context) error {
-								r.enter(t, rival)
+						for i := range m.passes {
+							err := of(c, names[i%m.names]).Do(t.Context(), func(context.Context) error {
+								rooms[i%m.names].enter(t, rival)
 								return nil
-							}))
+							}, opts...)
+							// On a busy machine the server may be silent for a moment.
+							over := errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
+							if patient || !over {
+								assert.NoError(t, err)
+							}
 						}
 					})
 				}
 			}
 			wg.Wait()
-			require.Equal(t, m.clients*m.goroutines*m.passes, int(r.entries.Load()), "%v", m)
-			require.Equal(t, wantWrites, r.writes, "%v", m)
-		}
-	})
-}
-
-// Many goroutines, many names, little patience. Who is patient gets in every time.
-func TestLoad(t *testing.T) {
-	names, passes := harness.Size(5, 50), harness.Size(20, 500)
-	eachKind(t, andInMemory(all), func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		rooms := make([]room, names)
-		var all []string
-		for i := range rooms {
-			rooms[i].k = k
-			all = append(all, fmt.Sprint("orders-", i))
-		}
-		k.prepare(t, s.Addr, all...)
-		var wg sync.WaitGroup
-		for g := range harness.Size(10, 20) {
-			opts := []lock.Option{lock.Wait(time.Duration(g%10) * time.Millisecond)}
-			if g == 0 {
-				opts = []lock.Option{lock.Wait(time.Minute)}
+			for i := range rooms {
+				entries := int(rooms[i].entries.Load())
+				require.GreaterOrEqual(t, entries, m.passes/m.names, "%v", m)
+				require.True(t, m.names > 1 || entries == m.clients*m.goroutines*m.passes, "%v: %d", m, entries)
+				require.Equal(t, int(rooms[i].written.Load()), rooms[i].writes, "%v", m)
+				require.NoError(t, k.of(clients[0], names[i]).Do(t.Context(), nothing, lock.Wait(0)), "free at once")
 			}
-			wg.Go(func() {
-				for i := range passes {
-					err := k.of(c, all[i%names]).Do(t.Context(), func(context.Context) error {
-						rooms[i%names].enter(t, false)
-						return nil
-					}, opts...)
-					// On a busy machine the server may be silent for a moment.
-					over := errors.Is(err, lock.ErrNotAcquired) || errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
-					if g == 0 || err != nil && !over {
-						assert.NoError(t, err)
-					}
-				}
-			})
+			harness.Idle(t, clients...)
+			noListeners(t, clients...)
+			k.unmake(t, s.Addr, names...)
 		}
-		wg.Wait()
-		for i := range rooms {
-			require.GreaterOrEqual(t, int(rooms[i].entries.Load()), passes/names)
-			require.NoError(t, k.of(c, all[i]).Do(t.Context(), nothing, lock.Wait(0)), "free at once")
-		}
-		harness.Idle(t, c)
-		noListeners(t, c)
-		k.unmake(t, s.Addr, all...)
 	})
 }
 
-// noListeners verifies that a client that does not use its objects any more soon listens to nothing.
-func noListeners(t *testing.T, c *redlatch.Client) {
+// noListeners verifies that clients that do not use their objects any more soon listen to nothing.
+func noListeners(t *testing.T, clients ...*redlatch.Client) {
 	t.Helper()
-	harness.Eventually(t, 3*pubsub.DefaultKeepWarm, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
+	for _, c := range clients {
+		harness.Eventually(t, 3*pubsub.DefaultKeepWarm, "nobody listens", func() bool { return c.PubSub().Listeners == 0 })
+	}
 }
 
 func TestWaitIsBounded(t *testing.T) {
 	const wait = 300 * time.Millisecond
 	eachVirtually(t, andInMemory(all), func(t *testing.T, s *harness.VirtualServer, k kind) {
 		c := s.Client(t)
-		h := mustLock(t, t.Context(), k.of(c, "orders"))
-		keys := len(s.Keys())
-		for _, waiting := range []*redlatch.Client{c, s.Client(t)} {
-			l := k.rival(waiting, "orders")
-			begin := time.Now()
-			_, err := l.Lock(t.Context(), lock.Wait(wait))
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
-			require.NotErrorIs(t, err, lock.ErrIndeterminate)
-			require.GreaterOrEqual(t, time.Since(begin), wait)
-			require.Less(t, time.Since(begin), wait+100*time.Millisecond)
-
-			_, err = l.Lock(t.Context(), lock.Wait(0))
-			require.ErrorIs(t, err, lock.ErrNotAcquired)
-
-			boom := errors.New("boom")
-			ctx, cancel := context.WithCancelCause(t.Context())
-			done := async(func() error { return only(l.Lock(ctx)) })
-			harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, waiting) })
-			cancel(boom)
-			for _, err := range []error{ends(t, done, time.Second), only(l.Lock(ctx))} {
-				require.ErrorIs(t, err, boom)
+		for _, roles := range k.roles() {
+			h := mustLock(t, t.Context(), roles.held(c, "orders"))
+			keys := len(s.Keys())
+			for _, waiting := range []*redlatch.Client{c, s.Client(t)} {
+				l := roles.waits(waiting, "orders")
+				begin := time.Now()
+				_, err := l.Lock(t.Context(), lock.Wait(wait))
+				harness.NotAcquired(t, err)
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				require.GreaterOrEqual(t, time.Since(begin), wait)
+				require.Less(t, time.Since(begin), wait+100*time.Millisecond)
+				require.ErrorIs(t, only(l.Lock(t.Context(), lock.Wait(0))), lock.ErrNotAcquired)
 				if k.name != "latch" {
-					require.ErrorIs(t, err, lock.ErrNotAcquired)
+					fails(t, l, lock.ErrNotAcquired)
 				}
+
+				boom := errors.New("boom")
+				ctx, cancel := context.WithCancelCause(t.Context())
+				done := async(func() error { return only(l.Lock(ctx)) })
+				harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, waiting) })
+				cancel(boom)
+				for _, err := range []error{ends(t, done, time.Second), only(l.Lock(ctx))} {
+					require.ErrorIs(t, err, boom)
+					if k.name != "latch" {
+						require.ErrorIs(t, err, lock.ErrNotAcquired)
+					}
+				}
+				harness.Idle(t, waiting)
+				if k.owned {
+					require.Len(t, s.Keys(), keys, "nothing of a waiter is left")
+				}
+				noListeners(t, waiting)
 			}
-			harness.Idle(t, waiting)
-			if k.owned {
-				require.Len(t, s.Keys(), keys, "nothing of a waiter is left")
-			}
-			noListeners(t, waiting)
+			require.NoError(t, h.Unlock(t.Context()))
 		}
-		require.NoError(t, h.Unlock(t.Context()))
 	})
 }
 
@@ -298,7 +265,7 @@ func TestForcedOpenInALoop(t *testing.T) {
 		}
 		for range 2 {
 			lockers.Go(func() {
-				for range harness.Size(100, 2000) {
+				for range harness.Size(40, 2000) {
 					h, err := l.Lock(t.Context())
 					if !assert.NoError(t, err) {
 						return
@@ -360,5 +327,52 @@ func TestDo(t *testing.T) {
 		require.ErrorAs(t, err, &both)
 		require.Equal(t, boom, both.Func)
 		require.ErrorIs(t, both.Unlock, lock.ErrLost)
+	})
+}
+
+// Waiters beyond a maximum fail at once, and others wait.
+func TestMaxWaiters(t *testing.T) {
+	eachVirtually(t, func(k kind) bool { return k.name != "latch" }, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, other := s.Client(t), s.Client(t)
+		l := k.rival(c, "orders")
+		if k.name == "multi" {
+			require.ErrorIs(t, only(l.Lock(t.Context(), lock.MaxWaiters(1))), lock.ErrInvalid)
+			return
+		}
+		for _, n := range []int{0, -1} {
+			require.ErrorIs(t, only(l.Lock(t.Context(), lock.MaxWaiters(n))), lock.ErrInvalid)
+		}
+		if k.leased {
+			require.ErrorIs(t, only(l.TryLock(t.Context(), lock.MaxWaiters(1))), lock.ErrInvalid)
+		}
+		theirs := mustLock(t, t.Context(), k.of(other, "orders"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		var waiters []<-chan error
+		for n := range 2 {
+			began := time.Now()
+			if n > 0 {
+				err := only(l.Lock(t.Context(), lock.MaxWaiters(n)))
+				require.ErrorIs(t, err, lock.ErrNotAcquired)
+				require.ErrorContains(t, err, "too many callers of this client wait already: 1 (MaxWaiters)")
+				require.Zero(t, time.Since(began))
+			}
+			waiters = append(waiters, async(func() error { return only(l.Lock(ctx, lock.MaxWaiters(n+1))) }))
+			harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(n+1, c) })
+			synctest.Wait() // a lock that polls counts its first attempts, too
+		}
+		require.ErrorIs(t, only(l.Lock(t.Context(), lock.MaxWaiters(2))), lock.ErrNotAcquired)
+		third := async(func() error { return only(l.Lock(ctx)) }) // without a maximum
+		harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(3, c) })
+		cancel()
+		for _, w := range append(waiters, third) {
+			require.ErrorIs(t, ends(t, w, time.Second), lock.ErrNotAcquired)
+		}
+		synctest.Wait()
+		getsIt := async(func() error { return l.Do(t.Context(), nothing, lock.MaxWaiters(1)) })
+		harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+		require.NoError(t, theirs.Unlock(t.Context()))
+		getsIn(t, getsIt)
+		require.NoError(t, l.Do(t.Context(), nothing, lock.MaxWaiters(1)), "nobody waits")
 	})
 }

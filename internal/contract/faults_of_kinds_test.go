@@ -3,7 +3,6 @@ package contract_test
 import (
 	"context"
 	"encoding/hex"
-	"errors"
 	"slices"
 	"strconv"
 	"strings"
@@ -23,7 +22,6 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// fairRow is for a lock that keeps its waiters in a queue on the server.
 var fairRow = requestsOf("fair", requests{
 	acquire: "fairlock/acquire", release: "fairlock/release",
 	handOff: "fairlock/confirm", extend: hashExtend, transfer: "fairlock/transfer",
@@ -64,7 +62,6 @@ var fairRow = requestsOf("fair", requests{
 	},
 })
 
-// electionRow is for the request that begins a term. Its others are those of a fair lock.
 var electionRow = requestsOf("election", requests{
 	steps: []step{{"beginning of a term", "election/begin", func(x *faultCase) {
 		var h lock.Hold
@@ -82,13 +79,11 @@ var electionRow = requestsOf("election", requests{
 	}}},
 })
 
-// queue returns the owners in the queue of a fair lock.
 func (x *site) queue() []string {
 	x.Helper()
 	return x.list(x, "LRANGE", wire.FairQueue(x.name), "0", "-1")
 }
 
-// queued reports whether the queue has anything of an owner.
 func (x *site) queued(owner string) bool {
 	x.Helper()
 	for _, key := range []string{wire.FairTimeouts(x.name), wire.FairAlive(x.name)} {
@@ -104,7 +99,6 @@ func (x *faultCase) acts() bool {
 	return x.fault != harness.LoseRequest && x.fault != harness.DelayRequest
 }
 
-// enqueue has an owner come to its place in the queue.
 func (x *faultCase) enqueue() {
 	h := mustLock(x, x.Context(), x.theirs())
 	var w *call
@@ -194,6 +188,7 @@ func (x *faultCase) enqueueSeveral() {
 // this has taken through it.
 type taker struct {
 	*scene
+	sizes
 	name      string
 	plain     *semaphore.Semaphore
 	permitSem *semaphore.PermitSemaphore // nil: the other
@@ -204,14 +199,19 @@ type taker struct {
 	permits []*semaphore.Permit // which would be released if they were dropped
 }
 
+// sizes are the methods of both kinds.
+type sizes interface {
+	AddPermits(ctx context.Context, delta int) error
+	TrySetPermits(ctx context.Context, permits int) (bool, error)
+}
+
 func (x *site) taker(c *redlatch.Client, permitSem bool) *taker {
-	k := &taker{scene: x.scene, name: x.name}
 	if permitSem {
-		k.permitSem = c.PermitSemaphore(x.name)
-	} else {
-		k.plain = c.Semaphore(x.name)
+		e := c.PermitSemaphore(x.name)
+		return &taker{scene: x.scene, name: x.name, sizes: e, permitSem: e}
 	}
-	return k
+	e := c.Semaphore(x.name)
+	return &taker{scene: x.scene, name: x.name, sizes: e, plain: e}
 }
 
 // take acquires n permits, with one attempt if once is set.
@@ -239,7 +239,6 @@ func (k *taker) take(ctx context.Context, n int, once bool) error {
 	return err
 }
 
-// giveBack releases everything with one request.
 func (k *taker) giveBack(ctx context.Context) error {
 	k.mu.Lock()
 	n, ids := k.out, k.ids
@@ -253,20 +252,6 @@ func (k *taker) giveBack(ctx context.Context) error {
 	default:
 		return k.plain.Release(ctx, n)
 	}
-}
-
-func (k *taker) change(ctx context.Context, delta int) error {
-	if k.permitSem != nil {
-		return k.permitSem.AddPermits(ctx, delta)
-	}
-	return k.plain.AddPermits(ctx, delta)
-}
-
-func (k *taker) make(ctx context.Context, n int) (bool, error) {
-	if k.permitSem != nil {
-		return k.permitSem.TrySetPermits(ctx, n)
-	}
-	return k.plain.TrySetPermits(ctx, n)
 }
 
 // exact fails the test unless the server has so many permits, of which those that the
@@ -288,7 +273,6 @@ func exact(t testing.TB, permits int, all ...*taker) {
 	require.ElementsMatch(t, ids, taken, "%s: permits that are taken", k.name)
 }
 
-// permitSteps are those of both kinds of semaphore.
 func permitSteps(permitSem bool) []step {
 	const total = 10
 	of := func(name string) string {
@@ -318,16 +302,22 @@ func permitSteps(permitSem bool) []step {
 		}}
 	}
 	// line starts so many waiters for a permit, of which the first is parked in line.
-	line := func(x *faultCase, k *taker, n int) *errgroup {
-		var waiters errgroup
-		one := func() error { return k.take(x.Context(), 1, false) }
-		x.g.Keep(x, x.load(x, of("acquire")), x.there, func() { waiters.Go(one) })
+	line := func(x *faultCase, k *taker, n int) (getIn func()) {
+		var waiters []<-chan error
+		one := func() {
+			waiters = append(waiters, async(func() error { return k.take(x.Context(), 1, false) }))
+		}
+		x.g.Keep(x, x.load(x, of("acquire")), x.there, one)
 		x.open()
 		for range n - 1 {
-			waiters.Go(one)
+			one()
 		}
 		harness.Waits(x, n, x.c)
-		return &waiters
+		return func() {
+			for _, w := range waiters {
+				require.NoError(x, ends(x, w, time.Minute))
+			}
+		}
 	}
 	several := "semaphore/fast_release"
 	if permitSem {
@@ -336,9 +326,9 @@ func permitSteps(permitSem bool) []step {
 	return []step{
 		stepOf("wait of several", of("acquire"), func(x *faultCase, mine, other *taker) int {
 			require.NoError(x, other.take(x.Context(), total, true))
-			waiters := line(x, mine, 4)
+			getIn := line(x, mine, 4)
 			x.during(func() { require.NoError(x, other.giveBack(x.Context())) })
-			require.NoError(x, waiters.Wait())
+			getIn()
 			return total
 		}),
 		stepOf("release of several", several, func(x *faultCase, mine, _ *taker) int {
@@ -352,9 +342,9 @@ func permitSteps(permitSem bool) []step {
 		stepOf("release for others of the client", of("release"), func(x *faultCase, mine, _ *taker) int {
 			require.NoError(x, mine.take(x.Context(), total, true))
 			next := x.taker(x.c, permitSem)
-			waiters := line(x, next, 3)
+			getIn := line(x, next, 3)
 			x.during(func() { require.NoError(x, mine.giveBack(x.Context())) })
-			require.NoError(x, waiters.Wait())
+			getIn()
 			mine.out, mine.ids = next.out, next.ids
 			return total
 		}),
@@ -362,17 +352,17 @@ func permitSteps(permitSem bool) []step {
 			x.ask(x, "DEL", x.name)
 			var made bool
 			var err error
-			x.during(func() { made, err = mine.make(x.Context(), 7) })
+			x.during(func() { made, err = mine.TrySetPermits(x.Context(), 7) })
 			require.NoError(x, err)
 			require.True(x, made)
 			return 7
 		}),
 		stepOf("add", "semaphore/add", func(x *faultCase, mine, _ *taker) int {
-			x.during(func() { require.NoError(x, mine.change(x.Context(), 5)) })
+			x.during(func() { require.NoError(x, mine.AddPermits(x.Context(), 5)) })
 			return total + 5
 		}),
 		stepOf("take away", "semaphore/add", func(x *faultCase, mine, _ *taker) int {
-			x.during(func() { require.NoError(x, mine.change(x.Context(), -4)) })
+			x.during(func() { require.NoError(x, mine.AddPermits(x.Context(), -4)) })
 			return total - 4
 		}),
 		stepOf("drain or set the sum", map[bool]string{false: "semaphore/drain", true: "semaphore/resize"}[permitSem],
@@ -397,10 +387,10 @@ func permitSteps(permitSem bool) []step {
 			x.dial(outer)
 			mine = x.taker(x.c, permitSem)
 			x.during(func() {
-				var attempt errgroup
-				outer.Keep(x, x.load(x, of("acquire")), 1, func() { attempt.Go(func() error { return mine.take(ctx, 3, true) }) })
+				var attempt <-chan error
+				outer.Keep(x, x.load(x, of("acquire")), 1, func() { attempt = async(func() error { return mine.take(ctx, 3, true) }) })
 				cancel()
-				err := attempt.Wait()
+				err := ends(x, attempt, time.Minute)
 				require.ErrorIs(x, err, lock.ErrIndeterminate)
 				require.ErrorIs(x, err, context.Canceled)
 				require.NoError(x, outer.Open())
@@ -420,28 +410,6 @@ func permitSteps(permitSem bool) []step {
 	}
 }
 
-// errgroup is goroutines that end with an error.
-type errgroup struct {
-	sync.WaitGroup
-	mu  sync.Mutex
-	err error
-}
-
-func (g *errgroup) Go(f func() error) {
-	g.WaitGroup.Go(func() {
-		err := f()
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		g.err = errors.Join(g.err, err)
-	})
-}
-
-func (g *errgroup) Wait() error {
-	g.WaitGroup.Wait()
-	return g.err
-}
-
-// leasedPermitSteps are those of the permits that have a lease.
 var leasedPermitSteps = func() (steps []step) {
 	for name, lease := range map[string]time.Duration{"a longer lease": time.Minute, "a shorter lease": 20 * time.Second} {
 		steps = append(steps, step{name, "semaphore/permit_extend", func(x *faultCase) {
@@ -523,13 +491,12 @@ var latchSteps = func() []step {
 	wait := func(name string, n int, match func(x *faultCase) string) {
 		steps = append(steps, step{name, "countdown/read", func(x *faultCase) {
 			x.count(1)
-			var w errgroup
 			reached := x.g.Arm(x.fault, match(x), n)
-			w.Go(func() error { return x.c.CountDownLatch(x.name).Wait(x.ctx) })
+			w := async(func() error { return x.c.CountDownLatch(x.name).Wait(x.ctx) })
 			harness.Reached(x, reached)
 			x.open()
 			x.count(0)
-			require.NoError(x, w.Wait())
+			require.NoError(x, ends(x, w, time.Minute))
 		}})
 	}
 	look := func(x *faultCase) string { return x.sha }

@@ -1,13 +1,17 @@
 package contract_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -15,7 +19,258 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/rlock"
 )
+
+// watchdogTimeout is that of the clients. A renewal that is lost in silence is repeated
+// before the lease is over, on a busy machine, too.
+const watchdogTimeout = 12 * time.Second
+
+func files(path string) []string {
+	all := []string{path}
+	switch dir, name, _ := strings.Cut(path, "/"); {
+	case dir == "countdown" && name != "read":
+		all = []string{"countdown/count", path}
+	case dir != "semaphore":
+	case strings.HasPrefix(name, "fast_"):
+		all = []string{"semaphore/fast", path}
+	case name == "permit_extend":
+		all = []string{"semaphore/permits", path}
+	case strings.HasPrefix(name, "permit_") && name != "permit_renew":
+		all = []string{"semaphore/pool", "semaphore/permits", path}
+	}
+	for i := range all {
+		all[i] = "../../" + all[i] + ".lua"
+	}
+	return all
+}
+
+// requests are what the clients of a kind send.
+type requests struct {
+	kind
+	// the scripts, by the paths of their files
+	acquire, release, handOff, renew, extend, transfer string
+	// held returns who keeps waiters waiting.
+	held lockOf
+	// there and here are how many attempts a caller makes until it is parked: behind a
+	// holder elsewhere, and behind one of the same client.
+	there, here int
+	// numbered is set if the server knows a release again that is sent twice.
+	numbered bool
+	// ordered is set if the server keeps all waiters in order.
+	ordered bool
+	// timeout is that of the watchdog, watchdogTimeout unless the row says otherwise.
+	timeout time.Duration
+	// steps and own are the requests, and the points to leave at, that only this kind has.
+	steps []step
+	own   []point
+}
+
+// requestsOf returns the row of that kind, with what all rows have in common.
+func requestsOf(name string, r requests) requests {
+	r.kind = ofKind(name)
+	if r.held == nil {
+		r.held = r.rival
+	}
+	if r.timeout == 0 {
+		r.timeout = watchdogTimeout
+	}
+	return r
+}
+
+const (
+	hashRenew  = "internal/engine/renew"
+	hashExtend = "internal/engine/extend"
+)
+
+// scene is a server, with what all cases of a table have in common. Their clients live
+// until t ends.
+type scene struct {
+	t      *testing.T
+	s      *testserver.Server
+	other  *redlatch.Client // not behind a gate
+	conn   rueidis.Client   // a server drops connections that come too fast
+	loaded sync.Map         // SHAs by path
+}
+
+func newScene(t *testing.T, s *testserver.Server, timeout time.Duration) *scene {
+	t.Helper()
+	return &scene{
+		t: t, s: s, conn: harness.Conn(t, s.Addr),
+		other: harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout), quiet),
+	}
+}
+
+func (s *scene) ask(t testing.TB, words ...string) rueidis.RedisResult {
+	t.Helper()
+	reply := s.conn.Do(context.Background(), s.conn.B().Arbitrary(words...).Build())
+	if !rueidis.IsRedisNil(reply.Error()) {
+		require.NoError(t, reply.Error(), "%v", words)
+	}
+	return reply
+}
+
+func (s *scene) number(t testing.TB, words ...string) int64 {
+	t.Helper()
+	n, err := s.ask(t, words...).AsInt64()
+	require.NoError(t, err)
+	return n
+}
+
+func (s *scene) list(t testing.TB, words ...string) []string {
+	t.Helper()
+	list, err := s.ask(t, words...).AsStrSlice()
+	require.NoError(t, err)
+	return list
+}
+
+func (s *scene) load(t testing.TB, path string) string {
+	t.Helper()
+	sha, ok := s.loaded.Load(path)
+	if !ok {
+		s.ask(t, "SCRIPT", "LOAD", harness.Source(t, files(path)...))
+		sha, _ = s.loaded.LoadOrStore(path, harness.SHA(t, files(path)...))
+	}
+	return sha.(string)
+}
+
+// site is where a case of a table takes place: a name of its own, and a client behind a
+// gate of its own.
+type site struct {
+	*testing.T
+	requests
+	*scene
+	c    *redlatch.Client
+	g    *harness.Gate
+	name string
+	ctx  context.Context
+	// impatient is set if the client notices soon that a server is silent.
+	impatient bool
+}
+
+func (x *site) prepare() {
+	x.g = harness.NewGate(x.t, x.s)
+	x.dial(x.g)
+	if x.free != "" {
+		x.ask(x, "SET", x.name, x.free)
+	}
+}
+
+var connecting sync.Mutex
+
+// dial makes the client behind a gate.
+func (x *site) dial(g *harness.Gate) {
+	opt := rueidis.ClientOption{
+		InitAddress: []string{g.Addr}, ForceSingleClient: true,
+		RingScaleEachConn: 5, ReadBufferEachConn: 1 << 12, WriteBufferEachConn: 1 << 12, // there are many clients
+	}
+	if x.impatient {
+		opt.ConnWriteTimeout, opt.Dialer = 1500*time.Millisecond, net.Dialer{KeepAlive: 300 * time.Millisecond}
+	}
+	connecting.Lock() // one after the other: they are impatient
+	var c *redlatch.Client
+	harness.Eventually(x, soon, "it connects", func() (ok bool) {
+		var err error
+		c, err = redlatch.New(x.t.Context(), opt, redlatch.WithWatchdogTimeout(x.timeout), quiet)
+		return err == nil
+	})
+	connecting.Unlock()
+	x.t.Cleanup(c.Close)
+	x.t.Cleanup(func() { _ = g.Open() })
+	x.c = c
+	x.ctx = context.Background()
+}
+
+// mine and theirs are the object in the hands of the clients.
+func (x *site) mine() lock.Locker   { return x.of(x.c, x.name) }
+func (x *site) theirs() lock.Locker { return x.rival(x.other, x.name) }
+
+// forever is a lease that outlives the test, so that what is not given back stays.
+func (x *site) forever() []lock.Option {
+	if !x.leased {
+		return nil
+	}
+	return []lock.Option{lock.Lease(time.Hour)}
+}
+
+func (x *site) open() {
+	x.Helper()
+	require.NoError(x, x.g.Open())
+}
+
+type call = harness.Call[lock.Hold]
+
+// batch runs subtests together, a few at a time: they wait most of the time.
+type batch struct {
+	t       *testing.T
+	running sync.WaitGroup
+	places  chan struct{}
+}
+
+func newBatch(t *testing.T, atATime int) *batch {
+	return &batch{t: t, places: make(chan struct{}, atATime)}
+}
+
+func (b *batch) run(name string, test func(t *testing.T)) {
+	b.running.Go(func() {
+		b.places <- struct{}{}
+		defer func() { <-b.places }()
+		b.t.Run(name, test)
+	})
+}
+
+// parked starts a waiter of the client behind the gate and returns when it has made so
+// many attempts and is parked.
+func (x *site) parked(attempts int, opts ...lock.Option) (w *call) {
+	x.Helper()
+	n := x.c.Stats().Waiting + 1
+	sha := x.load(x, x.acquire)
+	x.g.Keep(x, sha, attempts, func() { w = harness.StartLock(x, x.ctx, x.mine(), opts...) })
+	x.open()
+	harness.Waits(x, n, x.c)
+	return w
+}
+
+func (x *site) joined(opts ...lock.Option) *call {
+	x.Helper()
+	n := x.c.Stats().Waiting + 1
+	w := harness.StartLock(x, x.ctx, x.mine(), opts...)
+	harness.Waits(x, n, x.c)
+	return w
+}
+
+// idle opens the gates of the sites and waits until their clients do nothing any more,
+// neither for a caller nor in the background, and listen to nothing.
+func idle(t testing.TB, sites []*site) {
+	t.Helper()
+	for _, x := range sites {
+		require.NoError(t, x.g.Open())
+	}
+	for _, x := range sites {
+		harness.Idle(t, x.c)
+		harness.Eventually(t, soon, "nobody listens: "+x.name, func() bool { return x.c.PubSub().Listeners == 0 })
+	}
+}
+
+// renewNothing fails the test if the clients of the sites renew anything.
+func renewNothing(t testing.TB, sites []*site) {
+	t.Helper()
+	period := time.Duration(0)
+	sent := make([]int, len(sites))
+	for i, x := range sites {
+		period = x.timeout / 3
+		sent[i] = x.g.Scripts()
+	}
+	<-time.After(period + period/4)
+	for i, x := range sites {
+		require.Equal(t, sent[i], x.g.Scripts(), "something is renewed: %s", x.name)
+	}
+}
+
+// quietly is a plain lock that does not poll.
+func quietly(c *redlatch.Client, name string) lock.Locker {
+	return c.PlainLock(name, rlock.WithBackoff(rlock.ConstantBackoff(time.Minute)))
+}
 
 // step is a request, and what sends it.
 type step struct {
@@ -106,8 +361,11 @@ func (r requests) common() []step {
 // casesAtATime is how many cases of a row run at the same time.
 const casesAtATime = 14
 
-// drawn has the first tier run a third of the cases of the large tables, others each time.
-func drawn() bool { return rand.IntN(harness.Size(3, 1)) == 0 }
+// shift is added to the numbers of cases that a short run draws, so that each run has others.
+var shift = rand.IntN(100)
+
+// drawn has the first tier run one of several cases of the large tables, by their numbers.
+func drawn(n, of int) bool { return !testing.Short() || (n+shift)%of == 0 }
 
 // TestEveryFaultOfEveryRequest has everything happen to every request of every kind that
 // can happen to it. The caller hears what is known, nobody holds what it does not know of,
@@ -115,14 +373,13 @@ func drawn() bool { return rand.IntN(harness.Size(3, 1)) == 0 }
 func TestEveryFaultOfEveryRequest(t *testing.T) {
 	harness.EachOf(t, faultTable, func(r requests) string { return r.name }, func(t *testing.T, s *testserver.Server, r requests) {
 		scene := newScene(t, s, r.timeout)
+		t.Logf("a short run draws with %d", shift)
 		var cases []*faultCase
 		batch := newBatch(t, casesAtATime)
-		for _, step := range slices.Concat(r.common(), r.steps) {
-			if step.script == "" {
-				continue
-			}
-			for _, fault := range harness.Faults {
-				if !drawn() {
+		for i, step := range slices.Concat(r.common(), r.steps) {
+			for j, fault := range harness.Faults {
+				// A short run has one fault for each step, and nearly each fault for each row.
+				if step.script == "" || !drawn(i+j, len(harness.Faults)) {
 					continue
 				}
 				x := &faultCase{fault: fault, site: site{requests: r, scene: scene}}
@@ -167,7 +424,6 @@ func TestEveryFaultOfEveryRequest(t *testing.T) {
 	})
 }
 
-// during has the fault happen to a request of the operation.
 func (x *faultCase) during(operation func()) {
 	x.Helper()
 	x.g.During(x, x.fault, x.sha, operation)
@@ -184,7 +440,6 @@ func (x *faultCase) reports(err error) {
 	require.NotErrorIs(x, err, lock.ErrNotAcquired)
 }
 
-// try makes one attempt. What it may have got is given back well before its lease is over.
 func (x *faultCase) try() {
 	var h lock.Hold
 	var err error
@@ -196,7 +451,6 @@ func (x *faultCase) try() {
 	}
 }
 
-// wait has waiters acquire when a holder elsewhere releases.
 func (x *faultCase) wait(n int) {
 	theirs := mustLock(x, x.Context(), x.held(x.other, x.name), x.forever()...)
 	waiters := x.line(x.there, n)
@@ -251,7 +505,6 @@ func (x *faultCase) line(attempts, n int) []*call {
 	return all
 }
 
-// getIn checks that waiters get in, together if there are several.
 func (x *faultCase) getIn(waiters ...*call) {
 	x.Helper()
 	var holds []lock.Hold
@@ -374,7 +627,6 @@ func (x *faultCase) exactly(holds ...lock.Hold) {
 	}
 }
 
-// owns checks that an owner has one hold of n.
 func (x *faultCase) owns(h lock.Hold, n int) {
 	x.Helper()
 	seen := x.lock(x.other, x.name)
@@ -406,7 +658,6 @@ func (x *faultCase) certain(h lock.Hold, keys ...string) {
 	}
 }
 
-// readSteps are what only readers send.
 var readSteps = []step{
 	{"downgrade", "rwlock/release_write", func(x *faultCase) {
 		ctx := lock.WithOwner(x.ctx, x.c.NewOwner())
@@ -422,7 +673,6 @@ var readSteps = []step{
 	}},
 }
 
-// writeSteps are what only writers send.
 var writeSteps = []step{
 	{"release of a reader", "rwlock/release_read", func(x *faultCase) { x.passOn(reading, 1) }},
 	{"release of one of several readers", "rwlock/release_read", func(x *faultCase) {
@@ -453,7 +703,6 @@ var writeSteps = []step{
 	}},
 }
 
-// severalRow is a lock of several locks that one script takes and releases.
 var severalRow = func() requests {
 	names := func(name string) []string { return []string{name, name + " 2", name + " 3"} }
 	several := func(c *redlatch.Client, name string) lock.Locker {
@@ -513,3 +762,164 @@ var severalRow = func() requests {
 	r.of, r.rival = several, several
 	return r
 }()
+
+// A request that arrives late, or is undone late, ends no other hold.
+
+var withOwners = []requests{lockRow, plainRow, fairRow, readRow, writeRow}
+
+// eachSite runs a test for each row at a site of its own.
+func eachSite(t *testing.T, rows []requests, timeout time.Duration, test func(x *site)) {
+	t.Helper()
+	harness.EachOf(t, rows, func(r requests) string { return r.name }, func(t *testing.T, s *testserver.Server, r requests) {
+		if timeout > 0 {
+			r.timeout = timeout
+		}
+		x := &site{T: t, requests: r, scene: newScene(t, s, r.timeout), name: "orders"}
+		x.prepare()
+		test(x)
+		x.unmake(t, s.Addr, x.name)
+		harness.NothingStays(t, s.Addr)
+	})
+}
+
+// held returns how many holds an owner has.
+func (x *site) holds(h lock.Hold) int {
+	x.Helper()
+	return harness.HoldCount(x, x.lock(x.other, x.name), h.Owner())
+}
+
+// An attempt was answered: somebody else has the lock. A copy of it that arrives later
+// takes the lock for a waiter that does not know. When the waiter tries again it must not
+// be more certain of its lease than the server, nor believe that it has the lock when that
+// was lost in between.
+func TestACopyOfAnAttemptArrivesLate(t *testing.T) {
+	wakes := map[string]struct{ channel, payload string }{
+		"lock": {wire.LockChannel("orders"), wire.PayloadUnlocked}, "plain": {wire.PlainChannel("orders"), wire.PayloadUnlocked},
+		"read": {wire.RWChannel("orders"), wire.PayloadWriteFree}, "write": {wire.RWChannel("orders"), wire.PayloadWriteFree},
+	}
+	for _, lost := range []bool{false, true} {
+		t.Run(map[bool]string{false: "kept", true: "lost"}[lost], func(t *testing.T) {
+			eachSite(t, []requests{lockRow, plainRow, readRow, writeRow}, 0, func(x *site) {
+				first := mustLock(x, x.Context(), x.theirs())
+				sha := x.load(x, x.acquire)
+				reached := x.g.Arm(harness.Echo, sha, x.there)
+				w := harness.StartLock(x, x.ctx, x.mine())
+				harness.Reached(x, reached)
+				harness.Waits(x, 1, x.c)
+				x.ask(x, "DEL", x.name)
+				x.open()
+				require.EqualValues(x, 1, x.number(x, "EXISTS", x.name))
+				wake := func() { x.ask(x, "PUBLISH", wakes[x.kind.name].channel, wakes[x.kind.name].payload) }
+				if lost {
+					x.ask(x, "DEL", x.name)
+					second := mustLock(x, x.Context(), x.theirs())
+					x.g.Keep(x, sha, 1, wake)
+					x.open()
+					harness.Waits(x, 1, x.c)
+					require.True(x, w.Running())
+					require.NoError(x, second.Unlock(x.Context())) // and wakes it
+				} else {
+					copied := x.number(x, "PTTL", x.name)
+					harness.Eventually(x, soon, "time passes", func() bool { return x.number(x, "PTTL", x.name) < copied-200 })
+					wake()
+				}
+				h := w.Got()
+				ttl := time.Duration(x.number(x, "PTTL", x.name)) * time.Millisecond
+				require.LessOrEqual(x, h.Remaining(), ttl+time.Millisecond)
+				require.Equal(x, 1, x.holds(h))
+				require.NoError(x, h.Unlock(x.ctx))
+				require.ErrorIs(x, first.Unlock(x.Context()), lock.ErrLost)
+			})
+		})
+	}
+}
+
+// The release that was sent first arrives when another was answered long ago.
+func TestAReleaseThatArrivesLateEndsNoOtherHold(t *testing.T) {
+	eachSite(t, withOwners, 0, func(x *site) {
+		h := mustLock(x, x.ctx, x.mine())
+		x.g.During(x, harness.DelayRequest, x.load(x, x.release), func() { require.NoError(x, h.Unlock(x.ctx)) })
+		next := mustLock(x, x.ctx, x.mine())
+		harness.Eventually(x, soon, "nothing is under way", func() bool { return x.c.Stats().Background == 0 })
+		x.open()
+		require.Equal(x, 1, x.holds(next))
+		require.NoError(x, next.Unlock(x.ctx))
+	})
+}
+
+// The request of a waiter of a fair lock arrives late, when one that came after it to the
+// same client has its position. The client has them in another order than the server, and
+// both get in.
+func TestARequestForAPositionArrivesLate(t *testing.T) {
+	eachSite(t, []requests{fairRow}, 0, func(x *site) {
+		h := mustLock(x, x.Context(), x.theirs())
+		first := x.parked(2)
+		var late *call
+		x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() { late = harness.StartLock(x, x.ctx, x.mine()) })
+		next := harness.StartLock(x, x.ctx, x.mine())
+		harness.Eventually(x, soon, "it has a position", func() bool { return len(x.queue()) >= 2 })
+		x.open()
+		harness.Eventually(x, soon, "all have a position", func() bool { return len(x.queue()) == 3 })
+		require.NoError(x, h.Unlock(x.ctx))
+		harness.InOrder(x, first)
+		begin := time.Now()
+		inAnyOrder(x, next, late)
+		heartbeat := x.timeout / 9 // which tells it
+		require.Less(x, time.Since(begin), heartbeat+3*time.Second)
+	})
+}
+
+// A copy of the request that took a fair lock arrives when the last hold of the client has released it, or when
+// Unlock has learned that the lock was lost before it could hand it over. It is undone.
+func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		t.Run(fmt.Sprint("lost=", lost), func(t *testing.T) {
+			eachSite(t, []requests{fairRow}, time.Hour, func(x *site) {
+				var first lock.Hold
+				theirs := mustLock(x, x.Context(), x.theirs())
+				w := x.parked(x.there)
+				x.g.During(x, harness.DelayRequest, x.load(x, x.acquire), func() {
+					require.NoError(x, theirs.Unlock(x.Context()))
+					first = w.Got()
+				})
+				next := x.joined()
+				if lost {
+					x.ask(x, "DEL", x.name)
+					require.ErrorIs(x, first.Unlock(x.ctx), lock.ErrLost)
+				} else {
+					require.NoError(x, first.Unlock(x.ctx))
+				}
+				h := next.Got()
+				require.True(x, lost || first.Owner() == h.Owner(), "the lock was handed over")
+				require.NoError(x, h.Unlock(x.ctx))
+				x.open()
+				harness.Eventually(x, soon, "the lock is free", func() bool { return !harness.IsLocked(x, x.lock(x.other, x.name)) })
+			})
+		})
+	}
+}
+
+// The request that gives something back in the background is lost just when the client of
+// a semaphore is closed.
+func TestCloseGivesBackWhatIsUnknown(t *testing.T) {
+	eachSite(t, []requests{permitRow, numberRow}, 0, func(x *site) {
+		undo := "semaphore/undo"
+		if x.leased {
+			undo = "semaphore/permit_undo"
+		}
+		check := func(script string, w *call) {
+			x.g.During(x, harness.LoseRequest, x.load(x, script), func() { w.Cancel(nil) })
+			x.c.Close()
+			require.Error(x, w.End())
+			x.open()
+			x.dial(x.g)
+		}
+		var w *call
+		x.g.Keep(x, x.load(x, x.acquire), 1, func() { w = harness.StartLock(x, x.ctx, x.mine()) })
+		check(undo, w)
+		h := mustLock(x, x.Context(), x.theirs()) // the only permit
+		check("semaphore/leave", x.parked(x.there))
+		require.Zero(x, x.number(x, "ZCARD", wire.SemaphoreWaiting(x.name)))
+		require.NoError(x, h.Unlock(x.Context()))
+	})
+}

@@ -3,6 +3,8 @@ package contract_test
 import (
 	"context"
 	"errors"
+	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,10 +37,9 @@ func (k kind) calls(l lock.Locker, ctx context.Context, o lock.Owner) map[string
 		calls["Lock, named"] = func() error { return only(l.Lock(owner)) }
 		calls["Unlock"] = func() error { return l.Unlock(owner) }
 		calls["ForceUnlock"] = func() error { return only(l.ForceUnlock(ctx)) }
-		calls["IsLocked"] = func() error { return only(l.IsLocked(ctx)) }
-		calls["TTL"] = func() error { return only(l.TTL(ctx)) }
-		calls["HoldCount"] = func() error { return only(l.HoldCount(ctx, o)) }
-		calls["IsHeldBy"] = func() error { return only(l.IsHeldBy(ctx, o)) }
+		for name, look := range looks(l, o) {
+			calls[name] = func() error { return look(ctx) }
+		}
 	}
 	return calls
 }
@@ -68,7 +69,7 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 
 		l := k.of(c, "orders")
 		for _, opts := range [][]lock.Option{
-			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)}, {lock.Lease(lock.MaxLease + 1)},
+			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)}, {lock.Lease(lock.MaxLease + 1)}, {lock.Lease(math.MaxInt64)},
 			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {{}},
 			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
 		} {
@@ -131,111 +132,101 @@ func TestOptionsOfOtherKinds(t *testing.T) {
 // unslotted are names whose helper keys have other cluster slots than the names.
 var unslotted = []string{"a{b", "a{}b", "x}y", "}a"}
 
-// Outside a cluster any name is valid.
+// Outside a cluster any name is valid, and all keys have the name that the mapper returns.
 func TestNamesWithBraces(t *testing.T) {
+	mapper := func(name string) string {
+		if strings.HasPrefix(name, "orders") {
+			return "app:" + name
+		}
+		return strings.TrimPrefix(name, "nothing")
+	}
 	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		for _, name := range append([]string{"{orders}", "{shop}orders"}, unslotted...) {
-			k.prepare(t, s.Addr, name)
+		other := harness.Client(t, s)
+		c := harness.Client(t, s, redlatch.WithNameMapper(mapper))
+		for _, name := range append([]string{"orders", "{orders}", "{shop}orders"}, unslotted...) {
+			there := mapper(name)
+			harness.Do(t, s.Addr, "FLUSHALL") // counters and cached replies
+			k.prepare(t, s.Addr, there)
 			h := mustLock(t, t.Context(), k.of(c, name))
-			isTaken(t, k.rival(harness.Client(t, s), name))
+			require.NotContains(t, h.Name()+k.of(c, name).Name(), "app:")
+			keys, err := testserver.Query(s.Addr, "KEYS", "*")
+			require.NoError(t, err)
+			require.True(t, strings.Contains(there, "{") || slices.Contains(keys, k.key(there)), "%q", keys)
+			for _, key := range keys {
+				require.Contains(t, key, there)
+			}
+			isTaken(t, k.rival(other, there))
 			waiter := k.waits(t, k.rival(c, name), c)
 			require.NoError(t, h.Unlock(t.Context()))
 			getsIn(t, waiter)
-			k.unmake(t, s.Addr, name)
-			harness.Do(t, s.Addr, "FLUSHALL") // counters and cached replies
+			k.unmake(t, s.Addr, there)
 		}
-		k.prepare(t, s.Addr, "orders")
-	})
-}
-
-func TestNameMapper(t *testing.T) {
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s, redlatch.WithNameMapper(func(name string) string { return "app:" + name }))
-		k.prepare(t, s.Addr, "app:orders")
-		h := mustLock(t, t.Context(), k.of(c, "orders"))
-		require.NotContains(t, h.Name(), "app:")
-		require.NotContains(t, k.of(c, "orders").Name(), "app:")
-		keys, err := testserver.Query(s.Addr, "KEYS", "*")
-		require.NoError(t, err)
-		require.Contains(t, keys, k.key("app:orders"))
-		for _, key := range keys {
-			require.True(t, key == "orders" && k.free != "" || strings.Contains(key, "app:orders"), key)
-		}
-		isTaken(t, k.rival(harness.Client(t, s), "app:orders"))
-		waiter := k.waits(t, k.rival(c, "orders"), c)
-		require.NoError(t, h.Unlock(t.Context()))
-		getsIn(t, waiter)
-		k.unmake(t, s.Addr, "app:orders")
-
-		c = harness.Client(t, s, redlatch.WithNameMapper(func(string) string { return "" }))
-		require.ErrorIs(t, only(k.of(c, "orders").TryLock(t.Context())), lock.ErrInvalid)
-	})
-}
-
-// A key of another type is an error of every call, and is left as it is.
-func TestAKeyOfTheWrongType(t *testing.T) {
-	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		h := mustLock(t, t.Context(), k.of(c, "orders"))
-		harness.Do(t, s.Addr, "DEL", "orders")
-		harness.Do(t, s.Addr, "RPUSH", "orders", "precious")
-		require.ErrorContains(t, only(k.of(c, "orders").TryLock(t.Context())), "WRONGTYPE")
-		if err := h.Unlock(t.Context()); k.owned {
-			require.ErrorIs(t, err, lock.ErrLost)
-		} else {
-			require.Error(t, err)
-		}
-		for _, c := range []*redlatch.Client{c, other} {
-			for what, call := range k.calls(k.of(c, "orders"), t.Context(), c.NewOwner()) {
-				switch err := call(); what {
-				case "IsLocked", "TTL", "HoldCount", "IsHeldBy": // which may ask for less
-				case "Unlock":
-					require.Error(t, err)
-				default:
-					require.ErrorContains(t, err, "WRONGTYPE", what)
-					require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
-					if k.name != "red" { // for which it is not a majority
-						require.NotErrorIs(t, err, lock.ErrNotAcquired, what)
-					}
-				}
-			}
-		}
-		require.Equal(t, ":1", harness.Do(t, s.Addr, "LLEN", "orders"))
-		harness.Idle(t, c, other)
+		require.ErrorIs(t, only(k.of(c, "nothing").TryLock(t.Context())), lock.ErrInvalid)
 		harness.Do(t, s.Addr, "FLUSHALL")
 		k.prepare(t, s.Addr, "orders")
 	})
 }
 
-// The hash of an application is no lock, whatever its fields, and is left as it is.
-func TestAHashOfAnApplication(t *testing.T) {
+// A key of another type, or the hash of an application, is an error of every call, and is left as it is.
+func TestAKeyOfTheWrongType(t *testing.T) {
 	hashes := [][]string{
 		{"name", "bob", "visits", "3"}, {"visits", "3"}, {"mode", "read"},
 		{"mode", "read", "name", "bob"}, {"mode", "write", "name", "bob"}, {"mode", "read", "visits", "3", "name", "bob"},
 	}
-	hash := func(k kind) bool { return len(k.stored) > 0 && k.stored[0] == "HSET" }
-	eachKind(t, hash, func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		ctx, cancel := context.WithTimeout(t.Context(), soon)
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
+		c, other := harness.Client(t, s), harness.Client(t, s)
+		ctx, cancel := context.WithTimeout(t.Context(), 2*soon)
 		defer cancel()
-		for _, fields := range hashes {
-			harness.Do(t, s.Addr, append([]string{"HSET", "orders"}, fields...)...)
+		values := [][]string{{"RPUSH", "orders", "precious"}}
+		if k.stored[0] == "HSET" {
+			for _, fields := range hashes {
+				values = append(values, append([]string{"HSET", "orders"}, fields...))
+			}
+		} else if k.name != "plain" {
+			values = append(values, []string{"SET", "orders", "precious"})
+		}
+		for _, value := range values {
+			says, unlock := "WRONGTYPE", func(context.Context) error { return lock.ErrLost }
+			switch value[0] {
+			case "RPUSH":
+				unlock = mustLock(t, ctx, k.of(c, "orders")).Unlock
+			case "SET": // it is no number
+				says = "another type"
+			}
+			harness.Do(t, s.Addr, "DEL", "orders")
+			harness.Do(t, s.Addr, value...)
 			before := harness.Do(t, s.Addr, "DUMP", "orders")
-			for what, call := range k.calls(k.of(c, "orders"), ctx, c.NewOwner()) {
-				switch err := call(); what {
-				case "IsLocked", "TTL", "HoldCount", "IsHeldBy", "Unlock": // which change no such hash
-				default:
-					require.ErrorContains(t, err, "WRONGTYPE", "%s %v", what, fields)
-					require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+			err := only(k.of(c, "orders").TryLock(ctx))
+			require.ErrorContains(t, err, "another type")
+			failure{nil, nil}.check(t, err, "orders")
+			if err := unlock(ctx); k.owned {
+				require.ErrorIs(t, err, lock.ErrLost)
+			} else {
+				require.Error(t, err)
+			}
+			for _, c := range []*redlatch.Client{c, other} {
+				for what, call := range k.calls(k.of(c, "orders"), ctx, c.NewOwner()) {
+					switch err := call(); what {
+					case "IsLocked", "TTL", "HoldCount", "IsHeldBy": // which may ask for less
+					case "Unlock":
+						require.Error(t, err)
+					default:
+						require.ErrorContains(t, err, says, "%s %v", what, value)
+						require.NotErrorIs(t, err, lock.ErrIndeterminate, what)
+						if k.name != "red" { // for which it is not a majority
+							require.NotErrorIs(t, err, lock.ErrNotAcquired, what)
+						}
+					}
 				}
 			}
 			require.Equal(t, before, harness.Do(t, s.Addr, "DUMP", "orders"))
-			require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"), "nothing else is left")
+			if value[0] == "HSET" {
+				require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"), "nothing else is left")
+			}
+			harness.Idle(t, c, other)
 			harness.Do(t, s.Addr, "FLUSHALL")
+			k.prepare(t, s.Addr, "orders")
 		}
-		harness.Idle(t, c)
-		k.prepare(t, s.Addr, "orders")
 	})
 }
 
@@ -302,8 +293,8 @@ func TestExpiryForbidden(t *testing.T) {
 	})
 }
 
-// On a server out of memory nobody takes anything, and who has something can keep it, and
-// give it back.
+// On a server out of memory nobody takes anything, and who has something can keep it, leave it to another
+// process, and give it back.
 func TestOutOfMemory(t *testing.T) {
 	const timeout = time.Second
 	lasting := acquired // package countdown tests the latch
@@ -315,12 +306,24 @@ func TestOutOfMemory(t *testing.T) {
 			holds = append(holds, mustLock(t, ctx, k.of(c, what)))
 		}
 		waiter := k.waits(t, k.rival(c, "unnamed"), c)
+		pass := func() {
+			id, err := holds[0].Detach(t.Context(), time.Minute)
+			require.NoError(t, err)
+			holds[0], err = k.of(c, holds[0].Name()).(adopter).Adopt(t.Context(), id)
+			require.NoError(t, err)
+		}
+		if detachable(k) {
+			pass() // has the script loaded
+		}
 		t.Cleanup(func() { harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "0") })
 		harness.Do(t, s.Addr, "CONFIG", "SET", "maxmemory", "1")
 		for _, ctx := range k.owners(t, c) {
 			err := only(k.of(c, "free").TryLock(ctx))
 			require.ErrorContains(t, err, "OOM")
 			require.NotErrorIs(t, err, lock.ErrIndeterminate)
+		}
+		if detachable(k) {
+			pass()
 		}
 		if k.leased {
 			renewed := time.Now().Add(holds[0].Remaining() + timeout/4)
@@ -338,13 +341,22 @@ func TestOutOfMemory(t *testing.T) {
 }
 
 // A key that never expires keeps waiters for ever: the error says so, and the log once for each client
-// and name.
+// and name. It can be forced open.
 func TestAKeyWithoutAnExpiry(t *testing.T) {
-	eachKind(t, func(k kind) bool { return k.owned }, func(t *testing.T, s *testserver.Server, k kind) {
+	const what = "without an expiry"
+	eachKind(t, all, func(t *testing.T, s *testserver.Server, k kind) {
 		var log harness.Log
 		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
 		l := k.of(c, "orders")
-		const what = "without an expiry"
+		if !k.owned {
+			harness.Do(t, s.Addr, k.stored...)
+			for _, err := range []error{only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(50*time.Millisecond)))} {
+				harness.NotAcquired(t, err)
+			}
+			harness.Do(t, s.Addr, "DEL", "orders")
+			k.prepare(t, s.Addr, "orders")
+			return
+		}
 		h := mustLock(t, t.Context(), k.rival(c, "orders"))
 		require.NotContains(t, only(l.TryLock(t.Context())).Error(), "expiry")
 		require.NoError(t, h.Unlock(t.Context()))
@@ -358,9 +370,7 @@ func TestAKeyWithoutAnExpiry(t *testing.T) {
 		for _, stored := range held {
 			harness.Do(t, s.Addr, stored...)
 			for range 2 {
-				for _, err := range []error{
-					only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(soon/10))),
-				} {
+				for _, err := range []error{only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(soon/10)))} {
 					harness.NotAcquired(t, err)
 					require.ErrorContains(t, err, "no expiry", "%q", stored)
 				}
@@ -373,5 +383,13 @@ func TestAKeyWithoutAnExpiry(t *testing.T) {
 			harness.Do(t, s.Addr, "DEL", "orders")
 			require.NoError(t, l.Do(t.Context(), nothing))
 		}
+		harness.Do(t, s.Addr, k.stored...)
+		isTaken(t, k.rival(c, "orders"))
+		ttl, err := k.lock(c, "orders").TTL(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, lock.NoExpiry, ttl)
+		forced, err := k.lock(c, "orders").ForceUnlock(t.Context())
+		require.NoError(t, err)
+		require.True(t, forced)
 	})
 }

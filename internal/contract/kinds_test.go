@@ -41,7 +41,6 @@ const (
 	safetyPoll = 5 * time.Second
 )
 
-// quiet is for clients whose log does not matter.
 var quiet = redlatch.WithLogger(slog.New(slog.DiscardHandler))
 
 type lockOf func(c *redlatch.Client, name string) lock.Locker
@@ -127,7 +126,6 @@ func latch(c *redlatch.Client, name string) lock.Locker {
 	return latched{c.CountDownLatch(name)}
 }
 
-// kinds is the table.
 var kinds = []kind{
 	ownedKind("lock", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) }),
 	onceOnly(ownedKind("non-reentrant", func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name, rlock.NonReentrant()) })),
@@ -157,7 +155,6 @@ var kinds = []kind{
 	{name: "latch", of: latch, rival: latch, once: true, stored: []string{"SET", "orders", "1"}, cached: "redlatch_latch_round:{%s}:*"},
 }
 
-// inMemory returns a row of its own for redlatchtest.Locker: all clients have the same ones.
 func inMemory() kind {
 	var lockers sync.Map
 	of := func(_ *redlatch.Client, name string) lock.Locker {
@@ -172,15 +169,12 @@ func fenced(k kind) kind {
 	return k
 }
 
-// ofKind returns the row of that name.
 func ofKind(name string) kind {
 	return kinds[slices.IndexFunc(kinds, func(k kind) bool { return k.name == name })]
 }
 
-// lock returns the object of an owned kind.
 func (k kind) lock(c *redlatch.Client, name string) harness.Lock { return k.of(c, name).(harness.Lock) }
 
-// rivalLock is lock for the rival.
 func (k kind) rivalLock(c *redlatch.Client, name string) harness.Lock {
 	return k.rival(c, name).(harness.Lock)
 }
@@ -388,9 +382,33 @@ func (b *barrier) join(t *testing.T) (meet func()) {
 	}
 }
 
+type calls map[string]func(ctx context.Context) error
+
+// looks returns calls of the methods that change nothing.
+func looks(l lock.Locker, o lock.Owner) calls {
+	all := calls{}
+	if l, ok := l.(harness.Lock); ok {
+		all["IsLocked"] = func(ctx context.Context) error { return only(l.IsLocked(ctx)) }
+		all["IsHeldBy"] = func(ctx context.Context) error { return only(l.IsHeldBy(ctx, o)) }
+		all["HoldCount"] = func(ctx context.Context) error { return only(l.HoldCount(ctx, o)) }
+		all["TTL"] = func(ctx context.Context) error { return only(l.TTL(ctx)) }
+	}
+	if l, ok := l.(interface {
+		Available(context.Context) (int, error)
+	}); ok {
+		all["Available"] = func(ctx context.Context) error { return only(l.Available(ctx)) }
+	}
+	if l, ok := l.(candidates); ok {
+		all["Leader"] = func(ctx context.Context) error { return only(l.Leader(ctx)) }
+	}
+	if l, ok := l.(latched); ok {
+		all["Count"] = func(ctx context.Context) error { return only(l.Count(ctx)) }
+	}
+	return all
+}
+
 func nothing(context.Context) error { return nil }
 
-// only returns the error of two results.
 func only(_ any, err error) error { return err }
 
 func mustLock(t testing.TB, ctx context.Context, l lock.Locker, opts ...lock.Option) lock.Hold {
@@ -432,14 +450,11 @@ func (k kind) waits(t testing.TB, l lock.Locker, c *redlatch.Client) <-chan erro
 	return done
 }
 
-// getsIn fails the test unless a waiter gets in well before it looks again without a
-// reason.
 func getsIn(t testing.TB, waiter <-chan error) {
 	t.Helper()
 	require.NoError(t, ends(t, waiter, 3*time.Second))
 }
 
-// ends returns how a call ends, and fails the test if that takes longer than d.
 func ends(t testing.TB, done <-chan error, d time.Duration) error {
 	t.Helper()
 	select {
@@ -451,7 +466,6 @@ func ends(t testing.TB, done <-chan error, d time.Duration) error {
 	}
 }
 
-// async runs a call in the background.
 func async(call func() error) <-chan error {
 	done := make(chan error, 1)
 	go func() { done <- call() }()
@@ -591,7 +605,6 @@ func (l latched) Do(ctx context.Context, fn func(context.Context) error, opts ..
 	return lock.Do(ctx, l, fn, opts...)
 }
 
-// bareHold is a hold without a lease.
 type bareHold struct {
 	lock.Hold
 	name   string

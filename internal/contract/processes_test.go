@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
@@ -16,18 +14,19 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
 // workers are what processes of this test program do.
 var workers = map[string]func(args []string) error{
-	"hold":      holdWorker,
-	"increment": incrementWorker,
+	"hold": holdWorker,
 }
 
 // spawnTime is how long a process may take to begin, on a busy machine.
@@ -165,173 +164,60 @@ func TestAHolderIsKilledOrStopped(t *testing.T) {
 	})
 }
 
-// counter is what processes increment under a lock of that kind.
-func counterOf(k kind) string { return "counter of " + k.name }
-
-// incrementWorker adds one to the counters under the locks of the kinds, with several
-// goroutines for each, until they have reached the goal, and says how often it did. Under
-// a shared lock the counter must stay as it is. Its arguments are the address of the server,
-// the goal, the number of goroutines, and the kinds.
-func incrementWorker(args []string) error {
-	goal, err := strconv.Atoi(args[1])
-	if err != nil {
-		return err
+// Clients, each of which is like a process, have to share a lock: each passes it on to its own waiters 16
+// times in a row, and then releases it for all. One that is alone for a while releases it more rarely.
+func TestAProcessDoesNotKeepALock(t *testing.T) {
+	const clients, goroutines, handOffs = 4, 16, 16
+	goal := harness.Size(800, 10_000)
+	channels := map[string]string{
+		"lock": wire.LockChannel("lock"), "fenced": wire.LockChannel("fenced"), "plain": wire.PlainChannel("plain"), "write": wire.RWChannel("write"),
 	}
-	goroutines, err := strconv.Atoi(args[2])
-	if err != nil {
-		return err
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
-	defer stop()
-	c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: args[:1]}, quiet)
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: args[:1], DisableCache: true})
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	get := func(key string) (int, error) {
-		n, err := conn.Do(ctx, conn.B().Get().Key(key).Build()).AsInt64()
-		return int(n), err
-	}
-	fmt.Println("ready")
-	// All processes are ready before the first of them may win.
-	for n := 0; n == 0; time.Sleep(time.Millisecond) {
-		if n, err = get("go"); err != nil {
-			return err
+	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
+		var all []*redlatch.Client
+		for range clients {
+			all = append(all, harness.Client(t, s))
 		}
-	}
-
-	increment := func(k kind, ctx context.Context, mine *atomic.Int64) (done bool, err error) {
-		err = k.rival(c, k.name).Do(ctx, func(context.Context) error {
-			n, err := get(counterOf(k))
-			if err != nil || n >= goal {
-				done = true
-				return err
-			}
-			mine.Add(1)
-			return conn.Do(ctx, conn.B().Set().Key(counterOf(k)).Value(strconv.Itoa(n+1)).Build()).Error()
-		})
-		if err != nil || !k.shared {
-			return done, err
-		}
-		return done, k.of(c, k.name).Do(ctx, func(context.Context) error {
-			before, err := get(counterOf(k))
-			after, err2 := get(counterOf(k))
-			if before != after {
-				return fmt.Errorf("the counter went from %d to %d", before, after)
-			}
-			return errors.Join(err, err2)
-		})
-	}
-	var wg sync.WaitGroup
-	var mu sync.Mutex
-	var errs []error
-	for _, name := range args[3:] {
-		k, mine := ofKind(name), new(atomic.Int64)
-		var ofKind sync.WaitGroup
-		for g := range goroutines {
-			ofKind.Go(func() {
-				ctx := ctx
-				if g == 0 && k.owned {
-					ctx = lock.WithOwner(ctx, c.NewOwner())
-				}
-				for done := false; !done; {
-					var err error
-					if done, err = increment(k, ctx, mine); err != nil {
-						mu.Lock()
-						errs = append(errs, fmt.Errorf("%s: %w", k.name, err))
-						mu.Unlock()
+		together(t, s, func(k kind) bool { return channels[k.name] != "" }, func(t *testing.T, k kind) {
+			var released atomic.Int64
+			messages := harness.Messages(t, s.Addr, channels[k.name])
+			go func() {
+				for {
+					select {
+					case <-messages:
+						released.Add(1)
+					case <-t.Context().Done():
 						return
 					}
 				}
-			})
-		}
-		wg.Go(func() {
-			ofKind.Wait()
-			mu.Lock()
-			defer mu.Unlock()
-			fmt.Printf("%s\t%d\n", name, mine.Load())
+			}()
+			left, had, begin := goal, make([]int, clients), make(chan struct{})
+			var callers sync.WaitGroup
+			for i, c := range all {
+				for range goroutines {
+					callers.Go(func() {
+						<-begin
+						for more := true; more; {
+							assert.NoError(t, k.of(c, k.name).Do(context.Background(), func(context.Context) error {
+								if more = left > 0; more { // protected by the lock alone
+									left--
+									had[i]++
+								}
+								return nil
+							}))
+						}
+					})
+				}
+			}
+			close(begin)
+			callers.Wait()
+			harness.Eventually(t, soon, "it was released for all", func() bool { return int(released.Load()) >= goal/(handOffs+1)/4 })
+			sum := 0
+			for _, n := range had {
+				sum += n
+				// The shares are not equal: clients also compete for time on the machine.
+				require.Greater(t, n, goal/clients/10, "%v", had)
+			}
+			require.Equal(t, goal, sum)
 		})
-	}
-	wg.Wait()
-	return errors.Join(errs...)
-}
-
-// shares has processes increment counters and returns the share that each has had of each.
-func shares(t *testing.T, s *testserver.Server, processes, goal, goroutines int, of ...kind) map[string][]int {
-	t.Helper()
-	harness.Do(t, s.Addr, "SET", "go", "0")
-	args := []string{s.Addr, strconv.Itoa(goal), strconv.Itoa(goroutines)}
-	for _, k := range of {
-		k.prepare(t, s.Addr, k.name)
-		harness.Do(t, s.Addr, "SET", counterOf(k), "0")
-		args = append(args, k.name)
-	}
-	var all []*harness.Process
-	for range processes {
-		all = append(all, harness.Spawn(t, "increment", args...))
-	}
-	for _, p := range all {
-		require.Equal(t, "ready", p.Line(spawnTime))
-	}
-	harness.Do(t, s.Addr, "SET", "go", "1")
-	had := map[string][]int{}
-	for _, p := range all {
-		for range of {
-			name, share, _ := strings.Cut(p.Line(3*time.Minute), "\t")
-			n, err := strconv.Atoi(share)
-			require.NoError(t, err)
-			had[name] = append(had[name], n)
-		}
-		p.Ended(soon)
-	}
-	for _, k := range of {
-		sum := 0
-		for _, n := range had[k.name] {
-			sum += n
-		}
-		// An increment that was lost would have had to be made again.
-		require.Equal(t, goal, sum, "%s: %v", k.name, had[k.name])
-		value, err := testserver.Query(s.Addr, "GET", counterOf(k))
-		require.NoError(t, err)
-		require.Equal(t, []string{strconv.Itoa(goal)}, value, k.name)
-		harness.Do(t, s.Addr, "DEL", counterOf(k))
-		k.unmake(t, s.Addr, k.name)
-	}
-	harness.Do(t, s.Addr, "DEL", "go")
-	harness.NothingStays(t, s.Addr)
-	t.Logf("shares: %v", had)
-	return had
-}
-
-func TestProcessesIncrementACounterExactly(t *testing.T) {
-	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		shares(t, s, harness.Size(3, 4), harness.Size(60, 2000), harness.Size(2, 8), kinds...)
-	})
-}
-
-// The processes have to share a lock: each passes it on to its own waiters 16 times in a
-// row, and then releases it for all. A process that is alone for a while, as the first to start
-// is, releases it more rarely.
-func TestAProcessDoesNotKeepALock(t *testing.T) {
-	const processes, goroutines, handOffs = 4, 16, 16
-	wanted := func(k kind) bool {
-		return k.name == "lock" || k.name == "fenced" || k.name == "plain" || k.name == "write"
-	}
-	eachKind(t, wanted, func(t *testing.T, s *testserver.Server, k kind) {
-		goal := harness.Size(1500, 10_000)
-		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
-		had := shares(t, s, processes, goal, goroutines, k)[k.name]
-		released := harness.Commands(t, harness.Conn(t, s.Addr))["publish"]
-		t.Logf("released for all %d times", released)
-		require.GreaterOrEqual(t, released, goal/(handOffs+1)/4)
-		for _, n := range had {
-			// The shares are not equal: a process also competes for time on the machine.
-			require.Greater(t, n, goal/processes/10)
-		}
 	})
 }

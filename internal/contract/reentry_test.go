@@ -12,33 +12,65 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/redlatchtest"
 )
 
+// An owner can lock what it holds, also before others that wait, and has as many holds as it has not unlocked,
+// with the hold or with Unlock of the lock, which ends the latest of this process. None of that shortens the lease.
 func TestReentryIsCounted(t *testing.T) {
-	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
+	eachKind(t, func(k kind) bool { return k.owned || k.memory }, func(t *testing.T, s *testserver.Server, k kind) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
-		l, o := k.lock(c, "orders"), c.NewOwner()
+		l, o := k.of(c, "orders"), c.NewOwner()
 		ctx := lock.WithOwner(t.Context(), o)
-		for _, holds := range []int{1, 2, 3} {
-			var taken []lock.Hold
-			for n := range holds {
-				take := func() (lock.Hold, error) { return k.of(c, "orders").TryLock(ctx) }
-				if n == 1 {
-					take = func() (lock.Hold, error) { return l.Lock(ctx, lock.Wait(time.Minute)) }
+		most := 3
+		if k.once {
+			most = 1
+		}
+		for _, byOwner := range []bool{false, true} {
+			if byOwner && !k.owned {
+				continue
+			}
+			holds := []lock.Hold{mustLock(t, ctx, l, lock.Lease(10*time.Minute))}
+			w := k.waits(t, k.rival(c, "orders"), c)
+			for len(holds) < most {
+				h, err := k.of(c, "orders").TryLock(ctx)
+				if len(holds) == 1 {
+					require.NoError(t, err)
+					require.NoError(t, h.Unlock(ctx))
+					h, err = l.Lock(ctx, lock.Wait(time.Minute), lock.Lease(30*time.Second))
 				}
-				h, err := take()
 				require.NoError(t, err)
-				taken = append(taken, h)
-				require.Equal(t, n+1, harness.HoldCount(t, l, o))
+				holds = append(holds, h)
 			}
-			for n, h := range taken {
-				isTaken(t, k.rival(c, "orders"))
+			for len(holds) > 0 {
+				n := len(holds)
+				if k.owned {
+					require.Equal(t, n, harness.HoldCount(t, k.lock(c, "orders"), o))
+					require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(590_000))
+					require.ErrorIs(t, k.lock(other, "orders").Unlock(ctx), lock.ErrNotHeld)
+				}
 				isTaken(t, k.rival(other, "orders"))
-				require.NoError(t, h.Unlock(ctx))
-				require.Equal(t, holds-n-1, harness.HoldCount(t, l, o))
+				require.Empty(t, w)
+				end := holds[0]
+				if byOwner {
+					end, holds = holds[n-1], holds[:n-1]
+					require.NoError(t, k.lock(c, "orders").Unlock(ctx))
+				} else {
+					holds = holds[1:]
+					require.NoError(t, end.Unlock(ctx))
+				}
+				require.ErrorIs(t, context.Cause(end.Context()), context.Canceled)
+				require.Zero(t, end.Remaining())
+				require.ErrorIs(t, end.Unlock(ctx), lock.ErrNotHeld)
+				for _, h := range holds {
+					require.NoError(t, h.Context().Err())
+				}
 			}
-			require.False(t, harness.IsLocked(t, l))
-			require.ErrorIs(t, taken[0].Unlock(ctx), lock.ErrNotHeld)
+			getsIn(t, w)
+			if k.owned {
+				require.Zero(t, harness.HoldCount(t, k.lock(c, "orders"), o))
+				require.ErrorIs(t, k.lock(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+			}
 		}
 	})
 }
@@ -102,59 +134,6 @@ func TestLockUnderItsOwnHoldWarns(t *testing.T) {
 		}
 		require.Equal(t, 1, strings.Count(log.String(), warning), log.String())
 		require.NoError(t, other.Unlock(t.Context()))
-	})
-}
-
-func TestReentryDoesNotWaitBehindTheQueue(t *testing.T) {
-	eachKind(t, andInMemory(reentrant), func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		l := k.of(c, "orders")
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		h1 := mustLock(t, ctx, l)
-		w := k.waits(t, k.rival(c, "orders"), c)
-		h2 := mustLock(t, ctx, l)
-		require.NoError(t, h2.Unlock(ctx))
-		require.Empty(t, w)
-		require.NoError(t, h1.Unlock(ctx))
-		getsIn(t, w)
-	})
-}
-
-func TestReentryNeitherShortensTheLeaseNorDoesItsUnlock(t *testing.T) {
-	eachKind(t, reentrant, func(t *testing.T, s *testserver.Server, k kind) {
-		c := harness.Client(t, s)
-		ctx := lock.WithOwner(t.Context(), c.NewOwner())
-		h1 := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(10*time.Minute))
-		h2 := mustLock(t, ctx, k.of(c, "orders"), lock.Lease(time.Second))
-		require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(590_000))
-		require.NoError(t, h2.Unlock(ctx))
-		require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(590_000))
-		require.NoError(t, h1.Unlock(ctx))
-	})
-}
-
-func TestUnlockByOwnerEndsTheLatestHoldOfThisProcess(t *testing.T) {
-	eachKind(t, owned, func(t *testing.T, s *testserver.Server, k kind) {
-		c, other := harness.Client(t, s), harness.Client(t, s)
-		l, o := k.lock(c, "orders"), c.NewOwner()
-		ctx := lock.WithOwner(t.Context(), o)
-		holds := []lock.Hold{mustLock(t, ctx, l)}
-		if !k.once {
-			holds = append(holds, mustLock(t, ctx, l))
-		}
-		require.ErrorIs(t, k.lock(other, "orders").Unlock(ctx), lock.ErrNotHeld)
-		require.ErrorIs(t, l.Unlock(lock.WithOwner(t.Context(), c.NewOwner())), lock.ErrNotHeld)
-		for n := len(holds) - 1; n >= 0; n-- {
-			require.NoError(t, l.Unlock(ctx))
-			require.ErrorIs(t, context.Cause(holds[n].Context()), context.Canceled)
-			require.Zero(t, holds[n].Remaining())
-			require.ErrorIs(t, holds[n].Unlock(ctx), lock.ErrNotHeld)
-			require.Equal(t, n, harness.HoldCount(t, l, o))
-			if n > 0 {
-				require.NoError(t, holds[0].Context().Err())
-			}
-		}
-		require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
 	})
 }
 
@@ -278,5 +257,58 @@ func TestReentrySendsNothing(t *testing.T) {
 		require.Equal(t, before+1, sent())
 		isTaken(t, k.rival(c, "orders"))
 		require.NoError(t, long.Unlock(ctx))
+	})
+}
+
+// byOwner is for choose: an owner can unlock without a hold.
+func byOwner(k kind) bool { return k.owned || k.name == "multi" }
+
+// unlocker is a Locker of such a kind.
+type unlocker interface {
+	lock.Locker
+	Unlock(ctx context.Context) error
+}
+
+// What an owner hears of losses by Lock.Unlock is what its holds would say, in the order in which it
+// has acquired them.
+func TestAnOwnerHearsOfItsLosses(t *testing.T) {
+	eachVirtually(t, byOwner, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c := s.Client(t)
+		l, ctx := k.of(c, "orders").(unlocker), lock.WithOwner(t.Context(), c.NewOwner())
+		loses := func(lose func(h lock.Hold)) lock.Hold {
+			h := mustLock(t, ctx, l)
+			lose(h)
+			require.ErrorIs(t, context.Cause(h.Context()), lock.ErrLost)
+			return h
+		}
+		gone := func(h lock.Hold) {
+			require.True(t, s.Del("orders"))
+			require.ErrorIs(t, h.Extend(ctx, time.Minute), lock.ErrLost)
+		}
+		for _, lose := range []func(h lock.Hold){
+			gone,
+			func(h lock.Hold) { redlatchtest.Lose(t, h.Context(), lock.ReasonClosed) },
+		} {
+			h := loses(lose)
+			err := l.Unlock(ctx)
+			var loss *lock.LostError
+			require.ErrorAs(t, err, &loss)
+			require.Equal(t, context.Cause(h.Context()), err)
+			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+			require.ErrorIs(t, h.Unlock(ctx), lock.ErrNotHeld)
+
+			h = loses(lose)
+			require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
+			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+		}
+
+		loses(gone)
+		time.Sleep(time.Minute) // until what a group has left has expired
+		mustLock(t, ctx, l)
+		require.ErrorIs(t, k.of(c, "another").(unlocker).Unlock(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, l.Unlock(lock.WithOwner(ctx, c.NewOwner())), lock.ErrNotHeld)
+		require.NoError(t, l.Unlock(ctx))
+		require.ErrorIs(t, l.Unlock(ctx), lock.ErrLost)
+		require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
 	})
 }

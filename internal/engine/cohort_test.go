@@ -1,7 +1,6 @@
 package engine_test
 
 import (
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -14,6 +13,22 @@ import (
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 )
+
+func TestARequestEndsInTimeForAllOfItsHolds(t *testing.T) {
+	first, second := time.Now().Add(time.Second), time.Now().Add(time.Minute)
+	r := engine.NewCohort(time.Now())
+	b := r.Enqueue(second)
+	require.NoError(t, r.Release(first, func(by time.Time) error {
+		require.Equal(t, first, by)
+		return nil
+	}))
+	r.Enqueue(first)
+	require.NoError(t, r.Confirm(r.Enqueue(second), func(by time.Time) error {
+		require.Equal(t, first, by)
+		return nil
+	}))
+	require.NoError(t, r.Confirm(b, nil))
+}
 
 // slow is a request that is under way until it is answered.
 type slow struct {
@@ -48,57 +63,6 @@ func TestOneRequestAnswersForAllWhoPassedOnBefore(t *testing.T) {
 	require.True(t, r.Gone())
 	_, ok := r.Valid()
 	require.False(t, ok)
-}
-
-func TestTheEndAnswersForThoseWhoHaveNotAsked(t *testing.T) {
-	r := engine.NewCohort(time.Now())
-	first := newSlow()
-	result := make(chan error, 1)
-	l := r.Enqueue(time.Time{})
-	go func() { result <- r.Confirm(l, first.ask) }()
-	<-first.sent
-	late := r.Enqueue(time.Time{})
-	failed := errors.New("failed")
-	finished := make(chan error, 1)
-	go func() { finished <- r.Release(time.Time{}, func(time.Time) error { return failed }) }()
-	select {
-	case <-finished:
-		require.Fail(t, "the claim was given back while somebody asked for it")
-	case <-time.After(20 * time.Millisecond):
-	}
-	first.answer <- nil
-	require.NoError(t, <-result)
-	require.Equal(t, failed, <-finished)
-	require.Equal(t, failed, r.Confirm(late, func(time.Time) error { panic("it is over") }))
-	require.False(t, r.Gone())
-}
-
-func TestAClaimIsTrustedForAShortTime(t *testing.T) {
-	r := engine.NewCohort(time.Now().Add(-time.Second))
-	_, ok := r.Valid()
-	require.False(t, ok)
-	before := time.Now()
-	require.NoError(t, r.Confirm(r.Enqueue(time.Time{}), func(time.Time) error { return nil }))
-	confirmed, _ := r.Valid()
-	require.False(t, confirmed.Before(before))
-	_, ok = engine.NewCohort(time.Now().Add(time.Hour)).Valid()
-	require.True(t, ok)
-}
-
-func TestARequestEndsInTimeForAllOfItsHolds(t *testing.T) {
-	first, second := time.Now().Add(time.Second), time.Now().Add(time.Minute)
-	r := engine.NewCohort(time.Now())
-	b := r.Enqueue(second)
-	require.NoError(t, r.Release(first, func(by time.Time) error {
-		require.Equal(t, first, by)
-		return nil
-	}))
-	r.Enqueue(first)
-	require.NoError(t, r.Confirm(r.Enqueue(second), func(by time.Time) error {
-		require.Equal(t, first, by)
-		return nil
-	}))
-	require.NoError(t, r.Confirm(b, nil))
 }
 
 // TestCohorts has claims run through many hands: what answers for a hand has begun after it

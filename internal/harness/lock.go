@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha1" // identifies scripts
 	"encoding/hex"
-	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,10 +11,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/redis/rueidis"
 	"github.com/stretchr/testify/require"
 
-	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -48,33 +45,6 @@ func HoldCount(t testing.TB, l Lock, o lock.Owner) int {
 	require.NoError(t, err)
 	require.Equal(t, n > 0, held)
 	return n
-}
-
-// HoldWorker returns a worker that acquires the lock "orders" of a kind, prints "holding", and waits
-// to be killed. If it loses the lock it prints when and why. Its arguments are the address of the
-// server, the kind, and the watchdog timeout.
-func HoldWorker(of func(kind string, c *redlatch.Client) lock.Locker) func(args []string) error {
-	return func(args []string) error {
-		timeout, err := time.ParseDuration(args[2])
-		if err != nil {
-			return err
-		}
-		ctx := context.Background()
-		c, err := redlatch.New(ctx, rueidis.ClientOption{InitAddress: args[:1]}, redlatch.WithWatchdogTimeout(timeout))
-		if err != nil {
-			return err
-		}
-		h, err := of(args[1], c).Lock(ctx)
-		if err != nil {
-			return err
-		}
-		fmt.Println("holding")
-		<-h.Context().Done()
-		fmt.Println(time.Now().UnixNano())
-		fmt.Println(context.Cause(h.Context()))
-		fmt.Println(h.Unlock(ctx))
-		return nil
-	}
 }
 
 // call matches a Lua call of a function in a table.

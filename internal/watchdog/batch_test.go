@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -50,27 +50,6 @@ func TestRetriesAlternateConnections(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
 		assert.Equal(t, []bool{false, true, false, true, false, false}, s.shared[:6])
-	})
-}
-
-// A far server is asked over the open connection first, for longer than a near one, and time is left for
-// an attempt over another.
-func TestFarServerIsAskedOverTheOpenConnection(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		const ttl = 3 * time.Second
-		s.set(func(s *server) { s.latency = time.Hour })
-		h := watch(t, wd, "a", Terms{Sent: time.Now().Add(-ttl / 30), TTL: ttl, Renewer: s})
-		time.Sleep(ttl * 6 / 10) // two thirds of the lease are over
-		synctest.Wait()
-		assert.Equal(t, []bool{true}, s.shared)
-		s.set(func(s *server) { s.latency = ttl / 10 })
-		time.Sleep(ttl * 3 / 10)
-		synctest.Wait()
-		assert.Equal(t, []bool{true, false}, s.shared)
-		time.Sleep(ttl / 10)
-		synctest.Wait()
-		assert.Zero(t, h.loss().times)
-		assert.Greater(t, h.Remaining(), ttl/2)
 	})
 }
 
@@ -143,48 +122,39 @@ func TestHangingNodeDoesNotDelayOthers(t *testing.T) {
 	})
 }
 
-func TestOnRenew(t *testing.T) {
+// An error of one lease of a batch is no error of the others. OnRenew hears of it, and then of the shortest time
+// that was left in a batch.
+func TestErrorsCountPerLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var left []time.Duration
-		var failureCount int
+		moving := errors.New("moving")
+		var mu sync.Mutex
+		left, failures := []time.Duration{}, []error{}
 		wd := New(Config{OnRenew: func(remaining time.Duration, err error) {
+			mu.Lock()
+			defer mu.Unlock()
 			if err != nil {
-				failureCount++
+				failures = append(failures, err)
 				return
 			}
 			left = append(left, remaining)
 		}})
 		defer wd.Close()
-		s := &server{err: errors.New("boom")}
-		watch(t, wd, "a", Terms{Renewer: s})
-		time.Sleep(timeout/3 + tick)
-		synctest.Wait()
-		s.set(func(s *server) { s.err = nil })
-		time.Sleep(time.Second)
-		synctest.Wait()
-		assert.Equal(t, 1, failureCount)
-		require.Len(t, left, 1)
-		assert.Less(t, left[0], timeout*2/3+time.Second)
-	})
-}
-
-// An error of one lease of a batch is no error of the others.
-func TestErrorsCountPerLease(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var failures atomic.Int32
-		wd := New(Config{OnRenew: func(_ time.Duration, err error) {
-			if err != nil {
-				failures.Add(1)
-			}
-		}})
-		defer wd.Close()
-		s := &server{moving: map[string]error{"b": errors.New("moving")}}
+		s := &server{moving: map[string]error{"b": moving}}
 		a, b := watch(t, wd, "a", Terms{Renewer: s}), watch(t, wd, "b", Terms{Renewer: s})
+
 		time.Sleep(timeout/3 + tick)
 		synctest.Wait()
-		require.EqualValues(t, 1, failures.Load())
 		require.Len(t, s.batches, 1, "one batch")
+		require.Equal(t, []error{moving}, failures)
+		require.Empty(t, left)
 		require.Greater(t, a.Remaining(), timeout-time.Second)
 		require.Less(t, b.Remaining(), timeout*2/3+time.Second)
+
+		s.set(func(s *server) { s.moving = nil })
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Len(t, failures, 1)
+		require.Len(t, left, 1)
+		require.Less(t, left[0], timeout*2/3+time.Second)
 	})
 }

@@ -51,19 +51,6 @@ func TestFixedLeaseExpires(t *testing.T) {
 	}
 }
 
-func TestFixCountsFromRequest(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		h := watch(t, wd, "a", Terms{Renewer: s})
-		sent := time.Now()
-		time.Sleep(time.Second)
-		h.Fix(sent, 3*time.Second)
-		assert.Equal(t, Certain(3*time.Second)-time.Second, h.Remaining())
-		time.Sleep(2*time.Second + tick)
-		synctest.Wait()
-		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
-	})
-}
-
 // The fixed period ends before the reply arrives.
 func TestFixInThePastLosesLease(t *testing.T) {
 	run(t, func(t *testing.T, wd *Watchdog, s *server) {
@@ -173,14 +160,5 @@ func TestFixAfterEnd(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, forgotten.loss().times)
 		assert.Equal(t, 1, late.loss().times)
-	})
-}
-
-func TestCloseEndsFixedLease(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		h := watch(t, wd, "a", Terms{Renewer: s})
-		h.Fix(time.Now(), time.Hour)
-		wd.Close()
-		assert.Equal(t, lock.ReasonClosed, h.loss().reason)
 	})
 }

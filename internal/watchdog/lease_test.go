@@ -209,25 +209,6 @@ func TestLeaseEndsBeforeItDoesOnTheServer(t *testing.T) {
 	})
 }
 
-func TestGoneLeaseIsLost(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		a, b := watch(t, wd, "a", Terms{Renewer: s}), watch(t, wd, "b", Terms{Renewer: s})
-		s.set(func(s *server) { s.gone["a"] = true })
-		time.Sleep(timeout / 2)
-		synctest.Wait()
-		s.set(func(s *server) { s.gone["a"] = false })
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		assert.Equal(t, lock.ReasonGone, a.loss().reason)
-		assert.Equal(t, 1, a.loss().times)
-		assert.Zero(t, a.Remaining())
-		assert.Zero(t, b.loss().times)
-		for _, batch := range s.batches[1:] {
-			assert.NotContains(t, batch, "a")
-		}
-	})
-}
-
 func TestFailedRenewalIsRetried(t *testing.T) {
 	run(t, func(t *testing.T, wd *Watchdog, s *server) {
 		boom := errors.New("boom")
@@ -245,22 +226,6 @@ func TestFailedRenewalIsRetried(t *testing.T) {
 		synctest.Wait()
 		assert.Zero(t, h.loss().times)
 		assert.Greater(t, h.Remaining(), timeout-2*time.Second)
-	})
-}
-
-func TestUnconfirmedLeaseExpires(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		boom := errors.New("boom")
-		s.set(func(s *server) { s.err = boom })
-		sent := time.Now().Add(-time.Second)
-		h := watch(t, wd, "a", Terms{Sent: sent, Renewer: s})
-		assert.LessOrEqual(t, h.Remaining(), timeout-time.Second)
-		time.Sleep(timeout)
-		synctest.Wait()
-		require.Equal(t, 1, h.loss().times)
-		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
-		assert.Equal(t, boom, h.loss().cause)
-		assert.Equal(t, Certain(timeout), h.loss().when.Sub(sent))
 	})
 }
 
@@ -288,19 +253,6 @@ func TestRenewalCountsFromRequest(t *testing.T) {
 		assert.Equal(t, 1, s.renewals())
 		assert.LessOrEqual(t, h.Remaining(), timeout-1500*time.Millisecond)
 		assert.Greater(t, h.Remaining(), timeout-3*time.Second)
-	})
-}
-
-func TestLeaseWithoutRenewerExpires(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		h := watch(t, wd, "a", Terms{TTL: time.Minute})
-		time.Sleep(Certain(time.Minute) - 1)
-		synctest.Wait()
-		assert.Zero(t, h.loss().times)
-		time.Sleep(time.Nanosecond)
-		synctest.Wait()
-		assert.Equal(t, lock.ReasonExpired, h.loss().reason)
-		assert.Zero(t, s.renewals())
 	})
 }
 
@@ -386,23 +338,6 @@ func TestCheckTellsOfLossUnderWay(t *testing.T) {
 			})
 		})
 	}
-}
-
-func TestMaxHoldEndsRenewedLease(t *testing.T) {
-	run(t, func(t *testing.T, wd *Watchdog, s *server) {
-		h := watch(t, wd, "a", Terms{Renewer: s, MaxHold: time.Minute})
-		time.Sleep(time.Minute - time.Second)
-		synctest.Wait()
-		assert.Zero(t, h.loss().times)
-		assert.LessOrEqual(t, h.Remaining(), time.Second)
-		time.Sleep(time.Second + tick)
-		synctest.Wait()
-		assert.Equal(t, lock.ReasonMaxHold, h.loss().reason)
-		before := s.renewals()
-		time.Sleep(time.Minute)
-		synctest.Wait()
-		assert.Equal(t, before, s.renewals())
-	})
 }
 
 func TestForgottenLease(t *testing.T) {

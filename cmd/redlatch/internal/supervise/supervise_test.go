@@ -76,55 +76,25 @@ func TestContinuedTooLate(t *testing.T) {
 	require.Empty(t, string(rest))
 }
 
-// runDeaf runs a command that ignores SIGTERM, and calls ready when it does.
-func runDeaf(t *testing.T, l *lease, grace time.Duration, ready func()) supervise.Result {
-	t.Helper()
+// The grace time of a command that ignores SIGTERM does not exceed the rest of the lease.
+func TestKilledBeforeTheEnd(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(t.Context())
+	l, end, lost := &lease{ctx: ctx}, make(chan time.Time, 1), errors.New("lost")
 	stdout, w, err := os.Pipe()
 	require.NoError(t, err)
 	defer stdout.Close()
+	defer w.Close()
 	cmd := exec.Command("sh", "-c", `trap '' TERM; echo ready; while :; do sleep 0.01; done`)
 	cmd.Stdout = w
 	go func() {
 		_, _ = stdout.Read(make([]byte, 10))
-		ready()
-	}()
-	result, err := supervise.Run(cmd, l, grace, nil)
-	require.NoError(t, err)
-	require.Equal(t, syscall.SIGKILL, result.State.Signal())
-	return result
-}
-
-// The grace time does not exceed the rest of the lease.
-func TestKilledBeforeTheEnd(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	l, end, lost := &lease{ctx: ctx}, make(chan time.Time, 1), errors.New("lost")
-	result := runDeaf(t, l, 5*time.Second, func() {
 		end <- l.endIn(2 * time.Second)
 		cancel(lost)
-	})
+	}()
+
+	result, err := supervise.Run(cmd, l, 5*time.Second, nil)
+	require.NoError(t, err)
+	require.Equal(t, syscall.SIGKILL, result.State.Signal())
 	require.Less(t, time.Now(), <-end)
 	require.ErrorIs(t, result.Lost, lost)
-}
-
-// A lost lease ends the command after the grace time, even if the lease would last for long.
-func TestKilledAfterTheGraceTime(t *testing.T) {
-	ctx, cancel := context.WithCancelCause(t.Context())
-	lost := errors.New("lost")
-	result := runDeaf(t, &lease{ctx: ctx}, 200*time.Millisecond, func() { cancel(lost) })
-	require.ErrorIs(t, result.Lost, lost)
-}
-
-// A command is not started under a lease that is over or about to end.
-func TestNotStarted(t *testing.T) {
-	lost := errors.New("lost")
-	ctx, cancel := context.WithCancelCause(t.Context())
-	l := &lease{ctx: ctx}
-	l.endIn(time.Second)
-	_, err := supervise.Run(exec.Command("true"), l, time.Minute, nil)
-	require.ErrorIs(t, err, supervise.ErrLate)
-	require.ErrorIs(t, err, supervise.ErrExpires)
-	cancel(lost)
-	_, err = supervise.Run(exec.Command("true"), &lease{ctx: ctx}, time.Minute, nil)
-	require.ErrorIs(t, err, supervise.ErrLate)
-	require.ErrorIs(t, err, lost)
 }

@@ -36,7 +36,6 @@ import org.redisson.config.Config;
  *   <li>close: shuts the client down
  *   <li>call: calls a method of an object of a client (see Objects); an asynchronous method has ended when its future has
  *   <li>cancel: cancels the future of the call with that number
- *   <li>run: has many threads contend with others (see Contenders)
  * </ul>
  *
  * <p>Asynchronous calls are made in the order of the commands; everything else runs in a thread of its own.
@@ -78,7 +77,6 @@ public final class Main {
           Future<?> future = calls.get(command.get("call").getAsLong());
           answer(id, future != null && future.cancel(true), null);
         }
-        case "run" -> inThread(id, () -> Contenders.run(clients, command));
         default -> throw new IllegalArgumentException("what is " + command.get("do") + "?");
       }
     } catch (Throwable e) {

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unsafe"
 
 	"github.com/google/uuid"
 	"github.com/redis/rueidis"
@@ -41,8 +42,20 @@ func (willing) Acquire(context.Context, *Claim) (Answer, error) {
 	return Answer{Acquired: true}, nil
 }
 
+func (willing) Extend(context.Context, *Claim, time.Duration) (bool, error) { return true, nil }
+
 func (willing) Release(context.Context, *Claim) (Release, error) {
 	return Release{State: Free}, nil
+}
+
+// finding is a server on which a release finds that.
+type finding struct {
+	willing
+	state ReleaseState
+}
+
+func (f finding) Release(context.Context, *Claim) (Release, error) {
+	return Release{State: f.state}, nil
 }
 
 // slowHolder is a holder that the watchdog takes a while to tell.
@@ -89,3 +102,52 @@ func TestUnlockTellsOfLossUnderWay(t *testing.T) {
 		})
 	}
 }
+
+// A release that finds nothing may precede the acquisition, unless the server runs them in order.
+func TestAReleaseThatFindsNothing(t *testing.T) {
+	for _, ordered := range []bool{false, true} {
+		for _, state := range []ReleaseState{NotHeld, StillHeld, Free} {
+			synctest.Test(t, func(t *testing.T) {
+				l, s := newLock(finding{state: state}, ordered)
+				defer s.Close()
+				undone := l.releaseUnknown(Claim{Lease: time.Minute}, true)
+				time.Sleep(10 * time.Second) // the further releases
+				require.Equal(t, ordered || state != NotHeld, session.Await(undone))
+			})
+		}
+	}
+}
+
+// A waiter that has had the claim leaves the server's queue with the next check, of any kind.
+func TestAWaiterLeavesWithTheNextCheck(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l, s := newLock(willing{}, true)
+		defer s.Close()
+		c := l.newClaim(t.Context(), &lock.Options{}, false)
+		c.freshID()
+		c.cohort = NewCohort(time.Now())
+		c.cohort.leaves(s.NewOwner())
+		held, err := c.checkOwnership(t.Context(), time.Now().Add(time.Second))
+		require.NoError(t, err)
+		require.True(t, held)
+		passed, _ := c.cohort.left()
+		require.Empty(t, passed)
+	})
+}
+
+func TestTheOldestLossesAreForgotten(t *testing.T) {
+	var l lostHolds
+	all := make([]Hold, maxLost+2)
+	for i := range all {
+		l.add(&all[i])
+	}
+	l.remove(&all[0]) // it is not there
+	require.Len(t, l.all, maxLost)
+	require.Same(t, &all[2], l.all[0])
+	l.remove(&all[3])
+	require.Len(t, l.all, maxLost-1)
+	require.Same(t, &all[4], l.all[1])
+}
+
+// A process may have many claims. Beyond this size one takes a larger piece of memory.
+func TestClaimIsSmall(t *testing.T) { require.LessOrEqual(t, unsafe.Sizeof(claim{}), uintptr(576)) }
