@@ -29,7 +29,7 @@ func (known servers) sort(locks []*engine.Lock) []*engine.Lock {
 }
 
 // same reports whether two locks are known to be the same.
-func (known servers) same(a, b redMember) bool {
+func (known servers) same(a, b *engine.Lock) bool {
 	server := known[a.Session()]
 	return a.Key() == b.Key() && (a.Session() == b.Session() || server == known[b.Session()] && server.ID != "")
 }
@@ -37,9 +37,9 @@ func (known servers) same(a, b redMember) bool {
 const duplicate = "duplicate member"
 
 // checkDuplicates returns an error with that problem if two members are the same.
-func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M) bool, problem string) error {
+func checkDuplicates(members []*engine.Lock, same func(a, b *engine.Lock) bool, problem string) error {
 	for i, m := range members {
-		if slices.ContainsFunc(members[:i], func(other M) bool { return same(m, other) }) {
+		if slices.ContainsFunc(members[:i], func(other *engine.Lock) bool { return same(m, other) }) {
 			return fmt.Errorf("%w: %s %q (number %d)", lock.ErrInvalid, problem, m.Name(), i+1)
 		}
 	}
@@ -49,10 +49,7 @@ func checkDuplicates[M interface{ Name() string }](members []M, same func(a, b M
 // checkMembers returns an error if two of the locks that m consists of are the same: m would wait for
 // itself.
 func (m *Multi) checkMembers(known servers) error {
-	var all []redMember
-	for _, l := range m.locks {
-		all = append(all, l)
-	}
+	all := slices.Clone(m.locks)
 	for _, red := range m.reds {
 		all = append(all, red.members...)
 	}

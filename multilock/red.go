@@ -13,7 +13,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/engine"
-	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -24,7 +23,7 @@ import (
 // Client.RedLock creates it. The package documentation says when to use it.
 type Red struct {
 	group
-	members []redMember
+	members []*engine.Lock
 	absent  int // servers without a member
 	quorum  int
 	timeout time.Duration // 0: see serverTimeout
@@ -35,20 +34,10 @@ type Red struct {
 	shared       bool       // whether several callers can hold it at once, as readers
 }
 
-// redMember is a *engine.Lock. Tests replace it.
-type redMember interface {
-	Name() string
-	Key() string
-	Channel() string
-	Kind() *engine.Kind
-	Session() *session.Session
-	TryMember(ctx context.Context, lease time.Duration) (engine.MemberHold, error)
-}
-
 // NewRed returns a lock on a majority of the members. Client.RedLock and redlatch.RedLock call it, with
 // nil if no member has a client.
 func NewRed(all *Shared, members ...lock.Locker) *Red {
-	var locks []redMember
+	var locks []*engine.Lock
 	var bad error
 	for i, m := range members {
 		if l, err := find("red", i, m); err != nil {
@@ -62,14 +51,10 @@ func NewRed(all *Shared, members ...lock.Locker) *Red {
 		return &Red{group: newGroup(nil, "red", nil, nil, bad)}
 	}
 
-	return newRedOf(all, locks, bad)
-}
-
-func newRedOf(all *Shared, members []redMember, bad error) *Red {
 	s := all.e.Session
-	r := &Red{members: members, quorum: len(members)/2 + 1, key: engine.Key{Kind: "red"}, shared: true}
+	r := &Red{members: locks, quorum: len(locks)/2 + 1, key: engine.Key{Kind: "red"}, shared: true}
 	var names []string
-	for _, m := range members {
+	for _, m := range locks {
 		names = append(names, m.Name())
 		if m.Session() == s {
 			r.channel = m.Channel()
@@ -78,10 +63,10 @@ func newRedOf(all *Shared, members []redMember, bad error) *Red {
 		r.key.Name += fmt.Sprintf("%s %s %q;", m.Kind().Name, m.Session().ID, m.Key())
 	}
 
-	sameClient := func(a, b redMember) bool { return a.Session() == b.Session() }
-	bad = cmp.Or(bad, checkDuplicates(members, sameClient, "a Redlock needs a client and a server for each member:"))
+	sameClient := func(a, b *engine.Lock) bool { return a.Session() == b.Session() }
+	bad = cmp.Or(bad, checkDuplicates(locks, sameClient, "a Redlock needs a client and a server for each member:"))
 	r.group = newGroup(all, "red", names, []engine.LockID{{Client: s.ID, Key: r.key}}, bad)
-	r.reads = slices.ContainsFunc(members, func(m redMember) bool { return m.Kind().Shared })
+	r.reads = slices.ContainsFunc(locks, func(m *engine.Lock) bool { return m.Kind().Shared })
 	return r
 }
 

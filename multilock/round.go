@@ -166,7 +166,7 @@ func (h *redHold) pause() time.Duration {
 }
 
 // sameServer reports whether two members are known to be on one server.
-func sameServer(a, b redMember) bool {
+func sameServer(a, b *engine.Lock) bool {
 	server := a.Session().KnownServer()
 	return server.ID != "" && server.ID == b.Session().KnownServer().ID
 }

@@ -171,15 +171,14 @@ func TestLateUndoReturnsPermits(t *testing.T) {
 	})
 }
 
-// Only the first request after a change of a clock takes more round trips: the script for the usual
-// case leaves it to the other one, which tells the time.
+// Only the first request after a change of a clock takes more round trips.
 func TestWrongClockTakesMoreRoundTripsOnce(t *testing.T) {
 	eachOnce(t, func(x *onceTest) {
 		require.NoError(x.t, x.sem.Release(x.t.Context(), 1)) // loads the script
 		for _, step := range []struct {
 			change time.Duration
 			runs   int
-		}{{0, 1}, {50 * time.Second, 1}, {10 * time.Minute, 3}, {0, 1}, {-10 * time.Minute, 3}, {0, 1}} {
+		}{{0, 1}, {50 * time.Second, 1}, {10 * time.Minute, 2}, {0, 1}, {-10 * time.Minute, 2}, {0, 1}} {
 			x.pass(step.change)
 			before := x.runs
 			require.NoError(x.t, x.sem.Release(x.t.Context(), 1))
@@ -203,26 +202,6 @@ func TestUnansweredRequestsUseOneSlot(t *testing.T) {
 		x.Wait(x.Now)
 		requests := x.State().Keys[wire.SemaphoreRequests(key, clientID)]
 		require.Regexp(x.t, `^hash 1=[-0-9 ]*$`, requests.Is)
-	})
-}
-
-// Requests that do not refresh the cached replies are sent only while these live long enough.
-func TestCachedRepliesOutliveRequests(t *testing.T) {
-	eachOnce(t, func(x *onceTest) {
-		e := semaphore.NewPermitSemaphore(x.all, "permits")
-		require.NoError(x.t, only(e.TrySetPermits(x.t.Context(), 1)))
-		for _, pause := range []time.Duration{0, time.Second, 3 * time.Minute, 59 * time.Second, 2 * time.Minute, 5 * time.Minute, 7 * time.Minute, 13 * time.Minute} {
-			x.pass(pause)
-			require.NoError(x.t, x.sem.Acquire(x.t.Context(), 1))
-			require.NoError(x.t, x.sem.Release(x.t.Context(), 1))
-			p, err := e.Acquire(x.t.Context(), lock.Lease(time.Minute))
-			require.NoError(x.t, err)
-			require.NoError(x.t, p.Release(x.t.Context()))
-			for _, name := range []string{key, "permits"} {
-				requests := x.State().Keys[wire.SemaphoreRequests(name, clientID)]
-				require.GreaterOrEqual(x.t, requests.Ends-x.Now, (6 * time.Minute).Milliseconds(), "%s after %v", name, pause)
-			}
-		}
 	})
 }
 

@@ -256,7 +256,7 @@ func TestTooManyPermits(t *testing.T) {
 			require.Equal(t, semaphore.MaxPermits, available(t, sem))
 		}
 		mustAcquire(t, sem, 1)
-		require.ErrorIs(t, sem.Release(ctx, 2), lock.ErrInvalid, "by the script for the usual case")
+		require.ErrorIs(t, sem.Release(ctx, 2), lock.ErrInvalid, "in the usual case")
 		require.NoError(t, sem.Release(ctx, 1))
 		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))
 		require.NoError(t, sem.AddPermits(ctx, -semaphore.MaxPermits))

@@ -36,11 +36,7 @@ func TestLockstep(t *testing.T) {
 				"created by acquire", "created by permit_acquire", "created by release", "created by add", "created by drain", "permit_extend 0",
 				"permit_extend 1", "permit_left -2", "permit_left -1", "permit_renew 1", "batch split", "queued", "served by a release",
 				"immediate retry", "request too large", "wrong clock", "late duplicate", "duplicate of acquire", "duplicate of release",
-				"duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo", "fast_acquire 1",
-				"fast_acquire 0", "fast_acquire -1", "fast_acquire unanswered", "fast_acquire delayed", "fast_release 2", "fast_release -1",
-				"fast_release unanswered", "fast_release delayed", "fast_permit_acquire 1", "fast_permit_acquire -1", "fast_permit_release 2",
-				"fast_permit_release -1", "duplicate of fast_acquire", "duplicate of fast_release", "duplicate of fast_permit_acquire",
-				"duplicate of fast_permit_release", "duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize",
+				"duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo", "duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize",
 				"duplicate of delete",
 			},
 			Start: func(worker int) lockstep.Begin[step] {
@@ -138,7 +134,7 @@ func (x *walk) Draw(r *rand.Rand) step {
 // do takes a step and reports whether it was possible.
 func (x *walk) do(s step) bool {
 	c := x.clients[s.client]
-	x.size, x.fast = s.create, s.which%4 > 0
+	x.size = s.create
 	both := []string{key, wire.PermitTimeouts(key)}
 	javaNow := x.w.now + []int64{0, 0, 2000, -2000}[s.which%4]
 	size := min(s.size, len(c.waiting))

@@ -67,7 +67,7 @@ func (w *world) retryIn(g result, b batch) int64 {
 }
 
 func (w *world) permitAcquire(seq sequence, b batch) []int64 {
-	if reply, duplicate := w.cached(seq, 1, -1, 0, maxPermits); duplicate {
+	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
 	created := w.createMissing(b.size)
@@ -103,7 +103,7 @@ func (w *world) permitAcquire(seq sequence, b batch) []int64 {
 }
 
 func (w *world) permitUndo(seq sequence, ids []string) []int64 {
-	before, duplicate := w.ranBefore(seq)
+	before, duplicate := w.last(seq)
 	if duplicate && (len(before) == 0 || before[0] < 0) {
 		return []int64{0}
 	}
@@ -117,7 +117,7 @@ func (w *world) permitUndo(seq sequence, ids []string) []int64 {
 }
 
 func (w *world) permitRelease(seq sequence, all []string, ifExists bool, b batch) []int64 {
-	if reply, duplicate := w.cached(seq, 1, 0, 0, -1, 0, maxPermits); duplicate {
+	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
 	ids, done := slices.DeleteFunc(slices.Clone(all), func(id string) bool { return !w.held(id) }), int64(1)

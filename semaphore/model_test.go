@@ -41,7 +41,7 @@ type requests struct {
 	until int64
 }
 
-// cachedReply is the last request of a slot. One without a reply had the usual one.
+// cachedReply is the last request of a slot.
 type cachedReply struct {
 	n     int64 // sequence number
 	at    int64 // when it ran
@@ -54,7 +54,6 @@ const (
 	retryTime     = 300_000
 	clockError    = 60_000
 	cacheTTL      = retryTime + clockError
-	fastTime      = cacheTTL - 2*clockError
 	bargingMillis = 100 // ms after which a request is no longer overtaken
 )
 
@@ -174,13 +173,9 @@ type sequence struct {
 	notAfter, least int64
 }
 
-// cached returns the reply to a request that must not run: a duplicate or a late one. usual is the
-// reply to a duplicate of one that was served alone.
-func (w *world) cached(seq sequence, usual ...int64) ([]int64, bool) {
+// cached returns the reply to a request that must not run: a duplicate or a late one.
+func (w *world) cached(seq sequence) ([]int64, bool) {
 	if reply, duplicate := w.last(seq); duplicate {
-		if reply == nil {
-			reply = append([]int64{}, usual...)
-		}
 		return reply, true
 	}
 	if left := seq.notAfter - w.now; left < seq.least || left >= cacheTTL {
@@ -319,7 +314,7 @@ func (w *world) enqueue(b batch, next int64) (queued int64) {
 }
 
 func (w *world) acquire(seq sequence, b batch) []int64 {
-	if reply, duplicate := w.cached(seq, 1, -1, 0); duplicate {
+	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
 	created := w.createMissing(b.size)
@@ -340,7 +335,7 @@ func (w *world) acquire(seq sequence, b batch) []int64 {
 }
 
 func (w *world) undo(seq sequence, permits []int64) []int64 {
-	before, duplicate := w.ranBefore(seq)
+	before, duplicate := w.last(seq)
 	if duplicate && (len(before) == 0 || before[0] < 0) {
 		return []int64{0}
 	}
@@ -361,7 +356,7 @@ func (w *world) undo(seq sequence, permits []int64) []int64 {
 }
 
 func (w *world) release(seq sequence, n int64, ifExists bool, b batch) []int64 {
-	if reply, duplicate := w.cached(seq, 1, 0, 0, -1, 0); duplicate {
+	if reply, duplicate := w.cached(seq); duplicate {
 		return reply
 	}
 	if !w.exists && ifExists {
@@ -486,91 +481,6 @@ func timeOf(ms int64) []int64 {
 }
 
 func numbers(list []int64) string { return strings.Trim(fmt.Sprint(list), "[]") }
-
-// ranBefore is last for an acquisition that is to be undone.
-func (w *world) ranBefore(seq sequence) (reply []int64, duplicate bool) {
-	reply, duplicate = w.last(seq)
-	if duplicate && reply == nil {
-		reply = []int64{1}
-	}
-	return reply, duplicate
-}
-
-// slow reports whether a script for the usual case leaves a request to the others.
-func (w *world) slow(seq sequence) bool {
-	_, duplicate := w.last(seq)
-	left := seq.notAfter - w.now/1000*1000
-	_, known := w.memory[seq.key]
-	return duplicate || left < cacheTTL-2*clockError || left >= cacheTTL || !known || !w.exists
-}
-
-// revert notes that a request has not run.
-func (w *world) revert(seq sequence) []int64 {
-	if _, ok := w.memory[seq.key].slots[seq.slot]; !ok {
-		w.note(sequence{key: seq.key, slot: seq.slot, n: seq.n - 1}, 0, -1)
-	}
-	return []int64{-1}
-}
-
-func (w *world) fastAcquire(seq sequence, n int64) []int64 {
-	switch {
-	case w.slow(seq) || len(w.queue.scores) > 0:
-		return []int64{-1}
-	case w.denied == "INCRBY":
-		return w.revert(seq)
-	case w.free < n:
-		w.note(seq, w.now, 0, -1, 0)
-		return []int64{0}
-	}
-	w.note(seq, w.now)
-	w.change(-n)
-	return []int64{1}
-}
-
-func (w *world) fastRelease(seq sequence, n int64) []int64 {
-	switch {
-	case w.slow(seq):
-		return []int64{-1}
-	case w.free+n > maxPermits:
-		return w.revert(seq)
-	}
-	w.note(seq, w.now)
-	w.change(n)
-	return []int64{w.publish(w.free)}
-}
-
-func (w *world) fastPermitAcquire(seq sequence, p request) []int64 {
-	switch {
-	case w.slow(seq) || w.until != 0 || len(w.queue.scores) > 0 || w.anyExpired():
-		return []int64{-1}
-	case w.denied == "INCRBY" || w.free < 1:
-		return w.revert(seq)
-	}
-	w.note(seq, w.now)
-	w.change(-1)
-	w.grant([]request{p})
-	return []int64{1}
-}
-
-// anyExpired reports whether a permit has expired that no request has made free yet.
-func (w *world) anyExpired() bool {
-	for id := range w.taken.scores {
-		if !w.held(id) {
-			return true
-		}
-	}
-	return false
-}
-
-func (w *world) fastPermitRelease(seq sequence, id string) []int64 {
-	if w.slow(seq) || !w.held(id) {
-		return []int64{-1}
-	}
-	w.note(seq, w.now)
-	w.taken.drop(id)
-	w.change(1)
-	return []int64{w.publish(w.free)}
-}
 
 // createMissing creates the semaphore with this total if it does not exist, unless that is 0, and
 // reports whether it did. Acquired permits that have outlived a semaphore are among them.

@@ -48,7 +48,7 @@ type PermitSemaphore struct {
 // it.
 func NewPermitSemaphore(all *Shared, name string, opts ...Option) *PermitSemaphore {
 	p := newPool(all, kindPermitSemaphore, name, scripts{
-		permitAcquireScript, permitUndoScript, permitReleaseScript, fastPermitAcquireScript, fastPermitReleaseScript,
+		permitAcquireScript, permitUndoScript, permitReleaseScript,
 	}, opts)
 	return &PermitSemaphore{p, &all.permits, renewer{engine.ScriptRenewer{Client: p.s.Client, Script: permitRenewScript}}}
 }

@@ -158,18 +158,18 @@ func TestReleaseOfSeveralPermitsIsAtomic(t *testing.T) {
 // fails.
 func TestRenewalDuringReleaseByID(t *testing.T) {
 	type row struct {
-		script string
+		name   string
 		others []string // that are released together with it
 		want   error
 	}
-	rows := []row{{"fast_permit_release", nil, nil}, {"permit_release", []string{unknown}, lock.ErrNotHeld}}
-	harness.EachOf(t, rows, func(r row) string { return r.script }, func(t *testing.T, s *testserver.Server, r row) {
+	rows := []row{{"alone", nil, nil}, {"with an unknown one", []string{unknown}, lock.ErrNotHeld}}
+	harness.EachOf(t, rows, func(r row) string { return r.name }, func(t *testing.T, s *testserver.Server, r row) {
 		const timeout = 4500 * time.Millisecond // so that the renewal comes before the release is sent again
 		c, g := harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(timeout))
 		e := permitSemaphore(t, c, 1)
 		p, began := take(t, e, 1), time.Now()
 		ids, released := append(r.others, p.ID()), make(chan error, 1)
-		g.Keep(t, load(t, s.Addr, r.script), 1, func() { go func() { released <- e.Release(context.Background(), ids...) }() })
+		g.Keep(t, load(t, s.Addr, "permit_release"), 1, func() { go func() { released <- e.Release(context.Background(), ids...) }() })
 		harness.Do(t, s.Addr, "ZREM", timeoutsKey("orders"), raw(t, p.ID())) // unless it is released
 
 		harness.Eventually(t, soon, "the renewal finds nothing", func() bool { return p.Remaining() == 0 })

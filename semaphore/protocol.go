@@ -34,24 +34,21 @@ type pool struct {
 	scripts scripts
 	size    int // with which a missing semaphore is created, 0 if it is not
 
-	queues   *engine.Queues
-	queueKey engine.Key
-	channel  string
-	keys     []string // of the scripts that begin with pool.lua
-	memory   *memory
-	// The keys of the scripts that begin with fast.lua.
-	acquireKeys, releaseKeys []string
+	queues    *engine.Queues
+	queueKey  engine.Key
+	channel   string
+	keys      []string // of the scripts that have pool.lua
+	heartbeat string   // heartbeatTimeout in ms
 }
 
 // scripts are the scripts that differ between the kinds.
-type scripts struct{ acquire, undo, release, fastAcquire, fastRelease *wire.Script }
+type scripts struct{ acquire, undo, release *wire.Script }
 
 // Shared is what the semaphores of one client share.
 type Shared struct {
-	e        *engine.Engine
-	slots    slots
-	memories memories
-	permits  registry
+	e       *engine.Engine
+	slots   slots
+	permits registry
 }
 
 // NewShared returns what the semaphores of a client share. There is one for each engine.
@@ -69,13 +66,12 @@ func newPool(all *Shared, kind, name string, scripts scripts, opts []Option) poo
 	p.queues = &all.e.Queues
 	p.queueKey = engine.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
-	p.memory = all.memories.of(p.id.Kind, p.key)
-	p.keys = []string{p.key, wire.SemaphoreRequests(p.key, s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), wire.SemaphoreCreated(p.key)}
-	p.acquireKeys = p.keys[:3:3]
-	p.releaseKeys = p.keys[:2:2]
+	p.heartbeat = wire.Millis(p.heartbeatTimeout())
+	p.keys = []string{
+		p.key, wire.SemaphoreRequests(p.key, s.ID), wire.SemaphoreWaiting(p.key), wire.SemaphoreAlive(p.key), wire.SemaphoreCreated(p.key),
+	}
 	if p.leased() {
-		taken := wire.PermitTimeouts(p.key)
-		p.keys, p.acquireKeys, p.releaseKeys = append(p.keys, taken), append(p.acquireKeys, taken), append(p.releaseKeys, taken)
+		p.keys = append(p.keys, wire.PermitTimeouts(p.key))
 	}
 	return p
 }
@@ -152,9 +148,9 @@ func (p *pool) failed(ctx context.Context, what string, began time.Time, err err
 var luaFiles embed.FS
 
 var (
-	acquireScript = wire.LoadScript(luaFiles, "pool", "acquire").AtRest()
+	acquireScript = wire.LoadScript(luaFiles, "usual", "acquire_usual", "pool", "acquire").AtRest()
 	undoScript    = wire.LoadScript(luaFiles, "pool", "undo").AtRest()
-	releaseScript = wire.LoadScript(luaFiles, "pool", "release").AtRest()
+	releaseScript = wire.LoadScript(luaFiles, "usual", "release_usual", "pool", "release").AtRest()
 	setScript     = wire.LoadScript(luaFiles, "pool", "set").AtRest()
 	addScript     = wire.LoadScript(luaFiles, "pool", "add").AtRest()
 	drainScript   = wire.LoadScript(luaFiles, "pool", "drain").AtRest()
@@ -163,19 +159,12 @@ var (
 	statsScript   = wire.LoadScript(luaFiles, "stats")
 	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
-	fastAcquireScript = wire.LoadScript(luaFiles, "fast", "fast_acquire").AtRest()
-	fastReleaseScript = wire.LoadScript(luaFiles, "fast", "fast_release").AtRest()
-
-	permitAcquireScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_acquire").AtRest()
-	permitUndoScript    = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
-	permitReleaseScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_release").AtRest()
-	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
-	permitExtendScript  = wire.LoadScript(luaFiles, "permits", "permit_extend")
-	permitRenewScript   = wire.LoadScript(luaFiles, "permit_renew")
-
-	fastPermitAcquireScript = wire.LoadScript(luaFiles, "fast", "fast_permit_acquire").AtRest()
-	fastPermitReleaseScript = wire.LoadScript(luaFiles, "fast", "fast_permit_release").AtRest()
-
+	permitAcquireScript  = wire.LoadScript(luaFiles, "usual", "permit_acquire_usual", "pool", "permits", "permit_acquire").AtRest()
+	permitUndoScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
+	permitReleaseScript  = wire.LoadScript(luaFiles, "usual", "permit_release_usual", "pool", "permits", "permit_release").AtRest()
+	permitLeftScript     = wire.LoadScript(luaFiles, "permits", "permit_left")
+	permitExtendScript   = wire.LoadScript(luaFiles, "permits", "permit_extend")
+	permitRenewScript    = wire.LoadScript(luaFiles, "permit_renew")
 	permitTransferScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_transfer").AtRest()
 )
 
@@ -186,10 +175,6 @@ const (
 	retryTime  = 5 * time.Minute
 	clockError = time.Minute
 	cacheTTL   = retryTime + clockError
-	// fastTime is the time for which requests need not refresh the cached replies after one that has.
-	// The replies live for 2*cacheTTL after that request: for at least cacheTTL after the end of
-	// fastTime.
-	fastTime = cacheTTL - 2*clockError
 	// patience is how long a request is retried while the caller waits.
 	patience = 5 * time.Second
 
@@ -198,6 +183,13 @@ const (
 	bargingTime = 100 * time.Millisecond
 	// maxHeartbeatTimeout bounds how long a dead client delays all others.
 	maxHeartbeatTimeout = 3 * time.Second
+)
+
+// Arguments of the scripts, in ms.
+var (
+	bargingMillis  = wire.Millis(bargingTime)
+	firstTryMillis = wire.Millis(retryTime - clockError)
+	anyTimeLeft    = wire.Millis(0)
 )
 
 // heartbeatTimeout returns how long after its last heartbeat a client keeps its position
@@ -217,16 +209,6 @@ type sequence struct {
 	mayHaveRun bool
 	sent       time.Time // the first attempt that may have run, or the last one
 	args       []string  // reused
-}
-
-// words returns the arguments that identify the request to the scripts, without a copy.
-func (seq *sequence) words() []string {
-	var buf [48]byte
-	text := strconv.AppendUint(buf[:0], seq.n, 10)
-	at := len(text)
-	both := string(strconv.AppendInt(text, seq.notAfter, 10))
-	seq.args = append(seq.args[:0], both[:at], seq.slot, both[at:])
-	return seq.args
 }
 
 // slots assigns sequence numbers. A slot has one request in progress at a time, so there
@@ -268,19 +250,21 @@ func (s *slots) done(seq *sequence) {
 // errTooLate is the error of a request that the server no longer runs.
 var errTooLate = errors.New("redlatch: the request came too late for the server")
 
-// exec runs a script that begins with pool.lua. It sends a request once more if the server's
+// exec runs a script that has pool.lua. It sends a request once more if the server's
 // time was unknown: if this is the first attempt or, because the local clock is ahead, no
 // attempt can have run yet.
 func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
-	least := retryTime - clockError // must be left: a first attempt needs time for retries
+	least := firstTryMillis // must be left: a first attempt needs time for retries
 	if seq.mayHaveRun {
-		least = 0
+		least = anyTimeLeft
 	}
 	send := func() ([]int64, error) {
 		if !seq.mayHaveRun {
 			seq.sent = time.Now()
 		}
-		seq.args = append(append(seq.words(), wire.Millis(least), p.s.Publish, p.channel), args...)
+		seq.args = append(seq.args[:0], strconv.FormatUint(seq.n, 10), seq.slot, strconv.FormatInt(seq.notAfter, 10),
+			least, p.s.Publish, p.channel)
+		seq.args = append(seq.args, args...)
 		return p.decode(script.Exec(ctx, p.s.Client, p.keys, seq.args), script, seq.batch)
 	}
 	reply, err := send()
@@ -293,18 +277,14 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 		err = errTooLate
 	}
 
-	if err == nil && !seq.mayHaveRun && script != leaveScript { // it has refreshed the cached replies
-		p.memory.refreshed.Store(seq.notAfter)
-	}
-
 	seq.mayHaveRun = seq.mayHaveRun || wire.IsUnknown(err)
 	return reply, err
 }
 
-// longestReply is the longest reply of a script that begins with pool.lua.
+// longestReply is the longest reply of a script that has pool.lua.
 const longestReply = 6
 
-// decode decodes the reply of a script that begins with pool.lua to a request with a batch of that
+// decode decodes the reply of a script that has pool.lua to a request with a batch of that
 // many. It has no number or two if the script has not run, and otherwise as many as the script says.
 func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int) ([]int64, error) {
 	parts, err := wire.List(reply, 0, longestReply)
@@ -342,82 +322,6 @@ func (p *pool) serves(reply []int64, batch int) bool {
 		width = 4
 	}
 	return len(reply) == width && 0 <= reply[0] && reply[0] <= int64(batch) && -1 <= reply[2] && reply[2] <= 1
-}
-
-// memory is what a client knows of its cached replies for one semaphore.
-type memory struct {
-	refreshed atomic.Int64 // notAfter of the last request known to have refreshed them
-}
-
-// outlasts reports whether the cached replies are sure to outlive a request that does not refresh
-// them. Both of its times are by the server's clock, which accepts a request less than cacheTTL
-// before its notAfter.
-func (m *memory) outlasts(seq *sequence) bool {
-	return seq.notAfter-m.refreshed.Load() <= fastTime.Milliseconds()
-}
-
-// memories are the memories of one client. The zero memories is ready for use.
-type memories struct {
-	mu sync.Mutex
-	m  map[engine.Key]*memory
-}
-
-// maxMemories bounds the names that a client remembers: programs may make them up.
-const maxMemories = 10_000
-
-// of returns the memory of a semaphore. It forgets all others when they are too many; their cached
-// replies are refreshed once more.
-func (m *memories) of(kind, key string) *memory {
-	k := engine.Key{Kind: kind, Name: key}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-
-	if one := m.m[k]; one != nil {
-		return one
-	}
-	if m.m == nil || len(m.m) >= maxMemories {
-		m.m = make(map[engine.Key]*memory)
-	}
-	one := new(memory)
-	m.m[k] = one
-	return one
-}
-
-// fast sends a request to a script that begins with fast.lua, if that may serve it. The reply is
-// negative if it was not sent or has had no effect: then exec sends it. It is most at most.
-func (p *pool) fast(ctx context.Context, script *wire.Script, keys []string, most int64, seq *sequence, args ...string) (int64, error) {
-	if !p.memory.outlasts(seq) {
-		return -1, nil
-	}
-	seq.sent = time.Now()
-	seq.args = append(seq.words(), args...)
-	reply, err := wire.Number(script.Exec(ctx, p.s.Client, keys, seq.args), wire.Range{Least: -1, Most: most})
-	seq.mayHaveRun = wire.IsUnknown(err)
-	return reply, err
-}
-
-// fastAcquire makes the first attempt of a single request. The reply is 1 if it is served and 0 if
-// too few permits are free; see fast.
-func (p *pool) fastAcquire(ctx context.Context, seq *sequence, g grant) (int64, error) {
-	if !p.leased() {
-		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, strconv.Itoa(g.permits))
-	}
-	if g.permits == 1 {
-		return p.fast(ctx, p.scripts.fastAcquire, p.acquireKeys, 1, seq, leaseArg(g.lease), g.ids[0])
-	}
-	return -1, nil
-}
-
-// fastRelease releases permits while nobody of this process waits. The reply is the number of
-// receivers of the message; see fast.
-func (p *pool) fastRelease(ctx context.Context, seq *sequence, g grant) (int64, error) {
-	if !p.leased() {
-		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, strconv.Itoa(g.permits), p.s.Publish, p.channel)
-	}
-	if g.permits == 1 {
-		return p.fast(ctx, p.scripts.fastRelease, p.releaseKeys, math.MaxInt32, seq, g.ids[0], p.s.Publish, p.channel)
-	}
-	return -1, nil
 }
 
 // final reports whether a request that failed with err would fail again.

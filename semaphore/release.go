@@ -23,35 +23,6 @@ const (
 // those that are acquired; otherwise all or none.
 func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifExists bool) (int64, error) {
 	seq := p.slots.next()
-	if patience > 0 && p.memory.outlasts(seq) && !p.queues.Waited(p.queueKey) {
-		by := time.Now().Add(patience)
-		if p.releaseAlone(ctx, by, seq, g) {
-			p.slots.done(seq)
-			return releaseDone, nil
-		}
-		patience = max(1, time.Until(by))
-	}
-
-	return p.releaseAs(ctx, patience, seq, g, ifExists)
-}
-
-// releaseAlone releases permits while nobody of this process waits, and reports whether it did. It
-// makes one attempt.
-func (p *pool) releaseAlone(ctx context.Context, by time.Time, seq *sequence, g grant) bool {
-	receivers := int64(-1)
-	err := p.s.Retry(ctx, by, func(ctx context.Context) (err error) {
-		receivers, err = p.fastRelease(ctx, seq, g)
-		return err
-	}, func(error) bool { return true })
-	if err == nil && receivers == 0 {
-		// The message had no receivers: waiters of this process must not depend on it.
-		p.queues.Wake(p.queueKey)
-	}
-	return err == nil && receivers >= 0
-}
-
-// releaseAs is release of a request with a sequence number.
-func (p *pool) releaseAs(ctx context.Context, patience time.Duration, seq *sequence, g grant, ifExists bool) (int64, error) {
 	own := append([]string{strconv.Itoa(g.permits), wire.Flag(ifExists)}, g.ids...)
 	var reply []int64
 	var err error

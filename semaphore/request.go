@@ -129,56 +129,13 @@ func (r *request) Channel() string { return r.pool.channel }
 
 // Try implements engine.Acquirer.
 func (r *request) Try(ctx context.Context) (engine.Answer, error) {
-	p := r.pool
-	sent := time.Now()
-	seq := p.slots.next()
-	if g, first := r.prepare(); sent.Sub(r.began) < bargingTime && (first || !p.leased()) {
-		// A later attempt joins the wait queue, and one for a leased permit must learn when to retry.
-		reply, err := p.fastAcquire(ctx, seq, g)
-		if err != nil || reply == 0 {
-			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{0, -1, 0}, err)[0]
-			return result, result.Err
-		}
-		if reply > 0 && !r.isLate(sent) {
-			p.slots.done(seq)
-			r.mu.Lock()
-			r.attempts++
-			r.serveLocked(sent)
-			r.mu.Unlock()
-			return engine.Answer{Acquired: true}, nil
-		}
-		if reply > 0 {
-			result := p.answered([]*request{r}, 1, seq, sent, []grant{g}, []int64{1, -1, 0}, nil)[0]
-			return result, result.Err
-		}
-	}
-
-	result := p.attempt(ctx, []*request{r}, 1, !r.once, seq, sent)[0]
-	return result, result.Err
-}
-
-// prepare returns what the request asks for, with ids where permits have some, and whether no
-// attempt was made before.
-func (r *request) prepare() (g grant, first bool) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.pool.leased() && r.grant.ids == nil {
-		r.grant.ids = newIDs(r.grant.permits)
-	}
-	return r.grant, r.attempts == 0
+	answer := r.pool.attempt(ctx, []*request{r}, 1, !r.once, r.pool.slots.next(), time.Now())[0]
+	return answer, answer.Err
 }
 
 // isLate reports whether the lease has ended before the reply arrived to an attempt sent at that time.
 func (r *request) isLate(sent time.Time) bool {
 	return r.pool.leased() && time.Since(sent) >= watchdog.Certain(r.grant.lease)
-}
-
-// serveLocked notes that an attempt sent at that time has served the request.
-func (r *request) serveLocked(sent time.Time) {
-	r.missing = false
-	r.served = true
-	r.sent = sent
-	r.queued = false
 }
 
 // TryAll implements engine.Acquirer.
@@ -280,10 +237,16 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 	}
 
 	grants := make([]grant, len(batch))
-	args := append(make([]string, 0, 5+4*len(batch)), me, wire.Millis(bargingTime), wire.Millis(p.heartbeatTimeout()),
+	args := append(make([]string, 0, 5+4*len(batch)), me, bargingMillis, p.heartbeat,
 		strconv.Itoa(size), strconv.Itoa(len(batch)))
 	for i, r := range batch {
-		g, _ := r.prepare()
+		r.mu.Lock()
+		if p.leased() && r.grant.ids == nil {
+			r.grant.ids = newIDs(r.grant.permits)
+		}
+		g := r.grant
+		r.mu.Unlock()
+
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
 		if p.leased() {
@@ -325,7 +288,10 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			r.late++
 			results[i].Err = engine.Late(r.late, !r.once, r.grant.lease, sent)
 		case i < served:
-			r.serveLocked(sent)
+			r.missing = false
+			r.served = true
+			r.sent = sent
+			r.queued = false
 			results[i].Acquired = true
 		case r.grant.permits > most:
 			r.queued = false

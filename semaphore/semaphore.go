@@ -85,7 +85,7 @@ type Semaphore struct{ pool }
 
 // New returns the semaphore of that name. Client.Semaphore calls it.
 func New(all *Shared, name string, opts ...Option) *Semaphore {
-	return &Semaphore{newPool(all, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript, fastAcquireScript, fastReleaseScript}, opts)}
+	return &Semaphore{newPool(all, kindSemaphore, name, scripts{acquireScript, undoScript, releaseScript}, opts)}
 }
 
 // TrySetPermitsFor is TrySetPermits for a semaphore that is deleted after ttl, with all its

@@ -115,14 +115,15 @@ func eachVirtually(t *testing.T, test func(t *testing.T, s *harness.VirtualServe
 // files returns the files of a script.
 func files(script string) []string {
 	shared := []string{"pool.lua"}
-	if strings.HasPrefix(script, "fast_") {
-		shared = []string{"fast.lua"}
-	} else if script == "stats" || script == "permit_renew" {
+	if script == "stats" || script == "permit_renew" {
 		shared = nil
 	} else if script == "permit_extend" || script == "permit_left" {
 		shared = []string{"permits.lua"}
 	} else if strings.HasPrefix(script, "permit_") {
 		shared = append(shared, "permits.lua")
+	}
+	if strings.HasSuffix(script, "acquire") || strings.HasSuffix(script, "release") {
+		shared = append([]string{"usual.lua", script + "_usual.lua"}, shared...)
 	}
 	return append(shared, script+".lua")
 }
@@ -133,9 +134,8 @@ func scriptNames(t testing.TB) (names []string) {
 	paths, err := filepath.Glob("lua/*.lua")
 	require.NoError(t, err)
 	for _, path := range paths {
-		switch name := strings.TrimSuffix(filepath.Base(path), ".lua"); name {
-		case "pool", "permits", "fast":
-		default:
+		name := strings.TrimSuffix(filepath.Base(path), ".lua")
+		if name != "pool" && name != "permits" && !strings.HasSuffix(name, "usual") {
 			names = append(names, name)
 		}
 	}

@@ -237,7 +237,7 @@ func TestWithoutMessages(t *testing.T) {
 func TestCloseWaitsForReleases(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		c, g := harness.GatedClient(t, s)
-		sem, script := withPermits(t, of(c, "orders"), 2), "fast_release"
+		sem, script := withPermits(t, of(c, "orders"), 2), "release"
 		if _, leased := sem.(permitSem); leased {
 			script = "permit_release"
 		}

@@ -77,9 +77,6 @@ func (x *walk) send(r *command, f fault) []int64 {
 		}
 	}
 	reply := x.deliver(r, denied)
-	if r.client != nil && !r.fast() && r.script != "leave" && len(reply) != 2 && f != unanswered && reply != nil {
-		r.client.refreshed = r.seq.notAfter
-	}
 	if r.client != nil && len(reply) == 2 {
 		x.see("wrong clock")
 		r.client.skew = 0
@@ -95,83 +92,10 @@ func (x *walk) send(r *command, f fault) []int64 {
 	default:
 		x.see(r.script, max(-2, min(2, reply[0])))
 	}
-	if r.client != nil && !(r.fast() && reply[0] < 0) {
+	if r.client != nil {
 		r.client.done(r.seq)
 	}
 	return reply
-}
-
-// fastCommand returns a command for the usual case that precedes another one with the same sequence
-// number, or nil.
-func (x *walk) fastCommand(r *command, keys []string, args ...string) *command {
-	if !x.fast || r.seq.notAfter-r.client.refreshed > fastTime {
-		return nil
-	}
-	f := &command{script: "fast_" + r.script, client: r.client, seq: r.seq, keys: append(slices.Clone(r.keys[:2]), keys...)}
-	f.args = append([]string{itoa(r.seq.n), r.seq.slot, itoa(r.seq.notAfter)}, args...)
-	f.batch, f.waiters, f.again, f.releases = r.batch, r.waiters, r, r.releases
-	return f
-}
-
-// fastAcquire sends a request alone, as a first attempt, and reports whether that is all.
-func (x *walk) fastAcquire(r *command, waits bool, f fault) bool {
-	if len(r.batch.requests) != 1 || r.batch.requests[0].waited >= bargingMillis {
-		return false
-	}
-	p, queue := r.batch.requests[0], wire.SemaphoreWaiting(key)
-	var fast *command
-	if !x.permitSem {
-		if fast = x.fastCommand(r, []string{queue}, itoa(p.permits)); fast != nil {
-			fast.apply = func() []int64 { return x.w.fastAcquire(fast.seq, p.permits) }
-		}
-	} else if p.permits == 1 {
-		if fast = x.fastCommand(r, []string{queue, wire.PermitTimeouts(key)}, leaseArg(p.lease), p.ids[0]); fast != nil {
-			fast.apply = func() []int64 { return x.w.fastPermitAcquire(fast.seq, p) }
-		}
-	}
-	if fast == nil {
-		return false
-	}
-	fast.again = nil // it is undone
-	reply := x.send(fast, f)
-	switch {
-	case reply == nil:
-		x.outcomeUnknown(fast)
-	case reply[0] < 0:
-		return false
-	case waits:
-		x.apply(fast, []int64{reply[0], -1, 0})
-	case reply[0] > 0:
-		r.client.held = append(r.client.held, p)
-	}
-	return true
-}
-
-// fastRelease releases permits while nobody of the client waits, and reports whether that is all.
-func (x *walk) fastRelease(r *command, g request, f fault) bool {
-	if len(r.waiters) > 0 {
-		return false
-	}
-	tail := []string{"PUBLISH", wire.SemaphoreChannel(key)}
-	var fast *command
-	if !x.permitSem {
-		if fast = x.fastCommand(r, nil, append([]string{itoa(g.permits)}, tail...)...); fast != nil {
-			fast.apply = func() []int64 { return x.w.fastRelease(fast.seq, g.permits) }
-		}
-	} else if g.permits == 1 {
-		if fast = x.fastCommand(r, []string{wire.PermitTimeouts(key)}, append([]string{g.ids[0]}, tail...)...); fast != nil {
-			fast.apply = func() []int64 { return x.w.fastPermitRelease(fast.seq, g.ids[0]) }
-		}
-	}
-	if fast == nil {
-		return false
-	}
-	reply := x.send(fast, f)
-	if reply != nil && reply[0] < 0 {
-		return false
-	}
-	r.client.woken = true
-	return true
 }
 
 // outcomeUnknown prepares the requests of a command without a reply for their next attempt.
@@ -191,9 +115,6 @@ func (x *walk) acquire(c *client, waiters []*pending, waits bool, f fault) {
 			return x.w.permitAcquire(r.seq, b)
 		}
 		return x.w.acquire(r.seq, b)
-	}
-	if x.fastAcquire(r, waits, f) {
-		return
 	}
 	reply := x.send(r, f)
 	switch {
@@ -227,9 +148,6 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 		b := x.addBatch(r, waiters, true)
 		r.apply = func() []int64 { return x.w.release(r.seq, g.permits, ifExists, b) }
 	}
-	if x.fastRelease(r, g, f) {
-		return
-	}
 	reply := x.send(r, f)
 	switch {
 	case reply == nil:
@@ -254,14 +172,6 @@ func (x *walk) release(c *client, g request, foreign, ifExists bool, waiters []*
 // confirm retries or undoes a command without a reply.
 func (x *walk) confirm(r *command, f fault) {
 	c := r.client
-	if r.again != nil {
-		if r.unknown = false; r.reply != nil {
-			r.again.reply = []int64{1, 0, 0, -1, 0}
-		}
-		r = r.again
-		r.unknown, r.sentAt = true, x.w.now
-		x.sent = append(x.sent, r)
-	}
 	if !r.acquires() {
 		reply := x.deliver(r.accepted(r.seq.notAfter, 0), "")
 		if len(reply) == 2 && r.seq.notAfter-x.w.now >= cacheTTL { // too early: it has not run yet

@@ -21,12 +21,10 @@ type client struct {
 	id      string
 	timeout int64
 	skew    int64 // of its clock
-	// refreshed is the notAfter of the last request known to have refreshed the cached replies.
-	refreshed int64
-	slots     int
-	idle      []sequence
-	waiting   []*pending
-	held      []request
+	slots   int
+	idle    []sequence
+	waiting []*pending
+	held    []request
 	// The fields below are results of the last attempt.
 	wakeAt        int64 // 0: only a message wakes the client
 	woken         bool
@@ -57,13 +55,9 @@ type command struct {
 	unknown  bool       // no reply yet
 	undone   bool
 	sentAt   int64
-	releases request  // permits of its client
-	creates  int64    // size of the semaphore if it does not exist
-	again    *command // with what the client repeats it, if not with itself
+	releases request // permits of its client
+	creates  int64   // size of the semaphore if it does not exist
 }
-
-// fast reports whether the command is for the usual case.
-func (r *command) fast() bool { return strings.HasPrefix(r.script, "fast") }
 
 func (r *command) acquires() bool { return strings.HasSuffix(r.script, "acquire") }
 
@@ -73,8 +67,6 @@ func (r *command) served(reply []int64) int {
 	case len(reply) == 0 || len(r.waiters) == 0:
 	case r.acquires():
 		return int(max(0, reply[0]))
-	case r.fast():
-		return 0
 	case strings.HasSuffix(r.script, "release") && reply[0] >= 1:
 		return int(reply[2])
 	}
@@ -90,7 +82,6 @@ type walk struct {
 	permitSem bool
 	lossy     bool
 	size      int64 // with which this step creates a missing semaphore, 0 if it does not
-	fast      bool  // this step tries the scripts for the usual case
 	clients   []*client
 	sent      []*command
 	ids       int
@@ -162,9 +153,7 @@ func (x *walk) commandAs(script string, c *client, n sequence, args ...string) *
 func (r *command) accepted(notAfter, least int64) *command {
 	r.seq.notAfter, r.seq.least = notAfter, least
 	r.args[2] = itoa(notAfter)
-	if !r.fast() {
-		r.args[3] = itoa(least)
-	}
+	r.args[3] = itoa(least)
 	return r
 }
 
@@ -270,10 +259,6 @@ func (x *walk) account(r *command, before *world) {
 	}
 	n := func(i int) int64 { n, _ := strconv.ParseInt(r.args[i], 10, 64); return n }
 	switch {
-	case r.fast():
-		if r.releases.permits == 0 && r.script == "fast_release" {
-			x.total += n(3)
-		}
 	case r.reply[0] == 0:
 	case r.script == "set", r.script == "add" && r.reply[0] == 1:
 		x.total += n(6)

@@ -319,10 +319,6 @@ func permitSteps(permitSem bool) []step {
 			}
 		}
 	}
-	several := "semaphore/fast_release"
-	if permitSem {
-		several = of("release") // of more than one permit
-	}
 	return []step{
 		stepOf("wait of several", of("acquire"), func(x *faultCase, mine, other *taker) int {
 			require.NoError(x, other.take(x.Context(), total, true))
@@ -331,7 +327,7 @@ func permitSteps(permitSem bool) []step {
 			getIn()
 			return total
 		}),
-		stepOf("release of several", several, func(x *faultCase, mine, _ *taker) int {
+		stepOf("release of several", of("release"), func(x *faultCase, mine, _ *taker) int {
 			kept := x.taker(x.c, permitSem)
 			require.NoError(x, kept.take(x.Context(), 2, true))
 			require.NoError(x, mine.take(x.Context(), 4, true))

@@ -26,19 +26,24 @@ import (
 // before the lease is over, on a busy machine, too.
 const watchdogTimeout = 12 * time.Second
 
+// files returns the files of a script.
 func files(path string) []string {
-	all := []string{path}
-	switch dir, name, _ := strings.Cut(path, "/"); {
-	case dir == "countdown" && name != "read":
-		all = []string{"countdown/count", path}
-	case dir != "semaphore":
-	case strings.HasPrefix(name, "fast_"):
-		all = []string{"semaphore/fast", path}
-	case name == "permit_extend":
-		all = []string{"semaphore/permits", path}
-	case strings.HasPrefix(name, "permit_") && name != "permit_renew":
-		all = []string{"semaphore/pool", "semaphore/permits", path}
+	dir, name, _ := strings.Cut(path, "/")
+	shared := []string{}
+	if dir == "countdown" && name != "read" {
+		shared = []string{"countdown/count"}
 	}
+	if dir == "semaphore" && (strings.HasSuffix(name, "acquire") || strings.HasSuffix(name, "release")) {
+		shared = []string{"semaphore/usual", path + "_usual"}
+	}
+	if dir == "semaphore" && name != "permit_extend" && name != "permit_renew" {
+		shared = append(shared, "semaphore/pool")
+	}
+	if dir == "semaphore" && strings.HasPrefix(name, "permit_") && name != "permit_renew" {
+		shared = append(shared, "semaphore/permits")
+	}
+
+	all := append(shared, path)
 	for i := range all {
 		all[i] = "../../" + all[i] + ".lua"
 	}
@@ -318,13 +323,13 @@ var (
 		held: reading, there: 2, here: 2, steps: writeSteps,
 	})
 	permitRow = requestsOf("permit semaphore", requests{
-		acquire: "semaphore/permit_acquire", release: "semaphore/fast_permit_release",
+		acquire: "semaphore/permit_acquire", release: "semaphore/permit_release",
 		handOff: "semaphore/permit_release", renew: "semaphore/permit_renew", extend: "semaphore/permit_extend",
 		transfer: "semaphore/permit_transfer",
 		there:    3, here: 3, numbered: true, steps: slices.Concat(permitSteps(true), leasedPermitSteps),
 	})
 	numberRow = requestsOf("semaphore", requests{
-		acquire: "semaphore/acquire", release: "semaphore/fast_release", handOff: "semaphore/release",
+		acquire: "semaphore/acquire", release: "semaphore/release", handOff: "semaphore/release",
 		there: 3, here: 3, numbered: true, steps: permitSteps(false),
 	})
 )

@@ -29,10 +29,3 @@ func (w *Warnings) First(l telemetry.Lock) bool {
 	w.logged[l] = true
 	return true
 }
-
-// Len returns the number of objects that are remembered, for tests.
-func (w *Warnings) Len() int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return len(w.logged)
-}

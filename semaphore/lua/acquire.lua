@@ -5,7 +5,7 @@
 -- 1 if the client is in the wait queue for the next request, -1 if there is no semaphore,
 -- else 0.
 
-local cached = pool.cached({1, -1, 0}) -- as fast_acquire.lua
+local cached = pool.cached()
 if cached then
 	return cached
 end

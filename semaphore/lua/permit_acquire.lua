@@ -6,7 +6,7 @@
 -- 1 if the client is in the wait queue for the next request, -1 if there is no semaphore,
 -- else 0; the most permits that a request can get.
 
-local cached = pool.cached({1, -1, 0, pool.max}) -- as fast_permit_acquire.lua
+local cached = pool.cached()
 if cached then
 	return cached
 end

@@ -7,7 +7,7 @@
 -- Reply: 1, or 2 if one of the permits is not acquired or has expired; the number of receivers
 -- of the message; and the reply of permit_acquire.lua. Or 0 if no permit was released.
 
-local cached = pool.cached({1, 0, 0, -1, 0, pool.max}) -- as fast_permit_release.lua
+local cached = pool.cached()
 if cached then
 	return cached
 end

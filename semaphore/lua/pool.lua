@@ -35,7 +35,7 @@ local created = KEYS[5]
 pool.max = 2147483647
 
 -- A request is accepted less than this time before its end, in ms. Its reply is cached for at
--- least this time after it, because the scripts that precede fast.lua do not refresh the hash.
+-- least this time after it. usual.lua knows both.
 local accepted = 360000
 local lifetime = 2 * accepted
 
@@ -61,10 +61,9 @@ end
 
 local ran = 0 -- when the last request of the slot ran, in microseconds
 
--- Returns the reply of this request if it has run before, else nil. usual is the reply of a
--- request that the hash contains without a reply. The reply is empty for a request that arrives
--- after a later one of its slot: its caller no longer waits.
-function pool.last(usual)
+-- Returns the reply of this request if it has run before, else nil. The reply is empty for a request
+-- that arrives after a later one of its slot: its caller no longer waits.
+function pool.last()
 	local entry = redis.call('HGET', requests, ARGV[2])
 	if not entry then
 		return nil
@@ -81,14 +80,14 @@ function pool.last(usual)
 	for n in string.gmatch(rest, '%-?%d+') do
 		reply[#reply + 1] = tonumber(n)
 	end
-	return #reply > 0 and reply or usual or {}
+	return reply
 end
 
 -- Returns the reply of a request that must not run, else nil: that of pool.last or, if the
 -- request comes too late, -1 and the server's time. No other reply has two numbers. A
 -- request for a time that is too far ahead must not run, either.
-function pool.cached(usual)
-	local last = pool.last(usual)
+function pool.cached()
+	local last = pool.last()
 	if last then
 		return last
 	end

@@ -4,7 +4,7 @@
 -- ARGV[7..]         the permits of each request of the acquisition
 -- Reply: number of permits released.
 
-local cached = pool.last({1})
+local cached = pool.last()
 if cached and (cached[1] or -1) < 0 then
 	return {0} -- a duplicate of this request
 end
