@@ -98,6 +98,7 @@ type call struct {
 	j    *jvm
 	id   int64
 	what string
+	sent time.Time // or a moment before
 	done <-chan answer
 }
 
@@ -116,9 +117,10 @@ func (j *jvm) give(t testing.TB, c command) *call {
 	j.calls[j.last] = done
 	line, err := json.Marshal(c)
 	require.NoError(t, err)
+	sent := time.Now()
 	_, err = j.in.Write(append(line, '\n'))
 	require.NoError(t, err)
-	return &call{j: j, id: j.last, what: string(line), done: done}
+	return &call{j: j, id: j.last, what: string(line), sent: sent, done: done}
 }
 
 // within waits for the answer. Its error is the exception, if any. The test fails without an

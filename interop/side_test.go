@@ -317,7 +317,7 @@ func (d *javaView) take(t testing.TB, thread uint64, wait, lease time.Duration) 
 // entry returns the call as an attempt. got reports whether a value means success.
 func (c *call) entry(t testing.TB, got func(value json.RawMessage) bool) *entry {
 	return &entry{
-		began:  time.Now(),
+		began:  c.sent,
 		ended:  func() bool { return len(c.done) > 0 },
 		cancel: func() { c.cancel(t) },
 		outcome: func(t testing.TB, within time.Duration) (bool, time.Time, error) {
