@@ -2,7 +2,6 @@ package redlatch_test
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -278,7 +277,7 @@ func TestInvalidOptions(t *testing.T) {
 			"tiny watchdog timeout":     redlatch.WithWatchdogTimeout(time.Millisecond),
 			"huge watchdog timeout":     redlatch.WithWatchdogTimeout(lock.MaxLease + 1),
 			"no fair wait":              redlatch.WithFairWaitTimeout(0),
-			"negative hand-offs":        redlatch.WithHandOffLimit(-1),
+			"negative turn":             redlatch.WithTurn(-1),
 			"nil name mapper":           redlatch.WithNameMapper(nil),
 			"nil logger":                redlatch.WithLogger(nil),
 			"unknown mode":              redlatch.WithPubSubMode(99),
@@ -334,7 +333,7 @@ func TestHandOffIsOneCommand(t *testing.T) {
 		checkLock(t, c, "other") // loads the scripts
 		h := mustLock(t, c.Lock("orders"))
 		var waiters []*harness.Call[lock.Hold]
-		for range 10 { // less than the hand-off limit
+		for range 3 { // less than a turn
 			waiters = append(waiters, harness.StartLock(t, t.Context(), c.Lock("orders")))
 			time.Sleep(time.Second)
 		}
@@ -349,49 +348,13 @@ func TestHandOffIsOneCommand(t *testing.T) {
 	})
 }
 
-// Callers of a process have a lock in the order in which they came, and processes take turns.
-func TestHandOffLimitAdmitsOtherProcesses(t *testing.T) {
-	const limit, rounds = 4, 3
-	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		s.Latency = time.Millisecond
-		here, there := s.Client(t, redlatch.WithHandOffLimit(limit)), s.Client(t, redlatch.WithHandOffLimit(limit))
-		h := mustLock(t, here.Lock("orders"))
-		var want, got []string // the holders, in order
-		var waiters sync.WaitGroup
-		wait := func(c *redlatch.Client, name string) {
-			name = fmt.Sprint(name, len(want))
-			want = append(want, name)
-			waiters.Go(func() {
-				assert.NoError(t, c.Lock("orders").Do(t.Context(), func(context.Context) error {
-					got = append(got, name)
-					return nil
-				}))
-			})
-			time.Sleep(100 * time.Millisecond)
-		}
-		for round := range rounds {
-			for n := range 1 + limit {
-				if round > 0 || n > 0 {
-					wait(here, "here")
-				}
-			}
-			for range 1 + limit {
-				wait(there, "there")
-			}
-		}
-		require.NoError(t, h.Unlock(t.Context()))
-		waiters.Wait()
-		require.Equal(t, want, got)
-	})
-}
-
-// With a limit of 0 no lock is passed on within the process, also when yielding to others has been in
-// vain many times.
-func TestHandOffLimitZero(t *testing.T) {
+// With turns of no time no lock is passed on within the process, also when it was left to others in vain many
+// times.
+func TestTurnsOfNoTime(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		s.Latency = time.Millisecond
 		r := record(t)
-		c := s.Client(t, r.options(redlatch.WithHandOffLimit(0))...)
+		c := s.Client(t, r.options(redlatch.WithTurn(0))...)
 		red := redlatch.RedLock("red", []*redlatch.Client{c})
 		var callers sync.WaitGroup
 		for _, l := range []lock.Locker{c.Lock("orders"), c.FencedLock("fenced"), c.RWLock("rw").Write(), red} {

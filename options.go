@@ -38,11 +38,11 @@ type config struct {
 	startupChecks bool
 }
 
-// Defaults. They are Redisson's, except for DefaultHandOffLimit.
+// Defaults. They are Redisson's, except for DefaultTurn.
 const (
 	DefaultWatchdogTimeout = 30 * time.Second
 	DefaultFairWaitTimeout = 5 * time.Minute
-	DefaultHandOffLimit    = 16
+	DefaultTurn            = 10 * time.Millisecond
 )
 
 // minWatchdogTimeout leaves time for several renewal attempts within a lease.
@@ -56,7 +56,7 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 	c := config{startupChecks: true, Config: session.Config{
 		WatchdogTimeout: DefaultWatchdogTimeout,
 		FairWait:        DefaultFairWaitTimeout,
-		HandOffs:        DefaultHandOffLimit,
+		Turn:            DefaultTurn,
 		MapName:         func(name string) string { return name },
 		Logger:          slog.Default(),
 		ReplyTimeout:    defaultResponseTimeout,
@@ -122,14 +122,14 @@ func WithPubSubMode(m pubsub.Mode) Option {
 	return option(m <= pubsub.Plain, func(c *config) { c.mode = m }, "pub/sub mode %d", m)
 }
 
-// WithHandOffLimit sets how many times in a row the waiters of this process may acquire a
-// lock before they pause, until another process has released it or for 20 ms. Passing a
-// lock on within the process is faster than a release, and the limit bounds the wait of
-// other processes. If no other process acquires the lock meanwhile, the next pause comes after
-// 50 ms at the earliest, which double each time, up to 1.6 s. The default is 16; 0 disables
-// hand-offs. It does not apply to fair locks, whose order the server keeps.
-func WithHandOffLimit(n int) Option {
-	return option(n >= 0, func(c *config) { c.HandOffs = n }, "hand-off limit %d is negative", n)
+// WithTurn sets how long this process may keep a lock, or the permits of a semaphore, by passing them on among its
+// callers, while other processes may wait for them. Passing a lock on within the process is faster than a release. When
+// the turn is over, the process leaves the lock to the others, for as long as it has had it itself, times their
+// number: until then it tries only if the lock has been free for 5 ms, or for up to 80 ms if other processes have been
+// slower. If no other process takes the lock meanwhile, the next turn lasts for at least 25 ms, and then for four times as
+// long, up to 1.6 s. The default is 10 ms; 0 turns hand-offs off. It does not apply to fair locks, whose order the server keeps.
+func WithTurn(d time.Duration) Option {
+	return option(d >= 0, func(c *config) { c.Turn = d }, "turn of %v is negative", d)
 }
 
 // WithLogger sets the logger for problems: failed renewals, holds dropped without

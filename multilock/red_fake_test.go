@@ -242,7 +242,7 @@ func (redConn) Do(context.Context, rueidis.Completed) rueidis.RedisResult {
 // redSession returns the session of a client. That of a cluster, which does not say who it is, has members.
 func redSession(log *harness.Log, mode rueidis.ClientMode) *session.Session {
 	return session.New(session.Config{
-		Client: redConn{mode: mode}, ID: "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11", WatchdogTimeout: redLease, FairWait: time.Minute, HandOffs: 16,
+		Client: redConn{mode: mode}, ID: "0b8b3c1e-8c5a-4f1e-9b1a-2f6d3f0a7c11", WatchdogTimeout: redLease, FairWait: time.Minute, Turn: 10 * time.Millisecond,
 		MapName: func(s string) string { return s }, Logger: log.Logger(),
 	})
 }

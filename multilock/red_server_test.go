@@ -110,7 +110,7 @@ func TestRedContention(t *testing.T) {
 		var reds [2]*multilock.Red
 		for i := range reds {
 			var members []lock.Locker
-			clients := redClients(t, servers)
+			clients := redClients(t, servers, redlatch.WithTurn(time.Millisecond))
 			for _, c := range clients {
 				members = append(members, kinds[kind](c, "orders"))
 			}

@@ -217,6 +217,14 @@ func (h *Hub) Subscribe(name string, l Listener) (s *Subscription, confirmed boo
 	return s, ch.state == subscribed
 }
 
+// Subscribed reports whether the server has confirmed a channel, which may have no listener any more.
+func (h *Hub) Subscribed(name string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	ch := h.channels[name]
+	return ch != nil && (ch.state == subscribed || ch.state == unsubscribing)
+}
+
 // Close ends the subscription. Repeated calls have no effect. It does not block. A
 // concurrent event may still be delivered.
 func (s *Subscription) Close() { s.close(true) }

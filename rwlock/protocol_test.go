@@ -58,7 +58,7 @@ func newLab(t *testing.T, s *testserver.Server) *lab {
 func newLabOf(t *testing.T, s *testserver.Server, conn rueidis.Client) *lab {
 	t.Helper()
 	sess := session.New(session.Config{
-		Client: conn, ID: clientID, WatchdogTimeout: 30 * time.Second, HandOffs: 16,
+		Client: conn, ID: clientID, WatchdogTimeout: 30 * time.Second, Turn: 10 * time.Millisecond,
 		MapName: func(name string) string { return name },
 	})
 	t.Cleanup(sess.Close)

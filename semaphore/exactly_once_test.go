@@ -95,7 +95,7 @@ func eachOnce(t *testing.T, test func(x *onceTest)) {
 		x := &onceTest{t: t, lossyConn: &lossyConn{Client: lockstep.Connect(t, s.Addr, 0)}}
 		x.Reset(1_700_000_000_000)
 		x.sess = session.New(session.Config{
-			Client: x.lossyConn, ID: clientID, WatchdogTimeout: 30 * time.Second, HandOffs: 16,
+			Client: x.lossyConn, ID: clientID, WatchdogTimeout: 30 * time.Second, Turn: 10 * time.Millisecond,
 			MapName: func(name string) string { return name }, Logger: slog.New(slog.DiscardHandler),
 		})
 		t.Cleanup(x.sess.Close)

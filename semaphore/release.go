@@ -60,9 +60,8 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	if err != nil {
 		return 0, err
 	}
-	if !offered && reply[0] >= releaseDone && reply[1] == 0 {
-		// The message had no receivers: waiters of this process must not depend on it.
-		p.queues.Wake(p.queueKey)
+	if !offered && reply[0] >= releaseDone {
+		p.queues.Gave(p.queueKey, p.channel, int(reply[1]))
 	}
 	return reply[0], nil
 }

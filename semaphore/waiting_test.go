@@ -214,7 +214,7 @@ func TestWithoutMessages(t *testing.T) {
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "quiet", "on", ">secret", "~*", "+@all", "resetchannels")
 		defer harness.Do(t, s.Addr, "ACL", "DELUSER", "quiet")
 		c, err := redlatch.New(t.Context(), rueidis.ClientOption{InitAddress: []string{s.Addr}, Username: "quiet", Password: "secret"},
-			redlatch.WithHandOffLimit(0), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
+			redlatch.WithTurn(0), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 		require.NoError(t, err)
 		defer c.Close()
 		sem := withPermits(t, of(c, "orders"), 1)

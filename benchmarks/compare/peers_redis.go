@@ -85,7 +85,7 @@ func openRedlatch(ctx context.Context, addrs []string) (service, error) { return
 
 // openUnlimited opens clients whose waiters never pause for those of other processes.
 func openUnlimited(ctx context.Context, addrs []string) (service, error) {
-	return openOurs(ctx, addrs, redlatch.WithHandOffLimit(math.MaxInt32))
+	return openOurs(ctx, addrs, redlatch.WithTurn(math.MaxInt64))
 }
 
 func openOurs(ctx context.Context, addrs []string, opts ...redlatch.Option) (service, error) {

@@ -246,7 +246,7 @@ func TestOptionsOfRedlatch(t *testing.T) {
 				return err
 			}))
 		}
-		_, err = goredis.Open(t.Context(), opt, redlatch.WithHandOffLimit(-1))
+		_, err = goredis.Open(t.Context(), opt, redlatch.WithTurn(-1))
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	})
 }

@@ -248,7 +248,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 		} else if !e.last {
 			errs[i] = e.done(nil)
 		} else {
-			c.lock.e.Yield(c.lock.queue, c)
+			c.lock.e.EndTurn(c.lock.queue, c)
 			free = append(free, freeing{e, &errs[i]})
 		}
 	}

@@ -227,16 +227,16 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 		return false
 	}
 
-	// With a limit of 0 the process need not yield each time, but never passes the key on.
-	limit := e.queues.cfg.HandOffs
-	if !w.req.Ordered && (e.yield.begin(limit) || limit == 0) {
+	length := e.queues.cfg.Turn
+	if !w.req.Ordered && e.turn.isOver(length, true) {
+		e.turn.leave()
 		return false
 	}
-	if !give(w.req.Acquirer) {
+	if !w.req.Ordered && length == 0 || !give(w.req.Acquirer) {
 		return false
 	}
 
-	e.yield.count()
+	e.turn.acquired()
 	e.removeLocked(w)
 	w.state = granted
 	w.handed = true
@@ -246,19 +246,19 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 	return true
 }
 
-// Yield is called before a holder releases key without Pass: after enough acquisitions in a row it is the
-// turn of other processes.
-func (q *Queues) Yield(key Key, from Acquirer) {
+// EndTurn is called before a holder releases key without Pass: if the turn of this process is over, it leaves
+// the key to others.
+func (q *Queues) EndTurn(key Key, from Acquirer) {
 	q.with(key, func(e *entry) {
-		if w := e.nextLocked(from); w != nil && !w.req.Ordered {
-			e.yield.begin(q.cfg.HandOffs)
+		if w := e.nextLocked(from); w != nil && !w.req.Ordered && e.turn.isOver(q.cfg.Turn, true) {
+			e.turn.leave()
 		}
 	})
 }
 
 // nextLocked returns the waiter that can have what from has, or nil.
 func (e *entry) nextLocked(from Acquirer) *waiter {
-	if len(e.holders) != 1 || e.holders[0] != from || e.yield.active {
+	if len(e.holders) != 1 || e.holders[0] != from || e.turn.left != 0 {
 		return nil
 	}
 	w := e.first
@@ -299,15 +299,17 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 	s := q.shard(&key)
 	s.mu.Lock()
 	e := s.entries[key]
-	if e == nil || e.first == nil || e.attempting || int(e.yield.handOffs) >= q.cfg.HandOffs {
+	if e != nil && e.first != nil && e.turn.isOver(q.cfg.Turn, true) {
+		e.turn.leave()
+	}
+	if e == nil || e.first == nil || e.attempting || e.turn.left != 0 {
 		if e != nil {
-			e.yield.handOffs = 0
+			e.turn.echo = e.unsubscribe != nil
 		}
 		s.mu.Unlock()
 		return false
 	}
 
-	e.yield.count()
 	batch := e.claimLocked(e.first)
 	s.mu.Unlock()
 
@@ -315,8 +317,8 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 	return true
 }
 
-// Released ends the hold of a, whether released or lost. If this process yields and others may wait, its
-// waiters pause; otherwise its head tries at once if that can succeed.
+// Released ends the hold of a, whether released or lost. If this process leaves the key to others that may
+// wait, its waiters pause; otherwise its head tries at once if that can succeed.
 func (q *Queues) Released(key Key, a Acquirer, how Release) {
 	q.with(key, func(e *entry) { e.releasedLocked(a, how) })
 }
@@ -328,24 +330,32 @@ func (e *entry) releasedLocked(a Acquirer, how Release) {
 	if how.leftOpen {
 		e.leaveOpenLocked()
 	}
-	if e.first == nil {
-		e.yield.handOffs = 0
-	} else if !e.yield.active {
-		e.yield.count()
-	}
+	e.turn.heardBy(how.Receivers, how.Receivers > 0 && e.queues.cfg.Subscribed(a.Channel()))
 
 	if how.State == StillHeld || e.first != nil && len(e.holders) > 0 && !e.first.req.Shareable {
-		e.yield.active = false // there are other holders, and no message to wait for
+		e.turn.left = 0 // there are other holders, and no message to wait for
 	} else if how.elsewhere {
 		if e.first != nil {
 			e.first.signal() // to subscribe
 		}
-	} else if e.first != nil && !e.attempting && e.yield.active && how.Receivers != 0 && how.Receivers != 1 {
-		e.lookAtLocked(time.Now().Add(yieldFor))
-	} else {
-		e.yield.end(false)
+	} else if !e.waitsLocked() {
 		e.nudgeLocked(telemetry.Local)
 	}
 
+	e.leaveLocked()
+}
+
+// Gave is called when a caller has given back a part of what others take, in a request that made no attempt
+// for waiters, and whose message so many subscribers have heard.
+func (q *Queues) Gave(key Key, channel string, receivers int) {
+	s := q.shard(&key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+
+	e := s.entryLocked(q, &key)
+	e.turn.heardBy(receivers, receivers > 0 && q.cfg.Subscribed(channel))
+	if !e.waitsLocked() && receivers == 0 {
+		e.nudgeLocked(telemetry.Local) // waiters of this process must not depend on the message
+	}
 	e.leaveLocked()
 }

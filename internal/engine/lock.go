@@ -3,7 +3,7 @@
 // queues and the state of holds too.
 //
 // The path of an acquisition is in lock.go, from the call to the hold that it returns. The other files
-// have the queue of callers that wait for one key (request.go, queue.go, waiter.go, wake.go, yield.go), what
+// have the queue of callers that wait for one key (request.go, queue.go, waiter.go, wake.go, turn.go), what
 // is held (claim.go, hold.go, state.go, handle.go, nested.go), how it ends (unlock.go, handoff.go, cohort.go,
 // transfer.go), several locks in one attempt (group.go, member.go), the other methods of a lock (object.go),
 // and what a kind has to bring (kind.go).
@@ -142,9 +142,11 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 		return err
 	}
 
-	// Others make an attempt only if no caller of this process is ahead of them.
-	inTurn := e.beginLocked(req)
-	if !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
+	// Others make an attempt only if no caller of this process is ahead of them, and it is the turn of this
+	// process.
+	leaves := e.leavesLocked(&w.req)
+	inTurn := !leaves && e.beginLocked(req)
+	if leaves || !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
 		if err := e.crowdedLocked(req); err != nil {
 			e.leaveLocked()
 			s.mu.Unlock()
@@ -154,6 +156,9 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 		w.beginLocked()
 		w.unregistered = req.Ordered
 		e.pushBackLocked(w)
+		if leaves {
+			e.lookAtLocked(time.Now().Add(e.turn.freeFor()))
+		}
 		s.mu.Unlock()
 		return w.wait()
 	}

@@ -18,6 +18,8 @@ const (
 	shardCount = 32
 	// maxFree is the number of unused entries that a shard keeps for reuse.
 	maxFree = 64
+	// maxTurns is the number of turns that a shard remembers.
+	maxTurns = 256
 )
 
 // Config is the configuration of Queues.
@@ -25,11 +27,12 @@ type Config struct {
 	Wheel *watchdog.Wheel
 	// Subscribe is the hub's, and returns how to end the subscription.
 	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
+	// Subscribed reports whether the server counts this process among the subscribers of a channel.
+	Subscribed func(channel string) bool
 	// SubscribeOwn is Subscribe for a channel that will not be needed again.
 	SubscribeOwn func(channel string, l pubsub.Listener) (unsubscribe func())
-	// HandOffs is the number of consecutive times a key may be passed on within the process
-	// before other processes get a chance.
-	HandOffs int
+	// Turn is how long the process may keep a key that others may wait for.
+	Turn time.Duration
 	// Go runs f in the background and reports whether it does; it does not while the client
 	// is closing. The context ends then.
 	Go func(f func(ctx context.Context)) bool
@@ -61,6 +64,7 @@ type shard struct {
 	mu      sync.Mutex
 	entries map[Key]*entry
 	free    []*entry
+	turns   map[Key]pastTurn // of keys without an entry that other processes may wait for
 }
 
 // init makes the zero Queues ready for use.
@@ -114,7 +118,7 @@ type keyState struct {
 	outage       bool            // an attempt has failed: unregistered waiters wait for the timer
 	cause        telemetry.Cause // the first reason for another attempt of the head, if any
 
-	yield  yield
+	turn   turn
 	opened time.Duration // since started: when the key was left open, or its schedule began; 0: never
 }
 
@@ -138,6 +142,14 @@ func (s *shard) entryLocked(q *Queues, key *Key) *entry {
 		}
 		e.key = *key
 		s.entries[e.key] = e
+		if past, ok := s.turns[e.key]; ok {
+			delete(s.turns, e.key)
+			e.turn = past.turn
+			if time.Since(started)-past.at > loopGap {
+				e.turn.since = 0
+				e.turn.left = 0
+			}
+		}
 	}
 
 	e.refs++
@@ -168,6 +180,12 @@ func (e *entry) leaveLocked() {
 	}
 	s := e.shard
 	delete(s.entries, e.key)
+	if e.turn.others > 0 {
+		if s.turns == nil || len(s.turns) >= maxTurns {
+			s.turns = make(map[Key]pastTurn)
+		}
+		s.turns[e.key] = pastTurn{e.turn, time.Since(started)}
+	}
 
 	// A late event may find the entry in use for another key, where it costs an attempt.
 	clear(e.holders[:cap(e.holders)])
@@ -184,7 +202,6 @@ func (e *entry) beginLocked(req *Request) bool {
 		return false
 	}
 	e.attempting = true
-	e.yield.active = false
 	e.cause = 0
 	return true
 }
@@ -203,6 +220,7 @@ func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
 		return
 	}
 
+	e.turn.acquired()
 	if inTurn || !req.Counting {
 		if req.Shared {
 			e.nudgeLocked(telemetry.Local)

@@ -254,19 +254,21 @@ func TestWhatHappensDuringAnOfferIsNotMissed(t *testing.T) {
 	})
 }
 
-func TestOffersHaveALimit(t *testing.T) {
+func TestOffersEndWithTheTurn(t *testing.T) {
 	inYard(t, func(y *yard) {
-		all := y.permits("a", "b", "c", "d", "e", "f", "g", "h", "i", "j")
+		all := y.permits("a", "b", "c", "d", "e", "f")
 		y.answers(first(1))
-		for round := range 2 {
-			for i := range handOffs {
-				require.True(t, y.offer())
-				y.in(all[round*handOffs+i])
-			}
-			require.False(t, y.offer(), "others have their turn")
+		y.Gave(key, "all", 2) // somebody else listens
+		for i := range turnRounds - 1 {
+			require.True(t, y.offer())
+			y.in(all[i])
+			time.Sleep(latency)
 		}
+		require.False(t, y.offer(), "others have their turn")
+		y.Gave(key, "all", 2)
+
 		y.answers(everybody)
-		require.True(t, y.offer())
-		y.in(all[2*handOffs:]...)
+		time.Sleep(2 * leastPause)
+		y.in(all[turnRounds-1:]...)
 	})
 }

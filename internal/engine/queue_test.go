@@ -27,7 +27,7 @@ import (
 // made to hit: something happens while an answer is on its way.
 
 const (
-	handOffs = 4
+	handOffs = turnRounds - 1 // in a turn that is no longer
 	patience = 30 * time.Second
 	latency  = time.Millisecond
 	// slow is a delay for which no caller that leaves waits.
@@ -54,7 +54,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		defer wheel.Stop()
 		y := &yard{t: t, Queues: new(Queues), channels: map[string]pubsub.Listener{}}
 		y.init(Config{
-			Open: t.Context(), Wheel: wheel, HandOffs: handOffs, MaxOutage: patience, OnWait: func() {},
+			Open: t.Context(), Wheel: wheel, Turn: time.Nanosecond, Subscribed: func(string) bool { return true }, MaxOutage: patience, OnWait: func() {},
 			Go: func(f func(context.Context)) bool {
 				go f(t.Context())
 				return true
@@ -286,7 +286,7 @@ func TestANewHeadHasATimer(t *testing.T) {
 	})
 }
 
-// A message that arrives during the attempt that ends yielding is no echo.
+// A message that arrives during the attempt that ends the time of the others is no echo.
 func TestAMessageDuringAnAttemptIsNotForgotten(t *testing.T) {
 	inYard(t, func(y *yard) {
 		s := newSole(y)
@@ -311,7 +311,7 @@ func TestAMessageDuringAnAttemptIsNotForgotten(t *testing.T) {
 		}
 		s.opens()
 		y.publish("all", pubsub.Event{Payload: "0"})
-		time.Sleep(10 * yieldFor)
+		time.Sleep(10 * mostPause)
 
 		y.in(waiter)
 		s.release(waiter)

@@ -239,7 +239,7 @@ func (e *entry) claimLocked(w *waiter) []*waiter {
 	batch := e.batchLocked(w)
 	if slices.Contains(batch, e.first) {
 		e.cause = 0
-		e.yield.echo = false
+		e.turn.echo = false
 	}
 	e.attempting = true
 	for _, w := range batch {
@@ -301,8 +301,10 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 	e.attempting = false
 	acquired := false
 	shared := false
+	busy := false
 	var left []Acquirer // its waiters have left meanwhile
 	for i, w := range batch {
+		busy = busy || !handed && answers[i].Err == nil && !answers[i].unsent
 		if w.state == departed {
 			left = append(left, w.req.Acquirer)
 			e.removeLocked(w)
@@ -314,7 +316,14 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 		}
 	}
 
-	e.yield.end(!acquired)
+	if acquired {
+		e.turn.acquired()
+		if req := &batch[0].req; !req.Shareable && !req.Ordered {
+			e.cause = 0 // a message that came meanwhile was about a release before
+		}
+	} else if busy && len(e.holders) == 0 {
+		e.turn.taken(batch[0].req.Counting)
+	}
 
 	if head := e.first; head != nil {
 		i := slices.Index(batch, head)
@@ -376,6 +385,7 @@ func (e *entry) queueLocked(w *waiter, inTurn bool, answer Answer, err error) {
 	if err != nil {
 		w.failedLocked(err)
 	} else if e.first == w {
+		e.turn.taken(w.req.Counting)
 		e.busyLocked(answer)
 	}
 	e.wakeUnregisteredLocked()

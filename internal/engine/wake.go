@@ -33,7 +33,7 @@ func (e *entry) subscribeLocked() {
 
 	var confirmed bool
 	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
-	if confirmed && (len(e.holders) == 0 || head.req.Shareable) {
+	if confirmed && e.turn.left == 0 && (len(e.holders) == 0 || head.req.Shareable) {
 		// A message may have been published since the last attempt.
 		e.markLocked(telemetry.Subscribed)
 	}
@@ -136,7 +136,9 @@ func (e *entry) Notify(ev pubsub.Event) {
 	defer e.shard.mu.Unlock()
 
 	if ev.Subscribed {
-		e.nudgeLocked(telemetry.Subscribed)
+		if e.turn.left == 0 {
+			e.nudgeLocked(telemetry.Subscribed)
+		}
 		return
 	}
 	if e.first != nil && e.first.req.LeftOpen != "" && ev.Payload == e.first.req.LeftOpen {
@@ -144,16 +146,12 @@ func (e *entry) Notify(ev pubsub.Event) {
 		return
 	}
 
-	reaction := e.yield.heard()
-	if reaction == ignore {
-		return
+	wait := e.turn.heard()
+	if wait == 0 || wait > 0 && e.attempting {
+		e.nudgeLocked(telemetry.Message)
+	} else if wait > 0 {
+		e.lookAtLocked(time.Now().Add(wait))
 	}
-	if reaction == pause && !e.attempting {
-		e.lookAtLocked(time.Now().Add(courtesy))
-		return
-	}
-
-	e.nudgeLocked(telemetry.Message)
 }
 
 // markLocked records a reason for an attempt.

@@ -23,7 +23,7 @@ import (
 // or change keys.
 type VirtualServer struct {
 	*miniredis.Miniredis
-	// Latency is the latency of requests. It must be set before a client connects.
+	// Latency is the latency of the requests of clients that are made from now on.
 	Latency time.Duration
 
 	mu    sync.Mutex
@@ -66,6 +66,7 @@ func (s *VirtualServer) count(_ *server.Peer, command string, _ ...string) (hand
 
 // option returns the options of a client of the server.
 func (s *VirtualServer) option() rueidis.ClientOption {
+	latency := s.Latency
 	return rueidis.ClientOption{
 		InitAddress: []string{"virtual:0"}, ForceSingleClient: true, DisableCache: true,
 		DialCtxFn: func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error) {
@@ -73,7 +74,7 @@ func (s *VirtualServer) option() rueidis.ClientOption {
 			if err != nil {
 				return nil, err
 			}
-			return newBufferedConn(conn, s.Latency), nil
+			return newBufferedConn(conn, latency), nil
 		},
 		// rueidis sends a PING on an idle connection at this interval.
 		Dialer: net.Dialer{KeepAlive: time.Hour},

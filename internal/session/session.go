@@ -26,7 +26,7 @@ type Config struct {
 	ID              string
 	WatchdogTimeout time.Duration
 	FairWait        time.Duration
-	HandOffs        int
+	Turn            time.Duration // see engine.Config
 	MapName         func(string) string
 	StrictNames     bool // wire.CheckStrictly applies
 	Sharded         bool
