@@ -130,6 +130,9 @@ func (h *groupHold) begin(parent context.Context) {
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {
+	if reason == lock.ReasonGone && h.group.s.Err() != nil {
+		reason = lock.ReasonClosed // the members are gone because their client is closing
+	}
 	return &lock.LostError{Name: h.Name(), Owner: h.owner, Reason: reason, When: time.Now(), Err: cause}
 }
 
