@@ -353,9 +353,10 @@ func (q *Queues) Gave(key Key, channel string, receivers int) {
 	defer s.mu.Unlock()
 
 	e := s.entryLocked(q, &key)
+	left := e.turn.left != 0
 	e.turn.heardBy(receivers, receivers > 0 && q.cfg.Subscribed(channel))
-	if !e.waitsLocked() && receivers == 0 {
-		e.nudgeLocked(telemetry.Local) // waiters of this process must not depend on the message
+	if !e.waitsLocked() && (left || receivers == 0) {
+		e.nudgeLocked(telemetry.Local) // no message comes, or it was ignored as that of the own release
 	}
 	e.leaveLocked()
 }
