@@ -228,8 +228,7 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 	}
 
 	length := e.queues.cfg.Turn
-	if !w.req.Ordered && e.turn.isOver(length, true) {
-		e.turn.leave()
+	if !w.req.Ordered && e.turn.leaveIfOver(length, true) {
 		return false
 	}
 	if !w.req.Ordered && length == 0 || !give(w.req.Acquirer) {
@@ -250,8 +249,8 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 // the key to others.
 func (q *Queues) EndTurn(key Key, from Acquirer) {
 	q.with(key, func(e *entry) {
-		if w := e.nextLocked(from); w != nil && !w.req.Ordered && e.turn.isOver(q.cfg.Turn, true) {
-			e.turn.leave()
+		if w := e.nextLocked(from); w != nil && !w.req.Ordered {
+			e.turn.leaveIfOver(q.cfg.Turn, true)
 		}
 	})
 }
@@ -299,8 +298,8 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 	s := q.shard(&key)
 	s.mu.Lock()
 	e := s.entries[key]
-	if e != nil && e.first != nil && e.turn.isOver(q.cfg.Turn, true) {
-		e.turn.leave()
+	if e != nil && e.first != nil {
+		e.turn.leaveIfOver(q.cfg.Turn, true)
 	}
 	if e == nil || e.first == nil || e.attempting || e.turn.left != 0 {
 		if e != nil {

@@ -76,8 +76,22 @@ func (t *turn) acquired() {
 	t.rounds++
 }
 
-// isOver reports whether the process should leave the key to others. A turn lasts for length and turnRounds, or for
-// loopRounds if no caller of this process waits.
+// leaveIfOver leaves the key to others if the turn is over, and reports whether it does. A turn lasts for length and
+// turnRounds, or for loopRounds if no caller of this process waits. It is called before the release is sent,
+// because its message may arrive before its reply.
+func (t *turn) leaveIfOver(length time.Duration, waited bool) bool {
+	if !t.isOver(length, waited) {
+		return false
+	}
+
+	t.left = time.Since(started)
+	t.had = min(t.left-t.since, mostOwed)
+	t.since = 0
+	t.used = false
+	t.echo = true
+	return true
+}
+
 func (t *turn) isOver(length time.Duration, waited bool) bool {
 	if t.since == 0 || t.left != 0 {
 		return false
@@ -92,16 +106,6 @@ func (t *turn) isOver(length time.Duration, waited bool) bool {
 		return t.rounds >= loopRounds
 	}
 	return length == 0 || t.rounds >= turnRounds && time.Since(started)-t.since >= length
-}
-
-// leave leaves the key to others. It is called before the release is sent, because its message may arrive
-// before its reply.
-func (t *turn) leave() {
-	t.left = time.Since(started)
-	t.had = min(t.left-t.since, mostOwed)
-	t.since = 0
-	t.used = false
-	t.echo = true
 }
 
 // end ends the time of the others.
@@ -127,10 +131,10 @@ func (t *turn) owed() time.Duration {
 // taken notes an attempt that has found the key taken: by another process, or, if requesters take a part of
 // something, perhaps by this one.
 func (t *turn) taken(counting bool) {
-	if t.left == 0 && !counting {
-		t.since = 0
-	}
 	if t.left == 0 {
+		if !counting {
+			t.since = 0
+		}
 		return
 	}
 
@@ -189,8 +193,7 @@ func (e *entry) leavesLocked(req *Request) bool {
 		return false
 	}
 
-	if t.left == 0 && t.isOver(e.queues.cfg.Turn, false) {
-		t.leave()
+	if t.leaveIfOver(e.queues.cfg.Turn, false) {
 		t.echo = false // this process does not listen yet
 	}
 	return t.left != 0

@@ -154,7 +154,7 @@ func TestMutantsAreTried(t *testing.T) {
 func TestLuaMustCompileToo(t *testing.T) {
 	t.Parallel()
 	if _, err := exec.LookPath("luacheck"); err != nil {
-		t.Skip("no luacheck: run make deps")
+		t.Skip("no luacheck: make lint installs it")
 	}
 	const src = "local key = KEYS[1]\nredis.call('DEL', key)\nreturn 1\n"
 	tr, err := newTree(repository(t, map[string]string{
