@@ -90,6 +90,9 @@ func (c *command) start() {
 	c.t.Cleanup(func() {
 		_ = c.cmd.Process.Kill()
 		<-c.ended
+		if c.t.Failed() {
+			c.t.Logf("standard error of redlatch:\n%s", &c.stderr)
+		}
 	})
 }
 
@@ -143,6 +146,7 @@ func awaitRenewal(t testing.TB, s *testserver.Server) {
 	var last int64
 	harness.Eventually(t, patience, "a renewal", func() bool {
 		left := harness.PTTL(t, s.Addr, "job")
+		require.False(t, last > 0 && left == -2, "the lock is lost")
 		renewed := last > 0 && left > last
 		last = left
 		return renewed

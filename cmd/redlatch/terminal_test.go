@@ -23,7 +23,7 @@ var scripts = map[string]string{
 	// It never reads. Its file "work" grows while it runs.
 	"worker": `trap 'echo got TERM >>work' TERM; echo $$ >pid; echo ready; while [ ! -e enough ]; do echo >>work; sleep 0.01; done`,
 	// It works without a pause.
-	"busy": `echo $$ >pid; echo ready; while :; do echo >>work; done`,
+	"busy": `echo >work; echo $$ >pid; echo ready; while :; do echo >>work; done`,
 	// It and its child handle SIGINT.
 	"interruptible": `trap 'echo parent got INT; exit 5' INT; ./child; wait`,
 	"child":         `trap 'echo child got INT; exit' INT; echo ready; while :; do sleep 0.01; done`,
@@ -46,7 +46,8 @@ type pane struct {
 	tmux   func(args ...string) (string, error)
 	target string
 	dir    string
-	number int // of the next command
+	shell  string // process id
+	number int    // of the next command
 }
 
 // panes returns shells in which redlatch uses a server.
@@ -69,6 +70,10 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 		return string(out), err
 	}
 	t.Cleanup(func() {
+		if t.Failed() {
+			screen, _ := tmux("capture-pane", "-p", "-J")
+			t.Logf("the terminal shows:\n%s", strings.TrimSpace(screen))
+		}
 		_, _ = tmux("kill-server")
 		assertNoRaces(t, dir)
 		_ = os.RemoveAll(dir)
@@ -78,6 +83,9 @@ func panes(t testing.TB, s *testserver.Server, n int) []*pane {
 		p := &pane{t: t, tmux: tmux, target: fmt.Sprintf("pane%d", i), dir: dir, number: 1}
 		out, err := tmux("new-session", "-d", "-s", p.target, "-x", "150", "-y", "100", "bash", "--norc", "--noprofile", "-i")
 		require.NoError(t, err, out)
+		out, err = tmux("display-message", "-p", "-t", p.target, "#{pane_pid}")
+		require.NoError(t, err, out)
+		p.shell = strings.TrimSpace(out)
 		p.prompt()
 		all = append(all, p)
 	}
@@ -130,6 +138,13 @@ func (p *pane) foreground() {
 	p.t.Helper()
 	p.run("fg")
 	p.until(regexp.MustCompile(fmt.Sprintf(`(?m)^<%d:\d+>%sfg\n.+$`, p.number-1, logged)))
+	harness.Eventually(p.t, patience, "the shell has left the terminal", func() bool {
+		stat, err := os.ReadFile("/proc/" + p.shell + "/stat")
+		require.NoError(p.t, err)
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		fields := strings.Fields(rest) // state, parent, group, session, terminal, the terminal's foreground group
+		return fields[2] != fields[5]
+	})
 }
 
 // clear empties the terminal.
@@ -161,11 +176,6 @@ func (p *pane) prompt() (status string) {
 
 func (p *pane) until(like *regexp.Regexp) (match []string) {
 	p.t.Helper()
-	defer func() {
-		if match == nil {
-			p.t.Logf("the terminal shows:\n%s", p.screen())
-		}
-	}()
 	harness.Eventually(p.t, patience, "the terminal shows "+like.String(), func() bool {
 		match = like.FindStringSubmatch(p.screen())
 		return match != nil
