@@ -49,12 +49,15 @@ type cachedReply struct {
 }
 
 const (
-	noExpiry      = 922337203685477
-	maxPermits    = 1<<31 - 1
-	retryTime     = 300_000
-	clockError    = 60_000
-	cacheTTL      = retryTime + clockError
-	bargingMillis = 100 // ms after which a request is no longer overtaken
+	noExpiry = 922337203685477
+
+	// The first request of a slot in that time extends the life of the cached replies.
+	hundredSeconds = 100_000
+	maxPermits     = 1<<31 - 1
+	retryTime      = 300_000
+	clockError     = 60_000
+	cacheTTL       = retryTime + clockError
+	bargingMillis  = 100 // ms after which a request is no longer overtaken
 )
 
 var createdKey = wire.SemaphoreCreated(key)
@@ -198,7 +201,9 @@ func (w *world) last(seq sequence) (reply []int64, duplicate bool) {
 }
 
 func (w *world) cacheReply(seq sequence, reply ...int64) []int64 {
-	w.memory[seq.key] = requests{w.memory[seq.key].slots, w.now + 2*cacheTTL}
+	if m := w.memory[seq.key]; m.slots[seq.slot].at/hundredSeconds != w.now/hundredSeconds {
+		w.memory[seq.key] = requests{m.slots, w.now + 2*cacheTTL}
+	}
 	w.note(seq, w.now, reply...)
 	return reply
 }

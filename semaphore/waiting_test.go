@@ -123,7 +123,8 @@ func TestReleaseSizeIsIndependentOfWaiters(t *testing.T) {
 	eachKind(t, func(t *testing.T, s *testserver.Server, of semaphoreOf) {
 		const waiters, releases = 100, 10
 		loadScripts(t, s.Addr)
-		c := harness.Client(t, s)
+		// At the end of a turn a waiter would make an attempt of its own.
+		c := harness.Client(t, s, redlatch.WithTurn(time.Minute))
 		sem := withPermits(t, of(c, "orders"), 1)
 		held := mustAcquire(t, sem, 1)
 		got := make(chan acquired, waiters)

@@ -35,9 +35,11 @@ local created = KEYS[5]
 pool.max = 2147483647
 
 -- A request is accepted less than this time before its end, in ms. Its reply is cached for at
--- least this time after it. usual.lua knows both.
+-- least this time after it: the first request of a slot in a hundred seconds gives the last requests
+-- their lifetime. usual.lua knows these numbers.
 local accepted = 360000
 local lifetime = 2 * accepted
+local hundred = 100 * 1000000 -- in microseconds
 
 -- The longest entry for a request. No reply has more than six numbers.
 local longest_entry = 200
@@ -106,8 +108,10 @@ end
 -- Caches the reply of this request. It runs before the effects of the request, so that a
 -- user who lacks the right to one of the two does neither.
 function pool.cache(reply)
+	local s, us = time()
+	local is_first = math.floor(ran / hundred) ~= math.floor((s * 1000000 + us) / hundred)
 	note(ARGV[1], reply)
-	if redis.pcall('PEXPIRE', requests, lifetime) ~= 1 then
+	if is_first and redis.pcall('PEXPIRE', requests, lifetime) ~= 1 then
 		redis.call('HDEL', requests, ARGV[2]) -- without this right no key without expiry is left
 		redis.call('PEXPIRE', requests, lifetime) -- raises the error
 	end
