@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"time"
@@ -72,11 +73,8 @@ func (c *comparison) cell(s scenario, of cell) cellResult {
 	for _, peer := range of.peers {
 		result.Rows = append(result.Rows, &row{Peer: peer})
 	}
-	repetitions := c.repetitions
-	switch {
-	case of.once:
-		repetitions = 1
-	case of.alone:
+	repetitions := cmp.Or(of.times, c.repetitions)
+	if of.alone {
 		repetitions *= alone
 	}
 	out := make([]bool, len(of.peers))
@@ -105,7 +103,11 @@ func (c *comparison) measure(of cell, peer string) (*measurement, error) {
 	if t.Addrs, err = c.services.addrs(peer, max(of.servers, 1)); err != nil {
 		return nil, err
 	}
-	return c.crew.run(t, of.processes)
+	rival := t
+	if of.rival != "" {
+		rival.Peer, rival.Trip = of.rival, of.trip
+	}
+	return c.crew.run(t, rival, of.processes)
 }
 
 // pulse measures the floor. Its variation during a run is the noise.

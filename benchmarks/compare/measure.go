@@ -27,6 +27,11 @@ var measures = map[string]measure{
 	"jain":     {title: "Jain", digits: 3, of: func(m *measurement) float64 { return jain(m.shares()) }},
 	"least":    {title: "least share", digits: 2, zero: true, of: func(m *measurement) float64 { return slices.Min(m.processShares()) }},
 	"most":     {title: "greatest share", digits: 2, of: func(m *measurement) float64 { return slices.Max(m.processShares()) }},
+	"own":      {title: "a second", of: ofSide((*measurement).own, (*measurement).rate)},
+	"rivals":   {title: "rivals', a second", zero: true, of: ofSide((*measurement).rivals, (*measurement).rate)},
+	"ratio":    {title: "of its own", digits: 2, spread: true, zero: true, of: func(m *measurement) float64 { return m.rivals().rate() / m.own().rate() }},
+	"own99":    {title: "p99 µs", of: ofSide((*measurement).own, quantile((*measurement).latency, 0.99))},
+	"rivals99": {title: "rivals', p99 µs", of: ofSide((*measurement).rivals, quantile((*measurement).latency, 0.99))},
 	"wake50":   {title: "p50 µs", spread: true, of: quantile((*measurement).wake, 0.5)},
 	"wake99":   {title: "p99 µs", spread: true, of: quantile((*measurement).wake, 0.99)},
 	"wakes":    {title: "wake-ups a second", of: func(m *measurement) float64 { return float64(m.wake().n) / m.elapsed().Seconds() }},
@@ -68,6 +73,22 @@ func (m *measurement) ops() int {
 
 // each returns the quantity per operation.
 func (m *measurement) each(total float64) float64 { return total / float64(max(m.ops(), 1)) }
+
+// own and rivals return the outcomes of the first half of the processes, and of the second.
+func (m *measurement) own() *measurement {
+	return &measurement{Outcomes: m.Outcomes[:firstRival(len(m.Outcomes))]}
+}
+func (m *measurement) rivals() *measurement {
+	return &measurement{Outcomes: m.Outcomes[firstRival(len(m.Outcomes)):]}
+}
+
+// firstRival returns the number of the first process that is a rival if there are any.
+func firstRival(processes int) int { return (processes + 1) / 2 }
+
+// ofSide returns a measure of a part of the processes.
+func ofSide(side func(m *measurement) *measurement, of func(m *measurement) float64) func(m *measurement) float64 {
+	return func(m *measurement) float64 { return of(side(m)) }
+}
 
 // rate returns the operations of all processes per second.
 func (m *measurement) rate() float64 {

@@ -46,7 +46,14 @@ func open(ctx context.Context, t task) (service, error) {
 		sort.Strings(names)
 		return nil, fmt.Errorf("unknown peer %q: known are %s", t.Peer, strings.Join(names, ", "))
 	}
-	return o(ctx, t.Addrs)
+	addrs := t.Addrs
+	if t.Trip > 0 {
+		var err error
+		if addrs, err = far(ctx, addrs, t.Trip); err != nil {
+			return nil, err
+		}
+	}
+	return o(ctx, addrs)
 }
 
 // unsupported reports that a library has no such object.

@@ -35,6 +35,7 @@ type process struct {
 	in   io.WriteCloser
 	out  *bufio.Reader
 	said head
+	java bool
 	more bool // it accepts further tasks
 }
 
@@ -80,8 +81,8 @@ func (c *crew) start(t task) (p *process, err error) {
 }
 
 func launch(peer string) (*process, error) {
-	p := &process{cmd: exec.Command(os.Args[0], "work")}
-	if peer == redisson { // see Worker.java
+	p := &process{cmd: exec.Command(os.Args[0], "work"), java: peer == redisson}
+	if p.java { // see Worker.java
 		p.cmd = exec.Command("java", "-XX:+UseSerialGC", "-Dorg.slf4j.simpleLogger.defaultLogLevel=off",
 			"-cp", filepath.Join(redissonDir, "classes")+":"+filepath.Join(redissonDir, "lib", "*"), "interop.Worker")
 	}
@@ -149,13 +150,16 @@ func (p *process) end() {
 // limit bounds steps of a worker that should take no time.
 const limit = 40 * time.Second
 
-// run has n processes do a task at the same time.
-func (c *crew) run(t task, processes int) (m *measurement, err error) {
+// run has n processes do a task at the same time, the second half of them that of a rival.
+func (c *crew) run(t, rival task, processes int) (m *measurement, err error) {
 	m = &measurement{Outcomes: make([]*outcome, processes)}
 	all := make([]*process, processes)
 	defer func() { c.leave(all, err != nil) }()
 	for i := range all {
 		one := t
+		if i >= firstRival(processes) {
+			one = rival
+		}
 		one.Process = i
 		if all[i], err = c.start(one); err != nil {
 			return nil, err
@@ -184,7 +188,7 @@ func (c *crew) run(t task, processes int) (m *measurement, err error) {
 		if err == nil {
 			err = json.Unmarshal([]byte(line), &m.Outcomes[i])
 		}
-		p.more = err == nil && t.Peer == redisson && !m.Outcomes[i].Spent
+		p.more = err == nil && p.java && !m.Outcomes[i].Spent
 		return err
 	})
 	if err != nil {

@@ -29,9 +29,13 @@ type cell struct {
 	size      int // of goroutines or locks: the position on the axis of a plot
 	task      task
 	processes int
-	servers   int // how many; 0 is one
-	peers     []string
-	once      bool // once runs as often as time permits
+	// rival is the peer of the second half of the processes, which contend with the first, and trip how much
+	// longer than usual a round trip to the server takes for them. The peer is the same if it is empty.
+	rival   string
+	trip    time.Duration
+	servers int // how many; 0 is one
+	peers   []string
+	times   int // how often it is measured; 0 is as often as most
 	// alone is a single goroutine, which mostly waits to be woken: how long that takes depends
 	// on the machine and varies.
 	alone bool
@@ -86,7 +90,7 @@ func isFloor(peer string) bool { return peer == "floor" || peer == floorBackgrou
 
 // has reports whether a peer is measured in the scenario.
 func (s scenario) has(peer string) bool {
-	return slices.ContainsFunc(s.cells, func(c cell) bool { return slices.Contains(c.peers, peer) })
+	return slices.ContainsFunc(s.cells, func(c cell) bool { return c.rival == peer || slices.Contains(c.peers, peer) })
 }
 
 // taskOf returns the task of a peer in the cell.
@@ -106,7 +110,7 @@ func (c cell) taskOf(peer string) task {
 func scenarios(window time.Duration) []scenario {
 	return []scenario{
 		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
-		fairness(window), start(),
+		fairness(window), start(), rivals(window),
 	}
 }
 
@@ -258,7 +262,7 @@ func holds() scenario {
 	}
 	for _, n := range []int{1_000, 10_000, 100_000} {
 		s.cells = append(s.cells, cell{
-			name: plural(n, "lock"), size: n, processes: 1, peers: []string{us, "rueidislock"}, once: true,
+			name: plural(n, "lock"), size: n, processes: 1, peers: []string{us, "rueidislock"}, times: 1,
 			task: task{
 				Do: "hold", Kind: "lock", Own: true, Goroutines: n, Patience: 20 * time.Second,
 				For: 2*redlatch.DefaultWatchdogTimeout/3 + time.Second,
@@ -275,7 +279,7 @@ func waiters() scenario {
 		measures: []string{"heap", "stacks", "memory", "resident"},
 	}
 	t := task{Do: "wait", Kind: "lock", Goroutines: 10_000, For: 3 * time.Second, Patience: 20 * time.Second}
-	of := cell{name: waitersOfOne, size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, once: true}
+	of := cell{name: waitersOfOne, size: 1, processes: 1, peers: []string{us, "rueidislock", "redsync", "redislock"}, task: t, times: 1}
 	own := of
 	own.name, own.size, own.task.Own = waitersOfEach, t.Goroutines, true
 	s.cells = []cell{of, own}
@@ -324,7 +328,41 @@ func start() scenario {
 			"knows the scripts already. The floor is a client of rueidis and its first script.",
 		measures: []string{"trips", "commands"},
 		cells: []cell{{
-			name: startCell, processes: 1, peers: []string{"floor", us}, once: true, task: task{Do: "start", Kind: "lock"},
+			name: startCell, processes: 1, peers: []string{"floor", us}, times: 1, task: task{Do: "start", Kind: "lock"},
 		}},
 	}
+}
+
+func rivals(window time.Duration) scenario {
+	s := scenario{
+		number: 11, title: "Beside Java, and far away", best: "rivals99",
+		about: "Processes of redlatch and as many rivals want the same object again as soon as they have released it, and hold " +
+			"it for a time. The rivals are processes of Redisson, or of redlatch with a longer round trip to the server. In the row of Redisson " +
+			"all processes are Redisson's.",
+		measures: []string{"own", "rivals", "ratio", "own99", "rivals99"},
+	}
+	add := func(processes, goroutines int, hold time.Duration, c cell) {
+		where := "in Java"
+		if c.trip > 0 {
+			where = fmt.Sprintf("%v away", c.trip)
+		}
+		c.task.Kind = cmp.Or(c.task.Kind, "lock")
+		c.name = fmt.Sprintf("%s held for %v, %d x %d and %d x %d %s", c.task.Kind, hold, processes/2, goroutines, processes/2, goroutines, where)
+		c.size, c.processes, c.times = processes*goroutines, processes, 5
+		c.peers = append([]string{us}, c.peers...)
+		c.task.Do, c.task.Goroutines, c.task.Hold = "repeat", goroutines, hold
+		c.task.For = max(8*window, 100*hold)
+		s.cells = append(s.cells, c)
+	}
+	add(2, 1, time.Millisecond, cell{rival: redisson})
+	add(2, 1, 20*time.Millisecond, cell{rival: redisson})
+	add(2, 16, time.Millisecond, cell{rival: redisson, peers: []string{redisson}})
+	add(4, 16, time.Millisecond, cell{rival: redisson, peers: []string{redisson}})
+	add(4, 64, time.Millisecond, cell{rival: redisson, peers: []string{redisson}})
+	for _, kind := range []string{"semaphore", "permit"} {
+		add(2, 4, 50*time.Millisecond, cell{rival: redisson, task: task{Kind: kind, Permits: 2}})
+	}
+	add(2, 4, time.Millisecond, cell{rival: us, trip: 60 * time.Millisecond})
+	add(2, 1, time.Millisecond, cell{rival: us, trip: 2 * time.Millisecond})
+	return s
 }

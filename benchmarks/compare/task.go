@@ -29,6 +29,8 @@ type task struct {
 	Background bool `json:"background"`
 	// Trace records the times of each acquisition and release.
 	Trace bool `json:"trace"`
+	// Trip is how much longer than usual a round trip to the server takes.
+	Trip time.Duration `json:"trip"`
 	// Overheard has a connection subscribe to everything without waiting for a lock.
 	Overheard bool `json:"overheard"`
 }
