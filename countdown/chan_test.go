@@ -128,8 +128,10 @@ func TestWaitChanNeedsNoGoroutine(t *testing.T) {
 			}
 		})
 		waitForParked(t, c, "many", 1+waiters)
-		var all strings.Builder
-		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
-		require.NotContains(t, all.String(), `"test":"`+t.Name()+`"`)
+		harness.Eventually(t, soon, "no goroutine", func() bool { // those of reads end
+			var all strings.Builder
+			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
+			return !strings.Contains(all.String(), `"test":"`+t.Name()+`"`)
+		})
 	})
 }

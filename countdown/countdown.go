@@ -177,9 +177,8 @@ func (l *Latch) Delete(ctx context.Context) (bool, error) {
 // Wait blocks until the round it finds has ended, and returns nil; at once if the latch
 // is open. If ctx ends first it returns the cause of ctx, wrapped, which also matches
 // lock.ErrUnavailable if the server did not answer last. If the client is closed, the error
-// matches lock.ErrClosed. Wait tolerates an unavailable server for as long as the watchdog
-// timeout; then the error matches lock.ErrUnavailable. It returns an error at once if the
-// server denies the request or the key has another type.
+// matches lock.ErrClosed. Wait also waits for a server that cannot be reached. It returns an error at
+// once if the server denies the request or the key has another type.
 //
 // All waiters of a latch in one process share a subscription and their reads. A lost
 // message delays them by at most 5 s. A count that expires sends no message; the waiters read

@@ -122,7 +122,7 @@ func (all *Shared) join(ctx context.Context, key string, w *waiter) bool {
 	d := all.entries[key]
 	if d == nil {
 		d = &latchIO{all: all, s: s, key: key}
-		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{}), maxOutage: s.WatchdogTimeout}
+		d.waiters = waiters{fx: d, set: make(map[*waiter]struct{})}
 	}
 	giveUp := func() { d.update(func() { d.giveUp(w) }) } // on a goroutine of its own
 	left, open := s.Join(giveUp)
@@ -204,11 +204,8 @@ func (d *latchIO) unsubscribe() { d.sub.Close() }
 
 // setTimer implements effects.
 func (d *latchIO) setTimer(pause time.Duration) {
-	d.s.Watchdog.Wheel().Schedule(&d.timer, d.now().Add(pause), d)
+	d.s.Watchdog.Wheel().Schedule(&d.timer, time.Now().Add(pause), d)
 }
-
-// now implements effects.
-func (d *latchIO) now() time.Time { return time.Now() }
 
 // Expire is called by the wheel.
 func (d *latchIO) Expire(time.Time) { d.update(d.waiters.read) }

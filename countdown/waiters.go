@@ -38,12 +38,11 @@ const (
 
 // waiter is one call of Wait or WaitChan.
 type waiter struct {
-	stage        stage
-	opened       bool // its round has ended
-	reads        int
-	failingSince time.Time // start of the outage
-	lastErr      error     // of the last read, if it failed
-	end          func()    // ends the wait; called once, by effects
+	stage   stage
+	opened  bool // its round has ended
+	reads   int
+	lastErr error  // of the last read, if it failed
+	end     func() // ends the wait; called once, by effects
 
 	// For a list of the waiters.
 	name  string
@@ -58,7 +57,6 @@ type effects interface {
 	unsubscribe()
 	setTimer(d time.Duration) // replaces the previous timer
 	left(w *waiter)           // w is stageDone
-	now() time.Time
 }
 
 // waiters are the waiters of one latch. They share a subscription, a timer, and one
@@ -69,8 +67,7 @@ type effects interface {
 // because a latch may be reset at once, a later round than the waiter's own. A message
 // only causes a read: anyone may publish.
 type waiters struct {
-	fx        effects
-	maxOutage time.Duration
+	fx effects
 
 	set        map[*waiter]struct{}
 	reading    bool
@@ -143,7 +140,6 @@ func (ws *waiters) onSnapshot(s snapshot) {
 			continue
 		}
 		w.reads++
-		w.failingSince = time.Time{}
 		w.lastErr = nil
 		if s.count == 0 || w.stage == stageClosed && laterRound {
 			w.opened = true
@@ -161,19 +157,15 @@ func (ws *waiters) onSnapshot(s snapshot) {
 }
 
 // onError handles a failed read. After a temporary error the read is repeated after a
-// pause, until the outage exceeds maxOutage.
+// pause.
 func (ws *waiters) onError(err error, temporary bool, pause time.Duration) {
-	now := ws.fx.now()
 	for w := range ws.set {
 		if w.stage == stageNew {
 			continue
 		}
 		w.reads++
 		w.lastErr = err
-		if w.failingSince.IsZero() {
-			w.failingSince = now
-		}
-		if !temporary || now.Sub(w.failingSince) >= ws.maxOutage {
+		if !temporary {
 			ws.leave(w)
 		}
 	}

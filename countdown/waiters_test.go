@@ -103,7 +103,7 @@ type modelWaiter struct {
 
 func newModel(seed uint64, seen lockstep.Seen) *model {
 	p := &model{seed: seed, clock: time.Unix(1_000_000, 0), java: seed%3 != 0, lossy: seed%5 == 0, seen: seen}
-	p.waiters = waiters{fx: p, maxOutage: 30 * time.Second, set: map[*waiter]struct{}{}}
+	p.waiters = waiters{fx: p, set: map[*waiter]struct{}{}}
 	p.endStep()
 	return p
 }
@@ -137,7 +137,6 @@ func (p *model) unsubscribe() {
 }
 
 func (p *model) setTimer(d time.Duration) { p.timerAt = p.clock.Add(d) }
-func (p *model) now() time.Time           { return p.clock }
 
 func (p *model) left(w *waiter) {
 	at := slices.IndexFunc(p.expected, func(m *modelWaiter) bool { return m.waiter == w })

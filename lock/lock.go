@@ -76,13 +76,13 @@ type Locker interface {
 	Name() string
 
 	// Lock acquires the lock. It blocks until it has the lock, ctx ends, or [Wait] runs
-	// out.
+	// out. It waits for a server that cannot be reached as it waits for the lock, unless [FailFast] is given.
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
 	// the wait ended while others held the lock, before the server's answer (the request is
 	// undone then), or because the lease was over before the answer came: the process was
 	// paused, or the lease is shorter than a round trip;
-	// ErrUnavailable if the server could not be asked; ErrIndeterminate if the reply to a
+	// ErrUnavailable if the server could not be asked when the wait ended; ErrIndeterminate if the reply to a
 	// request was lost, which is then undone in the background; ErrClosed if the client was
 	// closed; ErrInvalid for an invalid name or option. If ctx ended the wait, it also
 	// matches context.Cause(ctx). Other errors are refusals of the server.
@@ -92,8 +92,8 @@ type Locker interface {
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
-	// error matches ErrNotAcquired; other errors are the errors of Lock. Wait and MaxWaiters are
-	// not valid options.
+	// error matches ErrNotAcquired; other errors are the errors of Lock. Wait, MaxWaiters and
+	// FailFast are not valid options.
 	TryLock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// Do acquires the lock like Lock, runs fn under the hold's context, and releases

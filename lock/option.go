@@ -24,6 +24,7 @@ const (
 	optionParent
 	optionAtLeast
 	optionMaxWaiters
+	optionFailFast
 )
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
@@ -31,7 +32,8 @@ const (
 // millisecond, the server's unit, to MaxLease, and exceed a few round trips. Redisson calls it leaseTime.
 func Lease(d time.Duration) Option { return Option{kind: optionLease, d: d} }
 
-// Wait bounds the wait of Lock but not the hold. Without Wait only the context bounds it.
+// Wait bounds the wait of Lock, for the lock and for a server that cannot be reached, but not the hold. Without
+// Wait only the context bounds it; FailFast does not wait for a server.
 // With Wait(0) Lock makes one attempt, like TryLock. When d runs out the error matches
 // ErrNotAcquired. d must not be negative. Redisson calls it waitTime.
 func Wait(d time.Duration) Option { return Option{kind: optionWait, d: d} }
@@ -78,6 +80,11 @@ func AtLeast(d time.Duration) Option { return Option{kind: optionAtLeast, d: d} 
 // valid option of TryLock, nor of a multi-lock, whose members have their own waiters.
 func MaxWaiters(n int) Option { return Option{kind: optionMaxWaiters, n: n} }
 
+// FailFast makes Lock fail if the server cannot be reached, instead of waiting for it as for the lock. The error
+// then matches ErrUnavailable, or ErrIndeterminate if a request was sent. It is for callers with a caller of their
+// own, such as HTTP handlers. TryLock never waits, so FailFast is not a valid option there.
+func FailFast() Option { return Option{kind: optionFailFast} }
+
 // Options is the result of a list of options, for implementations of Locker.
 type Options struct {
 	Lease   time.Duration   // 0: renewed until Unlock
@@ -88,6 +95,7 @@ type Options struct {
 	AtLeast time.Duration   // 0: Unlock releases the lock at once
 
 	MaxWaiters int // 0: unbounded
+	FailFast   bool
 }
 
 // HoldParent returns the parent of the hold's context, for a call with ctx.
@@ -184,6 +192,8 @@ func (o *Options) set(opt *Option) error {
 			return invalid("MaxWaiters(%d): must be at least 1; TryLock does not wait", opt.n)
 		}
 		o.MaxWaiters = opt.n
+	case optionFailFast:
+		o.FailFast = true
 	default:
 		return invalid("the zero lock.Option")
 	}

@@ -165,7 +165,7 @@ func (r *Red) Name() string { return r.info.Name }
 // Other members are released when their servers answer.
 //
 // See lock.Locker for the errors. If too few servers respond for a majority, Lock keeps
-// trying for the watchdog timeout. Then the error matches lock.ErrIndeterminate if the silent
+// trying until its wait ends. Then the error matches lock.ErrIndeterminate if the silent
 // servers may have completed a majority, and otherwise lock.ErrUnavailable; it counts the
 // servers by answer. It matches lock.ErrInvalid if the lease leaves no valid time
 // (2 ms or less), if two members are on one server, or if a member is nil, a Multi, a Red or
@@ -210,7 +210,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 
 	req := engine.Request{
 		Waiting: engine.Waiting{Shareable: r.shared, Shared: r.shared, Backoff: splitBackoff},
-		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters,
+		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters, FailFast: o.FailFast,
 		Site: callsite.Here(),
 	}
 	began := time.Now()

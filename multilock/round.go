@@ -84,8 +84,6 @@ func (h *redHold) Try(ctx context.Context) (engine.Answer, error) {
 		return engine.Answer{}, lock.ErrClosed
 	case h.once && err == nil:
 		err = lock.ErrNotAcquired
-	case !h.once && h.rounds == 1 && errors.As(err, new(*engine.Unavailable)):
-		err = nil // an error of the first attempt would end the acquisition
 	case ctx.Err() != nil && errors.As(err, new(*engine.Unavailable)):
 		// The caller cut the round short, which says nothing to the other waiters.
 		err = &engine.Unavailable{Err: errors.Join(errNoMajority, ctx.Err())}

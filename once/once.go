@@ -120,8 +120,19 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 	if err != nil {
 		return false, err
 	}
-	if done, err := o.Done(ctx, slot); done || err != nil {
+	until := time.Now().Add(settings.Wait) // the end of the wait, for a server that cannot be asked too
+	if !settings.Bounded {
+		until = time.Now().Add(lock.MaxLease)
+	}
+	asks := until
+	if settings.FailFast || settings.Bounded && settings.Wait == 0 {
+		asks = time.Time{} // once
+	}
+	if done, err := o.doneBy(ctx, slot, asks); done || err != nil {
 		return false, err
+	}
+	if settings.Bounded {
+		opts = append(slices.Clip(opts), lock.Wait(max(0, time.Until(until))))
 	}
 
 	// A slot is kept only if its work may run again, which is not known before the work ends.
@@ -145,7 +156,7 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 			err = &lock.DoError{Func: err, Unlock: endErr}
 		}
 	}()
-	if done, err = o.Done(ctx, slot); done || err != nil {
+	if done, err = o.doneBy(ctx, slot, time.Now().Add(hold.Remaining())); done || err != nil {
 		return false, err
 	}
 
@@ -214,6 +225,15 @@ func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
 	}
 
 	return err == nil, wire.ReadFailed(ctx, "look at", o.name, began, err)
+}
+
+// doneBy is Done, but asks a server that cannot be asked again until then, or once if until is zero.
+func (o *Once) doneBy(ctx context.Context, slot string, until time.Time) (done bool, err error) {
+	err = o.s.Retry(ctx, until, func(ctx context.Context) (err error) {
+		done, err = o.Done(ctx, slot)
+		return err
+	}, wire.IsRefused)
+	return done, err
 }
 
 // Forget removes the memory of the slot, so that its work can run again, and reports whether there was

@@ -56,7 +56,7 @@ func TestAnUndoneReadOfAWriterLeavesTheNext(t *testing.T) {
 		w := mustLockAs(t, ctx, writing(c, "orders"))
 		if op == acquire {
 			g.During(t, harness.LoseRequest, harness.SHA(t, op), func() {
-				_, err := reading(c, "orders").Lock(ctx)
+				_, err := reading(c, "orders").Lock(ctx, lock.FailFast())
 				require.ErrorIs(t, err, lock.ErrIndeterminate)
 			})
 		} else {

@@ -86,7 +86,7 @@ func (e *PermitSemaphore) acquireN(ctx context.Context, n int, opts []lock.Optio
 // TryAcquire makes one attempt to acquire a permit, which blocks for one round trip. If none
 // is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired, and if
 // the semaphore does not exist, ErrNotFound; otherwise it is like Acquire. lock.Wait and
-// lock.MaxWaiters are not valid options.
+// lock.MaxWaiters are not valid options, and neither is lock.FailFast.
 func (e *PermitSemaphore) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
 	return e.tryAcquireN(ctx, 1, opts)
 }

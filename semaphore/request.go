@@ -73,6 +73,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		Once:     once,
 
 		MaxWaiters: o.MaxWaiters,
+		FailFast:   o.FailFast,
 		Site:       r.site,
 	}
 	if o.Bounded && !once {

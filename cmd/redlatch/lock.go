@@ -84,7 +84,7 @@ Use --name for a name that begins with a dash, or that somebody else chooses.
 	}
 	f := cmd.Flags()
 	f.StringVar(&l.kind, "kind", "lock", "kind of lock: "+strings.Join(kinds, ", "))
-	f.DurationVar(&l.wait, "wait", 0, "longest wait for the lock (default: until a signal)")
+	f.DurationVar(&l.wait, "wait", 0, "longest wait for the lock and the server (default: until a signal)")
 	f.BoolVar(&l.try, "try", false, "do not wait for the lock")
 	f.DurationVar(&l.ttl, "ttl", redlatch.DefaultWatchdogTimeout, "lease, which is renewed until COMMAND ends")
 	f.DurationVar(&l.lease, "lease", 0, "fixed lease, which is not renewed: COMMAND must end before it")
@@ -196,7 +196,7 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	defer signal.Stop(signals)
 	wait, cancel := untilSignal()
 	defer cancel()
-	clients, err := l.open(wait)
+	clients, err := l.connect(wait)
 	if err == nil {
 		defer closeAll(clients)
 		var h held
@@ -214,7 +214,13 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals chan os.Signal) error {
 	child.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
 		name, _, _ := strings.Cut(variable, "=")
-		return !l.keepURL && (name == "REDLATCH_URL" || name == "REDLATCH_RED")
+		switch name {
+		case "REDLATCH_TOKEN", "REDLATCH_PERMIT": // of a lock around this one
+			return true
+		case "REDLATCH_URL", "REDLATCH_RED":
+			return !l.keepURL
+		}
+		return false
 	})
 	child.Env = append(child.Env, "REDLATCH_NAME="+strings.Join(names, ","))
 	child.Env = append(child.Env, h.environment()...)
@@ -237,6 +243,36 @@ func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals
 		fmt.Fprintln(os.Stderr, "redlatch:", message(err)) // the lock is free when its lease is over
 	}
 	return exitOf(result.State)
+}
+
+// connect returns the clients of the servers. The wait for the lock includes that for the servers.
+func (l *lockCommand) connect(ctx context.Context) ([]*redlatch.Client, error) {
+	const pause = 200 * time.Millisecond
+	began := time.Now()
+	said := false
+	for {
+		clients, err := l.open(ctx)
+		left := l.wait - time.Since(began)
+		if err == nil {
+			if l.wait > 0 {
+				l.wait = max(left, time.Millisecond)
+			}
+			return clients, nil
+		}
+		if !errors.Is(err, lock.ErrUnavailable) || l.try || l.wait > 0 && left < pause {
+			return nil, err
+		}
+
+		if !said && time.Since(began) >= time.Second {
+			said = true
+			fmt.Fprintln(os.Stderr, "redlatch: waiting for the server:", message(err))
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return nil, err
+		}
+	}
 }
 
 // open returns the clients of the servers: with --red of those that can be reached, if they are a majority.

@@ -203,7 +203,7 @@ func TestStatuses(t *testing.T) {
 			{statusNotFound, "no such file", []string{"lock", "job", "--", "/no/such/command"}},
 			{statusFailed, "invalid", []string{"lock", "", "--", "true"}},
 			{statusFailed, "watchdog", []string{"lock", "--ttl", "1ms", "job", "--", "true"}},
-			{statusFailed, "connection refused", []string{"lock", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
+			{statusFailed, "connection refused", []string{"lock", "--try", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
 		} {
 			fails(t, s.Addr, row.status, row.stderr, row.args...)
 		}
@@ -241,7 +241,12 @@ func TestEnvironment(t *testing.T) {
 			{[]string{"REDLATCH_URL=" + url, "REDIS_URL=" + none}, sh(script), 0, "none none " + none + "\n"},
 			{[]string{"REDLATCH_URL=", "REDIS_URL=" + url}, sh(script), 0, "none none " + url + "\n"},
 			{[]string{"REDIS_URL=" + none}, sh("true", "--url", url), 0, ""},
-			{[]string{minority}, sh("true"), statusFailed, ""},
+			{[]string{minority}, sh("true", "--try"), statusFailed, ""},
+			{[]string{minority}, sh("true", "--wait", "300ms"), statusFailed, ""},
+			{
+				[]string{"REDLATCH_TOKEN=7", "REDLATCH_PERMIT=x"}, sh("echo ${REDLATCH_TOKEN-none} ${REDLATCH_PERMIT-none}"), 0,
+				"none none\n",
+			},
 			{[]string{minority}, sh("true", "--url", url), 0, ""},
 			{[]string{minority}, []string{"lock", "--permits", "1", "slots", "--", "true"}, 0, ""},
 			{
@@ -256,6 +261,31 @@ func TestEnvironment(t *testing.T) {
 			require.Equal(t, row.status, r.status, "%v: %s", row.env, r.stderr)
 			require.Equal(t, row.prints, r.stdout, "%v", row.env)
 		}
+	})
+}
+
+// texts receives what is written.
+type texts chan string
+
+func (w texts) Write(text []byte) (int, error) {
+	w <- string(text)
+	return len(text), nil
+}
+
+// The wait for the lock includes the one for a server that is down.
+func TestWaitIncludesTheServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		s.Kill()
+		fails(t, s.Addr, statusFailed, "connection refused", sh("true", "--wait", "300ms")...)
+		c := newCommand(t, s.Addr, sh("echo held", "--wait", "1m")...)
+		said := make(texts, 100)
+		c.cmd.Stderr = said
+		c.start()
+		require.Contains(t, harness.Receive(t, patience, "a message", said), "waiting for the server")
+		require.NoError(t, s.Restart())
+		require.Equal(t, "held", c.line())
+		require.Zero(t, c.status(patience))
 	})
 }
 

@@ -72,7 +72,9 @@ func statusOf(root *cobra.Command, err error) int {
 		e.status = statusNotAcquired
 	}
 	if e.err == errInterrupted {
-		interrupt()
+		if os.Getpid() != 1 { // which no signal ends
+			interrupt()
+		}
 	} else if e.err != nil {
 		fmt.Fprintln(os.Stderr, root.Name()+":", message(e.err))
 	}

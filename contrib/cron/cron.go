@@ -22,8 +22,8 @@
 // # Failures
 //
 // The machines that wait for a run repeat it if the job returns an error or panics, or if its process
-// dies: each at most once per slot. lock.Wait(0) in Lock leaves it at the first. If the server cannot be
-// asked, a machine does not run the job.
+// dies: each at most once per slot. lock.Wait(0) in Lock leaves it at the first. A machine that cannot reach the
+// server tries again until the job is due again, or lock.Wait is over; with lock.FailFast it does not.
 package redlatchcron
 
 import (
@@ -31,6 +31,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
+	"time"
 
 	"github.com/robfig/cron/v3"
 
@@ -140,13 +142,44 @@ func (j *job) configure(opts []Option) error {
 // Run implements cron.Job.
 func (j *job) Run() {
 	<-j.added
-	due := j.cron.Entry(j.id).Prev
-	if due.IsZero() {
+	entry := j.cron.Entry(j.id)
+	if entry.Prev.IsZero() {
 		return // it was removed, or is run by hand before its first time
 	}
-	slot := once.At(due)
-	ran, err := j.work.Run(j.ctx, slot, j.fn, j.opts...)
+	slot := once.At(entry.Prev)
+	ran, err := j.runIn(slot, entry.Next)
 	if err != nil && (ran || !errors.Is(err, lock.ErrNotAcquired)) {
 		j.logger.ErrorContext(j.ctx, "redlatch: a job has failed", "name", j.work.Name(), "slot", slot, "error", err)
+	}
+}
+
+// runIn runs the job in its slot. A server that cannot be reached is tried again until the next time at which the
+// job is due: otherwise all slots of an outage would run at its end.
+func (j *job) runIn(slot string, next time.Time) (ran bool, err error) {
+	const pause = time.Second
+	o, err := lock.Resolve(j.opts...)
+	if err != nil {
+		return false, err
+	}
+	end := time.Now().Add(o.Wait)
+	if o.Bounded && end.Before(next) {
+		next = end
+	}
+
+	for {
+		opts := append(slices.Clip(j.opts), lock.FailFast())
+		if o.Bounded {
+			opts = append(opts, lock.Wait(max(0, time.Until(end))))
+		}
+		ran, err = j.work.Run(j.ctx, slot, j.fn, opts...)
+		away := errors.Is(err, lock.ErrUnavailable) || errors.Is(err, lock.ErrIndeterminate)
+		if ran || !away || o.FailFast || time.Until(next) < pause {
+			return ran, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-j.ctx.Done():
+			return false, err
+		}
 	}
 }

@@ -8,10 +8,12 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/robfig/cron/v3"
 	"github.com/stretchr/testify/require"
 
@@ -183,7 +185,34 @@ func TestContext(t *testing.T) {
 	})
 }
 
-// Nothing runs while the server is unreachable, or for a job that was removed.
+// A job that is due while the server is away runs when it is back, unless the job is due again by then.
+func TestOutage(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		var away atomic.Bool
+		s.Server().SetPreHook(func(p *server.Peer, _ string, _ ...string) bool {
+			if away.Load() {
+				p.WriteError("LOADING it is not ready")
+			}
+			return away.Load()
+		})
+		var r runs
+		machine(t, s.Client(t).Once("report"), 0, r.work, redlatchcron.Logger(slog.New(slog.DiscardHandler)))
+		time.Sleep(time.Until(time.Now().Truncate(time.Hour).Add(90 * time.Minute)))
+		r.all = nil
+
+		for _, outage := range []time.Duration{time.Hour, 2 * time.Hour} {
+			away.Store(true)
+			time.Sleep(outage)
+			require.Empty(t, r.times())
+			away.Store(false)
+			time.Sleep(2 * time.Second)
+			require.Equal(t, 1, r.count(), "one slot for an outage of %v", outage)
+			r.all = nil
+		}
+	})
+}
+
+// Nothing runs for a job that was removed, or with a client that is closed.
 func TestNoRun(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		var log bytes.Buffer

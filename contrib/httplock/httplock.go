@@ -145,7 +145,7 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 	if c.OnError == nil {
 		c.OnError = logError
 	}
-	c.Options = append([]lock.Option{lock.Wait(c.Wait)}, c.Options...)
+	c.Options = append([]lock.Option{lock.Wait(c.Wait), lock.FailFast()}, c.Options...)
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, next) })
 	}, nil

@@ -27,7 +27,6 @@ func New(s *session.Session) *Engine {
 		Subscribed:   s.Hub.Subscribed,
 		Turn:         s.Turn,
 		Go:           s.Go,
-		MaxOutage:    s.WatchdogTimeout,
 		OnWait:       s.Contended,
 		Open:         s.StopContext(),
 	})

@@ -90,6 +90,7 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 		Key:        l.queue,
 		Once:       call.once,
 		MaxWaiters: call.opts.MaxWaiters,
+		FailFast:   call.opts.FailFast,
 		Site:       call.site,
 	}
 	if call.opts.Bounded && !call.once {
@@ -147,7 +148,7 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	leaves := e.leavesLocked(&w.req)
 	inTurn := !leaves && e.beginLocked(req)
 	if leaves || !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
-		if err := e.crowdedLocked(req); err != nil {
+		if err := e.deniesLocked(req); err != nil {
 			e.leaveLocked()
 			s.mu.Unlock()
 			q.recycle(w)
@@ -167,20 +168,19 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	answer, err := w.req.try(pause)
 	s.mu.Lock()
 
-	var crowded error
+	var denied error
 	if !answer.Acquired {
-		crowded = e.crowdedLocked(req)
+		denied = e.deniesLocked(req)
 	}
-	moving := err != nil && errors.As(err, new(*Unavailable)) && wire.IsMoving(err)
-	if answer.Acquired || err != nil && !moving || req.Once || crowded != nil {
+	if answer.Acquired || err != nil && req.ends(err) || req.Once || denied != nil {
 		e.finishLocked(req, inTurn, answer.Acquired)
 		s.mu.Unlock()
-		err = w.firstResult(answer, err, crowded)
+		err = w.firstResult(answer, err, denied)
 		q.recycle(w)
 		return err
 	}
 
-	// The key is taken, or a cluster moves it: the caller waits, at the head if it was its turn.
+	// The key is taken, or the server has not answered: the caller waits, at the head if it was its turn.
 	w.beginLocked()
 	w.tries = 1
 	w.beside = relation == SameOwner
@@ -190,12 +190,12 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 }
 
 // firstResult returns the result of a call that does not wait, after an attempt with that outcome.
-func (w *waiter) firstResult(answer Answer, err, crowded error) error {
+func (w *waiter) firstResult(answer Answer, err, denied error) error {
 	if answer.Acquired {
 		return nil
 	}
-	if err == nil && crowded != nil {
-		return crowded
+	if err == nil && denied != nil {
+		return denied
 	}
 	if err == nil {
 		return lock.ErrNotAcquired

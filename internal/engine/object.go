@@ -77,6 +77,8 @@ func TryOptions(o lock.Options, err error) (lock.Options, error) {
 		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)
 	} else if err == nil && o.MaxWaiters > 0 {
 		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
+	} else if err == nil && o.FailFast {
+		err = fmt.Errorf("%w: FailFast: this call does not wait", lock.ErrInvalid)
 	}
 	return o, err
 }

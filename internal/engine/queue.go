@@ -36,8 +36,6 @@ type Config struct {
 	// Go runs f in the background and reports whether it does; it does not while the client
 	// is closing. The context ends then.
 	Go func(f func(ctx context.Context)) bool
-	// MaxOutage bounds how long a waiter keeps trying while the server is Unavailable.
-	MaxOutage time.Duration
 	// OnWait is called when a caller begins to wait.
 	OnWait func()
 	// Open ends every wait with lock.ErrClosed when it ends.

@@ -54,7 +54,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 		defer wheel.Stop()
 		y := &yard{t: t, Queues: new(Queues), channels: map[string]pubsub.Listener{}}
 		y.init(Config{
-			Open: t.Context(), Wheel: wheel, Turn: time.Nanosecond, Subscribed: func(string) bool { return true }, MaxOutage: patience, OnWait: func() {},
+			Open: t.Context(), Wheel: wheel, Turn: time.Nanosecond, Subscribed: func(string) bool { return true }, OnWait: func() {},
 			Go: func(f func(context.Context)) bool {
 				go f(t.Context())
 				return true
@@ -369,6 +369,41 @@ func TestAnOutageIsThatOfEveryWaiter(t *testing.T) {
 	})
 }
 
+// A caller whose first attempt has no answer waits for the server, and others behind it. One that does not wait for a
+// server fails at once, wherever it is.
+func TestAWaitIsForTheServerToo(t *testing.T) {
+	inYard(t, func(y *yard) {
+		s := newSole(y)
+		failFast := func(r *Request) { r.FailFast = true }
+		fails := func(m *member) {
+			t.Helper()
+			began := time.Now()
+			require.ErrorIs(t, <-m.done, lock.ErrUnavailable)
+			require.LessOrEqual(t, time.Since(began), 2*latency)
+		}
+
+		s.fails(notSent)
+		fails(y.ask("alone", failFast))
+
+		first := y.ask("first", func(*Request) {})
+		time.Sleep(2 * latency)
+		second := y.ask("second", func(*Request) {})
+		fails(y.ask("behind", failFast))
+		time.Sleep(2 * patience)
+		s.fails(nil)
+		require.NoError(t, <-first.done)
+
+		third := y.ask("third", failFast)
+		time.Sleep(2 * latency)
+		s.fails(notSent)
+		s.release(first)
+		fails(third)
+		s.fails(nil)
+		require.NoError(t, <-second.done)
+		s.release(second)
+	})
+}
+
 // An attempt has no reply, and those that follow are not sent.
 func TestAnUnknownOutcomeIsNotForgotten(t *testing.T) {
 	inYard(t, func(y *yard) {
@@ -383,7 +418,7 @@ func TestAnUnknownOutcomeIsNotForgotten(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		s.fails(notSent)
 		require.ErrorIs(t, <-m.done, lock.ErrIndeterminate)
-		require.ErrorIs(t, <-ask().done, lock.ErrUnavailable, "the first attempt ends the wait")
+		require.ErrorIs(t, <-ask().done, lock.ErrUnavailable, "nothing was sent")
 
 		// An answer ends it.
 		s.fails(nil)

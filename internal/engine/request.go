@@ -2,12 +2,14 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 // Key identifies a queue: Kind is the Queue of a Kind, and Name is the key on the server.
@@ -45,6 +47,8 @@ type Request struct {
 	Deadline time.Time
 	// MaxWaiters is the most callers that may wait before this one; 0 means no bound.
 	MaxWaiters int
+	// FailFast has the error of an attempt without an answer end the wait.
+	FailFast bool
 	// Site is the call site of the caller.
 	Site callsite.Site
 	// Once makes a single attempt, at once, even if others wait.
@@ -55,6 +59,15 @@ type Request struct {
 	// OnWake is called on the waiter's goroutine before each further attempt, and when the key was passed
 	// on to it. It may be nil.
 	OnWake func(telemetry.Cause)
+}
+
+// ends reports whether an attempt that has failed with err ends the wait. One that a cluster could not serve
+// because it moves the key says nothing about the server.
+func (r *Request) ends(err error) bool {
+	if !errors.As(err, new(*Unavailable)) {
+		return true
+	}
+	return r.FailFast && !wire.IsMoving(err)
 }
 
 // pause returns the pause after the n-th attempt.

@@ -46,7 +46,6 @@ type waiter struct {
 	over         bool // result is set
 	tries        int32
 	since        time.Duration // since started: when it began to wait
-	failingSince time.Duration // since started: since when the server is Unavailable; 0: it is not
 	err          error         // of the last attempt for it or a previous head, if that had no answer
 	result       error         // of Acquire
 }
@@ -357,7 +356,6 @@ func (w *waiter) takeLocked(a Answer) bool {
 		w.state = granted
 	case a.unsent:
 	default:
-		w.failingSince = 0
 		w.err = nil
 		w.registerLocked(!w.again)
 		if a.Requeued {
@@ -395,25 +393,27 @@ func (e *entry) queueLocked(w *waiter, inTurn bool, answer Answer, err error) {
 // failedLocked applies the error of an attempt.
 func (w *waiter) failedLocked(err error) {
 	e := w.entry
-	var unavailable *Unavailable
-	if !errors.As(err, &unavailable) {
+	isOver := w.req.ends(err)
+	if u := (*Unavailable)(nil); errors.As(err, &u) {
+		err = u.Err
+	}
+	if isOver {
 		w.endLocked(err)
 		return
 	}
 
 	if errors.Is(w.err, lock.ErrIndeterminate) { // that request still has no answer
-		w.err = errors.Join(errNoAnswer, unavailable.Err)
-	} else {
-		w.err = unavailable.Err
+		err = errors.Join(errNoAnswer, err)
 	}
+	w.err = err
 
-	now := time.Since(started)
-	if w.failingSince == 0 {
-		w.failingSince = now
-	}
-	if now-w.failingSince >= e.queues.cfg.MaxOutage {
-		w.endLocked(w.err)
-		return
+	for other := e.first; other != nil; {
+		next := other.next
+		if other.req.FailFast && other.state == waiting && other != w {
+			other.endLocked(wire.NotAsked(w.err))
+			other.signal()
+		}
+		other = next
 	}
 
 	if w.req.Ordered || w.beside {
@@ -423,9 +423,12 @@ func (w *waiter) failedLocked(err error) {
 	e.lookAtLocked(time.Now().Add(minRetry + rand.N(maxRetry-minRetry)))
 }
 
-// crowdedLocked returns an error that matches lock.ErrNotAcquired if too many others wait for req to
-// wait too, and otherwise nil.
-func (e *entry) crowdedLocked(req *Request) error {
+// deniesLocked returns the error of a request that may not wait, because too many others do, or because they
+// wait for the server; otherwise nil.
+func (e *entry) deniesLocked(req *Request) error {
+	if head := e.first; req.FailFast && head != nil && head.err != nil {
+		return wire.NotAsked(head.err)
+	}
 	if req.MaxWaiters == 0 {
 		return nil
 	}

@@ -98,12 +98,20 @@ func retryForeignCancel(ctx context.Context, send func() rueidis.RedisResult) ru
 
 // Read sends a read-only command to the primary on a shared connection and blocks for
 // its reply. It is built such that rueidis does not recognize it as read-only: a
-// borrowed client would resend it until ctx ends and might ask a replica.
+// borrowed client would resend it until ctx ends and might ask a replica. It is sent once more, on a new
+// connection, if the connection is lost, as one may be that was idle.
 func Read(ctx context.Context, c rueidis.Client, command, key string, args ...string) rueidis.RedisResult {
 	ctx = Shared(ctx)
-	return retryForeignCancel(ctx, func() rueidis.RedisResult {
-		return c.Do(ctx, c.B().Arbitrary(command).Keys(key).Args(args...).Build())
-	})
+	send := func() rueidis.RedisResult {
+		return retryForeignCancel(ctx, func() rueidis.RedisResult {
+			return c.Do(ctx, c.B().Arbitrary(command).Keys(key).Args(args...).Build())
+		})
+	}
+	reply := send()
+	if IsUnknown(reply.NonRedisError()) && ctx.Err() == nil {
+		reply = send()
+	}
+	return reply
 }
 
 // Shared returns ctx for a command on a shared connection. rueidis applies the deadline
