@@ -169,6 +169,7 @@ func TestUnavailableServer(t *testing.T) {
 			fails(t, unreachable, statusFailed, "connection refused", args...)
 			fails(t, silent, statusFailed, silent, args...)
 			fails(t, unreachable, statusFailed, "server URL", append(args, "--url", "redis//")...)
+			fails(t, "host:port", statusFailed, "$REDIS_URL: ", args...)
 		})
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/lock"
 )
 
 const localhost = "redis://127.0.0.1:6379"
@@ -29,7 +31,21 @@ func (c *connection) address() string {
 func (c *connection) open(ctx context.Context, url string, opts ...redlatch.Option) (*redlatch.Client, error) {
 	logger := slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn}))
 	opts = append([]redlatch.Option{redlatch.WithLogger(logger), redlatch.WithoutStartupChecks()}, opts...)
-	return redlatch.Open(ctx, url, append(opts, c.names()...)...)
+	client, err := redlatch.Open(ctx, url, append(opts, c.names()...)...)
+	return client, c.from(url, err)
+}
+
+// from adds to the error of an invalid URL the variable that it is from.
+func (c *connection) from(url string, err error) error {
+	if !errors.Is(err, lock.ErrInvalid) || c.url != "" {
+		return err
+	}
+	for _, variable := range []string{"REDLATCH_URL", "REDIS_URL"} {
+		if value := os.Getenv(variable); value != "" && value == url {
+			return fmt.Errorf("$%s: %w", variable, err)
+		}
+	}
+	return err
 }
 
 // names returns the option for the prefix, if there is one.
@@ -76,9 +92,15 @@ func interruptible(patience time.Duration, f func(ctx context.Context) error) er
 	}
 }
 
+// options returns the options of a connection to the server.
+func (c *connection) options() (rueidis.ClientOption, error) {
+	opt, err := redlatch.ParseURL(c.address())
+	return opt, c.from(c.address(), err)
+}
+
 // reader returns a reader of the server's objects, over a connection that the caller closes.
 func (c *connection) reader() (*inspect.Reader, error) {
-	opt, err := redlatch.ParseURL(c.address())
+	opt, err := c.options()
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,9 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
+// leastTTL is the least value of --ttl: the least watchdog timeout.
+const leastTTL = 100 * time.Millisecond
+
 // kinds are the values of --kind.
 var kinds = []string{"lock", "fair", "read", "write", "fenced", "plain", "spin"}
 
@@ -35,7 +38,8 @@ type lockCommand struct {
 	try                           bool
 	permits                       int
 	red, names                    []string
-	keepURL                       bool
+	keepURL, quiet                bool
+	conflict                      int // the status if the lock is not acquired
 }
 
 func newLock(c *connection) *cobra.Command {
@@ -68,7 +72,7 @@ Use --name for a name that begins with a dash, or that somebody else chooses.
   redlatch lock --wait 1m backup -- pg_dump -f /backups/app.sql app
 
   # A cron job of several machines: one of them runs it, the others skip it.
-  redlatch lock --try --at-least 30s cron:report -- /usr/local/bin/report
+  redlatch lock --try --quiet --conflict-status 0 --at-least 30s cron:report -- /usr/local/bin/report
 
   # Four downloads at a time.
   redlatch lock --permits 4 downloads -- curl -O https://example.com/large.iso
@@ -85,7 +89,7 @@ Use --name for a name that begins with a dash, or that somebody else chooses.
 	f := cmd.Flags()
 	f.StringVar(&l.kind, "kind", "lock", "kind of lock: "+strings.Join(kinds, ", "))
 	f.DurationVar(&l.wait, "wait", 0, "longest wait for the lock and the server (default: until a signal)")
-	f.BoolVar(&l.try, "try", false, "do not wait for the lock")
+	f.BoolVar(&l.try, "try", false, "wait neither for the lock nor for the server")
 	f.DurationVar(&l.ttl, "ttl", redlatch.DefaultWatchdogTimeout, "lease, which is renewed until COMMAND ends")
 	f.DurationVar(&l.lease, "lease", 0, "fixed lease, which is not renewed: COMMAND must end before it")
 	f.DurationVar(&l.atLeast, "at-least", 0, "least time for which the lock is held, even if COMMAND ends sooner; not if it does not start")
@@ -94,6 +98,8 @@ Use --name for a name that begins with a dash, or that somebody else chooses.
 	f.StringSliceVar(&l.red, "red", nil,
 		"URLs of independent servers: hold the lock on a majority of them (default: $REDLATCH_RED, unless there is --url or --permits)")
 	f.StringArrayVar(&l.names, "name", nil, "NAME, which may begin with a dash; may be repeated")
+	f.IntVar(&l.conflict, "conflict-status", statusNotAcquired, "exit status if another process holds the lock")
+	f.BoolVar(&l.quiet, "quiet", false, "print nothing if another process holds the lock")
 	f.BoolVar(&l.keepURL, "keep-url", false, "leave REDLATCH_URL and REDLATCH_RED in the environment of COMMAND")
 	cmd.MarkFlagsMutuallyExclusive("wait", "try")
 	cmd.MarkFlagsMutuallyExclusive("lease", "ttl")
@@ -111,6 +117,10 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		return errors.New("the name of the lock is missing: redlatch lock NAME -- COMMAND")
 	case len(command) == 0:
 		return errors.New("the command is missing: redlatch lock NAME -- COMMAND")
+	case l.ttl < leastTTL:
+		return fmt.Errorf("--ttl %v: must be at least %v", l.ttl, leastTTL)
+	case l.conflict < 0 || l.conflict > 255:
+		return fmt.Errorf("--conflict-status %d: must be from 0 to 255", l.conflict)
 	case cmd.Flags().Changed("permits") && l.permits < 1:
 		return fmt.Errorf("--permits %d: must be at least 1", l.permits)
 	case cmd.Flags().Changed("red") && (len(l.red) == 0 || slices.Contains(l.red, "")):
@@ -207,7 +217,19 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	if wait.Err() != nil {
 		return exitBy(<-signals)
 	}
+	if errors.Is(err, lock.ErrNotAcquired) {
+		return l.conflicts(err)
+	}
 	return err
+}
+
+// conflicts returns the error of an exit because another process holds the lock.
+func (l *lockCommand) conflicts(err error) error {
+	e := exit{l.conflict, err}
+	if l.quiet {
+		e.err = nil
+	}
+	return e
 }
 
 // supervise runs the command under the lock, and releases the lock.

@@ -202,13 +202,30 @@ func TestStatuses(t *testing.T) {
 			{statusNotFound, "not found", []string{"lock", "--try", "held", "--", "no-such-command"}},
 			{statusNotFound, "no such file", []string{"lock", "job", "--", "/no/such/command"}},
 			{statusFailed, "invalid", []string{"lock", "", "--", "true"}},
-			{statusFailed, "watchdog", []string{"lock", "--ttl", "1ms", "job", "--", "true"}},
 			{statusFailed, "connection refused", []string{"lock", "--try", "--url", "redis://127.0.0.1:1", "job", "--", "true"}},
 		} {
 			fails(t, s.Addr, row.status, row.stderr, row.args...)
 		}
 		require.NoError(t, held.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The machines that find the lock taken can end with success, and without a line that cron would mail.
+func TestConflict(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		defer unlock(t, takeJob(t, s))
+		fails(t, s.Addr, 7, "not acquired", sh("true", "--try", "--conflict-status", "7")...)
+		for _, args := range [][]string{{"--try"}, {"--wait", "10ms"}} {
+			r := finish(t, s.Addr, sh("true", append(args, "--quiet", "--conflict-status", "0")...)...)
+			require.Zero(t, r.status)
+			require.Empty(t, r.stdout+r.stderr)
+		}
+		require.Equal(t, statusNotAcquired, finish(t, s.Addr, sh("true", "--try", "--quiet")...).status)
+
+		fails(t, s.Addr, statusFailed, "--conflict-status 256: must be from 0 to 255", sh("true", "--conflict-status", "256")...)
+		fails(t, s.Addr, statusFailed, "--ttl 50ms: must be at least 100ms", sh("true", "--ttl", "50ms")...)
+		fails(t, unreachable, statusFailed, "connection refused", sh("true", "--try", "--quiet")...)
 	})
 }
 

@@ -112,7 +112,7 @@ func (p *probeCommand) run(_ *cobra.Command, args []string) error {
 			return err
 		}
 	}
-	opt, err := redlatch.ParseURL(p.connection.address())
+	opt, err := p.connection.options()
 	if err != nil {
 		return err
 	}

@@ -309,7 +309,7 @@ func (v *verifier) shortLease() time.Duration { return max(time.Second, 10*v.rou
 func (v *verifier) renewedLease() time.Duration { return max(1500*time.Millisecond, 20*v.roundTrip) }
 
 func (v *verifier) client(ctx context.Context, links *network, log *warnings, opts ...redlatch.Option) (*redlatch.Client, error) {
-	opt, err := redlatch.ParseURL(v.connection.address())
+	opt, err := v.connection.options()
 	if err != nil {
 		return nil, err
 	}
