@@ -362,6 +362,7 @@ func TestDocumentedRights(t *testing.T) {
 		require.Empty(t, log.String())
 		_, err = redlatch.Open(t.Context(), "redis://app:wrong@"+s.Addr)
 		require.ErrorContains(t, err, "WRONGPASS")
+		require.ErrorIs(t, err, lock.ErrUnavailable)
 
 		_, err = redlatch.Open(t.Context(), "redis://app:password@"+s.Addr+"/1")
 		require.ErrorContains(t, err, "NOPERM")

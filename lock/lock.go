@@ -47,9 +47,9 @@
 //
 // An error matches at most one of the first three. It also matches context.Cause(ctx) if ctx has
 // ended, and never context.Canceled or context.DeadlineExceeded because of a timeout of the client
-// itself. READONLY, LOADING, BUSY, CLUSTERDOWN, MASTERDOWN, TRYAGAIN and similar replies are
-// ErrUnavailable: the request had no effect, and another one may. NOPERM, NOAUTH, WRONGPASS,
-// WRONGTYPE, OOM, MISCONF and NOREPLICAS are returned as a *rueidis.RedisError: an operator has to act.
+// itself. READONLY, LOADING, BUSY, CLUSTERDOWN, MASTERDOWN, TRYAGAIN, NOAUTH, WRONGPASS and similar replies
+// are ErrUnavailable: the request had no effect, and another one may. NOPERM, WRONGTYPE, OOM, MISCONF and
+// NOREPLICAS are returned as a *rueidis.RedisError: an operator has to act.
 //
 // A message is one line, with the kind of the error, the object's name and the time that the call
 // took. That of a group of locks names the lock that others hold, or counts the servers by answer:

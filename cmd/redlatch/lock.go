@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redis/rueidis"
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
@@ -281,7 +282,7 @@ func (l *lockCommand) connect(ctx context.Context) ([]*redlatch.Client, error) {
 			}
 			return clients, nil
 		}
-		if !errors.Is(err, lock.ErrUnavailable) || l.try || l.wait > 0 && left < pause {
+		if !errors.Is(err, lock.ErrUnavailable) || isWrongPassword(err) || l.try || l.wait > 0 && left < pause {
 			return nil, err
 		}
 
@@ -295,6 +296,12 @@ func (l *lockCommand) connect(ctx context.Context) ([]*redlatch.Client, error) {
 			return nil, err
 		}
 	}
+}
+
+// isWrongPassword reports whether the server has refused the password.
+func isWrongPassword(err error) bool {
+	var reply *rueidis.RedisError
+	return errors.As(err, &reply) && (strings.HasPrefix(reply.Error(), "WRONGPASS") || strings.HasPrefix(reply.Error(), "NOAUTH"))
 }
 
 // open returns the clients of the servers: with --red of those that can be reached, if they are a majority.

@@ -293,6 +293,7 @@ func (w texts) Write(text []byte) (int, error) {
 func TestWaitIncludesTheServer(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
+		fails(t, s.Addr, statusFailed, "WRONGPASS", sh("true", "--url", "redis://user:wrong@"+s.Addr)...)
 		s.Kill()
 		fails(t, s.Addr, statusFailed, "connection refused", sh("true", "--wait", "300ms")...)
 		c := newCommand(t, s.Addr, sh("echo held", "--wait", "1m")...)

@@ -404,6 +404,20 @@ func TestAWaitIsForTheServerToo(t *testing.T) {
 	})
 }
 
+// A connection that was lost while it was idle costs an attempt, and no pause.
+func TestALostConnectionCostsAnAttempt(t *testing.T) {
+	inYard(t, func(y *yard) {
+		s := newSole(y)
+		s.fails(noReply)
+		m := y.ask("alone", exclusive)
+		time.Sleep(latency + latency/2)
+		s.fails(nil)
+		time.Sleep(10 * latency)
+		y.in(m)
+		s.release(m)
+	})
+}
+
 // An attempt has no reply, and those that follow are not sent.
 func TestAnUnknownOutcomeIsNotForgotten(t *testing.T) {
 	inYard(t, func(y *yard) {

@@ -402,6 +402,10 @@ func (w *waiter) failedLocked(err error) {
 		return
 	}
 
+	pause := minRetry + rand.N(maxRetry-minRetry)
+	if w.err == nil && errors.Is(err, lock.ErrIndeterminate) {
+		pause = 0 // the connection may have been lost while it was idle
+	}
 	if errors.Is(w.err, lock.ErrIndeterminate) { // that request still has no answer
 		err = errors.Join(errNoAnswer, err)
 	}
@@ -420,7 +424,7 @@ func (w *waiter) failedLocked(err error) {
 		w.registerLocked(false)
 	}
 	e.outage = true
-	e.lookAtLocked(time.Now().Add(minRetry + rand.N(maxRetry-minRetry)))
+	e.lookAtLocked(time.Now().Add(pause))
 }
 
 // deniesLocked returns the error of a request that may not wait, because too many others do, or because they

@@ -29,6 +29,7 @@ const (
 // words after it differ between servers, so they mean nothing.
 var codes = map[string]meaning{
 	"BUSY": trouble, "LOADING": trouble, "REDIRECT": trouble,
+	"NOAUTH": trouble, "WRONGPASS": trouble, // the credentials rotate
 	"MASTERDOWN": replica, "READONLY": replica,
 	"ASK": moved, "CLUSTERDOWN": moved, "MOVED": moved,
 	"TRYAGAIN":   divided,
