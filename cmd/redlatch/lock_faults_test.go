@@ -61,7 +61,7 @@ func TestLockOfStoppedCommand(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		script, work := ticker(t)
 		// A dash that is starting a process does not stop.
-		c := newCommand(t, s.Addr, "lock", "--ttl", "3s", "job", "--", "bash", "-c", "trap 'echo continued' CONT; "+script)
+		c := newCommand(t, s.Addr, "lock", "--ttl", "9s", "job", "--", "bash", "-c", "trap 'echo continued' CONT; "+script)
 		c.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		c.start()
 		pid := c.line()

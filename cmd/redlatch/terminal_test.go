@@ -398,7 +398,7 @@ func TestTerminalWriter(t *testing.T) {
 // Ctrl-Z stops the job as a whole, although its command is in the background.
 func TestTerminalBackgroundPager(t *testing.T) {
 	eachPane(t, func(t *testing.T, s *testserver.Server, p *pane) {
-		p.run("redlatch lock --ttl 3s job -- ./worker | ./asker &")
+		p.run("redlatch lock --ttl 9s job -- ./worker | ./asker &")
 		p.prompt()
 		awaitRenewal(t, s)
 		p.touch("ask")

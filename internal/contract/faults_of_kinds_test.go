@@ -103,10 +103,11 @@ func (x *faultCase) enqueue() {
 	h := mustLock(x, x.Context(), x.theirs())
 	var w *call
 	x.during(func() {
-		w = harness.StartLock(x, x.ctx, x.mine())
-		if x.fault.Unknown() {
-			x.reports(w.End())
+		if !x.fault.Unknown() {
+			w = harness.StartLock(x, x.ctx, x.mine())
+			return
 		}
+		x.reports(harness.StartLock(x, x.ctx, x.mine(), lock.FailFast()).End())
 	})
 	if x.fault.Unknown() {
 		x.open()
