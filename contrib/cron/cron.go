@@ -13,8 +13,9 @@
 // cron do not know that time, so Add takes the place of Cron.AddJob.
 //
 // All machines must use the same schedule in the same time zone: see cron.WithLocation. A time that
-// occurs twice when clocks are set back is two slots. Schedules of the form "@every 5m" begin when a
-// program starts, so machines disagree about them; Add rejects them. Use "*/5 * * * *" instead.
+// occurs twice when clocks are set back is two slots, and cron runs nothing at a time that is skipped when
+// they are set forward. Schedules of the form "@every 5m" begin when a program starts, so machines
+// disagree about them; Add rejects them. Use "*/5 * * * *" instead.
 //
 // The wrappers of cron.WithChain apply as usual, outside the slot. If cron.DelayIfStillRunning delays
 // activations beyond the next one, they are one slot.

@@ -42,6 +42,9 @@
 // short response after the handler, so a client that has the response can send its next request
 // without a conflict.
 //
+// http.TimeoutHandler belongs outside of this middleware. Inside, it answers for the handler, which goes on
+// without the lock.
+//
 // # Clients that leave
 //
 // A request stops waiting when its client disconnects, and leaves no lock. An HTTP/1 server notices
