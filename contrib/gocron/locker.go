@@ -14,8 +14,9 @@
 // it again. A Locker therefore locks the job for one occasion, a slot of package once, and remembers
 // on the server that it has been run. The slot is the time by the machine's own clock, rounded to what the
 // schedule is made of. A machine starts a job when its own clock shows the scheduled time, so it
-// arrives at the same slot as the others, however wrong that clock is. A lock that is merely kept for a
-// while works only if the clocks differ by less than that, and by less than the interval of the job.
+// arrives at the same slot as the others, however wrong that clock is. One that was suspended at that time
+// starts late, and may arrive at the next slot. A lock that is merely kept for a while works only if the
+// clocks differ by less than that, and by less than the interval of the job.
 //
 // # Failures
 //
