@@ -337,8 +337,9 @@ func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence,
 	}
 	_, err = p.s.RetryWrite(ctx, by, func(ctx context.Context) (err error) {
 		reply, err = p.exec(ctx, script, seq, args)
-		if outcome = wire.OutcomeOf(err); seq.mayHaveRun {
-			outcome = wire.Unknown
+		outcome = wire.Unknown
+		if err != nil && !seq.mayHaveRun {
+			outcome = wire.OutcomeOf(err)
 		}
 		return err
 	}, final)

@@ -205,14 +205,16 @@ func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, wai
 
 // answered applies the reply to an attempt, or its error.
 func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []engine.Answer {
+	if err == nil {
+		p.slots.done(seq)
+		return p.apply(batch, sentCount, sent, reply)
+	}
+
 	outcome := wire.OutcomeOf(err)
-	if err != nil && outcome == wire.Unknown {
+	if outcome == wire.Unknown {
 		p.outcomeUnknown(batch[:sentCount], p.undo(seq, grants))
 	} else {
 		p.slots.done(seq)
-	}
-	if err == nil {
-		return p.apply(batch, sentCount, sent, reply)
 	}
 	if p.s.Err() != nil {
 		err = errors.Join(lock.ErrClosed, err)
