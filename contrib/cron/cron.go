@@ -20,6 +20,13 @@
 // The wrappers of cron.WithChain apply as usual, outside the slot. If cron.DelayIfStillRunning delays
 // activations beyond the next one, they are one slot.
 //
+// # Running a job now
+//
+// The job of an entry runs in the slot of the last time at which it was due, and so does nothing if that has
+// been done. Call the Once with a slot of its own instead, in an endpoint for example:
+//
+//	ran, err := work.Run(ctx, once.At(time.Now()), writeReport)
+//
 // # Failures
 //
 // The machines that wait for a run repeat it if the job returns an error or panics, or if its process
@@ -144,8 +151,13 @@ func (j *job) configure(opts []Option) error {
 func (j *job) Run() {
 	<-j.added
 	entry := j.cron.Entry(j.id)
+	if !entry.Valid() {
+		return // it was removed
+	}
 	if entry.Prev.IsZero() {
-		return // it was removed, or is run by hand before its first time
+		j.logger.ErrorContext(j.ctx, "redlatch: a job does not run before its first time: to run it now, call Once.Run with a slot of its own",
+			"name", j.work.Name())
+		return
 	}
 	slot := once.At(entry.Prev)
 	ran, err := j.runIn(slot, entry.Next)

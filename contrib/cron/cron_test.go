@@ -225,6 +225,12 @@ func TestNoRun(t *testing.T) {
 		synctest.Wait()
 		require.Empty(t, log.String())
 
+		c = machine(t, s.Client(t).Once("report"), 0, r.work, redlatchcron.Logger(slog.New(slog.NewTextHandler(&log, nil))))
+		c.Entries()[0].WrappedJob.Run() // by hand
+		require.Zero(t, r.count())
+		require.Contains(t, log.String(), "Once.Run")
+		<-c.Stop().Done()
+
 		client := s.Client(t)
 		machine(t, client.Once("report"), 0, r.work, redlatchcron.Logger(slog.New(slog.NewTextHandler(&log, nil))))
 		client.Close()
