@@ -329,7 +329,8 @@ func (c *Client) Close() {
 // its call on, acquisitions fail with lock.ErrClosed, and waits end with it, those for latches
 // included. Renewals, Extend, Unlock, Release and all other methods keep working meanwhile. An
 // acquisition whose request was sent before may still succeed. An owner (see lock.WithOwner) that
-// holds a lock of one key can still re-enter it, so that its work can finish.
+// holds a lock of one key can still re-enter it, so that its work can finish. A term of an election is such
+// a hold: end it first, by the end of the context of Election.Run or by Resign.
 //
 // Shutdown blocks until all holds have ended and all releases in the background are done. It then
 // closes the client like Close and returns nil. If ctx ends first, it closes the client at once, which
