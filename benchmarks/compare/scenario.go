@@ -351,7 +351,7 @@ func rivals(window time.Duration) scenario {
 		c.size, c.processes, c.times = processes*goroutines, processes, 5
 		c.peers = append([]string{us}, c.peers...)
 		c.task.Do, c.task.Goroutines, c.task.Hold = "repeat", goroutines, hold
-		c.task.For = max(8*window, 100*hold)
+		c.task.For = max(8*window, 100*hold, 300*c.trip)
 		s.cells = append(s.cells, c)
 	}
 	add(2, 1, time.Millisecond, cell{rival: redisson})
