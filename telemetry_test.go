@@ -146,6 +146,7 @@ func recorded(t *testing.T, test func(t *testing.T, s *harness.VirtualServer, c 
 // waits acquires a lock in the background and releases it. It returns when all callers wait.
 func waits(ctx context.Context, l lock.Locker, opts ...lock.Option) <-chan error {
 	done := make(chan error, 1)
+	time.Sleep(time.Millisecond) // else its span begins at the same time as the one before
 	go func() { done <- l.Do(ctx, nothing, opts...) }()
 	time.Sleep(time.Second)
 	synctest.Wait()
