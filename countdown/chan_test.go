@@ -128,7 +128,7 @@ func TestWaitChanNeedsNoGoroutine(t *testing.T) {
 			}
 		})
 		waitForParked(t, c, "many", 1+waiters)
-		harness.Eventually(t, soon, "no goroutine", func() bool { // those of reads end
+		harness.Eventually(t, soon, "no goroutine", func() bool { // one that has read may still be ending
 			var all strings.Builder
 			require.NoError(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
 			return !strings.Contains(all.String(), `"test":"`+t.Name()+`"`)

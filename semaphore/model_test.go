@@ -49,15 +49,13 @@ type cachedReply struct {
 }
 
 const (
-	noExpiry = 922337203685477
-
-	// The first request of a slot in that time extends the life of the cached replies.
-	hundredSeconds = 100_000
+	noExpiry       = 922337203685477
 	maxPermits     = 1<<31 - 1
 	retryTime      = 300_000
 	clockError     = 60_000
 	cacheTTL       = retryTime + clockError
-	bargingMillis  = 100 // ms after which a request is no longer overtaken
+	hundredSeconds = 100_000 // the first request of a slot in them extends the life of the cached replies
+	bargingMillis  = 100     // ms after which a request is no longer overtaken
 )
 
 var createdKey = wire.SemaphoreCreated(key)

@@ -150,7 +150,7 @@ func (p *process) end() {
 // limit bounds steps of a worker that should take no time.
 const limit = 40 * time.Second
 
-// run has n processes do a task at the same time, the second half of them that of a rival.
+// run runs a task in several processes at the same time. The second half of them gets the task of a rival.
 func (c *crew) run(t, rival task, processes int) (m *measurement, err error) {
 	m = &measurement{Outcomes: make([]*outcome, processes)}
 	all := make([]*process, processes)
