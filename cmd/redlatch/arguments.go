@@ -30,6 +30,21 @@ func arguments(least, most int) cobra.PositionalArgs {
 	}
 }
 
+// exclude has the flags of each pair exclude each other. The shell then completes one of them only.
+func exclude(cmd *cobra.Command, pairs ...[2]string) {
+	for _, pair := range pairs {
+		cmd.MarkFlagsMutuallyExclusive(pair[:]...)
+	}
+	cmd.PreRunE = func(cmd *cobra.Command, _ []string) error { // before the check of cobra, whose errors are long
+		for _, pair := range pairs {
+			if cmd.Flags().Changed(pair[0]) && cmd.Flags().Changed(pair[1]) {
+				return fmt.Errorf("--%s and --%s exclude each other", pair[0], pair[1])
+			}
+		}
+		return nil
+	}
+}
+
 // checkKind returns an error if a value of --kind is not one of those.
 func checkKind(kind string, known []string) error {
 	if !slices.Contains(known, kind) {

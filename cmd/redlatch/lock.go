@@ -102,11 +102,8 @@ Use --name for a name that begins with a dash, or that somebody else chooses.
 	f.IntVar(&l.conflict, "conflict-status", statusNotAcquired, "exit status if another process holds the lock")
 	f.BoolVar(&l.quiet, "quiet", false, "print nothing if another process holds the lock")
 	f.BoolVar(&l.keepURL, "keep-url", false, "leave REDLATCH_URL and REDLATCH_RED in the environment of COMMAND")
-	cmd.MarkFlagsMutuallyExclusive("wait", "try")
-	cmd.MarkFlagsMutuallyExclusive("lease", "ttl")
-	cmd.MarkFlagsMutuallyExclusive("permits", "red")
-	cmd.MarkFlagsMutuallyExclusive("permits", "kind")
-	cmd.MarkFlagsMutuallyExclusive("permits", "at-least")
+	exclude(cmd, [2]string{"wait", "try"}, [2]string{"lease", "ttl"}, [2]string{"lease", "max-hold"},
+		[2]string{"permits", "red"}, [2]string{"permits", "kind"}, [2]string{"permits", "at-least"})
 	_ = cmd.RegisterFlagCompletionFunc("kind", cobra.FixedCompletions(kinds, cobra.ShellCompDirectiveNoFileComp))
 	return cmd
 }
@@ -139,16 +136,28 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		return err
 	}
 	for _, d := range []string{"wait", "lease", "at-least", "max-hold"} {
-		if value, _ := cmd.Flags().GetDuration(d); cmd.Flags().Changed(d) && value <= 0 {
+		value, _ := cmd.Flags().GetDuration(d)
+		if !cmd.Flags().Changed(d) {
+			continue
+		}
+		if value <= 0 {
 			return fmt.Errorf("--%s %v: must be greater than zero", d, value)
 		}
+		if (d == "lease" || d == "at-least") && lock.CheckLease(value) != nil {
+			return fmt.Errorf("--%s %v: must be from a millisecond to %v", d, value, lock.MaxLease)
+		}
 	}
-	_, err := lock.Resolve(append(l.options(), lock.AtLeast(l.atLeast))...)
-	return err
+	if l.lease > 0 && l.atLeast > l.lease {
+		return fmt.Errorf("--at-least %v: must not exceed --lease %v", l.atLeast, l.lease)
+	}
+	if l.maxHold > 0 && l.atLeast > l.maxHold {
+		return fmt.Errorf("--at-least %v: must not exceed --max-hold %v", l.atLeast, l.maxHold)
+	}
+	return nil
 }
 
 // options returns those of the acquisition. --at-least is not among them: the least time is for a command
-// that has started.
+// that has started. Neither is --max-hold, which bounds the command.
 func (l *lockCommand) options() []lock.Option {
 	// Signals end the wait, and are forwarded afterwards.
 	opts := []lock.Option{lock.Parent(context.Background())}
