@@ -56,8 +56,12 @@ during the wait for the lock ends redlatch. redlatch renews the lock until COMMA
 
 If the lock is lost, or the lease or --max-hold is about to end, the group gets SIGTERM. SIGKILL
 follows after a sixth of the lease or of --max-hold, after 10 s at most, and always before the lease
-ends on the server. On Linux COMMAND is killed if redlatch dies. The lock is then free when the lease
+ends on the server. On Linux the group is killed if redlatch dies. The lock is then free when the lease
 is over.
+
+redlatch ends only what it may signal. If COMMAND becomes another user, for example by sudo, run
+redlatch as this user: sudo redlatch lock NAME -- COMMAND. Otherwise COMMAND goes on when the lock is
+lost, and the exit status is 122.
 
 COMMAND may read the terminal. Ctrl-Z stops redlatch together with COMMAND, so that nothing renews
 the lock; COMMAND goes on after fg or bg, unless the lease is over.
@@ -170,9 +174,6 @@ func (l *lockCommand) options() []lock.Option {
 	if l.lease > 0 {
 		opts = append(opts, lock.Lease(l.lease))
 	}
-	if l.maxHold > 0 {
-		opts = append(opts, lock.MaxHold(l.maxHold))
-	}
 	return opts
 }
 
@@ -257,7 +258,15 @@ func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals
 	child.Env = append(child.Env, "REDLATCH_NAME="+strings.Join(names, ","))
 	child.Env = append(child.Env, h.environment()...)
 	begun := time.Now()
-	result, startErr := supervise.Run(child, h, l.grace(), signals)
+	bounds := supervise.Bounds{Grace: l.grace()}
+	if l.maxHold > 0 {
+		bounds.End, bounds.Over = begun.Add(l.maxHold), fmt.Errorf("--max-hold %v is over", l.maxHold)
+	}
+	result, startErr := supervise.Run(child, h, bounds, signals)
+	if result.Left { // the lock is left to its lease
+		return exit{statusLeft, fmt.Errorf("%s: processes of the command go on, because redlatch may not signal them "+
+			"(run redlatch as their user, as in: sudo redlatch lock): %w", strings.Join(names, ","), result.Lost)}
+	}
 	if startErr == nil && l.atLeast > 0 {
 		h.keepUntil(begun.Add(l.atLeast))
 	}

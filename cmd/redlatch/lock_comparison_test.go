@@ -170,6 +170,24 @@ var comparison = []struct {
 		harness.Eventually(t, patience, "the command is dead", func() bool { return !isAlive(pid) })
 		require.Zero(t, exitStatus(t, s, sh("true")...))
 	}},
+	{"children of a killed parent", func(t *testing.T, s *testserver.Server) {
+		const script = `echo $PPID; (trap '' TERM HUP INT; sh -c 'echo $PPID'; while :; do sleep 0.01; done) & wait`
+		for _, args := range [][]string{
+			sh(script),
+			append([]string{"lock", "outer", "--", os.Args[0]}, sh(script)...),
+		} {
+			c := start(t, s.Addr, args...)
+			inner, pid := c.line(), c.line()
+			for _, redlatch := range []string{strconv.Itoa(c.cmd.Process.Pid), inner} {
+				harness.Eventually(t, patience, "redlatch has seen the start", func() bool { return signalsItsEnd(t, redlatch) })
+			}
+			c.signal(syscall.SIGKILL)
+			harness.Eventually(t, patience, "the child is dead", func() bool { return !isAlive(pid) })
+			_, more := <-c.lines
+			require.False(t, more)
+			harness.Do(t, s.Addr, "DEL", "job")
+		}
+	}},
 	{"children that outlive the command", func(t *testing.T, s *testserver.Server) {
 		c := start(t, s.Addr, sh("sleep 60 >&- 2>&- & echo $!")...)
 		pid := c.line()
@@ -178,6 +196,22 @@ var comparison = []struct {
 		require.True(t, isAlive(pid))
 		kill(t, pid)
 		harness.Eventually(t, patience, "the child is dead", func() bool { return !isAlive(pid) })
+	}},
+	{"command of another user", func(t *testing.T, s *testserver.Server) {
+		c := unprivileged(t, s, "--lease", "3s")
+		require.Equal(t, statusLeft, c.status(patience))
+		require.Contains(t, c.stderr.String(), "job: processes of the command go on, because redlatch may not signal them (")
+		require.True(t, isAlive(c.pid))
+	}},
+	{"process 1 of a container", func(t *testing.T, s *testserver.Server) {
+		const script = `orphan=$(sh -c 'sleep 0.01 >&- & echo $!')
+			while [ -d /proc/$orphan ]; do sleep 0.01; done
+			echo $PPID reaped
+			exit 7`
+		c := container(t, s, sh(script)...)
+		c.start()
+		require.Equal(t, "1 reaped", c.line())
+		require.Equal(t, 7, c.status(patience))
 	}},
 	{"no parent process", func(t *testing.T, s *testserver.Server) {
 		c := start(t, s.Addr, sh("echo $PPID; exec sleep 60")...)
@@ -193,7 +227,9 @@ var comparison = []struct {
 		require.Equal(t, "124", line(t, s, sh(os.Args[0]+` lock --try job -- true 2>&-; echo $?`, "--lease", "1h")...))
 	}},
 	{"limited run", func(t *testing.T, s *testserver.Server) {
-		require.Equal(t, statusLost, holding(t, s, "--max-hold", "2s").status(patience))
+		c := holding(t, s, "--max-hold", "2s")
+		require.Equal(t, statusLost, c.status(patience))
+		require.Contains(t, c.stderr.String(), "job: the command was ended: --max-hold 2s is over\n")
 	}},
 	{"minimal hold", func(t *testing.T, s *testserver.Server) {
 		require.Zero(t, exitStatus(t, s, sh("true", "--at-least", "1h")...))
@@ -209,6 +245,23 @@ var comparison = []struct {
 		defer unlock(t, takeJob(t, s)) // of a minority
 		require.Zero(t, exitStatus(t, s, sh("true", "--try", "--red", red)...))
 	}},
+}
+
+// signalsItsEnd reports whether a process has the two ends of a pipe of which the kernel signals the end.
+func signalsItsEnd(t testing.TB, pid string) bool {
+	t.Helper()
+	files, err := filepath.Glob("/proc/" + pid + "/fdinfo/*")
+	require.NoError(t, err)
+	ends := 0
+	for _, file := range files {
+		text, _ := os.ReadFile(file) // it may be closed by now
+		_, flags, _ := strings.Cut(string(text), "flags:\t")
+		flags, _, _ = strings.Cut(flags, "\n")
+		if n, err := strconv.ParseInt(flags, 8, 64); err == nil && n&syscall.O_ASYNC != 0 {
+			ends++
+		}
+	}
+	return ends == 2
 }
 
 // onConflict has a program hold the lock that a command wants.

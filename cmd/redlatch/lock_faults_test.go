@@ -1,11 +1,15 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -143,5 +147,98 @@ func TestLockWithoutFiles(t *testing.T) {
 		c.cmd.Stderr = w
 		c.start()
 		require.Equal(t, statusNotAcquired, c.status(patience))
+	})
+}
+
+// dropsPrivileges names a file. When it exists, the command becomes one of a user without privileges, so that it may
+// not signal what it has started: as if that had become root by sudo.
+const dropsPrivileges = "REDLATCH_TEST_DROPS_PRIVILEGES"
+
+const nobody = 65534
+
+func dropPrivileges(trigger string) {
+	for {
+		if _, err := os.Stat(trigger); err == nil {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	if err := syscall.Setuid(nobody); err != nil {
+		panic(err)
+	}
+}
+
+// unprivilegedCommand is a redlatch that may not signal the command that it runs.
+type unprivilegedCommand struct {
+	*command
+	pid string // of a child of the command
+}
+
+// unprivileged returns a redlatch that holds the lock "job" and may not signal its command.
+func unprivileged(t testing.TB, s *testserver.Server, flags ...string) unprivilegedCommand {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("only root can start a process that redlatch may not signal")
+	}
+	trigger := filepath.Join(t.TempDir(), "trigger")
+	c := newCommand(t, s.Addr, sh("sleep 60 & echo $!; wait", flags...)...)
+	c.cmd.Env = append(c.cmd.Env, dropsPrivileges+"="+trigger)
+	c.start()
+	pid := c.line()
+	t.Cleanup(func() { kill(t, pid) })
+	require.NoError(t, os.WriteFile(trigger, nil, 0o600))
+	return unprivilegedCommand{c, pid}
+}
+
+// A command that goes on does not hold up redlatch, and the lock is left to its lease.
+func TestLockLostByCommandOfAnotherUser(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := unprivileged(t, s, "--max-hold", "3s", "--ttl", "1h")
+		require.Equal(t, statusLeft, c.status(patience))
+		require.Contains(t, c.stderr.String(), "sudo redlatch lock): --max-hold 3s is over\n")
+		require.Positive(t, harness.PTTL(t, s.Addr, "job"))
+	})
+}
+
+// container returns a redlatch that is process 1 of a namespace of processes, as in a container.
+func container(t testing.TB, s *testserver.Server, args ...string) *command {
+	t.Helper()
+	unshare := []string{"--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"}
+	if out, err := exec.Command("unshare", append(unshare, "true")...).CombinedOutput(); err != nil {
+		t.Skipf("this machine does not permit namespaces: unshare: %v: %s", err, out)
+	}
+	c := newCommand(t, s.Addr)
+	env := c.cmd.Env
+	c.cmd = exec.Command("unshare", append(append(unshare, os.Args[0]), args...)...)
+	c.cmd.Env, c.cmd.Stderr, c.cmd.WaitDelay = env, &c.stderr, time.Second
+	return c
+}
+
+// As process 1, redlatch ends like any other process: its status tells of a signal that cannot end process 1, and the
+// loss of the lock ends everything.
+func TestLockAsProcessOne(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		const script = `trap '' TERM; (while :; do sleep 0.01; done) & echo ready; wait`
+		c := container(t, s, sh(script, "--ttl", "3s")...)
+		c.start()
+		require.Equal(t, "ready", c.line())
+		harness.Do(t, s.Addr, "DEL", "job")
+		require.Equal(t, statusLost, c.status(patience))
+		_, more := <-c.lines
+		require.False(t, more)
+
+		l := harness.Client(t, s).FairLock("job")
+		h, err := l.Lock(t.Context())
+		require.NoError(t, err)
+		defer unlock(t, h)
+		c = container(t, s, sh("true", "--kind", "fair")...)
+		c.start()
+		harness.Eventually(t, patience, "redlatch waits", queued(t, l, 1))
+		children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%[1]d/children", c.cmd.Process.Pid))
+		require.NoError(t, err)
+		one, err := strconv.Atoi(strings.TrimSpace(string(children)))
+		require.NoError(t, err)
+		require.NoError(t, syscall.Kill(one, syscall.SIGINT))
+		require.Equal(t, statusSignal+int(syscall.SIGINT), c.status(patience))
 	})
 }

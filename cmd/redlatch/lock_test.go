@@ -28,6 +28,9 @@ const asCommand = "REDLATCH_TEST_COMMAND"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(asCommand) != "" {
+		if trigger := os.Getenv(dropsPrivileges); trigger != "" {
+			go dropPrivileges(trigger)
+		}
 		os.Exit(run(os.Args[1:]))
 	}
 	// A job in the background of a script ignores signals, which the programs that tests start would inherit.

@@ -17,6 +17,7 @@ import (
 
 // The exit statuses of redlatch itself. timeout(1) and env(1) use the same for the same.
 const (
+	statusLeft        = 122
 	statusLost        = 123
 	statusNotAcquired = 124
 	statusFailed      = 125
@@ -27,6 +28,7 @@ const (
 
 const statusHelp = `Exit status:
   that of COMMAND, if it ran to its end
+  122      the same as 123, but the command, or a part of it, goes on: redlatch may not signal it
   123      the lock was lost, so the command was ended
   124      the lock was not acquired: another process holds it, and the wait is over
   125      redlatch failed, for example because the server is unreachable

@@ -13,13 +13,20 @@ type change struct {
 
 func (c change) stopped() bool { return c.err == nil && c.state.Stopped() }
 
-// wait waits until a child has stopped or ended.
+// wait waits until a child has stopped or ended. As process 1, which is the parent of all orphans, it reaps
+// the others that end meanwhile.
 func wait(pid int) change {
+	which := pid
+	if os.Getpid() == 1 {
+		which = -1
+	}
 	for {
 		var state syscall.WaitStatus
-		if _, err := syscall.Wait4(pid, &state, syscall.WUNTRACED, nil); err != syscall.EINTR {
-			return change{state, os.NewSyscallError("wait", err)}
+		got, err := syscall.Wait4(which, &state, syscall.WUNTRACED, nil)
+		if err == syscall.EINTR || err == nil && got != pid {
+			continue
 		}
+		return change{state, os.NewSyscallError("wait", err)}
 	}
 }
 

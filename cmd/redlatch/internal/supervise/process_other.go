@@ -10,6 +10,9 @@ import (
 // dieWithParent does nothing: only Linux can do that.
 func dieWithParent(*syscall.SysProcAttr) {}
 
+// dieTogether does nothing: only Linux can do that.
+func dieTogether(int) (disarm func()) { return func() {} }
+
 // stopJob stops the process group of this process.
 func stopJob() { _ = syscall.Kill(0, syscall.SIGSTOP) }
 

@@ -31,28 +31,51 @@ var (
 // kernel to kill.
 func margin(grace time.Duration) time.Duration { return max(grace/5, 50*time.Millisecond) }
 
+// killed is the time for which processes are looked for that were killed: they end, and their parents wait for
+// them.
+const killed = 200 * time.Millisecond
+
+// Bounds are the times of a command.
+type Bounds struct {
+	// Grace is the time between SIGTERM and SIGKILL.
+	Grace time.Duration
+	// End is when the command must have ended, whatever its lease. Zero is never.
+	End time.Time
+	// Over is the Lost of a Result because of End.
+	Over error
+}
+
 // Result says how a command ended.
 type Result struct {
 	State syscall.WaitStatus
 	// Lost is the reason for which the command was ended, or nil.
 	Lost error
+	// Left is whether processes of the command go on although it was to be ended, because this process may not
+	// signal them. State is then zero if the command itself goes on.
+	Left bool
 }
 
 // Run runs cmd in a process group of its own, and returns when it has ended. Signals that arrive are
-// forwarded to the group. When the lease is lost, or less than grace of it is left, the group gets
-// SIGTERM, and SIGKILL after grace or just before the end of the lease, whichever is earlier.
+// forwarded to the group. When the lease is lost, or less than the grace time is left of it or until the
+// end of the bounds, the group gets SIGTERM, and SIGKILL after the grace time or just before the end,
+// whichever is earlier.
 //
 // If the command stops, as after Ctrl-Z, the job of this process stops with the command, because a
 // stopped process does not renew the lease. The command goes on after the job if the lease is not over.
 // The terminal is for whichever of the two needs it, and with this process in the end.
 //
-// On Linux the command is killed if this process dies. For that, the calling goroutine must be
-// locked to a thread that lives as long as the process (runtime.LockOSThread in an init function).
+// On Linux the group is killed if this process dies, and so is the command if it has left the group. For
+// that, the calling goroutine must be locked to a thread that lives as long as the process
+// (runtime.LockOSThread in an init function).
+//
+// If this process has the process id 1, it reaps all processes that end while the command runs. Nothing else
+// may wait for children then.
 //
 // Run returns an error if the command cannot be started, which matches ErrLate if the lease was over.
 // cmd must read and write files only.
-func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Signal) (Result, error) {
-	s := &supervisor{lease: lease, grace: max(grace, margin(grace)), jobs: make(chan os.Signal, 4), terminal: openTerminal()}
+func Run(cmd *exec.Cmd, lease Lease, bounds Bounds, signals <-chan os.Signal) (Result, error) {
+	s := &supervisor{lease: lease, bounds: bounds, jobs: make(chan os.Signal, 4), terminal: openTerminal()}
+	s.bounds.Grace = max(bounds.Grace, margin(bounds.Grace))
 	defer s.terminal.close()
 	s.notify()
 	defer signal.Stop(s.jobs)
@@ -66,6 +89,7 @@ func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Sign
 	}
 	defer cmd.Process.Release() //nolint:errcheck // it was waited for
 	s.group = cmd.Process.Pid
+	defer dieTogether(s.group)()
 	s.terminal.started(s.group)
 	return s.run(signals)
 }
@@ -74,12 +98,13 @@ func Run(cmd *exec.Cmd, lease Lease, grace time.Duration, signals <-chan os.Sign
 type supervisor struct {
 	group    int // the process id of the command too
 	lease    Lease
-	grace    time.Duration
+	bounds   Bounds
 	jobs     chan os.Signal // the signals that notify lists
 	terminal *terminal
 
 	lost  error     // why the command is being ended, or nil
-	end   time.Time // of the lease, as last seen
+	end   time.Time // of the lease, as last seen, or of the bounds
+	left  bool      // as in Result
 	check *time.Timer
 }
 
@@ -116,9 +141,9 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 				continue
 			}
 			if s.lost != nil {
-				s.signal(syscall.SIGKILL) // what is left of the group
+				s.kill() // what is left of the group
 			}
-			return Result{c.state, s.lost}, c.err
+			return Result{c.state, s.lost, s.left}, c.err
 		case sig := <-signals:
 			s.signal(sig.(syscall.Signal))
 		case sig := <-s.jobs:
@@ -129,23 +154,38 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 			}
 		case <-over:
 			over = nil
-			s.look()
+			if s.lost == nil { // else the command has its grace time
+				s.look()
+			}
 		case <-s.check.C:
 			s.look()
+		}
+
+		// The command itself may not be signalled, so nothing is gained by waiting for its end.
+		if s.left {
+			return Result{Lost: s.lost, Left: true}, nil
 		}
 	}
 }
 
-// over returns the reason why the lease is over or about to end, or nil.
+// over returns the reason why the lease or the time of the command is over or about to end, or nil.
 func (s *supervisor) over() error {
 	left := s.lease.Remaining()
 	if left > 0 {
 		s.end = time.Now().Add(left)
 	}
+	limited := !s.bounds.End.IsZero()
+	if limited && s.bounds.End.Before(s.end) {
+		s.end = s.bounds.End
+	}
+
 	if cause := context.Cause(s.lease.Context()); cause != nil {
 		return cause
 	}
-	if left <= s.grace {
+	if limited && time.Until(s.bounds.End) <= s.bounds.Grace {
+		return s.bounds.Over
+	}
+	if left <= s.bounds.Grace {
 		return ErrExpires
 	}
 	return nil
@@ -154,14 +194,14 @@ func (s *supervisor) over() error {
 // look ends the command if the lease is lost or about to end, and kills it when its time is over.
 func (s *supervisor) look() {
 	if s.lost != nil {
-		s.signal(syscall.SIGKILL)
+		s.kill()
 		return
 	}
 	if s.lost = s.over(); s.lost == nil {
-		s.check.Reset(time.Until(s.end) - s.grace)
+		s.check.Reset(time.Until(s.end) - s.bounds.Grace)
 		return
 	}
-	patience := min(s.grace, time.Until(s.end)-margin(s.grace))
+	patience := min(s.bounds.Grace, time.Until(s.end)-margin(s.bounds.Grace))
 	if patience > 0 {
 		s.signal(syscall.SIGTERM)
 		s.signal(syscall.SIGCONT) // a stopped process would not get the other
@@ -190,6 +230,20 @@ func (s *supervisor) resume() {
 	}
 	if s.lost == nil {
 		s.signal(syscall.SIGCONT)
+	}
+}
+
+// kill kills the group, and sets s.left if processes of it go on because they may not be signalled.
+func (s *supervisor) kill() {
+	s.signal(syscall.SIGKILL)
+
+	// EPERM is the answer only if there is no process that may be signalled, and those that are dying may be.
+	for end := time.Now().Add(killed); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		err := syscall.Kill(-s.group, 0)
+		s.left = err == syscall.EPERM
+		if err == syscall.ESRCH {
+			return
+		}
 	}
 }
 
