@@ -107,7 +107,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 
 		{KindOnce, run, "EVALSHA,EVAL,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
 		{KindOnce, wire.LockChannel(run), channel},
-		{KindOnce, done, "GET,SET,DEL"},
+		{KindOnce, done, "EVALSHA,EVAL,GET,SET,PTTL,PEXPIRE,DEL"},
 	} {
 		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name

@@ -20,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/once"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -246,6 +247,8 @@ func checkOnce(t *testing.T, c, other *redlatch.Client) {
 	require.Equal(t, fails, second(job.Run(ctx, "2", func(context.Context) error { return fails })))
 	returns(t, true)(job.Run(ctx, "2", nothing, lock.AtLeast(time.Minute)))
 	returns(t, true)(job.Done(ctx, "2"))
+	returns(t, false)(c.Once("app:report", once.Remember(48*time.Hour)).MarkDone(ctx, "2"))
+	returns(t, true)(job.MarkDone(ctx, "3"))
 	require.ErrorContains(t, second(c.Once("elsewhere").Run(ctx, "1", nothing)), "NOPERM")
 }
 

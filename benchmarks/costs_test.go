@@ -52,7 +52,7 @@ var costs = []cost{
 	{"CountDown", 1, 4, 14, 766},
 	{"Wait, open latch", 1, 3, 30, 2008},
 	{"election", 3, 12, 27, 2201},
-	{"Once.Run", 2, 9, 51, 3785},
+	{"Once.Run", 2, 9, 53, 3865},
 	{"Once.Run, done slot", 0, 1, 8, 520},
 }
 

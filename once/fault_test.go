@@ -199,6 +199,8 @@ func TestForeignKeys(t *testing.T) {
 		ran, err = o.Run(t.Context(), slot, w.work)
 		require.False(t, ran)
 		refused(t, err, "WRONGTYPE")
+		_, err = o.MarkDone(t.Context(), slot)
+		refused(t, err, "WRONGTYPE")
 		require.True(t, forget(t, o, slot))
 		require.Zero(t, w.runs.Load())
 		harness.NothingLeft(t, s.Addr)

@@ -41,6 +41,7 @@ package once
 import (
 	"cmp"
 	"context"
+	"embed"
 	"errors"
 	"fmt"
 	"slices"
@@ -55,11 +56,19 @@ import (
 	"github.com/redlatch/redlatch/rlock"
 )
 
+//go:embed lua/*.lua
+var luaFiles embed.FS
+
+var markDoneScript = wire.LoadScript(luaFiles, "mark_done")
+
+// DefaultRemember is how long the server remembers success without Remember.
+const DefaultRemember = 24 * time.Hour
+
 // Option configures a Once. nil is invalid.
 type Option func(*Once) error
 
-// Remember sets how long the server remembers that the work of a slot has succeeded; the default is a
-// day. d must be from a millisecond to lock.MaxLease. It must be longer than the clocks of the machines
+// Remember sets how long the server remembers that the work of a slot has succeeded; the default is
+// DefaultRemember, a day. d must be from a millisecond to lock.MaxLease. It must be longer than the clocks of the machines
 // differ, together with the time for which one may be late otherwise.
 func Remember(d time.Duration) Option {
 	return func(o *Once) error {
@@ -85,7 +94,7 @@ type Once struct {
 // New returns the Once of that name. Client.Once calls it.
 func New(e *engine.Engine, name string, opts ...Option) *Once {
 	s := e.Session
-	o := &Once{e: e, s: s, name: name, remember: 24 * time.Hour}
+	o := &Once{e: e, s: s, name: name, remember: DefaultRemember}
 	o.key, o.err = s.Key(name, s.CheckName)
 	o.err = cmp.Or(o.err, session.Configure(o, name, opts))
 	return o
@@ -194,7 +203,7 @@ func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until
 
 	unknown := false // an attempt without an answer may have stored it
 	err := o.s.Retry(longer, began.Add(limit), func(ctx context.Context) error {
-		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(hold.Owner().String()).
+		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(wire.OnceDoneValue(hold.Owner(), time.Now())).
 			Px(max(o.remember, time.Until(until))).Build()
 		err := o.s.Client.Do(wire.Shared(ctx), set).Error()
 		unknown = unknown || err != nil && !wire.IsRefused(err)
@@ -234,6 +243,27 @@ func (o *Once) doneBy(ctx context.Context, slot string, until time.Time) (done b
 		return err
 	}, wire.IsRefused)
 	return done, err
+}
+
+// MarkDone makes the slot done although Run did not run its work here, for example because someone has done
+// it by hand, and reports whether it was not done before. The server remembers it for as long as it remembers
+// success (see Remember), and never for less time than before. MarkDone does not affect a run in progress; others that
+// wait for that run find the work done when it ends. It blocks for one round trip. The error matches
+// lock.ErrUnavailable, lock.ErrIndeterminate, lock.ErrClosed or lock.ErrInvalid, or is a refusal of the
+// server.
+func (o *Once) MarkDone(ctx context.Context, slot string) (bool, error) {
+	if err := o.check(ctx, slot); err != nil {
+		return false, err
+	}
+
+	began := time.Now()
+	bounded, cancel := o.s.Bounded(ctx)
+	defer cancel()
+
+	value := wire.OnceDoneValue(o.s.NewOwner(), began)
+	marked, err := wire.Bool(markDoneScript.Exec(bounded, o.s.Client, []string{wire.OnceDone(o.key, slot)},
+		[]string{value, wire.Millis(o.remember)}))
+	return marked, wire.Failed(ctx, "mark the work of", o.name, began, err)
 }
 
 // Forget removes the memory of the slot, so that its work can run again, and reports whether there was

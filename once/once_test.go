@@ -150,6 +150,56 @@ func TestRemember(t *testing.T) {
 	})
 }
 
+// A slot that is marked as done is done for as long as it would be after a success, or as long as it was before.
+func TestMarkDone(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c, operator := harness.Client(t, s), harness.Client(t, s)
+		var w counter
+		marks := func(remember time.Duration) bool {
+			t.Helper()
+			marked, err := operator.Once(name, once.Remember(remember)).MarkDone(t.Context(), slot)
+			require.NoError(t, err)
+			return marked
+		}
+		lasts := func(want time.Duration) {
+			t.Helper()
+			left := time.Duration(harness.PTTL(t, s.Addr, wire.OnceDone(name, slot))) * time.Millisecond
+			require.LessOrEqual(t, left, want)
+			require.Greater(t, left, want-time.Minute)
+		}
+		require.True(t, marks(time.Hour))
+		lasts(time.Hour)
+		require.False(t, marks(3*time.Hour))
+		lasts(3 * time.Hour)
+		require.False(t, marks(2*time.Hour))
+		lasts(3 * time.Hour)
+		require.False(t, runs(t, c.Once(name), slot, w.work))
+
+		require.True(t, forget(t, c.Once(name), slot))
+		require.True(t, runs(t, c.Once(name), slot, w.work))
+		require.False(t, marks(30*24*time.Hour))
+		stored, err := wire.Read(t.Context(), harness.Conn(t, s.Addr), "GET", wire.OnceDone(name, slot)).ToString()
+		require.NoError(t, err)
+		owner, at := wire.ParseOnceDone(stored)
+		require.Contains(t, owner, c.ID(), "who did the work")
+		require.WithinDuration(t, time.Now(), at, time.Minute)
+
+		// A run goes on, and those that wait for it find the work done even if it fails.
+		require.True(t, forget(t, c.Once(name), slot))
+		first, work := occupy(t, c.Once(name))
+		other := harness.Client(t, s)
+		next := start(t, other.Once(name), slot, w.work)
+		harness.Waits(t, 1, other)
+		require.True(t, marks(time.Hour))
+		require.True(t, first.Running())
+		require.True(t, next.Running())
+		work.result <- errWork
+		require.Equal(t, errWork, first.End())
+		require.False(t, next.Got().ran)
+		require.EqualValues(t, 1, w.runs.Load())
+	})
+}
+
 // Work that fails, panics or ends its goroutine is repeated, by the next that waits for it.
 func TestFailure(t *testing.T) {
 	for what, fail := range map[string]func() error{
@@ -368,6 +418,8 @@ func TestInvalid(t *testing.T) {
 			"slot":              func() error { return only(valid.Run(t.Context(), "", w.work)) },
 			"slot of Done":      func() error { return only(valid.Done(t.Context(), "")) },
 			"slot of Forget":    func() error { return only(valid.Forget(t.Context(), "")) },
+			"slot of MarkDone":  func() error { return only(valid.MarkDone(t.Context(), "")) },
+			"memory of a mark":  func() error { return only(c.Once(name, once.Remember(0)).MarkDone(t.Context(), slot)) },
 			"function":          func() error { return only(valid.Run(t.Context(), slot, nil)) },
 			"option of Run":     func() error { return only(valid.Run(t.Context(), slot, w.work, lock.Option{})) },
 			"options together":  func() error { return only(valid.Run(t.Context(), slot, w.work, lock.AtLeast(2), lock.MaxHold(1))) },
@@ -383,6 +435,7 @@ func TestInvalid(t *testing.T) {
 		c.Close()
 		for _, err := range []error{
 			only(valid.Run(t.Context(), slot, w.work)), only(valid.Done(t.Context(), slot)), only(valid.Forget(t.Context(), slot)),
+			only(valid.MarkDone(t.Context(), slot)),
 		} {
 			require.ErrorIs(t, err, lock.ErrClosed)
 		}

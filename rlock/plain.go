@@ -2,6 +2,7 @@ package rlock
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/engine"
@@ -43,13 +44,20 @@ func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
 }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
-// reports whether the lock was held. Any string with that name counts as a lock. This client's
+// reports whether the lock was held. This client's
 // hold is lost at once. Any other hold of redlatch is lost at its next renewal, after at most a
 // third of its lease, or, if its lease is fixed, at the end of the lease. Until then its
-// context does not end. ForceUnlock blocks for one round trip. It returns an error and has no
-// effect if the key is not a string.
+// context does not end. ForceUnlock blocks for one round trip.
+//
+// Other libraries may have written any text, so every string counts as a lock, except the strings of other
+// objects. For an integer without an expiry, which may be a semaphore or a latch, ForceUnlock returns an error
+// and has no effect, as for a key that is not a string. For a name in the form of a key that
+// belongs to another object, such as the memory of once-only work, the error matches lock.ErrInvalid.
 func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 	key := l.l.Key()
+	if k, ok := wire.ParseKey(key); ok && k.Form().Type == "string" {
+		return false, fmt.Errorf("%w: name %q: it is a key of another object, %q", lock.ErrInvalid, l.Name(), k.Name)
+	}
 	return l.l.Force(ctx, func() (bool, error) {
 		return wire.Bool(plainForceUnlockScript.Exec(ctx, l.s.Client, []string{key},
 			[]string{l.s.Publish, wire.PlainChannel(key), wire.PayloadUnlocked}))

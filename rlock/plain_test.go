@@ -2,6 +2,7 @@ package rlock_test
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,38 @@ func TestPlainOnTheServer(t *testing.T) {
 		require.True(t, forced)
 		told()
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost)
+	})
+}
+
+// ForceUnlock leaves what belongs to another object as it is.
+func TestPlainForceUnlockOfAnotherObject(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		ran, err := c.Once("{app}report").Run(t.Context(), "monday", func(context.Context) error { return nil })
+		require.NoError(t, err)
+		require.True(t, ran)
+		require.NoError(t, c.Semaphore("slots").SetPermits(t.Context(), 3))
+		_, err = c.CountDownLatch("import").TrySetCount(t.Context(), 3)
+		require.NoError(t, err)
+		keys, err := testserver.Query(s.Addr, "KEYS", "*")
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, len(keys), 5, "%q", keys)
+		for _, key := range keys {
+			before := harness.Do(t, s.Addr, "DUMP", key)
+			forced, err := c.PlainLock(key).ForceUnlock(t.Context())
+			require.Error(t, err, key)
+			require.False(t, forced)
+			require.Equal(t, before, harness.Do(t, s.Addr, "DUMP", key))
+			isHelper := strings.Contains(key, ":") && harness.Do(t, s.Addr, "TYPE", key) == "+string"
+			require.Equal(t, isHelper, errors.Is(err, lock.ErrInvalid), "%q: %v", key, err)
+		}
+
+		// A number that expires may be the lock of another library.
+		harness.Do(t, s.Addr, "SET", "orders", "1", "PX", "60000")
+		forced, err := c.PlainLock("orders").ForceUnlock(t.Context())
+		require.NoError(t, err)
+		require.True(t, forced)
+		harness.Do(t, s.Addr, "FLUSHALL")
 	})
 }
 

@@ -109,6 +109,7 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 			_, _ = c.Once("orders").Run(ctx, "slot", nothing)
 			_, _ = c.Once("orders").Done(ctx, "slot")
 			_, _ = c.Once("orders").Forget(ctx, "slot")
+			_, _ = c.Once("orders").MarkDone(ctx, "slot")
 		})
 	case "fenced":
 		calls = append(calls, func(ctx context.Context) { _, _ = c.FencedLock("orders").ResetTokens(ctx) })

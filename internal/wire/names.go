@@ -95,8 +95,10 @@ func PermitTimeouts(name string) string { return suffixName(name, "timeout") }
 // SemaphoreRequests is the key that stores the sequence numbers and the cached replies of a
 // client's last requests, by their slots. Redisson does not use it.
 func SemaphoreRequests(name, client string) string {
-	return ownName("redlatch_sc_request", name) + ":" + client
+	return semaphoreRequests(name) + ":" + client
 }
+
+func semaphoreRequests(name string) string { return ownName("redlatch_sc_request", name) }
 
 // SemaphoreCreated is the key that stores when a semaphore was created or deleted. Redisson does
 // not use it.
@@ -128,15 +130,16 @@ func ElectionTerm(name string) string { return ownName("redlatch_election", name
 func ElectionChannel(name string) string { return ownName("redlatch_election__channel", name) }
 
 // OnceRun is the lock of a run of a Once for a slot. Redisson has no such object.
-func OnceRun(name, slot string) string { return onceKey("redlatch_once", name, slot) }
+func OnceRun(name, slot string) string { return onceKey(onceRuns(name), slot) }
 
 // OnceDone is the key that exists if such a run has succeeded.
-func OnceDone(name, slot string) string { return onceKey("redlatch_once_done", name, slot) }
+func OnceDone(name, slot string) string { return onceKey(onceDones(name), slot) }
+
+func onceRuns(name string) string  { return ownName("redlatch_once", name) }
+func onceDones(name string) string { return ownName("redlatch_once_done", name) }
 
 // onceKey returns a key that no other name and slot have: the last colon precedes the slot.
-func onceKey(prefix, name, slot string) string {
-	return ownName(prefix, name) + ":" + url.QueryEscape(slot)
-}
+func onceKey(keys, slot string) string { return keys + ":" + url.QueryEscape(slot) }
 
 // ServerMark is the key that identifies servers without a run id. Redisson does not use
 // it.

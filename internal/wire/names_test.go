@@ -59,22 +59,16 @@ func TestNames(t *testing.T) {
 }
 
 func TestNamesShareSlot(t *testing.T) {
-	o := owner(t)
 	for _, name := range []string{"orders", "{shop}orders", "a b", "x:y:z", "ключ", "a{b}c", "{a}{b}", "a}b{c}"} {
 		if CheckName(name, true) != nil {
 			continue
 		}
-		for _, key := range []string{
-			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name),
-			FairChannel(name, o), RWChannel(name), ReadHoldTimeout(name, o.String(), 1), SemaphoreChannel(name), PermitTimeouts(name),
-			PlainChannel(name), WriterWaits(name), SemaphoreWaiting(name), SemaphoreAlive(name), SemaphoreRequests(name, client),
-			ElectionTerm(name), ElectionChannel(name), OnceRun(name, "1"), OnceDone(name, "1"),
-		} {
-			assert.Equal(t, Slot(name), Slot(key), key)
-		}
-		assert.Equal(t, Slot(name), Slot(LatchRound(name)), name)
-		if CheckLatchName(name, true, true) == nil {
-			assert.Equal(t, Slot(name), Slot(LatchChannel(name)), name)
+		for role := range numRoles {
+			key := keyOf(role, name)
+			// The channel of a latch adds braces, so only some names are valid.
+			if role != RoleLatchChannel || CheckLatchName(name, true, true) == nil {
+				assert.Equal(t, Slot(name), Slot(key), key)
+			}
 		}
 	}
 }
@@ -119,13 +113,11 @@ func TestCheckName(t *testing.T) {
 func TestCheckStrictly(t *testing.T) {
 	for _, name := range []string{"orders", "a:b", "{a}b", "b{a}", "a{b}c", "{a}{b}", "{", "orders:timeout", strings.Repeat("x", 512)} {
 		require.NoError(t, CheckStrictly(name), name)
-		owner := lock.Owner{}.String()
-		for _, key := range []string{
-			LockChannel(name), FencingToken(name), FairQueue(name), FairTimeouts(name), FairAlive(name), FairOrder(name), RWChannel(name),
-			ReadHoldTimeout(name, owner, 1), WriterWaits(name), SemaphoreChannel(name), PermitTimeouts(name), SemaphoreRequests(name, "c"),
-			SemaphoreCreated(name), SemaphoreWaiting(name), SemaphoreAlive(name), LatchChannel(name), LatchRound(name), ElectionTerm(name),
-			ElectionChannel(name), OnceRun(name, "s"), OnceDone(name, "s"), ServerMark, PlainChannel(name),
-		} {
+		keys := []string{ServerMark}
+		for role := range numRoles {
+			keys = append(keys, keyOf(role, name))
+		}
+		for _, key := range keys {
 			require.ErrorIs(t, CheckStrictly(key), lock.ErrInvalid, key)
 		}
 	}
