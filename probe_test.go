@@ -315,7 +315,9 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		{[]string{"semaphore/*.lua"}, redlatch.KindSemaphore},
 		{[]string{"countdown/*.lua"}, redlatch.KindLatch},
 		{[]string{"election/*.lua"}, redlatch.KindElection},
-		{[]string{"once/once.go", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua"}, redlatch.KindOnce},
+		{[]string{
+			"once/once.go", "once/*.lua", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua",
+		}, redlatch.KindOnce},
 	} {
 		sent := map[string]bool{}
 		for _, pattern := range kind.scripts {

@@ -68,8 +68,8 @@ const DefaultRemember = 24 * time.Hour
 type Option func(*Once) error
 
 // Remember sets how long the server remembers that the work of a slot has succeeded; the default is
-// DefaultRemember, a day. d must be from a millisecond to lock.MaxLease. It must be longer than the clocks of the machines
-// differ, together with the time for which one may be late otherwise.
+// DefaultRemember, a day. d must be from a millisecond to lock.MaxLease. It must be longer than the clocks of
+// the machines differ, together with the time for which one may be late otherwise.
 func Remember(d time.Duration) Option {
 	return func(o *Once) error {
 		o.remember = d

@@ -44,10 +44,9 @@ func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
 }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters of redlatch. It
-// reports whether the lock was held. This client's
-// hold is lost at once. Any other hold of redlatch is lost at its next renewal, after at most a
-// third of its lease, or, if its lease is fixed, at the end of the lease. Until then its
-// context does not end. ForceUnlock blocks for one round trip.
+// reports whether the lock was held. This client's hold is lost at once. Any other hold of redlatch
+// is lost at its next renewal, after at most a third of its lease, or, if its lease is fixed, at the
+// end of the lease. Until then its context does not end. ForceUnlock blocks for one round trip.
 //
 // Other libraries may have written any text, so every string counts as a lock, except the strings of other
 // objects. For an integer without an expiry, which may be a semaphore or a latch, ForceUnlock returns an error

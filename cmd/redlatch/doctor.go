@@ -92,7 +92,7 @@ func observe(ctx context.Context, r *inspect.Reader, name string, watch time.Dur
 
 // isSettled reports whether there is nothing to watch.
 func isSettled(o inspect.Object) bool {
-	return !o.Held && waiting(o) == 0 || o.Held && o.Expires == nil && o.Permits == nil
+	return !o.Held && (waiting(o) == 0 || isDone(o)) || o.Held && o.Expires == nil && o.Permits == nil
 }
 
 func holderIDs(o inspect.Object) (all string) {
@@ -141,6 +141,10 @@ func diagnose(seen observation) []statement {
 	o := d.last
 	switch o.Kind {
 	case inspect.None:
+		if o.Slot != nil {
+			d.once()
+			break
+		}
 		d.say("No key of %s exists: it is free.", o.Name)
 		if d.changed {
 			d.say("It was released while doctor watched.")
@@ -157,6 +161,8 @@ func diagnose(seen observation) []statement {
 		d.permits()
 	case inspect.Latch:
 		d.latch()
+	case inspect.Once:
+		d.once()
 	default:
 		d.lock()
 	}
@@ -317,6 +323,9 @@ func are(n int, noun string) string {
 // can choose.
 func advice(o inspect.Object, words string) string {
 	prefix, separator := strings.TrimSuffix(o.Key, o.Name), " "
+	if work, _, ok := inspect.SlotOf(o.Key); ok && o.Slot != nil {
+		prefix = strings.TrimSuffix(work, o.Slot.Work)
+	}
 	if prefix != "" {
 		prefix = " --prefix " + quoted(prefix)
 	}

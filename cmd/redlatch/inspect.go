@@ -30,7 +30,8 @@ func newInspect(c *connection) *cobra.Command {
 		Long: `Show what the server knows of each NAME: its kind, as far as its keys show it; the holders,
 with the time left of their leases; the queue of a fair lock; the readers and writers of a
 read-write lock; the permits of a semaphore; the count of a latch; the leader of an election;
-and the connections that wait for a message. Anomalies, which may keep waiters out, come last.
+whether a slot of once-only work runs or is done; and the connections that wait for a message.
+Anomalies, which may keep waiters out, come last.
 
 inspect only reads. It reads all keys of a NAME at one moment, and shows 1000 holders and
 waiters at most. The connections of redlatch listen for some seconds after their last waiter has
@@ -93,7 +94,7 @@ var kindNames = map[inspect.Kind]string{
 	inspect.None: "no object", inspect.Lock: "lock", inspect.Fenced: "fenced lock", inspect.Fair: "fair lock",
 	inspect.RWLock: "read-write lock", inspect.Plain: "plain lock", inspect.Semaphore: "semaphore",
 	inspect.Permits: "permit semaphore", inspect.Latch: "count-down latch", inspect.Counter: "number",
-	inspect.Election: "election", inspect.Other: "another type of key",
+	inspect.Election: "election", inspect.Once: "slot of once-only work", inspect.Other: "another type of key",
 }
 
 // state is the state of an object in a few words.
@@ -111,6 +112,8 @@ func state(o inspect.Object) string {
 		return strconv.FormatInt(*o.Count, 10)
 	case o.Kind == inspect.None, o.Kind == inspect.Other:
 		return "-"
+	case o.Kind == inspect.Once:
+		return stateOfSlot(o)
 	case isWritten(o):
 		return "held for writing"
 	case o.Kind == inspect.RWLock && o.Held:
@@ -185,7 +188,15 @@ func printObject(w io.Writer, o inspect.Object) error {
 		line("key", printable(o.Key))
 	}
 	line("kind", kindNames[o.Kind])
+	if o.Slot != nil {
+		line("work", printable(o.Slot.Work))
+		line("slot", printable(o.Slot.Slot))
+	}
 	line("state", state(o))
+	if isDone(o) {
+		line("done by", printable(o.Slot.Done.By.ID))
+		line("done since", since(o))
+	}
 	if o.Expires != nil || o.Held && o.Permits == nil && o.Count == nil {
 		line("expires", remaining(o.Expires))
 	}

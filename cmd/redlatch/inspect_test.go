@@ -20,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -346,6 +347,10 @@ func TestDiagnoses(t *testing.T) {
 func TestAdvice(t *testing.T) {
 	for _, name := range []string{"jobs", "x; touch pwned", "it's", "$(touch pwned)", "-x", "a\x1b[2J\xff\n'", "~", "#", "a b\\"} {
 		for _, prefix := range []string{"", "app:", "my app:"} {
+			slot := wire.OnceRun(name, "1")
+			require.Equal(t, advice(inspect.Object{Name: slot, Key: prefix + slot}, "once forget"), advice(inspect.Object{
+				Name: slot, Key: wire.OnceRun(prefix+name, "1"), Slot: &inspect.Slot{Work: name, Slot: "1"},
+			}, "once forget"))
 			text := advice(inspect.Object{Name: name, Key: prefix + name}, "unlock --force")
 			require.Equal(t, text, printable(text))
 			got := exec.Command("bash", "-c", `redlatch() { printf '%s\0' "$@"; }; `+text) //nolint:gosec // a test
@@ -370,6 +375,7 @@ func TestFullOutput(t *testing.T) {
 		for _, args := range []string{
 			"doctor x", "inspect x", "ls", "unlock --force x", "latch set l 2", "latch down l", "latch delete l", "latch delete l",
 			"permits set p 2", "permits drain p", "permits set --plain q 2", "permits drain --plain q", "permits release --plain q 2",
+			"once ls", "once done o 1", "once done o 1", "once forget o 1", "once forget o 1",
 		} {
 			c := newCommand(t, s.Addr, strings.Fields(args)...)
 			c.cmd.Stdout = full

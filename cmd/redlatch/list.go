@@ -23,8 +23,11 @@ func newList(c *connection) *cobra.Command {
 		Use:     "ls [flags] [PATTERN]",
 		Aliases: []string{"list"},
 		Short:   "List locks and other objects",
-		Long: `List the locks, semaphores, latches and elections of the server, or those whose names match
-PATTERN: * is any text, ? any character, and [a-z] one of those.
+		Long: `List the locks, semaphores, latches, elections and slots of once-only work of the server, or those
+whose names match PATTERN: * is any text, ? any character, and [a-z] one of those.
+
+A slot has the name of the key of its lock, such as redlatch_once:{report}:20261129T120000Z. PATTERN may
+also match the name of its work. "redlatch once ls" lists only slots, and when they were done.
 
 ls reads all keys of the server with SCAN, 500 at a time, and looks into strings and hashes. A
 semaphore or latch without waiters, which no client of redlatch has used in the last minutes,
@@ -43,7 +46,7 @@ connections that wait for a message.
 				return err
 			}
 			return c.read(func(ctx context.Context, r *inspect.Reader) error {
-				objects, err := list(ctx, r, pattern)
+				objects, err := list(ctx, r, pattern, func(string) bool { return true })
 				if err != nil {
 					return err
 				}
@@ -67,8 +70,10 @@ func patternOf(args []string) (string, error) {
 	return args[0], inspect.CheckPattern(args[0])
 }
 
-// list returns the objects whose names match the pattern, by name.
-func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []inspect.Object, err error) {
+// list returns the objects whose names match the pattern and are wanted, by name.
+func list(
+	ctx context.Context, r *inspect.Reader, pattern string, isWanted func(name string) bool,
+) (objects []inspect.Object, err error) {
 	scanner, err := r.Scan(ctx, pattern)
 	if err != nil {
 		return nil, err
@@ -82,7 +87,7 @@ func list(ctx context.Context, r *inspect.Reader, pattern string) (objects []ins
 		names = slices.DeleteFunc(names, func(name string) bool {
 			before := seen[name]
 			seen[name] = true
-			return before
+			return before || !isWanted(name)
 		})
 		found, err := r.ReadSome(ctx, names)
 		if err != nil {
@@ -126,6 +131,9 @@ func printable(s string) string {
 }
 
 func expiry(o inspect.Object) string {
+	if isDone(o) {
+		return remaining(o.Expires)
+	}
 	if !o.Held || o.Expires == nil && (o.Permits != nil || o.Count != nil) {
 		return "-"
 	}

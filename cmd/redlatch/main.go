@@ -45,5 +45,6 @@ The locks are those of the Go library redlatch and of Java's Redisson.`,
 	root.PersistentFlags().StringVar(&c.prefix, "prefix", "", "prefix of all keys: a name is the key without it")
 	root.AddCommand(newLock(c), newInspect(c), newList(c), newDoctor(c), newTop(c))
 	root.AddCommand(newUnlock(c), newPermits(c), newLatch(c), newProbe(c), newVerify(c), newBench(c), newMan())
+	root.AddCommand(newOnce(c))
 	return root
 }

@@ -244,6 +244,8 @@ func (s *screen) pressInDetails(name string) tea.Cmd {
 func (s *screen) confirm() {
 	switch at := s.position(); {
 	case at < 0:
+	case isDone(s.rows[at].Object) && !s.rows[at].Held:
+		s.notice = "work that is done cannot be unlocked: see redlatch once forget"
 	case !isForcible(s.rows[at].Kind):
 		s.notice = inspect.WithArticle(kindNames[s.rows[at].Kind]) + " cannot be unlocked"
 	default:
@@ -254,7 +256,7 @@ func (s *screen) confirm() {
 // isForcible reports whether objects of a kind can be unlocked by force.
 func isForcible(kind inspect.Kind) bool {
 	return slices.Contains([]inspect.Kind{
-		inspect.Lock, inspect.Fair, inspect.Fenced, inspect.Plain, inspect.RWLock, inspect.Election,
+		inspect.Lock, inspect.Fair, inspect.Fenced, inspect.Plain, inspect.RWLock, inspect.Election, inspect.Once,
 	}, kind)
 }
 

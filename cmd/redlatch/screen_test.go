@@ -238,6 +238,17 @@ func TestScreenUnlocksAfterAConfirmation(t *testing.T) {
 	p.press("y")
 	require.Len(t, p.unlocked, 3)
 	require.True(t, isForcible(inspect.Election))
+
+	done := row{Object: inspect.Object{Name: "s", Kind: inspect.Once, Slot: &inspect.Slot{Done: &inspect.Done{}}}}
+	p = play(t, done)
+	p.press("u")
+	require.Contains(t, p.lines(), "work that is done cannot be unlocked: see redlatch once forget")
+	p.press("y")
+	require.Empty(t, p.unlocked)
+	done.Held = true // it runs once more
+	p = play(t, done)
+	p.press("u", "y")
+	require.Equal(t, []string{"s"}, p.unlocked)
 }
 
 // Each sample leads to the next one, after the interval, unless the screen is paused.

@@ -24,8 +24,8 @@ func newTop(c *connection) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "top [flags] [PATTERN]",
 		Short: "Watch the busiest and the most contended locks",
-		Long: `Show the locks, semaphores, latches and elections of the server in the terminal, or those whose
-names match PATTERN, and refresh them every --interval. The most contended come first.
+		Long: `Show the locks, semaphores, latches, elections and slots of once-only work of the server in the terminal,
+or those whose names match PATTERN, and refresh them every --interval. The most contended come first.
 
 top finds contended names immediately, by their channels. It finds all other names step by step,
 with SCAN. It never uses KEYS or MONITOR, and reads at most ` + fmt.Sprint(maxRead) + ` names at a time: those that are

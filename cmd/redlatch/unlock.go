@@ -35,7 +35,8 @@ required.
 
 redlatch tells the kind of the lock from its key. It refuses a key that is not a lock. It refuses a
 string that another library may have written, unless --kind is plain. The readers of a read-write
-lock are removed together.
+lock are removed together. Of a slot of once-only work, unlock opens the lock of a run. It does not
+forget that a slot is done: see "redlatch once forget".
 
 The output says whether the lock was held.
 
@@ -79,9 +80,22 @@ func (u *unlockCommand) run(_ *cobra.Command, args []string) error {
 
 // unlock opens the lock and reports whether it was held.
 func (u *unlockCommand) unlock(ctx context.Context, client *redlatch.Client, name string) (held bool, err error) {
-	kind, err := u.kindOf(ctx, name)
-	if err != nil || kind == "" {
+	o, err := u.connection.object(ctx, name)
+	if err != nil || o.Type == "" {
 		return false, err
+	}
+	kind, err := u.kindOf(o)
+	if err != nil {
+		return false, err
+	}
+	if o.Slot != nil {
+		// The client would put the prefix in front of the key, and not of the name of the work.
+		bare := &connection{url: u.connection.url}
+		if client, err = bare.open(ctx, bare.address()); err != nil {
+			return false, err
+		}
+		defer client.Close()
+		name = o.Key
 	}
 	return (&lockCommand{kind: kind}).one(client, name).(forcible).ForceUnlock(ctx)
 }
@@ -91,19 +105,14 @@ type forcible interface {
 	ForceUnlock(ctx context.Context) (bool, error)
 }
 
-// kindOf returns the kind of the lock, or "" if there is none. ForceUnlock deletes any hash or
-// string, so kindOf refuses one that is not a lock.
-func (u *unlockCommand) kindOf(ctx context.Context, name string) (string, error) {
-	o, err := u.connection.object(ctx, name)
-	if err != nil || o.Type == "" {
-		return "", err
-	}
+// kindOf returns the kind of the lock. It refuses an object that is not a lock.
+func (u *unlockCommand) kindOf(o inspect.Object) (string, error) {
 	found, err := u.found(o)
 	if err != nil || u.kind == "" {
 		return found, err
 	}
 	if family(found) != family(u.kind) {
-		return "", fmt.Errorf("%s is of kind %s, not %s", name, found, u.kind)
+		return "", fmt.Errorf("%s is of kind %s, not %s", o.Name, found, u.kind)
 	}
 	return u.kind, nil
 }
@@ -118,10 +127,16 @@ func (u *unlockCommand) found(o inspect.Object) (string, error) {
 		return "read", nil
 	case inspect.Election:
 		return "fair", nil
+	case inspect.Once:
+		if o.Held {
+			return "lock", nil
+		}
+		return "", fmt.Errorf("%s is done, and not held: to let its work run again, use %s", o.Name, advice(o, "once forget"))
 	case inspect.Lock, inspect.Fenced, inspect.Fair:
 		return string(o.Kind), nil
 	}
-	maybe := o.Kind == inspect.Plain || o.Type == "string" && (o.Kind == inspect.Other || o.Kind == inspect.Counter)
+	maybe := o.Kind == inspect.Plain || o.Type == "string" && o.Kind == inspect.Other ||
+		o.Kind == inspect.Counter && o.Expires != nil // else it is none for ForceUnlock either
 	switch {
 	case maybe && u.kind == "plain", o.Kind == inspect.Plain && o.Holders[0].Library != "other":
 		return "plain", nil

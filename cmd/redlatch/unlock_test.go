@@ -72,6 +72,7 @@ func TestUnlockOther(t *testing.T) {
 			{"a hash with other contents", "settings", ""},
 			{"a string with other contents", "page", ""},
 			{"not a lock, but a number", "count", ""},
+			{"not a lock, but a number", "count", "plain"},
 			{"add --kind plain", "redsync", ""},
 			{"add --kind plain", "redsync", "lock"},
 			{"of kind read, not fair", "readers", "fair"},

@@ -57,8 +57,8 @@ func TestParseKey(t *testing.T) {
 	require.Equal(t, "a", k.Name)
 
 	for _, key := range []string{
-		"", "jobs", "{jobs}", "redlatch_once:{jobs}", "redlatch_once:{jobs}:", "redlatch_once:{}:x", "redlatch_once_done:jobs:x",
-		"{jobs}:timeouts", "redlatch_sc_request:{jobs}:x", ServerMark,
+		"", "jobs", "{jobs}", "redlatch_once:{jobs}", "redlatch_once:{jobs}:", "redlatch_once:{}:x",
+		"redlatch_once_done:jobs:x", "{jobs}:timeouts", "redlatch_sc_request:{jobs}:x", ServerMark,
 	} {
 		k, ok := ParseKey(key)
 		require.False(t, ok, "%q: %v", key, k)

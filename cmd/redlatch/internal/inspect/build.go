@@ -26,7 +26,12 @@ type builder struct {
 // object returns the object that the keys describe.
 func (s snapshot) object(name, key string) Object {
 	b := &builder{s, Object{Name: name, Key: key, At: s.now.UTC()}}
-	b.o.Kind = s.kind()
+	if work, slot, ok := SlotOf(name); ok {
+		b.o.Slot = &Slot{Work: work, Slot: slot}
+		b.o.Kind = s.kindOfSlot()
+	} else {
+		b.o.Kind = s.kind()
+	}
 	b.o.Subscribers = s.subscribers(b.o.Kind)
 	for _, k := range s.keys {
 		b.o.Truncated = b.o.Truncated || k.size > most
@@ -39,6 +44,9 @@ func (s snapshot) object(name, key string) Object {
 	case Lock, Fair, Fenced, Election:
 		b.lock()
 		b.queue()
+	case Once:
+		b.lock()
+		b.done()
 	case RWLock:
 		b.readWrite()
 	case Plain:
@@ -94,15 +102,9 @@ func (s snapshot) kind() Kind {
 		}
 		return Other
 	case "none":
-		for _, k := range []struct {
-			key  int
-			kind Kind
-		}{
-			{termKey, Election}, {queueKey, Fair}, {tokenKey, Fenced}, {writersKey, RWLock},
-			{permitsKey, Permits}, {roundKey, Latch}, {waitingKey, Semaphore}, {createdKey, Semaphore},
-		} {
-			if exists(k.key) {
-				return k.kind
+		for _, key := range telling {
+			if exists(key) {
+				return Kind(wire.Forms[roles[key]].Kinds[0])
 			}
 		}
 		if s.channels[semaphoreChannel] > 0 {
@@ -111,6 +113,24 @@ func (s snapshot) kind() Kind {
 		return None
 	}
 	return Other
+}
+
+// telling are the keys of which one tells the kind of an object without a main key. A created semaphore may
+// have been deleted since.
+var telling = []int{termKey, queueKey, tokenKey, writersKey, permitsKey, roundKey, waitingKey, createdKey}
+
+// kindOfSlot derives the kind from the keys of a slot.
+func (s snapshot) kindOfSlot() Kind {
+	main := s.keys[mainKey]
+	switch {
+	case main.kind == "hash" && isLock(main.pairs()):
+		return Once
+	case !main.isMissing():
+		return Other
+	case s.keys[doneKey].isMissing():
+		return None
+	}
+	return Once
 }
 
 // isLock reports whether the fields are those of a lock: owners and numbers of holds, and perhaps a
@@ -215,6 +235,26 @@ func (b *builder) plain() {
 	main := b.keys[mainKey]
 	b.o.Holders = []Holder{{Owner: owner(main.text()), Lease: lease(main.ttl)}}
 	b.holds()
+}
+
+// done reads the memory of a slot.
+func (b *builder) done() {
+	key := b.keys[doneKey]
+	if key.kind != "string" {
+		return
+	}
+	id, since := wire.ParseOnceDone(key.text())
+	done := &Done{By: owner(id), Left: lease(key.ttl)}
+	if !since.IsZero() {
+		done.Since = new(since.UTC())
+	}
+	b.o.Slot.Done = done
+	if done.Left == nil {
+		b.found("no-expiry", "The memory of the slot has no expiry: its work never runs again.")
+	}
+	if b.keys[mainKey].isMissing() {
+		b.o.Type, b.o.Expires = key.kind, done.Left
+	}
 }
 
 // queue reads the queue of a fair lock.
@@ -362,26 +402,21 @@ func (s snapshot) subscribers(kind Kind) int {
 
 // checkKeys finds keys of wrong types, and keys of another kind of object.
 func (b *builder) checkKeys() {
-	types := []string{
-		tokenKey: "string", queueKey: "list", timeoutsKey: "zset", aliveKey: "zset", writersKey: "set", permitsKey: "zset",
-		waitingKey: "zset", createdKey: "string", roundKey: "string", termKey: "hash",
-	}
 	keys := keysOf(b.o.Key)
 	for i, k := range b.keys {
-		if i != mainKey && !k.isMissing() && k.kind != types[i] {
-			b.found("wrong-type", "The key %s is a %s, not a %s: requests that use it fail.", keys[i], k.kind, types[i])
+		if want := wire.Forms[roles[i]].Type; i != mainKey && !k.isMissing() && k.kind != want {
+			b.found("wrong-type", "The key %s is a %s, not a %s: requests that use it fail.", keys[i], k.kind, want)
 		}
 	}
 	if b.o.Kind == Other {
 		b.found("wrong-type", "The key is a %s that is no object of redlatch: requests that use it fail.", b.keys[mainKey].kind)
 	}
-	foreign := map[int][]Kind{
-		queueKey: {Fair, Election}, writersKey: {RWLock}, permitsKey: {Permits}, waitingKey: {Semaphore, Permits},
-		tokenKey: {Fenced, Fair}, termKey: {Election}, roundKey: {Latch},
-	}
-	for i := range b.keys {
-		if kinds := foreign[i]; kinds != nil && !b.keys[i].isMissing() && !slices.Contains(kinds, b.o.Kind) && b.o.Kind != Other {
-			b.found("mixed-kinds", "The key %s belongs to another kind of object of this name, %s.", keys[i], WithArticle(string(kinds[0])))
+	for _, i := range telling {
+		kinds := wire.Forms[roles[i]].Kinds
+		if i == createdKey || b.keys[i].isMissing() || slices.Contains(kinds, string(b.o.Kind)) || b.o.Kind == Other {
+			continue
 		}
+		b.found("mixed-kinds", "The key %s belongs to another kind of object of this name, %s.",
+			keys[i], WithArticle(kinds[0]))
 	}
 }

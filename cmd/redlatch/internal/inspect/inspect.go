@@ -45,8 +45,17 @@ const (
 	createdKey
 	roundKey
 	termKey
+	doneKey // only of a slot of once-only work
 	numKeys
 )
+
+// roles are the roles of these keys. The main key has none.
+var roles = [numKeys]wire.Role{
+	tokenKey: wire.RoleFencingToken, queueKey: wire.RoleFairQueue, timeoutsKey: wire.RoleFairTimeouts,
+	aliveKey: wire.RoleFairAlive, writersKey: wire.RoleWriterWaits, permitsKey: wire.RolePermitTimeouts,
+	waitingKey: wire.RoleSemaphoreAlive, createdKey: wire.RoleSemaphoreCreated, roundKey: wire.RoleLatchRound,
+	termKey: wire.RoleElectionTerm, doneKey: wire.RoleOnceDone,
+}
 
 // The channels of a snapshot.
 const (
@@ -86,13 +95,13 @@ func (r *Reader) read(ctx context.Context, all []string, skips func(error) bool)
 		if err := wire.CheckName(name, cluster); err != nil {
 			return nil, err
 		}
-		asked = append(asked, callOf(r.Prefix+name, cluster))
+		asked = append(asked, callOf(keyOf(r.Prefix, name), cluster))
 	}
 	var names []string
 	var calls []wire.Call
 	var snapshots []snapshot
 	for i, reply := range readScript.ExecMany(ctx, r.Conn, asked, false) {
-		s, err := parse(reply)
+		s, err := parse(reply, len(asked[i].Keys))
 		if err != nil && skips(err) {
 			continue
 		}
@@ -106,25 +115,20 @@ func (r *Reader) read(ctx context.Context, all []string, skips func(error) bool)
 	}
 	var objects []Object
 	for i, s := range snapshots {
-		objects = append(objects, s.object(names[i], r.Prefix+names[i]))
+		objects = append(objects, s.object(names[i], calls[i].Keys[mainKey]))
 	}
 	return objects, nil
 }
 
 // keysOf returns the main key and the helper keys of an object.
 func keysOf(key string) []string {
-	keys := make([]string, numKeys)
-	keys[mainKey] = key
-	keys[tokenKey] = wire.FencingToken(key)
-	keys[queueKey] = wire.FairQueue(key)
-	keys[timeoutsKey] = wire.FairTimeouts(key)
-	keys[aliveKey] = wire.FairAlive(key)
-	keys[writersKey] = wire.WriterWaits(key)
-	keys[permitsKey] = wire.PermitTimeouts(key)
-	keys[waitingKey] = wire.SemaphoreAlive(key)
-	keys[createdKey] = wire.SemaphoreCreated(key)
-	keys[roundKey] = wire.LatchRound(key)
-	keys[termKey] = wire.ElectionTerm(key)
+	keys := []string{key}
+	for _, role := range roles[mainKey+1 : doneKey] {
+		keys = append(keys, wire.Forms[role].Of(key))
+	}
+	if work, slot, ok := SlotOf(key); ok {
+		keys = append(keys, wire.OnceDone(work, slot))
+	}
 	return keys
 }
 
@@ -166,22 +170,22 @@ type value struct {
 	elements []string
 }
 
-// parse parses the reply of the script.
-func parse(reply rueidis.RedisResult) (snapshot, error) {
+// parse parses the reply of the script about n keys.
+func parse(reply rueidis.RedisResult, n int) (snapshot, error) {
 	parts, err := wire.List(reply, 5, 5)
 	if err != nil {
 		return snapshot{}, err
 	}
 	now, err := wire.Times.Number(parts[0])
 	s := snapshot{now: time.UnixMilli(now), readers: map[string]time.Duration{}}
-	keys, keysErr := wire.Elements(parts[1], numKeys, numKeys+1) // AtRest adds a key
+	keys, keysErr := wire.Elements(parts[1], n, n+1) // AtRest adds a key
 	readers, readersErr := wire.Elements(parts[2], 0, 2*most)
 	channels, channelsErr := wire.Elements(parts[3], numChannels, numChannels)
 	waiters, waitersErr := wire.Elements(parts[4], 0, most)
 	if err = errors.Join(err, keysErr, readersErr, channelsErr, waitersErr); err != nil {
 		return s, err
 	}
-	for _, k := range keys {
+	for _, k := range keys[:n] {
 		v, err := parseValue(k)
 		if err != nil {
 			return s, err

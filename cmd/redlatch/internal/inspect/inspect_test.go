@@ -623,6 +623,12 @@ func TestCluster(t *testing.T) {
 			require.NoError(t, h.Unlock(t.Context()))
 			other.Close() // no channel is kept warm
 		}
+		_, err = c.Once("report").MarkDone(t.Context(), "1")
+		require.NoError(t, err)
+		slot, err := r.Read(t.Context(), wire.OnceRun("report", "1"))
+		require.NoError(t, err)
+		require.Equal(t, Once, slot.Kind)
+		require.Equal(t, []string{slot.Name}, names(t, r, "report"))
 		_, err = r.Read(t.Context(), "a{b")
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	})

@@ -22,6 +22,7 @@ const (
 	Latch     Kind = "latch"     // count-down latch
 	Counter   Kind = "counter"   // an integer: a semaphore, a latch, or neither
 	Election  Kind = "election"  // leader election
+	Once      Kind = "once"      // slot of once-only work
 	Other     Kind = "other"     // no object of redlatch or Redisson
 )
 
@@ -42,7 +43,8 @@ type Object struct {
 	At   time.Time `json:"at"` // by the server's clock
 	// Held is set if someone holds the lock or a permit, leads, or if the latch is shut.
 	Held bool `json:"held"`
-	// Expires is when the main key expires: the lease of a lock. It is nil if there is none.
+	// Expires is when the main key expires: the lease of a lock, or else the memory of a slot that is done. It is
+	// nil if there is none.
 	Expires *Millis `json:"expires_ms,omitempty"`
 
 	Holders []Holder `json:"holders,omitempty"`
@@ -52,6 +54,7 @@ type Object struct {
 	Permits *PermitNumbers `json:"permits,omitempty"`
 	Count   *int64         `json:"count,omitempty"` // of a latch or a counter
 	Leader  *Term          `json:"term,omitempty"`  // the last term of an election
+	Slot    *Slot          `json:"slot,omitempty"`  // of once-only work
 	// Waiting is the number of waiting writers of a read-write lock, or of the clients in the wait
 	// queue of a semaphore.
 	Waiting int `json:"waiting,omitempty"`
@@ -131,6 +134,21 @@ type Term struct {
 	Token   int64  `json:"token"`
 	Value   string `json:"value"`
 	Current bool   `json:"current"` // it has not ended
+}
+
+// Slot is a slot of once-only work. Its holder runs the work.
+type Slot struct {
+	Work string `json:"work"` // the name of the Once
+	Slot string `json:"slot"`
+	Done *Done  `json:"done,omitempty"` // nil if the work has not been done
+}
+
+// Done is the memory of a slot whose work has been done.
+type Done struct {
+	By    Owner      `json:"by"`
+	Since *time.Time `json:"since,omitempty"` // by the clock of the machine that has done the work
+	// Left is the time for which the server remembers it, nil without an end.
+	Left *Millis `json:"left_ms,omitempty"`
 }
 
 // Anomaly is a state that the library does not leave behind, or that keeps waiters out.

@@ -85,8 +85,11 @@ func expression(glob string) string {
 	return out.String() + `\z`
 }
 
-// Matches reports whether a name matches the pattern.
-func (s *Scanner) Matches(name string) bool { return s.matches.MatchString(name) }
+// Matches reports whether a name matches the pattern. For a slot, the name of its work may match it instead.
+func (s *Scanner) Matches(name string) bool {
+	work, _, isSlot := SlotOf(name)
+	return s.matches.MatchString(name) || isSlot && s.matches.MatchString(work)
+}
 
 // Next returns the names of a batch of keys, and whether there are more. A name may come again.
 // Some names may turn out to be no objects. It leaves out the keys that the user may not read, and those that
@@ -107,16 +110,16 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 	if err != nil {
 		return nil, false, err
 	}
-	for _, key := range found.Elements {
-		if name, ok := nameOf(key); ok {
-			keys = append(keys, name)
-		}
-	}
-	for _, key := range keys {
-		name, ok := strings.CutPrefix(key, s.prefix)
+	add := func(name string, ok bool) {
 		if ok && s.Matches(name) && wire.CheckName(name, s.cluster) == nil && !slices.Contains(names, name) {
 			names = append(names, name)
 		}
+	}
+	for _, key := range keys {
+		add(nameOf(s.prefix, key))
+	}
+	for _, key := range found.Elements {
+		add(ownerOf(s.prefix, key))
 	}
 	return names, len(s.nodes) > 0, nil
 }
@@ -153,52 +156,6 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []
 	return locks, nil
 }
 
-// helpers are the forms of the helper keys and channels that contain a name.
-var helpers = func() (all []helper) {
-	const name = "\x00"
-	for _, key := range []func(string) string{
-		wire.FencingToken, wire.FairQueue, wire.FairTimeouts, wire.WriterWaits, wire.PermitTimeouts, wire.SemaphoreWaiting,
-		func(name string) string { return strings.TrimSuffix(wire.SemaphoreRequests(name, ""), ":") },
-		wire.LatchRound, wire.ElectionTerm,
-		wire.LockChannel, wire.RWChannel, wire.SemaphoreChannel, wire.PlainChannel, wire.ElectionChannel, wire.LatchChannel,
-	} {
-		before, after, _ := strings.Cut(key(name), name)
-		all = append(all, helper{before, after, false})
-		before, after, _ = strings.Cut(key("{"+name), "{"+name)
-		all = append(all, helper{before, after, true})
-	}
-	return all
-}()
-
-// helper is what precedes and follows a name. tagged is set for names with a brace.
-type helper struct {
-	before, after string
-	tagged        bool
-}
-
-// nameOf returns the name in a helper key or channel. Of two names that have the same helper key it
-// returns the one without braces.
-func nameOf(key string) (name string, ok bool) {
-	key = id.ReplaceAllLiteralString(key, "")
-	if strings.HasPrefix(key, requests) { // a client follows the name
-		key = key[:strings.LastIndexByte(key, ':')]
-	}
-	for _, h := range helpers {
-		rest, starts := strings.CutPrefix(key, h.before)
-		name, ends := strings.CutSuffix(rest, h.after)
-		if starts && ends && name != "" && name != key && strings.Contains(name, "{") == h.tagged {
-			return name, true
-		}
-	}
-	return "", false
-}
-
-// id is what follows the name in the channel of a waiter and in the key of a reply of a latch.
-var id = regexp.MustCompile(`:([0-9a-f-]{36}:[0-9]+|[0-9a-f]{32})$`)
-
-// requests begins the keys of the requests to semaphores.
-var requests, _, _ = strings.Cut(wire.SemaphoreRequests("", ""), ":")
-
 // Contended returns the keys of the objects for whose messages somebody waits. It blocks for the
 // replies of all nodes. Waiters of a spin lock, and those that poll, do not show.
 func (r *Reader) Contended(ctx context.Context) (names []string, err error) {
@@ -212,9 +169,8 @@ func (r *Reader) Contended(ctx context.Context) (names []string, err error) {
 				return nil, fmt.Errorf("node %s: %w", addr, err)
 			}
 			for _, channel := range channels {
-				key, ok := nameOf(channel)
-				name, has := strings.CutPrefix(key, r.Prefix)
-				if ok && has && wire.CheckName(name, r.Conn.Mode() == rueidis.ClientModeCluster) == nil && !slices.Contains(names, name) {
+				name, ok := ownerOf(r.Prefix, channel)
+				if ok && wire.CheckName(name, r.Conn.Mode() == rueidis.ClientModeCluster) == nil && !slices.Contains(names, name) {
 					names = append(names, name)
 				}
 			}
