@@ -69,7 +69,7 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
 		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
-		{"", wire.FencingToken(key), "INCR,GET,DEL"},
+		{"", wire.FencingToken(key), "INCR,INCRBY,GET,DEL"},
 		{"", "", general},
 		{"", wire.LockChannel(key), channel},
 

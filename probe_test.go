@@ -263,7 +263,7 @@ func TestProbeRules(t *testing.T) {
 			"once": "&redisson_lock__channel:redlatch_once:{app:orders}:*",
 		}},
 		{"writes", "resetkeys %R~app:* ~{app:* ~redisson_* ~redlatch_*", map[string]string{
-			"": "~app:orders", "semaphore": "~app:orders +incrby", "count-down latch": "~app:orders +decrby", "plain": "~app:orders",
+			"": "~app:orders", "semaphore": "~app:orders", "count-down latch": "~app:orders +decrby", "plain": "~app:orders",
 		}},
 		{"a command with some keys", "-del (+del ~redisson_* ~redlatch_* ~{app:*)", map[string]string{
 			"": "+del", "semaphore": "+del", "plain": "+del",

@@ -217,6 +217,12 @@ func TestGoSeesTheHoldsOfJava(t *testing.T) {
 			}
 			require.True(t, javaSide{java}.lock("fenced", "orders of fenced").force(t))
 		}
+
+		last, err := ours.FencedLock("orders of fenced").RaiseTokens(t.Context(), 1<<53-100)
+		require.NoError(t, err)
+		var theirs int64
+		java.on(t, "fenced", "orders of fenced", "tryLockAndGetTokenAsync", 0, long.Milliseconds(), ms, 1).must(t, &theirs)
+		require.Equal(t, last+1, theirs)
 	})
 }
 

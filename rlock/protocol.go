@@ -27,6 +27,7 @@ var (
 	confirmScript     = engine.LoadScript(luaFiles, "confirm_fenced")
 	forceUnlockScript = engine.LoadScript(luaFiles, "force_unlock")
 	resetTokensScript = wire.LoadScript(luaFiles, "reset_tokens")
+	raiseTokensScript = engine.LoadScript(luaFiles, "raise_tokens")
 )
 
 // protocol is the protocol of the locks that are stored as a hash. On the server they differ

@@ -26,6 +26,8 @@ package rlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/engine"
@@ -78,7 +80,8 @@ func New(e *engine.Engine, name string, opts ...Option) *Lock {
 //
 // The counter is a separate key without expiry, which outlives the lock. It is as durable as
 // the server: after a failover to a replica that missed the last increments, a token can be
-// issued twice.
+// issued twice, and without its data the server begins again at 1. RaiseTokens lets the tokens
+// continue above those that a resource remembers.
 //
 // Tokens are below 2^53, which JSON and JavaScript know exactly. If another program has set the counter such that the next
 // one would not be from 1 to 2^53-1, or is no number at all, acquisitions fail with an error that says so, and the
@@ -112,6 +115,48 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 	}
 
 	return reset, nil
+}
+
+// RaiseTokens raises the counter to floor, the highest token that a resource remembers, unless it is
+// that high already, and returns the counter. It never lowers the counter, so it can be called at any
+// time, and repeated. It is for a server that has lost its data, whose tokens begin again at 1. floor is
+// from 0 to 2^53-2, so that another token follows.
+//
+// The lock may be held. Its holder keeps its token. The next acquisition gets a token above floor, with
+// one exception: a process that passes the lock on among its own callers draws their tokens ahead, and
+// uses these for another 20 ms and a round trip. They are in order, too.
+//
+// RaiseTokens blocks for one round trip. While the server does not answer, it tries again until ctx ends,
+// for 5 s at most. The error matches lock.ErrInvalid for another floor, lock.ErrUnavailable if the counter
+// is unchanged, lock.ErrIndeterminate if it may have been raised or may still be, and lock.ErrClosed if
+// the client is closed. Other errors are refusals of the server, for example of a counter that is no
+// number.
+func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
+	if err := f.l.Check(ctx); err != nil {
+		return 0, err
+	}
+	if floor < 0 || floor >= wire.MaxToken {
+		return 0, fmt.Errorf("%w: RaiseTokens: %d: must be from 0 to %d", lock.ErrInvalid, floor, wire.MaxToken-1)
+	}
+
+	began := time.Now()
+	keys := []string{wire.FencingToken(f.l.Key())}
+	args := []string{strconv.FormatInt(floor, 10)}
+	var last int64
+	unknown := false // an attempt without an answer may have raised it
+	err := f.s.Retry(ctx, began.Add(engine.UnlockTimeout), func(ctx context.Context) (err error) {
+		last, err = wire.Number(raiseTokensScript.Exec(ctx, f.s.Client, keys, args), wire.Tokens)
+		unknown = unknown || wire.IsUnknown(err)
+		return err
+	}, wire.IsRefused)
+	if err != nil && unknown {
+		err = errors.Join(lock.ErrIndeterminate, err)
+	}
+	if err != nil {
+		return 0, wire.Failed(ctx, "raise the tokens of", f.Name(), began, err)
+	}
+
+	return last, nil
 }
 
 // Spin is a lock without pub/sub: its release publishes nothing, and waiters try again after

@@ -122,7 +122,6 @@ func asleep(t *testing.T, s *testserver.Server, n int, clients ...*redlatch.Clie
 func TestACounterOutOfRangeTakesNothing(t *testing.T) {
 	eachOwner(t, func(t *testing.T, s *testserver.Server, owner func(*redlatch.Client) context.Context) {
 		c := harness.Client(t, s)
-		const counter = "redisson_lock_token:{orders}"
 		for _, set := range [][]string{
 			{"SET", counter, "9007199254740991"}, {"SET", counter, "9007199254740992"}, {"SET", counter, "9223372036854775807"},
 			{"SET", counter, "-1000"}, {"SET", counter, "-1"},

@@ -112,7 +112,10 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 			_, _ = c.Once("orders").MarkDone(ctx, "slot")
 		})
 	case "fenced":
-		calls = append(calls, func(ctx context.Context) { _, _ = c.FencedLock("orders").ResetTokens(ctx) })
+		calls = append(calls, func(ctx context.Context) {
+			_, _ = c.FencedLock("orders").RaiseTokens(ctx, 7)
+			_, _ = c.FencedLock("orders").ResetTokens(ctx)
+		})
 	case "fair":
 		calls = append(calls, func(ctx context.Context) { _, _ = c.FairLock("orders").Queue(ctx) })
 	case "semaphore":

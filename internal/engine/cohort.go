@@ -185,14 +185,14 @@ func (c *Cohort) left() (passed []lock.Owner, tokens int) {
 }
 
 // checked notes the result of a check. While the claim is held only its checks draw tokens, so new ones
-// follow those that are left.
+// follow those that are left, unless the counter was raised meanwhile: then those that are left are too low.
 func (c *Cohort) checked(check OwnershipCheck, result OwnershipResult) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.passed = slices.Delete(c.passed, 0, len(check.Passed)) // one request is in flight at a time
 	if c.token+int64(c.tokens) == result.Token {
 		c.tokens += result.Tokens
-	} else if result.Tokens > 0 {
+	} else {
 		c.token = result.Token
 		c.tokens = result.Tokens
 	}
