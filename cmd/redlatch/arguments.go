@@ -95,12 +95,12 @@ func (e escaping) Write(p []byte) (int, error) {
 }
 
 // number parses an argument.
-func number(arg string, least, most int) (int, error) {
-	n, err := strconv.Atoi(arg)
-	if err != nil || n < least || n > most {
+func number[N int | int64](arg string, least, most N) (N, error) {
+	n, err := strconv.ParseInt(arg, 10, 64)
+	if err != nil || n < int64(least) || n > int64(most) {
 		return 0, fmt.Errorf("%q: must be a number from %d to %d", arg, least, most)
 	}
-	return n, nil
+	return N(n), nil
 }
 
 // group returns a command that only has others.
