@@ -15,6 +15,8 @@ files["fairlock/lua/positions.lua"] = {ignore = {"2..", "311"}}
 files["rwlock/lua/holds.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/*.lua"] = {read_globals = {"pool", "permits"}}
 files["semaphore/lua/*_usual.lua"] = {read_globals = {"call", "try", "time", "usual", "change", "undo", "publish"}}
+files["semaphore/lua/idle*.lua"] = {globals = {"ARGV", "KEYS"}, read_globals = {"operation", "keep"}}
+files["semaphore/lua/idle.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/usual.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/pool.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/permits.lua"] = {ignore = {"2..", "311"}}

@@ -49,6 +49,8 @@ var costs = []cost{
 	{"red of 3", 6, 18, 70, 6772},
 	{"semaphore", 2, 12, 21, 1489},
 	{"permit semaphore", 2, 20, 26, 2041},
+	{"semaphore, IdleTTL", 2, 14, 21, 1473},
+	{"permit semaphore, IdleTTL", 2, 27, 26, 2025},
 	{"CountDown", 1, 4, 14, 766},
 	{"Wait, open latch", 1, 3, 30, 2008},
 	{"election", 3, 12, 27, 2201},
@@ -112,13 +114,13 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 			defer settle(clients)
 			return h.Unlock(ctx)
 		}, nil
-	case "semaphore":
-		s := c.Semaphore(kind, semaphore.Permits(8))
+	case "semaphore", "semaphore, IdleTTL":
+		s := c.Semaphore(kind, permits(kind)...)
 		return func() error {
 			return cmp.Or(s.Acquire(ctx, 1), s.Release(ctx, 1))
 		}, nil
-	case "permit semaphore":
-		s := c.PermitSemaphore(kind, semaphore.Permits(8))
+	case "permit semaphore", "permit semaphore, IdleTTL":
+		s := c.PermitSemaphore(kind, permits(kind)...)
 		return func() error {
 			p, err := s.Acquire(ctx)
 			if err != nil {
@@ -160,6 +162,15 @@ func costly(ctx context.Context, kind string, clients []*redlatch.Client) (func(
 		}, nil
 	}
 	return nil, fmt.Errorf("unknown kind %q", kind)
+}
+
+// permits returns the options of a semaphore.
+func permits(kind string) []semaphore.Option {
+	opts := []semaphore.Option{semaphore.Permits(8)}
+	if strings.HasSuffix(kind, "IdleTTL") {
+		opts = append(opts, semaphore.IdleTTL(time.Hour))
+	}
+	return opts
 }
 
 // TestCosts verifies that operations cost exactly what the table says.

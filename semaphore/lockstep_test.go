@@ -24,6 +24,10 @@ func TestLockstep(t *testing.T) {
 	scripts := map[string]*wire.Script{}
 	for _, name := range scriptNames(t) {
 		scripts[name] = wire.NewScript(harness.Source(t, files(name)...))
+		if last := keeps(name); last != "" {
+			scripts["keeping "+name] = wire.NewScript("local function operation()\n" + harness.Source(t, files(name)...) + "end\n" +
+				harness.Source(t, "idle.lua", last))
+		}
 	}
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		lockstep.Test[step]{
@@ -38,6 +42,7 @@ func TestLockstep(t *testing.T) {
 				"immediate retry", "request too large", "wrong clock", "late duplicate", "duplicate of acquire", "duplicate of release",
 				"duplicate of undo", "duplicate of permit_acquire", "duplicate of permit_release", "duplicate of permit_undo", "duplicate of set", "duplicate of add", "duplicate of drain", "duplicate of resize",
 				"duplicate of delete",
+				"kept for idle time", "kept for lease", "kept for ever", "kept already", "expired unused",
 			},
 			Start: func(worker int) lockstep.Begin[step] {
 				conn := lockstep.Connect(t, s.Addr, worker)
@@ -47,6 +52,17 @@ func TestLockstep(t *testing.T) {
 			},
 		}.Run(t)
 	})
+}
+
+// keeps returns the last file of the script that also sets the lifetime of a semaphore, "" if there is none.
+func keeps(script string) string {
+	switch script {
+	case "permit_renew":
+		return "idle_renew.lua"
+	case "undo", "delete", "stats", "leave", "permit_left":
+		return ""
+	}
+	return "idle_use.lua"
 }
 
 func itoa[T int | int64](n T) string { return strconv.FormatInt(int64(n), 10) }
@@ -238,7 +254,9 @@ func (x *walk) do(s step) bool {
 				x.compare()
 			}
 		}
-		x.w.advance(s.ms)
+		if x.w.advance(s.ms); x.w.unused {
+			x.see("expired unused")
+		}
 		x.conn.Wait(x.w.now)
 	case "set", "set for":
 		ttl, life := int64(0), ""
@@ -280,11 +298,13 @@ func (x *walk) do(s step) bool {
 				c.woken = true // the permit may expire earlier, without a message
 			}
 		}
-		x.run(unsequenced("permit_extend", both, append([]string{leaseArg(s.lease), how}, ids...)...),
-			func() []int64 { return x.w.permitExtend(ids, s.lease, how == "least") })
+		r := unsequenced("permit_extend", both, append([]string{leaseArg(s.lease), how}, ids...)...)
+		r.idle = c.idle
+		x.run(r, func() []int64 { return x.w.permitExtend(ids, s.lease, how == "least") })
 	case "renew":
 		lease := max(1, s.lease)
 		r := unsequenced("permit_renew", nil, itoa(lease))
+		r.idle = c.idle
 		var ids []string
 		for i := range s.size {
 			ids = append(ids, x.pick(s.which+i))

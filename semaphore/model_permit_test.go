@@ -47,7 +47,7 @@ func (w *world) grant(requests []request) {
 
 // bind limits the life of the acquired permits to that of the semaphore.
 func (w *world) bind() {
-	if len(w.taken.scores) > 0 && w.until > w.now {
+	if w.idle == 0 && len(w.taken.scores) > 0 && w.until > w.now {
 		w.taken.until = w.until
 	}
 }

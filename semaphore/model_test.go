@@ -27,6 +27,11 @@ type world struct {
 	// denied is a command that the next script may not use; failed reports that it has tried.
 	denied string
 	failed bool
+	// idle is what the next script asks for as the lifetime of a semaphore that is not used, 0 if for nothing.
+	// kept says what a script last did about it, and unused that the semaphore has just expired.
+	idle   int64
+	kept   string
+	unused bool
 }
 
 // set is a sorted set and its expiry.
@@ -54,8 +59,9 @@ const (
 	retryTime      = 300_000
 	clockError     = 60_000
 	cacheTTL       = retryTime + clockError
-	hundredSeconds = 100_000 // the first request of a slot in them extends the life of the cached replies
-	bargingMillis  = 100     // ms after which a request is no longer overtaken
+	lifetime       = cacheTTL + 120_000 // of the cached replies
+	hundredSeconds = 100_000            // the first request of a slot in them extends the life of the cached replies
+	bargingMillis  = 100                // ms after which a request is no longer overtaken
 )
 
 var createdKey = wire.SemaphoreCreated(key)
@@ -107,6 +113,7 @@ func (s *set) clear() { s.scores, s.until = map[string]int64{}, 0 }
 func (w *world) advance(ms int64) {
 	w.now += ms
 	over := func(until int64) bool { return until != 0 && until < w.now }
+	w.unused = over(w.until) && w.kept != ""
 	if over(w.until) {
 		w.remove()
 	}
@@ -200,7 +207,7 @@ func (w *world) last(seq sequence) (reply []int64, duplicate bool) {
 
 func (w *world) cacheReply(seq sequence, reply ...int64) []int64 {
 	if m := w.memory[seq.key]; m.slots[seq.slot].at/hundredSeconds != w.now/hundredSeconds {
-		w.memory[seq.key] = requests{m.slots, w.now + 2*cacheTTL}
+		w.memory[seq.key] = requests{m.slots, w.now + lifetime}
 	}
 	w.note(seq, w.now, reply...)
 	return reply
@@ -473,6 +480,35 @@ func (w *world) state() (s lockstep.State) {
 	}
 	w.messages = nil
 	return s
+}
+
+// keep sets the lifetime of a semaphore that is not used.
+func (w *world) keep() {
+	if w.idle == 0 || !w.exists {
+		return
+	}
+	least, apart := w.idle, false
+	w.kept = "for idle time"
+	if n := len(w.taken.scores); n > 0 {
+		last := w.taken.scores[w.taken.order()[n-1]]
+		if last == noExpiry {
+			w.kept, w.until, w.taken.until = "for ever", 0, 0
+			return
+		}
+		if left := last - w.now; left > least {
+			w.kept, least = "for lease", left
+		}
+		apart = w.taken.until < w.until || w.taken.until > w.until+1000
+	}
+	until := w.now + least
+	if !apart && until <= w.until && w.until <= until+w.idle/10 {
+		w.kept = "already"
+		return
+	}
+	w.until = until + w.idle/10
+	if len(w.taken.scores) > 0 {
+		w.taken.until = w.until
+	}
 }
 
 // timeOf returns a time as TIME does; 0 stands for none.

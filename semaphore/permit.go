@@ -261,7 +261,7 @@ func (p *permit) Dropped() {
 
 // Leased implements watchdog.Holder.
 func (p *permit) Leased() watchdog.Subject {
-	return watchdog.Subject{Key: wire.PermitTimeouts(p.e.key), Owner: strings.Join(p.raw, "")}
+	return watchdog.Subject{Key: p.e.key, Owner: strings.Join(p.raw, "")}
 }
 
 // Lost implements watchdog.Holder. While releases by id are in progress, only their answers
@@ -414,7 +414,10 @@ func (p *permit) end(ctx context.Context, op, what string, request func(ctx cont
 }
 
 // renewer renews permits. The Owner of a lease is the ids of all its permits, one after the other.
-type renewer struct{ engine.ScriptRenewer }
+type renewer struct {
+	engine.ScriptRenewer
+	idle string // of the pool
+}
 
 // renewSize bounds the permits that one script renews, because it blocks the server.
 const renewSize = 100
@@ -423,7 +426,7 @@ const renewSize = 100
 func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
 	several := func(l watchdog.Subject) bool { return len(l.Owner) > idSize }
 	if !slices.ContainsFunc(batches, func(batch []watchdog.Subject) bool { return slices.ContainsFunc(batch, several) }) {
-		return r.ScriptRenewer.Renew(ctx, batches, ttl, shared)
+		return r.send(ctx, batches, ttl, shared)
 	}
 
 	type place struct{ batch, lease int }
@@ -444,7 +447,7 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 		places = slices.AppendSeq(places, slices.Chunk(of, renewSize))
 	}
 
-	for n, renewed := range r.ScriptRenewer.Renew(ctx, parts, ttl, shared) {
+	for n, renewed := range r.send(ctx, parts, ttl, shared) {
 		for i, at := range places[n] {
 			result := &results[at.batch]
 			if err := renewed.ErrOf(i); err != nil {
@@ -464,4 +467,12 @@ func (r renewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl ti
 	}
 
 	return results
+}
+
+// send renews batches of single permits.
+func (r renewer) send(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
+	if r.idle == "" {
+		return r.ScriptRenewer.Renew(ctx, batches, ttl, shared)
+	}
+	return r.RenewWith(ctx, batches, ttl, shared, keepingRenewScript, r.idle)
 }

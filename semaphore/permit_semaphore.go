@@ -50,7 +50,8 @@ func NewPermitSemaphore(all *Shared, name string, opts ...Option) *PermitSemapho
 	p := newPool(all, kindPermitSemaphore, name, scripts{
 		permitAcquireScript, permitUndoScript, permitReleaseScript,
 	}, opts)
-	return &PermitSemaphore{p, &all.permits, renewer{engine.ScriptRenewer{Client: p.s.Client, Script: permitRenewScript}}}
+	scripts := engine.ScriptRenewer{Client: p.s.Client, Script: permitRenewScript, Permits: true}
+	return &PermitSemaphore{p, &all.permits, renewer{scripts, p.idle}}
 }
 
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
@@ -232,6 +233,7 @@ func (e *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
 
 // run runs a script that does not begin with pool.lua.
 func (e *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
+	script, args = scriptFor(script, args, e.idle)
 	return script.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, args)
 }
 

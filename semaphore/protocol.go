@@ -32,7 +32,8 @@ type pool struct {
 	key     string
 	err     error // invalid name or option
 	scripts scripts
-	size    int // with which a missing semaphore is created, 0 if it is not
+	size    int    // with which a missing semaphore is created, 0 if it is not
+	idle    string // ms after its last use at which it expires, "" if it does not
 
 	queues    *engine.Queues
 	queueKey  engine.Key
@@ -148,25 +149,55 @@ func (p *pool) failed(ctx context.Context, what string, began time.Time, err err
 var luaFiles embed.FS
 
 var (
-	acquireScript = wire.LoadScript(luaFiles, "usual", "acquire_usual", "pool", "acquire").AtRest()
+	acquireScript = loadUse("usual", "acquire_usual", "pool", "acquire")
 	undoScript    = wire.LoadScript(luaFiles, "pool", "undo").AtRest()
-	releaseScript = wire.LoadScript(luaFiles, "usual", "release_usual", "pool", "release").AtRest()
-	setScript     = wire.LoadScript(luaFiles, "pool", "set").AtRest()
-	addScript     = wire.LoadScript(luaFiles, "pool", "add").AtRest()
-	drainScript   = wire.LoadScript(luaFiles, "pool", "drain").AtRest()
-	resizeScript  = wire.LoadScript(luaFiles, "pool", "resize").AtRest()
+	releaseScript = loadUse("usual", "release_usual", "pool", "release")
+	setScript     = loadUse("pool", "set")
+	addScript     = loadUse("pool", "add")
+	drainScript   = loadUse("pool", "drain")
+	resizeScript  = loadUse("pool", "resize")
 	deleteScript  = wire.LoadScript(luaFiles, "pool", "delete").AtRest()
 	statsScript   = wire.LoadScript(luaFiles, "stats")
 	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
-	permitAcquireScript  = wire.LoadScript(luaFiles, "usual", "permit_acquire_usual", "pool", "permits", "permit_acquire").AtRest()
-	permitUndoScript     = wire.LoadScript(luaFiles, "pool", "permits", "permit_undo").AtRest()
-	permitReleaseScript  = wire.LoadScript(luaFiles, "usual", "permit_release_usual", "pool", "permits", "permit_release").AtRest()
+	permitAcquireScript  = loadUse("usual", "permit_acquire_usual", "pool", "permits", "permit_acquire")
+	permitUndoScript     = loadUse("pool", "permits", "permit_undo")
+	permitReleaseScript  = loadUse("usual", "permit_release_usual", "pool", "permits", "permit_release")
 	permitLeftScript     = wire.LoadScript(luaFiles, "permits", "permit_left")
-	permitExtendScript   = wire.LoadScript(luaFiles, "permits", "permit_extend")
+	permitExtendScript   = use(wire.LoadScript(luaFiles, "permits", "permit_extend"), loadKeeping("idle_use", "permits", "permit_extend"))
 	permitRenewScript    = wire.LoadScript(luaFiles, "permit_renew")
-	permitTransferScript = wire.LoadScript(luaFiles, "pool", "permits", "permit_transfer").AtRest()
+	permitTransferScript = loadUse("pool", "permits", "permit_transfer")
+
+	keepingRenewScript = loadKeeping("idle_renew", "permit_renew")
 )
+
+// keeping has, for each script that uses a semaphore, the one that also sets its lifetime: see IdleTTL.
+var keeping = map[*wire.Script]*wire.Script{}
+
+// use notes the script that also sets the lifetime of a semaphore, and returns the one that does not.
+func use(s, with *wire.Script) *wire.Script {
+	keeping[s] = with
+	return s
+}
+
+// loadUse prepares both of them, for a semaphore whose slot does not move.
+func loadUse(names ...string) *wire.Script {
+	return use(wire.LoadScript(luaFiles, names...).AtRest(), loadKeeping("idle_use", names...).AtRest())
+}
+
+// loadKeeping prepares a script for IdleTTL, which ends with the file last: see idle.lua.
+func loadKeeping(last string, names ...string) *wire.Script {
+	return wire.NewScript("local function operation()\n" + wire.Source(luaFiles, names...) + "end\n" + wire.Source(luaFiles, "idle", last))
+}
+
+// scriptFor returns the script to send in place of s, with its arguments, to use a semaphore that expires when
+// it has not been used for so many ms, "" if it does not.
+func scriptFor(s *wire.Script, args []string, idle string) (*wire.Script, []string) {
+	if with, uses := keeping[s]; uses && idle != "" {
+		return with, append(args, idle)
+	}
+	return s, args
+}
 
 const (
 	// retryTime is how long a request is accepted, retried or undone, and cacheTTL how long
@@ -204,8 +235,9 @@ func (p *pool) heartbeatTimeout() time.Duration {
 type sequence struct {
 	slot       string
 	n          uint64
-	notAfter   int64 // ms, by the server's clock
-	batch      int   // how many requests for permits it has
+	notAfter   int64  // ms, by the server's clock
+	batch      int    // how many requests for permits it has
+	idle       string // as of the pool, for one of these requests
 	mayHaveRun bool
 	sent       time.Time // the first attempt that may have run, or the last one
 	args       []string  // reused
@@ -234,6 +266,7 @@ func (s *slots) next() *sequence {
 	s.idle = s.idle[:last]
 	seq.n++
 	seq.batch = 0
+	seq.idle = ""
 	seq.mayHaveRun = false
 	seq.notAfter = time.Now().UnixMilli() + s.ahead.Load() + retryTime.Milliseconds()
 	return seq
@@ -265,7 +298,9 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 		seq.args = append(seq.args[:0], strconv.FormatUint(seq.n, 10), seq.slot, strconv.FormatInt(seq.notAfter, 10),
 			least, p.s.Publish, p.channel)
 		seq.args = append(seq.args, args...)
-		return p.decode(script.Exec(ctx, p.s.Client, p.keys, seq.args), script, seq.batch)
+		var sent *wire.Script
+		sent, seq.args = scriptFor(script, seq.args, cmp.Or(p.idle, seq.idle))
+		return p.decode(sent.Exec(ctx, p.s.Client, p.keys, seq.args), script, seq.batch)
 	}
 	reply, err := send()
 	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {

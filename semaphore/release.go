@@ -29,6 +29,7 @@ func (p *pool) release(ctx context.Context, patience time.Duration, g grant, ifE
 	send := func(batch []*request) []engine.Answer {
 		sentCount := p.sendCount(batch, g.permits)
 		seq.batch = sentCount
+		seq.idle = idleOf(batch[:sentCount])
 		sent := time.Now() // of the first attempt: a later one may find the release done
 		grants, args := p.encode(batch[:sentCount], sent, true)
 		args = append(own, args...)

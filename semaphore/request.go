@@ -199,6 +199,7 @@ func (p *pool) sendCount(batch []*request, free int) int {
 func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []engine.Answer {
 	grants, args := p.encode(batch[:sentCount], sent, waits)
 	seq.batch = sentCount
+	seq.idle = idleOf(batch[:sentCount])
 	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
 	return p.answered(batch, sentCount, seq, sent, grants, reply, err)
 }
@@ -261,6 +262,16 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 		args = append(args, g.ids...)
 	}
 	return grants, args
+}
+
+// idleOf returns the IdleTTL of the first request that has one: they may be of several objects with this name.
+func idleOf(batch []*request) string {
+	for _, r := range batch {
+		if r.pool.idle != "" {
+			return r.pool.idle
+		}
+	}
+	return ""
 }
 
 // apply applies the server's reply to a batch of which the first sentCount requests were

@@ -237,11 +237,11 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 	}
 	harness.EachOf(t, rights, func(right string) string { return right }, func(t *testing.T, s *testserver.Server, right string) {
 		admin, less := harness.Client(t, s, quiet), without(t, s, s.Addr, right)
-		test := func(t *testing.T, k kind, op rightsOperation, warm bool) {
+		test := func(t *testing.T, k kind, op rightsOperation, warm bool, opts ...semaphore.Option) {
 			harness.Do(t, s.Addr, "FLUSHALL")
 			x := &rightsTest{
-				T: t, addr: s.Addr, total: 10, less: party{sem: k.of(less, "orders")}, admin: party{sem: k.of(admin, "orders")},
-				sized: k.of(less, "orders", semaphore.Permits(7)),
+				T: t, addr: s.Addr, total: 10, less: party{sem: k.of(less, "orders", opts...)}, admin: party{sem: k.of(admin, "orders")},
+				sized: k.of(less, "orders", append(opts, semaphore.Permits(7))...),
 			}
 			withPermits(t, x.admin.sem, x.total)
 			if warm { // the client sends the scripts for the usual case first
@@ -262,6 +262,9 @@ func TestMissingRightLosesNoPermits(t *testing.T) {
 					continue
 				}
 				t.Run(k.name+"/"+op.name, func(t *testing.T) { test(t, k, op, false) })
+				if slices.Contains([]string{"pttl", "pexpire", "persist", "zrange", "time"}, right) {
+					t.Run(k.name+"/"+op.name+", IdleTTL", func(t *testing.T) { test(t, k, op, op.alone, semaphore.IdleTTL(time.Hour)) })
+				}
 				if op.alone {
 					t.Run(k.name+"/"+op.name+", warm", func(t *testing.T) { test(t, k, op, true) })
 				}

@@ -135,7 +135,7 @@ func scriptNames(t testing.TB) (names []string) {
 	require.NoError(t, err)
 	for _, path := range paths {
 		name := strings.TrimSuffix(filepath.Base(path), ".lua")
-		if name != "pool" && name != "permits" && !strings.HasSuffix(name, "usual") {
+		if name != "pool" && name != "permits" && !strings.HasSuffix(name, "usual") && !strings.HasPrefix(name, "idle") {
 			names = append(names, name)
 		}
 	}

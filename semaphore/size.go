@@ -51,6 +51,40 @@ func Permits(n int) Option {
 	}
 }
 
+// minIdleTTL exceeds the time for which requests are retried, and for which the server knows them again.
+const minIdleTTL = 10 * time.Minute
+
+// IdleTTL is the option to have the server delete the semaphore when it has not been used for d, or for up to a
+// tenth longer. It is for semaphores with many names, such as one for each tenant, and goes together with
+// [Permits]: the next use then creates the semaphore again. Without Permits that use finds none, as after Delete.
+// d is from 10 minutes to lock.MaxLease.
+//
+// Each use begins the time again: an acquisition, be it successful or not, and each attempt of a caller that
+// waits; a release; a change of the number of permits; and the extension, renewal, detachment or adoption of a
+// permit. Reads such as Stats do not. A use takes no request of its own, and sets the lifetime only if less than d
+// is left, or more than d and a tenth.
+//
+// Held permits of a [PermitSemaphore] stay. The semaphore lasts at least as long as the leases of its permits,
+// which renewals extend, and does not expire while a permit with [Forever] is acquired. Of a [Semaphore] the
+// server does not know which permits are held, so d must exceed the longest time for which a permit is held by 5
+// minutes, for which a release may be retried. Otherwise a semaphore that is created again has all of its permits
+// while some are still in use, and their release adds to them.
+//
+// The last use decides. Give all objects of a name the same IdleTTL: a use without the option leaves the lifetime
+// as it is. So does Redisson: its uses do not begin the time again. If only Redisson uses the semaphore it
+// expires, and its permits with it. The next use with the option takes Redisson's permits into account, too; those
+// without a lease never expire. IdleTTL replaces every other lifetime, from TrySetPermitsFor and from Redisson,
+// whose addPermits and drainPermits remove the lifetime of the number until the next use.
+func IdleTTL(d time.Duration) Option {
+	return func(p *pool) error {
+		if d < minIdleTTL || d > lock.MaxLease {
+			return fmt.Errorf("semaphore.IdleTTL(%v): must be from %v to %v", d, minIdleTTL, lock.MaxLease)
+		}
+		p.idle = wire.Millis(d)
+		return nil
+	}
+}
+
 // TrySetPermits creates the semaphore with this number of permits and reports whether it
 // did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
 // for one round trip, or for up to 5 s if the server does not answer; the error then matches

@@ -22,7 +22,8 @@ type client struct {
 	timeout int64
 	skew    int64 // of its clock
 	slots   int
-	idle    []sequence
+	free    []sequence
+	idle    int64 // its IdleTTL, 0 if it has none
 	waiting []*pending
 	held    []request
 	// The fields below are results of the last attempt.
@@ -57,6 +58,7 @@ type command struct {
 	sentAt   int64
 	releases request // permits of its client
 	creates  int64   // size of the semaphore if it does not exist
+	idle     int64   // IdleTTL of its client
 }
 
 func (r *command) acquires() bool { return strings.HasSuffix(r.script, "acquire") }
@@ -95,6 +97,9 @@ func newWalk(ctx context.Context, conn *lockstep.Client, scripts map[string]*wir
 	for n := range clients {
 		x.clients = append(x.clients, &client{id: fmt.Sprintf("client-%c", 'c'-n), timeout: []int64{3_000, 1_000, 2_000}[n], skew: skews[n]})
 	}
+	if x.lossy && seed/6%2 == 0 {
+		x.clients[0].idle, x.clients[1].idle = 7_000, 60_000
+	}
 	conn.Reset(x.w.now)
 	return x
 }
@@ -120,9 +125,9 @@ func (x *walk) newIDs(n int64) []string {
 
 // next returns the sequence number of a new command.
 func (c *client) next() sequence {
-	if n := len(c.idle); n > 0 {
-		last := c.idle[n-1]
-		c.idle = c.idle[:n-1]
+	if n := len(c.free); n > 0 {
+		last := c.free[n-1]
+		c.free = c.free[:n-1]
 		last.n++
 		return last
 	}
@@ -130,7 +135,7 @@ func (c *client) next() sequence {
 	return sequence{key: wire.SemaphoreRequests(key, c.id), slot: strconv.Itoa(c.slots), n: 1}
 }
 
-func (c *client) done(last sequence) { c.idle = append(c.idle, last) }
+func (c *client) done(last sequence) { c.free = append(c.free, last) }
 
 // command returns a command with a new sequence number.
 func (x *walk) command(script string, c *client, args ...string) *command {
@@ -140,7 +145,7 @@ func (x *walk) command(script string, c *client, args ...string) *command {
 }
 
 func (x *walk) commandAs(script string, c *client, n sequence, args ...string) *command {
-	r := &command{script: script, client: c, seq: n, creates: x.size}
+	r := &command{script: script, client: c, seq: n, creates: x.size, idle: c.idle}
 	r.keys = []string{key, n.key, wire.SemaphoreWaiting(key), wire.SemaphoreAlive(key), createdKey}
 	if x.permitSem {
 		r.keys = append(r.keys, wire.PermitTimeouts(key))
@@ -205,8 +210,16 @@ func (x *walk) deliver(r *command, denied string) []int64 {
 	if script == nil {
 		script = javaScript
 	}
+	keys, args := r.keys, r.args
+	x.w.idle = 0
+	if with := x.scripts["keeping "+r.script]; r.idle > 0 && with != nil {
+		script, x.w.idle, args = with, r.idle, append(slices.Clip(args), itoa(r.idle))
+		if r.script == "permit_renew" {
+			keys = append(slices.Clip(keys), slices.Repeat([]string{key}, len(keys))...)
+		}
+	}
 	x.conn.Denied = denied
-	result := script.Exec(x.ctx, x.conn, r.keys, r.args)
+	result := script.Exec(x.ctx, x.conn, keys, args)
 	x.conn.Denied = ""
 	real, err := result.AsIntSlice()
 	if n, bare := result.AsInt64(); bare == nil {
@@ -215,7 +228,12 @@ func (x *walk) deliver(r *command, denied string) []int64 {
 	x.w.denied, x.w.failed = denied, false
 	_, duplicate := x.w.last(r.seq)
 	want := r.apply()
-	x.w.denied = ""
+	if !x.w.failed && (r.script != "permit_renew" || slices.Contains(want, 1)) {
+		if x.w.keep(); x.w.idle > 0 && x.w.exists {
+			x.see("kept", x.w.kept)
+		}
+	}
+	x.w.denied, x.w.idle = "", 0
 	switch {
 	case x.w.failed && err == nil:
 		lockstep.Failf("the server replies %v, want an error", real)

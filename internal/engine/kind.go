@@ -267,18 +267,27 @@ type ScriptRenewer struct {
 	Script    *wire.Script
 	Suffix    string // what the script gets behind each owner
 	ReadHolds bool   // the script also gets the key of each read hold
+	Permits   bool   // the keys are those of semaphores, and the script gets the keys of the acquired permits
 }
 
 // Renew implements watchdog.Renewer. If the slot of a batch is being moved and has keys on
 // either side, its leases are renewed again, each by itself.
 func (r ScriptRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool) []watchdog.Renewed {
-	results := r.renew(ctx, batches, ttl, !shared)
+	return r.RenewWith(ctx, batches, ttl, shared, r.Script, "")
+}
+
+// RenewWith is Renew with a script that also gets the keys of the subjects, after all others, and one more argument. A
+// subject whose keys are on either side of a moving slot is renewed without that. If more is "", the script is
+// that of r.
+func (r ScriptRenewer) RenewWith(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool,
+	script *wire.Script, more string) []watchdog.Renewed {
+	results := r.renew(ctx, batches, ttl, !shared, script, more)
 	for b, batch := range batches {
-		if len(batch) == 1 || !wire.IsMoving(results[b].Err) {
+		if len(batch) == 1 && more == "" || !wire.IsMoving(results[b].Err) {
 			continue
 		}
 		results[b] = watchdog.Renewed{}
-		for _, one := range r.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), ttl, false) {
+		for _, one := range r.renew(ctx, slices.Collect(slices.Chunk(batch, 1)), ttl, false, r.Script, "") {
 			results[b].Held = append(results[b].Held, one.Err == nil && one.Held[0])
 			results[b].Errs = append(results[b].Errs, one.Err)
 		}
@@ -290,24 +299,34 @@ func (r ScriptRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, 
 // renew sends one script for each batch. With dedicated set it uses connections that other
 // commands cannot delay; otherwise the connection of all other commands.
 func (r ScriptRenewer) renew(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, dedicated bool,
-) []watchdog.Renewed {
+	script *wire.Script, more string) []watchdog.Renewed {
 	calls := make([]wire.Call, len(batches))
 	for b, batch := range batches {
 		keys := make([]string, 0, len(batch))
 		args := make([]string, 1, 1+len(batch))
 		args[0] = wire.Millis(ttl)
 		for _, l := range batch {
-			keys = append(keys, l.Key)
+			key := l.Key
+			if r.Permits {
+				key = wire.PermitTimeouts(key)
+			}
+			keys = append(keys, key)
 			args = append(args, l.Owner+r.Suffix)
 			if r.ReadHolds {
 				keys = append(keys, wire.ReadHoldTimeout(l.Key, l.Owner, 1))
 			}
 		}
+		if more != "" {
+			for _, l := range batch {
+				keys = append(keys, l.Key)
+			}
+			args = append(args, more)
+		}
 		calls[b] = wire.Call{Keys: keys, Args: args}
 	}
 
 	results := make([]watchdog.Renewed, len(batches))
-	for b, reply := range r.Script.ExecMany(ctx, r.Client, calls, dedicated) {
+	for b, reply := range script.ExecMany(ctx, r.Client, calls, dedicated) {
 		held, err := wire.Numbers(reply, len(batches[b]), wire.Flags)
 		results[b].Err = err
 		for _, n := range held {

@@ -78,6 +78,9 @@ end
 
 -- Limits the life of the acquired permits to that of the semaphore.
 local function bind(key, taken)
+	if ARGV.idle then
+		return -- idle.lua sets both
+	end
 	local ttl = redis.call('PTTL', key)
 	if ttl > 0 then
 		redis.call('PEXPIRE', taken, ttl)

@@ -36,9 +36,9 @@ pool.max = 2147483647
 
 -- A request is accepted less than this time before its end, in ms. Its reply is cached for at
 -- least this time after it: the first request of a slot in a hundred seconds gives the last requests
--- their lifetime. usual.lua knows these numbers.
+-- their lifetime, which therefore is longer by more than a hundred seconds. usual.lua knows these numbers.
 local accepted = 360000
-local lifetime = 2 * accepted
+local lifetime = accepted + 120000
 local hundred = 100 * 1000000 -- in microseconds
 
 -- The longest entry for a request. No reply has more than six numbers.
