@@ -78,7 +78,10 @@ var leftovers = []struct {
 	}}},
 }
 
-type uses = []func(ctx context.Context, c, other *redlatch.Client) error
+// use is a use of an object by one client or two.
+type use func(ctx context.Context, c, other *redlatch.Client) error
+
+type uses []use
 
 // usesOfPermits returns the uses of semaphores of both kinds.
 func usesOfPermits(opts ...semaphore.Option) uses {
@@ -130,7 +133,7 @@ func TestSizingListsWhatStays(t *testing.T) {
 var requestID = regexp.MustCompile("[0-9a-f]{32}")
 
 // leftBy returns the rows of the table after a use of objects.
-func leftBy(t *testing.T, s *testserver.Server, kinds string, use func(ctx context.Context, c, other *redlatch.Client) error) (rows []string) {
+func leftBy(t *testing.T, s *testserver.Server, kinds string, use use) (rows []string) {
 	t.Helper()
 	harness.Do(t, s.Addr, "FLUSHALL")
 	c, other := harness.Client(t, s), harness.Client(t, s)

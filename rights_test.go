@@ -336,6 +336,23 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	for _, del := range []func(context.Context) (bool, error){s.Delete, e.Delete} {
 		returns(t, true)(del(ctx))
 	}
+
+	// With IdleTTL no right may be missing: without one the semaphore would stay for ever.
+	idle := semaphore.IdleTTL(time.Hour)
+	s, e = c.Semaphore("app:idle", size, idle), c.PermitSemaphore("app:idle permits", size, idle)
+	require.NoError(t, s.TryAcquire(ctx, 1))
+	expires := func(key string) bool {
+		ttl, err := conn.Do(ctx, conn.B().Pttl().Key(key).Build()).AsInt64()
+		require.NoError(t, err)
+		return ttl > 0
+	}
+	require.True(t, expires("app:idle"))
+	require.NoError(t, s.Release(ctx, 1))
+	p, err = e.Acquire(ctx, semaphore.Forever())
+	require.NoError(t, err)
+	require.False(t, expires("app:idle permits"))
+	require.NoError(t, p.Release(ctx))
+	require.True(t, expires("app:idle permits"))
 }
 
 func TestDocumentedRights(t *testing.T) {

@@ -256,6 +256,76 @@ func TestPermitsWakeTheOtherSide(t *testing.T) {
 	})
 }
 
+// A semaphore that expires when redlatch does not use it keeps its permits and its bytes beside Redisson, whose uses
+// leave the lifetime, and whose permits without a lease keep it for ever.
+func TestIdleTTLBesideJava(t *testing.T) {
+	eachEnv(t, func(t *testing.T, p *env) {
+		p.eachPool(t, func(t *testing.T, kind, name string) {
+			opts := []semaphore.Option{semaphore.Permits(3), semaphore.IdleTTL(time.Hour)}
+			c, conn := p.ours(t), p.conn(t)
+			use := c.Semaphore(name, opts...).Do
+			keys := []string{name}
+			if kind == "permits" {
+				use = c.PermitSemaphore(name, opts...).Do
+				keys = append(keys, wire.PermitTimeouts(name))
+			}
+			ours := func() {
+				t.Helper()
+				require.NoError(t, use(t.Context(), func(context.Context) error { return nil }))
+			}
+			requireTTL := func(least, most int64) {
+				t.Helper()
+				for _, key := range keys {
+					ttl, err := do(t, conn, "PTTL", key).AsInt64()
+					require.NoError(t, err)
+					if ttl != -2 {
+						require.True(t, least <= ttl && ttl <= most, "%s expires after %d ms", key, ttl)
+					}
+				}
+			}
+			const hour, minute = 3_600_000, 60_000
+			full := func() { requireTTL(hour, hour+hour/10) }
+			ours()
+			full()
+
+			java := p.theirs(t)
+			theirs := javaPool(t, java, kind, name)
+			held := theirs.take(1, 0, long)
+			held.gets(t, answers)
+			full()
+			require.Equal(t, 2, theirs.free())
+			for _, key := range keys {
+				require.NoError(t, do(t, conn, "PEXPIRE", key, "60000").Error())
+			}
+			require.NoError(t, theirs.give(1, held.ids...))
+			held = theirs.take(2, 0, long)
+			held.gets(t, answers)
+			requireTTL(1, minute)
+			ours()
+			full()
+			require.NoError(t, theirs.give(2, held.ids...))
+
+			// addPermits drops the lifetime of the number, until the next use.
+			java.on(t, kind, name, "addPermitsAsync", 1).must(t, nil)
+			requireTTL(-1, hour+hour/10)
+			ours()
+			full()
+			require.Equal(t, 4, theirs.free())
+			if kind == "semaphore" {
+				return
+			}
+			forever := theirs.take(1, 0, 0)
+			forever.gets(t, answers)
+			ours()
+			requireTTL(-1, -1)
+			require.NoError(t, theirs.give(1, forever.ids...))
+			ours()
+			full()
+			require.Equal(t, 4, theirs.free())
+		})
+	})
+}
+
 // latch is a count-down latch as one side sees it.
 type latch struct {
 	set   func(count int) bool

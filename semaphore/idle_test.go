@@ -279,7 +279,8 @@ func TestInvalidIdleTTL(t *testing.T) {
 				require.ErrorContains(t, err, "semaphore.IdleTTL")
 			}
 		}
-		mustAcquire(t, permitSem{c.PermitSemaphore("longest", semaphore.Permits(1), semaphore.IdleTTL(lock.MaxLease))}, 1, lock.Lease(lock.MaxLease))
+		longest := c.PermitSemaphore("longest", semaphore.Permits(1), semaphore.IdleTTL(lock.MaxLease))
+		take(t, longest, 1, lock.Lease(lock.MaxLease))
 
 		_, err := c.Semaphore("orders", idleOptions...).TrySetPermitsFor(t.Context(), 1, time.Hour)
 		require.ErrorIs(t, err, lock.ErrInvalid)

@@ -160,11 +160,12 @@ var (
 	statsScript   = wire.LoadScript(luaFiles, "stats")
 	leaveScript   = wire.LoadScript(luaFiles, "pool", "leave").AtRest()
 
-	permitAcquireScript  = loadUse("usual", "permit_acquire_usual", "pool", "permits", "permit_acquire")
-	permitUndoScript     = loadUse("pool", "permits", "permit_undo")
-	permitReleaseScript  = loadUse("usual", "permit_release_usual", "pool", "permits", "permit_release")
-	permitLeftScript     = wire.LoadScript(luaFiles, "permits", "permit_left")
-	permitExtendScript   = use(wire.LoadScript(luaFiles, "permits", "permit_extend"), loadKeeping("idle_use", "permits", "permit_extend"))
+	permitAcquireScript = loadUse("usual", "permit_acquire_usual", "pool", "permits", "permit_acquire")
+	permitUndoScript    = loadUse("pool", "permits", "permit_undo")
+	permitReleaseScript = loadUse("usual", "permit_release_usual", "pool", "permits", "permit_release")
+	permitLeftScript    = wire.LoadScript(luaFiles, "permits", "permit_left")
+	permitExtendScript  = use(wire.LoadScript(luaFiles, "permits", "permit_extend"),
+		loadKeeping("idle_use", "permits", "permit_extend"))
 	permitRenewScript    = wire.LoadScript(luaFiles, "permit_renew")
 	permitTransferScript = loadUse("pool", "permits", "permit_transfer")
 
@@ -187,7 +188,8 @@ func loadUse(names ...string) *wire.Script {
 
 // loadKeeping prepares a script for IdleTTL, which ends with the file last: see idle.lua.
 func loadKeeping(last string, names ...string) *wire.Script {
-	return wire.NewScript("local function operation()\n" + wire.Source(luaFiles, names...) + "end\n" + wire.Source(luaFiles, "idle", last))
+	operation := "local function operation()\n" + wire.Source(luaFiles, names...) + "end\n"
+	return wire.NewScript(operation + wire.Source(luaFiles, "idle", last))
 }
 
 // scriptFor returns the script to send in place of s, with its arguments, to use a semaphore that expires when

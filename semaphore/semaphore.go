@@ -92,7 +92,8 @@ func New(all *Shared, name string, opts ...Option) *Semaphore {
 // permits, free or acquired. With the option IdleTTL the error matches lock.ErrInvalid.
 func (s *Semaphore) TrySetPermitsFor(ctx context.Context, permits int, ttl time.Duration) (bool, error) {
 	if s.idle != "" {
-		return false, fmt.Errorf("%w: TrySetPermitsFor of %q: the next use would replace ttl by its semaphore.IdleTTL", lock.ErrInvalid, s.id.Name)
+		return false, fmt.Errorf("%w: TrySetPermitsFor of %q: each use replaces ttl by its semaphore.IdleTTL",
+			lock.ErrInvalid, s.id.Name)
 	}
 	if err := lock.CheckLease(ttl); err != nil {
 		return false, err

@@ -71,10 +71,10 @@ const minIdleTTL = 10 * time.Minute
 // while some are still in use, and their release adds to them.
 //
 // The last use decides. Give all objects of a name the same IdleTTL: a use without the option leaves the lifetime
-// as it is. So does Redisson: its uses do not begin the time again. If only Redisson uses the semaphore it
-// expires, and its permits with it. The next use with the option takes Redisson's permits into account, too; those
-// without a lease never expire. IdleTTL replaces every other lifetime, from TrySetPermitsFor and from Redisson,
-// whose addPermits and drainPermits remove the lifetime of the number until the next use.
+// as it is, and a permit that it acquires can expire with the semaphore. The same applies to Redisson, until the
+// next use with the option, which takes all permits into account, so that those without a lease never expire.
+// IdleTTL replaces every other lifetime, from TrySetPermitsFor and from Redisson, whose addPermits and
+// drainPermits remove the lifetime of the number until the next use.
 func IdleTTL(d time.Duration) Option {
 	return func(p *pool) error {
 		if d < minIdleTTL || d > lock.MaxLease {
