@@ -42,6 +42,9 @@ const (
 	maxBatches = 32
 	// maxBatch is the most commands in a batch. rueidis sends large ones on connections of their own.
 	maxBatch = 512
+	// maxGathers is how often a batch waits for the goroutines that can run, because some of them leave before
+	// it is sent, and come again.
+	maxGathers = 8
 	// In a cluster each queue has a range of slots, which mostly belongs to one node, and sends each
 	// request on its own: in one pipeline, a slot without a server fails all requests.
 	clusterQueues  = 16
@@ -293,8 +296,14 @@ func (q *queue) sendBatch(b *batch) {
 	q.room <- struct{}{}
 	defer func() { <-q.room }()
 
-	for n := 0; n < b.size(); runtime.Gosched() {
-		n = b.size()
+	before := 0
+	for range maxGathers {
+		n := b.size()
+		if n == before {
+			break
+		}
+		before = n
+		runtime.Gosched()
 	}
 	q.mu.Lock()
 	if q.next == b {

@@ -145,6 +145,21 @@ func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
 	}
 }
 
+// A batch is sent although callers keep coming.
+func TestABatchDoesNotWaitForAllThatCome(t *testing.T) {
+	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
+	conn := &silent{}
+	c := NewClient(conn, nil)
+	errs := do(t, c, 1, time.Minute)
+	came := 0
+	for ; conn.sent.Load() == 0 && came < maxBatch; came++ {
+		do(t, c, 1, time.Minute)
+		runtime.Gosched()
+	}
+	require.NoError(t, <-errs)
+	require.LessOrEqual(t, came, 2*maxGathers)
+}
+
 // A server that is far away takes more requests than a connection does.
 func TestManyCallersOfAFarServer(t *testing.T) {
 	for mode, n := range map[rueidis.ClientMode]int{
