@@ -25,6 +25,7 @@ func small() []scenario {
 		if all[i].number < 5 {
 			all[i].cells = all[i].cells[:min(len(all[i].cells), 2)]
 		}
+		all[i].cells = slices.DeleteFunc(all[i].cells, func(c cell) bool { return c.rival != "" && slices.Contains(elsewhere, c.rival) })
 		for j := range all[i].cells {
 			c := &all[i].cells[j]
 			c.peers = slices.DeleteFunc(slices.Clone(c.peers), func(peer string) bool { return slices.Contains(elsewhere, peer) })
