@@ -195,10 +195,14 @@ func loadKeeping(last string, names ...string) *wire.Script {
 // scriptFor returns the script to send in place of s, with its arguments, to use a semaphore that expires when
 // it has not been used for so many ms, "" if it does not.
 func scriptFor(s *wire.Script, args []string, idle string) (*wire.Script, []string) {
-	if with, uses := keeping[s]; uses && idle != "" {
-		return with, append(args, idle)
+	if idle == "" {
+		return s, args
 	}
-	return s, args
+	with, uses := keeping[s]
+	if !uses {
+		return s, args
+	}
+	return with, append(args, idle)
 }
 
 const (

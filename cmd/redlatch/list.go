@@ -109,15 +109,20 @@ func isListed(o inspect.Object) bool {
 }
 
 func printList(w io.Writer, objects []inspect.Object, asJSON bool) error {
+	return printTable(w, objects, asJSON, "NAME\tKIND\tSTATE\tEXPIRES\tWAITERS\tHOLDER", func(o inspect.Object) []string {
+		return []string{printable(o.Name), string(o.Kind), state(o), expiry(o), waiters(o), holder(o)}
+	})
+}
+
+// printTable prints a row for each object, or a JSON object.
+func printTable(w io.Writer, objects []inspect.Object, asJSON bool, header string, cells func(inspect.Object) []string) error {
 	if asJSON {
 		return printJSON(w, objects)
 	}
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tKIND\tSTATE\tEXPIRES\tWAITERS\tHOLDER")
+	fmt.Fprintln(t, header)
 	for _, o := range objects {
-		fmt.Fprintln(t, strings.Join([]string{
-			printable(o.Name), string(o.Kind), state(o), expiry(o), waiters(o), holder(o),
-		}, "\t"))
+		fmt.Fprintln(t, strings.Join(cells(o), "\t"))
 	}
 	return t.Flush()
 }

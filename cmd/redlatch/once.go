@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -74,7 +72,7 @@ The output says whether the slot was done before.
 		RunE: o.markDone,
 	}
 	done.Flags().DurationVar(&o.remember, "remember", once.DefaultRemember,
-		"time for which the slot stays done; use that of once.Remember in the program")
+		"time for which the slot stays done; use the duration of once.Remember in the program")
 	forget := &cobra.Command{
 		Use:   "forget NAME SLOT",
 		Short: "Forget that a slot is done, so that its work can run again",
@@ -116,24 +114,18 @@ func (o *onceCommand) list(_ *cobra.Command, args []string) error {
 	})
 }
 
-// isSlot reports whether a name is that of a slot.
+// isSlot reports whether a name belongs to a slot.
 func isSlot(name string) bool {
 	_, _, ok := inspect.SlotOf(name)
 	return ok
 }
 
 func printSlots(w io.Writer, slots []inspect.Object, asJSON bool) error {
-	if asJSON {
-		return printJSON(w, slots)
-	}
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(t, "NAME\tSLOT\tSTATE\tSINCE\tEXPIRES\tWAITERS\tHOLDER")
-	for _, s := range slots {
-		fmt.Fprintln(t, strings.Join([]string{
+	return printTable(w, slots, asJSON, "NAME\tSLOT\tSTATE\tSINCE\tEXPIRES\tWAITERS\tHOLDER", func(s inspect.Object) []string {
+		return []string{
 			printable(s.Slot.Work), printable(s.Slot.Slot), state(s), since(s), expiry(s), waiters(s), holder(s),
-		}, "\t"))
-	}
-	return t.Flush()
+		}
+	})
 }
 
 // isDone reports whether an object is a slot whose work has been done.
@@ -141,12 +133,13 @@ func isDone(o inspect.Object) bool { return o.Slot != nil && o.Slot.Done != nil 
 
 // stateOfSlot is the state of a slot. One that someone has marked as done may still run.
 func stateOfSlot(o inspect.Object) string {
-	switch {
-	case o.Held && isDone(o):
+	if o.Held && isDone(o) {
 		return "running, done"
-	case o.Held:
+	}
+	if o.Held {
 		return "running"
-	case isDone(o):
+	}
+	if isDone(o) {
 		return "done"
 	}
 	return "not done"
@@ -173,39 +166,32 @@ func slotOf(cmd *cobra.Command, args []string) (work, slot string, err error) {
 }
 
 func (o *onceCommand) markDone(cmd *cobra.Command, args []string) error {
-	work, slot, err := slotOf(cmd, args)
-	if err != nil {
-		return err
-	}
 	if err := lock.CheckLease(o.remember); err != nil {
 		return fmt.Errorf("--remember: %w", err)
 	}
-	return o.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		marked, err := client.Once(work, once.Remember(o.remember)).MarkDone(ctx, slot)
-		switch {
-		case err != nil:
-			return err
-		case marked:
-			return printLine(work, slot, "is done now")
-		}
-		return printLine(work, slot, "was done already")
-	})
+	return o.change(cmd, args, (*once.Once).MarkDone, "is done now", "was done already", once.Remember(o.remember))
 }
 
 func (o *onceCommand) forget(cmd *cobra.Command, args []string) error {
+	return o.change(cmd, args, (*once.Once).Forget, "was done and can run again", "was not done")
+}
+
+// change changes the slot that the arguments name, and says whether that made a difference.
+func (o *onceCommand) change(cmd *cobra.Command, args []string, change func(*once.Once, context.Context, string) (bool, error),
+	changed, unchanged string, opts ...once.Option) error {
 	work, slot, err := slotOf(cmd, args)
 	if err != nil {
 		return err
 	}
 	return o.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		had, err := client.Once(work).Forget(ctx, slot)
-		switch {
-		case err != nil:
+		made, err := change(client.Once(work, opts...), ctx, slot)
+		if err != nil {
 			return err
-		case had:
-			return printLine(work, slot, "was done and can run again")
 		}
-		return printLine(work, slot, "was not done")
+		if made {
+			return printLine(work, slot, changed)
+		}
+		return printLine(work, slot, unchanged)
 	})
 }
 
@@ -223,10 +209,9 @@ func (d *diagnosis) once() {
 		d.say("Slot %s of %s is done%s, by %s. The server remembers that %s. To let the work run again, use this command: %s",
 			o.Slot.Slot, o.Slot.Work, when, described(done.By), memory, advice(o, "once forget"))
 	}
-	switch {
-	case o.Held:
+	if o.Held {
 		d.lock()
-	case !isDone(o):
+	} else if !isDone(o) {
 		d.say("Slot %s of %s is not done, and nobody runs its work. The next call of Run does.", o.Slot.Slot, o.Slot.Work)
 		d.stuck()
 	}

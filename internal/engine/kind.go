@@ -267,7 +267,7 @@ type ScriptRenewer struct {
 	Script    *wire.Script
 	Suffix    string // what the script gets behind each owner
 	ReadHolds bool   // the script also gets the key of each read hold
-	Permits   bool   // the keys are those of semaphores, and the script gets the keys of the acquired permits
+	Permits   bool   // each key names a semaphore, and the script gets the key of its acquired permits
 }
 
 // Renew implements watchdog.Renewer. If the slot of a batch is being moved and has keys on
@@ -276,9 +276,9 @@ func (r ScriptRenewer) Renew(ctx context.Context, batches [][]watchdog.Subject, 
 	return r.RenewWith(ctx, batches, ttl, shared, r.Script, "")
 }
 
-// RenewWith is Renew with a script that also gets the keys of the subjects, after all others, and one more argument. A
-// subject whose keys are on either side of a moving slot is renewed without that. If more is "", the script is
-// that of r.
+// RenewWith is Renew with a script that also gets the keys of the subjects, after all others, and the argument more. A
+// subject whose keys are on either side of a moving slot is renewed with r.Script. If more is "", script is
+// r.Script. They are arguments, because some kinds allocate a ScriptRenewer for each hold.
 func (r ScriptRenewer) RenewWith(ctx context.Context, batches [][]watchdog.Subject, ttl time.Duration, shared bool,
 	script *wire.Script, more string) []watchdog.Renewed {
 	results := r.renew(ctx, batches, ttl, !shared, script, more)

@@ -95,7 +95,7 @@ var Forms = [numRoles]Form{
 	RoleElectionChannel:  {[]string{"election"}, "", ElectionChannel, ""},
 }
 
-// beginning returns the function for keys that have a colon and an id behind those of key.
+// beginning returns the function for keys that consist of a key, a colon and an id.
 func beginning(key func(name string) string) func(name string) string {
 	return func(name string) string { return key(name) + ":" }
 }

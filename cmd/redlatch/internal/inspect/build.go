@@ -122,12 +122,13 @@ var telling = []int{termKey, queueKey, tokenKey, writersKey, permitsKey, roundKe
 // kindOfSlot derives the kind from the keys of a slot.
 func (s snapshot) kindOfSlot() Kind {
 	main := s.keys[mainKey]
-	switch {
-	case main.kind == "hash" && isLock(main.pairs()):
+	if main.kind == "hash" && isLock(main.pairs()) {
 		return Once
-	case !main.isMissing():
+	}
+	if !main.isMissing() {
 		return Other
-	case s.keys[doneKey].isMissing():
+	}
+	if s.keys[doneKey].isMissing() {
 		return None
 	}
 	return Once

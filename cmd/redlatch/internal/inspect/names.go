@@ -6,8 +6,8 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
-// SlotOf returns the work and the slot if a name or a key is that of a slot of once-only work: of the lock of its
-// run or of its memory.
+// SlotOf returns the work and the slot of once-only work if a name or a key is the key of the lock of its run, or of its
+// memory.
 func SlotOf(name string) (work, slot string, ok bool) {
 	k, ok := wire.ParseKey(name)
 	if ok {

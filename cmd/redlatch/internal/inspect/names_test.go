@@ -31,7 +31,7 @@ type use struct {
 // useFunc uses the object of that name, and calls held in the middle.
 type useFunc func(t *testing.T, c, other *redlatch.Client, name string, held func())
 
-// uses are those of all kinds of objects.
+// uses has a use of each kind of object.
 var uses = []use{
 	{Lock, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.Lock(name) })},
 	{Fenced, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) })},
@@ -197,7 +197,7 @@ func TestEveryKeyIsClassified(t *testing.T) {
 			for _, name := range []string{"jobs", "a{b}c"} {
 				c, other := harness.Client(t, s), harness.Client(t, s)
 				u.do(t, c, other, name, func() {
-					// The wait queue of a semaphore has who has waited for 100 ms.
+					// A client enters the wait queue of a semaphore after it has waited for 100 ms.
 					if u.kind == Semaphore || u.kind == Permits {
 						harness.Eventually(t, soon, "it is in the queue", func() bool {
 							o, err := r.Read(t.Context(), name)

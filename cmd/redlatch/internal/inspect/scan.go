@@ -87,8 +87,11 @@ func expression(glob string) string {
 
 // Matches reports whether a name matches the pattern. For a slot, the name of its work may match it instead.
 func (s *Scanner) Matches(name string) bool {
+	if s.matches.MatchString(name) {
+		return true
+	}
 	work, _, isSlot := SlotOf(name)
-	return s.matches.MatchString(name) || isSlot && s.matches.MatchString(work)
+	return isSlot && s.matches.MatchString(work)
 }
 
 // Next returns the names of a batch of keys, and whether there are more. A name may come again.
