@@ -240,6 +240,15 @@ func (q *queue) doNow(ctx context.Context, cmd rueidis.Completed) rueidis.RedisR
 			q.note(err)
 			return reply
 		}
+		keep(cmd)
+	}
+}
+
+// keep keeps rueidis from recycling commands that are sent once more: it may still be about to write them to the
+// connection that it has given up.
+func keep(cmds ...rueidis.Completed) {
+	for _, cmd := range cmds {
+		cmd.Pin()
 	}
 }
 
@@ -329,6 +338,7 @@ func (q *queue) sendBatch(b *batch) {
 		q.c.redialIfReplica(replies...)
 		err := replies[len(cmds)-1].NonRedisError()
 		if err == errLeft || errors.Is(err, errRedialed) {
+			keep(cmds...)
 			continue
 		}
 

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"reflect"
 	"runtime"
 	"slices"
 	"sync/atomic"
@@ -21,7 +22,16 @@ type silent struct {
 	mode              rueidis.ClientMode
 	sent, batches     atomic.Int32  // requests, and how often some were sent
 	redialed          atomic.Int32  // how often the connection is closed before the next are sent
+	kept              atomic.Int32  // commands sent that rueidis does not recycle
 	far               time.Duration // how long a reply takes
+}
+
+// command returns a command as callers build them.
+func command() rueidis.Completed { return new(rueidis.Builder).Ping().Build() }
+
+// isKept reports whether rueidis does not recycle a command.
+func isKept(cmd rueidis.Completed) bool {
+	return reflect.ValueOf(cmd).FieldByName("cs").Elem().FieldByName("r").Int() != 0
 }
 
 func (s *silent) Mode() rueidis.ClientMode { return s.mode }
@@ -41,6 +51,11 @@ func (s *silent) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 	if err != nil {
 		return slices.Repeat([]rueidis.RedisResult{rueidis.NewErrorResult(err)}, len(cmds))
 	}
+	for _, cmd := range cmds {
+		if isKept(cmd) {
+			s.kept.Add(1)
+		}
+	}
 	s.sent.Add(int32(len(cmds)))
 	s.batches.Add(1)
 	if s.answer != nil {
@@ -59,9 +74,9 @@ func do(t *testing.T, c *Client, n int, timeout time.Duration) <-chan error {
 			ctx, cancel := context.WithTimeout(t.Context(), timeout)
 			defer cancel()
 			if i%2 == 0 {
-				errs <- c.Do(ctx, rueidis.Completed{}).Error()
+				errs <- c.Do(ctx, command()).Error()
 			} else {
-				errs <- c.DoMulti(ctx, rueidis.Completed{})[0].Error()
+				errs <- c.DoMulti(ctx, command())[0].Error()
 			}
 		}()
 	}
@@ -141,6 +156,11 @@ func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
 				require.NoError(t, <-staying)
 			}
 			require.EqualValues(t, stay, conn.sent.Load())
+			require.EqualValues(t, stay, conn.kept.Load(), "rueidis has seen them before")
+
+			conn.redialed.Store(redialed)
+			require.NoError(t, c.Do(context.Background(), command()).Error())
+			require.Equal(t, redialed > 0, conn.kept.Load() > stay)
 		})
 	}
 }
@@ -180,15 +200,15 @@ func TestARequestThatIsNotSentInTime(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	c := NewClient(&silent{}, nil)
-	require.True(t, NotSent(ended, c.Do(ended, rueidis.Completed{}).Error()))
-	require.True(t, NotSent(ended, c.DoMulti(ended, rueidis.Completed{})[0].Error()))
-	require.False(t, NotSent(t.Context(), c.Do(ended, rueidis.Completed{}).Error()))
+	require.True(t, NotSent(ended, c.Do(ended, command()).Error()))
+	require.True(t, NotSent(ended, c.DoMulti(ended, command())[0].Error()))
+	require.False(t, NotSent(t.Context(), c.Do(ended, command()).Error()))
 }
 
 // In a cluster a node that answers says nothing about the others.
 func TestNodesAreKnownApart(t *testing.T) {
 	c := NewClient(&silent{mode: rueidis.ClientModeCluster}, nil)
-	require.NoError(t, c.Do(t.Context(), rueidis.Completed{}).Error()) // slot 0
+	require.NoError(t, c.Do(t.Context(), command()).Error()) // slot 0
 	require.True(t, c.queues[0].answers())
 	require.False(t, c.queues[1].answers())
 	require.False(t, c.Answers())
