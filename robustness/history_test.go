@@ -183,7 +183,7 @@ func (h *history) partition(lock string) []porcupine.Operation {
 			continue
 		}
 		promise := c.certain > 0 && !slices.ContainsFunc(wipes, func(w event) bool {
-			return c.called < w.Until && w.At < c.returned && c.returned < w.Until+int64(trust)
+			return h.reaches(w, c) && w.At < c.returned && c.returned < w.Until+int64(trust)
 		})
 		k := kindOf(c.kind)
 		if k.forever && slices.ContainsFunc(wipes, func(w event) bool { return w.At < c.returned }) {
@@ -202,12 +202,21 @@ func (h *history) partition(lock string) []porcupine.Operation {
 		add(c.worker(), operation{step: end, claim: c.id}, ends, ends)
 		if c.release == gone {
 			explained := c.certain <= c.lost || slices.ContainsFunc(wipes, func(w event) bool {
-				return w.Until > c.called && w.At < c.lost
+				return h.reaches(w, c) && w.At < c.lost
 			})
 			add(c.worker(), operation{step: isGone, claim: c.id, explained: explained}, c.lost, c.lost)
 		}
 	}
 	return ops
+}
+
+// reaches reports whether a wipe may have removed what a call acquired, because the call began before the end
+// of the wipe, or because its process has passed on what it held at that time.
+func (h *history) reaches(w event, c *claim) bool {
+	return c.called < w.Until || c.returned < w.Until+int64(trust) && slices.ContainsFunc(h.claims, func(o *claim) bool {
+		return o.worker() == c.worker() && o.acquired() && o.called < w.Until && (o.unlocking == 0 || o.unlocking > w.At) &&
+			slices.Equal(o.locks, c.locks)
+	})
 }
 
 // wipesOf returns the wipes of any of the locks.

@@ -116,6 +116,9 @@ func TestModel(t *testing.T) {
 			calls("a", 1).of("counting").gets("a", 2, 100).wiped(3, 4, "").unlocks("a", 5).unlocked("a", 6, fine).
 			calls("b", 7).of("counting").gets("b", 8, 100).calls("c", 7).of("counting").gets("c", 8, 100).
 			calls("d", 7).of("counting").gets("d", 8, 100).calls("e", 7).of("counting").gets("e", 8, 100),
+		"passed on after the wipe, by a process that had it before": tale{}.
+			calls("a#1", 1).gets("a#1", 2, 100).wiped(3, 4, "").calls("a#2", 5).unlocks("a#1", 6).gets("a#2", 7, 100).
+			unlocks("a#2", 8).unlocked("a#1", 9, fine).lost("a#2", 10, gone, 10),
 		"tokens restart without their counter": tale{}.
 			calls("a", 1).gets("a", 2, 20).token(3).wiped(3, 4, "").
 			calls("b", 5).gets("b", 6, 100).token(1),

@@ -137,6 +137,7 @@ func TestReleaseSizeIsIndependentOfWaiters(t *testing.T) {
 		}
 		requireQueue(t, s.Addr, "orders", c)
 		harness.Waits(t, waiters, c)
+		time.Sleep(bargingTime) // a younger one that becomes the first makes an attempt when it is as old
 		bytes := func() int {
 			info, err := testserver.Info(s.Addr, "stats")
 			require.NoError(t, err)
