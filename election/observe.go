@@ -29,9 +29,9 @@ const (
 // one, within 5 s if a message is lost. It does not report that a term has ended before the next
 // begins.
 //
-// The iteration blocks between leaders. It ends with an error: when ctx ends with its cause, wrapped;
-// lock.ErrClosed if the client is closed; lock.ErrUnavailable if the server has not answered for the
-// watchdog timeout; at once with a refusal of the server, or lock.ErrInvalid. Each iteration makes one
+// The iteration blocks between leaders, and while the server does not answer. It ends with an error: when ctx ends
+// with its cause, wrapped, which also matches lock.ErrUnavailable if the server did not answer then;
+// lock.ErrClosed if the client is closed; a refusal of the server; or lock.ErrInvalid. Each iteration makes one
 // request for each new leader, and one every 5 s. It needs no goroutine.
 func (e *Election) Observe(ctx context.Context) iter.Seq2[Leader, error] {
 	return func(yield func(Leader, error) bool) {
@@ -75,8 +75,7 @@ func (o *observer) Expire(time.Time) { o.Notify(pubsub.Event{}) }
 
 // next waits for another leader than the last.
 func (o *observer) next(ctx context.Context) (Leader, error) {
-	var outage error      // of the last read
-	var failing time.Time // since then
+	var outage error // of the last read
 	for {
 		leader, err := o.e.read(ctx)
 		pause := safetyPoll
@@ -87,16 +86,12 @@ func (o *observer) next(ctx context.Context) (Leader, error) {
 
 		if err == nil || err == ErrNoLeader {
 			outage = nil
-			failing = time.Time{}
 		} else {
 			if ctx.Err() != nil {
 				return Leader{}, o.ended(ctx, outage)
 			}
-			if outage == nil {
-				failing = time.Now()
-			}
 			outage = err
-			if wire.IsRefused(err) || time.Since(failing) >= o.e.s.WatchdogTimeout {
+			if wire.IsRefused(err) {
 				return Leader{}, o.ended(ctx, outage)
 			}
 			pause = minRetry + rand.N(maxRetry-minRetry)
