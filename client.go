@@ -333,9 +333,10 @@ func (c *Client) Close() {
 // a hold: end it first, by the end of the context of Election.Run or by Resign.
 //
 // Shutdown blocks until all holds have ended and all releases in the background are done. It then
-// closes the client like Close and returns nil. If ctx ends first, it closes the client at once, which
-// may take a few seconds, and returns an error that matches context.Cause(ctx) and contains the number
-// of holds that are lost with lock.ReasonClosed. It returns an error that matches lock.ErrClosed if
+// closes the client like Close and returns nil. If ctx ends first, it closes the client at once and gives up the
+// requests under way, but not before a second since its call has passed; a client of Wrap waits a few seconds for
+// them. The error then matches context.Cause(ctx) and contains the number of holds that are lost with
+// lock.ReasonClosed. It returns an error that matches lock.ErrClosed if
 // Close, or another Shutdown, closes the client while holds remain, and nil if the client is
 // closed already. If ctx is nil, the error matches lock.ErrInvalid, and nothing happens.
 //

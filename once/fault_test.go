@@ -147,6 +147,26 @@ func TestRunAndShutdown(t *testing.T) {
 	})
 }
 
+// Shutdown ends with its context, although the success of work that has run cannot be stored.
+func TestShutdownBesideASilentServer(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		const patience = 3 * time.Second
+		s := harness.Own(t, shared.Program)
+		c := harness.Client(t, s)
+		call, work := occupy(t, c.Once(name))
+		s.Pause()
+		defer s.Resume()
+		work.result <- nil
+		time.Sleep(patience / 10) // it tries to store that
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		defer cancel()
+		began := time.Now()
+		require.ErrorIs(t, c.Shutdown(ctx), context.DeadlineExceeded)
+		require.Less(t, time.Since(began), patience+patience/4)
+		require.ErrorIs(t, call.EndWithin(soon), lock.ErrIndeterminate)
+	})
+}
+
 // Nothing runs if the server cannot say whether the work has been done.
 func TestUnavailable(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

@@ -22,7 +22,8 @@ const (
 	cleanupsAtOnce = 512
 	// maxWaiting bounds how many workers wait for a cleanup to be due.
 	maxWaiting = 16
-	// lastCleanup bounds how long Close waits for those that are still pending.
+	// lastCleanup bounds the requests that are made once more because the session closes. It is also the least time
+	// that Shutdown leaves to them.
 	lastCleanup = time.Second
 
 	// MinPause and maxPause bound the pauses between attempts of a request that is repeated.
@@ -45,7 +46,13 @@ func (s *Session) Retry(ctx context.Context, by time.Time, request func(ctx cont
 	final func(error) bool) error {
 	for pause := MinPause; ; pause = min(2*pause, maxPause) {
 		closed := s.Err()
-		attempt, cancel := s.boundedBy(ctx, by)
+		end := by
+		if closed != nil {
+			if last := s.lastRunEnds(); by.IsZero() || last.Before(by) {
+				end = last
+			}
+		}
+		attempt, cancel := s.boundedBy(ctx, end)
 		err := request(attempt)
 		cancel()
 		if err == nil || final(err) {
@@ -223,10 +230,20 @@ func (s *Session) CleanUp(d time.Duration, c Cleanup) {
 	}
 	cs.mu.Unlock()
 	if closed {
-		ctx, cancel := context.WithTimeout(context.Background(), lastCleanup)
+		ctx, cancel := context.WithDeadline(context.Background(), s.lastRunEnds())
 		defer cancel()
 		_, _ = c(ctx)
 	}
+}
+
+// lastRunEnds returns when the requests of a session that closes now have to end. A Shutdown that was not in time
+// leaves them none.
+func (s *Session) lastRunEnds() time.Time {
+	end := time.Now().Add(lastCleanup)
+	if by := s.shutBy.Load(); by != nil && by.Before(end) {
+		end = *by
+	}
+	return end
 }
 
 // hireLocked adds a worker unless there are enough.
@@ -288,7 +305,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		closing := ctx.Err() != nil
 		if closing {
 			if cs.closeBy.IsZero() {
-				cs.closeBy = time.Now().Add(lastCleanup)
+				cs.closeBy = s.lastRunEnds()
 			}
 			runCtx = context.Background()
 			until = cs.closeBy

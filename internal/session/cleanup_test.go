@@ -197,6 +197,41 @@ func TestRetryLeavesTimeForTheLastAttempt(t *testing.T) {
 	}
 }
 
+// When the session closes, requests have a moment left, and none after a Shutdown that was not in time.
+func TestRequestsEndWithTheSession(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := bare()
+			s.client, s.ReplyTimeout = new(wire.Client), time.Minute
+			silent := func(ctx context.Context) error {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			s.CleanUp(time.Hour, func(ctx context.Context) (time.Duration, error) { return 0, silent(ctx) })
+			s.Go(func(context.Context) {
+				_ = s.Retry(context.Background(), time.Now().Add(time.Hour), func(ctx context.Context) error {
+					if s.Err() != nil {
+						return silent(ctx)
+					}
+					return errors.New("again")
+				}, never)
+			})
+			synctest.Wait()
+			began := time.Now()
+			if late {
+				s.shutBy.Store(&began)
+			}
+			s.end()
+			if late {
+				require.Zero(t, time.Since(began))
+			} else {
+				require.LessOrEqual(t, time.Since(began), 2*lastCleanup)
+				require.GreaterOrEqual(t, time.Since(began), lastCleanup)
+			}
+		})
+	}
+}
+
 // What a call undoes goes on in the background when its context has ended.
 func TestUndoGoesOnInTheBackground(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

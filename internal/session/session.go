@@ -79,6 +79,7 @@ type Session struct {
 	holds    []func() iter.Seq[Hold]            // see List
 	counted  []func() (waiting, attempting int) // see Count
 	cleanups cleanups
+	shutBy   atomic.Pointer[time.Time] // when requests have to end, set by a Shutdown that was not in time
 
 	watchdogMillis string // WatchdogTimeout, formatted
 

@@ -37,7 +37,16 @@ func (s *Session) Shutdown(ctx context.Context) error {
 	}
 
 	s.stop()
+	least := time.Now().Add(lastCleanup)
 	err := s.drain(ctx)
+	if err != nil {
+		// The requests under way have had all that time.
+		s.shutBy.Store(&least)
+		if s.Conns != nil {
+			cut := time.AfterFunc(time.Until(least), s.Conns.Cut)
+			defer cut.Stop()
+		}
+	}
 	s.Close()
 	if err == nil && s.left > 0 {
 		err = lock.ErrClosed // by another call

@@ -102,13 +102,23 @@ func (cs *Conns) mayRedial() bool {
 
 // redial closes all connections, so that they are made anew.
 func (cs *Conns) redial() {
-	cs.mu.Lock()
-	open := slices.Collect(maps.Keys(cs.open))
-	cs.mu.Unlock()
-	for _, c := range open {
+	for _, c := range cs.all() {
 		c.redialed.Store(true)
 		_ = c.Close()
 	}
+}
+
+// Cut closes all connections, so that the requests under way fail.
+func (cs *Conns) Cut() {
+	for _, c := range cs.all() {
+		_ = c.Close()
+	}
+}
+
+func (cs *Conns) all() []*conn {
+	cs.mu.Lock()
+	defer cs.mu.Unlock()
+	return slices.Collect(maps.Keys(cs.open))
 }
 
 // conn is a connection that blocks reads until the first write. A server that has reached
