@@ -2,7 +2,9 @@ package interop
 
 import (
 	"context"
+	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -177,4 +179,57 @@ func TestContentionDoesNotStarvePollingClients(t *testing.T) {
 			})
 		})
 	}
+}
+
+// During a rolling deployment, callers of redsync with its default options contend with as many of redlatch. They
+// fail hardly more often than without redlatch, where one in two hundred does.
+func TestARolloutLeavesOldCallersTheirLocks(t *testing.T) {
+	harness.Full(t)
+	const (
+		hold  = 20 * time.Millisecond
+		lasts = 30 * time.Second
+		most  = 4 // percent; a process that leaves nothing to pollers lets more than half of theirs fail
+	)
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var all sync.WaitGroup
+		defer all.Wait()
+		for _, old := range []int{4, 8} {
+			for _, fresh := range []int{0, 1, 2} { // processes of 8 callers
+				name := fmt.Sprint(old, " beside ", 8*fresh)
+				until := time.Now().Add(lasts)
+				for range fresh {
+					l := harness.Client(t, s).PlainLock(name)
+					for range 8 {
+						all.Go(func() {
+							for time.Now().Before(until) {
+								assert.NoError(t, l.Do(context.Background(), func(context.Context) error { time.Sleep(hold); return nil }))
+							}
+						})
+					}
+				}
+				all.Go(func() {
+					var callers sync.WaitGroup
+					var got, failed atomic.Int32
+					for range old {
+						mutex := redsync.New(goredis.NewPool(conn(t, s))).NewMutex(name)
+						callers.Go(func() {
+							for time.Now().Before(until) {
+								if mutex.Lock() != nil {
+									failed.Add(1)
+									continue
+								}
+								got.Add(1)
+								time.Sleep(hold)
+								_, err := mutex.Unlock()
+								assert.NoError(t, err)
+							}
+						})
+					}
+					callers.Wait()
+					t.Logf("%s: %d locks of redsync, and %d failed", name, got.Load(), failed.Load())
+					assert.LessOrEqual(t, 100*failed.Load(), most*(got.Load()+failed.Load()), name)
+				})
+			}
+		}
+	})
 }
