@@ -62,6 +62,22 @@ var (
 	errLeft = errors.New("redlatch: a caller has left")
 )
 
+// unanswered is the error of a request whose caller has left after it was sent and before its reply came. The
+// server may be well: the caller's time may have been too short.
+type unanswered struct {
+	after time.Duration // from when it was sent until the caller left
+	ended error         // of the caller's context
+}
+
+func (u *unanswered) Error() string { return u.when() + ": " + u.ended.Error() }
+
+// when is the message without the error of the context.
+func (u *unanswered) when() string {
+	return fmt.Sprintf("the wait ended %v after the request was sent, before the answer", u.after.Round(100*time.Microsecond))
+}
+
+func (u *unanswered) Unwrap() error { return u.ended }
+
 // NotSent reports whether a request under ctx has failed with err only because ctx ended before it
 // was sent.
 func NotSent(ctx context.Context, err error) bool {
@@ -159,8 +175,8 @@ type batch struct {
 	pipelined
 	q        *queue
 	requests []*request
-	commands int  // of the requests
-	sent     bool // guarded by q.mu
+	commands int           // of the requests
+	sent     time.Duration // when, since started; 0 before. Guarded by q.mu
 	one      [1]*request
 }
 
@@ -196,10 +212,23 @@ func (q *queue) answers() bool {
 	return last != 0 && time.Since(started)-time.Duration(last) < fresh
 }
 
-// begin notes that a request begins.
-func (q *queue) begin() {
-	if q.asked.Load() == 0 {
-		q.asked.CompareAndSwap(0, int64(time.Since(started)))
+// begin notes that a request begins, and returns the time if it is the first since the last answer.
+func (q *queue) begin() (first int64) {
+	if q.asked.Load() != 0 {
+		return 0
+	}
+	first = int64(time.Since(started))
+	if !q.asked.CompareAndSwap(0, first) {
+		return 0
+	}
+	return first
+}
+
+// forget notes that requests of which the first began then were not sent, so the server owes them no answer. For
+// requests that began meanwhile, the time without an answer counts from the next one.
+func (q *queue) forget(first int64) {
+	if first != 0 {
+		q.asked.CompareAndSwap(first, 0)
 	}
 }
 
@@ -276,8 +305,8 @@ func (q *queue) do(ctx context.Context, r *request) []rueidis.RedisResult {
 	}
 
 	r.left = true
-	if r.batch.sent {
-		return all(ctx.Err(), len(r.cmds))
+	if sent := r.batch.sent; sent != 0 {
+		return all(&unanswered{time.Since(started) - sent, ctx.Err()}, len(r.cmds))
 	}
 	return all(q.notSent(ctx), len(r.cmds))
 }
@@ -301,7 +330,7 @@ func (q *queue) add(ctx context.Context, r *request) {
 // sendBatch sends a batch when there is room, and the goroutines that could run meanwhile have added
 // nothing more to it.
 func (q *queue) sendBatch(b *batch) {
-	q.begin()
+	first := q.begin()
 	q.room <- struct{}{}
 	defer func() { <-q.room }()
 
@@ -326,6 +355,7 @@ func (q *queue) sendBatch(b *batch) {
 	for {
 		cmds := b.unsent()
 		if len(cmds) == 0 {
+			q.forget(first)
 			return
 		}
 
@@ -365,7 +395,7 @@ func (b *batch) unsent() (cmds []rueidis.Completed) {
 	b.q.mu.Lock()
 	defer b.q.mu.Unlock()
 
-	b.sent = false
+	b.sent = 0
 	b.requests = slices.DeleteFunc(b.requests, func(r *request) bool { return r.left })
 	if len(b.requests) == 1 {
 		return b.requests[0].cmds
@@ -381,7 +411,7 @@ func (b *batch) Err() error {
 	b.q.mu.Lock()
 	defer b.q.mu.Unlock()
 
-	if b.sent {
+	if b.sent != 0 {
 		return nil
 	}
 
@@ -391,6 +421,6 @@ func (b *batch) Err() error {
 		}
 	}
 
-	b.sent = true
+	b.sent = time.Since(started)
 	return nil
 }

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"fmt"
 	"reflect"
 	"runtime"
 	"slices"
@@ -163,6 +164,40 @@ func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
 			require.Equal(t, redialed > 0, conn.kept.Load() > stay)
 		})
 	}
+}
+
+// Callers that leave before a server that is well has answered are told that, and not that it does not answer.
+func TestCallersWithLittleTime(t *testing.T) {
+	const far = 10 * time.Millisecond
+	for timeout := time.Millisecond; timeout < far; timeout += time.Millisecond {
+		synctest.Test(t, func(t *testing.T) {
+			c := NewClient(&silent{far: far}, nil)
+			for range 3 {
+				err := <-do(t, c, 1, timeout)
+				require.ErrorIs(t, err, context.DeadlineExceeded)
+				require.EqualError(t, err, fmt.Sprintf(
+					"the wait ended %v after the request was sent, before the answer: context deadline exceeded", timeout))
+				require.Equal(t, Unknown, OutcomeOf(err))
+				time.Sleep(2 * quiet)
+			}
+		})
+	}
+}
+
+// Requests that were not sent say nothing of the server, however long ago they were.
+func TestRequestsThatWereNotSentNeedNoAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn := &silent{}
+		c := NewClient(conn, nil)
+		for range 3 {
+			conn.connected = make(chan struct{})
+			require.ErrorIs(t, <-do(t, c, 1, 5*time.Millisecond), errNotSent)
+			close(conn.connected)
+			time.Sleep(2 * quiet)
+			synctest.Wait()
+		}
+		require.Zero(t, conn.sent.Load())
+	})
 }
 
 // A batch is sent although callers keep coming.

@@ -66,7 +66,7 @@ func Undone(ctx context.Context, err error) error {
 	for _, cause := range split(err) {
 		switch {
 		case cause == lock.ErrIndeterminate, cause == lock.ErrNotAcquired:
-		case cause == lock.ErrClosed, cause == context.Canceled, cause == context.DeadlineExceeded:
+		case cause == lock.ErrClosed, isEnd(cause):
 			causes = append(causes, cause)
 		default:
 			return err
@@ -80,11 +80,17 @@ func Undone(ctx context.Context, err error) error {
 // has failed with err. It is nil if that only says that the other caller has left.
 func NotAsked(err error) error {
 	for _, cause := range split(err) {
-		if cause == context.Canceled || cause == context.DeadlineExceeded {
+		if isEnd(cause) {
 			return nil
 		}
 	}
 	return errors.Join(lock.ErrUnavailable, errors.New(Reason(err)))
+}
+
+// isEnd reports whether err only says that a context has ended.
+func isEnd(err error) bool {
+	_, left := err.(*unanswered)
+	return left || err == context.Canceled || err == context.DeadlineExceeded
 }
 
 // Failure is the error of a public call. Its message is one line, and it matches one kind.
@@ -238,6 +244,9 @@ func (f *Failure) line(cause error) string {
 		return inner.call() + ": " + Reason(inner)
 	}
 
+	if left, ok := cause.(*unanswered); ok {
+		return left.when()
+	}
 	if cause == context.DeadlineExceeded && !errors.Is(f, cause) {
 		return "no reply in time"
 	}

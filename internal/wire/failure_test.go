@@ -21,6 +21,7 @@ import (
 func TestFailed(t *testing.T) {
 	dialTimeout := &net.OpError{Op: "dial", Net: "tcp", Err: &timeoutError{}}
 	require.ErrorIs(t, dialTimeout, context.DeadlineExceeded)
+	cutOff := &unanswered{3140 * time.Microsecond, context.DeadlineExceeded}
 	lost := &lock.LostError{Name: "a", Reason: lock.ReasonGone}
 	expired, cancel := context.WithTimeoutCause(t.Context(), -1, errors.New("late"))
 	defer cancel()
@@ -37,6 +38,12 @@ func TestFailed(t *testing.T) {
 		{t.Context(), dialTimeout, []error{lock.ErrUnavailable}, `redlatch: server unavailable: acquire "a" (waited 1.5s): dial tcp: i/o timeout`},
 		{t.Context(), os.ErrDeadlineExceeded, []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): i/o timeout`},
 		{t.Context(), context.DeadlineExceeded, []error{lock.ErrIndeterminate}, `redlatch: outcome unknown: acquire "a" (waited 1.5s): no reply in time`},
+		{t.Context(), cutOff, []error{lock.ErrIndeterminate},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): the wait ended 3.1ms after the request was sent, before the answer`},
+		{expired, cutOff, []error{lock.ErrIndeterminate, context.Cause(expired)},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): late; the wait ended 3.1ms after the request was sent, before the answer`},
+		{expired, Undone(expired, errors.Join(lock.ErrNotAcquired, Classify(cutOff))), []error{lock.ErrNotAcquired, context.Cause(expired)},
+			`redlatch: lock not acquired: acquire "a" (waited 1.5s): late; the wait ended 3.1ms after the request was sent, before the answer`},
 		{expired, context.DeadlineExceeded, []error{lock.ErrIndeterminate, context.Cause(expired)},
 			`redlatch: outcome unknown: acquire "a" (waited 1.5s): late`},
 		{expired, errors.Join(lock.ErrNotAcquired, Classify(io.EOF)),
@@ -82,6 +89,7 @@ func TestFailed(t *testing.T) {
 	require.NotErrorIs(t, err, lock.ErrUnavailable)
 	require.ErrorAs(t, err, new(*net.OpError))
 	require.NoError(t, NotAsked(errors.Join(lock.ErrIndeterminate, context.Canceled)), "the other caller has left")
+	require.NoError(t, NotAsked(Classify(cutOff)), "the other caller has left")
 	cut := errors.Join(lock.ErrNotAcquired, Classify(context.DeadlineExceeded))
 	require.ErrorIs(t, cut, lock.ErrIndeterminate)
 	for _, tt := range []struct{ err, kind error }{
