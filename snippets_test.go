@@ -20,18 +20,22 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// importable are the packages that a snippet without imports may use, by their names.
-var importable = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "slog": "log/slog",
-	"http": "net/http", "os": "os", "signal": "os/signal", "sync": "sync", "sql": "database/sql",
-	"syscall": "syscall", "testing": "testing", "time": "time",
-	"rueidis": "github.com/redis/rueidis", "trace": "go.opentelemetry.io/otel/trace", "metric": "go.opentelemetry.io/otel/metric",
-	"redlatch": "github.com/redlatch/redlatch", "redlatchtest": "github.com/redlatch/redlatch/redlatchtest",
-	"lock": "github.com/redlatch/redlatch/lock", "pubsub": "github.com/redlatch/redlatch/pubsub",
-	"countdown": "github.com/redlatch/redlatch/countdown", "election": "github.com/redlatch/redlatch/election",
-	"fairlock": "github.com/redlatch/redlatch/fairlock", "multilock": "github.com/redlatch/redlatch/multilock",
-	"once": "github.com/redlatch/redlatch/once", "rlock": "github.com/redlatch/redlatch/rlock",
-	"rwlock": "github.com/redlatch/redlatch/rwlock", "semaphore": "github.com/redlatch/redlatch/semaphore",
+// importable are the packages that a snippet without imports may use, by their names: those of each module. It
+// has to build with the oldest Go of this module.
+var importable = map[string]map[string]string{
+	".": {
+		"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "slog": "log/slog",
+		"http": "net/http", "os": "os", "signal": "os/signal", "sync": "sync", "sql": "database/sql",
+		"syscall": "syscall", "testing": "testing", "time": "time",
+		"rueidis": "github.com/redis/rueidis", "trace": "go.opentelemetry.io/otel/trace", "metric": "go.opentelemetry.io/otel/metric",
+		"redlatch": "github.com/redlatch/redlatch", "redlatchtest": "github.com/redlatch/redlatch/redlatchtest",
+		"lock": "github.com/redlatch/redlatch/lock", "pubsub": "github.com/redlatch/redlatch/pubsub",
+		"countdown": "github.com/redlatch/redlatch/countdown", "election": "github.com/redlatch/redlatch/election",
+		"fairlock": "github.com/redlatch/redlatch/fairlock", "multilock": "github.com/redlatch/redlatch/multilock",
+		"once": "github.com/redlatch/redlatch/once", "rlock": "github.com/redlatch/redlatch/rlock",
+		"rwlock": "github.com/redlatch/redlatch/rwlock", "semaphore": "github.com/redlatch/redlatch/semaphore",
+	},
+	"contrib/httplock": {"httplock": "github.com/redlatch/redlatch/contrib/httplock"},
 }
 
 // snippet is a Go block of a document.
@@ -55,25 +59,31 @@ func snippetsOf(document, text string) []snippet {
 type checker struct {
 	files    *token.FileSet
 	importer types.Importer
-	prelude  string // declares the names that all snippets may use
+	paths    map[string]string // of the importable packages
+	prelude  string            // declares the names that all snippets may use
 }
 
 func newChecker(t *testing.T, prelude string) *checker {
 	t.Helper()
-	arguments := []string{"list", "-export", "-f", "{{.ImportPath}}={{.Export}}"}
+	list := []string{"list", "-export", "-f", "{{.ImportPath}}={{.Export}}"}
 	if info, ok := debug.ReadBuildInfo(); ok && slices.Contains(info.Settings, debug.BuildSetting{Key: "-race", Value: "true"}) {
-		arguments = append(arguments, "-race") // the packages of this program are in the cache
+		list = append(list, "-race") // the packages of this program are in the cache
 	}
-	arguments = append(arguments, slices.Sorted(maps.Values(importable))...)
-	out, err := exec.Command("go", arguments...).Output()
-	require.NoError(t, err)
-	exports := map[string]string{}
-	for line := range strings.Lines(string(out)) {
-		path, file, _ := strings.Cut(strings.TrimSpace(line), "=")
-		exports[path] = file
+	paths, exports := map[string]string{}, map[string]string{}
+	for module, packages := range importable {
+		maps.Copy(paths, packages)
+		cmd := exec.Command("go", slices.Concat(list, slices.Sorted(maps.Values(packages)))...)
+		cmd.Dir = module
+		cmd.Stderr = os.Stderr
+		out, err := cmd.Output()
+		require.NoError(t, err)
+		for line := range strings.Lines(string(out)) {
+			path, file, _ := strings.Cut(strings.TrimSpace(line), "=")
+			exports[path] = file
+		}
 	}
 	files := token.NewFileSet()
-	return &checker{files: files, prelude: prelude, importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) {
+	return &checker{files: files, paths: paths, prelude: prelude, importer: importer.ForCompiler(files, "gc", func(path string) (io.ReadCloser, error) {
 		if exports[path] == "" {
 			return nil, fmt.Errorf("package %s is not one of those for snippets", path)
 		}
@@ -121,8 +131,8 @@ func (c *checker) addImports(file *ast.File) {
 	used := map[string]bool{}
 	ast.Inspect(file, func(n ast.Node) bool {
 		if selector, ok := n.(*ast.SelectorExpr); ok {
-			if x, ok := selector.X.(*ast.Ident); ok && importable[x.Name] != "" {
-				used[importable[x.Name]] = true
+			if x, ok := selector.X.(*ast.Ident); ok && c.paths[x.Name] != "" {
+				used[c.paths[x.Name]] = true
 			}
 		}
 		return true

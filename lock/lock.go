@@ -35,7 +35,7 @@
 //	error             meaning                                            HTTP  what to do
 //	ErrNotAcquired    others hold the lock until the wait is over         409  try again later
 //	ErrUnavailable    the server could not be asked; nothing has changed  503  try again later
-//	ErrIndeterminate  a request was sent, and its outcome is unknown      504  from Lock: try again later;
+//	ErrIndeterminate  a request was sent, and its outcome is unknown      503  from Lock: try again later;
 //	                                                                           from Unlock: the lease ends;
 //	                                                                           of numbers: see the package
 //	ErrLost           the hold ended before its Unlock                    500  check the work done under it

@@ -16,10 +16,14 @@
 //	400 Bad Request          the key is longer than MaxKey, or empty although RequireKey is set
 //	409 Conflict             another request has the key, and Wait is over; or too many wait
 //	                         (lock.MaxWaiters)
-//	503 Service Unavailable  the server of the locks is down or silent, or the redlatch client is
-//	                         closed; Retry-After says when to come back
+//	503 Service Unavailable  the server of the locks is down, or its reply was lost
+//	                         (lock.ErrIndeterminate), or the redlatch client is closed; Retry-After
+//	                         says when to come back
 //	500                      the server refuses, or the key is no valid name of a lock: the
 //	                         program or the server has to be corrected
+//
+// A lost reply is no 504, after which a client must not repeat a POST: whether the request has acquired the
+// lock is unknown, but the handler has not run, and the lock is released in the background.
 //
 // The cause goes to Config.OnError, except that of a 400 and a 409, which are part of normal operation.
 // Config.Refuse replaces these responses.
@@ -32,9 +36,9 @@
 //
 // # The handler
 //
-// Its request has the context of the hold, which ends when the client disconnects, and when the
-// lock is lost; context.Cause tells which (see lock.LostError). The handler should then stop and
-// answer 5xx: another request with the key may have begun. HoldFrom returns the hold, for its fencing
+// Its request has the context of the hold, which ends when the client disconnects, or Config.Grace later,
+// and when the lock is lost; context.Cause tells which (see lock.LostError). The handler should then stop
+// and answer 5xx: another request with the key may have begun. HoldFrom returns the hold, for its fencing
 // token. The ResponseWriter is the server's own, so Flush, Hijack and http.ResponseController work.
 //
 // The lock is released when the handler returns or panics. A handler that hijacks the connection, or
@@ -52,7 +56,19 @@
 // Wait is over or it has the lock. A middleware before this one can read the body; then, however, an
 // upload that gets 409 has been sent in vain.
 //
+// The work of a handler ends with its client, too, unless Config.Grace lets it finish. A handler that was
+// left runs under its lock like any other, and its client, which has no response, should find out what
+// became of its request before it repeats it: by a key of idempotency, or by a GET.
+//
 // Wait should be shorter than http.Server.WriteTimeout, which includes it.
+//
+// # Shutdown
+//
+// A program calls http.Server.Shutdown first and Client.Shutdown second. The first ends no context of a
+// request. It waits for all handlers of HTTP/1, but not for those of HTTP/2 whose clients have left; the
+// second waits for these, because they have their locks. Each gets a context that lasts longer than
+// Config.Grace. http.Server.Close disconnects all clients, so that handlers have Config.Grace left, and
+// Client.Close ends their contexts at once.
 package httplock
 
 import (
@@ -61,6 +77,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -87,6 +104,13 @@ type Config struct {
 
 	// Wait is how long a request waits for the lock. 0 means not at all.
 	Wait time.Duration
+
+	// Grace is how long a handler may go on after its client has disconnected, or the context of its request
+	// has ended otherwise. 0 means not at all. With a Grace the context of the handler has the values of the
+	// context of the request, but no deadline, and ends when Grace is over, with the same cause. It still ends
+	// at once when the lock is lost. A request that waits for its lock has no Grace. To bound the time
+	// under the lock as a whole, set lock.MaxHold in Options.
+	Grace time.Duration
 
 	// Options are further options of each acquisition, such as lock.MaxHold and
 	// lock.MaxWaiters. lock.Wait and lock.Parent are not valid here.
@@ -131,10 +155,12 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 		return nil, invalid("RetryAfter is negative")
 	case c.MaxKey < 0:
 		return nil, invalid("MaxKey is negative")
+	case c.Grace < 0:
+		return nil, invalid("Grace is negative")
 	case o.Bounded:
 		return nil, invalid("Options: lock.Wait: set Config.Wait instead")
 	case o.Parent != nil:
-		return nil, invalid("Options: lock.Parent: the context of the request is the parent of the hold's")
+		return nil, invalid("Options: lock.Parent: the context of the request is the parent of the hold's; set Config.Grace for work that outlasts its client")
 	}
 	if c.RetryAfter == 0 {
 		c.RetryAfter = defaultRetryAfter
@@ -169,7 +195,13 @@ func (c Config) serve(w http.ResponseWriter, r *http.Request, next http.Handler)
 
 // serveWith serves a request under a lock.
 func (c Config) serveWith(l lock.Locker, w http.ResponseWriter, r *http.Request, next http.Handler) {
-	h, err := l.Lock(r.Context(), c.Options...)
+	opts := c.Options
+	if c.Grace > 0 {
+		parent, cancel := outlasting(r.Context(), c.Grace)
+		defer cancel()
+		opts = append(slices.Clip(opts), lock.Parent(parent))
+	}
+	h, err := l.Lock(r.Context(), opts...)
 	if err != nil {
 		if !errors.Is(err, lock.ErrNotAcquired) {
 			c.OnError(r, err)
@@ -191,6 +223,25 @@ func (c Config) serveWith(l lock.Locker, w http.ResponseWriter, r *http.Request,
 	next.ServeHTTP(w, held)
 }
 
+// outlasting returns a context with the values of ctx that ends that long after ctx, with the cause of ctx, or
+// when cancel is called.
+func outlasting(ctx context.Context, grace time.Duration) (_ context.Context, cancel func()) {
+	longer, end := context.WithCancelCause(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.NewTimer(grace)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			end(context.Cause(ctx))
+		case <-longer.Done():
+		}
+	})
+	return longer, func() {
+		stop()
+		end(nil)
+	}
+}
+
 func (c Config) refuse(w http.ResponseWriter, _ *http.Request, err error) {
 	switch {
 	case err == ErrKey:
@@ -198,8 +249,6 @@ func (c Config) refuse(w http.ResponseWriter, _ *http.Request, err error) {
 	case errors.Is(err, lock.ErrNotAcquired):
 		http.Error(w, "another request for this resource is in progress", http.StatusConflict)
 	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrIndeterminate), errors.Is(err, lock.ErrClosed):
-		// The outcome of the acquisition may be unknown, but that of the request is known: the
-		// handler has not run. So it is no 504, after which a client must not repeat a POST.
 		seconds := (c.RetryAfter-1)/time.Second + 1
 		w.Header().Set("Retry-After", strconv.FormatInt(int64(seconds), 10))
 		http.Error(w, "locks are unavailable", http.StatusServiceUnavailable)

@@ -296,6 +296,100 @@ func TestClientLeavesTheHandler(t *testing.T) {
 	})
 }
 
+// With a Grace, a handler whose client has left goes on under its lock.
+func TestHandlerOutlastsItsClient(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := newGate(t)
+		requests := make(chan context.Context, 10)
+		h := wrap(t, httplock.Config{Locker: locks(harness.Client(t, s)), Grace: time.Hour}, g.ServeHTTP)
+		server := start(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			requests <- r.Context()
+			h.ServeHTTP(w, r)
+		}))
+		left := post(t, server, "")
+		ctx := g.Entered(t).Context()
+		left.Cancel(nil)
+		require.ErrorIs(t, left.End(), context.Canceled)
+		harness.Receive(t, patience, "the end of the request", (<-requests).Done())
+		require.NoError(t, ctx.Err())
+		requireStatus(t, http.StatusConflict, server, "/orders/1")
+		g.Open()
+		harness.Receive(t, patience, "the end of the context", ctx.Done())
+		harness.NothingLeft(t, s.Addr)
+	})
+}
+
+// The Grace begins when the request ends. The context of the handler has the values of the request's, and
+// ends early when the lock is lost.
+func TestGrace(t *testing.T) {
+	const grace, work = time.Minute, time.Hour
+	type key struct{}
+	left := errors.New("the client has left")
+	for name, row := range map[string]struct {
+		lose  bool
+		lasts time.Duration // how long the handler works, if its context does not end before
+		want  time.Duration // how long after the departure of its client it returns
+		cause error
+	}{
+		"over":     {lasts: work, want: grace, cause: left},
+		"lost":     {lose: true, lasts: work, cause: lock.ErrLost},
+		"finished": {lasts: grace / 2, want: grace / 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				orders := redlatchtest.NewLocker("orders")
+				request, leave := context.WithCancelCause(context.WithValue(t.Context(), key{}, "value"))
+				deadline, cancel := context.WithTimeout(request, 2*work)
+				defer cancel()
+				var failure error
+				h := wrap(t, httplock.Config{
+					Locker: func(string) lock.Locker { return orders }, Grace: grace,
+					OnError: func(_ *http.Request, err error) { failure = err },
+				}, func(_ http.ResponseWriter, r *http.Request) {
+					ctx := r.Context()
+					require.Equal(t, "value", ctx.Value(key{}))
+					_, bounded := ctx.Deadline()
+					require.False(t, bounded)
+
+					time.Sleep(work) // with a client that stays
+					require.NoError(t, ctx.Err())
+					leave(left)
+					began := time.Now()
+					if row.lose {
+						redlatchtest.Lose(t, ctx, lock.ReasonGone)
+					}
+					select {
+					case <-ctx.Done():
+						require.ErrorIs(t, context.Cause(ctx), row.cause)
+					case <-time.After(row.lasts):
+						require.NoError(t, row.cause)
+					}
+					require.Equal(t, row.want, time.Since(began))
+				})
+				h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/orders", nil).WithContext(deadline))
+				require.Equal(t, row.lose, errors.Is(failure, lock.ErrLost), "%v", failure)
+				redlatchtest.AssertFree(t, orders)
+			})
+		})
+	}
+}
+
+// A request that waits for its lock ends with its client.
+func TestWaitHasNoGrace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		orders := redlatchtest.NewLocker("orders")
+		defer orders.HoldElsewhere()()
+		ctx, leave := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, leave)
+		h := wrap(t, httplock.Config{
+			Locker: func(string) lock.Locker { return orders }, Wait: time.Hour, Grace: time.Hour,
+		}, func(http.ResponseWriter, *http.Request) { assert.Fail(t, "the handler has run") })
+		began := time.Now()
+		h.ServeHTTP(httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/orders", nil).WithContext(ctx))
+		require.Equal(t, time.Second, time.Since(began))
+	})
+}
+
 func TestUnlocksWhateverTheHandlerDoes(t *testing.T) {
 	hijack := func(w http.ResponseWriter) {
 		conn, _, err := w.(http.Hijacker).Hijack()
@@ -476,6 +570,7 @@ func TestInvalidConfig(t *testing.T) {
 		"Locker is nil":          {Key: byPath},
 		"Key is nil":             {Locker: locker},
 		"Wait is negative":       {Locker: locker, Key: byPath, Wait: -1},
+		"Grace is negative":      {Locker: locker, Key: byPath, Grace: -1},
 		"MaxKey is negative":     {Locker: locker, Key: byPath, MaxKey: -1},
 		"RetryAfter is negative": {Locker: locker, Key: byPath, RetryAfter: -1},
 		"lock.Wait":              {Locker: locker, Key: byPath, Options: []lock.Option{lock.Wait(0)}},

@@ -50,11 +50,9 @@ func (s service) shipOrder(w http.ResponseWriter, r *http.Request) {
 		// The client has left.
 	case errors.Is(err, lock.ErrNotAcquired):
 		http.Error(w, "another request is shipping this order", http.StatusConflict)
-	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrClosed):
+	case errors.Is(err, lock.ErrUnavailable), errors.Is(err, lock.ErrIndeterminate), errors.Is(err, lock.ErrClosed):
 		w.Header().Set("Retry-After", "5")
 		http.Error(w, "locks are unavailable", http.StatusServiceUnavailable)
-	case errors.Is(err, lock.ErrIndeterminate):
-		http.Error(w, "the server of the locks did not answer", http.StatusGatewayTimeout)
 	default: // the work failed
 		log.Printf("order %s: %v", order, err)
 		http.Error(w, "internal error", http.StatusInternalServerError)
