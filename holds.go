@@ -30,7 +30,7 @@ type HoldInfo struct {
 	// 0 for a call that waits.
 	Remaining time.Duration
 	// Site is the function and the line that called Lock, TryLock, Do, Acquire, Campaign, Run or
-	// Wait.
+	// Wait, or that set up the adapter that did (lock.Site).
 	Site string
 }
 

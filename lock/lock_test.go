@@ -57,7 +57,7 @@ func TestResolve(t *testing.T) {
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
 		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
-		lock.AtLeast(-1), lock.AtLeast(time.Microsecond), lock.AtLeast(lock.MaxLease + 1),
+		lock.Site(-1), lock.AtLeast(-1), lock.AtLeast(time.Microsecond), lock.AtLeast(lock.MaxLease + 1),
 	} {
 		_, err := lock.Resolve(opt)
 		require.ErrorIs(t, err, lock.ErrInvalid)
@@ -79,6 +79,20 @@ func TestResolve(t *testing.T) {
 	require.NoError(t, err)
 	require.WithinDuration(t, time.Now().Add(time.Second), o.KeepUntil(), time.Second)
 	require.Zero(t, lock.Options{}.KeepUntil())
+}
+
+func TestSite(t *testing.T) {
+	line := func(opts ...lock.Option) string {
+		o, err := lock.Resolve(opts...)
+		require.NoError(t, err)
+		f, _ := runtime.CallersFrames([]uintptr{o.Site}).Next()
+		return f.Function
+	}
+	constructor := func(skip int) lock.Option { return lock.Site(skip) }
+	require.Regexp(t, `TestSite$`, line(lock.Site(0)))
+	require.Regexp(t, `TestSite.func2$`, line(constructor(0)))
+	require.Regexp(t, `TestSite$`, line(constructor(0), constructor(1)))
+	require.Empty(t, line(lock.Site(1000)))
 }
 
 func TestLostError(t *testing.T) {

@@ -3,6 +3,7 @@ package lock
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"time"
 )
 
@@ -11,7 +12,7 @@ type Option struct {
 	kind   optionKind
 	d      time.Duration
 	parent context.Context
-	n      int
+	n      int // a number, or a program counter
 }
 
 type optionKind uint8
@@ -25,6 +26,7 @@ const (
 	optionAtLeast
 	optionMaxWaiters
 	optionFailFast
+	optionSite
 )
 
 // Lease sets a fixed lease: the lock is not renewed, and the hold ends after d unless
@@ -85,17 +87,32 @@ func MaxWaiters(n int) Option { return Option{kind: optionMaxWaiters, n: n} }
 // own, such as HTTP handlers. TryLock never waits, so FailFast is not a valid option there.
 func FailFast() Option { return Option{kind: optionFailFast} }
 
+// Site has redlatch.Client.Holds and logs show another line of the program than the call that acquires. It is for
+// adapters, which make that call on a goroutine of a framework. As in runtime.Caller, a skip of 0 is the line that
+// calls Site, and 1 is the call of the function with that line: an adapter's constructor calls Site(1) and keeps the
+// option. skip must not be negative. With a skip beyond the outermost caller Site has no effect.
+func Site(skip int) Option {
+	if skip < 0 {
+		return Option{kind: optionSite, n: -1}
+	}
+	const own = 2 // runtime.Callers and Site
+	var pc [1]uintptr
+	runtime.Callers(own+skip, pc[:])
+	return Option{kind: optionSite, n: int(pc[0])}
+}
+
 // Options is the result of a list of options, for implementations of Locker.
 type Options struct {
-	Lease   time.Duration   // 0: renewed until Unlock
-	Wait    time.Duration   // valid if Bounded
-	Bounded bool            // Wait was given
-	MaxHold time.Duration   // 0: unbounded
-	Parent  context.Context // nil: the context of the call; see HoldParent
-	AtLeast time.Duration   // 0: Unlock releases the lock at once
+	Lease    time.Duration // 0: renewed until Unlock
+	Wait     time.Duration // valid if Bounded
+	Bounded  bool          // Wait was given
+	FailFast bool
+	MaxHold  time.Duration   // 0: unbounded
+	Parent   context.Context // nil: the context of the call; see HoldParent
+	AtLeast  time.Duration   // 0: Unlock releases the lock at once
 
-	MaxWaiters int // 0: unbounded
-	FailFast   bool
+	MaxWaiters int     // 0: unbounded
+	Site       uintptr // a program counter of runtime.Callers; 0: that of the call
 }
 
 // HoldParent returns the parent of the hold's context, for a call with ctx.
@@ -194,6 +211,11 @@ func (o *Options) set(opt *Option) error {
 		o.MaxWaiters = opt.n
 	case optionFailFast:
 		o.FailFast = true
+	case optionSite:
+		if opt.n < 0 {
+			return invalid("Site: skip must not be negative")
+		}
+		o.Site = uintptr(opt.n)
 	default:
 		return invalid("the zero lock.Option")
 	}

@@ -123,10 +123,10 @@ func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
 	return "", fmt.Errorf("%w: Detach %q, which consists of several locks", lock.ErrUnsupported, h.Name())
 }
 
-// begin makes the hold held, with a context that is a child of parent.
-func (h *groupHold) begin(parent context.Context) {
-	h.Begin(h.group.s.Telemetry.StartHold(parent, h.group.info, h.owner, "", 0))
-	h.Given(callsite.Here())
+// begin makes the hold of a call with ctx held.
+func (h *groupHold) begin(ctx context.Context, o lock.Options) {
+	h.Begin(h.group.s.Telemetry.StartHold(o.HoldParent(ctx), h.group.info, h.owner, "", 0))
+	h.Given(callsite.Of(o.Site))
 }
 
 func (h *groupHold) loss(reason lock.Reason, cause error) *lock.LostError {

@@ -173,7 +173,7 @@ type multiHold struct {
 func (m *Multi) begin(ctx context.Context, o lock.Options, holds []engine.GroupHold) *multiHold {
 	owner, _ := lock.OwnerFrom(ctx)
 	h := &multiHold{groupHold: groupHold{group: &m.group, owner: owner, fixed: o.Lease > 0}, m: m, holds: holds}
-	h.groupHold.begin(o.HoldParent(ctx))
+	h.groupHold.begin(ctx, o)
 	m.all.add(h)
 	if !m.local() { // otherwise the members end with the client
 		h.stop = m.s.OnClose(func() { h.end(h.loss(lock.ReasonClosed, nil)) })

@@ -211,7 +211,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	req := engine.Request{
 		Waiting: engine.Waiting{Shareable: r.shared, Shared: r.shared, Backoff: splitBackoff},
 		Key:     h.r.key, Acquirer: h, Once: once, Owned: named, MaxWaiters: o.MaxWaiters, FailFast: o.FailFast,
-		Site: callsite.Here(),
+		Site: callsite.Of(o.Site),
 	}
 	began := time.Now()
 	if o.Wait > 0 {
@@ -260,7 +260,7 @@ type redHold struct {
 
 // begin makes a hold of an attempt that has succeeded.
 func (h *redHold) begin(ctx context.Context, o lock.Options) error {
-	h.groupHold.begin(o.HoldParent(ctx))
+	h.groupHold.begin(ctx, o)
 	if h.cohort != nil && o.MaxHold > 0 {
 		o.MaxHold += time.Since(h.sent) // MaxHold counts from the hand-off
 	}

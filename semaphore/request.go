@@ -65,7 +65,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
 	}
 
-	r := &request{pool: p, began: time.Now(), site: callsite.Here(), grant: g, once: once}
+	r := &request{pool: p, began: time.Now(), site: callsite.Of(o.Site), grant: g, once: once}
 	req := engine.Request{
 		Waiting:  engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
 		Key:      p.queueKey,

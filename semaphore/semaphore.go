@@ -142,8 +142,8 @@ func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 }
 
 // Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
-// lock.Wait runs out; the only other valid options are lock.MaxWaiters and lock.FailFast. If the semaphore does not
-// exist Acquire logs that, once for each name unless there are more than 1,000, and waits until it
+// lock.Wait runs out; the only other valid options are lock.MaxWaiters, lock.FailFast and lock.Site. If the semaphore
+// does not exist Acquire logs that, once for each name unless there are more than 1,000, and waits until it
 // does. For 0 permits it returns nil and sends nothing. It has the errors of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //

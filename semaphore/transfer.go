@@ -41,7 +41,7 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 	}
 	defer e.s.Leave()
 
-	r := &request{site: callsite.Here(), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
+	r := &request{site: callsite.Of(o.Site), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
 	if err := e.adopt(ctx, from, r); err != nil {
 		return nil, e.failed(ctx, what, began, err)
 	}

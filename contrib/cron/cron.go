@@ -39,7 +39,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"time"
 
 	"github.com/robfig/cron/v3"
@@ -82,9 +81,11 @@ func Logger(logger *slog.Logger) Option {
 // context ends when it may no longer run, as that of once.Run. Errors are logged, except that other
 // machines keep the slot after lock.Wait.
 //
+// Client.Holds shows the caller of Add as the line that acquires the lock of a run.
+//
 // Add sends nothing. Its error matches lock.ErrInvalid, or lock.ErrClosed if the client is closed.
 func Add(c *cron.Cron, spec string, work *once.Once, fn func(ctx context.Context) error, opts ...Option) (cron.EntryID, error) {
-	j := &job{cron: c, work: work, fn: fn, ctx: context.Background(), logger: slog.Default(), added: make(chan struct{})}
+	j := &job{cron: c, work: work, fn: fn, ctx: context.Background(), logger: slog.Default(), site: lock.Site(1), added: make(chan struct{})}
 	if err := j.configure(opts); err != nil {
 		return 0, err
 	}
@@ -116,6 +117,7 @@ type job struct {
 	ctx    context.Context
 	opts   []lock.Option
 	logger *slog.Logger
+	site   lock.Option // the caller of Add
 
 	added chan struct{} // closed when id is valid
 	id    cron.EntryID
@@ -180,7 +182,7 @@ func (j *job) runIn(slot string, next time.Time) (ran bool, err error) {
 	}
 
 	for {
-		opts := append(slices.Clip(j.opts), lock.FailFast())
+		opts := append([]lock.Option{j.site, lock.FailFast()}, j.opts...)
 		if o.Bounded {
 			opts = append(opts, lock.Wait(max(0, time.Until(end))))
 		}

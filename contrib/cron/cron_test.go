@@ -94,6 +94,24 @@ func TestClocks(t *testing.T) {
 	})
 }
 
+// The hold of a run shows the line that has added the job.
+func TestSite(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		var sites []string
+		machine(t, c.Once("report"), 0, func(context.Context) error {
+			for _, h := range c.Holds() {
+				sites = append(sites, h.Site)
+			}
+			return nil
+		})
+		time.Sleep(time.Hour)
+		synctest.Wait()
+		require.Len(t, sites, 1)
+		require.Regexp(t, `/cron_test\.machine \(\S+/cron_test\.go:\d+\)$`, sites[0])
+	})
+}
+
 // The next machine repeats work that has failed.
 func TestFailure(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {

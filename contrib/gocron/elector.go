@@ -48,6 +48,7 @@ func NewElector(ctx context.Context, client *redlatch.Client, name, value string
 	if _, err := lock.Resolve(opts...); err != nil {
 		return nil, err
 	}
+	opts = append([]lock.Option{lock.Site(1)}, opts...)
 	ctx, cancel := context.WithCancelCause(ctx)
 	e := &Elector{name: name, cancel: cancel, ended: make(chan struct{})}
 	candidacy := client.Election(name)

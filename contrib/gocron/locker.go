@@ -120,7 +120,7 @@ type Locker struct {
 // one job. The keys on the server begin with "gocron:" and the name.
 func NewLocker(client *redlatch.Client, every time.Duration, opts ...Option) (*Locker, error) {
 	l := &Locker{
-		client: client, every: every, lock: []lock.Option{lock.Wait(0)},
+		client: client, every: every, lock: []lock.Option{lock.Wait(0), lock.Site(1)},
 		now: time.Now, logger: slog.Default(), runs: map[context.Context]*run{},
 	}
 	if err := valid(client != nil, "NewLocker: the client is nil"); err != nil {

@@ -196,6 +196,22 @@ func TestRunsDoNotOverlap(t *testing.T) {
 	})
 }
 
+// The holds of a Locker and of an Elector show the lines that have made these.
+func TestSites(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		run, err := locker(t, c).Lock(t.Context(), job)
+		require.NoError(t, err)
+		leads(t, elector(t, c, "a"))
+		all := c.Holds()
+		require.Len(t, all, 3) // the slot, the job and the term
+		for _, h := range all {
+			require.Regexp(t, `/gocron_test\.(locker|elector) \(\S+_test\.go:\d+\)$`, h.Site)
+		}
+		require.NoError(t, run.Unlock(t.Context()))
+	})
+}
+
 // Without the server no machine runs the job.
 func TestServerDown(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {

@@ -139,7 +139,7 @@ const (
 var ErrKey = errors.New("httplock: the key of the request is empty or too long")
 
 // New returns a middleware. If the configuration is invalid, the error matches lock.ErrInvalid.
-// New sends nothing.
+// New sends nothing. Client.Holds shows its caller as the line that acquires the locks.
 func New(c Config) (func(next http.Handler) http.Handler, error) {
 	o, err := lock.Resolve(c.Options...)
 	switch {
@@ -174,7 +174,7 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 	if c.OnError == nil {
 		c.OnError = logError
 	}
-	c.Options = append([]lock.Option{lock.Wait(c.Wait), lock.FailFast()}, c.Options...)
+	c.Options = append([]lock.Option{lock.Wait(c.Wait), lock.FailFast(), lock.Site(1)}, c.Options...)
 	return func(next http.Handler) http.Handler {
 		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { c.serve(w, r, next) })
 	}, nil

@@ -145,10 +145,13 @@ func (g *gate) Entered(t *testing.T) *http.Request {
 func TestConflict(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		g := newGate(t)
-		server := start(t, wrap(t, httplock.Config{Locker: locks(harness.Client(t, s))}, g.ServeHTTP))
+		c := harness.Client(t, s)
+		server := start(t, wrap(t, httplock.Config{Locker: locks(c)}, g.ServeHTTP))
 		first := background(t, server, "/orders/1")
 		_, ok := httplock.HoldFrom(g.Entered(t).Context())
 		require.True(t, ok)
+		require.Len(t, c.Holds(), 1)
+		require.Regexp(t, `/httplock_test\.wrap \(\S+/httplock_test\.go:\d+\)$`, c.Holds()[0].Site, "the caller of New")
 		resp := requireStatus(t, http.StatusConflict, server, "/orders/1")
 		require.Empty(t, resp.Header.Get("Retry-After"))
 		second := background(t, server, "/orders/2")

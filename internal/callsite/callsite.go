@@ -1,4 +1,4 @@
-// Package callsite records where the user's code acquired an object.
+// Package callsite records where the user's code acquired an object, or set up the adapter that did.
 package callsite
 
 import (
@@ -56,6 +56,14 @@ func Here() Site {
 			return site
 		}
 	}
+}
+
+// Of returns the position of a program counter of runtime.Callers, or Here if it is 0.
+func Of(pc uintptr) Site {
+	if pc == 0 {
+		return Here()
+	}
+	return lookUp(pc).site
 }
 
 // lookUp returns the frame of pc, and stores it unless it is known.

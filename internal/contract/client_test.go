@@ -98,6 +98,32 @@ func TestHolds(t *testing.T) {
 	})
 }
 
+// adapter sets up an adapter.
+func adapter() lock.Option { return lock.Site(0) }
+
+// A hold and a wait of an adapter show the line that has set it up.
+func TestHoldsOfAdapters(t *testing.T) {
+	eachVirtually(t, acquired, func(t *testing.T, s *harness.VirtualServer, k kind) {
+		c, site := s.Client(t), adapter()
+		release := make(chan struct{})
+		done := async(func() error {
+			return k.of(c, "orders").Do(t.Context(), func(context.Context) error { <-release; return nil }, site)
+		})
+		synctest.Wait()
+		waiting := async(func() error { return k.rival(c, "orders").Do(t.Context(), nothing, site) })
+		harness.Eventually(t, soon, "it waits", func() bool { return k.waiting(1, c) })
+		synctest.Wait() // until its line is known
+		all := c.Holds()
+		require.NotEmpty(t, all)
+		for _, h := range all {
+			require.Regexp(t, `/contract_test\.adapter \(\S+/client_test\.go:\d+\)$`, h.Site)
+		}
+		close(release)
+		require.NoError(t, ends(t, done, soon))
+		require.NoError(t, ends(t, waiting, soon))
+	})
+}
+
 // hold holds l until release is closed.
 func hold(ctx context.Context, l lock.Locker, how string, release chan struct{}) error {
 	wait := func(context.Context) error { <-release; return nil }

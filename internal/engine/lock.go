@@ -39,7 +39,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 	if err != nil {
 		return nil, err
 	}
-	return l.handle(ctx, &call{site: callsite.Here(), opts: o, once: o.Bounded && o.Wait == 0})
+	return l.handle(ctx, &call{site: callsite.Of(o.Site), opts: o, once: o.Bounded && o.Wait == 0})
 }
 
 // TryLock is lock.Locker's.
@@ -48,7 +48,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 	if err != nil {
 		return nil, err
 	}
-	return l.handle(ctx, &call{site: callsite.Here(), opts: o, once: true})
+	return l.handle(ctx, &call{site: callsite.Of(o.Site), opts: o, once: true})
 }
 
 // handle acquires the lock and returns the handle of the caller.

@@ -99,7 +99,7 @@ func Take(ctx context.Context, l *Lock, o lock.Options, once bool) (*Hold, error
 	o.MaxHold = 0
 	o.Parent = nil
 	o.AtLeast = 0
-	return l.acquire(ctx, &call{site: callsite.Here(), opts: o, once: once, member: true})
+	return l.acquire(ctx, &call{site: callsite.Of(o.Site), opts: o, once: once, member: true})
 }
 
 // MemberHold is the hold of a member of a Redlock, which renews it itself.

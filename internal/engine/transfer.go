@@ -174,7 +174,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	}
 
 	h.KeepUntil(o.KeepUntil())
-	h.Given(callsite.Here())
+	h.Given(callsite.Of(o.Site))
 	return NewHandle(h), nil
 }
 
