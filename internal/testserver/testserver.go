@@ -93,13 +93,6 @@ func (s *Server) Kill() { s.end(syscall.SIGKILL) }
 // LOADING while it loads the data.
 func (s *Server) Restart() error { return s.launch() }
 
-// Pause stops the server's process. Its connections stay open without traffic, as in a network
-// partition, until Resume.
-func (s *Server) Pause() { s.signal(syscall.SIGSTOP, false) }
-
-// Resume undoes Pause.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT, true) }
-
 // Up reports whether the server is neither killed nor paused.
 func (s *Server) Up() bool {
 	s.mu.Lock()
