@@ -430,7 +430,7 @@ func TestFindings(t *testing.T) {
 				var found []redlatch.Check
 				for _, f := range r.Findings {
 					found = append(found, f.Check)
-					require.Equal(t, "virtual:0", f.Addr)
+					require.Equal(t, "memory:0", f.Addr)
 				}
 				if tt.want == "" {
 					require.Empty(t, found)

@@ -26,7 +26,7 @@ var importable = map[string]map[string]string{
 	".": {
 		"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "slog": "log/slog",
 		"http": "net/http", "os": "os", "signal": "os/signal", "sync": "sync", "sql": "database/sql",
-		"syscall": "syscall", "testing": "testing", "time": "time",
+		"synctest": "testing/synctest", "syscall": "syscall", "testing": "testing", "time": "time",
 		"rueidis": "github.com/redis/rueidis", "trace": "go.opentelemetry.io/otel/trace", "metric": "go.opentelemetry.io/otel/metric",
 		"redlatch": "github.com/redlatch/redlatch", "redlatchtest": "github.com/redlatch/redlatch/redlatchtest",
 		"lock": "github.com/redlatch/redlatch/lock", "pubsub": "github.com/redlatch/redlatch/pubsub",

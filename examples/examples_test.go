@@ -35,8 +35,8 @@ func compile(t *testing.T, module, bin, packages string) {
 }
 
 // servers start the servers that examples run on.
-var servers = map[string]func() (*redlatchtest.Server, error){
-	"real": redlatchtest.Start, "embedded": redlatchtest.StartEmbedded,
+var servers = map[string]func(testing.TB) *redlatchtest.Server{
+	"real": redlatchtest.NewServer, "embedded": redlatchtest.NewEmbedded,
 }
 
 // ownServers are the examples that start servers themselves, as a user's first command does.
@@ -51,10 +51,7 @@ func command(t *testing.T, program, server string, args ...string) *exec.Cmd {
 			env = append(env, "PATH=/nowhere", "REDLATCH_SERVER_CACHE=/nowhere")
 		}
 	} else {
-		s, err := servers[server]()
-		require.NoError(t, err)
-		t.Cleanup(s.Close)
-		args = append(args, "-url", s.URL())
+		args = append(args, "-url", servers[server](t).URL())
 	}
 	cmd := exec.CommandContext(t.Context(), program, args...)
 	cmd.WaitDelay = time.Second
@@ -154,9 +151,7 @@ func TestHTTPService(t *testing.T) {
 	for kind, run := range servers {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			server, err := run()
-			require.NoError(t, err)
-			t.Cleanup(server.Close)
+			server := run(t)
 			client := redlatchtest.NewClient(t, server)
 			order := client.Lock("order:7")
 
@@ -241,9 +236,7 @@ func TestElection(t *testing.T) {
 	for kind, run := range servers {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
-			server, err := run()
-			require.NoError(t, err)
-			t.Cleanup(server.Close)
+			server := run(t)
 			a := stand(t, program, "A", server)
 			a.prints(t, lease, "A leads, token 1")
 			b := stand(t, program, "B", server)

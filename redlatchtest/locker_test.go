@@ -3,7 +3,9 @@ package redlatchtest_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"runtime"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -292,11 +294,20 @@ func (*recorder) Helper() {}
 
 func (r *recorder) Errorf(format string, _ ...any) { r.failures = append(r.failures, format) }
 
+func (r *recorder) Fatal(args ...any) {
+	r.failures = append(r.failures, fmt.Sprint(args...))
+	runtime.Goexit()
+}
+
 // failed fails the test unless an assertion does.
 func failed(t *testing.T, assertion func(tb testing.TB) bool, text string) {
 	t.Helper()
 	r := &recorder{TB: t}
-	require.False(t, assertion(r))
+	passed := false
+	var end sync.WaitGroup
+	end.Go(func() { passed = assertion(r) }) // which may end its goroutine
+	end.Wait()
+	require.False(t, passed)
 	require.Len(t, r.failures, 1)
 	require.Contains(t, r.failures[0], text)
 }
@@ -308,7 +319,7 @@ func TestLoseNeedsAHold(t *testing.T) {
 	var none context.Context
 	failed(t, lose(t.Context()), "does not come from a hold")
 	failed(t, lose(none), "does not come from a hold")
-	client := redlatchtest.NewClient(t, embedded(t))
+	client := redlatchtest.NewClient(t, redlatchtest.NewEmbedded(t))
 	for _, l := range []lock.Locker{
 		redlatchtest.NewLocker("orders"), client.Lock("orders"), client.RWLock("catalogue").Read(),
 		client.MultiLock(client.Lock("orders"), client.FairLock("queue")), client.RedLock(client.Lock("orders")),
@@ -342,7 +353,7 @@ func TestLoseNeedsAHold(t *testing.T) {
 }
 
 func TestAssertions(t *testing.T) {
-	client := redlatchtest.NewClient(t, embedded(t))
+	client := redlatchtest.NewClient(t, redlatchtest.NewEmbedded(t))
 	type wrapped struct{ lock.Locker }
 	for name, l := range map[string]lock.Locker{
 		"memory": redlatchtest.NewLocker("orders"), "lock": client.Lock("orders"), "wrapped": wrapped{client.Lock("orders")},

@@ -1,10 +1,6 @@
 package harness
 
 import (
-	"bytes"
-	"context"
-	"crypto/tls"
-	"net"
 	"strings"
 	"sync"
 	"testing"
@@ -17,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/testserver"
 )
 
 // VirtualServer is an embedded server in a bubble of virtual time. Tests use its Miniredis to inspect
@@ -65,21 +62,7 @@ func (s *VirtualServer) count(_ *server.Peer, command string, _ ...string) (hand
 }
 
 // option returns the options of a client of the server.
-func (s *VirtualServer) option() rueidis.ClientOption {
-	latency := s.Latency
-	return rueidis.ClientOption{
-		InitAddress: []string{"virtual:0"}, ForceSingleClient: true, DisableCache: true,
-		DialCtxFn: func(context.Context, string, *net.Dialer, *tls.Config) (net.Conn, error) {
-			conn, err := s.Dial()
-			if err != nil {
-				return nil, err
-			}
-			return newBufferedConn(conn, latency), nil
-		},
-		// rueidis sends a PING on an idle connection at this interval.
-		Dialer: net.Dialer{KeepAlive: time.Hour},
-	}
-}
+func (s *VirtualServer) option() rueidis.ClientOption { return testserver.InMemory(s.Dial, s.Latency) }
 
 // Client returns a client of the server. The end of the test closes it.
 func (s *VirtualServer) Client(t testing.TB, opts ...redlatch.Option) *redlatch.Client {
@@ -120,69 +103,4 @@ func (s *VirtualServer) NothingLeft(t testing.TB) {
 	time.Sleep(20 * time.Second)
 	synctest.Wait()
 	require.Empty(t, s.Keys(), "leftover keys")
-}
-
-// bufferedConn buffers writes like a socket, and each arrives after the latency. Without a buffer the two
-// ends of a net.Pipe can deadlock when both write.
-type bufferedConn struct {
-	net.Conn
-	latency time.Duration
-
-	mu      sync.Mutex
-	more    sync.Cond
-	pending []write
-	err     error // set when the writer has ended
-}
-
-type write struct {
-	data    []byte
-	arrives time.Time
-}
-
-func newBufferedConn(conn net.Conn, latency time.Duration) *bufferedConn {
-	c := &bufferedConn{Conn: conn, latency: latency}
-	c.more.L = &c.mu
-	go c.pass()
-	return c
-}
-
-// pass writes the pending data until the connection is closed.
-func (c *bufferedConn) pass() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for c.err == nil {
-		if len(c.pending) == 0 {
-			c.more.Wait()
-			continue
-		}
-		next := c.pending[0]
-		c.pending = c.pending[1:]
-		c.mu.Unlock()
-		time.Sleep(time.Until(next.arrives))
-		_, err := c.Conn.Write(next.data)
-		c.mu.Lock()
-		if err != nil {
-			c.err = err
-		}
-	}
-}
-
-func (c *bufferedConn) Write(b []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.err != nil {
-		return 0, c.err
-	}
-	c.pending = append(c.pending, write{bytes.Clone(b), time.Now().Add(c.latency)})
-	c.more.Signal()
-	return len(b), nil
-}
-
-func (c *bufferedConn) Close() error {
-	err := c.Conn.Close()
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.err = net.ErrClosed
-	c.more.Signal()
-	return err
 }
