@@ -24,7 +24,9 @@ func newDoctor(c *connection) *cobra.Command {
 
 doctor watches NAME until it changes hands or its lease is renewed, for --watch at most. redlatch
 and Redisson renew a lease after a third of it: after 10 s, unless configured otherwise. For a longer
-lease, doctor says which --watch shows whether it is renewed. doctor only reads. For the rights of a
+lease, doctor says which --watch shows whether it is renewed. It watches a semaphore for all of
+--watch, because a permit that changes hands says little about the others; unless permits are free,
+and nobody holds or awaits one. doctor only reads. For the rights of a
 user and the settings of the server see "redlatch probe".
 
 ` + statusHelpOf("doctor found nothing wrong", "doctor found a problem") + `
@@ -57,7 +59,7 @@ user and the settings of the server see "redlatch probe".
 type observation struct {
 	first, last inspect.Object
 	renewed     bool // the lease of the same holder was extended
-	changed     bool // another holder, or none
+	changed     bool // another holder, or none; or another number of free permits
 }
 
 func (o observation) watched() time.Duration { return o.last.At.Sub(o.first.At) }
@@ -74,7 +76,7 @@ func observe(ctx context.Context, r *inspect.Reader, name string, watch time.Dur
 		return o, err
 	}
 	o.last = o.first
-	for o.watched() < watch && !o.renewed && !o.changed && !isSettled(o.first) {
+	for o.watched() < watch && !o.isAnswer() && !isSettled(o.first) {
 		select {
 		case <-time.After(between):
 		case <-ctx.Done():
@@ -84,16 +86,38 @@ func observe(ctx context.Context, r *inspect.Reader, name string, watch time.Dur
 		if o.last, err = r.Read(ctx, name); err != nil {
 			return o, err
 		}
-		o.changed = holderIDs(before) != holderIDs(o.last) || before.Held != o.last.Held
+		o.changed = o.changed || holderIDs(before) != holderIDs(o.last) || before.Held != o.last.Held || free(before) != free(o.last)
 		o.renewed = !o.changed && before.Expires != nil && o.last.Expires != nil && *o.last.Expires > *before.Expires
 	}
 	return o, nil
 }
 
+// isAnswer reports whether a lock was seen to be in use. Of the permits of a semaphore, others may be stuck.
+func (o observation) isAnswer() bool {
+	return (o.renewed || o.changed) && o.first.Kind != inspect.Semaphore
+}
+
 // isSettled reports whether there is nothing to watch.
 func isSettled(o inspect.Object) bool {
-	return !o.Held && (waiting(o) == 0 || isDone(o)) || o.Held && o.Expires == nil && o.Permits == nil
+	switch o.Kind {
+	case inspect.Semaphore:
+		return !o.Held && waiting(o) == 0 && o.Permits.Free > 0
+	case inspect.Latch:
+		return true
+	}
+	return !o.Held && (waiting(o) == 0 || isDone(o)) || o.Held && o.Expires == nil
 }
+
+// free is the number of free permits, 0 of other objects.
+func free(o inspect.Object) int64 {
+	if o.Permits == nil {
+		return 0
+	}
+	return o.Permits.Free
+}
+
+// hasIDs reports whether an object is a semaphore whose permits have ids, as far as that can be seen.
+func hasIDs(o inspect.Object) bool { return o.Permits != nil && o.Permits.Held >= 0 }
 
 func holderIDs(o inspect.Object) (all string) {
 	for _, h := range o.Holders {
@@ -157,7 +181,7 @@ func diagnose(seen observation) []statement {
 	case inspect.Other:
 	case inspect.Counter:
 		d.say("%s is the number %d, which may be a semaphore or a latch.", o.Name, *o.Count)
-	case inspect.Semaphore, inspect.Permits:
+	case inspect.Semaphore:
 		d.permits()
 	case inspect.Latch:
 		d.latch()
@@ -256,27 +280,62 @@ func (d *diagnosis) permits() {
 		d.problem("%d permits have no lease, as those of Redisson without one: if their process has died, only a release "+
 			`by their ids returns them (see "redlatch inspect" and "redlatch permits release").`, forever)
 	}
+	switch n := d.idle(); {
+	case n == 1:
+		d.say("1 permit was held all the time, and its lease was not renewed for %s: it is fixed, or its holder has died or stalls.",
+			inspect.Millis(d.watched()))
+	case n > 1:
+		d.say("%d permits were held all the time, and their leases were not renewed for %s: they are fixed, "+
+			"or their holders have died or stall.", n, inspect.Millis(d.watched()))
+	}
 	switch {
 	case o.Waiting == 1:
 		d.say("1 client has waited for longer than 100 ms, and comes first.")
 	case o.Waiting > 1:
 		d.say("%d clients have waited for longer than 100 ms, and come first.", o.Waiting)
 	}
+	if d.changed {
+		d.say("Permits changed hands while doctor watched: the semaphore is in use.")
+	}
 	switch {
 	case o.Permits.Free > 0 && o.Subscribers > 0 && !d.changed:
 		d.say("%s although %s free: a waiter may request more than that.", listeners(o.Subscribers), are(int(o.Permits.Free), "permit"))
-	case o.Permits.Free < 0 && o.Permits.Held >= 0 && o.Permits.Size() > 0:
+	case o.Permits.Free < 0 && hasIDs(o) && o.Permits.Size() > 0:
 		d.say("The number of permits was reduced to %d: no permit is free until %d are released or end.",
 			o.Permits.Size(), 1-o.Permits.Free)
-	case o.Permits.Free < 0 && o.Permits.Held >= 0 && o.Permits.Size() == 0:
+	case o.Permits.Free <= 0 && hasIDs(o) && o.Permits.Size() == 0:
 		d.say("The number of permits was reduced to 0: nobody acquires one until it is raised.")
-	case o.Permits.Free <= 0 && o.Permits.Held < 0:
-		d.say("No permit is free: all are held, or somebody has drained the semaphore. "+
-			"The server has no record of the holders of such permits. If a holder has died, "+
-			"this command returns one of its permits: %s", advice(o, "permits release --plain"))
+	case o.Permits.Free <= 0 && !hasIDs(o) && !d.changed:
+		// A semaphore whose permits have ids looks like one without while none is held. So this may be a drain,
+		// which a released permit would undo.
+		d.say("No permit was free for %s: all are held, or the semaphore is drained, perhaps on purpose. "+
+			"The server has no record of the holders of permits without ids. Find out which it is before you add "+
+			`or release permits (see "redlatch permits --help"): that ends a drain.`, inspect.Millis(d.watched()))
 	case o.Permits.Free == 0 && len(o.Holders) > 0:
 		d.say("No permit is free. The first lease %s, unless it is renewed.", end(soonest(o.Holders)))
 	}
+}
+
+// idle returns the number of permits that were held all the time, and whose leases would have been renewed by a
+// holder that lives.
+func (d *diagnosis) idle() (n int) {
+	ends := map[string]time.Time{}
+	for _, h := range d.first.Holders {
+		if h.Lease != nil {
+			ends[h.ID] = d.first.At.Add(time.Duration(*h.Lease))
+		}
+	}
+	for _, h := range d.last.Holders {
+		first, known := ends[h.ID]
+		if h.Lease == nil || !known {
+			continue
+		}
+		left := time.Duration(*h.Lease)
+		if !d.last.At.Add(left).After(first) && d.watched() > (d.watched()+left)/3 {
+			n++
+		}
+	}
+	return n
 }
 
 // soonest returns the lease that ends first, or nil.
@@ -291,7 +350,7 @@ func soonest(holders []inspect.Holder) (least *inspect.Millis) {
 
 func (d *diagnosis) latch() {
 	o := d.last
-	if !o.Held {
+	if *o.Count <= 0 {
 		d.say("The latch %s is open.", o.Name)
 		return
 	}

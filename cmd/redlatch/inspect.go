@@ -93,8 +93,8 @@ func printJSON(w io.Writer, objects []inspect.Object) error {
 var kindNames = map[inspect.Kind]string{
 	inspect.None: "no object", inspect.Lock: "lock", inspect.Fenced: "fenced lock", inspect.Fair: "fair lock",
 	inspect.RWLock: "read-write lock", inspect.Plain: "plain lock", inspect.Semaphore: "semaphore",
-	inspect.Permits: "permit semaphore", inspect.Latch: "count-down latch", inspect.Counter: "number",
-	inspect.Election: "election", inspect.Once: "slot of once-only work", inspect.Other: "another type of key",
+	inspect.Latch: "count-down latch", inspect.Counter: "number", inspect.Election: "election",
+	inspect.Once: "slot of once-only work", inspect.Other: "another type of key",
 }
 
 // state is the state of an object in a few words.
@@ -106,11 +106,11 @@ func state(o inspect.Object) string {
 		return fmt.Sprintf("%d free, %d held", o.Permits.Free, o.Permits.Held)
 	case o.Permits != nil:
 		return fmt.Sprintf("%d free", o.Permits.Free)
-	case o.Kind == inspect.Latch && !o.Held:
+	case o.Kind == inspect.Latch && *o.Count <= 0:
 		return "open"
 	case o.Count != nil:
 		return strconv.FormatInt(*o.Count, 10)
-	case o.Kind == inspect.None, o.Kind == inspect.Other:
+	case o.Kind == inspect.None, !o.KnowsHolders():
 		return "-"
 	case o.Kind == inspect.Once:
 		return stateOfSlot(o)
@@ -127,6 +127,11 @@ func state(o inspect.Object) string {
 // checkObject returns an error if an object is of another kind than those. It trusts a number, which
 // may be anything, and a user who may not read: the change itself needs fewer rights.
 func (c *connection) checkObject(ctx context.Context, name, what string, kinds ...inspect.Kind) error {
+	return c.checkThat(ctx, name, what, func(o inspect.Object) bool { return slices.Contains(kinds, o.Kind) })
+}
+
+// checkThat is checkObject for objects of which one thing is true.
+func (c *connection) checkThat(ctx context.Context, name, what string, is func(o inspect.Object) bool) error {
 	o, err := c.object(ctx, name)
 	var refused *rueidis.RedisError
 	switch {
@@ -134,7 +139,7 @@ func (c *connection) checkObject(ctx context.Context, name, what string, kinds .
 		return nil
 	case err != nil:
 		return err
-	case o.Kind == inspect.None, o.Kind == inspect.Counter, slices.Contains(kinds, o.Kind):
+	case o.Kind == inspect.None, o.Kind == inspect.Counter, is(o):
 		return nil
 	}
 	return fmt.Errorf("%s is %s, not a %s", printable(name), description(o), what)
@@ -165,10 +170,10 @@ func (c *connection) object(ctx context.Context, name string) (inspect.Object, e
 
 // description is the kind of an object, with an article.
 func description(o inspect.Object) string {
-	switch o.Kind {
-	case inspect.Other:
+	switch {
+	case o.Kind == inspect.Other:
 		return inspect.WithArticle(o.Type) + " with other contents"
-	case inspect.Permits:
+	case hasIDs(o):
 		return "a semaphore whose permits have ids"
 	}
 	return inspect.WithArticle(kindNames[o.Kind])

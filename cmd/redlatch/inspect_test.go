@@ -22,6 +22,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/semaphore"
 )
 
 func mustLock(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
@@ -93,8 +94,8 @@ func TestPrintedObjects(t *testing.T) {
 	require.NoError(t, printObjects(&out, []inspect.Object{
 		{Name: "rw", Key: "rw", Kind: inspect.RWLock, Held: true, Holders: holders, Waiting: 3, Subscribers: -1, Truncated: true},
 		{Name: "s", Key: "s", Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Free: 4, Held: -1}},
-		{Name: "p", Key: "p", Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Free: 4, Held: 1}},
-		{Name: "l", Key: "l", Kind: inspect.Latch, Held: true, Count: new(int64(2)), Subscribers: 1},
+		{Name: "p", Key: "p", Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Free: 4, Held: 1}},
+		{Name: "l", Key: "l", Kind: inspect.Latch, Count: new(int64(2)), Subscribers: 1},
 		{Name: "o", Key: "o", Kind: inspect.Latch, Count: new(int64(0))},
 		{Name: "e", Key: "e", Kind: inspect.Election, Token: new(int64(7)), Leader: &inspect.Term{Token: 9, Value: "host\n"}},
 		{Name: "x", Key: "x", Kind: inspect.Other, Anomalies: []inspect.Anomaly{{Code: "wrong-type", Text: "The key is a set."}}},
@@ -117,7 +118,7 @@ state        4 free
 subscribers  0
 
 name         p
-kind         permit semaphore
+kind         semaphore
 state        4 free, 1 held
 subscribers  0
 
@@ -280,28 +281,29 @@ func TestDiagnoses(t *testing.T) {
 		{"semaphore", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Held: -1}, Waiting: 1, Subscribers: 1}, []string{
 			"jobs is a semaphore: 0 free.",
 			"1 client has waited for longer than 100 ms, and comes first.",
-			"No permit is free: all are held, or somebody has drained the semaphore. " +
-				"The server has no record of the holders of such permits. If a holder has died, this command returns one of its permits: redlatch permits release --plain jobs",
+			"No permit was free for 10s: all are held, or the semaphore is drained, perhaps on purpose. " +
+				"The server has no record of the holders of permits without ids. Find out which it is before you add " +
+				`or release permits (see "redlatch permits --help"): that ends a drain.`,
 		}},
 		{"permits", inspect.Object{
-			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 2},
+			Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Held: 2},
 			Holders: []inspect.Holder{{Lease: ms(9 * time.Second)}, {Lease: ms(3 * time.Second)}, {}},
 		}, []string{
-			"jobs is a permit semaphore: 0 free, 2 held.",
+			"jobs is a semaphore: 0 free, 2 held.",
 			"PROBLEM: 1 permit has no lease, as those of Redisson without one: if its process has died, only a release " +
 				`by its id returns it (see "redlatch inspect" and "redlatch permits release").`,
 			"No permit is free. The first lease ends in 3s, unless it is renewed.",
 		}},
-		{"free permits", inspect.Object{Kind: inspect.Permits, Permits: &inspect.PermitNumbers{Free: 2}, Subscribers: 1}, []string{
-			"jobs is a permit semaphore: 2 free, 0 held.",
+		{"free permits", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{Free: 2}, Subscribers: 1}, []string{
+			"jobs is a semaphore: 2 free, 0 held.",
 			"1 connection listens although 2 permits are free: a waiter may request more than that.",
 		}},
-		{"latch", inspect.Object{Kind: inspect.Latch, Held: true, Count: new(int64(2)), Subscribers: 4, Expires: ms(time.Minute)}, []string{
+		{"latch", inspect.Object{Kind: inspect.Latch, Count: new(int64(2)), Subscribers: 4, Expires: ms(time.Minute)}, []string{
 			"The latch jobs opens after 2 more calls of CountDown.",
 			"4 connections listen for that.",
 			"It opens in 1m0s at the latest, when its key expires.",
 		}},
-		{"last call", inspect.Object{Kind: inspect.Latch, Held: true, Count: new(int64(1))}, []string{
+		{"last call", inspect.Object{Kind: inspect.Latch, Count: new(int64(1))}, []string{
 			"The latch jobs opens after 1 more call of CountDown.",
 		}},
 		{"election", inspect.Object{Kind: inspect.Election}, []string{"jobs is an election: free."}},
@@ -314,15 +316,19 @@ func TestDiagnoses(t *testing.T) {
 			"1 waiter is in its queue. w of redlatch is the first.",
 		}},
 		{"reduced permits", inspect.Object{
-			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 3, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},
+			Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Held: 3, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},
 		}, []string{
-			"jobs is a permit semaphore: 0 free, 3 held, 1 too many.",
+			"jobs is a semaphore: 0 free, 3 held, 1 too many.",
 			"The number of permits was reduced to 2: no permit is free until 2 are released or end.",
 		}},
 		{"drained permits", inspect.Object{
-			Kind: inspect.Permits, Held: true, Permits: &inspect.PermitNumbers{Held: 1, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},
+			Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Held: 1, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},
 		}, []string{
-			"jobs is a permit semaphore: 0 free, 1 held, 1 too many.",
+			"jobs is a semaphore: 0 free, 1 held, 1 too many.",
+			"The number of permits was reduced to 0: nobody acquires one until it is raised.",
+		}},
+		{"drained permits, none of which is held", inspect.Object{Kind: inspect.Semaphore, Permits: &inspect.PermitNumbers{}}, []string{
+			"jobs is a semaphore: 0 free, 0 held.",
 			"The number of permits was reduced to 0: nobody acquires one until it is raised.",
 		}},
 		{"open latch", inspect.Object{Kind: inspect.Latch, Count: new(int64(0))}, []string{"The latch jobs is open."}},
@@ -341,6 +347,129 @@ func TestDiagnoses(t *testing.T) {
 			require.Equal(t, strings.Contains(out.String(), "PROBLEM"), problems)
 		})
 	}
+}
+
+// doctor watches a semaphore for as long as it is told, whatever happens meanwhile.
+func TestDoctorWatchesASemaphore(t *testing.T) {
+	const watch = 3 * time.Second
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(2))
+		_, err := slots.Acquire(t.Context(), lock.Lease(8*time.Second))
+		require.NoError(t, err)
+		permit, err := slots.Acquire(t.Context())
+		require.NoError(t, err)
+
+		conn := harness.Conn(t, s.Addr)
+		r := &inspect.Reader{Conn: conn}
+		before := harness.Commands(t, conn)["type"]
+		watching := harness.Start(t, t.Context(), func(ctx context.Context) (observation, error) { return observe(ctx, r, "slots", watch) })
+		harness.Eventually(t, patience, "doctor reads", func() bool { return harness.Commands(t, conn)["type"] > before })
+		require.NoError(t, permit.Release(t.Context()))
+		seen := watching.Got()
+		require.GreaterOrEqual(t, seen.watched(), watch)
+		var out strings.Builder
+		problems, err := printDiagnosis(&out, seen)
+		require.NoError(t, err)
+		require.False(t, problems)
+		require.Equal(t, `slots is a semaphore: 1 free, 1 held.
+1 permit was held all the time, and its lease was not renewed for TIME: it is fixed, or its holder has died or stalls.
+Permits changed hands while doctor watched: the semaphore is in use.
+`, masked(out.String()))
+
+		seen, err = observe(t.Context(), r, "nothing", time.Hour)
+		require.NoError(t, err)
+		require.Zero(t, seen.watched(), "there is nothing to watch")
+	})
+}
+
+// JSON says who holds an object, and null if the server does not tell.
+func TestHoldersInJSON(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		mustLock(t, c.Lock("lock"))
+		_, err := c.CountDownLatch("latch").TrySetCount(t.Context(), 2)
+		require.NoError(t, err)
+		require.NoError(t, c.Semaphore("no ids", semaphore.Permits(3)).Acquire(t.Context(), 1))
+		_, err = c.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		harness.Do(t, s.Addr, "SET", "number", "3")
+		harness.Do(t, s.Addr, "SET", "mutex", "t0ken", "PX", "60000")
+
+		for _, row := range []struct{ name, want string }{
+			{"lock", `{"held":true,"holders":[{}],"permits":null}`},
+			{"latch", `{"held":false,"holders":[],"permits":null}`},
+			{"no ids", `{"held":null,"holders":null,"permits":{"free":2,"held":null}}`},
+			{"ids", `{"held":true,"holders":[{}],"permits":{"free":2,"held":1}}`},
+			{"number", `{"held":null,"holders":null,"permits":null}`},
+			{"mutex", `{"held":true,"holders":[{}],"permits":null}`},
+			{"nothing", `{"held":false,"holders":[],"permits":null}`},
+		} {
+			outputs := []string{succeeds(t, s.Addr, "inspect", "--json", row.name)}
+			if row.name != "nothing" && row.name != "mutex" { // whose value a list does not show
+				outputs = append(outputs, succeeds(t, s.Addr, "ls", "--all", "--json", row.name))
+			}
+			for _, out := range outputs {
+				var seen struct {
+					Held    *bool      `json:"held"`
+					Holders []struct{} `json:"holders"`
+					Permits *struct {
+						Free int  `json:"free"`
+						Held *int `json:"held"`
+					} `json:"permits"`
+				}
+				require.NoError(t, json.Unmarshal([]byte(out), &seen))
+				got, err := json.Marshal(seen)
+				require.NoError(t, err)
+				require.Equal(t, row.want, string(got), "%s: %s", row.name, out)
+			}
+		}
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// A semaphore has the same kind whether a permit is held or not.
+func TestKindOfIdleSemaphore(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		permit, err := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(2)).Acquire(t.Context())
+		require.NoError(t, err)
+		require.Contains(t, succeeds(t, s.Addr, "ls", "--json"), `"kind":"semaphore"`)
+		require.Contains(t, succeeds(t, s.Addr, "inspect", "slots"), "kind         semaphore\n")
+		require.NoError(t, permit.Release(t.Context()))
+		require.Contains(t, succeeds(t, s.Addr, "ls", "--json"), `"kind":"semaphore"`)
+		require.Contains(t, succeeds(t, s.Addr, "inspect", "slots"), "kind         semaphore\n")
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
+// With --all, lists have what may be a lock of another library or a semaphore that nobody uses, and not its value.
+func TestListOfAll(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		harness.Do(t, s.Addr, "SET", "mutex:1", "s3cret", "PX", "60000")
+		harness.Do(t, s.Addr, "SET", "mutex:2", strings.Repeat("long", 65), "PX", "60000")
+		harness.Do(t, s.Addr, "SET", "mutex:3", "text")
+		harness.Do(t, s.Addr, "SET", "mutex:4", "17")
+		harness.Do(t, s.Addr, "HSET", "mutex:5", "1", "2")
+		harness.Do(t, s.Addr, "SET", wire.FencingToken("orders"), "3")
+		harness.Do(t, s.Addr, "SET", wire.LatchRound("import"), "text", "PX", "60000")
+		const header, rest = "NAME KIND STATE EXPIRES WAITERS HOLDER\n", "orders fenced free - - -\n"
+		require.Equal(t, header+"import latch open - - -\n"+rest, masked(succeeds(t, s.Addr, "ls")))
+		require.Equal(t, header+"import latch open - - -\nmutex:1 plain - TIME - ?\nmutex:4 counter 17 - - ?\n"+rest,
+			masked(succeeds(t, s.Addr, "ls", "--all")))
+		out := succeeds(t, s.Addr, "ls", "--all", "--json", "mutex:1")
+		require.Contains(t, out, `"held":null,"holders":null`)
+		require.NotContains(t, out, "s3cret")
+
+		from := samplerOf(t, s, "mutex:*")
+		_, rows := take(t, from)
+		require.Empty(t, rows)
+		from = samplerOf(t, s, "mutex:*")
+		from.all = true
+		_, rows = take(t, from)
+		require.Len(t, rows, 2)
+		require.Nil(t, rows["mutex:1"].Holders)
+		require.Equal(t, inspect.Counter, rows["mutex:4"].Kind)
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
 }
 
 // A command that doctor advises means the same in a shell, whatever the name.

@@ -18,7 +18,7 @@ import (
 )
 
 func newList(c *connection) *cobra.Command {
-	var asJSON, held bool
+	var asJSON, held, all bool
 	cmd := &cobra.Command{
 		Use:     "ls [flags] [PATTERN]",
 		Aliases: []string{"list"},
@@ -29,16 +29,24 @@ whose names match PATTERN: * is any text, ? any character, and [a-z] one of thos
 A slot has the name of the key of its lock, such as redlatch_once:{report}:20261129T120000Z. PATTERN may
 also match the name of its work. "redlatch once ls" lists only slots, and when they were done.
 
-ls reads all keys of the server with SCAN, 500 at a time, and looks into strings and hashes. A
-semaphore or latch without waiters, which no client of redlatch has used in the last minutes,
-is only a number: ls does not list those. WAITERS counts the queue of a fair lock, or the
-connections that wait for a message.
+ls reads all keys of the server with SCAN, 500 at a time, and looks into strings and hashes.
+WAITERS counts the queue of a fair lock, or the connections that wait for a message. HOLDER is ? if
+the server does not tell, as for a semaphore whose permits have no ids.
+
+Without --all, ls lists nothing that an application may have stored for another purpose. With --all
+it adds two kinds of strings. One that expires may be a plain lock of another library, such as
+redsync; redlatch inspect shows its value. A number may be a semaphore or a latch without waiters
+that no client of redlatch has used in the last minutes. A PATTERN that only such names match keeps
+out the rest.
 
 ` + statusHelpOf("listed, even if there is nothing to list", "") + `
   128 + n  signal n ended ls`,
 		Example: `  redlatch ls
   redlatch ls 'orders:*'
-  redlatch ls --held --json`,
+  redlatch ls --held --json
+
+  # Also the locks of another library, which have these names.
+  redlatch ls --all 'mutex:*'`,
 		Args: arguments(0, 1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			pattern, err := patternOf(args)
@@ -46,7 +54,7 @@ connections that wait for a message.
 				return err
 			}
 			return c.read(func(ctx context.Context, r *inspect.Reader) error {
-				objects, err := list(ctx, r, pattern, func(string) bool { return true })
+				objects, err := list(ctx, r, pattern, all, func(string) bool { return true })
 				if err != nil {
 					return err
 				}
@@ -59,8 +67,12 @@ connections that wait for a message.
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print a JSON object for each")
 	cmd.Flags().BoolVar(&held, "held", false, "list only what is held")
+	cmd.Flags().BoolVar(&all, "all", false, allUsage)
 	return cmd
 }
+
+// allUsage describes the flag --all.
+const allUsage = "add strings that expire and numbers, which may be locks of other libraries, idle semaphores or neither"
 
 // patternOf returns the pattern among the arguments, or one that matches all names.
 func patternOf(args []string) (string, error) {
@@ -70,14 +82,16 @@ func patternOf(args []string) (string, error) {
 	return args[0], inspect.CheckPattern(args[0])
 }
 
-// list returns the objects whose names match the pattern and are wanted, by name.
+// list returns the objects whose names match the pattern and are wanted, by name: those of redlatch and
+// Redisson, or all that may be objects.
 func list(
-	ctx context.Context, r *inspect.Reader, pattern string, isWanted func(name string) bool,
+	ctx context.Context, r *inspect.Reader, pattern string, all bool, isWanted func(name string) bool,
 ) (objects []inspect.Object, err error) {
 	scanner, err := r.Scan(ctx, pattern)
 	if err != nil {
 		return nil, err
 	}
+	scanner.All = all
 	seen := map[string]bool{}
 	for more := true; more; {
 		var names []string
@@ -94,7 +108,7 @@ func list(
 			return nil, err
 		}
 		for _, o := range found {
-			if isListed(o) {
+			if o, ok := listed(o, all); ok {
 				objects = append(objects, o)
 			}
 		}
@@ -103,9 +117,20 @@ func list(
 	return objects, nil
 }
 
-// isListed reports whether an object is surely one of redlatch or Redisson.
-func isListed(o inspect.Object) bool {
-	return o.Kind != inspect.None && o.Kind != inspect.Other && o.Kind != inspect.Counter
+// listed returns an object as lists show it, and whether they do: if it is surely one of redlatch or Redisson,
+// or with all, which adds what may be another library's. The value of that may be a secret of an application,
+// so a list leaves it out.
+func listed(o inspect.Object, all bool) (shown inspect.Object, ok bool) {
+	switch {
+	case o.Kind == inspect.None, o.Kind == inspect.Other:
+		return o, false
+	case o.Kind == inspect.Counter:
+		return o, all
+	case o.Kind == inspect.Plain && o.Holders[0].Library == "other" && o.Subscribers <= 0:
+		o.Held, o.Holders = false, nil
+		return o, all
+	}
+	return o, true
 }
 
 func printList(w io.Writer, objects []inspect.Object, asJSON bool) error {
@@ -136,13 +161,13 @@ func printable(s string) string {
 }
 
 func expiry(o inspect.Object) string {
-	if isDone(o) {
+	switch {
+	case isDone(o), o.Held && o.Permits == nil:
+		return remaining(o.Expires)
+	case o.Expires != nil && (o.Held || o.Count != nil || o.Kind == inspect.Plain):
 		return remaining(o.Expires)
 	}
-	if !o.Held || o.Expires == nil && (o.Permits != nil || o.Count != nil) {
-		return "-"
-	}
-	return remaining(o.Expires)
+	return "-"
 }
 
 // waiting returns the number of waiters that are known of.
@@ -157,10 +182,12 @@ func waiters(o inspect.Object) string {
 
 // holder is the first holder and the number of the others.
 func holder(o inspect.Object) string {
-	switch n := len(o.Holders); n {
-	case 0:
+	switch n := len(o.Holders); {
+	case !o.KnowsHolders():
+		return "?"
+	case n == 0:
 		return "-"
-	case 1:
+	case n == 1:
 		return printable(o.Holders[0].ID)
 	default:
 		return fmt.Sprintf("%s and %d more", printable(o.Holders[0].ID), n-1)

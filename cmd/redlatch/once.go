@@ -106,7 +106,7 @@ func (o *onceCommand) list(_ *cobra.Command, args []string) error {
 		return err
 	}
 	return o.connection.read(func(ctx context.Context, r *inspect.Reader) error {
-		slots, err := list(ctx, r, pattern, isSlot)
+		slots, err := list(ctx, r, pattern, false, isSlot)
 		if err != nil {
 			return err
 		}

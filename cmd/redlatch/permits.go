@@ -103,15 +103,20 @@ semaphore.`,
 // do runs f with a client of the server, if name may be a semaphore of the right kind.
 func (p *permitsCommand) do(name string, f func(ctx context.Context, client *redlatch.Client) error) error {
 	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
-		what, kinds := "semaphore", []inspect.Kind{inspect.Semaphore, inspect.Permits} // without permits held they look the same
+		what := "semaphore"
 		if p.plain {
-			what, kinds = "semaphore for --plain", kinds[:1]
+			what = "semaphore for --plain"
 		}
-		if err := p.connection.checkObject(ctx, name, what, kinds...); err != nil {
+		if err := p.connection.checkThat(ctx, name, what, p.isOne); err != nil {
 			return err
 		}
 		return f(ctx, client)
 	})
+}
+
+// isOne reports whether an object may be a semaphore of the right kind. While no permit is held, both look the same.
+func (p *permitsCommand) isOne(o inspect.Object) bool {
+	return o.Kind == inspect.Semaphore && !(p.plain && hasIDs(o))
 }
 
 func (p *permitsCommand) set(_ *cobra.Command, args []string) error {

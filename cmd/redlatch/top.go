@@ -21,6 +21,7 @@ import (
 
 func newTop(c *connection) *cobra.Command {
 	var interval time.Duration
+	var all bool
 	cmd := &cobra.Command{
 		Use:   "top [flags] [PATTERN]",
 		Short: "Watch the busiest and the most contended locks",
@@ -31,6 +32,7 @@ top finds contended names immediately, by their channels. It finds all other nam
 with SCAN. It never uses KEYS or MONITOR, and reads at most ` + fmt.Sprint(maxRead) + ` names at a time: those that are
 contended or held come first. HAND-OVERS is how often a name was seen to change its holder, for each
 second; of a fenced lock it counts every acquisition, of the others one for each refresh at most.
+With --all, top shows what "redlatch ls --all" lists.
 
 Keys:
   up, down, pgup, pgdn, home, end    select a name
@@ -67,11 +69,12 @@ Keys:
 				return err
 			}
 			defer r.Conn.Close()
-			source := &sampler{reader: r, pattern: pattern, budget: interval / 5}
+			source := &sampler{reader: r, pattern: pattern, all: all, budget: interval / 5}
 			return show(newScreen(source.sample, c.forceUnlock, place(c.address()), interval))
 		},
 	}
 	cmd.Flags().DurationVar(&interval, "interval", 2*time.Second, "time between two refreshes")
+	cmd.Flags().BoolVar(&all, "all", false, allUsage)
 	return cmd
 }
 
@@ -135,6 +138,7 @@ type sample struct {
 type sampler struct {
 	reader  *inspect.Reader
 	pattern string
+	all     bool          // also what may be no object
 	budget  time.Duration // for the scan of a sample
 
 	scanner *inspect.Scanner
@@ -170,6 +174,7 @@ func (s *sampler) find(ctx context.Context) error {
 		if s.scanner, err = s.reader.Scan(ctx, s.pattern); err != nil {
 			return err
 		}
+		s.scanner.All = s.all
 	}
 	contended, err := s.reader.Contended(ctx)
 	if err != nil {
@@ -220,8 +225,8 @@ func (s *sampler) read(ctx context.Context) error {
 		if len(objects) == 0 || objects[0].Name != r.Name {
 			continue // the user may not read it
 		}
-		if isListed(objects[0]) {
-			s.known[r.Name] = row{objects[0], r.rateAfter(objects[0])}
+		if o, ok := listed(objects[0], s.all); ok {
+			s.known[r.Name] = row{o, r.rateAfter(o)}
 		}
 		objects = objects[1:]
 	}

@@ -51,11 +51,11 @@ func (s snapshot) object(name, key string) Object {
 		b.readWrite()
 	case Plain:
 		b.plain()
-	case Semaphore, Permits:
+	case Semaphore:
 		b.permits()
 	case Latch, Counter:
 		n, _ := main.number()
-		b.o.Count, b.o.Held = &n, b.o.Kind == Latch && n > 0
+		b.o.Count = &n
 	}
 	b.token()
 	b.term()
@@ -89,7 +89,7 @@ func (s snapshot) kind() Kind {
 	case "string":
 		switch {
 		case isNumber && exists(permitsKey):
-			return Permits
+			return Semaphore
 		case isNumber && (exists(roundKey) || s.channels[latchChannel] > 0):
 			return Latch
 		case isNumber && (exists(waitingKey) || exists(createdKey) || s.channels[semaphoreChannel] > 0):
@@ -306,8 +306,7 @@ func (b *builder) permits() {
 			b.o.Waiting++
 		}
 	}
-	if b.o.Kind == Permits {
-		numbers.Held = 0
+	if !b.keys[permitsKey].isMissing() {
 		b.holdersOfPermits()
 	}
 	if missing := b.keys[mainKey].isMissing(); missing && len(b.o.Holders) > 0 {
@@ -317,7 +316,7 @@ func (b *builder) permits() {
 	}
 	switch {
 	case free >= 0:
-	case b.o.Kind == Semaphore:
+	case numbers.Held < 0:
 		b.found("negative", "The number of free permits is %d: it was reduced below the number of those held.", free)
 	case numbers.Size() < 0: // else the size was reduced below the number of permits held
 		b.found("negative", "The number of permits, free and held, is %d: no release frees one.", numbers.Size())
@@ -380,7 +379,7 @@ func (s snapshot) subscribers(kind Kind) int {
 	switch kind {
 	case RWLock:
 		of = s.channels[rwChannel : rwChannel+1]
-	case Semaphore, Permits:
+	case Semaphore:
 		of = s.channels[semaphoreChannel : semaphoreChannel+1]
 	case Latch:
 		of = s.channels[latchChannel : latchChannel+1]

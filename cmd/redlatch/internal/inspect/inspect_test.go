@@ -222,7 +222,7 @@ func TestKinds(t *testing.T) {
 				return err
 			})
 			o := read(t, r)
-			ok(o, Permits)
+			ok(o, Semaphore)
 			require.True(t, o.Held)
 			require.Equal(t, PermitNumbers{Free: 0, Held: 2}, *o.Permits)
 			leases := map[string]*Millis{}
@@ -261,7 +261,7 @@ func TestKinds(t *testing.T) {
 			waits(t, func() bool { return read(t, r).Subscribers == 1 }, l.Wait)
 			o := read(t, r)
 			ok(o, Latch)
-			require.True(t, o.Held)
+			require.False(t, o.Held, "a latch has no holders")
 			require.EqualValues(t, 2, *o.Count)
 			require.Nil(t, o.Expires)
 		})

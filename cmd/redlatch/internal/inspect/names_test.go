@@ -47,7 +47,7 @@ var uses = []use{
 		require.NoError(t, h.Unlock(t.Context()))
 		require.NoError(t, w.Got().Unlock(t.Context()))
 	}},
-	{Permits, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
+	{Semaphore, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
 		p, err := c.PermitSemaphore(name, semaphore.Permits(1)).Acquire(t.Context())
 		require.NoError(t, err)
 		w := harness.Start(t, t.Context(), func(ctx context.Context) (*semaphore.Permit, error) {
@@ -198,7 +198,7 @@ func TestEveryKeyIsClassified(t *testing.T) {
 				c, other := harness.Client(t, s), harness.Client(t, s)
 				u.do(t, c, other, name, func() {
 					// A client enters the wait queue of a semaphore after it has waited for 100 ms.
-					if u.kind == Semaphore || u.kind == Permits {
+					if u.kind == Semaphore {
 						harness.Eventually(t, soon, "it is in the queue", func() bool {
 							o, err := r.Read(t.Context(), name)
 							require.NoError(t, err)

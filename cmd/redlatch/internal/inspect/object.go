@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"bytes"
 	"encoding/json"
 	"strings"
 	"time"
@@ -17,8 +18,7 @@ const (
 	Fair      Kind = "fair"      // fair lock
 	RWLock    Kind = "rwlock"    // read-write lock
 	Plain     Kind = "plain"     // lock in a string, also of other libraries
-	Semaphore Kind = "semaphore" // semaphore without permit ids
-	Permits   Kind = "permits"   // permit semaphore
+	Semaphore Kind = "semaphore" // of either kind: while no permit is held, both have the same keys
 	Latch     Kind = "latch"     // count-down latch
 	Counter   Kind = "counter"   // an integer: a semaphore, a latch, or neither
 	Election  Kind = "election"  // leader election
@@ -41,7 +41,7 @@ type Object struct {
 	Type string    `json:"type,omitempty"` // of the main key, empty if it does not exist
 	Kind Kind      `json:"kind"`
 	At   time.Time `json:"at"` // by the server's clock
-	// Held is set if someone holds the lock or a permit, leads, or if the latch is shut.
+	// Held is set if it is known that someone holds the lock or a permit, or leads.
 	Held bool `json:"held"`
 	// Expires is when the main key expires: the lease of a lock, or else the memory of a slot that is done. It is
 	// nil if there is none.
@@ -63,6 +63,40 @@ type Object struct {
 	// Truncated is set if the object has more holders, waiters or permits than were read.
 	Truncated bool      `json:"truncated,omitempty"`
 	Anomalies []Anomaly `json:"anomalies,omitempty"`
+}
+
+// KnowsHolders reports whether the server tells who holds the object, or that nobody does. It does not for
+// permits without ids, and for what may be no object at all.
+func (o Object) KnowsHolders() bool {
+	switch o.Kind {
+	case Semaphore:
+		return o.Permits != nil && o.Permits.Held >= 0
+	case Plain:
+		return o.Held // else its value was left out
+	case Counter, Other:
+		return false
+	}
+	return true
+}
+
+// MarshalJSON implements json.Marshaler. What is not known of the holders is null.
+func (o Object) MarshalJSON() ([]byte, error) {
+	type bare Object // without this method
+	shown := struct {
+		bare
+		Held    *bool    `json:"held"`
+		Holders []Holder `json:"holders"`
+	}{bare: bare(o)}
+	if o.KnowsHolders() {
+		shown.Held, shown.Holders = &o.Held, append([]Holder{}, o.Holders...)
+	}
+
+	// The caller decides what is escaped.
+	var out bytes.Buffer
+	e := json.NewEncoder(&out)
+	e.SetEscapeHTML(false)
+	err := e.Encode(shown)
+	return out.Bytes(), err
 }
 
 // Millis is a duration, in JSON a number of milliseconds.
@@ -122,11 +156,23 @@ type Waiter struct {
 
 // PermitNumbers are the numbers of permits.
 type PermitNumbers struct {
-	Free int64 `json:"free"` // expired permits included
-	Held int   `json:"held"` // of a permit semaphore; -1 if the semaphore does not know
+	Free int64 // expired permits included
+	Held int   // -1 if the server does not know, as of permits without ids
 }
 
-// Size is the number of all permits of a permit semaphore.
+// MarshalJSON implements json.Marshaler. An unknown number is null.
+func (n PermitNumbers) MarshalJSON() ([]byte, error) {
+	shown := struct {
+		Free int64 `json:"free"`
+		Held *int  `json:"held"`
+	}{Free: n.Free}
+	if n.Held >= 0 {
+		shown.Held = &n.Held
+	}
+	return json.Marshal(shown)
+}
+
+// Size is the number of all permits, if it is known how many are held.
 func (n PermitNumbers) Size() int64 { return n.Free + int64(n.Held) }
 
 // Term is a term of an election.

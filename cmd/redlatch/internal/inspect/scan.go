@@ -6,6 +6,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/redis/rueidis"
@@ -19,6 +20,10 @@ const batch = 500
 
 // Scanner finds the names of objects, a batch at a time.
 type Scanner struct {
+	// All has Next return also the names of strings that expire, which may be locks of other libraries, and of
+	// numbers, which may be semaphores or latches.
+	All bool
+
 	prefix  string
 	cluster bool
 	matches *regexp.Regexp
@@ -109,7 +114,7 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 	if s.cursor = found.Cursor; s.cursor == 0 {
 		s.nodes = s.nodes[1:]
 	}
-	keys, err := mainKeys(ctx, node, found.Elements)
+	keys, err := mainKeys(ctx, node, found.Elements, s.All)
 	if err != nil {
 		return nil, false, err
 	}
@@ -127,13 +132,14 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 	return names, len(s.nodes) > 0, nil
 }
 
-// mainKeys returns the keys that hold a lock.
-func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []string, err error) {
+// mainKeys returns the keys that hold a lock, and with all those that may be the main key of another object.
+func mainKeys(ctx context.Context, node rueidis.Client, keys []string, all bool) (locks []string, err error) {
 	var types, looks rueidis.Commands
 	for _, key := range keys {
 		types = append(types, node.B().Type().Key(key).Build())
 	}
 	var of []string
+	isString := map[string]bool{}
 	for i, reply := range node.DoMulti(ctx, types...) {
 		switch kind, err := reply.ToString(); {
 		case err != nil && !wire.IsRefused(err):
@@ -141,9 +147,11 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []
 		case kind == "hash":
 			looks, of = append(looks, node.B().Hrandfield().Key(keys[i]).Build()), append(of, keys[i])
 		case kind == "string":
+			isString[keys[i]] = true
 			looks, of = append(looks, node.B().Getrange().Key(keys[i]).Start(0).End(63).Build()), append(of, keys[i])
 		}
 	}
+	var others, numbers []string
 	for i, reply := range node.DoMulti(ctx, looks...) {
 		text, err := reply.ToString()
 		if rueidis.IsRedisNil(err) || wire.KindOf(err) == nil && err != nil {
@@ -154,9 +162,41 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string) (locks []
 		}
 		if _, err := lock.ParseOwner(strings.TrimSuffix(text, wire.WriteSuffix)); err == nil || text == "mode" {
 			locks = append(locks, of[i])
+			continue
+		}
+		if _, err := strconv.ParseInt(text, 10, 64); err == nil && isString[of[i]] {
+			numbers = append(numbers, of[i])
+		} else if isString[of[i]] {
+			others = append(others, of[i])
 		}
 	}
-	return locks, nil
+	if !all {
+		return locks, nil
+	}
+
+	expiring, err := expiring(ctx, node, others)
+	maybe := slices.DeleteFunc(append(numbers, expiring...), func(key string) bool {
+		_, isHelper := wire.ParseKey(key)
+		return isHelper || key == wire.ServerMark
+	})
+	return append(locks, maybe...), err
+}
+
+// expiring returns those of the keys that expire.
+func expiring(ctx context.Context, node rueidis.Client, keys []string) (some []string, err error) {
+	var asked rueidis.Commands
+	for _, key := range keys {
+		asked = append(asked, node.B().Pttl().Key(key).Build())
+	}
+	for i, reply := range node.DoMulti(ctx, asked...) {
+		switch left, err := reply.AsInt64(); {
+		case err != nil && !wire.IsRefused(err):
+			return nil, err
+		case left > 0:
+			some = append(some, keys[i])
+		}
+	}
+	return some, nil
 }
 
 // Contended returns the keys of the objects for whose messages somebody waits. It blocks for the
