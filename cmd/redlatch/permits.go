@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"regexp"
+	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -19,7 +22,7 @@ import (
 type permitsCommand struct {
 	connection *connection
 
-	plain bool
+	plain, force bool
 }
 
 func newPermits(c *connection) *cobra.Command {
@@ -29,7 +32,7 @@ With --plain the semaphore is a number whose permits have no id: a Semaphore ins
 PermitSemaphore.
 `
 	set := &cobra.Command{
-		Use:   "set NAME N",
+		Use:   "set [flags] NAME N",
 		Short: "Set the number of permits",
 		Long: `Set the number of permits of the semaphore NAME to N, and create it if it does not exist.
 
@@ -39,8 +42,18 @@ been released.
 
 The output repeats the number.
 
-` + statusHelpOf("the semaphore has N permits", ""),
+A NAME with an asterisk stands for all semaphores whose names match it: * is any text, ? any
+character, [a-z] one of those, and \* an asterisk. The output then has a line for each, with its
+name and the number. A number without other keys, which may be a semaphore that nobody uses, counts
+as one, and may also be a counter of an application. So without --force, set only lists what it
+would change.
+
+` + statusHelpOf("the semaphores have N permits", "no semaphore matches NAME"),
 		Example: `  redlatch permits set downloads 4
+
+  # Show the semaphores of all tenants, and set them.
+  redlatch permits set 'tenant-*' 5
+  redlatch permits set --force 'tenant-*' 5
   redlatch permits set --plain encoders 8`,
 		Args: arguments(2, 2),
 		RunE: p.set,
@@ -85,6 +98,7 @@ The output is the number of released permits.
 		cmd.ValidArgsFunction = cobra.NoFileCompletions
 		cmd.Flags().BoolVar(&p.plain, "plain", false, "the permits have no ids")
 	}
+	set.Flags().BoolVar(&p.force, "force", false, "change all semaphores that match NAME, instead of listing them")
 	return group(&cobra.Command{
 		Use:   "permits",
 		Short: "Set, drain or release the permits of a semaphore",
@@ -125,17 +139,65 @@ func (p *permitsCommand) set(_ *cobra.Command, args []string) error {
 	if err != nil {
 		return err
 	}
+	if strings.Contains(name, "*") {
+		return p.setAll(name, n)
+	}
 	return p.do(name, func(ctx context.Context, client *redlatch.Client) error {
-		if p.plain {
-			err = client.Semaphore(name).SetPermits(ctx, n)
-		} else {
-			err = client.PermitSemaphore(name).SetPermits(ctx, n)
-		}
-		if err != nil {
+		if err := p.setOne(ctx, client, name, n); err != nil {
 			return err
 		}
 		return printLine(n)
 	})
+}
+
+func (p *permitsCommand) setOne(ctx context.Context, client *redlatch.Client, name string, n int) error {
+	if p.plain {
+		return client.Semaphore(name).SetPermits(ctx, n)
+	}
+	return client.PermitSemaphore(name).SetPermits(ctx, n)
+}
+
+// setAll sets the permits of the semaphores whose names match a pattern. Without --force it only lists them.
+func (p *permitsCommand) setAll(pattern string, n int) error {
+	if err := inspect.CheckPattern(pattern); err != nil {
+		return err
+	}
+	return p.connection.do(func(ctx context.Context, client *redlatch.Client) error {
+		found, err := p.matching(ctx, pattern)
+		if err != nil {
+			return err
+		}
+		if len(found) == 0 {
+			return exit{statusNo, fmt.Errorf("no semaphore matches %s", pattern)}
+		}
+		if !p.force {
+			if err := printList(os.Stdout, found, false); err != nil {
+				return err
+			}
+			return fmt.Errorf("%s would get %s: make sure that all of them are semaphores, and repeat the command with --force",
+				count(len(found), "name"), count(n, "permit"))
+		}
+		for _, o := range found {
+			if err := p.setOne(ctx, client, o.Name, n); err != nil {
+				return err
+			}
+			if err := printLine(o.Name, n); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// matching returns what may be a semaphore of the right kind and matches a pattern, by name.
+func (p *permitsCommand) matching(ctx context.Context, pattern string) ([]inspect.Object, error) {
+	r, err := p.connection.reader()
+	if err != nil {
+		return nil, err
+	}
+	defer r.Conn.Close()
+	found, err := list(ctx, r, pattern, true, func(string) bool { return true })
+	return slices.DeleteFunc(found, func(o inspect.Object) bool { return o.Kind != inspect.Counter && !p.isOne(o) }), err
 }
 
 func (p *permitsCommand) drain(_ *cobra.Command, args []string) error {

@@ -79,6 +79,46 @@ func TestPlainPermitsCommand(t *testing.T) {
 	})
 }
 
+// A pattern stands for all semaphores that match it, after a look at them.
+func TestPermitsOfMany(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		c := harness.Client(t, s)
+		_, err := c.PermitSemaphore("tenant-1", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		require.NoError(t, c.Semaphore("tenant-3", semaphore.Permits(3)).Acquire(t.Context(), 1))
+		_, err = c.Lock("tenant-lock").Lock(t.Context(), lock.Lease(time.Hour))
+		require.NoError(t, err)
+		for _, name := range []string{"tenant-2", "other", "a*b"} {
+			harness.Do(t, s.Addr, "SET", name, "3")
+		}
+		harness.Do(t, s.Addr, "SET", "tenant-page", "text", "PX", "60000")
+		free := func() []string {
+			reply, err := testserver.Query(s.Addr, "MGET", "tenant-1", "tenant-2", "tenant-3", "other", "a*b")
+			require.NoError(t, err)
+			return reply
+		}
+
+		before := free()
+		r := finish(t, s.Addr, "permits", "set", "tenant-*", "5")
+		require.Equal(t, statusFailed, r.status)
+		require.Contains(t, r.stderr, "3 names would get 5 permits")
+		require.Equal(t, `NAME KIND STATE EXPIRES WAITERS HOLDER
+tenant-1 semaphore 2 free, 1 held - - PERMIT
+tenant-2 counter 3 - - ?
+tenant-3 semaphore 2 free - - ?
+`, maskedScreen(r.stdout))
+		require.Equal(t, before, free())
+		require.Equal(t, "tenant-1 5\ntenant-2 5\ntenant-3 5\n", succeeds(t, s.Addr, "permits", "set", "--force", "tenant-*", "5"))
+		require.Equal(t, []string{"4", "5", "5", "3", "3"}, free())
+		require.Equal(t, "tenant-2 6\ntenant-3 6\n", succeeds(t, s.Addr, "permits", "set", "--plain", "--force", "tenant-*", "6"))
+		require.Equal(t, "a*b 7\n", succeeds(t, s.Addr, "permits", "set", "--force", `a\*b`, "7"))
+		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "tenant-*"))
+		fails(t, s.Addr, statusNo, "no semaphore matches nobody*", "permits", "set", "--force", "nobody*", "5")
+		fails(t, s.Addr, statusFailed, `pattern "[*"`, "permits", "set", "--force", "[*", "5")
+		harness.Do(t, s.Addr, "FLUSHALL")
+	})
+}
+
 // A semaphore or a lock is not mistaken for a latch, nor a latch for a semaphore.
 func TestPermitsAndLatchesOfOtherKinds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
