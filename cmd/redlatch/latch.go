@@ -103,7 +103,7 @@ func (l *latchCommand) do(name string, f func(ctx context.Context, latch *countd
 		if err := l.connection.checkObject(ctx, name, "latch", inspect.Latch); err != nil {
 			return err
 		}
-		return f(ctx, client.CountDownLatch(name))
+		return l.connection.nameDenied(ctx, f(ctx, client.CountDownLatch(name)), inspect.Latch, name)
 	})
 }
 

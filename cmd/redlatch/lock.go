@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/supervise"
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/lock"
@@ -231,7 +232,21 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	if errors.Is(err, lock.ErrNotAcquired) {
 		return l.conflicts(err)
 	}
-	return err
+	if len(l.red) > 0 {
+		return err // which names the server
+	}
+	return l.connection.nameDenied(wait, err, l.object(), names...)
+}
+
+// object returns the kind of the objects that NAME is one of.
+func (l *lockCommand) object() inspect.Kind {
+	switch {
+	case l.permits > 0:
+		return inspect.Semaphore
+	case family(l.kind) == "read-write":
+		return inspect.RWLock
+	}
+	return inspect.Kind(l.kind)
 }
 
 // conflicts returns the error of an exit because another process holds the lock.

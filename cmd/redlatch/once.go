@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
 )
@@ -186,7 +187,7 @@ func (o *onceCommand) change(cmd *cobra.Command, args []string, change func(*onc
 	return o.connection.do(func(ctx context.Context, client *redlatch.Client) error {
 		made, err := change(client.Once(work, opts...), ctx, slot)
 		if err != nil {
-			return err
+			return o.connection.nameDenied(ctx, err, inspect.Once, wire.OnceRun(work, slot))
 		}
 		if made {
 			return printLine(work, slot, changed)

@@ -124,7 +124,7 @@ func (p *permitsCommand) do(name string, f func(ctx context.Context, client *red
 		if err := p.connection.checkThat(ctx, name, what, p.isOne); err != nil {
 			return err
 		}
-		return f(ctx, client)
+		return p.connection.nameDenied(ctx, f(ctx, client), inspect.Semaphore, name)
 	})
 }
 
@@ -179,7 +179,7 @@ func (p *permitsCommand) setAll(pattern string, n int) error {
 		}
 		for _, o := range found {
 			if err := p.setOne(ctx, client, o.Name, n); err != nil {
-				return err
+				return p.connection.nameDenied(ctx, err, inspect.Semaphore, o.Name)
 			}
 			if err := printLine(o.Name, n); err != nil {
 				return err

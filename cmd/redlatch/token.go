@@ -46,7 +46,7 @@ The output is the counter, which is the last token. redlatch inspect shows it to
 				}
 				last, err := client.FencedLock(name).RaiseTokens(ctx, floor)
 				if err != nil {
-					return err
+					return c.nameDenied(ctx, err, inspect.Fenced, name)
 				}
 				return printLine(last)
 			})

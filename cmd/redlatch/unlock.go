@@ -88,16 +88,18 @@ func (u *unlockCommand) unlock(ctx context.Context, client *redlatch.Client, nam
 	if err != nil {
 		return false, err
 	}
+	locker, key := client, name
 	if o.Slot != nil {
 		// The client would put the prefix in front of the key, and not of the name of the work.
 		bare := &connection{url: u.connection.url}
-		if client, err = bare.open(ctx, bare.address()); err != nil {
+		if locker, err = bare.open(ctx, bare.address()); err != nil {
 			return false, err
 		}
-		defer client.Close()
-		name = o.Key
+		defer locker.Close()
+		key = o.Key
 	}
-	return (&lockCommand{kind: kind}).one(client, name).(forcible).ForceUnlock(ctx)
+	held, err = (&lockCommand{kind: kind}).one(locker, key).(forcible).ForceUnlock(ctx)
+	return held, u.connection.nameDenied(ctx, err, o.Kind, name)
 }
 
 // forcible is a lock of any kind.

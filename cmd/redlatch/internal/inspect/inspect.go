@@ -106,7 +106,7 @@ func (r *Reader) read(ctx context.Context, all []string, skips func(error) bool)
 			continue
 		}
 		if err != nil {
-			return nil, fmt.Errorf("read %q: %w", all[i], err)
+			return nil, r.NameDenied(ctx, fmt.Errorf("read %q: %w", all[i], err), ofRead, all[i])
 		}
 		names, calls, snapshots = append(names, all[i]), append(calls, asked[i]), append(snapshots, s)
 	}
