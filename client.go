@@ -10,7 +10,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/countdown"
@@ -89,6 +88,10 @@ const (
 // connection for pipelined commands (PipelineMultiplex), a limit on redirections, and
 // periodic checks of the sentinels. It always disables client-side caching and the
 // resending of commands.
+//
+// Without a ClientName, all connections have the name redlatch:<client id>:<host>:<process id>, so that
+// CLIENT LIST, and "redlatch inspect", show which process holds a lock. With RESP2 (AlwaysRESP2), or if the
+// server refuses the name, they have none.
 func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)
 	if err != nil {
@@ -126,7 +129,7 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	}
 	cfg.Conns = wire.NewConns(&opt)
 	began := time.Now()
-	conn, err := connect(ctx, opt)
+	conn, err := connectNamed(ctx, opt, wire.ConnectionName(cfg.ID))
 	if err != nil {
 		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
 	}
@@ -144,6 +147,29 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 
 	c.owned = true
 	return c, nil
+}
+
+// connectNamed is connect, and gives the connections that name unless opt has one.
+func connectNamed(ctx context.Context, opt rueidis.ClientOption, name string) (rueidis.Client, error) {
+	// In RESP2 the name takes a command of its own. A user who loses the right to it, or whose next
+	// primary denies it, could not connect any more.
+	if opt.ClientName != "" || opt.AlwaysRESP2 {
+		return connect(ctx, opt)
+	}
+
+	named := opt
+	named.ClientName = name
+	named.Sentinel.ClientName = cmp.Or(opt.Sentinel.ClientName, name)
+	conn, err := connect(ctx, named)
+
+	// Without HELLO, rueidis uses RESP2 and CLIENT SETNAME. Redis 6.2 says only which command is denied.
+	var reply *rueidis.RedisError
+	if errors.As(err, &reply) {
+		if text := strings.ToLower(reply.Error()); strings.Contains(text, "setname") || strings.Contains(text, "'client' command") {
+			return connect(ctx, opt)
+		}
+	}
+	return conn, err
 }
 
 // connect is rueidis.NewClient with a context.
@@ -180,7 +206,8 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 // and commands are neither resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on
 // a connection of the pool of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
 // If the address of the server may lead to another one after a failover, conn needs a ConnLifetime: nothing
-// else closes a connection to the old primary. If a hook of conn panics, the outcome of the request is
+// else closes a connection to the old primary. Wrap does not name the connection: its ClientName is the caller's
+// (see New). If a hook of conn panics, the outcome of the request is
 // unknown, and the logger gets the stack.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)
@@ -212,9 +239,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
 	}
 
-	// Redisson's ids have version 4, so the version tells operators the library of a holder.
 	cfg.Client = conn
-	cfg.ID = uuid.Must(uuid.NewV7()).String()
 	s := session.New(cfg.Config)
 	c := &Client{conn: conn, s: s, engine: engine.New(s), latches: countdown.NewShared(s)}
 	c.semaphores = semaphore.NewShared(c.engine)

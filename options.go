@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"time"
 
+	"github.com/google/uuid"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
 
@@ -53,7 +54,9 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 		return config{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
 	}
 
+	// Redisson's ids have version 4, so the version tells operators the library of a holder.
 	c := config{startupChecks: true, Config: session.Config{
+		ID:              uuid.Must(uuid.NewV7()).String(),
 		WatchdogTimeout: DefaultWatchdogTimeout,
 		FairWait:        DefaultFairWaitTimeout,
 		Turn:            DefaultTurn,
