@@ -43,6 +43,7 @@ user and the settings of the server see "redlatch probe".
 				if err != nil {
 					return err
 				}
+				seen.identify(ctx, r)
 				problems, err := printDiagnosis(os.Stdout, seen)
 				if err == nil && problems {
 					err = exit{status: statusNo}
@@ -60,6 +61,13 @@ type observation struct {
 	first, last inspect.Object
 	renewed     bool // the lease of the same holder was extended
 	changed     bool // another holder, or none; or another number of free permits
+}
+
+// identify finds the processes of the owners that were seen last.
+func (o *observation) identify(ctx context.Context, r *inspect.Reader) {
+	objects := []inspect.Object{o.last}
+	r.Identify(ctx, objects)
+	o.last = objects[0]
 }
 
 func (o observation) watched() time.Duration { return o.last.At.Sub(o.first.At) }
@@ -190,10 +198,24 @@ func diagnose(seen observation) []statement {
 	default:
 		d.lock()
 	}
+	if o.Unidentified != "" {
+		d.say("%s", unidentified(o))
+	}
 	for _, a := range o.Anomalies {
 		d.problem("%s", a.Text)
 	}
 	return d.statements
+}
+
+// process says where an owner runs.
+func (d *diagnosis) process(o inspect.Owner) {
+	switch c := o.Connection; {
+	case c != nil:
+		d.say("That is process %d on host %s, connected from %s for %s. It sent its last request %s ago.",
+			c.PID, c.Host, c.Address, c.Age, c.Idle)
+	case o.IsLost() && d.last.Unidentified == "":
+		d.say("No connection has the name of that client: its process has ended or is disconnected, or gives its connections another name.")
+	}
 }
 
 func (d *diagnosis) lock() {
@@ -201,6 +223,7 @@ func (d *diagnosis) lock() {
 	d.say("%s is %s: %s.", o.Name, inspect.WithArticle(kindNames[o.Kind]), state(o))
 	for _, h := range o.Holders {
 		d.say("%s holds it%s; its lease %s.", described(h.Owner), mode(h), end(h.Lease))
+		d.process(h.Owner)
 	}
 	if o.Held && o.Subscribers > 0 && len(o.Queue) == 0 {
 		d.say("%s to it.", listeners(o.Subscribers))
@@ -256,6 +279,7 @@ func (d *diagnosis) queue() {
 	}
 	head := o.Queue[0]
 	d.say("%s in its queue. %s is the first.", are(len(o.Queue), "waiter"), described(head.Owner))
+	d.process(head.Owner)
 	if o.Held || d.changed {
 		return
 	}

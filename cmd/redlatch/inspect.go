@@ -38,7 +38,10 @@ waiters at most. The connections of redlatch listen for some seconds after their
 left, so subscribers need not be waiters.
 
 A client whose id is a UUID of version 7 is one of redlatch; then the id also shows when the
-client was created. A client whose id has version 4 is one of Redisson. A fair lock for which nobody
+client was created. A client whose id has version 4 is one of Redisson. If the user may use CLIENT LIST,
+inspect shows the process of a client of redlatch, as in 4711@web-3 for process 4711 on host web-3, and the
+address and the age of its oldest connection, unless the application names its connections itself.
+Of Redisson and of permits the server knows no more than the id. A fair lock for which nobody
 waits has the keys of an ordinary lock, and is shown as one. A number without other keys may be a
 semaphore or a latch.
 
@@ -55,6 +58,7 @@ With --json, the output is one JSON object for each NAME, with durations in mill
 				if err != nil {
 					return err
 				}
+				r.Identify(ctx, objects)
 				return printObjects(os.Stdout, objects, asJSON)
 			})
 		},
@@ -75,7 +79,16 @@ func printObjects(w io.Writer, objects []inspect.Object, asJSON bool) error {
 			return err
 		}
 	}
+	if i := slices.IndexFunc(objects, func(o inspect.Object) bool { return o.Unidentified != "" }); i >= 0 {
+		_, err := fmt.Fprintf(w, "\n%s\n", unidentified(objects[i]))
+		return err
+	}
 	return nil
+}
+
+// unidentified says why the processes of some owners are not shown.
+func unidentified(o inspect.Object) string {
+	return printable("The processes of some clients are unknown: " + o.Unidentified)
 }
 
 // printJSON prints a line for each object.
@@ -221,14 +234,14 @@ func printObject(w io.Writer, o inspect.Object) error {
 		line()
 		line("HOLDER", "LEASE", "LIBRARY", "")
 		for _, h := range o.Holders {
-			line(printable(h.ID), remaining(h.Lease), h.Library, notes(o.At, h))
+			line(printable(h.ID), remaining(h.Lease), h.Library, notes(o, h))
 		}
 	}
 	if len(o.Queue) > 0 {
 		line()
 		line("QUEUE", "ALIVE", "LIBRARY", "")
 		for i, q := range o.Queue {
-			line(printable(q.ID), signOfLife(q), q.Library, fmt.Sprint(i+1, listening(q)))
+			line(printable(q.ID), signOfLife(q), q.Library, positioned(o, q, i+1))
 		}
 	}
 	if o.Truncated {
@@ -264,7 +277,7 @@ func ended(current bool) string {
 }
 
 // notes are what else is known of a holder.
-func notes(now time.Time, h inspect.Holder) string {
+func notes(o inspect.Object, h inspect.Holder) string {
 	var all []string
 	if h.Mode != "" {
 		all = append(all, h.Mode)
@@ -272,10 +285,30 @@ func notes(now time.Time, h inspect.Holder) string {
 	if h.Count > 1 {
 		all = append(all, fmt.Sprintf("%d holds", h.Count))
 	}
+	all = append(all, connected(o, h.Owner)...)
 	if h.Started != nil {
-		all = append(all, "client since "+inspect.Millis(now.Sub(*h.Started).Round(time.Second)).String())
+		all = append(all, "client since "+inspect.Millis(o.At.Sub(*h.Started).Round(time.Second)).String())
 	}
 	return strings.Join(all, ", ")
+}
+
+// process is the process of an owner, or "" if it is unknown.
+func process(o inspect.Owner) string {
+	if o.Connection == nil {
+		return ""
+	}
+	return printable(fmt.Sprintf("%d@%s", o.Connection.PID, o.Connection.Host))
+}
+
+// connected are what is known of the connections of an owner.
+func connected(o inspect.Object, owner inspect.Owner) []string {
+	switch c := owner.Connection; {
+	case c != nil:
+		return []string{"process " + process(owner) + " at " + printable(c.Address), "connected for " + c.Age.String()}
+	case owner.IsLost() && o.Unidentified == "":
+		return []string{"no named connection"}
+	}
+	return nil
 }
 
 // signOfLife is how long a waiter keeps its position.
@@ -286,9 +319,11 @@ func signOfLife(q inspect.Waiter) string {
 	return remaining(q.Deadline)
 }
 
-func listening(q inspect.Waiter) string {
+// positioned are the position of a waiter, and what else is known of it.
+func positioned(o inspect.Object, q inspect.Waiter, position int) string {
+	all := []string{strconv.Itoa(position)}
 	if q.Listens {
-		return ", listens"
+		all = append(all, "listens")
 	}
-	return ""
+	return strings.Join(append(all, connected(o, q.Owner)...), ", ")
 }

@@ -40,7 +40,7 @@ func TestScreensOfTheREADME(t *testing.T) {
 			return
 		}
 		p := panes(t, s, 1)[0]
-		_, err := p.tmux("resize-window", "-t", p.target, "-x", "116", "-y", "8")
+		_, err := p.tmux("resize-window", "-t", p.target, "-x", "200", "-y", "8")
 		require.NoError(t, err)
 		p.run("redlatch top --interval 1s")
 		p.until(regexp.MustCompile(`(?m)^  invoices .* [1-9][0-9.]+ .*\n  thumbnails `))
@@ -51,6 +51,8 @@ func TestScreensOfTheREADME(t *testing.T) {
 
 func maskedScreen(text string) string {
 	text = regexp.MustCompile(`redis://[0-9.:]+`).ReplaceAllString(text, "URL")
+	text = regexp.MustCompile(`\d+@\S+ `).ReplaceAllString(text, "PROCESS ")
+	text = regexp.MustCompile(` at [0-9.:]+`).ReplaceAllString(text, " at ADDRESS")
 	text = regexp.MustCompile(`\b[0-9a-f]{32}\b`).ReplaceAllString(text, "PERMIT")
 	text = regexp.MustCompile(`(?m)^(.* invoices) .*$`).ReplaceAllString(text, "$1") // busy: now held, now free
 	text = regexp.MustCompile(` names, \d held`).ReplaceAllString(text, " names")

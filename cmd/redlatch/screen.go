@@ -64,6 +64,9 @@ var columns = []column{
 	}, true},
 	{"HAND-OVERS", func(r row) string { return perSecond(r.rate) }, func(a, b row) int { return -cmp.Compare(a.rate, b.rate) }, true},
 	{"EXPIRES", func(r row) string { return expiry(r.Object) }, func(a, b row) int { return cmp.Compare(left(a), left(b)) }, true},
+	{"PROCESS", func(r row) string { return cmp.Or(firstProcess(r), "-") }, func(a, b row) int {
+		return cmp.Compare(firstProcess(a), firstProcess(b))
+	}, false},
 	{"HOLDER", func(r row) string { return holder(r.Object) }, func(a, b row) int {
 		return cmp.Compare(holder(a.Object), holder(b.Object))
 	}, false},
@@ -80,6 +83,14 @@ func perSecond(rate float64) string {
 		return "-"
 	}
 	return strconv.FormatFloat(rate, 'f', 1, 64)
+}
+
+// firstProcess is the process of the first holder, or "" if it is unknown.
+func firstProcess(r row) string {
+	if len(r.Holders) == 0 {
+		return ""
+	}
+	return process(r.Holders[0].Owner)
 }
 
 // left returns the rest of a lease, for sorting.
@@ -368,6 +379,9 @@ func (s *screen) header() string {
 	if s.last.skipped > 0 {
 		text += fmt.Sprintf("  %d not refreshed", s.last.skipped)
 	}
+	if slices.ContainsFunc(s.last.rows, func(r row) bool { return r.Unidentified != "" }) {
+		text += "  processes unknown"
+	}
 	return bold.Render(text)
 }
 
@@ -460,7 +474,7 @@ func (s *screen) details() []string {
 		return []string{"", printable(s.selected) + " is gone"}
 	}
 	var text strings.Builder
-	_ = printObject(&text, s.rows[at].Object)
+	_ = printObjects(&text, []inspect.Object{s.rows[at].Object}, false)
 	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 	return append([]string{""}, lines[min(s.scroll, len(lines)-1):]...)
 }

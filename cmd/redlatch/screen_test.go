@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/wire"
 )
 
 // player uses a screen as a person would.
@@ -106,15 +107,17 @@ func TestScreenShowsTheMostContendedFirst(t *testing.T) {
 	free := row{Object: inspect.Object{Name: "free", Kind: inspect.Fenced}}
 	odd := lockRow("odd", 0, 0)
 	odd.Anomalies = []inspect.Anomaly{{Code: "no-expiry"}}
-	p := play(t, free, lockRow("b", 1, 0), lockRow("a", 1, 2.5), lockRow("c", 7, 0), odd)
+	a := lockRow("a", 1, 2.5)
+	a.Holders[0].Connection = &inspect.Connection{Process: wire.Process{Host: "web-3", PID: 7}}
+	p := play(t, free, lockRow("b", 1, 0), a, lockRow("c", 7, 0), odd)
 	require.Equal(t, []string{
 		"redlatch top  redis://h  5 names, 4 held, 3 contended",
-		"  NAME  KIND    STATE  WAITERS*  HAND-OVERS  EXPIRES  HOLDER",
-		"> c     lock    held          7           -       9s  owner of c",
-		"  a     lock    held          1         2.5       9s  owner of a",
-		"  b     lock    held          1           -       9s  owner of b",
-		"  free  fenced  free          -           -        -  -",
-		"! odd   lock    held          -           -       9s  owner of odd",
+		"  NAME  KIND    STATE  WAITERS*  HAND-OVERS  EXPIRES  PROCESS  HOLDER",
+		"> c     lock    held          7           -       9s  -        owner of c",
+		"  a     lock    held          1         2.5       9s  7@web-3  owner of a",
+		"  b     lock    held          1           -       9s  -        owner of b",
+		"  free  fenced  free          -           -        -  -        -",
+		"! odd   lock    held          -           -       9s  -        owner of odd",
 		"up/down select  enter details  / filter  s sort  r reverse  u unlock  p pause  q quit",
 	}, p.lines())
 	p.press("r")
@@ -263,6 +266,12 @@ func TestScreenRefreshes(t *testing.T) {
 	p.next.scanned, p.next.skipped = false, 5
 	p.refresh()
 	require.Contains(t, p.lines()[0], "scanning  5 not refreshed")
+	p.next.rows[0].Unidentified = "NOPERM"
+	p.refresh()
+	require.Contains(t, p.lines()[0], "5 not refreshed  processes unknown")
+	p.press("enter")
+	require.Contains(t, p.lines(), "The processes of some clients are unknown: NOPERM")
+	p.press("esc")
 	require.Equal(t, tea.Quit(), p.send(tea.KeyPressMsg{Code: 'q', Text: "q"})())
 	require.Equal(t, tea.Interrupt(), p.send(tea.KeyPressMsg{Code: 'c', Mod: tea.ModCtrl})())
 	require.Equal(t, tea.Suspend(), p.send(tea.KeyPressMsg{Code: 'z', Mod: tea.ModCtrl})())

@@ -33,6 +33,8 @@ with SCAN. It never uses KEYS or MONITOR, and reads at most ` + fmt.Sprint(maxRe
 contended or held come first. HAND-OVERS is how often a name was seen to change its holder, for each
 second; of a fenced lock it counts every acquisition, of the others one for each refresh at most.
 With --all, top shows what "redlatch ls --all" lists.
+PROCESS is the process of the holder and its host, as "redlatch inspect" shows it. top reads CLIENT LIST
+once for a refresh, and spends at most a hundredth of its time on that.
 
 Keys:
   up, down, pgup, pgdn, home, end    select a name
@@ -220,6 +222,7 @@ func (s *sampler) read(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	s.reader.Identify(ctx, objects)
 	for _, r := range all {
 		delete(s.known, r.Name)
 		if len(objects) == 0 || objects[0].Name != r.Name {

@@ -25,11 +25,13 @@ var readSource string
 
 var readScript = wire.NewScript(readSource).AtRest()
 
-// Reader reads objects over a connection.
+// Reader reads objects over a connection. One goroutine at a time may use it.
 type Reader struct {
 	Conn rueidis.Client
 	// Prefix precedes the names in keys.
 	Prefix string
+
+	clients clients
 }
 
 // The keys of a snapshot, in the order of the script.

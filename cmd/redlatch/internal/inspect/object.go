@@ -61,8 +61,10 @@ type Object struct {
 	// Subscribers is the number of connections that wait for a message, -1 if unknown.
 	Subscribers int `json:"subscribers"`
 	// Truncated is set if the object has more holders, waiters or permits than were read.
-	Truncated bool      `json:"truncated,omitempty"`
-	Anomalies []Anomaly `json:"anomalies,omitempty"`
+	Truncated bool `json:"truncated,omitempty"`
+	// Unidentified is why owners without a connection may have one, empty if all connections are known.
+	Unidentified string    `json:"unidentified,omitempty"`
+	Anomalies    []Anomaly `json:"anomalies,omitempty"`
 }
 
 // KnowsHolders reports whether the server tells who holds the object, or that nobody does. It does not for
@@ -130,7 +132,16 @@ type Owner struct {
 	Library string `json:"library,omitempty"`
 	// Started is when a client of redlatch was created, by the clock of its machine.
 	Started *time.Time `json:"client_started,omitempty"`
+	// Connection is that of a client of redlatch, after Identify. It is nil if the client has no connection
+	// with the name that redlatch gives it.
+	Connection *Connection `json:"connection,omitempty"`
 }
+
+// redlatch is the Library of this module.
+const redlatch = "redlatch"
+
+// IsLost reports whether the owner, after Identify, should have a connection and has none.
+func (o Owner) IsLost() bool { return o.Library == redlatch && o.Connection == nil }
 
 // Holder is an owner that holds a lock, or a permit.
 type Holder struct {
