@@ -60,6 +60,22 @@ func TestConnectionsAreNamed(t *testing.T) {
 	}
 }
 
+// A user of RESP2 who loses the right to name connections can still make them.
+func TestNamesCostNoConnection(t *testing.T) {
+	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
+		s := harness.Own(t, shared.Program)
+		harness.Do(t, s.Addr, append(documentedRights(t, "## ACL rules"), "+client|setname")...)
+		opt, err := redlatch.ParseURL("redis://app:password@" + s.Addr + "?protocol=2")
+		require.NoError(t, err)
+		c := connect(t, opt, redlatch.WithoutStartupChecks())
+		checkLock(t, c, "app:orders")
+		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "-client")
+		harness.Do(t, s.Addr, "CLIENT", "KILL", "USER", "app")
+		harness.Eventually(t, patience, "it connects again", func() bool { return c.Ping(t.Context()) == nil })
+		checkLock(t, c, "app:orders")
+	})
+}
+
 // In a cluster, the connections to each node have the name.
 func TestConnectionsToNodesAreNamed(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {

@@ -36,6 +36,8 @@ func mustLock(t testing.TB, l lock.Locker, opts ...lock.Option) lock.Hold {
 // masked replaces what differs from run to run.
 func masked(text string) string {
 	text = regexp.MustCompile(`[0-9a-f-]{36}:\d+`).ReplaceAllString(text, "OWNER")
+	text = regexp.MustCompile(`\d+@\S+( at [0-9.:]+)?`).ReplaceAllString(text, "PROCESS")
+	text = regexp.MustCompile(`process \d+ on host \S+, connected from [0-9.:]+`).ReplaceAllString(text, "process PID on host HOST, connected from ADDRESS")
 	text = regexp.MustCompile(`\b(\d+m)?\d+(\.\d+)?m?s\b`).ReplaceAllString(text, "TIME")
 	return regexp.MustCompile(` +`).ReplaceAllString(text, " ")
 }
@@ -200,6 +202,7 @@ If a client does not get it all the same, compare its server, database and name 
 		h := mustLock(t, harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout)).Lock("jobs"))
 		require.Equal(t, `jobs is a lock: held.
 OWNER of redlatch holds it; its lease ends in TIME.
+That is process PID on host HOST, connected from ADDRESS for TIME. It sent its last request TIME ago.
 Its lease was renewed while doctor watched: the holder's process lives.
 `, watch(0, time.Hour))
 		require.NoError(t, h.Unlock(t.Context()))
@@ -209,6 +212,7 @@ Its lease was renewed while doctor watched: the holder's process lives.
 		harness.Do(t, s.Addr, "PERSIST", "jobs")
 		require.Equal(t, `jobs is a lock: held.
 OWNER of redlatch holds it; its lease never ends.
+That is process PID on host HOST, connected from ADDRESS for TIME. It sent its last request TIME ago.
 If the holder does not exist any more, use this command: redlatch unlock --force jobs
 PROBLEM: The lock has no expiry: it stays held if its holder dies.
 `, watch(1, time.Hour))
@@ -245,7 +249,9 @@ func TestDoctorSeesAHandOver(t *testing.T) {
 // What doctor says about each state.
 func TestDiagnoses(t *testing.T) {
 	ms := func(d time.Duration) *inspect.Millis { return new(inspect.Millis(d)) }
-	waiter := inspect.Waiter{Owner: inspect.Owner{ID: "w", Library: "redlatch"}, Alive: ms(8 * time.Second)}
+	waiter := inspect.Waiter{Owner: inspect.Owner{ID: "w", Library: "redlatch", Connection: &inspect.Connection{
+		Process: wire.Process{Host: "web-3", PID: 7}, Address: "h:1", Age: inspect.Millis(time.Minute),
+	}}, Alive: ms(8 * time.Second)}
 	for _, c := range []struct {
 		name string
 		last inspect.Object
@@ -265,6 +271,7 @@ func TestDiagnoses(t *testing.T) {
 		{"free fair lock with a queue", inspect.Object{Kind: inspect.Fair, Subscribers: 1, Queue: []inspect.Waiter{waiter, waiter}}, []string{
 			"jobs is a fair lock: free.",
 			"2 waiters are in its queue. w of redlatch is the first.",
+			"That is process 7 on host web-3, connected from h:1 for 1m0s. It sent its last request 0s ago.",
 			"PROBLEM: The lock was free for 10s, and its first waiter does not take it. " +
 				"Others get the lock when the position of that waiter ends, in 8s.",
 		}},
@@ -314,6 +321,7 @@ func TestDiagnoses(t *testing.T) {
 			"Its lease was not renewed for 10s: it is fixed, or its holder has died or stalls. The lock is free in 1s at the latest.",
 			"1 writer waits for the readers, so new readers of redlatch wait for it.",
 			"1 waiter is in its queue. w of redlatch is the first.",
+			"That is process 7 on host web-3, connected from h:1 for 1m0s. It sent its last request 0s ago.",
 		}},
 		{"reduced permits", inspect.Object{
 			Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Held: 3, Free: -1}, Holders: []inspect.Holder{{Lease: ms(time.Second)}},

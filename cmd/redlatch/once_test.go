@@ -84,10 +84,11 @@ expires TIME
 subscribers 1
 
 HOLDER LEASE LIBRARY
-OWNER TIME redlatch client since TIME
+OWNER TIME redlatch process PROCESS, connected for TIME, client since TIME
 `, maskedSlots(succeeds(t, s.Addr, "inspect", wire.OnceRun("report", "monday"))))
 			require.Regexp(t, `^redlatch_once:{report}:monday is a slot of once-only work: running.
 OWNER of redlatch holds it; its lease ends in TIME.
+That is process PID on host HOST, connected from ADDRESS for TIME. It sent its last request TIME ago.
 1 connection listens to it.
 `, maskedSlots(succeeds(t, s.Addr, "doctor", "--watch", "1ms", wire.OnceRun("report", "monday"))))
 

@@ -126,6 +126,8 @@ func TestScreenShowsTheMostContendedFirst(t *testing.T) {
 	require.Equal(t, []string{"a", "c", "b", "free", "odd"}, p.order())
 	p.press("s", "r") // expires
 	require.Equal(t, "free", p.order()[0])
+	p.press("s", "r") // process
+	require.Equal(t, "a", p.order()[0])
 	p.press("s", "s") // name
 	require.Equal(t, []string{"a", "b", "c", "free", "odd"}, p.order())
 	p.press("s") // kind
@@ -266,9 +268,10 @@ func TestScreenRefreshes(t *testing.T) {
 	p.next.scanned, p.next.skipped = false, 5
 	p.refresh()
 	require.Contains(t, p.lines()[0], "scanning  5 not refreshed")
-	p.next.rows[0].Unidentified = "NOPERM"
+	p.next.skipped, p.next.rows[0].Unidentified = 0, "NOPERM"
 	p.refresh()
-	require.Contains(t, p.lines()[0], "5 not refreshed  processes unknown")
+	require.Contains(t, p.lines()[0], "scanning  processes unknown")
+	p.send(tea.WindowSizeMsg{Width: 90, Height: 30})
 	p.press("enter")
 	require.Contains(t, p.lines(), "The processes of some clients are unknown: NOPERM")
 	p.press("esc")

@@ -166,7 +166,7 @@ func owner(id string) Owner {
 	case 4:
 		o.Library = "Redisson"
 	case 7:
-		o.Library = redlatch
+		o.Library = ownLibrary
 		started := time.Unix(u.Time().UnixTime()).UTC()
 		o.Started = &started
 	}

@@ -46,7 +46,7 @@ func (r *Reader) Identify(ctx context.Context, objects []Object) {
 	for i := range objects {
 		o := &objects[i]
 		for _, owner := range o.owners() {
-			if owner.Library != redlatch {
+			if owner.Library != ownLibrary {
 				continue
 			}
 			if !fresh && !time.Now().Before(r.clients.until) {

@@ -137,11 +137,11 @@ type Owner struct {
 	Connection *Connection `json:"connection,omitempty"`
 }
 
-// redlatch is the Library of this module.
-const redlatch = "redlatch"
+// ownLibrary is the Library of this module.
+const ownLibrary = "redlatch"
 
 // IsLost reports whether the owner, after Identify, should have a connection and has none.
-func (o Owner) IsLost() bool { return o.Library == redlatch && o.Connection == nil }
+func (o Owner) IsLost() bool { return o.Library == ownLibrary && o.Connection == nil }
 
 // Holder is an owner that holds a lock, or a permit.
 type Holder struct {
