@@ -122,6 +122,9 @@ func BenchmarkServerHandOver(b *testing.B) {
 				held, holder, waiter = <-got, waiter, holder
 				return nil
 			})
+			if err := held.Unlock(ctx); err != nil {
+				b.Fatal(err)
+			}
 		})
 	}
 }
@@ -173,6 +176,11 @@ func BenchmarkServerHeartbeat(b *testing.B) {
 				}()
 			}
 			for queued := int64(0); queued < int64(n+mine); {
+				select {
+				case err := <-done:
+					b.Fatalf("a call does not wait: %v", err)
+				default:
+				}
 				if queued, err = c.Do(ctx, c.B().Llen().Key(queueKeys[0]).Build()).AsInt64(); err != nil {
 					b.Fatal(err)
 				}
