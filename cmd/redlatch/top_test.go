@@ -22,7 +22,9 @@ import (
 )
 
 func samplerOf(t *testing.T, s *testserver.Server, pattern string) *sampler {
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{s.Addr}, DisableCache: true})
+	conn, err := rueidis.NewClient(rueidis.ClientOption{
+		InitAddress: []string{s.Addr}, DisableCache: true, ClientSetInfo: rueidis.DisableClientSetInfo, // its commands are counted
+	})
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return &sampler{reader: &inspect.Reader{Conn: conn}, pattern: pattern, budget: time.Second}

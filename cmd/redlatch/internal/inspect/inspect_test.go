@@ -34,7 +34,9 @@ const (
 
 func readerOf(t testing.TB, addrs ...string) *Reader {
 	t.Helper()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, DisableCache: true})
+	conn, err := rueidis.NewClient(rueidis.ClientOption{
+		InitAddress: addrs, DisableCache: true, ClientSetInfo: rueidis.DisableClientSetInfo, // its commands are counted
+	})
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return &Reader{Conn: conn}
