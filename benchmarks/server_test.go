@@ -211,7 +211,7 @@ redis.call('PEXPIRE', KEYS[1], lease)`
 // BenchmarkServerReadRelease measures the acquisition and the release of a read lock beside other
 // readers. It lasts for as long as the longest of them.
 func BenchmarkServerReadRelease(b *testing.B) {
-	for _, n := range sizes {
+	for _, n := range []int{100, 9_999} { // and one more: a lock has 10,000 readers at most
 		b.Run(fmt.Sprintf("readers=%d", n), func(b *testing.B) {
 			const lease = 10 * time.Minute
 			c, ctx := conn(b), context.Background()
