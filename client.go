@@ -97,14 +97,8 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	if err != nil {
 		return nil, err
 	}
-	if opt.ReplicaOnly {
-		return nil, fmt.Errorf("%w: locks cannot be taken on replicas (ReplicaOnly)", lock.ErrInvalid)
-	}
-	if len(opt.InitAddress) == 0 || slices.Contains(opt.InitAddress, "") {
-		return nil, fmt.Errorf("%w: the address of the server is missing (InitAddress)", lock.ErrInvalid)
-	}
-	if opt.ConnWriteTimeout < 0 || opt.Dialer.Timeout < 0 || opt.Sentinel.Dialer.Timeout < 0 {
-		return nil, fmt.Errorf("%w: a timeout of the connection is negative", lock.ErrInvalid)
+	if err := checkConnection(&opt); err != nil {
+		return nil, ofClient.Refused("connect", err)
 	}
 
 	opt.DisableCache = true
@@ -131,7 +125,8 @@ func New(ctx context.Context, opt rueidis.ClientOption, opts ...Option) (*Client
 	began := time.Now()
 	conn, err := connectNamed(ctx, opt, wire.ConnectionName(cfg.ID))
 	if err != nil {
-		return nil, wire.ReadFailed(ctx, "connect to", strings.Join(opt.InitAddress, ", "), began, err)
+		to := wire.Object{Kind: ofClient.Kind, Name: strings.Join(opt.InitAddress, ", ")}
+		return nil, to.ReadFailed(ctx, "connect", began, err)
 	}
 
 	cfg.Ordered = opt.PipelineMultiplex < 0 && !opt.DisableAutoPipelining
@@ -170,6 +165,25 @@ func connectNamed(ctx context.Context, opt rueidis.ClientOption, name string) (r
 		}
 	}
 	return conn, err
+}
+
+// ofClient is the object of errors of a client, and of a call that is to make one.
+var ofClient = wire.Object{Kind: "client"}
+
+var errNilContext = fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+
+// checkConnection returns an error for options with which locks cannot work.
+func checkConnection(opt *rueidis.ClientOption) error {
+	if opt.ReplicaOnly {
+		return fmt.Errorf("%w: locks cannot be taken on replicas (ReplicaOnly)", lock.ErrInvalid)
+	}
+	if len(opt.InitAddress) == 0 || slices.Contains(opt.InitAddress, "") {
+		return fmt.Errorf("%w: the address of the server is missing (InitAddress)", lock.ErrInvalid)
+	}
+	if opt.ConnWriteTimeout < 0 || opt.Dialer.Timeout < 0 || opt.Sentinel.Dialer.Timeout < 0 {
+		return fmt.Errorf("%w: a timeout of the connection is negative", lock.ErrInvalid)
+	}
+	return nil
 }
 
 // connect is rueidis.NewClient with a context.
@@ -215,7 +229,7 @@ func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, er
 		return nil, err
 	}
 	if conn == nil {
-		return nil, fmt.Errorf("%w: the connection is nil", lock.ErrInvalid)
+		return nil, ofClient.Refused("connect", fmt.Errorf("%w: the connection is nil", lock.ErrInvalid))
 	}
 
 	guarded := wire.Guard(conn, func(err error, stack string) { cfg.Logger.Error(err.Error(), "stack", stack) })
@@ -236,7 +250,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 		return nil, err
 	}
 	if cfg.Telemetry, err = telemetry.New(cfg.tracers, cfg.meters, cfg.metricName); err != nil {
-		return nil, fmt.Errorf("redlatch: telemetry: %w", err)
+		return nil, ofClient.Refused("connect", fmt.Errorf("telemetry: %w", err))
 	}
 
 	cfg.Client = conn
@@ -253,7 +267,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 // ping sends requests with the context request.
 func ping(ctx, request context.Context, conn rueidis.Client) error {
 	began := time.Now()
-	return wire.ReadFailed(ctx, "ping the server", "", began, anyNode(ctx, conn, func(node rueidis.Client) error {
+	return ofClient.ReadFailed(ctx, "ping", began, anyNode(ctx, conn, func(node rueidis.Client) error {
 		return node.Do(request, node.B().Ping().Build()).Error()
 	}))
 }
@@ -319,7 +333,7 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 		return false, nil
 	}
 	if !cluster {
-		return false, fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid)
+		return false, ofClient.Refused("connect", fmt.Errorf("%w: sharded pub/sub needs a cluster", lock.ErrInvalid))
 	}
 
 	began := time.Now()
@@ -330,10 +344,10 @@ func sharded(ctx context.Context, conn rueidis.Client, mode pubsub.Mode) (bool, 
 		return true, nil
 	}
 	if _, isReply := rueidis.IsRedisErr(err); !isReply {
-		return false, wire.ReadFailed(ctx, "ask for sharded pub/sub", "", began, err)
+		return false, ofClient.ReadFailed(ctx, "connect", began, err)
 	}
 	if mode == pubsub.Sharded {
-		return false, errors.Join(lock.ErrUnsupported, err)
+		return false, ofClient.Failed(ctx, "connect", began, errors.Join(lock.ErrUnsupported, err))
 	}
 
 	return false, nil
@@ -370,10 +384,15 @@ func (c *Client) Close() {
 // permits of a Semaphore, which have no holder. These stay on the server until their lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
 	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+		return ofClient.Refused("shut down", errNilContext)
 	}
 	defer c.Close()
-	return c.s.Shutdown(ctx)
+
+	began := time.Now()
+	if err := c.s.Shutdown(ctx); err != nil {
+		return &lock.Error{Op: "shut down", Kind: ofClient.Kind, Waited: time.Since(began), Err: err}
+	}
+	return nil
 }
 
 // ID returns the UUID with which all owners of this client begin.
@@ -387,7 +406,7 @@ func (c *Client) NewOwner() lock.Owner { return c.s.NewOwner() }
 // the server.
 func (c *Client) Ping(ctx context.Context) error {
 	if err := c.s.Err(); err != nil {
-		return err
+		return ofClient.Refused("ping", err)
 	}
 	return ping(ctx, wire.Shared(ctx), c.conn)
 }

@@ -51,7 +51,7 @@ const minWatchdogTimeout = 100 * time.Millisecond
 
 func newConfig(ctx context.Context, opts []Option) (config, error) {
 	if ctx == nil {
-		return config{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+		return config{}, ofClient.Refused("connect", errNilContext)
 	}
 
 	// Redisson's ids have version 4, so the version tells operators the library of a holder.
@@ -66,10 +66,10 @@ func newConfig(ctx context.Context, opts []Option) (config, error) {
 	}}
 	for _, opt := range opts {
 		if opt == nil {
-			return config{}, fmt.Errorf("%w: a nil option", lock.ErrInvalid)
+			return config{}, ofClient.Refused("connect", fmt.Errorf("%w: a nil option", lock.ErrInvalid))
 		}
 		if err := opt(&c); err != nil {
-			return config{}, err
+			return config{}, ofClient.Refused("connect", err)
 		}
 	}
 

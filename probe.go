@@ -14,7 +14,6 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
 )
 
 //go:embed probe.lua
@@ -137,23 +136,22 @@ const maxClockOffset = time.Second
 // New, Open and Wrap run the same checks with an artificial name, for most locks of
 // package rlock, and log the findings.
 func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
-	if err := c.s.Err(); err != nil {
-		return Report{}, err
-	}
-	if ctx == nil {
-		return Report{}, fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	if err := c.s.Check(ctx); err != nil {
+		return Report{}, ofClient.Refused("probe", err)
 	}
 
 	var uses []use
 	for _, name := range names {
 		key := c.s.MapName(name)
-		if err := errors.Join(c.s.CheckName(name), c.s.CheckName(key)); err != nil {
-			return Report{}, err
+		if err := cmp.Or(c.s.CheckName(name), c.s.CheckName(key)); err != nil {
+			return Report{}, ofClient.Refused("probe", err)
 		}
 		uses = append(uses, usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)...)
 	}
 
-	return c.probe(ctx, wire.Shared(ctx), uses)
+	began := time.Now()
+	report, err := c.probe(ctx, wire.Shared(ctx), uses)
+	return report, ofClient.ReadFailed(ctx, "probe", began, err)
 }
 
 // startupName is the artificial lock name of the startup checks.
@@ -211,7 +209,7 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 		errs = append(errs, a.err)
 	}
 	if ctx.Err() != nil && len(r.Nodes) < len(c.conn.Nodes()) {
-		errs = append(errs, fmt.Errorf("redlatch: probe: %w", context.Cause(ctx)))
+		errs = append(errs, context.Cause(ctx))
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Addr, b.Addr) })
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return strings.Compare(a.Addr, b.Addr) })
@@ -224,7 +222,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 	began := time.Now()
 	info, err := conn.Do(ctx, conn.B().Info().Build()).ToString()
 	if err != nil && !forbidden(err) {
-		return n, nil, fmt.Errorf("redlatch: probe %s: %w", addr, err)
+		return n, nil, fmt.Errorf("%s: %w", addr, err)
 	}
 
 	n.readInfo(info)
@@ -244,7 +242,7 @@ func probeNode(ctx context.Context, addr string, conn rueidis.Client, uses []use
 		found = []Finding{withoutScripts(addr, err)}
 		err = nil
 	} else if err != nil {
-		err = fmt.Errorf("redlatch: probe %s: %w", addr, err)
+		err = fmt.Errorf("%s: %w", addr, err)
 	} else {
 		if reply[0] != 0 {
 			n.ClockOffset = time.UnixMicro(reply[0]*1e6 + reply[1]).Sub(sent.Add(n.RoundTrip / 2))

@@ -34,7 +34,7 @@ var (
 func ParseURL(url string) (rueidis.ClientOption, error) {
 	opt, err := parseURL(url)
 	if err != nil {
-		return rueidis.ClientOption{}, fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err)
+		return rueidis.ClientOption{}, ofClient.Refused("connect", fmt.Errorf("%w: server URL: %w", lock.ErrInvalid, err))
 	}
 	return opt, nil
 }

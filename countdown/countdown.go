@@ -98,7 +98,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 // lock.ErrInvalid.
 func (l *Latch) TrySetCountFor(ctx context.Context, n int, ttl time.Duration) (bool, error) {
 	if err := lock.CheckLease(ttl); err != nil {
-		return false, err
+		return false, l.object().Refused("set count", err)
 	}
 	return l.trySetCount(ctx, n, wire.Millis(ttl))
 }
@@ -106,14 +106,14 @@ func (l *Latch) TrySetCountFor(ctx context.Context, n int, ttl time.Duration) (b
 // trySetCount sets a count with a time to live in ms, "" for none.
 func (l *Latch) trySetCount(ctx context.Context, n int, ttl string) (bool, error) {
 	if n < 0 || n > MaxCount {
-		return false, fmt.Errorf("%w: TrySetCount %q: %d is not from 0 to %d", lock.ErrInvalid, l.name, n, MaxCount)
+		return false, l.object().Refused("set count", fmt.Errorf("%w: %d is not from 0 to %d", lock.ErrInvalid, n, MaxCount))
 	}
 	if n == 0 {
 		count, err := l.Count(ctx)
 		return err == nil && count == 0, err
 	}
 
-	set, err := l.exec(ctx, trySetCountScript, "set the count of", "have been set",
+	set, err := l.exec(ctx, trySetCountScript, "set count", "have been set",
 		wire.PayloadLatchShut, strconv.Itoa(n), wire.NewRequestID(), wire.Millis(roundTTL), ttl)
 	return set == 1, err
 }
@@ -135,7 +135,7 @@ func (l *Latch) CountDown(ctx context.Context) (left int, err error) {
 // than 1, the error matches lock.ErrInvalid.
 func (l *Latch) CountDownN(ctx context.Context, n int) (left int, err error) {
 	if n < 1 {
-		return 0, fmt.Errorf("%w: CountDownN %q: %d is less than 1", lock.ErrInvalid, l.name, n)
+		return 0, l.object().Refused("count down", fmt.Errorf("%w: %d is less than 1", lock.ErrInvalid, n))
 	}
 	return l.exec(ctx, countDownScript, "count down", "have come down", wire.PayloadLatchOpen, strconv.Itoa(n))
 }
@@ -144,7 +144,7 @@ func (l *Latch) CountDownN(ctx context.Context, n int) (left int, err error) {
 // A key of another type is an error.
 func (l *Latch) Count(ctx context.Context) (int, error) {
 	if err := l.check(ctx); err != nil {
-		return 0, err
+		return 0, l.object().Refused("read", err)
 	}
 
 	began := time.Now()
@@ -158,7 +158,7 @@ func (l *Latch) Count(ctx context.Context) (int, error) {
 		count, err = parseCount(text)
 	}
 	if err != nil {
-		return 0, wire.ReadFailed(ctx, "read the count of", l.name, began, errors.Join(l.s.Err(), err))
+		return 0, l.object().ReadFailed(ctx, "read", began, errors.Join(l.s.Err(), err))
 	}
 
 	return int(min(count, math.MaxInt)), nil
@@ -204,7 +204,7 @@ func (l *Latch) WaitChan(ctx context.Context) <-chan error {
 // startWait begins a wait that ends with a result, unless it returns an error.
 func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 	if err := l.check(ctx); err != nil {
-		return err
+		return l.object().Refused("wait", err)
 	}
 
 	began := time.Now()
@@ -212,7 +212,7 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 		return l.notOpen(ctx, began, nil)
 	}
 
-	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock{Kind: "latch", Name: l.name})
+	end := l.s.Telemetry.StartWait(ctx, telemetry.Lock(l.object()))
 	w := &waiter{name: l.name, since: began, site: callsite.Here()}
 	w.end = func() {
 		var err error
@@ -237,11 +237,13 @@ func (l *Latch) startWait(ctx context.Context, result chan<- error) error {
 func (l *Latch) notOpen(ctx context.Context, began time.Time, err error) error {
 	closed := l.s.Stopped()
 	if err == nil && closed == nil {
-		waited := time.Since(began).Round(time.Millisecond)
-		return fmt.Errorf("redlatch: wait for %q (waited %v): %w", l.name, waited, context.Cause(ctx))
+		return l.object().Ended(ctx, "wait", began)
 	}
-	return wire.ReadFailed(ctx, "wait for", l.name, began, errors.Join(closed, err))
+	return l.object().ReadFailed(ctx, "wait", began, errors.Join(closed, err))
 }
+
+// object returns what errors name.
+func (l *Latch) object() wire.Object { return wire.Object{Kind: "latch", Name: l.name} }
 
 // check returns an error if no operation on the latch can succeed.
 func (l *Latch) check(ctx context.Context) error {
@@ -253,15 +255,15 @@ const retryTimeout = 5 * time.Second
 
 // exec runs a script that must not run twice. Each request has an id, under which the
 // server caches its reply. A request whose reply was lost is cancelled, and sent under a
-// new id if it has not run. The texts name the operation and its possible effect.
-func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect string, args ...string) (int, error) {
+// new id if it has not run. The error is that of op, and names its possible effect.
+func (l *Latch) exec(ctx context.Context, script *wire.Script, op, effect string, args ...string) (int, error) {
 	if err := l.check(ctx); err != nil {
-		return 0, err
+		return 0, l.object().Refused(op, err)
 	}
 
 	start := time.Now()
 	if ctx.Err() != nil { // before sending
-		return 0, wire.Failed(ctx, operation, l.name, start, lock.ErrUnavailable)
+		return 0, l.object().Failed(ctx, op, start, lock.ErrUnavailable)
 	}
 
 	args = append([]string{wire.Millis(replyTTL), l.s.Publish, wire.LatchChannel(l.key)}, args...)
@@ -294,5 +296,5 @@ func (l *Latch) exec(ctx context.Context, script *wire.Script, operation, effect
 	if next == cancelScript {
 		err = errors.Join(fmt.Errorf("%w: the count may or may not %s", lock.ErrIndeterminate, effect), err)
 	}
-	return 0, wire.Failed(ctx, operation, l.name, start, err)
+	return 0, l.object().Failed(ctx, op, start, err)
 }

@@ -38,7 +38,6 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -136,7 +135,7 @@ type Leader struct {
 func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Option) (*Term, error) {
 	settings, err := lock.Resolve(opts...)
 	if err != nil {
-		return nil, err
+		return nil, e.object().Refused("campaign", err)
 	}
 
 	began := time.Now()
@@ -190,7 +189,7 @@ func (e *Election) withdraw(ctx context.Context, hold lock.Hold, began time.Time
 		kind = lock.ErrUnavailable
 	}
 
-	return wire.Failed(ctx, "campaign for", e.Name(), began, errors.Join(kind, err))
+	return e.object().Failed(ctx, "campaign", began, errors.Join(kind, err))
 }
 
 // Leader returns the current leader. If there is none, the error matches ErrNoLeader. It blocks for
@@ -200,16 +199,16 @@ func (e *Election) withdraw(ctx context.Context, hold lock.Hold, began time.Time
 // until its lease is over. It cannot replace a token.
 func (e *Election) Leader(ctx context.Context) (Leader, error) {
 	if err := e.check(ctx); err != nil {
-		return Leader{}, err
+		return Leader{}, e.object().Refused("read", err)
 	}
 
 	began := time.Now()
 	leader, err := e.read(ctx)
 	if err == ErrNoLeader {
-		return Leader{}, fmt.Errorf("%w: %q", ErrNoLeader, e.Name())
+		return Leader{}, e.object().Refused("read", err)
 	}
 
-	return leader, wire.ReadFailed(ctx, "read the leader of", e.Name(), began, err)
+	return leader, e.object().ReadFailed(ctx, "read", began, err)
 }
 
 // read reads the current leader. The error is ErrNoLeader if there is none.
@@ -227,6 +226,9 @@ func (e *Election) read(ctx context.Context) (Leader, error) {
 
 	return parseTerm(term)
 }
+
+// object returns what errors name.
+func (e *Election) object() wire.Object { return wire.Object{Kind: "election", Name: e.Name()} }
 
 // keys returns the keys of both scripts.
 func (e *Election) keys() []string { return []string{e.key, wire.ElectionTerm(e.key)} }

@@ -2,6 +2,7 @@ package election_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 
@@ -20,10 +21,10 @@ func ExampleElection_Run() {
 		<-ctx.Done()
 		return nil
 	})
-	fmt.Println(err)
+	fmt.Println("ended by its context:", errors.Is(err, context.Canceled))
 	// Output:
 	// leads with token 1
-	// context canceled
+	// ended by its context: true
 }
 
 // An observer sees the current leader, and then each next one.

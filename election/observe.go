@@ -36,7 +36,7 @@ const (
 func (e *Election) Observe(ctx context.Context) iter.Seq2[Leader, error] {
 	return func(yield func(Leader, error) bool) {
 		if err := e.check(ctx); err != nil {
-			yield(Leader{}, err)
+			yield(Leader{}, e.object().Refused("observe", err))
 			return
 		}
 		o := &observer{e: e, began: time.Now(), wake: make(chan struct{}, 1)}
@@ -113,10 +113,9 @@ func (o *observer) next(ctx context.Context) (Leader, error) {
 func (o *observer) ended(ctx context.Context, err error) error {
 	closed := o.e.s.Stopped()
 	if err == nil && closed == nil {
-		return fmt.Errorf("redlatch: observe %q (for %v): %w",
-			o.e.Name(), time.Since(o.began).Round(time.Millisecond), context.Cause(ctx))
+		return o.e.object().Ended(ctx, "observe", o.began)
 	}
-	return wire.ReadFailed(ctx, "observe", o.e.Name(), o.began, errors.Join(closed, err))
+	return o.e.object().ReadFailed(ctx, "observe", o.began, errors.Join(closed, err))
 }
 
 // parseTerm returns the leader of a term as leader.lua replies.

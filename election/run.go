@@ -27,16 +27,17 @@ const (
 // runs twice at a time in one call of Run. If fn panics or calls runtime.Goexit, Run resigns, and
 // the panic continues.
 //
-// Run blocks until ctx ends, and then returns its cause. It returns early only with an error that
+// Run blocks until ctx ends, and then returns its cause, wrapped. It returns early only with an error that
 // matches lock.ErrClosed, lock.ErrInvalid, lock.ErrReentered or lock.ErrUnsupported. The options are
 // the options of Campaign.
 func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Context, term *Term) error, opts ...lock.Option) error {
 	if err := e.check(ctx); err != nil {
-		return err
+		return e.object().Refused("run", err)
 	}
 	if fn == nil {
-		return fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, e.Name())
+		return e.object().Refused("run", fmt.Errorf("%w: the function is nil", lock.ErrInvalid))
 	}
+	began := time.Now()
 
 	o, _ := lock.Resolve(opts...) // Campaign returns the error
 	for pause := minPause; ; {
@@ -60,10 +61,10 @@ func (e *Election) Run(ctx context.Context, value string, fn func(ctx context.Co
 		case <-e.s.Stopping():
 		}
 		if ctx.Err() != nil {
-			return context.Cause(ctx)
+			return e.object().Ended(ctx, "run", began)
 		}
 		if e.s.Stopped() != nil {
-			return lock.ErrClosed
+			return e.object().Failed(ctx, "run", began, lock.ErrClosed)
 		}
 		if err != nil {
 			pause = min(2*pause, maxPause)

@@ -61,7 +61,7 @@ func TestRun(t *testing.T) {
 
 		cause := errors.New("over")
 		r.Cancel(cause)
-		require.Equal(t, cause, r.EndWithin(soon))
+		require.ErrorIs(t, r.EndWithin(soon), cause)
 		nobodyLeads(t, other)
 		onlyTokensLeft(t, s)
 	})
@@ -102,7 +102,7 @@ func TestPausesOfRun(t *testing.T) {
 		log.Reset()
 		r.Cancel(errors.New("over"))
 		results <- context.Canceled
-		require.EqualError(t, r.End(), "over")
+		require.ErrorContains(t, r.End(), "over")
 		require.Empty(t, log.String())
 	})
 }

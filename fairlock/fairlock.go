@@ -35,7 +35,6 @@ import (
 
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/session"
-	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -51,7 +50,7 @@ type Lock struct {
 // New returns the fair lock of that name. Client.FairLock calls it.
 func New(e *engine.Engine, name string, opts ...Option) *Lock {
 	p := &protocol{e: e, s: e.Session, kind: "fair"}
-	return p.lock(name, session.Configure(p, name, opts))
+	return p.lock(name, session.Configure(p, opts))
 }
 
 // NewCandidacy returns the fair lock for which the candidates of an election wait. Each of its holds
@@ -97,7 +96,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 
 // Do runs fn while it holds the lock. See lock.Locker.
 func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, l, fn, opts...)
+	return engine.Do(ctx, l.l.Object(), l, fn, opts...)
 }
 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
@@ -143,14 +142,14 @@ func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
 // snapshot, blocks for one round trip and changes nothing. A waiter that has just acquired
 // the lock from another one of its process may still be listed, until its Unlock at most.
 func (l *Lock) Queue(ctx context.Context) ([]Waiter, error) {
-	if err := l.l.Check(ctx); err != nil {
+	if err := l.l.Refuses(ctx, "read"); err != nil {
 		return nil, err
 	}
 
 	began := time.Now()
 	waiters, err := l.p.Queue(ctx)
 	if err != nil {
-		return nil, wire.ReadFailed(ctx, "look at the queue of", l.Name(), began, err)
+		return nil, l.l.Object().ReadFailed(ctx, "read", began, err)
 	}
 
 	return waiters, nil

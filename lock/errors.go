@@ -11,8 +11,8 @@ import (
 	"github.com/redlatch/redlatch/internal/text"
 )
 
-// Errors of all locks. They are matched with errors.Is. The package documentation has a
-// table of them.
+// Causes of an [Error], for all locks. They are matched with errors.Is. The package documentation has
+// a table of them.
 var (
 	// ErrNotAcquired means that others hold the lock, and the wait is over or the call does
 	// not wait. It is also the error of a wait that was too short for the server's answer.
@@ -53,6 +53,88 @@ var (
 	// was sent to the server.
 	ErrInvalid = errors.New("redlatch: invalid argument")
 )
+
+// sentinels are the errors with which the text of an Error begins.
+var sentinels = []error{
+	ErrNotAcquired, ErrUnavailable, ErrNotHeld, ErrLost, ErrReentered, ErrUpgrade, ErrIndeterminate, ErrClosed, ErrUnsupported,
+	ErrInvalid,
+}
+
+// Error is the error of a call that has failed, of every object and of the client. Only the error of a
+// function that the call has run is returned as it is. errors.As finds an Error, also in a [DoError], and
+// the fields tell which of several locks has failed. Match the cause with errors.Is.
+type Error struct {
+	// Op is what failed:
+	//
+	//	acquire, extend, detach, adopt, release                  of locks and permits
+	//	force unlock                                             of locks
+	//	set permits, add permits, drain, change lease            of semaphores
+	//	set count, count down, wait                              of latches
+	//	run, campaign, observe                                   of elections
+	//	run, mark done, forget                                   of once-only work
+	//	raise tokens, reset tokens, check token                  of fencing tokens
+	//	read                                                     each question, such as IsLocked and Stats
+	//	delete                                                   of semaphores and latches
+	//	connect, ping, probe, shut down                          of the client
+	//	configure                                                of the adapters in contrib
+	//	parse                                                    of the text of an Owner
+	//
+	// Do fails with acquire or release. A call that does several things fails with the one that has failed:
+	// Once.Run also with acquire, read and mark done, for example.
+	Op string
+
+	// Kind is the kind of the object, as in logs and telemetry: lock, fenced, spin, plain, fair, read, write,
+	// multi, red, semaphore, permit-semaphore, latch, election, once, client, adapter, guard or owner. It is
+	// "" if the function Do of this package gets no function to run: it does not know its Locker.
+	Kind string
+
+	// Name is the name that was passed to the client, or the names of the members of a group. Of an adapter
+	// it is the package, and of the client the addresses of the servers if a connection fails, and otherwise
+	// "".
+	Name string
+
+	// Waited is how long the call took, 0 if its arguments or the state of the object ruled it out.
+	Waited time.Duration
+
+	// Err is the cause, never nil: an error of this package, or one that matches such an error, or a
+	// refusal of the server. It also matches context.Cause(ctx) if the context of the call has ended.
+	Err error
+}
+
+// Error returns one line: the error of this package that Err matches, Op and Name, Waited, and what else
+// Err says. The text of a loss names the lock and its owner instead.
+func (e *Error) Error() string {
+	cause := strings.ReplaceAll(e.Err.Error(), "\n", "; ")
+	if _, lost := e.Err.(*LostError); lost {
+		return cause
+	}
+
+	head := "redlatch"
+	for _, sentinel := range sentinels {
+		if rest, ok := strings.CutPrefix(cause, sentinel.Error()); ok {
+			head = sentinel.Error()
+			cause = rest
+			break
+		}
+	}
+
+	call := e.Op
+	if e.Name != "" {
+		call += fmt.Sprintf(" %q", text.Cut(e.Name))
+	}
+	if e.Waited > 0 {
+		call += fmt.Sprintf(" (waited %v)", e.Waited.Round(time.Millisecond))
+	}
+
+	cause = strings.TrimPrefix(strings.TrimPrefix(cause, ": "), "redlatch: ")
+	if cause == "" {
+		return head + ": " + call
+	}
+	return head + ": " + call + ": " + cause
+}
+
+// Unwrap returns Err.
+func (e *Error) Unwrap() error { return e.Err }
 
 // DoError is the error of Do if Unlock has returned one. If it matches ErrLost, another owner may have
 // had the lock during the work.

@@ -36,6 +36,45 @@ func ExampleWithOwner() {
 	// <nil> <nil>
 }
 
+// An error tells which of two nested locks has failed, and whether it is that of a lock at all.
+func ExampleError() {
+	client, stop := connect()
+	defer stop()
+	ctx := context.Background()
+	order, stock := client.Lock("order:7"), client.FairLock("stock")
+
+	ship := func() {
+		err := order.Do(ctx, func(ctx context.Context) error {
+			return stock.Do(ctx, func(context.Context) error {
+				return errors.New("no box is large enough")
+			}, lock.Wait(0))
+		}, lock.Wait(0))
+
+		var failed *lock.Error
+		if errors.As(err, &failed) {
+			fmt.Printf("%s %s %q: %t\n", failed.Op, failed.Kind, failed.Name, errors.Is(err, lock.ErrNotAcquired))
+		} else {
+			fmt.Println("the work:", err)
+		}
+	}
+
+	for _, held := range []lock.Locker{order, stock} {
+		h, err := held.Lock(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		ship()
+		if err := h.Unlock(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+	ship()
+	// Output:
+	// acquire lock "order:7": true
+	// acquire fair "stock": true
+	// the work: no box is large enough
+}
+
 // The context of a hold ends when the lock is lost.
 func ExampleLostError() {
 	client, stop := connect()

@@ -43,7 +43,8 @@
 //	ErrNotHeld, ErrReentered, ErrUpgrade, ErrInvalid, ErrUnsupported      500  correct the program
 //	another error     the server has refused, in its own words            500  correct rights, keys, memory
 //
-// Do returns the error of its function unchanged, or a [DoError] if Unlock returned one.
+// Each is the cause of an [*Error], which says which call of which object has failed. Do returns the error of
+// its function unchanged, or a [DoError] if Unlock returned one.
 //
 // An error matches at most one of the first three. It also matches context.Cause(ctx) if ctx has
 // ended, and never context.Canceled or context.DeadlineExceeded because of a timeout of the client
@@ -51,8 +52,8 @@
 // are ErrUnavailable: the request had no effect, and another one may. NOPERM, WRONGTYPE, OOM, MISCONF and
 // NOREPLICAS are returned as a *rueidis.RedisError: an operator has to act.
 //
-// A message is one line, with the kind of the error, the object's name and the time that the call
-// took. That of a group of locks names the lock that others hold, or counts the servers by answer:
+// A message is one line, with the cause, the object's name and the time that the call took. That of a
+// group of locks names the lock that others hold, or counts the servers by answer:
 //
 //	redlatch: lock not acquired: acquire "a,b" (waited 300ms): "b" is held by others
 //	redlatch: outcome unknown: acquire "orders" (waited 1s): 3 of 5 servers: 1 held by others, 2 silent (...)
@@ -60,7 +61,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"time"
 )
 
@@ -100,6 +100,11 @@ type Locker interface {
 	// the lock when fn returns, panics (the panic continues) or calls runtime.Goexit.
 	// It returns the error of Lock, or the error of fn, unchanged. If Unlock returns an error, which
 	// matches ErrLost if the lock was lost while fn ran, Do returns a *DoError with both.
+	//
+	// An error of the lock is an *Error, which errors.As finds, and so is that of a lock that fn uses:
+	// Name and Kind tell which one has failed. In a *DoError, Func is the error of fn and of the locks
+	// inside, and Unlock that of this lock. If this lock is lost while fn waits for another one, the error
+	// of that wait matches ErrLost too, because the context of fn has ended.
 	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...Option) error
 }
 
@@ -179,7 +184,7 @@ const NoExpiry time.Duration = -1
 // If fn is nil, the error matches ErrInvalid and the lock is not acquired.
 func Do(ctx context.Context, l Locker, fn func(ctx context.Context) error, opts ...Option) (err error) {
 	if fn == nil {
-		return fmt.Errorf("%w: Do %q: the function is nil", ErrInvalid, l.Name())
+		return &Error{Op: "acquire", Name: l.Name(), Err: invalid("the function is nil")}
 	}
 
 	h, err := l.Lock(ctx, opts...)

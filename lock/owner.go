@@ -2,7 +2,6 @@ package lock
 
 import (
 	"context"
-	"fmt"
 	"strconv"
 
 	"github.com/google/uuid"
@@ -19,7 +18,7 @@ type Owner struct{ id string }
 // ErrInvalid. Most callers want Client.NewOwner, which picks an unused number.
 func NewOwner(clientID string, number uint64) (Owner, error) {
 	if !isUUID(clientID) {
-		return Owner{}, fmt.Errorf("%w: client id %q is not a UUID", ErrInvalid, clientID)
+		return Owner{}, notOwner(clientID, "the id of a client is a UUID")
 	}
 	id := make([]byte, 0, uuidLen+len(":18446744073709551615"))
 	return Owner{id: string(strconv.AppendUint(append(append(id, clientID...), ':'), number, 10))}, nil
@@ -42,7 +41,11 @@ func ParseOwner(s string) (Owner, error) {
 			return Owner{id: s}, nil
 		}
 	}
-	return Owner{}, fmt.Errorf("%w: owner %q is not <UUID>:<number>", ErrInvalid, s)
+	return Owner{}, notOwner(s, "an owner is <UUID>:<number>")
+}
+
+func notOwner(s, reason string) error {
+	return &Error{Op: "parse", Kind: "owner", Name: s, Err: invalid("%s", reason)}
 }
 
 // String returns the owner's id on the server, "" for the zero Owner.

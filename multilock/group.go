@@ -49,14 +49,15 @@ func newGroup(all *Shared, kind string, names []string, on []engine.LockID, err 
 	return g
 }
 
-// find returns the lock that is member i of a group.
+// find returns the lock that is member i of a group, or nil. It may also be one that no call can use, of
+// which an error says why.
 func find(kind string, i int, m lock.Locker) (*engine.Lock, error) {
 	l := engine.Find(m)
 	if l == nil {
 		return nil, fmt.Errorf("%w: member %d of a %s lock is nil or of a wrong type: %T", lock.ErrInvalid, i+1, kind, m)
 	}
 	if err := l.Check(context.Background()); errors.Is(err, lock.ErrInvalid) {
-		return nil, err // of its name or an option
+		return l, err // of its name or an option
 	}
 	return l, nil
 }
@@ -64,17 +65,20 @@ func find(kind string, i int, m lock.Locker) (*engine.Lock, error) {
 // check returns an error if an attempt under ctx is pointless.
 func (g *group) check(ctx context.Context) error {
 	if g.err != nil { // it may have no session
-		return g.err
+		return g.object().Refused("acquire", g.err)
 	}
 	if err := g.s.Check(ctx); err != nil || ctx.Err() == nil {
-		return err
+		return g.object().Refused("acquire", err)
 	}
 	return g.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)
 }
 
-// failed is wire.Failed.
-func (g *group) failed(ctx context.Context, what string, began time.Time, err error) error {
-	return wire.Failed(ctx, what, g.info.Name, began, err)
+// object returns what errors name.
+func (g *group) object() wire.Object { return wire.Object(g.info) }
+
+// failed returns the error of a call for op that began then.
+func (g *group) failed(ctx context.Context, op string, began time.Time, err error) error {
+	return g.object().Failed(ctx, op, began, err)
 }
 
 // groupMember is the hold of a group, which may be the member of another group.
@@ -91,7 +95,7 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 		o, err = engine.TryOptions(lock.Resolve(opts...))
 	}
 	if o, err = engine.Checked(g.reads, o, err); err != nil {
-		return nil, err
+		return nil, g.object().Refused("acquire", err)
 	}
 	once := try || o.Bounded && o.Wait == 0
 	if !once && g.check(ctx) == nil {
@@ -120,7 +124,7 @@ func (h *groupHold) KeepUntil(until time.Time) { h.keepUntil = until }
 
 // Detach implements lock.Hold.
 func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
-	return "", fmt.Errorf("%w: Detach %q, which consists of several locks", lock.ErrUnsupported, h.Name())
+	return "", h.Object().Refused("detach", fmt.Errorf("%w: Detach of several locks", lock.ErrUnsupported))
 }
 
 // begin makes the hold of a call with ctx held.
@@ -181,6 +185,9 @@ func (h *groupHold) Conflicts(with engine.LockID, owner lock.Owner) bool {
 
 // Name implements lock.Hold.
 func (h *groupHold) Name() string { return h.group.info.Name }
+
+// Object implements engine.Droppable.
+func (h *groupHold) Object() wire.Object { return h.group.object() }
 
 // Owner implements lock.Hold.
 func (h *groupHold) Owner() lock.Owner { return h.owner }

@@ -46,7 +46,9 @@ func New(all *Shared, members ...lock.Locker) *Multi {
 			on = append(on, red.on...)
 		} else if l, err := find("multi", i, member); err != nil {
 			bad = cmp.Or(bad, err)
-			continue
+			if l == nil {
+				continue
+			}
 		} else {
 			m.locks = append(m.locks, l)
 			on = append(on, l.ID())
@@ -97,10 +99,10 @@ func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, er
 
 // Do runs fn while it holds all members. See lock.Locker.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, m, fn, opts...)
+	return engine.Do(ctx, m.object(), m, fn, opts...)
 }
 
-// checkOwner returns an error if the members do not record their owners.
+// checkOwner returns why no call for an owner can work, or nil: the members may not record their owners.
 func (m *Multi) checkOwner() error {
 	if m.err == nil && len(m.reds) > 0 {
 		return fmt.Errorf("%w: the Redlock %q does not record its owners", lock.ErrUnsupported, m.reds[0].Name())
@@ -115,12 +117,12 @@ func (m *Multi) checkOwner() error {
 // counts as held until Unlock has returned its loss.
 func (m *Multi) Unlock(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
-		return err
+		return m.object().Refused("release", err)
 	}
 
 	owner, ok := lock.OwnerFrom(ctx)
 	if !ok {
-		return engine.ErrNoOwner(m.info.Name)
+		return m.object().Refused("release", engine.ErrNoOwner)
 	}
 
 	for _, g := range slices.Backward(m.locks[0].Groups(owner)) {
@@ -131,7 +133,7 @@ func (m *Multi) Unlock(ctx context.Context) error {
 		}
 	}
 
-	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, m.info.Name, owner)
+	return m.object().Refused("release", engine.NotHeldBy(owner))
 }
 
 // sameLocks reports whether m and other have the same locks, in any order.
@@ -146,15 +148,16 @@ func (m *Multi) sameLocks(other *Multi) bool {
 // member. If a member is a Red, the error matches lock.ErrUnsupported.
 func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err error) {
 	if err := m.checkOwner(); err != nil {
-		return false, err
+		return false, m.object().Refused("read", err)
 	}
 
+	began := time.Now()
 	for _, member := range slices.Backward(m.members) {
 		l := member.(interface {
 			IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
 		})
 		if held, err = l.IsHeldBy(ctx, owner); err != nil || !held {
-			return false, err
+			return false, m.object().ReadFailed(ctx, "read", began, err)
 		}
 	}
 
@@ -299,7 +302,7 @@ func (h *multiHold) Remaining() time.Duration {
 
 // Extend implements lock.Hold.
 func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
-	if err := h.Err("Extend", h.Name()); err != nil {
+	if err := h.Err("extend", h.Object()); err != nil {
 		return err
 	}
 
@@ -310,12 +313,12 @@ func (h *multiHold) Extend(ctx context.Context, lease time.Duration) error {
 	if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 		h.MemberEnded(lost)
 	}
-	return cmp.Or(h.Err("Extend", h.Name()), h.m.failed(ctx, "extend", began, err))
+	return cmp.Or(h.Err("extend", h.Object()), h.m.failed(ctx, "extend", began, err))
 }
 
 // Unlock implements lock.Hold.
 func (h *multiHold) Unlock(ctx context.Context) error {
-	err := h.End("Unlock", h.Name())
+	err := h.End("release", h.Object())
 	for _, member := range h.holds {
 		member.Watch(nil, "")
 		member.KeepUntil(h.keepUntil)
@@ -331,5 +334,5 @@ func (h *multiHold) Unlock(ctx context.Context) error {
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
 	err = errors.Join(engine.UnlockTogether(ctx, h.holds)...)
-	return h.Released(released, h.m.failed(ctx, "unlock", began, err))
+	return h.Released(released, h.m.failed(ctx, "release", began, err))
 }

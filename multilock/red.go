@@ -38,24 +38,27 @@ type Red struct {
 // nil if no member has a client.
 func NewRed(all *Shared, members ...lock.Locker) *Red {
 	var locks []*engine.Lock
+	var names []string
 	var bad error
 	for i, m := range members {
-		if l, err := find("red", i, m); err != nil {
+		l, err := find("red", i, m)
+		if err != nil {
 			bad = cmp.Or(bad, err)
 		} else {
 			locks = append(locks, l)
 		}
+		if l != nil {
+			names = append(names, l.Name())
+		}
 	}
 
 	if all == nil {
-		return &Red{group: newGroup(nil, "red", nil, nil, bad)}
+		return &Red{group: newGroup(nil, "red", names, nil, bad)}
 	}
 
 	s := all.e.Session
 	r := &Red{members: locks, quorum: len(locks)/2 + 1, key: engine.Key{Kind: "red"}, shared: true}
-	var names []string
 	for _, m := range locks {
-		names = append(names, m.Name())
 		if m.Session() == s {
 			r.channel = m.Channel()
 		}
@@ -184,7 +187,7 @@ func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 
 // Do runs fn while it holds the lock. See lock.Locker.
 func (r *Red) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, r, fn, opts...)
+	return engine.Do(ctx, r.object(), r, fn, opts...)
 }
 
 // splitBackoff is the pause after n attempts in a row without a majority. It is random, so
@@ -205,7 +208,8 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 	}
 	h.passable.Store(!named && o.Lease == 0 && !r.shared)
 	if h.ttl <= drift(h.ttl) {
-		return nil, fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl))
+		return nil, r.object().Refused("acquire",
+			fmt.Errorf("%w: lease %v: that of a Redlock must be more than %v", lock.ErrInvalid, h.ttl, drift(h.ttl)))
 	}
 
 	req := engine.Request{
@@ -218,7 +222,7 @@ func (r *Red) acquire(ctx context.Context, o lock.Options, once bool) (*redHold,
 		req.Deadline = began.Add(o.Wait)
 	}
 	if !r.s.Enter() {
-		return nil, lock.ErrClosed
+		return nil, r.object().Refused("acquire", lock.ErrClosed)
 	}
 	defer r.s.Leave()
 

@@ -25,7 +25,7 @@ const (
 // Unlock implements lock.Hold.
 func (h *redHold) Unlock(ctx context.Context) error {
 	h.Lease.Check()
-	if err := h.End("Unlock", h.Name()); err != nil {
+	if err := h.End("release", h.Object()); err != nil {
 		if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 			if lost.Reason == lock.ReasonMaxHold { // the servers have it for sure, and most likely answer
 				_, _ = h.release(context.WithoutCancel(ctx), time.Now().Add(engine.UnlockTimeout))
@@ -45,7 +45,7 @@ func (h *redHold) Unlock(ctx context.Context) error {
 
 	ctx, released := h.StartRelease(ctx)
 	began := time.Now()
-	return h.Released(released, h.r.failed(ctx, "unlock", began, h.pass(ctx, began.Add(engine.UnlockTimeout))))
+	return h.Released(released, h.r.failed(ctx, "release", began, h.pass(ctx, began.Add(engine.UnlockTimeout))))
 }
 
 // pass hands the members to the next local waiter if that can take them over, and otherwise
@@ -338,7 +338,7 @@ func (h *redHold) Remaining() time.Duration {
 func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	h.Lease.Check()
 	h.passable.Store(false) // before the state is read, because Unlock reads it after that
-	if err := h.Err("Extend", h.Name()); err != nil {
+	if err := h.Err("extend", h.Object()); err != nil {
 		return err
 	}
 
@@ -349,5 +349,5 @@ func (h *redHold) Extend(ctx context.Context, lease time.Duration) error {
 	} else if errors.Is(err, lock.ErrLost) {
 		h.Lost(lock.ReasonGone, nil)
 	}
-	return cmp.Or(h.Err("Extend", h.Name()), h.r.failed(ctx, "extend", sent, err))
+	return cmp.Or(h.Err("extend", h.Object()), h.r.failed(ctx, "extend", sent, err))
 }

@@ -39,7 +39,8 @@ func (m *Multi) acquire(ctx context.Context, o lock.Options, once bool) (_ *mult
 		return nil, err
 	}
 	if o.MaxWaiters > 0 {
-		return nil, fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid)
+		return nil, m.object().Refused("acquire",
+			fmt.Errorf("%w: MaxWaiters: the members of a multi-lock have their own waiters", lock.ErrInvalid))
 	}
 
 	a := acquisition{o: o, once: once, began: time.Now()}

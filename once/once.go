@@ -96,7 +96,7 @@ func New(e *engine.Engine, name string, opts ...Option) *Once {
 	s := e.Session
 	o := &Once{e: e, s: s, name: name, remember: DefaultRemember}
 	o.key, o.err = s.Key(name, s.CheckName)
-	o.err = cmp.Or(o.err, session.Configure(o, name, opts))
+	o.err = cmp.Or(o.err, session.Configure(o, opts))
 	return o
 }
 
@@ -118,16 +118,12 @@ func (o *Once) Name() string { return o.name }
 // If fn panics or calls runtime.Goexit, the work counts as failed, and the panic continues. The
 // options have the same meaning as for Locker.Lock.
 func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context) error, opts ...lock.Option) (ran bool, err error) {
-	if err := o.check(ctx, slot); err != nil {
-		return false, err
-	}
+	settings, optErr := lock.Resolve(opts...)
 	if fn == nil {
-		return false, fmt.Errorf("%w: Run %q: the function is nil", lock.ErrInvalid, o.name)
+		optErr = fmt.Errorf("%w: the function is nil", lock.ErrInvalid)
 	}
-
-	settings, err := lock.Resolve(opts...)
-	if err != nil {
-		return false, err
+	if err := cmp.Or(o.check(ctx, slot), optErr); err != nil {
+		return false, o.object().Refused("run", err)
 	}
 	until := time.Now().Add(settings.Wait) // the end of the wait, for a server that cannot be asked too
 	if !settings.Bounded {
@@ -192,7 +188,7 @@ func end(ctx context.Context, hold lock.Hold, until time.Time, keep bool) error 
 // is done. It is remembered until then at least.
 func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until time.Time) error {
 	if !o.s.Stay() {
-		return fmt.Errorf("%w: the work of %q is not remembered", lock.ErrClosed, o.name)
+		return o.object().Refused("mark done", fmt.Errorf("%w: the work is not remembered", lock.ErrClosed))
 	}
 	defer o.s.Leave()
 
@@ -212,7 +208,7 @@ func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until
 	if err != nil && unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
-	return wire.Failed(ctx, "remember the work of", o.name, began, err)
+	return o.object().Failed(ctx, "mark done", began, err)
 }
 
 // Done reports whether the work of the slot has been done, as far as the server remembers. It blocks
@@ -220,29 +216,26 @@ func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until
 // refusal of the server.
 func (o *Once) Done(ctx context.Context, slot string) (bool, error) {
 	if err := o.check(ctx, slot); err != nil {
-		return false, err
+		return false, o.object().Refused("read", err)
 	}
 
-	began := time.Now()
-	bounded, cancel := o.s.Bounded(ctx)
-	defer cancel()
-
-	// Not EXISTS: a lock with the name of this key would keep the work from ever running.
-	err := wire.Read(bounded, o.s.Client, "GET", wire.OnceDone(o.key, slot)).Error()
-	if rueidis.IsRedisNil(err) {
-		return false, nil
-	}
-
-	return err == nil, wire.ReadFailed(ctx, "look at", o.name, began, err)
+	return o.doneBy(ctx, slot, time.Time{})
 }
 
-// doneBy is Done, but asks a server that cannot be asked again until then, or once if until is zero.
+// doneBy is Done for a slot that was checked. It asks a server that cannot be asked again until then, or once
+// if until is zero.
 func (o *Once) doneBy(ctx context.Context, slot string, until time.Time) (done bool, err error) {
-	err = o.s.Retry(ctx, until, func(ctx context.Context) (err error) {
-		done, err = o.Done(ctx, slot)
+	began := time.Now()
+	err = o.s.Retry(ctx, until, func(ctx context.Context) error {
+		// Not EXISTS: a lock with the name of this key would keep the work from ever running.
+		err := wire.Read(ctx, o.s.Client, "GET", wire.OnceDone(o.key, slot)).Error()
+		done = err == nil
+		if rueidis.IsRedisNil(err) {
+			return nil
+		}
 		return err
 	}, wire.IsRefused)
-	return done, err
+	return done, o.object().ReadFailed(ctx, "read", began, err)
 }
 
 // MarkDone makes the slot done although Run did not run its work here, for example because someone has done
@@ -253,7 +246,7 @@ func (o *Once) doneBy(ctx context.Context, slot string, until time.Time) (done b
 // server.
 func (o *Once) MarkDone(ctx context.Context, slot string) (bool, error) {
 	if err := o.check(ctx, slot); err != nil {
-		return false, err
+		return false, o.object().Refused("mark done", err)
 	}
 
 	began := time.Now()
@@ -263,7 +256,7 @@ func (o *Once) MarkDone(ctx context.Context, slot string) (bool, error) {
 	value := wire.OnceDoneValue(o.s.NewOwner(), began)
 	marked, err := wire.Bool(markDoneScript.Exec(bounded, o.s.Client, []string{wire.OnceDone(o.key, slot)},
 		[]string{value, wire.Millis(o.remember)}))
-	return marked, wire.Failed(ctx, "mark the work of", o.name, began, err)
+	return marked, o.object().Failed(ctx, "mark done", began, err)
 }
 
 // Forget removes the memory of the slot, so that its work can run again, and reports whether there was
@@ -272,7 +265,7 @@ func (o *Once) MarkDone(ctx context.Context, slot string) (bool, error) {
 // server.
 func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
 	if err := o.check(ctx, slot); err != nil {
-		return false, err
+		return false, o.object().Refused("forget", err)
 	}
 
 	began := time.Now()
@@ -281,8 +274,11 @@ func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
 
 	del := o.s.Client.B().Del().Key(wire.OnceDone(o.key, slot)).Build()
 	had, err := wire.Bool(o.s.Client.Do(wire.Shared(bounded), del))
-	return had, wire.Failed(ctx, "forget the work of", o.name, began, err)
+	return had, o.object().Failed(ctx, "forget", began, err)
 }
+
+// object returns what errors name.
+func (o *Once) object() wire.Object { return wire.Object{Kind: "once", Name: o.name} }
 
 // check returns an error if no operation on the slot can succeed.
 func (o *Once) check(ctx context.Context, slot string) error {
@@ -290,7 +286,7 @@ func (o *Once) check(ctx context.Context, slot string) error {
 		return err
 	}
 	if slot == "" {
-		return fmt.Errorf("%w: %q: the slot is empty", lock.ErrInvalid, o.name)
+		return fmt.Errorf("%w: the slot is empty", lock.ErrInvalid)
 	}
 	return nil
 }

@@ -89,6 +89,9 @@ func (a *acquisition) leased() time.Time {
 // Name implements lock.Hold.
 func (a *acquisition) Name() string { return a.locker.name }
 
+// Object implements engine.Droppable.
+func (a *acquisition) Object() wire.Object { return a.locker.object() }
+
 // Owner implements lock.Hold.
 func (a *acquisition) Owner() lock.Owner { return a.claim.id }
 
@@ -119,11 +122,11 @@ func (a *acquisition) Extend(ctx context.Context, lease time.Duration) error {
 	a.locker.enter()
 	defer a.locker.mu.Unlock()
 
-	if err := a.Err("Extend", a.locker.name); err != nil {
+	if err := a.Err("extend", a.Object()); err != nil {
 		return err
 	}
 	if ctx.Err() != nil {
-		return wire.Failed(ctx, "extend", a.locker.name, time.Now(), lock.ErrUnavailable)
+		return a.Object().Failed(ctx, "extend", time.Now(), lock.ErrUnavailable)
 	}
 	if until := time.Now().Add(lease); until.After(a.sure) {
 		a.sure = until
@@ -138,7 +141,7 @@ func (a *acquisition) Extend(ctx context.Context, lease time.Duration) error {
 
 // Detach implements lock.Hold. No other process can adopt the lock.
 func (a *acquisition) Detach(context.Context, time.Duration) (string, error) {
-	return "", fmt.Errorf("%w: Detach %q, which is in memory", lock.ErrUnsupported, a.locker.name)
+	return "", a.Object().Refused("detach", fmt.Errorf("%w: the lock is in memory", lock.ErrUnsupported))
 }
 
 // Unlock implements lock.Hold.
@@ -148,7 +151,7 @@ func (a *acquisition) Unlock(context.Context) error {
 	if err := a.locker.end(a); err != nil {
 		return err
 	}
-	return next(&a.locker.unlockErrs)
+	return a.locker.failed("release", next(&a.locker.unlockErrs))
 }
 
 // Dropped implements engine.Droppable. Handles of a Locker do not call it.

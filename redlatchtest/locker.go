@@ -44,12 +44,23 @@ func NewLocker(name string) *Locker { return &Locker{name: name} }
 // Name implements lock.Locker.
 func (l *Locker) Name() string { return l.name }
 
+// object returns what errors name.
+func (l *Locker) object() wire.Object { return wire.Object{Kind: "lock", Name: l.name} }
+
+// failed returns an error of a test as one of a call, unless it is one.
+func (l *Locker) failed(op string, err error) error {
+	if _, ok := err.(*lock.Error); ok {
+		return err
+	}
+	return l.object().Refused(op, err)
+}
+
 // Lock implements lock.Locker. A hold without lock.Lease counts as renewed until it ends. After
 // lock.MaxHold the lock is held for 30 s more, or until Unlock.
 func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := lock.Resolve(opts...)
 	if err != nil {
-		return nil, err
+		return nil, l.object().Refused("acquire", err)
 	}
 	return l.acquire(ctx, o, o.Bounded && o.Wait == 0)
 }
@@ -58,21 +69,21 @@ func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 func (l *Locker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := engine.TryOptions(lock.Resolve(opts...))
 	if err != nil {
-		return nil, err
+		return nil, l.object().Refused("acquire", err)
 	}
 	return l.acquire(ctx, o, true)
 }
 
 // Do implements lock.Locker.
 func (l *Locker) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, l, fn, opts...)
+	return engine.Do(ctx, l.object(), l, fn, opts...)
 }
 
 // IsLocked reports whether the lock is held. It does not block. If ctx is nil or the name is
 // invalid, the error matches lock.ErrInvalid.
 func (l *Locker) IsLocked(ctx context.Context) (bool, error) {
 	if err := l.check(ctx); err != nil {
-		return false, err
+		return false, l.object().Refused("read", err)
 	}
 	l.enter()
 	defer l.mu.Unlock()
@@ -122,8 +133,8 @@ func (l *Locker) DelayLock(d time.Duration) {
 }
 
 // FailLock makes the next calls of Lock, TryLock and Do fail, each with one of errs, in their order.
-// They return the error as it is, at once or after the time of DelayLock. A nil error lets a call
-// pass. Another call of FailLock adds to what is left. A call with an invalid argument, or whose
+// They return it as the cause of a *lock.Error, at once or after the time of DelayLock. A *lock.Error is
+// returned as it is, and a nil error lets a call pass. Another call of FailLock adds to what is left. A call with an invalid argument, or whose
 // context has ended, uses no error up.
 func (l *Locker) FailLock(errs ...error) {
 	l.mu.Lock()
@@ -158,7 +169,7 @@ func (l *Locker) check(ctx context.Context) error {
 
 func (l *Locker) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {
 	if err := l.check(ctx); err != nil {
-		return nil, err
+		return nil, l.object().Refused("acquire", err)
 	}
 
 	a := l.newAcquisition(ctx, o)
@@ -168,7 +179,7 @@ func (l *Locker) acquire(ctx context.Context, o lock.Options, once bool) (lock.H
 		return nil, err
 	}
 	if !acquired {
-		return nil, wire.Failed(ctx, "acquire", l.name, began, lock.ErrNotAcquired)
+		return nil, l.object().Failed(ctx, "acquire", began, lock.ErrNotAcquired)
 	}
 
 	return &engine.Handle{Droppable: a}, nil // unlike a handle of NewHandle, it is not released when it is dropped
@@ -204,12 +215,12 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 	l.enter()
 	if err := next(&l.lockErrs); err != nil {
 		l.mu.Unlock()
-		return false, err
+		return false, l.failed("acquire", err)
 	}
 	if l.claim != nil && !l.joins(a) {
 		var err error
 		if n := l.callersLocked(); a.options.MaxWaiters > 0 && n >= a.options.MaxWaiters {
-			err = wire.Failed(ctx, "acquire", l.name, began, engine.Crowded(n))
+			err = l.object().Failed(ctx, "acquire", began, engine.Crowded(n))
 		}
 		if once || err != nil {
 			l.mu.Unlock()
@@ -394,7 +405,7 @@ func (l *Locker) leave(a *acquisition) {
 
 // end ends a hold, and the claim with the last one.
 func (l *Locker) end(a *acquisition) error {
-	err := a.End("Unlock", l.name)
+	err := a.End("release", l.object())
 	c := a.claim
 	if c == nil { // it has left the queue before
 		return err

@@ -125,7 +125,7 @@ func TestLoseTheCurrentHold(t *testing.T) {
 			require.Equal(t, "orders", lost.Name)
 			require.Equal(t, h.Owner(), lost.Owner)
 			require.Zero(t, h.Remaining())
-			require.Equal(t, error(lost), h.Unlock(t.Context()))
+			require.Equal(t, &lock.Error{Op: "release", Kind: "lock", Name: "orders", Err: lost}, h.Unlock(t.Context()))
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 		}
 		harness.InOrder(t, next)
@@ -205,11 +205,15 @@ func TestFailLock(t *testing.T) {
 	require.ErrorIs(t, l.Do(t.Context(), nothing, lock.Lease(0)), lock.ErrInvalid)
 
 	_, err := l.Lock(t.Context())
-	require.Equal(t, lock.ErrUnavailable, err)
+	require.Equal(t, &lock.Error{Op: "acquire", Kind: "lock", Name: "orders", Err: lock.ErrUnavailable}, err)
 	redlatchtest.AssertFree(t, l)
 	h := mustLock(t, l)
 	_, err = l.TryLock(t.Context())
-	require.Equal(t, boom, err)
+	require.ErrorIs(t, err, boom)
+	own := &lock.Error{Op: "acquire", Kind: "fair", Name: "stock", Err: lock.ErrNotAcquired}
+	l.FailLock(own)
+	_, err = l.TryLock(t.Context())
+	require.Same(t, own, err)
 	_, err = l.TryLock(t.Context())
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	require.NoError(t, h.Unlock(t.Context()))
@@ -223,7 +227,7 @@ func TestFailUnlock(t *testing.T) {
 	lost := mustLock(t, redlatchtest.NewLocker("others"), lock.Lease(time.Millisecond))
 	<-lost.Context().Done()
 	require.ErrorIs(t, lost.Unlock(t.Context()), lock.ErrLost)
-	require.Equal(t, lock.ErrIndeterminate, h.Unlock(t.Context()))
+	require.Equal(t, &lock.Error{Op: "release", Kind: "lock", Name: "orders", Err: lock.ErrIndeterminate}, h.Unlock(t.Context()))
 	require.Equal(t, context.Canceled, context.Cause(h.Context()))
 	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 	isFree(t, l)
@@ -235,7 +239,7 @@ func TestFailUnlock(t *testing.T) {
 	require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrLost) // and leaves the error to the next
 	var both *lock.DoError
 	require.ErrorAs(t, l.Do(t.Context(), nothing), &both)
-	require.Equal(t, lock.ErrUnavailable, both.Unlock)
+	require.ErrorIs(t, both.Unlock, lock.ErrUnavailable)
 	isFree(t, l)
 }
 

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -31,19 +32,21 @@ func NewGuard(floor int64) *Guard { return &Guard{highest: floor} }
 // matches ErrStaleToken for an older one, and lock.ErrInvalid for a token below 1.
 func (g *Guard) Check(token int64) error {
 	if token <= 0 {
-		return fmt.Errorf("%w: %d is not a fencing token", lock.ErrInvalid, token)
+		return refused(fmt.Errorf("%w: %d is not a fencing token", lock.ErrInvalid, token))
 	}
 
 	g.mu.Lock()
 	defer g.mu.Unlock()
 
 	if token < g.highest {
-		return fmt.Errorf("%w: %d, after %d was seen", ErrStaleToken, token, g.highest)
+		return refused(fmt.Errorf("%w: %d, after %d was seen", ErrStaleToken, token, g.highest))
 	}
 
 	g.highest = token
 	return nil
 }
+
+func refused(err error) error { return wire.Object{Kind: "guard"}.Refused("check token", err) }
 
 // Highest returns the highest token seen, which the resource should record.
 func (g *Guard) Highest() int64 {

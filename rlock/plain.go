@@ -40,7 +40,7 @@ func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
 	p := &plainProtocol{s: e.Session, settings: settings{
 		plain: true, nonReentrant: true, backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2),
 	}}
-	l := engine.NewLock(e, p, name, session.Configure(&p.settings, name, opts))
+	l := engine.NewLock(e, p, name, session.Configure(&p.settings, opts))
 	return &Plain{newObject(&l), e.Session}
 }
 
@@ -56,7 +56,7 @@ func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
 func (l *Plain) ForceUnlock(ctx context.Context) (bool, error) {
 	key := l.l.Key()
 	if k, ok := wire.ParseKey(key); ok && k.Form().Type == "string" {
-		return false, fmt.Errorf("%w: name %q: it is a key of another object, %q", lock.ErrInvalid, l.Name(), k.Name)
+		return false, l.l.Object().Refused("force unlock", fmt.Errorf("%w: the name is a key of another object, %q", lock.ErrInvalid, k.Name))
 	}
 	return l.l.Force(ctx, func() (bool, error) {
 		return wire.Bool(plainForceUnlockScript.Exec(ctx, l.s.Client, []string{key},

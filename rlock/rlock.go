@@ -104,14 +104,14 @@ func NewFenced(e *engine.Engine, name string, opts ...Option) *Fenced {
 // order, accumulate. The next token is 1 again, and resources that remember a higher
 // one reject it. ResetTokens blocks for one round trip.
 func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
-	if err := f.l.Check(ctx); err != nil {
+	if err := f.l.Refuses(ctx, "reset tokens"); err != nil {
 		return false, err
 	}
 
 	began := time.Now()
 	reset, err := wire.Bool(resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil))
 	if err != nil {
-		return false, wire.Failed(ctx, "reset the tokens of", f.Name(), began, err)
+		return false, f.l.Object().Failed(ctx, "reset tokens", began, err)
 	}
 
 	return reset, nil
@@ -132,11 +132,12 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 // the client is closed. Other errors are refusals of the server, for example of a counter that is no
 // number.
 func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
-	if err := f.l.Check(ctx); err != nil {
+	if err := f.l.Refuses(ctx, "raise tokens"); err != nil {
 		return 0, err
 	}
 	if floor < 0 || floor >= wire.MaxToken {
-		return 0, fmt.Errorf("%w: RaiseTokens: %d: must be from 0 to %d", lock.ErrInvalid, floor, wire.MaxToken-1)
+		return 0, f.l.Object().Refused("raise tokens",
+			fmt.Errorf("%w: %d: must be from 0 to %d", lock.ErrInvalid, floor, wire.MaxToken-1))
 	}
 
 	began := time.Now()
@@ -153,7 +154,7 @@ func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
 	if err != nil {
-		return 0, wire.Failed(ctx, "raise the tokens of", f.Name(), began, err)
+		return 0, f.l.Object().Failed(ctx, "raise tokens", began, err)
 	}
 
 	return last, nil
@@ -217,7 +218,7 @@ func (m *parts) assemble(e *engine.Engine, kind, name string, opts []Option) bas
 	m.p.e = e
 	m.p.s = e.Session
 	m.p.kind = kind
-	err := session.Configure(&m.p.settings, name, opts)
+	err := session.Configure(&m.p.settings, opts)
 	m.l = engine.NewLock(e, &m.p, name, err)
 	if !m.p.silent {
 		m.p.channel = wire.LockChannel(m.l.Key())
@@ -254,7 +255,7 @@ func (o object) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock
 
 // Do runs fn while holding the lock. See lock.Locker.
 func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, o, fn, opts...)
+	return engine.Do(ctx, o.l.Object(), o, fn, opts...)
 }
 
 // Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,

@@ -119,7 +119,7 @@ func (b base) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.H
 
 // Do runs fn while holding this side of the lock. See lock.Locker.
 func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, b, fn, opts...)
+	return engine.Do(ctx, b.l.Object(), b, fn, opts...)
 }
 
 // Unlock ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
@@ -141,12 +141,12 @@ func (b base) ForceUnlock(ctx context.Context) (bool, error) {
 
 // IsLocked reports whether this side of the lock is held. It blocks for one round trip.
 func (b base) IsLocked(ctx context.Context) (bool, error) {
-	if err := b.l.Check(ctx); err != nil {
+	if err := b.l.Refuses(ctx, "read"); err != nil {
 		return false, err
 	}
 	began := time.Now()
 	locked, err := b.p.isLocked(ctx, b.l.Key())
-	return locked && err == nil, wire.ReadFailed(ctx, "look at", b.Name(), began, err)
+	return locked && err == nil, b.l.Object().ReadFailed(ctx, "read", began, err)
 }
 
 // TTL returns the time after which both sides of the lock are free if it is neither renewed nor

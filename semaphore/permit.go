@@ -210,6 +210,9 @@ func (p *permit) id() string { return hex.EncodeToString([]byte(p.raw[0])) }
 // Name implements lock.Hold.
 func (p *permit) Name() string { return p.e.id.Name }
 
+// Object implements engine.Droppable.
+func (p *permit) Object() wire.Object { return p.e.object() }
+
 // Owner and Token complete lock.Hold.
 func (p *permit) Owner() lock.Owner { return lock.Owner{} }
 func (p *permit) Token() int64      { return 0 }
@@ -290,7 +293,7 @@ func (p *permit) forget() {
 func (p *permit) endRelease(released, gone bool) {
 	p.releasing.Add(-1)
 	if released {
-		if p.End("Release", p.e.id.Name) == nil {
+		if p.End("release", p.Object()) == nil {
 			p.forget()
 			p.Span().End(nil)
 		}
@@ -342,21 +345,24 @@ func (p *permit) Remaining() time.Duration {
 	return left
 }
 
+// extend is the op of Extend.
+const extend = "extend"
+
 // Extend implements lock.Hold.
 func (p *permit) Extend(ctx context.Context, lease time.Duration) error {
 	p.lease.Check()
-	if err := p.Err("Extend", p.e.id.Name); err != nil {
+	if err := p.Err(extend, p.Object()); err != nil {
 		return err
 	}
-	if _, err := p.e.changeLease(ctx, p, p.raw, lease, false); err != nil {
+	if _, err := p.e.changeLease(ctx, extend, p, p.raw, lease); err != nil {
 		return err
 	}
-	return p.Err("Extend", p.e.id.Name)
+	return p.Err(extend, p.Object())
 }
 
 // Unlock implements lock.Hold.
 func (p *permit) Unlock(ctx context.Context) error {
-	return p.end(ctx, "Release", "release a permit of", func(ctx context.Context) (bool, error) {
+	return p.end(ctx, "release", func(ctx context.Context) (bool, error) {
 		result, err := p.e.release(ctx, patience, p.asGrant(), true)
 		return result == releaseDone, err
 	})
@@ -369,7 +375,7 @@ func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 	if left := p.Remaining(); left != lock.NoExpiry {
 		over = time.Now().Add(left)
 	}
-	err = p.end(ctx, "Detach", "detach a permit of", func(ctx context.Context) (bool, error) {
+	err = p.end(ctx, "detach", func(ctx context.Context) (bool, error) {
 		moved, err := p.e.leave(ctx, p.raw, to, lease, over)
 		if err == nil && !moved && len(p.raw) > 1 {
 			p.e.s.Go(p.free) // what is left of them
@@ -383,14 +389,13 @@ func (p *permit) Detach(ctx context.Context, lease time.Duration) (id string, er
 	return detachedID(to), err
 }
 
-// end ends the permit for op with a request, which reports whether the server had it. what describes
-// the request.
-func (p *permit) end(ctx context.Context, op, what string, request func(ctx context.Context) (bool, error)) error {
+// end ends the permit for op with a request, which reports whether the server had it.
+func (p *permit) end(ctx context.Context, op string, request func(ctx context.Context) (bool, error)) error {
 	if p.e.s.Stay() { // Close waits for the request
 		defer p.e.s.Leave()
 	}
 	p.lease.Check()
-	if err := p.End(op, p.e.id.Name); err != nil {
+	if err := p.End(op, p.Object()); err != nil {
 		if lost := (*lock.LostError)(nil); errors.As(err, &lost) {
 			if lost.Reason == lock.ReasonMaxHold && p.e.s.Err() == nil { // the server has it for sure, and most likely answers
 				p.free(context.WithoutCancel(ctx))
@@ -410,7 +415,7 @@ func (p *permit) end(ctx context.Context, op, what string, request func(ctx cont
 	} else if wire.IsWrongType(err) {
 		err = p.lostError(lock.ReasonGone, err) // the key is no longer this semaphore
 	}
-	return p.Released(released, p.e.failed(ctx, what, began, err))
+	return p.Released(released, p.e.failed(ctx, op, began, err))
 }
 
 // renewer renews permits. The Owner of a lease is the ids of all its permits, one after the other.

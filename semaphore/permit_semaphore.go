@@ -79,7 +79,7 @@ func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Opti
 func (e *PermitSemaphore) acquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
 	o, err := lock.ResolvePermit(opts...)
 	if err != nil {
-		return nil, err
+		return nil, e.object().Refused("acquire", err)
 	}
 	return e.take(ctx, n, o, o.Bounded && o.Wait == 0)
 }
@@ -100,7 +100,7 @@ func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.O
 func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
 	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
 	if err != nil {
-		return nil, err
+		return nil, e.object().Refused("acquire", err)
 	}
 	return e.take(ctx, n, o, true)
 }
@@ -109,9 +109,9 @@ func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Op
 // when fn returns, panics (the panic continues) or calls runtime.Goexit. It returns the error of
 // Acquire, or the error of fn, unchanged. If Release returns an error, which matches lock.ErrLost if the
 // permit was lost while fn ran, Do returns a *lock.DoError with both. If fn is nil, the error
-// matches lock.ErrInvalid.
+// matches lock.ErrInvalid. See lock.Locker for nested locks and permits.
 func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, locker{name: e.id.Name, acquire: func() (lock.Hold, error) {
+	return engine.Do(ctx, e.object(), locker{name: e.id.Name, acquire: func() (lock.Hold, error) {
 		p, err := e.acquireN(ctx, 1, opts)
 		if err != nil {
 			return nil, err
@@ -122,10 +122,10 @@ func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) e
 
 func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) (*Permit, error) {
 	if err := cmp.Or(e.check(ctx), checkCount(n, 1, MaxBatch)); err != nil {
-		return nil, err
+		return nil, e.object().Refused("acquire", err)
 	}
 	if !e.s.Enter() {
-		return nil, lock.ErrClosed
+		return nil, e.object().Refused("acquire", lock.ErrClosed)
 	}
 	defer e.s.Leave()
 
@@ -160,7 +160,8 @@ func (e *PermitSemaphore) lease(o lock.Options) time.Duration {
 func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
 	released, err := e.TryRelease(ctx, ids...)
 	if err == nil && !released && len(ids) > 0 {
-		return fmt.Errorf("%w: one of %d permits of %q is not acquired or has expired", lock.ErrNotHeld, len(ids), e.id.Name)
+		return e.object().Refused("release",
+			fmt.Errorf("%w: one of %d permits is not acquired or has expired", lock.ErrNotHeld, len(ids)))
 	}
 	return err
 }
@@ -168,11 +169,11 @@ func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
 // TryRelease is Release, but returns false instead of an error if a permit is not acquired
 // or has expired.
 func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, error) {
-	raw, err := e.parse(ctx, ids...)
+	raw, err := e.parse(ctx, "release", ids...)
 	if err != nil {
 		return false, err
 	}
-	if ok, err := e.enter(ctx, len(raw), MaxBatch, e.s.Stay); !ok {
+	if ok, err := e.enter(ctx, "release", len(raw), MaxBatch, e.s.Stay); !ok {
 		return false, err
 	}
 	defer e.s.Leave() // Close waits for the release
@@ -198,7 +199,7 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	}
 
 	if err != nil {
-		return false, e.failed(ctx, "release permits of", began, err)
+		return false, e.failed(ctx, "release", began, err)
 	}
 
 	return released, nil
@@ -241,7 +242,7 @@ func (e *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...
 // error matches lock.ErrNotHeld if the permit is not acquired or has expired. LeaseTime
 // writes nothing and blocks for one round trip.
 func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Duration, error) {
-	raw, err := e.parse(ctx, id)
+	raw, err := e.parse(ctx, "read", id)
 	if err != nil {
 		return 0, err
 	}
@@ -249,13 +250,13 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 	began := time.Now()
 	left, err := wire.Number(e.run(ctx, permitLeftScript, raw...), wire.Times)
 	if err != nil {
-		return 0, wire.ReadFailed(ctx, "read a lease of", e.id.Name, began, err)
+		return 0, e.object().ReadFailed(ctx, "read", began, err)
 	}
 	if left == -1 {
 		return lock.NoExpiry, nil
 	}
 	if left < 0 {
-		return 0, fmt.Errorf("%w: permit %s of %q is not acquired or has expired", lock.ErrNotHeld, id, e.id.Name)
+		return 0, e.object().Refused("read", fmt.Errorf("%w: permit %s is not acquired or has expired", lock.ErrNotHeld, id))
 	}
 	return wire.Duration(left), nil
 }
@@ -266,24 +267,25 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 // expiry, on a message, or after 5 s. UpdateLeaseTime blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
 func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
-	raw, err := e.parse(ctx, id)
+	raw, err := e.parse(ctx, "change lease", id)
 	if err != nil {
 		return false, err
 	}
 	if lease == lock.NoExpiry {
 		lease = forever
 	} else if err := lock.CheckLease(lease); err != nil {
-		return false, err
+		return false, e.object().Refused("change lease", err)
 	}
-	return e.changeLease(ctx, e.local(raw[0]), raw, lease, true)
+	return e.changeLease(ctx, "change lease", e.local(raw[0]), raw, lease)
 }
 
-// changeLease sends a request for a lease of at least or, with exactly set, just that length, for
-// permits of p. p is nil unless this client has them. If two such requests for it were in progress, the
+// changeLease sends a request for a lease of at least that length, or just that length unless op is
+// extend, for permits of p. p is nil unless this client has them. If two such requests for it were in progress, the
 // order in which the server runs them would be unknown, and its lease could be overestimated.
-func (e *PermitSemaphore) changeLease(ctx context.Context, p *permit, raw []string, lease time.Duration, exactly bool) (acquired bool, err error) {
+func (e *PermitSemaphore) changeLease(ctx context.Context, op string, p *permit, raw []string, lease time.Duration) (acquired bool, err error) {
+	exactly := op != extend
 	began := time.Now()
-	defer func() { err = e.failed(ctx, "change the lease of a permit of", began, err) }()
+	defer func() { err = e.failed(ctx, op, began, err) }()
 
 	if ctx.Err() != nil {
 		return false, lock.ErrUnavailable
@@ -340,14 +342,11 @@ func consecutive(first string, n int) []string {
 	return ids
 }
 
-// parse converts ids to the form of the server. It returns an error if no operation with them
-// can succeed.
-func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, error) {
-	if err := e.check(ctx); err != nil {
-		return nil, err
-	}
-	if err := checkCount(len(ids), 0, MaxBatch); err != nil {
-		return nil, err
+// parse converts ids to the form of the server. It returns an error of the call for op if no operation
+// with them can succeed.
+func (e *PermitSemaphore) parse(ctx context.Context, op string, ids ...string) ([]string, error) {
+	if err := cmp.Or(e.check(ctx), checkCount(len(ids), 0, MaxBatch)); err != nil {
+		return nil, e.object().Refused(op, err)
 	}
 
 	raw := make([]string, len(ids))
@@ -356,10 +355,10 @@ func (e *PermitSemaphore) parse(ctx context.Context, ids ...string) ([]string, e
 		bytes, err := hex.DecodeString(id)
 		raw[i] = string(bytes)
 		if err != nil || len(bytes) != idSize {
-			return nil, fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize)
+			return nil, e.object().Refused(op, fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize))
 		}
 		if seen[raw[i]] {
-			return nil, fmt.Errorf("%w: duplicate permit %s", lock.ErrInvalid, id)
+			return nil, e.object().Refused(op, fmt.Errorf("%w: duplicate permit %s", lock.ErrInvalid, id))
 		}
 		seen[raw[i]] = true
 	}

@@ -63,7 +63,7 @@ func newPool(all *Shared, kind, name string, scripts scripts, opts []Option) poo
 	s := all.e.Session
 	p := pool{s: s, slots: &all.slots, id: telemetry.Lock{Kind: kind, Name: name}, scripts: scripts}
 	p.key, p.err = s.Key(name, s.CheckName)
-	p.err = cmp.Or(p.err, session.Configure(&p, name, opts))
+	p.err = cmp.Or(p.err, session.Configure(&p, opts))
 	p.queues = &all.e.Queues
 	p.queueKey = engine.Key{Kind: kind, Name: p.key}
 	p.channel = wire.SemaphoreChannel(p.key)
@@ -85,17 +85,14 @@ func (p *pool) check(ctx context.Context) error {
 	return cmp.Or(p.err, p.s.Check(ctx))
 }
 
-// enter precedes a request for a number of permits with Enter of the session, or their release with
+// enter precedes a request for op of a number of permits with Enter of the session, or their release with
 // Stay. Unless it reports true the request must not be sent; if it does, Leave of the session follows.
-func (p *pool) enter(ctx context.Context, permits, most int, open func() bool) (ok bool, err error) {
-	if err := p.check(ctx); err != nil {
-		return false, err
-	}
-	if err := checkCount(permits, 0, most); err != nil || permits == 0 {
-		return false, err
+func (p *pool) enter(ctx context.Context, op string, permits, most int, open func() bool) (ok bool, err error) {
+	if err := cmp.Or(p.check(ctx), checkCount(permits, 0, most)); err != nil || permits == 0 {
+		return false, p.object().Refused(op, err)
 	}
 	if !open() {
-		return false, lock.ErrClosed
+		return false, p.object().Refused(op, lock.ErrClosed)
 	}
 
 	return true, nil
@@ -114,17 +111,14 @@ func (p *pool) Name() string { return p.id.Name }
 // change runs a script that changes the number of permits, and takes effect at most once. It
 // returns the first number of the reply. An error that matches lock.ErrIndeterminate means
 // that the script may have taken effect, or may still do so.
-func (p *pool) change(ctx context.Context, what string, permits int, script *wire.Script, args ...string) (int64, error) {
-	if err := p.check(ctx); err != nil {
-		return 0, err
-	}
-	if err := checkCount(permits, 0, MaxPermits); err != nil {
-		return 0, err
+func (p *pool) change(ctx context.Context, op string, permits int, script *wire.Script, args ...string) (int64, error) {
+	if err := cmp.Or(p.check(ctx), checkCount(permits, 0, MaxPermits)); err != nil {
+		return 0, p.object().Refused(op, err)
 	}
 
 	began := time.Now()
 	if ctx.Err() != nil {
-		return 0, p.failed(ctx, what, began, lock.ErrUnavailable)
+		return 0, p.failed(ctx, op, began, lock.ErrUnavailable)
 	}
 
 	seq := p.slots.next()
@@ -137,12 +131,15 @@ func (p *pool) change(ctx context.Context, what string, permits int, script *wir
 	if outcome == wire.Unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
-	return 0, p.failed(ctx, what, began, err)
+	return 0, p.failed(ctx, op, began, err)
 }
 
-// failed is wire.Failed.
-func (p *pool) failed(ctx context.Context, what string, began time.Time, err error) error {
-	return wire.Failed(ctx, what, p.id.Name, began, err)
+// object returns what errors name.
+func (p *pool) object() wire.Object { return wire.Object(p.id) }
+
+// failed returns the error of a call for op that began then.
+func (p *pool) failed(ctx context.Context, op string, began time.Time, err error) error {
+	return p.object().Failed(ctx, op, began, err)
 }
 
 //go:embed lua/*.lua

@@ -60,9 +60,8 @@ type request struct {
 
 // acquire gets what g asks for. The caller holds the session open with Enter.
 func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) (*request, error) {
-	what := "acquire permits of"
 	if ctx.Err() != nil {
-		return nil, p.failed(ctx, what, time.Now(), lock.ErrNotAcquired)
+		return nil, p.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)
 	}
 
 	r := &request{pool: p, began: time.Now(), site: callsite.Of(o.Site), grant: g, once: once}
@@ -117,9 +116,12 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		err = errors.Join(err, errMissing)
 	}
 	if err == ErrNotFound {
-		err = fmt.Errorf("%w: %q; %s", ErrNotFound, p.id.Name, creation)
+		err = &lock.Error{
+			Op: "acquire", Kind: p.id.Kind, Name: p.id.Name, Waited: time.Since(r.began),
+			Err: fmt.Errorf("%w; %s", ErrNotFound, creation),
+		}
 	} else {
-		err = p.failed(ctx, what, r.began, err)
+		err = p.failed(ctx, "acquire", r.began, err)
 	}
 	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
 	return r, err
@@ -309,7 +311,7 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 			results[i].Acquired = true
 		case r.grant.permits > most:
 			r.queued = false
-			results[i].Err = fmt.Errorf("%w: acquire %d permits of %q: it has %d", lock.ErrInvalid, r.grant.permits, p.id.Name, most)
+			results[i].Err = fmt.Errorf("%w: %d permits: the semaphore has %d", lock.ErrInvalid, r.grant.permits, most)
 		case missing && r.once:
 			results[i].Err = ErrNotFound
 		case served == sentCount || batch[served].grant.permits > most:

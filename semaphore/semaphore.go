@@ -64,6 +64,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -92,11 +93,11 @@ func New(all *Shared, name string, opts ...Option) *Semaphore {
 // permits, free or acquired. With the option IdleTTL the error matches lock.ErrInvalid.
 func (s *Semaphore) TrySetPermitsFor(ctx context.Context, permits int, ttl time.Duration) (bool, error) {
 	if s.idle != "" {
-		return false, fmt.Errorf("%w: TrySetPermitsFor of %q: each use replaces ttl by its semaphore.IdleTTL",
-			lock.ErrInvalid, s.id.Name)
+		return false, s.object().Refused(setPermits,
+			fmt.Errorf("%w: TrySetPermitsFor: each use replaces ttl by its semaphore.IdleTTL", lock.ErrInvalid))
 	}
 	if err := lock.CheckLease(ttl); err != nil {
-		return false, err
+		return false, s.object().Refused(setPermits, err)
 	}
 	return s.set(ctx, permits, wire.Millis(ttl))
 }
@@ -155,11 +156,11 @@ func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Optio
 
 func (s *Semaphore) acquireN(ctx context.Context, permits int, opts []lock.Option) error {
 	o, err := lock.Resolve(opts...)
-	if err != nil {
-		return err
+	if err == nil && (o.Lease != 0 || o.MaxHold != 0 || o.AtLeast != 0 || o.Parent != nil) {
+		err = fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of a PermitSemaphore do", lock.ErrInvalid)
 	}
-	if o.Lease != 0 || o.MaxHold != 0 || o.AtLeast != 0 || o.Parent != nil {
-		return fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of a PermitSemaphore do", lock.ErrInvalid)
+	if err != nil {
+		return s.object().Refused("acquire", err)
 	}
 	return s.take(ctx, permits, o, o.Bounded && o.Wait == 0)
 }
@@ -173,7 +174,7 @@ func (s *Semaphore) TryAcquire(ctx context.Context, permits int) error {
 }
 
 func (s *Semaphore) take(ctx context.Context, permits int, o lock.Options, once bool) error {
-	if ok, err := s.enter(ctx, permits, MaxPermits, s.s.Enter); !ok {
+	if ok, err := s.enter(ctx, "acquire", permits, MaxPermits, s.s.Enter); !ok {
 		return err
 	}
 	defer s.s.Leave()
@@ -202,7 +203,7 @@ func (s *Semaphore) ReleaseIfExists(ctx context.Context, permits int) (bool, err
 }
 
 func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, error) {
-	if ok, err := s.enter(ctx, permits, MaxPermits, s.s.Stay); !ok {
+	if ok, err := s.enter(ctx, "release", permits, MaxPermits, s.s.Stay); !ok {
 		return false, err
 	}
 	defer s.s.Leave() // Close waits for the release
@@ -211,10 +212,11 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 	ctx = context.WithoutCancel(ctx)
 	result, err := s.release(ctx, patience, grant{permits: permits}, ifExists)
 	if err != nil {
-		return false, s.failed(ctx, "release permits of", began, err)
+		return false, s.failed(ctx, "release", began, err)
 	}
 	if result == releaseTooMany {
-		return false, fmt.Errorf("%w: release %d permits: %q would have more than %d", lock.ErrInvalid, permits, s.id.Name, MaxPermits)
+		return false, s.object().Refused("release",
+			fmt.Errorf("%w: %d permits: the semaphore would have more than %d", lock.ErrInvalid, permits, MaxPermits))
 	}
 
 	return result == releaseDone, nil
@@ -226,7 +228,7 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 // deleted or has expired while fn ran, Do releases nothing and does not create it. If fn is nil, the
 // error matches lock.ErrInvalid.
 func (s *Semaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return lock.Do(ctx, locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
+	return engine.Do(ctx, s.object(), locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
 		return unit{s: s, ctx: ctx}, s.acquireN(ctx, 1, opts)
 	}}, fn)
 }

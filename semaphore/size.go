@@ -85,6 +85,9 @@ func IdleTTL(d time.Duration) Option {
 	}
 }
 
+// setPermits is the op of the calls that set the number of permits.
+const setPermits = "set permits"
+
 // TrySetPermits creates the semaphore with this number of permits and reports whether it
 // did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
 // for one round trip, or for up to 5 s if the server does not answer; the error then matches
@@ -95,13 +98,13 @@ func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
 
 // set creates the semaphore unless it exists.
 func (p *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
-	reply, err := p.change(ctx, "set the permits of", permits, setScript, strconv.Itoa(permits), ttl)
+	reply, err := p.change(ctx, setPermits, permits, setScript, strconv.Itoa(permits), ttl)
 	return reply == 1, err
 }
 
 // resize sets the total number of permits, or of free ones if the total is unknown.
 func (p *pool) resize(ctx context.Context, permits int) error {
-	_, err := p.change(ctx, "set the permits of", permits, resizeScript, strconv.Itoa(permits))
+	_, err := p.change(ctx, setPermits, permits, resizeScript, strconv.Itoa(permits))
 	return err
 }
 
@@ -110,16 +113,17 @@ func (p *pool) resize(ctx context.Context, permits int) error {
 // to live. AddPermits blocks as TrySetPermits does.
 func (p *pool) AddPermits(ctx context.Context, delta int) error {
 	if delta == 0 {
-		return p.check(ctx)
+		return p.object().Refused("add permits", p.check(ctx))
 	}
 
 	payload := "total"
 	if p.leased() {
 		payload = "delta"
 	}
-	reply, err := p.change(ctx, "add permits to", max(delta, -delta), addScript, strconv.Itoa(delta), payload, strconv.Itoa(p.size))
+	reply, err := p.change(ctx, "add permits", max(delta, -delta), addScript, strconv.Itoa(delta), payload, strconv.Itoa(p.size))
 	if err == nil && reply < 0 {
-		err = fmt.Errorf("%w: %+d permits for %q: the result must be from -%d to %[4]d", lock.ErrInvalid, delta, p.id.Name, MaxPermits)
+		err = p.object().Refused("add permits",
+			fmt.Errorf("%w: %+d permits: the result must be from -%d to %[3]d", lock.ErrInvalid, delta, MaxPermits))
 	}
 	return err
 }
@@ -150,7 +154,7 @@ func (p *pool) Exists(ctx context.Context) (bool, error) {
 // permits do not count.
 func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
 	if err := p.check(ctx); err != nil {
-		return 0, false, err
+		return 0, false, p.object().Refused("read", err)
 	}
 
 	began := time.Now()
@@ -162,15 +166,15 @@ func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
 		return 0, false, nil
 	}
 	if errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange) {
-		return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, fmt.Errorf("%w: %w", wire.ErrWrongType, err))
+		err = fmt.Errorf("%w: %w", wire.ErrWrongType, err)
 	}
-	return 0, false, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
+	return 0, false, p.object().ReadFailed(ctx, "read", began, err)
 }
 
 // stats returns the numbers of permits and of clients in the wait queue.
 func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) {
 	if err := p.check(ctx); err != nil {
-		return 0, 0, 0, err
+		return 0, 0, 0, p.object().Refused("read", err)
 	}
 
 	keys := []string{p.key, wire.SemaphoreAlive(p.key)}
@@ -180,7 +184,7 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 	began := time.Now()
 	n, err := wire.Numbers(statsScript.Exec(ctx, p.s.Client, keys, nil), 3, wire.Any)
 	if err != nil {
-		return 0, 0, 0, wire.ReadFailed(ctx, "read", p.id.Name, began, err)
+		return 0, 0, 0, p.object().ReadFailed(ctx, "read", began, err)
 	}
 
 	return int(n[0]), int(n[1]), int(n[2]), nil

@@ -28,22 +28,21 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
 	from, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
-		return nil, err
+		return nil, e.object().Refused("adopt", err)
 	}
 
-	const what = "adopt a permit of"
 	began := time.Now()
 	if ctx.Err() != nil {
-		return nil, e.failed(ctx, what, began, lock.ErrUnavailable)
+		return nil, e.failed(ctx, "adopt", began, lock.ErrUnavailable)
 	}
 	if !e.s.Enter() {
-		return nil, lock.ErrClosed
+		return nil, e.object().Refused("adopt", lock.ErrClosed)
 	}
 	defer e.s.Leave()
 
 	r := &request{site: callsite.Of(o.Site), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
 	if err := e.adopt(ctx, from, r); err != nil {
-		return nil, e.failed(ctx, what, began, err)
+		return nil, e.failed(ctx, "adopt", began, err)
 	}
 
 	return e.newPermit(o.HoldParent(ctx), r, o), nil
@@ -67,7 +66,7 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 		return err
 	}
 	if reply[0] != 1 {
-		return fmt.Errorf("%w: %q has no detached permit with this id", lock.ErrNotHeld, e.id.Name)
+		return fmt.Errorf("%w: no detached permit has this id", lock.ErrNotHeld)
 	}
 	if e.s.Err() != nil {
 		err = lock.ErrClosed

@@ -39,7 +39,7 @@ func TestLockOfServerThatIsGone(t *testing.T) {
 		s.Kill()
 		c.signal(syscall.SIGTERM)
 		require.Equal(t, 7, c.status(3*patience))
-		require.Contains(t, c.stderr.String(), "redlatch: outcome unknown: unlock")
+		require.Contains(t, c.stderr.String(), "redlatch: outcome unknown: release")
 	})
 }
 

@@ -518,7 +518,7 @@ func (w way) loses(t *testing.T, a *wayLost, k kind, slack time.Duration, happen
 			require.NoError(t, lost.Err)
 		}
 		require.ErrorIs(t, v.Extend(t.Context(), time.Minute), lock.ErrLost)
-		require.Equal(t, error(lost), v.Unlock(t.Context()))
+		require.ErrorIs(t, v.Unlock(t.Context()), lost)
 		require.ErrorIs(t, v.Unlock(t.Context()), lock.ErrNotHeld)
 	}
 	for _, f := range undo {

@@ -293,7 +293,7 @@ func TestAnOwnerHearsOfItsLosses(t *testing.T) {
 			err := l.Unlock(ctx)
 			var loss *lock.LostError
 			require.ErrorAs(t, err, &loss)
-			require.Equal(t, context.Cause(h.Context()), err)
+			require.ErrorIs(t, err, context.Cause(h.Context()))
 			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
 			require.ErrorIs(t, h.Unlock(ctx), lock.ErrNotHeld)
 

@@ -203,7 +203,7 @@ func (c *claim) Join(holder Acquirer) (Relation, error) {
 
 	if c.lock.sameKind(h.lock) {
 		if c.lock.kind.NonReentrant {
-			return Conflict, fmt.Errorf("%w: %q by owner %v", lock.ErrReentered, c.lock.id.Name, owner)
+			return Conflict, fmt.Errorf("%w: by owner %v", lock.ErrReentered, owner)
 		}
 		h.joining++
 		c.mu.Lock()
@@ -213,7 +213,7 @@ func (c *claim) Join(holder Acquirer) (Relation, error) {
 	}
 
 	if h.lock.kind.Shared {
-		return Conflict, fmt.Errorf("%w: %q by owner %v", lock.ErrUpgrade, c.lock.id.Name, owner)
+		return Conflict, fmt.Errorf("%w: by owner %v", lock.ErrUpgrade, owner)
 	}
 
 	// A writer that reads too. The attempt refers to the write claim, so that must not get another holder.

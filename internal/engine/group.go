@@ -182,7 +182,7 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 		h := one.One()
 		if h == nil {
 			tasks = append(tasks, func() { done(i, one.Extend(ctx, lease)) })
-		} else if err := h.current("Extend"); err != nil {
+		} else if err := h.current("extend"); err != nil {
 			done(i, err)
 		} else {
 			holds[i] = h
@@ -219,7 +219,7 @@ func extendTogether[H AnyHold](ctx context.Context, all []H, lease time.Duration
 					} else {
 						h.claim.Lost(lock.ReasonGone, nil)
 					}
-					done(i, h.current("Extend"))
+					done(i, h.current("extend"))
 				}
 			}
 		})
@@ -241,7 +241,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 			continue
 		}
 		c := h.claim
-		e, err := h.startUnlock(ctx, false)
+		e, err := h.startUnlock(ctx, release)
 		if err != nil {
 			errs[i] = err
 			tasks = append(tasks, func() { h.releaseAfterLoss(ctx, err) })

@@ -1,11 +1,13 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"runtime"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -18,6 +20,8 @@ type Droppable interface {
 	// it logs that and releases the hold, in the background: finalizers run one after the
 	// other. A hold with a fixed lease lasts until its end.
 	Dropped()
+	// Object returns what errors name.
+	Object() wire.Object
 }
 
 // Handle is the lock.Hold that a caller gets. Nothing else refers to it, so that a handle that
@@ -65,11 +69,8 @@ func (hd *Handle) Remaining() time.Duration {
 
 // Extend implements lock.Hold.
 func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
-	if err := checkContext(ctx); err != nil {
-		return err
-	}
-	if err := lock.CheckLease(lease); err != nil {
-		return err
+	if err := cmp.Or(checkContext(ctx), lock.CheckLease(lease)); err != nil {
+		return hd.Object().Refused("extend", err)
 	}
 
 	err := hd.Droppable.Extend(ctx, lease)
@@ -80,7 +81,7 @@ func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
 // Unlock implements lock.Hold.
 func (hd *Handle) Unlock(ctx context.Context) error {
 	if err := checkContext(ctx); err != nil {
-		return err
+		return hd.Object().Refused("release", err)
 	}
 	hd.disarm() // a finalizer delays the collection
 	err := hd.Droppable.Unlock(ctx)
@@ -90,11 +91,8 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 
 // Detach implements lock.Hold.
 func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, error) {
-	if err := checkContext(ctx); err != nil {
-		return "", err
-	}
-	if err := lock.CheckLease(lease); err != nil {
-		return "", err
+	if err := cmp.Or(checkContext(ctx), lock.CheckLease(lease)); err != nil {
+		return "", hd.Object().Refused("detach", err)
 	}
 
 	id, err := hd.Droppable.Detach(ctx, lease)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -24,6 +25,9 @@ func (h *Hold) requested() bool { return h == &h.claim.first }
 
 // Name implements lock.Hold.
 func (h *Hold) Name() string { return h.claim.lock.id.Name }
+
+// Object implements Droppable.
+func (h *Hold) Object() wire.Object { return h.claim.lock.Object() }
 
 // Owner implements lock.Hold.
 func (h *Hold) Owner() lock.Owner { return h.claim.ID }
@@ -55,7 +59,7 @@ func (h *Hold) remainingLocked() time.Duration {
 
 // Extend implements lock.Hold.
 func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
-	if err := h.current("Extend"); err != nil {
+	if err := h.current("extend"); err != nil {
 		return err
 	}
 
@@ -71,7 +75,7 @@ func (h *Hold) Extend(ctx context.Context, lease time.Duration) error {
 	} else {
 		c.Lost(lock.ReasonGone, nil)
 	}
-	return h.current("Extend") // it may have been unlocked meanwhile
+	return h.current("extend") // it may have been unlocked meanwhile
 }
 
 // extended notes that a request sent then gave the claim at least ttl, for the sake of h.
@@ -123,7 +127,7 @@ func (h *Hold) check() { h.leases((*watchdog.Lease).Check) }
 // current returns nil if h is held now, and else why it is not.
 func (h *Hold) current(op string) error {
 	h.check()
-	return h.Err(op, h.Name())
+	return h.Err(op, h.Object())
 }
 
 // ownLease is the lease of a hold that may end before its claim: a fixed lease, or a MaxHold.

@@ -37,7 +37,7 @@ type call struct {
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := l.checked(lock.Resolve(opts...))
 	if err != nil {
-		return nil, err
+		return nil, l.Object().Refused("acquire", err)
 	}
 	return l.handle(ctx, &call{site: callsite.Of(o.Site), opts: o, once: o.Bounded && o.Wait == 0})
 }
@@ -46,7 +46,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
 	if err != nil {
-		return nil, err
+		return nil, l.Object().Refused("acquire", err)
 	}
 	return l.handle(ctx, &call{site: callsite.Of(o.Site), opts: o, once: true})
 }
@@ -65,7 +65,7 @@ func (l *Lock) handle(ctx context.Context, call *call) (lock.Hold, error) {
 
 // acquire acquires the lock: it makes an attempt, or waits for its turn.
 func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
-	if err := l.Check(ctx); err != nil {
+	if err := l.Refuses(ctx, "acquire"); err != nil {
 		return nil, err
 	}
 	if !call.once && !call.member {
@@ -79,7 +79,7 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 	if !l.s.Enter() {
 		// During a shutdown an owner may re-enter what it holds; Try refuses the others.
 		if _, named := lock.OwnerFrom(ctx); !named || !l.s.Stay() {
-			return nil, lock.ErrClosed
+			return nil, l.Object().Refused("acquire", lock.ErrClosed)
 		}
 	}
 	defer l.s.Leave()

@@ -55,6 +55,14 @@ func (l *Lock) Check(ctx context.Context) error {
 	return cmp.Or(l.err, l.s.Check(ctx))
 }
 
+// Refuses returns the error of a call for op that Check rules out, or nil.
+func (l *Lock) Refuses(ctx context.Context, op string) error {
+	return l.Object().Refused(op, l.Check(ctx))
+}
+
+// Object returns what the errors of the lock name.
+func (l *Lock) Object() wire.Object { return wire.Object(l.id) }
+
 // Checked returns an error for options that a lock does not have. A read lock that nobody holds any
 // more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
 // with one.
@@ -87,13 +95,13 @@ func TryOptions(o lock.Options, err error) (lock.Options, error) {
 // like Hold.Unlock and returns the same errors; ErrInvalid if ctx names no owner,
 // ErrNotHeld if that has no hold here.
 func (l *Lock) UnlockOwner(ctx context.Context) error {
-	if err := l.Check(ctx); err != nil {
+	if err := l.Refuses(ctx, "release"); err != nil {
 		return err
 	}
 
 	o, ok := lock.OwnerFrom(ctx)
 	if !ok {
-		return ErrNoOwner(l.id.Name)
+		return l.Object().Refused("release", ErrNoOwner)
 	}
 
 	for _, h := range slices.Backward(l.takenBy(o)) {
@@ -102,13 +110,21 @@ func (l *Lock) UnlockOwner(ctx context.Context) error {
 		}
 	}
 
-	return fmt.Errorf("%w: %q by owner %v", lock.ErrNotHeld, l.id.Name, o)
+	return l.Object().Refused("release", NotHeldBy(o))
 }
 
-// ErrNoOwner returns the error of an Unlock by owner, of the lock of that name, whose context
-// names no owner.
-func ErrNoOwner(name string) error {
-	return fmt.Errorf("%w: Unlock %q: the context names no owner (see lock.WithOwner)", lock.ErrInvalid, name)
+// ErrNoOwner is for an Unlock by owner whose context names no owner.
+var ErrNoOwner = fmt.Errorf("%w: the context names no owner (see lock.WithOwner)", lock.ErrInvalid)
+
+// NotHeldBy is for an Unlock by an owner that has no hold.
+func NotHeldBy(o lock.Owner) error { return fmt.Errorf("%w: by owner %v", lock.ErrNotHeld, o) }
+
+// Do is lock.Do of an object, which the error of a call without a function names.
+func Do(ctx context.Context, of wire.Object, l lock.Locker, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	if fn == nil {
+		return of.Refused("acquire", fmt.Errorf("%w: the function is nil", lock.ErrInvalid))
+	}
+	return lock.Do(ctx, l, fn, opts...)
 }
 
 // holders returns the claims that this process holds, also on locks that exclude this one.
@@ -176,7 +192,7 @@ func (l *lostHolds) of(on *Lock, owner lock.Owner) (lost []*Hold) {
 // Force runs open, which opens the lock by force and reports whether it was held, and ends
 // the holds of this process and kind that it has opened.
 func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, error) {
-	if err := l.Check(ctx); err != nil {
+	if err := l.Refuses(ctx, "force unlock"); err != nil {
 		return false, err
 	}
 
@@ -209,14 +225,14 @@ func (l *Lock) Force(ctx context.Context, open func() (bool, error)) (bool, erro
 // TTL returns the time after which the lock becomes free if it is neither renewed nor
 // released: 0 if it is free now, lock.NoExpiry if never.
 func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
-	if err := l.Check(ctx); err != nil {
+	if err := l.Refuses(ctx, "read"); err != nil {
 		return 0, err
 	}
 
 	began := time.Now()
 	ttl, err := wire.Number(wire.Read(ctx, l.s.Client, "PTTL", l.key), wire.Times)
 	if err != nil {
-		return 0, wire.ReadFailed(ctx, "look at", l.id.Name, began, err)
+		return 0, l.Object().ReadFailed(ctx, "read", began, err)
 	}
 	if ttl == -2 { // there is no key
 		return 0, nil
@@ -230,11 +246,11 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 // HoldCount returns how many holds owner has: in this process, or else what read finds on the
 // server.
 func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, read func() (int64, error)) (int, error) {
-	if err := l.Check(ctx); err != nil {
+	if err := l.Refuses(ctx, "read"); err != nil {
 		return 0, err
 	}
 	if owner.IsZero() {
-		return 0, fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid)
+		return 0, l.Object().Refused("read", fmt.Errorf("%w: the zero owner holds nothing", lock.ErrInvalid))
 	}
 
 	local := 0
@@ -251,7 +267,7 @@ func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner, read func() (int
 	began := time.Now()
 	n, err := read()
 	if err != nil && !rueidis.IsRedisNil(err) {
-		return 0, wire.ReadFailed(ctx, "look at", l.id.Name, began, err)
+		return 0, l.Object().ReadFailed(ctx, "read", began, err)
 	}
 
 	return int(n), nil
@@ -262,9 +278,9 @@ func (l *Lock) HashCount(ctx context.Context, owner lock.Owner, field string) (i
 	return l.HoldCount(ctx, owner, func() (int64, error) { return wire.Read(ctx, l.s.Client, "HGET", l.key, field).AsInt64() })
 }
 
-// failed is wire.Failed.
-func (l *Lock) failed(ctx context.Context, what string, began time.Time, err error) error {
-	return wire.Failed(ctx, what, l.id.Name, began, err)
+// failed returns the error of a call for op that began then.
+func (l *Lock) failed(ctx context.Context, op string, began time.Time, err error) error {
+	return l.Object().Failed(ctx, op, began, err)
 }
 
 // sameKind reports whether other, of the same name, is of the same kind.

@@ -3,13 +3,13 @@ package engine
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -135,18 +135,18 @@ func (s *State) EndSpan(background func(f func(context.Context)) bool) {
 	}
 }
 
-// End ends the hold for op, the release of the lock of that name. It returns nil if the hold
+// End ends the hold for op, the release of what errors name. It returns nil if the hold
 // was held; the caller must then call StartRelease. Otherwise it returns the loss, once, or
 // an error that matches lock.ErrNotHeld.
-func (s *State) End(op, name string) error {
+func (s *State) End(op string, of wire.Object) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 
-	err := s.errLocked(op, name)
+	err := s.errLocked(op, of)
 	switch s.phase {
 	case phaseHeld:
 		s.phase = phaseEnded
-		s.finishLocked(context.Canceled, name) // before another caller can acquire the lock
+		s.finishLocked(context.Canceled, of.Name) // before another caller can acquire the lock
 	case phaseLost:
 		s.phase = phaseEnded
 	}
@@ -240,20 +240,20 @@ func (s *State) Loss() *lock.LostError {
 
 // Err returns nil if the hold is held, its loss until End has returned it, and otherwise an
 // error of op that matches lock.ErrNotHeld.
-func (s *State) Err(op, name string) error {
+func (s *State) Err(op string, of wire.Object) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.errLocked(op, name)
+	return s.errLocked(op, of)
 }
 
-func (s *State) errLocked(op, name string) error {
+func (s *State) errLocked(op string, of wire.Object) error {
 	switch s.phase {
 	case phaseHeld:
 		return nil
 	case phaseLost:
-		return s.lost
+		return of.Refused(op, s.lost)
 	default:
-		return fmt.Errorf("%w: %s %q", lock.ErrNotHeld, op, name)
+		return of.Refused(op, lock.ErrNotHeld)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/telemetry"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -101,7 +102,7 @@ func TestConcurrentEnds(t *testing.T) {
 					}
 					return
 				}
-				err := s.End("Unlock", "orders")
+				err := s.End("release", wire.Object{Name: "orders"})
 				if err == nil {
 					_, end := s.StartRelease(t.Context())
 					_ = s.Released(end, nil)
@@ -118,7 +119,7 @@ func TestConcurrentEnds(t *testing.T) {
 		done.Wait()
 		background.Wait()
 		require.EqualValues(t, 1, losses.Load()+released.Load())
-		if err := s.End("Unlock", "orders"); errors.Is(err, lock.ErrLost) { // all calls came before the loss
+		if err := s.End("release", wire.Object{Name: "orders"}); errors.Is(err, lock.ErrLost) { // all calls came before the loss
 			reported.Add(1)
 		} else {
 			notHeld.Add(1)

@@ -89,7 +89,7 @@ func (c *claim) transferTo(ctx context.Context, by time.Time, to lock.Owner, unt
 func (h *Hold) Detach(ctx context.Context, lease time.Duration) (string, error) {
 	c := h.claim
 	until := time.Now().Add(lease)
-	e, err := h.startUnlock(ctx, true)
+	e, err := h.startUnlock(ctx, detach)
 	if err != nil {
 		h.releaseAfterLoss(ctx, err)
 		return "", err
@@ -136,7 +136,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
 	from, token, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, l.Check(ctx)); err != nil {
-		return nil, err
+		return nil, l.Object().Refused("adopt", err)
 	}
 
 	began := time.Now()
@@ -144,7 +144,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 		return nil, l.failed(ctx, "adopt", began, lock.ErrUnavailable)
 	}
 	if !l.s.Enter() {
-		return nil, lock.ErrClosed
+		return nil, l.Object().Refused("adopt", lock.ErrClosed)
 	}
 	defer l.s.Leave()
 
@@ -156,7 +156,7 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	l.e.Together([]Request{req}, func(int) (acquired int) {
 		var found Transferred
 		if found, err = c.adopt(ctx, from); err == nil && found == Missing {
-			err = fmt.Errorf("%w: %q has no detached hold with this id", lock.ErrNotHeld, l.id.Name)
+			err = errNotDetached
 		}
 		if err != nil {
 			return 0
@@ -177,6 +177,9 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	h.Given(callsite.Of(o.Site))
 	return NewHandle(h), nil
 }
+
+// errNotDetached is for an id under which Adopt finds nothing.
+var errNotDetached = fmt.Errorf("%w: no detached hold has this id", lock.ErrNotHeld)
 
 // adopt has the claim take over what another one has. A request without an answer is repeated until
 // ctx ends, and then undone, so that the other claim can be adopted again.

@@ -17,7 +17,7 @@ const UnlockTimeout = 5 * time.Second
 
 // Unlock implements lock.Hold.
 func (h *Hold) Unlock(ctx context.Context) error {
-	e, err := h.startUnlock(ctx, false)
+	e, err := h.startUnlock(ctx, release)
 	if err != nil {
 		h.releaseAfterLoss(ctx, err)
 		return err
@@ -38,6 +38,7 @@ func (h *Hold) Unlock(ctx context.Context) error {
 // ending is a hold that is being unlocked.
 type ending struct {
 	*Hold
+	op       endOp
 	last     bool // hold of its claim, which is to be released
 	began    time.Time
 	ctx      context.Context // of its requests
@@ -46,22 +47,38 @@ type ending struct {
 	over     time.Time       // when the lease of the claim ends that it leaves
 }
 
-// startUnlock ends a hold, or returns why there is nothing to end. With only set it is an error
-// that the claim has other holds.
-func (h *Hold) startUnlock(ctx context.Context, only bool) (ending, error) {
+// endOp is what ends a hold. It is smaller than its name, because a group has an ending for each member.
+type endOp bool
+
+const (
+	release endOp = false
+	detach  endOp = true
+)
+
+// String returns the op for errors.
+func (op endOp) String() string {
+	if op == detach {
+		return "detach"
+	}
+	return "release"
+}
+
+// startUnlock ends a hold for op, or returns why there is nothing to end. For detach it is an error that
+// the claim has other holds.
+func (h *Hold) startUnlock(ctx context.Context, op endOp) (ending, error) {
 	h.check()
 	c := h.claim
 	last := false
 	over := time.Time{}
 
 	c.mu.Lock()
-	if only && h.Held() && (len(c.holdsLocked()) > 1 || c.joining > 0) {
+	if op == detach && h.Held() && (len(c.holdsLocked()) > 1 || c.joining > 0) {
 		c.mu.Unlock()
-		return ending{}, fmt.Errorf("%w: Detach %q: the owner has other holds", lock.ErrInvalid, h.Name())
+		return ending{}, h.Object().Refused(op.String(), fmt.Errorf("%w: the owner has other holds", lock.ErrInvalid))
 	}
 
 	began := time.Now()
-	err := h.End("Unlock", h.Name())
+	err := h.End(op.String(), h.Object())
 	if err != nil {
 		c.lock.e.lost.remove(h)
 		c.mu.Unlock()
@@ -77,12 +94,12 @@ func (h *Hold) startUnlock(ctx context.Context, only bool) (ending, error) {
 	c.mu.Unlock()
 
 	ctx, end := h.StartRelease(ctx)
-	return ending{h, last, began, ctx, began.Add(UnlockTimeout), end, over}, nil
+	return ending{h, op, last, began, ctx, began.Add(UnlockTimeout), end, over}, nil
 }
 
 // done ends the release, with that result.
 func (e ending) done(err error) error {
-	return e.Released(e.released, e.claim.lock.failed(e.ctx, "unlock", e.began, err))
+	return e.Released(e.released, e.claim.lock.failed(e.ctx, e.op.String(), e.began, err))
 }
 
 // releaseAfterLoss releases what the server may still have of a lost hold, of which Unlock has returned

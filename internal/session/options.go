@@ -9,16 +9,16 @@ import (
 
 var errNilOption = errors.New("a nil option")
 
-// Configure calls the options of the object of that name with its settings. It stops at an option
-// that is nil or fails, with an error that matches lock.ErrInvalid.
-func Configure[S any, O ~func(S) error](settings S, name string, opts []O) error {
+// Configure calls the options of an object with its settings. It stops at an option that is nil or
+// fails, with an error that matches lock.ErrInvalid.
+func Configure[S any, O ~func(S) error](settings S, opts []O) error {
 	for _, opt := range opts {
 		err := errNilOption
 		if opt != nil {
 			err = opt(settings)
 		}
 		if err != nil {
-			return fmt.Errorf("%w: options of %q: %w", lock.ErrInvalid, name, err)
+			return fmt.Errorf("%w: %w", lock.ErrInvalid, err)
 		}
 	}
 

@@ -93,52 +93,98 @@ func isEnd(err error) bool {
 	return left || err == context.Canceled || err == context.DeadlineExceeded
 }
 
-// Failure is the error of a public call. Its message is one line, and it matches one kind.
-type Failure struct {
-	kind       error // nil if the server has refused the request
-	what, name string
-	waited     time.Duration
-	ended      error // the cause of the end of the caller's context, or nil
-	err        error
-}
+// Object is what a public call is about, for its error.
+type Object struct{ Kind, Name string }
 
-// Failed returns the error of a public call that began then, under ctx, on the object of that
-// name, if it is about one: nil if err is nil, and err itself if it states a fact. Otherwise the
-// error has the kind that err matches, or else KindOf(err).
-func Failed(ctx context.Context, what, name string, began time.Time, err error) error {
+// Failed returns the error of a call for op that began then, under ctx: nil if err is nil, and
+// otherwise a *lock.Error that matches one kind, the one that err matches or else KindOf(err), or what
+// err states as a fact. A zero time is that of a call that could send nothing.
+func (o Object) Failed(ctx context.Context, op string, began time.Time, err error) error {
 	if err == nil {
 		return nil
 	}
-	return failed(ctx, what, name, began, err, lock.ErrIndeterminate)
+	return o.failed(ctx, op, began, err, lock.ErrIndeterminate)
 }
 
 // ReadFailed is Failed for a call that has no effect on the server, so that its outcome cannot
 // be unknown.
-func ReadFailed(ctx context.Context, what, name string, began time.Time, err error) error {
+func (o Object) ReadFailed(ctx context.Context, op string, began time.Time, err error) error {
 	if err == nil {
 		return nil
 	}
-	return failed(ctx, what, name, began, err, lock.ErrUnavailable)
+	return o.failed(ctx, op, began, err, lock.ErrUnavailable)
 }
 
-func failed(ctx context.Context, what, name string, began time.Time, err, unknown error) error {
+// Ended returns the error of a call for op that began then, and that only the end of ctx has ended: it
+// has no kind, because nothing has failed.
+func (o Object) Ended(ctx context.Context, op string, began time.Time) error {
+	return &lock.Error{Op: op, Kind: o.Kind, Name: o.Name, Waited: time.Since(began), Err: context.Cause(ctx)}
+}
+
+// Refused returns the error of a call for op that sends nothing because of err.
+func (o Object) Refused(op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return &lock.Error{Op: op, Kind: o.Kind, Name: o.Name, Err: err}
+}
+
+func (o Object) failed(ctx context.Context, op string, began time.Time, err, unknown error) error {
+	e := lock.Error{Op: op, Kind: o.Kind, Name: o.Name, Err: err}
+	if !began.IsZero() {
+		e.Waited = time.Since(began)
+	}
+
 	kind := matching(err, kinds)
-	if kind == lock.ErrNotAcquired && replyIn(err) != nil {
+	if kind == lock.ErrNotAcquired && err != kind && replyIn(err) != nil {
 		kind = nil // the wait is over, but not because others hold the lock
 	} else if kind == nil {
 		if fact := matching(err, facts); fact != nil && len(split(err)) == 1 {
-			return err
+			return errorOf(e)
 		} else if fact != nil {
 			kind = fact
 		} else if kind = KindOf(err); kind == lock.ErrIndeterminate {
 			kind = unknown
 		}
 	}
-	f := &Failure{kind: kind, what: what, name: name, waited: time.Since(began), err: err}
+	var ended error
 	if kind != lock.ErrClosed {
-		f.ended = context.Cause(ctx)
+		ended = context.Cause(ctx)
 	}
-	return f
+	if err == kind && ended == nil {
+		return errorOf(e)
+	}
+
+	// One allocation: a caller that polls with a short deadline gets many of them.
+	both := &struct {
+		lock.Error
+		cause failure
+	}{e, failure{kind, ended, err}}
+	both.Err = &both.cause
+	return &both.Error
+}
+
+func errorOf(e lock.Error) error { return &e }
+
+// failure is the cause of a lock.Error that says more than its kind. Its message is one line.
+type failure struct {
+	kind  error // nil if the server has refused the request
+	ended error // the cause of the end of the caller's context, or nil
+	err   error
+}
+
+// failureOf returns the cause of err, or of a lock.Error, as a failure.
+func failureOf(err error) *failure {
+	if e, ok := err.(*lock.Error); ok {
+		err = e.Err
+	}
+	if f, ok := err.(*failure); ok {
+		return f
+	}
+	if isKind(err) {
+		return &failure{kind: err, err: err}
+	}
+	return &failure{err: err}
 }
 
 func isKind(err error) bool { return slices.Contains(kinds, err) }
@@ -167,7 +213,7 @@ func split(err error) []error {
 
 // Is reports whether f matches target: a kind if that is the kind of f, a timeout if the cause of the
 // end of the context matches it, and another error if that cause or the error of the request does.
-func (f *Failure) Is(target error) bool {
+func (f *failure) Is(target error) bool {
 	if target == f.kind {
 		return true
 	}
@@ -181,30 +227,22 @@ func (f *Failure) Is(target error) bool {
 }
 
 // As is for errors.As.
-func (f *Failure) As(target any) bool { return errors.As(f.ended, target) || errors.As(f.err, target) }
+func (f *failure) As(target any) bool { return errors.As(f.ended, target) || errors.As(f.err, target) }
 
 // Error implements error.
-func (f *Failure) Error() string {
-	kind := "redlatch"
-	if f.kind != nil {
-		kind = f.kind.Error()
+func (f *failure) Error() string {
+	why := f.why()
+	if f.kind == nil {
+		return why
 	}
-	text := fmt.Sprintf("%s: %s (waited %v)", kind, f.call(), f.waited.Round(time.Millisecond))
-	if why := f.why(); why != "" {
-		text += ": " + why
+	if why == "" {
+		return f.kind.Error()
 	}
-	return text
-}
-
-func (f *Failure) call() string {
-	if f.name == "" {
-		return f.what
-	}
-	return fmt.Sprintf("%s %q", f.what, text.Cut(f.name))
+	return f.kind.Error() + ": " + why
 }
 
 // why returns the causes other than the kind, for the message.
-func (f *Failure) why() string {
+func (f *failure) why() string {
 	causes := split(f.err)
 	if f.ended != nil {
 		causes = slices.DeleteFunc(causes, func(cause error) bool {
@@ -223,12 +261,9 @@ func (f *Failure) why() string {
 	return strings.Join(lines, "; ")
 }
 
-// Reason returns the causes of a Failure, or its kind, or else the message of err.
+// Reason returns the causes of a lock.Error, or its kind, or else the message of err.
 func Reason(err error) string {
-	f, ok := err.(*Failure)
-	if !ok {
-		f = &Failure{err: err}
-	}
+	f := failureOf(err)
 	if why := f.why(); why != "" || f.kind == nil {
 		return why
 	}
@@ -236,12 +271,15 @@ func Reason(err error) string {
 }
 
 // line returns the cause's message without the part that is already in the message of f.
-func (f *Failure) line(cause error) string {
-	if inner, ok := cause.(*Failure); ok {
-		if inner.kind == lock.ErrNotAcquired && inner.why() == "" {
-			return fmt.Sprintf("%q is held by others", text.Cut(inner.name))
+func (f *failure) line(cause error) string {
+	if inner, ok := cause.(*lock.Error); ok {
+		if lost, ok := inner.Err.(*lock.LostError); ok {
+			return f.line(lost)
 		}
-		return inner.call() + ": " + Reason(inner)
+		if own := failureOf(inner); own.kind == lock.ErrNotAcquired && own.why() == "" {
+			return fmt.Sprintf("%q is held by others", text.Cut(inner.Name))
+		}
+		return fmt.Sprintf("%s %q: %s", inner.Op, text.Cut(inner.Name), Reason(inner))
 	}
 
 	if left, ok := cause.(*unanswered); ok {

@@ -27,7 +27,7 @@ func TestFailed(t *testing.T) {
 	defer cancel()
 	over, end := context.WithTimeoutCause(t.Context(), -1, lock.ErrNotAcquired) // as for a member of a group
 	defer end()
-	member := Failed(t.Context(), "acquire", "b", time.Now(), lock.ErrNotAcquired)
+	member := Object{"lock", "b"}.Failed(t.Context(), "acquire", time.Now(), lock.ErrNotAcquired)
 	for _, tt := range []struct {
 		ctx     context.Context
 		err     error
@@ -64,11 +64,20 @@ func TestFailed(t *testing.T) {
 		{t.Context(), errors.New("a\x1b[2Jb\xff" + strings.Repeat("x", 1000)), []error{lock.ErrIndeterminate},
 			`redlatch: outcome unknown: acquire "a" (waited 1.5s): a\x1b[2Jb\xff` + strings.Repeat("x", text.Max-7) + "…"},
 		{t.Context(), lost, []error{lost}, lost.Error()},
+		{over, lock.ErrNotHeld, []error{lock.ErrNotHeld}, `redlatch: lock not held: acquire "a" (waited 1.5s)`},
+		{t.Context(), Object{"lock", "b"}.Refused("release", lock.ErrNotHeld), []error{lock.ErrNotHeld},
+			`redlatch: lock not held: acquire "a" (waited 1.5s): release "b"`},
+		{t.Context(), errors.Join(Object{"lock", "b"}.Refused("release", lost), Classify(io.EOF)),
+			[]error{lock.ErrIndeterminate, lock.ErrLost, io.EOF},
+			`redlatch: outcome unknown: acquire "a" (waited 1.5s): lock lost: "a": gone from the server; EOF`},
 	} {
 		synctest.Test(t, func(t *testing.T) { // for the time
-			err := Failed(tt.ctx, "acquire", "a", time.Now().Add(-1500*time.Millisecond), tt.err)
+			err := Object{"lock", "a"}.Failed(tt.ctx, "acquire", time.Now().Add(-1500*time.Millisecond), tt.err)
 			require.EqualError(t, err, tt.text)
-			for _, target := range append([]error{lock.ErrLost, io.EOF, context.Cause(expired), ErrWrongType}, append(kinds, timeouts...)...) {
+			var call *lock.Error
+			require.ErrorAs(t, err, &call)
+			require.Equal(t, lock.Error{Op: "acquire", Kind: "lock", Name: "a", Waited: 1500 * time.Millisecond, Err: call.Err}, *call)
+			for _, target := range append([]error{lock.ErrLost, lock.ErrNotHeld, io.EOF, context.Cause(expired), ErrWrongType}, append(kinds, timeouts...)...) {
 				want := false
 				for _, m := range tt.matches {
 					want = want || errors.Is(m, target)
@@ -77,13 +86,13 @@ func TestFailed(t *testing.T) {
 			}
 		})
 	}
-	require.NoError(t, Failed(t.Context(), "acquire", "a", time.Now(), nil))
+	require.NoError(t, Object{"lock", "a"}.Failed(t.Context(), "acquire", time.Now(), nil))
 
 	// A context that ended because of another failure lends its cause, but not its kind.
-	unavailable := Failed(t.Context(), "acquire", "b", time.Now(), Classify(dialTimeout))
+	unavailable := Object{"lock", "b"}.Failed(t.Context(), "acquire", time.Now(), Classify(dialTimeout))
 	failedBefore, cancelCause := context.WithCancelCause(t.Context())
 	cancelCause(unavailable)
-	err := Failed(failedBefore, "acquire", "a", time.Now(), lock.ErrNotAcquired)
+	err := Object{"lock", "a"}.Failed(failedBefore, "acquire", time.Now(), lock.ErrNotAcquired)
 	require.ErrorIs(t, err, lock.ErrNotAcquired)
 	require.ErrorIs(t, err, unavailable)
 	require.NotErrorIs(t, err, lock.ErrUnavailable)
@@ -102,9 +111,21 @@ func TestFailed(t *testing.T) {
 	}
 	broken := Classify(context.DeadlineExceeded) // a timeout of the connection
 	require.Equal(t, broken, Undone(t.Context(), broken))
-	err = ReadFailed(t.Context(), "look at", "a", time.Now(), io.EOF)
+	err = Object{"lock", "a"}.ReadFailed(t.Context(), "look at", time.Now(), io.EOF)
 	require.ErrorIs(t, err, lock.ErrUnavailable)
 	require.NotErrorIs(t, err, lock.ErrIndeterminate)
+}
+
+// A TryLock that fails is no exception.
+func TestAFailureIsOneAllocation(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	began := time.Now()
+	for _, ctx := range []context.Context{t.Context(), ended} {
+		require.LessOrEqual(t, testing.AllocsPerRun(100, func() {
+			_ = Object{"lock", "a"}.Failed(ctx, "acquire", began, lock.ErrNotAcquired)
+		}), 1.0)
+	}
 }
 
 // timeoutError is an error like that of a dial that took too long.
