@@ -87,16 +87,16 @@ func Logger(logger *slog.Logger) Option {
 func Add(c *cron.Cron, spec string, work *once.Once, fn func(ctx context.Context) error, opts ...Option) (cron.EntryID, error) {
 	j := &job{cron: c, work: work, fn: fn, ctx: context.Background(), logger: slog.Default(), site: lock.Site(1), added: make(chan struct{})}
 	if err := j.configure(opts); err != nil {
-		return 0, err
+		return 0, refused(err)
 	}
 	id, err := c.AddJob(spec, j)
 	if err != nil {
-		return 0, fmt.Errorf("%w: the schedule of %q: %w", lock.ErrInvalid, work.Name(), err)
+		return 0, refused(fmt.Errorf("%w: the schedule of %q: %w", lock.ErrInvalid, work.Name(), err))
 	}
 	defer close(j.added)
 	if _, ok := c.Entry(id).Schedule.(cron.ConstantDelaySchedule); ok {
 		c.Remove(id)
-		return 0, fmt.Errorf("%w: the schedule of %q, %q, differs between machines", lock.ErrInvalid, work.Name(), spec)
+		return 0, refused(fmt.Errorf("%w: the schedule of %q, %q, differs between machines", lock.ErrInvalid, work.Name(), spec))
 	}
 	j.id = id
 	return id, nil
@@ -121,6 +121,11 @@ type job struct {
 
 	added chan struct{} // closed when id is valid
 	id    cron.EntryID
+}
+
+// refused returns the error of Add.
+func refused(err error) error {
+	return &lock.Error{Op: "configure", Kind: "adapter", Name: "cron", Err: err}
 }
 
 func (j *job) configure(opts []Option) error {

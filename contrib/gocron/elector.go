@@ -1,6 +1,7 @@
 package redlatchgocron
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,14 +40,13 @@ type Elector struct {
 // those of election.Campaign. The error matches lock.ErrInvalid or lock.ErrClosed; NewElector does not
 // ask the server.
 func NewElector(ctx context.Context, client *redlatch.Client, name, value string, opts ...lock.Option) (*Elector, error) {
-	if err := valid(client != nil, "NewElector: the client is nil"); err != nil {
-		return nil, err
-	}
-	if err := valid(ctx != nil, "NewElector: the context is nil"); err != nil {
-		return nil, err
-	}
-	if _, err := lock.Resolve(opts...); err != nil {
-		return nil, err
+	_, optErr := lock.Resolve(opts...)
+	if err := cmp.Or(
+		valid(client != nil, "NewElector: the client is nil"),
+		valid(ctx != nil, "NewElector: the context is nil"),
+		optErr,
+	); err != nil {
+		return nil, refused(err)
 	}
 	opts = append([]lock.Option{lock.Site(1)}, opts...)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -85,20 +85,24 @@ func check(e *election.Election) error {
 
 // IsLeader returns nil while it is certain, by the local monotonic clock, that no other process leads.
 // Otherwise the error matches ErrNotLeader, and also the error of Election.Run if that has ended. If
-// ctx has ended, the error is its cause. IsLeader does not block.
+// ctx has ended, the error matches its cause. IsLeader does not block.
 func (e *Elector) IsLeader(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return context.Cause(ctx)
+		return e.failed(context.Cause(ctx))
 	}
 	if term := e.term.Load(); term != nil && term.Remaining() > 0 {
 		return nil
 	}
 	select {
 	case <-e.ended:
-		return fmt.Errorf("%w of %q: %w", ErrNotLeader, e.name, e.err)
+		return e.failed(fmt.Errorf("%w: %w", ErrNotLeader, e.err))
 	default:
-		return fmt.Errorf("%w of %q", ErrNotLeader, e.name)
+		return e.failed(ErrNotLeader)
 	}
+}
+
+func (e *Elector) failed(err error) error {
+	return &lock.Error{Op: "read", Kind: "election", Name: e.name, Err: err}
 }
 
 // Context returns a child of ctx that also ends when the current term ends, and at once if this process

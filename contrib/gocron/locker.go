@@ -31,6 +31,7 @@
 package redlatchgocron
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -92,6 +93,11 @@ func valid(ok bool, reason string) error {
 	return fmt.Errorf("%w: %s", lock.ErrInvalid, reason)
 }
 
+// refused returns the error of a call that makes a Locker or an Elector.
+func refused(err error) error {
+	return &lock.Error{Op: "configure", Kind: "adapter", Name: "gocron", Err: err}
+}
+
 // Locker is a gocron.Locker that lets each job run once per slot, and no two runs of a job overlap. It
 // is safe for concurrent use, by several schedulers too.
 type Locker struct {
@@ -123,19 +129,20 @@ func NewLocker(client *redlatch.Client, every time.Duration, opts ...Option) (*L
 		client: client, every: every, lock: []lock.Option{lock.Wait(0), lock.Site(1)},
 		now: time.Now, logger: slog.Default(), runs: map[context.Context]*run{},
 	}
-	if err := valid(client != nil, "NewLocker: the client is nil"); err != nil {
-		return nil, err
-	}
-	if err := valid(every > 0, "NewLocker: slots need a positive duration"); err != nil {
-		return nil, err
-	}
+	err := cmp.Or(
+		valid(client != nil, "NewLocker: the client is nil"),
+		valid(every > 0, "NewLocker: slots need a positive duration"),
+	)
 	for _, opt := range opts {
-		if err := valid(opt != nil, "NewLocker: an option is nil"); err != nil {
-			return nil, err
+		if err == nil {
+			err = valid(opt != nil, "NewLocker: an option is nil")
 		}
-		if err := opt(l); err != nil {
-			return nil, err
+		if err == nil {
+			err = opt(l)
 		}
+	}
+	if err != nil {
+		return nil, refused(err)
 	}
 	return l, nil
 }
@@ -194,7 +201,9 @@ func (r *run) do(locked chan<- struct{}) {
 		}, r.l.lock...)
 	}, r.l.lock...)
 	if !ran && err == nil {
-		err = fmt.Errorf("%w: %q has been run for %s", lock.ErrNotAcquired, r.name, r.slot)
+		err = &lock.Error{
+			Op: "acquire", Kind: "once", Name: r.name, Err: fmt.Errorf("%w: it has been run for %s", lock.ErrNotAcquired, r.slot),
+		}
 	}
 	r.err = err
 }

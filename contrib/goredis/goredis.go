@@ -88,7 +88,8 @@ func ClientOptionLike(client redis.UniversalClient) (rueidis.ClientOption, error
 }
 
 func invalid(format string, args ...any) (rueidis.ClientOption, error) {
-	return rueidis.ClientOption{}, fmt.Errorf("goredis: %w: %s", lock.ErrInvalid, fmt.Sprintf(format, args...))
+	err := fmt.Errorf("%w: %s", lock.ErrInvalid, fmt.Sprintf(format, args...))
+	return rueidis.ClientOption{}, &lock.Error{Op: "configure", Kind: "adapter", Name: "goredis", Err: err}
 }
 
 // universal chooses like redis.NewUniversalClient.

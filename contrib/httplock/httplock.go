@@ -144,7 +144,7 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 	o, err := lock.Resolve(c.Options...)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("httplock: Options: %w", err)
+		return nil, refused(fmt.Errorf("%w (Options)", err))
 	case c.Locker == nil:
 		return nil, invalid("Locker is nil")
 	case c.Key == nil:
@@ -180,7 +180,11 @@ func New(c Config) (func(next http.Handler) http.Handler, error) {
 	}, nil
 }
 
-func invalid(what string) error { return fmt.Errorf("httplock: %w: %s", lock.ErrInvalid, what) }
+func invalid(what string) error { return refused(fmt.Errorf("%w: %s", lock.ErrInvalid, what)) }
+
+func refused(err error) error {
+	return &lock.Error{Op: "configure", Kind: "adapter", Name: "httplock", Err: err}
+}
 
 func (c Config) serve(w http.ResponseWriter, r *http.Request, next http.Handler) {
 	switch name := c.Key(r); {

@@ -585,7 +585,7 @@ func TestInvalidConfig(t *testing.T) {
 		require.Nil(t, m)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 		require.ErrorContains(t, err, want)
-		require.ErrorContains(t, err, "httplock: ")
+		require.ErrorContains(t, err, `configure "httplock": `)
 	}
 }
 
