@@ -170,8 +170,6 @@ func connectNamed(ctx context.Context, opt rueidis.ClientOption, name string) (r
 // ofClient is the object of errors of a client, and of a call that is to make one.
 var ofClient = wire.Object{Kind: "client"}
 
-var errNilContext = fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-
 // checkConnection returns an error for options with which locks cannot work.
 func checkConnection(opt *rueidis.ClientOption) error {
 	if opt.ReplicaOnly {
@@ -383,8 +381,8 @@ func (c *Client) Close() {
 // with a fixed lease, or a Permit whose ID was called, that was dropped without Unlock or Release; and
 // permits of a Semaphore, which have no holder. These stay on the server until their lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
-	if ctx == nil {
-		return ofClient.Refused("shut down", errNilContext)
+	if err := session.CheckContext(ctx); err != nil {
+		return ofClient.Refused("shut down", err)
 	}
 	defer c.Close()
 

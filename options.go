@@ -50,8 +50,8 @@ const (
 const minWatchdogTimeout = 100 * time.Millisecond
 
 func newConfig(ctx context.Context, opts []Option) (config, error) {
-	if ctx == nil {
-		return config{}, ofClient.Refused("connect", errNilContext)
+	if err := session.CheckContext(ctx); err != nil {
+		return config{}, ofClient.Refused("connect", err)
 	}
 
 	// Redisson's ids have version 4, so the version tells operators the library of a holder.

@@ -255,7 +255,7 @@ const retryTimeout = 5 * time.Second
 
 // exec runs a script that must not run twice. Each request has an id, under which the
 // server caches its reply. A request whose reply was lost is cancelled, and sent under a
-// new id if it has not run. The error is that of op, and names its possible effect.
+// new id if it has not run. op is the Op of its error, which names the possible effect.
 func (l *Latch) exec(ctx context.Context, script *wire.Script, op, effect string, args ...string) (int, error) {
 	if err := l.check(ctx); err != nil {
 		return 0, l.object().Refused(op, err)

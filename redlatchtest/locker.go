@@ -1,8 +1,8 @@
 package redlatchtest
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,6 +10,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -134,8 +135,8 @@ func (l *Locker) DelayLock(d time.Duration) {
 
 // FailLock makes the next calls of Lock, TryLock and Do fail, each with one of errs, in their order.
 // They return it as the cause of a *lock.Error, at once or after the time of DelayLock. A *lock.Error is
-// returned as it is, and a nil error lets a call pass. Another call of FailLock adds to what is left. A call with an invalid argument, or whose
-// context has ended, uses no error up.
+// returned as it is, and a nil error lets a call pass. Another call of FailLock adds to what is left. A
+// call with an invalid argument, or whose context has ended, uses no error up.
 func (l *Locker) FailLock(errs ...error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -161,10 +162,7 @@ func next(errs *[]error) (err error) {
 }
 
 func (l *Locker) check(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	return wire.CheckName(l.name, false)
+	return cmp.Or(session.CheckContext(ctx), wire.CheckName(l.name, false))
 }
 
 func (l *Locker) acquire(ctx context.Context, o lock.Options, once bool) (lock.Hold, error) {

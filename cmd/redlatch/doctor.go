@@ -209,11 +209,10 @@ func diagnose(seen observation) []statement {
 
 // process says where an owner runs.
 func (d *diagnosis) process(o inspect.Owner) {
-	switch c := o.Connection; {
-	case c != nil:
+	if c := o.Connection; c != nil {
 		d.say("That is process %d on host %s, connected from %s for %s. It sent its last request %s ago.",
 			c.PID, c.Host, c.Address, c.Age, c.Idle)
-	case o.IsLost() && d.last.Unidentified == "":
+	} else if o.IsLost() && d.last.Unidentified == "" {
 		d.say("No connection has the name of that client: its process has ended or is disconnected, or gives its connections another name.")
 	}
 }
@@ -304,11 +303,10 @@ func (d *diagnosis) permits() {
 		d.problem("%d permits have no lease, as those of Redisson without one: if their process has died, only a release "+
 			`by their ids returns them (see "redlatch inspect" and "redlatch permits release").`, forever)
 	}
-	switch n := d.idle(); {
-	case n == 1:
+	if n := d.idle(); n == 1 {
 		d.say("1 permit was held all the time, and its lease was not renewed for %s: it is fixed, or its holder has died or stalls.",
 			inspect.Millis(d.watched()))
-	case n > 1:
+	} else if n > 1 {
 		d.say("%d permits were held all the time, and their leases were not renewed for %s: they are fixed, "+
 			"or their holders have died or stall.", n, inspect.Millis(d.watched()))
 	}

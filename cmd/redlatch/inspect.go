@@ -302,10 +302,10 @@ func process(o inspect.Owner) string {
 
 // connected are what is known of the connections of an owner.
 func connected(o inspect.Object, owner inspect.Owner) []string {
-	switch c := owner.Connection; {
-	case c != nil:
+	if c := owner.Connection; c != nil {
 		return []string{"process " + process(owner) + " at " + printable(c.Address), "connected for " + c.Age.String()}
-	case owner.IsLost() && o.Unidentified == "":
+	}
+	if owner.IsLost() && o.Unidentified == "" {
 		return []string{"no named connection"}
 	}
 	return nil

@@ -390,7 +390,7 @@ Permits changed hands while doctor watched: the semaphore is in use.
 	})
 }
 
-// JSON says who holds an object, and null if the server does not tell.
+// JSON has the holders of an object, and null if they are unknown.
 func TestHoldersInJSON(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)

@@ -82,8 +82,8 @@ func patternOf(args []string) (string, error) {
 	return args[0], inspect.CheckPattern(args[0])
 }
 
-// list returns the objects whose names match the pattern and are wanted, by name: those of redlatch and
-// Redisson, or all that may be objects.
+// list returns the objects whose names match the pattern and are wanted, by name: the objects of redlatch and
+// Redisson, and with all also keys that may be objects.
 func list(
 	ctx context.Context, r *inspect.Reader, pattern string, all bool, isWanted func(name string) bool,
 ) (objects []inspect.Object, err error) {
@@ -121,13 +121,15 @@ func list(
 // or with all, which adds what may be another library's. The value of that may be a secret of an application,
 // so a list leaves it out.
 func listed(o inspect.Object, all bool) (shown inspect.Object, ok bool) {
-	switch {
-	case o.Kind == inspect.None, o.Kind == inspect.Other:
+	if o.Kind == inspect.None || o.Kind == inspect.Other {
 		return o, false
-	case o.Kind == inspect.Counter:
+	}
+	if o.Kind == inspect.Counter {
 		return o, all
-	case o.Kind == inspect.Plain && o.Holders[0].Library == "other" && o.Subscribers <= 0:
-		o.Held, o.Holders = false, nil
+	}
+	if o.Kind == inspect.Plain && o.Holders[0].Library == "other" && o.Subscribers <= 0 {
+		o.Held = false
+		o.Holders = nil
 		return o, all
 	}
 	return o, true
@@ -161,10 +163,8 @@ func printable(s string) string {
 }
 
 func expiry(o inspect.Object) string {
-	switch {
-	case isDone(o), o.Held && o.Permits == nil:
-		return remaining(o.Expires)
-	case o.Expires != nil && (o.Held || o.Count != nil || o.Kind == inspect.Plain):
+	ends := o.Expires != nil && (o.Held || o.Count != nil || o.Kind == inspect.Plain)
+	if isDone(o) || o.Held && o.Permits == nil || ends {
 		return remaining(o.Expires)
 	}
 	return "-"

@@ -240,10 +240,10 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 
 // object returns the kind of the objects that NAME is one of.
 func (l *lockCommand) object() inspect.Kind {
-	switch {
-	case l.permits > 0:
+	if l.permits > 0 {
 		return inspect.Semaphore
-	case family(l.kind) == "read-write":
+	}
+	if family(l.kind) == "read-write" {
 		return inspect.RWLock
 	}
 	return inspect.Kind(l.kind)

@@ -65,7 +65,7 @@
 // # Shutdown
 //
 // A program calls http.Server.Shutdown first and Client.Shutdown second. The first ends no context of a
-// request. It waits for all handlers of HTTP/1, but not for those of HTTP/2 whose clients have left; the
+// request. It waits for all handlers of HTTP/1, but not for handlers of HTTP/2 whose clients have left; the
 // second waits for these, because they have their locks. Each gets a context that lasts longer than
 // Config.Grace. http.Server.Close disconnects all clients, so that handlers have Config.Grace left, and
 // Client.Close ends their contexts at once.

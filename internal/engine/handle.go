@@ -3,10 +3,10 @@ package engine
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"runtime"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -69,7 +69,7 @@ func (hd *Handle) Remaining() time.Duration {
 
 // Extend implements lock.Hold.
 func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
-	if err := cmp.Or(checkContext(ctx), lock.CheckLease(lease)); err != nil {
+	if err := cmp.Or(session.CheckContext(ctx), lock.CheckLease(lease)); err != nil {
 		return hd.Object().Refused("extend", err)
 	}
 
@@ -80,7 +80,7 @@ func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
 
 // Unlock implements lock.Hold.
 func (hd *Handle) Unlock(ctx context.Context) error {
-	if err := checkContext(ctx); err != nil {
+	if err := session.CheckContext(ctx); err != nil {
 		return hd.Object().Refused("release", err)
 	}
 	hd.disarm() // a finalizer delays the collection
@@ -91,7 +91,7 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 
 // Detach implements lock.Hold.
 func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, error) {
-	if err := cmp.Or(checkContext(ctx), lock.CheckLease(lease)); err != nil {
+	if err := cmp.Or(session.CheckContext(ctx), lock.CheckLease(lease)); err != nil {
 		return "", hd.Object().Refused("detach", err)
 	}
 
@@ -101,11 +101,4 @@ func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, erro
 	}
 	runtime.KeepAlive(hd)
 	return id, err
-}
-
-func checkContext(ctx context.Context) error {
-	if ctx == nil {
-		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
-	}
-	return nil
 }

@@ -216,10 +216,18 @@ func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelF
 	return ctx, func() {}
 }
 
-// Check returns an error if ctx is nil or the session is closed.
-func (s *Session) Check(ctx context.Context) error {
+// CheckContext returns an error if ctx is nil.
+func CheckContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: the context is nil", lock.ErrInvalid)
+	}
+	return nil
+}
+
+// Check returns an error if ctx is nil or the session is closed.
+func (s *Session) Check(ctx context.Context) error {
+	if err := CheckContext(ctx); err != nil {
+		return err
 	}
 	return s.Err()
 }

@@ -17,8 +17,8 @@ import (
 type Connection struct {
 	wire.Process
 	Address string `json:"address"` // of the oldest connection, as the server sees it
-	// Age is for how long the oldest connection exists, and Idle how long ago the last request on any
-	// of them came, both in whole seconds.
+	// Age is the age of the oldest connection, and Idle the time since the last request on any of them, both
+	// in whole seconds.
 	Age  Millis `json:"connected_ms"`
 	Idle Millis `json:"idle_ms"`
 }

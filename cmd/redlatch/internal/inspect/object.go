@@ -67,8 +67,8 @@ type Object struct {
 	Anomalies    []Anomaly `json:"anomalies,omitempty"`
 }
 
-// KnowsHolders reports whether the server tells who holds the object, or that nobody does. It does not for
-// permits without ids, and for what may be no object at all.
+// KnowsHolders reports whether the holders of the object are known, also if there are none. The holders of
+// permits without ids are unknown, and so are the holders of a key that may be no object.
 func (o Object) KnowsHolders() bool {
 	switch o.Kind {
 	case Semaphore:
@@ -132,8 +132,8 @@ type Owner struct {
 	Library string `json:"library,omitempty"`
 	// Started is when a client of redlatch was created, by the clock of its machine.
 	Started *time.Time `json:"client_started,omitempty"`
-	// Connection is that of a client of redlatch, after Identify. It is nil if the client has no connection
-	// with the name that redlatch gives it.
+	// Connection describes the connections of a client of redlatch. Identify sets it. It is nil if no connection
+	// has the name that redlatch gives it.
 	Connection *Connection `json:"connection,omitempty"`
 }
 

@@ -25,16 +25,17 @@ func (r *Reader) NameDenied(ctx context.Context, err error, kind Kind, names ...
 		denied = append(denied, r.denied(ctx, keysOfKind(keyOf(r.Prefix, name), kind))...)
 	}
 	const shown = 3
-	switch n := len(denied); {
-	case n == 0:
+	n := len(denied)
+	if n == 0 {
 		return err
-	case n == 1:
-		return fmt.Errorf("%w: the user may not access the key %s", err, denied[0])
-	case n <= shown:
-		return fmt.Errorf("%w: the user may not access the keys %s", err, strings.Join(denied, ", "))
-	default:
-		return fmt.Errorf("%w: the user may not access the keys %s and %d more", err, strings.Join(denied[:shown], ", "), n-shown)
 	}
+	if n == 1 {
+		return fmt.Errorf("%w: the user may not access the key %s", err, denied[0])
+	}
+	if n <= shown {
+		return fmt.Errorf("%w: the user may not access the keys %s", err, strings.Join(denied, ", "))
+	}
+	return fmt.Errorf("%w: the user may not access the keys %s and %d more", err, strings.Join(denied[:shown], ", "), n-shown)
 }
 
 // ofRead is the kind of any object, of which Read reads the keys of all kinds.

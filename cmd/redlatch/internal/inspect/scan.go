@@ -182,17 +182,18 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string, all bool)
 	return append(locks, maybe...), err
 }
 
-// expiring returns those of the keys that expire.
+// expiring returns the keys that have an expiry.
 func expiring(ctx context.Context, node rueidis.Client, keys []string) (some []string, err error) {
 	var asked rueidis.Commands
 	for _, key := range keys {
 		asked = append(asked, node.B().Pttl().Key(key).Build())
 	}
 	for i, reply := range node.DoMulti(ctx, asked...) {
-		switch left, err := reply.AsInt64(); {
-		case err != nil && !wire.IsRefused(err):
+		left, err := reply.AsInt64()
+		if err != nil && !wire.IsRefused(err) {
 			return nil, err
-		case left > 0:
+		}
+		if left > 0 {
 			some = append(some, keys[i])
 		}
 	}
