@@ -135,7 +135,6 @@ var queueKeys = []string{
 
 // state describes all keys and their contents.
 func (r *recorder) state() []string {
-	now := time.Now().UnixMilli() // the servers run here
 	var blocks [][]string
 	list := func(command, key string, args ...string) []string {
 		values, err := do(r.t, r.conn, append([]string{command, key}, args...)...).AsStrSlice()
@@ -202,6 +201,7 @@ func (r *recorder) state() []string {
 		case "zset":
 			scores, err := do(r.t, r.conn, "ZRANGE", key, "0", "-1", "WITHSCORES").AsZScores()
 			require.NoError(r.t, err)
+			now := time.Now().UnixMilli() // the servers run here, and a heartbeat may have come just before
 			for _, s := range scores {
 				switch {
 				case s.Score == 922337203685477:

@@ -170,9 +170,10 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 
 // over returns the reason why the lease or the time of the command is over or about to end, or nil.
 func (s *supervisor) over() error {
+	now := time.Now() // before the lease is read, so that its end is not late
 	left := s.lease.Remaining()
 	if left > 0 {
-		s.end = time.Now().Add(left)
+		s.end = now.Add(left)
 	}
 	limited := !s.bounds.End.IsZero()
 	if limited && s.bounds.End.Before(s.end) {
