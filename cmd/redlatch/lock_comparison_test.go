@@ -28,7 +28,7 @@ var comparison = []struct {
 		require.NoError(t, err)
 		waiter := start(t, s.Addr, sh("true", "--kind", "fair")...)
 		harness.Eventually(t, patience, "redlatch waits", queued(t, l, 1))
-		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--kind", "fair", "--wait", "20ms")...))
+		require.Equal(t, statusNotAcquired, exitStatus(t, s, sh("true", "--kind", "fair", "--wait", "1s")...))
 		unlock(t, h)
 		require.Zero(t, waiter.status(patience))
 	}},
@@ -269,7 +269,7 @@ func onConflict(t *testing.T, s *testserver.Server) {
 	require.Zero(t, exitStatus(t, s, sh("true", "--try")...))
 	defer unlock(t, takeJob(t, s))
 	require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--try")...))
-	require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--wait", "20ms")...))
+	require.Equal(t, 124, exitStatus(t, s, sh("exit 1", "--wait", "1s")...))
 }
 
 func exitStatus(t testing.TB, s *testserver.Server, args ...string) int {
