@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -20,6 +19,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
+	"github.com/redlatch/redlatch/probe"
 	"github.com/redlatch/redlatch/pubsub"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -257,7 +257,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	c.semaphores = semaphore.NewShared(c.engine)
 	c.groups = multilock.NewShared(c.engine)
 	if cfg.startupChecks {
-		c.checkAtStartup(ctx)
+		probe.LogAtStartup(ctx, c.s, c.conn)
 	}
 	return c, nil
 }
@@ -276,7 +276,7 @@ func ping(ctx, request context.Context, conn rueidis.Client) error {
 func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Client) error) error {
 	err := errors.New("no known node")
 	replied := false
-	for reply := range askNodes(ctx, conn, func(_ string, node rueidis.Client) error { return ask(node) }) {
+	for reply := range wire.AskNodes(ctx, conn, func(_ string, node rueidis.Client) error { return ask(node) }) {
 		if reply == nil {
 			return nil
 		}
@@ -291,30 +291,6 @@ func anyNode(ctx context.Context, conn rueidis.Client, ask func(node rueidis.Cli
 	}
 
 	return err
-}
-
-// askNodes calls ask for all nodes concurrently, and returns the answers that come before ctx
-// ends.
-func askNodes[T any](
-	ctx context.Context, conn rueidis.Client, ask func(addr string, node rueidis.Client) T,
-) iter.Seq[T] {
-	return func(yield func(T) bool) {
-		nodes := conn.Nodes()
-		answers := make(chan T, len(nodes))
-		for addr, node := range nodes {
-			go func() { answers <- ask(addr, node) }()
-		}
-		for range nodes {
-			select {
-			case answer := <-answers:
-				if !yield(answer) {
-					return
-				}
-			case <-ctx.Done():
-				return
-			}
-		}
-	}
 }
 
 // detached returns a context for a request that is abandoned when ctx ends. At the
@@ -378,7 +354,7 @@ func (c *Client) Close() {
 // closed already. If ctx is nil, the error matches lock.ErrInvalid, and nothing happens.
 //
 // Shutdown does not wait for what no hold of this process will release: what Detach has left; a hold
-// with a fixed lease, or a Permit whose ID was called, that was dropped without Unlock or Release; and
+// or permit with a fixed lease that was dropped without Unlock or Release; and
 // permits of a Semaphore, which have no holder. These stay on the server until their lease ends or another process releases them.
 func (c *Client) Shutdown(ctx context.Context) error {
 	if err := session.CheckContext(ctx); err != nil {
@@ -409,8 +385,20 @@ func (c *Client) Ping(ctx context.Context) error {
 	return ping(ctx, wire.Shared(ctx), c.conn)
 }
 
-// PubSub returns a snapshot of this client's pub/sub hub.
-func (c *Client) PubSub() pubsub.Stats { return c.s.Hub.Stats() }
+// Probe checks every node, and whether this client's user can use locks of the given
+// names there. It checks the rights for objects of all kinds; those that most locks of
+// package rlock do not need are separate findings (see probe.Finding.Kind), which matter only
+// if such objects are used. Without names it checks no rights. It changes nothing. It
+// blocks for a few round trips, at most until ctx ends, and checks nodes concurrently.
+// It returns an error that matches lock.ErrInvalid for an invalid name, or the errors
+// of nodes that did not answer together with the report on the others. Information that
+// a server denies is not an error.
+//
+// New, Open and Wrap run the same checks with an artificial name, for most locks of
+// package rlock, and log the findings.
+func (c *Client) Probe(ctx context.Context, names ...string) (probe.Report, error) {
+	return probe.Run(ctx, c.s, c.conn, names)
+}
 
 // Stats is a snapshot of a client's activity.
 type Stats struct {
@@ -424,11 +412,13 @@ type Stats struct {
 	// Background is the number of requests without a waiting caller: releases, and the
 	// cleanup after requests whose outcome is unknown.
 	Background int
+	// PubSub has the numbers of the subscriptions that wake waiters.
+	PubSub pubsub.Stats
 }
 
 // Stats returns a snapshot of the client's activity. It sends nothing. Its cost grows
 // with the number of locks that the client holds or waits for.
 func (c *Client) Stats() Stats {
 	waiting, attempting := c.s.Callers()
-	return Stats{Waiting: waiting, Attempting: attempting, Background: c.s.Running()}
+	return Stats{Waiting: waiting, Attempting: attempting, Background: c.s.Running(), PubSub: c.s.Hub.Stats()}
 }

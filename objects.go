@@ -70,16 +70,17 @@ func (c *Client) Once(name string, opts ...once.Option) *once.Once {
 }
 
 // PlainLock returns the plain lock of that name, which excludes the locks of redsync,
-// redislock and other libraries that set a key. Names are as for Lock. The only option
-// that applies is rlock.WithBackoff. It sends nothing.
-func (c *Client) PlainLock(name string, opts ...rlock.Option) *rlock.Plain {
-	return rlock.NewPlain(c.engine, name, opts...)
+// redislock and other libraries that set a key. Names are as for Lock. A backoff bounds the pauses of its waiters; the
+// last one wins, and the default is in package rlock. It sends nothing.
+func (c *Client) PlainLock(name string, backoff ...rlock.Backoff) *rlock.Plain {
+	return rlock.NewPlain(c.engine, name, backoff...)
 }
 
 // SpinLock returns the spin lock of that name, which polls instead of using pub/sub.
-// Names are as for Lock.
-func (c *Client) SpinLock(name string, opts ...rlock.Option) *rlock.Spin {
-	return rlock.NewSpin(c.engine, name, opts...)
+// Names are as for Lock. A backoff replaces the pauses of its waiters, which are those of Redisson otherwise; the last one
+// wins.
+func (c *Client) SpinLock(name string, backoff ...rlock.Backoff) *rlock.Spin {
+	return rlock.NewSpin(c.engine, name, backoff...)
 }
 
 // MultiLock returns a lock that acquires all of the given locks, which may be of any
@@ -92,22 +93,22 @@ func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 // RedLock returns a lock that acquires a majority of the reentrant locks of one name on
 // several clients: it is
 //
-//	clients[0].RedLock(clients[0].Lock(name, opts...), clients[1].Lock(name, opts...), ...)
+//	clients[0].RedLock([]lock.Locker{clients[0].Lock(name), clients[1].Lock(name), ...}, opts...)
 //
 // For locks of another kind, such as PlainLock, and for the rules, see Client.RedLock.
 // Without clients, or with a client that is nil or a duplicate, every method returns an error
 // that matches lock.ErrInvalid.
-func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Red {
+func RedLock(name string, clients []*Client, opts ...multilock.Option) *multilock.Red {
 	var first *multilock.Shared
 	members := make([]lock.Locker, len(clients))
 	for i, c := range clients {
 		if c != nil {
-			members[i] = c.Lock(name, opts...)
+			members[i] = c.Lock(name)
 			first = cmp.Or(first, c.groups)
 		}
 	}
 
-	return multilock.NewRed(first, members...)
+	return multilock.NewRed(first, members, opts...)
 }
 
 // RedLock returns a lock that acquires a majority of the given locks. Each must belong to
@@ -117,7 +118,7 @@ func RedLock(name string, clients []*Client, opts ...rlock.Option) *multilock.Re
 // vote of its server.
 //
 // RedLock sends nothing and does not fail, like MultiLock. Use an odd number of servers: an
-// even number adds no fault tolerance, and is logged. WithAbsent is for servers that are down.
-func (c *Client) RedLock(members ...lock.Locker) *multilock.Red {
-	return multilock.NewRed(c.groups, members...)
+// even number adds no fault tolerance, and is logged. multilock.Absent is for servers that are down.
+func (c *Client) RedLock(members []lock.Locker, opts ...multilock.Option) *multilock.Red {
+	return multilock.NewRed(c.groups, members, opts...)
 }

@@ -169,11 +169,3 @@ func WithMetricName(f func(name string) string) Option {
 func WithoutStartupChecks() Option {
 	return option(true, func(c *config) { c.startupChecks = false }, "")
 }
-
-// WithShortTimeouts declares that the connection passed to Wrap gives up a request without a reply within
-// 4 s: its ConnWriteTimeout is at most that, and its Dialer.KeepAlive is not negative. Without this option a
-// client that borrows a connection sets a timer for each release, because Unlock must return in time
-// whatever the timeouts of the connection. It has no effect on New and Open, which know them.
-func WithShortTimeouts() Option {
-	return option(true, func(c *config) { c.ReplyTimeout = 0 }, "")
-}

@@ -194,7 +194,7 @@ func BenchmarkSemaphore(b *testing.B) {
 			e := c.PermitSemaphore(name)
 			_, err := e.TrySetPermits(ctx, permits)
 			return func() error {
-				p, err := e.Acquire(ctx)
+				p, err := e.Acquire(ctx, 1)
 				if err != nil {
 					return err
 				}

@@ -66,7 +66,7 @@ func TestWaitChan(t *testing.T) {
 		for _, result := range all {
 			requireClosed(t, result)
 		}
-		harness.Eventually(t, soon, "no listener remains", func() bool { return c.PubSub().Listeners == 0 && countdown.Latches(l) == 0 })
+		harness.Eventually(t, soon, "no listener remains", func() bool { return c.Stats().PubSub.Listeners == 0 && countdown.Latches(l) == 0 })
 
 		harness.Do(t, s.Addr, "RPUSH", key, "1")
 		require.ErrorContains(t, requireOnce(t, l.WaitChan(t.Context())), "WRONGTYPE")

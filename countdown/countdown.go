@@ -97,7 +97,7 @@ func (l *Latch) TrySetCount(ctx context.Context, n int) (bool, error) {
 // sets the count. If ttl is less than a millisecond or above lock.MaxLease, the error matches
 // lock.ErrInvalid.
 func (l *Latch) TrySetCountFor(ctx context.Context, n int, ttl time.Duration) (bool, error) {
-	if err := lock.CheckLease(ttl); err != nil {
+	if err := session.CheckLease(ttl); err != nil {
 		return false, l.object().Refused("set count", err)
 	}
 	return l.trySetCount(ctx, n, wire.Millis(ttl))

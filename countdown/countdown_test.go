@@ -79,7 +79,7 @@ func requireWaiting(t testing.TB, done <-chan error) {
 func waitForParked(t testing.TB, c *redlatch.Client, name string, waiters int) {
 	t.Helper()
 	harness.Eventually(t, 10*time.Second, "the waiters are parked", func() bool {
-		hub := c.PubSub()
+		hub := c.Stats().PubSub
 		return hub.Subscribed == hub.Channels && countdown.Parked(c.CountDownLatch(name)) == waiters
 	})
 }

@@ -14,10 +14,10 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 //go:embed lua/*.lua
@@ -104,7 +104,7 @@ type latchIO struct {
 	all   *Shared
 	s     *session.Session
 	key   string
-	sub   *pubsub.Subscription
+	sub   *hub.Subscription
 	timer watchdog.Timer
 	ended []*waiter // whose end update has yet to call
 }
@@ -212,4 +212,4 @@ func (d *latchIO) Expire(time.Time) { d.update(d.waiters.read) }
 
 // Notify is called by the hub for every message, and when the server has confirmed the
 // subscription: messages may have been missed before.
-func (d *latchIO) Notify(pubsub.Event) { d.update(d.waiters.read) }
+func (d *latchIO) Notify(hub.Event) { d.update(d.waiters.read) }

@@ -100,7 +100,7 @@ func (t *Term) Token() int64 { return t.token }
 func (t *Term) Value() string { return t.value }
 
 // Owner returns the id of the term on the server, which no other term has.
-func (t *Term) Owner() lock.Owner { return t.hold.Owner() }
+func (t *Term) Owner() lock.Owner { return lock.OwnerOf(t.hold) }
 
 // Remaining returns the time for which it is certain, by the local monotonic clock, that nobody else
 // leads, and 0 once the term has ended.
@@ -151,7 +151,7 @@ func (e *Election) Campaign(ctx context.Context, value string, opts ...lock.Opti
 		return nil, e.withdraw(ctx, hold, began, err)
 	}
 
-	engine.KeepUntil(hold, settings.KeepUntil())
+	engine.KeepUntil(hold, engine.KeptUntil(settings))
 	e.s.Telemetry.SetToken(hold.Context(), token)
 	return &Term{hold, value, token}, nil
 }
@@ -163,7 +163,7 @@ func (e *Election) begin(ctx context.Context, hold lock.Hold, value string) (tok
 	}
 	defer e.s.Leave()
 
-	args := []string{hold.Owner().String(), value, e.s.Publish, wire.ElectionChannel(e.key)}
+	args := []string{lock.OwnerOf(hold).String(), value, e.s.Publish, wire.ElectionChannel(e.key)}
 	err = e.s.Retry(ctx, time.Now().Add(hold.Remaining()), func(ctx context.Context) (err error) {
 		token, err = wire.Number(beginScript.Exec(ctx, e.s.Client, e.keys(), args), wire.Tokens)
 		return err

@@ -225,7 +225,7 @@ func TestInvalid(t *testing.T) {
 			"name of Run":    c.Election("").Run(t.Context(), "", work),
 			"name observed":  firstError(c.Election(""), t.Context()),
 			"option":         only(c.Election(name).Campaign(t.Context(), "", lock.Lease(-1))),
-			"option of Run":  c.Election(name).Run(t.Context(), "", work, lock.Option{}),
+			"option of Run":  c.Election(name).Run(t.Context(), "", work, nil),
 			"function":       c.Election(name).Run(t.Context(), "", nil),
 			"context":        only(c.Election(name).Campaign(none, "")),
 			"of Leader":      only(c.Election(name).Leader(none)),

@@ -9,10 +9,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 const (
@@ -61,9 +61,9 @@ type observer struct {
 	timer watchdog.Timer
 }
 
-// Notify implements pubsub.Listener. A message only says that the leader may have changed, and so
+// Notify implements hub.Listener. A message only says that the leader may have changed, and so
 // does a subscription that begins.
-func (o *observer) Notify(pubsub.Event) {
+func (o *observer) Notify(hub.Event) {
 	select {
 	case o.wake <- struct{}{}:
 	default:
@@ -71,7 +71,7 @@ func (o *observer) Notify(pubsub.Event) {
 }
 
 // Expire implements watchdog.Expirer.
-func (o *observer) Expire(time.Time) { o.Notify(pubsub.Event{}) }
+func (o *observer) Expire(time.Time) { o.Notify(hub.Event{}) }
 
 // next waits for another leader than the last.
 func (o *observer) next(ctx context.Context) (Leader, error) {

@@ -63,7 +63,7 @@ func ended(t testing.TB, all <-chan observed, within time.Duration) error {
 // subscribed waits until the server has confirmed the subscription of an observer.
 func subscribed(t testing.TB, c *redlatch.Client) {
 	t.Helper()
-	harness.Eventually(t, soon, "it is subscribed", func() bool { return c.PubSub().Subscribed == 1 })
+	harness.Eventually(t, soon, "it is subscribed", func() bool { return c.Stats().PubSub.Subscribed == 1 })
 }
 
 func TestObserve(t *testing.T) {
@@ -89,7 +89,7 @@ func TestObserve(t *testing.T) {
 			require.Equal(t, describe(term), leader)
 			break
 		}
-		require.Equal(t, 2, c.PubSub().Listeners)
+		require.Equal(t, 2, c.Stats().PubSub.Listeners)
 		cause := errors.New("over")
 		cancel(cause)
 		for _, all := range []<-chan observed{early, late} {
@@ -99,7 +99,7 @@ func TestObserve(t *testing.T) {
 				require.NotErrorIs(t, err, kind)
 			}
 		}
-		require.Zero(t, c.PubSub().Listeners)
+		require.Zero(t, c.Stats().PubSub.Listeners)
 		resign(t, term)
 		onlyTokensLeft(t, s)
 	})
@@ -172,7 +172,7 @@ func TestObserversArrive(t *testing.T) {
 				last = next.leader
 			}
 		}
-		require.Zero(t, deaf.PubSub().Messages)
+		require.Zero(t, deaf.Stats().PubSub.Messages)
 		resign(t, term)
 	})
 }

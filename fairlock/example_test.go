@@ -9,6 +9,7 @@ import (
 
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/lock"
 )
 
 // Waiters acquire the lock in the order of their arrival.
@@ -63,7 +64,7 @@ func ExampleLock_Queue() {
 		log.Fatal(err)
 	}
 	for _, waiter := range queue {
-		fmt.Println(waiter.Owner != hold.Owner(), time.Until(waiter.Deadline) > 0)
+		fmt.Println(waiter.Owner != lock.OwnerOf(hold), time.Until(waiter.Deadline) > 0)
 	}
 	fmt.Println(hold.Unlock(ctx), <-done)
 	// Output:

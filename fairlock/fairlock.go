@@ -79,7 +79,7 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 
 // TryLock makes one attempt, which blocks for one round trip. The error matches
 // lock.ErrNotAcquired if the lock is held or has waiters. See lock.Locker for other errors.
-func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+func (l *Lock) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return l.l.TryLock(ctx, opts...)
 }
 
@@ -90,7 +90,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, err
 // options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
-func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
 	return l.l.Adopt(ctx, id, opts...)
 }
 
@@ -99,12 +99,12 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 	return engine.Do(ctx, l.l.Object(), l, fn, opts...)
 }
 
-// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
+// UnlockOwner ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
 // process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
 // Unlock has returned its loss.
-func (l *Lock) Unlock(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
+func (l *Lock) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It reports
 // whether the lock was held. Holds of this client are lost at once. Any other hold is lost at

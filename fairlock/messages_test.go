@@ -110,7 +110,7 @@ func TestChannelsOfWaitersAreUnsubscribed(t *testing.T) {
 		time.Sleep(2 * time.Second) // channels are unsubscribed together
 		require.Zero(t, channels())
 		for _, c := range all {
-			require.Zero(t, c.PubSub().Channels)
+			require.Zero(t, c.Stats().PubSub.Channels)
 		}
 		s.NothingLeft(t)
 	})

@@ -125,7 +125,7 @@ func TestTheOrderSurvivesFaults(t *testing.T) {
 		if f.mute { // each acquires the lock with its next heartbeat
 			require.Less(t, time.Since(begin), time.Duration(len(waiters))*positionTTL/3+slack)
 			for _, c := range all {
-				require.Zero(t, c.PubSub().Messages)
+				require.Zero(t, c.Stats().PubSub.Messages)
 			}
 		}
 		harness.Idle(t, all[1:]...)
@@ -246,15 +246,15 @@ func TestVeryManyWaitersOfOneProcess(t *testing.T) {
 					return
 				}
 				had++
-				channels = max(channels, c.PubSub().Channels)
+				channels = max(channels, c.Stats().PubSub.Channels)
 				assert.NoError(t, h.Unlock(context.Background()))
 			})
 		}
 		harness.Eventually(t, soon, "all have called", func() bool { return c.Stats().Waiting+c.Stats().Attempting == waiters })
 		s.Resume()
 		isWaiting(t, conn, waiters)
-		harness.Eventually(t, soon, "one listens", func() bool { return c.PubSub().Subscribed == 1 })
-		require.Equal(t, 1, c.PubSub().Channels)
+		harness.Eventually(t, soon, "one listens", func() bool { return c.Stats().PubSub.Subscribed == 1 })
+		require.Equal(t, 1, c.Stats().PubSub.Channels)
 		entries := harness.Commands(t, conn)["evalsha"]
 		t.Logf("%d scripts to enter the queue", entries)
 		require.Less(t, entries, waiters/4, "they enter the queue in batches")

@@ -79,7 +79,7 @@ func TestLeasesRunOutOneAfterTheOther(t *testing.T) {
 			line[gone].Leave()
 			line = slices.Delete(line, gone, gone+1)
 			for i, w := range line {
-				require.Equal(t, w.Owner, w.Got().Owner().String())
+				require.Equal(t, w.Owner, lock.OwnerOf(w.Got()).String())
 				require.InDelta(t, first+time.Duration(i)*lease, w.At.Sub(begin), float64(time.Duration(i+1)*grain))
 			}
 			runtime.KeepAlive(line)

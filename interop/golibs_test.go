@@ -107,7 +107,7 @@ func TestRedlockIsCompatibleWithRedsync(t *testing.T) {
 			clients, members = append(clients, c), append(members, c.PlainLock("orders"))
 			pools = append(pools, goredis.NewPool(conn(t, s)))
 		}
-		mine, theirs := clients[0].RedLock(members...), syncs{redsync.New(pools...)}
+		mine, theirs := clients[0].RedLock(members), syncs{redsync.New(pools...)}
 
 		h, err := mine.Lock(ctx)
 		require.NoError(t, err)

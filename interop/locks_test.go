@@ -198,7 +198,7 @@ func TestGoSeesTheHoldsOfJava(t *testing.T) {
 			}
 			_, err := goLock(ours, rival(kind), "orders of "+kind).TryLock(asThread)
 			require.ErrorIs(t, err, lock.ErrNotAcquired, kind)
-			require.ErrorIs(t, l.Unlock(asThread), lock.ErrNotHeld, kind)
+			require.ErrorIs(t, l.UnlockOwner(asThread), lock.ErrNotHeld, kind)
 			for n := range 2 {
 				require.NoError(t, theirs.release(t, 1), kind)
 				require.Equal(t, 1-n, harness.HoldCount(t, l, thread), kind)

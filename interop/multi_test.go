@@ -37,7 +37,7 @@ func (c single) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error
 	return c.l.Lock(ctx, opts...)
 }
 
-func (c single) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+func (c single) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return c.l.TryLock(ctx, opts...)
 }
 
@@ -59,7 +59,7 @@ func (s sites) lock(java bool, kind string, members ...member) view {
 	}
 	l := locks[0]
 	if len(locks) > 1 && kind == "red" {
-		l = s.ours[0].RedLock(locks...)
+		l = s.ours[0].RedLock(locks)
 	} else if len(locks) > 1 {
 		l = s.ours[0].MultiLock(locks...)
 	}

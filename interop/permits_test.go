@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
@@ -65,11 +66,11 @@ func poolOf(t testing.TB, s side, kind, name string) pool {
 		take: func(n int, wait, lease time.Duration) *permitAttempt {
 			tk := &permitAttempt{}
 			tk.entry = begun(t, ctx, func(ctx context.Context) (err error) {
-				acquire := permits.AcquireN
 				if wait == 0 {
-					acquire = permits.TryAcquireN
+					tk.held, err = permits.TryAcquire(ctx, n, harness.HoldOptions(options(wait, lease))...)
+				} else {
+					tk.held, err = permits.Acquire(ctx, n, options(wait, lease)...)
 				}
-				tk.held, err = acquire(ctx, n, options(wait, lease)...)
 				if err == nil {
 					tk.ids = tk.held.IDs()
 				}
@@ -85,7 +86,10 @@ func poolOf(t testing.TB, s side, kind, name string) pool {
 				if wait == 0 {
 					return numbers.TryAcquire(ctx, n)
 				}
-				return numbers.Acquire(ctx, n, options(wait, 0)...)
+				if wait < 0 {
+					return numbers.Acquire(ctx, n)
+				}
+				return numbers.Acquire(ctx, n, lock.Wait(wait))
 			})}
 		}
 		p.give = func(n int, _ ...string) error { return numbers.Release(ctx, n) }
@@ -263,10 +267,14 @@ func TestIdleTTLBesideJava(t *testing.T) {
 		p.eachPool(t, func(t *testing.T, kind, name string) {
 			opts := []semaphore.Option{semaphore.Permits(3), semaphore.IdleTTL(time.Hour)}
 			c, conn := p.ours(t), p.conn(t)
-			use := c.Semaphore(name, opts...).Do
+			use := func(ctx context.Context, fn func(context.Context) error) error {
+				return c.Semaphore(name, opts...).Do(ctx, fn)
+			}
 			keys := []string{name}
 			if kind == "permits" {
-				use = c.PermitSemaphore(name, opts...).Do
+				use = func(ctx context.Context, fn func(context.Context) error) error {
+					return c.PermitSemaphore(name, opts...).Do(ctx, fn)
+				}
 				keys = append(keys, wire.PermitTimeouts(name))
 			}
 			ours := func() {

@@ -294,7 +294,7 @@ func (r *recorder) parked() bool {
 	if !parked() {
 		return false
 	}
-	channels := g.c.PubSub()
+	channels := g.c.Stats().PubSub
 	return channels.Subscribed == channels.Channels && parked()
 }
 

@@ -155,13 +155,13 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 				}
 				got = value
 			} else {
-				var opts []lock.Option
+				var opts []lock.HoldOption
 				if lease == -1 {
 					opts = append(opts, semaphore.Forever())
 				} else if lease != 0 {
 					opts = append(opts, lock.Lease(lease))
 				}
-				p, err := r.side.(goSide).c.PermitSemaphore(traceName).TryAcquireN(r.t.Context(), n, opts...)
+				p, err := r.side.(goSide).c.PermitSemaphore(traceName).TryAcquire(r.t.Context(), n, opts...)
 				switch {
 				case err == nil:
 					got = p.IDs()
@@ -197,7 +197,7 @@ var expiring = scenario{title: "permits", run: func(r *recorder) {
 	}
 	lease := func(id string) op[of] {
 		return op[of]{"updateLeaseTimeAsync", args(id, tenMinutes.Milliseconds(), ms), func(ctx context.Context, e of) (any, error) {
-			return e.UpdateLeaseTime(ctx, id, tenMinutes)
+			return e.SetTTL(ctx, id, tenMinutes)
 		}}
 	}
 	set := func(n int) op[of] {

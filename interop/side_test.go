@@ -146,11 +146,7 @@ func (d *goView) take(t testing.TB, thread uint64, wait, lease time.Duration) *e
 	t.Helper()
 	t.Cleanup(d.close)
 	return begun(t, d.as(t, thread), func(ctx context.Context) error {
-		acquire := d.l.Lock
-		if wait == 0 {
-			acquire = d.l.TryLock
-		}
-		h, err := acquire(ctx, options(wait, lease)...)
+		h, err := harness.Take(d.l, wait == 0)(ctx, options(wait, lease)...)
 		if err == nil {
 			d.mu.Lock()
 			d.held[thread] = append(d.held[thread], h)
@@ -165,7 +161,7 @@ func (d *goView) holder(id string) (thread uint64, is bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for thread, holds := range d.held {
-		if slices.ContainsFunc(holds, func(h lock.Hold) bool { return h.Owner().String() == id }) {
+		if slices.ContainsFunc(holds, func(h lock.Hold) bool { return lock.OwnerOf(h).String() == id }) {
 			return thread, true
 		}
 	}
@@ -232,7 +228,7 @@ func begun(t testing.TB, ctx context.Context, f func(ctx context.Context) error)
 func (d *goView) release(t testing.TB, thread uint64) error {
 	t.Helper()
 	if d.side.named {
-		return d.l.Unlock(d.as(t, thread))
+		return d.l.UnlockOwner(d.as(t, thread))
 	}
 	if h := d.latest(thread); h != nil {
 		return h.Unlock(context.Background())

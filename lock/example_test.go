@@ -29,7 +29,7 @@ func ExampleWithOwner() {
 		log.Fatal(err)
 	}
 	n, _ := l.HoldCount(ctx, owner)
-	fmt.Println("held", n, "times, as one on the server:", outer.Owner() == inner.Owner())
+	fmt.Println("held", n, "times, as one on the server:", lock.OwnerOf(outer) == lock.OwnerOf(inner))
 	fmt.Println(inner.Unlock(ctx), outer.Unlock(ctx))
 	// Output:
 	// held 2 times, as one on the server: true

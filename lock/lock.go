@@ -92,9 +92,8 @@ type Locker interface {
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
-	// error matches ErrNotAcquired; other errors are the errors of Lock. Wait, MaxWaiters and
-	// FailFast are not valid options.
-	TryLock(ctx context.Context, opts ...Option) (Hold, error)
+	// error matches ErrNotAcquired; other errors are the errors of Lock.
+	TryLock(ctx context.Context, opts ...HoldOption) (Hold, error)
 
 	// Do acquires the lock like Lock, runs fn under the hold's context, and releases
 	// the lock when fn returns, panics (the panic continues) or calls runtime.Goexit.
@@ -109,19 +108,13 @@ type Locker interface {
 }
 
 // Hold is one acquisition of a lock. Release it with one call of Unlock. A renewed hold that
-// becomes unreachable without Unlock is released. The client logs that, at most once a second,
-// with the number of such holds that it has not logged. A hold with a fixed [Lease] that becomes
-// unreachable lasts until its lease ends, because work may depend on it. The hold of an owner named
-// by [WithOwner] lasts too, if the lock has an Unlock method that ends the hold by its owner: such an
-// owner need not keep the hold. The methods of a Hold are safe for concurrent use, from any goroutine.
+// becomes unreachable without Unlock is no longer renewed. It lasts until its lease ends, because work may go on under it;
+// so does one with a fixed [Lease]. The client logs the first, at most once a second,
+// with the number of such holds that it has not logged. The hold of an owner named
+// by [WithOwner] stays renewed if the lock has a method UnlockOwner: such an owner need not keep the hold. The methods of a Hold are safe for concurrent use, from any goroutine.
 type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
-
-	// Owner returns the id under which the server has the lock: the id of the client and a
-	// number. It is for logs and traces, and not for WithOwner: the holds of one owner share
-	// it, and so do holds that the client passes the lock on to.
-	Owner() Owner
 
 	// Context returns a child of the context passed to Lock, or to [Parent]. It ends when
 	// the hold ends, and context.Cause reports why: a *LostError if the lock was lost,
@@ -150,19 +143,6 @@ type Hold interface {
 	// hold is as certain as before.
 	Extend(ctx context.Context, lease time.Duration) error
 
-	// Detach ends the hold but leaves the lock held, for lease from now, and returns an id with
-	// which the lock's Adopt, in any process, returns a new hold on it. So work under the lock can
-	// go on in another process, or after a restart. Detach tries even if ctx is done, and blocks
-	// until the server has answered, for 5 s at most.
-	//
-	// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
-	// on the lock, and ErrUnsupported for a lock of several; the hold goes on then. Other errors are
-	// the errors of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
-	// server rejects all writes, Detach returns the id too, and goes on in the background until the lease that the hold had is
-	// over. If Adopt does not find the lock, it becomes free when that lease ends, or, if the first request arrives
-	// before that after all, when lease is over.
-	Detach(ctx context.Context, lease time.Duration) (id string, err error)
-
 	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is
 	// done, and blocks until the server has answered, for 5 s at most.
 	//
@@ -174,6 +154,29 @@ type Hold interface {
 	// says. If the server never answered or rejects all writes, the release is retried in the
 	// background until the lease ends, unless the next waiter of this process has the lock by then.
 	Unlock(ctx context.Context) error
+}
+
+// Detach ends a hold but leaves its lock held, for lease from now, and returns an id with
+// which the lock's Adopt, in any process, returns a new hold on it. So work under the lock can
+// go on in another process, or after a restart. Detach tries even if ctx is done, and blocks
+// until the server has answered, for 5 s at most.
+//
+// The error matches ErrInvalid if lease is less than a millisecond or the owner has other holds
+// on the lock, and ErrUnsupported if the lock has no Adopt, such as a lock of several; the hold goes on then. Other errors are
+// the errors of Unlock. If the outcome is unknown, which ErrIndeterminate and ErrClosed report, or the
+// server rejects all writes, Detach returns the id too, and goes on in the background until the lease that the hold had is
+// over. If Adopt does not find the lock, it becomes free when that lease ends, or, if the first request arrives
+// before that after all, when lease is over.
+func Detach(ctx context.Context, h Hold, lease time.Duration) (id string, err error) {
+	if h, ok := h.(interface {
+		Detach(ctx context.Context, lease time.Duration) (string, error)
+	}); ok {
+		return h.Detach(ctx, lease)
+	}
+	if h == nil {
+		return "", &Error{Op: "detach", Err: invalid("the hold is nil")}
+	}
+	return "", &Error{Op: "detach", Name: h.Name(), Err: ErrUnsupported}
 }
 
 // NoExpiry is returned by TTL methods for a lock that never expires. Neither redlatch

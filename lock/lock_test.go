@@ -49,14 +49,14 @@ func TestOwnerInContext(t *testing.T) {
 
 func TestResolve(t *testing.T) {
 	var none context.Context
-	o, err := lock.Resolve(lock.Lease(time.Second), lock.Wait(0), lock.Lease(time.Minute))
+	o, err := lock.Resolve[lock.Option](lock.Lease(time.Second), lock.Wait(0), lock.Lease(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, lock.Options{Lease: time.Minute, Bounded: true}, o)
-	o, err = lock.Resolve()
+	o, err = lock.Resolve[lock.Option]()
 	require.NoError(t, err)
 	require.Equal(t, lock.Options{}, o)
 	for _, opt := range []lock.Option{
-		{}, lock.Lease(0), lock.Lease(-1), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
+		nil, lock.Lease(0), lock.Lease(-2), lock.Lease(time.Millisecond - 1), lock.Wait(-1), lock.MaxHold(0), lock.Parent(none),
 		lock.Site(-1), lock.AtLeast(-1), lock.AtLeast(time.Microsecond), lock.AtLeast(lock.MaxLease + 1),
 	} {
 		_, err := lock.Resolve(opt)
@@ -70,15 +70,9 @@ func TestResolve(t *testing.T) {
 		_, err = lock.Resolve(opts...)
 		require.ErrorIs(t, err, lock.ErrInvalid)
 	}
-	_, err = lock.ResolvePermit(lock.AtLeast(time.Second))
-	require.ErrorIs(t, err, lock.ErrInvalid)
 	o, err = lock.Resolve(lock.AtLeast(time.Second), lock.AtLeast(0))
 	require.NoError(t, err)
-	require.Zero(t, o.KeepUntil(), "the last one wins")
-	o, err = lock.Resolve(lock.AtLeast(time.Second))
-	require.NoError(t, err)
-	require.WithinDuration(t, time.Now().Add(time.Second), o.KeepUntil(), time.Second)
-	require.Zero(t, lock.Options{}.KeepUntil())
+	require.Zero(t, o.AtLeast, "the last one wins")
 }
 
 func TestSite(t *testing.T) {
@@ -183,14 +177,4 @@ func TestErrorOfDoSaysALossOnce(t *testing.T) {
 	var both *lock.DoError
 	require.ErrorAs(t, err, &both)
 	require.Equal(t, lost, both.Unlock)
-}
-
-// A lease without end is for permits, and the error says so.
-func TestNoExpiryIsForPermits(t *testing.T) {
-	_, err := lock.Resolve(lock.Lease(lock.NoExpiry))
-	require.ErrorIs(t, err, lock.ErrInvalid)
-	require.ErrorContains(t, err, "semaphore.Forever")
-	o, err := lock.ResolvePermit(lock.Lease(lock.NoExpiry))
-	require.NoError(t, err)
-	require.Equal(t, lock.NoExpiry, o.Lease)
 }

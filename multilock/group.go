@@ -88,13 +88,10 @@ type groupMember interface {
 }
 
 // open is Lock, or TryLock if try is set, of the group g that acquire acquires.
-func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try bool,
+func open[H groupMember, O lock.Option](ctx context.Context, g *group, opts []O, try bool,
 	acquire func(ctx context.Context, o lock.Options, once bool) (H, error)) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
-	if try {
-		o, err = engine.TryOptions(lock.Resolve(opts...))
-	}
-	if o, err = engine.Checked(g.reads, o, err); err != nil {
+	o, err := engine.Resolve(g.reads, opts)
+	if err != nil {
 		return nil, g.object().Refused("acquire", err)
 	}
 	once := try || o.Bounded && o.Wait == 0
@@ -105,7 +102,7 @@ func open[H groupMember](ctx context.Context, g *group, opts []lock.Option, try 
 	if err != nil {
 		return nil, err
 	}
-	h.KeepUntil(o.KeepUntil())
+	h.KeepUntil(engine.KeptUntil(o))
 	return engine.NewHandle(h), nil
 }
 
@@ -129,7 +126,7 @@ func (h *groupHold) Detach(context.Context, time.Duration) (string, error) {
 
 // begin makes the hold of a call with ctx held.
 func (h *groupHold) begin(ctx context.Context, o lock.Options) {
-	h.Begin(h.group.s.Telemetry.StartHold(o.HoldParent(ctx), h.group.info, h.owner, "", 0))
+	h.Begin(h.group.s.Telemetry.StartHold(engine.HoldParent(ctx, o), h.group.info, h.owner, "", 0))
 	h.Given(callsite.Of(o.Site))
 }
 
@@ -157,19 +154,16 @@ func (h *groupHold) background(f func(ctx context.Context)) bool {
 	return true
 }
 
-// dropped logs that the handle of a renewed hold was collected, and calls unlock. A hold with a
-// fixed lease lasts until its end; disown disowns its members.
-func (h *groupHold) dropped(unlock func(ctx context.Context) error, disown func()) {
+// dropped logs that the handle of a renewed hold was collected.
+func (h *groupHold) dropped() {
+	h.Disown()
 	if h.fixed {
-		h.Disown()
-		disown()
 		return
 	}
 
-	h.background(func(ctx context.Context) { // clients of members may still be open
-		h.group.s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
+	h.background(func(context.Context) { // a logger may block
+		h.group.s.LogDropped("redlatch: a hold was dropped without Unlock; it is no longer renewed",
 			"name", text.Safe(h.Name()), "kind", h.group.info.Kind, "acquired", h.Site.String())
-		_ = unlock(ctx)
 	})
 }
 

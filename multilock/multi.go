@@ -93,7 +93,7 @@ func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error
 // TryLock makes one attempt for each member and does not wait. If a member is held by
 // another owner, TryLock releases the others and returns an error that matches
 // lock.ErrNotAcquired. See Lock.
-func (m *Multi) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+func (m *Multi) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return open(ctx, &m.group, opts, true, m.acquire)
 }
 
@@ -110,12 +110,12 @@ func (m *Multi) checkOwner() error {
 	return m.err
 }
 
-// Unlock ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
+// UnlockOwner ends the latest hold that the owner in ctx (see lock.WithOwner) has in this process
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
 // lock.ErrUnsupported if a member is a Red. Other errors are the errors of Hold.Unlock. A lost hold
 // counts as held until Unlock has returned its loss.
-func (m *Multi) Unlock(ctx context.Context) error {
+func (m *Multi) UnlockOwner(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
 		return m.object().Refused("release", err)
 	}
@@ -239,11 +239,11 @@ func (h *multiHold) Dropped() {
 	if !h.owner.IsZero() && len(h.m.reds) == 0 {
 		return // the owner can end it without the handle
 	}
-	h.dropped(h.Unlock, func() {
-		for _, member := range h.holds {
-			member.Disown()
-		}
-	})
+	h.dropped()
+	for _, member := range h.holds {
+		member.Disown()
+		member.StopRenewing()
+	}
 }
 
 // MemberEnded implements engine.Group: a member was lost. The work under the hold may not have

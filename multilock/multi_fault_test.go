@@ -54,7 +54,7 @@ func TestMultiMemberRefused(t *testing.T) {
 				c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")),
 				c.MultiLock(c.FencedLock("a"), c.Lock("b"), c.FencedLock("c")),
 			} {
-				for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, m.TryLock} {
+				for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, harness.Take(m, true)} {
 					_, err := take(t.Context())
 					require.ErrorContains(t, err, "WRONGTYPE")
 					require.ErrorContains(t, err, fmt.Sprintf("acquire %q", bad))
@@ -90,7 +90,7 @@ func TestMultiWithoutPermission(t *testing.T) {
 		for _, user := range users {
 			c := as(user)
 			m := c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c"))
-			for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, m.TryLock} {
+			for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, harness.Take(m, true)} {
 				_, err := take(t.Context())
 				require.Error(t, err)
 				require.NotErrorIs(t, err, lock.ErrNotAcquired)
@@ -143,7 +143,7 @@ func TestServersAreIdentifiedAgain(t *testing.T) {
 		twice := c1.MultiLock(c1.Lock("a"), c2.Lock("a"))
 		_, err := twice.Lock(t.Context(), lock.Wait(50*time.Millisecond))
 		harness.NotAcquired(t, err)
-		red := c1.RedLock(c1.Lock("b"), c2.Lock("b")).WithTimeout(50 * time.Millisecond)
+		red := c1.RedLock([]lock.Locker{c1.Lock("b"), c2.Lock("b")}, multilock.Timeout(50*time.Millisecond))
 		_, err = red.TryLock(t.Context())
 		harness.NotAcquired(t, err)
 
@@ -179,7 +179,7 @@ func TestMultiGetsItsTurn(t *testing.T) {
 
 		// The first wait is of 10 s at most, the second of 20 s. The third is of 20 s at least, and
 		// there are no more than six turns before it.
-		h, err := c.MultiLock(c.RedLock(c.Lock("free")), c.FairLock("busy")).Lock(t.Context(), lock.Wait(10*time.Second+20*time.Second+(holders+1)*turn))
+		h, err := c.MultiLock(c.RedLock([]lock.Locker{c.Lock("free")}), c.FairLock("busy")).Lock(t.Context(), lock.Wait(10*time.Second+20*time.Second+(holders+1)*turn))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(t.Context()))
 	})
@@ -209,7 +209,7 @@ func TestMultiStartsOverWhereOrdersDiffer(t *testing.T) {
 		for _, m := range []*multilock.Multi{
 			c.MultiLock(c.Lock("a"), c.Lock("busy")),
 			c.MultiLock(c.Lock("b"), same.Lock("busy")),
-			c.MultiLock(c.RedLock(c.Lock("red")), c.Lock("busy")),
+			c.MultiLock(c.RedLock([]lock.Locker{c.Lock("red")}), c.Lock("busy")),
 			c.MultiLock(first.Lock("early"), last.Lock("late")),
 		} {
 			calls = append(calls, harness.StartLock(t, t.Context(), m))
@@ -256,7 +256,7 @@ func TestMultiOfAMemberWhoseBackoffPanics(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
 		h := multiMust(t, s.Client(t).Lock("b"))
-		spin := c.SpinLock("b", rlock.WithBackoff(func(int) time.Duration { panic("a bug") }))
+		spin := c.SpinLock("b", func(int) time.Duration { panic("a bug") })
 		m := c.MultiLock(c.Lock("a"), spin)
 		require.PanicsWithValue(t, "a bug", func() { _, _ = m.Lock(t.Context()) })
 		require.NoError(t, c.Lock("a").Do(t.Context(), multiNothing, lock.Wait(5*time.Second)))

@@ -29,7 +29,7 @@ func multiWaits(t *testing.T, clients ...*redlatch.Client) {
 	t.Helper()
 	harness.Eventually(t, 10*time.Second, "the lock is waited for", func() bool {
 		for _, c := range clients {
-			if hub := c.PubSub(); hub.Subscribed < hub.Channels {
+			if hub := c.Stats().PubSub; hub.Subscribed < hub.Channels {
 				return false
 			}
 		}
@@ -89,7 +89,7 @@ var multiKinds = []struct {
 	{"fair", fairLock, fairLock},
 	{"write", writeLock, writeLock},
 	{"read", readLock, writeLock},
-	{"redlock", func(c *redlatch.Client, name string) lock.Locker { return c.RedLock(c.Lock(name)) }, plainLock},
+	{"redlock", func(c *redlatch.Client, name string) lock.Locker { return c.RedLock([]lock.Locker{c.Lock(name)}) }, plainLock},
 }
 
 // multiMember is a member, and a lock of another client that excludes it.

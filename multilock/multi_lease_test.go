@@ -87,7 +87,7 @@ func TestMultiLeaseAfterAWaitForARedlock(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
 		theirs := multiMust(t, s.Client(t).Lock("z"))
-		w := harness.StartLock(t, t.Context(), c.MultiLock(c.FencedLock("a"), c.RedLock(c.Lock("z")), c.Lock("b")), lock.Lease(lease))
+		w := harness.StartLock(t, t.Context(), c.MultiLock(c.FencedLock("a"), c.RedLock([]lock.Locker{c.Lock("z")}), c.Lock("b")), lock.Lease(lease))
 		time.Sleep(lease * 5 / 4)
 		require.False(t, s.Exists("a") || s.Exists("b"), "it holds others")
 		require.NoError(t, theirs.Unlock(t.Context()))
@@ -104,7 +104,7 @@ func TestMultiRemainingIsTheLeast(t *testing.T) {
 		c := s.Client(t, redlatch.WithWatchdogTimeout(time.Hour))
 		brief := s.Client(t, redlatch.WithWatchdogTimeout(time.Minute))
 		for _, members := range [][]lock.Locker{
-			{c.Lock("a"), brief.Lock("b")}, {brief.Lock("a"), c.Lock("b")}, {c.Lock("a"), brief.RedLock(brief.Lock("b"))},
+			{c.Lock("a"), brief.Lock("b")}, {brief.Lock("a"), c.Lock("b")}, {c.Lock("a"), brief.RedLock([]lock.Locker{brief.Lock("b")})},
 		} {
 			h := multiMust(t, c.MultiLock(members...))
 			for range 10 {

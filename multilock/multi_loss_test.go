@@ -13,7 +13,6 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/rlock"
 )
 
 // The loss of any member, for any reason, ends the hold with an error that names the member. The others are
@@ -33,7 +32,7 @@ func TestMultiIsLostWithAnyMember(t *testing.T) {
 			require.NoError(t, err)
 		},
 		"unlocked by its owner": func(t *testing.T, _ *harness.VirtualServer, c *redlatch.Client, o lock.Owner) {
-			require.NoError(t, c.Lock("b").Unlock(lock.WithOwner(t.Context(), o)))
+			require.NoError(t, c.Lock("b").UnlockOwner(lock.WithOwner(t.Context(), o)))
 		},
 	} {
 		for _, unlocked := range []bool{true, false} {
@@ -80,7 +79,7 @@ func TestMultiIsLostWithARedlock(t *testing.T) {
 	const timeout = 3 * time.Second // of the watchdog
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c, other := s.Client(t, redlatch.WithWatchdogTimeout(timeout)), s.Client(t)
-		m := c.MultiLock(c.Lock("a"), c.RedLock(c.Lock("r")))
+		m := c.MultiLock(c.Lock("a"), c.RedLock([]lock.Locker{c.Lock("r")}))
 		h := multiMust(t, m)
 		require.True(t, s.Del("r"))
 		require.Equal(t, lock.ReasonGone, multiLost(t, h, timeout/3+time.Second).Reason)
@@ -217,10 +216,10 @@ func TestMultiClientOfMemberClosedDuringAcquisition(t *testing.T) {
 		s.Latency = 100 * time.Millisecond // what has not arrived is lost with its connection
 		second := s.Client(t)
 		proceed := make(chan struct{})
-		last := first.SpinLock("b", rlock.WithBackoff(func(int) time.Duration {
+		last := first.SpinLock("b", func(int) time.Duration {
 			<-proceed
 			return time.Millisecond
-		}))
+		})
 		w := harness.StartLock(t, t.Context(), first.MultiLock(second.Lock("a"), last))
 		time.Sleep(time.Second)
 		require.True(t, s.Exists("a"))
@@ -247,10 +246,7 @@ func TestMultiMemberLostBeforeTheLastIsAcquired(t *testing.T) {
 			c, g := harness.GatedClient(t, s)
 			m := c.MultiLock(c.FencedLock("a"), c.FencedLock("b"))
 			require.NoError(t, m.Do(t.Context(), multiNothing)) // has the scripts loaded
-			take := m.Lock
-			if once {
-				take = m.TryLock
-			}
+			take := harness.Take(m, once)
 			var w *harness.Call[lock.Hold]
 			g.Keep(t, harness.SHA(t, "../rlock/acquire.lua"), 2, func() {
 				w = harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) { return take(ctx, lock.Lease(time.Minute)) })

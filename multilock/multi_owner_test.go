@@ -33,7 +33,7 @@ func TestMultiOfANamedOwner(t *testing.T) {
 		counts(0)
 		first, err := m.Lock(ctx, lock.Lease(10*time.Second))
 		require.NoError(t, err)
-		require.Equal(t, mine, first.Owner())
+		require.Equal(t, mine, lock.OwnerOf(first))
 		counts(1)
 		held, err := m.IsHeldBy(t.Context(), c.NewOwner())
 		require.NoError(t, err)
@@ -46,8 +46,8 @@ func TestMultiOfANamedOwner(t *testing.T) {
 		counts(1)
 		require.NoError(t, first.Unlock(t.Context()))
 		counts(0)
-		require.ErrorIs(t, m.Unlock(ctx), lock.ErrNotHeld)
-		require.ErrorIs(t, m.Unlock(t.Context()), lock.ErrInvalid)
+		require.ErrorIs(t, m.UnlockOwner(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, m.UnlockOwner(t.Context()), lock.ErrInvalid)
 
 		// Unlock ends the latest of several holds with the same members, even through a new
 		// Multi with another order.
@@ -59,7 +59,7 @@ func TestMultiOfANamedOwner(t *testing.T) {
 		require.NoError(t, err)
 		for _, h := range []lock.Hold{last, first} {
 			require.NoError(t, h.Context().Err())
-			require.NoError(t, m.Unlock(ctx))
+			require.NoError(t, m.UnlockOwner(ctx))
 			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 		}
@@ -68,11 +68,11 @@ func TestMultiOfANamedOwner(t *testing.T) {
 
 		// Invalid arguments.
 		var none context.Context
-		require.ErrorIs(t, m.Unlock(none), lock.ErrInvalid)
+		require.ErrorIs(t, m.UnlockOwner(none), lock.ErrInvalid)
 		_, err = m.IsHeldBy(t.Context(), lock.Owner{})
 		require.ErrorIs(t, err, lock.ErrInvalid)
-		unknown := c.MultiLock(a, c.RedLock(c.Lock("z")))
-		require.ErrorIs(t, unknown.Unlock(ctx), lock.ErrUnsupported)
+		unknown := c.MultiLock(a, c.RedLock([]lock.Locker{c.Lock("z")}))
+		require.ErrorIs(t, unknown.UnlockOwner(ctx), lock.ErrUnsupported)
 		_, err = unknown.IsHeldBy(t.Context(), mine)
 		require.ErrorIs(t, err, lock.ErrUnsupported)
 		multiEmpty(t, s)
@@ -86,8 +86,8 @@ func TestMultiUnlockIgnoresTheOrderOfClients(t *testing.T) {
 		ctx := lock.WithOwner(t.Context(), c.NewOwner())
 		h, err := c.MultiLock(c.Lock("a"), other.Lock("a")).Lock(ctx)
 		require.NoError(t, err)
-		require.ErrorIs(t, c.MultiLock(c.Lock("a"), c.Lock("b")).Unlock(ctx), lock.ErrNotHeld)
-		require.NoError(t, c.MultiLock(other.Lock("a"), c.Lock("a")).Unlock(ctx))
+		require.ErrorIs(t, c.MultiLock(c.Lock("a"), c.Lock("b")).UnlockOwner(ctx), lock.ErrNotHeld)
+		require.NoError(t, c.MultiLock(other.Lock("a"), c.Lock("a")).UnlockOwner(ctx))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
 	})
 }
@@ -132,7 +132,7 @@ func TestMultiTermsOfReentry(t *testing.T) {
 		require.NoError(t, err)
 		time.Sleep(before)
 		for _, m := range []*multilock.Multi{same, c.MultiLock(append([]lock.Locker{c.Lock("f")}, held...)...)} {
-			for _, opt := range []lock.Option{lock.Lease(term), lock.MaxHold(term), lock.Lease(time.Minute)} {
+			for _, opt := range []lock.HoldOption{lock.Lease(term), lock.MaxHold(term), lock.Lease(time.Minute)} {
 				again, err := m.TryLock(ctx, opt)
 				require.NoError(t, err)
 				require.GreaterOrEqual(t, again.Remaining(), term-term/100)

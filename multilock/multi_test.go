@@ -63,7 +63,7 @@ func TestMultiAcquiresAllOrNone(t *testing.T) {
 				require.ErrorIs(t, err, lock.ErrNotAcquired, member.name)
 			}
 			require.NoError(t, h.Context().Err())
-			require.Zero(t, h.Owner())
+			require.Zero(t, lock.OwnerOf(h))
 			require.NoError(t, h.Unlock(t.Context()))
 		}
 		multiEmpty(t, s, second)
@@ -119,11 +119,11 @@ func TestMultiOfBadMembers(t *testing.T) {
 			"twice, in a multi":             {[]lock.Locker{a, c.MultiLock(c.Lock("a"))}, `duplicate member "a"`},
 			"twice, through two clients":    {[]lock.Locker{a, same.Lock("a")}, `duplicate member "a"`},
 			"twice, through a name mapper":  {[]lock.Locker{a, mapped.Lock("other")}, "duplicate member"},
-			"a Redlock twice":               {[]lock.Locker{c.RedLock(a), a, c.RedLock(a)}, `duplicate member "a"`},
-			"a member of a Redlock":         {[]lock.Locker{c.RedLock(c.Lock("b"), apart.Lock("b")), c.Lock("b")}, `duplicate member "b"`},
-			"through another client":        {[]lock.Locker{c.RedLock(apart.Lock("b"), same.Lock("b")), c.Lock("b")}, `duplicate member "b"`},
-			"Redlocks with a common member": {[]lock.Locker{c.RedLock(a), c.RedLock(a, apart.Lock("a"))}, `duplicate member "a"`},
-			"an invalid Redlock":            {[]lock.Locker{a, c.RedLock()}, "without members"},
+			"a Redlock twice":               {[]lock.Locker{c.RedLock([]lock.Locker{a}), a, c.RedLock([]lock.Locker{a})}, `duplicate member "a"`},
+			"a member of a Redlock":         {[]lock.Locker{c.RedLock([]lock.Locker{c.Lock("b"), apart.Lock("b")}), c.Lock("b")}, `duplicate member "b"`},
+			"through another client":        {[]lock.Locker{c.RedLock([]lock.Locker{apart.Lock("b"), same.Lock("b")}), c.Lock("b")}, `duplicate member "b"`},
+			"Redlocks with a common member": {[]lock.Locker{c.RedLock([]lock.Locker{a}), c.RedLock([]lock.Locker{a, apart.Lock("a")})}, `duplicate member "a"`},
+			"an invalid Redlock":            {[]lock.Locker{a, c.RedLock(nil)}, "without members"},
 			"foreign":                       {[]lock.Locker{a, multiForeign{c.Lock("b")}}, "member 2"},
 			"foreign, embeds a lock":        {[]lock.Locker{a, multiEmbeds{c.Lock("b")}}, "multiEmbeds"},
 			"foreign, points to that":       {[]lock.Locker{&multiEmbeds{c.Lock("b")}, a}, "*multilock_test.multiEmbeds"},
@@ -141,7 +141,7 @@ func TestMultiOfBadMembers(t *testing.T) {
 			harness.NothingLeft(t, s.Addr)
 		}
 		for _, m := range []*multilock.Multi{c.MultiLock(), c.MultiLock(a, nil), c.MultiLock(a, c.Lock("a"))} {
-			require.ErrorIs(t, m.Unlock(t.Context()), lock.ErrInvalid)
+			require.ErrorIs(t, m.UnlockOwner(t.Context()), lock.ErrInvalid)
 			_, err := m.IsHeldBy(t.Context(), c.NewOwner())
 			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
@@ -171,7 +171,7 @@ func TestMultiAcquiresInOneOrder(t *testing.T) {
 		all := []named{
 			{"c", one, c.Lock("c"), other.Lock("c")},
 			{"a", one, c.FencedLock("a"), other.FencedLock("a")},
-			{"z", "", c.RedLock(c.Lock("z")), other.Lock("z")},
+			{"z", "", c.RedLock([]lock.Locker{c.Lock("z")}), other.Lock("z")},
 			{"b", one, c.Lock("b"), other.Lock("b")},
 		}
 		for _, more := range [][]named{nil, {{"b", two, here.Lock("b"), there.Lock("b")}, {"a", two, here.Lock("a"), there.Lock("a")}}} {
@@ -290,7 +290,7 @@ func TestMultiIsOneScript(t *testing.T) {
 		}
 
 		s.Reset()
-		for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, m.TryLock} {
+		for _, take := range []func(ctx context.Context, opts ...lock.Option) (lock.Hold, error){m.Lock, harness.Take(m, true)} {
 			for _, opts := range [][]lock.Option{nil, {lock.Lease(time.Minute)}, {lock.MaxHold(time.Hour)}} {
 				h, err := take(t.Context(), opts...)
 				require.NoError(t, err)

@@ -27,7 +27,7 @@ func TestUnlockCountsReceivers(t *testing.T) {
 			require.NoError(t, err)
 			w := harness.StartLock(t, t.Context(), k.of(waiter, kind))
 			if kind != "spin" {
-				harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.PubSub().Subscribed == 1 })
+				harness.Eventually(t, 5*time.Second, "the waiter is subscribed", func() bool { return waiter.Stats().PubSub.Subscribed == 1 })
 			}
 			require.NoError(t, h.Unlock(t.Context()))
 			require.Equal(t, k.receivers, h.Receivers(), kind)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/redlatch/redlatch/internal/callsite"
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/text"
 	"github.com/redlatch/redlatch/internal/watchdog"
@@ -34,9 +35,61 @@ type Red struct {
 	shared       bool       // whether several callers can hold it at once, as readers
 }
 
+// Option configures a Red. An option that is nil or invalid makes every method return an error that matches
+// lock.ErrInvalid.
+type Option func(*Red) error
+
+// Timeout sets the limit on the wait for one server during an acquisition. The limit should be small compared to the
+// lease, because waiting uses up the lease. The default is a twentieth of the lease, at least 50 ms and at most 1 s.
+// perServer must be positive.
+func Timeout(perServer time.Duration) Option {
+	return func(r *Red) error {
+		r.timeout = perServer
+		if perServer <= 0 {
+			return fmt.Errorf("multilock.Timeout(%v): must be greater than zero", perServer)
+		}
+		return nil
+	}
+}
+
+// RestartDelay gives a server no vote during the time d
+// after it started, or after the client noticed that another server had replaced it. A server
+// that restarted without its data, or a replica that was promoted, may not know a lock that
+// it granted. The algorithm asks operators to keep such a server offline until all leases of
+// that time are over; with this option nobody has to. d should be at least the longest lease of
+// all callers, and all should use the option. d must be positive.
+//
+// Until then Lock waits as if others held the lock, and TryLock returns an error that matches
+// lock.ErrNotAcquired. Each vote costs one more round trip, for INFO. If a server does not
+// report its run id and uptime, or is a cluster, it has no vote, and its error matches
+// lock.ErrUnsupported.
+func RestartDelay(d time.Duration) Option {
+	return func(r *Red) error {
+		r.restartDelay = d
+		if d <= 0 {
+			return fmt.Errorf("multilock.RestartDelay(%v): must be greater than zero", d)
+		}
+		return nil
+	}
+}
+
+// Absent adds n servers without a vote: a majority of all servers
+// must grant the lock. It is for a process that starts while some servers are down, and so has no
+// clients of them. n must not be negative. If
+// the members are no majority, every method returns an error that matches lock.ErrUnavailable.
+func Absent(n int) Option {
+	return func(r *Red) error {
+		r.absent = n
+		if n < 0 {
+			return fmt.Errorf("multilock.Absent(%d): must not be negative", n)
+		}
+		return nil
+	}
+}
+
 // NewRed returns a lock on a majority of the members. Client.RedLock and redlatch.RedLock call it, with
 // nil if no member has a client.
-func NewRed(all *Shared, members ...lock.Locker) *Red {
+func NewRed(all *Shared, members []lock.Locker, opts ...Option) *Red {
 	var locks []*engine.Lock
 	var names []string
 	var bad error
@@ -57,7 +110,13 @@ func NewRed(all *Shared, members ...lock.Locker) *Red {
 	}
 
 	s := all.e.Session
-	r := &Red{members: locks, quorum: len(locks)/2 + 1, key: engine.Key{Kind: "red"}, shared: true}
+	r := &Red{members: locks, key: engine.Key{Kind: "red"}, shared: true}
+	bad = cmp.Or(bad, session.Configure(r, opts))
+	servers := len(locks) + r.absent
+	r.quorum = servers/2 + 1
+	if bad == nil && len(locks) > 0 && len(locks) < r.quorum {
+		bad = fmt.Errorf("%w: Redlock: %d of %d servers are absent", lock.ErrUnavailable, r.absent, servers)
+	}
 	for _, m := range locks {
 		if m.Session() == s {
 			r.channel = m.Channel()
@@ -65,6 +124,8 @@ func NewRed(all *Shared, members ...lock.Locker) *Red {
 		r.shared = r.shared && m.Kind().Shared
 		r.key.Name += fmt.Sprintf("%s %s %q;", m.Kind().Name, m.Session().ID, m.Key())
 	}
+
+	r.key.Name += fmt.Sprintf("quorum %d;", r.quorum)
 
 	sameClient := func(a, b *engine.Lock) bool { return a.Session() == b.Session() }
 	bad = cmp.Or(bad, checkDuplicates(locks, sameClient, "a Redlock needs a client and a server for each member:"))
@@ -85,60 +146,6 @@ func (r *Red) warnEven() {
 	}
 }
 
-// WithTimeout returns the same lock with a different limit on the wait for one server
-// during an acquisition. The limit should be small compared to the lease, because waiting
-// uses up the lease. The default is a twentieth of the lease, at least 50 ms and at most 1 s.
-// If perServer is not positive, every method returns an error.
-func (r *Red) WithTimeout(perServer time.Duration) *Red {
-	other := *r
-	other.timeout = perServer
-	if perServer <= 0 && other.err == nil {
-		other.err = fmt.Errorf("%w: Redlock timeout %v: must be greater than zero", lock.ErrInvalid, perServer)
-	}
-	return &other
-}
-
-// WithRestartDelay returns the same lock, for which a server has no vote during the time d
-// after it started, or after the client noticed that another server had replaced it. A server
-// that restarted without its data, or a replica that was promoted, may not know a lock that
-// it granted. The algorithm asks operators to keep such a server offline until all leases of
-// that time are over; with this option nobody has to. d should be at least the longest lease of
-// all callers, and all should use the option.
-//
-// Until then Lock waits as if others held the lock, and TryLock returns an error that matches
-// lock.ErrNotAcquired. Each vote costs one more round trip, for INFO. If a server does not
-// report its run id and uptime, or is a cluster, it has no vote, and its error matches
-// lock.ErrUnsupported. If d is not positive, every method returns an error.
-func (r *Red) WithRestartDelay(d time.Duration) *Red {
-	other := *r
-	other.restartDelay = d
-	if d <= 0 && other.err == nil {
-		other.err = fmt.Errorf("%w: Redlock restart delay %v: must be greater than zero", lock.ErrInvalid, d)
-	}
-	return &other
-}
-
-// WithAbsent returns the same lock with n more servers, which have no vote: a majority of all servers
-// must grant the lock. It is for a process that starts while some servers are down, and so has no
-// clients of them. If n is negative, every method returns an error that matches lock.ErrInvalid. If
-// the members are no majority, the error matches lock.ErrUnavailable.
-func (r *Red) WithAbsent(n int) *Red {
-	other := *r
-	other.absent = n
-	all := len(r.members) + n
-	other.quorum = all/2 + 1
-	switch {
-	case other.err != nil:
-	case n < 0:
-		other.err = fmt.Errorf("%w: Redlock with %d absent servers", lock.ErrInvalid, n)
-	case len(r.members) < other.quorum:
-		other.err = fmt.Errorf("%w: Redlock: %d of %d servers are absent", lock.ErrUnavailable, n, all)
-	}
-
-	other.key.Name += fmt.Sprintf("quorum %d;", other.quorum)
-	return &other
-}
-
 // serverTimeout bounds the wait for a server. An answer after the lease is of no use but to say that it is too
 // late, so the wait does not exceed the lease by more than a moment.
 func (r *Red) serverTimeout(lease time.Duration) time.Duration {
@@ -154,7 +161,7 @@ func (r *Red) Name() string { return r.info.Name }
 
 // Lock acquires a majority of the members. It waits until that succeeds, ctx is done, or
 // lock.Wait runs out. It asks all members at once, each for at most the time set by
-// WithTimeout, and returns as soon as it has a majority; members that are granted later
+// Timeout, and returns as soon as it has a majority; members that are granted later
 // join the hold. The first acquisition awaits the answers of all servers, for that time, to
 // detect that two members are on one. An attempt without a majority releases its members,
 // and Lock tries again after a random pause that grows.
@@ -180,8 +187,8 @@ func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) 
 
 // TryLock asks every member once. Without a majority it releases the members it acquired
 // and returns an error, which matches lock.ErrNotAcquired if enough servers have answered. It
-// blocks until the outcome is certain, for at most twice the time set by WithTimeout. See Lock.
-func (r *Red) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+// blocks until the outcome is certain, for at most twice the time set by Timeout. See Lock.
+func (r *Red) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return open(ctx, &r.group, opts, true, r.acquire)
 }
 
@@ -320,13 +327,13 @@ func (h *redHold) unlockSoon(ctx context.Context) error {
 
 // Dropped implements engine.Droppable.
 func (h *redHold) Dropped() {
-	h.dropped(h.Unlock, func() {
-		for i := range h.r.members {
-			if member := h.round.hold(i); member != nil {
-				member.Disown()
-			}
+	h.dropped()
+	h.Lease.StopRenewing()
+	for i := range h.r.members {
+		if member := h.round.hold(i); member != nil {
+			member.Disown()
 		}
-	})
+	}
 }
 
 // Leased implements watchdog.Holder.

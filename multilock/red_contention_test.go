@@ -68,7 +68,7 @@ func (r *redRival) lock(name string, number int) *multilock.Red {
 	for i := range r.clients {
 		members = append(members, r.clients[(i+number)%len(r.clients)].Lock(name))
 	}
-	return r.clients[number].RedLock(members...)
+	return r.clients[number].RedLock(members)
 }
 
 // longest is the longest duration of a hold.

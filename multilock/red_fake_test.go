@@ -288,12 +288,12 @@ func (w *redWorld) member(i int) *session.Session {
 	return w.members[i]
 }
 
-func (w *redWorld) red(fakes []*redFake) *multilock.Red {
+func (w *redWorld) red(fakes []*redFake, opts ...multilock.Option) *multilock.Red {
 	var members []lock.Locker
 	for _, f := range fakes {
 		members = append(members, f.lock())
 	}
-	return multilock.NewRed(w.groups(), members...)
+	return multilock.NewRed(w.groups(), members, opts...)
 }
 
 // groups returns what the groups of the session share.

@@ -62,14 +62,14 @@ func redLose(fault harness.Fault) func(*testing.T, *testserver.Server, *harness.
 
 // redGated returns a Redlock that was used before, and the gates in front of its servers. Its leases exceed
 // the time limit of the check that nothing is left.
-func redGated(t *testing.T, servers []*testserver.Server) (*multilock.Red, []*harness.Gate) {
+func redGated(t *testing.T, servers []*testserver.Server, opts ...multilock.Option) (*multilock.Red, []*harness.Gate) {
 	t.Helper()
 	clients := make([]*redlatch.Client, len(servers))
 	gates := make([]*harness.Gate, len(servers))
 	for i, s := range servers {
 		clients[i], gates[i] = harness.GatedClient(t, s, redlatch.WithWatchdogTimeout(time.Minute))
 	}
-	red := redOf(clients, "orders")
+	red := redOf(clients, "orders", opts...)
 	require.NoError(t, red.Do(t.Context(), multiNothing))
 	redEventually(t, servers, "orders", 0, redSlack)
 	return red, gates
@@ -101,13 +101,12 @@ func TestRedServersFail(t *testing.T) {
 	}
 	redEachOf(t, 5, rows, func(f row) string { return fmt.Sprint(f.failing, " ", f.name) }, func(t *testing.T, servers []*testserver.Server, f row) {
 		rnd := rand.New(rand.NewPCG(f.seed, uint64(f.failing)))
-		red, gates := redGated(t, servers)
+		perServer := redTimeout
 		if f.final {
 			// The error says why the servers refuse only if their answers count, also of a busy machine.
-			red = red.WithTimeout(redSlack)
-		} else {
-			red = red.WithTimeout(redTimeout)
+			perServer = redSlack
 		}
+		red, gates := redGated(t, servers, multilock.Timeout(perServer))
 		var heal []func()
 		healed := func() {
 			for _, heal := range heal {
@@ -230,7 +229,7 @@ func TestRedUnlockWhileServersAreStopped(t *testing.T) {
 // that its context ends. The next one does not wait.
 func TestRedFirstLockBesideASilentServer(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
-		red := redOf(redClients(t, servers, redlatch.WithWatchdogTimeout(time.Minute)), "orders").WithTimeout(10 * time.Second)
+		red := redOf(redClients(t, servers, redlatch.WithWatchdogTimeout(time.Minute)), "orders", multilock.Timeout(10*time.Second))
 		servers[2].Pause()
 		defer servers[2].Resume()
 		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -253,7 +252,7 @@ func TestRedFirstLockBesideASilentServer(t *testing.T) {
 func TestRedClosedWhileAsking(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
-		red := redOf(clients, "orders").WithTimeout(5 * time.Second)
+		red := redOf(clients, "orders", multilock.Timeout(5*time.Second))
 		require.NoError(t, red.Do(t.Context(), multiNothing))
 		redEventually(t, servers, "orders", 0, redSlack)
 		for _, s := range servers[1:] {
@@ -287,8 +286,7 @@ func TestRedLateVotes(t *testing.T) {
 	}
 	name := func(r row) string { return fmt.Sprint(r.Fault, map[bool]string{true: ", refused"}[r.refused]) }
 	redEachOf(t, 3, rows, name, func(t *testing.T, servers []*testserver.Server, r row) {
-		red, gates := redGated(t, servers)
-		red = red.WithTimeout(20 * time.Second) // nothing waits for that long
+		red, gates := redGated(t, servers, multilock.Timeout(20*time.Second)) // nothing waits for that long
 		var others []lock.Hold
 		if r.refused {
 			for _, c := range redClients(t, servers[:2]) {

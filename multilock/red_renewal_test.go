@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 )
 
 // TestRedRenews checks a renewal for every combination of two answers for a hold on three
@@ -262,7 +263,7 @@ func TestRedExtendedLeaseAppliesToNewMembers(t *testing.T) {
 func TestRedSlowReacquisition(t *testing.T) {
 	redRun(t, func(t *testing.T, w *redWorld) {
 		fakes := w.fakes(redYes, redYes, redAnswer{after: redLease * 9 / 10})
-		h, err := w.red(fakes).WithTimeout(time.Hour).Lock(t.Context())
+		h, err := w.red(fakes, multilock.Timeout(time.Hour)).Lock(t.Context())
 		require.NoError(t, err)
 		redSleep(redLease * 4 / 5)
 		require.Equal(t, 1, fakes[2].attempts())

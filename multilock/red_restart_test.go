@@ -10,6 +10,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 )
 
 // A majority that has restarted without its data grants a lock that is held. With a restart
@@ -17,28 +18,31 @@ import (
 func TestRedRestartDelay(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		const delay = 5 * time.Second
-		before := redOf(redClients(t, servers), "orders")
-		h, err := before.WithRestartDelay(delay).Lock(t.Context(), lock.Lease(time.Hour))
+		late := multilock.RestartDelay(delay)
+		before := redOf(redClients(t, servers), "orders", late)
+		h, err := before.Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err, "waits until the servers have been up for the delay")
 		restarted := time.Now()
 		for _, s := range servers[:2] {
 			s.Kill()
 			require.NoError(t, s.Restart())
 		}
-		after := redOf(redClients(t, servers), "orders")
+		clients := redClients(t, servers)
+		after := redOf(clients, "orders")
 		second, err := after.TryLock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err, "this is what the delay prevents")
 		require.NoError(t, second.Unlock(t.Context()))
 		returned := func() bool { return redExists(t, servers[:2], "orders") == 0 } // the last after the decision
 		harness.Eventually(t, redSlack, "the votes are returned", returned)
 
-		_, err = after.WithRestartDelay(delay).TryLock(t.Context())
+		after = redOf(clients, "orders", late)
+		_, err = after.TryLock(t.Context())
 		if time.Since(restarted) < delay {
 			require.ErrorIs(t, err, lock.ErrNotAcquired)
 			require.ErrorContains(t, err, "up for too short a time")
 			harness.Eventually(t, redSlack, "the votes are returned", returned)
 		}
-		second, err = after.WithRestartDelay(delay).Lock(t.Context())
+		second, err = after.Lock(t.Context())
 		require.NoError(t, err)
 		require.GreaterOrEqual(t, time.Since(restarted), delay)
 		require.NoError(t, second.Unlock(t.Context()))
@@ -52,7 +56,7 @@ func TestRedRestartDelayAfterAFailover(t *testing.T) {
 	redEach(t, 2, func(t *testing.T, servers []*testserver.Server) {
 		const delay = 5 * time.Second
 		c, g := harness.GatedClient(t, servers[0])
-		red := c.RedLock(c.Lock("orders")).WithRestartDelay(delay)
+		red := c.RedLock([]lock.Locker{c.Lock("orders")}, multilock.RestartDelay(delay))
 		require.NoError(t, red.Do(t.Context(), multiNothing))
 		harness.Eventually(t, 4*delay, "the second server has been up for long", func() bool {
 			info, err := testserver.Info(servers[1].Addr, "server")
@@ -72,7 +76,7 @@ func TestRedRestartDelayIsChecked(t *testing.T) {
 		c := harness.Client(t, s)
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "-info")
 		defer harness.Do(t, s.Addr, "ACL", "SETUSER", "default", "+@all")
-		_, err := c.RedLock(c.Lock("orders")).WithRestartDelay(time.Second).Lock(t.Context())
+		_, err := c.RedLock([]lock.Locker{c.Lock("orders")}, multilock.RestartDelay(time.Second)).Lock(t.Context())
 		require.ErrorIs(t, err, lock.ErrUnsupported)
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "orders"))
 	})

@@ -15,6 +15,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 )
 
 // redOutcome computes the result of a round with those answers, and its duration.
@@ -119,7 +120,7 @@ func TestRedValidity(t *testing.T) {
 			}{{valid - time.Microsecond, true}, {valid, false}, {valid + time.Microsecond, false}} {
 				slow := redAnswer{after: test.after}
 				fakes := w.fakes(redYes, slow, slow)
-				h, err := w.red(fakes).WithTimeout(time.Hour).TryLock(t.Context(), lock.Lease(lease))
+				h, err := w.red(fakes, multilock.Timeout(time.Hour)).TryLock(t.Context(), lock.Lease(lease))
 				if test.acquired {
 					require.NoError(t, err)
 					require.Equal(t, time.Microsecond, h.Remaining())
@@ -134,7 +135,7 @@ func TestRedValidity(t *testing.T) {
 			for _, f := range fakes[1:] {
 				f.answers = []redAnswer{{after: valid}, {after: valid / 3}}
 			}
-			h, err := w.red(fakes).WithTimeout(time.Hour).Lock(t.Context(), lock.Lease(lease))
+			h, err := w.red(fakes, multilock.Timeout(time.Hour)).Lock(t.Context(), lock.Lease(lease))
 			require.NoError(t, err)
 			require.Equal(t, 2, fakes[0].attempts())
 			require.NoError(t, h.Unlock(t.Context()))
@@ -156,10 +157,11 @@ func TestRedServerTimeout(t *testing.T) {
 			{3 * time.Second, time.Minute, 3 * time.Second},
 		} {
 			fakes := w.fakes(redYes, redHangs, redHangs)
-			red := w.red(fakes)
+			var opts []multilock.Option
 			if test.timeout > 0 {
-				red = red.WithTimeout(test.timeout)
+				opts = append(opts, multilock.Timeout(test.timeout))
 			}
+			red := w.red(fakes, opts...)
 			began := time.Now()
 			_, err := red.TryLock(t.Context(), lock.Lease(test.lease))
 			harness.NotAcquired(t, err)

@@ -43,12 +43,12 @@ func redClients(t *testing.T, servers []*testserver.Server, opts ...redlatch.Opt
 
 // redOf returns the Redlock of that name over plain members, with a timeout that allows for a
 // busy machine.
-func redOf(clients []*redlatch.Client, name string) *multilock.Red {
+func redOf(clients []*redlatch.Client, name string, opts ...multilock.Option) *multilock.Red {
 	members := make([]lock.Locker, len(clients))
 	for i, c := range clients {
 		members[i] = c.Lock(name)
 	}
-	return clients[0].RedLock(members...).WithTimeout(redWatchdog / 2)
+	return clients[0].RedLock(members, append([]multilock.Option{multilock.Timeout(redWatchdog / 2)}, opts...)...)
 }
 
 // redExists returns the number of servers with the key.
@@ -114,7 +114,7 @@ func TestRedContention(t *testing.T) {
 			for _, c := range clients {
 				members = append(members, kinds[kind](c, "orders"))
 			}
-			reds[i] = clients[0].RedLock(members...).WithTimeout(redWatchdog / 2)
+			reds[i] = clients[0].RedLock(members, multilock.Timeout(redWatchdog/2))
 		}
 		for _, s := range servers {
 			harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
@@ -175,18 +175,18 @@ func TestRedSameServerTwice(t *testing.T) {
 			return c
 		}
 		a, b := harness.Client(t, servers[0]), harness.Client(t, servers[1])
-		refused(a.RedLock(a.Lock("orders"), a.Lock("others"), b.Lock("orders")))
+		refused(a.RedLock([]lock.Locker{a.Lock("orders"), a.Lock("others"), b.Lock("orders")}))
 		for range harness.Size(2, 5) {
 			second := harness.Client(t, servers[0])
-			refused(b.RedLock(a.Lock("orders"), second.Lock("orders"), b.Lock("orders")))
-			refused(b.RedLock(b.Lock("orders"), second.Lock("others"), a.Lock("orders")))
+			refused(b.RedLock([]lock.Locker{a.Lock("orders"), second.Lock("orders"), b.Lock("orders")}))
+			refused(b.RedLock([]lock.Locker{b.Lock("orders"), second.Lock("others"), a.Lock("orders")}))
 		}
-		refused(a.RedLock(a.Lock("orders"), atDatabase("", "", 1).Lock("orders"), b.Lock("orders")))
+		refused(a.RedLock([]lock.Locker{a.Lock("orders"), atDatabase("", "", 1).Lock("orders"), b.Lock("orders")}))
 
 		// A user that may not read the run id leaves a mark, which identifies the server to
 		// all such users.
 		harness.Do(t, servers[0].Addr, "ACL", "SETUSER", "guest", "on", ">guest", "+@all", "-info", "~*", "&*")
-		refused(b.RedLock(atDatabase("guest", "guest", 0).Lock("orders"), atDatabase("guest", "guest", 0).Lock("orders"), b.Lock("orders")))
+		refused(b.RedLock([]lock.Locker{atDatabase("guest", "guest", 0).Lock("orders"), atDatabase("guest", "guest", 0).Lock("orders"), b.Lock("orders")}))
 	})
 }
 
@@ -197,7 +197,7 @@ func TestRedSameServerIdentifiedLate(t *testing.T) {
 		a, b := harness.Client(t, servers[0]), harness.Client(t, servers[1])
 		late, g := harness.GatedClient(t, servers[0])
 		reached := g.Arm(harness.KeepReply, "INFO", 1)
-		red := a.RedLock(a.Lock("orders"), b.Lock("orders"), late.Lock("others")).WithTimeout(10 * time.Second)
+		red := a.RedLock([]lock.Locker{a.Lock("orders"), b.Lock("orders"), late.Lock("others")}, multilock.Timeout(10*time.Second))
 		w := harness.StartLock(t, t.Context(), red)
 		harness.Reached(t, reached)
 		redEventually(t, servers, "orders", 2, redSlack)
@@ -211,7 +211,7 @@ func TestRedSameServerIdentifiedLate(t *testing.T) {
 func TestRedClientsClosed(t *testing.T) {
 	redEach(t, 3, func(t *testing.T, servers []*testserver.Server) {
 		clients := redClients(t, servers)
-		red := redlatch.RedLock("orders", clients).WithTimeout(redWatchdog / 2)
+		red := redlatch.RedLock("orders", clients, multilock.Timeout(redWatchdog/2))
 		clients[2].Close()
 		h, err := red.Lock(t.Context())
 		require.NoError(t, err)
@@ -233,7 +233,7 @@ func TestRedClientsClosed(t *testing.T) {
 		}
 
 		clients = redClients(t, servers)
-		h, err = redlatch.RedLock("orders", clients).WithTimeout(redWatchdog / 2).Lock(t.Context())
+		h, err = redlatch.RedLock("orders", clients, multilock.Timeout(redWatchdog/2)).Lock(t.Context())
 		require.NoError(t, err)
 		clients[0].Close()
 		require.Equal(t, lock.ReasonClosed, multiLost(t, h, redSlack).Reason)
@@ -248,7 +248,7 @@ func TestRedKinds(t *testing.T) {
 	redEachOf(t, 3, slices.Sorted(maps.Keys(kinds)), strings.Clone, func(t *testing.T, servers []*testserver.Server, name string) {
 		of := func(c *redlatch.Client) lock.Locker { return kinds[name](c, "orders") }
 		red := func(clients []*redlatch.Client) *multilock.Red {
-			return clients[1].RedLock(of(clients[0]), of(clients[1]), of(clients[2])).WithTimeout(redWatchdog / 2)
+			return clients[1].RedLock([]lock.Locker{of(clients[0]), of(clients[1]), of(clients[2])}, multilock.Timeout(redWatchdog/2))
 		}
 		clients := [][]*redlatch.Client{redClients(t, servers), redClients(t, servers)}
 		mine, theirs := red(clients[0]), red(clients[1])
@@ -289,7 +289,7 @@ func TestRedNamedOwner(t *testing.T) {
 		red := redOf(clients, "orders")
 		h, err := red.Lock(ctx)
 		require.NoError(t, err)
-		require.Equal(t, owner, h.Owner())
+		require.Equal(t, owner, lock.OwnerOf(h))
 		h2, err := red.Lock(ctx)
 		require.NoError(t, err)
 		for _, h := range []lock.Hold{h, h2} {
@@ -299,7 +299,11 @@ func TestRedNamedOwner(t *testing.T) {
 		}
 		redEventually(t, servers, "orders", 0, redSlack)
 
-		red = redlatch.RedLock("orders", clients, rlock.NonReentrant()).WithTimeout(redWatchdog / 2)
+		members := make([]lock.Locker, len(clients))
+		for i, c := range clients {
+			members[i] = c.Lock("orders", rlock.NonReentrant())
+		}
+		red = clients[0].RedLock(members, multilock.Timeout(redWatchdog/2))
 		h, err = red.Lock(ctx)
 		require.NoError(t, err)
 		redEventually(t, servers, "orders", 3, redSlack)

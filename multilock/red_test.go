@@ -38,10 +38,7 @@ func TestRedCancelled(t *testing.T) {
 					ctx, cancel := context.WithCancelCause(t.Context())
 					began := time.Now()
 					time.AfterFunc(time.Duration(after)*time.Millisecond+time.Microsecond, func() { cancel(gone) })
-					take := red.Lock
-					if once {
-						take = red.TryLock
-					}
+					take := harness.Take(red, once)
 					h, err := take(ctx)
 					ended := ctx.Err() != nil
 					switch {
@@ -79,10 +76,7 @@ func TestRedClientCloses(t *testing.T) {
 					fakes := w.fakes(answers...)
 					red := w.red(fakes)
 					time.AfterFunc(time.Duration(after)*time.Millisecond+time.Microsecond, w.s.Close)
-					take := red.Lock
-					if once {
-						take = red.TryLock
-					}
+					take := harness.Take(red, once)
 					h, err := take(t.Context())
 					closed := w.s.Stopped() != nil
 					switch {
@@ -109,10 +103,12 @@ func TestRedClientCloses(t *testing.T) {
 func TestRedInvalidMembers(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		a, b, c := s.Client(t), virtualServer(t).Client(t), virtualServer(t).Client(t)
-		of := func(members ...lock.Locker) *multilock.Red { return a.RedLock(members...) }
+		of := func(members ...lock.Locker) *multilock.Red { return a.RedLock(members) }
 		named := func(clients ...*redlatch.Client) *multilock.Red { return redlatch.RedLock("orders", clients) }
 		var none *rlock.Lock
-		good := of(a.Lock("orders"), b.Lock("orders"), c.Lock("orders"))
+		good := func(opts ...multilock.Option) *multilock.Red {
+			return a.RedLock([]lock.Locker{a.Lock("orders"), b.Lock("orders"), c.Lock("orders")}, opts...)
+		}
 		for what, bad := range map[string]struct {
 			red  *multilock.Red
 			says string
@@ -128,32 +124,31 @@ func TestRedInvalidMembers(t *testing.T) {
 			"twice":            {of(a.Lock("orders"), b.Lock("orders"), a.Lock("orders")), `"orders" (number 3)`},
 			"client twice":     {named(a, b, a), `"orders" (number 3)`},
 			"a Multi":          {of(a.Lock("orders"), b.MultiLock(b.Lock("orders"))), "member 2"},
-			"a Red":            {of(a.Lock("orders"), b.RedLock(b.Lock("orders"))), "member 2"},
+			"a Red":            {of(a.Lock("orders"), b.RedLock([]lock.Locker{b.Lock("orders")})), "member 2"},
 			"foreign":          {of(a.Lock("orders"), multiForeign{b.Lock("orders")}), "member 2"},
 			"embeds":           {of(a.Lock("orders"), multiEmbeds{b.Lock("orders")}), "member 2"},
 			"points to it":     {of(a.Lock("orders"), &multiEmbeds{b.Lock("orders")}), "member 2"},
 			"a bad name":       {of(a.Lock("orders"), b.Lock(""), c.Lock("orders")), "name"},
 			"no name":          {redlatch.RedLock("", []*redlatch.Client{a, b}), "name"},
-			"timeout 0":        {good.WithTimeout(0), "timeout"},
-			"timeout -1":       {good.WithTimeout(-1), "timeout"},
-			"restart delay 0":  {good.WithRestartDelay(0), "restart delay"},
-			"absent -1":        {good.WithAbsent(-1), "absent"},
-			"fails both times": {of().WithTimeout(0), "without members"},
+			"timeout 0":        {good(multilock.Timeout(0)), "Timeout"},
+			"timeout -1":       {good(multilock.Timeout(-1)), "Timeout"},
+			"restart delay 0":  {good(multilock.RestartDelay(0)), "RestartDelay"},
+			"absent -1":        {good(multilock.Absent(-1)), "Absent"},
+			"nil option":       {good(nil), "nil option"},
+			"fails both times": {a.RedLock(nil, multilock.Timeout(0)), "Timeout"},
 		} {
-			for _, red := range []lock.Locker{bad.red, bad.red.WithTimeout(time.Second), bad.red.WithRestartDelay(time.Second), bad.red.WithAbsent(1)} {
-				_ = red.Name()
-				_, err := red.Lock(t.Context())
-				require.ErrorIs(t, err, lock.ErrInvalid, what)
-				require.ErrorContains(t, err, bad.says, what)
-				_, err = red.TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrInvalid, what)
-				require.ErrorIs(t, red.Do(t.Context(), multiNothing), lock.ErrInvalid, what)
-				_, err = a.MultiLock(red, a.Lock("stock")).TryLock(t.Context())
-				require.ErrorIs(t, err, lock.ErrInvalid, what)
-			}
+			_ = bad.red.Name()
+			_, err := bad.red.Lock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+			require.ErrorContains(t, err, bad.says, what)
+			_, err = bad.red.TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
+			require.ErrorIs(t, bad.red.Do(t.Context(), multiNothing), lock.ErrInvalid, what)
+			_, err = a.MultiLock(bad.red, a.Lock("stock")).TryLock(t.Context())
+			require.ErrorIs(t, err, lock.ErrInvalid, what)
 		}
 		for _, lease := range []time.Duration{time.Millisecond, 2 * time.Millisecond, 2020 * time.Microsecond} { // which drift uses up
-			_, err := good.Lock(t.Context(), lock.Lease(lease))
+			_, err := good().Lock(t.Context(), lock.Lease(lease))
 			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
 		require.False(t, s.Exists("orders") || s.Exists("stock"))
@@ -190,7 +185,7 @@ func TestRedWithAbsentServers(t *testing.T) {
 			{[]redAnswer{redYes, redYes}, 2, lock.ErrUnavailable},
 			{[]redAnswer{redYes}, -1, lock.ErrInvalid},
 		} {
-			h, err := w.red(w.fakes(c.answers...)).WithAbsent(c.absent).TryLock(t.Context())
+			h, err := w.red(w.fakes(c.answers...), multilock.Absent(c.absent)).TryLock(t.Context())
 			require.ErrorIs(t, err, c.want, "%v and %d", c.answers, c.absent)
 			if err == nil {
 				require.NoError(t, h.Unlock(t.Context()))

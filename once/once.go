@@ -73,7 +73,7 @@ type Option func(*Once) error
 func Remember(d time.Duration) Option {
 	return func(o *Once) error {
 		o.remember = d
-		return lock.CheckLease(d)
+		return session.CheckLease(d)
 	}
 }
 
@@ -118,7 +118,7 @@ func (o *Once) Name() string { return o.name }
 // If fn panics or calls runtime.Goexit, the work counts as failed, and the panic continues. The
 // options have the same meaning as for Locker.Lock.
 func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context) error, opts ...lock.Option) (ran bool, err error) {
-	settings, optErr := lock.Resolve(opts...)
+	settings, optErr := engine.Resolve(false, opts)
 	if fn == nil {
 		optErr = fmt.Errorf("%w: the function is nil", lock.ErrInvalid)
 	}
@@ -152,7 +152,7 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 		return false, err
 	}
 
-	keepUntil := settings.KeepUntil()
+	keepUntil := engine.KeptUntil(settings)
 	done := false
 
 	// Deferred, so that a panic or Goexit in fn continues after it.
@@ -178,7 +178,7 @@ func (o *Once) Run(ctx context.Context, slot string, fn func(ctx context.Context
 // end ends the hold of a run. With keep set, the slot stays occupied until then.
 func end(ctx context.Context, hold lock.Hold, until time.Time, keep bool) error {
 	if rest := time.Until(until); keep && rest >= time.Millisecond {
-		_, err := hold.Detach(ctx, rest)
+		_, err := lock.Detach(ctx, hold, rest)
 		return err
 	}
 	return hold.Unlock(ctx)
@@ -199,7 +199,7 @@ func (o *Once) succeeded(ctx context.Context, slot string, hold lock.Hold, until
 
 	unknown := false // an attempt without an answer may have stored it
 	err := o.s.Retry(longer, began.Add(limit), func(ctx context.Context) error {
-		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(wire.OnceDoneValue(hold.Owner(), time.Now())).
+		set := o.s.Client.B().Set().Key(wire.OnceDone(o.key, slot)).Value(wire.OnceDoneValue(lock.OwnerOf(hold), time.Now())).
 			Px(max(o.remember, time.Until(until))).Build()
 		err := o.s.Client.Do(wire.Shared(ctx), set).Error()
 		unknown = unknown || err != nil && !wire.IsRefused(err)

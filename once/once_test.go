@@ -421,7 +421,7 @@ func TestInvalid(t *testing.T) {
 			"slot of MarkDone":  func() error { return only(valid.MarkDone(t.Context(), "")) },
 			"memory of a mark":  func() error { return only(c.Once(name, once.Remember(0)).MarkDone(t.Context(), slot)) },
 			"function":          func() error { return only(valid.Run(t.Context(), slot, nil)) },
-			"option of Run":     func() error { return only(valid.Run(t.Context(), slot, w.work, lock.Option{})) },
+			"option of Run":     func() error { return only(valid.Run(t.Context(), slot, w.work, nil)) },
 			"options together":  func() error { return only(valid.Run(t.Context(), slot, w.work, lock.AtLeast(2), lock.MaxHold(1))) },
 			"context":           func() error { return only(valid.Run(none, slot, w.work)) },
 			"context of Done":   func() error { return only(valid.Done(none, slot)) },

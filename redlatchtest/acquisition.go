@@ -32,7 +32,7 @@ type acquisition struct {
 
 func (l *Locker) newAcquisition(ctx context.Context, o lock.Options) *acquisition {
 	owner, _ := lock.OwnerFrom(ctx)
-	return &acquisition{locker: l, owner: owner, parent: o.HoldParent(ctx), options: o, granted: make(chan struct{})}
+	return &acquisition{locker: l, owner: owner, parent: engine.HoldParent(ctx, o), options: o, granted: make(chan struct{})}
 }
 
 // begin makes a a hold of c. The mutex of the locker is held, also for lose and drop.

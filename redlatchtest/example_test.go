@@ -108,7 +108,7 @@ func ExampleNewEmbedded() {
 	client, elsewhere := redlatchtest.NewClient(t, server), redlatchtest.NewClient(t, server)
 
 	ctx := context.Background()
-	permit, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(ctx)
+	permit, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(ctx, 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -59,7 +59,7 @@ func (l *Locker) failed(op string, err error) error {
 // Lock implements lock.Locker. A hold without lock.Lease counts as renewed until it ends. After
 // lock.MaxHold the lock is held for 30 s more, or until Unlock.
 func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := lock.Resolve(opts...)
+	o, err := engine.Resolve(false, opts)
 	if err != nil {
 		return nil, l.object().Refused("acquire", err)
 	}
@@ -67,8 +67,8 @@ func (l *Locker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 }
 
 // TryLock implements lock.Locker.
-func (l *Locker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := engine.TryOptions(lock.Resolve(opts...))
+func (l *Locker) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	o, err := engine.Resolve(false, opts)
 	if err != nil {
 		return nil, l.object().Refused("acquire", err)
 	}
@@ -243,7 +243,7 @@ func (l *Locker) await(ctx context.Context, a *acquisition, once bool) (acquired
 	if l.unqueue(a) {
 		return false, nil
 	}
-	if until := a.options.KeepUntil(); until.After(a.claim.keep) {
+	if until := engine.KeptUntil(a.options); until.After(a.claim.keep) {
 		a.claim.keep = until
 	}
 	return true, nil

@@ -113,8 +113,8 @@ func TestLoseTheCurrentHold(t *testing.T) {
 		require.NoError(t, err)
 		second, err := l.Lock(ctx, lock.Lease(time.Minute))
 		require.NoError(t, err)
-		require.Equal(t, first.Owner(), second.Owner())
-		require.False(t, first.Owner().IsZero())
+		require.Equal(t, lock.OwnerOf(first), lock.OwnerOf(second))
+		require.False(t, lock.OwnerOf(first).IsZero())
 		next := waits(t, l, 1)[0]
 
 		require.True(t, l.Lose(lock.ReasonClosed))
@@ -123,7 +123,7 @@ func TestLoseTheCurrentHold(t *testing.T) {
 			require.ErrorAs(t, context.Cause(h.Context()), &lost)
 			require.ErrorIs(t, lost, lock.ErrClosed)
 			require.Equal(t, "orders", lost.Name)
-			require.Equal(t, h.Owner(), lost.Owner)
+			require.Equal(t, lock.OwnerOf(h), lost.Owner)
 			require.Zero(t, h.Remaining())
 			require.Equal(t, &lock.Error{Op: "release", Kind: "lock", Name: "orders", Err: lost}, h.Unlock(t.Context()))
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
@@ -156,7 +156,7 @@ func TestAtLeastKeepsTheLock(t *testing.T) {
 		l := redlatchtest.NewLocker("orders")
 		begin := time.Now()
 		h := mustLock(t, l, lock.AtLeast(time.Minute))
-		_, err := h.Detach(t.Context(), time.Minute)
+		_, err := lock.Detach(t.Context(), h, time.Minute)
 		require.ErrorIs(t, err, lock.ErrUnsupported)
 		require.NoError(t, h.Unlock(t.Context()))
 		require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
@@ -326,7 +326,7 @@ func TestLoseNeedsAHold(t *testing.T) {
 	client := redlatchtest.NewClient(t, redlatchtest.NewEmbedded(t))
 	for _, l := range []lock.Locker{
 		redlatchtest.NewLocker("orders"), client.Lock("orders"), client.RWLock("catalogue").Read(),
-		client.MultiLock(client.Lock("orders"), client.FairLock("queue")), client.RedLock(client.Lock("orders")),
+		client.MultiLock(client.Lock("orders"), client.FairLock("queue")), client.RedLock([]lock.Locker{client.Lock("orders")}),
 	} {
 		outer := mustLock(t, l)
 		inner := redlatchtest.NewLocker("inner")
@@ -345,7 +345,7 @@ func TestLoseNeedsAHold(t *testing.T) {
 	printers := client.PermitSemaphore("printers")
 	_, err := printers.TrySetPermits(t.Context(), 1)
 	require.NoError(t, err)
-	permit, err := printers.Acquire(t.Context())
+	permit, err := printers.Acquire(t.Context(), 1)
 	require.NoError(t, err)
 	require.NoError(t, permit.Release(t.Context()))
 	failed(t, lose(permit.Context()), "ended")
@@ -362,7 +362,7 @@ func TestAssertions(t *testing.T) {
 	for name, l := range map[string]lock.Locker{
 		"memory": redlatchtest.NewLocker("orders"), "lock": client.Lock("orders"), "wrapped": wrapped{client.Lock("orders")},
 		"fair": client.FairLock("queue"), "read": client.RWLock("catalogue").Read(), "write": client.RWLock("catalogue").Write(),
-		"multi": client.MultiLock(client.Lock("a"), client.Lock("b")), "red": client.RedLock(client.Lock("orders")),
+		"multi": client.MultiLock(client.Lock("a"), client.Lock("b")), "red": client.RedLock([]lock.Locker{client.Lock("orders")}),
 	} {
 		free := func(tb testing.TB) bool { return redlatchtest.AssertFree(tb, l) }
 		held := func(tb testing.TB) bool { return redlatchtest.AssertHeld(tb, l) }

@@ -87,13 +87,13 @@ func TestEmbeddedInVirtualTime(t *testing.T) {
 		c, elsewhere := redlatchtest.NewClient(t, s), redlatchtest.NewClient(t, s)
 		begin := time.Now()
 
-		_, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(t.Context(), lock.Lease(time.Hour))
+		_, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 		require.NoError(t, err)
 		encoders := c.PermitSemaphore("encoders")
-		_, err = encoders.Acquire(t.Context(), lock.Wait(time.Minute))
+		_, err = encoders.Acquire(t.Context(), 1, lock.Wait(time.Minute))
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		require.Equal(t, time.Minute, time.Since(begin))
-		permit, err := encoders.Acquire(t.Context())
+		permit, err := encoders.Acquire(t.Context(), 1)
 		require.NoError(t, err)
 		require.WithinDuration(t, begin.Add(time.Hour), time.Now(), 10*time.Millisecond)
 
@@ -123,7 +123,7 @@ func TestEmbeddedInVirtualTime(t *testing.T) {
 		require.NoError(t, permit.Release(t.Context()))
 		s.Close()
 		synctest.Wait() // until the clients have noticed
-		_, err = encoders.Acquire(t.Context(), lock.Wait(time.Minute))
+		_, err = encoders.Acquire(t.Context(), 1, lock.Wait(time.Minute))
 		require.ErrorIs(t, err, lock.ErrUnavailable)
 	})
 }
@@ -139,6 +139,6 @@ func TestEmbeddedServersOfARedLock(t *testing.T) {
 		servers, members = append(servers, s), append(members, redlatchtest.NewClient(t, s).Lock("report"))
 	}
 	c := redlatchtest.NewClient(t, servers[0])
-	require.NoError(t, c.RedLock(members...).Do(t.Context(), nothing))
-	require.ErrorIs(t, c.RedLock(members[0], c.Lock("report"), members[1]).Do(t.Context(), nothing), lock.ErrInvalid)
+	require.NoError(t, c.RedLock(members).Do(t.Context(), nothing))
+	require.ErrorIs(t, c.RedLock([]lock.Locker{members[0], c.Lock("report"), members[1]}).Do(t.Context(), nothing), lock.ErrInvalid)
 }

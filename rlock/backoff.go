@@ -1,30 +1,30 @@
 package rlock
 
 import (
-	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"time"
+
+	"github.com/redlatch/redlatch/lock"
 )
 
-// Backoff returns the pause of a waiter for a spin lock or a plain lock after its n-th
-// attempt, counted from 1, if that attempt fails. It is called before the attempt, and may be
+// Backoff returns the pause of a waiter for a spin lock, or the longest pause of a waiter for a plain lock, which messages
+// wake too, after its n-th attempt, counted from 1, if that attempt fails. It is called before the attempt, and may be
 // called concurrently. A panic ends the wait and leaves nothing on the server.
 type Backoff func(n int) time.Duration
 
-// WithBackoff sets the pauses of a spin lock, or the longest pauses of a plain lock, whose
-// waiters are also woken by messages. It is not an option of other locks, and b must not be nil.
-func WithBackoff(b Backoff) Option {
-	return func(s *settings) error {
+// lastOf returns the last of the backoffs that a caller has given, or standard if there is none. A nil Backoff is an
+// error of the lock.
+func lastOf(backoff []Backoff, standard Backoff) (Backoff, error) {
+	last := standard
+	for _, b := range backoff {
 		if b == nil {
-			return errors.New("rlock.WithBackoff(nil)")
+			return standard, fmt.Errorf("%w: the backoff is nil", lock.ErrInvalid)
 		}
-		if s.backoff == nil {
-			return errors.New("rlock.WithBackoff is for SpinLock and PlainLock")
-		}
-		s.backoff = b
-		return nil
+		last = b
 	}
+	return last, nil
 }
 
 // ExponentialBackoff pauses for initial, then multiplier times longer after each further

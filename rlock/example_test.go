@@ -50,11 +50,11 @@ func ExampleNonReentrant() {
 	// Output: true
 }
 
-func ExampleWithBackoff() {
+func ExampleConstantBackoff() {
 	client, stop := connect()
 	defer stop()
 	ctx := context.Background()
-	l := client.SpinLock("counter", rlock.WithBackoff(rlock.ConstantBackoff(5*time.Millisecond)))
+	l := client.SpinLock("counter", rlock.ConstantBackoff(5*time.Millisecond))
 	fmt.Println(l.Do(ctx, func(context.Context) error { return nil }))
 	// Output: <nil>
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/rlock"
 )
 
 // The caller recovers from a panic of its Backoff, and the name is usable at once.
@@ -18,12 +17,12 @@ func TestPanicInBackoff(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c, other := harness.Client(t, s), harness.Client(t, s)
 		for _, at := range []int{1, 3} {
-			backoff := rlock.WithBackoff(func(n int) time.Duration {
+			backoff := func(n int) time.Duration {
 				if n == at {
 					panic("boom")
 				}
 				return time.Millisecond
-			})
+			}
 			for _, l := range []lock.Locker{c.SpinLock("spin", backoff), c.PlainLock("plain", backoff)} {
 				theirs := other.SpinLock("spin").Lock
 				if l.Name() == "plain" {

@@ -23,7 +23,7 @@ import (
 // that is held.
 //
 // A release of redlatch wakes waiters. Other libraries publish no releases, so waiters also try
-// when the lease ends, and after pauses that grow to a quarter of a second; see WithBackoff.
+// when the lease ends, and after pauses that grow to a quarter of a second; see Backoff.
 //
 // Other libraries poll, and would rarely find a lock free for which many callers of a process
 // contend. So after every 3 s of hand-offs a process leaves the lock free for 0.3 s, in which
@@ -36,11 +36,10 @@ type Plain struct {
 }
 
 // NewPlain returns the plain lock of that name. Client.PlainLock calls it.
-func NewPlain(e *engine.Engine, name string, opts ...Option) *Plain {
-	p := &plainProtocol{s: e.Session, settings: settings{
-		plain: true, nonReentrant: true, backoff: ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2),
-	}}
-	l := engine.NewLock(e, p, name, session.Configure(&p.settings, opts))
+func NewPlain(e *engine.Engine, name string, backoff ...Backoff) *Plain {
+	pauses, err := lastOf(backoff, ExponentialBackoff(10*time.Millisecond, 250*time.Millisecond, 2))
+	p := &plainProtocol{s: e.Session, settings: settings{nonReentrant: true, backoff: pauses}}
+	l := engine.NewLock(e, p, name, err)
 	return &Plain{newObject(&l), e.Session}
 }
 

@@ -25,7 +25,7 @@ const (
 
 // plainQuiet is a plain lock whose waiters do not poll.
 func plainQuiet(c *redlatch.Client, name string) *rlock.Plain {
-	return c.PlainLock(name, rlock.WithBackoff(rlock.ConstantBackoff(time.Hour)))
+	return c.PlainLock(name, rlock.ConstantBackoff(time.Hour))
 }
 
 // plainValue returns what is stored under a name, "" if nothing is.
@@ -85,7 +85,7 @@ func TestPlainOnTheServer(t *testing.T) {
 			h := mustLock(t, l, lock.Lease(time.Minute))
 			require.Equal(t, ":1", harness.Do(t, s.Addr, "DBSIZE"))
 			require.Equal(t, "+string", harness.Do(t, s.Addr, "TYPE", "orders"))
-			require.Equal(t, h.Owner().String(), plainValue(t, conn, "orders"))
+			require.Equal(t, lock.OwnerOf(h).String(), plainValue(t, conn, "orders"))
 			ttl := harness.PTTL(t, s.Addr, "orders")
 			require.LessOrEqual(t, ttl, int64(60_000))
 			require.Greater(t, ttl, int64(50_000))
@@ -153,7 +153,7 @@ func TestPlainHandOffLeavesNoGap(t *testing.T) {
 		require.NotNil(t, h)
 		calls := harness.Commands(t, conn)
 		require.Zero(t, calls["set"]+calls["del"]+calls["publish"])
-		require.Equal(t, h.Owner().String(), plainValue(t, conn, "orders"))
+		require.Equal(t, lock.OwnerOf(h).String(), plainValue(t, conn, "orders"))
 		require.InDelta(t, 60_000, harness.PTTL(t, s.Addr, "orders"), 10_000)
 		require.NoError(t, h.Unlock(t.Context()))
 		harness.NothingLeft(t, s.Addr)
@@ -183,7 +183,7 @@ func TestPlainWaiterBehindAHolderHereDoesNotPoll(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const pause = 10 * time.Millisecond
 		c := harness.Client(t, s)
-		l := c.PlainLock("orders", rlock.WithBackoff(rlock.ConstantBackoff(pause)))
+		l := c.PlainLock("orders", rlock.ConstantBackoff(pause))
 		h := mustLock(t, l)
 		w := plainWaiter(t, s, c, l, behindHere)
 		harness.Do(t, s.Addr, "CONFIG", "RESETSTAT")
@@ -209,7 +209,7 @@ func TestPlainRenewal(t *testing.T) {
 			harness.Do(t, s.Addr, "DEL", name)
 		}
 		harness.Do(t, s.Addr, "RPUSH", "listed", "precious")
-		harness.Do(t, s.Addr, "SET", "taken", holds["taken"].Owner().String()+"7", "PX", "60000")
+		harness.Do(t, s.Addr, "SET", "taken", lock.OwnerOf(holds["taken"]).String()+"7", "PX", "60000")
 		first, seen := time.Now().Add(timeout), time.Now()
 		for name, h := range holds {
 			harness.Eventually(t, timeout, name+" is renewed, or lost", func() bool {
@@ -291,7 +291,7 @@ func TestPlainOwners(t *testing.T) {
 		_, err = c.PlainLock("orders").TryLock(named)
 		require.ErrorIs(t, err, lock.ErrReentered)
 		require.Equal(t, 1, harness.HoldCount(t, c.PlainLock("orders"), o))
-		require.Equal(t, 1, harness.HoldCount(t, harness.Client(t, s).PlainLock("orders"), h.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, harness.Client(t, s).PlainLock("orders"), lock.OwnerOf(h)))
 		require.NoError(t, h.Unlock(t.Context()))
 		for _, value := range []string{o.String() + "7", o.String() + ":x", o.String()[1:], "x" + o.String(), ""} {
 			harness.Do(t, s.Addr, "SET", "orders", value)

@@ -36,25 +36,21 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Option configures a lock object. If an option is nil or does not apply to the kind of lock, all
+// Option configures a Lock or a Fenced. If an option is nil, all
 // methods of the object except Name return an error that matches lock.ErrInvalid.
 type Option func(*settings) error
 
 // settings are what options set.
 type settings struct {
-	plain        bool
 	nonReentrant bool
 	backoff      Backoff // nil unless waiters poll
 }
 
 // NonReentrant makes a second acquisition by the same owner fail with an error that matches
 // lock.ErrReentered. On the server the lock equals a reentrant lock, and excludes one of the
-// same name. It is an option of Lock, FencedLock and SpinLock. A plain lock is never reentrant.
+// same name.
 func NonReentrant() Option {
 	return func(s *settings) error {
-		if s.plain {
-			return errors.New("rlock.NonReentrant is for Lock, FencedLock and SpinLock; a PlainLock is never reentrant")
-		}
 		s.nonReentrant = true
 		return nil
 	}
@@ -69,7 +65,7 @@ func New(e *engine.Engine, name string, opts ...Option) *Lock {
 		Lock
 		parts
 	}{}
-	m.base = m.assemble(e, "lock", name, opts)
+	m.base = m.assemble(e, "lock", name, session.Configure(&m.p.settings, opts))
 	return &m.Lock
 }
 
@@ -95,7 +91,7 @@ func NewFenced(e *engine.Engine, name string, opts ...Option) *Fenced {
 		parts
 	}{}
 	m.p.fenced = true
-	m.base = m.assemble(e, "fenced", name, opts)
+	m.base = m.assemble(e, "fenced", name, session.Configure(&m.p.settings, opts))
 	return &m.Fenced
 }
 
@@ -166,14 +162,15 @@ func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
 type Spin struct{ base }
 
 // NewSpin returns the spin lock of that name. Client.SpinLock calls it.
-func NewSpin(e *engine.Engine, name string, opts ...Option) *Spin {
+func NewSpin(e *engine.Engine, name string, backoff ...Backoff) *Spin {
 	m := &struct {
 		Spin
 		parts
 	}{}
 	m.p.silent = true
-	m.p.backoff = ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2)
-	m.base = m.assemble(e, "spin", name, opts)
+	var err error
+	m.p.backoff, err = lastOf(backoff, ExponentialBackoff(time.Millisecond, 128*time.Millisecond, 2))
+	m.base = m.assemble(e, "spin", name, err)
 	return &m.Spin
 }
 
@@ -213,12 +210,11 @@ type parts struct {
 	l engine.Lock
 }
 
-// assemble returns the base of the parts.
-func (m *parts) assemble(e *engine.Engine, kind, name string, opts []Option) base {
+// assemble returns the base of the parts. err is the error of an option.
+func (m *parts) assemble(e *engine.Engine, kind, name string, err error) base {
 	m.p.e = e
 	m.p.s = e.Session
 	m.p.kind = kind
-	err := session.Configure(&m.p.settings, opts)
 	m.l = engine.NewLock(e, &m.p, name, err)
 	if !m.p.silent {
 		m.p.channel = wire.LockChannel(m.l.Key())
@@ -238,7 +234,7 @@ func (o object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error
 
 // TryLock makes one attempt, which blocks for one round trip. The error matches
 // lock.ErrNotAcquired if the lock is held elsewhere. See lock.Locker for other errors.
-func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+func (o object) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return o.l.TryLock(ctx, opts...)
 }
 
@@ -249,7 +245,7 @@ func (o object) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, er
 // options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
-func (o object) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+func (o object) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
 	return o.l.Adopt(ctx, id, opts...)
 }
 
@@ -258,12 +254,12 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 	return engine.Do(ctx, o.l.Object(), o, fn, opts...)
 }
 
-// Unlock ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
+// UnlockOwner ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
 // process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
 // Unlock has returned its loss.
-func (o object) Unlock(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
+func (o object) UnlockOwner(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports
 // whether the lock was held. Holds of this client are lost at once. Any other hold is lost at

@@ -53,7 +53,7 @@ func (r *round) takeAll(t *testing.T, c *redlatch.Client, h *history) (wrongs []
 	}
 	for name, n := range map[string]int{"permits": permits, "turns": 1} {
 		e := c.PermitSemaphore(lockName(r.seed, name))
-		all, err := e.AcquireN(t.Context(), n, lock.Wait(wait))
+		all, err := e.Acquire(t.Context(), n, lock.Wait(wait))
 		if works(e.Name(), err) {
 			works(e.Name(), all.Release(t.Context()))
 		}

@@ -168,8 +168,12 @@ func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 	return termHold{term, c.Name()}, err
 }
 
-func (c candidates) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return c.Lock(ctx, append(opts, lock.Wait(0))...)
+func (c candidates) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	all := []lock.Option{lock.Wait(0)}
+	for _, opt := range opts {
+		all = append(all, opt)
+	}
+	return c.Lock(ctx, all...)
 }
 
 func (candidates) Do(context.Context, func(context.Context) error, ...lock.Option) error {
@@ -186,12 +190,12 @@ func (permitHold) Owner() lock.Owner                  { return lock.Owner{} }
 func (permitHold) Token() int64                       { return 0 }
 
 func (l permitLocker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	p, err := l.Acquire(ctx, opts...)
+	p, err := l.Acquire(ctx, 1, opts...)
 	return permitHold{p}, err
 }
 
-func (l permitLocker) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	p, err := l.TryAcquire(ctx, opts...)
+func (l permitLocker) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	p, err := l.TryAcquire(ctx, 1, opts...)
 	return permitHold{p}, err
 }
 
@@ -203,7 +207,7 @@ func (permitLocker) Do(context.Context, func(context.Context) error, ...lock.Opt
 func (p *player) oversize(seed uint64) {
 	called := clock()
 	s := p.client.PermitSemaphore(lockName(seed, "permits"))
-	all, err := s.AcquireN(context.Background(), permits+1, lock.Wait(2*time.Second))
+	all, err := s.Acquire(context.Background(), permits+1, lock.Wait(2*time.Second))
 	e := event{What: oversized, At: called, Until: clock(), Outcome: fine, Err: fmt.Sprint(err)}
 	switch {
 	case err == nil:
@@ -239,7 +243,7 @@ func (l countLocker) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, 
 	return countHold{s: l.Semaphore}, l.Acquire(ctx, 1, lock.Wait(o.Wait))
 }
 
-func (l countLocker) TryLock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
+func (l countLocker) TryLock(ctx context.Context, _ ...lock.HoldOption) (lock.Hold, error) {
 	return countHold{s: l.Semaphore}, l.TryAcquire(ctx, 1)
 }
 

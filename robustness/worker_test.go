@@ -18,6 +18,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/rlock"
@@ -239,7 +240,7 @@ func (p *player) play(l lock.Locker, owner lock.Owner) {
 func (p *player) lock(ctx context.Context, l lock.Locker) (taken, bool) {
 	opts := p.terms()
 	if p.chance(20) {
-		h, err := p.acquire(ctx, l, l.TryLock, 0, opts)
+		h, err := p.acquire(ctx, l, harness.Take(l, true), 0, opts)
 		return h, err == nil
 	}
 	if p.chance(20) {
@@ -342,7 +343,7 @@ func (p *player) leave(l, direct lock.Locker) {
 		return
 	}
 	p.journal.write(event{What: leaving, At: clock(), Claim: h.claim})
-	id, err := h.Detach(context.Background(), detachTime)
+	id, err := lock.Detach(context.Background(), h.Hold, detachTime)
 	p.unlocked(h, err)
 	if id == "" {
 		return

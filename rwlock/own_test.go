@@ -69,7 +69,7 @@ func TestAnUndoneReadOfAWriterLeavesTheNext(t *testing.T) {
 		require.NoError(t, g.Open())
 		time.Sleep(2 * time.Second)
 		require.NoError(t, context.Cause(r.Context()))
-		require.Equal(t, "1", fields(t, s)[r.Owner().String()])
+		require.Equal(t, "1", fields(t, s)[lock.OwnerOf(r).String()])
 		unlock(t, r)
 		unlock(t, w)
 		harness.NothingLeft(t, s.Addr)

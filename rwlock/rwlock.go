@@ -102,7 +102,7 @@ func (b base) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) 
 // TryLock makes one attempt, which blocks for one round trip. The error matches
 // lock.ErrNotAcquired if another owner is in the way: for a reader one that writes or waits to
 // write, for a writer any. See lock.Locker for other errors.
-func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+func (b base) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
 	return b.l.TryLock(ctx, opts...)
 }
 
@@ -113,7 +113,7 @@ func (b base) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, erro
 // options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
-func (b base) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+func (b base) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
 	return b.l.Adopt(ctx, id, opts...)
 }
 
@@ -122,11 +122,11 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 	return engine.Do(ctx, b.l.Object(), b, fn, opts...)
 }
 
-// Unlock ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
+// UnlockOwner ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
 // in this process. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if ctx names no
 // owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are the errors of
 // Hold.Unlock. A lost hold counts as held until Unlock has returned its loss.
-func (b base) Unlock(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
+func (b base) UnlockOwner(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock if this side of it is held, by any owner, and wakes the waiters.
 // It reports whether this side was held. On the read lock it has no effect while a writer holds

@@ -201,7 +201,7 @@ func TestAReaderThatWantsToWriteFailsAtOnce(t *testing.T) {
 			}
 			require.Less(t, time.Since(begin), soon)
 			require.False(t, exists(t, s, writerWaits))
-			require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), r.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, reading(c, "orders"), lock.OwnerOf(r)))
 		}
 		upgrade()
 		h := mustLock(t, reading(other, "orders"))
@@ -225,7 +225,7 @@ func fields(t *testing.T, s *testserver.Server) map[string]string {
 }
 
 // holdKey is the key of a read hold.
-func holdKey(h lock.Hold) string { return "{orders}:" + h.Owner().String() + ":rwlock_timeout:1" }
+func holdKey(h lock.Hold) string { return "{orders}:" + lock.OwnerOf(h).String() + ":rwlock_timeout:1" }
 
 func TestWhatRedissonSees(t *testing.T) {
 	const short, medium, long = 20 * time.Second, 40 * time.Second, 60 * time.Second
@@ -252,14 +252,14 @@ func TestWhatRedissonSees(t *testing.T) {
 			}
 		}
 		r1 := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(short))
-		o := r1.Owner().String()
+		o := lock.OwnerOf(r1).String()
 		sees(hash{"mode": "read", o: "1"}, ttls{"orders": short, holdKey(r1): short})
 		value, err := testserver.Query(s.Addr, "GET", holdKey(r1))
 		require.NoError(t, err)
 		require.Equal(t, []string{"1"}, value)
 		r2 := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(medium))
 		other := mustLock(t, reading(c, "orders"), lock.Lease(long))
-		sees(hash{"mode": "read", o: "1", other.Owner().String(): "1"}, ttls{"orders": long, holdKey(r1): medium, holdKey(other): long})
+		sees(hash{"mode": "read", o: "1", lock.OwnerOf(other).String(): "1"}, ttls{"orders": long, holdKey(r1): medium, holdKey(other): long})
 		unlock(t, r1)
 		unlock(t, other)
 		sees(hash{"mode": "read", o: "1"}, ttls{"orders": medium, holdKey(r2): medium})
@@ -267,11 +267,11 @@ func TestWhatRedissonSees(t *testing.T) {
 		sees(hash{}, ttls{})
 
 		w1 := mustLockAs(t, ctx, writing(c, "orders"), lock.Lease(long))
-		o = w1.Owner().String()
+		o = lock.OwnerOf(w1).String()
 		w2 := mustLockAs(t, ctx, writing(c, "orders"), lock.Lease(short))
 		sees(hash{"mode": "write", o + ":write": "1"}, ttls{"orders": long})
 		r := mustLockAs(t, ctx, reading(c, "orders"), lock.Lease(medium))
-		p := r.Owner().String()
+		p := lock.OwnerOf(r).String()
 		unlock(t, w2)
 		sees(hash{"mode": "write", o + ":write": "1", p: "1"}, ttls{"orders": long, holdKey(r): medium})
 		unlock(t, w1)
@@ -281,7 +281,7 @@ func TestWhatRedissonSees(t *testing.T) {
 
 		// A name can have braces of its own.
 		h := mustLock(t, reading(c, "{a}b"))
-		require.True(t, exists(t, s, "{a}b:"+h.Owner().String()+":rwlock_timeout:1"))
+		require.True(t, exists(t, s, "{a}b:"+lock.OwnerOf(h).String()+":rwlock_timeout:1"))
 		unlock(t, h)
 		harness.NothingLeft(t, s.Addr)
 	})
@@ -312,7 +312,7 @@ func TestAWriterThatReadsIsRenewedOnEitherSide(t *testing.T) {
 		w2, r2 := mustLockAs(t, ctx, writing(c, "two")), mustLockAs(t, ctx, reading(c, "two"))
 		unlock(t, w1)
 		unlock(t, r2)
-		hold := "{one}:" + r1.Owner().String() + ":rwlock_timeout:1"
+		hold := "{one}:" + lock.OwnerOf(r1).String() + ":rwlock_timeout:1"
 		for range 10 {
 			time.Sleep(redlatch.DefaultWatchdogTimeout / 2)
 			for _, key := range []string{"one", "two", hold} {
@@ -336,17 +336,17 @@ func TestUnlockByOwnerIsOfItsSide(t *testing.T) {
 		w := mustLockAs(t, ctx, writing(c, "orders"))
 		r := mustLockAs(t, ctx, reading(c, "orders"))
 		for _, side := range sides {
-			require.ErrorIs(t, side.of(other, "orders").Unlock(ctx), lock.ErrNotHeld)
+			require.ErrorIs(t, side.of(other, "orders").UnlockOwner(ctx), lock.ErrNotHeld)
 		}
-		require.NoError(t, reading(c, "orders").Unlock(ctx))
-		require.ErrorIs(t, reading(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+		require.NoError(t, reading(c, "orders").UnlockOwner(ctx))
+		require.ErrorIs(t, reading(c, "orders").UnlockOwner(ctx), lock.ErrNotHeld)
 		require.NoError(t, w.Context().Err())
-		require.Equal(t, 1, harness.HoldCount(t, writing(other, "orders"), w.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, writing(other, "orders"), lock.OwnerOf(w)))
 		r2 := mustLockAs(t, ctx, reading(c, "orders"))
-		require.NoError(t, writing(c, "orders").Unlock(ctx))
-		require.ErrorIs(t, writing(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+		require.NoError(t, writing(c, "orders").UnlockOwner(ctx))
+		require.ErrorIs(t, writing(c, "orders").UnlockOwner(ctx), lock.ErrNotHeld)
 		require.NoError(t, r2.Context().Err())
-		require.Equal(t, 1, harness.HoldCount(t, reading(other, "orders"), r2.Owner()))
+		require.Equal(t, 1, harness.HoldCount(t, reading(other, "orders"), lock.OwnerOf(r2)))
 		unlock(t, r2)
 		for _, h := range []lock.Hold{r, w} {
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)

@@ -63,7 +63,7 @@ func ExamplePermitSemaphore_Release() {
 	ctx := context.Background()
 	seats := client.PermitSemaphore("seats", semaphore.Permits(2))
 
-	seat, err := seats.Acquire(ctx, lock.Lease(time.Hour)) // booked for an hour
+	seat, err := seats.Acquire(ctx, 1, lock.Lease(time.Hour)) // booked for an hour
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -91,12 +91,12 @@ func TestUsesKeepSemaphore(t *testing.T) {
 			{"add", false, func(sem anySemaphore) error { return sem.AddPermits(ctx, 1) }},
 			{"set", false, func(sem anySemaphore) error { return sem.SetPermits(ctx, 9) }},
 			{"acquire a permit", true, func(sem anySemaphore) (err error) {
-				permit, err = sem.(permitSem).Acquire(ctx, lock.Lease(time.Minute))
+				permit, err = sem.(permitSem).Acquire(ctx, 1, lock.Lease(time.Minute))
 				return err
 			}},
 			{"extend", true, func(anySemaphore) error { return permit.Extend(ctx, 2*time.Minute) }},
 			{"set a lease", true, func(sem anySemaphore) error {
-				return only(sem.(permitSem).UpdateLeaseTime(ctx, permit.ID(), time.Minute))
+				return only(sem.(permitSem).SetTTL(ctx, permit.ID(), time.Minute))
 			}},
 			{"detach", true, func(anySemaphore) (err error) { detached, err = permit.Detach(ctx, time.Minute); return err }},
 			{"adopt", true, func(sem anySemaphore) (err error) { permit, err = sem.(permitSem).Adopt(ctx, detached); return err }},
@@ -174,7 +174,7 @@ func TestHeldPermitsKeepSemaphore(t *testing.T) {
 		x.requireLifetime(5*time.Hour, "the release of another permit")
 		require.NoError(t, long.Extend(ctx, 7*time.Hour))
 		x.requireLifetime(7*time.Hour, "an extension")
-		require.NoError(t, only(e.UpdateLeaseTime(ctx, long.ID(), time.Minute)))
+		require.NoError(t, only(e.SetTTL(ctx, long.ID(), time.Minute)))
 		x.requireLifetime(idleTTL, "a shorter lease")
 
 		forever := take(t, e, 1, semaphore.Forever())

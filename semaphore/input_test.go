@@ -51,12 +51,12 @@ func callsOf(s *semaphore.Semaphore, e *semaphore.PermitSemaphore) map[string]fu
 		"PermitSemaphore.Exists":          func(c ctx) error { return only(e.Exists(c)) },
 		"PermitSemaphore.Delete":          func(c ctx) error { return only(e.Delete(c)) },
 		"PermitSemaphore.Do":              func(c ctx) error { return e.Do(c, nothing) },
-		"PermitSemaphore.Acquire":         func(c ctx) error { return only(e.Acquire(c)) },
-		"PermitSemaphore.AcquireN":        func(c ctx) error { return only(e.AcquireN(c, 1)) },
-		"PermitSemaphore.TryAcquire":      func(c ctx) error { return only(e.TryAcquire(c)) },
-		"PermitSemaphore.TryAcquireN":     func(c ctx) error { return only(e.TryAcquireN(c, 1)) },
-		"PermitSemaphore.LeaseTime":       func(c ctx) error { return only(e.LeaseTime(c, unknown)) },
-		"PermitSemaphore.UpdateLeaseTime": func(c ctx) error { return only(e.UpdateLeaseTime(c, unknown, time.Minute)) },
+		"PermitSemaphore.Acquire":         func(c ctx) error { return only(e.Acquire(c, 1)) },
+		"PermitSemaphore.AcquireN":        func(c ctx) error { return only(e.Acquire(c, 1)) },
+		"PermitSemaphore.TryAcquire":      func(c ctx) error { return only(e.TryAcquire(c, 1)) },
+		"PermitSemaphore.TryAcquireN":     func(c ctx) error { return only(e.TryAcquire(c, 1)) },
+		"PermitSemaphore.LeaseTime":       func(c ctx) error { return only(e.TTL(c, unknown)) },
+		"PermitSemaphore.UpdateLeaseTime": func(c ctx) error { return only(e.SetTTL(c, unknown, time.Minute)) },
 		"PermitSemaphore.Release":         func(c ctx) error { return e.Release(c, unknown) },
 		"PermitSemaphore.TryRelease":      func(c ctx) error { return only(e.TryRelease(c, unknown)) },
 	}
@@ -189,22 +189,16 @@ func TestInvalidArguments(t *testing.T) {
 				only(e.TrySetPermits(ctx, n)), e.SetPermits(ctx, n))
 		}
 		for _, n := range append(outside, 0, semaphore.MaxBatch+1) {
-			invalid(n, only(e.AcquireN(ctx, n)), only(e.TryAcquireN(ctx, n)))
-			require.ErrorContains(t, only(e.AcquireN(ctx, n)), "must be from 1 to 10000")
+			invalid(n, only(e.Acquire(ctx, n)), only(e.TryAcquire(ctx, n)))
+			require.ErrorContains(t, only(e.Acquire(ctx, n)), "must be from 1 to 10000")
 		}
 		for _, lease := range []time.Duration{0, -time.Second, time.Millisecond - 1, lock.MaxLease + 1} {
-			invalid(lease, only(sem.TrySetPermitsFor(ctx, 1, lease)), only(e.UpdateLeaseTime(ctx, unknown, lease)))
+			invalid(lease, only(sem.TrySetPermitsFor(ctx, 1, lease)), only(e.SetTTL(ctx, unknown, lease)))
 		}
 		invalid("no expiry", only(sem.TrySetPermitsFor(ctx, 1, lock.NoExpiry)))
-		for what, opt := range map[string]lock.Option{
-			"zero option": {}, "negative wait": lock.Wait(-1),
-			"lease": lock.Lease(time.Minute), "MaxHold": lock.MaxHold(time.Minute), "for ever": semaphore.Forever(),
-			"parent": lock.Parent(context.Background()), "at least": lock.AtLeast(time.Minute),
-		} {
-			invalid(what, sem.Acquire(ctx, 1, opt))
-		}
-		invalid("MaxHold for ever", only(e.AcquireN(ctx, 2, lock.MaxHold(time.Minute), semaphore.Forever())))
-		invalid("wait of one attempt", only(e.TryAcquire(ctx, lock.Wait(0))), only(e.TryAcquireN(ctx, 2, lock.Wait(time.Minute))))
+		invalid("nil option", sem.Acquire(ctx, 1, nil), only(e.Acquire(ctx, 1, nil)), only(e.TryAcquire(ctx, 1, nil)))
+		invalid("negative wait", sem.Acquire(ctx, 1, lock.Wait(-1)), only(e.Acquire(ctx, 1, lock.Wait(-1))))
+		invalid("MaxHold for ever", only(e.Acquire(ctx, 2, lock.MaxHold(time.Minute), semaphore.Forever())))
 		check()
 	})
 }
@@ -229,8 +223,8 @@ func TestInvalidIDs(t *testing.T) {
 			invalid(id)
 			invalid(p.ID(), id)
 			invalid(id, p.ID())
-			require.ErrorIs(t, only(e.LeaseTime(ctx, id)), lock.ErrInvalid)
-			require.ErrorIs(t, only(e.UpdateLeaseTime(ctx, id, time.Minute)), lock.ErrInvalid)
+			require.ErrorIs(t, only(e.TTL(ctx, id)), lock.ErrInvalid)
+			require.ErrorIs(t, only(e.SetTTL(ctx, id, time.Minute)), lock.ErrInvalid)
 		}
 		invalid(p.ID(), unknown, unknown)
 		invalid(p.ID(), upper) // ids are not case-sensitive

@@ -24,7 +24,7 @@ import (
 // that end together, with one context and one lease. It must be released once, with Release or by
 // its ids, unless Detach leaves it to another process. If one of several permits is lost, or
 // released by its id alone, the Permit is lost; Release then releases the others. A renewed Permit
-// that becomes unreachable earlier is logged and released, unless ID or IDs was called. All methods
+// that becomes unreachable earlier is logged, and no longer renewed: it lasts until its lease ends. All methods
 // are safe for concurrent use. A Permit must not be copied.
 type Permit struct {
 	handle engine.Handle
@@ -32,17 +32,12 @@ type Permit struct {
 }
 
 // ID returns the id of the permit, 32 hexadecimal digits, or the first id of several.
-// PermitSemaphore.Release releases the permit by its id, in any process. A Permit whose ID was
-// called is therefore not released when it becomes unreachable, and the client's Shutdown then
-// does not wait for it. Use Detach to leave a permit to another process.
-func (p *Permit) ID() string {
-	p.p.known.Store(true)
-	return p.p.id()
-}
+// PermitSemaphore.Release releases the permit by its id, in any process. Use Detach to leave a permit to another
+// process.
+func (p *Permit) ID() string { return p.p.id() }
 
-// IDs returns the ids of all its permits. Otherwise it is like ID.
+// IDs returns the ids of all its permits.
 func (p *Permit) IDs() []string {
-	p.p.known.Store(true)
 	ids := make([]string, len(p.p.raw))
 	for i, raw := range p.p.raw {
 		ids[i] = hex.EncodeToString([]byte(raw))
@@ -107,7 +102,6 @@ type permit struct {
 	raw       []string // the ids in the form of the server
 	lease     watchdog.Lease
 	releasing atomic.Int32 // releases by id in progress
-	known     atomic.Bool  // a caller has an id
 	changing  struct {     // a mutex: see changeLease
 		once sync.Once
 		c    chan struct{}
@@ -247,18 +241,16 @@ func (p *permit) free(ctx context.Context) {
 // asGrant returns the permit as what a release gives back.
 func (p *permit) asGrant() grant { return grant{permits: len(p.raw), ids: p.raw} }
 
-// Dropped implements engine.Droppable. A permit that is not renewed becomes free at its end, and one whose
-// id is known can be released by it.
+// Dropped implements engine.Droppable.
 func (p *permit) Dropped() {
-	if !p.lease.Renewed() || p.known.Load() {
-		p.Disown()
+	p.Disown()
+	if !p.lease.StopRenewing() {
 		return
 	}
 
-	p.e.s.Go(func(ctx context.Context) {
-		p.e.s.LogDropped("redlatch: a permit was dropped without Release; releasing it",
+	p.e.s.Go(func(context.Context) { // a logger may block
+		p.e.s.LogDropped("redlatch: a permit was dropped without Release; it is no longer renewed",
 			"name", text.Safe(p.e.id.Name), "kind", p.e.id.Kind, "permit", p.id(), "acquired", p.Site.String())
-		_ = p.Unlock(ctx)
 	})
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/redis/rueidis"
 
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
@@ -20,7 +21,7 @@ import (
 // Forever is the option for a permit that is not renewed and never expires. If its process
 // dies, it stays acquired until it is released by its id. This is what Redisson does
 // without a lease.
-func Forever() lock.Option { return lock.Lease(lock.NoExpiry) }
+func Forever() lock.HoldOption { return lock.Lease(lock.NoExpiry) }
 
 // MaxBatch is the most permits that one call can acquire or release. It bounds how long a
 // script blocks the server.
@@ -61,48 +62,38 @@ func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
 	return e.resize(ctx, permits)
 }
 
-// Acquire acquires a permit. It waits until one is free, ctx is done, or lock.Wait runs out.
-// It has the errors of lock.Locker.Lock: after an error it has acquired no permit, or
-// releases it in the background. As there, ctx bounds the wait and is the parent of the
-// permit's context. If the semaphore does not exist Acquire logs that, once for each name unless there
+// Acquire acquires n permits, all or none, in one Permit. It waits until they are free, ctx is done, or lock.Wait runs
+// out. It has the errors of lock.Locker.Lock: after an error it has acquired no permit, or
+// releases them in the background. As there, ctx bounds the wait and is the parent of the
+// permit's context. n is from 1 to MaxBatch. If it exceeds the total number of permits, the error matches
+// lock.ErrInvalid. If the semaphore does not exist Acquire logs that, once for each name unless there
 // are more than 1,000, and waits until it does.
-func (e *PermitSemaphore) Acquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
-	return e.acquireN(ctx, 1, opts)
-}
-
-// AcquireN is Acquire for n permits, all or none, in one Permit. n is from 1 to MaxBatch. If n
-// exceeds the total number of permits, the error matches lock.ErrInvalid.
-func (e *PermitSemaphore) AcquireN(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
-	return e.acquireN(ctx, n, opts)
-}
-
-func (e *PermitSemaphore) acquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
-	o, err := lock.ResolvePermit(opts...)
+func (e *PermitSemaphore) Acquire(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
+	o, err := resolve(opts)
 	if err != nil {
 		return nil, e.object().Refused("acquire", err)
 	}
 	return e.take(ctx, n, o, o.Bounded && o.Wait == 0)
 }
 
-// TryAcquire makes one attempt to acquire a permit, which blocks for one round trip. If none
-// is free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired, and if
-// the semaphore does not exist, ErrNotFound; otherwise it is like Acquire. lock.Wait and
-// lock.MaxWaiters are not valid options, and neither is lock.FailFast.
-func (e *PermitSemaphore) TryAcquire(ctx context.Context, opts ...lock.Option) (*Permit, error) {
-	return e.tryAcquireN(ctx, 1, opts)
-}
-
-// TryAcquireN is TryAcquire for n permits, all or none, in one Permit. n is from 1 to MaxBatch.
-func (e *PermitSemaphore) TryAcquireN(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
-	return e.tryAcquireN(ctx, n, opts)
-}
-
-func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Option) (*Permit, error) {
-	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
+// TryAcquire makes one attempt to acquire n permits, which blocks for one round trip. If too few
+// are free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired, and if
+// the semaphore does not exist, ErrNotFound; otherwise it is like Acquire.
+func (e *PermitSemaphore) TryAcquire(ctx context.Context, n int, opts ...lock.HoldOption) (*Permit, error) {
+	o, err := resolve(opts)
 	if err != nil {
 		return nil, e.object().Refused("acquire", err)
 	}
 	return e.take(ctx, n, o, true)
+}
+
+// resolve is lock.Resolve for permits.
+func resolve[O lock.Option](opts []O) (lock.Options, error) {
+	o, err := lock.Resolve(opts...)
+	if err == nil && o.AtLeast > 0 {
+		err = fmt.Errorf("%w: AtLeast: a permit has no least time", lock.ErrInvalid)
+	}
+	return o, err
 }
 
 // Do acquires a permit like Acquire, runs fn under the permit's context, and releases the permit
@@ -112,7 +103,7 @@ func (e *PermitSemaphore) tryAcquireN(ctx context.Context, n int, opts []lock.Op
 // matches lock.ErrInvalid. See lock.Locker for nested locks and permits.
 func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
 	return engine.Do(ctx, e.object(), locker{name: e.id.Name, acquire: func() (lock.Hold, error) {
-		p, err := e.acquireN(ctx, 1, opts)
+		p, err := e.Acquire(ctx, 1, opts...)
 		if err != nil {
 			return nil, err
 		}
@@ -134,7 +125,7 @@ func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once 
 		return nil, err
 	}
 
-	return e.newPermit(o.HoldParent(ctx), r, o), nil
+	return e.newPermit(engine.HoldParent(ctx, o), r, o), nil
 }
 
 // lease returns the first lease of a permit with these options.
@@ -216,20 +207,20 @@ func (e *PermitSemaphore) Available(ctx context.Context) (int, error) {
 type PermitStats struct {
 	// Total is the number of permits, free and acquired.
 	Total int
-	// Free is the number of free permits: see Available.
-	Free int
+	// Available is the number of free permits: see PermitSemaphore.Available.
+	Available int
 	// Taken is the number of acquired permits that have not expired.
 	Taken int
 	// Waiting is the number of clients in the wait queue: see Stats.
 	Waiting int
 }
 
-// Stats returns the numbers of one moment. Without a semaphore Free is 0, and so are the others,
+// Stats returns the numbers of one moment. Without a semaphore Available is 0, and so are the others,
 // unless only its number of free permits was deleted by other means than Delete. Stats writes nothing
 // and blocks for one round trip.
 func (e *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
 	free, taken, waiting, err := e.stats(ctx)
-	return PermitStats{Total: free + taken, Free: free, Taken: taken, Waiting: waiting}, err
+	return PermitStats{Total: free + taken, Available: free, Taken: taken, Waiting: waiting}, err
 }
 
 // run runs a script that does not begin with pool.lua.
@@ -238,10 +229,10 @@ func (e *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...
 	return script.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, args)
 }
 
-// LeaseTime returns the remaining lease of a permit, lock.NoExpiry if it never expires. The
-// error matches lock.ErrNotHeld if the permit is not acquired or has expired. LeaseTime
+// TTL returns the remaining lease of a permit, lock.NoExpiry if it never expires. The
+// error matches lock.ErrNotHeld if the permit is not acquired or has expired. TTL
 // writes nothing and blocks for one round trip.
-func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Duration, error) {
+func (e *PermitSemaphore) TTL(ctx context.Context, id string) (time.Duration, error) {
 	raw, err := e.parse(ctx, "read", id)
 	if err != nil {
 		return 0, err
@@ -261,19 +252,19 @@ func (e *PermitSemaphore) LeaseTime(ctx context.Context, id string) (time.Durati
 	return wire.Duration(left), nil
 }
 
-// UpdateLeaseTime sets the lease of a permit, counted from now, and reports whether the
+// SetTTL sets the lease of a permit, counted from now, and reports whether the
 // permit is acquired. The new lease may be shorter or longer, or lock.NoExpiry. A Permit of
 // this client is no longer renewed; with several ids, it ends when the first of them expires. Waiters are not notified: they retry at the previous
-// expiry, on a message, or after 5 s. UpdateLeaseTime blocks for one round trip. If the reply
+// expiry, on a message, or after 5 s. SetTTL blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
-func (e *PermitSemaphore) UpdateLeaseTime(ctx context.Context, id string, lease time.Duration) (bool, error) {
+func (e *PermitSemaphore) SetTTL(ctx context.Context, id string, lease time.Duration) (bool, error) {
 	raw, err := e.parse(ctx, "change lease", id)
 	if err != nil {
 		return false, err
 	}
 	if lease == lock.NoExpiry {
 		lease = forever
-	} else if err := lock.CheckLease(lease); err != nil {
+	} else if err := session.CheckLease(lease); err != nil {
 		return false, e.object().Refused("change lease", err)
 	}
 	return e.changeLease(ctx, "change lease", e.local(raw[0]), raw, lease)

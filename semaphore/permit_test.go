@@ -28,7 +28,7 @@ func countsOf(t testing.TB, e *semaphore.PermitSemaphore) counts {
 	t.Helper()
 	stats, err := e.Stats(context.Background())
 	require.NoError(t, err)
-	return counts{stats.Total, stats.Free, stats.Taken}
+	return counts{stats.Total, stats.Available, stats.Taken}
 }
 
 // permitSemaphore creates the semaphore "orders" with this number of permits.
@@ -40,7 +40,7 @@ func permitSemaphore(t testing.TB, c *redlatch.Client, permits int) *semaphore.P
 // take acquires n permits in one Permit, which stays reachable until the test ends.
 func take(t testing.TB, e *semaphore.PermitSemaphore, n int, opts ...lock.Option) *semaphore.Permit {
 	t.Helper()
-	p, err := e.AcquireN(context.Background(), n, patient(opts)...)
+	p, err := e.Acquire(context.Background(), n, append([]lock.Option{lock.Wait(2 * soon)}, opts...)...)
 	require.NoError(t, err)
 	require.Len(t, p.IDs(), n)
 	require.Equal(t, p.IDs()[0], p.ID())
@@ -50,7 +50,7 @@ func take(t testing.TB, e *semaphore.PermitSemaphore, n int, opts ...lock.Option
 
 func leaseTime(t testing.TB, e *semaphore.PermitSemaphore, id string) time.Duration {
 	t.Helper()
-	left, err := e.LeaseTime(context.Background(), id)
+	left, err := e.TTL(context.Background(), id)
 	require.NoError(t, err)
 	return left
 }
@@ -281,12 +281,12 @@ func TestBadKeyDoesNotFailBatchRenewal(t *testing.T) {
 	})
 }
 
-func TestDroppedPermitOfSeveralIsReleased(t *testing.T) {
+func TestDroppedPermitOfSeveralEnds(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		var log harness.Log
-		e := permitSemaphore(t, harness.Client(t, s, redlatch.WithLogger(log.Logger())), 3)
-		require.NoError(t, only(e.AcquireN(t.Context(), 3)))
-		harness.Eventually(t, soon, "all are released", func() bool {
+		e := permitSemaphore(t, harness.Client(t, s, redlatch.WithLogger(log.Logger()), redlatch.WithWatchdogTimeout(2*time.Second)), 3)
+		require.NoError(t, only(e.Acquire(t.Context(), 3)))
+		harness.Eventually(t, soon, "all are free", func() bool {
 			runtime.GC()
 			return countsOf(t, e) == counts{3, 3, 0}
 		})
@@ -300,7 +300,7 @@ func TestLeases(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
 		e := permitSemaphore(t, c, 1)
-		require.ErrorIs(t, only(e.LeaseTime(t.Context(), unknown)), lock.ErrNotHeld)
+		require.ErrorIs(t, only(e.TTL(t.Context(), unknown)), lock.ErrNotHeld)
 		for _, tt := range []struct {
 			opts          []lock.Option
 			here, there   time.Duration
@@ -320,12 +320,12 @@ func TestLeases(t *testing.T) {
 			require.InDelta(t, tt.extendedToOne, leaseTime(t, e, p.ID()), float64(10*time.Millisecond), "%v", tt)
 			require.NoError(t, p.Release(t.Context()))
 			require.Zero(t, p.Remaining())
-			require.ErrorIs(t, only(e.LeaseTime(t.Context(), p.ID())), lock.ErrNotHeld)
+			require.ErrorIs(t, only(e.TTL(t.Context(), p.ID())), lock.ErrNotHeld)
 		}
 
 		p := take(t, e, 1, lock.Lease(time.Minute))
 		time.Sleep(time.Minute + 10*time.Millisecond)
-		require.ErrorIs(t, only(e.LeaseTime(t.Context(), p.ID())), lock.ErrNotHeld)
+		require.ErrorIs(t, only(e.TTL(t.Context(), p.ID())), lock.ErrNotHeld)
 	})
 }
 
@@ -336,7 +336,7 @@ func TestUpdateLeaseTime(t *testing.T) {
 		e := permitSemaphore(t, s.Client(t), 1)
 		update := func(id string, lease time.Duration) bool {
 			t.Helper()
-			acquired, err := e.UpdateLeaseTime(t.Context(), id, lease)
+			acquired, err := e.SetTTL(t.Context(), id, lease)
 			require.NoError(t, err)
 			return acquired
 		}
@@ -373,7 +373,7 @@ func TestUpdateLeaseTime(t *testing.T) {
 		p, boom := take(t, e, 1), errors.New("boom")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		cancel(boom)
-		require.ErrorIs(t, only(e.UpdateLeaseTime(ctx, p.ID(), time.Millisecond)), boom)
+		require.ErrorIs(t, only(e.SetTTL(ctx, p.ID(), time.Millisecond)), boom)
 		time.Sleep(time.Hour)
 		require.NoError(t, p.Release(t.Context()))
 	})
@@ -386,7 +386,7 @@ func TestUpdateLeaseTimeOfOtherClientsPermit(t *testing.T) {
 		renewed, fixed := take(t, e, 1), take(t, e, 1, lock.Lease(time.Hour))
 		update := func(lease time.Duration) {
 			for _, p := range []*semaphore.Permit{renewed, fixed} {
-				acquired, err := other.UpdateLeaseTime(t.Context(), p.ID(), lease)
+				acquired, err := other.SetTTL(t.Context(), p.ID(), lease)
 				require.NoError(t, err)
 				require.True(t, acquired)
 			}
@@ -416,7 +416,7 @@ func TestUpdateLeaseTimeOfOneOfSeveral(t *testing.T) {
 		e := permitSemaphore(t, s.Client(t), 3)
 		for lease, ends := range map[time.Duration]time.Duration{5 * time.Second: 5 * time.Second, time.Hour: redlatch.DefaultWatchdogTimeout} {
 			p := take(t, e, 3)
-			updated, err := e.UpdateLeaseTime(t.Context(), p.IDs()[1], lease)
+			updated, err := e.SetTTL(t.Context(), p.IDs()[1], lease)
 			require.NoError(t, err)
 			require.True(t, updated)
 			lostFor(t, p, ends, lock.ReasonExpired)
@@ -437,7 +437,7 @@ func TestLeaseChangesAreSerialized(t *testing.T) {
 		extend, id := load(t, s.Addr, "permit_extend"), p.ID()
 		changes := []func(ctx context.Context) error{
 			func(ctx context.Context) error { return p.Extend(ctx, time.Hour) },
-			func(ctx context.Context) error { return only(e.UpdateLeaseTime(ctx, id, 30*time.Minute)) },
+			func(ctx context.Context) error { return only(e.SetTTL(ctx, id, 30*time.Minute)) },
 		}
 		for i, first := range changes {
 			done := make(chan error, 1)
@@ -471,13 +471,13 @@ func TestManyExpiredPermits(t *testing.T) {
 		require.Equal(t, many, available(t, e))
 
 		messages := harness.Messages(t, s.Addr, channel("orders"))
-		p, err := e.TryAcquire(t.Context())
+		p, err := e.TryAcquire(t.Context(), 1)
 		require.NoError(t, err)
 		require.Equal(t, "999", harness.Receive(t, soon, "the number of free permits", messages))
 		require.Equal(t, fmt.Sprint(":", many-1000+1), harness.Do(t, s.Addr, "ZCARD", timeoutsKey("orders")))
 		require.NoError(t, p.Release(t.Context()))
 
-		all, err := e.TryAcquireN(t.Context(), many, semaphore.Forever())
+		all, err := e.TryAcquire(t.Context(), many, semaphore.Forever())
 		require.NoError(t, err)
 		require.Equal(t, counts{many, 0, many}, countsOf(t, e))
 		require.NoError(t, all.Release(t.Context()))

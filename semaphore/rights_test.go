@@ -27,10 +27,10 @@ type party struct {
 }
 
 // acquire makes one attempt to acquire n permits, or waits if there are options.
-func (p *party) acquire(ctx context.Context, n int, opts ...lock.Option) error {
-	a, err := p.sem.acquire(ctx, n, append([]lock.Option{lock.Wait(0)}, opts...)...)
+func (p *party) acquire(ctx context.Context, n int, opts ...lock.WaitOption) error {
+	a, err := p.sem.acquire(ctx, n, append([]lock.WaitOption{lock.Wait(0)}, opts...)...)
 	if err == nil {
-		p.n, p.ids = p.n+a.n, append(p.ids, a.ids...)
+		p.n, p.ids, p.permits = p.n+a.n, append(p.ids, a.ids...), append(p.permits, a.permits...)
 	}
 	return err
 }

@@ -65,6 +65,7 @@ import (
 	"time"
 
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 )
@@ -96,7 +97,7 @@ func (s *Semaphore) TrySetPermitsFor(ctx context.Context, permits int, ttl time.
 		return false, s.object().Refused(setPermits,
 			fmt.Errorf("%w: TrySetPermitsFor: each use replaces ttl by its semaphore.IdleTTL", lock.ErrInvalid))
 	}
-	if err := lock.CheckLease(ttl); err != nil {
+	if err := session.CheckLease(ttl); err != nil {
 		return false, s.object().Refused(setPermits, err)
 	}
 	return s.set(ctx, permits, wire.Millis(ttl))
@@ -127,42 +128,35 @@ func (s *Semaphore) Available(ctx context.Context) (int, error) {
 // Stats are the numbers of a Semaphore. The number of acquired permits, and therefore the total,
 // is unknown to the server.
 type Stats struct {
-	// Free is the number of free permits, which may be negative: see Available.
-	Free int
+	// Available is the number of free permits, which may be negative: see Semaphore.Available.
+	Available int
 	// Waiting is the number of clients in the wait queue: those whose first request has waited
 	// for 100 ms or more. A process usually has one client. Java clients are never in it.
 	Waiting int
 }
 
-// Stats returns the numbers of one moment. Without a semaphore Free is 0, and so is Waiting, unless
+// Stats returns the numbers of one moment. Without a semaphore Available is 0, and so is Waiting, unless
 // the semaphore was deleted by other means than Delete. Stats writes nothing and blocks for one round
 // trip.
 func (s *Semaphore) Stats(ctx context.Context) (Stats, error) {
 	free, _, waiting, err := s.stats(ctx)
-	return Stats{Free: free, Waiting: waiting}, err
+	return Stats{Available: free, Waiting: waiting}, err
 }
 
-// Acquire acquires permits, all at once. It waits until they are free, ctx is done, or
-// lock.Wait runs out; the only other valid options are lock.MaxWaiters, lock.FailFast and lock.Site. If the semaphore
+// Acquire acquires n permits, all at once. It waits until they are free, ctx is done, or
+// lock.Wait runs out. If the semaphore
 // does not exist Acquire logs that, once for each name unless there are more than 1,000, and waits until it
 // does. For 0 permits it returns nil and sends nothing. It has the errors of lock.Locker.Lock: after an error it has acquired no
 // permits, or releases them in the background.
 //
 // Release must release the permits once; any client may do so. The end of ctx does not
 // release them.
-func (s *Semaphore) Acquire(ctx context.Context, permits int, opts ...lock.Option) error {
-	return s.acquireN(ctx, permits, opts)
-}
-
-func (s *Semaphore) acquireN(ctx context.Context, permits int, opts []lock.Option) error {
+func (s *Semaphore) Acquire(ctx context.Context, n int, opts ...lock.WaitOption) error {
 	o, err := lock.Resolve(opts...)
-	if err == nil && (o.Lease != 0 || o.MaxHold != 0 || o.AtLeast != 0 || o.Parent != nil) {
-		err = fmt.Errorf("%w: permits of a Semaphore have no lease and no context; those of a PermitSemaphore do", lock.ErrInvalid)
-	}
 	if err != nil {
 		return s.object().Refused("acquire", err)
 	}
-	return s.take(ctx, permits, o, o.Bounded && o.Wait == 0)
+	return s.take(ctx, n, o, o.Bounded && o.Wait == 0)
 }
 
 // TryAcquire makes one attempt to acquire permits, which blocks for one round trip. If too
@@ -227,9 +221,9 @@ func (s *Semaphore) put(ctx context.Context, permits int, ifExists bool) (bool, 
 // of fn, unchanged. If the release fails, Do returns a *lock.DoError with both. If the semaphore was
 // deleted or has expired while fn ran, Do releases nothing and does not create it. If fn is nil, the
 // error matches lock.ErrInvalid.
-func (s *Semaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+func (s *Semaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.WaitOption) error {
 	return engine.Do(ctx, s.object(), locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
-		return unit{s: s, ctx: ctx}, s.acquireN(ctx, 1, opts)
+		return unit{s: s, ctx: ctx}, s.Acquire(ctx, 1, opts...)
 	}}, fn)
 }
 

@@ -33,9 +33,9 @@ type anySemaphore interface {
 	SetPermits(ctx context.Context, permits int) error
 	Delete(ctx context.Context) (bool, error)
 	Exists(ctx context.Context) (bool, error)
-	Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error
+	do(ctx context.Context, fn func(ctx context.Context) error) error
 	Available(ctx context.Context) (int, error)
-	acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error)
+	acquire(ctx context.Context, n int, opts ...lock.WaitOption) (acquired, error)
 	tryAcquire(ctx context.Context, n int) (acquired, error)
 	giveBack(ctx context.Context, a acquired) error
 }
@@ -44,12 +44,18 @@ type anySemaphore interface {
 type acquired struct {
 	by  anySemaphore
 	n   int
-	ids []string // a dropped Permit whose ids are known is not released
+	ids []string
+
+	permits []*semaphore.Permit // which would not be renewed if they were dropped
 }
 
 type plain struct{ *semaphore.Semaphore }
 
-func (p plain) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
+func (p plain) do(ctx context.Context, fn func(ctx context.Context) error) error {
+	return p.Do(ctx, fn)
+}
+
+func (p plain) acquire(ctx context.Context, n int, opts ...lock.WaitOption) (acquired, error) {
 	return acquired{by: p, n: n}, p.Acquire(ctx, n, opts...)
 }
 
@@ -61,19 +67,27 @@ func (p plain) giveBack(ctx context.Context, a acquired) error { return p.Releas
 
 type permitSem struct{ *semaphore.PermitSemaphore }
 
-func (e permitSem) acquire(ctx context.Context, n int, opts ...lock.Option) (acquired, error) {
-	return e.acquired(e.AcquireN(ctx, n, opts...))
+func (e permitSem) do(ctx context.Context, fn func(ctx context.Context) error) error {
+	return e.Do(ctx, fn)
+}
+
+func (e permitSem) acquire(ctx context.Context, n int, opts ...lock.WaitOption) (acquired, error) {
+	all := make([]lock.Option, len(opts))
+	for i, opt := range opts {
+		all[i] = opt
+	}
+	return e.acquired(e.Acquire(ctx, n, all...))
 }
 
 func (e permitSem) tryAcquire(ctx context.Context, n int) (acquired, error) {
-	return e.acquired(e.TryAcquireN(ctx, n))
+	return e.acquired(e.TryAcquire(ctx, n))
 }
 
 func (e permitSem) acquired(p *semaphore.Permit, err error) (acquired, error) {
 	if err != nil {
 		return acquired{}, err
 	}
-	return acquired{by: e, n: len(p.IDs()), ids: p.IDs()}, nil
+	return acquired{by: e, n: len(p.IDs()), ids: p.IDs(), permits: []*semaphore.Permit{p}}, nil
 }
 
 func (e permitSem) giveBack(ctx context.Context, a acquired) error { return e.Release(ctx, a.ids...) }
@@ -173,7 +187,7 @@ func withPermits[S anySemaphore](t testing.TB, s S, permits int) S {
 	return s
 }
 
-func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.Option) acquired {
+func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.WaitOption) acquired {
 	t.Helper()
 	permits, err := s.acquire(context.Background(), n, patient(opts)...)
 	require.NoError(t, err)
@@ -181,8 +195,8 @@ func mustAcquire(t testing.TB, s anySemaphore, n int, opts ...lock.Option) acqui
 }
 
 // patient adds a bound to options without one, so that a test cannot hang.
-func patient(opts []lock.Option) []lock.Option {
-	return append([]lock.Option{lock.Wait(2 * soon)}, opts...)
+func patient(opts []lock.WaitOption) []lock.WaitOption {
+	return append([]lock.WaitOption{lock.Wait(2 * soon)}, opts...)
 }
 
 func (a acquired) release(t testing.TB) {

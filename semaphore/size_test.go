@@ -60,7 +60,7 @@ func TestRequestsCreateSemaphore(t *testing.T) {
 func TestCreationWakesWaiters(t *testing.T) {
 	ways := map[string]func(ctx context.Context, sem anySemaphore) error{
 		"Permits": func(ctx context.Context, sem anySemaphore) error {
-			return sem.Do(ctx, func(context.Context) error { return nil })
+			return sem.do(ctx, func(context.Context) error { return nil })
 		},
 		"TrySetPermits": func(ctx context.Context, sem anySemaphore) error { return only(sem.TrySetPermits(ctx, 2)) },
 		"SetPermits":    func(ctx context.Context, sem anySemaphore) error { return sem.SetPermits(ctx, 2) },
@@ -205,7 +205,7 @@ func TestOutlivingPermitsCount(t *testing.T) {
 			{"set", func() error { return e.SetPermits(t.Context(), 7) }, counts{7, 4, 3}},
 			{"remove", func() error { return e.AddPermits(t.Context(), -6) }, counts{2, -1, 3}},
 			{"add without Permits", func() error { return c.PermitSemaphore("orders").AddPermits(t.Context(), 2) }, counts{5, 2, 3}},
-			{"acquire", func() error { return only(e.AcquireN(t.Context(), 2, semaphore.Forever())) }, counts{8, 3, 5}},
+			{"acquire", func() error { return only(e.Acquire(t.Context(), 2, semaphore.Forever())) }, counts{8, 3, 5}},
 			{"release", func() error { return held.Release(t.Context()) }, counts{8, 6, 2}},
 		} {
 			s.Del("orders")
@@ -252,12 +252,12 @@ func TestStats(t *testing.T) {
 			if e, ok := sem.(permitSem); ok {
 				stats, err := e.Stats(t.Context())
 				require.NoError(t, err)
-				require.Equal(t, semaphore.PermitStats{Total: total, Free: free, Taken: total - free, Waiting: waiting}, stats)
+				require.Equal(t, semaphore.PermitStats{Total: total, Available: free, Taken: total - free, Waiting: waiting}, stats)
 				return
 			}
 			stats, err := sem.(plain).Stats(t.Context())
 			require.NoError(t, err)
-			require.Equal(t, semaphore.Stats{Free: free, Waiting: waiting}, stats)
+			require.Equal(t, semaphore.Stats{Available: free, Waiting: waiting}, stats)
 		}
 		requireStats(0, 0, 0)
 		withPermits(t, sem, 3)
@@ -279,36 +279,36 @@ func TestDo(t *testing.T) {
 		c, ctx := harness.Client(t, s), t.Context()
 		sem, boom := of(c, "orders", semaphore.Permits(1)), errors.New("boom")
 		_, leased := sem.(permitSem)
-		require.ErrorIs(t, sem.Do(ctx, nil), lock.ErrInvalid)
+		require.ErrorIs(t, sem.do(ctx, nil), lock.ErrInvalid)
 		var inside context.Context
-		require.Equal(t, boom, sem.Do(ctx, func(inner context.Context) error {
+		require.Equal(t, boom, sem.do(ctx, func(inner context.Context) error {
 			inside = inner
 			require.NoError(t, inner.Err())
-			require.ErrorIs(t, sem.Do(ctx, nil, lock.Wait(0)), lock.ErrInvalid)
+			require.ErrorIs(t, sem.do(ctx, nil), lock.ErrInvalid)
 			require.ErrorIs(t, only(sem.tryAcquire(ctx, 1)), lock.ErrNotAcquired)
 
 			waits := harness.Start(t, ctx, func(ctx context.Context) (any, error) {
-				return nil, sem.Do(ctx, func(context.Context) error { return nil })
+				return nil, sem.do(ctx, func(context.Context) error { return nil })
 			})
 			harness.Waits(t, 1, c)
 			for _, h := range c.Holds() {
-				require.Regexp(t, `semaphore_test\.TestDo\S* \(\S+size_test.go:\d+\)$`, h.Site, "the line that has called Do")
+				require.Regexp(t, `semaphore_test\.\w+\.do \(\S+semaphore_test.go:\d+\)$`, h.Site, "the line that has called Do")
 			}
 			waits.Leave()
 			return boom
 		}))
 		require.Equal(t, leased, inside.Err() != nil, "it ends with the permit, or is that of the caller")
-		require.Panics(t, func() { _ = sem.Do(ctx, func(context.Context) error { panic("boom") }) })
+		require.Panics(t, func() { _ = sem.do(ctx, func(context.Context) error { panic("boom") }) })
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
-			_ = sem.Do(ctx, func(context.Context) error { runtime.Goexit(); return nil })
+			_ = sem.do(ctx, func(context.Context) error { runtime.Goexit(); return nil })
 		}()
 		<-done
 		require.Equal(t, 1, available(t, sem))
 
 		// A semaphore that is gone when fn returns is not created again.
-		err := sem.Do(ctx, func(ctx context.Context) error { return only(sem.Delete(ctx)) })
+		err := sem.do(ctx, func(ctx context.Context) error { return only(sem.Delete(ctx)) })
 		if leased {
 			require.ErrorIs(t, err, lock.ErrLost)
 		} else {
@@ -318,7 +318,7 @@ func TestDo(t *testing.T) {
 		require.NoError(t, err)
 		require.False(t, exists)
 
-		err = sem.Do(ctx, func(context.Context) error {
+		err = sem.do(ctx, func(context.Context) error {
 			harness.Do(t, s.Addr, "DEL", "orders", timeoutsKey("orders"))
 			harness.Do(t, s.Addr, "SET", "orders", "precious")
 			return boom

@@ -24,8 +24,8 @@ import (
 // have the same meaning as for TryAcquire. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
 // this call requested. If the client is closed during the call, the permit may be released.
-func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Option) (*Permit, error) {
-	o, err := engine.TryOptions(lock.ResolvePermit(opts...))
+func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (*Permit, error) {
+	o, err := resolve(opts)
 	from, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
 		return nil, e.object().Refused("adopt", err)
@@ -45,7 +45,7 @@ func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.Opt
 		return nil, e.failed(ctx, "adopt", began, err)
 	}
 
-	return e.newPermit(o.HoldParent(ctx), r, o), nil
+	return e.newPermit(engine.HoldParent(ctx, o), r, o), nil
 }
 
 // adopt has a request take over permits with these ids. A transfer without an answer is repeated

@@ -46,7 +46,7 @@ func TestSeveralPermitsAreDetachedAndAdopted(t *testing.T) {
 				require.NotContains(t, before, left)
 				require.InDelta(t, lease, leaseTime(t, other, left), float64(slack))
 			}
-			require.ErrorIs(t, only(e.LeaseTime(t.Context(), before[0])), lock.ErrNotHeld)
+			require.ErrorIs(t, only(e.TTL(t.Context(), before[0])), lock.ErrNotHeld)
 			p, err = other.Adopt(t.Context(), id, semaphore.Forever())
 			require.NoError(t, err)
 			require.Equal(t, "4", harness.Receive(t, soon, "and after that", messages))

@@ -34,13 +34,13 @@ const (
 // waiter is a background call of Acquire.
 type waiter = harness.Call[acquired]
 
-func start(t testing.TB, sem anySemaphore, n int, opts ...lock.Option) *waiter {
+func start(t testing.TB, sem anySemaphore, n int, opts ...lock.WaitOption) *waiter {
 	return harness.Start(t, context.Background(), func(ctx context.Context) (acquired, error) { return sem.acquire(ctx, n, opts...) })
 }
 
 // startBehind is start for a semaphore of client c. It returns when the call waits, behind
 // earlier calls of this client.
-func startBehind(t testing.TB, c *redlatch.Client, sem anySemaphore, n int, opts ...lock.Option) *waiter {
+func startBehind(t testing.TB, c *redlatch.Client, sem anySemaphore, n int, opts ...lock.WaitOption) *waiter {
 	t.Helper()
 	before := c.Stats()
 	w := start(t, sem, n, opts...)
@@ -84,12 +84,12 @@ func requireQueue(t testing.TB, addr, name string, clients ...*redlatch.Client) 
 func requireMessages(t testing.TB, c *redlatch.Client, n uint64, f func()) {
 	t.Helper()
 	harness.Eventually(t, soon, "the subscription", func() bool {
-		hub := c.PubSub()
+		hub := c.Stats().PubSub
 		return hub.Channels > 0 && hub.Subscribed == hub.Channels
 	})
-	before := c.PubSub().Messages
+	before := c.Stats().PubSub.Messages
 	f()
-	harness.Eventually(t, soon, "messages", func() bool { return c.PubSub().Messages >= before+n })
+	harness.Eventually(t, soon, "messages", func() bool { return c.Stats().PubSub.Messages >= before+n })
 }
 
 func TestFirstComeFirstServed(t *testing.T) {
@@ -497,7 +497,7 @@ func TestOversizedRequestBlocksNobody(t *testing.T) {
 		}
 		began := time.Now()
 		fails(start(t, mine, 5))
-		require.ErrorIs(t, only(mine.TryAcquireN(t.Context(), 4)), lock.ErrInvalid)
+		require.ErrorIs(t, only(mine.TryAcquire(t.Context(), 4)), lock.ErrInvalid)
 		require.Less(t, time.Since(began), slack)
 
 		for _, c := range []*redlatch.Client{here, elsewhere} {

@@ -109,7 +109,7 @@ func openWrapped(ctx context.Context, addrs []string) (service, error) {
 			return nil, err
 		}
 		s.borrowed = append(s.borrowed, conn)
-		c, err := redlatch.Wrap(ctx, conn, redlatch.WithShortTimeouts())
+		c, err := redlatch.Wrap(ctx, conn)
 		if err != nil {
 			return nil, err
 		}
@@ -141,7 +141,7 @@ func (s *ours) operation(ctx context.Context, t task, name string) (operation, e
 		for _, c := range s.clients {
 			members = append(members, c.Lock(name))
 		}
-		return &ourPair{l: c.RedLock(members...)}, nil
+		return &ourPair{l: c.RedLock(members)}, nil
 	case "multi":
 		var members []lock.Locker
 		for i := range 3 {
@@ -199,7 +199,7 @@ type ourLeased struct {
 }
 
 func (p *ourLeased) acquire(ctx context.Context) (err error) {
-	p.p, err = p.s.Acquire(ctx)
+	p.p, err = p.s.Acquire(ctx, 1)
 	return err
 }
 

@@ -201,7 +201,7 @@ func (b *bencher) handOvers(ctx context.Context, kind string) (all []time.Durati
 // before that.
 func (b *bencher) awaitWaiter(ctx context.Context, client *redlatch.Client) {
 	for quiet := 0; quiet < 3 && ctx.Err() == nil; time.Sleep(time.Millisecond) {
-		if s := client.Stats(); s.Waiting == 1 && s.Attempting == 0 && client.PubSub().Subscribed > 0 {
+		if s := client.Stats(); s.Waiting == 1 && s.Attempting == 0 && client.Stats().PubSub.Subscribed > 0 {
 			quiet++
 		} else {
 			quiet = 0

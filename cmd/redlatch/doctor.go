@@ -12,7 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
-	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/internal/hub"
 )
 
 func newDoctor(c *connection) *cobra.Command {
@@ -73,7 +73,7 @@ func (o *observation) identify(ctx context.Context, r *inspect.Reader) {
 func (o observation) watched() time.Duration { return o.last.At.Sub(o.first.At) }
 
 // warm is how long a client listens after its last waiter has left, and more.
-const warm = pubsub.DefaultKeepWarm + 2*time.Second
+const warm = hub.DefaultKeepWarm + 2*time.Second
 
 // between is the time between two reads of doctor.
 const between = 200 * time.Millisecond

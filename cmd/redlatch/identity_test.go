@@ -83,14 +83,14 @@ func TestUserWithoutClientList(t *testing.T) {
 		for _, args := range [][]string{{"inspect", "orders", "jobs"}, {"doctor", "--watch", "1ms", "orders"}} {
 			text := succeeds(t, s.Addr, append(args, "--url", url)...)
 			require.Equal(t, 1, strings.Count(text, told), text)
-			require.Contains(t, text, h.Owner().String())
+			require.Contains(t, text, lock.OwnerOf(h).String())
 			require.NotContains(t, text, "named connection")
 			require.NotContains(t, text, "No connection")
 		}
 		var o inspect.Object
 		require.NoError(t, json.Unmarshal([]byte(succeeds(t, s.Addr, "inspect", "--json", "--url", url, "orders")), &o))
 		require.Contains(t, o.Unidentified, "NOPERM")
-		require.Equal(t, h.Owner().String(), o.Holders[0].ID)
+		require.Equal(t, lock.OwnerOf(h).String(), o.Holders[0].ID)
 
 		from := samplerOf(t, s, "*")
 		conn, err := rueidis.NewClient(rueidis.ClientOption{

@@ -166,7 +166,7 @@ jobs lock held TIME - OWNER
 orders:7 lock held TIME - OWNER
 orders:8 fenced free - - -
 `, masked(out))
-		require.Contains(t, out, h.Owner().String())
+		require.Contains(t, out, lock.OwnerOf(h).String())
 		out = succeeds(t, s.Addr, "ls", "orders:*", "--held")
 		require.Equal(t, "NAME KIND STATE EXPIRES WAITERS HOLDER\norders:7 lock held TIME - OWNER\n", masked(out))
 		out = succeeds(t, s.Addr, "ls", "--json")
@@ -230,7 +230,7 @@ func TestDoctorSeesAHandOver(t *testing.T) {
 		h := mustLock(t, harness.Client(t, s).Lock("jobs"), lock.Lease(time.Minute))
 		next := harness.Client(t, s)
 		waiter := harness.Start(t, t.Context(), func(ctx context.Context) (lock.Hold, error) { return next.Lock("jobs").Lock(ctx) })
-		harness.Eventually(t, patience, "it waits", func() bool { return next.PubSub().Subscribed == 1 })
+		harness.Eventually(t, patience, "it waits", func() bool { return next.Stats().PubSub.Subscribed == 1 })
 		conn := harness.Conn(t, s.Addr)
 		before := harness.Commands(t, conn)["type"]
 		r := start(t, s.Addr, "doctor", "--watch", "1m", "jobs")
@@ -362,9 +362,9 @@ func TestDoctorWatchesASemaphore(t *testing.T) {
 	const watch = 3 * time.Second
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		slots := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(2))
-		_, err := slots.Acquire(t.Context(), lock.Lease(8*time.Second))
+		_, err := slots.Acquire(t.Context(), 1, lock.Lease(8*time.Second))
 		require.NoError(t, err)
-		permit, err := slots.Acquire(t.Context())
+		permit, err := slots.Acquire(t.Context(), 1)
 		require.NoError(t, err)
 
 		conn := harness.Conn(t, s.Addr)
@@ -398,7 +398,7 @@ func TestHoldersInJSON(t *testing.T) {
 		_, err := c.CountDownLatch("latch").TrySetCount(t.Context(), 2)
 		require.NoError(t, err)
 		require.NoError(t, c.Semaphore("no ids", semaphore.Permits(3)).Acquire(t.Context(), 1))
-		_, err = c.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		_, err = c.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 		require.NoError(t, err)
 		harness.Do(t, s.Addr, "SET", "number", "3")
 		harness.Do(t, s.Addr, "SET", "mutex", "t0ken", "PX", "60000")
@@ -438,7 +438,7 @@ func TestHoldersInJSON(t *testing.T) {
 // A semaphore has the same kind whether a permit is held or not.
 func TestKindOfIdleSemaphore(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		permit, err := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(2)).Acquire(t.Context())
+		permit, err := harness.Client(t, s).PermitSemaphore("slots", semaphore.Permits(2)).Acquire(t.Context(), 1)
 		require.NoError(t, err)
 		require.Contains(t, succeeds(t, s.Addr, "ls", "--json"), `"kind":"semaphore"`)
 		require.Contains(t, succeeds(t, s.Addr, "inspect", "slots"), "kind         semaphore\n")

@@ -11,6 +11,7 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
 )
 
@@ -115,7 +116,7 @@ func (l *latchCommand) set(cmd *cobra.Command, args []string) error {
 	}
 	limited := cmd.Flags().Changed("ttl")
 	if limited {
-		if err := lock.CheckLease(l.ttl); err != nil {
+		if err := session.CheckLease(l.ttl); err != nil {
 			return fmt.Errorf("--ttl: %w", err)
 		}
 	}

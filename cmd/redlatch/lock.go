@@ -20,7 +20,9 @@ import (
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/supervise"
 	"github.com/redlatch/redlatch/internal/engine"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -148,7 +150,7 @@ func (l *lockCommand) isInvalid(cmd *cobra.Command, names, command []string) err
 		if value <= 0 {
 			return fmt.Errorf("--%s %v: must be greater than zero", d, value)
 		}
-		if (d == "lease" || d == "at-least") && lock.CheckLease(value) != nil {
+		if (d == "lease" || d == "at-least") && session.CheckLease(value) != nil {
 			return fmt.Errorf("--%s %v: must be from a millisecond to %v", d, value, lock.MaxLease)
 		}
 	}
@@ -381,7 +383,7 @@ type held interface {
 
 func (l *lockCommand) acquire(ctx context.Context, clients []*redlatch.Client, names []string) (held, error) {
 	if l.permits > 0 {
-		permit, err := clients[0].PermitSemaphore(names[0], semaphore.Permits(l.permits)).Acquire(ctx, l.options()...)
+		permit, err := clients[0].PermitSemaphore(names[0], semaphore.Permits(l.permits)).Acquire(ctx, 1, l.options()...)
 		return heldPermit{permit}, err
 	}
 	h, err := l.locker(clients, names).Lock(ctx, l.options()...)
@@ -397,7 +399,7 @@ func (l *lockCommand) locker(clients []*redlatch.Client, names []string) lock.Lo
 			votes = append(votes, l.one(client, name))
 		}
 		if len(l.red) > 0 {
-			all = append(all, clients[0].RedLock(votes...).WithAbsent(len(l.red)-len(clients)))
+			all = append(all, clients[0].RedLock(votes, multilock.Absent(len(l.red)-len(clients))))
 		} else {
 			all = append(all, votes...)
 		}

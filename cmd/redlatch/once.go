@@ -11,8 +11,8 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/cmd/redlatch/internal/inspect"
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
 )
 
@@ -167,7 +167,7 @@ func slotOf(cmd *cobra.Command, args []string) (work, slot string, err error) {
 }
 
 func (o *onceCommand) markDone(cmd *cobra.Command, args []string) error {
-	if err := lock.CheckLease(o.remember); err != nil {
+	if err := session.CheckLease(o.remember); err != nil {
 		return fmt.Errorf("--remember: %w", err)
 	}
 	return o.change(cmd, args, (*once.Once).MarkDone, "is done now", "was done already", once.Remember(o.remember))

@@ -54,7 +54,7 @@ func TestSlotsAreShown(t *testing.T) {
 				return waiter.Once("report").Run(ctx, "monday", noWork)
 			})
 			harness.Waits(t, 1, waiter)
-			harness.Eventually(t, patience, "it listens", func() bool { return waiter.PubSub().Subscribed == 1 })
+			harness.Eventually(t, patience, "it listens", func() bool { return waiter.Stats().PubSub.Subscribed == 1 })
 
 			require.Equal(t, `NAME KIND STATE EXPIRES WAITERS HOLDER
 redlatch_once:{report}:a+b once done TIME - -

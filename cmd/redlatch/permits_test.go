@@ -21,19 +21,19 @@ func TestPermitsCommand(t *testing.T) {
 		require.Equal(t, ":0", harness.Do(t, s.Addr, "EXISTS", "slots"))
 
 		slots := harness.Client(t, s).PermitSemaphore("slots")
-		waiting := harness.Start(t, t.Context(), func(ctx context.Context) (*semaphore.Permit, error) { return slots.Acquire(ctx) })
+		waiting := harness.Start(t, t.Context(), func(ctx context.Context) (*semaphore.Permit, error) { return slots.Acquire(ctx, 1) })
 		require.Equal(t, "2\n", succeeds(t, s.Addr, "permits", "set", "slots", "2"))
 		first := waiting.Got()
-		second, err := slots.Acquire(t.Context())
+		second, err := slots.Acquire(t.Context(), 1)
 		require.NoError(t, err)
 
 		require.Equal(t, "5\n", succeeds(t, s.Addr, "permits", "set", "slots", "5"))
 		stats, err := slots.Stats(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, semaphore.PermitStats{Total: 5, Free: 3, Taken: 2}, stats)
+		require.Equal(t, semaphore.PermitStats{Total: 5, Available: 3, Taken: 2}, stats)
 
 		require.Equal(t, "2\n", succeeds(t, s.Addr, "permits", "drain", "slots"))
-		_, err = slots.TryAcquire(t.Context())
+		_, err = slots.TryAcquire(t.Context(), 1)
 		require.ErrorIs(t, err, lock.ErrNotAcquired)
 		succeeds(t, s.Addr, "permits", "set", "slots", "2")
 
@@ -42,7 +42,7 @@ func TestPermitsCommand(t *testing.T) {
 		require.Equal(t, "2\n", succeeds(t, s.Addr, "permits", "release", "slots", first.ID(), second.ID()))
 		stats, err = slots.Stats(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, semaphore.PermitStats{Total: 2, Free: 2}, stats)
+		require.Equal(t, semaphore.PermitStats{Total: 2, Available: 2}, stats)
 		fails(t, s.Addr, statusNo, "not held", "permits", "release", "slots", first.ID())
 	})
 }
@@ -83,7 +83,7 @@ func TestPlainPermitsCommand(t *testing.T) {
 func TestPermitsOfMany(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		_, err := c.PermitSemaphore("tenant-1", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		_, err := c.PermitSemaphore("tenant-1", semaphore.Permits(3)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 		require.NoError(t, err)
 		require.NoError(t, c.Semaphore("tenant-3", semaphore.Permits(3)).Acquire(t.Context(), 1))
 		_, err = c.Lock("tenant-lock").Lock(t.Context(), lock.Lease(time.Hour))
@@ -125,7 +125,7 @@ func TestPermitsAndLatchesOfOtherKinds(t *testing.T) {
 		client := harness.Client(t, s)
 		_, err := client.Lock("lock").Lock(t.Context(), lock.Lease(time.Hour))
 		require.NoError(t, err)
-		_, err = client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		_, err = client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 		require.NoError(t, err)
 		succeeds(t, s.Addr, "latch", "set", "latch", "3")
 		succeeds(t, s.Addr, "permits", "set", "--plain", "plain", "5")

@@ -13,18 +13,19 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/redlatch/redlatch"
+	"github.com/redlatch/redlatch/probe"
 )
 
 // probeKinds are the values of --kind, in the order of the checklist.
 var probeKinds = []struct{ flag, kind, objects string }{
 	{"lock", "", "locks"},
-	{"fair", redlatch.KindFair, "fair locks"},
-	{"read-write", redlatch.KindReadWrite, "read-write locks"},
-	{"semaphore", redlatch.KindSemaphore, "semaphores"},
-	{"latch", redlatch.KindLatch, "latches"},
-	{"plain", redlatch.KindPlain, "plain locks"},
-	{"election", redlatch.KindElection, "elections"},
-	{"once", redlatch.KindOnce, "once-only work"},
+	{"fair", probe.KindFair, "fair locks"},
+	{"read-write", probe.KindReadWrite, "read-write locks"},
+	{"semaphore", probe.KindSemaphore, "semaphores"},
+	{"latch", probe.KindLatch, "latches"},
+	{"plain", probe.KindPlain, "plain locks"},
+	{"election", probe.KindElection, "elections"},
+	{"once", probe.KindOnce, "once-only work"},
 }
 
 func probeKindFlags() (flags []string) {
@@ -142,9 +143,9 @@ func (p *probeCommand) run(_ *cobra.Command, args []string) error {
 	})
 }
 
-func (p *probeCommand) lists(report redlatch.Report, user string) (lists []checklist) {
+func (p *probeCommand) lists(report probe.Report, user string) (lists []checklist) {
 	for _, n := range report.Nodes {
-		found := slices.DeleteFunc(slices.Clone(report.Findings), func(f redlatch.Finding) bool { return f.Addr != n.Addr })
+		found := slices.DeleteFunc(slices.Clone(report.Findings), func(f probe.Finding) bool { return f.Addr != n.Addr })
 		l := checklist{Addr: n.Addr, Server: n.Server, Version: n.Version, Replica: n.Replica}
 		l.Checks = serverChecks(n, found, user)
 		l.Checks = append(l.Checks, p.rightsChecks(n, found, user)...)
@@ -154,16 +155,16 @@ func (p *probeCommand) lists(report redlatch.Report, user string) (lists []check
 }
 
 // serverChecks returns the checks of a node that concern all users.
-func serverChecks(n redlatch.Node, found []redlatch.Finding, user string) (checks []check) {
+func serverChecks(n probe.Node, found []probe.Finding, user string) (checks []check) {
 	for _, c := range []struct {
-		check  redlatch.Check
+		check  probe.Check
 		known  bool
 		detail string
 		right  string // without which it is unknown
 	}{
-		{redlatch.CheckVersion, n.Version != "", n.Server + " " + n.Version, "+info"},
-		{redlatch.CheckEviction, n.EvictionPolicy != "", n.EvictionPolicy, "+info"},
-		{redlatch.CheckClock, n.ClockOffset != 0, fmt.Sprintf("%v off", n.ClockOffset.Abs().Round(time.Microsecond)), "+time"},
+		{probe.CheckVersion, n.Version != "", n.Server + " " + n.Version, "+info"},
+		{probe.CheckEviction, n.EvictionPolicy != "", n.EvictionPolicy, "+info"},
+		{probe.CheckClock, n.ClockOffset != 0, fmt.Sprintf("%v off", n.ClockOffset.Abs().Round(time.Microsecond)), "+time"},
 	} {
 		line := check{Check: string(c.check), State: stateOK, Detail: c.detail}
 		if !c.known {
@@ -180,8 +181,8 @@ func serverChecks(n redlatch.Node, found []redlatch.Finding, user string) (check
 }
 
 // rightsChecks returns the checks of the rights for the kinds of objects.
-func (p *probeCommand) rightsChecks(n redlatch.Node, found []redlatch.Finding, user string) (checks []check) {
-	scripts := slices.IndexFunc(found, func(f redlatch.Finding) bool { return slices.Contains(f.Rules, "+eval") })
+func (p *probeCommand) rightsChecks(n probe.Node, found []probe.Finding, user string) (checks []check) {
+	scripts := slices.IndexFunc(found, func(f probe.Finding) bool { return slices.Contains(f.Rules, "+eval") })
 	for _, k := range probeKinds {
 		if len(p.kinds) > 0 && !slices.Contains(p.kinds, k.flag) {
 			continue
@@ -195,7 +196,7 @@ func (p *probeCommand) rightsChecks(n redlatch.Node, found []redlatch.Finding, u
 		}
 		checks = append(checks, line)
 		for _, f := range found {
-			if f.Check == redlatch.CheckCommands && f.Kind == k.kind && scripts < 0 {
+			if f.Check == probe.CheckCommands && f.Kind == k.kind && scripts < 0 {
 				// An unsupported command is a finding of its own.
 				if at := &checks[len(checks)-1]; at.State == stateOK {
 					*at = missing(k.objects, f, user)
@@ -211,7 +212,7 @@ func (p *probeCommand) rightsChecks(n redlatch.Node, found []redlatch.Finding, u
 	return checks
 }
 
-func missing(name string, f redlatch.Finding, user string) check {
+func missing(name string, f probe.Finding, user string) check {
 	c := check{Check: name, State: stateMissing, Advice: f.Advice}
 	for _, right := range f.Missing {
 		c.Missing = append(c.Missing, right.String())

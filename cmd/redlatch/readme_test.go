@@ -70,7 +70,7 @@ func scene(t *testing.T, s *testserver.Server) {
 				cancel()
 				require.ErrorIs(t, waiter.End(), context.Canceled)
 			})
-			harness.Eventually(t, patience, "it waits", func() bool { return c.PubSub().Subscribed == 1 })
+			harness.Eventually(t, patience, "it waits", func() bool { return c.Stats().PubSub.Subscribed == 1 })
 		}
 	}
 	c := harness.Client(t, s)
@@ -86,7 +86,7 @@ func scene(t *testing.T, s *testserver.Server) {
 
 	uploads := c.PermitSemaphore("thumbnails", semaphore.Permits(4))
 	for range 3 {
-		_, err := uploads.Acquire(t.Context(), semaphore.Forever())
+		_, err := uploads.Acquire(t.Context(), 1, semaphore.Forever())
 		require.NoError(t, err)
 	}
 

@@ -64,7 +64,7 @@ func given(t *testing.T, s *testserver.Server) (names []string) {
 	harness.Do(t, s.Addr, "SADD", wire.WriterWaits("app:rw"), java)
 	c := harness.Client(t, s)
 	mustLock(t, c.PlainLock("app:plain"), lock.Lease(time.Hour))
-	_, err := c.PermitSemaphore("app:permits", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+	_, err := c.PermitSemaphore("app:permits", semaphore.Permits(3)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 	require.NoError(t, err)
 	_, err = c.CountDownLatch("app:latch").TrySetCount(t.Context(), 2)
 	require.NoError(t, err)

@@ -58,7 +58,7 @@ func TestSamples(t *testing.T) {
 		require.NoError(t, mustLock(t, fenced).Unlock(t.Context()))
 		ctx, stop := context.WithCancel(t.Context())
 		waiter := harness.StartLock(t, ctx, other.Lock("a"))
-		harness.Eventually(t, patience, "it waits", func() bool { return other.PubSub().Subscribed == 1 })
+		harness.Eventually(t, patience, "it waits", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 		from.budget = 0 // the channel is enough
 		_, rows = take(t, from)
 		require.Contains(t, rows, "a")
@@ -100,7 +100,7 @@ func TestSamplesOfVeryManyNames(t *testing.T) {
 		h := mustLock(t, c.FencedLock("z"))
 		ctx, stop := context.WithCancel(t.Context())
 		waiter := harness.StartLock(t, ctx, other.FencedLock("z"))
-		harness.Eventually(t, patience, "it waits", func() bool { return other.PubSub().Subscribed == 1 })
+		harness.Eventually(t, patience, "it waits", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 		for range 3 {
 			got, rows := take(t, from)
 			require.True(t, rows["z"].Held)
@@ -143,26 +143,26 @@ func TestTopInATerminal(t *testing.T) {
 		other := harness.Client(t, s)
 		waiter := harness.StartLock(t, t.Context(), other.Lock("orders"))
 		mustLock(t, harness.Client(t, s).Lock("jobs"))
-		harness.Eventually(t, patience, "it waits", func() bool { return other.PubSub().Subscribed == 1 })
+		harness.Eventually(t, patience, "it waits", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 
 		p := panes(t, s, 1)[0]
 		until := func(like string) { p.until(regexp.MustCompile(like)) }
 		p.run("redlatch top --interval 100ms")
 		until(`(?m)^redlatch top +redis://\S+ +2 names, 2 held, 1 contended$`)
-		until(`(?m)^> orders +lock +held +1 .*` + regexp.QuoteMeta(h.Owner().String()) + `\n  jobs `)
+		until(`(?m)^> orders +lock +held +1 .*` + regexp.QuoteMeta(lock.OwnerOf(h).String()) + `\n  jobs `)
 		p.keys("Down")
 		until(`(?m)^> jobs `)
 		p.keys("/", "r", "d", "Enter")
 		until(`(?m)^> orders `)
 		require.NotContains(t, p.screen(), "jobs")
 		p.keys("Enter")
-		until(`(?m)^subscribers +1\n\nHOLDER.*\n` + regexp.QuoteMeta(h.Owner().String()))
+		until(`(?m)^subscribers +1\n\nHOLDER.*\n` + regexp.QuoteMeta(lock.OwnerOf(h).String()))
 		p.keys("u")
 		until(`Unlock orders although its holder may be working\? y/n`)
 		p.keys("y")
 		until(`orders is unlocked`)
 		next := waiter.Got() // it was told
-		until(regexp.QuoteMeta(next.Owner().String()))
+		until(regexp.QuoteMeta(lock.OwnerOf(next).String()))
 		require.ErrorIs(t, h.Unlock(context.Background()), lock.ErrLost)
 
 		s.Pause()

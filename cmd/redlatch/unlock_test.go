@@ -27,13 +27,13 @@ func TestUnlock(t *testing.T) {
 				}
 				waiting := harness.StartLock(t, t.Context(), of.one(waiter, "job"))
 				harness.Waits(t, 1, waiter)
-				before := waiter.PubSub().Messages
+				before := waiter.Stats().PubSub.Messages
 
 				fails(t, s.Addr, statusFailed, "--force", "unlock", "job")
 				require.True(t, waiting.Running())
 				require.Equal(t, "job was held and is open now\n", succeeds(t, s.Addr, args...), args)
 				if kind != "spin" { // polls
-					harness.Eventually(t, patience, "a message", func() bool { return waiter.PubSub().Messages > before })
+					harness.Eventually(t, patience, "a message", func() bool { return waiter.Stats().PubSub.Messages > before })
 				}
 				require.NoError(t, waiting.Got().Unlock(t.Context()))
 				require.ErrorIs(t, hold.Unlock(t.Context()), lock.ErrLost)
@@ -53,7 +53,7 @@ func TestUnlockOther(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.NoError(t, client.Semaphore("slots").SetPermits(t.Context(), 3))
-		_, err := client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), lock.Lease(time.Hour))
+		_, err := client.PermitSemaphore("ids", semaphore.Permits(3)).Acquire(t.Context(), 1, lock.Lease(time.Hour))
 		require.NoError(t, err)
 		_, err = client.CountDownLatch("latch").TrySetCount(t.Context(), 3)
 		require.NoError(t, err)

@@ -308,12 +308,12 @@ func (t *trial) overhear(w *waiter, hold func() (func() error, error), wait func
 
 // heard releases the object, and notes if no message comes.
 func (t *trial) heard(w *waiter, release func() error) error {
-	before := w.client.PubSub().Messages
+	before := w.client.Stats().PubSub.Messages
 	if err := release(); err != nil {
 		return err
 	}
 	bound := t.within(time.Second, 5)
-	for released := time.Now(); w.client.PubSub().Messages == before; time.Sleep(time.Millisecond) {
+	for released := time.Now(); w.client.Stats().PubSub.Messages == before; time.Sleep(time.Millisecond) {
 		if time.Since(released) > bound {
 			polls := fmt.Sprintf("no message came within %v", bound.Round(100*time.Millisecond))
 			if refusal := w.log.lastRefusal(); refusal != "" {
@@ -362,7 +362,7 @@ func (t *trial) parked(c *redlatch.Client, ended <-chan error) error {
 			return h.Waiting && (h.Name == t.name || strings.HasPrefix(h.Name, t.name+":"))
 		})
 		// A channel whose subscription is refused never counts, so the wait for the others is bounded.
-		now, hub := time.Now(), c.PubSub()
+		now, hub := time.Now(), c.Stats().PubSub
 		subscribed := hub.Subscribed >= max(hub.Channels, 1) || now.Sub(began) > t.within(2*time.Second, 10)
 		switch limit := t.within(5*time.Second, 20); {
 		case !waits && now.Sub(began) > limit:
@@ -576,14 +576,14 @@ func (t *trial) permits() error {
 		return c.PermitSemaphore(t.name, semaphore.Permits(1))
 	}
 	take := func() (func() error, error) {
-		p, err := of(t.holder).TryAcquire(t.ctx)
+		p, err := of(t.holder).TryAcquire(t.ctx, 1)
 		if err != nil {
 			return nil, err
 		}
 		return func() error { return p.Release(t.ctx) }, nil
 	}
 	wait := func(c *redlatch.Client) error {
-		p, err := of(c).Acquire(t.ctx)
+		p, err := of(c).Acquire(t.ctx, 1)
 		if err != nil {
 			return err
 		}
@@ -595,7 +595,7 @@ func (t *trial) permits() error {
 			if err != nil {
 				return err
 			}
-			if p, err := of(t.other).TryAcquire(t.ctx); !errors.Is(err, lock.ErrNotAcquired) {
+			if p, err := of(t.other).TryAcquire(t.ctx, 1); !errors.Is(err, lock.ErrNotAcquired) {
 				if err == nil {
 					err = errors.Join(errors.New("2 of 1 permits were acquired"), p.Release(t.ctx))
 				}
@@ -606,7 +606,7 @@ func (t *trial) permits() error {
 		step{"waiting", func() error { return t.handOver(take, wait) }},
 		step{"expiry", func() error {
 			lease, sent := t.shortLease(), time.Now()
-			p, err := of(t.holder).TryAcquire(t.ctx, lock.Lease(lease))
+			p, err := of(t.holder).TryAcquire(t.ctx, 1, lock.Lease(lease))
 			if err != nil {
 				return err
 			}
@@ -858,14 +858,14 @@ func (t *trial) waitWithout() error {
 		}
 		return h.Unlock(t.ctx)
 	})
-	before := t.cut.client.PubSub().Reconnects
+	before := t.cut.client.Stats().PubSub.Reconnects
 	if err := t.parked(t.cut.client, ended); err != nil {
 		return errors.Join(err, h.Unlock(t.ctx))
 	}
 	t.cutLinks.cut()
 	// A client that could not subscribe before does not reconnect.
 	bound := time.Now().Add(t.within(3*time.Second, 20))
-	for t.cut.client.PubSub().Reconnects == before && time.Now().Before(bound) && t.ctx.Err() == nil {
+	for t.cut.client.Stats().PubSub.Reconnects == before && time.Now().Before(bound) && t.ctx.Err() == nil {
 		time.Sleep(5 * time.Millisecond)
 	}
 	if err := t.parked(t.cut.client, ended); err != nil {

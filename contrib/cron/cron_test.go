@@ -283,7 +283,7 @@ func TestInvalid(t *testing.T) {
 			"option":   add(c, hourly, o, r.work, nil),
 			"context":  add(c, hourly, o, r.work, redlatchcron.Context(none)),
 			"logger":   add(c, hourly, o, r.work, redlatchcron.Logger(nil)),
-			"lock":     add(c, hourly, o, r.work, redlatchcron.Lock(lock.Option{})),
+			"lock":     add(c, hourly, o, r.work, redlatchcron.Lock(nil)),
 		} {
 			require.ErrorIs(t, err, lock.ErrInvalid, what)
 		}

@@ -192,7 +192,7 @@ func TestInvalidElector(t *testing.T) {
 		"client":  only(redlatchgocron.NewElector(t.Context(), nil, boss, "")),
 		"context": only(redlatchgocron.NewElector(none, c, boss, "")),
 		"name":    only(redlatchgocron.NewElector(t.Context(), c, "", "")),
-		"option":  only(redlatchgocron.NewElector(t.Context(), c, boss, "", lock.Option{})),
+		"option":  only(redlatchgocron.NewElector(t.Context(), c, boss, "", nil)),
 	} {
 		require.ErrorIs(t, err, lock.ErrInvalid, what)
 	}

@@ -55,7 +55,7 @@ type Option func(*Locker) error
 func Remember(d time.Duration) Option {
 	return func(l *Locker) error {
 		l.once = append(l.once, once.Remember(d))
-		return lock.CheckLease(d)
+		return valid(d >= time.Millisecond && d <= lock.MaxLease, "Remember: must be from a millisecond to lock.MaxLease")
 	}
 }
 

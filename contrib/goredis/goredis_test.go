@@ -56,7 +56,7 @@ func checkShared(t *testing.T, c *redlatch.Client, rdb redis.UniversalClient) {
 		require.Equal(t, int64(1), exists())
 		owner, err := rdb.HKeys(ctx, name).Result()
 		require.NoError(t, err)
-		require.Equal(t, []string{h.Owner().String()}, owner)
+		require.Equal(t, []string{lock.OwnerOf(h).String()}, owner)
 		require.NoError(t, h.Unlock(ctx))
 		require.Zero(t, exists())
 	}

@@ -579,7 +579,7 @@ func TestInvalidConfig(t *testing.T) {
 		"lock.Wait":              {Locker: locker, Key: byPath, Options: []lock.Option{lock.Wait(0)}},
 		"lock.Parent":            {Locker: locker, Key: byPath, Options: []lock.Option{lock.Parent(t.Context())}},
 		"lease":                  {Locker: locker, Key: byPath, Options: []lock.Option{lock.Lease(0)}},
-		"the zero lock.Option":   {Locker: locker, Key: byPath, Options: []lock.Option{{}}},
+		"a nil option":           {Locker: locker, Key: byPath, Options: []lock.Option{nil}},
 	} {
 		m, err := httplock.New(c)
 		require.Nil(t, m)
@@ -596,7 +596,7 @@ func TestHandlerDetaches(t *testing.T) {
 		ids := make(chan string, 1)
 		server := start(t, wrap(t, httplock.Config{Locker: locks(c)}, func(_ http.ResponseWriter, r *http.Request) {
 			h, _ := httplock.HoldFrom(r.Context())
-			id, err := h.Detach(r.Context(), time.Minute)
+			id, err := lock.Detach(r.Context(), h, time.Minute)
 			assert.NoError(t, err)
 			ids <- id
 		}))

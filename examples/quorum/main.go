@@ -36,7 +36,7 @@ func main() {
 		// Plain locks are compatible with other libraries.
 		members = append(members, client.PlainLock("report"))
 	}
-	report := clients[0].RedLock(members...)
+	report := clients[0].RedLock(members)
 
 	for gone := range servers {
 		err := report.Do(ctx, func(context.Context) error {

@@ -77,7 +77,7 @@ func process(ctx context.Context, url string, stuck bool) error {
 
 // job works while it has a permit, and prints when.
 func job(ctx context.Context, pool *semaphore.PermitSemaphore, stuck bool) error {
-	permit, err := pool.Acquire(ctx)
+	permit, err := pool.Acquire(ctx, 1)
 	if err != nil {
 		return err
 	}

@@ -280,7 +280,7 @@ var multiRow = func() requests {
 	}
 	parked := func(x *departure, begin func()) {
 		begin()
-		harness.Eventually(x, soon, "it waits", func() bool { return harness.Waiting(1, x.c) && x.c.PubSub().Subscribed > 0 })
+		harness.Eventually(x, soon, "it waits", func() bool { return harness.Waiting(1, x.c) && x.c.Stats().PubSub.Subscribed > 0 })
 	}
 	for _, once := range []bool{false, true} {
 		name, begin := "", (*departure).begin
@@ -326,7 +326,7 @@ var multiRow = func() requests {
 type tries struct{ lock.Locker }
 
 func (l tries) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return l.TryLock(ctx, opts...)
+	return harness.Take(l.Locker, true)(ctx, opts...)
 }
 
 func (x *departure) hold() {
@@ -360,7 +360,7 @@ func (x *departure) hold() {
 			c = x.c
 		}
 		h := mustLock(x, context.Background(), of(c, x.name))
-		_ = h.Owner() // an owner that nobody knows is passed on without the server
+		_ = lock.OwnerOf(h) // an owner that nobody knows is passed on without the server
 		give = h.Unlock
 	}
 	x.give = func() (err error) {

@@ -97,7 +97,7 @@ func wokenByMessage(t *testing.T, k kind, cluster *testserver.Cluster, there *re
 		if what == "named" {
 			waiterCtx = lock.WithOwner(waiterCtx, there.NewOwner())
 		}
-		before := there.PubSub()
+		before := there.Stats().PubSub
 		waited := async(func() error { return theirs.Do(waiterCtx, nothing) })
 		harness.Eventually(t, soon, "the waiter listens", func() bool {
 			return k.waiting(1, there) && (k.polls || hasChannel())
@@ -108,7 +108,7 @@ func wokenByMessage(t *testing.T, k kind, cluster *testserver.Cluster, there *re
 		if !k.polls {
 			require.Less(t, time.Since(begin), 3*time.Second, "woken by the safety poll")
 			// Who polls beside messages may have been quicker than this one.
-			harness.Eventually(t, soon, "the message", func() bool { return there.PubSub().Messages > before.Messages })
+			harness.Eventually(t, soon, "the message", func() bool { return there.Stats().PubSub.Messages > before.Messages })
 		}
 	}
 }

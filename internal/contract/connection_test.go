@@ -170,7 +170,7 @@ func TestCloseAndRenewalWithAnExhaustedPool(t *testing.T) {
 		}
 		harness.Eventually(t, soon, "they want to subscribe", func() bool {
 			stats := c.Stats()
-			return stats.Waiting+stats.Attempting == len(waiters) && c.PubSub().Listeners > 0
+			return stats.Waiting+stats.Attempting == len(waiters) && c.Stats().PubSub.Listeners > 0
 		})
 		closed := async(func() error { c.Close(); return nil })
 		require.NoError(t, ends(t, closed, soon))
@@ -304,9 +304,9 @@ func deadlineCalls(t *testing.T, c *redlatch.Client, k kind, addr, phase string)
 		bounded["Drain"] = func(ctx context.Context) error { return only(c.Semaphore(forced).Drain(ctx)) }
 	case "permit semaphore":
 		id := h.(permitHold).ID()
-		bounded["LeaseTime"] = func(ctx context.Context) error { return only(c.PermitSemaphore(held).LeaseTime(ctx, id)) }
+		bounded["LeaseTime"] = func(ctx context.Context) error { return only(c.PermitSemaphore(held).TTL(ctx, id)) }
 		bounded["UpdateLeaseTime"] = func(ctx context.Context) error {
-			return only(c.PermitSemaphore(held).UpdateLeaseTime(ctx, id, time.Minute))
+			return only(c.PermitSemaphore(held).SetTTL(ctx, id, time.Minute))
 		}
 	}
 	return bounded, calls{"Unlock": u.Unlock}
@@ -519,7 +519,7 @@ func TestALeaseShorterThanARoundTrip(t *testing.T) {
 				"Lock": func() (lock.Hold, error) {
 					return k.of(c, "orders").Lock(t.Context(), length, lock.Wait(4*time.Second))
 				},
-				"TryLock": func() (lock.Hold, error) { return k.of(c, "orders").TryLock(t.Context(), length) },
+				"TryLock": func() (lock.Hold, error) { return k.of(c, "orders").TryLock(t.Context(), length.(lock.HoldOption)) },
 			} {
 				s.Reset()
 				began := time.Now()

@@ -90,11 +90,11 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 		"fair": c.FairLock(name), "read": c.RWLock(name).Read(), "write": c.RWLock(name).Write(),
 	} {
 		locker(kind, l)
-		add(kind, "Unlock", "release", func(ctx context.Context) error { return l.Unlock(named(ctx)) })
+		add(kind, "UnlockOwner", "release", func(ctx context.Context) error { return l.UnlockOwner(named(ctx)) })
 		add(kind, "ForceUnlock", "force unlock", func(ctx context.Context) error { return only(l.ForceUnlock(ctx)) })
 		add(kind, "Adopt", "adopt", func(ctx context.Context) error {
 			return only(l.(interface {
-				Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+				Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error)
 			}).Adopt(ctx, detachedLock))
 		})
 		for method, look := range looks(l, owner) {
@@ -108,17 +108,15 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 
 	multi := c.MultiLock(c.Lock(name))
 	locker("multi", multi)
-	locker("red", c.RedLock(c.Lock(name)))
-	add("multi", "Unlock", "release", func(ctx context.Context) error { return multi.Unlock(named(ctx)) })
+	locker("red", c.RedLock([]lock.Locker{c.Lock(name)}))
+	add("multi", "UnlockOwner", "release", func(ctx context.Context) error { return multi.UnlockOwner(named(ctx)) })
 	add("multi", "IsHeldBy", "read", func(ctx context.Context) error { return only(multi.IsHeldBy(ctx, owner)) })
 
 	permits := c.PermitSemaphore(name, semaphore.Permits(1))
 	for method, run := range (calls{
-		"Acquire":     func(ctx context.Context) error { return only(permits.Acquire(ctx, lock.Wait(minute))) },
-		"TryAcquire":  func(ctx context.Context) error { return only(permits.TryAcquire(ctx)) },
-		"AcquireN":    func(ctx context.Context) error { return only(permits.AcquireN(ctx, 1, lock.FailFast())) },
-		"TryAcquireN": func(ctx context.Context) error { return only(permits.TryAcquireN(ctx, 1)) },
-		"Do":          func(ctx context.Context) error { return permits.Do(ctx, nothing, lock.FailFast()) },
+		"Acquire":    func(ctx context.Context) error { return only(permits.Acquire(ctx, 1, lock.Wait(minute))) },
+		"TryAcquire": func(ctx context.Context) error { return only(permits.TryAcquire(ctx, 1)) },
+		"Do":         func(ctx context.Context) error { return permits.Do(ctx, nothing, lock.FailFast()) },
 	}) {
 		add("permit-semaphore", method, "acquire", run)
 	}
@@ -133,9 +131,9 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 	add("permit-semaphore", "Release", "release", func(ctx context.Context) error { return permits.Release(ctx, anID) })
 	add("permit-semaphore", "TryRelease", "release", func(ctx context.Context) error { return only(permits.TryRelease(ctx, anID)) })
 	add("permit-semaphore", "Adopt", "adopt", func(ctx context.Context) error { return only(permits.Adopt(ctx, detachedPermit)) })
-	add("permit-semaphore", "LeaseTime", "read", func(ctx context.Context) error { return only(permits.LeaseTime(ctx, anID)) })
-	add("permit-semaphore", "UpdateLeaseTime", "change lease", func(ctx context.Context) error {
-		return only(permits.UpdateLeaseTime(ctx, anID, minute))
+	add("permit-semaphore", "TTL", "read", func(ctx context.Context) error { return only(permits.TTL(ctx, anID)) })
+	add("permit-semaphore", "SetTTL", "change lease", func(ctx context.Context) error {
+		return only(permits.SetTTL(ctx, anID, minute))
 	})
 	add("permit-semaphore", "Stats", "read", func(ctx context.Context) error { return only(permits.Stats(ctx)) })
 	add("semaphore", "Stats", "read", func(ctx context.Context) error { return only(numbers.Stats(ctx)) })
@@ -274,7 +272,7 @@ func TestErrorsOfBadArgumentsNameTheirCall(t *testing.T) {
 		lockers := map[string]lock.Locker{
 			"lock": c.Lock("orders"), "fenced": c.FencedLock("orders"), "spin": c.SpinLock("orders"), "plain": c.PlainLock("orders"),
 			"fair": c.FairLock("orders"), "read": c.RWLock("orders").Read(), "write": c.RWLock("orders").Write(),
-			"multi": c.MultiLock(c.Lock("orders")), "red": c.RedLock(c.Lock("orders")),
+			"multi": c.MultiLock(c.Lock("orders")), "red": c.RedLock([]lock.Locker{c.Lock("orders")}),
 		}
 		check := func(kind, method, op string, err error) {
 			t.Helper()
@@ -282,37 +280,37 @@ func TestErrorsOfBadArgumentsNameTheirCall(t *testing.T) {
 		}
 		for kind, l := range lockers {
 			check(kind, "Lock", "acquire", only(l.Lock(ctx, lock.Wait(-1))))
-			check(kind, "TryLock", "acquire", only(l.TryLock(ctx, lock.FailFast())))
+			check(kind, "TryLock", "acquire", only(l.TryLock(ctx, lock.MaxHold(0))))
 			check(kind, "Do", "acquire", l.Do(ctx, nothing, lock.Lease(1)))
 			check(kind, "Do(nil)", "acquire", l.Do(ctx, nil))
 			if l, ok := l.(harness.Lock); ok {
-				check(kind, "Unlock", "release", l.Unlock(ctx))
+				check(kind, "UnlockOwner", "release", l.UnlockOwner(ctx))
 				check(kind, "HoldCount", "read", only(l.HoldCount(ctx, lock.Owner{})))
 			}
 		}
-		check("lock", "in memory", "acquire", only(memory.TryLock(ctx, lock.Wait(1))))
+		check("lock", "in memory", "acquire", only(memory.TryLock(ctx, lock.Lease(0))))
 		check("lock", "in memory, Do(nil)", "acquire", memory.Do(ctx, nil))
 		check("", "lock.Do(nil)", "acquire", lock.Do(ctx, memory, nil))
 		check("multi", "MaxWaiters", "acquire", only(c.MultiLock(c.Lock("orders")).Lock(ctx, lock.MaxWaiters(1))))
-		check("red", "lease", "acquire", only(c.RedLock(c.Lock("orders")).TryLock(ctx, lock.Lease(time.Millisecond))))
+		check("red", "lease", "acquire", only(c.RedLock([]lock.Locker{c.Lock("orders")}).TryLock(ctx, lock.Lease(time.Millisecond))))
 		check("lock", "option of the object", "acquire", only(c.Lock("orders", nil).TryLock(ctx)))
 		check("multi", "option of a member", "acquire", only(c.MultiLock(c.Lock("orders", nil)).TryLock(ctx)))
-		check("red", "option of a member", "acquire", only(c.RedLock(c.Lock("orders", nil)).TryLock(ctx)))
+		check("red", "option of a member", "acquire", only(c.RedLock([]lock.Locker{c.Lock("orders", nil)}).TryLock(ctx)))
 		check("fair", "Adopt", "adopt", only(c.FairLock("orders").Adopt(ctx, "x")))
 		check("fenced", "RaiseTokens", "raise tokens", only(c.FencedLock("orders").RaiseTokens(ctx, -1)))
 
 		permits, numbers := c.PermitSemaphore("orders"), c.Semaphore("orders", semaphore.IdleTTL(time.Hour))
-		check("permit-semaphore", "Acquire", "acquire", only(permits.Acquire(ctx, lock.AtLeast(time.Hour))))
-		check("permit-semaphore", "TryAcquireN", "acquire", only(permits.TryAcquireN(ctx, 0)))
+		check("permit-semaphore", "Acquire", "acquire", only(permits.Acquire(ctx, 1, lock.AtLeast(time.Hour))))
+		check("permit-semaphore", "TryAcquire", "acquire", only(permits.TryAcquire(ctx, 0)))
 		check("permit-semaphore", "Do(nil)", "acquire", permits.Do(ctx, nil))
 		check("permit-semaphore", "Release", "release", permits.Release(ctx, "x"))
 		check("permit-semaphore", "Release twice", "release", permits.Release(ctx, anID, anID))
-		check("permit-semaphore", "LeaseTime", "read", only(permits.LeaseTime(ctx, "x")))
-		check("permit-semaphore", "UpdateLeaseTime", "change lease", only(permits.UpdateLeaseTime(ctx, anID, 0)))
+		check("permit-semaphore", "TTL", "read", only(permits.TTL(ctx, "x")))
+		check("permit-semaphore", "SetTTL", "change lease", only(permits.SetTTL(ctx, anID, 0)))
 		check("permit-semaphore", "Adopt", "adopt", only(permits.Adopt(ctx, "x")))
 		check("permit-semaphore", "SetPermits", "set permits", permits.SetPermits(ctx, -1))
 		check("permit-semaphore", "option of the object", "read", only(c.PermitSemaphore("orders", semaphore.Permits(0)).Stats(ctx)))
-		check("semaphore", "Acquire", "acquire", numbers.Acquire(ctx, 1, lock.Lease(time.Hour)))
+		check("semaphore", "Acquire", "acquire", numbers.Acquire(ctx, 1, lock.Wait(-1)))
 		check("semaphore", "TryAcquire", "acquire", numbers.TryAcquire(ctx, -1))
 		check("semaphore", "Do(nil)", "acquire", numbers.Do(ctx, nil))
 		check("semaphore", "TrySetPermitsFor", "set permits", only(numbers.TrySetPermitsFor(ctx, 1, time.Hour)))
@@ -375,7 +373,7 @@ func TestErrorsOfHoldsNameTheirCall(t *testing.T) {
 		check("extend", h.Extend(none, time.Hour), lock.ErrInvalid)
 		election := k.name == "election" // whose terms have no Detach
 		if !election {
-			check("detach", only(h.Detach(ctx, 0)), lock.ErrInvalid)
+			check("detach", only(lock.Detach(ctx, h, 0)), lock.ErrInvalid)
 		}
 		check("release", h.Unlock(none), lock.ErrInvalid)
 		if !k.shared { // else the rival has another kind
@@ -385,9 +383,9 @@ func TestErrorsOfHoldsNameTheirCall(t *testing.T) {
 		check("release", h.Unlock(ctx), lock.ErrNotHeld)
 		check("extend", h.Extend(ctx, time.Hour), lock.ErrNotHeld)
 		if detachable(k) {
-			check("detach", only(h.Detach(ctx, time.Hour)), lock.ErrNotHeld)
+			check("detach", only(lock.Detach(ctx, h, time.Hour)), lock.ErrNotHeld)
 		} else if !election {
-			check("detach", only(h.Detach(ctx, time.Hour)), lock.ErrUnsupported)
+			check("detach", only(lock.Detach(ctx, h, time.Hour)), lock.ErrUnsupported)
 		}
 
 		h = mustLock(t, ctx, l)

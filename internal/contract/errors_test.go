@@ -20,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 )
 
 // failure is what an error must say: its kind, or nil for a refusal of the server, and the end of
@@ -304,7 +305,7 @@ func TestErrorsOfAServerThatRefuses(t *testing.T) {
 			}
 			detached := mustLock(t, t.Context(), k.of(c, k.name+" detached"))
 			ends[k.name+" detached"] = func() error {
-				id, err := detached.Detach(t.Context(), 10*time.Millisecond)
+				id, err := lock.Detach(t.Context(), detached, 10*time.Millisecond)
 				assert.NotEmpty(t, id, "it may happen yet")
 				return err
 			}
@@ -346,7 +347,7 @@ func TestErrorsOfMultiLocks(t *testing.T) {
 		for _, m := range []lock.Locker{
 			c.MultiLock(c.Lock("a"), c.Lock("b"), c.Lock("c")), // in one script
 			c.MultiLock(c.Lock("a"), c.FencedLock("b"), c.FairLock("c")),
-			c.MultiLock(c.RedLock(c.Lock("b")), c.Lock("a")),
+			c.MultiLock(c.RedLock([]lock.Locker{c.Lock("b")}), c.Lock("a")),
 		} {
 			for _, wait := range []time.Duration{0, 50 * time.Millisecond} {
 				_, err := m.Lock(t.Context(), lock.Wait(wait))
@@ -369,7 +370,7 @@ func TestErrorsOfRedLocks(t *testing.T) {
 			servers = append(servers, s)
 			members = append(members, curtly(t, s.Addr).Lock("orders"))
 		}
-		red := c.RedLock(members...).WithTimeout(200 * time.Millisecond)
+		red := c.RedLock(members, multilock.Timeout(200*time.Millisecond))
 		require.NoError(t, red.Do(t.Context(), nothing)) // the servers are identified
 		check := func(kind error, says string) {
 			t.Helper()

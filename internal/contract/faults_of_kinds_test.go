@@ -72,7 +72,7 @@ var electionRow = requestsOf("election", requests{
 		x.open()
 		leader, err := x.other.Election(x.name).Leader(x.ctx)
 		require.NoError(x, err)
-		require.Equal(x, election.Leader{Token: 1, Owner: h.Owner()}, leader)
+		require.Equal(x, election.Leader{Token: 1, Owner: lock.OwnerOf(h)}, leader)
 		x.released(h)
 		_, err = x.other.Election(x.name).Leader(x.ctx)
 		require.ErrorIs(x, err, election.ErrNoLeader)
@@ -197,7 +197,7 @@ type taker struct {
 	mu      sync.Mutex
 	out     int
 	ids     []string
-	permits []*semaphore.Permit // which would be released if they were dropped
+	permits []*semaphore.Permit // which would not be renewed if they were dropped
 }
 
 // sizes are the methods of both kinds.
@@ -221,9 +221,9 @@ func (k *taker) take(ctx context.Context, n int, once bool) error {
 	var err error
 	switch {
 	case k.permitSem != nil && once:
-		p, err = k.permitSem.TryAcquireN(ctx, n)
+		p, err = k.permitSem.TryAcquire(ctx, n)
 	case k.permitSem != nil:
-		p, err = k.permitSem.AcquireN(ctx, n)
+		p, err = k.permitSem.Acquire(ctx, n)
 	case once:
 		err = k.plain.TryAcquire(ctx, n)
 	default:
@@ -415,7 +415,7 @@ var leasedPermitSteps = func() (steps []step) {
 			var taken bool
 			var err error
 			x.during(func() {
-				taken, err = x.c.PermitSemaphore(x.name).UpdateLeaseTime(x.ctx, h.(permitHold).ID(), lease)
+				taken, err = x.c.PermitSemaphore(x.name).SetTTL(x.ctx, h.(permitHold).ID(), lease)
 			})
 			if x.fault.Unknown() {
 				require.Error(x, err)

@@ -253,7 +253,7 @@ func idle(t testing.TB, sites []*site) {
 	}
 	for _, x := range sites {
 		harness.Idle(t, x.c)
-		harness.Eventually(t, soon, "nobody listens: "+x.name, func() bool { return x.c.PubSub().Listeners == 0 })
+		harness.Eventually(t, soon, "nobody listens: "+x.name, func() bool { return x.c.Stats().PubSub.Listeners == 0 })
 	}
 }
 
@@ -274,7 +274,7 @@ func renewNothing(t testing.TB, sites []*site) {
 
 // quietly is a plain lock that does not poll.
 func quietly(c *redlatch.Client, name string) lock.Locker {
-	return c.PlainLock(name, rlock.WithBackoff(rlock.ConstantBackoff(time.Minute)))
+	return c.PlainLock(name, rlock.ConstantBackoff(time.Minute))
 }
 
 // step is a request, and what sends it.
@@ -448,7 +448,7 @@ func (x *faultCase) reports(err error) {
 func (x *faultCase) try() {
 	var h lock.Hold
 	var err error
-	x.during(func() { h, err = x.mine().TryLock(x.ctx, x.forever()...) })
+	x.during(func() { h, err = harness.Take(x.mine(), true)(x.ctx, x.forever()...) })
 	x.reports(err)
 	x.open()
 	if err == nil {
@@ -581,7 +581,7 @@ func (x *faultCase) detachment() {
 	h := mustLock(x, x.ctx, x.mine())
 	var id string
 	var err error
-	x.during(func() { id, err = h.Detach(x.ctx, time.Hour) })
+	x.during(func() { id, err = lock.Detach(x.ctx, h, time.Hour) })
 	require.NoError(x, err)
 	x.open()
 	require.ErrorIs(x, h.Unlock(x.ctx), lock.ErrNotHeld)
@@ -592,7 +592,7 @@ func (x *faultCase) detachment() {
 }
 
 func (x *faultCase) adoption() {
-	id, err := mustLock(x, x.ctx, x.of(x.other, x.name)).Detach(x.ctx, time.Hour)
+	id, err := lock.Detach(x.ctx, mustLock(x, x.ctx, x.of(x.other, x.name)), time.Hour)
 	require.NoError(x, err)
 	var h lock.Hold
 	x.during(func() { h, err = x.mine().(adopter).Adopt(x.ctx, id) })
@@ -623,7 +623,7 @@ func (x *faultCase) exactly(holds ...lock.Hold) {
 		}
 		if p, ok := h.(permitHold); ok {
 			asked, remaining := time.Now(), p.Remaining()
-			left, err := x.other.PermitSemaphore(x.name).LeaseTime(x.ctx, p.ID())
+			left, err := x.other.PermitSemaphore(x.name).TTL(x.ctx, p.ID())
 			require.NoError(x, err)
 			// Both have come down meanwhile, and have the same clock.
 			require.LessOrEqual(x, remaining, left+time.Since(asked)+10*time.Millisecond)
@@ -638,13 +638,13 @@ func (x *faultCase) owns(h lock.Hold, n int) {
 	keys := []string{x.name}
 	switch x.kind.name {
 	case "read":
-		keys = append(keys, wire.ReadHoldTimeout(x.name, h.Owner().String(), 1))
+		keys = append(keys, wire.ReadHoldTimeout(x.name, lock.OwnerOf(h).String(), 1))
 		n++ // the mode
 	case "write":
 		n++
 	}
 	harness.Eventually(x, soon, "these holds are there, each once", func() bool {
-		return harness.HoldCount(x, seen, h.Owner()) == 1 &&
+		return harness.HoldCount(x, seen, lock.OwnerOf(h)) == 1 &&
 			(x.kind.name == "plain" || x.number(x, "HLEN", x.name) == int64(n))
 	})
 	x.certain(h, keys...)
@@ -790,7 +790,7 @@ func eachSite(t *testing.T, rows []requests, timeout time.Duration, test func(x 
 // held returns how many holds an owner has.
 func (x *site) holds(h lock.Hold) int {
 	x.Helper()
-	return harness.HoldCount(x, x.lock(x.other, x.name), h.Owner())
+	return harness.HoldCount(x, x.lock(x.other, x.name), lock.OwnerOf(h))
 }
 
 // An attempt was answered: somebody else has the lock. A copy of it that arrives later
@@ -895,7 +895,7 @@ func TestACopyOfAnAcquisitionArrivesAfterAHandOff(t *testing.T) {
 					require.NoError(x, first.Unlock(x.ctx))
 				}
 				h := next.Got()
-				require.True(x, lost || first.Owner() == h.Owner(), "the lock was handed over")
+				require.True(x, lost || lock.OwnerOf(first) == lock.OwnerOf(h), "the lock was handed over")
 				require.NoError(x, h.Unlock(x.ctx))
 				x.open()
 				harness.Eventually(x, soon, "the lock is free", func() bool { return !harness.IsLocked(x, x.lock(x.other, x.name)) })

@@ -70,7 +70,7 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 	object := k.of(c, "orders")
 	calls := []func(ctx context.Context){
 		func(ctx context.Context) {
-			for _, acquire := range []func(context.Context, ...lock.Option) (lock.Hold, error){object.TryLock, object.Lock} {
+			for _, acquire := range []func(context.Context, ...lock.Option) (lock.Hold, error){harness.Take(object, true), object.Lock} {
 				h, err := acquire(ctx)
 				if err != nil {
 					continue
@@ -83,7 +83,7 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 			}
 			if h, err := object.TryLock(ctx); err == nil {
 				if k.owned {
-					_, _ = h.Detach(ctx, time.Minute)
+					_, _ = lock.Detach(ctx, h, time.Minute)
 				}
 				_ = h.Unlock(ctx)
 			}
@@ -132,13 +132,13 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 		calls = append(calls, func(ctx context.Context) {
 			sem := c.PermitSemaphore("orders", semaphore.Permits(3))
 			id := strings.Repeat("00", 16)
-			p, err := sem.AcquireN(ctx, 2)
+			p, err := sem.Acquire(ctx, 2)
 			if err == nil {
 				_ = p.Release(ctx)
 			}
 			_, _ = sem.TryRelease(ctx, id)
-			_, _ = sem.LeaseTime(ctx, id)
-			_, _ = sem.UpdateLeaseTime(ctx, id, time.Minute)
+			_, _ = sem.TTL(ctx, id)
+			_, _ = sem.SetTTL(ctx, id, time.Minute)
 			_, _ = sem.Adopt(ctx, id+"#1")
 			_, _ = sem.Stats(ctx)
 		})

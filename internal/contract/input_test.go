@@ -35,7 +35,7 @@ func (k kind) calls(l lock.Locker, ctx context.Context, o lock.Owner) map[string
 	if k.owned {
 		l := l.(harness.Lock)
 		calls["Lock, named"] = func() error { return only(l.Lock(owner)) }
-		calls["Unlock"] = func() error { return l.Unlock(owner) }
+		calls["Unlock"] = func() error { return l.UnlockOwner(owner) }
 		calls["ForceUnlock"] = func() error { return only(l.ForceUnlock(ctx)) }
 		for name, look := range looks(l, o) {
 			calls[name] = func() error { return look(ctx) }
@@ -70,15 +70,14 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 		l := k.of(c, "orders")
 		for _, opts := range [][]lock.Option{
 			{lock.Lease(0)}, {lock.Lease(-time.Second)}, {lock.Lease(time.Microsecond)}, {lock.Lease(lock.MaxLease + 1)}, {lock.Lease(math.MaxInt64)},
-			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {{}},
+			{lock.Wait(-1)}, {lock.MaxHold(0)}, {lock.MaxHold(-1)}, {nil},
 			{lock.Lease(time.Second), lock.MaxHold(time.Second)},
 		} {
 			require.ErrorIs(t, only(l.Lock(t.Context(), opts...)), lock.ErrInvalid, "%v", opts)
 		}
-		require.ErrorIs(t, only(l.TryLock(t.Context(), lock.Wait(time.Second))), lock.ErrInvalid)
 		require.ErrorIs(t, l.Do(t.Context(), nil), lock.ErrInvalid)
 		if k.owned {
-			require.ErrorIs(t, k.lock(c, "orders").Unlock(t.Context()), lock.ErrInvalid, "nobody is named")
+			require.ErrorIs(t, k.lock(c, "orders").UnlockOwner(t.Context()), lock.ErrInvalid, "nobody is named")
 			require.ErrorIs(t, only(k.lock(c, "orders").HoldCount(t.Context(), lock.Owner{})), lock.ErrInvalid)
 		}
 		ended, cancel := context.WithCancelCause(t.Context())
@@ -91,25 +90,20 @@ func TestBadInputIsAnErrorOfTheCall(t *testing.T) {
 	})
 }
 
-func TestOptionsOfOtherKinds(t *testing.T) {
-	backoff := rlock.WithBackoff(rlock.ConstantBackoff(time.Second))
+func TestOptionsOfObjects(t *testing.T) {
+	backoff := rlock.ConstantBackoff(time.Second)
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
 		for _, bad := range []struct {
 			l    lock.Locker
 			says string
 		}{
-			{c.Lock("orders", backoff), "rlock.WithBackoff is for SpinLock and PlainLock"},
-			{c.FencedLock("orders", backoff), "rlock.WithBackoff is for SpinLock and PlainLock"},
-			{c.PlainLock("orders", rlock.NonReentrant()), "rlock.NonReentrant is for Lock, FencedLock and SpinLock"},
-			{c.SpinLock("orders", rlock.WithBackoff(nil)), "rlock.WithBackoff(nil)"},
-			{c.PlainLock("orders", rlock.WithBackoff(nil), backoff), "rlock.WithBackoff(nil)"},
+			{c.SpinLock("orders", nil, backoff), "the backoff is nil"},
+			{c.PlainLock("orders", nil), "the backoff is nil"},
 			{c.Lock("orders", nil), "nil option"},
 			{c.FencedLock("orders", nil), "nil option"},
-			{c.SpinLock("orders", nil), "nil option"},
-			{c.PlainLock("orders", nil), "nil option"},
 			{c.FairLock("orders", fairlock.NonReentrant(), nil), "nil option"},
-			{redlatch.RedLock("orders", []*redlatch.Client{c}, backoff), "rlock.WithBackoff is for"},
+			{redlatch.RedLock("orders", []*redlatch.Client{c}, nil), "nil option"},
 			{c.MultiLock(c.Lock("orders", nil)), "nil option"},
 		} {
 			_, owned := bad.l.(harness.Lock)
@@ -122,7 +116,7 @@ func TestOptionsOfOtherKinds(t *testing.T) {
 		}
 		for _, l := range []lock.Locker{
 			c.Lock("a", rlock.NonReentrant()), c.FencedLock("b", rlock.NonReentrant()),
-			c.SpinLock("c", rlock.NonReentrant(), backoff), c.PlainLock("d", backoff), c.FairLock("e", fairlock.NonReentrant()),
+			c.SpinLock("c", backoff), c.PlainLock("d", backoff), c.FairLock("e", fairlock.NonReentrant()),
 		} {
 			require.NoError(t, l.Do(t.Context(), nothing), "%T", l)
 		}
@@ -307,7 +301,7 @@ func TestOutOfMemory(t *testing.T) {
 		}
 		waiter := k.waits(t, k.rival(c, "unnamed"), c)
 		pass := func() {
-			id, err := holds[0].Detach(t.Context(), time.Minute)
+			id, err := lock.Detach(t.Context(), holds[0], time.Minute)
 			require.NoError(t, err)
 			holds[0], err = k.of(c, holds[0].Name()).(adopter).Adopt(t.Context(), id)
 			require.NoError(t, err)

@@ -19,10 +19,10 @@ import (
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
-	"github.com/redlatch/redlatch/internal/engine"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/redlatchtest"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/semaphore"
@@ -107,7 +107,7 @@ func multi(c *redlatch.Client, name string) lock.Locker {
 // red is a majority of one: the package multilock tests those of several servers. A server
 // that is slow, since the machine is busy, is not away.
 func red(c *redlatch.Client, name string) lock.Locker {
-	return c.RedLock(c.Lock(name)).WithTimeout(10 * time.Second)
+	return c.RedLock([]lock.Locker{c.Lock(name)}, multilock.Timeout(10*time.Second))
 }
 
 func permit(c *redlatch.Client, name string) lock.Locker {
@@ -428,7 +428,7 @@ func isTaken(t testing.TB, l lock.Locker) {
 // waiting reports whether n callers of that client wait for objects of this kind, and none
 // of them makes an attempt.
 func (k kind) waiting(n int, c *redlatch.Client) bool {
-	switch stats, hub := c.Stats(), c.PubSub(); {
+	switch stats, hub := c.Stats(), c.Stats().PubSub; {
 	case k.memory:
 		return k.of(c, "orders").(*redlatchtest.Locker).Waiting() == n
 	case k.polls:
@@ -485,14 +485,14 @@ func (p permits) hold(permit *semaphore.Permit, err error) (lock.Hold, error) {
 }
 
 func (p permits) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return p.hold(p.Acquire(ctx, opts...))
+	return p.hold(p.Acquire(ctx, 1, opts...))
 }
 
-func (p permits) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return p.hold(p.TryAcquire(ctx, opts...))
+func (p permits) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	return p.hold(p.TryAcquire(ctx, 1, opts...))
 }
 
-func (p permits) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
+func (p permits) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
 	return p.hold(p.PermitSemaphore.Adopt(ctx, id, opts...))
 }
 
@@ -517,11 +517,12 @@ func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 	return termHold{term, c.Name()}, nil
 }
 
-func (c candidates) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	if _, err := engine.TryOptions(lock.Resolve(opts...)); err != nil {
-		return nil, err
+func (c candidates) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	all := []lock.Option{lock.Wait(0)}
+	for _, opt := range opts {
+		all = append(all, opt)
 	}
-	return c.Lock(ctx, append(opts, lock.Wait(0))...)
+	return c.Lock(ctx, all...)
 }
 
 func (c candidates) Do(ctx context.Context, fn func(context.Context) error, opts ...lock.Option) error {
@@ -543,13 +544,17 @@ func (termHold) Detach(context.Context, time.Duration) (string, error) {
 type numbered struct{ *semaphore.Semaphore }
 
 func (n numbered) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	if err := n.Acquire(ctx, 1, opts...); err != nil {
+	wait := make([]lock.WaitOption, len(opts))
+	for i, opt := range opts {
+		wait[i] = opt.(lock.WaitOption)
+	}
+	if err := n.Acquire(ctx, 1, wait...); err != nil {
 		return nil, err
 	}
 	return bareHold{name: n.Name(), ctx: ctx, unlock: func(ctx context.Context) error { return n.Release(ctx, 1) }}, nil
 }
 
-func (n numbered) TryLock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
+func (n numbered) TryLock(ctx context.Context, _ ...lock.HoldOption) (lock.Hold, error) {
 	if err := n.TryAcquire(ctx, 1); err != nil {
 		return nil, err
 	}
@@ -564,7 +569,7 @@ func (n numbered) Do(ctx context.Context, fn func(context.Context) error, opts .
 // it leaves. All others wait at the latch.
 type latched struct{ *countdown.Latch }
 
-func (l latched) TryLock(ctx context.Context, _ ...lock.Option) (lock.Hold, error) {
+func (l latched) TryLock(ctx context.Context, _ ...lock.HoldOption) (lock.Hold, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}

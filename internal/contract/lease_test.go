@@ -225,10 +225,10 @@ func TestMaxHold(t *testing.T) {
 			l, ctx := k.of(c, "orders").(unlocker), lock.WithOwner(t.Context(), c.NewOwner())
 			_, next = hold(ctx)
 			var loss *lock.LostError
-			require.ErrorAs(t, l.Unlock(ctx), &loss)
+			require.ErrorAs(t, l.UnlockOwner(ctx), &loss)
 			require.Equal(t, lock.ReasonMaxHold, loss.Reason)
 			getsIn(t, next)
-			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+			require.ErrorIs(t, l.UnlockOwner(ctx), lock.ErrNotHeld)
 		}
 	})
 }
@@ -367,7 +367,7 @@ var ways = []way{
 			l := k.rivalLock(a.other, name)
 			theirs := mustLock(a, a.Context(), l)
 			return func() {
-				require.Equal(a, 1, harness.HoldCount(a, l, theirs.Owner()))
+				require.Equal(a, 1, harness.HoldCount(a, l, lock.OwnerOf(theirs)))
 				isReleased(a, []lock.Hold{theirs})
 			}
 		},
@@ -505,7 +505,7 @@ func (w way) loses(t *testing.T, a *wayLost, k kind, slack time.Duration, happen
 		require.ErrorIs(t, lost, lock.ErrLost)
 		require.Equal(t, v.want, lost.Reason, v.name)
 		require.Equal(t, v.Name(), lost.Name)
-		require.Equal(t, v.Owner(), lost.Owner)
+		require.Equal(t, lock.OwnerOf(v.Hold), lost.Owner)
 		if p, ok := v.Hold.(permitHold); ok {
 			require.Equal(t, p.ID(), lost.Permit)
 		}
@@ -543,11 +543,12 @@ func (w way) loses(t *testing.T, a *wayLost, k kind, slack time.Duration, happen
 	}
 }
 
-// A hold that nobody can end is released, and logged with where it was acquired. Others outlast their
-// handles: one with a fixed lease to its end, for which no Shutdown waits, and one whose owner has a name and
-// can unlock without it until the owner does.
-func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
+// A hold that nobody can end is logged with where it was acquired, and lasts until its lease ends. So does one with a
+// fixed lease. No Shutdown waits for them. The hold of an owner that has a name and can unlock without the handle
+// stays renewed.
+func TestADroppedHoldEndsWithItsLease(t *testing.T) {
 	const lease = 15 * time.Second // collections of many tests at once take long
+	const watchdog = 5 * time.Second
 	type dropped struct {
 		kind
 		name string
@@ -567,7 +568,7 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 		var all, released, fixed, owned []*dropped
 		drop := func(k kind, what string, named bool, take func(ctx context.Context, l lock.Locker) error) *dropped {
 			d := &dropped{kind: k, name: k.name + " " + what, ctx: t.Context()}
-			d.c = harness.Client(t, s, redlatch.WithLogger(d.log.Logger())) // each logs one of them a second
+			d.c = harness.Client(t, s, redlatch.WithLogger(d.log.Logger()), redlatch.WithWatchdogTimeout(watchdog)) // each logs one of them a second
 			if named {
 				d.name += ", named"
 				d.ctx = lock.WithOwner(d.ctx, d.c.NewOwner())
@@ -595,12 +596,12 @@ func TestADroppedHoldIsReleasedAndLogged(t *testing.T) {
 		})
 		for _, d := range released {
 			require.Regexp(t, `acquired="github.com/redlatch/redlatch/internal/contract_test\.\S+ \(\S*(lease|kinds)_test.go:\d+\)"`, d.log.String())
-			require.NoError(t, ends(t, async(func() error { return d.rival(other, d.name).Do(t.Context(), nothing) }), soon), d.name)
-			harness.Idle(t, d.c)
+			require.NoError(t, ends(t, async(func() error { return d.rival(other, d.name).Do(t.Context(), nothing) }), watchdog+soon), d.name)
+			require.NoError(t, d.c.Shutdown(t.Context()), d.name)
 		}
 		for _, d := range owned {
 			isTaken(t, d.rival(other, d.name))
-			require.NoError(t, d.of(d.c, d.name).(unlocker).Unlock(d.ctx))
+			require.NoError(t, d.of(d.c, d.name).(unlocker).UnlockOwner(d.ctx))
 			require.NoError(t, d.rival(other, d.name).Do(t.Context(), nothing, lock.Wait(0)))
 			require.Empty(t, d.log.String())
 		}

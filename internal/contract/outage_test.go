@@ -80,7 +80,7 @@ func TestAllMessagesAreLost(t *testing.T) {
 					require.NoError(t, ends(t, done, clients*poll+100*time.Millisecond-time.Since(begin)))
 				}
 				for _, c := range all {
-					require.Zero(t, c.PubSub().Messages)
+					require.Zero(t, c.Stats().PubSub.Messages)
 					c.Close()
 				}
 			}
@@ -305,7 +305,7 @@ func TestServerInTrouble(t *testing.T) {
 		})
 		harness.Eventually(t, long, "the other lease is renewed", func() bool { return kept.Remaining() > long*9/10 })
 		if k.owned {
-			require.Equal(t, 1, harness.HoldCount(t, k.lock(waiting, "kept"), kept.Owner()))
+			require.Equal(t, 1, harness.HoldCount(t, k.lock(waiting, "kept"), lock.OwnerOf(kept)))
 		}
 		require.NoError(t, kept.Unlock(t.Context()))
 		for name, done := range waiters {

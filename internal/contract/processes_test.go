@@ -149,7 +149,7 @@ func TestAHolderIsKilledOrStopped(t *testing.T) {
 				if k.owned {
 					now := harness.PTTL(t, s.Addr, k.name)
 					require.GreaterOrEqual(t, now, ttl-time.Since(measured).Milliseconds()-2) // both are rounded
-					require.Equal(t, 1, harness.HoldCount(t, k.rivalLock(c, k.name), h.Owner()))
+					require.Equal(t, 1, harness.HoldCount(t, k.rivalLock(c, k.name), lock.OwnerOf(h)))
 				}
 				require.NoError(t, h.Unlock(t.Context()))
 			})

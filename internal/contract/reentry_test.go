@@ -47,14 +47,14 @@ func TestReentryIsCounted(t *testing.T) {
 				if k.owned {
 					require.Equal(t, n, harness.HoldCount(t, k.lock(c, "orders"), o))
 					require.Greater(t, harness.PTTL(t, s.Addr, "orders"), int64(590_000))
-					require.ErrorIs(t, k.lock(other, "orders").Unlock(ctx), lock.ErrNotHeld)
+					require.ErrorIs(t, k.lock(other, "orders").UnlockOwner(ctx), lock.ErrNotHeld)
 				}
 				isTaken(t, k.rival(other, "orders"))
 				require.Empty(t, w)
 				end := holds[0]
 				if byOwner {
 					end, holds = holds[n-1], holds[:n-1]
-					require.NoError(t, k.lock(c, "orders").Unlock(ctx))
+					require.NoError(t, k.lock(c, "orders").UnlockOwner(ctx))
 				} else {
 					holds = holds[1:]
 					require.NoError(t, end.Unlock(ctx))
@@ -69,7 +69,7 @@ func TestReentryIsCounted(t *testing.T) {
 			getsIn(t, w)
 			if k.owned {
 				require.Zero(t, harness.HoldCount(t, k.lock(c, "orders"), o))
-				require.ErrorIs(t, k.lock(c, "orders").Unlock(ctx), lock.ErrNotHeld)
+				require.ErrorIs(t, k.lock(c, "orders").UnlockOwner(ctx), lock.ErrNotHeld)
 			}
 		}
 	})
@@ -266,7 +266,7 @@ func byOwner(k kind) bool { return k.owned || k.name == "multi" }
 // unlocker is a Locker of such a kind.
 type unlocker interface {
 	lock.Locker
-	Unlock(ctx context.Context) error
+	UnlockOwner(ctx context.Context) error
 }
 
 // What an owner hears of losses by Lock.Unlock is what its holds would say, in the order in which it
@@ -290,25 +290,25 @@ func TestAnOwnerHearsOfItsLosses(t *testing.T) {
 			func(h lock.Hold) { redlatchtest.Lose(t, h.Context(), lock.ReasonClosed) },
 		} {
 			h := loses(lose)
-			err := l.Unlock(ctx)
+			err := l.UnlockOwner(ctx)
 			var loss *lock.LostError
 			require.ErrorAs(t, err, &loss)
 			require.ErrorIs(t, err, context.Cause(h.Context()))
-			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+			require.ErrorIs(t, l.UnlockOwner(ctx), lock.ErrNotHeld)
 			require.ErrorIs(t, h.Unlock(ctx), lock.ErrNotHeld)
 
 			h = loses(lose)
 			require.ErrorIs(t, h.Unlock(ctx), lock.ErrLost)
-			require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+			require.ErrorIs(t, l.UnlockOwner(ctx), lock.ErrNotHeld)
 		}
 
 		loses(gone)
 		time.Sleep(time.Minute) // until what a group has left has expired
 		mustLock(t, ctx, l)
-		require.ErrorIs(t, k.of(c, "another").(unlocker).Unlock(ctx), lock.ErrNotHeld)
-		require.ErrorIs(t, l.Unlock(lock.WithOwner(ctx, c.NewOwner())), lock.ErrNotHeld)
-		require.NoError(t, l.Unlock(ctx))
-		require.ErrorIs(t, l.Unlock(ctx), lock.ErrLost)
-		require.ErrorIs(t, l.Unlock(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, k.of(c, "another").(unlocker).UnlockOwner(ctx), lock.ErrNotHeld)
+		require.ErrorIs(t, l.UnlockOwner(lock.WithOwner(ctx, c.NewOwner())), lock.ErrNotHeld)
+		require.NoError(t, l.UnlockOwner(ctx))
+		require.ErrorIs(t, l.UnlockOwner(ctx), lock.ErrLost)
+		require.ErrorIs(t, l.UnlockOwner(ctx), lock.ErrNotHeld)
 	})
 }

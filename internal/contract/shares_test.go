@@ -17,7 +17,6 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/wire"
-	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -73,7 +72,7 @@ func (c *contender) run(ctx context.Context, t *testing.T, s *harness.VirtualSer
 		callers.Go(func() {
 			for ctx.Err() == nil {
 				began := time.Now()
-				assert.NoError(t, of(client).Do(context.WithoutCancel(ctx), func(context.Context) error {
+				assert.NoError(t, of(client)(context.WithoutCancel(ctx), func(context.Context) error {
 					c.got(began)
 					time.Sleep(held)
 					return nil
@@ -84,8 +83,13 @@ func (c *contender) run(ctx context.Context, t *testing.T, s *harness.VirtualSer
 	return callers.Wait
 }
 
-type doer interface {
-	Do(ctx context.Context, f func(ctx context.Context) error, opts ...lock.Option) error
+type doer func(ctx context.Context, f func(ctx context.Context) error) error
+
+// doing returns Do of a lock or of a semaphore.
+func doing[O any](l interface {
+	Do(ctx context.Context, f func(ctx context.Context) error, opts ...O) error
+}) doer {
+	return func(ctx context.Context, f func(ctx context.Context) error) error { return l.Do(ctx, f) }
 }
 
 type doerOf func(c *redlatch.Client) doer
@@ -185,10 +189,10 @@ func (j *javaProcess) loop(ctx context.Context, t *testing.T, c *contender, n in
 // Processes that always want a lock, or a permit, have it in fair shares, however fast they hear of a release.
 func TestShares(t *testing.T) {
 	const near = 100 * time.Microsecond
-	locks := func(c *redlatch.Client) doer { return c.Lock("shared") }
-	writers := func(c *redlatch.Client) doer { return c.RWLock("shared").Write() }
-	permit := func(c *redlatch.Client) doer { return c.Semaphore("shared", semaphore.Permits(1)) }
-	permits := func(c *redlatch.Client) doer { return c.Semaphore("shared", semaphore.Permits(2)) }
+	locks := func(c *redlatch.Client) doer { return doing(c.Lock("shared")) }
+	writers := func(c *redlatch.Client) doer { return doing(c.RWLock("shared").Write()) }
+	permit := func(c *redlatch.Client) doer { return doing(c.Semaphore("shared", semaphore.Permits(1))) }
+	permits := func(c *redlatch.Client) doer { return doing(c.Semaphore("shared", semaphore.Permits(2))) }
 	ours := func(n, callers int) (all []*contender) {
 		for range n {
 			all = append(all, &contender{callers: callers, rtt: near})

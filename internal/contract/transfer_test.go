@@ -22,7 +22,7 @@ import (
 
 // adopter is what Detach can leave a lock to.
 type adopter interface {
-	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+	Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error)
 }
 
 // detachable is for kinds whose holds Detach can leave to another process.
@@ -111,7 +111,7 @@ func TestLostReplyOfAShortTransfer(t *testing.T) {
 	for name, end := range map[string]func(h lock.Hold) error{
 		"AtLeast": func(h lock.Hold) error { return h.Unlock(context.Background()) },
 		"Detach": func(h lock.Hold) error {
-			_, err := h.Detach(context.Background(), moment)
+			_, err := lock.Detach(context.Background(), h, moment)
 			return err
 		},
 		"Adopt": nil,
@@ -123,10 +123,10 @@ func TestLostReplyOfAShortTransfer(t *testing.T) {
 				l := k.of(c, "orders")
 				// Has the scripts loaded, also that of a release, which follows if the moment is over.
 				require.NoError(t, l.Do(t.Context(), nothing))
-				_, err := mustLock(t, t.Context(), l).Detach(t.Context(), moment)
+				_, err := lock.Detach(t.Context(), mustLock(t, t.Context(), l), moment)
 				require.NoError(t, err)
 				if end == nil {
-					id, detachErr := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute)
+					id, detachErr := lock.Detach(t.Context(), mustLock(t, t.Context(), l), time.Minute)
 					require.NoError(t, detachErr)
 					g.During(t, harness.LoseReply, "EVALSHA", func() { _, err = l.(adopter).Adopt(t.Context(), id, lock.Lease(moment)) })
 				} else {
@@ -182,12 +182,12 @@ func TestACopyOfATransferArrivesLate(t *testing.T) {
 			gone := time.Since(asked)
 			require.Less(t, time.Duration(harness.PTTL(t, s.Addr, "orders"))*time.Millisecond, ends-gone+delay/2, what)
 		}
-		id, err := mustLock(t, t.Context(), l).Detach(t.Context(), time.Minute) // has the scripts loaded
+		id, err := lock.Detach(t.Context(), mustLock(t, t.Context(), l), time.Minute) // has the scripts loaded
 		require.NoError(t, err)
 		h, err := l.(adopter).Adopt(t.Context(), id, lock.Lease(time.Minute))
 		require.NoError(t, err)
 
-		g.During(t, harness.Echo, "EVALSHA", func() { id, err = h.Detach(t.Context(), time.Hour) })
+		g.During(t, harness.Echo, "EVALSHA", func() { id, err = lock.Detach(t.Context(), h, time.Hour) })
 		require.NoError(t, err)
 		late("Detach")
 		g.During(t, harness.Echo, "EVALSHA", func() { h, err = l.(adopter).Adopt(t.Context(), id, lock.Lease(time.Minute)) })
@@ -202,7 +202,7 @@ func TestACopyOfATransferArrivesLate(t *testing.T) {
 			h = mustLock(t, t.Context(), l)
 		}
 
-		g.During(t, harness.Echo, "EVALSHA", func() { id, err = h.Detach(t.Context(), time.Hour) })
+		g.During(t, harness.Echo, "EVALSHA", func() { id, err = lock.Detach(t.Context(), h, time.Hour) })
 		require.NoError(t, err)
 		h, err = l.(adopter).Adopt(t.Context(), id)
 		require.NoError(t, err)
@@ -240,7 +240,7 @@ func TestTransferAndOutage(t *testing.T) {
 		if r.least {
 			err = h.Unlock(t.Context())
 		} else {
-			_, err = h.Detach(t.Context(), time.Hour)
+			_, err = lock.Detach(t.Context(), h, time.Hour)
 		}
 		require.ErrorIs(t, err, lock.ErrIndeterminate)
 		g.Redirect(s)
@@ -255,10 +255,10 @@ func TestDetachAndAdopt(t *testing.T) {
 		c, next := harness.Client(t, s), harness.Client(t, s)
 		for _, ctx := range k.owners(t, c) {
 			h := mustLock(t, ctx, k.of(c, "orders"))
-			id, err := h.Detach(t.Context(), time.Minute)
+			id, err := lock.Detach(t.Context(), h, time.Minute)
 			require.NoError(t, err)
 			require.ErrorIs(t, h.Unlock(t.Context()), lock.ErrNotHeld)
-			_, err = h.Detach(t.Context(), time.Minute)
+			_, err = lock.Detach(t.Context(), h, time.Minute)
 			require.ErrorIs(t, err, lock.ErrNotHeld)
 			require.ErrorIs(t, context.Cause(h.Context()), context.Canceled)
 			require.Zero(t, h.Remaining())
@@ -287,14 +287,14 @@ func TestDetachAndAdopt(t *testing.T) {
 			got := adopted[0]
 			require.Equal(t, h.Token(), got.Token())
 			if k.owned {
-				require.NotEqual(t, h.Owner(), got.Owner())
+				require.NotEqual(t, lock.OwnerOf(h), lock.OwnerOf(got))
 			}
 			require.LessOrEqual(t, got.Remaining(), 30*time.Second)
 			isTaken(t, k.rival(c, "orders"))
 			require.NoError(t, got.Extend(t.Context(), time.Minute))
 
 			// And on: what was adopted can be detached, for less than it had.
-			id, err = got.Detach(t.Context(), 200*time.Millisecond)
+			id, err = lock.Detach(t.Context(), got, 200*time.Millisecond)
 			require.NoError(t, err)
 			require.NoError(t, k.rival(c, "orders").Do(t.Context(), nothing), "when the lease is over")
 			_, err = k.of(next, "orders").(adopter).Adopt(t.Context(), id)
@@ -309,9 +309,9 @@ func TestAdoptOptions(t *testing.T) {
 		c := s.Client(t)
 		l := k.of(c, "orders")
 		adopt := func(lease time.Duration, opts ...lock.Option) lock.Hold {
-			id, err := mustLock(t, t.Context(), l).Detach(t.Context(), lease)
+			id, err := lock.Detach(t.Context(), mustLock(t, t.Context(), l), lease)
 			require.NoError(t, err)
-			h, err := l.(adopter).Adopt(t.Context(), id, opts...)
+			h, err := l.(adopter).Adopt(t.Context(), id, harness.HoldOptions(opts)...)
 			require.NoError(t, err)
 			return h
 		}
@@ -342,7 +342,7 @@ func TestAdoptOptions(t *testing.T) {
 			first, second := adopt(time.Hour), mustLock(t, t.Context(), l)
 			require.NoError(t, first.Unlock(t.Context()))
 			isTaken(t, k.rival(c, "orders"))
-			id, err := second.Detach(t.Context(), time.Second)
+			id, err := lock.Detach(t.Context(), second, time.Second)
 			require.NoError(t, err)
 			third := mustLock(t, t.Context(), l)
 			time.Sleep(2 * time.Second)
@@ -365,7 +365,7 @@ func TestDetachWithWaiters(t *testing.T) {
 		synctest.Wait()
 		require.NoError(t, h.Unlock(t.Context())) // passes it on
 		began := time.Now()
-		id, err := second.Got().Detach(t.Context(), time.Second)
+		id, err := lock.Detach(t.Context(), second.Got(), time.Second)
 		require.NoError(t, err)
 		require.NotEmpty(t, id)
 		require.NoError(t, third.Got().Unlock(t.Context()))
@@ -379,7 +379,7 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		c := harness.Client(t, s)
 		l := k.of(c, "orders")
 		h := mustLock(t, t.Context(), l)
-		detach := func(ctx context.Context, lease time.Duration) error { return only(h.Detach(ctx, lease)) }
+		detach := func(ctx context.Context, lease time.Duration) error { return only(lock.Detach(ctx, h, lease)) }
 		var none context.Context
 		if !detachable(k) {
 			require.ErrorIs(t, detach(t.Context(), time.Minute), lock.ErrUnsupported)
@@ -390,10 +390,10 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 			require.ErrorIs(t, detach(t.Context(), lease), lock.ErrInvalid)
 		}
 		require.ErrorIs(t, detach(none, time.Minute), lock.ErrInvalid)
-		adopt := func(ctx context.Context, name, id string, opts ...lock.Option) error {
+		adopt := func(ctx context.Context, name, id string, opts ...lock.HoldOption) error {
 			return only(k.of(c, name).(adopter).Adopt(ctx, id, opts...))
 		}
-		held := h.Owner().String()
+		held := lock.OwnerOf(h).String()
 		if p, ok := h.(permitHold); ok {
 			held = p.ID()
 		}
@@ -414,12 +414,8 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		unknown := unknownID(k, c)
 		require.ErrorIs(t, adopt(t.Context(), "orders", unknown), lock.ErrNotHeld)
 		require.ErrorIs(t, adopt(t.Context(), "", unknown), lock.ErrInvalid)
-		opts := []lock.Option{lock.Wait(time.Second), lock.MaxWaiters(1)}
 		if !keeps(k) {
-			opts = append(opts, lock.AtLeast(time.Second))
-		}
-		for _, opt := range opts {
-			require.ErrorIs(t, adopt(t.Context(), "orders", unknown, opt), lock.ErrInvalid)
+			require.ErrorIs(t, adopt(t.Context(), "orders", unknown, lock.AtLeast(time.Second)), lock.ErrInvalid)
 		}
 		ended, cancel := context.WithCancel(t.Context())
 		cancel()
@@ -430,7 +426,7 @@ func TestInvalidDetachAndAdopt(t *testing.T) {
 		if reentrant(k) {
 			ctx := lock.WithOwner(t.Context(), c.NewOwner())
 			outer, inner := mustLock(t, ctx, l), mustLock(t, ctx, l)
-			require.ErrorIs(t, only(inner.Detach(ctx, time.Minute)), lock.ErrInvalid)
+			require.ErrorIs(t, only(lock.Detach(ctx, inner, time.Minute)), lock.ErrInvalid)
 			require.NoError(t, inner.Unlock(ctx))
 			require.NoError(t, outer.Unlock(ctx))
 		}
@@ -458,7 +454,7 @@ func TestUndoneAdoption(t *testing.T) {
 			}
 			g := harness.NewGate(t, s)
 			c, other := harness.ClientAt(t, []string{g.Addr}), harness.Client(t, s)
-			id, err := mustLock(t, t.Context(), k.of(other, "orders")).Detach(t.Context(), time.Hour)
+			id, err := lock.Detach(t.Context(), mustLock(t, t.Context(), k.of(other, "orders")), time.Hour)
 			require.NoError(t, err)
 			k.prepare(t, s.Addr, "another")
 			require.NoError(t, k.of(c, "another").Do(t.Context(), nothing)) // connects

@@ -14,11 +14,14 @@ import (
 // Droppable is what a Handle refers to. The contexts that it gets are not nil.
 type Droppable interface {
 	lock.Hold
+	// Owner and Detach are what lock.OwnerOf and lock.Detach ask for.
+	Owner() lock.Owner
+	Detach(ctx context.Context, lease time.Duration) (id string, err error)
 	// Held reports whether the hold is held.
 	Held() bool
-	// Dropped is called when the handle of a held hold was collected. If the hold is renewed,
-	// it logs that and releases the hold, in the background: finalizers run one after the
-	// other. A hold with a fixed lease lasts until its end.
+	// Dropped is called when the handle of a held hold was collected. It stops the renewal, so that the hold lasts
+	// until its lease ends: work may go on under it. Finalizers run one after the other, so Dropped does not block; it logs
+	// in the background that a renewed hold was dropped.
 	Dropped()
 	// Object returns what errors name.
 	Object() wire.Object
@@ -69,7 +72,7 @@ func (hd *Handle) Remaining() time.Duration {
 
 // Extend implements lock.Hold.
 func (hd *Handle) Extend(ctx context.Context, lease time.Duration) error {
-	if err := cmp.Or(session.CheckContext(ctx), lock.CheckLease(lease)); err != nil {
+	if err := cmp.Or(session.CheckContext(ctx), session.CheckLease(lease)); err != nil {
 		return hd.Object().Refused("extend", err)
 	}
 
@@ -91,7 +94,7 @@ func (hd *Handle) Unlock(ctx context.Context) error {
 
 // Detach implements lock.Hold.
 func (hd *Handle) Detach(ctx context.Context, lease time.Duration) (string, error) {
-	if err := cmp.Or(session.CheckContext(ctx), lock.CheckLease(lease)); err != nil {
+	if err := cmp.Or(session.CheckContext(ctx), session.CheckLease(lease)); err != nil {
 		return "", hd.Object().Refused("detach", err)
 	}
 

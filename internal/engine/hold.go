@@ -219,18 +219,14 @@ func (h *Hold) Dropped() {
 		return // the owner can end it without the handle
 	}
 
-	c.mu.Lock()
-	fixed := h.Fixed
-	c.mu.Unlock()
-	if fixed {
-		h.Disown() // work may depend on it until its lease ends
+	h.Disown()
+	if !h.StopRenewing() {
 		return
 	}
 
 	s := c.lock.s
-	s.Go(func(ctx context.Context) {
-		s.LogDropped("redlatch: a hold was dropped without Unlock; releasing it",
+	s.Go(func(context.Context) { // a logger may block
+		s.LogDropped("redlatch: a hold was dropped without Unlock; it is no longer renewed",
 			"name", text.Safe(h.Name()), "kind", c.lock.kind.Name, "owner", h.Owner().String(), "acquired", h.Site.String())
-		_ = h.Unlock(ctx)
 	})
 }

@@ -35,7 +35,7 @@ type call struct {
 
 // Lock is lock.Locker's.
 func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(lock.Resolve(opts...))
+	o, err := Resolve(l.kind.Shared, opts)
 	if err != nil {
 		return nil, l.Object().Refused("acquire", err)
 	}
@@ -43,8 +43,8 @@ func (l *Lock) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error)
 }
 
 // TryLock is lock.Locker's.
-func (l *Lock) TryLock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
+func (l *Lock) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	o, err := Resolve(l.kind.Shared, opts)
 	if err != nil {
 		return nil, l.Object().Refused("acquire", err)
 	}
@@ -58,7 +58,7 @@ func (l *Lock) handle(ctx context.Context, call *call) (lock.Hold, error) {
 		return nil, err
 	}
 
-	h.KeepUntil(call.opts.KeepUntil())
+	h.KeepUntil(KeptUntil(call.opts))
 	h.Given(call.site)
 	return NewHandle(h), nil
 }
@@ -107,7 +107,7 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 		req.Owned = !c.owner.IsZero()
 		err := l.e.Acquire(reqCtx, &req)
 
-		h, err := c.granted(ctx, call.opts.HoldParent(ctx), err)
+		h, err := c.granted(ctx, HoldParent(ctx, call.opts), err)
 		if err == errGone {
 			continue // the claim that the caller was to share or take over ended before it had a hold of it
 		}

@@ -69,7 +69,7 @@ func (l *Lock) Slot() int {
 
 // AnyHold is a hold on one lock or on several.
 type AnyHold interface {
-	lock.Hold
+	Droppable
 	// One returns the hold itself if it is on one lock, and otherwise nil.
 	One() *Hold
 	// Disown is State.Disown.
@@ -87,8 +87,8 @@ type GroupHold interface {
 	Acquired() time.Time
 	// EndAt ends the hold at that time, whatever is renewed until then.
 	EndAt(at time.Time)
-	// StopRenewing leaves the hold to the end of its lease.
-	StopRenewing()
+	// StopRenewing leaves the hold to the end of its lease, and reports whether it was renewed.
+	StopRenewing() bool
 	// Watch is State.Watch.
 	Watch(g Group, name string)
 }
@@ -122,14 +122,17 @@ func (h *Hold) One() *Hold { return h }
 func (h *Hold) Acquired() time.Time { return h.sent }
 
 // StopRenewing implements GroupHold.
-func (h *Hold) StopRenewing() {
+func (h *Hold) StopRenewing() bool {
 	c := h.claim
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if h.Held() {
-		h.Fixed = true
-		c.alignLocked()
+	if h.Fixed || !h.Held() {
+		return false
 	}
+
+	h.Fixed = true
+	c.alignLocked()
+	return true
 }
 
 // Waited reports whether the acquisition was contended, as far as that is known.

@@ -63,32 +63,34 @@ func (l *Lock) Refuses(ctx context.Context, op string) error {
 // Object returns what the errors of the lock name.
 func (l *Lock) Object() wire.Object { return wire.Object(l.id) }
 
-// Checked returns an error for options that a lock does not have. A read lock that nobody holds any
-// more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
+// Resolve is lock.Resolve for a lock, with an error for the options that it does not have. A read lock that nobody
+// holds any more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
 // with one.
-func Checked(reads bool, o lock.Options, err error) (lock.Options, error) {
+func Resolve[O lock.Option](reads bool, opts []O) (lock.Options, error) {
+	o, err := lock.Resolve(opts...)
 	if err == nil && o.AtLeast > 0 && reads {
 		err = fmt.Errorf("%w: AtLeast: a read lock has no least time", lock.ErrInvalid)
 	}
-	return o, err
-}
-
-// checked returns an error for options that the lock does not have.
-func (l *Lock) checked(o lock.Options, err error) (lock.Options, error) {
-	return Checked(l.kind.Shared, o, err)
-}
-
-// TryOptions returns the options of a call that does not wait, or an error if they are for one that
-// does.
-func TryOptions(o lock.Options, err error) (lock.Options, error) {
-	if err == nil && o.Bounded {
-		err = fmt.Errorf("%w: Wait: this call does not wait", lock.ErrInvalid)
-	} else if err == nil && o.MaxWaiters > 0 {
-		err = fmt.Errorf("%w: MaxWaiters: this call does not wait", lock.ErrInvalid)
-	} else if err == nil && o.FailFast {
-		err = fmt.Errorf("%w: FailFast: this call does not wait", lock.ErrInvalid)
+	if err == nil && o.Lease == lock.NoExpiry {
+		err = fmt.Errorf("%w: a lease without end (semaphore.Forever) is for permits of a PermitSemaphore", lock.ErrInvalid)
 	}
 	return o, err
+}
+
+// HoldParent returns the parent of the context of a hold that a call with ctx acquires.
+func HoldParent(ctx context.Context, o lock.Options) context.Context {
+	if o.Parent != nil {
+		return o.Parent
+	}
+	return ctx
+}
+
+// KeptUntil returns until when AtLeast keeps a lock acquired now, and the zero time without it.
+func KeptUntil(o lock.Options) time.Time {
+	if o.AtLeast == 0 {
+		return time.Time{}
+	}
+	return time.Now().Add(o.AtLeast)
 }
 
 // UnlockOwner ends the latest hold that the owner of ctx has in this process, or has lost. It blocks

@@ -8,10 +8,10 @@ import (
 	"sync"
 	"time"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 const (
@@ -26,11 +26,11 @@ const (
 type Config struct {
 	Wheel *watchdog.Wheel
 	// Subscribe is the hub's, and returns how to end the subscription.
-	Subscribe func(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool)
+	Subscribe func(channel string, l hub.Listener) (unsubscribe func(), confirmed bool)
 	// Subscribed reports whether the server counts this process among the subscribers of a channel.
 	Subscribed func(channel string) bool
 	// SubscribeOwn is Subscribe for a channel that will not be needed again.
-	SubscribeOwn func(channel string, l pubsub.Listener) (unsubscribe func())
+	SubscribeOwn func(channel string, l hub.Listener) (unsubscribe func())
 	// Turn is how long the process may keep a key that others may wait for.
 	Turn time.Duration
 	// Go runs f in the background and reports whether it does; it does not while the client

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 func reader(r *Request) { r.Shareable, r.Shared, r.Group = true, true, true }
@@ -28,7 +28,7 @@ func TestACallerThatLeavesAwaitsTheAnswerOfAnAttemptForAMoment(t *testing.T) {
 			return results
 		})
 
-		y.publish("all", pubsub.Event{})
+		y.publish("all", hub.Event{})
 		time.Sleep(latency / 2) // the attempt is under way
 		all[0].cancel()
 		all[1].cancel()
@@ -53,7 +53,7 @@ func TestAnAttemptForManyHasALimit(t *testing.T) {
 		time.Sleep(10 * latency)
 		y.seen()
 		y.answers(everybody)
-		y.publish("all", pubsub.Event{})
+		y.publish("all", hub.Event{})
 		time.Sleep(10 * latency)
 		y.in(all...)
 		require.Len(t, y.seen(), 3)
@@ -225,7 +225,7 @@ func TestNothingIsOfferedDuringAnAttempt(t *testing.T) {
 		time.Sleep(10 * latency)
 		y.waits(a, b)
 
-		y.publish("all", pubsub.Event{})
+		y.publish("all", hub.Event{})
 		time.Sleep(latency / 2)
 		require.False(t, y.offer())
 		y.answers(everybody)
@@ -242,7 +242,7 @@ func TestWhatHappensDuringAnOfferIsNotMissed(t *testing.T) {
 		go func() { done <- y.offer() }()
 		time.Sleep(latency / 2)
 		require.False(t, y.offer(), "one at a time")
-		y.publish("all", pubsub.Event{})
+		y.publish("all", hub.Event{})
 		time.Sleep(latency / 4)
 		require.Empty(t, y.seen(), "an offer is an attempt")
 		require.True(t, <-done)

@@ -7,8 +7,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // line is a server that keeps waiters in order.
@@ -83,7 +83,7 @@ func (y *yard) waitsIn(l *line, name string) *member {
 func (y *yard) served(l *line, m *member) {
 	y.t.Helper()
 	l.becomes("", m.name)
-	y.publish(m.Channel(), pubsub.Event{})
+	y.publish(m.Channel(), hub.Event{})
 	time.Sleep(5 * latency)
 	y.in(m)
 	y.free(m)
@@ -103,7 +103,7 @@ func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
 
 		y.leaves(all[1])
 		l.becomes("", "a", "c", "d")
-		y.publish("of a", pubsub.Event{})
+		y.publish("of a", hub.Event{})
 		time.Sleep(5 * latency)
 		y.in(all[0])
 		require.Empty(t, y.subscribed(), "nobody needs to be told while this process holds")
@@ -117,7 +117,7 @@ func TestEveryWaiterGetsItsPlaceWhenItComes(t *testing.T) {
 		require.Equal(t, []string{"c"}, y.seen())
 
 		l.becomes("")
-		y.publish("of c", pubsub.Event{})
+		y.publish("of c", hub.Event{})
 		time.Sleep(5 * latency)
 		y.in(all[2])
 		require.True(t, y.pass(all[2]))
@@ -131,7 +131,7 @@ func TestAPlaceBeingTakenDoesNotDelayTheHandOff(t *testing.T) {
 		l := newLine(y)
 		a := y.waitsIn(l, "a")
 		l.becomes("")
-		y.publish("of a", pubsub.Event{})
+		y.publish("of a", hub.Event{})
 		time.Sleep(5 * latency)
 		y.in(a)
 		b := y.ask("b", inLine)
@@ -195,7 +195,7 @@ func TestWhoGotNoPlaceInAnOutageTriesAgain(t *testing.T) {
 // heartbeat that finds that a waiter is the first, or has lost its position.
 func TestAMessageDuringAnAttempt(t *testing.T) {
 	for what, comes := range map[string]func(y *yard, m *member){
-		"message":   func(y *yard, m *member) { y.publish("of "+m.name, pubsub.Event{}) },
+		"message":   func(y *yard, m *member) { y.publish("of "+m.name, hub.Event{}) },
 		"heartbeat": func(y *yard, m *member) { y.Displaced(key, m) },
 	} {
 		for _, names := range [][]string{{"a"}, {"a", "b"}} {
@@ -241,7 +241,7 @@ func TestAMessageForALaterWaiter(t *testing.T) {
 		require.Equal(t, []string{"of a", "of b"}, y.subscribed())
 
 		l.becomes("", "a", "b")
-		y.publish("of a", pubsub.Event{})
+		y.publish("of a", hub.Event{})
 		time.Sleep(5 * latency)
 
 		y.in(a)
@@ -255,12 +255,12 @@ func TestALateEventOfAWaiter(t *testing.T) {
 	inYard(t, func(y *yard) {
 		l := newLine(y)
 		a := y.waitsIn(l, "a")
-		var late pubsub.Listener
+		var late hub.Listener
 		y.set(func() { late = y.channels["of a"] })
 		y.served(l, a)
 		b := y.waitsIn(l, "b")
 		y.seen()
-		late.Notify(pubsub.Event{})
+		late.Notify(hub.Event{})
 		time.Sleep(5 * latency)
 		require.Empty(t, y.seen())
 		y.served(l, b)

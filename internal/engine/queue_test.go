@@ -17,10 +17,10 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // What callers see of the queues is tested with real locks. Here are the moments that no server can be
@@ -45,14 +45,14 @@ type yard struct {
 	judge    func(names []string) []Answer // the server's part of an attempt
 	reply    time.Duration                 // how long an answer is on its way
 	attempts []string                      // the names in each, with commas
-	channels map[string]pubsub.Listener
+	channels map[string]hub.Listener
 }
 
 func inYard(t *testing.T, test func(y *yard)) {
 	synctest.Test(t, func(t *testing.T) {
 		wheel := watchdog.NewWheel(nil)
 		defer wheel.Stop()
-		y := &yard{t: t, Queues: new(Queues), channels: map[string]pubsub.Listener{}}
+		y := &yard{t: t, Queues: new(Queues), channels: map[string]hub.Listener{}}
 		y.init(Config{
 			Open: t.Context(), Wheel: wheel, Turn: time.Nanosecond, Subscribed: func(string) bool { return true }, OnWait: func() {},
 			Go: func(f func(context.Context)) bool {
@@ -60,7 +60,7 @@ func inYard(t *testing.T, test func(y *yard)) {
 				return true
 			},
 			Subscribe: y.subscribe,
-			SubscribeOwn: func(channel string, l pubsub.Listener) (unsubscribe func()) {
+			SubscribeOwn: func(channel string, l hub.Listener) (unsubscribe func()) {
 				unsubscribe, _ = y.subscribe(channel, l)
 				return unsubscribe
 			},
@@ -79,11 +79,11 @@ func inYard(t *testing.T, test func(y *yard)) {
 	})
 }
 
-func (y *yard) subscribe(channel string, l pubsub.Listener) (func(), bool) {
+func (y *yard) subscribe(channel string, l hub.Listener) (func(), bool) {
 	y.mu.Lock()
 	defer y.mu.Unlock()
 	y.channels[channel] = l
-	time.AfterFunc(latency, func() { y.publish(channel, pubsub.Event{Subscribed: true}) })
+	time.AfterFunc(latency, func() { y.publish(channel, hub.Event{Subscribed: true}) })
 	return func() {
 		y.mu.Lock()
 		defer y.mu.Unlock()
@@ -92,7 +92,7 @@ func (y *yard) subscribe(channel string, l pubsub.Listener) (func(), bool) {
 }
 
 // publish sends an event to a channel: "all", or "of" and the name of a member.
-func (y *yard) publish(channel string, ev pubsub.Event) {
+func (y *yard) publish(channel string, ev hub.Event) {
 	y.mu.Lock()
 	l := y.channels[channel]
 	y.mu.Unlock()
@@ -260,7 +260,7 @@ func (s *sole) opens() { s.y.set(func() { s.taken = false }) }
 // release releases the key for all.
 func (s *sole) release(from Acquirer) {
 	s.opens()
-	s.y.publish("all", pubsub.Event{Payload: "0"})
+	s.y.publish("all", hub.Event{Payload: "0"})
 	s.y.Released(key, from, Release{Receivers: -1})
 }
 
@@ -310,7 +310,7 @@ func TestAMessageDuringAnAttemptIsNotForgotten(t *testing.T) {
 			time.Sleep(latency / 100)
 		}
 		s.opens()
-		y.publish("all", pubsub.Event{Payload: "0"})
+		y.publish("all", hub.Event{Payload: "0"})
 		time.Sleep(10 * mostPause)
 
 		y.in(waiter)
@@ -463,7 +463,7 @@ func (h *hasty) Try(ctx context.Context) (Answer, error) {
 	}
 	if a.Acquired {
 		h.s.opens()
-		h.y.publish("all", pubsub.Event{Payload: "0"})
+		h.y.publish("all", hub.Event{Payload: "0"})
 	}
 	return Answer{}, &Unavailable{ctx.Err()}
 }

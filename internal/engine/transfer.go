@@ -132,8 +132,8 @@ func parseDetachedID(id string) (owner lock.Owner, token int64, err error) {
 }
 
 // Adopt returns a hold on what Detach has left under that id.
-func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error) {
-	o, err := l.checked(TryOptions(lock.Resolve(opts...)))
+func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
+	o, err := Resolve(l.kind.Shared, opts)
 	from, token, idErr := parseDetachedID(id)
 	if err := cmp.Or(err, idErr, l.Check(ctx)); err != nil {
 		return nil, l.Object().Refused("adopt", err)
@@ -168,12 +168,12 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.
 	}
 
 	// The lock is adopted, even if ctx has ended meanwhile.
-	h, err := c.hold(context.WithoutCancel(ctx), o.HoldParent(ctx))
+	h, err := c.hold(context.WithoutCancel(ctx), HoldParent(ctx, o))
 	if err != nil {
 		return nil, l.failed(ctx, "adopt", began, err)
 	}
 
-	h.KeepUntil(o.KeepUntil())
+	h.KeepUntil(KeptUntil(o))
 	h.Given(callsite.Of(o.Site))
 	return NewHandle(h), nil
 }

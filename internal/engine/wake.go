@@ -3,8 +3,8 @@ package engine
 import (
 	"time"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/telemetry"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // safetyPoll bounds the time for which a lost message or a key deleted by hand goes unnoticed. An idle
@@ -99,8 +99,8 @@ func (e *entry) Expire(now time.Time) {
 	e.wakeUnregisteredLocked()
 }
 
-// Notify implements pubsub.Listener, for the own channel of a waiter.
-func (w *waiter) Notify(ev pubsub.Event) {
+// Notify implements hub.Listener, for the own channel of a waiter.
+func (w *waiter) Notify(ev hub.Event) {
 	cause := telemetry.Message
 	if ev.Subscribed {
 		cause = telemetry.Subscribed
@@ -130,8 +130,8 @@ func (w *waiter) Notify(ev pubsub.Event) {
 	w.signal()
 }
 
-// Notify implements pubsub.Listener, for the channel of all waiters.
-func (e *entry) Notify(ev pubsub.Event) {
+// Notify implements hub.Listener, for the channel of all waiters.
+func (e *entry) Notify(ev hub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 

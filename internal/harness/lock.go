@@ -20,7 +20,7 @@ import (
 // Lock is the common interface of all kinds of locks.
 type Lock interface {
 	lock.Locker
-	Unlock(ctx context.Context) error
+	UnlockOwner(ctx context.Context) error
 	ForceUnlock(ctx context.Context) (bool, error)
 	IsLocked(ctx context.Context) (bool, error)
 	IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
@@ -119,5 +119,24 @@ func WarmUp(t testing.TB, addr string) {
 		for _, file := range files {
 			Do(t, addr, "SCRIPT", "LOAD", Source(t, file))
 		}
+	}
+}
+
+// HoldOptions returns options of a call that does not wait. It panics if others are among them.
+func HoldOptions(opts []lock.Option) []lock.HoldOption {
+	hold := make([]lock.HoldOption, len(opts))
+	for i, opt := range opts {
+		hold[i] = opt.(lock.HoldOption)
+	}
+	return hold
+}
+
+// Take returns l.Lock or, if once is set, l.TryLock.
+func Take(l lock.Locker, once bool) func(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	if !once {
+		return l.Lock
+	}
+	return func(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+		return l.TryLock(ctx, HoldOptions(opts)...)
 	}
 }

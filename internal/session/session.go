@@ -13,11 +13,11 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/telemetry"
 	"github.com/redlatch/redlatch/internal/watchdog"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
-	"github.com/redlatch/redlatch/pubsub"
 )
 
 // Config configures a session. Every field is required unless noted.
@@ -53,7 +53,7 @@ type Session struct {
 	// cluster nodes.
 	PartialCounts bool
 	Watchdog      *watchdog.Watchdog
-	Hub           *pubsub.Hub
+	Hub           *hub.Hub
 	Warnings      Warnings
 
 	owners        atomic.Uint64
@@ -106,7 +106,7 @@ func New(cfg Config) *Session {
 	}
 	s.PartialCounts = s.Cluster() && !cfg.Sharded
 	s.Watchdog = watchdog.New(watch)
-	s.Hub = pubsub.New(cfg.Client, pubsub.Options{
+	s.Hub = hub.New(cfg.Client, hub.Options{
 		Sharded: cfg.Sharded, Logger: cfg.Logger, OnReconnect: cfg.Telemetry.Reconnect,
 	})
 	return s
@@ -120,13 +120,13 @@ func (s *Session) Contended() {
 }
 
 // Subscribe subscribes l through the hub. The caller ends the subscription with unsubscribe.
-func (s *Session) Subscribe(channel string, l pubsub.Listener) (unsubscribe func(), confirmed bool) {
+func (s *Session) Subscribe(channel string, l hub.Listener) (unsubscribe func(), confirmed bool) {
 	sub, confirmed := s.Hub.Subscribe(channel, l)
 	return sub.Close, confirmed
 }
 
 // SubscribeOwn is Subscribe for a channel that belongs to one listener, and is not used again.
-func (s *Session) SubscribeOwn(channel string, l pubsub.Listener) (unsubscribe func()) {
+func (s *Session) SubscribeOwn(channel string, l hub.Listener) (unsubscribe func()) {
 	sub, _ := s.Hub.Subscribe(channel, l)
 	return sub.Discard
 }
@@ -214,6 +214,15 @@ func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelF
 		return context.WithTimeout(ctx, s.ReplyTimeout)
 	}
 	return ctx, func() {}
+}
+
+// CheckLease returns an error that matches lock.ErrInvalid unless d is a lease the server
+// can keep: from a millisecond to lock.MaxLease.
+func CheckLease(d time.Duration) error {
+	if d < time.Millisecond || d > lock.MaxLease {
+		return fmt.Errorf("%w: lease %v: must be from a millisecond to %v", lock.ErrInvalid, d, lock.MaxLease)
+	}
+	return nil
 }
 
 // CheckContext returns an error if ctx is nil.

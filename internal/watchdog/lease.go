@@ -175,8 +175,11 @@ func (l *Lease) Renew(renewer Renewer, ttl time.Duration) {
 	})
 }
 
-// StopRenewing leaves the lease to its end.
-func (l *Lease) StopRenewing() { l.change(func() { l.renewer = nil }) }
+// StopRenewing leaves the lease to its end, and reports whether it was renewed.
+func (l *Lease) StopRenewing() (renewed bool) {
+	l.change(func() { renewed, l.renewer = l.renewer != nil, nil })
+	return renewed
+}
 
 // EndAt ends the lease at the given time regardless of renewals: a MaxHold that was
 // unknown at Watch.

@@ -88,7 +88,7 @@ func TestKinds(t *testing.T) {
 			require.True(t, o.Held)
 			require.Len(t, o.Holders, 1)
 			holder := o.Holders[0]
-			require.Equal(t, h.Owner().String(), holder.ID)
+			require.Equal(t, lock.OwnerOf(h).String(), holder.ID)
 			require.Equal(t, c.ID(), holder.Client)
 			require.Equal(t, c.ID()+":"+strconv.FormatUint(holder.Number, 10), holder.ID)
 			require.Equal(t, "redlatch", holder.Library)
@@ -215,12 +215,12 @@ func TestKinds(t *testing.T) {
 		})
 		t.Run("permits", func(t *testing.T) {
 			sem := c.PermitSemaphore("jobs", semaphore.Permits(2))
-			p, err := sem.Acquire(t.Context())
+			p, err := sem.Acquire(t.Context(), 1)
 			require.NoError(t, err)
-			forever, err := sem.Acquire(t.Context(), semaphore.Forever())
+			forever, err := sem.Acquire(t.Context(), 1, semaphore.Forever())
 			require.NoError(t, err)
 			waits(t, func() bool { return read(t, r).Subscribers == 1 }, func(ctx context.Context) error {
-				_, err := sem.Acquire(ctx)
+				_, err := sem.Acquire(ctx, 1)
 				return err
 			})
 			o := read(t, r)
@@ -503,7 +503,7 @@ func TestScan(t *testing.T) {
 			t.Cleanup(func() { require.NoError(t, h.Unlock(context.Background())) })
 		}
 		for _, name := range []string{"c/permits", "c/{permits}"} {
-			permit, err := c.PermitSemaphore(name, semaphore.Permits(2)).Acquire(t.Context())
+			permit, err := c.PermitSemaphore(name, semaphore.Permits(2)).Acquire(t.Context(), 1)
 			require.NoError(t, err)
 			t.Cleanup(func() { require.NoError(t, permit.Release(context.Background())) })
 		}

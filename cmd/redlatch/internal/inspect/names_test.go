@@ -48,10 +48,10 @@ var uses = []use{
 		require.NoError(t, w.Got().Unlock(t.Context()))
 	}},
 	{Semaphore, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
-		p, err := c.PermitSemaphore(name, semaphore.Permits(1)).Acquire(t.Context())
+		p, err := c.PermitSemaphore(name, semaphore.Permits(1)).Acquire(t.Context(), 1)
 		require.NoError(t, err)
 		w := harness.Start(t, t.Context(), func(ctx context.Context) (*semaphore.Permit, error) {
-			return other.PermitSemaphore(name).Acquire(ctx)
+			return other.PermitSemaphore(name).Acquire(ctx, 1)
 		})
 		harness.Waits(t, 1, other)
 		held()
@@ -76,7 +76,7 @@ var uses = []use{
 		w := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
 			return nil, other.CountDownLatch(name).Wait(ctx)
 		})
-		harness.Eventually(t, soon, "it waits", func() bool { return other.PubSub().Subscribed == 1 })
+		harness.Eventually(t, soon, "it waits", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 		held()
 		_, err = l.CountDown(t.Context())
 		require.NoError(t, err)

@@ -1,4 +1,4 @@
-package pubsub_test
+package hub_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/pubsub"
 )
@@ -25,32 +26,32 @@ import (
 func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 // recorder is a listener that records its events.
-type recorder chan pubsub.Event
+type recorder chan hub.Event
 
 func newRecorder() recorder { return make(recorder, 10_000) }
 
-func (e recorder) Notify(ev pubsub.Event) { e <- ev }
+func (e recorder) Notify(ev hub.Event) { e <- ev }
 
-func (e recorder) next(t *testing.T) pubsub.Event {
+func (e recorder) next(t *testing.T) hub.Event {
 	t.Helper()
 	select {
 	case ev := <-e:
 		return ev
 	case <-time.After(10 * time.Second):
 		require.FailNow(t, "no event")
-		return pubsub.Event{}
+		return hub.Event{}
 	}
 }
 
 var (
-	subscribed = pubsub.Event{Subscribed: true}
-	message    = func(payload string) pubsub.Event { return pubsub.Event{Payload: payload} }
+	subscribed = hub.Event{Subscribed: true}
+	message    = func(payload string) hub.Event { return hub.Event{Payload: payload} }
 )
 
-func newHub(t *testing.T, s *testserver.Server, opts pubsub.Options) (*pubsub.Hub, rueidis.Client) {
+func newHub(t *testing.T, s *testserver.Server, opts hub.Options) (*hub.Hub, rueidis.Client) {
 	t.Helper()
 	conn := harness.Conn(t, s.Addr)
-	h := pubsub.New(conn, opts)
+	h := hub.New(conn, opts)
 	t.Cleanup(h.Close)
 	return h, conn
 }
@@ -64,7 +65,7 @@ func numsub(t *testing.T, conn rueidis.Client, channel string) int64 {
 
 func TestListenersShareSubscription(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, conn := newHub(t, s, pubsub.Options{})
+		h, conn := newHub(t, s, hub.Options{})
 		a, b, c := newRecorder(), newRecorder(), newRecorder()
 		subA, confirmed := h.Subscribe("ch", a)
 		require.False(t, confirmed)
@@ -93,8 +94,8 @@ func TestListenersShareSubscription(t *testing.T) {
 
 func TestChannelStaysWarm(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
-		const warm, moment = pubsub.DefaultKeepWarm, 100 * time.Millisecond
-		h := pubsub.New(s.Conn(t), pubsub.Options{})
+		const warm, moment = hub.DefaultKeepWarm, 100 * time.Millisecond
+		h := hub.New(s.Conn(t), hub.Options{})
 		t.Cleanup(h.Close)
 		isSubscribed := func() bool {
 			synctest.Wait()
@@ -127,10 +128,10 @@ func TestChannelStaysWarm(t *testing.T) {
 func TestChannelsAreUnsubscribedTogether(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		const many = 128
-		h := pubsub.New(s.Conn(t), pubsub.Options{})
+		h := hub.New(s.Conn(t), hub.Options{})
 		t.Cleanup(h.Close)
 		e := newRecorder()
-		subscribe := func(name string) *pubsub.Subscription {
+		subscribe := func(name string) *hub.Subscription {
 			sub, _ := h.Subscribe(name, e)
 			require.Equal(t, subscribed, e.next(t))
 			return sub
@@ -139,7 +140,7 @@ func TestChannelsAreUnsubscribedTogether(t *testing.T) {
 			synctest.Wait()
 			return len(s.PubSubChannels(""))
 		}
-		var subs []*pubsub.Subscription
+		var subs []*hub.Subscription
 		for i := range many + 2 {
 			subs = append(subs, subscribe(strconv.Itoa(i)))
 		}
@@ -170,7 +171,7 @@ func TestReconnectNotifiesEveryListener(t *testing.T) {
 		const channels = 600 // more than one pipeline holds
 		var reconnects sync.WaitGroup
 		reconnects.Add(2)
-		h, _ := newHub(t, s, pubsub.Options{OnReconnect: reconnects.Done})
+		h, _ := newHub(t, s, hub.Options{OnReconnect: reconnects.Done})
 		recorders := make([]recorder, channels)
 		for i := range recorders {
 			recorders[i] = newRecorder()
@@ -207,7 +208,7 @@ func TestReconnectAfterServerRestart(t *testing.T) {
 		})
 		require.NoError(t, err)
 		defer conn.Close()
-		h := pubsub.New(conn, pubsub.Options{})
+		h := hub.New(conn, hub.Options{})
 		defer h.Close()
 		was, left, stays := newRecorder(), newRecorder(), newRecorder()
 		h.Subscribe("was", was)
@@ -241,7 +242,7 @@ func TestRefusedSubscriptionIsLoggedOnce(t *testing.T) {
 		require.NoError(t, err)
 		defer conn.Close()
 		var log harness.Log
-		h := pubsub.New(conn, pubsub.Options{Logger: log.Logger()})
+		h := hub.New(conn, hub.Options{Logger: log.Logger()})
 		defer h.Close()
 		ok, refused := newRecorder(), newRecorder()
 		for i := range 5 {
@@ -268,7 +269,7 @@ func TestExhaustedPoolIsLoggedOnce(t *testing.T) {
 		inUse, release := conn.Dedicate()
 		require.NoError(t, inUse.Do(t.Context(), inUse.B().Ping().Build()).Error())
 		var log harness.Log
-		h := pubsub.New(conn, pubsub.Options{Logger: log.Logger()})
+		h := hub.New(conn, hub.Options{Logger: log.Logger()})
 		defer h.Close()
 		waiter := newRecorder()
 		h.Subscribe("orders", waiter)
@@ -293,7 +294,7 @@ func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 		require.NoError(t, err)
 		defer conn.Close()
 		var log harness.Log
-		h := pubsub.New(conn, pubsub.Options{Logger: log.Logger()})
+		h := hub.New(conn, hub.Options{Logger: log.Logger()})
 		defer h.Close()
 		subscribe := func(n int, suffixes ...string) recorder {
 			e := newRecorder()
@@ -331,7 +332,7 @@ func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 func TestUnsubscribeWhileServerIsBusy(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program, "--lua-time-limit", "10")
-		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
+		h, conn := newHub(t, s, hub.Options{KeepWarm: -1})
 		left, stays := newRecorder(), newRecorder()
 		sub, _ := h.Subscribe("left", left)
 		h.Subscribe("stays", stays)
@@ -353,7 +354,7 @@ func TestUnsubscribeWhileServerIsBusy(t *testing.T) {
 func TestUnsubscribeFromReplicaWithoutPrimary(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program, "--replica-serve-stale-data", "no")
-		h, conn := newHub(t, s, pubsub.Options{KeepWarm: -1})
+		h, conn := newHub(t, s, hub.Options{KeepWarm: -1})
 		left, stays := newRecorder(), newRecorder()
 		sub, _ := h.Subscribe("left", left)
 		h.Subscribe("stays", stays)
@@ -375,7 +376,7 @@ func TestSubscribeWhileServerIsBusy(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program, "--lua-time-limit", "50")
 		var log harness.Log
-		h, conn := newHub(t, s, pubsub.Options{Logger: log.Logger()})
+		h, conn := newHub(t, s, hub.Options{Logger: log.Logger()})
 		e := newRecorder()
 		h.Subscribe("first", e) // opens the connection
 		require.Equal(t, subscribed, e.next(t))
@@ -395,7 +396,7 @@ func TestSubscribeWhileServerIsBusy(t *testing.T) {
 
 func TestClosedHubDeliversNothing(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, conn := newHub(t, s, pubsub.Options{})
+		h, conn := newHub(t, s, hub.Options{})
 		e := newRecorder()
 		sub, _ := h.Subscribe("ch", e)
 		require.Equal(t, subscribed, e.next(t))
@@ -414,7 +415,7 @@ func TestClosedHubDeliversNothing(t *testing.T) {
 // killed. Afterwards subscribing works, and no subscription remains.
 func TestChurn(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		h, conn := newHub(t, s, pubsub.Options{KeepWarm: time.Millisecond})
+		h, conn := newHub(t, s, hub.Options{KeepWarm: time.Millisecond})
 		stop, cancel := context.WithCancel(t.Context())
 		var killer, wg sync.WaitGroup
 		killer.Go(func() {
@@ -464,7 +465,7 @@ func TestShardedChannelsFollowSlots(t *testing.T) {
 
 func channelsOfCluster(t *testing.T, cluster *testserver.Cluster, sharded bool) {
 	conn := harness.ConnAt(t, []string{cluster.Primaries[0].Addr})
-	h := pubsub.New(conn, pubsub.Options{Sharded: sharded})
+	h := hub.New(conn, hub.Options{Sharded: sharded})
 	defer h.Close()
 	recorders := map[string]recorder{}
 	for i := range 30 {
@@ -539,7 +540,7 @@ func TestTopologyRefreshCancelsNoOtherDial(t *testing.T) {
 				name = k
 			}
 		}
-		h := pubsub.New(conn, pubsub.Options{Sharded: true})
+		h := hub.New(conn, hub.Options{Sharded: true})
 		defer h.Close()
 		e := newRecorder()
 		h.Subscribe(name, e)

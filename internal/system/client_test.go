@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -385,7 +385,7 @@ func TestBlockingLoggerDoesNotBlockFinalizers(t *testing.T) {
 			<-blocked
 			return len(b), nil
 		}), nil))
-		c := harness.Client(t, s, redlatch.WithLogger(log), redlatch.WithoutStartupChecks())
+		c := harness.Client(t, s, redlatch.WithLogger(log), redlatch.WithoutStartupChecks(), redlatch.WithWatchdogTimeout(time.Second))
 		mustLock(t, c.Lock("orders"))
 		harness.Eventually(t, 10*time.Second, "a log entry", func() bool {
 			runtime.GC()

@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"bytes"
@@ -18,6 +18,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/probe"
 )
 
 func TestProbe(t *testing.T) {
@@ -309,18 +310,19 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		name    string
 	}{
 		{[]string{"rlock/[^p]*.lua", "internal/engine/*.lua"}, ""},
-		{[]string{"rlock/plain_*.lua"}, redlatch.KindPlain},
-		{[]string{"fairlock/*.lua"}, redlatch.KindFair},
-		{[]string{"rwlock/*.lua"}, redlatch.KindReadWrite},
-		{[]string{"semaphore/*.lua"}, redlatch.KindSemaphore},
-		{[]string{"countdown/*.lua"}, redlatch.KindLatch},
-		{[]string{"election/*.lua"}, redlatch.KindElection},
+		{[]string{"rlock/plain_*.lua"}, probe.KindPlain},
+		{[]string{"fairlock/*.lua"}, probe.KindFair},
+		{[]string{"rwlock/*.lua"}, probe.KindReadWrite},
+		{[]string{"semaphore/*.lua"}, probe.KindSemaphore},
+		{[]string{"countdown/*.lua"}, probe.KindLatch},
+		{[]string{"election/*.lua"}, probe.KindElection},
 		{[]string{
 			"once/once.go", "once/*.lua", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua",
-		}, redlatch.KindOnce},
+		}, probe.KindOnce},
 	} {
 		sent := map[string]bool{}
 		for _, pattern := range kind.scripts {
+			pattern = filepath.Join("../..", pattern)
 			files, err := filepath.Glob(pattern)
 			require.NoError(t, err)
 			more, err := filepath.Glob(filepath.Join(filepath.Dir(pattern), "lua", filepath.Base(pattern)))
@@ -386,26 +388,26 @@ func TestFindings(t *testing.T) {
 		info    string
 		ahead   time.Duration // of the server's clock
 		latency time.Duration
-		want    redlatch.Check // "" for nothing
+		want    probe.Check // "" for nothing
 	}{
 		{name: "redis 6.2", info: "redis_version:6.2.14"},
 		{name: "redis 8", info: "redis_version:8.4.0"},
-		{name: "redis 6.0", info: "redis_version:6.0.16", want: redlatch.CheckVersion},
+		{name: "redis 6.0", info: "redis_version:6.0.16", want: probe.CheckVersion},
 		{name: "valkey 7.2", info: "redis_version:7.2.4 server_name:valkey valkey_version:7.2.5"},
 		{name: "valkey 10", info: "redis_version:7.2.4 server_name:valkey valkey_version:10.0.0"},
 		{name: "another server", info: "redis_version:1.0.0 server_name:other"},
 		{name: "no info", info: ""},
 		{name: "an unknown version format", info: "redis_version:unstable"},
-		{name: "evicts", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:master", want: redlatch.CheckEviction},
+		{name: "evicts", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:master", want: probe.CheckEviction},
 		{name: "does not evict", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:noeviction role:master"},
 		{name: "has no bound", info: "redis_version:7.0.0 maxmemory:0 maxmemory_policy:volatile-ttl role:master"},
 		{name: "is a replica", info: "redis_version:7.0.0 maxmemory:1 maxmemory_policy:volatile-ttl role:slave"},
-		{name: "clock ahead", ahead: 1100 * time.Millisecond, want: redlatch.CheckClock},
-		{name: "clock behind", ahead: -1100 * time.Millisecond, want: redlatch.CheckClock},
+		{name: "clock ahead", ahead: 1100 * time.Millisecond, want: probe.CheckClock},
+		{name: "clock behind", ahead: -1100 * time.Millisecond, want: probe.CheckClock},
 		{name: "clock about right", ahead: 900 * time.Millisecond},
 		{name: "clock offset too imprecise", ahead: 950 * time.Millisecond, latency: timeout / 7}, // of which it adds a half
 		{name: "near", latency: timeout / 7},
-		{name: "far", latency: timeout / 5, want: redlatch.CheckLatency}, // too far for renewals to be repeated
+		{name: "far", latency: timeout / 5, want: probe.CheckLatency}, // too far for renewals to be repeated
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
@@ -427,7 +429,7 @@ func TestFindings(t *testing.T) {
 				require.Equal(t, tt.want != "", strings.Contains(log.String(), "check="+string(tt.want)), log.String())
 				r, err := c.Probe(t.Context())
 				require.NoError(t, err)
-				var found []redlatch.Check
+				var found []probe.Check
 				for _, f := range r.Findings {
 					found = append(found, f.Check)
 					require.Equal(t, "memory:0", f.Addr)
@@ -435,7 +437,7 @@ func TestFindings(t *testing.T) {
 				if tt.want == "" {
 					require.Empty(t, found)
 				} else {
-					require.Equal(t, []redlatch.Check{tt.want}, found)
+					require.Equal(t, []probe.Check{tt.want}, found)
 				}
 			})
 		})

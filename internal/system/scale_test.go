@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -18,6 +18,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
+	"github.com/redlatch/redlatch/internal/hub"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
@@ -27,7 +28,7 @@ const (
 	// few is the number of goroutines that a client and its connections may have.
 	few = 64
 	// warmth bounds the time until unused channels are unsubscribed.
-	warmth = pubsub.DefaultKeepWarm + patience
+	warmth = hub.DefaultKeepWarm + patience
 )
 
 // noise is the tolerance between two measurements of the heap in the same state.
@@ -119,8 +120,8 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 	eachCrowded(t, func(t *testing.T, s crowded) {
 		holder, c := s.client(t), s.client(t)
 		checkLock(t, c, "other") // loads the scripts and connects the subscriber
-		harness.Eventually(t, warmth, "no channel", func() bool { return c.PubSub().Channels == 0 })
-		received := c.PubSub().Messages
+		harness.Eventually(t, warmth, "no channel", func() bool { return c.Stats().PubSub.Channels == 0 })
+		received := c.Stats().PubSub.Messages
 		h := mustLock(t, holder.Lock("orders"), lock.Lease(time.Hour))
 		before := currentUsage(waiters)
 
@@ -137,7 +138,7 @@ func TestManyWaitersOnOneLock(t *testing.T) {
 		}
 		waitForWaiters(2) // the first, and one after the subscription
 		require.LessOrEqual(t, s.calls("evalsha"), 2+polls(began))
-		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: received}, c.PubSub())
+		require.Equal(t, pubsub.Stats{Listeners: 1, Channels: 1, Subscribed: 1, Connections: 1, Messages: received}, c.Stats().PubSub)
 		require.Equal(t, []string{"redisson_lock__channel:{orders}"}, subscribed(t, s.conn))
 		require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 
@@ -180,9 +181,9 @@ func TestManyWaitersOnManyLocks(t *testing.T) {
 			}
 			leave := enqueue(t, c, waiters, func(i int) string { return held[round*waiters+i].Name() })
 			harness.Eventually(t, 3*patience, "all are subscribed and wait", func() bool {
-				return c.PubSub().Subscribed == waiters && harness.Waiting(waiters, c)
+				return c.Stats().PubSub.Subscribed == waiters && harness.Waiting(waiters, c)
 			})
-			require.Equal(t, pubsub.Stats{Listeners: waiters, Channels: waiters, Subscribed: waiters, Connections: 1}, c.PubSub())
+			require.Equal(t, pubsub.Stats{Listeners: waiters, Channels: waiters, Subscribed: waiters, Connections: 1}, c.Stats().PubSub)
 			require.Len(t, subscribed(t, s.conn), waiters)
 			require.LessOrEqual(t, runtime.NumGoroutine(), before.goroutines+waiters+few)
 			leave()
@@ -245,9 +246,9 @@ func currentUsage(n int) usage {
 // left a channel, a goroutine or memory.
 func requireNoLeak(t *testing.T, c *redlatch.Client, conn rueidis.Client, before usage) {
 	t.Helper()
-	require.Zero(t, c.PubSub().Listeners)
+	require.Zero(t, c.Stats().PubSub.Listeners)
 	harness.Eventually(t, warmth, "no channel", func() bool {
-		return c.PubSub().Channels == 0 && len(subscribed(t, conn)) == 0
+		return c.Stats().PubSub.Channels == 0 && len(subscribed(t, conn)) == 0
 	})
 	harness.Idle(t, c)
 	harness.Eventually(t, patience, "no goroutine", func() bool { return runtime.NumGoroutine() <= before.goroutines+few })

@@ -1,4 +1,4 @@
-package redlatch
+package probe
 
 import (
 	"slices"

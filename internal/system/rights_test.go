@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -21,6 +21,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
+	"github.com/redlatch/redlatch/probe"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -28,7 +29,7 @@ import (
 // after that text, with the additions of the table rows that begin with the others.
 func documentedRights(t *testing.T, after string, rows ...string) []string {
 	t.Helper()
-	text, err := os.ReadFile("docs/operations/permissions.md")
+	text, err := os.ReadFile("../../docs/operations/permissions.md")
 	require.NoError(t, err)
 	_, rest, found := strings.Cut(string(text), after)
 	require.True(t, found, after)
@@ -60,10 +61,10 @@ func wakes(t *testing.T, c *redlatch.Client, release func() error, wait func(ctx
 	woken := make(chan error, 1)
 	go func() { woken <- wait(context.Background()) }()
 	waitForListeners(t, c, 1)
-	before := c.PubSub().Messages
+	before := c.Stats().PubSub.Messages
 	require.NoError(t, release())
 	require.NoError(t, <-woken)
-	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.PubSub().Messages > before })
+	harness.Eventually(t, 5*time.Second, "a message", func() bool { return c.Stats().PubSub.Messages > before })
 }
 
 // returns fails the test unless a call returns that, and no error.
@@ -80,7 +81,7 @@ func returns[T any](t *testing.T, want T) func(got T, err error) {
 func waitForListeners(t *testing.T, c *redlatch.Client, waiters int) {
 	t.Helper()
 	harness.Eventually(t, 5*time.Second, "subscribed", func() bool {
-		s := c.PubSub()
+		s := c.Stats().PubSub
 		return s.Listeners == waiters && s.Subscribed == s.Channels
 	})
 }
@@ -106,7 +107,7 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 // movable is a lock whose holds can move to another process.
 type movable interface {
 	harness.Lock
-	Adopt(ctx context.Context, id string, opts ...lock.Option) (lock.Hold, error)
+	Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error)
 }
 
 // checkLocker uses everything that most locks have and that needs a right. rival, of the same client, and
@@ -125,11 +126,11 @@ func checkLocker(t *testing.T, c *redlatch.Client, l, rival, theirs movable) {
 
 	h, err := l.Lock(lock.WithOwner(ctx, c.NewOwner()))
 	require.NoError(t, err)
-	require.Equal(t, 1, harness.HoldCount(t, l, h.Owner()))
+	require.Equal(t, 1, harness.HoldCount(t, l, lock.OwnerOf(h)))
 	require.True(t, harness.IsLocked(t, l))
 	require.NoError(t, second(l.TTL(ctx)))
 	require.NoError(t, h.Extend(ctx, time.Minute))
-	id, err := h.Detach(ctx, time.Minute)
+	id, err := lock.Detach(ctx, h, time.Minute)
 	require.NoError(t, err)
 	h, err = l.Adopt(ctx, id)
 	require.NoError(t, err)
@@ -300,17 +301,17 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 
 	require.NoError(t, e.SetPermits(ctx, 3))
 	require.NoError(t, e.AddPermits(ctx, 1))
-	p, err := e.Acquire(ctx, lock.Lease(time.Hour))
+	p, err := e.Acquire(ctx, 1, lock.Lease(time.Hour))
 	require.NoError(t, err)
 	require.NoError(t, p.Extend(ctx, 2*time.Hour))
 	id, err := p.Detach(ctx, time.Hour)
 	require.NoError(t, err)
 	p, err = e.Adopt(ctx, id)
 	require.NoError(t, err)
-	returns(t, true)(e.UpdateLeaseTime(ctx, p.ID(), time.Minute))
-	require.NoError(t, second(e.LeaseTime(ctx, p.ID())))
+	returns(t, true)(e.SetTTL(ctx, p.ID(), time.Minute))
+	require.NoError(t, second(e.TTL(ctx, p.ID())))
 	expired := harness.Start(t, ctx, func(ctx context.Context) (*semaphore.Permit, error) {
-		return e.AcquireN(ctx, 4, lock.Lease(200*time.Millisecond))
+		return e.Acquire(ctx, 4, lock.Lease(200*time.Millisecond))
 	})
 	waitForListeners(t, c, 1)
 	require.NoError(t, p.Release(ctx))
@@ -318,7 +319,7 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	stats, err := e.Stats(ctx)
 	require.NoError(t, err)
 	require.Equal(t, 4, stats.Total)
-	all, err := e.AcquireN(ctx, 4) // reclaims expired permits
+	all, err := e.Acquire(ctx, 4) // reclaims expired permits
 	require.NoError(t, err)
 	require.NoError(t, all.Release(ctx))
 
@@ -328,7 +329,7 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	require.NoError(t, s.TryAcquire(ctx, 1))
 	require.NoError(t, second(s.Stats(ctx)))
 	require.NoError(t, s.SetPermits(ctx, 1))
-	p, err = e.Acquire(ctx)
+	p, err = e.Acquire(ctx, 1)
 	require.NoError(t, err)
 	require.NoError(t, conn.Do(ctx, conn.B().Del().Key("app:created permits").Build()).Error())
 	require.NoError(t, e.Do(ctx, nothing))
@@ -348,7 +349,7 @@ func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	}
 	require.True(t, expires("app:idle"))
 	require.NoError(t, s.Release(ctx, 1))
-	p, err = e.Acquire(ctx, semaphore.Forever())
+	p, err = e.Acquire(ctx, 1, semaphore.Forever())
 	require.NoError(t, err)
 	require.False(t, expires("app:idle permits"))
 	require.NoError(t, p.Release(ctx))
@@ -371,8 +372,8 @@ func TestDocumentedRights(t *testing.T) {
 		}
 		if harness.ChecksRights(t, s) {
 			require.Equal(t, []string{
-				redlatch.KindFair, redlatch.KindReadWrite, redlatch.KindSemaphore, redlatch.KindLatch, redlatch.KindPlain,
-				redlatch.KindElection, redlatch.KindOnce,
+				probe.KindFair, probe.KindReadWrite, probe.KindSemaphore, probe.KindLatch, probe.KindPlain,
+				probe.KindElection, probe.KindOnce,
 			}, kinds)
 		}
 		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", kindRows...)...)
@@ -467,7 +468,7 @@ func TestSubscribeForbidden(t *testing.T) {
 			require.Less(t, time.Since(begin), lease+slack)
 			require.ErrorIs(t, theirs.Unlock(t.Context()), lock.ErrLost)
 		}
-		require.Zero(t, c.PubSub().Subscribed)
+		require.Zero(t, c.Stats().PubSub.Subscribed)
 		require.Equal(t, 1, strings.Count(log.String(), "subscription refused"), log.String())
 		require.Equal(t, 1, strings.Count(log.String(), "\n"), log.String())
 		harness.NothingLeft(t, s.Addr)

@@ -1,4 +1,6 @@
-package redlatch
+// Package probe has the report of redlatch.Client.Probe: what is wrong with a server for locks, and what its user may not
+// do.
+package probe
 
 import (
 	"cmp"
@@ -13,6 +15,7 @@ import (
 
 	"github.com/redis/rueidis"
 
+	"github.com/redlatch/redlatch/internal/session"
 	"github.com/redlatch/redlatch/internal/wire"
 )
 
@@ -21,10 +24,10 @@ var probeLua string
 
 var probeScript = wire.NewScript(probeLua)
 
-// Check is a check of Client.Probe.
+// Check is a check of redlatch.Client.Probe.
 type Check string
 
-// Checks of Client.Probe.
+// Checks of redlatch.Client.Probe.
 const (
 	// CheckEviction: the server may evict locks when it runs out of memory.
 	CheckEviction Check = "eviction"
@@ -111,7 +114,7 @@ type Node struct {
 	RightsKnown bool
 }
 
-// Report is the result of Client.Probe.
+// Report is the result of redlatch.Client.Probe.
 type Report struct {
 	Nodes    []Node // sorted by address
 	Findings []Finding
@@ -124,33 +127,26 @@ var oldest = map[string][2]int{"redis": {6, 2}, "valkey": {7, 2}}
 // different machines; redlatch does so only to a minute, for requests to semaphores.
 const maxClockOffset = time.Second
 
-// Probe checks every node, and whether this client's user can use locks of the given
-// names there. It checks the rights for objects of all kinds; those that most locks of
-// package rlock do not need are separate findings (see Finding.Kind), which matter only
-// if such objects are used. Without names it checks no rights. It changes nothing. It
-// blocks for a few round trips, at most until ctx ends, and checks nodes concurrently.
-// It returns an error that matches lock.ErrInvalid for an invalid name, or the errors
-// of nodes that did not answer together with the report on the others. Information that
-// a server denies is not an error.
-//
-// New, Open and Wrap run the same checks with an artificial name, for most locks of
-// package rlock, and log the findings.
-func (c *Client) Probe(ctx context.Context, names ...string) (Report, error) {
-	if err := c.s.Check(ctx); err != nil {
+// ofClient is the object of errors.
+var ofClient = wire.Object{Kind: "client"}
+
+// Run is Client.Probe of the client with that session and connection.
+func Run(ctx context.Context, s *session.Session, conn rueidis.Client, names []string) (Report, error) {
+	if err := s.Check(ctx); err != nil {
 		return Report{}, ofClient.Refused("probe", err)
 	}
 
 	var uses []use
 	for _, name := range names {
-		key := c.s.MapName(name)
-		if err := cmp.Or(c.s.CheckName(name), c.s.CheckName(key)); err != nil {
+		key := s.MapName(name)
+		if err := cmp.Or(s.CheckName(name), s.CheckName(key)); err != nil {
 			return Report{}, ofClient.Refused("probe", err)
 		}
-		uses = append(uses, usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)...)
+		uses = append(uses, usesOf(key, s.ID, s.Cluster(), s.Sharded)...)
 	}
 
 	began := time.Now()
-	report, err := c.probe(ctx, wire.Shared(ctx), uses)
+	report, err := ask(ctx, wire.Shared(ctx), s, conn, uses)
 	return report, ofClient.ReadFailed(ctx, "probe", began, err)
 }
 
@@ -160,21 +156,22 @@ const startupName = "redlatch-startup-check"
 // startupTimeout bounds the startup checks.
 const startupTimeout = 2 * time.Second
 
-// checkAtStartup logs the findings of a probe.
-func (c *Client) checkAtStartup(ctx context.Context) {
+// LogAtStartup logs the findings for an artificial name, unless this user's locks seem to have other names. Its requests
+// are abandoned when ctx ends, or after 2 s.
+func LogAtStartup(ctx context.Context, s *session.Session, conn rueidis.Client) {
 	ctx, cancel := context.WithTimeout(ctx, startupTimeout)
 	defer cancel()
 
-	key := c.s.MapName(startupName)
-	if c.s.CheckName(key) != nil {
+	key := s.MapName(startupName)
+	if s.CheckName(key) != nil {
 		return // the first use of a lock reports the error
 	}
 
-	uses := usesOf(key, c.s.ID, c.s.Cluster(), c.s.Sharded)
+	uses := usesOf(key, s.ID, s.Cluster(), s.Sharded)
 	uses = slices.DeleteFunc(uses, func(u use) bool { return u.kind != "" })
-	report, err := c.probe(ctx, detached(ctx), uses)
+	report, err := ask(ctx, context.WithoutCancel(ctx), s, conn, uses)
 	if err != nil {
-		c.s.Logger.Warn("redlatch: startup check: incomplete", "error", err)
+		s.Logger.Warn("redlatch: startup check: incomplete", "error", err)
 	}
 	for _, f := range report.Findings {
 		permitted := func(u use) bool { return u.On == key && !slices.Contains(f.Missing, u.Right) }
@@ -186,13 +183,13 @@ func (c *Client) checkAtStartup(ctx context.Context) {
 			}
 			f.Problem = denied(f.Missing)
 		}
-		c.s.Logger.Warn("redlatch: startup check: "+f.Problem, "check", string(f.Check), "addr", f.Addr, "advice", f.Advice)
+		s.Logger.Warn("redlatch: startup check: "+f.Problem, "check", string(f.Check), "addr", f.Addr, "advice", f.Advice)
 	}
 }
 
-// probe checks all nodes concurrently, with requests under the context request. It does
+// ask checks all nodes concurrently, with requests under the context request. It does
 // not wait for nodes beyond the end of ctx.
-func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error) {
+func ask(ctx, request context.Context, s *session.Session, conn rueidis.Client, uses []use) (Report, error) {
 	type reply struct {
 		node     Node
 		findings []Finding
@@ -200,15 +197,15 @@ func (c *Client) probe(ctx, request context.Context, uses []use) (Report, error)
 	}
 	var r Report
 	var errs []error
-	for a := range askNodes(ctx, c.conn, func(addr string, node rueidis.Client) (a reply) {
-		a.node, a.findings, a.err = probeNode(request, addr, node, uses, c.s.WatchdogTimeout)
+	for a := range wire.AskNodes(ctx, conn, func(addr string, node rueidis.Client) (a reply) {
+		a.node, a.findings, a.err = probeNode(request, addr, node, uses, s.WatchdogTimeout)
 		return a
 	}) {
 		r.Nodes = append(r.Nodes, a.node)
 		r.Findings = append(r.Findings, a.findings...)
 		errs = append(errs, a.err)
 	}
-	if ctx.Err() != nil && len(r.Nodes) < len(c.conn.Nodes()) {
+	if ctx.Err() != nil && len(r.Nodes) < len(conn.Nodes()) {
 		errs = append(errs, context.Cause(ctx))
 	}
 	slices.SortFunc(r.Nodes, func(a, b Node) int { return strings.Compare(a.Addr, b.Addr) })

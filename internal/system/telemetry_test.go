@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -262,7 +262,7 @@ func TestSpansOfOtherKinds(t *testing.T) {
 		require.NoError(t, seats.Acquire(t.Context(), 1))
 		require.ErrorIs(t, seats.TryAcquire(t.Context(), 1), lock.ErrNotAcquired)
 		require.NoError(t, seats.Release(t.Context(), 1))
-		permit, err := leased.Acquire(t.Context())
+		permit, err := leased.Acquire(t.Context(), 1)
 		require.NoError(t, err)
 		require.NoError(t, permit.Release(t.Context()))
 		require.Equal(t, `redlatch.acquire{attempts=1 contended=false kind=semaphore name=seats outcome=acquired}
@@ -354,7 +354,7 @@ func TestSpansOfGroups(t *testing.T) {
 `, r.tree())
 
 		r.spans.Reset()
-		r.under(t.Context(), "request", tryInside(c.RedLock(c.Lock("orders"))))
+		r.under(t.Context(), "request", tryInside(c.RedLock([]lock.Locker{c.Lock("orders")})))
 		var ordered strings.Builder
 		for line := range strings.Lines(r.tree()) {
 			if !strings.Contains(line, "kind=lock") { // their order varies
@@ -414,7 +414,7 @@ func TestSpansOfOddNames(t *testing.T) {
 			harness.Do(t, s.Addr, "SET", name+" string", name)
 			for _, l := range []lock.Locker{
 				c.Lock(name), c.FairLock(name), c.RWLock(name).Write(), c.PlainLock(name), c.MultiLock(c.Lock(name), c.Lock(name+"2")),
-				c.RedLock(c.Lock(name)),
+				c.RedLock([]lock.Locker{c.Lock(name)}),
 			} {
 				require.NoError(t, l.Do(t.Context(), nothing))
 			}
@@ -580,9 +580,9 @@ func TestMetricsOfOtherKinds(t *testing.T) {
 
 // The documentation lists everything that the code emits.
 func TestTelemetryIsDocumented(t *testing.T) {
-	source, err := os.ReadFile("internal/telemetry/telemetry.go")
+	source, err := os.ReadFile("../telemetry/telemetry.go")
 	require.NoError(t, err)
-	doc, err := os.ReadFile("docs/reference/metrics.md")
+	doc, err := os.ReadFile("../../docs/reference/metrics.md")
 	require.NoError(t, err)
 	names := 0
 	for _, quoted := range strings.Split(string(source), `"`) {

@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"strings"

@@ -1,4 +1,4 @@
-// Package pubsub notifies the objects of a client of messages on Redis channels. All
+// Package hub notifies the objects of a client of messages on Redis channels. All
 // objects share one subscriber connection (one per primary with sharded pub/sub), and
 // all listeners of a channel share one subscription.
 //
@@ -6,7 +6,7 @@
 // but not when the connection is lost, so waiters must also poll at intervals. No operation fails
 // because of pub/sub: if the connection is down or subscribing is forbidden, the hub keeps trying
 // while its listeners poll.
-package pubsub
+package hub
 
 import (
 	"context"
@@ -16,29 +16,9 @@ import (
 	"time"
 
 	"github.com/redis/rueidis"
+
+	"github.com/redlatch/redlatch/pubsub"
 )
-
-// Mode is a kind of pub/sub. Messages of one kind do not reach subscribers of the other, so all
-// processes on a server must use the same.
-type Mode uint8
-
-const (
-	// Auto is Sharded in a cluster whose nodes support sharded pub/sub (Redis and
-	// Valkey from 7.0), and Plain everywhere else, which is Redisson's default.
-	Auto Mode = iota
-	// Sharded uses SPUBLISH and SSUBSCRIBE.
-	Sharded
-	// Plain uses PUBLISH and SUBSCRIBE.
-	Plain
-)
-
-// String returns "auto", "sharded" or "plain".
-func (m Mode) String() string {
-	if m > Plain {
-		m = Auto
-	}
-	return [...]string{Auto: "auto", Sharded: "sharded", Plain: "plain"}[m]
-}
 
 // Event is a message or a change of the subscription.
 type Event struct {
@@ -94,17 +74,6 @@ const (
 	// deniedBackoff is for errors that last, such as a missing permission.
 	deniedBackoff = 30 * time.Second
 )
-
-// Stats is a snapshot of a hub, for debugging and metrics.
-type Stats struct {
-	Listeners   int    // open subscriptions
-	Channels    int    // channels with a listener or kept warm
-	Subscribed  int    // channels confirmed by the server
-	Refused     int    // channels that the server has refused to subscribe; the hub asks again after a pause
-	Connections int    // live subscriber connections
-	Messages    uint64 // messages received in total
-	Reconnects  uint64 // lost connections that were replaced
-}
 
 // Hub shares subscriptions among listeners. It is safe for concurrent use.
 type Hub struct {
@@ -277,12 +246,12 @@ func (h *Hub) dropLocked(ch *channel) {
 }
 
 // Stats returns a snapshot of the hub's counters.
-func (h *Hub) Stats() Stats {
+func (h *Hub) Stats() pubsub.Stats {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 
 	now := time.Now()
-	s := Stats{Channels: len(h.channels), Messages: h.messages, Reconnects: h.reconnects}
+	s := pubsub.Stats{Channels: len(h.channels), Messages: h.messages, Reconnects: h.reconnects}
 	for _, ch := range h.channels {
 		s.Listeners += len(ch.listeners)
 		if ch.state == subscribed {

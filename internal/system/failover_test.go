@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -90,7 +90,7 @@ func (s service) open(t *testing.T, timeout time.Duration) *redlatch.Client {
 	c, err := redlatch.Open(t.Context(), s.url, redlatch.WithWatchdogTimeout(timeout), redlatch.WithLogger(slog.New(slog.DiscardHandler)))
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		assert.Zero(t, c.PubSub().Listeners, "a waiter has left its subscription")
+		assert.Zero(t, c.Stats().PubSub.Listeners, "a waiter has left its subscription")
 		c.Close()
 	})
 	return c
@@ -239,7 +239,7 @@ func (l *ledger) wait(t *testing.T, c *redlatch.Client, names []string) (waiters
 		})})
 	}
 	harness.Eventually(t, 20*time.Second, "all waiters are subscribed and idle", func() bool {
-		return c.PubSub().Subscribed == len(names) && harness.Waiting(len(names), c)
+		return c.Stats().PubSub.Subscribed == len(names) && harness.Waiting(len(names), c)
 	})
 	return waiters
 }

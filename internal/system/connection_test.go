@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -236,7 +236,7 @@ func TestCluster(t *testing.T) {
 				for i := range 12 { // enough names for every primary to own some
 					h := mustLock(t, c.Lock(fmt.Sprint("orders-", i)), lock.Lease(time.Hour))
 					waiter := harness.StartLock(t, t.Context(), other.Lock(h.Name()))
-					harness.Eventually(t, 10*time.Second, "subscribed", func() bool { return other.PubSub().Subscribed == i+1 })
+					harness.Eventually(t, 10*time.Second, "subscribed", func() bool { return other.Stats().PubSub.Subscribed == i+1 })
 					begin := time.Now()
 					require.NoError(t, h.Unlock(t.Context()))
 					require.NoError(t, waiter.Got().Unlock(t.Context()))
@@ -246,7 +246,7 @@ func TestCluster(t *testing.T) {
 				if mode == pubsub.Plain || modes[0] == pubsub.Plain {
 					want = 1
 				}
-				require.Equal(t, want, other.PubSub().Connections)
+				require.Equal(t, want, other.Stats().PubSub.Connections)
 			})
 		}
 	})

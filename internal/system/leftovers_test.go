@@ -1,4 +1,4 @@
-package redlatch_test
+package system_test
 
 import (
 	"context"
@@ -108,7 +108,7 @@ func locked(ctx context.Context, all ...lock.Locker) error {
 // TestSizingListsWhatStays compares the table of docs/operations/sizing.md with the keys that remain
 // after each kind of object was used, and with their lifetimes, to ten seconds.
 func TestSizingListsWhatStays(t *testing.T) {
-	doc, err := os.ReadFile("docs/operations/sizing.md")
+	doc, err := os.ReadFile("../../docs/operations/sizing.md")
 	require.NoError(t, err)
 	_, table, found := strings.Cut(string(doc), "\n| after | key | lifetime |\n|---|---|---|\n")
 	require.True(t, found)
