@@ -19,9 +19,9 @@ import (
 	"github.com/redlatch/redlatch/semaphore"
 )
 
-// The README shows what the commands print. If a screen has changed, this test prints the new one.
-func TestScreensOfTheREADME(t *testing.T) {
-	readme, err := os.ReadFile("../../README.md")
+// The documentation shows what the commands print. If a screen has changed, this test prints the new one.
+func TestDocumentedScreens(t *testing.T) {
+	page, err := os.ReadFile("../../docs/reference/command.md")
 	require.NoError(t, err)
 	// shown compares without what differs from run to run: ids, times, and the widths that follow.
 	shown := func(t *testing.T, command, screen string) {
@@ -31,7 +31,7 @@ func TestScreensOfTheREADME(t *testing.T) {
 			text += strings.TrimRight("    "+line, " \n") + "\n"
 		}
 		text = regexp.MustCompile(`(?m)^ +$`).ReplaceAllString(text, "")
-		require.True(t, strings.Contains(maskedScreen(string(readme)), maskedScreen(text)), "now:\n%s", text)
+		require.True(t, strings.Contains(maskedScreen(string(page)), maskedScreen(text)), "now:\n%s", text)
 	}
 	harness.EachOf(t, []string{"inspect", "top"}, func(name string) string { return name }, func(t *testing.T, s *testserver.Server, name string) {
 		scene(t, s)
