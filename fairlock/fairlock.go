@@ -132,12 +132,6 @@ func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	return l.l.HashCount(ctx, owner, owner.String())
 }
 
-// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
-func (l *Lock) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := l.HoldCount(ctx, owner)
-	return n > 0, err
-}
-
 // Queue returns the waiters in the order in which they will acquire the lock, the first 10,000 of them. It is a
 // snapshot, blocks for one round trip and changes nothing. A waiter that has just acquired
 // the lock from another one of its process may still be listed, until its Unlock at most.

@@ -144,26 +144,6 @@ func (m *Multi) sameLocks(other *Multi) bool {
 	return len(m.locks) == len(other.locks) && !slices.ContainsFunc(m.locks, missing)
 }
 
-// IsHeldBy reports whether owner holds all members. It blocks for one round trip for each
-// member. If a member is a Red, the error matches lock.ErrUnsupported.
-func (m *Multi) IsHeldBy(ctx context.Context, owner lock.Owner) (held bool, err error) {
-	if err := m.checkOwner(); err != nil {
-		return false, m.object().Refused("read", err)
-	}
-
-	began := time.Now()
-	for _, member := range slices.Backward(m.members) {
-		l := member.(interface {
-			IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error)
-		})
-		if held, err = l.IsHeldBy(ctx, owner); err != nil || !held {
-			return false, m.object().ReadFailed(ctx, "read", began, err)
-		}
-	}
-
-	return true, nil
-}
-
 // multiHold is a hold on all members.
 type multiHold struct {
 	groupHold

@@ -142,8 +142,6 @@ func TestMultiOfBadMembers(t *testing.T) {
 		}
 		for _, m := range []*multilock.Multi{c.MultiLock(), c.MultiLock(a, nil), c.MultiLock(a, c.Lock("a"))} {
 			require.ErrorIs(t, m.UnlockOwner(t.Context()), lock.ErrInvalid)
-			_, err := m.IsHeldBy(t.Context(), c.NewOwner())
-			require.ErrorIs(t, err, lock.ErrInvalid)
 		}
 
 		// The same name on different servers or databases is not the same lock.

@@ -75,12 +75,6 @@ func (l *Plain) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	})
 }
 
-// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
-func (l *Plain) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := l.HoldCount(ctx, owner)
-	return n > 0, err
-}
-
 var (
 	plainAcquireScript     = wire.LoadScript(luaFiles, "plain_acquire")
 	plainReleaseScript     = wire.LoadScript(luaFiles, "plain_release")

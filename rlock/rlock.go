@@ -99,15 +99,15 @@ func NewFenced(e *engine.Engine, name string, opts ...Option) *Fenced {
 // for names that are no longer used: otherwise the counters of generated names, such as one per
 // order, accumulate. The next token is 1 again, and resources that remember a higher
 // one reject it. ResetTokens blocks for one round trip.
-func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
-	if err := f.l.Refuses(ctx, "reset tokens"); err != nil {
+func (l *Fenced) ResetTokens(ctx context.Context) (bool, error) {
+	if err := l.l.Refuses(ctx, "reset tokens"); err != nil {
 		return false, err
 	}
 
 	began := time.Now()
-	reset, err := wire.Bool(resetTokensScript.Exec(ctx, f.s.Client, []string{f.l.Key(), wire.FencingToken(f.l.Key())}, nil))
+	reset, err := wire.Bool(resetTokensScript.Exec(ctx, l.s.Client, []string{l.l.Key(), wire.FencingToken(l.l.Key())}, nil))
 	if err != nil {
-		return false, f.l.Object().Failed(ctx, "reset tokens", began, err)
+		return false, l.l.Object().Failed(ctx, "reset tokens", began, err)
 	}
 
 	return reset, nil
@@ -127,22 +127,22 @@ func (f *Fenced) ResetTokens(ctx context.Context) (bool, error) {
 // is unchanged, lock.ErrIndeterminate if it may have been raised or may still be, and lock.ErrClosed if
 // the client is closed. Other errors are refusals of the server, for example of a counter that is no
 // number.
-func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
-	if err := f.l.Refuses(ctx, "raise tokens"); err != nil {
+func (l *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
+	if err := l.l.Refuses(ctx, "raise tokens"); err != nil {
 		return 0, err
 	}
 	if floor < 0 || floor >= wire.MaxToken {
-		return 0, f.l.Object().Refused("raise tokens",
+		return 0, l.l.Object().Refused("raise tokens",
 			fmt.Errorf("%w: %d: must be from 0 to %d", lock.ErrInvalid, floor, wire.MaxToken-1))
 	}
 
 	began := time.Now()
-	keys := []string{wire.FencingToken(f.l.Key())}
+	keys := []string{wire.FencingToken(l.l.Key())}
 	args := []string{strconv.FormatInt(floor, 10)}
 	var last int64
 	unknown := false // an attempt without an answer may have raised it
-	err := f.s.Retry(ctx, began.Add(engine.UnlockTimeout), func(ctx context.Context) (err error) {
-		last, err = wire.Number(raiseTokensScript.Exec(ctx, f.s.Client, keys, args), wire.Tokens)
+	err := l.s.Retry(ctx, began.Add(engine.UnlockTimeout), func(ctx context.Context) (err error) {
+		last, err = wire.Number(raiseTokensScript.Exec(ctx, l.s.Client, keys, args), wire.Tokens)
 		unknown = unknown || wire.IsUnknown(err)
 		return err
 	}, wire.IsRefused)
@@ -150,7 +150,7 @@ func (f *Fenced) RaiseTokens(ctx context.Context, floor int64) (int64, error) {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
 	if err != nil {
-		return 0, f.l.Object().Failed(ctx, "raise tokens", began, err)
+		return 0, l.l.Object().Failed(ctx, "raise tokens", began, err)
 	}
 
 	return last, nil
@@ -223,19 +223,19 @@ func (m *parts) assemble(e *engine.Engine, kind, name string, err error) base {
 }
 
 // Name returns the name that was passed to the client.
-func (o object) Name() string { return o.l.Name() }
+func (l object) Name() string { return l.l.Name() }
 
 // Lock acquires the lock. It blocks until it has the lock, ctx ends, or lock.Wait runs out. See
 // lock.Locker for its errors. With NonReentrant, and for a plain lock, it fails at once with
 // lock.ErrReentered if the owner already holds the lock.
-func (o object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
-	return o.l.Lock(ctx, opts...)
+func (l object) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
+	return l.l.Lock(ctx, opts...)
 }
 
 // TryLock makes one attempt, which blocks for one round trip. The error matches
 // lock.ErrNotAcquired if the lock is held elsewhere. See lock.Locker for other errors.
-func (o object) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
-	return o.l.TryLock(ctx, opts...)
+func (l object) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
+	return l.l.TryLock(ctx, opts...)
 }
 
 // Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
@@ -245,13 +245,13 @@ func (o object) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold
 // options have the same meaning as for TryLock. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the lock can soon be adopted under the same id again, for the lease that
 // this call requested, unless that is over.
-func (o object) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
-	return o.l.Adopt(ctx, id, opts...)
+func (l object) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (lock.Hold, error) {
+	return l.l.Adopt(ctx, id, opts...)
 }
 
 // Do runs fn while holding the lock. See lock.Locker.
-func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return engine.Do(ctx, o.l.Object(), o, fn, opts...)
+func (l object) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return engine.Do(ctx, l.l.Object(), l, fn, opts...)
 }
 
 // UnlockOwner ends the latest hold that the owner of ctx (see lock.WithOwner) has in this process,
@@ -259,39 +259,33 @@ func (o object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 // lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
 // process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
 // Unlock has returned its loss.
-func (o object) UnlockOwner(ctx context.Context) error { return o.l.UnlockOwner(ctx) }
+func (l object) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports
 // whether the lock was held. Holds of this client are lost at once. Any other hold is lost at
 // its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end
 // of the lease. Until then its context does not end. ForceUnlock blocks for one round trip. It
 // returns an error and has no effect if the key is not a lock.
-func (b base) ForceUnlock(ctx context.Context) (bool, error) {
-	return b.l.Force(ctx, func() (bool, error) {
-		return forceUnlockScript.Exec(ctx, b.s.Client, []string{b.l.Key()},
-			[]string{b.p.publish(), wire.LockChannel(b.l.Key()), wire.PayloadUnlocked}).AsBool()
+func (l base) ForceUnlock(ctx context.Context) (bool, error) {
+	return l.l.Force(ctx, func() (bool, error) {
+		return forceUnlockScript.Exec(ctx, l.s.Client, []string{l.l.Key()},
+			[]string{l.p.publish(), wire.LockChannel(l.l.Key()), wire.PayloadUnlocked}).AsBool()
 	})
 }
 
 // IsLocked reports whether the lock is held. It blocks for one round trip.
-func (o object) IsLocked(ctx context.Context) (bool, error) {
-	ttl, err := o.l.TTL(ctx)
+func (l object) IsLocked(ctx context.Context) (bool, error) {
+	ttl, err := l.l.TTL(ctx)
 	return ttl != 0, err
 }
 
 // TTL returns the time after which the lock becomes free if it is neither renewed nor
 // released: 0 if it is free now, lock.NoExpiry if never. It blocks for one round trip.
-func (o object) TTL(ctx context.Context) (time.Duration, error) { return o.l.TTL(ctx) }
+func (l object) TTL(ctx context.Context) (time.Duration, error) { return l.l.TTL(ctx) }
 
 // HoldCount returns the number of holds of owner: those in this process or, if there are none,
 // the number on the server, which is above 1 for Java threads only. It blocks for one round trip
 // unless owner has a hold in this process.
-func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
-	return b.l.HashCount(ctx, owner, owner.String())
-}
-
-// IsHeldBy reports whether owner holds the lock. It blocks like HoldCount.
-func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := b.HoldCount(ctx, owner)
-	return n > 0, err
+func (l base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
+	return l.l.HashCount(ctx, owner, owner.String())
 }

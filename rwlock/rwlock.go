@@ -162,9 +162,3 @@ func (b base) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	}
 	return b.l.HashCount(ctx, owner, owner.String())
 }
-
-// IsHeldBy reports whether owner holds this side of the lock. It blocks like HoldCount.
-func (b base) IsHeldBy(ctx context.Context, owner lock.Owner) (bool, error) {
-	n, err := b.HoldCount(ctx, owner)
-	return n > 0, err
-}

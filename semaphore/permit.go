@@ -168,8 +168,8 @@ func (r *registry) Holds() iter.Seq[session.Hold] {
 }
 
 // local returns the permit of this client with an id, or nil.
-func (e *PermitSemaphore) local(raw string) *permit {
-	if p := e.permits.find(raw); p != nil && p.e.key == e.key {
+func (s *PermitSemaphore) local(raw string) *permit {
+	if p := s.permits.find(raw); p != nil && p.e.key == s.key {
 		return p
 	}
 	return nil
@@ -177,22 +177,22 @@ func (e *PermitSemaphore) local(raw string) *permit {
 
 // newPermit returns the Permit of a served request, whose context is a child of parent. The
 // session is open.
-func (e *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options) *Permit {
+func (s *PermitSemaphore) newPermit(parent context.Context, r *request, o lock.Options) *Permit {
 	terms := watchdog.Terms{Sent: r.sent, TTL: r.grant.lease, MaxHold: o.MaxHold}
 	if o.Lease == 0 {
-		terms.Renewer = e.renewer
+		terms.Renewer = s.renewer
 	}
-	p := &permit{e: e, raw: r.grant.ids}
+	p := &permit{e: s, raw: r.grant.ids}
 	id := ""
-	if e.s.Telemetry != nil { // the text of an id allocates
+	if s.s.Telemetry != nil { // the text of an id allocates
 		id = p.id()
 	}
 
-	p.Begin(e.s.Telemetry.StartHold(parent, e.id, lock.Owner{}, id, 0))
+	p.Begin(s.s.Telemetry.StartHold(parent, s.id, lock.Owner{}, id, 0))
 	p.Given(r.site)
 	p.lease.Weight = uint16(min(len(p.raw), math.MaxUint16))
-	e.permits.add(p)
-	e.s.Watchdog.Watch(&p.lease, p, terms)
+	s.permits.add(p)
+	s.s.Watchdog.Watch(&p.lease, p, terms)
 	result := &Permit{p: p}
 	result.handle.Refer(p)
 	return result

@@ -58,8 +58,8 @@ func NewPermitSemaphore(all *Shared, name string, opts ...Option) *PermitSemapho
 // SetPermits sets the total number of permits, free and acquired. If more are acquired than
 // that, the number of free permits is negative until enough are released. SetPermits blocks
 // as TrySetPermits does.
-func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
-	return e.resize(ctx, permits)
+func (s *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
+	return s.resize(ctx, permits)
 }
 
 // Acquire acquires n permits, all or none, in one Permit. It waits until they are free, ctx is done, or lock.Wait runs
@@ -68,23 +68,23 @@ func (e *PermitSemaphore) SetPermits(ctx context.Context, permits int) error {
 // permit's context. n is from 1 to MaxBatch. If it exceeds the total number of permits, the error matches
 // lock.ErrInvalid. If the semaphore does not exist Acquire logs that, once for each name unless there
 // are more than 1,000, and waits until it does.
-func (e *PermitSemaphore) Acquire(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
+func (s *PermitSemaphore) Acquire(ctx context.Context, n int, opts ...lock.Option) (*Permit, error) {
 	o, err := resolve(opts)
 	if err != nil {
-		return nil, e.object().Refused("acquire", err)
+		return nil, s.object().Refused("acquire", err)
 	}
-	return e.take(ctx, n, o, o.Bounded && o.Wait == 0)
+	return s.take(ctx, n, o, o.Bounded && o.Wait == 0)
 }
 
 // TryAcquire makes one attempt to acquire n permits, which blocks for one round trip. If too few
 // are free, or an older request is in the wait queue, the error matches lock.ErrNotAcquired, and if
 // the semaphore does not exist, ErrNotFound; otherwise it is like Acquire.
-func (e *PermitSemaphore) TryAcquire(ctx context.Context, n int, opts ...lock.HoldOption) (*Permit, error) {
+func (s *PermitSemaphore) TryAcquire(ctx context.Context, n int, opts ...lock.HoldOption) (*Permit, error) {
 	o, err := resolve(opts)
 	if err != nil {
-		return nil, e.object().Refused("acquire", err)
+		return nil, s.object().Refused("acquire", err)
 	}
-	return e.take(ctx, n, o, true)
+	return s.take(ctx, n, o, true)
 }
 
 // resolve is lock.Resolve for permits.
@@ -101,9 +101,9 @@ func resolve[O lock.Option](opts []O) (lock.Options, error) {
 // Acquire, or the error of fn, unchanged. If Release returns an error, which matches lock.ErrLost if the
 // permit was lost while fn ran, Do returns a *lock.DoError with both. If fn is nil, the error
 // matches lock.ErrInvalid. See lock.Locker for nested locks and permits.
-func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
-	return engine.Do(ctx, e.object(), locker{name: e.id.Name, acquire: func() (lock.Hold, error) {
-		p, err := e.Acquire(ctx, 1, opts...)
+func (s *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+	return engine.Do(ctx, s.object(), locker{name: s.id.Name, acquire: func() (lock.Hold, error) {
+		p, err := s.Acquire(ctx, 1, opts...)
 		if err != nil {
 			return nil, err
 		}
@@ -111,30 +111,30 @@ func (e *PermitSemaphore) Do(ctx context.Context, fn func(ctx context.Context) e
 	}}, fn)
 }
 
-func (e *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) (*Permit, error) {
-	if err := cmp.Or(e.check(ctx), checkCount(n, 1, MaxBatch)); err != nil {
-		return nil, e.object().Refused("acquire", err)
+func (s *PermitSemaphore) take(ctx context.Context, n int, o lock.Options, once bool) (*Permit, error) {
+	if err := cmp.Or(s.check(ctx), checkCount(n, 1, MaxBatch)); err != nil {
+		return nil, s.object().Refused("acquire", err)
 	}
-	if !e.s.Enter() {
-		return nil, e.object().Refused("acquire", lock.ErrClosed)
+	if !s.s.Enter() {
+		return nil, s.object().Refused("acquire", lock.ErrClosed)
 	}
-	defer e.s.Leave()
+	defer s.s.Leave()
 
-	r, err := e.acquire(ctx, grant{permits: n, lease: e.lease(o)}, o, once)
+	r, err := s.acquire(ctx, grant{permits: n, lease: s.lease(o)}, o, once)
 	if err != nil {
 		return nil, err
 	}
 
-	return e.newPermit(engine.HoldParent(ctx, o), r, o), nil
+	return s.newPermit(engine.HoldParent(ctx, o), r, o), nil
 }
 
 // lease returns the first lease of a permit with these options.
-func (e *PermitSemaphore) lease(o lock.Options) time.Duration {
+func (s *PermitSemaphore) lease(o lock.Options) time.Duration {
 	switch o.Lease {
 	case lock.NoExpiry:
 		return forever
 	case 0:
-		return e.s.WatchdogTimeout
+		return s.s.WatchdogTimeout
 	default:
 		return o.Lease
 	}
@@ -148,10 +148,10 @@ func (e *PermitSemaphore) lease(o lock.Options) time.Duration {
 // until the server has answered, for about 5 s at most. If the server did not answer, the
 // error matches lock.ErrIndeterminate. If it rejects all writes for a second, Release returns what it
 // says. In both cases the retries continue in the background. Without ids Release does nothing.
-func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
-	released, err := e.TryRelease(ctx, ids...)
+func (s *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
+	released, err := s.TryRelease(ctx, ids...)
 	if err == nil && !released && len(ids) > 0 {
-		return e.object().Refused("release",
+		return s.object().Refused("release",
 			fmt.Errorf("%w: one of %d permits is not acquired or has expired", lock.ErrNotHeld, len(ids)))
 	}
 	return err
@@ -159,19 +159,19 @@ func (e *PermitSemaphore) Release(ctx context.Context, ids ...string) error {
 
 // TryRelease is Release, but returns false instead of an error if a permit is not acquired
 // or has expired.
-func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, error) {
-	raw, err := e.parse(ctx, "release", ids...)
+func (s *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, error) {
+	raw, err := s.parse(ctx, "release", ids...)
 	if err != nil {
 		return false, err
 	}
-	if ok, err := e.enter(ctx, "release", len(raw), MaxBatch, e.s.Stay); !ok {
+	if ok, err := s.enter(ctx, "release", len(raw), MaxBatch, s.s.Stay); !ok {
 		return false, err
 	}
-	defer e.s.Leave() // Close waits for the release
+	defer s.s.Leave() // Close waits for the release
 
 	local := map[*permit]int{} // with the number of their ids
 	for _, id := range raw {
-		if p := e.local(id); p != nil {
+		if p := s.local(id); p != nil {
 			if local[p]++; local[p] == 1 {
 				p.releasing.Add(1)
 			}
@@ -180,7 +180,7 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 
 	began := time.Now()
 	ctx = context.WithoutCancel(ctx)
-	result, err := e.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
+	result, err := s.release(ctx, patience, grant{permits: len(raw), ids: raw}, false)
 	released := err == nil && result == releaseDone || engine.GoesOn(err)
 	for p, n := range local {
 		all := n == len(p.raw)
@@ -190,7 +190,7 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 	}
 
 	if err != nil {
-		return false, e.failed(ctx, "release", began, err)
+		return false, s.failed(ctx, "release", began, err)
 	}
 
 	return released, nil
@@ -198,8 +198,8 @@ func (e *PermitSemaphore) TryRelease(ctx context.Context, ids ...string) (bool, 
 
 // Available returns the number of free permits, including expired ones. It is negative if
 // more permits are acquired than the total. It writes nothing and blocks for one round trip.
-func (e *PermitSemaphore) Available(ctx context.Context) (int, error) {
-	free, _, _, err := e.stats(ctx)
+func (s *PermitSemaphore) Available(ctx context.Context) (int, error) {
+	free, _, _, err := s.stats(ctx)
 	return free, err
 }
 
@@ -218,36 +218,36 @@ type PermitStats struct {
 // Stats returns the numbers of one moment. Without a semaphore Available is 0, and so are the others,
 // unless only its number of free permits was deleted by other means than Delete. Stats writes nothing
 // and blocks for one round trip.
-func (e *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
-	free, taken, waiting, err := e.stats(ctx)
+func (s *PermitSemaphore) Stats(ctx context.Context) (PermitStats, error) {
+	free, taken, waiting, err := s.stats(ctx)
 	return PermitStats{Total: free + taken, Available: free, Taken: taken, Waiting: waiting}, err
 }
 
 // run runs a script that does not begin with pool.lua.
-func (e *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
-	script, args = scriptFor(script, args, e.idle)
-	return script.Exec(ctx, e.s.Client, []string{e.key, wire.PermitTimeouts(e.key)}, args)
+func (s *PermitSemaphore) run(ctx context.Context, script *wire.Script, args ...string) rueidis.RedisResult {
+	script, args = scriptFor(script, args, s.idle)
+	return script.Exec(ctx, s.s.Client, []string{s.key, wire.PermitTimeouts(s.key)}, args)
 }
 
 // TTL returns the remaining lease of a permit, lock.NoExpiry if it never expires. The
 // error matches lock.ErrNotHeld if the permit is not acquired or has expired. TTL
 // writes nothing and blocks for one round trip.
-func (e *PermitSemaphore) TTL(ctx context.Context, id string) (time.Duration, error) {
-	raw, err := e.parse(ctx, "read", id)
+func (s *PermitSemaphore) TTL(ctx context.Context, id string) (time.Duration, error) {
+	raw, err := s.parse(ctx, "read", id)
 	if err != nil {
 		return 0, err
 	}
 
 	began := time.Now()
-	left, err := wire.Number(e.run(ctx, permitLeftScript, raw...), wire.Times)
+	left, err := wire.Number(s.run(ctx, permitLeftScript, raw...), wire.Times)
 	if err != nil {
-		return 0, e.object().ReadFailed(ctx, "read", began, err)
+		return 0, s.object().ReadFailed(ctx, "read", began, err)
 	}
 	if left == -1 {
 		return lock.NoExpiry, nil
 	}
 	if left < 0 {
-		return 0, e.object().Refused("read", fmt.Errorf("%w: permit %s is not acquired or has expired", lock.ErrNotHeld, id))
+		return 0, s.object().Refused("read", fmt.Errorf("%w: permit %s is not acquired or has expired", lock.ErrNotHeld, id))
 	}
 	return wire.Duration(left), nil
 }
@@ -257,26 +257,26 @@ func (e *PermitSemaphore) TTL(ctx context.Context, id string) (time.Duration, er
 // this client is no longer renewed; with several ids, it ends when the first of them expires. Waiters are not notified: they retry at the previous
 // expiry, on a message, or after 5 s. SetTTL blocks for one round trip. If the reply
 // is lost, the permit may expire at either time, and this client assumes the earlier one.
-func (e *PermitSemaphore) SetTTL(ctx context.Context, id string, lease time.Duration) (bool, error) {
-	raw, err := e.parse(ctx, "change lease", id)
+func (s *PermitSemaphore) SetTTL(ctx context.Context, id string, lease time.Duration) (bool, error) {
+	raw, err := s.parse(ctx, "change lease", id)
 	if err != nil {
 		return false, err
 	}
 	if lease == lock.NoExpiry {
 		lease = forever
 	} else if err := session.CheckLease(lease); err != nil {
-		return false, e.object().Refused("change lease", err)
+		return false, s.object().Refused("change lease", err)
 	}
-	return e.changeLease(ctx, "change lease", e.local(raw[0]), raw, lease)
+	return s.changeLease(ctx, "change lease", s.local(raw[0]), raw, lease)
 }
 
 // changeLease sends a request for a lease of at least that length, or just that length unless op is
 // extend, for permits of p. p is nil unless this client has them. If two such requests for it were in progress, the
 // order in which the server runs them would be unknown, and its lease could be overestimated.
-func (e *PermitSemaphore) changeLease(ctx context.Context, op string, p *permit, raw []string, lease time.Duration) (acquired bool, err error) {
+func (s *PermitSemaphore) changeLease(ctx context.Context, op string, p *permit, raw []string, lease time.Duration) (acquired bool, err error) {
 	exactly := op != extend
 	began := time.Now()
-	defer func() { err = e.failed(ctx, op, began, err) }()
+	defer func() { err = s.failed(ctx, op, began, err) }()
 
 	if ctx.Err() != nil {
 		return false, lock.ErrUnavailable
@@ -297,7 +297,7 @@ func (e *PermitSemaphore) changeLease(ctx context.Context, op string, p *permit,
 		}
 	}
 
-	acquired, err = wire.Bool(e.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...))
+	acquired, err = wire.Bool(s.run(ctx, permitExtendScript, append([]string{leaseArg(lease), how}, raw...)...))
 	switch {
 	case err != nil || p == nil:
 	case !acquired:
@@ -335,9 +335,9 @@ func consecutive(first string, n int) []string {
 
 // parse converts ids to the form of the server. It returns an error of the call for op if no operation
 // with them can succeed.
-func (e *PermitSemaphore) parse(ctx context.Context, op string, ids ...string) ([]string, error) {
-	if err := cmp.Or(e.check(ctx), checkCount(len(ids), 0, MaxBatch)); err != nil {
-		return nil, e.object().Refused(op, err)
+func (s *PermitSemaphore) parse(ctx context.Context, op string, ids ...string) ([]string, error) {
+	if err := cmp.Or(s.check(ctx), checkCount(len(ids), 0, MaxBatch)); err != nil {
+		return nil, s.object().Refused(op, err)
 	}
 
 	raw := make([]string, len(ids))
@@ -346,10 +346,10 @@ func (e *PermitSemaphore) parse(ctx context.Context, op string, ids ...string) (
 		bytes, err := hex.DecodeString(id)
 		raw[i] = string(bytes)
 		if err != nil || len(bytes) != idSize {
-			return nil, e.object().Refused(op, fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize))
+			return nil, s.object().Refused(op, fmt.Errorf("%w: permit id %q: must be %d hexadecimal digits", lock.ErrInvalid, id, 2*idSize))
 		}
 		if seen[raw[i]] {
-			return nil, e.object().Refused(op, fmt.Errorf("%w: duplicate permit %s", lock.ErrInvalid, id))
+			return nil, s.object().Refused(op, fmt.Errorf("%w: duplicate permit %s", lock.ErrInvalid, id))
 		}
 		seen[raw[i]] = true
 	}

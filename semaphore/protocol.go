@@ -78,21 +78,21 @@ func newPool(all *Shared, kind, name string, scripts scripts, opts []Option) poo
 }
 
 // leased reports whether the permits have an id and a lease.
-func (p *pool) leased() bool { return p.id.Kind == kindPermitSemaphore }
+func (s *pool) leased() bool { return s.id.Kind == kindPermitSemaphore }
 
 // check returns an error if no operation can succeed.
-func (p *pool) check(ctx context.Context) error {
-	return cmp.Or(p.err, p.s.Check(ctx))
+func (s *pool) check(ctx context.Context) error {
+	return cmp.Or(s.err, s.s.Check(ctx))
 }
 
 // enter precedes a request for op of a number of permits with Enter of the session, or their release with
 // Stay. Unless it reports true the request must not be sent; if it does, Leave of the session follows.
-func (p *pool) enter(ctx context.Context, op string, permits, most int, open func() bool) (ok bool, err error) {
-	if err := cmp.Or(p.check(ctx), checkCount(permits, 0, most)); err != nil || permits == 0 {
-		return false, p.object().Refused(op, err)
+func (s *pool) enter(ctx context.Context, op string, permits, most int, open func() bool) (ok bool, err error) {
+	if err := cmp.Or(s.check(ctx), checkCount(permits, 0, most)); err != nil || permits == 0 {
+		return false, s.object().Refused(op, err)
 	}
 	if !open() {
-		return false, p.object().Refused(op, lock.ErrClosed)
+		return false, s.object().Refused(op, lock.ErrClosed)
 	}
 
 	return true, nil
@@ -106,40 +106,40 @@ func checkCount(n, least, most int) error {
 }
 
 // Name returns the name that the client was given.
-func (p *pool) Name() string { return p.id.Name }
+func (s *pool) Name() string { return s.id.Name }
 
 // change runs a script that changes the number of permits, and takes effect at most once. It
 // returns the first number of the reply. An error that matches lock.ErrIndeterminate means
 // that the script may have taken effect, or may still do so.
-func (p *pool) change(ctx context.Context, op string, permits int, script *wire.Script, args ...string) (int64, error) {
-	if err := cmp.Or(p.check(ctx), checkCount(permits, 0, MaxPermits)); err != nil {
-		return 0, p.object().Refused(op, err)
+func (s *pool) change(ctx context.Context, op string, permits int, script *wire.Script, args ...string) (int64, error) {
+	if err := cmp.Or(s.check(ctx), checkCount(permits, 0, MaxPermits)); err != nil {
+		return 0, s.object().Refused(op, err)
 	}
 
 	began := time.Now()
 	if ctx.Err() != nil {
-		return 0, p.failed(ctx, op, began, lock.ErrUnavailable)
+		return 0, s.failed(ctx, op, began, lock.ErrUnavailable)
 	}
 
-	seq := p.slots.next()
-	defer p.slots.done(seq)
+	seq := s.slots.next()
+	defer s.slots.done(seq)
 
-	reply, outcome, err := p.retry(ctx, patience, seq, script, args)
+	reply, outcome, err := s.retry(ctx, patience, seq, script, args)
 	if err == nil {
 		return reply[0], nil
 	}
 	if outcome == wire.Unknown {
 		err = errors.Join(lock.ErrIndeterminate, err)
 	}
-	return 0, p.failed(ctx, op, began, err)
+	return 0, s.failed(ctx, op, began, err)
 }
 
 // object returns what errors name.
-func (p *pool) object() wire.Object { return wire.Object(p.id) }
+func (s *pool) object() wire.Object { return wire.Object(s.id) }
 
 // failed returns the error of a call for op that began then.
-func (p *pool) failed(ctx context.Context, op string, began time.Time, err error) error {
-	return p.object().Failed(ctx, op, began, err)
+func (s *pool) failed(ctx context.Context, op string, began time.Time, err error) error {
+	return s.object().Failed(ctx, op, began, err)
 }
 
 //go:embed lua/*.lua
@@ -228,8 +228,8 @@ var (
 
 // heartbeatTimeout returns how long after its last heartbeat a client keeps its position
 // in the wait queue.
-func (p *pool) heartbeatTimeout() time.Duration {
-	return min(maxHeartbeatTimeout, p.s.WatchdogTimeout/3)
+func (s *pool) heartbeatTimeout() time.Duration {
+	return min(maxHeartbeatTimeout, s.s.WatchdogTimeout/3)
 }
 
 // sequence identifies a request, so that it takes effect once however often it is
@@ -289,7 +289,7 @@ var errTooLate = errors.New("redlatch: the request came too late for the server"
 // exec runs a script that has pool.lua. It sends a request once more if the server's
 // time was unknown: if this is the first attempt or, because the local clock is ahead, no
 // attempt can have run yet.
-func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
+func (s *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, args []string) ([]int64, error) {
 	least := firstTryMillis // must be left: a first attempt needs time for retries
 	if seq.mayHaveRun {
 		least = anyTimeLeft
@@ -299,15 +299,15 @@ func (p *pool) exec(ctx context.Context, script *wire.Script, seq *sequence, arg
 			seq.sent = time.Now()
 		}
 		seq.args = append(seq.args[:0], strconv.FormatUint(seq.n, 10), seq.slot, strconv.FormatInt(seq.notAfter, 10),
-			least, p.s.Publish, p.channel)
+			least, s.s.Publish, s.channel)
 		seq.args = append(seq.args, args...)
 		var sent *wire.Script
-		sent, seq.args = scriptFor(script, seq.args, cmp.Or(p.idle, seq.idle))
-		return p.decode(sent.Exec(ctx, p.s.Client, p.keys, seq.args), script, seq.batch)
+		sent, seq.args = scriptFor(script, seq.args, cmp.Or(s.idle, seq.idle))
+		return s.decode(sent.Exec(ctx, s.s.Client, s.keys, seq.args), script, seq.batch)
 	}
 	reply, err := send()
 	if len(reply) == 2 && (!seq.mayHaveRun || seq.notAfter-reply[1] >= cacheTTL.Milliseconds()) {
-		p.slots.ahead.Store(reply[1] - time.Now().UnixMilli())
+		s.slots.ahead.Store(reply[1] - time.Now().UnixMilli())
 		seq.notAfter = reply[1] + retryTime.Milliseconds()
 		reply, err = send()
 	}
@@ -324,7 +324,7 @@ const longestReply = 6
 
 // decode decodes the reply of a script that has pool.lua to a request with a batch of that
 // many. It has no number or two if the script has not run, and otherwise as many as the script says.
-func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int) ([]int64, error) {
+func (s *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int) ([]int64, error) {
 	parts, err := wire.List(reply, 0, longestReply)
 	if err != nil {
 		return nil, err
@@ -338,11 +338,11 @@ func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int)
 	valid := len(numbers) == 1
 	if len(numbers) == 0 || len(numbers) == 2 {
 		valid = true
-	} else if script == p.scripts.acquire {
-		valid = p.serves(numbers, batch)
-	} else if script == p.scripts.release && len(numbers) > 2 {
-		valid = releaseDone <= numbers[0] && numbers[0] <= releasePartly && p.serves(numbers[2:], batch)
-	} else if script == p.scripts.release {
+	} else if script == s.scripts.acquire {
+		valid = s.serves(numbers, batch)
+	} else if script == s.scripts.release && len(numbers) > 2 {
+		valid = releaseDone <= numbers[0] && numbers[0] <= releasePartly && s.serves(numbers[2:], batch)
+	} else if script == s.scripts.release {
 		valid = releaseTooMany <= numbers[0] && numbers[0] < releaseDone
 	}
 
@@ -354,9 +354,9 @@ func (p *pool) decode(reply rueidis.RedisResult, script *wire.Script, batch int)
 }
 
 // serves reports whether acquire.lua can have replied that to a batch of that many requests.
-func (p *pool) serves(reply []int64, batch int) bool {
+func (s *pool) serves(reply []int64, batch int) bool {
 	width := 3
-	if p.leased() {
+	if s.leased() {
 		width = 4
 	}
 	return len(reply) == width && 0 <= reply[0] && reply[0] <= int64(batch) && -1 <= reply[2] && reply[2] <= 1
@@ -367,14 +367,14 @@ func final(err error) bool { return wire.IsRefused(err) || errors.Is(err, errToo
 
 // retry repeats a request until the server answers, ctx is done, or patience runs out, sooner if the
 // server rejects all writes. Along with an error it returns the outcome of all attempts together.
-func (p *pool) retry(ctx context.Context, patience time.Duration, seq *sequence, script *wire.Script, args []string) (
+func (s *pool) retry(ctx context.Context, patience time.Duration, seq *sequence, script *wire.Script, args []string) (
 	reply []int64, outcome wire.Outcome, err error) {
 	var by time.Time // or one attempt
 	if patience > 0 {
 		by = time.Now().Add(patience)
 	}
-	_, err = p.s.RetryWrite(ctx, by, func(ctx context.Context) (err error) {
-		reply, err = p.exec(ctx, script, seq, args)
+	_, err = s.s.RetryWrite(ctx, by, func(ctx context.Context) (err error) {
+		reply, err = s.exec(ctx, script, seq, args)
 		outcome = wire.Unknown
 		if err != nil && !seq.mayHaveRun {
 			outcome = wire.OutcomeOf(err)
@@ -398,13 +398,13 @@ func always(args []string) func() []string { return func() []string { return arg
 
 // repeat repeats a request in the background, for as long as the server accepts it, and then
 // calls done with the reply, nil if there is none. If there is one, it closes answered after that.
-func (p *pool) repeat(seq *sequence, script *wire.Script, args func() []string, done func(reply []int64)) (answered <-chan struct{}) {
+func (s *pool) repeat(seq *sequence, script *wire.Script, args func() []string, done func(reply []int64)) (answered <-chan struct{}) {
 	replied := make(chan struct{})
-	p.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
+	s.s.CleanUp(retryTime, func(ctx context.Context) (time.Duration, error) {
 		for {
-			reply, err := p.exec(ctx, script, seq, args())
+			reply, err := s.exec(ctx, script, seq, args())
 			if err == nil || final(err) {
-				p.slots.done(seq)
+				s.slots.done(seq)
 				if err != nil {
 					done(nil)
 					return -1, nil
@@ -413,7 +413,7 @@ func (p *pool) repeat(seq *sequence, script *wire.Script, args func() []string, 
 				close(replied)
 				return -1, nil
 			}
-			if p.s.Err() == nil || ctx.Err() != nil {
+			if s.s.Err() == nil || ctx.Err() != nil {
 				return -1, err
 			}
 			time.Sleep(session.MinPause) // while the client is closing, this is the last call

@@ -59,15 +59,15 @@ type request struct {
 }
 
 // acquire gets what g asks for. The caller holds the session open with Enter.
-func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) (*request, error) {
+func (s *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) (*request, error) {
 	if ctx.Err() != nil {
-		return nil, p.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)
+		return nil, s.failed(ctx, "acquire", time.Now(), lock.ErrNotAcquired)
 	}
 
-	r := &request{pool: p, began: time.Now(), site: callsite.Of(o.Site), grant: g, once: once}
+	r := &request{pool: s, began: time.Now(), site: callsite.Of(o.Site), grant: g, once: once}
 	req := engine.Request{
 		Waiting:  engine.Waiting{Shareable: true, Shared: true, Group: true, Counting: true},
-		Key:      p.queueKey,
+		Key:      s.queueKey,
 		Acquirer: r,
 		Once:     once,
 
@@ -78,15 +78,15 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	if o.Bounded && !once {
 		req.Deadline = r.began.Add(o.Wait)
 	}
-	spanCtx, span := p.s.Telemetry.StartAcquire(ctx, p.id)
-	if p.s.Telemetry != nil { // a method value allocates
+	spanCtx, span := s.s.Telemetry.StartAcquire(ctx, s.id)
+	if s.s.Telemetry != nil { // a method value allocates
 		req.OnWake = span.Woken
 	}
 
-	err := p.queues.Acquire(spanCtx, &req)
+	err := s.queues.Acquire(spanCtx, &req)
 	overdue := err == nil && r.isLate(r.sent) // this process was suspended until the lease was over
 	if errors.Is(err, ErrNotFound) {
-		if p.s.Err() != nil {
+		if s.s.Err() != nil {
 			err = lock.ErrClosed
 		} else if ctx.Err() != nil {
 			err = lock.ErrNotAcquired
@@ -95,7 +95,7 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		}
 	} else if err != nil {
 		err = r.leave(ctx, err)
-	} else if p.s.Err() != nil {
+	} else if s.s.Err() != nil {
 		r.Abandon()
 		err = lock.ErrClosed
 	} else if ctx.Err() != nil || overdue { // served while the caller was leaving
@@ -103,8 +103,8 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 		if overdue {
 			err = engine.Late(1, false, r.grant.lease, r.sent)
 		}
-		err = errors.Join(err, p.s.Undo(ctx, patience, func() error {
-			_, err := p.release(context.WithoutCancel(ctx), patience, r.grant, true)
+		err = errors.Join(err, s.s.Undo(ctx, patience, func() error {
+			_, err := s.release(context.WithoutCancel(ctx), patience, r.grant, true)
 			return err
 		}))
 	}
@@ -117,11 +117,11 @@ func (p *pool) acquire(ctx context.Context, g grant, o lock.Options, once bool) 
 	}
 	if err == ErrNotFound {
 		err = &lock.Error{
-			Op: "acquire", Kind: p.id.Kind, Name: p.id.Name, Waited: time.Since(r.began),
+			Op: "acquire", Kind: s.id.Kind, Name: s.id.Name, Waited: time.Since(r.began),
 			Err: fmt.Errorf("%w; %s", ErrNotFound, creation),
 		}
 	} else {
-		err = p.failed(ctx, "acquire", r.began, err)
+		err = s.failed(ctx, "acquire", r.began, err)
 	}
 	span.End(ctx, r.attempts, r.waited || r.attempts == 0, err)
 	return r, err
@@ -181,11 +181,11 @@ const minSend = 8
 // many permits are free. They include one more than those permits suffice for, because
 // only a request that is not served learns when to retry. Several requests together want
 // at most MaxBatch leased permits.
-func (p *pool) sendCount(batch []*request, free int) int {
+func (s *pool) sendCount(batch []*request, free int) int {
 	permits := 0
 	for n, r := range batch {
 		permits += r.grant.permits // immutable
-		if p.leased() && permits > MaxBatch && n > 0 {
+		if s.leased() && permits > MaxBatch && n > 0 {
 			return n
 		}
 		if permits > free && n+1 >= minSend {
@@ -198,28 +198,28 @@ func (p *pool) sendCount(batch []*request, free int) int {
 
 // attempt sends the first requests of a batch once. waits reports whether the requests
 // wait behind one another afterwards.
-func (p *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []engine.Answer {
-	grants, args := p.encode(batch[:sentCount], sent, waits)
+func (s *pool) attempt(ctx context.Context, batch []*request, sentCount int, waits bool, seq *sequence, sent time.Time) []engine.Answer {
+	grants, args := s.encode(batch[:sentCount], sent, waits)
 	seq.batch = sentCount
 	seq.idle = idleOf(batch[:sentCount])
-	reply, err := p.exec(ctx, p.scripts.acquire, seq, args)
-	return p.answered(batch, sentCount, seq, sent, grants, reply, err)
+	reply, err := s.exec(ctx, s.scripts.acquire, seq, args)
+	return s.answered(batch, sentCount, seq, sent, grants, reply, err)
 }
 
 // answered applies the reply to an attempt, or its error.
-func (p *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []engine.Answer {
+func (s *pool) answered(batch []*request, sentCount int, seq *sequence, sent time.Time, grants []grant, reply []int64, err error) []engine.Answer {
 	if err == nil {
-		p.slots.done(seq)
-		return p.apply(batch, sentCount, sent, reply)
+		s.slots.done(seq)
+		return s.apply(batch, sentCount, sent, reply)
 	}
 
 	outcome := wire.OutcomeOf(err)
 	if outcome == wire.Unknown {
-		p.outcomeUnknown(batch[:sentCount], p.undo(seq, grants))
+		s.outcomeUnknown(batch[:sentCount], s.undo(seq, grants))
 	} else {
-		p.slots.done(seq)
+		s.slots.done(seq)
 	}
-	if p.s.Err() != nil {
+	if s.s.Err() != nil {
 		err = errors.Join(lock.ErrClosed, err)
 	} else if outcome != wire.Refused {
 		err = &engine.Unavailable{Err: wire.Classify(err)}
@@ -232,22 +232,22 @@ func failed(batch []*request, err error) []engine.Answer {
 }
 
 // encode returns the grants and the script arguments of a batch.
-func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
+func (s *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []string) {
 	me := ""
-	size := p.size
+	size := s.size
 	if waits {
-		me = p.s.ID
+		me = s.s.ID
 	}
 	for _, r := range batch { // they may be of other objects with this name
 		size = cmp.Or(size, r.pool.size)
 	}
 
 	grants := make([]grant, len(batch))
-	args := append(make([]string, 0, 5+4*len(batch)), me, bargingMillis, p.heartbeat,
+	args := append(make([]string, 0, 5+4*len(batch)), me, bargingMillis, s.heartbeat,
 		strconv.Itoa(size), strconv.Itoa(len(batch)))
 	for i, r := range batch {
 		r.mu.Lock()
-		if p.leased() && r.grant.ids == nil {
+		if s.leased() && r.grant.ids == nil {
 			r.grant.ids = newIDs(r.grant.permits)
 		}
 		g := r.grant
@@ -255,7 +255,7 @@ func (p *pool) encode(batch []*request, sent time.Time, waits bool) ([]grant, []
 
 		grants[i] = g
 		args = append(args, strconv.Itoa(g.permits), strconv.FormatInt(sent.Sub(r.began).Milliseconds(), 10))
-		if p.leased() {
+		if s.leased() {
 			args = append(args, leaseArg(g.lease))
 		}
 	}
@@ -280,7 +280,7 @@ func idleOf(batch []*request) string {
 // sent. reply is the number of requests served, when to retry, whether this client is in the
 // wait queue or there is no semaphore and, if known, the most permits that a request can get.
 // If all requests that were sent were served, or the next one fails, the others retry at once.
-func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []engine.Answer {
+func (s *pool) apply(batch []*request, sentCount int, sent time.Time, reply []int64) []engine.Answer {
 	served := int(reply[0])
 	retryIn := wire.Duration(reply[1])
 	queued := reply[2] == 1
@@ -319,24 +319,24 @@ func (p *pool) apply(batch []*request, sentCount int, sent time.Time, reply []in
 		default:
 			r.waited = true
 			r.queued = queued && i == served
-			results[i].FreeIn = p.nextAttemptLocked(retryIn, r, sent)
+			results[i].FreeIn = s.nextAttemptLocked(retryIn, r, sent)
 		}
 		r.mu.Unlock()
 	}
 
-	p.giveBack(late)
+	s.giveBack(late)
 	if missing && sentCount > 0 && !batch[0].once {
-		p.warnMissing()
+		s.warnMissing()
 	}
 	return results
 }
 
 // nextAttemptLocked returns the time after which a request retries without a message, if an
 // attempt sent at that time did not serve it. The mutex of the request is locked.
-func (p *pool) nextAttemptLocked(retryIn time.Duration, r *request, sent time.Time) time.Duration {
+func (s *pool) nextAttemptLocked(retryIn time.Duration, r *request, sent time.Time) time.Duration {
 	pause := time.Duration(-1)
 	if r.queued {
-		pause = p.heartbeatTimeout() / 3 // each attempt is a heartbeat
+		pause = s.heartbeatTimeout() / 3 // each attempt is a heartbeat
 	} else if sent.Sub(r.began) < bargingTime { // a later one is not queued if there is no semaphore
 		pause = max(0, bargingTime-time.Since(r.began)) // then it may join the wait queue
 	}
@@ -350,7 +350,7 @@ func (p *pool) nextAttemptLocked(retryIn time.Duration, r *request, sent time.Ti
 // That attempt is undone, so the next one uses new ids. If it has put this client into
 // the wait queue, the first request accounts for the position. undone is closed when the server has
 // answered what undoes it.
-func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
+func (s *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 	for i, r := range batch {
 		r.mu.Lock()
 		r.attempts++
@@ -365,17 +365,17 @@ func (p *pool) outcomeUnknown(batch []*request, undone <-chan struct{}) {
 
 // undo undoes an acquisition whose outcome is unknown, in the background. The result is closed
 // when the server has done it.
-func (p *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
+func (s *pool) undo(seq *sequence, grants []grant) (undone <-chan struct{}) {
 	var args []string
 	for _, g := range grants {
-		if p.leased() {
+		if s.leased() {
 			args = append(args, g.ids...)
 		} else {
 			args = append(args, strconv.Itoa(g.permits))
 		}
 	}
 
-	return p.repeat(seq, p.scripts.undo, always(args), func([]int64) {})
+	return s.repeat(seq, s.scripts.undo, always(args), func([]int64) {})
 }
 
 // leave is leaveQueue for a wait under ctx that has failed with err. A caller that gets the result has
@@ -422,8 +422,8 @@ func (r *request) leaveQueue() (left <-chan struct{}) {
 
 // inheritor returns the request to which the position of this client in the wait queue goes, or nil if
 // the first one that waits has not waited for long.
-func (p *pool) inheritor() *request {
-	for _, next := range engine.As[*request](p.queues.Waiters(p.queueKey)) {
+func (s *pool) inheritor() *request {
+	for _, next := range engine.As[*request](s.queues.Waiters(s.queueKey)) {
 		next.mu.Lock()
 		waits := !next.over && !next.served
 		inherits := waits && time.Since(next.began) >= bargingTime

@@ -92,37 +92,37 @@ const setPermits = "set permits"
 // did; an existing semaphore stays unchanged, and a key of another type is an error. It blocks
 // for one round trip, or for up to 5 s if the server does not answer; the error then matches
 // lock.ErrIndeterminate, or lock.ErrUnavailable if nothing could be sent.
-func (p *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
-	return p.set(ctx, permits, "")
+func (s *pool) TrySetPermits(ctx context.Context, permits int) (bool, error) {
+	return s.set(ctx, permits, "")
 }
 
 // set creates the semaphore unless it exists.
-func (p *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
-	reply, err := p.change(ctx, setPermits, permits, setScript, strconv.Itoa(permits), ttl)
+func (s *pool) set(ctx context.Context, permits int, ttl string) (bool, error) {
+	reply, err := s.change(ctx, setPermits, permits, setScript, strconv.Itoa(permits), ttl)
 	return reply == 1, err
 }
 
 // resize sets the total number of permits, or of free ones if the total is unknown.
-func (p *pool) resize(ctx context.Context, permits int) error {
-	_, err := p.change(ctx, setPermits, permits, resizeScript, strconv.Itoa(permits))
+func (s *pool) resize(ctx context.Context, permits int) error {
+	_, err := s.change(ctx, setPermits, permits, resizeScript, strconv.Itoa(permits))
 	return err
 }
 
 // AddPermits changes the number of permits by delta, which may be negative. The number of
 // free permits may become negative, until enough are released. The semaphore keeps its time
 // to live. AddPermits blocks as TrySetPermits does.
-func (p *pool) AddPermits(ctx context.Context, delta int) error {
+func (s *pool) AddPermits(ctx context.Context, delta int) error {
 	if delta == 0 {
-		return p.object().Refused("add permits", p.check(ctx))
+		return s.object().Refused("add permits", s.check(ctx))
 	}
 
 	payload := "total"
-	if p.leased() {
+	if s.leased() {
 		payload = "delta"
 	}
-	reply, err := p.change(ctx, "add permits", max(delta, -delta), addScript, strconv.Itoa(delta), payload, strconv.Itoa(p.size))
+	reply, err := s.change(ctx, "add permits", max(delta, -delta), addScript, strconv.Itoa(delta), payload, strconv.Itoa(s.size))
 	if err == nil && reply < 0 {
-		err = p.object().Refused("add permits",
+		err = s.object().Refused("add permits",
 			fmt.Errorf("%w: %+d permits: the result must be from -%d to %[3]d", lock.ErrInvalid, delta, MaxPermits))
 	}
 	return err
@@ -138,27 +138,27 @@ func (p *pool) AddPermits(ctx context.Context, delta int) error {
 // and ReleaseIfExists of those add to its permits. For up to 5 minutes after Delete, so do the repeat of
 // a release without a reply, and the return of permits whose caller gave up while the server acquired
 // them. The undo of an acquisition without a reply does not.
-func (p *pool) Delete(ctx context.Context) (bool, error) {
-	reply, err := p.change(ctx, "delete", 0, deleteScript)
+func (s *pool) Delete(ctx context.Context) (bool, error) {
+	reply, err := s.change(ctx, "delete", 0, deleteScript)
 	return reply == 1, err
 }
 
 // Exists reports whether the semaphore exists on the server, be its permits free or not. It writes
 // nothing and blocks for one round trip.
-func (p *pool) Exists(ctx context.Context) (bool, error) {
-	_, exists, err := p.free(ctx)
+func (s *pool) Exists(ctx context.Context) (bool, error) {
+	_, exists, err := s.free(ctx)
 	return exists, err
 }
 
 // free returns the number of free permits that the server has, and whether there is one. Expired
 // permits do not count.
-func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
-	if err := p.check(ctx); err != nil {
-		return 0, false, p.object().Refused("read", err)
+func (s *pool) free(ctx context.Context) (n int, exists bool, err error) {
+	if err := s.check(ctx); err != nil {
+		return 0, false, s.object().Refused("read", err)
 	}
 
 	began := time.Now()
-	free, err := wire.Read(ctx, p.s.Client, "GET", p.key).AsInt64()
+	free, err := wire.Read(ctx, s.s.Client, "GET", s.key).AsInt64()
 	if err == nil {
 		return int(free), true, nil
 	}
@@ -168,23 +168,23 @@ func (p *pool) free(ctx context.Context) (n int, exists bool, err error) {
 	if errors.Is(err, strconv.ErrSyntax) || errors.Is(err, strconv.ErrRange) {
 		err = fmt.Errorf("%w: %w", wire.ErrWrongType, err)
 	}
-	return 0, false, p.object().ReadFailed(ctx, "read", began, err)
+	return 0, false, s.object().ReadFailed(ctx, "read", began, err)
 }
 
 // stats returns the numbers of permits and of clients in the wait queue.
-func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) {
-	if err := p.check(ctx); err != nil {
-		return 0, 0, 0, p.object().Refused("read", err)
+func (s *pool) stats(ctx context.Context) (free, taken, waiting int, err error) {
+	if err := s.check(ctx); err != nil {
+		return 0, 0, 0, s.object().Refused("read", err)
 	}
 
-	keys := []string{p.key, wire.SemaphoreAlive(p.key)}
-	if p.leased() {
-		keys = append(keys, wire.PermitTimeouts(p.key))
+	keys := []string{s.key, wire.SemaphoreAlive(s.key)}
+	if s.leased() {
+		keys = append(keys, wire.PermitTimeouts(s.key))
 	}
 	began := time.Now()
-	n, err := wire.Numbers(statsScript.Exec(ctx, p.s.Client, keys, nil), 3, wire.Any)
+	n, err := wire.Numbers(statsScript.Exec(ctx, s.s.Client, keys, nil), 3, wire.Any)
 	if err != nil {
-		return 0, 0, 0, p.object().ReadFailed(ctx, "read", began, err)
+		return 0, 0, 0, s.object().ReadFailed(ctx, "read", began, err)
 	}
 
 	return int(n[0]), int(n[1]), int(n[2]), nil
@@ -192,9 +192,9 @@ func (p *pool) stats(ctx context.Context) (free, taken, waiting int, err error) 
 
 // warnMissing logs, once for each client and name while the names are few, that a caller waits for a
 // semaphore that does not exist. The caller goes on waiting, because another process may create it.
-func (p *pool) warnMissing() {
-	if p.s.Warnings.First(p.id) {
-		p.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
-			"name", text.Safe(p.id.Name), "kind", p.id.Kind)
+func (s *pool) warnMissing() {
+	if s.s.Warnings.First(s.id) {
+		s.s.Logger.Warn("redlatch: Acquire waits for a semaphore that does not exist; "+creation,
+			"name", text.Safe(s.id.Name), "kind", s.id.Kind)
 	}
 }

@@ -24,58 +24,58 @@ import (
 // have the same meaning as for TryAcquire. Adopt blocks for one round trip. If the error matches
 // lock.ErrIndeterminate, the permit can soon be adopted under the same id again, for the lease that
 // this call requested. If the client is closed during the call, the permit may be released.
-func (e *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (*Permit, error) {
+func (s *PermitSemaphore) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (*Permit, error) {
 	o, err := resolve(opts)
 	from, idErr := parseDetachedID(id)
-	if err := cmp.Or(err, idErr, e.check(ctx)); err != nil {
-		return nil, e.object().Refused("adopt", err)
+	if err := cmp.Or(err, idErr, s.check(ctx)); err != nil {
+		return nil, s.object().Refused("adopt", err)
 	}
 
 	began := time.Now()
 	if ctx.Err() != nil {
-		return nil, e.failed(ctx, "adopt", began, lock.ErrUnavailable)
+		return nil, s.failed(ctx, "adopt", began, lock.ErrUnavailable)
 	}
-	if !e.s.Enter() {
-		return nil, e.object().Refused("adopt", lock.ErrClosed)
+	if !s.s.Enter() {
+		return nil, s.object().Refused("adopt", lock.ErrClosed)
 	}
-	defer e.s.Leave()
+	defer s.s.Leave()
 
-	r := &request{site: callsite.Of(o.Site), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: e.lease(o)}}
-	if err := e.adopt(ctx, from, r); err != nil {
-		return nil, e.failed(ctx, "adopt", began, err)
+	r := &request{site: callsite.Of(o.Site), grant: grant{permits: len(from), ids: newIDs(len(from)), lease: s.lease(o)}}
+	if err := s.adopt(ctx, from, r); err != nil {
+		return nil, s.failed(ctx, "adopt", began, err)
 	}
 
-	return e.newPermit(engine.HoldParent(ctx, o), r, o), nil
+	return s.newPermit(engine.HoldParent(ctx, o), r, o), nil
 }
 
 // adopt has a request take over permits with these ids. A transfer without an answer is repeated
 // until ctx ends, and then undone, so that they can be adopted again.
-func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) error {
+func (s *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) error {
 	g := r.grant
-	seq := e.slots.next()
-	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
+	seq := s.slots.next()
+	reply, outcome, err := s.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, g.ids, g.lease, false))
 	r.sent = seq.sent
 	if err != nil && outcome == wire.Unknown {
 		over := endOf(r.sent, g.lease)
-		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(g.ids, from, leaseUntil(over), true) }, func([]int64) {})
+		s.repeat(seq, permitTransferScript, func() []string { return transferArgs(g.ids, from, leaseUntil(over), true) }, func([]int64) {})
 		return errors.Join(lock.ErrIndeterminate, err)
 	}
 
-	e.slots.done(seq)
+	s.slots.done(seq)
 	if err != nil {
 		return err
 	}
 	if reply[0] != 1 {
 		return fmt.Errorf("%w: no detached permit has this id", lock.ErrNotHeld)
 	}
-	if e.s.Err() != nil {
+	if s.s.Err() != nil {
 		err = lock.ErrClosed
 	} else if time.Since(r.sent) >= g.lease { // this process was suspended until the lease was over
 		err = lock.ErrNotAcquired
 	}
 
 	if err != nil {
-		e.giveBack([]grant{g})
+		s.giveBack([]grant{g})
 	}
 	return err
 }
@@ -83,22 +83,22 @@ func (e *PermitSemaphore) adopt(ctx context.Context, from []string, r *request) 
 // leave moves permits to other ids, which no Permit has, and reports whether all of them were
 // acquired. If the server does not answer, the request is repeated in the background, and leaves them
 // until over at most: Adopt may have looked for them in vain by then.
-func (e *PermitSemaphore) leave(ctx context.Context, from, to []string, lease time.Duration, over time.Time) (moved bool, err error) {
+func (s *PermitSemaphore) leave(ctx context.Context, from, to []string, lease time.Duration, over time.Time) (moved bool, err error) {
 	until := time.Now().Add(lease)
-	seq := e.slots.next()
-	reply, outcome, err := e.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, to, lease, false))
+	seq := s.slots.next()
+	reply, outcome, err := s.retry(ctx, patience, seq, permitTransferScript, transferArgs(from, to, lease, false))
 	if err != nil && outcome != wire.Refused {
 		if over.IsZero() || until.Before(over) {
 			over = until
 		}
-		e.repeat(seq, permitTransferScript, func() []string { return transferArgs(from, to, leaseUntil(over), false) }, func([]int64) {})
+		s.repeat(seq, permitTransferScript, func() []string { return transferArgs(from, to, leaseUntil(over), false) }, func([]int64) {})
 		return false, ended(err, outcome)
 	}
 
 	if err == nil {
 		moved = reply[0] == 1
 	}
-	e.slots.done(seq)
+	s.slots.done(seq)
 	return moved, err
 }
 

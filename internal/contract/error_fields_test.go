@@ -110,7 +110,6 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 	locker("multi", multi)
 	locker("red", c.RedLock([]lock.Locker{c.Lock(name)}))
 	add("multi", "UnlockOwner", "release", func(ctx context.Context) error { return multi.UnlockOwner(named(ctx)) })
-	add("multi", "IsHeldBy", "read", func(ctx context.Context) error { return only(multi.IsHeldBy(ctx, owner)) })
 
 	permits := c.PermitSemaphore(name, semaphore.Permits(1))
 	for method, run := range (calls{

@@ -389,7 +389,6 @@ func looks(l lock.Locker, o lock.Owner) calls {
 	all := calls{}
 	if l, ok := l.(harness.Lock); ok {
 		all["IsLocked"] = func(ctx context.Context) error { return only(l.IsLocked(ctx)) }
-		all["IsHeldBy"] = func(ctx context.Context) error { return only(l.IsHeldBy(ctx, o)) }
 		all["HoldCount"] = func(ctx context.Context) error { return only(l.HoldCount(ctx, o)) }
 		all["TTL"] = func(ctx context.Context) error { return only(l.TTL(ctx)) }
 	}

@@ -222,17 +222,17 @@ func TestLinesAreEquallyLikely(t *testing.T) {
 
 func TestCandidates(t *testing.T) {
 	t.Parallel()
-	uses := func(pkg, dir string) bool { return pkg != "pubsub" || dir == "internal/wire" }
+	uses := func(pkg, dir string) bool { return pkg != "internal/hub" || dir == "internal/wire" }
 	for _, c := range []struct {
 		dir  string
 		lua  bool
 		want []string
 	}{
-		{"rlock", false, []string{"rlock", "internal/contract", "."}},
+		{"rlock", false, []string{"rlock", "internal/contract", "internal/system"}},
 		{"rlock", true, []string{"rlock", "internal/contract"}},
-		{".", true, []string{".", "internal/contract"}},
-		{"internal/engine", false, []string{"internal/engine", "internal/contract", ".", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
-		{"internal/session", false, []string{"internal/contract", ".", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
+		{".", true, []string{".", "internal/contract", "internal/system"}},
+		{"internal/engine", false, []string{"internal/engine", "internal/contract", "internal/system", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
+		{"internal/session", false, []string{"internal/contract", "internal/system", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
 	} {
 		hasTests := func(pkg string) bool { return pkg != "internal/session" }
 		assert.Equal(t, c.want, candidates(c.dir, c.lua, uses, hasTests), c.dir)

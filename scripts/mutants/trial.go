@@ -19,10 +19,10 @@ import (
 const module = "github.com/redlatch/redlatch"
 
 // everywhere are the packages whose tests cover all kinds and the client.
-var everywhere = []string{"internal/contract", "."}
+var everywhere = []string{"internal/contract", "internal/system"}
 
 // kindPackages are the packages of the kinds: they show the effects of internal packages.
-var kindPackages = []string{"rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock", "pubsub"}
+var kindPackages = []string{"rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock", "internal/hub"}
 
 // candidates returns the packages whose tests may detect a mutant of dir, the closest first.
 // depends reports whether the tests of a package use dir; hasTests whether it has any.
