@@ -55,4 +55,10 @@
 // package countdown lets callers wait for work done by others. Package election elects a
 // leader, with a fencing token for each term. Package once runs work once although several
 // machines start it, such as a cron job.
+//
+// # The driver
+//
+// New, Wrap and ParseURL have types of rueidis, version 1. A program that only calls Open sees none of them. If
+// rueidis publishes another major version, its types differ, and redlatch follows with a major version of its
+// own. Minor versions of redlatch may raise the minor version of rueidis that go.mod requires.
 package redlatch

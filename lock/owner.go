@@ -33,7 +33,8 @@ func isUUID(s string) bool {
 }
 
 // ParseOwner parses the result of [Owner.String], which Redisson also uses in a lock's
-// hash: "<UUID>:<number>". It serves to ask for the holds of a Java thread (HoldCount). For another form it returns an error that matches ErrInvalid.
+// hash: "<UUID>:<number>". It serves to ask for the holds of a Java thread (HoldCount). For
+// another form it returns an error that matches ErrInvalid.
 func ParseOwner(s string) (Owner, error) {
 	if len(s) > uuidLen+1 && s[uuidLen] == ':' && isUUID(s[:uuidLen]) {
 		if _, err := strconv.ParseUint(s[uuidLen+1:], 10, 64); err == nil {
