@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/hex"
 	"fmt"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -598,6 +599,14 @@ func TestCluster(t *testing.T) {
 			require.Equal(t, Fenced, o.Kind)
 			require.True(t, o.Held)
 		}
+
+		r.Identify(t.Context(), objects)
+		for _, o := range objects {
+			require.Empty(t, o.Unidentified)
+			require.NotNil(t, o.Holders[0].Connection, o.Name)
+			require.Equal(t, os.Getpid(), o.Holders[0].Connection.PID)
+		}
+
 		for _, mode := range harness.PubSubModes(t, cluster) {
 			other := clientOf(t, cluster, redlatch.WithPubSubMode(mode))
 			var stops []func()
