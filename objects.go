@@ -15,7 +15,7 @@ import (
 )
 
 // Lock returns the reentrant lock of that name. It sends nothing and does not fail: for an
-// empty name, or an option that is nil or for other kinds of locks, every method that contacts the
+// empty name, or an option that is nil, every method that contacts the
 // server returns an error that matches lock.ErrInvalid. The same applies in a
 // cluster to a name whose braces would spread its keys over several slots. On a single server
 // a name may contain any braces.

@@ -83,7 +83,7 @@ func (l *Lock) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold,
 	return l.l.TryLock(ctx, opts...)
 }
 
-// Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
+// Adopt returns a hold on a lock that lock.Detach has left held under that id, in this process or
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
@@ -103,7 +103,7 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx names no owner, and lock.ErrNotHeld if that owner has no hold in this
 // process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
-// Unlock has returned its loss.
+// Unlock or UnlockOwner has returned its loss.
 func (l *Lock) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the first waiter. It reports

@@ -79,7 +79,8 @@ func OwnerFrom(ctx context.Context) (Owner, bool) {
 
 // OwnerOf returns the id under which the server has the lock of h: the id of the client and a
 // number. It is for logs and traces, and not for WithOwner: the holds of one owner share
-// it, and so do holds that the client passes the lock on to. For a hold without one it returns the zero Owner.
+// it, and so do holds that the client passes the lock on to. For a lock of several locks it returns the owner of WithOwner, and for
+// a hold without an owner the zero Owner.
 func OwnerOf(h Hold) Owner {
 	if h, ok := h.(interface{ Owner() Owner }); ok {
 		return h.Owner()

@@ -41,5 +41,5 @@
 //
 // A server that has lost its data must not vote for longer than the longest lease. Otherwise
 // two callers can each hold a majority. Either operators keep it offline for that time, or
-// all callers use Red.WithRestartDelay.
+// all callers use the option RestartDelay.
 package multilock

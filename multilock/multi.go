@@ -25,7 +25,7 @@ type Multi struct {
 	sessions []*session.Session // of locks
 }
 
-// New returns a lock that holds all members. Client.MultiLock calls it. The members of a Multi replace it.
+// New returns a lock that holds all members. Client.MultiLock calls it. A member that is a Multi counts as its members.
 func New(all *Shared, members ...lock.Locker) *Multi {
 	m := &Multi{}
 	var bad error
@@ -84,8 +84,8 @@ func (m *Multi) Name() string { return m.info.Name }
 // another member exceeds that lease, Lock acquires them again.
 //
 // When any member is lost, the hold's context ends. The other members are not renewed any
-// more; they are held until Unlock, or until their leases end. The hold's Owner is the owner
-// in ctx, or zero: each member has its own owner. The hold has no fencing token.
+// more; they are held until Unlock, or until their leases end. lock.OwnerOf returns the owner
+// in ctx, or the zero Owner: each member has its own owner. The hold has no fencing token.
 func (m *Multi) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return open(ctx, &m.group, opts, false, m.acquire)
 }
@@ -114,7 +114,7 @@ func (m *Multi) checkOwner() error {
 // through a Multi with the same members. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, lock.ErrNotHeld if the owner has no such hold, and
 // lock.ErrUnsupported if a member is a Red. Other errors are the errors of Hold.Unlock. A lost hold
-// counts as held until Unlock has returned its loss.
+// counts as held until Unlock or UnlockOwner has returned its loss.
 func (m *Multi) UnlockOwner(ctx context.Context) error {
 	if err := cmp.Or(m.checkOwner(), m.s.Check(ctx)); err != nil {
 		return m.object().Refused("release", err)

@@ -179,7 +179,7 @@ func (r *Red) Name() string { return r.info.Name }
 // servers may have completed a majority, and otherwise lock.ErrUnavailable; it counts the
 // servers by answer. It matches lock.ErrInvalid if the lease leaves no valid time
 // (2 ms or less), if two members are on one server, or if a member is nil, a Multi, a Red or
-// a type of another module. The hold's Owner is the owner in ctx, or zero. The hold has no
+// a type of another module. lock.OwnerOf returns the owner in ctx, or the zero Owner. The hold has no
 // fencing token.
 func (r *Red) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, error) {
 	return open(ctx, &r.group, opts, false, r.acquire)

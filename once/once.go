@@ -72,8 +72,11 @@ type Option func(*Once) error
 // the machines differ, together with the time for which one may be late otherwise.
 func Remember(d time.Duration) Option {
 	return func(o *Once) error {
+		if d < time.Millisecond || d > lock.MaxLease {
+			return fmt.Errorf("once.Remember(%v): must be from a millisecond to %v", d, lock.MaxLease)
+		}
 		o.remember = d
-		return session.CheckLease(d)
+		return nil
 	}
 }
 

@@ -19,7 +19,7 @@
 //	client := redlatchtest.NewClient(t, server)
 //	elsewhere := redlatchtest.NewClient(t, server)
 //
-//	permit, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(ctx)
+//	permit, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(ctx, 1)
 //	...
 //	err = encode(ctx, client.PermitSemaphore("encoders", semaphore.Permits(1))) // no permit is free
 //

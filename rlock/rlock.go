@@ -16,8 +16,7 @@
 //
 // Waiters of one process are served first come, first served. The lock passes to the next of
 // them without a release if that waiter wants the same kind of lock with the same lease. After
-// a bounded number of such hand-offs the process yields to others; in the long run the shares
-// of processes that always have waiters stay within a factor of two. A caller that finds the
+// a turn of 10 ms the process leaves the lock to others for as long (see redlatch.WithTurn). A caller that finds the
 // lock free does not queue, so a process that acquires a lock again right after its release
 // competes with the waiters of other processes at random. Spin locks publish no releases, so
 // the order between processes is random for them.
@@ -238,7 +237,7 @@ func (l object) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold
 	return l.l.TryLock(ctx, opts...)
 }
 
-// Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
+// Adopt returns a hold on a lock that lock.Detach has left held under that id, in this process or
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
@@ -258,7 +257,7 @@ func (l object) Do(ctx context.Context, fn func(ctx context.Context) error, opts
 // and releases the lock if it was the only one. It blocks like Hold.Unlock. The error matches
 // lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no hold in this
 // process. Other errors are the errors of Hold.Unlock. A lost hold counts as held until
-// Unlock has returned its loss.
+// Unlock or UnlockOwner has returned its loss.
 func (l object) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock, regardless of its holder, and wakes the waiters. It reports

@@ -24,8 +24,8 @@
 // unless another writer is faster. If the message of that release is lost, it enters up to two
 // seconds later. The registration of a writer that dies ends within five seconds. Writers of
 // several processes, and a writer and readers that wait for the release of another writer,
-// compete at random. A process that has passed the lock on between its writers a bounded number
-// of times yields to others.
+// compete at random. A process that has passed the lock on between its writers
+// for a turn leaves it to others (see redlatch.WithTurn).
 //
 // A goroutine that holds the read lock must not acquire it again without an owner. If a writer
 // waits in between, the second acquisition waits for the writer, and the writer waits for the
@@ -106,7 +106,7 @@ func (b base) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, 
 	return b.l.TryLock(ctx, opts...)
 }
 
-// Adopt returns a hold on a lock that Hold.Detach has left held under that id, in this process or
+// Adopt returns a hold on a lock that lock.Detach has left held under that id, in this process or
 // another one. The hold has the fencing token of the detached one, if any, but another owner.
 // Exactly one of several callers succeeds. For the others, and after the lease of the detached hold,
 // the error matches lock.ErrNotHeld. For a malformed id it matches lock.ErrInvalid. ctx and the
@@ -125,7 +125,7 @@ func (b base) Do(ctx context.Context, fn func(ctx context.Context) error, opts .
 // UnlockOwner ends the latest hold that the owner named by ctx (see lock.WithOwner) has on this side
 // in this process. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if ctx names no
 // owner, and lock.ErrNotHeld if that owner has no such hold here. Other errors are the errors of
-// Hold.Unlock. A lost hold counts as held until Unlock has returned its loss.
+// Hold.Unlock. A lost hold counts as held until Unlock or UnlockOwner has returned its loss.
 func (b base) UnlockOwner(ctx context.Context) error { return b.l.UnlockOwner(ctx) }
 
 // ForceUnlock opens the lock if this side of it is held, by any owner, and wakes the waiters.

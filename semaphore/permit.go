@@ -20,7 +20,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
-// Permit is what Acquire or AcquireN has acquired from a PermitSemaphore: one permit, or several
+// Permit is what Acquire has acquired from a PermitSemaphore: one permit, or several
 // that end together, with one context and one lease. It must be released once, with Release or by
 // its ids, unless Detach leaves it to another process. If one of several permits is lost, or
 // released by its id alone, the Permit is lost; Release then releases the others. A renewed Permit

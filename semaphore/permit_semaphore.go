@@ -23,7 +23,7 @@ import (
 // without a lease.
 func Forever() lock.HoldOption { return lock.Lease(lock.NoExpiry) }
 
-// MaxBatch is the most permits that one call can acquire or release. It bounds how long a
+// MaxBatch is the most permits of a PermitSemaphore that one call can acquire or release. It bounds how long a
 // script blocks the server.
 const MaxBatch = 10_000
 

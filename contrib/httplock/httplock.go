@@ -60,7 +60,8 @@
 // left runs under its lock like any other, and its client, which has no response, should find out what
 // became of its request before it repeats it: by a key of idempotency, or by a GET.
 //
-// Wait should be shorter than http.Server.WriteTimeout, which includes it.
+// http.Server.WriteTimeout should exceed Wait, the longest handler and 5 s: while the server of the locks does not
+// answer, the release takes that long.
 //
 // # Shutdown
 //
