@@ -75,8 +75,8 @@ type Locker interface {
 	// Name returns the name that was passed to the client.
 	Name() string
 
-	// Lock acquires the lock. It blocks until it has the lock, ctx ends, or [Wait] runs
-	// out. It waits for a server that cannot be reached as it waits for the lock, unless [FailFast] is given.
+	// Lock acquires the lock. It blocks until it has the lock, ctx ends, or Wait runs
+	// out. It waits for a server that cannot be reached as it waits for the lock, unless FailFast is given.
 	//
 	// After a failure nothing stays on the server. The error matches ErrNotAcquired if
 	// the wait ended while others held the lock, before the server's answer (the request is
@@ -88,7 +88,7 @@ type Locker interface {
 	// matches context.Cause(ctx). Other errors are refusals of the server.
 	//
 	// ctx bounds the wait and is also the parent of the hold's context. To bound only
-	// the wait, use [Wait] or [Parent].
+	// the wait, use Wait or Parent.
 	Lock(ctx context.Context, opts ...Option) (Hold, error)
 
 	// TryLock makes one attempt and does not wait. If the lock is held elsewhere, the
@@ -116,7 +116,7 @@ type Hold interface {
 	// Name returns the name of the lock.
 	Name() string
 
-	// Context returns a child of the context passed to Lock, or to [Parent]. It ends when
+	// Context returns a child of the context passed to Lock, or to Parent. It ends when
 	// the hold ends, and context.Cause reports why: a *LostError if the lock was lost,
 	// context.Canceled after Unlock (before the release is sent, so the context has
 	// ended by the time another client has the lock), or the parent's cause. The end of
@@ -143,7 +143,7 @@ type Hold interface {
 	// hold is as certain as before.
 	Extend(ctx context.Context, lease time.Duration) error
 
-	// Unlock ends the hold and releases the lock, unless [AtLeast] keeps it. It tries even if ctx is
+	// Unlock ends the hold and releases the lock, unless AtLeast keeps it. It tries even if ctx is
 	// done, and blocks until the server has answered, for 5 s at most.
 	//
 	// It returns ErrNotHeld if this hold was already unlocked. The error matches
