@@ -42,12 +42,14 @@ comma = ,
 # "long" has bench measure for longer and more often.
 BENCH =
 
-# Each module is built with the versions that its own go.mod requires; go.work is for editors.
+# Each module is built with the versions that its own go.mod requires. The go.work beside this file is for
+# editors. Only the modules that are published have one of their own, which replaces the library.
 export GOWORK = off
 
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
-.PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test
+.PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test \
+	tidy
 
 lint:
 	./scripts/deps lint
@@ -100,8 +102,8 @@ vuln:
 
 # The linters of .golangci.yml, on all modules. Building them takes some minutes.
 golangci:
-	for module in . benchmarks interop examples/otel contrib/*/; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
-	cd cmd/redlatch && GOWORK= go run $(GOLANGCI) run ./...
+	for module in . benchmarks interop examples/otel; do (cd $$module && go run $(GOLANGCI) run ./...) || exit; done
+	for module in contrib/*/ cmd/*/; do (cd $$module && GOWORK= go run $(GOLANGCI) run ./...) || exit; done
 
 # redlatch beside other libraries: it writes benchmarks/report, in some ten minutes on two
 # processors. See benchmarks/compare/scenario.go for what is measured.
@@ -113,3 +115,10 @@ bench:
 # Every benchmark once, and the tests of the comparison.
 bench-test: deps
 	./scripts/tier bench-test
+
+# Tidies the modules that are published. "go mod tidy" does not read go.work, so it has to find the library otherwise.
+LIBRARY = github.com/redlatch/redlatch
+tidy:
+	go mod tidy
+	for module in contrib/*/ cmd/*/; do (cd $$module && go mod edit -replace $(LIBRARY)=../.. && \
+		go mod tidy && go mod edit -dropreplace $(LIBRARY)) || exit; done

@@ -74,6 +74,9 @@ func newChecker(t *testing.T, prelude string) *checker {
 		maps.Copy(paths, packages)
 		cmd := exec.Command("go", slices.Concat(list, slices.Sorted(maps.Values(packages)))...)
 		cmd.Dir = module
+		if module != "." {
+			cmd.Env = append(os.Environ(), "GOWORK=") // the module's own, which finds the library here
+		}
 		cmd.Stderr = os.Stderr
 		out, err := cmd.Output()
 		require.NoError(t, err)

@@ -3,7 +3,6 @@ module github.com/redlatch/redlatch/contrib/httplock
 go 1.25.0
 
 require (
-	github.com/redis/rueidis v1.0.79
 	github.com/redlatch/redlatch v0.0.0
 	github.com/stretchr/testify v1.12.1
 )
@@ -14,6 +13,7 @@ require (
 	github.com/go-logr/logr v1.4.4 // indirect
 	github.com/go-logr/stdr v1.2.2 // indirect
 	github.com/google/uuid v1.6.0 // indirect
+	github.com/redis/rueidis v1.0.79 // indirect
 	github.com/yuin/gopher-lua v1.1.1 // indirect
 	go.opentelemetry.io/auto/sdk v1.2.1 // indirect
 	go.opentelemetry.io/otel v1.46.0 // indirect
@@ -23,5 +23,3 @@ require (
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
 	golang.org/x/sys v0.47.0 // indirect
 )
-
-replace github.com/redlatch/redlatch => ../..
