@@ -37,6 +37,7 @@ The locks are those of the Go library redlatch and of Java's Redisson.`,
 
   # Complete commands and flags in this shell.
   eval "$(redlatch completion bash)"`,
+		Version:       readBuild().Version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
@@ -45,6 +46,6 @@ The locks are those of the Go library redlatch and of Java's Redisson.`,
 	root.PersistentFlags().StringVar(&c.prefix, "prefix", "", "prefix of all keys: a name is the key without it")
 	root.AddCommand(newLock(c), newInspect(c), newList(c), newDoctor(c), newTop(c))
 	root.AddCommand(newUnlock(c), newPermits(c), newLatch(c), newOnce(c), newToken(c))
-	root.AddCommand(newProbe(c), newVerify(c), newBench(c), newMan())
+	root.AddCommand(newProbe(c), newVerify(c), newBench(c), newVersion(), newMan())
 	return root
 }
