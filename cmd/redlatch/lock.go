@@ -75,6 +75,8 @@ passwords, unless --keep-url is given. redlatch prints nothing to standard outpu
 
 Use --name for a name that begins with a dash, or that somebody else chooses.
 
+redlatch lock does not run on Windows.
+
 ` + statusHelp,
 		Example: `  # One backup at a time in the whole cluster; wait for a minute at most.
   redlatch lock --wait 1m backup -- pg_dump -f /backups/app.sql app
@@ -209,6 +211,10 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	}
 	if err := l.isInvalid(cmd, names, command); err != nil {
 		return err
+	}
+	if !supervise.Supported {
+		return errors.New("redlatch lock does not run on Windows, where it could not end the command in time if the lock is lost: " +
+			"acquire the lock in the program, with the library")
 	}
 	child := exec.Command(command[0], command[1:]...)
 	if child.Err != nil {

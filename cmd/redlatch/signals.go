@@ -7,11 +7,6 @@ import (
 	"syscall"
 )
 
-// forwarded are the signals that the command gets.
-var forwarded = []os.Signal{
-	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2,
-}
-
 // notify returns a channel of the signals that are to be forwarded. A signal that this process
 // ignores, for example under nohup(1), stays ignored.
 func notify() chan os.Signal {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"os/signal"
 	"strings"
 	"syscall"
 	"unicode"
@@ -55,13 +54,6 @@ func exitBy(sig os.Signal) error {
 		e.err = errInterrupted
 	}
 	return e
-}
-
-// interrupt ends this process by SIGINT, whose status is the same. A shell ends a loop or a script after
-// Ctrl-C only if the signal has ended the command that it waits for.
-func interrupt() {
-	signal.Reset(syscall.SIGINT)
-	_ = syscall.Kill(os.Getpid(), syscall.SIGINT)
 }
 
 // statusOf prints an error of the program, and returns the exit status.
