@@ -6,6 +6,8 @@
 #   make adapters   the modules below contrib
 #   make costs      what each operation costs: requests, bytes and allocations
 #   make test-all   everything at full size on all servers; PART=i/n runs a share of it
+#
+# RELEASING.md explains make release.
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
@@ -49,7 +51,7 @@ export GOWORK = off
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
 .PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test \
-	tidy
+	release tidy
 
 lint:
 	./scripts/deps lint
@@ -115,6 +117,10 @@ bench:
 # Every benchmark once, and the tests of the comparison.
 bench-test: deps
 	./scripts/tier bench-test
+
+# A release of all modules: one commit and its tags, here only.
+release:
+	go run ./scripts/release $(VERSION)
 
 # Tidies the modules that are published. "go mod tidy" does not read go.work, so it has to find the library otherwise.
 LIBRARY = github.com/redlatch/redlatch

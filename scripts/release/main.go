@@ -1,0 +1,54 @@
+// Command release makes a release in this repository, and pushes nothing:
+//
+//	go run ./scripts/release v0.1.0     a commit on the current branch, and a tag for each module
+//
+// RELEASING.md has the procedure around it.
+//
+// The go.mod file of a published module has no replace directive, because "go install" refuses a module that
+// has one and all other users ignore it. During development the module's own go.work replaces the library by
+// this tree. So the commit of a release only sets a version that nothing reads here: it passes the same tests
+// as its parent, before and after it is published.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:])
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "release:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string) error {
+	if len(args) != 1 {
+		return errors.New("the version is missing: make release VERSION=v0.1.0")
+	}
+	version := args[0]
+	root, err := output(ctx, ".", nil, "git", "rev-parse", "--show-toplevel")
+	if err != nil {
+		return err
+	}
+
+	r := release{root: root, version: version, today: time.Now()}
+	if err := r.make(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("Made %s here. Look at it with git show, and then publish it as RELEASING.md says:\n\n", version)
+	fmt.Printf("    git push --atomic origin HEAD:main")
+	for _, m := range r.modules {
+		fmt.Printf(" \\\n        %s", m.tag(version))
+	}
+	fmt.Printf("\n\n")
+	return nil
+}
