@@ -51,7 +51,7 @@ export GOWORK = off
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
 .PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test \
-	release tidy
+	release release-test tidy
 
 lint:
 	./scripts/deps lint
@@ -121,6 +121,10 @@ bench-test: deps
 # A release of all modules: one commit and its tags, here only.
 release:
 	go run ./scripts/release $(VERSION)
+
+# Makes a release of the working tree in a scratch repository, and uses it as others do.
+release-test:
+	./scripts/tier release-test
 
 # Tidies the modules that are published. "go mod tidy" does not read go.work, so it has to find the library otherwise.
 LIBRARY = github.com/redlatch/redlatch

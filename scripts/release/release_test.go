@@ -3,10 +3,14 @@ package main
 import (
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/redlatch/redlatch/redlatchtest"
 )
 
 var day = time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
@@ -154,3 +158,150 @@ func TestRefused(t *testing.T) {
 		})
 	}
 }
+
+// What a release publishes can be used by others: the command, the adapters and the program of the README.
+func TestRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds all modules: make release-test")
+	}
+	root := workingTree(t)
+	isolate(t)
+	t.Setenv("GOSUMDB", "off") // so that the module cache is enough
+	const version = "v0.1.0-rc.77"
+	r := release{root: root, version: version, today: day}
+	require.NoError(t, r.make(t.Context()))
+	env := consumer(t, r)
+
+	t.Run("command", func(t *testing.T) {
+		bin := t.TempDir()
+		must(t, bin, append(env, "GOBIN="+bin), "go", "install", library+"/cmd/redlatch@"+version)
+		require.Contains(t, must(t, bin, nil, filepath.Join(bin, "redlatch"), "version"), version)
+	})
+	t.Run("adapters", func(t *testing.T) {
+		dir := program(t, env, adapters)
+		get := []string{"get"}
+		for _, m := range r.modules {
+			if strings.HasPrefix(string(m), "contrib/") {
+				require.Contains(t, adapters, m.path())
+				get = append(get, m.path()+"@"+version)
+			}
+		}
+		must(t, dir, env, "go", get...)
+		must(t, dir, env, "go", "build", ".")
+	})
+	t.Run("README", func(t *testing.T) {
+		text, err := os.ReadFile(filepath.Join(root, "README.md"))
+		require.NoError(t, err)
+		block := regexp.MustCompile("(?ms)^```go\n(package main\n.*?)^```$").FindStringSubmatch(string(text))
+		require.NotNil(t, block)
+		address := regexp.MustCompile(`redis://[\w.]+:6379`)
+		require.Regexp(t, address, block[1])
+
+		dir := program(t, env, address.ReplaceAllString(block[1], redlatchtest.NewServer(t).URL()))
+		must(t, dir, env, "go", "get", library+"@"+version)
+		must(t, dir, env, "go", "build", "-o", "program", ".")
+		prints := regexp.MustCompile(`fmt\.Println\("(.*?)"`).FindStringSubmatch(block[1])
+		require.NotNil(t, prints)
+		require.Contains(t, must(t, dir, nil, filepath.Join(dir, "program")), prints[1])
+
+		// Users get the modules that they compile, and nothing that only tests need.
+		sums, err := os.ReadFile(filepath.Join(dir, "go.sum"))
+		require.NoError(t, err)
+		compiled := strings.Fields(must(t, dir, env, "go", "list", "-deps", "-f", "{{with .Module}}{{.Path}}{{end}}", "."))
+		for line := range strings.Lines(string(sums)) {
+			path, _, _ := strings.Cut(line, " ")
+			require.Contains(t, compiled, path)
+		}
+	})
+}
+
+// workingTree returns a new repository with the files of this one, as they are now.
+func workingTree(t *testing.T) string {
+	t.Helper()
+	// In a container the files may belong to a user that git does not trust.
+	here := must(t, ".", nil, "git", "-c", "safe.directory=*", "rev-parse", "--show-toplevel")
+	names := must(t, here, nil, "git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
+	files := map[string]string{}
+	for name := range strings.SplitSeq(strings.TrimSuffix(names, "\x00"), "\x00") {
+		text, err := os.ReadFile(filepath.Join(here, name))
+		if os.IsNotExist(err) {
+			continue
+		}
+		require.NoError(t, err)
+		files[name] = string(text)
+	}
+	files["CHANGELOG.md"] = small("")["CHANGELOG.md"] // that of a release that was just made has no changes
+	return repository(t, files)
+}
+
+// consumer returns the environment of a user who gets the modules of a release from a proxy, which the go command
+// has filled from the tags.
+func consumer(t *testing.T, r release) []string {
+	t.Helper()
+	proxy := t.TempDir()
+	env, err := direct(t.Context(), r.root, proxy)
+	require.NoError(t, err)
+	for _, m := range r.modules {
+		must(t, proxy, env, "go", "mod", "download", m.path()+"@"+r.version)
+	}
+	env, err = outside(t.Context(), t.TempDir(), fileProxy(proxy))
+	require.NoError(t, err)
+	return env
+}
+
+// program returns the folder of a new module with this program.
+func program(t *testing.T, env []string, text string) string {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "main.go"), text)
+	must(t, dir, env, "go", "mod", "init", "example.com/program")
+	return dir
+}
+
+// adapters is a program that uses each adapter.
+const adapters = `package main
+
+import (
+	"context"
+	"log"
+	"net/http"
+	"time"
+
+	"github.com/go-co-op/gocron/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/robfig/cron/v3"
+
+	redlatchcron "github.com/redlatch/redlatch/contrib/cron"
+	redlatchgocron "github.com/redlatch/redlatch/contrib/gocron"
+	"github.com/redlatch/redlatch/contrib/goredis"
+	"github.com/redlatch/redlatch/contrib/httplock"
+	"github.com/redlatch/redlatch/lock"
+)
+
+func main() {
+	ctx := context.Background()
+	client, err := goredis.Open(ctx, &redis.Options{Addr: "localhost:6379"})
+	check(err)
+	defer client.Close()
+
+	locked, err := httplock.New(httplock.Config{
+		Locker: func(name string) lock.Locker { return client.Lock(name) },
+		Key:    func(r *http.Request) string { return r.URL.Path },
+	})
+	check(err)
+	http.Handle("/", locked(http.NotFoundHandler()))
+
+	locker, err := redlatchgocron.NewLocker(client, time.Minute)
+	check(err)
+	_, err = gocron.NewScheduler(gocron.WithDistributedLocker(locker))
+	check(err)
+	_, err = redlatchcron.Add(cron.New(), "@hourly", client.Once("report"), func(context.Context) error { return nil })
+	check(err)
+}
+
+func check(err error) {
+	if err != nil {
+		log.Fatal(err)
+	}
+}
+`
