@@ -7,7 +7,7 @@
 #   make costs      what each operation costs: requests, bytes and allocations
 #   make test-all   everything at full size on all servers; PART=i/n runs a share of it
 #
-# RELEASING.md explains make release.
+# RELEASING.md explains make release and make binaries.
 
 STATICCHECK = honnef.co/go/tools/cmd/staticcheck@v0.8.2
 GOTESTSUM   = gotest.tools/gotestsum@v1.13.0
@@ -51,7 +51,7 @@ export GOWORK = off
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
 
 .PHONY: lint check test adapters costs test-all unit deps interop robustness soak mutants vuln golangci bench bench-test \
-	release release-test tidy
+	release release-test binaries tidy
 
 lint:
 	./scripts/deps lint
@@ -121,6 +121,10 @@ bench-test: deps
 # A release of all modules: one commit and its tags, here only.
 release:
 	go run ./scripts/release $(VERSION)
+
+# The programs of a release for download, from its tags.
+binaries:
+	go run ./scripts/release -binaries dist $(VERSION)
 
 # Makes a release of the working tree in a scratch repository, and uses it as others do.
 release-test:

@@ -1,6 +1,7 @@
 // Command release makes a release in this repository, and pushes nothing:
 //
-//	go run ./scripts/release v0.1.0     a commit on the current branch, and a tag for each module
+//	go run ./scripts/release v0.1.0                  a commit on the current branch, and a tag for each module
+//	go run ./scripts/release -binaries dist v0.1.0   the programs for download, from these tags
 //
 // RELEASING.md has the procedure around it.
 //
@@ -13,9 +14,11 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"syscall"
 	"time"
 )
@@ -31,15 +34,28 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	if len(args) != 1 {
+	flags := flag.NewFlagSet("release", flag.ContinueOnError)
+	dir := flags.String("binaries", "", "build the programs of a release that is tagged, into this folder")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() != 1 {
 		return errors.New("the version is missing: make release VERSION=v0.1.0")
 	}
-	version := args[0]
+	version := flags.Arg(0)
 	root, err := output(ctx, ".", nil, "git", "rev-parse", "--show-toplevel")
 	if err != nil {
 		return err
 	}
 
+	if *dir != "" {
+		into, err := filepath.Abs(*dir)
+		if err != nil {
+			return err
+		}
+		b := binaries{root: root, version: version, dir: into}
+		return b.build(ctx, platforms...)
+	}
 	r := release{root: root, version: version, today: time.Now()}
 	if err := r.make(ctx); err != nil {
 		return err

@@ -1,9 +1,16 @@
 package main
 
 import (
+	"archive/tar"
+	"archive/zip"
+	"bytes"
+	"compress/gzip"
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -177,6 +184,7 @@ func TestRelease(t *testing.T) {
 		must(t, bin, append(env, "GOBIN="+bin), "go", "install", library+"/cmd/redlatch@"+version)
 		require.Contains(t, must(t, bin, nil, filepath.Join(bin, "redlatch"), "version"), version)
 	})
+	t.Run("binaries", func(t *testing.T) { testBinaries(t, r) })
 	t.Run("adapters", func(t *testing.T) {
 		dir := program(t, env, adapters)
 		get := []string{"get"}
@@ -213,6 +221,68 @@ func TestRelease(t *testing.T) {
 			require.Contains(t, compiled, path)
 		}
 	})
+}
+
+// testBinaries builds the programs of a release twice. They must be the same, and know their version and commit.
+func testBinaries(t *testing.T, r release) {
+	platform, name := runtime.GOOS+"/"+runtime.GOARCH, "redlatch_0.1.0-rc.77_"+runtime.GOOS+"_"+runtime.GOARCH
+	commit := must(t, r.root, nil, "git", "rev-parse", "HEAD")
+	var sums []string
+	for _, dir := range []string{t.TempDir(), t.TempDir()} {
+		b := binaries{root: r.root, version: r.version, dir: dir}
+		require.NoError(t, b.build(t.Context(), platform))
+		text, err := os.ReadFile(filepath.Join(dir, "SHA256SUMS"))
+		require.NoError(t, err)
+		sums = append(sums, string(text))
+
+		must(t, dir, nil, "sha256sum", "--check", "--strict", "SHA256SUMS")
+		bill, err := os.ReadFile(filepath.Join(dir, name+".cdx.json"))
+		require.NoError(t, err)
+		require.Contains(t, string(bill), "pkg:golang/github.com/redis/rueidis@v")
+		require.Contains(t, string(bill), "pkg:golang/"+library+"@"+r.version)
+		must(t, dir, nil, "tar", "xzf", name+".tar.gz")
+		for _, file := range []string{"LICENSE", "CHANGELOG.md", "man/redlatch-lock.1", "completions/redlatch.bash", "completions/_redlatch"} {
+			require.FileExists(t, filepath.Join(dir, name, file))
+		}
+		require.Equal(t, "redlatch "+r.version+" "+commit+" "+runtime.Version()+" "+platform,
+			must(t, dir, nil, filepath.Join(dir, name, "redlatch"), "version"))
+	}
+	require.Equal(t, sums[0], sums[1])
+}
+
+// Archives have the files of a folder, with nothing of this machine but their contents.
+func TestArchives(t *testing.T) {
+	folder := filepath.Join(t.TempDir(), "redlatch_0.1.0_windows_amd64")
+	write(t, filepath.Join(folder, "redlatch.exe"), "program")
+	write(t, filepath.Join(folder, "man", "redlatch.1"), "page")
+	require.NoError(t, os.Chmod(filepath.Join(folder, "redlatch.exe"), 0o700))
+
+	var zipped, tarred bytes.Buffer
+	require.NoError(t, packZip(&zipped, folder, day))
+	require.NoError(t, packTar(&tarred, folder, day))
+	archive, err := zip.NewReader(bytes.NewReader(zipped.Bytes()), int64(zipped.Len()))
+	require.NoError(t, err)
+	var files []string
+	for _, file := range archive.File {
+		require.True(t, file.Modified.Equal(day))
+		files = append(files, fmt.Sprintf("%s %o", file.Name, file.Mode()))
+	}
+	require.Equal(t, []string{filepath.Base(folder) + "/man/redlatch.1 644", filepath.Base(folder) + "/redlatch.exe 755"}, files)
+
+	uncompressed, err := gzip.NewReader(&tarred)
+	require.NoError(t, err)
+	files = nil
+	for reader := tar.NewReader(uncompressed); ; {
+		header, err := reader.Next()
+		if err == io.EOF {
+			break
+		}
+		require.NoError(t, err)
+		require.True(t, header.ModTime.Equal(day))
+		require.Empty(t, header.Uname)
+		files = append(files, fmt.Sprintf("%s %o", header.Name, header.Mode))
+	}
+	require.Equal(t, []string{filepath.Base(folder) + "/man/redlatch.1 644", filepath.Base(folder) + "/redlatch.exe 755"}, files)
 }
 
 // workingTree returns a new repository with the files of this one, as they are now.
