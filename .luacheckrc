@@ -13,9 +13,11 @@ files["internal/engine/lua/tokens.lua"] = {ignore = {"2..", "311"}}
 files["countdown/lua/*.lua"] = {read_globals = {"latch"}}
 files["fairlock/lua/positions.lua"] = {ignore = {"2..", "311"}}
 files["rwlock/lua/holds.lua"] = {ignore = {"2..", "311"}}
+files["ratelimit/lua/*.lua"] = {read_globals = {"limiter"}}
 files["semaphore/lua/*.lua"] = {read_globals = {"pool", "permits"}}
 files["semaphore/lua/*_usual.lua"] = {read_globals = {"call", "try", "time", "usual", "change", "undo", "publish"}}
 files["semaphore/lua/idle*.lua"] = {globals = {"ARGV", "KEYS"}, read_globals = {"operation", "keep"}}
+files["ratelimit/lua/limiter.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/idle.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/usual.lua"] = {ignore = {"2..", "311"}}
 files["semaphore/lua/pool.lua"] = {ignore = {"2..", "311"}}

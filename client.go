@@ -21,6 +21,7 @@ import (
 	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/probe"
 	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -35,6 +36,7 @@ type Client struct {
 	// What the objects of one kind share.
 	engine     *engine.Engine
 	semaphores *semaphore.Shared
+	limiters   *ratelimit.Shared
 	latches    *countdown.Shared
 	groups     *multilock.Shared
 }
@@ -255,6 +257,7 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 	s := session.New(cfg.Config)
 	c := &Client{conn: conn, s: s, engine: engine.New(s), latches: countdown.NewShared(s)}
 	c.semaphores = semaphore.NewShared(c.engine)
+	c.limiters = ratelimit.NewShared(c.engine)
 	c.groups = multilock.NewShared(c.engine)
 	if cfg.startupChecks {
 		probe.LogAtStartup(ctx, c.s, c.conn)

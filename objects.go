@@ -9,6 +9,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/once"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/rwlock"
 	"github.com/redlatch/redlatch/semaphore"
@@ -50,6 +51,12 @@ func (c *Client) Semaphore(name string, opts ...semaphore.Option) *semaphore.Sem
 // create it on the server. It sends nothing.
 func (c *Client) PermitSemaphore(name string, opts ...semaphore.Option) *semaphore.PermitSemaphore {
 	return semaphore.NewPermitSemaphore(c.semaphores, name, opts...)
+}
+
+// RateLimiter returns the rate limiter of that name. Names are as for Lock. With ratelimit.Rate its
+// requests create it on the server. It sends nothing.
+func (c *Client) RateLimiter(name string, opts ...ratelimit.Option) *ratelimit.Limiter {
+	return ratelimit.New(c.limiters, name, opts...)
 }
 
 // CountDownLatch returns the count-down latch of that name, which releases its waiters

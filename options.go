@@ -111,8 +111,8 @@ func WithNameMapper(f func(name string) string) Option {
 // is judged by the key that the name is mapped to:
 //
 //   - {x}, because in Redisson's format it has the helper keys of x
-//   - what begins with redisson_ or redlatch_, or is like {x}:timeout, because that may be a helper
-//     key of another object
+//   - what begins with redisson_ or redlatch_, or is like {x}:timeout, {x}:value or {x}:permits, because
+//     that may be a helper key of another object
 //   - more than 512 bytes
 func WithStrictNames() Option {
 	return option(true, func(c *config) { c.StrictNames = true }, "")

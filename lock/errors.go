@@ -70,11 +70,12 @@ type Error struct {
 	//	force unlock                                             of locks
 	//	set permits, add permits, drain, change lease            of semaphores
 	//	set count, count down, wait                              of latches
+	//	set rate                                                 of rate limiters
 	//	run, campaign, observe                                   of elections
 	//	run, mark done, forget                                   of once-only work
 	//	raise tokens, reset tokens, check token                  of fencing tokens
 	//	read                                                     each question, such as IsLocked and Stats
-	//	delete                                                   of semaphores and latches
+	//	delete                                                   of semaphores, latches and rate limiters
 	//	connect, ping, probe, shut down                          of the client
 	//	configure                                                of the adapters in contrib
 	//	parse                                                    of the text of an Owner
@@ -84,7 +85,7 @@ type Error struct {
 	Op string
 
 	// Kind is the kind of the object, as in logs and telemetry: lock, fenced, spin, plain, fair, read, write,
-	// multi, red, semaphore, permit-semaphore, latch, election, once, client, adapter, guard or owner. It is
+	// multi, red, semaphore, permit-semaphore, rate-limiter, latch, election, once, client, adapter, guard or owner. It is
 	// "" if the function Do of this package gets no function to run: it does not know its Locker.
 	Kind string
 

@@ -20,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/pubsub"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/redlatchtest"
 	"github.com/redlatch/redlatch/rlock"
 	"github.com/redlatch/redlatch/semaphore"
@@ -168,6 +169,19 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 	add("latch", "Wait", "wait", latch.Wait)
 	add("latch", "WaitChan", "wait", func(ctx context.Context) error { return <-latch.WaitChan(ctx) })
 
+	rate := c.RateLimiter(name, ratelimit.Rate(100, minute))
+	config := ratelimit.Config{Rate: 100, Per: minute}
+	add("rate-limiter", "TrySetRate", "set rate", func(ctx context.Context) error { return only(rate.TrySetRate(ctx, config)) })
+	add("rate-limiter", "SetRate", "set rate", func(ctx context.Context) error { return rate.SetRate(ctx, config) })
+	add("rate-limiter", "Acquire", "acquire", func(ctx context.Context) error { return rate.Acquire(ctx, 1) })
+	add("rate-limiter", "TryAcquire", "acquire", func(ctx context.Context) error { return rate.TryAcquire(ctx, 1) })
+	add("rate-limiter", "Take", "acquire", func(ctx context.Context) error { return only(rate.Take(ctx, 1)) })
+	add("rate-limiter", "Do", "acquire", func(ctx context.Context) error { return rate.Do(ctx, nothing) })
+	add("rate-limiter", "Release", "release", func(ctx context.Context) error { return only(rate.Release(ctx, 1)) })
+	add("rate-limiter", "Config", "read", func(ctx context.Context) error { return only(rate.Config(ctx)) })
+	add("rate-limiter", "Available", "read", func(ctx context.Context) error { return only(rate.Available(ctx)) })
+	add("rate-limiter", "Delete", "delete", func(ctx context.Context) error { return only(rate.Delete(ctx)) })
+
 	vote := c.Election(name)
 	add("election", "Campaign", "acquire|campaign", func(ctx context.Context) error { return only(vote.Campaign(ctx, "", lock.FailFast())) })
 	add("election", "Leader", "read", func(ctx context.Context) error { return only(vote.Leader(ctx)) })
@@ -247,6 +261,7 @@ func TestErrorsNameTheirCall(t *testing.T) {
 		})
 		for _, kind := range []string{
 			"lock", "fenced", "spin", "plain", "fair", "read", "write", "multi", "red", "permit-semaphore", "semaphore", "latch", "election",
+			"rate-limiter",
 		} {
 			assert.True(t, refused[kind], kind)
 		}
@@ -316,6 +331,14 @@ func TestErrorsOfBadArgumentsNameTheirCall(t *testing.T) {
 		check("latch", "TrySetCount", "set count", only(c.CountDownLatch("orders").TrySetCount(ctx, -1)))
 		check("latch", "TrySetCountFor", "set count", only(c.CountDownLatch("orders").TrySetCountFor(ctx, 1, 0)))
 		check("latch", "CountDownN", "count down", only(c.CountDownLatch("orders").CountDownN(ctx, 0)))
+		rate := c.RateLimiter("orders")
+		check("rate-limiter", "TrySetRate", "set rate", only(rate.TrySetRate(ctx, ratelimit.Config{})))
+		check("rate-limiter", "SetRate", "set rate", rate.SetRate(ctx, ratelimit.Config{}))
+		check("rate-limiter", "Acquire", "acquire", rate.Acquire(ctx, 1, lock.Lease(time.Hour)))
+		check("rate-limiter", "TryAcquire", "acquire", rate.TryAcquire(ctx, -1))
+		check("rate-limiter", "Do(nil)", "acquire", rate.Do(ctx, nil))
+		check("rate-limiter", "Release", "release", only(rate.Release(ctx, -1)))
+		check("rate-limiter", "option of the object", "read", only(c.RateLimiter("orders", ratelimit.Rate(0, 0)).Available(ctx)))
 		check("election", "Campaign", "campaign", only(c.Election("orders").Campaign(ctx, "", lock.Wait(-1))))
 		check("election", "Run", "run", c.Election("orders").Run(ctx, "", nil))
 		check("once", "Run", "run", only(c.Once("orders").Run(ctx, "today", nil)))

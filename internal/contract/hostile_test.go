@@ -17,6 +17,7 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -127,6 +128,15 @@ func callsOf(c *redlatch.Client, k kind) []func(ctx context.Context) {
 			_ = sem.AddPermits(ctx, 1)
 			_, _ = sem.Drain(ctx)
 			_, _ = sem.Stats(ctx)
+		}, func(ctx context.Context) {
+			rate := c.RateLimiter("orders", ratelimit.Rate(2, time.Minute))
+			_, _ = rate.TrySetRate(ctx, ratelimit.Config{Rate: 2, Per: time.Minute})
+			_, _ = rate.Take(ctx, 1)
+			_ = rate.Acquire(ctx, 2)
+			_, _ = rate.Release(ctx, 1)
+			_, _ = rate.Config(ctx)
+			_, _ = rate.Available(ctx)
+			_, _ = rate.Delete(ctx)
 		})
 	case "permit semaphore":
 		calls = append(calls, func(ctx context.Context) {

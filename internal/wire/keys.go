@@ -33,6 +33,9 @@ const (
 	RoleReadHold
 	RoleSemaphoreRequests
 	RoleLatchReply
+	RoleRateValueOf
+	RoleRatePermitsOf
+	RoleRateReply
 	RoleOnceRun
 	RoleOnceDone
 
@@ -47,12 +50,16 @@ const (
 	RoleSemaphoreAlive
 	RolePermitTimeouts
 	RoleLatchRound
+	RoleRateValue
+	RoleRatePermits
+	RoleRateTurn
 	RoleElectionTerm
 
 	RoleLockChannel
 	RoleRWChannel
 	RoleSemaphoreChannel
 	RoleLatchChannel
+	RoleRateChannel
 	RolePlainChannel
 	RoleElectionChannel
 	numRoles
@@ -71,6 +78,9 @@ var Forms = [numRoles]Form{
 	RoleReadHold:          {[]string{"rwlock"}, "string", ReadHoldTimeouts, ownerPattern + `:rwlock_timeout:[0-9]+`},
 	RoleSemaphoreRequests: {[]string{"semaphore"}, "hash", beginning(semaphoreRequests), clientPattern},
 	RoleLatchReply:        {[]string{"latch"}, "string", beginning(LatchRound), `[0-9a-f]{32}`},
+	RoleRateValueOf:       {[]string{"rate"}, "string", beginning(RateValue), clientPattern},
+	RoleRatePermitsOf:     {[]string{"rate"}, "zset", beginning(RatePermits), clientPattern},
+	RoleRateReply:         {[]string{"rate"}, "string", beginning(rateReply), `[0-9a-f]{32}`},
 	RoleOnceRun:           {[]string{"once"}, "hash", beginning(onceRuns), slotPattern},
 	RoleOnceDone:          {[]string{"once"}, "string", beginning(onceDones), slotPattern},
 
@@ -85,12 +95,16 @@ var Forms = [numRoles]Form{
 	RoleSemaphoreAlive:   {[]string{"semaphore"}, "zset", SemaphoreAlive, ""},
 	RolePermitTimeouts:   {[]string{"semaphore"}, "zset", PermitTimeouts, ""},
 	RoleLatchRound:       {[]string{"latch"}, "string", LatchRound, ""},
+	RoleRateValue:        {[]string{"rate"}, "string", RateValue, ""},
+	RoleRatePermits:      {[]string{"rate"}, "zset", RatePermits, ""},
+	RoleRateTurn:         {[]string{"rate"}, "string", RateTurn, ""},
 	RoleElectionTerm:     {[]string{"election"}, "hash", ElectionTerm, ""},
 
 	RoleLockChannel:      {[]string{"lock", "fenced", "fair", "election", "once"}, "", LockChannel, ""},
 	RoleRWChannel:        {[]string{"rwlock"}, "", RWChannel, ""},
 	RoleSemaphoreChannel: {[]string{"semaphore"}, "", SemaphoreChannel, ""},
 	RoleLatchChannel:     {[]string{"latch"}, "", LatchChannel, ""},
+	RoleRateChannel:      {[]string{"rate"}, "", RateChannel, ""},
 	RolePlainChannel:     {[]string{"plain"}, "", PlainChannel, ""},
 	RoleElectionChannel:  {[]string{"election"}, "", ElectionChannel, ""},
 }

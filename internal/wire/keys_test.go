@@ -12,6 +12,7 @@ import (
 var rests = map[Role]string{
 	RoleFairChannel: client + ":42", RoleReadHold: client + ":42:rwlock_timeout:2", RoleSemaphoreRequests: client,
 	RoleLatchReply: strings.Repeat("0f", 16), RoleOnceRun: "a%3Ab+c", RoleOnceDone: "a%3Ab+c",
+	RoleRateValueOf: client, RoleRateReply: strings.Repeat("0f", 16), RoleRatePermitsOf: client,
 }
 
 // keyOf returns a key of a role.

@@ -114,6 +114,31 @@ func SemaphoreWaiting(name string) string { return ownName("redlatch_sc_waiting"
 // dead. Redisson does not use it.
 func SemaphoreAlive(name string) string { return ownName("redlatch_sc_alive", name) }
 
+// RateValue is the number of free permits of a rate limiter.
+func RateValue(name string) string { return suffixName(name, "value") }
+
+// RatePermits is the sorted set of the permits of a rate limiter that were acquired in the window.
+func RatePermits(name string) string { return suffixName(name, "permits") }
+
+// RateValueOf is RateValue for a client with permits of its own.
+func RateValueOf(name, client string) string { return suffixName(RateValue(name), client) }
+
+// RatePermitsOf is RatePermits for a client with permits of its own.
+func RatePermitsOf(name, client string) string { return suffixName(RatePermits(name), client) }
+
+// RateTurn is the key with the client that is the next to get permits of a rate limiter. Redisson does not
+// use it.
+func RateTurn(name string) string { return ownName("redlatch_rl_turn", name) }
+
+// RateReply is the key that caches the reply to a release of permits of a rate limiter. Redisson does not use it.
+func RateReply(name, request string) string { return rateReply(name) + ":" + request }
+
+func rateReply(name string) string { return ownName("redlatch_rl_reply", name) }
+
+// RateChannel is the channel that tells waiters that permits may be free earlier than they were told. Redisson
+// does not use it.
+func RateChannel(name string) string { return ownName("redlatch_rl__channel", name) }
+
 // LatchChannel is the channel of a count-down latch. Unlike all others it adds braces
 // even if the name contains some.
 func LatchChannel(name string) string {
@@ -190,7 +215,9 @@ func CheckStrictly(key string) error {
 	case key == "{"+HashTag(key)+"}":
 		return fmt.Errorf("%w: name %q: it shares keys with the name without braces", lock.ErrInvalid, key)
 	case strings.HasPrefix(key, "redisson_"), strings.HasPrefix(key, "redlatch_"),
-		tagged && (strings.HasSuffix(key, ":timeout") || strings.Contains(key, ":rwlock_timeout:")):
+		tagged && (strings.HasSuffix(key, ":timeout") || strings.Contains(key, ":rwlock_timeout:")),
+		tagged && (strings.HasSuffix(key, ":value") || strings.HasSuffix(key, ":permits")),
+		tagged && (strings.Contains(key, ":value:") || strings.Contains(key, ":permits:")):
 		return fmt.Errorf("%w: name %q: it may be a key that belongs to another object", lock.ErrInvalid, key)
 	}
 

@@ -44,6 +44,16 @@ func TestNames(t *testing.T) {
 		{"latch round", LatchRound, "redlatch_latch_round:{orders}", "redlatch_latch_round_tagged:{shop}orders"},
 		{"plain channel", PlainChannel, "redlatch_plain__channel:{orders}", "redlatch_plain__channel_tagged:{shop}orders"},
 		{"waiting writers", WriterWaits, "redlatch_rwlock_writer:{orders}", "redlatch_rwlock_writer_tagged:{shop}orders"},
+		{"permits of a rate", RateValue, "{orders}:value", "{shop}orders:value"},
+		{"entries of a rate", RatePermits, "{orders}:permits", "{shop}orders:permits"},
+		{"permits of a client", func(n string) string { return RateValueOf(n, client) },
+			"{orders}:value:" + client, "{shop}orders:value:" + client},
+		{"entries of a client", func(n string) string { return RatePermitsOf(n, client) },
+			"{orders}:permits:" + client, "{shop}orders:permits:" + client},
+		{"turn", RateTurn, "redlatch_rl_turn:{orders}", "redlatch_rl_turn_tagged:{shop}orders"},
+		{"reply to a release", func(n string) string { return RateReply(n, "1") },
+			"redlatch_rl_reply:{orders}:1", "redlatch_rl_reply_tagged:{shop}orders:1"},
+		{"rate channel", RateChannel, "redlatch_rl__channel:{orders}", "redlatch_rl__channel_tagged:{shop}orders"},
 		{"wait queue", SemaphoreWaiting, "redlatch_sc_waiting:{orders}", "redlatch_sc_waiting_tagged:{shop}orders"},
 		{"clients in the wait queue", SemaphoreAlive, "redlatch_sc_alive:{orders}", "redlatch_sc_alive_tagged:{shop}orders"},
 		{"election", ElectionTerm, "redlatch_election:{orders}", "redlatch_election_tagged:{shop}orders"},
@@ -111,7 +121,7 @@ func TestCheckName(t *testing.T) {
 // No key of an object whose name is accepted has a name that is accepted, and no two names that are
 // share a key.
 func TestCheckStrictly(t *testing.T) {
-	for _, name := range []string{"orders", "a:b", "{a}b", "b{a}", "a{b}c", "{a}{b}", "{", "orders:timeout", strings.Repeat("x", 512)} {
+	for _, name := range []string{"orders", "a:b", "{a}b", "b{a}", "a{b}c", "{a}{b}", "{", "orders:timeout", "{a}:values", "orders:value", strings.Repeat("x", 512)} {
 		require.NoError(t, CheckStrictly(name), name)
 		keys := []string{ServerMark}
 		for role := range numRoles {
