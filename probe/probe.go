@@ -64,7 +64,7 @@ type Finding struct {
 
 // Kinds of objects that need other rights than most locks of package rlock: fair locks,
 // read-write locks, semaphores of either kind, count-down latches, plain locks, elections,
-// and the objects of Client.Once.
+// the objects of Client.Once, and rate limiters.
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
@@ -73,6 +73,7 @@ const (
 	KindPlain     = "plain"
 	KindElection  = "election"
 	KindOnce      = "once"
+	KindRate      = "rate limiter"
 )
 
 // kinds are all kinds with the plurals of their objects; "" is for the other locks of package
@@ -80,7 +81,7 @@ const (
 var kinds = []struct{ kind, objects string }{
 	{"", ""}, {KindFair, "fair locks"}, {KindReadWrite, "read-write locks"}, {KindSemaphore, "semaphores"},
 	{KindLatch, "count-down latches"}, {KindPlain, "plain locks"}, {KindElection, "elections"},
-	{KindOnce, "once-only work"},
+	{KindOnce, "once-only work"}, {KindRate, "rate limiters"},
 }
 
 // Right is a command with the key or channel it applies to, if any.

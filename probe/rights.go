@@ -28,10 +28,11 @@ const (
 
 // moreArguments is the least number of arguments that a command takes after the key or channel.
 var moreArguments = map[string]int{
-	"HDEL": 1, "HEXISTS": 1, "HGET": 1, "HINCRBY": 2, "HMGET": 1, "HSET": 2,
+	"HDEL": 1, "HEXISTS": 1, "HGET": 1, "HINCRBY": 2, "HMGET": 1, "HSET": 2, "HSETNX": 2,
 	"LINDEX": 1, "LPUSH": 1, "LRANGE": 2, "LREM": 2, "RPUSH": 1,
 	"SADD": 1, "SREM": 1,
 	"ZADD": 2, "ZCOUNT": 2, "ZMSCORE": 1, "ZRANGE": 2, "ZRANGEBYSCORE": 2, "ZREM": 1, "ZSCORE": 1,
+	"ZREMRANGEBYRANK": 2, "ZREMRANGEBYSCORE": 2,
 	"DECRBY": 1, "INCRBY": 1, "PEXPIRE": 1, "SET": 1,
 	"PUBLISH": 1, "SPUBLISH": 1,
 }
@@ -67,6 +68,8 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 	run := wire.OnceRun(key, "slot")
 	done := wire.OnceDone(key, "slot")
 	const queue = "ZRANGE,ZSCORE,ZCOUNT,ZADD,ZREM,PTTL,PEXPIRE,DEL"
+	const number = "GET,SET,INCRBY,PEXPIRE,PERSIST,DEL"
+	const entries = "ZRANGE,ZRANGEBYSCORE,ZSCORE,ZCARD,ZCOUNT,ZADD,ZREM,ZREMRANGEBYRANK,ZREMRANGEBYSCORE,PEXPIRE,PERSIST,DEL"
 	for _, row := range []struct{ kind, on, commands string }{
 		{"", key, "EVALSHA,EVAL,EXISTS,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
 		{"", wire.FencingToken(key), "INCR,INCRBY,GET,DEL"},
@@ -108,6 +111,16 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindOnce, run, "EVALSHA,EVAL,HSET,HEXISTS,HGET,HDEL,HLEN,HKEYS,HRANDFIELD,PEXPIRE,PTTL,DEL"},
 		{KindOnce, wire.LockChannel(run), channel},
 		{KindOnce, done, "EVALSHA,EVAL,GET,SET,PTTL,PEXPIRE,DEL"},
+
+		{KindRate, key, "HGET,HMGET,HSET,HSETNX,PTTL,PEXPIRE,PERSIST,DEL"},
+		{KindRate, wire.RateValue(key), number},
+		{KindRate, wire.RateValueOf(key, client), number},
+		{KindRate, wire.RatePermits(key), entries},
+		{KindRate, wire.RatePermitsOf(key, client), entries},
+		{KindRate, wire.RateTurn(key), "GET,SET,PTTL,DEL"},
+		{KindRate, wire.RateReply(key, client), "GET,SET"},
+		{KindRate, "", "TIME"},
+		{KindRate, wire.RateChannel(key), channel},
 	} {
 		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name

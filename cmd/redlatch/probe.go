@@ -26,6 +26,7 @@ var probeKinds = []struct{ flag, kind, objects string }{
 	{"plain", probe.KindPlain, "plain locks"},
 	{"election", probe.KindElection, "elections"},
 	{"once", probe.KindOnce, "once-only work"},
+	{"rate", probe.KindRate, "rate limiters"},
 }
 
 func probeKindFlags() (flags []string) {

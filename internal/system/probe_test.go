@@ -238,15 +238,19 @@ func TestProbeRules(t *testing.T) {
 			"":     "+publish",
 			"fair": "+zscore +publish", "read-write": "+publish", "semaphore": "+zscore +publish",
 			"count-down latch": "+publish", "plain": "+publish", "election": "+publish", "once": "+publish",
+			"rate limiter": "+zscore +publish",
 		}},
 		{"keys", "resetkeys ~app:* ~redisson_* ~redlatch_*", map[string]string{
 			"read-write": "~{app:orders}:*", "semaphore": "~{app:orders}:timeout",
+			// two commands that are not used with another key
+			"rate limiter": "~{app:orders}:value ~{app:orders}:value:* ~{app:orders}:permits +zremrangebyrank +zremrangebyscore ~{app:orders}:permits:*",
 		}},
 		{"keys of requests", "resetkeys ~app:* ~{app:* ~redisson_* ~redlatch_lock_* ~redlatch_rwlock_* ~redlatch_latch_round:{app:orders} ~redlatch_sc_*e:*", map[string]string{
 			"semaphore":        "~redlatch_sc_request:{app:orders}:* ~redlatch_sc_request:{app:orders}:created ~redlatch_sc_waiting:{app:orders}",
 			"count-down latch": "~redlatch_latch_round:{app:orders}:*",
 			"election":         "~redlatch_election:{app:orders} +hincrby", // not used with another key
 			"once":             "~redlatch_once:{app:orders}:* ~redlatch_once_done:{app:orders}:*",
+			"rate limiter":     "~redlatch_rl_turn:{app:orders} ~redlatch_rl_reply:{app:orders}:*",
 		}},
 		{"all channels", "resetchannels", map[string]string{
 			"":                 "+publish &redisson_lock__channel:{app:orders} +subscribe",
@@ -257,17 +261,19 @@ func TestProbeRules(t *testing.T) {
 			"plain":            "+publish &redlatch_plain__channel:{app:orders} +subscribe",
 			"election":         "+publish &redlatch_election__channel:{app:orders} +subscribe",
 			"once":             "+publish &redisson_lock__channel:redlatch_once:{app:orders}:* +subscribe",
+			"rate limiter":     "+publish &redlatch_rl__channel:{app:orders} +subscribe",
 		}},
-		{"channels", "resetchannels &redisson_rwlock:* &redisson_sc:* &redisson_count* &redlatch_plain* &redlatch_election*", map[string]string{
+		{"channels", "resetchannels &redisson_rwlock:* &redisson_sc:* &redisson_count* &redlatch_plain* &redlatch_election* &redlatch_rl*", map[string]string{
 			"":     "&redisson_lock__channel:{app:orders}",
 			"fair": "&redisson_lock__channel:{app:orders}:*",
 			"once": "&redisson_lock__channel:redlatch_once:{app:orders}:*",
 		}},
 		{"writes", "resetkeys %R~app:* ~{app:* ~redisson_* ~redlatch_*", map[string]string{
 			"": "~app:orders", "semaphore": "~app:orders", "count-down latch": "~app:orders +decrby", "plain": "~app:orders",
+			"rate limiter": "~app:orders +hsetnx",
 		}},
 		{"a command with some keys", "-del (+del ~redisson_* ~redlatch_* ~{app:*)", map[string]string{
-			"": "+del", "semaphore": "+del", "plain": "+del",
+			"": "+del", "semaphore": "+del", "plain": "+del", "rate limiter": "+del",
 		}},
 		{"almost everything", "-@all +ping +hello +info +acl +config +client", map[string]string{"": "+evalsha +eval"}},
 	}, func(row row) string { return row.name }, func(t *testing.T, shared *testserver.Server, row row) {
@@ -319,6 +325,7 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 		{[]string{
 			"once/once.go", "once/*.lua", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua",
 		}, probe.KindOnce},
+		{[]string{"ratelimit/*.lua"}, probe.KindRate},
 	} {
 		sent := map[string]bool{}
 		for _, pattern := range kind.scripts {

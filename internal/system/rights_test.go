@@ -22,6 +22,7 @@ import (
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
 	"github.com/redlatch/redlatch/probe"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -52,7 +53,7 @@ func documentedRights(t *testing.T, after string, rows ...string) []string {
 
 // kindRows are the rows of the kinds of objects.
 var kindRows = []string{
-	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work",
+	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work", "rate limiters",
 }
 
 // wakes fails the test unless a message wakes a caller of c when others release. No lease may help.
@@ -102,6 +103,7 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	checkPlainLock(t, c, other)
 	checkElection(t, c, other)
 	checkOnce(t, c, other)
+	checkRate(t, c, other)
 }
 
 // movable is a lock whose holds can move to another process.
@@ -266,6 +268,32 @@ func checkLatch(t *testing.T, c, other *redlatch.Client) {
 	require.ErrorContains(t, second(c.CountDownLatch("elsewhere").Count(ctx)), "NOPERM")
 }
 
+func checkRate(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	ctx, l, theirs := t.Context(), c.RateLimiter("app:mails"), other.RateLimiter("app:mails")
+	rate := ratelimit.Config{Rate: 2, Per: time.Hour}
+	returns(t, true)(l.TrySetRate(ctx, rate))
+	require.NoError(t, second(l.Config(ctx)))
+	require.NoError(t, l.TryAcquire(ctx, 2))
+	returns(t, 0)(l.Available(ctx))
+	wakes(t, c, func() error { return second(theirs.Release(ctx, 1)) }, func(ctx context.Context) error { return l.Acquire(ctx, 1) })
+	left := harness.Start(t, ctx, func(ctx context.Context) (any, error) { return nil, l.Acquire(ctx, 1) })
+	harness.Waits(t, 1, c)
+	left.Leave()
+	returns(t, 1)(l.Release(ctx, 1))
+
+	rate.Per, rate.KeepAlive = time.Millisecond, time.Hour
+	require.NoError(t, l.SetRate(ctx, rate))
+	for range 3 {
+		require.NoError(t, l.Acquire(ctx, 2))
+	}
+	require.NoError(t, l.SetRate(ctx, ratelimit.Config{Rate: 2, Per: time.Hour, PerClient: true}))
+	require.NoError(t, l.TryAcquire(ctx, 1))
+	returns(t, true)(l.Delete(ctx))
+	require.NoError(t, c.RateLimiter("app:created", ratelimit.Rate(1, time.Hour)).TryAcquire(ctx, 1))
+	require.ErrorContains(t, second(c.RateLimiter("elsewhere").Config(ctx)), "NOPERM")
+}
+
 func checkSemaphores(t *testing.T, conn rueidis.Client, c, other *redlatch.Client) {
 	t.Helper()
 	ctx := t.Context()
@@ -373,7 +401,7 @@ func TestDocumentedRights(t *testing.T) {
 		if harness.ChecksRights(t, s) {
 			require.Equal(t, []string{
 				probe.KindFair, probe.KindReadWrite, probe.KindSemaphore, probe.KindLatch, probe.KindPlain,
-				probe.KindElection, probe.KindOnce,
+				probe.KindElection, probe.KindOnce, probe.KindRate,
 			}, kinds)
 		}
 		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", kindRows...)...)
@@ -412,6 +440,7 @@ func TestDocumentedRightsOfEachKind(t *testing.T) {
 			{[]string{"plain locks"}, checkPlainLock},
 			{[]string{"fair locks", "elections"}, checkElection},
 			{[]string{"once-only work"}, checkOnce},
+			{[]string{"rate limiters"}, checkRate},
 		} {
 			t.Run(strings.Join(tt.rows, ", "), func(t *testing.T) {
 				harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", tt.rows...)...)
