@@ -6,6 +6,7 @@ import com.google.gson.JsonElement;
 import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.lang.reflect.Method;
+import java.time.Duration;
 import java.util.List;
 import java.util.Map;
 import org.redisson.api.RLock;
@@ -44,6 +45,7 @@ final class Objects {
       case "semaphore" -> client.getSemaphore(name);
       case "permits" -> client.getPermitExpirableSemaphore(name);
       case "latch" -> client.getCountDownLatch(name);
+      case "rate" -> client.getRateLimiter(name);
       // Not every version has these.
       case "non-reentrant" -> invoke(client, "getNonReentrantLock", named(name));
       case "non-reentrant fair" -> invoke(client, "getNonReentrantFairLock", named(name));
@@ -66,7 +68,11 @@ final class Objects {
       }
       Object[] values = new Object[types.length];
       for (int i = 0; i < types.length; i++) {
-        values[i] = GSON.fromJson(args.get(i), types[i]);
+        JsonElement arg = args.get(i);
+        values[i] =
+            types[i] == Duration.class
+                ? Duration.ofMillis(arg.getAsJsonObject().get("ms").getAsLong())
+                : GSON.fromJson(arg, types[i]);
       }
       return method.invoke(object, values);
     }
@@ -88,6 +94,9 @@ final class Objects {
   private static boolean takes(Class<?> type, JsonElement arg) {
     if (arg.isJsonArray()) {
       return type == List.class;
+    }
+    if (arg.isJsonObject()) {
+      return type == Duration.class;
     }
     JsonPrimitive value = arg.getAsJsonPrimitive();
     return value.isNumber() ? type == int.class || type == long.class : type == String.class || type.isEnum();
