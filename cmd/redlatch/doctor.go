@@ -110,7 +110,7 @@ func isSettled(o inspect.Object) bool {
 	switch o.Kind {
 	case inspect.Semaphore:
 		return !o.Held && waiting(o) == 0 && o.Permits.Free > 0
-	case inspect.Latch:
+	case inspect.Latch, inspect.Rate:
 		return true
 	}
 	return !o.Held && (waiting(o) == 0 || isDone(o)) || o.Held && o.Expires == nil
@@ -193,6 +193,8 @@ func diagnose(seen observation) []statement {
 		d.permits()
 	case inspect.Latch:
 		d.latch()
+	case inspect.Rate:
+		d.limit()
 	case inspect.Once:
 		d.once()
 	default:
@@ -382,6 +384,19 @@ func (d *diagnosis) latch() {
 	}
 	if o.Expires != nil {
 		d.say("It opens in %s at the latest, when its key expires.", remaining(o.Expires))
+	}
+}
+
+func (d *diagnosis) limit() {
+	o, l := d.last, d.last.Limit
+	if l.Used == nil {
+		d.say("The rate limiter %s gives each client %s per %v. What each has used is in keys of its own.",
+			o.Name, count(int(l.Rate), "permit"), l.Per)
+		return
+	}
+	d.say("The rate limiter %s has given %d of %s.", o.Name, *l.Used, count(int(l.Rate), "permit"))
+	if l.NextFree != nil && *l.Used >= l.Rate {
+		d.say("The first of them comes back in %v, and all of them in %v at the latest.", *l.NextFree, l.Per)
 	}
 }
 

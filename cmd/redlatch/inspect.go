@@ -107,7 +107,7 @@ var kindNames = map[inspect.Kind]string{
 	inspect.None: "no object", inspect.Lock: "lock", inspect.Fenced: "fenced lock", inspect.Fair: "fair lock",
 	inspect.RWLock: "read-write lock", inspect.Plain: "plain lock", inspect.Semaphore: "semaphore",
 	inspect.Latch: "count-down latch", inspect.Counter: "number", inspect.Election: "election",
-	inspect.Once: "slot of once-only work", inspect.Other: "another type of key",
+	inspect.Once: "slot of once-only work", inspect.Rate: "rate limiter", inspect.Other: "another type of key",
 }
 
 // state is the state of an object in a few words.
@@ -119,6 +119,8 @@ func state(o inspect.Object) string {
 		return fmt.Sprintf("%d free, %d held", o.Permits.Free, o.Permits.Held)
 	case o.Permits != nil:
 		return fmt.Sprintf("%d free", o.Permits.Free)
+	case o.Limit != nil:
+		return stateOfLimit(*o.Limit)
 	case o.Kind == inspect.Latch && *o.Count <= 0:
 		return "open"
 	case o.Count != nil:
@@ -135,6 +137,15 @@ func state(o inspect.Object) string {
 		return "held"
 	}
 	return "free"
+}
+
+// stateOfLimit is the state of a rate limiter.
+func stateOfLimit(l inspect.Limit) string {
+	rate := fmt.Sprintf("%d per %v", l.Rate, l.Per)
+	if l.Used == nil {
+		return rate + " for each client"
+	}
+	return fmt.Sprintf("%d used of %s", *l.Used, rate)
 }
 
 // checkObject returns an error if an object is of another kind than those. It trusts a number, which

@@ -99,6 +99,7 @@ func TestPrintedObjects(t *testing.T) {
 		{Name: "p", Key: "p", Kind: inspect.Semaphore, Held: true, Permits: &inspect.PermitNumbers{Free: 4, Held: 1}},
 		{Name: "l", Key: "l", Kind: inspect.Latch, Count: new(int64(2)), Subscribers: 1},
 		{Name: "o", Key: "o", Kind: inspect.Latch, Count: new(int64(0))},
+		{Name: "r", Key: "r", Kind: inspect.Rate, Limit: &inspect.Limit{Rate: 10, Per: inspect.Millis(time.Minute), Used: new(int64(3))}},
 		{Name: "e", Key: "e", Kind: inspect.Election, Token: new(int64(7)), Leader: &inspect.Term{Token: 9, Value: "host\n"}},
 		{Name: "x", Key: "x", Kind: inspect.Other, Anomalies: []inspect.Anomaly{{Code: "wrong-type", Text: "The key is a set."}}},
 	}, false))
@@ -132,6 +133,11 @@ subscribers  1
 name         o
 kind         count-down latch
 state        open
+subscribers  0
+
+name         r
+kind         rate limiter
+state        3 used of 10 per 1m0s
 subscribers  0
 
 name         e
@@ -309,6 +315,18 @@ func TestDiagnoses(t *testing.T) {
 			"The latch jobs opens after 2 more calls of CountDown.",
 			"4 connections listen for that.",
 			"It opens in 1m0s at the latest, when its key expires.",
+		}},
+		{"used up", inspect.Object{Kind: inspect.Rate, Limit: &inspect.Limit{
+			Rate: 10, Per: inspect.Millis(time.Minute), Used: new(int64(10)), NextFree: ms(3 * time.Second),
+		}}, []string{
+			"The rate limiter jobs has given 10 of 10 permits.",
+			"The first of them comes back in 3s, and all of them in 1m0s at the latest.",
+		}},
+		{"limit", inspect.Object{Kind: inspect.Rate, Limit: &inspect.Limit{Rate: 10, Per: inspect.Millis(time.Minute), Used: new(int64(3))}}, []string{
+			"The rate limiter jobs has given 3 of 10 permits.",
+		}},
+		{"limit of each client", inspect.Object{Kind: inspect.Rate, Limit: &inspect.Limit{Rate: 10, Per: inspect.Millis(time.Minute), PerClient: true}}, []string{
+			"The rate limiter jobs gives each client 10 permits per 1m0s. What each has used is in keys of its own.",
 		}},
 		{"last call", inspect.Object{Kind: inspect.Latch, Count: new(int64(1))}, []string{
 			"The latch jobs opens after 1 more call of CountDown.",

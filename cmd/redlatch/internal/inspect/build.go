@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"cmp"
+	"encoding/binary"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -53,6 +54,8 @@ func (s snapshot) object(name, key string) Object {
 		b.plain()
 	case Semaphore:
 		b.permits()
+	case Rate:
+		b.limit()
 	case Latch, Counter:
 		n, _ := main.number()
 		b.o.Count = &n
@@ -74,6 +77,8 @@ func (s snapshot) kind() Kind {
 		fields := main.pairs()
 		mode, hasMode := fields["mode"]
 		switch {
+		case isRate(fields):
+			return Rate
 		case !isLock(fields) || hasMode && mode != "read" && mode != "write":
 			return Other
 		case hasMode:
@@ -117,7 +122,7 @@ func (s snapshot) kind() Kind {
 
 // telling are the keys of which one tells the kind of an object without a main key. A created semaphore may
 // have been deleted since.
-var telling = []int{termKey, queueKey, tokenKey, writersKey, permitsKey, roundKey, waitingKey, createdKey}
+var telling = []int{termKey, queueKey, tokenKey, writersKey, permitsKey, roundKey, waitingKey, createdKey, ratePermitsKey}
 
 // kindOfSlot derives the kind from the keys of a slot.
 func (s snapshot) kindOfSlot() Kind {
@@ -149,6 +154,44 @@ func isLock(fields map[string]string) bool {
 		}
 	}
 	return len(fields) > 0
+}
+
+// isRate reports whether the fields are those of a rate limiter.
+func isRate(fields map[string]string) bool {
+	for _, field := range []string{"rate", "interval", "type"} {
+		if _, err := strconv.ParseInt(fields[field], 10, 64); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// limit reads the configuration of a rate limiter, and the permits that were acquired in the last interval.
+func (b *builder) limit() {
+	fields := b.keys[mainKey].pairs()
+	rate, _ := strconv.ParseInt(fields["rate"], 10, 64)
+	interval, _ := strconv.ParseInt(fields["interval"], 10, 64)
+	per := wire.Duration(interval)
+	b.o.Limit = &Limit{Rate: rate, Per: Millis(per), PerClient: fields["type"] == "1"}
+	if b.o.Limit.PerClient {
+		return
+	}
+
+	used := int64(0)
+	for entry, at := range b.keys[ratePermitsKey].pairs() {
+		left := b.until(at)
+		if left == nil || len(entry) < 4 {
+			continue
+		}
+		if *left += Millis(per); *left <= 0 {
+			continue // it has expired
+		}
+		used += int64(binary.LittleEndian.Uint32([]byte(entry[len(entry)-4:])))
+		if next := b.o.Limit.NextFree; next == nil || *left < *next {
+			b.o.Limit.NextFree = left
+		}
+	}
+	b.o.Limit.Used = &used
 }
 
 // owner describes the owner with that id.
@@ -383,6 +426,8 @@ func (s snapshot) subscribers(kind Kind) int {
 		of = s.channels[semaphoreChannel : semaphoreChannel+1]
 	case Latch:
 		of = s.channels[latchChannel : latchChannel+1]
+	case Rate:
+		of = s.channels[rateChannel : rateChannel+1]
 	case Plain:
 		of = s.channels[plainChannel : plainChannel+1]
 	case Fair, Election:

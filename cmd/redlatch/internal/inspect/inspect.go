@@ -47,6 +47,7 @@ const (
 	createdKey
 	roundKey
 	termKey
+	ratePermitsKey
 	doneKey // only of a slot of once-only work
 	numKeys
 )
@@ -56,7 +57,7 @@ var roles = [numKeys]wire.Role{
 	tokenKey: wire.RoleFencingToken, queueKey: wire.RoleFairQueue, timeoutsKey: wire.RoleFairTimeouts,
 	aliveKey: wire.RoleFairAlive, writersKey: wire.RoleWriterWaits, permitsKey: wire.RolePermitTimeouts,
 	waitingKey: wire.RoleSemaphoreAlive, createdKey: wire.RoleSemaphoreCreated, roundKey: wire.RoleLatchRound,
-	termKey: wire.RoleElectionTerm, doneKey: wire.RoleOnceDone,
+	termKey: wire.RoleElectionTerm, ratePermitsKey: wire.RoleRatePermits, doneKey: wire.RoleOnceDone,
 }
 
 // The channels of a snapshot.
@@ -67,6 +68,7 @@ const (
 	latchChannel
 	plainChannel
 	electionChannel
+	rateChannel
 	numChannels
 )
 
@@ -148,7 +150,7 @@ func callOf(key string, cluster bool) wire.Call {
 func channelsOf(key string) []string {
 	return []string{
 		wire.LockChannel(key), wire.RWChannel(key), wire.SemaphoreChannel(key), wire.LatchChannel(key),
-		wire.PlainChannel(key), wire.ElectionChannel(key),
+		wire.PlainChannel(key), wire.ElectionChannel(key), wire.RateChannel(key),
 	}
 }
 

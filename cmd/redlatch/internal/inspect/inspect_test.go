@@ -20,6 +20,7 @@ import (
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -267,6 +268,19 @@ func TestKinds(t *testing.T) {
 			require.False(t, o.Held, "a latch has no holders")
 			require.EqualValues(t, 2, *o.Count)
 			require.Nil(t, o.Expires)
+		})
+		harness.Do(t, s.Addr, "FLUSHALL")
+		t.Run("rate limiter", func(t *testing.T) {
+			l := c.RateLimiter("jobs", ratelimit.Rate(5, time.Hour))
+			require.NoError(t, l.TryAcquire(t.Context(), 2))
+			require.NoError(t, l.TryAcquire(t.Context(), 3))
+			waits(t, func() bool { return read(t, r).Subscribers == 1 }, func(ctx context.Context) error { return l.Acquire(ctx, 1) })
+			o := read(t, r)
+			ok(o, Rate)
+			require.EqualValues(t, 5, *o.Limit.Used)
+			require.InDelta(t, time.Hour, time.Duration(*o.Limit.NextFree), float64(time.Minute))
+			o.Limit.Used, o.Limit.NextFree = nil, nil
+			require.Equal(t, Limit{Rate: 5, Per: Millis(time.Hour)}, *o.Limit)
 		})
 		harness.Do(t, s.Addr, "FLUSHALL")
 		t.Run("election", func(t *testing.T) {

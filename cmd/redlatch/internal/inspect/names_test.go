@@ -19,6 +19,7 @@ import (
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/once"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -79,6 +80,19 @@ var uses = []use{
 		harness.Eventually(t, soon, "it waits", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 		held()
 		_, err = l.CountDown(t.Context())
+		require.NoError(t, err)
+		w.Got()
+	}},
+	{Rate, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
+		l := c.RateLimiter(name, ratelimit.Rate(1, time.Hour))
+		require.NoError(t, l.TryAcquire(t.Context(), 1))
+		w := harness.Start(t, t.Context(), func(ctx context.Context) (any, error) {
+			return nil, other.RateLimiter(name).Acquire(ctx, 1)
+		})
+		harness.Waits(t, 1, other)
+		harness.Eventually(t, soon, "it listens", func() bool { return other.PubSub().Subscribed == 1 })
+		held()
+		_, err := l.Release(t.Context(), 1)
 		require.NoError(t, err)
 		w.Got()
 	}},

@@ -23,6 +23,7 @@ const (
 	Counter   Kind = "counter"   // an integer: a semaphore, a latch, or neither
 	Election  Kind = "election"  // leader election
 	Once      Kind = "once"      // slot of once-only work
+	Rate      Kind = "rate"      // rate limiter
 	Other     Kind = "other"     // no object of redlatch or Redisson
 )
 
@@ -55,6 +56,7 @@ type Object struct {
 	Count   *int64         `json:"count,omitempty"` // of a latch or a counter
 	Leader  *Term          `json:"term,omitempty"`  // the last term of an election
 	Slot    *Slot          `json:"slot,omitempty"`  // of once-only work
+	Limit   *Limit         `json:"limit,omitempty"` // of a rate limiter
 	// Waiting is the number of waiting writers of a read-write lock, or of the clients in the wait
 	// queue of a semaphore.
 	Waiting int `json:"waiting,omitempty"`
@@ -75,7 +77,7 @@ func (o Object) KnowsHolders() bool {
 		return o.Permits != nil && o.Permits.Held >= 0
 	case Plain:
 		return o.Held // else its value was left out
-	case Counter, Other:
+	case Counter, Rate, Other:
 		return false
 	}
 	return true
@@ -181,6 +183,17 @@ func (n PermitNumbers) MarshalJSON() ([]byte, error) {
 		shown.Held = &n.Held
 	}
 	return json.Marshal(shown)
+}
+
+// Limit is the configuration of a rate limiter, and what is used of it.
+type Limit struct {
+	Rate      int64  `json:"rate"`
+	Per       Millis `json:"per_ms"`
+	PerClient bool   `json:"per_client"` // each client has the rate for itself
+	// Used is the number of permits acquired in the last interval, and NextFree the time until the first of them
+	// comes back. They are nil if each client has its own.
+	Used     *int64  `json:"used,omitempty"`
+	NextFree *Millis `json:"next_free_ms,omitempty"`
 }
 
 // Size is the number of all permits, if it is known how many are held.
