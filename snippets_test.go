@@ -34,8 +34,10 @@ var importable = map[string]map[string]string{
 		"fairlock": "github.com/redlatch/redlatch/fairlock", "multilock": "github.com/redlatch/redlatch/multilock",
 		"once": "github.com/redlatch/redlatch/once", "rlock": "github.com/redlatch/redlatch/rlock",
 		"rwlock": "github.com/redlatch/redlatch/rwlock", "semaphore": "github.com/redlatch/redlatch/semaphore",
+		"ratelimit": "github.com/redlatch/redlatch/ratelimit",
 	},
-	"contrib/httplock": {"httplock": "github.com/redlatch/redlatch/contrib/httplock"},
+	"contrib/httplimit": {"httplimit": "github.com/redlatch/redlatch/contrib/httplimit"},
+	"contrib/httplock":  {"httplock": "github.com/redlatch/redlatch/contrib/httplock"},
 }
 
 // snippet is a Go block of a document.
