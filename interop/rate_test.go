@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch/internal/wire"
+	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/ratelimit"
 )
 
@@ -55,7 +56,11 @@ func limiterOf(t testing.TB, s side, name string) limiter {
 			return r.Taken
 		},
 		take: func(n int, wait time.Duration) *entry {
-			return begun(t, ctx, func(ctx context.Context) error { return l.Acquire(ctx, n, options(wait, 0)...) })
+			var opts []lock.WaitOption
+			if wait > 0 {
+				opts = append(opts, lock.Wait(wait))
+			}
+			return begun(t, ctx, func(ctx context.Context) error { return l.Acquire(ctx, n, opts...) })
 		},
 		delete: func() bool {
 			deleted, err := l.Delete(ctx)

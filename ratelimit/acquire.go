@@ -112,18 +112,14 @@ func newEntry(n int) string {
 	return string(binary.LittleEndian.AppendUint32(entry, uint32(n)))
 }
 
-// Acquire acquires n permits, all at once. It waits until they are due, ctx is done, or lock.Wait runs out; the
-// only other valid options are lock.MaxWaiters, lock.FailFast and lock.Site. The error matches lock.ErrInvalid if n is more than the
-// rate, and ErrNotFound if there is no limiter, also if either comes true during the wait. For 0
+// Acquire acquires n permits, all at once. It waits until they are due, ctx is done, or lock.Wait runs out. The error
+// matches lock.ErrInvalid if n is more than the rate, and ErrNotFound if there is no limiter, also if either comes true during the wait. For 0
 // permits it returns nil and sends nothing. Otherwise it has the errors of lock.Locker.Lock: after an error it
 // has acquired no permits, or gives them back in the background.
 //
 // Permits come back by themselves, an interval after they were acquired.
-func (l *Limiter) Acquire(ctx context.Context, n int, opts ...lock.Option) error {
+func (l *Limiter) Acquire(ctx context.Context, n int, opts ...lock.WaitOption) error {
 	o, err := lock.Resolve(opts...)
-	if err == nil && (o.Lease != 0 || o.MaxHold != 0 || o.AtLeast != 0 || o.Parent != nil) {
-		err = fmt.Errorf("%w: permits of a rate limiter are not held: they have no lease and no context", lock.ErrInvalid)
-	}
 	if err != nil {
 		return l.object().Refused("acquire", err)
 	}
@@ -157,7 +153,7 @@ func (l *Limiter) Take(ctx context.Context, n int) (Result, error) {
 
 // Do acquires a permit like Acquire, and runs fn under ctx. It returns the error of Acquire, or that of fn,
 // unchanged. If fn is nil, the error matches lock.ErrInvalid.
-func (l *Limiter) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.Option) error {
+func (l *Limiter) Do(ctx context.Context, fn func(ctx context.Context) error, opts ...lock.WaitOption) error {
 	if fn == nil {
 		return l.object().Refused("acquire", fmt.Errorf("%w: the function is nil", lock.ErrInvalid))
 	}

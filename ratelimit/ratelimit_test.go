@@ -220,7 +220,7 @@ func TestInvalid(t *testing.T) {
 				return errors.Join(err, l.SetRate(t.Context(), c))
 			}
 		}
-		acquire := func(n int, opts ...lock.Option) func(l *ratelimit.Limiter) error {
+		acquire := func(n int, opts ...lock.WaitOption) func(l *ratelimit.Limiter) error {
 			return func(l *ratelimit.Limiter) error { return l.Acquire(t.Context(), n, opts...) }
 		}
 		option := func(opts ...ratelimit.Option) func(l *ratelimit.Limiter) error {
@@ -239,11 +239,8 @@ func TestInvalid(t *testing.T) {
 			"permits -1":           acquire(-1),
 			"permits too many":     acquire(ratelimit.MaxRate + 1),
 			"more than the rate":   acquire(6),
-			"lease":                acquire(1, lock.Lease(time.Second)),
-			"max hold":             acquire(1, lock.MaxHold(time.Second)),
-			"at least":             acquire(1, lock.AtLeast(time.Second)),
-			"parent":               acquire(1, lock.Parent(context.Background())),
-			"zero option":          acquire(1, lock.Option{}),
+			"negative wait":        acquire(1, lock.Wait(-1)),
+			"nil option of a call": acquire(1, nil),
 			"try too many":         func(l *ratelimit.Limiter) error { return l.TryAcquire(t.Context(), 6) },
 			"try a nil context":    func(l *ratelimit.Limiter) error { return l.TryAcquire(nil, 1) },
 			"no function":          func(l *ratelimit.Limiter) error { return l.Do(t.Context(), nil) },

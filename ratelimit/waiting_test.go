@@ -27,7 +27,7 @@ import (
 )
 
 // start calls Acquire in the background.
-func start(t testing.TB, ctx context.Context, l *ratelimit.Limiter, n int, opts ...lock.Option) *harness.Call[struct{}] {
+func start(t testing.TB, ctx context.Context, l *ratelimit.Limiter, n int, opts ...lock.WaitOption) *harness.Call[struct{}] {
 	t.Helper()
 	return harness.Start(t, ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, l.Acquire(ctx, n, opts...) })
 }
@@ -304,13 +304,13 @@ func TestGiveUp(t *testing.T) {
 		harness.Waits(t, 2, c)
 		elsewhere := start(t, t.Context(), d.RateLimiter(key), 1)
 		harness.Waits(t, 1, d)
-		require.Eventually(t, func() bool { return d.PubSub().Subscribed == 1 }, 5*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return d.Stats().PubSub.Subscribed == 1 }, 5*time.Second, time.Millisecond)
 		first.Leave()
 		require.NoError(t, second.EndWithin(3*time.Second))
 		require.NoError(t, elsewhere.EndWithin(7*time.Second))
 		requireFree(t, l, 0)
 
-		for _, opts := range [][]lock.Option{{lock.Wait(20 * time.Millisecond)}, {lock.Wait(0)}} {
+		for _, opts := range [][]lock.WaitOption{{lock.Wait(20 * time.Millisecond)}, {lock.Wait(0)}} {
 			harness.NotAcquired(t, l.Acquire(t.Context(), 1, opts...))
 		}
 		harness.Idle(t, c, d)

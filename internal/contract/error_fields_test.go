@@ -334,7 +334,7 @@ func TestErrorsOfBadArgumentsNameTheirCall(t *testing.T) {
 		rate := c.RateLimiter("orders")
 		check("rate-limiter", "TrySetRate", "set rate", only(rate.TrySetRate(ctx, ratelimit.Config{})))
 		check("rate-limiter", "SetRate", "set rate", rate.SetRate(ctx, ratelimit.Config{}))
-		check("rate-limiter", "Acquire", "acquire", rate.Acquire(ctx, 1, lock.Lease(time.Hour)))
+		check("rate-limiter", "Acquire", "acquire", rate.Acquire(ctx, 1, lock.Wait(-1)))
 		check("rate-limiter", "TryAcquire", "acquire", rate.TryAcquire(ctx, -1))
 		check("rate-limiter", "Do(nil)", "acquire", rate.Do(ctx, nil))
 		check("rate-limiter", "Release", "release", only(rate.Release(ctx, -1)))

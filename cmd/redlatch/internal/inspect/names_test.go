@@ -90,7 +90,7 @@ var uses = []use{
 			return nil, other.RateLimiter(name).Acquire(ctx, 1)
 		})
 		harness.Waits(t, 1, other)
-		harness.Eventually(t, soon, "it listens", func() bool { return other.PubSub().Subscribed == 1 })
+		harness.Eventually(t, soon, "it listens", func() bool { return other.Stats().PubSub.Subscribed == 1 })
 		held()
 		_, err := l.Release(t.Context(), 1)
 		require.NoError(t, err)
