@@ -135,7 +135,7 @@ func TestErrorsNameDeniedKeys(t *testing.T) {
 
 		addr := without(operatorRights(t), "~{app:*")
 		fails(t, addr, statusFailed, `read "app:lock": `, "inspect", "app:lock")
-		fails(t, addr, statusFailed, "the user may not access the key {app:lock}:timeout\n", "inspect", "app:lock")
+		fails(t, addr, statusFailed, "the user may not access the keys {app:lock}:timeout, {app:lock}:permits\n", "inspect", "app:lock")
 		all := []string{"~red*{app:*", "~app:*", "~{app:*"}
 		locks := []string{"+hset", "+hexists", "+hkeys", "+hrandfield", "+hdel", "+pexpire", "+del", "+incr", "+publish", "+get"}
 		for _, row := range []struct{ row, command, denied string }{

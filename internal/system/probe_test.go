@@ -82,6 +82,9 @@ func TestStartupChecks(t *testing.T) {
 					"semaphore: PEXPIRE redlatch_sc_request:{app:orders}:<client>", "semaphore: PEXPIRE redlatch_sc_waiting:{app:orders}", "semaphore: PEXPIRE redlatch_sc_alive:{app:orders}",
 					"semaphore: PEXPIRE {app:orders}:timeout", "plain: PEXPIRE app:orders",
 					"once: PEXPIRE redlatch_once:{app:orders}:slot", "once: PEXPIRE redlatch_once_done:{app:orders}:slot",
+					"rate limiter: PEXPIRE app:orders",
+					"rate limiter: PEXPIRE {app:orders}:value", "rate limiter: PEXPIRE {app:orders}:value:<client>",
+					"rate limiter: PEXPIRE {app:orders}:permits", "rate limiter: PEXPIRE {app:orders}:permits:<client>",
 				},
 			},
 			{
@@ -99,6 +102,7 @@ func TestStartupChecks(t *testing.T) {
 					"election: PUBLISH redlatch_election__channel:{app:orders}", "election: SUBSCRIBE redlatch_election__channel:{app:orders}",
 					"once: PUBLISH redisson_lock__channel:redlatch_once:{app:orders}:slot",
 					"once: SUBSCRIBE redisson_lock__channel:redlatch_once:{app:orders}:slot",
+					"rate limiter: PUBLISH redlatch_rl__channel:{app:orders}", "rate limiter: SUBSCRIBE redlatch_rl__channel:{app:orders}",
 				},
 			},
 			{
@@ -110,6 +114,7 @@ func TestStartupChecks(t *testing.T) {
 					"read-write: SADD redlatch_rwlock_writer:{app:orders}",
 					"semaphore: ZADD redlatch_sc_waiting:{app:orders}", "semaphore: ZADD redlatch_sc_alive:{app:orders}",
 					"semaphore: ZADD {app:orders}:timeout", "semaphore: TIME",
+					"rate limiter: ZADD {app:orders}:permits", "rate limiter: ZADD {app:orders}:permits:<client>", "rate limiter: TIME",
 				},
 			},
 			{
@@ -132,7 +137,7 @@ func TestStartupChecks(t *testing.T) {
 			{
 				name:    "no info",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
-				missing: []string{"fair: TIME", "semaphore: TIME"},
+				missing: []string{"fair: TIME", "semaphore: TIME", "rate limiter: TIME"},
 			},
 			{
 				name:   "almost no commands",

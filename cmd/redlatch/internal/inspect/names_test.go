@@ -95,6 +95,10 @@ var uses = []use{
 		_, err := l.Release(t.Context(), 1)
 		require.NoError(t, err)
 		w.Got()
+
+		_, err = l.Delete(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, c.RateLimiter(name, ratelimit.Rate(1, time.Hour), ratelimit.PerClient()).TryAcquire(t.Context(), 1))
 	}},
 	{Election, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
 		term, err := c.Election(name).Campaign(t.Context(), "a")
