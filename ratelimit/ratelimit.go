@@ -77,8 +77,8 @@ const MaxRate = math.MaxInt32
 // [Rate]. It matches no error of package lock.
 var ErrNotFound = errors.New("redlatch: rate limiter not found")
 
-// missing is the cause of an error that matches ErrNotFound.
-var missing = fmt.Errorf("%w; ratelimit.Rate or TrySetRate creates it", ErrNotFound)
+// errMissing is the cause of an error that matches ErrNotFound.
+var errMissing = fmt.Errorf("%w; ratelimit.Rate or TrySetRate creates it", ErrNotFound)
 
 // Config is the configuration of a limiter on the server.
 type Config struct {
@@ -354,7 +354,7 @@ func (l *Limiter) change(ctx context.Context, op string, script *wire.Script, ke
 
 // notFound returns the error of a call that found no limiter.
 func (l *Limiter) notFound(op string, began time.Time) error {
-	return &lock.Error{Op: op, Kind: kind, Name: l.id.Name, Waited: time.Since(began), Err: missing}
+	return &lock.Error{Op: op, Kind: kind, Name: l.id.Name, Waited: time.Since(began), Err: errMissing}
 }
 
 // Config returns the configuration of the limiter on the server. If there is none, the error matches ErrNotFound,

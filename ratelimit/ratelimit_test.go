@@ -213,6 +213,7 @@ func TestRateCreates(t *testing.T) {
 
 func TestInvalid(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var none context.Context
 		c := harness.Client(t, s)
 		set := func(c ratelimit.Config) func(l *ratelimit.Limiter) error {
 			return func(l *ratelimit.Limiter) error {
@@ -242,7 +243,7 @@ func TestInvalid(t *testing.T) {
 			"negative wait":        acquire(1, lock.Wait(-1)),
 			"nil option of a call": acquire(1, nil),
 			"try too many":         func(l *ratelimit.Limiter) error { return l.TryAcquire(t.Context(), 6) },
-			"try a nil context":    func(l *ratelimit.Limiter) error { return l.TryAcquire(nil, 1) },
+			"try a nil context":    func(l *ratelimit.Limiter) error { return l.TryAcquire(none, 1) },
 			"no function":          func(l *ratelimit.Limiter) error { return l.Do(t.Context(), nil) },
 			"release -1":           func(l *ratelimit.Limiter) error { _, err := l.Release(t.Context(), -1); return err },
 			"nil option":           option(nil),
