@@ -125,7 +125,8 @@ func TestUse(t *testing.T) {
 					total += n
 				}
 				require.InDelta(t, total, acquired, float64(20*row.clients*row.most))
-				require.Greater(t, used, 0.99)
+				// Times are whole milliseconds, so an interval may last one longer.
+				require.GreaterOrEqual(t, used, 0.99-float64(time.Millisecond)/float64(row.per))
 			})
 		})
 	}
