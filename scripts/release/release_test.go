@@ -344,8 +344,10 @@ import (
 	redlatchcron "github.com/redlatch/redlatch/contrib/cron"
 	redlatchgocron "github.com/redlatch/redlatch/contrib/gocron"
 	"github.com/redlatch/redlatch/contrib/goredis"
+	"github.com/redlatch/redlatch/contrib/httplimit"
 	"github.com/redlatch/redlatch/contrib/httplock"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 )
 
 func main() {
@@ -359,7 +361,12 @@ func main() {
 		Key:    func(r *http.Request) string { return r.URL.Path },
 	})
 	check(err)
-	http.Handle("/", locked(http.NotFoundHandler()))
+	limited, err := httplimit.New(httplimit.Config{
+		Limiter: func(name string) *ratelimit.Limiter { return client.RateLimiter(name, ratelimit.Rate(10, time.Second)) },
+		Key:     func(r *http.Request) string { return r.RemoteAddr },
+	})
+	check(err)
+	http.Handle("/", limited(locked(http.NotFoundHandler())))
 
 	locker, err := redlatchgocron.NewLocker(client, time.Minute)
 	check(err)
