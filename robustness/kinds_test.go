@@ -11,6 +11,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/election"
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/rlock"
@@ -169,11 +170,7 @@ func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 }
 
 func (c candidates) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
-	all := []lock.Option{lock.Wait(0)}
-	for _, opt := range opts {
-		all = append(all, opt)
-	}
-	return c.Lock(ctx, all...)
+	return c.Lock(ctx, append(harness.Options(opts), lock.Wait(0))...)
 }
 
 func (candidates) Do(context.Context, func(context.Context) error, ...lock.Option) error {

@@ -72,11 +72,7 @@ func (e permitSem) do(ctx context.Context, fn func(ctx context.Context) error) e
 }
 
 func (e permitSem) acquire(ctx context.Context, n int, opts ...lock.WaitOption) (acquired, error) {
-	all := make([]lock.Option, len(opts))
-	for i, opt := range opts {
-		all[i] = opt
-	}
-	return e.acquired(e.Acquire(ctx, n, all...))
+	return e.acquired(e.Acquire(ctx, n, harness.Options(opts)...))
 }
 
 func (e permitSem) tryAcquire(ctx context.Context, n int) (acquired, error) {

@@ -92,7 +92,7 @@ type Config struct {
 	Policy string
 
 	// Refuse writes the response of a request that is not served. err matches ErrKey, lock.ErrNotAcquired if
-	// the rate is used up, or is that of ratelimit.Limiter.Take. The header fields are set already. If
+	// the rate is used up, or is an error of ratelimit.Limiter.Take. The header fields are set already. If
 	// Refuse is nil, the response is as in the documentation of the package.
 	Refuse func(w http.ResponseWriter, r *http.Request, err error)
 

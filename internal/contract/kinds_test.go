@@ -427,7 +427,9 @@ func isTaken(t testing.TB, l lock.Locker) {
 // waiting reports whether n callers of that client wait for objects of this kind, and none
 // of them makes an attempt.
 func (k kind) waiting(n int, c *redlatch.Client) bool {
-	switch stats, hub := c.Stats(), c.Stats().PubSub; {
+	stats := c.Stats()
+	hub := stats.PubSub
+	switch {
 	case k.memory:
 		return k.of(c, "orders").(*redlatchtest.Locker).Waiting() == n
 	case k.polls:
@@ -517,11 +519,7 @@ func (c candidates) Lock(ctx context.Context, opts ...lock.Option) (lock.Hold, e
 }
 
 func (c candidates) TryLock(ctx context.Context, opts ...lock.HoldOption) (lock.Hold, error) {
-	all := []lock.Option{lock.Wait(0)}
-	for _, opt := range opts {
-		all = append(all, opt)
-	}
-	return c.Lock(ctx, all...)
+	return c.Lock(ctx, append(harness.Options(opts), lock.Wait(0))...)
 }
 
 func (c candidates) Do(ctx context.Context, fn func(context.Context) error, opts ...lock.Option) error {

@@ -118,6 +118,15 @@ func WarmUp(t testing.TB, addr string) {
 	}
 }
 
+// Options returns options of one kind as those of a call that accepts all.
+func Options[O lock.Option](opts []O) []lock.Option {
+	all := make([]lock.Option, len(opts))
+	for i, opt := range opts {
+		all[i] = opt
+	}
+	return all
+}
+
 // HoldOptions returns options of a call that does not wait. It panics if others are among them.
 func HoldOptions(opts []lock.Option) []lock.HoldOption {
 	hold := make([]lock.HoldOption, len(opts))

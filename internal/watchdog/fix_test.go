@@ -11,6 +11,13 @@ import (
 	"github.com/redlatch/redlatch/lock"
 )
 
+// Renewed reports whether the watchdog renews the lease.
+func (l *Lease) Renewed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.renewer != nil
+}
+
 func TestFixedLeaseExpires(t *testing.T) {
 	for name, c := range map[string]struct {
 		terms Terms

@@ -185,13 +185,6 @@ func (l *Lease) StopRenewing() (renewed bool) {
 // unknown at Watch.
 func (l *Lease) EndAt(at time.Time) { l.change(func() { l.end = l.watchdog.wheel.instant(at) }) }
 
-// Renewed reports whether the watchdog renews the lease.
-func (l *Lease) Renewed() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.renewer != nil
-}
-
 // Expire is called by the wheel.
 func (l *Lease) Expire(now time.Time) {
 	l.mu.Lock()
