@@ -76,13 +76,9 @@ type supervisor struct {
 	check *time.Timer
 }
 
-// notify has the signals of job control sent to s.jobs. With a terminal, SIGCONT ends a suspend.
+// notify has the signals of job control sent to s.jobs.
 func (s *supervisor) notify() {
-	all := []syscall.Signal{syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGCONT}
-	if s.terminal != nil {
-		all = all[:2]
-	}
-	for _, sig := range all {
+	for _, sig := range []syscall.Signal{syscall.SIGTSTP, syscall.SIGWINCH, syscall.SIGCONT} {
 		if !isIgnored(sig) {
 			signal.Notify(s.jobs, sig)
 		}
@@ -115,10 +111,12 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 		case sig := <-signals:
 			s.signal(sig.(syscall.Signal))
 		case sig := <-s.jobs:
-			if sig == syscall.SIGCONT {
+			stopped, continued := s.arrived(sig)
+			if continued {
 				s.resume()
-			} else {
-				s.signal(sig.(syscall.Signal))
+			}
+			if stopped {
+				s.signal(syscall.SIGTSTP)
 			}
 		case <-over:
 			over = nil
@@ -134,6 +132,25 @@ func (s *supervisor) run(signals <-chan os.Signal) (Result, error) {
 			return Result{Lost: s.lost, Left: true}, nil
 		}
 	}
+}
+
+// arrived takes the signals of job control that have arrived, the given ones first. It reports whether the job is
+// to stop and whether it was continued, which takes back an earlier stop, and forwards changes of the window.
+func (s *supervisor) arrived(signals ...os.Signal) (stopped, continued bool) {
+	for len(s.jobs) > 0 {
+		signals = append(signals, <-s.jobs)
+	}
+	for _, sig := range signals {
+		switch sig {
+		case syscall.SIGTSTP:
+			stopped = true
+		case syscall.SIGCONT:
+			stopped, continued = false, true
+		default:
+			s.signal(sig.(syscall.Signal))
+		}
+	}
+	return stopped, continued
 }
 
 // over returns the reason why the lease or the time of the command is over or about to end, or nil.
@@ -186,8 +203,13 @@ func (s *supervisor) suspend(by syscall.Signal) {
 	case (by == syscall.SIGTTIN || by == syscall.SIGTTOU) && t.isForeground(t.own):
 		t.give(s.group)
 	default:
+		// After "fg" or "bg" the job goes on, even if this process learns of both that and Ctrl-Z now.
+		if _, continued := s.arrived(); continued {
+			break
+		}
 		s.signal(syscall.SIGSTOP) // what is not stopped: nothing of it may go on without renewals
 		t.suspend()
+		s.arrived() // the stop is over, and each Ctrl-Z before its end
 	}
 	s.resume()
 }
