@@ -125,7 +125,11 @@ func Conn(t testing.TB, addr string) rueidis.Client {
 // ConnAt is Conn for the nodes of a cluster.
 func ConnAt(t testing.TB, addrs []string) rueidis.Client {
 	t.Helper()
-	conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: addrs, DisableCache: true})
+	opt := rueidis.ClientOption{InitAddress: addrs, DisableCache: true}
+
+	// Without a limit, a command never ends while two nodes redirect to each other.
+	opt.ClusterOption.MaxMovedRedirections = 16
+	conn, err := rueidis.NewClient(opt)
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
 	return conn

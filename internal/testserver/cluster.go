@@ -83,7 +83,9 @@ func (c *Cluster) join() error {
 			for slot := i * slotCount / len(c.Primaries); slot < (i+1)*slotCount/len(c.Primaries); slot++ {
 				add = append(add, strconv.Itoa(slot))
 			}
-			commands = append(commands, add)
+			// Epochs of their own, as every tool gives them: nodes with equal epochs change them until all
+			// differ, and a slot that moves meanwhile can end with two nodes that redirect to each other.
+			commands = append(commands, add, []string{"CLUSTER", "SET-CONFIG-EPOCH", strconv.Itoa(i + 1)})
 		}
 		for _, other := range nodes[:i] { // all pairs: gossip takes longer
 			host, port, _ := net.SplitHostPort(other.Addr)
@@ -107,7 +109,10 @@ func (c *Cluster) join() error {
 			return err
 		}
 	}
-	return eventually("the cluster serves", c.Healthy)
+	if err := eventually("the cluster serves", c.Healthy); err != nil {
+		return err
+	}
+	return c.agreeOnEpoch()
 }
 
 // Healthy reports whether every node sees all slots, and every primary has a synchronized replica
@@ -186,16 +191,16 @@ func (c *Cluster) Owner(key string) *Server {
 
 // Move is the migration of a slot from one primary to another.
 type Move struct {
-	cluster  *Cluster
-	slot     string
-	from, to *Server
+	cluster   *Cluster
+	key, slot string
+	from, to  *Server
 }
 
 // BeginMove starts to migrate the slot of a key to another primary: the last, unless that has it.
 // Moves at the same time must have the same target: the ownership of a slot can get lost when
 // the configuration epochs of two nodes change at once.
 func (c *Cluster) BeginMove(key string) (*Move, error) {
-	m := &Move{cluster: c, slot: strconv.Itoa(wire.Slot(key)), from: c.Owner(key)}
+	m := &Move{cluster: c, key: key, slot: strconv.Itoa(wire.Slot(key)), from: c.Owner(key)}
 	if m.from == nil {
 		return nil, errors.New("no node serves slot " + m.slot)
 	}
@@ -252,8 +257,22 @@ func (m *Move) Finish() error {
 	}
 	return eventually("slot "+m.slot+" has moved", func() bool {
 		keys, err := m.Keys()
-		return err == nil && len(keys) == 0
+		return err == nil && len(keys) == 0 && m.known()
 	})
+}
+
+// known reports whether every primary but the new owner redirects to it.
+func (m *Move) known() bool {
+	for _, s := range m.cluster.Nodes() {
+		if !s.Up() || s == m.to || s.ReplicaOf() != "" {
+			continue
+		}
+		reply, err := Command(s.Addr, "EXISTS", m.key)
+		if err != nil || reply != "-MOVED "+m.slot+" "+m.to.Addr {
+			return false
+		}
+	}
+	return true
 }
 
 func (m *Move) set(on *Server, state string, node *Server) error {
