@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/ratelimit"
@@ -165,6 +166,10 @@ func TestSidesShareARate(t *testing.T) {
 				require.False(t, mine.try(3))
 				require.False(t, theirs.try(3))
 				theirs.take(3, shortly).failsAfter(t, shortly)
+				harness.Eventually(t, answers, "the turn of the waiter ends", func() bool {
+					n, err := do(t, conn, "EXISTS", wire.RateTurn(name)).AsInt64()
+					return err == nil && n == 0
+				})
 				require.True(t, theirs.try(2))
 				require.False(t, mine.try(1))
 				require.True(t, theirs.delete())
