@@ -247,7 +247,11 @@ func TestShares(t *testing.T) {
 						require.Less(t, longest, 2*time.Duration(c.callers)*row.held, "the lock is left to nobody")
 					}
 				}
-				require.GreaterOrEqual(t, float64(slices.Min(rounds)), row.least*float64(slices.Max(rounds)))
+				least := row.least
+				if testing.Short() {
+					least *= 0.85 // a second has few turns
+				}
+				require.GreaterOrEqual(t, float64(slices.Min(rounds)), least*float64(slices.Max(rounds)))
 			})
 		})
 	}
