@@ -44,8 +44,8 @@ comma = ,
 # "long" has bench measure for longer and more often.
 BENCH =
 
-# Each module is built with the versions that its own go.mod requires. The go.work beside this file is for
-# editors. Only the modules that are published have one of their own, which replaces the library.
+# Each module is built with the versions that its own go.mod requires. Only the modules that are published have a
+# go.work, which replaces the library.
 export GOWORK = off
 
 export STATICCHECK GOTESTSUM GOVULNCHECK OLDEST_GO SERVERS FULL SAMPLED SERVERLESS
