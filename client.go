@@ -268,7 +268,9 @@ func start(ctx context.Context, conn rueidis.Client, cfg config) (*Client, error
 // ping sends requests with the context request.
 func ping(ctx, request context.Context, conn rueidis.Client) error {
 	began := time.Now()
-	return ofClient.ReadFailed(ctx, "ping", began, anyNode(ctx, conn, func(node rueidis.Client) error {
+	bounded, cancel := context.WithTimeout(ctx, defaultResponseTimeout) // the timeouts of a borrowed connection may be long
+	defer cancel()
+	return ofClient.ReadFailed(ctx, "ping", began, anyNode(bounded, conn, func(node rueidis.Client) error {
 		return node.Do(request, node.B().Ping().Build()).Error()
 	}))
 }

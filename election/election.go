@@ -213,9 +213,6 @@ func (e *Election) Leader(ctx context.Context) (Leader, error) {
 
 // read reads the current leader. The error is ErrNoLeader if there is none.
 func (e *Election) read(ctx context.Context) (Leader, error) {
-	ctx, cancel := e.s.Bounded(ctx)
-	defer cancel()
-
 	term, err := leaderScript.Exec(ctx, e.s.Client, e.keys(), nil).AsStrSlice()
 	if rueidis.IsRedisNil(err) {
 		return Leader{}, ErrNoLeader

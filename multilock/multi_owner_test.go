@@ -3,8 +3,10 @@ package multilock_test
 import (
 	"context"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/stretchr/testify/require"
 
 	"github.com/redlatch/redlatch"
@@ -162,5 +164,39 @@ func TestMultiReentryWithoutAServer(t *testing.T) {
 			require.NoError(t, first.Unlock(t.Context()))
 		}
 		multiEmpty(t, s)
+	})
+}
+
+// A lock that a MultiLock releases may have been passed on within the process before. The holders that have passed
+// it on learn that they had it, although their checks come late.
+func TestMultiReleasesWhatWasPassedOn(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		c := s.Client(t)
+		owner := lock.WithOwner(t.Context(), c.NewOwner())
+		results := make(chan error, 3)
+		unlock := func(h lock.Hold) { go func() { results <- h.Unlock(t.Context()) }() }
+
+		first := multiMust(t, c.Lock("a"))
+		second := harness.StartLock(t, t.Context(), c.Lock("a"))
+		synctest.Wait()
+		third := harness.StartLock(t, owner, c.Lock("a"))
+		synctest.Wait()
+		answers := make(chan struct{})
+		s.Server().SetPreHook(func(*server.Peer, string, ...string) bool { <-answers; return false })
+		unlock(first)
+		unlock(second.Got()) // its check waits for the check before it
+		last := third.Got()
+		group, err := c.MultiLock(c.Lock("a")).Lock(owner)
+		require.NoError(t, err)
+		require.NoError(t, last.Unlock(t.Context()))
+		unlock(group)
+		synctest.Wait()
+		require.Empty(t, results)
+
+		close(answers)
+		for range cap(results) {
+			require.NoError(t, <-results)
+		}
+		virtuallyEmpty(t, s)
 	})
 }

@@ -253,11 +253,8 @@ func (o *Once) MarkDone(ctx context.Context, slot string) (bool, error) {
 	}
 
 	began := time.Now()
-	bounded, cancel := o.s.Bounded(ctx)
-	defer cancel()
-
 	value := wire.OnceDoneValue(o.s.NewOwner(), began)
-	marked, err := wire.Bool(markDoneScript.Exec(bounded, o.s.Client, []string{wire.OnceDone(o.key, slot)},
+	marked, err := wire.Bool(markDoneScript.Exec(ctx, o.s.Client, []string{wire.OnceDone(o.key, slot)},
 		[]string{value, wire.Millis(o.remember)}))
 	return marked, o.object().Failed(ctx, "mark done", began, err)
 }
@@ -272,11 +269,8 @@ func (o *Once) Forget(ctx context.Context, slot string) (bool, error) {
 	}
 
 	began := time.Now()
-	bounded, cancel := o.s.Bounded(ctx)
-	defer cancel()
-
 	del := o.s.Client.B().Del().Key(wire.OnceDone(o.key, slot)).Build()
-	had, err := wire.Bool(o.s.Client.Do(wire.Shared(bounded), del))
+	had, err := wire.Bool(o.s.Client.Do(wire.Shared(ctx), del))
 	return had, o.object().Failed(ctx, "forget", began, err)
 }
 

@@ -244,9 +244,7 @@ func (r *request) Try(ctx context.Context) (engine.Answer, error) {
 // TryAll implements engine.Acquirer.
 func (r *request) TryAll(ctx context.Context, all []engine.Acquirer) []engine.Answer {
 	// The attempt outlives a closing client, so that what it acquires can be given back.
-	ctx, cancel := r.l.s.Bounded(context.WithoutCancel(ctx))
-	defer cancel()
-	return r.l.attempt(ctx, engine.As[*request](all))
+	return r.l.attempt(context.WithoutCancel(ctx), engine.As[*request](all))
 }
 
 // Join implements engine.Acquirer.

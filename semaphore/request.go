@@ -145,9 +145,7 @@ func (r *request) isLate(sent time.Time) bool {
 func (r *request) TryAll(ctx context.Context, all []engine.Acquirer) []engine.Answer {
 	batch := engine.As[*request](all)
 	// The attempt outlives a closing client, so that its permits can be released.
-	ctx, cancel := r.pool.s.Bounded(context.WithoutCancel(ctx))
-	defer cancel()
-	return r.pool.attempt(ctx, batch, r.pool.sendCount(batch, math.MaxInt), true, r.pool.slots.next(), time.Now())
+	return r.pool.attempt(context.WithoutCancel(ctx), batch, r.pool.sendCount(batch, math.MaxInt), true, r.pool.slots.next(), time.Now())
 }
 
 // Join implements engine.Acquirer.

@@ -245,6 +245,8 @@ const (
 	// runs other tests may add; the driver would wait for 3 s.
 	callTime = 300 * time.Millisecond
 	busy     = 1500 * time.Millisecond
+	// requestTime bounds a request without a reply.
+	requestTime = 3 * time.Second
 	// unlockTime bounds Unlock, whatever its context.
 	unlockTime = 5 * time.Second
 )
@@ -402,6 +404,42 @@ func TestDeadlines(t *testing.T) {
 			},
 			"Wrap": func(ctx context.Context) error { return only(redlatch.Wrap(ctx, conn, quiet)) },
 		}, func() {})
+	})
+}
+
+// A borrowed connection may wait for a reply for an hour. A call that makes a request, or a read that makes it
+// twice, returns long before, also if its context does not end.
+func TestRequestsOnABorrowedConnectionEnd(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		g := harness.NewGate(t, s)
+		conn, err := rueidis.NewClient(rueidis.ClientOption{InitAddress: []string{g.Addr}, DisableCache: true, ConnWriteTimeout: time.Hour})
+		require.NoError(t, err)
+		t.Cleanup(conn.Close)
+		c, err := redlatch.Wrap(t.Context(), conn, quiet)
+		require.NoError(t, err)
+		t.Cleanup(c.Close)
+
+		requests := calls{"Ping": c.Ping}
+		for _, k := range choose(acquired) {
+			once, _ := deadlineCalls(t, c, k, s.Addr, " borrowed")
+			delete(once, "Lock")
+			delete(once, "Lock of a held")
+			for name, call := range once {
+				requests[name+" of "+k.name] = call
+			}
+		}
+		g.Stall()
+		var all sync.WaitGroup
+		for name, call := range requests {
+			all.Go(func() {
+				began := time.Now()
+				assert.Error(t, call(context.Background()), name)
+				assert.Less(t, time.Since(began), 2*requestTime+busy, name)
+			})
+		}
+		all.Wait()
+		require.NoError(t, g.Open())
+		harness.Idle(t, c)
 	})
 }
 

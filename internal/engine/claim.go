@@ -67,24 +67,18 @@ const (
 	claimGone
 )
 
-// errGone is returned if a claim of another hold cannot be shared or taken over. The caller
-// requests one of its own.
-var errGone = errors.New("the claim is gone")
+// errGone is returned if a claim ended before its caller had a hold of it, as by ForceUnlock, or if one of another
+// hold cannot be shared or taken over. A caller that may wait requests one of its own.
+var errGone = fmt.Errorf("%w: it was opened by force meanwhile", lock.ErrNotAcquired)
 
-// newClaim returns a claim that is to be requested, without an id, and the hold that its
-// caller gets. A member of a group is renewed, whatever its lease.
-func (l *Lock) newClaim(ctx context.Context, o *lock.Options, member bool) *claim {
-	c := new(claim)
-	c.init(ctx, l, o, member)
-	return c
-}
-
-// init makes the zero claim what newClaim returns.
+// init makes the zero claim one that is to be requested, with the hold that its caller gets. A member of a group is
+// renewed, whatever its lease.
 func (c *claim) init(ctx context.Context, l *Lock, o *lock.Options, member bool) {
 	c.lock = l
 	c.receivers = -1
 	c.owner, _ = lock.OwnerFrom(ctx)
 	c.Key = l.key
+	c.freshID()
 	c.Lease = o.Lease
 	if o.Lease == 0 {
 		c.Lease = l.s.WatchdogTimeout
@@ -97,15 +91,6 @@ func (c *claim) init(ctx context.Context, l *Lock, o *lock.Options, member bool)
 	h.Member = member
 	if h.Fixed || o.MaxHold > 0 {
 		h.own = &ownLease{hold: h, maxHold: o.MaxHold}
-	}
-}
-
-// needsID gives the claim an id before its first request, which re-entry does not make.
-func (c *claim) needsID() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.ID.IsZero() {
-		c.freshID()
 	}
 }
 
@@ -231,13 +216,10 @@ func (c *claim) TryAll(ctx context.Context, all []Acquirer) []Answer {
 	}
 
 	// Close does not cut this request short: attempted releases what it acquires for callers that have left.
-	ctx, cancel := c.lock.s.Bounded(context.WithoutCancel(ctx))
-	defer cancel()
-
+	ctx = context.WithoutCancel(ctx)
 	results := make([]Answer, len(all))
 	claims := make([]*Claim, len(all))
 	for i, a := range all {
-		a.(*claim).needsID()
 		claims[i] = &a.(*claim).Claim
 	}
 	sent := time.Now()
@@ -301,7 +283,12 @@ func (c *claim) Abandon() {
 	c.mu.Lock()
 	c.forgetPositionLocked()
 	asked := c.Claim
+	joined := c.joined
 	c.mu.Unlock()
+
+	if joined != nil {
+		joined.unjoin()
+	}
 	c.lock.releaseUnknown(asked, true)
 }
 
@@ -341,7 +328,15 @@ func (c *claim) cancelUnder(ctx context.Context, err error) error {
 func (c *claim) reenter(ctx, parent context.Context, from *claim) (*Hold, error) {
 	h := &from.first
 	h.claim = c
+	started := false
+	defer func() {
+		if !started { // an exporter has panicked
+			c.unjoin()
+		}
+	}()
 	parent, span := c.lock.s.Telemetry.StartHold(parent, c.lock.id, c.ID, "", c.token)
+	started = true
+
 	c.lease.Check() // its time may be over, and the watchdog late
 	now := time.Now()
 
@@ -374,14 +369,28 @@ func (c *claim) reenter(ctx, parent context.Context, from *claim) (*Hold, error)
 	return h.returned(ctx)
 }
 
+// unjoin takes back what Join has promised to a caller that gets no hold, and releases the claim if it was kept for
+// that caller only.
+func (c *claim) unjoin() {
+	c.mu.Lock()
+	c.joining--
+	last := c.state == claimHeld && len(c.owned) == 0 && c.joining == 0
+	if last {
+		c.state = claimReleased
+		c.lease.Forget()
+	}
+	c.mu.Unlock()
+
+	if last {
+		c.lock.s.Go(func(ctx context.Context) { _ = c.end(ctx, time.Now().Add(UnlockTimeout), false) })
+	}
+}
+
 // lengthen has the server keep the claim for at least ttl. It returns errGone if the server
 // does not have it; its holds are lost then.
 func (c *claim) lengthen(ctx context.Context, ttl time.Duration) error {
 	sent := time.Now()
-	reqCtx, cancel := c.lock.s.Bounded(ctx)
-	defer cancel()
-
-	ok, err := c.lock.p.Extend(reqCtx, &c.Claim, ttl)
+	ok, err := c.lock.p.Extend(ctx, &c.Claim, ttl)
 	if err != nil {
 		return err
 	}
@@ -439,7 +448,7 @@ func (c *claim) Lost(reason lock.Reason, cause error) {
 	}
 	c.mu.Unlock()
 
-	c.lock.e.Released(c.lock.queue, c, Release{})
+	c.lock.e.Released(c.lock.queue, c, Release{Receivers: -1})
 
 	// Not here: this may be the watchdog's goroutine, and an exporter may block.
 	for _, h := range holds {

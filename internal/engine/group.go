@@ -54,7 +54,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		c := &made[i]
 		c.init(ctx, l, &o, true)
 		claims[i] = c
-		reqs = append(reqs, Request{Key: l.queue, Acquirer: c, Once: all})
+		reqs = append(reqs, Request{Ctx: ctx, Key: l.queue, Acquirer: c, Once: all})
 	}
 
 	var err error
@@ -94,7 +94,6 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 func attemptEach(ctx context.Context, claims []*claim, all bool, began time.Time) (acquired int, err error) {
 	asked := make([]*Claim, len(claims))
 	for i, c := range claims {
-		c.needsID()
 		asked[i] = &c.Claim
 	}
 	sent := time.Now()
@@ -236,7 +235,7 @@ func UnlockTogether[H AnyHold](ctx context.Context, holds []H) []error {
 	var tasks []func()
 	for i := len(holds) - 1; i >= 0; i-- {
 		h := holds[i].One()
-		if h == nil || h.claim.lock.kind.Batched == nil || h.isKept() {
+		if h == nil || h.claim.lock.kind.Batched == nil || h.claim.endsAlone() {
 			apart = append(apart, i)
 			continue
 		}
@@ -332,9 +331,7 @@ func releaseFree(free []freeing) {
 		claims[i] = PendingRelease{&f.claim.Claim, f.claim.lock.p.Channel(&f.claim.Claim)}
 	}
 	l := first.claim.lock
-	ctx, cancel := l.s.Bounded(first.ctx)
-	freed, err := l.kind.Batched.ReleaseEach(ctx, claims)
-	cancel()
+	freed, err := l.kind.Batched.ReleaseEach(first.ctx, claims)
 	var rest []int // to be released one by one
 	for i, f := range free {
 		c := f.claim

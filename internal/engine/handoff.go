@@ -33,7 +33,7 @@ func (c *claim) handOff(ctx context.Context, by time.Time, h *Hold) error {
 		err := c.confirm(ctx, c.cohort.Enqueue(by))
 		if errors.Is(err, lock.ErrLost) {
 			c.repeatRelease()
-			c.lock.e.Released(key, c, Release{})
+			c.lock.e.Released(key, c, Release{Receivers: -1})
 			return err
 		}
 		if err != nil {
@@ -312,7 +312,9 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 	batch := e.claimLocked(e.first)
 	s.mu.Unlock()
 
-	e.attempted(batch, try(acquirers(batch)), true)
+	answers := make([]Answer, len(batch))
+	defer func() { e.attempted(batch, answers, true) }() // an exporter may panic
+	answers = try(acquirers(batch))
 	return true
 }
 

@@ -88,7 +88,7 @@ type OwnershipResult struct {
 	Token  int64
 }
 
-// Release is what a release found. The zero value is the end of a hold that was lost.
+// Release is what a release found, or the end of a hold that was lost.
 type Release struct {
 	State ReleaseState
 	// Receivers is the number of subscribers, of all processes, that received the message, negative if
@@ -99,8 +99,8 @@ type Release struct {
 	leftOpen  bool // the key was left open to pollers
 }
 
-// ReleaseState is what became of the lock, and the reply of release scripts: Free, and more by
-// the number of receivers.
+// ReleaseState is what became of the lock. A release script replies with it, and adds the number of receivers to
+// Free.
 type ReleaseState int64
 
 // What a release found.

@@ -101,7 +101,8 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 	}
 
 	for {
-		c := l.newClaim(ctx, &call.opts, call.member)
+		c := new(claim)
+		c.init(ctx, l, &call.opts, call.member)
 		c.Waits = !call.once
 		req.Acquirer = c
 		req.Owned = !c.owner.IsZero()
@@ -126,35 +127,32 @@ func (l *Lock) acquire(ctx context.Context, call *call) (*Hold, error) {
 // error includes the error of that attempt. A requester that has acquired is a holder until Released,
 // unless it has joined one or is Counting.
 func (q *Queues) Acquire(ctx context.Context, req *Request) error {
-	w := q.newWaiter(ctx, req)
+	req.Ctx = ctx
 	pause := req.pause(1) // it may be user code, so it comes before there is anything to undo
 
 	s := q.shard(&req.Key)
 	s.mu.Lock()
 	e := s.entryLocked(q, &req.Key)
-	w.entry = e
 
 	// An owner that holds the key already joins that hold, or makes an attempt beside it.
 	relation, err := e.relationLocked(req)
 	if err != nil || relation == Reentrant {
 		e.leaveLocked()
 		s.mu.Unlock()
-		q.recycle(w)
 		return err
 	}
 
 	// Others make an attempt only if no caller of this process is ahead of them, and it is the turn of this
 	// process.
-	leaves := e.leavesLocked(&w.req)
+	leaves := e.leavesLocked(req)
 	inTurn := !leaves && e.beginLocked(req)
 	if leaves || !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
 		if err := e.deniesLocked(req); err != nil {
 			e.leaveLocked()
 			s.mu.Unlock()
-			q.recycle(w)
 			return err
 		}
-		w.beginLocked()
+		w := e.waiterLocked(req)
 		w.unregistered = req.Ordered
 		e.pushBackLocked(w)
 		if leaves {
@@ -165,7 +163,7 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	}
 
 	s.mu.Unlock()
-	answer, err := w.req.try(pause)
+	answer, err := req.try(pause)
 	s.mu.Lock()
 
 	var denied error
@@ -175,13 +173,11 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	if answer.Acquired || err != nil && req.ends(err) || req.Once || denied != nil {
 		e.finishLocked(req, inTurn, answer.Acquired)
 		s.mu.Unlock()
-		err = w.firstResult(answer, err, denied)
-		q.recycle(w)
-		return err
+		return q.firstResult(req, answer, err, denied)
 	}
 
 	// The key is taken, or the server has not answered: the caller waits, at the head if it was its turn.
-	w.beginLocked()
+	w := e.waiterLocked(req)
 	w.tries = 1
 	w.beside = relation == SameOwner
 	e.queueLocked(w, inTurn, answer, err)
@@ -189,8 +185,8 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	return w.wait()
 }
 
-// firstResult returns the result of a call that does not wait, after an attempt with that outcome.
-func (w *waiter) firstResult(answer Answer, err, denied error) error {
+// firstResult returns the result of a call that ends with its first attempt, which had that outcome.
+func (q *Queues) firstResult(req *Request, answer Answer, err, denied error) error {
 	if answer.Acquired {
 		return nil
 	}
@@ -204,7 +200,7 @@ func (w *waiter) firstResult(answer Answer, err, denied error) error {
 	if u := (*Unavailable)(nil); errors.As(err, &u) {
 		err = u.Err
 	}
-	return errors.Join(w.queues.over(&w.req), err)
+	return errors.Join(q.over(req), err)
 }
 
 // try makes an attempt. pause is the pause after it, where the server does not say how long to wait.
@@ -241,7 +237,6 @@ func (c *claim) Try(ctx context.Context) (Answer, error) {
 		return Answer{}, err
 	}
 
-	c.needsID()
 	sent := time.Now()
 	a, err := c.lock.p.Acquire(ctx, &c.Claim)
 	return c.answered(sent, a, err)
@@ -261,7 +256,6 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (Answer, error) {
 
 	if !a.Acquired {
 		c.waited = true
-		c.Waits = true
 		c.ready = c.ready && !a.Requeued
 		c.noteForeverLocked(a.NoExpiry)
 		if a.Queued {
@@ -272,7 +266,7 @@ func (c *claim) answered(sent time.Time, a Answer, err error) (Answer, error) {
 
 	if time.Since(sent) >= watchdog.Certain(c.Lease) {
 		// The lease was over before its confirmation came.
-		if c.lock.kind.Ordered {
+		if c.lock.kind.Ordered || c.lock.s.Err() != nil {
 			c.mayHaveRun = true // and cancel releases it
 			return Answer{}, Late(1, false, c.Lease, sent)
 		}
@@ -321,7 +315,16 @@ func (c *claim) granted(ctx, parent context.Context, err error) (*Hold, error) {
 // child of parent.
 func (c *claim) hold(ctx, parent context.Context) (*Hold, error) {
 	h := &c.first
+	started := false
+	defer func() {
+		if !started { // an exporter has panicked
+			c.lock.e.Released(c.lock.queue, c, Release{Receivers: -1})
+			c.Abandon()
+		}
+	}()
 	h.Begin(c.lock.s.Telemetry.StartHold(parent, c.lock.id, c.ID, "", c.token))
+	started = true
+
 	sent := h.sent
 	terms := watchdog.Terms{Sent: sent, TTL: c.Lease}
 	if !h.Fixed {

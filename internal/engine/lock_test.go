@@ -123,8 +123,8 @@ func TestAWaiterLeavesWithTheNextCheck(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, s := newLock(willing{}, true)
 		defer s.Close()
-		c := l.newClaim(t.Context(), &lock.Options{}, false)
-		c.freshID()
+		c := new(claim)
+		c.init(t.Context(), l, &lock.Options{}, false)
 		c.cohort = NewCohort(time.Now())
 		c.cohort.leaves(s.NewOwner())
 		held, err := c.checkOwnership(t.Context(), time.Now().Add(time.Second))

@@ -55,7 +55,6 @@ type Queues struct {
 	cfg    Config
 	seed   maphash.Seed
 	shards [shardCount]shard
-	unused sync.Pool // of waiters that have not waited
 }
 
 type shard struct {
@@ -245,7 +244,7 @@ func (q *Queues) Holders(key Key) (holders []Acquirer) {
 }
 
 // Together makes one attempt for requests of different keys: in their order, for those before the first
-// key that this process holds or waits for, or for all of them if they say Once. It calls try with their
+// key that this process holds, waits for or leaves to others, or for all of them if they say Once. It calls try with their
 // number, unless that is 0, and try returns how many of them have acquired, from the first on. Together
 // returns the same number; these are holders until Released.
 func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acquired int) {
@@ -255,7 +254,7 @@ func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acqui
 		s := q.shard(&req.Key)
 		s.mu.Lock()
 		e := s.entryLocked(q, &req.Key)
-		free := e.beginLocked(req) || req.Once
+		free := req.Once || !e.leavesLocked(req) && e.beginLocked(req)
 		if !free {
 			e.leaveLocked()
 		}

@@ -40,7 +40,7 @@ type Waiting struct {
 // Request describes an acquisition.
 type Request struct {
 	Waiting
-	Ctx      context.Context // its end ends the wait
+	Ctx      context.Context // its end ends the wait; set by Acquire
 	Key      Key
 	Acquirer Acquirer
 	// Deadline ends the wait; zero for none.
@@ -75,7 +75,7 @@ func (r *Request) pause(n int) time.Duration {
 	if r.Backoff == nil {
 		return 0
 	}
-	return r.Backoff(n)
+	return max(r.Backoff(n), 0)
 }
 
 func (r *Request) woken(c telemetry.Cause) {

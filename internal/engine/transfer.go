@@ -39,9 +39,13 @@ func (c *claim) kept() (until time.Time, ok bool) {
 	return until, time.Until(until) >= time.Millisecond
 }
 
-func (h *Hold) isKept() bool {
-	_, ok := h.claim.kept()
-	return ok
+// endsAlone reports whether the release of the claim does more than that: it leaves the lock held, or answers for
+// the holds that have passed the claim on.
+func (c *claim) endsAlone() bool {
+	_, kept := c.kept()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return kept || c.cohort != nil
 }
 
 // transferTo ends the claim in this process, and leaves the lock to another claim, which no hold has,
@@ -148,8 +152,8 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (l
 	}
 	defer l.s.Leave()
 
-	c := l.newClaim(ctx, &o, false)
-	c.freshID()
+	c := new(claim)
+	c.init(ctx, l, &o, false)
 	c.token = token
 	err = lock.ErrNotHeld
 	req := Request{Waiting: l.kind.Waiting, Key: l.queue, Acquirer: c, Once: true}
@@ -169,6 +173,9 @@ func (l *Lock) Adopt(ctx context.Context, id string, opts ...lock.HoldOption) (l
 
 	// The lock is adopted, even if ctx has ended meanwhile.
 	h, err := c.hold(context.WithoutCancel(ctx), HoldParent(ctx, o))
+	if err == errGone {
+		err = errNotDetached
+	}
 	if err != nil {
 		return nil, l.failed(ctx, "adopt", began, err)
 	}

@@ -38,34 +38,24 @@ func (h *Hold) Unlock(ctx context.Context) error {
 // ending is a hold that is being unlocked.
 type ending struct {
 	*Hold
-	op       endOp
+	op       string
 	last     bool // hold of its claim, which is to be released
 	began    time.Time
 	ctx      context.Context // of its requests
 	by       time.Time       // when Unlock has to return
 	released func(error)     // ends the span of the release
-	over     time.Time       // when the lease of the claim ends that it leaves
+	over     time.Time       // when the lease ends that the hold leaves behind
 }
 
-// endOp is what ends a hold. It is smaller than its name, because a group has an ending for each member.
-type endOp bool
-
+// What ends a hold.
 const (
-	release endOp = false
-	detach  endOp = true
+	release = "release"
+	detach  = "detach"
 )
-
-// String returns the op for errors.
-func (op endOp) String() string {
-	if op == detach {
-		return "detach"
-	}
-	return "release"
-}
 
 // startUnlock ends a hold for op, or returns why there is nothing to end. For detach it is an error that
 // the claim has other holds.
-func (h *Hold) startUnlock(ctx context.Context, op endOp) (ending, error) {
+func (h *Hold) startUnlock(ctx context.Context, op string) (ending, error) {
 	h.check()
 	c := h.claim
 	last := false
@@ -74,11 +64,11 @@ func (h *Hold) startUnlock(ctx context.Context, op endOp) (ending, error) {
 	c.mu.Lock()
 	if op == detach && h.Held() && (len(c.holdsLocked()) > 1 || c.joining > 0) {
 		c.mu.Unlock()
-		return ending{}, h.Object().Refused(op.String(), fmt.Errorf("%w: the owner has other holds", lock.ErrInvalid))
+		return ending{}, h.Object().Refused(op, fmt.Errorf("%w: the owner has other holds", lock.ErrInvalid))
 	}
 
 	began := time.Now()
-	err := h.End(op.String(), h.Object())
+	err := h.End(op, h.Object())
 	if err != nil {
 		c.lock.e.lost.remove(h)
 		c.mu.Unlock()
@@ -99,7 +89,7 @@ func (h *Hold) startUnlock(ctx context.Context, op endOp) (ending, error) {
 
 // done ends the release, with that result.
 func (e ending) done(err error) error {
-	return e.Released(e.released, e.claim.lock.failed(e.ctx, e.op.String(), e.began, err))
+	return e.Released(e.released, e.claim.lock.failed(e.ctx, e.op, e.began, err))
 }
 
 // releaseAfterLoss releases what the server may still have of a lost hold, of which Unlock has returned
@@ -153,11 +143,12 @@ func (c *claim) release(ctx context.Context, by time.Time, elsewhere, mayHaveRun
 	}
 	released, err := l.release(ctx, by, &c.Claim, mayHaveRun)
 	c.repeatRelease()
-	if err == nil {
-		c.mu.Lock()
-		c.receivers = int32(released.Receivers)
-		c.mu.Unlock()
+	if err != nil {
+		released.Receivers = -1
 	}
+	c.mu.Lock()
+	c.receivers = int32(released.Receivers)
+	c.mu.Unlock()
 
 	how := released
 	how.elsewhere = elsewhere && l.kind.Ordered

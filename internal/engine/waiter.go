@@ -60,33 +60,15 @@ const (
 	departed
 )
 
-// newWaiter returns the waiter of a request. Most callers do not have to wait, and their waiters are used
-// again.
-func (q *Queues) newWaiter(ctx context.Context, req *Request) *waiter {
-	w, ok := q.unused.Get().(*waiter)
-	if !ok {
-		w = &waiter{queues: q, wake: make(chan struct{}, 1)}
+// waiterLocked returns a waiter for a caller that begins to wait.
+func (e *entry) waiterLocked(req *Request) *waiter {
+	cfg := &e.queues.cfg
+	cfg.OnWait()
+	w := &waiter{queues: e.queues, entry: e, req: *req, wake: make(chan struct{}, 1), since: time.Since(started)}
+	if !req.Deadline.IsZero() {
+		cfg.Wheel.Schedule(&w.timer, req.Deadline, w)
 	}
-	w.req = *req
-	w.req.Ctx = ctx
 	return w
-}
-
-// recycle has a waiter used again that was in no queue. One that was may still be a part of an attempt,
-// or the target of a timer that fires.
-func (q *Queues) recycle(w *waiter) {
-	w.entry = nil
-	w.req = Request{}
-	q.unused.Put(w)
-}
-
-// beginLocked notes that the caller begins to wait.
-func (w *waiter) beginLocked() {
-	w.queues.cfg.OnWait()
-	w.since = time.Since(started)
-	if d := w.req.Deadline; !d.IsZero() {
-		w.queues.cfg.Wheel.Schedule(&w.timer, d, w)
-	}
 }
 
 // wait blocks until the wait is over, and returns its result.
@@ -167,18 +149,19 @@ func (w *waiter) finish() {
 
 // abort removes a waiter whose OnWake or Backoff has panicked.
 func (w *waiter) abort() {
-	mu := &w.entry.shard.mu
-	mu.Lock()
+	e := w.entry
+	e.shard.mu.Lock()
 	wasGranted := w.state == granted
 	if !wasGranted {
 		w.giveUpLocked()
 	}
-	mu.Unlock()
+	holds := wasGranted && slices.Contains(e.holders, w.req.Acquirer) // else it counts, or has joined a holder
+	e.shard.mu.Unlock()
 
+	if holds {
+		w.queues.Released(w.req.Key, w.req.Acquirer, Release{Receivers: -1})
+	}
 	if wasGranted {
-		if !w.req.Counting {
-			w.queues.Released(w.req.Key, w.req.Acquirer, Release{Receivers: -1})
-		}
 		w.req.Acquirer.Abandon()
 	}
 }
@@ -297,18 +280,22 @@ func acquirers(batch []*waiter) []Acquirer {
 // process gave back.
 func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 	e.shard.mu.Lock()
+	e.refs++ // the last waiter may leave the entry
 	e.attempting = false
 	acquired := false
 	shared := false
 	busy := false
-	var left []Acquirer // its waiters have left meanwhile
+	var left []Acquirer // waiters that have left meanwhile, and may have something on the server
 	for i, w := range batch {
-		busy = busy || !handed && answers[i].Err == nil && !answers[i].unsent
+		a := &answers[i]
+		busy = busy || !handed && a.Err == nil && !a.unsent
 		if w.state == departed {
-			left = append(left, w.req.Acquirer)
+			if a.Err != nil || a.Acquired || a.Queued {
+				left = append(left, w.req.Acquirer)
+			}
 			e.removeLocked(w)
 			e.leaveLocked()
-		} else if w.takeLocked(answers[i]) {
+		} else if w.takeLocked(*a) {
 			acquired = true
 			shared = shared || w.req.Shared
 			w.handed = handed
@@ -336,6 +323,7 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 	}
 
 	e.wakeUnregisteredLocked()
+	e.leaveLocked()
 	e.shard.mu.Unlock()
 
 	for _, a := range left {
@@ -383,7 +371,9 @@ func (e *entry) queueLocked(w *waiter, inTurn bool, answer Answer, err error) {
 	if err != nil {
 		w.failedLocked(err)
 	} else if e.first == w {
-		e.turn.taken(w.req.Counting)
+		if !answer.unsent {
+			e.turn.taken(w.req.Counting)
+		}
 		e.busyLocked(answer)
 	}
 	e.wakeUnregisteredLocked()

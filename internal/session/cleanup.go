@@ -35,7 +35,7 @@ const (
 	leastAttempt = 200 * time.Millisecond
 )
 
-// LongestReply is the longest that a request may take if ReplyTimeout is 0.
+// LongestReply is the longest that a request may take.
 const LongestReply = 4 * time.Second
 
 // Retry makes a request that can be repeated, again and again until it succeeds, its error is
@@ -92,16 +92,11 @@ func (s *Session) RetryWrite(ctx context.Context, by time.Time, request func(ctx
 	return rejected, err
 }
 
-// boundedBy is Bounded for a request that has to end by then, unless that is zero. It returns ctx
-// if the connection's timeout is sure to end the request in time.
+// boundedBy returns the context of a request that has to end by then, unless that is zero. It is ctx if the
+// timeout of requests is sure to end the request in time.
 func (s *Session) boundedBy(ctx context.Context, by time.Time) (context.Context, context.CancelFunc) {
-	if by.IsZero() || s.ReplyTimeout == 0 && time.Until(by) > LongestReply && s.client.Answers() {
-		return s.Bounded(ctx)
-	}
-	if s.ReplyTimeout > 0 {
-		if end := time.Now().Add(s.ReplyTimeout); end.Before(by) {
-			by = end
-		}
+	if by.IsZero() || time.Until(by) > LongestReply && s.client.Answers() {
+		return ctx, func() {}
 	}
 	return context.WithDeadline(ctx, by)
 }
@@ -331,9 +326,7 @@ func (cs *cleanups) work(ctx context.Context, s *Session) {
 		cs.signal()
 		cs.mu.Unlock()
 		runCtx, cancel := context.WithDeadline(runCtx, until)
-		reqCtx, end := s.Bounded(runCtx)
-		pause, err := p.run(reqCtx)
-		end()
+		pause, err := p.run(runCtx)
 		cancel()
 		if err != nil && !wire.IsRefused(err) {
 			p.retryAfter = min(2*p.retryAfter, maxPause)

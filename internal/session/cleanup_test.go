@@ -150,30 +150,28 @@ func never(error) bool { return false }
 // Retry ends when it has to, even if requests last.
 func TestRetryEndsInTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		for _, replyTimeout := range []time.Duration{0, 3 * time.Second} {
-			s := bare()
-			s.client, s.ReplyTimeout = new(wire.Client), replyTimeout
-			const patience = 5 * time.Second
-			began, n := time.Now(), 0
-			err := s.Retry(t.Context(), began.Add(patience), func(ctx context.Context) error {
-				n++
-				<-ctx.Done()
-				return ctx.Err()
-			}, never)
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Equal(t, patience, time.Since(began))
-			require.Equal(t, map[time.Duration]int{0: 1, 3 * time.Second: 2}[replyTimeout], n)
+		s := bare()
+		s.client = new(wire.Client)
+		const patience = 5 * time.Second
+		began, n := time.Now(), 0
+		err := s.Retry(t.Context(), began.Add(patience), func(ctx context.Context) error {
+			n++
+			<-ctx.Done()
+			return ctx.Err()
+		}, never)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Equal(t, patience, time.Since(began))
+		require.Equal(t, 1, n)
 
-			began, n = time.Now(), 0
-			failed := errors.New("failed")
-			require.Equal(t, failed, s.Retry(t.Context(), time.Time{}, func(context.Context) error {
-				n++
-				return failed
-			}, never))
-			require.Equal(t, 1, n)
-			require.Zero(t, time.Since(began))
-			s.end()
-		}
+		began, n = time.Now(), 0
+		failed := errors.New("failed")
+		require.Equal(t, failed, s.Retry(t.Context(), time.Time{}, func(context.Context) error {
+			n++
+			return failed
+		}, never))
+		require.Equal(t, 1, n)
+		require.Zero(t, time.Since(began))
+		s.end()
 	})
 }
 
@@ -183,7 +181,7 @@ func TestRetryLeavesTimeForTheLastAttempt(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			s := bare()
 			defer s.end()
-			s.client, s.ReplyTimeout = new(wire.Client), 3*time.Second
+			s.client = new(wire.Client)
 			failed, left := errors.New("failed"), time.Hour
 			patience := 4*time.Second + time.Duration(over)*10*time.Millisecond
 			require.Equal(t, failed, s.Retry(t.Context(), time.Now().Add(patience), func(ctx context.Context) error {
@@ -202,7 +200,7 @@ func TestRequestsEndWithTheSession(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := bare()
-			s.client, s.ReplyTimeout = new(wire.Client), time.Minute
+			s.client = new(wire.Client)
 			silent := func(ctx context.Context) error {
 				<-ctx.Done()
 				return ctx.Err()

@@ -53,9 +53,6 @@ func (s *Session) AwaitServer() bool { return !s.AskedServer() && !s.serverAwait
 func (s *Session) AskedServer() bool { return s.identity.Load() != nil }
 
 func (s *Session) ask(ctx context.Context) (Server, error) {
-	ctx, cancel := s.Bounded(ctx)
-	defer cancel()
-
 	asked := time.Now()
 	server, err := s.identify(wire.Shared(ctx))
 	if err == nil {
@@ -96,9 +93,6 @@ type process struct {
 // noticed that one process had replaced another. If the server does not say, the error matches
 // lock.ErrUnsupported. It blocks for one round trip.
 func (s *Session) Since(ctx context.Context) (time.Time, error) {
-	ctx, cancel := s.Bounded(ctx)
-	defer cancel()
-
 	runID, uptime, err := s.info(ctx)
 	if noReply(err) {
 		return time.Time{}, fmt.Errorf("redlatch: ask for the server's uptime: %w", err)

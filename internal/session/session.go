@@ -91,7 +91,7 @@ type Session struct {
 // New returns a running session.
 func New(cfg Config) *Session {
 	s := &Session{Config: cfg, Publish: "PUBLISH", watchdogMillis: wire.Millis(cfg.WatchdogTimeout)}
-	s.client = wire.NewClient(cfg.Client, cfg.Conns)
+	s.client = wire.NewClient(cfg.Client, cfg.Conns, cfg.ReplyTimeout)
 	s.Client = s.client
 	s.cleanups.wake = make(chan struct{}, 1)
 	s.ended = make(chan struct{})
@@ -206,14 +206,6 @@ func (s *Session) CheckName(name string) error { return wire.CheckName(name, s.C
 // CheckLatchName is wire.CheckLatchName for the server of this session.
 func (s *Session) CheckLatchName(name string) error {
 	return wire.CheckLatchName(name, s.Cluster(), s.Sharded)
-}
-
-// Bounded returns a context for one request, bounded by ReplyTimeout.
-func (s *Session) Bounded(ctx context.Context) (context.Context, context.CancelFunc) {
-	if s.ReplyTimeout > 0 {
-		return context.WithTimeout(ctx, s.ReplyTimeout)
-	}
-	return ctx, func() {}
 }
 
 // CheckLease returns an error that matches lock.ErrInvalid unless d is a lease the server

@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -592,4 +593,45 @@ func TestTelemetryIsDocumented(t *testing.T) {
 		}
 	}
 	assert.Greater(t, names, 20)
+}
+
+// fussy is a processor of spans that panics when the span of a hold starts.
+type fussy struct {
+	trace.SpanProcessor
+	armed atomic.Bool
+}
+
+func (f *fussy) OnStart(_ context.Context, span trace.ReadWriteSpan) {
+	if span.Name() == "redlatch.hold" && f.armed.Load() {
+		panic("a bug")
+	}
+}
+
+func (*fussy) OnEnd(trace.ReadOnlySpan) {}
+
+// A panic of the program's telemetry in Lock leaves nothing behind, neither of a lock nor of a re-entry.
+func TestTelemetryThatPanics(t *testing.T) {
+	harness.Each(t, func(t *testing.T, s *testserver.Server) {
+		var f fussy
+		c := harness.Client(t, s, redlatch.WithTracerProvider(trace.NewTracerProvider(trace.WithSpanProcessor(&f))))
+		owner := lock.WithOwner(t.Context(), c.NewOwner())
+		for _, l := range []lock.Locker{c.Lock("lock"), c.FairLock("fair"), c.RWLock("rw").Read(), c.RWLock("rw").Write()} {
+			for _, reenters := range []bool{false, true} {
+				var held lock.Hold
+				if reenters {
+					var err error
+					held, err = l.Lock(owner)
+					require.NoError(t, err)
+				}
+				f.armed.Store(true)
+				require.Panics(t, func() { _, _ = l.Lock(owner) })
+				f.armed.Store(false)
+				if reenters {
+					require.NoError(t, held.Unlock(t.Context()))
+				}
+				require.NoError(t, l.Do(t.Context(), nothing, lock.Wait(5*time.Second)), l.Name())
+			}
+		}
+		harness.NothingLeft(t, s.Addr)
+	})
 }

@@ -18,15 +18,16 @@ import (
 //
 // A caller whose context cannot end waits in rueidis. All others wait for another goroutine, which sends
 // the requests that have come meanwhile together. A request is not sent after its caller has left; if it
-// was sent before, it lasts until the server answers or rueidis gives up the connection. Commands on
-// dedicated connections are left to rueidis.
+// was sent before, it lasts until the server answers or rueidis gives up the connection. A timeout bounds each
+// request, if the timeouts of the connection may be long. Commands on dedicated connections are left to rueidis.
 //
 // A reply that says that the server is a replica has all connections made anew, because their address
 // may lead to another server by now. They are closed when no request is under way, so that the outcome of
 // none becomes unknown.
 type Client struct {
 	rueidis.Client
-	conns    *Conns // nil for a borrowed client
+	conns    *Conns        // nil for a borrowed client
+	timeout  time.Duration // of a request; 0: none
 	queues   []queue
 	underWay sync.RWMutex // read-locked by requests on shared connections
 	never    chan struct{}
@@ -84,9 +85,10 @@ func NotSent(ctx context.Context, err error) bool {
 	return ctx.Err() != nil && errors.Is(err, errNotSent)
 }
 
-// NewClient returns a Client that uses c. conns are its connections, or nil.
-func NewClient(c rueidis.Client, conns *Conns) *Client {
-	client := &Client{Client: c, conns: conns, never: make(chan struct{})}
+// NewClient returns a Client that uses c. conns are its connections, or nil. timeout bounds each request, unless
+// it is 0.
+func NewClient(c rueidis.Client, conns *Conns, timeout time.Duration) *Client {
+	client := &Client{Client: c, conns: conns, timeout: timeout, never: make(chan struct{})}
 	if c.Mode() == rueidis.ClientModeCluster {
 		client.queues = make([]queue, clusterQueues)
 		for i := range client.queues {
@@ -110,6 +112,8 @@ func (c *Client) Do(ctx context.Context, cmd rueidis.Completed) rueidis.RedisRes
 		c.redialIfReplica(reply)
 		return reply
 	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
 	if ctx.Done() == nil {
 		return c.queueOf(cmd).doNow(ctx, cmd)
 	}
@@ -127,7 +131,17 @@ func (c *Client) DoMulti(ctx context.Context, cmds ...rueidis.Completed) []rueid
 		c.redialIfReplica(replies...)
 		return replies
 	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
 	return c.queueOf(cmds[0]).do(ctx, &request{cmds: cmds, done: make(chan struct{})})
+}
+
+// bounded returns the context of one request.
+func (c *Client) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.timeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.timeout)
 }
 
 func (c *Client) queueOf(cmd rueidis.Completed) *queue {

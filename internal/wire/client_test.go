@@ -103,7 +103,7 @@ func TestCallersLeaveASilentServer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const leave, stay, timeout = 10, 20, 300 * time.Millisecond
 			conn := &silent{answer: make(chan struct{}), mode: mode}
-			c := NewClient(conn, nil)
+			c := NewClient(conn, nil, 0)
 			most := cap(c.queues[0].room)
 
 			sent := make(chan error, most)
@@ -157,7 +157,7 @@ func TestARequestIsNotSentAfterItsCallerHasLeft(t *testing.T) {
 			const leave, stay = 10, 20
 			conn := &silent{connected: make(chan struct{})}
 			conn.redialed.Store(redialed)
-			c := NewClient(conn, nil)
+			c := NewClient(conn, nil, 0)
 			leaving, staying := do(t, c, leave, time.Second), do(t, c, stay, time.Minute)
 			for range leave {
 				err := <-leaving
@@ -183,7 +183,7 @@ func TestCallersWithLittleTime(t *testing.T) {
 	const far = 10 * time.Millisecond
 	for timeout := time.Millisecond; timeout < far; timeout += time.Millisecond {
 		synctest.Test(t, func(t *testing.T) {
-			c := NewClient(&silent{far: far}, nil)
+			c := NewClient(&silent{far: far}, nil, 0)
 			for range 3 {
 				err := <-do(t, c, 1, timeout)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -200,7 +200,7 @@ func TestCallersWithLittleTime(t *testing.T) {
 func TestRequestsThatWereNotSentNeedNoAnswer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
-		c := NewClient(conn, nil)
+		c := NewClient(conn, nil, 0)
 		for range 3 {
 			conn.connected = make(chan struct{})
 			require.ErrorIs(t, <-do(t, c, 1, 5*time.Millisecond), errNotSent)
@@ -216,7 +216,7 @@ func TestRequestsThatWereNotSentNeedNoAnswer(t *testing.T) {
 func TestABatchDoesNotWaitForAllThatCome(t *testing.T) {
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	conn := &silent{}
-	c := NewClient(conn, nil)
+	c := NewClient(conn, nil, 0)
 	errs := do(t, c, 1, time.Minute)
 	came := 0
 	for ; conn.sent.Load() == 0 && came < maxBatch; came++ {
@@ -234,7 +234,7 @@ func TestManyCallersOfAFarServer(t *testing.T) {
 		rueidis.ClientModeCluster:    8 * clusterBatches,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			errs := do(t, NewClient(&silent{far: 100 * time.Millisecond, mode: mode}, nil), n, time.Second)
+			errs := do(t, NewClient(&silent{far: 100 * time.Millisecond, mode: mode}, nil, 0), n, time.Second)
 			for range n {
 				require.NoError(t, <-errs)
 			}
@@ -246,7 +246,7 @@ func TestManyCallersOfAFarServer(t *testing.T) {
 func TestARequestThatIsNotSentInTime(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	c := NewClient(&silent{}, nil)
+	c := NewClient(&silent{}, nil, 0)
 	require.True(t, NotSent(ended, c.Do(ended, command()).Error()))
 	require.True(t, NotSent(ended, c.DoMulti(ended, command())[0].Error()))
 	require.False(t, NotSent(t.Context(), c.Do(ended, command()).Error()))
@@ -254,7 +254,7 @@ func TestARequestThatIsNotSentInTime(t *testing.T) {
 
 // In a cluster a node that answers says nothing about the others.
 func TestNodesAreKnownApart(t *testing.T) {
-	c := NewClient(&silent{mode: rueidis.ClientModeCluster}, nil)
+	c := NewClient(&silent{mode: rueidis.ClientModeCluster}, nil, 0)
 	require.NoError(t, c.Do(t.Context(), command()).Error()) // slot 0
 	require.True(t, c.queues[0].answers())
 	require.False(t, c.queues[1].answers())
@@ -268,7 +268,7 @@ func TestABatchWaitsForRunnableCallers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn := &silent{}
 		const callers = 30
-		errs := do(t, NewClient(conn, nil), callers, time.Second)
+		errs := do(t, NewClient(conn, nil, 0), callers, time.Second)
 		for range callers {
 			require.NoError(t, <-errs)
 		}
