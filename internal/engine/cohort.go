@@ -166,16 +166,16 @@ func (c *Cohort) draw() (token int64, ok bool) {
 	return token, true
 }
 
-// leaves notes that a waiter that has a queue position has got the claim.
-func (c *Cohort) leaves(waiter lock.Owner) {
+// passedOn notes that a waiter that has a queue position has got the claim.
+func (c *Cohort) passedOn(waiter lock.Owner) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.passed = append(c.passed, waiter)
 }
 
-// left returns the waiters whose queue positions are still to be removed, and the number of
+// pending returns the waiters whose queue positions are still to be removed, and the number of
 // tokens that are not used.
-func (c *Cohort) left() (passed []lock.Owner, tokens int) {
+func (c *Cohort) pending() (passed []lock.Owner, tokens int) {
 	if c == nil {
 		return nil, 0
 	}

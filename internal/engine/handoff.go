@@ -136,7 +136,7 @@ func (c *claim) giveTo(next *claim, token int64, checked bool) (removeTraces fun
 	removeTraces = func() {}
 	waited := next.Claim
 	if next.mayHaveRun || next.queued {
-		c.cohort.leaves(next.ID) // with the next check, or the release
+		c.cohort.passedOn(next.ID) // with the next check, or the release
 	}
 	if next.mayHaveRun {
 		removeTraces = func() { c.lock.releaseUnknown(waited, true) }
@@ -178,7 +178,7 @@ func (c *claim) checkOwnership(ctx context.Context, by time.Time) (held bool, er
 	l := c.lock
 	var check OwnershipCheck
 	var next []*claim
-	check.Passed, check.Tokens = c.cohort.left()
+	check.Passed, check.Tokens = c.cohort.pending()
 	if l.kind.Checker != nil {
 		next = As[*claim](l.e.Waiters(l.queue))
 		check.Next = make([]lock.Owner, len(next))
@@ -228,7 +228,7 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 	}
 
 	length := e.queues.cfg.Turn
-	if !w.req.Ordered && e.turn.leaveIfOver(length, true) {
+	if !w.req.Ordered && e.turn.yieldIfOver(length, true) {
 		return false
 	}
 	if !w.req.Ordered && length == 0 || !give(w.req.Acquirer) {
@@ -241,7 +241,7 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 	w.handed = true
 	w.signal()
 	e.holders[0] = w.req.Acquirer
-	e.leaveLocked()
+	e.unrefLocked()
 	return true
 }
 
@@ -250,14 +250,14 @@ func (e *entry) passLocked(from Acquirer, give func(next Acquirer) bool) (passed
 func (q *Queues) EndTurn(key Key, from Acquirer) {
 	q.with(key, func(e *entry) {
 		if w := e.nextLocked(from); w != nil && !w.req.Ordered {
-			e.turn.leaveIfOver(q.cfg.Turn, true)
+			e.turn.yieldIfOver(q.cfg.Turn, true)
 		}
 	})
 }
 
 // nextLocked returns the waiter that can have what from has, or nil.
 func (e *entry) nextLocked(from Acquirer) *waiter {
-	if len(e.holders) != 1 || e.holders[0] != from || e.turn.left != 0 {
+	if len(e.holders) != 1 || e.holders[0] != from || e.turn.yielded != 0 {
 		return nil
 	}
 	w := e.first
@@ -299,9 +299,9 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 	s.mu.Lock()
 	e := s.entries[key]
 	if e != nil && e.first != nil {
-		e.turn.leaveIfOver(q.cfg.Turn, true)
+		e.turn.yieldIfOver(q.cfg.Turn, true)
 	}
-	if e == nil || e.first == nil || e.attempting || e.turn.left != 0 {
+	if e == nil || e.first == nil || e.attempting || e.turn.yielded != 0 {
 		if e != nil {
 			e.turn.echo = e.unsubscribe != nil
 		}
@@ -309,7 +309,7 @@ func (q *Queues) Offer(key Key, try func(all []Acquirer) []Answer) bool {
 		return false
 	}
 
-	batch := e.claimLocked(e.first)
+	batch := e.startAttemptLocked(e.first)
 	s.mu.Unlock()
 
 	answers := make([]Answer, len(batch))
@@ -334,7 +334,7 @@ func (e *entry) releasedLocked(a Acquirer, how Release) {
 	e.turn.heardBy(how.Receivers, how.Receivers > 0 && e.queues.cfg.Subscribed(a.Channel()))
 
 	if how.State == StillHeld || e.first != nil && len(e.holders) > 0 && !e.first.req.Shareable {
-		e.turn.left = 0 // there are other holders, and no message to wait for
+		e.turn.yielded = 0 // there are other holders, and no message to wait for
 	} else if how.elsewhere {
 		if e.first != nil {
 			e.first.signal() // to subscribe
@@ -343,7 +343,7 @@ func (e *entry) releasedLocked(a Acquirer, how Release) {
 		e.nudgeLocked(telemetry.Local)
 	}
 
-	e.leaveLocked()
+	e.unrefLocked()
 }
 
 // Gave is called when a caller has given back a part of what others take, in a request that made no attempt
@@ -354,10 +354,10 @@ func (q *Queues) Gave(key Key, channel string, receivers int) {
 	defer s.mu.Unlock()
 
 	e := s.entryLocked(q, &key)
-	left := e.turn.left != 0
+	yielded := e.turn.yielded != 0
 	e.turn.heardBy(receivers, receivers > 0 && q.cfg.Subscribed(channel))
-	if !e.waitsLocked() && (left || receivers == 0) {
+	if !e.waitsLocked() && (yielded || receivers == 0) {
 		e.nudgeLocked(telemetry.Local) // no message comes, or it was ignored as that of the own release
 	}
-	e.leaveLocked()
+	e.unrefLocked()
 }

@@ -137,25 +137,25 @@ func (q *Queues) Acquire(ctx context.Context, req *Request) error {
 	// An owner that holds the key already joins that hold, or makes an attempt beside it.
 	relation, err := e.relationLocked(req)
 	if err != nil || relation == Reentrant {
-		e.leaveLocked()
+		e.unrefLocked()
 		s.mu.Unlock()
 		return err
 	}
 
 	// Others make an attempt only if no caller of this process is ahead of them, and it is the turn of this
 	// process.
-	leaves := e.leavesLocked(req)
-	inTurn := !leaves && e.beginLocked(req)
-	if leaves || !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
+	yields := e.yieldsLocked(req)
+	inTurn := !yields && e.startFirstLocked(req)
+	if yields || !inTurn && !req.Once && relation != SameOwner && !(req.Counting && e.first == nil) {
 		if err := e.deniesLocked(req); err != nil {
-			e.leaveLocked()
+			e.unrefLocked()
 			s.mu.Unlock()
 			return err
 		}
 		w := e.waiterLocked(req)
 		w.unregistered = req.Ordered
 		e.pushBackLocked(w)
-		if leaves {
+		if yields {
 			e.lookAtLocked(time.Now().Add(e.turn.freeFor()))
 		}
 		s.mu.Unlock()

@@ -126,11 +126,11 @@ func TestAWaiterLeavesWithTheNextCheck(t *testing.T) {
 		c := new(claim)
 		c.init(t.Context(), l, &lock.Options{}, false)
 		c.cohort = NewCohort(time.Now())
-		c.cohort.leaves(s.NewOwner())
+		c.cohort.passedOn(s.NewOwner())
 		held, err := c.checkOwnership(t.Context(), time.Now().Add(time.Second))
 		require.NoError(t, err)
 		require.True(t, held)
-		passed, _ := c.cohort.left()
+		passed, _ := c.cohort.pending()
 		require.Empty(t, passed)
 	})
 }

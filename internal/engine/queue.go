@@ -144,7 +144,7 @@ func (s *shard) entryLocked(q *Queues, key *Key) *entry {
 			e.turn = past.turn
 			if time.Since(started)-past.at > loopGap {
 				e.turn.since = 0
-				e.turn.left = 0
+				e.turn.yielded = 0
 			}
 		}
 	}
@@ -164,8 +164,8 @@ func (q *Queues) with(key Key, f func(e *entry)) {
 	}
 }
 
-// leaveLocked drops a reference.
-func (e *entry) leaveLocked() {
+// unrefLocked drops a reference.
+func (e *entry) unrefLocked() {
 	e.refs--
 	if e.refs > 0 {
 		return
@@ -192,9 +192,9 @@ func (e *entry) leaveLocked() {
 	}
 }
 
-// beginLocked begins an attempt of a caller that does not wait. It reports false if it makes one
+// startFirstLocked begins an attempt of a caller that does not wait. It reports false if it makes one
 // Once, or callers of this process are ahead of it.
-func (e *entry) beginLocked(req *Request) bool {
+func (e *entry) startFirstLocked(req *Request) bool {
 	if req.Once || e.first != nil || e.attempting || len(e.holders) > 0 && !req.Shareable {
 		return false
 	}
@@ -203,7 +203,7 @@ func (e *entry) beginLocked(req *Request) bool {
 	return true
 }
 
-// finishLocked ends the attempt of a caller that does not wait. inTurn is set if beginLocked preceded
+// finishLocked ends the attempt of a caller that does not wait. inTurn is set if startFirstLocked preceded
 // it: callers that came meanwhile have waited for it.
 func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
 	if inTurn {
@@ -213,7 +213,7 @@ func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
 		if inTurn {
 			e.nudgeLocked(telemetry.Local)
 		}
-		e.leaveLocked()
+		e.unrefLocked()
 		return
 	}
 
@@ -231,7 +231,7 @@ func (e *entry) finishLocked(req *Request, inTurn, acquired bool) {
 // enlistLocked records a requester that has acquired as a holder.
 func (e *entry) enlistLocked(req *Request) {
 	if req.Counting {
-		e.leaveLocked()
+		e.unrefLocked()
 	} else {
 		e.holders = append(e.holders, req.Acquirer)
 	}
@@ -254,9 +254,9 @@ func (q *Queues) Together(reqs []Request, try func(n int) (acquired int)) (acqui
 		s := q.shard(&req.Key)
 		s.mu.Lock()
 		e := s.entryLocked(q, &req.Key)
-		free := req.Once || !e.leavesLocked(req) && e.beginLocked(req)
+		free := req.Once || !e.yieldsLocked(req) && e.startFirstLocked(req)
 		if !free {
-			e.leaveLocked()
+			e.unrefLocked()
 		}
 		s.mu.Unlock()
 		if !free {
@@ -309,7 +309,7 @@ func (s *shard) holds(yield func(session.Hold) bool) bool {
 			h.Waiting = true
 			h.Since = started.Add(w.since)
 			h.Site = w.req.Site
-			if w.state <= claimed && !yield(h) {
+			if w.state <= trying && !yield(h) {
 				return false
 			}
 		}
@@ -376,7 +376,7 @@ func (q *Queues) Displaced(key Key, a Acquirer) {
 			if w.req.Acquirer != a {
 				continue
 			}
-			if w.state == claimed {
+			if w.state == trying {
 				w.again = true // the attempt may have been too early
 			}
 			if w.state == waiting {

@@ -70,7 +70,7 @@ func (c *claim) transferTo(ctx context.Context, by time.Time, to lock.Owner, unt
 
 	c.repeatRelease()
 	if l.kind.Positions != nil {
-		passed, _ := c.cohort.left()
+		passed, _ := c.cohort.pending()
 		for _, waiter := range passed {
 			l.leaveQueue(Claim{Key: c.Key, ID: waiter})
 		}

@@ -47,12 +47,12 @@ type turn struct {
 	rounds int32         // acquisitions in a row
 	others int32         // subscribers of other processes to the last release; negative: none, 0: unknown
 
-	left   time.Duration // since started: when the key was left to others; 0: it is not
-	had    time.Duration // how long this process had had it
-	used   bool          // another process has acquired it since
-	echo   bool          // the message of the own release is still to come
-	unused uint8         // how often in a row the key was left in vain
-	pause  uint8         // see freeFor
+	yielded time.Duration // since started: when the key was left to others; 0: it is not
+	had     time.Duration // how long this process had had it
+	used    bool          // another process has acquired it since
+	echo    bool          // the message of the own release is still to come
+	unused  uint8         // how often in a row the key was left in vain
+	pause   uint8         // see freeFor
 }
 
 // pastTurn is the turn of a process that has nothing to do with a key for a moment.
@@ -66,7 +66,7 @@ var started = time.Now()
 
 // acquired notes an acquisition of this process.
 func (t *turn) acquired() {
-	if t.left != 0 {
+	if t.yielded != 0 {
 		t.end()
 	}
 	if t.since == 0 {
@@ -76,16 +76,16 @@ func (t *turn) acquired() {
 	t.rounds++
 }
 
-// leaveIfOver leaves the key to others if the turn is over, and reports whether it does. A turn lasts for length and
-// turnRounds, or for loopRounds if no caller of this process waits. It is called before the release is sent,
+// yieldIfOver leaves the key to others if the turn is over, and reports whether it does. A turn lasts for length, and for
+// turnRounds acquisitions, at least, or for loopRounds if no caller of this process waits. It is called before the release is sent,
 // because its message may arrive before its reply.
-func (t *turn) leaveIfOver(length time.Duration, waited bool) bool {
+func (t *turn) yieldIfOver(length time.Duration, waited bool) bool {
 	if !t.isOver(length, waited) {
 		return false
 	}
 
-	t.left = time.Since(started)
-	t.had = min(t.left-t.since, mostOwed)
+	t.yielded = time.Since(started)
+	t.had = min(t.yielded-t.since, mostOwed)
 	t.since = 0
 	t.used = false
 	t.echo = true
@@ -93,7 +93,7 @@ func (t *turn) leaveIfOver(length time.Duration, waited bool) bool {
 }
 
 func (t *turn) isOver(length time.Duration, waited bool) bool {
-	if t.since == 0 || t.left != 0 {
+	if t.since == 0 || t.yielded != 0 {
 		return false
 	}
 
@@ -116,7 +116,7 @@ func (t *turn) end() {
 		t.unused = min(t.unused+1, maxUnused)
 		t.pause = (t.pause + 1) % pauses
 	}
-	t.left = 0
+	t.yielded = 0
 	t.since = 0
 }
 
@@ -125,13 +125,13 @@ func (t *turn) freeFor() time.Duration { return leastPause << (2 * t.pause) }
 
 // owed returns how long the key is left to others from now on, if they take it.
 func (t *turn) owed() time.Duration {
-	return t.had*time.Duration(max(t.others, 1)) - (time.Since(started) - t.left)
+	return t.had*time.Duration(max(t.others, 1)) - (time.Since(started) - t.yielded)
 }
 
 // taken notes an attempt that has found the key taken: by another process, or, if requesters take a part of
 // something, perhaps by this one.
 func (t *turn) taken(counting bool) {
-	if t.left == 0 {
+	if t.yielded == 0 {
 		if !counting {
 			t.since = 0
 		}
@@ -154,7 +154,7 @@ func (t *turn) heardBy(receivers int, subscribed bool) {
 	if receivers == 0 {
 		t.others = -1
 	}
-	if t.others > 0 && t.since == 0 && t.left == 0 {
+	if t.others > 0 && t.since == 0 && t.yielded == 0 {
 		t.acquired()
 	}
 }
@@ -162,7 +162,7 @@ func (t *turn) heardBy(receivers int, subscribed bool) {
 // heard notes a message, and returns how long the process waits before it tries, 0 if it tries at once,
 // and less if the message is that of its own release.
 func (t *turn) heard() (wait time.Duration) {
-	if t.left == 0 {
+	if t.yielded == 0 {
 		return 0
 	}
 	if t.echo {
@@ -178,9 +178,9 @@ func (t *turn) heard() (wait time.Duration) {
 	return wait
 }
 
-// leavesLocked reports whether a caller, which could make an attempt, leaves the key to others first. It does
+// yieldsLocked reports whether a caller, which could make an attempt, leaves the key to others first. It does
 // not if it would have no time left for an attempt.
-func (e *entry) leavesLocked(req *Request) bool {
+func (e *entry) yieldsLocked(req *Request) bool {
 	t := &e.turn
 	if req.Once || req.Ordered || e.first != nil || e.attempting || len(e.holders) > 0 || t.others <= 0 || req.Acquirer.Channel() == "" {
 		return false
@@ -193,20 +193,20 @@ func (e *entry) leavesLocked(req *Request) bool {
 		return false
 	}
 
-	if t.leaveIfOver(e.queues.cfg.Turn, false) {
+	if t.yieldIfOver(e.queues.cfg.Turn, false) {
 		t.echo = false // this process does not listen yet
 	}
-	return t.left != 0
+	return t.yielded != 0
 }
 
 // waitsLocked reports whether this process leaves the key to others after a release that some may have heard,
 // and has the head try after a pause.
 func (e *entry) waitsLocked() bool {
-	if e.turn.left == 0 {
+	if e.turn.yielded == 0 {
 		return false
 	}
 	if e.first == nil || e.attempting || e.turn.others < 0 {
-		e.turn.left = 0
+		e.turn.yielded = 0
 		return false
 	}
 	e.lookAtLocked(time.Now().Add(e.turn.freeFor()))
@@ -229,7 +229,7 @@ func (e *entry) opensLocked() bool {
 // leaveOpenLocked keeps this process from trying for a while.
 func (e *entry) leaveOpenLocked() {
 	e.opened = time.Since(started)
-	e.turn.left = 0
+	e.turn.yielded = 0
 	if e.first != nil {
 		e.lookAtLocked(started.Add(e.opened + openFor))
 	}

@@ -138,7 +138,7 @@ func (c *claim) release(ctx context.Context, by time.Time, elsewhere, mayHaveRun
 	if l.kind.LeftOpen != "" {
 		c.LeftOpen = l.e.LeavesOpen(l.queue)
 	}
-	if passed, _ := c.cohort.left(); len(passed) > 0 {
+	if passed, _ := c.cohort.pending(); len(passed) > 0 {
 		c.Passed = passed
 	}
 	released, err := l.release(ctx, by, &c.Claim, mayHaveRun)

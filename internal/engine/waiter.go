@@ -25,9 +25,9 @@ const (
 	maxGroup = 100
 )
 
-// waiter is a caller that waits for a key. It is claimed while an attempt is made for it. Its states:
+// waiter is a caller that waits for a key. Its states, of which trying means that an attempt is made for it:
 //
-//	waiting ◀──▶ claimed ──▶ granted, or failed with err
+//	waiting ◀──▶ trying ──▶ granted, or failed with err
 //	   │             └─────▶ departed (it gave up meanwhile)
 //	   └─▶ granted, failed, departed
 type waiter struct {
@@ -42,7 +42,7 @@ type waiter struct {
 	unregistered bool // it has to make an attempt wherever it is in the list: to get a position on the server, or beside a hold of its owner
 	handed       bool // granted without an attempt
 	beside       bool // it makes an attempt although others wait
-	again        bool // the attempt that it is claimed for may have been too early
+	again        bool // the attempt that is made for it may have been too early
 	over         bool // result is set
 	tries        int32
 	since        time.Duration // since started: when it began to wait
@@ -54,7 +54,7 @@ type waiterState uint8
 
 const (
 	waiting waiterState = iota
-	claimed
+	trying
 	granted
 	failed
 	departed
@@ -95,7 +95,7 @@ func (w *waiter) step() (over bool) {
 	e := w.entry
 	for {
 		e.shard.mu.Lock()
-		if w.state > claimed { // granted, failed or departed
+		if w.state > trying { // granted, failed or departed
 			e.shard.mu.Unlock()
 			if w.handed {
 				w.req.woken(telemetry.HandedOver)
@@ -106,7 +106,7 @@ func (w *waiter) step() (over bool) {
 
 		if err := w.queues.over(&w.req); err != nil {
 			e.shard.mu.Unlock()
-			w.leave(err)
+			w.endWait(err)
 			continue
 		}
 
@@ -197,7 +197,7 @@ func (w *waiter) attempt() {
 		return
 	}
 
-	batch := e.claimLocked(w)
+	batch := e.startAttemptLocked(w)
 	mu.Unlock()
 
 	if len(batch) == 1 {
@@ -216,8 +216,8 @@ func (w *waiter) attempt() {
 	}
 }
 
-// claimLocked begins an attempt of w and returns the waiters that it is for.
-func (e *entry) claimLocked(w *waiter) []*waiter {
+// startAttemptLocked begins an attempt of w and returns the waiters that it is for.
+func (e *entry) startAttemptLocked(w *waiter) []*waiter {
 	batch := e.batchLocked(w)
 	if slices.Contains(batch, e.first) {
 		e.cause = 0
@@ -225,7 +225,7 @@ func (e *entry) claimLocked(w *waiter) []*waiter {
 	}
 	e.attempting = true
 	for _, w := range batch {
-		w.state = claimed
+		w.state = trying
 		w.again = false
 		w.tries++
 	}
@@ -294,7 +294,7 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 				left = append(left, w.req.Acquirer)
 			}
 			e.removeLocked(w)
-			e.leaveLocked()
+			e.unrefLocked()
 		} else if w.takeLocked(*a) {
 			acquired = true
 			shared = shared || w.req.Shared
@@ -323,7 +323,7 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 	}
 
 	e.wakeUnregisteredLocked()
-	e.leaveLocked()
+	e.unrefLocked()
 	e.shard.mu.Unlock()
 
 	for _, a := range left {
@@ -358,7 +358,7 @@ func (w *waiter) takeLocked(a Answer) bool {
 	return w.state == granted
 }
 
-// queueLocked makes a caller wait whose first attempt had that outcome. inTurn is set if beginLocked
+// queueLocked makes a caller wait whose first attempt had that outcome. inTurn is set if startFirstLocked
 // preceded it.
 func (e *entry) queueLocked(w *waiter, inTurn bool, answer Answer, err error) {
 	if inTurn {
@@ -491,15 +491,15 @@ func (w *waiter) admitLocked() {
 	}
 }
 
-// leave ends the wait for that reason, unless it ends otherwise meanwhile.
-func (w *waiter) leave(reason error) {
+// endWait ends the wait for that reason, unless it ends otherwise meanwhile.
+func (w *waiter) endWait(reason error) {
 	mu := &w.entry.shard.mu
 	mu.Lock()
 	defer mu.Unlock()
 
 	// With the answer to an attempt for several that is under way for w, the caller knows more.
 	var limit <-chan time.Time
-	for over := false; w.state == claimed && !over; {
+	for over := false; w.state == trying && !over; {
 		if limit == nil {
 			limit = time.After(session.Grace)
 		}
@@ -521,10 +521,10 @@ func (w *waiter) leave(reason error) {
 	w.giveUpLocked()
 }
 
-// giveUpLocked removes the waiter; if it is claimed, the end of the attempt does.
+// giveUpLocked removes the waiter; while an attempt is made for it, the end of that does.
 func (w *waiter) giveUpLocked() {
 	e := w.entry
-	if w.state == claimed {
+	if w.state == trying {
 		w.state = departed
 		return
 	}
@@ -544,7 +544,7 @@ func (w *waiter) giveUpLocked() {
 		e.nudgeLocked(telemetry.Local)
 	}
 
-	e.leaveLocked()
+	e.unrefLocked()
 }
 
 // endLocked ends the wait with an error.
@@ -558,7 +558,7 @@ func (w *waiter) endLocked(err error) {
 // failureLocked returns the error of the last attempt of the waiter, or of the head for it, if that had
 // no answer, or has none yet.
 func (w *waiter) failureLocked() error {
-	if w.state == claimed {
+	if w.state == trying {
 		return errNoAnswer
 	}
 	if head := w.entry.first; w.err == nil && head != nil && head.err != nil {

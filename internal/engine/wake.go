@@ -33,7 +33,7 @@ func (e *entry) subscribeLocked() {
 
 	var confirmed bool
 	e.unsubscribe, confirmed = e.queues.cfg.Subscribe(channel, e)
-	if confirmed && e.turn.left == 0 && (len(e.holders) == 0 || head.req.Shareable) {
+	if confirmed && e.turn.yielded == 0 && (len(e.holders) == 0 || head.req.Shareable) {
 		// A message may have been published since the last attempt.
 		e.markLocked(telemetry.Subscribed)
 	}
@@ -110,10 +110,10 @@ func (w *waiter) Notify(ev hub.Event) {
 	e.shard.mu.Lock()
 	defer e.shard.mu.Unlock()
 
-	if w.state > claimed {
+	if w.state > trying {
 		return // its wait is over, and the entry may be in use for another key
 	}
-	if w.state == claimed {
+	if w.state == trying {
 		// The attempt may have been too early. A reason for the head would not do: with the reply
 		// another waiter can become the head.
 		w.again = true
@@ -136,7 +136,7 @@ func (e *entry) Notify(ev hub.Event) {
 	defer e.shard.mu.Unlock()
 
 	if ev.Subscribed {
-		if e.turn.left == 0 {
+		if e.turn.yielded == 0 {
 			e.nudgeLocked(telemetry.Subscribed)
 		}
 		return
