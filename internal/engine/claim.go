@@ -30,8 +30,8 @@ type claim struct {
 	lock  *Lock
 	owner lock.Owner // that the caller named, or zero; it does not change
 
-	// mu guards the rest but for the lease, and the fields of Claim that change while it is requested.
-	// Another goroutine may make attempts on the caller's behalf.
+	// mu guards the rest except for the lease. While the claim is requested it also guards the fields of Claim,
+	// because another goroutine may make attempts on the caller's behalf.
 	mu         sync.Mutex
 	state      claimState
 	waited     bool // an attempt did not succeed

@@ -17,7 +17,7 @@ import (
 // goroutines can, and each hold learns of a loss. See Dice, Marathe and Shavit, "Lock
 // Cohorting" (PPoPP 2012); databases call the shared request group commit.
 //
-// A claim that has not been passed on has a nil Cohort.
+// A claim that no waiter could have taken over has a nil Cohort.
 type Cohort struct {
 	mu        sync.Mutex
 	confirmed time.Time // when the last request that found the claim was sent

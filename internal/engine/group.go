@@ -35,8 +35,8 @@ func (l *Lock) joins(other *Lock) bool {
 
 // TakeTogether acquires locks that Together has counted, with one script and in order, up to
 // the first that is held or has a local waiter. With all set it acquires all or none, and
-// ignores waiters. It does not wait. The holds are like the hold of Take. An error means that
-// the attempt had no answer, or with all set which lock is held, and that there are no holds.
+// ignores waiters. It does not wait. The holds are like the hold of Take. With an error there are no
+// holds: the attempt had no answer, or, with all set, the error says which lock is held.
 func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) ([]GroupHold, error) {
 	s := locks[0].s
 	if !s.Enter() {
@@ -82,7 +82,7 @@ func TakeTogether(ctx context.Context, locks []*Lock, o lock.Options, all bool) 
 		}
 	}
 
-	if err != nil { // all or none
+	if err != nil {
 		return nil, errors.Join(err, errors.Join(UnlockTogether(ctx, got)...))
 	}
 

@@ -12,7 +12,7 @@ import (
 )
 
 // handOff gives the claim, of which h was the last hold, to the next waiter of this process, or releases
-// it. All of its requests together end by then.
+// it. Its requests end by the given time.
 func (c *claim) handOff(ctx context.Context, by time.Time, h *Hold) error {
 	key := c.lock.queue
 	for checked := false; ; checked = true {

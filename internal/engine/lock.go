@@ -363,7 +363,7 @@ func (c *claim) hold(ctx, parent context.Context) (*Hold, error) {
 }
 
 // returned returns a hold just made. It unlocks the hold if the client is being closed, or its caller has
-// left; if the caller of a member has, the group unlocks it.
+// left. A member stays held then, because its group unlocks it.
 func (h *Hold) returned(ctx context.Context) (*Hold, error) {
 	if h.claim.lock.s.Err() != nil { // Close waits for this
 		return nil, errors.Join(lock.ErrClosed, h.Unlock(ctx))

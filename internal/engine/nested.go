@@ -53,8 +53,8 @@ func From(ctx context.Context) ContextHold {
 	return nil
 }
 
-// WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of one of
-// those locks, which are l: the acquisition waits for its own caller. It logs once for each
+// WarnNested logs a warning if ctx comes from a hold that blocks an acquisition of l, which
+// consists of those locks: the acquisition waits for its own caller. It logs once for each
 // pair of call sites.
 func (e *Engine) WarnNested(ctx context.Context, l telemetry.Lock, locks ...LockID) {
 	n, _ := ctx.Value(nestedKey{}).(*nested)

@@ -63,9 +63,8 @@ func (l *Lock) Refuses(ctx context.Context, op string) error {
 // Object returns what the errors of the lock name.
 func (l *Lock) Object() wire.Object { return wire.Object(l.id) }
 
-// Resolve is lock.Resolve for a lock, with an error for the options that it does not have. A read lock that nobody
-// holds any more cannot last: each reader would leave a field in the hash. reads is set for one, and for a group
-// with one.
+// Resolve is lock.Resolve for a lock, with an error for the options that it does not have. reads is set for a read
+// lock, and for a group with one. A read lock has no AtLeast: each reader would leave a field in the hash.
 func Resolve[O lock.Option](reads bool, opts []O) (lock.Options, error) {
 	o, err := lock.Resolve(opts...)
 	if err == nil && o.AtLeast > 0 && reads {

@@ -26,7 +26,7 @@ type State struct {
 	Site callsite.Site // where the hold was acquired; set by Given
 
 	// Fixed is set if the hold is not renewed, and Member if it is one of several that are taken as
-	// one. They are the embedding type's.
+	// one. The embedding type guards them.
 	Fixed, Member bool
 
 	phase    phase

@@ -127,8 +127,8 @@ func (c *claim) releaseLost(ctx context.Context) {
 	})
 }
 
-// release releases the claim. With elsewhere set a waiter of another process comes next. With mayHaveRun
-// set an earlier request may have released it.
+// release releases the claim. With elsewhere set a waiter of another process comes next, if the server keeps the
+// queue. With mayHaveRun set an earlier request may have released the claim.
 func (c *claim) release(ctx context.Context, by time.Time, elsewhere, mayHaveRun bool) error {
 	l := c.lock
 	if until, ok := c.kept(); ok {
