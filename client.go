@@ -217,12 +217,15 @@ func connect(ctx context.Context, opt rueidis.ClientOption) (rueidis.Client, err
 // Wrap returns a client that uses conn, which remains open after Close. It blocks like New, but
 // with the timeouts of conn. If conn is nil, the error matches lock.ErrInvalid. The connection may
 // be shared with other code: renewals do not queue behind other commands unless the server is far away,
-// and commands are neither resent nor sent to replicas, whatever the settings of conn. Waiters subscribe on
-// a connection of the pool of BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
+// and commands are neither resent nor sent to replicas, whatever the settings of conn. A call waits for the reply to
+// a request for 3 s at most, however long the timeouts of conn are. Waiters subscribe on a connection of the pool of
+// BlockingPoolSize. While others use all of that pool, waiters poll instead, and are late by up to 5 s.
+//
 // If the address of the server may lead to another one after a failover, conn needs a ConnLifetime: nothing
-// else closes a connection to the old primary. Wrap does not name the connection: its ClientName is the caller's
-// (see New). If a hook of conn panics, the outcome of the request is
-// unknown, and the logger gets the stack.
+// else closes a connection to the old primary. In a cluster it needs a MaxMovedRedirections: without, a request never
+// ends whose nodes redirect to each other, even after its caller has left. Wrap does not name the connection: its
+// ClientName is the caller's (see New). If a hook of conn panics, the outcome of the request is unknown, and the logger
+// gets the stack.
 func Wrap(ctx context.Context, conn rueidis.Client, opts ...Option) (*Client, error) {
 	cfg, err := newConfig(ctx, opts)
 	if err != nil {
