@@ -285,14 +285,12 @@ func (e *entry) attempted(batch []*waiter, answers []Answer, handed bool) {
 	acquired := false
 	shared := false
 	busy := false
-	var left []Acquirer // waiters that have left meanwhile, and may have something on the server
+	var left []Acquirer // its waiters have left meanwhile
 	for i, w := range batch {
 		a := &answers[i]
 		busy = busy || !handed && a.Err == nil && !a.unsent
 		if w.state == departed {
-			if a.Err != nil || a.Acquired || a.Queued {
-				left = append(left, w.req.Acquirer)
-			}
+			left = append(left, w.req.Acquirer)
 			e.removeLocked(w)
 			e.unrefLocked()
 		} else if w.takeLocked(*a) {
