@@ -171,7 +171,7 @@ func TestTermThatDoesNotBegin(t *testing.T) {
 			call.Cancel(cause)
 			err := call.EndWithin(soon)
 			require.ErrorIs(t, err, cause)
-			require.True(t, errors.Is(err, lock.ErrNotAcquired) != errors.Is(err, lock.ErrIndeterminate), "%v", err)
+			require.NotEqual(t, errors.Is(err, lock.ErrNotAcquired), errors.Is(err, lock.ErrIndeterminate), "%v", err)
 			require.NoError(t, g.Open())
 			isFree()
 		})

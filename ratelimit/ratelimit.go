@@ -55,6 +55,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"time"
 
@@ -302,7 +303,7 @@ func (l *Limiter) Release(ctx context.Context, n int) (int, error) {
 	}
 	defer l.s.Leave() // Close waits for the release
 
-	keys := append(l.keys[:len(l.keys):len(l.keys)], wire.RateReply(l.key, wire.NewRequestID()))
+	keys := append(slices.Clip(l.keys), wire.RateReply(l.key, wire.NewRequestID()))
 	released, err := l.change(context.WithoutCancel(ctx), op, releaseScript, keys, strconv.Itoa(n), wire.Millis(replyTTL))
 	return int(released), err
 }
@@ -331,7 +332,7 @@ func (l *Limiter) change(ctx context.Context, op string, script *wire.Script, ke
 	mayHaveRun := false
 	var n int64
 	_, err := l.s.RetryWrite(ctx, began.Add(patience), func(ctx context.Context) error {
-		all := append(args[:len(args):len(args)], wire.Flag(mayHaveRun))
+		all := append(slices.Clip(args), wire.Flag(mayHaveRun))
 		parts, err := wire.List(script.Exec(ctx, l.s.Client, keys, all), 1, 1)
 		if err == nil {
 			n, err = wire.Range{Least: -1, Most: MaxRate}.Number(parts[0])

@@ -196,7 +196,7 @@ func TestRateCreates(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, ratelimit.Config{Rate: 3, Per: time.Minute, PerClient: true, KeepAlive: 24 * time.Hour}, config)
 		for _, k := range []string{key, wire.RateValueOf(key, c.ID()), wire.RatePermitsOf(key, c.ID())} {
-			require.Greater(t, harness.PTTL(t, s.Addr, k), int64(0), k)
+			require.Positive(t, harness.PTTL(t, s.Addr, k), k)
 		}
 
 		// An existing one keeps its rate.
@@ -405,7 +405,7 @@ func TestSetRate(t *testing.T) {
 		// An expiry comes and goes with the configuration.
 		require.NoError(t, l.SetRate(t.Context(), ratelimit.Config{Rate: 9, Per: time.Minute, KeepAlive: time.Hour}))
 		require.NoError(t, l.TryAcquire(t.Context(), 9))
-		require.Greater(t, harness.PTTL(t, s.Addr, wire.RatePermits(key)), int64(0))
+		require.Positive(t, harness.PTTL(t, s.Addr, wire.RatePermits(key)))
 		setRate(t, l, 9, time.Minute)
 		for _, k := range []string{key, wire.RateValue(key), wire.RatePermits(key)} {
 			require.EqualValues(t, -1, harness.PTTL(t, s.Addr, k), k)

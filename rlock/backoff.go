@@ -41,7 +41,7 @@ func ExponentialBackoff(initial, limit time.Duration, multiplier float64) Backof
 		if pause >= float64(limit) {
 			return limit
 		}
-		return min(limit, time.Duration(pause)+rand.N(time.Duration(n))*time.Millisecond)
+		return min(limit, time.Duration(pause)+time.Duration(rand.N(n))*time.Millisecond)
 	}
 }
 

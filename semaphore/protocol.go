@@ -407,7 +407,7 @@ func (s *pool) repeat(seq *sequence, script *wire.Script, args func() []string, 
 				s.slots.done(seq)
 				if err != nil {
 					done(nil)
-					return -1, nil
+					return -1, nil //nolint:nilerr // it is final, so there is nothing to repeat
 				}
 				done(reply)
 				close(replied)

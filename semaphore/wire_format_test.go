@@ -71,7 +71,7 @@ func (x *wireTest) runAll(operations []operation) {
 func (x *wireTest) requireKeys(want map[string]string) {
 	x.Helper()
 	types := map[string]string{}
-	for _, key := range strings.Fields(x.reply("KEYS", "*")) {
+	for key := range strings.FieldsSeq(x.reply("KEYS", "*")) {
 		if !strings.HasPrefix(key, "redlatch_sc_request") {
 			types[key] = strings.TrimPrefix(harness.Do(x, x.addr, "TYPE", key), "+")
 			require.EqualValues(x, -1, harness.PTTL(x, x.addr, key), key)

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"log"
 	"os"
+	"strings"
 	"sync"
 	"time"
 
@@ -49,15 +50,16 @@ func main() {
 		log.Fatal(err)
 	}
 	// The results show what was done, not the count.
-	line := "all parts are done:"
+	var line strings.Builder
+	line.WriteString("all parts are done:")
 	for part := 1; part <= parts; part++ {
 		result, ok := results.Load(part)
 		if !ok {
 			log.Fatalf("part %d is missing", part)
 		}
-		line += fmt.Sprint(" ", result)
+		fmt.Fprint(&line, " ", result)
 	}
-	fmt.Println(line)
+	fmt.Println(line.String())
 }
 
 func work(ctx context.Context, client *redlatch.Client, part int) {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"maps"
+	"net/http"
 	"net/http/httptest"
 	"regexp"
 	"runtime"
@@ -144,7 +145,7 @@ func TestDebugHandler(t *testing.T) {
 	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
 		c := s.Client(t)
 		get := func(url, accept, contentType string) string {
-			r, w := httptest.NewRequest("GET", url, nil), httptest.NewRecorder()
+			r, w := httptest.NewRequest(http.MethodGet, url, nil), httptest.NewRecorder()
 			r.Header.Set("Accept", accept)
 			c.DebugHandler().ServeHTTP(w, r)
 			require.Equal(t, 200, w.Code)

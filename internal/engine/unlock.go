@@ -58,7 +58,6 @@ const (
 func (h *Hold) startUnlock(ctx context.Context, op string) (ending, error) {
 	h.check()
 	c := h.claim
-	last := false
 	over := time.Time{}
 
 	c.mu.Lock()
@@ -74,7 +73,8 @@ func (h *Hold) startUnlock(ctx context.Context, op string) (ending, error) {
 		c.mu.Unlock()
 		return ending{}, err
 	}
-	if last = c.dropLocked(h); last {
+	last := c.dropLocked(h)
+	if last {
 		left := c.lease.Remaining()
 		over = began.Add(left)
 		c.Lease = max(c.Lease, left) // for as long the server may have it

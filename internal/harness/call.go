@@ -88,7 +88,7 @@ func (c *Call[T]) Leave() {
 // an attempt was in flight.
 func NotAcquired(t testing.TB, err error) {
 	t.Helper()
-	require.True(t, errors.Is(err, lock.ErrNotAcquired) != errors.Is(err, lock.ErrIndeterminate), "%v", err)
+	require.NotEqual(t, errors.Is(err, lock.ErrNotAcquired), errors.Is(err, lock.ErrIndeterminate), "%v", err)
 	require.NotErrorIs(t, err, lock.ErrUnavailable)
 }
 

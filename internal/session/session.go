@@ -143,8 +143,8 @@ func (s *Session) Count(callers func() (waiting, attempting int)) {
 func (s *Session) Callers() (waiting, attempting int) {
 	for _, callers := range s.counted {
 		w, a := callers()
-		waiting = waiting + w
-		attempting = attempting + a
+		waiting += w
+		attempting += a
 	}
 	return waiting, attempting
 }

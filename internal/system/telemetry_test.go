@@ -586,7 +586,7 @@ func TestTelemetryIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/reference/metrics.md")
 	require.NoError(t, err)
 	names := 0
-	for _, quoted := range strings.Split(string(source), `"`) {
+	for quoted := range strings.SplitSeq(string(source), `"`) {
 		if strings.HasPrefix(quoted, "redlatch.") {
 			names++
 			assert.Contains(t, string(doc), "`"+quoted+"`")

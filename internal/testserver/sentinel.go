@@ -115,11 +115,12 @@ func (s *Sentinels) Rejoin(server *Server) error {
 
 // URL returns the sentinels' addresses as a URL for redlatch.Open.
 func (s *Sentinels) URL() string {
-	url := s.Sentinels[0].URL() + "?master_set=main"
+	var url strings.Builder
+	url.WriteString(s.Sentinels[0].URL() + "?master_set=main")
 	for _, sentinel := range s.Sentinels[1:] {
-		url += "&addr=" + sentinel.Addr
+		url.WriteString("&addr=" + sentinel.Addr)
 	}
-	return url
+	return url.String()
 }
 
 // Stop stops all servers.

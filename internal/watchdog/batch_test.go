@@ -68,7 +68,7 @@ func TestWavesAreBounded(t *testing.T) {
 			renewed += n
 		}
 		assert.Equal(t, leases, renewed)
-		assert.Equal(t, leases/batchSize, len(s.batches))
+		assert.Len(t, s.batches, leases/batchSize)
 	})
 }
 

@@ -79,10 +79,8 @@ func Undone(ctx context.Context, err error) error {
 // NotAsked returns the error of a caller that has sent no request, because the request of another caller
 // has failed with err. It is nil if that only says that the other caller has left.
 func NotAsked(err error) error {
-	for _, cause := range split(err) {
-		if isEnd(cause) {
-			return nil
-		}
+	if slices.ContainsFunc(split(err), isEnd) {
+		return nil
 	}
 	return errors.Join(lock.ErrUnavailable, errors.New(Reason(err)))
 }

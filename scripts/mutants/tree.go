@@ -30,7 +30,7 @@ func newTree(root, dir string) (*tree, error) {
 	if err != nil {
 		return nil, fmt.Errorf("git ls-files: %w", err)
 	}
-	for _, file := range strings.Split(strings.TrimSuffix(string(files), "\x00"), "\x00") {
+	for file := range strings.SplitSeq(strings.TrimSuffix(string(files), "\x00"), "\x00") {
 		from, to := filepath.Join(root, file), filepath.Join(t.root, file)
 		info, err := os.Stat(from)
 		if errors.Is(err, os.ErrNotExist) || err == nil && info.IsDir() { // deleted and not committed, or another repository
