@@ -200,10 +200,8 @@ func TestTermThatDoesNotBegin(t *testing.T) {
 			isFree()
 		})
 		t.Run("silence", func(t *testing.T) {
-			call := harness.Start(t, t.Context(), func(ctx context.Context) (*election.Term, error) {
-				return c.Election(name).Campaign(ctx, "", lock.Lease(time.Second))
-			})
 			reached := g.Arm(harness.Silence, begin, 1)
+			call := stand(t, c, "", lock.Lease(2*time.Second))
 			harness.Reached(t, reached)
 			g.Stall()
 			require.ErrorIs(t, call.End(), lock.ErrUnavailable, "the lease is over, so no term can begin")

@@ -39,7 +39,7 @@ func untilDone(ctx context.Context, _ *election.Term) error {
 
 func TestRun(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Second)), harness.Client(t, s)
+		c, other := harness.Client(t, s, redlatch.WithWatchdogTimeout(3*time.Second)), harness.Client(t, s)
 		terms := make(chan *election.Term)
 		r := run(t, t.Context(), c, func(ctx context.Context, term *election.Term) error {
 			terms <- term
@@ -50,10 +50,11 @@ func TestRun(t *testing.T) {
 		leads(t, other, term)
 
 		// It is deposed, and campaigns again.
+		between := stand(t, other, "", lock.Lease(2*time.Second))
+		harness.Waits(t, 1, other)
 		_, err := c.FairLock(name).ForceUnlock(t.Context())
 		require.NoError(t, err)
-		_, err = other.Election(name).Campaign(t.Context(), "", lock.Lease(500*time.Millisecond))
-		require.NoError(t, err)
+		require.NoError(t, between.End())
 		harness.Do(t, s.Addr, "SCRIPT", "FLUSH")
 		again := harness.Receive(t, 2*soon, "another term", terms)
 		require.Equal(t, term.Token()+2, again.Token())

@@ -20,7 +20,7 @@ const (
 	// mostWaiters is the most waiters of a queue, and mostRemoved how many one request removes or moves.
 	mostWaiters, mostRemoved = 65_535, 1000
 	// prompt bounds the reply of a script that does as much as it may.
-	prompt = 2 * time.Second
+	prompt = 5 * time.Second
 )
 
 // eachOwn runs a test on a server of its own, which would not answer again if a script had no bound.

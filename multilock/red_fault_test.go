@@ -232,7 +232,7 @@ func TestRedFirstLockBesideASilentServer(t *testing.T) {
 		red := redOf(redClients(t, servers, redlatch.WithWatchdogTimeout(time.Minute)), "orders", multilock.Timeout(10*time.Second))
 		servers[2].Pause()
 		defer servers[2].Resume()
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
 		defer cancel()
 		h, err := red.Lock(ctx)
 		require.NoError(t, err)

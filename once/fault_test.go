@@ -150,7 +150,7 @@ func TestRunAndShutdown(t *testing.T) {
 // Shutdown ends with its context, although the success of work that has run cannot be stored.
 func TestShutdownBesideASilentServer(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
-		const patience = 3 * time.Second
+		const patience = 2 * time.Second // well below engine.UnlockTimeout
 		s := harness.Own(t, shared.Program)
 		c := harness.Client(t, s)
 		call, work := occupy(t, c.Once(name))
@@ -162,7 +162,7 @@ func TestShutdownBesideASilentServer(t *testing.T) {
 		defer cancel()
 		began := time.Now()
 		require.ErrorIs(t, c.Shutdown(ctx), context.DeadlineExceeded)
-		require.Less(t, time.Since(began), patience+patience/4)
+		require.Less(t, time.Since(began), 2*patience)
 		require.ErrorIs(t, call.EndWithin(soon), lock.ErrIndeterminate)
 	})
 }

@@ -307,10 +307,10 @@ func TestDoneWhenTheWaitIsOver(t *testing.T) {
 		require.Equal(t, ":1", harness.Do(t, s.Addr, "EXISTS", key))
 		harness.Do(t, s.Addr, "RENAME", wire.OnceDone(name, slot), "{"+name+"}:aside")
 		var w counter
-		waits := start(t, o, slot, w.work, lock.Wait(time.Second))
+		waits := start(t, o, slot, w.work, lock.Wait(2*time.Second))
 		harness.Waits(t, 1, b)
 		harness.Do(t, s.Addr, "RENAME", "{"+name+"}:aside", wire.OnceDone(name, slot))
-		require.NoError(t, waits.EndWithin(soon))
+		require.NoError(t, waits.EndWithin(2*soon))
 		require.False(t, waits.Value.ran)
 		require.NoError(t, g.Open())
 		require.True(t, first.Got().ran)

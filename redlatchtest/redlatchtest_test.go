@@ -56,7 +56,7 @@ func nothing(context.Context) error { return nil }
 // time runs on such a server, with all kinds of objects.
 func TestEmbedded(t *testing.T) {
 	t.Parallel()
-	const lease = 200 * time.Millisecond
+	const lease = time.Second
 	s := redlatchtest.NewEmbedded(t)
 	require.Equal(t, "embedded server", s.Kind())
 	c := redlatchtest.NewClient(t, s)

@@ -20,7 +20,7 @@ func ExampleGuard() {
 	l := client.FencedLock("file")
 	var guard rlock.Guard // beside the resource, not beside the lock
 
-	late, err := l.Lock(ctx, lock.Lease(50*time.Millisecond))
+	late, err := l.Lock(ctx, lock.Lease(time.Second))
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func TestPanicInBackoff(t *testing.T) {
 				if l.Name() == "plain" {
 					again = c.PlainLock("plain")
 				}
-				require.NoError(t, again.Do(t.Context(), func(context.Context) error { return nil }, lock.Wait(time.Second)))
+				require.NoError(t, again.Do(t.Context(), func(context.Context) error { return nil }, lock.Wait(soon)))
 			}
 		}
 		harness.Idle(t, c)

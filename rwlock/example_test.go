@@ -27,7 +27,7 @@ func ExampleRWLock() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	_, err = rw.Write().Lock(ctx, lock.Wait(50*time.Millisecond))
+	_, err = rw.Write().Lock(ctx, lock.Wait(time.Second))
 	fmt.Println("not acquired while two read:", errors.Is(err, lock.ErrNotAcquired))
 	fmt.Println(first.Unlock(ctx), second.Unlock(ctx))
 

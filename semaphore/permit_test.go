@@ -212,7 +212,7 @@ func TestFailedReleaseKeepsPermit(t *testing.T) {
 // The loss of one permit is the loss of all: Release then releases the others.
 func TestLossOfOneOfSeveral(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
-		e := permitSemaphore(t, harness.Client(t, s, redlatch.WithWatchdogTimeout(time.Second)), 5)
+		e := permitSemaphore(t, harness.Client(t, s, redlatch.WithWatchdogTimeout(3*time.Second)), 5)
 		for how, lose := range map[string]func(p *semaphore.Permit){
 			"renewal":        func(*semaphore.Permit) {},
 			"extension":      func(p *semaphore.Permit) { require.ErrorIs(t, p.Extend(t.Context(), time.Minute), lock.ErrLost) },

@@ -25,7 +25,7 @@ func TestBench(t *testing.T) {
 			Goroutines   int
 			Measurements []measurement
 		}
-		text := succeeds(t, s.Addr, "bench", "--for", "4s", "--json", "--goroutines", "3")
+		text := succeeds(t, s.Addr, "bench", "--for", "8s", "--json", "--goroutines", "3")
 		require.NoError(t, json.Unmarshal([]byte(text), &got))
 		require.Equal(t, 3, got.Goroutines)
 		require.Len(t, got.Measurements, len(benchRows))

@@ -19,7 +19,7 @@ func TestLatch(t *testing.T) {
 		require.Equal(t, "4\n", succeeds(t, s.Addr, "latch", "set", "import", "4"))
 		fails(t, s.Addr, statusNo, "has a count already", "latch", "set", "import", "9")
 		require.EqualValues(t, -1, harness.PTTL(t, s.Addr, "import"))
-		fails(t, s.Addr, statusNotAcquired, "not open after 50ms", "latch", "wait", "--wait", "50ms", "import")
+		fails(t, s.Addr, statusNotAcquired, "not open after 1s", "latch", "wait", "--wait", "1s", "import")
 		require.Equal(t, "3\n", succeeds(t, s.Addr, "latch", "down", "import"))
 
 		waiting := []*command{start(t, s.Addr, "latch", "wait", "import"), start(t, s.Addr, "latch", "wait", "--wait", "1h", "import")}

@@ -219,7 +219,7 @@ func TestConflict(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		defer unlock(t, takeJob(t, s))
 		fails(t, s.Addr, 7, "not acquired", sh("true", "--try", "--conflict-status", "7")...)
-		for _, args := range [][]string{{"--try"}, {"--wait", "10ms"}} {
+		for _, args := range [][]string{{"--try"}, {"--wait", "1s"}} {
 			r := finish(t, s.Addr, sh("true", append(args, "--quiet", "--conflict-status", "0")...)...)
 			require.Zero(t, r.status)
 			require.Empty(t, r.stdout+r.stderr)
@@ -298,7 +298,7 @@ func TestWaitIncludesTheServer(t *testing.T) {
 		s := harness.Own(t, shared.Program)
 		fails(t, s.Addr, statusFailed, "WRONGPASS", sh("true", "--url", "redis://user:wrong@"+s.Addr)...)
 		s.Kill()
-		fails(t, s.Addr, statusFailed, "connection refused", sh("true", "--wait", "300ms")...)
+		fails(t, s.Addr, statusFailed, "connection refused", sh("true", "--wait", "1s")...)
 		c := newCommand(t, s.Addr, sh("echo held", "--wait", "1m")...)
 		said := make(texts, 100)
 		c.cmd.Stderr = said

@@ -27,7 +27,7 @@ func samplerOf(t *testing.T, s *testserver.Server, pattern string) *sampler {
 	})
 	require.NoError(t, err)
 	t.Cleanup(conn.Close)
-	return &sampler{reader: &inspect.Reader{Conn: conn}, pattern: pattern, budget: time.Second}
+	return &sampler{reader: &inspect.Reader{Conn: conn}, pattern: pattern, budget: patience}
 }
 
 // take takes a sample and returns its rows by name.
@@ -63,7 +63,7 @@ func TestSamples(t *testing.T) {
 		_, rows = take(t, from)
 		require.Contains(t, rows, "a")
 		require.Equal(t, 1, waiting(rows["a"].Object))
-		from.budget = time.Second
+		from.budget = patience
 		got, rows := take(t, from)
 		require.True(t, got.scanned)
 		require.Zero(t, got.skipped)

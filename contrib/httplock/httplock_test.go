@@ -34,7 +34,7 @@ func TestMain(m *testing.M) { harness.Main(m, nil) }
 
 const (
 	patience = 20 * time.Second
-	timeout  = time.Second // of the watchdog, in tests that lose locks
+	timeout  = 3 * time.Second // of the watchdog, in tests that lose locks
 )
 
 // locks returns the plain locks of a client.

@@ -534,7 +534,7 @@ func TestCallersOfASilentServerLeaveFewGoroutines(t *testing.T) {
 			})
 		}
 		all.Wait()
-		harness.Eventually(t, time.Second, "few goroutines are left", func() bool { return runtime.NumGoroutine() < before+few })
+		harness.Eventually(t, 2*time.Second, "few goroutines are left", func() bool { return runtime.NumGoroutine() < before+few })
 		c.Close()
 		harness.Eventually(t, soon, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 	})

@@ -370,7 +370,7 @@ func TestErrorsOfRedLocks(t *testing.T) {
 			servers = append(servers, s)
 			members = append(members, curtly(t, s.Addr).Lock("orders"))
 		}
-		red := c.RedLock(members, multilock.Timeout(200*time.Millisecond))
+		red := c.RedLock(members, multilock.Timeout(600*time.Millisecond))
 		require.NoError(t, red.Do(t.Context(), nothing)) // the servers are identified
 		check := func(kind error, says string) {
 			t.Helper()

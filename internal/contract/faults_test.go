@@ -748,7 +748,7 @@ var severalRow = func() requests {
 				all(x, w.Got())
 			}},
 			{"the end of a lease", hashRenew, func(x *faultCase) {
-				theirs := mustLock(x, x.Context(), x.other.Lock(names(x.name)[2]), lock.Lease(200*time.Millisecond))
+				theirs := mustLock(x, x.Context(), x.other.Lock(names(x.name)[2]), lock.Lease(2*time.Second))
 				var h lock.Hold
 				var err error
 				x.during(func() { h, err = x.mine().Lock(x.ctx, lock.Lease(10*time.Second)) })

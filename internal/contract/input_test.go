@@ -290,7 +290,7 @@ func TestExpiryForbidden(t *testing.T) {
 // On a server out of memory nobody takes anything, and who has something can keep it, leave it to another
 // process, and give it back.
 func TestOutOfMemory(t *testing.T) {
-	const timeout = time.Second
+	const timeout = 3 * time.Second
 	lasting := acquired // package countdown tests the latch
 	eachKind(t, lasting, func(t *testing.T, s *testserver.Server, k kind) {
 		c := harness.Client(t, s, redlatch.WithWatchdogTimeout(timeout))

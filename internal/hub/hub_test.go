@@ -288,11 +288,20 @@ func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 	harness.Each(t, func(t *testing.T, shared *testserver.Server) {
 		s := harness.Own(t, shared.Program)
 		harness.Do(t, s.Addr, "ACL", "SETUSER", "app", "on", ">secret", "+@all", "allkeys", "resetchannels", "&*:allowed*")
+		connects := make(chan struct{})
+		var waits atomic.Bool // whether further connections wait for that
 		conn, err := rueidis.NewClient(rueidis.ClientOption{
 			InitAddress: []string{s.Addr}, Username: "app", Password: "secret", DisableCache: true,
+			DialCtxFn: func(ctx context.Context, addr string, d *net.Dialer, _ *tls.Config) (net.Conn, error) {
+				if waits.Load() {
+					<-connects
+				}
+				return d.DialContext(ctx, "tcp", addr)
+			},
 		})
 		require.NoError(t, err)
 		defer conn.Close()
+		waits.Store(true)
 		var log harness.Log
 		h := hub.New(conn, hub.Options{Logger: log.Logger()})
 		defer h.Close()
@@ -306,6 +315,7 @@ func TestChannelsOfASlotAreSubscribedTogether(t *testing.T) {
 			return e
 		}
 		e := subscribe(8, "allowed")
+		close(connects)
 		for range 8 {
 			require.Equal(t, subscribed, e.next(t))
 		}

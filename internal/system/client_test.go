@@ -229,7 +229,7 @@ func TestConnectionsToSentinelsUseTLS(t *testing.T) {
 			first <- b[0]
 		}
 	})
-	_, err := redlatch.Open(t.Context(), "rediss://"+addr+"?master_set=m&dial_timeout=200ms")
+	_, err := redlatch.Open(t.Context(), "rediss://"+addr+"?master_set=m&dial_timeout=2s")
 	require.Error(t, err)
 	const handshake = 22 // RFC 8446, section 5.1
 	require.Equal(t, byte(handshake), <-first)

@@ -282,7 +282,7 @@ func TestSingleCallersAreSynchronous(t *testing.T) {
 		}
 		require.Zero(t, pipelined.Load())
 
-		h := mustLock(t, harness.Client(t, s).Lock("taken"), lock.Lease(time.Second))
+		h := mustLock(t, harness.Client(t, s).Lock("taken"), lock.Lease(2*time.Second))
 		require.NoError(t, c.SpinLock("taken").Do(context.Background(), nothing)) // without a connection for messages
 		require.NotZero(t, pipelined.Load(), h)
 	})
