@@ -56,13 +56,13 @@ func Check(err error) {
 
 // Request sends a request, and can be called again. It returns the replies of the server and of
 // the model.
-type Request func() (real, want any, err error)
+type Request func() (got, want any, err error)
 
 // Send sends the request and compares the replies.
 func (r Request) Send() {
-	real, want, err := r()
+	reply, want, err := r()
 	Check(err)
-	if got, want := fmt.Sprintf("%+v", real), fmt.Sprintf("%+v", want); got != want {
+	if got, want := fmt.Sprintf("%+v", reply), fmt.Sprintf("%+v", want); got != want {
 		Failf("the server replies %s, want %s", got, want)
 	}
 }
