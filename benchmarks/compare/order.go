@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -69,12 +71,12 @@ func order(ctx context.Context, t task, s service) (job, error) {
 
 // overtaken returns how many numbers precede a smaller one.
 func overtaken(got []int) (n int) {
-	least := int(^uint(0) >> 1)
-	for i := len(got) - 1; i >= 0; i-- {
-		if got[i] > least {
+	least := math.MaxInt
+	for _, number := range slices.Backward(got) {
+		if number > least {
 			n++
 		}
-		least = min(least, got[i])
+		least = min(least, number)
 	}
 	return n
 }
