@@ -209,9 +209,9 @@ func TestEveryField(t *testing.T) {
 	}
 	for _, base := range bases() {
 		elem := reflect.TypeOf(base).Elem()
-		for i := range elem.NumField() {
-			key := elem.Name() + "." + elem.Field(i).Name
-			if fields[elem.Field(i).Name] == translated && !refusing[key] {
+		for field := range elem.Fields() {
+			key := elem.Name() + "." + field.Name
+			if fields[field.Name] == translated && !refusing[key] {
 				require.True(t, effective[key], "%s is not translated", key)
 			}
 		}

@@ -1,7 +1,6 @@
 package httplimit_test
 
 import (
-	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -171,7 +170,7 @@ func TestInvalidConfig(t *testing.T) {
 		_, err := httplimit.New(c)
 		require.ErrorIs(t, err, lock.ErrInvalid, what)
 		var e *lock.Error
-		require.True(t, errors.As(err, &e), what)
+		require.ErrorAs(t, err, &e, what)
 		require.Equal(t, "httplimit", e.Name)
 	}
 }
