@@ -219,7 +219,7 @@ func (b *bencher) measure(ctx context.Context, length time.Duration, report func
 		took := time.Since(began)
 		cancel()
 		if ctx.Err() != nil {
-			return nil // a signal
+			return nil //nolint:nilerr // a signal
 		}
 		if err != nil {
 			return fmt.Errorf("%s: %w", strings.TrimSpace(t.what+" "+t.kind), err)

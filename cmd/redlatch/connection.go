@@ -84,7 +84,7 @@ func interruptible(patience time.Duration, f func(ctx context.Context) error) er
 	case sig := <-signals:
 		cancel()
 		select {
-		case <-result:
+		case <-result: //nolint:errcheck // the signal says why
 		case <-time.After(patience):
 		case <-signals:
 		}

@@ -242,7 +242,7 @@ func TestDoctorSeesAHandOver(t *testing.T) {
 		r := start(t, s.Addr, "doctor", "--watch", "1m", "jobs")
 		harness.Eventually(t, patience, "doctor reads", func() bool { return harness.Commands(t, conn)["type"] > before })
 		require.NoError(t, h.Unlock(t.Context()))
-		defer waiter.Got().Unlock(context.Background()) //nolint:errcheck // the test is over
+		defer waiter.Got().Unlock(context.Background())
 		require.Zero(t, r.status(patience))
 		var out []string
 		for line := range r.lines {

@@ -192,7 +192,7 @@ func TestStatuses(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		held, err := harness.Client(t, s).Lock("held").Lock(t.Context())
 		require.NoError(t, err)
-		defer held.Unlock(t.Context()) //nolint:errcheck // the test is over
+		defer held.Unlock(t.Context())
 		for _, row := range []struct {
 			status int
 			stderr string

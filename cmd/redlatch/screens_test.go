@@ -31,7 +31,7 @@ func TestDocumentedScreens(t *testing.T) {
 			text += strings.TrimRight("    "+line, " \n") + "\n"
 		}
 		text = regexp.MustCompile(`(?m)^ +$`).ReplaceAllString(text, "")
-		require.True(t, strings.Contains(maskedScreen(string(page)), maskedScreen(text)), "now:\n%s", text)
+		require.Contains(t, maskedScreen(string(page)), maskedScreen(text), "now:\n%s", text)
 	}
 	harness.EachOf(t, []string{"inspect", "top"}, func(name string) string { return name }, func(t *testing.T, s *testserver.Server, name string) {
 		scene(t, s)

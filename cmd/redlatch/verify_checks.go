@@ -83,7 +83,7 @@ func (v *verifier) one(ctx context.Context, name string, run func(t *trial) erro
 	t := &trial{verifier: v, ctx: ctx, name: v.scratch + ":" + strings.ReplaceAll(name, " ", "-")}
 	result := make(chan error, 1)
 	v.done.Go(func() { result <- run(t) })
-	err := error(nil)
+	var err error
 	select {
 	case err = <-result:
 	case <-ctx.Done():

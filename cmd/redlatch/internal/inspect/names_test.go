@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -169,7 +168,7 @@ func record(t *testing.T, s *testserver.Server) *recorder {
 	}()
 	t.Cleanup(func() {
 		cancel()
-		require.True(t, errors.Is(<-ended, context.Canceled))
+		require.ErrorIs(t, <-ended, context.Canceled)
 	})
 	harness.Eventually(t, soon, "it listens", func() bool { return harness.Do(t, s.Addr, "PUBSUB", "NUMPAT") == ":1" })
 	return r
