@@ -6,6 +6,7 @@ import (
 	"github.com/redlatch/redlatch/countdown"
 	"github.com/redlatch/redlatch/election"
 	"github.com/redlatch/redlatch/fairlock"
+	"github.com/redlatch/redlatch/grouplock"
 	"github.com/redlatch/redlatch/lock"
 	"github.com/redlatch/redlatch/multilock"
 	"github.com/redlatch/redlatch/once"
@@ -95,6 +96,14 @@ func (c *Client) SpinLock(name string, backoff ...rlock.Backoff) *rlock.Spin {
 // that is nil, a duplicate, or of another module's type, every method returns an error.
 func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 	return multilock.New(c.groups, members...)
+}
+
+// GroupLock returns the lock of all of the values, of the group of that name. Locks of the same group exclude each other if they
+// have a value in common. The values are bytes: package grouplock says which ones Java has. Their order does not
+// matter, and one that is repeated counts once. Names are as for Lock. It sends nothing and does not fail: without values,
+// or with more than 1,000, every method returns an error that matches lock.ErrInvalid.
+func (c *Client) GroupLock(name string, values ...string) *grouplock.Lock {
+	return grouplock.New(c.engine, name, values...)
 }
 
 // RedLock returns a lock that acquires a majority of the reentrant locks of one name on

@@ -89,6 +89,7 @@ func publicCalls(c *redlatch.Client, name string) (all []publicCall) {
 	for kind, l := range map[string]harness.Lock{
 		"lock": c.Lock(name), "fenced": c.FencedLock(name), "spin": c.SpinLock(name), "plain": c.PlainLock(name),
 		"fair": c.FairLock(name), "read": c.RWLock(name).Read(), "write": c.RWLock(name).Write(),
+		"group": c.GroupLock(name, "a", "b"),
 	} {
 		locker(kind, l)
 		add(kind, "UnlockOwner", "release", func(ctx context.Context) error { return l.UnlockOwner(named(ctx)) })

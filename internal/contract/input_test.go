@@ -342,7 +342,7 @@ func TestAKeyWithoutAnExpiry(t *testing.T) {
 		var log harness.Log
 		c := harness.Client(t, s, redlatch.WithLogger(log.Logger()))
 		l := k.of(c, "orders")
-		if !k.owned {
+		if !k.owned || k.timed {
 			harness.Do(t, s.Addr, k.stored...)
 			for _, err := range []error{only(l.TryLock(t.Context())), only(l.Lock(t.Context(), lock.Wait(50*time.Millisecond)))} {
 				harness.NotAcquired(t, err)

@@ -59,6 +59,7 @@ type kind struct {
 	once   bool // an owner cannot hold it more than once
 	polls  bool // waiters make attempts all the time
 	tokens bool // holds have fencing tokens
+	timed  bool // the end of a hold is stored beside the expiry of the key
 	// memory is set if it is a redlatchtest.Locker, which is for tests that ask for it.
 	memory bool
 
@@ -98,6 +99,17 @@ func onceOnly(k kind) kind {
 func reading(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Read() }
 func writing(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() }
 func plain(c *redlatch.Client, name string) lock.Locker   { return c.PlainLock(name) }
+
+func grouped(c *redlatch.Client, name string) lock.Locker { return c.GroupLock(name, "a", "b") }
+
+// regrouped is grouped, in other words.
+func regrouped(c *redlatch.Client, name string) lock.Locker { return c.GroupLock(name, "b", "a", "b") }
+
+// somebodyHas returns the command that gives somebody the value "b" of the group "orders", without a lease that ends soon.
+func somebodyHas() []string {
+	const b = "Q5CdP+xmkHdTGWYr64Lw6A"
+	return []string{"HSET", "orders", b, somebody, b + ":" + somebody + ":expire_time", "9999999999999", b + ":" + somebody + ":lock_count", "1"}
+}
 
 // multi holds two members with one script, and a third with another.
 func multi(c *redlatch.Client, name string) lock.Locker {
@@ -144,6 +156,7 @@ var kinds = []kind{
 		stored: []string{"HSET", "orders", "mode", "write", somebody + ":write", "1"},
 	},
 	{name: "plain", of: plain, rival: plain, owned: true, leased: true, once: true, stored: []string{"SET", "orders", "somebody"}},
+	{name: "group", of: grouped, rival: regrouped, owned: true, leased: true, timed: true, stored: somebodyHas()},
 	{name: "multi", of: multi, rival: multi, leased: true, stored: []string{"HSET", "orders", somebody, "1"}},
 	{name: "red", of: red, rival: red, leased: true, once: true, polls: true, stored: []string{"HSET", "orders", somebody, "1"}},
 	{

@@ -423,7 +423,9 @@ func (c *claim) alignLocked() {
 }
 
 // Leased implements watchdog.Holder.
-func (c *claim) Leased() watchdog.Subject { return watchdog.Subject{Key: c.Key, Owner: c.ID.String()} }
+func (c *claim) Leased() watchdog.Subject {
+	return watchdog.Subject{Key: c.Key, Owner: c.ID.String() + c.lock.kind.Renewed}
+}
 
 // Lost implements watchdog.Holder.
 func (c *claim) Lost(reason lock.Reason, cause error) {

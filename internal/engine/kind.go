@@ -160,6 +160,8 @@ type Kind struct {
 	NonReentrant bool
 	// HandleOnly is set if a hold ends by its own Unlock only: the kind has no UnlockOwner.
 	HandleOnly bool
+	// Renewed is what the script that renews a claim gets behind its id.
+	Renewed string
 
 	// The rest is nil if the kind does not need it, or has no such scripts.
 	Grouped   Grouped // NewLock sets Group if it is set
