@@ -51,7 +51,7 @@
 // lock defines the contract of all locks.
 //
 // Package multilock combines several locks: all of them, or a majority of independent
-// servers. Package semaphore limits concurrent use of a resource, and the latch of
+// servers. Package grouplock locks several values at once. Package semaphore limits concurrent use of a resource, and the latch of
 // package countdown lets callers wait for work done by others. Package ratelimit limits how
 // often something happens. Package election elects a
 // leader, with a fencing token for each term. Package once runs work once although several

@@ -230,5 +230,8 @@ const ms = "MILLISECONDS"
 
 // has reports whether a version of Redisson has a kind of lock.
 func has(version, kind string) bool {
+	if kind == "group" {
+		return version != latchless
+	}
 	return version == newest || !strings.HasPrefix(kind, "non-reentrant")
 }

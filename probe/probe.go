@@ -64,7 +64,7 @@ type Finding struct {
 
 // Kinds of objects that need other rights than most locks of package rlock: fair locks,
 // read-write locks, semaphores of either kind, count-down latches, plain locks, elections,
-// the objects of Client.Once, and rate limiters.
+// the objects of Client.Once, rate limiters, and locks of values of a group.
 const (
 	KindFair      = "fair"
 	KindReadWrite = "read-write"
@@ -74,6 +74,7 @@ const (
 	KindElection  = "election"
 	KindOnce      = "once"
 	KindRate      = "rate limiter"
+	KindGroup     = "group"
 )
 
 // kinds are all kinds with the plurals of their objects; "" is for the other locks of package
@@ -81,7 +82,7 @@ const (
 var kinds = []struct{ kind, objects string }{
 	{"", ""}, {KindFair, "fair locks"}, {KindReadWrite, "read-write locks"}, {KindSemaphore, "semaphores"},
 	{KindLatch, "count-down latches"}, {KindPlain, "plain locks"}, {KindElection, "elections"},
-	{KindOnce, "once-only work"}, {KindRate, "rate limiters"},
+	{KindOnce, "once-only work"}, {KindRate, "rate limiters"}, {KindGroup, "group locks"},
 }
 
 // Right is a command with the key or channel it applies to, if any.

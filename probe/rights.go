@@ -121,6 +121,8 @@ func usesOf(key, client string, cluster, sharded bool) (uses []use) {
 		{KindRate, wire.RateReply(key, client), "GET,SET"},
 		{KindRate, "", "TIME"},
 		{KindRate, wire.RateChannel(key), channel},
+
+		{KindGroup, "", "TIME"},
 	} {
 		if row.kind == KindLatch && wire.CheckLatchName(key, cluster, sharded) != nil {
 			continue // no latch has this name

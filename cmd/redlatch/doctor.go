@@ -477,6 +477,9 @@ func described(o inspect.Owner) string {
 }
 
 func mode(h inspect.Holder) string {
+	if h.Values > 0 {
+		return " with " + count(h.Values, "value")
+	}
 	if h.Mode == "" {
 		return ""
 	}

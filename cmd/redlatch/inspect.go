@@ -107,7 +107,7 @@ var kindNames = map[inspect.Kind]string{
 	inspect.None: "no object", inspect.Lock: "lock", inspect.Fenced: "fenced lock", inspect.Fair: "fair lock",
 	inspect.RWLock: "read-write lock", inspect.Plain: "plain lock", inspect.Semaphore: "semaphore",
 	inspect.Latch: "count-down latch", inspect.Counter: "number", inspect.Election: "election",
-	inspect.Once: "slot of once-only work", inspect.Rate: "rate limiter", inspect.Other: "another type of key",
+	inspect.Once: "slot of once-only work", inspect.Rate: "rate limiter", inspect.Group: "group of values", inspect.Other: "another type of key",
 }
 
 // state is the state of an object in a few words.
@@ -292,6 +292,9 @@ func notes(o inspect.Object, h inspect.Holder) string {
 	var all []string
 	if h.Mode != "" {
 		all = append(all, h.Mode)
+	}
+	if h.Values > 0 {
+		all = append(all, count(h.Values, "value"))
 	}
 	if h.Count > 1 {
 		all = append(all, fmt.Sprintf("%d holds", h.Count))

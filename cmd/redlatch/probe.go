@@ -27,6 +27,7 @@ var probeKinds = []struct{ flag, kind, objects string }{
 	{"election", probe.KindElection, "elections"},
 	{"once", probe.KindOnce, "once-only work"},
 	{"rate", probe.KindRate, "rate limiters"},
+	{"group", probe.KindGroup, "group locks"},
 }
 
 func probeKindFlags() (flags []string) {

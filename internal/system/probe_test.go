@@ -115,6 +115,7 @@ func TestStartupChecks(t *testing.T) {
 					"semaphore: ZADD redlatch_sc_waiting:{app:orders}", "semaphore: ZADD redlatch_sc_alive:{app:orders}",
 					"semaphore: ZADD {app:orders}:timeout", "semaphore: TIME",
 					"rate limiter: ZADD {app:orders}:permits", "rate limiter: ZADD {app:orders}:permits:<client>", "rate limiter: TIME",
+					"group: TIME",
 				},
 			},
 			{
@@ -137,7 +138,7 @@ func TestStartupChecks(t *testing.T) {
 			{
 				name:    "no info",
 				server:  [][]string{{"ACL", "SETUSER", "default", "-info", "-time"}},
-				missing: []string{"fair: TIME", "semaphore: TIME", "rate limiter: TIME"},
+				missing: []string{"fair: TIME", "semaphore: TIME", "rate limiter: TIME", "group: TIME"},
 			},
 			{
 				name:   "almost no commands",
@@ -331,6 +332,7 @@ func TestProbeCoversScriptCommands(t *testing.T) {
 			"once/once.go", "once/*.lua", "rlock/acquire.lua", "rlock/release.lua", "rlock/transfer.lua", "internal/engine/*.lua",
 		}, probe.KindOnce},
 		{[]string{"ratelimit/*.lua"}, probe.KindRate},
+		{[]string{"grouplock/*.lua"}, probe.KindGroup},
 	} {
 		sent := map[string]bool{}
 		for _, pattern := range kind.scripts {

@@ -54,6 +54,7 @@ func documentedRights(t *testing.T, after string, rows ...string) []string {
 // kindRows are the rows of the kinds of objects.
 var kindRows = []string{
 	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work", "rate limiters",
+	"group locks",
 }
 
 // wakes fails the test unless a message wakes a caller of c when others release. No lease may help.
@@ -104,6 +105,7 @@ func checkEverything(t *testing.T, conn rueidis.Client, c, other *redlatch.Clien
 	checkElection(t, c, other)
 	checkOnce(t, c, other)
 	checkRate(t, c, other)
+	checkGroup(t, c, other)
 }
 
 // movable is a lock whose holds can move to another process.
@@ -146,6 +148,13 @@ func checkPlainLock(t *testing.T, c, other *redlatch.Client) {
 	t.Helper()
 	checkLocker(t, c, c.PlainLock("app:plain"), c.PlainLock("app:plain"), other.PlainLock("app:plain"))
 	require.ErrorContains(t, second(c.PlainLock("elsewhere").TryLock(t.Context())), "NOPERM")
+}
+
+func checkGroup(t *testing.T, c, other *redlatch.Client) {
+	t.Helper()
+	const group = "app:group"
+	checkLocker(t, c, c.GroupLock(group, "a", "b"), c.GroupLock(group, "b", "a"), other.GroupLock(group, "b", "c"))
+	require.ErrorContains(t, second(c.GroupLock("elsewhere", "a").TryLock(t.Context())), "NOPERM")
 }
 
 func checkFairLock(t *testing.T, c, other *redlatch.Client) {
@@ -401,7 +410,7 @@ func TestDocumentedRights(t *testing.T) {
 		if harness.ChecksRights(t, s) {
 			require.Equal(t, []string{
 				probe.KindFair, probe.KindReadWrite, probe.KindSemaphore, probe.KindLatch, probe.KindPlain,
-				probe.KindElection, probe.KindOnce, probe.KindRate,
+				probe.KindElection, probe.KindOnce, probe.KindRate, probe.KindGroup,
 			}, kinds)
 		}
 		harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", kindRows...)...)
@@ -441,6 +450,7 @@ func TestDocumentedRightsOfEachKind(t *testing.T) {
 			{[]string{"fair locks", "elections"}, checkElection},
 			{[]string{"once-only work"}, checkOnce},
 			{[]string{"rate limiters"}, checkRate},
+			{[]string{"group locks"}, checkGroup},
 		} {
 			t.Run(strings.Join(tt.rows, ", "), func(t *testing.T) {
 				harness.Do(t, s.Addr, documentedRights(t, "## ACL rules", tt.rows...)...)

@@ -100,7 +100,7 @@ var Forms = [numRoles]Form{
 	RoleRateTurn:         {[]string{"rate"}, "string", RateTurn, ""},
 	RoleElectionTerm:     {[]string{"election"}, "hash", ElectionTerm, ""},
 
-	RoleLockChannel:      {[]string{"lock", "fenced", "fair", "election", "once"}, "", LockChannel, ""},
+	RoleLockChannel:      {[]string{"lock", "fenced", "fair", "election", "once", "group"}, "", LockChannel, ""},
 	RoleRWChannel:        {[]string{"rwlock"}, "", RWChannel, ""},
 	RoleSemaphoreChannel: {[]string{"semaphore"}, "", SemaphoreChannel, ""},
 	RoleLatchChannel:     {[]string{"latch"}, "", LatchChannel, ""},

@@ -22,7 +22,7 @@ const module = "github.com/redlatch/redlatch"
 var everywhere = []string{"internal/contract", "internal/system"}
 
 // kindPackages are the packages of the kinds: they show the effects of internal packages.
-var kindPackages = []string{"rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock", "internal/hub"}
+var kindPackages = []string{"rlock", "fairlock", "grouplock", "rwlock", "semaphore", "countdown", "multilock", "internal/hub"}
 
 // candidates returns the packages whose tests may detect a mutant of dir, the closest first.
 // depends reports whether the tests of a package use dir; hasTests whether it has any.

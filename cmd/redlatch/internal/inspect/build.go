@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -56,6 +57,8 @@ func (s snapshot) object(name, key string) Object {
 		b.permits()
 	case Rate:
 		b.limit()
+	case Group:
+		b.group()
 	case Latch, Counter:
 		n, _ := main.number()
 		b.o.Count = &n
@@ -79,6 +82,8 @@ func (s snapshot) kind() Kind {
 		switch {
 		case isRate(fields):
 			return Rate
+		case isGroup(fields):
+			return Group
 		case !isLock(fields) || hasMode && mode != "read" && mode != "write":
 			return Other
 		case hasMode:
@@ -164,6 +169,48 @@ func isRate(fields map[string]string) bool {
 		}
 	}
 	return true
+}
+
+// groupField matches the name of a field in the hash of a group: that of a value, and perhaps that of what its owner has.
+var groupField = regexp.MustCompile(`\A([A-Za-z0-9+/]{22})(?::(.+):(expire_time|lock_count))?\z`)
+
+// isGroup reports whether the fields are those of a group.
+func isGroup(fields map[string]string) bool {
+	for field := range fields {
+		if !groupField.MatchString(field) {
+			return false
+		}
+	}
+	return len(fields) > 0
+}
+
+// group reads the owners of the values of a group. The lease of an owner is that of its value that ends first. A value whose
+// lease is over is free.
+func (b *builder) group() {
+	fields := b.keys[mainKey].pairs()
+	holders := map[string]Holder{}
+	for value, id := range fields {
+		if strings.Contains(value, ":") {
+			continue
+		}
+		left := b.until(fields[value+":"+id+":expire_time"])
+		if left == nil || *left <= 0 {
+			continue
+		}
+		h, known := holders[id]
+		if !known {
+			h = Holder{Owner: owner(id), Lease: left}
+		}
+		n, _ := strconv.ParseInt(fields[value+":"+id+":lock_count"], 10, 64)
+		h.Values++
+		h.Count = max(h.Count, n)
+		if *left < *h.Lease {
+			h.Lease = left
+		}
+		holders[id] = h
+	}
+	b.o.Holders = slices.Collect(maps.Values(holders))
+	b.holds()
 }
 
 // limit reads the configuration of a rate limiter, and the permits that were acquired in the last interval.
@@ -432,6 +479,8 @@ func (s snapshot) subscribers(kind Kind) int {
 		of = s.channels[plainChannel : plainChannel+1]
 	case Fair, Election:
 		of = s.waiters
+	case Group:
+		of = s.channels[lockChannel : lockChannel+1]
 	default:
 		of = s.channels
 	}

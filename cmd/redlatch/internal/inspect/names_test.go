@@ -37,6 +37,7 @@ var uses = []use{
 	{Fenced, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.FencedLock(name) })},
 	{Fair, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.FairLock(name) })},
 	{Plain, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.PlainLock(name) })},
+	{Group, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.GroupLock(name, "a", "b") })},
 	{RWLock, useLock(func(c *redlatch.Client, name string) lock.Locker { return c.RWLock(name).Write() })},
 	{RWLock, func(t *testing.T, c, other *redlatch.Client, name string, held func()) {
 		h, err := c.RWLock(name).Read().Lock(t.Context())

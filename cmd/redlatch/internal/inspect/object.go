@@ -24,6 +24,7 @@ const (
 	Election  Kind = "election"  // leader election
 	Once      Kind = "once"      // slot of once-only work
 	Rate      Kind = "rate"      // rate limiter
+	Group     Kind = "group"     // group of values that are locked each by itself or several at once
 	Other     Kind = "other"     // no object of redlatch or Redisson
 )
 
@@ -150,6 +151,8 @@ type Holder struct {
 	Owner
 	Mode  string `json:"mode,omitempty"`  // of a read-write lock: read or write
 	Count int64  `json:"count,omitempty"` // of holds
+	// Values is the number of values of a group that the owner has.
+	Values int `json:"values,omitempty"`
 	// Lease is the time left, nil without an expiry. It is not positive if it is over.
 	Lease *Millis `json:"lease_ms,omitempty"`
 }

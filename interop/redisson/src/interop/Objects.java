@@ -7,6 +7,8 @@ import com.google.gson.JsonObject;
 import com.google.gson.JsonPrimitive;
 import java.lang.reflect.Method;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Collection;
 import java.util.List;
 import java.util.Map;
 import org.redisson.api.RLock;
@@ -31,7 +33,17 @@ final class Objects {
       }
       return kind.equals("red") ? client.getRedLock(locks) : client.getMultiLock(locks);
     }
-    return find(client, kind, description.get("name").getAsString());
+    String name = description.get("name").getAsString();
+    if (kind.equals("group")) { // not every version has it
+      List<Object> values = new ArrayList<>();
+      for (JsonElement value : description.getAsJsonArray("values")) {
+        JsonPrimitive of = value.getAsJsonPrimitive();
+        values.add(of.isNumber() ? (Object) of.getAsLong() : of.getAsString());
+      }
+      Method get = RedissonClient.class.getMethod("getMultiLock", String.class, Collection.class);
+      return get.invoke(client, name, values);
+    }
+    return find(client, kind, name);
   }
 
   static Object find(RedissonClient client, String kind, String name) throws ReflectiveOperationException {
