@@ -98,10 +98,10 @@ func (c *Client) MultiLock(members ...lock.Locker) *multilock.Multi {
 	return multilock.New(c.groups, members...)
 }
 
-// GroupLock returns the lock of all of the values, of the group of that name. Locks of the same group exclude each other if they
-// have a value in common. The values are bytes: package grouplock says which ones Java has. Their order does not
-// matter, and one that is repeated counts once. Names are as for Lock. It sends nothing and does not fail: without values,
-// or with more than 1,000, every method returns an error that matches lock.ErrInvalid.
+// GroupLock returns the lock of all of the values, of the group of that name. Locks of the same group exclude each
+// other if they have a value in common. The values are bytes: package grouplock says which ones Java has. Their order
+// does not matter, and one that is repeated counts once. Names are as for Lock. It sends nothing and does not fail:
+// without values, or with more than 1,000, every method returns an error that matches lock.ErrInvalid.
 func (c *Client) GroupLock(name string, values ...string) *grouplock.Lock {
 	return grouplock.New(c.engine, name, values...)
 }

@@ -1,5 +1,5 @@
-// Package grouplock implements Redisson's lock of several values of a group, as RedissonClient.getMultiLock(group, values)
-// returns it: one acquisition locks all of the values or none.
+// Package grouplock implements Redisson's lock of several values of a group, as RedissonClient.getMultiLock(group,
+// values) returns it: one acquisition locks all of the values or none.
 //
 //	hold, err := client.GroupLock("seats of flight 17", "12A", "12B").Lock(ctx)
 //
@@ -9,29 +9,31 @@
 //
 // # Values
 //
-// A value is a sequence of bytes. A client of Redisson makes them with the codec of its configuration, and both sides have
-// to agree, because other bytes are another value, which excludes nobody:
+// A value is a sequence of bytes. A client of Redisson makes them with the codec of its configuration, and both sides
+// have to agree, because other bytes are another value, which excludes nobody:
 //
 //   - StringCodec: a string of Java is the same string in Go, and a number is its decimal digits, as [Longs] returns them.
 //   - LongCodec: as for StringCodec.
 //   - Kryo5Codec, the default: a string is what [Kryo5] returns. Objects of other classes are not supported.
 //
-// The bytes are those of Redisson 3.38, which introduced this lock, to 4.7. For another codec, or class, pass the bytes that
-// its encoder makes.
+// The bytes are those of Redisson 3.38, which introduced this lock, to 4.7. For another codec, or class, pass the bytes
+// that its encoder makes.
 //
 // # Waiting
 //
-// Waiters of a process for the same values are served first come, first served, as those of a lock of package rlock. There is no order among
-// waiters for different values: one that wants many values can starve beside others that want some of them.
+// Waiters of a process for the same values are served first come, first served, as those of a lock of package rlock.
+// There is no order among waiters for different values: one that wants many values can starve beside others that want
+// some of them.
 //
-// An owner named with lock.WithOwner re-enters a lock of the same values. If it holds some of the values of a lock and wants
-// that lock, it waits for itself, so bound such a wait with lock.Wait, or lock all values at once.
+// An owner named with lock.WithOwner re-enters a lock of the same values. If it holds some of the values of a lock and
+// wants that lock, it waits for itself, so bound such a wait with lock.Wait, or lock all values at once.
 //
 // # Time
 //
-// Each value has a lease of its own, whose end is stored as a time. redlatch uses the server's clock, and Redisson that of each
-// client: a Java client whose clock is ahead can take a value too early, and what it holds lasts too long by that time. Keep the clocks of
-// Java's machines and of the server together.
+// Each value has a lease of its own, whose end is stored as a time. redlatch uses the server's clock, and Redisson that
+// of each client. A Java client whose clock is ahead takes values of others too early, and one whose clock is behind
+// loses its own too early, if the difference is more than what is left of a lease: 20 s at least of those that are
+// renewed every 10 s.
 package grouplock
 
 import (
@@ -105,16 +107,16 @@ func (l *Lock) Do(ctx context.Context, fn func(ctx context.Context) error, opts 
 }
 
 // UnlockOwner ends the latest hold that the owner of ctx (see lock.WithOwner) has on a lock of the same values in this
-// process, and releases the values if it was the only one. It blocks like Hold.Unlock. The error matches lock.ErrInvalid if
-// ctx has no owner, and lock.ErrNotHeld if the owner has no such hold in this process. Other errors are the errors of
-// Hold.Unlock. A lost hold counts as held until Unlock or UnlockOwner has returned its loss.
+// process, and releases the values if it was the only one. It blocks like Hold.Unlock. The error matches
+// lock.ErrInvalid if ctx has no owner, and lock.ErrNotHeld if the owner has no such hold in this process. Other errors
+// are the errors of Hold.Unlock. A lost hold counts as held until Unlock or UnlockOwner has returned its loss.
 func (l *Lock) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(ctx) }
 
-// ForceUnlock frees all of the values, regardless of their holders, and wakes the waiters. It reports whether one of them was
-// locked. A hold that loses one of its values is lost as a whole: holds of this client on the same values at once, and any other at its
-// next renewal, after at most a third of its lease, or, if its lease is fixed, at the end of the lease. Until then its
-// context does not end. Its other values stay locked until it is unlocked, or their leases end. ForceUnlock blocks for one round trip.
-// It returns an error and has no effect if the key is not that of a group.
+// ForceUnlock frees all of the values, regardless of their holders, and wakes the waiters. It reports whether one of
+// them was locked. A hold that loses one of its values is lost as a whole: holds of this client on the same values at
+// once, and any other at its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end of
+// the lease. Until then its context does not end. Its other values stay locked until it is unlocked, or their leases
+// end. ForceUnlock blocks for one round trip. It returns an error and has no effect if the key is not that of a group.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
 	return l.l.Force(ctx, func() (bool, error) { return l.p.force(ctx, l.l.Key()) })
 }
@@ -137,8 +139,8 @@ func (l *Lock) TTL(ctx context.Context) (time.Duration, error) {
 }
 
 // HoldCount returns the number of holds of owner on a lock of the same values: those in this process or, if there are
-// none, how often it has locked all of the values on the server, which is above 1 for Java threads only. It blocks for one round trip
-// unless owner has a hold in this process.
+// none, how often it has locked all of the values on the server, which is above 1 for Java threads only. It blocks for
+// one round trip unless owner has a hold in this process.
 func (l *Lock) HoldCount(ctx context.Context, owner lock.Owner) (int, error) {
 	return l.l.HoldCount(ctx, owner, func() (int64, error) {
 		_, count, err := l.p.status(ctx, l.l.Key(), owner.String())

@@ -77,8 +77,8 @@ func TestReleaseWakesWaitersForItsValues(t *testing.T) {
 	})
 }
 
-// Many callers of two processes that want random values, in random order, all get them again and again. Nobody ever has a value
-// that somebody else has.
+// Many callers of two processes that want random values, in random order, all get them again and again. Nobody ever has
+// a value that somebody else has.
 func TestOverlappingValuesWithoutADeadlock(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		const callers, rounds, seats = 6, 15, 5
@@ -159,8 +159,8 @@ func TestAHoldStandsWithAllOfItsValues(t *testing.T) {
 	})
 }
 
-// Where the server has the values of a dead process, they are free when its lease is over, and the next one removes what is left,
-// although other values keep the key.
+// Where the server has the values of a dead process, they are free when its lease is over, and the next one removes
+// what is left, although other values keep the key.
 func TestNothingIsLeftOfADeadOwner(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)

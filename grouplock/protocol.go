@@ -39,8 +39,9 @@ type protocol struct {
 	fields []string // of the values, sorted
 }
 
-// Kind implements engine.Protocol. Callers that want the same values wait in one queue. Those that want others do not wait for
-// them, so they have another queue, and a caller that shares some values with them competes with them as with another process.
+// Kind implements engine.Protocol. Callers that want the same values wait in one queue. Those that want others do not
+// wait for them, so they have another queue, and a caller that shares some values with them competes with them as with
+// another process.
 func (p *protocol) Kind() engine.Kind {
 	values := " " + strings.Join(p.fields, " ")
 	return engine.Kind{Name: kindName, Queue: kindName + values, Renewed: values, HandOff: true}
@@ -83,7 +84,8 @@ func (p *protocol) force(ctx context.Context, key string) (bool, error) {
 	return wire.Bool(p.exec(ctx, forceUnlockScript, key, p.s.Publish, wire.LockChannel(key)))
 }
 
-// status returns when all leases of the values will be over, 0 if the values are free, and how often owner has locked them.
+// status returns when all leases of the values will be over, 0 if the values are free, and how often owner has locked
+// them.
 func (p *protocol) status(ctx context.Context, key, owner string) (left time.Duration, count int64, err error) {
 	times := wire.Range{Most: math.MaxInt64}
 	numbers, err := wire.Numbers(p.exec(ctx, statusScript, key, owner), 2, times, times)

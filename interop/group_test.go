@@ -46,8 +46,8 @@ func seats(numbers []int) (ours []string, theirs []any) {
 	return ours, theirs
 }
 
-// eachCodec runs a test for each version of Redisson that has the lock, and each codec, or in the first tier the default, with
-// unique names.
+// eachCodec runs a test for each version of Redisson that has the lock, and each codec, or in the first tier the
+// default, with unique names.
 func eachCodec(t *testing.T, test func(t *testing.T, p *env, c codec, name string)) {
 	t.Helper()
 	eachEnv(t, func(t *testing.T, p *env) {
@@ -151,8 +151,8 @@ func TestGroupsOfBothSidesHaveTheSameFields(t *testing.T) {
 	})
 }
 
-// A release wakes each waiter of the other side whose values are free, although several threads of one client of Java wait for
-// different values, of which its own message would wake one.
+// A release wakes each waiter of the other side whose values are free, although several threads of one client of Java
+// wait for different values, of which its own message would wake one.
 func TestGroupReleaseWakesTheOtherSide(t *testing.T) {
 	eachCodec(t, func(t *testing.T, p *env, c codec, name string) {
 		java, ours := javaSide{p.theirs(t)}, goSide{p.ours(t), false}
@@ -199,10 +199,11 @@ func TestGroupsOfBothSidesAreRenewed(t *testing.T) {
 	})
 }
 
-// Clients of both sides lock random values of one group, in random order, again and again. Nobody has a value that somebody else
-// has, and all get theirs: there is no deadlock. The leases bound how long Java sleeps if it misses a message.
+// Clients of both sides lock random values of one group, in random order, again and again. Nobody has a value that
+// somebody else has, and all get theirs: there is no deadlock. The leases bound how long Java sleeps if it misses a
+// message.
 func TestOverlappingGroupsOfBothSides(t *testing.T) {
-	const threads, rounds, places, lease = 3, 10, 5, 2 * time.Second
+	const threads, rounds, places, lease = 3, 6, 5, 15 * time.Second
 	eachCodec(t, func(t *testing.T, p *env, c codec, name string) {
 		var taken [places]sync.Mutex
 		sides := []side{goSide{p.ours(t), false}, goSide{p.ours(t), true}, javaSide{p.theirs(t)}, javaSide{p.theirs(t)}}
@@ -214,7 +215,7 @@ func TestOverlappingGroupsOfBothSides(t *testing.T) {
 						for range rounds {
 							numbers := rand.Perm(places)[:1+rand.IntN(places)]
 							l := c.group(s, name, numbers...)
-							l.take(t, thread, time.Minute, lease).gets(t, answers)
+							l.take(t, thread, 2*time.Minute, lease).gets(t, 3*time.Minute)
 							for _, n := range numbers {
 								require.True(t, taken[n].TryLock(), "somebody else has %d of %v", n, numbers)
 							}

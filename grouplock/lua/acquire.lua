@@ -11,10 +11,10 @@ if not fresh and not group.is(KEYS[1]) then
 	return kinds.foreign()
 end
 local values, dead, taken = {unpack(ARGV, 3)}, {}, 0
-for i, value in ipairs(values) do
+for _, value in ipairs(values) do
 	local owner = redis.call('HGET', KEYS[1], value)
 	if owner and owner ~= claim then
-		dead[i] = owner
+		dead[value] = owner
 		taken = math.max(taken, group.left(KEYS[1], value, owner))
 	end
 end
@@ -24,9 +24,7 @@ end
 -- An attempt may be delivered twice: this one, or an earlier one of the same wait. The caller counts the lease from
 -- this one.
 group.give(KEYS[1], claim, values, lease)
-for i, owner in pairs(dead) do
-	group.drop(KEYS[1], values[i], owner)
-end
+group.drop(KEYS[1], dead)
 if fresh then
 	local expires = redis.pcall('PEXPIRE', KEYS[1], lease)
 	if expires ~= 1 then -- without that right the user must not leave a key for ever

@@ -11,14 +11,15 @@ end
 if not group.is(KEYS[1]) then
 	return kinds.foreign()
 end
-local held = false
+local owners, held = {}, false
 for i = 3, #ARGV do
 	local owner = redis.call('HGET', KEYS[1], ARGV[i])
 	if owner then
 		held = group.left(KEYS[1], ARGV[i], owner) > 0 or held
-		group.drop(KEYS[1], ARGV[i], owner)
+		owners[ARGV[i]] = owner
 	end
 end
+group.drop(KEYS[1], owners)
 if held then
 	group.publish(ARGV[1], ARGV[2])
 end

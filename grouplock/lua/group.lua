@@ -62,10 +62,20 @@ function group.give(key, claim, values, lease)
 	end
 end
 
--- drop removes what is left of an owner's claim to a value, and reports whether the owner had the value.
-function group.drop(key, value, owner)
-	redis.call('HDEL', key, owned(value, owner))
-	return redis.call('HGET', key, value) == owner and redis.call('HDEL', key, value) == 1
+-- drop removes what the owners of a table by value have left of their claims, and reports whether one had its value. It is
+-- one command: the key is gone with its last field, and a node that moves its slot lets no script use it again.
+function group.drop(key, owners)
+	local fields, had = {}, false
+	for value, owner in pairs(owners) do
+		fields[#fields + 1], fields[#fields + 2] = owned(value, owner)
+		if redis.call('HGET', key, value) == owner then
+			fields[#fields + 1], had = value, true
+		end
+	end
+	if #fields > 0 then
+		redis.call('HDEL', key, unpack(fields))
+	end
+	return had
 end
 
 -- raise makes the key last for a lease at least. A key without an expiry keeps none.

@@ -1,4 +1,5 @@
--- Passes values of a group from one claim to another, with a lease from now. A repetition changes nothing: it may come late.
+-- Passes values of a group from one claim to another, with a lease from now. A repetition changes nothing: it may come
+-- late.
 -- KEYS[1]    hash of the group
 -- ARGV[1]    claim that has the values
 -- ARGV[2]    claim that gets them
@@ -13,8 +14,10 @@ if not group.stands(KEYS[1], ARGV[1], values) then
 	return group.stands(KEYS[1], ARGV[2], values) and 2 or 0
 end
 group.keep(KEYS[1], ARGV[2], values, tonumber(ARGV[3])) -- before the drops: the hash stays
+local owners = {}
 for _, value in ipairs(values) do
-	group.drop(KEYS[1], value, ARGV[1])
+	owners[value] = ARGV[1]
 end
+group.drop(KEYS[1], owners)
 group.publish(ARGV[4], ARGV[5]) -- waiters learn the new expiry
 return 1

@@ -135,7 +135,8 @@ func (s *Scanner) Next(ctx context.Context) (names []string, more bool, err erro
 // otherFields are the fields of a read-write lock and of a rate limiter that are not owners.
 var otherFields = []string{"mode", "rate", "interval", "type", "keepAliveTime"}
 
-// mainKeys returns the keys that hold a lock, a group or the configuration of a rate limiter, and with all those that may be the main key of another object.
+// mainKeys returns the keys that hold a lock, a group or the configuration of a rate limiter, and with all those that
+// may be the main key of another object.
 func mainKeys(ctx context.Context, node rueidis.Client, keys []string, all bool) (locks []string, err error) {
 	var types, looks rueidis.Commands
 	for _, key := range keys {
