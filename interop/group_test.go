@@ -3,8 +3,8 @@ package interop
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -199,35 +199,49 @@ func TestGroupsOfBothSidesAreRenewed(t *testing.T) {
 	})
 }
 
-// Clients of both sides lock random values of one group, in random order, again and again. Nobody has a value that
-// somebody else has, and all get theirs: there is no deadlock. The leases bound how long Java sleeps if it misses a
-// message.
+// Callers of both sides lock random values of one group, in random order, again and again. Nobody has a value that somebody
+// else has, and all get theirs: there is no deadlock. The leases bound how long Java sleeps if it misses a message.
 func TestOverlappingGroupsOfBothSides(t *testing.T) {
-	const threads, rounds, places, lease = 3, 6, 5, 15 * time.Second
+	const threads, rounds, places, lease = 3, 8, 5, 10 * time.Second
 	eachCodec(t, func(t *testing.T, p *env, c codec, name string) {
-		var taken [places]sync.Mutex
-		sides := []side{goSide{p.ours(t), false}, goSide{p.ours(t), true}, javaSide{p.theirs(t)}, javaSide{p.theirs(t)}}
-		t.Run("contend", func(t *testing.T) {
-			for i, s := range sides {
-				for thread := range uint64(threads) {
-					t.Run(fmt.Sprint(s, " ", i, " ", thread), func(t *testing.T) {
-						t.Parallel()
-						for range rounds {
-							numbers := rand.Perm(places)[:1+rand.IntN(places)]
-							l := c.group(s, name, numbers...)
-							l.take(t, thread, 2*time.Minute, lease).gets(t, 3*time.Minute)
-							for _, n := range numbers {
-								require.True(t, taken[n].TryLock(), "somebody else has %d of %v", n, numbers)
-							}
-							for _, n := range numbers {
-								taken[n].Unlock()
-							}
-							require.NoError(t, l.release(t, thread))
-						}
-					})
-				}
+		type caller struct {
+			side    side
+			thread  uint64
+			rounds  int
+			numbers []int
+			l       view
+			e       *entry
+		}
+		var waiting []*caller
+		take := func(who *caller) {
+			who.numbers = rand.Perm(places)[:1+rand.IntN(places)]
+			who.l = c.group(who.side, name, who.numbers...)
+			who.e = who.l.take(t, who.thread, time.Minute, lease)
+			waiting = append(waiting, who)
+		}
+		for _, s := range []side{goSide{p.ours(t), false}, goSide{p.ours(t), true}, javaSide{p.theirs(t)}, javaSide{p.theirs(t)}} {
+			for thread := range uint64(threads) {
+				take(&caller{side: s, thread: thread + 1})
 			}
-		})
+		}
+		for len(waiting) > 0 {
+			i := -1
+			harness.Eventually(t, 2*answers, "one of them gets in", func() bool {
+				i = slices.IndexFunc(waiting, func(who *caller) bool { return who.e.ended() })
+				return i >= 0
+			})
+			who := waiting[i]
+			waiting = slices.Delete(waiting, i, i+1)
+			who.e.gets(t, answers)
+			for _, other := range waiting {
+				both := slices.ContainsFunc(other.numbers, func(n int) bool { return slices.Contains(who.numbers, n) })
+				require.False(t, both && other.e.ended(), "%v and %v are held", who.numbers, other.numbers)
+			}
+			require.NoError(t, who.l.release(t, who.thread))
+			if who.rounds++; who.rounds < rounds {
+				take(who)
+			}
+		}
 		harness.NothingStays(t, p.addrs()[0])
 	})
 }
