@@ -32,6 +32,7 @@ const (
 	minute     = time.Minute
 	tenMinutes = 10 * time.Minute
 	moment     = 500 * time.Millisecond // of leases that expire
+	while      = 4 * time.Second        // of permits for whose return somebody waits
 )
 
 // difference is a deliberate difference between redlatch and Redisson. docs/reference/compatibility.md
@@ -85,6 +86,12 @@ var differences = []difference{
 	differs("reads-write-nothing", `permits, .*`, `how many are free where one is over`, `- publishes .*|[-+] orders: \d|\+ .* is past`),
 	differs("expired-permits", `permits, .*`, `what is over .*`, `- publishes .*|[-+] orders: \d|\+ .* is past`),
 	differs("rounds", `latch, .*`, every, `\+ redlatch_latch_round:.*`),
+	differs("messages-of-rates", `rate, .*`, every, `\+ publishes .*`),
+	differs("rate-turn", `rate, .*`, `somebody waits for 5`, `\+ redlatch_rl_turn:.*`),
+	differs("new-rate", `rate, .*`, `9 are set anew|1 is taken of the new rate`, `[-+] \{orders\}:.*`),
+	differs("new-rate", `rate, .*`, `2 are set for an hour .*|.* (?:by|of) (?:a|this) client`, `[-+] .*`),
+	differs("reads-write-nothing", `rate, .*`, `how many are free of all|how many are free where 3 are over`, `[-+] \{orders\}:.*`),
+	differs("releases-of-rates", `rate, .*`, `.* (?:is|are|was) released.*`, `\+ redlatch_rl_reply:.*|[-+] \{orders\}:.*`),
 	differs("zero-counts", `latch, .*`, `2 are set where a zero is stored`, `[-+] .*`),
 }
 
@@ -104,6 +111,7 @@ var traces = []struct {
 	{"semaphore", []scenario{counting}},
 	{"permits", []scenario{expiring}},
 	{"latch", []scenario{rounds}},
+	{"rate", []scenario{limiting}},
 }
 
 // older introduces a version other than the newest in a trace.

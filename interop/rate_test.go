@@ -79,17 +79,22 @@ func rateType(c ratelimit.Config) string {
 	return "OVERALL"
 }
 
+// rateArgs returns a configuration as Redisson's methods take it.
+func rateArgs(c ratelimit.Config) []any {
+	args := []any{rateType(c), c.Rate, c.Per.Milliseconds(), "MILLISECONDS"}
+	if c.KeepAlive > 0 {
+		duration := func(d time.Duration) any { return map[string]any{"ms": d.Milliseconds()} }
+		args = append(args[:2], duration(c.Per), duration(c.KeepAlive))
+	}
+	return args
+}
+
 func javaLimiter(t testing.TB, s javaSide, name string) limiter {
 	call := func(method string, args ...any) *call { return s.c.on(t, "rate", name, method, args...) }
 	return limiter{
 		id: s.id(),
 		set: func(c ratelimit.Config) (set bool) {
-			args := []any{rateType(c), c.Rate, c.Per.Milliseconds(), "MILLISECONDS"}
-			if c.KeepAlive > 0 {
-				duration := func(d time.Duration) any { return map[string]any{"ms": d.Milliseconds()} }
-				args = append(args[:2], duration(c.Per), duration(c.KeepAlive))
-			}
-			call("trySetRateAsync", args...).must(t, &set)
+			call("trySetRateAsync", rateArgs(c)...).must(t, &set)
 			return set
 		},
 		config: func() ratelimit.Config {
@@ -266,6 +271,5 @@ func TestReleaseBesideJava(t *testing.T) {
 		require.Equal(t, 2, theirs.free())
 		require.True(t, theirs.try(2))
 		require.False(t, theirs.try(1))
-
 	})
 }

@@ -1,6 +1,7 @@
 package interop
 
 import (
+	"encoding/binary"
 	"fmt"
 	"regexp"
 	"slices"
@@ -172,6 +173,8 @@ func (r *recorder) state() []string {
 				value = "<round>"
 			case requests:
 				value = "<time>"
+			case strings.HasPrefix(key, "redlatch_rl_turn:"):
+				value = "<time>" + value[strings.IndexByte(value, ' '):]
 			}
 			if key == traceName {
 				add("%s", r.text(value))
@@ -243,6 +246,8 @@ func (r *recorder) text(s string) string {
 	}
 	if len(s) == 16 && strings.ContainsFunc(s, func(c rune) bool { return c > '~' || c < ' ' }) {
 		s = "<16 bytes>"
+	} else if len(s) == 21 && s[0] == 16 {
+		s = fmt.Sprintf("<%d permits>", binary.LittleEndian.Uint32([]byte(s[17:])))
 	}
 	return s
 }

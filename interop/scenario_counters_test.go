@@ -12,7 +12,9 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/countdown"
+	"github.com/redlatch/redlatch/internal/wire"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -287,4 +289,102 @@ var rounds = scenario{title: "rounds", run: func(r *recorder) {
 	does("deleted again", remove)
 	r.by("SET", traceName, "0")
 	does("2 are set where a zero is stored", set(2))
+}}
+
+var limiting = scenario{title: "permits", run: func(r *recorder) {
+	type of = *ratelimit.Limiter
+	does := func(what string, o op[of], until ...func() bool) {
+		r.t.Helper()
+		does(r, "rate", func(c *redlatch.Client) of { return c.RateLimiter(traceName) }, what, o, until...)
+	}
+	try := func(n int) op[of] {
+		return op[of]{"tryAcquireAsync", args(n), func(ctx context.Context, l of) (any, error) {
+			err := l.TryAcquire(ctx, n)
+			if errors.Is(err, lock.ErrNotAcquired) {
+				return false, nil
+			}
+			return true, err
+		}}
+	}
+	trySet := func(c ratelimit.Config) op[of] {
+		return op[of]{"trySetRateAsync", rateArgs(c), func(ctx context.Context, l of) (any, error) { return l.TrySetRate(ctx, c) }}
+	}
+	set := func(c ratelimit.Config) op[of] {
+		return op[of]{"setRateAsync", rateArgs(c), func(ctx context.Context, l of) (any, error) { return none(l.SetRate(ctx, c)) }}
+	}
+	free := op[of]{"availablePermitsAsync", nil, func(ctx context.Context, l of) (any, error) { return l.Available(ctx) }}
+	release := func(n int) op[of] {
+		return op[of]{"releaseAsync", args(n), func(ctx context.Context, l of) (any, error) {
+			_, err := l.Release(ctx, n)
+			return none(err)
+		}}
+	}
+	remove := op[of]{"deleteAsync", nil, func(ctx context.Context, l of) (any, error) { return l.Delete(ctx) }}
+	// past is a condition: the oldest acquisition was made that long ago.
+	past := func(d time.Duration) func() bool {
+		return func() bool {
+			scores, err := do(r.t, r.conn, "ZRANGE", wire.RatePermits(traceName), "0", "0", "WITHSCORES").AsZScores()
+			return err == nil && len(scores) == 1 && int64(scores[0].Score) < time.Now().Add(-d).UnixMilli()
+		}
+	}
+	per := func(n int, d time.Duration) ratelimit.Config { return ratelimit.Config{Rate: n, Per: d} }
+	does("a permit of none", try(1))
+	does("how many are free of none", free)
+	does("5 are set for an hour", trySet(per(5, time.Hour)))
+	does("7 are set again", trySet(per(7, time.Hour)))
+	does("how many are free of all", free)
+	does("3 are taken", try(3))
+	does("1 is taken", try(1))
+	does("how many are free", free)
+	does("2 are not to be had", try(2))
+	does("6 are not to be had ever", try(6))
+	does("9 are set anew", set(per(9, time.Hour)))
+	does("1 is taken of the new rate", try(1))
+	does("deleted", remove)
+	does("deleted again", remove)
+	keep := per(5, time.Minute)
+	keep.KeepAlive = tenMinutes
+	does("5 are set, to last for 10 min", trySet(keep))
+	does("1 is taken of what lasts", try(1))
+	r.by("DEL", traceName, wire.RateValue(traceName), wire.RatePermits(traceName))
+	does("5 are set for a moment", trySet(per(5, moment)))
+	does("3 are taken for a moment, which passes", try(3), past(moment))
+	does("how many are free where 3 are over", free)
+	does("4 are taken where 3 were over, for a moment, which passes", try(4), past(moment))
+	does("5 are taken where 4 are over", try(5))
+	r.by("DEL", traceName, wire.RateValue(traceName), wire.RatePermits(traceName))
+	does("5 are set for a while", trySet(per(5, while)))
+	does("4 are taken for a while", try(4))
+	var enters func() bool // once
+	r.step("somebody waits for 5", func() string {
+		if j, is := r.side.(javaSide); is {
+			c := j.c.on(r.t, "rate", traceName, "acquireAsync", 5)
+			enters = func() bool { c.must(r.t, nil); return true }
+			return "waits"
+		}
+		e := begun(r.t, context.Background(), func(ctx context.Context) error {
+			return r.side.(goSide).c.RateLimiter(traceName).Acquire(ctx, 5)
+		})
+		enters = func() bool { e.gets(r.t, answers); return true }
+		return "waits"
+	}, func() bool {
+		_, java := r.side.(javaSide)
+		return java || !r.gone(wire.RateTurn(traceName))()
+	})
+	r.step("who waits gets 5", func() string { return "done" }, sync.OnceValue(func() bool { return enters() }))
+	r.by("DEL", traceName, wire.RateValue(traceName), wire.RatePermits(traceName))
+	does("5 are set of what expires", trySet(per(5, time.Hour)))
+	r.by("PEXPIRE", traceName, "60000")
+	does("1 is taken of what expires", try(1))
+	does("2 are set for an hour and each client", set(ratelimit.Config{Rate: 2, Per: time.Hour, PerClient: true}))
+	does("1 is taken by a client", try(1))
+	does("how many are free of this client", free)
+	does("2 are not to be had by this client", try(2))
+	does("deleted for this client", remove)
+	r.by("DEL", wire.RateValue(traceName), wire.RatePermits(traceName)) // which Redisson has left
+	does("5 are set, to be released", trySet(per(5, time.Hour)))
+	does("3 are taken, to be released", try(3))
+	does("2 are released", release(2))
+	does("1 is taken of what was released", try(1))
+	does("9 are released, more than were taken", release(9))
 }}
