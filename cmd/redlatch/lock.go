@@ -194,8 +194,9 @@ func (l *lockCommand) grace() time.Duration {
 	return min(lease/6, 10*time.Second)
 }
 
-func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
-	names, command := args, []string(nil)
+// split returns the names and the command that the arguments have.
+func (l *lockCommand) split(cmd *cobra.Command, args []string) (names, command []string) {
+	names = args
 	at := cmd.ArgsLenAtDash()
 	switch {
 	case at >= 0:
@@ -205,7 +206,22 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 	case len(args) > 1:
 		names, command = args[:1], args[1:]
 	}
-	names = append(l.names, names...)
+	return append(l.names, names...), command
+}
+
+// environment returns the variables of this process that a command gets, without those of the names.
+func (l *lockCommand) environment(except ...string) []string {
+	if !l.keepURL {
+		except = append(except, "REDLATCH_URL", "REDLATCH_RED")
+	}
+	return slices.DeleteFunc(os.Environ(), func(variable string) bool {
+		name, _, _ := strings.Cut(variable, "=")
+		return slices.Contains(except, name)
+	})
+}
+
+func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
+	names, command := l.split(cmd, args)
 	if red := os.Getenv("REDLATCH_RED"); red != "" && !cmd.Flags().Changed("red") && l.connection.url == "" && l.permits == 0 {
 		l.red = strings.Split(red, ",")
 	}
@@ -268,16 +284,7 @@ func (l *lockCommand) conflicts(err error) error {
 
 // supervise runs the command under the lock, and releases the lock.
 func (l *lockCommand) supervise(child *exec.Cmd, h held, names []string, signals chan os.Signal) error {
-	child.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
-		name, _, _ := strings.Cut(variable, "=")
-		switch name {
-		case "REDLATCH_TOKEN", "REDLATCH_PERMIT": // of a lock around this one
-			return true
-		case "REDLATCH_URL", "REDLATCH_RED":
-			return !l.keepURL
-		}
-		return false
-	})
+	child.Env = l.environment("REDLATCH_TOKEN", "REDLATCH_PERMIT") // of a lock around this one
 	child.Env = append(child.Env, "REDLATCH_NAME="+strings.Join(names, ","))
 	child.Env = append(child.Env, h.environment()...)
 	begun := time.Now()

@@ -44,7 +44,7 @@ The locks are those of the Go library redlatch and of Java's Redisson.`,
 	root.PersistentFlags().StringVar(&c.url, "url", "",
 		"URL of the server (default: $REDLATCH_URL, $REDIS_URL, or "+localhost+")")
 	root.PersistentFlags().StringVar(&c.prefix, "prefix", "", "prefix of all keys: a name is the key without it")
-	root.AddCommand(newLock(c), newInspect(c), newList(c), newDoctor(c), newTop(c))
+	root.AddCommand(newLock(c), newRate(c), newInspect(c), newList(c), newDoctor(c), newTop(c))
 	root.AddCommand(newUnlock(c), newPermits(c), newLatch(c), newOnce(c), newToken(c))
 	root.AddCommand(newProbe(c), newVerify(c), newBench(c), newVersion(), newMan())
 	return root

@@ -15,6 +15,7 @@ import (
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/fairlock"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -31,6 +32,7 @@ var verifyChecks = []struct {
 	{"read-write lock", (*trial).readWrite},
 	{"semaphore", (*trial).semaphore},
 	{"permit semaphore", (*trial).permits},
+	{"rate limiter", (*trial).rate},
 	{"latch", (*trial).latch},
 	{"election", (*trial).election},
 	{"once-only work", (*trial).once},
@@ -228,7 +230,7 @@ func (t *trial) expiry(held, wanted locks) step {
 		if err != nil {
 			return err
 		}
-		return errors.Join(t.inTime(lease, time.Since(sent)), next.Unlock(t.ctx), noticed(h.Context()))
+		return errors.Join(t.inTime("lease", lease, time.Since(sent)), next.Unlock(t.ctx), noticed(h.Context()))
 	}}
 }
 
@@ -242,14 +244,14 @@ func noticed(hold context.Context) error {
 	}
 }
 
-// inTime checks when something with a lease became free.
-func (t *trial) inTime(lease, took time.Duration) error {
+// inTime checks when something with a lease, or another time that it has, became free.
+func (t *trial) inTime(what string, lease, took time.Duration) error {
 	switch late := t.within(2*time.Second, 10); {
 	// The server counts from later on, but clocks differ by a little.
 	case took < lease-lease/100-5*time.Millisecond:
-		return fmt.Errorf("another client got it after %v, before its lease of %v was over", round(took), round(lease))
+		return fmt.Errorf("another client got it after %v, before its %s of %v was over", round(took), what, round(lease))
 	case took > lease+late:
-		return fmt.Errorf("another client got it after %v, later than its lease of %v and %v", round(took), round(lease), round(late))
+		return fmt.Errorf("another client got it after %v, later than its %s of %v and %v", round(took), what, round(lease), round(late))
 	}
 	return nil
 }
@@ -613,9 +615,54 @@ func (t *trial) permits() error {
 			if err := wait(t.other); err != nil {
 				return err
 			}
-			return errors.Join(t.inTime(lease, time.Since(sent)), noticed(p.Context()))
+			return errors.Join(t.inTime("lease", lease, time.Since(sent)), noticed(p.Context()))
 		}},
 	)
+}
+
+func (t *trial) rate() error {
+	of := func(c *redlatch.Client) *ratelimit.Limiter {
+		return c.RateLimiter(t.name, ratelimit.Rate(2, time.Hour))
+	}
+	take := func() (func() error, error) {
+		if err := of(t.holder).TryAcquire(t.ctx, 2); err != nil {
+			return nil, err
+		}
+		return func() error { _, err := of(t.holder).Release(t.ctx, 2); return err }, nil
+	}
+	return t.steps(
+		step{"permits", func() error {
+			release, err := take()
+			if err != nil {
+				return err
+			}
+			if err := of(t.other).TryAcquire(t.ctx, 1); !errors.Is(err, lock.ErrNotAcquired) {
+				if err == nil {
+					err = errors.New("3 permits were acquired, and the rate is 2")
+				}
+				return err
+			}
+			return release()
+		}},
+		step{"waiting", func() error {
+			return t.handOver(take, func(c *redlatch.Client) error { return of(c).Acquire(t.ctx, 1) })
+		}},
+		step{"window", func() error { return t.window(t.name + ":window") }},
+	)
+}
+
+// window checks that a permit comes back after the interval, and not before.
+func (t *trial) window(name string) error {
+	per := t.shortLease()
+	of := func(c *redlatch.Client) *ratelimit.Limiter { return c.RateLimiter(name, ratelimit.Rate(1, per)) }
+	sent := time.Now()
+	if err := of(t.holder).TryAcquire(t.ctx, 1); err != nil {
+		return err
+	}
+	if err := of(t.other).Acquire(t.ctx, 1); err != nil {
+		return err
+	}
+	return t.inTime("interval", per, time.Since(sent))
 }
 
 func (t *trial) latch() error {
@@ -660,7 +707,7 @@ func (t *trial) latch() error {
 			if err := wait(t.other); err != nil {
 				return err
 			}
-			return t.inTime(life, time.Since(sent))
+			return t.inTime("time to live", life, time.Since(sent))
 		}},
 	)
 	if errors.Is(err, lock.ErrInvalid) && strings.ContainsAny(t.connection.prefix, "{}") {
@@ -792,6 +839,7 @@ func (t *trial) hashTags() error {
 			return t.holder.PermitSemaphore(tag+"permits", semaphore.Permits(1)).Do(t.ctx, nothing)
 		}},
 		step{"semaphore", func() error { return t.holder.Semaphore(tag+"semaphore", semaphore.Permits(1)).Do(t.ctx, nothing) }},
+		step{"rate", func() error { return t.holder.RateLimiter(tag+"rate", ratelimit.Rate(1, time.Hour)).Do(t.ctx, nothing) }},
 		step{"election", func() error {
 			term, err := t.holder.Election(tag+"election").Campaign(t.ctx, "", lock.Wait(0))
 			if err != nil {

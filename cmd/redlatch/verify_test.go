@@ -151,7 +151,7 @@ func documentedRights(t *testing.T, rows ...string) string {
 }
 
 var kindRows = []string{
-	"fair locks", "read-write locks", "semaphores", "count-down latches", "plain locks", "elections", "once-only work",
+	"fair locks", "read-write locks", "semaphores", "count-down latches", "rate limiters", "plain locks", "elections", "once-only work",
 }
 
 // The documented rights suffice. Without those of the startup checks only the server is unknown.
@@ -247,7 +247,7 @@ func TestVerifyWithoutMessages(t *testing.T) {
 		_, checks := verified(t, gate.Addr, statusWarning)
 		want := map[string]string{"hash tags": resultUnchecked, "eviction": resultWarning}
 		for _, name := range []string{
-			"lock", "fenced lock", "plain lock", "fair lock", "read-write lock", "semaphore", "permit semaphore", "latch", "election",
+			"lock", "fenced lock", "plain lock", "fair lock", "read-write lock", "semaphore", "permit semaphore", "rate limiter", "latch", "election",
 			"once-only work", "MultiLock", "reconnection",
 		} {
 			want[name] = resultPolls
@@ -303,9 +303,9 @@ func TestVerifyNoticesABrokenLock(t *testing.T) {
 		ended := make(chan error, 1)
 		ended <- nil
 		require.ErrorIs(t, check.parked(harness.Client(t, s), ended), errBoth)
-		require.ErrorContains(t, check.inTime(time.Second, 900*time.Millisecond), "before its lease")
-		require.ErrorContains(t, check.inTime(time.Second, 4*time.Second), "later than its lease")
-		require.NoError(t, check.inTime(time.Second, time.Second))
+		require.ErrorContains(t, check.inTime("lease", time.Second, 900*time.Millisecond), "before its lease")
+		require.ErrorContains(t, check.inTime("lease", time.Second, 4*time.Second), "later than its lease")
+		require.NoError(t, check.inTime("lease", time.Second, time.Second))
 	})
 }
 
