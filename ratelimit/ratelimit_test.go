@@ -18,7 +18,7 @@ import (
 	"github.com/redlatch/redlatch/ratelimit"
 )
 
-func TestMain(m *testing.M) { harness.Main(m, nil) }
+func TestMain(m *testing.M) { harness.Main(m, workers) }
 
 // key is the name of the limiter in most tests.
 const key = "mails"

@@ -138,20 +138,21 @@ func TestLimit(t *testing.T) {
 	harness.EachBusy(t, func(t *testing.T, s *testserver.Server) {
 		clients := []*redlatch.Client{harness.Client(t, s), harness.Client(t, s), harness.Client(t, s)}
 		setRate(t, clients[0].RateLimiter(key), rate, per)
-		p := pace{}
-		stop := monitor(t, s, func(at, permits int64) { p[at] += permits })
+		h := history{}
+		stop := monitor(t, s, h.add)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(harness.Size(6, 60))*per)
 		defer cancel()
 		acquired := load(ctx, clients, 3)()
 		harness.Idle(t, clients...)
 		stop()
-		t.Logf("%d permits for callers; %.2f%% of the rate", acquired, 100*p.requireLimit(t, rate, per))
+		t.Logf("%d permits for callers; %.2f%% of the rate", acquired, 100*h.pace().requireLimit(t, rate, per))
 		requireSound(t, s, rate)
 	})
 }
 
-// monitor calls f for each entry that is added, until stop is called.
-func monitor(t testing.TB, s *testserver.Server, f func(at, permits int64)) (stop func()) {
+// monitor calls f for each entry that is added, and with 0 permits for each that is removed by an undo, until stop is
+// called.
+func monitor(t testing.TB, s *testserver.Server, f func(entry string, at, permits int64)) (stop func()) {
 	t.Helper()
 	conn, err := net.Dial("tcp", s.Addr)
 	require.NoError(t, err)
@@ -171,6 +172,10 @@ func monitor(t testing.TB, s *testserver.Server, f func(at, permits int64)) (sto
 			if err != nil || len(words) > 1 && strings.Contains(words[1], "end of test") {
 				return
 			}
+			if len(words) == 3 && strings.EqualFold(words[0], `"ZREM"`) {
+				entry, _ := strconv.Unquote(words[2])
+				f(entry, 0, 0)
+			}
 			if len(words) < 4 || !strings.EqualFold(words[0], `"ZADD"`) {
 				continue
 			}
@@ -182,7 +187,7 @@ func monitor(t testing.TB, s *testserver.Server, f func(at, permits int64)) (sto
 					t.Errorf("an entry that is none: %s", line)
 					continue
 				}
-				f(at, int64(binary.LittleEndian.Uint32([]byte(entry[17:]))))
+				f(entry, at, int64(binary.LittleEndian.Uint32([]byte(entry[17:]))))
 			}
 		}
 	}()

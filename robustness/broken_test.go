@@ -51,6 +51,8 @@ var brokenScripts = []struct {
 		"latch.reply(redis.call('DECRBY', KEYS[1], ARGV[5]))", "latch.reply(redis.call('DECRBY', KEYS[1], ARGV[5] * 2))", ""},
 	{"a count without a reply is repeated", "countdown", "count count_down",
 		"redis.pcall('SET', KEYS[3], n, 'PX', ARGV[1])", "", "lose replies to all"},
+	{"a rate limiter gives permits too early", "ratelimit", "limiter acquire",
+		"if due <= now then", "if due <= now + 100 then", ""},
 }
 
 // TestBrokenScriptsAreDetected verifies that the checks detect each of these scripts. The link of
@@ -76,6 +78,9 @@ func TestBrokenScriptsAreDetected(t *testing.T) {
 					r.server, r.links, r.only = s, links, b.fault
 					if b.fault != "" {
 						r.faults = mostFaults
+					}
+					if b.folder == "ratelimit" {
+						return r.runRates(t)
 					}
 					return r.run(t)
 				})

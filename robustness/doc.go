@@ -47,6 +47,10 @@
 //   - Run reports that the work is done only if it has succeeded before;
 //   - at the end the work of each slot can run, or is done.
 //
+// TestRates has rounds of its own, too: goroutines of each worker acquire permits of a rate limiter. In no
+// window of the server's clock they get more permits than the rate, unless the server has lost its
+// data, and at the end the whole rate can be acquired.
+//
 // Every minute checks that no key without an expiry is left, and that the run contained
 // holds of every kind, faults, and their consequences.
 //

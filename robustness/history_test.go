@@ -51,6 +51,7 @@ type claim struct {
 type history struct {
 	claims       []*claim // ordered by call
 	latchCalls   []*latchCall
+	rateCalls    []*rateCall // ordered by call
 	oversized    []event
 	wipes        []event
 	ended        map[string]bool // workers that were not killed
@@ -64,7 +65,7 @@ type history struct {
 func newHistory(events []event) *history {
 	h := &history{ended: map[string]bool{}}
 	claims := map[string]*claim{}
-	calls := map[string]*latchCall{}
+	calls, rateCalls := map[string]*latchCall{}, map[string]*rateCall{}
 	for _, e := range events {
 		switch e.What {
 		case oversized:
@@ -80,6 +81,14 @@ func newHistory(events []event) *history {
 		case counted:
 			c := calls[e.Claim]
 			c.returned, c.left, c.outcome, c.err = e.At, e.Left, e.Outcome, e.Err
+			continue
+		case asking:
+			rateCalls[e.Claim] = &rateCall{id: e.Claim, permits: e.Left, wait: e.Wait, called: e.At}
+			h.rateCalls = append(h.rateCalls, rateCalls[e.Claim])
+			continue
+		case answered:
+			c := rateCalls[e.Claim]
+			c.returned, c.outcome, c.err = e.At, e.Outcome, e.Err
 			continue
 		}
 		c := claims[e.Claim]
@@ -132,6 +141,7 @@ func newHistory(events []event) *history {
 		}
 	}
 	slices.SortFunc(h.claims, func(a, b *claim) int { return cmp.Compare(a.called, b.called) })
+	slices.SortFunc(h.rateCalls, func(a, b *rateCall) int { return cmp.Compare(a.called, b.called) })
 	return h
 }
 
@@ -251,7 +261,7 @@ const (
 // check returns the violations of a history and writes visualizations to dir. It spends at
 // most timeout on each lock.
 func (h *history) check(dir string, timeout time.Duration) (wrongs []string) {
-	wrongs = slices.Clone(h.atEnd)
+	wrongs = append(slices.Clone(h.atEnd), h.rateWrongs()...)
 	for _, c := range h.claims {
 		switch {
 		case c.returned > 0 && time.Duration(c.returned-c.called) > c.wait+lockSlack:

@@ -30,7 +30,7 @@ type event struct {
 	Lock  string `json:"lock,omitempty"`  // the locks, separated by commas; of wiped: "" for all
 
 	Kind  string        `json:"kind,omitempty"`  // of locking
-	Wait  time.Duration `json:"wait,omitempty"`  // of locking
+	Wait  time.Duration `json:"wait,omitempty"`  // of locking and of asking
 	Lease time.Duration `json:"lease,omitempty"` // of locking, if it is not renewed
 
 	RTT     time.Duration `json:"rtt,omitempty"` // of locking: the round trip of a far client
@@ -40,7 +40,7 @@ type event struct {
 	Owner string `json:"owner,omitempty"` // of locking, if the owner is named
 	Named bool   `json:"named,omitempty"` // of locking
 	Token int64  `json:"token,omitempty"`
-	Left  int    `json:"left,omitempty"` // of counted: the remaining count
+	Left  int    `json:"left,omitempty"` // of counted: the remaining count; of asking: the permits
 
 	// Until is, of seen, the end of certain ownership; of others, their end.
 	Until int64 `json:"until,omitempty"`
@@ -77,6 +77,9 @@ const (
 
 	counting kind = "counting" // CountDown, Count or Wait of a latch is called
 	counted  kind = "counted"  // it has returned
+
+	asking   kind = "asking"   // Acquire of a rate limiter is called
+	answered kind = "answered" // it has returned
 )
 
 type outcome string

@@ -20,7 +20,7 @@ import (
 
 func TestMain(m *testing.M) {
 	harness.Main(m, map[string]func(args []string) error{
-		"contend": process(contend), "schedule": process(schedule),
+		"contend": process(contend), "schedule": process(schedule), "ask": process(ask),
 	})
 }
 
