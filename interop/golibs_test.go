@@ -29,7 +29,7 @@ const (
 	openFor   = 300 * time.Millisecond
 )
 
-func TestMain(m *testing.M) { harness.Main(m, nil) }
+func TestMain(m *testing.M) { harness.Main(m, workers) }
 
 // A hold whose lock was deleted neither releases nor extends the hold of another owner.
 func TestGoLibrariesExcludeEachOther(t *testing.T) {

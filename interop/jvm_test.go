@@ -166,9 +166,15 @@ func shared(t testing.TB, version string) *jvm {
 	t.Helper()
 	jvmsMu.Lock()
 	defer jvmsMu.Unlock()
-	if jvms[version] != nil {
-		return jvms[version]
+	if jvms[version] == nil {
+		jvms[version] = launch(t, version)
 	}
+	return jvms[version]
+}
+
+// launch starts a process with that version.
+func launch(t testing.TB, version string) *jvm {
+	t.Helper()
 	dir := filepath.Join("redisson", version, "target")
 	require.DirExists(t, filepath.Join(dir, "lib"), "run 'mvn -f interop/redisson compile'")
 	cmd := exec.Command("java", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
@@ -182,7 +188,6 @@ func shared(t testing.TB, version string) *jvm {
 	require.NoError(t, cmd.Start())
 	j := &jvm{in: in, calls: map[int64]chan<- answer{}}
 	go j.read(out)
-	jvms[version] = j
 	harness.Finally(func() {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()

@@ -26,7 +26,8 @@ type monitor struct {
 // monitored is a command run by a server.
 type monitored struct {
 	words  []string
-	script bool // as part of a script
+	script bool  // as part of a script
+	at     int64 // in ms
 }
 
 var quoted = regexp.MustCompile(`"(?:[^"\\]|\\.)*"`)
@@ -56,7 +57,9 @@ func newMonitor(t testing.TB, addr string, wanted func(c monitored) bool) *monit
 				return
 			}
 			source, _, _ := strings.Cut(line, "]")
-			c := monitored{script: strings.HasSuffix(source, " lua")}
+			stamp, _, _ := strings.Cut(source, " ")
+			seconds, _ := strconv.ParseFloat(stamp, 64)
+			c := monitored{script: strings.HasSuffix(source, " lua"), at: int64(seconds * 1000)}
 			for _, q := range quoted.FindAllString(line, -1) {
 				word, err := strconv.Unquote(q)
 				if err != nil {

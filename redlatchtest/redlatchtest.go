@@ -9,7 +9,7 @@
 //	release := orders.HoldElsewhere() // another process holds the lock until release
 //	orders.FailLock(lock.ErrUnavailable)
 //
-// # Permits, latches, and work that runs once
+// # Permits, latches, rates, and work that runs once
 //
 // NewEmbedded returns a server in the test's process. Clients of NewClient reach it in memory, so a test
 // needs no installed server and no port, and works under testing/synctest. The objects are those of
@@ -22,6 +22,8 @@
 //	permit, err := elsewhere.PermitSemaphore("encoders", semaphore.Permits(1)).Acquire(ctx, 1)
 //	...
 //	err = encode(ctx, client.PermitSemaphore("encoders", semaphore.Permits(1))) // no permit is free
+//
+// Under testing/synctest the interval of a rate limiter, or the lease of a lock, takes no time.
 //
 // An embedded server suffices for what an application does with redlatch, but does not support clusters,
 // and runs scripts in another implementation of Lua (miniredis).

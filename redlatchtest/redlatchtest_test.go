@@ -16,6 +16,7 @@ import (
 	"github.com/redlatch/redlatch/internal/harness"
 	"github.com/redlatch/redlatch/internal/testserver"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/redlatchtest"
 	"github.com/redlatch/redlatch/semaphore"
 )
@@ -80,7 +81,7 @@ func TestEmbedded(t *testing.T) {
 	}
 }
 
-// In a bubble a test of permits, latches and work that runs once takes no time.
+// In a bubble a test of permits, latches, rates and work that runs once takes no time.
 func TestEmbeddedInVirtualTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := redlatchtest.NewEmbedded(t)
@@ -119,6 +120,17 @@ func TestEmbeddedInVirtualTime(t *testing.T) {
 		_, err = elsewhere.CountDownLatch("import").CountDown(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, <-opens)
+
+		rate := ratelimit.Rate(2, time.Hour)
+		require.NoError(t, elsewhere.RateLimiter("mails", rate).TryAcquire(t.Context(), 2))
+		mails := c.RateLimiter("mails", rate)
+		require.ErrorIs(t, mails.TryAcquire(t.Context(), 1), lock.ErrNotAcquired)
+		begin = time.Now()
+		require.NoError(t, mails.Acquire(t.Context(), 1))
+		require.WithinDuration(t, begin.Add(time.Hour), time.Now(), 10*time.Millisecond)
+		_, err = mails.Release(t.Context(), 1)
+		require.NoError(t, err)
+		require.NoError(t, elsewhere.RateLimiter("mails").TryAcquire(t.Context(), 2))
 
 		require.NoError(t, permit.Release(t.Context()))
 		s.Close()
