@@ -376,7 +376,7 @@ func (l *Limiter) apply(batch []*request, reply []int64) []engine.Answer {
 func (r *request) undo() (undone <-chan struct{}) {
 	r.mu.Lock()
 	took := r.served || r.mayHaveRun
-	hadTurn := r.hasTurn
+	hadTurn := r.hasTurn || r.mayHaveRun && !r.once // a request without a reply may have brought it
 	r.served = false
 	r.mayHaveRun = false
 	r.hasTurn = false
