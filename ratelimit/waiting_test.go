@@ -202,7 +202,7 @@ func monitor(t testing.TB, s *testserver.Server, f func(entry string, at, permit
 func TestOrder(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {
 		c := harness.Client(t, s)
-		l := c.RateLimiter(key, ratelimit.Rate(3, time.Second))
+		l := c.RateLimiter(key, ratelimit.Rate(3, long))
 		require.NoError(t, l.TryAcquire(t.Context(), 3))
 		var mu sync.Mutex
 		var order []int
@@ -218,6 +218,7 @@ func TestOrder(t *testing.T) {
 			})
 			harness.Waits(t, i+1, c)
 		}
+		setRate(t, l, 3, 500*time.Millisecond)
 		all.Wait()
 		require.Equal(t, 0, order[0])
 		require.ElementsMatch(t, []int{1, 2}, order[1:3]) // served at once
