@@ -56,10 +56,12 @@ require (
 )
 
 require (
+	github.com/go-redis/redis_rate/v10 v10.0.1
 	github.com/go-sql-driver/mysql v1.10.1
 	github.com/go-zookeeper/zk v1.0.4
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/stretchr/testify v1.12.1
 	go.etcd.io/etcd/client/v3 v3.7.3
+	golang.org/x/time v0.16.0
 	gonum.org/v1/plot v0.17.0
 )

@@ -57,7 +57,7 @@ type version struct {
 // libraries are the modules whose versions the report lists.
 var libraries = []string{
 	"github.com/redis/rueidis", "github.com/redis/go-redis/v9",
-	"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "go.etcd.io/etcd/client/v3",
+	"github.com/go-redsync/redsync/v4", "github.com/bsm/redislock", "github.com/go-redis/redis_rate/v10", "golang.org/x/time", "go.etcd.io/etcd/client/v3",
 	"github.com/go-zookeeper/zk", "github.com/jackc/pgx/v5", "github.com/go-sql-driver/mysql",
 }
 

@@ -30,6 +30,8 @@ var peers = map[string]func(ctx context.Context, addrs []string) (service, error
 	"redsync":     openRedsync,
 	"redislock":   openRedislock,
 	"rueidislock": openRueidislock,
+	"redis_rate":  openRedisRate,
+	"x/time/rate": openLocalRate,
 	"etcd":        openEtcd,
 	"zookeeper":   openZookeeper,
 	"postgres":    openPostgres,

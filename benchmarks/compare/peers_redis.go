@@ -19,6 +19,7 @@ import (
 
 	"github.com/redlatch/redlatch"
 	"github.com/redlatch/redlatch/lock"
+	"github.com/redlatch/redlatch/ratelimit"
 	"github.com/redlatch/redlatch/semaphore"
 )
 
@@ -156,6 +157,8 @@ func (s *ours) operation(ctx context.Context, t task, name string) (operation, e
 		s := c.Semaphore(name)
 		_, err := s.TrySetPermits(ctx, t.Permits)
 		return ourPermit{s}, err
+	case "rate":
+		return ourPermits{c.RateLimiter(name, ratelimit.Rate(t.Permits, limitPer))}, nil
 	}
 	return nil, unsupported(t)
 }

@@ -110,7 +110,7 @@ func (c cell) taskOf(peer string) task {
 func scenarios(window time.Duration) []scenario {
 	return []scenario{
 		uncontended(window), contended(window), processes(window), wakeUps(window), kinds(window), holds(), waiters(), redLocks(window),
-		fairness(window), start(), rivals(window),
+		fairness(window), start(), rivals(window), rates(window),
 	}
 }
 
@@ -364,5 +364,33 @@ func rivals(window time.Duration) scenario {
 	}
 	add(2, 4, time.Millisecond, cell{rival: us, trip: 60 * time.Millisecond})
 	add(2, 1, time.Millisecond, cell{rival: us, trip: 2 * time.Millisecond})
+	return s
+}
+
+func rates(window time.Duration) scenario {
+	s := scenario{
+		number: 12, title: "Rate limiters", base: us, best: "rate",
+		about: "Goroutines acquire single permits, and wait if there are none. With 1,000,000 permits in 100 ms none waits. redlatch and " +
+			"Redisson have a sliding window. The others have a burst, here as large as the rate, so they give up to twice as many " +
+			"permits in an interval; redis_rate tells when to try again, and the goroutine does. x/time/rate is for one process.",
+		measures: slices.Concat(latencies, []string{"scripts"}, costs),
+	}
+	add := func(processes, goroutines, permits int, peers ...string) {
+		name := plural(goroutines, "goroutine")
+		if processes > 1 {
+			name = fmt.Sprintf("%d x %d goroutines", processes, goroutines)
+		}
+		if permits < 1_000_000 {
+			name += fmt.Sprintf(", %d permits in %v", permits, limitPer)
+		}
+		s.cells = append(s.cells, cell{
+			name: name, size: processes * goroutines, processes: processes, peers: append([]string{us, "redis_rate", redisson}, peers...),
+			task: task{Do: "repeat", Kind: "rate", Goroutines: goroutines, Permits: permits, For: max(4*window, 10*limitPer)},
+		})
+	}
+	add(1, 1, 1_000_000, "x/time/rate")
+	add(1, 64, 1_000_000, "x/time/rate")
+	add(1, 64, 100, "x/time/rate")
+	add(4, 16, 100)
 	return s
 }

@@ -9,14 +9,14 @@ type task struct {
 	Addrs []string `json:"addrs"`
 	// Do names the job. Each job documents how it uses the rest.
 	Do string `json:"do"`
-	// Kind is the kind of object: lock, fair, rw, semaphore, permit, multi or red.
+	// Kind is the kind of object: lock, fair, rw, semaphore, permit, multi, red or rate.
 	Kind       string `json:"kind"`
 	Name       string `json:"name"`
 	Process    int    `json:"process"` // its number, from 0
 	Own        bool   `json:"own"`     // each goroutine has its own object
 	Goroutines int    `json:"goroutines"`
 	Writes     int    `json:"writes"`  // of 100 operations on a read-write lock
-	Permits    int    `json:"permits"` // of a semaphore
+	Permits    int    `json:"permits"` // of a semaphore, or of a rate limiter in limitPer
 	// Hold is how long a lock is held, and Rest the time between a release and the next
 	// acquisition.
 	Hold time.Duration `json:"hold"`

@@ -23,8 +23,11 @@ import org.redisson.Redisson;
 import org.redisson.api.RCountDownLatch;
 import org.redisson.api.RLock;
 import org.redisson.api.RPermitExpirableSemaphore;
+import org.redisson.api.RRateLimiter;
 import org.redisson.api.RReadWriteLock;
 import org.redisson.api.RSemaphore;
+import org.redisson.api.RateIntervalUnit;
+import org.redisson.api.RateType;
 import org.redisson.api.RedissonClient;
 import org.redisson.config.Config;
 
@@ -175,6 +178,18 @@ public final class Worker {
           public void release() {
             leased.release(id);
           }
+        };
+      case "rate": // see peers_rate.go
+        RRateLimiter limiter = client.getRateLimiter(name);
+        limiter.trySetRate(RateType.OVERALL, task.get("permits").getAsInt(), 100, RateIntervalUnit.MILLISECONDS);
+        return new Operation() {
+          @Override
+          public void acquire() {
+            limiter.acquire();
+          }
+
+          @Override
+          public void release() {}
         };
       case "red":
         String of = name;
