@@ -60,6 +60,7 @@ The output is a table with a line for each check:
   locks             two clients never hold one; a waiter gets it after the release, or when the lease
                     ends, and not before; its owner can re-enter it
   fair lock         also: the waiters of two clients get it in the order in which they came
+  group lock        also: other values of the group are free meanwhile
   rate limiter      no permit more than the rate is acquired, and permits come back after the interval
   renewal           a lease is renewed while its holder lives
   polling           a client that cannot subscribe gets a lock nevertheless

@@ -30,6 +30,7 @@ var verifyChecks = []struct {
 	{"plain lock", (*trial).plain},
 	{"fair lock", (*trial).fair},
 	{"read-write lock", (*trial).readWrite},
+	{"group lock", (*trial).group},
 	{"semaphore", (*trial).semaphore},
 	{"permit semaphore", (*trial).permits},
 	{"rate limiter", (*trial).rate},
@@ -534,6 +535,28 @@ func (t *trial) readWrite() error {
 	)
 }
 
+func (t *trial) group() error {
+	of := func(values ...string) locks {
+		return func(c *redlatch.Client) lock.Locker { return c.GroupLock(t.name, values...) }
+	}
+	some, others := of("a", "b"), of("c", "b")
+	return t.steps(
+		t.exclusion(some),
+		step{"values", func() error {
+			one, err := some(t.holder).TryLock(t.ctx)
+			if err != nil {
+				return err
+			}
+			two, err := of("c")(t.other).TryLock(t.ctx)
+			if err != nil {
+				return errors.Join(fmt.Errorf("another value: %w", err), one.Unlock(t.ctx))
+			}
+			return errors.Join(two.Unlock(t.ctx), t.taken(others(t.other)), one.Unlock(t.ctx), t.free(others(t.other)))
+		}},
+		t.waiting(some, others), t.expiry(some, others), t.reentry(some),
+	)
+}
+
 func (t *trial) semaphore() error {
 	of := func(c *redlatch.Client) *semaphore.Semaphore { return c.Semaphore(t.name, semaphore.Permits(2)) }
 	take := func() (func() error, error) {
@@ -839,6 +862,7 @@ func (t *trial) hashTags() error {
 			return t.holder.PermitSemaphore(tag+"permits", semaphore.Permits(1)).Do(t.ctx, nothing)
 		}},
 		step{"semaphore", func() error { return t.holder.Semaphore(tag+"semaphore", semaphore.Permits(1)).Do(t.ctx, nothing) }},
+		step{"group", func() error { return t.holder.GroupLock(tag+"group", "a", "b").Do(t.ctx, nothing) }},
 		step{"rate", func() error { return t.holder.RateLimiter(tag+"rate", ratelimit.Rate(1, time.Hour)).Do(t.ctx, nothing) }},
 		step{"election", func() error {
 			term, err := t.holder.Election(tag+"election").Campaign(t.ctx, "", lock.Wait(0))

@@ -151,7 +151,7 @@ func documentedRights(t *testing.T, rows ...string) string {
 }
 
 var kindRows = []string{
-	"fair locks", "read-write locks", "semaphores", "count-down latches", "rate limiters", "plain locks", "elections", "once-only work",
+	"fair locks", "read-write locks", "group locks", "semaphores", "count-down latches", "rate limiters", "plain locks", "elections", "once-only work",
 }
 
 // The documented rights suffice. Without those of the startup checks only the server is unknown.
@@ -247,7 +247,7 @@ func TestVerifyWithoutMessages(t *testing.T) {
 		_, checks := verified(t, gate.Addr, statusWarning)
 		want := map[string]string{"hash tags": resultUnchecked, "eviction": resultWarning}
 		for _, name := range []string{
-			"lock", "fenced lock", "plain lock", "fair lock", "read-write lock", "semaphore", "permit semaphore", "rate limiter", "latch", "election",
+			"lock", "fenced lock", "plain lock", "fair lock", "read-write lock", "group lock", "semaphore", "permit semaphore", "rate limiter", "latch", "election",
 			"once-only work", "MultiLock", "reconnection",
 		} {
 			want[name] = resultPolls
