@@ -30,6 +30,8 @@ const (
 	// soonest is how much later than the timer of this package the queue tries by itself. Its ticks are
 	// long for a short interval.
 	soonest = 20 * time.Millisecond
+	// maxRates is the number of limiters whose rates a client remembers.
+	maxRates = 10_000
 	// leastPause is the shortest pause between attempts in microseconds, whatever the server says.
 	leastPause = 100
 )
@@ -42,11 +44,34 @@ type Shared struct {
 
 	mu     sync.Mutex
 	timers map[engine.Key]*time.Timer // of the next attempts
+	rates  map[engine.Key]int64       // that the server had last
 }
 
 // NewShared returns what the limiters of a client share. There is one for each engine.
 func NewShared(e *engine.Engine) *Shared {
-	return &Shared{e: e, timers: make(map[engine.Key]*time.Timer)}
+	return &Shared{e: e, timers: make(map[engine.Key]*time.Timer), rates: make(map[engine.Key]int64)}
+}
+
+// rate returns the last rate of a limiter as an argument of the script.
+func (all *Shared) rate(key engine.Key) string {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+
+	if rate := all.rates[key]; rate > 0 {
+		return strconv.FormatInt(rate, 10)
+	}
+	return ""
+}
+
+// setRate remembers the rate of a limiter. Of many, some are forgotten, which costs a count.
+func (all *Shared) setRate(key engine.Key, rate int64) {
+	all.mu.Lock()
+	defer all.mu.Unlock()
+
+	if len(all.rates) >= maxRates {
+		clear(all.rates)
+	}
+	all.rates[key] = rate
 }
 
 // wakeIn has the first waiter of a queue try after d.
@@ -302,7 +327,7 @@ func (l *Limiter) encode(batch []*request) []string {
 	}
 
 	now := time.Now()
-	args := append(make([]string, 0, 7+4*len(batch)), me, graceMillis)
+	args := append(make([]string, 0, 8+4*len(batch)), me, graceMillis)
 	args = append(append(args, config.args()...), strconv.Itoa(len(batch)))
 	for _, r := range batch {
 		r.mu.Lock()
@@ -311,7 +336,7 @@ func (l *Limiter) encode(batch []*request) []string {
 		args = append(args, strconv.Itoa(r.n), strconv.FormatInt(now.Sub(r.began).Milliseconds(), 10), r.entry, wire.Flag(again))
 	}
 
-	return args
+	return append(args, l.all.rate(l.queue))
 }
 
 // decode decodes the reply to a batch of that many requests: one number if there is no limiter, otherwise five.
@@ -340,6 +365,7 @@ func (l *Limiter) decode(reply rueidis.RedisResult, batch int) ([]int64, error) 
 func (l *Limiter) apply(batch []*request, reply []int64) []engine.Answer {
 	served := int(reply[0])
 	rate := reply[3]
+	l.all.setRate(l.queue, rate)
 	retryIn := time.Duration(max(leastPause, min(reply[1], lock.MaxLease.Microseconds()))) * time.Microsecond
 	tooMany := served < len(batch) && int64(batch[served].n) > rate
 

@@ -201,8 +201,8 @@ type asked struct {
 	again     bool
 }
 
-// acquire returns the number of requests served, and the free permits.
-func (w *world) acquire(client string, all []asked, missing *limits) []int64 {
+// acquire returns the number of requests served, and the free permits. The client may know the rate.
+func (w *world) acquire(client string, all []asked, missing *limits, known bool) []int64 {
 	if w.config == nil {
 		if missing == nil {
 			w.seen.See("no limiter")
@@ -214,6 +214,9 @@ func (w *world) acquire(client string, all []asked, missing *limits) []int64 {
 	}
 	c := w.config
 	free := w.number()
+	if c.own == 1 && !known {
+		free = w.rest()
+	}
 	blocked := func(a asked) bool {
 		return c.own == 0 && w.holder != "" && w.holder != client && w.since < w.now-a.waited
 	}
@@ -491,6 +494,7 @@ type walk struct {
 	client      string
 	last        []asked
 	lastMissing *limits
+	known       bool
 	released    int64
 	releaseID   string
 }
@@ -522,7 +526,7 @@ func (x *walk) Take(s step) bool {
 	}
 	switch s.Kind {
 	case "acquire":
-		x.client, x.last, x.lastMissing = s.client, nil, nil
+		x.client, x.last, x.lastMissing, x.known = s.client, nil, nil, s.waited != 300
 		for _, n := range s.n {
 			if n > 0 {
 				x.last = append(x.last, asked{n: n, waited: s.waited, entry: x.entry(n)})
@@ -649,7 +653,12 @@ func (x *walk) acquire() {
 	for _, a := range x.last {
 		args = append(args, itoa(a.n), itoa(a.waited), a.entry, wire.Flag(a.again))
 	}
-	want := x.w.acquire(x.client, x.last, x.lastMissing)
+	want := x.w.acquire(x.client, x.last, x.lastMissing, x.known)
+	known := ""
+	if x.known && len(want) > 1 {
+		known = itoa(want[2])
+	}
+	args = append(args, known)
 	if len(want) > 1 {
 		x.seen.See("acquired", min(want[0], 1))
 		if int(want[0]) == len(x.last) {

@@ -269,8 +269,8 @@ func (l *Limiter) TrySetRate(ctx context.Context, c Config) (bool, error) {
 
 // SetRate gives the limiter a configuration, whether it has one or not. Permits that were acquired before count for
 // the new rate as well, unless PerClient changes: with a lower rate, none are acquired until enough of them have expired. Waiters
-// learn the new rate. With PerClient, only the permits of this client are counted again, as in Redisson: another client may
-// keep the old rate for as long as it uses it, and a higher rate even longer. Use another name for a new rate then.
+// learn the new rate. With PerClient, another client of redlatch learns it with its next acquisition. A client of Redisson
+// may keep the old rate for as long as it uses it.
 // SetRate blocks as TrySetRate does.
 //
 // Redisson's setRate forgets the permits that were acquired, unless it gets keepState(true).

@@ -474,6 +474,30 @@ func TestPerClient(t *testing.T) {
 	})
 }
 
+// Another client follows a new rate at once, although nobody else knows what it has acquired.
+func TestSetRatePerClient(t *testing.T) {
+	harness.Virtual(t, func(t *testing.T, s *harness.VirtualServer) {
+		const per = time.Second
+		l, other := s.Client(t).RateLimiter(key), s.Client(t).RateLimiter(key)
+		for _, rate := range []int{15, 5, 25, 1} {
+			require.NoError(t, l.SetRate(t.Context(), ratelimit.Config{Rate: rate, Per: per, PerClient: true}))
+			// Permits of the rate before are in its first window.
+			for window := range 3 {
+				n := 0
+				for began := time.Now(); time.Since(began) < per; time.Sleep(per / 50) {
+					if other.TryAcquire(t.Context(), 1) == nil {
+						n++
+					}
+				}
+				require.LessOrEqual(t, n, rate)
+				if window > 0 {
+					require.GreaterOrEqual(t, n, rate-1, "the rate %d in window %d", rate, window)
+				}
+			}
+		}
+	})
+}
+
 // Permits are missing, or too many, because a key was lost or others have written it.
 func TestRepair(t *testing.T) {
 	harness.Each(t, func(t *testing.T, s *testserver.Server) {

@@ -6,6 +6,7 @@
 --              it is not
 -- ARGV[7]      number of requests
 -- ARGV[8..]    for each request: its permits, the ms it has waited, its entry, and 1 if it may have run before
+-- ARGV[n]      the last one: the rate that this client knows, '' if it knows none
 -- Reply: the number of requests served; the microseconds until the next one should try again; the number of free
 -- permits, which is negative if the rate was lowered; the rate; and the interval. -1 if there is no limiter.
 
@@ -23,6 +24,9 @@ if failed then
 	return failed
 end
 local me, count = ARGV[1], tonumber(ARGV[7])
+if limiter.own() and ARGV[8 + 4 * count] ~= tostring(limiter.rate()) then
+	limiter.count() -- another client may have set the rate, and could not count the permits of this one
+end
 local now, micros = limiter.now()
 
 local function permits(i) return tonumber(ARGV[4 + 4 * i]) end

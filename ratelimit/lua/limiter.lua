@@ -69,6 +69,8 @@ local function count()
 	free = rate - sum(call('ZRANGE', entries, 0, -1)) - taken
 end
 
+limiter.count = count
+
 -- Reads the number of free permits. Returns the reply of the script if it cannot go on.
 function limiter.read()
 	local text = call('GET', values)
