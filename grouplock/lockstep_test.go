@@ -161,7 +161,7 @@ func newWalk(t *testing.T, conn *lockstep.Client, sess *session.Session, seen lo
 	conn.Reset(x.w.now)
 	for _, set := range []string{"a", "a b", "b c", "a b c", "d"} {
 		var values []string
-		for _, v := range strings.Fields(set) {
+		for v := range strings.FieldsSeq(set) {
 			values = append(values, grouplock.FieldOf(v))
 		}
 		for range 2 {
