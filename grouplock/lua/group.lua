@@ -62,8 +62,8 @@ function group.give(key, claim, values, lease)
 	end
 end
 
--- drop removes what the owners of a table by value have left of their claims, and reports whether one had its value. It is
--- one command: the key is gone with its last field, and a node that moves its slot lets no script use it again.
+-- drop removes what the owners of a table by value have left of their claims, and reports whether one had its value.
+-- It is one command: the key is gone with its last field, and a node that moves its slot lets no script use it again.
 function group.drop(key, owners)
 	local fields, had = {}, false
 	for value, owner in pairs(owners) do
@@ -93,8 +93,9 @@ function group.keep(key, claim, values, lease)
 	group.raise(key, lease)
 end
 
--- publish tells waiters that values are free, and returns the number of receivers. Of the threads of a Java client, which
--- may wait for different values, '0' wakes one, and remembers that if it is about to sleep. '1' wakes all that sleep.
+-- publish tells waiters that values are free, and returns the number of receivers. Of the threads of a Java client,
+-- which may wait for different values, '0' wakes one, and remembers that if it is about to sleep. '1' wakes all that
+-- sleep.
 -- pcall: without the right to publish the release stands, and waiters poll.
 function group.publish(command, channel)
 	local receivers = redis.pcall(command, channel, '0')
