@@ -1,3 +1,5 @@
+//go:build unix
+
 package ratelimit_test
 
 import (
@@ -103,25 +105,6 @@ func TestProcessesWithFaults(t *testing.T) {
 		t.Logf("%.2f%% of the rate, and %v at most for 10 permits", 100*h.pace().requireLimit(t, rate, per), longest)
 		requireSound(t, s, rate)
 	})
-}
-
-// history is the entries that were added and not removed again by an undo: their times and permits.
-type history map[string][2]int64
-
-// add is a callback of monitor. An entry that is added again counts from then on.
-func (h history) add(entry string, at, permits int64) {
-	h[entry] = [2]int64{at, permits}
-	if permits == 0 {
-		delete(h, entry)
-	}
-}
-
-func (h history) pace() pace {
-	p := pace{}
-	for _, e := range h {
-		p[e[0]] += e[1]
-	}
-	return p
 }
 
 // A process that is killed or stopped while it has the turn delays others for the rest of its turn. When it goes

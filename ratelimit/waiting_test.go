@@ -32,6 +32,25 @@ func start(t testing.TB, ctx context.Context, l *ratelimit.Limiter, n int, opts 
 	return harness.Start(t, ctx, func(ctx context.Context) (struct{}, error) { return struct{}{}, l.Acquire(ctx, n, opts...) })
 }
 
+// history is the entries that were added and not removed again by an undo: their times and permits.
+type history map[string][2]int64
+
+// add is a callback of monitor. An entry that is added again counts from then on.
+func (h history) add(entry string, at, permits int64) {
+	h[entry] = [2]int64{at, permits}
+	if permits == 0 {
+		delete(h, entry)
+	}
+}
+
+func (h history) pace() pace {
+	p := pace{}
+	for _, e := range h {
+		p[e[0]] += e[1]
+	}
+	return p
+}
+
 // pace is a sequence of acquisitions: their permits, by the time in ms.
 type pace map[int64]int64
 
