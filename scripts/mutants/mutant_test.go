@@ -231,8 +231,8 @@ func TestCandidates(t *testing.T) {
 		{"rlock", false, []string{"rlock", "internal/contract", "internal/system"}},
 		{"rlock", true, []string{"rlock", "internal/contract"}},
 		{".", true, []string{".", "internal/contract", "internal/system"}},
-		{"internal/engine", false, []string{"internal/engine", "internal/contract", "internal/system", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
-		{"internal/session", false, []string{"internal/contract", "internal/system", "rlock", "fairlock", "rwlock", "semaphore", "countdown", "multilock"}},
+		{"internal/engine", false, []string{"internal/engine", "internal/contract", "internal/system", "rlock", "fairlock", "grouplock", "rwlock", "semaphore", "countdown", "multilock"}},
+		{"internal/session", false, []string{"internal/contract", "internal/system", "rlock", "fairlock", "grouplock", "rwlock", "semaphore", "countdown", "multilock"}},
 	} {
 		hasTests := func(pkg string) bool { return pkg != "internal/session" }
 		assert.Equal(t, c.want, candidates(c.dir, c.lua, uses, hasTests), c.dir)
