@@ -136,6 +136,9 @@ func TestLostReplyOfAShortTransfer(t *testing.T) {
 				require.ErrorIs(t, err, lock.ErrIndeterminate)
 				require.NotErrorIs(t, err, lock.ErrLost)
 				require.NotErrorIs(t, err, lock.ErrNotHeld)
+				if k.timed {
+					harness.Do(t, s.Addr, "DEL", "orders") // it lasts for the longest lease that there was
+				}
 			})
 		})
 	}
