@@ -54,8 +54,8 @@
 // servers. Package grouplock locks several values at once. Package semaphore limits
 // concurrent use of a resource, and the latch of package countdown lets callers wait for
 // work done by others. Package ratelimit limits how often something happens. Package
-// election elects a leader, with a fencing token for each term. Package once runs work once although several
-// machines start it, such as a cron job.
+// election elects a leader, with a fencing token for each term. Package once runs work once
+// although several machines start it, such as a cron job.
 //
 // # The driver
 //

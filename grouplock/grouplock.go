@@ -16,12 +16,12 @@
 //   - LongCodec: as for StringCodec.
 //   - Kryo5Codec, the default: a string is what [Kryo5] returns. Objects of other classes are not supported.
 //
-// The bytes are those of Redisson 3.38, which introduced this lock, to 4.7. For another codec, or class, pass the bytes
-// that its encoder makes.
+// Redisson 3.52 and 4.7 have the same bytes; 3.38 introduced this lock. For another codec, or class, pass the bytes that
+// its encoder makes.
 //
 // # Waiting
 //
-// Waiters of a process for the same values are served first come, first served, as those of a lock of package rlock.
+// Waiters of a process for the same values are served first come, first served, like the waiters of package rlock.
 // There is no order among waiters for different values: one that wants many values can starve beside others that want
 // some of them.
 //
@@ -116,7 +116,7 @@ func (l *Lock) UnlockOwner(ctx context.Context) error { return l.l.UnlockOwner(c
 // them was locked. A hold that loses one of its values is lost as a whole: holds of this client on the same values at
 // once, and any other at its next renewal, after at most a third of its lease, or, if its lease is fixed, at the end of
 // the lease. Until then its context does not end. Its other values stay locked until it is unlocked, or their leases
-// end. ForceUnlock blocks for one round trip. It returns an error and has no effect if the key is not that of a group.
+// end. ForceUnlock blocks for one round trip. It returns an error and has no effect if the key is no group.
 func (l *Lock) ForceUnlock(ctx context.Context) (bool, error) {
 	return l.l.Force(ctx, func() (bool, error) { return l.p.force(ctx, l.l.Key()) })
 }

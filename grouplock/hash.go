@@ -58,7 +58,7 @@ func (h *highway) update(packet []byte) {
 // zipper has, for each byte of a pair of lanes after a merge, its place in the pair before.
 var zipper = [16]uint{3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7}
 
-// zipperAdd adds the lanes of from, with the bytes of each pair permuted, to those of to.
+// zipperAdd adds the lanes of from, with the bytes of each pair permuted, to the lanes of to.
 func zipperAdd(to, from *[4]uint64) {
 	for pair := 0; pair < 4; pair += 2 {
 		var merged [2]uint64

@@ -49,12 +49,11 @@ func kryo5(s string) []byte {
 		out = binary.AppendUvarint(append(out, first|0x40), length)
 	}
 	for _, u := range units { // each by itself, also of a pair
-		switch {
-		case u < 0x80:
+		if u < 0x80 {
 			out = append(out, byte(u))
-		case u < 0x800:
+		} else if u < 0x800 {
 			out = append(out, 0xc0|byte(u>>6), 0x80|byte(u&0x3f))
-		default:
+		} else {
 			out = append(out, 0xe0|byte(u>>12), 0x80|byte(u>>6&0x3f), 0x80|byte(u&0x3f))
 		}
 	}

@@ -196,20 +196,19 @@ func (l *lockCommand) grace() time.Duration {
 
 // split returns the names and the command that the arguments have.
 func (l *lockCommand) split(cmd *cobra.Command, args []string) (names, command []string) {
-	names = args
-	at := cmd.ArgsLenAtDash()
-	switch {
-	case at >= 0:
-		names, command = args[:at], args[at:]
-	case len(l.names) > 0:
-		names, command = nil, args
-	case len(args) > 1:
-		names, command = args[:1], args[1:]
+	if at := cmd.ArgsLenAtDash(); at >= 0 {
+		return append(l.names, args[:at]...), args[at:]
 	}
-	return append(l.names, names...), command
+	if len(l.names) > 0 {
+		return l.names, args
+	}
+	if len(args) > 1 {
+		return args[:1], args[1:]
+	}
+	return args, nil
 }
 
-// environment returns the variables of this process that a command gets, without those of the names.
+// environment returns the variables of this process that a command gets, except for some names.
 func (l *lockCommand) environment(except ...string) []string {
 	if !l.keepURL {
 		except = append(except, "REDLATCH_URL", "REDLATCH_RED")
@@ -250,16 +249,24 @@ func (l *lockCommand) run(cmd *cobra.Command, args []string) error {
 			return l.supervise(child, h, names, signals) // a signal of the last moment too
 		}
 	}
+	return l.failed(wait, signals, err, l.object(), names)
+}
+
+// failed returns the error of an exit without an acquisition, which has failed with err. wait ends with a signal.
+func (l *lockCommand) failed(wait context.Context, signals <-chan os.Signal, err error, of inspect.Kind, names []string) error {
 	if wait.Err() != nil {
 		return exitBy(<-signals)
 	}
 	if errors.Is(err, lock.ErrNotAcquired) {
-		return l.conflicts(err)
+		if l.quiet {
+			err = nil
+		}
+		return exit{l.conflict, err}
 	}
 	if len(l.red) > 0 {
 		return err // which names the server
 	}
-	return l.connection.nameDenied(wait, err, l.object(), names...)
+	return l.connection.nameDenied(wait, err, of, names...)
 }
 
 // object returns the kind of the objects that NAME is one of.
@@ -271,15 +278,6 @@ func (l *lockCommand) object() inspect.Kind {
 		return inspect.RWLock
 	}
 	return inspect.Kind(l.kind)
-}
-
-// conflicts returns the error of an exit because another process holds the lock.
-func (l *lockCommand) conflicts(err error) error {
-	e := exit{l.conflict, err}
-	if l.quiet {
-		e.err = nil
-	}
-	return e
 }
 
 // supervise runs the command under the lock, and releases the lock.

@@ -18,7 +18,7 @@ import (
 	"github.com/redlatch/redlatch/ratelimit"
 )
 
-// rateCommand is "redlatch rate". The fields of its waits are those of "redlatch lock".
+// rateCommand is "redlatch rate". It waits, and fails, like "redlatch lock".
 type rateCommand struct {
 	lockCommand
 
@@ -129,24 +129,18 @@ func (r *rateCommand) run(cmd *cobra.Command, args []string) error {
 	defer signal.Stop(signals)
 	wait, cancel := untilSignal()
 	defer cancel()
-	err = r.acquire(wait, names[0], option)
-	if err == nil {
-		signal.Stop(signals) // from now on they do what they do to the command
-		select {
-		case sig := <-signals:
-			return exitBy(sig)
-		default:
-		}
-		child.Env = r.environment()
-		return become(child)
+	if err := r.acquire(wait, names[0], option); err != nil {
+		return r.failed(wait, signals, err, inspect.Rate, names)
 	}
-	if wait.Err() != nil {
-		return exitBy(<-signals)
+
+	signal.Stop(signals) // from now on they do what they do to the command
+	select {
+	case sig := <-signals:
+		return exitBy(sig)
+	default:
 	}
-	if errors.Is(err, lock.ErrNotAcquired) {
-		return r.conflicts(err)
-	}
-	return r.connection.nameDenied(wait, err, inspect.Rate, names...)
+	child.Env = r.environment()
+	return become(child)
 }
 
 // acquire acquires the permits. The client is closed when it returns.

@@ -557,6 +557,17 @@ func (t *trial) group() error {
 	)
 }
 
+// refused checks that an acquisition beyond what there is has failed.
+func refused(err error, beyond string) error {
+	if err == nil {
+		return errors.New(beyond + " were acquired")
+	}
+	if errors.Is(err, lock.ErrNotAcquired) {
+		return nil
+	}
+	return err
+}
+
 func (t *trial) semaphore() error {
 	of := func(c *redlatch.Client) *semaphore.Semaphore { return c.Semaphore(t.name, semaphore.Permits(2)) }
 	take := func() (func() error, error) {
@@ -571,10 +582,7 @@ func (t *trial) semaphore() error {
 			if err != nil {
 				return err
 			}
-			if err := of(t.other).TryAcquire(t.ctx, 1); !errors.Is(err, lock.ErrNotAcquired) {
-				if err == nil {
-					err = errors.New("3 of 2 permits were acquired")
-				}
+			if err := refused(of(t.other).TryAcquire(t.ctx, 1), "3 of 2 permits"); err != nil {
 				return err
 			}
 			if err := release(); err != nil {
@@ -659,10 +667,7 @@ func (t *trial) rate() error {
 			if err != nil {
 				return err
 			}
-			if err := of(t.other).TryAcquire(t.ctx, 1); !errors.Is(err, lock.ErrNotAcquired) {
-				if err == nil {
-					err = errors.New("3 permits were acquired, and the rate is 2")
-				}
+			if err := refused(of(t.other).TryAcquire(t.ctx, 1), "3 permits of a rate of 2"); err != nil {
 				return err
 			}
 			return release()

@@ -17,7 +17,7 @@ local function owned(value, owner)
 	return value .. ':' .. owner .. ':expire_time', value .. ':' .. owner .. ':lock_count'
 end
 
--- is reports whether a hash is that of a group, by some of its fields. pcall: without this right it counts as one.
+-- is reports whether a hash is a group, by some of its fields. pcall: without this right it counts as one.
 function group.is(key)
 	for _, field in ipairs(redis.pcall('HRANDFIELD', key, 2)) do
 		local rest = field:sub(23)
@@ -76,6 +76,15 @@ function group.drop(key, owners)
 		redis.call('HDEL', key, unpack(fields))
 	end
 	return had
+end
+
+-- leave is drop for a claim to all values.
+function group.leave(key, claim, values)
+	local owners = {}
+	for _, value in ipairs(values) do
+		owners[value] = claim
+	end
+	return group.drop(key, owners)
 end
 
 -- raise makes the key last for a lease at least. A key without an expiry keeps none.

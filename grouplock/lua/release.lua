@@ -7,9 +7,6 @@
 -- Reply: free, 2 plus the number of receivers; 0 if the claim did not have all of them.
 
 local values = {unpack(ARGV, 4)}
-local stood, owners = group.stands(KEYS[1], ARGV[1], values), {}
-for _, value in ipairs(values) do
-	owners[value] = ARGV[1]
-end
-local receivers = group.drop(KEYS[1], owners) and group.publish(ARGV[2], ARGV[3]) or 0
+local stood = group.stands(KEYS[1], ARGV[1], values)
+local receivers = group.leave(KEYS[1], ARGV[1], values) and group.publish(ARGV[2], ARGV[3]) or 0
 return stood and 2 + receivers or 0

@@ -13,11 +13,7 @@ local values = {unpack(ARGV, 6)}
 if not group.stands(KEYS[1], ARGV[1], values) then
 	return group.stands(KEYS[1], ARGV[2], values) and 2 or 0
 end
-group.keep(KEYS[1], ARGV[2], values, tonumber(ARGV[3])) -- before the drops: the hash stays
-local owners = {}
-for _, value in ipairs(values) do
-	owners[value] = ARGV[1]
-end
-group.drop(KEYS[1], owners)
+group.keep(KEYS[1], ARGV[2], values, tonumber(ARGV[3])) -- before the old claim leaves: the hash stays
+group.leave(KEYS[1], ARGV[1], values)
 group.publish(ARGV[4], ARGV[5]) -- waiters learn the new expiry
 return 1

@@ -171,10 +171,10 @@ func isRate(fields map[string]string) bool {
 	return true
 }
 
-// groupField matches the name of a field in the hash of a group: that of a value, and perhaps that of what its owner has.
+// groupField matches the name of a field in the hash of a group: a value, and perhaps a property of its owner's lock.
 var groupField = regexp.MustCompile(`\A([A-Za-z0-9+/]{22})(?::(.+):(expire_time|lock_count))?\z`)
 
-// isGroup reports whether the fields are those of a group.
+// isGroup reports whether the fields belong to a group.
 func isGroup(fields map[string]string) bool {
 	for field := range fields {
 		if !groupField.MatchString(field) {
@@ -184,7 +184,7 @@ func isGroup(fields map[string]string) bool {
 	return len(fields) > 0
 }
 
-// group reads the owners of the values of a group. The lease of an owner is that of its value that ends first. A value whose
+// group reads the owners of the values of a group. The lease of an owner ends with the first of its values. A value whose
 // lease is over is free.
 func (b *builder) group() {
 	fields := b.keys[mainKey].pairs()

@@ -164,7 +164,9 @@ func mainKeys(ctx context.Context, node rueidis.Client, keys []string, all bool)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := lock.ParseOwner(strings.TrimSuffix(text, wire.WriteSuffix)); err == nil || (slices.Contains(otherFields, text) || groupField.MatchString(text)) && !isString[of[i]] {
+		_, err = lock.ParseOwner(strings.TrimSuffix(text, wire.WriteSuffix))
+		isField := slices.Contains(otherFields, text) || groupField.MatchString(text)
+		if err == nil || isField && !isString[of[i]] {
 			locks = append(locks, of[i])
 			continue
 		}
